@@ -1,0 +1,115 @@
+#include <gradtile/core/allocator.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <ostream>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/cuda_runtime.h>
+
+namespace gradtile {
+namespace {
+
+constexpr std::size_t alignment = 256;
+
+std::size_t round_up(std::size_t bytes) {
+    return (bytes + alignment - 1) / alignment * alignment;
+}
+
+class HostAllocator final : public Allocator {
+  public:
+    std::byte* allocate(std::size_t bytes) override {
+        void* data =
+            bytes > PTRDIFF_MAX - alignment ? nullptr : std::aligned_alloc(alignment, round_up(bytes));
+        check(data != nullptr, "out of memory: ", bytes, " bytes asked for on the CPU");
+        return static_cast<std::byte*>(data);
+    }
+    void release(std::byte* data, std::size_t) noexcept override { std::free(data); }
+    Device device() const override { return Device::cpu(); }
+};
+
+class CudaAllocator final : public Allocator {
+  public:
+    explicit CudaAllocator(Device device) : device_(device) {}
+    std::byte* allocate(std::size_t bytes) override { return cuda::device_malloc(device_, bytes); }
+    void release(std::byte* data, std::size_t) noexcept override { cuda::device_free(device_, data); }
+    Device device() const override { return device_; }
+
+  private:
+    Device device_;
+};
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, Device device) {
+    return device.is_cpu() ? out << "cpu" : out << "cuda:" << device.index();
+}
+
+std::shared_ptr<Allocator> system_allocator(Device device) {
+    if (device.is_cpu()) return std::make_shared<HostAllocator>();
+    return std::make_shared<CudaAllocator>(device);
+}
+
+Buffer::Buffer(std::shared_ptr<Allocator> allocator, std::size_t bytes)
+    : allocator_(std::move(allocator)),
+      data_(bytes == 0 ? nullptr : allocator_->allocate(bytes)),
+      bytes_(bytes) {}
+
+Buffer::~Buffer() {
+    if (bytes_ != 0) allocator_->release(data_, bytes_);
+}
+
+Arena::Arena(Device device, std::size_t capacity) : Arena(device, round_up(capacity), /*planning=*/false) {}
+
+std::shared_ptr<Arena> Arena::for_planning(Device device) {
+    constexpr std::size_t unbounded = SIZE_MAX / 4;
+    return std::shared_ptr<Arena>(new Arena(device, unbounded, /*planning=*/true));
+}
+
+Arena::Arena(Device device, std::size_t capacity, bool planning) : device_(device), capacity_(capacity) {
+    if (planning) {
+        base_ = reinterpret_cast<std::byte*>(std::uintptr_t{1}
+                                             << 40);  // never touched; only offsets from it matter
+    } else {
+        block_ = std::make_unique<Buffer>(system_allocator(device), capacity);
+        base_ = block_->data();
+    }
+    if (capacity > 0) free_.emplace(0, capacity);
+}
+
+std::byte* Arena::allocate(std::size_t bytes) {
+    const std::size_t needed = round_up(bytes);
+    for (auto gap = free_.begin(); gap != free_.end(); ++gap) {
+        const auto [offset, length] = *gap;
+        if (length < needed) continue;
+        free_.erase(gap);
+        if (length > needed) free_.emplace(offset + needed, length - needed);
+        in_use_ += needed;
+        peak_ = std::max(peak_, offset + needed);
+        return base_ + offset;
+    }
+    throw Error(concat("activation arena: ", bytes, " bytes do not fit; ", in_use_, " of ", capacity_,
+                       " are in use"));
+}
+
+void Arena::release(std::byte* data, std::size_t bytes) noexcept {
+    std::size_t offset = static_cast<std::size_t>(data - base_);
+    std::size_t length = round_up(bytes);
+    in_use_ -= length;
+    auto next = free_.lower_bound(offset);
+    if (next != free_.end() && offset + length == next->first) {
+        length += next->second;
+        next = free_.erase(next);
+    }
+    if (next != free_.begin()) {
+        const auto previous = std::prev(next);
+        if (previous->first + previous->second == offset) {
+            previous->second += length;
+            return;
+        }
+    }
+    free_.emplace(offset, length);
+}
+
+}  // namespace gradtile

@@ -1,0 +1,74 @@
+#pragma once
+/// Memory: Buffer owns a block, an Allocator hands blocks out, an Arena is an allocator over one planned
+/// block.
+#include <cstddef>
+#include <map>
+#include <memory>
+
+#include <gradtile/core/device.h>
+
+namespace gradtile {
+
+/// Source of device memory. allocate() returns at least 64-byte aligned memory (256 on CUDA) and throws Error
+/// when there is none. Allocators are used from one thread at a time.
+class Allocator {
+  public:
+    virtual ~Allocator() = default;
+    virtual std::byte* allocate(std::size_t bytes) = 0;
+    virtual void release(std::byte* data, std::size_t bytes) noexcept = 0;
+    virtual Device device() const = 0;
+};
+
+/// malloc (CPU) or cudaMalloc (CUDA).
+std::shared_ptr<Allocator> system_allocator(Device device);
+
+/// One block of memory, given back to its allocator on destruction.
+class Buffer {
+  public:
+    Buffer(std::shared_ptr<Allocator> allocator, std::size_t bytes);
+    ~Buffer();
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    std::byte* data() const { return data_; }
+    std::size_t bytes() const { return bytes_; }
+    Device device() const { return allocator_->device(); }
+
+  private:
+    std::shared_ptr<Allocator> allocator_;
+    std::byte* data_;
+    std::size_t bytes_;
+};
+
+/// First-fit allocator over one block of fixed size. Since a training step allocates and frees in the same
+/// order every time, addresses repeat from step to step and a dry run (see Context::plan) tells the size
+/// beforehand.
+class Arena final : public Allocator {
+  public:
+    /// Takes the whole block from the system allocator at once.
+    Arena(Device device, std::size_t capacity);
+    /// Hands out addresses that must not be touched, only to measure what a piece of work would need.
+    static std::shared_ptr<Arena> for_planning(Device device);
+
+    std::byte* allocate(std::size_t bytes) override;
+    void release(std::byte* data, std::size_t bytes) noexcept override;
+    Device device() const override { return device_; }
+
+    std::size_t capacity() const { return capacity_; }
+    std::size_t bytes_in_use() const { return in_use_; }
+    /// Highest end address ever used: the capacity that the same sequence of requests needs.
+    std::size_t peak_bytes() const { return peak_; }
+    void reset_peak() { peak_ = in_use_; }
+
+  private:
+    Arena(Device device, std::size_t capacity, bool planning);
+    Device device_;
+    std::size_t capacity_;
+    std::unique_ptr<Buffer> block_;
+    std::byte* base_ = nullptr;
+    std::map<std::size_t, std::size_t> free_;  // offset -> length, neighbours merged
+    std::size_t in_use_ = 0;
+    std::size_t peak_ = 0;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,49 @@
+#pragma once
+/// Errors. Library code throws gradtile::Error with one line that names the operator, the value and what was
+/// required; only main() prints and exits.
+#include <source_location>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace gradtile {
+
+/// what() is the one line a user reads; where() is the place in the code that refused.
+class Error : public std::runtime_error {
+  public:
+    explicit Error(const std::string& message, std::source_location where = std::source_location::current())
+        : std::runtime_error(message), where_(where) {}
+    const std::source_location& where() const noexcept { return where_; }
+
+  private:
+    std::source_location where_;
+};
+
+/// Concatenates its arguments as operator<< prints them.
+template <class... Parts>
+std::string concat(const Parts&... parts) {
+    std::ostringstream out;
+    (out << ... << parts);
+    return out.str();
+}
+
+namespace detail {
+/// Carries the caller's file and line into a function that also takes a parameter pack.
+struct Condition {
+    bool holds;
+    std::source_location where;
+    // NOLINTNEXTLINE(google-explicit-constructor): the conversion is the point.
+    Condition(bool condition, std::source_location location = std::source_location::current())
+        : holds(condition), where(location) {}
+};
+}  // namespace detail
+
+/// Throws Error with the concatenated parts unless the condition holds:
+/// check(d % 8 == 0, "flash_attention: head_dim ", d, " is not a multiple of 8").
+template <class... Parts>
+void check(detail::Condition condition, const Parts&... parts) {
+    if (!condition.holds) [[unlikely]]
+        throw Error(concat(parts...), condition.where);
+}
+
+}  // namespace gradtile

@@ -1,0 +1,27 @@
+#include <gradtile/core/context.h>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/cuda_runtime.h>
+
+namespace gradtile {
+
+Context::Context(Device device, int threads)
+    : threads_(std::make_shared<ThreadPool>(threads)),
+      stream_(device.is_cuda() ? cuda::make_stream(device) : nullptr),
+      allocator_(system_allocator(device)) {}
+
+Context Context::with_allocator(std::shared_ptr<Allocator> allocator) const {
+    check(allocator->device() == device(), "context: an allocator of ", allocator->device(),
+          " for a context of ", device());
+    Context copy = *this;
+    copy.allocator_ = std::move(allocator);
+    return copy;
+}
+
+Context Context::plan(std::shared_ptr<Arena> planning_arena) const {
+    Context copy = with_allocator(std::move(planning_arena));
+    copy.planning_ = true;
+    return copy;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,70 @@
+#pragma once
+/// Context: where an operator runs. Every operator takes one first; copies are cheap and share everything.
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <gradtile/core/allocator.h>
+#include <gradtile/core/device.h>
+#include <gradtile/core/thread_pool.h>
+
+namespace gradtile {
+
+class Context {
+  public:
+    /// threads = 0 uses every core this process may run on. Results do not depend on the number of threads.
+    explicit Context(Device device = Device::cpu(), int threads = 0);
+
+    Device device() const { return allocator_->device(); }
+    ThreadPool& threads() const { return *threads_; }
+    /// The CUDA stream work is enqueued on (cudaStream_t); nullptr on the CPU.
+    void* stream() const { return stream_.get(); }
+    const std::shared_ptr<Allocator>& allocator() const { return allocator_; }
+
+    /// The same context, allocating from another source (an activation arena).
+    Context with_allocator(std::shared_ptr<Allocator> allocator) const;
+    /// The same context for a dry run: shapes are checked and memory is counted in the planning arena, but no
+    /// operator computes. Running a step under it gives the step's exact activation memory.
+    Context plan(std::shared_ptr<Arena> planning_arena) const;
+    bool is_planning() const { return planning_; }
+
+  private:
+    std::shared_ptr<ThreadPool> threads_;
+    std::shared_ptr<void> stream_;
+    std::shared_ptr<Allocator> allocator_;
+    bool planning_ = false;
+};
+
+/// Chooses the backend in one line: on_device(ctx, cpu::gelu_forward, cuda::gelu_forward, x, y) calls the one
+/// of ctx's device with (ctx, x, y), and nothing when ctx only plans.
+template <class Cpu, class Cuda, class... Args>
+void on_device(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_function, Args&&... args) {
+    if (ctx.is_planning()) return;
+    if (ctx.device().is_cpu()) {
+        cpu_function(ctx, std::forward<Args>(args)...);
+    } else {
+        cuda_function(ctx, std::forward<Args>(args)...);
+    }
+}
+
+/// Calls body(block) for block = 0 .. blocks-1 on ctx's threads. Blocks are started in increasing order, one
+/// at a time per thread, so that a block may wait for a lower one. Cut work into blocks whose borders do not
+/// depend on the number of threads, and results will not either. A call from inside a block runs serially.
+/// The first exception is rethrown.
+template <class Body>
+void parallel_for(const Context& ctx, std::int64_t blocks, Body&& body) {
+    ctx.threads().run(blocks, std::forward<Body>(body));
+}
+
+/// Cuts [0, n) into ranges of `grain` elements (the last may be shorter) and calls body(begin, end) for each.
+template <class Body>
+void parallel_ranges(const Context& ctx, std::int64_t n, std::int64_t grain, Body&& body) {
+    parallel_for(ctx, (n + grain - 1) / grain, [&](std::int64_t block) {
+        const std::int64_t begin = block * grain;
+        const std::int64_t end = begin + grain < n ? begin + grain : n;
+        body(begin, end);
+    });
+}
+
+}  // namespace gradtile

@@ -1,0 +1,48 @@
+// The CUDA side of core in a build without the CUDA toolkit.
+#include <gradtile/core/check.h>
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/gemm_backend.h>
+#include <gradtile/core/tensor_ops_backend.h>
+
+namespace gradtile {
+
+int cuda_device_count() {
+    return 0;
+}
+
+namespace cuda {
+namespace {
+[[noreturn]] void absent() {
+    throw Error("device cuda: this gradtile was built without CUDA; use --device cpu");
+}
+}  // namespace
+
+std::byte* device_malloc(Device, std::size_t) {
+    absent();
+}
+void device_free(Device, std::byte*) noexcept {}
+std::shared_ptr<void> make_stream(Device) {
+    absent();
+}
+void synchronize(Device, void*) {
+    absent();
+}
+void copy_bytes(std::byte*, const std::byte*, std::size_t, Device, void*) {
+    absent();
+}
+
+void fill(const Context&, const Tensor&, double) {
+    absent();
+}
+void copy(const Context&, const Tensor&, const Tensor&) {
+    absent();
+}
+void axpy(const Context&, const Tensor&, double, const Tensor&) {
+    absent();
+}
+void gemm(const Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) {
+    absent();
+}
+
+}  // namespace cuda
+}  // namespace gradtile

@@ -1,0 +1,20 @@
+#pragma once
+/// The few CUDA runtime calls that core needs on the host, declared without CUDA headers: cuda_runtime.cpp
+/// defines them over the runtime, cuda_absent.cpp (a build without the toolkit) throws "built without CUDA".
+#include <cstddef>
+#include <memory>
+
+#include <gradtile/core/device.h>
+
+namespace gradtile::cuda {
+
+std::byte* device_malloc(Device device, std::size_t bytes);
+void device_free(Device device, std::byte* data) noexcept;
+std::shared_ptr<void> make_stream(Device device);
+/// Waits for the work enqueued on a stream; throws what that work reported.
+void synchronize(Device device, void* stream);
+/// Copies bytes between host and device memory in stream order.
+void copy_bytes(std::byte* destination, const std::byte* source, std::size_t bytes, Device device,
+                void* stream);
+
+}  // namespace gradtile::cuda

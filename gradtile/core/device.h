@@ -1,0 +1,30 @@
+#pragma once
+/// Where memory lives and work runs.
+#include <iosfwd>
+
+namespace gradtile {
+
+class Device {
+  public:
+    enum class Kind { cpu, cuda };
+    static constexpr Device cpu() { return Device(Kind::cpu, 0); }
+    static constexpr Device cuda(int index = 0) { return Device(Kind::cuda, index); }
+
+    constexpr Kind kind() const { return kind_; }
+    constexpr int index() const { return index_; }
+    constexpr bool is_cpu() const { return kind_ == Kind::cpu; }
+    constexpr bool is_cuda() const { return kind_ == Kind::cuda; }
+    constexpr bool operator==(const Device&) const = default;
+
+  private:
+    constexpr Device(Kind kind, int index) : kind_(kind), index_(index) {}
+    Kind kind_;
+    int index_;
+};
+/// Prints cpu or cuda:0.
+std::ostream& operator<<(std::ostream& out, Device device);
+
+/// Number of usable CUDA devices; 0 without a toolkit at build time, a driver, or a GPU.
+int cuda_device_count();
+
+}  // namespace gradtile

@@ -1,0 +1,138 @@
+#pragma once
+/// Element types and conversions between them. 16-bit floats are storage types: arithmetic happens in
+/// float32.
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+
+enum class DType : std::uint8_t { f64, f32, bf16, f16, i32 };
+
+/// bfloat16: the upper half of a float32, rounded to nearest even; NaN stays NaN.
+struct bfloat16 {
+    std::uint16_t bits = 0;
+
+    bfloat16() = default;
+    explicit bfloat16(float value) {
+        const auto word = std::bit_cast<std::uint32_t>(value);
+        const bool is_nan = (word & 0x7fffffffu) > 0x7f800000u;
+        const std::uint32_t rounded = word + 0x7fffu + ((word >> 16) & 1u);
+        bits = static_cast<std::uint16_t>((is_nan ? (word | 0x00400000u) : rounded) >> 16);
+    }
+    explicit operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+};
+
+/// IEEE binary16, rounded to nearest even.
+struct float16 {
+    std::uint16_t bits = 0;
+
+    float16() = default;
+    explicit float16(float value);
+    explicit operator float() const;
+};
+
+constexpr std::size_t size_of(DType type) {
+    switch (type) {
+        case DType::f64:
+            return 8;
+        case DType::f32:
+            return 4;
+        case DType::i32:
+            return 4;
+        case DType::bf16:
+            return 2;
+        case DType::f16:
+            return 2;
+    }
+    return 0;
+}
+
+constexpr std::string_view name_of(DType type) {
+    switch (type) {
+        case DType::f64:
+            return "float64";
+        case DType::f32:
+            return "float32";
+        case DType::i32:
+            return "int32";
+        case DType::bf16:
+            return "bfloat16";
+        case DType::f16:
+            return "float16";
+    }
+    return "unknown";
+}
+std::ostream& operator<<(std::ostream& out, DType type);
+
+/// The dtype called "float32" or "f32" and so on; throws Error naming the known ones otherwise.
+DType dtype_named(std::string_view name);
+
+constexpr bool is_floating(DType type) {
+    return type != DType::i32;
+}
+constexpr bool is_16_bit(DType type) {
+    return type == DType::bf16 || type == DType::f16;
+}
+
+template <class T>
+inline constexpr DType dtype_of = DType::i32;
+template <>
+inline constexpr DType dtype_of<double> = DType::f64;
+template <>
+inline constexpr DType dtype_of<float> = DType::f32;
+template <>
+inline constexpr DType dtype_of<bfloat16> = DType::bf16;
+template <>
+inline constexpr DType dtype_of<float16> = DType::f16;
+
+/// The type sums are kept in: float64 for float64, float32 for everything shorter.
+template <class T>
+using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
+/// The dtype of gradients, statistics and master weights that belong to values of this dtype.
+constexpr DType accumulator_of(DType type) {
+    return type == DType::f64 ? DType::f64 : DType::f32;
+}
+
+/// value as another element type; 16-bit floats pass through float32.
+template <class To, class From>
+inline To convert(From value) {
+    if constexpr (std::is_same_v<To, From>) {
+        return value;
+    } else if constexpr (sizeof(From) == 2) {
+        return convert<To>(static_cast<float>(value));
+    } else if constexpr (sizeof(To) == 2) {
+        return To(static_cast<float>(value));
+    } else {
+        return static_cast<To>(value);
+    }
+}
+
+template <class T>
+struct TypeTag {
+    using type = T;
+};
+
+/// Calls f(TypeTag<T>{}) with the C++ type of a floating dtype; throws for int32.
+template <class F>
+decltype(auto) visit_floating(DType type, F&& f) {
+    switch (type) {
+        case DType::f64:
+            return f(TypeTag<double>{});
+        case DType::f32:
+            return f(TypeTag<float>{});
+        case DType::bf16:
+            return f(TypeTag<bfloat16>{});
+        case DType::f16:
+            return f(TypeTag<float16>{});
+        case DType::i32:
+            break;
+    }
+    throw Error("an int32 tensor stands where a floating-point one is required");
+}
+
+}  // namespace gradtile

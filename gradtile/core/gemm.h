@@ -1,0 +1,27 @@
+#pragma once
+/// Matrix products: c = alpha * op(a) op(b) (+ c) (+ bias).
+#include <gradtile/core/tensor.h>
+
+namespace gradtile {
+
+struct GemmOptions {
+    bool trans_a = false;     ///< a is given as [.., K, M]
+    bool trans_b = false;     ///< b is given as [.., N, K]
+    bool accumulate = false;  ///< add to c instead of overwriting it
+    double alpha = 1.0;
+    Tensor bias = {};  ///< [N], added to every row of c; none when undefined
+};
+
+/// c [.., M, N], op(a) [.., M, K], op(b) [.., K, N]; leading axes (at most two) are a batch and must agree,
+/// stride 0 included. Rows may be strided and views transposed; one of the last two strides of each operand
+/// must be 1 (c: the last one). Dtypes of (a, b -> c): f64 -> f64; f32 -> f32; bf16 -> bf16 or f32; f16 ->
+/// f16 or f32; sums in float32 (f64: float64). The result does not depend on the number of threads: c is cut
+/// into fixed blocks, each one call of the matrix library. Throws Error on shapes, strides or dtypes other
+/// than these.
+void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
+          const GemmOptions& options = {});
+
+/// Name and version of the CPU matrix library in use: "oneDNN 2.6.3" or "OpenBLAS 0.3.21".
+const char* cpu_matrix_library();
+
+}  // namespace gradtile

@@ -1,0 +1,83 @@
+#include <gradtile/core/parameter_store.h>
+
+#include <gradtile/core/philox.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+constexpr std::int64_t parameter_alignment = 64;  // elements
+
+std::uint64_t hash_of(const std::string& name) {  // FNV-1a
+    std::uint64_t hash = 0xcbf29ce484222325u;
+    for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+    return hash;
+}
+
+Tensor view_of(const Tensor& flat, std::int64_t offset, const Shape& shape) {
+    return flat.slice(0, offset, shape.elements()).reshape(shape);
+}
+
+}  // namespace
+
+Parameter ParameterStore::add(std::string name, const Shape& shape, Init init) {
+    check(!allocated(), "parameter store: '", name, "' added after the store was allocated");
+    for (const Parameter& known : parameters_)
+        check(known.name() != name, "parameter store: a second parameter named '", name, "'");
+    auto entry = std::make_shared<Parameter::Entry>();
+    entry->name = std::move(name);
+    entry->shape = shape;
+    entry->init = init;
+    entry->offset = flat_elements_;
+    flat_elements_ +=
+        (shape.elements() + parameter_alignment - 1) / parameter_alignment * parameter_alignment;
+    parameters_.push_back(Parameter(std::move(entry)));
+    return parameters_.back();
+}
+
+void ParameterStore::allocate(const Context& ctx, DType dtype) {
+    check(!allocated(), "parameter store: allocated twice");
+    dtype_ = dtype;
+    values_ = zeros(ctx, {flat_elements_}, dtype);
+    gradients_ = zeros(ctx, {flat_elements_}, accumulator_of(dtype));
+    if (is_16_bit(dtype)) master_ = zeros(ctx, {flat_elements_}, DType::f32);
+    for (Parameter& parameter : parameters_) {
+        parameter.entry_->value = view_of(values_, parameter.offset(), parameter.shape());
+        parameter.entry_->grad = view_of(gradients_, parameter.offset(), parameter.shape());
+    }
+}
+
+void ParameterStore::initialize(const Context& ctx, Seed seed) {
+    for (const Parameter& parameter : parameters_) {
+        const Tensor target = view_of(master(), parameter.offset(), parameter.shape());
+        if (parameter.init().kind == Init::Kind::constant) {
+            fill(ctx, target, parameter.init().value);
+        } else {
+            fill_normal(ctx, target, 0.0, parameter.init().value,
+                        Seed{mix_seed(seed.value, hash_of(parameter.name()))});
+        }
+    }
+    if (has_master()) copy(ctx, values_, master_);
+}
+
+const Parameter& ParameterStore::find(const std::string& name) const {
+    for (const Parameter& parameter : parameters_)
+        if (parameter.name() == name) return parameter;
+    throw Error(concat("parameter store: no parameter named '", name, "' among ", parameters_.size()));
+}
+
+std::int64_t ParameterStore::count() const {
+    std::int64_t sum = 0;
+    for (const Parameter& parameter : parameters_) sum += parameter.shape().elements();
+    return sum;
+}
+
+std::int64_t ParameterStore::flat_elements() const {
+    return flat_elements_;
+}
+
+void ParameterStore::zero_gradients(const Context& ctx) const {
+    fill(ctx, gradients_, 0.0);
+}
+
+}  // namespace gradtile

@@ -1,0 +1,98 @@
+#pragma once
+/// Parameters: one flat block of values and one of gradients with named views, so that the optimizer, an
+/// all-reduce and a checkpoint are single passes over contiguous memory.
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor.h>
+
+namespace gradtile {
+
+/// How a parameter starts. Weights are drawn on the host from (seed, name), so every device starts equal and
+/// adding a layer does not move the others' draws.
+struct Init {
+    enum class Kind { constant, normal };
+    Kind kind = Kind::constant;
+    double value = 0.0;  ///< the constant, or the standard deviation
+
+    static Init zeros() { return {Kind::constant, 0.0}; }
+    static Init ones() { return {Kind::constant, 1.0}; }
+    static Init normal(double std) { return {Kind::normal, std}; }
+};
+
+/// One named parameter; a handle that stays valid as long as its store. value() and grad() exist once the
+/// store is allocated.
+class Parameter {
+  public:
+    Parameter() = default;
+    bool defined() const { return entry_ != nullptr; }
+    const std::string& name() const { return entry_->name; }
+    const Shape& shape() const { return entry_->shape; }
+    const Init& init() const { return entry_->init; }
+    /// Matrices decay, vectors (biases, norm weights) do not.
+    bool decays() const { return entry_->shape.rank() >= 2; }
+    /// In the store's compute dtype.
+    const Tensor& value() const { return entry_->value; }
+    /// Accumulated gradient: float32 (float64 when the values are).
+    const Tensor& grad() const { return entry_->grad; }
+    /// First element inside the flat blocks.
+    std::int64_t offset() const { return entry_->offset; }
+
+  private:
+    friend class ParameterStore;
+    struct Entry {
+        std::string name;
+        Shape shape;
+        Init init;
+        std::int64_t offset = 0;
+        Tensor value, grad;
+    };
+    explicit Parameter(std::shared_ptr<Entry> entry) : entry_(std::move(entry)) {}
+    std::shared_ptr<Entry> entry_;
+};
+
+class ParameterStore {
+  public:
+    ParameterStore() = default;
+    ParameterStore(const ParameterStore&) = delete;
+    ParameterStore& operator=(const ParameterStore&) = delete;
+
+    /// Declares a parameter. Throws Error on a second one of the same name, or once the store is allocated.
+    Parameter add(std::string name, const Shape& shape, Init init);
+
+    /// Lays all parameters out in flat blocks (each starts at a multiple of 64 elements; the padding stays
+    /// zero). Values in `dtype`; gradients in accumulator_of(dtype), zeroed; 16-bit values get a float32
+    /// master copy.
+    void allocate(const Context& ctx, DType dtype);
+    /// Draws every parameter anew from (seed, name); masters first, values rounded from them.
+    void initialize(const Context& ctx, Seed seed);
+
+    bool allocated() const { return values_.defined(); }
+    DType dtype() const { return dtype_; }
+    std::span<const Parameter> parameters() const { return parameters_; }
+    /// Throws Error naming the nearest known names when there is none.
+    const Parameter& find(const std::string& name) const;
+    /// Sum of the parameters' elements, without padding.
+    std::int64_t count() const;
+    /// Elements of the flat blocks, padding included.
+    std::int64_t flat_elements() const;
+
+    const Tensor& values() const { return values_; }        ///< [flat_elements], compute dtype
+    const Tensor& gradients() const { return gradients_; }  ///< [flat_elements], float32 or float64
+    /// What the optimizer updates: the float32 masters for 16-bit values, else the values themselves.
+    const Tensor& master() const { return master_.defined() ? master_ : values_; }
+    bool has_master() const { return master_.defined(); }
+
+    void zero_gradients(const Context& ctx) const;
+
+  private:
+    std::vector<Parameter> parameters_;
+    std::int64_t flat_elements_ = 0;
+    DType dtype_ = DType::f32;
+    Tensor values_, gradients_, master_;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,60 @@
+#include <gradtile/core/random.h>
+
+#include <cmath>
+#include <numbers>
+#include <vector>
+
+#include <gradtile/core/philox.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+/// 53 random bits as a double in [0, 1).
+double unit(std::uint32_t high, std::uint32_t low) {
+    return static_cast<double>((std::uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
+}
+
+/// Two draws of a distribution from one Philox call; draws 2i and 2i+1 belong to counter i.
+template <class Pair>
+Tensor draw_on_host(const Context& ctx, const Shape& shape, DType dtype, Seed seed, Pair&& pair) {
+    std::vector<double> values(static_cast<std::size_t>(shape.elements()));
+    if (!ctx.is_planning()) {
+        const Philox::Key key = philox_key(seed.value);
+        parallel_ranges(ctx, (std::ssize(values) + 1) / 2, 4096, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) {
+                const Philox::Counter words = Philox::draw(
+                    {static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i >> 32), 0, 0}, key);
+                const auto [first, second] = pair(unit(words[0], words[1]), unit(words[2], words[3]));
+                values[static_cast<std::size_t>(2 * i)] = first;
+                if (2 * i + 1 < std::ssize(values)) values[static_cast<std::size_t>(2 * i + 1)] = second;
+            }
+        });
+    }
+    return from_host(ctx, values, shape, dtype);
+}
+
+std::pair<double, double> box_muller(double u, double v) {
+    const double radius = std::sqrt(-2.0 * std::log1p(-u));  // 1 - u is in (0, 1]
+    const double angle = 2.0 * std::numbers::pi * v;
+    return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+}  // namespace
+
+Tensor randn(const Context& ctx, const Shape& shape, DType dtype, Seed seed) {
+    return draw_on_host(ctx, shape, dtype, seed, box_muller);
+}
+
+Tensor rand(const Context& ctx, const Shape& shape, DType dtype, Seed seed) {
+    return draw_on_host(ctx, shape, dtype, seed, [](double u, double v) { return std::pair(u, v); });
+}
+
+void fill_normal(const Context& ctx, const Tensor& x, double mean, double std, Seed seed) {
+    copy(ctx, x, draw_on_host(ctx, x.shape(), x.dtype(), seed, [&](double u, double v) {
+             const auto [first, second] = box_muller(u, v);
+             return std::pair(mean + std * first, mean + std * second);
+         }));
+}
+
+}  // namespace gradtile

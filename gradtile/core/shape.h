@@ -1,0 +1,54 @@
+#pragma once
+/// Shapes and strides: up to six axes, counted in elements, row-major unless a view says otherwise.
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <iosfwd>
+#include <span>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+
+/// A short list of axis lengths (or strides): no heap, cheap to copy.
+class Shape {
+  public:
+    static constexpr int max_rank = 6;
+
+    Shape() = default;
+    Shape(std::initializer_list<std::int64_t> axes) : Shape(std::span(axes.begin(), axes.size())) {}
+    explicit Shape(std::span<const std::int64_t> axes) : rank_(static_cast<int>(axes.size())) {
+        check(axes.size() <= max_rank, "shape: ", axes.size(), " axes; at most ", max_rank, " are supported");
+        for (int i = 0; i < rank_; ++i)
+            axes_[static_cast<std::size_t>(i)] = axes[static_cast<std::size_t>(i)];
+    }
+
+    int rank() const { return rank_; }
+    /// Axis i; negative i counts from the last axis.
+    std::int64_t operator[](int i) const { return axes_[index(i)]; }
+    std::int64_t& operator[](int i) { return axes_[index(i)]; }
+    const std::int64_t* begin() const { return axes_.data(); }
+    const std::int64_t* end() const { return axes_.data() + rank_; }
+
+    /// Number of elements; 1 for rank 0. Throws if it does not fit 63 bits.
+    std::int64_t elements() const;
+    bool operator==(const Shape&) const = default;
+
+  private:
+    std::size_t index(int i) const {
+        const int axis = i < 0 ? i + rank_ : i;
+        check(axis >= 0 && axis < rank_, "shape: axis ", i, " of a rank-", rank_, " shape");
+        return static_cast<std::size_t>(axis);
+    }
+    std::array<std::int64_t, max_rank> axes_{};
+    int rank_ = 0;
+};
+using Strides = Shape;
+
+/// Row-major strides of a shape.
+Strides contiguous_strides(const Shape& shape);
+
+/// Prints [2, 113, 4, 64].
+std::ostream& operator<<(std::ostream& out, const Shape& shape);
+
+}  // namespace gradtile

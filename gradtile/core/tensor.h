@@ -1,0 +1,71 @@
+#pragma once
+/// Tensor: a cheap strided view of a Buffer. Copying a Tensor copies the view, never the elements.
+#include <iosfwd>
+#include <memory>
+#include <vector>
+
+#include <gradtile/core/context.h>
+#include <gradtile/core/dtype.h>
+#include <gradtile/core/shape.h>
+
+namespace gradtile {
+
+class Tensor {
+  public:
+    /// No tensor: defined() is false.
+    Tensor() = default;
+    /// A view of memory that `owner` keeps alive (owner may be null for memory the caller keeps alive).
+    Tensor(std::shared_ptr<const void> owner, std::byte* data, Device device, DType dtype, Shape shape,
+           Strides strides);
+
+    bool defined() const { return dtype_known_; }
+    const Shape& shape() const { return shape_; }
+    const Strides& strides() const { return strides_; }
+    int rank() const { return shape_.rank(); }
+    std::int64_t size(int axis) const { return shape_[axis]; }
+    std::int64_t stride(int axis) const { return strides_[axis]; }
+    std::int64_t elements() const { return shape_.elements(); }
+    std::size_t bytes() const { return static_cast<std::size_t>(elements()) * size_of(dtype_); }
+    DType dtype() const { return dtype_; }
+    Device device() const { return device_; }
+    bool is_contiguous() const;
+
+    /// First element; throws unless T is the tensor's element type.
+    template <class T>
+    T* data() const {
+        check(dtype_ == dtype_of<T>, "tensor: a ", dtype_, " tensor read as ", dtype_of<T>);
+        return reinterpret_cast<T*>(data_);
+    }
+    std::byte* raw_data() const { return data_; }
+
+    // Views. All throw Error on axes or ranges that do not exist.
+    /// [.., axis, ..] with only [begin, begin+length) of that axis.
+    Tensor slice(int axis, std::int64_t begin, std::int64_t length) const;
+    /// Drops an axis, keeping one index of it.
+    Tensor select(int axis, std::int64_t index) const;
+    Tensor transpose(int axis_a, int axis_b) const;
+    /// The same elements in another shape; throws when the strides do not allow it without a copy. One axis
+    /// may be -1.
+    Tensor reshape(Shape shape) const;
+    /// Axes of length 1 (or missing leading axes) repeated with stride 0.
+    Tensor expand(Shape shape) const;
+
+  private:
+    std::shared_ptr<const void> owner_;
+    std::byte* data_ = nullptr;
+    Shape shape_;
+    Strides strides_;
+    Device device_ = Device::cpu();
+    DType dtype_ = DType::f32;
+    bool dtype_known_ = false;
+};
+
+// Making tensors; memory comes from ctx's allocator.
+Tensor empty(const Context& ctx, const Shape& shape, DType dtype);
+Tensor empty_like(const Context& ctx, const Tensor& x);
+Tensor zeros(const Context& ctx, const Shape& shape, DType dtype);
+
+/// "q: [2, 113, 4, 64] float32 on cpu": for messages.
+std::ostream& operator<<(std::ostream& out, const Tensor& x);
+
+}  // namespace gradtile

@@ -1,0 +1,27 @@
+#pragma once
+/// Moving and combining whole tensors. Any strides; dtypes may differ where it says so.
+#include <span>
+#include <vector>
+
+#include <gradtile/core/tensor.h>
+
+namespace gradtile {
+
+/// x = value.
+void fill(const Context& ctx, const Tensor& x, double value);
+/// destination = source, converted to destination's dtype; shapes must be equal. Same device.
+void copy(const Context& ctx, const Tensor& destination, const Tensor& source);
+/// y += alpha * x; shapes must be equal, dtypes may differ (the sum is rounded once, to y's dtype).
+void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x);
+/// A contiguous copy of x in the given dtype.
+Tensor cast(const Context& ctx, const Tensor& x, DType dtype);
+
+/// Contiguous tensor on ctx's device holding the given host values. Waits for the copy.
+Tensor from_host(const Context& ctx, std::span<const double> values, const Shape& shape, DType dtype);
+Tensor from_host(const Context& ctx, std::span<const std::int32_t> values, const Shape& shape);
+/// The elements in row-major order, as double. Waits for the work that makes them.
+std::vector<double> to_host(const Context& ctx, const Tensor& x);
+/// The value of a one-element tensor; this is where a program waits for the device. 0 while planning.
+double item(const Context& ctx, const Tensor& x);
+
+}  // namespace gradtile

@@ -1,0 +1,15 @@
+#pragma once
+/// What the two devices implement for tensor_ops.h.
+#include <gradtile/core/tensor.h>
+
+namespace gradtile::cpu {
+void fill(const Context& ctx, const Tensor& x, double value);
+void copy(const Context& ctx, const Tensor& destination, const Tensor& source);
+void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x);
+}  // namespace gradtile::cpu
+
+namespace gradtile::cuda {
+void fill(const Context& ctx, const Tensor& x, double value);
+void copy(const Context& ctx, const Tensor& destination, const Tensor& source);
+void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x);
+}  // namespace gradtile::cuda
