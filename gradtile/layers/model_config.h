@@ -1,0 +1,68 @@
+#pragma once
+/// What a transformer is made of. GPT-2 style and Llama style models differ in these values alone.
+#include <cstdint>
+
+#include <gradtile/core/enum_names.h>
+
+namespace gradtile {
+
+enum class Norm { layer, rms };
+enum class Activation { gelu_tanh, gelu, swiglu };
+enum class Positions { learned, rope };
+/// What backward computes again instead of keeping: nothing, or each block from its input.
+enum class Recompute { none, block };
+
+struct ModelConfig {
+    std::int64_t layers = 4;
+    std::int64_t heads = 4;
+    std::int64_t kv_heads = 0;  ///< 0: as many as heads; else heads must be a multiple (GQA, MQA)
+    std::int64_t width = 128;   ///< a multiple of heads
+    std::int64_t hidden = 0;    ///< width inside the MLP; 0: 4*width, with swiglu 8/3*width rounded up to 64
+    std::int64_t context = 64;  ///< longest sequence, tokens
+    std::int64_t vocabulary = 0;  ///< 0: taken from the tokenizer
+    Norm norm = Norm::layer;
+    Activation activation = Activation::gelu_tanh;
+    Positions positions = Positions::learned;
+    double rope_base = 10000.0;
+    double norm_epsilon = 1e-5;
+    bool bias = true;       ///< biases in linear layers and layer norms
+    bool tied_head = true;  ///< the output head is the token embedding
+    bool qk_norm = false;   ///< RMSNorm over each head's q and k
+    double dropout = 0.0;   ///< on embeddings and residual branches
+    Recompute recompute = Recompute::none;
+
+    std::int64_t head_dim() const { return width / heads; }
+    std::int64_t key_value_heads() const { return kv_heads == 0 ? heads : kv_heads; }
+    std::int64_t hidden_width() const {
+        if (hidden != 0) return hidden;
+        return activation == Activation::swiglu ? (8 * width / 3 + 63) / 64 * 64 : 4 * width;
+    }
+    bool operator==(const ModelConfig&) const = default;
+};
+
+/// Throws Error naming the setting, its value and what was expected (head count not dividing width, ...).
+void validate(const ModelConfig& config);
+
+template <>
+struct EnumNames<Norm> {
+    static constexpr std::array names = {std::pair{Norm::layer, std::string_view("layer")},
+                                         std::pair{Norm::rms, std::string_view("rms")}};
+};
+template <>
+struct EnumNames<Activation> {
+    static constexpr std::array names = {std::pair{Activation::gelu_tanh, std::string_view("gelu-tanh")},
+                                         std::pair{Activation::gelu, std::string_view("gelu")},
+                                         std::pair{Activation::swiglu, std::string_view("swiglu")}};
+};
+template <>
+struct EnumNames<Positions> {
+    static constexpr std::array names = {std::pair{Positions::learned, std::string_view("learned")},
+                                         std::pair{Positions::rope, std::string_view("rope")}};
+};
+template <>
+struct EnumNames<Recompute> {
+    static constexpr std::array names = {std::pair{Recompute::none, std::string_view("none")},
+                                         std::pair{Recompute::block, std::string_view("block")}};
+};
+
+}  // namespace gradtile
