@@ -1,0 +1,141 @@
+#include <gradtile/train/train_config.h>
+
+#include <fstream>
+#include <limits>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/train/nearest_name.h>
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+
+json value_of(std::int64_t value) {
+    return value;
+}
+json value_of(std::uint64_t value) {
+    return value;
+}
+json value_of(double value) {
+    return value;
+}
+json value_of(bool value) {
+    return value;
+}
+json value_of(const std::string& value) {
+    return value;
+}
+template <NamedEnum Enum>
+json value_of(Enum value) {
+    return std::string(name_of(value));
+}
+
+[[noreturn]] void wrong_type(const std::string& where, const json& value, const std::string& expected) {
+    throw Error(concat(where, ": ", value.dump(), " is a ", value.type_name(), "; expected ", expected));
+}
+
+void assign(std::int64_t& member, const json& value, const std::string& where) {
+    if (!value.is_number_integer()) wrong_type(where, value, "an integer");
+    const bool fits =
+        !value.is_number_unsigned() ||
+        value.get<std::uint64_t>() <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    check(fits, where, ": ", value.dump(), " is too large");
+    member = value.get<std::int64_t>();
+}
+void assign(std::uint64_t& member, const json& value, const std::string& where) {
+    if (!value.is_number_unsigned()) wrong_type(where, value, "an integer, 0 or more");
+    member = value.get<std::uint64_t>();
+}
+void assign(double& member, const json& value, const std::string& where) {
+    if (!value.is_number()) wrong_type(where, value, "a number");
+    member = value.get<double>();
+}
+void assign(bool& member, const json& value, const std::string& where) {
+    if (!value.is_boolean()) wrong_type(where, value, "true or false");
+    member = value.get<bool>();
+}
+void assign(std::string& member, const json& value, const std::string& where) {
+    if (!value.is_string()) wrong_type(where, value, "a string");
+    member = value.get<std::string>();
+}
+template <NamedEnum Enum>
+void assign(Enum& member, const json& value, const std::string& where) {
+    if (!value.is_string()) wrong_type(where, value, choices_of<Enum>());
+    member = enum_named<Enum>(value.get<std::string>(), where);
+}
+
+}  // namespace
+
+json to_json(const TrainConfig& config) {
+    json settings = json::object();
+    visit_settings(config, [&](const char* name, const auto& member, const char*) {
+        settings[name] = value_of(member);
+    });
+    return settings;
+}
+
+void apply_json(TrainConfig& config, const json& settings, const std::string& source) {
+    check(settings.is_object(), source, ": a ", settings.type_name(), "; expected an object of settings");
+    std::vector<std::string> known{"preset"};
+    visit_settings(config, [&](const char* name, const auto&, const char*) { known.emplace_back(name); });
+    for (const auto& [key, value] : settings.items()) {
+        const bool is_known = std::find(known.begin(), known.end(), key) != known.end();
+        check(is_known, source, ": unknown setting '", key, "'; the nearest known one is '",
+              nearest_name(key, known), "'");
+    }
+    if (settings.contains("preset")) {
+        std::string name;
+        assign(name, settings["preset"], source + ": preset");
+        config = preset(name);
+    }
+    visit_settings(config, [&](const char* name, auto& member, const char*) {
+        if (settings.contains(name)) assign(member, settings[name], concat(source, ": ", name));
+    });
+}
+
+void apply_config_file(TrainConfig& config, const std::string& path) {
+    std::ifstream file(path);
+    check(file.good(), path, ": the config file cannot be opened");
+    json settings;
+    try {
+        settings = json::parse(file);
+    } catch (const json::exception& error) {
+        throw Error(concat(path, ": not JSON: ", error.what()));
+    }
+    apply_json(config, settings, path);
+}
+
+void validate(const TrainConfig& c) {
+    validate(c.model);
+    check(c.steps >= 1, "steps: ", c.steps, "; expected at least 1");
+    check(c.batch >= 1, "batch: ", c.batch, "; expected at least 1");
+    check(c.micro_batch >= 0, "micro-batch: ", c.micro_batch, "; expected 0 or more");
+    check(c.batch % c.micro_batch_size() == 0, "micro-batch: ", c.micro_batch, " does not divide batch ",
+          c.batch);
+    check(c.val_fraction >= 0.0 && c.val_fraction < 1.0, "val-fraction: ", c.val_fraction,
+          "; expected 0 <= fraction < 1");
+    check(c.lr > 0.0, "lr: ", c.lr, "; expected more than 0");
+    check(c.min_lr >= 0.0 && c.min_lr <= c.lr, "min-lr: ", c.min_lr, "; expected 0 to lr (", c.lr, ")");
+    check(c.muon_lr > 0.0, "muon-lr: ", c.muon_lr, "; expected more than 0");
+    check(c.muon_momentum >= 0.0 && c.muon_momentum < 1.0, "muon-momentum: ", c.muon_momentum,
+          "; expected 0 <= momentum < 1");
+    check(c.warmup >= 0, "warmup: ", c.warmup, "; expected 0 or more");
+    check(c.wsd_decay >= 0.0 && c.wsd_decay <= 1.0, "wsd-decay: ", c.wsd_decay, "; expected 0 to 1");
+    check(c.beta1 >= 0.0 && c.beta1 < 1.0, "beta1: ", c.beta1, "; expected 0 <= beta1 < 1");
+    check(c.beta2 >= 0.0 && c.beta2 < 1.0, "beta2: ", c.beta2, "; expected 0 <= beta2 < 1");
+    check(c.epsilon > 0.0, "epsilon: ", c.epsilon, "; expected more than 0");
+    check(c.weight_decay >= 0.0, "weight-decay: ", c.weight_decay, "; expected 0 or more");
+    check(c.clip >= 0.0, "clip: ", c.clip, "; expected 0 or more");
+    check(c.max_bad_steps >= 1, "max-bad-steps: ", c.max_bad_steps, "; expected at least 1");
+    check(c.ignore_token >= -1, "ignore-token: ", c.ignore_token, "; expected a token id, or -1 for none");
+    check(c.threads >= 0 && c.threads <= 4096, "threads: ", c.threads, "; expected 0 (every core) to 4096");
+    check(c.eval_every >= 0, "eval-every: ", c.eval_every, "; expected 0 or more");
+    check(c.save_every >= 0, "save-every: ", c.save_every, "; expected 0 or more");
+    check(c.keep_last >= 1, "keep-last: ", c.keep_last, "; expected at least 1");
+    check(c.keep_every >= 0, "keep-every: ", c.keep_every, "; expected 0 or more");
+    check(c.memory_budget >= 0, "memory-budget: ", c.memory_budget, "; expected MiB, or 0");
+}
+
+}  // namespace gradtile

@@ -1,0 +1,102 @@
+#include <gradtile/train/train_config.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+std::string message_of(const std::function<void()>& action) {
+    try {
+        action();
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "no error";
+}
+
+TEST(TrainConfig, EverySettingSurvivesJson) {
+    for (const std::string& name : preset_names()) {
+        const TrainConfig original = preset(name);
+        TrainConfig copy;
+        apply_json(copy, to_json(original), "config.json");
+        EXPECT_EQ(to_json(copy), to_json(original)) << name;
+    }
+}
+
+TEST(TrainConfig, EveryPresetIsValid) {
+    for (const std::string& name : preset_names()) EXPECT_NO_THROW(validate(preset(name))) << name;
+}
+
+TEST(TrainConfig, UnknownKeyIsRefusedWithTheNearestKnownOne) {
+    TrainConfig config;
+    EXPECT_EQ(message_of([&] {
+                  apply_json(config, {{"warmpu", 3}}, "a.json");
+              }),
+              "a.json: unknown setting 'warmpu'; the nearest known one is 'warmup'");
+}
+
+TEST(TrainConfig, WrongTypesAreNamedWithWhatWasExpected) {
+    TrainConfig config;
+    EXPECT_EQ(message_of([&] {
+                  apply_json(config, {{"steps", "many"}}, "a.json");
+              }),
+              "a.json: steps: \"many\" is a string; expected an integer");
+    EXPECT_EQ(message_of([&] {
+                  apply_json(config, {{"steps", 1.5}}, "a.json");
+              }),
+              "a.json: steps: 1.5 is a number; expected an integer");
+    EXPECT_EQ(message_of([&] {
+                  apply_json(config, {{"bias", 1}}, "a.json");
+              }),
+              "a.json: bias: 1 is a number; expected true or false");
+    EXPECT_EQ(message_of([&] {
+                  apply_json(config, {{"norm", "batch"}}, "a.json");
+              }),
+              "a.json: norm: 'batch' is unknown; expected layer or rms");
+    EXPECT_THAT(message_of([&] { apply_json(config, json::array(), "a.json"); }),
+                HasSubstr("expected an object"));
+    EXPECT_THAT(message_of([&] { apply_json(config, {{"seed", -1}}, "a.json"); }), HasSubstr("0 or more"));
+}
+
+TEST(TrainConfig, APresetInTheFileIsTheBaseOfItsOtherSettings) {
+    TrainConfig config;
+    apply_json(config, {{"layers", 7}, {"preset", "shakespeare-char"}}, "a.json");
+    EXPECT_EQ(config.model.layers, 7);
+    EXPECT_EQ(config.model.width, 384);
+}
+
+TEST(TrainConfig, AFileThatIsNotJsonIsNamed) {
+    const std::string path = testing::TempDir() + "broken_config.json";
+    std::ofstream(path) << "{\"steps\": }";
+    TrainConfig config;
+    EXPECT_THAT(message_of([&] { apply_config_file(config, path); }), HasSubstr(path + ": not JSON"));
+    EXPECT_THAT(message_of([&] { apply_config_file(config, "no/such.json"); }), HasSubstr("no/such.json"));
+    std::filesystem::remove(path);
+}
+
+TEST(TrainConfig, ValuesOutOfRangeAreNamed) {
+    const auto refusal = [](auto&& change) {
+        TrainConfig config;
+        change(config);
+        return message_of([&] { validate(config); });
+    };
+    EXPECT_EQ(refusal([](TrainConfig& c) { c.model.heads = 3; }), "heads: 3 does not divide width 128");
+    EXPECT_EQ(refusal([](TrainConfig& c) { c.micro_batch = 5; }), "micro-batch: 5 does not divide batch 12");
+    EXPECT_EQ(refusal([](TrainConfig& c) { c.lr = -1; }), "lr: -1; expected more than 0");
+    EXPECT_EQ(refusal([](TrainConfig& c) { c.model.dropout = 1; }), "dropout: 1; expected 0 <= dropout < 1");
+}
+
+TEST(TrainConfig, UnknownPresetIsRefusedWithTheNearest) {
+    EXPECT_THAT(message_of([] { preset("gpt2-124"); }), HasSubstr("the nearest is 'gpt2-124m'"));
+}
+
+}  // namespace
+}  // namespace gradtile
