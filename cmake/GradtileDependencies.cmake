@@ -27,7 +27,7 @@ else()
 endif()
 if(gradtile_blas STREQUAL "onednn")
   gradtile_require("oneDNN" DNNL_LIBRARY libdnnl-dev)
-  find_package(OpenMP COMPONENTS CXX)  # only to tell oneDNN's OpenMP runtime that each of our threads works alone
+  find_package(OpenMP REQUIRED COMPONENTS CXX)  # only to tell oneDNN's OpenMP runtime that each of our threads works alone
 else()
   gradtile_require("oneDNN or OpenBLAS" OPENBLAS_LIBRARY "libdnnl-dev (or libopenblas-dev)")
 endif()
@@ -52,13 +52,11 @@ target_include_directories(gradtile_dependencies SYSTEM INTERFACE
 target_link_libraries(gradtile_dependencies INTERFACE Threads::Threads ${HDF5_C_LIBRARIES})
 if(gradtile_blas STREQUAL "onednn")
   target_include_directories(gradtile_dependencies SYSTEM INTERFACE ${DNNL_INCLUDE_DIR})
-  target_link_libraries(gradtile_dependencies INTERFACE ${DNNL_LIBRARY})
-  if(OpenMP_CXX_FOUND)
-    target_link_libraries(gradtile_dependencies INTERFACE OpenMP::OpenMP_CXX)
-  endif()
+  target_link_libraries(gradtile_dependencies INTERFACE ${DNNL_LIBRARY} OpenMP::OpenMP_CXX)
 else()
+  # Loaded at the first product, not linked: gemm_openblas.cpp says why.
   target_include_directories(gradtile_dependencies SYSTEM INTERFACE ${OPENBLAS_INCLUDE_DIR})
-  target_link_libraries(gradtile_dependencies INTERFACE ${OPENBLAS_LIBRARY})
+  target_link_libraries(gradtile_dependencies INTERFACE ${CMAKE_DL_LIBS})
 endif()
 message(STATUS "gradtile: CPU matrix library: ${gradtile_blas}")
 

@@ -33,10 +33,12 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
               a, " * ", b);
     check(a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == accumulator_of(a.dtype())),
           "gemm: dtypes ", c.dtype(), " = ", a.dtype(), " * ", b.dtype());
-    check(c.stride(-1) == 1 || n <= 1, "gemm: c has strides ", c.strides(), "; the last must be 1");
+    check((c.stride(-1) == 1 || n <= 1) && (c.stride(-2) >= n || m <= 1), "gemm: c has strides ", c.strides(),
+          "; the last must be 1 and rows must not overlap");
     if (options.bias.defined())
-        check(options.bias.rank() == 1 && options.bias.size(0) == n && options.bias.is_contiguous(),
-              "gemm: bias ", options.bias, " for ", n, " columns");
+        check(options.bias.rank() == 1 && options.bias.size(0) == n && options.bias.is_contiguous() &&
+                  (options.bias.dtype() == a.dtype() || options.bias.dtype() == accumulator_of(a.dtype())),
+              "gemm: bias ", options.bias, " for ", n, " columns of ", c.dtype());
     if (c.elements() == 0) return;
 
     const Operand left = normalized(a, options.trans_a, "a");

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/core/gemm.h>
 #include <gradtile/core/parameter_store.h>
 
 namespace gradtile {
@@ -29,14 +28,6 @@ TEST(Tensor, ReshapeSplitsAndMergesAxesOfAStridedView) {
     EXPECT_EQ(to_host(ctx, right.reshape({4, 2, 2})), to_host(ctx, right));
     EXPECT_EQ(to_host(ctx, right.reshape({2, 2, 4})), to_host(ctx, right));
     EXPECT_THROW(right.reshape({16}), Error);
-}
-
-TEST(Gemm, PlainAndTransposed) {
-    const Context ctx(Device::cpu(), 2);
-    const Tensor a = from_host(ctx, std::vector<double>{1, 2, 3, 4, 5, 6}, {2, 3}, DType::f32);
-    const Tensor c = zeros(ctx, {2, 2}, DType::f32);
-    gemm(ctx, c, a, a, {.trans_b = true});
-    EXPECT_THAT(to_host(ctx, c), testing::ElementsAre(14, 32, 32, 77));
 }
 
 TEST(ParameterStore, LaysOutNamedViews) {

@@ -1,0 +1,84 @@
+// The CPU matrix library: OpenBLAS, second choice where oneDNN is absent.
+#include <cblas.h>
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <string>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/gemm.h>
+#include <gradtile/core/gemm_library.h>
+
+namespace gradtile {
+namespace {
+
+/// OpenBLAS, loaded at the first product. It picks its kernels once, while it is loaded, and releases older
+/// than the processor fall back to SSE3 ones (five times slower on AVX-512 machines). The environment
+/// variable that names the kernels has to be set before that, which a linked library does not allow.
+struct OpenBlas {
+    decltype(&cblas_sgemm) sgemm;
+    std::string name;
+
+    OpenBlas() {
+#if defined(__x86_64__)
+        constexpr const char* core_type = "OPENBLAS_CORETYPE";
+        const bool name_kernels = std::getenv(core_type) == nullptr && __builtin_cpu_supports("avx512f") &&
+                                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+                                  __builtin_cpu_supports("avx512vl");
+        if (name_kernels) setenv(core_type, "SkylakeX", 0);
+#endif
+        void* library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
+        if (library == nullptr) library = dlopen("libopenblas.so", RTLD_NOW | RTLD_LOCAL);
+#if defined(__x86_64__)
+        if (name_kernels) unsetenv(core_type);
+#endif
+        check(library != nullptr, "gemm: libopenblas.so.0 cannot be loaded; apt-get install libopenblas0");
+        sgemm = find<decltype(sgemm)>(library, "cblas_sgemm");
+        // Each of gradtile's threads computes its own block alone.
+        find<void (*)(int)>(library, "openblas_set_num_threads")(1);
+        name = find<const char* (*)()>(library, "openblas_get_config")();
+        name = name.substr(0, name.find(' ', name.find(' ') + 1));
+    }
+
+    template <class Function>
+    static Function find(void* library, const char* symbol) {
+        void* address = dlsym(library, symbol);
+        check(address != nullptr, "gemm: libopenblas has no ", symbol);
+        return reinterpret_cast<Function>(address);
+    }
+};
+
+const OpenBlas& openblas() {
+    static const OpenBlas library;
+    return library;
+}
+
+}  // namespace
+
+const char* cpu_matrix_library() {
+    return openblas().name.c_str();
+}
+
+namespace cpu {
+
+void library_gemm(const GemmBlock& block, const float* a, const float* b, float* c) {
+    const auto index = [](std::int64_t value) {
+        check(value <= INT32_MAX, "gemm: ", value, " is more than OpenBLAS's 32-bit sizes hold");
+        return static_cast<blasint>(value);
+    };
+    openblas().sgemm(CblasRowMajor, block.trans_a ? CblasTrans : CblasNoTrans,
+                     block.trans_b ? CblasTrans : CblasNoTrans, index(block.m), index(block.n),
+                     index(block.k), block.alpha, a, index(block.lda), b, index(block.ldb),
+                     block.accumulate ? 1.0f : 0.0f, c, index(block.ldc));
+}
+
+bool library_has_bfloat16() {
+    return false;
+}
+
+void library_gemm(const GemmBlock&, const bfloat16*, const bfloat16*, float*) {
+    throw Error("gemm: OpenBLAS has no bfloat16 product; blocks are widened instead");
+}
+
+}  // namespace cpu
+}  // namespace gradtile
