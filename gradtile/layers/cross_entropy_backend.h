@@ -1,0 +1,26 @@
+#pragma once
+/// What the two devices implement for cross_entropy_head.h.
+#include <gradtile/core/tensor.h>
+
+namespace gradtile {
+inline constexpr std::int32_t ignored_target = -1;
+
+namespace cpu {
+/// count [1] float64 = targets that are not ignored; throws on those outside [0, vocabulary).
+void count_targets(const Context& ctx, const Tensor& count, const Tensor& targets, std::int64_t vocabulary);
+/// losses [n] float64 of logits [n,V] (0 where ignored). With a defined d_logits [n,V], which may lie over
+/// the logits' memory in the same or a narrower dtype, d_logits = (softmax(logits) - one_hot(target)) * scale
+/// / count, zero rows where ignored; the logits are lost then.
+void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& d_logits,
+                        const Tensor& logits, const Tensor& targets, const Tensor& count, double scale);
+/// total [1] = sum of losses / count (0 when count is 0); total [2] = {sum of losses, count}.
+void sum_losses(const Context& ctx, const Tensor& total, const Tensor& losses, const Tensor& count);
+}  // namespace cpu
+namespace cuda {
+void count_targets(const Context& ctx, const Tensor& count, const Tensor& targets, std::int64_t vocabulary);
+void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& d_logits,
+                        const Tensor& logits, const Tensor& targets, const Tensor& count, double scale);
+void sum_losses(const Context& ctx, const Tensor& total, const Tensor& losses, const Tensor& count);
+}  // namespace cuda
+
+}  // namespace gradtile

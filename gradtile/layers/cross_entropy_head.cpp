@@ -1,0 +1,117 @@
+#include <gradtile/layers/cross_entropy_head.h>
+
+#include <algorithm>
+
+#include <gradtile/core/gemm.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/cross_entropy_backend.h>
+
+namespace gradtile {
+namespace {
+
+/// Rows whose logits exist at the same time. Every chunk reads and writes the whole weight gradient once, so
+/// chunks must not be short; 64 MiB are 333 rows of GPT-2's vocabulary.
+std::int64_t rows_per_chunk(std::int64_t rows, std::int64_t vocabulary, DType dtype) {
+    constexpr std::int64_t budget = std::int64_t{64} << 20, multiple = 16;
+    const std::int64_t row_bytes =
+        std::max<std::int64_t>(1, vocabulary) * static_cast<std::int64_t>(size_of(dtype));
+    const std::int64_t fitting = std::max(multiple, budget / row_bytes / multiple * multiple);
+    return std::max<std::int64_t>(1, std::min(rows, fitting));
+}
+
+/// The same rows, as a 16-bit matrix over the memory of a float32 one (every row at the start of its old
+/// place): rounded logit gradients need no memory of their own.
+Tensor as_16_bit_rows(const Tensor& matrix, DType dtype) {
+    return Tensor(std::make_shared<Tensor>(matrix), matrix.raw_data(), matrix.device(), dtype, matrix.shape(),
+                  {2 * matrix.stride(0), 1});
+}
+
+struct Flat {
+    Tensor x;        // [N,C]
+    Tensor targets;  // [N]
+};
+
+Flat flattened(const Tensor& x, const Tensor& targets, const Parameter& weight) {
+    check(x.rank() >= 1 && x.size(-1) == weight.shape()[1] && x.dtype() == weight.value().dtype(),
+          "cross_entropy: x ", x, " for weight ", weight.value());
+    bool same = targets.dtype() == DType::i32 && targets.rank() == x.rank() - 1 && targets.is_contiguous();
+    for (int axis = 0; same && axis < targets.rank(); ++axis) same = targets.size(axis) == x.size(axis);
+    check(same, "cross_entropy: targets ", targets, " for x ", x, "; contiguous int32, one a row expected");
+    return {x.reshape({targets.elements(), x.size(-1)}), targets.reshape({targets.elements()})};
+}
+
+}  // namespace
+
+CrossEntropyHead::CrossEntropyHead(ParameterStore& parameters, const std::string& name,
+                                   std::int64_t vocabulary, std::int64_t width, double init_std)
+    : weight(parameters.add(name + ".weight", {vocabulary, width}, Init::normal(init_std))) {}
+
+CrossEntropyHead::CrossEntropyHead(const Parameter& shared) : weight(shared) {
+    check(weight.shape().rank() == 2, "cross_entropy: weight ", weight.shape(), "; [V, C] expected");
+}
+
+Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tensor& targets, Saved& saved,
+                                 double gradient_scale) const {
+    const Flat in = flattened(x, targets, weight);
+    const std::int64_t rows = in.x.size(0), vocabulary = weight.shape()[0];
+    const DType wide = accumulator_of(x.dtype());
+    saved.dx = empty(ctx, x.shape(), x.dtype());
+    const Tensor dx = saved.dx.reshape(in.x.shape());
+    const Tensor count = empty(ctx, {1}, DType::f64), losses = empty(ctx, {rows}, DType::f64);
+    on_device(ctx, cpu::count_targets, cuda::count_targets, count, in.targets, vocabulary);
+
+    const std::int64_t chunk = rows_per_chunk(rows, vocabulary, wide);
+    const Tensor chunk_logits = empty(ctx, {chunk, vocabulary}, wide);
+    for (std::int64_t begin = 0; begin < rows; begin += chunk) {
+        const std::int64_t length = std::min(chunk, rows - begin);
+        const Tensor x_rows = in.x.slice(0, begin, length);
+        const Tensor logits = chunk_logits.slice(0, 0, length);
+        const Tensor d_logits = is_16_bit(x.dtype()) ? as_16_bit_rows(logits, x.dtype()) : logits;
+        gemm(ctx, logits, x_rows, weight.value(), {.trans_b = true});
+        on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
+                  d_logits, logits, in.targets.slice(0, begin, length), count, gradient_scale);
+        gemm(ctx, dx.slice(0, begin, length), d_logits, weight.value());
+        gemm(ctx, weight.grad(), d_logits, x_rows, {.trans_a = true, .accumulate = true});
+    }
+    Tensor mean = empty(ctx, {1}, DType::f64);
+    on_device(ctx, cpu::sum_losses, cuda::sum_losses, mean, losses, count);
+    return mean;
+}
+
+Tensor CrossEntropyHead::backward(const Context&, const Saved& saved) const {
+    return saved.dx;
+}
+
+Tensor CrossEntropyHead::loss(const Context& ctx, const Tensor& x, const Tensor& targets) const {
+    const Flat in = flattened(x, targets, weight);
+    const std::int64_t rows = in.x.size(0), vocabulary = weight.shape()[0];
+    const DType wide = accumulator_of(x.dtype());
+    const Tensor count = empty(ctx, {1}, DType::f64), losses = empty(ctx, {rows}, DType::f64);
+    on_device(ctx, cpu::count_targets, cuda::count_targets, count, in.targets, vocabulary);
+    const std::int64_t chunk = rows_per_chunk(rows, vocabulary, wide);
+    const Tensor chunk_logits = empty(ctx, {chunk, vocabulary}, wide);
+    for (std::int64_t begin = 0; begin < rows; begin += chunk) {
+        const std::int64_t length = std::min(chunk, rows - begin);
+        const Tensor logits = chunk_logits.slice(0, 0, length);
+        gemm(ctx, logits, in.x.slice(0, begin, length), weight.value(), {.trans_b = true});
+        on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
+                  Tensor(), logits, in.targets.slice(0, begin, length), count, 1.0);
+    }
+    Tensor total = empty(ctx, {2}, DType::f64);
+    on_device(ctx, cpu::sum_losses, cuda::sum_losses, total, losses, count);
+    return total;
+}
+
+Tensor CrossEntropyHead::logits(const Context& ctx, const Tensor& x) const {
+    check(x.rank() >= 1 && x.size(-1) == weight.shape()[1] && x.dtype() == weight.value().dtype(),
+          "cross_entropy: x ", x, " for weight ", weight.value());
+    Shape shape = x.shape();
+    shape[-1] = weight.shape()[0];
+    Tensor result = empty(ctx, shape, accumulator_of(x.dtype()));
+    if (result.elements() == 0) return result;
+    const Tensor rows = x.reshape({-1, x.size(-1)});
+    gemm(ctx, result.reshape({rows.size(0), shape[-1]}), rows, weight.value(), {.trans_b = true});
+    return result;
+}
+
+}  // namespace gradtile

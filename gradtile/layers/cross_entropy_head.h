@@ -1,0 +1,42 @@
+#pragma once
+/// The end of a language model: projection onto the vocabulary and softmax cross-entropy, in chunks of rows,
+/// so that the full logits never exist in training.
+#include <string>
+
+#include <gradtile/core/parameter_store.h>
+
+namespace gradtile {
+
+/// logits = x weight^T, loss = mean over the targets that count of logsumexp(logits) - logits[target].
+/// x [..,C] in the weight's dtype, targets [..] int32: -1 means "ignored", any other value outside [0, V)
+/// throws Error naming position, value and V. Logits, softmax and loss are float32 (float64 for float64 x),
+/// the mean is summed in float64.
+struct CrossEntropyHead {
+    /// The gradient is made together with the loss, chunk by chunk; this is what remains of it.
+    struct Saved {
+        Tensor dx;  ///< [..,C]
+    };
+
+    /// Registers name.weight [V,C], normal with the given standard deviation.
+    CrossEntropyHead(ParameterStore& parameters, const std::string& name, std::int64_t vocabulary,
+                     std::int64_t width, double init_std = 0.02);
+    /// Shares a weight [V,C], usually the token embedding's.
+    explicit CrossEntropyHead(const Parameter& weight);
+
+    /// The mean loss, float64 [1] on the device; 0 when every target is ignored. In the same pass the
+    /// weight's gradient accumulates, times gradient_scale: what the loss is multiplied with later (1 /
+    /// number of accumulated micro-batches) must be given here.
+    Tensor forward(const Context& ctx, const Tensor& x, const Tensor& targets, Saved& saved,
+                   double gradient_scale = 1.0) const;
+    /// dx [..,C] of gradient_scale * loss.
+    Tensor backward(const Context& ctx, const Saved& saved) const;
+
+    /// For evaluation, without gradients: float64 [2], the sum of the losses and how many targets counted.
+    Tensor loss(const Context& ctx, const Tensor& x, const Tensor& targets) const;
+    /// [..,V] in float32 (float64 for float64 x): for sampling, from the few rows that need it.
+    Tensor logits(const Context& ctx, const Tensor& x) const;
+
+    Parameter weight;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,64 @@
+// The CUDA side of the layers in a build without the CUDA toolkit.
+#include <gradtile/layers/activation_backend.h>
+#include <gradtile/layers/cross_entropy_backend.h>
+#include <gradtile/layers/dropout_backend.h>
+#include <gradtile/layers/embedding_backend.h>
+#include <gradtile/layers/norm_backend.h>
+#include <gradtile/layers/rope_backend.h>
+
+namespace gradtile::cuda {
+namespace {
+[[noreturn]] void absent() {
+    throw Error("device cuda: this gradtile was built without CUDA; use --device cpu");
+}
+}  // namespace
+
+void norm_forward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                  const Tensor&, double) {
+    absent();
+}
+void norm_backward(const Context&, const NormGradients&, const NormInputs&) {
+    absent();
+}
+void gelu_forward(const Context&, const Tensor&, const Tensor&, Gelu::Form) {
+    absent();
+}
+void gelu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, Gelu::Form) {
+    absent();
+}
+void swiglu_forward(const Context&, const Tensor&, const Tensor&) {
+    absent();
+}
+void swiglu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    absent();
+}
+void dropout(const Context&, const Tensor&, const Tensor&, const Tensor&, const DropoutMask&) {
+    absent();
+}
+void embedding_forward(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    absent();
+}
+void embedding_backward(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    absent();
+}
+void position_embedding_forward(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    absent();
+}
+void position_embedding_backward(const Context&, const Tensor&, const Tensor&) {
+    absent();
+}
+void rope_rotate(const Context&, const Tensor&, const Tensor&, const Tensor&, bool) {
+    absent();
+}
+void count_targets(const Context&, const Tensor&, const Tensor&, std::int64_t) {
+    absent();
+}
+void cross_entropy_rows(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                        const Tensor&, double) {
+    absent();
+}
+void sum_losses(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    absent();
+}
+
+}  // namespace gradtile::cuda

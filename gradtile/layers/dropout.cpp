@@ -1,0 +1,54 @@
+#include <gradtile/layers/dropout.h>
+
+#include <cmath>
+
+#include <gradtile/layers/dropout_backend.h>
+#include <gradtile/layers/rows.h>
+
+namespace gradtile {
+namespace {
+
+DropoutMask mask_of(double p, const DropoutKey& key, const Tensor& x) {
+    check(p >= 0.0 && p < 1.0, "dropout: p = ", p, " is not in [0, 1)");
+    DropoutMask mask;
+    if (!key.training) return mask;
+    mask.threshold = static_cast<std::uint32_t>(std::lround(65536.0 * p));
+    check(mask.threshold < 65536, "dropout: p = ", p, " drops everything");
+    mask.key = philox_key(key.seed);
+    mask.scale = 65536.0 / (65536.0 - mask.threshold);
+    mask.first_sample = key.first_sample;
+    for (int axis = x.rank() > 2 ? 1 : 0; axis < x.rank() - 1; ++axis) mask.tokens *= x.size(axis);
+    return mask;
+}
+
+Tensor apply(const Context& ctx, const Tensor& x, const Tensor& branch, const DropoutMask& mask) {
+    row_layout(branch, "dropout");
+    Tensor y = empty(ctx, branch.shape(), branch.dtype());
+    if (y.elements() == 0) return y;
+    on_device(ctx, cpu::dropout, cuda::dropout, y, x, branch, mask);
+    return y;
+}
+
+}  // namespace
+
+Tensor Dropout::forward(const Context& ctx, const Tensor& x, const DropoutKey& key, Saved& saved) const {
+    saved.key = key;
+    const DropoutMask mask = mask_of(p, key, x);
+    return mask.threshold == 0 ? x : apply(ctx, Tensor(), x, mask);
+}
+
+Tensor Dropout::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
+    const DropoutMask mask = mask_of(p, saved.key, dy);
+    return mask.threshold == 0 ? dy : apply(ctx, Tensor(), dy, mask);
+}
+
+Tensor Dropout::add_residual(const Context& ctx, const Tensor& x, const Tensor& branch, const DropoutKey& key,
+                             Saved& saved) const {
+    check(x.shape() == branch.shape() && x.dtype() == branch.dtype(), "dropout: residual ", x, " + branch ",
+          branch);
+    row_layout(x, "dropout");
+    saved.key = key;
+    return apply(ctx, x, branch, mask_of(p, key, branch));
+}
+
+}  // namespace gradtile

@@ -1,0 +1,47 @@
+#pragma once
+/// Token and learned position embeddings.
+#include <string>
+
+#include <gradtile/core/parameter_store.h>
+
+namespace gradtile {
+
+/// tokens [B,T] int32 (any shape, contiguous) -> weight rows [B,T,C].
+struct Embedding {
+    struct Saved {
+        Tensor tokens;
+    };
+
+    /// Registers name.weight [V,C], normal with the given standard deviation.
+    Embedding(ParameterStore& parameters, const std::string& name, std::int64_t vocabulary,
+              std::int64_t width, double init_std = 0.02);
+
+    /// Throws Error naming position, token and V when a token is outside [0, V).
+    Tensor forward(const Context& ctx, const Tensor& tokens, Saved& saved) const;
+    /// Accumulates into weight.grad(): the rows of a token are added in order of position, so the sum is the
+    /// same on every run and for every thread count. Tokens have no gradient.
+    void backward(const Context& ctx, const Tensor& dy /*[B,T,C]*/, const Saved& saved) const;
+
+    Parameter weight;
+};
+
+/// x [B,T,C] + weight[start .. start+T), weight [T_max,C]: learned positions (GPT-2).
+struct PositionEmbedding {
+    struct Saved {
+        std::int64_t start = 0;
+    };
+
+    /// Registers name.weight [T_max,C], normal with the given standard deviation.
+    PositionEmbedding(ParameterStore& parameters, const std::string& name, std::int64_t max_positions,
+                      std::int64_t width, double init_std = 0.02);
+
+    /// start is the position of x's first token: not 0 when sampling goes on behind a cache. Throws Error
+    /// when start + T exceeds T_max.
+    Tensor forward(const Context& ctx, const Tensor& x, Saved& saved, std::int64_t start = 0) const;
+    /// Accumulates into weight.grad(), summing over samples in order; returns dx, which is dy itself.
+    Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
+
+    Parameter weight;
+};
+
+}  // namespace gradtile

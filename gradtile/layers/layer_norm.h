@@ -1,0 +1,31 @@
+#pragma once
+/// Layer normalisation over the last axis (Ba, Kiros, Hinton 2016, eq. 3 and 4).
+#include <string>
+
+#include <gradtile/core/parameter_store.h>
+
+namespace gradtile {
+
+/// y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, row by row; x [.., C]. Rows are contiguous;
+/// leading axes may be strided (two groups, see rows.h). Statistics are float32 (float64 for float64 x).
+struct LayerNorm {
+    struct Saved {
+        Tensor x;           ///< [.., C], the input itself
+        Tensor mean, rstd;  ///< [rows]
+    };
+
+    /// Registers name.weight (ones) and, when bias is set, name.bias (zeros), both [C].
+    LayerNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, bool bias,
+              double eps = 1e-5);
+
+    Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
+    /// dx, contiguous; the parameters' gradients accumulate.
+    Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
+    /// dx += the gradient: where a residual branch leaves the stream, dx already holds the stream's gradient.
+    void backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx) const;
+
+    Parameter weight, bias;
+    double eps;
+};
+
+}  // namespace gradtile

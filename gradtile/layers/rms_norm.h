@@ -1,0 +1,30 @@
+#pragma once
+/// Root-mean-square normalisation over the last axis (Zhang and Sennrich 2019, eq. 4).
+#include <string>
+
+#include <gradtile/core/parameter_store.h>
+
+namespace gradtile {
+
+/// y = x / sqrt(mean(x^2) + eps) * weight, row by row; x [.., C]. Rows are contiguous; leading axes may be
+/// strided (two groups, see rows.h), so that heads [B,S,H,D] of a packed projection can be normalised.
+struct RMSNorm {
+    struct Saved {
+        Tensor x;     ///< [.., C], the input itself
+        Tensor rstd;  ///< [rows], float32 (float64 for float64 x)
+    };
+
+    /// Registers name.weight [C] (ones).
+    RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double eps = 1e-5);
+
+    Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
+    /// dx, contiguous; the weight's gradient accumulates.
+    Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
+    /// dx += the gradient.
+    void backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx) const;
+
+    Parameter weight;
+    double eps;
+};
+
+}  // namespace gradtile
