@@ -1,0 +1,33 @@
+#pragma once
+/// How far two tensors lie apart: what a test asserts on and a person reads.
+#include <iosfwd>
+
+#include <gradtile/core/tensor.h>
+
+namespace gradtile {
+
+/// The largest differences between a tensor and its reference, elements taken as float64. Equal infinities
+/// and two NaNs count as equal; a NaN on one side only, or an infinity, as an infinite error.
+struct Comparison {
+    struct Place {
+        double error = 0.0;
+        Shape index = {};  ///< of the element
+        double value = 0.0, reference = 0.0;
+    };
+    Place absolute;           ///< largest |value - reference|
+    Place relative;           ///< largest |value - reference| / |reference|
+    double norm_error = 0.0;  ///< ||value - reference|| / ||reference||, Euclidean (0 / 0 is 0)
+    double largest = 0.0;     ///< largest finite |reference|
+    std::int64_t elements = 0;
+    std::int64_t different = 0;  ///< elements that are not equal
+};
+
+/// Shapes must be equal, dtypes and strides may differ. Waits for the work that makes the elements.
+Comparison compare(const Context& ctx, const Tensor& x, const Tensor& reference);
+/// The same for tensors on the CPU.
+Comparison compare(const Tensor& x, const Tensor& reference);
+
+/// One line: both errors, their places and sizes.
+std::ostream& operator<<(std::ostream& out, const Comparison& comparison);
+
+}  // namespace gradtile
