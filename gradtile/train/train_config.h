@@ -10,10 +10,10 @@
 #include <gradtile/core/device.h>
 #include <gradtile/core/dtype.h>
 #include <gradtile/layers/model_config.h>
+#include <gradtile/train/tokenizer.h>
 
 namespace gradtile {
 
-enum class TokenizerKind { characters, bytes };
 enum class OptimizerKind { adamw, muon };
 enum class ScheduleKind { cosine, wsd, linear, constant };
 enum class TrainDType { f32, bf16 };
@@ -139,11 +139,6 @@ void apply_config_file(TrainConfig& config, const std::string& path);
 TrainConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
 
-template <>
-struct EnumNames<TokenizerKind> {
-    static constexpr std::array names = {std::pair{TokenizerKind::characters, std::string_view("characters")},
-                                         std::pair{TokenizerKind::bytes, std::string_view("bytes")}};
-};
 template <>
 struct EnumNames<OptimizerKind> {
     static constexpr std::array names = {std::pair{OptimizerKind::adamw, std::string_view("adamw")},

@@ -1,0 +1,102 @@
+#pragma once
+/// Batches of windows from a token sequence: shuffled epochs for training, one pass in order for validation.
+#include <cstdint>
+#include <span>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor.h>
+#include <gradtile/train/permutation.h>
+#include <gradtile/train/token_sequence.h>
+
+namespace gradtile {
+
+/// A target that does not count in the loss.
+inline constexpr std::int32_t ignored_target = -1;
+
+/// What a model is shown: targets[b,t] is the token that follows tokens[b,t], or ignored_target.
+struct Batch {
+    Tensor tokens;   ///< int32 [B,T]
+    Tensor targets;  ///< int32 [B,T]
+};
+Batch empty_batch(const Context& ctx, std::int64_t batch_size, std::int64_t context);
+
+struct DataLoaderOptions {
+    std::int64_t context = 0;  ///< tokens a window, T
+    Seed seed{};               ///< of the order
+    std::int64_t rank = 0;     ///< this process takes samples rank, rank + ranks, ... of the order
+    std::int64_t ranks = 1;
+    std::int64_t ignore_token = -1;  ///< targets of this id are ignored; -1: none
+};
+
+/// Training batches, epoch after epoch without end.
+///
+/// An epoch cuts the sequence into windows of T tokens, beginning at a random phase in [0, T), and visits
+/// them in a random order: every token that has one before it is a target exactly once. What lies before the
+/// phase and after the last whole window are short windows; their unused places hold token 0 with an ignored
+/// target. All of it is a function of (seed, epoch), so the order does not depend on the batch size or on how
+/// many processes share it, and the state is two numbers.
+class DataLoader {
+  public:
+    /// Throws Error naming the sequence when it is shorter than context + 1 tokens.
+    DataLoader(TokenSequence tokens, DataLoaderOptions options);
+
+    /// Fills B rows of T with this rank's next B windows, while the ranks together move on by B * ranks; B is
+    /// the spans' size / T and may change from call to call.
+    void next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
+    /// The same for contiguous host tensors.
+    void next(const Batch& batch);
+
+    std::int64_t context() const { return options_.context; }
+    std::int64_t epoch() const { return epoch_; }  ///< counted from 0
+    std::int64_t position() const {
+        return position_;
+    }  ///< windows of the epoch that are done, over all ranks
+    std::int64_t windows() const { return static_cast<std::int64_t>(order_.size()); }  ///< in this epoch
+    /// Passes over the data so far: epoch + position / windows.
+    double epochs_done() const {
+        return static_cast<double>(epoch_) + static_cast<double>(position_) / static_cast<double>(windows());
+    }
+
+    /// What a checkpoint keeps: {"epoch", "position", "tokens", "context", "seed"}; the same on every rank.
+    nlohmann::json state() const;
+    /// Goes on exactly where state() was taken; the batch size and the number of ranks may be others. Throws
+    /// Error when the state belongs to other data, another context or another seed.
+    void restore(const nlohmann::json& state);
+
+  private:
+    void begin_epoch(std::int64_t epoch);
+    void fill_row(std::int32_t* tokens, std::int32_t* targets) const;
+
+    TokenSequence tokens_;
+    DataLoaderOptions options_;
+    std::int64_t epoch_ = 0;
+    std::int64_t position_ = 0;
+    std::int64_t phase_ = 0;
+    Permutation order_{1, 0};
+};
+
+/// Validation batches: non-overlapping windows over the whole sequence, in order, the last one short where
+/// need be, so that a loss weighted by next()'s counts is the loss over the whole split.
+class SequentialLoader {
+  public:
+    /// Throws Error naming the sequence when it has fewer than two tokens.
+    SequentialLoader(TokenSequence tokens, std::int64_t context, std::int64_t ignore_token = -1);
+
+    bool done() const { return window_ == windows(); }
+    std::int64_t windows() const { return (tokens_.size() - 2) / context_ + 1; }
+    /// Fills B rows with the next windows and returns how many targets count; rows past the end hold token 0
+    /// with ignored targets.
+    std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
+    std::int64_t next(const Batch& batch);
+    void rewind() { window_ = 0; }
+
+  private:
+    TokenSequence tokens_;
+    std::int64_t context_;
+    std::int64_t ignore_token_;
+    std::int64_t window_ = 0;
+};
+
+}  // namespace gradtile

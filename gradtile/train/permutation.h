@@ -1,0 +1,26 @@
+#pragma once
+/// A seeded permutation of 0 .. n-1 that is computed, not stored.
+#include <cstdint>
+
+#include <gradtile/core/philox.h>
+
+namespace gradtile {
+
+/// A Feistel network over the smallest even number of bits that holds n, walked until the value falls below n
+/// (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Philox is the round function. Constant
+/// memory, any element in constant expected time, so a training run resumes anywhere without a stored
+/// shuffle.
+class Permutation {
+  public:
+    Permutation(std::uint64_t n, std::uint64_t seed);
+    std::uint64_t size() const { return n_; }
+    /// The element at place i < n.
+    std::uint64_t operator()(std::uint64_t i) const;
+
+  private:
+    std::uint64_t n_;
+    Philox::Key key_;
+    int half_bits_;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,26 @@
+#pragma once
+/// UTF-8 (RFC 3629), strictly: overlong forms, surrogates and values beyond U+10FFFF are invalid.
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace gradtile {
+
+struct CodePoint {
+    char32_t value = 0;
+    int length = 0;  ///< bytes it takes; 0: the bytes there are not valid UTF-8
+};
+
+/// The code point that starts at text[offset]; offset < text.size().
+CodePoint decode_utf8(std::string_view text, std::size_t offset);
+
+/// Appends a code point; throws Error for what UTF-8 cannot hold (surrogates, values beyond U+10FFFF).
+void append_utf8(std::string& text, char32_t code_point);
+
+/// "U+00E9".
+std::string code_point_name(char32_t code_point);
+
+/// The byte order mark some editors put in front of UTF-8 text; it says nothing and is not part of the text.
+inline constexpr std::string_view utf8_byte_order_mark = "\xEF\xBB\xBF";
+
+}  // namespace gradtile
