@@ -1,0 +1,75 @@
+#pragma once
+/// Checkpoints: everything a run needs to go on to the bit, as one self-describing HDF5 file. The format, and
+/// what later versions will still read, stands in docs/checkpoint_format.md.
+///
+/// Promise: a save that was reported is never lost; one that was interrupted is never taken for a whole one; a
+/// damaged file is refused by name. Errors are one line, "checkpoint FILE: ...".
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/tensor.h>
+#include <gradtile/train/file_system.h>
+
+namespace gradtile {
+
+/// Tensors by name. A name is printable ASCII; '/' in it makes groups in the file ("adamw/m/head.weight").
+using NamedTensors = std::map<std::string, Tensor>;
+
+struct Checkpoint {
+    std::int64_t step = 0;   ///< completed optimizer steps
+    NamedTensors params;     ///< weights as the model computes with them, [out, in], vocabulary unpadded
+    NamedTensors master;     ///< float32 masters of 16-bit weights; empty otherwise
+    NamedTensors optimizer;  ///< moments
+    nlohmann::json config;   ///< model and run settings
+    nlohmann::json data;     ///< tokenizer identity, position and shuffle of the data
+    nlohmann::json rng;      ///< seeds and counters
+    nlohmann::json meta;     ///< anything else: versions, world size, validation loss
+};
+
+/// Writes `checkpoint` durably (see DurableFile): checks every value, writes, reads the file's bytes back
+/// against what was meant, and only then gives it its name. An existing file of that name is replaced at that
+/// moment.
+///
+/// Tensors live on the CPU, have 1 to 6 axes, any strides, any dtype; they are stored row-major. Throws Error
+/// on a tensor that holds an infinity or a NaN, naming it, and on any failure of the file system; then
+/// neither the file nor a temporary is left.
+void write_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint,
+                      FileSystem& fs = FileSystem::posix());
+
+struct ReadOptions {
+    bool training_state = true;  ///< false: leaves master and optimizer out
+};
+
+/// Reads a checkpoint into contiguous tensors of its own. Every byte is verified first against the file's
+/// checksum, then every tensor against its own. Throws Error on anything that is not a sound checkpoint.
+Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
+                           FileSystem& fs = FileSystem::posix());
+
+struct TensorInfo {
+    std::string name;  ///< with its group: "params/head.weight"
+    DType dtype = DType::f32;
+    Shape shape;
+    std::uint32_t crc32c = 0;  ///< of the row-major little-endian elements
+
+    std::uint64_t bytes() const { return static_cast<std::uint64_t>(shape.elements()) * size_of(dtype); }
+    bool operator==(const TensorInfo&) const = default;
+};
+
+struct CheckpointInfo {
+    std::int64_t step = 0;
+    std::uint64_t file_bytes = 0;
+    std::uint32_t body_crc32c = 0;
+    std::vector<TensorInfo> tensors;  ///< in name order
+    nlohmann::json config, data, rng, meta;
+};
+
+/// What stands in a checkpoint, verified as read_checkpoint() verifies it but holding one tensor at a time.
+/// Throws Error on anything that is not a sound checkpoint.
+CheckpointInfo inspect_checkpoint(const std::filesystem::path& path, FileSystem& fs = FileSystem::posix());
+
+}  // namespace gradtile

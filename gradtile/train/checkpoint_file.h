@@ -1,0 +1,48 @@
+#pragma once
+/// A checkpoint as HDF5 objects: what is written, and what a reader accepts. All calls want the caller to hold
+/// an Hdf5Lock; errors come without the file's name.
+#include <string>
+#include <vector>
+
+#include <gradtile/train/checkpoint.h>
+#include <gradtile/train/hdf5_storage.h>
+
+namespace gradtile {
+
+/// Creates the file's HDF5 part in `storage` and returns what it holds. Throws Error naming the tensor that
+/// cannot be saved (no element, non-finite, unknown name).
+std::vector<TensorInfo> write_hdf5(Hdf5Storage& storage, const Checkpoint& checkpoint);
+
+/// An upper bound of the file size write_hdf5() will need, header included.
+std::uint64_t estimated_file_bytes(const Checkpoint& checkpoint);
+
+/// Reads the HDF5 part. The constructor walks the whole tree and throws on whatever a checkpoint cannot
+/// contain: links other than hard ones, unknown groups, layouts but chunked, filters but fletcher32, external
+/// or virtual storage, unknown types, and sizes that the file is too short to hold. So by the time anything is
+/// allocated or read, its size is known to be honest.
+class CheckpointReader {
+  public:
+    CheckpointReader(Hdf5Storage& storage, std::uint64_t file_bytes);
+
+    /// In name order.
+    const std::vector<TensorInfo>& tensors() const { return tensors_; }
+    /// Fills tensor.bytes() bytes and checks them against the tensor's checksum.
+    void read(const TensorInfo& tensor, std::byte* data) const;
+    /// The JSON of one of the groups config, data, rng, meta.
+    nlohmann::json read_json(const std::string& group) const;
+
+  private:
+    void walk(const std::string& group, int depth);
+    void accept_tensor(const Hdf5Dataset& dataset, const std::string& name);
+    /// Layout, filters and storage that every dataset must have; returns its shape.
+    Shape accept_dataset(const Hdf5Dataset& dataset, const std::string& name, std::uint64_t element_bytes) const;
+
+    std::uint64_t file_bytes_;
+    std::uint64_t objects_ = 0;
+    std::uint64_t tensor_bytes_ = 0;
+    Hdf5PropertyList access_;
+    Hdf5File file_;
+    std::vector<TensorInfo> tensors_;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,44 @@
+#include <cerrno>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <gradtile/core/check.h>
+#include <gradtile/train/durable_file.h>
+
+namespace gradtile {
+
+namespace {
+constexpr const char* kMark = ".tmp-";
+}
+
+DurableFile::DurableFile(std::filesystem::path final_path, FileSystem& fs)
+    : fs_(fs), final_path_(std::move(final_path)), temporary_(final_path_) {
+    temporary_ += kMark + std::to_string(::getpid());
+    file_ = OpenFile(fs_, temporary_, O_RDWR | O_CREAT | O_TRUNC);
+}
+
+DurableFile::~DurableFile() {
+    if (!renamed_) fs_.remove(temporary_);
+}
+
+void DurableFile::reserve(std::uint64_t bytes) {
+    const int result = fs_.reserve(file_.descriptor(), bytes);
+    if (result == -EOPNOTSUPP || result == -ENOSYS) return;
+    file_check(result, "reserve disk space");
+}
+
+void DurableFile::commit(std::uint64_t size) {
+    file_check(fs_.truncate(file_.descriptor(), size), "truncate");
+    file_.sync();
+    file_.close();
+    file_check(fs_.rename(temporary_, final_path_), "rename into place");
+    renamed_ = true;
+    sync_directory(fs_, final_path_.parent_path());
+}
+
+bool DurableFile::is_temporary(const std::filesystem::path& path) {
+    return path.filename().string().find(kMark) != std::string::npos;
+}
+
+}  // namespace gradtile

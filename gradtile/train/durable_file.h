@@ -1,0 +1,38 @@
+#pragma once
+/// A file that appears whole or not at all: written under a temporary name beside its place, then
+/// fsync - rename - fsync of the directory. Until commit() returns nothing exists under the final name (or
+/// the old file does).
+#include <gradtile/train/file_system.h>
+
+namespace gradtile {
+
+class DurableFile {
+  public:
+    /// Creates "<final_path>.tmp-<pid>". Throws Error, without the file's name.
+    explicit DurableFile(std::filesystem::path final_path, FileSystem& fs = FileSystem::posix());
+    /// Removes the temporary unless it was committed.
+    ~DurableFile();
+    DurableFile(const DurableFile&) = delete;
+    DurableFile& operator=(const DurableFile&) = delete;
+
+    /// The open temporary, readable too.
+    const OpenFile& file() const { return file_; }
+    const std::filesystem::path& final_path() const { return final_path_; }
+    /// Sets space aside, so that a full disk shows before anything is written; where the file system cannot,
+    /// the writes themselves will tell.
+    void reserve(std::uint64_t bytes);
+    /// Cuts the file (and what was reserved beyond) to `size`, then fsync, close, rename, fsync directory.
+    void commit(std::uint64_t size);
+
+    /// True for names this class gives its temporaries: what a killed process may leave behind.
+    static bool is_temporary(const std::filesystem::path& path);
+
+  private:
+    FileSystem& fs_;
+    std::filesystem::path final_path_;
+    std::filesystem::path temporary_;
+    OpenFile file_;
+    bool renamed_ = false;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,90 @@
+#pragma once
+/// Every file operation a checkpoint's safety depends on goes through this table, so that tests can record the
+/// order, fail the n-th call and replay what a crash would have left behind.
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+
+/// POSIX calls with POSIX meanings; a negative result is -errno. An implementation may be called from any
+/// thread.
+class FileSystem {
+  public:
+    virtual ~FileSystem() = default;
+
+    /// A file descriptor. `flags` are open(2)'s; O_CLOEXEC is added.
+    virtual int open(const std::filesystem::path& path, int flags, int mode);
+    virtual int close(int file);
+    /// Bytes read or written, which may be fewer than asked for.
+    virtual std::int64_t read_at(int file, std::byte* data, std::size_t bytes, std::uint64_t offset);
+    virtual std::int64_t write_at(int file, const std::byte* data, std::size_t bytes, std::uint64_t offset);
+    virtual std::int64_t size(int file);
+    /// Sets disk space aside without changing the size. -EOPNOTSUPP where the file system cannot.
+    virtual int reserve(int file, std::uint64_t bytes);
+    virtual int truncate(int file, std::uint64_t bytes);
+    /// Asks the kernel to begin writing this range to the disk; only a hint.
+    virtual int start_writeback(int file, std::uint64_t offset, std::uint64_t bytes);
+    /// fsync, of a file or a directory.
+    virtual int sync(int file);
+    virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to);
+    virtual int link(const std::filesystem::path& from, const std::filesystem::path& to);
+    virtual int remove(const std::filesystem::path& path);
+
+    /// The machine's own.
+    static FileSystem& posix();
+};
+
+/// "No space left on device" for -ENOSPC or ENOSPC.
+std::string describe_errno(std::int64_t code);
+
+/// Throws Error "cannot WHAT: reason" when a FileSystem result is negative; returns it otherwise. Whoever
+/// knows what the file is to the user puts its name in front (see with_file_name()).
+std::int64_t file_check(std::int64_t result, const char* what);
+
+/// A descriptor that closes itself; close() reports what the destructor has to swallow. Errors name what
+/// could not be done, not the file.
+class OpenFile {
+  public:
+    OpenFile() = default;
+    OpenFile(FileSystem& fs, const std::filesystem::path& path, int flags, int mode = 0644);
+    ~OpenFile();
+    OpenFile(OpenFile&& other) noexcept;
+    OpenFile& operator=(OpenFile&& other) noexcept;
+    OpenFile(const OpenFile&) = delete;
+    OpenFile& operator=(const OpenFile&) = delete;
+
+    bool is_open() const { return file_ >= 0; }
+    int descriptor() const { return file_; }
+    FileSystem& file_system() const { return *fs_; }
+    std::uint64_t size() const;
+    /// Whole ranges or Error; calls that were cut short or interrupted are continued.
+    void read(std::byte* data, std::size_t bytes, std::uint64_t offset) const;
+    void write(const std::byte* data, std::size_t bytes, std::uint64_t offset) const;
+    void sync() const;
+    void close();
+
+  private:
+    FileSystem* fs_ = nullptr;
+    int file_ = -1;
+};
+
+/// fsync of a directory: only then are renames, links and removals in it durable.
+void sync_directory(FileSystem& fs, const std::filesystem::path& directory);
+
+/// Runs `work` and puts "WHAT FILE: " in front of the message of any exception it throws, as an Error.
+template <class Work>
+auto with_file_name(const char* what, const std::filesystem::path& path, Work&& work) {
+    try {
+        return work();
+    } catch (const Error& error) {
+        throw Error(concat(what, ' ', path.string(), ": ", error.what()), error.where());
+    } catch (const std::exception& error) {
+        throw Error(concat(what, ' ', path.string(), ": ", error.what()));
+    }
+}
+
+}  // namespace gradtile

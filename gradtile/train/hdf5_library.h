@@ -1,0 +1,70 @@
+#pragma once
+/// The manners of talking to libhdf5: one thread at a time, every handle owned, every call checked, nothing
+/// printed, nothing loaded.
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include <hdf5.h>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+
+/// Holds the process-wide right to call libhdf5, which is not thread-safe. Also switches off its error
+/// printing and its plugins (a file can name filters to load).
+class Hdf5Lock {
+  public:
+    Hdf5Lock();
+
+  private:
+    std::unique_lock<std::mutex> lock_;
+};
+
+/// Thrown when a libhdf5 call fails: "cannot WHAT (libhdf5: the innermost reason)", without a file's name,
+/// which the caller adds.
+[[noreturn]] void throw_hdf5_error(const std::string& what);
+
+/// Passes a result on unless it says failure (libhdf5: negative).
+template <class Result>
+Result hdf5_check(Result result, const std::string& what) {
+    if (result < 0) throw_hdf5_error(what);
+    return result;
+}
+
+/// Owns an id; `Close` is the function that gives it back.
+template <herr_t (*Close)(hid_t)>
+class Hdf5Handle {
+  public:
+    Hdf5Handle() = default;
+    Hdf5Handle(hid_t id, const std::string& what) : id_(hdf5_check(id, what)) {}
+    ~Hdf5Handle() {
+        if (id_ >= 0) Close(id_);
+    }
+    Hdf5Handle(Hdf5Handle&& other) noexcept : id_(std::exchange(other.id_, -1)) {}
+    Hdf5Handle& operator=(Hdf5Handle&& other) noexcept {
+        std::swap(id_, other.id_);
+        return *this;
+    }
+    Hdf5Handle(const Hdf5Handle&) = delete;
+    Hdf5Handle& operator=(const Hdf5Handle&) = delete;
+
+    hid_t get() const { return id_; }
+    /// Closes now and throws when that fails.
+    void close(const std::string& what) {
+        if (id_ >= 0) hdf5_check(Close(std::exchange(id_, -1)), what);
+    }
+
+  private:
+    hid_t id_ = -1;
+};
+
+using Hdf5File = Hdf5Handle<H5Fclose>;
+using Hdf5Group = Hdf5Handle<H5Gclose>;
+using Hdf5Dataset = Hdf5Handle<H5Dclose>;
+using Hdf5Attribute = Hdf5Handle<H5Aclose>;
+using Hdf5Space = Hdf5Handle<H5Sclose>;
+using Hdf5Type = Hdf5Handle<H5Tclose>;
+using Hdf5PropertyList = Hdf5Handle<H5Pclose>;
+
+}  // namespace gradtile

@@ -1,0 +1,41 @@
+#pragma once
+/// Lets libhdf5 read and write through us (a virtual file driver) instead of through its own file calls.
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+
+#include <gradtile/train/hdf5_library.h>
+
+namespace gradtile {
+
+/// Where libhdf5's bytes come from and go to. Addresses count from the file's first byte, the user block
+/// included. The functions may throw: the driver keeps the first exception for rethrow_failure().
+class Hdf5Storage {
+  public:
+    virtual ~Hdf5Storage() = default;
+    virtual std::uint64_t size() const = 0;
+    virtual void read(std::byte* data, std::size_t bytes, std::uint64_t address) = 0;
+    /// `is_metadata`: libhdf5's own structures, as opposed to the elements of datasets.
+    virtual void write(const std::byte* data, std::size_t bytes, std::uint64_t address, bool is_metadata) = 0;
+    virtual void truncate(std::uint64_t size) = 0;
+
+    /// After a failed write the driver tells libhdf5 that all is well and drops what follows: libhdf5 1.10 does
+    /// not survive a write that fails while it closes a file. So a writer must call this before it believes
+    /// anything.
+    void rethrow_failure() const {
+        if (failure_) std::rethrow_exception(failure_);
+    }
+    bool failed() const { return failure_ != nullptr; }
+    void keep_failure(std::exception_ptr failure) {
+        if (!failure_) failure_ = std::move(failure);
+    }
+
+  private:
+    std::exception_ptr failure_;
+};
+
+/// A file access property list whose files live in `storage` (which must outlive them), in the format of
+/// HDF5 1.10, closing whatever is still open with the file.
+Hdf5PropertyList storage_access(Hdf5Storage& storage);
+
+}  // namespace gradtile
