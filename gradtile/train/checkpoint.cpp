@@ -21,7 +21,9 @@ class FileStorage final : public Hdf5Storage {
     void read(std::byte* data, std::size_t bytes, std::uint64_t address) override {
         file_.read(data, bytes, address);
     }
-    void write(const std::byte*, std::size_t, std::uint64_t, bool) override { throw Error("opened for reading"); }
+    void write(const std::byte*, std::size_t, std::uint64_t, bool) override {
+        throw Error("opened for reading");
+    }
     void truncate(std::uint64_t) override { throw Error("opened for reading"); }
 
   private:
@@ -30,7 +32,8 @@ class FileStorage final : public Hdf5Storage {
 };
 
 // The bytes and the HDF5 tree as a reader will find them, against what was meant.
-void verify_written(const OpenFile& file, const CheckpointHeader& meant, const std::vector<TensorInfo>& tensors) {
+void verify_written(const OpenFile& file, const CheckpointHeader& meant,
+                    const std::vector<TensorInfo>& tensors) {
     const CheckpointHeader found = check_file_bytes(file);
     check(found.step == meant.step && found.body_crc == meant.body_crc,
           "what was read back is not what was written");
@@ -40,8 +43,8 @@ void verify_written(const OpenFile& file, const CheckpointHeader& meant, const s
     check(reader.tensors() == tensors, "the tensors that were read back are not those that were written");
 }
 
-void read_texts(const CheckpointReader& reader, nlohmann::json& config, nlohmann::json& data, nlohmann::json& rng,
-                nlohmann::json& meta) {
+void read_texts(const CheckpointReader& reader, nlohmann::json& config, nlohmann::json& data,
+                nlohmann::json& rng, nlohmann::json& meta) {
     config = reader.read_json("config");
     data = reader.read_json("data");
     rng = reader.read_json("rng");

@@ -2,8 +2,8 @@
 /// Checkpoints: everything a run needs to go on to the bit, as one self-describing HDF5 file. The format, and
 /// what later versions will still read, stands in docs/checkpoint_format.md.
 ///
-/// Promise: a save that was reported is never lost; one that was interrupted is never taken for a whole one; a
-/// damaged file is refused by name. Errors are one line, "checkpoint FILE: ...".
+/// Promise: a save that was reported is never lost; one that was interrupted is never taken for a whole one;
+/// a damaged file is refused by name. Errors are one line, "checkpoint FILE: ...".
 #include <cstdint>
 #include <filesystem>
 #include <map>

@@ -1,6 +1,6 @@
 #pragma once
-/// A checkpoint as HDF5 objects: what is written, and what a reader accepts. All calls want the caller to hold
-/// an Hdf5Lock; errors come without the file's name.
+/// A checkpoint as HDF5 objects: what is written, and what a reader accepts. All calls want the caller to
+/// hold an Hdf5Lock; errors come without the file's name.
 #include <string>
 #include <vector>
 
@@ -18,8 +18,8 @@ std::uint64_t estimated_file_bytes(const Checkpoint& checkpoint);
 
 /// Reads the HDF5 part. The constructor walks the whole tree and throws on whatever a checkpoint cannot
 /// contain: links other than hard ones, unknown groups, layouts but chunked, filters but fletcher32, external
-/// or virtual storage, unknown types, and sizes that the file is too short to hold. So by the time anything is
-/// allocated or read, its size is known to be honest.
+/// or virtual storage, unknown types, and sizes that the file is too short to hold. So by the time anything
+/// is allocated or read, its size is known to be honest.
 class CheckpointReader {
   public:
     CheckpointReader(Hdf5Storage& storage, std::uint64_t file_bytes);
@@ -35,7 +35,8 @@ class CheckpointReader {
     void walk(const std::string& group, int depth);
     void accept_tensor(const Hdf5Dataset& dataset, const std::string& name);
     /// Layout, filters and storage that every dataset must have; returns its shape.
-    Shape accept_dataset(const Hdf5Dataset& dataset, const std::string& name, std::uint64_t element_bytes) const;
+    Shape accept_dataset(const Hdf5Dataset& dataset, const std::string& name,
+                         std::uint64_t element_bytes) const;
 
     std::uint64_t file_bytes_;
     std::uint64_t objects_ = 0;

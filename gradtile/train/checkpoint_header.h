@@ -27,8 +27,8 @@ struct CheckpointHeader {
 /// CRC-32C of bytes [begin, end) as they lie in the file.
 std::uint32_t file_crc(const OpenFile& file, std::uint64_t begin, std::uint64_t end);
 
-/// Reads the header, then every byte of the file against it. Throws Error (without the file's name) unless the
-/// file is exactly what was once written.
+/// Reads the header, then every byte of the file against it. Throws Error (without the file's name) unless
+/// the file is exactly what was once written.
 CheckpointHeader check_file_bytes(const OpenFile& file);
 
 }  // namespace gradtile

@@ -22,7 +22,8 @@ bool CheckpointImage::overlaps_written(std::uint64_t address, std::uint64_t byte
     return begin + extent.bytes > address;
 }
 
-void CheckpointImage::write(const std::byte* data, std::size_t bytes, std::uint64_t address, bool is_metadata) {
+void CheckpointImage::write(const std::byte* data, std::size_t bytes, std::uint64_t address,
+                            bool is_metadata) {
     check(address >= CheckpointHeader::kSize, "libhdf5 wrote into the user block, at ", address);
     check(!overlaps_written(address, bytes), "libhdf5 wrote twice to byte ", address);
     size_ = std::max(size_, address + bytes);
@@ -37,7 +38,8 @@ void CheckpointImage::write(const std::byte* data, std::size_t bytes, std::uint6
     writeback_end_ = address + bytes;
     if (writeback_end_ - writeback_begin_ >= kWriteback) {
         // Only a hint: what goes wrong here will show in fsync.
-        file_.file_system().start_writeback(file_.descriptor(), writeback_begin_, writeback_end_ - writeback_begin_);
+        file_.file_system().start_writeback(file_.descriptor(), writeback_begin_,
+                                            writeback_end_ - writeback_begin_);
         writeback_begin_ = writeback_end_;
     }
 }

@@ -2,10 +2,11 @@
 /// Where libhdf5 writes a new checkpoint: large pieces of data go straight to the file, libhdf5's own
 /// structures and small pieces wait in memory until the end.
 ///
-/// Why not HDF5's core driver: it holds the whole file (1.5 GB for GPT-2 124M with its optimizer) once more in
-/// memory. Why not its ordinary one: its calls cannot be seen or failed by tests, a failing write while it
-/// closes brings libhdf5 down, and since it rewrites its structures the file's checksum would cost another pass.
-/// Here every byte of the file is written once, and its CRC is taken from memory, before the kernel had it.
+/// Why not HDF5's core driver: it holds the whole file (1.5 GB for GPT-2 124M with its optimizer) once more
+/// in memory. Why not its ordinary one: its calls cannot be seen or failed by tests, a failing write while it
+/// closes brings libhdf5 down, and since it rewrites its structures the file's checksum would cost another
+/// pass. Here every byte of the file is written once, and its CRC is taken from memory, before the kernel had
+/// it.
 #include <map>
 #include <memory>
 #include <vector>

@@ -68,8 +68,8 @@ std::uint32_t stored_crc(const Hdf5Dataset& dataset, const std::string& name) {
                                   "open the checksum of " + name);
     const Hdf5Type type(H5Aget_type(attribute.get()), "read the checksum's type of " + name);
     const Hdf5Space space(H5Aget_space(attribute.get()), "read the checksum's shape of " + name);
-    check(H5Tequal(type.get(), H5T_STD_U32LE) > 0 && H5Sget_simple_extent_type(space.get()) == H5S_SCALAR, name,
-          ": the checksum is not one 32-bit number");
+    check(H5Tequal(type.get(), H5T_STD_U32LE) > 0 && H5Sget_simple_extent_type(space.get()) == H5S_SCALAR,
+          name, ": the checksum is not one 32-bit number");
     std::uint32_t crc = 0;
     hdf5_check(H5Aread(attribute.get(), H5T_NATIVE_UINT32, &crc), "read the checksum of " + name);
     return crc;
@@ -106,7 +106,8 @@ CheckpointReader::CheckpointReader(Hdf5Storage& storage, std::uint64_t file_byte
 }
 
 void CheckpointReader::walk(const std::string& group_name, int depth) {
-    check(depth <= schema::max_depth, "group ", group_name, ": nested more than ", schema::max_depth, " deep");
+    check(depth <= schema::max_depth, "group ", group_name, ": nested more than ", schema::max_depth,
+          " deep");
     const Hdf5Group group(H5Gopen2(file_.get(), group_name.c_str(), H5P_DEFAULT), "open group " + group_name);
     for (const Link& link : links_of(group, group_name)) {
         const std::string name = group_name + "/" + link.name;
@@ -135,7 +136,8 @@ void CheckpointReader::accept_tensor(const Hdf5Dataset& dataset, const std::stri
         schema::all_dtypes.begin(), schema::all_dtypes.end(),
         [&](DType candidate) { return H5Tequal(type.get(), schema::file_type(candidate).get()) > 0; });
     check(dtype != schema::all_dtypes.end(), name, ": elements of a type that tensors do not have");
-    TensorInfo tensor{name, *dtype, accept_dataset(dataset, name, size_of(*dtype)), stored_crc(dataset, name)};
+    TensorInfo tensor{name, *dtype, accept_dataset(dataset, name, size_of(*dtype)),
+                      stored_crc(dataset, name)};
     // Each fits; together they must, too, or many names could ask for more memory than the file has bytes.
     tensor_bytes_ += tensor.bytes();
     check(tensor_bytes_ <= file_bytes_, name, ": the tensors are larger than the file");
@@ -151,8 +153,9 @@ Shape CheckpointReader::accept_dataset(const Hdf5Dataset& dataset, const std::st
     unsigned flags = 0;
     unsigned config = 0;
     std::size_t parameters = 0;
-    check(H5Pget_nfilters(creation.get()) == 1 && H5Pget_filter2(creation.get(), 0, &flags, &parameters, nullptr, 0,
-                                                                 nullptr, &config) == H5Z_FILTER_FLETCHER32,
+    check(H5Pget_nfilters(creation.get()) == 1 &&
+              H5Pget_filter2(creation.get(), 0, &flags, &parameters, nullptr, 0, nullptr, &config) ==
+                  H5Z_FILTER_FLETCHER32,
           name, ": has filters other than one fletcher32");
 
     const Hdf5Space space(H5Dget_space(dataset.get()), "read the shape of " + name);
@@ -162,7 +165,8 @@ Shape CheckpointReader::accept_dataset(const Hdf5Dataset& dataset, const std::st
     std::array<hsize_t, Shape::max_rank> dims{};
     std::array<hsize_t, Shape::max_rank> max_dims{};
     std::array<hsize_t, Shape::max_rank> chunk{};
-    hdf5_check(H5Sget_simple_extent_dims(space.get(), dims.data(), max_dims.data()), "read the shape of " + name);
+    hdf5_check(H5Sget_simple_extent_dims(space.get(), dims.data(), max_dims.data()),
+               "read the shape of " + name);
     check(H5Pget_chunk(creation.get(), Shape::max_rank, chunk.data()) == rank, name,
           ": chunks of another rank than the data");
 
@@ -183,8 +187,9 @@ Shape CheckpointReader::accept_dataset(const Hdf5Dataset& dataset, const std::st
 
 void CheckpointReader::read(const TensorInfo& tensor, std::byte* data) const {
     const Hdf5Dataset dataset = open_dataset(file_, tensor.name);
-    hdf5_check(H5Dread(dataset.get(), schema::file_type(tensor.dtype).get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, data),
-               "read " + tensor.name);
+    hdf5_check(
+        H5Dread(dataset.get(), schema::file_type(tensor.dtype).get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, data),
+        "read " + tensor.name);
     check_crc(tensor.name, tensor.crc32c, {data, static_cast<std::size_t>(tensor.bytes())});
 }
 
@@ -202,7 +207,8 @@ nlohmann::json CheckpointReader::read_json(const std::string& group) const {
     const std::size_t length = H5Tget_size(type.get());
     check(accept_dataset(dataset, name, length) == Shape{1}, name, ": not one text");
     std::string text(length, '\0');
-    hdf5_check(H5Dread(dataset.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, text.data()), "read " + name);
+    hdf5_check(H5Dread(dataset.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, text.data()),
+               "read " + name);
     check_crc(name, stored_crc(dataset, name), std::as_bytes(std::span(text)));
     nlohmann::json value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     check(!value.is_discarded(), name, ": not valid JSON");

@@ -9,14 +9,17 @@ static_assert(std::endian::native == std::endian::little, "checkpoints need a li
 
 namespace {
 
-Hdf5Type copy_of(hid_t type) { return Hdf5Type(H5Tcopy(type), "copy a type"); }
+Hdf5Type copy_of(hid_t type) {
+    return Hdf5Type(H5Tcopy(type), "copy a type");
+}
 
 // A 16-bit IEEE-like float: sign, exponent and mantissa in a row, nothing padded.
 Hdf5Type float_16_bit(std::size_t exponent_bits, std::size_t exponent_bias) {
     Hdf5Type type = copy_of(H5T_IEEE_F32LE);
     const std::size_t mantissa_bits = 15 - exponent_bits;
     // The fields first: they must lie inside the size the type shrinks to.
-    hdf5_check(H5Tset_fields(type.get(), 15, mantissa_bits, exponent_bits, 0, mantissa_bits), "set float fields");
+    hdf5_check(H5Tset_fields(type.get(), 15, mantissa_bits, exponent_bits, 0, mantissa_bits),
+               "set float fields");
     hdf5_check(H5Tset_size(type.get(), 2), "set a type's size");
     hdf5_check(H5Tset_ebias(type.get(), exponent_bias), "set an exponent bias");
     return type;

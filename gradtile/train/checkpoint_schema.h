@@ -19,12 +19,13 @@ inline constexpr int max_depth = 16;
 
 inline constexpr std::array all_dtypes = {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32};
 
-/// The HDF5 type of a dtype's elements in the file, little-endian; the same in memory, so that libhdf5 converts
-/// nothing. bfloat16 is declared as the float it is (8 exponent bits, 7 mantissa bits): h5py reads it as
-/// float32.
+/// The HDF5 type of a dtype's elements in the file, little-endian; the same in memory, so that libhdf5
+/// converts nothing. bfloat16 is declared as the float it is (8 exponent bits, 7 mantissa bits): h5py reads
+/// it as float32.
 Hdf5Type file_type(DType dtype);
 
-/// True for a path that may name a tensor: printable ASCII parts between single slashes, neither "." nor "..".
+/// True for a path that may name a tensor: printable ASCII parts between single slashes, neither "." nor
+/// "..".
 bool is_tensor_name(std::string_view name);
 
 }  // namespace gradtile::checkpoint_schema

@@ -22,8 +22,8 @@ constexpr std::int64_t kChunkBytes = std::int64_t{512} << 10;
 constexpr hsize_t kMetadataBlock = hsize_t{64} << 10;
 constexpr std::size_t kFletcherBytes = 4;
 
-// How a tensor is cut: every chunk is `elements` consecutive elements of the row-major order, the last one along
-// the cut axis padded with zeros.
+// How a tensor is cut: every chunk is `elements` consecutive elements of the row-major order, the last one
+// along the cut axis padded with zeros.
 struct Chunking {
     Shape shape;                // of a chunk: 1, .., 1, cut, whole axes
     int axis = 0;               // the cut one
@@ -48,7 +48,9 @@ Chunking chunking_of(const Shape& shape, std::size_t element_bytes) {
     return c;
 }
 
-std::int64_t chunks_along(std::int64_t length, std::int64_t chunk) { return (length + chunk - 1) / chunk; }
+std::int64_t chunks_along(std::int64_t length, std::int64_t chunk) {
+    return (length + chunk - 1) / chunk;
+}
 
 std::int64_t chunk_count(const Shape& shape, const Chunking& c) {
     std::int64_t count = chunks_along(shape[c.axis], c.shape[c.axis]);
@@ -70,7 +72,8 @@ class Writer {
         hdf5_check(H5Pset_obj_track_times(creation.get(), false), "switch off time stamps");
         const Hdf5PropertyList access = storage_access(storage);
         hdf5_check(H5Pset_meta_block_size(access.get(), kMetadataBlock), "set the metadata block size");
-        file_ = Hdf5File(H5Fcreate("checkpoint", H5F_ACC_TRUNC, creation.get(), access.get()), "create the file");
+        file_ =
+            Hdf5File(H5Fcreate("checkpoint", H5F_ACC_TRUNC, creation.get(), access.get()), "create the file");
     }
 
     void tensors(std::string_view group, const NamedTensors& tensors) {
@@ -103,7 +106,8 @@ class Writer {
   private:
     // Without time stamps, so that equal checkpoints are equal files.
     void make_groups(const std::string& path) {
-        for (std::size_t slash = path.find('/'); slash != std::string::npos; slash = path.find('/', slash + 1)) {
+        for (std::size_t slash = path.find('/'); slash != std::string::npos;
+             slash = path.find('/', slash + 1)) {
             const std::string group = path.substr(0, slash);
             if (!groups_.insert(group).second) continue;
             const Hdf5PropertyList creation(H5Pcreate(H5P_GROUP_CREATE), "create a property list");
@@ -114,8 +118,10 @@ class Writer {
         }
     }
 
-    Hdf5Dataset create(const std::string& name, const Hdf5Type& type, const Shape& shape, const Shape& chunk) {
-        const Hdf5Space space(H5Screate_simple(shape.rank(), dims_of(shape).data(), nullptr), "create a space");
+    Hdf5Dataset create(const std::string& name, const Hdf5Type& type, const Shape& shape,
+                       const Shape& chunk) {
+        const Hdf5Space space(H5Screate_simple(shape.rank(), dims_of(shape).data(), nullptr),
+                              "create a space");
         const Hdf5PropertyList creation(H5Pcreate(H5P_DATASET_CREATE), "create a property list");
         hdf5_check(H5Pset_obj_track_times(creation.get(), false), "switch off time stamps");
         hdf5_check(H5Pset_chunk(creation.get(), chunk.rank(), dims_of(chunk).data()), "set the chunk shape");
@@ -137,7 +143,8 @@ class Writer {
         const Hdf5Dataset dataset = create(name, schema::file_type(x.dtype()), x.shape(), c.shape);
 
         const std::int64_t along = chunks_along(x.size(c.axis), c.shape[c.axis]);
-        const std::int64_t slab = x.size(c.axis) * c.inner;  // elements under one index of the axes before the cut
+        const std::int64_t slab =
+            x.size(c.axis) * c.inner;  // elements under one index of the axes before the cut
         const std::int64_t count = chunk_count(x.shape(), c);
         std::uint32_t crc = 0;
         for (std::int64_t i = 0; i < count; ++i) {
@@ -216,7 +223,8 @@ std::uint64_t estimated_file_bytes(const Checkpoint& checkpoint) {
         for (const auto& [name, x] : *tensors) {
             if (!x.defined() || x.rank() == 0) continue;  // refused later, by name
             const Chunking c = chunking_of(x.shape(), size_of(x.dtype()));
-            const std::uint64_t chunk = static_cast<std::uint64_t>(c.elements) * size_of(x.dtype()) + kPerChunk;
+            const std::uint64_t chunk =
+                static_cast<std::uint64_t>(c.elements) * size_of(x.dtype()) + kPerChunk;
             bytes += kPerObject + static_cast<std::uint64_t>(chunk_count(x.shape(), c)) * chunk;
         }
     }

@@ -68,7 +68,8 @@ std::uint32_t update(std::uint32_t state, const std::byte* p, std::size_t n) {
             b = _mm_crc32_u64(b, word_at(p + kStream + i));
             c = _mm_crc32_u64(c, word_at(p + 2 * kStream + i));
         }
-        const std::uint32_t ab = multiply(static_cast<std::uint32_t>(a), one_stream) ^ static_cast<std::uint32_t>(b);
+        const std::uint32_t ab =
+            multiply(static_cast<std::uint32_t>(a), one_stream) ^ static_cast<std::uint32_t>(b);
         state = multiply(ab, one_stream) ^ static_cast<std::uint32_t>(c);
     }
     std::uint64_t wide = state;
@@ -107,12 +108,14 @@ std::uint32_t crc32c_zeros(std::uint64_t length, std::uint32_t previous) {
 }
 
 std::uint32_t fletcher32(std::span<const std::byte> bytes) {
-    // With words w_0 .. w_(n-1):  sum1 = sum w_i,  sum2 = sum (n - i) w_i,  both modulo 65535, where a non-zero
-    // sum that is a multiple of 65535 is written 65535. Swapping a word's bytes multiplies it by 256 modulo
-    // 65535, so words are summed in the machine's own (little-endian) order and the swap is done once at the end.
+    // With words w_0 .. w_(n-1):  sum1 = sum w_i,  sum2 = sum (n - i) w_i,  both modulo 65535, where a
+    // non-zero sum that is a multiple of 65535 is written 65535. Swapping a word's bytes multiplies it by 256
+    // modulo 65535, so words are summed in the machine's own (little-endian) order and the swap is done once
+    // at the end.
     //
     // Lane l of a block sums words l, l + kLanes, ...: low[l] = sum over rows, high[l] = sum of the running
-    // low[l], which weighs the words of row r by (rows - r); uint32 holds 256 rows: 65535 * 256 * 257 / 2 < 2^32.
+    // low[l], which weighs the words of row r by (rows - r); uint32 holds 256 rows: 65535 * 256 * 257 / 2 <
+    // 2^32.
     constexpr std::size_t kLanes = 64;
     constexpr std::size_t kRows = 256;
     constexpr std::uint64_t kModulus = 65535;

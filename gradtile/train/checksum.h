@@ -1,5 +1,6 @@
 #pragma once
-/// Checksums of checkpoint files: CRC32C over tensors and whole files, Fletcher-32 as HDF5 keeps it per chunk.
+/// Checksums of checkpoint files: CRC32C over tensors and whole files, Fletcher-32 as HDF5 keeps it per
+/// chunk.
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -27,7 +27,9 @@ int or_errno_int(Result result) {
 int FileSystem::open(const std::filesystem::path& path, int flags, int mode) {
     return or_errno_int(::open(path.c_str(), flags | O_CLOEXEC, mode));
 }
-int FileSystem::close(int file) { return or_errno_int(::close(file)); }
+int FileSystem::close(int file) {
+    return or_errno_int(::close(file));
+}
 std::int64_t FileSystem::read_at(int file, std::byte* data, std::size_t bytes, std::uint64_t offset) {
     return or_errno(::pread(file, data, bytes, static_cast<off_t>(offset)));
 }
@@ -47,17 +49,21 @@ int FileSystem::truncate(int file, std::uint64_t bytes) {
     return or_errno_int(::ftruncate(file, static_cast<off_t>(bytes)));
 }
 int FileSystem::start_writeback(int file, std::uint64_t offset, std::uint64_t bytes) {
-    return or_errno_int(
-        ::sync_file_range(file, static_cast<off_t>(offset), static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE));
+    return or_errno_int(::sync_file_range(file, static_cast<off_t>(offset), static_cast<off_t>(bytes),
+                                          SYNC_FILE_RANGE_WRITE));
 }
-int FileSystem::sync(int file) { return or_errno_int(::fsync(file)); }
+int FileSystem::sync(int file) {
+    return or_errno_int(::fsync(file));
+}
 int FileSystem::rename(const std::filesystem::path& from, const std::filesystem::path& to) {
     return or_errno_int(::rename(from.c_str(), to.c_str()));
 }
 int FileSystem::link(const std::filesystem::path& from, const std::filesystem::path& to) {
     return or_errno_int(::link(from.c_str(), to.c_str()));
 }
-int FileSystem::remove(const std::filesystem::path& path) { return or_errno_int(::unlink(path.c_str())); }
+int FileSystem::remove(const std::filesystem::path& path) {
+    return or_errno_int(::unlink(path.c_str()));
+}
 
 FileSystem& FileSystem::posix() {
     static FileSystem machine;
@@ -82,8 +88,7 @@ OpenFile::~OpenFile() {
     if (is_open()) fs_->close(file_);
 }
 
-OpenFile::OpenFile(OpenFile&& other) noexcept
-    : fs_(other.fs_), file_(std::exchange(other.file_, -1)) {}
+OpenFile::OpenFile(OpenFile&& other) noexcept : fs_(other.fs_), file_(std::exchange(other.file_, -1)) {}
 
 OpenFile& OpenFile::operator=(OpenFile&& other) noexcept {
     if (this != &other) {
@@ -122,7 +127,9 @@ void OpenFile::write(const std::byte* data, std::size_t bytes, std::uint64_t off
     }
 }
 
-void OpenFile::sync() const { file_check(fs_->sync(file_), "fsync"); }
+void OpenFile::sync() const {
+    file_check(fs_->sync(file_), "fsync");
+}
 
 void OpenFile::close() {
     if (!is_open()) return;

@@ -1,6 +1,6 @@
 #pragma once
-/// Every file operation a checkpoint's safety depends on goes through this table, so that tests can record the
-/// order, fail the n-th call and replay what a crash would have left behind.
+/// Every file operation a checkpoint's safety depends on goes through this table, so that tests can record
+/// the order, fail the n-th call and replay what a crash would have left behind.
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>

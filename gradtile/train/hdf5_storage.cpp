@@ -24,7 +24,9 @@ struct DriverFile {
     haddr_t end_of_addresses;
 };
 
-Hdf5Storage& storage_of(H5FD_t* file) { return *reinterpret_cast<DriverFile*>(file)->storage; }
+Hdf5Storage& storage_of(H5FD_t* file) {
+    return *reinterpret_cast<DriverFile*>(file)->storage;
+}
 
 // Exceptions must not pass through C code.
 template <class Call>
@@ -124,7 +126,8 @@ Hdf5PropertyList storage_access(Hdf5Storage& storage) {
     const DriverInfo info{&storage};
     hdf5_check(H5Pset_driver(access.get(), driver, &info), "choose the storage driver");
     hdf5_check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), "set the close degree");
-    hdf5_check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110), "set the format version");
+    hdf5_check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110),
+               "set the format version");
     return access;
 }
 

@@ -19,9 +19,9 @@ class Hdf5Storage {
     virtual void write(const std::byte* data, std::size_t bytes, std::uint64_t address, bool is_metadata) = 0;
     virtual void truncate(std::uint64_t size) = 0;
 
-    /// After a failed write the driver tells libhdf5 that all is well and drops what follows: libhdf5 1.10 does
-    /// not survive a write that fails while it closes a file. So a writer must call this before it believes
-    /// anything.
+    /// After a failed write the driver tells libhdf5 that all is well and drops what follows: libhdf5 1.10
+    /// does not survive a write that fails while it closes a file. So a writer must call this before it
+    /// believes anything.
     void rethrow_failure() const {
         if (failure_) std::rethrow_exception(failure_);
     }

@@ -16,7 +16,8 @@ void copy_strided(const std::byte* from, std::int64_t stride, std::int64_t count
     }
 }
 
-void copy_row(const std::byte* from, std::int64_t stride, std::int64_t count, std::size_t element, std::byte* to) {
+void copy_row(const std::byte* from, std::int64_t stride, std::int64_t count, std::size_t element,
+              std::byte* to) {
     if (stride == 1) {
         std::memcpy(to, from, static_cast<std::size_t>(count) * element);
     } else if (element == 2) {
@@ -67,7 +68,8 @@ void copy_row_major(const Tensor& x, std::int64_t begin, std::int64_t end, std::
             remaining /= x.size(axis);
         }
         const std::int64_t count = std::min(row - column, end - begin);
-        copy_row(x.raw_data() + offset * static_cast<std::int64_t>(element), x.stride(last), count, element, out);
+        copy_row(x.raw_data() + offset * static_cast<std::int64_t>(element), x.stride(last), count, element,
+                 out);
         out += static_cast<std::size_t>(count) * element;
         begin += count;
     }

@@ -34,15 +34,17 @@ TEST(Checkpoint, KeepsEveryDtypeAndEveryShapeBitForBit) {
     const TemporaryDirectory directory;
     Checkpoint meant;
     // Larger than a chunk along the first axis, the last axis, and in between; smaller than one; empty.
-    const std::vector<Shape> shapes = {{1},       {3},           {500'000},     {1000, 777},     {2, 300'000},
-                                       {5, 3, 7}, {3, 400, 500}, {2, 3, 1, 5, 2, 7}, {0}, {4, 0, 3}};
+    const std::vector<Shape> shapes = {{1},          {3},       {500'000},     {1000, 777},
+                                       {2, 300'000}, {5, 3, 7}, {3, 400, 500}, {2, 3, 1, 5, 2, 7},
+                                       {0},          {4, 0, 3}};
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
         for (std::size_t i = 0; i < shapes.size(); ++i) {
             meant.params[concat(name_of(dtype), '.', i)] = randn(ctx, shapes[i], dtype, Seed{i});
         }
     }
     std::vector<std::int32_t> integers(200'000);
-    for (std::size_t i = 0; i < integers.size(); ++i) integers[i] = static_cast<std::int32_t>(i * 2654435761u);
+    for (std::size_t i = 0; i < integers.size(); ++i)
+        integers[i] = static_cast<std::int32_t>(i * 2654435761u);
     meant.optimizer["counts"] = from_host(ctx, integers, {200'000});
     write_checkpoint(directory / "a.h5", meant);
     test::expect_same(read_checkpoint(directory / "a.h5"), meant);
@@ -116,8 +118,9 @@ TEST(Checkpoint, RefusesNonFiniteValuesByName) {
     const Context ctx;
     const TemporaryDirectory directory;
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
-        for (const double bad : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
-                                 std::numeric_limits<double>::quiet_NaN()}) {
+        for (const double bad :
+             {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
+              std::numeric_limits<double>::quiet_NaN()}) {
             Checkpoint c = made_up_checkpoint(ctx, 7);
             const Tensor x = zeros(ctx, {10, 33'333}, dtype);
             fill(ctx, x.slice(0, 9, 1).slice(1, 33'332, 1), bad);
@@ -136,7 +139,8 @@ TEST(Checkpoint, RefusesNamesThatCannotBeStored) {
     for (const std::string name : {"", "/a", "a/", "a//b", ".", "a/../b", "sp ace", "\xff", "a\nb"}) {
         Checkpoint c;
         c.params[name] = zeros(ctx, {1}, DType::f32);
-        EXPECT_THAT(error_of([&] { write_checkpoint(directory / "a.h5", c); }), HasSubstr("cannot name a tensor"));
+        EXPECT_THAT(error_of([&] { write_checkpoint(directory / "a.h5", c); }),
+                    HasSubstr("cannot name a tensor"));
     }
     Checkpoint both;  // "a" would be a tensor and a group
     both.params["a"] = zeros(ctx, {1}, DType::f32);
@@ -153,7 +157,8 @@ TEST(Checkpoint, SaysInOneLineWhatIsNotOne) {
     EXPECT_THAT(error_of([&] { write_checkpoint(directory / "no" / "such.h5", {}); }),
                 HasSubstr("cannot create: No such file"));
     test::write_bytes(directory / "text.h5", std::vector(10'000, std::byte{'x'}));
-    EXPECT_THAT(error_of([&] { read_checkpoint(directory / "text.h5"); }), HasSubstr("not a gradtile checkpoint"));
+    EXPECT_THAT(error_of([&] { read_checkpoint(directory / "text.h5"); }),
+                HasSubstr("not a gradtile checkpoint"));
 }
 
 }  // namespace
