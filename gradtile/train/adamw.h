@@ -1,0 +1,53 @@
+#pragma once
+/// AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2; Kingma and Ba 2015), in
+/// the form PyTorch computes it:
+///
+///     m = beta1 m + (1 - beta1) g             v = beta2 v + (1 - beta2) g^2
+///     w = (1 - lr decay) w - lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + epsilon)
+///
+/// t counts applied updates from 1. Matrices decay, vectors do not (Parameter::decays()). One pass over
+/// weights, gradients, m and v; arithmetic and state in the gradients' dtype.
+#include <cstdint>
+#include <span>
+
+#include <gradtile/train/optimizer.h>
+
+namespace gradtile {
+
+struct AdamWOptions {
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double epsilon = 1e-8;  ///< outside the root
+    double weight_decay = 0.0;
+};
+
+/// A stretch of the store's flat blocks that one thread updates.
+struct AdamWBlock {
+    std::int64_t offset;        ///< in the store's flat blocks
+    std::int64_t state_offset;  ///< in m and v
+    std::int64_t length;
+    bool decays;
+};
+
+class AdamW final : public Optimizer {
+  public:
+    /// Optimizes every parameter of an allocated store, which must outlive the optimizer. State starts at 0.
+    AdamW(const Context& ctx, const ParameterStore& store, const AdamWOptions& options);
+    /// Optimizes only the given parameters of the store.
+    AdamW(const Context& ctx, const ParameterStore& store, std::span<const Parameter> parameters,
+          const AdamWOptions& options);
+
+    void step(const Context& ctx, double lr, const UpdateOptions& options = {}) override;
+    /// "m/NAME" and "v/NAME" for every parameter, "updates" the number t of the last applied update (int32).
+    std::vector<StateTensor> state() const override;
+
+  private:
+    const ParameterStore& store_;
+    std::vector<Parameter> parameters_;
+    std::vector<std::int64_t> state_offsets_;  // by parameter
+    std::vector<AdamWBlock> blocks_;
+    AdamWOptions options_;
+    Tensor m_, v_, updates_;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,34 @@
+#pragma once
+/// The norm of the whole gradient, and clipping by it (Pascanu et al. 2013) without a sweep of its own: the
+/// optimizer applies the factor.
+#include <string>
+
+#include <gradtile/core/parameter_store.h>
+
+namespace gradtile {
+
+/// sqrt of the sum of squares of a contiguous floating-point tensor; [1] float64. Squares and sums are
+/// float64 in fixed blocks, so nothing overflows that x itself could hold and the result does not depend on
+/// the number of threads.
+/// Short of float64 elements beyond 1e154 it is finite exactly when every element is.
+Tensor global_norm(const Context& ctx, const Tensor& x);
+
+struct ClipOptions {
+    double max_norm = 0.0;  ///< 0: no clipping
+    double divisor = 1.0;   ///< gradients are a sum over this many micro-batches, of which the mean is meant
+    Tensor loss = {};       ///< [1] or scalar, float32 or float64: must be finite too
+};
+
+/// Both [1] float64, on the device: nothing waits for them.
+struct Clip {
+    Tensor norm;  ///< before clipping, of the mean gradient
+    Tensor
+        scale;  ///< min(1, max_norm / norm) / divisor; 0 when norm or loss is not finite (see UpdateOptions)
+};
+Clip clip_global_norm(const Context& ctx, const Tensor& gradients, const ClipOptions& options = {});
+
+/// Name of the first parameter whose gradient holds an infinity or NaN; empty when none does. Waits for the
+/// device; for the message after a refused update.
+std::string first_non_finite_gradient(const Context& ctx, const ParameterStore& store);
+
+}  // namespace gradtile

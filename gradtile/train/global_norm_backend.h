@@ -1,0 +1,15 @@
+#pragma once
+/// What the two devices implement for global_norm.h.
+#include <gradtile/train/global_norm.h>
+
+namespace gradtile::cpu {
+/// norm [1] float64.
+void global_norm(const Context& ctx, const Tensor& x, const Tensor& norm);
+/// Divides norm by the divisor and writes scale.
+void clip_scale(const Context& ctx, const Tensor& norm, const Tensor& scale, const ClipOptions& options);
+}  // namespace gradtile::cpu
+
+namespace gradtile::cuda {
+void global_norm(const Context& ctx, const Tensor& x, const Tensor& norm);
+void clip_scale(const Context& ctx, const Tensor& norm, const Tensor& scale, const ClipOptions& options);
+}  // namespace gradtile::cuda

@@ -1,0 +1,60 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include <gradtile/train/global_norm_backend.h>
+
+namespace gradtile::cpu {
+namespace {
+
+constexpr std::int64_t block_elements = 1 << 15;
+
+/// Sum of squares in independent lanes: without -ffast-math one running sum would not vectorise.
+template <class T>
+double sum_of_squares(const T* __restrict x, std::int64_t n) {
+    constexpr std::int64_t lanes = 32;
+    std::array<double, lanes> sums{};
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+        for (std::int64_t lane = 0; lane < lanes; ++lane) {
+            const double value = convert<double>(x[i + lane]);
+            sums[static_cast<std::size_t>(lane)] += value * value;
+        }
+    double total = 0.0;
+    for (; i < n; ++i) total += convert<double>(x[i]) * convert<double>(x[i]);
+    for (const double sum : sums) total += sum;
+    return total;
+}
+
+}  // namespace
+
+void global_norm(const Context& ctx, const Tensor& x, const Tensor& norm) {
+    const std::int64_t n = x.elements();
+    const std::int64_t blocks = (n + block_elements - 1) / block_elements;
+    const Tensor partial = empty(ctx, {blocks}, DType::f64);
+    double* sums = partial.data<double>();
+    visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
+        const T* elements = x.data<T>();
+        parallel_for(ctx, blocks, [&](std::int64_t block) {
+            const std::int64_t begin = block * block_elements;
+            sums[block] = sum_of_squares(elements + begin, std::min(block_elements, n - begin));
+        });
+    });
+    double total = 0.0;
+    for (std::int64_t block = 0; block < blocks; ++block) total += sums[block];
+    *norm.data<double>() = std::sqrt(total);
+}
+
+void clip_scale(const Context&, const Tensor& norm, const Tensor& scale, const ClipOptions& options) {
+    double& mean_norm = *norm.data<double>();
+    mean_norm /= options.divisor;
+    double loss = 0.0;
+    if (options.loss.defined())
+        visit_floating(options.loss.dtype(),
+                       [&]<class T>(TypeTag<T>) { loss = convert<double>(*options.loss.data<T>()); });
+    const bool finite = std::isfinite(mean_norm) && std::isfinite(loss);
+    const bool too_long = options.max_norm > 0.0 && mean_norm > options.max_norm;
+    *scale.data<double>() = finite ? (too_long ? options.max_norm / mean_norm : 1.0) / options.divisor : 0.0;
+}
+
+}  // namespace gradtile::cpu

@@ -1,0 +1,82 @@
+#include <gradtile/train/muon_backend.h>
+
+namespace gradtile::cpu {
+namespace {
+
+constexpr std::int64_t grain = 1 << 14;
+
+double value_of(const Tensor& scale) {
+    return scale.defined() ? *scale.data<double>() : 1.0;
+}
+
+template <class Real>
+void momentum_range(const Real* __restrict gradient, Real* __restrict momentum, Real* __restrict update,
+                    std::int64_t n, Real scale, Real mix) {
+    for (std::int64_t i = 0; i < n; ++i) {
+        const Real g = gradient[i] * scale;
+        const Real m = momentum[i] + mix * (g - momentum[i]);
+        momentum[i] = m;
+        update[i] = m + mix * (g - m);
+    }
+}
+
+template <class Real, class Value>
+void apply_range(const Real* __restrict update, Real* __restrict master, Value* __restrict value,
+                 std::int64_t n, Real keep, Real rate) {
+    for (std::int64_t i = 0; i < n; ++i) {
+        const Real updated = keep * master[i] - rate * update[i];
+        master[i] = updated;
+        if constexpr (!std::is_same_v<Real, Value>) value[i] = convert<Value>(updated);
+    }
+}
+
+}  // namespace
+
+void muon_momentum(const Context& ctx, const Tensor& gradient, const Tensor& scale, double momentum_decay,
+                   const Tensor& momentum, const Tensor& update) {
+    const double factor = value_of(scale);
+    visit_floating(gradient.dtype(), [&]<class Real>(TypeTag<Real>) {
+        if constexpr (sizeof(Real) >= 4) {
+            const Real* g = gradient.data<Real>();
+            Real* m = momentum.data<Real>();
+            Real* u = update.data<Real>();
+            parallel_ranges(ctx, gradient.elements(), grain, [&](std::int64_t begin, std::int64_t end) {
+                if (factor == 0.0) {
+                    std::fill(u + begin, u + end, Real{0});
+                } else {
+                    momentum_range(g + begin, m + begin, u + begin, end - begin, static_cast<Real>(factor),
+                                   static_cast<Real>(1.0 - momentum_decay));
+                }
+            });
+        }
+    });
+}
+
+void divide_by_norm(const Context& ctx, const Tensor& x, const Tensor& norm) {
+    const double factor = 1.0 / (*norm.data<double>() + 1e-7);
+    visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
+        T* elements = x.data<T>();
+        parallel_ranges(ctx, x.elements(), grain, [&](std::int64_t begin, std::int64_t end) {
+            const auto f = static_cast<Accumulator<T>>(factor);
+            for (std::int64_t i = begin; i < end; ++i)
+                elements[i] = convert<T>(convert<Accumulator<T>>(elements[i]) * f);
+        });
+    });
+}
+
+void muon_apply(const Context& ctx, const Tensor& update, const Tensor& scale, double keep, double rate,
+                const Tensor& master, const Tensor& value) {
+    if (value_of(scale) == 0.0) return;
+    visit_floating(value.dtype(), [&]<class Value>(TypeTag<Value>) {
+        using Real = Accumulator<Value>;
+        const Real* u = update.data<Real>();
+        Real* w = master.data<Real>();
+        Value* v = value.data<Value>();
+        parallel_ranges(ctx, update.elements(), grain, [&](std::int64_t begin, std::int64_t end) {
+            apply_range(u + begin, w + begin, v + begin, end - begin, static_cast<Real>(keep),
+                        static_cast<Real>(rate));
+        });
+    });
+}
+
+}  // namespace gradtile::cpu

@@ -1,0 +1,40 @@
+#pragma once
+/// What every optimizer offers: one update from the store's accumulated gradients.
+#include <string>
+#include <vector>
+
+#include <gradtile/core/parameter_store.h>
+
+namespace gradtile {
+
+/// A tensor of the optimizer's memory under the name a checkpoint gives it ("m/blocks.0.mlp.up.weight").
+struct StateTensor {
+    std::string name;
+    Tensor tensor;
+};
+
+struct UpdateOptions {
+    /// [1] float64: what gradients are multiplied by on the way (clip_global_norm makes it). 0 means that the
+    /// update is not applied: weights and state stay as they are. Undefined: 1.
+    Tensor gradient_scale = {};
+    /// Leave the gradients zeroed, also when the update is not applied: saves a sweep over them.
+    bool zero_gradients = false;
+};
+
+class Optimizer {
+  public:
+    virtual ~Optimizer() = default;
+    /// Updates the store's masters, and the 16-bit values from them in the same pass. Nothing waits for the
+    /// device: whether the update is applied is decided there.
+    virtual void step(const Context& ctx, double lr, const UpdateOptions& options = {}) = 0;
+    /// Everything besides the weights that the next step depends on, in a fixed order.
+    virtual std::vector<StateTensor> state() const = 0;
+
+    std::size_t state_bytes() const {
+        std::size_t sum = 0;
+        for (const StateTensor& part : state()) sum += part.tensor.bytes();
+        return sum;
+    }
+};
+
+}  // namespace gradtile

@@ -1,0 +1,36 @@
+#pragma once
+/// The learning rate of each step. Steps count from 1; the horizon is fixed when a run is made.
+///
+/// Warm-up, all kinds: lr * step / warmup for step <= warmup, so that step = warmup has the full rate. With a
+/// warm-up as long as the horizon or longer the rate goes on rising until step = warmup. After it, with
+/// t = (step - warmup) / (horizon - warmup):
+///
+///     cosine    min_lr + (lr - min_lr) * (1 + cos(pi t)) / 2
+///     linear    lr + (min_lr - lr) * t
+///     wsd       lr until the last round(decay * horizon) steps, then linearly to min_lr ("warm-up, stable,
+///               decay": Hu et al. 2024, MiniCPM, section 4)
+///     constant  lr
+///
+/// step = horizon has exactly min_lr (constant: lr), and so has every step beyond it.
+#include <cstdint>
+
+#include <gradtile/train/train_config.h>
+
+namespace gradtile {
+
+struct Schedule {
+    ScheduleKind kind = ScheduleKind::cosine;
+    double lr = 1e-3;
+    double min_lr = 1e-4;
+    std::int64_t warmup = 0;
+    std::int64_t horizon = 1;
+    double wsd_decay = 0.2;
+
+    static Schedule of(const TrainConfig& config) {
+        return {config.schedule, config.lr, config.min_lr, config.warmup, config.steps, config.wsd_decay};
+    }
+    /// Throws Error for a step below 1.
+    double operator()(std::int64_t step) const;
+};
+
+}  // namespace gradtile

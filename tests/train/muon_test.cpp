@@ -1,0 +1,202 @@
+#include <gradtile/train/muon.h>
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include <gradtile/core/gemm.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+/// The quintic that each singular value goes through, applied to a scalar.
+double newton_schulz_of_scalar(double s) {
+    for (int i = 0; i < 5; ++i) s = 3.4445 * s - 4.7750 * s * s * s + 2.0315 * s * s * s * s * s;
+    return s;
+}
+
+/// rows x cols with orthonormal columns (rows >= cols): columns of the Sylvester Hadamard matrix.
+Tensor hadamard_columns(const Context& ctx, std::int64_t rows, std::int64_t cols) {
+    Tensor x = empty(ctx, {rows, cols}, DType::f64);
+    for (std::int64_t i = 0; i < rows; ++i)
+        for (std::int64_t j = 0; j < cols; ++j)
+            x.data<double>()[i * cols + j] =
+                (std::popcount(static_cast<std::uint64_t>(i & j)) % 2 == 0 ? 1.0 : -1.0) /
+                std::sqrt(static_cast<double>(rows));
+    return x;
+}
+
+/// U diag(s) V^T with known singular vectors, and the same with other singular values.
+Tensor with_singular_values(const Context& ctx, std::int64_t rows, const std::vector<double>& s) {
+    const auto n = static_cast<std::int64_t>(s.size());
+    const Tensor u = hadamard_columns(ctx, rows, n), v = hadamard_columns(ctx, n, n);
+    const Tensor us = cast(ctx, u, DType::f64);
+    for (std::int64_t i = 0; i < rows; ++i)
+        for (std::int64_t j = 0; j < n; ++j) us.data<double>()[i * n + j] *= s[static_cast<std::size_t>(j)];
+    Tensor x = empty(ctx, {rows, n}, DType::f64);
+    gemm(ctx, x, us, v, {.trans_b = true});
+    return x;
+}
+
+void expect_near(const Context& ctx, const Tensor& x, const Tensor& expected, double bound) {
+    const auto a = to_host(ctx, x), b = to_host(ctx, expected);
+    for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], bound) << i;
+}
+
+TEST(NewtonSchulz, SendsEverySingularValueThroughTheQuintic) {
+    const Context ctx;
+    const std::vector<double> s{2.0, 1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05};
+    double squares = 0.0;
+    for (const double value : s) squares += value * value;
+    std::vector<double> expected;
+    for (const double value : s)
+        expected.push_back(newton_schulz_of_scalar(value / (std::sqrt(squares) + 1e-7)));
+    // Five steps of products of at most 32 terms, amplified by at most the quintic's slope, 3.4445^5 < 500.
+    const double bound = 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
+    for (const std::int64_t rows : {8, 32}) {
+        Tensor x = with_singular_values(ctx, rows, s);
+        newton_schulz(ctx, x);
+        expect_near(ctx, x, with_singular_values(ctx, rows, expected), bound);
+        // Wide: the transpose goes the same way.
+        Tensor wide = cast(ctx, with_singular_values(ctx, rows, s).transpose(0, 1), DType::f64);
+        newton_schulz(ctx, wide);
+        expect_near(ctx, wide, with_singular_values(ctx, rows, expected).transpose(0, 1), bound);
+    }
+}
+
+TEST(NewtonSchulz, KeepsZeroZero) {
+    const Context ctx;
+    const Tensor x = zeros(ctx, {4, 8}, DType::f32);
+    newton_schulz(ctx, x);
+    for (const double value : to_host(ctx, x)) EXPECT_EQ(value, 0.0);
+}
+
+struct Problem {
+    Problem(const Context& ctx, DType dtype) {
+        store.add("embedding", {20, 8}, Init::normal(0.5));
+        store.add("blocks.0.tall", {32, 8}, Init::normal(0.5));
+        store.add("blocks.0.bias", {32}, Init::normal(0.5));
+        store.add("blocks.0.wide", {8, 32}, Init::normal(0.5));
+        store.allocate(ctx, dtype);
+        store.initialize(ctx, Seed{5});
+    }
+    void set_gradients(const Context& ctx, std::uint64_t t) {
+        copy(ctx, store.gradients(),
+             randn(ctx, store.gradients().shape(), store.gradients().dtype(), Seed{100 + t}));
+    }
+    ParameterStore store;
+};
+
+bool in_blocks(const Parameter& parameter) {
+    return parameter.name().starts_with("blocks.");
+}
+
+constexpr MuonOptions options{
+    .lr_ratio = 20.0, .momentum = 0.95, .weight_decay = 0.1, .adamw = {.weight_decay = 0.1}};
+constexpr double lr = 1e-3;
+
+TEST(Muon, UpdatesMatricesByOrthogonalisedNesterovMomentum) {
+    const Context ctx;
+    Problem problem(ctx, DType::f64);
+    Muon optimizer(ctx, problem.store, in_blocks, options);
+    const double rate = lr * options.lr_ratio;
+    for (const auto& [name, factor] : {std::pair{"blocks.0.tall", 2.0}, std::pair{"blocks.0.wide", 1.0}}) {
+        const Parameter w = problem.store.find(name);
+        const Tensor momentum = zeros(ctx, w.shape(), DType::f64);
+        const Tensor expected = cast(ctx, w.value(), DType::f64);
+        for (std::uint64_t t = 1; t <= 3; ++t) {
+            problem.set_gradients(ctx, t);
+            // momentum = 0.95 momentum + 0.05 g; update = 0.95 momentum + 0.05 g
+            const Tensor update = zeros(ctx, w.shape(), DType::f64);
+            for (std::int64_t i = 0; i < w.shape().elements(); ++i) {
+                double& m = momentum.data<double>()[i];
+                const double g = w.grad().data<double>()[i];
+                m = 0.95 * m + 0.05 * g;
+                update.data<double>()[i] = 0.95 * m + 0.05 * g;
+            }
+            newton_schulz(ctx, update);
+            for (std::int64_t i = 0; i < w.shape().elements(); ++i) {
+                double& value = expected.data<double>()[i];
+                value = (1.0 - rate * 0.1) * value - rate * factor * update.data<double>()[i];
+            }
+        }
+        Problem fresh(ctx, DType::f64);
+        Muon muon(ctx, fresh.store, in_blocks, options);
+        for (std::uint64_t t = 1; t <= 3; ++t) {
+            fresh.set_gradients(ctx, t);
+            muon.step(ctx, lr);
+        }
+        // Rounding of the momentum (eps), amplified by the quintic's slope (< 500), three steps.
+        expect_near(ctx, fresh.store.find(name).value(), expected,
+                    3 * 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon());
+    }
+}
+
+TEST(Muon, LeavesEmbeddingsAndVectorsToAdamW) {
+    const Context ctx;
+    Problem with_muon(ctx, DType::f32), with_adamw(ctx, DType::f32);
+    Muon muon(ctx, with_muon.store, in_blocks, options);
+    AdamW adamw(ctx, with_adamw.store, options.adamw);
+    for (std::uint64_t t = 1; t <= 3; ++t) {
+        with_muon.set_gradients(ctx, t);
+        with_adamw.set_gradients(ctx, t);
+        muon.step(ctx, lr);
+        adamw.step(ctx, lr);
+    }
+    for (const char* name : {"embedding", "blocks.0.bias"})
+        EXPECT_EQ(to_host(ctx, with_muon.store.find(name).value()),
+                  to_host(ctx, with_adamw.store.find(name).value()));
+    EXPECT_NE(to_host(ctx, with_muon.store.find("blocks.0.tall").value()),
+              to_host(ctx, with_adamw.store.find("blocks.0.tall").value()));
+}
+
+TEST(Muon, LeavesEverythingWhenTheUpdateIsRefused) {
+    const Context ctx;
+    Problem problem(ctx, DType::bf16);
+    Muon optimizer(ctx, problem.store, in_blocks, options);
+    problem.set_gradients(ctx, 1);
+    optimizer.step(ctx, lr);
+    const std::vector<double> master = to_host(ctx, problem.store.master());
+    const std::vector<double> momentum = to_host(ctx, optimizer.state().front().tensor);
+    fill(ctx, problem.store.gradients(), std::nan(""));
+    optimizer.step(ctx, lr, {.gradient_scale = zeros(ctx, {1}, DType::f64), .zero_gradients = true});
+    EXPECT_EQ(to_host(ctx, problem.store.master()), master);
+    EXPECT_EQ(to_host(ctx, optimizer.state().front().tensor), momentum);
+    for (const double g : to_host(ctx, problem.store.gradients())) ASSERT_EQ(g, 0.0);
+}
+
+TEST(Muon, DoesNotDependOnTheNumberOfThreads) {
+    std::vector<std::vector<double>> results;
+    for (const int threads : {1, 3}) {
+        const Context ctx(Device::cpu(), threads);
+        Problem problem(ctx, DType::f32);
+        Muon optimizer(ctx, problem.store, in_blocks, options);
+        for (std::uint64_t t = 1; t <= 3; ++t) {
+            problem.set_gradients(ctx, t);
+            optimizer.step(ctx, lr);
+        }
+        results.push_back(to_host(ctx, problem.store.values()));
+    }
+    EXPECT_EQ(results[0], results[1]);
+}
+
+TEST(Muon, NamesItsStateByParameter) {
+    const Context ctx;
+    Problem problem(ctx, DType::f32);
+    const Muon optimizer(ctx, problem.store, in_blocks, options);
+    std::vector<std::string> names;
+    for (const StateTensor& part : optimizer.state()) names.push_back(part.name);
+    const std::vector<std::string> expected{"momentum/blocks.0.tall",
+                                            "momentum/blocks.0.wide",
+                                            "m/embedding",
+                                            "m/blocks.0.bias",
+                                            "v/embedding",
+                                            "v/blocks.0.bias",
+                                            "updates"};
+    EXPECT_EQ(names, expected);
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,95 @@
+#include <gradtile/train/schedule.h>
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+namespace gradtile {
+namespace {
+
+constexpr double lr = 1e-3, min_lr = 1e-4;
+
+Schedule schedule(ScheduleKind kind) {
+    return {.kind = kind, .lr = lr, .min_lr = min_lr, .warmup = 100, .horizon = 2000, .wsd_decay = 0.2};
+}
+
+constexpr auto all = {ScheduleKind::cosine, ScheduleKind::linear, ScheduleKind::wsd, ScheduleKind::constant};
+
+TEST(Schedule, WarmsUpLinearlyToTheFullRateAtTheLastWarmUpStep) {
+    for (const ScheduleKind kind : all) {
+        const Schedule rate = schedule(kind);
+        EXPECT_DOUBLE_EQ(rate(1), lr / 100);
+        EXPECT_DOUBLE_EQ(rate(50), lr / 2);
+        EXPECT_DOUBLE_EQ(rate(100), lr);
+        EXPECT_LE(rate(101), lr);
+    }
+}
+
+TEST(Schedule, HasItsMinimumAtTheHorizonAndBeyond) {
+    for (const ScheduleKind kind : {ScheduleKind::cosine, ScheduleKind::linear, ScheduleKind::wsd}) {
+        const Schedule rate = schedule(kind);
+        EXPECT_GT(rate(1999), min_lr);
+        EXPECT_EQ(rate(2000), min_lr);
+        EXPECT_EQ(rate(2001), min_lr);
+        EXPECT_EQ(rate(1000000), min_lr);
+    }
+    EXPECT_EQ(schedule(ScheduleKind::constant)(1000000), lr);
+}
+
+TEST(Schedule, NeverRisesAfterWarmUp) {
+    for (const ScheduleKind kind : all) {
+        const Schedule rate = schedule(kind);
+        for (std::int64_t step = 100; step < 2100; ++step) EXPECT_LE(rate(step + 1), rate(step)) << step;
+    }
+}
+
+TEST(Schedule, CosineIsHalfWayInTheMiddle) {
+    const Schedule rate = schedule(ScheduleKind::cosine);
+    EXPECT_NEAR(rate(1050), (lr + min_lr) / 2, 1e-18);
+    EXPECT_NEAR(rate(575), min_lr + (lr - min_lr) * (0.5 + std::sqrt(0.125)),
+                1e-18);  // a quarter: cos 45 deg
+}
+
+TEST(Schedule, LinearFallsByEqualAmounts) {
+    const Schedule rate = schedule(ScheduleKind::linear);
+    EXPECT_NEAR(rate(575), lr - (lr - min_lr) / 4, 1e-18);
+    EXPECT_NEAR(rate(101) - rate(102), (lr - min_lr) / 1900, 1e-18);
+}
+
+TEST(Schedule, WsdIsStableUntilItsLastPart) {
+    const Schedule rate = schedule(ScheduleKind::wsd);
+    EXPECT_EQ(rate(1600), lr);
+    EXPECT_NEAR(rate(1601), lr - (lr - min_lr) / 400, 1e-18);
+    EXPECT_NEAR(rate(1800), (lr + min_lr) / 2, 1e-18);
+}
+
+TEST(Schedule, WsdDecayAsLongAsTheHorizonStartsAfterWarmUp) {
+    Schedule rate = schedule(ScheduleKind::wsd);
+    rate.wsd_decay = 1.0;
+    EXPECT_EQ(rate(100), lr);
+    EXPECT_NEAR(rate(1050), (lr + min_lr) / 2, 1e-18);
+    rate.wsd_decay = 0.0;
+    EXPECT_EQ(rate(1999), lr);
+    EXPECT_EQ(rate(2000), min_lr);
+}
+
+TEST(Schedule, WithoutWarmUpStartsAtOnce) {
+    Schedule rate = schedule(ScheduleKind::linear);
+    rate.warmup = 0;
+    EXPECT_NEAR(rate(1), lr - (lr - min_lr) / 2000, 1e-18);
+}
+
+TEST(Schedule, WarmUpLongerThanTheHorizonGoesOnRising) {
+    Schedule rate = schedule(ScheduleKind::cosine);
+    rate.horizon = 40;
+    EXPECT_DOUBLE_EQ(rate(40), lr * 0.4);
+    EXPECT_DOUBLE_EQ(rate(60), lr * 0.6);
+    EXPECT_EQ(rate(101), min_lr);
+}
+
+TEST(Schedule, RefusesStepsBelowOne) {
+    EXPECT_THROW(schedule(ScheduleKind::cosine)(0), Error);
+}
+
+}  // namespace
+}  // namespace gradtile
