@@ -1,0 +1,58 @@
+#include <gradtile/layers/configured_norm.h>
+
+namespace gradtile {
+namespace {
+
+template <class Layer>
+const typename Layer::Saved& saved_of(const ConfiguredNorm::Saved& saved) {
+    const auto* own = std::get_if<typename Layer::Saved>(&saved);
+    check(own != nullptr, "norm: backward without a matching forward");
+    return *own;
+}
+
+void announce_norm(const GradientReady& ready, const LayerNorm& layer) {
+    announce(ready, layer.weight, layer.bias);
+}
+void announce_norm(const GradientReady& ready, const RMSNorm& layer) {
+    announce(ready, layer.weight);
+}
+
+}  // namespace
+
+ConfiguredNorm::ConfiguredNorm(ParameterStore& parameters, const std::string& name, const ModelConfig& config)
+    : norm([&]() -> std::variant<LayerNorm, RMSNorm> {
+          if (config.norm == Norm::rms)
+              return RMSNorm(parameters, name, config.width, config.norm_epsilon);
+          return LayerNorm(parameters, name, config.width, config.bias, config.norm_epsilon);
+      }()) {}
+
+Tensor ConfiguredNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+    return std::visit(
+        [&]<class Layer>(const Layer& layer) {
+            return layer.forward(ctx, x, saved.emplace<typename Layer::Saved>());
+        },
+        norm);
+}
+
+Tensor ConfiguredNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
+                                const GradientReady& ready) const {
+    return std::visit(
+        [&]<class Layer>(const Layer& layer) {
+            Tensor dx = layer.backward(ctx, dy, saved_of<Layer>(saved));
+            announce_norm(ready, layer);
+            return dx;
+        },
+        norm);
+}
+
+void ConfiguredNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
+                                  const GradientReady& ready) const {
+    std::visit(
+        [&]<class Layer>(const Layer& layer) {
+            layer.backward_add(ctx, dy, saved_of<Layer>(saved), dx);
+            announce_norm(ready, layer);
+        },
+        norm);
+}
+
+}  // namespace gradtile

@@ -1,0 +1,29 @@
+#pragma once
+/// The norm a ModelConfig names: one type for blocks that take either.
+#include <string>
+#include <variant>
+
+#include <gradtile/layers/gradient_ready.h>
+#include <gradtile/layers/layer_norm.h>
+#include <gradtile/layers/model_config.h>
+#include <gradtile/layers/rms_norm.h>
+
+namespace gradtile {
+
+/// LayerNorm or RMSNorm over the last axis of x [.., C].
+struct ConfiguredNorm {
+    using Saved = std::variant<std::monostate, LayerNorm::Saved, RMSNorm::Saved>;
+    std::variant<LayerNorm, RMSNorm> norm;
+
+    ConfiguredNorm(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
+
+    Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
+    /// Returns dx.
+    Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
+                    const GradientReady& ready = {}) const;
+    /// dx += the gradient: where a residual branch leaves the stream.
+    void backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
+                      const GradientReady& ready = {}) const;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,107 @@
+#include <gradtile/layers/memory_plan.h>
+
+#include <iomanip>
+#include <ostream>
+
+#include <gradtile/layers/transformer.h>
+
+namespace gradtile {
+namespace {
+
+/// "1.23 GiB": what a person compares with a machine's memory.
+std::string readable(std::size_t bytes) {
+    const char* unit = "MiB";
+    double amount = static_cast<double>(bytes) / (1 << 20);
+    if (amount >= 1024.0) {
+        amount /= 1024.0;
+        unit = "GiB";
+    }
+    std::ostringstream out;
+    out << std::fixed << std::setprecision(2) << amount << ' ' << unit;
+    return out.str();
+}
+
+/// Forward and backward of one micro-batch in an unbounded arena that counts only.
+std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
+    const Context outside = ctx.plan(Arena::for_planning(ctx.device()));
+    ParameterStore parameters;
+    const Transformer model(request.model, parameters);
+    parameters.allocate(outside, request.dtype);
+    const Shape batch{request.micro_batch, request.model.context};
+    const Tensor tokens = empty(outside, batch, DType::i32);
+    const Tensor targets = empty(outside, batch, DType::i32);
+
+    const auto arena = Arena::for_planning(ctx.device());
+    const Context inside = ctx.plan(arena);
+    const ForwardOptions training{.dropout = DropoutKey::of_step(0, 1, 0)};
+    Transformer::Saved saved;
+    const Tensor loss = model.forward(inside, tokens, targets, saved, training);
+    model.backward(inside, saved);
+    return arena->peak_bytes();
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
+    check(request.micro_batch >= 1, "micro-batch: ", request.micro_batch, "; expected at least 1");
+    ParameterStore parameters;
+    const Transformer model(request.model, parameters);
+    const auto elements = static_cast<std::size_t>(parameters.flat_elements());
+    return {.request = request,
+            .parameters = parameters.count(),
+            .values = elements * size_of(request.dtype),
+            .masters = is_16_bit(request.dtype) ? elements * size_of(DType::f32) : 0,
+            .gradients = elements * size_of(accumulator_of(request.dtype)),
+            .optimizer = elements * request.optimizer_bytes_per_element,
+            .activations = activation_bytes(ctx, request)};
+}
+
+std::int64_t largest_micro_batch_that_fits(const Context& ctx, MemoryRequest request, std::size_t budget) {
+    const auto fits = [&](std::int64_t micro_batch) {
+        request.micro_batch = micro_batch;
+        return plan_memory(ctx, request).total() <= budget;
+    };
+    if (!fits(1)) return 0;
+    // Memory grows with the batch: double until it no longer fits, then halve the gap.
+    std::int64_t fitting = 1, too_large = 2;
+    while (fits(too_large)) {
+        fitting = too_large;
+        too_large *= 2;
+    }
+    while (too_large - fitting > 1) {
+        const std::int64_t middle = fitting + (too_large - fitting) / 2;
+        (fits(middle) ? fitting : too_large) = middle;
+    }
+    return fitting;
+}
+
+MemoryPlan plan_within(const Context& ctx, const MemoryRequest& request, std::size_t budget) {
+    MemoryPlan plan = plan_memory(ctx, request);
+    if (plan.total() <= budget) return plan;
+    const std::int64_t largest = largest_micro_batch_that_fits(ctx, request, budget);
+    const std::string advice = largest == 0
+                                   ? std::string("not even a micro-batch of 1 fits")
+                                   : concat("the largest micro-batch that fits is ", largest);
+    throw Error(concat("memory: micro-batch ", request.micro_batch, " needs ", readable(plan.total()),
+                       ", the budget is ", readable(budget), "; ", advice));
+}
+
+std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
+    const auto line = [&](const char* what, std::size_t bytes) {
+        out << "  " << std::left << std::setw(18) << what << std::right << std::setw(16) << bytes << " bytes  "
+            << std::setw(11) << readable(bytes) << '\n';
+    };
+    const ModelConfig& model = plan.request.model;
+    out << "memory for " << plan.parameters << " parameters in " << plan.request.dtype << ", micro-batch "
+        << plan.request.micro_batch << " x " << model.context << " tokens"
+        << (model.recompute == Recompute::block ? ", blocks recomputed" : "") << '\n';
+    line("parameters", plan.values);
+    if (plan.masters > 0) line("float32 masters", plan.masters);
+    line("gradients", plan.gradients);
+    line("optimizer state", plan.optimizer);
+    line("activations", plan.activations);
+    line("total", plan.total());
+    return out;
+}
+
+}  // namespace gradtile

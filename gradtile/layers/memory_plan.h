@@ -1,0 +1,45 @@
+#pragma once
+/// What a training run keeps in memory, known before its first step.
+#include <cstddef>
+#include <iosfwd>
+
+#include <gradtile/core/context.h>
+#include <gradtile/core/dtype.h>
+#include <gradtile/layers/model_config.h>
+
+namespace gradtile {
+
+/// What decides how much memory a run needs.
+struct MemoryRequest {
+    ModelConfig model;
+    DType dtype = DType::f32;
+    std::int64_t micro_batch = 1;  ///< sequences of model.context tokens held at once
+    /// What the optimizer keeps per parameter element; AdamW's two float32 moments are 8 bytes.
+    std::size_t optimizer_bytes_per_element = 8;
+};
+
+/// Bytes by what they hold. Prints as the table of `gradtile train --memory`.
+struct MemoryPlan {
+    MemoryRequest request;
+    std::int64_t parameters = 0;   ///< elements, without padding
+    std::size_t values = 0;        ///< parameters in the run's dtype
+    std::size_t masters = 0;       ///< float32 masters of 16-bit parameters
+    std::size_t gradients = 0;
+    std::size_t optimizer = 0;
+    std::size_t activations = 0;   ///< capacity of an Arena in which forward and backward just fit
+    std::size_t total() const { return values + masters + gradients + optimizer + activations; }
+};
+std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
+
+/// Runs forward and backward once without computing (Context::plan), so `activations` is what the real step
+/// takes, to the byte. Tokens and targets lie outside.
+MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request);
+
+/// The largest micro-batch whose plan's total is at most `budget` bytes; 0 when not even one sequence fits.
+std::int64_t largest_micro_batch_that_fits(const Context& ctx, MemoryRequest request, std::size_t budget);
+
+/// The plan, or Error with one line: what was asked for, what it needs, the budget, and the largest
+/// micro-batch that fits.
+MemoryPlan plan_within(const Context& ctx, const MemoryRequest& request, std::size_t budget);
+
+}  // namespace gradtile

@@ -1,0 +1,59 @@
+#include <gradtile/layers/transformer_block.h>
+
+namespace gradtile {
+namespace {
+
+std::string norm_name(const ModelConfig& config, const char* number) {
+    return (config.norm == Norm::layer ? ".ln_" : ".norm_") + std::string(number);
+}
+
+}  // namespace
+
+TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string& name,
+                                   const ModelConfig& config)
+    : norm_1(parameters, name + norm_name(config, "1"), config),
+      attn(parameters, name + ".attn", config),
+      norm_2(parameters, name + norm_name(config, "2"), config),
+      mlp(parameters, name + ".mlp", config),
+      dropout{config.dropout},
+      recompute(config.recompute) {}
+
+Tensor TransformerBlock::run(const Context& ctx, const Tensor& x, const DropoutKey& key,
+                             Activations& saved) const {
+    Tensor branch = attn.forward(ctx, norm_1.forward(ctx, x, saved.norm_1), saved.attn);
+    const Tensor middle = dropout.add_residual(ctx, x, branch, key.at(0), saved.attn_dropout);
+    branch = mlp.forward(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
+    return dropout.add_residual(ctx, middle, branch, key.at(1), saved.mlp_dropout);
+}
+
+Tensor TransformerBlock::forward(const Context& ctx, const Tensor& x, const DropoutKey& key,
+                                 Saved& saved) const {
+    if (recompute == Recompute::block) {
+        saved.input = x;
+        saved.dropout = key;
+        Activations discarded;
+        return run(ctx, x, key, discarded);
+    }
+    return run(ctx, x, key, saved.activations.emplace());
+}
+
+Tensor TransformerBlock::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
+                                  const GradientReady& ready) const {
+    Activations again;
+    if (!saved.activations) {
+        check(saved.input.defined(), "transformer_block: backward without forward");
+        run(ctx, saved.input, saved.dropout, again);
+    }
+    const Activations& kept = saved.activations ? *saved.activations : again;
+
+    const Tensor& dx = dy;
+    {
+        const Tensor d_branch = dropout.backward(ctx, dy, kept.mlp_dropout);
+        norm_2.backward_add(ctx, mlp.backward(ctx, d_branch, kept.mlp, ready), kept.norm_2, dx, ready);
+    }
+    const Tensor d_branch = dropout.backward(ctx, dx, kept.attn_dropout);
+    norm_1.backward_add(ctx, attn.backward(ctx, d_branch, kept.attn, ready), kept.norm_1, dx, ready);
+    return dx;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,53 @@
+#pragma once
+/// One pre-norm transformer block.
+#include <optional>
+#include <string>
+
+#include <gradtile/layers/configured_norm.h>
+#include <gradtile/layers/dropout.h>
+#include <gradtile/layers/mlp.h>
+#include <gradtile/layers/multi_head_attention.h>
+
+namespace gradtile {
+
+/// x = x + dropout(attn(norm_1(x)));  x = x + dropout(mlp(norm_2(x)));  x [B,T,C].
+///
+/// With Recompute::block forward keeps the block's input alone and backward runs forward again first, with the
+/// same dropout masks: one more forward pass for about a sixteenth of the memory.
+///
+/// Parameters of block name: name.ln_1, name.attn, name.ln_2, name.mlp (Norm::rms: norm_1, norm_2).
+struct TransformerBlock {
+    /// What one pass through the block leaves for backward.
+    struct Activations {
+        ConfiguredNorm::Saved norm_1;
+        MultiHeadAttention::Saved attn;
+        Dropout::Saved attn_dropout;
+        ConfiguredNorm::Saved norm_2;
+        Mlp::Saved mlp;
+        Dropout::Saved mlp_dropout;
+    };
+    struct Saved {
+        Tensor input;                            // with Recompute::block: [B,T,C]
+        DropoutKey dropout;                      // and the key of its masks,
+        std::optional<Activations> activations;  // else these
+    };
+    ConfiguredNorm norm_1;
+    MultiHeadAttention attn;
+    ConfiguredNorm norm_2;
+    Mlp mlp;
+    Dropout dropout;
+    Recompute recompute;
+
+    TransformerBlock(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
+
+    /// `key` names the block's dropout masks; a default one drops nothing.
+    Tensor forward(const Context& ctx, const Tensor& x, const DropoutKey& key, Saved& saved) const;
+    /// Returns dx in dy's memory: the residual stream's gradient passes through and each branch adds to it.
+    Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
+                    const GradientReady& ready = {}) const;
+
+  private:
+    Tensor run(const Context& ctx, const Tensor& x, const DropoutKey& key, Activations& saved) const;
+};
+
+}  // namespace gradtile
