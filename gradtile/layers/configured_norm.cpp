@@ -21,8 +21,7 @@ void announce_norm(const GradientReady& ready, const RMSNorm& layer) {
 
 ConfiguredNorm::ConfiguredNorm(ParameterStore& parameters, const std::string& name, const ModelConfig& config)
     : norm([&]() -> std::variant<LayerNorm, RMSNorm> {
-          if (config.norm == Norm::rms)
-              return RMSNorm(parameters, name, config.width, config.norm_epsilon);
+          if (config.norm == Norm::rms) return RMSNorm(parameters, name, config.width, config.norm_epsilon);
           return LayerNorm(parameters, name, config.width, config.bias, config.norm_epsilon);
       }()) {}
 

@@ -1,13 +1,14 @@
 #pragma once
-/// How backward tells others that a parameter's gradient is complete, so that layers need not know who averages
-/// it over processes or when.
+/// How backward tells others that a parameter's gradient is complete, so that layers need not know who
+/// averages it over processes or when.
 #include <functional>
 
 #include <gradtile/core/parameter_store.h>
 
 namespace gradtile {
 
-/// Called once per parameter and backward pass, right after the last contribution to its gradient was enqueued.
+/// Called once per parameter and backward pass, right after the last contribution to its gradient was
+/// enqueued.
 using GradientReady = std::function<void(const Parameter&)>;
 
 /// Announces each defined parameter, in order; ready may be empty.

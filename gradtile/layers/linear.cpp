@@ -18,8 +18,8 @@ Shape with_last_axis(Shape shape, std::int64_t length) {
 }
 
 void check_features(const char* what, const Tensor& x, std::int64_t features, const Parameter& weight) {
-    check(x.rank() >= 1 && x.size(-1) == features && x.dtype() == weight.value().dtype(), "linear ", weight.name(),
-          ": ", what, " is ", x, "; expected [.., ", features, "] ", weight.value().dtype());
+    check(x.rank() >= 1 && x.size(-1) == features && x.dtype() == weight.value().dtype(), "linear ",
+          weight.name(), ": ", what, " is ", x, "; expected [.., ", features, "] ", weight.value().dtype());
 }
 
 }  // namespace

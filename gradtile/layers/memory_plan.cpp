@@ -79,17 +79,16 @@ MemoryPlan plan_within(const Context& ctx, const MemoryRequest& request, std::si
     MemoryPlan plan = plan_memory(ctx, request);
     if (plan.total() <= budget) return plan;
     const std::int64_t largest = largest_micro_batch_that_fits(ctx, request, budget);
-    const std::string advice = largest == 0
-                                   ? std::string("not even a micro-batch of 1 fits")
-                                   : concat("the largest micro-batch that fits is ", largest);
+    const std::string advice = largest == 0 ? std::string("not even a micro-batch of 1 fits")
+                                            : concat("the largest micro-batch that fits is ", largest);
     throw Error(concat("memory: micro-batch ", request.micro_batch, " needs ", readable(plan.total()),
                        ", the budget is ", readable(budget), "; ", advice));
 }
 
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
     const auto line = [&](const char* what, std::size_t bytes) {
-        out << "  " << std::left << std::setw(18) << what << std::right << std::setw(16) << bytes << " bytes  "
-            << std::setw(11) << readable(bytes) << '\n';
+        out << "  " << std::left << std::setw(18) << what << std::right << std::setw(16) << bytes
+            << " bytes  " << std::setw(11) << readable(bytes) << '\n';
     };
     const ModelConfig& model = plan.request.model;
     out << "memory for " << plan.parameters << " parameters in " << plan.request.dtype << ", micro-batch "

@@ -21,12 +21,12 @@ struct MemoryRequest {
 /// Bytes by what they hold. Prints as the table of `gradtile train --memory`.
 struct MemoryPlan {
     MemoryRequest request;
-    std::int64_t parameters = 0;   ///< elements, without padding
-    std::size_t values = 0;        ///< parameters in the run's dtype
-    std::size_t masters = 0;       ///< float32 masters of 16-bit parameters
+    std::int64_t parameters = 0;  ///< elements, without padding
+    std::size_t values = 0;       ///< parameters in the run's dtype
+    std::size_t masters = 0;      ///< float32 masters of 16-bit parameters
     std::size_t gradients = 0;
     std::size_t optimizer = 0;
-    std::size_t activations = 0;   ///< capacity of an Arena in which forward and backward just fit
+    std::size_t activations = 0;  ///< capacity of an Arena in which forward and backward just fit
     std::size_t total() const { return values + masters + gradients + optimizer + activations; }
 };
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);

@@ -12,8 +12,9 @@ namespace gradtile {
 
 /// What one training pass is told beside the data.
 struct ForwardOptions {
-    double gradient_scale = 1.0;  ///< gradients are those of this times the loss: 1 / accumulated micro-batches
-    DropoutKey dropout = {};      ///< a default one drops nothing
+    double gradient_scale =
+        1.0;                  ///< gradients are those of this times the loss: 1 / accumulated micro-batches
+    DropoutKey dropout = {};  ///< a default one drops nothing
 };
 
 /// Token embedding (+ learned positions), dropout, `layers` blocks, a last norm, the vocabulary head.

@@ -1,5 +1,7 @@
 #include <gradtile/layers/transformer.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 
 #include <tests/support/parameter_gradients.h>
@@ -29,7 +31,8 @@ ModelConfig tiny_llama() {
 }
 
 /// Tokens from a small congruential generator, some targets ignored.
-Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t vocabulary, std::uint32_t state) {
+Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t vocabulary,
+                        std::uint32_t state) {
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.elements()));
     for (std::int32_t& token : tokens) {
         state = 1664525u * state + 1013904223u;
@@ -40,6 +43,13 @@ Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t voc
 Tensor with_ignored(const Tensor& targets) {
     for (std::int64_t i = 0; i < targets.elements(); i += 5) targets.data<std::int32_t>()[i] = -1;
     return targets;
+}
+
+/// The first `length` tokens of each sequence, contiguous.
+Tensor first_tokens(const Context& ctx, const Tensor& tokens, std::int64_t length) {
+    const Tensor prefix = empty(ctx, {tokens.size(0), length}, DType::i32);
+    copy(ctx, prefix, tokens.slice(1, 0, length));
+    return prefix;
 }
 
 /// A model with its parameters, drawn large enough that every gradient is felt.
@@ -99,6 +109,204 @@ TEST_P(TransformerStyles, GradientsWithDropoutEqualFiniteDifferencesOfTheSameMas
     EXPECT_NE(f.loss(options), f.loss({}));
     expect_parameter_gradients(
         f.ctx, f.parameters, [&] { return f.loss(options); }, [&] { f.gradients(options); });
+}
+
+TEST_P(TransformerStyles, RecomputingBlocksGivesTheSameLossAndGradientBits) {
+    ModelConfig config = GetParam();
+    config.dropout = 0.25;
+    const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
+    for (const DType dtype : {DType::f64, DType::f32}) {
+        Fixture kept(config, dtype);
+        ModelConfig again = config;
+        again.recompute = Recompute::block;
+        Fixture recomputed(again, dtype);
+        EXPECT_EQ(kept.loss(options), recomputed.loss(options));
+        EXPECT_EQ(kept.fresh_gradients(options), recomputed.fresh_gradients(options));
+    }
+}
+
+TEST_P(TransformerStyles, BitsDoNotDependOnTheNumberOfThreads) {
+    ModelConfig config = GetParam();
+    config.width = 64;
+    config.context = 70;
+    config.dropout = 0.1;
+    const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        Fixture one(config, dtype, 1, 5, 70);
+        const double loss = one.loss(options);
+        const auto gradients = one.fresh_gradients(options);
+        for (const int threads : {2, 3}) {
+            Fixture more(config, dtype, threads, 5, 70);
+            EXPECT_EQ(more.loss(options), loss) << dtype << ", " << threads << " threads";
+            EXPECT_EQ(more.fresh_gradients(options), gradients) << dtype << ", " << threads << " threads";
+        }
+    }
+}
+
+TEST_P(TransformerStyles, TheGradientScaleScalesTheGradientsAndNotTheLoss) {
+    Fixture f(GetParam());
+    const auto gradients = f.fresh_gradients({});
+    const auto quarter = f.fresh_gradients({.gradient_scale = 0.25});
+    EXPECT_EQ(f.loss({}), f.loss({.gradient_scale = 0.25}));
+    for (std::size_t i = 0; i < gradients.size(); ++i)
+        EXPECT_EQ(0.25 * gradients[i], quarter[i]);  // a power of 2
+}
+
+TEST_P(TransformerStyles, TwoMicroBatchesAccumulateToTheMeanOfTheirGradients) {
+    ModelConfig config = GetParam();
+    Fixture f(config, DType::f64, 2, 4);
+    f.targets = generated_tokens(f.ctx, {4, 6}, config.vocabulary, 9);  // none ignored: halves weigh the same
+    const auto whole = f.fresh_gradients({});
+    const Tensor tokens = f.tokens, targets = f.targets;
+    f.parameters.zero_gradients(f.ctx);
+    for (const std::int64_t first : {0, 2}) {
+        f.tokens = tokens.slice(0, first, 2);
+        f.targets = targets.slice(0, first, 2);
+        f.gradients({.gradient_scale = 0.5});
+    }
+    const auto halves = to_host(f.ctx, f.parameters.gradients());
+    double largest = 0.0;
+    for (const double g : whole) largest = std::max(largest, std::abs(g));
+    // Both are sums of the same ~1e3 products in another order.
+    for (std::size_t i = 0; i < whole.size(); ++i) ASSERT_NEAR(whole[i], halves[i], 1e3 * 2.3e-16 * largest);
+}
+
+TEST_P(TransformerStyles, EvaluationEqualsTheTrainingLossWithoutDropout) {
+    ModelConfig config = GetParam();
+    config.dropout = 0.5;
+    Fixture f(config);
+    const auto result = to_host(f.ctx, f.model.evaluate(f.ctx, f.tokens, f.targets));
+    ASSERT_EQ(result.size(), 2u);
+    const std::vector<double> targets = to_host(f.ctx, f.targets);
+    EXPECT_EQ(result[1],
+              static_cast<double>(std::ranges::count_if(targets, [](double t) { return t >= 0; })));
+    EXPECT_DOUBLE_EQ(result[0] / result[1], f.loss({}));
+    EXPECT_THAT(to_host(f.ctx, f.parameters.gradients()), ::testing::Contains(::testing::Ne(0.0)));
+    f.parameters.zero_gradients(f.ctx);
+    f.model.evaluate(f.ctx, f.tokens, f.targets);
+    EXPECT_THAT(to_host(f.ctx, f.parameters.gradients()), ::testing::Each(0.0));
+}
+
+TEST_P(TransformerStyles, LogitsOfTheLastTokenGiveItsLossAndIgnoreWhatComesAfter) {
+    Fixture f(GetParam());
+    const std::int64_t length = 4, vocabulary = f.model.config.vocabulary;
+    const Tensor prefix = first_tokens(f.ctx, f.tokens, length);
+    const auto logits = to_host(f.ctx, f.model.logits(f.ctx, prefix));
+    ASSERT_EQ(logits.size(), static_cast<std::size_t>(3 * vocabulary));
+
+    // The loss at position length-1 alone, of the whole sequence: what follows must not matter.
+    std::vector<std::int32_t> only_last(18, -1);
+    double expected = 0.0;
+    for (std::size_t b = 0; b < 3; ++b) {
+        const std::int32_t target = static_cast<std::int32_t>(b) + 1;
+        only_last[b * 6 + static_cast<std::size_t>(length) - 1] = target;
+        double sum = 0.0;
+        const double* row = logits.data() + b * static_cast<std::size_t>(vocabulary);
+        for (std::int64_t v = 0; v < vocabulary; ++v) sum += std::exp(row[v]);
+        expected += std::log(sum) - row[target];
+    }
+    const auto result =
+        to_host(f.ctx, f.model.evaluate(f.ctx, f.tokens, from_host(f.ctx, only_last, {3, 6})));
+    EXPECT_NEAR(result[0], expected, 1e3 * 2.3e-16 * std::abs(expected));
+}
+
+TEST_P(TransformerStyles, EveryParameterIsAnnouncedOnceWithItsFinalGradient) {
+    Fixture f(GetParam());
+    f.parameters.zero_gradients(f.ctx);
+    Transformer::Saved saved;
+    f.model.forward(f.ctx, f.tokens, f.targets, saved);
+    std::map<std::string, std::vector<double>> announced;
+    f.model.backward(f.ctx, saved, [&](const Parameter& parameter) {
+        EXPECT_TRUE(announced.emplace(parameter.name(), to_host(f.ctx, parameter.grad())).second)
+            << parameter.name() << " twice";
+    });
+    EXPECT_EQ(announced.size(), f.parameters.parameters().size());
+    for (const auto& [name, gradient] : announced)
+        EXPECT_EQ(gradient, to_host(f.ctx, f.parameters.find(name).grad())) << name;
+}
+
+TEST(Transformer, ATiedEmbeddingGetsTheGradientsOfBothItsUses) {
+    ModelConfig tied = tiny_gpt2(), own = tied;
+    own.tied_head = false;
+    Fixture one(tied), two(own);
+    for (const Parameter& parameter : one.parameters.parameters())
+        copy(two.ctx, two.parameters.find(parameter.name()).value(), parameter.value());
+    copy(two.ctx, two.model.head.weight.value(), two.model.wte.weight.value());
+    one.fresh_gradients({});
+    two.fresh_gradients({});
+    const auto sum = to_host(one.ctx, one.model.wte.weight.grad());
+    const auto as_input = to_host(two.ctx, two.model.wte.weight.grad());
+    const auto as_head = to_host(two.ctx, two.model.head.weight.grad());
+    double largest = 0.0;
+    for (const double g : sum) largest = std::max(largest, std::abs(g));
+    for (std::size_t i = 0; i < sum.size(); ++i)
+        EXPECT_NEAR(sum[i], as_input[i] + as_head[i], 64 * 2.3e-16 * largest);
+    EXPECT_THAT(as_input, ::testing::Contains(::testing::Ne(0.0)));
+    EXPECT_THAT(as_head, ::testing::Contains(::testing::Ne(0.0)));
+}
+
+/// Radford et al. 2019; the counts are those of the published checkpoints.
+TEST(Transformer, CountsTheParametersOfGpt2WithoutAllocatingThem) {
+    const auto gpt2 = [](std::int64_t layers, std::int64_t heads, std::int64_t width) {
+        return parameter_count(
+            {.layers = layers, .heads = heads, .width = width, .context = 1024, .vocabulary = 50257});
+    };
+    EXPECT_EQ(gpt2(12, 12, 768), 124439808);
+    EXPECT_EQ(gpt2(24, 16, 1024), 354823168);
+    EXPECT_EQ(gpt2(36, 20, 1280), 774030080);
+}
+
+TEST(Transformer, NamesItsParametersAsDocumented) {
+    ParameterStore gpt2, llama;
+    const Transformer a(tiny_gpt2(), gpt2), b(tiny_llama(), llama);
+    const auto names = [](const ParameterStore& store) {
+        std::vector<std::string> result;
+        for (const Parameter& parameter : store.parameters())
+            if (!parameter.name().starts_with("h.1.")) result.push_back(parameter.name());
+        return result;
+    };
+    EXPECT_THAT(names(gpt2),
+                ::testing::ElementsAre("wte.weight", "wpe.weight", "h.0.ln_1.weight", "h.0.ln_1.bias",
+                                       "h.0.attn.qkv.weight", "h.0.attn.qkv.bias", "h.0.attn.proj.weight",
+                                       "h.0.attn.proj.bias", "h.0.ln_2.weight", "h.0.ln_2.bias",
+                                       "h.0.mlp.fc.weight", "h.0.mlp.fc.bias", "h.0.mlp.proj.weight",
+                                       "h.0.mlp.proj.bias", "ln_f.weight", "ln_f.bias"));
+    EXPECT_THAT(names(llama), ::testing::ElementsAre("wte.weight", "h.0.norm_1.weight", "h.0.attn.qkv.weight",
+                                                     "h.0.attn.proj.weight", "h.0.attn.q_norm.weight",
+                                                     "h.0.attn.k_norm.weight", "h.0.norm_2.weight",
+                                                     "h.0.mlp.gate_up.weight", "h.0.mlp.down.weight",
+                                                     "norm_f.weight", "head.weight"));
+}
+
+TEST(Transformer, StartsWithGpt2sInitialisation) {
+    ParameterStore parameters;
+    const Transformer model(tiny_gpt2(), parameters);
+    EXPECT_EQ(parameters.find("h.0.mlp.fc.weight").init().value, 0.02);
+    EXPECT_EQ(parameters.find("h.1.mlp.proj.weight").init().value, 0.02 / 2.0);  // sqrt(2 * 2 layers)
+    EXPECT_EQ(parameters.find("h.1.attn.proj.weight").init().value, 0.02 / 2.0);
+    EXPECT_EQ(parameters.find("h.0.attn.qkv.bias").init().value, 0.0);
+    EXPECT_EQ(parameters.find("ln_f.weight").init().value, 1.0);
+}
+
+TEST(Transformer, CountsTheFlopsOfEachMatrixOnce) {
+    // One head of width 2, hidden 8, vocabulary 3: 2*6 + 2*2 + 2*16 + 2*3 = 54 weights; 3 tokens see 2 keys.
+    const ModelConfig config{.layers = 1, .heads = 1, .width = 2, .context = 3, .vocabulary = 3};
+    EXPECT_DOUBLE_EQ(flops_per_token(config, 3), 6 * 54 + 12 * 2 * 2);
+}
+
+TEST(Transformer, RefusesWrongTokensInOneLine) {
+    Fixture f(tiny_gpt2());
+    Transformer::Saved saved;
+    const Tensor long_one = zeros(f.ctx, {1, 8}, DType::i32);
+    EXPECT_THROW(f.model.forward(f.ctx, long_one, long_one, saved), Error);
+    EXPECT_THROW(f.model.forward(f.ctx, f.tokens.slice(1, 0, 3), f.targets, saved), Error);
+    EXPECT_THROW(f.model.logits(f.ctx, zeros(f.ctx, {1, 0}, DType::i32)), Error);
+    EXPECT_THROW(f.model.backward(f.ctx, Transformer::Saved{}), Error);
+    const Tensor unknown = zeros(f.ctx, {1, 2}, DType::i32);
+    fill(f.ctx, unknown, 11.0);
+    EXPECT_THROW(f.model.evaluate(f.ctx, unknown, unknown), Error);
+    ParameterStore parameters;
+    EXPECT_THROW(Transformer({.vocabulary = 0}, parameters), Error);
 }
 
 }  // namespace

@@ -16,12 +16,12 @@ namespace gradtile::testing {
 /// Compares x's accumulated gradient `analytic` with central differences of loss() over x's elements (at most
 /// `samples` of them, spread evenly). x is float64, contiguous, on the CPU, and restored.
 ///
-/// The bound is derived per element. D(h) differs from the derivative by a truncation error that grows as h^2,
-/// so that |D(2h) - D(h)| is three times that of D(h), and by the rounding of loss(), taken as 64 units in the
-/// last place, divided by h.
+/// The bound is derived per element. D(h) differs from the derivative by a truncation error that grows as
+/// h^2, so that |D(2h) - D(h)| is three times that of D(h), and by the rounding of loss(), taken as 64 units
+/// in the last place, divided by h.
 template <class Loss>
-void expect_gradient(const std::string& name, const Tensor& x, const std::vector<double>& analytic, Loss&& loss,
-                     std::int64_t samples = 24) {
+void expect_gradient(const std::string& name, const Tensor& x, const std::vector<double>& analytic,
+                     Loss&& loss, std::int64_t samples = 24) {
     constexpr double h = 1e-4;
     double* values = x.data<double>();
     const std::int64_t count = x.elements();
@@ -45,7 +45,8 @@ void expect_gradient(const std::string& name, const Tensor& x, const std::vector
     }
 }
 
-/// Checks every parameter's gradient. gradients() must accumulate them for the same scalar that loss() returns.
+/// Checks every parameter's gradient. gradients() must accumulate them for the same scalar that loss()
+/// returns.
 template <class Loss, class Gradients>
 void expect_parameter_gradients(const Context& ctx, const ParameterStore& parameters, Loss&& loss,
                                 Gradients&& gradients) {

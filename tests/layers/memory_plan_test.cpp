@@ -1,0 +1,165 @@
+#include <gradtile/layers/memory_plan.h>
+
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/transformer.h>
+
+namespace gradtile {
+namespace {
+
+ModelConfig gpt2_style(Recompute recompute) {
+    return {.layers = 3,
+            .heads = 2,
+            .width = 32,
+            .context = 40,
+            .vocabulary = 50,
+            .dropout = 0.1,
+            .recompute = recompute};
+}
+ModelConfig llama_style(Recompute recompute) {
+    return {.layers = 3,
+            .heads = 4,
+            .kv_heads = 2,
+            .width = 32,
+            .context = 40,
+            .vocabulary = 50,
+            .norm = Norm::rms,
+            .activation = Activation::swiglu,
+            .positions = Positions::rope,
+            .bias = false,
+            .tied_head = false,
+            .qk_norm = true,
+            .recompute = recompute};
+}
+
+struct Case {
+    const char* name;
+    ModelConfig model;
+    DType dtype;
+};
+
+class MemoryPlanOf : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(
+    Models, MemoryPlanOf,
+    ::testing::Values(Case{"gpt2_f32", gpt2_style(Recompute::none), DType::f32},
+                      Case{"gpt2_f32_recomputed", gpt2_style(Recompute::block), DType::f32},
+                      Case{"gpt2_bf16", gpt2_style(Recompute::none), DType::bf16},
+                      Case{"llama_f32", llama_style(Recompute::none), DType::f32},
+                      Case{"llama_f32_recomputed", llama_style(Recompute::block), DType::f32},
+                      Case{"llama_bf16", llama_style(Recompute::none), DType::bf16}),
+    [](const auto& info) { return info.param.name; });
+
+/// One training step with its activations in `arena`; returns the flat gradients.
+std::vector<double> train_step(const Context& ctx, const std::shared_ptr<Arena>& arena,
+                               const MemoryRequest& request) {
+    ParameterStore parameters;
+    const Transformer model(request.model, parameters);
+    parameters.allocate(ctx, request.dtype);
+    parameters.initialize(ctx, Seed{1});
+    const Tensor tokens = zeros(ctx, {request.micro_batch, request.model.context}, DType::i32);
+    const Tensor targets = zeros(ctx, tokens.shape(), DType::i32);
+    const Context inside = arena ? ctx.with_allocator(arena) : ctx;
+    {
+        Transformer::Saved saved;
+        const Tensor loss =
+            model.forward(inside, tokens, targets, saved, {.dropout = DropoutKey::of_step(1, 1, 0)});
+        model.backward(inside, saved);
+    }
+    return to_host(ctx, parameters.gradients());
+}
+
+TEST_P(MemoryPlanOf, PlannedActivationsAreTheRealPeakAndTrainingWorksInExactlyThatMuch) {
+    const Context ctx(Device::cpu(), 2);
+    const MemoryRequest request{.model = GetParam().model, .dtype = GetParam().dtype, .micro_batch = 3};
+    const MemoryPlan plan = plan_memory(ctx, request);
+    EXPECT_GT(plan.activations, 0u);
+
+    const auto arena = std::make_shared<Arena>(ctx.device(), plan.activations);
+    EXPECT_EQ(train_step(ctx, arena, request), train_step(ctx, nullptr, request));
+    EXPECT_EQ(arena->peak_bytes(), plan.activations);
+    EXPECT_EQ(arena->bytes_in_use(), 0u);
+
+    const auto too_small = std::make_shared<Arena>(ctx.device(), plan.activations - 256);
+    EXPECT_THROW(train_step(ctx, too_small, request), Error);
+}
+
+TEST_P(MemoryPlanOf, EvaluatingAndSamplingFitInTheTrainingArena) {
+    const Context ctx(Device::cpu(), 2);
+    const MemoryRequest request{.model = GetParam().model, .dtype = GetParam().dtype, .micro_batch = 3};
+    const auto arena = std::make_shared<Arena>(ctx.device(), plan_memory(ctx, request).activations);
+    ParameterStore parameters;
+    const Transformer model(request.model, parameters);
+    parameters.allocate(ctx, request.dtype);
+    const Tensor tokens = zeros(ctx, {request.micro_batch, request.model.context}, DType::i32);
+    const Context inside = ctx.with_allocator(arena);
+    EXPECT_NO_THROW(model.evaluate(inside, tokens, tokens));
+    EXPECT_NO_THROW(model.logits(inside, tokens));
+}
+
+TEST(MemoryPlan, RecomputingBlocksTakesLessMemory) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryRequest request{.model = gpt2_style(Recompute::none), .micro_batch = 4};
+    request.model.layers = 12;
+    const std::size_t kept = plan_memory(ctx, request).activations;
+    request.model.recompute = Recompute::block;
+    EXPECT_LT(plan_memory(ctx, request).activations, kept / 4);
+}
+
+TEST(MemoryPlan, CountsParametersOnceEachInTheirDtype) {
+    const Context ctx(Device::cpu(), 1);
+    const ModelConfig model = gpt2_style(Recompute::none);
+    ParameterStore parameters;
+    const Transformer transformer(model, parameters);
+    const auto elements = static_cast<std::size_t>(parameters.flat_elements());
+    const MemoryPlan plan =
+        plan_memory(ctx, {.model = model, .dtype = DType::bf16, .optimizer_bytes_per_element = 4});
+    EXPECT_EQ(plan.parameters, parameters.count());
+    EXPECT_EQ(plan.values, 2 * elements);
+    EXPECT_EQ(plan.masters, 4 * elements);
+    EXPECT_EQ(plan.gradients, 4 * elements);
+    EXPECT_EQ(plan.optimizer, 4 * elements);
+    EXPECT_EQ(plan.total(), plan.values + plan.masters + plan.gradients + plan.optimizer + plan.activations);
+    EXPECT_EQ(plan_memory(ctx, {.model = model, .dtype = DType::f32}).masters, 0u);
+}
+
+TEST(MemoryPlan, TheLargestBatchFitsAndOneMoreDoesNot) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryRequest request{.model = gpt2_style(Recompute::none), .micro_batch = 11};
+    const std::size_t budget = plan_memory(ctx, request).total() + 1;
+    EXPECT_EQ(largest_micro_batch_that_fits(ctx, request, budget), 11);
+    EXPECT_EQ(plan_within(ctx, request, budget).total(), budget - 1);
+    EXPECT_EQ(largest_micro_batch_that_fits(ctx, request, 1000), 0);
+}
+
+TEST(MemoryPlan, ABatchThatDoesNotFitIsRefusedInOneLineWithTheLargestThatDoes) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryRequest request{.model = gpt2_style(Recompute::none), .micro_batch = 5};
+    const std::size_t budget = plan_memory(ctx, request).total();
+    request.micro_batch = 8;
+    try {
+        plan_within(ctx, request, budget);
+        FAIL() << "micro-batch 8 was accepted";
+    } catch (const Error& error) {
+        EXPECT_THAT(error.what(),
+                    ::testing::MatchesRegex("memory: micro-batch 8 needs .* MiB, the budget is .* "
+                                            "MiB; the largest micro-batch that fits is 5"));
+    }
+    request.micro_batch = 1;
+    EXPECT_THROW(plan_within(ctx, request, 1000), Error);
+}
+
+TEST(MemoryPlan, PrintsOneLineForEachKind) {
+    std::ostringstream out;
+    out << plan_memory(Context(Device::cpu(), 1),
+                       {.model = gpt2_style(Recompute::block), .dtype = DType::bf16});
+    for (const char* word : {"blocks recomputed", "parameters", "float32 masters", "gradients",
+                             "optimizer state", "activations", "total"})
+        EXPECT_THAT(out.str(), ::testing::HasSubstr(word));
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,129 @@
+#include <gradtile/layers/multi_head_attention.h>
+
+#include <cmath>
+
+#include <gradtile/core/gemm.h>
+#include <tests/support/parameter_gradients.h>
+
+namespace gradtile {
+namespace {
+
+using testing::expect_gradient;
+using testing::expect_parameter_gradients;
+using testing::weighted_sum;
+
+ModelConfig shape_of(std::int64_t heads, std::int64_t kv_heads, std::int64_t width) {
+    return {.layers = 1, .heads = heads, .kv_heads = kv_heads, .width = width, .context = 9, .vocabulary = 2};
+}
+
+struct Fixture {
+    Context ctx;
+    ParameterStore parameters;
+    MultiHeadAttention attn;
+
+    explicit Fixture(const ModelConfig& config, DType dtype = DType::f64, int threads = 2)
+        : ctx(Device::cpu(), threads), attn(parameters, "attn", config) {
+        parameters.allocate(ctx, dtype);
+        copy(ctx, parameters.values(), randn(ctx, parameters.values().shape(), dtype, Seed{5}));
+    }
+};
+
+void expect_exact_gradients(const ModelConfig& config) {
+    Fixture f(config);
+    const Tensor x = randn(f.ctx, {2, 7, config.width}, DType::f64, Seed{3});
+    const Tensor dy = randn(f.ctx, x.shape(), DType::f64, Seed{4});
+    const auto loss = [&] {
+        MultiHeadAttention::Saved saved;
+        return weighted_sum(f.ctx, f.attn.forward(f.ctx, x, saved), dy);
+    };
+    MultiHeadAttention::Saved saved;
+    f.attn.forward(f.ctx, x, saved);
+    Tensor dx;
+    expect_parameter_gradients(f.ctx, f.parameters, loss, [&] { dx = f.attn.backward(f.ctx, dy, saved); });
+    expect_gradient("x", x, to_host(f.ctx, dx), loss);
+}
+
+TEST(MultiHeadAttention, GradientsEqualFiniteDifferences) {
+    expect_exact_gradients(shape_of(2, 0, 8));
+}
+TEST(MultiHeadAttention, GradientsOfGroupedQueriesEqualFiniteDifferences) {
+    expect_exact_gradients(shape_of(4, 2, 12));
+    expect_exact_gradients(shape_of(4, 1, 12));
+}
+TEST(MultiHeadAttention, GradientsThroughRotationAndHeadNormsEqualFiniteDifferences) {
+    ModelConfig config = shape_of(4, 2, 16);
+    config.positions = Positions::rope;
+    expect_exact_gradients(config);
+    config.qk_norm = true;
+    expect_exact_gradients(config);
+    config.positions = Positions::learned;
+    expect_exact_gradients(config);
+}
+
+TEST(MultiHeadAttention, EqualsTheTextbookHeadByHead) {
+    const std::int64_t heads = 3, width = 12, head_dim = width / heads, length = 5;
+    Fixture f(shape_of(heads, 0, width));
+    const Tensor x = randn(f.ctx, {1, length, width}, DType::f64, Seed{3});
+    MultiHeadAttention::Saved saved;
+    const auto y = to_host(f.ctx, f.attn.forward(f.ctx, x, saved));
+
+    Linear::Saved unused;
+    const Tensor qkv = f.attn.qkv.forward(f.ctx, x, unused).reshape({length, 3 * width});
+    const Tensor o = zeros(f.ctx, {length, width}, DType::f64);
+    for (std::int64_t h = 0; h < heads; ++h) {
+        const Tensor q = qkv.slice(1, h * head_dim, head_dim);
+        const Tensor k = qkv.slice(1, width + h * head_dim, head_dim);
+        const Tensor v = qkv.slice(1, 2 * width + h * head_dim, head_dim);
+        const Tensor p = zeros(f.ctx, {length, length}, DType::f64);
+        gemm(f.ctx, p, q, k, {.trans_b = true, .alpha = 1.0 / std::sqrt(static_cast<double>(head_dim))});
+        for (std::int64_t i = 0; i < length; ++i) {
+            double* row = p.data<double>() + i * length;
+            double sum = 0.0;
+            for (std::int64_t j = 0; j < length; ++j) sum += row[j] = j <= i ? std::exp(row[j]) : 0.0;
+            for (std::int64_t j = 0; j < length; ++j) row[j] /= sum;
+        }
+        gemm(f.ctx, o.slice(1, h * head_dim, head_dim), p, v);
+    }
+    const auto expected = to_host(f.ctx, f.attn.proj.forward(f.ctx, o, unused));
+    ASSERT_EQ(y.size(), expected.size());
+    // Two dozen roundings on the way, relative to terms of size |W| |o| * width < 100.
+    for (std::size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], expected[i], 24 * 2.3e-16 * 100.0);
+}
+
+TEST(MultiHeadAttention, KeepsViewsOfOneProjectionAndNothingOfSizeTxT) {
+    Fixture f(shape_of(2, 0, 8));
+    const Tensor x = randn(f.ctx, {2, 9, 8}, DType::f64, Seed{3});
+    const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
+    const Context ctx = f.ctx.with_allocator(arena);
+    MultiHeadAttention::Saved saved;
+    f.attn.forward(ctx, x, saved);
+    EXPECT_EQ(saved.attention.k.raw_data() - saved.attention.q.raw_data(), 8 * 8);
+    EXPECT_EQ(saved.attention.v.raw_data() - saved.attention.q.raw_data(), 2 * 8 * 8);
+    const std::size_t rows = 2 * 9;
+    const auto rounded = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
+    const std::size_t qkv = rounded(rows * 24 * 8), o = rounded(rows * 8 * 8), lse = rounded(rows * 2 * 8);
+    EXPECT_EQ(arena->bytes_in_use(), qkv + o + lse);
+}
+
+TEST(MultiHeadAttention, BitsDoNotDependOnTheNumberOfThreads) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        std::vector<double> expected;
+        for (const int threads : {1, 2, 3}) {
+            ModelConfig config = shape_of(4, 2, 64);
+            config.context = 150;
+            config.positions = Positions::rope;
+            config.qk_norm = true;
+            Fixture f(config, dtype, threads);
+            const Tensor x = randn(f.ctx, {2, 150, 64}, dtype, Seed{3});
+            MultiHeadAttention::Saved saved;
+            const Tensor y = f.attn.forward(f.ctx, x, saved);
+            std::vector<double> all = to_host(f.ctx, f.attn.backward(f.ctx, y, saved));
+            for (const double g : to_host(f.ctx, f.parameters.gradients())) all.push_back(g);
+            if (threads == 1) expected = all;
+            EXPECT_EQ(all, expected) << threads << " threads";
+        }
+    }
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,89 @@
+#include <gradtile/layers/transformer_block.h>
+
+#include <tests/support/parameter_gradients.h>
+
+namespace gradtile {
+namespace {
+
+using testing::expect_gradient;
+using testing::expect_parameter_gradients;
+using testing::weighted_sum;
+
+ModelConfig block_config(Recompute recompute) {
+    return {.layers = 1, .heads = 2, .width = 8, .context = 6, .dropout = 0.3, .recompute = recompute};
+}
+
+struct Fixture {
+    Context ctx{Device::cpu(), 2};
+    ParameterStore parameters;
+    TransformerBlock block;
+    Tensor x, dy;
+    DropoutKey key = DropoutKey::of_step(1, 2, 3);
+
+    explicit Fixture(Recompute recompute) : block(parameters, "h.0", block_config(recompute)) {
+        parameters.allocate(ctx, DType::f64);
+        copy(ctx, parameters.values(), randn(ctx, parameters.values().shape(), DType::f64, Seed{5}));
+        x = randn(ctx, {2, 6, 8}, DType::f64, Seed{3});
+        dy = randn(ctx, x.shape(), DType::f64, Seed{4});
+    }
+    /// backward consumes dy, so it gets a copy.
+    Tensor run() {
+        TransformerBlock::Saved saved;
+        block.forward(ctx, x, key, saved);
+        return block.backward(ctx, cast(ctx, dy, DType::f64), saved);
+    }
+};
+
+TEST(TransformerBlock, GradientsEqualFiniteDifferences) {
+    Fixture f(Recompute::none);
+    const auto loss = [&] {
+        TransformerBlock::Saved saved;
+        return weighted_sum(f.ctx, f.block.forward(f.ctx, f.x, f.key, saved), f.dy);
+    };
+    Tensor dx;
+    expect_parameter_gradients(f.ctx, f.parameters, loss, [&] { dx = f.run(); });
+    expect_gradient("x", f.x, to_host(f.ctx, dx), loss);
+}
+
+TEST(TransformerBlock, RecomputingGivesTheSameBits) {
+    Fixture kept(Recompute::none), recomputed(Recompute::block);
+    EXPECT_EQ(to_host(kept.ctx, kept.run()), to_host(recomputed.ctx, recomputed.run()));
+    EXPECT_EQ(to_host(kept.ctx, kept.parameters.gradients()),
+              to_host(recomputed.ctx, recomputed.parameters.gradients()));
+}
+
+TEST(TransformerBlock, RecomputingKeepsNothingButTheInput) {
+    Fixture f(Recompute::block);
+    const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
+    TransformerBlock::Saved saved;
+    f.block.forward(f.ctx.with_allocator(arena), f.x, f.key, saved);
+    EXPECT_EQ(arena->bytes_in_use(), 0u);
+    EXPECT_EQ(saved.input.raw_data(), f.x.raw_data());
+}
+
+TEST(TransformerBlock, BackwardUpdatesTheStreamsGradientInPlace) {
+    Fixture f(Recompute::none);
+    TransformerBlock::Saved saved;
+    f.block.forward(f.ctx, f.x, f.key, saved);
+    EXPECT_EQ(f.block.backward(f.ctx, f.dy, saved).raw_data(), f.dy.raw_data());
+}
+
+TEST(TransformerBlock, EveryGradientIsAnnouncedOnceWhenComplete) {
+    Fixture f(Recompute::none);
+    TransformerBlock::Saved saved;
+    f.block.forward(f.ctx, f.x, f.key, saved);
+    std::vector<std::string> announced;
+    std::vector<std::vector<double>> at_announcement;
+    f.block.backward(f.ctx, f.dy, saved, [&](const Parameter& parameter) {
+        announced.push_back(parameter.name());
+        at_announcement.push_back(to_host(f.ctx, parameter.grad()));
+    });
+    std::vector<std::string> declared;
+    for (const Parameter& parameter : f.parameters.parameters()) declared.push_back(parameter.name());
+    EXPECT_THAT(announced, ::testing::UnorderedElementsAreArray(declared));
+    for (std::size_t i = 0; i < announced.size(); ++i)
+        EXPECT_EQ(at_announcement[i], to_host(f.ctx, f.parameters.find(announced[i]).grad())) << announced[i];
+}
+
+}  // namespace
+}  // namespace gradtile
