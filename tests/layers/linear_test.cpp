@@ -3,14 +3,14 @@
 #include <cmath>
 #include <limits>
 
-#include <tests/support/parameter_gradients.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/gradcheck.h>
+#include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
 namespace {
-
-using testing::expect_gradient;
-using testing::expect_parameter_gradients;
-using testing::weighted_sum;
 
 struct Fixture {
     Context ctx{Device::cpu(), 2};
@@ -30,17 +30,8 @@ TEST(Linear, GradientsOfInputWeightAndBiasEqualFiniteDifferences) {
     for (const auto& [rows, in, out] : {std::array<std::int64_t, 3>{1, 1, 1}, {5, 3, 7}, {131, 17, 2}}) {
         Fixture f(in, out, /*bias=*/true);
         const Tensor x = randn(f.ctx, {rows, in}, DType::f64, Seed{3});
-        const Tensor dy = randn(f.ctx, {rows, out}, DType::f64, Seed{4});
-        const auto loss = [&] {
-            Linear::Saved saved;
-            return weighted_sum(f.ctx, f.linear.forward(f.ctx, x, saved), dy);
-        };
-        Linear::Saved saved;
-        f.linear.forward(f.ctx, x, saved);
-        Tensor dx;
-        expect_parameter_gradients(f.ctx, f.parameters, loss,
-                                   [&] { dx = f.linear.backward(f.ctx, dy, saved); });
-        expect_gradient("x", x, to_host(f.ctx, dx), loss);
+        const auto report = gradient_check_layer(f.ctx, f.linear, x, f.parameters.parameters());
+        EXPECT_TRUE(report.ok()) << report;
     }
 }
 

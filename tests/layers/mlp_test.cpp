@@ -1,13 +1,13 @@
 #include <gradtile/layers/mlp.h>
 
-#include <tests/support/parameter_gradients.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/gradcheck.h>
+#include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
 namespace {
-
-using testing::expect_gradient;
-using testing::expect_parameter_gradients;
-using testing::weighted_sum;
 
 TEST(Mlp, GradientsEqualFiniteDifferencesForEveryActivation) {
     const Context ctx(Device::cpu(), 2);
@@ -19,16 +19,8 @@ TEST(Mlp, GradientsEqualFiniteDifferencesForEveryActivation) {
             parameters.allocate(ctx, DType::f64);
             copy(ctx, parameters.values(), randn(ctx, parameters.values().shape(), DType::f64, Seed{5}));
             const Tensor x = randn(ctx, {3, 4, 6}, DType::f64, Seed{3});
-            const Tensor dy = randn(ctx, x.shape(), DType::f64, Seed{4});
-            const auto loss = [&] {
-                Mlp::Saved saved;
-                return weighted_sum(ctx, mlp.forward(ctx, x, saved), dy);
-            };
-            Mlp::Saved saved;
-            mlp.forward(ctx, x, saved);
-            Tensor dx;
-            expect_parameter_gradients(ctx, parameters, loss, [&] { dx = mlp.backward(ctx, dy, saved); });
-            expect_gradient("x", x, to_host(ctx, dx), loss);
+            const auto report = gradient_check_layer(ctx, mlp, x, parameters.parameters());
+            EXPECT_TRUE(report.ok()) << report;
         }
     }
 }

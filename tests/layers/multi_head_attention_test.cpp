@@ -2,15 +2,15 @@
 
 #include <cmath>
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <gradtile/core/gemm.h>
-#include <tests/support/parameter_gradients.h>
+#include <gradtile/core/gradcheck.h>
+#include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
 namespace {
-
-using testing::expect_gradient;
-using testing::expect_parameter_gradients;
-using testing::weighted_sum;
 
 ModelConfig shape_of(std::int64_t heads, std::int64_t kv_heads, std::int64_t width) {
     return {.layers = 1, .heads = heads, .kv_heads = kv_heads, .width = width, .context = 9, .vocabulary = 2};
@@ -31,16 +31,8 @@ struct Fixture {
 void expect_exact_gradients(const ModelConfig& config) {
     Fixture f(config);
     const Tensor x = randn(f.ctx, {2, 7, config.width}, DType::f64, Seed{3});
-    const Tensor dy = randn(f.ctx, x.shape(), DType::f64, Seed{4});
-    const auto loss = [&] {
-        MultiHeadAttention::Saved saved;
-        return weighted_sum(f.ctx, f.attn.forward(f.ctx, x, saved), dy);
-    };
-    MultiHeadAttention::Saved saved;
-    f.attn.forward(f.ctx, x, saved);
-    Tensor dx;
-    expect_parameter_gradients(f.ctx, f.parameters, loss, [&] { dx = f.attn.backward(f.ctx, dy, saved); });
-    expect_gradient("x", x, to_host(f.ctx, dx), loss);
+    const auto report = gradient_check_layer(f.ctx, f.attn, x, f.parameters.parameters());
+    EXPECT_TRUE(report.ok()) << report;
 }
 
 TEST(MultiHeadAttention, GradientsEqualFiniteDifferences) {

@@ -1,13 +1,13 @@
 #include <gradtile/layers/transformer_block.h>
 
-#include <tests/support/parameter_gradients.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/gradcheck.h>
+#include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
 namespace {
-
-using testing::expect_gradient;
-using testing::expect_parameter_gradients;
-using testing::weighted_sum;
 
 ModelConfig block_config(Recompute recompute) {
     return {.layers = 1, .heads = 2, .width = 8, .context = 6, .dropout = 0.3, .recompute = recompute};
@@ -26,23 +26,27 @@ struct Fixture {
         x = randn(ctx, {2, 6, 8}, DType::f64, Seed{3});
         dy = randn(ctx, x.shape(), DType::f64, Seed{4});
     }
-    /// backward consumes dy, so it gets a copy.
-    Tensor run() {
-        TransformerBlock::Saved saved;
-        block.forward(ctx, x, key, saved);
-        return block.backward(ctx, cast(ctx, dy, DType::f64), saved);
+    // The block as a layer with one key for its masks; backward consumes dy, so it gets a copy.
+    using Saved = TransformerBlock::Saved;
+    Tensor forward(const Context& c, const Tensor& input, Saved& saved) const {
+        return block.forward(c, input, key, saved);
+    }
+    Tensor backward(const Context& c, const Tensor& grad, const Saved& saved) const {
+        return block.backward(c, cast(c, grad, DType::f64), saved);
+    }
+    Tensor run() const {
+        Saved saved;
+        forward(ctx, x, saved);
+        return backward(ctx, dy, saved);
     }
 };
 
 TEST(TransformerBlock, GradientsEqualFiniteDifferences) {
-    Fixture f(Recompute::none);
-    const auto loss = [&] {
-        TransformerBlock::Saved saved;
-        return weighted_sum(f.ctx, f.block.forward(f.ctx, f.x, f.key, saved), f.dy);
-    };
-    Tensor dx;
-    expect_parameter_gradients(f.ctx, f.parameters, loss, [&] { dx = f.run(); });
-    expect_gradient("x", f.x, to_host(f.ctx, dx), loss);
+    for (const Recompute recompute : {Recompute::none, Recompute::block}) {
+        Fixture f(recompute);
+        const auto report = gradient_check_layer(f.ctx, f, f.x, f.parameters.parameters());
+        EXPECT_TRUE(report.ok()) << report;
+    }
 }
 
 TEST(TransformerBlock, RecomputingGivesTheSameBits) {

@@ -4,12 +4,14 @@
 #include <cmath>
 #include <map>
 
-#include <tests/support/parameter_gradients.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/gradcheck.h>
+#include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
 namespace {
-
-using testing::expect_parameter_gradients;
 
 ModelConfig tiny_gpt2() {
     return {.layers = 2, .heads = 2, .width = 8, .context = 7, .vocabulary = 11};
@@ -95,10 +97,26 @@ class TransformerStyles : public ::testing::TestWithParam<ModelConfig> {};
 INSTANTIATE_TEST_SUITE_P(Both, TransformerStyles, ::testing::Values(tiny_gpt2(), tiny_llama()),
                          [](const auto& info) { return info.index == 0 ? "gpt2" : "llama"; });
 
+GradientReport check_gradients(Fixture& f, const ForwardOptions& options) {
+    using Tensors = Differentiable::Tensors;
+    const Differentiable training_step{
+        [&](const Context& ctx, const Tensors&) {
+            Transformer::Saved saved;
+            return Tensors{f.model.forward(ctx, f.tokens, f.targets, saved, options)};
+        },
+        [&](const Context& ctx, const Tensors&, const Tensors& d_loss) {
+            ForwardOptions scaled = options;
+            scaled.gradient_scale = item(ctx, d_loss[0]);
+            f.gradients(scaled);
+            return Tensors{};
+        }};
+    return gradient_check(f.ctx, training_step, {}, f.parameters.parameters(), {.elements = 24});
+}
+
 TEST_P(TransformerStyles, GradientsEqualFiniteDifferences) {
     Fixture f(GetParam());
-    expect_parameter_gradients(
-        f.ctx, f.parameters, [&] { return f.loss({}); }, [&] { f.gradients({}); });
+    const GradientReport report = check_gradients(f, {});
+    EXPECT_TRUE(report.ok()) << report;
 }
 
 TEST_P(TransformerStyles, GradientsWithDropoutEqualFiniteDifferencesOfTheSameMasks) {
@@ -107,8 +125,8 @@ TEST_P(TransformerStyles, GradientsWithDropoutEqualFiniteDifferencesOfTheSameMas
     Fixture f(config);
     const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
     EXPECT_NE(f.loss(options), f.loss({}));
-    expect_parameter_gradients(
-        f.ctx, f.parameters, [&] { return f.loss(options); }, [&] { f.gradients(options); });
+    const GradientReport report = check_gradients(f, options);
+    EXPECT_TRUE(report.ok()) << report;
 }
 
 TEST_P(TransformerStyles, RecomputingBlocksGivesTheSameLossAndGradientBits) {
