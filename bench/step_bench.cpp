@@ -1,0 +1,266 @@
+// Time and activation memory of whole training steps, and what they consist of.
+//
+//     step_bench --model char-cpu --dtype f32 --threads 2 [--recompute] [--breakdown]
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <gradtile/core/gemm.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/memory_plan.h>
+#include <gradtile/layers/transformer.h>
+
+using namespace gradtile;
+
+namespace {
+
+struct Workload {
+    std::string name;
+    ModelConfig model;
+    std::int64_t batch;
+    int steps;
+};
+
+/// The sizes whose figures bench/results holds.
+std::vector<Workload> workloads() {
+    const ModelConfig char_cpu{.layers = 4,
+                               .heads = 4,
+                               .width = 128,
+                               .context = 64,
+                               .vocabulary = 65,
+                               .activation = Activation::gelu,
+                               .bias = false};
+    const ModelConfig char_384{.layers = 6,
+                               .heads = 6,
+                               .width = 384,
+                               .context = 256,
+                               .vocabulary = 65,
+                               .activation = Activation::gelu,
+                               .bias = false};
+    const ModelConfig gpt2{.layers = 12, .heads = 12, .width = 768, .context = 64, .vocabulary = 50257};
+    const ModelConfig llama{.layers = 6,
+                            .heads = 6,
+                            .kv_heads = 2,
+                            .width = 192,
+                            .context = 128,
+                            .vocabulary = 96,
+                            .norm = Norm::rms,
+                            .activation = Activation::swiglu,
+                            .positions = Positions::rope,
+                            .bias = false,
+                            .tied_head = false};
+    return {{"char-cpu", char_cpu, 12, 40},
+            {"char-384", char_384, 16, 4},
+            {"gpt2-124m", gpt2, 4, 4},
+            {"llama-tiny", llama, 12, 10}};
+}
+
+double milliseconds(const std::function<void()>& work) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Median of `runs` calls after one that warms up.
+double median_milliseconds(int runs, const std::function<void()>& work) {
+    work();
+    std::vector<double> times;
+    for (int i = 0; i < runs; ++i) times.push_back(milliseconds(work));
+    std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
+    return times[static_cast<std::size_t>(runs / 2)];
+}
+
+Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t vocabulary) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.elements()));
+    std::uint32_t state = 1;
+    for (std::int32_t& token : tokens) {
+        state = 1664525u * state + 1013904223u;
+        token = static_cast<std::int32_t>((state >> 8) % static_cast<std::uint32_t>(vocabulary));
+    }
+    return from_host(ctx, tokens, shape);
+}
+
+/// One kind of operator in a step: how often it runs, and its work.
+struct Part {
+    std::string name;
+    std::int64_t count;
+    double flops;  ///< of one run; 0 where bandwidth counts
+    std::function<void()> work;
+};
+
+void add_linear(std::vector<Part>& parts, const Context& ctx, const Linear& linear, std::int64_t rows,
+                std::int64_t count) {
+    const Tensor x = randn(ctx, {rows, linear.in_features()}, linear.weight.value().dtype(), Seed{1});
+    const Tensor dy = randn(ctx, {rows, linear.out_features()}, x.dtype(), Seed{2});
+    const double flops = 2.0 * static_cast<double>(rows * linear.in_features() * linear.out_features());
+    parts.push_back({linear.weight.name() + " forward", count, flops, [=, &ctx] {
+                         Linear::Saved saved;
+                         linear.forward(ctx, x, saved);
+                     }});
+    parts.push_back({linear.weight.name() + " backward", count, 2.0 * flops,
+                     [=, &ctx] { linear.backward(ctx, dy, Linear::Saved{x}); }});
+}
+
+/// Every operator of a step by itself, on tensors of the step's shapes.
+std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
+                                const ParameterStore& parameters, const Tensor& tokens) {
+    const ModelConfig& config = model.config;
+    const std::int64_t rows = tokens.elements(), layers = config.layers;
+    const DType dtype = parameters.dtype();
+    const TransformerBlock& block = model.blocks.front();
+    const Tensor x = randn(ctx, {tokens.size(0), tokens.size(1), config.width}, dtype, Seed{3});
+    const Tensor dx = randn(ctx, x.shape(), dtype, Seed{4});
+    std::vector<Part> parts;
+
+    for (const Linear* linear : {&block.attn.qkv, &block.attn.proj, &block.mlp.up, &block.mlp.down})
+        add_linear(parts, ctx, *linear, rows, layers);
+
+    auto attention_saved = std::make_shared<MultiHeadAttention::Saved>();
+    block.attn.forward(ctx, x, *attention_saved);
+    const attention::Saved operands = attention_saved->attention;
+    attention::Options causal;
+    causal.causal = true;
+    const double attention_flops = 2.0 * static_cast<double>(rows * config.width * (tokens.size(1) + 1));
+    parts.push_back({"attention forward", layers, attention_flops, [=, &ctx] {
+                         attention::Saved saved;
+                         attention::forward(ctx, operands.q, operands.k, operands.v, causal, saved);
+                     }});
+    parts.push_back({"attention backward", layers, 2.5 * attention_flops,
+                     [=, &ctx] { attention::backward(ctx, operands.o, causal, operands); }});
+    if (block.attn.rope)
+        parts.push_back({"rope (q and k)", 2 * layers, 0, [=, &ctx, &block] {
+                             block.attn.rope->forward(ctx, operands.q);
+                             block.attn.rope->forward(ctx, operands.k);
+                         }});
+
+    auto norm_saved = std::make_shared<ConfiguredNorm::Saved>();
+    block.norm_1.forward(ctx, x, *norm_saved);
+    parts.push_back({"norm forward", 2 * layers + 1, 0, [=, &ctx, &block] {
+                         ConfiguredNorm::Saved saved;
+                         block.norm_1.forward(ctx, x, saved);
+                     }});
+    parts.push_back({"norm backward", 2 * layers + 1, 0,
+                     [=, &ctx, &block] { block.norm_1.backward_add(ctx, x, *norm_saved, dx); }});
+
+    const Tensor hidden = randn(ctx, {rows, block.mlp.up.out_features()}, dtype, Seed{5});
+    if (config.activation == Activation::swiglu) {
+        const Tensor d_out = randn(ctx, {rows, config.hidden_width()}, dtype, Seed{6});
+        parts.push_back({"swiglu forward", layers, 0, [=, &ctx] {
+                             SwiGlu::Saved saved;
+                             SwiGlu{}.forward(ctx, hidden, saved);
+                         }});
+        parts.push_back(
+            {"swiglu backward", layers, 0, [=, &ctx] { SwiGlu{}.backward(ctx, d_out, {hidden}); }});
+    } else {
+        const Gelu gelu{.form = config.activation == Activation::gelu ? Gelu::Form::exact : Gelu::Form::tanh};
+        const Tensor d_hidden = randn(ctx, hidden.shape(), dtype, Seed{6});
+        parts.push_back({"gelu forward", layers, 0, [=, &ctx] {
+                             Gelu::Saved saved;
+                             gelu.forward(ctx, hidden, saved);
+                         }});
+        parts.push_back(
+            {"gelu backward", layers, 0, [=, &ctx] { gelu.backward_into(ctx, d_hidden, d_hidden, hidden); }});
+    }
+    parts.push_back({"residual", 2 * layers, 0, [=, &ctx, &block] {
+                         Dropout::Saved saved;
+                         block.dropout.add_residual(ctx, x, dx, {}, saved);
+                     }});
+    parts.push_back({"embedding forward", 1, 0, [=, &ctx, &model] {
+                         Embedding::Saved saved;
+                         PositionEmbedding::Saved positions;
+                         const Tensor y = model.wte.forward(ctx, tokens, saved);
+                         if (model.wpe) model.wpe->forward(ctx, y, positions);
+                     }});
+    parts.push_back({"embedding backward", 1, 0, [=, &ctx, &model] {
+                         if (model.wpe) model.wpe->backward(ctx, dx, {});
+                         model.wte.backward(ctx, dx, {tokens});
+                     }});
+    parts.push_back({"head and loss", 1, 6.0 * static_cast<double>(rows * config.width * config.vocabulary),
+                     [=, &ctx, &model] {
+                         CrossEntropyHead::Saved saved;
+                         model.head.forward(ctx, x, tokens, saved);
+                     }});
+    parts.push_back({"zero gradients", 1, 0, [&] { parameters.zero_gradients(ctx); }});
+    return parts;
+}
+
+void print_breakdown(const std::vector<Part>& parts, int runs, double step) {
+    double total = 0.0;
+    std::printf("  %-32s %5s %9s %9s %6s %9s\n", "operator", "count", "us each", "ms/step", "share",
+                "GFLOP/s");
+    for (const Part& part : parts) {
+        const double each = median_milliseconds(runs, part.work);
+        const double in_step = each * static_cast<double>(part.count);
+        total += in_step;
+        std::printf("  %-32s %5lld %9.1f %9.3f %5.1f%% ", part.name.c_str(),
+                    static_cast<long long>(part.count), 1e3 * each, in_step, 100.0 * in_step / step);
+        std::printf(part.flops > 0 ? "%9.0f\n" : "        -\n", part.flops / each / 1e6);
+    }
+    std::printf("  %-32s %5s %9s %9.3f %5.1f%%\n", "sum", "", "", total, 100.0 * total / step);
+}
+
+void run(const Context& ctx, const Workload& workload, DType dtype, bool breakdown) {
+    const MemoryRequest request{.model = workload.model, .dtype = dtype, .micro_batch = workload.batch};
+    const MemoryPlan plan = plan_memory(ctx, request);
+    const auto arena = std::make_shared<Arena>(ctx.device(), plan.activations);
+    const Context inside = ctx.with_allocator(arena);
+
+    ParameterStore parameters;
+    const Transformer model(workload.model, parameters);
+    parameters.allocate(ctx, dtype);
+    parameters.initialize(ctx, Seed{1});
+    const Tensor tokens =
+        generated_tokens(ctx, {workload.batch, workload.model.context}, workload.model.vocabulary);
+
+    const double step = median_milliseconds(workload.steps, [&] {
+        Transformer::Saved saved;
+        const Tensor loss = model.forward(inside, tokens, tokens, saved);
+        model.backward(inside, saved);
+        parameters.zero_gradients(inside);
+    });
+    const double tokens_per_step = static_cast<double>(tokens.elements());
+    std::printf(
+        "%-10s %-8s recompute=%-5s threads=%d: %9.2f ms/step %9.0f tokens/s %7.0f GFLOP/s, activations %.1f "
+        "MiB\n",
+        workload.name.c_str(), std::string(name_of(dtype)).c_str(),
+        std::string(name_of(workload.model.recompute)).c_str(), ctx.threads().size(), step,
+        1e3 * tokens_per_step / step,
+        flops_per_token(workload.model, workload.model.context) * tokens_per_step / step / 1e6,
+        static_cast<double>(plan.activations) / (1 << 20));
+    if (breakdown) print_breakdown(parts_of_step(ctx, model, parameters, tokens), workload.steps, step);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    CLI::App app{"Times training steps"};
+    std::vector<std::string> names{"char-cpu", "char-384", "gpt2-124m"};
+    std::vector<std::string> dtypes{"f32", "bf16"};
+    int threads = 2, steps = 0;
+    bool recompute = false, breakdown = false;
+    app.add_option("--model", names, "char-cpu, char-384, gpt2-124m, llama-tiny");
+    app.add_option("--dtype", dtypes, "f32, bf16");
+    app.add_option("--threads", threads, "threads that work");
+    app.add_option("--steps", steps, "timed steps; 0: as many as the model's size suggests");
+    app.add_flag("--recompute", recompute, "recompute each block in backward");
+    app.add_flag("--breakdown", breakdown, "also time every operator of the step by itself");
+    CLI11_PARSE(app, argc, argv);
+
+    const Context ctx(Device::cpu(), threads);
+    std::printf("matrix library: %s\n", cpu_matrix_library());
+    for (Workload workload : workloads()) {
+        if (std::find(names.begin(), names.end(), workload.name) == names.end()) continue;
+        workload.model.recompute = recompute ? Recompute::block : Recompute::none;
+        if (steps > 0) workload.steps = steps;
+        for (const std::string& dtype : dtypes) run(ctx, workload, dtype_named(dtype), breakdown);
+    }
+    return 0;
+} catch (const std::exception& error) {
+    std::fprintf(stderr, "step_bench: %s\n", error.what());
+    return 1;
+}
