@@ -21,17 +21,20 @@ Mlp::Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig&
                   {.bias = config.bias, .init = residual_init(config)});
 }
 
-Tensor Mlp::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+void Mlp::recompute(const Context& ctx, const Tensor& x, Saved& saved) const {
     saved.hidden = up.forward(ctx, x, saved.up);
-    Tensor activated;
     if (activation == Activation::swiglu) {
-        SwiGlu::Saved of_activation;
-        activated = SwiGlu{}.forward(ctx, saved.hidden, of_activation);
+        SwiGlu::Saved same_hidden;
+        saved.down.x = SwiGlu{}.forward(ctx, saved.hidden, same_hidden);
     } else {
-        Gelu::Saved of_activation;
-        activated = gelu_of(activation).forward(ctx, saved.hidden, of_activation);
+        Gelu::Saved same_hidden;
+        saved.down.x = gelu_of(activation).forward(ctx, saved.hidden, same_hidden);
     }
-    return down.forward(ctx, activated, saved.down);
+}
+
+Tensor Mlp::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+    recompute(ctx, x, saved);
+    return down.forward(ctx, saved.down.x, saved.down);
 }
 
 Tensor Mlp::backward(const Context& ctx, const Tensor& dy, const Saved& saved,

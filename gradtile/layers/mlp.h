@@ -26,6 +26,8 @@ struct Mlp {
     Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
+    /// Forward without its last product: all that backward reads, when only that is wanted again.
+    void recompute(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Returns dx.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                     const GradientReady& ready = {}) const;

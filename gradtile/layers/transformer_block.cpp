@@ -18,32 +18,42 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
       dropout{config.dropout},
       recompute(config.recompute) {}
 
-Tensor TransformerBlock::run(const Context& ctx, const Tensor& x, const DropoutKey& key,
-                             Activations& saved) const {
-    Tensor branch = attn.forward(ctx, norm_1.forward(ctx, x, saved.norm_1), saved.attn);
-    const Tensor middle = dropout.add_residual(ctx, x, branch, key.at(0), saved.attn_dropout);
-    branch = mlp.forward(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
+Tensor TransformerBlock::forward_attention(const Context& ctx, const Tensor& x, const DropoutKey& key,
+                                           Activations& saved) const {
+    const Tensor branch = attn.forward(ctx, norm_1.forward(ctx, x, saved.norm_1), saved.attn);
+    return dropout.add_residual(ctx, x, branch, key.at(0), saved.attn_dropout);
+}
+
+Tensor TransformerBlock::forward_keeping(const Context& ctx, const Tensor& x, const DropoutKey& key,
+                                         Activations& saved) const {
+    const Tensor middle = forward_attention(ctx, x, key, saved);
+    const Tensor branch = mlp.forward(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
     return dropout.add_residual(ctx, middle, branch, key.at(1), saved.mlp_dropout);
+}
+
+TransformerBlock::Activations TransformerBlock::recomputed(const Context& ctx, const Tensor& x,
+                                                           const DropoutKey& key) const {
+    Activations saved;
+    const Tensor middle = forward_attention(ctx, x, key, saved);
+    mlp.recompute(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
+    saved.mlp_dropout.key = key.at(1);
+    return saved;
 }
 
 Tensor TransformerBlock::forward(const Context& ctx, const Tensor& x, const DropoutKey& key,
                                  Saved& saved) const {
-    if (recompute == Recompute::block) {
-        saved.input = x;
-        saved.dropout = key;
-        Activations discarded;
-        return run(ctx, x, key, discarded);
-    }
-    return run(ctx, x, key, saved.activations.emplace());
+    if (recompute == Recompute::none) return forward_keeping(ctx, x, key, saved.activations.emplace());
+    saved.input = x;
+    saved.dropout = key;
+    Activations discarded;
+    return forward_keeping(ctx, x, key, discarded);
 }
 
 Tensor TransformerBlock::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                                   const GradientReady& ready) const {
+    check(saved.activations || saved.input.defined(), "transformer_block: backward without forward");
     Activations again;
-    if (!saved.activations) {
-        check(saved.input.defined(), "transformer_block: backward without forward");
-        run(ctx, saved.input, saved.dropout, again);
-    }
+    if (!saved.activations) again = recomputed(ctx, saved.input, saved.dropout);
     const Activations& kept = saved.activations ? *saved.activations : again;
 
     const Tensor& dx = dy;

@@ -13,7 +13,8 @@ namespace gradtile {
 /// x = x + dropout(attn(norm_1(x)));  x = x + dropout(mlp(norm_2(x)));  x [B,T,C].
 ///
 /// With Recompute::block forward keeps the block's input alone and backward runs forward again first, with
-/// the same dropout masks: one more forward pass for about a sixteenth of the memory.
+/// the same dropout masks and without the MLP's last product: most of a forward pass for about a sixteenth
+/// of the memory.
 ///
 /// Parameters of block name: name.ln_1, name.attn, name.ln_2, name.mlp (Norm::rms: norm_1, norm_2).
 struct TransformerBlock {
@@ -47,7 +48,11 @@ struct TransformerBlock {
                     const GradientReady& ready = {}) const;
 
   private:
-    Tensor run(const Context& ctx, const Tensor& x, const DropoutKey& key, Activations& saved) const;
+    Tensor forward_attention(const Context& ctx, const Tensor& x, const DropoutKey& key,
+                             Activations& saved) const;
+    Tensor forward_keeping(const Context& ctx, const Tensor& x, const DropoutKey& key,
+                           Activations& saved) const;
+    Activations recomputed(const Context& ctx, const Tensor& x, const DropoutKey& key) const;
 };
 
 }  // namespace gradtile
