@@ -1,0 +1,27 @@
+#pragma once
+/// One flag for every setting of a run (see train_config.h); what was given on the command line wins over the config.
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <gradtile/train/train_config.h>
+
+namespace gradtile::cli {
+
+class SettingFlags {
+  public:
+    /// The flags refer to this object: it must live until the command line is parsed.
+    explicit SettingFlags(CLI::App& command);
+
+    /// Overwrites the settings that were given.
+    void apply(TrainConfig& config) const { apply_json(config, given_, "command line"); }
+    /// Names of the settings that were given.
+    std::vector<std::string> given() const;
+
+  private:
+    nlohmann::json given_ = nlohmann::json::object();
+};
+
+}  // namespace gradtile::cli
