@@ -138,4 +138,10 @@ void validate(const TrainConfig& c) {
     check(c.memory_budget >= 0, "memory-budget: ", c.memory_budget, "; expected MiB, or 0");
 }
 
+Device resolve_device(DeviceChoice choice) {
+    const bool has_gpu = choice != DeviceChoice::cpu && cuda_device_count() > 0;
+    check(choice != DeviceChoice::cuda || has_gpu, "device: cuda was asked for, but no usable NVIDIA GPU was found");
+    return has_gpu ? Device::cuda() : Device::cpu();
+}
+
 }  // namespace gradtile

@@ -134,6 +134,9 @@ void apply_json(TrainConfig& config, const nlohmann::json& settings, const std::
 /// Reads and applies a JSON file.
 void apply_config_file(TrainConfig& config, const std::string& path);
 
+/// auto: the first GPU where there is one, else the CPU. Throws Error when cuda is asked for and there is none.
+Device resolve_device(DeviceChoice choice);
+
 /// demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m, gpt2-350m, gpt2-774m, llama-tiny; an unknown name
 /// is refused with the nearest known one.
 TrainConfig preset(const std::string& name);
