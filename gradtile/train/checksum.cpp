@@ -103,10 +103,6 @@ std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uin
     return multiply(first, power_of_x8(second_length)) ^ second;
 }
 
-std::uint32_t crc32c_zeros(std::uint64_t length, std::uint32_t previous) {
-    return ~multiply(~previous, power_of_x8(length));
-}
-
 std::uint32_t fletcher32(std::span<const std::byte> bytes) {
     // With words w_0 .. w_(n-1):  sum1 = sum w_i,  sum2 = sum (n - i) w_i,  both modulo 65535, where a
     // non-zero sum that is a multiple of 65535 is written 65535. Swapping a word's bytes multiplies it by 256

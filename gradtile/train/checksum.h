@@ -14,9 +14,6 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t previous = 
 /// The CRC of two messages in a row from the CRC of each and the length of the second.
 std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_length);
 
-/// CRC-32C of `length` zero bytes that follow a message whose CRC is `previous`.
-std::uint32_t crc32c_zeros(std::uint64_t length, std::uint32_t previous = 0);
-
 /// Fletcher-32 over big-endian 16-bit words with end-around carry, exactly as HDF5's fletcher32 filter stores
 /// it (a last odd byte counts as the high half of a word).
 std::uint32_t fletcher32(std::span<const std::byte> bytes);

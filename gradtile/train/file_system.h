@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <new>
 #include <string>
 
 #include <gradtile/core/check.h>
@@ -75,13 +76,15 @@ class OpenFile {
 /// fsync of a directory: only then are renames, links and removals in it durable.
 void sync_directory(FileSystem& fs, const std::filesystem::path& directory);
 
-/// Runs `work` and puts "WHAT FILE: " in front of the message of any exception it throws, as an Error.
+/// Runs `work` and puts "WHAT FILE: " in front of the message of what it throws, as an Error.
 template <class Work>
 auto with_file_name(const char* what, const std::filesystem::path& path, Work&& work) {
     try {
         return work();
     } catch (const Error& error) {
         throw Error(concat(what, ' ', path.string(), ": ", error.what()), error.where());
+    } catch (const std::bad_alloc&) {
+        throw;  // says nothing about the file
     } catch (const std::exception& error) {
         throw Error(concat(what, ' ', path.string(), ": ", error.what()));
     }

@@ -1,0 +1,178 @@
+#include <gradtile/train/snapshot_writer.h>
+
+#include <sys/mman.h>
+
+#include <chrono>
+#include <cstring>
+
+#include <gradtile/train/tensor_bytes.h>
+
+namespace gradtile {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+constexpr std::uint64_t kAlignment = 64;
+// Large enough to keep a thread's copy going, small enough to share the work evenly.
+constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
+
+std::uint64_t staged_bytes(const Tensor& x) {
+    return (x.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+/// Calls visit(live tensors, staged tensors) for each kind of tensors.
+template <class Visit>
+void visit_tensors(const Checkpoint& live, Checkpoint& staged, Visit&& visit) {
+    visit(live.params, staged.params);
+    visit(live.master, staged.master);
+    visit(live.optimizer, staged.optimizer);
+}
+
+std::uint64_t staged_bytes(const Checkpoint& live) {
+    std::uint64_t bytes = kAlignment;  // never nothing
+    for (const NamedTensors* tensors : {&live.params, &live.master, &live.optimizer}) {
+        for (const auto& [name, x] : *tensors) bytes += staged_bytes(x);
+    }
+    return bytes;
+}
+
+}  // namespace
+
+SnapshotWriter::SnapshotWriter(CheckpointDirectory directory, const Context& ctx)
+    : directory_(std::move(directory)), ctx_(ctx), thread_([this] { loop(); }) {}
+
+SnapshotWriter::~SnapshotWriter() {
+    wait();
+    {
+        const std::lock_guard lock(mutex_);
+        stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+}
+
+bool SnapshotWriter::busy() const {
+    const std::lock_guard lock(mutex_);
+    return job_.has_value();
+}
+
+void SnapshotWriter::wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !job_.has_value(); });
+}
+
+std::vector<SaveReport> SnapshotWriter::poll() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(reports_, {});
+}
+
+void SnapshotWriter::grow_staging(std::uint64_t bytes) {
+    if (staging_ && staging_->bytes() >= bytes) return;
+    staging_.reset();  // first, so that old and new never stand side by side
+    staging_ = std::make_shared<Buffer>(system_allocator(Device::cpu()), static_cast<std::size_t>(bytes));
+    // Only a wish: fewer, larger pages make the first touch several times faster.
+    constexpr std::uintptr_t kPage = 4096;
+    const auto begin = (reinterpret_cast<std::uintptr_t>(staging_->data()) + kPage - 1) / kPage * kPage;
+    const auto end = reinterpret_cast<std::uintptr_t>(staging_->data() + bytes) / kPage * kPage;
+    if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+void SnapshotWriter::reserve(const Checkpoint& like) {
+    wait();
+    grow_staging(staged_bytes(like));
+    const auto bytes = static_cast<std::int64_t>(staging_->bytes());
+    parallel_ranges(ctx_, bytes, kPieceBytes, [&](std::int64_t begin, std::int64_t end) {
+        std::memset(staging_->data() + begin, 0, static_cast<std::size_t>(end - begin));
+    });
+}
+
+Checkpoint SnapshotWriter::stage(const Checkpoint& live) {
+    grow_staging(staged_bytes(live));
+    struct Piece {
+        const Tensor* from;
+        std::int64_t begin, end;
+        std::byte* to;
+    };
+    std::vector<Piece> pieces;
+    Checkpoint staged;
+    std::byte* free = staging_->data();
+    visit_tensors(live, staged, [&](const NamedTensors& tensors, NamedTensors& copies) {
+        for (const auto& [name, x] : tensors) {
+            if (!x.defined() || !x.device().is_cpu()) {
+                copies.emplace(name, x);  // refused by name when it is written
+                continue;
+            }
+            copies.emplace_hint(
+                copies.end(), name,
+                Tensor(staging_, free, Device::cpu(), x.dtype(), x.shape(), contiguous_strides(x.shape())));
+            const auto element = static_cast<std::int64_t>(size_of(x.dtype()));
+            const std::int64_t grain = kPieceBytes / element;
+            for (std::int64_t begin = 0; begin < x.elements(); begin += grain) {
+                pieces.push_back({&x, begin, std::min(begin + grain, x.elements()), free + begin * element});
+            }
+            free += staged_bytes(x);
+        }
+    });
+    parallel_for(ctx_, static_cast<std::int64_t>(pieces.size()), [&](std::int64_t i) {
+        const Piece& piece = pieces[static_cast<std::size_t>(i)];
+        copy_row_major(*piece.from, piece.begin, piece.end, piece.to);
+    });
+    staged.step = live.step;
+    staged.config = live.config;
+    staged.data = live.data;
+    staged.rng = live.rng;
+    staged.meta = live.meta;
+    return staged;
+}
+
+void SnapshotWriter::save(const Checkpoint& live, bool best) {
+    wait();
+    const auto begin = Clock::now();
+    SaveReport report;
+    report.step = live.step;
+    report.path = directory_.path_of(live.step);
+    report.bytes = staged_bytes(live);
+    try {
+        Job job{stage(live), best, report};
+        job.report.copy_seconds = seconds_since(begin);
+        const std::lock_guard lock(mutex_);
+        job_ = std::move(job);
+    } catch (const std::exception& error) {  // no memory
+        report.message = concat("checkpoint ", report.path.string(), ": ", error.what());
+        const std::lock_guard lock(mutex_);
+        reports_.push_back(report);
+    }
+    changed_.notify_all();
+}
+
+void SnapshotWriter::write(Job& job) const {
+    const auto begin = Clock::now();
+    try {
+        job.report.message = directory_.save(job.checkpoint, job.best);
+        job.report.saved = true;
+    } catch (const std::exception& error) {
+        job.report.message = error.what();
+    }
+    job.report.write_seconds = seconds_since(begin);
+}
+
+void SnapshotWriter::loop() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+        changed_.wait(lock, [this] { return stop_ || job_.has_value(); });
+        if (!job_) return;
+        lock.unlock();
+        write(*job_);  // nobody else touches a job until it is gone
+        lock.lock();
+        reports_.push_back(std::move(job_->report));
+        job_.reset();
+        changed_.notify_all();
+    }
+}
+
+}  // namespace gradtile
