@@ -1,0 +1,26 @@
+// The CUDA side of attention in a build without the CUDA toolkit.
+#include <gradtile/attention/attention_backend.h>
+
+namespace gradtile::attention::cuda {
+namespace {
+[[noreturn]] void absent() {
+    throw Error("attention: device cuda is not available: this gradtile was built without CUDA");
+}
+}  // namespace
+
+void naive_forward(const Context&, const Resolved&, const Tensor&, const Tensor&, const Tensor&,
+                   const Tensor&, const Tensor&) {
+    absent();
+}
+void naive_backward(const Context&, const Resolved&, const Saved&, const Tensor&, const Gradients&) {
+    absent();
+}
+void flash_forward(const Context&, const Resolved&, const Tensor&, const Tensor&, const Tensor&,
+                   const Tensor&, const Tensor&) {
+    absent();
+}
+void flash_backward(const Context&, const Resolved&, const Saved&, const Tensor&, const Gradients&) {
+    absent();
+}
+
+}  // namespace gradtile::attention::cuda
