@@ -32,9 +32,9 @@ struct Window {
 /// provide is refused by name, never ignored.
 struct Options {
     Algorithm algorithm = Algorithm::flash;
-    std::optional<double> scale;  ///< of the scores; 1/sqrt(Dqk) when not given
-    bool causal = false;          ///< no key later than the query: window.right = min(window.right, 0)
-    Window window = {};           ///< sliding window
+    std::optional<double> scale = {};  ///< of the scores; 1/sqrt(Dqk) when not given
+    bool causal = false;               ///< no key later than the query: window.right = min(window.right, 0)
+    Window window = {};                ///< sliding window
     bool top_left = false;  ///< align causal and window with row 0 = key 0; default: last row = last key
     std::array<Tensor, 2> biases = {};  ///< added to S; each broadcasts to [B, Hq, Sq, Sk]
     std::int64_t batch_divisor = 1;     ///< a bias of batch B serves a q of batch B * batch_divisor

@@ -77,8 +77,8 @@ struct BackwardTask {
     Rows<const T> d_o;
     Rows<Accumulator<T>> d_q;
     std::int64_t q_head_stride = 0, d_o_head_stride = 0, d_q_head_stride = 0;
-    const Accumulator<T>* lse = nullptr;  ///< [group, Sq] natural log; +inf for rows that see nothing, so
-                                          ///< that exp(s - lse) = 0 there without a test
+    const Accumulator<T>* lse = nullptr;    ///< [group, Sq] natural log; +inf for rows that see nothing, so
+                                            ///< that exp(s - lse) = 0 there without a test
     const Accumulator<T>* delta = nullptr;  ///< [group, Sq]: D = rowsum(dO * O)
     DqTurns turns;
 
