@@ -14,6 +14,8 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/memory_plan.h>
 #include <gradtile/layers/transformer.h>
+#include <gradtile/train/adamw.h>
+#include <gradtile/train/global_norm.h>
 
 using namespace gradtile;
 
@@ -108,7 +110,7 @@ void add_linear(std::vector<Part>& parts, const Context& ctx, const Linear& line
 
 /// Every operator of a step by itself, on tensors of the step's shapes.
 std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
-                                const ParameterStore& parameters, const Tensor& tokens) {
+                                const ParameterStore& parameters, AdamW& optimizer, const Tensor& tokens) {
     const ModelConfig& config = model.config;
     const std::int64_t rows = tokens.elements(), layers = config.layers;
     const DType dtype = parameters.dtype();
@@ -185,7 +187,9 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
                          CrossEntropyHead::Saved saved;
                          model.head.forward(ctx, x, tokens, saved);
                      }});
-    parts.push_back({"zero gradients", 1, 0, [&] { parameters.zero_gradients(ctx); }});
+    parts.push_back(
+        {"gradient norm", 1, 0, [&] { clip_global_norm(ctx, parameters.gradients(), {.max_norm = 1.0}); }});
+    parts.push_back({"AdamW", 1, 0, [&] { optimizer.step(ctx, 1e-9, {.zero_gradients = true}); }});
     return parts;
 }
 
@@ -214,6 +218,7 @@ void run(const Context& ctx, const Workload& workload, DType dtype, bool breakdo
     const Transformer model(workload.model, parameters);
     parameters.allocate(ctx, dtype);
     parameters.initialize(ctx, Seed{1});
+    AdamW optimizer(ctx, parameters, {.beta2 = 0.99, .weight_decay = 0.1});
     const Tensor tokens =
         generated_tokens(ctx, {workload.batch, workload.model.context}, workload.model.vocabulary);
 
@@ -221,7 +226,8 @@ void run(const Context& ctx, const Workload& workload, DType dtype, bool breakdo
         Transformer::Saved saved;
         const Tensor loss = model.forward(inside, tokens, tokens, saved);
         model.backward(inside, saved);
-        parameters.zero_gradients(inside);
+        const Clip clip = clip_global_norm(inside, parameters.gradients(), {.max_norm = 1.0, .loss = loss});
+        optimizer.step(inside, 1e-4, {.gradient_scale = clip.scale, .zero_gradients = true});
     });
     const double tokens_per_step = static_cast<double>(tokens.elements());
     std::printf(
@@ -232,7 +238,8 @@ void run(const Context& ctx, const Workload& workload, DType dtype, bool breakdo
         1e3 * tokens_per_step / step,
         flops_per_token(workload.model, workload.model.context) * tokens_per_step / step / 1e6,
         static_cast<double>(plan.activations) / (1 << 20));
-    if (breakdown) print_breakdown(parts_of_step(ctx, model, parameters, tokens), workload.steps, step);
+    if (breakdown)
+        print_breakdown(parts_of_step(ctx, model, parameters, optimizer, tokens), workload.steps, step);
 }
 
 }  // namespace
