@@ -17,18 +17,24 @@ struct Philox {
     using Counter = std::array<std::uint32_t, 4>;
     using Key = std::array<std::uint32_t, 2>;
 
+    static constexpr int rounds = 10;
+
+    /// One round; the kernels that draw many counters at once keep them in lanes and call it lane by lane.
+    GRADTILE_HOST_DEVICE static constexpr Counter round(Counter counter, Key key) {
+        const std::uint64_t product_0 = std::uint64_t{0xD2511F53u} * counter[0];
+        const std::uint64_t product_1 = std::uint64_t{0xCD9E8D57u} * counter[2];
+        return {static_cast<std::uint32_t>(product_1 >> 32) ^ counter[1] ^ key[0],
+                static_cast<std::uint32_t>(product_1),
+                static_cast<std::uint32_t>(product_0 >> 32) ^ counter[3] ^ key[1],
+                static_cast<std::uint32_t>(product_0)};
+    }
+    GRADTILE_HOST_DEVICE static constexpr Key next_key(Key key) {
+        return {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};  // golden ratio, sqrt(3) - 1
+    }
     GRADTILE_HOST_DEVICE static constexpr Counter draw(Counter counter, Key key) {
-        for (int round = 0; round < 10; ++round) {
-            if (round > 0) {
-                key[0] += 0x9E3779B9u;  // golden ratio
-                key[1] += 0xBB67AE85u;  // sqrt(3) - 1
-            }
-            const std::uint64_t product_0 = std::uint64_t{0xD2511F53u} * counter[0];
-            const std::uint64_t product_1 = std::uint64_t{0xCD9E8D57u} * counter[2];
-            counter = {static_cast<std::uint32_t>(product_1 >> 32) ^ counter[1] ^ key[0],
-                       static_cast<std::uint32_t>(product_1),
-                       static_cast<std::uint32_t>(product_0 >> 32) ^ counter[3] ^ key[1],
-                       static_cast<std::uint32_t>(product_0)};
+        for (int i = 0; i < rounds; ++i) {
+            counter = round(counter, key);
+            key = next_key(key);
         }
         return counter;
     }

@@ -1,68 +1,89 @@
-#include <cmath>
 #include <numbers>
 
+#include <gradtile/core/vector_math.h>
 #include <gradtile/layers/activation_backend.h>
 #include <gradtile/layers/rows.h>
 
 namespace gradtile::cpu {
 namespace {
 
-template <class S>
-S sigmoid(S x) {
-    return S(1) / (S(1) + std::exp(-x));
-}
-
-// x/2 (1 + tanh u) = x sigmoid(2u), which costs one exponential.
+/// x/2 (1 + tanh u) = x sigmoid(2u), which costs one exponential.
 template <class S>
 struct GeluTanh {
     static constexpr S scale = S(2) * S(std::numbers::sqrt2) * S(std::numbers::inv_sqrtpi);  // 2 sqrt(2/pi)
     static constexpr S cubic = S(0.044715);
-    static S value(S x) { return x * sigmoid(scale * (x + cubic * x * x * x)); }
+
+    static S value(S x) { return x * vector_math::sigmoid(scale * (x + cubic * x * x * x)); }
     static S slope(S x) {
-        const S s = sigmoid(scale * (x + cubic * x * x * x));
-        return s + x * s * (1 - s) * scale * (1 + 3 * cubic * x * x);
+        // Beyond 12 the sigmoid is 0 or 1 (to 1e-61), while x^2 may overflow.
+        const S z = x > S(12) ? S(12) : (x < S(-12) ? S(-12) : x);
+        const S square = z * z;
+        const S s = vector_math::sigmoid(scale * (z + cubic * square * z));
+        return s + z * s * (1 - s) * scale * (1 + 3 * cubic * square);
     }
 };
 
+/// x Phi(x), Phi the normal distribution function.
 template <class S>
 struct GeluExact {
-    static S phi(S x) { return S(0.5) * (1 + std::erf(x * S(1 / std::numbers::sqrt2))); }
+    static S phi(S x) { return S(0.5) * (1 + vector_math::erf(x * S(1 / std::numbers::sqrt2))); }
     static S value(S x) { return x * phi(x); }
     static S slope(S x) {
         constexpr S density = S(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
-        return phi(x) + x * density * std::exp(S(-0.5) * x * x);
+        return phi(x) + x * density * vector_math::exp(S(-0.5) * x * x);
     }
 };
 
-template <class T, class Row>
-void for_rows(const Context& ctx, std::int64_t rows, std::int64_t width, Row&& row) {
-    parallel_ranges(ctx, rows, rows_per_block(width), [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t r = begin; r < end; ++r) row(r);
-    });
+template <class T, class Form>
+void gelu_row(T* y, const T* x, std::int64_t width) {
+    using S = Accumulator<T>;
+#pragma GCC ivdep  // y may be x itself
+    for (std::int64_t i = 0; i < width; ++i) y[i] = convert<T>(Form::value(convert<S>(x[i])));
 }
 
 template <class T, class Form>
-void forward(const Context& ctx, const Tensor& y, const Tensor& x) {
-    using Sum = Accumulator<T>;
+void gelu_row_backward(T* dx, const T* dy, const T* x, std::int64_t width) {
+    using S = Accumulator<T>;
+#pragma GCC ivdep  // dx may be dy itself
+    for (std::int64_t i = 0; i < width; ++i)
+        dx[i] = convert<T>(convert<S>(dy[i]) * Form::slope(convert<S>(x[i])));
+}
+
+/// y = silu(gate) * up with silu(g) = g sigmoid(g).
+template <class T>
+void swiglu_row(T* __restrict y, const T* __restrict gate, const T* __restrict up, std::int64_t width) {
+    using S = Accumulator<T>;
+    for (std::int64_t i = 0; i < width; ++i) {
+        const S g = convert<S>(gate[i]);
+        y[i] = convert<T>(g * vector_math::sigmoid(g) * convert<S>(up[i]));
+    }
+}
+
+/// silu'(g) = s (1 + g (1 - s)) with s = sigmoid(g).
+template <class T>
+void swiglu_row_backward(T* d_gate, T* d_up, const T* dy, const T* gate, const T* up, std::int64_t width) {
+    using S = Accumulator<T>;
+#pragma GCC ivdep  // d_gate and d_up may be gate and up themselves
+    for (std::int64_t i = 0; i < width; ++i) {
+        const S g = convert<S>(gate[i]), u = convert<S>(up[i]), d = convert<S>(dy[i]);
+        const S s = vector_math::sigmoid(g);
+        d_gate[i] = convert<T>(d * u * s * (1 + g * (1 - s)));
+        d_up[i] = convert<T>(d * g * s);
+    }
+}
+
+template <class T, class Form>
+void gelu_forward(const Context& ctx, const Tensor& y, const Tensor& x) {
     const Rows<T> ys(y, "gelu"), xs(x, "gelu");
-    for_rows<T>(ctx, xs.count(), xs.width(), [&](std::int64_t r) {
-        T* out = ys[r];
-        const T* in = xs[r];
-        for (std::int64_t i = 0; i < xs.width(); ++i) out[i] = convert<T>(Form::value(convert<Sum>(in[i])));
-    });
+    for_rows(ctx, xs.count(), xs.width(),
+             [&](std::int64_t r) { gelu_row<T, Form>(ys[r], xs[r], xs.width()); });
 }
 
 template <class T, class Form>
-void backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x) {
-    using Sum = Accumulator<T>;
+void gelu_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x) {
     const Rows<T> dxs(dx, "gelu"), dys(dy, "gelu"), xs(x, "gelu");
-    for_rows<T>(ctx, xs.count(), xs.width(), [&](std::int64_t r) {
-        T* out = dxs[r];
-        const T* d = dys[r];
-        const T* in = xs[r];
-        for (std::int64_t i = 0; i < xs.width(); ++i)
-            out[i] = convert<T>(convert<Sum>(d[i]) * Form::slope(convert<Sum>(in[i])));
-    });
+    for_rows(ctx, xs.count(), xs.width(),
+             [&](std::int64_t r) { gelu_row_backward<T, Form>(dxs[r], dys[r], xs[r], xs.width()); });
 }
 
 }  // namespace
@@ -70,9 +91,9 @@ void backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tens
 void gelu_forward(const Context& ctx, const Tensor& y, const Tensor& x, Gelu::Form form) {
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         if (form == Gelu::Form::tanh) {
-            forward<T, GeluTanh<Accumulator<T>>>(ctx, y, x);
+            gelu_forward<T, GeluTanh<Accumulator<T>>>(ctx, y, x);
         } else {
-            forward<T, GeluExact<Accumulator<T>>>(ctx, y, x);
+            gelu_forward<T, GeluExact<Accumulator<T>>>(ctx, y, x);
         }
     });
 }
@@ -80,47 +101,28 @@ void gelu_forward(const Context& ctx, const Tensor& y, const Tensor& x, Gelu::Fo
 void gelu_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x, Gelu::Form form) {
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         if (form == Gelu::Form::tanh) {
-            backward<T, GeluTanh<Accumulator<T>>>(ctx, dx, dy, x);
+            gelu_backward<T, GeluTanh<Accumulator<T>>>(ctx, dx, dy, x);
         } else {
-            backward<T, GeluExact<Accumulator<T>>>(ctx, dx, dy, x);
+            gelu_backward<T, GeluExact<Accumulator<T>>>(ctx, dx, dy, x);
         }
     });
 }
 
 void swiglu_forward(const Context& ctx, const Tensor& y, const Tensor& x) {
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
-        using Sum = Accumulator<T>;
         const Rows<T> ys(y, "swiglu"), xs(x, "swiglu");
         const std::int64_t width = ys.width();
-        for_rows<T>(ctx, ys.count(), width, [&](std::int64_t r) {
-            T* out = ys[r];
-            const T* gate = xs[r];
-            const T* up = gate + width;
-            for (std::int64_t i = 0; i < width; ++i) {
-                const Sum g = convert<Sum>(gate[i]);
-                out[i] = convert<T>(g * sigmoid(g) * convert<Sum>(up[i]));
-            }
-        });
+        for_rows(ctx, ys.count(), width,
+                 [&](std::int64_t r) { swiglu_row(ys[r], xs[r], xs[r] + width, width); });
     });
 }
 
 void swiglu_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x) {
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
-        using Sum = Accumulator<T>;
         const Rows<T> dxs(dx, "swiglu"), dys(dy, "swiglu"), xs(x, "swiglu");
         const std::int64_t width = dys.width();
-        for_rows<T>(ctx, dys.count(), width, [&](std::int64_t r) {
-            const T* d = dys[r];
-            const T* gate = xs[r];
-            const T* up = gate + width;
-            T* d_gate = dxs[r];
-            T* d_up = d_gate + width;
-            for (std::int64_t i = 0; i < width; ++i) {
-                const Sum g = convert<Sum>(gate[i]), u = convert<Sum>(up[i]), grad = convert<Sum>(d[i]);
-                const Sum s = sigmoid(g);
-                d_gate[i] = convert<T>(grad * u * s * (1 + g * (1 - s)));
-                d_up[i] = convert<T>(grad * g * s);
-            }
+        for_rows(ctx, dys.count(), width, [&](std::int64_t r) {
+            swiglu_row_backward(dxs[r], dxs[r] + width, dys[r], xs[r], xs[r] + width, width);
         });
     });
 }

@@ -1,6 +1,9 @@
 #include <cmath>
 #include <cstring>
+#include <limits>
 
+#include <gradtile/core/lanes.h>
+#include <gradtile/core/vector_math.h>
 #include <gradtile/layers/cross_entropy_backend.h>
 #include <gradtile/layers/rows.h>
 
@@ -29,15 +32,18 @@ void loss_of_row(double& loss, Out* d_logits, Sum* logits, std::int64_t width, s
             std::memset(static_cast<void*>(d_logits), 0, static_cast<std::size_t>(width) * sizeof(Out));
         return;
     }
-    Sum largest = logits[0];
-    for (std::int64_t i = 1; i < width; ++i) largest = std::max(largest, logits[i]);
-    const Sum target_logit = logits[target];
-    Sum sum = 0;
-    for (std::int64_t i = 0; i < width; ++i) {
-        logits[i] = std::exp(logits[i] - largest);
-        sum += logits[i];
-    }
-    loss = static_cast<double>(std::log(sum)) +
+    Lanes<Sum> maxima(-std::numeric_limits<Sum>::infinity());
+    for_lanes(width, [&](std::int64_t i, int lane) {
+        maxima[lane] = maxima[lane] < logits[i] ? logits[i] : maxima[lane];  // a NaN shows in the sum
+    });
+    const Sum largest = maxima.max(), target_logit = logits[target];
+    Lanes<Sum> exponentials;
+    for_lanes(width, [&](std::int64_t i, int lane) {
+        logits[i] = vector_math::exp(logits[i] - largest);
+        exponentials[lane] += logits[i];
+    });
+    const Sum sum = exponentials.sum();
+    loss = std::log(static_cast<double>(sum)) +
            (static_cast<double>(largest) - static_cast<double>(target_logit));
     if (d_logits == nullptr) return;
     const Sum p_target = logits[target] / sum;

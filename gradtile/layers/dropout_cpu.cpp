@@ -1,47 +1,98 @@
+#include <array>
+#include <bit>
+#include <cstring>
+
 #include <gradtile/layers/dropout_backend.h>
 #include <gradtile/layers/rows.h>
 
 namespace gradtile::cpu {
 namespace {
 
-/// factors[c] = scale where column c is kept, 0 where it is dropped.
-template <class Sum>
-void draw_row(Sum* factors, std::int64_t width, const DropoutMask& mask, std::int64_t row) {
+constexpr int draws = 16;           // Philox calls side by side: one AVX-512 register of counters
+constexpr int segment = 8 * draws;  // columns they decide about
+static_assert(std::endian::native == std::endian::little, "16-bit halves of a word are read from memory");
+
+/// The 16 bits of columns 8 * first_group .. + segment of one row: Philox::draw for 16 counters at once.
+void draw_segment(std::uint16_t* __restrict bits, std::uint32_t first_group, std::uint32_t token,
+                  std::uint32_t sample, Philox::Key key) {
+    std::uint32_t c0[draws], c1[draws], c2[draws], c3[draws];
+    for (int l = 0; l < draws; ++l) {
+        c0[l] = first_group + static_cast<std::uint32_t>(l);
+        c1[l] = token;
+        c2[l] = 0;
+        c3[l] = sample;
+    }
+    for (int round = 0; round < Philox::rounds; ++round) {
+        for (int l = 0; l < draws; ++l) {
+            const Philox::Counter next = Philox::round({c0[l], c1[l], c2[l], c3[l]}, key);
+            c0[l] = next[0];
+            c1[l] = next[1];
+            c2[l] = next[2];
+            c3[l] = next[3];
+        }
+        key = Philox::next_key(key);
+    }
+    std::uint32_t words[4 * draws];
+    for (int l = 0; l < draws; ++l) {
+        words[4 * l] = c0[l];
+        words[4 * l + 1] = c1[l];
+        words[4 * l + 2] = c2[l];
+        words[4 * l + 3] = c3[l];
+    }
+    std::memcpy(bits, words, sizeof words);
+}
+
+/// y = branch * factor (+ x), factor = scale where kept and 0 where dropped.
+template <bool drop, bool residual, class T>
+void drop_row(T* __restrict y, const T* __restrict x, const T* __restrict branch, std::int64_t width,
+              const DropoutMask& mask, std::int64_t row) {
+    using S = Accumulator<T>;
+    if constexpr (!drop) {
+        for (std::int64_t i = 0; i < width; ++i) {
+            S value = convert<S>(branch[i]);
+            if constexpr (residual) value += convert<S>(x[i]);
+            y[i] = convert<T>(value);
+        }
+        return;
+    }
     const auto token = static_cast<std::uint32_t>(row % mask.tokens);
     const auto sample = static_cast<std::uint32_t>(mask.first_sample + row / mask.tokens);
-    for (std::int64_t group = 0; group * 8 < width; ++group) {
-        const Philox::Counter words =
-            Philox::draw({static_cast<std::uint32_t>(group), token, 0, sample}, mask.key);
-        for (std::int64_t c = group * 8; c < std::min(width, group * 8 + 8); ++c) {
-            const std::uint32_t u = words[static_cast<std::size_t>(c % 8 / 2)] >> (16 * (c % 2)) & 0xffffu;
-            factors[c] = u >= mask.threshold ? static_cast<Sum>(mask.scale) : Sum(0);
+    const S scale = static_cast<S>(mask.scale);
+    const int threshold = static_cast<int>(mask.threshold);
+    for (std::int64_t begin = 0; begin < width; begin += segment) {
+        std::uint16_t bits[segment];
+        draw_segment(bits, static_cast<std::uint32_t>(begin / 8), token, sample, mask.key);
+        const std::int64_t count = std::min<std::int64_t>(segment, width - begin);
+        for (std::int64_t i = 0; i < count; ++i) {
+            S value = convert<S>(branch[begin + i]) * (bits[i] >= threshold ? scale : S(0));
+            if constexpr (residual) value += convert<S>(x[begin + i]);
+            y[begin + i] = convert<T>(value);
         }
     }
+}
+
+template <bool drop, bool residual, class T>
+void drop_rows(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& branch,
+               const DropoutMask& mask) {
+    const Rows<T> ys(y, "dropout"), branches(branch, "dropout"), xs(residual ? x : branch, "dropout");
+    for_rows(ctx, ys.count(), ys.width(), [&](std::int64_t r) {
+        drop_row<drop, residual>(ys[r], xs[r], branches[r], ys.width(), mask, r);
+    });
 }
 
 }  // namespace
 
 void dropout(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& branch,
              const DropoutMask& mask) {
+    const bool drop = mask.threshold != 0;
     visit_floating(y.dtype(), [&]<class T>(TypeTag<T>) {
-        using Sum = Accumulator<T>;
-        const Rows<T> ys(y, "dropout"), branches(branch, "dropout"), xs(x.defined() ? x : branch, "dropout");
-        const std::int64_t width = ys.width();
-        parallel_ranges(ctx, ys.count(), rows_per_block(width), [&](std::int64_t begin, std::int64_t end) {
-            thread_local std::vector<Sum> factors;
-            factors.assign(static_cast<std::size_t>(width), Sum(1));
-            for (std::int64_t r = begin; r < end; ++r) {
-                if (mask.threshold != 0) draw_row(factors.data(), width, mask, r);
-                const T* b = branches[r];
-                const T* residual = xs[r];
-                T* out = ys[r];
-                for (std::int64_t i = 0; i < width; ++i) {
-                    Sum value = convert<Sum>(b[i]) * factors[static_cast<std::size_t>(i)];
-                    if (x.defined()) value += convert<Sum>(residual[i]);
-                    out[i] = convert<T>(value);
-                }
-            }
-        });
+        if (!x.defined()) {
+            drop_rows<true, false, T>(ctx, y, x, branch, mask);
+        } else if (drop) {
+            drop_rows<true, true, T>(ctx, y, x, branch, mask);
+        } else {
+            drop_rows<false, true, T>(ctx, y, x, branch, mask);
+        }
     });
 }
 

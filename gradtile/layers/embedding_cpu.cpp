@@ -32,18 +32,17 @@ void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens
 void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy,
                         const Tensor& tokens) {
     const std::int32_t* ids = tokens.data<std::int32_t>();
-    const std::int64_t count = tokens.elements(), vocabulary = weight_grad.size(0),
-                       width = weight_grad.size(1);
+    const std::int64_t count = tokens.elements(), width = weight_grad.size(1);
     visit_floating(dy.dtype(), [&]<class T>(TypeTag<T>) {
         using Sum = Accumulator<T>;
         const Rows<T> dys(dy, "embedding");
         Sum* grad = weight_grad.data<Sum>();
-        // Each block owns the tokens of one residue class and walks all positions: no row is written by two
-        // blocks, and each token's rows are added in order of position.
-        constexpr std::int64_t classes = 64;
-        parallel_for(ctx, std::min(classes, vocabulary), [&](std::int64_t owner) {
+        // Each block owns a range of columns and walks all positions: no element is written by two blocks,
+        // and every token's rows are added in order of position.
+        constexpr std::int64_t columns = 64;
+        parallel_ranges(ctx, width, columns, [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t i = 0; i < count; ++i)
-                if (ids[i] % classes == owner) add_row(grad + ids[i] * width, dys[i], width);
+                add_row(grad + ids[i] * width + begin, dys[i] + begin, end - begin);
         });
     });
 }

@@ -1,95 +1,123 @@
 #include <cmath>
 
+#include <gradtile/core/lanes.h>
 #include <gradtile/layers/norm_backend.h>
 #include <gradtile/layers/rows.h>
 
 namespace gradtile::cpu {
 namespace {
 
+template <class S>
+struct Statistics {
+    S mean, rstd;
+};
+
+/// The row is in the cache after the first sum, so the variance is taken around the mean, without
+/// cancellation.
+template <bool centred, class T, class S = Accumulator<T>>
+Statistics<S> statistics_of(const T* x, std::int64_t width, S eps) {
+    const S count = static_cast<S>(width);
+    S mean = 0;
+    if constexpr (centred) {
+        Lanes<S> sum;
+        for_lanes(width, [&](std::int64_t i, int lane) { sum[lane] += convert<S>(x[i]); });
+        mean = sum.sum() / count;
+    }
+    Lanes<S> squares;
+    for_lanes(width, [&](std::int64_t i, int lane) {
+        const S d = convert<S>(x[i]) - mean;
+        squares[lane] += d * d;
+    });
+    return {mean, 1 / std::sqrt(squares.sum() / count + eps)};
+}
+
+template <bool has_bias, class T, class S = Accumulator<T>>
+void normalize_row(T* __restrict y, const T* __restrict x, const T* __restrict weight,
+                   const T* __restrict bias, std::int64_t width, Statistics<S> row) {
+    for (std::int64_t i = 0; i < width; ++i) {
+        S value = (convert<S>(x[i]) - row.mean) * row.rstd * convert<S>(weight[i]);
+        if constexpr (has_bias) value += convert<S>(bias[i]);
+        y[i] = convert<T>(value);
+    }
+}
+
 template <class T, bool centred>
 void forward(const Context& ctx, const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
              const Tensor& weight, const Tensor& bias, double eps) {
-    using Sum = Accumulator<T>;
+    using S = Accumulator<T>;
     const Rows<T> xs(x, "norm"), ys(y, "norm");
     const std::int64_t width = xs.width();
-    Sum* means = nullptr;
-    if constexpr (centred) means = mean.data<Sum>();
-    Sum* rstds = rstd.data<Sum>();
+    S* means = centred ? mean.data<S>() : nullptr;
+    S* rstds = rstd.data<S>();
     const T* w = weight.data<T>();
     const T* b = bias.defined() ? bias.data<T>() : nullptr;
-    parallel_ranges(ctx, xs.count(), rows_per_block(width), [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t r = begin; r < end; ++r) {
-            const T* row = xs[r];
-            T* out = ys[r];
-            Sum m = 0;
-            if constexpr (centred) {
-                for (std::int64_t i = 0; i < width; ++i) m += convert<Sum>(row[i]);
-                m /= static_cast<Sum>(width);
-                means[r] = m;
-            }
-            Sum squares = 0;
-            for (std::int64_t i = 0; i < width; ++i) {
-                const Sum d = convert<Sum>(row[i]) - m;
-                squares += d * d;
-            }
-            const Sum s = 1 / std::sqrt(squares / static_cast<Sum>(width) + static_cast<Sum>(eps));
-            rstds[r] = s;
-            for (std::int64_t i = 0; i < width; ++i) {
-                Sum value = (convert<Sum>(row[i]) - m) * s * convert<Sum>(w[i]);
-                if (b != nullptr) value += convert<Sum>(b[i]);
-                out[i] = convert<T>(value);
-            }
+    for_rows(ctx, xs.count(), width, [&](std::int64_t r) {
+        const auto row = statistics_of<centred>(xs[r], width, static_cast<S>(eps));
+        if (centred) means[r] = row.mean;
+        rstds[r] = row.rstd;
+        if (b != nullptr) {
+            normalize_row<true>(ys[r], xs[r], w, b, width, row);
+        } else {
+            normalize_row<false>(ys[r], xs[r], w, b, width, row);
         }
     });
 }
 
-template <class T, bool centred>
+/// With n = (x - mean) rstd and g = dy weight:  dx = rstd (g - mean(g) - n mean(g n)), where mean(g) is 0 for
+/// the root-mean-square norm; dweight += dy n; dbias += dy.
+template <bool centred, bool accumulate, class T, class S = Accumulator<T>>
+void differentiate_row(T* __restrict dx, S* __restrict d_weight, S* __restrict d_bias, const T* __restrict dy,
+                       const T* __restrict x, const T* __restrict weight, std::int64_t width,
+                       Statistics<S> row) {
+    Lanes<S> sum_g, sum_gn;
+    for_lanes(width, [&](std::int64_t i, int lane) {
+        const S n = (convert<S>(x[i]) - row.mean) * row.rstd, d = convert<S>(dy[i]);
+        const S g = d * convert<S>(weight[i]);
+        d_weight[i] += d * n;
+        if constexpr (centred) {
+            d_bias[i] += d;
+            sum_g[lane] += g;
+        }
+        sum_gn[lane] += g * n;
+    });
+    const S mean_g = centred ? sum_g.sum() / static_cast<S>(width) : S(0);
+    const S mean_gn = sum_gn.sum() / static_cast<S>(width);
+    for (std::int64_t i = 0; i < width; ++i) {
+        const S n = (convert<S>(x[i]) - row.mean) * row.rstd;
+        const S g = convert<S>(dy[i]) * convert<S>(weight[i]);
+        S value = row.rstd * (g - mean_g - n * mean_gn);
+        if constexpr (accumulate) value += convert<S>(dx[i]);
+        dx[i] = convert<T>(value);
+    }
+}
+
+/// Parameter gradients: every block sums its rows into its own partials, which are then added in block order.
+template <class T, bool centred, bool accumulate>
 void backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
-    using Sum = Accumulator<T>;
+    using S = Accumulator<T>;
     const Rows<T> dys(in.dy, "norm"), xs(in.x, "norm"), dxs(out.dx, "norm");
     const std::int64_t width = xs.width(), grain = norm_rows_per_partial(xs.count());
-    const Sum* means = nullptr;
-    if constexpr (centred) means = in.mean.data<Sum>();
-    const Sum* rstds = in.rstd.data<Sum>();
+    const S* means = centred ? in.mean.data<S>() : nullptr;
+    const S* rstds = in.rstd.data<S>();
     const T* w = in.weight.data<T>();
-    Sum* partials = out.partials.data<Sum>();
+    S* partials = out.partials.data<S>();
     parallel_ranges(ctx, xs.count(), grain, [&](std::int64_t begin, std::int64_t end) {
-        Sum* dw = partials + begin / grain * 2 * width;
-        Sum* db = dw + width;
-        std::fill(dw, dw + 2 * width, Sum(0));
-        for (std::int64_t r = begin; r < end; ++r) {
-            const T* dy = dys[r];
-            const T* x = xs[r];
-            T* dx = dxs[r];
-            const Sum m = centred ? means[r] : Sum(0), s = rstds[r];
-            Sum sum_g = 0, sum_gx = 0;  // g = dy * weight, the gradient of the normalised row
-            for (std::int64_t i = 0; i < width; ++i) {
-                const Sum normal = (convert<Sum>(x[i]) - m) * s, d = convert<Sum>(dy[i]);
-                const Sum g = d * convert<Sum>(w[i]);
-                dw[i] += d * normal;
-                db[i] += d;
-                sum_g += g;
-                sum_gx += g * normal;
-            }
-            const Sum mean_g = centred ? sum_g / static_cast<Sum>(width) : Sum(0);
-            const Sum mean_gx = sum_gx / static_cast<Sum>(width);
-            for (std::int64_t i = 0; i < width; ++i) {
-                const Sum normal = (convert<Sum>(x[i]) - m) * s;
-                const Sum g = convert<Sum>(dy[i]) * convert<Sum>(w[i]);
-                Sum value = s * (g - mean_g - normal * mean_gx);
-                if (out.accumulate_dx) value += convert<Sum>(dx[i]);
-                dx[i] = convert<T>(value);
-            }
-        }
+        S* d_weight = partials + begin / grain * 2 * width;
+        S* d_bias = d_weight + width;
+        std::fill(d_weight, d_weight + 2 * width, S(0));
+        for (std::int64_t r = begin; r < end; ++r)
+            differentiate_row<centred, accumulate>(dxs[r], d_weight, d_bias, dys[r], xs[r], w, width,
+                                                   Statistics<S>{centred ? means[r] : S(0), rstds[r]});
     });
-    Sum* dw = out.weight.data<Sum>();
-    Sum* db = out.bias.defined() ? out.bias.data<Sum>() : nullptr;
-    for (std::int64_t block = 0; block < out.partials.size(0); ++block) {
-        const Sum* partial = partials + block * 2 * width;
-        for (std::int64_t i = 0; i < width; ++i) dw[i] += partial[i];
-        if (db != nullptr)
-            for (std::int64_t i = 0; i < width; ++i) db[i] += partial[width + i];
-    }
+    const auto add_partials = [&](const Tensor& gradient, std::int64_t first) {
+        S* __restrict sum = gradient.data<S>();
+        for (std::int64_t block = 0; block < out.partials.size(0); ++block) {
+            const S* __restrict partial = partials + block * 2 * width + first;
+            for (std::int64_t i = 0; i < width; ++i) sum[i] += partial[i];
+        }
+    };
+    add_partials(out.weight, 0);
+    if (out.bias.defined()) add_partials(out.bias, width);
 }
 
 }  // namespace
@@ -108,9 +136,11 @@ void norm_forward(const Context& ctx, const Tensor& y, const Tensor& mean, const
 void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
     visit_floating(in.x.dtype(), [&]<class T>(TypeTag<T>) {
         if (in.mean.defined()) {
-            backward<T, true>(ctx, out, in);
+            out.accumulate_dx ? backward<T, true, true>(ctx, out, in)
+                              : backward<T, true, false>(ctx, out, in);
         } else {
-            backward<T, false>(ctx, out, in);
+            out.accumulate_dx ? backward<T, false, true>(ctx, out, in)
+                              : backward<T, false, false>(ctx, out, in);
         }
     });
 }

@@ -17,11 +17,8 @@ struct RowLayout {
     std::int64_t inner_stride = 0;
 
     std::int64_t offset(std::int64_t row) const {
+        if (row < inner) return row * inner_stride;  // no division when all axes merge into one group
         return (row / inner) * outer_stride + (row % inner) * inner_stride;
-    }
-    /// All elements lie side by side in row-major order.
-    bool is_dense() const {
-        return (inner_stride == width || inner == 1) && (outer_stride == inner * width || rows <= inner);
     }
 };
 
@@ -47,6 +44,14 @@ class Rows {
 inline std::int64_t rows_per_block(std::int64_t width) {
     constexpr std::int64_t elements = 1 << 14;
     return std::max<std::int64_t>(1, elements / std::max<std::int64_t>(1, width));
+}
+
+/// Calls body(row) for every row, in parallel blocks.
+template <class Body>
+void for_rows(const Context& ctx, std::int64_t rows, std::int64_t width, Body&& body) {
+    parallel_ranges(ctx, rows, rows_per_block(width), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t r = begin; r < end; ++r) body(r);
+    });
 }
 
 }  // namespace gradtile

@@ -1,0 +1,86 @@
+#include <gradtile/layers/gelu.h>
+#include <gradtile/layers/swiglu.h>
+#include <support/layer_suite.h>
+
+namespace gradtile {
+namespace {
+
+TEST(Gelu, TanhFormPassesTheLayerSuite) {
+    for (const std::int64_t width : {1, 37, 160})
+        test::check_layer([](ParameterStore&) { return Gelu{Gelu::Form::tanh}; },
+                          {.width = width, .operations = 20});
+}
+
+TEST(Gelu, ExactFormPassesTheLayerSuite) {
+    for (const std::int64_t width : {1, 37, 160})
+        test::check_layer([](ParameterStore&) { return Gelu{Gelu::Form::exact}; },
+                          {.width = width, .operations = 20});
+}
+
+TEST(SwiGlu, PassesTheLayerSuite) {
+    for (const std::int64_t width : {2, 74, 160})
+        test::check_layer([](ParameterStore&) { return SwiGlu(); }, {.width = width, .operations = 12});
+}
+
+std::vector<double> gelu_of(Gelu::Form form, const std::vector<double>& x, DType dtype) {
+    const Context ctx(Device::cpu(), 1);
+    Gelu::Saved saved;
+    return to_host(
+        ctx, Gelu{form}.forward(ctx, from_host(ctx, x, {static_cast<std::int64_t>(x.size())}, dtype), saved));
+}
+
+TEST(Gelu, HasTheDefinitionsValues) {
+    const std::vector<double> xs = {-3, -1, -0.25, 0, 0.5, 2};
+    const auto exact = gelu_of(Gelu::Form::exact, xs, DType::f64),
+               tanh = gelu_of(Gelu::Form::tanh, xs, DType::f64);
+    for (std::size_t i = 0; i < xs.size(); ++i) {
+        const double x = xs[i];
+        EXPECT_NEAR(exact[i], x * 0.5 * std::erfc(-x / std::sqrt(2.0)), 1e-15);
+        EXPECT_NEAR(tanh[i], 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))),
+                    1e-15);
+    }
+}
+
+TEST(Gelu, StaysFiniteAtTheEndsOfTheRange) {
+    for (const Gelu::Form form : {Gelu::Form::tanh, Gelu::Form::exact}) {
+        const auto y = gelu_of(form, {-3e38, -200, 200, 3e38}, DType::f32);
+        EXPECT_EQ(y[0], 0.0);
+        EXPECT_EQ(y[1], 0.0);
+        EXPECT_EQ(y[2], 200.0);
+        EXPECT_FLOAT_EQ(static_cast<float>(y[3]), 3e38f);
+        EXPECT_TRUE(std::isnan(gelu_of(form, {std::nan("")}, DType::f32)[0]));
+
+        const Context ctx(Device::cpu(), 1);
+        const Tensor x = from_host(ctx, std::vector<double>{-3e38, -200, 200, 3e38}, {4}, DType::f32);
+        const Tensor dy = from_host(ctx, std::vector<double>{1, 1, 1, 1}, {4}, DType::f32);
+        const auto dx = to_host(ctx, Gelu{form}.backward(ctx, dy, {x}));
+        EXPECT_EQ(dx, (std::vector<double>{0, 0, 1, 1}));
+    }
+}
+
+TEST(Gelu, WorksInPlace) {
+    const Context ctx(Device::cpu(), 2);
+    const Gelu gelu;
+    Gelu::Saved saved;
+    const Tensor x = randn(ctx, {9, 33}, DType::f32, Seed{1}), dy = randn(ctx, {9, 33}, DType::f32, Seed{2});
+    const auto y = to_host(ctx, gelu.forward(ctx, x, saved)),
+               dx = to_host(ctx, gelu.backward(ctx, dy, saved));
+    gelu.backward_into(ctx, dy, dy, x);
+    EXPECT_EQ(to_host(ctx, dy), dx);
+    gelu.forward_into(ctx, x, x);
+    EXPECT_EQ(to_host(ctx, x), y);
+}
+
+TEST(SwiGlu, WritesItsGradientOverItsInput) {
+    const Context ctx(Device::cpu(), 2);
+    const SwiGlu swiglu;
+    SwiGlu::Saved saved;
+    const Tensor x = randn(ctx, {9, 66}, DType::f32, Seed{1}), dy = randn(ctx, {9, 33}, DType::f32, Seed{2});
+    swiglu.forward(ctx, x, saved);
+    const auto dx = to_host(ctx, swiglu.backward(ctx, dy, saved));
+    swiglu.backward_into(ctx, x, dy, x);
+    EXPECT_EQ(to_host(ctx, x), dx);
+}
+
+}  // namespace
+}  // namespace gradtile

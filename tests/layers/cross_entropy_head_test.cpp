@@ -1,0 +1,305 @@
+#include <gradtile/core/philox.h>
+#include <gradtile/layers/cross_entropy_head.h>
+#include <support/layer_suite.h>
+
+#include <gmock/gmock.h>
+
+namespace gradtile {
+namespace {
+
+std::vector<std::int32_t> some_targets(std::int64_t count, std::int64_t vocabulary, bool with_ignored) {
+    std::vector<std::int32_t> targets;
+    for (std::int64_t i = 0; i < count; ++i) {
+        const std::uint64_t draw = mix_seed(5, static_cast<std::uint64_t>(i));
+        const bool ignored = with_ignored && draw >> 32 & 1;
+        targets.push_back(ignored ? -1
+                                  : static_cast<std::int32_t>(draw % static_cast<std::uint64_t>(vocabulary)));
+    }
+    return targets;
+}
+
+struct HeadResult {
+    double loss = 0;
+    std::vector<double> dx, dw;
+    bool operator==(const HeadResult&) const = default;
+};
+
+/// The textbook: all logits, float64.
+HeadResult naive(const std::vector<double>& x, const std::vector<double>& w,
+                 const std::vector<std::int32_t>& targets, std::size_t width, double scale) {
+    const std::size_t rows = targets.size(), vocabulary = w.size() / width;
+    HeadResult result{0, std::vector<double>(x.size()), std::vector<double>(w.size())};
+    const auto counted =
+        static_cast<double>(std::count_if(targets.begin(), targets.end(), [](auto t) { return t >= 0; }));
+    for (std::size_t r = 0; r < rows; ++r) {
+        if (targets[r] < 0) continue;
+        std::vector<double> logits(vocabulary);
+        for (std::size_t v = 0; v < vocabulary; ++v)
+            for (std::size_t c = 0; c < width; ++c) logits[v] += x[r * width + c] * w[v * width + c];
+        const double largest = *std::max_element(logits.begin(), logits.end());
+        double sum = 0;
+        for (const double l : logits) sum += std::exp(l - largest);
+        const auto target = static_cast<std::size_t>(targets[r]);
+        result.loss += (std::log(sum) + largest - logits[target]) / counted;
+        for (std::size_t v = 0; v < vocabulary; ++v) {
+            const double d = (std::exp(logits[v] - largest) / sum - (v == target)) * scale / counted;
+            for (std::size_t c = 0; c < width; ++c) {
+                result.dx[r * width + c] += d * w[v * width + c];
+                result.dw[v * width + c] += d * x[r * width + c];
+            }
+        }
+    }
+    return result;
+}
+
+struct Head {
+    ParameterStore store;
+    CrossEntropyHead head;
+    Head(const Context& ctx, std::int64_t vocabulary, std::int64_t width, DType dtype)
+        : head(store, "head", vocabulary, width) {
+        store.allocate(ctx, dtype);
+        copy(ctx, head.weight.value(), randn(ctx, {vocabulary, width}, DType::bf16, Seed{3}));
+    }
+};
+
+struct Case {
+    std::int64_t rows, vocabulary, width;
+    bool ignored;
+};
+
+HeadResult run_head(const Context& ctx, const Case& c, DType dtype, double scale = 1.0, int passes = 1) {
+    Head test(ctx, c.vocabulary, c.width, dtype);
+    CrossEntropyHead::Saved saved;
+    const Tensor x = test::numbers(ctx, {c.rows, c.width}, dtype, 1);
+    const Tensor targets = from_host(ctx, some_targets(c.rows, c.vocabulary, c.ignored), {c.rows});
+    HeadResult result;
+    for (int i = 0; i < passes; ++i)
+        result.loss = item(ctx, test.head.forward(ctx, x, targets, saved, scale));
+    result.dx = to_host(ctx, test.head.backward(ctx, saved));
+    result.dw = to_host(ctx, test.head.weight.grad());
+    return result;
+}
+
+HeadResult run_naive(const Context& ctx, const Case& c, double scale = 1.0) {
+    Head test(ctx, c.vocabulary, c.width, DType::f64);
+    return naive(to_host(ctx, test::numbers(ctx, {c.rows, c.width}, DType::f64, 1)),
+                 to_host(ctx, test.head.weight.value()), some_targets(c.rows, c.vocabulary, c.ignored),
+                 static_cast<std::size_t>(c.width), scale);
+}
+
+const Case cases[] = {{1, 1, 3, false},    {1, 65, 16, false},  {7, 2, 5, true},
+                      {100, 65, 24, true}, {33, 1000, 7, true}, {64, 4099, 12, false}};
+// 300,000 float32 logits are 1.2 MB, so that 64 MiB hold 48 rows.
+const Case several_chunks{110, 300000, 3, true};
+
+double largest_of(const std::vector<double>& values) {
+    double largest = 0;
+    for (const double v : values) largest = std::max(largest, std::abs(v));
+    return largest;
+}
+
+TEST(CrossEntropyHead, EqualsTheNaiveFormInFloat64) {
+    const Context ctx(Device::cpu(), 2);
+    for (const Case& c : cases) {
+        SCOPED_TRACE(concat(c.rows, " x ", c.vocabulary, " x ", c.width));
+        const HeadResult result = run_head(ctx, c, DType::f64, 0.25), reference = run_naive(ctx, c, 0.25);
+        const double terms = static_cast<double>(c.rows + c.vocabulary + c.width);  // in the longest sums
+        const double dx_size = largest_of(reference.dx), dw_size = largest_of(reference.dw);
+        EXPECT_NEAR(result.loss, reference.loss, terms * 0x1p-52 * (1 + reference.loss));
+        for (std::size_t i = 0; i < result.dx.size(); ++i)
+            ASSERT_NEAR(result.dx[i], reference.dx[i], terms * 0x1p-52 * dx_size);
+        for (std::size_t i = 0; i < result.dw.size(); ++i)
+            ASSERT_NEAR(result.dw[i], reference.dw[i], terms * 0x1p-52 * dw_size);
+    }
+}
+
+/// Errors of the logits (a sum of `width` products of numbers of order 1, in float32) move p by as much,
+/// relatively; the sums over rows and vocabulary add a rounding an addend. In bfloat16, d_logits and dx are
+/// rounded once each.
+void expect_close(const Case& c, DType dtype) {
+    const Context ctx(Device::cpu(), 2);
+    const HeadResult result = run_head(ctx, c, dtype), reference = run_naive(ctx, c);
+    const double logit_error =
+        static_cast<double>(c.width) * 0x1p-24 * 4 * std::sqrt(static_cast<double>(c.width));
+    const double sums = static_cast<double>(c.rows + c.vocabulary) * 0x1p-24;
+    const double store = dtype == DType::bf16 ? 0x1p-8 : 0.0;
+    EXPECT_NEAR(result.loss, reference.loss, 2 * logit_error + sums * (1 + reference.loss));
+    const double bound = 2 * logit_error + sums + 2 * store;
+    const double dx_size = largest_of(reference.dx), dw_size = largest_of(reference.dw);
+    for (std::size_t i = 0; i < result.dx.size(); ++i)
+        ASSERT_NEAR(result.dx[i], reference.dx[i], bound * dx_size) << dtype << ' ' << i;
+    for (std::size_t i = 0; i < result.dw.size(); ++i)
+        ASSERT_NEAR(result.dw[i], reference.dw[i], bound * dw_size) << dtype << ' ' << i;
+}
+
+TEST(CrossEntropyHead, Float32AndBfloat16AreAsCloseAsTheirRoundings) {
+    for (const Case& c : cases)
+        for (const DType dtype : {DType::f32, DType::bf16}) {
+            SCOPED_TRACE(concat(c.rows, " x ", c.vocabulary, " x ", c.width));
+            expect_close(c, dtype);
+        }
+}
+
+TEST(CrossEntropyHead, ChunksOfRowsAddUp) {
+    expect_close(several_chunks, DType::f32);
+}
+
+TEST(CrossEntropyHead, GradientsMatchFiniteDifferences) {
+    const Context ctx(Device::cpu(), 2);
+    Head test(ctx, 13, 6, DType::f64);
+    const Tensor targets = from_host(ctx, some_targets(20, 13, true), {4, 5});
+    const Tensor x = randn(ctx, {4, 5, 6}, DType::f64, Seed{2});
+    CrossEntropyHead::Saved saved;
+    using Tensors = Differentiable::Tensors;
+    // The weight's gradient is made by forward, which therefore runs once, scaled, where backward is asked.
+    const Differentiable function{
+        [&](const Context& c, const Tensors& in) {
+            const auto total = to_host(c, test.head.loss(c, in[0], targets));
+            return Tensors{from_host(c, std::vector<double>{total[0] / total[1]}, {1}, DType::f64)};
+        },
+        [&](const Context& c, const Tensors& in, const Tensors& grads) {
+            test.head.forward(c, in[0], targets, saved, item(c, grads[0]));
+            return Tensors{test.head.backward(c, saved)};
+        }};
+    const auto report = gradient_check(ctx, function, {x}, test.store.parameters());
+    EXPECT_TRUE(report.ok()) << report;
+}
+
+TEST(CrossEntropyHead, DoesNotDependOnTheNumberOfThreads) {
+    for (const DType dtype : {DType::f32, DType::bf16})
+        for (const Case& c : {cases[3], cases[5]}) {
+            const HeadResult alone = run_head(Context(Device::cpu(), 1), c, dtype);
+            EXPECT_TRUE(alone == run_head(Context(Device::cpu(), 2), c, dtype));
+            EXPECT_TRUE(alone == run_head(Context(Device::cpu(), 3), c, dtype));
+        }
+}
+
+TEST(CrossEntropyHead, AccumulatesTheWeightGradientAndScalesIt) {
+    const Context ctx(Device::cpu(), 2);
+    const HeadResult once = run_head(ctx, cases[3], DType::f64);
+    const HeadResult twice_half = run_head(ctx, cases[3], DType::f64, 0.5, 2);
+    const double bound = 0x1p-52 * static_cast<double>(cases[3].rows) * largest_of(once.dw);
+    EXPECT_EQ(once.loss, twice_half.loss) << "the scale is the gradients' alone";
+    for (std::size_t i = 0; i < once.dw.size(); ++i) ASSERT_NEAR(twice_half.dw[i], once.dw[i], bound);
+    for (std::size_t i = 0; i < once.dx.size(); ++i) ASSERT_DOUBLE_EQ(2 * twice_half.dx[i], once.dx[i]);
+}
+
+TEST(CrossEntropyHead, AllTargetsIgnoredGivesZeroLossAndZeroGradients) {
+    const Context ctx(Device::cpu(), 2);
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+        Head test(ctx, 9, 4, dtype);
+        CrossEntropyHead::Saved saved;
+        const Tensor targets = from_host(ctx, std::vector<std::int32_t>(5, -1), {5});
+        EXPECT_EQ(item(ctx, test.head.forward(ctx, test::numbers(ctx, {5, 4}, dtype, 1), targets, saved)),
+                  0.0);
+        EXPECT_EQ(to_host(ctx, test.head.backward(ctx, saved)), std::vector<double>(20, 0.0));
+        EXPECT_EQ(to_host(ctx, test.head.weight.grad()), std::vector<double>(36, 0.0));
+    }
+}
+
+TEST(CrossEntropyHead, HugeLogitsOverflowNothing) {
+    const Context ctx(Device::cpu(), 1);
+    Head test(ctx, 3, 1, DType::f32);
+    copy(ctx, test.head.weight.value(),
+         from_host(ctx, std::vector<double>{1000, -1000, 999}, {3, 1}, DType::f32));
+    const Tensor x = from_host(ctx, std::vector<double>{1, 1}, {2, 1}, DType::f32);
+    const Tensor targets = from_host(ctx, std::vector<std::int32_t>{0, 1}, {2});
+    CrossEntropyHead::Saved saved;
+    const double tail = std::log1p(std::exp(-1.0));
+    EXPECT_NEAR(item(ctx, test.head.forward(ctx, x, targets, saved)), (tail + tail + 2000) / 2,
+                2000 * 0x1p-23);
+    for (const double d : to_host(ctx, test.head.backward(ctx, saved))) EXPECT_TRUE(std::isfinite(d));
+}
+
+TEST(CrossEntropyHead, EvaluationSumsTheSameLosses) {
+    const Context ctx(Device::cpu(), 2);
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+        const Case& c = cases[3];
+        Head test(ctx, c.vocabulary, c.width, dtype);
+        CrossEntropyHead::Saved saved;
+        const auto ids = some_targets(c.rows, c.vocabulary, true);
+        const Tensor x = test::numbers(ctx, {c.rows, c.width}, dtype, 1),
+                     targets = from_host(ctx, ids, {c.rows});
+        const auto total = to_host(ctx, test.head.loss(ctx, x, targets));
+        EXPECT_EQ(total[1],
+                  static_cast<double>(std::count_if(ids.begin(), ids.end(), [](auto t) { return t >= 0; })));
+        EXPECT_DOUBLE_EQ(total[0] / total[1], item(ctx, test.head.forward(ctx, x, targets, saved)));
+        EXPECT_EQ(test.head.logits(ctx, x.slice(0, 4, 1)).shape(), (Shape{1, c.vocabulary}));
+    }
+}
+
+TEST(CrossEntropyHead, LogitsAreTheProductsWithTheWeight) {
+    const Context ctx(Device::cpu(), 1);
+    Head test(ctx, 3, 2, DType::f32);
+    copy(ctx, test.head.weight.value(),
+         from_host(ctx, std::vector<double>{1, 2, 3, 4, 5, 6}, {3, 2}, DType::f32));
+    const Tensor x = from_host(ctx, std::vector<double>{1, 10}, {1, 1, 2}, DType::f32);
+    EXPECT_THAT(to_host(ctx, test.head.logits(ctx, x)), testing::ElementsAre(21, 43, 65));
+}
+
+TEST(CrossEntropyHead, SharesATiedWeight) {
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore store;
+    const Parameter embedding = store.add("embedding.weight", {7, 4}, Init::normal(1));
+    const CrossEntropyHead head(embedding);
+    store.allocate(ctx, DType::f32);
+    store.initialize(ctx, Seed{1});
+    CrossEntropyHead::Saved saved;
+    head.forward(ctx, test::numbers(ctx, {2, 4}, DType::f32, 1),
+                 from_host(ctx, std::vector<std::int32_t>{1, 2}, {2}), saved);
+    EXPECT_GT(largest_of(to_host(ctx, embedding.grad())), 0.0);
+    EXPECT_EQ(store.parameters().size(), 1u);
+}
+
+TEST(CrossEntropyHead, NamesATargetOutsideTheVocabulary) {
+    const Context ctx(Device::cpu(), 2);
+    Head test(ctx, 9, 3, DType::f32);
+    CrossEntropyHead::Saved saved;
+    const Tensor x = zeros(ctx, {3, 3}, DType::f32);
+    for (const std::int32_t bad : {9, -2, -100}) {
+        const Tensor targets = from_host(ctx, std::vector<std::int32_t>{8, bad, 0}, {3});
+        try {
+            test.head.forward(ctx, x, targets, saved);
+            FAIL();
+        } catch (const Error& error) {
+            EXPECT_THAT(error.what(),
+                        testing::AllOf(testing::HasSubstr(concat("target ", bad)),
+                                       testing::HasSubstr("position 1"), testing::HasSubstr("9")));
+        }
+        EXPECT_THROW(test.head.loss(ctx, x, targets), Error);
+    }
+}
+
+TEST(CrossEntropyHead, ANaNLogitMakesTheLossNaN) {
+    const Context ctx(Device::cpu(), 1);
+    Head test(ctx, 40, 2, DType::f32);
+    CrossEntropyHead::Saved saved;
+    const Tensor x = from_host(ctx, std::vector<double>{1, std::nan("")}, {1, 2}, DType::f32);
+    const Tensor targets = from_host(ctx, std::vector<std::int32_t>{0}, {1});
+    EXPECT_TRUE(std::isnan(item(ctx, test.head.forward(ctx, x, targets, saved))));
+}
+
+TEST(CrossEntropyHead, NeverHoldsAllLogitsAndPlansItsMemoryExactly) {
+    const Context ctx(Device::cpu(), 2);
+    const Case& c = several_chunks;
+    Head test(ctx, c.vocabulary, c.width, DType::bf16);
+    const auto run = [&](const Context& where, const std::shared_ptr<Arena>& arena) {
+        CrossEntropyHead::Saved saved;
+        const Tensor x = empty(where, {c.rows, c.width}, DType::bf16);
+        const Tensor targets = empty(where, {c.rows}, DType::i32);
+        fill(where, x, 0.5);
+        fill(where, targets, 3);
+        test.head.forward(where, x, targets, saved);
+        test.head.backward(where, saved);
+        return arena->peak_bytes();
+    };
+    const auto planning = Arena::for_planning(Device::cpu());
+    const std::size_t planned = run(ctx.plan(planning), planning);
+    const auto arena = std::make_shared<Arena>(Device::cpu(), planned);
+    EXPECT_EQ(run(ctx.with_allocator(arena), arena), planned);
+    EXPECT_LT(planned, std::size_t{65} << 20);
+    EXPECT_LT(planned, static_cast<std::size_t>(c.rows * c.vocabulary) * 4);
+}
+
+}  // namespace
+}  // namespace gradtile

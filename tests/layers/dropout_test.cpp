@@ -1,0 +1,133 @@
+#include <gradtile/layers/dropout.h>
+#include <support/layer_suite.h>
+
+namespace gradtile {
+namespace {
+
+const DropoutKey key = DropoutKey::of_step(7, 3, 1, 5).at(2);
+
+/// Dropout with its key, so that it has the signature of a layer.
+struct KeyedDropout {
+    using Saved = Dropout::Saved;
+    Dropout dropout;
+    Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+        return dropout.forward(ctx, x, key, saved);
+    }
+    Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
+        return dropout.backward(ctx, dy, saved);
+    }
+};
+
+/// The mask as dropout.h defines it, one element at a time.
+bool kept(const DropoutKey& k, double p, std::int64_t sample, std::int64_t token, std::int64_t column) {
+    const Philox::Counter words =
+        Philox::draw({static_cast<std::uint32_t>(column / 8), static_cast<std::uint32_t>(token), 0,
+                      static_cast<std::uint32_t>(k.first_sample + sample)},
+                     philox_key(k.seed));
+    const std::uint32_t u = words[static_cast<std::size_t>(column % 8 / 2)] >> (16 * (column % 2)) & 0xffffu;
+    return u >= static_cast<std::uint32_t>(std::lround(65536 * p));
+}
+
+TEST(Dropout, PassesTheLayerSuite) {
+    for (const std::int64_t width : {1, 37, 160})
+        test::check_layer([](ParameterStore&) { return KeyedDropout{{.p = 0.3}}; },
+                          {.width = width, .operations = 2});
+}
+
+TEST(Dropout, DrawsTheMaskItsHeaderDefines) {
+    const Context ctx(Device::cpu(), 2);
+    const Dropout dropout{.p = 0.2};
+    Dropout::Saved saved;
+    for (const std::int64_t width : {3, 8, 61, 128, 200, 1031}) {
+        const Tensor ones = empty(ctx, {2, 9, width}, DType::f64);
+        fill(ctx, ones, 1.0);
+        const auto y = to_host(ctx, dropout.forward(ctx, ones, key, saved));
+        std::size_t i = 0;
+        for (std::int64_t sample = 0; sample < 2; ++sample)
+            for (std::int64_t token = 0; token < 9; ++token)
+                for (std::int64_t c = 0; c < width; ++c, ++i)
+                    ASSERT_EQ(y[i], kept(key, 0.2, sample, token, c) ? 65536.0 / (65536 - 13107) : 0.0)
+                        << width << ' ' << sample << ' ' << token << ' ' << c;
+    }
+}
+
+TEST(Dropout, DropsTheShareItWasAskedFor) {
+    const Context ctx(Device::cpu(), 2);
+    const Tensor ones = empty(ctx, {4, 64, 384}, DType::f32);
+    fill(ctx, ones, 1.0);
+    for (const double p : {0.1, 0.5, 0.9}) {
+        Dropout::Saved saved;
+        const auto y = to_host(ctx, Dropout{.p = p}.forward(ctx, ones, key, saved));
+        const double n = static_cast<double>(y.size());
+        const auto dropped = static_cast<double>(std::count(y.begin(), y.end(), 0.0));
+        EXPECT_NEAR(dropped, n * p, 5 * std::sqrt(n * p * (1 - p)) + n / 65536) << "five standard deviations";
+    }
+}
+
+TEST(Dropout, TheMaskOfASampleDoesNotDependOnTheMicroBatch) {
+    const Context ctx(Device::cpu(), 2);
+    const Dropout dropout{.p = 0.4};
+    Dropout::Saved saved;
+    const Tensor ones = empty(ctx, {4, 5, 24}, DType::f32);
+    fill(ctx, ones, 1.0);
+    const Tensor all = dropout.forward(ctx, ones, key, saved);
+    DropoutKey second = key;
+    second.first_sample += 2;
+    const Tensor half = dropout.forward(ctx, ones.slice(0, 0, 2), second, saved);
+    EXPECT_EQ(to_host(ctx, half), to_host(ctx, all.slice(0, 2, 2)));
+}
+
+TEST(Dropout, KeysOfOtherStepsAndSitesDrawOtherMasks) {
+    const Context ctx(Device::cpu(), 1);
+    const Tensor ones = empty(ctx, {1, 64}, DType::f32);
+    fill(ctx, ones, 1.0);
+    const auto mask = [&](const DropoutKey& k) {
+        Dropout::Saved saved;
+        return to_host(ctx, Dropout{.p = 0.5}.forward(ctx, ones, k, saved));
+    };
+    const auto base = mask(DropoutKey::of_step(1, 2, 3).at(4));
+    EXPECT_EQ(base, mask(DropoutKey::of_step(1, 2, 3).at(4)));
+    EXPECT_NE(base, mask(DropoutKey::of_step(2, 2, 3).at(4)));
+    EXPECT_NE(base, mask(DropoutKey::of_step(1, 3, 3).at(4)));
+    EXPECT_NE(base, mask(DropoutKey::of_step(1, 2, 4).at(4)));
+    EXPECT_NE(base, mask(DropoutKey::of_step(1, 2, 3).at(5)));
+}
+
+TEST(Dropout, IsTheIdentityWithoutACopyInEvaluationAndAtPZero) {
+    const Context ctx(Device::cpu(), 1);
+    const Tensor x = randn(ctx, {3, 8}, DType::f32, Seed{1});
+    Dropout::Saved saved;
+    EXPECT_EQ(Dropout{.p = 0.5}.forward(ctx, x, DropoutKey{}, saved).raw_data(), x.raw_data());
+    EXPECT_EQ(Dropout{.p = 0.5}.backward(ctx, x, saved).raw_data(), x.raw_data());
+    EXPECT_EQ(Dropout{.p = 0.0}.forward(ctx, x, key, saved).raw_data(), x.raw_data());
+    EXPECT_EQ(Dropout{.p = 0.0}.backward(ctx, x, saved).raw_data(), x.raw_data());
+}
+
+TEST(Dropout, AddResidualIsTheSumOfTheStreamAndTheDroppedBranch) {
+    const Context ctx(Device::cpu(), 2);
+    for (const double p : {0.0, 0.3}) {
+        const Dropout dropout{.p = p};
+        Dropout::Saved saved, saved_alone;
+        const Tensor x = randn(ctx, {2, 7, 41}, DType::f64, Seed{1});
+        const Tensor branch = randn(ctx, {2, 7, 41}, DType::f64, Seed{2});
+        const auto y = to_host(ctx, dropout.add_residual(ctx, x, branch, key, saved));
+        const auto dropped = to_host(ctx, dropout.forward(ctx, branch, key, saved_alone));
+        const auto stream = to_host(ctx, x);
+        for (std::size_t i = 0; i < y.size(); ++i)
+            ASSERT_NEAR(y[i], stream[i] + dropped[i], 0x1p-52 * (std::abs(stream[i]) + std::abs(dropped[i])));
+        EXPECT_EQ(to_host(ctx, dropout.backward(ctx, x, saved)),
+                  to_host(ctx, dropout.backward(ctx, x, saved_alone)));
+    }
+}
+
+TEST(Dropout, RefusesProbabilitiesThatAreNone) {
+    const Context ctx(Device::cpu(), 1);
+    const Tensor x = zeros(ctx, {3, 8}, DType::f32);
+    Dropout::Saved saved;
+    EXPECT_THROW(Dropout{.p = 1.0}.forward(ctx, x, key, saved), Error);
+    EXPECT_THROW(Dropout{.p = -0.1}.forward(ctx, x, key, saved), Error);
+    EXPECT_THROW(Dropout{.p = std::nan("")}.forward(ctx, x, key, saved), Error);
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,144 @@
+#include <gradtile/core/philox.h>
+#include <gradtile/layers/embedding.h>
+#include <support/layer_suite.h>
+
+#include <gmock/gmock.h>
+
+namespace gradtile {
+namespace {
+
+std::vector<std::int32_t> some_tokens(std::int64_t count, std::int64_t vocabulary) {
+    std::vector<std::int32_t> tokens;
+    for (std::int64_t i = 0; i < count; ++i)
+        tokens.push_back(static_cast<std::int32_t>(mix_seed(3, static_cast<std::uint64_t>(i)) %
+                                                   static_cast<std::uint64_t>(vocabulary)));
+    return tokens;
+}
+
+TEST(Embedding, GradientMatchesFiniteDifferences) {
+    const Context ctx(Device::cpu(), 2);
+    ParameterStore store;
+    const Embedding embedding(store, "tokens", 11, 5);
+    store.allocate(ctx, DType::f64);
+    store.initialize(ctx, Seed{1});
+    const Tensor tokens = from_host(ctx, some_tokens(24, 11), {4, 6});
+    Embedding::Saved saved;
+    using Tensors = Differentiable::Tensors;
+    const Differentiable function{
+        [&](const Context& c, const Tensors&) { return Tensors{embedding.forward(c, tokens, saved)}; },
+        [&](const Context& c, const Tensors&, const Tensors& grads) {
+            embedding.backward(c, grads[0], saved);
+            return Tensors{};
+        }};
+    const auto report = gradient_check(ctx, function, {}, store.parameters());
+    EXPECT_TRUE(report.ok()) << report;
+}
+
+/// weight.grad() after `passes` backward passes.
+std::vector<double> weight_gradient(int threads, std::int64_t count, std::int64_t vocabulary,
+                                    std::int64_t width, DType dtype, int passes = 1) {
+    const Context ctx(Device::cpu(), threads);
+    ParameterStore store;
+    const Embedding embedding(store, "tokens", vocabulary, width);
+    store.allocate(ctx, dtype);
+    store.initialize(ctx, Seed{1});
+    const Tensor tokens = from_host(ctx, some_tokens(count, vocabulary), {count});
+    Embedding::Saved saved;
+    embedding.forward(ctx, tokens, saved);
+    const Tensor dy = randn(ctx, {count, width}, dtype, Seed{2});
+    for (int i = 0; i < passes; ++i) embedding.backward(ctx, dy, saved);
+    return to_host(ctx, embedding.weight.grad());
+}
+
+TEST(Embedding, AddsTheRowsOfATokenInOrderOfPosition) {
+    const std::int64_t widths[] = {1, 7, 40, 130};
+    for (const std::int64_t vocabulary : {1, 3, 65, 5000}) {
+        for (const std::int64_t width : widths) {
+            const std::int64_t count = 700;
+            const Context ctx(Device::cpu(), 1);
+            const auto tokens = some_tokens(count, vocabulary);
+            const auto dy = to_host(ctx, randn(ctx, {count, width}, DType::f32, Seed{2}));
+            std::vector<float> expected(static_cast<std::size_t>(vocabulary * width));
+            for (std::int64_t i = 0; i < count; ++i)
+                for (std::int64_t c = 0; c < width; ++c)
+                    expected[static_cast<std::size_t>(tokens[static_cast<std::size_t>(i)] * width + c)] +=
+                        static_cast<float>(dy[static_cast<std::size_t>(i * width + c)]);
+            const std::vector<double> reference(expected.begin(), expected.end());
+            for (const int threads : {1, 2, 3})
+                ASSERT_EQ(weight_gradient(threads, count, vocabulary, width, DType::f32), reference)
+                    << vocabulary << ' ' << width << ' ' << threads;
+        }
+    }
+}
+
+TEST(Embedding, SecondBackwardAddsToTheGradient) {
+    const auto once = weight_gradient(2, 300, 50, 8, DType::f64);
+    const auto twice = weight_gradient(2, 300, 50, 8, DType::f64, 2);
+    double largest = 0;
+    for (const double g : once) largest = std::max(largest, std::abs(g));
+    for (std::size_t i = 0; i < once.size(); ++i) EXPECT_NEAR(twice[i], 2 * once[i], 300 * 0x1p-53 * largest);
+}
+
+TEST(Embedding, GathersRowsOfEveryDtype) {
+    const Context ctx(Device::cpu(), 2);
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+        ParameterStore store;
+        const Embedding embedding(store, "tokens", 9, 3);
+        store.allocate(ctx, dtype);
+        store.initialize(ctx, Seed{1});
+        Embedding::Saved saved;
+        const Tensor y =
+            embedding.forward(ctx, from_host(ctx, std::vector<std::int32_t>{8, 0, 4, 4}, {2, 2}), saved);
+        EXPECT_EQ(y.shape(), (Shape{2, 2, 3}));
+        const auto weight = to_host(ctx, embedding.weight.value()), values = to_host(ctx, y);
+        const std::size_t rows[] = {8, 0, 4, 4};
+        for (std::size_t i = 0; i < 4; ++i)
+            for (std::size_t c = 0; c < 3; ++c) EXPECT_EQ(values[i * 3 + c], weight[rows[i] * 3 + c]);
+    }
+}
+
+TEST(Embedding, NamesATokenOutsideTheVocabulary) {
+    const Context ctx(Device::cpu(), 2);
+    ParameterStore store;
+    const Embedding embedding(store, "tokens", 9, 3);
+    store.allocate(ctx, DType::f32);
+    Embedding::Saved saved;
+    for (const std::int32_t bad : {9, -1}) {
+        try {
+            embedding.forward(ctx, from_host(ctx, std::vector<std::int32_t>{8, 0, bad}, {3}), saved);
+            FAIL();
+        } catch (const Error& error) {
+            EXPECT_THAT(error.what(),
+                        testing::AllOf(testing::HasSubstr(concat("token ", bad)),
+                                       testing::HasSubstr("position 2"), testing::HasSubstr("9")));
+        }
+    }
+}
+
+TEST(PositionEmbedding, PassesTheLayerSuite) {
+    for (const std::int64_t width : {1, 37})
+        test::check_layer(
+            [&](ParameterStore& store) { return PositionEmbedding(store, "positions", 171, width); },
+            {.width = width, .operations = 1, .leading = {{2, 3}, {5, 1}, {3, 171}}, .rank_2 = false});
+}
+
+TEST(PositionEmbedding, StartShiftsTheRows) {
+    const Context ctx(Device::cpu(), 2);
+    ParameterStore store;
+    const PositionEmbedding positions(store, "positions", 10, 4);
+    store.allocate(ctx, DType::f32);
+    store.initialize(ctx, Seed{1});
+    PositionEmbedding::Saved saved;
+    const Tensor x = zeros(ctx, {1, 3, 4}, DType::f32);
+    EXPECT_EQ(to_host(ctx, positions.forward(ctx, x, saved, 6)),
+              to_host(ctx, positions.weight.value().slice(0, 6, 3)));
+    positions.backward(ctx, positions.forward(ctx, x, saved, 6), saved);
+    EXPECT_EQ(to_host(ctx, positions.weight.grad().slice(0, 6, 3)),
+              to_host(ctx, positions.weight.value().slice(0, 6, 3)));
+    EXPECT_EQ(to_host(ctx, positions.weight.grad().slice(0, 0, 6)), std::vector<double>(24, 0.0));
+    EXPECT_THROW(positions.forward(ctx, x, saved, 8), Error);
+    EXPECT_THROW(positions.forward(ctx, x, saved, -1), Error);
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,91 @@
+#include <gradtile/layers/layer_norm.h>
+#include <gradtile/layers/rms_norm.h>
+#include <support/layer_suite.h>
+
+namespace gradtile {
+namespace {
+
+// Two sums over the width (32 lanes, folded in 5 steps) and about ten operations around them; the sums'
+// errors enter every element multiplied by at most the row's largest normalised value, sqrt(width).
+double operations(std::int64_t width) {
+    return (static_cast<double>(width) / 32 + 5) * 2 + 10;
+}
+
+TEST(LayerNorm, PassesTheLayerSuite) {
+    for (const std::int64_t width : {2, 37, 96})  // of two normalised numbers, dx is what eps leaves of it
+        for (const bool bias : {false, true})
+            test::check_layer([&](ParameterStore& store) { return LayerNorm(store, "norm", width, bias); },
+                              {.width = width, .operations = operations(width), .dx_cancels = width == 2});
+}
+
+TEST(RMSNorm, PassesTheLayerSuite) {
+    for (const std::int64_t width : {1, 37, 96})
+        test::check_layer([&](ParameterStore& store) { return RMSNorm(store, "norm", width); },
+                          {.width = width, .operations = operations(width), .dx_cancels = width == 1});
+}
+
+TEST(LayerNorm, RowsHaveMeanZeroAndVarianceOne) {
+    const Context ctx(Device::cpu(), 2);
+    ParameterStore store;
+    const LayerNorm norm(store, "norm", 200, true, 0.0);
+    store.allocate(ctx, DType::f64);
+    store.initialize(ctx, Seed{1});
+    LayerNorm::Saved saved;
+    Tensor x = randn(ctx, {7, 200}, DType::f64, Seed{2});
+    for (std::int64_t i = 0; i < x.elements(); ++i) x.data<double>()[i] = 1000 + 3 * x.data<double>()[i];
+    const auto y = to_host(ctx, norm.forward(ctx, x, saved));
+    for (std::size_t r = 0; r < 7; ++r) {
+        double sum = 0, squares = 0;
+        for (std::size_t i = 0; i < 200; ++i) {
+            sum += y[r * 200 + i];
+            squares += y[r * 200 + i] * y[r * 200 + i];
+        }
+        EXPECT_NEAR(sum / 200, 0, 1000 * 200 * 0x1p-53);
+        EXPECT_NEAR(squares / 200, 1, 1000 * 200 * 0x1p-53);
+    }
+}
+
+TEST(LayerNorm, BackwardAddAddsTheGradientToWhatIsThere) {
+    const Context ctx(Device::cpu(), 2);
+    ParameterStore store;
+    const LayerNorm norm(store, "norm", 48, true);
+    store.allocate(ctx, DType::f64);
+    store.initialize(ctx, Seed{1});
+    LayerNorm::Saved saved;
+    const Tensor x = randn(ctx, {3, 5, 48}, DType::f64, Seed{2});
+    const Tensor dy = randn(ctx, {3, 5, 48}, DType::f64, Seed{3});
+    const Tensor stream = randn(ctx, {3, 5, 48}, DType::f64, Seed{4});
+    norm.forward(ctx, x, saved);
+    const auto alone = to_host(ctx, norm.backward(ctx, dy, saved)), before = to_host(ctx, stream);
+    norm.backward_add(ctx, dy, saved, stream);
+    const auto sum = to_host(ctx, stream);
+    for (std::size_t i = 0; i < sum.size(); ++i)
+        EXPECT_NEAR(sum[i], before[i] + alone[i], 0x1p-52 * (std::abs(before[i]) + std::abs(alone[i])));
+}
+
+TEST(RMSNorm, NormalisesTheHeadsOfAPackedProjectionWhereTheyLie) {
+    const Context ctx(Device::cpu(), 2);
+    ParameterStore store;
+    const RMSNorm norm(store, "q_norm", 16);
+    store.allocate(ctx, DType::f32);
+    store.initialize(ctx, Seed{1});
+    const Tensor packed = randn(ctx, {2, 5, 3 * 4 * 16}, DType::f32, Seed{2});
+    const Tensor keys = packed.slice(-1, 64, 64).reshape({2, 5, 4, 16});
+    RMSNorm::Saved saved, saved_dense;
+    const Tensor y = norm.forward(ctx, keys, saved);
+    EXPECT_EQ(to_host(ctx, y), to_host(ctx, norm.forward(ctx, cast(ctx, keys, DType::f32), saved_dense)));
+}
+
+TEST(LayerNorm, RefusesWhatItCannotRead) {
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore store;
+    const LayerNorm norm(store, "norm", 8, true);
+    store.allocate(ctx, DType::f32);
+    LayerNorm::Saved saved;
+    EXPECT_THROW(norm.forward(ctx, zeros(ctx, {4, 9}, DType::f32), saved), Error);
+    EXPECT_THROW(norm.forward(ctx, zeros(ctx, {4, 8}, DType::f64), saved), Error);
+    EXPECT_THROW(norm.forward(ctx, zeros(ctx, {8, 8}, DType::f32).transpose(0, 1), saved), Error);
+}
+
+}  // namespace
+}  // namespace gradtile
