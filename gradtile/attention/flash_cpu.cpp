@@ -127,7 +127,11 @@ class TaskScratch {
 
 template <class T>
 const FlashKernels<T>& kernels_for() {
-    return generic_kernels<T>();
+    if constexpr (std::is_same_v<T, bfloat16>) {
+        return bfloat16_kernels();
+    } else {
+        return generic_kernels<T>();
+    }
 }
 
 Geometry geometry_of(const Resolved& options, const Tensor& q, const Tensor& v) {

@@ -1,0 +1,92 @@
+#pragma once
+/// INTERNAL, for per-instruction-set sources only: everything here has internal linkage, so that no function
+/// compiled with AVX-512 replaces a portable one at link time.
+///
+/// The matrix side of the bf16 kernels. A tile algebra is a class with eight tiles of 16 rows x 64 bytes:
+///   zero<t>(), load<t>(float*, stride), store<t>(float*, stride)    t an accumulator of 16 x 16 float32
+///   load<t>(bfloat16*)                                              t an operand, 1 KB as it lies in memory
+///   multiply_add<c, a, b>()                                         c += a b, summing over 32
+/// Left operands hold 16 rows x 32 summed elements. Right operands hold 16 rows of pairs: element (p, 2 j +
+/// e) is element 2 p + e along the summed axis of column j. Accumulators are tiles 0 to 3, operands 4 to 7.
+#include <cstddef>
+#include <cstdint>
+
+#include <gradtile/attention/mask.h>
+#include <gradtile/core/dtype.h>
+
+namespace gradtile::attention::cpu {
+namespace {
+
+inline std::int64_t smaller(std::int64_t a, std::int64_t b) {
+    return a < b ? a : b;
+}
+inline std::int64_t larger(std::int64_t a, std::int64_t b) {
+    return a > b ? a : b;
+}
+inline IndexRange intersection(IndexRange a, IndexRange b) {
+    return {larger(a.begin, b.begin), smaller(a.end, b.end)};
+}
+inline std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
+constexpr std::int64_t tile_rows = 16;
+constexpr std::int64_t tile_depth = 32;  ///< elements summed over by one product
+constexpr std::int64_t tile_elements = tile_rows * tile_depth;
+/// Products are made in squares of 2 x 2 accumulators, four products for four operand loads.
+constexpr std::int64_t square = 2 * tile_rows;
+
+/// A matrix cut into operand tiles: tile(i, k) is the i-th 16 rows (left operand) or columns (right operand)
+/// by the k-th 32 elements of the summed axis.
+struct Operand {
+    bfloat16* data;
+    std::int64_t depth;  ///< tiles along the summed axis
+    bfloat16* tile(std::int64_t i, std::int64_t k) const { return data + (i * depth + k) * tile_elements; }
+};
+
+/// A row-major float32 matrix.
+struct Matrix {
+    float* data;
+    std::int64_t stride;
+    float* at(std::int64_t i, std::int64_t j) const { return data + i * stride + j; }
+};
+
+enum class Sum : std::uint8_t { overwrite, accumulate };
+
+/// c (32 x 32) = or += a b over the given tiles of the summed axis; i and j count squares.
+template <class Tiles>
+inline void multiply_square(Tiles& tiles, const Matrix& c, const Operand& a, std::int64_t i, const Operand& b,
+                            std::int64_t j, IndexRange depth, Sum sum) {
+    float* const c00 = c.data;
+    float* const c01 = c.at(0, tile_rows);
+    float* const c10 = c.at(tile_rows, 0);
+    float* const c11 = c.at(tile_rows, tile_rows);
+    if (sum == Sum::accumulate) {
+        tiles.template load<0>(c00, c.stride);
+        tiles.template load<1>(c01, c.stride);
+        tiles.template load<2>(c10, c.stride);
+        tiles.template load<3>(c11, c.stride);
+    } else {
+        tiles.template zero<0>();
+        tiles.template zero<1>();
+        tiles.template zero<2>();
+        tiles.template zero<3>();
+    }
+    for (std::int64_t k = depth.begin; k < depth.end; ++k) {
+        tiles.template load<4>(a.tile(2 * i, k));
+        tiles.template load<6>(b.tile(2 * j, k));
+        tiles.template multiply_add<0, 4, 6>();
+        tiles.template load<7>(b.tile(2 * j + 1, k));
+        tiles.template multiply_add<1, 4, 7>();
+        tiles.template load<5>(a.tile(2 * i + 1, k));
+        tiles.template multiply_add<2, 5, 6>();
+        tiles.template multiply_add<3, 5, 7>();
+    }
+    tiles.template store<0>(c00, c.stride);
+    tiles.template store<1>(c01, c.stride);
+    tiles.template store<2>(c10, c.stride);
+    tiles.template store<3>(c11, c.stride);
+}
+
+}  // namespace
+}  // namespace gradtile::attention::cpu

@@ -1,0 +1,13 @@
+// The bf16 kernels on emulated AMX tiles: what AMX machines run, testable on machines without AMX.
+#include "flash_bf16_emulated.h"
+
+#include <gradtile/attention/flash_bf16_table.h>
+
+#include "tiles_emulated.h"
+
+namespace gradtile::attention::cpu {
+
+constinit const FlashKernels<bfloat16> emulated_bf16_kernels =
+    bf16_kernels_on<EmulatedTiles>("emulated-amx-bf16");
+
+}  // namespace gradtile::attention::cpu
