@@ -1,5 +1,4 @@
 #include <gradtile/train/utf8.h>
-#include <cstdint>
 
 #include <iomanip>
 #include <sstream>
