@@ -1,4 +1,5 @@
 #include <gradtile/train/utf8.h>
+#include <cstdint>
 
 #include <iomanip>
 #include <sstream>

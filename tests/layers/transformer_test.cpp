@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <gradtile/core/compare.h>
 #include <gradtile/core/gradcheck.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -241,6 +242,29 @@ TEST_P(TransformerStyles, EveryParameterIsAnnouncedOnceWithItsFinalGradient) {
     EXPECT_EQ(announced.size(), f.parameters.parameters().size());
     for (const auto& [name, gradient] : announced)
         EXPECT_EQ(gradient, to_host(f.ctx, f.parameters.find(name).grad())) << name;
+}
+
+/// Every stored activation or gradient is rounded by at most 2^-9 of its size. About twelve of them lie in a
+/// row in each block, eight at the ends; were they all to push the same way, a logit would be off by their
+/// sum.
+TEST_P(TransformerStyles, Bfloat16IsAsCloseToFloat64AsItsRoundingsAllow) {
+    ModelConfig config = GetParam();
+    config.width = 64;
+    Fixture rounded(config, DType::bf16), exact(config, DType::f64);
+    copy(exact.ctx, exact.parameters.values(), rounded.parameters.values());
+    const double roundings = 12.0 * static_cast<double>(config.layers) + 8.0, unit = std::ldexp(1.0, -9);
+
+    double largest_logit = 0.0;
+    for (const double logit : to_host(exact.ctx, exact.model.logits(exact.ctx, exact.tokens)))
+        largest_logit = std::max(largest_logit, std::abs(logit));
+    EXPECT_NEAR(rounded.loss({}), exact.loss({}), 2.0 * roundings * unit * largest_logit);
+
+    rounded.fresh_gradients({});
+    exact.fresh_gradients({});
+    EXPECT_EQ(rounded.parameters.gradients().dtype(), DType::f32);
+    // Backward adds as many roundings again.
+    const Comparison difference = compare(rounded.parameters.gradients(), exact.parameters.gradients());
+    EXPECT_LT(difference.norm_error, 2.0 * roundings * unit) << difference;
 }
 
 TEST(Transformer, ATiedEmbeddingGetsTheGradientsOfBothItsUses) {
