@@ -70,6 +70,7 @@ class BackwardBlock {
                     head, i, {first, smaller(first + policy_.backward_rows, geometry_.mask.queries)}};
                 load_rows(block);
                 for (std::int64_t strip = 0; strip < squares_of(block.rows, first).end; ++strip) {
+                    prefetch_next(block, strip);
                     const IndexRange squares = squares_seen(block, strip);
                     recompute(block, strip, squares);
                     multiply_d_q(strip, squares);
@@ -94,8 +95,7 @@ class BackwardBlock {
 
     /// Rows past the end of the sequence get lse = +inf, hence P = 0.
     void load_rows(const RowBlock& block) {
-        const InputRows q{task_.q.data + block.head * task_.q_head_stride, task_.q.stride};
-        const InputRows d_o{task_.d_o.data + block.head * task_.d_o_head_stride, task_.d_o.stride};
+        const InputRows q = q_of(block.head), d_o = d_o_of(block.head);
         pack_left(scratch_.q, q, block.rows, geometry_.d_qk, geometry_.scale < 0);
         pack_left(scratch_.d_o, d_o, block.rows, geometry_.d_v);
         pack_transposed_left(scratch_.q_over_rows, q, block.rows, geometry_.d_qk);
@@ -106,6 +106,26 @@ class BackwardBlock {
             scratch_.lse[r] = r < count ? log2_e * task_.lse[at + r] : infinity;
             scratch_.delta[r] = r < count ? task_.delta[at + r] : 0.0f;
         }
+    }
+
+    InputRows q_of(std::int64_t head) const {
+        return {task_.q.data + head * task_.q_head_stride, task_.q.stride};
+    }
+    InputRows d_o_of(std::int64_t head) const {
+        return {task_.d_o.data + head * task_.d_o_head_stride, task_.d_o.stride};
+    }
+    Rows<float> d_q_of(std::int64_t head) const {
+        return {task_.d_q.data + head * task_.d_q_head_stride, task_.d_q.stride};
+    }
+
+    /// What the strip's place in the next row block and the end of this one will read.
+    void prefetch_next(const RowBlock& block, std::int64_t strip) {
+        const std::int64_t row = block.rows.begin + strip * square;
+        const std::int64_t next_row = row + policy_.backward_rows;
+        const IndexRange next{next_row, smaller(next_row + square, geometry_.mask.queries)};
+        prefetch(q_of(block.head), next, geometry_.d_qk);
+        prefetch(d_o_of(block.head), next, geometry_.d_v);
+        prefetch(d_q_of(block.head), rows_of(block, strip), geometry_.d_qk);
     }
 
     IndexRange rows_of(const RowBlock& block, std::int64_t strip) const {
@@ -172,7 +192,7 @@ class BackwardBlock {
 
     /// The block's part of dQ joins the others' when its turn comes.
     void add_to_d_q(const RowBlock& block) {
-        const Rows<float> d_q{task_.d_q.data + block.head * task_.d_q_head_stride, task_.d_q.stride};
+        const Rows<float> d_q = d_q_of(block.head);
         const __m512 scale = _mm512_set1_ps(static_cast<float>(geometry_.scale));
         const __mmask16 add = task_.starts_dq(block.rows) ? 0 : 0xffff;
         wait_for_dq_turn(task_.turns, block.head, block.index, task_.key_block);

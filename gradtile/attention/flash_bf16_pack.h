@@ -49,12 +49,20 @@ inline LaneMask first_lanes(std::int64_t n) {
     return static_cast<LaneMask>(n >= lanes ? ~0ull : n <= 0 ? 0ull : (1ull << n) - 1);
 }
 
-/// Row i of a matrix of `columns` columns, columns [column, column + 32); zero where there is nothing.
-inline __m512i load_pairs(const InputRows& rows, IndexRange range, std::int64_t i, std::int64_t column,
-                          std::int64_t columns) {
-    if (i >= range.end) return _mm512_setzero_si512();
-    return _mm512_maskz_loadu_epi16(first_lanes<__mmask32>(columns - column), rows.row(i) + column);
-}
+/// A band of 32 columns of some rows of a matrix.
+struct Band {
+    InputRows x;
+    std::int64_t end;  ///< of the rows
+    std::int64_t column;
+    __mmask32 lanes;
+
+    Band(const InputRows& rows, IndexRange range, std::int64_t first, std::int64_t columns)
+        : x(rows), end(range.end), column(first), lanes(first_lanes<__mmask32>(columns - first)) {}
+    /// The band of row i; zero where there is nothing.
+    __m512i row(std::int64_t i) const {
+        return i < end ? _mm512_maskz_loadu_epi16(lanes, x.row(i) + column) : _mm512_setzero_si512();
+    }
+};
 
 /// Two rows interleaved element by element: elements 0..15, and 16..31.
 struct Interleave {
@@ -68,6 +76,15 @@ struct Interleave {
     __m512i second(__m512i even, __m512i odd) const { return _mm512_permutex2var_epi16(even, high, odd); }
 };
 
+/// Asks for rows of x that will be packed soon: rows of one head lie far apart, and no hardware prefetcher
+/// follows them.
+template <class T>
+inline void prefetch(const Rows<T>& x, IndexRange range, std::int64_t columns) {
+    constexpr std::int64_t elements_per_line = 64 / static_cast<std::int64_t>(sizeof(T));
+    for (std::int64_t i = range.begin; i < range.end; ++i)
+        for (std::int64_t d = 0; d < columns; d += elements_per_line) _mm_prefetch(x.row(i) + d, _MM_HINT_T1);
+}
+
 // The four ways a matrix x [rows, columns] becomes an operand. Rows are those of `range`, padded to whole
 // squares by zeros, columns likewise.
 
@@ -75,25 +92,25 @@ struct Interleave {
 inline void pack_left(const Operand& out, const InputRows& x, IndexRange range, std::int64_t columns,
                       bool negate = false) {
     const __m512i sign = _mm512_set1_epi16(static_cast<short>(negate ? 0x8000 : 0));
-    for (std::int64_t r = 0; r < round_up(range.end - range.begin, square); ++r) {
-        for (std::int64_t k = 0; k < out.depth; ++k) {
-            bfloat16* const tile = out.tile(r / tile_rows, k);
-            _mm512_store_si512(
-                tile + r % tile_rows * tile_depth,
-                _mm512_xor_si512(sign, load_pairs(x, range, range.begin + r, k * tile_depth, columns)));
-        }
+    const std::int64_t rows = round_up(range.end - range.begin, square);
+    for (std::int64_t k = 0; k < out.depth; ++k) {
+        const Band band(x, range, k * tile_depth, columns);
+        for (std::int64_t r = 0; r < rows; ++r)
+            _mm512_store_si512(out.tile(r / tile_rows, k) + r % tile_rows * tile_depth,
+                               _mm512_xor_si512(sign, band.row(range.begin + r)));
     }
 }
 
 /// x^T as right operand, summed over x's columns: tile(rows, columns).
 inline void pack_transposed_right(const Operand& out, const InputRows& x, IndexRange range,
                                   std::int64_t columns) {
-    for (std::int64_t n = 0; n < round_up(range.end - range.begin, square) / tile_rows; ++n) {
-        for (std::int64_t k = 0; k < out.depth; ++k) {
+    const std::int64_t groups = round_up(range.end - range.begin, square) / tile_rows;
+    for (std::int64_t k = 0; k < out.depth; ++k) {
+        const Band band(x, range, k * tile_depth, columns);
+        for (std::int64_t n = 0; n < groups; ++n) {
             __m512i words[16];
 #pragma GCC unroll 16
-            for (int r = 0; r < 16; ++r)
-                words[r] = load_pairs(x, range, range.begin + n * tile_rows + r, k * tile_depth, columns);
+            for (int r = 0; r < 16; ++r) words[r] = band.row(range.begin + n * tile_rows + r);
             transpose_words(words);
             bfloat16* const tile = out.tile(n, k);
 #pragma GCC unroll 16
@@ -105,14 +122,14 @@ inline void pack_transposed_right(const Operand& out, const InputRows& x, IndexR
 /// x as right operand, summed over its rows: tile(columns, rows).
 inline void pack_right(const Operand& out, const InputRows& x, IndexRange range, std::int64_t columns) {
     const Interleave interleave;
-    for (std::int64_t r = 0; r < round_up(range.end - range.begin, square); r += 2) {
-        for (std::int64_t n = 0; n < round_up(columns, square) / tile_rows; n += 2) {
-            const __m512i even = load_pairs(x, range, range.begin + r, n * tile_rows, columns);
-            const __m512i odd = load_pairs(x, range, range.begin + r + 1, n * tile_rows, columns);
-            const std::int64_t pair = r % tile_depth / 2;
-            _mm512_store_si512(out.tile(n, r / tile_depth) + pair * tile_depth, interleave.first(even, odd));
-            _mm512_store_si512(out.tile(n + 1, r / tile_depth) + pair * tile_depth,
-                               interleave.second(even, odd));
+    const std::int64_t rows = round_up(range.end - range.begin, square);
+    for (std::int64_t n = 0; n < round_up(columns, square) / tile_rows; n += 2) {
+        const Band band(x, range, n * tile_rows, columns);
+        for (std::int64_t r = 0; r < rows; r += 2) {
+            const __m512i even = band.row(range.begin + r), odd = band.row(range.begin + r + 1);
+            const std::int64_t pair = r % tile_depth / 2 * tile_depth;
+            _mm512_store_si512(out.tile(n, r / tile_depth) + pair, interleave.first(even, odd));
+            _mm512_store_si512(out.tile(n + 1, r / tile_depth) + pair, interleave.second(even, odd));
         }
     }
 }
@@ -121,13 +138,14 @@ inline void pack_right(const Operand& out, const InputRows& x, IndexRange range,
 inline void pack_transposed_left(const Operand& out, const InputRows& x, IndexRange range,
                                  std::int64_t columns) {
     const Interleave interleave;
-    for (std::int64_t k = 0; k < round_up(range.end - range.begin, square) / tile_depth; ++k) {
-        for (std::int64_t m = 0; m < round_up(columns, square) / tile_rows; m += 2) {
+    const std::int64_t depth = round_up(range.end - range.begin, square) / tile_depth;
+    for (std::int64_t m = 0; m < round_up(columns, square) / tile_rows; m += 2) {
+        const Band band(x, range, m * tile_rows, columns);
+        for (std::int64_t k = 0; k < depth; ++k) {
             __m512i first[16], second[16];
             for (int p = 0; p < 16; ++p) {
-                const std::int64_t r = range.begin + k * tile_depth + 2 * p;
-                const __m512i even = load_pairs(x, range, r, m * tile_rows, columns);
-                const __m512i odd = load_pairs(x, range, r + 1, m * tile_rows, columns);
+                const std::int64_t row = range.begin + k * tile_depth + 2 * p;
+                const __m512i even = band.row(row), odd = band.row(row + 1);
                 first[p] = interleave.first(even, odd);
                 second[p] = interleave.second(even, odd);
             }

@@ -53,39 +53,46 @@ struct Matrix {
 
 enum class Sum : std::uint8_t { overwrite, accumulate };
 
-/// c (32 x 32) = or += a b over the given tiles of the summed axis; i and j count squares.
+/// c (32 x 32) = or += a b over the given tiles of the summed axis; i and j count squares. Never inlined: the
+/// vector implementation needs nearly all registers, which a loop around it would fill with its own
+/// constants.
 template <class Tiles>
-inline void multiply_square(Tiles& tiles, const Matrix& c, const Operand& a, std::int64_t i, const Operand& b,
-                            std::int64_t j, IndexRange depth, Sum sum) {
+[[gnu::noinline]] void multiply_square(Tiles& tiles, const Matrix& c, const Operand& a, std::int64_t i,
+                                       const Operand& b, std::int64_t j, IndexRange depth, Sum sum) {
+    const std::int64_t stride = c.stride;
     float* const c00 = c.data;
     float* const c01 = c.at(0, tile_rows);
     float* const c10 = c.at(tile_rows, 0);
     float* const c11 = c.at(tile_rows, tile_rows);
     if (sum == Sum::accumulate) {
-        tiles.template load<0>(c00, c.stride);
-        tiles.template load<1>(c01, c.stride);
-        tiles.template load<2>(c10, c.stride);
-        tiles.template load<3>(c11, c.stride);
+        tiles.template load<0>(c00, stride);
+        tiles.template load<1>(c01, stride);
+        tiles.template load<2>(c10, stride);
+        tiles.template load<3>(c11, stride);
     } else {
         tiles.template zero<0>();
         tiles.template zero<1>();
         tiles.template zero<2>();
         tiles.template zero<3>();
     }
+    const bfloat16 *a0 = a.tile(2 * i, depth.begin), *a1 = a.tile(2 * i + 1, depth.begin);
+    const bfloat16 *b0 = b.tile(2 * j, depth.begin), *b1 = b.tile(2 * j + 1, depth.begin);
     for (std::int64_t k = depth.begin; k < depth.end; ++k) {
-        tiles.template load<4>(a.tile(2 * i, k));
-        tiles.template load<6>(b.tile(2 * j, k));
+        tiles.template load<4>(a0);
+        tiles.template load<6>(b0);
         tiles.template multiply_add<0, 4, 6>();
-        tiles.template load<7>(b.tile(2 * j + 1, k));
+        tiles.template load<7>(b1);
         tiles.template multiply_add<1, 4, 7>();
-        tiles.template load<5>(a.tile(2 * i + 1, k));
+        tiles.template load<5>(a1);
         tiles.template multiply_add<2, 5, 6>();
         tiles.template multiply_add<3, 5, 7>();
+        a0 += tile_elements, a1 += tile_elements;
+        b0 += tile_elements, b1 += tile_elements;
     }
-    tiles.template store<0>(c00, c.stride);
-    tiles.template store<1>(c01, c.stride);
-    tiles.template store<2>(c10, c.stride);
-    tiles.template store<3>(c11, c.stride);
+    tiles.template store<0>(c00, stride);
+    tiles.template store<1>(c01, stride);
+    tiles.template store<2>(c10, stride);
+    tiles.template store<3>(c11, stride);
 }
 
 }  // namespace
