@@ -79,7 +79,8 @@ Arena::Arena(Device device, std::size_t capacity, bool planning) : device_(devic
 }
 
 std::byte* Arena::allocate(std::size_t bytes) {
-    const std::size_t needed = round_up(bytes);
+    // A request beyond the capacity fits nowhere, and rounding one near SIZE_MAX up would wrap around.
+    const std::size_t needed = bytes > capacity_ ? SIZE_MAX : round_up(bytes);
     for (auto gap = free_.begin(); gap != free_.end(); ++gap) {
         const auto [offset, length] = *gap;
         if (length < needed) continue;

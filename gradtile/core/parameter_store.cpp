@@ -49,7 +49,7 @@ void ParameterStore::allocate(const Context& ctx, DType dtype) {
 
 void ParameterStore::initialize(const Context& ctx, Seed seed) {
     for (const Parameter& parameter : parameters_) {
-        const Tensor target = view_of(master(), parameter.offset(), parameter.shape());
+        const Tensor target = master_of(parameter);
         if (parameter.init().kind == Init::Kind::constant) {
             fill(ctx, target, parameter.init().value);
         } else {
@@ -64,6 +64,10 @@ const Parameter& ParameterStore::find(const std::string& name) const {
     for (const Parameter& parameter : parameters_)
         if (parameter.name() == name) return parameter;
     throw Error(concat("parameter store: no parameter named '", name, "' among ", parameters_.size()));
+}
+
+Tensor ParameterStore::master_of(const Parameter& parameter) const {
+    return view_of(master(), parameter.offset(), parameter.shape());
 }
 
 std::int64_t ParameterStore::count() const {

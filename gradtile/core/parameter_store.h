@@ -85,6 +85,8 @@ class ParameterStore {
     /// What the optimizer updates: the float32 masters for 16-bit values, else the values themselves.
     const Tensor& master() const { return master_.defined() ? master_ : values_; }
     bool has_master() const { return master_.defined(); }
+    /// The view of master() that belongs to a parameter, in its shape.
+    Tensor master_of(const Parameter& parameter) const;
 
     void zero_gradients(const Context& ctx) const;
 

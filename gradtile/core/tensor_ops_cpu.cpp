@@ -59,7 +59,11 @@ void fill(const Context& ctx, const Tensor& x, double value) {
         const T element = convert<T>(value);
         const std::int64_t step = last_stride(x);
         for_rows(ctx, x, x, [&](std::int64_t offset, std::int64_t, std::int64_t count) {
-            for (std::int64_t i = 0; i < count; ++i) data[offset + i * step] = element;
+            if (step == 1) {
+                std::fill_n(data + offset, count, element);
+            } else {
+                for (std::int64_t i = 0; i < count; ++i) data[offset + i * step] = element;
+            }
         });
     });
 }
@@ -76,11 +80,13 @@ void copy(const Context& ctx, const Tensor& destination, const Tensor& source) {
                      [&](std::int64_t to_offset, std::int64_t from_offset, std::int64_t count) {
                          To* t = to + to_offset;
                          const From* f = from + from_offset;
-                         if constexpr (std::is_same_v<To, From>) {
-                             if (to_step == 1 && from_step == 1) {
-                                 std::memcpy(t, f, static_cast<std::size_t>(count) * sizeof(To));
-                                 return;
+                         if (to_step == 1 && from_step == 1) {  // unit steps: a loop that vectorises
+                             if constexpr (std::is_same_v<To, From>) {
+                                 std::memmove(t, f, static_cast<std::size_t>(count) * sizeof(To));
+                             } else {
+                                 for (std::int64_t i = 0; i < count; ++i) t[i] = convert<To>(f[i]);
                              }
+                             return;
                          }
                          for (std::int64_t i = 0; i < count; ++i)
                              t[i * to_step] = convert<To>(f[i * from_step]);
@@ -90,7 +96,8 @@ void copy(const Context& ctx, const Tensor& destination, const Tensor& source) {
 }
 
 void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x) {
-    const std::int64_t y_step = last_stride(y), x_step = last_stride(x);
+    const bool packed = y.is_contiguous() && x.is_contiguous();
+    const std::int64_t y_step = packed ? 1 : last_stride(y), x_step = packed ? 1 : last_stride(x);
     visit_floating(y.dtype(), [&]<class Y>(TypeTag<Y>) {
         visit_floating(x.dtype(), [&]<class X>(TypeTag<X>) {
             using Sum = Accumulator<Y>;
@@ -98,9 +105,16 @@ void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x) {
             const X* xs = x.data<X>();
             const Sum a = static_cast<Sum>(alpha);
             for_rows(ctx, y, x, [&](std::int64_t y_offset, std::int64_t x_offset, std::int64_t count) {
-                for (std::int64_t i = 0; i < count; ++i) {
-                    Y& target = ys[y_offset + i * y_step];
-                    target = convert<Y>(convert<Sum>(target) + a * convert<Sum>(xs[x_offset + i * x_step]));
+                Y* to = ys + y_offset;
+                const X* from = xs + x_offset;
+                const auto added = [&](Y old, X value) {
+                    return convert<Y>(convert<Sum>(old) + a * convert<Sum>(value));
+                };
+                if (y_step == 1 && x_step == 1) {  // unit steps: a loop that vectorises
+                    for (std::int64_t i = 0; i < count; ++i) to[i] = added(to[i], from[i]);
+                } else {
+                    for (std::int64_t i = 0; i < count; ++i)
+                        to[i * y_step] = added(to[i * y_step], from[i * x_step]);
                 }
             });
         });

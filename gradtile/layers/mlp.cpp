@@ -21,7 +21,7 @@ Mlp::Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig&
                   {.bias = config.bias, .init = residual_init(config)});
 }
 
-void Mlp::recompute(const Context& ctx, const Tensor& x, Saved& saved) const {
+void Mlp::forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const {
     saved.hidden = up.forward(ctx, x, saved.up);
     if (activation == Activation::swiglu) {
         SwiGlu::Saved same_hidden;
@@ -33,7 +33,7 @@ void Mlp::recompute(const Context& ctx, const Tensor& x, Saved& saved) const {
 }
 
 Tensor Mlp::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
-    recompute(ctx, x, saved);
+    forward_hidden(ctx, x, saved);
     return down.forward(ctx, saved.down.x, saved.down);
 }
 

@@ -27,7 +27,7 @@ struct Mlp {
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Forward without its last product: all that backward reads, when only that is wanted again.
-    void recompute(const Context& ctx, const Tensor& x, Saved& saved) const;
+    void forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Returns dx.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                     const GradientReady& ready = {}) const;

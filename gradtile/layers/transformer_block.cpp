@@ -35,7 +35,7 @@ TransformerBlock::Activations TransformerBlock::recomputed(const Context& ctx, c
                                                            const DropoutKey& key) const {
     Activations saved;
     const Tensor middle = forward_attention(ctx, x, key, saved);
-    mlp.recompute(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
+    mlp.forward_hidden(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
     saved.mlp_dropout.key = key.at(1);
     return saved;
 }

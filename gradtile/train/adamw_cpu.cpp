@@ -32,7 +32,7 @@ void update(Real* __restrict weight, Value* __restrict value, const Real* __rest
 template <class Real, class Value>
 void step_of_type(const Context& ctx, const ParameterStore& store, std::span<const AdamWBlock> blocks,
                   const Tensor& m, const Tensor& v, double lr, double decay, const Coefficients<Real>& c,
-                  bool apply, bool zero_gradients) {
+                  bool zero_gradients) {
     Real* weights = store.master().data<Real>();
     Value* values = store.values().data<Value>();
     Real* gradients = store.gradients().data<Real>();
@@ -41,9 +41,8 @@ void step_of_type(const Context& ctx, const ParameterStore& store, std::span<con
     parallel_for(ctx, static_cast<std::int64_t>(blocks.size()), [&](std::int64_t index) {
         const AdamWBlock& block = blocks[static_cast<std::size_t>(index)];
         const Real keep = block.decays ? static_cast<Real>(1.0 - lr * decay) : Real{1};
-        if (apply)
-            update(weights + block.offset, values + block.offset, gradients + block.offset,
-                   first + block.state_offset, second + block.state_offset, block.length, keep, c);
+        update(weights + block.offset, values + block.offset, gradients + block.offset,
+               first + block.state_offset, second + block.state_offset, block.length, keep, c);
         if (zero_gradients) std::fill_n(gradients + block.offset, block.length, Real{0});
     });
 }
@@ -54,9 +53,8 @@ void adamw_step(const Context& ctx, const ParameterStore& store, std::span<const
                 const Tensor& m, const Tensor& v, const Tensor& updates, double lr, const AdamWOptions& adamw,
                 const UpdateOptions& options) {
     const double scale = options.gradient_scale.defined() ? *options.gradient_scale.data<double>() : 1.0;
-    const bool apply = scale != 0.0;
-    std::int32_t& t = *updates.data<std::int32_t>();
-    if (apply) ++t;
+    if (scale == 0.0) return;
+    const std::int32_t t = ++*updates.data<std::int32_t>();
     const double correction1 = 1.0 - std::pow(adamw.beta1, t);
     const double correction2 = 1.0 - std::pow(adamw.beta2, t);
     visit_floating(store.dtype(), [&]<class Value>(TypeTag<Value>) {
@@ -68,7 +66,7 @@ void adamw_step(const Context& ctx, const ParameterStore& store, std::span<const
                                    .root_correction = static_cast<Real>(1.0 / std::sqrt(correction2)),
                                    .epsilon = static_cast<Real>(adamw.epsilon),
                                    .step_size = static_cast<Real>(lr / correction1)};
-        step_of_type<Real, Value>(ctx, store, blocks, m, v, lr, adamw.weight_decay, c, apply,
+        step_of_type<Real, Value>(ctx, store, blocks, m, v, lr, adamw.weight_decay, c,
                                   options.zero_gradients);
     });
 }

@@ -30,18 +30,6 @@ std::optional<std::int64_t> step_in_name(const std::string& name) {
     return step;
 }
 
-std::vector<std::filesystem::path> files_in(const std::filesystem::path& directory) {
-    std::vector<std::filesystem::path> files;
-    std::error_code error;
-    for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
-         it.increment(error)) {
-        files.push_back(it->path());
-    }
-    check(!error || error == std::errc::no_such_file_or_directory, "checkpoints ", directory.string(),
-          ": cannot list: ", error.message());
-    return files;
-}
-
 }  // namespace
 
 CheckpointDirectory::CheckpointDirectory(std::filesystem::path path, RetentionPolicy retention,
@@ -57,22 +45,27 @@ std::filesystem::path CheckpointDirectory::path_of(std::int64_t step) const {
     return path_ / name.data();
 }
 
+std::vector<std::string> CheckpointDirectory::names() const {
+    std::vector<std::string> names;
+    const int listed = fs_->list(path_, names);
+    if (listed != -ENOENT) {
+        with_file_name("checkpoints", path_, [&] { file_check(listed, "list the directory"); });
+    }
+    return names;
+}
+
 std::vector<CheckpointDirectory::Entry> CheckpointDirectory::list() const {
     std::vector<Entry> entries;
-    for (const std::filesystem::path& file : files_in(path_)) {
-        const auto step = step_in_name(file.filename().string());
-        if (step && file == path_of(*step)) entries.push_back({*step, file});
+    for (const std::string& name : names()) {
+        const auto step = step_in_name(name);
+        if (step && path_ / name == path_of(*step)) entries.push_back({*step, path_ / name});
     }
     std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.step > b.step; });
     return entries;
 }
 
 std::string CheckpointDirectory::save(const Checkpoint& checkpoint, bool best) const {
-    std::error_code error;
-    if (std::filesystem::create_directories(path_, error)) {
-        with_file_name("checkpoints", path_, [&] { sync_directory(*fs_, path_.parent_path()); });
-    }
-    check(!error, "checkpoints ", path_.string(), ": cannot create: ", error.message());
+    with_file_name("checkpoints", path_, [&] { make_directories(*fs_, path_); });
     write_checkpoint(path_of(checkpoint.step), checkpoint, *fs_);
     try {
         if (best) mark_best(checkpoint);
@@ -115,8 +108,8 @@ void CheckpointDirectory::apply_retention(std::int64_t saved_step) const {
 std::vector<CheckpointDirectory::Entry> CheckpointDirectory::candidates(
     std::vector<std::string>& damaged) const {
     std::vector<Entry> entries = list();
-    std::error_code ignored;
-    if (!std::filesystem::exists(best_path(), ignored)) return entries;
+    const std::vector<std::string> all = names();
+    if (std::find(all.begin(), all.end(), best_path().filename()) == all.end()) return entries;
     try {
         with_file_name("checkpoint", best_path(), [&] {
             const OpenFile file(*fs_, best_path(), O_RDONLY);
@@ -152,8 +145,8 @@ CheckpointDirectory::Loaded CheckpointDirectory::load_newest(const ReadOptions& 
 }
 
 void CheckpointDirectory::remove_temporaries() const {
-    for (const std::filesystem::path& file : files_in(path_)) {
-        if (DurableFile::is_temporary(file)) fs_->remove(file);
+    for (const std::string& name : names()) {
+        if (DurableFile::is_temporary(name)) fs_->remove(path_ / name);
     }
 }
 

@@ -50,6 +50,7 @@ class CheckpointDirectory {
     void remove_temporaries() const;
 
   private:
+    std::vector<std::string> names() const;
     std::vector<Entry> candidates(std::vector<std::string>& damaged) const;
     void mark_best(const Checkpoint& checkpoint) const;
     void apply_retention(std::int64_t saved_step) const;

@@ -26,7 +26,8 @@ void muon_momentum(const Context&, const Tensor&, const Tensor&, double, const T
 void divide_by_norm(const Context&, const Tensor&, const Tensor&) {
     absent();
 }
-void muon_apply(const Context&, const Tensor&, const Tensor&, double, double, const Tensor&, const Tensor&) {
+void muon_apply(const Context&, const Tensor&, double, double, const Tensor&, const Tensor&, const Tensor&,
+                const UpdateOptions&) {
     absent();
 }
 

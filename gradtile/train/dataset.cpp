@@ -1,8 +1,10 @@
 #include <gradtile/train/dataset.h>
 
 #include <memory>
+#include <vector>
 
 #include <gradtile/core/check.h>
+#include <gradtile/train/corpus.h>
 #include <gradtile/train/mapped_file.h>
 #include <gradtile/train/token_file.h>
 #include <gradtile/train/utf8.h>
@@ -30,6 +32,13 @@ TokenSequence encoded(const Text& text, const Tokenizer& tokenizer, const std::s
     return TokenSequence(tokenizer.encode(text.text, path), path);
 }
 
+/// What the grammar itself reaches on a file, should it have written it.
+std::optional<double> source_nll(const std::string& path) {
+    if (is_token_file(path)) return std::nullopt;
+    const auto stories = parse_corpus(Text(path, TokenizerKind::characters).text);
+    return stories ? std::optional(source_nll_per_character(*stories)) : std::nullopt;
+}
+
 }  // namespace
 
 TokenSequence load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
@@ -46,6 +55,7 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
           "; expected 0 <= val-fraction < 1");
     Dataset dataset;
     TokenSequence all;
+    std::optional<std::vector<Story>> stories;
     if (is_token_file(options.data)) {
         TokenFile file = open_token_file(options.data, options.vocabulary);
         all = std::move(file.tokens);
@@ -59,14 +69,22 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
                                     : Tokenizer::characters_of(text.text, options.data);
         all = encoded(text, *dataset.tokenizer, options.data);
         dataset.vocabulary = dataset.tokenizer->vocab_size();
+        stories = parse_corpus(text.text);
     }
     if (!options.val_data.empty()) {
         dataset.train = std::move(all);
         dataset.validation = load_tokens(options.val_data, dataset.tokenizer, dataset.vocabulary);
+        dataset.source_nll = source_nll(options.val_data);
         return dataset;
     }
-    const auto split =
-        static_cast<std::int64_t>((1.0 - options.val_fraction) * static_cast<double>(all.size()));
+    const double kept = 1.0 - options.val_fraction;
+    auto split = static_cast<std::int64_t>(kept * static_cast<double>(all.size()));
+    if (const auto border = stories ? nearest_story_border(*stories, kept) : std::nullopt;
+        border && options.val_fraction > 0.0) {
+        split = static_cast<std::int64_t>(*border);  // stories are ASCII: a token a byte
+        std::erase_if(*stories, [&](const Story& story) { return story.begin < *border; });
+        dataset.source_nll = source_nll_per_character(*stories);
+    }
     dataset.train = all.slice(0, split);
     dataset.validation = all.slice(split, all.size());
     return dataset;

@@ -65,6 +65,18 @@ int FileSystem::remove(const std::filesystem::path& path) {
     return or_errno_int(::unlink(path.c_str()));
 }
 
+int FileSystem::make_directory(const std::filesystem::path& path) {
+    return or_errno_int(::mkdir(path.c_str(), 0777));
+}
+int FileSystem::list(const std::filesystem::path& path, std::vector<std::string>& names) {
+    std::error_code error;
+    names.clear();
+    for (std::filesystem::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+        names.push_back(it->path().filename().string());
+    }
+    return -error.value();
+}
+
 FileSystem& FileSystem::posix() {
     static FileSystem machine;
     return machine;
@@ -140,6 +152,17 @@ void sync_directory(FileSystem& fs, const std::filesystem::path& directory) {
     OpenFile file(fs, directory.empty() ? "." : directory, O_RDONLY | O_DIRECTORY);
     file.sync();
     file.close();
+}
+
+void make_directories(FileSystem& fs, const std::filesystem::path& path) {
+    int made = fs.make_directory(path);
+    if (made == -ENOENT && path.has_parent_path() && path.parent_path() != path) {
+        make_directories(fs, path.parent_path());
+        made = fs.make_directory(path);
+    }
+    if (made == -EEXIST) return;
+    file_check(made, "create the directory");
+    sync_directory(fs, path.parent_path());
 }
 
 }  // namespace gradtile

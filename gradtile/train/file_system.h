@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <new>
 #include <string>
+#include <vector>
 
 #include <gradtile/core/check.h>
 
@@ -34,6 +35,10 @@ class FileSystem {
     virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to);
     virtual int link(const std::filesystem::path& from, const std::filesystem::path& to);
     virtual int remove(const std::filesystem::path& path);
+    /// mkdir; -EEXIST when there already is something of that name.
+    virtual int make_directory(const std::filesystem::path& path);
+    /// The names in a directory, in no order.
+    virtual int list(const std::filesystem::path& path, std::vector<std::string>& names);
 
     /// The machine's own.
     static FileSystem& posix();
@@ -75,6 +80,9 @@ class OpenFile {
 
 /// fsync of a directory: only then are renames, links and removals in it durable.
 void sync_directory(FileSystem& fs, const std::filesystem::path& directory);
+
+/// Makes a directory and those above it that do not exist, durably. Throws Error, without the name.
+void make_directories(FileSystem& fs, const std::filesystem::path& path);
 
 /// Runs `work` and puts "WHAT FILE: " in front of the message of what it throws, as an Error.
 template <class Work>

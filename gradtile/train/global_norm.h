@@ -15,15 +15,13 @@ Tensor global_norm(const Context& ctx, const Tensor& x);
 
 struct ClipOptions {
     double max_norm = 0.0;  ///< 0: no clipping
-    double divisor = 1.0;   ///< gradients are a sum over this many micro-batches, of which the mean is meant
-    Tensor loss = {};       ///< [1] or scalar, float32 or float64: must be finite too
+    Tensor loss = {};       ///< one floating-point element: must be finite too
 };
 
 /// Both [1] float64, on the device: nothing waits for them.
 struct Clip {
-    Tensor norm;  ///< before clipping, of the mean gradient
-    Tensor
-        scale;  ///< min(1, max_norm / norm) / divisor; 0 when norm or loss is not finite (see UpdateOptions)
+    Tensor norm;   ///< before clipping
+    Tensor scale;  ///< min(1, max_norm / norm); 0 when norm or loss is not finite (see UpdateOptions)
 };
 Clip clip_global_norm(const Context& ctx, const Tensor& gradients, const ClipOptions& options = {});
 

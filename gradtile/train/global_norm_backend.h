@@ -5,7 +5,7 @@
 namespace gradtile::cpu {
 /// norm [1] float64.
 void global_norm(const Context& ctx, const Tensor& x, const Tensor& norm);
-/// Divides norm by the divisor and writes scale.
+/// Reads norm, writes scale.
 void clip_scale(const Context& ctx, const Tensor& norm, const Tensor& scale, const ClipOptions& options);
 }  // namespace gradtile::cpu
 

@@ -46,15 +46,14 @@ void global_norm(const Context& ctx, const Tensor& x, const Tensor& norm) {
 }
 
 void clip_scale(const Context&, const Tensor& norm, const Tensor& scale, const ClipOptions& options) {
-    double& mean_norm = *norm.data<double>();
-    mean_norm /= options.divisor;
+    const double length = *norm.data<double>();
     double loss = 0.0;
     if (options.loss.defined())
         visit_floating(options.loss.dtype(),
                        [&]<class T>(TypeTag<T>) { loss = convert<double>(*options.loss.data<T>()); });
-    const bool finite = std::isfinite(mean_norm) && std::isfinite(loss);
-    const bool too_long = options.max_norm > 0.0 && mean_norm > options.max_norm;
-    *scale.data<double>() = finite ? (too_long ? options.max_norm / mean_norm : 1.0) / options.divisor : 0.0;
+    const bool finite = std::isfinite(length) && std::isfinite(loss);
+    const bool too_long = options.max_norm > 0.0 && length > options.max_norm;
+    *scale.data<double>() = !finite ? 0.0 : too_long ? options.max_norm / length : 1.0;
 }
 
 }  // namespace gradtile::cpu

@@ -20,12 +20,6 @@ std::vector<Parameter> split(const ParameterStore& store,
     return chosen;
 }
 
-Tensor master_of(const ParameterStore& store, const Parameter& parameter) {
-    return store.master()
-        .slice(0, parameter.offset(), parameter.shape().elements())
-        .reshape(parameter.shape());
-}
-
 }  // namespace
 
 void newton_schulz(const Context& ctx, const Tensor& x) {
@@ -76,10 +70,9 @@ void Muon::step(const Context& ctx, double lr, const UpdateOptions& options) {
         newton_schulz(ctx, update);
         const double rows = static_cast<double>(matrix.shape()[0]);
         const double cols = static_cast<double>(matrix.shape()[1]);
-        on_device(ctx, cpu::muon_apply, cuda::muon_apply, update, options.gradient_scale,
-                  1.0 - rate * options_.weight_decay, rate * std::sqrt(std::max(1.0, rows / cols)),
-                  master_of(store_, matrix), matrix.value());
-        if (options.zero_gradients) fill(ctx, matrix.grad(), 0.0);
+        on_device(ctx, cpu::muon_apply, cuda::muon_apply, update, 1.0 - rate * options_.weight_decay,
+                  rate * std::sqrt(std::max(1.0, rows / cols)), store_.master_of(matrix), matrix.value(),
+                  matrix.grad(), options);
     }
     adamw_.step(ctx, lr, options);
 }

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <gradtile/train/muon_backend.h>
 
 namespace gradtile::cpu {
@@ -64,17 +66,19 @@ void divide_by_norm(const Context& ctx, const Tensor& x, const Tensor& norm) {
     });
 }
 
-void muon_apply(const Context& ctx, const Tensor& update, const Tensor& scale, double keep, double rate,
-                const Tensor& master, const Tensor& value) {
-    if (value_of(scale) == 0.0) return;
+void muon_apply(const Context& ctx, const Tensor& update, double keep, double rate, const Tensor& master,
+                const Tensor& value, const Tensor& gradient, const UpdateOptions& options) {
+    if (value_of(options.gradient_scale) == 0.0) return;
     visit_floating(value.dtype(), [&]<class Value>(TypeTag<Value>) {
         using Real = Accumulator<Value>;
         const Real* u = update.data<Real>();
         Real* w = master.data<Real>();
         Value* v = value.data<Value>();
+        Real* g = gradient.data<Real>();
         parallel_ranges(ctx, update.elements(), grain, [&](std::int64_t begin, std::int64_t end) {
             apply_range(u + begin, w + begin, v + begin, end - begin, static_cast<Real>(keep),
                         static_cast<Real>(rate));
+            if (options.zero_gradients) std::fill(g + begin, g + end, Real{0});
         });
     });
 }

@@ -49,7 +49,9 @@ TokenFile validated(std::shared_ptr<const void> owner, std::span<const std::byte
                     const std::string& source, std::int64_t vocabulary) {
     const std::span ids(reinterpret_cast<const Id*>(bytes.data()), bytes.size() / sizeof(Id));
     check(!ids.empty(), source, ": holds no tokens");
-    const std::int64_t most = largest(ids);
+    // Every id a 16-bit file can hold is in a vocabulary of 65536: nothing to look for.
+    const bool needs_scan = vocabulary == 0 || vocabulary <= std::numeric_limits<Id>::max();
+    const std::int64_t most = needs_scan ? std::int64_t{largest(ids)} : 0;
     if (vocabulary == 0) vocabulary = most + 1;
     if (most >= vocabulary) {
         const auto first = std::ranges::find_if(ids, [&](Id id) { return id >= vocabulary; });

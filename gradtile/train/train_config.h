@@ -123,6 +123,11 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("memory-budget", c.memory_budget, "MiB a step may hold; 0: what the device has");
 }
 
+/// What the weights and activations of such a run are stored in.
+constexpr DType storage_dtype(TrainDType dtype) {
+    return dtype == TrainDType::bf16 ? DType::bf16 : DType::f32;
+}
+
 /// Throws Error naming the setting, its value and what was expected.
 void validate(const TrainConfig& config);
 
@@ -134,7 +139,8 @@ void apply_json(TrainConfig& config, const nlohmann::json& settings, const std::
 /// Reads and applies a JSON file.
 void apply_config_file(TrainConfig& config, const std::string& path);
 
-/// auto: the first GPU where there is one, else the CPU. Throws Error when cuda is asked for and there is none.
+/// auto: the first GPU where there is one, else the CPU. Throws Error when cuda is asked for and there is
+/// none.
 Device resolve_device(DeviceChoice choice);
 
 /// demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m, gpt2-350m, gpt2-774m, llama-tiny; an unknown name

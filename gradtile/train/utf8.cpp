@@ -1,6 +1,6 @@
 #include <gradtile/train/utf8.h>
-
 #include <cstdint>
+
 #include <iomanip>
 #include <sstream>
 

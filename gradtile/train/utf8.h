@@ -1,6 +1,7 @@
 #pragma once
 /// UTF-8 (RFC 3629), strictly: overlong forms, surrogates and values beyond U+10FFFF are invalid.
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 

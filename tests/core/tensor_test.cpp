@@ -1,16 +1,26 @@
-#include <gradtile/core/tensor_ops.h>
+#include <gradtile/core/tensor.h>
+
+#include <numeric>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/core/parameter_store.h>
+#include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
 namespace {
 
+const Context ctx(Device::cpu(), 2);
+
+/// 0, 1, 2, ... in row-major order.
+Tensor counting(const Shape& shape, DType type = DType::f64) {
+    std::vector<double> values(static_cast<std::size_t>(shape.elements()));
+    std::iota(values.begin(), values.end(), 0.0);
+    return from_host(ctx, values, shape, type);
+}
+
 TEST(Tensor, ViewsShareElements) {
-    const Context ctx(Device::cpu(), 2);
-    const Tensor x = from_host(ctx, std::vector<double>{0, 1, 2, 3, 4, 5}, {2, 3}, DType::f32);
+    const Tensor x = counting({2, 3}, DType::f32);
     EXPECT_THAT(to_host(ctx, x.transpose(0, 1)), testing::ElementsAre(0, 3, 1, 4, 2, 5));
     EXPECT_THAT(to_host(ctx, x.slice(1, 1, 2)), testing::ElementsAre(1, 2, 4, 5));
     EXPECT_THAT(to_host(ctx, x.select(0, 1)), testing::ElementsAre(3, 4, 5));
@@ -19,27 +29,82 @@ TEST(Tensor, ViewsShareElements) {
     EXPECT_THAT(to_host(ctx, x), testing::ElementsAre(0, 9, 2, 3, 9, 5));
 }
 
-TEST(Tensor, ReshapeSplitsAndMergesAxesOfAStridedView) {
-    const Context ctx(Device::cpu(), 1);
-    std::vector<double> values(24);
-    for (std::size_t i = 0; i < 24; ++i) values[i] = static_cast<double>(i);
-    const Tensor packed = from_host(ctx, values, {4, 6}, DType::f64);
-    const Tensor right = packed.slice(1, 2, 4);
-    EXPECT_EQ(to_host(ctx, right.reshape({4, 2, 2})), to_host(ctx, right));
-    EXPECT_EQ(to_host(ctx, right.reshape({2, 2, 4})), to_host(ctx, right));
-    EXPECT_THROW(right.reshape({16}), Error);
+TEST(Tensor, NegativeAxesCountFromTheBackInEveryView) {
+    const Tensor x = counting({2, 3, 4});
+    EXPECT_EQ(to_host(ctx, x.transpose(-1, -2)), to_host(ctx, x.transpose(1, 2)));
+    EXPECT_EQ(to_host(ctx, x.slice(-1, 1, 2)), to_host(ctx, x.slice(2, 1, 2)));
+    EXPECT_EQ(to_host(ctx, x.select(-2, 1)), to_host(ctx, x.select(1, 1)));
+    EXPECT_EQ(x.select(-2, 1).shape(), (Shape{2, 4}));
 }
 
-TEST(ParameterStore, LaysOutNamedViews) {
-    const Context ctx(Device::cpu(), 2);
-    ParameterStore store;
-    const Parameter weight = store.add("weight", {3, 5}, Init::normal(0.02));
-    const Parameter bias = store.add("bias", {5}, Init::ones());
-    store.allocate(ctx, DType::bf16);
-    store.initialize(ctx, Seed{1});
-    EXPECT_EQ(store.count(), 20);
-    EXPECT_EQ(to_host(ctx, bias.value()), std::vector<double>(5, 1.0));
-    EXPECT_TRUE(store.has_master());
+TEST(Tensor, ReshapeSplitsAndMergesAxesOfAStridedView) {
+    const Tensor right = counting({4, 6}).slice(1, 2, 4);
+    EXPECT_EQ(to_host(ctx, right.reshape({4, 2, 2})), to_host(ctx, right));
+    EXPECT_EQ(to_host(ctx, right.reshape({2, 2, 4})), to_host(ctx, right));
+    EXPECT_EQ(to_host(ctx, right.reshape({2, 1, 2, 1, 4})), to_host(ctx, right));
+    EXPECT_THROW(right.reshape({16}), Error);
+    EXPECT_THROW(right.reshape({8, 2}).reshape({16}), Error);
+}
+
+TEST(Tensor, ReshapeInfersOneAxis) {
+    const Tensor x = counting({4, 6});
+    EXPECT_EQ(x.reshape({-1, 3}).shape(), (Shape{8, 3}));
+    EXPECT_EQ(x.reshape({-1}).shape(), Shape{24});
+    EXPECT_THROW(x.reshape({-1, -1}), Error);
+    EXPECT_THROW(x.reshape({-1, 5}), Error);
+    EXPECT_EQ(counting({0, 6}).reshape({-1, 6}).shape(), (Shape{0, 6}));
+}
+
+TEST(Tensor, ReshapeOfATransposeNeedsACopyUnlessItOnlySplits) {
+    const Tensor t = counting({4, 6}).transpose(0, 1);  // [6, 4]
+    EXPECT_EQ(to_host(ctx, t.reshape({3, 2, 4})), to_host(ctx, t));
+    EXPECT_THROW(t.reshape({24}), Error);
+}
+
+TEST(Tensor, ExpandRepeatsWithStrideZero) {
+    const Tensor x = counting({3, 1});
+    const Tensor wide = x.expand({2, 3, 4});
+    EXPECT_EQ(wide.strides(), (Strides{0, 1, 0}));
+    EXPECT_THAT(to_host(ctx, wide.select(0, 1)), testing::ElementsAre(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2));
+    EXPECT_THROW(x.expand({2, 4}), Error);
+    EXPECT_THROW(wide.expand({3}), Error);
+}
+
+TEST(Tensor, ContiguityIgnoresAxesOfLengthOne) {
+    EXPECT_TRUE(counting({4, 6}).slice(0, 1, 2).is_contiguous());
+    EXPECT_FALSE(counting({4, 6}).slice(1, 1, 2).is_contiguous());
+    EXPECT_TRUE(counting({4, 6}).slice(0, 1, 1).transpose(0, 1).is_contiguous());
+    EXPECT_TRUE(counting({4, 0}).transpose(0, 1).is_contiguous());
+}
+
+TEST(Tensor, RefusesAxesAndRangesThatDoNotExist) {
+    const Tensor x = counting({2, 3});
+    EXPECT_THROW(x.slice(1, 2, 2), Error);
+    EXPECT_THROW(x.slice(1, -1, 2), Error);
+    EXPECT_THROW(x.slice(2, 0, 1), Error);
+    EXPECT_THROW(x.select(0, 2), Error);
+    EXPECT_THROW(x.transpose(0, 2), Error);
+    EXPECT_NO_THROW(x.slice(1, 3, 0));
+}
+
+TEST(Tensor, AViewKeepsTheMemoryAlive) {
+    const auto arena = std::make_shared<Arena>(Device::cpu(), 1 << 16);
+    const Context in_arena = ctx.with_allocator(arena);
+    Tensor view = zeros(in_arena, {100}, DType::f32).slice(0, 50, 10);
+    EXPECT_GT(arena->bytes_in_use(), 0u);
+    view = Tensor();
+    EXPECT_EQ(arena->bytes_in_use(), 0u);
+}
+
+TEST(Tensor, IsReadAsItsOwnElementTypeOnly) {
+    const Tensor x = counting({2}, DType::f32);
+    EXPECT_NO_THROW(x.data<float>());
+    EXPECT_THROW(x.data<double>(), Error);
+}
+
+TEST(Tensor, AnUndefinedOneIsNotDefined) {
+    EXPECT_FALSE(Tensor().defined());
+    EXPECT_TRUE(counting({0}).defined());
 }
 
 }  // namespace

@@ -209,7 +209,7 @@ TEST(AdamW, LeavesEverythingWhenTheUpdateIsRefused) {
     std::vector<std::vector<double>> state_after;
     for (const StateTensor& part : optimizer.state()) state_after.push_back(to_host(ctx, part.tensor));
     EXPECT_EQ(state_after, state);
-    for (const double g : to_host(ctx, problem.store.gradients())) ASSERT_EQ(g, 0.0);
+    EXPECT_TRUE(std::isnan(problem.store.gradients().data<float>()[0]));  // left to be looked at
 }
 
 TEST(AdamW, ZeroesGradientsOnlyWhenAsked) {

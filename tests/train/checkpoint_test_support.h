@@ -14,29 +14,9 @@
 #include <gradtile/train/checkpoint.h>
 #include <gradtile/train/tensor_bytes.h>
 
+#include "temporary_directory.h"
+
 namespace gradtile::test {
-
-/// A directory of its own for one test, removed with everything in it.
-class TemporaryDirectory {
-  public:
-    TemporaryDirectory() {
-        std::string name = (std::filesystem::temp_directory_path() / "gradtile-XXXXXX").string();
-        if (mkdtemp(name.data()) == nullptr) throw Error("cannot make a temporary directory");
-        path_ = name;
-    }
-    ~TemporaryDirectory() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    TemporaryDirectory(const TemporaryDirectory&) = delete;
-    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-
-    const std::filesystem::path& path() const { return path_; }
-    std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
-  private:
-    std::filesystem::path path_;
-};
 
 /// GRADTILE_TEST_ROUNDS when it is set: how often the randomised tests repeat; else `small`.
 inline int test_rounds(int small) {

@@ -1,7 +1,6 @@
 #include <gradtile/train/data_loader.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <numeric>
 #include <set>
@@ -9,8 +8,12 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "error_message.h"
+
 namespace gradtile {
 namespace {
+
+using test::message_of;
 
 /// Tokens that name their own place, so that a test can tell which were visited.
 TokenSequence places(std::int64_t n) {
@@ -187,15 +190,6 @@ TEST(DataLoader, FillsTensors) {
     EXPECT_TRUE(std::equal(rows[2].targets.begin(), rows[2].targets.end(),
                            batch.targets.select(0, 2).data<std::int32_t>()));
     EXPECT_THROW(loader.next(empty_batch(ctx, 3, 9)), Error);
-}
-
-std::string message_of(const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "no error";
 }
 
 TEST(DataLoader, RefusesATextShorterThanAContextNamingBothNumbers) {

@@ -61,14 +61,6 @@ TEST(ClipGlobalNorm, ScalesLongGradientsToTheLargestNormAndLeavesShortOnes) {
     EXPECT_EQ(item(ctx, clip_global_norm(ctx, x).scale), 1.0);
 }
 
-TEST(ClipGlobalNorm, MeansTheMeanOverMicroBatches) {
-    const Context ctx;
-    const Tensor x = from_host(ctx, std::vector<double>{3.0, 4.0}, {2}, DType::f32);
-    const Clip clip = clip_global_norm(ctx, x, {.max_norm = 1.25, .divisor = 2.0});
-    EXPECT_EQ(item(ctx, clip.norm), 2.5);
-    EXPECT_EQ(item(ctx, clip.scale), 0.25);
-}
-
 TEST(ClipGlobalNorm, RefusesTheUpdateWhenGradientOrLossIsNotFinite) {
     const Context ctx;
     const double infinity = std::numeric_limits<double>::infinity(), nan = std::nan("");

@@ -1,0 +1,89 @@
+#include <gradtile/train/evaluate.h>
+
+#include <cmath>
+#include <numbers>
+
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+Context host_of(const Context& ctx) {
+    return ctx.device().is_cpu() ? ctx.with_allocator(system_allocator(Device::cpu()))
+                                 : Context(Device::cpu(), 1);
+}
+
+struct Text {
+    std::int64_t bytes = 0, characters = 0;
+};
+
+/// What the targets, all tokens but the first, are as text.
+Text text_of_targets(const Tokenizer& tokenizer, const TokenSequence& tokens) {
+    constexpr std::int64_t piece = 1 << 16;
+    std::vector<std::int32_t> ids;
+    Text text;
+    for (std::int64_t begin = 1; begin < tokens.size(); begin += piece) {
+        ids.resize(static_cast<std::size_t>(std::min(piece, tokens.size() - begin)));
+        tokens.read(begin, ids);
+        for (const char byte : tokenizer.decode(ids)) {
+            ++text.bytes;
+            text.characters += (byte & 0xc0) != 0x80;  // not a continuation byte of UTF-8
+        }
+    }
+    return text;
+}
+
+struct LossSum {
+    double loss = 0.0;
+    std::int64_t targets = 0;
+};
+
+LossSum sum_losses(const Context& ctx, const Transformer& model, SequentialLoader& loader,
+                   const Batch& batch) {
+    LossSum sum;
+    for (loader.rewind(); !loader.done();) {
+        sum.targets += loader.next(batch);
+        const Batch on_device = upload(ctx, batch);
+        // Read batch by batch: a float64 sum on the host, in order, whatever the batch.
+        sum.loss += item(ctx, model.evaluate(ctx, on_device.tokens, on_device.targets).slice(0, 0, 1));
+    }
+    return sum;
+}
+
+}  // namespace
+
+Batch upload(const Context& ctx, const Batch& host) {
+    if (ctx.device().is_cpu()) return host;
+    const auto copied = [&](const Tensor& x) {
+        return from_host(ctx, std::span<const std::int32_t>(x.data<std::int32_t>(), x.elements()), x.shape());
+    };
+    return {copied(host.tokens), copied(host.targets)};
+}
+
+double mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader, const Batch& batch) {
+    const LossSum sum = sum_losses(ctx, model, loader, batch);
+    return sum.loss / static_cast<double>(sum.targets);
+}
+
+Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, const EvaluateOptions& options) {
+    return evaluate(model.ctx, model, tokens, options);
+}
+
+Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
+                    const EvaluateOptions& options) {
+    const std::int64_t context = model.transformer.config.context;
+    SequentialLoader loader(tokens, context, options.ignore_token);
+    const Batch batch = empty_batch(host_of(ctx), std::min(options.batch, loader.windows()), context);
+    const LossSum sum = sum_losses(ctx, model.transformer, loader, batch);
+    Evaluation result{.loss = sum.loss / static_cast<double>(sum.targets), .targets = sum.targets};
+    result.perplexity = std::exp(result.loss);
+    if (model.tokenizer && sum.targets == tokens.size() - 1) {
+        const Text text = text_of_targets(*model.tokenizer, tokens);
+        const double bits = sum.loss / std::numbers::ln2;
+        result.bits_per_character = bits / static_cast<double>(text.characters);
+        result.bits_per_byte = bits / static_cast<double>(text.bytes);
+    }
+    return result;
+}
+
+}  // namespace gradtile

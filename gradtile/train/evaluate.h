@@ -1,0 +1,34 @@
+#pragma once
+/// Evaluation: the loss over a whole sequence of tokens.
+#include <gradtile/train/data_loader.h>
+#include <gradtile/train/language_model.h>
+
+namespace gradtile {
+
+struct Evaluation {
+    double loss = 0.0;         ///< mean -ln p of the tokens that count
+    std::int64_t targets = 0;  ///< how many count
+    double perplexity = 0.0;   ///< e^loss
+    /// Of the text that the targets are; only with a tokenizer, and when every target counts.
+    std::optional<double> bits_per_character = {}, bits_per_byte = {};
+};
+
+struct EvaluateOptions {
+    std::int64_t batch = 12;  ///< windows at once; the result depends on it only in rounding
+    std::int64_t ignore_token = -1;
+};
+
+/// Non-overlapping windows of the model's context, in order: every token but the first is predicted once,
+/// from what stands before it in its window. Throws Error for fewer than two tokens.
+Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens,
+                    const EvaluateOptions& options = {});
+/// The same with activations from another context (a training arena).
+Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
+                    const EvaluateOptions& options = {});
+/// Only the mean loss: the text is not looked at.
+double mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader, const Batch& batch);
+
+/// The batch on ctx's device; itself when that is the host.
+Batch upload(const Context& ctx, const Batch& host);
+
+}  // namespace gradtile

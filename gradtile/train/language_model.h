@@ -1,0 +1,51 @@
+#pragma once
+/// A transformer with what is needed to run it: its parameters, its tokenizer, a context.
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <gradtile/layers/transformer.h>
+#include <gradtile/train/checkpoint.h>
+#include <gradtile/train/tokenizer.h>
+
+namespace gradtile {
+
+struct LanguageModel {
+    /// Allocates the parameters, which are not initialised yet.
+    LanguageModel(const Context& ctx, const ModelConfig& config, DType dtype,
+                  std::optional<Tokenizer> tokenizer);
+
+    Context ctx;
+    std::optional<Tokenizer> tokenizer;  ///< none for models of token files
+    ParameterStore parameters;
+    Transformer transformer;
+};
+
+/// Copies a checkpoint's weights into an allocated store, whatever the dtypes: from its float32 masters where
+/// both sides know them, else from the values. Throws Error "SOURCE: ..." naming the first parameter that is
+/// missing, unknown or of another shape; nothing is copied then.
+void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
+                     const std::string& source);
+
+/// Hears one line that a user should see.
+using MessageHandler = std::function<void(const std::string&)>;
+
+/// A checkpoint file, or the newest sound one of a run's directory (or of its checkpoints/). Throws Error
+/// when there is none; on_message hears of damaged ones that were passed over.
+Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
+                           const MessageHandler& on_message = {});
+/// The tokenizer that a checkpoint's model was trained with; none for token files.
+std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source);
+
+struct LoadOptions {
+    Device device = Device::cpu();
+    int threads = 0;                 ///< 0: every core
+    MessageHandler on_message = {};  ///< see load_checkpoint
+};
+
+/// The model of load_checkpoint(path).
+std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options = {});
+
+}  // namespace gradtile

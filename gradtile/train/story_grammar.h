@@ -1,0 +1,10 @@
+#pragma once
+/// The grammar `gradtile corpus` writes from, in the notation of Grammar.
+#include <string_view>
+
+namespace gradtile {
+
+/// Its start rule is `story`: a title, a few paragraphs, and the blank line that ends every story.
+extern const std::string_view story_grammar_notation;
+
+}  // namespace gradtile

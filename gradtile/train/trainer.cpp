@@ -1,0 +1,405 @@
+#include <gradtile/train/trainer.h>
+
+#include <chrono>
+#include <cmath>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/gemm.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/adamw.h>
+#include <gradtile/train/available_memory.h>
+#include <gradtile/train/dataset.h>
+#include <gradtile/train/evaluate.h>
+#include <gradtile/train/loss_svg.h>
+#include <gradtile/train/muon.h>
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
+                                          const TrainConfig& config) {
+    const AdamWOptions adamw{.beta1 = config.beta1,
+                             .beta2 = config.beta2,
+                             .epsilon = config.epsilon,
+                             .weight_decay = config.weight_decay};
+    if (config.optimizer == OptimizerKind::adamw) return std::make_unique<AdamW>(ctx, parameters, adamw);
+    const auto in_block = [](const Parameter& parameter) { return parameter.name().starts_with("h."); };
+    return std::make_unique<Muon>(ctx, parameters, in_block,
+                                  MuonOptions{.lr_ratio = config.muon_lr / config.lr,
+                                              .momentum = config.muon_momentum,
+                                              .weight_decay = config.weight_decay,
+                                              .adamw = adamw});
+}
+
+DatasetOptions dataset_options(const TrainConfig& config) {
+    return {.data = config.data,
+            .val_data = config.val_data,
+            .val_fraction = config.val_fraction,
+            .tokenizer = config.tokenizer,
+            .vocabulary = config.model.vocabulary};
+}
+
+/// Batches are filled on the host.
+Context host_of(const Context& ctx) {
+    return ctx.device().is_cpu() ? ctx : Context(Device::cpu(), 1);
+}
+
+template <class T>
+std::optional<T> optional_of(const json& object, const char* key) {
+    if (!object.contains(key) || object[key].is_null()) return std::nullopt;
+    return object[key].get<T>();
+}
+
+template <class T>
+json json_of(const std::optional<T>& value) {
+    return value ? json(*value) : json();
+}
+
+}  // namespace
+
+void print_message(const std::string& message) {
+    std::cerr << "gradtile: " << message << std::endl;
+}
+
+/// The validation split and the batch it is read through.
+struct Trainer::Validation {
+    SequentialLoader loader;
+    Batch batch;
+};
+
+// ---- Making a run ----
+
+Trainer::Trainer(TrainConfig config, MessageHandler on_message)
+    : config_(std::move(config)), on_message_(std::move(on_message)) {
+    validate(config_);
+    std::optional<Checkpoint> start;
+    std::optional<Tokenizer> tokenizer;
+    if (!config_.init_from.empty()) {
+        start = load_checkpoint(config_.init_from, {}, on_message_);
+        tokenizer = tokenizer_of(*start, config_.init_from);
+    }
+    build(tokenizer);
+    if (start) {
+        copy_parameters(model_->ctx, model_->parameters, *start, config_.init_from);
+    } else {
+        model_->parameters.initialize(model_->ctx, Seed{config_.seed});
+    }
+    if (!config_.out.empty()) open_directory(RunDirectory::create(config_), /*resumed=*/false);
+}
+
+Trainer::Trainer(const Resume& resume, MessageHandler on_message) : on_message_(std::move(on_message)) {
+    RunDirectory directory = RunDirectory::open(resume.directory);
+    const CheckpointDirectory checkpoints(directory.checkpoints());
+    checkpoints.remove_temporaries();
+    const CheckpointDirectory::Loaded loaded = checkpoints.load_newest();
+    for (const std::string& line : loaded.damaged) on_message_(line);
+    const std::string source = loaded.checkpoint ? loaded.path.string() : directory.config_file().string();
+    if (loaded.checkpoint) {
+        apply_json(config_, loaded.checkpoint->config, source);
+    } else {
+        check(loaded.damaged.empty(), "resume: '", resume.directory.string(), "' holds no sound checkpoint");
+        config_ = directory.config();
+    }
+    config_.out = resume.directory.string();
+    if (resume.save_every) config_.save_every = *resume.save_every;
+    if (resume.threads) config_.threads = *resume.threads;
+    validate(config_);
+
+    if (loaded.checkpoint) {
+        build(tokenizer_of(*loaded.checkpoint, source));
+        restore(*loaded.checkpoint, source);
+        saved_step_ = step_;
+        saved_path_ = loaded.path;
+    } else {
+        build({});
+        check(config_.init_from.empty(), "resume: '", resume.directory.string(),
+              "' was killed before its first checkpoint; start it again from ", config_.init_from);
+        model_->parameters.initialize(model_->ctx, Seed{config_.seed});
+    }
+    if (resume.steps) end_ = *resume.steps;
+    check(end_ >= 1, "steps: ", end_, "; expected at least 1");
+    open_directory(std::move(directory), /*resumed=*/true);
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
+    const Context ctx(resolve_device(config_.device), static_cast<int>(config_.threads));
+    Dataset dataset = load_dataset(dataset_options(config_), tokenizer);
+    if (dataset.tokenizer) config_.tokenizer = dataset.tokenizer->kind();
+    if (config_.model.vocabulary == 0) config_.model.vocabulary = dataset.vocabulary;
+    check(config_.model.vocabulary >= dataset.vocabulary, "vocabulary: ", config_.model.vocabulary,
+          "; the data needs ", dataset.vocabulary);
+    train_tokens_ = dataset.train.size();
+    validation_tokens_ = dataset.validation.size();
+
+    constexpr std::int64_t mebibyte = 1 << 20;
+    const std::size_t budget = config_.memory_budget > 0
+                                   ? static_cast<std::size_t>(config_.memory_budget * mebibyte)
+                                   : available_memory(ctx.device());
+    plan_ = plan_within(ctx,
+                        {.model = config_.model,
+                         .dtype = storage_dtype(config_.dtype),
+                         .micro_batch = config_.micro_batch_size()},
+                        budget);
+    model_ = std::make_unique<LanguageModel>(ctx, config_.model, storage_dtype(config_.dtype),
+                                             std::move(dataset.tokenizer));
+    optimizer_ = make_optimizer(ctx, model_->parameters, config_);
+    schedule_ = Schedule::of(config_);
+    end_ = config_.steps;
+
+    const std::int64_t context = config_.model.context;
+    loader_ = std::make_unique<DataLoader>(
+        std::move(dataset.train),
+        DataLoaderOptions{
+            .context = context, .seed = Seed{config_.seed}, .ignore_token = config_.ignore_token});
+    batch_ = empty_batch(host_of(ctx), config_.micro_batch_size(), context);
+    loss_ = zeros(ctx, {1}, DType::f64);
+    if (dataset.validation.size() > 0) {
+        SequentialLoader loader(dataset.validation, context, config_.ignore_token);
+        const std::int64_t windows = std::min(config_.micro_batch_size(), loader.windows());
+        validation_ = std::make_unique<Validation>(
+            Validation{std::move(loader), empty_batch(host_of(ctx), windows, context)});
+    }
+    plan_arena();
+}
+
+void Trainer::plan_arena() {
+    const Context& ctx = model_->ctx;
+    const auto counting = Arena::for_planning(ctx.device());
+    const Context dry = ctx.plan(counting);
+    compute_step(dry, 1);
+    if (validation_) {
+        const Batch batch = upload(dry, validation_->batch);
+        model_->transformer.evaluate(dry, batch.tokens, batch.targets);
+    }
+    plan_.activations = counting->peak_bytes();
+    plan_.optimizer = optimizer_->state_bytes();
+    arena_ctx_ = std::make_unique<Context>(
+        ctx.with_allocator(std::make_shared<Arena>(ctx.device(), counting->peak_bytes())));
+}
+
+void Trainer::open_directory(RunDirectory directory, bool resumed) {
+    directory_ = std::make_unique<RunDirectory>(std::move(directory));
+    metrics_ = std::make_unique<MetricsFile>(directory_->metrics_file(), resumed ? step_ : -1);
+    if (resumed) history_ = MetricsFile::read(directory_->metrics_file());
+    const CheckpointDirectory checkpoints(directory_->checkpoints(),
+                                          {.keep_last = config_.keep_last, .keep_every = config_.keep_every});
+    writer_ = std::make_unique<SnapshotWriter>(checkpoints, model_->ctx);
+    writer_->reserve(snapshot());
+}
+
+// ---- State ----
+
+Checkpoint Trainer::snapshot() const {
+    Checkpoint checkpoint;
+    checkpoint.step = step_;
+    const ParameterStore& parameters = model_->parameters;
+    for (const Parameter& parameter : parameters.parameters()) {
+        checkpoint.params[parameter.name()] = parameter.value();
+        if (parameters.has_master()) checkpoint.master[parameter.name()] = parameters.master_of(parameter);
+    }
+    for (const StateTensor& part : optimizer_->state()) checkpoint.optimizer[part.name] = part.tensor;
+    checkpoint.config = to_json(config_);
+    checkpoint.data = {{"loader", loader_->state()}};
+    if (model_->tokenizer) checkpoint.data["tokenizer"] = model_->tokenizer->to_json();
+    // Every draw is Philox under a key made of the seed and the step it belongs to: there is no other state.
+    checkpoint.rng = {{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}};
+    checkpoint.meta = {{"world_size", 1},
+                       {"schedule", {{"horizon", schedule_.horizon}, {"last_step", end_}}},
+                       {"val_loss", json_of(val_loss_)},
+                       {"best_val_loss", json_of(best_val_loss_)},
+                       {"bad_steps", bad_steps_},
+                       {"bad_steps_in_a_row", bad_steps_in_a_row_},
+                       {"matrix_library", cpu_matrix_library()}};
+    return checkpoint;
+}
+
+void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
+    const Context& ctx = model_->ctx;
+    copy_parameters(ctx, model_->parameters, checkpoint, source);
+    for (const StateTensor& part : optimizer_->state()) {
+        const auto saved = checkpoint.optimizer.find(part.name);
+        check(saved != checkpoint.optimizer.end(), source, ": has no optimizer state '", part.name, "'");
+        check(saved->second.shape() == part.tensor.shape() && saved->second.dtype() == part.tensor.dtype(),
+              source, ": optimizer state '", part.name, "' is ", saved->second, "; expected ", part.tensor);
+        copy(ctx, part.tensor, saved->second);
+    }
+    try {
+        loader_->restore(checkpoint.data.at("loader"));
+        end_ = checkpoint.meta.at("schedule").at("last_step").get<std::int64_t>();
+        bad_steps_ = checkpoint.meta.at("bad_steps").get<std::int64_t>();
+        bad_steps_in_a_row_ = checkpoint.meta.at("bad_steps_in_a_row").get<std::int64_t>();
+        val_loss_ = optional_of<double>(checkpoint.meta, "val_loss");
+        best_val_loss_ = optional_of<double>(checkpoint.meta, "best_val_loss");
+    } catch (const json::exception& error) {
+        throw Error(concat(source, ": is not a training checkpoint: ", error.what()));
+    }
+    step_ = checkpoint.step;
+}
+
+// ---- Steps ----
+
+/// Everything a step does on the device; under a planning context, everything it allocates.
+Clip Trainer::compute_step(const Context& ctx, std::int64_t step) {
+    const std::int64_t micro_steps = config_.accumulation_steps();
+    const double share = 1.0 / static_cast<double>(micro_steps);
+    fill(ctx, loss_, 0.0);
+    for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+        if (!ctx.is_planning()) loader_->next(batch_);
+        const Batch batch = upload(ctx, batch_);
+        const ForwardOptions options{.gradient_scale = share,
+                                     .dropout = DropoutKey::of_step(config_.seed, step, micro_step,
+                                                                    micro_step * batch.tokens.size(0))};
+        Transformer::Saved saved;
+        const Tensor loss = model_->transformer.forward(ctx, batch.tokens, batch.targets, saved, options);
+        model_->transformer.backward(ctx, saved);
+        axpy(ctx, loss_, share, loss);
+    }
+    Clip clip =
+        clip_global_norm(ctx, model_->parameters.gradients(), {.max_norm = config_.clip, .loss = loss_});
+    optimizer_->step(ctx, schedule_(step), {.gradient_scale = clip.scale, .zero_gradients = true});
+    return clip;
+}
+
+StepReport Trainer::train_step() {
+    const Clock::time_point start = Clock::now();
+    const Context& ctx = *arena_ctx_;
+    const std::int64_t step = step_ + 1;
+    const Clip clip = compute_step(ctx, step);
+    step_ = step;
+
+    StepReport report{.step = step,
+                      .loss = item(ctx, loss_),
+                      .lr = schedule_(step),
+                      .grad_norm = item(ctx, clip.norm),
+                      .ms = milliseconds_since(start)};
+    report.tokens_per_s = static_cast<double>(config_.batch * config_.model.context) / report.ms * 1e3;
+    if (std::isfinite(report.loss) && std::isfinite(report.grad_norm)) {
+        bad_steps_in_a_row_ = 0;
+    } else {
+        handle_bad_step(report);
+    }
+    return report;
+}
+
+/// The optimizer has left weights and gradients as they were.
+void Trainer::handle_bad_step(StepReport& report) {
+    ++bad_steps_;
+    ++bad_steps_in_a_row_;
+    const Context& ctx = *arena_ctx_;
+    report.not_finite = first_non_finite_gradient(ctx, model_->parameters);
+    if (report.not_finite.empty()) report.not_finite = "loss";
+    model_->parameters.zero_gradients(ctx);
+    const bool of_gradient = report.not_finite != "loss";
+    on_message_(concat("step ", report.step, ": ", of_gradient ? "the gradient of " : "the ",
+                       report.not_finite, " is not finite (loss ", report.loss, "); update not applied (",
+                       bad_steps_in_a_row_, " in a row, ", bad_steps_, " in all)"));
+}
+
+void Trainer::give_up(const StepReport& report) {
+    if (writer_) writer_->wait();
+    hear_of_saves();
+    throw Error(concat(
+        "step ", report.step, ": ", report.not_finite, " was not finite ", bad_steps_in_a_row_,
+        " steps in a row; stopped, ",
+        saved_path_.empty() ? "nothing was saved" : "the last good checkpoint is " + saved_path_.string()));
+}
+
+/// Returns whether this is the lowest validation loss so far.
+bool Trainer::evaluate_into(StepReport& report) {
+    const double loss = mean_loss(*arena_ctx_, model_->transformer, validation_->loader, validation_->batch);
+    report.val_loss = val_loss_ = loss;
+    const bool best = std::isfinite(loss) && (!best_val_loss_ || loss < *best_val_loss_);
+    if (best) best_val_loss_ = loss;
+    return best;
+}
+
+RunSummary Trainer::run(std::int64_t stop_after) {
+    check(stop_after >= 0, "stop-after: ", stop_after, "; expected a step, or 0");
+    RunSummary summary;
+    const auto due = [&](std::int64_t every) { return every > 0 && step_ % every == 0; };
+    for (bool stopping = false; !stopping && step_ < end_;) {
+        if (stop_after > 0 && step_ >= stop_after) {
+            summary.reason = RunSummary::Reason::stop_after;
+            break;
+        }
+        StepReport report = train_step();
+        const bool last = step_ == end_;
+        bool best = false;
+        if (validation_ && (due(config_.eval_every) || last)) best = evaluate_into(report);
+        record(report);
+        if (bad_steps_in_a_row_ >= config_.max_bad_steps) give_up(report);
+        if (!last && stop_when_ && stop_when_()) {
+            summary.reason = RunSummary::Reason::requested;
+            stopping = true;
+        }
+        if (last || best || stopping || step_ == stop_after || due(config_.save_every)) save(best);
+        hear_of_saves();
+    }
+    if (writer_) writer_->wait();
+    hear_of_saves();
+    draw_picture();
+    summary.step = step_;
+    summary.saved = saved_step_ == step_ && !saved_path_.empty();
+    summary.checkpoint = saved_path_;
+    summary.val_loss = val_loss_;
+    summary.best_val_loss = best_val_loss_;
+    summary.bad_steps = bad_steps_;
+    return summary;
+}
+
+// ---- What is written ----
+
+void Trainer::record(const StepReport& report) {
+    history_.add(report);
+    if (metrics_) {
+        try {
+            metrics_->write(report);
+        } catch (const Error& error) {
+            on_message_(error.what());
+        }
+    }
+    if (on_step_) on_step_(report);
+}
+
+void Trainer::save(bool best) {
+    if (!writer_) return;
+    writer_->save(snapshot(), best);
+    draw_picture();
+}
+
+void Trainer::hear_of_saves() {
+    if (!writer_) return;
+    for (const SaveReport& report : writer_->poll()) {
+        if (!report.message.empty()) on_message_(report.message);
+        if (!report.saved) continue;
+        saved_step_ = report.step;
+        saved_path_ = report.path;
+        try {
+            metrics_->write_checkpoint_event(report.step);
+        } catch (const Error& error) {
+            on_message_(error.what());
+        }
+    }
+}
+
+void Trainer::draw_picture() {
+    if (!directory_) return;
+    try {
+        write_loss_svg(directory_->picture(), history_, directory_->path().filename().string());
+    } catch (const Error& error) {
+        on_message_(error.what());
+    }
+}
+
+}  // namespace gradtile

@@ -1,0 +1,131 @@
+#pragma once
+/// Trainer: a run from its settings (or its directory) to its last checkpoint.
+///
+/// `step` counts optimizer steps from 1. Each sees `batch` windows in micro-batches; its loss is the mean
+/// over them. A step whose loss or gradient norm is not finite changes no weight but counts as a step: its
+/// data is gone by and the schedule moves on; after max_bad_steps of them in a row training stops.
+///
+/// A run that was stopped and resumed equals one that was not, to the bit: weights, metrics (but for times)
+/// and samples, at any number of threads.
+#include <functional>
+#include <memory>
+
+#include <gradtile/layers/memory_plan.h>
+#include <gradtile/train/data_loader.h>
+#include <gradtile/train/global_norm.h>
+#include <gradtile/train/language_model.h>
+#include <gradtile/train/metrics_file.h>
+#include <gradtile/train/optimizer.h>
+#include <gradtile/train/run_directory.h>
+#include <gradtile/train/schedule.h>
+#include <gradtile/train/snapshot_writer.h>
+#include <gradtile/train/step_report.h>
+#include <gradtile/train/train_config.h>
+
+namespace gradtile {
+
+/// What may change when a run goes on; everything else is as the run was made.
+struct Resume {
+    std::filesystem::path directory;
+    std::optional<std::int64_t> steps = {};  ///< a new end; the schedule's horizon stays
+    std::optional<std::int64_t> save_every = {};
+    std::optional<std::int64_t> threads = {};
+};
+
+struct RunSummary {
+    enum class Reason { finished, stop_after, requested };
+    Reason reason = Reason::finished;
+    std::int64_t step = 0;                ///< the last one done
+    bool saved = false;                   ///< the state of that step is safe on disk
+    std::filesystem::path checkpoint;     ///< the newest safe one; empty: none
+    std::optional<double> val_loss;       ///< newest
+    std::optional<double> best_val_loss;  ///< lowest, that of best.h5
+    std::int64_t bad_steps = 0;           ///< steps whose update was refused, since the run was made
+};
+
+/// Prints "gradtile: MESSAGE" on stderr.
+void print_message(const std::string& message);
+
+class Trainer {
+  public:
+    /// A new run in config.out; an empty `out` means one without a directory, which saves nothing. Throws
+    /// Error, one line, on anything that is wrong with settings, data, memory or the directory.
+    explicit Trainer(TrainConfig config, MessageHandler on_message = print_message);
+    /// Goes on from the newest sound checkpoint; damaged newer ones are named through on_message. A run that
+    /// was killed before its first checkpoint begins again.
+    explicit Trainer(const Resume& resume, MessageHandler on_message = print_message);
+    ~Trainer();
+    Trainer(const Trainer&) = delete;
+    Trainer& operator=(const Trainer&) = delete;
+
+    /// Called after every step.
+    void on_step(std::function<void(const StepReport&)> callback) { on_step_ = std::move(callback); }
+    /// Asked after every step; once it says true the run saves and returns.
+    void stop_when(std::function<bool()> stop) { stop_when_ = std::move(stop); }
+
+    /// Trains up to the last step, or until step number `stop_after` is done (0: no such step). Saves at the
+    /// end; a save that fails is told through on_message and does not stop training. Throws Error after
+    /// max_bad_steps refused updates in a row, naming what was not finite and the last good checkpoint.
+    RunSummary run(std::int64_t stop_after = 0);
+
+    const LanguageModel& model() const { return *model_; }
+    const Optimizer& optimizer() const { return *optimizer_; }
+    /// As the run was made; model.vocabulary is known.
+    const TrainConfig& config() const { return config_; }
+    /// Where the run ends: config().steps unless a resume moved it.
+    std::int64_t last_step() const { return end_; }
+    /// Steps done.
+    std::int64_t step() const { return step_; }
+    const MemoryPlan& memory_plan() const { return plan_; }
+    std::int64_t train_tokens() const { return train_tokens_; }
+    std::int64_t validation_tokens() const { return validation_tokens_; }
+
+  private:
+    struct Validation;
+
+    void build(const std::optional<Tokenizer>& tokenizer);
+    void plan_arena();
+    void open_directory(RunDirectory directory, bool resumed);
+    void restore(const Checkpoint& checkpoint, const std::string& source);
+    Checkpoint snapshot() const;
+
+    Clip compute_step(const Context& ctx, std::int64_t step);
+    StepReport train_step();
+    void handle_bad_step(StepReport& report);
+    bool evaluate_into(StepReport& report);
+    void record(const StepReport& report);
+    void save(bool best);
+    void hear_of_saves();
+    void draw_picture();
+    [[noreturn]] void give_up(const StepReport& report);
+
+    TrainConfig config_;
+    MessageHandler on_message_;
+    std::function<void(const StepReport&)> on_step_;
+    std::function<bool()> stop_when_;
+
+    std::unique_ptr<LanguageModel> model_;
+    std::unique_ptr<Optimizer> optimizer_;
+    std::unique_ptr<DataLoader> loader_;
+    std::unique_ptr<Validation> validation_;  // none without a validation split
+    Schedule schedule_;
+    Batch batch_;  // one micro-batch, on the host
+    Tensor loss_;  // [1] float64, of the step
+    std::unique_ptr<Context> arena_ctx_;
+    MemoryPlan plan_;
+
+    std::unique_ptr<RunDirectory> directory_;  // before what writes into it
+    std::unique_ptr<MetricsFile> metrics_;
+    std::unique_ptr<SnapshotWriter> writer_;
+    LossHistory history_;
+
+    std::int64_t train_tokens_ = 0, validation_tokens_ = 0;
+    std::int64_t end_ = 0;
+    std::int64_t step_ = 0;
+    std::int64_t saved_step_ = 0;  // newest that is safe
+    std::filesystem::path saved_path_;
+    std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
+    std::optional<double> val_loss_, best_val_loss_;
+};
+
+}  // namespace gradtile

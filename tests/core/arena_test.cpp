@@ -1,0 +1,108 @@
+#include <gradtile/core/allocator.h>
+
+#include <cstdint>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+TEST(Arena, GivesAlignedBlocksThatDoNotOverlap) {
+    Arena arena(Device::cpu(), 1 << 16);
+    std::byte* first = arena.allocate(1);
+    std::byte* second = arena.allocate(257);
+    std::byte* third = arena.allocate(64);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first) % 64, 0u);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(second) % 64, 0u);
+    EXPECT_GE(second, first + 1);
+    EXPECT_GE(third, second + 257);
+}
+
+TEST(Arena, ReusesWhatWasReleased) {
+    Arena arena(Device::cpu(), 1 << 12);
+    std::byte* first = arena.allocate(1 << 12);
+    EXPECT_THROW(arena.allocate(1), Error);
+    arena.release(first, 1 << 12);
+    EXPECT_EQ(arena.bytes_in_use(), 0u);
+    EXPECT_EQ(arena.allocate(1 << 12), first);
+}
+
+TEST(Arena, MergesNeighboursInAnyOrderOfRelease) {
+    constexpr std::size_t part = 1024;
+    std::vector<int> order{0, 1, 2, 3};
+    do {
+        Arena arena(Device::cpu(), 4 * part);
+        std::vector<std::byte*> blocks;
+        for (int i = 0; i < 4; ++i) blocks.push_back(arena.allocate(part));
+        for (const int i : order) arena.release(blocks[static_cast<std::size_t>(i)], part);
+        EXPECT_NO_THROW(arena.allocate(4 * part)) << "released in order " << testing::PrintToString(order);
+    } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(Arena, RefusesWhatDoesNotFitInOneLineThatNamesTheSizes) {
+    Arena arena(Device::cpu(), 4096);
+    std::byte* held = arena.allocate(1024);
+    try {
+        arena.allocate(3073);
+        FAIL() << "3073 bytes fitted into 3072";
+    } catch (const Error& error) {
+        EXPECT_THAT(error.what(), testing::HasSubstr("3073"));
+        EXPECT_THAT(error.what(), testing::HasSubstr("4096"));
+    }
+    EXPECT_NO_THROW(arena.allocate(3072)) << "a refusal changes nothing";
+    arena.release(held, 1024);
+}
+
+TEST(Arena, RefusesSizesNearTheEndOfTheAddressSpace) {
+    Arena arena(Device::cpu(), 4096);
+    EXPECT_THROW(arena.allocate(SIZE_MAX), Error);
+    EXPECT_THROW(arena.allocate(SIZE_MAX - 100), Error);
+    EXPECT_THROW(Arena::for_planning(Device::cpu())->allocate(SIZE_MAX - 100), Error);
+}
+
+/// A made-up step: tensors come and go in nested scopes.
+void step(const Context& ctx) {
+    const Tensor a = zeros(ctx, {1000}, DType::f32);
+    Tensor kept;
+    {
+        const Tensor b = zeros(ctx, {5000}, DType::f64);
+        kept = b.slice(0, 10, 20);  // the view keeps all of b
+    }
+    const Tensor c = cast(ctx, a, DType::bf16);
+    kept = Tensor();
+    const Tensor d = zeros(ctx, {300, 7}, DType::f32);
+    axpy(ctx, d, 1.0, d);
+}
+
+TEST(Arena, PlanningGivesExactlyThePeakOfTheRealRun) {
+    const Context ctx(Device::cpu(), 2);
+    const auto plan = Arena::for_planning(Device::cpu());
+    step(ctx.plan(plan));
+    EXPECT_EQ(plan->bytes_in_use(), 0u);
+    const auto arena = std::make_shared<Arena>(Device::cpu(), plan->peak_bytes());
+    for (int i = 0; i < 3; ++i) step(ctx.with_allocator(arena));  // fits exactly, step after step
+    EXPECT_EQ(arena->peak_bytes(), plan->peak_bytes());
+    EXPECT_EQ(arena->bytes_in_use(), 0u);
+    const auto smaller = std::make_shared<Arena>(Device::cpu(), plan->peak_bytes() - 256);
+    EXPECT_THROW(step(ctx.with_allocator(smaller)), Error);
+    EXPECT_EQ(smaller->bytes_in_use(), 0u) << "an exception releases what the step held";
+}
+
+TEST(Buffer, OfNoBytesAsksForNoMemory) {
+    const auto arena = std::make_shared<Arena>(Device::cpu(), 0);
+    const Buffer nothing(arena, 0);
+    EXPECT_EQ(nothing.data(), nullptr);
+    EXPECT_THROW(Buffer(arena, 1), Error);
+}
+
+TEST(SystemAllocator, RefusesWhatCannotBeHad) {
+    EXPECT_THROW(system_allocator(Device::cpu())->allocate(SIZE_MAX - 10), Error);
+    EXPECT_THROW(system_allocator(Device::cpu())->allocate(PTRDIFF_MAX), Error);
+}
+
+}  // namespace
+}  // namespace gradtile

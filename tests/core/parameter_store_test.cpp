@@ -1,0 +1,80 @@
+#include <gradtile/core/parameter_store.h>
+
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+const Context ctx(Device::cpu(), 2);
+
+struct Store : ParameterStore {
+    Parameter weight = add("weight", {3, 5}, Init::normal(0.02));
+    Parameter bias = add("bias", {5}, Init::ones());
+    explicit Store(DType dtype) {
+        allocate(ctx, dtype);
+        initialize(ctx, Seed{1});
+    }
+};
+
+TEST(ParameterStore, LaysOutNamedViewsOfFlatBlocks) {
+    const Store store(DType::bf16);
+    EXPECT_EQ(store.count(), 20);
+    EXPECT_EQ(store.flat_elements() % 64, 0);
+    EXPECT_EQ(store.bias.offset() % 64, 0);
+    EXPECT_EQ(to_host(ctx, store.bias.value()), std::vector<double>(5, 1.0));
+    fill(ctx, store.find("bias").value(), 2.0);
+    EXPECT_EQ(item(ctx, store.values().slice(0, store.bias.offset(), 1)), 2.0);
+    EXPECT_THROW(store.find("gain"), Error);
+}
+
+TEST(ParameterStore, SixteenBitValuesAreTheirMastersRounded) {
+    const Store store(DType::bf16), wide(DType::f32);
+    ASSERT_TRUE(store.has_master());
+    EXPECT_FALSE(wide.has_master());
+    EXPECT_EQ(store.master().dtype(), DType::f32);
+    EXPECT_EQ(store.gradients().dtype(), DType::f32);
+    EXPECT_EQ(to_host(ctx, store.master()), to_host(ctx, wide.values()));
+    EXPECT_EQ(to_host(ctx, store.values()), to_host(ctx, cast(ctx, store.master(), DType::bf16)));
+}
+
+TEST(ParameterStore, AnotherLayerDoesNotMoveTheOthersDraws) {
+    const Store small(DType::f32);
+    ParameterStore large;
+    large.add("earlier", {7, 7}, Init::normal(1.0));
+    const Parameter weight = large.add("weight", {3, 5}, Init::normal(0.02));
+    large.allocate(ctx, DType::f32);
+    large.initialize(ctx, Seed{1});
+    EXPECT_EQ(to_host(ctx, weight.value()), to_host(ctx, small.weight.value()));
+}
+
+TEST(ParameterStore, ZeroesGradientsAndKeepsPaddingZero) {
+    const Store store(DType::f32);
+    fill(ctx, store.gradients(), 3.0);
+    store.zero_gradients(ctx);
+    EXPECT_THAT(to_host(ctx, store.gradients()), testing::Each(0.0));
+    const std::int64_t end = store.weight.offset() + 15;
+    EXPECT_THAT(to_host(ctx, store.values().slice(0, end, store.bias.offset() - end)), testing::Each(0.0));
+}
+
+TEST(ParameterStore, RefusesASecondNameAndLateAdditions) {
+    ParameterStore store;
+    store.add("weight", {3}, Init::zeros());
+    EXPECT_THROW(store.add("weight", {4}, Init::zeros()), Error);
+    store.allocate(ctx, DType::f32);
+    EXPECT_THROW(store.add("late", {4}, Init::zeros()), Error);
+    EXPECT_THROW(store.allocate(ctx, DType::f32), Error);
+}
+
+TEST(ParameterStore, MatricesDecayAndVectorsDoNot) {
+    const Store store(DType::f32);
+    EXPECT_TRUE(store.weight.decays());
+    EXPECT_FALSE(store.bias.decays());
+}
+
+}  // namespace
+}  // namespace gradtile

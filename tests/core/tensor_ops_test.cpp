@@ -1,0 +1,123 @@
+#include <gradtile/core/tensor_ops.h>
+
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/random.h>
+
+namespace gradtile {
+namespace {
+
+const Context ctx(Device::cpu(), 3);
+constexpr DType floats[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
+
+/// Every kind of view of a [7, 12] tensor that an operator may meet, all of shape [7, 12].
+std::vector<Tensor> views(DType type, std::uint64_t seed) {
+    return {randn(ctx, {7, 12}, type, Seed{seed}), randn(ctx, {12, 7}, type, Seed{seed}).transpose(0, 1),
+            randn(ctx, {7, 20}, type, Seed{seed}).slice(1, 3, 12),
+            randn(ctx, {7, 12, 3}, type, Seed{seed}).select(2, 1),
+            randn(ctx, {14, 12}, type, Seed{seed}).reshape({7, 2, 12}).select(1, 1)};
+}
+
+double rounded(double value, DType type) {
+    return visit_floating(type, [&]<class T>(TypeTag<T>) { return convert<double>(convert<T>(value)); });
+}
+
+TEST(Copy, ConvertsBetweenAllDtypesAndStrides) {
+    for (const DType to : floats)
+        for (const DType from : floats)
+            for (const Tensor& destination : views(to, 1))
+                for (const Tensor& source : views(from, 2)) {
+                    const auto expected = to_host(ctx, source);
+                    copy(ctx, destination, source);
+                    const auto got = to_host(ctx, destination);
+                    for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], rounded(expected[i], to));
+                }
+}
+
+TEST(Copy, RepeatsStrideZeroSources) {
+    const Tensor row = randn(ctx, {1, 12}, DType::f32, Seed{1}), x = zeros(ctx, {7, 12}, DType::bf16);
+    copy(ctx, x, row.expand({7, 12}));
+    const auto got = to_host(ctx, x), expected = to_host(ctx, row);
+    for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], rounded(expected[i % 12], DType::bf16));
+    const Tensor scalar = from_host(ctx, std::vector<double>{2.5}, {}, DType::f32);
+    copy(ctx, x, scalar.expand({7, 12}));
+    EXPECT_THAT(to_host(ctx, x), testing::Each(2.5));
+}
+
+TEST(Copy, LeavesTheElementsBetweenRowsAlone) {
+    const Tensor x = zeros(ctx, {7, 20}, DType::f32);
+    copy(ctx, x.slice(1, 3, 12), randn(ctx, {7, 12}, DType::f32, Seed{1}));
+    EXPECT_THAT(to_host(ctx, x.slice(1, 0, 3)), testing::Each(0.0));
+    EXPECT_THAT(to_host(ctx, x.slice(1, 15, 5)), testing::Each(0.0));
+}
+
+TEST(Copy, IntegersKeepTheirValues) {
+    const std::vector<std::int32_t> tokens{0, 1, -5, 65535, 2147483647, -2147483647 - 1};
+    const Tensor x = from_host(ctx, tokens, {6});
+    EXPECT_THAT(to_host(ctx, x), testing::ElementsAreArray(tokens));
+    EXPECT_THAT(to_host(ctx, cast(ctx, x, DType::f64)), testing::ElementsAreArray(tokens));
+}
+
+TEST(Copy, RefusesUnequalShapes) {
+    EXPECT_THROW(copy(ctx, zeros(ctx, {2, 3}, DType::f32), zeros(ctx, {3, 2}, DType::f32)), Error);
+}
+
+TEST(Axpy, AddsOverAllDtypesAndStrides) {
+    for (const DType to : floats)
+        for (const DType from : floats)
+            for (const Tensor& y : views(to, 1))
+                for (const Tensor& x : views(from, 2)) {
+                    const auto before = to_host(ctx, y), xs = to_host(ctx, x);
+                    axpy(ctx, y, -0.5, x);  // a power of two: the product is exact, one rounding is left
+                    const auto got = to_host(ctx, y);
+                    const DType sum_type = accumulator_of(to);
+                    for (std::size_t i = 0; i < got.size(); ++i) {
+                        const double sum = rounded(before[i] - 0.5 * rounded(xs[i], sum_type), sum_type);
+                        ASSERT_EQ(got[i], rounded(sum, to)) << y << " += " << x;
+                    }
+                }
+}
+
+TEST(Axpy, OfATensorOntoItselfDoubles) {
+    const Tensor x = randn(ctx, {1001}, DType::f32, Seed{1});
+    const auto before = to_host(ctx, x);
+    axpy(ctx, x, 1.0, x);
+    const auto got = to_host(ctx, x);
+    for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], 2 * before[i]);
+}
+
+TEST(Fill, WritesEveryViewAndNothingElse) {
+    for (const DType type : floats) {
+        const Tensor x = zeros(ctx, {5, 6, 7}, type);
+        fill(ctx, x.slice(1, 1, 2).slice(2, 3, 3), 1.5);
+        double sum = 0;
+        for (const double value : to_host(ctx, x)) sum += value;
+        EXPECT_EQ(sum, 1.5 * 5 * 2 * 3) << type;
+        EXPECT_THAT(to_host(ctx, x.slice(1, 1, 2).slice(2, 3, 3)), testing::Each(1.5));
+    }
+}
+
+TEST(Fill, OfManyElementsReachesThemAll) {
+    const Tensor x = empty(ctx, {100003}, DType::bf16);
+    fill(ctx, x, -2.0);
+    EXPECT_THAT(to_host(ctx, x), testing::Each(-2.0));
+}
+
+TEST(TensorOps, EmptyTensorsAreNoWork) {
+    const Tensor x = empty(ctx, {0, 5}, DType::f32);
+    fill(ctx, x, 1.0);
+    copy(ctx, x, x);
+    axpy(ctx, x, 1.0, x);
+    EXPECT_TRUE(to_host(ctx, x).empty());
+}
+
+TEST(TensorOps, ItemReadsOneElement) {
+    EXPECT_EQ(item(ctx, from_host(ctx, std::vector<double>{2.5}, {1, 1}, DType::bf16)), 2.5);
+    EXPECT_THROW(item(ctx, zeros(ctx, {2}, DType::f32)), Error);
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,56 @@
+#pragma once
+/// Checkpoint files with any HDF5 content under a correct header: what somebody who wants to hurt the reader
+/// would make, and what damage looks like when the header's checksum does not catch it.
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include <gradtile/train/checkpoint_file.h>
+#include <gradtile/train/checkpoint_header.h>
+#include <gradtile/train/checksum.h>
+
+namespace gradtile::test {
+
+class MemoryStorage final : public Hdf5Storage {
+  public:
+    std::vector<std::byte> bytes;
+
+    std::uint64_t size() const override { return bytes.size(); }
+    void read(std::byte* data, std::size_t count, std::uint64_t address) override {
+        check(address <= bytes.size() && count <= bytes.size() - address, "read beyond the end");
+        std::memcpy(data, bytes.data() + address, count);
+    }
+    void write(const std::byte* data, std::size_t count, std::uint64_t address, bool) override {
+        bytes.resize(std::max<std::size_t>(bytes.size(), address + count));
+        std::memcpy(bytes.data() + address, data, count);
+    }
+    void truncate(std::uint64_t size) override { bytes.resize(size); }
+};
+
+/// Puts a header in front that vouches for the rest.
+inline std::vector<std::byte> seal(std::vector<std::byte> file, std::int64_t step = 0) {
+    file.resize(std::max<std::size_t>(file.size(), CheckpointHeader::kSize + 1));
+    CheckpointHeader header;
+    header.step = step;
+    header.length = file.size();
+    header.body_crc = crc32c(std::span(file).subspan(CheckpointHeader::kSize));
+    const CheckpointHeader::Bytes bytes = header.encode();
+    std::copy(bytes.begin(), bytes.end(), file.begin());
+    return file;
+}
+
+/// A sound checkpoint's file to which `add` did something before it was sealed.
+inline std::vector<std::byte> sealed_checkpoint(const Checkpoint& checkpoint,
+                                                const std::function<void(hid_t file)>& add) {
+    const Hdf5Lock lock;
+    MemoryStorage storage;
+    write_hdf5(storage, checkpoint);
+    {
+        const Hdf5PropertyList access = storage_access(storage);
+        const Hdf5File file(H5Fopen("sealed", H5F_ACC_RDWR, access.get()), "open");
+        add(file.get());
+    }
+    return seal(std::move(storage.bytes), checkpoint.step);
+}
+
+}  // namespace gradtile::test

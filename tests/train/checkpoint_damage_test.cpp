@@ -1,0 +1,129 @@
+// Bits that flip and files that lose their end: every one is refused by name, or the content is what was
+// saved.
+#include <gmock/gmock.h>
+
+#include <random>
+
+#include <gradtile/train/checkpoint.h>
+
+#include "checkpoint_test_support.h"
+#include "memory_file_system.h"
+#include "sealed_checkpoint.h"
+
+namespace gradtile {
+namespace {
+
+using test::made_up_checkpoint;
+using test::MemoryFileSystem;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+class CheckpointDamage : public testing::Test {
+  protected:
+    CheckpointDamage() {
+        write_checkpoint("a.h5", meant_, fs_);
+        sound_ = fs_.bytes("a.h5");
+    }
+
+    // True when the file was refused; a failure when it was accepted with other content.
+    bool refused(const std::vector<std::byte>& file, const std::string& what) {
+        fs_.put("a.h5", file);
+        try {
+            const Checkpoint found = read_checkpoint("a.h5", {}, fs_);
+            SCOPED_TRACE(what);
+            test::expect_same(found, meant_);
+            return false;
+        } catch (const Error& error) {
+            EXPECT_THAT(error.what(), StartsWith("checkpoint a.h5: ")) << what;
+            EXPECT_THAT(error.what(), Not(HasSubstr("\n"))) << what;
+            return true;
+        }
+    }
+
+    const Context ctx_{Device::cpu(), 1};
+    const Checkpoint meant_ = [this] {
+        Checkpoint c = made_up_checkpoint(ctx_, 7);
+        c.params["large"] = randn(ctx_, {150, 1000}, DType::f32, Seed{9});  // two chunks
+        return c;
+    }();
+    MemoryFileSystem fs_;
+    std::vector<std::byte> sound_;
+    std::mt19937_64 random_{1};
+};
+
+TEST_F(CheckpointDamage, TheUndamagedFileIsAccepted) {
+    EXPECT_FALSE(refused(sound_, "undamaged"));
+}
+
+TEST_F(CheckpointDamage, EverySingleFlippedBitIsRefused) {
+    const int rounds = test::test_rounds(200) * 10;
+    for (int round = 0; round < rounds; ++round) {
+        std::vector<std::byte> file = sound_;
+        // Half of them among the header and the first structures.
+        const std::size_t at = random_() % (round % 2 == 0 ? file.size() : 8192);
+        const auto bit = static_cast<int>(random_() % 8);
+        file[at] ^= std::byte{1} << bit;
+        EXPECT_TRUE(refused(file, concat("bit ", bit, " of byte ", at)));
+    }
+}
+
+TEST_F(CheckpointDamage, EveryTruncationAndExtensionIsRefused) {
+    const int rounds = test::test_rounds(50) * 10;
+    for (int round = 0; round < rounds; ++round) {
+        std::vector<std::byte> file = sound_;
+        const std::size_t size = random_() % file.size();
+        file.resize(round % 2 == 0 ? size : file.size() - 1 - size % 4096);
+        EXPECT_TRUE(refused(file, concat("cut to ", file.size(), " bytes")));
+    }
+    for (const std::size_t size : {0, 1, 4095, 4096, 4097}) {
+        EXPECT_TRUE(refused({sound_.begin(), sound_.begin() + static_cast<std::ptrdiff_t>(size)}, "short"));
+    }
+    std::vector<std::byte> longer = sound_;
+    longer.push_back(std::byte{0});
+    EXPECT_TRUE(refused(longer, "longer"));
+}
+
+TEST_F(CheckpointDamage, LostAndMisplacedBlocksAreRefusedOrMadeNoDifference) {
+    const int rounds = test::test_rounds(50) * 4;
+    int refusals = 0;
+    for (int round = 0; round < rounds; ++round) {
+        std::vector<std::byte> file = sound_;
+        const std::size_t block = round % 2 == 0 ? 512 : 4096;
+        const std::size_t blocks = file.size() / block;
+        const auto at = file.begin() + static_cast<std::ptrdiff_t>(random_() % blocks * block);
+        const auto other = file.begin() + static_cast<std::ptrdiff_t>(random_() % blocks * block);
+        const auto length = static_cast<std::ptrdiff_t>(block);
+        switch (round % 3) {
+            case 0:
+                std::fill_n(at, length, std::byte{0});
+                break;
+            case 1:
+                std::copy_n(std::vector(other, other + length).begin(), length, at);
+                break;
+            default:
+                std::swap_ranges(at, at + length, at == other ? at : other);
+        }
+        refusals += refused(file, concat("blocks of ", block, ", round ", round)) ? 1 : 0;
+    }
+    EXPECT_GT(refusals, rounds / 2);
+}
+
+// The header's checksum made good again: now libhdf5's and the tensors' own checksums have to notice.
+TEST_F(CheckpointDamage, UnderACorrectHeaderIsRefusedOrMadeNoDifference) {
+    const int rounds = test::test_rounds(100) * 10;
+    int refusals = 0;
+    for (int round = 0; round < rounds; ++round) {
+        std::vector<std::byte> file = sound_;
+        for (std::uint64_t flips = 1 + random_() % 3; flips > 0; --flips) {
+            const std::size_t body = file.size() - CheckpointHeader::kSize;
+            file[CheckpointHeader::kSize + random_() % (round % 2 == 0 ? body : 8192)] ^=
+                std::byte{1} << static_cast<int>(random_() % 8);
+        }
+        refusals += refused(test::seal(std::move(file), 7), concat("round ", round)) ? 1 : 0;
+    }
+    EXPECT_GT(refusals, rounds / 2);
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,40 @@
+#pragma once
+/// A place for the files of one test.
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile::test {
+
+/// A directory of its own for one test, removed with everything in it.
+class TemporaryDirectory {
+  public:
+    TemporaryDirectory() {
+        std::string name = (std::filesystem::temp_directory_path() / "gradtile-XXXXXX").string();
+        if (mkdtemp(name.data()) == nullptr) throw Error("cannot make a temporary directory");
+        path_ = name;
+    }
+    ~TemporaryDirectory() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    TemporaryDirectory(const TemporaryDirectory&) = delete;
+    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+
+    const std::filesystem::path& path() const { return path_; }
+    /// Writes a file and returns its path.
+    std::string write(const std::string& name, std::string_view contents) const {
+        std::ofstream(path_ / name, std::ios::binary) << contents;
+        return (path_ / name).string();
+    }
+    std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+
+  private:
+    std::filesystem::path path_;
+};
+
+}  // namespace gradtile::test
