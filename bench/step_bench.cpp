@@ -258,11 +258,13 @@ int main(int argc, char** argv) try {
     std::vector<std::string> names{"char-cpu", "char-384", "gpt2-124m"};
     std::vector<std::string> dtypes{"f32", "bf16"};
     int threads = 2, steps = 0;
+    std::int64_t batch = 0;
     bool recompute = false, breakdown = false, cpu_time = false;
     app.add_option("--model", names, "char-cpu, char-384, gpt2-124m, llama-tiny");
     app.add_option("--dtype", dtypes, "f32, bf16");
     app.add_option("--threads", threads, "threads that work");
     app.add_option("--steps", steps, "timed steps; 0: as many as the model's size suggests");
+    app.add_option("--batch", batch, "sequences a step; 0: the model's own");
     app.add_flag("--recompute", recompute, "recompute each block in backward");
     app.add_flag("--breakdown", breakdown, "also time every operator of the step by itself");
     app.add_flag("--cpu-time", cpu_time,
@@ -277,6 +279,7 @@ int main(int argc, char** argv) try {
         if (std::find(names.begin(), names.end(), workload.name) == names.end()) continue;
         workload.model.recompute = recompute ? Recompute::block : Recompute::none;
         if (steps > 0) workload.steps = steps;
+        if (batch > 0) workload.batch = batch;
         for (const std::string& dtype : dtypes) run(ctx, workload, dtype_named(dtype), breakdown);
     }
     return 0;
