@@ -18,7 +18,8 @@ namespace gradtile {
 /// One matrix product makes all heads: row (b, t) of its result holds Hq query heads, then Hkv key heads,
 /// then Hkv value heads of D = C / Hq elements each (Hkv < Hq: grouped queries). q, k and v are strided views
 /// of it, [B,T,H,D], and so are their gradients: nothing is copied. With config.qk_norm each query and key
-/// head is RMS-normalised over D first, with Positions::rope both are then rotated in place.
+/// head is RMS-normalised over D first, into tensors of its own; with Positions::rope both are then rotated
+/// in place.
 ///
 /// Parameters: name.qkv, name.proj (weight, bias), name.q_norm.weight and name.k_norm.weight [D].
 struct MultiHeadAttention {
