@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Runs every fuzz target of a build for some seconds: tests/fuzz/run_all.sh BUILD_DIRECTORY SECONDS
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+build=$(cd "$1" && pwd)
+ran=0
+for target in "$build"/tests/fuzz/*_fuzz; do
+  [ -x "$target" ] || continue
+  name=$(basename "$target")
+  inputs=$(mktemp -d)  # libFuzzer writes what it finds into its first directory
+  [ ! -d "$here/inputs/$name" ] || cp -r "$here/inputs/$name/." "$inputs"
+  echo "$name: $2 s"
+  (cd "$build" && "$target" -max_total_time="$2" "$inputs")
+  rm -rf "$inputs"
+  ran=$((ran + 1))
+done
+[ "$ran" -gt 0 ] || { echo "run_all.sh: no fuzz target in $build/tests/fuzz" >&2; exit 1; }
