@@ -19,24 +19,44 @@ struct Philox {
 
     static constexpr int rounds = 10;
 
-    /// One round; the kernels that draw many counters at once keep them in lanes and call it lane by lane.
-    GRADTILE_HOST_DEVICE static constexpr Counter round(Counter counter, Key key) {
-        const std::uint64_t product_0 = std::uint64_t{0xD2511F53u} * counter[0];
-        const std::uint64_t product_1 = std::uint64_t{0xCD9E8D57u} * counter[2];
-        return {static_cast<std::uint32_t>(product_1 >> 32) ^ counter[1] ^ key[0],
-                static_cast<std::uint32_t>(product_1),
-                static_cast<std::uint32_t>(product_0 >> 32) ^ counter[3] ^ key[1],
-                static_cast<std::uint32_t>(product_0)};
+    /// One round of (c0, c1, c2, c3), and the key of the next.
+    GRADTILE_HOST_DEVICE static constexpr void round(std::uint32_t& c0, std::uint32_t& c1, std::uint32_t& c2,
+                                                     std::uint32_t& c3, Key key) {
+        const std::uint64_t product_0 = std::uint64_t{0xD2511F53u} * c0;
+        const std::uint64_t product_1 = std::uint64_t{0xCD9E8D57u} * c2;
+        c0 = static_cast<std::uint32_t>(product_1 >> 32) ^ c1 ^ key[0];
+        c1 = static_cast<std::uint32_t>(product_1);
+        c2 = static_cast<std::uint32_t>(product_0 >> 32) ^ c3 ^ key[1];
+        c3 = static_cast<std::uint32_t>(product_0);
     }
     GRADTILE_HOST_DEVICE static constexpr Key next_key(Key key) {
         return {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};  // golden ratio, sqrt(3) - 1
     }
     GRADTILE_HOST_DEVICE static constexpr Counter draw(Counter counter, Key key) {
         for (int i = 0; i < rounds; ++i) {
-            counter = round(counter, key);
+            round(counter[0], counter[1], counter[2], counter[3], key);
             key = next_key(key);
         }
         return counter;
+    }
+    /// words[4 * l .. 4 * l + 3] = draw({first[0] + l, first[1], first[2], first[3]}, key) for l = 0 .. n-1,
+    /// in a loop over l that vectorises.
+    static void draw_many(std::uint32_t* words, int n, Counter first, Key key) {
+        std::array<Key, rounds> keys;
+        for (Key& of_round : keys) {
+            of_round = key;
+            key = next_key(key);
+        }
+        for (int l = 0; l < n; ++l) {
+            std::uint32_t c0 = first[0] + static_cast<std::uint32_t>(l), c1 = first[1], c2 = first[2],
+                          c3 = first[3];
+#pragma GCC unroll 10  // an inner loop would keep the outer one from being vectorised
+            for (int i = 0; i < rounds; ++i) round(c0, c1, c2, c3, keys[static_cast<std::size_t>(i)]);
+            words[4 * l] = c0;
+            words[4 * l + 1] = c1;
+            words[4 * l + 2] = c2;
+            words[4 * l + 3] = c3;
+        }
     }
 };
 

@@ -7,30 +7,30 @@
 namespace gradtile::cpu {
 namespace {
 
-/// x/2 (1 + tanh u) = x sigmoid(2u), which costs one exponential.
+/// x/2 (1 + tanh(u/2)) = x sigmoid(u) with u = a x + b x^3, which costs one exponential.
 template <class S>
 struct GeluTanh {
-    static constexpr S scale = S(2) * S(std::numbers::sqrt2) * S(std::numbers::inv_sqrtpi);  // 2 sqrt(2/pi)
-    static constexpr S cubic = S(0.044715);
+    static constexpr S a = S(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
+    static constexpr S b = S(0.044715 * 2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
 
-    static S value(S x) { return x * vector_math::sigmoid(scale * (x + cubic * x * x * x)); }
+    static S value(S x) { return x * vector_math::sigmoid(x * (a + b * (x * x))); }
     static S slope(S x) {
         // Beyond 12 the sigmoid is 0 or 1 (to 1e-61), while x^2 may overflow.
         const S z = x > S(12) ? S(12) : (x < S(-12) ? S(-12) : x);
         const S square = z * z;
-        const S s = vector_math::sigmoid(scale * (z + cubic * square * z));
-        return s + z * s * (1 - s) * scale * (1 + 3 * cubic * square);
+        const S s = vector_math::sigmoid(z * (a + b * square));
+        return s + z * (s * (1 - s)) * (a + 3 * b * square);
     }
 };
 
-/// x Phi(x), Phi the normal distribution function.
+/// x Phi(x), whose slope is Phi(x) + x e^(-x^2/2) / sqrt(2 pi).
 template <class S>
 struct GeluExact {
-    static S phi(S x) { return S(0.5) * (1 + vector_math::erf(x * S(1 / std::numbers::sqrt2))); }
-    static S value(S x) { return x * phi(x); }
+    static S value(S x) { return x * vector_math::normal(x).distribution; }
     static S slope(S x) {
         constexpr S density = S(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
-        return phi(x) + x * density * vector_math::exp(S(-0.5) * x * x);
+        const vector_math::Normal<S> normal = vector_math::normal(x);
+        return normal.distribution + x * density * normal.gaussian;
     }
 };
 

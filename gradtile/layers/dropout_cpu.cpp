@@ -12,33 +12,11 @@ constexpr int draws = 16;           // Philox calls side by side: one AVX-512 re
 constexpr int segment = 8 * draws;  // columns they decide about
 static_assert(std::endian::native == std::endian::little, "16-bit halves of a word are read from memory");
 
-/// The 16 bits of columns 8 * first_group .. + segment of one row: Philox::draw for 16 counters at once.
-void draw_segment(std::uint16_t* __restrict bits, std::uint32_t first_group, std::uint32_t token,
-                  std::uint32_t sample, Philox::Key key) {
-    std::uint32_t c0[draws], c1[draws], c2[draws], c3[draws];
-    for (int l = 0; l < draws; ++l) {
-        c0[l] = first_group + static_cast<std::uint32_t>(l);
-        c1[l] = token;
-        c2[l] = 0;
-        c3[l] = sample;
-    }
-    for (int round = 0; round < Philox::rounds; ++round) {
-        for (int l = 0; l < draws; ++l) {
-            const Philox::Counter next = Philox::round({c0[l], c1[l], c2[l], c3[l]}, key);
-            c0[l] = next[0];
-            c1[l] = next[1];
-            c2[l] = next[2];
-            c3[l] = next[3];
-        }
-        key = Philox::next_key(key);
-    }
+/// The 16 bits of columns 8 * first_group .. + segment of one row.
+void draw_segment(std::uint16_t* bits, std::uint32_t first_group, std::uint32_t token, std::uint32_t sample,
+                  Philox::Key key) {
     std::uint32_t words[4 * draws];
-    for (int l = 0; l < draws; ++l) {
-        words[4 * l] = c0[l];
-        words[4 * l + 1] = c1[l];
-        words[4 * l + 2] = c2[l];
-        words[4 * l + 3] = c3[l];
-    }
+    Philox::draw_many(words, draws, {first_group, token, 0, sample}, key);
     std::memcpy(bits, words, sizeof words);
 }
 

@@ -85,6 +85,25 @@ TEST(VectorMath, ErrorsAreWithinTheDocumentedUlps) {
     EXPECT_LE(worst_ulps(-tiny, -87.0f, fast_sigmoid, exact_sigmoid), 2.5);
 }
 
+// Roundings, in half units: t = 1 / (1 + c |x|) carries three, and t p(t) multiplies its relative error by up
+// to 3; p's sum adds three, e^(-x^2/2) two and the two products two: 16 half units. Rounding x^2 moves the
+// exponent by up to x^2/2 units more.
+TEST(VectorMath, NormalDistributionKeepsTheRelativeAccuracyOfItsTail) {
+    for (const float sign : {1.0f, -1.0f})
+        for (const float magnitude : grid(tiny, 12.0f)) {
+            const float x = sign * magnitude;
+            const auto exact = vector_math::normal(static_cast<double>(x));
+            const auto fast = vector_math::normal(x);
+            const double bound = 8 + static_cast<double>(x) * static_cast<double>(x) / 2;
+            ASSERT_LE(ulps(fast.distribution, exact.distribution), bound) << x;
+            ASSERT_LE(ulps(fast.gaussian, exact.gaussian), bound) << x;
+        }
+    EXPECT_EQ(vector_math::normal(-infinity).distribution, 0.0f);
+    EXPECT_EQ(vector_math::normal(infinity).distribution, 1.0f);
+    EXPECT_EQ(vector_math::normal(-3e38f).gaussian, 0.0f);
+    EXPECT_TRUE(std::isnan(vector_math::normal(nan).distribution));
+}
+
 TEST(VectorMath, SpecialValuesAreThoseOfTheStandardFunctions) {
     EXPECT_EQ(fast_exp(0.0f), 1.0f);
     EXPECT_EQ(fast_exp(-infinity), 0.0f);
