@@ -21,11 +21,11 @@ DropoutMask mask_of(double p, const DropoutKey& key, const Tensor& x) {
     return mask;
 }
 
-Tensor apply(const Context& ctx, const Tensor& x, const Tensor& branch, const DropoutMask& mask) {
-    row_layout(branch, "dropout");
-    Tensor y = empty(ctx, branch.shape(), branch.dtype());
+Tensor apply(const Context& ctx, const Tensor& x, const DropoutMask& mask) {
+    row_layout(x, "dropout");
+    Tensor y = empty(ctx, x.shape(), x.dtype());
     if (y.elements() == 0) return y;
-    on_device(ctx, cpu::dropout, cuda::dropout, y, x, branch, mask);
+    on_device(ctx, cpu::dropout, cuda::dropout, y, Tensor(), x, mask);
     return y;
 }
 
@@ -34,12 +34,12 @@ Tensor apply(const Context& ctx, const Tensor& x, const Tensor& branch, const Dr
 Tensor Dropout::forward(const Context& ctx, const Tensor& x, const DropoutKey& key, Saved& saved) const {
     saved.key = key;
     const DropoutMask mask = mask_of(p, key, x);
-    return mask.threshold == 0 ? x : apply(ctx, Tensor(), x, mask);
+    return mask.threshold == 0 ? x : apply(ctx, x, mask);
 }
 
 Tensor Dropout::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     const DropoutMask mask = mask_of(p, saved.key, dy);
-    return mask.threshold == 0 ? dy : apply(ctx, Tensor(), dy, mask);
+    return mask.threshold == 0 ? dy : apply(ctx, dy, mask);
 }
 
 Tensor Dropout::add_residual(const Context& ctx, const Tensor& x, const Tensor& branch, const DropoutKey& key,
@@ -47,8 +47,12 @@ Tensor Dropout::add_residual(const Context& ctx, const Tensor& x, const Tensor& 
     check(x.shape() == branch.shape() && x.dtype() == branch.dtype(), "dropout: residual ", x, " + branch ",
           branch);
     row_layout(x, "dropout");
+    row_layout(branch, "dropout");
     saved.key = key;
-    return apply(ctx, x, branch, mask_of(p, key, branch));
+    const DropoutMask mask = mask_of(p, key, branch);
+    if (x.elements() == 0) return branch;
+    on_device(ctx, cpu::dropout, cuda::dropout, branch, x, branch, mask);
+    return branch;
 }
 
 }  // namespace gradtile

@@ -37,8 +37,8 @@ struct Dropout {
     Tensor forward(const Context& ctx, const Tensor& x, const DropoutKey& key, Saved& saved) const;
     /// dy * mask * scale; dy itself when nothing was dropped.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
-    /// x + branch * mask * scale in one pass: the end of a residual branch. Its backward is dx = dy,
-    /// d_branch = backward(dy).
+    /// branch = x + branch * mask * scale in one pass, and returns it: the end of a residual branch, whose
+    /// own output nobody needs again. Its backward is dx = dy, d_branch = backward(dy).
     Tensor add_residual(const Context& ctx, const Tensor& x, const Tensor& branch, const DropoutKey& key,
                         Saved& saved) const;
 

@@ -14,7 +14,7 @@ struct DropoutMask {
 };
 
 namespace cpu {
-/// y = branch * mask * scale (+ x when defined).
+/// y = branch * mask * scale (+ x when defined); y may be branch itself.
 void dropout(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& branch,
              const DropoutMask& mask);
 }  // namespace cpu

@@ -22,10 +22,11 @@ void draw_segment(std::uint16_t* bits, std::uint32_t first_group, std::uint32_t 
 
 /// y = branch * factor (+ x), factor = scale where kept and 0 where dropped.
 template <bool drop, bool residual, class T>
-void drop_row(T* __restrict y, const T* __restrict x, const T* __restrict branch, std::int64_t width,
-              const DropoutMask& mask, std::int64_t row) {
+void drop_row(T* y, const T* x, const T* branch, std::int64_t width, const DropoutMask& mask,
+              std::int64_t row) {
     using S = Accumulator<T>;
     if constexpr (!drop) {
+#pragma GCC ivdep  // y may be branch itself
         for (std::int64_t i = 0; i < width; ++i) {
             S value = convert<S>(branch[i]);
             if constexpr (residual) value += convert<S>(x[i]);
@@ -41,6 +42,7 @@ void drop_row(T* __restrict y, const T* __restrict x, const T* __restrict branch
         std::uint16_t bits[segment];
         draw_segment(bits, static_cast<std::uint32_t>(begin / 8), token, sample, mask.key);
         const std::int64_t count = std::min<std::int64_t>(segment, width - begin);
+#pragma GCC ivdep
         for (std::int64_t i = 0; i < count; ++i) {
             S value = convert<S>(branch[begin + i]) * (bits[i] >= threshold ? scale : S(0));
             if constexpr (residual) value += convert<S>(x[begin + i]);
