@@ -129,6 +129,8 @@ template <class T>
 const FlashKernels<T>& kernels_for() {
     if constexpr (std::is_same_v<T, bfloat16>) {
         return bfloat16_kernels();
+    } else if constexpr (std::is_same_v<T, float>) {
+        return float32_kernels();
     } else {
         return generic_kernels<T>();
     }
