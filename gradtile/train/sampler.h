@@ -9,7 +9,7 @@
 namespace gradtile {
 
 struct SampleOptions {
-    std::string prompt;         ///< empty: the text begins after a line break
+    std::string prompt = {};    ///< empty: the text begins after a line break
     std::int64_t tokens = 200;  ///< to draw
     double temperature = 1.0;   ///< logits are divided by it; 0: always the likeliest token
     std::int64_t top_k = 0;     ///< draw among the k likeliest tokens only; 0: all

@@ -1,0 +1,104 @@
+#include <gradtile/train/metrics_file.h>
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "temporary_directory.h"
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+using test::TemporaryDirectory;
+
+StepReport report(std::int64_t step) {
+    return {
+        .step = step, .loss = 2.0 / 3.0, .lr = 1e-3, .grad_norm = 0.1, .tokens_per_s = 61234.5, .ms = 12.5};
+}
+
+std::vector<std::string> lines_of(const std::filesystem::path& path) {
+    std::ifstream file(path);
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    return lines;
+}
+
+TEST(MetricsLine, HasNineDigitsAndItsKeysInOrder) {
+    EXPECT_EQ(metrics_line(report(7)),
+              R"({"step":7,"loss":0.666666667,"lr":0.001,"grad_norm":0.1,"tokens_per_s":61234.5,"ms":12.5})");
+}
+
+TEST(MetricsLine, HasTheValidationLossOnlyWhenItWasEvaluated) {
+    StepReport evaluated = report(7);
+    evaluated.val_loss = 1.5;
+    EXPECT_EQ(json::parse(metrics_line(evaluated))["val_loss"], 1.5);
+    EXPECT_FALSE(json::parse(metrics_line(report(7))).contains("val_loss"));
+}
+
+TEST(MetricsLine, StaysJsonWhenNumbersAreNotFinite) {
+    StepReport bad = report(7);
+    bad.loss = std::nan("");
+    bad.grad_norm = INFINITY;
+    bad.not_finite = "h.0.\"odd\"";
+    const json line = json::parse(metrics_line(bad));
+    EXPECT_TRUE(line["loss"].is_null() && line["grad_norm"].is_null());
+    EXPECT_EQ(line["not_finite"], "h.0.\"odd\"");
+}
+
+TEST(MetricsFile, IsReadableAfterEveryLine) {
+    const TemporaryDirectory directory;
+    const auto path = directory / "metrics.jsonl";
+    MetricsFile metrics(path);
+    for (std::int64_t step = 1; step <= 3; ++step) {
+        metrics.write(report(step));
+        EXPECT_EQ(lines_of(path).size(), static_cast<std::size_t>(step));
+    }
+}
+
+TEST(MetricsFile, IsCutBackToTheCheckpointsStep) {
+    const TemporaryDirectory directory;
+    const auto path = directory / "metrics.jsonl";
+    {
+        MetricsFile metrics(path);
+        for (std::int64_t step = 1; step <= 6; ++step) {
+            metrics.write(report(step));
+            if (step == 3) metrics.write_checkpoint_event(2);  // saves are heard of later
+        }
+        metrics.write_checkpoint_event(5);
+    }
+    std::ofstream(path, std::ios::app) << "not json\n"
+                                       << R"({"step":4,"loss":)";
+    MetricsFile metrics(path, 4);
+    metrics.write(report(5));
+    std::vector<std::string> expected;
+    for (const std::int64_t step : {1, 2, 3}) expected.push_back(metrics_line(report(step)));
+    expected.emplace_back(R"({"event":"checkpoint","step":2})");
+    expected.push_back(metrics_line(report(4)));
+    expected.emplace_back(R"({"event":"checkpoint","step":4})");  // the one that is resumed from was safe
+    expected.push_back(metrics_line(report(5)));
+    EXPECT_EQ(lines_of(path), expected);
+}
+
+TEST(MetricsFile, GivesTheLossesBack) {
+    const TemporaryDirectory directory;
+    const auto path = directory / "metrics.jsonl";
+    MetricsFile metrics(path);
+    StepReport bad = report(1);
+    bad.loss = std::nan("");
+    metrics.write(bad);
+    StepReport evaluated = report(2);
+    evaluated.val_loss = 1.5;
+    metrics.write(evaluated);
+    metrics.write_checkpoint_event(2);
+    const LossHistory history = MetricsFile::read(path);
+    ASSERT_EQ(history.train.size(), 1u);
+    EXPECT_EQ(history.train[0].step, 2);
+    ASSERT_EQ(history.validation.size(), 1u);
+    EXPECT_EQ(history.validation[0].loss, 1.5);
+    EXPECT_TRUE(MetricsFile::read(directory / "absent").train.empty());
+}
+
+}  // namespace
+}  // namespace gradtile

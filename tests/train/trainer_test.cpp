@@ -1,0 +1,412 @@
+#include <gradtile/train/trainer.h>
+
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "error_message.h"
+#include "temporary_directory.h"
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/sampler.h>
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+using test::message_of;
+using test::TemporaryDirectory;
+using testing::HasSubstr;
+
+/// Text with a little structure: words of a small vocabulary in pseudo-random order.
+std::string some_text(int words) {
+    const char* vocabulary[] = {"the ", "cat ", "sat ", "on ", "a ", "mat.\n", "dog ", "ran "};
+    std::string text;
+    std::uint32_t state = 7;
+    for (int i = 0; i < words; ++i) text += vocabulary[(state = state * 1664525u + 1013904223u) >> 29];
+    return text;
+}
+
+struct TinyRun {
+    TinyRun() {
+        config.data = directory.write("text.txt", some_text(2000));
+        config.model = {.layers = 2, .heads = 2, .width = 32, .context = 16};
+        config.steps = 12;
+        config.batch = 4;
+        config.lr = 3e-3;
+        config.warmup = 3;
+        config.eval_every = 5;
+        config.save_every = 5;
+        config.threads = 1;
+        config.out = (directory / "run").string();
+    }
+    /// Lines of metrics.jsonl without what a clock has measured.
+    static std::vector<json> metrics(const std::filesystem::path& run) {
+        std::vector<json> lines;
+        std::ifstream file(run / "metrics.jsonl");
+        for (std::string line; std::getline(file, line);) {
+            json object = json::parse(line);
+            object.erase("ms");
+            object.erase("tokens_per_s");
+            lines.push_back(std::move(object));
+        }
+        return lines;
+    }
+    static std::vector<json> losses(const std::filesystem::path& run) {
+        std::vector<json> lines = metrics(run);
+        std::erase_if(lines, [](const json& line) { return line.contains("event"); });
+        return lines;
+    }
+
+    TemporaryDirectory directory;
+    TrainConfig config;
+    std::vector<std::string> messages;
+    MessageHandler hear = [this](const std::string& message) { messages.push_back(message); };
+};
+
+/// Everything a run goes on from, as the bytes of its tensors.
+std::vector<std::vector<double>> state_of(const Trainer& trainer) {
+    const LanguageModel& model = trainer.model();
+    std::vector<std::vector<double>> state{to_host(model.ctx, model.parameters.values()),
+                                           to_host(model.ctx, model.parameters.master())};
+    for (const StateTensor& part : trainer.optimizer().state())
+        state.push_back(to_host(model.ctx, part.tensor));
+    return state;
+}
+
+TEST(Trainer, LearnsAndLeavesEverythingInItsDirectory) {
+    TinyRun run;
+    run.config.steps = 60;
+    run.config.eval_every = run.config.save_every = 30;
+    Trainer trainer(run.config, run.hear);
+    std::vector<StepReport> reports;
+    trainer.on_step([&](const StepReport& report) { reports.push_back(report); });
+    const RunSummary summary = trainer.run();
+    EXPECT_EQ(summary.step, 60);
+    EXPECT_TRUE(summary.saved);
+    ASSERT_EQ(reports.size(), 60u);
+    EXPECT_LT(reports.back().loss, 0.6 * reports.front().loss);
+    EXPECT_TRUE(reports[29].val_loss && reports[59].val_loss && !reports[28].val_loss);
+
+    const std::filesystem::path out = run.config.out;
+    for (const char* name : {"config.json", "metrics.jsonl", "loss.svg", "checkpoints/step_00000060.h5",
+                             "checkpoints/step_00000030.h5", "checkpoints/best.h5"})
+        EXPECT_TRUE(exists(out / name)) << name;
+    TrainConfig written;
+    apply_config_file(written, (out / "config.json").string());
+    EXPECT_EQ(to_json(written), to_json(trainer.config()));
+    const std::vector<json> losses = TinyRun::losses(out);
+    ASSERT_EQ(losses.size(), 60u);
+    for (std::size_t i = 0; i < 60; ++i) EXPECT_EQ(losses[i]["step"], i + 1);
+    EXPECT_THAT(TinyRun::metrics(out), testing::Contains(json{{"event", "checkpoint"}, {"step", 60}}));
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+TEST(Trainer, WithoutADirectoryWritesNothing) {
+    TinyRun run;
+    run.config.out = "";
+    Trainer trainer(run.config, run.hear);
+    const RunSummary summary = trainer.run();
+    EXPECT_EQ(summary.step, 12);
+    EXPECT_FALSE(summary.saved);
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(run.directory.path()), {}), 1);  // the text
+}
+
+// ---- Resume ----
+
+struct ResumeCase {
+    const char* name;
+    void (*change)(TrainConfig&);
+};
+
+class ResumeIsBitExact : public testing::TestWithParam<ResumeCase> {};
+INSTANTIATE_TEST_SUITE_P(
+    Settings, ResumeIsBitExact,
+    testing::Values(ResumeCase{"float32", [](TrainConfig&) {}},
+                    ResumeCase{"bfloat16", [](TrainConfig& c) { c.dtype = TrainDType::bf16; }},
+                    ResumeCase{"dropout", [](TrainConfig& c) { c.model.dropout = 0.2; }},
+                    ResumeCase{"accumulation", [](TrainConfig& c) { c.micro_batch = 2; }},
+                    ResumeCase{"muon", [](TrainConfig& c) { c.optimizer = OptimizerKind::muon; }},
+                    ResumeCase{"everything",
+                               [](TrainConfig& c) {
+                                   c.dtype = TrainDType::bf16;
+                                   c.model.dropout = 0.1;
+                                   c.micro_batch = 1;
+                                   c.optimizer = OptimizerKind::muon;
+                                   c.schedule = ScheduleKind::wsd;
+                                   c.ignore_token = 0;
+                               }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(ResumeIsBitExact, StoppedAndResumedEqualsStraightAtAnotherThreadCount) {
+    TinyRun run;
+    run.config.steps = 40;
+    GetParam().change(run.config);
+    TrainConfig straight_config = run.config;
+    straight_config.out = (run.directory / "straight").string();
+    Trainer straight(straight_config, run.hear);
+    straight.run();
+    {
+        Trainer first(run.config, run.hear);
+        const RunSummary summary = first.run(/*stop_after=*/20);
+        EXPECT_EQ(summary.reason, RunSummary::Reason::stop_after);
+        EXPECT_EQ(summary.step, 20);
+        EXPECT_TRUE(summary.saved);
+    }
+    Trainer second(Resume{.directory = run.config.out, .threads = 3}, run.hear);
+    EXPECT_EQ(second.step(), 20);
+    second.run();
+    EXPECT_EQ(second.step(), 40);
+
+    EXPECT_EQ(state_of(second), state_of(straight));
+    EXPECT_EQ(TinyRun::losses(run.config.out), TinyRun::losses(straight_config.out));
+    const SampleOptions options{.prompt = "the cat", .tokens = 50, .seed = 3};
+    EXPECT_EQ(sample(second.model(), options), sample(straight.model(), options));
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+TEST(Trainer, StopsAndSavesWhenAsked) {
+    TinyRun run;
+    {
+        Trainer trainer(run.config, run.hear);
+        trainer.stop_when([&] { return trainer.step() == 7; });
+        const RunSummary summary = trainer.run();
+        EXPECT_EQ(summary.reason, RunSummary::Reason::requested);
+        EXPECT_EQ(summary.step, 7);
+        EXPECT_TRUE(summary.saved);
+    }
+    Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+    EXPECT_EQ(resumed.step(), 7);
+    EXPECT_EQ(resumed.run().reason, RunSummary::Reason::finished);
+}
+
+TEST(Trainer, ResumeCutsMetricsBackToTheCheckpointsStep) {
+    TinyRun run;
+    { Trainer(run.config, run.hear).run(); }
+    const std::vector<json> whole = TinyRun::losses(run.config.out);
+    const std::filesystem::path out = run.config.out;
+    remove(out /
+           "checkpoints/step_00000012.h5");  // as if the process had died after step 12, before its save
+    remove(out / "checkpoints/best.h5");
+    std::ofstream(out / "metrics.jsonl", std::ios::app) << R"({"step":13,"los)";
+    Trainer resumed(Resume{.directory = out}, run.hear);
+    EXPECT_EQ(resumed.step(), 10);
+    EXPECT_EQ(TinyRun::losses(out).size(), 10u);
+    resumed.run();
+    EXPECT_EQ(TinyRun::losses(out), whole);
+}
+
+TEST(Trainer, MoreStepsOnResumeMoveOnlyTheEnd) {
+    TinyRun run;
+    { Trainer(run.config, run.hear).run(); }
+    {
+        Trainer longer(Resume{.directory = run.config.out, .steps = 15}, run.hear);
+        EXPECT_EQ(longer.last_step(), 15);
+        longer.run(/*stop_after=*/14);
+    }
+    Trainer again(Resume{.directory = run.config.out}, run.hear);
+    EXPECT_EQ(again.last_step(), 15);  // remembered
+    again.run();
+    const std::vector<json> losses = TinyRun::losses(run.config.out);
+    ASSERT_EQ(losses.size(), 15u);
+    for (std::size_t i = 11; i < 15; ++i) EXPECT_EQ(losses[i]["lr"], run.config.min_lr);
+}
+
+TEST(Trainer, ARunKilledBeforeItsFirstCheckpointBeginsAgain) {
+    TinyRun run;
+    { const Trainer killed(run.config, run.hear); }
+    Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+    EXPECT_EQ(resumed.step(), 0);
+    resumed.run();
+    TrainConfig straight = run.config;
+    straight.out = "";
+    Trainer reference(straight, run.hear);
+    reference.run();
+    EXPECT_EQ(state_of(resumed), state_of(reference));
+}
+
+TEST(Trainer, ResumeNamesADamagedCheckpointAndTakesTheOneBefore) {
+    TinyRun run;
+    { Trainer(run.config, run.hear).run(); }
+    const std::filesystem::path checkpoints = std::filesystem::path(run.config.out) / "checkpoints";
+    std::filesystem::resize_file(checkpoints / "step_00000012.h5", 5000);
+    remove(checkpoints / "best.h5");
+    const Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+    EXPECT_EQ(resumed.step(), 10);
+    ASSERT_EQ(run.messages.size(), 1u);
+    EXPECT_THAT(run.messages.front(), HasSubstr("step_00000012.h5"));
+}
+
+// ---- The directory ----
+
+TEST(Trainer, RefusesADirectoryThatHoldsARun) {
+    TinyRun run;
+    { Trainer(run.config, run.hear).run(); }
+    const std::vector<json> before = TinyRun::metrics(run.config.out);
+    EXPECT_THAT(message_of([&] { Trainer(run.config, run.hear); }), HasSubstr("already holds a run"));
+    EXPECT_EQ(TinyRun::metrics(run.config.out), before);
+}
+
+TEST(Trainer, RefusesADirectoryInUse) {
+    TinyRun run;
+    const Trainer first(run.config, run.hear);
+    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.hear); }),
+                HasSubstr("in use by process"));
+}
+
+TEST(Trainer, RefusesToResumeWhatIsNoRun) {
+    TinyRun run;
+    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.directory / "absent"}, run.hear); }),
+                HasSubstr("is not a directory"));
+    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.directory.path()}, run.hear); }),
+                HasSubstr("holds no run"));
+}
+
+// ---- Numbers ----
+
+TEST(Trainer, MicroBatchesGiveTheGradientOfTheWholeBatch) {
+    // 4 sequences at once or one after the other. Means of means are the mean only where every window is
+    // whole, so the comparison ends before the epoch's short windows come.
+    std::vector<std::vector<StepReport>> reports;
+    for (const std::int64_t micro_batch : {4, 2, 1}) {
+        TinyRun run;
+        run.config.out = "";
+        run.config.micro_batch = micro_batch;
+        run.config.steps = 8;
+        Trainer trainer(run.config, run.hear);
+        trainer.on_step([&, index = reports.size()](const StepReport& report) {
+            reports.resize(index + 1);
+            reports[index].push_back(report);
+        });
+        trainer.run();
+    }
+    // The first step's loss and gradient differ by float32 rounding alone: sums over 64 tokens and 32-wide
+    // products a few layers deep, well below 1e3 roundings. Later steps inherit Adam's amplification of it.
+    const double bound = 1e3 * std::numeric_limits<float>::epsilon();
+    for (std::size_t i = 1; i < reports.size(); ++i) {
+        EXPECT_NEAR(reports[i][0].loss, reports[0][0].loss, bound * reports[0][0].loss);
+        EXPECT_NEAR(reports[i][0].grad_norm, reports[0][0].grad_norm, bound * reports[0][0].grad_norm);
+        for (std::size_t step = 1; step < 8; ++step)
+            EXPECT_NEAR(reports[i][step].loss, reports[0][step].loss, 100 * bound * reports[0][step].loss);
+    }
+}
+
+TEST(Trainer, StopsAfterTooManyBadStepsAndKeepsTheLastGoodCheckpoint) {
+    TinyRun run;
+    run.config.save_every = 5;
+    run.config.eval_every = 0;
+    run.config.max_bad_steps = 3;
+    Trainer trainer(run.config, run.hear);
+    const Parameter poisoned = trainer.model().parameters.find("h.1.mlp.fc.weight");
+    float good = 0.0f;
+    std::vector<StepReport> reports;
+    trainer.on_step([&](const StepReport& report) {
+        reports.push_back(report);
+        // A weight goes bad after step 6, is healed for step 8 and goes bad for good.
+        float& weight = poisoned.value().data<float>()[5];
+        if (report.step == 6) {
+            good = weight;
+            weight = std::numeric_limits<float>::quiet_NaN();
+        } else if (report.step == 7) {
+            weight = good;
+        } else if (report.step == 8) {
+            weight = std::numeric_limits<float>::infinity();
+        }
+    });
+    const std::string message = message_of([&] { trainer.run(); });
+    EXPECT_THAT(message, HasSubstr("3 steps in a row"));
+    EXPECT_THAT(message, HasSubstr("step_00000005.h5"));
+    ASSERT_EQ(reports.size(), 11u);
+    for (const StepReport& report : reports) {
+        const bool bad = report.step == 7 || report.step >= 9;
+        EXPECT_EQ(!report.not_finite.empty(), bad) << report.step;
+    }
+    // Four refused updates, and at step 10 a save that was refused because a weight is not finite.
+    EXPECT_EQ(run.messages.size(), 5u);
+    EXPECT_THAT(run.messages.front(), HasSubstr("update not applied"));
+    EXPECT_THAT(run.messages, testing::Contains(HasSubstr("step_00000010.h5")));
+    const std::vector<json> losses = TinyRun::losses(run.config.out);
+    EXPECT_TRUE(losses[6]["loss"].is_null() && losses[6].contains("not_finite"));
+    EXPECT_TRUE(losses[7]["loss"].is_number() && !losses[7].contains("not_finite"));
+    EXPECT_NO_THROW(read_checkpoint(std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5"));
+}
+
+TEST(Trainer, ABadStepChangesNeitherWeightsNorOptimizer) {
+    TinyRun run;
+    run.config.out = "";
+    run.config.steps = 4;
+    Trainer trainer(run.config, run.hear);
+    std::vector<std::vector<double>> before;
+    trainer.on_step([&](const StepReport& report) {
+        float& gradient = trainer.model().parameters.find("ln_f.weight").grad().data<float>()[3];
+        if (report.step == 2) {
+            before = state_of(trainer);
+            gradient = std::nanf("");  // the next backward adds to it
+        } else if (report.step == 3) {
+            EXPECT_EQ(report.not_finite, "ln_f.weight");
+            EXPECT_EQ(state_of(trainer), before);
+            EXPECT_EQ(gradient, 0.0f);
+        } else if (report.step == 4) {
+            EXPECT_TRUE(report.not_finite.empty());
+            EXPECT_NE(state_of(trainer), before);
+        }
+    });
+    EXPECT_EQ(trainer.run().bad_steps, 1);
+}
+
+TEST(Trainer, AllocatesActivationsFromThePlannedArenaOnly) {
+    TinyRun run;
+    run.config.out = "";
+    Trainer trainer(run.config, run.hear);
+    EXPECT_GT(trainer.memory_plan().activations, 0u);
+    // The arena has exactly the planned capacity and throws beyond it: a step that needed more would not run.
+    EXPECT_NO_THROW(trainer.run());
+}
+
+TEST(Trainer, RefusesABatchThatDoesNotFitTheBudgetNamingTheLargest) {
+    TinyRun run;
+    run.config.batch = run.config.micro_batch = 4096;
+    run.config.memory_budget = 16;
+    const std::string message = message_of([&] { Trainer(run.config, run.hear); });
+    EXPECT_THAT(message, HasSubstr("the largest micro-batch that fits is"));
+    EXPECT_FALSE(exists(std::filesystem::path(run.config.out)));
+}
+
+// ---- Starting from a checkpoint ----
+
+TEST(Trainer, InitFromTakesWeightsAndANewOptimizer) {
+    TinyRun run;
+    { Trainer(run.config, run.hear).run(); }
+    TrainConfig next = run.config;
+    next.init_from = run.config.out;
+    next.out = (run.directory / "next").string();
+    next.dtype = TrainDType::bf16;
+    const Trainer tuned(next, run.hear);
+    EXPECT_EQ(tuned.step(), 0);
+    const auto model = load_model(run.config.out);
+    EXPECT_EQ(to_host(tuned.model().ctx, tuned.model().parameters.master()),
+              to_host(model->ctx, model->parameters.values()));
+    for (const StateTensor& part : tuned.optimizer().state())
+        for (const double value : to_host(tuned.model().ctx, part.tensor)) ASSERT_EQ(value, 0.0);
+}
+
+TEST(Trainer, InitFromNamesTheFirstParameterThatDiffers) {
+    TinyRun run;
+    { Trainer(run.config, run.hear).run(); }
+    TrainConfig wider = run.config;
+    wider.init_from = run.config.out;
+    wider.out = (run.directory / "wider").string();
+    wider.model.width = 64;
+    EXPECT_THAT(message_of([&] { Trainer(wider, run.hear); }), HasSubstr("parameter 'wte.weight' is ["));
+    TrainConfig deeper = wider;
+    deeper.model = run.config.model;
+    deeper.model.layers = 3;
+    EXPECT_THAT(message_of([&] { Trainer(deeper, run.hear); }), HasSubstr("has no parameter 'h.2."));
+    EXPECT_FALSE(exists(run.directory / "wider"));
+}
+
+}  // namespace
+}  // namespace gradtile
