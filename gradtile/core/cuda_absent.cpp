@@ -11,37 +11,36 @@ int cuda_device_count() {
 }
 
 namespace cuda {
-namespace {
-[[noreturn]] void absent() {
+
+void operator_absent() {
     throw Error("device cuda: this gradtile was built without CUDA; use --device cpu");
 }
-}  // namespace
 
 std::byte* device_malloc(Device, std::size_t) {
-    absent();
+    operator_absent();
 }
 void device_free(Device, std::byte*) noexcept {}
 std::shared_ptr<void> make_stream(Device) {
-    absent();
+    operator_absent();
 }
 void synchronize(Device, void*) {
-    absent();
+    operator_absent();
 }
 void copy_bytes(std::byte*, const std::byte*, std::size_t, Device, void*) {
-    absent();
+    operator_absent();
 }
 
 void fill(const Context&, const Tensor&, double) {
-    absent();
+    operator_absent();
 }
 void copy(const Context&, const Tensor&, const Tensor&) {
-    absent();
+    operator_absent();
 }
 void axpy(const Context&, const Tensor&, double, const Tensor&) {
-    absent();
+    operator_absent();
 }
 void gemm(const Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) {
-    absent();
+    operator_absent();
 }
 
 }  // namespace cuda

@@ -8,6 +8,10 @@
 
 namespace gradtile::cuda {
 
+/// What an operator calls that has no CUDA side in this build. Throws Error: without a toolkit that gradtile
+/// was built without CUDA, with one that this operator has no kernel.
+[[noreturn]] void operator_absent();
+
 std::byte* device_malloc(Device device, std::size_t bytes);
 void device_free(Device device, std::byte* data) noexcept;
 std::shared_ptr<void> make_stream(Device device);

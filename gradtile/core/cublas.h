@@ -1,0 +1,33 @@
+#pragma once
+/// cuBLAS, loaded when the first product on a GPU needs it: neither starting the program nor training on the
+/// CPU does.
+#include <cublas_v2.h>
+
+#include <gradtile/core/context.h>
+
+namespace gradtile::cuda {
+
+/// cublasGemmStridedBatchedEx, whose C++ overloads decltype cannot choose between.
+using CublasGemmStridedBatched = cublasStatus_t (*)(cublasHandle_t, cublasOperation_t, cublasOperation_t,
+                                                    int m, int n, int k, const void* alpha, const void* a,
+                                                    cudaDataType, int lda, long long a_step, const void* b,
+                                                    cudaDataType, int ldb, long long b_step, const void* beta,
+                                                    void* c, cudaDataType, int ldc, long long c_step,
+                                                    int batch, cublasComputeType_t, cublasGemmAlgo_t);
+
+struct Cublas {
+    decltype(&cublasCreate_v2) create;
+    decltype(&cublasDestroy_v2) destroy;
+    decltype(&cublasSetStream_v2) set_stream;
+    CublasGemmStridedBatched gemm_strided_batched;
+    decltype(&cublasGetStatusString) status_string;
+};
+/// Throws Error when the library cannot be loaded.
+const Cublas& cublas();
+
+/// The calling thread's handle for ctx's device, working on ctx's stream.
+cublasHandle_t cublas_handle(const Context& ctx);
+
+void cublas_check(cublasStatus_t status, const char* what);
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,24 @@
+#pragma once
+/// For the sources that include CUDA's headers: every runtime call is checked, and runs on its device.
+#include <cuda_runtime_api.h>
+
+#include <source_location>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/device.h>
+
+namespace gradtile::cuda {
+
+/// Throws Error naming the failure and the place that met it.
+inline void cuda_check(cudaError_t status, std::source_location where = std::source_location::current()) {
+    if (status != cudaSuccess) [[unlikely]]
+        throw Error(concat("cuda: ", cudaGetErrorName(status), ": ", cudaGetErrorString(status), " (",
+                           where.file_name(), ':', where.line(), ')'),
+                    where);
+}
+
+/// Makes a device the calling thread's. Throws one line that tells a machine without a driver, with one that
+/// is too old, without a GPU, and a device number out of range apart.
+void use_device(Device device);
+
+}  // namespace gradtile::cuda

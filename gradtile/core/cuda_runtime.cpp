@@ -1,0 +1,98 @@
+// The host side of CUDA, over the statically linked runtime. The runtime loads the driver when it is first
+// asked for something, so a binary built with CUDA starts, and trains on the CPU, where there is none.
+#include <gradtile/core/cuda_runtime.h>
+
+#include <gradtile/core/cuda_check.h>
+
+namespace gradtile {
+
+int cuda_device_count() {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+namespace cuda {
+namespace {
+
+struct Version {  // CUDA's encoding: 13000 is 13.0
+    int number;
+    friend std::ostream& operator<<(std::ostream& out, Version version) {
+        return out << version.number / 1000 << '.' << version.number % 1000 / 10;
+    }
+};
+
+[[noreturn]] void explain(Device device, cudaError_t status) {
+    int driver = 0;
+    (void)cudaDriverGetVersion(&driver);
+    if (driver == 0)
+        throw Error(concat("device ", device, ": no NVIDIA driver on this machine; use --device cpu"));
+    if (status == cudaErrorInsufficientDriver)
+        throw Error(concat("device ", device, ": the NVIDIA driver serves CUDA ", Version{driver},
+                           " and gradtile was built with ", Version{CUDART_VERSION},
+                           "; update the driver or use --device cpu"));
+    const int count = cuda_device_count();
+    if (count == 0)
+        throw Error(concat("device ", device, ": no usable NVIDIA GPU (", cudaGetErrorString(status),
+                           "); use --device cpu"));
+    if (device.index() >= count || device.index() < 0)
+        throw Error(concat("device ", device, ": this machine has ", count, " CUDA device",
+                           count > 1 ? "s" : "", ", numbered from 0"));
+    throw Error(concat("device ", device, ": ", cudaGetErrorString(status)));
+}
+
+}  // namespace
+
+void operator_absent() {
+    throw Error("device cuda: this operator has no CUDA kernel in this build; use --device cpu");
+}
+
+void use_device(Device device) {
+    const cudaError_t status = cudaSetDevice(device.index());
+    if (status != cudaSuccess) [[unlikely]] {
+        (void)cudaGetLastError();  // a refused device must not poison the next call's check
+        explain(device, status);
+    }
+}
+
+std::byte* device_malloc(Device device, std::size_t bytes) {
+    use_device(device);
+    void* data = nullptr;
+    const cudaError_t status = cudaMalloc(&data, bytes);
+    if (status == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        std::size_t free_bytes = 0, all_bytes = 0;
+        cuda_check(cudaMemGetInfo(&free_bytes, &all_bytes));
+        throw Error(concat("out of memory: ", bytes, " bytes asked for on ", device, "; ", free_bytes, " of ",
+                           all_bytes, " are free"));
+    }
+    cuda_check(status);
+    return static_cast<std::byte*>(data);
+}
+
+void device_free(Device device, std::byte* data) noexcept {
+    // cudaFree waits for the work that uses the memory. Nothing useful can be done about an error here: the
+    // next checked call reports it.
+    if (cudaSetDevice(device.index()) == cudaSuccess) (void)cudaFree(data);
+}
+
+std::shared_ptr<void> make_stream(Device device) {
+    use_device(device);
+    cudaStream_t stream = nullptr;
+    cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return {stream, [](void* s) { (void)cudaStreamDestroy(static_cast<cudaStream_t>(s)); }};
+}
+
+void synchronize(Device device, void* stream) {
+    use_device(device);
+    cuda_check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
+}
+
+void copy_bytes(std::byte* destination, const std::byte* source, std::size_t bytes, Device device,
+                void* stream) {
+    use_device(device);
+    cuda_check(
+        cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
+}
+
+}  // namespace cuda
+}  // namespace gradtile

@@ -1,0 +1,84 @@
+// Matrix products on the GPU through cuBLAS.
+#include <algorithm>
+#include <limits>
+
+#include <gradtile/core/cublas.h>
+#include <gradtile/core/gemm_backend.h>
+#include <gradtile/core/tensor_ops_backend.h>
+
+namespace gradtile::cuda {
+namespace {
+
+cudaDataType_t type_of(DType type) {
+    switch (type) {
+        case DType::f64:
+            return CUDA_R_64F;
+        case DType::f32:
+            return CUDA_R_32F;
+        case DType::bf16:
+            return CUDA_R_16BF;
+        case DType::f16:
+            return CUDA_R_16F;
+        case DType::i32:
+            break;
+    }
+    throw Error("gemm: int32 operands");
+}
+
+int to_int(std::int64_t value) {
+    check(value <= std::numeric_limits<int>::max(), "gemm: ", value,
+          " is more than cuBLAS's 32-bit sizes hold");
+    return static_cast<int>(value);
+}
+
+int leading_dimension(const Tensor& x) {
+    return to_int(x.size(-2) > 1 ? x.stride(-2) : std::max<std::int64_t>(1, x.size(-1)));
+}
+
+std::int64_t batch_step(const Tensor& x) {
+    return x.rank() > 2 ? x.stride(0) : 0;
+}
+
+}  // namespace
+
+void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b, const GemmOptions& options) {
+    if (c.rank() > 3) {  // cuBLAS knows one batch axis
+        for (std::int64_t i = 0; i < c.size(0); ++i)
+            cuda::gemm(ctx, c.select(0, i), a.select(0, i), b.select(0, i), options);
+        return;
+    }
+    // The bias goes into c first, so that a 16-bit c is rounded once more only when it also accumulates.
+    bool add_to_c = options.accumulate;
+    if (options.bias.defined()) {
+        const Tensor bias = options.bias.expand(c.shape());
+        if (add_to_c) {
+            cuda::axpy(ctx, c, 1.0, bias);
+        } else {
+            cuda::copy(ctx, c, bias);
+        }
+        add_to_c = true;
+    }
+    const std::int64_t k = a.size(options.trans_a ? -2 : -1);
+    if (k == 0) {
+        if (!add_to_c) cuda::fill(ctx, c, 0.0);
+        return;
+    }
+    // Row-major c = op(a) op(b) is column-major c^T = op(b)^T op(a)^T, and a row-major matrix is its own
+    // transpose in column-major order.
+    const bool wide = accumulator_of(a.dtype()) == DType::f64;
+    const double alpha = options.alpha, beta = add_to_c ? 1.0 : 0.0;
+    const float alpha_32 = static_cast<float>(alpha), beta_32 = static_cast<float>(beta);
+    const void* scale = wide ? static_cast<const void*>(&alpha) : &alpha_32;
+    const void* keep = wide ? static_cast<const void*>(&beta) : &beta_32;
+    cublas_check(
+        cublas().gemm_strided_batched(
+            cublas_handle(ctx), options.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+            options.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, to_int(c.size(-1)), to_int(c.size(-2)), to_int(k),
+            scale, b.raw_data(), type_of(b.dtype()), leading_dimension(b), batch_step(b), a.raw_data(),
+            type_of(a.dtype()), leading_dimension(a), batch_step(a), keep, c.raw_data(), type_of(c.dtype()),
+            leading_dimension(c), batch_step(c), to_int(c.rank() > 2 ? c.size(0) : 1),
+            wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+        "gemm");
+}
+
+}  // namespace gradtile::cuda

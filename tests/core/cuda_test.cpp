@@ -1,0 +1,182 @@
+// The CUDA side of core against its CPU side. Without a GPU these tests skip; that asking for one then gives
+// one clear line is tested everywhere.
+#include <cmath>
+#include <optional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/gemm.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+TEST(CudaAbsence, IsOneClearLine) {
+    if (cuda_device_count() > 0) GTEST_SKIP() << "this machine has a CUDA device";
+    try {
+        const Context ctx(Device::cuda(0));
+        FAIL() << "a CUDA context without a CUDA device";
+    } catch (const Error& error) {
+        const std::string message = error.what();
+        EXPECT_THAT(message, testing::HasSubstr("--device cpu"));
+        EXPECT_EQ(message.find('\n'), std::string::npos);
+    }
+    const Context cpu(Device::cpu(), 1);  // and the CPU is not affected
+    EXPECT_EQ(item(cpu, from_host(cpu, std::vector<double>{3.0}, {1}, DType::f32)), 3.0);
+}
+
+class Cuda : public testing::Test {
+  protected:
+    void SetUp() override {
+        if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
+        device_.emplace(Device::cuda(0), 1);
+    }
+    const Context& gpu() const { return *device_; }
+    const Context cpu{Device::cpu(), 2};
+
+  private:
+    std::optional<Context> device_;
+};
+
+constexpr DType floats[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
+
+/// Views of shape [7, 12], each kind once.
+std::vector<Tensor> views(const Context& ctx, DType type, std::uint64_t seed) {
+    return {randn(ctx, {7, 12}, type, Seed{seed}), randn(ctx, {12, 7}, type, Seed{seed}).transpose(0, 1),
+            randn(ctx, {7, 20}, type, Seed{seed}).slice(1, 3, 12),
+            randn(ctx, {1, 12}, type, Seed{seed}).expand({7, 12}),
+            randn(ctx, {7, 1, 12}, type, Seed{seed}).select(1, 0)};
+}
+
+TEST_F(Cuda, RefusesADeviceThatIsNotThere) {
+    EXPECT_THROW(Context(Device::cuda(cuda_device_count())), Error);
+}
+
+TEST_F(Cuda, RefusesMoreMemoryThanThereIsAndGoesOn) {
+    EXPECT_THROW(empty(gpu(), {std::int64_t{1} << 45}, DType::f32), Error);
+    EXPECT_EQ(item(gpu(), zeros(gpu(), {1}, DType::f32)), 0.0);
+}
+
+TEST_F(Cuda, DrawsAndReadsTheSameBitsAsTheCpu) {
+    for (const DType type : floats)
+        EXPECT_EQ(to_host(gpu(), randn(gpu(), {1001}, type, Seed{3})),
+                  to_host(cpu, randn(cpu, {1001}, type, Seed{3})));
+}
+
+TEST_F(Cuda, CopyConvertsTheSameBitsAsTheCpu) {
+    for (const DType to : floats)
+        for (const DType from : floats) {
+            const auto sources = views(gpu(), from, 2), expected = views(cpu, from, 2);
+            for (std::size_t i = 0; i < sources.size(); ++i)
+                EXPECT_EQ(to_host(gpu(), cast(gpu(), sources[i], to)),
+                          to_host(cpu, cast(cpu, expected[i], to)))
+                    << from << " to " << to << ", view " << i;
+        }
+}
+
+TEST_F(Cuda, CopyWritesIntoViews) {
+    for (std::size_t i = 0; i < 3; ++i) {
+        const Tensor target = views(gpu(), DType::f32, 1)[i],
+                     source = randn(gpu(), {7, 12}, DType::f32, Seed{2});
+        copy(gpu(), target, source);
+        EXPECT_EQ(to_host(gpu(), target), to_host(gpu(), source)) << "view " << i;
+    }
+}
+
+/// One fused multiply-add on the GPU, two roundings on the CPU: half a unit in the last place of the sum's
+/// type apart, then one rounding to y's.
+TEST_F(Cuda, AxpyAgreesToOneRounding) {
+    for (const DType to : floats)
+        for (const DType from : floats) {
+            const Tensor y = randn(gpu(), {7, 12}, to, Seed{1}), y_cpu = randn(cpu, {7, 12}, to, Seed{1});
+            const auto xs = views(gpu(), from, 2), xs_cpu = views(cpu, from, 2);
+            axpy(gpu(), y, -0.5, xs[1]);  // a power of two: both are exact up to the last rounding
+            axpy(cpu, y_cpu, -0.5, xs_cpu[1]);
+            EXPECT_EQ(to_host(gpu(), y), to_host(cpu, y_cpu)) << to << " += " << from;
+        }
+}
+
+TEST_F(Cuda, FillWritesViewsAndNothingElse) {
+    const Tensor x = zeros(gpu(), {5, 6, 7}, DType::bf16);
+    fill(gpu(), x.slice(1, 1, 2).slice(2, 3, 3), 1.5);
+    double sum = 0;
+    for (const double value : to_host(gpu(), x)) sum += value;
+    EXPECT_EQ(sum, 1.5 * 5 * 2 * 3);
+}
+
+TEST_F(Cuda, FillReachesEveryElementOfALargeTensor) {
+    const Tensor x = empty(gpu(), {(std::int64_t{1} << 22) + 3}, DType::f32);
+    fill(gpu(), x, -2.0);
+    EXPECT_THAT(to_host(gpu(), x), testing::Each(-2.0));
+}
+
+/// Both sides sum k products in the accumulator's type: each is off by at most k eps / 2 sum |a||b|, so they
+/// lie within k eps sum |a||b| of each other (2 k eps where the products' own rounding counts); storing adds
+/// one rounding each.
+TEST_F(Cuda, GemmAgreesWithTheCpuWithinTheErrorOfBoth) {
+    const std::int64_t batch = 3, m = 37, n = 21, k = 65;
+    for (const DType in : floats)
+        for (const DType out : {in, accumulator_of(in)})
+            for (const bool trans_a : {false, true})
+                for (const bool trans_b : {false, true})
+                    for (const bool accumulate : {false, true})
+                        for (const bool with_bias : {false, true}) {
+                            const auto product = [&](const Context& ctx, bool magnitudes) {
+                                const auto draw = [&](const Shape& shape, DType type, std::uint64_t seed) {
+                                    Tensor x = randn(ctx, shape, type, Seed{seed});
+                                    if (!magnitudes) return x;
+                                    auto values = to_host(ctx, x);
+                                    for (double& value : values) value = std::abs(value);
+                                    return from_host(ctx, values, shape, type);
+                                };
+                                const Tensor a =
+                                    draw(trans_a ? Shape{batch, k, m} : Shape{batch, m, k}, in, 1);
+                                const Tensor b =
+                                    draw(trans_b ? Shape{batch, n, k} : Shape{batch, k, n}, in, 2);
+                                const Tensor c = draw({batch, m, n}, out, 3);
+                                GemmOptions options{.trans_a = trans_a,
+                                                    .trans_b = trans_b,
+                                                    .accumulate = accumulate,
+                                                    .alpha = 0.5};
+                                if (with_bias) options.bias = draw({n}, in, 4);
+                                gemm(ctx, c, a, b, options);
+                                return to_host(ctx, c);
+                            };
+                            const auto got = product(gpu(), false), expected = product(cpu, false);
+                            const auto size = product(cpu, true);
+                            const double sum_epsilon = in == DType::f64 ? 0x1p-52 : 0x1p-23;
+                            const double out_epsilon = out == DType::f64    ? 0x1p-52
+                                                       : out == DType::f32  ? 0x1p-23
+                                                       : out == DType::bf16 ? 0x1p-7
+                                                                            : 0x1p-10;
+                            for (std::size_t i = 0; i < got.size(); ++i)
+                                ASSERT_NEAR(got[i], expected[i],
+                                            2.0 * k * sum_epsilon * size[i] + 2 * out_epsilon * size[i])
+                                    << in << " to " << out << ' ' << trans_a << trans_b << accumulate
+                                    << with_bias;
+                        }
+}
+
+TEST_F(Cuda, GemmTakesStridedViewsTwoBatchAxesAndAnEmptyInnerAxis) {
+    const auto run = [](const Context& ctx) {
+        const Tensor a = randn(ctx, {2, 9, 3, 16}, DType::f32, Seed{1}).transpose(1, 2);
+        const Tensor b = randn(ctx, {2, 1, 16, 5}, DType::f32, Seed{2}).expand({2, 3, 16, 5});
+        const Tensor c = zeros(ctx, {2, 3, 9, 5}, DType::f32);
+        gemm(ctx, c, a, b);
+        gemm(ctx, c.select(0, 0), a.select(0, 0).slice(2, 0, 0), b.select(0, 0).slice(1, 0, 0),
+             {.accumulate = true});
+        return to_host(ctx, c);
+    };
+    const auto got = run(gpu()), expected = run(cpu);
+    for (std::size_t i = 0; i < got.size(); ++i)
+        ASSERT_NEAR(got[i], expected[i],
+                    2 * 16 * 0x1p-23 * 16 * 9);  // |a|, |b| < 4: |a||b| sums to 16 * 9 at most
+    const Tensor c = randn(gpu(), {4, 4}, DType::f32, Seed{1});
+    gemm(gpu(), c, zeros(gpu(), {4, 0}, DType::f32), zeros(gpu(), {0, 4}, DType::f32));
+    EXPECT_THAT(to_host(gpu(), c), testing::Each(0.0));
+}
+
+}  // namespace
+}  // namespace gradtile
