@@ -65,8 +65,9 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, std::string_v
     if (const auto* rules = std::get_if<Characters>(&rules_)) {
         for_each_character(text, source, [&](char32_t c, std::size_t offset) {
             const std::int32_t id = c < rules->id_of.size() ? rules->id_of[c] : -1;
-            check(id >= 0, source, ": character ", code_point_name(c), " at byte offset ", offset,
-                  " is not one of the ", rules->alphabet.size(), " the tokenizer knows");
+            if (id < 0)  // not check(): the name would be made for every character
+                throw Error(concat(source, ": character ", code_point_name(c), " at byte offset ", offset,
+                                   " is not one of the ", rules->alphabet.size(), " the tokenizer knows"));
             ids.push_back(id);
         });
     } else {

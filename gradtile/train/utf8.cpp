@@ -38,7 +38,7 @@ CodePoint decode_utf8(std::string_view text, std::size_t offset) {
 }
 
 void append_utf8(std::string& text, char32_t c) {
-    check(is_scalar_value(c), "utf-8: ", code_point_name(c), " is not a character");
+    if (!is_scalar_value(c)) throw Error(concat("utf-8: ", code_point_name(c), " is not a character"));
     const int length = encoded_length(c);
     if (length == 1) {
         text += static_cast<char>(c);
