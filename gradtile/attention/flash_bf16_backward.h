@@ -16,10 +16,10 @@ struct BackwardScratch {
     Operand q, d_o;                      ///< left, summed over head dim
     Operand q_over_rows, d_o_over_rows;  ///< left, transposed, summed over rows
     BackwardOperands operands;
-    Matrix s[2], d_p[2];  ///< one square each: one is filled while the other is read
-    Matrix d_k, d_v;      ///< transposed: [head dim, keys]
-    Matrix d_q;           ///< [rows, head dim]
-    float *lse, *delta;   ///< [rows]; lse in base 2
+    Matrix s, d_p;       ///< one square each
+    Matrix d_k, d_v;     ///< transposed: [head dim, keys]
+    Matrix d_q;          ///< [rows, head dim]
+    float *lse, *delta;  ///< [rows]; lse in base 2
 
     BackwardScratch(const Geometry& geometry, const BlockPolicy& block, ScratchPieces& pieces)
         : k(pieces.operand(block.backward_keys, geometry.d_qk)),
@@ -32,8 +32,8 @@ struct BackwardScratch {
           operands{.p = pieces.operand(block.backward_keys, block.backward_rows),
                    .ds = pieces.operand(block.backward_keys, block.backward_rows),
                    .ds_over_keys = pieces.operand(block.backward_rows, block.backward_keys)},
-          s{pieces.matrix(square, square), pieces.matrix(square, square)},
-          d_p{pieces.matrix(square, square), pieces.matrix(square, square)},
+          s(pieces.matrix(square, square)),
+          d_p(pieces.matrix(square, square)),
           d_k(pieces.matrix(geometry.d_qk, block.backward_keys)),
           d_v(pieces.matrix(geometry.d_v, block.backward_keys)),
           d_q(pieces.matrix(block.backward_rows, geometry.d_qk)),
@@ -138,29 +138,21 @@ class BackwardBlock {
         return seen.begin < seen.end ? squares_of(seen, task_.keys.begin) : IndexRange{0, 0};
     }
 
-    /// P and dS of a strip. The products of the next square are started before the elements of this one are
-    /// worked on, so that matrix and vector units are busy at the same time.
+    /// S = Q K^T, dP = dO V^T, P = exp(S - LSE), dS = P (dP - D), one square after the other.
     void recompute(const RowBlock& block, std::int64_t strip, IndexRange squares) {
-        if (squares.begin < squares.end) multiply_s_and_d_p(strip, squares.begin);
+        const IndexRange rows = rows_of(block, strip);
         for (std::int64_t j = squares.begin; j < squares.end; ++j) {
-            if (j + 1 < squares.end) multiply_s_and_d_p(strip, j + 1);
-            const Matrix& s = scratch_.s[j % 2];
-            const IndexRange rows = rows_of(block, strip);
+            multiply_square(tiles_, scratch_.s, scratch_.q, strip, scratch_.k, j, {0, scratch_.q.depth},
+                            Sum::overwrite);
+            multiply_square(tiles_, scratch_.d_p, scratch_.d_o, strip, scratch_.v, j, {0, scratch_.d_o.depth},
+                            Sum::overwrite);
             const IndexRange keys{task_.keys.begin + j * square, task_.keys.begin + (j + 1) * square};
             if (geometry_.mask.coverage(rows, keys) != Coverage::full)
-                hide_masked(geometry_.mask, s, rows.begin, keys);
-            probabilities_and_gradients(scratch_.operands, strip, j, s, scratch_.d_p[j % 2], scale_,
+                hide_masked(geometry_.mask, scratch_.s, rows.begin, keys);
+            probabilities_and_gradients(scratch_.operands, strip, j, scratch_.s, scratch_.d_p, scale_,
                                         scratch_.lse + strip * square, scratch_.delta + strip * square,
                                         interleave_);
         }
-    }
-
-    /// S = Q K^T, dP = dO V^T.
-    void multiply_s_and_d_p(std::int64_t i, std::int64_t j) {
-        multiply_square(tiles_, scratch_.s[j % 2], scratch_.q, i, scratch_.k, j, {0, scratch_.q.depth},
-                        Sum::overwrite);
-        multiply_square(tiles_, scratch_.d_p[j % 2], scratch_.d_o, i, scratch_.v, j, {0, scratch_.d_o.depth},
-                        Sum::overwrite);
     }
 
     /// dQ = dS K.

@@ -8,11 +8,10 @@ namespace gradtile::attention::cpu {
 namespace {
 
 struct ForwardScratch {
-    Operand q, k;  ///< left and right, summed over head dim
-    Operand v;     ///< right, summed over keys
-    // Of a strip of 32 rows, for even and for odd strips: one is written while the other is read.
-    Matrix scores[2];        ///< [32, keys]
-    Operand p[2];            ///< left, summed over keys
+    Operand q, k;            ///< left and right, summed over head dim
+    Operand v;               ///< right, summed over keys
+    Operand p;               ///< left, summed over keys, of a strip of 32 rows
+    Matrix scores;           ///< [32, keys], of a strip
     Matrix o;                ///< [rows, head dim], unnormalised
     Statistics* statistics;  ///< one for every sixteen rows
 
@@ -20,8 +19,8 @@ struct ForwardScratch {
         : q(pieces.operand(block.forward_rows, geometry.d_qk)),
           k(pieces.operand(block.forward_keys, geometry.d_qk)),
           v(pieces.operand(geometry.d_v, block.forward_keys)),
-          scores{pieces.matrix(square, block.forward_keys), pieces.matrix(square, block.forward_keys)},
-          p{pieces.operand(square, block.forward_keys), pieces.operand(square, block.forward_keys)},
+          p(pieces.operand(square, block.forward_keys)),
+          scores(pieces.matrix(square, block.forward_keys)),
           o(pieces.matrix(block.forward_rows, geometry.d_v)),
           statistics(pieces.piece<Statistics>(block.forward_rows / tile_rows)) {}
 };
@@ -46,7 +45,15 @@ class ForwardBlock {
             const IndexRange keys{first, smaller(first + policy_.forward_keys, visible.end)};
             pack_transposed_right(scratch_.k, task_.k, keys, geometry_.d_qk);
             pack_right(scratch_.v, task_.v, keys, geometry_.d_v);
-            attend(keys);
+            for (std::int64_t strip = 0; strip < strips_; ++strip) {
+                prefetch_next(strip, keys);
+                const IndexRange squares = squares_seen(strip, keys);
+                if (squares.end <= squares.begin) continue;
+                multiply_scores(strip, squares);
+                hide_masked_scores(strip, squares, first);
+                exponentiate(strip, squares);
+                accumulate_output(strip, squares);
+            }
         }
         write_output();
     }
@@ -63,32 +70,6 @@ class ForwardBlock {
         for (std::int64_t i = 0; i < 2 * strips_; ++i) reset(scratch_.statistics[i]);
     }
 
-    /// The rows against one block of packed keys. While the vector unit exponentiates one strip of rows, the
-    /// matrix unit works on its neighbours: O += P V of the strip before, S = Q K^T of the strip after.
-    void attend(IndexRange keys) {
-        const Work nothing{0, keys, {0, 0}};
-        Work before = nothing, now = nothing;
-        for (std::int64_t strip = 0; strip <= strips_; ++strip) {
-            prefetch_next(strip, keys);
-            const Work after = strip < strips_ ? work_of(strip, keys) : nothing;
-            const std::int64_t outputs = before.squares.begin < before.squares.end ? output_squares() : 0;
-            const std::int64_t pending = outputs + after.squares.end - after.squares.begin;
-            std::int64_t done = 0;
-            const auto advance = [&](std::int64_t until) {
-                for (; done < until; ++done)
-                    if (done < outputs)
-                        accumulate_output(before, done);
-                    else
-                        score(after, after.squares.begin + done - outputs);
-            };
-            if (now.squares.begin < now.squares.end)
-                exponentiate(now, [&](std::int64_t row) { advance((row + 1) * pending / square); });
-            advance(pending);
-            before = now, now = after;
-        }
-        for (std::int64_t d = 0; d < output_squares(); ++d) accumulate_output(before, d);
-    }
-
     /// A share of the next block of keys, while this one is worked on.
     void prefetch_next(std::int64_t strip, IndexRange keys) {
         const std::int64_t share = round_up(policy_.forward_keys, strips_) / strips_;
@@ -99,44 +80,39 @@ class ForwardBlock {
         prefetch(task_.v, next, geometry_.d_v);
     }
 
-    /// A strip of 32 rows and the squares of the key block that it sees.
-    struct Work {
-        std::int64_t strip;
-        IndexRange keys;
-        IndexRange squares;
-    };
-    Work work_of(std::int64_t strip, IndexRange keys) const {
+    /// Squares of the block of keys that a strip of rows sees.
+    IndexRange squares_seen(std::int64_t strip, IndexRange keys) const {
         const IndexRange seen = intersection(geometry_.mask.visible_keys(rows_of(strip)), keys);
-        return {strip, keys, seen.begin < seen.end ? squares_of(seen, keys.begin) : IndexRange{0, 0}};
+        return seen.begin < seen.end ? squares_of(seen, keys.begin) : IndexRange{0, 0};
     }
 
-    /// S = Q K^T for one square.
-    void score(const Work& work, std::int64_t j) {
-        const Matrix& scores = scratch_.scores[work.strip % 2];
-        multiply_square(tiles_, {scores.at(0, j * square), scores.stride}, scratch_.q, work.strip, scratch_.k,
-                        j, {0, scratch_.q.depth}, Sum::overwrite);
+    /// S = Q K^T.
+    void multiply_scores(std::int64_t strip, IndexRange squares) {
+        for (std::int64_t j = squares.begin; j < squares.end; ++j)
+            multiply_square(tiles_, {scratch_.scores.at(0, j * square), scratch_.scores.stride}, scratch_.q,
+                            strip, scratch_.k, j, {0, scratch_.q.depth}, Sum::overwrite);
     }
 
-    /// P = 2^(scale S - maximum), 0 where masked; O so far goes over to the new maximum.
-    template <class BetweenRows>
-    void exponentiate(const Work& work, BetweenRows&& between_rows) {
-        const Matrix& scores = scratch_.scores[work.strip % 2];
-        const IndexRange rows = rows_of(work.strip);
-        for (std::int64_t j = work.squares.begin; j < work.squares.end; ++j) {
-            const IndexRange keys{work.keys.begin + j * square, work.keys.begin + (j + 1) * square};
-            if (geometry_.mask.coverage(rows, keys) != Coverage::full)
-                hide_masked(geometry_.mask, {scores.at(0, j * square), scores.stride}, rows.begin, keys);
+    void hide_masked_scores(std::int64_t strip, IndexRange squares, std::int64_t first_key) {
+        for (std::int64_t j = squares.begin; j < squares.end; ++j) {
+            const IndexRange keys{first_key + j * square, first_key + (j + 1) * square};
+            if (geometry_.mask.coverage(rows_of(strip), keys) != Coverage::full)
+                hide_masked(geometry_.mask, {scratch_.scores.at(0, j * square), scratch_.scores.stride},
+                            rows_of(strip).begin, keys);
         }
+    }
+
+    /// P = 2^(scale S - maximum); O so far goes over to the new maximum.
+    void exponentiate(std::int64_t strip, IndexRange squares) {
         for (std::int64_t half = 0; half < 2; ++half) {
             alignas(64) float rescale[16];
-            const Matrix s{scores.at(half * tile_rows, work.squares.begin * square), scores.stride};
-            softmax_step(scratch_.statistics[2 * work.strip + half], s,
-                         (work.squares.end - work.squares.begin) * square, scale_, scratch_.p[work.strip % 2],
-                         half, work.squares.begin, rescale,
-                         [&](std::int64_t r) { between_rows(half * tile_rows + r); });
+            const Matrix s{scratch_.scores.at(half * tile_rows, squares.begin * square),
+                           scratch_.scores.stride};
+            softmax_step(scratch_.statistics[2 * strip + half], s, (squares.end - squares.begin) * square,
+                         scale_, scratch_.p, half, squares.begin, rescale);
             for (int r = 0; r < 16; ++r) {
                 if (rescale[r] == 1.0f) continue;
-                float* const o = scratch_.o.at(work.strip * square + half * tile_rows + r, 0);
+                float* const o = scratch_.o.at(strip * square + half * tile_rows + r, 0);
                 for (std::int64_t d = 0; d < geometry_.d_v; d += 16)
                     _mm512_storeu_ps(o + d,
                                      _mm512_mul_ps(_mm512_set1_ps(rescale[r]), _mm512_loadu_ps(o + d)));
@@ -144,12 +120,12 @@ class ForwardBlock {
         }
     }
 
-    /// O += P V for one square of O.
-    void accumulate_output(const Work& work, std::int64_t d) {
-        multiply_square(tiles_, {scratch_.o.at(work.strip * square, d * square), scratch_.o.stride},
-                        scratch_.p[work.strip % 2], 0, scratch_.v, d, work.squares, Sum::accumulate);
+    /// O += P V.
+    void accumulate_output(std::int64_t strip, IndexRange squares) {
+        for (std::int64_t d = 0; d < round_up(geometry_.d_v, square); d += square)
+            multiply_square(tiles_, {scratch_.o.at(strip * square, d), scratch_.o.stride}, scratch_.p, 0,
+                            scratch_.v, d / square, squares, Sum::accumulate);
     }
-    std::int64_t output_squares() const { return round_up(geometry_.d_v, square) / square; }
 
     /// O = O / sum and LSE = maximum + ln(sum).
     void write_output() {

@@ -57,12 +57,9 @@ inline void reset(Statistics& statistics) {
 
 /// One step of the online softmax (FlashAttention-2, algorithm 1, lines 9-10) for sixteen rows of scores
 /// [16, columns], columns a multiple of 32, scale > 0. Writes 2^(scale * (score - new maximum)) as left
-/// operands into p.tile(i, first ..) and what the sums so far must be multiplied by into `rescale`. Calls
-/// between_rows(r) before each row r of the second pass, for matrix work that can be done at the same time.
-template <class BetweenRows>
+/// operands into p.tile(i, first ..) and what the sums so far must be multiplied by into `rescale`.
 inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t columns, float scale,
-                         const Operand& p, std::int64_t i, std::int64_t first, float (&rescale)[16],
-                         BetweenRows&& between_rows) {
+                         const Operand& p, std::int64_t i, std::int64_t first, float (&rescale)[16]) {
     __m512i maxima[16];
     for (int r = 0; r < 16; ++r) {
         const float* const s = scores.at(r, 0);
@@ -88,7 +85,6 @@ inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int6
     _mm512_storeu_ps(rescale, exp2(_mm512_fmsub_ps(old_maximum, scales, references)));
 
     for (int r = 0; r < 16; ++r) {
-        between_rows(r);
         const float* const s = scores.at(r, 0);
         const __m512 row_reference = _mm512_set1_ps(reference[r]);
         __m512 even = _mm512_mul_ps(_mm512_load_ps(statistics.sum[r]), _mm512_set1_ps(rescale[r]));

@@ -209,6 +209,8 @@ TEST(FlashBf16, SeveralBlocksAreAsAccurateAsNaive) {
     }
     expect_as_accurate_as_naive(
         ctx, {.queries = 2100, .keys = 2100, .d_qk = 32, .d_v = 32, .causal = true, .heads = 1});
+    expect_as_accurate_as_naive(
+        ctx, {.queries = 100, .keys = 4200, .d_qk = 64, .d_v = 64, .causal = true, .heads = 1});
 }
 
 TEST(FlashBf16, GroupedHeadsAreAsAccurateAsNaive) {
