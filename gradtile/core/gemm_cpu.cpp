@@ -1,6 +1,7 @@
 // Matrix products on the CPU: c is cut into fixed blocks, and each block is one call of the matrix library by
 // one thread, with the bias added while the block is still in cache.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <gradtile/core/gemm_backend.h>
@@ -17,26 +18,38 @@ struct BlockShape {
     std::int64_t rows, columns;
 };
 
+/// The largest block. Each call of the library packs its strips of a and b anew, so blocks must be large, and
+/// they must be smaller than c to be shared. Measured with oneDNN on one AMX core and one AVX-512 core:
+///  - float32: 512 x 288 of 4096 x 1152 x 384 keeps 97% of the whole product's speed; 128 x 128 loses 5 to
+///    10%, 64 x 64 10 to 25%.
+///  - bfloat16: AMX multiplies six times faster while packing stays as slow, so a strip of b has to serve
+///    about 1000 rows (256 rows reach half to two thirds of the speed); and oneDNN has its fast kernel for
+///    operands without gaps alone, so rows of c and b stay whole up to 1536 columns.
+constexpr BlockShape largest_block(DType type) {
+    return type == DType::bf16 ? BlockShape{1024, 1536} : BlockShape{512, 512};
+}
+
 /// How c [m, n] = a [m, k] b [k, n] is cut. A function of the shapes alone, so that results do not depend on
 /// the number of threads. k stays whole: even the weight gradients of the smallest models have enough blocks.
-///  - Sides of at most 512 keep 97% of the whole product's speed in float32 and in bfloat16, since each call
-///    packs its strips of a and b anew (measured with oneDNN, one thread: 512 x 288 of 4096 x 1152 x 384;
-///    128 x 128 blocks lose 5% in float32 and 10% in bfloat16, 64 x 64 ones 10% and 25%).
-///  - At least four blocks, by halving, so that two threads always balance and four can; but not below 4
-///    million operations (about 30 us in float32), where starting a block would be felt.
-///  - Halving rounds up to 16 elements: whole cache lines and vectors.
-constexpr BlockShape block_shape(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t batch) {
-    constexpr std::int64_t longest_side = 512, enough_blocks = 4, smallest_work = std::int64_t{4} << 20;
+/// The side longer in terms of the largest block is halved until the block is no larger, and there are at
+/// least four (two threads always balance, four can), but not below 4 million operations (about 20 us in
+/// float32), where starting a block would be felt. Halving rounds up to 16 elements: whole cache lines.
+constexpr BlockShape block_shape(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t batch,
+                                 BlockShape largest) {
+    constexpr std::int64_t enough_blocks = 4, smallest_work = std::int64_t{4} << 20;
     std::int64_t row_parts = 1, column_parts = 1;
     for (;;) {
         const BlockShape block{row_parts == 1 ? m : ceil_div(ceil_div(m, row_parts), 16) * 16,
                                column_parts == 1 ? n : ceil_div(ceil_div(n, column_parts), 16) * 16};
-        const std::int64_t longer = std::max(block.rows, block.columns);
-        const std::int64_t blocks = batch * row_parts * column_parts;
-        const bool worth_halving = longer > 32 && 2 * block.rows * block.columns * k > smallest_work;
-        const bool too_large = block.rows * block.columns > longest_side * longest_side;
-        if (!too_large && !(worth_halving && (longer > longest_side || blocks < enough_blocks))) return block;
-        (block.rows >= block.columns ? row_parts : column_parts) *= 2;
+        const bool too_long = block.rows > largest.rows || block.columns > largest.columns;
+        const bool too_large = block.rows * block.columns > largest.rows * largest.columns;
+        const bool too_few = batch * row_parts * column_parts < enough_blocks;
+        const bool worth_halving =
+            std::max(block.rows, block.columns) > 32 && 2 * block.rows * block.columns * k > smallest_work;
+        if (!too_large && !(worth_halving && (too_long || too_few))) return block;
+        const bool halve_rows = block.columns <= 32 || (block.rows > 32 && block.rows * largest.columns >=
+                                                                               block.columns * largest.rows);
+        (halve_rows ? row_parts : column_parts) *= 2;
     }
 }
 
@@ -163,13 +176,25 @@ void finish_block(const GemmBlock& block, const float* sums, float alpha, const 
     }
 }
 
+/// c = round(a b (+ bias)) where the library rounds by itself, which saves a pass over float32 sums; through
+/// a block without gaps when c has some, for the library's fast kernel.
+void multiply_and_round(GemmBlock block, const bfloat16* a, const bfloat16* b, const float* bias,
+                        bfloat16* c) {
+    if (block.ldc == block.n) return library_gemm(block, a, b, bias, c);
+    thread_local std::vector<bfloat16> held;
+    bfloat16* packed = scratch(held, block.m * block.n);
+    const std::int64_t ldc = std::exchange(block.ldc, block.n);
+    library_gemm(block, a, b, bias, packed);
+    for (std::int64_t i = 0; i < block.m; ++i) std::copy_n(packed + i * block.n, block.n, c + i * ldc);
+}
+
 template <class In, class Out>
 void gemm_typed(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
                 const GemmOptions& options) {
     using Sum = Accumulator<In>;
     const std::int64_t m = c.size(-2), n = c.size(-1), k = a.size(options.trans_a ? -2 : -1);
     const std::int64_t batch = c.elements() / (m * n);
-    const BlockShape shape = block_shape(m, n, k, batch);
+    const BlockShape shape = block_shape(m, n, k, batch, largest_block(a.dtype()));
     const std::int64_t row_blocks = ceil_div(m, shape.rows), column_blocks = ceil_div(n, shape.columns);
     const Operand<const In> left(a), right(b);
     const Operand<Out> out(c);
@@ -198,6 +223,10 @@ void gemm_typed(const Context& ctx, const Tensor& c, const Tensor& a, const Tens
             for (std::int64_t i = 0; bias != nullptr && i < block.m; ++i)
                 for (std::int64_t j = 0; j < block.n; ++j) c_block[i * out.ld + j] += bias[j];
         } else {
+            if constexpr (std::is_same_v<In, bfloat16>) {
+                if (library_has_bfloat16() && k > 0 && options.alpha == 1.0 && !options.accumulate)
+                    return multiply_and_round(block, a_block, b_block, bias, c_block);
+            }
             thread_local std::vector<float> held;
             float* sums = scratch(held, block.m * block.n);
             block.ldc = block.n;

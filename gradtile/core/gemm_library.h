@@ -23,6 +23,9 @@ void library_gemm(const GemmBlock& block, const float* a, const float* b, float*
 bool library_has_bfloat16();
 /// Products and sums in float32. alpha must be 1. Only when library_has_bfloat16().
 void library_gemm(const GemmBlock& block, const bfloat16* a, const bfloat16* b, float* c);
+/// The same, rounded once to bfloat16 after bias [n] (null for none) is added; accumulate must be false.
+void library_gemm(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias,
+                  bfloat16* c);
 
 /// float64, where speed matters less than being there with every library: gemm_f64.cpp, our own loops.
 void gemm_f64(const GemmBlock& block, double alpha, const double* a, const double* b, double* c);

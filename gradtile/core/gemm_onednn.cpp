@@ -46,7 +46,7 @@ class OneOpenMpThread {
 /// A matmul for one block shape with the memory descriptions it wants.
 struct Matmul {
     dnnl::matmul primitive;
-    dnnl::memory a, b, c, scratch;
+    dnnl::memory a, b, bias, c, scratch;
     std::unordered_map<int, dnnl::memory> arguments;
     std::size_t scratch_bytes;
 };
@@ -66,11 +66,13 @@ struct HashKey {
 /// code between threads.
 class MatmulCache {
   public:
-    void run(const GemmBlock& block, const bfloat16* a, const bfloat16* b, float* c) {
-        Matmul& matmul = find(block);
+    void run(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias, void* c,
+             dnnl::memory::data_type type_of_c) {
+        Matmul& matmul = find(block, bias != nullptr, type_of_c);
         if (scratch_.size() < matmul.scratch_bytes) scratch_.resize(matmul.scratch_bytes);
         matmul.a.set_data_handle(const_cast<bfloat16*>(a));
         matmul.b.set_data_handle(const_cast<bfloat16*>(b));
+        if (bias != nullptr) matmul.bias.set_data_handle(const_cast<float*>(bias));
         matmul.c.set_data_handle(c);
         matmul.scratch.set_data_handle(scratch_.data());
         matmul.primitive.execute(stream_, matmul.arguments);
@@ -79,21 +81,23 @@ class MatmulCache {
   private:
     static constexpr std::size_t capacity = 1024;
 
-    Matmul& find(const GemmBlock& block) {
+    Matmul& find(const GemmBlock& block, bool has_bias, dnnl::memory::data_type type_of_c) {
         const Key key{block.m,
                       block.n,
                       block.k,
                       block.lda,
                       block.ldb,
                       block.ldc,
-                      block.trans_a + 2 * block.trans_b + 4 * block.accumulate};
+                      block.trans_a + 2 * block.trans_b + 4 * block.accumulate + 8 * has_bias +
+                          16 * static_cast<int>(type_of_c)};
         const auto known = matmuls_.find(key);
         if (known != matmuls_.end()) return *known->second;
         if (matmuls_.size() >= capacity) matmuls_.clear();
-        return *(matmuls_[key] = make(block));
+        return *(matmuls_[key] = make(block, has_bias, type_of_c));
     }
 
-    std::unique_ptr<Matmul> make(const GemmBlock& block) const {
+    std::unique_ptr<Matmul> make(const GemmBlock& block, bool has_bias,
+                                 dnnl::memory::data_type type_of_c) const {
         using dnnl::memory;
         const auto plain = [](std::int64_t rows, std::int64_t columns, std::int64_t ld, bool transposed,
                               memory::data_type type) {
@@ -102,7 +106,8 @@ class MatmulCache {
         };
         const auto a = plain(block.m, block.k, block.lda, block.trans_a, memory::data_type::bf16);
         const auto b = plain(block.k, block.n, block.ldb, block.trans_b, memory::data_type::bf16);
-        const auto c = plain(block.m, block.n, block.ldc, false, memory::data_type::f32);
+        const auto c = plain(block.m, block.n, block.ldc, false, type_of_c);
+        const auto bias = plain(1, block.n, block.n, false, memory::data_type::f32);
         dnnl::primitive_attr attributes;
         attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
         if (block.accumulate) {
@@ -110,7 +115,8 @@ class MatmulCache {
             add_to_c.append_sum(1.0f);
             attributes.set_post_ops(add_to_c);
         }
-        const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes, engine_);
+        const dnnl::matmul::primitive_desc description(
+            has_bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c), attributes, engine_);
         auto matmul = std::make_unique<Matmul>();
         matmul->primitive = dnnl::matmul(description);
         matmul->a = memory(a, engine_, nullptr);
@@ -122,6 +128,10 @@ class MatmulCache {
                              {DNNL_ARG_WEIGHTS, matmul->b},
                              {DNNL_ARG_DST, matmul->c},
                              {DNNL_ARG_SCRATCHPAD, matmul->scratch}};
+        if (has_bias) {
+            matmul->bias = memory(bias, engine_, nullptr);
+            matmul->arguments[DNNL_ARG_BIAS] = matmul->bias;
+        }
         return matmul;
     }
 
@@ -151,15 +161,27 @@ bool library_has_bfloat16() {
     return has;
 }
 
-void library_gemm(const GemmBlock& block, const bfloat16* a, const bfloat16* b, float* c) {
+namespace {
+void matmul(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias, void* c,
+            dnnl::memory::data_type type_of_c) {
     const OneOpenMpThread alone;
     thread_local MatmulCache cache;
     try {
-        cache.run(block, a, b, c);
+        cache.run(block, a, b, bias, c, type_of_c);
     } catch (const dnnl::error& failure) {
         throw Error(concat("gemm: oneDNN refused a bfloat16 block ", block.m, " x ", block.n, " x ", block.k,
                            ": ", failure.what()));
     }
+}
+}  // namespace
+
+void library_gemm(const GemmBlock& block, const bfloat16* a, const bfloat16* b, float* c) {
+    matmul(block, a, b, nullptr, c, dnnl::memory::data_type::f32);
+}
+
+void library_gemm(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias,
+                  bfloat16* c) {
+    matmul(block, a, b, bias, c, dnnl::memory::data_type::bf16);
 }
 
 }  // namespace cpu

@@ -76,8 +76,18 @@ bool library_has_bfloat16() {
     return false;
 }
 
-void library_gemm(const GemmBlock&, const bfloat16*, const bfloat16*, float*) {
+namespace {
+[[noreturn]] void no_bfloat16() {
     throw Error("gemm: OpenBLAS has no bfloat16 product; blocks are widened instead");
+}
+}  // namespace
+
+void library_gemm(const GemmBlock&, const bfloat16*, const bfloat16*, float*) {
+    no_bfloat16();
+}
+
+void library_gemm(const GemmBlock&, const bfloat16*, const bfloat16*, const float*, bfloat16*) {
+    no_bfloat16();
 }
 
 }  // namespace cpu
