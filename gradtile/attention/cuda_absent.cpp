@@ -1,10 +1,11 @@
 // The CUDA side of attention in a build without the CUDA toolkit.
 #include <gradtile/attention/attention_backend.h>
+#include <gradtile/core/cuda_runtime.h>
 
 namespace gradtile::attention::cuda {
 namespace {
 [[noreturn]] void absent() {
-    throw Error("attention: device cuda is not available: this gradtile was built without CUDA");
+    operator_absent();  // says whether a toolkit or only this kernel is missing
 }
 }  // namespace
 
