@@ -1,4 +1,5 @@
 // The CUDA side of the layers in a build without the CUDA toolkit.
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/layers/activation_backend.h>
 #include <gradtile/layers/cross_entropy_backend.h>
 #include <gradtile/layers/dropout_backend.h>
@@ -10,7 +11,7 @@
 namespace gradtile::cuda {
 namespace {
 [[noreturn]] void absent() {
-    throw Error("device cuda: this gradtile was built without CUDA; use --device cpu");
+    operator_absent();  // says whether a toolkit or only this kernel is missing
 }
 }  // namespace
 

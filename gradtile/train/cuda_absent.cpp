@@ -1,4 +1,5 @@
 // The CUDA side of train in a build without the CUDA toolkit.
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/train/adamw_backend.h>
 #include <gradtile/train/global_norm_backend.h>
 #include <gradtile/train/muon_backend.h>
@@ -6,7 +7,7 @@
 namespace gradtile::cuda {
 namespace {
 [[noreturn]] void absent() {
-    throw Error("device cuda: this gradtile was built without CUDA; use --device cpu");
+    operator_absent();  // says whether a toolkit or only this kernel is missing
 }
 }  // namespace
 
