@@ -1,6 +1,6 @@
 #pragma once
-/// The commands of the program `gradtile`. Each add_* declares one subcommand; when the user chose it, `chosen` becomes
-/// the function that does it and returns the exit code.
+/// The commands of the program `gradtile`. Each add_* declares one subcommand; when the user chose it,
+/// `chosen` becomes the function that does it and returns the exit code.
 #include <functional>
 
 #include <CLI/CLI.hpp>

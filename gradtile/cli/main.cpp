@@ -1,4 +1,5 @@
-// The program `gradtile`: parses the command line, runs one command, and turns errors into one line and an exit code.
+// The program `gradtile`: parses the command line, runs one command, and turns errors into one line and an
+// exit code.
 #include <iostream>
 #include <new>
 
@@ -10,7 +11,9 @@ namespace {
 
 using namespace gradtile;
 
-std::string strip_dashes(const std::string& flag) { return flag.substr(std::min(flag.find_first_not_of('-'), flag.size())); }
+std::string strip_dashes(const std::string& flag) {
+    return flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+}
 
 /// What was not understood, and the known name next to it.
 std::string unknown_argument(CLI::App& app) {
@@ -22,11 +25,14 @@ std::string unknown_argument(CLI::App& app) {
     if (typed.starts_with('-')) {
         for (const CLI::Option* option : place.get_options())
             for (const std::string& name : option->get_lnames()) known.push_back(name);
-        return concat("unknown flag ", typed, " of ", place.get_name(), "; the nearest known one is --", nearest_name(strip_dashes(typed), known));
+        return concat("unknown flag ", typed, " of ", place.get_name(), "; the nearest known one is --",
+                      nearest_name(strip_dashes(typed), known));
     }
     if (!parsed.empty()) return concat("unexpected argument '", typed, "' of ", place.get_name());
-    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(command->get_name());
-    return concat("unknown command '", typed, "'; the nearest known one is '", nearest_name(typed, known), "'");
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+        known.push_back(command->get_name());
+    return concat("unknown command '", typed, "'; the nearest known one is '", nearest_name(typed, known),
+                  "'");
 }
 
 int refuse(const std::string& message) {

@@ -8,12 +8,12 @@ std::string described(const char* help, const Enum&) {
     return concat(help, " (", choices_of<Enum>(), ")");
 }
 template <class T>
-    requires(!NamedEnum<T>)
-std::string described(const char* help, const T&) {
+requires(!NamedEnum<T>) std::string described(const char* help, const T&) {
     return help;
 }
 
-template <class T> using FlagType = std::conditional_t<NamedEnum<T>, std::string, T>;
+template <class T>
+using FlagType = std::conditional_t<NamedEnum<T>, std::string, T>;
 
 }  // namespace
 
@@ -24,10 +24,12 @@ SettingFlags::SettingFlags(CLI::App& command) {
         const std::string flag = concat("--", name);
         if constexpr (std::is_same_v<Member, bool>) {
             command.add_flag_function(
-                concat(flag, ",!--no-", name), [this, name](std::int64_t count) { given_[name] = count > 0; }, help);
+                concat(flag, ",!--no-", name), [this, name](std::int64_t count) { given_[name] = count > 0; },
+                help);
         } else {
             command.add_option_function<FlagType<Member>>(
-                flag, [this, name](const FlagType<Member>& value) { given_[name] = value; }, described(help, member));
+                flag, [this, name](const FlagType<Member>& value) { given_[name] = value; },
+                described(help, member));
         }
     });
 }

@@ -1,5 +1,6 @@
 #pragma once
-/// One flag for every setting of a run (see train_config.h); what was given on the command line wins over the config.
+/// One flag for every setting of a run (see train_config.h); what was given on the command line wins over the
+/// config.
 #include <string>
 #include <vector>
 

@@ -1,0 +1,62 @@
+// gradtile inspect: what stands in a checkpoint, verified to the last byte.
+#include <iostream>
+
+#include <gradtile/cli/commands.h>
+#include <gradtile/train/checkpoint.h>
+#include <gradtile/train/checkpoint_directory.h>
+#include <gradtile/train/trainer.h>
+
+namespace gradtile::cli {
+namespace {
+
+/// The file itself, or the newest sound one of a run's directory; damaged newer ones are named.
+std::filesystem::path checkpoint_file(const std::filesystem::path& path) {
+    if (!std::filesystem::is_directory(path)) return path;
+    const bool is_run = std::filesystem::is_directory(path / "checkpoints");
+    const CheckpointDirectory directory(is_run ? path / "checkpoints" : path);
+    const CheckpointDirectory::Loaded newest = directory.load_newest({.training_state = false});
+    for (const std::string& line : newest.damaged) print_message(line);
+    check(newest.checkpoint.has_value(), path.string(), ": no sound checkpoint");
+    return newest.path;
+}
+
+int inspect(const std::string& path, bool json) {
+    const std::filesystem::path file = checkpoint_file(path);
+    const CheckpointInfo info = inspect_checkpoint(file);
+    if (json) {
+        nlohmann::json tensors = nlohmann::json::array();
+        for (const TensorInfo& t : info.tensors)
+            tensors.push_back({{"name", t.name},
+                               {"dtype", name_of(t.dtype)},
+                               {"shape", std::vector<std::int64_t>(t.shape.begin(), t.shape.end())},
+                               {"crc32c", t.crc32c}});
+        std::cout << nlohmann::json{{"file", file.string()},    {"step", info.step},
+                                    {"bytes", info.file_bytes}, {"tensors", tensors},
+                                    {"config", info.config},    {"data", info.data},
+                                    {"rng", info.rng},          {"meta", info.meta}}
+                         .dump(2)
+                  << '\n';
+        return 0;
+    }
+    std::cout << file.string() << ": sound, step " << info.step << ", " << info.file_bytes << " bytes\n";
+    for (const TensorInfo& t : info.tensors)
+        std::cout << "  " << t.name << "  " << t.shape << ' ' << t.dtype << '\n';
+    std::cout << "config " << info.config.dump(2) << "\nmeta " << info.meta.dump() << "\n";
+    return 0;
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, Action& chosen) {
+    struct Flags {
+        std::string path;
+        bool json = false;
+    };
+    const auto flags = std::make_shared<Flags>();
+    CLI::App* command = app.add_subcommand("inspect", "Verify a checkpoint and list what stands in it");
+    command->add_option("checkpoint", flags->path, "directory of a run, or checkpoint file")->required();
+    command->add_flag("--json", flags->json, "as one JSON object");
+    command->callback([flags, &chosen] { chosen = [flags] { return inspect(flags->path, flags->json); }; });
+}
+
+}  // namespace gradtile::cli

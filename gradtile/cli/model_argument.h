@@ -1,0 +1,32 @@
+#pragma once
+/// The model a command works on: DIR|FILE, --device, --threads.
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include <gradtile/cli/devices.h>
+#include <gradtile/train/language_model.h>
+#include <gradtile/train/trainer.h>
+
+namespace gradtile::cli {
+
+struct ModelArgument {
+    std::string path;
+    DeviceChoice device = DeviceChoice::automatic;
+    std::int64_t threads = 0;
+
+    void add_to(CLI::App& command) {
+        command.add_option("model", path, "directory of a run, or checkpoint file")->required();
+        add_device_flag(command, device);
+        command.add_option("--threads", threads, "0: every core");
+    }
+    std::unique_ptr<LanguageModel> load() const {
+        check(threads >= 0 && threads <= 4096, "--threads: ", threads, "; expected 0 (every core) to 4096");
+        return load_model(path, {.device = resolve_device(device),
+                                 .threads = static_cast<int>(threads),
+                                 .on_message = print_message});
+    }
+};
+
+}  // namespace gradtile::cli

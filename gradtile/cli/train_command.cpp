@@ -1,0 +1,114 @@
+// gradtile train: a new run from a preset, a config file and flags, or an old one going on.
+#include <cstdio>
+#include <iostream>
+
+#include <gradtile/cli/commands.h>
+#include <gradtile/cli/setting_flags.h>
+#include <gradtile/train/progress.h>
+#include <gradtile/train/stop_signals.h>
+#include <gradtile/train/trainer.h>
+
+namespace gradtile::cli {
+namespace {
+
+struct Flags {
+    explicit Flags(CLI::App& command) : settings(command) {}
+    SettingFlags settings;
+    std::string preset, config_file, resume;
+    std::int64_t stop_after = 0;
+    bool memory = false, quiet = false;
+};
+
+/// Preset, then config file, then flags: the later wins.
+TrainConfig config_of(const Flags& flags) {
+    TrainConfig config;
+    if (!flags.preset.empty()) config = preset(flags.preset);
+    if (!flags.config_file.empty()) apply_config_file(config, flags.config_file);
+    flags.settings.apply(config);
+    return config;
+}
+
+Resume resume_of(const Flags& flags) {
+    check(flags.preset.empty() && flags.config_file.empty(),
+          "--resume: goes on with the run's own settings; --preset and --config do not go with it");
+    TrainConfig changed;
+    flags.settings.apply(changed);
+    Resume resume{.directory = flags.resume};
+    for (const std::string& name : flags.settings.given()) {
+        if (name == "steps") {
+            resume.steps = changed.steps;
+        } else if (name == "save-every") {
+            resume.save_every = changed.save_every;
+        } else if (name == "threads") {
+            resume.threads = changed.threads;
+        } else {
+            throw Error(concat(
+                "--", name,
+                ": cannot change when a run is resumed; steps, stop-after, save-every and threads can"));
+        }
+    }
+    return resume;
+}
+
+/// What the step would hold in memory, without touching data or directory when the vocabulary is known.
+void print_setup(const Trainer& trainer) {
+    const TrainConfig& c = trainer.config();
+    std::cout << trainer.memory_plan() << "training on " << trainer.train_tokens()
+              << " tokens, validating on " << trainer.validation_tokens() << "; vocabulary "
+              << c.model.vocabulary << ", " << c.accumulation_steps() << " x " << c.micro_batch_size()
+              << " sequences of " << c.model.context << " tokens a step, " << name_of(c.dtype) << '\n';
+}
+
+int train(const Flags& flags) {
+    check(flags.stop_after >= 0, "--stop-after: ", flags.stop_after, "; expected a step number");
+    const bool resuming = !flags.resume.empty();
+    const StopSignals signals;
+    Trainer trainer = resuming ? Trainer(resume_of(flags)) : Trainer(config_of(flags));
+    if (flags.memory || !flags.quiet) print_setup(trainer);
+    if (flags.memory) return 0;
+
+    const TrainConfig& config = trainer.config();
+    std::optional<Progress> progress;
+    if (!flags.quiet) {
+        progress.emplace(
+            stdout, ProgressOptions{.first_step = trainer.step(),
+                                    .last_step = flags.stop_after > 0
+                                                     ? std::min(flags.stop_after, trainer.last_step())
+                                                     : trainer.last_step(),
+                                    .flops_per_token = flops_per_token(config.model, config.model.context)});
+        trainer.on_step([&](const StepReport& report) { (*progress)(report); });
+    }
+    trainer.stop_when([&] { return signals.requested(); });
+    const RunSummary summary = trainer.run(flags.stop_after);
+    progress.reset();
+
+    if (summary.reason == RunSummary::Reason::requested)
+        std::cout << "stopped by signal " << signals.signal() << " after step " << summary.step << '\n';
+    if (summary.val_loss)
+        std::printf("validation loss %.4f (best %.4f)\n", *summary.val_loss,
+                    summary.best_val_loss.value_or(*summary.val_loss));
+    if (!summary.checkpoint.empty()) {
+        std::cout << "checkpoint: " << summary.checkpoint.string() << "\nmetrics:    " << config.out
+                  << "/metrics.jsonl\nloss curve: " << config.out << "/loss.svg\n";
+    }
+    return summary.saved || config.out.empty() ? 0 : 1;
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Action& chosen) {
+    CLI::App* command = app.add_subcommand("train", "Train a model, or go on with a run (--resume)");
+    const auto flags = std::make_shared<Flags>(*command);
+    std::string presets = "settings to start from:";
+    for (const std::string& name : preset_names()) presets += " " + name;
+    command->add_option("--preset", flags->preset, presets);
+    command->add_option("--config", flags->config_file, "JSON file of settings, named as the flags are");
+    command->add_option("--resume", flags->resume, "directory of a run to go on with");
+    command->add_option("--stop-after", flags->stop_after,
+                        "stop after this step; a later --resume goes on unchanged");
+    command->add_flag("--memory", flags->memory, "print the memory plan and stop");
+    command->add_flag("--quiet", flags->quiet, "no progress line");
+    command->callback([flags, &chosen] { chosen = [flags] { return train(*flags); }; });
+}
+
+}  // namespace gradtile::cli
