@@ -7,9 +7,10 @@
 namespace gradtile {
 
 struct StepReport {
-    std::int64_t step = 0;           ///< counted from 1
-    double loss = 0.0;               ///< mean over the step's micro-batches
-    std::optional<double> val_loss = {};  ///< over the whole validation split, when it was evaluated at this step
+    std::int64_t step = 0;  ///< counted from 1
+    double loss = 0.0;      ///< mean over the step's micro-batches
+    std::optional<double> val_loss =
+        {};  ///< over the whole validation split, when it was evaluated at this step
     double lr = 0.0;
     double grad_norm = 0.0;     ///< before clipping
     double tokens_per_s = 0.0;  ///< from ms

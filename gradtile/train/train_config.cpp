@@ -140,7 +140,8 @@ void validate(const TrainConfig& c) {
 
 Device resolve_device(DeviceChoice choice) {
     const bool has_gpu = choice != DeviceChoice::cpu && cuda_device_count() > 0;
-    check(choice != DeviceChoice::cuda || has_gpu, "device: cuda was asked for, but no usable NVIDIA GPU was found");
+    check(choice != DeviceChoice::cuda || has_gpu,
+          "device: cuda was asked for, but no usable NVIDIA GPU was found");
     return has_gpu ? Device::cuda() : Device::cpu();
 }
 
