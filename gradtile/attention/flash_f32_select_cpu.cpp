@@ -9,7 +9,10 @@ const std::vector<const FlashKernels<float>*>& usable_float32_kernels() {
     static const auto usable = [] {
         std::vector<const FlashKernels<float>*> found;
 #if defined(GRADTILE_HAVE_X86_F32)
-        if (__builtin_cpu_supports("avx512f")) found.push_back(&avx512_f32_kernels);
+        // These also ask whether the operating system saves the registers.
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+            found.push_back(&avx512_f32_kernels);
         if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
             found.push_back(&avx2_f32_kernels);
 #endif
