@@ -25,6 +25,7 @@ TrainConfig config_of(const Flags& flags) {
     if (!flags.preset.empty()) config = preset(flags.preset);
     if (!flags.config_file.empty()) apply_config_file(config, flags.config_file);
     flags.settings.apply(config);
+    if (flags.memory) config.out.clear();  // only a look: no run begins
     return config;
 }
 

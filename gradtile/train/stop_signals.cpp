@@ -11,7 +11,7 @@
 namespace gradtile {
 namespace {
 
-constexpr std::array watched = {SIGTERM, SIGUSR1};
+constexpr std::array watched = {SIGTERM, SIGUSR1, SIGXFSZ};  // the last one only to be ignored
 
 // A signal handler can reach nothing but static storage.
 std::atomic<bool> watching{false};
@@ -30,10 +30,12 @@ StopSignals::StopSignals() {
     check(!watching.exchange(true), "stop signals: already watched");
     received = 0;
     struct sigaction action {};
-    action.sa_handler = remember_signal;
     action.sa_flags = SA_RESTART;  // a save under way must not see interrupted calls
     sigemptyset(&action.sa_mask);
-    for (std::size_t i = 0; i < watched.size(); ++i) sigaction(watched[i], &action, &former[i]);
+    for (std::size_t i = 0; i < watched.size(); ++i) {
+        action.sa_handler = watched[i] == SIGXFSZ ? SIG_IGN : remember_signal;
+        sigaction(watched[i], &action, &former[i]);
+    }
 }
 
 StopSignals::~StopSignals() {

@@ -4,7 +4,9 @@
 namespace gradtile {
 
 /// While one lives, the first SIGTERM or SIGUSR1 is remembered and a second one ends the process at once with
-/// the status 128 + its number. The former handlers come back with the destructor. At most one at a time.
+/// the status 128 + its number. SIGXFSZ is ignored meanwhile: a save beyond the limit on file sizes then
+/// fails with an error like one on a full disk. The former handlers come back with the destructor. At most
+/// one at a time.
 class StopSignals {
   public:
     StopSignals();

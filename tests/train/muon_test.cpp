@@ -7,6 +7,7 @@
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/transformer.h>
 
 namespace gradtile {
 namespace {
@@ -196,6 +197,35 @@ TEST(Muon, NamesItsStateByParameter) {
                                             "v/blocks.0.bias",
                                             "updates"};
     EXPECT_EQ(names, expected);
+}
+
+/// As in overfit_test.cpp: random targets, so that there is nothing to learn but the batch itself.
+TEST(Muon, ModelLearnsOneBatchByHeart) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        const Context ctx(Device::cpu(), 2);
+        ParameterStore parameters;
+        const Transformer model({.layers = 2, .heads = 2, .width = 32, .context = 16, .vocabulary = 64},
+                                parameters);
+        parameters.allocate(ctx, dtype);
+        parameters.initialize(ctx, Seed{1});
+        Muon optimizer(ctx, parameters,
+                       [](const Parameter& parameter) { return parameter.name().starts_with("h."); },
+                       {.lr_ratio = 0.02 / 3e-3, .adamw = {.beta2 = 0.99}});
+        std::vector<std::int32_t> tokens, targets;
+        for (std::int32_t i = 0; i < 4 * 16; ++i) {
+            tokens.push_back(37 * i % 64);
+            targets.push_back((29 * i * i + 11 * i + 5) % 64);
+        }
+        const Tensor inputs = from_host(ctx, tokens, {4, 16}), wanted = from_host(ctx, targets, {4, 16});
+        double loss = 0.0;
+        for (int step = 1; step <= 150; ++step) {
+            Transformer::Saved saved;
+            loss = item(ctx, model.forward(ctx, inputs, wanted, saved));
+            model.backward(ctx, saved);
+            optimizer.step(ctx, 3e-3, {.zero_gradients = true});
+        }
+        EXPECT_LT(loss, 0.01 * std::log(64.0)) << dtype;
+    }
 }
 
 }  // namespace

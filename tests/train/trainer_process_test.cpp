@@ -1,0 +1,154 @@
+// Training processes that are told to stop, or killed, and a new process that goes on.
+#include <spawn.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <random>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "temporary_directory.h"
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/trainer.h>
+
+namespace gradtile {
+namespace {
+
+using test::TemporaryDirectory;
+
+TrainConfig config_of(const std::filesystem::path& directory, const char* out) {
+    TrainConfig config;
+    config.data = (directory / "text.txt").string();
+    config.out = (directory / out).string();
+    config.model = {.layers = 1, .heads = 2, .width = 32, .context = 16, .dropout = 0.1};
+    config.steps = 60;
+    config.batch = 4;
+    config.warmup = 3;
+    config.eval_every = 25;
+    config.save_every = 10;
+    config.threads = 1;
+    return config;
+}
+
+pid_t start_process(const std::filesystem::path& config_file) {
+    const std::string file = config_file.string();
+    const char* arguments[] = {GRADTILE_TRAINING_PROCESS, file.c_str(), nullptr};
+    pid_t process = -1;
+    const int error =
+        posix_spawn(&process, arguments[0], nullptr, nullptr, const_cast<char**>(arguments), environ);
+    return error == 0 ? process : -1;
+}
+
+/// The lines of metrics.jsonl that steps wrote, without what a clock has measured.
+std::vector<std::string> losses(const std::filesystem::path& run) {
+    std::vector<std::string> lines;
+    std::ifstream file(run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+        nlohmann::json object = nlohmann::json::parse(line);
+        if (object.contains("event")) continue;
+        object.erase("ms");
+        object.erase("tokens_per_s");
+        lines.push_back(object.dump());
+    }
+    return lines;
+}
+
+/// Interrupts the run with signals at random moments until it ends by itself; how often one hit it.
+int interrupt_until_done(const std::filesystem::path& directory, std::span<const int> signals) {
+    const std::filesystem::path config_file = directory / "config.json";
+    std::ofstream(config_file) << to_json(config_of(directory, "run"));
+    std::mt19937_64 random(std::random_device{}());
+    int interrupted = 0;
+    for (int round = 0; round < 1000; ++round) {
+        const pid_t process = start_process(config_file);
+        if (process <= 0) throw Error(concat("cannot start ", GRADTILE_TRAINING_PROCESS));
+        // Told only once it has begun (and then somewhere in its steps or its save), it always gets further.
+        const auto begun = [&] { return losses(directory / "run").size(); };
+        const std::size_t before = exists(directory / "run/metrics.jsonl") ? begun() : 0;
+        int status = 0;
+        pid_t ended = 0;
+        while ((ended = waitpid(process, &status, WNOHANG)) == 0 &&
+               (!exists(directory / "run/metrics.jsonl") || begun() <= before))
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (ended == 0) {
+            std::this_thread::sleep_for(std::chrono::microseconds(random() % 60'000));
+            kill(process, signals[random() % signals.size()]);
+            waitpid(process, &status, 0);
+            ++interrupted;
+        }
+        EXPECT_TRUE(!WIFEXITED(status) || WEXITSTATUS(status) == 0) << WEXITSTATUS(status);
+        // The last step's checkpoint is there once the run has ended by itself.
+        if (exists(directory / "run/checkpoints/step_00000060.h5")) break;
+    }
+    return interrupted;
+}
+
+void expect_equal_to_straight(const TemporaryDirectory& directory) {
+    Trainer straight(config_of(directory.path(), "straight"));
+    straight.run();
+    const Trainer finished(Resume{.directory = directory / "run"});
+    ASSERT_EQ(finished.step(), 60);
+    EXPECT_EQ(to_host(finished.model().ctx, finished.model().parameters.values()),
+              to_host(straight.model().ctx, straight.model().parameters.values()));
+    EXPECT_EQ(losses(directory / "run"), losses(directory / "straight"));
+}
+
+std::string some_text() {
+    std::string text;
+    for (std::uint32_t i = 0, state = 1; i < 4000; ++i)
+        text += static_cast<char>('a' + ((state = state * 1664525u + 1013904223u) >> 28));
+    return text;
+}
+
+TEST(TrainerProcess, ToldToStopAtAnyMomentGoesOnToTheBit) {
+    const TemporaryDirectory directory;
+    directory.write("text.txt", some_text());
+    const int interrupted = interrupt_until_done(directory.path(), std::array{SIGTERM, SIGUSR1});
+    EXPECT_GT(interrupted, 0);
+    expect_equal_to_straight(directory);
+}
+
+TEST(TrainerProcess, KilledAtAnyMomentGoesOnToTheBit) {
+    const TemporaryDirectory directory;
+    directory.write("text.txt", some_text());
+    const int interrupted = interrupt_until_done(directory.path(), std::array{SIGKILL});
+    EXPECT_GT(interrupted, 0);
+    expect_equal_to_straight(directory);
+}
+
+TEST(TrainerProcess, AFullDiskFailsSavesAndNothingElse) {
+    const TemporaryDirectory directory;
+    directory.write("text.txt", some_text());
+    TrainConfig config = config_of(directory.path(), "run");
+    Trainer(config).run(/*stop_after=*/10);  // one sound checkpoint, while there is room
+
+    // Files of more than 40 KB cannot be written, as on a full disk: room for metrics, not for a checkpoint.
+    const pid_t process = fork();
+    ASSERT_GE(process, 0);
+    if (process == 0) {
+        const struct rlimit limit { 40'000, 40'000 };
+        setrlimit(RLIMIT_FSIZE, &limit);
+        const std::string file = directory.write("config.json", to_json(config).dump());
+        execl(GRADTILE_TRAINING_PROCESS, GRADTILE_TRAINING_PROCESS, file.c_str(), nullptr);
+        _exit(127);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(process, &status, 0), process);
+    ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 2);  // trained to the end; its last state is not on disk
+    EXPECT_EQ(losses(directory / "run").size(), 60u);
+
+    Trainer resumed(Resume{.directory = directory / "run"});
+    EXPECT_EQ(resumed.step(), 10);
+    resumed.run();
+    expect_equal_to_straight(directory);
+}
+
+}  // namespace
+}  // namespace gradtile
