@@ -144,9 +144,11 @@ TEST(TrainerProcess, AFullDiskFailsSavesAndNothingElse) {
     EXPECT_EQ(WEXITSTATUS(status), 2);  // trained to the end; its last state is not on disk
     EXPECT_EQ(losses(directory / "run").size(), 60u);
 
-    Trainer resumed(Resume{.directory = directory / "run"});
-    EXPECT_EQ(resumed.step(), 10);
-    resumed.run();
+    {
+        Trainer resumed(Resume{.directory = directory / "run"});
+        EXPECT_EQ(resumed.step(), 10);
+        resumed.run();
+    }
     expect_equal_to_straight(directory);
 }
 
