@@ -1,5 +1,7 @@
 #include <gradtile/core/allocator.h>
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -17,13 +19,25 @@ std::size_t round_up(std::size_t bytes) {
     return (bytes + alignment - 1) / alignment * alignment;
 }
 
+/// Blocks of several megabytes ask for huge pages: a step walks hundreds of megabytes, and with 4 KiB pages a
+/// strided product misses the TLB at every row.
+constexpr std::size_t huge_page = std::size_t{2} << 20;
+
+std::byte* host_malloc(std::size_t bytes) {
+    const std::size_t boundary = bytes >= 2 * huge_page ? huge_page : alignment;
+    void* const data = std::aligned_alloc(boundary, (bytes + boundary - 1) / boundary * boundary);
+#if defined(MADV_HUGEPAGE)
+    if (data != nullptr && boundary == huge_page) madvise(data, bytes, MADV_HUGEPAGE);
+#endif
+    return static_cast<std::byte*>(data);
+}
+
 class HostAllocator final : public Allocator {
   public:
     std::byte* allocate(std::size_t bytes) override {
-        void* data =
-            bytes > PTRDIFF_MAX - alignment ? nullptr : std::aligned_alloc(alignment, round_up(bytes));
+        std::byte* const data = bytes > PTRDIFF_MAX - huge_page ? nullptr : host_malloc(bytes);
         check(data != nullptr, "out of memory: ", bytes, " bytes asked for on the CPU");
-        return static_cast<std::byte*>(data);
+        return data;
     }
     void release(std::byte* data, std::size_t) noexcept override { std::free(data); }
     Device device() const override { return Device::cpu(); }
