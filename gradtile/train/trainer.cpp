@@ -365,8 +365,10 @@ void Trainer::record(const StepReport& report) {
     if (metrics_) {
         try {
             metrics_->write(report);
+            metrics_failing_ = false;
         } catch (const Error& error) {
-            on_message_(error.what());
+            if (!metrics_failing_) on_message_(error.what());  // once, not with every step of a full disk
+            metrics_failing_ = true;
         }
     }
     if (on_step_) on_step_(report);

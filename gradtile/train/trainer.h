@@ -118,6 +118,7 @@ class Trainer {
     std::unique_ptr<MetricsFile> metrics_;
     std::unique_ptr<SnapshotWriter> writer_;
     LossHistory history_;
+    bool metrics_failing_ = false;
 
     std::int64_t train_tokens_ = 0, validation_tokens_ = 0;
     std::int64_t end_ = 0;

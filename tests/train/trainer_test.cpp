@@ -375,6 +375,26 @@ TEST(Trainer, RefusesABatchThatDoesNotFitTheBudgetNamingTheLargest) {
     EXPECT_FALSE(exists(std::filesystem::path(run.config.out)));
 }
 
+TEST(Trainer, TrainsOnTokenFilesWithoutATokenizer) {
+    TinyRun run;
+    std::string bytes;  // nanoGPT's train.bin: uint16, little-endian
+    for (std::uint32_t i = 0, state = 1; i < 2000; ++i) {
+        const std::uint32_t id = (state = state * 1664525u + 1013904223u) % 300;
+        bytes += {static_cast<char>(id & 0xff), static_cast<char>(id >> 8)};
+    }
+    run.config.data = run.directory.write("train.bin", bytes);
+    run.config.model.vocabulary = 300;
+    { Trainer(run.config, run.hear).run(/*stop_after=*/6); }
+    Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+    EXPECT_EQ(resumed.step(), 6);
+    EXPECT_TRUE(std::isfinite(*resumed.run().val_loss));
+    const auto model = load_model(run.config.out);
+    const std::vector<std::int32_t> prompt{299, 0};
+    EXPECT_EQ(sample_tokens(*model, prompt, {.tokens = 5}),
+              sample_tokens(resumed.model(), prompt, {.tokens = 5}));
+    EXPECT_THAT(message_of([&] { sample(*model, {.prompt = "a"}); }), HasSubstr("has no tokenizer"));
+}
+
 // ---- Starting from a checkpoint ----
 
 TEST(Trainer, InitFromTakesWeightsAndANewOptimizer) {
