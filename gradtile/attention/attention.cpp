@@ -122,6 +122,7 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved) {
+    refuse_unavailable(options);
     check_inputs(q, k, v);
     const Tensor o = empty(ctx, output_shape(q, v), q.dtype());
     forward(ctx, q, k, v, options, saved, o);

@@ -123,7 +123,7 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
     }
     for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t i = task.rows.begin + r;
-        const bool sees_nothing = maximum[r] == -infinity;
+        const bool sees_nothing = sum[r] == 0;  // a visible row's sum is at least 1, or NaN
         const A inverse = sees_nothing ? A(0) : A(1) / sum[r];
         for (std::int64_t c = 0; c < g.d_v; ++c) task.o.row(i)[c] = convert<T>(o[r * g.d_v + c] * inverse);
         task.lse[i] = sees_nothing ? -infinity : maximum[r] + std::log(sum[r]);
