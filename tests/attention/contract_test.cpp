@@ -1,0 +1,280 @@
+// What attention.h promises at the edges: zero lengths, rows and keys that meet nobody, what is refused.
+#include <limits>
+
+#include <gmock/gmock.h>
+
+#include "attention_testing.h"
+
+namespace gradtile::attention::test {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+template <class Body>
+void for_every_form(Body&& body) {
+    for (const DType dtype : floating_dtypes)
+        for (const Algorithm algorithm : algorithms) {
+            SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm);
+            body(dtype, algorithm);
+        }
+}
+
+/// The elements with index [begin, begin + length) of an axis.
+std::vector<double> part(const Context& ctx, const Tensor& x, int axis, std::int64_t begin,
+                         std::int64_t length) {
+    return to_host(ctx, x.slice(axis, begin, length));
+}
+
+TEST(AttentionContract, WithoutKeysOutputsAndGradientsAreZero) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 5, .keys = 0, .causal = true, .batch = 2, .heads = 2, .key_heads = 1};
+    for_every_form([&](DType dtype, Algorithm algorithm) {
+        const Result result = run(ctx, random_inputs(ctx, problem, dtype), problem.options(algorithm));
+        EXPECT_THAT(result.o, Each(0.0));
+        EXPECT_THAT(result.lse, Each(-infinity));
+        EXPECT_THAT(result.d_q, Each(0.0));
+        EXPECT_THAT(result.d_k, IsEmpty());
+        EXPECT_THAT(result.d_v, IsEmpty());
+    });
+}
+
+TEST(AttentionContract, WithoutQueriesTheGradientsOfKeysAndValuesAreZero) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 0, .keys = 5, .causal = true, .batch = 2, .heads = 2, .key_heads = 1};
+    for_every_form([&](DType dtype, Algorithm algorithm) {
+        const Result result = run(ctx, random_inputs(ctx, problem, dtype), problem.options(algorithm));
+        EXPECT_THAT(result.o, IsEmpty());
+        EXPECT_THAT(result.lse, IsEmpty());
+        EXPECT_THAT(result.d_q, IsEmpty());
+        EXPECT_THAT(result.d_k, Each(0.0));
+        EXPECT_THAT(result.d_v, Each(0.0));
+        EXPECT_EQ(result.d_k.size(), 80u);
+    });
+}
+
+TEST(AttentionContract, AnEmptyBatchOrNoHeadsIsLegal) {
+    const Context ctx(Device::cpu(), 2);
+    for_every_form([&](DType dtype, Algorithm algorithm) {
+        for (const Problem& problem : {Problem{.queries = 3, .keys = 4, .batch = 0},
+                                       {.queries = 3, .keys = 4, .heads = 0, .key_heads = 0}})
+            EXPECT_THAT(run(ctx, random_inputs(ctx, problem, dtype), problem.options(algorithm)).o,
+                        IsEmpty());
+    });
+}
+
+TEST(AttentionContract, OneKeyGivesItsValueAndPassesNoGradientToQueriesAndKeys) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 1, .keys = 1};
+    for_every_form([&](DType dtype, Algorithm algorithm) {
+        const Inputs in = random_inputs(ctx, problem, dtype);
+        const Result result = run(ctx, in, problem.options(algorithm));
+        EXPECT_EQ(result.o, to_host(ctx, in.v));
+        EXPECT_EQ(result.d_v.size(), 8u);
+    });
+}
+
+TEST(AttentionContract, RowsThatSeeNothingGiveZeroAndZeroGradients) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{
+        .queries = 150, .keys = 50, .d_qk = 16, .d_v = 24, .causal = true, .heads = 2, .key_heads = 1};
+    constexpr std::int64_t blind = 100;  // rows above the bottom-right diagonal
+    for_every_form([&](DType dtype, Algorithm algorithm) {
+        const Inputs in = random_inputs(ctx, problem, dtype);
+        Saved saved;
+        const Tensor o = forward(ctx, in.q, in.k, in.v, problem.options(algorithm), saved);
+        const Gradients all = backward(ctx, in.d_o, problem.options(algorithm), saved);
+        EXPECT_THAT(part(ctx, o, 1, 0, blind), Each(0.0));
+        EXPECT_THAT(part(ctx, saved.lse, 2, 0, blind), Each(-infinity));
+        EXPECT_THAT(part(ctx, all.q, 1, 0, blind), Each(0.0));
+
+        // The same problem without those rows.
+        const auto seeing = [&](const Tensor& x) { return x.slice(1, blind, problem.queries - blind); };
+        Saved saved_seeing;
+        const Tensor o_seeing =
+            forward(ctx, seeing(in.q), in.k, in.v, problem.options(algorithm), saved_seeing);
+        EXPECT_EQ(to_host(ctx, seeing(o)), to_host(ctx, o_seeing));
+    });
+}
+
+TEST(AttentionContract, WhatIsGivenForRowsThatSeeNothingChangesNothing) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 150, .keys = 50, .d_qk = 16, .d_v = 24, .causal = true};
+    for_every_form([&](DType dtype, Algorithm algorithm) {
+        const Inputs in = random_inputs(ctx, problem, dtype);
+        const Result expected = run(ctx, in, problem.options(algorithm));
+        fill(ctx, in.q.slice(1, 0, 100), 3);
+        fill(ctx, in.d_o.slice(1, 0, 100), -1000);
+        EXPECT_EQ(run(ctx, in, problem.options(algorithm)), expected);
+    });
+}
+
+TEST(AttentionContract, KeysThatNoRowSeesGetZeroGradients) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{
+        .queries = 30, .keys = 150, .d_qk = 16, .d_v = 24, .causal = true, .top_left = true};
+    for_every_form([&](DType dtype, Algorithm algorithm) {
+        const Inputs in = random_inputs(ctx, problem, dtype);
+        Saved saved;
+        forward(ctx, in.q, in.k, in.v, problem.options(algorithm), saved);
+        const Gradients gradients = backward(ctx, in.d_o, problem.options(algorithm), saved);
+        EXPECT_THAT(part(ctx, gradients.k, 1, 30, 120), Each(0.0));
+        EXPECT_THAT(part(ctx, gradients.v, 1, 30, 120), Each(0.0));
+    });
+}
+
+TEST(AttentionContract, TheDefaultScaleIsOneOverTheRootOfTheHeadDim) {
+    const Context ctx(Device::cpu(), 2);
+    Problem problem{.queries = 9, .keys = 11, .d_qk = 40, .d_v = 8};
+    const Inputs in = random_inputs(ctx, problem, DType::f64);
+    const Result expected = run(ctx, in, problem.options());
+    problem.scale = 1 / std::sqrt(40.0);
+    EXPECT_EQ(run(ctx, in, problem.options()), expected);
+}
+
+TEST(AttentionContract, CausalIsAWindowWithoutARightSide) {
+    const Context ctx(Device::cpu(), 2);
+    Problem causal{.queries = 70, .keys = 90, .causal = true, .window = {.left = 20, .right = 30}};
+    const Problem window{.queries = 70, .keys = 90, .window = {.left = 20, .right = 0}};
+    const Inputs in = random_inputs(ctx, causal, DType::f32);
+    EXPECT_EQ(run(ctx, in, causal.options()), run(ctx, in, window.options()));
+    // Sides beyond any sequence see everything, without overflow.
+    const Problem all{.queries = 70, .keys = 90};
+    constexpr std::int64_t far = std::numeric_limits<std::int64_t>::max();
+    const Problem wide{.queries = 70, .keys = 90, .window = {.left = far, .right = far}};
+    EXPECT_EQ(run(ctx, in, wide.options()), run(ctx, in, all.options()));
+}
+
+TEST(AttentionContract, ANaNReachesEveryRowThatSeesIt) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 70, .keys = 70, .d_qk = 16, .d_v = 16, .causal = true};
+    constexpr std::int64_t place = 20;
+    for_every_form([&](DType dtype, Algorithm algorithm) {
+        for (Tensor Inputs::*poisoned : {&Inputs::q, &Inputs::k, &Inputs::v}) {
+            Inputs in = random_inputs(ctx, problem, dtype);
+            fill(ctx, (in.*poisoned).slice(1, place, 1).slice(3, 5, 1), std::nan(""));
+            const Result result = run(ctx, in, problem.options(algorithm));
+            const std::int64_t past = poisoned == &Inputs::q ? place + 1 : problem.queries;
+            for (std::int64_t i = place; i < past; ++i)
+                EXPECT_TRUE(std::isnan(result.o[static_cast<std::size_t>(i * problem.d_v + 5)])) << i;
+        }
+    });
+}
+
+/// The message of the Error that the call throws; empty when it throws none.
+template <class Call>
+std::string refusal(Call&& call) {
+    try {
+        call();
+        return "";
+    } catch (const Error& error) {
+        return error.what();
+    }
+}
+
+class AttentionRefuses : public ::testing::Test {
+  protected:
+    Context ctx{Device::cpu(), 1};
+    Inputs in = random_inputs(ctx, {.queries = 4, .keys = 6, .heads = 4, .key_heads = 2}, DType::f32);
+
+    std::string forward_refusal(const Tensor& q, const Tensor& k, const Tensor& v,
+                                const Options& options = {}) const {
+        return refusal([&] {
+            Saved saved;
+            forward(ctx, q, k, v, options, saved);
+        });
+    }
+    Tensor make(const Shape& shape, DType dtype = DType::f32) const { return zeros(ctx, shape, dtype); }
+};
+
+TEST_F(AttentionRefuses, EveryOptionThatIsNotAvailableByName) {
+    Saved saved;
+    forward(ctx, in.q, in.k, in.v, {}, saved);
+    const auto expect_refused = [&](const char* name, const Options& options) {
+        const auto matches =
+            ::testing::AllOf(StartsWith("attention: "), HasSubstr(name), HasSubstr("not available"));
+        EXPECT_THAT(forward_refusal(in.q, in.k, in.v, options), matches);
+        EXPECT_THAT(refusal([&] { backward(ctx, in.d_o, options, saved); }), matches);
+    };
+    const Tensor per_head = make({4});
+    expect_refused("biases", {.biases = {make({1, 1, 4, 6}), Tensor()}});
+    expect_refused("biases", {.biases = {Tensor(), make({1, 1, 4, 6})}});
+    expect_refused("batch_divisor", {.batch_divisor = 2});
+    expect_refused("alibi_slopes", {.alibi_slopes = per_head});
+    expect_refused("softcap", {.softcap = 30});
+    expect_refused("sink", {.sink = per_head});
+    expect_refused("dropout_p", {.dropout_p = 0.1});
+    const Tensor offsets = make({2}, DType::i32);
+    expect_refused("cumulative_q", {.cumulative_q = offsets, .cumulative_k = offsets});
+    expect_refused("cumulative_k", {.cumulative_k = offsets});
+    expect_refused("memory_efficient", {.algorithm = Algorithm::memory_efficient});
+    expect_refused("flash1", {.algorithm = Algorithm::flash1});
+}
+
+TEST_F(AttentionRefuses, PackedSequencesByNameAlthoughTheirShapesDiffer) {
+    const Tensor packed = make({10, 4, 8}), offsets = make({3}, DType::i32);
+    EXPECT_THAT(forward_refusal(packed, packed, packed, {.cumulative_q = offsets, .cumulative_k = offsets}),
+                HasSubstr("cumulative_q"));
+}
+
+TEST_F(AttentionRefuses, ScalesAndWindowsWithoutMeaning) {
+    EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.scale = std::nan("")}), HasSubstr("scale"));
+    EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.scale = infinity}), HasSubstr("scale"));
+    EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.window = {.left = -2}}), HasSubstr("window {-2, -1}"));
+    EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.window = {.right = -7}}), HasSubstr("window {-1, -7}"));
+}
+
+TEST_F(AttentionRefuses, ShapesThatDoNotFit) {
+    const auto expect_refused = [&](const Tensor& q, const Tensor& k, const Tensor& v, const char* message) {
+        EXPECT_THAT(forward_refusal(q, k, v),
+                    ::testing::AllOf(StartsWith("attention: "), HasSubstr(message)));
+    };
+    expect_refused(make({4, 4, 8}), in.k, in.v, "must be [batch, length, heads, head_dim]");
+    expect_refused(make({2, 4, 4, 8}), in.k, in.v, "batch sizes differ");
+    expect_refused(in.q, make({1, 5, 2, 8}), in.v, "k and v must agree in length and heads");
+    expect_refused(in.q, in.k, make({1, 6, 4, 8}), "k and v must agree in length and heads");
+    expect_refused(make({1, 4, 3, 8}), in.k, in.v, "3 query heads are not a multiple of 2 key/value heads");
+    expect_refused(make({1, 4, 4, 16}), in.k, in.v, "head_dim of q is 16, of k 8");
+    expect_refused(make({1, 4, 4, 257}), make({1, 6, 2, 257}), in.v, "head_dim 257 is not in 1..256");
+    expect_refused(in.q, in.k, make({1, 6, 2, 257}), "head_dim 257 is not in 1..256");
+    expect_refused(in.q, in.k, make({1, 6, 2, 0}), "head_dim 0 is not in 1..256");
+}
+
+TEST_F(AttentionRefuses, DtypesThatDifferOrDoNotFloat) {
+    EXPECT_THAT(forward_refusal(in.q, in.k, cast(ctx, in.v, DType::f64)), HasSubstr("one floating dtype"));
+    const Tensor whole = make({1, 4, 2, 8}, DType::i32);
+    EXPECT_THAT(forward_refusal(whole, whole, whole), HasSubstr("one floating dtype"));
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+        const Tensor x = make({1, 4, 2, 12}, dtype);
+        EXPECT_THAT(forward_refusal(x, x, x), HasSubstr("head_dim 12 is not a multiple of 8"));
+    }
+}
+
+TEST_F(AttentionRefuses, OutputsAndGradientsOfAnotherShapeOrDtype) {
+    Saved saved;
+    EXPECT_THAT(refusal([&] {
+                    forward(ctx, in.q, in.k, in.v, {}, saved, make({1, 4, 4, 16}));
+                }),
+                HasSubstr("attention: o is"));
+    forward(ctx, in.q, in.k, in.v, {}, saved);
+    EXPECT_THAT(refusal([&] {
+                    backward(ctx, make({1, 4, 4, 8}, DType::f64), {}, saved);
+                }),
+                HasSubstr("attention: d_o is"));
+    EXPECT_THAT(refusal([&] { backward(ctx, Tensor(), {}, saved); }), HasSubstr("attention: d_o is"));
+    const Gradients right{empty_like(ctx, in.q), empty_like(ctx, in.k), empty_like(ctx, in.v)};
+    const auto refusal_into = [&](const Gradients& into) {
+        return refusal([&] { backward(ctx, in.d_o, {}, saved, into); });
+    };
+    EXPECT_EQ(refusal_into(right), "");
+    EXPECT_THAT(refusal_into({in.k, right.k, right.v}), HasSubstr("attention: gradient of q is"));
+    EXPECT_THAT(refusal_into({right.q, in.q, right.v}), HasSubstr("attention: gradient of k is"));
+    EXPECT_THAT(refusal_into({right.q, right.k, Tensor()}), HasSubstr("attention: gradient of v is"));
+}
+
+}  // namespace
+}  // namespace gradtile::attention::test

@@ -1,0 +1,92 @@
+// The portable flash kernels and the naive form against the definition, in float64 and float16, and what the
+// driver promises for every dtype: results that depend on nothing but the inputs.
+#include <gmock/gmock.h>
+
+#include "problems.h"
+#include "reference.h"
+
+namespace gradtile::attention::test {
+namespace {
+
+/// A float64 computation makes the roundings of the float32 one, 2^29 times smaller. The reference makes
+/// them too, so both sides' errors are allowed.
+void expect_float64_equals_definition(const Context& ctx, const Problem& problem) {
+    SCOPED_TRACE(::testing::Message() << problem);
+    const Inputs single = random_inputs(ctx, problem, DType::f32), in = single.to(ctx, DType::f64);
+    const Result naive32 = run(ctx, single, problem.options(Algorithm::naive));
+    const Reference reference = reference_of(ctx, problem, in, float64_roundoff);
+    for (const Algorithm algorithm : algorithms) {
+        SCOPED_TRACE(::testing::Message() << algorithm);
+        const Result result = run(ctx, in, problem.options(algorithm));
+        const auto expect = [&](const char* name, double factor, std::vector<double> Result::*part) {
+            const std::vector<double>& floor = reference.floor.*part;
+            const double error32 = largest_error(naive32.*part, reference.value.*part);
+            const double largest_floor = floor.empty() ? 0 : *std::max_element(floor.begin(), floor.end());
+            EXPECT_LE(largest_error(result.*part, reference.value.*part),
+                      (factor + 1) * 0x1p-29 * error32 + 2 * largest_floor)
+                << name;
+        };
+        expect("O", 2, &Result::o);
+        expect("LSE", 2, &Result::lse);
+        expect("dQ", 3, &Result::d_q);
+        expect("dK", 3, &Result::d_k);
+        expect("dV", 3, &Result::d_v);
+    }
+}
+
+TEST(Attention, Float64IsTheDefinitionAtAnyLength) {
+    const Context ctx(Device::cpu(), 2);
+    for (const Problem& problem : problems_of_lengths()) expect_float64_equals_definition(ctx, problem);
+}
+
+TEST(Attention, Float64IsTheDefinitionAtAnyHeadDim) {
+    const Context ctx(Device::cpu(), 2);
+    for (const Problem& problem : problems_of_head_dims({1, 7, 8, 33, 64, 160, 256}))
+        expect_float64_equals_definition(ctx, problem);
+}
+
+TEST(Attention, Float64IsTheDefinitionUnderAnyOption) {
+    const Context ctx(Device::cpu(), 2);
+    for (const Problem& problem : problems_of_options()) expect_float64_equals_definition(ctx, problem);
+}
+
+TEST(Flash, Float16IsAsAccurateAsNaiveFloat16) {
+    const Context ctx(Device::cpu(), 2);
+    std::vector<Problem> problems = problems_of_head_dims({8, 16, 40, 80, 128, 256});
+    for (const auto& more : {problems_of_lengths(), problems_of_options()})
+        problems.insert(problems.end(), more.begin(), more.end());
+    for (const Problem& problem : problems) {
+        SCOPED_TRACE(::testing::Message() << problem);
+        const Inputs in = random_inputs(ctx, problem, DType::f16);
+        const Reference reference = reference_of(ctx, problem, in, float16_roundoff);
+        expect_as_accurate_as(run(ctx, in, problem.options(Algorithm::naive)),
+                              run(ctx, in, problem.options()), reference, {.forward = 1, .gradients = 1});
+    }
+}
+
+TEST(Attention, ResultsDoNotDependOnTheNumberOfThreadsOrTheRun) {
+    const Problem one_head{.queries = 700, .keys = 650, .d_qk = 24, .d_v = 16, .causal = true};
+    const Problem several{.queries = 150,
+                          .keys = 170,
+                          .d_qk = 16,
+                          .d_v = 16,
+                          .batch = 2,
+                          .heads = 4,
+                          .key_heads = 2,
+                          .window = {.left = 60, .right = 20}};
+    const Context one(Device::cpu(), 1);
+    for (const Problem& problem : {one_head, several})
+        for (const DType dtype : floating_dtypes)
+            for (const Algorithm algorithm : algorithms) {
+                SCOPED_TRACE(::testing::Message() << problem << ' ' << dtype << ' ' << algorithm);
+                const Inputs in = random_inputs(one, problem, dtype);
+                const Result expected = run(one, in, problem.options(algorithm));
+                for (const int threads : {1, 2, 3, 2, 3}) {
+                    const Context ctx(Device::cpu(), threads);
+                    EXPECT_EQ(run(ctx, in, problem.options(algorithm)), expected) << threads << " threads";
+                }
+            }
+}
+
+}  // namespace
+}  // namespace gradtile::attention::test

@@ -1,0 +1,85 @@
+#pragma once
+/// The grid of problems on which every algorithm, dtype and kernel is compared with float64.
+#include <utility>
+
+#include "attention_testing.h"
+
+namespace gradtile::attention::test {
+
+/// Lengths of one block and of many, that no block divides, and with rows that see nothing.
+inline std::vector<Problem> problems_of_lengths() {
+    std::vector<Problem> problems;
+    for (const auto& [queries, keys] : {std::pair{1, 1},
+                                        {2, 2},
+                                        {5, 5},
+                                        {17, 17},
+                                        {64, 64},
+                                        {1, 64},
+                                        {64, 1},
+                                        {113, 203},
+                                        {203, 113},
+                                        {799, 3},
+                                        {3, 799},
+                                        {239, 1},
+                                        {1, 239},
+                                        {108, 256},
+                                        {256, 108}})
+        for (const bool causal : {false, true})
+            problems.push_back({.queries = queries,
+                                .keys = keys,
+                                .d_qk = 64,
+                                .d_v = 64,
+                                .causal = causal,
+                                .heads = 2,
+                                .key_heads = 2});
+    return problems;
+}
+
+/// Several blocks of every kernel in both directions.
+inline std::vector<Problem> long_problems() {
+    return {{.queries = 1023, .keys = 1024, .d_qk = 64, .d_v = 64, .causal = true},
+            {.queries = 1024, .keys = 1023, .d_qk = 32, .d_v = 32, .causal = true},
+            {.queries = 1023, .keys = 1024, .d_qk = 16, .d_v = 16},
+            {.queries = 1024, .keys = 1023, .d_qk = 16, .d_v = 24}};
+}
+
+inline std::vector<Problem> problems_of_head_dims(std::initializer_list<std::int64_t> head_dims) {
+    std::vector<Problem> problems;
+    for (const std::int64_t d : head_dims)
+        for (const bool causal : {false, true})
+            problems.push_back({.queries = 65, .keys = 81, .d_qk = d, .d_v = d, .causal = causal});
+    return problems;
+}
+
+/// Dqk != Dv, shared K/V heads, windows, both corners, scales.
+inline std::vector<Problem> problems_of_options() {
+    std::vector<Problem> problems{
+        {.queries = 65, .keys = 81, .d_qk = 40, .d_v = 96},
+        {.queries = 65, .keys = 81, .d_qk = 128, .d_v = 8, .causal = true},
+        {.queries = 65, .keys = 81, .d_qk = 8, .d_v = 256, .causal = true},
+        {.queries = 300, .keys = 300, .d_qk = 16, .d_v = 16, .causal = true, .window = {.left = 70}},
+        {.queries = 200, .keys = 300, .d_qk = 16, .d_v = 16, .window = {.left = 3, .right = 90}},
+        {.queries = 300, .keys = 200, .d_qk = 16, .d_v = 16, .window = {.left = 90, .right = 3}},
+        {.queries = 200, .keys = 300, .d_qk = 16, .d_v = 16, .causal = true, .top_left = true},
+        {.queries = 300,
+         .keys = 100,
+         .d_qk = 16,
+         .d_v = 16,
+         .window = {.left = 0, .right = 0},
+         .top_left = true}};
+    for (const std::int64_t key_heads : {1, 2, 4})
+        problems.push_back({.queries = 130,
+                            .keys = 150,
+                            .d_qk = 32,
+                            .d_v = 32,
+                            .causal = true,
+                            .batch = 2,
+                            .heads = 4,
+                            .key_heads = key_heads});
+    for (const double scale : {-0.25, 0.0, 2.0})
+        problems.push_back(
+            {.queries = 70, .keys = 90, .d_qk = 16, .d_v = 16, .causal = true, .scale = scale});
+    return problems;
+}
+
+}  // namespace gradtile::attention::test

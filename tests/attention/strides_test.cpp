@@ -1,0 +1,161 @@
+// Any strides, in inputs, outputs and gradients: the result is that of contiguous tensors, bit for bit, and
+// nothing but the outputs is written.
+#include <gmock/gmock.h>
+
+#include "attention_testing.h"
+
+namespace gradtile::attention::test {
+namespace {
+
+enum class Layout {
+    heads_first,   ///< [B, H, S, D] in memory, as PyTorch's SDPA takes them
+    transposed,    ///< [B, H, D, S]: columns far apart, rows adjacent
+    every_second,  ///< last stride 2
+    wider_rows,    ///< a slice of wider rows
+};
+constexpr Layout layouts[] = {Layout::heads_first, Layout::transposed, Layout::every_second,
+                              Layout::wider_rows};
+
+/// A [B, S, H, D] view laid out so, and all the memory it is a part of.
+struct Placed {
+    Tensor view, memory;
+};
+Placed place(const Context& ctx, const Shape& shape, DType dtype, Layout layout) {
+    const std::int64_t b = shape[0], s = shape[1], h = shape[2], d = shape[3];
+    switch (layout) {
+        case Layout::heads_first: {
+            const Tensor memory = empty(ctx, {b, h, s, d}, dtype);
+            return {memory.transpose(1, 2), memory};
+        }
+        case Layout::transposed: {
+            const Tensor memory = empty(ctx, {b, h, d, s}, dtype);
+            return {memory.transpose(2, 3).transpose(1, 2), memory};
+        }
+        case Layout::every_second: {
+            const Tensor memory = empty(ctx, {b, s, h, d, 2}, dtype);
+            return {memory.select(4, 1), memory};
+        }
+        case Layout::wider_rows: {
+            const Tensor memory = empty(ctx, {b, s, h, d + 3}, dtype);
+            return {memory.slice(3, 1, d), memory};
+        }
+    }
+    throw Error("no such layout");
+}
+
+Tensor placed_copy(const Context& ctx, const Tensor& x, Layout layout) {
+    const Tensor view = place(ctx, x.shape(), x.dtype(), layout).view;
+    copy(ctx, view, x);
+    return view;
+}
+
+const Problem problem{
+    .queries = 45, .keys = 70, .d_qk = 24, .d_v = 40, .causal = true, .batch = 2, .heads = 4, .key_heads = 2};
+
+/// Calls body(dtype, options) for every dtype and algorithm.
+template <class Body>
+void for_every_form(const Problem& p, Body&& body) {
+    for (const DType dtype : floating_dtypes)
+        for (const Algorithm algorithm : algorithms) {
+            SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm);
+            body(dtype, p.options(algorithm));
+        }
+}
+
+TEST(AttentionStrides, InputsMayLieAnyWay) {
+    const Context ctx(Device::cpu(), 2);
+    for_every_form(problem, [&](DType dtype, const Options& options) {
+        const Inputs in = random_inputs(ctx, problem, dtype);
+        const Result expected = run(ctx, in, options);
+        for (const Layout layout : layouts) {
+            SCOPED_TRACE(static_cast<int>(layout));
+            const Inputs views{placed_copy(ctx, in.q, layout), placed_copy(ctx, in.k, layout),
+                               placed_copy(ctx, in.v, layout), placed_copy(ctx, in.d_o, layout)};
+            EXPECT_EQ(run(ctx, views, options), expected);
+        }
+    });
+}
+
+TEST(AttentionStrides, OutputsMayLieAnyWayAndNothingElseIsWritten) {
+    const Context ctx(Device::cpu(), 2);
+    for_every_form(problem, [&](DType dtype, const Options& options) {
+        const Inputs in = random_inputs(ctx, problem, dtype);
+        const Result expected = run(ctx, in, options);
+        for (const Layout layout : layouts) {
+            SCOPED_TRACE(static_cast<int>(layout));
+            constexpr double untouched = 7;
+            const auto output = [&](const Tensor& like) {
+                const Placed placed = place(ctx, like.shape(), dtype, layout);
+                fill(ctx, placed.memory, untouched);
+                return placed;
+            };
+            const Placed o = output(in.d_o), d_q = output(in.q), d_k = output(in.k), d_v = output(in.v);
+            Saved saved;
+            forward(ctx, in.q, in.k, in.v, options, saved, o.view);
+            backward(ctx, in.d_o, options, saved, {.q = d_q.view, .k = d_k.view, .v = d_v.view});
+            const auto expect_written = [&](const char* name, const Placed& placed,
+                                            const std::vector<double>& values) {
+                EXPECT_EQ(to_host(ctx, placed.view), values) << name;
+                fill(ctx, placed.view, untouched);
+                EXPECT_THAT(to_host(ctx, placed.memory), ::testing::Each(untouched)) << name;
+            };
+            expect_written("dQ", d_q, expected.d_q);
+            expect_written("dK", d_k, expected.d_k);
+            expect_written("dV", d_v, expected.d_v);
+            expect_written("O", o, expected.o);
+        }
+    });
+}
+
+TEST(AttentionStrides, RepeatedElementsCountLikeCopies) {
+    const Context ctx(Device::cpu(), 2);
+    for_every_form(problem, [&](DType dtype, const Options& options) {
+        const Inputs in = random_inputs(ctx, problem, dtype);
+        // The gradient of a sum, one K/V for the whole batch, and a single key repeated.
+        const Tensor ones = empty(ctx, {1, 1, 1, 1}, dtype);
+        fill(ctx, ones, 1);
+        const auto expect_same = [&](const char* what, const Inputs& repeated) {
+            EXPECT_EQ(run(ctx, repeated, options), run(ctx, repeated.to(ctx, dtype), options)) << what;
+        };
+        const Shape &k_shape = in.k.shape(), &v_shape = in.v.shape();
+        expect_same("d_o", {in.q, in.k, in.v, ones.expand(in.d_o.shape())});
+        expect_same("batch of k and v",
+                    {in.q, in.k.slice(0, 0, 1).expand(k_shape), in.v.slice(0, 0, 1).expand(v_shape), in.d_o});
+        expect_same("keys",
+                    {in.q, in.k.slice(1, 3, 1).expand(k_shape), in.v.slice(1, 3, 1).expand(v_shape), in.d_o});
+        expect_same("columns", {in.q.slice(3, 0, 1).expand(in.q.shape()), in.k,
+                                in.v.slice(3, 0, 1).expand(v_shape), in.d_o});
+    });
+}
+
+TEST(AttentionStrides, PackedQkvAndItsGradientNeedNoCopies) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem square{.queries = 65,
+                         .keys = 65,
+                         .d_qk = 32,
+                         .d_v = 32,
+                         .causal = true,
+                         .batch = 2,
+                         .heads = 3,
+                         .key_heads = 3};
+    for_every_form(square, [&](DType dtype, const Options& options) {
+        const Inputs in = random_inputs(ctx, square, dtype);
+        const Result expected = run(ctx, in, options);
+        const Tensor packed = empty(ctx, {2, 65, 3, 3, 32}, dtype), gradient = empty_like(ctx, packed);
+        copy(ctx, packed.select(2, 0), in.q);
+        copy(ctx, packed.select(2, 1), in.k);
+        copy(ctx, packed.select(2, 2), in.v);
+        Saved saved;
+        const Tensor o =
+            forward(ctx, packed.select(2, 0), packed.select(2, 1), packed.select(2, 2), options, saved);
+        backward(ctx, in.d_o, options, saved,
+                 {.q = gradient.select(2, 0), .k = gradient.select(2, 1), .v = gradient.select(2, 2)});
+        EXPECT_EQ(to_host(ctx, o), expected.o);
+        EXPECT_EQ(to_host(ctx, gradient.select(2, 0)), expected.d_q);
+        EXPECT_EQ(to_host(ctx, gradient.select(2, 1)), expected.d_k);
+        EXPECT_EQ(to_host(ctx, gradient.select(2, 2)), expected.d_v);
+    });
+}
+
+}  // namespace
+}  // namespace gradtile::attention::test
