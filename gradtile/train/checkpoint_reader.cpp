@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <functional>
 
 #include <gradtile/core/check.h>
@@ -83,10 +85,22 @@ void check_crc(const std::string& name, std::uint32_t stored, std::span<const st
     check(crc32c(bytes) == stored, name, ": damaged: the checksum of its elements does not match");
 }
 
+// Before libhdf5 looks at anything: the superblock this format uses (version 3, HDF5 1.10) has a checksum,
+// and so has every structure it leads to. Older versions have none, and libhdf5 parses them with less care.
+void check_superblock(Hdf5Storage& storage) {
+    constexpr std::array<unsigned char, 9> kStart = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n', 3};
+    std::array<std::byte, kStart.size()> start{};
+    check(storage.size() >= CheckpointHeader::kSize + start.size(), "no HDF5 part");
+    storage.read(start.data(), start.size(), CheckpointHeader::kSize);
+    check(std::memcmp(start.data(), kStart.data(), start.size()) == 0,
+          "the HDF5 part does not begin at byte ", CheckpointHeader::kSize, " in the format of HDF5 1.10");
+}
+
 }  // namespace
 
 CheckpointReader::CheckpointReader(Hdf5Storage& storage, std::uint64_t file_bytes)
     : file_bytes_(file_bytes), access_(storage_access(storage)) {
+    check_superblock(storage);
     file_ = Hdf5File(H5Fopen("checkpoint", H5F_ACC_RDONLY, access_.get()), "open the HDF5 part");
     const Hdf5PropertyList creation(H5Fget_create_plist(file_.get()), "read the file's properties");
     hsize_t user_block = 0;

@@ -39,18 +39,31 @@ inline std::vector<std::byte> seal(std::vector<std::byte> file, std::int64_t ste
     return file;
 }
 
-/// A sound checkpoint's file to which `add` did something before it was sealed.
-inline std::vector<std::byte> sealed_checkpoint(const Checkpoint& checkpoint,
-                                                const std::function<void(hid_t file)>& add) {
+/// A sound checkpoint's HDF5 part, with room for the header.
+inline std::vector<std::byte> hdf5_of(const Checkpoint& checkpoint) {
     const Hdf5Lock lock;
     MemoryStorage storage;
     write_hdf5(storage, checkpoint);
+    return std::move(storage.bytes);
+}
+
+/// The same after `change` did something to the open file, sealed.
+inline std::vector<std::byte> sealed_after(std::vector<std::byte> hdf5, std::int64_t step,
+                                           const std::function<void(hid_t file)>& change) {
+    const Hdf5Lock lock;
+    MemoryStorage storage;
+    storage.bytes = std::move(hdf5);
     {
         const Hdf5PropertyList access = storage_access(storage);
         const Hdf5File file(H5Fopen("sealed", H5F_ACC_RDWR, access.get()), "open");
-        add(file.get());
+        change(file.get());
     }
-    return seal(std::move(storage.bytes), checkpoint.step);
+    return seal(std::move(storage.bytes), step);
+}
+
+inline std::vector<std::byte> sealed_checkpoint(const Checkpoint& checkpoint,
+                                                const std::function<void(hid_t file)>& change) {
+    return sealed_after(hdf5_of(checkpoint), checkpoint.step, change);
 }
 
 }  // namespace gradtile::test

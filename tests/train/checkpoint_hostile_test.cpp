@@ -266,13 +266,12 @@ TEST(HostileCheckpoint, AUserBlockOfAnotherSizeIsRefused) {
     }
     storage.bytes = test::seal(std::move(storage.bytes));
     const auto read = [&] { CheckpointReader(storage, storage.bytes.size()); };
-    EXPECT_THAT(error_of(read), HasSubstr("begins at byte 8192"));
+    EXPECT_THAT(error_of(read), HasSubstr("does not begin at byte 4096"));
 }
 
 TEST(HostileCheckpoint, GarbageUnderACorrectHeaderIsRefused) {
-    EXPECT_THAT(refusal(test::seal({})), HasSubstr("cannot open the HDF5 part"));
-    EXPECT_THAT(refusal(test::seal(std::vector(100'000, std::byte{0x89}))),
-                HasSubstr("cannot open the HDF5 part"));
+    EXPECT_THAT(refusal(test::seal({})), HasSubstr("HDF5 part"));
+    EXPECT_THAT(refusal(test::seal(std::vector(100'000, std::byte{0x89}))), HasSubstr("HDF5 part"));
 }
 
 }  // namespace
