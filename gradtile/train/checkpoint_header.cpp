@@ -1,7 +1,10 @@
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <string_view>
+#include <thread>
+#include <vector>
 
 #include <gradtile/core/check.h>
 #include <gradtile/train/checkpoint_header.h>
@@ -42,6 +45,20 @@ std::uint32_t header_crc(CheckpointHeader::Bytes bytes) {
     return crc32c(bytes);
 }
 
+std::uint32_t range_crc(const OpenFile& file, std::uint64_t begin, std::uint64_t end) {
+    // Small enough to stay in the cache between being read and being summed.
+    constexpr std::size_t kPiece = std::size_t{256} << 10;
+    const auto piece = std::make_unique_for_overwrite<std::byte[]>(kPiece);
+    std::uint32_t crc = 0;
+    while (begin < end) {
+        const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(kPiece, end - begin));
+        file.read(piece.get(), bytes, begin);
+        crc = crc32c({piece.get(), bytes}, crc);
+        begin += bytes;
+    }
+    return crc;
+}
+
 }  // namespace
 
 CheckpointHeader::Bytes CheckpointHeader::encode() const {
@@ -70,15 +87,24 @@ CheckpointHeader CheckpointHeader::decode(const Bytes& bytes) {
 }
 
 std::uint32_t file_crc(const OpenFile& file, std::uint64_t begin, std::uint64_t end) {
-    // Small enough to stay in the cache between being read and being summed.
-    constexpr std::size_t kPiece = std::size_t{256} << 10;
-    const auto piece = std::make_unique_for_overwrite<std::byte[]>(kPiece);
-    std::uint32_t crc = 0;
-    while (begin < end) {
-        const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(kPiece, end - begin));
-        file.read(piece.get(), bytes, begin);
-        crc = crc32c({piece.get(), bytes}, crc);
-        begin += bytes;
+    // One thread does not keep up with the page cache; more than these gain little.
+    constexpr std::uint64_t kMostThreads = 4;
+    constexpr std::uint64_t kWorthAThread = std::uint64_t{16} << 20;
+    const std::uint64_t threads = std::clamp<std::uint64_t>(
+        (end - begin) / kWorthAThread, 1,
+        std::min<std::uint64_t>(kMostThreads, std::max(1u, std::thread::hardware_concurrency())));
+    const std::uint64_t part = (end - begin) / threads;
+    std::vector<std::future<std::uint32_t>> rest;
+    for (std::uint64_t i = 1; i < threads; ++i) {
+        const std::uint64_t from = begin + i * part;
+        const std::uint64_t to = i + 1 == threads ? end : from + part;
+        rest.push_back(
+            std::async(std::launch::async, [&file, from, to] { return range_crc(file, from, to); }));
+    }
+    std::uint32_t crc = range_crc(file, begin, threads == 1 ? end : begin + part);
+    for (std::uint64_t i = 1; i < threads; ++i) {
+        const std::uint64_t bytes = i + 1 == threads ? end - (begin + i * part) : part;
+        crc = crc32c_combine(crc, rest[static_cast<std::size_t>(i - 1)].get(), bytes);
     }
     return crc;
 }

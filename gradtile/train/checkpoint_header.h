@@ -24,7 +24,7 @@ struct CheckpointHeader {
     static CheckpointHeader decode(const Bytes& bytes);
 };
 
-/// CRC-32C of bytes [begin, end) as they lie in the file.
+/// CRC-32C of bytes [begin, end) as they lie in the file, read by a few threads.
 std::uint32_t file_crc(const OpenFile& file, std::uint64_t begin, std::uint64_t end);
 
 /// Reads the header, then every byte of the file against it. Throws Error (without the file's name) unless

@@ -117,6 +117,9 @@ CheckpointReader::CheckpointReader(Hdf5Storage& storage, std::uint64_t file_byte
             check(is_one_of(schema::json_groups, link.name), "unknown group ", link.name);
         }
     }
+    // Groups first is not quite name order: "a-b" stands before "a/c".
+    std::sort(tensors_.begin(), tensors_.end(),
+              [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; });
 }
 
 void CheckpointReader::walk(const std::string& group_name, int depth) {

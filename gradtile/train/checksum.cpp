@@ -112,7 +112,8 @@ std::uint32_t fletcher32(std::span<const std::byte> bytes) {
     // Lane l of a block sums words l, l + kLanes, ...: low[l] = sum over rows, high[l] = sum of the running
     // low[l], which weighs the words of row r by (rows - r); uint32 holds 256 rows: 65535 * 256 * 257 / 2 <
     // 2^32.
-    constexpr std::size_t kLanes = 64;
+    // 32 lanes fit into the registers of AVX2, with their running sums.
+    constexpr std::size_t kLanes = 32;
     constexpr std::size_t kRows = 256;
     constexpr std::uint64_t kModulus = 65535;
     std::uint64_t sum1 = 0;

@@ -65,6 +65,17 @@ TEST(Checkpoint, StoresStridedViewsRowMajor) {
     test::expect_same(read_checkpoint(directory / "a.h5"), meant);
 }
 
+TEST(Checkpoint, NamesMayBePrefixesOfEachOther) {
+    const Context ctx;
+    const TemporaryDirectory directory;
+    Checkpoint meant;
+    for (const std::string name : {"a-b", "a/c", "a.b", "ab", "a/c-d", "a0/c", "A/~"}) {
+        meant.params[name] = randn(ctx, {3}, DType::f32, Seed{name.size()});
+    }
+    write_checkpoint(directory / "a.h5", meant);
+    test::expect_same(read_checkpoint(directory / "a.h5"), meant);
+}
+
 TEST(Checkpoint, WithoutTensorsIsLegal) {
     const TemporaryDirectory directory;
     Checkpoint meant;
