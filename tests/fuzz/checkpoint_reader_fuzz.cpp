@@ -110,11 +110,18 @@ void add_dataset(Choices& data, hid_t file) {
     }
     const Hdf5Space space(rank == 0 ? H5Screate(H5S_SCALAR) : H5Screate_simple(rank, dims, nullptr), "space");
     const Hdf5PropertyList creation(H5Pcreate(H5P_DATASET_CREATE), "list");
-    if (data.yes() && rank > 0) H5Pset_chunk(creation.get(), rank, chunk);
-    if (data.yes()) H5Pset_fletcher32(creation.get());
-    if (data.yes()) H5Pset_shuffle(creation.get());
-    if (data.yes()) H5Pset_external(creation.get(), "/nowhere/else", 0, H5F_UNLIMITED);
-    if (data.yes()) H5Pset_layout(creation.get(), H5D_COMPACT);
+    // One layout at a time: libhdf5 1.10 falls over some mixtures while it makes them.
+    switch (data.between(0, 4)) {
+        case 0:
+            break;  // contiguous
+        case 1:
+            H5Pset_external(creation.get(), "/nowhere/else", 0, H5F_UNLIMITED);
+            break;
+        default:
+            if (rank > 0) H5Pset_chunk(creation.get(), rank, chunk);
+            if (data.byte() % 8 != 0) H5Pset_fletcher32(creation.get());
+            if (data.byte() % 8 == 0) H5Pset_shuffle(creation.get());
+    }
     H5Ldelete(file, name.c_str(), H5P_DEFAULT);
     const Hdf5Dataset dataset(
         H5Dcreate2(file, name.c_str(), type.get(), space.get(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
