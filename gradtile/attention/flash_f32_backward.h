@@ -168,12 +168,13 @@ class BackwardBlock {
     void probabilities(const Tile& tile, const Strip& strip, const float* lse) const {
         const std::int64_t pitch = row_pitch(g_.d_qk), first = strip.rows.begin;
         const Vector scale = V::broadcast(scale_log2_);
+        float* const p = scratch_.p + first * tile_tokens;
+        lse += first;
         multiply<V>(strip.rows.end - first, strip.vectors, g_.d_qk,
                     Scalars{scratch_.q + first * pitch, pitch, 1}, Vectors{tile.k_transposed, tile_tokens},
-                    [&](std::int64_t i, std::int64_t c, Vector s) {
-                        const Vector offset = V::broadcast(-lse[first + i] * static_cast<float>(log2_e));
-                        V::store(scratch_.p + (first + i) * tile_tokens + c * V::lanes,
-                                 V::exp2(V::fma(s, scale, offset)));
+                    [=](std::int64_t i, std::int64_t c, Vector s) {
+                        const Vector offset = V::broadcast(-lse[i] * static_cast<float>(log2_e));
+                        V::store(p + i * tile_tokens + c * V::lanes, V::exp2(V::fma(s, scale, offset)));
                     });
     }
 
@@ -193,12 +194,15 @@ class BackwardBlock {
     /// dS = P * (dO V^T - D).
     void score_gradients(const Tile& tile, const Strip& strip, const float* delta) const {
         const std::int64_t pitch = row_pitch(g_.d_v), first = strip.rows.begin;
+        const float* const p = scratch_.p + first * tile_tokens;
+        float* const d_s = scratch_.d_s + first * tile_tokens;
+        delta += first;
         multiply<V>(strip.rows.end - first, strip.vectors, g_.d_v,
                     Scalars{scratch_.d_o + first * pitch, pitch, 1}, Vectors{tile.v_transposed, tile_tokens},
-                    [&](std::int64_t i, std::int64_t c, Vector d_p) {
-                        const std::int64_t place = (first + i) * tile_tokens + c * V::lanes;
-                        const Vector centred = V::sub(d_p, V::broadcast(delta[first + i]));
-                        V::store(scratch_.d_s + place, V::mul(V::load(scratch_.p + place), centred));
+                    [=](std::int64_t i, std::int64_t c, Vector d_p) {
+                        const std::int64_t place = i * tile_tokens + c * V::lanes;
+                        const Vector centred = V::sub(d_p, V::broadcast(delta[i]));
+                        V::store(d_s + place, V::mul(V::load(p + place), centred));
                     });
     }
 
@@ -208,7 +212,7 @@ class BackwardBlock {
         const std::int64_t first = strip.rows.begin;
         multiply<V>(d, strip.vectors, strip.rows.end - first, Scalars{rows + first * pitch, 1, pitch},
                     Vectors{weights + first * tile_tokens, tile_tokens},
-                    [&](std::int64_t column, std::int64_t c, Vector sum) {
+                    [=](std::int64_t column, std::int64_t c, Vector sum) {
                         float* const target = sums + column * tile_tokens + c * V::lanes;
                         V::store(target, V::add(V::load(target), sum));
                     });
@@ -222,7 +226,7 @@ class BackwardBlock {
         multiply<V>(strip.rows.end - strip.rows.begin, vectors_of<V>({0, g_.d_qk}), past_key - first_key,
                     Scalars{scratch_.d_s + strip.rows.begin * tile_tokens + first_key, tile_tokens, 1},
                     Vectors{tile.k + first_key * pitch, pitch},
-                    [&](std::int64_t i, std::int64_t c, Vector sum) {
+                    [=](std::int64_t i, std::int64_t c, Vector sum) {
                         float* const target = d_q + i * pitch + c * V::lanes;
                         V::store(target, V::add(V::load(target), sum));
                     });

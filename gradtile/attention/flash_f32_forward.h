@@ -160,7 +160,7 @@ class ForwardBlock {
         float* const s = scratch_.p + strip.keys.begin * tile_tokens;
         multiply<V>(strip.keys.end - strip.keys.begin, strip.vectors, g_.d_qk,
                     Scalars{scratch_.k + strip.keys.begin * pitch, pitch, 1}, Vectors{tile.q, tile_tokens},
-                    [&](std::int64_t j, std::int64_t c, Vector sum) {
+                    [=](std::int64_t j, std::int64_t c, Vector sum) {
                         V::store(s + j * tile_tokens + c * V::lanes, sum);
                         if constexpr (track_maximum) {
                             float* const m = maximum + c * V::lanes;
@@ -220,11 +220,12 @@ class ForwardBlock {
     template <bool with_rescale>
     void add_values(const Tile& tile, const Strip& strip, const float* rescale) const {
         const std::int64_t pitch = row_pitch(g_.d_v);
+        float* const o_sums = tile.o;
         multiply<V>(g_.d_v, strip.vectors, strip.keys.end - strip.keys.begin,
                     Scalars{scratch_.v + strip.keys.begin * pitch, 1, pitch},
                     Vectors{scratch_.p + strip.keys.begin * tile_tokens, tile_tokens},
-                    [&](std::int64_t d, std::int64_t c, Vector sum) {
-                        float* const o = tile.o + d * tile_tokens + c * V::lanes;
+                    [=](std::int64_t d, std::int64_t c, Vector sum) {
+                        float* const o = o_sums + d * tile_tokens + c * V::lanes;
                         if constexpr (with_rescale) {
                             V::store(o, V::fma(V::load(o), V::load(rescale + c * V::lanes), sum));
                         } else {

@@ -64,7 +64,7 @@ struct Vectors {
 /// epilogue(row, vector, sum).
 template <class V, int R, int C, class Epilogue>
 [[gnu::always_inline]] inline void multiply_tile(std::int64_t depth, Scalars a, Vectors b, std::int64_t row,
-                                                 std::int64_t vector, const Epilogue& epilogue) {
+                                                 std::int64_t vector, Epilogue epilogue) {
     typename V::Vector sum[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -93,7 +93,7 @@ template <class V, int R, int C, class Epilogue>
 
 template <class V, int C, class Epilogue>
 [[gnu::noinline]] void multiply_columns(std::int64_t rows, std::int64_t depth, Scalars a, Vectors b,
-                                        std::int64_t vector, const Epilogue& epilogue) {
+                                        std::int64_t vector, Epilogue epilogue) {
     std::int64_t row = 0;
     for (; row + V::tile_rows <= rows; row += V::tile_rows)
         multiply_tile<V, V::tile_rows, C>(depth, a, b, row, vector, epilogue);
@@ -108,10 +108,11 @@ template <class V, int C, class Epilogue>
     if (rows - row >= 1) multiply_tile<V, 1, C>(depth, a, b, row, vector, epilogue);
 }
 
-/// epilogue(r, c, (a * b)[r, vector c]) for r < rows and every vector c of `vectors`.
+/// epilogue(r, c, (a * b)[r, vector c]) for r < rows and every vector c of `vectors`. Epilogues are passed by
+/// value and should capture by value, so that their pointers stay in registers across the stores they make.
 template <class V, class Epilogue>
 void multiply(std::int64_t rows, IndexRange vectors, std::int64_t depth, Scalars a, Vectors b,
-              const Epilogue& epilogue) {
+              Epilogue epilogue) {
     std::int64_t c = vectors.begin;
     for (; c + V::tile_vectors <= vectors.end; c += V::tile_vectors)
         multiply_columns<V, V::tile_vectors>(rows, depth, a, b, c, epilogue);
