@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include <gradtile/cli/commands.h>
+#include <gradtile/cli/flag_values.h>
 #include <gradtile/train/corpus.h>
 #include <gradtile/train/dataset.h>
 
@@ -49,12 +50,11 @@ int corpus(const Flags& flags) {
 void add_corpus(CLI::App& app, Action& chosen) {
     const auto flags = std::make_shared<Flags>();
     CLI::App* command = app.add_subcommand("corpus", "Write short stories from a grammar, to train on");
-    command->add_option("--characters", flags->characters, "at least this many; stories are not cut")
-        ->capture_default_str();
-    command->add_option("--seed", flags->seed, "another seed, other stories")->capture_default_str();
-    command->add_option("--out", flags->out, "file to write");
-    command->add_option("--score", flags->score,
-                        "file whose validation stories to measure: -ln p per character under the grammar");
+    add_value(*command, "--characters", flags->characters, "at least this many; stories are not cut");
+    add_value(*command, "--seed", flags->seed, "another seed, other stories");
+    add_value(*command, "--out", flags->out, "file to write");
+    add_value(*command, "--score", flags->score,
+              "file whose validation stories to measure: -ln p per character under the grammar");
     command->callback([flags, &chosen] { chosen = [flags] { return corpus(*flags); }; });
 }
 

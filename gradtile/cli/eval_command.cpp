@@ -48,7 +48,7 @@ void add_eval(CLI::App& app, Action& chosen) {
     CLI::App* command = app.add_subcommand("eval", "Loss of a trained model over a whole file");
     flags->model.add_to(*command);
     command->add_option("--data", flags->data, "text, or token file (.bin)")->required();
-    command->add_option("--batch", flags->batch, "windows at once")->capture_default_str();
+    add_value(*command, "--batch", flags->batch, "windows at once");
     command->add_flag("--json", flags->json, "as one JSON object");
     command->callback([flags, &chosen] { chosen = [flags] { return eval(*flags); }; });
 }

@@ -62,7 +62,7 @@ void add_gradcheck(CLI::App& app, Action& chosen) {
         app.add_subcommand("gradcheck", "Check hand-written gradients against finite differences in float64");
     std::string names = "all";
     for (const CheckedOperator& op : checked_operators()) names += ", " + op.name;
-    command->add_option("--op", flags->op, names)->capture_default_str();
+    command->add_option("--op", flags->op, names)->capture_default_str()->take_last();
     add_device_flag(*command, flags->device);
     command->add_flag("--json", flags->json, "one JSON object an input");
     command->callback([flags, &chosen] { chosen = [flags] { return gradcheck(*flags); }; });

@@ -1,5 +1,6 @@
 // The program `gradtile`: parses the command line, runs one command, and turns errors into one line and an
 // exit code.
+#include <csignal>
 #include <iostream>
 #include <new>
 
@@ -35,6 +36,12 @@ std::string unknown_argument(CLI::App& app) {
                   "'");
 }
 
+/// "gradtile train", or "gradtile" before a command was recognised.
+std::string command_line_of(const CLI::App& app) {
+    const std::vector<CLI::App*> parsed = app.get_subcommands();
+    return parsed.empty() ? app.get_name() : concat(app.get_name(), " ", parsed.front()->get_name());
+}
+
 int refuse(const std::string& message) {
     std::cerr << "gradtile: " << message << '\n';
     return 2;
@@ -43,8 +50,11 @@ int refuse(const std::string& message) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    // A file that may grow no further (ulimit -f) is a failed write like a full disk, not the end.
+    std::signal(SIGXFSZ, SIG_IGN);
     CLI::App app{"gradtile trains small transformers, on the CPU or on NVIDIA GPUs.", "gradtile"};
     app.require_subcommand(0, 1);
+    app.set_version_flag("--version", "gradtile " GRADTILE_VERSION);
     app.get_formatter()->column_width(34);
     cli::Action chosen;
     cli::add_train(app, chosen);
@@ -61,6 +71,8 @@ int main(int argc, char** argv) {
     } catch (const CLI::Success& help) {
         return app.exit(help);
     } catch (const CLI::ParseError& error) {
+        return refuse(concat(error.what(), "; see ", command_line_of(app), " --help"));
+    } catch (const Error& error) {
         return refuse(error.what());
     }
     if (!chosen) {

@@ -19,7 +19,7 @@ struct ModelArgument {
     void add_to(CLI::App& command) {
         command.add_option("model", path, "directory of a run, or checkpoint file")->required();
         add_device_flag(command, device);
-        command.add_option("--threads", threads, "0: every core");
+        add_value(command, "--threads", threads, "0: every core");
     }
     std::unique_ptr<LanguageModel> load() const {
         check(threads >= 0 && threads <= 4096, "--threads: ", threads, "; expected 0 (every core) to 4096");

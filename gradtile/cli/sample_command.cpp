@@ -1,4 +1,5 @@
 // gradtile sample: text from a trained model.
+#include <cmath>
 #include <iostream>
 
 #include <gradtile/cli/commands.h>
@@ -16,7 +17,8 @@ struct Flags {
 int sample_text(const Flags& flags) {
     const SampleOptions& o = flags.options;
     check(o.tokens >= 0, "--tokens: ", o.tokens, "; expected 0 or more");
-    check(o.temperature >= 0.0, "--temperature: ", o.temperature, "; expected 0 or more");
+    check(o.temperature >= 0.0 && std::isfinite(o.temperature), "--temperature: ", o.temperature,
+          "; expected 0 or more");
     check(o.top_k >= 0, "--top-k: ", o.top_k, "; expected 0 (all) or more");
     check(o.top_p > 0.0 && o.top_p <= 1.0, "--top-p: ", o.top_p, "; expected 0 < p <= 1");
     const auto model = flags.model.load();
@@ -30,17 +32,14 @@ void add_sample(CLI::App& app, Action& chosen) {
     const auto flags = std::make_shared<Flags>();
     CLI::App* command = app.add_subcommand("sample", "Write text with a trained model");
     flags->model.add_to(*command);
-    command->add_option("--prompt", flags->options.prompt, "text to go on from")->capture_default_str();
-    command->add_option("--tokens", flags->options.tokens, "tokens to draw")->capture_default_str();
-    command->add_option("--temperature", flags->options.temperature, "0: always the likeliest token")
-        ->capture_default_str();
-    command->add_option("--top-k", flags->options.top_k, "draw among the k likeliest; 0: all")
-        ->capture_default_str();
-    command
-        ->add_option("--top-p", flags->options.top_p,
-                     "draw among the likeliest that together have probability p")
-        ->capture_default_str();
-    command->add_option("--seed", flags->options.seed, "of the draws")->capture_default_str();
+    SampleOptions& options = flags->options;
+    add_value(*command, "--prompt", options.prompt, "text to go on from");
+    add_value(*command, "--tokens", options.tokens, "tokens to draw");
+    add_value(*command, "--temperature", options.temperature, "0: always the likeliest token");
+    add_value(*command, "--top-k", options.top_k, "draw among the k likeliest; 0: all");
+    add_value(*command, "--top-p", options.top_p,
+              "draw among the likeliest that together have probability p");
+    add_value(*command, "--seed", options.seed, "of the draws");
     command->callback([flags, &chosen] { chosen = [flags] { return sample_text(*flags); }; });
 }
 

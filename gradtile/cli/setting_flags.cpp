@@ -1,21 +1,8 @@
 #include <gradtile/cli/setting_flags.h>
 
+#include <gradtile/cli/flag_values.h>
+
 namespace gradtile::cli {
-namespace {
-
-template <NamedEnum Enum>
-std::string described(const char* help, const Enum&) {
-    return concat(help, " (", choices_of<Enum>(), ")");
-}
-template <class T>
-requires(!NamedEnum<T>) std::string described(const char* help, const T&) {
-    return help;
-}
-
-template <class T>
-using FlagType = std::conditional_t<NamedEnum<T>, std::string, T>;
-
-}  // namespace
 
 SettingFlags::SettingFlags(CLI::App& command) {
     const TrainConfig defaults;
@@ -24,12 +11,20 @@ SettingFlags::SettingFlags(CLI::App& command) {
         const std::string flag = concat("--", name);
         if constexpr (std::is_same_v<Member, bool>) {
             command.add_flag_function(
-                concat(flag, ",!--no-", name), [this, name](std::int64_t count) { given_[name] = count > 0; },
+                concat(flag, ",!--no-", name),
+                [this, name, flag](std::int64_t count) {
+                    check(count == 1 || count == -1, flag, ": expected ", flag, " or --no-", name, ", once");
+                    given_[name] = count > 0;
+                },
                 help);
         } else {
-            command.add_option_function<FlagType<Member>>(
-                flag, [this, name](const FlagType<Member>& value) { given_[name] = value; },
-                described(help, member));
+            add_value<Member>(command, flag, help, [this, name](const Member& value) {
+                if constexpr (NamedEnum<Member>) {
+                    given_[name] = std::string(name_of(value));
+                } else {
+                    given_[name] = value;
+                }
+            });
         }
     });
 }

@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include <gradtile/cli/commands.h>
+#include <gradtile/cli/flag_values.h>
 #include <gradtile/cli/setting_flags.h>
 #include <gradtile/train/progress.h>
 #include <gradtile/train/stop_signals.h>
@@ -51,13 +52,20 @@ Resume resume_of(const Flags& flags) {
     return resume;
 }
 
-/// What the step would hold in memory, without touching data or directory when the vocabulary is known.
 void print_setup(const Trainer& trainer) {
     const TrainConfig& c = trainer.config();
     std::cout << trainer.memory_plan() << "training on " << trainer.train_tokens()
               << " tokens, validating on " << trainer.validation_tokens() << "; vocabulary "
               << c.model.vocabulary << ", " << c.accumulation_steps() << " x " << c.micro_batch_size()
               << " sequences of " << c.model.context << " tokens a step, " << name_of(c.dtype) << '\n';
+}
+
+/// How near the model came to the grammar that wrote the validation stories.
+void print_source(double val_loss, double source_nll) {
+    std::printf(
+        "the stories' source itself reaches %.4f; the model is %.4f above it (nats per character)\n"
+        "  part of that gap is the short context: the source remembers a story from its first word\n",
+        source_nll, val_loss - source_nll);
 }
 
 int train(const Flags& flags) {
@@ -88,6 +96,7 @@ int train(const Flags& flags) {
     if (summary.val_loss)
         std::printf("validation loss %.4f (best %.4f)\n", *summary.val_loss,
                     summary.best_val_loss.value_or(*summary.val_loss));
+    if (summary.val_loss && trainer.source_nll()) print_source(*summary.val_loss, *trainer.source_nll());
     if (!summary.checkpoint.empty()) {
         std::cout << "checkpoint: " << summary.checkpoint.string() << "\nmetrics:    " << config.out
                   << "/metrics.jsonl\nloss curve: " << config.out << "/loss.svg\n";
@@ -102,11 +111,12 @@ void add_train(CLI::App& app, Action& chosen) {
     const auto flags = std::make_shared<Flags>(*command);
     std::string presets = "settings to start from:";
     for (const std::string& name : preset_names()) presets += " " + name;
-    command->add_option("--preset", flags->preset, presets);
-    command->add_option("--config", flags->config_file, "JSON file of settings, named as the flags are");
-    command->add_option("--resume", flags->resume, "directory of a run to go on with");
-    command->add_option("--stop-after", flags->stop_after,
-                        "stop after this step; a later --resume goes on unchanged");
+    add_value(*command, "--preset", flags->preset, presets);
+    add_value(*command, "--config", flags->config_file, "JSON file of settings, named as the flags are");
+    add_value(*command, "--resume", flags->resume, "directory of a run to go on with");
+    add_value<std::int64_t>(*command, "--stop-after",
+                            "stop after this step; a later --resume goes on unchanged",
+                            [flags = flags.get()](const std::int64_t& step) { flags->stop_after = step; });
     command->add_flag("--memory", flags->memory, "print the memory plan and stop");
     command->add_flag("--quiet", flags->quiet, "no progress line");
     command->callback([flags, &chosen] { chosen = [flags] { return train(*flags); }; });

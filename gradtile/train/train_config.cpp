@@ -1,5 +1,6 @@
 #include <gradtile/train/train_config.h>
 
+#include <filesystem>
 #include <fstream>
 #include <limits>
 
@@ -32,8 +33,14 @@ json value_of(Enum value) {
     return std::string(name_of(value));
 }
 
+/// "a string", "an array".
+std::string type_of(const json& value) {
+    const std::string_view name = value.type_name();
+    return concat(name.starts_with('a') || name.starts_with('o') ? "an " : "a ", name);
+}
+
 [[noreturn]] void wrong_type(const std::string& where, const json& value, const std::string& expected) {
-    throw Error(concat(where, ": ", value.dump(), " is a ", value.type_name(), "; expected ", expected));
+    throw Error(concat(where, ": ", value.dump(), " is ", type_of(value), "; expected ", expected));
 }
 
 void assign(std::int64_t& member, const json& value, const std::string& where) {
@@ -77,7 +84,7 @@ json to_json(const TrainConfig& config) {
 }
 
 void apply_json(TrainConfig& config, const json& settings, const std::string& source) {
-    check(settings.is_object(), source, ": a ", settings.type_name(), "; expected an object of settings");
+    check(settings.is_object(), source, ": is ", type_of(settings), "; expected an object of settings");
     std::vector<std::string> known{"preset"};
     visit_settings(config, [&](const char* name, const auto&, const char*) { known.emplace_back(name); });
     for (const auto& [key, value] : settings.items()) {
@@ -96,13 +103,15 @@ void apply_json(TrainConfig& config, const json& settings, const std::string& so
 }
 
 void apply_config_file(TrainConfig& config, const std::string& path) {
+    check(!std::filesystem::is_directory(path), path, ": is a directory; expected a JSON file");
     std::ifstream file(path);
     check(file.good(), path, ": the config file cannot be opened");
     json settings;
     try {
         settings = json::parse(file);
     } catch (const json::exception& error) {
-        throw Error(concat(path, ": not JSON: ", error.what()));
+        const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at ..."
+        throw Error(concat(path, ": not JSON: ", what.substr(what.find("] ") + 2)));
     }
     apply_json(config, settings, path);
 }

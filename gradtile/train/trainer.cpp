@@ -141,6 +141,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
           "; the data needs ", dataset.vocabulary);
     train_tokens_ = dataset.train.size();
     validation_tokens_ = dataset.validation.size();
+    source_nll_ = dataset.source_nll;
 
     constexpr std::int64_t mebibyte = 1 << 20;
     const std::size_t budget = config_.memory_budget > 0

@@ -79,6 +79,8 @@ class Trainer {
     const MemoryPlan& memory_plan() const { return plan_; }
     std::int64_t train_tokens() const { return train_tokens_; }
     std::int64_t validation_tokens() const { return validation_tokens_; }
+    /// See Dataset::source_nll.
+    std::optional<double> source_nll() const { return source_nll_; }
 
   private:
     struct Validation;
@@ -121,6 +123,7 @@ class Trainer {
     bool metrics_failing_ = false;
 
     std::int64_t train_tokens_ = 0, validation_tokens_ = 0;
+    std::optional<double> source_nll_;
     std::int64_t end_ = 0;
     std::int64_t step_ = 0;
     std::int64_t saved_step_ = 0;  // newest that is safe

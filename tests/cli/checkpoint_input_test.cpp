@@ -1,0 +1,115 @@
+// Checkpoints that are damaged, cut short, of another model, or that the disk has no room for.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "program.h"
+
+namespace gradtile::test {
+namespace {
+
+using testing::HasSubstr;
+
+void flip_bit(const std::filesystem::path& path, std::uint64_t offset) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(offset));
+    const char byte = static_cast<char>(file.get() ^ 0x10);
+    file.seekp(static_cast<std::streamoff>(offset));
+    file.put(byte);
+}
+
+class CheckpointInput : public testing::Test {
+  protected:
+    /// A finished run of 8 steps with checkpoints of steps 4 and 8.
+    CheckpointInput() {
+        expect_success(run(tiny_training(stories_, out_) + Arguments{"--save-every", "4", "--quiet"}));
+    }
+    std::filesystem::path newest() const { return out_ / "checkpoints/step_00000008.h5"; }
+
+    void expect_fallback(const char* reason) {
+        for (const char* command : {"sample", "inspect"}) {
+            const Outcome outcome = run({command, out_.string()});
+            EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+            EXPECT_THAT(outcome.err, HasSubstr("step_00000008.h5"));
+        }
+        expect_refused(run({"sample", newest().string()}), {"step_00000008.h5", reason});
+        expect_refused(run({"eval", newest().string(), "--data", stories_}), {"step_00000008.h5", reason});
+        expect_refused(run({"inspect", newest().string()}), {"step_00000008.h5", reason});
+        expect_refused(
+            run(tiny_training(stories_, place_ / "other") + Arguments{"--init-from", newest().string()}),
+            {"step_00000008.h5", reason});
+
+        const Outcome resumed = run({"train", "--resume", out_.string(), "--quiet"});
+        EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+        EXPECT_THAT(resumed.err, HasSubstr("step_00000008.h5"));
+        expect_success(run({"inspect", newest().string()}));  // made again, from step 4
+        EXPECT_EQ(steps_of(out_).size(), 8u);
+    }
+
+    TemporaryDirectory place_;
+    std::string stories_ = write_stories(place_);
+    std::filesystem::path out_ = place_ / "run";
+};
+
+TEST_F(CheckpointInput, ATruncatedOneIsNamedAndTheOlderOneUsed) {
+    resize_file(newest(), file_size(newest()) / 2);
+    expect_fallback("truncated");
+}
+
+TEST_F(CheckpointInput, AFlippedBitIsNamedAndTheOlderOneUsed) {
+    flip_bit(newest(), file_size(newest()) / 2);
+    expect_fallback("checksum");
+}
+
+TEST_F(CheckpointInput, NoSoundOneLeftIsAnErrorNotANewRun) {
+    for (const auto& entry : std::filesystem::directory_iterator(out_ / "checkpoints"))
+        resize_file(entry.path(), 100);
+    for (const Arguments& command :
+         {Arguments{"train", "--resume", out_.string()}, Arguments{"inspect", out_.string()},
+          Arguments{"sample", out_.string()}}) {
+        const Outcome outcome = run(command);
+        EXPECT_EQ(outcome.signal, 0);
+        EXPECT_GT(outcome.exit_code, 0);
+        EXPECT_THAT(outcome.error_lines().back(), HasSubstr("no sound checkpoint"));
+    }
+}
+
+TEST_F(CheckpointInput, AFileThatIsNoCheckpointIsRefused) {
+    expect_refused(run({"inspect", stories_}), {"stories.txt", "not a gradtile checkpoint"});
+    expect_refused(run({"sample", stories_}), {"stories.txt", "not a gradtile checkpoint"});
+    expect_refused(run({"inspect", (place_ / "none").string()}), {"none", "No such file"});
+}
+
+TEST_F(CheckpointInput, WeightsOfAnotherModelAreRefused) {
+    const Arguments from{"--init-from", out_.string()};
+    const auto other = place_ / "other";
+    expect_refused(run(tiny_training(stories_, other) + from + Arguments{"--width", "32"}),
+                   {"run", "parameter", "32"});
+    expect_refused(run(tiny_training(stories_, other) + from + Arguments{"--layers", "2"}),
+                   {"run", "no parameter 'h.1."});
+    EXPECT_FALSE(exists(other));
+    expect_success(run(tiny_training(stories_, other) + from));
+}
+
+TEST_F(CheckpointInput, AFullDiskStopsNoTrainingAndHarmsNoCheckpoint) {
+    const auto out = place_ / "full";
+    const Arguments training = tiny_training(stories_, out) + Arguments{"--save-every", "2", "--quiet"};
+    expect_success(run(training + Arguments{"--stop-after", "2"}));
+    const auto sound = tensors_of(out);
+    const std::uint64_t too_little = file_size(out / "checkpoints/step_00000002.h5") / 2;
+
+    const Outcome outcome = run({"train", "--resume", out.string(), "--quiet"}, {.largest_file = too_little});
+    EXPECT_EQ(outcome.signal, 0);
+    EXPECT_EQ(outcome.exit_code, 1);  // the end of the run is not safe
+    EXPECT_THAT(outcome.err, HasSubstr("step_00000008.h5"));
+    EXPECT_THAT(outcome.err, HasSubstr("File too large"));
+    EXPECT_EQ(steps_of(out).size(), 8u) << "training went on";
+    EXPECT_EQ(tensors_of(out), sound);
+
+    expect_success(run({"train", "--resume", out.string(), "--quiet"}));  // once there is room again
+    EXPECT_EQ(tensors_of(out), tensors_of(out_));
+}
+
+}  // namespace
+}  // namespace gradtile::test

@@ -1,0 +1,145 @@
+// What the commands print and write when all is well.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <sstream>
+
+#include <gradtile/train/train_config.h>
+
+#include "program.h"
+
+namespace gradtile::test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+class Commands : public testing::Test {
+  protected:
+    Arguments tiny() const { return tiny_training(stories_, out_); }
+
+    TemporaryDirectory place_;
+    std::string stories_ = write_stories(place_);
+    std::filesystem::path out_ = place_ / "run";
+};
+
+TEST_F(Commands, HelpNamesEveryCommandAndEverySetting) {
+    const Outcome help = run({"--help"});
+    expect_success(help);
+    for (const char* command : {"train", "sample", "eval", "gradcheck", "inspect", "corpus"}) {
+        EXPECT_THAT(help.out, HasSubstr(command));
+        const Outcome own = run({command, "--help"});
+        expect_success(own);
+        EXPECT_THAT(own.out, HasSubstr("--help"));
+    }
+    const std::string train = run({"train", "--help"}).out;
+    const TrainConfig defaults;
+    visit_settings(defaults, [&](const char* name, const auto&, const char*) {
+        EXPECT_THAT(train, HasSubstr(concat("--", name)));
+    });
+    for (const std::string& name : preset_names()) EXPECT_THAT(train, HasSubstr(name));
+    expect_success(run({"--version"}));
+}
+
+TEST_F(Commands, TrainTellsHowItWentAndWhereFilesLie) {
+    const Outcome outcome = run(tiny());
+    expect_success(outcome);
+    for (const char* part : {"memory for", "step 8/8", "loss", "tokens/s", "ETA 0:00", "validation loss",
+                             "the stories' source itself reaches", "above it"})
+        EXPECT_THAT(outcome.out, HasSubstr(part));
+    for (const char* file : {"checkpoints/step_00000008.h5", "metrics.jsonl", "loss.svg"}) {
+        EXPECT_THAT(outcome.out, HasSubstr((out_ / file).string()));
+        EXPECT_TRUE(exists(out_ / file));
+    }
+    const auto steps = steps_of(out_);
+    ASSERT_EQ(steps.size(), 8u);
+    EXPECT_TRUE(steps.back().contains("val_loss"));
+}
+
+TEST_F(Commands, MemoryPrintsThePlanAndLeavesNothing) {
+    const Outcome outcome = run(tiny() + Arguments{"--memory"});
+    expect_success(outcome);
+    EXPECT_THAT(outcome.out, HasSubstr("activations"));
+    EXPECT_THAT(outcome.out, HasSubstr("total"));
+    EXPECT_FALSE(exists(out_));
+}
+
+TEST_F(Commands, TheLastOfRepeatedFlagsCountsAndFlagsWinOverTheConfig) {
+    const std::string config = place_.write("config.json", R"({"steps": 5, "seed": 7, "bias": false})");
+    expect_success(run(tiny() + Arguments{"--config", config, "--steps", "3"}));
+    EXPECT_EQ(steps_of(out_).size(), 3u);
+    const json made = json::parse(contents_of(out_ / "config.json"));
+    EXPECT_EQ(made["seed"], 7);
+    EXPECT_EQ(made["bias"], false);
+}
+
+TEST_F(Commands, ARunsConfigTrainsTheSameAgain) {
+    expect_success(run(tiny() + Arguments{"--dtype", "bf16", "--optimizer", "muon", "--schedule", "wsd",
+                                          "--dropout", "0.1", "--no-bias", "--recompute", "block"}));
+    const auto again = place_ / "again";
+    expect_success(run({"train", "--config", (out_ / "config.json").string(), "--out", again.string()}));
+    EXPECT_EQ(tensors_of(out_), tensors_of(again));
+    EXPECT_EQ(steps_of(out_), steps_of(again));
+}
+
+TEST_F(Commands, CorpusRepeatsWithItsSeedAndScoresItself) {
+    const std::string other = (place_ / "other.txt").string(), same = (place_ / "same.txt").string();
+    expect_success(run({"corpus", "--characters", "4000", "--seed", "2", "--out", other}));
+    expect_success(run({"corpus", "--characters", "4000", "--out", same}));
+    EXPECT_EQ(contents_of(same), contents_of(stories_));
+    EXPECT_NE(contents_of(other), contents_of(stories_));
+    EXPECT_GE(contents_of(other).size(), 4000u);
+
+    const Outcome score = run({"corpus", "--score", stories_});
+    expect_success(score);
+    EXPECT_THAT(score.out, HasSubstr("nats per character"));
+    const std::string poem = place_.write("poem.txt", "Roses are red.\n");
+    expect_refused(run({"corpus", "--score", poem}), {"poem.txt", "not a text that `gradtile corpus` wrote"});
+}
+
+TEST_F(Commands, EvalMeasuresAWholeFile) {
+    expect_success(run(tiny()));
+    const Outcome outcome = run({"eval", out_.string(), "--data", stories_, "--json"});
+    expect_success(outcome);
+    const json result = json::parse(outcome.out);
+    const double loss = result.at("loss");
+    EXPECT_EQ(result.at("targets"), static_cast<std::int64_t>(contents_of(stories_).size()) - 1);
+    // Text and bits are the same measure: ASCII, a token a character. Printed with 17 digits.
+    EXPECT_NEAR(result.at("bits_per_character").get<double>(), loss / std::log(2.0), 1e-12 * loss);
+    EXPECT_NEAR(result.at("perplexity").get<double>(), std::exp(loss), 1e-12 * std::exp(loss));
+    const Outcome readable = run({"eval", out_.string(), "--data", stories_});
+    EXPECT_THAT(readable.out, HasSubstr("nats per token"));
+}
+
+TEST_F(Commands, SamplesRepeatWithTheirSeed) {
+    expect_success(run(tiny()));
+    const auto sampled = [&](const char* seed, const char* threads) {
+        const Outcome outcome = run({"sample", out_.string(), "--prompt", "The ", "--tokens", "50", "--top-k",
+                                     "20", "--top-p", "0.9", "--seed", seed, "--threads", threads});
+        expect_success(outcome);
+        EXPECT_THAT(outcome.out, testing::StartsWith("The "));
+        EXPECT_EQ(outcome.out.size(), 4u + 50u + 1u);
+        return outcome.out;
+    };
+    EXPECT_EQ(sampled("1", "1"), sampled("1", "2"));
+    EXPECT_NE(sampled("1", "1"), sampled("2", "1"));
+}
+
+TEST(Gradcheck, OfOneOperatorIsOneJsonObjectAnInput) {
+    const Outcome outcome = run({"gradcheck", "--op", "linear", "--json"});
+    expect_success(outcome);
+    std::istringstream lines(outcome.out);
+    std::vector<std::string> inputs;
+    for (std::string line; std::getline(lines, line);) {
+        const json report = json::parse(line);
+        EXPECT_EQ(report.at("op"), "linear");
+        EXPECT_EQ(report.at("ok"), true);
+        EXPECT_LT(report.at("error").get<double>(), report.at("bound").get<double>());
+        inputs.push_back(report.at("input"));
+    }
+    EXPECT_EQ(inputs.size(), 3u) << "x, weight and bias";
+}
+
+}  // namespace
+}  // namespace gradtile::test

@@ -1,0 +1,137 @@
+#include "program.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+
+namespace gradtile::test {
+namespace {
+
+void write_to(int stream, const char* path) {
+    const int file = ::open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (file < 0 || ::dup2(file, stream) < 0) ::_exit(125);
+}
+
+}  // namespace
+
+std::vector<std::string> Outcome::error_lines() const {
+    std::vector<std::string> lines;
+    std::istringstream stream(err);
+    for (std::string line; std::getline(stream, line);) lines.push_back(line);
+    return lines;
+}
+
+Program::Program(const Arguments& arguments, const ProcessOptions& options) {
+    std::vector<char*> argv{const_cast<char*>(GRADTILE_PROGRAM)};
+    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(nullptr);
+    const std::string out = (said_ / "out").string(), err = (said_ / "err").string();
+    process_ = ::fork();
+    check(process_ >= 0, "cannot fork");
+    if (process_ > 0) return;
+    write_to(STDOUT_FILENO, out.c_str());
+    write_to(STDERR_FILENO, err.c_str());
+    if (options.without_gpu) ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    if (options.largest_file) {
+        const rlimit limit{*options.largest_file, *options.largest_file};
+        if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(125);
+    }
+    ::execv(GRADTILE_PROGRAM, argv.data());
+    ::_exit(126);
+}
+
+Program::~Program() {
+    if (status_) return;
+    ::kill(process_, SIGKILL);
+    ::waitpid(process_, nullptr, 0);
+}
+
+void Program::send(int signal) const {
+    ::kill(process_, signal);
+}
+
+bool Program::running() {
+    int status = 0;
+    if (!status_ && ::waitpid(process_, &status, WNOHANG) == process_) status_ = status;
+    return !status_;
+}
+
+Outcome Program::wait() {
+    int status = 0;
+    if (!status_ && ::waitpid(process_, &status, 0) == process_) status_ = status;
+    check(status_.has_value(), "cannot wait for the program");
+    Outcome outcome{.out = contents_of(said_ / "out"), .err = contents_of(said_ / "err")};
+    if (WIFEXITED(*status_)) outcome.exit_code = WEXITSTATUS(*status_);
+    if (WIFSIGNALED(*status_)) outcome.signal = WTERMSIG(*status_);
+    return outcome;
+}
+
+Outcome run(const Arguments& arguments, const ProcessOptions& options) {
+    return Program(arguments, options).wait();
+}
+
+void expect_refused(const Outcome& outcome, const std::vector<std::string>& parts) {
+    EXPECT_EQ(outcome.signal, 0);
+    EXPECT_GT(outcome.exit_code, 0) << outcome.out;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_EQ(outcome.error_lines().size(), 1u) << outcome.err;
+    EXPECT_THAT(outcome.err, testing::StartsWith("gradtile: "));
+    for (const std::string& part : parts) EXPECT_THAT(outcome.err, testing::HasSubstr(part));
+}
+
+void expect_success(const Outcome& outcome) {
+    EXPECT_EQ(outcome.signal, 0);
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_EQ(outcome.err, "");
+}
+
+Arguments operator+(Arguments first, const Arguments& second) {
+    first.insert(first.end(), second.begin(), second.end());
+    return first;
+}
+
+Arguments tiny_training(const std::string& data, const std::filesystem::path& out) {
+    return {"train", "--data",   data, "--out",     out.string(), "--layers", "1",  "--heads",
+            "2",     "--width",  "16", "--context", "16",         "--batch",  "4",  "--steps",
+            "8",     "--warmup", "2",  "--threads", "1",          "--device", "cpu"};
+}
+
+std::string write_stories(const TemporaryDirectory& place, std::int64_t characters) {
+    const std::string path = (place / "stories.txt").string();
+    expect_success(run({"corpus", "--characters", std::to_string(characters), "--out", path}));
+    return path;
+}
+
+std::string contents_of(const std::filesystem::path& path) {
+    std::ostringstream text;
+    text << std::ifstream(path, std::ios::binary).rdbuf();
+    return text.str();
+}
+
+std::vector<nlohmann::json> steps_of(const std::filesystem::path& run) {
+    std::vector<nlohmann::json> steps;
+    std::ifstream file(run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+        nlohmann::json step = nlohmann::json::parse(line);
+        if (step.contains("event")) continue;
+        step.erase("tokens_per_s");
+        step.erase("ms");
+        steps.push_back(std::move(step));
+    }
+    return steps;
+}
+
+nlohmann::json tensors_of(const std::filesystem::path& directory) {
+    const Outcome outcome = run({"inspect", directory.string(), "--json"});
+    expect_success(outcome);
+    return nlohmann::json::parse(outcome.out).at("tensors");
+}
+
+}  // namespace gradtile::test

@@ -1,0 +1,120 @@
+// A run that was stopped, in whatever way, and resumed by another process equals one that was not: weights,
+// optimizer, metrics and samples, to the bit, at any number of threads.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "program.h"
+
+namespace gradtile::test {
+namespace {
+
+std::ptrdiff_t lines_in(const std::filesystem::path& path) {
+    return std::ranges::count(contents_of(path), '\n');
+}
+
+class ResumeByAnotherProcess : public testing::TestWithParam<Arguments> {
+  protected:
+    Arguments training(const std::string& name) const {
+        return tiny_training(stories_, place_ / name) + GetParam() +
+               Arguments{"--steps", "40", "--eval-every", "15", "--save-every", "10", "--quiet"};
+    }
+    Arguments resume(const std::string& name, const char* threads) const {
+        return {"train", "--resume", (place_ / name).string(), "--threads", threads, "--quiet"};
+    }
+    std::string sampled(const std::string& name) const {
+        const Outcome outcome = run({"sample", (place_ / name).string(), "--tokens", "60", "--seed", "3"});
+        expect_success(outcome);
+        return outcome.out;
+    }
+    void expect_equal_runs(const std::string& a, const std::string& b) const {
+        EXPECT_EQ(tensors_of(place_ / a), tensors_of(place_ / b));
+        EXPECT_EQ(steps_of(place_ / a), steps_of(place_ / b));
+        EXPECT_EQ(sampled(a), sampled(b));
+    }
+
+    TemporaryDirectory place_;
+    std::string stories_ = write_stories(place_);
+};
+
+TEST_P(ResumeByAnotherProcess, AfterAStopEqualsARunThatWentStraight) {
+    expect_success(run(training("straight")));
+    expect_success(run(training("stopped") + Arguments{"--stop-after", "20"}));
+    EXPECT_EQ(steps_of(place_ / "stopped").size(), 20u);
+    expect_success(run(resume("stopped", "2")));
+    EXPECT_EQ(steps_of(place_ / "straight").size(), 40u);
+    expect_equal_runs("straight", "stopped");
+}
+
+TEST_P(ResumeByAnotherProcess, AfterASignalEqualsARunThatWentStraight) {
+    // So long that the signal surely comes before the end; how far it got is known afterwards.
+    const Arguments endless{"--steps", "100000000"};
+    for (const int signal : {SIGTERM, SIGUSR1}) {
+        const std::string name = signal == SIGTERM ? "terminated" : "user";
+        Program interrupted(training(name) + endless);
+        while (interrupted.running() && lines_in(place_ / name / "metrics.jsonl") < 3) usleep(1000);
+        interrupted.send(signal);
+        const Outcome outcome = interrupted.wait();
+        expect_success(outcome);
+        const std::size_t done = steps_of(place_ / name).size();
+        EXPECT_THAT(outcome.out, testing::HasSubstr("stopped by signal " + std::to_string(signal) +
+                                                    " after step " + std::to_string(done)));
+
+        const Arguments until{"--stop-after", std::to_string(done + 20)};
+        expect_success(run(resume(name, "2") + until));
+        expect_success(run(training("straight-" + name) + endless + until));
+        EXPECT_EQ(steps_of(place_ / name).size(), done + 20);
+        expect_equal_runs("straight-" + name, name);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, ResumeByAnotherProcess,
+                         testing::Values(Arguments{"--dtype", "f32"},
+                                         Arguments{"--dtype", "bf16", "--dropout", "0.1", "--micro-batch",
+                                                   "2"}),
+                         [](const auto& info) { return info.param[1]; });
+
+class Resume : public testing::Test {
+  protected:
+    TemporaryDirectory place_;
+    std::string stories_ = write_stories(place_);
+    std::filesystem::path out_ = place_ / "run";
+};
+
+TEST_F(Resume, WithStepsMovesOnlyTheEnd) {
+    const auto longer = place_ / "longer";
+    expect_success(run(tiny_training(stories_, out_)));
+    expect_success(run({"train", "--resume", out_.string(), "--steps", "12", "--quiet"}));
+    const auto steps = steps_of(out_);
+    ASSERT_EQ(steps.size(), 12u);
+    // The horizon stays 8: beyond it the rate is at its minimum, and the first 8 steps are as they were.
+    for (std::size_t i = 8; i < 12; ++i) EXPECT_EQ(steps[i]["lr"], 1e-4);
+    expect_success(run(tiny_training(stories_, longer) + Arguments{"--quiet"}));
+    const auto first = steps_of(longer);
+    for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(steps[i]["loss"], first[i]["loss"]);
+}
+
+TEST_F(Resume, OfAFinishedRunDoesNothing) {
+    expect_success(run(tiny_training(stories_, out_)));
+    const std::string before = contents_of(out_ / "metrics.jsonl");
+    expect_success(run({"train", "--resume", out_.string()}));
+    EXPECT_EQ(contents_of(out_ / "metrics.jsonl"), before);
+}
+
+TEST_F(Resume, OfARunKilledBeforeItsFirstCheckpointBeginsAgain) {
+    {
+        Program killed(tiny_training(stories_, out_) +
+                       Arguments{"--steps", "100000000", "--save-every", "0", "--eval-every", "0"});
+        while (killed.running() && contents_of(out_ / "metrics.jsonl").empty()) usleep(1000);
+        killed.send(SIGKILL);
+        EXPECT_EQ(killed.wait().signal, SIGKILL);
+    }
+    expect_success(run({"train", "--resume", out_.string(), "--stop-after", "8", "--quiet"}));
+    EXPECT_EQ(steps_of(out_).size(), 8u);
+}
+
+}  // namespace
+}  // namespace gradtile::test
