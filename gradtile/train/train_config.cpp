@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
 
 #include <nlohmann/json.hpp>
@@ -40,7 +41,10 @@ std::string type_of(const json& value) {
 }
 
 [[noreturn]] void wrong_type(const std::string& where, const json& value, const std::string& expected) {
-    throw Error(concat(where, ": ", value.dump(), " is ", type_of(value), "; expected ", expected));
+    // Arrays and objects are not printed: they may be long, and so deeply nested that printing exhausts the
+    // stack.
+    const std::string shown = value.is_array() ? "[...]" : value.is_object() ? "{...}" : value.dump();
+    throw Error(concat(where, ": ", shown, " is ", type_of(value), "; expected ", expected));
 }
 
 void assign(std::int64_t& member, const json& value, const std::string& where) {
@@ -102,18 +106,24 @@ void apply_json(TrainConfig& config, const json& settings, const std::string& so
     });
 }
 
+void apply_config_text(TrainConfig& config, std::string_view text, const std::string& source) {
+    json settings;
+    try {
+        settings = json::parse(text);
+    } catch (const json::exception& error) {
+        const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at ..."
+        throw Error(concat(source, ": not JSON: ", what.substr(what.find("] ") + 2)));
+    }
+    apply_json(config, settings, source);
+}
+
 void apply_config_file(TrainConfig& config, const std::string& path) {
     check(!std::filesystem::is_directory(path), path, ": is a directory; expected a JSON file");
     std::ifstream file(path);
     check(file.good(), path, ": the config file cannot be opened");
-    json settings;
-    try {
-        settings = json::parse(file);
-    } catch (const json::exception& error) {
-        const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at ..."
-        throw Error(concat(path, ": not JSON: ", what.substr(what.find("] ") + 2)));
-    }
-    apply_json(config, settings, path);
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    check(!file.bad(), path, ": the config file cannot be read");
+    apply_config_text(config, text, path);
 }
 
 void validate(const TrainConfig& c) {

@@ -3,6 +3,7 @@
 /// config file and as a key of the run's config.json; visit_settings() is the one list of them.
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -136,6 +137,8 @@ nlohmann::json to_json(const TrainConfig& config);
 /// Overwrites the settings that stand in `settings` (an object). `source` names the file in errors; an
 /// unknown key is refused with the nearest known one, a wrong type with what was expected.
 void apply_json(TrainConfig& config, const nlohmann::json& settings, const std::string& source);
+/// The same from JSON text.
+void apply_config_text(TrainConfig& config, std::string_view text, const std::string& source);
 /// Reads and applies a JSON file.
 void apply_config_file(TrainConfig& config, const std::string& path);
 

@@ -3,6 +3,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 build=$(cd "$1" && pwd)
+export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 ran=0
 for target in "$build"/tests/fuzz/*_fuzz; do
   [ -x "$target" ] || continue

@@ -43,6 +43,14 @@ TEST(TrainConfig, UnknownKeyIsRefusedWithTheNearestKnownOne) {
               "a.json: unknown setting 'warmpu'; the nearest known one is 'warmup'");
 }
 
+TEST(TrainConfig, DeeplyNestedValuesAreRefusedWithoutPrintingThem) {
+    TrainConfig config;
+    const std::size_t depth = 1'000'000;
+    const std::string text = "{\"steps\":" + std::string(depth, '[') + std::string(depth, ']') + "}";
+    EXPECT_EQ(message_of([&] { apply_config_text(config, text, "a.json"); }),
+              "a.json: steps: [...] is an array; expected an integer");
+}
+
 TEST(TrainConfig, WrongTypesAreNamedWithWhatWasExpected) {
     TrainConfig config;
     EXPECT_EQ(message_of([&] {

@@ -1,0 +1,30 @@
+// Any bytes as a config file: either one clear Error, or settings that survive being written and read again.
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/check.h>
+#include <gradtile/train/train_config.h>
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+    using namespace gradtile;
+    const std::string_view text(reinterpret_cast<const char*>(data), size);
+    TrainConfig config;
+    try {
+        apply_config_text(config, text, "fuzz");
+    } catch (const Error&) {
+        return 0;  // refused by name
+    }
+    TrainConfig copy;
+    apply_json(copy, to_json(config), "fuzz");  // what it wrote itself it must accept
+    if (to_json(copy) != to_json(config)) std::abort();
+    try {
+        validate(config);
+        if (config.accumulation_steps() < 1) std::abort();
+    } catch (const Error&) {
+        // a value out of its range
+    }
+    return 0;
+}
