@@ -18,9 +18,9 @@ void check_parameters(const ParameterStore& parameters, const NamedTensors& tens
         check(found->second.shape() == parameter.shape(), source, ": parameter '", parameter.name(), "' is ",
               found->second.shape(), "; this model's is ", parameter.shape());
     }
-    for (const auto& [name, tensor] : tensors) {
-        const auto known = [&](const Parameter& parameter) { return parameter.name() == name; };
-        check(std::ranges::any_of(parameters.parameters(), known), source, ": parameter '", name,
+    for (const auto& entry : tensors) {
+        const auto known = [&](const Parameter& parameter) { return parameter.name() == entry.first; };
+        check(std::ranges::any_of(parameters.parameters(), known), source, ": parameter '", entry.first,
               "' is not one of this model's");
     }
 }
