@@ -12,7 +12,7 @@ TrainConfig demo() {
     TrainConfig c;
     c.model = {.layers = 4, .heads = 4, .width = 128, .context = 128, .bias = false};
     c.batch = 12;
-    c.steps = 4000;
+    c.steps = 3200;
     c.lr = 2e-3;
     c.min_lr = 1e-4;
     c.warmup = 100;
