@@ -18,7 +18,7 @@
 #include <CLI/CLI.hpp>
 
 #include <gradtile/attention/attention.h>
-#include <gradtile/attention/flash_f32.h>
+#include <gradtile/attention/flash_select_cpu.h>
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/random.h>
 
@@ -189,17 +189,17 @@ void print(const Settings& settings, const std::vector<Context>& contexts, DType
 }
 
 void run(const Settings& settings) {
+    std::vector<Case> selected = cases(settings.large);
+    std::erase_if(selected,
+                  [&](const Case& c) { return c.name.find(settings.name_contains) == std::string::npos; });
+    check(!selected.empty(), "no case's name contains ", settings.name_contains);
     std::printf("float32 kernels: %s, bfloat16 kernels: %s, matrix library: %s, layout %s, %d rounds\n",
-                attention::cpu::float32_kernels().name, attention::cpu::bfloat16_kernels().name,
+                attention::cpu::chosen_kernels<float>().name, attention::cpu::chosen_kernels<bfloat16>().name,
                 cpu_matrix_library(), settings.layout.c_str(), settings.rounds);
     std::printf(
         "GFLOP/s; x1: speed over the first number of threads; MB: scratch beyond inputs and outputs\n");
     std::vector<Context> contexts;
     for (const int threads : settings.threads) contexts.emplace_back(Device::cpu(), threads);
-    std::vector<Case> selected = cases(settings.large);
-    std::erase_if(selected,
-                  [&](const Case& c) { return c.name.find(settings.name_contains) == std::string::npos; });
-    check(!selected.empty(), "no case's name contains ", settings.name_contains);
 
     for (const std::string& name : settings.dtypes) {
         const DType dtype = dtype_named(name);
@@ -230,9 +230,10 @@ void run(const Settings& settings) {
     }
 }
 
-void force_kernels(const std::string& name) {
-    for (const auto* kernels : attention::cpu::usable_float32_kernels())
-        if (name == kernels->name) return attention::cpu::force_float32_kernels(kernels);
+const attention::cpu::FlashKernels<float>* kernels_named(const std::string& name) {
+    if (name.empty()) return nullptr;  // the fastest
+    for (const auto* kernels : attention::cpu::usable_kernels<float>())
+        if (name == kernels->name) return kernels;
     throw Error(concat("no float32 kernels called ", name, " run here"));
 }
 
@@ -258,7 +259,7 @@ int main(int argc, char** argv) try {
     CLI11_PARSE(app, argc, argv);
     check(!settings.cpu_time || settings.threads == std::vector{1},
           "--cpu-time adds threads' times up; use it with --threads 1");
-    if (!settings.kernels.empty()) force_kernels(settings.kernels);
+    const attention::cpu::ForcedKernels<float> forced(kernels_named(settings.kernels));
     run(settings);
     return 0;
 } catch (const std::exception& error) {

@@ -1,6 +1,6 @@
 // FlashAttention-2 in bf16 on AMX.
-#include <gradtile/attention/flash_bf16.h>
 #include <gradtile/attention/flash_bf16_table.h>
+#include <gradtile/attention/flash_select_cpu.h>
 #include <gradtile/attention/tiles_amx.h>
 
 namespace gradtile::attention::cpu {

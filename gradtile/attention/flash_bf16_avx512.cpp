@@ -1,6 +1,6 @@
 // FlashAttention-2 in bf16 on AVX-512 with avx512_bf16.
-#include <gradtile/attention/flash_bf16.h>
 #include <gradtile/attention/flash_bf16_table.h>
+#include <gradtile/attention/flash_select_cpu.h>
 #include <gradtile/attention/tiles_avx512_bf16.h>
 
 namespace gradtile::attention::cpu {

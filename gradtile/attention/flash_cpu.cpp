@@ -10,7 +10,7 @@
 #endif
 
 #include <gradtile/attention/attention_backend.h>
-#include <gradtile/attention/flash_kernels_cpu.h>
+#include <gradtile/attention/flash_select_cpu.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention::cpu {
@@ -124,17 +124,6 @@ class TaskScratch {
     Tensor memory_;
     Tensor taken_;
 };
-
-template <class T>
-const FlashKernels<T>& kernels_for() {
-    if constexpr (std::is_same_v<T, bfloat16>) {
-        return bfloat16_kernels();
-    } else if constexpr (std::is_same_v<T, float>) {
-        return float32_kernels();
-    } else {
-        return generic_kernels<T>();
-    }
-}
 
 Geometry geometry_of(const Resolved& options, const Tensor& q, const Tensor& v) {
     return {.d_qk = q.size(3), .d_v = v.size(3), .scale = options.scale, .mask = options.mask};
@@ -271,14 +260,14 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
 void flash_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
                    const Tensor& v, const Tensor& o, const Tensor& lse) {
     visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
-        forward_typed<T>(ctx, kernels_for<T>(), options, q, k, v, o, lse);
+        forward_typed<T>(ctx, chosen_kernels<T>(), options, q, k, v, o, lse);
     });
 }
 
 void flash_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o,
                     const Gradients& into) {
     visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
-        backward_typed<T>(ctx, kernels_for<T>(), options, saved, d_o, into);
+        backward_typed<T>(ctx, chosen_kernels<T>(), options, saved, d_o, into);
     });
 }
 

@@ -1,6 +1,6 @@
 // FlashAttention-2 in float32 on AVX-512.
-#include <gradtile/attention/flash_f32.h>
 #include <gradtile/attention/flash_f32_table.h>
+#include <gradtile/attention/flash_select_cpu.h>
 #include <gradtile/attention/simd_avx512.h>
 
 namespace gradtile::attention::cpu {

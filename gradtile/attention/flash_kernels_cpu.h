@@ -110,8 +110,5 @@ struct FlashKernels {
 /// Portable kernels; float64, float16, and any dtype on a machine without its own.
 template <class T>
 const FlashKernels<T>& generic_kernels();
-/// The fastest this machine runs.
-const FlashKernels<float>& float32_kernels();
-const FlashKernels<bfloat16>& bfloat16_kernels();
 
 }  // namespace gradtile::attention::cpu

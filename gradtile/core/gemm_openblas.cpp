@@ -6,6 +6,7 @@
 #include <string>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/cpu_features.h>
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/gemm_library.h>
 
@@ -20,18 +21,12 @@ struct OpenBlas {
     std::string name;
 
     OpenBlas() {
-#if defined(__x86_64__)
         constexpr const char* core_type = "OPENBLAS_CORETYPE";
-        const bool name_kernels = std::getenv(core_type) == nullptr && __builtin_cpu_supports("avx512f") &&
-                                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-                                  __builtin_cpu_supports("avx512vl");
+        const bool name_kernels = std::getenv(core_type) == nullptr && cpu_has_avx512();
         if (name_kernels) setenv(core_type, "SkylakeX", 0);
-#endif
         void* library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
         if (library == nullptr) library = dlopen("libopenblas.so", RTLD_NOW | RTLD_LOCAL);
-#if defined(__x86_64__)
         if (name_kernels) unsetenv(core_type);
-#endif
         check(library != nullptr, "gemm: libopenblas.so.0 cannot be loaded; apt-get install libopenblas0");
         sgemm = find<decltype(sgemm)>(library, "cblas_sgemm");
         // Each of gradtile's threads computes its own block alone.

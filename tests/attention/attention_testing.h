@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/attention/attention.h>
-#include <gradtile/attention/flash_f32.h>
+#include <gradtile/attention/flash_select_cpu.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -75,14 +75,5 @@ inline Result run(const Context& ctx, const Inputs& in, const Options& options) 
 
 inline constexpr DType floating_dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 inline constexpr Algorithm algorithms[] = {Algorithm::flash, Algorithm::naive};
-
-/// Makes the operator use one set of float32 kernels while it lives.
-class ForcedKernels {
-  public:
-    explicit ForcedKernels(const cpu::FlashKernels<float>* kernels) { cpu::force_float32_kernels(kernels); }
-    ~ForcedKernels() { cpu::force_float32_kernels(nullptr); }
-    ForcedKernels(const ForcedKernels&) = delete;
-    ForcedKernels& operator=(const ForcedKernels&) = delete;
-};
 
 }  // namespace gradtile::attention::test

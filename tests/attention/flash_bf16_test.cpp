@@ -1,5 +1,6 @@
 // The bf16 kernels, each set that this machine runs and the AMX program on emulated tiles, against float64.
-#include <gradtile/attention/flash_bf16.h>
+#include <gradtile/attention/flash_select_cpu.h>
+#include <gradtile/core/cpu_features.h>
 
 #include <algorithm>
 #include <cmath>
@@ -20,20 +21,12 @@ namespace {
 using Bf16Kernels = cpu::FlashKernels<bfloat16>;
 
 std::vector<const Bf16Kernels*> kernels_to_test() {
-    auto kernels = cpu::usable_bfloat16_kernels();
+    auto kernels = cpu::usable_kernels<bfloat16>();
 #if defined(GRADTILE_HAVE_AVX512_BF16)
-    if (cpu::cpu_has_avx512_bf16()) kernels.push_back(&cpu::emulated_bf16_kernels);
+    if (cpu_has_avx512_bf16()) kernels.push_back(&cpu::emulated_bf16_kernels);
 #endif
     return kernels;
 }
-
-/// Makes the operator use one set of kernels while it lives.
-struct Forced {
-    explicit Forced(const Bf16Kernels* kernels) { cpu::force_bfloat16_kernels(kernels); }
-    ~Forced() { cpu::force_bfloat16_kernels(nullptr); }
-    Forced(const Forced&) = delete;
-    Forced& operator=(const Forced&) = delete;
-};
 
 struct Case {
     std::int64_t queries, keys, d_qk, d_v;
@@ -148,7 +141,7 @@ void expect_as_accurate_as_naive(const Context& ctx, const Case& c) {
     const FloorOfDelta floor_of_delta(ctx, c, in, reference);
     for (const Bf16Kernels* kernels : kernels_to_test()) {
         SCOPED_TRACE(testing::Message() << kernels->name << ": " << c);
-        const Forced forced(kernels);
+        const cpu::ForcedKernels<bfloat16> forced(kernels);
         const Result flash = compute(ctx, c, in, Algorithm::flash, DType::bf16);
         expect_within("O", flash.o, naive.o, reference.o);
         expect_within("dQ", flash.d_q, naive.d_q, reference.d_q, floor_of_delta.d_q);
@@ -241,7 +234,7 @@ TEST(FlashBf16, RowsThatSeeNothingGiveZeroAndZeroGradients) {
     const Inputs in(ctx, c);
     for (const Bf16Kernels* kernels : kernels_to_test()) {
         SCOPED_TRACE(kernels->name);
-        const Forced forced(kernels);
+        const cpu::ForcedKernels<bfloat16> forced(kernels);
         const Result result = compute(ctx, c, in, Algorithm::flash, DType::bf16);
         const std::size_t blind = 200;  // rows 0..199 lie above the bottom-right diagonal
         const auto first = [](const std::vector<double>& x, std::size_t n) {
@@ -259,7 +252,7 @@ TEST(FlashBf16, ResultsDoNotDependOnTheNumberOfThreads) {
         .queries = 700, .keys = 650, .d_qk = 64, .d_v = 40, .causal = true, .heads = 4, .key_heads = 2};
     for (const Bf16Kernels* kernels : kernels_to_test()) {
         SCOPED_TRACE(kernels->name);
-        const Forced forced(kernels);
+        const cpu::ForcedKernels<bfloat16> forced(kernels);
         const Context one(Device::cpu(), 1);
         const Inputs in(one, c);
         const Result expected = compute(one, c, in, Algorithm::flash, DType::bf16);
@@ -282,7 +275,7 @@ TEST(FlashBf16, WhatMemoryHeldBeforeDoesNotShow) {
         const Inputs in(plain, c);
         for (const Bf16Kernels* kernels : kernels_to_test()) {
             SCOPED_TRACE(testing::Message() << kernels->name << ": " << c);
-            const Forced forced(kernels);
+            const cpu::ForcedKernels<bfloat16> forced(kernels);
             const Result expected = compute(plain, c, in, Algorithm::flash, DType::bf16);
             // Outputs and scratch come from memory full of NaN.
             constexpr std::int64_t bytes = 32 << 20;
@@ -314,7 +307,7 @@ TEST(FlashBf16, OnlyTheOutputsAreWritten) {
     };
     for (const Bf16Kernels* kernels : kernels_to_test()) {
         SCOPED_TRACE(kernels->name);
-        const Forced forced(kernels);
+        const cpu::ForcedKernels<bfloat16> forced(kernels);
         const Result expected = compute(ctx, c, in, Algorithm::flash, DType::bf16);
         const Tensor o = within(in.d_o.shape()), d_q = within(in.q.shape()), d_k = within(in.k.shape()),
                      d_v = within(in.v.shape());
@@ -354,7 +347,7 @@ TEST(FlashBf16, PackedQkvGivesWhatSeparateTensorsGive) {
     }
     for (const Bf16Kernels* kernels : kernels_to_test()) {
         SCOPED_TRACE(kernels->name);
-        const Forced forced(kernels);
+        const cpu::ForcedKernels<bfloat16> forced(kernels);
         const Result expected = compute(ctx, c, in, Algorithm::flash, DType::bf16);
         const Result result = compute(ctx, c, views, Algorithm::flash, DType::bf16);
         EXPECT_EQ(result.o, expected.o);
@@ -365,8 +358,8 @@ TEST(FlashBf16, PackedQkvGivesWhatSeparateTensorsGive) {
 }
 
 TEST(FlashBf16, TheFastestKernelsAreTheDefault) {
-    EXPECT_EQ(&cpu::bfloat16_kernels(), cpu::usable_bfloat16_kernels().front());
-    EXPECT_STREQ(cpu::usable_bfloat16_kernels().back()->name, cpu::generic_kernels<bfloat16>().name);
+    EXPECT_EQ(&cpu::chosen_kernels<bfloat16>(), cpu::usable_kernels<bfloat16>().front());
+    EXPECT_STREQ(cpu::usable_kernels<bfloat16>().back()->name, cpu::generic_kernels<bfloat16>().name);
 }
 
 }  // namespace

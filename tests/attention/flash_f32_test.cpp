@@ -13,9 +13,9 @@ void expect_every_kernel_as_accurate_as_naive(const std::vector<Problem>& proble
         const Inputs in = random_inputs(ctx, problem, DType::f32);
         const Reference reference = reference_of(ctx, problem, in, float32_roundoff);
         const Result naive = run(ctx, in, problem.options(Algorithm::naive));
-        for (const cpu::FlashKernels<float>* kernels : cpu::usable_float32_kernels()) {
+        for (const cpu::FlashKernels<float>* kernels : cpu::usable_kernels<float>()) {
             SCOPED_TRACE(::testing::Message() << kernels->name << ": " << problem);
-            const ForcedKernels forced(kernels);
+            const cpu::ForcedKernels<float> forced(kernels);
             expect_as_accurate_as(naive, run(ctx, in, problem.options()), reference,
                                   {.forward = 2, .gradients = 3});
         }
@@ -41,9 +41,9 @@ TEST(FlashF32, HugeScoresStayFinite) {
     const Problem problem{
         .queries = 40, .keys = 70, .d_qk = 8, .d_v = 8, .causal = true, .scale = 1e4};  // P is 0 or 1
     const Inputs in = random_inputs(ctx, problem, DType::f32);
-    for (const cpu::FlashKernels<float>* kernels : cpu::usable_float32_kernels()) {
+    for (const cpu::FlashKernels<float>* kernels : cpu::usable_kernels<float>()) {
         SCOPED_TRACE(kernels->name);
-        const ForcedKernels forced(kernels);
+        const cpu::ForcedKernels<float> forced(kernels);
         const Result result = run(ctx, in, problem.options());
         for (const auto* x : {&result.o, &result.lse, &result.d_q, &result.d_k, &result.d_v})
             EXPECT_THAT(*x, ::testing::Each(::testing::Truly([](double e) { return std::isfinite(e); })));
@@ -55,9 +55,9 @@ TEST(FlashF32, ResultsDoNotDependOnTheNumberOfThreads) {
         .queries = 700, .keys = 650, .d_qk = 40, .d_v = 33, .causal = true, .heads = 2, .key_heads = 1};
     const Context one(Device::cpu(), 1);
     const Inputs in = random_inputs(one, problem, DType::f32);
-    for (const cpu::FlashKernels<float>* kernels : cpu::usable_float32_kernels()) {
+    for (const cpu::FlashKernels<float>* kernels : cpu::usable_kernels<float>()) {
         SCOPED_TRACE(kernels->name);
-        const ForcedKernels forced(kernels);
+        const cpu::ForcedKernels<float> forced(kernels);
         const Result expected = run(one, in, problem.options());
         for (const int threads : {2, 3}) {
             const Context ctx(Device::cpu(), threads);
@@ -72,9 +72,9 @@ TEST(FlashF32, BlocksOutsideTheMaskAreNeverComputed) {
     // kernel's blocks are longer than 256.
     const std::int64_t block = 256, length = 4 * block;
     const auto is_finite = ::testing::Each(::testing::Truly([](double e) { return std::isfinite(e); }));
-    for (const cpu::FlashKernels<float>* kernels : cpu::usable_float32_kernels()) {
+    for (const cpu::FlashKernels<float>* kernels : cpu::usable_kernels<float>()) {
         SCOPED_TRACE(kernels->name);
-        const ForcedKernels forced(kernels);
+        const cpu::ForcedKernels<float> forced(kernels);
         Problem problem{.queries = length, .keys = length, .d_qk = 16, .d_v = 16, .causal = true};
         Inputs in = random_inputs(ctx, problem, DType::f32);
         for (const Tensor& x : {in.q, in.k, in.v, in.d_o}) fill(ctx, x.slice(1, 2 * block, 2 * block), NAN);
@@ -98,9 +98,9 @@ TEST(FlashF32, BlocksOutsideTheMaskAreNeverComputed) {
 TEST(FlashF32, ANaNReachesEveryRowThatSeesIt) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 70, .keys = 70, .d_qk = 16, .d_v = 16, .causal = true};
-    for (const cpu::FlashKernels<float>* kernels : cpu::usable_float32_kernels()) {
+    for (const cpu::FlashKernels<float>* kernels : cpu::usable_kernels<float>()) {
         SCOPED_TRACE(kernels->name);
-        const ForcedKernels forced(kernels);
+        const cpu::ForcedKernels<float> forced(kernels);
         for (Tensor Inputs::*part : {&Inputs::q, &Inputs::k, &Inputs::v}) {
             Inputs in = random_inputs(ctx, problem, DType::f32);
             fill(ctx, (in.*part).slice(1, 20, 1).slice(3, 5, 1), NAN);
@@ -116,8 +116,8 @@ TEST(FlashF32, ANaNReachesEveryRowThatSeesIt) {
 }
 
 TEST(FlashF32, TheFastestKernelsAreTheDefault) {
-    EXPECT_EQ(&cpu::float32_kernels(), cpu::usable_float32_kernels().front());
-    EXPECT_EQ(cpu::usable_float32_kernels().back(), &cpu::generic_kernels<float>());
+    EXPECT_EQ(&cpu::chosen_kernels<float>(), cpu::usable_kernels<float>().front());
+    EXPECT_EQ(cpu::usable_kernels<float>().back(), &cpu::generic_kernels<float>());
 }
 
 }  // namespace

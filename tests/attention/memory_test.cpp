@@ -97,9 +97,9 @@ TEST(AttentionMemory, ScratchOfALongBackwardIsAFewMegabytes) {
         .queries = 4096, .keys = 4096, .d_qk = 64, .d_v = 64, .causal = true, .heads = 12, .key_heads = 12};
     constexpr std::size_t megabyte = 1'000'000;
     const std::size_t float32_d_q = 4096 * 12 * 64 * sizeof(float);
-    for (const cpu::FlashKernels<float>* kernels : cpu::usable_float32_kernels()) {
+    for (const cpu::FlashKernels<float>* kernels : cpu::usable_kernels<float>()) {
         SCOPED_TRACE(kernels->name);
-        const ForcedKernels forced(kernels);
+        const cpu::ForcedKernels<float> forced(kernels);
         const Scratch scratch = scratch_bytes(ctx, problem, DType::f32);
         EXPECT_LT(scratch.forward, 1 * megabyte);
         EXPECT_LT(scratch.backward, 4 * megabyte);
