@@ -4,6 +4,8 @@ target_compile_options(gradtile_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wno-sign-conversion>
   # No code here reads errno or floating-point traps; without these two flags GCC cannot vectorise loops with sqrt or selects.
   $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno -fno-trapping-math>)
+# Device code calls constexpr functions of the host: std::array's, Philox's.
+target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 if(GRADTILE_WERROR)
   target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()

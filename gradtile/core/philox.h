@@ -5,11 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define GRADTILE_HOST_DEVICE __host__ __device__
-#else
-#define GRADTILE_HOST_DEVICE
-#endif
+#include <gradtile/core/host_device.h>
 
 namespace gradtile {
 
@@ -50,7 +46,9 @@ struct Philox {
         for (int l = 0; l < n; ++l) {
             std::uint32_t c0 = first[0] + static_cast<std::uint32_t>(l), c1 = first[1], c2 = first[2],
                           c3 = first[3];
+#ifndef __CUDACC__
 #pragma GCC unroll 10  // an inner loop would keep the outer one from being vectorised
+#endif
             for (int i = 0; i < rounds; ++i) round(c0, c1, c2, c3, keys[static_cast<std::size_t>(i)]);
             words[4 * l] = c0;
             words[4 * l + 1] = c1;
@@ -61,13 +59,13 @@ struct Philox {
 };
 
 /// Mixes a seed with what it is used for, so that unrelated draws never share a key (splitmix64's finaliser).
-constexpr std::uint64_t mix_seed(std::uint64_t seed, std::uint64_t purpose) {
+GRADTILE_HOST_DEVICE constexpr std::uint64_t mix_seed(std::uint64_t seed, std::uint64_t purpose) {
     std::uint64_t z = seed + 0x9E3779B97F4A7C15u * (purpose + 1);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     return z ^ (z >> 31);
 }
-constexpr Philox::Key philox_key(std::uint64_t seed) {
+GRADTILE_HOST_DEVICE constexpr Philox::Key philox_key(std::uint64_t seed) {
     return {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};
 }
 

@@ -14,7 +14,12 @@ DropoutMask mask_of(double p, const DropoutKey& key, const Tensor& x) {
     if (!key.training) return mask;
     mask.threshold = static_cast<std::uint32_t>(std::lround(65536.0 * p));
     check(mask.threshold < 65536, "dropout: p = ", p, " drops everything");
-    mask.key = philox_key(key.seed);
+    mask.seed = key.seed;
+    if (key.live_seed.defined()) {
+        check(key.live_seed.device() == x.device(), "dropout: a live seed in ", key.live_seed, " for ", x);
+        mask.live_seed = key.live_seed.data<std::int32_t>();
+        mask.purposes = key.purposes;
+    }
     mask.scale = 65536.0 / (65536.0 - mask.threshold);
     mask.first_sample = key.first_sample;
     for (int axis = x.rank() > 2 ? 1 : 0; axis < x.rank() - 1; ++axis) mask.tokens *= x.size(axis);

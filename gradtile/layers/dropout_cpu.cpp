@@ -22,7 +22,7 @@ void draw_segment(std::uint16_t* bits, std::uint32_t first_group, std::uint32_t 
 
 /// y = branch * factor (+ x), factor = scale where kept and 0 where dropped.
 template <bool drop, bool residual, class T>
-void drop_row(T* y, const T* x, const T* branch, std::int64_t width, const DropoutMask& mask,
+void drop_row(T* y, const T* x, const T* branch, std::int64_t width, const DropoutMask& mask, Philox::Key key,
               std::int64_t row) {
     using S = Accumulator<T>;
     if constexpr (!drop) {
@@ -40,7 +40,7 @@ void drop_row(T* y, const T* x, const T* branch, std::int64_t width, const Dropo
     const int threshold = static_cast<int>(mask.threshold);
     for (std::int64_t begin = 0; begin < width; begin += segment) {
         std::uint16_t bits[segment];
-        draw_segment(bits, static_cast<std::uint32_t>(begin / 8), token, sample, mask.key);
+        draw_segment(bits, static_cast<std::uint32_t>(begin / 8), token, sample, key);
         const std::int64_t count = std::min<std::int64_t>(segment, width - begin);
 #pragma GCC ivdep
         for (std::int64_t i = 0; i < count; ++i) {
@@ -55,8 +55,9 @@ template <bool drop, bool residual, class T>
 void drop_rows(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& branch,
                const DropoutMask& mask) {
     const Rows<T> ys(y, "dropout"), branches(branch, "dropout"), xs(residual ? x : branch, "dropout");
+    const Philox::Key key = mask.key();
     for_rows(ctx, ys.count(), ys.width(), [&](std::int64_t r) {
-        drop_row<drop, residual>(ys[r], xs[r], branches[r], ys.width(), mask, r);
+        drop_row<drop, residual>(ys[r], xs[r], branches[r], ys.width(), mask, key, r);
     });
 }
 

@@ -93,6 +93,39 @@ TEST(Dropout, KeysOfOtherStepsAndSitesDrawOtherMasks) {
     EXPECT_NE(base, mask(DropoutKey::of_step(1, 2, 3).at(5)));
 }
 
+/// A graph replays the same live key while the seed it reads changes.
+TEST(Dropout, ALiveKeyDrawsTheMasksOfTheStepItsSeedIsOf) {
+    const Context ctx(Device::cpu(), 2);
+    const Tensor ones = empty(ctx, {3, 5, 70}, DType::f32);
+    fill(ctx, ones, 1.0);
+    const Dropout dropout{.p = 0.5};
+    const auto masks = [&](const DropoutKey& k) {
+        Dropout::Saved saved, saved_deep;
+        auto all = to_host(ctx, dropout.forward(ctx, ones, k.at(2), saved));
+        for (const double y : to_host(ctx, dropout.forward(ctx, ones, k.at(2).at(0).at(9), saved_deep)))
+            all.push_back(y);
+        for (const double dx : to_host(ctx, dropout.backward(ctx, ones, saved))) all.push_back(dx);
+        return all;
+    };
+    const Tensor live_seed = zeros(ctx, {2}, DType::i32);
+    for (const std::int64_t micro_step : {0, 3}) {
+        const DropoutKey live = DropoutKey::of_live_step(live_seed, micro_step, 7);
+        for (const std::int64_t step : {1, 2, 1000}) {
+            const auto words = DropoutKey::live_seed_of(11, step);
+            copy(ctx, live_seed, from_host(ctx, words, {2}));
+            EXPECT_EQ(masks(live), masks(DropoutKey::of_step(11, step, micro_step, 7))) << step;
+        }
+    }
+}
+
+TEST(Dropout, RefusesALiveKeyItCannotFollow) {
+    const Context ctx(Device::cpu(), 1);
+    EXPECT_THROW(DropoutKey::of_live_step(zeros(ctx, {3}, DType::i32), 0), Error);
+    EXPECT_THROW(DropoutKey::of_live_step(zeros(ctx, {2}, DType::f32), 0), Error);
+    const DropoutKey live = DropoutKey::of_live_step(zeros(ctx, {2}, DType::i32), 0);
+    EXPECT_THROW(live.at(1).at(1).at(1).at(1), Error);
+}
+
 TEST(Dropout, IsTheIdentityWithoutACopyInEvaluationAndAtPZero) {
     const Context ctx(Device::cpu(), 1);
     const Tensor x = randn(ctx, {3, 8}, DType::f32, Seed{1});
