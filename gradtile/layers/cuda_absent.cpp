@@ -5,6 +5,7 @@
 #include <gradtile/layers/dropout_backend.h>
 #include <gradtile/layers/embedding_backend.h>
 #include <gradtile/layers/linear_backend.h>
+#include <gradtile/layers/linear_gelu_backend.h>
 #include <gradtile/layers/norm_backend.h>
 #include <gradtile/layers/rope_backend.h>
 
@@ -23,6 +24,14 @@ void norm_backward(const Context&, const NormGradients&, const NormInputs&) {
     absent();
 }
 void add_column_sums(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    absent();
+}
+void linear_gelu_forward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                         const Tensor&, Gelu::Form) {
+    absent();
+}
+void linear_gelu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                          Gelu::Form) {
     absent();
 }
 void gelu_forward(const Context&, const Tensor&, const Tensor&, Gelu::Form) {

@@ -1,12 +1,13 @@
 #include <gradtile/layers/mlp.h>
 
 #include <gradtile/layers/initialization.h>
+#include <gradtile/layers/linear_gelu.h>
 
 namespace gradtile {
 namespace {
 
-Gelu gelu_of(Activation activation) {
-    return {.form = activation == Activation::gelu_tanh ? Gelu::Form::tanh : Gelu::Form::exact};
+Gelu::Form form_of(Activation activation) {
+    return activation == Activation::gelu_tanh ? Gelu::Form::tanh : Gelu::Form::exact;
 }
 
 }  // namespace
@@ -22,13 +23,18 @@ Mlp::Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig&
 }
 
 void Mlp::forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const {
-    saved.hidden = up.forward(ctx, x, saved.up);
     if (activation == Activation::swiglu) {
         SwiGlu::Saved same_hidden;
+        saved.hidden = up.forward(ctx, x, saved.up);
         saved.down.x = SwiGlu{}.forward(ctx, saved.hidden, same_hidden);
     } else {
-        Gelu::Saved same_hidden;
-        saved.down.x = gelu_of(activation).forward(ctx, saved.hidden, same_hidden);
+        saved.up.x = x;
+        Shape shape = x.shape();
+        shape[-1] = up.out_features();
+        saved.hidden = empty(ctx, shape, x.dtype());
+        saved.down.x = empty(ctx, shape, x.dtype());
+        linear_gelu_forward(ctx, saved.down.x, saved.hidden, x, up.weight.value(),
+                            up.bias.defined() ? up.bias.value() : Tensor(), form_of(activation));
     }
 }
 
@@ -39,12 +45,16 @@ Tensor Mlp::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
 
 Tensor Mlp::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                      const GradientReady& ready) const {
-    Tensor d_hidden = down.backward(ctx, dy, saved.down);
-    announce(ready, down.weight, down.bias);
+    Tensor d_hidden;
     if (activation == Activation::swiglu) {
-        d_hidden = SwiGlu{}.backward(ctx, d_hidden, {saved.hidden});
+        const Tensor d_activated = down.backward(ctx, dy, saved.down);
+        announce(ready, down.weight, down.bias);
+        d_hidden = SwiGlu{}.backward(ctx, d_activated, {saved.hidden});
     } else {
-        gelu_of(activation).backward_into(ctx, d_hidden, d_hidden, saved.hidden);
+        down.accumulate_gradients(ctx, dy, saved.down);
+        announce(ready, down.weight, down.bias);
+        d_hidden = empty(ctx, saved.hidden.shape(), saved.hidden.dtype());
+        linear_gelu_backward(ctx, d_hidden, dy, down.weight.value(), saved.hidden, form_of(activation));
     }
     Tensor dx = up.backward(ctx, d_hidden, saved.up);
     announce(ready, up.weight, up.bias);

@@ -2,7 +2,6 @@
 /// The block's feed-forward part.
 #include <string>
 
-#include <gradtile/layers/gelu.h>
 #include <gradtile/layers/gradient_ready.h>
 #include <gradtile/layers/linear.h>
 #include <gradtile/layers/model_config.h>
