@@ -12,6 +12,7 @@
 
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/linear_gelu.h>
 #include <gradtile/layers/memory_plan.h>
 #include <gradtile/layers/transformer.h>
 #include <gradtile/train/adamw.h>
@@ -117,6 +118,33 @@ void add_linear(std::vector<Part>& parts, const Context& ctx, const Linear& line
                      [=, &ctx] { linear.backward(ctx, dy, Linear::Saved{x}); }});
 }
 
+/// An MLP's two layers with GELU in the passes of their products.
+void add_gelu_mlp(std::vector<Part>& parts, const Context& ctx, const Mlp& mlp, std::int64_t rows,
+                  std::int64_t count) {
+    const Linear &up = mlp.up, &down = mlp.down;
+    const DType dtype = up.weight.value().dtype();
+    const Gelu::Form form = mlp.activation == Activation::gelu ? Gelu::Form::exact : Gelu::Form::tanh;
+    const Tensor x = randn(ctx, {rows, up.in_features()}, dtype, Seed{1});
+    const Tensor dy = randn(ctx, x.shape(), dtype, Seed{2});
+    const Tensor hidden = randn(ctx, {rows, up.out_features()}, dtype, Seed{5});
+    const Tensor y = empty_like(ctx, hidden), d_hidden = empty_like(ctx, hidden);
+    const double flops = 2.0 * static_cast<double>(hidden.elements() * up.in_features());
+    const Tensor bias = up.bias.defined() ? up.bias.value() : Tensor();
+    parts.push_back({"fc and gelu forward", count, flops,
+                     [=, &ctx] { linear_gelu_forward(ctx, y, hidden, x, up.weight.value(), bias, form); }});
+    parts.push_back({"proj forward", count, flops, [=, &ctx] {
+                         Linear::Saved saved;
+                         down.forward(ctx, y, saved);
+                     }});
+    parts.push_back({"proj weight gradient", count, flops,
+                     [=, &ctx] { down.accumulate_gradients(ctx, dy, Linear::Saved{y}); }});
+    parts.push_back({"proj and gelu backward", count, flops, [=, &ctx] {
+                         linear_gelu_backward(ctx, d_hidden, dy, down.weight.value(), hidden, form);
+                     }});
+    parts.push_back(
+        {"fc backward", count, 2.0 * flops, [=, &ctx] { up.backward(ctx, d_hidden, Linear::Saved{x}); }});
+}
+
 /// Every operator of a step by itself, on tensors of the step's shapes.
 std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
                                 const ParameterStore& parameters, AdamW& optimizer, const Tensor& tokens) {
@@ -128,7 +156,7 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
     const Tensor dx = randn(ctx, x.shape(), dtype, Seed{4});
     std::vector<Part> parts;
 
-    for (const Linear* linear : {&block.attn.qkv, &block.attn.proj, &block.mlp.up, &block.mlp.down})
+    for (const Linear* linear : {&block.attn.qkv, &block.attn.proj})
         add_linear(parts, ctx, *linear, rows, layers);
 
     auto attention_saved = std::make_shared<MultiHeadAttention::Saved>();
@@ -158,8 +186,10 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
     parts.push_back({"norm backward", 2 * layers + 1, 0,
                      [=, &ctx, &block] { block.norm_1.backward_add(ctx, x, *norm_saved, dx); }});
 
-    const Tensor hidden = randn(ctx, {rows, block.mlp.up.out_features()}, dtype, Seed{5});
     if (config.activation == Activation::swiglu) {
+        for (const Linear* linear : {&block.mlp.up, &block.mlp.down})
+            add_linear(parts, ctx, *linear, rows, layers);
+        const Tensor hidden = randn(ctx, {rows, block.mlp.up.out_features()}, dtype, Seed{5});
         const Tensor d_out = randn(ctx, {rows, config.hidden_width()}, dtype, Seed{6});
         parts.push_back({"swiglu forward", layers, 0, [=, &ctx] {
                              SwiGlu::Saved saved;
@@ -168,14 +198,7 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
         parts.push_back(
             {"swiglu backward", layers, 0, [=, &ctx] { SwiGlu{}.backward(ctx, d_out, {hidden}); }});
     } else {
-        const Gelu gelu{.form = config.activation == Activation::gelu ? Gelu::Form::exact : Gelu::Form::tanh};
-        const Tensor d_hidden = randn(ctx, hidden.shape(), dtype, Seed{6});
-        parts.push_back({"gelu forward", layers, 0, [=, &ctx] {
-                             Gelu::Saved saved;
-                             gelu.forward(ctx, hidden, saved);
-                         }});
-        parts.push_back(
-            {"gelu backward", layers, 0, [=, &ctx] { gelu.backward_into(ctx, d_hidden, d_hidden, hidden); }});
+        add_gelu_mlp(parts, ctx, block.mlp, rows, layers);
     }
     parts.push_back({"residual", 2 * layers, 0, [=, &ctx, &block] {
                          Dropout::Saved saved;
