@@ -163,19 +163,14 @@ GradientReport check_transformer(const Context& ctx, const ModelConfig& config) 
 std::vector<CheckedOperator> make_operators() {
     using attention::Algorithm;
     const ModelConfig gpt2{.layers = 2, .heads = 2, .width = 8, .context = 5, .vocabulary = 11};
-    const ModelConfig llama{.layers = 2,
-                            .heads = 4,
-                            .kv_heads = 2,
-                            .width = 16,
-                            .hidden = 24,
-                            .context = 5,
-                            .vocabulary = 11,
-                            .norm = Norm::rms,
-                            .activation = Activation::swiglu,
-                            .positions = Positions::rope,
-                            .bias = false,
-                            .tied_head = false,
-                            .qk_norm = true};
+    const ModelConfig llama = as_llama({.layers = 2,
+                                        .heads = 4,
+                                        .kv_heads = 2,
+                                        .width = 16,
+                                        .hidden = 24,
+                                        .context = 5,
+                                        .vocabulary = 11,
+                                        .qk_norm = true});
     return {
         {"attention-flash",
          [](const Context& c) {

@@ -2,6 +2,15 @@
 
 namespace gradtile {
 
+ModelConfig as_llama(ModelConfig config) {
+    config.norm = Norm::rms;
+    config.activation = Activation::swiglu;
+    config.positions = Positions::rope;
+    config.bias = false;
+    config.tied_head = false;
+    return config;
+}
+
 void validate(const ModelConfig& c) {
     check(c.layers >= 1, "layers: ", c.layers, "; expected at least 1");
     check(c.heads >= 1, "heads: ", c.heads, "; expected at least 1");

@@ -40,6 +40,10 @@ struct ModelConfig {
     bool operator==(const ModelConfig&) const = default;
 };
 
+/// Llama's choices (Touvron et al. 2023) in place of GPT-2's, everything else as given: RMSNorm, SwiGLU,
+/// rotary positions, no biases, an output head of its own.
+ModelConfig as_llama(ModelConfig config);
+
 /// Throws Error naming the setting, its value and what was expected (head count not dividing width, ...).
 void validate(const ModelConfig& config);
 

@@ -69,16 +69,7 @@ TrainConfig gpt2(std::int64_t layers, std::int64_t heads, std::int64_t width, do
 /// A small model of Llama's kind: rotary positions, RMSNorm, SwiGLU, grouped queries, its own head.
 TrainConfig llama_tiny() {
     TrainConfig c;
-    c.model = {.layers = 6,
-               .heads = 6,
-               .kv_heads = 2,
-               .width = 192,
-               .context = 128,
-               .norm = Norm::rms,
-               .activation = Activation::swiglu,
-               .positions = Positions::rope,
-               .bias = false,
-               .tied_head = false};
+    c.model = as_llama({.layers = 6, .heads = 6, .kv_heads = 2, .width = 192, .context = 128});
     c.batch = 12;
     c.steps = 3000;
     c.beta2 = 0.95;

@@ -21,19 +21,14 @@ ModelConfig gpt2_style(Recompute recompute) {
             .recompute = recompute};
 }
 ModelConfig llama_style(Recompute recompute) {
-    return {.layers = 3,
-            .heads = 4,
-            .kv_heads = 2,
-            .width = 32,
-            .context = 40,
-            .vocabulary = 50,
-            .norm = Norm::rms,
-            .activation = Activation::swiglu,
-            .positions = Positions::rope,
-            .bias = false,
-            .tied_head = false,
-            .qk_norm = true,
-            .recompute = recompute};
+    return as_llama({.layers = 3,
+                     .heads = 4,
+                     .kv_heads = 2,
+                     .width = 32,
+                     .context = 40,
+                     .vocabulary = 50,
+                     .qk_norm = true,
+                     .recompute = recompute});
 }
 
 struct Case {

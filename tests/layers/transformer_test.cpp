@@ -18,19 +18,14 @@ ModelConfig tiny_gpt2() {
     return {.layers = 2, .heads = 2, .width = 8, .context = 7, .vocabulary = 11};
 }
 ModelConfig tiny_llama() {
-    return {.layers = 2,
-            .heads = 4,
-            .kv_heads = 2,
-            .width = 16,
-            .hidden = 12,
-            .context = 7,
-            .vocabulary = 11,
-            .norm = Norm::rms,
-            .activation = Activation::swiglu,
-            .positions = Positions::rope,
-            .bias = false,
-            .tied_head = false,
-            .qk_norm = true};
+    return as_llama({.layers = 2,
+                     .heads = 4,
+                     .kv_heads = 2,
+                     .width = 16,
+                     .hidden = 12,
+                     .context = 7,
+                     .vocabulary = 11,
+                     .qk_norm = true});
 }
 
 /// Tokens from a small congruential generator, some targets ignored.

@@ -21,18 +21,13 @@ ModelConfig gpt2_style(Recompute recompute) {
     return {.layers = 2, .heads = 2, .width = 32, .context = 16, .vocabulary = 64, .recompute = recompute};
 }
 ModelConfig llama_style() {
-    return {.layers = 2,
-            .heads = 4,
-            .kv_heads = 2,
-            .width = 32,
-            .context = 16,
-            .vocabulary = 64,
-            .norm = Norm::rms,
-            .activation = Activation::swiglu,
-            .positions = Positions::rope,
-            .bias = false,
-            .tied_head = false,
-            .qk_norm = true};
+    return as_llama({.layers = 2,
+                     .heads = 4,
+                     .kv_heads = 2,
+                     .width = 32,
+                     .context = 16,
+                     .vocabulary = 64,
+                     .qk_norm = true});
 }
 
 class Overfit : public ::testing::TestWithParam<Case> {};
