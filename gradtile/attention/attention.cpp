@@ -62,6 +62,7 @@ Resolved resolve(const Options& options, const Tensor& q, const Tensor& k) {
     Resolved resolved;
     resolved.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
     check(std::isfinite(resolved.scale), "attention: scale ", resolved.scale, " is not finite");
+    resolved.deterministic = options.deterministic;
     check(options.window.left >= -1 && options.window.right >= -1, "attention: window {", options.window.left,
           ", ", options.window.right, "}; sides are -1 (unbounded) or at least 0");
     Mask& mask = resolved.mask;

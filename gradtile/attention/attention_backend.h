@@ -10,6 +10,7 @@ namespace gradtile::attention {
 struct Resolved {
     double scale = 1.0;
     Mask mask;
+    bool deterministic = false;  ///< for CUDA; the CPU always is
 };
 
 namespace cpu {

@@ -5,7 +5,7 @@
 namespace gradtile::attention::cuda {
 namespace {
 [[noreturn]] void absent() {
-    gradtile::cuda::operator_absent();  // says whether a toolkit or only this kernel is missing
+    gradtile::cuda::operator_absent();
 }
 }  // namespace
 

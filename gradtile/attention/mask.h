@@ -2,11 +2,13 @@
 /// Which keys a query row sees, and what that means for blocks. One struct serves every algorithm.
 #include <cstdint>
 
+#include <gradtile/core/host_device.h>
+
 namespace gradtile::attention {
 
 // Kernel files are compiled for different instruction sets; a shared inline function must never be emitted
 // out of line there, or the linker might keep the copy that an older machine cannot run.
-#define GRADTILE_ATTENTION_INLINE [[gnu::always_inline]] inline
+#define GRADTILE_ATTENTION_INLINE [[gnu::always_inline]] GRADTILE_HOST_DEVICE inline
 
 /// Half-open range of indices; empty when end <= begin.
 struct IndexRange {

@@ -8,8 +8,6 @@
 namespace gradtile::attention::test {
 namespace {
 
-/// A float64 computation makes the roundings of the float32 one, 2^29 times smaller. The reference makes
-/// them too, so both sides' errors are allowed.
 void expect_float64_equals_definition(const Context& ctx, const Problem& problem) {
     SCOPED_TRACE(::testing::Message() << problem);
     const Inputs single = random_inputs(ctx, problem, DType::f32), in = single.to(ctx, DType::f64);
@@ -17,20 +15,7 @@ void expect_float64_equals_definition(const Context& ctx, const Problem& problem
     const Reference reference = reference_of(ctx, problem, in, float64_roundoff);
     for (const Algorithm algorithm : algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
-        const Result result = run(ctx, in, problem.options(algorithm));
-        const auto expect = [&](const char* name, double factor, std::vector<double> Result::*part) {
-            const std::vector<double>& floor = reference.floor.*part;
-            const double error32 = largest_error(naive32.*part, reference.value.*part);
-            const double largest_floor = floor.empty() ? 0 : *std::max_element(floor.begin(), floor.end());
-            EXPECT_LE(largest_error(result.*part, reference.value.*part),
-                      (factor + 1) * 0x1p-29 * error32 + 2 * largest_floor)
-                << name;
-        };
-        expect("O", 2, &Result::o);
-        expect("LSE", 2, &Result::lse);
-        expect("dQ", 3, &Result::d_q);
-        expect("dK", 3, &Result::d_k);
-        expect("dV", 3, &Result::d_v);
+        expect_float64_accuracy(naive32, run(ctx, in, problem.options(algorithm)), reference);
     }
 }
 

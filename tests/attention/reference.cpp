@@ -183,4 +183,20 @@ void expect_as_accurate_as(const Result& naive, const Result& result, const Refe
     expect("dV", factors.gradients, &Result::d_v);
 }
 
+void expect_float64_accuracy(const Result& naive32, const Result& result, const Reference& reference) {
+    const auto expect = [&](const char* name, double factor, Vector Result::*part) {
+        const Vector& floor = reference.floor.*part;
+        const double error32 = largest_error(naive32.*part, reference.value.*part);
+        const double largest_floor = floor.empty() ? 0 : *std::max_element(floor.begin(), floor.end());
+        EXPECT_LE(largest_error(result.*part, reference.value.*part),
+                  (factor + 1) * 0x1p-29 * error32 + 2 * largest_floor)
+            << name;
+    };
+    expect("O", 2, &Result::o);
+    expect("LSE", 2, &Result::lse);
+    expect("dQ", 3, &Result::d_q);
+    expect("dK", 3, &Result::d_k);
+    expect("dV", 3, &Result::d_v);
+}
+
 }  // namespace gradtile::attention::test

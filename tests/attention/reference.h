@@ -13,6 +13,7 @@ struct Roundoff {
 inline constexpr Roundoff float64_roundoff{0x1p-53, 0x1p-53};
 inline constexpr Roundoff float32_roundoff{0x1p-24, 0x1p-24};
 inline constexpr Roundoff float16_roundoff{0x1p-24, 0x1p-11};
+inline constexpr Roundoff bfloat16_roundoff{0x1p-24, 0x1p-8};
 
 struct Reference {
     Result value;
@@ -34,5 +35,10 @@ struct Factors {
 /// Every element of `result` lies within factor * (largest error of `naive`) + floor of the reference.
 void expect_as_accurate_as(const Result& naive, const Result& result, const Reference& reference,
                            const Factors& factors);
+
+/// `result` was computed in float64 from inputs that are float32 numbers. It makes the roundings of the
+/// float32 computation, 2^29 times smaller; `naive32` shows how large those are. The reference makes them
+/// too, so both sides' errors are allowed.
+void expect_float64_accuracy(const Result& naive32, const Result& result, const Reference& reference);
 
 }  // namespace gradtile::attention::test

@@ -1,0 +1,346 @@
+// Attention on the GPU: every algorithm and dtype over the CPU's grid of problems, against float64 on the CPU
+// and within the bounds that the CPU's own kernels keep. Without a GPU these tests skip.
+#include <cstdlib>
+#include <limits>
+#include <memory>
+
+#include <gmock/gmock.h>
+
+#include "problems.h"
+#include "reference.h"
+
+namespace gradtile::attention::test {
+namespace {
+
+/// How often a result that must repeat is repeated: GRADTILE_TEST_ROUNDS (1000 for a thorough search for
+/// races).
+int rounds() {
+    const char* const text = std::getenv("GRADTILE_TEST_ROUNDS");
+    return text ? std::max(1, std::atoi(text)) : 20;
+}
+
+const Roundoff& roundoff_of(DType dtype) {
+    switch (dtype) {
+        case DType::f64:
+            return float64_roundoff;
+        case DType::bf16:
+            return bfloat16_roundoff;
+        case DType::f16:
+            return float16_roundoff;
+        default:
+            return float32_roundoff;
+    }
+}
+
+constexpr std::int64_t arena_bytes = 256 << 20;
+
+class AttentionCuda : public testing::Test {
+  protected:
+    void SetUp() override {
+        if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
+        const Context gpu(Device::cuda(0), 1);
+        gpu_.emplace(gpu.with_allocator(std::make_shared<Arena>(Device::cuda(0), arena_bytes)));
+    }
+    const Context& gpu() const { return *gpu_; }
+    const Context cpu{Device::cpu()};
+
+    /// All memory that the next call takes holds NaN.
+    void poison() const {
+        fill(gpu(), empty(gpu(), {arena_bytes / 4 - 1024}, DType::f32),
+             std::numeric_limits<double>::quiet_NaN());
+    }
+    Inputs on_gpu(const Inputs& in) const {
+        const auto move = [&](const Tensor& x) {
+            return from_host(gpu(), to_host(cpu, x), x.shape(), x.dtype());
+        };
+        return {move(in.q), move(in.k), move(in.v), move(in.d_o)};
+    }
+    Result run_on_gpu(const Inputs& in, const Options& options) const {
+        poison();
+        return run(gpu(), on_gpu(in), options);
+    }
+
+    /// Naive on the GPU keeps to the textbook's error up to the order of its sums, flash to the policy of its
+    /// dtype.
+    void expect_accurate(const Problem& problem, DType dtype) const {
+        if (is_16_bit(dtype) && (problem.d_qk % 8 != 0 || problem.d_v % 8 != 0)) return;
+        SCOPED_TRACE(::testing::Message() << problem << ' ' << dtype);
+        // float64 results are judged by what the same problem loses in float32.
+        const DType coarse = dtype == DType::f64 ? DType::f32 : dtype;
+        const Inputs coarse_inputs = random_inputs(cpu, problem, coarse), in = coarse_inputs.to(cpu, dtype);
+        const Result naive = run(cpu, coarse_inputs, problem.options(Algorithm::naive));
+        const Reference reference = reference_of(cpu, problem, in, roundoff_of(dtype));
+        for (const Algorithm algorithm : algorithms) {
+            SCOPED_TRACE(::testing::Message() << algorithm);
+            const Result result = run_on_gpu(in, problem.options(algorithm));
+            if (dtype == DType::f64) {
+                expect_float64_accuracy(naive, result, reference);
+            } else {
+                const bool is_16_bit_flash = is_16_bit(dtype) && algorithm == Algorithm::flash;
+                expect_as_accurate_as(naive, result, reference,
+                                      is_16_bit_flash ? Factors{.forward = 1, .gradients = 1}
+                                                      : Factors{.forward = 2, .gradients = 3});
+            }
+        }
+    }
+    void expect_accurate(const std::vector<Problem>& problems, DType dtype) const {
+        for (const Problem& problem : problems) expect_accurate(problem, dtype);
+    }
+
+  private:
+    std::optional<Context> gpu_;
+};
+
+class AttentionCudaOf : public AttentionCuda, public testing::WithParamInterface<DType> {};
+
+TEST_P(AttentionCudaOf, AnyLengthIsAsAccurateAsNaive) {
+    expect_accurate(problems_of_lengths(), GetParam());
+}
+TEST_P(AttentionCudaOf, LongSequencesAreAsAccurateAsNaive) {
+    expect_accurate(long_problems(), GetParam());
+}
+TEST_P(AttentionCudaOf, AnyHeadDimIsAsAccurateAsNaive) {
+    expect_accurate(
+        problems_of_head_dims({1, 7, 8, 16, 24, 32, 33, 40, 64, 80, 96, 112, 128, 160, 192, 255, 256}),
+        GetParam());
+}
+TEST_P(AttentionCudaOf, AnyOptionIsAsAccurateAsNaive) {
+    expect_accurate(problems_of_options(), GetParam());
+}
+
+TEST_P(AttentionCudaOf, ZeroLengthsAndEmptyBatchesAreLegal) {
+    const auto all_zero = ::testing::Each(0.0);
+    for (const Algorithm algorithm : algorithms) {
+        SCOPED_TRACE(::testing::Message() << algorithm);
+        const Problem no_keys{.queries = 5, .keys = 0}, no_queries{.queries = 0, .keys = 5},
+            no_batch{.queries = 5, .keys = 5, .batch = 0};
+        const Result without_keys =
+            run_on_gpu(random_inputs(cpu, no_keys, GetParam()), no_keys.options(algorithm));
+        EXPECT_THAT(without_keys.o, all_zero);
+        EXPECT_THAT(without_keys.d_q, all_zero);
+        EXPECT_THAT(without_keys.lse, ::testing::Each(-std::numeric_limits<double>::infinity()));
+        const Result without_queries =
+            run_on_gpu(random_inputs(cpu, no_queries, GetParam()), no_queries.options(algorithm));
+        EXPECT_THAT(without_queries.d_k, all_zero);
+        EXPECT_THAT(without_queries.d_v, all_zero);
+        run_on_gpu(random_inputs(cpu, no_batch, GetParam()), no_batch.options(algorithm));
+    }
+}
+
+TEST_P(AttentionCudaOf, HugeScoresStayFinite) {
+    const Problem problem{.queries = 40, .keys = 70, .causal = true, .scale = 100};
+    for (const Algorithm algorithm : algorithms) {
+        const Result result = run_on_gpu(random_inputs(cpu, problem, GetParam()), problem.options(algorithm));
+        for (const auto* x : {&result.o, &result.lse, &result.d_q, &result.d_k, &result.d_v})
+            EXPECT_THAT(*x, ::testing::Each(::testing::Truly([](double e) { return std::isfinite(e); })))
+                << algorithm;
+    }
+}
+
+/// dK and dV always, dQ when asked to; several blocks of every kernel in both directions, with more blocks
+/// than fit the GPU at once.
+TEST_P(AttentionCudaOf, GradientsRepeatBitForBit) {
+    for (const Problem& problem : {Problem{.queries = 700,
+                                  .keys = 650,
+                                  .d_qk = 64,
+                                  .d_v = 64,
+                                  .causal = true,
+                                  .batch = 4,
+                                  .heads = 16,
+                                  .key_heads = 8},
+                                   {.queries = 500,
+                                   .keys = 333,
+                                   .d_qk = 128,
+                                   .d_v = 96,
+                                   .batch = 2,
+                                   .heads = 4,
+                                   .key_heads = 4,
+                                   .window = {.left = 150, .right = 100}}})
+        for (const bool deterministic : {false, true}) {
+            SCOPED_TRACE(::testing::Message() << problem << (deterministic ? ", deterministic" : ""));
+            Options options = problem.options();
+            options.deterministic = deterministic;
+            const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
+            poison();
+            const Result first = run(gpu(), in, options);
+            for (int round = 1; round < rounds(); ++round) {
+                const Result again = run(gpu(), in, options);
+                ASSERT_EQ(again.o, first.o) << round;
+                ASSERT_EQ(again.lse, first.lse) << round;
+                ASSERT_EQ(again.d_k, first.d_k) << round;
+                ASSERT_EQ(again.d_v, first.d_v) << round;
+                if (deterministic) {
+                    ASSERT_EQ(again.d_q, first.d_q) << round;
+                }
+            }
+        }
+}
+
+/// The dQ that additions in any order give differs by their roundings alone.
+void expect_same_but_for_rounding(const std::vector<double>& a, const std::vector<double>& b, DType dtype) {
+    double largest = 0;
+    for (const double e : b) largest = std::max(largest, std::abs(e));
+    const double roundoff = dtype == DType::f64 ? 0x1p-53 : dtype == DType::f32 ? 0x1p-24 : 0x1p-8;
+    EXPECT_LE(largest_error(a, b), 8 * roundoff * largest);  // a handful of blocks, one rounding each
+}
+
+TEST_P(AttentionCudaOf, TensorsMayLieAnyWay) {
+    const Problem problem{.queries = 45,
+                          .keys = 70,
+                          .d_qk = 24,
+                          .d_v = 40,
+                          .causal = true,
+                          .batch = 2,
+                          .heads = 4,
+                          .key_heads = 2};
+    const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
+    enum class Layout { heads_first, transposed, every_second, wider_rows, aligned_wider_rows };
+    const auto place = [&](const Shape& shape, Layout layout) {  // a [B, S, H, D] view
+        const std::int64_t b = shape[0], s = shape[1], h = shape[2], d = shape[3];
+        const auto memory = [&](const Shape& whole) { return empty(gpu(), whole, GetParam()); };
+        switch (layout) {
+            case Layout::heads_first:
+                return memory({b, h, s, d}).transpose(1, 2);
+            case Layout::transposed:
+                return memory({b, h, d, s}).transpose(2, 3).transpose(1, 2);
+            case Layout::every_second:
+                return memory({b, s, h, d, 2}).select(4, 1);
+            case Layout::wider_rows:
+                return memory({b, s, h, d + 3}).slice(3, 1, d);
+            case Layout::aligned_wider_rows:
+                return memory({b, s, h, d + 16}).slice(3, 8, d);
+        }
+        throw Error("no such layout");
+    };
+    for (const Algorithm algorithm : algorithms) {
+        const Result expected = run(gpu(), in, problem.options(algorithm));
+        for (const Layout layout : {Layout::heads_first, Layout::transposed, Layout::every_second,
+                                    Layout::wider_rows, Layout::aligned_wider_rows}) {
+            SCOPED_TRACE(::testing::Message() << algorithm << ", layout " << static_cast<int>(layout));
+            poison();
+            const auto placed = [&](const Tensor& x) {
+                const Tensor view = place(x.shape(), layout);
+                copy(gpu(), view, x);
+                return view;
+            };
+            const Tensor o = place(in.d_o.shape(), layout);
+            const Gradients into{.q = place(in.q.shape(), layout),
+                                 .k = place(in.k.shape(), layout),
+                                 .v = place(in.v.shape(), layout)};
+            Saved saved;
+            forward(gpu(), placed(in.q), placed(in.k), placed(in.v), problem.options(algorithm), saved, o);
+            backward(gpu(), placed(in.d_o), problem.options(algorithm), saved, into);
+            EXPECT_EQ(to_host(gpu(), o), expected.o);
+            EXPECT_EQ(to_host(gpu(), saved.lse), expected.lse);
+            EXPECT_EQ(to_host(gpu(), into.k), expected.d_k);
+            EXPECT_EQ(to_host(gpu(), into.v), expected.d_v);
+            expect_same_but_for_rounding(to_host(gpu(), into.q), expected.d_q, GetParam());
+        }
+    }
+}
+
+TEST_P(AttentionCudaOf, RepeatedElementsCountLikeCopies) {
+    const Problem problem{.queries = 45,
+                          .keys = 70,
+                          .d_qk = 24,
+                          .d_v = 40,
+                          .causal = true,
+                          .batch = 2,
+                          .heads = 4,
+                          .key_heads = 2};
+    const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
+    const Tensor ones = empty(gpu(), {1, 1, 1, 1}, GetParam());
+    fill(gpu(), ones, 1);
+    const Inputs repeated{.q = in.q,
+                          .k = in.k.slice(0, 0, 1).expand(in.k.shape()),
+                          .v = in.v.slice(1, 3, 1).expand(in.v.shape()),
+                          .d_o = ones.expand(in.d_o.shape())};
+    for (const Algorithm algorithm : algorithms) {
+        SCOPED_TRACE(::testing::Message() << algorithm);
+        const Result result = run(gpu(), repeated, problem.options(algorithm)),
+                     expected = run(gpu(), repeated.to(gpu(), GetParam()), problem.options(algorithm));
+        EXPECT_EQ(result.o, expected.o);
+        EXPECT_EQ(result.d_k, expected.d_k);
+        EXPECT_EQ(result.d_v, expected.d_v);
+        expect_same_but_for_rounding(result.d_q, expected.d_q, GetParam());
+    }
+}
+
+TEST_P(AttentionCudaOf, PackedQkvAndItsGradientNeedNoCopies) {
+    const Problem square{.queries = 65,
+                         .keys = 65,
+                         .d_qk = 32,
+                         .d_v = 32,
+                         .causal = true,
+                         .batch = 2,
+                         .heads = 3,
+                         .key_heads = 3};
+    const Inputs in = on_gpu(random_inputs(cpu, square, GetParam()));
+    for (const Algorithm algorithm : algorithms) {
+        SCOPED_TRACE(::testing::Message() << algorithm);
+        const Result expected = run(gpu(), in, square.options(algorithm));
+        poison();
+        const Tensor packed = empty(gpu(), {2, 65, 3, 3, 32}, GetParam()),
+                     gradient = empty_like(gpu(), packed);
+        copy(gpu(), packed.select(2, 0), in.q);
+        copy(gpu(), packed.select(2, 1), in.k);
+        copy(gpu(), packed.select(2, 2), in.v);
+        Saved saved;
+        const Tensor o = forward(gpu(), packed.select(2, 0), packed.select(2, 1), packed.select(2, 2),
+                                 square.options(algorithm), saved);
+        backward(gpu(), in.d_o, square.options(algorithm), saved,
+                 {.q = gradient.select(2, 0), .k = gradient.select(2, 1), .v = gradient.select(2, 2)});
+        EXPECT_EQ(to_host(gpu(), o), expected.o);
+        expect_same_but_for_rounding(to_host(gpu(), gradient.select(2, 0)), expected.d_q, GetParam());
+        EXPECT_EQ(to_host(gpu(), gradient.select(2, 1)), expected.d_k);
+        EXPECT_EQ(to_host(gpu(), gradient.select(2, 2)), expected.d_v);
+    }
+}
+
+TEST_P(AttentionCudaOf, ADryRunCountsWhatARealRunUses) {
+    const Problem problem{
+        .queries = 130, .keys = 90, .d_qk = 40, .d_v = 24, .causal = true, .heads = 4, .key_heads = 2};
+    const Inputs host = random_inputs(cpu, problem, GetParam());
+    for (const Algorithm algorithm : algorithms)
+        for (const bool transposed : {false, true}) {
+            SCOPED_TRACE(::testing::Message() << algorithm << transposed);
+            const auto peak = [&](const Context& ctx, Arena& arena) {
+                const auto place = [&](const Tensor& x) {
+                    const Shape& s = x.shape();
+                    const Tensor view = transposed
+                                            ? zeros(ctx, {s[0], s[1], s[3], s[2]}, x.dtype()).transpose(2, 3)
+                                            : zeros(ctx, s, x.dtype());
+                    return view;
+                };
+                const Inputs in{place(host.q), place(host.k), place(host.v), place(host.d_o)};
+                Saved saved;
+                forward(ctx, in.q, in.k, in.v, problem.options(algorithm), saved);
+                backward(ctx, in.d_o, problem.options(algorithm), saved);
+                return arena.peak_bytes();
+            };
+            const auto plan = Arena::for_planning(Device::cuda(0));
+            const std::size_t planned = peak(gpu().plan(plan), *plan);
+            const auto arena = std::make_shared<Arena>(Device::cuda(0), planned);
+            EXPECT_EQ(peak(gpu().with_allocator(arena), *arena), planned);
+        }
+}
+
+TEST_P(AttentionCudaOf, FlashScratchGrowsWithTheLengthNotWithItsSquare) {
+    const auto bytes = [&](std::int64_t length) {
+        const Problem p{.queries = length, .keys = length, .d_qk = 64, .d_v = 64, .causal = true};
+        const auto arena = Arena::for_planning(Device::cuda(0));
+        const Context plan = gpu().plan(arena);
+        const Inputs in = random_inputs(plan, p, GetParam());
+        Saved saved;
+        forward(plan, in.q, in.k, in.v, p.options(), saved);
+        backward(plan, in.d_o, p.options(), saved);
+        return static_cast<double>(arena->peak_bytes());
+    };
+    EXPECT_LE(bytes(1 << 17), 2.0 * bytes(1 << 16) + 4096);
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryDtype, AttentionCudaOf, testing::ValuesIn(floating_dtypes),
+                         [](const auto& dtype) { return std::string(name_of(dtype.param)); });
+
+}  // namespace
+}  // namespace gradtile::attention::test
