@@ -1,8 +1,9 @@
 // What a checkpoint of GPT-2 124M with AdamW's moments costs (1.5 GB in float32): how long a step is held up,
 // against one copy of the same memory, and how fast the file becomes durable, against a plain sequential
-// write and fsync of as many bytes into the same directory. Interleaved, medians.
+// write and fsync of as many bytes into the same directory. Interleaved, medians. With a GPU the state lies
+// there, and a step is held up for a copy inside the device's memory.
 //
-//     checkpoint_bench [DIRECTORY] [ROUNDS]
+//     checkpoint_bench [DIRECTORY] [ROUNDS] [--device cuda]
 #include <fcntl.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/snapshot_writer.h>
 
 using namespace gradtile;
@@ -82,11 +84,23 @@ void write_plainly(const std::filesystem::path& path, const Checkpoint& c) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    const std::filesystem::path place = argc > 1 ? argv[1] : "checkpoint_bench_files";
-    const int rounds = argc > 2 ? std::max(1, std::atoi(argv[2])) : 5;
+    std::vector<std::string> arguments(argv + 1, argv + argc);
+    bool gpu = false;
+    if (arguments.size() >= 2 && arguments[arguments.size() - 2] == "--device") {
+        gpu = arguments.back() == "cuda";
+        arguments.resize(arguments.size() - 2);
+    }
+    const std::filesystem::path place = !arguments.empty() ? arguments[0] : "checkpoint_bench_files";
+    const int rounds = arguments.size() > 1 ? std::max(1, std::stoi(arguments[1])) : 5;
     try {
-        const Context ctx;
-        Checkpoint c = gpt2_124m(ctx);
+        const Context host;
+        const Context ctx = gpu ? Context(Device::cuda()) : host;
+        Checkpoint c = gpt2_124m(host);
+        const Checkpoint on_host = c;
+        if (gpu) {
+            for (NamedTensors* tensors : {&c.params, &c.optimizer})
+                for (auto& [name, x] : *tensors) x = to_device(ctx, x);
+        }
         std::uint64_t bytes = 0;
         for (const NamedTensors* tensors : {&c.params, &c.optimizer}) {
             for (const auto& [name, x] : *tensors) bytes += x.bytes();
@@ -95,7 +109,7 @@ int main(int argc, char** argv) {
         std::vector<std::byte> memory(bytes, std::byte{1});
         const auto copy_plainly = [&] {
             std::byte* to = memory.data();
-            for (const NamedTensors* tensors : {&c.params, &c.optimizer}) {
+            for (const NamedTensors* tensors : {&on_host.params, &on_host.optimizer}) {
                 for (const auto& [name, x] : *tensors) {
                     std::memcpy(to, x.raw_data(), x.bytes());
                     to += x.bytes();
@@ -110,7 +124,7 @@ int main(int argc, char** argv) {
         make_directories(FileSystem::posix(), place);
         for (int round = 0; round < rounds; ++round) {
             copy.push_back(seconds(copy_plainly));
-            plain.push_back(seconds([&] { write_plainly(plain_file, c); }));
+            plain.push_back(seconds([&] { write_plainly(plain_file, on_host); }));
             std::filesystem::remove(plain_file);
             c.step = round;
             writer.save(c);

@@ -1,6 +1,7 @@
 // Time and activation memory of whole training steps, and what they consist of.
 //
 //     step_bench --model char-cpu --dtype f32 --threads 2 [--recompute] [--breakdown]
+//     step_bench --device cuda --model gpt2-124m --batch 16 [--no-graph]
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
@@ -10,12 +11,15 @@
 
 #include <CLI/CLI.hpp>
 
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/gemm.h>
+#include <gradtile/core/step_graph.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/linear_gelu.h>
 #include <gradtile/layers/memory_plan.h>
 #include <gradtile/layers/transformer.h>
 #include <gradtile/train/adamw.h>
+#include <gradtile/train/device_peak.h>
 #include <gradtile/train/global_norm.h>
 
 using namespace gradtile;
@@ -63,6 +67,27 @@ std::vector<Workload> workloads() {
             {"llama-tiny", llama, 12, 10}};
 }
 
+/// The sizes that a GPU is for.
+std::vector<Workload> gpu_workloads() {
+    const ModelConfig char_384{.layers = 6,
+                               .heads = 6,
+                               .width = 384,
+                               .context = 256,
+                               .vocabulary = 65,
+                               .activation = Activation::gelu,
+                               .bias = false};
+    ModelConfig with_dropout = char_384;
+    with_dropout.dropout = 0.2;
+    const auto gpt2 = [](std::int64_t layers, std::int64_t heads, std::int64_t width) {
+        return ModelConfig{
+            .layers = layers, .heads = heads, .width = width, .context = 1024, .vocabulary = 50257};
+    };
+    return {{"char-384", char_384, 64, 50},          {"char-384-dropout", with_dropout, 64, 50},
+            {"gpt2-124m", gpt2(12, 12, 768), 4, 20}, {"gpt2-124m", gpt2(12, 12, 768), 16, 20},
+            {"gpt2-124m", gpt2(12, 12, 768), 64, 8}, {"gpt2-350m", gpt2(24, 16, 1024), 32, 8},
+            {"gpt2-774m", gpt2(36, 20, 1280), 16, 8}};
+}
+
 enum class Clock { wall, calling_thread };
 Clock measured = Clock::wall;
 
@@ -78,11 +103,21 @@ double milliseconds(const std::function<void()>& work) {
     return now_milliseconds() - start;
 }
 
-/// Median of `runs` calls after one that warms up.
-double median_milliseconds(int runs, const std::function<void()>& work) {
+void synchronize(const Context& ctx) {
+    if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
+}
+
+/// Median of `runs` calls after one that warms up; a GPU is waited for after `calls` of them.
+double median_milliseconds(const Context& ctx, int runs, const std::function<void()>& work, int calls = 1) {
     work();
+    synchronize(ctx);
     std::vector<double> times;
-    for (int i = 0; i < runs; ++i) times.push_back(milliseconds(work));
+    for (int i = 0; i < runs; ++i)
+        times.push_back(milliseconds([&] {
+                            for (int call = 0; call < calls; ++call) work();
+                            synchronize(ctx);
+                        }) /
+                        calls);
     std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
     return times[static_cast<std::size_t>(runs / 2)];
 }
@@ -225,12 +260,14 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
     return parts;
 }
 
-void print_breakdown(const std::vector<Part>& parts, int runs, double step) {
+void print_breakdown(const Context& ctx, const std::vector<Part>& parts, int runs, double step) {
+    const int calls = ctx.device().is_cuda() ? 10 : 1;  // as in a step, a launch hides behind the one before
+
     double total = 0.0;
     std::printf("  %-32s %5s %9s %9s %6s %9s\n", "operator", "count", "us each", "ms/step", "share",
                 "GFLOP/s");
     for (const Part& part : parts) {
-        const double each = median_milliseconds(runs, part.work);
+        const double each = median_milliseconds(ctx, runs, part.work, calls);
         const double in_step = each * static_cast<double>(part.count);
         total += in_step;
         std::printf("  %-32s %5lld %9.1f %9.3f %5.1f%% ", part.name.c_str(),
@@ -240,7 +277,7 @@ void print_breakdown(const std::vector<Part>& parts, int runs, double step) {
     std::printf("  %-32s %5s %9s %9.3f %5.1f%%\n", "sum", "", "", total, 100.0 * total / step);
 }
 
-void run(const Context& ctx, const Workload& workload, DType dtype, bool breakdown) {
+void run(const Context& ctx, const Workload& workload, DType dtype, bool use_graph, bool breakdown) {
     const MemoryRequest request{.model = workload.model, .dtype = dtype, .micro_batch = workload.batch};
     const MemoryPlan plan = plan_memory(ctx, request);
     const auto arena = std::make_shared<Arena>(ctx.device(), plan.activations);
@@ -254,40 +291,78 @@ void run(const Context& ctx, const Workload& workload, DType dtype, bool breakdo
     const Tensor tokens =
         generated_tokens(ctx, {workload.batch, workload.model.context}, workload.model.vocabulary);
 
-    const double step = median_milliseconds(workload.steps, [&] {
+    const Tensor rate = from_host(ctx, std::vector<double>{1e-4}, {1}, DType::f64);
+    const Tensor live_seed = zeros(ctx, {2}, DType::i32);
+    const Tensor targets = tokens;  // what is learned does not matter here
+    const auto compute = [&] {
+        const ForwardOptions options{.dropout = DropoutKey::of_live_step(live_seed, 0)};
         Transformer::Saved saved;
-        const Tensor loss = model.forward(inside, tokens, tokens, saved);
+        const Tensor loss = model.forward(inside, tokens, targets, saved, options);
         model.backward(inside, saved);
         const Clip clip = clip_global_norm(inside, parameters.gradients(), {.max_norm = 1.0, .loss = loss});
-        optimizer.step(inside, 1e-4, {.gradient_scale = clip.scale, .zero_gradients = true});
+        optimizer.step(inside, rate, {.gradient_scale = clip.scale, .zero_gradients = true});
+    };
+    StepGraph graph;
+    std::string how;
+    if (ctx.device().is_cuda()) {
+        how = " eager";
+        if (use_graph) {
+            compute();
+            graph.capture(inside, compute);
+            how = concat(" graph of ", graph.nodes(), " nodes");
+        }
+    }
+    const double step = median_milliseconds(ctx, workload.steps, [&] {
+        if (graph.captured()) {
+            graph.replay(inside);
+        } else {
+            compute();
+        }
     });
     const double tokens_per_step = static_cast<double>(tokens.elements());
-    std::printf(
-        "%-10s %-8s recompute=%-5s threads=%d: %9.2f ms/step %9.0f tokens/s %7.0f GFLOP/s, activations %.1f "
-        "MiB\n",
-        workload.name.c_str(), std::string(name_of(dtype)).c_str(),
-        std::string(name_of(workload.model.recompute)).c_str(), ctx.threads().size(), step,
-        1e3 * tokens_per_step / step,
-        flops_per_token(workload.model, workload.model.context) * tokens_per_step / step / 1e6,
-        static_cast<double>(plan.activations) / (1 << 20));
-    if (breakdown)
-        print_breakdown(parts_of_step(ctx, model, parameters, optimizer, tokens), workload.steps, step);
+    const double flops =
+        flops_per_token(workload.model, workload.model.context) * tokens_per_step / step * 1e3;
+    std::printf("%-10s B%lld %-8s recompute=%-5s ", workload.name.c_str(),
+                static_cast<long long>(workload.batch), std::string(name_of(dtype)).c_str(),
+                std::string(name_of(workload.model.recompute)).c_str());
+    if (ctx.device().is_cpu()) std::printf("threads=%d", ctx.threads().size());
+    std::printf("%s: %9.2f ms/step %9.0f tokens/s %7.0f GFLOP/s, activations %.1f MiB, in all %.1f MiB",
+                how.c_str(), step, 1e3 * tokens_per_step / step, flops / 1e9,
+                static_cast<double>(plan.activations) / (1 << 20),
+                static_cast<double>(plan.total()) / (1 << 20));
+    if (const double peak = peak_flops(ctx.device(), dtype); peak > 0.0)
+        std::printf(", MFU %.1f%%", 100.0 * flops / peak);
+    std::printf("\n");
+    std::fflush(stdout);
+    if (!breakdown) return;
+    // Operators by themselves hold more at once than a step does. On a GPU their memory comes from an arena,
+    // as in a step; the system's allocations would be what is timed.
+    Context around = ctx;
+    if (ctx.device().is_cuda())
+        around = ctx.with_allocator(
+            std::make_shared<Arena>(ctx.device(), 2 * plan.activations + (std::size_t{1} << 30)));
+    print_breakdown(around, parts_of_step(around, model, parameters, optimizer, tokens), workload.steps,
+                    step);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
     CLI::App app{"Times training steps"};
-    std::vector<std::string> names{"char-cpu", "char-384", "gpt2-124m"};
-    std::vector<std::string> dtypes{"f32", "bf16"};
+    std::vector<std::string> names, dtypes;
+    std::string device = "cpu";
     int threads = 2, steps = 0;
     std::int64_t batch = 0;
-    bool recompute = false, breakdown = false, cpu_time = false;
-    app.add_option("--model", names, "char-cpu, char-384, gpt2-124m, llama-tiny");
+    bool recompute = false, breakdown = false, cpu_time = false, no_graph = false;
+    app.add_option("--model", names,
+                   "cpu: char-cpu, char-384, gpt2-124m, llama-tiny; cuda: char-384, char-384-dropout, "
+                   "gpt2-124m, gpt2-350m, gpt2-774m");
     app.add_option("--dtype", dtypes, "f32, bf16");
+    app.add_option("--device", device, "cpu or cuda");
+    app.add_flag("--no-graph", no_graph, "cuda: launch every kernel instead of replaying a captured graph");
     app.add_option("--threads", threads, "threads that work");
     app.add_option("--steps", steps, "timed steps; 0: as many as the model's size suggests");
-    app.add_option("--batch", batch, "sequences a step; 0: the model's own");
+    app.add_option("--batch", batch, "sequences a step (cuda: only cases of that size); 0: the model's own");
     app.add_flag("--recompute", recompute, "recompute each block in backward");
     app.add_flag("--breakdown", breakdown, "also time every operator of the step by itself");
     app.add_flag("--cpu-time", cpu_time,
@@ -296,14 +371,22 @@ int main(int argc, char** argv) try {
     check(!cpu_time || threads == 1, "--cpu-time sees one thread only; add --threads 1");
     if (cpu_time) measured = Clock::calling_thread;
 
-    const Context ctx(Device::cpu(), threads);
-    std::printf("matrix library: %s\n", cpu_matrix_library());
-    for (Workload workload : workloads()) {
+    check(device == "cpu" || device == "cuda", "--device: '", device, "'; expected cpu or cuda");
+    const bool gpu = device == "cuda";
+    const Context ctx(gpu ? Device::cuda() : Device::cpu(), threads);
+    if (names.empty())
+        names = gpu ? std::vector<std::string>{"char-384", "char-384-dropout", "gpt2-124m"}
+                    : std::vector<std::string>{"char-cpu", "char-384", "gpt2-124m"};
+    if (dtypes.empty())
+        dtypes = gpu ? std::vector<std::string>{"bf16"} : std::vector<std::string>{"f32", "bf16"};
+    if (!gpu) std::printf("matrix library: %s\n", cpu_matrix_library());
+    for (Workload workload : gpu ? gpu_workloads() : workloads()) {
         if (std::find(names.begin(), names.end(), workload.name) == names.end()) continue;
         workload.model.recompute = recompute ? Recompute::block : Recompute::none;
         if (steps > 0) workload.steps = steps;
+        if (batch > 0 && gpu && workload.batch != batch) continue;
         if (batch > 0) workload.batch = batch;
-        for (const std::string& dtype : dtypes) run(ctx, workload, dtype_named(dtype), breakdown);
+        for (const std::string& dtype : dtypes) run(ctx, workload, dtype_named(dtype), !no_graph, breakdown);
     }
     return 0;
 } catch (const std::exception& error) {

@@ -5,6 +5,7 @@
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/flag_values.h>
 #include <gradtile/cli/setting_flags.h>
+#include <gradtile/train/device_peak.h>
 #include <gradtile/train/progress.h>
 #include <gradtile/train/stop_signals.h>
 #include <gradtile/train/trainer.h>
@@ -43,10 +44,12 @@ Resume resume_of(const Flags& flags) {
             resume.save_every = changed.save_every;
         } else if (name == "threads") {
             resume.threads = changed.threads;
+        } else if (name == "device") {
+            resume.device = changed.device;
         } else {
-            throw Error(concat(
-                "--", name,
-                ": cannot change when a run is resumed; steps, stop-after, save-every and threads can"));
+            throw Error(concat("--", name,
+                               ": cannot change when a run is resumed; steps, stop-after, save-every, "
+                               "threads and device can"));
         }
     }
     return resume;
@@ -57,7 +60,8 @@ void print_setup(const Trainer& trainer) {
     std::cout << trainer.memory_plan() << "training on " << trainer.train_tokens()
               << " tokens, validating on " << trainer.validation_tokens() << "; vocabulary "
               << c.model.vocabulary << ", " << c.accumulation_steps() << " x " << c.micro_batch_size()
-              << " sequences of " << c.model.context << " tokens a step, " << name_of(c.dtype) << '\n';
+              << " sequences of " << c.model.context << " tokens a step, " << name_of(c.dtype) << " on "
+              << trainer.model().ctx.device() << '\n';
 }
 
 /// How near the model came to the grammar that wrote the validation stories.
@@ -80,11 +84,12 @@ int train(const Flags& flags) {
     std::optional<Progress> progress;
     if (!flags.quiet) {
         progress.emplace(
-            stdout, ProgressOptions{.first_step = trainer.step(),
-                                    .last_step = flags.stop_after > 0
-                                                     ? std::min(flags.stop_after, trainer.last_step())
-                                                     : trainer.last_step(),
-                                    .flops_per_token = flops_per_token(config.model, config.model.context)});
+            stdout, ProgressOptions{
+                        .first_step = trainer.step(),
+                        .last_step = flags.stop_after > 0 ? std::min(flags.stop_after, trainer.last_step())
+                                                          : trainer.last_step(),
+                        .flops_per_token = flops_per_token(config.model, config.model.context),
+                        .peak_flops = peak_flops(trainer.model().ctx.device(), storage_dtype(config.dtype))});
         trainer.on_step([&](const StepReport& report) { (*progress)(report); });
     }
     trainer.stop_when([&] { return signals.requested(); });

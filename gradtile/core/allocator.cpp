@@ -36,7 +36,8 @@ class HostAllocator final : public Allocator {
   public:
     std::byte* allocate(std::size_t bytes) override {
         std::byte* const data = bytes > PTRDIFF_MAX - huge_page ? nullptr : host_malloc(bytes);
-        check(data != nullptr, "out of memory: ", bytes, " bytes asked for on the CPU");
+        if (data == nullptr)
+            throw OutOfMemory(concat("out of memory: ", bytes, " bytes asked for on the CPU"));
         return data;
     }
     void release(std::byte* data, std::size_t) noexcept override { std::free(data); }
@@ -54,6 +55,17 @@ class CudaAllocator final : public Allocator {
     Device device_;
 };
 
+class PageLockedAllocator final : public Allocator {
+  public:
+    explicit PageLockedAllocator(Device device) : device_(device) {}
+    std::byte* allocate(std::size_t bytes) override { return cuda::page_locked_malloc(device_, bytes); }
+    void release(std::byte* data, std::size_t) noexcept override { cuda::page_locked_free(device_, data); }
+    Device device() const override { return Device::cpu(); }
+
+  private:
+    Device device_;
+};
+
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, Device device) {
@@ -63,6 +75,11 @@ std::ostream& operator<<(std::ostream& out, Device device) {
 std::shared_ptr<Allocator> system_allocator(Device device) {
     if (device.is_cpu()) return std::make_shared<HostAllocator>();
     return std::make_shared<CudaAllocator>(device);
+}
+
+std::shared_ptr<Allocator> transfer_allocator(Device device) {
+    if (device.is_cpu()) return system_allocator(device);
+    return std::make_shared<PageLockedAllocator>(device);
 }
 
 Buffer::Buffer(std::shared_ptr<Allocator> allocator, std::size_t bytes)

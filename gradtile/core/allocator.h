@@ -5,9 +5,16 @@
 #include <map>
 #include <memory>
 
+#include <gradtile/core/check.h>
 #include <gradtile/core/device.h>
 
 namespace gradtile {
+
+/// Thrown by the system's allocators: what was asked for, where, and what is free.
+class OutOfMemory : public Error {
+  public:
+    explicit OutOfMemory(const std::string& message) : Error(message) {}
+};
 
 /// Source of device memory. allocate() returns at least 64-byte aligned memory (256 on CUDA) and throws Error
 /// when there is none. Allocators are used from one thread at a time.
@@ -21,6 +28,10 @@ class Allocator {
 
 /// malloc (CPU) or cudaMalloc (CUDA).
 std::shared_ptr<Allocator> system_allocator(Device device);
+
+/// Host memory that `device` copies from and to by itself, beside other work: page-locked for CUDA, plain for
+/// the CPU.
+std::shared_ptr<Allocator> transfer_allocator(Device device);
 
 /// One block of memory, given back to its allocator on destruction.
 class Buffer {

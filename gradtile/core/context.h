@@ -36,6 +36,11 @@ class Context {
     bool planning_ = false;
 };
 
+/// ctx, allocating from an Arena of `slack` times the memory that `work` takes, which a dry run of it tells.
+/// On a GPU an allocation of the system's costs more than many an operator.
+Context with_arena_for(const Context& ctx, const std::function<void(const Context& dry)>& work,
+                       double slack = 1.0);
+
 /// Chooses the backend in one line: on_device(ctx, cpu::gelu_forward, cuda::gelu_forward, x, y) calls the one
 /// of ctx's device with (ctx, x, y), and nothing when ctx only plans.
 template <class Cpu, class Cuda, class... Args>

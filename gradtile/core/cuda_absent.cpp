@@ -2,12 +2,20 @@
 #include <gradtile/core/check.h>
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/gemm_backend.h>
+#include <gradtile/core/step_graph.h>
 #include <gradtile/core/tensor_ops_backend.h>
 
 namespace gradtile {
 
 int cuda_device_count() {
     return 0;
+}
+
+void StepGraph::capture(const Context&, const std::function<void()>&) {
+    cuda::operator_absent();
+}
+void StepGraph::replay(const Context&) const {
+    cuda::operator_absent();
 }
 
 namespace cuda {
@@ -20,6 +28,16 @@ std::byte* device_malloc(Device, std::size_t) {
     operator_absent();
 }
 void device_free(Device, std::byte*) noexcept {}
+std::byte* page_locked_malloc(Device, std::size_t) {
+    operator_absent();
+}
+void page_locked_free(Device, std::byte*) noexcept {}
+DeviceMemory device_memory(Device) {
+    operator_absent();
+}
+DeviceProperties device_properties(Device) {
+    operator_absent();
+}
 std::shared_ptr<void> make_stream(Device) {
     operator_absent();
 }

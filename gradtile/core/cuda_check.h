@@ -21,4 +21,7 @@ inline void cuda_check(cudaError_t status, std::source_location where = std::sou
 /// is too old, without a GPU, and a device number out of range apart.
 void use_device(Device device);
 
+/// Whether this build holds machine code for the current device.
+bool kernels_run_here();
+
 }  // namespace gradtile::cuda

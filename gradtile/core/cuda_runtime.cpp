@@ -2,6 +2,8 @@
 // asked for something, so a binary built with CUDA starts, and trains on the CPU, where there is none.
 #include <gradtile/core/cuda_runtime.h>
 
+#include <gradtile/core/allocator.h>
+
 #include <gradtile/core/cuda_check.h>
 
 namespace gradtile {
@@ -40,6 +42,19 @@ struct Version {  // CUDA's encoding: 13000 is 13.0
     throw Error(concat("device ", device, ": ", cudaGetErrorString(status)));
 }
 
+/// Machine code is built for the architectures that CMake was told; another GPU would fail at its first
+/// kernel, with a line that tells nobody what to do.
+void check_kernels_run(Device device) {
+    if (kernels_run_here()) return;
+    int major = 0, minor = 0;
+    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()));
+    cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()));
+    throw Error(concat("device ", device, ": has compute capability ", major, '.', minor,
+                       ", and gradtile was built for " GRADTILE_CUDA_ARCHITECTURES
+                       "; build it with -DCMAKE_CUDA_ARCHITECTURES=",
+                       major, minor, " or use --device cpu"));
+}
+
 }  // namespace
 
 void operator_absent() {
@@ -62,8 +77,8 @@ std::byte* device_malloc(Device device, std::size_t bytes) {
         (void)cudaGetLastError();
         std::size_t free_bytes = 0, all_bytes = 0;
         cuda_check(cudaMemGetInfo(&free_bytes, &all_bytes));
-        throw Error(concat("out of memory: ", bytes, " bytes asked for on ", device, "; ", free_bytes, " of ",
-                           all_bytes, " are free"));
+        throw OutOfMemory(concat("out of memory: ", bytes, " bytes asked for on ", device, "; ", free_bytes,
+                                 " of ", all_bytes, " are free"));
     }
     cuda_check(status);
     return static_cast<std::byte*>(data);
@@ -75,8 +90,46 @@ void device_free(Device device, std::byte* data) noexcept {
     if (cudaSetDevice(device.index()) == cudaSuccess) (void)cudaFree(data);
 }
 
+std::byte* page_locked_malloc(Device device, std::size_t bytes) {
+    use_device(device);
+    void* data = nullptr;
+    const cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocDefault);
+    if (status == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        throw OutOfMemory(
+            concat("out of memory: ", bytes, " bytes of page-locked memory asked for on the CPU"));
+    }
+    cuda_check(status);
+    return static_cast<std::byte*>(data);
+}
+
+void page_locked_free(Device device, std::byte* data) noexcept {
+    if (cudaSetDevice(device.index()) == cudaSuccess) (void)cudaFreeHost(data);
+}
+
+DeviceMemory device_memory(Device device) {
+    use_device(device);
+    DeviceMemory memory{};
+    cuda_check(cudaMemGetInfo(&memory.free_bytes, &memory.total_bytes));
+    return memory;
+}
+
+DeviceProperties device_properties(Device device) {
+    use_device(device);
+    cudaDeviceProp properties{};
+    cuda_check(cudaGetDeviceProperties(&properties, device.index()));
+    int kilohertz = 0;
+    cuda_check(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, device.index()));
+    return {.name = properties.name,
+            .major = properties.major,
+            .minor = properties.minor,
+            .multiprocessors = properties.multiProcessorCount,
+            .clock_hz = 1e3 * kilohertz};
+}
+
 std::shared_ptr<void> make_stream(Device device) {
     use_device(device);
+    check_kernels_run(device);
     cudaStream_t stream = nullptr;
     cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     return {stream, [](void* s) { (void)cudaStreamDestroy(static_cast<cudaStream_t>(s)); }};

@@ -3,6 +3,7 @@
 /// defines them over the runtime, cuda_absent.cpp (a build without the toolkit) throws "built without CUDA".
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include <gradtile/core/device.h>
 
@@ -14,11 +15,27 @@ namespace gradtile::cuda {
 
 std::byte* device_malloc(Device device, std::size_t bytes);
 void device_free(Device device, std::byte* data) noexcept;
+/// Host memory that the device reads and writes by itself.
+std::byte* page_locked_malloc(Device device, std::size_t bytes);
+void page_locked_free(Device device, std::byte* data) noexcept;
 std::shared_ptr<void> make_stream(Device device);
 /// Waits for the work enqueued on a stream; throws what that work reported.
 void synchronize(Device device, void* stream);
 /// Copies bytes between host and device memory in stream order.
 void copy_bytes(std::byte* destination, const std::byte* source, std::size_t bytes, Device device,
                 void* stream);
+
+struct DeviceMemory {
+    std::size_t free_bytes, total_bytes;
+};
+DeviceMemory device_memory(Device device);
+
+struct DeviceProperties {
+    std::string name;  ///< "NVIDIA H200"
+    int major, minor;  ///< compute capability
+    int multiprocessors;
+    double clock_hz;  ///< highest
+};
+DeviceProperties device_properties(Device device);
 
 }  // namespace gradtile::cuda

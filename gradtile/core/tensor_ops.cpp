@@ -32,18 +32,25 @@ Context host_of(const Context& ctx) {
                                  : Context(Device::cpu(), 1);
 }
 
-Tensor to_device(const Context& ctx, const Tensor& host) {
+/// Host elements in memory of ctx's own allocator, whatever the device.
+Tensor from_host_elements(const Context& ctx, const Tensor& host) {
+    if (ctx.device().is_cuda()) return to_device(ctx, host);
     Tensor result = empty_like(ctx, host);
-    if (ctx.is_planning()) return result;
-    if (ctx.device().is_cpu()) {
-        copy(ctx, result, host);
-    } else {
-        cuda::copy_bytes(result.raw_data(), host.raw_data(), host.bytes(), ctx.device(), ctx.stream());
-        cuda::synchronize(ctx.device(), ctx.stream());
-    }
+    if (!ctx.is_planning()) copy(ctx, result, host);
     return result;
 }
 }  // namespace
+
+Tensor to_device(const Context& ctx, const Tensor& x) {
+    if (x.device() == ctx.device()) return x;
+    check(x.device().is_cpu() && ctx.device().is_cuda(), "to_device: ", x, " to ", ctx.device());
+    Tensor result = empty(ctx, x.shape(), x.dtype());
+    if (ctx.is_planning() || x.elements() == 0) return result;
+    const Tensor packed = x.is_contiguous() ? x : cast(host_of(ctx), x, x.dtype());
+    cuda::copy_bytes(result.raw_data(), packed.raw_data(), packed.bytes(), ctx.device(), ctx.stream());
+    cuda::synchronize(ctx.device(), ctx.stream());
+    return result;
+}
 
 Tensor from_host(const Context& ctx, std::span<const double> values, const Shape& shape, DType dtype) {
     check(static_cast<std::int64_t>(values.size()) == shape.elements(), "from_host: ", values.size(),
@@ -51,7 +58,7 @@ Tensor from_host(const Context& ctx, std::span<const double> values, const Shape
     const Context host = host_of(ctx);
     Tensor x = empty(host, shape, DType::f64);
     std::copy(values.begin(), values.end(), x.data<double>());
-    return to_device(ctx, cast(host, x, dtype));
+    return from_host_elements(ctx, cast(host, x, dtype));
 }
 
 Tensor from_host(const Context& ctx, std::span<const std::int32_t> values, const Shape& shape) {
@@ -59,7 +66,7 @@ Tensor from_host(const Context& ctx, std::span<const std::int32_t> values, const
           " values for shape ", shape);
     Tensor x = empty(host_of(ctx), shape, DType::i32);
     std::copy(values.begin(), values.end(), x.data<std::int32_t>());
-    return to_device(ctx, x);
+    return from_host_elements(ctx, x);
 }
 
 std::vector<double> to_host(const Context& ctx, const Tensor& x) {

@@ -19,6 +19,8 @@ Tensor cast(const Context& ctx, const Tensor& x, DType dtype);
 /// Contiguous tensor on ctx's device holding the given host values. Waits for the copy.
 Tensor from_host(const Context& ctx, std::span<const double> values, const Shape& shape, DType dtype);
 Tensor from_host(const Context& ctx, std::span<const std::int32_t> values, const Shape& shape);
+/// x on ctx's device: itself when it lies there, else a contiguous copy of the host's. Waits for the copy.
+Tensor to_device(const Context& ctx, const Tensor& x);
 /// The elements in row-major order, as double. Waits for the work that makes them.
 std::vector<double> to_host(const Context& ctx, const Tensor& x);
 /// The value of a one-element tensor; this is where a program waits for the device. 0 while planning.

@@ -106,6 +106,13 @@ void launch(const Context& ctx, Kernel kernel, const Tensor& a, const Tensor& b,
 
 }  // namespace
 
+bool kernels_run_here() {
+    cudaFuncAttributes attributes;
+    const cudaError_t status = cudaFuncGetAttributes(&attributes, fill_kernel<float>);
+    (void)cudaGetLastError();
+    return status != cudaErrorNoKernelImageForDevice && status != cudaErrorInvalidDeviceFunction;
+}
+
 void fill(const Context& ctx, const Tensor& x, double value) {
     visit_any(x.dtype(), [&]<class T>(TypeTag<T>) {
         launch(ctx, fill_kernel<T>, x, x, x.data<T>(), gradtile::convert<T>(value));

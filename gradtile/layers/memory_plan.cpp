@@ -47,13 +47,15 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     ParameterStore parameters;
     const Transformer model(request.model, parameters);
     const auto elements = static_cast<std::size_t>(parameters.flat_elements());
-    return {.request = request,
-            .parameters = parameters.count(),
-            .values = elements * size_of(request.dtype),
-            .masters = is_16_bit(request.dtype) ? elements * size_of(DType::f32) : 0,
-            .gradients = elements * size_of(accumulator_of(request.dtype)),
-            .optimizer = elements * request.optimizer_bytes_per_element,
-            .activations = activation_bytes(ctx, request)};
+    MemoryPlan plan{.request = request,
+                    .parameters = parameters.count(),
+                    .values = elements * size_of(request.dtype),
+                    .masters = is_16_bit(request.dtype) ? elements * size_of(DType::f32) : 0,
+                    .gradients = elements * size_of(accumulator_of(request.dtype)),
+                    .optimizer = elements * request.optimizer_bytes_per_element,
+                    .activations = activation_bytes(ctx, request)};
+    if (request.snapshot) plan.snapshot = plan.values + plan.masters + plan.optimizer;
+    return plan;
 }
 
 std::int64_t largest_micro_batch_that_fits(const Context& ctx, MemoryRequest request, std::size_t budget) {
@@ -99,6 +101,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
     line("gradients", plan.gradients);
     line("optimizer state", plan.optimizer);
     line("activations", plan.activations);
+    if (plan.snapshot > 0) line("checkpoint copy", plan.snapshot);
     line("total", plan.total());
     return out;
 }

@@ -16,6 +16,7 @@ struct MemoryRequest {
     std::int64_t micro_batch = 1;  ///< sequences of model.context tokens held at once
     /// What the optimizer keeps per parameter element; AdamW's two float32 moments are 8 bytes.
     std::size_t optimizer_bytes_per_element = 8;
+    bool snapshot = false;  ///< checkpoints are copied inside the device's memory first
 };
 
 /// Bytes by what they hold. Prints as the table of `gradtile train --memory`.
@@ -27,7 +28,8 @@ struct MemoryPlan {
     std::size_t gradients = 0;
     std::size_t optimizer = 0;
     std::size_t activations = 0;  ///< capacity of an Arena in which forward and backward just fit
-    std::size_t total() const { return values + masters + gradients + optimizer + activations; }
+    std::size_t snapshot = 0;     ///< copy of what a checkpoint holds
+    std::size_t total() const { return values + masters + gradients + optimizer + activations + snapshot; }
 };
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
 

@@ -30,6 +30,7 @@ struct ModelConfig {
     bool qk_norm = false;   ///< RMSNorm over each head's q and k
     double dropout = 0.0;   ///< on embeddings and residual branches
     Recompute recompute = Recompute::none;
+    bool deterministic = false;  ///< on a GPU: bit-equal gradients from run to run; the CPU's always are
 
     std::int64_t head_dim() const { return width / heads; }
     std::int64_t key_value_heads() const { return kv_heads == 0 ? heads : kv_heads; }

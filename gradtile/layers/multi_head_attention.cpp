@@ -4,17 +4,13 @@
 #include <gradtile/layers/initialization.h>
 
 namespace gradtile {
-namespace {
-
-const attention::Options causal{.causal = true};
-
-}  // namespace
 
 MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::string& name,
                                        const ModelConfig& config)
     : heads(config.heads),
       kv_heads(config.key_value_heads()),
       head_dim(config.head_dim()),
+      options{.causal = true, .deterministic = config.deterministic},
       qkv(parameters, name + ".qkv", config.width, (heads + 2 * kv_heads) * head_dim,
           {.bias = config.bias, .init = weight_init()}),
       proj(parameters, name + ".proj", heads * head_dim, config.width,
@@ -46,7 +42,7 @@ Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& s
         rope->forward(ctx, q);
         rope->forward(ctx, k);
     }
-    const Tensor o = attention::forward(ctx, q, k, v, causal, saved.attention);
+    const Tensor o = attention::forward(ctx, q, k, v, options, saved.attention);
     return proj.forward(ctx, o.reshape({x.size(0), x.size(1), heads * head_dim}), saved.proj);
 }
 
@@ -60,7 +56,7 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const Tensor& dy, const 
     const Tensor dq = heads_of(d_packed, 0, heads);
     const Tensor dk = heads_of(d_packed, heads, kv_heads);
     const Tensor dv = heads_of(d_packed, heads + kv_heads, kv_heads);
-    attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), causal, saved.attention,
+    attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), options, saved.attention,
                         {.q = dq, .k = dk, .v = dv});
     d_o = {};
     if (rope) {

@@ -30,6 +30,7 @@ struct MultiHeadAttention {
         Linear::Saved proj;          // o as [B,T,C]
     };
     std::int64_t heads, kv_heads, head_dim;
+    attention::Options options;  // causal; deterministic as the config asks
     Linear qkv, proj;
     std::optional<RMSNorm> q_norm, k_norm;
     std::optional<Rope> rope;

@@ -1,6 +1,7 @@
 #include <gradtile/train/adamw.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include <gradtile/train/adamw_backend.h>
 
@@ -13,6 +14,12 @@ constexpr std::int64_t block_elements =
 
 std::int64_t aligned(std::int64_t n) {
     return (n + alignment - 1) / alignment * alignment;
+}
+
+Tensor upload(const Context& ctx, const std::vector<AdamWBlock>& blocks) {
+    std::vector<std::int32_t> words(blocks.size() * sizeof(AdamWBlock) / sizeof(std::int32_t));
+    std::memcpy(words.data(), blocks.data(), blocks.size() * sizeof(AdamWBlock));
+    return from_host(ctx, words, {std::ssize(words)});
 }
 
 }  // namespace
@@ -40,16 +47,20 @@ AdamW::AdamW(const Context& ctx, const ParameterStore& store, std::span<const Pa
     }
     for (const AdamWBlock& stretch : stretches)
         for (std::int64_t begin = 0; begin < stretch.length; begin += block_elements)
-            blocks_.push_back({stretch.offset + begin, stretch.state_offset + begin,
-                               std::min(block_elements, stretch.length - begin), stretch.decays});
+            blocks_.list.push_back({stretch.offset + begin, stretch.state_offset + begin,
+                                    std::min(block_elements, stretch.length - begin), stretch.decays});
+    if (ctx.device().is_cuda()) {
+        blocks_.on_device = upload(ctx, blocks_.list);
+        blocks_.scratch = zeros(ctx, {4}, DType::f64);
+    }
     const DType dtype = store.gradients().dtype();
     m_ = zeros(ctx, {state_elements}, dtype);
     v_ = zeros(ctx, {state_elements}, dtype);
     updates_ = zeros(ctx, {1}, DType::i32);
 }
 
-void AdamW::step(const Context& ctx, double lr, const UpdateOptions& options) {
-    on_device(ctx, cpu::adamw_step, cuda::adamw_step, store_, blocks_, m_, v_, updates_, lr, options_,
+void AdamW::step(const Context& ctx, const Tensor& rate, const UpdateOptions& options) {
+    on_device(ctx, cpu::adamw_step, cuda::adamw_step, store_, blocks_, m_, v_, updates_, rate, options_,
               options);
 }
 

@@ -21,12 +21,21 @@ struct AdamWOptions {
     double weight_decay = 0.0;
 };
 
-/// A stretch of the store's flat blocks that one thread updates.
+/// A stretch of the store's flat blocks that one thread (one thread block on a GPU) updates. Offsets and
+/// lengths are multiples of 64 elements.
 struct AdamWBlock {
     std::int64_t offset;        ///< in the store's flat blocks
     std::int64_t state_offset;  ///< in m and v
     std::int64_t length;
-    bool decays;
+    std::int64_t decays;  ///< 1 or 0
+};
+
+/// All stretches of an optimizer.
+struct AdamWBlocks {
+    std::vector<AdamWBlock> list;
+    /// The same bytes on a GPU, int32 [8 list.size()]: uploaded once, for no step can wait for a copy.
+    Tensor on_device = {};
+    Tensor scratch = {};  ///< on a GPU: float64 [4], what one kernel of a step tells the next
 };
 
 class AdamW final : public Optimizer {
@@ -37,7 +46,8 @@ class AdamW final : public Optimizer {
     AdamW(const Context& ctx, const ParameterStore& store, std::span<const Parameter> parameters,
           const AdamWOptions& options);
 
-    void step(const Context& ctx, double lr, const UpdateOptions& options = {}) override;
+    using Optimizer::step;
+    void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) override;
     /// "m/NAME" and "v/NAME" for every parameter, "updates" the number t of the last applied update (int32).
     std::vector<StateTensor> state() const override;
 
@@ -45,7 +55,7 @@ class AdamW final : public Optimizer {
     const ParameterStore& store_;
     std::vector<Parameter> parameters_;
     std::vector<std::int64_t> state_offsets_;  // by parameter
-    std::vector<AdamWBlock> blocks_;
+    AdamWBlocks blocks_;
     AdamWOptions options_;
     Tensor m_, v_, updates_;
 };

@@ -30,7 +30,7 @@ void update(Real* __restrict weight, Value* __restrict value, const Real* __rest
 }
 
 template <class Real, class Value>
-void step_of_type(const Context& ctx, const ParameterStore& store, std::span<const AdamWBlock> blocks,
+void step_of_type(const Context& ctx, const ParameterStore& store, const std::vector<AdamWBlock>& blocks,
                   const Tensor& m, const Tensor& v, double lr, double decay, const Coefficients<Real>& c,
                   bool zero_gradients) {
     Real* weights = store.master().data<Real>();
@@ -40,7 +40,7 @@ void step_of_type(const Context& ctx, const ParameterStore& store, std::span<con
     Real* second = v.data<Real>();
     parallel_for(ctx, static_cast<std::int64_t>(blocks.size()), [&](std::int64_t index) {
         const AdamWBlock& block = blocks[static_cast<std::size_t>(index)];
-        const Real keep = block.decays ? static_cast<Real>(1.0 - lr * decay) : Real{1};
+        const Real keep = block.decays != 0 ? static_cast<Real>(1.0 - lr * decay) : Real{1};
         update(weights + block.offset, values + block.offset, gradients + block.offset,
                first + block.state_offset, second + block.state_offset, block.length, keep, c);
         if (zero_gradients) std::fill_n(gradients + block.offset, block.length, Real{0});
@@ -49,9 +49,10 @@ void step_of_type(const Context& ctx, const ParameterStore& store, std::span<con
 
 }  // namespace
 
-void adamw_step(const Context& ctx, const ParameterStore& store, std::span<const AdamWBlock> blocks,
-                const Tensor& m, const Tensor& v, const Tensor& updates, double lr, const AdamWOptions& adamw,
+void adamw_step(const Context& ctx, const ParameterStore& store, const AdamWBlocks& blocks, const Tensor& m,
+                const Tensor& v, const Tensor& updates, const Tensor& rate, const AdamWOptions& adamw,
                 const UpdateOptions& options) {
+    const double lr = *rate.data<double>();
     const double scale = options.gradient_scale.defined() ? *options.gradient_scale.data<double>() : 1.0;
     if (scale == 0.0) return;
     const std::int32_t t = ++*updates.data<std::int32_t>();
@@ -66,7 +67,7 @@ void adamw_step(const Context& ctx, const ParameterStore& store, std::span<const
                                    .root_correction = static_cast<Real>(1.0 / std::sqrt(correction2)),
                                    .epsilon = static_cast<Real>(adamw.epsilon),
                                    .step_size = static_cast<Real>(lr / correction1)};
-        step_of_type<Real, Value>(ctx, store, blocks, m, v, lr, adamw.weight_decay, c,
+        step_of_type<Real, Value>(ctx, store, blocks.list, m, v, lr, adamw.weight_decay, c,
                                   options.zero_gradients);
     });
 }

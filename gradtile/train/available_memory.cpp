@@ -6,11 +6,12 @@
 #include <optional>
 #include <string>
 
-#include <gradtile/core/check.h>
+#include <gradtile/core/cuda_runtime.h>
 
 namespace gradtile {
 namespace {
 
+constexpr std::size_t cuda_overhead = std::size_t{512} << 20;
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
 std::optional<std::size_t> number_in(const char* path) {
@@ -38,7 +39,10 @@ std::size_t left_of_control_group() {
 }  // namespace
 
 std::size_t available_memory(Device device) {
-    check(device.is_cpu(), "memory: the free memory of ", device, " is not known; give --memory-budget");
+    if (device.is_cuda()) {
+        const std::size_t free_bytes = cuda::device_memory(device).free_bytes;
+        return free_bytes - std::min(free_bytes, cuda_overhead);
+    }
     return std::min(available_to_the_machine(), left_of_control_group());
 }
 

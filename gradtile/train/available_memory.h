@@ -7,7 +7,8 @@
 namespace gradtile {
 
 /// CPU: what the kernel counts as available, or what is left of the control group's limit where that is less.
-/// Throws Error for a device whose memory cannot be asked.
+/// CUDA: what is free, less what a run takes besides its plan (kernels, library workspaces, the step's
+/// graph).
 std::size_t available_memory(Device device);
 
 }  // namespace gradtile

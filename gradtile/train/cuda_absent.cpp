@@ -1,35 +1,47 @@
 // The CUDA side of train in a build without the CUDA toolkit.
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/train/adamw_backend.h>
+#include <gradtile/train/device_snapshot.h>
 #include <gradtile/train/global_norm_backend.h>
 #include <gradtile/train/muon_backend.h>
 
-namespace gradtile::cuda {
-namespace {
-[[noreturn]] void absent() {
-    operator_absent();  // says whether a toolkit or only this kernel is missing
-}
-}  // namespace
+namespace gradtile {
 
-void adamw_step(const Context&, const ParameterStore&, std::span<const AdamWBlock>, const Tensor&,
-                const Tensor&, const Tensor&, double, const AdamWOptions&, const UpdateOptions&) {
-    absent();
+struct DeviceSnapshot::Impl {};
+DeviceSnapshot::DeviceSnapshot(const Context&) {
+    cuda::operator_absent();
 }
-void global_norm(const Context&, const Tensor&, const Tensor&) {
-    absent();
+DeviceSnapshot::~DeviceSnapshot() = default;
+void DeviceSnapshot::reserve(const std::vector<SnapshotPart>&) {}
+void DeviceSnapshot::take(const std::vector<SnapshotPart>&) {}
+void DeviceSnapshot::download(std::byte*, std::uint64_t) {}
+double DeviceSnapshot::seconds_on_stream() const {
+    return 0.0;
+}
+
+}  // namespace gradtile
+
+namespace gradtile::cuda {
+
+void adamw_step(const Context&, const ParameterStore&, const AdamWBlocks&, const Tensor&, const Tensor&,
+                const Tensor&, const Tensor&, const AdamWOptions&, const UpdateOptions&) {
+    operator_absent();
+}
+void global_norm(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    operator_absent();
 }
 void clip_scale(const Context&, const Tensor&, const Tensor&, const ClipOptions&) {
-    absent();
+    operator_absent();
 }
 void muon_momentum(const Context&, const Tensor&, const Tensor&, double, const Tensor&, const Tensor&) {
-    absent();
+    operator_absent();
 }
 void divide_by_norm(const Context&, const Tensor&, const Tensor&) {
-    absent();
+    operator_absent();
 }
-void muon_apply(const Context&, const Tensor&, double, double, const Tensor&, const Tensor&, const Tensor&,
-                const UpdateOptions&) {
-    absent();
+void muon_apply(const Context&, const Tensor&, const Tensor&, const MuonRate&, const Tensor&, const Tensor&,
+                const Tensor&, const UpdateOptions&) {
+    operator_absent();
 }
 
 }  // namespace gradtile::cuda

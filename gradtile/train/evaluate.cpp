@@ -53,11 +53,7 @@ LossSum sum_losses(const Context& ctx, const Transformer& model, SequentialLoade
 }  // namespace
 
 Batch upload(const Context& ctx, const Batch& host) {
-    if (ctx.device().is_cpu()) return host;
-    const auto copied = [&](const Tensor& x) {
-        return from_host(ctx, std::span<const std::int32_t>(x.data<std::int32_t>(), x.elements()), x.shape());
-    };
-    return {copied(host.tokens), copied(host.targets)};
+    return {to_device(ctx, host.tokens), to_device(ctx, host.targets)};
 }
 
 double mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader, const Batch& batch) {
@@ -66,7 +62,12 @@ double mean_loss(const Context& ctx, const Transformer& model, SequentialLoader&
 }
 
 Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, const EvaluateOptions& options) {
-    return evaluate(model.ctx, model, tokens, options);
+    if (model.ctx.device().is_cpu()) return evaluate(model.ctx, model, tokens, options);
+    const Context inside = with_arena_for(model.ctx, [&](const Context& dry) {
+        const Batch batch = empty_batch(dry, options.batch, model.transformer.config.context);
+        model.transformer.evaluate(dry, batch.tokens, batch.targets);
+    });
+    return evaluate(inside, model, tokens, options);
 }
 
 Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,

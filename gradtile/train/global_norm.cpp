@@ -11,7 +11,8 @@ Tensor global_norm(const Context& ctx, const Tensor& x) {
     check(x.is_contiguous() && is_floating(x.dtype()), "global_norm: ", x,
           "; expected a contiguous floating-point tensor");
     Tensor norm = empty(ctx, {1}, DType::f64);
-    on_device(ctx, cpu::global_norm, cuda::global_norm, x, norm);
+    const Tensor partial = empty(ctx, {(x.elements() + norm_block - 1) / norm_block}, DType::f64);
+    on_device(ctx, cpu::global_norm, cuda::global_norm, x, partial, norm);
     return norm;
 }
 

@@ -7,8 +7,6 @@
 namespace gradtile::cpu {
 namespace {
 
-constexpr std::int64_t block_elements = 1 << 15;
-
 /// Sum of squares in independent lanes: without -ffast-math one running sum would not vectorise.
 template <class T>
 double sum_of_squares(const T* __restrict x, std::int64_t n) {
@@ -28,16 +26,14 @@ double sum_of_squares(const T* __restrict x, std::int64_t n) {
 
 }  // namespace
 
-void global_norm(const Context& ctx, const Tensor& x, const Tensor& norm) {
-    const std::int64_t n = x.elements();
-    const std::int64_t blocks = (n + block_elements - 1) / block_elements;
-    const Tensor partial = empty(ctx, {blocks}, DType::f64);
+void global_norm(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& norm) {
+    const std::int64_t n = x.elements(), blocks = partial.elements();
     double* sums = partial.data<double>();
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         const T* elements = x.data<T>();
         parallel_for(ctx, blocks, [&](std::int64_t block) {
-            const std::int64_t begin = block * block_elements;
-            sums[block] = sum_of_squares(elements + begin, std::min(block_elements, n - begin));
+            const std::int64_t begin = block * norm_block;
+            sums[block] = sum_of_squares(elements + begin, std::min(norm_block, n - begin));
         });
     });
     double total = 0.0;

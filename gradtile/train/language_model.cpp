@@ -40,7 +40,7 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
         const auto master = checkpoint.master.find(parameter.name());
         const bool has_master = master != checkpoint.master.end();
         const Tensor& weights = has_master ? master->second : checkpoint.params.at(parameter.name());
-        copy(ctx, parameters.master_of(parameter), weights);
+        copy(ctx, parameters.master_of(parameter), to_device(ctx, weights));
         if (parameters.has_master()) copy(ctx, parameter.value(), parameters.master_of(parameter));
     }
 }

@@ -60,8 +60,7 @@ Muon::Muon(const Context& ctx, const ParameterStore& store,
         momenta_.push_back(zeros(ctx, matrix.shape(), store.gradients().dtype()));
 }
 
-void Muon::step(const Context& ctx, double lr, const UpdateOptions& options) {
-    const double rate = lr * options_.lr_ratio;
+void Muon::step(const Context& ctx, const Tensor& rate, const UpdateOptions& options) {
     for (std::size_t i = 0; i < matrices_.size(); ++i) {
         const Parameter& matrix = matrices_[i];
         const Tensor update = empty_like(ctx, matrix.grad());
@@ -70,11 +69,13 @@ void Muon::step(const Context& ctx, double lr, const UpdateOptions& options) {
         newton_schulz(ctx, update);
         const double rows = static_cast<double>(matrix.shape()[0]);
         const double cols = static_cast<double>(matrix.shape()[1]);
-        on_device(ctx, cpu::muon_apply, cuda::muon_apply, update, 1.0 - rate * options_.weight_decay,
-                  rate * std::sqrt(std::max(1.0, rows / cols)), store_.master_of(matrix), matrix.value(),
-                  matrix.grad(), options);
+        const MuonRate derived{.lr_ratio = options_.lr_ratio,
+                               .weight_decay = options_.weight_decay,
+                               .shape_factor = std::sqrt(std::max(1.0, rows / cols))};
+        on_device(ctx, cpu::muon_apply, cuda::muon_apply, update, rate, derived, store_.master_of(matrix),
+                  matrix.value(), matrix.grad(), options);
     }
-    adamw_.step(ctx, lr, options);
+    adamw_.step(ctx, rate, options);
 }
 
 std::vector<StateTensor> Muon::state() const {

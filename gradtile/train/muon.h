@@ -30,7 +30,8 @@ class Muon final : public Optimizer {
     Muon(const Context& ctx, const ParameterStore& store,
          const std::function<bool(const Parameter&)>& is_hidden_matrix, const MuonOptions& options);
 
-    void step(const Context& ctx, double lr, const UpdateOptions& options = {}) override;
+    using Optimizer::step;
+    void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) override;
     /// "momentum/NAME" for every matrix, then the state of AdamW.
     std::vector<StateTensor> state() const override;
 

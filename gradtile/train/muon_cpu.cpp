@@ -66,9 +66,11 @@ void divide_by_norm(const Context& ctx, const Tensor& x, const Tensor& norm) {
     });
 }
 
-void muon_apply(const Context& ctx, const Tensor& update, double keep, double rate, const Tensor& master,
-                const Tensor& value, const Tensor& gradient, const UpdateOptions& options) {
+void muon_apply(const Context& ctx, const Tensor& update, const Tensor& rate, const MuonRate& derived,
+                const Tensor& master, const Tensor& value, const Tensor& gradient,
+                const UpdateOptions& options) {
     if (value_of(options.gradient_scale) == 0.0) return;
+    const double keep = derived.keep(*rate.data<double>()), step = derived.step(*rate.data<double>());
     visit_floating(value.dtype(), [&]<class Value>(TypeTag<Value>) {
         using Real = Accumulator<Value>;
         const Real* u = update.data<Real>();
@@ -77,7 +79,7 @@ void muon_apply(const Context& ctx, const Tensor& update, double keep, double ra
         Real* g = gradient.data<Real>();
         parallel_ranges(ctx, update.elements(), grain, [&](std::int64_t begin, std::int64_t end) {
             apply_range(u + begin, w + begin, v + begin, end - begin, static_cast<Real>(keep),
-                        static_cast<Real>(rate));
+                        static_cast<Real>(step));
             if (options.zero_gradients) std::fill(g + begin, g + end, Real{0});
         });
     });

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <gradtile/core/parameter_store.h>
+#include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
 
@@ -25,9 +26,16 @@ struct UpdateOptions {
 class Optimizer {
   public:
     virtual ~Optimizer() = default;
-    /// Updates the store's masters, and the 16-bit values from them in the same pass. Nothing waits for the
-    /// device: whether the update is applied is decided there.
-    virtual void step(const Context& ctx, double lr, const UpdateOptions& options = {}) = 0;
+    /// Updates the store's masters, and the 16-bit values from them in the same pass, at the learning rate
+    /// that `rate` ([1] float64 on ctx's device) holds when the work runs. Nothing waits for the device:
+    /// whether the update is applied is decided there.
+    virtual void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) = 0;
+    /// The same at a rate the host knows.
+    void step(const Context& ctx, double rate, const UpdateOptions& options = {}) {
+        const Tensor on_device = empty(ctx, {1}, DType::f64);
+        fill(ctx, on_device, rate);
+        step(ctx, on_device, options);
+    }
     /// Everything besides the weights that the next step depends on, in a fixed order.
     virtual std::vector<StateTensor> state() const = 0;
 

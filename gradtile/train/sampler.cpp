@@ -38,6 +38,18 @@ std::vector<std::int32_t> start_tokens(const Tokenizer& tokenizer) {
     }
 }
 
+/// On a GPU the text grows token by token inside an arena: twice what the longest one takes, since the gaps
+/// that lengths of all kinds leave are not those of the dry run.
+Context sampling_context(const LanguageModel& model) {
+    if (model.ctx.device().is_cpu()) return model.ctx;
+    return with_arena_for(
+        model.ctx,
+        [&](const Context& dry) {
+            model.transformer.logits(dry, empty(dry, {1, model.transformer.config.context}, DType::i32));
+        },
+        /*slack=*/2.0);
+}
+
 }  // namespace
 
 std::int32_t choose_token(std::span<const double> logits, const SampleOptions& options, double u) {
@@ -77,8 +89,8 @@ std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<co
                                         const SampleOptions& options) {
     validate(options);
     check(!prompt.empty(), "sample: the prompt has no token");
-    const Context& ctx = model.ctx;
     const ModelConfig& config = model.transformer.config;
+    const Context ctx = sampling_context(model);
     // A vocabulary may be wider than its tokenizer; what has no text is never drawn.
     const auto drawable = static_cast<std::size_t>(
         model.tokenizer ? std::min(model.tokenizer->vocab_size(), config.vocabulary) : config.vocabulary);

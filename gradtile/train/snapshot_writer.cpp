@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -44,7 +45,10 @@ std::uint64_t staged_bytes(const Checkpoint& live) {
 }  // namespace
 
 SnapshotWriter::SnapshotWriter(CheckpointDirectory directory, const Context& ctx)
-    : directory_(std::move(directory)), ctx_(ctx), thread_([this] { loop(); }) {}
+    : directory_(std::move(directory)),
+      ctx_(ctx),
+      on_device_(ctx.device().is_cuda() ? std::make_unique<DeviceSnapshot>(ctx) : nullptr),
+      thread_([this] { loop(); }) {}
 
 SnapshotWriter::~SnapshotWriter() {
     wait();
@@ -74,7 +78,8 @@ std::vector<SaveReport> SnapshotWriter::poll() {
 void SnapshotWriter::grow_staging(std::uint64_t bytes) {
     if (staging_ && staging_->bytes() >= bytes) return;
     staging_.reset();  // first, so that old and new never stand side by side
-    staging_ = std::make_shared<Buffer>(system_allocator(Device::cpu()), static_cast<std::size_t>(bytes));
+    staging_ = std::make_shared<Buffer>(transfer_allocator(ctx_.device()), static_cast<std::size_t>(bytes));
+    if (ctx_.device().is_cuda()) return;  // page-locked: every page is there already
     // Only a wish: fewer, larger pages make the first touch several times faster.
     constexpr std::uintptr_t kPage = 4096;
     const auto begin = (reinterpret_cast<std::uintptr_t>(staging_->data()) + kPage - 1) / kPage * kPage;
@@ -84,6 +89,10 @@ void SnapshotWriter::grow_staging(std::uint64_t bytes) {
 
 void SnapshotWriter::reserve(const Checkpoint& like) {
     wait();
+    if (ctx_.device().is_cuda()) {
+        on_device_->reserve(plan_staging(like).on_device);
+        return;
+    }
     grow_staging(staged_bytes(like));
     const auto bytes = static_cast<std::int64_t>(staging_->bytes());
     parallel_ranges(ctx_, bytes, kPieceBytes, [&](std::int64_t begin, std::int64_t end) {
@@ -91,43 +100,62 @@ void SnapshotWriter::reserve(const Checkpoint& like) {
     });
 }
 
-Checkpoint SnapshotWriter::stage(const Checkpoint& live) {
-    grow_staging(staged_bytes(live));
-    struct Piece {
-        const Tensor* from;
-        std::int64_t begin, end;
-        std::byte* to;
-    };
-    std::vector<Piece> pieces;
+/// Elements [begin, end) of a tensor on the host and their place in staging memory.
+struct HostPiece {
+    const Tensor* from;
+    std::int64_t begin, end;
+    std::byte* to;
+};
+
+struct SnapshotWriter::Plan {
     Checkpoint staged;
+    std::vector<HostPiece> on_host;
+    std::vector<SnapshotPart> on_device;
+    std::uint64_t device_bytes = 0;  // of staging memory, up to the last part's end
+};
+
+SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
+    grow_staging(staged_bytes(live));
+    Plan plan;
+    Checkpoint& staged = plan.staged;
     std::byte* free = staging_->data();
+    const auto add_host_pieces = [&](const Tensor& x) {
+        const auto element = static_cast<std::int64_t>(size_of(x.dtype()));
+        const std::int64_t grain = kPieceBytes / element;
+        for (std::int64_t begin = 0; begin < x.elements(); begin += grain)
+            plan.on_host.push_back(
+                {&x, begin, std::min(begin + grain, x.elements()), free + begin * element});
+    };
+    const auto add_device_part = [&](const std::string& name, const Tensor& x) {
+        check(on_device_ != nullptr, name, ": lies on ", x.device(), "; this writer saves from the cpu");
+        check(x.is_contiguous(), name, ": ", x, " is not contiguous");
+        const auto at = static_cast<std::uint64_t>(free - staging_->data());
+        plan.on_device.push_back({x.raw_data(), at, x.bytes()});
+        plan.device_bytes = at + x.bytes();
+    };
     visit_tensors(live, staged, [&](const NamedTensors& tensors, NamedTensors& copies) {
         for (const auto& [name, x] : tensors) {
-            if (!x.defined() || !x.device().is_cpu()) {
+            if (!x.defined()) {
                 copies.emplace(name, x);  // refused by name when it is written
                 continue;
             }
             copies.emplace_hint(
                 copies.end(), name,
                 Tensor(staging_, free, Device::cpu(), x.dtype(), x.shape(), contiguous_strides(x.shape())));
-            const auto element = static_cast<std::int64_t>(size_of(x.dtype()));
-            const std::int64_t grain = kPieceBytes / element;
-            for (std::int64_t begin = 0; begin < x.elements(); begin += grain) {
-                pieces.push_back({&x, begin, std::min(begin + grain, x.elements()), free + begin * element});
+            if (x.device().is_cpu()) {
+                add_host_pieces(x);
+            } else {
+                add_device_part(name, x);
             }
             free += staged_bytes(x);
         }
-    });
-    parallel_for(ctx_, static_cast<std::int64_t>(pieces.size()), [&](std::int64_t i) {
-        const Piece& piece = pieces[static_cast<std::size_t>(i)];
-        copy_row_major(*piece.from, piece.begin, piece.end, piece.to);
     });
     staged.step = live.step;
     staged.config = live.config;
     staged.data = live.data;
     staged.rng = live.rng;
     staged.meta = live.meta;
-    return staged;
+    return plan;
 }
 
 void SnapshotWriter::save(const Checkpoint& live, bool best) {
@@ -138,7 +166,14 @@ void SnapshotWriter::save(const Checkpoint& live, bool best) {
     report.path = directory_.path_of(live.step);
     report.bytes = staged_bytes(live);
     try {
-        Job job{stage(live), best, report};
+        Plan plan = plan_staging(live);
+        check(plan.on_host.empty() || plan.on_device.empty(), "its tensors lie on two devices");
+        if (!plan.on_device.empty()) on_device_->take(plan.on_device);
+        parallel_for(ctx_, std::ssize(plan.on_host), [&](std::int64_t i) {
+            const HostPiece& piece = plan.on_host[static_cast<std::size_t>(i)];
+            copy_row_major(*piece.from, piece.begin, piece.end, piece.to);
+        });
+        Job job{std::move(plan.staged), best, plan.device_bytes, report};
         job.report.copy_seconds = seconds_since(begin);
         const std::lock_guard lock(mutex_);
         job_ = std::move(job);
@@ -153,6 +188,10 @@ void SnapshotWriter::save(const Checkpoint& live, bool best) {
 void SnapshotWriter::write(Job& job) const {
     const auto begin = Clock::now();
     try {
+        if (job.device_bytes > 0) {
+            on_device_->download(staging_->data(), job.device_bytes);
+            job.report.copy_seconds = std::max(job.report.copy_seconds, on_device_->seconds_on_stream());
+        }
         job.report.message = directory_.save(job.checkpoint, job.best);
         job.report.saved = true;
     } catch (const std::exception& error) {

@@ -1,6 +1,6 @@
 #pragma once
-/// Saves checkpoints beside training: the step waits for one copy of the state in memory, a thread of its own
-/// does the rest.
+/// Saves checkpoints beside training: the step waits for one copy of the state in memory (that of the GPU
+/// where the state is there), a thread of its own does the rest.
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -12,6 +12,7 @@
 #include <gradtile/core/allocator.h>
 #include <gradtile/core/context.h>
 #include <gradtile/train/checkpoint_directory.h>
+#include <gradtile/train/device_snapshot.h>
 
 namespace gradtile {
 
@@ -21,7 +22,7 @@ struct SaveReport {
     bool saved = false;   ///< safe on disk: written, verified, committed
     std::string message;  ///< one line: why it failed, or what went wrong after it was safe; empty otherwise
     std::uint64_t bytes = 0;
-    double copy_seconds = 0;   ///< what the caller of save() waited for the copy
+    double copy_seconds = 0;   ///< what training waited for the copy, on the host or on its stream
     double write_seconds = 0;  ///< what the thread needed for the rest
 };
 
@@ -32,7 +33,7 @@ struct SaveReport {
 /// and there is one copy of the state, not a queue of them. Who would rather skip asks busy() first.
 class SnapshotWriter {
   public:
-    /// Copies on ctx's threads.
+    /// Copies on ctx's threads; what lies on a GPU, in the order of ctx's stream.
     SnapshotWriter(CheckpointDirectory directory, const Context& ctx);
     /// Waits for the save under way.
     ~SnapshotWriter();
@@ -56,17 +57,20 @@ class SnapshotWriter {
     struct Job {
         Checkpoint checkpoint;
         bool best = false;
+        std::uint64_t device_bytes = 0;  // of the staging memory, that come from the GPU
         SaveReport report;
     };
     void loop();
     void write(Job& job) const;
-    /// The checkpoint with its tensors copied into staging memory, contiguous.
-    Checkpoint stage(const Checkpoint& live);
+    struct Plan;
+    /// The checkpoint with its tensors in staging memory, contiguous, and what must be copied there.
+    Plan plan_staging(const Checkpoint& live);
     void grow_staging(std::uint64_t bytes);
 
     CheckpointDirectory directory_;
     Context ctx_;
     std::shared_ptr<Buffer> staging_;
+    std::unique_ptr<DeviceSnapshot> on_device_;  // when ctx's device is a GPU
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/train/nearest_name.h>
 
 namespace gradtile {
@@ -159,8 +160,7 @@ void validate(const TrainConfig& c) {
 
 Device resolve_device(DeviceChoice choice) {
     const bool has_gpu = choice != DeviceChoice::cpu && cuda_device_count() > 0;
-    check(choice != DeviceChoice::cuda || has_gpu,
-          "device: cuda was asked for, but no usable NVIDIA GPU was found");
+    if (choice == DeviceChoice::cuda && !has_gpu) cuda::make_stream(Device::cuda());  // says what is missing
     return has_gpu ? Device::cuda() : Device::cpu();
 }
 

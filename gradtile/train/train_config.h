@@ -61,6 +61,7 @@ struct TrainConfig {
     std::int64_t keep_last = 2;
     std::int64_t keep_every = 0;     ///< also keep checkpoints whose step is a multiple; 0: none
     std::int64_t memory_budget = 0;  ///< MiB for everything a step holds; 0: what the device has
+    bool cuda_graph = true;          ///< replay a step as one graph instead of launching its kernels
 
     std::int64_t micro_batch_size() const { return micro_batch == 0 ? batch : micro_batch; }
     std::int64_t accumulation_steps() const { return batch / micro_batch_size(); }
@@ -117,6 +118,9 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("threads", c.threads, "0: every core");
     visit("dtype", c.dtype, "of weights and activations; bf16 keeps float32 masters");
     visit("device", c.device, "where to train");
+    visit("deterministic", c.model.deterministic,
+          "on a GPU: the same bits in every run, at some cost; the CPU always is");
+    visit("cuda-graph", c.cuda_graph, "on a GPU: replay each step as one captured graph");
     visit("eval-every", c.eval_every, "steps between evaluations; 0: only at the end");
     visit("save-every", c.save_every, "steps between checkpoints; 0: only at the end");
     visit("keep-last", c.keep_last, "newest checkpoints kept");

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/adamw.h>
@@ -112,6 +113,7 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message) : on_message_(
     config_.out = resume.directory.string();
     if (resume.save_every) config_.save_every = *resume.save_every;
     if (resume.threads) config_.threads = *resume.threads;
+    if (resume.device) config_.device = *resume.device;
     validate(config_);
 
     if (loaded.checkpoint) {
@@ -147,11 +149,23 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
     const std::size_t budget = config_.memory_budget > 0
                                    ? static_cast<std::size_t>(config_.memory_budget * mebibyte)
                                    : available_memory(ctx.device());
-    plan_ = plan_within(ctx,
-                        {.model = config_.model,
-                         .dtype = storage_dtype(config_.dtype),
-                         .micro_batch = config_.micro_batch_size()},
-                        budget);
+    const MemoryRequest request{.model = config_.model,
+                                .dtype = storage_dtype(config_.dtype),
+                                .micro_batch = config_.micro_batch_size(),
+                                .snapshot = ctx.device().is_cuda() && !config_.out.empty()};
+    plan_ = plan_within(ctx, request, budget);
+    try {
+        allocate(ctx, std::move(dataset));
+    } catch (const OutOfMemory& error) {  // others took what was free when the plan was made
+        const std::int64_t largest =
+            largest_micro_batch_that_fits(ctx, request, available_memory(ctx.device()));
+        throw Error(concat(error.what(), "; the run needs ", plan_.total(),
+                           " bytes, the largest micro-batch that fits is ", largest));
+    }
+}
+
+/// Everything a run holds while it trains.
+void Trainer::allocate(const Context& ctx, Dataset dataset) {
     model_ = std::make_unique<LanguageModel>(ctx, config_.model, storage_dtype(config_.dtype),
                                              std::move(dataset.tokenizer));
     optimizer_ = make_optimizer(ctx, model_->parameters, config_);
@@ -159,12 +173,19 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
     end_ = config_.steps;
 
     const std::int64_t context = config_.model.context;
-    loader_ = std::make_unique<DataLoader>(
-        std::move(dataset.train),
-        DataLoaderOptions{
-            .context = context, .seed = Seed{config_.seed}, .ignore_token = config_.ignore_token});
-    batch_ = empty_batch(host_of(ctx), config_.micro_batch_size(), context);
-    loss_ = zeros(ctx, {1}, DType::f64);
+    input_ = std::make_unique<StepInput>(
+        ctx,
+        DataLoader(std::move(dataset.train),
+                   {.context = context, .seed = Seed{config_.seed}, .ignore_token = config_.ignore_token}),
+        StepInputOptions{.micro_steps = config_.accumulation_steps(),
+                         .micro_batch = config_.micro_batch_size(),
+                         .schedule = schedule_,
+                         .seed = config_.seed});
+    result_ = zeros(ctx, {2}, DType::f64);
+    host_result_ =
+        ctx.device().is_cpu()
+            ? result_
+            : zeros(host_of(ctx).with_allocator(transfer_allocator(ctx.device())), {2}, DType::f64);
     if (dataset.validation.size() > 0) {
         SequentialLoader loader(dataset.validation, context, config_.ignore_token);
         const std::int64_t windows = std::min(config_.micro_batch_size(), loader.windows());
@@ -178,7 +199,7 @@ void Trainer::plan_arena() {
     const Context& ctx = model_->ctx;
     const auto counting = Arena::for_planning(ctx.device());
     const Context dry = ctx.plan(counting);
-    compute_step(dry, 1);
+    compute_step(dry);
     if (validation_) {
         const Batch batch = upload(dry, validation_->batch);
         model_->transformer.evaluate(dry, batch.tokens, batch.targets);
@@ -211,7 +232,7 @@ Checkpoint Trainer::snapshot() const {
     }
     for (const StateTensor& part : optimizer_->state()) checkpoint.optimizer[part.name] = part.tensor;
     checkpoint.config = to_json(config_);
-    checkpoint.data = {{"loader", loader_->state()}};
+    checkpoint.data = {{"loader", input_->state()}};
     if (model_->tokenizer) checkpoint.data["tokenizer"] = model_->tokenizer->to_json();
     // Every draw is Philox under a key made of the seed and the step it belongs to: there is no other state.
     checkpoint.rng = {{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}};
@@ -221,7 +242,8 @@ Checkpoint Trainer::snapshot() const {
                        {"best_val_loss", json_of(best_val_loss_)},
                        {"bad_steps", bad_steps_},
                        {"bad_steps_in_a_row", bad_steps_in_a_row_},
-                       {"matrix_library", cpu_matrix_library()}};
+                       {"device", concat(model_->ctx.device())},
+                       {"matrix_library", model_->ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}};
     return checkpoint;
 }
 
@@ -233,10 +255,10 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
         check(saved != checkpoint.optimizer.end(), source, ": has no optimizer state '", part.name, "'");
         check(saved->second.shape() == part.tensor.shape() && saved->second.dtype() == part.tensor.dtype(),
               source, ": optimizer state '", part.name, "' is ", saved->second, "; expected ", part.tensor);
-        copy(ctx, part.tensor, saved->second);
+        copy(ctx, part.tensor, to_device(ctx, saved->second));
     }
     try {
-        loader_->restore(checkpoint.data.at("loader"));
+        input_->restore(checkpoint.data.at("loader"));
         end_ = checkpoint.meta.at("schedule").at("last_step").get<std::int64_t>();
         bad_steps_ = checkpoint.meta.at("bad_steps").get<std::int64_t>();
         bad_steps_in_a_row_ = checkpoint.meta.at("bad_steps_in_a_row").get<std::int64_t>();
@@ -250,39 +272,77 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
 
 // ---- Steps ----
 
-/// Everything a step does on the device; under a planning context, everything it allocates.
-Clip Trainer::compute_step(const Context& ctx, std::int64_t step) {
+/// Everything a step does on the device, from the current input to result_; under a planning context,
+/// everything it allocates. Nothing in it is known to the host alone, so that it can be replayed.
+void Trainer::compute_step(const Context& ctx) {
     const std::int64_t micro_steps = config_.accumulation_steps();
     const double share = 1.0 / static_cast<double>(micro_steps);
-    fill(ctx, loss_, 0.0);
+    const Tensor loss = result_.slice(0, 0, 1), grad_norm = result_.slice(0, 1, 1);
+    fill(ctx, loss, 0.0);
     for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-        if (!ctx.is_planning()) loader_->next(batch_);
-        const Batch batch = upload(ctx, batch_);
-        const ForwardOptions options{.gradient_scale = share,
-                                     .dropout = DropoutKey::of_step(config_.seed, step, micro_step,
-                                                                    micro_step * batch.tokens.size(0))};
+        const Batch& batch = input_->micro_batch(micro_step);
+        const std::int64_t first_sample = micro_step * batch.tokens.size(0);
+        const ForwardOptions options{
+            .gradient_scale = share,
+            .dropout = DropoutKey::of_live_step(input_->live_seed(), micro_step, first_sample)};
         Transformer::Saved saved;
-        const Tensor loss = model_->transformer.forward(ctx, batch.tokens, batch.targets, saved, options);
+        const Tensor of_micro_batch =
+            model_->transformer.forward(ctx, batch.tokens, batch.targets, saved, options);
         model_->transformer.backward(ctx, saved);
-        axpy(ctx, loss_, share, loss);
+        axpy(ctx, loss, share, of_micro_batch);
     }
-    Clip clip =
-        clip_global_norm(ctx, model_->parameters.gradients(), {.max_norm = config_.clip, .loss = loss_});
-    optimizer_->step(ctx, schedule_(step), {.gradient_scale = clip.scale, .zero_gradients = true});
-    return clip;
+    const Clip clip =
+        clip_global_norm(ctx, model_->parameters.gradients(), {.max_norm = config_.clip, .loss = loss});
+    optimizer_->step(ctx, input_->rate(), {.gradient_scale = clip.scale, .zero_gradients = true});
+    copy(ctx, grad_norm, clip.norm);
+    if (ctx.device().is_cuda() && !ctx.is_planning())
+        cuda::copy_bytes(host_result_.raw_data(), result_.raw_data(), result_.bytes(), ctx.device(),
+                         ctx.stream());
+}
+
+/// A graph of so many micro-steps would be large and gain nothing: each is long enough to hide its launches.
+constexpr std::int64_t most_micro_steps_in_a_graph = 16;
+
+void Trainer::try_to_capture(const Context& ctx) {
+    capture_next_ = false;
+    try {
+        graph_.capture(ctx, [&] { compute_step(ctx); });
+    } catch (const Error& error) {
+        on_message_(concat("the step is not replayed as a CUDA graph: ", error.what()));
+    }
+}
+
+void Trainer::enqueue_step(const Context& ctx) {
+    if (capture_next_) try_to_capture(ctx);
+    if (graph_.captured()) {
+        graph_.replay(ctx);
+        return;
+    }
+    compute_step(ctx);
+    const bool first = !steps_enqueued_;
+    steps_enqueued_ = true;
+    capture_next_ = first && ctx.device().is_cuda() && config_.cuda_graph &&
+                    config_.accumulation_steps() <= most_micro_steps_in_a_graph;
 }
 
 StepReport Trainer::train_step() {
     const Clock::time_point start = Clock::now();
     const Context& ctx = *arena_ctx_;
     const std::int64_t step = step_ + 1;
-    const Clip clip = compute_step(ctx, step);
+    input_->prepare(step);
+    input_->upload(ctx);
+    enqueue_step(ctx);
+    if (ctx.device().is_cuda()) {
+        if (step < end_) input_->prepare(step + 1);  // while the device works
+        cuda::synchronize(ctx.device(), ctx.stream());
+    }
     step_ = step;
 
+    const double* const result = host_result_.data<double>();
     StepReport report{.step = step,
-                      .loss = item(ctx, loss_),
+                      .loss = result[0],
                       .lr = schedule_(step),
-                      .grad_norm = item(ctx, clip.norm),
+                      .grad_norm = result[1],
                       .ms = milliseconds_since(start)};
     report.tokens_per_s = static_cast<double>(config_.batch * config_.model.context) / report.ms * 1e3;
     if (std::isfinite(report.loss) && std::isfinite(report.grad_norm)) {

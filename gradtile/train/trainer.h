@@ -6,12 +6,15 @@
 /// data is gone by and the schedule moves on; after max_bad_steps of them in a row training stops.
 ///
 /// A run that was stopped and resumed equals one that was not, to the bit: weights, metrics (but for times)
-/// and samples, at any number of threads.
+/// and samples, at any number of threads; on a GPU with config.model.deterministic, else to rounding.
+///
+/// On a GPU the host waits for the device once a step, at its end, after it has prepared the next step's
+/// data; from the second step on a step is one captured graph (config.cuda_graph).
 #include <functional>
 #include <memory>
 
+#include <gradtile/core/step_graph.h>
 #include <gradtile/layers/memory_plan.h>
-#include <gradtile/train/data_loader.h>
 #include <gradtile/train/global_norm.h>
 #include <gradtile/train/language_model.h>
 #include <gradtile/train/metrics_file.h>
@@ -19,6 +22,7 @@
 #include <gradtile/train/run_directory.h>
 #include <gradtile/train/schedule.h>
 #include <gradtile/train/snapshot_writer.h>
+#include <gradtile/train/step_input.h>
 #include <gradtile/train/step_report.h>
 #include <gradtile/train/train_config.h>
 
@@ -30,6 +34,7 @@ struct Resume {
     std::optional<std::int64_t> steps = {};  ///< a new end; the schedule's horizon stays
     std::optional<std::int64_t> save_every = {};
     std::optional<std::int64_t> threads = {};
+    std::optional<DeviceChoice> device = {};
 };
 
 struct RunSummary {
@@ -45,6 +50,8 @@ struct RunSummary {
 
 /// Prints "gradtile: MESSAGE" on stderr.
 void print_message(const std::string& message);
+
+struct Dataset;
 
 class Trainer {
   public:
@@ -70,6 +77,8 @@ class Trainer {
 
     const LanguageModel& model() const { return *model_; }
     const Optimizer& optimizer() const { return *optimizer_; }
+    /// Whether steps are replayed from a captured graph by now.
+    bool replays_graph() const { return graph_.captured(); }
     /// As the run was made; model.vocabulary is known.
     const TrainConfig& config() const { return config_; }
     /// Where the run ends: config().steps unless a resume moved it.
@@ -86,12 +95,15 @@ class Trainer {
     struct Validation;
 
     void build(const std::optional<Tokenizer>& tokenizer);
+    void allocate(const Context& ctx, Dataset dataset);
     void plan_arena();
     void open_directory(RunDirectory directory, bool resumed);
     void restore(const Checkpoint& checkpoint, const std::string& source);
     Checkpoint snapshot() const;
 
-    Clip compute_step(const Context& ctx, std::int64_t step);
+    void compute_step(const Context& ctx);
+    void enqueue_step(const Context& ctx);
+    void try_to_capture(const Context& ctx);
     StepReport train_step();
     void handle_bad_step(StepReport& report);
     bool evaluate_into(StepReport& report);
@@ -108,12 +120,15 @@ class Trainer {
 
     std::unique_ptr<LanguageModel> model_;
     std::unique_ptr<Optimizer> optimizer_;
-    std::unique_ptr<DataLoader> loader_;
+    std::unique_ptr<StepInput> input_;
     std::unique_ptr<Validation> validation_;  // none without a validation split
     Schedule schedule_;
-    Batch batch_;  // one micro-batch, on the host
-    Tensor loss_;  // [1] float64, of the step
+    Tensor result_;       // [2] float64, of the step: loss and gradient norm
+    Tensor host_result_;  // the same where the host reads it
     std::unique_ptr<Context> arena_ctx_;
+    StepGraph graph_;
+    // The first step runs as it is (libraries and tables are set up there), the second one is captured.
+    bool steps_enqueued_ = false, capture_next_ = false;
     MemoryPlan plan_;
 
     std::unique_ptr<RunDirectory> directory_;  // before what writes into it

@@ -8,6 +8,7 @@
 
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/random.h>
+#include <gradtile/core/step_graph.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
@@ -157,6 +158,58 @@ TEST_F(Cuda, GemmAgreesWithTheCpuWithinTheErrorOfBoth) {
                                     << in << " to " << out << ' ' << trans_a << trans_b << accumulate
                                     << with_bias;
                         }
+}
+
+TEST_F(Cuda, ToDeviceBringsAnyHostView) {
+    for (const Tensor& view : views(cpu, DType::bf16, 4)) {
+        const Tensor there = to_device(gpu(), view);
+        EXPECT_EQ(there.device(), gpu().device());
+        EXPECT_EQ(to_host(gpu(), there), to_host(cpu, view));
+        EXPECT_EQ(to_device(gpu(), there).raw_data(), there.raw_data());  // itself
+    }
+    EXPECT_THROW(to_device(cpu, zeros(gpu(), {2}, DType::f32)), Error);
+}
+
+// ---- Captured graphs ----
+
+TEST_F(Cuda, AGraphRepeatsWhatWasRecordedOnWhatLiesThereNow) {
+    const Tensor x = zeros(gpu(), {1000}, DType::f32), y = zeros(gpu(), {1000}, DType::f32);
+    StepGraph graph;
+    EXPECT_THROW(graph.replay(gpu()), Error);
+    graph.capture(gpu(), [&] {
+        axpy(gpu(), y, 2.0, x);
+        copy(gpu(), x, y);
+    });
+    EXPECT_EQ(graph.nodes(), 2u);
+    EXPECT_THAT(to_host(gpu(), y), testing::Each(0.0));  // recorded, not run
+    fill(gpu(), x, 1.0);
+    for (const double expected : {2.0, 6.0, 18.0}) {
+        graph.replay(gpu());
+        EXPECT_THAT(to_host(gpu(), x), testing::Each(expected));
+    }
+}
+
+TEST_F(Cuda, AGraphHoldsMatrixProducts) {
+    const Tensor a = randn(gpu(), {64, 96}, DType::bf16, Seed{1}),
+                 b = randn(gpu(), {96, 48}, DType::bf16, Seed{2});
+    const Tensor eager = empty(gpu(), {64, 48}, DType::bf16), replayed = zeros(gpu(), {64, 48}, DType::bf16);
+    gemm(gpu(), eager, a, b);
+    StepGraph graph;
+    graph.capture(gpu(), [&] { gemm(gpu(), replayed, a, b); });
+    graph.replay(gpu());
+    EXPECT_EQ(to_host(gpu(), replayed), to_host(gpu(), eager));
+}
+
+TEST_F(Cuda, WhatCannotBeCapturedIsRefusedAndTheStreamGoesOn) {
+    const Tensor x = zeros(gpu(), {10}, DType::f32);
+    StepGraph graph;
+    EXPECT_THROW(graph.capture(gpu(), [&] { to_host(gpu(), x); }), Error);  // waits for the device
+    EXPECT_FALSE(graph.captured());
+    fill(gpu(), x, 3.0);
+    EXPECT_THAT(to_host(gpu(), x), testing::Each(3.0));
+    graph.capture(gpu(), [&] { fill(gpu(), x, 4.0); });
+    graph.replay(gpu());
+    EXPECT_THAT(to_host(gpu(), x), testing::Each(4.0));
 }
 
 TEST_F(Cuda, GemmTakesStridedViewsTwoBatchAxesAndAnEmptyInnerAxis) {

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "error_message.h"
-#include "temporary_directory.h"
+#include "tiny_run.h"
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/sampler.h>
@@ -18,64 +18,9 @@ namespace {
 
 using nlohmann::json;
 using test::message_of;
-using test::TemporaryDirectory;
+using test::state_of;
+using test::TinyRun;
 using testing::HasSubstr;
-
-/// Text with a little structure: words of a small vocabulary in pseudo-random order.
-std::string some_text(int words) {
-    const char* vocabulary[] = {"the ", "cat ", "sat ", "on ", "a ", "mat.\n", "dog ", "ran "};
-    std::string text;
-    std::uint32_t state = 7;
-    for (int i = 0; i < words; ++i) text += vocabulary[(state = state * 1664525u + 1013904223u) >> 29];
-    return text;
-}
-
-struct TinyRun {
-    TinyRun() {
-        config.data = directory.write("text.txt", some_text(2000));
-        config.model = {.layers = 2, .heads = 2, .width = 32, .context = 16};
-        config.steps = 12;
-        config.batch = 4;
-        config.lr = 3e-3;
-        config.warmup = 3;
-        config.eval_every = 5;
-        config.save_every = 5;
-        config.threads = 1;
-        config.out = (directory / "run").string();
-    }
-    /// Lines of metrics.jsonl without what a clock has measured.
-    static std::vector<json> metrics(const std::filesystem::path& run) {
-        std::vector<json> lines;
-        std::ifstream file(run / "metrics.jsonl");
-        for (std::string line; std::getline(file, line);) {
-            json object = json::parse(line);
-            object.erase("ms");
-            object.erase("tokens_per_s");
-            lines.push_back(std::move(object));
-        }
-        return lines;
-    }
-    static std::vector<json> losses(const std::filesystem::path& run) {
-        std::vector<json> lines = metrics(run);
-        std::erase_if(lines, [](const json& line) { return line.contains("event"); });
-        return lines;
-    }
-
-    TemporaryDirectory directory;
-    TrainConfig config;
-    std::vector<std::string> messages;
-    MessageHandler hear = [this](const std::string& message) { messages.push_back(message); };
-};
-
-/// Everything a run goes on from, as the bytes of its tensors.
-std::vector<std::vector<double>> state_of(const Trainer& trainer) {
-    const LanguageModel& model = trainer.model();
-    std::vector<std::vector<double>> state{to_host(model.ctx, model.parameters.values()),
-                                           to_host(model.ctx, model.parameters.master())};
-    for (const StateTensor& part : trainer.optimizer().state())
-        state.push_back(to_host(model.ctx, part.tensor));
-    return state;
-}
 
 TEST(Trainer, LearnsAndLeavesEverythingInItsDirectory) {
     TinyRun run;

@@ -1,0 +1,15 @@
+#pragma once
+/// Elements that a thread loads and stores together, in accesses of up to 16 bytes.
+
+namespace gradtile::cuda::device {
+
+/// n elements at an address that is a multiple of their size together, or of 16 bytes where that is less.
+template <class T, int n>
+struct alignas(sizeof(T) * n < 16 ? sizeof(T) * n : 16) Packed {
+    T element[n];
+
+    __device__ __forceinline__ T& operator[](int i) { return element[i]; }
+    __device__ __forceinline__ const T& operator[](int i) const { return element[i]; }
+};
+
+}  // namespace gradtile::cuda::device

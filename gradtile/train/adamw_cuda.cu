@@ -1,0 +1,117 @@
+// AdamW on the GPU: one small kernel decides, from what lies on the device, whether and how to update; one
+// pass over weights, values, gradients, m and v does it.
+#include <gradtile/core/cuda_check.h>
+#include <gradtile/train/adamw_backend.h>
+#include <gradtile/core/device/convert.cuh>
+#include <gradtile/core/device/packed.cuh>
+
+namespace gradtile::cuda {
+namespace {
+
+constexpr int threads_per_block = 256;
+constexpr int width = 4;  // elements a thread loads at once: 16 bytes of float32
+static_assert(64 % width == 0, "stretches are multiples of 64 elements");
+
+/// What is known only on the device, in float64 as on the CPU; one of them in the optimizer's scratch.
+struct StepFactors {
+    double gradient_scale, keep, root_correction, step_size;  // gradient_scale 0: the update is refused
+};
+
+__global__ void prepare_kernel(StepFactors* factors, std::int32_t* updates, const double* gradient_scale,
+                               const double* rate, AdamWOptions adamw) {
+    const double scale = gradient_scale != nullptr ? *gradient_scale : 1.0;
+    factors->gradient_scale = scale;
+    if (scale == 0.0) return;
+    const std::int32_t t = ++*updates;
+    const double lr = *rate;
+    factors->keep = 1.0 - lr * adamw.weight_decay;
+    factors->root_correction = 1.0 / sqrt(1.0 - pow(adamw.beta2, static_cast<double>(t)));
+    factors->step_size = lr / (1.0 - pow(adamw.beta1, static_cast<double>(t)));
+}
+
+/// Numbers that no step changes, in the arithmetic's type.
+template <class Real>
+struct Constants {
+    Real mix1, beta2, mix2, epsilon;
+};
+
+template <class Real, class Value>
+struct Arrays {
+    Real* weights;
+    Value* values;  // the weights themselves when there is no master
+    Real* gradients;
+    Real* m;
+    Real* v;
+};
+
+template <class Real, class Value>
+__global__ void __launch_bounds__(threads_per_block)
+    update_kernel(Arrays<Real, Value> arrays, const AdamWBlock* blocks, const StepFactors* factors,
+                  Constants<Real> c, bool zero_gradients) {
+    const StepFactors f = *factors;
+    if (f.gradient_scale == 0.0) return;
+    const AdamWBlock block = blocks[blockIdx.x];
+    const Real scale = static_cast<Real>(f.gradient_scale);
+    const Real keep = block.decays != 0 ? static_cast<Real>(f.keep) : Real{1};
+    const Real root_correction = static_cast<Real>(f.root_correction);
+    const Real step_size = static_cast<Real>(f.step_size);
+    using Reals = device::Packed<Real, width>;
+    using Values = device::Packed<Value, width>;
+
+    for (std::int64_t i = threadIdx.x * width; i < block.length; i += threads_per_block * width) {
+        auto* const weights = reinterpret_cast<Reals*>(arrays.weights + block.offset + i);
+        auto* const gradients = reinterpret_cast<Reals*>(arrays.gradients + block.offset + i);
+        auto* const ms = reinterpret_cast<Reals*>(arrays.m + block.state_offset + i);
+        auto* const vs = reinterpret_cast<Reals*>(arrays.v + block.state_offset + i);
+        Reals w = *weights, m = *ms, v = *vs;
+        const Reals gradient = *gradients;
+#pragma unroll
+        for (int j = 0; j < width; ++j) {
+            const Real g = gradient[j] * scale;
+            m[j] = m[j] + c.mix1 * (g - m[j]);
+            v[j] = v[j] * c.beta2 + c.mix2 * g * g;
+            w[j] = w[j] * keep - step_size * m[j] / (sqrt(v[j]) * root_correction + c.epsilon);
+        }
+        *weights = w;
+        *ms = m;
+        *vs = v;
+        if constexpr (!std::is_same_v<Real, Value>) {
+            Values rounded;
+#pragma unroll
+            for (int j = 0; j < width; ++j) rounded[j] = device::convert<Value>(w[j]);
+            *reinterpret_cast<Values*>(arrays.values + block.offset + i) = rounded;
+        }
+        if (zero_gradients) *gradients = Reals{};
+    }
+}
+
+}  // namespace
+
+void adamw_step(const Context& ctx, const ParameterStore& store, const AdamWBlocks& blocks, const Tensor& m,
+                const Tensor& v, const Tensor& updates, const Tensor& rate, const AdamWOptions& adamw,
+                const UpdateOptions& options) {
+    use_device(ctx.device());
+    const auto stream = static_cast<cudaStream_t>(ctx.stream());
+    auto* const factors = reinterpret_cast<StepFactors*>(blocks.scratch.raw_data());
+    const double* const scale =
+        options.gradient_scale.defined() ? options.gradient_scale.data<double>() : nullptr;
+    prepare_kernel<<<1, 1, 0, stream>>>(factors, updates.data<std::int32_t>(), scale, rate.data<double>(),
+                                        adamw);
+    cuda_check(cudaGetLastError());
+    if (blocks.list.empty()) return;
+    visit_floating(store.dtype(), [&]<class Value>(TypeTag<Value>) {
+        using Real = Accumulator<Value>;
+        const Arrays<Real, Value> arrays{store.master().data<Real>(), store.values().data<Value>(),
+                                         store.gradients().data<Real>(), m.data<Real>(), v.data<Real>()};
+        const Constants<Real> constants{static_cast<Real>(1.0 - adamw.beta1), static_cast<Real>(adamw.beta2),
+                                        static_cast<Real>(1.0 - adamw.beta2),
+                                        static_cast<Real>(adamw.epsilon)};
+        update_kernel<Real, Value>
+            <<<static_cast<unsigned>(blocks.list.size()), threads_per_block, 0, stream>>>(
+                arrays, reinterpret_cast<const AdamWBlock*>(blocks.on_device.raw_data()), factors, constants,
+                options.zero_gradients);
+    });
+    cuda_check(cudaGetLastError());
+}
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,93 @@
+// The norm of the whole gradient on the GPU in two stages, every sum in an order of its own that never
+// changes: no atomics, so two runs agree to the bit.
+#include <gradtile/core/cuda_check.h>
+#include <gradtile/train/global_norm_backend.h>
+#include <gradtile/core/device/convert.cuh>
+
+namespace gradtile::cuda {
+namespace {
+
+constexpr int warp = 32;
+constexpr int threads_of_partial = 256;
+constexpr int threads_of_total = 1024;
+
+/// The block's sum, in thread 0.
+template <int threads>
+__device__ double block_sum(double sum) {
+    __shared__ double of_warp[threads / warp];
+    for (int distance = warp / 2; distance > 0; distance /= 2)
+        sum += __shfl_down_sync(0xffffffffu, sum, distance);
+    if (threadIdx.x % warp == 0) of_warp[threadIdx.x / warp] = sum;
+    __syncthreads();
+    if (threadIdx.x >= warp) return 0.0;
+    sum = threadIdx.x < threads / warp ? of_warp[threadIdx.x] : 0.0;
+    for (int distance = warp / 2; distance > 0; distance /= 2)
+        sum += __shfl_down_sync(0xffffffffu, sum, distance);
+    return sum;
+}
+
+/// partial[b] = the sum of squares of norm_block elements.
+template <class T>
+__global__ void __launch_bounds__(threads_of_partial)
+    sum_of_squares_kernel(const T* x, std::int64_t n, double* partial) {
+    const std::int64_t begin = blockIdx.x * norm_block;
+    const T* const elements = x + begin;
+    const int count = static_cast<int>(n - begin < norm_block ? n - begin : norm_block);
+    double sum = 0.0;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < count; i += threads_of_partial) {
+        const double value = device::convert<double>(elements[i]);
+        sum += value * value;
+    }
+    sum = block_sum<threads_of_partial>(sum);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(threads_of_total)
+    root_of_sum_kernel(const double* partial, std::int64_t count, double* norm) {
+    double sum = 0.0;
+    for (std::int64_t i = threadIdx.x; i < count; i += threads_of_total) sum += partial[i];
+    sum = block_sum<threads_of_total>(sum);
+    if (threadIdx.x == 0) *norm = sqrt(sum);
+}
+
+template <class T>
+__global__ void clip_scale_kernel(const double* norm, const T* loss, double max_norm, double* scale) {
+    const double length = *norm;
+    const double of_loss = loss != nullptr ? device::convert<double>(*loss) : 0.0;
+    const bool finite = isfinite(length) && isfinite(of_loss);
+    const bool too_long = max_norm > 0.0 && length > max_norm;
+    *scale = !finite ? 0.0 : too_long ? max_norm / length : 1.0;
+}
+
+}  // namespace
+
+void global_norm(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& norm) {
+    use_device(ctx.device());
+    const auto stream = static_cast<cudaStream_t>(ctx.stream());
+    const std::int64_t blocks = partial.elements();
+    if (blocks > 0) {
+        visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
+            sum_of_squares_kernel<T><<<static_cast<unsigned>(blocks), threads_of_partial, 0, stream>>>(
+                x.data<T>(), x.elements(), partial.data<double>());
+        });
+        cuda_check(cudaGetLastError());
+    }
+    root_of_sum_kernel<<<1, threads_of_total, 0, stream>>>(blocks > 0 ? partial.data<double>() : nullptr,
+                                                           blocks, norm.data<double>());
+    cuda_check(cudaGetLastError());
+}
+
+void clip_scale(const Context& ctx, const Tensor& norm, const Tensor& scale, const ClipOptions& options) {
+    use_device(ctx.device());
+    const auto stream = static_cast<cudaStream_t>(ctx.stream());
+    const DType loss_dtype = options.loss.defined() ? options.loss.dtype() : DType::f64;
+    visit_floating(loss_dtype, [&]<class T>(TypeTag<T>) {
+        const T* const loss = options.loss.defined() ? options.loss.data<T>() : nullptr;
+        clip_scale_kernel<T>
+            <<<1, 1, 0, stream>>>(norm.data<double>(), loss, options.max_norm, scale.data<double>());
+    });
+    cuda_check(cudaGetLastError());
+}
+
+}  // namespace gradtile::cuda

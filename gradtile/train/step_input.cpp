@@ -1,0 +1,74 @@
+#include <gradtile/train/step_input.h>
+
+#include <cstring>
+
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/philox.h>
+
+namespace gradtile {
+namespace {
+
+// Words of a block: the rate (a float64), the seed, then tokens and targets on a boundary of 256 bytes.
+constexpr std::int64_t rate_at = 0, seed_at = 2, tokens_at = 64;
+
+Tensor view(const Tensor& block, std::int64_t word, DType dtype, const Shape& shape) {
+    return Tensor(std::make_shared<Tensor>(block), block.raw_data() + word * size_of(DType::i32),
+                  block.device(), dtype, shape, contiguous_strides(shape));
+}
+
+}  // namespace
+
+StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptions& options)
+    : loader_(std::move(loader)),
+      options_(options),
+      tokens_(options.micro_steps * options.micro_batch * loader_.context()),
+      state_(loader_.state()) {
+    const Shape words{tokens_at + 2 * tokens_};
+    const Context host = Context(Device::cpu(), 1).with_allocator(transfer_allocator(ctx.device()));
+    host_[0] = empty(host, words, DType::i32);
+    if (ctx.device().is_cuda()) {
+        host_[1] = empty(host, words, DType::i32);
+        device_ = zeros(ctx, words, DType::i32);
+    } else {
+        device_ = host_[1] = host_[0];
+    }
+    rate_ = view(device_, rate_at, DType::f64, {1});
+    live_seed_ = view(device_, seed_at, DType::i32, {2});
+    const Shape batch{options.micro_batch, loader_.context()};
+    for (std::int64_t i = 0; i < options.micro_steps; ++i) {
+        const std::int64_t first = tokens_at + i * batch.elements();
+        batches_.push_back(
+            {view(device_, first, DType::i32, batch), view(device_, first + tokens_, DType::i32, batch)});
+    }
+}
+
+void StepInput::prepare(std::int64_t step) {
+    if (prepared_ && prepared_->step == step) return;
+    check(!prepared_, "step input: step ", prepared_ ? prepared_->step : 0, " is prepared and was not taken");
+    std::int32_t* const words = host_[next_].data<std::int32_t>();
+    const double rate = options_.schedule(step);
+    std::memcpy(words + rate_at, &rate, sizeof rate);
+    const std::uint64_t seed = mix_seed(options_.seed, static_cast<std::uint64_t>(step));
+    std::memcpy(words + seed_at, &seed, sizeof seed);
+    const auto count = static_cast<std::size_t>(tokens_);
+    loader_.next({words + tokens_at, count}, {words + tokens_at + tokens_, count});
+    prepared_ = {step, loader_.state()};
+}
+
+void StepInput::upload(const Context& ctx) {
+    check(prepared_.has_value(), "step input: nothing is prepared");
+    if (ctx.device().is_cuda())
+        cuda::copy_bytes(device_.raw_data(), host_[next_].raw_data(), device_.bytes(), ctx.device(),
+                         ctx.stream());
+    state_ = std::move(prepared_->state_after);
+    prepared_.reset();
+    next_ = 1 - next_;
+}
+
+void StepInput::restore(const nlohmann::json& state) {
+    loader_.restore(state);
+    state_ = loader_.state();
+    prepared_.reset();
+}
+
+}  // namespace gradtile

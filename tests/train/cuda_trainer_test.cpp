@@ -1,0 +1,262 @@
+// Whole runs on the GPU.
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint_test_support.h"
+#include "cuda_fixture.h"
+#include "error_message.h"
+#include "tiny_run.h"
+
+#include <gradtile/train/dataset.h>
+#include <gradtile/train/evaluate.h>
+#include <gradtile/train/sampler.h>
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+using test::message_of;
+using test::state_of;
+using test::TinyRun;
+using testing::HasSubstr;
+
+class CudaTrainer : public test::CudaTest {
+  protected:
+    void SetUp() override {
+        test::CudaTest::SetUp();
+        run.config.device = DeviceChoice::cuda;
+        run.config.model.deterministic = true;
+    }
+    std::vector<StepReport> reports_of(const TrainConfig& config) {
+        Trainer trainer(config, run.hear);
+        std::vector<StepReport> reports;
+        trainer.on_step([&](const StepReport& report) { reports.push_back(report); });
+        trainer.run();
+        return reports;
+    }
+    TinyRun run;
+};
+
+TEST_F(CudaTrainer, LearnsAndLeavesEverythingInItsDirectory) {
+    for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16}) {
+        run.config.dtype = dtype;
+        run.config.steps = 60;
+        run.config.out = (run.directory / std::string(name_of(dtype))).string();
+        Trainer trainer(run.config, run.hear);
+        std::vector<StepReport> reports;
+        trainer.on_step([&](const StepReport& report) { reports.push_back(report); });
+        const RunSummary summary = trainer.run();
+        EXPECT_TRUE(summary.saved);
+        EXPECT_TRUE(trainer.replays_graph());
+        ASSERT_EQ(reports.size(), 60u);
+        EXPECT_LT(reports.back().loss, 0.6 * reports.front().loss);
+        EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+
+        // What was saved runs on either device, and says the same.
+        const auto on_gpu = load_model(run.config.out, {.device = Device::cuda()});
+        const auto on_cpu = load_model(run.config.out);
+        EXPECT_EQ(to_host(on_gpu->ctx, on_gpu->parameters.values()),
+                  to_host(on_cpu->ctx, on_cpu->parameters.values()));
+        const TokenSequence tokens = load_tokens(run.config.data, on_cpu->tokenizer, 0);
+        const double ours = evaluate(*on_gpu, tokens).loss, theirs = evaluate(*on_cpu, tokens).loss;
+        // Some thousand roundings between input and loss, in the run's dtype.
+        const double epsilon = dtype == TrainDType::bf16 ? 0x1p-8 : 0x1p-24;
+        EXPECT_NEAR(ours, theirs, 1e3 * epsilon * theirs);
+        EXPECT_EQ(sample(*on_gpu, {.prompt = "the", .tokens = 30, .seed = 2}).size(), 33u);
+    }
+}
+
+struct ResumeCase {
+    const char* name;
+    void (*change)(TrainConfig&);
+};
+void PrintTo(const ResumeCase& c, std::ostream* out) {
+    *out << c.name;
+}
+
+class CudaTrainerSettings : public CudaTrainer, public testing::WithParamInterface<ResumeCase> {};
+INSTANTIATE_TEST_SUITE_P(
+    Settings, CudaTrainerSettings,
+    testing::Values(ResumeCase{"float32", [](TrainConfig&) {}},
+                    ResumeCase{"bfloat16", [](TrainConfig& c) { c.dtype = TrainDType::bf16; }},
+                    ResumeCase{"dropout", [](TrainConfig& c) { c.model.dropout = 0.2; }},
+                    ResumeCase{"accumulation", [](TrainConfig& c) { c.micro_batch = 2; }},
+                    ResumeCase{"muon", [](TrainConfig& c) { c.optimizer = OptimizerKind::muon; }},
+                    ResumeCase{"everything",
+                               [](TrainConfig& c) {
+                                   c.dtype = TrainDType::bf16;
+                                   c.model.dropout = 0.1;
+                                   c.micro_batch = 1;
+                                   c.optimizer = OptimizerKind::muon;
+                                   c.schedule = ScheduleKind::wsd;
+                                   c.ignore_token = 0;
+                               }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(CudaTrainerSettings, StoppedAndResumedEqualsStraightToTheBit) {
+    run.config.steps = 20;
+    GetParam().change(run.config);
+    TrainConfig straight_config = run.config;
+    straight_config.out = (run.directory / "straight").string();
+    Trainer straight(straight_config, run.hear);
+    straight.run();
+    { Trainer(run.config, run.hear).run(/*stop_after=*/11); }
+    Trainer second(Resume{.directory = run.config.out}, run.hear);
+    EXPECT_EQ(second.step(), 11);
+    second.run();
+    EXPECT_EQ(state_of(second), state_of(straight));
+    EXPECT_EQ(TinyRun::losses(run.config.out), TinyRun::losses(straight_config.out));
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+/// Weights, metrics and dropout's draws; evaluations in between use the graph's arena.
+TEST_P(CudaTrainerSettings, ReplayedGraphEqualsEagerToTheBit) {
+    GetParam().change(run.config);
+    run.config.out = "";
+    run.config.cuda_graph = false;
+    Trainer eager(run.config, run.hear);
+    eager.run();
+    EXPECT_FALSE(eager.replays_graph());
+    run.config.cuda_graph = true;
+    Trainer replayed(run.config, run.hear);
+    replayed.run();
+    EXPECT_TRUE(replayed.replays_graph());
+    EXPECT_EQ(state_of(replayed), state_of(eager));
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+/// The first step differs by rounding alone: some thousand roundings from input to loss. Later ones inherit
+/// what Adam makes of it, as in Trainer.MicroBatchesGiveTheGradientOfTheWholeBatch.
+void expect_close(const std::vector<StepReport>& a, const std::vector<StepReport>& b) {
+    const double bound = 1e3 * std::numeric_limits<float>::epsilon();
+    ASSERT_EQ(a.size(), b.size());
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        EXPECT_NEAR(a[i].loss, b[i].loss, (i == 0 ? 1 : 100) * bound * b[i].loss) << "step " << i + 1;
+        EXPECT_EQ(a[i].lr, b[i].lr);
+    }
+    EXPECT_NEAR(a[0].grad_norm, b[0].grad_norm, bound * b[0].grad_norm);
+}
+
+TEST_F(CudaTrainer, TrainsAsTheCpuDoesDropoutIncluded) {
+    for (const double dropout : {0.0, 0.2}) {
+        run.config.out = "";
+        run.config.model.dropout = dropout;
+        run.config.device = DeviceChoice::cuda;
+        const std::vector<StepReport> ours = reports_of(run.config);
+        run.config.device = DeviceChoice::cpu;
+        expect_close(ours, reports_of(run.config));
+    }
+}
+
+TEST_F(CudaTrainer, ARunMovesBetweenDevices) {
+    run.config.steps = 10;
+    run.config.model.dropout = 0.1;
+    TrainConfig straight = run.config;
+    straight.out = "";
+    straight.device = DeviceChoice::cpu;
+    const std::vector<StepReport> expected = reports_of(straight);
+    for (const auto& [first, second] : {std::pair{DeviceChoice::cpu, DeviceChoice::cuda},
+                                        std::pair{DeviceChoice::cuda, DeviceChoice::cpu}}) {
+        run.config.device = first;
+        run.config.out = (run.directory / std::string(name_of(first))).string();
+        std::vector<StepReport> reports;
+        const auto hear = [&](const StepReport& report) { reports.push_back(report); };
+        {
+            Trainer trainer(run.config, run.hear);
+            trainer.on_step(hear);
+            trainer.run(/*stop_after=*/5);
+        }
+        Trainer resumed(Resume{.directory = run.config.out, .device = second}, run.hear);
+        EXPECT_EQ(resumed.step(), 5);
+        EXPECT_EQ(resumed.model().ctx.device().is_cuda(), second == DeviceChoice::cuda);
+        resumed.on_step(hear);
+        resumed.run();
+        expect_close(reports, expected);
+    }
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+/// Step 1 runs eagerly, step 2 is captured, step 3 meets the bad gradient.
+TEST_F(CudaTrainer, ABadStepChangesNeitherWeightsNorOptimizerAndNamesTheParameter) {
+    for (const bool cuda_graph : {false, true}) {
+        run.config.out = "";
+        run.config.steps = 6;
+        run.config.eval_every = 0;
+        run.config.cuda_graph = cuda_graph;
+        run.messages.clear();
+        Trainer trainer(run.config, run.hear);
+        const Context& ctx = trainer.model().ctx;
+        const Parameter& poisoned = trainer.model().parameters.find("ln_f.weight");
+        std::vector<std::vector<double>> before;
+        std::vector<StepReport> reports;
+        trainer.on_step([&](const StepReport& report) {
+            reports.push_back(report);
+            if (report.step == 2) {
+                fill(ctx, poisoned.grad().slice(0, 3, 1), std::nan(""));  // found at step 3's norm
+                before = state_of(trainer);
+            } else if (report.step == 3) {
+                EXPECT_EQ(state_of(trainer), before);
+            }
+        });
+        const RunSummary summary = trainer.run();
+        EXPECT_EQ(summary.bad_steps, 1);
+        ASSERT_EQ(reports.size(), 6u);
+        EXPECT_EQ(reports[2].not_finite, "ln_f.weight");
+        for (const std::size_t good : {0, 1, 3, 4, 5}) EXPECT_EQ(reports[good].not_finite, "") << good;
+        ASSERT_EQ(run.messages.size(), 1u);
+        EXPECT_THAT(run.messages.front(), HasSubstr("update not applied"));
+    }
+}
+
+TEST_F(CudaTrainer, RefusesABatchThatDoesNotFitNamingTheLargest) {
+    run.config.batch = run.config.micro_batch = 4096;
+    run.config.memory_budget = 16;
+    EXPECT_THAT(message_of([&] { Trainer(run.config, run.hear); }),
+                HasSubstr("the largest micro-batch that fits is"));
+    // And one for which the GPU itself is too small.
+    run.config.memory_budget = 0;
+    run.config.batch = run.config.micro_batch = std::int64_t{1} << 24;
+    EXPECT_THAT(message_of([&] { Trainer(run.config, run.hear); }),
+                HasSubstr("the largest micro-batch that fits is"));
+}
+
+TEST_F(CudaTrainer, SavesTheStateAsItWasWhateverTheStreamDoesAfterwards) {
+    const test::TemporaryDirectory place;
+    SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 100}), gpu());
+    Checkpoint host = test::made_up_checkpoint(cpu, 7, 300);
+    Checkpoint live = host;
+    for (NamedTensors* tensors : {&live.params, &live.master, &live.optimizer})
+        for (auto& [name, x] : *tensors) x = to_device(gpu(), x);
+    writer.reserve(live);
+    for (std::int64_t step = 1; step <= 10; ++step) {
+        live.step = step;
+        for (const NamedTensors* tensors : {&live.params, &live.master, &live.optimizer})
+            for (const auto& [name, x] : *tensors) fill(gpu(), x, static_cast<double>(step));
+        writer.save(live);
+        for (const auto& [name, x] : live.params) fill(gpu(), x, -1.0);
+    }
+    writer.wait();
+    const auto reports = writer.poll();
+    ASSERT_EQ(reports.size(), 10u);
+    for (const SaveReport& report : reports) {
+        EXPECT_TRUE(report.saved) << report.message;
+        const Checkpoint found = read_checkpoint(report.path);
+        for (const NamedTensors* tensors : {&found.params, &found.master, &found.optimizer})
+            for (const auto& [name, x] : *tensors)
+                EXPECT_THAT(to_host(cpu, x), testing::Each(static_cast<double>(report.step))) << name;
+    }
+    // And a state of other values in every element.
+    for (const auto& [name, x] : host.params) copy(gpu(), live.params.at(name), to_device(gpu(), x));
+    for (const auto& [name, x] : host.master) copy(gpu(), live.master.at(name), to_device(gpu(), x));
+    for (const auto& [name, x] : host.optimizer) copy(gpu(), live.optimizer.at(name), to_device(gpu(), x));
+    live.step = host.step = 11;
+    writer.save(live);
+    writer.wait();
+    test::expect_same(read_checkpoint(writer.directory().path_of(11)), host);
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,100 @@
+#include <gradtile/train/step_input.h>
+
+#include <numeric>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cuda_fixture.h"
+#include "error_message.h"
+
+#include <gradtile/core/philox.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::int64_t context = 8, micro_batch = 3, micro_steps = 2;
+
+DataLoader loader() {
+    std::vector<std::int32_t> tokens(500);
+    std::iota(tokens.begin(), tokens.end(), 0);
+    return DataLoader(TokenSequence(std::move(tokens), "numbers"), {.context = context, .seed = Seed{4}});
+}
+
+StepInputOptions options() {
+    return {.micro_steps = micro_steps,
+            .micro_batch = micro_batch,
+            .schedule = {.lr = 1e-3, .min_lr = 1e-4, .warmup = 5, .horizon = 50},
+            .seed = 9};
+}
+
+/// What every step must find, on whatever device.
+void expect_steps_in_order(const Context& ctx, bool prepares_ahead) {
+    StepInput input(ctx, loader(), options());
+    DataLoader reference = loader();
+    const Tensor first_place = input.micro_batch(0).tokens;
+    for (std::int64_t step = 1; step <= 40; ++step) {  // several epochs
+        input.prepare(step);
+        input.upload(ctx);
+        if (prepares_ahead) input.prepare(step + 1);
+        EXPECT_EQ(item(ctx, input.rate()), options().schedule(step));
+        const std::uint64_t seed = mix_seed(9, static_cast<std::uint64_t>(step));
+        EXPECT_THAT(
+            to_host(ctx, input.live_seed()),
+            testing::ElementsAre(static_cast<std::int32_t>(seed), static_cast<std::int32_t>(seed >> 32)));
+        for (std::int64_t i = 0; i < micro_steps; ++i) {
+            const Context host(Device::cpu(), 1);
+            const Batch expected = empty_batch(host, micro_batch, context);
+            reference.next(expected);
+            EXPECT_EQ(to_host(ctx, input.micro_batch(i).tokens), to_host(host, expected.tokens));
+            EXPECT_EQ(to_host(ctx, input.micro_batch(i).targets), to_host(host, expected.targets));
+        }
+        EXPECT_EQ(input.state(), reference.state()) << "step " << step;
+        EXPECT_EQ(input.micro_batch(0).tokens.raw_data(), first_place.raw_data());
+    }
+}
+
+TEST(StepInput, ShowsTheLoadersBatchesInOrderAtOnePlace) {
+    expect_steps_in_order(Context(Device::cpu(), 1), /*prepares_ahead=*/false);
+}
+
+using CudaStepInput = test::CudaTest;
+TEST_F(CudaStepInput, ShowsTheLoadersBatchesWhileTheNextOneIsPrepared) {
+    expect_steps_in_order(gpu(), /*prepares_ahead=*/true);
+}
+
+TEST(StepInput, GoesOnWhereItsStateWasTaken) {
+    const Context ctx(Device::cpu(), 1);
+    StepInput straight(ctx, loader(), options()), resumed(ctx, loader(), options());
+    for (std::int64_t step = 1; step <= 9; ++step) {
+        straight.prepare(step);
+        straight.upload(ctx);
+    }
+    resumed.restore(straight.state());
+    EXPECT_EQ(resumed.state(), straight.state());
+    for (StepInput* input : {&straight, &resumed}) {
+        input->prepare(10);
+        input->upload(ctx);
+    }
+    EXPECT_EQ(to_host(ctx, resumed.micro_batch(1).tokens), to_host(ctx, straight.micro_batch(1).tokens));
+}
+
+TEST(StepInput, PreparesAStepOnceAndNeverSkipsOne) {
+    const Context ctx(Device::cpu(), 1);
+    StepInput input(ctx, loader(), options());
+    EXPECT_THAT(test::message_of([&] { input.upload(ctx); }), HasSubstr("nothing is prepared"));
+    input.prepare(1);
+    input.prepare(1);
+    EXPECT_THAT(test::message_of([&] { input.prepare(2); }), HasSubstr("step 1 is prepared"));
+    input.upload(ctx);
+    DataLoader reference = loader();
+    const Batch batch = empty_batch(ctx, micro_steps * micro_batch, context);
+    reference.next(batch);
+    EXPECT_EQ(input.state(), reference.state());
+}
+
+}  // namespace
+}  // namespace gradtile
