@@ -42,7 +42,21 @@ std::uint64_t staged_bytes(const Checkpoint& live) {
     return bytes;
 }
 
+/// Elements [begin, end) of a tensor on the host and their place in staging memory.
+struct HostPiece {
+    const Tensor* from;
+    std::int64_t begin, end;
+    std::byte* to;
+};
+
 }  // namespace
+
+struct SnapshotWriter::Plan {
+    Checkpoint staged;
+    std::vector<HostPiece> on_host;
+    std::vector<SnapshotPart> on_device;
+    std::uint64_t device_bytes = 0;  // of staging memory, up to the last part's end
+};
 
 SnapshotWriter::SnapshotWriter(CheckpointDirectory directory, const Context& ctx)
     : directory_(std::move(directory)),
@@ -99,20 +113,6 @@ void SnapshotWriter::reserve(const Checkpoint& like) {
         std::memset(staging_->data() + begin, 0, static_cast<std::size_t>(end - begin));
     });
 }
-
-/// Elements [begin, end) of a tensor on the host and their place in staging memory.
-struct HostPiece {
-    const Tensor* from;
-    std::int64_t begin, end;
-    std::byte* to;
-};
-
-struct SnapshotWriter::Plan {
-    Checkpoint staged;
-    std::vector<HostPiece> on_host;
-    std::vector<SnapshotPart> on_device;
-    std::uint64_t device_bytes = 0;  // of staging memory, up to the last part's end
-};
 
 SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
     grow_staging(staged_bytes(live));

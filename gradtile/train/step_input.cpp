@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include <gradtile/core/cuda_runtime.h>
-#include <gradtile/core/philox.h>
+#include <gradtile/layers/dropout.h>
 
 namespace gradtile {
 namespace {
@@ -48,8 +48,8 @@ void StepInput::prepare(std::int64_t step) {
     std::int32_t* const words = host_[next_].data<std::int32_t>();
     const double rate = options_.schedule(step);
     std::memcpy(words + rate_at, &rate, sizeof rate);
-    const std::uint64_t seed = mix_seed(options_.seed, static_cast<std::uint64_t>(step));
-    std::memcpy(words + seed_at, &seed, sizeof seed);
+    const std::array<std::int32_t, 2> seed = DropoutKey::live_seed_of(options_.seed, step);
+    std::memcpy(words + seed_at, seed.data(), sizeof seed);
     const auto count = static_cast<std::size_t>(tokens_);
     loader_.next({words + tokens_at, count}, {words + tokens_at + tokens_, count});
     prepared_ = {step, loader_.state()};

@@ -32,7 +32,7 @@ class StepInput {
 
     // The current step's, on the device.
     const Tensor& rate() const { return rate_; }            ///< [1] float64
-    const Tensor& live_seed() const { return live_seed_; }  ///< [2] int32: halves of mix_seed(seed, step)
+    const Tensor& live_seed() const { return live_seed_; }  ///< [2] int32, see DropoutKey::of_live_step
     const Batch& micro_batch(std::int64_t i) const { return batches_.at(static_cast<std::size_t>(i)); }
 
     /// Where the data goes on after the current step, whatever is prepared.
