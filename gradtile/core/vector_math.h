@@ -12,6 +12,8 @@
 #include <limits>
 #include <numbers>
 
+#include <gradtile/core/host_device.h>
+
 namespace gradtile::vector_math {
 
 namespace detail {
@@ -123,10 +125,12 @@ struct Normal {
 };
 
 /// Phi(-|x|) = e^(-x^2/2) R / 2 with R = erfcx(|x| / sqrt 2) = t p(t), t = 1 / (1 + 0.37 |x| / sqrt 2): the
-/// tail keeps its relative accuracy, up to the rounding of x^2.
-inline Normal<float> normal(float x) {
-    const float gaussian = exp(-0.5f * (x * x));
-    const float t = 1.0f / (1.0f + 0.261629509f * detail::with_sign_of(x, 1.0f));
+/// tail keeps its relative accuracy, up to the rounding of x^2. The caller brings the exponential and t =
+/// 1 / normal_divisor(x), for which devices have instructions of their own.
+GRADTILE_HOST_DEVICE constexpr float normal_divisor(float x) {
+    return 1.0f + 0.261629509f * (x < 0.0f ? -x : x);
+}
+GRADTILE_HOST_DEVICE constexpr Normal<float> normal(float x, float gaussian, float t) {
     float p = 6.206048280e-02f;
     p = p * t - 3.039421439e-01f;
     p = p * t + 4.882294536e-01f;
@@ -138,6 +142,9 @@ inline Normal<float> normal(float x) {
     p = p * t + 2.088148296e-01f;
     const float tail = 0.5f * gaussian * (t * p);
     return {x < 0.0f ? tail : 1.0f - tail, gaussian};
+}
+inline Normal<float> normal(float x) {
+    return normal(x, exp(-0.5f * (x * x)), 1.0f / normal_divisor(x));
 }
 
 inline double exp(double x) {

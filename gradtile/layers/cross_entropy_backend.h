@@ -6,7 +6,8 @@ namespace gradtile {
 inline constexpr std::int32_t ignored_target = -1;
 
 namespace cpu {
-/// count [1] float64 = targets that are not ignored; throws on those outside [0, vocabulary).
+/// count [1] float64 = targets that are not ignored. Those outside [0, vocabulary) throw on the CPU; on the
+/// GPU they count, and cross_entropy_rows makes their loss and gradients NaN.
 void count_targets(const Context& ctx, const Tensor& count, const Tensor& targets, std::int64_t vocabulary);
 /// losses [n] float64 of logits [n,V] (0 where ignored). With a defined d_logits [n,V], which may lie over
 /// the logits' memory in the same or a narrower dtype, d_logits = (softmax(logits) - one_hot(target)) * scale

@@ -10,9 +10,11 @@ namespace gradtile {
 namespace {
 
 /// Rows whose logits exist at the same time. Every chunk reads and writes the whole weight gradient once, so
-/// chunks must not be short; 64 MiB are 333 rows of GPT-2's vocabulary.
-std::int64_t rows_per_chunk(std::int64_t rows, std::int64_t vocabulary, DType dtype) {
-    constexpr std::int64_t budget = std::int64_t{64} << 20, multiple = 16;
+/// chunks must not be short: 64 MiB are 333 rows of GPT-2's vocabulary. A GPU multiplies so
+/// fast that it takes 5,000 rows to make that traffic small beside the products.
+std::int64_t rows_per_chunk(Device device, std::int64_t rows, std::int64_t vocabulary, DType dtype) {
+    constexpr std::int64_t multiple = 16;
+    const std::int64_t budget = std::int64_t{device.is_cpu() ? 64 : 1024} << 20;
     const std::int64_t row_bytes =
         std::max<std::int64_t>(1, vocabulary) * static_cast<std::int64_t>(size_of(dtype));
     const std::int64_t fitting = std::max(multiple, budget / row_bytes / multiple * multiple);
@@ -60,7 +62,7 @@ Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tens
     const Tensor count = empty(ctx, {1}, DType::f64), losses = empty(ctx, {rows}, DType::f64);
     on_device(ctx, cpu::count_targets, cuda::count_targets, count, in.targets, vocabulary);
 
-    const std::int64_t chunk = rows_per_chunk(rows, vocabulary, wide);
+    const std::int64_t chunk = rows_per_chunk(ctx.device(), rows, vocabulary, wide);
     const Tensor chunk_logits = empty(ctx, {chunk, vocabulary}, wide);
     for (std::int64_t begin = 0; begin < rows; begin += chunk) {
         const std::int64_t length = std::min(chunk, rows - begin);
@@ -88,7 +90,7 @@ Tensor CrossEntropyHead::loss(const Context& ctx, const Tensor& x, const Tensor&
     const DType wide = accumulator_of(x.dtype());
     const Tensor count = empty(ctx, {1}, DType::f64), losses = empty(ctx, {rows}, DType::f64);
     on_device(ctx, cpu::count_targets, cuda::count_targets, count, in.targets, vocabulary);
-    const std::int64_t chunk = rows_per_chunk(rows, vocabulary, wide);
+    const std::int64_t chunk = rows_per_chunk(ctx.device(), rows, vocabulary, wide);
     const Tensor chunk_logits = empty(ctx, {chunk, vocabulary}, wide);
     for (std::int64_t begin = 0; begin < rows; begin += chunk) {
         const std::int64_t length = std::min(chunk, rows - begin);

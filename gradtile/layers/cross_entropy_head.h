@@ -9,7 +9,9 @@ namespace gradtile {
 
 /// logits = x weight^T, loss = mean over the targets that count of logsumexp(logits) - logits[target].
 /// x [..,C] in the weight's dtype, targets [..] int32: -1 means "ignored", any other value outside [0, V)
-/// throws Error naming position, value and V. Logits, softmax and loss are float32 (float64 for float64 x),
+/// throws Error naming position, value and V on the CPU. A GPU step waits for nothing, so there such a target
+/// makes the loss NaN, and the trainer refuses the step; data files are checked against the vocabulary on the
+/// host when they are opened. Logits, softmax and loss are float32 (float64 for float64 x),
 /// the mean is summed in float64.
 struct CrossEntropyHead {
     /// The gradient is made together with the loss, chunk by chunk; this is what remains of it.

@@ -5,74 +5,66 @@
 #include <gradtile/layers/dropout_backend.h>
 #include <gradtile/layers/embedding_backend.h>
 #include <gradtile/layers/linear_backend.h>
-#include <gradtile/layers/linear_gelu_backend.h>
 #include <gradtile/layers/norm_backend.h>
 #include <gradtile/layers/rope_backend.h>
 
 namespace gradtile::cuda {
-namespace {
-[[noreturn]] void absent() {
-    operator_absent();  // says whether a toolkit or only this kernel is missing
-}
-}  // namespace
 
 void norm_forward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                   const Tensor&, double) {
-    absent();
+    operator_absent();
 }
 void norm_backward(const Context&, const NormGradients&, const NormInputs&) {
-    absent();
+    operator_absent();
+}
+std::int64_t norm_partials(std::int64_t, std::int64_t) {
+    operator_absent();
 }
 void add_column_sums(const Context&, const Tensor&, const Tensor&, const Tensor&) {
-    absent();
-}
-void linear_gelu_forward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                         const Tensor&, Gelu::Form) {
-    absent();
-}
-void linear_gelu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                          Gelu::Form) {
-    absent();
+    operator_absent();
 }
 void gelu_forward(const Context&, const Tensor&, const Tensor&, Gelu::Form) {
-    absent();
+    operator_absent();
 }
 void gelu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, Gelu::Form) {
-    absent();
+    operator_absent();
 }
 void swiglu_forward(const Context&, const Tensor&, const Tensor&) {
-    absent();
+    operator_absent();
 }
 void swiglu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&) {
-    absent();
+    operator_absent();
 }
 void dropout(const Context&, const Tensor&, const Tensor&, const Tensor&, const DropoutMask&) {
-    absent();
+    operator_absent();
 }
 void embedding_forward(const Context&, const Tensor&, const Tensor&, const Tensor&) {
-    absent();
+    operator_absent();
 }
-void embedding_backward(const Context&, const Tensor&, const Tensor&, const Tensor&) {
-    absent();
+void embedding_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+std::int64_t embedding_backward_scratch(std::int64_t) {
+    operator_absent();
 }
 void position_embedding_forward(const Context&, const Tensor&, const Tensor&, const Tensor&) {
-    absent();
+    operator_absent();
 }
 void position_embedding_backward(const Context&, const Tensor&, const Tensor&) {
-    absent();
+    operator_absent();
 }
 void rope_rotate(const Context&, const Tensor&, const Tensor&, const Tensor&, bool) {
-    absent();
+    operator_absent();
 }
 void count_targets(const Context&, const Tensor&, const Tensor&, std::int64_t) {
-    absent();
+    operator_absent();
 }
 void cross_entropy_rows(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                         const Tensor&, double) {
-    absent();
+    operator_absent();
 }
 void sum_losses(const Context&, const Tensor&, const Tensor&, const Tensor&) {
-    absent();
+    operator_absent();
 }
 
 }  // namespace gradtile::cuda

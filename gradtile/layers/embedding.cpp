@@ -27,7 +27,11 @@ void Embedding::backward(const Context& ctx, const Tensor& dy, const Saved& save
               dy.elements() == saved.tokens.elements() * weight.shape()[1],
           "embedding: dy ", dy, " for tokens ", saved.tokens, " and weight ", weight.shape());
     row_layout(dy, "embedding");
-    on_device(ctx, cpu::embedding_backward, cuda::embedding_backward, weight.grad(), dy, saved.tokens);
+    const auto scratch_for =
+        ctx.device().is_cpu() ? cpu::embedding_backward_scratch : cuda::embedding_backward_scratch;
+    const Tensor scratch = empty(ctx, {scratch_for(saved.tokens.elements())}, DType::i32);
+    on_device(ctx, cpu::embedding_backward, cuda::embedding_backward, weight.grad(), dy, saved.tokens,
+              scratch);
 }
 
 PositionEmbedding::PositionEmbedding(ParameterStore& parameters, const std::string& name,

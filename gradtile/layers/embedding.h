@@ -16,7 +16,9 @@ struct Embedding {
     Embedding(ParameterStore& parameters, const std::string& name, std::int64_t vocabulary,
               std::int64_t width, double init_std = 0.02);
 
-    /// Throws Error naming position, token and V when a token is outside [0, V).
+    /// A token outside [0, V) throws Error naming position, token and V on the CPU. A GPU step waits for
+    /// nothing, so there the token's row becomes NaN, and the loss with it; data files are checked against
+    /// the vocabulary on the host when they are opened.
     Tensor forward(const Context& ctx, const Tensor& tokens, Saved& saved) const;
     /// Accumulates into weight.grad(): the rows of a token are added in order of position, so the sum is the
     /// same on every run and for every thread count. Tokens have no gradient.

@@ -31,18 +31,13 @@ void differentiate(const Context& ctx, const char* op, const NormInputs& in, Nor
     row_layout(out.dx, op);
     const RowLayout layout = row_layout(in.x, op);
     if (in.x.elements() == 0) return;
-    const std::int64_t grain = norm_rows_per_partial(layout.rows);
+    const auto partials_for = ctx.device().is_cpu() ? cpu::norm_partials : cuda::norm_partials;
     out.partials =
-        empty(ctx, {(layout.rows + grain - 1) / grain, 2, layout.width}, accumulator_of(in.x.dtype()));
+        empty(ctx, {partials_for(layout.rows, layout.width), 2, layout.width}, accumulator_of(in.x.dtype()));
     on_device(ctx, cpu::norm_backward, cuda::norm_backward, out, in);
 }
 
 }  // namespace
-
-std::int64_t norm_rows_per_partial(std::int64_t rows) {
-    // At most 64 partial sums, enough to keep as many threads busy; at least 16 rows behind each.
-    return std::max<std::int64_t>(16, (rows + 63) / 64);
-}
 
 LayerNorm::LayerNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, bool with_bias,
                      double epsilon)

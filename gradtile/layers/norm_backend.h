@@ -16,20 +16,21 @@ struct NormGradients {
     Tensor dx;  ///< [.., C]
     bool accumulate_dx = false;
     Tensor weight, bias;  ///< [C]; bias undefined when there is none
-    Tensor partials;      ///< scratch [blocks, 2, C]
+    Tensor partials;      ///< scratch [norm_partials(rows, C), 2, C] in accumulator_of(x.dtype())
 };
-/// Rows whose parameter gradients are summed together before the blocks are added in order.
-std::int64_t norm_rows_per_partial(std::int64_t rows);
 
 namespace cpu {
 void norm_forward(const Context& ctx, const Tensor& y, const Tensor& mean, const Tensor& rstd,
                   const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
 void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in);
+/// Blocks of rows whose parameter gradients are summed together before the blocks are added in order.
+std::int64_t norm_partials(std::int64_t rows, std::int64_t width);
 }  // namespace cpu
 namespace cuda {
 void norm_forward(const Context& ctx, const Tensor& y, const Tensor& mean, const Tensor& rstd,
                   const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
 void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in);
+std::int64_t norm_partials(std::int64_t rows, std::int64_t width);
 }  // namespace cuda
 
 }  // namespace gradtile

@@ -7,6 +7,11 @@
 namespace gradtile::cpu {
 namespace {
 
+/// At most 64 partial sums, enough to keep as many threads busy; at least 16 rows behind each.
+std::int64_t rows_per_partial(std::int64_t rows) {
+    return std::max<std::int64_t>(16, (rows + 63) / 64);
+}
+
 template <class S>
 struct Statistics {
     S mean, rstd;
@@ -96,7 +101,7 @@ template <class T, bool centred, bool accumulate>
 void backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
     using S = Accumulator<T>;
     const Rows<T> dys(in.dy, "norm"), xs(in.x, "norm"), dxs(out.dx, "norm");
-    const std::int64_t width = xs.width(), grain = norm_rows_per_partial(xs.count());
+    const std::int64_t width = xs.width(), grain = rows_per_partial(xs.count());
     const S* means = centred ? in.mean.data<S>() : nullptr;
     const S* rstds = in.rstd.data<S>();
     const T* w = in.weight.data<T>();
@@ -121,6 +126,11 @@ void backward(const Context& ctx, const NormGradients& out, const NormInputs& in
 }
 
 }  // namespace
+
+std::int64_t norm_partials(std::int64_t rows, std::int64_t) {
+    const std::int64_t grain = rows_per_partial(rows);
+    return (rows + grain - 1) / grain;
+}
 
 void norm_forward(const Context& ctx, const Tensor& y, const Tensor& mean, const Tensor& rstd,
                   const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {

@@ -1,11 +1,46 @@
 #include <gradtile/layers/rope.h>
 
 #include <cmath>
+#include <deque>
+#include <mutex>
+#include <span>
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/rope_backend.h>
 
 namespace gradtile {
+
+/// The cosines and sines on every device and in every dtype that asked for them.
+class Rope::Tables {
+  public:
+    struct Table {
+        Tensor cosines, sines;  // [max_positions, D/2]
+    };
+
+    explicit Tables(Table float64_on_cpu) { made_.push_back(std::move(float64_on_cpu)); }
+    const Table& original() const { return made_.front(); }
+
+    /// float64 tables for float64 values, float32 ones for everything shorter.
+    Table of(const Context& ctx, DType dtype) {
+        if (ctx.is_planning()) return original();  // only shapes matter, and nothing is made
+        const std::scoped_lock lock(mutex_);
+        for (const Table& table : made_)
+            if (table.cosines.device() == ctx.device() && table.cosines.dtype() == accumulator_of(dtype))
+                return table;
+        // They outlive the step that meets them first, and so does their memory.
+        const Context lasting = ctx.with_allocator(system_allocator(ctx.device()));
+        const auto copied = [&](const Tensor& x) {
+            const auto values =
+                std::span<const double>(x.data<double>(), static_cast<std::size_t>(x.elements()));
+            return from_host(lasting, values, x.shape(), accumulator_of(dtype));
+        };
+        return made_.emplace_back(Table{copied(original().cosines), copied(original().sines)});
+    }
+
+  private:
+    std::deque<Table> made_;
+    std::mutex mutex_;
+};
 
 Rope::Rope(std::int64_t head_dim, std::int64_t max_positions, double base) {
     check(head_dim > 0 && head_dim % 2 == 0, "rope: head_dim ", head_dim, " is not even");
@@ -13,18 +48,24 @@ Rope::Rope(std::int64_t head_dim, std::int64_t max_positions, double base) {
     check(base > 0, "rope: base ", base, " is not positive");
     const Context host(Device::cpu(), 1);
     const std::int64_t half = head_dim / 2;
-    cosines_ = empty(host, {max_positions, half}, DType::f64);
-    sines_ = empty(host, {max_positions, half}, DType::f64);
+    const Tables::Table table{empty(host, {max_positions, half}, DType::f64),
+                              empty(host, {max_positions, half}, DType::f64)};
     for (std::int64_t i = 0; i < half; ++i) {
         const double frequency =
             std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
         for (std::int64_t t = 0; t < max_positions; ++t) {
-            cosines_.data<double>()[t * half + i] = std::cos(static_cast<double>(t) * frequency);
-            sines_.data<double>()[t * half + i] = std::sin(static_cast<double>(t) * frequency);
+            table.cosines.data<double>()[t * half + i] = std::cos(static_cast<double>(t) * frequency);
+            table.sines.data<double>()[t * half + i] = std::sin(static_cast<double>(t) * frequency);
         }
     }
-    cosines_float_ = cast(host, cosines_, DType::f32);
-    sines_float_ = cast(host, sines_, DType::f32);
+    tables_ = std::make_shared<Tables>(table);
+}
+
+std::int64_t Rope::head_dim() const {
+    return 2 * tables_->original().cosines.size(1);
+}
+std::int64_t Rope::max_positions() const {
+    return tables_->original().cosines.size(0);
 }
 
 void Rope::forward(const Context& ctx, const Tensor& x, std::int64_t start) const {
@@ -41,10 +82,9 @@ void Rope::rotate(const Context& ctx, const Tensor& x, std::int64_t start, bool 
     check(start >= 0 && start + x.size(1) <= max_positions(), "rope: positions ", start, " to ",
           start + x.size(1), " of ", max_positions());
     if (x.elements() == 0) return;
-    const bool wide = x.dtype() == DType::f64;
-    on_device(ctx, cpu::rope_rotate, cuda::rope_rotate, x,
-              (wide ? cosines_ : cosines_float_).slice(0, start, x.size(1)),
-              (wide ? sines_ : sines_float_).slice(0, start, x.size(1)), inverse);
+    const Tables::Table table = tables_->of(ctx, x.dtype());
+    on_device(ctx, cpu::rope_rotate, cuda::rope_rotate, x, table.cosines.slice(0, start, x.size(1)),
+              table.sines.slice(0, start, x.size(1)), inverse);
 }
 
 }  // namespace gradtile

@@ -1,5 +1,7 @@
 #pragma once
 /// Rotary position embedding (Su et al. 2021, "RoFormer", eq. 34; pairs as in Llama checkpoints).
+#include <memory>
+
 #include <gradtile/core/tensor.h>
 
 namespace gradtile {
@@ -9,7 +11,8 @@ namespace gradtile {
 /// and key heads of a packed projection are rotated where they lie, in one call.
 class Rope {
   public:
-    /// Angles for positions 0 .. max_positions-1 are computed once, in float64. D must be even.
+    /// Angles for positions 0 .. max_positions-1 are computed once, in float64. D must be even. A GPU gets
+    /// its copy of them when it first rotates, which allocates memory beside ctx's and waits.
     Rope(std::int64_t head_dim, std::int64_t max_positions, double base = 10000.0);
 
     /// x is rotated in place; its first token stands at position `start`. Nothing needs saving.
@@ -17,13 +20,13 @@ class Rope {
     /// dx = the gradient with respect to the unrotated x, in place: the inverse rotation.
     void backward(const Context& ctx, const Tensor& dx, std::int64_t start = 0) const;
 
-    std::int64_t head_dim() const { return 2 * cosines_.size(1); }
-    std::int64_t max_positions() const { return cosines_.size(0); }
+    std::int64_t head_dim() const;
+    std::int64_t max_positions() const;
 
   private:
+    class Tables;
     void rotate(const Context& ctx, const Tensor& x, std::int64_t start, bool inverse) const;
-    Tensor cosines_, sines_;              // [max_positions, D/2] float64, on the CPU
-    Tensor cosines_float_, sines_float_;  // the same, float32
+    std::shared_ptr<Tables> tables_;  // copies of a Rope share them
 };
 
 }  // namespace gradtile

@@ -3,6 +3,7 @@
 /// along.
 #include <algorithm>
 
+#include <gradtile/core/host_device.h>
 #include <gradtile/core/tensor.h>
 
 namespace gradtile {
@@ -16,7 +17,7 @@ struct RowLayout {
     std::int64_t outer_stride = 0;
     std::int64_t inner_stride = 0;
 
-    std::int64_t offset(std::int64_t row) const {
+    GRADTILE_HOST_DEVICE std::int64_t offset(std::int64_t row) const {
         if (row < inner) return row * inner_stride;  // no division when all axes merge into one group
         return (row / inner) * outer_stride + (row % inner) * inner_stride;
     }

@@ -1,6 +1,6 @@
 #include <gradtile/layers/gelu.h>
 #include <gradtile/layers/swiglu.h>
-#include <support/layer_suite.h>
+#include <support/on_cuda.h>
 
 namespace gradtile {
 namespace {
@@ -80,6 +80,62 @@ TEST(SwiGlu, WritesItsGradientOverItsInput) {
     const auto dx = to_host(ctx, swiglu.backward(ctx, dy, saved));
     swiglu.backward_into(ctx, x, dy, x);
     EXPECT_EQ(to_host(ctx, x), dx);
+}
+
+// ---- On the GPU ----
+
+using test::OnCuda;
+
+TEST_F(OnCuda, GeluPassesTheLayerSuite) {
+    for (const Gelu::Form form : {Gelu::Form::tanh, Gelu::Form::exact})
+        for (const std::int64_t width : {1, 7, 64, 768, 1000})
+            test::check_layer_on_cuda(gpu(), [&](ParameterStore&) { return Gelu{form}; },
+                                      {.width = width, .operations = 20});
+}
+
+TEST_F(OnCuda, SwiGluPassesTheLayerSuite) {
+    for (const std::int64_t width : {2, 14, 128, 1536, 2000})
+        test::check_layer_on_cuda(gpu(), [](ParameterStore&) { return SwiGlu(); },
+                                  {.width = width, .operations = 12});
+}
+
+TEST_F(OnCuda, GeluStaysFiniteAtTheEndsOfTheRange) {
+    const Tensor x =
+        from_host(gpu(), std::vector<double>{-3e38, -200, 200, 3e38, std::nan("")}, {5}, DType::f32);
+    const Tensor dy = from_host(gpu(), std::vector<double>(5, 1.0), {5}, DType::f32);
+    for (const Gelu::Form form : {Gelu::Form::tanh, Gelu::Form::exact}) {
+        Gelu::Saved saved;
+        const auto y = to_host(gpu(), Gelu{form}.forward(gpu(), x, saved));
+        const auto dx = to_host(gpu(), Gelu{form}.backward(gpu(), dy, saved));
+        const double values[] = {0, 0, 200, static_cast<float>(3e38)}, slopes[] = {0, 0, 1, 1};
+        for (std::size_t i = 0; i < 4; ++i) {
+            EXPECT_EQ(y[i], values[i]);
+            EXPECT_EQ(dx[i], slopes[i]);
+        }
+        EXPECT_TRUE(std::isnan(y[4]));
+        EXPECT_TRUE(std::isnan(dx[4]));
+    }
+}
+
+TEST_F(OnCuda, ActivationsMayOverwriteTheirInputs) {
+    for (const std::int64_t width : {33, 64}) {
+        const Tensor x = randn(gpu(), {9, 2 * width}, DType::f32, Seed{1});
+        const Tensor dy = randn(gpu(), {9, width}, DType::f32, Seed{2});
+        SwiGlu::Saved saved;
+        SwiGlu{}.forward(gpu(), x, saved);
+        const auto dx = to_host(gpu(), SwiGlu{}.backward(gpu(), dy, saved));
+        SwiGlu{}.backward_into(gpu(), x, dy, x);
+        EXPECT_EQ(to_host(gpu(), x), dx);
+
+        const Tensor z = randn(gpu(), {9, width}, DType::f32, Seed{3});
+        Gelu::Saved saved_gelu;
+        const auto y = to_host(gpu(), Gelu{}.forward(gpu(), z, saved_gelu));
+        const auto dz = to_host(gpu(), Gelu{}.backward(gpu(), dy, saved_gelu));
+        Gelu{}.backward_into(gpu(), dy, dy, z);
+        EXPECT_EQ(to_host(gpu(), dy), dz);
+        Gelu{}.forward_into(gpu(), z, z);
+        EXPECT_EQ(to_host(gpu(), z), y);
+    }
 }
 
 }  // namespace

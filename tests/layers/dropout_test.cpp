@@ -1,5 +1,5 @@
 #include <gradtile/layers/dropout.h>
-#include <support/layer_suite.h>
+#include <support/on_cuda.h>
 
 namespace gradtile {
 namespace {
@@ -162,6 +162,56 @@ TEST(Dropout, RefusesProbabilitiesThatAreNone) {
     EXPECT_THROW(Dropout{.p = 1.0}.forward(ctx, x, key, saved), Error);
     EXPECT_THROW(Dropout{.p = -0.1}.forward(ctx, x, key, saved), Error);
     EXPECT_THROW(Dropout{.p = std::nan("")}.forward(ctx, x, key, saved), Error);
+}
+
+// ---- On the GPU ----
+
+using test::OnCuda;
+
+TEST_F(OnCuda, DropoutPassesTheLayerSuite) {
+    for (const std::int64_t width : {1, 7, 64, 768, 1000})
+        test::check_layer_on_cuda(gpu(), [](ParameterStore&) { return KeyedDropout{{.p = 0.3}}; },
+                                  {.width = width, .operations = 2});
+}
+
+/// Both kinds of key; a live one is followed when its seed changes.
+TEST_F(OnCuda, DropoutDrawsTheCpusMasks) {
+    const Dropout dropout{.p = 0.4};
+    const auto words_of = [](std::int64_t step) { return DropoutKey::live_seed_of(7, step); };
+    const Tensor live_seed = from_host(gpu(), words_of(1), {2});
+    const DropoutKey live = DropoutKey::of_live_step(live_seed, 1, 5).at(2).at(1);
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+        for (const std::int64_t width : {1, 7, 64, 768, 1000})
+            for (const std::int64_t step : {2, 3}) {
+                Dropout::Saved saved;
+                const auto masked = [&](const Context& ctx, const DropoutKey& k) {
+                    return to_host(
+                        ctx, dropout.forward(ctx, test::numbers(ctx, {2, 9, width}, dtype, 1), k, saved));
+                };
+                const DropoutKey fixed = DropoutKey::of_step(7, step, 1, 5).at(2).at(1);
+                const auto expected = masked(cpu, fixed);
+                EXPECT_EQ(masked(gpu(), fixed), expected) << dtype << ' ' << width;
+                copy(gpu(), live_seed, from_host(gpu(), words_of(step), {2}));
+                EXPECT_EQ(masked(gpu(), live), expected) << dtype << ' ' << width << " live";
+            }
+}
+
+/// The sum is rounded once, in float32 where the elements are shorter.
+TEST_F(OnCuda, DropoutAddsTheResidual) {
+    for (const double p : {0.0, 0.3})
+        for (const std::int64_t width : {41, 64}) {
+            const Dropout dropout{.p = p};
+            Dropout::Saved saved, saved_alone;
+            const Tensor x = randn(gpu(), {2, 7, width}, DType::f32, Seed{1});
+            const Tensor branch = randn(gpu(), {2, 7, width}, DType::f32, Seed{2});
+            const auto dropped = to_host(gpu(), dropout.forward(gpu(), branch, key, saved_alone));
+            const Tensor sum = dropout.add_residual(gpu(), x, branch, key, saved);
+            EXPECT_EQ(sum.raw_data(), branch.raw_data());
+            const auto y = to_host(gpu(), sum), stream = to_host(gpu(), x);
+            for (std::size_t i = 0; i < y.size(); ++i)
+                ASSERT_NEAR(y[i], stream[i] + dropped[i],
+                            0x1p-23 * (std::abs(stream[i]) + std::abs(dropped[i])));
+        }
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #include <gradtile/core/philox.h>
 #include <gradtile/layers/embedding.h>
-#include <support/layer_suite.h>
+#include <support/on_cuda.h>
 
 #include <gmock/gmock.h>
 
@@ -138,6 +138,85 @@ TEST(PositionEmbedding, StartShiftsTheRows) {
     EXPECT_EQ(to_host(ctx, positions.weight.grad().slice(0, 0, 6)), std::vector<double>(24, 0.0));
     EXPECT_THROW(positions.forward(ctx, x, saved, 8), Error);
     EXPECT_THROW(positions.forward(ctx, x, saved, -1), Error);
+}
+
+// ---- On the GPU ----
+
+using test::OnCuda;
+
+struct EmbeddingPass {
+    std::vector<double> y, gradient;
+    bool operator==(const EmbeddingPass&) const = default;
+};
+
+EmbeddingPass embedding_pass(const Context& ctx, const std::vector<std::int32_t>& ids,
+                             std::int64_t vocabulary, std::int64_t width, DType dtype, bool strided) {
+    ParameterStore store;
+    const Embedding embedding(store, "tokens", vocabulary, width);
+    store.allocate(ctx, dtype);
+    copy(ctx, store.values(), randn(ctx, store.values().shape(), DType::bf16, Seed{11}));
+    const auto count = std::ssize(ids);
+    Embedding::Saved saved;
+    const Tensor y = embedding.forward(ctx, from_host(ctx, ids, {count}), saved);
+    const Tensor dy = test::numbers(ctx, {count, width}, dtype, 2);
+    embedding.backward(ctx, strided ? test::strided_copy(ctx, dy) : dy, saved);
+    return {to_host(ctx, y), to_host(ctx, embedding.weight.grad())};
+}
+
+struct EmbeddingCase {
+    std::int64_t count, vocabulary, width;
+};
+
+/// Few and many tokens, short and long runs of equal ones, one to three digits of the sort, several tiles.
+TEST_F(OnCuda, EmbeddingGathersRowsAndAddsTheirGradients) {
+    const EmbeddingCase embedding_cases[] = {
+        {1, 1, 1},        {700, 1, 7},       {700, 3, 64},      {700, 65, 768}, {33, 1, 8},
+        {32, 1, 8},       {5000, 300, 40},   {700, 5000, 1000}, {9000, 7, 130}, {20000, 65, 16},
+        {3000, 70000, 8}, {70000, 50257, 8}, {4096, 2, 768}};
+    for (const auto& [count, vocabulary, width] : embedding_cases) {
+        const auto ids = some_tokens(count, vocabulary);
+        const EmbeddingPass exact = embedding_pass(cpu, ids, vocabulary, width, DType::f64, false);
+        std::vector<double> uses(static_cast<std::size_t>(vocabulary));
+        for (const std::int32_t id : ids) uses[static_cast<std::size_t>(id)] += 1;
+        const double longest = *std::max_element(uses.begin(), uses.end());
+        for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+            for (const bool strided : {false, true}) {
+                SCOPED_TRACE(
+                    concat(count, ' ', vocabulary, ' ', width, ' ', dtype, strided ? " strided" : ""));
+                const EmbeddingPass pass = embedding_pass(gpu(), ids, vocabulary, width, dtype, strided);
+                test::expect_accurate(pass.y, exact.y, dtype, 1, "y");
+                test::expect_accurate(pass.gradient, exact.gradient, accumulator_of(dtype), longest,
+                                      "gradient");
+                EXPECT_TRUE(pass == embedding_pass(gpu(), ids, vocabulary, width, dtype, strided))
+                    << "two runs";
+            }
+    }
+}
+
+TEST_F(OnCuda, EmbeddingMakesTheRowsOfUnknownTokensNaNAndGivesThemNoGradient) {
+    for (const std::int64_t width : {3, 8}) {
+        const auto pass =
+            embedding_pass(gpu(), {8, 9, -1, 0, 2147483647, -2147483647 - 1}, 9, width, DType::f32, false);
+        const auto known = embedding_pass(gpu(), {8, 0, 0, 0, 0, 0}, 9, width, DType::f32, false);
+        const auto dy = to_host(gpu(), test::numbers(gpu(), {6, width}, DType::f32, 2));
+        for (std::size_t c = 0; c < static_cast<std::size_t>(width); ++c) {
+            const auto w = static_cast<std::size_t>(width);
+            EXPECT_EQ(pass.y[c], known.y[c]);
+            EXPECT_EQ(pass.y[3 * w + c], known.y[w + c]);
+            for (const std::size_t bad : {1, 2, 4, 5}) EXPECT_TRUE(std::isnan(pass.y[bad * w + c]));
+            for (std::size_t token = 0; token < 9; ++token) {
+                const double expected = token == 8 ? dy[c] : token == 0 ? dy[3 * w + c] : 0.0;
+                EXPECT_EQ(pass.gradient[token * w + c], expected);
+            }
+        }
+    }
+}
+
+TEST_F(OnCuda, PositionEmbeddingPassesTheLayerSuite) {
+    for (const std::int64_t width : {1, 7, 64, 768, 1000})
+        test::check_layer_on_cuda(
+            gpu(), [&](ParameterStore& store) { return PositionEmbedding(store, "positions", 171, width); },
+            {.width = width, .operations = 1, .leading = {{2, 3}, {5, 1}, {3, 171}}, .rank_2 = false});
 }
 
 }  // namespace

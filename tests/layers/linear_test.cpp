@@ -6,7 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/tensor_ops.h>
-#include <tests/support/layer_suite.h>
+#include <gradtile/layers/linear_backend.h>
+#include <support/on_cuda.h>
 
 namespace gradtile {
 namespace {
@@ -72,6 +73,46 @@ TEST(Linear, RefusesOtherShapesAndDtypesByName) {
     f.linear.forward(f.ctx, zeros(f.ctx, {3, 4}, DType::f64), saved);
     EXPECT_THROW(f.linear.backward(f.ctx, zeros(f.ctx, {3, 4}, DType::f64), saved), Error);
     EXPECT_THROW(f.linear.backward(f.ctx, zeros(f.ctx, {2, 6}, DType::f64), saved), Error);
+}
+
+// ---- On the GPU ----
+
+using test::OnCuda;
+
+TEST_F(OnCuda, ColumnSumsAddToWhatIsThere) {
+    for (const std::int64_t columns : {1, 7, 64, 768, 1000})
+        for (const std::int64_t rows : {1, 127, 129, 5000})
+            for (const bool strided : {false, true}) {
+                const auto run = [&](const Context& ctx, DType dtype, auto&& add_column_sums,
+                                     bool magnitudes = false) {
+                    const auto draw = [&](const Shape& shape, DType type, std::uint64_t seed) {
+                        const Tensor drawn = test::numbers(ctx, shape, type, seed);
+                        if (!magnitudes) return drawn;
+                        auto values = to_host(ctx, drawn);
+                        for (double& value : values) value = std::abs(value);
+                        return from_host(ctx, values, shape, type);
+                    };
+                    const Tensor dense = draw({rows, columns}, dtype, 1);
+                    const Tensor x = strided ? test::strided_copy(ctx, dense) : dense;
+                    const Tensor sums = draw({columns}, accumulator_of(dtype), 2);
+                    const std::int64_t blocks = (rows + column_sum_rows - 1) / column_sum_rows;
+                    add_column_sums(ctx, sums, x, empty(ctx, {blocks, columns}, sums.dtype()));
+                    return to_host(ctx, sums);
+                };
+                const auto exact = run(cpu, DType::f64, cpu::add_column_sums);
+                const auto sizes = run(cpu, DType::f64, cpu::add_column_sums, /*magnitudes=*/true);
+                // A thread's 16 rows, the 8 threads of a block, a 32nd of the blocks, 32 of those, the old
+                // sum.
+                const double nested = 16 + 8 + static_cast<double>(rows) / (128 * 32) + 32 + 2;
+                for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+                    SCOPED_TRACE(concat(rows, " x ", columns, ' ', dtype, strided ? " strided" : ""));
+                    const auto sums = run(gpu(), dtype, cuda::add_column_sums);
+                    const double rounding = dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
+                    for (std::size_t c = 0; c < sums.size(); ++c)
+                        ASSERT_NEAR(sums[c], exact[c], nested * rounding * sizes[c]) << c;
+                    EXPECT_EQ(sums, run(gpu(), dtype, cuda::add_column_sums)) << "two runs";
+                }
+            }
 }
 
 }  // namespace

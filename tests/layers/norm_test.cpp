@@ -1,6 +1,6 @@
 #include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/rms_norm.h>
-#include <support/layer_suite.h>
+#include <support/on_cuda.h>
 
 namespace gradtile {
 namespace {
@@ -85,6 +85,73 @@ TEST(LayerNorm, RefusesWhatItCannotRead) {
     EXPECT_THROW(norm.forward(ctx, zeros(ctx, {4, 9}, DType::f32), saved), Error);
     EXPECT_THROW(norm.forward(ctx, zeros(ctx, {4, 8}, DType::f64), saved), Error);
     EXPECT_THROW(norm.forward(ctx, zeros(ctx, {8, 8}, DType::f32).transpose(0, 1), saved), Error);
+}
+
+// ---- On the GPU ----
+
+using test::OnCuda;
+
+// Held by parts of a warp, warps and blocks; read again where rows are longer or no whole vectors.
+constexpr std::int64_t cuda_widths[] = {1, 7, 64, 384, 768, 1000, 2056, 4096, 8192, 9001};
+
+TEST_F(OnCuda, LayerNormPassesTheLayerSuite) {
+    for (const std::int64_t width : cuda_widths)
+        for (const bool bias : {false, true})
+            test::check_layer_on_cuda(
+                gpu(), [&](ParameterStore& store) { return LayerNorm(store, "norm", width, bias); },
+                {.width = width,
+                 .operations = operations(width),
+                 .leading = {{1}, {2, 3}, {3, width < 2000 ? 171 : 19}},
+                 .dx_cancels = width == 1});
+}
+
+TEST_F(OnCuda, RMSNormPassesTheLayerSuite) {
+    for (const std::int64_t width : cuda_widths)
+        test::check_layer_on_cuda(gpu(), [&](ParameterStore& store) { return RMSNorm(store, "norm", width); },
+                                  {.width = width,
+                                   .operations = operations(width),
+                                   .leading = {{1}, {5, 1, 2}, {3, width < 2000 ? 171 : 19}},
+                                   .dx_cancels = width == 1});
+}
+
+/// More rows than the blocks of one launch take at a time.
+TEST_F(OnCuda, LayerNormWalksManyRows) {
+    for (const std::int64_t width : {8, 128, 768})
+        test::check_layer_on_cuda(
+            gpu(), [&](ParameterStore& store) { return LayerNorm(store, "norm", width, true); },
+            {.width = width, .operations = operations(width), .leading = {{width == 8 ? 20000 : 5000}}});
+}
+
+TEST_F(OnCuda, NormBackwardAddAddsTheGradientToWhatIsThere) {
+    for (const std::int64_t width : {48, 77}) {
+        ParameterStore store;
+        const LayerNorm norm(store, "norm", width, true);
+        store.allocate(gpu(), DType::f32);
+        store.initialize(gpu(), Seed{1});
+        LayerNorm::Saved saved;
+        const Tensor x = randn(gpu(), {3, 5, width}, DType::f32, Seed{2});
+        const Tensor dy = randn(gpu(), {3, 5, width}, DType::f32, Seed{3});
+        const Tensor stream = randn(gpu(), {3, 5, width}, DType::f32, Seed{4});
+        norm.forward(gpu(), x, saved);
+        const auto alone = to_host(gpu(), norm.backward(gpu(), dy, saved)), before = to_host(gpu(), stream);
+        norm.backward_add(gpu(), dy, saved, stream);
+        const auto sum = to_host(gpu(), stream);
+        for (std::size_t i = 0; i < sum.size(); ++i)
+            EXPECT_NEAR(sum[i], before[i] + alone[i], 0x1p-23 * (std::abs(before[i]) + std::abs(alone[i])));
+    }
+}
+
+TEST_F(OnCuda, RMSNormNormalisesTheHeadsOfAPackedProjectionWhereTheyLie) {
+    ParameterStore store;
+    const RMSNorm norm(store, "q_norm", 16);
+    store.allocate(gpu(), DType::f32);
+    store.initialize(gpu(), Seed{1});
+    const Tensor packed = randn(gpu(), {2, 5, 3 * 4 * 16}, DType::f32, Seed{2});
+    const Tensor keys = packed.slice(-1, 64, 64).reshape({2, 5, 4, 16});
+    RMSNorm::Saved saved, saved_dense;
+    const Tensor y = norm.forward(gpu(), keys, saved);
+    EXPECT_EQ(to_host(gpu(), y),
+              to_host(gpu(), norm.forward(gpu(), cast(gpu(), keys, DType::f32), saved_dense)));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #include <gradtile/layers/rope.h>
-#include <support/layer_suite.h>
+#include <support/on_cuda.h>
 
 namespace gradtile {
 namespace {
@@ -97,6 +97,41 @@ TEST(Rope, RefusesPositionsBeyondItsTable) {
     EXPECT_THROW(rope.forward(ctx, zeros(ctx, {1, 5, 1, 8}, DType::f32), 16), Error);
     EXPECT_THROW(rope.forward(ctx, zeros(ctx, {1, 5, 1, 6}, DType::f32)), Error);
     EXPECT_THROW(Rope(7, 20), Error);
+}
+
+// ---- On the GPU ----
+
+using test::OnCuda;
+
+TEST_F(OnCuda, RopePassesTheLayerSuite) {
+    for (const std::int64_t head_dim : {2, 14, 64, 128})
+        for (const std::int64_t start : {0, 9}) {
+            const Rope rope(head_dim, 200);
+            test::check_layer_on_cuda(gpu(),
+                                      [&](ParameterStore&) {
+                                          return RopeLayer{rope, start};
+                                      },
+                                      {.width = 3 * head_dim,
+                                       .operations = 4,
+                                       .leading = {{2, 3}, {1, 1}, {3, 171}},
+                                       .rank_2 = false});
+        }
+}
+
+TEST_F(OnCuda, RopeRotatesHeadsInsideAPackedProjectionAndNothingElse) {
+    const Rope rope(16, 20);
+    const Tensor packed = randn(gpu(), {2, 5, 6 * 16}, DType::bf16, Seed{1});
+    const Tensor dense = cast(gpu(), packed.slice(2, 32, 48), DType::bf16).reshape({2, 5, 3, 16});
+    const auto before = to_host(gpu(), packed);
+    rope.forward(gpu(), packed.slice(2, 32, 48).reshape({2, 5, 3, 16}), 4);
+    rope.forward(gpu(), dense, 4);
+    EXPECT_EQ(to_host(gpu(), packed.slice(2, 32, 48)), to_host(gpu(), dense));
+    const auto after = to_host(gpu(), packed);
+    for (std::size_t i = 0; i < after.size(); ++i) {
+        if (i % 96 < 32 || i % 96 >= 80) {
+            ASSERT_EQ(after[i], before[i]);
+        }
+    }
 }
 
 }  // namespace

@@ -101,15 +101,16 @@ inline Tensor strided_copy(const Context& ctx, const Tensor& x) {
 }
 
 /// |value - reference| is at most half a unit of the dtype's last place (it was rounded once when stored) and
-/// `roundings` float32 roundings of the largest element.
+/// `roundings` float32 (float64 for float64) roundings of the largest element.
 inline void expect_accurate(const std::vector<double>& values, const std::vector<double>& reference,
                             DType dtype, double roundings, const char* what) {
     ASSERT_EQ(values.size(), reference.size()) << what;
     double largest = 0;
     for (const double r : reference) largest = std::max(largest, std::abs(r));
-    const double store = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0x1p-24;
+    const double sum = dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
+    const double store = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : sum;
     for (std::size_t i = 0; i < values.size(); ++i) {
-        const double bound = store * std::abs(reference[i]) + roundings * 0x1p-24 * largest;
+        const double bound = store * std::abs(reference[i]) + roundings * sum * largest;
         ASSERT_LE(std::abs(values[i] - reference[i]), bound)
             << what << ' ' << i << " in " << dtype << ": " << values[i] << ", reference " << reference[i];
     }

@@ -1,0 +1,64 @@
+#pragma once
+/// GELU and SiLU of one element. In float32 the exponential is the hardware's 2^x and the quotient its
+/// reciprocal: e^x is then off by about |x| + 2 units in the last place, which the bounds of
+/// tests/layers/activation_test.cpp have room for, since wherever |x| is large the result no longer depends
+/// on e^x. float64 takes the library's functions.
+#include <numbers>
+
+#include <gradtile/core/vector_math.h>
+
+namespace gradtile::cuda::device {
+
+__device__ __forceinline__ float exponential(float x) {
+    return __expf(x);
+}
+__device__ __forceinline__ double exponential(double x) {
+    return exp(x);
+}
+__device__ __forceinline__ float reciprocal(float x) {
+    return __fdividef(1.0f, x);
+}
+__device__ __forceinline__ double reciprocal(double x) {
+    return 1.0 / x;
+}
+
+template <class S>
+__device__ __forceinline__ S sigmoid(S x) {
+    return reciprocal(1 + exponential(-x));
+}
+
+__device__ __forceinline__ vector_math::Normal<float> normal(float x) {
+    return vector_math::normal(x, exponential(-0.5f * (x * x)), reciprocal(vector_math::normal_divisor(x)));
+}
+__device__ __forceinline__ vector_math::Normal<double> normal(double x) {
+    return {0.5 * erfc(-x * (std::numbers::sqrt2 / 2)), exp(-0.5 * (x * x))};
+}
+
+/// x/2 (1 + tanh(u/2)) = x sigmoid(u) with u = a x + b x^3, which costs one exponential.
+template <class S>
+struct GeluTanh {
+    static constexpr S a = S(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
+    static constexpr S b = S(0.044715 * 2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
+
+    __device__ __forceinline__ static S value(S x) { return x * sigmoid(x * (a + b * (x * x))); }
+    __device__ __forceinline__ static S slope(S x) {
+        // Beyond 12 the sigmoid is 0 or 1 (to 1e-61), while x^2 may overflow.
+        const S z = x > S(12) ? S(12) : (x < S(-12) ? S(-12) : x);
+        const S square = z * z;
+        const S s = sigmoid(z * (a + b * square));
+        return s + z * (s * (1 - s)) * (a + 3 * b * square);
+    }
+};
+
+/// x Phi(x), whose slope is Phi(x) + x e^(-x^2/2) / sqrt(2 pi).
+template <class S>
+struct GeluExact {
+    __device__ __forceinline__ static S value(S x) { return x * normal(x).distribution; }
+    __device__ __forceinline__ static S slope(S x) {
+        constexpr S density = S(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
+        const vector_math::Normal<S> both = normal(x);
+        return both.distribution + x * density * both.gaussian;
+    }
+};
+
+}  // namespace gradtile::cuda::device

@@ -1,0 +1,67 @@
+#pragma once
+/// How LayerNorm and RMSNorm lay rows over threads: a team of threads owns a row and holds it in registers,
+/// so that memory is read once. Rows that are too long or not made of whole 16-byte vectors are read again
+/// from the cache instead.
+#include <gradtile/layers/device/launch.cuh>
+#include <gradtile/layers/device/reduce.cuh>
+#include <gradtile/layers/device/vectors.cuh>
+
+namespace gradtile::cuda {
+namespace device {
+
+/// `team` threads hold `held` vectors each. Teams of a warp or less share a block.
+template <int team_threads, int held_vectors>
+struct RowTeam {
+    static constexpr int team = team_threads, held = held_vectors;
+    static constexpr int threads = team <= 32 ? 256 : team;  // of a block
+    static constexpr int teams = threads / team;
+    static constexpr int most_vectors = team * held;
+};
+
+constexpr int long_row_threads = 256;  // of a block that reads its row again
+
+template <class S>
+struct Statistics {
+    S mean, rstd;
+};
+
+/// x [.., C] -> y; mean is null for the root-mean-square norm, bias when there is none.
+template <class T>
+struct NormForward {
+    Rows<T> y;
+    Rows<const T> x;
+    Accumulator<T>*mean, *rstd;
+    const T *weight, *bias;
+    Accumulator<T> eps;
+};
+
+template <class T>
+struct NormBackward {
+    Rows<T> dx;
+    Rows<const T> dy, x;
+    const Accumulator<T>*mean, *rstd;
+    const T* weight;
+    Accumulator<T>* partials;  // [gridDim.x, 2, C]
+    bool accumulate_dx;
+};
+
+}  // namespace device
+
+/// Calls f(RowTeam) with the smallest team that holds rows of so many vectors, f(nullptr) when none does.
+/// GPT-2's 768 16-bit columns are three vectors a lane of a warp.
+template <class F>
+void with_row_team(std::int64_t vectors, F&& f) {
+    if (vectors <= device::RowTeam<8, 2>::most_vectors) {
+        f(device::RowTeam<8, 2>{});
+    } else if (vectors <= device::RowTeam<32, 3>::most_vectors) {
+        f(device::RowTeam<32, 3>{});
+    } else if (vectors <= device::RowTeam<128, 2>::most_vectors) {
+        f(device::RowTeam<128, 2>{});
+    } else if (vectors <= device::RowTeam<512, 2>::most_vectors) {
+        f(device::RowTeam<512, 2>{});
+    } else {
+        f(nullptr);
+    }
+}
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,293 @@
+// Token and position embeddings on the GPU.
+#include <limits>
+
+#include <gradtile/layers/embedding_backend.h>
+#include <gradtile/layers/device/map_rows.cuh>
+#include <gradtile/layers/device/token_sort.cuh>
+
+namespace gradtile::cuda {
+namespace {
+
+using device::Place;
+template <class T>
+using Output = device::Rows<T>;
+template <class T>
+using Input = device::Rows<const T>;
+
+// ---- Token embedding, forward ----
+
+constexpr int gather_threads = 256;
+
+/// y[i] = weight[ids[i]], n columns a thread; a token outside the vocabulary gives a row of NaN.
+template <int n, class T>
+__global__ void __launch_bounds__(gather_threads)
+    gather_kernel(T* y, const T* weight, const std::int32_t* ids, std::int64_t vocabulary,
+                  std::int64_t vectors_per_row, std::int64_t vectors) {
+    using S = Accumulator<T>;
+    const std::int64_t index = blockIdx.x * std::int64_t{gather_threads} + threadIdx.x;
+    if (index >= vectors) return;
+    const std::int64_t row = device::quotient(index, vectors_per_row), id = ids[row];
+    S values[n];
+    if (id >= 0 && id < vocabulary) {
+        device::load<n>(values, weight + (id * vectors_per_row + (index - row * vectors_per_row)) * n);
+    } else {
+#pragma unroll
+        for (int i = 0; i < n; ++i) values[i] = std::numeric_limits<S>::quiet_NaN();
+    }
+    device::store<n>(y + index * n, values);
+}
+
+// ---- Token embedding, backward: positions are sorted by token, and every token's rows are added in order
+// ----
+
+constexpr int add_threads = 256;
+constexpr int longest_short_run = 32;                 // what one warp adds alone
+constexpr int run_columns = 8;                        // vectors of columns of a long run that a block takes,
+constexpr int run_lanes = add_threads / run_columns;  // and threads that share each
+
+/// A token with many positions: sorted[begin .. begin + length).
+struct LongRun {
+    std::int32_t begin, length;
+};
+
+template <class T>
+struct EmbeddingGradient {
+    Accumulator<T>* weight;  // [V,C]
+    Input<T> dy;
+    SortedTokens sorted;
+    std::int64_t count, vocabulary, width;
+    std::int32_t* long_runs;  // their number, then the LongRuns
+};
+
+/// The token of sorted place i; a run ends where it changes.
+template <class T>
+__device__ __forceinline__ std::int32_t token_at(const EmbeddingGradient<T>& g, std::int64_t i) {
+    return i >= 0 && i < g.count ? g.sorted.keys[i] : -1;
+}
+
+/// First place after the run that place i belongs to, when that is further than `reach` away.
+template <class T>
+__device__ std::int64_t end_of_run(const EmbeddingGradient<T>& g, std::int64_t i, std::int64_t reach) {
+    std::int64_t inside = i + reach, outside = g.count;
+    const std::int32_t token = g.sorted.keys[i];
+    while (outside - inside > 1) {
+        const std::int64_t middle = (inside + outside) / 2;
+        (g.sorted.keys[middle] == token ? inside : outside) = middle;
+    }
+    return outside;
+}
+
+/// One warp for each place: the first place of a short run adds the run's rows, that of a long one lists it.
+template <int n, class T>
+__global__ void __launch_bounds__(add_threads) add_short_runs_kernel(const EmbeddingGradient<T> g) {
+    using S = Accumulator<T>;
+    const int lane = threadIdx.x % 32;
+    const std::int64_t first = (blockIdx.x * std::int64_t{add_threads} + threadIdx.x) / 32;
+    if (first >= g.count) return;
+    const std::int32_t token = g.sorted.keys[first];
+    if (token == token_at(g, first - 1) || token >= g.vocabulary) return;
+    const unsigned differ = __ballot_sync(0xffffffffu, token_at(g, first + 1 + lane) != token);
+    if (differ == 0) {
+        if (lane != 0) return;
+        const std::int64_t end = end_of_run(g, first, longest_short_run);
+        const int slot = atomicAdd(g.long_runs, 1);  // the order of this list changes no result
+        reinterpret_cast<LongRun*>(g.long_runs + 2)[slot] = {static_cast<std::int32_t>(first),
+                                                             static_cast<std::int32_t>(end - first)};
+        return;
+    }
+    const int length = __ffs(static_cast<int>(differ));
+    const std::int64_t position = lane < length ? g.sorted.positions[first + lane] : 0;
+    S* to = g.weight + token * g.width;
+    for (std::int64_t begin = 0; begin < g.width; begin += 32 * n) {
+        const std::int64_t column = begin + lane * n;
+        const bool inside = column < g.width;
+        S sums[n] = {}, values[n];
+#pragma unroll 4
+        for (int r = 0; r < length; ++r) {
+            const std::int64_t row = __shfl_sync(0xffffffffu, position, r);
+            if (!inside) continue;
+            device::load<n>(values, g.dy[row] + column);
+#pragma unroll
+            for (int i = 0; i < n; ++i) sums[i] += values[i];
+        }
+        if (inside) device::accumulate<n>(to + column, sums);
+    }
+}
+
+/// Blocks take (long run, group of columns) in turn.
+template <int n, class T>
+__global__ void __launch_bounds__(add_threads) add_long_runs_kernel(const EmbeddingGradient<T> g) {
+    using S = Accumulator<T>;
+    __shared__ S shared[run_lanes][run_columns][n];
+    const int lane_x = threadIdx.x % run_columns, lane_y = threadIdx.x / run_columns;
+    const std::int64_t groups = (g.width + run_columns * n - 1) / (run_columns * n);
+    const LongRun* runs = reinterpret_cast<const LongRun*>(g.long_runs + 2);
+    const std::int64_t pieces = *g.long_runs * groups;
+    for (std::int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
+        const LongRun run = runs[piece / groups];
+        const std::int64_t column = (piece % groups * run_columns + lane_x) * n;
+        const bool inside = column < g.width;
+        S sums[n] = {}, values[n];
+        if (inside) {
+#pragma unroll 4
+            for (int r = lane_y; r < run.length; r += run_lanes) {
+                device::load<n>(values, g.dy[g.sorted.positions[run.begin + r]] + column);
+#pragma unroll
+                for (int i = 0; i < n; ++i) sums[i] += values[i];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < n; ++i) shared[lane_y][lane_x][i] = sums[i];
+        __syncthreads();
+        if (lane_y == 0 && inside) {
+            for (int lane = 1; lane < run_lanes; ++lane)
+#pragma unroll
+                for (int i = 0; i < n; ++i) sums[i] += shared[lane][lane_x][i];
+            device::accumulate<n>(g.weight + g.sorted.keys[run.begin] * g.width + column, sums);
+        }
+        __syncthreads();
+    }
+}
+
+/// Tokens outside the vocabulary become the one after its last, so that nothing is added for them.
+__global__ void __launch_bounds__(add_threads)
+    copy_tokens_kernel(std::int32_t* to, const std::int32_t* from, std::int64_t count,
+                       std::int32_t vocabulary, std::int32_t* long_runs) {
+    const std::int64_t i = blockIdx.x * std::int64_t{add_threads} + threadIdx.x;
+    if (i == 0) *long_runs = 0;
+    if (i < count) to[i] = from[i] >= 0 && from[i] < vocabulary ? from[i] : vocabulary;
+}
+
+/// Scratch: room for the list of long runs, the tokens, and what sorting takes.
+std::int64_t long_run_words(std::int64_t positions) {
+    return 2 + 2 * (positions / (longest_short_run + 1));
+}
+
+// ---- Position embedding ----
+
+template <class T>
+struct AddPosition {
+    const T* weight;
+    std::int64_t positions, width;
+
+    template <class S, int n>
+    __device__ void operator()(S (&y)[1][n], const S (&x)[1][n], Place at) const {
+        const std::int64_t position = at.row - device::quotient(at.row, positions) * positions;
+        S values[n];
+        device::load<n>(values, weight + position * width + at.column);
+#pragma unroll
+        for (int i = 0; i < n; ++i) y[0][i] = x[0][i] + values[i];
+    }
+};
+
+/// weight_grad[t] += sum over samples of dy[sample, t], n columns a thread.
+template <int n, class T>
+__global__ void __launch_bounds__(add_threads)
+    add_samples_kernel(Accumulator<T>* weight_grad, Input<T> dy, std::int64_t samples, std::int64_t positions,
+                       std::int64_t vectors_per_row) {
+    using S = Accumulator<T>;
+    const std::int64_t index = blockIdx.x * std::int64_t{add_threads} + threadIdx.x;
+    if (index >= positions * vectors_per_row) return;
+    const std::int64_t position = device::quotient(index, vectors_per_row);
+    const std::int64_t column = (index - position * vectors_per_row) * n;
+    S sums[n] = {};
+#pragma unroll 8
+    for (std::int64_t sample = 0; sample < samples; ++sample) {
+        S values[n];
+        device::load<n>(values, dy[sample * positions + position] + column);
+#pragma unroll
+        for (int i = 0; i < n; ++i) sums[i] += values[i];
+    }
+    device::accumulate<n>(weight_grad + index * n, sums);
+}
+
+/// Calls f with the vector length of T when the condition holds, else with 1.
+template <class T, class F>
+void with_vectors(bool possible, F&& f) {
+    if (possible) {
+        f(std::integral_constant<int, device::vector_length<T>>{});
+    } else {
+        f(std::integral_constant<int, 1>{});
+    }
+}
+
+}  // namespace
+
+void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens, const Tensor& weight) {
+    if (y.elements() == 0) return;
+    const std::int64_t width = weight.size(1);
+    visit_floating(y.dtype(), [&]<class T>(TypeTag<T>) {
+        const bool vectors = width % device::vector_length<T> == 0 && device::on_vector_boundary(y) &&
+                             device::on_vector_boundary(weight);
+        with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
+            launch(ctx, gather_kernel<n, T>, blocks_for(y.elements() / n, gather_threads),
+                   Block{gather_threads}, y.data<T>(), weight.data<T>(), tokens.data<std::int32_t>(),
+                   weight.size(0), width / n, y.elements() / n);
+        });
+    });
+}
+
+std::int64_t embedding_backward_scratch(std::int64_t positions) {
+    return long_run_words(positions) + positions + sort_scratch(positions);
+}
+
+void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy, const Tensor& tokens,
+                        const Tensor& scratch) {
+    const std::int64_t count = tokens.elements(), vocabulary = weight_grad.size(0),
+                       width = weight_grad.size(1);
+    if (count == 0 || width == 0) return;
+    check(count < std::numeric_limits<std::int32_t>::max(), "embedding: ", count, " positions at once");
+    std::int32_t* long_runs = scratch.data<std::int32_t>();
+    std::int32_t* keys = long_runs + long_run_words(count);
+    launch(ctx, copy_tokens_kernel, blocks_for(count, add_threads), Block{add_threads}, keys,
+           tokens.data<std::int32_t>(), count, static_cast<std::int32_t>(vocabulary), long_runs);
+    int bits = 1;
+    while (vocabulary >> bits != 0) ++bits;
+    const SortedTokens sorted = sort_tokens(ctx, keys + count, keys, count, bits);
+
+    visit_floating(dy.dtype(), [&]<class T>(TypeTag<T>) {
+        const EmbeddingGradient<T> gradient{weight_grad.data<Accumulator<T>>(),
+                                            Input<T>(dy, "embedding"),
+                                            sorted,
+                                            count,
+                                            vocabulary,
+                                            width,
+                                            long_runs};
+        const bool vectors = gradient.dy.in_vectors() && device::on_vector_boundary(weight_grad);
+        with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
+            launch(ctx, add_short_runs_kernel<n, T>, blocks_for(count, add_threads / 32), Block{add_threads},
+                   gradient);
+            // Every block strides over the list, whose length only the device knows.
+            const dim3 blocks = blocks_for(
+                std::min<std::int64_t>(count / longest_short_run + 1, 64) * ceil_div(width, run_columns * n),
+                1);
+            launch(ctx, add_long_runs_kernel<n, T>, blocks, Block{add_threads}, gradient);
+        });
+    });
+}
+
+void position_embedding_forward(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& weight) {
+    if (y.elements() == 0) return;
+    visit_floating(y.dtype(), [&]<class T>(TypeTag<T>) {
+        const AddPosition<T> add{weight.data<T>(), weight.size(0), weight.size(1)};
+        map_rows<device::vector_length<T>, T, 1, 1>(ctx, {Output<T>(y, "position_embedding")},
+                                                    {Input<T>(x, "position_embedding")}, add,
+                                                    device::on_vector_boundary(weight));
+    });
+}
+
+void position_embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy) {
+    if (dy.elements() == 0) return;
+    const std::int64_t positions = weight_grad.size(0), width = weight_grad.size(1);
+    visit_floating(dy.dtype(), [&]<class T>(TypeTag<T>) {
+        const Input<T> rows(dy, "position_embedding");
+        const bool vectors = rows.in_vectors() && device::on_vector_boundary(weight_grad);
+        with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
+            launch(ctx, add_samples_kernel<n, T>, blocks_for(positions * (width / n), add_threads),
+                   Block{add_threads}, weight_grad.data<Accumulator<T>>(), rows, dy.size(0), positions,
+                   width / n);
+        });
+    });
+}
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,331 @@
+// LayerNorm and RMSNorm on the GPU.
+#include <gradtile/layers/norm_backend.h>
+#include <gradtile/layers/device/norm_rows.cuh>
+#include <gradtile/layers/device/partial_sums.cuh>
+
+namespace gradtile::cuda {
+namespace {
+
+using namespace device;
+
+// ---- Forward ----
+
+/// The row is in registers, so the variance is taken around the mean, without cancellation.
+template <class Team, class T, int n, class S = Accumulator<T>>
+__device__ __forceinline__ Statistics<S> statistics_of(const S (&x)[Team::held][n], int lane, int vectors,
+                                                       bool centred, S eps) {
+    const S count = static_cast<S>(vectors * n);
+    S mean = 0, squares = 0;
+    if (centred) {
+        S sum = 0;
+#pragma unroll
+        for (int k = 0; k < Team::held; ++k)
+#pragma unroll
+            for (int i = 0; i < n; ++i) sum += x[k][i];  // zeros where the row has ended
+        mean = reduce_team<Team::team>(sum, Sum{}) / count;
+    }
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        if (lane + k * Team::team >= vectors) break;
+#pragma unroll
+        for (int i = 0; i < n; ++i) squares += (x[k][i] - mean) * (x[k][i] - mean);
+    }
+    return {mean, 1 / sqrt(reduce_team<Team::team>(squares, Sum{}) / count + eps)};
+}
+
+template <class Team, class T>
+__global__ void __launch_bounds__(Team::threads) held_forward_kernel(const NormForward<T> norm) {
+    using S = Accumulator<T>;
+    constexpr int n = vector_length<T>;
+    const int lane = threadIdx.x % Team::team, vectors = static_cast<int>(norm.x.layout.width / n);
+    const std::int64_t row = blockIdx.x * std::int64_t{Team::teams} + threadIdx.x / Team::team;
+    const bool there = row < norm.x.layout.rows;  // the lanes of a warp reduce together, rows or not
+    S x[Team::held][n] = {};
+    const T* from = norm.x[there ? row : 0];
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int vector = lane + k * Team::team;
+        if (there && vector < vectors) load<n>(x[k], from + vector * n);
+    }
+    const auto statistics = statistics_of<Team, T>(x, lane, vectors, norm.mean != nullptr, norm.eps);
+    if (!there) return;
+    if (lane == 0) {
+        if (norm.mean != nullptr) norm.mean[row] = statistics.mean;
+        norm.rstd[row] = statistics.rstd;
+    }
+    T* to = norm.y[row];
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int vector = lane + k * Team::team;
+        if (vector >= vectors) break;
+        S weight[n], bias[n] = {};
+        load<n>(weight, norm.weight + vector * n);
+        if (norm.bias != nullptr) load<n>(bias, norm.bias + vector * n);
+#pragma unroll
+        for (int i = 0; i < n; ++i)
+            x[k][i] = (x[k][i] - statistics.mean) * statistics.rstd * weight[i] + bias[i];
+        store<n>(to + vector * n, x[k]);
+    }
+}
+
+/// One block a row, of any width.
+template <class T>
+__global__ void __launch_bounds__(long_row_threads) long_forward_kernel(const NormForward<T> norm) {
+    using S = Accumulator<T>;
+    const std::int64_t row = blockIdx.x, width = norm.x.layout.width;
+    const T* x = norm.x[row];
+    T* y = norm.y[row];
+    S sum = 0, mean = 0, squares = 0;
+    if (norm.mean != nullptr) {
+        for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) sum += device::convert<S>(x[i]);
+        mean = reduce_team<long_row_threads>(sum, Sum{}) / static_cast<S>(width);
+    }
+    for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
+        const S d = device::convert<S>(x[i]) - mean;
+        squares += d * d;
+    }
+    const S rstd = 1 / sqrt(reduce_team<long_row_threads>(squares, Sum{}) / static_cast<S>(width) + norm.eps);
+    if (threadIdx.x == 0) {
+        if (norm.mean != nullptr) norm.mean[row] = mean;
+        norm.rstd[row] = rstd;
+    }
+    for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
+        S value = (device::convert<S>(x[i]) - mean) * rstd * device::convert<S>(norm.weight[i]);
+        if (norm.bias != nullptr) value += device::convert<S>(norm.bias[i]);
+        y[i] = device::convert<T>(value);
+    }
+}
+
+// ---- Backward ----
+// With n = (x - mean) rstd and g = dy weight:  dx = rstd (g - mean(g) - n mean(g n)), where mean(g) is 0 for
+// the root-mean-square norm; dweight += dy n; dbias += dy. Every block sums the parameters' gradients of its
+// rows, each thread those of its own columns, and leaves them in its part of `partials`.
+
+/// One row: adds to the thread's part of the parameters' gradients and writes dx.
+template <class Team, class T, int n, class S = Accumulator<T>>
+__device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm, S (&d_weight)[Team::held][n],
+                                                  S (&d_bias)[Team::held][n], std::int64_t row, bool there,
+                                                  int lane, int vectors) {
+    const bool centred = norm.mean != nullptr;
+    const Statistics<S> statistics{there && centred ? norm.mean[row] : S(0), there ? norm.rstd[row] : S(0)};
+    // Packed as they came, for the sake of registers: they are unpacked for the sums and again for dx.
+    uint4 packed_x[Team::held], packed_dy[Team::held], packed_dx[Team::held];
+    const std::int64_t readable = there ? row : 0;
+    const T *x_row = norm.x[readable], *dy_row = norm.dy[readable];
+    T* dx_row = norm.dx[readable];
+    S sum_g = 0, sum_gn = 0;
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int vector = lane + k * Team::team;
+        const bool inside = there && vector < vectors;
+        packed_x[k] = packed_dy[k] = packed_dx[k] = uint4{0, 0, 0, 0};
+        if (inside) packed_x[k] = *reinterpret_cast<const uint4*>(x_row + vector * n);
+        if (inside) packed_dy[k] = *reinterpret_cast<const uint4*>(dy_row + vector * n);
+        if (inside && norm.accumulate_dx) packed_dx[k] = *reinterpret_cast<const uint4*>(dx_row + vector * n);
+    }
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int vector = lane + k * Team::team;
+        if (vector >= vectors) break;
+        S x[n], dy[n], weight[n];
+        unpack<T>(x, packed_x[k]);
+        unpack<T>(dy, packed_dy[k]);
+        load<n>(weight, norm.weight + vector * n);
+#pragma unroll
+        for (int i = 0; i < n; ++i) {
+            const S normalised = (x[i] - statistics.mean) * statistics.rstd, g = dy[i] * weight[i];
+            d_weight[k][i] += dy[i] * normalised;
+            d_bias[k][i] += dy[i];
+            sum_g += g;
+            sum_gn += g * normalised;
+        }
+    }
+    const S count = static_cast<S>(vectors * n);
+    const S mean_g = centred ? reduce_team<Team::team>(sum_g, Sum{}) / count : S(0);
+    const S mean_gn = reduce_team<Team::team>(sum_gn, Sum{}) / count;
+    if (!there) return;
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int vector = lane + k * Team::team;
+        if (vector >= vectors) break;
+        S x[n], dy[n], weight[n], dx[n];
+        unpack<T>(x, packed_x[k]);
+        unpack<T>(dy, packed_dy[k]);
+        unpack<T>(dx, packed_dx[k]);
+        load<n>(weight, norm.weight + vector * n);
+#pragma unroll
+        for (int i = 0; i < n; ++i) {
+            const S normalised = (x[i] - statistics.mean) * statistics.rstd, g = dy[i] * weight[i];
+            dx[i] += statistics.rstd * (g - mean_g - normalised * mean_gn);
+        }
+        store<n>(dx_row + vector * n, dx);
+    }
+}
+
+/// to[vector * n ..] = the sum of `values` over the teams of the block, in order.
+template <class Team, int n, class S>
+__device__ __forceinline__ void store_sum_of_teams(S* to, const S (&values)[n], int vector, int vectors) {
+    if constexpr (Team::teams == 1) {
+        if (vector < vectors) store<n>(to + vector * n, values);
+    } else {
+        __shared__ S shared[Team::threads][n];
+        __syncthreads();  // the previous sum has been read
+#pragma unroll
+        for (int i = 0; i < n; ++i) shared[threadIdx.x][i] = values[i];
+        __syncthreads();
+        if (threadIdx.x >= Team::team || vector >= vectors) return;
+        S sum[n] = {};
+        for (int thread = threadIdx.x; thread < Team::threads; thread += Team::team)
+#pragma unroll
+            for (int i = 0; i < n; ++i) sum[i] += shared[thread][i];
+        store<n>(to + vector * n, sum);
+    }
+}
+
+template <class Team, class T>
+__global__ void __launch_bounds__(Team::threads, Team::threads <= 256 ? 2 : 1)
+    held_backward_kernel(const NormBackward<T> norm) {
+    using S = Accumulator<T>;
+    constexpr int n = vector_length<T>;
+    const int lane = threadIdx.x % Team::team, vectors = static_cast<int>(norm.x.layout.width / n);
+    const std::int64_t rows = norm.x.layout.rows;
+    S d_weight[Team::held][n] = {}, d_bias[Team::held][n] = {};
+    for (std::int64_t first = blockIdx.x * std::int64_t{Team::teams}; first < rows;
+         first += gridDim.x * std::int64_t{Team::teams}) {
+        const std::int64_t row = first + threadIdx.x / Team::team;
+        differentiate_row<Team, T>(norm, d_weight, d_bias, row, row < rows, lane, vectors);
+    }
+    S* partial = norm.partials + blockIdx.x * 2 * norm.x.layout.width;
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int vector = lane + k * Team::team;
+        store_sum_of_teams<Team, n>(partial, d_weight[k], vector, vectors);
+        store_sum_of_teams<Team, n>(partial + norm.x.layout.width, d_bias[k], vector, vectors);
+    }
+}
+
+/// One row at a time and block, of any width. The block's partial sums grow in memory, where every thread has
+/// its own columns.
+template <class T>
+__global__ void __launch_bounds__(long_row_threads) long_backward_kernel(const NormBackward<T> norm) {
+    using S = Accumulator<T>;
+    const std::int64_t width = norm.x.layout.width;
+    S* d_weight = norm.partials + blockIdx.x * 2 * width;
+    S* d_bias = d_weight + width;
+    for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) d_weight[i] = d_bias[i] = 0;
+    for (std::int64_t row = blockIdx.x; row < norm.x.layout.rows; row += gridDim.x) {
+        const T *x = norm.x[row], *dy = norm.dy[row];
+        T* dx = norm.dx[row];
+        const Statistics<S> statistics{norm.mean != nullptr ? norm.mean[row] : S(0), norm.rstd[row]};
+        const auto normalised = [&](std::int64_t i) {
+            return (device::convert<S>(x[i]) - statistics.mean) * statistics.rstd;
+        };
+        S sum_g = 0, sum_gn = 0;
+        for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
+            const S d = device::convert<S>(dy[i]), g = d * device::convert<S>(norm.weight[i]);
+            sum_g += g;
+            sum_gn += g * normalised(i);
+            d_weight[i] += d * normalised(i);
+            d_bias[i] += d;
+        }
+        const S mean_gn = reduce_team<long_row_threads>(sum_gn, Sum{}) / static_cast<S>(width);
+        S mean_g = 0;
+        if (norm.mean != nullptr)
+            mean_g = reduce_team<long_row_threads>(sum_g, Sum{}) / static_cast<S>(width);
+        for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
+            const S g = device::convert<S>(dy[i]) * device::convert<S>(norm.weight[i]);
+            S value = statistics.rstd * (g - mean_g - normalised(i) * mean_gn);
+            if (norm.accumulate_dx) value += device::convert<S>(dx[i]);
+            dx[i] = device::convert<T>(value);
+        }
+    }
+}
+
+/// Whole vectors everywhere, so that a team may hold the row. float64 is for verification: the simple way.
+template <class T>
+constexpr bool may_be_held = sizeof(T) <= 4;
+
+}  // namespace
+
+void norm_forward(const Context& ctx, const Tensor& y, const Tensor& mean, const Tensor& rstd,
+                  const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+    visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
+        using S = Accumulator<T>;
+        const NormForward<T> norm{.y = Rows<T>(y, "norm"),
+                                  .x = Rows<const T>(x, "norm"),
+                                  .mean = mean.defined() ? mean.data<S>() : nullptr,
+                                  .rstd = rstd.data<S>(),
+                                  .weight = weight.data<T>(),
+                                  .bias = bias.defined() ? bias.data<T>() : nullptr,
+                                  .eps = static_cast<S>(eps)};
+        const std::int64_t rows = norm.x.layout.rows;
+        const auto any_width = [&] {
+            launch(ctx, long_forward_kernel<T>, blocks_for(rows, 1), Block{long_row_threads}, norm);
+        };
+        if constexpr (may_be_held<T>) {
+            if (norm.x.in_vectors() && norm.y.in_vectors() && on_vector_boundary(weight) &&
+                (!bias.defined() || on_vector_boundary(bias))) {
+                with_row_team(x.size(-1) / vector_length<T>, [&]<class Team>(Team) {
+                    if constexpr (std::is_null_pointer_v<Team>) {
+                        any_width();
+                    } else {
+                        launch(ctx, held_forward_kernel<Team, T>, blocks_for(rows, Team::teams),
+                               Block{Team::threads}, norm);
+                    }
+                });
+                return;
+            }
+        }
+        any_width();
+    });
+}
+
+/// Two blocks on each of an H200's processors, which keep rows of GPT-2's widths in flight; wider rows take a
+/// block each and leave room for more. The number does not depend on the GPU, so that neither memory nor
+/// bits do.
+std::int64_t norm_partials(std::int64_t rows, std::int64_t width) {
+    const std::int64_t blocks = width <= 1024 ? 264 : 528;
+    return std::min(blocks, ceil_div(rows, 16));
+}
+
+void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
+    visit_floating(in.x.dtype(), [&]<class T>(TypeTag<T>) {
+        using S = Accumulator<T>;
+        const NormBackward<T> norm{.dx = Rows<T>(out.dx, "norm"),
+                                   .dy = Rows<const T>(in.dy, "norm"),
+                                   .x = Rows<const T>(in.x, "norm"),
+                                   .mean = in.mean.defined() ? in.mean.data<S>() : nullptr,
+                                   .rstd = in.rstd.data<S>(),
+                                   .weight = in.weight.data<T>(),
+                                   .partials = out.partials.data<S>(),
+                                   .accumulate_dx = out.accumulate_dx};
+        const std::int64_t width = in.x.size(-1);
+        const dim3 grid = blocks_for(out.partials.size(0), 1);
+        const auto any_width = [&] {
+            launch(ctx, long_backward_kernel<T>, grid, Block{long_row_threads}, norm);
+        };
+        const auto differentiate = [&] {
+            if constexpr (may_be_held<T>) {
+                if (norm.x.in_vectors() && norm.dy.in_vectors() && norm.dx.in_vectors() &&
+                    on_vector_boundary(in.weight) && on_vector_boundary(out.partials)) {
+                    with_row_team(width / vector_length<T>, [&]<class Team>(Team) {
+                        if constexpr (std::is_null_pointer_v<Team>) {
+                            any_width();
+                        } else {
+                            launch(ctx, held_backward_kernel<Team, T>, grid, Block{Team::threads}, norm);
+                        }
+                    });
+                    return;
+                }
+            }
+            any_width();
+        };
+        differentiate();
+        add_partials<S, 2>(ctx, {{out.weight.data<S>(), out.bias.defined() ? out.bias.data<S>() : nullptr},
+                                 norm.partials,
+                                 out.partials.size(0),
+                                 width});
+    });
+}
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,65 @@
+#pragma once
+/// What tests of the CUDA side stand on. They skip where there is no GPU.
+#include <optional>
+
+#include <gtest/gtest.h>
+
+#include <support/layer_suite.h>
+
+namespace gradtile::test {
+
+class OnCuda : public testing::Test {
+  protected:
+    void SetUp() override {
+        if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
+        device_.emplace(Device::cuda(0), 1);
+    }
+    const Context& gpu() const { return *device_; }
+    const Context cpu{Device::cpu(), 2};
+
+  private:
+    std::optional<Context> device_;
+};
+
+/// A layer's passes on the GPU, rows dense or strided, lie as near those in float64 as the CPU's must, repeat
+/// bit for bit, and accumulate parameter gradients.
+template <class Make>
+void check_layer_on_cuda(const Context& gpu, Make make, const LayerSuite& suite) {
+    const Context cpu(Device::cpu(), 2);
+    const auto expect_near = [&](const LayerResult& result, const LayerResult& exact, DType dtype,
+                                 double rows) {
+        expect_accurate(result.y, exact.y, dtype, suite.operations, "y");
+        if (!suite.dx_cancels) expect_accurate(result.dx, exact.dx, dtype, 2 * suite.operations, "dx");
+        expect_accurate(result.gradients, exact.gradients, accumulator_of(dtype), suite.operations + rows,
+                        "gradient");
+    };
+    for (const auto& leading : suite.leading) {
+        if (leading.size() == 1 && !suite.rank_2) continue;
+        const Shape shape = with_width(leading, suite.width);
+        const Shape out = output_shape(cpu, make, shape);
+        const double rows = static_cast<double>(shape.elements()) / static_cast<double>(suite.width);
+        const LayerResult exact = run_layer(cpu, make, numbers(cpu, shape, DType::f64, 1),
+                                            numbers(cpu, out, DType::f64, 2), DType::f64);
+        LayerResult exact_twice = exact;
+        for (double& gradient : exact_twice.gradients) gradient *= 2;
+        for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+            SCOPED_TRACE(concat("x ", shape, ' ', dtype));
+            const Tensor x = numbers(gpu, shape, dtype, 1), dy = numbers(gpu, out, dtype, 2);
+            const LayerResult result = run_layer(gpu, make, x, dy, dtype);
+            expect_near(result, exact, dtype, rows);
+            EXPECT_TRUE(result == run_layer(gpu, make, x, dy, dtype)) << "two runs";
+            expect_near(run_layer(gpu, make, x, dy, dtype, 2), exact_twice, dtype, 2 * rows);
+            if (!suite.strided) continue;
+            SCOPED_TRACE("strided rows");
+            expect_near(run_layer(gpu, make, strided_copy(gpu, x), strided_copy(gpu, dy), dtype), exact,
+                        dtype, rows);
+        }
+    }
+    const Shape none = with_width({2, 0}, suite.width);
+    const LayerResult empty_result =
+        run_layer(gpu, make, numbers(gpu, none, DType::f32, 1),
+                  numbers(gpu, output_shape(cpu, make, none), DType::f32, 2), DType::f32);
+    for (const double g : empty_result.gradients) ASSERT_EQ(g, 0.0);
+}
+
+}  // namespace gradtile::test
