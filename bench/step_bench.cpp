@@ -153,7 +153,7 @@ void add_linear(std::vector<Part>& parts, const Context& ctx, const Linear& line
                      [=, &ctx] { linear.backward(ctx, dy, Linear::Saved{x}); }});
 }
 
-/// An MLP's two layers with GELU in the passes of their products.
+/// An MLP's two layers, GELU timed together with its products.
 void add_gelu_mlp(std::vector<Part>& parts, const Context& ctx, const Mlp& mlp, std::int64_t rows,
                   std::int64_t count) {
     const Linear &up = mlp.up, &down = mlp.down;

@@ -1,5 +1,5 @@
 // Matrix products on the CPU: c is cut into fixed blocks, and each block is one call of the matrix library by
-// one thread, with the bias added (and the caller's own work done) while the block is still in cache.
+// one thread, with the bias added while the block is still in cache.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -188,33 +188,9 @@ void multiply_and_round(GemmBlock block, const bfloat16* a, const bfloat16* b, c
     for (std::int64_t i = 0; i < block.m; ++i) std::copy_n(packed + i * block.n, block.n, c + i * ldc);
 }
 
-/// One block of the typed product, its elements final when this returns.
-template <class In, class Out>
-void compute_block(GemmBlock block, double alpha, const In* a, const In* b, const Accumulator<In>* bias,
-                   Out* c) {
-    using Sum = Accumulator<In>;
-    if constexpr (std::is_same_v<Out, Sum>) {
-        gemm_block<In>(block, alpha, a, b, c);
-        for (std::int64_t i = 0; bias != nullptr && i < block.m; ++i)
-            for (std::int64_t j = 0; j < block.n; ++j) c[i * block.ldc + j] += bias[j];
-    } else {
-        if constexpr (std::is_same_v<In, bfloat16>) {
-            if (library_has_bfloat16() && block.k > 0 && alpha == 1.0 && !block.accumulate)
-                return multiply_and_round(block, a, b, bias, c);
-        }
-        thread_local std::vector<float> held;
-        float* sums = scratch(held, block.m * block.n);
-        const std::int64_t ldc = std::exchange(block.ldc, block.n);
-        const bool accumulate = std::exchange(block.accumulate, false);
-        block.alpha = 1.0f;
-        gemm_block<In>(block, 1.0, a, b, sums);
-        finish_block(block, sums, static_cast<float>(alpha), bias, accumulate, c, ldc);
-    }
-}
-
 template <class In, class Out>
 void gemm_typed(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
-                const GemmOptions& options, const FinishRegion& finish) {
+                const GemmOptions& options) {
     using Sum = Accumulator<In>;
     const std::int64_t m = c.size(-2), n = c.size(-1), k = a.size(options.trans_a ? -2 : -1);
     const std::int64_t batch = c.elements() / (m * n);
@@ -227,40 +203,52 @@ void gemm_typed(const Context& ctx, const Tensor& c, const Tensor& a, const Tens
         const std::int64_t row = index / column_blocks % row_blocks * shape.rows;
         const std::int64_t column = index % column_blocks * shape.columns;
         const std::int64_t member = index / (row_blocks * column_blocks);
-        const GemmBlock block{.m = std::min(shape.rows, m - row),
-                              .n = std::min(shape.columns, n - column),
-                              .k = k,
-                              .lda = left.ld,
-                              .ldb = right.ld,
-                              .ldc = out.ld,
-                              .trans_a = options.trans_a,
-                              .trans_b = options.trans_b,
-                              .accumulate = options.accumulate,
-                              .alpha = static_cast<float>(options.alpha)};
+        GemmBlock block{.m = std::min(shape.rows, m - row),
+                        .n = std::min(shape.columns, n - column),
+                        .k = k,
+                        .lda = left.ld,
+                        .ldb = right.ld,
+                        .ldc = out.ld,
+                        .trans_a = options.trans_a,
+                        .trans_b = options.trans_b,
+                        .accumulate = options.accumulate,
+                        .alpha = static_cast<float>(options.alpha)};
         const In* a_block = left.at(member, options.trans_a ? 0 : row, options.trans_a ? row : 0);
         const In* b_block = right.at(member, options.trans_b ? column : 0, options.trans_b ? 0 : column);
+        Out* c_block = out.at(member, row, column);
         const Sum* bias =
             options.bias.defined() ? bias_of_block<Sum>(options.bias, column, block.n) : nullptr;
-        compute_block(block, options.alpha, a_block, b_block, bias, out.at(member, row, column));
-        if (finish) finish({row, column, block.m, block.n});
+        if constexpr (std::is_same_v<Out, Sum>) {
+            gemm_block<In>(block, options.alpha, a_block, b_block, c_block);
+            for (std::int64_t i = 0; bias != nullptr && i < block.m; ++i)
+                for (std::int64_t j = 0; j < block.n; ++j) c_block[i * out.ld + j] += bias[j];
+        } else {
+            if constexpr (std::is_same_v<In, bfloat16>) {
+                if (library_has_bfloat16() && k > 0 && options.alpha == 1.0 && !options.accumulate)
+                    return multiply_and_round(block, a_block, b_block, bias, c_block);
+            }
+            thread_local std::vector<float> held;
+            float* sums = scratch(held, block.m * block.n);
+            block.ldc = block.n;
+            block.accumulate = false;
+            block.alpha = 1.0f;
+            gemm_block<In>(block, 1.0, a_block, b_block, sums);
+            finish_block(block, sums, static_cast<float>(options.alpha), bias, options.accumulate, c_block,
+                         out.ld);
+        }
     });
 }
 
 }  // namespace
 
-void gemm_then(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
-               const GemmOptions& options, const FinishRegion& finish) {
+void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b, const GemmOptions& options) {
     visit_floating(a.dtype(), [&]<class In>(TypeTag<In>) {
         if (c.dtype() == a.dtype()) {
-            gemm_typed<In, In>(ctx, c, a, b, options, finish);
+            gemm_typed<In, In>(ctx, c, a, b, options);
         } else {
-            gemm_typed<In, Accumulator<In>>(ctx, c, a, b, options, finish);
+            gemm_typed<In, Accumulator<In>>(ctx, c, a, b, options);
         }
     });
-}
-
-void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b, const GemmOptions& options) {
-    gemm_then(ctx, c, a, b, options, {});
 }
 
 }  // namespace gradtile::cpu

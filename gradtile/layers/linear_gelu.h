@@ -1,6 +1,7 @@
 #pragma once
-/// A matrix product with GELU in the same pass: the wide hidden tensor of an MLP is not read again from
-/// memory. Values are those of Linear and Gelu one after the other, rounded at the same places.
+/// A matrix product and the GELU beside it as one operator, so that a device may apply GELU to the product's
+/// tiles before they leave the chip. Values are those of Linear and Gelu one after the other; on the CPU, bit
+/// for bit.
 #include <gradtile/layers/gelu.h>
 
 namespace gradtile {

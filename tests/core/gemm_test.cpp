@@ -7,7 +7,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/core/gemm_backend.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -231,33 +230,6 @@ TEST(Gemm, PlansWithoutTouchingMemory) {
 TEST(Gemm, NamesItsMatrixLibrary) {
     EXPECT_THAT(cpu_matrix_library(),
                 testing::AnyOf(testing::StartsWith("oneDNN "), testing::StartsWith("OpenBLAS ")));
-}
-
-TEST(Gemm, EveryElementIsFinishedOnceAfterItHasItsValue) {
-    const Context ctx(Device::cpu(), 2);
-    const std::int64_t m = 1100, n = 530, k = 70;  // several blocks, ragged at both ends
-    for (const Types& types : all_types) {
-        const Tensor a = operand(ctx, {m, k}, types.in, 1), b = operand(ctx, {n, k}, types.in, 2);
-        const Tensor bias = randn(ctx, {n}, types.in, Seed{3});
-        const Tensor expected = empty(ctx, {m, n}, types.out), c = empty(ctx, {m, n}, types.out);
-        fill(ctx, c, std::nan(""));
-        gemm(ctx, expected, a, b, {.trans_b = true, .bias = bias});
-
-        const Tensor seen = empty(ctx, {m, n}, types.out), visits = zeros(ctx, {m, n}, DType::i32);
-        fill(ctx, seen, std::nan(""));
-        cpu::gemm_then(ctx, c, a, b, {.trans_b = true, .bias = bias}, [&](const cpu::GemmRegion& region) {
-            const auto part = [&](const Tensor& x) {
-                return x.slice(0, region.row, region.rows).slice(1, region.column, region.columns);
-            };
-            copy(ctx, part(seen), part(c));
-            for (std::int64_t i = region.row; i < region.row + region.rows; ++i)
-                for (std::int64_t j = region.column; j < region.column + region.columns; ++j)
-                    ++visits.data<std::int32_t>()[i * n + j];
-        });
-        EXPECT_EQ(to_host(ctx, c), to_host(ctx, expected)) << c;
-        EXPECT_EQ(to_host(ctx, seen), to_host(ctx, expected)) << c;
-        EXPECT_THAT(to_host(ctx, visits), testing::Each(1.0)) << c;
-    }
 }
 
 }  // namespace
