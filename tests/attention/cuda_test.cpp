@@ -40,11 +40,12 @@ class AttentionCuda : public testing::Test {
         if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
         const Context gpu(Device::cuda(0), 1);
         gpu_.emplace(gpu.with_allocator(std::make_shared<Arena>(Device::cuda(0), arena_bytes)));
+        poison();
     }
     const Context& gpu() const { return *gpu_; }
     const Context cpu{Device::cpu()};
 
-    /// All memory that the next call takes holds NaN.
+    /// All memory holds NaN; nothing may be allocated.
     void poison() const {
         fill(gpu(), empty(gpu(), {arena_bytes / 4 - 1024}, DType::f32),
              std::numeric_limits<double>::quiet_NaN());
@@ -161,7 +162,6 @@ TEST_P(AttentionCudaOf, GradientsRepeatBitForBit) {
             Options options = problem.options();
             options.deterministic = deterministic;
             const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
-            poison();
             const Result first = run(gpu(), in, options);
             for (int round = 1; round < rounds(); ++round) {
                 const Result again = run(gpu(), in, options);
@@ -197,7 +197,11 @@ TEST_P(AttentionCudaOf, TensorsMayLieAnyWay) {
     enum class Layout { heads_first, transposed, every_second, wider_rows, aligned_wider_rows };
     const auto place = [&](const Shape& shape, Layout layout) {  // a [B, S, H, D] view
         const std::int64_t b = shape[0], s = shape[1], h = shape[2], d = shape[3];
-        const auto memory = [&](const Shape& whole) { return empty(gpu(), whole, GetParam()); };
+        const auto memory = [&](const Shape& whole) {
+            const Tensor x = empty(gpu(), whole, GetParam());
+            fill(gpu(), x, std::numeric_limits<double>::quiet_NaN());
+            return x;
+        };
         switch (layout) {
             case Layout::heads_first:
                 return memory({b, h, s, d}).transpose(1, 2);
@@ -217,7 +221,6 @@ TEST_P(AttentionCudaOf, TensorsMayLieAnyWay) {
         for (const Layout layout : {Layout::heads_first, Layout::transposed, Layout::every_second,
                                     Layout::wider_rows, Layout::aligned_wider_rows}) {
             SCOPED_TRACE(::testing::Message() << algorithm << ", layout " << static_cast<int>(layout));
-            poison();
             const auto placed = [&](const Tensor& x) {
                 const Tensor view = place(x.shape(), layout);
                 copy(gpu(), view, x);
@@ -279,9 +282,9 @@ TEST_P(AttentionCudaOf, PackedQkvAndItsGradientNeedNoCopies) {
     for (const Algorithm algorithm : algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
         const Result expected = run(gpu(), in, square.options(algorithm));
-        poison();
         const Tensor packed = empty(gpu(), {2, 65, 3, 3, 32}, GetParam()),
                      gradient = empty_like(gpu(), packed);
+        fill(gpu(), gradient, std::numeric_limits<double>::quiet_NaN());
         copy(gpu(), packed.select(2, 0), in.q);
         copy(gpu(), packed.select(2, 1), in.k);
         copy(gpu(), packed.select(2, 2), in.v);
