@@ -15,10 +15,10 @@ constexpr int group = 8;  // columns that one Philox draw decides about
 
 /// The mask's factors for n columns: scale where kept, 0 where dropped.
 template <class S, int n>
-__device__ __forceinline__ void draw_factors(S (&factors)[n], const DropoutMask& mask, Philox::Key key,
-                                             Place at) {
+__device__ __forceinline__ void draw_factors(S (&factors)[n], const DropoutMask& mask,
+                                             const device::Divisor& tokens, Philox::Key key, Place at) {
     static_assert(n == group || n == 1);
-    const std::int64_t sample = device::quotient(at.row, mask.tokens);
+    const std::int64_t sample = tokens.quotient_of(at.row);
     const Philox::Counter words = Philox::draw({static_cast<std::uint32_t>(at.column / group),
                                                 static_cast<std::uint32_t>(at.row - sample * mask.tokens), 0,
                                                 static_cast<std::uint32_t>(mask.first_sample + sample)},
@@ -37,19 +37,30 @@ __device__ __forceinline__ void draw_factors(S (&factors)[n], const DropoutMask&
 
 /// y = branch * factor (+ x)
 template <bool residual>
-struct Drop {
+struct DropWithKey {
     DropoutMask mask;
+    device::Divisor tokens;
+    Philox::Key key;
 
     template <class S, int n>
     __device__ void operator()(S (&y)[1][n], const S (&in)[residual ? 2 : 1][n], Place at) const {
         S factors[n];
-        draw_factors(factors, mask, mask.key(), at);
+        draw_factors(factors, mask, tokens, key, at);
 #pragma unroll
         for (int i = 0; i < n; ++i) {
             y[0][i] = in[0][i] * factors[i];
             if constexpr (residual) y[0][i] += in[1][i];
         }
     }
+};
+
+template <bool residual>
+struct Drop {
+    DropoutMask mask;
+    device::Divisor tokens;
+
+    explicit Drop(const DropoutMask& its) : mask(its), tokens(its.tokens) {}
+    __device__ DropWithKey<residual> prepared() const { return {mask, tokens, mask.key()}; }
 };
 
 struct Add {
@@ -68,9 +79,9 @@ void dropout(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor&
         const Output<T> ys(y, "dropout");
         const Input<T> branches(branch, "dropout");
         if (!x.defined()) {
-            map_rows<group, T, 1, 1>(ctx, {ys}, {branches}, Drop<false>{mask});
+            map_rows<group, T, 1, 1>(ctx, {ys}, {branches}, Drop<false>(mask));
         } else if (mask.threshold != 0) {
-            map_rows<group, T, 2, 1>(ctx, {ys}, {branches, Input<T>(x, "dropout")}, Drop<true>{mask});
+            map_rows<group, T, 2, 1>(ctx, {ys}, {branches, Input<T>(x, "dropout")}, Drop<true>(mask));
         } else {
             map_rows<group, T, 2, 1>(ctx, {ys}, {branches, Input<T>(x, "dropout")}, Add{});
         }

@@ -168,11 +168,12 @@ std::int64_t long_run_words(std::int64_t positions) {
 template <class T>
 struct AddPosition {
     const T* weight;
-    std::int64_t positions, width;
+    device::Divisor positions;
+    std::int64_t width;
 
     template <class S, int n>
     __device__ void operator()(S (&y)[1][n], const S (&x)[1][n], Place at) const {
-        const std::int64_t position = at.row - device::quotient(at.row, positions) * positions;
+        const std::int64_t position = at.row - positions.quotient_of(at.row) * positions.value;
         S values[n];
         device::load<n>(values, weight + position * width + at.column);
 #pragma unroll
@@ -269,7 +270,7 @@ void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Ten
 void position_embedding_forward(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& weight) {
     if (y.elements() == 0) return;
     visit_floating(y.dtype(), [&]<class T>(TypeTag<T>) {
-        const AddPosition<T> add{weight.data<T>(), weight.size(0), weight.size(1)};
+        const AddPosition<T> add{weight.data<T>(), device::Divisor(weight.size(0)), weight.size(1)};
         map_rows<device::vector_length<T>, T, 1, 1>(ctx, {Output<T>(y, "position_embedding")},
                                                     {Input<T>(x, "position_embedding")}, add,
                                                     device::on_vector_boundary(weight));

@@ -183,7 +183,7 @@ __device__ __forceinline__ void store_sum_of_teams(S* to, const S (&values)[n], 
 }
 
 template <class Team, class T>
-__global__ void __launch_bounds__(Team::threads, Team::threads <= 256 ? 2 : 1)
+__global__ void __launch_bounds__(Team::threads, Team::backward_blocks)
     held_backward_kernel(const NormBackward<T> norm) {
     using S = Accumulator<T>;
     constexpr int n = vector_length<T>;

@@ -2,7 +2,8 @@
 /// GELU and SiLU of one element. In float32 the exponential is the hardware's 2^x and the quotient its
 /// reciprocal: e^x is then off by about |x| + 2 units in the last place, which the bounds of
 /// tests/layers/activation_test.cpp have room for, since wherever |x| is large the result no longer depends
-/// on e^x. float64 takes the library's functions.
+/// on e^x. Below the smallest normal float results are 0, as in vector_math.h; the intrinsics' care for
+/// subnormal numbers would cost as many instructions again. float64 takes the library's functions.
 #include <numbers>
 
 #include <gradtile/core/vector_math.h>
@@ -10,13 +11,17 @@
 namespace gradtile::cuda::device {
 
 __device__ __forceinline__ float exponential(float x) {
-    return __expf(x);
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * std::numbers::log2e_v<float>));
+    return result;
 }
 __device__ __forceinline__ double exponential(double x) {
     return exp(x);
 }
 __device__ __forceinline__ float reciprocal(float x) {
-    return __fdividef(1.0f, x);
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
 }
 __device__ __forceinline__ double reciprocal(double x) {
     return 1.0 / x;

@@ -20,6 +20,28 @@ __device__ __forceinline__ std::int64_t quotient(std::int64_t index, std::int64_
     return index / divisor;
 }
 
+/// A divisor known on the host: a multiplication and a shift where dividend and divisor fit 31 bits (Granlund
+/// and Montgomery 1994), as they nearly always do.
+struct Divisor {
+    std::int64_t value;
+    std::uint32_t multiplier = 0;
+    int shift = 0;
+
+    explicit Divisor(std::int64_t divisor) : value(divisor) {
+        if (value < 1 || value >> 31 != 0) return;
+        while (std::int64_t{1} << shift < value) ++shift;
+        multiplier = static_cast<std::uint32_t>(
+            ((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - static_cast<std::uint64_t>(value))) /
+                static_cast<std::uint64_t>(value) +
+            1);
+    }
+    __device__ __forceinline__ std::int64_t quotient_of(std::int64_t dividend) const {
+        if (((dividend | value) >> 31) != 0) return dividend / value;
+        const auto n = static_cast<std::uint32_t>(dividend);
+        return (__umulhi(n, multiplier) + n) >> shift;
+    }
+};
+
 constexpr int map_threads = 256;
 constexpr int map_unroll = 2;  // loads in flight of one thread, for each input
 
@@ -27,8 +49,20 @@ template <int n, class T, int inputs, int outputs>
 struct MapArguments {
     Rows<const T> in[inputs];
     Rows<T> out[outputs];
-    std::int64_t vectors_per_row, vectors;
+    Divisor vectors_per_row;
+    std::int64_t vectors;
+    bool dense;  // every tensor is one run of elements
 };
+
+/// What an operator makes of itself once a thread, or itself.
+template <class Operator>
+__device__ __forceinline__ auto prepared(const Operator& op) {
+    if constexpr (requires { op.prepared(); }) {
+        return op.prepared();
+    } else {
+        return op;
+    }
+}
 
 template <int n, class T, int inputs, int outputs, class Operator>
 __global__ void __launch_bounds__(map_threads)
@@ -37,21 +71,28 @@ __global__ void __launch_bounds__(map_threads)
     const std::int64_t first = blockIdx.x * std::int64_t{map_threads * map_unroll} + threadIdx.x;
     S in[map_unroll][inputs][n], out[outputs][n];
     Place at[map_unroll];
+    const auto ready = prepared(op);
 #pragma unroll
     for (int u = 0; u < map_unroll; ++u) {
         const std::int64_t index = first + u * map_threads;
         if (index >= arguments.vectors) break;
-        at[u].row = quotient(index, arguments.vectors_per_row);
-        at[u].column = (index - at[u].row * arguments.vectors_per_row) * n;
+        at[u].row = arguments.vectors_per_row.quotient_of(index);
+        at[u].column = (index - at[u].row * arguments.vectors_per_row.value) * n;
 #pragma unroll
-        for (int i = 0; i < inputs; ++i) load<n>(in[u][i], arguments.in[i][at[u].row] + at[u].column);
+        for (int i = 0; i < inputs; ++i)
+            load<n>(in[u][i], arguments.dense ? arguments.in[i].data + index * n
+                                              : arguments.in[i][at[u].row] + at[u].column);
     }
 #pragma unroll
     for (int u = 0; u < map_unroll; ++u) {
-        if (first + u * map_threads >= arguments.vectors) break;
-        op(out, in[u], at[u]);
+        const std::int64_t index = first + u * map_threads;
+        if (index >= arguments.vectors) break;
+        ready(out, in[u], at[u]);
 #pragma unroll
-        for (int i = 0; i < outputs; ++i) store<n>(arguments.out[i][at[u].row] + at[u].column, out[i]);
+        for (int i = 0; i < outputs; ++i)
+            store<n>(arguments.dense ? arguments.out[i].data + index * n
+                                     : arguments.out[i][at[u].row] + at[u].column,
+                     out[i]);
     }
 }
 
@@ -65,11 +106,16 @@ void map_rows(const Context& ctx, const std::array<device::Rows<T>, outputs>& ou
               const std::array<device::Rows<const T>, inputs>& in, const Operator& op, bool vectors = true) {
     const std::int64_t rows = out[0].layout.rows, width = out[0].layout.width;
     const auto run = [&]<int n>(std::integral_constant<int, n>) {
-        device::MapArguments<n, T, int{inputs}, int{outputs}> arguments;
+        const auto is_dense = [](const auto& rows_of) { return rows_of.dense(); };
+        device::MapArguments<n, T, int{inputs}, int{outputs}> arguments{
+            .in = {},
+            .out = {},
+            .vectors_per_row = device::Divisor(width / n),
+            .vectors = rows * (width / n),
+            .dense =
+                std::all_of(in.begin(), in.end(), is_dense) && std::all_of(out.begin(), out.end(), is_dense)};
         std::copy(in.begin(), in.end(), arguments.in);
         std::copy(out.begin(), out.end(), arguments.out);
-        arguments.vectors_per_row = width / n;
-        arguments.vectors = rows * arguments.vectors_per_row;
         launch(ctx, device::map_rows_kernel<n, T, int{inputs}, int{outputs}, Operator>,
                blocks_for(arguments.vectors, device::map_threads * device::map_unroll),
                Block{device::map_threads}, arguments, op);

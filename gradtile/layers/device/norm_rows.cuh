@@ -16,6 +16,8 @@ struct RowTeam {
     static constexpr int threads = team <= 32 ? 256 : team;  // of a block
     static constexpr int teams = threads / team;
     static constexpr int most_vectors = team * held;
+    /// Blocks that must fit a processor with the sums of backward in registers: enough rows in flight.
+    static constexpr int backward_blocks = team <= 32 ? 2 : team == 128 ? 3 : 1;
 };
 
 constexpr int long_row_threads = 256;  // of a block that reads its row again
@@ -57,8 +59,10 @@ void with_row_team(std::int64_t vectors, F&& f) {
         f(device::RowTeam<32, 3>{});
     } else if (vectors <= device::RowTeam<128, 2>::most_vectors) {
         f(device::RowTeam<128, 2>{});
-    } else if (vectors <= device::RowTeam<512, 2>::most_vectors) {
-        f(device::RowTeam<512, 2>{});
+    } else if (vectors <= device::RowTeam<128, 4>::most_vectors) {
+        f(device::RowTeam<128, 4>{});
+    } else if (vectors <= device::RowTeam<256, 4>::most_vectors) {
+        f(device::RowTeam<256, 4>{});
     } else {
         f(nullptr);
     }

@@ -107,6 +107,10 @@ struct Rows {
 
     __device__ __forceinline__ T* operator[](std::int64_t row) const { return data + layout.offset(row); }
 
+    /// Each row begins where the one before it ends.
+    bool dense() const {
+        return layout.rows <= 1 || (layout.inner == layout.rows && layout.inner_stride == layout.width);
+    }
     /// Every row is whole vectors on 16-byte boundaries, n elements long or a multiple of it.
     bool in_vectors(int n = vector_length<std::remove_const_t<T>>) const {
         constexpr int aligned = vector_length<std::remove_const_t<T>>;
