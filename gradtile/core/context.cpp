@@ -8,6 +8,7 @@ namespace gradtile {
 Context::Context(Device device, int threads)
     : threads_(std::make_shared<ThreadPool>(threads)),
       stream_(device.is_cuda() ? cuda::make_stream(device) : nullptr),
+      gemm_state_(device.is_cuda() ? cuda::make_gemm_state(device) : nullptr),
       allocator_(system_allocator(device)) {}
 
 Context Context::with_allocator(std::shared_ptr<Allocator> allocator) const {
@@ -21,6 +22,18 @@ Context Context::with_allocator(std::shared_ptr<Allocator> allocator) const {
 Context Context::plan(std::shared_ptr<Arena> planning_arena) const {
     Context copy = with_allocator(std::move(planning_arena));
     copy.planning_ = true;
+    return copy;
+}
+
+Context Context::with_tf32(bool allowed) const {
+    Context copy = *this;
+    copy.tf32_ = allowed;
+    return copy;
+}
+
+Context Context::with_deterministic(bool wanted) const {
+    Context copy = *this;
+    copy.deterministic_ = wanted;
     return copy;
 }
 

@@ -11,6 +11,10 @@
 
 namespace gradtile {
 
+namespace cuda {
+class GemmState;
+}
+
 class Context {
   public:
     /// threads = 0 uses every core this process may run on. Results do not depend on the number of threads.
@@ -29,11 +33,26 @@ class Context {
     Context plan(std::shared_ptr<Arena> planning_arena) const;
     bool is_planning() const { return planning_; }
 
+    /// The same context whose float32 matrix products on CUDA may round their operands to TF32 (10 explicit
+    /// bits of mantissa): several times faster, and no longer float32. Off unless asked for.
+    Context with_tf32(bool allowed) const;
+    bool tf32() const { return tf32_; }
+    /// The same context, promising the same bits from run to run. The CPU always does; on CUDA no algorithm
+    /// is chosen by timing then.
+    Context with_deterministic(bool wanted) const;
+    bool deterministic() const { return deterministic_; }
+
+    /// What matrix products on this stream share; null on the CPU.
+    cuda::GemmState* gemm_state() const { return gemm_state_.get(); }
+
   private:
     std::shared_ptr<ThreadPool> threads_;
     std::shared_ptr<void> stream_;
+    std::shared_ptr<cuda::GemmState> gemm_state_;
     std::shared_ptr<Allocator> allocator_;
     bool planning_ = false;
+    bool tf32_ = false;
+    bool deterministic_ = false;
 };
 
 /// ctx, allocating from an Arena of `slack` times the memory that `work` takes, which a dry run of it tells.

@@ -1,6 +1,7 @@
 #pragma once
-/// cuBLAS, loaded when the first product on a GPU needs it: neither starting the program nor training on the
-/// CPU does.
+/// cuBLAS and cuBLASLt, loaded when the first product on a GPU needs them: neither starting the program nor
+/// training on the CPU does.
+#include <cublasLt.h>
 #include <cublas_v2.h>
 
 #include <gradtile/core/context.h>
@@ -19,13 +20,32 @@ struct Cublas {
     decltype(&cublasCreate_v2) create;
     decltype(&cublasDestroy_v2) destroy;
     decltype(&cublasSetStream_v2) set_stream;
+    decltype(&cublasSetWorkspace_v2) set_workspace;
     CublasGemmStridedBatched gemm_strided_batched;
     decltype(&cublasGetStatusString) status_string;
 };
 /// Throws Error when the library cannot be loaded.
 const Cublas& cublas();
 
-/// The calling thread's handle for ctx's device, working on ctx's stream.
+/// The functions behind cublasLt.h's inline ones carry _internal in their names.
+struct CublasLt {
+    decltype(&cublasLtCreate) create;
+    decltype(&cublasLtDestroy) destroy;
+    decltype(&cublasLtGetVersion) version;
+    decltype(&cublasLtGetStatusString) status_string;
+    decltype(&cublasLtMatmulDescInit_internal) operation_init;
+    decltype(&cublasLtMatmulDescSetAttribute) operation_set;
+    decltype(&cublasLtMatrixLayoutInit_internal) layout_init;
+    decltype(&cublasLtMatrixLayoutSetAttribute) layout_set;
+    decltype(&cublasLtMatmulPreferenceInit_internal) preference_init;
+    decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
+    decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+    decltype(&cublasLtMatmul) matmul;
+};
+/// Throws Error when the library cannot be loaded.
+const CublasLt& cublas_lt();
+
+/// The calling thread's handle for ctx's device, working on ctx's stream with the workspace of its products.
 cublasHandle_t cublas_handle(const Context& ctx);
 
 void cublas_check(cublasStatus_t status, const char* what);

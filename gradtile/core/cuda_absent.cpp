@@ -41,6 +41,15 @@ DeviceProperties device_properties(Device) {
 std::shared_ptr<void> make_stream(Device) {
     operator_absent();
 }
+std::shared_ptr<GemmState> make_gemm_state(Device) {
+    operator_absent();
+}
+std::vector<GemmAlgorithm> gemm_algorithms(const Context&) {
+    operator_absent();
+}
+void restore_gemm_algorithms(const Context&, std::span<const GemmAlgorithm>) {
+    operator_absent();
+}
 void synchronize(Device, void*) {
     operator_absent();
 }

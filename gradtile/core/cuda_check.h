@@ -24,4 +24,17 @@ void use_device(Device device);
 /// Whether this build holds machine code for the current device.
 bool kernels_run_here();
 
+/// While it lives, this thread may allocate although a stream is being captured into a graph: what is made
+/// belongs to no graph. For what is made once, should the first use lie inside a capture.
+class RelaxedCapture {
+  public:
+    RelaxedCapture() { cuda_check(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+    ~RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+    RelaxedCapture(const RelaxedCapture&) = delete;
+    RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+  private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 }  // namespace gradtile::cuda

@@ -9,6 +9,8 @@
 
 namespace gradtile::cuda {
 
+class GemmState;
+
 /// What an operator calls that has no CUDA side in this build. Throws Error: without a toolkit that gradtile
 /// was built without CUDA, with one that this operator has no kernel.
 [[noreturn]] void operator_absent();
@@ -19,6 +21,8 @@ void device_free(Device device, std::byte* data) noexcept;
 std::byte* page_locked_malloc(Device device, std::size_t bytes);
 void page_locked_free(Device device, std::byte* data) noexcept;
 std::shared_ptr<void> make_stream(Device device);
+/// What the matrix products of one stream share (gemm_state.h); allocates their workspace.
+std::shared_ptr<GemmState> make_gemm_state(Device device);
 /// Waits for the work enqueued on a stream; throws what that work reported.
 void synchronize(Device device, void* stream);
 /// Copies bytes between host and device memory in stream order.

@@ -49,4 +49,12 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
     on_device(ctx, cpu::gemm, cuda::gemm, c, left.matrix, right.matrix, normal);
 }
 
+std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx) {
+    return ctx.device().is_cpu() ? std::vector<GemmAlgorithm>{} : cuda::gemm_algorithms(ctx);
+}
+
+void restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms) {
+    if (ctx.device().is_cuda()) cuda::restore_gemm_algorithms(ctx, algorithms);
+}
+
 }  // namespace gradtile

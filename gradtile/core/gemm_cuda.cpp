@@ -1,9 +1,11 @@
-// Matrix products on the GPU through cuBLAS.
+// Matrix products on the GPU: through cuBLASLt, and through cuBLAS in float64 and where cuBLASLt has no
+// kernel.
 #include <algorithm>
 #include <limits>
 
 #include <gradtile/core/cublas.h>
 #include <gradtile/core/gemm_backend.h>
+#include <gradtile/core/gemm_lt.h>
 #include <gradtile/core/tensor_ops_backend.h>
 
 namespace gradtile::cuda {
@@ -47,26 +49,30 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
             cuda::gemm(ctx, c.select(0, i), a.select(0, i), b.select(0, i), options);
         return;
     }
-    // The bias goes into c first, so that a 16-bit c is rounded once more only when it also accumulates.
-    bool add_to_c = options.accumulate;
+    const std::int64_t k = a.size(options.trans_a ? -2 : -1);
+    const bool wide = accumulator_of(a.dtype()) == DType::f64;
+    if (k > 0 && !wide && gemm_lt(ctx, c, a, b, options)) return;
     if (options.bias.defined()) {
+        // The bias goes into c first, so that a 16-bit c is rounded once more only when it also accumulates.
         const Tensor bias = options.bias.expand(c.shape());
-        if (add_to_c) {
+        if (options.accumulate) {
             cuda::axpy(ctx, c, 1.0, bias);
         } else {
             cuda::copy(ctx, c, bias);
         }
-        add_to_c = true;
+        GemmOptions onto_bias = options;
+        onto_bias.bias = {};
+        onto_bias.accumulate = true;
+        cuda::gemm(ctx, c, a, b, onto_bias);
+        return;
     }
-    const std::int64_t k = a.size(options.trans_a ? -2 : -1);
     if (k == 0) {
-        if (!add_to_c) cuda::fill(ctx, c, 0.0);
+        if (!options.accumulate) cuda::fill(ctx, c, 0.0);
         return;
     }
     // Row-major c = op(a) op(b) is column-major c^T = op(b)^T op(a)^T, and a row-major matrix is its own
     // transpose in column-major order.
-    const bool wide = accumulator_of(a.dtype()) == DType::f64;
-    const double alpha = options.alpha, beta = add_to_c ? 1.0 : 0.0;
+    const double alpha = options.alpha, beta = options.accumulate ? 1.0 : 0.0;
     const float alpha_32 = static_cast<float>(alpha), beta_32 = static_cast<float>(beta);
     const void* scale = wide ? static_cast<const void*>(&alpha) : &alpha_32;
     const void* keep = wide ? static_cast<const void*>(&beta) : &beta_32;

@@ -8,6 +8,10 @@ namespace {
 
 constexpr std::int64_t parameter_alignment = 64;  // elements
 
+std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
 std::uint64_t hash_of(const std::string& name) {  // FNV-1a
     std::uint64_t hash = 0xcbf29ce484222325u;
     for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
@@ -20,7 +24,7 @@ Tensor view_of(const Tensor& flat, std::int64_t offset, const Shape& shape) {
 
 }  // namespace
 
-Parameter ParameterStore::add(std::string name, const Shape& shape, Init init) {
+Parameter ParameterStore::add(std::string name, const Shape& shape, Init init, std::int64_t row_multiple) {
     check(!allocated(), "parameter store: '", name, "' added after the store was allocated");
     for (const Parameter& known : parameters_)
         check(known.name() != name, "parameter store: a second parameter named '", name, "'");
@@ -28,9 +32,10 @@ Parameter ParameterStore::add(std::string name, const Shape& shape, Init init) {
     entry->name = std::move(name);
     entry->shape = shape;
     entry->init = init;
+    entry->padded_shape = shape;
+    if (row_multiple > 1) entry->padded_shape[0] = rounded_up(shape[0], row_multiple);
     entry->offset = flat_elements_;
-    flat_elements_ +=
-        (shape.elements() + parameter_alignment - 1) / parameter_alignment * parameter_alignment;
+    flat_elements_ += rounded_up(entry->padded_shape.elements(), parameter_alignment);
     parameters_.push_back(Parameter(std::move(entry)));
     return parameters_.back();
 }
@@ -42,8 +47,11 @@ void ParameterStore::allocate(const Context& ctx, DType dtype) {
     gradients_ = zeros(ctx, {flat_elements_}, accumulator_of(dtype));
     if (is_16_bit(dtype)) master_ = zeros(ctx, {flat_elements_}, DType::f32);
     for (Parameter& parameter : parameters_) {
-        parameter.entry_->value = view_of(values_, parameter.offset(), parameter.shape());
-        parameter.entry_->grad = view_of(gradients_, parameter.offset(), parameter.shape());
+        Parameter::Entry& entry = *parameter.entry_;
+        entry.value = view_of(values_, entry.offset, entry.shape);
+        entry.grad = view_of(gradients_, entry.offset, entry.shape);
+        entry.padded_value = view_of(values_, entry.offset, entry.padded_shape);
+        entry.padded_grad = view_of(gradients_, entry.offset, entry.padded_shape);
     }
 }
 

@@ -38,6 +38,10 @@ class Parameter {
     const Tensor& value() const { return entry_->value; }
     /// Accumulated gradient: float32 (float64 when the values are).
     const Tensor& grad() const { return entry_->grad; }
+    /// The same with the rows of zeros that ParameterStore::add was asked for behind them. Whoever writes to
+    /// them writes zeros: no update touches them, and no checkpoint holds them.
+    const Tensor& padded_value() const { return entry_->padded_value; }
+    const Tensor& padded_grad() const { return entry_->padded_grad; }
     /// First element inside the flat blocks.
     std::int64_t offset() const { return entry_->offset; }
 
@@ -47,8 +51,9 @@ class Parameter {
         std::string name;
         Shape shape;
         Init init;
+        Shape padded_shape;
         std::int64_t offset = 0;
-        Tensor value, grad;
+        Tensor value, grad, padded_value, padded_grad;
     };
     explicit Parameter(std::shared_ptr<Entry> entry) : entry_(std::move(entry)) {}
     std::shared_ptr<Entry> entry_;
@@ -60,8 +65,10 @@ class ParameterStore {
     ParameterStore(const ParameterStore&) = delete;
     ParameterStore& operator=(const ParameterStore&) = delete;
 
-    /// Declares a parameter. Throws Error on a second one of the same name, or once the store is allocated.
-    Parameter add(std::string name, const Shape& shape, Init init);
+    /// Declares a parameter. Its first axis is padded to a multiple of `row_multiple`, for kernels that an
+    /// odd number of rows makes slow. Throws Error on a second one of the same name, or once the store is
+    /// allocated.
+    Parameter add(std::string name, const Shape& shape, Init init, std::int64_t row_multiple = 1);
 
     /// Lays all parameters out in flat blocks (each starts at a multiple of 64 elements; the padding stays
     /// zero). Values in `dtype`; gradients in accumulator_of(dtype), zeroed; 16-bit values get a float32

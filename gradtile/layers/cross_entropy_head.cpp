@@ -5,20 +5,33 @@
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/cross_entropy_backend.h>
+#include <gradtile/layers/vocabulary.h>
 
 namespace gradtile {
 namespace {
 
-/// Rows whose logits exist at the same time. Every chunk reads and writes the whole weight gradient once, so
-/// chunks must not be short: 64 MiB are 333 rows of GPT-2's vocabulary. A GPU multiplies so
-/// fast that it takes 5,000 rows to make that traffic small beside the products.
-std::int64_t rows_per_chunk(Device device, std::int64_t rows, std::int64_t vocabulary, DType dtype) {
-    constexpr std::int64_t multiple = 16;
-    const std::int64_t budget = std::int64_t{device.is_cpu() ? 64 : 1024} << 20;
+/// The matrix and its gradient [columns, C]: on a GPU with the rows of zeros behind the vocabulary's.
+struct Projection {
+    Tensor weight, grad;
+    std::int64_t columns() const { return weight.size(0); }
+
+    Projection(const Context& ctx, const Parameter& parameter)
+        : weight(ctx.device().is_cpu() ? parameter.value() : parameter.padded_value()),
+          grad(ctx.device().is_cpu() ? parameter.grad() : parameter.padded_grad()) {}
+};
+
+/// Logits [rows, columns] of as many rows as exist at the same time. Every chunk reads and writes the whole
+/// weight gradient once, so chunks must not be short. On the CPU 64 MiB are 333 rows of GPT-2's vocabulary.
+/// On a GPU that would be 197 chunks of 65,536 tokens, whose 154 MB gradients take as long as the products: 1
+/// GiB.
+Tensor chunk_of_logits(const Context& ctx, std::int64_t rows, std::int64_t columns, DType dtype) {
+    const bool cpu = ctx.device().is_cpu();
+    const std::int64_t budget = cpu ? std::int64_t{64} << 20 : std::int64_t{1} << 30;
+    const std::int64_t multiple = cpu ? 16 : 256;
     const std::int64_t row_bytes =
-        std::max<std::int64_t>(1, vocabulary) * static_cast<std::int64_t>(size_of(dtype));
+        std::max<std::int64_t>(1, columns) * static_cast<std::int64_t>(size_of(dtype));
     const std::int64_t fitting = std::max(multiple, budget / row_bytes / multiple * multiple);
-    return std::max<std::int64_t>(1, std::min(rows, fitting));
+    return empty(ctx, {std::max<std::int64_t>(1, std::min(rows, fitting)), columns}, dtype);
 }
 
 /// The same rows, as a 16-bit matrix over the memory of a float32 one (every row at the start of its old
@@ -46,7 +59,8 @@ Flat flattened(const Tensor& x, const Tensor& targets, const Parameter& weight) 
 
 CrossEntropyHead::CrossEntropyHead(ParameterStore& parameters, const std::string& name,
                                    std::int64_t vocabulary, std::int64_t width, double init_std)
-    : weight(parameters.add(name + ".weight", {vocabulary, width}, Init::normal(init_std))) {}
+    : weight(parameters.add(name + ".weight", {vocabulary, width}, Init::normal(init_std),
+                            vocabulary_multiple)) {}
 
 CrossEntropyHead::CrossEntropyHead(const Parameter& shared) : weight(shared) {
     check(weight.shape().rank() == 2, "cross_entropy: weight ", weight.shape(), "; [V, C] expected");
@@ -62,18 +76,22 @@ Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tens
     const Tensor count = empty(ctx, {1}, DType::f64), losses = empty(ctx, {rows}, DType::f64);
     on_device(ctx, cpu::count_targets, cuda::count_targets, count, in.targets, vocabulary);
 
-    const std::int64_t chunk = rows_per_chunk(ctx.device(), rows, vocabulary, wide);
-    const Tensor chunk_logits = empty(ctx, {chunk, vocabulary}, wide);
+    const Projection projection(ctx, weight);
+    const std::int64_t padding = projection.columns() - vocabulary;
+    const Tensor chunk_logits = chunk_of_logits(ctx, rows, projection.columns(), wide);
+    const std::int64_t chunk = chunk_logits.size(0);
     for (std::int64_t begin = 0; begin < rows; begin += chunk) {
         const std::int64_t length = std::min(chunk, rows - begin);
         const Tensor x_rows = in.x.slice(0, begin, length);
         const Tensor logits = chunk_logits.slice(0, 0, length);
         const Tensor d_logits = is_16_bit(x.dtype()) ? as_16_bit_rows(logits, x.dtype()) : logits;
-        gemm(ctx, logits, x_rows, weight.value(), {.trans_b = true});
+        gemm(ctx, logits, x_rows, projection.weight, {.trans_b = true});
         on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
-                  d_logits, logits, in.targets.slice(0, begin, length), count, gradient_scale);
-        gemm(ctx, dx.slice(0, begin, length), d_logits, weight.value());
-        gemm(ctx, weight.grad(), d_logits, x_rows, {.trans_a = true, .accumulate = true});
+                  d_logits.slice(1, 0, vocabulary), logits.slice(1, 0, vocabulary),
+                  in.targets.slice(0, begin, length), count, gradient_scale);
+        if (padding > 0) fill(ctx, d_logits.slice(1, vocabulary, padding), 0.0);
+        gemm(ctx, dx.slice(0, begin, length), d_logits, projection.weight);
+        gemm(ctx, projection.grad, d_logits, x_rows, {.trans_a = true, .accumulate = true});
     }
     Tensor mean = empty(ctx, {1}, DType::f64);
     on_device(ctx, cpu::sum_losses, cuda::sum_losses, mean, losses, count);
@@ -90,14 +108,15 @@ Tensor CrossEntropyHead::loss(const Context& ctx, const Tensor& x, const Tensor&
     const DType wide = accumulator_of(x.dtype());
     const Tensor count = empty(ctx, {1}, DType::f64), losses = empty(ctx, {rows}, DType::f64);
     on_device(ctx, cpu::count_targets, cuda::count_targets, count, in.targets, vocabulary);
-    const std::int64_t chunk = rows_per_chunk(ctx.device(), rows, vocabulary, wide);
-    const Tensor chunk_logits = empty(ctx, {chunk, vocabulary}, wide);
+    const Projection projection(ctx, weight);
+    const Tensor chunk_logits = chunk_of_logits(ctx, rows, projection.columns(), wide);
+    const std::int64_t chunk = chunk_logits.size(0);
     for (std::int64_t begin = 0; begin < rows; begin += chunk) {
         const std::int64_t length = std::min(chunk, rows - begin);
         const Tensor logits = chunk_logits.slice(0, 0, length);
-        gemm(ctx, logits, in.x.slice(0, begin, length), weight.value(), {.trans_b = true});
+        gemm(ctx, logits, in.x.slice(0, begin, length), projection.weight, {.trans_b = true});
         on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
-                  Tensor(), logits, in.targets.slice(0, begin, length), count, 1.0);
+                  Tensor(), logits.slice(1, 0, vocabulary), in.targets.slice(0, begin, length), count, 1.0);
     }
     Tensor total = empty(ctx, {2}, DType::f64);
     on_device(ctx, cpu::sum_losses, cuda::sum_losses, total, losses, count);

@@ -22,7 +22,8 @@ struct CrossEntropyHead {
     /// Registers name.weight [V,C], normal with the given standard deviation.
     CrossEntropyHead(ParameterStore& parameters, const std::string& name, std::int64_t vocabulary,
                      std::int64_t width, double init_std = 0.02);
-    /// Shares a weight [V,C], usually the token embedding's.
+    /// Shares a weight [V,C], usually the token embedding's; fast on a GPU when it was added to its store
+    /// with vocabulary_multiple.
     explicit CrossEntropyHead(const Parameter& weight);
 
     /// The mean loss, float64 [1] on the device; 0 when every target is ignored. In the same pass the

@@ -5,6 +5,7 @@
 #include <gradtile/layers/dropout_backend.h>
 #include <gradtile/layers/embedding_backend.h>
 #include <gradtile/layers/linear_backend.h>
+#include <gradtile/layers/linear_gelu_backend.h>
 #include <gradtile/layers/norm_backend.h>
 #include <gradtile/layers/rope_backend.h>
 
@@ -21,6 +22,14 @@ std::int64_t norm_partials(std::int64_t, std::int64_t) {
     operator_absent();
 }
 void add_column_sums(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void linear_gelu_forward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                         const Tensor&, Gelu::Form) {
+    operator_absent();
+}
+void linear_gelu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                          Gelu::Form) {
     operator_absent();
 }
 void gelu_forward(const Context&, const Tensor&, const Tensor&, Gelu::Form) {

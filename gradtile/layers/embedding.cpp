@@ -2,12 +2,14 @@
 
 #include <gradtile/layers/embedding_backend.h>
 #include <gradtile/layers/rows.h>
+#include <gradtile/layers/vocabulary.h>
 
 namespace gradtile {
 
 Embedding::Embedding(ParameterStore& parameters, const std::string& name, std::int64_t vocabulary,
                      std::int64_t width, double init_std)
-    : weight(parameters.add(name + ".weight", {vocabulary, width}, Init::normal(init_std))) {}
+    : weight(parameters.add(name + ".weight", {vocabulary, width}, Init::normal(init_std),
+                            vocabulary_multiple)) {}
 
 Tensor Embedding::forward(const Context& ctx, const Tensor& tokens, Saved& saved) const {
     check(tokens.dtype() == DType::i32 && tokens.is_contiguous(), "embedding: tokens ", tokens,

@@ -56,6 +56,7 @@ struct TrainConfig {
     std::int64_t threads = 0;  ///< 0: every core
     TrainDType dtype = TrainDType::f32;
     DeviceChoice device = DeviceChoice::automatic;
+    bool tf32 = false;              ///< see Context::with_tf32
     std::int64_t eval_every = 250;  ///< 0: only at the end
     std::int64_t save_every = 500;  ///< 0: only at the end
     std::int64_t keep_last = 2;
@@ -121,6 +122,7 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("deterministic", c.model.deterministic,
           "on a GPU: the same bits in every run, at some cost; the CPU always is");
     visit("cuda-graph", c.cuda_graph, "on a GPU: replay each step as one captured graph");
+    visit("tf32", c.tf32, "f32 matrix products on GPUs may round operands to TF32");
     visit("eval-every", c.eval_every, "steps between evaluations; 0: only at the end");
     visit("save-every", c.save_every, "steps between checkpoints; 0: only at the end");
     visit("keep-last", c.keep_last, "newest checkpoints kept");

@@ -135,7 +135,9 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message) : on_message_(
 Trainer::~Trainer() = default;
 
 void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
-    const Context ctx(resolve_device(config_.device), static_cast<int>(config_.threads));
+    const Context ctx = Context(resolve_device(config_.device), static_cast<int>(config_.threads))
+                            .with_tf32(config_.tf32)
+                            .with_deterministic(config_.model.deterministic);
     Dataset dataset = load_dataset(dataset_options(config_), tokenizer);
     if (dataset.tokenizer) config_.tokenizer = dataset.tokenizer->kind();
     if (config_.model.vocabulary == 0) config_.model.vocabulary = dataset.vocabulary;

@@ -1,5 +1,6 @@
 #include <gradtile/core/gemm.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <ostream>
@@ -15,14 +16,21 @@ namespace {
 
 struct Types {
     DType in, out;
+    Device device = Device::cpu();
 };
 void PrintTo(const Types& types, std::ostream* out) {
-    *out << types.in << "_to_" << types.out;
+    *out << types.in << "_to_" << types.out << (types.device.is_cpu() ? "" : "_cuda");
 }
 
 constexpr Types all_types[] = {{DType::f64, DType::f64},   {DType::f32, DType::f32},
                                {DType::bf16, DType::bf16}, {DType::bf16, DType::f32},
                                {DType::f16, DType::f16},   {DType::f16, DType::f32}};
+
+std::vector<Types> all_types_on(Device device) {
+    std::vector<Types> types(std::begin(all_types), std::end(all_types));
+    for (Types& each : types) each.device = device;
+    return types;
+}
 
 /// Distance from 1 to the next number of the dtype: twice the largest relative error of one rounding.
 double epsilon_of(DType type) {
@@ -71,8 +79,17 @@ void expect_product(const Context& ctx, const Tensor& c, const Tensor& c0, const
         size *= std::abs(options.alpha);
         if (options.accumulate) expected += before[e], size += std::abs(before[e]);
         if (!bias.empty()) expected += bias[j], size += std::abs(bias[j]);
-        const double bound = (static_cast<double>(k) + 3) * sum_epsilon * size +
-                             epsilon_of(c.dtype()) / 2 * std::abs(expected) + 0x1p-24;  // f16's subnormals
+        double bound = (static_cast<double>(k) + 3) * sum_epsilon * size +
+                       epsilon_of(c.dtype()) / 2 * std::abs(expected) + 0x1p-24;  // f16's subnormals
+        if (ctx.device().is_cuda() && is_16_bit(c.dtype())) {
+            // What is added to the product may be added one by one, in any order, each sum rounded to c's
+            // type.
+            const double half = epsilon_of(c.dtype()) / 2, product = options.alpha * sum;
+            if (options.accumulate || !bias.empty()) bound += half * std::abs(product);
+            if (options.accumulate && !bias.empty())
+                bound += half * std::max({std::abs(before[e] + bias[j]), std::abs(product + before[e]),
+                                          std::abs(product + bias[j])});
+        }
         ASSERT_LE(std::abs(got[e] - expected), bound)
             << "at [" << batch << ", " << i << ", " << j << "] of " << c << " = " << a << " * " << b;
     }
@@ -80,11 +97,15 @@ void expect_product(const Context& ctx, const Tensor& c, const Tensor& c0, const
 
 class GemmOfTypes : public testing::TestWithParam<Types> {
   protected:
-    Context ctx{Device::cpu(), 2};
+    void SetUp() override {
+        if (GetParam().device.is_cuda() && cuda_device_count() == 0)
+            GTEST_SKIP() << "no usable CUDA device on this machine";
+    }
+    Context ctx{cuda_device_count() > 0 ? GetParam().device : Device::cpu(), 2};
 
     /// One product of [m, k] and [k, n] with every operand's rows padded.
     void run(std::int64_t m, std::int64_t n, std::int64_t k, GemmOptions options, std::int64_t padding = 3) {
-        const auto [in, out] = GetParam();
+        const auto [in, out, device] = GetParam();
         const Tensor a = operand(ctx, options.trans_a ? Shape{k, m} : Shape{m, k}, in, 1, padding);
         const Tensor b = operand(ctx, options.trans_b ? Shape{n, k} : Shape{k, n}, in, 2, padding);
         const Tensor c = operand(ctx, {m, n}, out, 3, padding);
@@ -105,6 +126,14 @@ TEST_P(GemmOfTypes, OddShapesAndTransposes) {
                                   {129, 47, 530}})
         for (const bool trans_a : {false, true})
             for (const bool trans_b : {false, true}) run(m, n, k, {.trans_a = trans_a, .trans_b = trans_b});
+}
+
+TEST_P(GemmOfTypes, AlignedShapesOfATransformer) {
+    run(512, 768, 256, {.trans_b = true}, 0);
+    run(512, 256, 768, {}, 0);
+    run(256, 768, 512, {.trans_a = true, .accumulate = true}, 0);
+    run(128, 1003, 64, {.trans_b = true}, 5);  // an odd vocabulary in aligned rows
+    run(128, 64, 1003, {}, 5);
 }
 
 TEST_P(GemmOfTypes, ShapesThatAreCutIntoSeveralBlocks) {
@@ -136,7 +165,7 @@ TEST_P(GemmOfTypes, NoRowsOrColumnsIsNoWork) {
 }
 
 TEST_P(GemmOfTypes, BatchesWithAnyStridesStrideZeroIncluded) {
-    const auto [in, out] = GetParam();
+    const auto [in, out, device] = GetParam();
     const std::int64_t batch = 2, heads = 3, m = 37, n = 21, k = 16;
     const Tensor a = randn(ctx, {batch, m, heads, k}, in, Seed{1}).transpose(1, 2);  // packed heads
     const Tensor shared = randn(ctx, {batch, 1, k, n}, in, Seed{2}).expand({batch, heads, k, n});
@@ -152,7 +181,7 @@ TEST_P(GemmOfTypes, BatchesWithAnyStridesStrideZeroIncluded) {
 }
 
 TEST_P(GemmOfTypes, TransposedViewsNeedNoFlag) {
-    const auto [in, out] = GetParam();
+    const auto [in, out, device] = GetParam();
     const Tensor a = randn(ctx, {40, 50}, in, Seed{1}).transpose(0, 1);
     const Tensor b = randn(ctx, {30, 40}, in, Seed{2}).transpose(0, 1);
     const Tensor c = zeros(ctx, {50, 30}, out);
@@ -161,7 +190,8 @@ TEST_P(GemmOfTypes, TransposedViewsNeedNoFlag) {
 }
 
 TEST_P(GemmOfTypes, BitsDoNotDependOnTheNumberOfThreads) {
-    const auto [in, out] = GetParam();
+    const auto [in, out, device] = GetParam();
+    if (device.is_cuda()) GTEST_SKIP() << "a GPU's products use no threads of ours";
     const Tensor a = randn(ctx, {300, 190}, in, Seed{1}), b = randn(ctx, {700, 190}, in, Seed{2});
     std::vector<double> one_thread;
     for (const int threads : {1, 2, 3, 5}) {
@@ -178,13 +208,15 @@ TEST_P(GemmOfTypes, BitsDoNotDependOnTheNumberOfThreads) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Gemm, GemmOfTypes, testing::ValuesIn(all_types),
+INSTANTIATE_TEST_SUITE_P(Gemm, GemmOfTypes, testing::ValuesIn(all_types_on(Device::cpu())),
+                         [](const auto& info) { return testing::PrintToString(info.param); });
+INSTANTIATE_TEST_SUITE_P(GemmOnCuda, GemmOfTypes, testing::ValuesIn(all_types_on(Device::cuda(0))),
                          [](const auto& info) { return testing::PrintToString(info.param); });
 
 TEST(Gemm, NonFiniteValuesArriveAndAnOverwrittenNanDoesNot) {
     const Context ctx(Device::cpu(), 1);
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    for (const auto [in, out] : all_types) {
+    for (const auto& [in, out, device] : all_types) {
         const Tensor a = zeros(ctx, {2, 2}, in), b = zeros(ctx, {2, 2}, in), c = empty(ctx, {2, 2}, out);
         fill(ctx, c, nan);
         fill(ctx, a.select(0, 1), nan);

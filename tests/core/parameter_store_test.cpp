@@ -32,6 +32,23 @@ TEST(ParameterStore, LaysOutNamedViewsOfFlatBlocks) {
     EXPECT_THROW(store.find("gain"), Error);
 }
 
+TEST(ParameterStore, PadsRowsWithZerosThatBelongToNoParameter) {
+    ParameterStore store;
+    const Parameter table = store.add("table", {3, 50}, Init::normal(1.0), 8);
+    const Parameter behind = store.add("behind", {2}, Init::ones());
+    store.allocate(ctx, DType::bf16);
+    store.initialize(ctx, Seed{1});
+    EXPECT_EQ(store.count(), 152);
+    EXPECT_EQ(table.shape(), (Shape{3, 50}));
+    EXPECT_EQ(table.padded_value().shape(), (Shape{8, 50}));
+    EXPECT_EQ(table.padded_grad().shape(), (Shape{8, 50}));
+    EXPECT_EQ(table.padded_value().raw_data(), table.value().raw_data());
+    EXPECT_EQ(table.padded_grad().raw_data(), table.grad().raw_data());
+    EXPECT_GE(behind.offset(), table.offset() + 8 * 50);
+    EXPECT_THAT(to_host(ctx, table.padded_value().slice(0, 3, 5)), testing::Each(0.0));
+    EXPECT_EQ(behind.padded_value().shape(), behind.shape());
+}
+
 TEST(ParameterStore, SixteenBitValuesAreTheirMastersRounded) {
     const Store store(DType::bf16), wide(DType::f32);
     ASSERT_TRUE(store.has_master());

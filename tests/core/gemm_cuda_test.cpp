@@ -1,0 +1,255 @@
+// What matrix products on a GPU do beyond gemm.h's contract, which gemm_test.cpp checks on both devices:
+// fused GELU, graphs, TF32, kept algorithms.
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numbers>
+#include <optional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/cuda_check.h>
+#include <gradtile/core/gemm_algorithms.h>
+#include <gradtile/core/gemm_lt.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+using cuda::cuda_check;
+using cuda::GemmFusion;
+
+class GemmOnCuda : public testing::Test {
+  protected:
+    void SetUp() override {
+        if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
+        context_.emplace(Device::cuda(0), 1);
+    }
+    const Context& ctx() const { return *context_; }
+
+    Tensor poisoned(const Shape& shape, DType type) const {
+        const Tensor x = empty(ctx(), shape, type);
+        fill(ctx(), x, std::numeric_limits<double>::quiet_NaN());
+        return x;
+    }
+
+  private:
+    std::optional<Context> context_;
+};
+
+double epsilon_of(DType type) {
+    return type == DType::f32 ? 0x1p-23 : type == DType::bf16 ? 0x1p-7 : 0x1p-10;
+}
+
+/// GPT-2's GELU and its derivative in float64.
+struct GeluAt {
+    double value, slope, slope_of_tanh;
+
+    explicit GeluAt(double x) {
+        const double root = std::sqrt(2 / std::numbers::pi), inner = root * (x + 0.044715 * x * x * x);
+        const double t = std::tanh(inner), inner_slope = root * (1 + 3 * 0.044715 * x * x);
+        value = 0.5 * x * (1 + t);
+        slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner_slope;
+        slope_of_tanh = 0.5 + std::abs(x * t) * inner_slope;  // |d slope / d t|
+    }
+};
+
+/// sum and sum of magnitudes over p of left(p) right(p).
+struct Dot {
+    double value = 0, size = 0;
+    Dot(std::int64_t n, const std::function<double(std::int64_t)>& term) {
+        for (std::int64_t p = 0; p < n; ++p) value += term(p), size += std::abs(term(p));
+    }
+};
+
+struct FusedCase {
+    DType type;
+    std::int64_t rows, in, out, padding;
+    bool bias;
+    bool must_fuse;  // the shapes of models; others may fall back
+};
+
+const FusedCase fused_cases[] = {
+    {DType::bf16, 256, 128, 512, 0, true, true}, {DType::bf16, 256, 128, 512, 0, false, true},
+    {DType::f16, 256, 128, 512, 0, true, true},  {DType::bf16, 200, 96, 384, 8, true, false},
+    {DType::bf16, 37, 65, 131, 0, true, false},  {DType::bf16, 37, 65, 131, 3, false, false},
+    {DType::f16, 1, 64, 72, 0, true, false},
+};
+
+/// The hardware's tanh is off by 2^-11 of its value (PTX ISA, tanh.approx.f32).
+constexpr double tanh_error = 0x1p-11;
+
+/// hidden is rounded once for the product and once for the bias, as gemm() may.
+/// Bound of y: that of rounding the pre-activation h to the 16-bit type before the GELU, as two operators
+/// would, whose slope is at most 1.13; plus the sum's error, the output's rounding and tanh's error times |x|
+/// / 2.
+TEST_F(GemmOnCuda, GeluForwardIsAsAccurateAsTwoOperators) {
+    for (const auto& [type, rows, in, out, padding, with_bias, must_fuse] : fused_cases) {
+        const Tensor x = randn(ctx(), {rows, in + padding}, type, Seed{1}).slice(1, 0, in);
+        const Tensor w = randn(ctx(), {out, in + padding}, type, Seed{2}).slice(1, 0, in);
+        const Tensor b = randn(ctx(), {out}, type, Seed{3});
+        const Tensor y = poisoned({rows, out}, type), h = poisoned({rows, out}, type);
+        GemmOptions options{.trans_b = true, .alpha = 1.0};
+        if (with_bias) options.bias = b;
+        const bool fused =
+            cuda::gemm_lt(ctx(), y, x, w, options, {.gelu = GemmFusion::Gelu::forward, .hidden = h});
+        EXPECT_TRUE(fused || !must_fuse) << type << ' ' << rows << 'x' << out << 'x' << in;
+        if (!fused) continue;
+        const auto xs = to_host(ctx(), x), ws = to_host(ctx(), w), bs = to_host(ctx(), b);
+        const auto ys = to_host(ctx(), y), hs = to_host(ctx(), h);
+        for (std::int64_t r = 0; r < rows; ++r)
+            for (std::int64_t o = 0; o < out; ++o) {
+                const Dot dot(in, [&](std::int64_t p) { return xs[r * in + p] * ws[o * in + p]; });
+                const double bias = with_bias ? bs[o] : 0.0, hidden = dot.value + bias;
+                const double summing = (static_cast<double>(in) + 3) * 0x1p-23 * (dot.size + std::abs(bias));
+                const double half = epsilon_of(type) / 2;
+                const double rounding =
+                    half * std::abs(hidden) + (with_bias ? half * std::abs(dot.value) : 0.0);
+                ASSERT_LE(std::abs(hs[r * out + o] - hidden), summing + rounding + 0x1p-24)
+                    << type << " at [" << r << ", " << o << ']';
+                const double expected = GeluAt(hidden).value;
+                ASSERT_LE(std::abs(ys[r * out + o] - expected),
+                          1.13 * (summing + rounding) + half * std::abs(expected) +
+                              tanh_error / 2 * std::abs(hidden) + 0x1p-24)
+                    << type << " at [" << r << ", " << o << "], hidden " << hidden;
+            }
+    }
+}
+
+/// Bound: product and result each rounded once to the 16-bit type, as two operators would; plus the sum's
+/// error and tanh's, which the derivative multiplies by |d slope / d tanh|.
+TEST_F(GemmOnCuda, GeluBackwardIsAsAccurateAsTwoOperators) {
+    for (const auto& [type, rows, in, out, padding, with_bias, must_fuse] : fused_cases) {
+        const Tensor dy = randn(ctx(), {rows, in + padding}, type, Seed{1}).slice(1, 0, in);
+        const Tensor w = randn(ctx(), {in, out + padding}, type, Seed{2}).slice(1, 0, out);
+        const Tensor h = randn(ctx(), {rows, out}, type, Seed{3});
+        const Tensor dh = poisoned({rows, out}, type);
+        const bool fused =
+            cuda::gemm_lt(ctx(), dh, dy, w, {}, {.gelu = GemmFusion::Gelu::backward, .hidden = h});
+        EXPECT_TRUE(fused || !must_fuse) << type << ' ' << rows << 'x' << out << 'x' << in;
+        if (!fused) continue;
+        const auto dys = to_host(ctx(), dy), ws = to_host(ctx(), w), hs = to_host(ctx(), h);
+        const auto dhs = to_host(ctx(), dh);
+        for (std::int64_t r = 0; r < rows; ++r)
+            for (std::int64_t o = 0; o < out; ++o) {
+                const Dot dot(in, [&](std::int64_t p) { return dys[r * in + p] * ws[p * out + o]; });
+                const GeluAt gelu(hs[r * out + o]);
+                const double expected = dot.value * gelu.slope;
+                const double summing = (static_cast<double>(in) + 3) * 0x1p-23 * dot.size;
+                ASSERT_LE(std::abs(dhs[r * out + o] - expected),
+                          1.13 * summing + epsilon_of(type) * std::abs(expected) +
+                              tanh_error * gelu.slope_of_tanh * std::abs(dot.value) + 0x1p-24)
+                    << type << " at [" << r << ", " << o << "], hidden " << hs[r * out + o];
+            }
+    }
+}
+
+/// A graph of one product, replayed, on a context that has never computed before: its workspace and handle
+/// are made while the stream is captured.
+TEST_F(GemmOnCuda, ProductsCanBeCapturedAndReplayed) {
+    for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
+        const Tensor a = randn(ctx(), {256, 192}, type, Seed{1}), b = randn(ctx(), {320, 192}, type, Seed{2});
+        const Tensor bias = randn(ctx(), {320}, type, Seed{3});
+        const auto product = [&](const Context& on, const Tensor& c) {
+            gemm(on, c, a, b, {.trans_b = true, .bias = bias});
+        };
+        const Context plain = Context(Device::cuda(0), 1).with_deterministic(true);
+        const Tensor expected = poisoned({256, 320}, type), c = poisoned({256, 320}, type);
+        to_host(ctx(), c);  // what was enqueued on ctx's stream is done
+        product(plain, expected);
+        const auto bits = to_host(plain, expected);
+
+        const Context fresh(Device::cuda(0), 1);
+        const auto stream = static_cast<cudaStream_t>(fresh.stream());
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t executable = nullptr;
+        cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        product(fresh, c);
+        cuda_check(cudaStreamEndCapture(stream, &graph));
+        cuda_check(cudaGraphInstantiate(&executable, graph, 0));
+        EXPECT_TRUE(std::isnan(to_host(fresh, c)[0])) << "capturing must not compute";
+        for (int replay = 0; replay < 2; ++replay) {
+            fill(fresh, c, std::numeric_limits<double>::quiet_NaN());
+            cuda_check(cudaGraphLaunch(executable, stream));
+            EXPECT_EQ(to_host(fresh, c), bits) << type << " replay " << replay;
+        }
+        cuda_check(cudaGraphExecDestroy(executable));
+        cuda_check(cudaGraphDestroy(graph));
+    }
+}
+
+/// True float32 is within k eps / 2 of sum |a||b|; TF32 drops 13 bits of each operand, and with random
+/// operands its error is far beyond that: it is measured against the float32 bound itself.
+TEST_F(GemmOnCuda, Float32IsFloat32UnlessTf32IsAskedFor) {
+    const std::int64_t m = 256, n = 256, k = 64;
+    const Tensor a = randn(ctx(), {m, k}, DType::f32, Seed{1}), b = randn(ctx(), {n, k}, DType::f32, Seed{2});
+    const auto as = to_host(ctx(), a), bs = to_host(ctx(), b);
+    const auto worst_in_bounds = [&](const Context& on) {
+        const Tensor c = empty(on, {m, n}, DType::f32);
+        gemm(on, c, a, b, {.trans_b = true});
+        const auto cs = to_host(on, c);
+        double worst = 0;
+        for (std::int64_t i = 0; i < m; ++i)
+            for (std::int64_t j = 0; j < n; ++j) {
+                const Dot dot(k, [&](std::int64_t p) { return as[i * k + p] * bs[j * k + p]; });
+                worst = std::max(worst, std::abs(cs[i * n + j] - dot.value) /
+                                            (static_cast<double>(k) * 0x1p-24 * dot.size));
+            }
+        return worst;
+    };
+    EXPECT_FALSE(ctx().tf32());
+    EXPECT_LE(worst_in_bounds(ctx()), 1.0);
+    EXPECT_GT(worst_in_bounds(ctx().with_tf32(true)), 4.0);
+}
+
+/// A choice made by timing, carried to a deterministic context, gives its bits again; and timing a product
+/// that accumulates adds to c once.
+TEST_F(GemmOnCuda, ChosenAlgorithmsCanBeCarriedToAnotherContext) {
+    const Tensor a = randn(ctx(), {4096, 256}, DType::bf16, Seed{1});
+    const Tensor b = randn(ctx(), {4096, 128}, DType::bf16, Seed{2});
+    const auto gradient = [&](const Context& on, const Tensor& c) {
+        gemm(on, c, a, b, {.trans_a = true, .accumulate = true});
+        return to_host(on, c);
+    };
+    const Tensor timed = zeros(ctx(), {256, 128}, DType::f32);
+    const auto first = gradient(ctx(), timed);
+    const auto chosen = gemm_algorithms(ctx());
+    ASSERT_EQ(chosen.size(), 1u);
+
+    const Context other = Context(Device::cuda(0), 1).with_deterministic(true);
+    EXPECT_TRUE(gemm_algorithms(other).empty());
+    restore_gemm_algorithms(other, chosen);
+    const Tensor restored = zeros(other, {256, 128}, DType::f32);
+    EXPECT_EQ(gradient(other, restored), first);
+    EXPECT_EQ(gemm_algorithms(other), chosen);
+
+    const auto twice = gradient(other, restored);
+    for (std::size_t i = 0; i < twice.size(); ++i)
+        ASSERT_NEAR(twice[i], 2 * first[i], 4097 * 0x1p-23 * 4096 * 25);  // |a|, |b| < 5
+}
+
+/// An algorithm that cannot run this product is replaced, not reported.
+TEST_F(GemmOnCuda, AChoiceThatDoesNotFitIsMadeAnew) {
+    const auto square = [&](const Context& on, DType type) {
+        const Tensor a = randn(on, {64, 64}, type, Seed{1}), c = empty(on, {64, 64}, DType::f32);
+        gemm(on, c, a, a);
+        return to_host(on, c);
+    };
+    const auto expected = square(ctx(), DType::bf16);
+    auto chosen = gemm_algorithms(ctx());
+    ASSERT_EQ(chosen.size(), 1u);
+    const Context single(Device::cuda(0), 1), other(Device::cuda(0), 1);
+    square(single, DType::f32);
+    ASSERT_EQ(gemm_algorithms(single).size(), 1u);
+    chosen[0].algorithm = gemm_algorithms(single)[0].algorithm;
+    restore_gemm_algorithms(other, chosen);
+    const auto got = square(other, DType::bf16);
+    for (std::size_t i = 0; i < got.size(); ++i)
+        ASSERT_NEAR(got[i], expected[i], 2 * 64 * 0x1p-23 * 64 * 25);  // |a| < 5
+    EXPECT_NE(gemm_algorithms(other), chosen);
+}
+
+}  // namespace
+}  // namespace gradtile
