@@ -15,11 +15,20 @@ struct Philox {
 
     static constexpr int rounds = 10;
 
+    /// All 64 bits of a product.
+    GRADTILE_HOST_DEVICE static constexpr std::uint64_t wide_product(std::uint32_t a, std::uint32_t b) {
+#ifdef __CUDA_ARCH__
+        // Two 32-bit products; as 64-bit factors, even with empty upper halves, they would cost more.
+        return std::uint64_t{__umulhi(a, b)} << 32 | a * b;
+#else
+        return std::uint64_t{a} * b;
+#endif
+    }
     /// One round of (c0, c1, c2, c3), and the key of the next.
     GRADTILE_HOST_DEVICE static constexpr void round(std::uint32_t& c0, std::uint32_t& c1, std::uint32_t& c2,
                                                      std::uint32_t& c3, Key key) {
-        const std::uint64_t product_0 = std::uint64_t{0xD2511F53u} * c0;
-        const std::uint64_t product_1 = std::uint64_t{0xCD9E8D57u} * c2;
+        const std::uint64_t product_0 = wide_product(0xD2511F53u, c0);
+        const std::uint64_t product_1 = wide_product(0xCD9E8D57u, c2);
         c0 = static_cast<std::uint32_t>(product_1 >> 32) ^ c1 ^ key[0];
         c1 = static_cast<std::uint32_t>(product_1);
         c2 = static_cast<std::uint32_t>(product_0 >> 32) ^ c3 ^ key[1];

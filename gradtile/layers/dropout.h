@@ -26,7 +26,11 @@ struct SeedPurposes {
         return longer;
     }
     GRADTILE_HOST_DEVICE std::uint64_t mixed_with(std::uint64_t seed) const {
-        for (int i = 0; i < count; ++i) seed = mix_seed(seed, values[static_cast<std::size_t>(i)]);
+#ifdef __CUDA_ARCH__
+#pragma unroll  // an index only known at run time would move the kernel's arguments to local memory
+#endif
+        for (int i = 0; i < most; ++i)
+            if (i < count) seed = mix_seed(seed, values[static_cast<std::size_t>(i)]);
         return seed;
     }
 };
