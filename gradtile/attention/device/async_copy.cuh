@@ -8,12 +8,19 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// threadIdx.x, read anew: what a loop derives from it rarely is better computed again than kept in registers
-/// beside accumulators that fill them.
-__device__ __forceinline__ int thread_index_anew() {
-    int index;
+/// The thread's place in its block, read anew: what a loop derives from it rarely is better computed again
+/// than kept in registers beside accumulators that fill them.
+__device__ __forceinline__ unsigned thread_index_anew() {
+    unsigned index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
     return index;
+}
+__device__ __forceinline__ int lane_index() {
+    return static_cast<int>(thread_index_anew() % 32);
+}
+/// The same for all lanes, and through the shuffle known to be: what follows from it takes uniform registers.
+__device__ __forceinline__ int warp_index() {
+    return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
 }
 
 /// 16 bytes, past the L1; zeros, without reading, where not `valid`.

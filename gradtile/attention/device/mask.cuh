@@ -28,14 +28,18 @@ struct DeviceMask {
     __device__ int first_row(int key) const { return max(0, key - offset - right); }
     __device__ int past_row(int key) const { return min(queries, key - offset + left + 1); }
 
-    /// Whether each of rows [row, row + rows) sees each of keys [key, key + keys_); rows beyond the last
+    // Blocks lie on the diagonal key - row, which is all that a bounded side asks for.
+    /// Whether each of rows [row, row + rows) sees each of keys [key, key + columns); rows beyond the last
     /// count as the others do.
-    __device__ bool sees_all(int row, int rows, int key, int keys_) const {
-        return first_key(row + rows - 1) <= key && past_key(row) >= key + keys_;
+    __device__ bool sees_all(int row, int rows, int key, int columns) const {
+        const int diagonal = key - row;
+        return diagonal >= offset - left + rows - 1 && diagonal + columns <= offset + right + 1 &&
+               key + columns <= keys;
     }
     /// Whether any of these rows may see any of these keys.
-    __device__ bool sees_any(int row, int rows, int key, int keys_) const {
-        return first_key(row) < key + keys_ && past_key(row + rows - 1) > key;
+    __device__ bool sees_any(int row, int rows, int key, int columns) const {
+        const int diagonal = key - row;
+        return diagonal + columns > offset - left && diagonal < offset + right + rows && key < keys;
     }
 };
 
@@ -44,7 +48,7 @@ struct DeviceMask {
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void mask_scores(FragmentC (&s)[m_tiles][n_tiles], const DeviceMask& mask, int row,
                                             int key) {
-    const int lane = thread_index_anew() % 32;
+    const int lane = lane_index();
     row += lane / 4;
     key += lane % 4 * 2;
 #pragma unroll
@@ -67,7 +71,7 @@ __device__ __forceinline__ void mask_scores(FragmentC (&s)[m_tiles][n_tiles], co
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void mask_transposed_probabilities(FragmentC (&p)[m_tiles][n_tiles],
                                                               const DeviceMask& mask, int key, int row) {
-    const int lane = thread_index_anew() % 32;
+    const int lane = lane_index();
     key += lane / 4;
     row += lane % 4 * 2;
 #pragma unroll

@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_tile_async(std::uint32_t tile, const T* sou
     // A thread keeps its column, and its rows lie so far apart that the swizzle does not change: one address
     // on each side and constant steps. A few threads may have nothing to do.
     constexpr int at_once = threads / Tile::row_chunks, step = at_once >= 8 ? at_once / 8 * 8 : at_once;
-    const int thread = thread_index_anew();
+    const int thread = static_cast<int>(thread_index_anew());
     if (step * Tile::row_chunks != threads && thread >= step * Tile::row_chunks) return;
     const int row = thread / Tile::row_chunks, chunk = thread % Tile::row_chunks;
     const T* from = source + row * row_stride + chunk * 8;
@@ -58,11 +58,11 @@ template <class Tile>
 class LanePointer {
   public:
     __device__ static LanePointer stacked(std::uint32_t tile) {
-        const int lane = static_cast<int>(threadIdx.x % 32);
+        const int lane = lane_index();
         return LanePointer(tile + Tile::offset(lane & 15, lane >> 4));
     }
     __device__ static LanePointer paired(std::uint32_t tile) {
-        const int lane = static_cast<int>(threadIdx.x % 32);
+        const int lane = lane_index();
         return LanePointer(tile + Tile::offset((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1));
     }
     /// The 16 x 16 block at (row, column), both multiples of 16. Constants, when loops are unrolled: a XOR
@@ -78,11 +78,12 @@ class LanePointer {
     std::uint32_t base_;
 };
 
-/// c[16 m_tiles, 8 n_tiles] += a * b^T for a [.., depth], b [8 n_tiles, depth], both in shared memory.
-template <class T, int depth, class TileA, class TileB, int m_tiles, int n_tiles>
+/// c[16 m_tiles, 8 n_tiles] += a * b^T for a [.., depth], b [8 n_tiles, depth], both in shared memory. Only
+/// `unrolled` steps of 16 in depth are unrolled: the compiler else fetches so far ahead that registers spill.
+template <class T, int depth, int unrolled, class TileA, class TileB, int m_tiles, int n_tiles>
 __device__ __forceinline__ void multiply_a_bt(FragmentC (&c)[m_tiles][n_tiles], LanePointer<TileA> a,
                                               LanePointer<TileB> b) {
-#pragma unroll
+#pragma unroll unrolled
     for (int k = 0; k < depth; k += 16) {
         FragmentA fragment[m_tiles];
 #pragma unroll
@@ -120,10 +121,10 @@ __device__ __forceinline__ void multiply_a_b(FragmentC (&c)[m_tiles][n_tiles],
 
 /// c += a^T * b for a [depth, 16 m_tiles], b [depth, 8 n_tiles], both in shared memory and from the given
 /// columns of their tiles on (multiples of 16).
-template <class T, int depth, class TileA, class TileB, int m_tiles, int n_tiles>
+template <class T, int depth, int unrolled, class TileA, class TileB, int m_tiles, int n_tiles>
 __device__ __forceinline__ void multiply_at_b(FragmentC (&c)[m_tiles][n_tiles], LanePointer<TileA> a,
                                               int a_column, LanePointer<TileB> b, int b_column) {
-#pragma unroll
+#pragma unroll unrolled
     for (int k = 0; k < depth; k += 16) {
         FragmentA fragment[m_tiles];
 #pragma unroll
@@ -151,19 +152,23 @@ __device__ __forceinline__ void clear(FragmentC (&c)[m_tiles][n_tiles]) {
             for (int e = 0; e < 4; ++e) c[m][n][e] = 0;
 }
 
-/// The accumulators of a product, rounded, as the operand A of the next one: c's columns become k.
+/// 16 columns of a product's accumulators, rounded, as an operand A of the next one.
+template <class T>
+__device__ __forceinline__ void pack_fragment(FragmentA& a, const FragmentC& left, const FragmentC& right) {
+    a[0] = pack<T>(left[0], left[1]);
+    a[1] = pack<T>(left[2], left[3]);
+    a[2] = pack<T>(right[0], right[1]);
+    a[3] = pack<T>(right[2], right[3]);
+}
+
+/// All the accumulators of a product as the operand A of the next one: c's columns become k.
 template <class T, int m_tiles, int n_tiles>
 __device__ __forceinline__ void as_operand_a(FragmentA (&a)[n_tiles / 2][m_tiles],
                                              const FragmentC (&c)[m_tiles][n_tiles]) {
 #pragma unroll
     for (int k = 0; k < n_tiles / 2; ++k)
 #pragma unroll
-        for (int m = 0; m < m_tiles; ++m) {
-            a[k][m][0] = pack<T>(c[m][2 * k][0], c[m][2 * k][1]);
-            a[k][m][1] = pack<T>(c[m][2 * k][2], c[m][2 * k][3]);
-            a[k][m][2] = pack<T>(c[m][2 * k + 1][0], c[m][2 * k + 1][1]);
-            a[k][m][3] = pack<T>(c[m][2 * k + 1][2], c[m][2 * k + 1][3]);
-        }
+        for (int m = 0; m < m_tiles; ++m) pack_fragment<T>(a[k][m], c[m][2 * k], c[m][2 * k + 1]);
 }
 
 /// Rows of a warp's results on their way out: fragments to the warp's own rows of a shared tile, from where
@@ -182,7 +187,7 @@ __device__ __forceinline__ void stage_rows(std::uint32_t warp_rows, const Fragme
 template <class Tile, int rows, class T>
 __device__ __forceinline__ void store_staged_rows(T* to, std::int64_t row_stride, std::uint32_t warp_rows,
                                                   int valid_rows, int valid_columns) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < rows * Tile::row_chunks / 32; ++i) {
         const int index = lane + i * 32, row = index / Tile::row_chunks, chunk = index % Tile::row_chunks;

@@ -1,0 +1,151 @@
+// 16-bit flash attention on the GPU: what tensors the kernels take as they are, scratch, and the launches.
+// Runs on sm_80 and later.
+#include <cmath>
+#include <numbers>
+
+#include <gradtile/attention/flash_16bit_parameters.h>
+#include <gradtile/attention/flash_kernels_cuda.h>
+#include <gradtile/core/cuda_check.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile::attention::cuda {
+namespace {
+
+/// Kernels move 16 bytes of a row at a time: rows must be dense and lie at multiples of that.
+bool has_vector_rows(const Tensor& x) {
+    constexpr std::int64_t vector = 8;
+    if (x.stride(3) != 1 || reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 != 0) return false;
+    for (int axis = 0; axis < 3; ++axis)
+        if (x.size(axis) > 1 && x.stride(axis) % vector != 0) return false;
+    return true;
+}
+
+template <class T>
+HeadsView<T> view_of(const Tensor& x) {
+    return {reinterpret_cast<T*>(x.raw_data()), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+/// An input as the kernels read it: itself, or a copy in scratch.
+class Input {
+  public:
+    Input(const Context& ctx, const Tensor& x)
+        : source_(x), tensor_(has_vector_rows(x) ? x : empty(ctx, x.shape(), x.dtype())) {}
+    void load(const Context& ctx) const {
+        if (!has_vector_rows(source_)) copy(ctx, tensor_, source_);
+    }
+    HeadsView<const std::uint16_t> view() const { return view_of<const std::uint16_t>(tensor_); }
+
+  private:
+    Tensor source_, tensor_;
+};
+
+/// An output as the kernels write it: itself, or scratch that is copied in the end.
+class Output {
+  public:
+    Output(const Context& ctx, const Tensor& x)
+        : target_(x), tensor_(has_vector_rows(x) ? x : empty(ctx, x.shape(), x.dtype())) {}
+    void store(const Context& ctx) const {
+        if (!has_vector_rows(target_)) copy(ctx, target_, tensor_);
+    }
+    HeadsView<std::uint16_t> view() const { return view_of<std::uint16_t>(tensor_); }
+
+  private:
+    Tensor target_, tensor_;
+};
+
+struct Sizes {
+    int batch, heads, group, qk_dim, v_dim;
+
+    Sizes(const Tensor& q, const Tensor& k, const Tensor& v)
+        : batch(static_cast<int>(q.size(0))),
+          heads(static_cast<int>(q.size(2))),
+          group(k.size(2) == 0 ? 1 : static_cast<int>(q.size(2) / k.size(2))),
+          qk_dim(static_cast<int>(q.size(3))),
+          v_dim(static_cast<int>(v.size(3))) {
+        check(q.size(1) <= device::DeviceMask::longest && k.size(1) <= device::DeviceMask::longest,
+              "attention: sequences of ", q.size(1), " and ", k.size(1), " are longer than ",
+              device::DeviceMask::longest, ", the most that 16-bit kernels of the GPU count to");
+        // A grid has 2^31 - 1 blocks, which take at least 16 rows each.
+        check(q.size(0) * q.size(2) * (q.size(1) + 128) / 16 < std::int64_t{1} << 31,
+              "attention: ", q.size(0), " x ", q.size(2), " heads of ", q.size(1),
+              " rows exceed a CUDA grid");
+    }
+};
+
+constexpr double log2_e = std::numbers::log2e;
+
+}  // namespace
+
+void flash_16bit_forward(const Context& ctx, const Resolved& options, const Tensor& q_in, const Tensor& k_in,
+                         const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
+    const Sizes sizes(q_in, k_in, v_in);
+    const Input q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
+    const Output o(ctx, o_out);
+    if (ctx.is_planning() || lse.elements() == 0) return;
+    gradtile::cuda::use_device(ctx.device());
+    for (const Input* x : {&q, &k, &v}) x->load(ctx);
+    const bool positive = options.scale > 0;
+    const ForwardParameters parameters{
+        .q = q.view(),
+        .k = k.view(),
+        .v = v.view(),
+        .o = o.view(),
+        .lse = lse.data<float>(),
+        .batch = sizes.batch,
+        .heads = sizes.heads,
+        .group = sizes.group,
+        .qk_dim = sizes.qk_dim,
+        .v_dim = sizes.v_dim,
+        .mask = device::DeviceMask(options.mask),
+        .scale_log2 = static_cast<float>(positive ? log2_e * options.scale : log2_e),
+        .prescale = positive ? 1.0f : static_cast<float>(options.scale)};
+    const auto launch = q_in.dtype() == DType::bf16 ? launch_forward<bfloat16> : launch_forward<float16>;
+    launch(parameters, static_cast<cudaStream_t>(ctx.stream()));
+    o.store(ctx);
+}
+
+void flash_16bit_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+                          const Tensor& d_o_in, const Gradients& into) {
+    const Sizes sizes(saved.q, saved.k, saved.v);
+    const Input q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_o_in);
+    const Output d_q(ctx, into.q), d_k(ctx, into.k), d_v(ctx, into.v);
+    const std::int64_t padded_rows =
+        (saved.q.size(1) + backward_row_padding - 1) / backward_row_padding * backward_row_padding;
+    const std::int64_t matrices = saved.q.size(0) * saved.q.size(2);
+    const int head_dim = padded_head_dim(std::max(sizes.qk_dim, sizes.v_dim));
+    const Tensor statistics = empty(ctx, {2, matrices, padded_rows}, DType::f32);
+    const Tensor d_q_sums = empty(ctx, {matrices, padded_rows, head_dim}, DType::f32);
+    const std::int64_t turns_per_block = options.deterministic ? backward_turns : 0;
+    const Tensor turns =
+        empty(ctx, {matrices, padded_rows / backward_row_padding, turns_per_block}, DType::i32);
+    if (ctx.is_planning() || saved.q.elements() + saved.k.elements() == 0) return;
+    gradtile::cuda::use_device(ctx.device());
+    for (const Input* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
+    const BackwardParameters parameters{.q = q.view(),
+                                        .k = k.view(),
+                                        .v = v.view(),
+                                        .o = o.view(),
+                                        .d_o = d_o.view(),
+                                        .d_q = d_q.view(),
+                                        .d_k = d_k.view(),
+                                        .d_v = d_v.view(),
+                                        .lse = saved.lse.data<float>(),
+                                        .lse_log2 = statistics.data<float>(),
+                                        .delta = statistics.data<float>() + matrices * padded_rows,
+                                        .d_q_sums = d_q_sums.data<float>(),
+                                        .turns = options.deterministic ? turns.data<std::int32_t>() : nullptr,
+                                        .batch = sizes.batch,
+                                        .heads = sizes.heads,
+                                        .group = sizes.group,
+                                        .qk_dim = sizes.qk_dim,
+                                        .v_dim = sizes.v_dim,
+                                        .padded_rows = static_cast<int>(padded_rows),
+                                        .mask = device::DeviceMask(options.mask),
+                                        .scale_log2 = static_cast<float>(log2_e * options.scale),
+                                        .scale = static_cast<float>(options.scale)};
+    const auto launch = saved.q.dtype() == DType::bf16 ? launch_backward<bfloat16> : launch_backward<float16>;
+    launch(parameters, static_cast<cudaStream_t>(ctx.stream()));
+    for (const Output* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+}
+
+}  // namespace gradtile::attention::cuda
