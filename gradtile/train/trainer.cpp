@@ -159,6 +159,10 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
     try {
         allocate(ctx, std::move(dataset));
     } catch (const OutOfMemory& error) {  // others took what was free when the plan was made
+        arena_ctx_.reset();
+        input_.reset();
+        optimizer_.reset();
+        model_.reset();  // what this run holds is free to it again
         const std::int64_t largest =
             largest_micro_batch_that_fits(ctx, request, available_memory(ctx.device()));
         throw Error(concat(error.what(), "; the run needs ", plan_.total(),
