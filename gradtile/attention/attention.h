@@ -45,8 +45,8 @@ struct Options {
     std::uint64_t dropout_key = 0;  ///< Philox key: the mask is a function of (key, batch, head, row, column)
     Tensor cumulative_q = {};       ///< packed sequences: int32 [B+1] offsets into q [total, Hq, Dqk]
     Tensor cumulative_k = {};       ///< the same for k and v
-    /// Bit-equal gradients from run to run. The CPU's always are, dK and dV of the GPU too; there dQ's additions
-    /// then take turns, which takes the 16-bit backward pass 11 to 22% of its speed.
+    /// Bit-equal gradients from run to run. The CPU's always are, dK and dV of the GPU too; there dQ's
+    /// additions then take turns, which takes the 16-bit backward pass 11 to 22% of its speed.
     bool deterministic = false;
 };
 
