@@ -84,12 +84,13 @@ int train(const Flags& flags) {
     std::optional<Progress> progress;
     if (!flags.quiet) {
         progress.emplace(
-            stdout, ProgressOptions{
-                        .first_step = trainer.step(),
-                        .last_step = flags.stop_after > 0 ? std::min(flags.stop_after, trainer.last_step())
-                                                          : trainer.last_step(),
-                        .flops_per_token = flops_per_token(config.model, config.model.context),
-                        .peak_flops = peak_flops(trainer.model().ctx.device(), storage_dtype(config.dtype))});
+            stdout, ProgressOptions{.first_step = trainer.step(),
+                                    .last_step = flags.stop_after > 0
+                                                     ? std::min(flags.stop_after, trainer.last_step())
+                                                     : trainer.last_step(),
+                                    .flops_per_token = flops_per_token(config.model, config.model.context),
+                                    .peak_flops = peak_flops(trainer.model().ctx.device(),
+                                                             storage_dtype(config.dtype), config.tf32)});
         trainer.on_step([&](const StepReport& report) { (*progress)(report); });
     }
     trainer.stop_when([&] { return signals.requested(); });

@@ -9,8 +9,10 @@ namespace {
 
 struct Peaks {
     double of_16_bit, of_f32, of_f64;
-    double of(DType dtype) const {
-        return is_16_bit(dtype) ? of_16_bit : dtype == DType::f32 ? of_f32 : of_f64;
+    double of(DType dtype, bool tf32) const {
+        if (is_16_bit(dtype)) return of_16_bit;
+        if (dtype == DType::f64) return of_f64;
+        return tf32 ? of_16_bit / 2 : of_f32;  // so it is on every GPU that has TF32
     }
 };
 
@@ -46,16 +48,16 @@ Peaks per_cycle(int major, int minor) {
 
 }  // namespace
 
-double peak_flops(const GpuKind& gpu, DType dtype) {
+double peak_flops(const GpuKind& gpu, DType dtype, bool tf32) {
     for (const NamedPeaks& known : by_name)
-        if (gpu.name.find(known.part_of_name) != std::string_view::npos) return known.peaks.of(dtype);
-    return per_cycle(gpu.major, gpu.minor).of(dtype) * gpu.multiprocessors * gpu.clock_hz;
+        if (gpu.name.find(known.part_of_name) != std::string_view::npos) return known.peaks.of(dtype, tf32);
+    return per_cycle(gpu.major, gpu.minor).of(dtype, tf32) * gpu.multiprocessors * gpu.clock_hz;
 }
 
-double peak_flops(Device device, DType dtype) {
+double peak_flops(Device device, DType dtype, bool tf32) {
     if (device.is_cpu()) return 0.0;
     const cuda::DeviceProperties gpu = cuda::device_properties(device);
-    return peak_flops({gpu.name, gpu.major, gpu.minor, gpu.multiprocessors, gpu.clock_hz}, dtype);
+    return peak_flops({gpu.name, gpu.major, gpu.minor, gpu.multiprocessors, gpu.clock_hz}, dtype, tf32);
 }
 
 }  // namespace gradtile

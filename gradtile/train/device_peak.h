@@ -14,10 +14,11 @@ struct GpuKind {
 };
 
 /// Dense floating-point operations a second of matrix products in `dtype` (16-bit: tensor cores, float32
-/// sums; float32: as gemm multiplies it, without TF32). From the maker's figure where the name is known, else
-/// from what a multiprocessor of that compute capability does a cycle; 0 when that is not known either.
-double peak_flops(const GpuKind& gpu, DType dtype);
+/// sums; float32: with operands rounded to TF32 or not, see Context::with_tf32). From the maker's figure
+/// where the name is known, else from what a multiprocessor of that compute capability does a cycle; 0 when
+/// that is not known either.
+double peak_flops(const GpuKind& gpu, DType dtype, bool tf32 = false);
 /// Of a device of this machine; 0 for the CPU.
-double peak_flops(Device device, DType dtype);
+double peak_flops(Device device, DType dtype, bool tf32 = false);
 
 }  // namespace gradtile

@@ -10,6 +10,7 @@ TEST(DevicePeak, TakesTheMakersFigureWhereItIsKnown) {
     EXPECT_EQ(peak_flops({"NVIDIA H100 80GB HBM3", 9, 0, 132, 1.98e9}, DType::f16), 989e12);
     EXPECT_EQ(peak_flops({"NVIDIA H100 PCIe", 9, 0, 114, 1.755e9}, DType::bf16), 756e12);
     EXPECT_EQ(peak_flops({"NVIDIA H200", 9, 0, 132, 1.98e9}, DType::f32), 67e12);
+    EXPECT_EQ(peak_flops({"NVIDIA H200", 9, 0, 132, 1.98e9}, DType::f32, /*tf32=*/true), 494.5e12);
 }
 
 /// An A100's data sheet says 312 and 19.5 TFLOP/s.
