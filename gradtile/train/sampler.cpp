@@ -39,11 +39,12 @@ std::vector<std::int32_t> start_tokens(const Tokenizer& tokenizer) {
 }
 
 /// On a GPU the text grows token by token inside an arena: twice what the longest one takes, since the gaps
-/// that lengths of all kinds leave are not those of the dry run.
+/// that lengths of all kinds leave are not those of the dry run. Every token brings products of new shapes,
+/// for which trying algorithms out would not pay: "deterministic" chooses without.
 Context sampling_context(const LanguageModel& model) {
     if (model.ctx.device().is_cpu()) return model.ctx;
     return with_arena_for(
-        model.ctx,
+        model.ctx.with_deterministic(true),
         [&](const Context& dry) {
             model.transformer.logits(dry, empty(dry, {1, model.transformer.config.context}, DType::i32));
         },
