@@ -6,6 +6,8 @@
 
 #include <fstream>
 
+#include <gradtile/core/device.h>
+
 #include "program.h"
 
 namespace gradtile::test {
@@ -163,7 +165,9 @@ TEST_F(BadInput, ResumeTakesOnlyWhatMayChange) {
 }
 
 TEST_F(BadInput, AGpuThatIsNotThereIsMissed) {
-    refused({"--device", "cuda"}, {"device: cuda", "no usable NVIDIA GPU"});
+    if (cuda_device_count() > 0) GTEST_SKIP() << "this machine has a CUDA device";
+    refused({"--device", "cuda"},
+            {"device cuda", "use --device cpu"});  // and what is missing: the build's or the machine's
 }
 
 TEST_F(BadInput, ABatchBeyondTheBudgetIsRefusedWithTheLargestThatFits) {
