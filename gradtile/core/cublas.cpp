@@ -37,7 +37,6 @@ Cublas load_cublas() {
     load(library, "cublasSetStream_v2", functions.set_stream);
     load(library, "cublasSetWorkspace_v2", functions.set_workspace);
     load(library, "cublasGemmStridedBatchedEx", functions.gemm_strided_batched);
-    load(library, "cublasGetStatusString", functions.status_string);
     return functions;
 }
 
@@ -78,6 +77,22 @@ const CublasLt& cublas_lt() {
 
 void cublas_check(cublasStatus_t status, const char* what) {
     check(status == CUBLAS_STATUS_SUCCESS, what, ": cuBLAS: ", cublas_lt().status_string(status));
+}
+
+cudaDataType_t cublas_type(DType type) {
+    switch (type) {
+        case DType::f64:
+            return CUDA_R_64F;
+        case DType::f32:
+            return CUDA_R_32F;
+        case DType::bf16:
+            return CUDA_R_16BF;
+        case DType::f16:
+            return CUDA_R_16F;
+        case DType::i32:
+            break;
+    }
+    throw Error("gemm: int32 operands");
 }
 
 cublasHandle_t cublas_handle(const Context& ctx) {

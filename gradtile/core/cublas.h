@@ -5,6 +5,7 @@
 #include <cublas_v2.h>
 
 #include <gradtile/core/context.h>
+#include <gradtile/core/dtype.h>
 
 namespace gradtile::cuda {
 
@@ -22,7 +23,6 @@ struct Cublas {
     decltype(&cublasSetStream_v2) set_stream;
     decltype(&cublasSetWorkspace_v2) set_workspace;
     CublasGemmStridedBatched gemm_strided_batched;
-    decltype(&cublasGetStatusString) status_string;
 };
 /// Throws Error when the library cannot be loaded.
 const Cublas& cublas();
@@ -49,5 +49,8 @@ const CublasLt& cublas_lt();
 cublasHandle_t cublas_handle(const Context& ctx);
 
 void cublas_check(cublasStatus_t status, const char* what);
+
+/// Throws Error for int32.
+cudaDataType_t cublas_type(DType type);
 
 }  // namespace gradtile::cuda

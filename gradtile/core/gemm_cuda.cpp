@@ -11,22 +11,6 @@
 namespace gradtile::cuda {
 namespace {
 
-cudaDataType_t type_of(DType type) {
-    switch (type) {
-        case DType::f64:
-            return CUDA_R_64F;
-        case DType::f32:
-            return CUDA_R_32F;
-        case DType::bf16:
-            return CUDA_R_16BF;
-        case DType::f16:
-            return CUDA_R_16F;
-        case DType::i32:
-            break;
-    }
-    throw Error("gemm: int32 operands");
-}
-
 int to_int(std::int64_t value) {
     check(value <= std::numeric_limits<int>::max(), "gemm: ", value,
           " is more than cuBLAS's 32-bit sizes hold");
@@ -80,9 +64,9 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
         cublas().gemm_strided_batched(
             cublas_handle(ctx), options.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
             options.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, to_int(c.size(-1)), to_int(c.size(-2)), to_int(k),
-            scale, b.raw_data(), type_of(b.dtype()), leading_dimension(b), batch_step(b), a.raw_data(),
-            type_of(a.dtype()), leading_dimension(a), batch_step(a), keep, c.raw_data(), type_of(c.dtype()),
-            leading_dimension(c), batch_step(c), to_int(c.rank() > 2 ? c.size(0) : 1),
+            scale, b.raw_data(), cublas_type(b.dtype()), leading_dimension(b), batch_step(b), a.raw_data(),
+            cublas_type(a.dtype()), leading_dimension(a), batch_step(a), keep, c.raw_data(),
+            cublas_type(c.dtype()), leading_dimension(c), batch_step(c), to_int(c.rank() > 2 ? c.size(0) : 1),
             wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
         "gemm");
 }

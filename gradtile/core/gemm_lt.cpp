@@ -4,23 +4,11 @@
 #include <bit>
 #include <limits>
 
+#include <gradtile/core/cublas.h>
 #include <gradtile/core/gemm_state.h>
 
 namespace gradtile::cuda {
 namespace {
-
-cudaDataType_t type_of(DType type) {
-    switch (type) {
-        case DType::f32:
-            return CUDA_R_32F;
-        case DType::bf16:
-            return CUDA_R_16BF;
-        case DType::f16:
-            return CUDA_R_16F;
-        default:
-            throw Error(concat("gemm: ", type, " operands for cuBLASLt"));
-    }
-}
 
 std::int64_t distance_of_rows(const Tensor& x) {
     return x.size(-2) > 1 ? x.stride(-2) : std::max<std::int64_t>(1, x.size(-1));
@@ -65,9 +53,9 @@ bool gemm_lt(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor&
         .trans_b = options.trans_b,
         .accumulates = options.accumulate,
         .epilogue = epilogue_of(options, fusion),
-        .in_type = type_of(a.dtype()),
-        .out_type = type_of(c.dtype()),
-        .bias_type = bias.defined() ? type_of(bias.dtype()) : 0,
+        .in_type = cublas_type(a.dtype()),
+        .out_type = cublas_type(c.dtype()),
+        .bias_type = bias.defined() ? cublas_type(bias.dtype()) : 0,
         .compute_type = to_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
         .a_row = distance_of_rows(a),
         .b_row = distance_of_rows(b),

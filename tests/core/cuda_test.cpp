@@ -1,7 +1,6 @@
 // The CUDA side of core against its CPU side. Without a GPU these tests skip; that asking for one then gives
 // one clear line is tested everywhere.
 #include <cmath>
-#include <optional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +9,8 @@
 #include <gradtile/core/random.h>
 #include <gradtile/core/step_graph.h>
 #include <gradtile/core/tensor_ops.h>
+
+#include <support/cuda_test.h>
 
 namespace gradtile {
 namespace {
@@ -28,18 +29,7 @@ TEST(CudaAbsence, IsOneClearLine) {
     EXPECT_EQ(item(cpu, from_host(cpu, std::vector<double>{3.0}, {1}, DType::f32)), 3.0);
 }
 
-class Cuda : public testing::Test {
-  protected:
-    void SetUp() override {
-        if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
-        device_.emplace(Device::cuda(0), 1);
-    }
-    const Context& gpu() const { return *device_; }
-    const Context cpu{Device::cpu(), 2};
-
-  private:
-    std::optional<Context> device_;
-};
+class Cuda : public test::CudaTest {};
 
 constexpr DType floats[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 

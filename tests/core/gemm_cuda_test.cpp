@@ -15,28 +15,17 @@
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
+#include <support/cuda_test.h>
+
 namespace gradtile {
 namespace {
 
 using cuda::cuda_check;
 using cuda::GemmFusion;
 
-class GemmOnCuda : public testing::Test {
+class GemmOnCuda : public test::CudaTest {
   protected:
-    void SetUp() override {
-        if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
-        context_.emplace(Device::cuda(0), 1);
-    }
-    const Context& ctx() const { return *context_; }
-
-    Tensor poisoned(const Shape& shape, DType type) const {
-        const Tensor x = empty(ctx(), shape, type);
-        fill(ctx(), x, std::numeric_limits<double>::quiet_NaN());
-        return x;
-    }
-
-  private:
-    std::optional<Context> context_;
+    const Context& ctx() const { return gpu(); }
 };
 
 double epsilon_of(DType type) {

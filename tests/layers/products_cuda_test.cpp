@@ -11,22 +11,13 @@
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/linear_gelu.h>
 
+#include <support/cuda_test.h>
+
 namespace gradtile {
 namespace {
 
-class ProductsOnCuda : public testing::Test {
+class ProductsOnCuda : public test::CudaTest {
   protected:
-    void SetUp() override {
-        if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
-        gpu_.emplace(Device::cuda(0), 1);
-    }
-    const Context& gpu() const { return *gpu_; }
-
-    Tensor poisoned(const Shape& shape, DType type) const {
-        const Tensor x = empty(gpu(), shape, type);
-        fill(gpu(), x, std::nan(""));
-        return x;
-    }
     /// The same values in float64 on the CPU.
     Tensor exact(const Tensor& x) const { return from_host(cpu, to_host(gpu(), x), x.shape(), DType::f64); }
     Tensor magnitudes(const Tensor& x) const {
@@ -34,11 +25,6 @@ class ProductsOnCuda : public testing::Test {
         for (double& value : values) value = std::abs(value);
         return from_host(cpu, values, x.shape(), DType::f64);
     }
-
-    const Context cpu{Device::cpu(), 2};
-
-  private:
-    std::optional<Context> gpu_;
 };
 
 double epsilon_of(DType type) {

@@ -1,25 +1,11 @@
 #pragma once
-/// What tests of the CUDA side stand on. They skip where there is no GPU.
-#include <optional>
-
-#include <gtest/gtest.h>
-
+/// The layer suite on the GPU.
+#include <support/cuda_test.h>
 #include <support/layer_suite.h>
 
 namespace gradtile::test {
 
-class OnCuda : public testing::Test {
-  protected:
-    void SetUp() override {
-        if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
-        device_.emplace(Device::cuda(0), 1);
-    }
-    const Context& gpu() const { return *device_; }
-    const Context cpu{Device::cpu(), 2};
-
-  private:
-    std::optional<Context> device_;
-};
+class OnCuda : public CudaTest {};
 
 /// A layer's passes on the GPU, rows dense or strided, lie as near those in float64 as the CPU's must, repeat
 /// bit for bit, and accumulate parameter gradients.

@@ -6,8 +6,8 @@
 
 #include <gradtile/train/checkpoint_directory.h>
 
+#include <support/memory_file_system.h>
 #include "checkpoint_test_support.h"
-#include "memory_file_system.h"
 
 namespace gradtile {
 namespace {

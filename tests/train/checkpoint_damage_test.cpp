@@ -6,9 +6,9 @@
 
 #include <gradtile/train/checkpoint.h>
 
+#include <support/memory_file_system.h>
+#include <support/sealed_checkpoint.h>
 #include "checkpoint_test_support.h"
-#include "memory_file_system.h"
-#include "sealed_checkpoint.h"
 
 // libhdf5 1.10 forgets a few hundred bytes whenever it gives up on a damaged structure; our own leaks still
 // show.

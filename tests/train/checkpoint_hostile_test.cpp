@@ -4,9 +4,9 @@
 
 #include <gradtile/train/checkpoint.h>
 
+#include <support/memory_file_system.h>
+#include <support/sealed_checkpoint.h>
 #include "checkpoint_test_support.h"
-#include "memory_file_system.h"
-#include "sealed_checkpoint.h"
 
 namespace gradtile {
 namespace {

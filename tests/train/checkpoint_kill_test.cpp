@@ -15,8 +15,8 @@
 #include <gradtile/train/run_lock.h>
 #include <gradtile/train/snapshot_writer.h>
 
+#include <support/memory_file_system.h>
 #include "checkpoint_test_support.h"
-#include "memory_file_system.h"
 
 namespace gradtile {
 namespace {

@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <support/cuda_test.h>
 #include "checkpoint_test_support.h"
-#include "cuda_fixture.h"
 #include "error_message.h"
 #include "tiny_run.h"
 
@@ -70,32 +70,9 @@ TEST_F(CudaTrainer, LearnsAndLeavesEverythingInItsDirectory) {
     }
 }
 
-struct ResumeCase {
-    const char* name;
-    void (*change)(TrainConfig&);
-};
-void PrintTo(const ResumeCase& c, std::ostream* out) {
-    *out << c.name;
-}
-
-class CudaTrainerSettings : public CudaTrainer, public testing::WithParamInterface<ResumeCase> {};
-INSTANTIATE_TEST_SUITE_P(
-    Settings, CudaTrainerSettings,
-    testing::Values(ResumeCase{"float32", [](TrainConfig&) {}},
-                    ResumeCase{"bfloat16", [](TrainConfig& c) { c.dtype = TrainDType::bf16; }},
-                    ResumeCase{"dropout", [](TrainConfig& c) { c.model.dropout = 0.2; }},
-                    ResumeCase{"accumulation", [](TrainConfig& c) { c.micro_batch = 2; }},
-                    ResumeCase{"muon", [](TrainConfig& c) { c.optimizer = OptimizerKind::muon; }},
-                    ResumeCase{"everything",
-                               [](TrainConfig& c) {
-                                   c.dtype = TrainDType::bf16;
-                                   c.model.dropout = 0.1;
-                                   c.micro_batch = 1;
-                                   c.optimizer = OptimizerKind::muon;
-                                   c.schedule = ScheduleKind::wsd;
-                                   c.ignore_token = 0;
-                               }}),
-    [](const auto& info) { return info.param.name; });
+class CudaTrainerSettings : public CudaTrainer, public testing::WithParamInterface<test::RunSetting> {};
+INSTANTIATE_TEST_SUITE_P(Settings, CudaTrainerSettings, testing::ValuesIn(test::run_settings),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(CudaTrainerSettings, StoppedAndResumedEqualsStraightToTheBit) {
     run.config.steps = 20;

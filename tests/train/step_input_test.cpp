@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cuda_fixture.h"
+#include <support/cuda_test.h>
 #include "error_message.h"
 
 #include <gradtile/core/philox.h>

@@ -61,6 +61,28 @@ struct TinyRun {
     MessageHandler hear = [this](const std::string& message) { messages.push_back(message); };
 };
 
+/// What a run may be told that a stop and a resume, or a replayed graph, must not lose.
+struct RunSetting {
+    const char* name;
+    void (*change)(TrainConfig&);
+
+    friend void PrintTo(const RunSetting& setting, std::ostream* out) { *out << setting.name; }
+};
+inline constexpr RunSetting run_settings[] = {
+    RunSetting{"float32", [](TrainConfig&) {}},
+    RunSetting{"bfloat16", [](TrainConfig& c) { c.dtype = TrainDType::bf16; }},
+    RunSetting{"dropout", [](TrainConfig& c) { c.model.dropout = 0.2; }},
+    RunSetting{"accumulation", [](TrainConfig& c) { c.micro_batch = 2; }},
+    RunSetting{"muon", [](TrainConfig& c) { c.optimizer = OptimizerKind::muon; }},
+    RunSetting{"everything", [](TrainConfig& c) {
+                   c.dtype = TrainDType::bf16;
+                   c.model.dropout = 0.1;
+                   c.micro_batch = 1;
+                   c.optimizer = OptimizerKind::muon;
+                   c.schedule = ScheduleKind::wsd;
+                   c.ignore_token = 0;
+               }}};
+
 /// Everything a run goes on from, as the bytes of its tensors.
 inline std::vector<std::vector<double>> state_of(const Trainer& trainer) {
     const LanguageModel& model = trainer.model();

@@ -62,29 +62,9 @@ TEST(Trainer, WithoutADirectoryWritesNothing) {
 
 // ---- Resume ----
 
-struct ResumeCase {
-    const char* name;
-    void (*change)(TrainConfig&);
-};
-
-class ResumeIsBitExact : public testing::TestWithParam<ResumeCase> {};
-INSTANTIATE_TEST_SUITE_P(
-    Settings, ResumeIsBitExact,
-    testing::Values(ResumeCase{"float32", [](TrainConfig&) {}},
-                    ResumeCase{"bfloat16", [](TrainConfig& c) { c.dtype = TrainDType::bf16; }},
-                    ResumeCase{"dropout", [](TrainConfig& c) { c.model.dropout = 0.2; }},
-                    ResumeCase{"accumulation", [](TrainConfig& c) { c.micro_batch = 2; }},
-                    ResumeCase{"muon", [](TrainConfig& c) { c.optimizer = OptimizerKind::muon; }},
-                    ResumeCase{"everything",
-                               [](TrainConfig& c) {
-                                   c.dtype = TrainDType::bf16;
-                                   c.model.dropout = 0.1;
-                                   c.micro_batch = 1;
-                                   c.optimizer = OptimizerKind::muon;
-                                   c.schedule = ScheduleKind::wsd;
-                                   c.ignore_token = 0;
-                               }}),
-    [](const auto& info) { return info.param.name; });
+class ResumeIsBitExact : public testing::TestWithParam<test::RunSetting> {};
+INSTANTIATE_TEST_SUITE_P(Settings, ResumeIsBitExact, testing::ValuesIn(test::run_settings),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(ResumeIsBitExact, StoppedAndResumedEqualsStraightAtAnotherThreadCount) {
     TinyRun run;

@@ -1,10 +1,11 @@
 #pragma once
-/// Tests of the CUDA side against the CPU's: skipped, saying so, where there is no GPU.
+/// What tests of the CUDA side stand on: they skip, saying so, where there is no GPU.
+#include <limits>
 #include <optional>
 
 #include <gtest/gtest.h>
 
-#include <gradtile/core/context.h>
+#include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::test {
 
@@ -16,6 +17,13 @@ class CudaTest : public testing::Test {
     }
     const Context& gpu() const { return *device_; }
     const Context cpu{Device::cpu(), 2};
+
+    /// NaN everywhere, so that what an operator leaves out shows.
+    Tensor poisoned(const Shape& shape, DType type) const {
+        const Tensor x = empty(gpu(), shape, type);
+        fill(gpu(), x, std::numeric_limits<double>::quiet_NaN());
+        return x;
+    }
 
   private:
     std::optional<Context> device_;
