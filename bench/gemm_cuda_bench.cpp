@@ -1,7 +1,7 @@
 // The matrix products of one training step on a GPU, timed one by one with CUDA events, bfloat16:
 //   plain    as a framework's matmul runs them: bfloat16 results, nothing fused
-//   trained  as gradtile runs them: bias and GELU inside, float32 weight gradients that accumulate, logits in
-//            float32, in chunks
+//   trained  as gradtile runs them: bias and GELU inside, float32 weight gradients that accumulate, the head
+//            in chunks
 // Beside them what other paddings of the vocabulary would cost.
 //   gemm_cuda_bench [gpt2-124m | gpt2-350m | char]...
 #include <algorithm>
@@ -127,14 +127,12 @@ Sum linear(const Bench& bench, const char* name, std::int64_t tokens, std::int64
             3 * times * flops};
 }
 
-/// The three products of `rows` rows of the vocabulary's head: float32 logits whose gradients lie over them
-/// in bfloat16.
+/// The three products of `rows` rows of the vocabulary's head.
 double head_chunk(const Bench& bench, std::int64_t rows, std::int64_t vocabulary, std::int64_t width) {
     const Context& ctx = bench.ctx;
     const Tensor x = bench.random(rows, width), w = bench.random(vocabulary, width);
     const Tensor dx = empty_like(ctx, x), dw = zeros(ctx, {vocabulary, width}, DType::f32);
-    const Tensor logits = empty(ctx, {rows, vocabulary}, DType::f32);
-    const Tensor d_logits = bench.random(rows, vocabulary, DType::bf16, 2 * vocabulary);
+    const Tensor logits = bench.random(rows, vocabulary), d_logits = bench.random(rows, vocabulary);
     const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(vocabulary * width);
     const double forward = bench.milliseconds([&] { gemm(ctx, logits, x, w, {.trans_b = true}); });
     const double data = bench.milliseconds([&] { gemm(ctx, dx, d_logits, w); });
@@ -175,7 +173,7 @@ void step(const Bench& bench, const Model& model) {
                      bench.milliseconds([&] { gemm(ctx, dw, logits, x, {.trans_a = true}); });
     }
     const std::int64_t chunk =
-        std::min(tokens, (std::int64_t{1} << 30) / (4 * padded) / 256 * 256);  // cross_entropy_head.cpp
+        std::min(tokens, (std::int64_t{1} << 30) / (2 * padded) / 256 * 256);  // cross_entropy_head.cpp
     const double chunks = static_cast<double>(tokens) / static_cast<double>(chunk);
     head.trained = chunks * head_chunk(bench, chunk, padded, width);
     std::printf("head     plain %.3f ms, trained %.3f ms in %.1f chunks\n", head.plain, head.trained, chunks);

@@ -9,9 +9,9 @@ namespace cpu {
 /// count [1] float64 = targets that are not ignored. Those outside [0, vocabulary) throw on the CPU; on the
 /// GPU they count, and cross_entropy_rows makes their loss and gradients NaN.
 void count_targets(const Context& ctx, const Tensor& count, const Tensor& targets, std::int64_t vocabulary);
-/// losses [n] float64 of logits [n,V] (0 where ignored). With a defined d_logits [n,V], which may lie over
-/// the logits' memory in the same or a narrower dtype, d_logits = (softmax(logits) - one_hot(target)) * scale
-/// / count, zero rows where ignored; the logits are lost then.
+/// losses [n] float64 of logits [n,V] (0 where ignored). With a defined d_logits [n,V], which lies over
+/// the logits' memory in the same dtype (on the CPU also in a narrower one), d_logits = (softmax(logits) -
+/// one_hot(target)) * scale / count, zero rows where ignored; the logits are lost then.
 void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& d_logits,
                         const Tensor& logits, const Tensor& targets, const Tensor& count, double scale);
 /// total [1] = sum of losses / count (0 when count is 0); total [2] = {sum of losses, count}.

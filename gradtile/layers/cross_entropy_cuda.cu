@@ -38,18 +38,19 @@ __global__ void __launch_bounds__(count_threads)
     }
 }
 
-template <class Out, class S>
+/// L is the logits' type; sums are in S = Accumulator<L>.
+template <class L>
 struct CrossEntropy {
+    using S = Accumulator<L>;
     double* losses;
-    Out* d_logits;  // null when only the losses are wanted
-    std::int64_t d_stride;
-    const S* logits;
+    L* logits;
     std::int64_t stride, rows;
     int width;
     const std::int32_t* targets;
     const double* count;
     double scale;
-    bool keep_row;  // the block has shared memory for it
+    bool gradients;  // are to take the logits' place
+    bool keep_row;   // the block has shared memory for it
 };
 
 /// Logits in flight of one thread.
@@ -96,49 +97,50 @@ __device__ Softmax<S> combined(const Softmax<S>& own) {
     return all;
 }
 
-/// The gradient of a row's loss with respect to its logits.
+/// The gradient of a row's loss with respect to its logits, but for the target's, from which `factor` is yet
+/// to be subtracted.
 template <class S>
 struct RowGradient {
     S largest, share, factor;
-    int target;
 
-    __device__ __forceinline__ S operator()(S logit, int i) const {
-        const S p = device::exponential(logit - largest) * share;
-        return (i == target ? p - 1 : p) * factor;
+    __device__ __forceinline__ S operator()(S logit) const {
+        return device::exponential(logit - largest) * share;
     }
 };
 
 /// Writes the loss; returns how to make the gradient.
-template <class Out, class S>
-__device__ RowGradient<S> finish_loss(const CrossEntropy<Out, S>& c, std::int64_t row, int target,
-                                      const Softmax<S>& all, S target_logit, bool writes) {
+template <class L, class S = Accumulator<L>>
+__device__ RowGradient<S> finish_loss(const CrossEntropy<L>& c, std::int64_t row, const Softmax<S>& all,
+                                      S target_logit, bool writes) {
     if (writes)
         c.losses[row] = log(static_cast<double>(all.sum)) +
                         (static_cast<double>(all.largest) - static_cast<double>(target_logit));
-    return {all.largest, 1 / all.sum, *c.count > 0 ? static_cast<S>(c.scale / *c.count) : S(0), target};
+    const S factor = *c.count > 0 ? static_cast<S>(c.scale / *c.count) : S(0);
+    return {all.largest, factor / all.sum, factor};
 }
 
 /// A row that is ignored has loss and gradient 0; one whose target is none, NaN.
-template <int team, class Out, class S>
-__device__ void write_row_without_target(const CrossEntropy<Out, S>& c, std::int64_t row, int thread,
+template <int team, class L>
+__device__ void write_row_without_target(const CrossEntropy<L>& c, std::int64_t row, int thread,
                                          bool ignored) {
     if (thread == 0) c.losses[row] = ignored ? 0.0 : std::numeric_limits<double>::quiet_NaN();
-    if (c.d_logits == nullptr) return;
-    const S value = ignored ? S(0) : std::numeric_limits<S>::quiet_NaN();
-    for (int i = thread; i < c.width; i += team)
-        c.d_logits[row * c.d_stride + i] = device::convert<Out>(value);
+    if (!c.gradients) return;
+    using S = Accumulator<L>;
+    const L value = device::convert<L>(ignored ? S(0) : std::numeric_limits<S>::quiet_NaN());
+    for (int i = thread; i < c.width; i += team) c.logits[row * c.stride + i] = value;
 }
 
 // ---- Narrow rows: a warp each ----
 
 constexpr int narrow_threads = 256;
 
-/// The widest row a warp holds: read once, so that the gradient may overwrite it.
-template <class S>
-inline constexpr int narrow = 32 * items<S>;
+/// The widest row a warp holds.
+template <class L>
+inline constexpr int narrow = 32 * items<Accumulator<L>>;
 
-template <class Out, class S>
-__global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntropy<Out, S> c) {
+template <class L>
+__global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntropy<L> c) {
+    using S = Accumulator<L>;
     const std::int64_t row = blockIdx.x * std::int64_t{narrow_threads / 32} + threadIdx.x / 32;
     if (row >= c.rows) return;  // a warp leaves as a whole
     const int lane = threadIdx.x % 32, target = c.targets[row];
@@ -146,176 +148,164 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
         write_row_without_target<32>(c, row, lane, target == ignored_target);
         return;
     }
-    const S* logits = c.logits + row * c.stride;
+    L* logits = c.logits + row * c.stride;
     S values[items<S>];
 #pragma unroll
     for (int k = 0; k < items<S>; ++k)
-        values[k] = lane + k * 32 < c.width ? logits[lane + k * 32] : -std::numeric_limits<S>::infinity();
-    const S target_logit = logits[target];
+        values[k] = lane + k * 32 < c.width ? device::convert<S>(logits[lane + k * 32])
+                                            : -std::numeric_limits<S>::infinity();
+    const S target_logit = device::convert<S>(logits[target]);
     Softmax<S> own;
     own.add(values);
-    const RowGradient<S> gradient = finish_loss(c, row, target, combined<32>(own), target_logit, lane == 0);
-    if (c.d_logits == nullptr) return;
-    __syncwarp();  // all of the row has been read
-    Out* to = c.d_logits + row * c.d_stride;
+    const RowGradient<S> gradient = finish_loss(c, row, combined<32>(own), target_logit, lane == 0);
+    if (!c.gradients) return;
+    __syncwarp();  // the target's logit has been read
 #pragma unroll
     for (int k = 0; k < items<S>; ++k) {
         const int i = lane + k * 32;
-        if (i < c.width) to[i] = device::convert<Out>(gradient(values[k], i));
+        if (i < c.width)
+            logits[i] = device::convert<L>(gradient(values[k]) - (i == target ? gradient.factor : S(0)));
     }
 }
 
 // ---- Wide rows: a block each ----
 // A block walks a row twice: for the softmax and for the gradient. A row that fits shared memory is kept
-// there in between; a longer one is read again. Blocks go from row to row, so that the next one's first
-// logits are on their way while this one's gradient is written.
+// there in between, every thread seeing its own vectors only; a longer one is read again. Blocks go from row
+// to row, so that the next one's first logits are on their way while this one's gradient is written.
 
 constexpr int wide_threads = 512;                   // few, so that each has registers for many logits
 constexpr std::size_t most_kept_bytes = 224 << 10;  // of the 227 KiB a block may have; the rest is for sums
 
 /// A row as the 16-byte vectors that memory has, and up to n - 1 elements on either side of them.
-template <class S>
+template <class L>
 struct WideRow {
-    static constexpr int n = device::vector_length<S>, held = 2 * items<S> / n, step = held * wide_threads;
-    const S* data;
+    using S = Accumulator<L>;
+    static constexpr int n = device::vector_length<L>;
+    static constexpr int held = 2 * items<S> / n;  // vectors of a thread that are in flight together
+    static constexpr int step = held * wide_threads;
+    L* data;
     int width, head, vectors;
 
-    __device__ WideRow(const S* row, int elements) : data(row), width(elements) {
-        const int past = static_cast<int>(reinterpret_cast<std::uintptr_t>(row) / sizeof(S) % n);
+    __device__ WideRow(L* row, int elements) : data(row), width(elements) {
+        const int past = static_cast<int>(reinterpret_cast<std::uintptr_t>(row) / sizeof(L) % n);
         head = (n - past) % n;
         vectors = (width - head) / n;
     }
+    /// Threads below edges() take an element before or after the vectors: this one.
     __device__ int edges() const { return width - vectors * n; }
-    /// The element before or after the vectors that thread i < edges() takes.
-    __device__ int edge(int i) const { return i < head ? i : i + vectors * n; }
-
-    /// The thread's vectors of a chunk, -infinity past the last.
-    __device__ __forceinline__ void load(S (&values)[held][n], int begin) const {
-#pragma unroll
-        for (int k = 0; k < held; ++k) {
-            const int vector = begin + static_cast<int>(threadIdx.x) + k * wide_threads;
-            if (vector < vectors) {
-                device::load<n>(values[k], data + head + vector * n);
-            } else {
-#pragma unroll
-                for (int i = 0; i < n; ++i) values[k][i] = -std::numeric_limits<S>::infinity();
-            }
-        }
+    __device__ int edge() const {
+        const int i = static_cast<int>(threadIdx.x);
+        return i < head ? i : i + vectors * n;
     }
-    /// The same of shared memory, where element i stands at i - head + n: vectors stay vectors.
-    __device__ __forceinline__ void keep(S* kept, const S (&values)[held][n], int begin) const {
+    __device__ bool has_edge() const { return static_cast<int>(threadIdx.x) < edges(); }
+    __device__ uint4* vector(int i) const { return reinterpret_cast<uint4*>(data + head) + i; }
+
+    /// The thread's vectors from the one at `begin` on.
+    __device__ __forceinline__ void load(uint4 (&packed)[held], int begin) const {
 #pragma unroll
         for (int k = 0; k < held; ++k) {
-            const int vector = begin + static_cast<int>(threadIdx.x) + k * wide_threads;
-            if (vector < vectors) device::store<n>(kept + (vector + 1) * n, values[k]);
+            const int i = begin + static_cast<int>(threadIdx.x) + k * wide_threads;
+            if (i < vectors) packed[k] = *vector(i);
         }
     }
 };
 
-/// What the thread sees of the row; values are those of the first chunk.
-template <class S>
-__device__ __forceinline__ Softmax<S> softmax_of(const WideRow<S>& row,
-                                                 S (&values)[WideRow<S>::held][WideRow<S>::n], S* kept) {
+/// What the thread sees of the row; `packed` are its first vectors. They are kept unless `kept` is null.
+template <class L, class S = Accumulator<L>>
+__device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, uint4 (&packed)[WideRow<L>::held],
+                                                 uint4* kept) {
     Softmax<S> own;
-    if (static_cast<int>(threadIdx.x) < row.edges()) {
-        const int i = row.edge(static_cast<int>(threadIdx.x));
-        const S edge[1] = {row.data[i]};
-        if (kept != nullptr) kept[i - row.head + row.n] = edge[0];
+    if (row.has_edge()) {
+        const S edge[1] = {device::convert<S>(row.data[row.edge()])};
         own.add(edge);
     }
     for (int begin = 0;;) {
-        if (kept != nullptr) row.keep(kept, values, begin);
+        S values[row.held][row.n];
+#pragma unroll
+        for (int k = 0; k < row.held; ++k) {
+            const int i = begin + static_cast<int>(threadIdx.x) + k * wide_threads;
+            if (i < row.vectors) {
+                if (kept != nullptr) kept[i] = packed[k];
+                device::unpack<L>(values[k], packed[k]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < row.n; ++j) values[k][j] = -std::numeric_limits<S>::infinity();
+            }
+        }
         own.add(reinterpret_cast<const S(&)[row.held * row.n]>(values));
         begin += row.step;
         if (begin >= row.vectors) return own;
-        row.load(values, begin);
+        row.load(packed, begin);
     }
 }
 
-/// to[i] = gradient(from[i], i), `together` neighbours of a thread at a time. Where `to` lies over `from` and
-/// is narrower, a chunk's results lie at or before its logits, and are written after all of them were read.
-template <int together, class Out, class S>
-__device__ __forceinline__ void write_gradient(Out* to, const S* from, int width, bool overlaid,
+/// The gradient takes the logits' place; `from` are the row's vectors.
+template <class L, class S = Accumulator<L>>
+__device__ __forceinline__ void write_gradient(const WideRow<L>& row, const uint4* from, int target,
                                                const RowGradient<S>& gradient) {
-    constexpr int groups = 2 * items<S> / together, step = wide_threads * together;
-    for (int begin = static_cast<int>(threadIdx.x) * together;; begin += groups * step) {
-        const int first = begin - static_cast<int>(threadIdx.x) * together;
-        if (first >= width) return;
-        S values[groups][together];
+    if (row.has_edge()) {
+        L& edge = row.data[row.edge()];
+        edge = device::convert<L>(gradient(device::convert<S>(edge)) -
+                                  (row.edge() == target ? gradient.factor : S(0)));
+    }
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < row.vectors; i += wide_threads) {
+        S values[row.n];
+        device::unpack<L>(values, from[i]);
 #pragma unroll
-        for (int k = 0; k < groups; ++k)
+        for (int j = 0; j < row.n; ++j) values[j] = gradient(values[j]);
+        if (const int place = target - row.head - i * row.n; place >= 0 && place < row.n) {
 #pragma unroll
-            for (int j = 0; j < together; ++j)
-                values[k][j] = begin + k * step + j < width ? from[begin + k * step + j] : S(0);
-        if (overlaid) __syncthreads();
-#pragma unroll
-        for (int k = 0; k < groups; ++k) {
-            const int i = begin + k * step;
-            Out results[together];
-#pragma unroll
-            for (int j = 0; j < together; ++j)
-                results[j] = device::convert<Out>(gradient(values[k][j], i + j));
-            if constexpr (together == 2) {
-                if (i + 1 < width) {
-                    *reinterpret_cast<unsigned*>(to + i) = results[0].bits | unsigned{results[1].bits} << 16;
-                    continue;
-                }
-            }
-            if (i < width) to[i] = results[0];
+            for (int j = 0; j < row.n; ++j)
+                if (j == place) values[j] -= gradient.factor;
         }
+        *row.vector(i) = device::pack<L>(values);
     }
 }
 
-template <int together, class Out, class S>
-__global__ void __launch_bounds__(wide_threads) wide_kernel(const CrossEntropy<Out, S> c) {
-    extern __shared__ double shared_row[];
-    S* kept = c.keep_row ? reinterpret_cast<S*>(shared_row) : nullptr;
-    const auto row_at = [&](std::int64_t row) { return WideRow<S>(c.logits + row * c.stride, c.width); };
-    S values[WideRow<S>::held][WideRow<S>::n];
-    row_at(blockIdx.x).load(values, 0);
+/// Blocks a processor: two rows of 16 bits fit its shared memory, one is read while the other is written.
+template <class L>
+inline constexpr int wide_blocks = sizeof(L) == 2 ? 2 : 1;
+
+template <class L>
+__global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(const CrossEntropy<L> c) {
+    using S = Accumulator<L>;
+    extern __shared__ uint4 shared_row[];
+    uint4* kept = c.keep_row ? shared_row : nullptr;
+    const auto row_at = [&](std::int64_t row) { return WideRow<L>(c.logits + row * c.stride, c.width); };
+    uint4 packed[WideRow<L>::held];
+    row_at(blockIdx.x).load(packed, 0);
     int target = c.targets[blockIdx.x];
     for (std::int64_t row = blockIdx.x; row < c.rows; row += gridDim.x) {
-        const WideRow<S> logits = row_at(row);
+        const WideRow<L> logits = row_at(row);
+        const int its_target = target;
         const bool valid = target >= 0 && target < c.width;
-        const S target_logit = valid ? logits.data[target] : S(0);
+        const S target_logit = valid ? device::convert<S>(logits.data[target]) : S(0);
         RowGradient<S> gradient{};
         if (valid) {
-            const Softmax<S> all = combined<wide_threads>(softmax_of(logits, values, kept));
-            gradient = finish_loss(c, row, target, all, target_logit, threadIdx.x == 0);
+            const Softmax<S> all = combined<wide_threads>(softmax_of(logits, packed, kept));
+            gradient = finish_loss(c, row, all, target_logit, threadIdx.x == 0);
         } else {
             write_row_without_target<wide_threads>(c, row, threadIdx.x, target == ignored_target);
         }
         if (row + gridDim.x < c.rows) {
-            row_at(row + gridDim.x).load(values, 0);
+            row_at(row + gridDim.x).load(packed, 0);
             target = c.targets[row + gridDim.x];
         }
-        if (!valid || c.d_logits == nullptr) continue;
-        Out* to = c.d_logits + row * c.d_stride;
-        if (kept != nullptr) {
-            write_gradient<together>(to, kept + (logits.n - logits.head), c.width, false, gradient);
-            __syncthreads();  // the next row is kept in the same place
-        } else {
-            write_gradient<together>(to, logits.data, c.width, true, gradient);
-        }
+        if (valid && c.gradients)
+            write_gradient(logits, kept != nullptr ? kept : logits.vector(0), its_target, gradient);
     }
 }
 
-template <class Out, class S>
-void launch_wide(const Context& ctx, CrossEntropy<Out, S> c) {
-    const std::size_t row_bytes =
-        (static_cast<std::size_t>(c.width) + 2 * device::vector_length<S>)*sizeof(S);
-    c.keep_row = c.d_logits != nullptr && row_bytes <= most_kept_bytes;
+template <class L>
+void launch_wide(const Context& ctx, CrossEntropy<L> c) {
+    const std::size_t row_bytes = static_cast<std::size_t>(c.width) * sizeof(L) / 16 * 16;
+    c.keep_row = c.gradients && row_bytes <= most_kept_bytes;
     int processors = 0;
     cuda_check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, ctx.device().index()));
-    const dim3 blocks = blocks_for(std::min<std::int64_t>(c.rows, processors), 1);
-    const Block block{wide_threads, c.keep_row ? row_bytes : 0};
-    if constexpr (sizeof(Out) == 2) {
-        if (reinterpret_cast<std::uintptr_t>(c.d_logits) % 4 == 0 && c.d_stride % 2 == 0) {
-            launch(ctx, wide_kernel<2, Out, S>, blocks, block, c);
-            return;
-        }
-    }
-    launch(ctx, wide_kernel<1, Out, S>, blocks, block, c);
+    const int blocks = processors * (c.keep_row && row_bytes > most_kept_bytes / 2 ? 1 : wide_blocks<L>);
+    launch(ctx, wide_kernel<L>, blocks_for(std::min<std::int64_t>(c.rows, blocks), 1),
+           Block{wide_threads, c.keep_row ? row_bytes : 0}, c);
 }
 
 }  // namespace
@@ -330,35 +320,27 @@ void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& 
     const std::int64_t rows = logits.size(0), width = logits.size(1);
     if (rows == 0) return;
     check(width < std::numeric_limits<int>::max() / 2, "cross_entropy: a vocabulary of ", width);
-    visit_floating(logits.dtype(), [&]<class S>(TypeTag<S>) {
-        visit_floating(d_logits.defined() ? d_logits.dtype() : logits.dtype(), [&]<class Out>(TypeTag<Out>) {
-            if constexpr (sizeof(Out) <= sizeof(S) && std::is_same_v<Accumulator<Out>, S>) {
-                CrossEntropy<Out, S> arguments{.losses = losses.data<double>(),
-                                               .d_logits = nullptr,
-                                               .d_stride = 0,
-                                               .logits = logits.data<S>(),
-                                               .stride = logits.stride(0),
-                                               .rows = rows,
-                                               .width = static_cast<int>(width),
-                                               .targets = targets.data<std::int32_t>(),
-                                               .count = count.data<double>(),
-                                               .scale = scale,
-                                               .keep_row = false};
-                if (d_logits.defined()) {
-                    arguments.d_logits = d_logits.data<Out>();
-                    arguments.d_stride = d_logits.stride(0);
-                }
-                if (width <= narrow<S>) {
-                    launch(ctx, narrow_kernel<Out, S>, blocks_for(rows, narrow_threads / 32),
-                           Block{narrow_threads}, arguments);
-                } else {
-                    launch_wide(ctx, arguments);
-                }
-            } else {
-                throw Error(concat("cross_entropy: gradients in ", d_logits.dtype(), " of logits in ",
-                                   logits.dtype()));
-            }
-        });
+    check(
+        !d_logits.defined() || (d_logits.raw_data() == logits.raw_data() &&
+                                d_logits.dtype() == logits.dtype() && d_logits.strides() == logits.strides()),
+        "cross_entropy: gradients ", d_logits, " of logits ", logits, "; the same memory expected");
+    visit_floating(logits.dtype(), [&]<class L>(TypeTag<L>) {
+        const CrossEntropy<L> arguments{.losses = losses.data<double>(),
+                                        .logits = logits.data<L>(),
+                                        .stride = logits.stride(0),
+                                        .rows = rows,
+                                        .width = static_cast<int>(width),
+                                        .targets = targets.data<std::int32_t>(),
+                                        .count = count.data<double>(),
+                                        .scale = scale,
+                                        .gradients = d_logits.defined(),
+                                        .keep_row = false};
+        if (width <= narrow<L>) {
+            launch(ctx, narrow_kernel<L>, blocks_for(rows, narrow_threads / 32), Block{narrow_threads},
+                   arguments);
+        } else {
+            launch_wide(ctx, arguments);
+        }
     });
 }
 

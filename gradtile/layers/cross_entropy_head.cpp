@@ -34,6 +34,11 @@ Tensor chunk_of_logits(const Context& ctx, std::int64_t rows, std::int64_t colum
     return empty(ctx, {std::max<std::int64_t>(1, std::min(rows, fitting)), columns}, dtype);
 }
 
+/// The type of logits that are to become gradients: on a GPU x's, so that half as much passes through memory.
+DType training_logits(const Context& ctx, DType dtype) {
+    return ctx.device().is_cpu() ? accumulator_of(dtype) : dtype;
+}
+
 /// The same rows, as a 16-bit matrix over the memory of a float32 one (every row at the start of its old
 /// place): rounded logit gradients need no memory of their own.
 Tensor as_16_bit_rows(const Tensor& matrix, DType dtype) {
@@ -70,7 +75,6 @@ Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tens
                                  double gradient_scale) const {
     const Flat in = flattened(x, targets, weight);
     const std::int64_t rows = in.x.size(0), vocabulary = weight.shape()[0];
-    const DType wide = accumulator_of(x.dtype());
     saved.dx = empty(ctx, x.shape(), x.dtype());
     const Tensor dx = saved.dx.reshape(in.x.shape());
     const Tensor count = empty(ctx, {1}, DType::f64), losses = empty(ctx, {rows}, DType::f64);
@@ -78,13 +82,14 @@ Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tens
 
     const Projection projection(ctx, weight);
     const std::int64_t padding = projection.columns() - vocabulary;
-    const Tensor chunk_logits = chunk_of_logits(ctx, rows, projection.columns(), wide);
+    const Tensor chunk_logits =
+        chunk_of_logits(ctx, rows, projection.columns(), training_logits(ctx, x.dtype()));
     const std::int64_t chunk = chunk_logits.size(0);
     for (std::int64_t begin = 0; begin < rows; begin += chunk) {
         const std::int64_t length = std::min(chunk, rows - begin);
         const Tensor x_rows = in.x.slice(0, begin, length);
         const Tensor logits = chunk_logits.slice(0, 0, length);
-        const Tensor d_logits = is_16_bit(x.dtype()) ? as_16_bit_rows(logits, x.dtype()) : logits;
+        const Tensor d_logits = logits.dtype() != x.dtype() ? as_16_bit_rows(logits, x.dtype()) : logits;
         gemm(ctx, logits, x_rows, projection.weight, {.trans_b = true});
         on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
                   d_logits.slice(1, 0, vocabulary), logits.slice(1, 0, vocabulary),
@@ -105,11 +110,10 @@ Tensor CrossEntropyHead::backward(const Context&, const Saved& saved) const {
 Tensor CrossEntropyHead::loss(const Context& ctx, const Tensor& x, const Tensor& targets) const {
     const Flat in = flattened(x, targets, weight);
     const std::int64_t rows = in.x.size(0), vocabulary = weight.shape()[0];
-    const DType wide = accumulator_of(x.dtype());
     const Tensor count = empty(ctx, {1}, DType::f64), losses = empty(ctx, {rows}, DType::f64);
     on_device(ctx, cpu::count_targets, cuda::count_targets, count, in.targets, vocabulary);
     const Projection projection(ctx, weight);
-    const Tensor chunk_logits = chunk_of_logits(ctx, rows, projection.columns(), wide);
+    const Tensor chunk_logits = chunk_of_logits(ctx, rows, projection.columns(), accumulator_of(x.dtype()));
     const std::int64_t chunk = chunk_logits.size(0);
     for (std::int64_t begin = 0; begin < rows; begin += chunk) {
         const std::int64_t length = std::min(chunk, rows - begin);

@@ -11,8 +11,8 @@ namespace gradtile {
 /// x [..,C] in the weight's dtype, targets [..] int32: -1 means "ignored", any other value outside [0, V)
 /// throws Error naming position, value and V on the CPU. A GPU step waits for nothing, so there such a target
 /// makes the loss NaN, and the trainer refuses the step; data files are checked against the vocabulary on the
-/// host when they are opened. Logits, softmax and loss are float32 (float64 for float64 x),
-/// the mean is summed in float64.
+/// host when they are opened. Softmax and loss are float32 (float64 for float64 x), the mean is summed in
+/// float64. Logits are float32, too; only in training on a GPU are those of a 16-bit x rounded to its type.
 struct CrossEntropyHead {
     /// The gradient is made together with the loss, chunk by chunk; this is what remains of it.
     struct Saved {
