@@ -4,7 +4,6 @@
 #include <fstream>
 
 #include <gradtile/cli/commands.h>
-#include <gradtile/cli/flag_values.h>
 #include <gradtile/train/corpus.h>
 #include <gradtile/train/dataset.h>
 
@@ -47,15 +46,15 @@ int corpus(const Flags& flags) {
 
 }  // namespace
 
-void add_corpus(CLI::App& app, Action& chosen) {
+void add_corpus(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
-    CLI::App* command = app.add_subcommand("corpus", "Write short stories from a grammar, to train on");
-    add_value(*command, "--characters", flags->characters, "at least this many; stories are not cut");
-    add_value(*command, "--seed", flags->seed, "another seed, other stories");
-    add_value(*command, "--out", flags->out, "file to write");
-    add_value(*command, "--score", flags->score,
-              "file whose validation stories to measure: -ln p per character under the grammar");
-    command->callback([flags, &chosen] { chosen = [flags] { return corpus(*flags); }; });
+    Command command = program.add_command("corpus", "Write short stories from a grammar, to train on");
+    command.add_value("--characters", flags->characters, "at least this many; stories are not cut");
+    command.add_value("--seed", flags->seed, "another seed, other stories");
+    command.add_value("--out", flags->out, "file to write");
+    command.add_value("--score", flags->score,
+                      "file whose validation stories to measure: -ln p per character under the grammar");
+    command.on_chosen([flags] { return corpus(*flags); });
 }
 
 }  // namespace gradtile::cli

@@ -43,14 +43,15 @@ int eval(const Flags& flags) {
 
 }  // namespace
 
-void add_eval(CLI::App& app, Action& chosen) {
+void add_eval(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
-    CLI::App* command = app.add_subcommand("eval", "Loss of a trained model over a whole file");
-    flags->model.add_to(*command);
-    command->add_option("--data", flags->data, "text, or token file (.bin)")->required();
-    add_value(*command, "--batch", flags->batch, "windows at once");
-    command->add_flag("--json", flags->json, "as one JSON object");
-    command->callback([flags, &chosen] { chosen = [flags] { return eval(*flags); }; });
+    Command command = program.add_command("eval", "Loss of a trained model over a whole file");
+    flags->model.add_to(command);
+    command.add_value("--data", flags->data, "text, or token file (.bin)");
+    command.require("--data");
+    command.add_value("--batch", flags->batch, "windows at once");
+    command.add_switch("--json", flags->json, "as one JSON object");
+    command.on_chosen([flags] { return eval(*flags); });
 }
 
 }  // namespace gradtile::cli

@@ -56,16 +56,16 @@ int gradcheck(const Flags& flags) {
 
 }  // namespace
 
-void add_gradcheck(CLI::App& app, Action& chosen) {
+void add_gradcheck(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
-    CLI::App* command =
-        app.add_subcommand("gradcheck", "Check hand-written gradients against finite differences in float64");
+    Command command = program.add_command(
+        "gradcheck", "Check hand-written gradients against finite differences in float64");
     std::string names = "all";
     for (const CheckedOperator& op : checked_operators()) names += ", " + op.name;
-    command->add_option("--op", flags->op, names)->capture_default_str()->take_last();
-    add_device_flag(*command, flags->device);
-    command->add_flag("--json", flags->json, "one JSON object an input");
-    command->callback([flags, &chosen] { chosen = [flags] { return gradcheck(*flags); }; });
+    command.add_value("--op", flags->op, names);
+    add_device_flag(command, flags->device);
+    command.add_switch("--json", flags->json, "one JSON object an input");
+    command.on_chosen([flags] { return gradcheck(*flags); });
 }
 
 }  // namespace gradtile::cli

@@ -47,16 +47,16 @@ int inspect(const std::string& path, bool json) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app, Action& chosen) {
+void add_inspect(CommandLine& program) {
     struct Flags {
         std::string path;
         bool json = false;
     };
     const auto flags = std::make_shared<Flags>();
-    CLI::App* command = app.add_subcommand("inspect", "Verify a checkpoint and list what stands in it");
-    command->add_option("checkpoint", flags->path, "directory of a run, or checkpoint file")->required();
-    command->add_flag("--json", flags->json, "as one JSON object");
-    command->callback([flags, &chosen] { chosen = [flags] { return inspect(flags->path, flags->json); }; });
+    Command command = program.add_command("inspect", "Verify a checkpoint and list what stands in it");
+    command.add_positional("checkpoint", flags->path, "directory of a run, or checkpoint file");
+    command.add_switch("--json", flags->json, "as one JSON object");
+    command.on_chosen([flags] { return inspect(flags->path, flags->json); });
 }
 
 }  // namespace gradtile::cli

@@ -3,8 +3,6 @@
 #include <memory>
 #include <string>
 
-#include <CLI/CLI.hpp>
-
 #include <gradtile/cli/devices.h>
 #include <gradtile/train/language_model.h>
 #include <gradtile/train/trainer.h>
@@ -16,10 +14,10 @@ struct ModelArgument {
     DeviceChoice device = DeviceChoice::automatic;
     std::int64_t threads = 0;
 
-    void add_to(CLI::App& command) {
-        command.add_option("model", path, "directory of a run, or checkpoint file")->required();
+    void add_to(Command& command) {
+        command.add_positional("model", path, "directory of a run, or checkpoint file");
         add_device_flag(command, device);
-        add_value(command, "--threads", threads, "0: every core");
+        command.add_value("--threads", threads, "0: every core");
     }
     std::unique_ptr<LanguageModel> load() const {
         check(threads >= 0 && threads <= 4096, "--threads: ", threads, "; expected 0 (every core) to 4096");

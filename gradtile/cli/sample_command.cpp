@@ -28,19 +28,18 @@ int sample_text(const Flags& flags) {
 
 }  // namespace
 
-void add_sample(CLI::App& app, Action& chosen) {
+void add_sample(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
-    CLI::App* command = app.add_subcommand("sample", "Write text with a trained model");
-    flags->model.add_to(*command);
+    Command command = program.add_command("sample", "Write text with a trained model");
+    flags->model.add_to(command);
     SampleOptions& options = flags->options;
-    add_value(*command, "--prompt", options.prompt, "text to go on from");
-    add_value(*command, "--tokens", options.tokens, "tokens to draw");
-    add_value(*command, "--temperature", options.temperature, "0: always the likeliest token");
-    add_value(*command, "--top-k", options.top_k, "draw among the k likeliest; 0: all");
-    add_value(*command, "--top-p", options.top_p,
-              "draw among the likeliest that together have probability p");
-    add_value(*command, "--seed", options.seed, "of the draws");
-    command->callback([flags, &chosen] { chosen = [flags] { return sample_text(*flags); }; });
+    command.add_value("--prompt", options.prompt, "text to go on from");
+    command.add_value("--tokens", options.tokens, "tokens to draw");
+    command.add_value("--temperature", options.temperature, "0: always the likeliest token");
+    command.add_value("--top-k", options.top_k, "draw among the k likeliest; 0: all");
+    command.add_value("--top-p", options.top_p, "draw among the likeliest that together have probability p");
+    command.add_value("--seed", options.seed, "of the draws");
+    command.on_chosen([flags] { return sample_text(*flags); });
 }
 
 }  // namespace gradtile::cli

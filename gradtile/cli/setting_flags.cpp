@@ -1,24 +1,16 @@
 #include <gradtile/cli/setting_flags.h>
 
-#include <gradtile/cli/flag_values.h>
-
 namespace gradtile::cli {
 
-SettingFlags::SettingFlags(CLI::App& command) {
+SettingFlags::SettingFlags(Command& command) {
     const TrainConfig defaults;
     visit_settings(defaults, [&](const char* name, const auto& member, const char* help) {
         using Member = std::remove_cvref_t<decltype(member)>;
         const std::string flag = concat("--", name);
         if constexpr (std::is_same_v<Member, bool>) {
-            command.add_flag_function(
-                concat(flag, ",!--no-", name),
-                [this, name, flag](std::int64_t count) {
-                    check(count == 1 || count == -1, flag, ": expected ", flag, " or --no-", name, ", once");
-                    given_[name] = count > 0;
-                },
-                help);
+            command.add_switch(flag, help, [this, name](bool value) { given_[name] = value; });
         } else {
-            add_value<Member>(command, flag, help, [this, name](const Member& value) {
+            command.add_value<Member>(flag, help, [this, name](const Member& value) {
                 if constexpr (NamedEnum<Member>) {
                     given_[name] = std::string(name_of(value));
                 } else {

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <gradtile/cli/command_line.h>
 #include <gradtile/train/train_config.h>
 
 namespace gradtile::cli {
@@ -14,7 +14,7 @@ namespace gradtile::cli {
 class SettingFlags {
   public:
     /// The flags refer to this object: it must live until the command line is parsed.
-    explicit SettingFlags(CLI::App& command);
+    explicit SettingFlags(Command& command);
 
     /// Overwrites the settings that were given.
     void apply(TrainConfig& config) const { apply_json(config, given_, "command line"); }

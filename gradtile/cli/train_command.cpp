@@ -3,7 +3,6 @@
 #include <iostream>
 
 #include <gradtile/cli/commands.h>
-#include <gradtile/cli/flag_values.h>
 #include <gradtile/cli/setting_flags.h>
 #include <gradtile/train/device_peak.h>
 #include <gradtile/train/progress.h>
@@ -14,7 +13,7 @@ namespace gradtile::cli {
 namespace {
 
 struct Flags {
-    explicit Flags(CLI::App& command) : settings(command) {}
+    explicit Flags(Command& command) : settings(command) {}
     SettingFlags settings;
     std::string preset, config_file, resume;
     std::int64_t stop_after = 0;
@@ -112,20 +111,20 @@ int train(const Flags& flags) {
 
 }  // namespace
 
-void add_train(CLI::App& app, Action& chosen) {
-    CLI::App* command = app.add_subcommand("train", "Train a model, or go on with a run (--resume)");
-    const auto flags = std::make_shared<Flags>(*command);
+void add_train(CommandLine& program) {
+    Command command = program.add_command("train", "Train a model, or go on with a run (--resume)");
+    const auto flags = std::make_shared<Flags>(command);
     std::string presets = "settings to start from:";
     for (const std::string& name : preset_names()) presets += " " + name;
-    add_value(*command, "--preset", flags->preset, presets);
-    add_value(*command, "--config", flags->config_file, "JSON file of settings, named as the flags are");
-    add_value(*command, "--resume", flags->resume, "directory of a run to go on with");
-    add_value<std::int64_t>(*command, "--stop-after",
-                            "stop after this step; a later --resume goes on unchanged",
-                            [flags = flags.get()](const std::int64_t& step) { flags->stop_after = step; });
-    command->add_flag("--memory", flags->memory, "print the memory plan and stop");
-    command->add_flag("--quiet", flags->quiet, "no progress line");
-    command->callback([flags, &chosen] { chosen = [flags] { return train(*flags); }; });
+    command.add_value("--preset", flags->preset, presets);
+    command.add_value("--config", flags->config_file, "JSON file of settings, named as the flags are");
+    command.add_value("--resume", flags->resume, "directory of a run to go on with");
+    command.add_value<std::int64_t>("--stop-after",
+                                    "stop after this step; a later --resume goes on unchanged",
+                                    [flags](const std::int64_t& step) { flags->stop_after = step; });
+    command.add_switch("--memory", flags->memory, "print the memory plan and stop");
+    command.add_switch("--quiet", flags->quiet, "no progress line");
+    command.on_chosen([flags] { return train(*flags); });
 }
 
 }  // namespace gradtile::cli
