@@ -1,6 +1,6 @@
 // Time and activation memory of whole training steps, and what they consist of.
 //
-//     step_bench --model char-cpu --dtype f32 --threads 2 [--recompute] [--breakdown]
+//     step_bench --model char-cpu --dtype f32 --threads 2 [--recompute activations] [--breakdown]
 //     step_bench --device cuda --model gpt2-124m --batch 16 [--no-graph]
 #include <algorithm>
 #include <cstdio>
@@ -277,9 +277,25 @@ void print_breakdown(const Context& ctx, const std::vector<Part>& parts, int run
     std::printf("  %-32s %5s %9s %9.3f %5.1f%%\n", "sum", "", "", total, 100.0 * total / step);
 }
 
+MemoryPlan plan_of(const Context& ctx, const Workload& workload, DType dtype) {
+    return plan_memory(ctx, {.model = workload.model, .dtype = dtype, .micro_batch = workload.batch});
+}
+
+std::string title_of(const Workload& workload, DType dtype) {
+    return concat(workload.name, " B", workload.batch, ' ', dtype,
+                  " recompute=", name_of(workload.model.recompute));
+}
+
+std::string memory_of(const MemoryPlan& plan) {
+    char text[80];
+    std::snprintf(text, sizeof text, "activations %.1f MiB, in all %.1f MiB",
+                  static_cast<double>(plan.activations) / (1 << 20),
+                  static_cast<double>(plan.total()) / (1 << 20));
+    return text;
+}
+
 void run(const Context& ctx, const Workload& workload, DType dtype, bool use_graph, bool breakdown) {
-    const MemoryRequest request{.model = workload.model, .dtype = dtype, .micro_batch = workload.batch};
-    const MemoryPlan plan = plan_memory(ctx, request);
+    const MemoryPlan plan = plan_of(ctx, workload, dtype);
     const auto arena = std::make_shared<Arena>(ctx.device(), plan.activations);
     const Context inside = ctx.with_allocator(arena);
 
@@ -322,14 +338,9 @@ void run(const Context& ctx, const Workload& workload, DType dtype, bool use_gra
     const double tokens_per_step = static_cast<double>(tokens.elements());
     const double flops =
         flops_per_token(workload.model, workload.model.context) * tokens_per_step / step * 1e3;
-    std::printf("%-10s B%lld %-8s recompute=%-5s ", workload.name.c_str(),
-                static_cast<long long>(workload.batch), std::string(name_of(dtype)).c_str(),
-                std::string(name_of(workload.model.recompute)).c_str());
-    if (ctx.device().is_cpu()) std::printf("threads=%d", ctx.threads().size());
-    std::printf("%s: %9.2f ms/step %9.0f tokens/s %7.0f GFLOP/s, activations %.1f MiB, in all %.1f MiB",
-                how.c_str(), step, 1e3 * tokens_per_step / step, flops / 1e9,
-                static_cast<double>(plan.activations) / (1 << 20),
-                static_cast<double>(plan.total()) / (1 << 20));
+    if (ctx.device().is_cpu()) how = concat(" threads=", ctx.threads().size());
+    std::printf("%-45s%s: %9.2f ms/step %9.0f tokens/s %7.0f GFLOP/s, %s", title_of(workload, dtype).c_str(),
+                how.c_str(), step, 1e3 * tokens_per_step / step, flops / 1e9, memory_of(plan).c_str());
     if (const double peak = peak_flops(ctx.device(), dtype); peak > 0.0)
         std::printf(", MFU %.1f%%", 100.0 * flops / peak);
     std::printf("\n");
@@ -349,11 +360,11 @@ void run(const Context& ctx, const Workload& workload, DType dtype, bool use_gra
 
 int main(int argc, char** argv) try {
     CLI::App app{"Times training steps"};
-    std::vector<std::string> names, dtypes;
+    std::vector<std::string> names, dtypes, levels{"none"};
     std::string device = "cpu";
     int threads = 2, steps = 0;
     std::int64_t batch = 0;
-    bool recompute = false, breakdown = false, cpu_time = false, no_graph = false;
+    bool memory = false, breakdown = false, cpu_time = false, no_graph = false;
     app.add_option("--model", names,
                    "cpu: char-cpu, char-384, gpt2-124m, llama-tiny; cuda: char-384, char-384-dropout, "
                    "gpt2-124m, gpt2-350m, gpt2-774m");
@@ -362,8 +373,9 @@ int main(int argc, char** argv) try {
     app.add_flag("--no-graph", no_graph, "cuda: launch every kernel instead of replaying a captured graph");
     app.add_option("--threads", threads, "threads that work");
     app.add_option("--steps", steps, "timed steps; 0: as many as the model's size suggests");
-    app.add_option("--batch", batch, "sequences a step (cuda: only cases of that size); 0: the model's own");
-    app.add_flag("--recompute", recompute, "recompute each block in backward");
+    app.add_option("--batch", batch, "sequences a step; 0: the model's own sizes");
+    app.add_option("--recompute", levels, "none, activations, block: one row each");
+    app.add_flag("--memory", memory, "print the memory plans alone");
     app.add_flag("--breakdown", breakdown, "also time every operator of the step by itself");
     app.add_flag("--cpu-time", cpu_time,
                  "time on a core of the calling thread alone: for --threads 1 on a busy machine");
@@ -380,13 +392,25 @@ int main(int argc, char** argv) try {
     if (dtypes.empty())
         dtypes = gpu ? std::vector<std::string>{"bf16"} : std::vector<std::string>{"f32", "bf16"};
     if (!gpu) std::printf("matrix library: %s\n", cpu_matrix_library());
+    std::string last_name;
     for (Workload workload : gpu ? gpu_workloads() : workloads()) {
         if (std::find(names.begin(), names.end(), workload.name) == names.end()) continue;
-        workload.model.recompute = recompute ? Recompute::block : Recompute::none;
         if (steps > 0) workload.steps = steps;
-        if (batch > 0 && gpu && workload.batch != batch) continue;
-        if (batch > 0) workload.batch = batch;
-        for (const std::string& dtype : dtypes) run(ctx, workload, dtype_named(dtype), !no_graph, breakdown);
+        if (batch > 0) {
+            if (workload.name == last_name) continue;  // the same model at another of its own sizes
+            workload.batch = batch;
+        }
+        last_name = workload.name;
+        for (const std::string& dtype : dtypes)
+            for (const std::string& level : levels) {
+                workload.model.recompute = enum_named<Recompute>(level, "--recompute");
+                if (memory) {
+                    std::printf("%-45s: %s\n", title_of(workload, dtype_named(dtype)).c_str(),
+                                memory_of(plan_of(ctx, workload, dtype_named(dtype))).c_str());
+                    continue;
+                }
+                run(ctx, workload, dtype_named(dtype), !no_graph, breakdown);
+            }
     }
     return 0;
 } catch (const std::exception& error) {

@@ -1,7 +1,8 @@
 #pragma once
 /// A matrix product and the GELU beside it as one operator, so that a device may apply GELU to the product's
 /// tiles before they leave the chip. Values are those of Linear and Gelu one after the other; on the CPU, bit
-/// for bit; on CUDA the GELU may see the product before it is rounded to a 16-bit type.
+/// for bit; on CUDA the GELU may see the product before it is rounded to a 16-bit type, unless the context is
+/// deterministic.
 #include <gradtile/layers/gelu.h>
 
 namespace gradtile {

@@ -77,14 +77,28 @@ std::int64_t largest_micro_batch_that_fits(const Context& ctx, MemoryRequest req
     return fitting;
 }
 
+std::string what_would_fit(const Context& ctx, const MemoryRequest& request, std::size_t budget) {
+    const std::int64_t largest = largest_micro_batch_that_fits(ctx, request, budget);
+    std::string keeping_less;
+    for (const Recompute level : {Recompute::activations, Recompute::block}) {
+        if (level <= request.model.recompute) continue;
+        MemoryRequest other = request;
+        other.model.recompute = level;
+        const std::int64_t more = largest_micro_batch_that_fits(ctx, other, budget);
+        if (more > largest)
+            keeping_less += concat(keeping_less.empty() ? " (recompute " : ", ", name_of(level), ": ", more);
+    }
+    if (!keeping_less.empty()) keeping_less += ')';
+    return concat(largest == 0 ? std::string("not even a micro-batch of 1 fits")
+                               : concat("the largest micro-batch that fits is ", largest),
+                  keeping_less);
+}
+
 MemoryPlan plan_within(const Context& ctx, const MemoryRequest& request, std::size_t budget) {
     MemoryPlan plan = plan_memory(ctx, request);
     if (plan.total() <= budget) return plan;
-    const std::int64_t largest = largest_micro_batch_that_fits(ctx, request, budget);
-    const std::string advice = largest == 0 ? std::string("not even a micro-batch of 1 fits")
-                                            : concat("the largest micro-batch that fits is ", largest);
     throw Error(concat("memory: micro-batch ", request.micro_batch, " needs ", readable(plan.total()),
-                       ", the budget is ", readable(budget), "; ", advice));
+                       ", the budget is ", readable(budget), "; ", what_would_fit(ctx, request, budget)));
 }
 
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
@@ -95,7 +109,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
     const ModelConfig& model = plan.request.model;
     out << "memory for " << plan.parameters << " parameters in " << plan.request.dtype << ", micro-batch "
         << plan.request.micro_batch << " x " << model.context << " tokens"
-        << (model.recompute == Recompute::block ? ", blocks recomputed" : "") << '\n';
+        << ", recompute " << name_of(model.recompute) << '\n';
     line("parameters", plan.values);
     if (plan.masters > 0) line("float32 masters", plan.masters);
     line("gradients", plan.gradients);

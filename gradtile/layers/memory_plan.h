@@ -2,6 +2,7 @@
 /// What a training run keeps in memory, known before its first step.
 #include <cstddef>
 #include <iosfwd>
+#include <string>
 
 #include <gradtile/core/context.h>
 #include <gradtile/core/dtype.h>
@@ -40,8 +41,11 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request);
 /// The largest micro-batch whose plan's total is at most `budget` bytes; 0 when not even one sequence fits.
 std::int64_t largest_micro_batch_that_fits(const Context& ctx, MemoryRequest request, std::size_t budget);
 
-/// The plan, or Error with one line: what was asked for, what it needs, the budget, and the largest
-/// micro-batch that fits.
+/// "the largest micro-batch that fits is 5 (recompute activations: 9, block: 30)": at the request's level of
+/// recomputation and those that keep less.
+std::string what_would_fit(const Context& ctx, const MemoryRequest& request, std::size_t budget);
+
+/// The plan, or Error with one line: what was asked for, what it needs, the budget, and what would fit.
 MemoryPlan plan_within(const Context& ctx, const MemoryRequest& request, std::size_t budget);
 
 }  // namespace gradtile

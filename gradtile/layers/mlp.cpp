@@ -22,11 +22,17 @@ Mlp::Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig&
                   {.bias = config.bias, .init = residual_init(config)});
 }
 
+Tensor Mlp::activated(const Context& ctx, const Tensor& hidden) const {
+    SwiGlu::Saved gated;
+    Gelu::Saved plain;
+    return activation == Activation::swiglu ? SwiGlu{}.forward(ctx, hidden, gated)
+                                            : Gelu{form_of(activation)}.forward(ctx, hidden, plain);
+}
+
 void Mlp::forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const {
     if (activation == Activation::swiglu) {
-        SwiGlu::Saved same_hidden;
         saved.hidden = up.forward(ctx, x, saved.up);
-        saved.down.x = SwiGlu{}.forward(ctx, saved.hidden, same_hidden);
+        saved.down.x = activated(ctx, saved.hidden);
     } else {
         saved.up.x = x;
         Shape shape = x.shape();
@@ -45,13 +51,17 @@ Tensor Mlp::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
 
 Tensor Mlp::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                      const GradientReady& ready) const {
+    Linear::Saved at_down = saved.down;
+    if (!at_down.x.defined()) at_down.x = activated(ctx, saved.hidden);
     Tensor d_hidden;
     if (activation == Activation::swiglu) {
-        const Tensor d_activated = down.backward(ctx, dy, saved.down);
+        const Tensor d_activated = down.backward(ctx, dy, at_down);
+        at_down = {};  // what was made again is gone before d_hidden comes
         announce(ready, down.weight, down.bias);
         d_hidden = SwiGlu{}.backward(ctx, d_activated, {saved.hidden});
     } else {
-        down.accumulate_gradients(ctx, dy, saved.down);
+        down.accumulate_gradients(ctx, dy, at_down);
+        at_down = {};
         announce(ready, down.weight, down.bias);
         d_hidden = empty(ctx, saved.hidden.shape(), saved.hidden.dtype());
         linear_gelu_backward(ctx, d_hidden, dy, down.weight.value(), saved.hidden, form_of(activation));

@@ -17,7 +17,7 @@ struct Mlp {
     struct Saved {
         Linear::Saved up;    // x [.., C]
         Tensor hidden;       // [.., hidden] or [.., 2*hidden], before the activation
-        Linear::Saved down;  // the activation's output [.., hidden]
+        Linear::Saved down;  // the activation's output [.., hidden]; undefined: backward makes it again
     };
     Activation activation;
     Linear up, down;
@@ -30,6 +30,9 @@ struct Mlp {
     /// Returns dx.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                     const GradientReady& ready = {}) const;
+
+  private:
+    Tensor activated(const Context& ctx, const Tensor& hidden) const;
 };
 
 }  // namespace gradtile

@@ -9,8 +9,10 @@ namespace gradtile {
 enum class Norm { layer, rms };
 enum class Activation { gelu_tanh, gelu, swiglu };
 enum class Positions { learned, rope };
-/// What backward computes again instead of keeping: nothing, or each block from its input.
-enum class Recompute { none, block };
+/// What backward computes again instead of keeping: nothing; what a pass over memory makes again from what is
+/// kept (norms' and activations' outputs, not matrix products or attention); or each block from its input.
+/// Results are the same to the bit; on CUDA in a deterministic context, where no algorithm is timed.
+enum class Recompute { none, activations, block };
 
 struct ModelConfig {
     std::int64_t layers = 4;
@@ -67,6 +69,7 @@ struct EnumNames<Positions> {
 template <>
 struct EnumNames<Recompute> {
     static constexpr std::array names = {std::pair{Recompute::none, std::string_view("none")},
+                                         std::pair{Recompute::activations, std::string_view("activations")},
                                          std::pair{Recompute::block, std::string_view("block")}};
 };
 

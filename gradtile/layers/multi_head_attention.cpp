@@ -28,20 +28,28 @@ Tensor MultiHeadAttention::heads_of(const Tensor& packed, std::int64_t first, st
         .reshape({packed.size(0), packed.size(1), count, head_dim});
 }
 
+/// Heads as attention sees them: normalised and rotated, as far as the config has it.
+Tensor MultiHeadAttention::normalised(const Context& ctx, const std::optional<RMSNorm>& norm,
+                                      const Tensor& projected, RMSNorm::Saved& saved) const {
+    const Tensor x = norm ? norm->forward(ctx, projected, saved) : projected;
+    if (rope) rope->forward(ctx, x);
+    return x;
+}
+
+attention::Saved MultiHeadAttention::operands_of(const Context& ctx, const Saved& saved) const {
+    attention::Saved operands = saved.attention;
+    RMSNorm::Saved same;
+    if (!operands.q.defined()) operands.q = normalised(ctx, q_norm, saved.q_norm.x, same);
+    if (!operands.k.defined()) operands.k = normalised(ctx, k_norm, saved.k_norm.x, same);
+    return operands;
+}
+
 Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
     check(x.rank() == 3, "multi_head_attention: x is ", x, "; expected [B, T, ", qkv.in_features(), "]");
     const Tensor packed = qkv.forward(ctx, x, saved.qkv);
-    Tensor q = heads_of(packed, 0, heads);
-    Tensor k = heads_of(packed, heads, kv_heads);
+    const Tensor q = normalised(ctx, q_norm, heads_of(packed, 0, heads), saved.q_norm);
+    const Tensor k = normalised(ctx, k_norm, heads_of(packed, heads, kv_heads), saved.k_norm);
     const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
-    if (q_norm) {
-        q = q_norm->forward(ctx, q, saved.q_norm);
-        k = k_norm->forward(ctx, k, saved.k_norm);
-    }
-    if (rope) {
-        rope->forward(ctx, q);
-        rope->forward(ctx, k);
-    }
     const Tensor o = attention::forward(ctx, q, k, v, options, saved.attention);
     return proj.forward(ctx, o.reshape({x.size(0), x.size(1), heads * head_dim}), saved.proj);
 }
@@ -56,7 +64,7 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const Tensor& dy, const 
     const Tensor dq = heads_of(d_packed, 0, heads);
     const Tensor dk = heads_of(d_packed, heads, kv_heads);
     const Tensor dv = heads_of(d_packed, heads + kv_heads, kv_heads);
-    attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), options, saved.attention,
+    attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), options, operands_of(ctx, saved),
                         {.q = dq, .k = dk, .v = dv});
     d_o = {};
     if (rope) {

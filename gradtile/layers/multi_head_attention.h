@@ -26,8 +26,10 @@ struct MultiHeadAttention {
     struct Saved {
         Linear::Saved qkv;  // x [B,T,C]
         RMSNorm::Saved q_norm, k_norm;
-        attention::Saved attention;  // q, k, v, o, lse; nothing of size T x T
-        Linear::Saved proj;          // o as [B,T,C]
+        // q, k, v, o, lse; nothing of size T x T. With qk_norm q and k may be missing: backward makes them
+        // again from q_norm and k_norm.
+        attention::Saved attention;
+        Linear::Saved proj;  // o as [B,T,C]
     };
     std::int64_t heads, kv_heads, head_dim;
     attention::Options options;  // causal; deterministic as the config asks
@@ -44,6 +46,9 @@ struct MultiHeadAttention {
 
   private:
     Tensor heads_of(const Tensor& packed, std::int64_t first, std::int64_t count) const;
+    Tensor normalised(const Context& ctx, const std::optional<RMSNorm>& norm, const Tensor& projected,
+                      RMSNorm::Saved& saved) const;
+    attention::Saved operands_of(const Context& ctx, const Saved& saved) const;
 };
 
 }  // namespace gradtile

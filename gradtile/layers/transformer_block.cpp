@@ -31,6 +31,14 @@ Tensor TransformerBlock::forward_keeping(const Context& ctx, const Tensor& x, co
     return dropout.add_residual(ctx, middle, branch, key.at(1), saved.mlp_dropout);
 }
 
+/// Leaves out what backward makes again.
+void TransformerBlock::forget_cheap(Activations& kept) const {
+    kept.attn.qkv.x = {};
+    if (attn.q_norm) kept.attn.attention.q = kept.attn.attention.k = {};
+    kept.mlp.up.x = {};
+    kept.mlp.down.x = {};
+}
+
 TransformerBlock::Activations TransformerBlock::recomputed(const Context& ctx, const Tensor& x,
                                                            const DropoutKey& key) const {
     Activations saved;
@@ -42,25 +50,30 @@ TransformerBlock::Activations TransformerBlock::recomputed(const Context& ctx, c
 
 Tensor TransformerBlock::forward(const Context& ctx, const Tensor& x, const DropoutKey& key,
                                  Saved& saved) const {
-    if (recompute == Recompute::none) return forward_keeping(ctx, x, key, saved.activations.emplace());
-    saved.input = x;
-    saved.dropout = key;
-    Activations discarded;
-    return forward_keeping(ctx, x, key, discarded);
+    if (recompute == Recompute::block) {
+        saved.input = x;
+        saved.dropout = key;
+        Activations discarded;
+        return forward_keeping(ctx, x, key, discarded);
+    }
+    Tensor y = forward_keeping(ctx, x, key, saved.activations.emplace());
+    if (recompute == Recompute::activations) forget_cheap(*saved.activations);
+    return y;
 }
 
 Tensor TransformerBlock::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                                   const GradientReady& ready) const {
     check(saved.activations || saved.input.defined(), "transformer_block: backward without forward");
-    Activations again;
-    if (!saved.activations) again = recomputed(ctx, saved.input, saved.dropout);
-    const Activations& kept = saved.activations ? *saved.activations : again;
+    Activations kept = saved.activations ? *saved.activations : recomputed(ctx, saved.input, saved.dropout);
 
     const Tensor& dx = dy;
     {
+        if (!kept.mlp.up.x.defined()) kept.mlp.up.x = norm_2.output_again(ctx, kept.norm_2);
         const Tensor d_branch = dropout.backward(ctx, dy, kept.mlp_dropout);
         norm_2.backward_add(ctx, mlp.backward(ctx, d_branch, kept.mlp, ready), kept.norm_2, dx, ready);
     }
+    kept.mlp = {};  // what was made again is no longer needed
+    if (!kept.attn.qkv.x.defined()) kept.attn.qkv.x = norm_1.output_again(ctx, kept.norm_1);
     const Tensor d_branch = dropout.backward(ctx, dx, kept.attn_dropout);
     norm_1.backward_add(ctx, attn.backward(ctx, d_branch, kept.attn, ready), kept.norm_1, dx, ready);
     return dx;

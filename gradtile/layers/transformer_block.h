@@ -12,9 +12,12 @@ namespace gradtile {
 
 /// x = x + dropout(attn(norm_1(x)));  x = x + dropout(mlp(norm_2(x)));  x [B,T,C].
 ///
-/// With Recompute::block forward keeps the block's input alone and backward runs forward again first, with
-/// the same dropout masks and without the MLP's last product: most of a forward pass for about a sixteenth
-/// of the memory.
+/// What forward keeps, in units of x, for GPT-2's shapes (LSE and statistics are left out):
+///   Recompute::none         16: x, norm_1's output, qkv 3, o, the middle, norm_2's output, MLP 4 + 4
+///   Recompute::activations  10: without both norms' outputs and the activation's, which backward makes again
+///                               when it comes to them, each in one pass over memory
+///   Recompute::block         1: x. Backward runs forward again first, with the same dropout masks and
+///                               without the MLP's last product
 ///
 /// Parameters of block name: name.ln_1, name.attn, name.ln_2, name.mlp (Norm::rms: norm_1, norm_2).
 struct TransformerBlock {
@@ -52,6 +55,7 @@ struct TransformerBlock {
                              Activations& saved) const;
     Tensor forward_keeping(const Context& ctx, const Tensor& x, const DropoutKey& key,
                            Activations& saved) const;
+    void forget_cheap(Activations& kept) const;
     Activations recomputed(const Context& ctx, const Tensor& x, const DropoutKey& key) const;
 };
 

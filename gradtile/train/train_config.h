@@ -87,7 +87,8 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("tied-head", c.model.tied_head, "output head shares the token embedding");
     visit("qk-norm", c.model.qk_norm, "RMSNorm on every head's q and k");
     visit("dropout", c.model.dropout, "on embeddings and residual branches");
-    visit("recompute", c.model.recompute, "what backward computes again instead of keeping");
+    visit("recompute", c.model.recompute,
+          "what backward computes again to save memory: nothing, cheap activations, whole blocks");
 
     visit("data", c.data, "text file, or token file (.bin) to train on");
     visit("val-data", c.val_data, "file to validate on; empty: the last part of data");

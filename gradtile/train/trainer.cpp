@@ -163,10 +163,8 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
         input_.reset();
         optimizer_.reset();
         model_.reset();  // what this run holds is free to it again
-        const std::int64_t largest =
-            largest_micro_batch_that_fits(ctx, request, available_memory(ctx.device()));
-        throw Error(concat(error.what(), "; the run needs ", plan_.total(),
-                           " bytes, the largest micro-batch that fits is ", largest));
+        throw Error(concat(error.what(), "; the run needs ", plan_.total(), " bytes, ",
+                           what_would_fit(ctx, request, available_memory(ctx.device()))));
     }
 }
 

@@ -42,7 +42,7 @@ struct Fixture {
 };
 
 TEST(TransformerBlock, GradientsEqualFiniteDifferences) {
-    for (const Recompute recompute : {Recompute::none, Recompute::block}) {
+    for (const Recompute recompute : {Recompute::none, Recompute::activations, Recompute::block}) {
         Fixture f(recompute);
         const auto report = gradient_check_layer(f.ctx, f, f.x, f.parameters.parameters());
         EXPECT_TRUE(report.ok()) << report;
@@ -50,13 +50,33 @@ TEST(TransformerBlock, GradientsEqualFiniteDifferences) {
 }
 
 TEST(TransformerBlock, RecomputingGivesTheSameBits) {
-    Fixture kept(Recompute::none), recomputed(Recompute::block);
-    EXPECT_EQ(to_host(kept.ctx, kept.run()), to_host(recomputed.ctx, recomputed.run()));
-    EXPECT_EQ(to_host(kept.ctx, kept.parameters.gradients()),
-              to_host(recomputed.ctx, recomputed.parameters.gradients()));
+    Fixture kept(Recompute::none);
+    const auto dx = to_host(kept.ctx, kept.run());
+    for (const Recompute recompute : {Recompute::activations, Recompute::block}) {
+        Fixture again(recompute);
+        EXPECT_EQ(to_host(again.ctx, again.run()), dx) << name_of(recompute);
+        EXPECT_EQ(to_host(again.ctx, again.parameters.gradients()),
+                  to_host(kept.ctx, kept.parameters.gradients()))
+            << name_of(recompute);
+    }
 }
 
-TEST(TransformerBlock, RecomputingKeepsNothingButTheInput) {
+/// Beside the input, which is the caller's: q, k, v, o, the middle, the MLP's hidden one.
+TEST(TransformerBlock, RecomputingActivationsKeepsWhatIsDear) {
+    Fixture f(Recompute::activations);
+    const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
+    TransformerBlock::Saved saved;
+    f.block.forward(f.ctx.with_allocator(arena), f.x, f.key, saved);
+    const auto rounded = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
+    const std::int64_t rows = 2 * 6, width = 8, heads = 2, value = size_of(DType::f64);
+    std::int64_t expected = 0;
+    for (const std::int64_t columns : {3 * width, width, width, 4 * width})
+        expected += rounded(rows * columns * value);
+    expected += rounded(rows * heads * value) + 4 * rounded(rows * value);  // lse; two norms' statistics
+    EXPECT_EQ(arena->bytes_in_use(), static_cast<std::size_t>(expected));
+}
+
+TEST(TransformerBlock, RecomputingBlocksKeepsNothingButTheInput) {
     Fixture f(Recompute::block);
     const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
     TransformerBlock::Saved saved;

@@ -106,6 +106,29 @@ TEST_P(CudaTrainerSettings, ReplayedGraphEqualsEagerToTheBit) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
+TEST_F(CudaTrainer, RecomputingGivesTheSameBits) {
+    const ModelConfig gpt2 = run.config.model;
+    ModelConfig llama = as_llama(gpt2);
+    llama.kv_heads = 1;
+    llama.qk_norm = true;
+    for (ModelConfig model : {gpt2, llama})
+        for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16}) {
+            model.deterministic = true;
+            model.dropout = 0.1;
+            run.config.out = "";
+            run.config.dtype = dtype;
+            std::vector<std::vector<double>> kept;
+            for (const Recompute level : {Recompute::none, Recompute::activations, Recompute::block}) {
+                model.recompute = level;
+                run.config.model = model;
+                Trainer trainer(run.config, run.hear);
+                trainer.run();
+                if (level == Recompute::none) kept = state_of(trainer);
+                EXPECT_EQ(state_of(trainer), kept) << name_of(dtype) << ", recompute " << name_of(level);
+            }
+        }
+}
+
 /// The first step differs by rounding alone: some thousand roundings from input to loss. Later ones inherit
 /// what Adam makes of it, as in Trainer.MicroBatchesGiveTheGradientOfTheWholeBatch.
 void expect_close(const std::vector<StepReport>& a, const std::vector<StepReport>& b) {
