@@ -3,6 +3,7 @@
 //     step_bench --model char-cpu --dtype f32 --threads 2 [--recompute activations] [--breakdown]
 //     step_bench --device cuda --model gpt2-124m --batch 16 [--no-graph]
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <functional>
@@ -294,7 +295,12 @@ std::string memory_of(const MemoryPlan& plan) {
     return text;
 }
 
-void run(const Context& ctx, const Workload& workload, DType dtype, bool use_graph, bool breakdown) {
+struct HowToRun {
+    bool graph = true, breakdown = false;
+    std::int64_t micro_steps = 1;
+};
+
+void run(const Context& ctx, const Workload& workload, DType dtype, const HowToRun& how_to) {
     const MemoryPlan plan = plan_of(ctx, workload, dtype);
     const auto arena = std::make_shared<Arena>(ctx.device(), plan.activations);
     const Context inside = ctx.with_allocator(arena);
@@ -311,10 +317,15 @@ void run(const Context& ctx, const Workload& workload, DType dtype, bool use_gra
     const Tensor live_seed = zeros(ctx, {2}, DType::i32);
     const Tensor targets = tokens;  // what is learned does not matter here
     const auto compute = [&] {
-        const ForwardOptions options{.dropout = DropoutKey::of_live_step(live_seed, 0)};
-        Transformer::Saved saved;
-        const Tensor loss = model.forward(inside, tokens, targets, saved, options);
-        model.backward(inside, saved);
+        Tensor loss;
+        for (std::int64_t micro_step = 0; micro_step < how_to.micro_steps; ++micro_step) {
+            const ForwardOptions options{.gradient_scale = 1.0 / static_cast<double>(how_to.micro_steps),
+                                         .dropout = DropoutKey::of_live_step(live_seed, micro_step)};
+            Transformer::Saved saved;
+            loss = {};  // every micro-step finds the arena empty
+            loss = model.forward(inside, tokens, targets, saved, options);
+            model.backward(inside, saved);
+        }
         const Clip clip = clip_global_norm(inside, parameters.gradients(), {.max_norm = 1.0, .loss = loss});
         optimizer.step(inside, rate, {.gradient_scale = clip.scale, .zero_gradients = true});
     };
@@ -322,10 +333,14 @@ void run(const Context& ctx, const Workload& workload, DType dtype, bool use_gra
     std::string how;
     if (ctx.device().is_cuda()) {
         how = " eager";
-        if (use_graph) {
+        if (how_to.graph) {
             compute();
-            graph.capture(inside, compute);
-            how = concat(" graph of ", graph.nodes(), " nodes");
+            synchronize(ctx);
+            const std::size_t before = cuda::device_memory(ctx.device()).free_bytes;
+            const double capture = milliseconds([&] { graph.capture(inside, compute); });
+            const std::size_t after = cuda::device_memory(ctx.device()).free_bytes;
+            how = concat(" graph of ", graph.nodes(), " nodes (", std::llround(capture), " ms, ",
+                         (before - std::min(before, after)) >> 20, " MiB)");
         }
     }
     const double step = median_milliseconds(ctx, workload.steps, [&] {
@@ -335,7 +350,7 @@ void run(const Context& ctx, const Workload& workload, DType dtype, bool use_gra
             compute();
         }
     });
-    const double tokens_per_step = static_cast<double>(tokens.elements());
+    const double tokens_per_step = static_cast<double>(how_to.micro_steps * tokens.elements());
     const double flops =
         flops_per_token(workload.model, workload.model.context) * tokens_per_step / step * 1e3;
     if (ctx.device().is_cpu()) how = concat(" threads=", ctx.threads().size());
@@ -345,7 +360,7 @@ void run(const Context& ctx, const Workload& workload, DType dtype, bool use_gra
         std::printf(", MFU %.1f%%", 100.0 * flops / peak);
     std::printf("\n");
     std::fflush(stdout);
-    if (!breakdown) return;
+    if (!how_to.breakdown) return;
     // Operators by themselves hold more at once than a step does. On a GPU their memory comes from an arena,
     // as in a step; the system's allocations would be what is timed.
     Context around = ctx;
@@ -363,7 +378,7 @@ int main(int argc, char** argv) try {
     std::vector<std::string> names, dtypes, levels{"none"};
     std::string device = "cpu";
     int threads = 2, steps = 0;
-    std::int64_t batch = 0;
+    std::int64_t batch = 0, micro_steps = 1;
     bool memory = false, breakdown = false, cpu_time = false, no_graph = false;
     app.add_option("--model", names,
                    "cpu: char-cpu, char-384, gpt2-124m, llama-tiny; cuda: char-384, char-384-dropout, "
@@ -374,6 +389,7 @@ int main(int argc, char** argv) try {
     app.add_option("--threads", threads, "threads that work");
     app.add_option("--steps", steps, "timed steps; 0: as many as the model's size suggests");
     app.add_option("--batch", batch, "sequences a step; 0: the model's own sizes");
+    app.add_option("--micro-steps", micro_steps, "forward and backward passes a step");
     app.add_option("--recompute", levels, "none, activations, block: one row each");
     app.add_flag("--memory", memory, "print the memory plans alone");
     app.add_flag("--breakdown", breakdown, "also time every operator of the step by itself");
@@ -409,7 +425,8 @@ int main(int argc, char** argv) try {
                                 memory_of(plan_of(ctx, workload, dtype_named(dtype))).c_str());
                     continue;
                 }
-                run(ctx, workload, dtype_named(dtype), !no_graph, breakdown);
+                run(ctx, workload, dtype_named(dtype),
+                    {.graph = !no_graph, .breakdown = breakdown, .micro_steps = micro_steps});
             }
     }
     return 0;

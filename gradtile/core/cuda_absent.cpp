@@ -11,7 +11,7 @@ int cuda_device_count() {
     return 0;
 }
 
-void StepGraph::capture(const Context&, const std::function<void()>&) {
+void StepGraph::capture(const Context&, const std::function<void()>&, std::size_t) {
     cuda::operator_absent();
 }
 void StepGraph::replay(const Context&) const {

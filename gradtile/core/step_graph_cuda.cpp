@@ -37,11 +37,13 @@ Graph record(cudaStream_t stream, const std::function<void()>& body) {
 
 }  // namespace
 
-void StepGraph::capture(const Context& ctx, const std::function<void()>& body) {
+void StepGraph::capture(const Context& ctx, const std::function<void()>& body, std::size_t most_nodes) {
     cuda::use_device(ctx.device());
     graph_ = nullptr;
     const Graph graph = record(static_cast<cudaStream_t>(ctx.stream()), body);
     cuda_check(cudaGraphGetNodes(graph.get(), nullptr, &nodes_));
+    check(nodes_ <= most_nodes, "cuda graph: the step has ", nodes_, " kernels, copies and fills; at most ",
+          most_nodes, " are worth their memory");
     cudaGraphExec_t executable = nullptr;
     cuda_check(cudaGraphInstantiate(&executable, graph.get(), 0));
     graph_ = {executable, [](void* g) { (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(g)); }};

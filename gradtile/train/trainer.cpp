@@ -304,9 +304,6 @@ void Trainer::compute_step(const Context& ctx) {
                          ctx.stream());
 }
 
-/// A graph of so many micro-steps would be large and gain nothing: each is long enough to hide its launches.
-constexpr std::int64_t most_micro_steps_in_a_graph = 16;
-
 void Trainer::try_to_capture(const Context& ctx) {
     capture_next_ = false;
     try {
@@ -325,8 +322,7 @@ void Trainer::enqueue_step(const Context& ctx) {
     compute_step(ctx);
     const bool first = !steps_enqueued_;
     steps_enqueued_ = true;
-    capture_next_ = first && ctx.device().is_cuda() && config_.cuda_graph &&
-                    config_.accumulation_steps() <= most_micro_steps_in_a_graph;
+    capture_next_ = first && ctx.device().is_cuda() && config_.cuda_graph;
 }
 
 StepReport Trainer::train_step() {

@@ -106,6 +106,21 @@ TEST_P(CudaTrainerSettings, ReplayedGraphEqualsEagerToTheBit) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
+TEST_F(CudaTrainer, ManyMicroStepsAreOneGraph) {
+    run.config.out = "";
+    run.config.steps = 4;
+    run.config.batch = 40;
+    run.config.micro_batch = 1;
+    Trainer replayed(run.config, run.hear);
+    replayed.run();
+    EXPECT_TRUE(replayed.replays_graph());
+    run.config.cuda_graph = false;
+    Trainer eager(run.config, run.hear);
+    eager.run();
+    EXPECT_EQ(state_of(replayed), state_of(eager));
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
 TEST_F(CudaTrainer, RecomputingGivesTheSameBits) {
     const ModelConfig gpt2 = run.config.model;
     ModelConfig llama = as_llama(gpt2);
