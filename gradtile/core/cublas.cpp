@@ -54,6 +54,7 @@ CublasLt load_cublas_lt() {
     load(library, "cublasLtMatmulPreferenceInit_internal", functions.preference_init);
     load(library, "cublasLtMatmulPreferenceSetAttribute", functions.preference_set);
     load(library, "cublasLtMatmulAlgoGetHeuristic", functions.heuristic);
+    load(library, "cublasLtMatmulAlgoCheck", functions.algorithm_check);
     load(library, "cublasLtMatmul", functions.matmul);
     return functions;
 }

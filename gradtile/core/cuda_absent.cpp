@@ -47,7 +47,7 @@ std::shared_ptr<GemmState> make_gemm_state(Device) {
 std::vector<GemmAlgorithm> gemm_algorithms(const Context&) {
     operator_absent();
 }
-void restore_gemm_algorithms(const Context&, std::span<const GemmAlgorithm>) {
+std::size_t restore_gemm_algorithms(const Context&, std::span<const GemmAlgorithm>) {
     operator_absent();
 }
 void synchronize(Device, void*) {

@@ -53,8 +53,8 @@ std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx) {
     return ctx.device().is_cpu() ? std::vector<GemmAlgorithm>{} : cuda::gemm_algorithms(ctx);
 }
 
-void restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms) {
-    if (ctx.device().is_cuda()) cuda::restore_gemm_algorithms(ctx, algorithms);
+std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms) {
+    return ctx.device().is_cpu() ? 0 : cuda::restore_gemm_algorithms(ctx, algorithms);
 }
 
 }  // namespace gradtile

@@ -21,7 +21,9 @@ struct GemmAlgorithm {
 
 /// The choices made or restored so far, in a fixed order; none on the CPU.
 std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx);
-/// Takes choices over, in place of those made so far for the same products.
-void restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms);
+/// Takes over the choices that were made with this cuBLASLt on this kind of GPU, in place of those made so
+/// far for the same products, and returns how many those are; 0 on the CPU. One that turns out not to run
+/// here is made anew.
+std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms);
 
 }  // namespace gradtile

@@ -9,5 +9,5 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
 namespace gradtile::cuda {
 void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b, const GemmOptions& options);
 std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx);
-void restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms);
+std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms);
 }  // namespace gradtile::cuda

@@ -82,6 +82,15 @@ class GemmState::Operation {
                           gemm_workspace_bytes, stream);
     }
 
+    /// Whether numbers from elsewhere are an algorithm for this problem, and the workspace is large enough.
+    bool accepts(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const {
+        cublasLtMatmulHeuristicResult_t result{};
+        const cublasStatus_t status =
+            lt_.algorithm_check(handle, mutable_(operation_), mutable_(b_), mutable_(a_), mutable_(c_),
+                                mutable_(c_), &algorithm, &result);
+        return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= gemm_workspace_bytes;
+    }
+
     std::vector<cublasLtMatmulAlgo_t> proposed(cublasLtHandle_t handle) const {
         cublasLtMatmulPreferenceOpaque_t preference;
         cublas_check(lt_.preference_init(&preference, sizeof preference), "gemm");
@@ -170,7 +179,14 @@ void GemmState::prepare() {
     architecture_ =
         10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
     multiprocessors_ = attribute(cudaDevAttrMultiProcessorCount);
+    library_ = static_cast<std::int64_t>(cublas_lt().version());
     cublas_check(cublas_lt().create(&handle_), "gemm");
+}
+
+void GemmState::place(GemmProblem& problem) const {
+    problem.library = library_;
+    problem.architecture = architecture_;
+    problem.multiprocessors = multiprocessors_;
 }
 
 /// Puts the fastest first; true when in_steps is faster still. A GPU's clock falls while it warms up, so the
@@ -247,9 +263,7 @@ bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers&
     const std::lock_guard lock(mutex_);
     use_device(device_);
     prepare();
-    problem.library = static_cast<std::int64_t>(cublas_lt().version());
-    problem.architecture = architecture_;
-    problem.multiprocessors = multiprocessors_;
+    place(problem);
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     const Operation operation(problem, at, alpha);
     const auto launched = [&](const cublasLtMatmulAlgo_t& algorithm) {
@@ -262,8 +276,10 @@ bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers&
     const auto known = chosen_.find(problem);
     if (known != chosen_.end()) {
         if (!known->second) return false;
-        if (launched(*known->second)) return true;
-        chosen_.erase(known);  // restored from somewhere it did work
+        const bool unknown_here = restored_.erase(problem) > 0;
+        if ((!unknown_here || operation.accepts(handle_, *known->second)) && launched(*known->second))
+            return true;
+        chosen_.erase(known);
     }
     std::vector<cublasLtMatmulAlgo_t> candidates = operation.proposed(handle_);
     const bool may_time = timed_ < most_timed && !ctx.deterministic() && !is_capturing(stream);
@@ -291,14 +307,24 @@ std::vector<GemmAlgorithm> GemmState::algorithms() {
     return list;
 }
 
-void GemmState::restore(std::span<const GemmAlgorithm> algorithms) {
+std::size_t GemmState::restore(std::span<const GemmAlgorithm> algorithms) {
     const std::lock_guard lock(mutex_);
-    for (const auto& [problem, algorithm] : algorithms) {
-        std::optional<cublasLtMatmulAlgo_t>& choice = chosen_[std::bit_cast<GemmProblem>(problem)];
+    use_device(device_);
+    prepare();
+    std::size_t taken = 0;
+    for (const auto& [numbers, algorithm] : algorithms) {
+        const auto problem = std::bit_cast<GemmProblem>(numbers);
+        GemmProblem here = problem;
+        place(here);
+        if (here != problem) continue;
+        ++taken;
+        std::optional<cublasLtMatmulAlgo_t>& choice = chosen_[problem];
         choice.reset();
-        if (algorithm != decltype(GemmAlgorithm::algorithm){})
-            choice = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
+        if (algorithm == decltype(GemmAlgorithm::algorithm){}) continue;
+        choice = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
+        restored_.insert(problem);
     }
+    return taken;
 }
 
 std::shared_ptr<GemmState> make_gemm_state(Device device) {
@@ -309,8 +335,8 @@ std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx) {
     return ctx.gemm_state()->algorithms();
 }
 
-void restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms) {
-    ctx.gemm_state()->restore(algorithms);
+std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms) {
+    return ctx.gemm_state()->restore(algorithms);
 }
 
 }  // namespace gradtile::cuda

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -46,20 +47,22 @@ class GemmState {
     void* workspace() { return workspace_.data(); }
 
     std::vector<GemmAlgorithm> algorithms();
-    void restore(std::span<const GemmAlgorithm> algorithms);
+    std::size_t restore(std::span<const GemmAlgorithm> algorithms);
 
   private:
     class Operation;
     void prepare();
+    void place(GemmProblem& problem) const;
     bool sort_by_time(const Operation& operation, cudaStream_t stream, const std::function<void()>& in_steps,
                       std::vector<cublasLtMatmulAlgo_t>& candidates);
 
     Device device_;
     std::recursive_mutex mutex_;  // steps that compete with a fused product are products as well
-    std::int64_t architecture_ = 0, multiprocessors_ = 0;
+    std::int64_t library_ = 0, architecture_ = 0, multiprocessors_ = 0;
     cublasLtHandle_t handle_ = nullptr;
     Buffer workspace_;  // from the start, so that plans made on the context see it taken
     std::map<GemmProblem, std::optional<cublasLtMatmulAlgo_t>> chosen_;  // none: not by cuBLASLt
+    std::set<GemmProblem> restored_;  // whose algorithm has not run here yet
     std::size_t timed_ = 0;
 };
 

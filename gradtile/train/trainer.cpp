@@ -15,6 +15,7 @@
 #include <gradtile/train/evaluate.h>
 #include <gradtile/train/loss_svg.h>
 #include <gradtile/train/muon.h>
+#include <gradtile/train/saved_algorithms.h>
 
 namespace gradtile {
 namespace {
@@ -48,6 +49,9 @@ DatasetOptions dataset_options(const TrainConfig& config) {
             .tokenizer = config.tokenizer,
             .vocabulary = config.model.vocabulary};
 }
+
+/// In a checkpoint's meta.
+constexpr const char* algorithms_key = "matrix_algorithms";
 
 /// Batches are filled on the host.
 Context host_of(const Context& ctx) {
@@ -248,6 +252,8 @@ Checkpoint Trainer::snapshot() const {
                        {"bad_steps_in_a_row", bad_steps_in_a_row_},
                        {"device", concat(model_->ctx.device())},
                        {"matrix_library", model_->ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}};
+    if (const auto algorithms = gemm_algorithms(model_->ctx); !algorithms.empty())
+        checkpoint.meta[algorithms_key] = algorithms_to_json(algorithms);
     return checkpoint;
 }
 
@@ -272,6 +278,23 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
         throw Error(concat(source, ": is not a training checkpoint: ", error.what()));
     }
     step_ = checkpoint.step;
+    restore_algorithms(checkpoint, source);
+}
+
+/// So that results do not depend on which algorithms a timing prefers today. Without them a run goes on, too.
+void Trainer::restore_algorithms(const Checkpoint& checkpoint, const std::string& source) {
+    const auto found = checkpoint.meta.find(algorithms_key);
+    if (found == checkpoint.meta.end()) return;
+    try {
+        const std::vector<GemmAlgorithm> saved = algorithms_from_json(*found);
+        if (model_->ctx.device().is_cpu() || restore_gemm_algorithms(model_->ctx, saved) == saved.size())
+            return;
+        on_message_(concat(source,
+                           ": its matrix algorithms are for another GPU or another cuBLASLt; they are "
+                           "chosen anew, and results agree to rounding"));
+    } catch (const Error& error) {
+        on_message_(concat(source, ": ", error.what(), "; they are chosen anew"));
+    }
 }
 
 // ---- Steps ----

@@ -6,7 +6,8 @@
 /// data is gone by and the schedule moves on; after max_bad_steps of them in a row training stops.
 ///
 /// A run that was stopped and resumed equals one that was not, to the bit: weights, metrics (but for times)
-/// and samples, at any number of threads; on a GPU with config.model.deterministic, else to rounding.
+/// and samples, at any number of threads; on a GPU with config.model.deterministic. Without it a run goes on
+/// with the matrix algorithms it had, and equals to rounding (docs/design.md says where to the bit).
 ///
 /// On a GPU the host waits for the device once a step, at its end, after it has prepared the next step's
 /// data; from the second step on a step is one captured graph (config.cuda_graph).
@@ -99,6 +100,7 @@ class Trainer {
     void plan_arena();
     void open_directory(RunDirectory directory, bool resumed);
     void restore(const Checkpoint& checkpoint, const std::string& source);
+    void restore_algorithms(const Checkpoint& checkpoint, const std::string& source);
     Checkpoint snapshot() const;
 
     void compute_step(const Context& ctx);

@@ -10,6 +10,7 @@
 #include "error_message.h"
 #include "tiny_run.h"
 
+#include <gradtile/core/gemm_algorithms.h>
 #include <gradtile/train/dataset.h>
 #include <gradtile/train/evaluate.h>
 #include <gradtile/train/sampler.h>
@@ -88,6 +89,62 @@ TEST_P(CudaTrainerSettings, StoppedAndResumedEqualsStraightToTheBit) {
     EXPECT_EQ(state_of(second), state_of(straight));
     EXPECT_EQ(TinyRun::losses(run.config.out), TinyRun::losses(straight_config.out));
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+/// Without the promise to the bit as well, as long as nothing is added in the order it happens to come: only
+/// the attention's dQ is, when a row sees more than two K blocks, and these runs have one.
+TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
+    run.config.model.deterministic = false;
+    run.config.steps = 20;
+    run.config.eval_every = run.config.save_every = 11;
+    GetParam().change(run.config);
+    std::vector<std::vector<double>> straight;
+    std::vector<GemmAlgorithm> algorithms;
+    {
+        Trainer trainer(run.config, run.hear);
+        trainer.run();
+        straight = state_of(trainer);
+        algorithms = gemm_algorithms(trainer.model().ctx);
+        EXPECT_GT(algorithms.size(), 5u);
+    }
+    const std::vector<json> losses = TinyRun::losses(run.config.out);
+    const std::filesystem::path out = run.config.out;
+    remove(out / "checkpoints/step_00000020.h5");  // as if the process had died before its last save
+    remove(out / "checkpoints/best.h5");
+    Trainer resumed(Resume{.directory = out}, run.hear);
+    ASSERT_EQ(resumed.step(), 11);
+    EXPECT_EQ(gemm_algorithms(resumed.model().ctx), algorithms);
+    resumed.run();
+    EXPECT_EQ(gemm_algorithms(resumed.model().ctx), algorithms);
+    EXPECT_EQ(state_of(resumed), straight);
+    EXPECT_EQ(TinyRun::losses(out), losses);
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+/// Those of another GPU say so and are chosen anew; numbers that are no algorithm are found out at their
+/// first product.
+TEST_F(CudaTrainer, MatrixAlgorithmsFromElsewhereDoNotStopARun) {
+    run.config.steps = 8;
+    { Trainer(run.config, run.hear).run(/*stop_after=*/5); }
+    const std::filesystem::path path = std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5";
+    const Checkpoint sound = read_checkpoint(path);
+    Checkpoint elsewhere = sound, no_algorithms = sound;
+    for (json& entry : elsewhere.meta["matrix_algorithms"]) entry["problem"][2] = 78;  // multiprocessors
+    for (json& entry : no_algorithms.meta["matrix_algorithms"])
+        for (json& number : entry["algorithm"]) number = number.get<std::uint64_t>() ^ 0x5a5a5a5a5a5a5a5a;
+    for (const bool other_gpu : {true, false}) {
+        for (const char* other : {"step_00000008.h5", "best.h5"}) remove(path.parent_path() / other);
+        write_checkpoint(path, other_gpu ? elsewhere : no_algorithms);
+        run.messages.clear();
+        Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+        ASSERT_EQ(resumed.step(), 5);
+        const RunSummary summary = resumed.run();
+        EXPECT_EQ(summary.step, 8);
+        EXPECT_EQ(summary.bad_steps, 0);
+        EXPECT_TRUE(resumed.replays_graph());
+        EXPECT_THAT(run.messages, other_gpu ? testing::ElementsAre(HasSubstr("another GPU"))
+                                            : testing::Matcher<std::vector<std::string>>(testing::IsEmpty()));
+    }
 }
 
 /// Weights, metrics and dropout's draws; evaluations in between use the graph's arena.

@@ -165,6 +165,24 @@ TEST(Trainer, ResumeNamesADamagedCheckpointAndTakesTheOneBefore) {
     EXPECT_THAT(run.messages.front(), HasSubstr("step_00000012.h5"));
 }
 
+TEST(Trainer, ResumeGoesOnWithoutMatrixAlgorithmsThatAreNone) {
+    TinyRun run;
+    { Trainer(run.config, run.hear).run(/*stop_after=*/5); }
+    const std::filesystem::path path = std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5";
+    Checkpoint checkpoint = read_checkpoint(path);
+    EXPECT_FALSE(checkpoint.meta.contains("matrix_algorithms"));  // the CPU has none
+    for (const json& nonsense : {json("fast"), json::array({1, 2}), json{{{"problem", {1}}}}}) {
+        checkpoint.meta["matrix_algorithms"] = nonsense;
+        write_checkpoint(path, checkpoint);
+        run.messages.clear();
+        const Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+        EXPECT_EQ(resumed.step(), 5);
+        ASSERT_EQ(run.messages.size(), 1u);
+        EXPECT_THAT(run.messages.front(), HasSubstr("step_00000005.h5: matrix algorithms: "));
+        EXPECT_THAT(run.messages.front(), HasSubstr("chosen anew"));
+    }
+}
+
 // ---- The directory ----
 
 TEST(Trainer, RefusesADirectoryThatHoldsARun) {
