@@ -129,6 +129,12 @@ void norms(Bench& bench) {
     const Tensor dy = layer_norm.forward(ctx, x, saved), dx = numbers(ctx, x.shape());
     bench.measure("layer_norm backward_add", 4 * x.bytes(),
                   [&] { layer_norm.backward_add(ctx, dy, saved, dx); });
+    const Tensor branch = numbers(ctx, x.shape());
+    for (const double p : {0.0, 0.1})
+        bench.measure(p > 0 ? "residual, dropout, layer_norm" : "residual, layer_norm", 4 * x.bytes(), [&] {
+            LayerNorm::Saved again;
+            layer_norm.forward(ctx, Residual{x, branch, {.p = p}, DropoutKey::of_step(1, 2, 3)}, again);
+        });
     both_ways(bench, "layer_norm 4096 wide", wide, numbers(ctx, {16, context, 4096}));
     both_ways(bench, "rms_norm", rms_norm, x);
     both_ways(bench, "rms_norm of heads (64)", of_heads, x.reshape({batch, context, heads, width / heads}));

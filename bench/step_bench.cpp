@@ -215,9 +215,11 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
 
     auto norm_saved = std::make_shared<ConfiguredNorm::Saved>();
     block.norm_1.forward(ctx, x, *norm_saved);
-    parts.push_back({"norm forward", 2 * layers + 1, 0, [=, &ctx, &block] {
+    const Tensor branch = randn(ctx, x.shape(), dtype, Seed{7});
+    parts.push_back({"residual and norm forward", 2 * layers, 0, [=, &ctx, &block] {
                          ConfiguredNorm::Saved saved;
-                         block.norm_1.forward(ctx, x, saved);
+                         Residual residual{x, branch};
+                         block.norm_1.forward(ctx, residual, saved);
                      }});
     parts.push_back({"norm backward", 2 * layers + 1, 0,
                      [=, &ctx, &block] { block.norm_1.backward_add(ctx, x, *norm_saved, dx); }});
@@ -236,10 +238,6 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
     } else {
         add_gelu_mlp(parts, ctx, block.mlp, rows, layers);
     }
-    parts.push_back({"residual", 2 * layers, 0, [=, &ctx, &block] {
-                         Dropout::Saved saved;
-                         block.dropout.add_residual(ctx, x, dx, {}, saved);
-                     }});
     parts.push_back({"embedding forward", 1, 0, [=, &ctx, &model] {
                          Embedding::Saved saved;
                          PositionEmbedding::Saved positions;

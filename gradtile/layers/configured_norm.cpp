@@ -26,9 +26,17 @@ ConfiguredNorm::ConfiguredNorm(ParameterStore& parameters, const std::string& na
       }()) {}
 
 Tensor ConfiguredNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+    Residual residual{x};
+    return forward(ctx, residual, saved);
+}
+
+Tensor ConfiguredNorm::forward(const Context& ctx, Residual& residual, Saved& saved) const {
     return std::visit(
         [&]<class Layer>(const Layer& layer) {
-            return layer.forward(ctx, x, saved.emplace<typename Layer::Saved>());
+            auto& own = saved.emplace<typename Layer::Saved>();
+            Tensor y = layer.forward(ctx, residual, own);
+            residual = {own.x};
+            return y;
         },
         norm);
 }

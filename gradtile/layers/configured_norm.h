@@ -18,6 +18,8 @@ struct ConfiguredNorm {
     ConfiguredNorm(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
+    /// Of a residual, which is added up: afterwards its x is the sum.
+    Tensor forward(const Context& ctx, Residual& residual, Saved& saved) const;
     /// The output of the forward pass that left `saved`, bit for bit.
     Tensor output_again(const Context& ctx, const Saved& saved) const;
     /// Returns dx.

@@ -6,9 +6,8 @@
 #include <gradtile/layers/rows.h>
 
 namespace gradtile {
-namespace {
 
-DropoutMask mask_of(double p, const DropoutKey& key, const Tensor& x) {
+DropoutMask dropout_mask(double p, const DropoutKey& key, const Tensor& x) {
     check(p >= 0.0 && p < 1.0, "dropout: p = ", p, " is not in [0, 1)");
     DropoutMask mask;
     if (!key.training) return mask;
@@ -26,6 +25,8 @@ DropoutMask mask_of(double p, const DropoutKey& key, const Tensor& x) {
     return mask;
 }
 
+namespace {
+
 Tensor apply(const Context& ctx, const Tensor& x, const DropoutMask& mask) {
     row_layout(x, "dropout");
     Tensor y = empty(ctx, x.shape(), x.dtype());
@@ -38,12 +39,12 @@ Tensor apply(const Context& ctx, const Tensor& x, const DropoutMask& mask) {
 
 Tensor Dropout::forward(const Context& ctx, const Tensor& x, const DropoutKey& key, Saved& saved) const {
     saved.key = key;
-    const DropoutMask mask = mask_of(p, key, x);
+    const DropoutMask mask = dropout_mask(p, key, x);
     return mask.threshold == 0 ? x : apply(ctx, x, mask);
 }
 
 Tensor Dropout::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
-    const DropoutMask mask = mask_of(p, saved.key, dy);
+    const DropoutMask mask = dropout_mask(p, saved.key, dy);
     return mask.threshold == 0 ? dy : apply(ctx, dy, mask);
 }
 
@@ -54,7 +55,7 @@ Tensor Dropout::add_residual(const Context& ctx, const Tensor& x, const Tensor& 
     row_layout(x, "dropout");
     row_layout(branch, "dropout");
     saved.key = key;
-    const DropoutMask mask = mask_of(p, key, branch);
+    const DropoutMask mask = dropout_mask(p, key, branch);
     if (x.elements() == 0) return branch;
     on_device(ctx, cpu::dropout, cuda::dropout, branch, x, branch, mask);
     return branch;

@@ -23,6 +23,9 @@ struct DropoutMask {
     }
 };
 
+/// The mask of one call on x, checked.
+DropoutMask dropout_mask(double p, const DropoutKey& key, const Tensor& x);
+
 namespace cpu {
 /// y = branch * mask * scale (+ x when defined); y may be branch itself.
 void dropout(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& branch,

@@ -3,6 +3,7 @@
 #include <string>
 
 #include <gradtile/core/parameter_store.h>
+#include <gradtile/layers/residual.h>
 
 namespace gradtile {
 
@@ -10,7 +11,7 @@ namespace gradtile {
 /// leading axes may be strided (two groups, see rows.h). Statistics are float32 (float64 for float64 x).
 struct LayerNorm {
     struct Saved {
-        Tensor x;           ///< [.., C], the input itself
+        Tensor x;           ///< [.., C], the input itself, or the residual's sum
         Tensor mean, rstd;  ///< [rows]
     };
 
@@ -19,6 +20,8 @@ struct LayerNorm {
               double eps = 1e-5);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
+    /// Of the residual's sum, which backward is about and which is left in saved.x.
+    Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
     /// dx, contiguous; the parameters' gradients accumulate.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
     /// dx += the gradient: where a residual branch leaves the stream, dx already holds the stream's gradient.

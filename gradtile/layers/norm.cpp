@@ -7,19 +7,26 @@
 namespace gradtile {
 namespace {
 
-Tensor normalize(const Context& ctx, const char* op, const Tensor& x, const Parameter& weight,
-                 const Tensor& bias, double eps, Tensor* mean, Tensor& rstd) {
+/// What a forward pass leaves: y, and what backward reads.
+struct Normalized {
+    Tensor y, x, mean, rstd;
+};
+
+Normalized normalize(const Context& ctx, const char* op, const Residual& residual, const Parameter& weight,
+                     const Tensor& bias, double eps, bool centred) {
+    const auto& [x, branch, dropout, key] = residual;
     check(x.size(-1) == weight.shape()[0], op, ": x ", x, " for width ", weight.shape()[0]);
     check(x.dtype() == weight.value().dtype(), op, ": x ", x, " with weights in ", weight.value().dtype());
-    const RowLayout layout = row_layout(x, op);
+    check(!branch.defined() || (branch.shape() == x.shape() && branch.dtype() == x.dtype()), op,
+          ": residual ", x, " + branch ", branch);
+    const std::int64_t rows = row_layout(x, op).rows;
     const DType statistic = accumulator_of(x.dtype());
-    if (mean != nullptr) *mean = empty(ctx, {layout.rows}, statistic);
-    rstd = empty(ctx, {layout.rows}, statistic);
-    Tensor y = empty(ctx, x.shape(), x.dtype());
-    if (x.elements() == 0) return y;
-    on_device(ctx, cpu::norm_forward, cuda::norm_forward, y, mean != nullptr ? *mean : Tensor(), rstd, x,
-              weight.value(), bias, eps);
-    return y;
+    const NormOutputs out{.y = empty(ctx, x.shape(), x.dtype()),
+                          .mean = centred ? empty(ctx, {rows}, statistic) : Tensor(),
+                          .rstd = empty(ctx, {rows}, statistic)};
+    if (x.elements() > 0)
+        on_device(ctx, cpu::norm_forward, cuda::norm_forward, out, residual, weight.value(), bias, eps);
+    return {out.y, branch.defined() ? branch : x, out.mean, out.rstd};
 }
 
 void differentiate(const Context& ctx, const char* op, const NormInputs& in, NormGradients out) {
@@ -46,9 +53,14 @@ LayerNorm::LayerNorm(ParameterStore& parameters, const std::string& name, std::i
 }
 
 Tensor LayerNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
-    saved.x = x;
-    return normalize(ctx, "layer_norm", x, weight, bias.defined() ? bias.value() : Tensor(), eps, &saved.mean,
-                     saved.rstd);
+    return forward(ctx, Residual{x}, saved);
+}
+
+Tensor LayerNorm::forward(const Context& ctx, const Residual& residual, Saved& saved) const {
+    const Normalized made = normalize(ctx, "layer_norm", residual, weight,
+                                      bias.defined() ? bias.value() : Tensor(), eps, /*centred=*/true);
+    saved = {made.x, made.mean, made.rstd};
+    return made.y;
 }
 
 Tensor LayerNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
@@ -76,8 +88,13 @@ RMSNorm::RMSNorm(ParameterStore& parameters, const std::string& name, std::int64
     : weight(parameters.add(name + ".weight", {width}, Init::ones())), eps(epsilon) {}
 
 Tensor RMSNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
-    saved.x = x;
-    return normalize(ctx, "rms_norm", x, weight, Tensor(), eps, nullptr, saved.rstd);
+    return forward(ctx, Residual{x}, saved);
+}
+
+Tensor RMSNorm::forward(const Context& ctx, const Residual& residual, Saved& saved) const {
+    const Normalized made = normalize(ctx, "rms_norm", residual, weight, Tensor(), eps, /*centred=*/false);
+    saved = {made.x, made.rstd};
+    return made.y;
 }
 
 Tensor RMSNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {

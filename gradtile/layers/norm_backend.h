@@ -1,7 +1,7 @@
 #pragma once
 /// What the two devices implement for layer_norm.h and rms_norm.h: without a mean it is the root-mean-square
 /// norm.
-#include <gradtile/core/tensor.h>
+#include <gradtile/layers/residual.h>
 
 namespace gradtile {
 
@@ -19,16 +19,23 @@ struct NormGradients {
     Tensor partials;      ///< scratch [norm_partials(rows, C), 2, C] in accumulator_of(x.dtype())
 };
 
+/// What the forward kernel writes; mean is undefined for RMSNorm.
+struct NormOutputs {
+    Tensor y;           ///< [.., C]
+    Tensor mean, rstd;  ///< [rows]
+};
+
 namespace cpu {
-void norm_forward(const Context& ctx, const Tensor& y, const Tensor& mean, const Tensor& rstd,
-                  const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
+/// The residual's sum takes its branch's place.
+void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,
+                  const Tensor& bias, double eps);
 void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in);
 /// Blocks of rows whose parameter gradients are summed together before the blocks are added in order.
 std::int64_t norm_partials(std::int64_t rows, std::int64_t width);
 }  // namespace cpu
 namespace cuda {
-void norm_forward(const Context& ctx, const Tensor& y, const Tensor& mean, const Tensor& rstd,
-                  const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
+void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,
+                  const Tensor& bias, double eps);
 void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in);
 std::int64_t norm_partials(std::int64_t rows, std::int64_t width);
 }  // namespace cuda

@@ -47,13 +47,13 @@ void normalize_row(T* __restrict y, const T* __restrict x, const T* __restrict w
 }
 
 template <class T, bool centred>
-void forward(const Context& ctx, const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
-             const Tensor& weight, const Tensor& bias, double eps) {
+void forward(const Context& ctx, const NormOutputs& out, const Tensor& x, const Tensor& weight,
+             const Tensor& bias, double eps) {
     using S = Accumulator<T>;
-    const Rows<T> xs(x, "norm"), ys(y, "norm");
+    const Rows<T> xs(x, "norm"), ys(out.y, "norm");
     const std::int64_t width = xs.width();
-    S* means = centred ? mean.data<S>() : nullptr;
-    S* rstds = rstd.data<S>();
+    S* means = centred ? out.mean.data<S>() : nullptr;
+    S* rstds = out.rstd.data<S>();
     const T* w = weight.data<T>();
     const T* b = bias.defined() ? bias.data<T>() : nullptr;
     for_rows(ctx, xs.count(), width, [&](std::int64_t r) {
@@ -132,13 +132,14 @@ std::int64_t norm_partials(std::int64_t rows, std::int64_t) {
     return (rows + grain - 1) / grain;
 }
 
-void norm_forward(const Context& ctx, const Tensor& y, const Tensor& mean, const Tensor& rstd,
-                  const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,
+                  const Tensor& bias, double eps) {
+    const Tensor x = residual.sum(ctx);
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
-        if (mean.defined()) {
-            forward<T, true>(ctx, y, mean, rstd, x, weight, bias, eps);
+        if (out.mean.defined()) {
+            forward<T, true>(ctx, out, x, weight, bias, eps);
         } else {
-            forward<T, false>(ctx, y, mean, rstd, x, weight, bias, eps);
+            forward<T, false>(ctx, out, x, weight, bias, eps);
         }
     });
 }

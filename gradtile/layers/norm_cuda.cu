@@ -33,7 +33,28 @@ __device__ __forceinline__ Statistics<S> statistics_of(const S (&x)[Team::held][
     return {mean, 1 / sqrt(reduce_team<Team::team>(squares, Sum{}) / count + eps)};
 }
 
-template <class Team, class T>
+/// x += branch * factors, rounded to T and left in branch's place.
+template <class T, int n, class S = Accumulator<T>>
+__device__ __forceinline__ void add_branch(S (&x)[n], T* branch, const DropoutFactors& factors_of,
+                                           Philox::Key key, Place at) {
+    S values[n];
+    load<n>(values, branch);
+    if constexpr (n == dropout_group) {
+        if (factors_of.mask.threshold != 0) {
+            S factors[n];
+            factors_of.draw(factors, key, at);
+#pragma unroll
+            for (int i = 0; i < n; ++i) values[i] *= factors[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < n; ++i) x[i] += values[i];
+    const uint4 sum = pack<T>(x);
+    *reinterpret_cast<uint4*>(branch) = sum;
+    unpack<T>(x, sum);
+}
+
+template <class Team, class T, bool adds>
 __global__ void __launch_bounds__(Team::threads) held_forward_kernel(const NormForward<T> norm) {
     using S = Accumulator<T>;
     constexpr int n = vector_length<T>;
@@ -46,6 +67,16 @@ __global__ void __launch_bounds__(Team::threads) held_forward_kernel(const NormF
     for (int k = 0; k < Team::held; ++k) {
         const int vector = lane + k * Team::team;
         if (there && vector < vectors) load<n>(x[k], from + vector * n);
+    }
+    if constexpr (adds) {
+        const Philox::Key key = norm.factors_of.mask.key();
+        T* branch = norm.branch[there ? row : 0];
+#pragma unroll
+        for (int k = 0; k < Team::held; ++k) {
+            const int vector = lane + k * Team::team;
+            if (there && vector < vectors)
+                add_branch<T>(x[k], branch + vector * n, norm.factors_of, key, {row, vector * n});
+        }
     }
     const auto statistics = statistics_of<Team, T>(x, lane, vectors, norm.mean != nullptr, norm.eps);
     if (!there) return;
@@ -247,30 +278,44 @@ constexpr bool may_be_held = sizeof(T) <= 4;
 
 }  // namespace
 
-void norm_forward(const Context& ctx, const Tensor& y, const Tensor& mean, const Tensor& rstd,
-                  const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,
+                  const Tensor& bias, double eps) {
+    const auto& [x, branch, dropout, key] = residual;
+    const DropoutMask mask = branch.defined() ? dropout_mask(dropout.p, key, branch) : DropoutMask{};
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         using S = Accumulator<T>;
-        const NormForward<T> norm{.y = Rows<T>(y, "norm"),
-                                  .x = Rows<const T>(x, "norm"),
-                                  .mean = mean.defined() ? mean.data<S>() : nullptr,
-                                  .rstd = rstd.data<S>(),
-                                  .weight = weight.data<T>(),
-                                  .bias = bias.defined() ? bias.data<T>() : nullptr,
-                                  .eps = static_cast<S>(eps)};
+        NormForward<T> norm{.y = Rows<T>(out.y, "norm"),
+                            .x = Rows<const T>(x, "norm"),
+                            .branch = branch.defined() ? Rows<T>(branch, "norm") : Rows<T>(),
+                            .factors_of = DropoutFactors(mask),
+                            .mean = out.mean.defined() ? out.mean.data<S>() : nullptr,
+                            .rstd = out.rstd.data<S>(),
+                            .weight = weight.data<T>(),
+                            .bias = bias.defined() ? bias.data<T>() : nullptr,
+                            .eps = static_cast<S>(eps)};
         const std::int64_t rows = norm.x.layout.rows;
+        const auto add_first = [&] {
+            norm.x = Rows<const T>(residual.sum(ctx), "norm");
+            norm.branch = {};
+        };
         const auto any_width = [&] {
+            if (norm.branch.data != nullptr) add_first();
             launch(ctx, long_forward_kernel<T>, blocks_for(rows, 1), Block{long_row_threads}, norm);
         };
         if constexpr (may_be_held<T>) {
             if (norm.x.in_vectors() && norm.y.in_vectors() && on_vector_boundary(weight) &&
-                (!bias.defined() || on_vector_boundary(bias))) {
+                (!bias.defined() || on_vector_boundary(bias)) &&
+                (!branch.defined() || norm.branch.in_vectors())) {
+                // A draw decides about as many columns as a 16-bit vector has.
+                if (mask.threshold != 0 && vector_length<T> != dropout_group) add_first();
                 with_row_team(x.size(-1) / vector_length<T>, [&]<class Team>(Team) {
                     if constexpr (std::is_null_pointer_v<Team>) {
                         any_width();
                     } else {
-                        launch(ctx, held_forward_kernel<Team, T>, blocks_for(rows, Team::teams),
-                               Block{Team::threads}, norm);
+                        launch(ctx,
+                               norm.branch.data != nullptr ? held_forward_kernel<Team, T, true>
+                                                           : held_forward_kernel<Team, T, false>,
+                               blocks_for(rows, Team::teams), Block{Team::threads}, norm);
                     }
                 });
                 return;

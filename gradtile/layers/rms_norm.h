@@ -3,6 +3,7 @@
 #include <string>
 
 #include <gradtile/core/parameter_store.h>
+#include <gradtile/layers/residual.h>
 
 namespace gradtile {
 
@@ -10,7 +11,7 @@ namespace gradtile {
 /// strided (two groups, see rows.h), so that heads [B,S,H,D] of a packed projection can be normalised.
 struct RMSNorm {
     struct Saved {
-        Tensor x;     ///< [.., C], the input itself
+        Tensor x;     ///< [.., C], the input itself, or the residual's sum
         Tensor rstd;  ///< [rows], float32 (float64 for float64 x)
     };
 
@@ -18,6 +19,8 @@ struct RMSNorm {
     RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double eps = 1e-5);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
+    /// Of the residual's sum, which backward is about and which is left in saved.x.
+    Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
     /// dx, contiguous; the weight's gradient accumulates.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
     /// dx += the gradient.

@@ -56,11 +56,11 @@ Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const Dropou
 Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
                             const ForwardOptions& options) const {
     check_tokens(tokens);
-    Tensor x = embed(ctx, tokens, options.dropout, saved);
+    Residual stream{embed(ctx, tokens, options.dropout, saved)};
     saved.blocks.assign(blocks.size(), {});
     for (std::size_t i = 0; i < blocks.size(); ++i)
-        x = blocks[i].forward(ctx, x, block_key(options.dropout, i), saved.blocks[i]);
-    x = norm_f.forward(ctx, x, saved.norm_f);
+        stream = blocks[i].forward(ctx, stream, block_key(options.dropout, i), saved.blocks[i]);
+    const Tensor x = norm_f.forward(ctx, stream, saved.norm_f);
     return head.forward(ctx, x, targets, saved.head, options.gradient_scale);
 }
 
@@ -83,12 +83,12 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Gradien
 Tensor Transformer::features(const Context& ctx, const Tensor& tokens) const {
     check_tokens(tokens);
     Saved saved;
-    Tensor x = embed(ctx, tokens, {}, saved);
+    Residual stream{embed(ctx, tokens, {}, saved)};
     for (const TransformerBlock& block : blocks) {
         TransformerBlock::Saved discarded;
-        x = block.forward(ctx, x, {}, discarded);
+        stream = block.forward(ctx, stream, {}, discarded);
     }
-    return x;
+    return stream.sum(ctx);
 }
 
 Tensor Transformer::evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets) const {

@@ -18,17 +18,20 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
       dropout{config.dropout},
       recompute(config.recompute) {}
 
-Tensor TransformerBlock::forward_attention(const Context& ctx, const Tensor& x, const DropoutKey& key,
-                                           Activations& saved) const {
-    const Tensor branch = attn.forward(ctx, norm_1.forward(ctx, x, saved.norm_1), saved.attn);
-    return dropout.add_residual(ctx, x, branch, key.at(0), saved.attn_dropout);
+/// The stream up to the second norm, the attention's branch not yet added.
+Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
+                                             Activations& saved) const {
+    const Tensor branch = attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn);
+    saved.attn_dropout.key = key.at(0);
+    return {stream.x, branch, dropout, key.at(0)};
 }
 
-Tensor TransformerBlock::forward_keeping(const Context& ctx, const Tensor& x, const DropoutKey& key,
-                                         Activations& saved) const {
-    const Tensor middle = forward_attention(ctx, x, key, saved);
+Residual TransformerBlock::forward_keeping(const Context& ctx, Residual& stream, const DropoutKey& key,
+                                           Activations& saved) const {
+    Residual middle = forward_attention(ctx, stream, key, saved);
     const Tensor branch = mlp.forward(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
-    return dropout.add_residual(ctx, middle, branch, key.at(1), saved.mlp_dropout);
+    saved.mlp_dropout.key = key.at(1);
+    return {middle.x, branch, dropout, key.at(1)};
 }
 
 /// Leaves out what backward makes again.
@@ -42,23 +45,25 @@ void TransformerBlock::forget_cheap(Activations& kept) const {
 TransformerBlock::Activations TransformerBlock::recomputed(const Context& ctx, const Tensor& x,
                                                            const DropoutKey& key) const {
     Activations saved;
-    const Tensor middle = forward_attention(ctx, x, key, saved);
+    Residual stream{x};
+    Residual middle = forward_attention(ctx, stream, key, saved);
     mlp.forward_hidden(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
     saved.mlp_dropout.key = key.at(1);
     return saved;
 }
 
-Tensor TransformerBlock::forward(const Context& ctx, const Tensor& x, const DropoutKey& key,
-                                 Saved& saved) const {
+Residual TransformerBlock::forward(const Context& ctx, Residual stream, const DropoutKey& key,
+                                   Saved& saved) const {
     if (recompute == Recompute::block) {
-        saved.input = x;
-        saved.dropout = key;
         Activations discarded;
-        return forward_keeping(ctx, x, key, discarded);
+        Residual out = forward_keeping(ctx, stream, key, discarded);
+        saved.input = stream.x;
+        saved.dropout = key;
+        return out;
     }
-    Tensor y = forward_keeping(ctx, x, key, saved.activations.emplace());
+    Residual out = forward_keeping(ctx, stream, key, saved.activations.emplace());
     if (recompute == Recompute::activations) forget_cheap(*saved.activations);
-    return y;
+    return out;
 }
 
 Tensor TransformerBlock::backward(const Context& ctx, const Tensor& dy, const Saved& saved,

@@ -4,9 +4,9 @@
 #include <string>
 
 #include <gradtile/layers/configured_norm.h>
-#include <gradtile/layers/dropout.h>
 #include <gradtile/layers/mlp.h>
 #include <gradtile/layers/multi_head_attention.h>
+#include <gradtile/layers/residual.h>
 
 namespace gradtile {
 
@@ -44,17 +44,18 @@ struct TransformerBlock {
 
     TransformerBlock(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
-    /// `key` names the block's dropout masks; a default one drops nothing.
-    Tensor forward(const Context& ctx, const Tensor& x, const DropoutKey& key, Saved& saved) const;
+    /// `key` names the block's dropout masks; a default one drops nothing. The MLP's branch is left for the
+    /// next norm to add.
+    Residual forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved) const;
     /// Returns dx in dy's memory: the residual stream's gradient passes through and each branch adds to it.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                     const GradientReady& ready = {}) const;
 
   private:
-    Tensor forward_attention(const Context& ctx, const Tensor& x, const DropoutKey& key,
+    Residual forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
+                               Activations& saved) const;
+    Residual forward_keeping(const Context& ctx, Residual& stream, const DropoutKey& key,
                              Activations& saved) const;
-    Tensor forward_keeping(const Context& ctx, const Tensor& x, const DropoutKey& key,
-                           Activations& saved) const;
     void forget_cheap(Activations& kept) const;
     Activations recomputed(const Context& ctx, const Tensor& x, const DropoutKey& key) const;
 };

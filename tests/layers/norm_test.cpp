@@ -87,6 +87,54 @@ TEST(LayerNorm, RefusesWhatItCannotRead) {
     EXPECT_THROW(norm.forward(ctx, zeros(ctx, {8, 8}, DType::f32).transpose(0, 1), saved), Error);
 }
 
+/// Norm and sum in one pass leave the bits of the sum made first and normalised then.
+template <class Norm>
+void expect_residual_is_summed_first(const Context& ctx, DType dtype, std::int64_t width, double p) {
+    SCOPED_TRACE(concat(dtype, ", width ", width, ", dropout ", p));
+    ParameterStore store;
+    const Norm norm = [&] {
+        if constexpr (std::is_same_v<Norm, LayerNorm>)
+            return LayerNorm(store, "norm", width, true);
+        else
+            return RMSNorm(store, "norm", width);
+    }();
+    store.allocate(ctx, dtype);
+    copy(ctx, store.values(), randn(ctx, store.values().shape(), dtype, Seed{1}));
+    const DropoutKey key = DropoutKey::of_step(1, 2, 3, 4);
+    // Rows of a wider tensor, as a stream may lie in one.
+    const auto stream = [&](std::uint64_t seed) {
+        return randn(ctx, {3, 11, width + 8}, dtype, Seed{seed}).slice(-1, 0, width);
+    };
+    const Tensor x = stream(2), branch = stream(3), same_branch = stream(3);
+    const Tensor sum = Residual{x, branch, {.p = p}, key}.sum(ctx);
+    typename Norm::Saved saved, saved_together;
+    const Tensor y = norm.forward(ctx, sum, saved);
+    const Tensor together = norm.forward(ctx, Residual{x, same_branch, {.p = p}, key}, saved_together);
+    EXPECT_EQ(to_host(ctx, together), to_host(ctx, y));
+    EXPECT_EQ(to_host(ctx, saved_together.x), to_host(ctx, sum));
+    EXPECT_EQ(saved_together.x.raw_data(), same_branch.raw_data());
+    EXPECT_EQ(to_host(ctx, saved_together.rstd), to_host(ctx, saved.rstd));
+}
+
+TEST(Norm, AddsAResidualFirst) {
+    const Context ctx(Device::cpu(), 2);
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
+        for (const double p : {0.0, 0.3}) {
+            expect_residual_is_summed_first<LayerNorm>(ctx, dtype, 37, p);
+            expect_residual_is_summed_first<RMSNorm>(ctx, dtype, 64, p);
+        }
+}
+
+TEST(Norm, RefusesABranchOfAnotherShape) {
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore store;
+    const RMSNorm norm(store, "norm", 4);
+    store.allocate(ctx, DType::f32);
+    RMSNorm::Saved saved;
+    const Tensor x = zeros(ctx, {3, 4}, DType::f32), branch = zeros(ctx, {2, 4}, DType::f32);
+    EXPECT_THROW(norm.forward(ctx, Residual{x, branch}, saved), Error);
+}
+
 // ---- On the GPU ----
 
 using test::OnCuda;
@@ -112,6 +160,15 @@ TEST_F(OnCuda, RMSNormPassesTheLayerSuite) {
                                    .operations = operations(width),
                                    .leading = {{1}, {5, 1, 2}, {3, width < 2000 ? 171 : 19}},
                                    .dx_cancels = width == 1});
+}
+
+TEST_F(OnCuda, NormAddsAResidualFirst) {
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+        for (const double p : {0.0, 0.3})
+            for (const std::int64_t width : {16, 37, 768, 1600, 4096, 20000}) {
+                expect_residual_is_summed_first<LayerNorm>(gpu(), dtype, width, p);
+                expect_residual_is_summed_first<RMSNorm>(gpu(), dtype, width, p);
+            }
 }
 
 /// More rows than the blocks of one launch take at a time.

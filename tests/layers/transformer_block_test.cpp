@@ -29,7 +29,7 @@ struct Fixture {
     // The block as a layer with one key for its masks; backward consumes dy, so it gets a copy.
     using Saved = TransformerBlock::Saved;
     Tensor forward(const Context& c, const Tensor& input, Saved& saved) const {
-        return block.forward(c, input, key, saved);
+        return block.forward(c, {input}, key, saved).sum(c);
     }
     Tensor backward(const Context& c, const Tensor& grad, const Saved& saved) const {
         return block.backward(c, cast(c, grad, DType::f64), saved);
@@ -66,7 +66,7 @@ TEST(TransformerBlock, RecomputingActivationsKeepsWhatIsDear) {
     Fixture f(Recompute::activations);
     const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
     TransformerBlock::Saved saved;
-    f.block.forward(f.ctx.with_allocator(arena), f.x, f.key, saved);
+    f.block.forward(f.ctx.with_allocator(arena), {f.x}, f.key, saved);
     const auto rounded = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
     const std::int64_t rows = 2 * 6, width = 8, heads = 2, value = size_of(DType::f64);
     std::int64_t expected = 0;
@@ -80,7 +80,7 @@ TEST(TransformerBlock, RecomputingBlocksKeepsNothingButTheInput) {
     Fixture f(Recompute::block);
     const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
     TransformerBlock::Saved saved;
-    f.block.forward(f.ctx.with_allocator(arena), f.x, f.key, saved);
+    f.block.forward(f.ctx.with_allocator(arena), {f.x}, f.key, saved);
     EXPECT_EQ(arena->bytes_in_use(), 0u);
     EXPECT_EQ(saved.input.raw_data(), f.x.raw_data());
 }
@@ -88,14 +88,14 @@ TEST(TransformerBlock, RecomputingBlocksKeepsNothingButTheInput) {
 TEST(TransformerBlock, BackwardUpdatesTheStreamsGradientInPlace) {
     Fixture f(Recompute::none);
     TransformerBlock::Saved saved;
-    f.block.forward(f.ctx, f.x, f.key, saved);
+    f.block.forward(f.ctx, {f.x}, f.key, saved);
     EXPECT_EQ(f.block.backward(f.ctx, f.dy, saved).raw_data(), f.dy.raw_data());
 }
 
 TEST(TransformerBlock, EveryGradientIsAnnouncedOnceWhenComplete) {
     Fixture f(Recompute::none);
     TransformerBlock::Saved saved;
-    f.block.forward(f.ctx, f.x, f.key, saved);
+    f.block.forward(f.ctx, {f.x}, f.key, saved);
     std::vector<std::string> announced;
     std::vector<std::vector<double>> at_announcement;
     f.block.backward(f.ctx, f.dy, saved, [&](const Parameter& parameter) {

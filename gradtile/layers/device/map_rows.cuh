@@ -4,43 +4,11 @@
 #include <array>
 
 #include <gradtile/layers/device/launch.cuh>
+#include <gradtile/layers/device/place.cuh>
 #include <gradtile/layers/device/vectors.cuh>
 
 namespace gradtile::cuda {
 namespace device {
-
-/// First of the elements an operator is asked for.
-struct Place {
-    std::int64_t row, column;
-};
-
-/// index / divisor; nearly always both fit 32 bits, where a division costs a third.
-__device__ __forceinline__ std::int64_t quotient(std::int64_t index, std::int64_t divisor) {
-    if (((index | divisor) >> 32) == 0) return static_cast<unsigned>(index) / static_cast<unsigned>(divisor);
-    return index / divisor;
-}
-
-/// A divisor known on the host: a multiplication and a shift where dividend and divisor fit 31 bits (Granlund
-/// and Montgomery 1994), as they nearly always do.
-struct Divisor {
-    std::int64_t value;
-    std::uint32_t multiplier = 0;
-    int shift = 0;
-
-    explicit Divisor(std::int64_t divisor) : value(divisor) {
-        if (value < 1 || value >> 31 != 0) return;
-        while (std::int64_t{1} << shift < value) ++shift;
-        multiplier = static_cast<std::uint32_t>(
-            ((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - static_cast<std::uint64_t>(value))) /
-                static_cast<std::uint64_t>(value) +
-            1);
-    }
-    __device__ __forceinline__ std::int64_t quotient_of(std::int64_t dividend) const {
-        if (((dividend | value) >> 31) != 0) return dividend / value;
-        const auto n = static_cast<std::uint32_t>(dividend);
-        return (__umulhi(n, multiplier) + n) >> shift;
-    }
-};
 
 constexpr int map_threads = 256;
 constexpr int map_unroll = 2;  // loads in flight of one thread, for each input

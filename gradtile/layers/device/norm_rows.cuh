@@ -2,6 +2,7 @@
 /// How LayerNorm and RMSNorm lay rows over threads: a team of threads owns a row and holds it in registers,
 /// so that memory is read once. Rows that are too long or not made of whole 16-byte vectors are read again
 /// from the cache instead.
+#include <gradtile/layers/device/dropout_factors.cuh>
 #include <gradtile/layers/device/launch.cuh>
 #include <gradtile/layers/device/reduce.cuh>
 #include <gradtile/layers/device/vectors.cuh>
@@ -27,11 +28,14 @@ struct Statistics {
     S mean, rstd;
 };
 
-/// x [.., C] -> y; mean is null for the root-mean-square norm, bias when there is none.
+/// x [.., C], or x + branch * factors, which then takes branch's place, -> y; mean is null for the
+/// root-mean-square norm, bias when there is none.
 template <class T>
 struct NormForward {
     Rows<T> y;
     Rows<const T> x;
+    Rows<T> branch;
+    DropoutFactors factors_of;
     Accumulator<T>*mean, *rstd;
     const T *weight, *bias;
     Accumulator<T> eps;
