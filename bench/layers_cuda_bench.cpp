@@ -119,7 +119,8 @@ void both_ways(Bench& bench, const std::string& name, const Layer& layer, const 
 void norms(Bench& bench) {
     const Context& ctx = bench.ctx();
     ParameterStore store;
-    const LayerNorm layer_norm(store, "a", width, true), wide(store, "w", 4096, true);
+    const LayerNorm layer_norm(store, "a", width, true), medium(store, "m", 1024, true),
+        wide(store, "w", 4096, true);
     const RMSNorm rms_norm(store, "b", width), of_heads(store, "c", width / heads);
     store.allocate(ctx, dtype);
     store.initialize(ctx, Seed{1});
@@ -135,6 +136,7 @@ void norms(Bench& bench) {
             LayerNorm::Saved again;
             layer_norm.forward(ctx, Residual{x, branch, {.p = p}, DropoutKey::of_step(1, 2, 3)}, again);
         });
+    both_ways(bench, "layer_norm 1024 wide", medium, numbers(ctx, {48, context, 1024}));
     both_ways(bench, "layer_norm 4096 wide", wide, numbers(ctx, {16, context, 4096}));
     both_ways(bench, "rms_norm", rms_norm, x);
     both_ways(bench, "rms_norm of heads (64)", of_heads, x.reshape({batch, context, heads, width / heads}));

@@ -37,18 +37,14 @@ __device__ __forceinline__ Statistics<S> statistics_of(const S (&x)[Team::held][
 template <class T, int n, class S = Accumulator<T>>
 __device__ __forceinline__ void add_branch(S (&x)[n], T* branch, const DropoutFactors& factors_of,
                                            Philox::Key key, Place at) {
-    S values[n];
+    S values[n], factors[n];
     load<n>(values, branch);
-    if constexpr (n == dropout_group) {
-        if (factors_of.mask.threshold != 0) {
-            S factors[n];
-            factors_of.draw(factors, key, at);
 #pragma unroll
-            for (int i = 0; i < n; ++i) values[i] *= factors[i];
-        }
-    }
+    for (int i = 0; i < n; ++i) factors[i] = 1;
+    if constexpr (n == dropout_group)
+        if (factors_of.mask.threshold != 0) factors_of.draw(factors, key, at);
 #pragma unroll
-    for (int i = 0; i < n; ++i) x[i] += values[i];
+    for (int i = 0; i < n; ++i) x[i] = values[i] * factors[i] + x[i];
     const uint4 sum = pack<T>(x);
     *reinterpret_cast<uint4*>(branch) = sum;
     unpack<T>(x, sum);
@@ -329,7 +325,7 @@ void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& re
 /// block each and leave room for more. The number does not depend on the GPU, so that neither memory nor
 /// bits do.
 std::int64_t norm_partials(std::int64_t rows, std::int64_t width) {
-    const std::int64_t blocks = width <= 1024 ? 264 : 528;
+    const std::int64_t blocks = width <= 1280 ? 264 : 528;
     return std::min(blocks, ceil_div(rows, 16));
 }
 

@@ -140,7 +140,7 @@ TEST(Norm, RefusesABranchOfAnotherShape) {
 using test::OnCuda;
 
 // Held by parts of a warp, warps and blocks; read again where rows are longer or no whole vectors.
-constexpr std::int64_t cuda_widths[] = {1, 7, 64, 384, 768, 1000, 2056, 4096, 8192, 9001};
+constexpr std::int64_t cuda_widths[] = {1, 7, 64, 384, 768, 1000, 1024, 1280, 2056, 4096, 8192, 9001};
 
 TEST_F(OnCuda, LayerNormPassesTheLayerSuite) {
     for (const std::int64_t width : cuda_widths)
@@ -165,7 +165,7 @@ TEST_F(OnCuda, RMSNormPassesTheLayerSuite) {
 TEST_F(OnCuda, NormAddsAResidualFirst) {
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
         for (const double p : {0.0, 0.3})
-            for (const std::int64_t width : {16, 37, 768, 1600, 4096, 20000}) {
+            for (const std::int64_t width : {16, 37, 384, 768, 1024, 1280, 1600, 4096, 20000}) {
                 expect_residual_is_summed_first<LayerNorm>(gpu(), dtype, width, p);
                 expect_residual_is_summed_first<RMSNorm>(gpu(), dtype, width, p);
             }

@@ -18,7 +18,7 @@ struct RowTeam {
     static constexpr int teams = threads / team;
     static constexpr int most_vectors = team * held;
     /// Blocks that must fit a processor with the sums of backward in registers: enough rows in flight.
-    static constexpr int backward_blocks = team <= 32 ? 2 : team == 128 ? 3 : 1;
+    static constexpr int backward_blocks = team <= 32 ? (held <= 3 ? 2 : 1) : team == 128 ? 3 : 1;
 };
 
 constexpr int long_row_threads = 256;  // of a block that reads its row again
@@ -54,13 +54,20 @@ struct NormBackward {
 }  // namespace device
 
 /// Calls f(RowTeam) with the smallest team that holds rows of so many vectors, f(nullptr) when none does.
-/// GPT-2's 768 16-bit columns are three vectors a lane of a warp.
+/// 384 16-bit columns are three vectors a lane of half a warp, GPT-2's 768, 1024 and 1280 three, four and
+/// five of a warp.
 template <class F>
 void with_row_team(std::int64_t vectors, F&& f) {
     if (vectors <= device::RowTeam<8, 2>::most_vectors) {
         f(device::RowTeam<8, 2>{});
+    } else if (vectors <= device::RowTeam<16, 3>::most_vectors) {
+        f(device::RowTeam<16, 3>{});
     } else if (vectors <= device::RowTeam<32, 3>::most_vectors) {
         f(device::RowTeam<32, 3>{});
+    } else if (vectors <= device::RowTeam<32, 4>::most_vectors) {
+        f(device::RowTeam<32, 4>{});
+    } else if (vectors <= device::RowTeam<32, 5>::most_vectors) {
+        f(device::RowTeam<32, 5>{});
     } else if (vectors <= device::RowTeam<128, 2>::most_vectors) {
         f(device::RowTeam<128, 2>{});
     } else if (vectors <= device::RowTeam<128, 4>::most_vectors) {
