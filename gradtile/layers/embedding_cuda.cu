@@ -181,24 +181,39 @@ struct AddPosition {
     }
 };
 
-/// weight_grad[t] += sum over samples of dy[sample, t], n columns a thread.
+constexpr int sample_vectors = 32;                          // vectors of weight_grad that a block takes,
+constexpr int sample_lanes = add_threads / sample_vectors;  // and threads that share each
+
+/// weight_grad[t] += sum over samples of dy[sample, t], n columns a thread, which takes every eighth sample.
 template <int n, class T>
 __global__ void __launch_bounds__(add_threads)
     add_samples_kernel(Accumulator<T>* weight_grad, Input<T> dy, std::int64_t samples, std::int64_t positions,
                        std::int64_t vectors_per_row) {
     using S = Accumulator<T>;
-    const std::int64_t index = blockIdx.x * std::int64_t{add_threads} + threadIdx.x;
-    if (index >= positions * vectors_per_row) return;
-    const std::int64_t position = device::quotient(index, vectors_per_row);
-    const std::int64_t column = (index - position * vectors_per_row) * n;
+    __shared__ S shared[sample_lanes][sample_vectors][n];
+    const int lane_x = threadIdx.x % sample_vectors, lane_y = threadIdx.x / sample_vectors;
+    const std::int64_t index = blockIdx.x * std::int64_t{sample_vectors} + lane_x;
+    const bool inside = index < positions * vectors_per_row;
     S sums[n] = {};
+    if (inside) {
+        const std::int64_t position = device::quotient(index, vectors_per_row);
+        const std::int64_t column = (index - position * vectors_per_row) * n;
 #pragma unroll 8
-    for (std::int64_t sample = 0; sample < samples; ++sample) {
-        S values[n];
-        device::load<n>(values, dy[sample * positions + position] + column);
+        for (std::int64_t sample = lane_y; sample < samples; sample += sample_lanes) {
+            S values[n];
+            device::load<n>(values, dy[sample * positions + position] + column);
 #pragma unroll
-        for (int i = 0; i < n; ++i) sums[i] += values[i];
+            for (int i = 0; i < n; ++i) sums[i] += values[i];
+        }
     }
+#pragma unroll
+    for (int i = 0; i < n; ++i) shared[lane_y][lane_x][i] = sums[i];
+    __syncthreads();
+    if (lane_y != 0 || !inside) return;
+#pragma unroll
+    for (int lane = 1; lane < sample_lanes; ++lane)
+#pragma unroll
+        for (int i = 0; i < n; ++i) sums[i] += shared[lane][lane_x][i];
     device::accumulate<n>(weight_grad + index * n, sums);
 }
 
@@ -284,7 +299,7 @@ void position_embedding_backward(const Context& ctx, const Tensor& weight_grad, 
         const Input<T> rows(dy, "position_embedding");
         const bool vectors = rows.in_vectors() && device::on_vector_boundary(weight_grad);
         with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
-            launch(ctx, add_samples_kernel<n, T>, blocks_for(positions * (width / n), add_threads),
+            launch(ctx, add_samples_kernel<n, T>, blocks_for(positions * (width / n), sample_vectors),
                    Block{add_threads}, weight_grad.data<Accumulator<T>>(), rows, dy.size(0), positions,
                    width / n);
         });
