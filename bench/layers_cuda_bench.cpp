@@ -28,7 +28,7 @@ namespace gradtile {
 namespace {
 
 constexpr std::int64_t batch = 64, context = 1024, width = 768, hidden = 4 * width, heads = 12;
-constexpr std::int64_t vocabulary = 50257, chunk = 4096;
+constexpr std::int64_t vocabulary = 50257, chunk = 10496;
 constexpr DType dtype = DType::bf16;
 
 class Bench {

@@ -14,7 +14,7 @@ namespace device {
 template <int team_threads, int held_vectors>
 struct RowTeam {
     static constexpr int team = team_threads, held = held_vectors;
-    static constexpr int threads = team <= 32 ? 256 : team;  // of a block
+    static constexpr int threads = team > 32 ? team : held == 4 ? 384 : 256;  // of a block
     static constexpr int teams = threads / team;
     static constexpr int most_vectors = team * held;
     /// Blocks that must fit a processor with the sums of backward in registers: enough rows in flight.
