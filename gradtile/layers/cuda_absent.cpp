@@ -11,8 +11,7 @@
 
 namespace gradtile::cuda {
 
-void norm_forward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                  const Tensor&, double) {
+void norm_forward(const Context&, const NormOutputs&, const Residual&, const Tensor&, const Tensor&, double) {
     operator_absent();
 }
 void norm_backward(const Context&, const NormGradients&, const NormInputs&) {
