@@ -1,6 +1,8 @@
 // gradtile inspect: what stands in a checkpoint, verified to the last byte.
 #include <iostream>
 
+#include <nlohmann/json.hpp>
+
 #include <gradtile/cli/commands.h>
 #include <gradtile/train/checkpoint.h>
 #include <gradtile/train/checkpoint_directory.h>
@@ -32,8 +34,8 @@ int inspect(const std::string& path, bool json) {
                                {"crc32c", t.crc32c}});
         std::cout << nlohmann::json{{"file", file.string()},    {"step", info.step},
                                     {"bytes", info.file_bytes}, {"tensors", tensors},
-                                    {"config", info.config},    {"data", info.data},
-                                    {"rng", info.rng},          {"meta", info.meta}}
+                                    {"config", *info.config},   {"data", *info.data},
+                                    {"rng", *info.rng},         {"meta", *info.meta}}
                          .dump(2)
                   << '\n';
         return 0;

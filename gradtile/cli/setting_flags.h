@@ -4,9 +4,8 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/cli/command_line.h>
+#include <gradtile/train/json_value.h>
 #include <gradtile/train/train_config.h>
 
 namespace gradtile::cli {
@@ -17,12 +16,12 @@ class SettingFlags {
     explicit SettingFlags(Command& command);
 
     /// Overwrites the settings that were given.
-    void apply(TrainConfig& config) const { apply_json(config, given_, "command line"); }
+    void apply(TrainConfig& config) const;
     /// Names of the settings that were given.
     std::vector<std::string> given() const;
 
   private:
-    nlohmann::json given_ = nlohmann::json::object();
+    JsonValue given_;  // an object
 };
 
 }  // namespace gradtile::cli

@@ -43,8 +43,8 @@ void verify_written(const OpenFile& file, const CheckpointHeader& meant,
     check(reader.tensors() == tensors, "the tensors that were read back are not those that were written");
 }
 
-void read_texts(const CheckpointReader& reader, nlohmann::json& config, nlohmann::json& data,
-                nlohmann::json& rng, nlohmann::json& meta) {
+void read_texts(const CheckpointReader& reader, JsonValue& config, JsonValue& data, JsonValue& rng,
+                JsonValue& meta) {
     config = reader.read_json("config");
     data = reader.read_json("data");
     rng = reader.read_json("rng");

@@ -10,10 +10,9 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/tensor.h>
 #include <gradtile/train/file_system.h>
+#include <gradtile/train/json_value.h>
 
 namespace gradtile {
 
@@ -25,10 +24,10 @@ struct Checkpoint {
     NamedTensors params;     ///< weights as the model computes with them, [out, in], vocabulary unpadded
     NamedTensors master;     ///< float32 masters of 16-bit weights; empty otherwise
     NamedTensors optimizer;  ///< moments
-    nlohmann::json config;   ///< model and run settings
-    nlohmann::json data;     ///< tokenizer identity, position and shuffle of the data
-    nlohmann::json rng;      ///< seeds and counters
-    nlohmann::json meta;     ///< anything else: versions, world size, validation loss
+    JsonValue config;        ///< model and run settings
+    JsonValue data;          ///< tokenizer identity, position and shuffle of the data
+    JsonValue rng;           ///< seeds and counters
+    JsonValue meta;          ///< anything else: versions, world size, validation loss
 };
 
 /// Writes `checkpoint` durably (see DurableFile): checks every value, writes, reads the file's bytes back
@@ -65,7 +64,7 @@ struct CheckpointInfo {
     std::uint64_t file_bytes = 0;
     std::uint32_t body_crc32c = 0;
     std::vector<TensorInfo> tensors;  ///< in name order
-    nlohmann::json config, data, rng, meta;
+    JsonValue config, data, rng, meta;
 };
 
 /// What stands in a checkpoint, verified as read_checkpoint() verifies it but holding one tensor at a time.

@@ -29,7 +29,7 @@ class CheckpointReader {
     /// Fills tensor.bytes() bytes and checks them against the tensor's checksum.
     void read(const TensorInfo& tensor, std::byte* data) const;
     /// The JSON of one of the groups config, data, rng, meta.
-    nlohmann::json read_json(const std::string& group) const;
+    JsonValue read_json(const std::string& group) const;
 
   private:
     void walk(const std::string& group, int depth);

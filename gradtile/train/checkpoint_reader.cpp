@@ -210,7 +210,7 @@ void CheckpointReader::read(const TensorInfo& tensor, std::byte* data) const {
     check_crc(tensor.name, tensor.crc32c, {data, static_cast<std::size_t>(tensor.bytes())});
 }
 
-nlohmann::json CheckpointReader::read_json(const std::string& group) const {
+JsonValue CheckpointReader::read_json(const std::string& group) const {
     const std::string name = group + "/" + schema::json_dataset;
     for (const std::string& link : {group, name}) {
         H5L_info_t info{};
@@ -227,9 +227,9 @@ nlohmann::json CheckpointReader::read_json(const std::string& group) const {
     hdf5_check(H5Dread(dataset.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, text.data()),
                "read " + name);
     check_crc(name, stored_crc(dataset, name), std::as_bytes(std::span(text)));
-    nlohmann::json value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-    check(!value.is_discarded(), name, ": not valid JSON");
-    return value;
+    std::optional<JsonValue> value = JsonValue::parse(text);
+    check(value.has_value(), name, ": not valid JSON");
+    return *std::move(value);
 }
 
 }  // namespace gradtile

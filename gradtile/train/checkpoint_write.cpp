@@ -52,7 +52,7 @@ class Writer {
         for (const auto& [name, tensor] : tensors) write(full_name(group, name), tensor, chunks);
     }
 
-    void json(std::string_view group, const nlohmann::json& value) {
+    void json(std::string_view group, const JsonValue& value) {
         const std::string text = value.dump();
         make_groups(std::string(group) + "/");
         Hdf5Type type(H5Tcopy(H5T_C_S1), "copy a type");

@@ -99,15 +99,16 @@ void DataLoader::next(const Batch& batch) {
     next(host_elements(batch.tokens, options_.context), host_elements(batch.targets, options_.context));
 }
 
-nlohmann::json DataLoader::state() const {
-    return {{"epoch", epoch_},
-            {"position", position_},
-            {"tokens", tokens_.size()},
-            {"context", options_.context},
-            {"seed", options_.seed.value}};
+JsonValue DataLoader::state() const {
+    return nlohmann::json{{"epoch", epoch_},
+                          {"position", position_},
+                          {"tokens", tokens_.size()},
+                          {"context", options_.context},
+                          {"seed", options_.seed.value}};
 }
 
-void DataLoader::restore(const nlohmann::json& state) {
+void DataLoader::restore(const JsonValue& saved) {
+    const nlohmann::json& state = *saved;
     const auto number = [&](const char* key) {
         check(state.is_object() && state.contains(key) && state[key].is_number_integer(),
               "data position: expected a whole number named ", key);

@@ -3,10 +3,9 @@
 #include <cstdint>
 #include <span>
 
-#include <nlohmann/json_fwd.hpp>
-
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor.h>
+#include <gradtile/train/json_value.h>
 #include <gradtile/train/permutation.h>
 #include <gradtile/train/token_sequence.h>
 
@@ -60,10 +59,10 @@ class DataLoader {
     }
 
     /// What a checkpoint keeps: {"epoch", "position", "tokens", "context", "seed"}; the same on every rank.
-    nlohmann::json state() const;
+    JsonValue state() const;
     /// Goes on exactly where state() was taken; the batch size and the number of ranks may be others. Throws
     /// Error when the state belongs to other data, another context or another seed.
-    void restore(const nlohmann::json& state);
+    void restore(const JsonValue& state);
 
   private:
     void begin_epoch(std::int64_t epoch);

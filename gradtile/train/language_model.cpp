@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <nlohmann/json.hpp>
+
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/checkpoint_directory.h>
 #include <gradtile/train/train_config.h>
@@ -62,15 +64,15 @@ Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions&
 }
 
 std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source) {
-    if (!checkpoint.data.contains("tokenizer")) return std::nullopt;
-    return Tokenizer::from_json(checkpoint.data["tokenizer"], source);
+    if (!checkpoint.data->contains("tokenizer")) return std::nullopt;
+    return Tokenizer::from_json(checkpoint.data->at("tokenizer"), source);
 }
 
 std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options) {
     const std::string source = path.string();
     const Checkpoint checkpoint = load_checkpoint(path, {.training_state = false}, options.on_message);
     TrainConfig config;
-    apply_json(config, checkpoint.config, source);
+    apply_json(config, *checkpoint.config, source);
     auto model =
         std::make_unique<LanguageModel>(Context(options.device, options.threads), config.model,
                                         storage_dtype(config.dtype), tokenizer_of(checkpoint, source));

@@ -2,7 +2,7 @@
 /// Matrix algorithms as a checkpoint's JSON holds them (docs/checkpoint_format.md).
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <gradtile/core/gemm_algorithms.h>
 

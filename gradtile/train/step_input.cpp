@@ -65,7 +65,7 @@ void StepInput::upload(const Context& ctx) {
     next_ = 1 - next_;
 }
 
-void StepInput::restore(const nlohmann::json& state) {
+void StepInput::restore(const JsonValue& state) {
     loader_.restore(state);
     state_ = loader_.state();
     prepared_.reset();

@@ -5,8 +5,6 @@
 #include <cstdint>
 #include <optional>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/train/data_loader.h>
 #include <gradtile/train/schedule.h>
 
@@ -36,13 +34,13 @@ class StepInput {
     const Batch& micro_batch(std::int64_t i) const { return batches_.at(static_cast<std::size_t>(i)); }
 
     /// Where the data goes on after the current step, whatever is prepared.
-    nlohmann::json state() const { return state_; }
-    void restore(const nlohmann::json& state);
+    JsonValue state() const { return state_; }
+    void restore(const JsonValue& state);
 
   private:
     struct Prepared {
         std::int64_t step;
-        nlohmann::json state_after;
+        JsonValue state_after;
     };
     std::int32_t* words_of(const Tensor& block) const { return block.data<std::int32_t>(); }
     const Tensor& next_host_block() const { return host_[next_]; }
@@ -56,7 +54,7 @@ class StepInput {
     Tensor rate_, live_seed_;
     std::vector<Batch> batches_;
     std::optional<Prepared> prepared_;
-    nlohmann::json state_;
+    JsonValue state_;
 };
 
 }  // namespace gradtile

@@ -109,7 +109,7 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message) : on_message_(
     for (const std::string& line : loaded.damaged) on_message_(line);
     const std::string source = loaded.checkpoint ? loaded.path.string() : directory.config_file().string();
     if (loaded.checkpoint) {
-        apply_json(config_, loaded.checkpoint->config, source);
+        apply_json(config_, *loaded.checkpoint->config, source);
     } else {
         check(loaded.damaged.empty(), "resume: '", resume.directory.string(), "' holds no sound checkpoint");
         config_ = directory.config();
@@ -240,20 +240,20 @@ Checkpoint Trainer::snapshot() const {
     }
     for (const StateTensor& part : optimizer_->state()) checkpoint.optimizer[part.name] = part.tensor;
     checkpoint.config = to_json(config_);
-    checkpoint.data = {{"loader", input_->state()}};
-    if (model_->tokenizer) checkpoint.data["tokenizer"] = model_->tokenizer->to_json();
+    *checkpoint.data = {{"loader", *input_->state()}};
+    if (model_->tokenizer) (*checkpoint.data)["tokenizer"] = model_->tokenizer->to_json();
     // Every draw is Philox under a key made of the seed and the step it belongs to: there is no other state.
-    checkpoint.rng = {{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}};
-    checkpoint.meta = {{"world_size", 1},
-                       {"schedule", {{"horizon", schedule_.horizon}, {"last_step", end_}}},
-                       {"val_loss", json_of(val_loss_)},
-                       {"best_val_loss", json_of(best_val_loss_)},
-                       {"bad_steps", bad_steps_},
-                       {"bad_steps_in_a_row", bad_steps_in_a_row_},
-                       {"device", concat(model_->ctx.device())},
-                       {"matrix_library", model_->ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}};
+    *checkpoint.rng = {{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}};
+    *checkpoint.meta = {{"world_size", 1},
+                        {"schedule", {{"horizon", schedule_.horizon}, {"last_step", end_}}},
+                        {"val_loss", json_of(val_loss_)},
+                        {"best_val_loss", json_of(best_val_loss_)},
+                        {"bad_steps", bad_steps_},
+                        {"bad_steps_in_a_row", bad_steps_in_a_row_},
+                        {"device", concat(model_->ctx.device())},
+                        {"matrix_library", model_->ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}};
     if (const auto algorithms = gemm_algorithms(model_->ctx); !algorithms.empty())
-        checkpoint.meta[algorithms_key] = algorithms_to_json(algorithms);
+        (*checkpoint.meta)[algorithms_key] = algorithms_to_json(algorithms);
     return checkpoint;
 }
 
@@ -268,12 +268,12 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
         copy(ctx, part.tensor, to_device(ctx, saved->second));
     }
     try {
-        input_->restore(checkpoint.data.at("loader"));
-        end_ = checkpoint.meta.at("schedule").at("last_step").get<std::int64_t>();
-        bad_steps_ = checkpoint.meta.at("bad_steps").get<std::int64_t>();
-        bad_steps_in_a_row_ = checkpoint.meta.at("bad_steps_in_a_row").get<std::int64_t>();
-        val_loss_ = optional_of<double>(checkpoint.meta, "val_loss");
-        best_val_loss_ = optional_of<double>(checkpoint.meta, "best_val_loss");
+        input_->restore(checkpoint.data->at("loader"));
+        end_ = checkpoint.meta->at("schedule").at("last_step").get<std::int64_t>();
+        bad_steps_ = checkpoint.meta->at("bad_steps").get<std::int64_t>();
+        bad_steps_in_a_row_ = checkpoint.meta->at("bad_steps_in_a_row").get<std::int64_t>();
+        val_loss_ = optional_of<double>(*checkpoint.meta, "val_loss");
+        best_val_loss_ = optional_of<double>(*checkpoint.meta, "best_val_loss");
     } catch (const json::exception& error) {
         throw Error(concat(source, ": is not a training checkpoint: ", error.what()));
     }
@@ -283,8 +283,8 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
 
 /// So that results do not depend on which algorithms a timing prefers today. Without them a run goes on, too.
 void Trainer::restore_algorithms(const Checkpoint& checkpoint, const std::string& source) {
-    const auto found = checkpoint.meta.find(algorithms_key);
-    if (found == checkpoint.meta.end()) return;
+    const auto found = checkpoint.meta->find(algorithms_key);
+    if (found == checkpoint.meta->end()) return;
     try {
         const std::vector<GemmAlgorithm> saved = algorithms_from_json(*found);
         if (model_->ctx.device().is_cpu() || restore_gemm_algorithms(model_->ctx, saved) == saved.size())

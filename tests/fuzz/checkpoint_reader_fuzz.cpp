@@ -6,6 +6,8 @@
 #include <iostream>
 #include <span>
 
+#include <nlohmann/json.hpp>
+
 #include <gradtile/core/random.h>
 #include <gradtile/train/checkpoint.h>
 
@@ -60,7 +62,7 @@ Checkpoint base_checkpoint() {
     Checkpoint c;
     c.params["a"] = randn(ctx, {5, 7}, DType::bf16, Seed{1});
     c.optimizer["m/a"] = randn(ctx, {5, 7}, DType::f32, Seed{2});
-    c.config = {{"layers", 2}};
+    *c.config = {{"layers", 2}};
     return c;
 }
 

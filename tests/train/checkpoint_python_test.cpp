@@ -39,7 +39,7 @@ TEST(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {
     c.params["half"] = randn(ctx, {40, 3}, DType::f16, Seed{1});
     c.params["double"] = randn(ctx, {40, 3}, DType::f64, Seed{2});
     c.params["large"] = randn(ctx, {700, 900}, DType::bf16, Seed{3});
-    c.config["text"] = "gr\xc3\xbc\xc3\x9f";
+    (*c.config)["text"] = "gr\xc3\xbc\xc3\x9f";
     write_checkpoint(directory / "a.h5", c);
     const auto [status, output] = run(concat(kPython, ' ', GRADTILE_SOURCE_DIR, "/docs/read_checkpoint.py ",
                                              (directory / "a.h5").string()));

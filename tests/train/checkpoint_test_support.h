@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
@@ -43,10 +44,10 @@ inline Checkpoint made_up_checkpoint(const Context& ctx, std::int64_t step, std:
         c.optimizer["adamw/m/" + name] = randn(ctx, x.shape(), DType::f32, Seed{seed + 5});
         c.optimizer["adamw/v/" + name] = rand(ctx, x.shape(), DType::f32, Seed{seed + 6});
     }
-    c.config = {{"width", width}, {"dtype", "bf16"}};
-    c.data = {{"position", step * 12}, {"tokenizer", "characters"}};
-    c.rng = {{"seed", 18446744073709551615u}};
-    c.meta = {{"val_loss", 1.0 / static_cast<double>(step + 1)}};
+    *c.config = {{"width", width}, {"dtype", "bf16"}};
+    *c.data = {{"position", step * 12}, {"tokenizer", "characters"}};
+    *c.rng = {{"seed", 18446744073709551615u}};
+    *c.meta = {{"val_loss", 1.0 / static_cast<double>(step + 1)}};
     return c;
 }
 

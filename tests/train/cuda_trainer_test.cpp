@@ -129,8 +129,8 @@ TEST_F(CudaTrainer, MatrixAlgorithmsFromElsewhereDoNotStopARun) {
     const std::filesystem::path path = std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5";
     const Checkpoint sound = read_checkpoint(path);
     Checkpoint elsewhere = sound, no_algorithms = sound;
-    for (json& entry : elsewhere.meta["matrix_algorithms"]) entry["problem"][2] = 78;  // multiprocessors
-    for (json& entry : no_algorithms.meta["matrix_algorithms"])
+    for (json& entry : (*elsewhere.meta)["matrix_algorithms"]) entry["problem"][2] = 78;  // multiprocessors
+    for (json& entry : (*no_algorithms.meta)["matrix_algorithms"])
         for (json& number : entry["algorithm"]) number = number.get<std::uint64_t>() ^ 0x5a5a5a5a5a5a5a5a;
     for (const bool other_gpu : {true, false}) {
         for (const char* other : {"step_00000008.h5", "best.h5"}) remove(path.parent_path() / other);

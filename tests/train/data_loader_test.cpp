@@ -138,7 +138,7 @@ TEST(DataLoader, RanksShareTheSameOrderBetweenThem) {
     const std::vector<Row> expected = take(alone, 60, 1);
     for (const std::int64_t ranks : {2, 3}) {
         std::vector<std::vector<Row>> of_rank;
-        nlohmann::json state;
+        JsonValue state;
         for (std::int64_t rank = 0; rank < ranks; ++rank) {
             DataLoader loader(places(200), {.context = 8, .seed = {9}, .rank = rank, .ranks = ranks});
             of_rank.push_back(take(loader, 5, 60 / 5 / ranks));
@@ -210,7 +210,7 @@ TEST(DataLoader, RefusesAStateOfOtherData) {
     DataLoader same = loader;
     for (const char* broken : {"null", "{}", "[1]", R"({"epoch":0,"position":"x"})"})
         EXPECT_THROW(same.restore(nlohmann::json::parse(broken)), Error) << broken;
-    nlohmann::json beyond = loader.state();
+    nlohmann::json beyond = *loader.state();
     beyond["position"] = 1000;
     EXPECT_THROW(same.restore(beyond), Error);
 }

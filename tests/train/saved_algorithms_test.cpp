@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "error_message.h"
 #include "temporary_directory.h"
@@ -38,10 +39,10 @@ TEST(SavedAlgorithms, GoThroughACheckpointUnchanged) {
     const test::TemporaryDirectory place;
     Checkpoint checkpoint;
     checkpoint.config = checkpoint.data = checkpoint.rng = json::object();
-    checkpoint.meta = {{"matrix_algorithms", algorithms_to_json(some_algorithms())}};
+    *checkpoint.meta = {{"matrix_algorithms", algorithms_to_json(some_algorithms())}};
     const std::filesystem::path path = place.path() / "a.h5";
     write_checkpoint(path, checkpoint);
-    EXPECT_EQ(algorithms_from_json(read_checkpoint(path).meta.at("matrix_algorithms")), some_algorithms());
+    EXPECT_EQ(algorithms_from_json(read_checkpoint(path).meta->at("matrix_algorithms")), some_algorithms());
     EXPECT_TRUE(algorithms_from_json(algorithms_to_json({})).empty());
 }
 

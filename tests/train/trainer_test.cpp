@@ -170,9 +170,9 @@ TEST(Trainer, ResumeGoesOnWithoutMatrixAlgorithmsThatAreNone) {
     { Trainer(run.config, run.hear).run(/*stop_after=*/5); }
     const std::filesystem::path path = std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5";
     Checkpoint checkpoint = read_checkpoint(path);
-    EXPECT_FALSE(checkpoint.meta.contains("matrix_algorithms"));  // the CPU has none
+    EXPECT_FALSE(checkpoint.meta->contains("matrix_algorithms"));  // the CPU has none
     for (const json& nonsense : {json("fast"), json::array({1, 2}), json{{{"problem", {1}}}}}) {
-        checkpoint.meta["matrix_algorithms"] = nonsense;
+        (*checkpoint.meta)["matrix_algorithms"] = nonsense;
         write_checkpoint(path, checkpoint);
         run.messages.clear();
         const Trainer resumed(Resume{.directory = run.config.out}, run.hear);
