@@ -1,5 +1,5 @@
 #pragma once
-/// Which tiles the backward pass uses, and its launches.
+/// The launches of the backward pass.
 #include <algorithm>
 
 #include <gradtile/core/cuda_check.h>
@@ -7,58 +7,13 @@
 
 namespace gradtile::attention::cuda {
 
-// Figures behind the choices: bench/results/2026-11-21-h200-attention.md.
-constexpr BackwardTiles backward_tiles(int head_dim) {
-    // A gradient of 32 keys takes head_dim registers a lane, S or dP half the rows. Two blocks a
-    // multiprocessor where both are small; long blocks of rows where they fit, since each costs a barrier.
-    if (head_dim <= 32)
-        return {.rows = 64,
-                .pairs = 4,
-                .pair_keys = 32,
-                .d_q_row_warps = 4,
-                .blocks_per_sm = 2,
-                .unrolled = 1,
-                .d_q_unrolled = 4};
-    if (head_dim <= 64)
-        return {.rows = 128,
-                .pairs = 4,
-                .pair_keys = 32,
-                .d_q_row_warps = 4,
-                .blocks_per_sm = 1,
-                .unrolled = 4,
-                .d_q_unrolled = 8};
-    if (head_dim <= 96)
-        return {.rows = 64,
-                .pairs = 4,
-                .pair_keys = 32,
-                .d_q_row_warps = 4,
-                .blocks_per_sm = 1,
-                .unrolled = 6,
-                .d_q_unrolled = 8};
-    if (head_dim <= 128)
-        return {.rows = 64,
-                .pairs = 4,
-                .pair_keys = 32,
-                .d_q_row_warps = 2,
-                .blocks_per_sm = 1,
-                .unrolled = 8,
-                .d_q_unrolled = 4};
-    // The gradient of 32 keys would take all the registers there are.
-    return {.rows = 64,
-            .pairs = 4,
-            .pair_keys = 16,
-            .d_q_row_warps = 2,
-            .blocks_per_sm = 1,
-            .unrolled = 12,
-            .d_q_unrolled = 4};
-}
-
-template <int head_dim>
+/// A type, since nvcc does not launch kernels with parameters of class types.
+template <int head_dim, int shared_limit>
 struct BackwardPolicy {
-    static constexpr BackwardTiles tiles = backward_tiles(head_dim);
+    static constexpr BackwardTiles tiles = Backward<head_dim>::tiles(shared_limit);
 };
 
-template <class T, int head_dim, class Policy = BackwardPolicy<head_dim>>
+template <class T, int head_dim, class Policy>
 void launch_backward_kernels(const BackwardParameters& p, cudaStream_t stream) {
     constexpr BackwardTiles tiles = Policy::tiles;
     constexpr int shared_bytes = tiles.shared_bytes(head_dim);
@@ -90,8 +45,12 @@ void launch_backward_kernels(const BackwardParameters& p, cudaStream_t stream) {
 
 template <class T>
 void launch_backward(const BackwardParameters& p, cudaStream_t stream) {
-    visit_head_dim(std::max(p.qk_dim, p.v_dim),
-                   [&]<int head_dim>(HeadDim<head_dim>) { launch_backward_kernels<T, head_dim>(p, stream); });
+    visit_head_dim(std::max(p.qk_dim, p.v_dim), [&]<int head_dim>(HeadDim<head_dim>) {
+        visit_shared_memory<Backward<head_dim>>(
+            gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
+                launch_backward_kernels<T, head_dim, BackwardPolicy<head_dim, limit>>(p, stream);
+            });
+    });
 }
 
 }  // namespace gradtile::attention::cuda

@@ -5,53 +5,34 @@
 
 #include <gradtile/attention/flash_16bit_parameters.h>
 #include <gradtile/attention/flash_kernels_cuda.h>
+#include <gradtile/attention/kernel_views.h>
 #include <gradtile/core/cuda_check.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention::cuda {
 namespace {
 
-/// Kernels move 16 bytes of a row at a time: rows must be dense and lie at multiples of that.
-bool has_vector_rows(const Tensor& x) {
-    constexpr std::int64_t vector = 8;
-    if (x.stride(3) != 1 || reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 != 0) return false;
-    for (int axis = 0; axis < 3; ++axis)
-        if (x.size(axis) > 1 && x.stride(axis) % vector != 0) return false;
-    return true;
+using device::has_vector_rows;
+
+// Kernels move 16 bytes of a row at a time.
+Readable readable(const Context& ctx, const Tensor& x) {
+    return {ctx, x, has_vector_rows(x)};
+}
+Writable writable(const Context& ctx, const Tensor& x) {
+    return {ctx, x, x.dtype(), has_vector_rows(x)};
 }
 
+/// Kernels of both dtypes take bits.
 template <class T>
-HeadsView<T> view_of(const Tensor& x) {
+device::HeadRows<T> bits_of(const Tensor& x) {
     return {reinterpret_cast<T*>(x.raw_data()), x.stride(0), x.stride(1), x.stride(2)};
 }
-
-/// An input as the kernels read it: itself, or a copy in scratch.
-class Input {
-  public:
-    Input(const Context& ctx, const Tensor& x)
-        : source_(x), tensor_(has_vector_rows(x) ? x : empty(ctx, x.shape(), x.dtype())) {}
-    void load(const Context& ctx) const {
-        if (!has_vector_rows(source_)) copy(ctx, tensor_, source_);
-    }
-    HeadsView<const std::uint16_t> view() const { return view_of<const std::uint16_t>(tensor_); }
-
-  private:
-    Tensor source_, tensor_;
-};
-
-/// An output as the kernels write it: itself, or scratch that is copied in the end.
-class Output {
-  public:
-    Output(const Context& ctx, const Tensor& x)
-        : target_(x), tensor_(has_vector_rows(x) ? x : empty(ctx, x.shape(), x.dtype())) {}
-    void store(const Context& ctx) const {
-        if (!has_vector_rows(target_)) copy(ctx, target_, tensor_);
-    }
-    HeadsView<std::uint16_t> view() const { return view_of<std::uint16_t>(tensor_); }
-
-  private:
-    Tensor target_, tensor_;
-};
+device::HeadRows<const std::uint16_t> view(const Readable& x) {
+    return bits_of<const std::uint16_t>(x.tensor());
+}
+device::HeadRows<std::uint16_t> view(const Writable& x) {
+    return bits_of<std::uint16_t>(x.tensor());
+}
 
 struct Sizes {
     int batch, heads, group, qk_dim, v_dim;
@@ -79,17 +60,17 @@ constexpr double log2_e = std::numbers::log2e;
 void flash_16bit_forward(const Context& ctx, const Resolved& options, const Tensor& q_in, const Tensor& k_in,
                          const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
     const Sizes sizes(q_in, k_in, v_in);
-    const Input q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
-    const Output o(ctx, o_out);
+    const Readable q = readable(ctx, q_in), k = readable(ctx, k_in), v = readable(ctx, v_in);
+    const Writable o = writable(ctx, o_out);
     if (ctx.is_planning() || lse.elements() == 0) return;
     gradtile::cuda::use_device(ctx.device());
-    for (const Input* x : {&q, &k, &v}) x->load(ctx);
+    for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     const bool positive = options.scale > 0;
     const ForwardParameters parameters{
-        .q = q.view(),
-        .k = k.view(),
-        .v = v.view(),
-        .o = o.view(),
+        .q = view(q),
+        .k = view(k),
+        .v = view(v),
+        .o = view(o),
         .lse = lse.data<float>(),
         .batch = sizes.batch,
         .heads = sizes.heads,
@@ -107,8 +88,9 @@ void flash_16bit_forward(const Context& ctx, const Resolved& options, const Tens
 void flash_16bit_backward(const Context& ctx, const Resolved& options, const Saved& saved,
                           const Tensor& d_o_in, const Gradients& into) {
     const Sizes sizes(saved.q, saved.k, saved.v);
-    const Input q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_o_in);
-    const Output d_q(ctx, into.q), d_k(ctx, into.k), d_v(ctx, into.v);
+    const Readable q = readable(ctx, saved.q), k = readable(ctx, saved.k), v = readable(ctx, saved.v),
+                   o = readable(ctx, saved.o), d_o = readable(ctx, d_o_in);
+    const Writable d_q = writable(ctx, into.q), d_k = writable(ctx, into.k), d_v = writable(ctx, into.v);
     const std::int64_t padded_rows =
         (saved.q.size(1) + backward_row_padding - 1) / backward_row_padding * backward_row_padding;
     const std::int64_t matrices = saved.q.size(0) * saved.q.size(2);
@@ -120,15 +102,15 @@ void flash_16bit_backward(const Context& ctx, const Resolved& options, const Sav
         empty(ctx, {matrices, padded_rows / backward_row_padding, turns_per_block}, DType::i32);
     if (ctx.is_planning() || saved.q.elements() + saved.k.elements() == 0) return;
     gradtile::cuda::use_device(ctx.device());
-    for (const Input* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
-    const BackwardParameters parameters{.q = q.view(),
-                                        .k = k.view(),
-                                        .v = v.view(),
-                                        .o = o.view(),
-                                        .d_o = d_o.view(),
-                                        .d_q = d_q.view(),
-                                        .d_k = d_k.view(),
-                                        .d_v = d_v.view(),
+    for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
+    const BackwardParameters parameters{.q = view(q),
+                                        .k = view(k),
+                                        .v = view(v),
+                                        .o = view(o),
+                                        .d_o = view(d_o),
+                                        .d_q = view(d_q),
+                                        .d_k = view(d_k),
+                                        .d_v = view(d_v),
                                         .lse = saved.lse.data<float>(),
                                         .lse_log2 = statistics.data<float>(),
                                         .delta = statistics.data<float>() + matrices * padded_rows,
@@ -145,7 +127,7 @@ void flash_16bit_backward(const Context& ctx, const Resolved& options, const Sav
                                         .scale = static_cast<float>(options.scale)};
     const auto launch = saved.q.dtype() == DType::bf16 ? launch_backward<bfloat16> : launch_backward<float16>;
     launch(parameters, static_cast<cudaStream_t>(ctx.stream()));
-    for (const Output* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+    for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
 }
 
 }  // namespace gradtile::attention::cuda

@@ -2,25 +2,11 @@
 /// FlashAttention-2 forward on 16-bit tensor cores (Dao 2023, algorithm 1): a block of query rows per thread
 /// block, K/V blocks streamed past it, S and P in registers.
 #include <gradtile/attention/flash_16bit_parameters.h>
+#include <gradtile/attention/flash_16bit_tiles_cuda.h>
 #include <gradtile/attention/device/shared_tile.cuh>
 #include <gradtile/attention/device/softmax.cuh>
 
 namespace gradtile::attention::cuda {
-
-struct ForwardTiles {
-    int warps;
-    int warp_rows;  ///< 32: each K/V fragment that ldmatrix brings serves two products; 16: one
-    int keys;
-    int stages;         ///< K/V blocks in shared memory
-    int blocks_per_sm;  ///< what registers are bounded for
-    int unrolled;       ///< see multiply_a_bt
-
-    __host__ __device__ constexpr int threads() const { return 32 * warps; }
-    __host__ __device__ constexpr int rows() const { return warps * warp_rows; }
-    __host__ __device__ constexpr int shared_bytes(int head_dim) const {
-        return 2 * head_dim * (rows() + 2 * stages * keys);
-    }
-};
 
 namespace device {
 

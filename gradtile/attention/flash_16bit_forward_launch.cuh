@@ -1,5 +1,5 @@
 #pragma once
-/// Which tiles the forward pass uses, and its launch.
+/// The launch of the forward pass.
 #include <algorithm>
 
 #include <gradtile/core/cuda_check.h>
@@ -7,25 +7,13 @@
 
 namespace gradtile::attention::cuda {
 
-// Figures behind the choices: bench/results/2026-11-21-h200-attention.md.
-constexpr ForwardTiles forward_tiles(int head_dim) {
-    // 32 rows a warp while O (head_dim registers a lane) and S (half the keys) leave two blocks room on a
-    // multiprocessor; then while one's warps take exponentials the other's keep the tensor cores busy.
-    if (head_dim <= 32)
-        return {.warps = 4, .warp_rows = 32, .keys = 64, .stages = 2, .blocks_per_sm = 3, .unrolled = 2};
-    if (head_dim <= 64)
-        return {.warps = 4, .warp_rows = 32, .keys = 128, .stages = 2, .blocks_per_sm = 2, .unrolled = 4};
-    if (head_dim <= 128)
-        return {.warps = 4, .warp_rows = 32, .keys = 64, .stages = 2, .blocks_per_sm = 2, .unrolled = 4};
-    return {.warps = 8, .warp_rows = 16, .keys = 64, .stages = 2, .blocks_per_sm = 1, .unrolled = 16};
-}
-
-template <int head_dim>
+/// A type, since nvcc does not launch kernels with parameters of class types.
+template <int head_dim, int shared_limit>
 struct ForwardPolicy {
-    static constexpr ForwardTiles tiles = forward_tiles(head_dim);
+    static constexpr ForwardTiles tiles = Forward<head_dim>::tiles(shared_limit);
 };
 
-template <class T, int head_dim, class Policy = ForwardPolicy<head_dim>>
+template <class T, int head_dim, class Policy>
 void launch_forward_kernel(const ForwardParameters& p, cudaStream_t stream) {
     constexpr ForwardTiles tiles = Policy::tiles;
     constexpr int shared_bytes = tiles.shared_bytes(head_dim);
@@ -41,8 +29,12 @@ void launch_forward_kernel(const ForwardParameters& p, cudaStream_t stream) {
 
 template <class T>
 void launch_forward(const ForwardParameters& p, cudaStream_t stream) {
-    visit_head_dim(std::max(p.qk_dim, p.v_dim),
-                   [&]<int head_dim>(HeadDim<head_dim>) { launch_forward_kernel<T, head_dim>(p, stream); });
+    visit_head_dim(std::max(p.qk_dim, p.v_dim), [&]<int head_dim>(HeadDim<head_dim>) {
+        visit_shared_memory<Forward<head_dim>>(
+            gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
+                launch_forward_kernel<T, head_dim, ForwardPolicy<head_dim, limit>>(p, stream);
+            });
+    });
 }
 
 }  // namespace gradtile::attention::cuda

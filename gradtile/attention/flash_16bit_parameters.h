@@ -6,22 +6,14 @@
 #include <cuda_runtime_api.h>
 
 #include <gradtile/attention/attention_backend.h>
+#include <gradtile/attention/device/head_rows.cuh>
 #include <gradtile/attention/device/mask.cuh>
 
 namespace gradtile::attention::cuda {
 
-/// A [B, S, H, D] tensor: elements between neighbours along each axis but the last, whose are adjacent.
-template <class T>
-struct HeadsView {
-    T* data;
-    std::int64_t batch_stride, row_stride, head_stride;
-
-    __device__ T* head(int batch, int head) const { return data + batch * batch_stride + head * head_stride; }
-};
-
 struct ForwardParameters {
-    HeadsView<const std::uint16_t> q, k, v;  ///< bits of bfloat16 or float16
-    HeadsView<std::uint16_t> o;
+    device::HeadRows<const std::uint16_t> q, k, v;  ///< bits of bfloat16 or float16
+    device::HeadRows<std::uint16_t> o;
     float* lse;  ///< [B, Hq, Sq], natural log
     int batch, heads, group, qk_dim, v_dim;
     device::DeviceMask mask;
@@ -30,8 +22,8 @@ struct ForwardParameters {
 };
 
 struct BackwardParameters {
-    HeadsView<const std::uint16_t> q, k, v, o, d_o;
-    HeadsView<std::uint16_t> d_q, d_k, d_v;
+    device::HeadRows<const std::uint16_t> q, k, v, o, d_o;
+    device::HeadRows<std::uint16_t> d_q, d_k, d_v;
     const float* lse;     ///< [B, Hq, Sq], natural log
     float* lse_log2;      ///< [B, Hq, padded rows]: LSE in base 2 as backward_kernel takes it
     float* delta;         ///< [B, Hq, padded rows]: D = rowsum(dO * O), likewise
@@ -73,6 +65,6 @@ inline int padded_head_dim(int d) {
 /// The backward pass works on padded rows, a multiple of every block of rows.
 constexpr int backward_row_padding = 128;
 /// Pieces of dQ per padded rows that are added to in turns: most warps, least rows a block.
-constexpr int backward_turns = 8 * backward_row_padding / 64;
+constexpr int backward_turns = 8 * backward_row_padding / 32;
 
 }  // namespace gradtile::attention::cuda

@@ -7,10 +7,12 @@
 #include <cmath>
 #include <cstdint>
 
+#include <gradtile/attention/flash_f32_tiles_cuda.h>
 #include <gradtile/attention/flash_kernels_cuda.h>
 #include <gradtile/attention/kernel_views.h>
 #include <gradtile/core/cuda_check.h>
 #include <gradtile/attention/device/head_rows.cuh>
+#include <gradtile/attention/device/magnitude.cuh>
 #include <gradtile/attention/device/mask.cuh>
 #include <gradtile/attention/device/row_statistics.cuh>
 #include <gradtile/attention/device/softmax.cuh>
@@ -23,39 +25,34 @@ namespace {
 using namespace device;
 using gradtile::cuda::cuda_check;
 
-/// Block sizes for head dims up to `head_dim`.
-template <int head_dim>
+/// What F32BackwardTiles mean for a kernel.
+template <int head_dim, int shared_limit>
 struct BackwardTiles {
-    // Sixteen keys a warp. Beyond 64 columns dK and dV of sixteen keys are too much for one warp's registers:
-    // two warps then share the keys, each with half of the rows of S and half of the columns of dK and dV,
-    // and P goes through shared memory too.
-    static constexpr int warps_per_keys = head_dim <= 64 ? 1 : 2;
-    static constexpr int key_groups = head_dim <= 128 ? 4 : 2;
-    static constexpr int rows = 32;
-    static constexpr bool loads_ahead = head_dim <= 128;  // no registers for it beyond
-    static constexpr int blocks_per_multiprocessor = head_dim <= 64 ? 2 : 1;
-
-    static constexpr int keys = key_groups * 16;
-    static constexpr int warps = key_groups * warps_per_keys;
-    static constexpr int threads = warps * 32;
+    static constexpr F32BackwardTiles tiles = F32Backward<head_dim>::tiles(shared_limit);
+    static constexpr int rows = tiles.rows, keys = tiles.keys();
+    static constexpr int warps = tiles.warps(), threads = tiles.threads();
+    static constexpr int warps_per_keys = tiles.warps_per_keys;
     static constexpr int row_tiles = rows / warps_per_keys / 8;  // of a warp's S
     static constexpr int columns = head_dim / warps_per_keys;    // of a warp's dK and dV
     static constexpr int d_q_columns = head_dim / (warps / 2);   // of a warp's part of dQ, 16 rows
     using K = Tile<keys, head_dim>;
+    using KPiece = Tile < keys<32 ? keys : 32, head_dim>;  // on its way
     using Q = Tile<rows, head_dim>;
     using S = Tile<keys, rows>;
-    static constexpr int shared_bytes =
-        2 * split_bytes<K> + 2 * split_bytes<Q> + warps_per_keys * split_bytes<S> + 2 * rows * sizeof(float);
-    static_assert(blocks_per_multiprocessor * (shared_bytes + 1024) <= 227 * 1024);
+    static constexpr int shared_bytes = tiles.shared_bytes(head_dim);
+    static_assert(shared_bytes == 2 * split_bytes<K> + 2 * split_bytes<Q> +
+                                      tiles.factor_tiles() * split_bytes<S> + 2 * rows * int{sizeof(float)});
 };
 
 struct BackwardParameters {
     HeadRows<const float> q, k, v, d_o;
     HeadRows<float> d_q, d_k, d_v;
-    const float* lse;    ///< [B, H, Sq], in units of log2(e); +inf for rows that see nothing
-    const float* delta;  ///< [B, H, Sq]: rowsum(dO * O)
+    const float* lse;                 ///< [B, H, Sq], in units of log2(e); +inf for rows that see nothing
+    const float* delta;               ///< [B, H, Sq]: rowsum(dO * O)
+    const std::uint32_t* magnitudes;  ///< of q, k, v, d_o: see measure()
     DeviceMask mask;
     Sizes sizes;
+    int batches;
     float scale, scale_log2;
     TaskOrder order;
     bool q_vectors, k_vectors, v_vectors, d_o_vectors;  ///< has_vector_rows
@@ -108,15 +105,50 @@ struct Turns {
     }
 };
 
-/// A step of rows on its way: Q, dO and the two numbers a row.
-template <int head_dim>
-class RowStep {
-    using Tiles = BackwardTiles<head_dim>;
+/// What the numbers of a block's tiles are multiplied by, all powers of two (but for the caller's scale).
+///
+/// P <= 1 takes 2^14 with it. |dP - D| <= 2 columns max|V| max|dO|, since O lies among the rows of V; in
+/// units of V and dO that is 2^29 columns, so that dS comes below 2^15.
+struct Units {
+    PowerOfTwo q, k, v, d_o;
+    float score, d_p, delta;  ///< S (log2), dP and D as they are summed or stored -> as P and dS take them
+    float d_q, d_k, d_v;      ///< sums -> gradients
+    static constexpr float p = 16384;
 
+    __device__ Units(const BackwardParameters& parameters, int batch, int key_head, int columns)
+        : q(range(parameters, 0, batch, key_head)),
+          k(range(parameters, 1, batch, key_head)),
+          v(range(parameters, 2, batch, key_head)),
+          d_o(range(parameters, 3, batch, key_head)) {
+        const float d_s = 1.0f / (16384.0f * static_cast<float>(columns));
+        score = parameters.scale_log2 * q.inverse * k.inverse;
+        d_p = d_s / p;
+        delta = v.factor * d_p * d_o.factor;
+        d_v = d_o.inverse / p;
+        const float d_s_inverse = v.inverse / d_s * d_o.inverse * parameters.scale;
+        d_q = d_s_inverse * k.inverse;
+        d_k = d_s_inverse * q.inverse;
+    }
+
+  private:
+    __device__ static PowerOfTwo range(const BackwardParameters& p, int tensor, int batch, int key_head) {
+        return PowerOfTwo(
+            p.magnitudes[(tensor * p.batches + batch) * (p.sizes.heads / p.sizes.group) + key_head]);
+    }
+};
+
+/// A step of rows on its way: Q, dO and the two numbers a row.
+template <class Tiles>
+class RowStep {
   public:
     __device__ __forceinline__ RowStep(const BackwardParameters& p, int batch, std::uint32_t q_tile,
-                                       std::uint32_t d_o_tile, float* statistics)
-        : p_(p), batch_(batch), q_tile_(q_tile), d_o_tile_(d_o_tile), statistics_(statistics) {}
+                                       std::uint32_t d_o_tile, float* statistics, const Units& units)
+        : p_(p),
+          batch_(batch),
+          q_tile_(q_tile),
+          d_o_tile_(d_o_tile),
+          statistics_(statistics),
+          units_(units) {}
 
     __device__ __forceinline__ void load(int head, int row) {
         head_ = head;
@@ -127,9 +159,9 @@ class RowStep {
             const std::int64_t at =
                 (static_cast<std::int64_t>(batch_) * p_.sizes.heads + head) * p_.mask.queries + row + thread;
             lse_ = valid ? p_.lse[at] : INFINITY;  // P = 2^-inf = 0
-            delta_ = valid ? p_.delta[at] : 0.0f;
+            delta_ = valid ? p_.delta[at] * units_.delta : 0.0f;
         }
-        if constexpr (Tiles::loads_ahead) {
+        if constexpr (Tiles::tiles.loads_ahead) {
             q_.load(p_.q.of(batch_, head), row, p_.mask.queries - row, p_.sizes.d_qk, p_.q_vectors);
             d_o_.load(p_.d_o.of(batch_, head), row, p_.mask.queries - row, p_.sizes.d_v, p_.d_o_vectors);
         }
@@ -140,27 +172,28 @@ class RowStep {
             statistics_[thread] = lse_;
             statistics_[Tiles::rows + thread] = delta_;
         }
-        if constexpr (!Tiles::loads_ahead) {
+        if constexpr (!Tiles::tiles.loads_ahead) {
 #pragma unroll 1
             for (int r = 0; r < Tiles::rows; r += Piece::rows) {
                 const int first = row_ + r, valid = p_.mask.queries - first;
                 q_.load(p_.q.of(batch_, head_), first, valid, p_.sizes.d_qk, p_.q_vectors);
-                q_.store(q_tile_ + r * Tiles::Q::row_bytes, Tiles::Q::bytes);
+                q_.store(q_tile_ + r * Tiles::Q::row_bytes, units_.q.factor, Tiles::Q::bytes);
                 d_o_.load(p_.d_o.of(batch_, head_), first, valid, p_.sizes.d_v, p_.d_o_vectors);
-                d_o_.store(d_o_tile_ + r * Tiles::Q::row_bytes, Tiles::Q::bytes);
+                d_o_.store(d_o_tile_ + r * Tiles::Q::row_bytes, units_.d_o.factor, Tiles::Q::bytes);
             }
         } else {
-            q_.store(q_tile_);
-            d_o_.store(d_o_tile_);
+            q_.store(q_tile_, units_.q.factor);
+            d_o_.store(d_o_tile_, units_.d_o.factor);
         }
     }
 
   private:
-    using Piece = std::conditional_t<Tiles::loads_ahead, typename Tiles::Q, Tile<8, head_dim>>;
+    using Piece = std::conditional_t<Tiles::tiles.loads_ahead, typename Tiles::Q, Tile<8, Tiles::Q::columns>>;
     const BackwardParameters& p_;
     int batch_, head_ = 0, row_ = 0;
     std::uint32_t q_tile_, d_o_tile_;
     float* statistics_;
+    const Units& units_;
     float lse_ = 0, delta_ = 0;
     SplitTile<Piece, Tiles::threads> q_, d_o_;
 };
@@ -194,11 +227,11 @@ __device__ __forceinline__ void store_rows(const FragmentC (&c)[1][n_tiles], Row
     }
 }
 
-template <int head_dim>
-__global__ void __launch_bounds__(BackwardTiles<head_dim>::threads,
-                                  BackwardTiles<head_dim>::blocks_per_multiprocessor)
+template <int head_dim, int shared_limit>
+__global__ void __launch_bounds__(F32Backward<head_dim>::tiles(shared_limit).threads(),
+                                  F32Backward<head_dim>::tiles(shared_limit).blocks_per_multiprocessor)
     backward_kernel(const __grid_constant__ BackwardParameters p) {
-    using Tiles = BackwardTiles<head_dim>;
+    using Tiles = BackwardTiles<head_dim, shared_limit>;
     constexpr int row_tiles = Tiles::row_tiles;
     extern __shared__ __align__(1024) unsigned char shared[];
     const auto k_tile = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
@@ -206,7 +239,9 @@ __global__ void __launch_bounds__(BackwardTiles<head_dim>::threads,
     const std::uint32_t q_tile = v_tile + split_bytes<typename Tiles::K>;
     const std::uint32_t d_o_tile = q_tile + split_bytes<typename Tiles::Q>;
     const std::uint32_t d_s_tile = d_o_tile + split_bytes<typename Tiles::Q>;
-    const std::uint32_t p_tile = d_s_tile + split_bytes<typename Tiles::S>;  // unless it stays in registers
+    // Unless P stays in registers or is read before dS comes.
+    const std::uint32_t p_tile =
+        d_s_tile + (Tiles::tiles.factor_tiles() - 1) * split_bytes<typename Tiles::S>;
     auto* const statistics =
         reinterpret_cast<float*>(shared + Tiles::shared_bytes - 2 * Tiles::rows * sizeof(float));
 
@@ -228,16 +263,16 @@ __global__ void __launch_bounds__(BackwardTiles<head_dim>::threads,
     // Upwards, because a causal mask gives the first keys the most rows; see Turns for downwards.
     const int key_block = p.turns ? p.order.parts - 1 - part : part;
     const int first_key = key_block * Tiles::keys;
+    const Units units(p, batch, key_head, head_dim);
 
 #pragma unroll 1
-    for (int key = 0; key < Tiles::keys; key += 32) {
-        using Piece = Tile<32, head_dim>;
-        SplitTile<Piece, Tiles::threads> piece;
+    for (int key = 0; key < Tiles::keys; key += Tiles::KPiece::rows) {
+        SplitTile<typename Tiles::KPiece, Tiles::threads> piece;
         const int first = first_key + key, valid = p.mask.keys - first, offset = key * Tiles::K::row_bytes;
         piece.load(p.k.of(batch, key_head), first, valid, p.sizes.d_qk, p.k_vectors);
-        piece.store(k_tile + offset, Tiles::K::bytes);
+        piece.store(k_tile + offset, units.k.factor, Tiles::K::bytes);
         piece.load(p.v.of(batch, key_head), first, valid, p.sizes.d_v, p.v_vectors);
-        piece.store(v_tile + offset, Tiles::K::bytes);
+        piece.store(v_tile + offset, units.v.factor, Tiles::K::bytes);
     }
     const int first_row = p.mask.first_row(first_key) / Tiles::rows * Tiles::rows;
     const int past_row = p.mask.past_row(min(first_key + Tiles::keys, p.mask.keys) - 1);
@@ -246,7 +281,7 @@ __global__ void __launch_bounds__(BackwardTiles<head_dim>::threads,
     FragmentC d_k[1][Tiles::columns / 8], d_v[1][Tiles::columns / 8];
     clear(d_k);
     clear(d_v);
-    RowStep<head_dim> step(p, batch, q_tile, d_o_tile, statistics);
+    RowStep<Tiles> step(p, batch, q_tile, d_o_tile, statistics, units);
     int head = key_head * p.sizes.group, row = first_row;
     if (head < past_head) {
         step.load(head, row);
@@ -281,7 +316,7 @@ __global__ void __launch_bounds__(BackwardTiles<head_dim>::threads,
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
                     probabilities[0][n][e] =
-                        exp2_fast(fmaf(probabilities[0][n][e], p.scale_log2, -lse[n * 8 + e % 2]));
+                        exp2_fast(fmaf(probabilities[0][n][e], units.score, -lse[n * 8 + e % 2])) * Units::p;
             if (!p.mask.sees_all(row + warp_row, row_tiles * 8, first_key + warp_key, 16))
                 mask_transposed_probabilities(probabilities, p.mask, first_key + warp_key, row + warp_row);
             multiply_split_a_bt<head_dim>(d_s, v_lane, warp_key, d_o_lane, warp_row);
@@ -289,7 +324,8 @@ __global__ void __launch_bounds__(BackwardTiles<head_dim>::threads,
             for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    d_s[0][n][e] = probabilities[0][n][e] * (d_s[0][n][e] - delta[n * 8 + e % 2]);
+                    d_s[0][n][e] =
+                        probabilities[0][n][e] * fmaf(d_s[0][n][e], units.d_p, -delta[n * 8 + e % 2]);
         } else {
             clear(probabilities);
             clear(d_s);
@@ -330,11 +366,19 @@ __global__ void __launch_bounds__(BackwardTiles<head_dim>::threads,
             };
             split_factor(probabilities);
             store_factor(p_lane);
-            split_factor(d_s);
-            store_factor(d_s_lane);
+            if constexpr (Tiles::tiles.separate_factors) {
+                split_factor(d_s);
+                store_factor(d_s_lane);
+            }
             __syncthreads();
             load_factor(p_lane);
             add_to(d_v, factor, d_o_lane_transposed, warp_column);
+            if constexpr (!Tiles::tiles.separate_factors) {
+                __syncthreads();  // all warps have read P
+                split_factor(d_s);
+                store_factor(d_s_lane);
+                __syncthreads();
+            }
             load_factor(d_s_lane);
             add_to(d_k, factor, q_lane_transposed, warp_column);
             __syncthreads();
@@ -364,7 +408,7 @@ __global__ void __launch_bounds__(BackwardTiles<head_dim>::threads,
 #pragma unroll
                 for (int n = 0; n < group; ++n)
                     add_pair(to, column + n * 8 + lane % 4 * 2, p.sizes.d_qk,
-                             sum.value(0, n, half * 2) * p.scale, sum.value(0, n, half * 2 + 1) * p.scale,
+                             sum.value(0, n, half * 2) * units.d_q, sum.value(0, n, half * 2 + 1) * units.d_q,
                              p.d_q_pairs);
             }
         }
@@ -376,26 +420,34 @@ __global__ void __launch_bounds__(BackwardTiles<head_dim>::threads,
     }
 
     const int key = first_key + warp_key + lane / 4, column = warp_column + lane % 4 * 2;
-    store_rows(d_k, p.d_k.of(batch, key_head), key, p.mask.keys, column, p.sizes.d_qk, p.scale, p.d_k_pairs);
-    store_rows(d_v, p.d_v.of(batch, key_head), key, p.mask.keys, column, p.sizes.d_v, 1.0f, p.d_v_pairs);
+    store_rows(d_k, p.d_k.of(batch, key_head), key, p.mask.keys, column, p.sizes.d_qk, units.d_k,
+               p.d_k_pairs);
+    store_rows(d_v, p.d_v.of(batch, key_head), key, p.mask.keys, column, p.sizes.d_v, units.d_v, p.d_v_pairs);
 }
 
 template <int head_dim>
 void launch(const Context& ctx, BackwardParameters parameters, std::int64_t matrices) {
-    using Tiles = BackwardTiles<head_dim>;
-    const int key_blocks = (parameters.mask.keys + Tiles::keys - 1) / Tiles::keys;
-    const std::int64_t blocks = matrices * key_blocks;
-    if (blocks == 0) return;
-    check(blocks <= INT32_MAX, "attention: ", blocks, " blocks of keys; CUDA launches at most 2^31 - 1");
-    const Sizes& sizes = parameters.sizes;
-    const std::int64_t row_bytes = static_cast<std::int64_t>(sizeof(float)) * (2 * sizes.d_qk + sizes.d_v);
-    parameters.order = TaskOrder(matrices, key_blocks, parameters.mask.queries * row_bytes * sizes.group);
     gradtile::cuda::use_device(ctx.device());
-    cuda_check(cudaFuncSetAttribute(backward_kernel<head_dim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    Tiles::shared_bytes));
-    backward_kernel<head_dim><<<static_cast<unsigned>(blocks), Tiles::threads, Tiles::shared_bytes,
-                                static_cast<cudaStream_t>(ctx.stream())>>>(parameters);
-    cuda_check(cudaGetLastError());
+    visit_shared_memory<F32Backward<head_dim>>(
+        gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
+            using Tiles = BackwardTiles<head_dim, limit>;
+            const int key_blocks = (parameters.mask.keys + Tiles::keys - 1) / Tiles::keys;
+            const std::int64_t blocks = matrices * key_blocks;
+            if (blocks == 0) return;
+            check(blocks <= INT32_MAX, "attention: ", blocks,
+                  " blocks of keys; CUDA launches at most 2^31 - 1");
+            const Sizes& sizes = parameters.sizes;
+            const std::int64_t row_bytes =
+                static_cast<std::int64_t>(sizeof(float)) * (2 * sizes.d_qk + sizes.d_v);
+            parameters.order =
+                TaskOrder(matrices, key_blocks, parameters.mask.queries * row_bytes * sizes.group);
+            const auto kernel = backward_kernel<head_dim, limit>;
+            cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            Tiles::shared_bytes));
+            kernel<<<static_cast<unsigned>(blocks), Tiles::threads, Tiles::shared_bytes,
+                     static_cast<cudaStream_t>(ctx.stream())>>>(parameters);
+            cuda_check(cudaGetLastError());
+        });
 }
 
 }  // namespace
@@ -406,7 +458,8 @@ void flash_f32_backward(const Context& ctx, const Resolved& options, const Saved
     const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_o_in);
     const Writable d_q(ctx, into.q, DType::f32), d_k(ctx, into.k, DType::f32), d_v(ctx, into.v, DType::f32);
     const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
-    constexpr std::int64_t rows_per_step = BackwardTiles<64>::rows;  // of every head_dim
+    constexpr std::int64_t rows_per_step = F32BackwardTiles::rows;
+    const Tensor magnitudes = empty_magnitudes(ctx, 4, saved.k);
     const std::int64_t steps = (queries + rows_per_step - 1) / rows_per_step;
     Tensor turns;
     if (options.deterministic) turns = empty(ctx, {1 + batch * heads * steps}, DType::i32);
@@ -415,8 +468,8 @@ void flash_f32_backward(const Context& ctx, const Resolved& options, const Saved
           std::max(queries, saved.k.size(1)), " tokens; CUDA kernels take at most ", DeviceMask::longest);
     for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
     constexpr double log2_e = 1.44269504088896340736;
-    launch_row_statistics<float>(ctx, delta, lse, saved.lse, log2_e, o.tensor(), d_o.tensor());
-    fill(ctx, d_q.tensor(), 0.0);
+    measure(ctx, magnitudes, {&q.tensor(), &k.tensor(), &v.tensor(), &d_o.tensor()});
+    launch_row_statistics<float>(ctx, delta, lse, saved.lse, log2_e, o.tensor(), d_o.tensor(), d_q.tensor());
     if (turns.defined()) fill(ctx, turns, 0.0);
     const BackwardParameters parameters{.q = head_rows<const float>(q.tensor()),
                                         .k = head_rows<const float>(k.tensor()),
@@ -427,8 +480,10 @@ void flash_f32_backward(const Context& ctx, const Resolved& options, const Saved
                                         .d_v = head_rows<float>(d_v.tensor()),
                                         .lse = lse.data<float>(),
                                         .delta = delta.data<float>(),
+                                        .magnitudes = largest_of(magnitudes),
                                         .mask = DeviceMask(options.mask),
                                         .sizes = sizes_of(saved.q, saved.k, saved.v),
+                                        .batches = static_cast<int>(batch),
                                         .scale = static_cast<float>(options.scale),
                                         .scale_log2 = static_cast<float>(options.scale * log2_e),
                                         .order = {},
@@ -436,9 +491,9 @@ void flash_f32_backward(const Context& ctx, const Resolved& options, const Saved
                                         .k_vectors = has_vector_rows(k.tensor()),
                                         .v_vectors = has_vector_rows(v.tensor()),
                                         .d_o_vectors = has_vector_rows(d_o.tensor()),
-                                        .d_q_pairs = has_vector_rows(d_q.tensor(), 2),
-                                        .d_k_pairs = has_vector_rows(d_k.tensor(), 2),
-                                        .d_v_pairs = has_vector_rows(d_v.tensor(), 2),
+                                        .d_q_pairs = has_vector_rows(d_q.tensor(), 8),
+                                        .d_k_pairs = has_vector_rows(d_k.tensor(), 8),
+                                        .d_v_pairs = has_vector_rows(d_v.tensor(), 8),
                                         .turns = turns.defined() ? turns.data<std::int32_t>() : nullptr};
     const std::int64_t head_dim = std::max(saved.q.size(3), saved.v.size(3));
     const auto launch_for = head_dim <= 32    ? launch<32>

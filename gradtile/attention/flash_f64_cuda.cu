@@ -1,4 +1,4 @@
-// FlashAttention-2 in float64 on the GPU, in plain 16 x 16 tiles: the reference for gradient checks where the
+// FlashAttention-2 in float64 on the GPU, in plain square tiles: the reference for gradient checks where the
 // inputs live, not a fast path. Every sum has one owner and one order, so results are the same bits in every
 // run.
 #include <cmath>
@@ -6,6 +6,7 @@
 
 #include <gradtile/attention/flash_kernels_cuda.h>
 #include <gradtile/attention/kernel_views.h>
+#include <gradtile/attention/shared_memory_limits.h>
 #include <gradtile/core/cuda_check.h>
 #include <gradtile/attention/device/head_rows.cuh>
 #include <gradtile/attention/device/row_statistics.cuh>
@@ -16,19 +17,28 @@ namespace {
 using namespace device;
 using gradtile::cuda::cuda_check;
 
-constexpr int tile = 16;
-constexpr int threads = tile * tile;  // one for each element of a tile of S
 constexpr int largest_head_dim = 256;
-constexpr int columns_per_thread = largest_head_dim / tile;
 
-/// Row length of a staged tile. Odd, so that threads that read down a column meet different banks.
-__host__ __device__ constexpr int padded(int d) {
-    return d | 1;
+/// The side of the tiles, and a thread for each element of a tile of S.
+struct Choice {
+    static constexpr int tiles(int shared_limit) {
+        return shared_bytes(16, largest_head_dim, largest_head_dim) <= shared_limit ? 16 : 8;
+    }
+    /// Of `tile` rows of q and k, v and d_o, and of two tiles of pairs.
+    static constexpr int shared_bytes(int tile, int d_qk, int d_v) {
+        return static_cast<int>(sizeof(double)) * tile * (2 * padded(d_qk) + 2 * padded(d_v) + 2 * tile);
+    }
+    /// Row length of a staged tile. Odd, so that threads that read down a column meet different banks.
+    __host__ __device__ static constexpr int padded(int d) { return d | 1; }
+};
+__device__ constexpr int padded(int d) {
+    return Choice::padded(d);
 }
 
-/// staged [tile, padded(d)] = rows first .. first + 15 of x; zeros past `end`.
+/// staged [tile, padded(d)] = rows first .. first + tile - 1 of x; zeros past `end`.
+template <int tile>
 __device__ void load(double* staged, Rows<const double> x, std::int64_t first, std::int64_t end, int d) {
-    for (int e = threadIdx.x; e < tile * d; e += threads) {
+    for (int e = threadIdx.x; e < tile * d; e += tile * tile) {
         const int r = e / d, c = e % d;
         staged[r * padded(d) + c] = first + r < end ? x.row(first + r)[c] : 0.0;
     }
@@ -40,20 +50,24 @@ __device__ double dot(const double* a, const double* b, int n) {
     return sum;
 }
 
-/// The sixteen threads of a tile row work together; `value` combined over them.
+/// The threads of a tile row work together; `value` combined over them.
+template <int tile>
 __device__ double row_max(double value) {
     for (int distance = tile / 2; distance > 0; distance /= 2)
         value = fmax(value, __shfl_xor_sync(0xffffffffu, value, distance));
     return value;
 }
+template <int tile>
 __device__ double row_sum(double value) {
     for (int distance = tile / 2; distance > 0; distance /= 2)
         value += __shfl_xor_sync(0xffffffffu, value, distance);
     return value;
 }
 
-/// Columns y, y + 16, .. of one row of a result, kept by one thread.
+/// Columns y, y + tile, .. of one row of a result, kept by one thread.
+template <int tile>
 struct RowSums {
+    static constexpr int columns_per_thread = largest_head_dim / tile;
     double value[columns_per_thread] = {};
 
     /// += weights [tile] (`step` apart) times staged [tile, padded(d)].
@@ -84,8 +98,9 @@ struct Problem {
     HeadRows<const double> q, k, v;
 };
 
-/// One block: 16 query rows of one (batch, head). grid: (row blocks, batch * heads).
-__global__ void __launch_bounds__(threads)
+/// One block: `tile` query rows of one (batch, head). grid: (row blocks, batch * heads).
+template <int tile>
+__global__ void __launch_bounds__(tile* tile)
     forward_kernel(Problem p, HeadRows<double> o_out, double* lse_out) {
     extern __shared__ double shared[];
     double* const q = shared;
@@ -99,26 +114,26 @@ __global__ void __launch_bounds__(threads)
     const Rows<const double> v_rows = p.v.of(batch, head / p.sizes.group);
     const double infinity = HUGE_VAL;
 
-    load(q, p.q.of(batch, head), first_row, p.mask.queries, p.sizes.d_qk);
+    load<tile>(q, p.q.of(batch, head), first_row, p.mask.queries, p.sizes.d_qk);
     const IndexRange visible = i < p.mask.queries ? p.mask.visible_keys(i) : IndexRange{0, 0};
     const IndexRange keys = p.mask.visible_keys({first_row, min(first_row + tile, p.mask.queries)});
     double maximum = -infinity, sum = 0;
-    RowSums o;
+    RowSums<tile> o;
     for (std::int64_t first_key = keys.begin; first_key < keys.end; first_key += tile) {
         __syncthreads();  // of the last block's K, V and P all have read
-        load(k, k_rows, first_key, p.mask.keys, p.sizes.d_qk);
-        load(v, v_rows, first_key, p.mask.keys, p.sizes.d_v);
+        load<tile>(k, k_rows, first_key, p.mask.keys, p.sizes.d_qk);
+        load<tile>(v, v_rows, first_key, p.mask.keys, p.sizes.d_v);
         __syncthreads();
         const bool is_visible = first_key + y >= visible.begin && first_key + y < visible.end;
         const double s = is_visible ? p.scale * dot(q + x * padded(p.sizes.d_qk),
                                                     k + y * padded(p.sizes.d_qk), p.sizes.d_qk)
                                     : -infinity;
-        const double new_maximum = fmax(maximum, row_max(s));
+        const double new_maximum = fmax(maximum, row_max<tile>(s));
         const double reference = new_maximum == -infinity ? 0.0 : new_maximum;  // so far nothing is visible
         const double probability = exp(s - reference);
         const double rescale = exp(maximum - reference);
         maximum = new_maximum;
-        sum = sum * rescale + row_sum(probability);
+        sum = sum * rescale + row_sum<tile>(probability);
         probabilities[x * tile + y] = probability;
         __syncthreads();
         o.multiply(rescale);
@@ -150,8 +165,9 @@ __device__ Pair pair_of(const BackwardProblem& b, bool is_visible, std::int64_t 
     return {p, p * (dot(d_o, v, f.sizes.d_v) - b.delta[row])};
 }
 
-/// dK and dV. One block: 16 keys of one (batch, K/V head). grid: (key blocks, batch * K/V heads).
-__global__ void __launch_bounds__(threads)
+/// dK and dV. One block: `tile` keys of one (batch, K/V head). grid: (key blocks, batch * K/V heads).
+template <int tile>
+__global__ void __launch_bounds__(tile* tile)
     backward_keys_kernel(BackwardProblem b, HeadRows<double> d_k_out, HeadRows<double> d_v_out) {
     extern __shared__ double shared[];
     const Problem& f = b.forward;
@@ -165,16 +181,16 @@ __global__ void __launch_bounds__(threads)
     const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // key of the tile; row, or column of dK and dV
     const std::int64_t batch = blockIdx.y / key_heads, key_head = blockIdx.y % key_heads;
     const std::int64_t first_key = std::int64_t{blockIdx.x} * tile, j = first_key + x;
-    load(k, f.k.of(batch, key_head), first_key, f.mask.keys, d_qk);
-    load(v, f.v.of(batch, key_head), first_key, f.mask.keys, d_v);
+    load<tile>(k, f.k.of(batch, key_head), first_key, f.mask.keys, d_qk);
+    load<tile>(v, f.v.of(batch, key_head), first_key, f.mask.keys, d_v);
     const IndexRange rows = f.mask.seeing_rows({first_key, min(first_key + tile, f.mask.keys)});
-    RowSums d_k_sums, d_v_sums;
+    RowSums<tile> d_k_sums, d_v_sums;
     for (std::int64_t head = key_head * f.sizes.group; head < (key_head + 1) * f.sizes.group; ++head)
         for (std::int64_t first_row = rows.begin; first_row < rows.end; first_row += tile) {
             const std::int64_t i = first_row + y;
             __syncthreads();
-            load(q, f.q.of(batch, head), first_row, f.mask.queries, d_qk);
-            load(d_o, b.d_o.of(batch, head), first_row, f.mask.queries, d_v);
+            load<tile>(q, f.q.of(batch, head), first_row, f.mask.queries, d_qk);
+            load<tile>(d_o, b.d_o.of(batch, head), first_row, f.mask.queries, d_v);
             __syncthreads();
             const IndexRange visible = i < f.mask.queries ? f.mask.visible_keys(i) : IndexRange{0, 0};
             const Pair pair = pair_of(
@@ -193,7 +209,9 @@ __global__ void __launch_bounds__(threads)
 
 /// dQ, with P and dS once more: a sum of its own instead of additions from every block of keys. grid as in
 /// forward_kernel.
-__global__ void __launch_bounds__(threads) backward_rows_kernel(BackwardProblem b, HeadRows<double> d_q_out) {
+template <int tile>
+__global__ void __launch_bounds__(tile* tile)
+    backward_rows_kernel(BackwardProblem b, HeadRows<double> d_q_out) {
     extern __shared__ double shared[];
     const Problem& f = b.forward;
     const int d_qk = f.sizes.d_qk, d_v = f.sizes.d_v;
@@ -205,16 +223,16 @@ __global__ void __launch_bounds__(threads) backward_rows_kernel(BackwardProblem 
     const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // row of the tile; key, or column of dQ
     const std::int64_t batch = blockIdx.y / f.sizes.heads, head = blockIdx.y % f.sizes.heads;
     const std::int64_t first_row = std::int64_t{blockIdx.x} * tile, i = first_row + x;
-    load(q, f.q.of(batch, head), first_row, f.mask.queries, d_qk);
-    load(d_o, b.d_o.of(batch, head), first_row, f.mask.queries, d_v);
+    load<tile>(q, f.q.of(batch, head), first_row, f.mask.queries, d_qk);
+    load<tile>(d_o, b.d_o.of(batch, head), first_row, f.mask.queries, d_v);
     const IndexRange visible = i < f.mask.queries ? f.mask.visible_keys(i) : IndexRange{0, 0};
     const IndexRange keys = f.mask.visible_keys({first_row, min(first_row + tile, f.mask.queries)});
-    RowSums d_q_sums;
+    RowSums<tile> d_q_sums;
     for (std::int64_t first_key = keys.begin; first_key < keys.end; first_key += tile) {
         const std::int64_t j = first_key + y;
         __syncthreads();
-        load(k, f.k.of(batch, head / f.sizes.group), first_key, f.mask.keys, d_qk);
-        load(v, f.v.of(batch, head / f.sizes.group), first_key, f.mask.keys, d_v);
+        load<tile>(k, f.k.of(batch, head / f.sizes.group), first_key, f.mask.keys, d_qk);
+        load<tile>(v, f.v.of(batch, head / f.sizes.group), first_key, f.mask.keys, d_v);
         __syncthreads();
         d_s[x * tile + y] =
             pair_of(b, j >= visible.begin && j < visible.end, blockIdx.y * f.mask.queries + i,
@@ -226,26 +244,42 @@ __global__ void __launch_bounds__(threads) backward_rows_kernel(BackwardProblem 
     if (i < f.mask.queries) d_q_sums.store(d_q_out.of(batch, head).row(i), f.scale, d_qk, y);
 }
 
-std::int64_t tiles(std::int64_t length) {
-    return (length + tile - 1) / tile;
-}
-
-/// Launches with blocks = (tiles of the sequence, matrices) and room for `staged` rows of q, k and of v, d_o,
-/// and for two tiles of pairs.
-template <class Kernel, class... Arguments>
-void launch(const Context& ctx, Kernel kernel, std::int64_t length, std::int64_t matrices, const Sizes& sizes,
-            const Arguments&... arguments) {
+/// Launches with blocks = (tiles of the sequence, matrices); kernel_of(SharedMemory<limit>{}) is the kernel
+/// with the tiles of that limit.
+template <class KernelOf, class... Arguments>
+void launch(const Context& ctx, KernelOf&& kernel_of, std::int64_t length, std::int64_t matrices,
+            const Sizes& sizes, const Arguments&... arguments) {
     if (length == 0 || matrices == 0) return;
     check(matrices <= 65535, "attention: float64 on CUDA takes at most 65535 batch * heads, not ", matrices);
     gradtile::cuda::use_device(ctx.device());
-    const std::size_t bytes =
-        sizeof(double) * tile * (2 * padded(sizes.d_qk) + 2 * padded(sizes.d_v) + 2 * tile);
-    cuda_check(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
-    kernel<<<dim3(static_cast<unsigned>(tiles(length)), static_cast<unsigned>(matrices)), threads, bytes,
-             static_cast<cudaStream_t>(ctx.stream())>>>(arguments...);
-    cuda_check(cudaGetLastError());
+    visit_shared_memory<Choice>(gradtile::cuda::shared_memory_of_a_block(), [&](auto limit) {
+        const auto [kernel, tile] = kernel_of(limit);
+        const int bytes = Choice::shared_bytes(tile, sizes.d_qk, sizes.d_v);
+        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<dim3(static_cast<unsigned>((length + tile - 1) / tile), static_cast<unsigned>(matrices)),
+                 static_cast<unsigned>(tile * tile), static_cast<std::size_t>(bytes),
+                 static_cast<cudaStream_t>(ctx.stream())>>>(arguments...);
+        cuda_check(cudaGetLastError());
+    });
 }
+
+template <class Kernel>
+struct Tiled {
+    Kernel kernel;
+    int tile;
+};
+constexpr auto tiled_forward = []<int limit>(SharedMemory<limit>) {
+    constexpr int tile = Choice::tiles(limit);
+    return Tiled{&forward_kernel<tile>, tile};
+};
+constexpr auto tiled_backward_keys = []<int limit>(SharedMemory<limit>) {
+    constexpr int tile = Choice::tiles(limit);
+    return Tiled{&backward_keys_kernel<tile>, tile};
+};
+constexpr auto tiled_backward_rows = []<int limit>(SharedMemory<limit>) {
+    constexpr int tile = Choice::tiles(limit);
+    return Tiled{&backward_rows_kernel<tile>, tile};
+};
 
 Problem problem_of(const Resolved& options, const Tensor& q, const Tensor& k, const Tensor& v) {
     return {.sizes = sizes_of(q, k, v),
@@ -265,7 +299,7 @@ void flash_f64_forward(const Context& ctx, const Resolved& options, const Tensor
     if (ctx.is_planning()) return;
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     const Problem problem = problem_of(options, q.tensor(), k.tensor(), v.tensor());
-    launch(ctx, forward_kernel, options.mask.queries, q_in.size(0) * q_in.size(2), problem.sizes, problem,
+    launch(ctx, tiled_forward, options.mask.queries, q_in.size(0) * q_in.size(2), problem.sizes, problem,
            head_rows<double>(o.tensor()), lse.data<double>());
     o.store(ctx);
 }
@@ -284,9 +318,9 @@ void flash_f64_backward(const Context& ctx, const Resolved& options, const Saved
                                    .lse = lse.data<double>(),
                                    .delta = delta.data<double>()};
     const std::int64_t batch = saved.q.size(0);
-    launch(ctx, backward_keys_kernel, options.mask.keys, batch * saved.k.size(2), problem.sizes, backward,
+    launch(ctx, tiled_backward_keys, options.mask.keys, batch * saved.k.size(2), problem.sizes, backward,
            head_rows<double>(d_k.tensor()), head_rows<double>(d_v.tensor()));
-    launch(ctx, backward_rows_kernel, options.mask.queries, batch * saved.q.size(2), problem.sizes, backward,
+    launch(ctx, tiled_backward_rows, options.mask.queries, batch * saved.q.size(2), problem.sizes, backward,
            head_rows<double>(d_q.tensor()));
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
 }

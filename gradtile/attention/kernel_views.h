@@ -10,39 +10,38 @@ inline bool has_adjacent_columns(const Tensor& x) {
     return x.stride(-1) == 1 || x.size(-1) == 1;
 }
 
-/// An input in a layout kernels read: itself, or a copy in scratch when its columns are not adjacent.
+/// An input in a layout kernels read: itself, or a copy in scratch when it is not `direct`.
 class Readable {
   public:
-    Readable(const Context& ctx, const Tensor& x) : source_(x), tensor_(x) {
-        if (!has_adjacent_columns(x)) tensor_ = empty(ctx, x.shape(), x.dtype());
-    }
+    Readable(const Context& ctx, const Tensor& x, bool direct)
+        : source_(x), tensor_(direct ? x : empty(ctx, x.shape(), x.dtype())), direct_(direct) {}
+    Readable(const Context& ctx, const Tensor& x) : Readable(ctx, x, has_adjacent_columns(x)) {}
     void load(const Context& ctx) const {
-        if (!has_adjacent_columns(source_)) copy(ctx, tensor_, source_);
+        if (!direct_) copy(ctx, tensor_, source_);
     }
     const Tensor& tensor() const { return tensor_; }
 
   private:
-    Tensor source_;
-    Tensor tensor_;
+    Tensor source_, tensor_;
+    bool direct_;
 };
 
 /// An output in a layout kernels write: itself, or scratch (of the accumulator's dtype, say) copied at the
-/// end.
+/// end when it is not `direct`.
 class Writable {
   public:
-    Writable(const Context& ctx, const Tensor& x, DType dtype) : target_(x), tensor_(x) {
-        direct_ = has_adjacent_columns(x) && x.dtype() == dtype;
-        if (!direct_) tensor_ = empty(ctx, x.shape(), dtype);
-    }
+    Writable(const Context& ctx, const Tensor& x, DType dtype, bool direct)
+        : target_(x), tensor_(direct ? x : empty(ctx, x.shape(), dtype)), direct_(direct) {}
+    Writable(const Context& ctx, const Tensor& x, DType dtype)
+        : Writable(ctx, x, dtype, has_adjacent_columns(x) && x.dtype() == dtype) {}
     void store(const Context& ctx) const {
         if (!direct_) copy(ctx, target_, tensor_);
     }
     const Tensor& tensor() const { return tensor_; }
 
   private:
-    Tensor target_;
-    Tensor tensor_;
-    bool direct_ = false;
+    Tensor target_, tensor_;
+    bool direct_;
 };
 
 }  // namespace gradtile::attention

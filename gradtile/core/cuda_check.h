@@ -24,6 +24,9 @@ void use_device(Device device);
 /// Whether this build holds machine code for the current device.
 bool kernels_run_here();
 
+/// Bytes of shared memory that a block of the current device may ask for.
+int shared_memory_of_a_block();
+
 /// While it lives, this thread may allocate although a stream is being captured into a graph: what is made
 /// belongs to no graph. For what is made once, should the first use lie inside a capture.
 class RelaxedCapture {

@@ -69,6 +69,13 @@ void use_device(Device device) {
     }
 }
 
+int shared_memory_of_a_block() {
+    int device = 0, bytes = 0;
+    cuda_check(cudaGetDevice(&device));
+    cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return bytes;
+}
+
 std::byte* device_malloc(Device device, std::size_t bytes) {
     use_device(device);
     void* data = nullptr;

@@ -1,5 +1,6 @@
 // Attention on the GPU: every algorithm and dtype over the CPU's grid of problems, against float64 on the CPU
 // and within the bounds that the CPU's own kernels keep. Without a GPU these tests skip.
+#include <array>
 #include <cstdlib>
 #include <limits>
 #include <memory>
@@ -12,11 +13,17 @@
 namespace gradtile::attention::test {
 namespace {
 
-/// How often a result that must repeat is repeated: GRADTILE_TEST_ROUNDS (1000 for a thorough search for
-/// races).
-int rounds() {
+/// How often a result that must repeat is repeated: GRADTILE_TEST_ROUNDS, for more of a search for races, or
+/// less under a tool that makes everything slow.
+int rounds(int by_default) {
     const char* const text = std::getenv("GRADTILE_TEST_ROUNDS");
-    return text ? std::max(1, std::atoi(text)) : 20;
+    return text ? std::max(1, std::atoi(text)) : by_default;
+}
+
+/// For compute-sanitizer, which sees the ends of allocations and whether they were written: no arena, and no
+/// poison that would count as written.
+bool plain_memory() {
+    return std::getenv("GRADTILE_TEST_PLAIN_MEMORY") != nullptr;
 }
 
 const Roundoff& roundoff_of(DType dtype) {
@@ -39,7 +46,8 @@ class AttentionCuda : public testing::Test {
     void SetUp() override {
         if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
         const Context gpu(Device::cuda(0), 1);
-        gpu_.emplace(gpu.with_allocator(std::make_shared<Arena>(Device::cuda(0), arena_bytes)));
+        gpu_.emplace(
+            plain_memory() ? gpu : gpu.with_allocator(std::make_shared<Arena>(Device::cuda(0), arena_bytes)));
         poison();
     }
     const Context& gpu() const { return *gpu_; }
@@ -47,6 +55,7 @@ class AttentionCuda : public testing::Test {
 
     /// All memory holds NaN; nothing may be allocated.
     void poison() const {
+        if (plain_memory()) return;
         fill(gpu(), empty(gpu(), {arena_bytes / 4 - 1024}, DType::f32),
              std::numeric_limits<double>::quiet_NaN());
     }
@@ -63,7 +72,7 @@ class AttentionCuda : public testing::Test {
 
     /// Naive on the GPU keeps to the textbook's error up to the order of its sums, flash to the policy of its
     /// dtype.
-    void expect_accurate(const Problem& problem, DType dtype) const {
+    void expect_accurate(const Problem& problem, DType dtype, bool deterministic = false) const {
         if (is_16_bit(dtype) && (problem.d_qk % 8 != 0 || problem.d_v % 8 != 0)) return;
         SCOPED_TRACE(::testing::Message() << problem << ' ' << dtype);
         // float64 results are judged by what the same problem loses in float32.
@@ -72,8 +81,11 @@ class AttentionCuda : public testing::Test {
         const Result naive = run(cpu, coarse_inputs, problem.options(Algorithm::naive));
         const Reference reference = reference_of(cpu, problem, in, roundoff_of(dtype));
         for (const Algorithm algorithm : algorithms) {
+            if (deterministic && algorithm != Algorithm::flash) continue;  // the others know no other way
             SCOPED_TRACE(::testing::Message() << algorithm);
-            const Result result = run_on_gpu(in, problem.options(algorithm));
+            Options options = problem.options(algorithm);
+            options.deterministic = deterministic;
+            const Result result = run_on_gpu(in, options);
             if (dtype == DType::f64) {
                 expect_float64_accuracy(naive, result, reference);
             } else {
@@ -107,6 +119,19 @@ TEST_P(AttentionCudaOf, AnyHeadDimIsAsAccurateAsNaive) {
 }
 TEST_P(AttentionCudaOf, AnyOptionIsAsAccurateAsNaive) {
     expect_accurate(problems_of_options(), GetParam());
+}
+
+/// Of every instantiation one problem of several blocks.
+TEST_P(AttentionCudaOf, SumsInOrderAreAsAccurateAsNaive) {
+    for (const std::int64_t d : {32, 64, 96, 128, 192, 256})
+        expect_accurate({.queries = 140,
+                         .keys = 135,
+                         .d_qk = d,
+                         .d_v = d,
+                         .causal = true,
+                         .heads = 2,
+                         .window = {.left = 100}},
+                        GetParam(), true);
 }
 
 TEST_P(AttentionCudaOf, ZeroLengthsAndEmptyBatchesAreLegal) {
@@ -163,7 +188,7 @@ TEST_P(AttentionCudaOf, GradientsRepeatBitForBit) {
             options.deterministic = deterministic;
             const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
             const Result first = run(gpu(), in, options);
-            for (int round = 1; round < rounds(); ++round) {
+            for (int round = 1; round < rounds(20); ++round) {
                 const Result again = run(gpu(), in, options);
                 ASSERT_EQ(again.o, first.o) << round;
                 ASSERT_EQ(again.lse, first.lse) << round;
@@ -174,6 +199,32 @@ TEST_P(AttentionCudaOf, GradientsRepeatBitForBit) {
                 }
             }
         }
+}
+
+TEST_P(AttentionCudaOf, ManyBackwardPassesGiveTheSameBits) {
+    const Problem problem{.queries = 190,
+                          .keys = 170,
+                          .d_qk = 64,
+                          .d_v = 64,
+                          .causal = true,
+                          .batch = 2,
+                          .heads = 4,
+                          .key_heads = 2};
+    const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
+    for (const bool deterministic : {false, true}) {
+        SCOPED_TRACE(deterministic ? "deterministic" : "in any order");
+        Options options = problem.options();
+        options.deterministic = deterministic;
+        Saved saved;
+        forward(gpu(), in.q, in.k, in.v, options, saved);
+        const auto gradients = [&] {
+            const Gradients g = backward(gpu(), in.d_o, options, saved);
+            return std::array{to_host(gpu(), g.k), to_host(gpu(), g.v),
+                              deterministic ? to_host(gpu(), g.q) : std::vector<double>{}};
+        };
+        const auto first = gradients();
+        for (int round = 1; round < rounds(1000); ++round) ASSERT_EQ(gradients(), first) << round;
+    }
 }
 
 /// The dQ that additions in any order give differs by their roundings alone.
@@ -340,6 +391,55 @@ TEST_P(AttentionCudaOf, FlashScratchGrowsWithTheLengthNotWithItsSquare) {
         return static_cast<double>(arena->peak_bytes());
     };
     EXPECT_LE(bytes(1 << 17), 2.0 * bytes(1 << 16) + 4096);
+}
+
+/// x [B, S, H, D] with every head's numbers multiplied by 2^(exponent + step * (batch + head /
+/// heads_per_step)): exact in float32.
+Tensor in_other_units(const Context& ctx, const Tensor& x, int exponent, int step,
+                      std::int64_t heads_per_step) {
+    std::vector<double> numbers = to_host(ctx, x);
+    const std::int64_t columns = x.size(3), heads = x.size(2), per_batch = x.size(1) * heads * columns;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+        const auto at = static_cast<std::int64_t>(i);
+        const std::int64_t batch = at / per_batch, head = at / columns % heads;
+        numbers[i] =
+            std::ldexp(numbers[i], exponent + step * static_cast<int>(batch + head / heads_per_step));
+    }
+    return from_host(ctx, numbers, x.shape(), x.dtype());
+}
+
+/// Factors are split into binary16 numbers, whose exponents are few: each head brings its own unit.
+TEST_F(AttentionCuda, Float32KeepsItsBitsInAnyUnitOfAnyHead) {
+    const Problem problem{.queries = 70,
+                          .keys = 90,
+                          .d_qk = 24,
+                          .d_v = 40,
+                          .causal = true,
+                          .batch = 2,
+                          .heads = 4,
+                          .key_heads = 2};
+    const Inputs in = on_gpu(random_inputs(cpu, problem, DType::f32));
+    Options options = problem.options();
+    options.deterministic = true;
+    const auto in_units = [&](const Tensor& x, int exponent, int step) {
+        return in_other_units(gpu(), x, exponent, step, x.size(2) / problem.key_heads);
+    };
+    // Scores stay the same: what q gains k loses.
+    const Inputs other{in_units(in.q, 30, -17), in_units(in.k, -30, 17), in_units(in.v, 50, -33),
+                       in_units(in.d_o, -70, 20)};
+    const auto pass = [&](const Inputs& x) {
+        Saved saved;
+        const Tensor o = forward(gpu(), x.q, x.k, x.v, options, saved);
+        return std::pair{std::pair{o, saved.lse}, backward(gpu(), x.d_o, options, saved)};
+    };
+    const auto [forward, gradients] = pass(in);
+    const auto [other_forward, other_gradients] = pass(other);
+    const auto host = [&](const Tensor& x) { return to_host(gpu(), x); };
+    EXPECT_EQ(host(other_forward.second), host(forward.second));
+    EXPECT_EQ(host(other_forward.first), host(in_units(forward.first, 50, -33)));
+    EXPECT_EQ(host(other_gradients.v), host(in_units(gradients.v, -70, 20)));
+    EXPECT_EQ(host(other_gradients.q), host(in_units(gradients.q, -50, 4)));
+    EXPECT_EQ(host(other_gradients.k), host(in_units(gradients.k, 10, -30)));
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryDtype, AttentionCudaOf, testing::ValuesIn(floating_dtypes),

@@ -1,14 +1,20 @@
 #pragma once
 /// Products of float32 matrices on the tensor cores, to float32's accuracy.
 ///
-/// A float32 number is the sum of three bfloat16 numbers, 8 significant bits each: x = high + middle + low.
-/// Of the nine products of two such sums six matter; the other three lie below 2^-25 of the whole. Six
-/// products of bf16 cost as much as three of tf32, which would keep 22 bits and read a third more shared
-/// memory.
+/// A float32 number is the sum of two binary16 numbers, 11 significant bits each and the second with a sign
+/// of its own: x = high + 2^-11 low, off by at most 2^-23 of it. Binary16 has five bits of exponent, hence
+/// two measures: the low part is stored 2^11 times as large, so that it has high's range, and every head's
+/// numbers are first multiplied by a power of two that brings the largest just below 2^14
+/// (device/magnitude.cuh). All 22 bits are then kept down to 2^-28 of the largest, and what is smaller is off
+/// by 2^-50 of it.
+///
+/// Of the four products of two such sums three matter; the fourth lies below 2^-22 of the whole, 2^-24 on
+/// average. Three products of bf16 would keep 16 bits; six of them keep 24 and cost twice as much, as would
+/// three of tf32.
 ///
 /// Tensor cores cut off where a float32 addition rounds, so errors of long sums would pile up in one
 /// direction. Hence the two accumulators: `large` takes the leading product alone, a few times before it is
-/// added, rounded, to a sum outside; `small` takes the five others, whose cut-offs are 2^-8 of those.
+/// added, rounded, to a sum outside; `small` takes the two others, whose cut-offs are 2^-11 of those.
 #include <cstdint>
 
 #include <gradtile/attention/device/async_copy.cuh>
@@ -18,18 +24,15 @@
 
 namespace gradtile::attention::cuda::device {
 
-enum Plane { high, middle, low };
-inline constexpr int planes = 3;
+enum Plane { high, low };
+inline constexpr int planes = 2;
+inline constexpr float low_factor = 2048;  ///< of what high leaves over
 
-/// Two numbers, each as three bf16: packed pairs.
+/// Two numbers, each as two binary16: packed pairs.
 __device__ __forceinline__ void split(std::uint32_t (&pair)[planes], float x, float y) {
-    pair[high] = pack<bfloat16>(x, y);
-    float2 taken = unpack<bfloat16>(pair[high]);
-    x -= taken.x;
-    y -= taken.y;
-    pair[middle] = pack<bfloat16>(x, y);
-    taken = unpack<bfloat16>(pair[middle]);
-    pair[low] = pack<bfloat16>(x - taken.x, y - taken.y);
+    pair[high] = pack<float16>(x, y);
+    const float2 taken = unpack<float16>(pair[high]);
+    pair[low] = pack<float16>((x - taken.x) * low_factor, (y - taken.y) * low_factor);
 }
 
 /// The same number, but not to the compiler: what a loop derives from it is computed again in each round
@@ -39,11 +42,11 @@ __device__ __forceinline__ std::uint32_t anew(std::uint32_t x) {
     return x;
 }
 
-/// In shared memory: three Tiles, one after the other.
+/// In shared memory: a Tile per plane, one after the other.
 template <class Tile>
 inline constexpr int split_bytes = planes* Tile::bytes;
 
-/// A tile of float32 rows on its way from global memory into three planes. Waits in registers between load()
+/// A tile of float32 rows on its way from global memory into its planes. Waits in registers between load()
 /// and store(), so that a tile can be under way while the last one is still in use; asynchronous copies could
 /// not split it.
 template <class Tile, int threads>
@@ -75,8 +78,10 @@ class SplitTile {
         }
     }
 
-    /// plane_bytes: from one plane to the next, when this is a part of a longer tile.
-    __device__ __forceinline__ void store(std::uint32_t tile, int plane_bytes = Tile::bytes) const {
+    /// Stores factor, a power of two, times the rows. plane_bytes: from one plane to the next, when this is a
+    /// part of a longer tile.
+    __device__ __forceinline__ void store(std::uint32_t tile, float factor,
+                                          int plane_bytes = Tile::bytes) const {
         const int thread = thread_index_anew();
         const int row = thread / Tile::row_chunks, chunk = thread % Tile::row_chunks;
 #pragma unroll
@@ -84,7 +89,7 @@ class SplitTile {
             if (Tile::rows % step != 0 && row + i * step >= Tile::rows) break;
             std::uint32_t pair[4][planes];
 #pragma unroll
-            for (int p = 0; p < 4; ++p) split(pair[p], x_[i][2 * p], x_[i][2 * p + 1]);
+            for (int p = 0; p < 4; ++p) split(pair[p], x_[i][2 * p] * factor, x_[i][2 * p + 1] * factor);
             // Steps of eight rows keep the swizzle: one address and constants.
             const std::uint32_t to = step % 8 == 0
                                          ? tile + Tile::offset(row, chunk) + i * step * Tile::row_bytes
@@ -170,12 +175,9 @@ class SplitSum {
         add(small_, a[low], b[high]);
         add(large_, a[high], b[high]);
         add(small_, a[high], b[low]);
-        add(small_, a[middle], b[middle]);
-        add(small_, a[middle], b[high]);
-        add(small_, a[high], b[middle]);
     }
     __device__ __forceinline__ float value(int m, int n, int element) const {
-        return large_[m][n][element] + small_[m][n][element];
+        return fmaf(small_[m][n][element], 1 / low_factor, large_[m][n][element]);
     }
 
   private:
@@ -185,7 +187,7 @@ class SplitSum {
 #pragma unroll
         for (int m = 0; m < m_tiles; ++m)
 #pragma unroll
-            for (int n = 0; n < n_tiles; ++n) mma<bfloat16>(c[m][n], a[m], b[n][0], b[n][1]);
+            for (int n = 0; n < n_tiles; ++n) mma<float16>(c[m][n], a[m], b[n][0], b[n][1]);
     }
     FragmentC large_[m_tiles][n_tiles], small_[m_tiles][n_tiles];
 };
@@ -239,14 +241,6 @@ __device__ __forceinline__ void store_pair(float* row, int column, int columns, 
         if (column < columns) row[column] = first;
         if (column + 1 < columns) row[column + 1] = second;
     }
-}
-
-/// Whether rows begin at multiples of `floats` numbers and are such multiples long.
-inline bool has_vector_rows(const Tensor& x, int floats = 4) {
-    bool result = x.size(3) % floats == 0 &&
-                  reinterpret_cast<std::uintptr_t>(x.raw_data()) % (sizeof(float) * floats) == 0;
-    for (const int axis : {0, 1, 2}) result = result && (x.size(axis) <= 1 || x.stride(axis) % floats == 0);
-    return result;
 }
 
 }  // namespace gradtile::attention::cuda::device

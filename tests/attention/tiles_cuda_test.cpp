@@ -1,0 +1,62 @@
+// Which block sizes the GPU's kernels take where a block may have less shared memory than on the GPU they
+// were tuned on. Needs no GPU.
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <gradtile/attention/flash_16bit_tiles_cuda.h>
+#include <gradtile/attention/flash_f32_tiles_cuda.h>
+
+namespace gradtile::attention::cuda {
+namespace {
+
+/// Of every kernel, by head dim, at one limit.
+std::vector<int> shared_bytes_at(int limit) {
+    std::vector<int> bytes;
+    const auto add = [&]<int head_dim>(SharedMemory<head_dim>) {
+        bytes.push_back(Forward<head_dim>::tiles(limit).shared_bytes(head_dim) + static_shared_bytes);
+        bytes.push_back(Backward<head_dim>::tiles(limit).shared_bytes(head_dim) + static_shared_bytes);
+        bytes.push_back(F32Forward<head_dim>::tiles(limit).shared_bytes(head_dim));
+        bytes.push_back(F32Backward<head_dim>::tiles(limit).shared_bytes(head_dim));
+    };
+    add(SharedMemory<32>{});
+    add(SharedMemory<64>{});
+    add(SharedMemory<96>{});
+    add(SharedMemory<128>{});
+    add(SharedMemory<192>{});
+    add(SharedMemory<256>{});
+    return bytes;
+}
+
+TEST(AttentionTilesCuda, EveryHeadDimFitsTheSharedMemoryOfEveryGpu) {
+    for (const int limit : shared_memory_limits)
+        for (const int bytes : shared_bytes_at(limit)) EXPECT_LE(bytes, limit);
+}
+
+TEST(AttentionTilesCuda, LessSharedMemoryNeverMeansLargerTiles) {
+    for (int index = 1; index < shared_memory_classes; ++index) {
+        const std::vector<int> more = shared_bytes_at(shared_memory_limits[index - 1]),
+                               less = shared_bytes_at(shared_memory_limits[index]);
+        for (std::size_t i = 0; i < more.size(); ++i) EXPECT_LE(less[i], more[i]) << i;
+    }
+}
+
+struct Choice {
+    static constexpr int tiles(int limit) { return limit >= shared_memory_limits[1] ? 2 : 1; }
+};
+
+TEST(AttentionTilesCuda, AGpuTakesTheLargestTilesThatItHolds) {
+    const auto chosen = [](int available) {
+        int limit = 0;
+        visit_shared_memory<Choice>(available, [&]<int bytes>(SharedMemory<bytes>) { limit = bytes; });
+        return limit;
+    };
+    EXPECT_EQ(chosen(shared_memory_limits[0]), shared_memory_limits[0]);
+    EXPECT_EQ(chosen(shared_memory_limits[1]), shared_memory_limits[0])
+        << "the same tiles: one kernel for both";
+    EXPECT_EQ(chosen(shared_memory_limits[1] - 1), shared_memory_limits[2]);
+    EXPECT_EQ(chosen(shared_memory_limits[2]), shared_memory_limits[2]);
+}
+
+}  // namespace
+}  // namespace gradtile::attention::cuda
