@@ -1,14 +1,27 @@
-"""PyTorch's FlashAttention-2 and cuDNN attention on one GPU, in the lines attention_anchor_bench --anchor reads.
-bf16 by default; TFLOP/s forward and backward, medians over CUDA events."""
+"""PyTorch's attention on one GPU, in the lines attention_anchor_bench --anchor reads: milliseconds forward and
+backward, medians over CUDA events. FlashAttention-2 and cuDNN in 16 bits, the memory-efficient kernel in float32."""
+import argparse
 import statistics
-import sys
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+BACKENDS_16_BIT = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+BACKENDS_F32 = {"efficient": SDPBackend.EFFICIENT_ATTENTION}
 
-def median_ms(work, rounds):
+# batch, heads, length, head dim, causal. 16 bits: B S = 16,384 tokens of width 2,048, GPT-2 124M's attention, and
+# heads of 32.
+CASES_16_BIT = [(16384 // s, 2048 // d, s, d, causal) for d, s, causal in [
+    (64, 512, 1), (64, 1024, 0), (64, 1024, 1), (64, 2048, 1), (64, 4096, 1), (64, 16384, 0), (64, 16384, 1),
+    (128, 512, 1), (128, 1024, 0), (128, 1024, 1), (128, 2048, 1), (128, 4096, 1), (128, 16384, 0), (128, 16384, 1),
+    (256, 4096, 0), (256, 16384, 1)]] + [(64, 12, 1024, 64, 1), (4, 48, 4096, 32, 0), (4, 48, 4096, 32, 1)]
+CASES_F32 = [(16, 16, 1024, 64, 1), (16, 16, 1024, 64, 0), (2, 12, 4096, 64, 1), (4, 12, 4096, 64, 1),
+             (4, 8, 4096, 128, 1), (8, 16, 1024, 32, 1), (4, 8, 1024, 256, 1)]
+
+
+def median_ms(work, rounds=9):
     times = []
     for i in range(-2, rounds):  # two warm up
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -21,24 +34,28 @@ def median_ms(work, rounds):
     return statistics.median(times)
 
 
-dtype = torch.float16 if "f16" in sys.argv[1:] else torch.bfloat16
-lines = [(64, 512, True), (64, 1024, False), (64, 1024, True), (64, 2048, True), (64, 4096, True),
-         (64, 16384, False), (64, 16384, True), (128, 512, True), (128, 1024, False), (128, 1024, True),
-         (128, 2048, True), (128, 4096, True), (128, 16384, False), (128, 16384, True), (256, 4096, False),
-         (256, 16384, True)]
-cases = [(16384 // s, 2048 // d, s, d, causal) for d, s, causal in lines]
-cases += [(64, 12, 1024, 64, True), (4, 48, 4096, 32, False), (4, 48, 4096, 32, True)]
-for b, h, s, d, causal in cases:
+def measure(backend, dtype, b, h, s, d, causal):
     q, k, v = (torch.randn(b, h, s, d, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
     grad = torch.randn_like(q)
-    flops = 4 * b * h * s * s * d * (0.5 if causal else 1)
-    text = f"D{d} S{s} {'causal' if causal else 'full'} B{b} H{h}"
-    for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
-        with sdpa_kernel(backend):
-            forward = lambda: scaled_dot_product_attention(q, k, v, is_causal=causal)
-            with torch.no_grad():
-                forward_ms = median_ms(forward, 9)
-            o = forward()
-            backward_ms = median_ms(lambda: torch.autograd.grad(o, (q, k, v), grad, retain_graph=True), 9)
-        text += f" | {name} {flops / forward_ms / 1e9:.0f} {2.5 * flops / backward_ms / 1e9:.0f}"
-    print(text, flush=True)
+    with sdpa_kernel(backend):
+        forward = lambda: scaled_dot_product_attention(q, k, v, is_causal=bool(causal))
+        with torch.no_grad():
+            forward_ms = median_ms(forward)
+        o = forward()
+        return forward_ms, median_ms(lambda: torch.autograd.grad(o, (q, k, v), grad, retain_graph=True))
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+parser.add_argument("--case", nargs="*", help="batch,heads,length,head_dim,causal")
+arguments = parser.parse_args()
+in_16_bit = arguments.dtype != "f32"
+torch.backends.cuda.matmul.allow_tf32 = False
+cases = CASES_16_BIT if in_16_bit else CASES_F32
+if arguments.case:
+    cases = [tuple(int(n) for n in text.split(",")) for text in arguments.case]
+for case in cases:
+    line = ",".join(str(n) for n in case)
+    for name, backend in (BACKENDS_16_BIT if in_16_bit else BACKENDS_F32).items():
+        line += " | %s %.4f %.4f" % (name, *measure(backend, DTYPES[arguments.dtype], *case))
+    print(line, flush=True)

@@ -1,11 +1,12 @@
-// Attention on the GPU: TFLOP/s forward and backward beside PyTorch's FlashAttention-2 and cuDNN.
+// Attention on the GPU: milliseconds and TFLOP/s, forward and backward, and how many times as fast as
+// PyTorch.
 //
-//     python3 bench/attention_anchor.py > anchor.txt     # on the same machine, just before
-//     attention_anchor_bench [--anchor anchor.txt] [--dtype bf16] [--layout bhsd] [--rounds 9]
-//     [--deterministic]
+//     python3 bench/attention_anchor.py [--dtype f32] > anchor.txt     # on the same machine, just before
+//     attention_anchor_bench [--anchor anchor.txt] [--dtype f32] [--case 16,16,1024,64,1 ..] [--layout bhsd]
+//     [--rounds 9] [--deterministic]
 //
-// FLOPs: 4 B H S^2 D forward, half of it under a causal mask; backward 2.5 times as many. Medians over CUDA
-// events around one call each.
+// A case is batch, heads, length, head dim, causal. FLOPs: 4 B H S^2 D forward, half of it under a causal
+// mask; backward 2.5 times as many. Medians over CUDA events around one call each.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -30,14 +31,21 @@ using gradtile::cuda::cuda_check;
 namespace {
 
 struct Case {
-    std::int64_t batch, heads, length, head_dim;
-    bool causal;
+    std::int64_t batch = 16, heads = 16, length = 1024, head_dim = 64;
+    bool causal = true;
 
-    /// The key of its line in the anchor's output.
+    static Case parse(const std::string& text) {
+        Case c;
+        std::istringstream in(text);
+        char comma = 0;
+        in >> c.batch >> comma >> c.heads >> comma >> c.length >> comma >> c.head_dim >> comma >> c.causal;
+        check(!in.fail(), "case '", text, "' is not batch,heads,length,head_dim,causal");
+        return c;
+    }
     std::string name() const {
         std::ostringstream text;
-        text << 'D' << head_dim << " S" << length << (causal ? " causal" : " full") << " B" << batch << " H"
-             << heads;
+        text << 'B' << batch << " H" << heads << " S" << length << " D" << head_dim
+             << (causal ? " causal" : " full");
         return text.str();
     }
     double forward_flops() const {
@@ -47,68 +55,61 @@ struct Case {
     }
 };
 
-/// B S = 16,384 tokens of width 2,048, GPT-2 124M's attention, and heads of 32.
-std::vector<Case> cases() {
-    struct Line {
-        std::int64_t head_dim, length;
-        bool causal;
-    };
-    std::vector<Case> all;
-    for (const auto& [d, s, causal] : {Line{64, 512, true},
-                                       {64, 1024, false},
-                                       {64, 1024, true},
-                                       {64, 2048, true},
-                                       {64, 4096, true},
-                                       {64, 16384, false},
-                                       {64, 16384, true},
-                                       {128, 512, true},
-                                       {128, 1024, false},
-                                       {128, 1024, true},
-                                       {128, 2048, true},
-                                       {128, 4096, true},
-                                       {128, 16384, false},
-                                       {128, 16384, true},
-                                       {256, 4096, false},
-                                       {256, 16384, true}})
-        all.push_back({16384 / s, 2048 / d, s, d, causal});
-    all.push_back({64, 12, 1024, 64, true});
-    all.push_back({4, 48, 4096, 32, false});
-    all.push_back({4, 48, 4096, 32, true});
-    return all;
-}
-
 struct Settings {
     std::string dtype = "bf16", layout = "bhsd", anchor;
+    std::vector<std::string> cases;
     int rounds = 9;
     bool deterministic = false;
 };
 
-/// TFLOP/s of the two passes.
-struct Speed {
+struct Milliseconds {
     double forward, backward;
 };
-struct Anchors {
-    Speed flash, cudnn;
+
+/// What another implementation took for a case.
+struct Anchor {
+    std::string implementation;
+    Milliseconds time;
+};
+struct AnchoredCase {
+    Case at;
+    std::vector<Anchor> anchors;
 };
 
-/// Lines "<name of the case> | flash <forward> <backward> | cudnn <forward> <backward>".
-std::map<std::string, Anchors> read_anchors(const std::string& path) {
-    std::map<std::string, Anchors> anchors;
-    if (path.empty()) return anchors;
+/// Lines "16,16,1024,64,1 | flash <forward ms> <backward ms> | ...".
+std::vector<AnchoredCase> read_anchors(const std::string& path) {
+    std::vector<AnchoredCase> all;
     std::ifstream file(path);
     check(file.good(), "cannot read ", path);
     for (std::string line; std::getline(file, line);) {
-        const std::size_t bar = line.find(" | ");
+        const std::size_t bar = line.find(" |");
         if (bar == std::string::npos) continue;
+        AnchoredCase c{.at = Case::parse(line.substr(0, bar)), .anchors = {}};
         std::istringstream rest(line.substr(bar));
-        std::string word;
-        Anchors a{};
-        rest >> word >> word >> a.flash.forward >> a.flash.backward >> word >> word >> a.cudnn.forward >>
-            a.cudnn.backward;
-        check(!rest.fail(), path, ": not an anchor's line: ", line);
-        anchors[line.substr(0, bar)] = a;
+        for (std::string word; rest >> word;) {
+            Anchor a;
+            rest >> a.implementation >> a.time.forward >> a.time.backward;
+            check(word == "|" && !rest.fail(), path, ": not an anchor's line: ", line);
+            c.anchors.push_back(a);
+        }
+        all.push_back(c);
     }
-    return anchors;
+    return all;
+}
+
+/// The cases asked for, or the anchor's; with what the anchor says of them.
+std::vector<AnchoredCase> cases_of(const Settings& settings) {
+    std::vector<AnchoredCase> known;
+    if (!settings.anchor.empty()) known = read_anchors(settings.anchor);
+    if (settings.cases.empty()) return known.empty() ? std::vector<AnchoredCase>(1) : known;
+    std::vector<AnchoredCase> all;
+    for (const std::string& text : settings.cases) {
+        const Case at = Case::parse(text);
+        const auto found = std::find_if(known.begin(), known.end(),
+                                        [&](const AnchoredCase& c) { return c.at.name() == at.name(); });
+        all.push_back(found == known.end() ? AnchoredCase{.at = at, .anchors = {}} : *found);
+    }
+    return all;
 }
 
 /// A [B, S, H, D] view of memory in the layout asked for. All heads hold the same numbers, since they come
@@ -143,7 +144,7 @@ class Event {
     cudaEvent_t event_ = nullptr;
 };
 
-double median_seconds(const Context& ctx, int rounds, const std::function<void()>& work) {
+double median_milliseconds(const Context& ctx, int rounds, const std::function<void()>& work) {
     const Event begin, end;
     std::vector<double> times;
     for (int i = -2; i < rounds; ++i) {  // two warm up
@@ -151,13 +152,13 @@ double median_seconds(const Context& ctx, int rounds, const std::function<void()
         work();
         end.record(ctx);
         const double time = end.milliseconds_since(begin);
-        if (i >= 0) times.push_back(1e-3 * time);
+        if (i >= 0) times.push_back(time);
     }
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];
 }
 
-Speed measure(const Context& ctx, const Settings& settings, const Case& c) {
+Milliseconds measure(const Context& ctx, const Settings& settings, const Case& c) {
     const Tensor q = operand(ctx, settings, c, 1), k = operand(ctx, settings, c, 2),
                  v = operand(ctx, settings, c, 3), d_o = operand(ctx, settings, c, 4);
     const Tensor o = operand(ctx, settings, c, 5);
@@ -166,25 +167,26 @@ Speed measure(const Context& ctx, const Settings& settings, const Case& c) {
                                          .v = operand(ctx, settings, c, 8)};
     const attention::Options options{.causal = c.causal, .deterministic = settings.deterministic};
     attention::Saved saved;
-    const double forward =
-        median_seconds(ctx, settings.rounds, [&] { attention::forward(ctx, q, k, v, options, saved, o); });
-    const double backward = median_seconds(ctx, settings.rounds,
-                                           [&] { attention::backward(ctx, d_o, options, saved, gradients); });
-    return {1e-12 * c.forward_flops() / forward, 2.5e-12 * c.forward_flops() / backward};
+    const double forward = median_milliseconds(ctx, settings.rounds,
+                                               [&] { attention::forward(ctx, q, k, v, options, saved, o); });
+    const double backward = median_milliseconds(
+        ctx, settings.rounds, [&] { attention::backward(ctx, d_o, options, saved, gradients); });
+    return {forward, backward};
 }
 
-class GeometricMean {
+/// How many times as fast as one implementation.
+class Ratios {
   public:
     void add(double x) {
-        sum_ += std::log(x);
+        log_sum_ += std::log(x);
         least_ = std::min(least_, x);
         ++count_;
     }
-    double mean() const { return std::exp(sum_ / count_); }
+    double geometric_mean() const { return std::exp(log_sum_ / count_); }
     double least() const { return least_; }
 
   private:
-    double sum_ = 0, least_ = INFINITY;
+    double log_sum_ = 0, least_ = INFINITY;
     int count_ = 0;
 };
 
@@ -192,32 +194,27 @@ void run(const Settings& settings) {
     const Context gpu(Device::cuda(0));
     // Scratch comes from memory taken once, as in training.
     const Context ctx = gpu.with_allocator(std::make_shared<Arena>(Device::cuda(0), std::size_t{4} << 30));
-    const auto anchors = read_anchors(settings.anchor);
-    std::printf("%s, layout %s%s, TFLOP/s (ratio to FlashAttention-2, to cuDNN)\n", settings.dtype.c_str(),
+    std::printf("%s, layout %s%s: ms, TFLOP/s (times as fast as)\n", settings.dtype.c_str(),
                 settings.layout.c_str(), settings.deterministic ? ", deterministic" : "");
-    GeometricMean forward_flash, backward_flash, forward_cudnn, backward_cudnn;
-    for (const Case& c : cases()) {
-        const Speed speed = measure(ctx, settings, c);
-        std::printf("%-30s forward %4.0f", c.name().c_str(), speed.forward);
-        if (const auto found = anchors.find(c.name()); found != anchors.end()) {
-            const auto& [flash, cudnn] = found->second;
-            std::printf(" (%.2f, %.2f)  backward %4.0f (%.2f, %.2f)\n", speed.forward / flash.forward,
-                        speed.forward / cudnn.forward, speed.backward, speed.backward / flash.backward,
-                        speed.backward / cudnn.backward);
-            forward_flash.add(speed.forward / flash.forward);
-            backward_flash.add(speed.backward / flash.backward);
-            forward_cudnn.add(speed.forward / cudnn.forward);
-            backward_cudnn.add(speed.backward / cudnn.backward);
-        } else {
-            std::printf("  backward %4.0f\n", speed.backward);
+    std::map<std::string, std::pair<Ratios, Ratios>> ratios;
+    for (const auto& [c, anchors] : cases_of(settings)) {
+        const Milliseconds time = measure(ctx, settings, c);
+        std::printf("%-32s forward %7.3f %4.0f  backward %7.3f %4.0f", c.name().c_str(), time.forward,
+                    1e-9 * c.forward_flops() / time.forward, time.backward,
+                    2.5e-9 * c.forward_flops() / time.backward);
+        for (const Anchor& a : anchors) {
+            const double forward = a.time.forward / time.forward, backward = a.time.backward / time.backward;
+            std::printf("  (%s %.2f, %.2f)", a.implementation.c_str(), forward, backward);
+            ratios[a.implementation].first.add(forward);
+            ratios[a.implementation].second.add(backward);
         }
+        std::printf("\n");
+        std::fflush(stdout);
     }
-    if (!anchors.empty())
-        std::printf(
-            "geometric mean (least) over FlashAttention-2: forward %.3f (%.2f), backward %.3f (%.2f); "
-            "over cuDNN: forward %.3f (%.2f), backward %.3f (%.2f)\n",
-            forward_flash.mean(), forward_flash.least(), backward_flash.mean(), backward_flash.least(),
-            forward_cudnn.mean(), forward_cudnn.least(), backward_cudnn.mean(), backward_cudnn.least());
+    for (const auto& [implementation, of] : ratios)
+        std::printf("geometric mean (least) over %s: forward %.3f (%.2f), backward %.3f (%.2f)\n",
+                    implementation.c_str(), of.first.geometric_mean(), of.first.least(),
+                    of.second.geometric_mean(), of.second.least());
 }
 
 }  // namespace
@@ -225,7 +222,9 @@ void run(const Settings& settings) {
 int main(int argc, char** argv) try {
     CLI::App app{"Times attention forward and backward on the GPU"};
     Settings settings;
-    app.add_option("--dtype", settings.dtype, "bf16, f16, f32")->capture_default_str();
+    app.add_option("--dtype", settings.dtype, "f64, f32, bf16, f16")->capture_default_str();
+    app.add_option("--case", settings.cases,
+                   "batch,heads,length,head_dim,causal; default: the anchor's, or 16,16,1024,64,1");
     app.add_option("--layout", settings.layout, "memory order: bhsd as PyTorch's SDPA, or bshd")
         ->check(CLI::IsMember({"bhsd", "bshd"}))
         ->capture_default_str();
