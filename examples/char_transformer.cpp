@@ -1,5 +1,6 @@
 // Trains a small character transformer on a text it makes itself, weekdays in their order from a random one
 // on, saves nothing, and counts how many weekdays of a sample stand where they should.
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>

@@ -1,8 +1,9 @@
 #pragma once
 /// Errors. Library code throws gradtile::Error with one line that names the operator, the value and what was
 /// required; only main() prints and exits.
+#include <initializer_list>
+#include <ostream>
 #include <source_location>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -19,12 +20,27 @@ class Error : public std::runtime_error {
     std::source_location where_;
 };
 
+namespace detail {
+/// A value and how it is printed: what prints is compiled once for a type, not once for a message.
+struct Part {
+    const void* value;
+    void (*print)(std::ostream& out, const void* value);
+};
+template <class T>
+Part part(const T& value) {
+    return {&value, [](std::ostream& out, const void* it) { out << *static_cast<const T*>(it); }};
+}
+inline Part part(const char* text) {  // so that texts of every length are one type
+    return {text, [](std::ostream& out, const void* it) { out << static_cast<const char*>(it); }};
+}
+std::string concat(std::initializer_list<Part> parts);
+[[noreturn]] void refuse(std::initializer_list<Part> parts, std::source_location where);
+}  // namespace detail
+
 /// Concatenates its arguments as operator<< prints them.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
-    std::ostringstream out;
-    (out << ... << parts);
-    return out.str();
+    return detail::concat({detail::part(parts)...});
 }
 
 namespace detail {
@@ -43,7 +59,7 @@ struct Condition {
 template <class... Parts>
 void check(detail::Condition condition, const Parts&... parts) {
     if (!condition.holds) [[unlikely]]
-        throw Error(concat(parts...), condition.where);
+        detail::refuse({detail::part(parts)...}, condition.where);
 }
 
 }  // namespace gradtile

@@ -1,0 +1,17 @@
+#include <gradtile/core/check.h>
+
+#include <sstream>
+
+namespace gradtile::detail {
+
+std::string concat(std::initializer_list<Part> parts) {
+    std::ostringstream out;
+    for (const Part& part : parts) part.print(out, part.value);
+    return out.str();
+}
+
+void refuse(std::initializer_list<Part> parts, std::source_location where) {
+    throw Error(concat(parts), where);
+}
+
+}  // namespace gradtile::detail
