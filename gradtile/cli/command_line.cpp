@@ -15,10 +15,15 @@ std::string without_dashes(const std::string& flag) {
     return flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
 }
 
+/// The command that was recognised (of a command's commands, too), or the program itself.
+CLI::App& recognised(CLI::App& program) {
+    const std::vector<CLI::App*> parsed = program.get_subcommands();
+    return parsed.empty() ? program : recognised(*parsed.front());
+}
+
 /// What was not understood, and the known name next to it.
 std::string unknown_argument(CLI::App& program) {
-    const std::vector<CLI::App*> parsed = program.get_subcommands();
-    const CLI::App& place = parsed.empty() ? program : *parsed.front();
+    CLI::App& place = recognised(program);
     const std::vector<std::string> extras = program.remaining(/*recurse=*/true);
     const std::string typed = extras.empty() ? "" : extras.front().substr(0, extras.front().find('='));
     std::vector<std::string> known;
@@ -28,17 +33,17 @@ std::string unknown_argument(CLI::App& program) {
         return concat("unknown flag ", typed, " of ", place.get_name(), "; the nearest known one is --",
                       nearest_name(without_dashes(typed), known));
     }
-    if (!parsed.empty()) return concat("unexpected argument '", typed, "' of ", place.get_name());
-    for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; }))
+    for (const CLI::App* command : place.get_subcommands([](const CLI::App*) { return true; }))
         known.push_back(command->get_name());
+    if (known.empty()) return concat("unexpected argument '", typed, "' of ", place.get_name());
     return concat("unknown command '", typed, "'; the nearest known one is '", nearest_name(typed, known),
                   "'");
 }
 
 /// "gradtile train", or "gradtile" before a command was recognised.
-std::string command_line_of(const CLI::App& program) {
-    const std::vector<CLI::App*> parsed = program.get_subcommands();
-    return parsed.empty() ? program.get_name() : concat(program.get_name(), " ", parsed.front()->get_name());
+std::string command_line_of(const CLI::App& command) {
+    const CLI::App* parent = command.get_parent();
+    return parent == nullptr ? command.get_name() : concat(command_line_of(*parent), " ", command.get_name());
 }
 
 }  // namespace
@@ -70,6 +75,11 @@ void Command::add_switch(const std::string& flag, const std::string& help, std::
     parser_.add_flag_function(concat(flag, ",!", opposite), use_once, help);
 }
 
+Command Command::add_command(const std::string& name, const std::string& help) {
+    parser_.require_subcommand(0, 1);
+    return {*parser_.add_subcommand(name, help), chosen_};
+}
+
 void Command::on_chosen(Action action) {
     parser_.callback([&chosen = chosen_, action = std::move(action)] { chosen = action; });
 }
@@ -95,10 +105,12 @@ Action CommandLine::parse(int argc, const char* const* argv) {
     } catch (const CLI::Success& help) {
         return [exit_code = parser_->exit(help)] { return exit_code; };
     } catch (const CLI::ParseError& error) {
-        throw Error(concat(error.what(), "; see ", command_line_of(*parser_), " --help"));
+        throw Error(concat(error.what(), "; see ", command_line_of(recognised(*parser_)), " --help"));
     }
     if (chosen_) return chosen_;
-    return [help = parser_->help()] {
+    const CLI::App& place = recognised(*parser_);
+    const CLI::App* parent = place.get_parent();
+    return [help = place.help(parent == nullptr ? "" : command_line_of(*parent))] {
         std::cout << help;
         return 2;
     };

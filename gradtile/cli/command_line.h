@@ -43,6 +43,9 @@ class Command {
     /// --flag and --no-flag: calls use(true or false) when one of them is given.
     void add_switch(const std::string& flag, const std::string& help, std::function<void(bool)> use);
 
+    /// A command of this command: `gradtile bench gemm`.
+    Command add_command(const std::string& name, const std::string& help);
+
     /// What the command does once everything is understood.
     void on_chosen(Action action);
 

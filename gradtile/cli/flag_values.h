@@ -1,8 +1,10 @@
 #pragma once
 /// The types a flag's value can have: how they are read, and how --help shows them.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include <gradtile/core/enum_names.h>
 
@@ -18,12 +20,28 @@ void parse_value(Enum& value, const std::string& text, const std::string& flag) 
     value = enum_named<Enum>(text, flag);
 }
 
+/// Values with commas between them.
+template <class T>
+void parse_value(std::vector<T>& values, const std::string& text, const std::string& flag) {
+    values.clear();
+    for (std::size_t begin = 0; begin <= text.size();) {
+        const std::size_t end = std::min(text.find(',', begin), text.size());
+        parse_value(values.emplace_back(), text.substr(begin, end - begin), flag);
+        begin = end + 1;
+    }
+}
+template <class T>
+constexpr bool is_list = false;
+template <class T>
+constexpr bool is_list<std::vector<T>> = true;
+
 /// What stands behind the flag in --help.
 template <class T>
 const char* type_name() {
     if constexpr (std::is_integral_v<T>) return "INTEGER";
     if constexpr (std::is_floating_point_v<T>) return "NUMBER";
     if constexpr (NamedEnum<T>) return "NAME";
+    if constexpr (is_list<T>) return "LIST";
     return "TEXT";
 }
 

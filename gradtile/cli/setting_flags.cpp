@@ -4,9 +4,11 @@
 
 namespace gradtile::cli {
 
-SettingFlags::SettingFlags(Command& command) : given_(nlohmann::json::object()) {
+SettingFlags::SettingFlags(Command& command, const std::function<bool(std::string_view)>& takes)
+    : given_(nlohmann::json::object()) {
     const TrainConfig defaults;
     visit_settings(defaults, [&](const char* name, const auto& member, const char* help) {
+        if (!takes(name)) return;
         using Member = std::remove_cvref_t<decltype(member)>;
         const std::string flag = concat("--", name);
         if constexpr (std::is_same_v<Member, bool>) {

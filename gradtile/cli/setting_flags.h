@@ -1,7 +1,9 @@
 #pragma once
 /// One flag for every setting of a run (see train_config.h); what was given on the command line wins over the
 /// config.
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gradtile/cli/command_line.h>
@@ -12,8 +14,11 @@ namespace gradtile::cli {
 
 class SettingFlags {
   public:
-    /// The flags refer to this object: it must live until the command line is parsed.
-    explicit SettingFlags(Command& command);
+    /// The flags refer to this object: it must live until the command line is parsed. A command may take
+    /// only some of the settings.
+    explicit SettingFlags(
+        Command& command,
+        const std::function<bool(std::string_view name)>& takes = [](std::string_view) { return true; });
 
     /// Overwrites the settings that were given.
     void apply(TrainConfig& config) const;

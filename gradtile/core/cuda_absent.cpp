@@ -1,6 +1,7 @@
 // The CUDA side of core in a build without the CUDA toolkit.
 #include <gradtile/core/check.h>
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/event.h>
 #include <gradtile/core/gemm_backend.h>
 #include <gradtile/core/step_graph.h>
 #include <gradtile/core/tensor_ops_backend.h>
@@ -54,6 +55,17 @@ void synchronize(Device, void*) {
     operator_absent();
 }
 void copy_bytes(std::byte*, const std::byte*, std::size_t, Device, void*) {
+    operator_absent();
+}
+
+Event::Event(Device) {
+    operator_absent();
+}
+Event::~Event() = default;
+void Event::record(void*) const {
+    operator_absent();
+}
+double Event::milliseconds_since(const Event&) const {
     operator_absent();
 }
 

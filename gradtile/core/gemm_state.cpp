@@ -7,6 +7,7 @@
 
 #include <gradtile/core/cublas.h>
 #include <gradtile/core/cuda_check.h>
+#include <gradtile/core/event.h>
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/gemm_backend.h>
 
@@ -29,24 +30,6 @@ bool is_capturing(cudaStream_t stream) {
     cuda_check(cudaStreamIsCapturing(stream, &status));
     return status != cudaStreamCaptureStatusNone;
 }
-
-class Event {
-  public:
-    Event() { cuda_check(cudaEventCreate(&event_)); }
-    ~Event() { (void)cudaEventDestroy(event_); }
-    Event(const Event&) = delete;
-    Event& operator=(const Event&) = delete;
-    void record(cudaStream_t stream) const { cuda_check(cudaEventRecord(event_, stream)); }
-    float milliseconds_since(const Event& start) const {
-        float milliseconds = 0;
-        cuda_check(cudaEventSynchronize(event_));
-        cuda_check(cudaEventElapsedTime(&milliseconds, start.event_, event_));
-        return milliseconds;
-    }
-
-  private:
-    cudaEvent_t event_ = nullptr;
-};
 
 }  // namespace
 
@@ -212,7 +195,7 @@ bool GemmState::sort_by_time(const Operation& operation, cudaStream_t stream,
     std::vector<Contestant> contestants(candidates.begin(), candidates.end());
     if (in_steps) contestants.push_back({std::nullopt});
 
-    const Event start, end;
+    const Event start(device_), end(device_);
     const auto milliseconds = [&](const Contestant& contestant, int times) {
         start.record(stream);
         for (int i = 0; i < times; ++i) {
@@ -224,7 +207,7 @@ bool GemmState::sort_by_time(const Operation& operation, cudaStream_t stream,
             }
         }
         end.record(stream);
-        return end.milliseconds_since(start) / static_cast<float>(times);
+        return static_cast<float>(end.milliseconds_since(start) / times);
     };
     const auto sort = [&] {
         std::stable_sort(

@@ -82,14 +82,11 @@ Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tens
 
     const Projection projection(ctx, weight);
     const std::int64_t padding = projection.columns() - vocabulary;
-    const Tensor chunk_logits =
-        chunk_of_logits(ctx, rows, projection.columns(), training_logits(ctx, x.dtype()));
-    const std::int64_t chunk = chunk_logits.size(0);
-    for (std::int64_t begin = 0; begin < rows; begin += chunk) {
-        const std::int64_t length = std::min(chunk, rows - begin);
+    const Chunk chunk = training_chunk(ctx, rows);
+    for (std::int64_t begin = 0; begin < rows; begin += chunk.logits.size(0)) {
+        const std::int64_t length = std::min(chunk.logits.size(0), rows - begin);
         const Tensor x_rows = in.x.slice(0, begin, length);
-        const Tensor logits = chunk_logits.slice(0, 0, length);
-        const Tensor d_logits = logits.dtype() != x.dtype() ? as_16_bit_rows(logits, x.dtype()) : logits;
+        const Tensor logits = chunk.logits.slice(0, 0, length), d_logits = chunk.d_logits.slice(0, 0, length);
         gemm(ctx, logits, x_rows, projection.weight, {.trans_b = true});
         on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
                   d_logits.slice(1, 0, vocabulary), logits.slice(1, 0, vocabulary),
@@ -101,6 +98,13 @@ Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tens
     Tensor mean = empty(ctx, {1}, DType::f64);
     on_device(ctx, cpu::sum_losses, cuda::sum_losses, mean, losses, count);
     return mean;
+}
+
+CrossEntropyHead::Chunk CrossEntropyHead::training_chunk(const Context& ctx, std::int64_t rows) const {
+    const DType dtype = weight.value().dtype();
+    const Tensor logits =
+        chunk_of_logits(ctx, rows, Projection(ctx, weight).columns(), training_logits(ctx, dtype));
+    return {logits, logits.dtype() != dtype ? as_16_bit_rows(logits, dtype) : logits};
 }
 
 Tensor CrossEntropyHead::backward(const Context&, const Saved& saved) const {

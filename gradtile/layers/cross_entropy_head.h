@@ -19,6 +19,12 @@ struct CrossEntropyHead {
         Tensor dx;  ///< [..,C]
     };
 
+    /// The logits that exist at the same time, and their gradients over the same memory.
+    struct Chunk {
+        Tensor logits;    ///< [rows, columns]; on a GPU with columns of zeros behind the vocabulary's
+        Tensor d_logits;  ///< the same shape in x's dtype
+    };
+
     /// Registers name.weight [V,C], normal with the given standard deviation.
     CrossEntropyHead(ParameterStore& parameters, const std::string& name, std::int64_t vocabulary,
                      std::int64_t width, double init_std = 0.02);
@@ -33,6 +39,9 @@ struct CrossEntropyHead {
                    double gradient_scale = 1.0) const;
     /// dx [..,C] of gradient_scale * loss.
     Tensor backward(const Context& ctx, const Saved& saved) const;
+
+    /// What forward allocates to work through `rows` rows of x.
+    Chunk training_chunk(const Context& ctx, std::int64_t rows) const;
 
     /// For evaluation, without gradients: float64 [2], the sum of the losses and how many targets counted.
     Tensor loss(const Context& ctx, const Tensor& x, const Tensor& targets) const;

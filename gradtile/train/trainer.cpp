@@ -9,12 +9,11 @@
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/adamw.h>
 #include <gradtile/train/available_memory.h>
+#include <gradtile/train/configured_optimizer.h>
 #include <gradtile/train/dataset.h>
 #include <gradtile/train/evaluate.h>
 #include <gradtile/train/loss_svg.h>
-#include <gradtile/train/muon.h>
 #include <gradtile/train/saved_algorithms.h>
 
 namespace gradtile {
@@ -25,21 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 double milliseconds_since(Clock::time_point start) {
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
-                                          const TrainConfig& config) {
-    const AdamWOptions adamw{.beta1 = config.beta1,
-                             .beta2 = config.beta2,
-                             .epsilon = config.epsilon,
-                             .weight_decay = config.weight_decay};
-    if (config.optimizer == OptimizerKind::adamw) return std::make_unique<AdamW>(ctx, parameters, adamw);
-    const auto in_block = [](const Parameter& parameter) { return parameter.name().starts_with("h."); };
-    return std::make_unique<Muon>(ctx, parameters, in_block,
-                                  MuonOptions{.lr_ratio = config.muon_lr / config.lr,
-                                              .momentum = config.muon_momentum,
-                                              .weight_decay = config.weight_decay,
-                                              .adamw = adamw});
 }
 
 DatasetOptions dataset_options(const TrainConfig& config) {

@@ -1,0 +1,23 @@
+#pragma once
+/// Event: a mark in a stream, to time what the device does between two of them.
+#include <gradtile/core/device.h>
+
+namespace gradtile::cuda {
+
+class Event {
+  public:
+    explicit Event(Device device);
+    ~Event();
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+
+    /// Sets the mark behind the work enqueued on a stream (cudaStream_t) so far.
+    void record(void* stream) const;
+    /// Waits until the device has come to this mark.
+    double milliseconds_since(const Event& start) const;
+
+  private:
+    void* event_ = nullptr;  // cudaEvent_t
+};
+
+}  // namespace gradtile::cuda
