@@ -10,5 +10,6 @@ void add_eval(CommandLine& program);
 void add_gradcheck(CommandLine& program);
 void add_inspect(CommandLine& program);
 void add_corpus(CommandLine& program);
+void add_bench(CommandLine& program);
 
 }  // namespace gradtile::cli

@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
     cli::add_gradcheck(program);
     cli::add_inspect(program);
     cli::add_corpus(program);
+    cli::add_bench(program);
 
     int exit_code = 2;  // the command line was not understood
     try {

@@ -27,7 +27,7 @@ class Commands : public testing::Test {
 TEST_F(Commands, HelpNamesEveryCommandAndEverySetting) {
     const Outcome help = run({"--help"});
     expect_success(help);
-    for (const char* command : {"train", "sample", "eval", "gradcheck", "inspect", "corpus"}) {
+    for (const char* command : {"train", "sample", "eval", "gradcheck", "inspect", "corpus", "bench"}) {
         EXPECT_THAT(help.out, HasSubstr(command));
         const Outcome own = run({command, "--help"});
         expect_success(own);

@@ -1,0 +1,180 @@
+// gradtile bench attention: forward and backward of the flash kernels, beside a large square product.
+// FLOPs: 4 B H S^2 D forward, half of it under a causal mask; backward 2.5 times as many (five products for
+// two).
+#include <array>
+#include <iostream>
+#include <optional>
+
+#include <gradtile/attention/attention.h>
+#include <gradtile/cli/bench/benchmarks.h>
+#include <gradtile/cli/bench/measure.h>
+#include <gradtile/cli/bench/table.h>
+#include <gradtile/cli/devices.h>
+
+namespace gradtile {
+namespace {
+enum class Pass { both, forward, backward };
+}
+template <>
+struct EnumNames<Pass> {
+    static constexpr std::array names = {std::pair{Pass::both, std::string_view("both")},
+                                         std::pair{Pass::forward, std::string_view("forward")},
+                                         std::pair{Pass::backward, std::string_view("backward")}};
+};
+}  // namespace gradtile
+
+namespace gradtile::cli {
+namespace {
+
+struct Shapes {
+    std::int64_t batch, heads, kv_heads, length, head_dim;
+
+    double forward_flops(bool causal) const {
+        const double all = 4.0 * static_cast<double>(batch * heads * head_dim) * static_cast<double>(length) *
+                           static_cast<double>(length);
+        return causal ? all / 2 : all;
+    }
+};
+
+struct Flags {
+    std::optional<std::int64_t> batch, heads, kv_heads, length, head_dim;
+    DeviceChoice device = DeviceChoice::automatic;
+    std::optional<TrainDType> dtype;
+    Pass pass = Pass::both;
+    std::int64_t threads = 0, runs = 9;
+    bool causal = true, deterministic = false, json = false;
+};
+
+/// Of GPT-2, of long contexts, and of grouped queries.
+std::vector<Shapes> built_in(Device device) {
+    if (device.is_cuda())
+        return {{16, 12, 12, 1024, 64}, {16, 16, 16, 1024, 128}, {4, 16, 16, 4096, 64},
+                {4, 16, 16, 4096, 128}, {4, 32, 8, 4096, 128},   {1, 16, 16, 16384, 128}};
+    return {{12, 4, 4, 64, 32}, {16, 6, 6, 256, 64}, {1, 12, 12, 1024, 64}, {1, 12, 4, 1024, 64}};
+}
+
+/// What the flags say, or the built-in list when they say nothing.
+std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
+    if (!flags.batch && !flags.heads && !flags.kv_heads && !flags.length && !flags.head_dim)
+        return built_in(device);
+    const bool gpu = device.is_cuda();
+    const std::int64_t heads = flags.heads.value_or(gpu ? 16 : 12);
+    const Shapes shapes{flags.batch.value_or(gpu ? 16 : 1), heads, flags.kv_heads.value_or(heads),
+                        flags.length.value_or(1024), flags.head_dim.value_or(64)};
+    const auto expect = [](const char* flag, std::int64_t value, std::int64_t most) {
+        check(value >= 1 && value <= most, flag, ": ", value, "; expected 1 to ", most);
+    };
+    expect("--batch", shapes.batch, 4096);
+    expect("--heads", shapes.heads, 4096);
+    expect("--kv-heads", shapes.kv_heads, shapes.heads);
+    expect("--length", shapes.length, 1 << 20);
+    expect("--head-dim", shapes.head_dim, 256);
+    check(shapes.heads % shapes.kv_heads == 0, "--kv-heads: ", shapes.kv_heads, " does not divide ",
+          shapes.heads, " heads");
+    return {shapes};
+}
+
+void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags, double ceiling,
+             Table& table) {
+    const Numbers numbers(ctx);
+    const auto of_heads = [&](std::int64_t heads) {
+        return numbers(ctx, {shapes.batch, shapes.length, heads, shapes.head_dim}, dtype);
+    };
+    const Tensor q = of_heads(shapes.heads), k = of_heads(shapes.kv_heads), v = of_heads(shapes.kv_heads);
+    const Tensor o = of_heads(shapes.heads), d_o = of_heads(shapes.heads);
+    const attention::Gradients gradients{
+        .q = of_heads(shapes.heads), .k = of_heads(shapes.kv_heads), .v = of_heads(shapes.kv_heads)};
+    const attention::Options options{.causal = flags.causal, .deterministic = flags.deterministic};
+    attention::Saved saved;
+    const auto forward = [&] {
+        saved = {};  // every call finds the arena as the dry run did
+        attention::forward(ctx, q, k, v, options, saved, o);
+    };
+    const auto backward = [&] { attention::backward(ctx, d_o, options, saved, gradients); };
+    if (ctx.is_planning()) {
+        forward();
+        backward();
+        return;
+    }
+    const auto row = [&](const char* pass, double flops, const std::function<void()>& work) {
+        const double ms = median_milliseconds(ctx, {.runs = flags.runs}, work);
+        const double flops_per_s = flops / ms * 1e3;
+        const auto number = [](std::int64_t value) { return static_cast<double>(value); };
+        table.add({number(shapes.batch), number(shapes.heads), number(shapes.kv_heads), number(shapes.length),
+                   number(shapes.head_dim), std::string(flags.causal ? "causal" : "full"), std::string(pass),
+                   ms, 1e-12 * flops_per_s, flops_per_s / ceiling});
+    };
+    const double flops = shapes.forward_flops(flags.causal);
+    if (flags.pass == Pass::backward) {
+        forward();  // leaves what backward reads
+    } else {
+        row("forward", flops, forward);
+    }
+    if (flags.pass != Pass::forward) row("backward", 2.5 * flops, backward);
+}
+
+int bench_attention(const Flags& flags) {
+    check(flags.threads >= 0 && flags.threads <= 4096, "--threads: ", flags.threads,
+          "; expected 0 (every core) to 4096");
+    check(flags.runs >= 1 && flags.runs <= 100000, "--runs: ", flags.runs, "; expected 1 to 100000");
+    const Device device = resolve_device(flags.device);
+    const std::vector<Shapes> list = shapes_of(flags, device);
+    const DType dtype =
+        storage_dtype(flags.dtype.value_or(device.is_cuda() ? TrainDType::bf16 : TrainDType::f32));
+    const Context ctx(device, static_cast<int>(flags.threads));
+    Table table({{"batch", "B", Column::Kind::number, 4},
+                 {"heads", "H", Column::Kind::number, 4},
+                 {"kv_heads", "Hkv", Column::Kind::number, 4},
+                 {"length", "S", Column::Kind::number, 6},
+                 {"head_dim", "D", Column::Kind::number, 4},
+                 {"mask", "mask", Column::Kind::text, 6},
+                 {"pass", "pass", Column::Kind::text, 8},
+                 {"ms", "ms"},
+                 {"tflops", "TFLOP/s"},
+                 {"of_ceiling", "of ceiling", Column::Kind::percent, 10}},
+                flags.json);
+    std::optional<ProductCeiling> ceiling;
+    for (const Shapes& shapes : list) {
+        const Context inside = with_memory_for(ctx, "bench attention", [&](const Context& dry) {
+            measure(dry, shapes, dtype, flags, 0, table);
+        });
+        if (!ceiling) {
+            ceiling = measure_product_ceiling(ctx, dtype, {.runs = flags.runs});
+            if (!flags.json)
+                std::cout << dtype << " on " << ctx.device() << "; ceiling: a product of " << ceiling->size
+                          << "^3 at " << 1e-12 * ceiling->flops_per_s() << " TFLOP/s" << std::endl;
+        }
+        measure(inside, shapes, dtype, flags, ceiling->flops_per_s(), table);
+    }
+    return 0;
+}
+
+}  // namespace
+
+void add_bench_attention(Command& bench) {
+    Command command =
+        bench.add_command("attention", "Attention forward and backward; without shapes, a short list");
+    const auto flags = std::make_shared<Flags>();
+    const auto add_size = [&](const char* flag, std::optional<std::int64_t>& member, const char* help) {
+        command.add_value<std::int64_t>(flag, help, [flags, &member](std::int64_t size) { member = size; });
+    };
+    add_size("--batch", flags->batch, "sequences (16 on a GPU, else 1)");
+    add_size("--heads", flags->heads, "query heads (16 on a GPU, else 12)");
+    add_size("--kv-heads", flags->kv_heads, "key and value heads (as many as query heads)");
+    add_size("--length", flags->length, "tokens of a sequence (1024)");
+    add_size("--head-dim", flags->head_dim, "width of a head (64)");
+    command.add_switch("--causal", "no key later than the query; the default",
+                       [flags](bool causal) { flags->causal = causal; });
+    command.add_value("--pass", flags->pass, "what to time");
+    command.add_value<TrainDType>("--dtype", "by default bf16 on a GPU, else f32",
+                                  [flags](TrainDType dtype) { flags->dtype = dtype; });
+    add_device_flag(command, flags->device);
+    command.add_value("--threads", flags->threads, "0: every core");
+    command.add_switch("--deterministic", flags->deterministic,
+                       "on a GPU: the same bits in every run, at some cost; the CPU always is");
+    command.add_value("--runs", flags->runs, "timings, of which the median counts");
+    command.add_switch("--json", flags->json, "one JSON object a row");
+    command.on_chosen([flags] { return bench_attention(*flags); });
+}
+
+}  // namespace gradtile::cli

@@ -1,0 +1,12 @@
+#pragma once
+/// The commands of `gradtile bench`: each add_* declares one.
+#include <gradtile/cli/command_line.h>
+
+namespace gradtile::cli {
+
+void add_bench_attention(Command& bench);
+void add_bench_gemm(Command& bench);
+void add_bench_layers(Command& bench);
+void add_bench_train(Command& bench);
+
+}  // namespace gradtile::cli

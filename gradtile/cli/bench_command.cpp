@@ -1,0 +1,16 @@
+// gradtile bench: what attention, matrix products, layers and whole training steps take on this machine,
+// beside what it reaches at best.
+#include <gradtile/cli/bench/benchmarks.h>
+#include <gradtile/cli/commands.h>
+
+namespace gradtile::cli {
+
+void add_bench(CommandLine& program) {
+    Command bench = program.add_command("bench", "Time attention, matrix products, layers or training steps");
+    add_bench_attention(bench);
+    add_bench_gemm(bench);
+    add_bench_layers(bench);
+    add_bench_train(bench);
+}
+
+}  // namespace gradtile::cli

@@ -1,0 +1,155 @@
+// What `gradtile bench` prints, at sizes that take no time; no speed is asserted.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include <gradtile/core/device.h>
+
+#include "program.h"
+
+namespace gradtile::test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+/// One timing of a model so small that it takes well under a millisecond.
+Arguments tiny(const std::string& what) {
+    return {"bench",   what, "--device",  "cpu", "--threads", "1", "--runs",       "1", "--width", "16",
+            "--heads", "2",  "--context", "16",  "--batch",   "2", "--vocabulary", "65"};
+}
+
+/// The row's objects of a run with --json.
+std::vector<json> rows_of(const Arguments& arguments) {
+    const Outcome outcome = run(arguments + Arguments{"--json"});
+    expect_success(outcome);
+    std::vector<json> rows;
+    std::istringstream lines(outcome.out);
+    for (std::string line; std::getline(lines, line);) rows.push_back(json::parse(line));
+    return rows;
+}
+
+void expect_table(const Arguments& arguments, const std::vector<std::string>& parts) {
+    const Outcome outcome = run(arguments);
+    expect_success(outcome);
+    for (const std::string& part : parts) EXPECT_THAT(outcome.out, HasSubstr(part));
+}
+
+TEST(Bench, GemmNamesEveryProductAndTheCeiling) {
+    const Arguments gemm = tiny("gemm") + Arguments{"--layers", "3"};
+    expect_table(gemm, {"2 x 16 tokens", "float32 on cpu", "of ceiling", "2048 x 2048 x 2048",
+                        "forward + gelu", "data grad + gelu", "weight gradient", "all products"});
+    double flops = 0;
+    for (const json& row : rows_of(gemm)) {
+        EXPECT_GT(row.at("us").get<double>(), 0);
+        EXPECT_GT(row.at("of_ceiling").get<double>(), 0);
+        if (row.at("product") == "ceiling" || row.at("product") == "step") continue;
+        flops += row.at("tflops").get<double>() * row.at("us").get<double>() * row.at("count").get<double>();
+    }
+    // 3 products of 32 rows with 12 C^2 elements in each of 3 blocks and 65 C in the head; flops in 1e6.
+    EXPECT_NEAR(flops, 6e-6 * 32 * (3 * 12 * 16 * 16 + 65 * 16), 1e-6 * flops);
+    expect_table(tiny("gemm") + Arguments{"--preset", "llama-tiny", "--kv-heads", "1", "--dtype", "bf16"},
+                 {"llama-tiny", "bfloat16", "gate_up", "down"});
+    expect_table(gemm + Arguments{"--paddings"}, {"head 66", "head 80", "head in chunks"});
+}
+
+TEST(Bench, LayersComparesOperatorsWithACopy) {
+    for (const char* dtype : {"f32", "bf16"})
+        expect_table(
+            tiny("layers") + Arguments{"--dtype", dtype},
+            {"of copy", "copy ", "100%", "layer_norm backward_add", "rms_norm of heads", "gelu (exact)",
+             "swiglu backward", "residual, dropout", "embedding backward, natural text", "rope",
+             "cross_entropy gradients", "sum_losses", "column sums 48"});
+    const std::vector<json> rows = rows_of(tiny("layers") + Arguments{"--filter", "rope"});
+    ASSERT_EQ(rows.size(), 2u);
+    EXPECT_EQ(rows[0].at("operator"), "copy");
+    EXPECT_EQ(rows[1].at("operator"), "rope");
+    // q and k of 32 tokens, 16 wide, read and written.
+    EXPECT_DOUBLE_EQ(rows[1].at("mb").get<double>(), 1e-6 * 2 * 2 * 32 * 16 * 4);
+}
+
+TEST(Bench, TrainHasARowForEveryBatchDtypeAndLevel) {
+    const Arguments train = tiny("train") + Arguments{"--layers", "1"};
+    const std::vector<json> rows = rows_of(
+        train + Arguments{"--batch", "2,4", "--dtype", "f32,bf16", "--recompute", "none,activations,block"});
+    ASSERT_EQ(rows.size(), 12u);
+    EXPECT_EQ(rows[0].at("batch"), 2);
+    EXPECT_EQ(rows[0].at("recompute"), "none");
+    EXPECT_EQ(rows[4].at("recompute"), "activations");
+    EXPECT_EQ(rows[3].at("dtype"), "bf16");
+    EXPECT_EQ(rows[6].at("batch"), 4);
+    for (const json& row : rows) {
+        // Two numbers of nine digits.
+        const double tokens =
+            1e-3 * row.at("tokens_per_s").get<double>() * row.at("ms_per_step").get<double>();
+        EXPECT_NEAR(tokens, row.at("batch").get<double>() * 16, 1e-8 * tokens);
+        EXPECT_GT(row.at("total_mib").get<double>(), row.at("activations_mib").get<double>());
+    }
+    expect_table(train + Arguments{"--breakdown", "--cpu-time"},
+                 {"ms/step", "tokens/s", "MFU", "of ceiling", "threads 1", "attention backward",
+                  "head and loss", "optimizer", "sum"});
+    expect_table(train + Arguments{"--preset", "llama-tiny", "--kv-heads", "1", "--breakdown"},
+                 {"swiglu backward", "rope"});
+    expect_table(train + Arguments{"--batch", "4", "--micro-batch", "2", "--optimizer", "muon"},
+                 {"tokens/s"});
+}
+
+TEST(Bench, TrainMemoryTimesNothing) {
+    const std::vector<json> rows = rows_of({"bench", "train", "--device", "cpu", "--memory", "--preset",
+                                            "gpt2-124m", "--batch", "1,64", "--recompute", "block"});
+    ASSERT_EQ(rows.size(), 2u);
+    EXPECT_LT(rows[0].at("activations_mib"), rows[1].at("activations_mib"));
+    EXPECT_FALSE(rows[0].contains("ms_per_step"));
+}
+
+TEST(Bench, AttentionTimesTheShapesAskedFor) {
+    const Arguments shape{"bench",   "attention", "--device",   "cpu", "--threads", "1",  "--runs",     "1",
+                          "--heads", "4",         "--kv-heads", "2",   "--length",  "32", "--head-dim", "16"};
+    const std::vector<json> rows = rows_of(shape);
+    ASSERT_EQ(rows.size(), 2u);
+    EXPECT_EQ(rows[0].at("pass"), "forward");
+    EXPECT_EQ(rows[1].at("pass"), "backward");
+    EXPECT_EQ(rows[1].at("kv_heads"), 2);
+    const double forward = rows[0].at("tflops").get<double>() * rows[0].at("ms").get<double>();
+    EXPECT_NEAR(forward, 1e-9 * 2 * 4 * 32 * 32 * 16, 1e-8 * forward);  // half of 4 B H S^2 D
+    expect_table(shape + Arguments{"--no-causal", "--pass", "backward", "--dtype", "bf16"},
+                 {"ceiling", "full", "backward"});
+}
+
+TEST(Bench, WhatIsWrongGetsOneLine) {
+    expect_refused(run({"bench", "gmm"}), {"'gmm'", "'gemm'"});
+    expect_refused(run({"bench", "gemm", "--preset", "gpt"}), {"preset: 'gpt'", "known:"});
+    expect_refused(run({"bench", "gemm", "--batch", "0"}), {"batch: 0", "at least 1"});
+    expect_refused(run({"bench", "layers", "--heads", "3"}), {"heads", "3"});
+    expect_refused(run({"bench", "layers", "--filter", "softmax"}), {"--filter: 'softmax'", "norm"});
+    expect_refused(run({"bench", "layers", "--runs", "0"}), {"--runs: 0", "expected 1"});
+    expect_refused(run({"bench", "train", "--batch", "4,x"}), {"--batch", "'x'", "an integer"});
+    expect_refused(run({"bench", "train", "--batch", "4,0"}), {"batch: 0", "at least 1"});
+    expect_refused(run({"bench", "train", "--dtype", "f16"}), {"--dtype", "'f16'", "f32 or bf16"});
+    expect_refused(run({"bench", "train", "--preset", "gpt2-774m", "--batch", "1000000"}),
+                   {"micro-batch 1000000", "the largest micro-batch that fits"});
+    expect_refused(run({"bench", "gemm", "--preset", "gpt2-774m", "--batch", "1000000"}),
+                   {"bench gemm needs", "MiB", "--batch"});
+    expect_refused(run({"bench", "train", "--device", "cpu", "--no-cuda-graph"}), {"only a GPU", "graph"});
+    expect_refused(run({"bench", "train", "--device", "cpu", "--threads", "2", "--cpu-time"}),
+                   {"--threads 1"});
+    expect_refused(run({"bench", "attention", "--length", "0"}), {"--length: 0", "expected 1"});
+    expect_refused(run({"bench", "attention", "--heads", "4", "--kv-heads", "3"}),
+                   {"--kv-heads: 3", "4 heads"});
+    if (cuda_device_count() > 0) return;
+    for (const char* what : {"attention", "gemm", "layers", "train"})
+        expect_refused(run({"bench", what, "--device", "cuda"}), {"device cuda", "use --device cpu"});
+}
+
+TEST(Bench, AloneNamesItsCommands) {
+    const Outcome outcome = run({"bench"});
+    EXPECT_EQ(outcome.exit_code, 2);
+    for (const char* part : {"gradtile bench", "attention", "gemm", "layers", "train"})
+        EXPECT_THAT(outcome.out, HasSubstr(part));
+    for (const char* what : {"attention", "gemm", "layers", "train"})
+        EXPECT_THAT(run({"bench", what, "--help"}).out, HasSubstr(concat("gradtile bench ", what)));
+}
+
+}  // namespace
+}  // namespace gradtile::test
