@@ -1,0 +1,351 @@
+#include <gradtile/parallel/control_hub.h>
+
+#include <poll.h>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+using std::chrono::milliseconds;
+
+// A hello is far shorter.
+constexpr std::size_t most_hello_bytes = 1024;
+// Somebody who connects and says nothing is forgotten.
+constexpr auto patience_with_strangers = std::chrono::seconds(5);
+constexpr std::size_t most_strangers = 64;
+// A process may fail because another one died, and say so before that one's connection is seen to close.
+constexpr auto grace_of_a_failure = milliseconds(500);
+constexpr auto longest_last_word = std::chrono::seconds(1);
+
+SteadyClock::duration steady(Seconds seconds) {
+    return std::chrono::duration_cast<SteadyClock::duration>(seconds);
+}
+
+/// "rank 3", "ranks 1, 2 and 7".
+std::string names_of(const std::vector<int>& ranks) {
+    constexpr std::size_t most_named = 16;
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (std::size_t i = 0; i < std::min(ranks.size(), most_named); ++i) {
+        const bool last = i + 1 == ranks.size();
+        text += concat(i == 0 ? "" : last ? " and " : ", ", ranks[i]);
+    }
+    if (ranks.size() > most_named) text += concat(" and ", ranks.size() - most_named, " others");
+    return text;
+}
+
+}  // namespace
+
+std::chrono::duration<double> beat_interval(double timeout) {
+    return Seconds(std::clamp(timeout / 10.0, 0.01, 1.0));
+}
+
+ControlHub::ControlHub(Listener listener, Descriptor own, Options options)
+    : options_(std::move(options)),
+      timeout_(options_.timeout),
+      interval_(beat_interval(options_.timeout)),
+      listener_(std::move(listener)),
+      peers_(static_cast<std::size_t>(options_.size)),
+      start_(SteadyClock::now()),
+      next_beat_(start_) {
+    strangers_.push_back({MessageStream(std::move(own), most_hello_bytes), start_ + steady(timeout_)});
+    thread_ = std::thread([this] { run(); });
+}
+
+ControlHub::~ControlHub() {
+    stop_ = true;
+    wake_.call();
+    thread_.join();
+}
+
+void ControlHub::run() {
+    while (!stop_) {
+        wait_for_something();
+        if (over_) continue;  // connections stay open until the process ends
+        accept_strangers();
+        hear_strangers();
+        hear_peers();
+        if (!over_) look_for_losses();
+        if (!over_) send_beats();
+    }
+}
+
+/// Until something has come or can be sent, and not beyond the next beat.
+void ControlHub::wait_for_something() {
+    std::vector<pollfd> watched = {{wake_.descriptor(), POLLIN, 0}};
+    const auto watch = [&](const MessageStream& stream) {
+        watched.push_back(
+            {stream.descriptor(), static_cast<short>(POLLIN | (stream.has_unsent() ? POLLOUT : 0)), 0});
+    };
+    if (!over_) {
+        watched.push_back({*listener_.socket, POLLIN, 0});
+        for (const auto& peer : peers_)
+            if (peer) watch(peer->stream);
+        for (const Stranger& stranger : strangers_) watch(stranger.stream);
+    }
+    SteadyTime next = next_beat_;
+    if (failure_) next = std::min(next, failure_->heard + grace_of_a_failure);
+    const auto left = std::chrono::ceil<milliseconds>(next - SteadyClock::now()).count();
+    ::poll(watched.data(), watched.size(), over_ ? -1 : static_cast<int>(std::max<std::int64_t>(left, 0)));
+}
+
+// ---- Coming ----
+
+void ControlHub::accept_strangers() {
+    while (true) {
+        Descriptor socket = accept_from(listener_);
+        if (*socket < 0) return;
+        const SteadyTime deadline = SteadyClock::now() + patience_with_strangers;
+        strangers_.push_back({MessageStream(std::move(socket), most_hello_bytes), deadline});
+        if (strangers_.size() > most_strangers + peers_.size()) strangers_.pop_front();
+    }
+}
+
+void ControlHub::hear_strangers() {
+    const SteadyTime now = SteadyClock::now();
+    for (auto at = strangers_.begin(); at != strangers_.end();) {
+        const auto stranger = at++;
+        bool open = stranger->stream.receive();
+        std::optional<Message> hello;
+        try {
+            if (!stranger->refused) hello = stranger->stream.next();
+        } catch (const Error&) {
+            open = false;  // somebody who speaks another language
+        }
+        if (hello) {
+            if (const auto objection = objection_to(*hello)) {
+                stranger->stream.send({.kind = Message::Kind::refusal, .text = *objection});
+                stranger->refused = true;
+            } else {
+                const auto rank = static_cast<std::size_t>(hello->rank);
+                peers_[rank] =
+                    std::make_unique<Peer>(Peer{.stream = std::move(stranger->stream), .last_heard = now});
+                peers_[rank]->stream.allow(2 * most_exchanged_bytes);
+                strangers_.erase(stranger);
+                if (here() == options_.size) welcome_all();
+                continue;
+            }
+        }
+        open = open && stranger->stream.flush() && now < stranger->deadline;
+        if (!open || (stranger->refused && !stranger->stream.has_unsent())) strangers_.erase(stranger);
+    }
+}
+
+/// Why a process cannot be one of these; nothing when it can.
+std::optional<std::string> ControlHub::objection_to(const Message& hello) const {
+    if (hello.kind != Message::Kind::hello) return "it did not begin with a greeting";
+    if (hello.text != options_.version)
+        return concat("it is gradtile ", hello.text, ", rank 0 is gradtile ", options_.version);
+    if (hello.texts.size() != 1 || hello.texts[0] != options_.run) return "it belongs to another run";
+    if (hello.count != options_.size)
+        return concat("its world has ", hello.count, " processes, that of rank 0 has ", options_.size);
+    if (hello.rank < 0 || hello.rank >= options_.size)
+        return concat("there is no rank ", hello.rank, " in a world of ", options_.size);
+    if (peers_[static_cast<std::size_t>(hello.rank)])
+        return concat("another process has come as rank ", hello.rank, " already");
+    return std::nullopt;
+}
+
+void ControlHub::welcome_all() {
+    complete_ = true;
+    for (const auto& peer : peers_) {
+        peer->last_heard = SteadyClock::now();
+        peer->stream.send({.kind = Message::Kind::welcome});
+        peer->stream.flush();
+    }
+}
+
+int ControlHub::here() const {
+    return static_cast<int>(std::count_if(peers_.begin(), peers_.end(), [](const auto& p) { return !!p; }));
+}
+
+std::string ControlHub::missing_ranks() const {
+    std::vector<int> missing;
+    for (int rank = 0; rank < options_.size; ++rank)
+        if (!peers_[static_cast<std::size_t>(rank)]) missing.push_back(rank);
+    return names_of(missing);
+}
+
+// ---- Passing on ----
+
+void ControlHub::hear_peers() {
+    for (int rank = 0; rank < options_.size && !over_; ++rank) {
+        Peer* const peer = peers_[static_cast<std::size_t>(rank)].get();
+        if (peer == nullptr) continue;
+        const bool open = peer->stream.receive() && peer->stream.flush();
+        std::string why = "its connection closed";
+        bool understood = true;
+        try {
+            while (!over_) {
+                const std::optional<Message> message = peer->stream.next();
+                if (!message) break;
+                peer->last_heard = SteadyClock::now();
+                hear(rank, *message);
+            }
+        } catch (const Error& error) {
+            understood = false;
+            why = concat("it sent ", error.what());
+        }
+        if ((open && understood) || over_) continue;
+        if (failure_ && failure_->rank == rank) {  // it is told of below, now
+            failure_->heard -= grace_of_a_failure;
+            continue;
+        }
+        tell_last({.kind = Message::Kind::loss,
+                   .rank = rank,
+                   .text = concat("rank ", rank, " was lost"),
+                   .texts = {why}});
+    }
+}
+
+void ControlHub::hear(int rank, const Message& message) {
+    Peer& peer = *peers_[static_cast<std::size_t>(rank)];
+    switch (message.kind) {
+        case Message::Kind::beat:
+            peer.step = message.step;
+            peer.waits_for = message.text;
+            peer.waited = message.seconds;
+            break;
+        case Message::Kind::contribution:
+            check(message.count == exchange_ && !peer.contribution, "exchange ", message.count,
+                  " while the others are at ", exchange_);
+            peer.contribution = message.text;
+            finish_exchange();
+            break;
+        case Message::Kind::leave:
+            peer.left = true;
+            finish_leaving();
+            break;
+        case Message::Kind::failure:
+            if (!failure_) failure_ = {rank, message.step, message.text, SteadyClock::now()};
+            break;
+        default:
+            throw Error("what only rank 0 sends");
+    }
+}
+
+void ControlHub::finish_exchange() {
+    Message result{.kind = Message::Kind::result, .count = exchange_};
+    for (const auto& peer : peers_) {
+        if (!peer || !peer->contribution) return;
+        result.texts.push_back(*peer->contribution);
+    }
+    ++exchange_;
+    for (const auto& peer : peers_) {
+        peer->contribution.reset();
+        peer->stream.send(result);
+        peer->stream.flush();
+    }
+}
+
+void ControlHub::finish_leaving() {
+    for (const auto& peer : peers_)
+        if (!peer || !peer->left) return;
+    tell_last({.kind = Message::Kind::goodbye});
+}
+
+void ControlHub::send_beats() {
+    if (SteadyClock::now() < next_beat_) return;
+    next_beat_ = SteadyClock::now() + steady(interval_);
+    Message beat{.kind = Message::Kind::beat};
+    if (!complete_) beat.text = missing_ranks();
+    if (peers_[0]) beat.step = peers_[0]->step;
+    for (const auto& peer : peers_) {
+        if (!peer) continue;
+        peer->stream.send(beat);
+        peer->stream.flush();
+    }
+}
+
+// ---- Losing ----
+
+void ControlHub::look_for_losses() {
+    const SteadyTime now = SteadyClock::now();
+    if (failure_ && now - failure_->heard >= grace_of_a_failure) {
+        return tell_last({.kind = Message::Kind::loss,
+                          .rank = failure_->rank,
+                          .step = failure_->step,
+                          .text = concat("rank ", failure_->rank, " failed"),
+                          .texts = {failure_->message}});
+    }
+    if (!complete_) {
+        if (now - start_ < timeout_) return;
+        return tell_last({.kind = Message::Kind::loss,
+                          .rank = -1,
+                          .text = concat(missing_ranks(), " of ", options_.size, " did not come within ",
+                                         options_.timeout, " s")});
+    }
+    for (int rank = 0; rank < options_.size; ++rank) {
+        const Peer& peer = *peers_[static_cast<std::size_t>(rank)];
+        if (now - peer.last_heard < timeout_) continue;
+        return tell_last({.kind = Message::Kind::loss,
+                          .rank = rank,
+                          .step = peer.step,
+                          .text = concat("rank ", rank, " was lost"),
+                          .texts = {concat("it was silent for ", options_.timeout, " s")}});
+    }
+    const bool waited_too_long = std::any_of(peers_.begin(), peers_.end(), [&](const auto& peer) {
+        return !peer->waits_for.empty() && peer->waited >= options_.timeout;
+    });
+    if (!waited_too_long) return;
+    const std::vector<int> late = laggards(now);
+    Message loss{.kind = Message::Kind::loss, .rank = -1};
+    if (late.empty()) {
+        loss.text = concat("all ranks have waited for ", options_.timeout, " s, and none is behind");
+    } else {
+        const Peer& first = *peers_[static_cast<std::size_t>(late[0])];
+        if (late.size() == 1) loss.rank = late[0];
+        loss.step = first.step;
+        loss.text = concat(names_of(late), late.size() == 1 ? " was lost" : " were lost");
+        loss.texts = {concat("the others waited for ", options_.timeout, " s")};
+    }
+    tell_last(loss);
+}
+
+/// Whom the others wait for: who has long been silent; else who does not wait; else who is at the lowest
+/// step. None: all wait at the same step.
+std::vector<int> ControlHub::laggards(SteadyTime now) const {
+    const auto those = [&](auto&& is_late) {
+        std::vector<int> late;
+        for (int rank = 0; rank < options_.size; ++rank)
+            if (is_late(*peers_[static_cast<std::size_t>(rank)])) late.push_back(rank);
+        return late;
+    };
+    const Seconds silence = std::max(timeout_ / 2, 3 * interval_);
+    if (const auto silent = those([&](const Peer& p) { return now - p.last_heard > silence; });
+        !silent.empty())
+        return silent;
+    if (const auto busy = those([](const Peer& p) { return p.waits_for.empty(); }); !busy.empty())
+        return busy;
+    const auto [lowest, highest] = std::minmax_element(
+        peers_.begin(), peers_.end(), [](const auto& a, const auto& b) { return a->step < b->step; });
+    if ((*lowest)->step == (*highest)->step) return {};
+    return those([step = (*lowest)->step](const Peer& p) { return p.step == step; });
+}
+
+/// The last thing that is said. Rank 0 hears it last: its process may end with it, and this thread, too.
+void ControlHub::tell_last(const Message& message) {
+    over_ = true;
+    const SteadyTime deadline = SteadyClock::now() + longest_last_word;
+    std::vector<Peer*> unsent;
+    for (std::size_t rank = 1; rank < peers_.size(); ++rank) {
+        if (!peers_[rank]) continue;
+        peers_[rank]->stream.send(message);
+        unsent.push_back(peers_[rank].get());
+    }
+    while (true) {
+        std::erase_if(unsent, [](Peer* p) { return !p->stream.flush() || !p->stream.has_unsent(); });
+        const auto left = std::chrono::ceil<milliseconds>(deadline - SteadyClock::now()).count();
+        if (unsent.empty() || left <= 0) break;
+        std::vector<pollfd> watched;
+        for (const Peer* p : unsent) watched.push_back({p->stream.descriptor(), POLLOUT, 0});
+        ::poll(watched.data(), watched.size(), static_cast<int>(left));
+    }
+    if (peers_[0]) {
+        peers_[0]->stream.send(message);
+        peers_[0]->stream.flush();
+    }
+}
+
+}  // namespace gradtile

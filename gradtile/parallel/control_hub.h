@@ -1,0 +1,89 @@
+#pragma once
+/// The middle of the control star: a thread of rank 0's process, to which every process (rank 0, too) has a
+/// connection. It passes exchanges on, hears everybody's beats, decides who is lost and tells the others.
+#include <atomic>
+#include <list>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include <gradtile/parallel/control_message.h>
+
+namespace gradtile {
+
+/// Seconds between a process's signs of life.
+std::chrono::duration<double> beat_interval(double timeout);
+
+class ControlHub {
+  public:
+    struct Options {
+        int size = 1;
+        double timeout = 300.0;
+        std::string version, run;  ///< those of a process that belongs here
+    };
+    /// `own` is the end of rank 0's connection.
+    ControlHub(Listener listener, Descriptor own, Options options);
+    /// Closes all connections.
+    ~ControlHub();
+    ControlHub(const ControlHub&) = delete;
+    ControlHub& operator=(const ControlHub&) = delete;
+
+  private:
+    struct Peer {
+        MessageStream stream;
+        SteadyTime last_heard;
+        std::int64_t step = -1;
+        std::string waits_for = {};  // empty: it does not
+        double waited = 0.0;
+        bool left = false;
+        std::optional<std::string> contribution = {};
+    };
+    struct Stranger {
+        MessageStream stream;
+        SteadyTime deadline;
+        bool refused = false;
+    };
+    struct Failure {
+        int rank;
+        std::int64_t step;
+        std::string message;
+        SteadyTime heard;
+    };
+
+    void run();
+    void wait_for_something();
+    void accept_strangers();
+    void hear_strangers();
+    std::optional<std::string> objection_to(const Message& hello) const;
+    void welcome_all();
+    void hear_peers();
+    void hear(int rank, const Message& message);
+    void finish_exchange();
+    void finish_leaving();
+    void look_for_losses();
+    std::vector<int> laggards(SteadyTime now) const;
+    void send_beats();
+    void tell_last(const Message& message);
+
+    int here() const;
+    std::string missing_ranks() const;
+
+    const Options options_;
+    const std::chrono::duration<double> timeout_, interval_;
+    Listener listener_;
+    WakeUp wake_;
+    std::atomic<bool> stop_{false};
+
+    // Of the thread alone.
+    std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none: not come yet
+    std::list<Stranger> strangers_;
+    SteadyTime start_, next_beat_;
+    bool complete_ = false;  // all have come
+    bool over_ = false;      // all have left, or been told of a loss
+    std::int64_t exchange_ = 0;
+    std::optional<Failure> failure_;
+
+    std::thread thread_;
+};
+
+}  // namespace gradtile

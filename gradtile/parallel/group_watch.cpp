@@ -1,0 +1,235 @@
+#include <gradtile/parallel/group_watch.h>
+
+#include <poll.h>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+using std::chrono::milliseconds;
+
+// Rank 0 answers a failure within its grace and its last words.
+constexpr auto longest_failing = std::chrono::seconds(3);
+
+std::string place_of(std::int64_t step) {
+    return step < 0 ? "before the first step" : concat("at step ", step);
+}
+
+}  // namespace
+
+ProcessGroup::Watch::Watch(const RankEnvironment& environment, ProcessGroupOptions options,
+                           MessageStream stream, std::unique_ptr<ControlHub> hub, SteadyTime deadline)
+    : rank_(environment.rank),
+      size_(environment.size),
+      options_(std::move(options)),
+      hub_(std::move(hub)),
+      stream_(std::move(stream)),
+      last_heard_(SteadyClock::now()),
+      next_beat_(last_heard_) {
+    thread_ = std::thread([this] { run(); });
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, deadline, [&] { return complete_ || lost_; });
+    if (complete_ && !lost_) return;
+    const std::string line = lost_ ? *lost_
+                                   : concat(missing_.empty() ? "others" : missing_, " did not come within ",
+                                            options_.timeout, " s");
+    stop_ = true;
+    lock.unlock();
+    wake_.call();
+    thread_.join();
+    throw Error(concat("the processes did not meet: ", line));
+}
+
+ProcessGroup::Watch::~Watch() {
+    {
+        const std::scoped_lock lock(mutex_);
+        stop_ = true;
+    }
+    wake_.call();
+    thread_.join();
+}
+
+// ---- The main thread's side ----
+
+void ProcessGroup::Watch::say(Message message) {
+    unsaid_.push_back(std::move(message));
+    wake_.call();
+}
+
+template <class Done>
+void ProcessGroup::Watch::wait_until(std::unique_lock<std::mutex>& lock, Done done) {
+    changed_.wait(lock, [&] { return done() || lost_; });
+    if (!done()) throw Error(*lost_);
+}
+
+std::vector<std::string> ProcessGroup::Watch::exchange(const std::string& text) {
+    check(text.size() <= most_exchanged_bytes, "process group: a text of ", text.size(),
+          " bytes; expected at most ", most_exchanged_bytes);
+    const bool waits = begin_waiting("an exchange of settings");
+    std::unique_lock lock(mutex_);
+    result_.reset();
+    say({.kind = Message::Kind::contribution, .count = exchange_, .text = text});
+    wait_until(lock, [&] { return result_.has_value(); });
+    ++exchange_;
+    std::vector<std::string> texts = std::move(*result_);
+    lock.unlock();
+    if (waits) end_waiting();
+    return texts;
+}
+
+void ProcessGroup::Watch::at_step(std::int64_t step) {
+    const std::scoped_lock lock(mutex_);
+    step_ = step;
+}
+
+bool ProcessGroup::Watch::begin_waiting(const char* what) {
+    const std::scoped_lock lock(mutex_);
+    if (!waits_for_.empty()) return false;
+    waits_for_ = what;
+    waits_since_ = SteadyClock::now();
+    return true;
+}
+
+void ProcessGroup::Watch::end_waiting() {
+    const std::scoped_lock lock(mutex_);
+    waits_for_.clear();
+}
+
+void ProcessGroup::Watch::leave() {
+    begin_waiting("the end of the run");
+    std::unique_lock lock(mutex_);
+    say({.kind = Message::Kind::leave});
+    wait_until(lock, [&] { return left_; });
+}
+
+void ProcessGroup::Watch::fail(const std::string& message) {
+    std::unique_lock lock(mutex_);
+    if (lost_ || left_ || failing_) return;
+    failing_ = message.substr(0, most_exchanged_bytes);
+    say({.kind = Message::Kind::failure, .step = step_, .text = *failing_});
+    changed_.wait_for(lock, longest_failing, [&] { return lost_.has_value(); });
+}
+
+// ---- The thread's side ----
+
+void ProcessGroup::Watch::run() {
+    while (talk()) {
+        const auto until_beat = std::chrono::ceil<milliseconds>(next_beat_ - SteadyClock::now()).count();
+        pollfd watched[2] = {
+            {wake_.descriptor(), POLLIN, 0},
+            {stream_.descriptor(), static_cast<short>(POLLIN | (stream_.has_unsent() ? POLLOUT : 0)), 0}};
+        ::poll(watched, 2, static_cast<int>(std::max<std::int64_t>(until_beat, 0)));
+        wake_.hear();
+    }
+}
+
+/// Says and hears what there is. False: there is nothing more to talk about.
+bool ProcessGroup::Watch::talk() {
+    std::vector<Message> unsaid;
+    {
+        const std::scoped_lock lock(mutex_);
+        if (stop_ || lost_ || left_) return false;
+        unsaid.swap(unsaid_);
+    }
+    for (const Message& message : unsaid) stream_.send(message);
+    if (SteadyClock::now() >= next_beat_) send_beat();
+    const bool sent = stream_.flush(), open = stream_.receive();
+    try {
+        while (const std::optional<Message> message = stream_.next()) hear(*message);
+    } catch (const Error& error) {
+        hear_of_loss_of_root(concat("it sent ", error.what()));
+    }
+    if (!open || !sent) hear_of_loss_of_root("its connection closed");
+    if (SteadyClock::now() - last_heard_ >= Seconds(options_.timeout))
+        hear_of_loss_of_root(concat("it was silent for ", options_.timeout, " s"));
+    return true;
+}
+
+void ProcessGroup::Watch::send_beat() {
+    next_beat_ = SteadyClock::now() +
+                 std::chrono::duration_cast<SteadyClock::duration>(beat_interval(options_.timeout));
+    Message beat{.kind = Message::Kind::beat};
+    {
+        const std::scoped_lock lock(mutex_);
+        beat.step = step_;
+        beat.text = waits_for_;
+        if (!waits_for_.empty()) beat.seconds = Seconds(SteadyClock::now() - waits_since_).count();
+    }
+    stream_.send(beat);
+}
+
+void ProcessGroup::Watch::hear(const Message& message) {
+    last_heard_ = SteadyClock::now();
+    switch (message.kind) {
+        case Message::Kind::loss:
+            hear_of_loss(message);
+            return;
+        case Message::Kind::refusal:
+            lose(concat("rank 0 refused this process: ", message.text), false);
+            return;
+        default:
+            break;
+    }
+    const std::scoped_lock lock(mutex_);
+    switch (message.kind) {
+        case Message::Kind::welcome:
+            complete_ = true;
+            break;
+        case Message::Kind::beat:
+            missing_ = message.text;
+            break;
+        case Message::Kind::result:
+            result_ = message.texts;
+            break;
+        case Message::Kind::goodbye:
+            left_ = true;
+            break;
+        default:
+            throw Error("what only others send");
+    }
+    changed_.notify_all();
+}
+
+/// "rank 2 was lost at step 41 (its connection closed); rank 0 waited for it in the all-reduce"
+void ProcessGroup::Watch::hear_of_loss(const Message& loss) {
+    std::string line = loss.text;
+    bool known = false;
+    {
+        const std::scoped_lock lock(mutex_);
+        const bool failed = loss.text.ends_with("failed");
+        const std::string why = loss.texts.empty() ? "" : loss.texts[0];
+        if (!why.empty()) {
+            // Processes keep step, so where another one was when it died is where this one is.
+            line += concat(" ", place_of(loss.step < 0 && !failed ? step_ : loss.step));
+            line += failed ? concat(": ", why) : concat(" (", why, ")");
+        }
+        if (complete_ && loss.rank != rank_ && !waits_for_.empty())
+            line +=
+                concat("; rank ", rank_, " waited ", loss.texts.empty() ? "in " : "for it in ", waits_for_);
+        // What this process itself ends with, or what all of them do.
+        known = failing_ && failed && (loss.rank == rank_ || why == *failing_);
+    }
+    lose(line, !known);
+}
+
+void ProcessGroup::Watch::hear_of_loss_of_root(const std::string& why) {
+    hear_of_loss({.kind = Message::Kind::loss, .rank = 0, .text = "rank 0 was lost", .texts = {why}});
+}
+
+/// Nothing is heard after it.
+void ProcessGroup::Watch::lose(const std::string& line, bool tell) {
+    {
+        const std::scoped_lock lock(mutex_);
+        if (lost_ || left_) return;
+        tell = tell && complete_;  // before, the constructor throws it
+    }
+    // Before the main thread hears of it: when the callback ends the process, the line is said once.
+    if (tell && options_.on_loss) options_.on_loss(line);
+    const std::scoped_lock lock(mutex_);
+    lost_ = line;
+    changed_.notify_all();
+}
+
+}  // namespace gradtile

@@ -1,0 +1,67 @@
+#pragma once
+/// TCP connections as the control connection needs them: never blocking, closed on exec, IPv4 and IPv6.
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gradtile {
+
+using SteadyClock = std::chrono::steady_clock;
+using SteadyTime = SteadyClock::time_point;
+
+/// Owns a file descriptor.
+class Descriptor {
+  public:
+    Descriptor() = default;
+    explicit Descriptor(int number) : number_(number) {}
+    ~Descriptor();
+    Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+    Descriptor& operator=(Descriptor&& other) noexcept {
+        std::swap(number_, other.number_);
+        return *this;
+    }
+    int operator*() const { return number_; }
+
+  private:
+    int number_ = -1;
+};
+
+/// What one thread wakes another's poll() with.
+class WakeUp {
+  public:
+    WakeUp();
+    int descriptor() const { return *event_; }
+    void call() const noexcept;
+    /// Back to silence.
+    void hear() const noexcept;
+
+  private:
+    Descriptor event_;
+};
+
+struct Listener {
+    Descriptor socket;
+    int port = 0;
+};
+/// Listens at a port (0: one that is free): for this host alone when `address` is a loopback address, else on
+/// every interface. Tries a port in use until the deadline, as its former owner may be about to end.
+Listener listen_at(const std::string& address, int port, SteadyTime deadline);
+/// The next connection that waits; an empty Descriptor when there is none.
+Descriptor accept_from(const Listener& listener);
+
+/// Both ends of a connection inside this process.
+std::pair<Descriptor, Descriptor> connected_pair();
+
+struct Address {
+    std::string host;
+    int port = 0;
+};
+/// Tries the addresses in turn, again and again, until one answers. Throws Error at the deadline, naming what
+/// the last attempt said.
+Descriptor connect_to_one_of(const std::vector<Address>& addresses, SteadyTime deadline);
+
+/// Under which other hosts may reach this one: its name, and the addresses of its interfaces.
+std::vector<std::string> own_addresses();
+
+}  // namespace gradtile

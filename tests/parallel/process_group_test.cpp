@@ -1,0 +1,459 @@
+#include <gradtile/parallel/process_group.h>
+
+#include <sys/socket.h>
+
+#include <random>
+
+#include <gmock/gmock.h>
+
+#include "forked_ranks.h"
+
+#include <gradtile/parallel/control_message.h>
+
+namespace gradtile {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using test::Ending;
+using test::fault_rounds;
+using test::ForkedRanks;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// Promised: a killed process is known within 5 s, one that hangs within the timeout + 5 s. Sanitizers slow
+// everything down, so only what would be a hang fails.
+constexpr double killed_seconds = 5.0;
+constexpr double slack_seconds = 5.0;
+
+void sleep_for_ever() {
+    std::this_thread::sleep_for(seconds(100));
+}
+
+int some_rank(int size) {
+    static std::mt19937 random(std::random_device{}());
+    return static_cast<int>(random() % static_cast<unsigned>(size));
+}
+
+TEST(ProcessGroup, AloneExchangesWithItself) {
+    ProcessGroup group;
+    EXPECT_EQ(group.rank(), 0);
+    EXPECT_EQ(group.size(), 1);
+    EXPECT_EQ(group.broadcast("a"), "a");
+    EXPECT_EQ(group.all_gather("b"), std::vector<std::string>{"b"});
+    group.require_equal("config", "{}");
+    group.at_step(1);
+    { const auto waiting = group.waiting("nothing"); }
+    group.fail("nobody hears it");
+    group.leave();
+    EXPECT_TRUE(ProcessGroup(RankEnvironment{}, {}).is_alone());
+}
+
+TEST(ProcessGroup, ExchangesTexts) {
+    ForkedRanks ranks(4, 60.0);
+    ranks.start_all([](ProcessGroup& group) {
+        const std::string binary("\0\xff\n", 3);
+        for (int round = 0; round < 100; ++round) {
+            const std::string text = concat("of rank ", group.rank(), binary, round);
+            check(group.broadcast(text) == concat("of rank ", 0, binary, round), "broadcast, round ", round);
+            const std::vector<std::string> all = group.all_gather(text);
+            check(all.size() == 4, "all_gather: ", all.size(), " texts");
+            for (int rank = 0; rank < 4; ++rank)
+                check(all[static_cast<std::size_t>(rank)] == concat("of rank ", rank, binary, round),
+                      "all_gather, round ", round);
+        }
+        const std::string longest(most_exchanged_bytes, 'x');
+        check(group.all_gather(longest).back() == longest, "the longest text");
+        group.leave();
+    });
+    for (const Ending& ending : ranks.endings()) {
+        EXPECT_EQ(ending.said, "");
+    }
+}
+
+TEST(ProcessGroup, RefusesATextThatIsTooLong) {
+    ForkedRanks ranks(2, 60.0);
+    ranks.start_all([](ProcessGroup& group) { group.broadcast(std::string(most_exchanged_bytes + 1, 'x')); });
+    EXPECT_EQ(ranks.endings()[0].said, "process group: a text of 1048577 bytes; expected at most 1048576");
+}
+
+TEST(ProcessGroup, NamesTheFirstMemberThatDiffers) {
+    ForkedRanks ranks(3, 60.0);
+    ranks.start_all([](ProcessGroup& group) {
+        group.require_equal("settings", R"({"batch": 12, "lr": 0.1})");
+        const char* const texts[] = {R"({"batch": 12, "lr": 0.1})", R"({"batch": 12, "lr": 0.1})",
+                                     R"({"batch": 16, "lr": 0.2})"};
+        group.require_equal("settings", texts[group.rank()]);
+    });
+    const std::vector<Ending> endings = ranks.endings();
+    for (std::size_t rank = 0; rank < 3; ++rank)
+        EXPECT_EQ(endings[rank].said,
+                  "settings differs between ranks: batch is 12 on rank 0 and 16 on rank 2");
+}
+
+TEST(ProcessGroup, NamesMembersAndTextsThatOnlySomeHave) {
+    ForkedRanks ranks(2, 60.0);
+    ranks.start_all([](ProcessGroup& group) {
+        try {
+            group.require_equal("config", group.is_root() ? R"({"a": 1})" : R"({"a": 1, "b": "x"})");
+        } catch (const Error& error) {
+            check(error.what() == std::string("config differs between ranks: b is not there on rank 0 and "
+                                              "\"x\" on rank 1"),
+                  error.what());
+        }
+        group.require_equal("version", group.is_root() ? "1" : "2");
+    });
+    EXPECT_EQ(ranks.endings()[1].said, "version differs between ranks: '1' on rank 0 and '2' on rank 1");
+}
+
+TEST(ProcessGroup, LeavesInAnyOrder) {
+    ForkedRanks ranks(4, 60.0);
+    ranks.start_all([](ProcessGroup& group) {
+        std::this_thread::sleep_for(milliseconds(50 * ((group.rank() + 2) % 4)));
+        group.leave();
+        std::this_thread::sleep_for(milliseconds(50 * group.rank()));
+    });
+    const std::vector<Ending> endings = ranks.endings();
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+        EXPECT_EQ(endings[rank].exit_code, 0);
+        EXPECT_EQ(endings[rank].said, "");
+    }
+}
+
+// ---- Faults ----
+
+/// Everybody's main thread is stuck in a collective that never ends.
+void train_for_ever(const ForkedRanks& ranks, ProcessGroup& group) {
+    group.at_step(41);
+    const auto waiting = group.waiting("the all-reduce of the gradients");
+    ranks.mark(group.rank(), "stuck");
+    sleep_for_ever();
+}
+
+void expect_told(const std::vector<Ending>& endings, int size, int victim, const std::string& line,
+                 double within) {
+    for (int rank = 0; rank < size; ++rank) {
+        if (rank == victim) continue;
+        const Ending& ending = endings[static_cast<std::size_t>(rank)];
+        EXPECT_EQ(ending.exit_code, 3) << "rank " << rank << ": " << ending.said;
+        EXPECT_EQ(ending.said,
+                  concat(line, "; rank ", rank, " waited for it in the all-reduce of the gradients"));
+        EXPECT_LT(ending.seconds, within);
+    }
+}
+
+TEST(ProcessGroup, EveryoneIsToldOfAProcessThatIsKilled) {
+    for (int round = 0; round < fault_rounds(); ++round) {
+        for (const int victim : {0, 1 + some_rank(3)}) {
+            ForkedRanks ranks(4, 60.0);
+            ranks.start_all([&](ProcessGroup& group) { train_for_ever(ranks, group); });
+            ranks.await_all("stuck");
+            ranks.send(victim, SIGKILL);
+            expect_told(ranks.endings(), 4, victim,
+                        concat("rank ", victim, " was lost at step 41 (its connection closed)"),
+                        killed_seconds);
+        }
+    }
+}
+
+TEST(ProcessGroup, EveryoneIsToldOfAProcessThatIsStopped) {
+    const double timeout = 2.0;
+    for (int round = 0; round < fault_rounds(); ++round) {
+        for (const int victim : {0, 1 + some_rank(3)}) {
+            ForkedRanks ranks(4, timeout);
+            ranks.start_all([&](ProcessGroup& group) { train_for_ever(ranks, group); });
+            ranks.await_all("stuck");
+            ranks.send(victim, SIGSTOP);
+            const std::vector<Ending> endings = ranks.endings(/*but=*/victim);
+            for (int rank = 0; rank < 4; ++rank) {
+                if (rank == victim) continue;
+                const Ending& ending = endings[static_cast<std::size_t>(rank)];
+                EXPECT_EQ(ending.exit_code, 3) << ending.said;
+                EXPECT_THAT(ending.said,
+                            AllOf(StartsWith(concat("rank ", victim, " was lost at step 41 (")),
+                                  HasSubstr(concat("; rank ", rank,
+                                                   " waited for it in the all-reduce of the gradients"))));
+                EXPECT_LT(ending.seconds, timeout + slack_seconds);
+            }
+        }
+    }
+}
+
+TEST(ProcessGroup, AProcessThatWasStoppedForAShortWhileIsNotLost) {
+    ForkedRanks ranks(3, 30.0);
+    ranks.start_all([&](ProcessGroup& group) {
+        for (int i = 0; i < 20; ++i) {
+            group.all_gather("x");
+            ranks.mark(group.rank(), "begun");
+            std::this_thread::sleep_for(milliseconds(20));
+        }
+        group.leave();
+    });
+    ranks.await_all("begun");
+    for (const int rank : {0, 1}) {
+        ranks.send(rank, SIGSTOP);
+        std::this_thread::sleep_for(milliseconds(300));
+        ranks.send(rank, SIGCONT);
+    }
+    const std::vector<Ending> endings = ranks.endings();
+    for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(endings[rank].exit_code, 0) << endings[rank].said;
+}
+
+TEST(ProcessGroup, WhoDoesNotComeIsNamed) {
+    for (const int victim : {0, 2}) {
+        ForkedRanks ranks(3, 1.0);
+        ranks.start_all([&](ProcessGroup& group) {
+            group.at_step(7);
+            if (group.rank() == victim) sleep_for_ever();  // it lives, and never comes to the collective
+            const auto waiting = group.waiting("the all-reduce of the gradients");
+            sleep_for_ever();
+        });
+        const std::vector<Ending> endings = ranks.endings();
+        expect_told(endings, 3, victim,
+                    concat("rank ", victim, " was lost at step 7 (the others waited for 1 s)"),
+                    1.0 + slack_seconds);
+        // It hears so itself.
+        EXPECT_EQ(endings[static_cast<std::size_t>(victim)].exit_code, 3);
+        EXPECT_EQ(endings[static_cast<std::size_t>(victim)].said,
+                  concat("rank ", victim, " was lost at step 7 (the others waited for 1 s)"));
+    }
+}
+
+TEST(ProcessGroup, WhoIsAStepBehindIsNamed) {
+    ForkedRanks ranks(4, 1.0);
+    ranks.start_all([&](ProcessGroup& group) {
+        group.at_step(group.rank() % 2 == 1 ? 7 : 8);
+        const auto waiting = group.waiting("the all-reduce of the gradients");
+        sleep_for_ever();
+    });
+    EXPECT_THAT(ranks.endings()[0].said,
+                StartsWith("ranks 1 and 3 were lost at step 7 (the others waited for 1 s)"));
+}
+
+TEST(ProcessGroup, WhenNobodyIsBehindThatIsSaid) {
+    ForkedRanks ranks(2, 1.0);
+    ranks.start_all([&](ProcessGroup& group) { train_for_ever(ranks, group); });
+    for (const Ending& ending : {ranks.endings()[1]}) {
+        EXPECT_EQ(ending.exit_code, 3);
+        EXPECT_EQ(ending.said,
+                  "all ranks have waited for 1 s, and none is behind; rank 1 waited in the all-reduce of the "
+                  "gradients");
+    }
+}
+
+TEST(ProcessGroup, AnExchangeIsAWaitAsWell) {
+    ForkedRanks ranks(2, 1.0);
+    ranks.start_all([&](ProcessGroup& group) {
+        if (group.is_root()) sleep_for_ever();
+        group.broadcast("");
+    });
+    EXPECT_EQ(ranks.endings()[1].said,
+              "rank 0 was lost before the first step (the others waited for 1 s); rank 1 waited for it in an "
+              "exchange of settings");
+}
+
+TEST(ProcessGroup, WhatAProcessFailsWithIsQuotedToTheOthers) {
+    for (const int victim : {0, 2}) {
+        ForkedRanks ranks(4, 60.0);
+        ranks.start_all([&](ProcessGroup& group) {
+            if (group.rank() != victim) train_for_ever(ranks, group);
+            group.at_step(42);
+            group.fail("no space left on device");
+            throw Error("its own line");
+        });
+        const std::vector<Ending> endings = ranks.endings();
+        expect_told(endings, 4, victim,
+                    concat("rank ", victim, " failed at step 42: no space left on device"), killed_seconds);
+        EXPECT_EQ(endings[static_cast<std::size_t>(victim)].exit_code, 1);
+        EXPECT_EQ(endings[static_cast<std::size_t>(victim)].said, "its own line");
+    }
+}
+
+TEST(ProcessGroup, WhenAllFailWithTheSameEachEndsWithItsOwnError) {
+    ForkedRanks ranks(3, 60.0);
+    ranks.start_all([&](ProcessGroup& group) {
+        group.fail("the loss is not finite");
+        throw Error("the loss is not finite");
+    });
+    const std::vector<Ending> endings = ranks.endings();
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+        EXPECT_EQ(endings[rank].exit_code, 1);
+        EXPECT_EQ(endings[rank].said, "the loss is not finite");
+    }
+}
+
+TEST(ProcessGroup, AFailureThatAnothersDeathHasCausedIsNotTheCause) {
+    ForkedRanks ranks(3, 60.0);
+    ranks.start_all([&](ProcessGroup& group) {
+        if (group.rank() == 1) {
+            std::this_thread::sleep_for(milliseconds(200));
+            raise(SIGKILL);
+        }
+        if (group.rank() == 2) group.fail("a collective was broken off");
+        train_for_ever(ranks, group);
+    });
+    const std::vector<Ending> endings = ranks.endings();
+    for (const std::size_t rank : {0u, 2u}) {
+        EXPECT_EQ(endings[rank].exit_code, 3);
+        EXPECT_THAT(endings[rank].said, StartsWith("rank 1 was lost"));
+    }
+}
+
+TEST(ProcessGroup, AProcessThatEndsWithoutLeavingIsLost) {
+    ForkedRanks ranks(2, 60.0);
+    ranks.start_all([&](ProcessGroup& group) {
+        if (group.rank() == 1) return;
+        group.leave();
+    });
+    EXPECT_EQ(
+        ranks.endings()[0].said,
+        "rank 1 was lost before the first step (its connection closed); rank 0 waited for it in the end of "
+        "the run");
+}
+
+// ---- Meeting ----
+
+TEST(ProcessGroup, WhoNeverStartsIsNamedByAllWhoDid) {
+    const double timeout = 1.5;
+    ForkedRanks ranks(4, timeout);
+    for (const int rank : {0, 2}) ranks.start(rank, [](ProcessGroup&) {});
+    const std::vector<Ending> endings = ranks.endings();
+    for (const std::size_t rank : {0u, 2u}) {
+        EXPECT_EQ(endings[rank].exit_code, 1);
+        EXPECT_EQ(endings[rank].said,
+                  "the processes did not meet: ranks 1 and 3 of 4 did not come within 1.5 s");
+        EXPECT_LT(endings[rank].seconds, timeout + slack_seconds);
+    }
+}
+
+TEST(ProcessGroup, WithoutRankZeroItsAddressIsNamed) {
+    ForkedRanks ranks(2, 1.0);
+    ranks.start(1, [](ProcessGroup&) {});
+    const Ending ending = ranks.endings()[1];
+    EXPECT_EQ(ending.exit_code, 1);
+    EXPECT_EQ(ending.said,
+              concat("rank 0 does not answer at 127.0.0.1 port ", ranks.port(), ": Connection refused"));
+    EXPECT_LT(ending.seconds, 1.0 + slack_seconds);
+}
+
+TEST(ProcessGroup, AProcessMayComeLater) {
+    for (const int late : {0, 1}) {
+        ForkedRanks ranks(2, 60.0);
+        const auto meet = [](ProcessGroup& group) { group.leave(); };
+        ranks.start(1 - late, meet);
+        std::this_thread::sleep_for(milliseconds(300));
+        ranks.start(late, meet);
+        const std::vector<Ending> endings = ranks.endings();
+        for (const std::size_t rank : {0u, 1u}) EXPECT_EQ(endings[rank].exit_code, 0) << endings[rank].said;
+    }
+}
+
+TEST(ProcessGroup, APortInUseIsNamed) {
+    ForkedRanks ranks(2, 1.0);
+    const Listener other = listen_at("127.0.0.1", ranks.port(), SteadyClock::now());
+    ranks.start(0, [](ProcessGroup&) {});
+    EXPECT_EQ(ranks.endings()[0].said, concat("rank 0 cannot listen at port ", ranks.port(),
+                                              " for the others: Address already in use"));
+}
+
+TEST(ProcessGroup, RefusesARankThatHasComeAlreadyAndAnotherWorld) {
+    ForkedRanks ranks(2, 60.0);
+    const auto end = [&](ProcessGroup& group) {
+        ranks.await(2, "refused");
+        group.leave();
+    };
+    ranks.start_all(end);
+    ranks.await_all("met");
+    RankEnvironment other = ranks.environment(1);
+    ranks.start(other, 2, end);
+    other.size = 3;
+    ranks.start(other, 3, end);
+    std::this_thread::sleep_for(milliseconds(300));
+    ranks.mark(2, "refused");
+    const std::vector<Ending> endings = ranks.endings();
+    EXPECT_EQ(endings[0].exit_code, 0) << endings[0].said;
+    EXPECT_EQ(endings[1].exit_code, 0) << endings[1].said;
+    EXPECT_EQ(endings[2].said,
+              "the processes did not meet: rank 0 refused this process: another process has come as rank 1 "
+              "already");
+    EXPECT_EQ(endings[3].said,
+              "the processes did not meet: rank 0 refused this process: its world has 3 processes, that of "
+              "rank 0 has 2");
+}
+
+/// What is sent to the port of a run by somebody who does not belong to it.
+class Stranger {
+  public:
+    explicit Stranger(int port)
+        : socket_(connect_to_one_of({{"127.0.0.1", port}}, SteadyClock::now() + seconds(60))) {}
+    void say(const std::string& bytes) const {
+        static_cast<void>(!::send(*socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL));
+    }
+
+  private:
+    Descriptor socket_;
+};
+
+TEST(ProcessGroup, StrangersDoNoHarm) {
+    ForkedRanks ranks(3, 60.0);
+    const auto body = [&](ProcessGroup& group) {
+        ranks.await(0, "strangers");
+        for (int i = 0; i < 20; ++i) group.all_gather("x");
+        group.leave();
+    };
+    ranks.start(0, body);
+    std::mt19937 random(7);
+    std::vector<std::unique_ptr<Stranger>> strangers;
+    const auto visit = [&](const std::string& bytes) {
+        strangers.push_back(std::make_unique<Stranger>(ranks.port()));
+        strangers.back()->say(bytes);
+    };
+    const auto visit_all = [&] {
+        visit("");
+        visit("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+        visit("GT");
+        visit(std::string("GTC1\x10\0\0\0half", 12));
+        visit(std::string("GTC1\xff\xff\xff\xff", 8));
+        visit(std::string("GTC1\x04\0\0\0\xff\xff\xff\xff", 12));
+        visit(std::string("GTC1\0\0\0\0", 8));
+        visit(std::string("GTC1\x01\0\0\0\x80", 9));                                // an empty array
+        visit("GTC1" + std::string("\x00\x03\0\0", 4) + std::string(768, '\x81'));  // arrays in arrays
+        visit(std::string(3'000'000, 'x'));
+        std::string noise(1000, ' ');
+        for (char& c : noise) c = static_cast<char>(random());
+        visit(noise);
+        visit("GTC1" + noise);
+        for (int i = 0; i < 100; ++i) visit("");
+    };
+    visit_all();
+    ranks.start(1, body);
+    ranks.start(2, body);
+    ranks.await_all("met");
+    visit_all();
+    ranks.mark(0, "strangers");
+    const std::vector<Ending> endings = ranks.endings();
+    for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(endings[rank].exit_code, 0) << endings[rank].said;
+}
+
+TEST(ProcessGroup, RefusesAnotherVersion) {
+    ForkedRanks ranks(2, 60.0);
+    ranks.start(0, [](ProcessGroup&) {});
+    MessageStream stream(connect_to_one_of({{"127.0.0.1", ranks.port()}}, SteadyClock::now() + seconds(60)),
+                         4096);
+    stream.send({.kind = Message::Kind::hello, .rank = 1, .count = 2, .text = "9.9", .texts = {""}});
+    ASSERT_TRUE(stream.flush());
+    std::optional<Message> answer;
+    const SteadyTime deadline = SteadyClock::now() + seconds(60);
+    while (!answer && SteadyClock::now() < deadline) {
+        stream.receive();
+        answer = stream.next();
+        std::this_thread::sleep_for(milliseconds(2));
+    }
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_EQ(answer->kind, Message::Kind::refusal);
+    EXPECT_THAT(answer->text, StartsWith("it is gradtile 9.9, rank 0 is gradtile "));
+}
+
+}  // namespace
+}  // namespace gradtile
