@@ -20,7 +20,8 @@ Context Context::with_allocator(std::shared_ptr<Allocator> allocator) const {
 }
 
 Context Context::plan(std::shared_ptr<Arena> planning_arena) const {
-    Context copy = with_allocator(std::move(planning_arena));
+    Context copy = *this;
+    copy.allocator_ = std::move(planning_arena);  // of any device: nothing is computed, nothing is touched
     copy.planning_ = true;
     return copy;
 }

@@ -45,15 +45,19 @@ std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
 
 MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     check(request.micro_batch >= 1, "micro-batch: ", request.micro_batch, "; expected at least 1");
+    check(request.optimizer_shards >= 1, "optimizer shards: ", request.optimizer_shards,
+          "; expected at least 1");
     ParameterStore parameters;
     const Transformer model(request.model, parameters);
     const auto elements = static_cast<std::size_t>(parameters.flat_elements());
+    const auto shards = static_cast<std::size_t>(request.optimizer_shards);
+    const std::size_t updated = (elements + shards - 1) / shards;  // by one process
     MemoryPlan plan{.request = request,
                     .parameters = parameters.count(),
                     .values = elements * size_of(request.dtype),
-                    .masters = is_16_bit(request.dtype) ? elements * size_of(DType::f32) : 0,
+                    .masters = is_16_bit(request.dtype) ? updated * size_of(DType::f32) : 0,
                     .gradients = elements * size_of(accumulator_of(request.dtype)),
-                    .optimizer = elements * request.optimizer_bytes_per_element,
+                    .optimizer = updated * request.optimizer_bytes_per_element,
                     .activations = activation_bytes(ctx, request)};
     if (request.snapshot) plan.snapshot = plan.values + plan.masters + plan.optimizer;
     return plan;
@@ -110,7 +114,10 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
     const ModelConfig& model = plan.request.model;
     out << "memory for " << plan.parameters << " parameters in " << plan.request.dtype << ", micro-batch "
         << plan.request.micro_batch << " x " << model.context << " tokens"
-        << ", recompute " << name_of(model.recompute) << '\n';
+        << ", recompute " << name_of(model.recompute);
+    if (plan.request.optimizer_shards > 1)
+        out << ", the optimizer's part of " << plan.request.optimizer_shards;
+    out << '\n';
     line("parameters", plan.values);
     if (plan.masters > 0) line("float32 masters", plan.masters);
     line("gradients", plan.gradients);

@@ -18,6 +18,9 @@ struct MemoryRequest {
     /// What the optimizer keeps per parameter element; AdamW's two float32 moments are 8 bytes.
     std::size_t optimizer_bytes_per_element = 8;
     bool snapshot = false;  ///< checkpoints are copied inside the device's memory first
+    /// Processes that share the masters and the optimizer's state between them (ZeRO-1): each keeps its part
+    /// of the flat blocks.
+    std::int64_t optimizer_shards = 1;
 };
 
 /// Bytes by what they hold. Prints as the table of `gradtile train --memory`.
@@ -35,7 +38,8 @@ struct MemoryPlan {
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
 
 /// Runs forward and backward once without computing (Context::plan), so `activations` is what the real step
-/// takes, to the byte. Tokens and targets lie outside.
+/// takes, to the byte. Tokens and targets lie outside. With Context().plan(Arena::for_planning(device)) the
+/// device need not be there.
 MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request);
 
 /// The largest micro-batch whose plan's total is at most `budget` bytes; 0 when not even one sequence fits.

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/layers/memory_plan.h>
 #include <gradtile/train/nearest_name.h>
 
 namespace gradtile {
@@ -127,13 +128,17 @@ void apply_config_file(TrainConfig& config, const std::string& path) {
     apply_config_text(config, text, path);
 }
 
-void validate(const TrainConfig& c) {
+void validate(const TrainConfig& c, std::int64_t ranks) {
     validate(c.model);
     check(c.steps >= 1, "steps: ", c.steps, "; expected at least 1");
     check(c.batch >= 1, "batch: ", c.batch, "; expected at least 1");
     check(c.micro_batch >= 0, "micro-batch: ", c.micro_batch, "; expected 0 or more");
-    check(c.batch % c.micro_batch_size() == 0, "micro-batch: ", c.micro_batch, " does not divide batch ",
-          c.batch);
+    check(c.batch % ranks == 0, "batch: ", c.batch, " is not a multiple of the ", ranks,
+          " processes that share it");
+    const std::int64_t sequences = c.batch / ranks;
+    check(sequences % c.micro_batch_size(ranks) == 0, "micro-batch: ", c.micro_batch, " does not divide ",
+          ranks == 1 ? concat("batch ", c.batch)
+                     : concat("the ", sequences, " sequences of each of ", ranks, " processes"));
     check(c.val_fraction >= 0.0 && c.val_fraction < 1.0, "val-fraction: ", c.val_fraction,
           "; expected 0 <= fraction < 1");
     check(c.lr > 0.0, "lr: ", c.lr, "; expected more than 0");
@@ -155,7 +160,16 @@ void validate(const TrainConfig& c) {
     check(c.save_every >= 0, "save-every: ", c.save_every, "; expected 0 or more");
     check(c.keep_last >= 1, "keep-last: ", c.keep_last, "; expected at least 1");
     check(c.keep_every >= 0, "keep-every: ", c.keep_every, "; expected 0 or more");
+    check(c.zero == 0 || c.zero == 1, "zero: ", c.zero, "; expected 0 or 1");
     check(c.memory_budget >= 0, "memory-budget: ", c.memory_budget, "; expected MiB, or 0");
+}
+
+MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks) {
+    return {.model = config.model,
+            .dtype = storage_dtype(config.dtype),
+            .micro_batch = config.micro_batch_size(ranks),
+            .snapshot = device.is_cuda() && !config.out.empty(),
+            .optimizer_shards = config.zero == 1 ? ranks : 1};
 }
 
 Device resolve_device(DeviceChoice choice) {

@@ -15,6 +15,8 @@
 
 namespace gradtile {
 
+struct MemoryRequest;
+
 enum class OptimizerKind { adamw, muon };
 enum class ScheduleKind { cosine, wsd, linear, constant };
 enum class TrainDType { f32, bf16 };
@@ -33,7 +35,7 @@ struct TrainConfig {
     // Optimisation
     std::int64_t steps = 2000;
     std::int64_t batch = 12;       ///< sequences an optimizer step sees, over all ranks
-    std::int64_t micro_batch = 0;  ///< sequences held at once; 0: batch
+    std::int64_t micro_batch = 0;  ///< sequences a rank holds at once; 0: all of its part of the batch
     OptimizerKind optimizer = OptimizerKind::adamw;
     double lr = 1e-3;
     double min_lr = 1e-4;
@@ -63,9 +65,15 @@ struct TrainConfig {
     std::int64_t keep_every = 0;     ///< also keep checkpoints whose step is a multiple; 0: none
     std::int64_t memory_budget = 0;  ///< MiB for everything a step holds; 0: what the device has
     bool cuda_graph = true;          ///< replay a step as one graph instead of launching its kernels
+    std::int64_t zero = 0;           ///< 1: processes share masters and optimizer state between them (ZeRO-1)
 
-    std::int64_t micro_batch_size() const { return micro_batch == 0 ? batch : micro_batch; }
-    std::int64_t accumulation_steps() const { return batch / micro_batch_size(); }
+    // What each of `ranks` processes does of a step.
+    std::int64_t micro_batch_size(std::int64_t ranks = 1) const {
+        return micro_batch == 0 ? batch / ranks : micro_batch;
+    }
+    std::int64_t accumulation_steps(std::int64_t ranks = 1) const {
+        return batch / (ranks * micro_batch_size(ranks));
+    }
 };
 
 /// Calls visit(name, member, help) for every setting, in the order --help prints them.
@@ -98,7 +106,7 @@ void visit_settings(Config& c, Visit&& visit) {
 
     visit("steps", c.steps, "optimizer steps; the schedule's horizon");
     visit("batch", c.batch, "sequences an optimizer step sees, over all ranks");
-    visit("micro-batch", c.micro_batch, "sequences held at once; 0: batch");
+    visit("micro-batch", c.micro_batch, "sequences a rank holds at once; 0: all of its part of the batch");
     visit("optimizer", c.optimizer, "optimizer");
     visit("lr", c.lr, "peak learning rate");
     visit("min-lr", c.min_lr, "learning rate at the horizon");
@@ -123,6 +131,7 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("deterministic", c.model.deterministic,
           "on a GPU: the same bits in every run, at some cost; the CPU always is");
     visit("cuda-graph", c.cuda_graph, "on a GPU: replay each step as one captured graph");
+    visit("zero", c.zero, "1: ranks share the optimizer's state and masters between them; 0: each has all");
     visit("tf32", c.tf32, "f32 matrix products on GPUs may round operands to TF32");
     visit("eval-every", c.eval_every, "steps between evaluations; 0: only at the end");
     visit("save-every", c.save_every, "steps between checkpoints; 0: only at the end");
@@ -136,8 +145,11 @@ constexpr DType storage_dtype(TrainDType dtype) {
     return dtype == TrainDType::bf16 ? DType::bf16 : DType::f32;
 }
 
-/// Throws Error naming the setting, its value and what was expected.
-void validate(const TrainConfig& config);
+/// Throws Error naming the setting, its value and what was expected; of a run of `ranks` processes.
+void validate(const TrainConfig& config, std::int64_t ranks = 1);
+
+/// What each of `ranks` processes of a valid run on such a device asks plan_memory() for.
+MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks = 1);
 
 /// Settings by name; enumerations as words.
 nlohmann::json to_json(const TrainConfig& config);

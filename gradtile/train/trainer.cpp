@@ -139,10 +139,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
     const std::size_t budget = config_.memory_budget > 0
                                    ? static_cast<std::size_t>(config_.memory_budget * mebibyte)
                                    : available_memory(ctx.device());
-    const MemoryRequest request{.model = config_.model,
-                                .dtype = storage_dtype(config_.dtype),
-                                .micro_batch = config_.micro_batch_size(),
-                                .snapshot = ctx.device().is_cuda() && !config_.out.empty()};
+    const MemoryRequest request = memory_request(config_, ctx.device());
     plan_ = plan_within(ctx, request, budget);
     try {
         allocate(ctx, std::move(dataset));

@@ -133,6 +133,32 @@ TEST(MemoryPlan, CountsParametersOnceEachInTheirDtype) {
     EXPECT_EQ(plan_memory(ctx, {.model = model, .dtype = DType::f32}).masters, 0u);
 }
 
+TEST(MemoryPlan, ShardsDivideMastersAndOptimizerStateAndNothingElse) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryRequest request{.model = gpt2_style(Recompute::none), .dtype = DType::bf16};
+    const MemoryPlan whole = plan_memory(ctx, request);
+    request.optimizer_shards = 3;
+    const MemoryPlan third = plan_memory(ctx, request);
+    const std::size_t elements = whole.masters / 4, part = (elements + 2) / 3;
+    EXPECT_EQ(third.masters, 4 * part);
+    EXPECT_EQ(third.optimizer, 8 * part);
+    EXPECT_EQ(whole.total() - third.total(), 12 * (elements - part));
+    request.optimizer_shards = 0;
+    EXPECT_THROW(plan_memory(ctx, request), Error);
+}
+
+/// A dry run asks nothing of the device, so a plan can be made where there is none. A GPU's logits have a
+/// vocabulary padded to 64 in chunks of up to 1 GiB, so its activations are not the CPU's.
+TEST(MemoryPlan, OfAGpuNeedsNoGpu) {
+    const Context nowhere = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cuda()));
+    const MemoryRequest request{.model = gpt2_style(Recompute::none), .micro_batch = 3};
+    if (!GRADTILE_HAVE_CUDA) GTEST_SKIP() << "built without CUDA, whose side knows a GPU's scratch";
+    const MemoryPlan plan = plan_memory(nowhere, request);
+    EXPECT_EQ(plan.values, plan_memory(Context(Device::cpu(), 1), request).values);
+    const std::size_t logits = 3 * 40 * 64 * size_of(DType::f32);
+    EXPECT_GT(plan.activations, logits);
+}
+
 TEST(MemoryPlan, TheLargestBatchFitsAndOneMoreDoesNot) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request{.model = gpt2_style(Recompute::none), .micro_batch = 11};

@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <gradtile/layers/memory_plan.h>
+
 namespace gradtile {
 namespace {
 
@@ -100,6 +102,37 @@ TEST(TrainConfig, ValuesOutOfRangeAreNamed) {
     EXPECT_EQ(refusal([](TrainConfig& c) { c.micro_batch = 5; }), "micro-batch: 5 does not divide batch 12");
     EXPECT_EQ(refusal([](TrainConfig& c) { c.lr = -1; }), "lr: -1; expected more than 0");
     EXPECT_EQ(refusal([](TrainConfig& c) { c.model.dropout = 1; }), "dropout: 1; expected 0 <= dropout < 1");
+}
+
+TEST(TrainConfig, RanksShareTheBatch) {
+    TrainConfig config;
+    config.batch = 24;
+    EXPECT_EQ(config.micro_batch_size(4), 6);
+    EXPECT_EQ(config.accumulation_steps(4), 1);
+    config.micro_batch = 2;
+    EXPECT_EQ(config.micro_batch_size(4), 2);
+    EXPECT_EQ(config.accumulation_steps(4), 3);
+    EXPECT_NO_THROW(validate(config, 4));
+    EXPECT_EQ(message_of([&] { validate(config, 5); }),
+              "batch: 24 is not a multiple of the 5 processes that share it");
+    EXPECT_EQ(message_of([&] { validate(config, 8); }),
+              "micro-batch: 2 does not divide the 3 sequences of each of 8 processes");
+    config.zero = 2;
+    EXPECT_EQ(message_of([&] { validate(config); }), "zero: 2; expected 0 or 1");
+}
+
+TEST(TrainConfig, MemoryIsAskedForByTheSettings) {
+    TrainConfig config;
+    config.batch = 24;
+    config.dtype = TrainDType::bf16;
+    MemoryRequest request = memory_request(config, Device::cuda(), 4);
+    EXPECT_EQ(request.micro_batch, 6);
+    EXPECT_EQ(request.dtype, DType::bf16);
+    EXPECT_EQ(request.optimizer_shards, 1);
+    EXPECT_TRUE(request.snapshot);
+    EXPECT_FALSE(memory_request(config, Device::cpu()).snapshot);
+    config.zero = 1;
+    EXPECT_EQ(memory_request(config, Device::cuda(), 4).optimizer_shards, 4);
 }
 
 TEST(TrainConfig, UnknownPresetIsRefusedWithTheNearest) {
