@@ -11,5 +11,6 @@ void add_gradcheck(CommandLine& program);
 void add_inspect(CommandLine& program);
 void add_corpus(CommandLine& program);
 void add_bench(CommandLine& program);
+void add_plan(CommandLine& program);
 
 }  // namespace gradtile::cli

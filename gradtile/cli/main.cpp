@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
     cli::add_inspect(program);
     cli::add_corpus(program);
     cli::add_bench(program);
+    cli::add_plan(program);
 
     int exit_code = 2;  // the command line was not understood
     try {

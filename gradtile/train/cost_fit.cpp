@@ -1,0 +1,223 @@
+#include <gradtile/train/cost_fit.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/train/json_value.h>
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+
+bool is_collective(Timed what) {
+    return what == Timed::all_reduce || what == Timed::reduce_scatter || what == Timed::all_gather;
+}
+
+/// Takes the member out of the object, so that what is left are settings.
+template <class T>
+void take(json& object, const char* key, T& into, const std::string& where) {
+    const auto found = object.find(key);
+    if (found == object.end()) return;
+    const bool fits = std::is_same_v<T, std::string> ? found->is_string()
+                      : std::is_integral_v<T>        ? found->is_number_integer()
+                                                     : found->is_number();
+    check(fits, where, ": ", key, ": unexpected ", found->type_name());
+    into = found->get<T>();
+    object.erase(found);
+}
+
+Measurement measurement_of(json object, const std::string& where) {
+    check(object.is_object(), where, ": expected an object");
+    Measurement m;
+    std::string what;
+    take(object, "what", what, where);
+    check(!what.empty(), where, ": says not 'what' was timed (", choices_of<Timed>(), ")");
+    m.what = enum_named<Timed>(what, where + ": what");
+    take(object, "gpus", m.gpus, where);
+    take(object, "bytes", m.bytes, where);
+    take(object, "ms", m.ms, where);
+    take(object, "weight", m.weight, where);
+    take(object, "note", m.note, where);
+    check(m.gpus >= 1, where, ": gpus: ", m.gpus, "; expected at least 1");
+    check(m.ms > 0, where, ": ms: ", m.ms, "; expected more than 0");
+    check(m.weight >= 0, where, ": weight: ", m.weight, "; expected 0 or more");
+    if (is_collective(m.what)) {
+        check(m.gpus >= 2, where, ": gpus: ", m.gpus, "; a collective takes 2 or more");
+        check(m.bytes > 0, where, ": bytes: ", m.bytes, "; expected more than 0");
+        check(object.empty(), where, ": a collective has no settings");
+        return m;
+    }
+    apply_json(m.config, object, where);
+    check(m.config.model.vocabulary >= 1, where, ": has no vocabulary");
+    try {
+        validate(m.config, m.gpus);
+    } catch (const Error& error) {
+        throw Error(concat(where, ": ", error.what()));
+    }
+    return m;
+}
+
+/// The constants' logarithms, in visit_constants' order.
+std::vector<double> logarithms(const CostConstants& constants) {
+    std::vector<double> logs;
+    visit_constants(constants,
+                    [&](const char*, double value, double, const char*) { logs.push_back(std::log(value)); });
+    return logs;
+}
+
+CostConstants constants_of(const std::vector<double>& logs) {
+    CostConstants constants{};
+    std::size_t i = 0;
+    visit_constants(constants,
+                    [&](const char*, double& value, double, const char*) { value = std::exp(logs[i++]); });
+    return constants;
+}
+
+/// Weighted relative deviations.
+std::vector<double> deviations(std::span<const Measurement> measurements, const std::vector<double>& logs) {
+    const CostConstants constants = constants_of(logs);
+    std::vector<double> result;
+    for (const Measurement& m : measurements)
+        if (m.weight > 0) result.push_back(m.weight * (predicted_ms(m, constants) / m.ms - 1));
+    return result;
+}
+
+double dot(const std::vector<double>& a, const std::vector<double>& b) {
+    double sum = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+    return sum;
+}
+
+/// The derivative of each deviation by each logarithm: columns[constant][measurement].
+std::vector<std::vector<double>> derivatives(std::span<const Measurement> measurements,
+                                             const std::vector<double>& logs) {
+    // Central differences err by the third derivative times step^2 / 6 and by rounding / step: both are about
+    // 1e-11 of a smooth function of order one.
+    constexpr double step = 1e-5;
+    std::vector<std::vector<double>> columns;
+    for (std::size_t i = 0; i < logs.size(); ++i) {
+        std::vector<double> below = logs, above = logs;
+        below[i] -= step;
+        above[i] += step;
+        std::vector<double> column = deviations(measurements, above);
+        const std::vector<double> subtracted = deviations(measurements, below);
+        for (std::size_t row = 0; row < column.size(); ++row)
+            column[row] = (column[row] - subtracted[row]) / (2 * step);
+        columns.push_back(std::move(column));
+    }
+    return columns;
+}
+
+/// Solves the symmetric positive definite system, by elimination with pivots on the diagonal.
+std::vector<double> solve(std::vector<std::vector<double>> matrix, std::vector<double> right) {
+    const std::size_t n = right.size();
+    for (std::size_t pivot = 0; pivot < n; ++pivot)
+        for (std::size_t row = pivot + 1; row < n; ++row) {
+            const double factor = matrix[row][pivot] / matrix[pivot][pivot];
+            for (std::size_t i = pivot; i < n; ++i) matrix[row][i] -= factor * matrix[pivot][i];
+            right[row] -= factor * right[pivot];
+        }
+    for (std::size_t row = n; row-- > 0;) {
+        for (std::size_t i = row + 1; i < n; ++i) right[row] -= matrix[row][i] * right[i];
+        right[row] /= matrix[row][row];
+    }
+    return right;
+}
+
+}  // namespace
+
+std::vector<Measurement> read_measurements(const std::string& path) {
+    std::ifstream file(path);
+    check(file.good(), path, ": the measurements cannot be opened");
+    std::vector<Measurement> measurements;
+    std::size_t number = 0;
+    for (std::string line; std::getline(file, line);) {
+        const std::string where = concat(path, ":", ++number);
+        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+        const std::optional<JsonValue> value = JsonValue::parse(line);
+        check(value.has_value(), where, ": not JSON");
+        measurements.push_back(measurement_of(**value, where));
+    }
+    check(!file.bad(), path, ": the measurements cannot be read");
+    check(!measurements.empty(), path, ": holds no measurement");
+    return measurements;
+}
+
+std::string description_of(const Measurement& m) {
+    std::string text = concat(m.note, m.note.empty() ? "" : ", ");
+    if (is_collective(m.what)) return concat(text, m.bytes / (1 << 20), " MiB");
+    const TrainConfig& c = m.config;
+    text += concat(c.model.layers, " x ", c.model.width, ", ", c.batch / m.gpus, " x ", c.model.context, " ",
+                   name_of(c.dtype));
+    if (c.model.recompute != Recompute::none) text += concat(", recompute ", name_of(c.model.recompute));
+    if (c.accumulation_steps(m.gpus) > 1) text += concat(", in ", c.accumulation_steps(m.gpus));
+    if (c.zero == 1) text += ", zero 1";
+    return text;
+}
+
+double predicted_ms(const Measurement& m, const CostConstants& constants) {
+    const GpuLayout layout(m.gpus, m.gpus);
+    const Links links{.nvlink = constants.nvlink()};
+    if (m.what == Timed::all_reduce) return 1e3 * all_reduce_seconds(layout, links, m.bytes);
+    if (is_collective(m.what)) return 1e3 * scatter_seconds(layout, links, m.bytes);
+    const ParallelStep step = parallel_step(m.config, m.gpus);
+    if (m.what == Timed::step || m.what == Timed::update) {
+        const StepCost cost = step_cost(step, constants, layout, links);
+        return 1e3 * (m.what == Timed::step ? cost.seconds() : cost.update);
+    }
+
+    const StepWork work = step_work(step.model, step.dtype, step.micro_batch);
+    const Work all =
+        work.head + static_cast<double>(step.model.layers) * (work.block_forward + work.block_backward);
+    const Work part = m.what == Timed::products ? Work{.product_flops = all.product_flops}
+                                                : Work{.attention_flops = all.attention_flops};
+    return 1e3 * static_cast<double>(step.accumulation_steps) * work_seconds(part, step.dtype, constants);
+}
+
+CostFit fit_constants(std::span<const Measurement> measurements, const CostConstants& start) {
+    CostFit fit;
+    std::vector<double> logs = logarithms(start);
+    std::vector<double> now = deviations(measurements, logs);
+    double damping = 1e-3;
+    for (bool moves = true; moves && fit.iterations < 200; ++fit.iterations) {
+        const auto columns = derivatives(measurements, logs);
+        std::vector<std::size_t> free;  // constants that something depends on
+        for (std::size_t i = 0; i < columns.size(); ++i)
+            if (dot(columns[i], columns[i]) > 0) free.push_back(i);
+        moves = false;
+        // More damping makes a shorter step nearer to the steepest descent, until one improves.
+        for (; !moves && damping < 1e12; damping *= 10) {
+            std::vector<std::vector<double>> matrix(free.size(), std::vector<double>(free.size()));
+            std::vector<double> right(free.size());
+            for (std::size_t i = 0; i < free.size(); ++i) {
+                for (std::size_t j = 0; j < free.size(); ++j)
+                    matrix[i][j] = dot(columns[free[i]], columns[free[j]]) * (i == j ? 1 + damping : 1);
+                right[i] = -dot(columns[free[i]], now);
+            }
+            const std::vector<double> step = solve(std::move(matrix), std::move(right));
+            std::vector<double> tried = logs;
+            for (std::size_t i = 0; i < free.size(); ++i) tried[free[i]] += std::clamp(step[i], -1.0, 1.0);
+            std::vector<double> then = deviations(measurements, tried);
+            if (!(dot(then, then) < dot(now, now))) continue;
+            logs = std::move(tried);
+            now = std::move(then);
+            moves = true;
+        }
+        damping = std::max(damping * 1e-2, 1e-12);
+    }
+    fit.constants = constants_of(logs);
+    const auto columns = derivatives(measurements, logs);
+    std::size_t i = 0;
+    visit_constants(start, [&](const char* name, double, double, const char*) {
+        if (dot(columns[i], columns[i]) == 0) fit.undetermined.emplace_back(name);
+        ++i;
+    });
+    return fit;
+}
+
+}  // namespace gradtile

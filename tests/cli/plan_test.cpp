@@ -1,0 +1,170 @@
+// What `gradtile plan` prints. The times' values are tests/train/cost_model_test.cpp's concern.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "program.h"
+
+namespace gradtile::test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+Arguments gpt2_on(int gpus, int share) {
+    return {"plan",
+            "--model",
+            "gpt2-124m",
+            "--dtype",
+            "bf16",
+            "--gpus",
+            std::to_string(gpus),
+            "--micro-batch",
+            std::to_string(share),
+            "--batch",
+            std::to_string(gpus * share)};
+}
+
+json json_of(const Arguments& arguments) {
+    const Outcome outcome = run(arguments + Arguments{"--json"});
+    expect_success(outcome);
+    return json::parse(outcome.out);
+}
+
+TEST(Plan, SaysMemoryTimeAndBytesOfEveryNumberOfGpus) {
+    const Outcome outcome = run(gpt2_on(16, 8));
+    expect_success(outcome);
+    for (const char* part :
+         {"128 sequences of 1024 tokens a step; each of 16 GPUs does 1 x 8; bf16, zero 0",
+          "memory for 124439808 parameters", "activations", "fits into 139 GiB", "tokens/s", "scaling",
+          "45 GB/s a GPU are assumed", "nothing beyond 4 GPUs of one node was measured"})
+        EXPECT_THAT(outcome.out, HasSubstr(part));
+}
+
+TEST(Plan, ARowHasItsShareOfTheBatchAndARingsBytes) {
+    const json plan = json_of(gpt2_on(24, 8));
+    std::vector<int> counts;
+    for (const json& row : plan.at("predictions")) {
+        const double n = row.at("gpus");
+        counts.push_back(row.at("gpus"));
+        EXPECT_EQ(row.at("batch"), 8 * n);
+        const double gradients = plan.at("memory").at("gradients_bytes");
+        EXPECT_NEAR(row.at("wire_bytes").get<double>(), 2 * (n - 1) / n * gradients, 1e-6 * gradients);
+        EXPECT_EQ(row.at("network_bytes").get<double>() > 0, n > 8);
+        EXPECT_NEAR(row.at("tokens_per_s").get<double>(),
+                    n * 8 * 1024 / row.at("ms_per_step").get<double>() * 1e3, 1e-6 * 1e7 * n);
+        EXPECT_LE(row.at("efficiency"), 1.0);
+    }
+    EXPECT_EQ(counts, (std::vector<int>{1, 2, 4, 8, 16, 24}));
+    EXPECT_EQ(plan.at("predictions")[0].at("efficiency"), 1.0);
+    EXPECT_EQ(plan.at("predictions").back().at("memory_bytes"), plan.at("memory").at("total_bytes"));
+}
+
+/// Three quarters of the masters and moments, and of their part of a checkpoint's copy.
+TEST(Plan, ZeroSavesWhatIsShared) {
+    const json whole = json_of(gpt2_on(4, 8));
+    const json shared = json_of(gpt2_on(4, 8) + Arguments{"--zero", "1"});
+    const auto total = [](const json& plan) {
+        return plan.at("memory").at("total_bytes").get<std::int64_t>();
+    };
+    const std::int64_t elements = whole.at("memory").at("gradients_bytes").get<std::int64_t>() / 4;
+    EXPECT_EQ(total(whole) - total(shared), 2 * 12 * (elements - elements / 4));
+    EXPECT_LT(shared.at("predictions").back().at("wire_bytes"),
+              whole.at("predictions").back().at("wire_bytes"));
+}
+
+TEST(Plan, SaysWhatFits) {
+    const json plan = json_of(gpt2_on(2, 64) + Arguments{"--gpu-memory", "8"});
+    EXPECT_FALSE(plan.at("fits"));
+    const int largest = plan.at("largest_micro_batch");
+    EXPECT_GT(largest, 0);
+    EXPECT_TRUE(json_of(gpt2_on(2, largest) + Arguments{"--gpu-memory", "8"}).at("fits"));
+    EXPECT_FALSE(json_of(gpt2_on(2, largest + 1) + Arguments{"--gpu-memory", "8"}).at("fits"));
+    EXPECT_THAT(run(gpt2_on(2, 64) + Arguments{"--gpu-memory", "8"}).out,
+                HasSubstr(concat("does not fit into 8 GiB: the largest micro-batch that fits is ", largest)));
+}
+
+TEST(Plan, PlansTheMemoryThatTrainingPlans) {
+    const TemporaryDirectory place;
+    const Arguments training =
+        tiny_training(write_stories(place), place / "run") + Arguments{"--vocabulary", "100"};
+    const Outcome trained = run(training + Arguments{"--memory", "--device", "cpu"});
+    expect_success(trained);
+    // The gradients do not depend on the device, and stand in both tables.
+    const std::size_t begin = trained.out.find("  gradients"), end = trained.out.find('\n', begin);
+    ASSERT_NE(begin, std::string::npos);
+    Arguments plan{"plan"};
+    const std::string model_flags[] = {"--layers",  "--heads", "--width",
+                                       "--context", "--batch", "--vocabulary"};
+    for (std::size_t i = 0; i + 1 < training.size(); ++i)
+        if (std::find(std::begin(model_flags), std::end(model_flags), training[i]) != std::end(model_flags))
+            plan = plan + Arguments{training[i], training[i + 1]};
+    EXPECT_THAT(run(plan).out, HasSubstr(trained.out.substr(begin, end - begin)));
+}
+
+TEST(Plan, FiguresGivenOverrideThoseFitted) {
+    const auto ms = [](const json& plan) {
+        return plan.at("predictions").back().at("ms_per_step").get<double>();
+    };
+    const Arguments nodes = gpt2_on(32, 4);
+    const double usual = ms(json_of(nodes));
+    EXPECT_GT(ms(json_of(nodes + Arguments{"--network-bandwidth", "1"})), usual);
+    EXPECT_GT(ms(json_of(nodes + Arguments{"--network-latency", "1000"})), usual);
+    EXPECT_GT(ms(json_of(nodes + Arguments{"--nvlink-bandwidth", "10"})), usual);
+    EXPECT_THAT(run(nodes + Arguments{"--network-bandwidth", "25"}).out, HasSubstr("the bandwidth is yours"));
+}
+
+TEST(Plan, TheSameBatchIsSharedByFewerGpus) {
+    const json plan = json_of(gpt2_on(4, 8) + Arguments{"--same-batch"});
+    for (const json& row : plan.at("predictions")) EXPECT_EQ(row.at("batch"), 32);
+    EXPECT_GT(plan.at("predictions")[0].at("ms_per_step"), plan.at("predictions")[2].at("ms_per_step"));
+}
+
+TEST(Plan, FitPrintsConstantsAndDeviations) {
+    const TemporaryDirectory place;
+    const std::string path =
+        place.write("measured.jsonl", R"({"what":"all_reduce","gpus":4,"bytes":1000000000,"ms":10})"
+                                      "\n"
+                                      R"({"what":"all_reduce","gpus":4,"bytes":1000000,"ms":0.02})");
+    const Outcome outcome = run({"plan", "--fit", path});
+    expect_success(outcome);
+    for (const char* part : {"nvlink_bytes", "nvlink_latency", "contention", "all_reduce", "off by %"})
+        EXPECT_THAT(outcome.out, HasSubstr(part));
+    // Two measurements, two constants: 6 l + 1.5e9 / b = 10 ms, 6 l + 1.5e6 / b = 0.02 ms.
+    const Outcome rows = run({"plan", "--fit", path, "--json"});
+    expect_success(rows);
+    std::istringstream lines(rows.out);
+    for (std::string line; std::getline(lines, line);) {
+        const json row = json::parse(line);
+        if (row.value("constant", "") == "nvlink_bytes") {
+            EXPECT_NEAR(row.at("value").get<double>(), (1.5 - 0.0015) / 9.98 * 1e3, 1e-3);
+        }
+        if (row.contains("deviation_percent")) {
+            EXPECT_NEAR(row.at("deviation_percent").get<double>(), 0, 1e-6);
+        }
+    }
+    const Outcome planned = run(gpt2_on(4, 8) + Arguments{"--measurements", path});
+    expect_success(planned);
+    EXPECT_THAT(planned.out, HasSubstr("fitted to your measurements"));
+}
+
+TEST(Plan, WhatIsWrongGetsOneLine) {
+    expect_refused(run({"plan", "--model", "gpt2-123m"}), {"'gpt2-123m'", "'gpt2-124m'"});
+    expect_refused(run({"plan", "--gpus", "0"}), {"--gpus: 0", "expected 1"});
+    expect_refused(run({"plan", "--gpus", "9999999"}), {"--gpus: 9999999", "1000000"});
+    expect_refused(run({"plan", "--gpus", "12"}), {"gpus: 12", "nodes of 8", "--gpus-per-node"});
+    expect_refused(run({"plan", "--gpus-per-node", "0"}), {"--gpus-per-node: 0"});
+    expect_refused(run({"plan", "--gpus", "8"}), {"batch: 12", "8 processes"});
+    expect_refused(run({"plan", "--gpus", "4", "--micro-batch", "2"}), {"micro-batch: 2", "3 sequences"});
+    expect_refused(run({"plan", "--zero", "2"}), {"zero: 2", "0 or 1"});
+    expect_refused(run({"plan", "--gpu-memory", "0"}), {"--gpu-memory: 0"});
+    expect_refused(run({"plan", "--network-bandwidth", "-1"}), {"--network-bandwidth: -1"});
+    expect_refused(run({"plan", "--network-latency", "x"}), {"--network-latency", "'x'", "a number"});
+    expect_refused(run({"plan", "--nvlink-bandwidth", "inf"}), {"--nvlink-bandwidth"});
+    expect_refused(run({"plan", "--fit", "absent.jsonl"}), {"absent.jsonl", "cannot be opened"});
+    expect_refused(run({"plan", "--lr", "1"}), {"--lr"});
+}
+
+}  // namespace
+}  // namespace gradtile::test

@@ -1,0 +1,139 @@
+#include <gradtile/train/cost_model.h>
+
+#include <gtest/gtest.h>
+
+#include <gradtile/layers/memory_plan.h>
+
+namespace gradtile {
+namespace {
+
+constexpr Link network{.bytes_per_second = 45e9, .latency = 15e-6};
+
+ParallelStep step_of(bool zero = false, std::int64_t micro_batch = 8) {
+    return {
+        .model = preset("gpt2-124m").model, .dtype = DType::bf16, .micro_batch = micro_batch, .zero = zero};
+}
+
+StepCost cost_on(std::int64_t gpus, const ParallelStep& step,
+                 const CostConstants& constants = h200_constants(), std::int64_t per_node = 8) {
+    return step_cost(step, constants, GpuLayout(gpus, per_node),
+                     {.nvlink = constants.nvlink(), .network = network});
+}
+
+double flat_elements() {
+    const ModelConfig model = preset("gpt2-124m").model;
+    return parameter_elements(model).total(model.layers);
+}
+
+TEST(CostModel, OneGpuCommunicatesNothing) {
+    for (const bool zero : {false, true}) {
+        const StepCost cost = cost_on(1, step_of(zero));
+        EXPECT_EQ(cost.wire.total(), 0);
+        EXPECT_EQ(cost.exposed, 0);
+        EXPECT_GT(cost.compute, cost.update);
+    }
+}
+
+/// Float32 gradients by a ring; with ZeRO-1 they are scattered and values of two bytes gathered.
+TEST(CostModel, BytesOnTheWireAreThoseOfGradientsAndValues) {
+    for (const std::int64_t gpus : {2, 4, 64}) {
+        const auto n = static_cast<double>(gpus);
+        const double part = (n - 1) / n * flat_elements();
+        EXPECT_NEAR(cost_on(gpus, step_of(false)).wire.total(), 2 * 4 * part, 1e-9 * part);
+        EXPECT_NEAR(cost_on(gpus, step_of(true)).wire.total(), (4 + 2) * part, 1e-9 * part);
+    }
+}
+
+/// 12 bytes an element of masters and moments are shared.
+TEST(CostModel, ZeroSavesTheMemoryOfWhatIsShared) {
+    TrainConfig config = preset("gpt2-124m");
+    config.dtype = TrainDType::bf16;
+    config.batch = 4;
+    config.micro_batch = 1;
+    config.out.clear();
+    const Context ctx(Device::cpu(), 1);
+    const std::size_t whole = plan_memory(ctx, memory_request(config, ctx.device(), 4)).total();
+    config.zero = 1;
+    const std::size_t shared = plan_memory(ctx, memory_request(config, ctx.device(), 4)).total();
+    EXPECT_NEAR(static_cast<double>(whole - shared), 12 * flat_elements() * 3 / 4, 12.0);
+}
+
+TEST(CostModel, ZeroDividesTheUpdate) {
+    EXPECT_DOUBLE_EQ(cost_on(4, step_of(true)).update, cost_on(1, step_of(true)).update / 4);
+    EXPECT_EQ(cost_on(4, step_of(false)).update, cost_on(1, step_of(false)).update);
+}
+
+TEST(CostModel, ComputeDoesNotDependOnTheNumberOfGpus) {
+    EXPECT_EQ(cost_on(64, step_of()).compute, cost_on(1, step_of()).compute);
+}
+
+TEST(CostModel, MoreGpusExposeMore) {
+    for (const bool zero : {false, true}) {
+        double before = 0;
+        for (const std::int64_t gpus : {2, 4, 8, 16, 64, 1024}) {
+            const double exposed = cost_on(gpus, step_of(zero)).exposed;
+            EXPECT_GT(exposed, before) << gpus << " GPUs, zero " << zero;
+            before = exposed;
+        }
+    }
+}
+
+/// With links that cost nothing and no contention nothing is lost; without overlap all of it would be.
+TEST(CostModel, ExposedTimeLiesBetweenNothingAndAllOfTheCollectives) {
+    CostConstants constants = h200_constants();
+    constants.contention = 0;
+    const double all =
+        all_reduce_seconds(GpuLayout(4, 8), {.nvlink = constants.nvlink()}, 4 * flat_elements());
+    const double exposed = cost_on(4, step_of(), constants).exposed;
+    EXPECT_GT(exposed, 0);
+    EXPECT_LT(exposed, all);
+    // The token embedding is the last: at least its all-reduce is waited for.
+    const double embedding = 4 * parameter_elements(step_of().model).embedding;
+    EXPECT_GE(exposed, all_reduce_seconds(GpuLayout(4, 8), {.nvlink = constants.nvlink()}, embedding));
+    constants.nvlink_bytes = 1e30;
+    constants.nvlink_latency = 0;
+    EXPECT_NEAR(cost_on(4, step_of(), constants).exposed, 0, 1e-12);
+}
+
+TEST(CostModel, ContentionCostsTime) {
+    CostConstants constants = h200_constants();
+    constants.contention = 0;
+    const double without = cost_on(4, step_of(), constants).exposed;
+    constants.contention = 0.5;
+    EXPECT_GT(cost_on(4, step_of(), constants).exposed, without);
+}
+
+TEST(CostModel, AccumulationReducesOnce) {
+    ParallelStep step = step_of();
+    const StepCost once = cost_on(4, step);
+    step.accumulation_steps = 3;
+    const StepCost thrice = cost_on(4, step);
+    EXPECT_DOUBLE_EQ(thrice.compute, 3 * once.compute);
+    EXPECT_EQ(thrice.wire.total(), once.wire.total());
+    EXPECT_NEAR(thrice.exposed, once.exposed, 1e-9 * once.compute);
+    EXPECT_EQ(thrice.update, once.update);
+}
+
+TEST(CostModel, ASingleNodeIsTheFlatCase) {
+    const CostConstants constants = h200_constants();
+    const StepCost in_one_node = cost_on(8, step_of(), constants, 8);
+    EXPECT_EQ(in_one_node.seconds(), cost_on(8, step_of(), constants, 64).seconds());
+    EXPECT_EQ(in_one_node.wire.network, 0);
+    EXPECT_GT(cost_on(8, step_of(), constants, 1).wire.network, 0);
+}
+
+TEST(CostModel, SettingsSayWhatAProcessDoes) {
+    TrainConfig config = preset("gpt2-124m");
+    config.batch = 64;
+    config.micro_batch = 4;
+    config.dtype = TrainDType::bf16;
+    config.zero = 1;
+    const ParallelStep step = parallel_step(config, 8);
+    EXPECT_EQ(step.micro_batch, 4);
+    EXPECT_EQ(step.accumulation_steps, 2);
+    EXPECT_EQ(step.dtype, DType::bf16);
+    EXPECT_TRUE(step.zero);
+}
+
+}  // namespace
+}  // namespace gradtile
