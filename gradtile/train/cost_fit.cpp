@@ -78,12 +78,58 @@ CostConstants constants_of(const std::vector<double>& logs) {
     return constants;
 }
 
+/// A measurement with what its prediction needs and no constant changes.
+struct Prepared {
+    Measurement measurement;
+    ParallelStep step = {};  // of no collective
+
+    explicit Prepared(const Measurement& m) : measurement(m) {
+        if (!is_collective(m.what)) step = parallel_step(m.config, m.gpus);
+    }
+    double predicted_ms(const CostConstants& constants) const;
+};
+
+double Prepared::predicted_ms(const CostConstants& constants) const {
+    const GpuLayout layout(measurement.gpus, measurement.gpus);
+    const Links links{.nvlink = constants.nvlink()};
+    const Work all = step.work.head +
+                     static_cast<double>(step.layers) * (step.work.block_forward + step.work.block_backward);
+    const auto alone = [&](const Work& part) {
+        return static_cast<double>(step.accumulation_steps) * work_seconds(part, step.dtype, constants);
+    };
+    double seconds = 0;
+    switch (measurement.what) {
+        case Timed::step:
+            seconds = step_cost(step, constants, layout, links).seconds();
+            break;
+        case Timed::update:
+            seconds = step_cost(step, constants, layout, links).update;
+            break;
+        case Timed::products:
+            seconds = alone({.product_flops = all.product_flops});
+            break;
+        case Timed::attention:
+            seconds = alone({.attention_flops = all.attention_flops});
+            break;
+        case Timed::all_reduce:
+            seconds = all_reduce_seconds(layout, links, measurement.bytes);
+            break;
+        case Timed::reduce_scatter:
+        case Timed::all_gather:
+            seconds = scatter_seconds(layout, links, measurement.bytes);
+            break;
+    }
+    return 1e3 * seconds;
+}
+
 /// Weighted relative deviations.
-std::vector<double> deviations(std::span<const Measurement> measurements, const std::vector<double>& logs) {
+std::vector<double> deviations(std::span<const Prepared> measurements, const std::vector<double>& logs) {
     const CostConstants constants = constants_of(logs);
     std::vector<double> result;
-    for (const Measurement& m : measurements)
-        if (m.weight > 0) result.push_back(m.weight * (predicted_ms(m, constants) / m.ms - 1));
+    for (const Prepared& prepared : measurements) {
+        const Measurement& m = prepared.measurement;
+        result.push_back(m.weight * (prepared.predicted_ms(constants) / m.ms - 1));
+    }
     return result;
 }
 
@@ -94,7 +140,7 @@ double dot(const std::vector<double>& a, const std::vector<double>& b) {
 }
 
 /// The derivative of each deviation by each logarithm: columns[constant][measurement].
-std::vector<std::vector<double>> derivatives(std::span<const Measurement> measurements,
+std::vector<std::vector<double>> derivatives(std::span<const Prepared> measurements,
                                              const std::vector<double>& logs) {
     // Central differences err by the third derivative times step^2 / 6 and by rounding / step: both are about
     // 1e-11 of a smooth function of order one.
@@ -160,26 +206,14 @@ std::string description_of(const Measurement& m) {
     return text;
 }
 
-double predicted_ms(const Measurement& m, const CostConstants& constants) {
-    const GpuLayout layout(m.gpus, m.gpus);
-    const Links links{.nvlink = constants.nvlink()};
-    if (m.what == Timed::all_reduce) return 1e3 * all_reduce_seconds(layout, links, m.bytes);
-    if (is_collective(m.what)) return 1e3 * scatter_seconds(layout, links, m.bytes);
-    const ParallelStep step = parallel_step(m.config, m.gpus);
-    if (m.what == Timed::step || m.what == Timed::update) {
-        const StepCost cost = step_cost(step, constants, layout, links);
-        return 1e3 * (m.what == Timed::step ? cost.seconds() : cost.update);
-    }
-
-    const StepWork work = step_work(step.model, step.dtype, step.micro_batch);
-    const Work all =
-        work.head + static_cast<double>(step.model.layers) * (work.block_forward + work.block_backward);
-    const Work part = m.what == Timed::products ? Work{.product_flops = all.product_flops}
-                                                : Work{.attention_flops = all.attention_flops};
-    return 1e3 * static_cast<double>(step.accumulation_steps) * work_seconds(part, step.dtype, constants);
+double predicted_ms(const Measurement& measurement, const CostConstants& constants) {
+    return Prepared(measurement).predicted_ms(constants);
 }
 
-CostFit fit_constants(std::span<const Measurement> measurements, const CostConstants& start) {
+CostFit fit_constants(std::span<const Measurement> all, const CostConstants& start) {
+    std::vector<Prepared> measurements;
+    for (const Measurement& m : all)
+        if (m.weight > 0) measurements.emplace_back(m);
     CostFit fit;
     std::vector<double> logs = logarithms(start);
     std::vector<double> now = deviations(measurements, logs);

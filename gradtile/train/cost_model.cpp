@@ -1,11 +1,15 @@
 #include <gradtile/train/cost_model.h>
 
+#include <gradtile/layers/transformer.h>
 #include <gradtile/train/overlap.h>
 
 namespace gradtile {
 namespace {
 
-/// The passes of one step as a queue: `blocks` + 2 pieces forward, as many backward.
+/// Of a bucket, at least.
+constexpr double bucket_elements = 6 << 20;
+
+/// The passes of one step as a queue: `layers` + 2 pieces forward, as many backward.
 struct Passes {
     std::vector<QueuedPiece> forward, backward;
     double seconds() const {
@@ -17,11 +21,11 @@ struct Passes {
 };
 
 Passes passes_of(const ParallelStep& step, const CostConstants& constants) {
-    const StepWork work = step_work(step.model, step.dtype, step.micro_batch);
+    const StepWork& work = step.work;
     const auto piece = [&](const Work& part) {
         return QueuedPiece{.seconds = work_seconds(part, step.dtype, constants)};
     };
-    const auto blocks = static_cast<std::size_t>(step.model.layers);
+    const auto blocks = static_cast<std::size_t>(step.layers);
     Passes passes;
     passes.forward = {piece(work.embed_forward)};
     passes.forward.insert(passes.forward.end(), blocks, piece(work.block_forward));
@@ -32,30 +36,22 @@ Passes passes_of(const ParallelStep& step, const CostConstants& constants) {
     return passes;
 }
 
-/// Elements by piece of the forward queue; the backward queue has them in the other order.
-std::vector<double> elements_by_piece(const ModelConfig& model) {
-    const ParameterElements elements = parameter_elements(model);
-    std::vector<double> by_piece{elements.embedding};
-    by_piece.insert(by_piece.end(), static_cast<std::size_t>(model.layers), elements.block);
-    by_piece.push_back(elements.head);
-    return by_piece;
+std::size_t stage_of(const Parameter& parameter, std::int64_t layers) {
+    const std::string& name = parameter.name();
+    if (name.starts_with("h.")) return 1 + std::stoul(name.substr(2));
+    return name.starts_with("wte.") || name.starts_with("wpe.") ? 0 : static_cast<std::size_t>(layers) + 1;
 }
 
-/// Some of the parameters, which a collective takes at once: those of pieces first .. last of a queue.
-struct Bucket {
-    double bytes = 0;
-    std::size_t first = 0, last = 0;
-};
-
-std::vector<Bucket> buckets_of(const std::vector<double>& elements, double element_bytes) {
-    std::vector<Bucket> buckets;
-    Bucket open;
-    for (std::size_t i = 0; i < elements.size(); ++i) {
-        open.bytes += elements[i] * element_bytes;
-        open.last = i;
-        if (open.bytes < bucket_bytes && i + 1 < elements.size()) continue;
-        buckets.push_back(open);
-        open = {.first = i + 1};
+std::vector<ParameterBucket> buckets_of(const ModelConfig& model) {
+    ParameterStore parameters;
+    const Transformer transformer(model, parameters);
+    std::vector<ParameterBucket> buckets;
+    const auto all = parameters.parameters();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        const std::int64_t end = i + 1 < all.size() ? all[i + 1].offset() : parameters.flat_elements();
+        if (buckets.empty() || buckets.back().elements >= bucket_elements)
+            buckets.push_back({.stage = stage_of(all[i], model.layers)});
+        buckets.back().elements += static_cast<double>(end - all[i].offset());
     }
     return buckets;
 }
@@ -67,27 +63,26 @@ struct Timeline {
 };
 
 /// ZeRO-1: values come before the forward pieces that need them.
-void gather_values(Timeline& timeline, const ParallelStep& step, const std::vector<double>& elements,
-                   const GpuLayout& layout, const Links& links) {
-    for (const Bucket& bucket : buckets_of(elements, static_cast<double>(size_of(step.dtype)))) {
-        timeline.compute[bucket.first].after = timeline.transfers.size();
-        timeline.transfers.push_back({.seconds = scatter_seconds(layout, links, bucket.bytes)});
-        timeline.wire += scatter_wire_bytes(layout, bucket.bytes);
+void gather_values(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
+                   const Links& links) {
+    for (const ParameterBucket& bucket : step.buckets) {
+        const double bytes = bucket.elements * static_cast<double>(size_of(step.dtype));
+        timeline.compute[bucket.stage].after = timeline.transfers.size();
+        timeline.transfers.push_back({.seconds = scatter_seconds(layout, links, bytes)});
+        timeline.wire += scatter_wire_bytes(layout, bytes);
     }
 }
 
 /// Gradients leave when the backward piece that completes them is done; that pass ends the compute queue.
-void reduce_gradients(Timeline& timeline, const ParallelStep& step, const std::vector<double>& elements,
-                      const GpuLayout& layout, const Links& links) {
-    const std::vector<double> backwards(elements.rbegin(), elements.rend());
-    const std::size_t first_piece = timeline.compute.size() - backwards.size();
-    const auto gradient_bytes = static_cast<double>(size_of(accumulator_of(step.dtype)));
-    for (const Bucket& bucket : buckets_of(backwards, gradient_bytes)) {
-        timeline.transfers.push_back({.seconds = step.zero ? scatter_seconds(layout, links, bucket.bytes)
-                                                           : all_reduce_seconds(layout, links, bucket.bytes),
-                                      .after = first_piece + bucket.last});
-        timeline.wire += step.zero ? scatter_wire_bytes(layout, bucket.bytes)
-                                   : all_reduce_wire_bytes(layout, bucket.bytes);
+void reduce_gradients(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
+                      const Links& links) {
+    for (auto bucket = step.buckets.rbegin(); bucket != step.buckets.rend(); ++bucket) {
+        const double bytes = bucket->elements * static_cast<double>(size_of(accumulator_of(step.dtype)));
+        const std::size_t last_piece = timeline.compute.size() - 1 - bucket->stage;
+        timeline.transfers.push_back({.seconds = step.zero ? scatter_seconds(layout, links, bytes)
+                                                           : all_reduce_seconds(layout, links, bytes),
+                                      .after = last_piece});
+        timeline.wire += step.zero ? scatter_wire_bytes(layout, bytes) : all_reduce_wire_bytes(layout, bytes);
     }
 }
 
@@ -101,9 +96,8 @@ Timeline timeline_of(const ParallelStep& step, const Passes& passes, const GpuLa
     }
     timeline.compute.insert(timeline.compute.end(), passes.backward.begin(), passes.backward.end());
     if (layout.gpus() == 1) return timeline;
-    const std::vector<double> elements = elements_by_piece(step.model);
-    if (step.zero) gather_values(timeline, step, elements, layout, links);
-    reduce_gradients(timeline, step, elements, layout, links);
+    if (step.zero) gather_values(timeline, step, layout, links);
+    reduce_gradients(timeline, step, layout, links);
     return timeline;
 }
 
@@ -131,12 +125,20 @@ std::vector<std::string> h200_provenance() {
         "beside them by 15% is assumed; no step on several GPUs was measured yet"};
 }
 
+double ParallelStep::elements() const {
+    double sum = 0;
+    for (const ParameterBucket& bucket : buckets) sum += bucket.elements;
+    return sum;
+}
+
 ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
-    return {.model = config.model,
-            .dtype = storage_dtype(config.dtype),
-            .micro_batch = config.micro_batch_size(gpus),
+    const DType dtype = storage_dtype(config.dtype);
+    return {.work = step_work(config.model, dtype, config.micro_batch_size(gpus)),
+            .dtype = dtype,
+            .layers = config.model.layers,
             .accumulation_steps = config.accumulation_steps(gpus),
-            .zero = config.zero == 1};
+            .zero = config.zero == 1,
+            .buckets = buckets_of(config.model)};
 }
 
 double work_seconds(const Work& work, DType dtype, const CostConstants& c) {
@@ -157,10 +159,8 @@ StepCost step_cost(const ParallelStep& step, const CostConstants& constants, con
     // The loss is summed over processes, with ZeRO-1 the gradient norm as well: a few bytes each.
     const double small_sums = (step.zero ? 2 : 1) * all_reduce_seconds(layout, links, 0);
     if (layout.gpus() > 1) cost.exposed = both - cost.compute + small_sums;
-    const double elements = parameter_elements(step.model).total(step.model.layers);
-    const double updated = elements / static_cast<double>(step.zero ? layout.gpus() : 1);
-    const StepWork work = step_work(step.model, step.dtype, step.micro_batch);
-    cost.update = updated * work.update_bytes_of_element / constants.update_bytes;
+    const double updated = step.elements() / static_cast<double>(step.zero ? layout.gpus() : 1);
+    cost.update = updated * step.work.update_bytes_of_element / constants.update_bytes;
     return cost;
 }
 

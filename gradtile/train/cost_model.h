@@ -46,19 +46,26 @@ CostConstants h200_constants();
 /// What those constants stand on, and what was not measured: lines for users.
 std::vector<std::string> h200_provenance();
 
-/// One process's part of a step.
+/// Parameters that a collective takes at once, in the order of the flat blocks.
+struct ParameterBucket {
+    double elements = 0;
+    /// Of its first parameter: 0 the embeddings, 1 .. layers the blocks, then the head. Forward needs it
+    /// first there, and backward completes its last gradient there.
+    std::size_t stage = 0;
+};
+
+/// One process's part of a step, as far as its time depends on it.
 struct ParallelStep {
-    ModelConfig model;  ///< with a vocabulary
+    StepWork work;  ///< of a micro-batch
     DType dtype = DType::f32;
-    std::int64_t micro_batch = 1;
+    std::int64_t layers = 0;
     std::int64_t accumulation_steps = 1;
     bool zero = false;  ///< ZeRO-1
+    std::vector<ParameterBucket> buckets;
+    double elements() const;  ///< of all buckets
 };
-/// What each of `gpus` processes does in a step of a valid run.
+/// What each of `gpus` processes does in a step of a valid run with a vocabulary.
 ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus);
-
-/// A collective takes gradients in pieces of at least so many bytes, in the order backward completes them.
-inline constexpr double bucket_bytes = 32.0 * (1 << 20);
 
 struct StepCost {
     double compute = 0;  ///< seconds of all forward and backward passes, alone

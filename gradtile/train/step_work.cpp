@@ -1,6 +1,5 @@
 #include <gradtile/train/step_work.h>
 
-#include <gradtile/layers/transformer.h>
 #include <gradtile/layers/vocabulary.h>
 
 namespace gradtile {
@@ -95,24 +94,6 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
             .block_backward = backward,
             .embed_backward = {.bytes = row_bytes * 4 * width},
             .update_bytes_of_element = update_bytes};
-}
-
-ParameterElements parameter_elements(const ModelConfig& model) {
-    ParameterStore parameters;
-    ModelConfig one = model;
-    one.layers = 1;
-    const Transformer transformer(one, parameters);
-    ParameterElements elements;
-    const auto all = parameters.parameters();
-    for (std::size_t i = 0; i < all.size(); ++i) {
-        const std::int64_t end = i + 1 < all.size() ? all[i + 1].offset() : parameters.flat_elements();
-        const std::string& name = all[i].name();
-        double& part = name.starts_with("h.")                                 ? elements.block
-                       : name.starts_with("wte.") || name.starts_with("wpe.") ? elements.embedding
-                                                                              : elements.head;
-        part += real(end - all[i].offset());
-    }
-    return elements;
 }
 
 }  // namespace gradtile

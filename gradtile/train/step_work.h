@@ -35,13 +35,4 @@ struct StepWork {
 /// Of `micro_batch` sequences of model.context tokens. The vocabulary must be set.
 StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_batch);
 
-/// Elements of the parameters' flat blocks by the part of the step whose backward completes their gradients.
-struct ParameterElements {
-    double embedding = 0;  ///< token and position embeddings; a tied head completes with them
-    double block = 0;      ///< of each block
-    double head = 0;       ///< the last norm and a head of its own
-    double total(std::int64_t layers) const { return embedding + static_cast<double>(layers) * block + head; }
-};
-ParameterElements parameter_elements(const ModelConfig& model);
-
 }  // namespace gradtile
