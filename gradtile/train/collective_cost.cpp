@@ -43,6 +43,12 @@ WireBytes all_reduce_wire_bytes(const GpuLayout& layout, double bytes) {
     return scatter_wire_bytes(layout, 2 * bytes);
 }
 
+/// Each passes everything on, a node's GPUs their part of it.
+WireBytes broadcast_wire_bytes(const GpuLayout& layout, double bytes) {
+    return {.nvlink = layout.per_node() > 1 ? bytes : 0,
+            .network = layout.nodes() > 1 ? bytes / real(layout.per_node()) : 0};
+}
+
 double scatter_seconds(const GpuLayout& layout, const Links& links, double bytes) {
     const double latency =
         real(layout.per_node() - 1) * links.nvlink.latency + real(layout.nodes() - 1) * links.network.latency;
@@ -53,6 +59,12 @@ double all_reduce_seconds(const GpuLayout& layout, const Links& links, double by
     const double latency = real(layout.per_node() - 1) * links.nvlink.latency +
                            tree_depth(layout.nodes()) * links.network.latency;
     return 2 * latency + transfer_seconds(all_reduce_wire_bytes(layout, bytes), links);
+}
+
+double broadcast_seconds(const GpuLayout& layout, const Links& links, double bytes) {
+    const double latency = real(layout.per_node() - 1) * links.nvlink.latency +
+                           tree_depth(layout.nodes()) * links.network.latency;
+    return latency + transfer_seconds(broadcast_wire_bytes(layout, bytes), links);
 }
 
 }  // namespace gradtile

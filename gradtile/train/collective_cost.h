@@ -44,9 +44,11 @@ struct WireBytes {
 /// reduce_scatter or all_gather, where all parts together have `bytes`; twice it is an all_reduce.
 WireBytes scatter_wire_bytes(const GpuLayout& layout, double bytes);
 WireBytes all_reduce_wire_bytes(const GpuLayout& layout, double bytes);
+WireBytes broadcast_wire_bytes(const GpuLayout& layout, double bytes);
 
 /// Seconds. One GPU takes none.
 double scatter_seconds(const GpuLayout& layout, const Links& links, double bytes);
 double all_reduce_seconds(const GpuLayout& layout, const Links& links, double bytes);
+double broadcast_seconds(const GpuLayout& layout, const Links& links, double bytes);
 
 }  // namespace gradtile

@@ -15,7 +15,8 @@ namespace {
 using nlohmann::json;
 
 bool is_collective(Timed what) {
-    return what == Timed::all_reduce || what == Timed::reduce_scatter || what == Timed::all_gather;
+    return what == Timed::all_reduce || what == Timed::reduce_scatter || what == Timed::all_gather ||
+           what == Timed::broadcast;
 }
 
 /// Takes the member out of the object, so that what is left are settings.
@@ -41,6 +42,11 @@ Measurement measurement_of(json object, const std::string& where) {
     take(object, "gpus", m.gpus, where);
     take(object, "bytes", m.bytes, where);
     take(object, "ms", m.ms, where);
+    if (is_collective(m.what)) {
+        double implied = 0;
+        take(object, "bus_gb_per_s", implied, where);
+        if (m.bytes < smallest_fitted_bytes) m.weight = 0;
+    }
     take(object, "weight", m.weight, where);
     take(object, "note", m.note, where);
     check(m.gpus >= 1, where, ": gpus: ", m.gpus, "; expected at least 1");
@@ -117,6 +123,9 @@ double Prepared::predicted_ms(const CostConstants& constants) const {
         case Timed::reduce_scatter:
         case Timed::all_gather:
             seconds = scatter_seconds(layout, links, measurement.bytes);
+            break;
+        case Timed::broadcast:
+            seconds = broadcast_seconds(layout, links, measurement.bytes);
             break;
     }
     return 1e3 * seconds;

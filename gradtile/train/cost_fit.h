@@ -16,7 +16,8 @@ enum class Timed {
     update,     ///< gradient norm and optimizer of one process's step
     all_reduce,
     reduce_scatter,  ///< bytes: what all processes' parts have together
-    all_gather       ///< the same
+    all_gather,      ///< the same
+    broadcast
 };
 
 struct Measurement {
@@ -30,8 +31,11 @@ struct Measurement {
 };
 
 /// One JSON object a line: {"what": "step", "gpus": 4, "ms": 30.1, "preset": "gpt2-124m", "batch": 64, ...},
-/// settings named as in a config file; {"what": "all_reduce", "gpus": 4, "bytes": 1048576, "ms": 0.03};
-/// optionally "weight" and "note". Throws Error "PATH:LINE: ..." on what is not understood.
+/// settings named as in a config file; {"what": "all_reduce", "gpus": 4, "bytes": 1048576, "ms": 0.03}, which
+/// `gradtile bench comm --json` prints; optionally "weight" and "note". Collectives of less than
+/// smallest_fitted_bytes have weight 0 unless they say otherwise: training's are larger, and NCCL has other
+/// protocols for small ones. Throws Error "PATH:LINE: ..." on what is not understood.
+inline constexpr double smallest_fitted_bytes = 4 << 20;
 std::vector<Measurement> read_measurements(const std::string& path);
 /// "step of gpt2-124m ..." is not told; this is: "4 GPUs, 64 x 1024, bf16, zero 1".
 std::string description_of(const Measurement& measurement);
@@ -56,7 +60,8 @@ struct EnumNames<Timed> {
                                          std::pair{Timed::update, std::string_view("update")},
                                          std::pair{Timed::all_reduce, std::string_view("all_reduce")},
                                          std::pair{Timed::reduce_scatter, std::string_view("reduce_scatter")},
-                                         std::pair{Timed::all_gather, std::string_view("all_gather")}};
+                                         std::pair{Timed::all_gather, std::string_view("all_gather")},
+                                         std::pair{Timed::broadcast, std::string_view("broadcast")}};
 };
 
 }  // namespace gradtile

@@ -126,19 +126,19 @@ TEST(Plan, FitPrintsConstantsAndDeviations) {
     const std::string path =
         place.write("measured.jsonl", R"({"what":"all_reduce","gpus":4,"bytes":1000000000,"ms":10})"
                                       "\n"
-                                      R"({"what":"all_reduce","gpus":4,"bytes":1000000,"ms":0.02})");
+                                      R"({"what":"all_reduce","gpus":4,"bytes":10000000,"ms":0.2})");
     const Outcome outcome = run({"plan", "--fit", path});
     expect_success(outcome);
     for (const char* part : {"nvlink_bytes", "nvlink_latency", "contention", "all_reduce", "off by %"})
         EXPECT_THAT(outcome.out, HasSubstr(part));
-    // Two measurements, two constants: 6 l + 1.5e9 / b = 10 ms, 6 l + 1.5e6 / b = 0.02 ms.
+    // Two measurements, two constants: 6 l + 1.5e9 / b = 10 ms, 6 l + 1.5e7 / b = 0.2 ms.
     const Outcome rows = run({"plan", "--fit", path, "--json"});
     expect_success(rows);
     std::istringstream lines(rows.out);
     for (std::string line; std::getline(lines, line);) {
         const json row = json::parse(line);
         if (row.value("constant", "") == "nvlink_bytes") {
-            EXPECT_NEAR(row.at("value").get<double>(), (1.5 - 0.0015) / 9.98 * 1e3, 1e-3);
+            EXPECT_NEAR(row.at("value").get<double>(), (1.5 - 0.015) / 9.8 * 1e3, 1e-3);
         }
         if (row.contains("deviation_percent")) {
             EXPECT_NEAR(row.at("deviation_percent").get<double>(), 0, 1e-6);

@@ -16,6 +16,7 @@ TEST(CollectiveCost, OneGpuSendsNothingAndTakesNoTime) {
     EXPECT_EQ(all_reduce_wire_bytes(alone, 1e9).total(), 0);
     EXPECT_EQ(all_reduce_seconds(alone, links, 1e9), 0);
     EXPECT_EQ(scatter_seconds(alone, links, 1e9), 0);
+    EXPECT_EQ(broadcast_seconds(alone, links, 1e9), 0);
 }
 
 /// A ring sends 2 (n - 1) / n of the bytes, whatever the links it is cut into.
@@ -37,6 +38,7 @@ TEST(CollectiveCost, OneNodeKnowsNoNetwork) {
     // Six steps of a ring, and 1.5 times the bytes.
     EXPECT_DOUBLE_EQ(all_reduce_seconds(node, links, 1e9), 6 * 5e-6 + 1.5e9 / 300e9);
     EXPECT_DOUBLE_EQ(scatter_seconds(node, links, 1e9), 3 * 5e-6 + 0.75e9 / 300e9);
+    EXPECT_DOUBLE_EQ(broadcast_seconds(node, links, 1e9), 3 * 5e-6 + 1e9 / 300e9);
     Links slow = links;
     slow.network = {.bytes_per_second = 1, .latency = 1};
     EXPECT_EQ(all_reduce_seconds(node, slow, 1e9), all_reduce_seconds(node, links, 1e9));

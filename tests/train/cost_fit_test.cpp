@@ -118,14 +118,18 @@ TEST(CostFit, MeasurementsAreReadLineByLine) {
         "measured.jsonl", R"({"what":"step","gpus":4,"ms":30.5,"weight":0.5,"note":"here",)"
                           R"("preset":"gpt2-124m","batch":64,"micro-batch":8,"zero":1,"dtype":"bf16"})"
                           "\n\n"
-                          R"({"what":"all_reduce","gpus":2,"ms":1,"bytes":1048576})"));
-    ASSERT_EQ(read.size(), 2u);
+                          R"({"what":"all_reduce","gpus":2,"ms":1,"bytes":1048576,"bus_gb_per_s":1.05})"
+                          "\n"
+                          R"({"what":"broadcast","gpus":2,"ms":1,"bytes":4194304})"));
+    ASSERT_EQ(read.size(), 3u);
     EXPECT_EQ(read[0].gpus, 4);
     EXPECT_EQ(read[0].weight, 0.5);
     EXPECT_EQ(read[0].config.zero, 1);
     EXPECT_EQ(description_of(read[0]), "here, 12 x 768, 16 x 1024 bf16, in 2, zero 1");
     EXPECT_EQ(read[1].what, Timed::all_reduce);
     EXPECT_EQ(description_of(read[1]), "1 MiB");
+    EXPECT_EQ(read[1].weight, 0);  // smaller than any bucket
+    EXPECT_EQ(read[2].weight, 1);
 }
 
 TEST(CostFit, WhatCannotBeReadIsNamedWithItsLine) {
