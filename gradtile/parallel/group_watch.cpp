@@ -104,12 +104,14 @@ void ProcessGroup::Watch::leave() {
     wait_until(lock, [&] { return left_; });
 }
 
-void ProcessGroup::Watch::fail(const std::string& message) {
+bool ProcessGroup::Watch::fail(const std::string& message) {
     std::unique_lock lock(mutex_);
-    if (lost_ || left_ || failing_) return;
+    if (left_) return rank_ == 0;  // what happens after the end happens to all
+    if (lost_ || failing_) return !others_tell_;
     failing_ = message.substr(0, most_exchanged_bytes);
     say({.kind = Message::Kind::failure, .step = step_, .text = *failing_});
     changed_.wait_for(lock, longest_failing, [&] { return lost_.has_value(); });
+    return !others_tell_;
 }
 
 // ---- The thread's side ----
@@ -210,6 +212,7 @@ void ProcessGroup::Watch::hear_of_loss(const Message& loss) {
                 concat("; rank ", rank_, " waited ", loss.texts.empty() ? "in " : "for it in ", waits_for_);
         // What this process itself ends with, or what all of them do.
         known = failing_ && failed && (loss.rank == rank_ || why == *failing_);
+        others_tell_ = known && loss.rank != rank_;
     }
     lose(line, !known);
 }

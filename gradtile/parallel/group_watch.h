@@ -23,7 +23,7 @@ struct ProcessGroup::Watch {
     bool begin_waiting(const char* what);
     void end_waiting();
     void leave();
-    void fail(const std::string& message);
+    bool fail(const std::string& message);
 
   private:
     void run();
@@ -61,6 +61,7 @@ struct ProcessGroup::Watch {
     std::optional<std::vector<std::string>> result_;
     std::optional<std::string> lost_;
     std::optional<std::string> failing_;
+    bool others_tell_ = false;  // of the failure
 
     std::thread thread_;
 };

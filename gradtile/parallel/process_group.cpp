@@ -168,10 +168,11 @@ void ProcessGroup::leave() {
     if (watch_) watch_->leave();
 }
 
-void ProcessGroup::fail(const std::string& message) noexcept {
+bool ProcessGroup::fail(const std::string& message) noexcept {
     try {
-        if (watch_) watch_->fail(message);
+        return !watch_ || watch_->fail(message);
     } catch (...) {  // its end is seen by its connection's
+        return true;
     }
 }
 

@@ -21,7 +21,7 @@ struct ProcessGroupOptions {
     double timeout = 300.0;  ///< seconds a process may be silent, or waited for
     /// Hears one line once a peer is lost, on the watch's thread, while the main thread may be stuck in a
     /// collective that will never end: so it ends the process, and does not return.
-    std::function<void(const std::string& line)> on_loss;
+    std::function<void(const std::string& line)> on_loss = {};
 };
 
 class ProcessGroup {
@@ -60,8 +60,9 @@ class ProcessGroup {
 
     /// The orderly end, once all have come to it.
     void leave();
-    /// Tells the others that this process ends with an error, before it does.
-    void fail(const std::string& message) noexcept;
+    /// Tells the others that this process ends with an error, before it does. False: all of them end with the
+    /// same one, and another process is to print it.
+    bool fail(const std::string& message) noexcept;
 
   private:
     struct Watch;

@@ -20,8 +20,8 @@ static_assert(std::atomic<int>::is_always_lock_free);
 std::array<struct sigaction, watched.size()> former;
 
 extern "C" void remember_signal(int number) {
-    int none = 0;
-    if (!received.compare_exchange_strong(none, number)) _exit(128 + number);
+    int first = 0;
+    if (!received.compare_exchange_strong(first, number) && first == number) _exit(128 + number);
 }
 
 }  // namespace

@@ -36,6 +36,13 @@ TEST(StopSignals, ASecondSignalEndsTheProcessAtOnce) {
     EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);
 }
 
+TEST(StopSignals, ASignalOfTheOtherKindIsTheSameRequest) {
+    const StopSignals signals;
+    raise(SIGTERM);
+    raise(SIGUSR1);
+    EXPECT_EQ(signals.signal(), SIGTERM);
+}
+
 TEST(StopSignals, GivesTheFormerHandlersBack) {
     { const StopSignals signals; }
     struct sigaction now {};
