@@ -29,8 +29,9 @@ std::vector<std::string> Outcome::error_lines() const {
 }
 
 Program::Program(const Arguments& arguments, const ProcessOptions& options) {
-    std::vector<char*> argv{const_cast<char*>(GRADTILE_PROGRAM)};
-    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    const Arguments command = options.through + Arguments{GRADTILE_PROGRAM} + arguments;
+    std::vector<char*> argv;
+    for (const std::string& argument : command) argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);
     const std::string out = (said_ / "out").string(), err = (said_ / "err").string();
     process_ = ::fork();
@@ -43,7 +44,8 @@ Program::Program(const Arguments& arguments, const ProcessOptions& options) {
         const rlimit limit{*options.largest_file, *options.largest_file};
         if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(125);
     }
-    ::execv(GRADTILE_PROGRAM, argv.data());
+    for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
+    ::execvp(argv[0], argv.data());
     ::_exit(126);
 }
 

@@ -28,6 +28,8 @@ struct Outcome {
 struct ProcessOptions {
     std::optional<std::uint64_t> largest_file = {};  ///< bytes (RLIMIT_FSIZE): a write beyond fails
     bool without_gpu = true;                         ///< hides the machine's GPUs
+    std::vector<std::pair<std::string, std::string>> environment = {};  ///< set on top of the test's own
+    Arguments through = {};  ///< what starts the program: mpirun -np 2
 };
 
 /// One run of the program, until wait(). A process that is still running is killed by the destructor.
