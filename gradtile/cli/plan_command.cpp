@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 #include <iostream>
+#include <map>
 #include <set>
 
 #include <nlohmann/json.hpp>
@@ -168,6 +169,13 @@ class Planner {
         return there;
     }
 
+    std::size_t memory_of(const MemoryRequest& request) const {
+        const auto [known, is_new] =
+            totals_.try_emplace(std::pair{request.micro_batch, request.optimizer_shards}, 0);
+        if (is_new) known->second = plan_memory(ctx_, request).total();
+        return known->second;
+    }
+
     Prediction predicted(const TrainConfig& there, std::int64_t gpus) const {
         const GpuLayout layout(gpus, flags_.gpus_per_node);
         const StepCost cost = step_cost(parallel_step(there, gpus), constants_, layout,
@@ -175,7 +183,7 @@ class Planner {
         const double tokens = static_cast<double>(there.batch * there.model.context);
         return {.layout = layout,
                 .batch = there.batch,
-                .memory = plan_memory(ctx_, memory_request(there, Device::cuda(), gpus)).total(),
+                .memory = memory_of(memory_request(there, Device::cuda(), gpus)),
                 .cost = cost,
                 .tokens_per_second = tokens / cost.seconds()};
     }
@@ -184,6 +192,7 @@ class Planner {
     CostConstants constants_;
     Link network_;
     Context ctx_;
+    mutable std::map<std::pair<std::int64_t, std::int64_t>, std::size_t> totals_;  // dry runs take time
 };
 
 nlohmann::json json_of(const Prediction& p) {
@@ -226,11 +235,11 @@ void print_json(const Planner& planner, const Flags& flags) {
 
 void print_plan(const Planner& planner, const Flags& flags) {
     const TrainConfig& c = planner.config;
+    const MemoryPlan memory = planner.memory();  // may be refused: before anything is printed
     std::cout << c.batch << " sequences of " << c.model.context << " tokens a step; each of " << flags.gpus
               << (flags.gpus == 1 ? " GPU" : " GPUs") << " does " << c.accumulation_steps(flags.gpus) << " x "
-              << c.micro_batch_size(flags.gpus) << "; " << name_of(c.dtype) << ", zero " << c.zero << '\n';
-    const MemoryPlan memory = planner.memory();
-    std::cout << memory << (memory.total() <= planner.budget() ? "fits into " : "does not fit into ")
+              << c.micro_batch_size(flags.gpus) << "; " << name_of(c.dtype) << ", zero " << c.zero << '\n'
+              << memory << (memory.total() <= planner.budget() ? "fits into " : "does not fit into ")
               << flags.gpu_memory << " GiB: " << planner.what_fits() << "\n\n"
               << std::flush;
 

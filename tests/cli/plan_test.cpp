@@ -164,6 +164,7 @@ TEST(Plan, WhatIsWrongGetsOneLine) {
     expect_refused(run({"plan", "--nvlink-bandwidth", "inf"}), {"--nvlink-bandwidth"});
     expect_refused(run({"plan", "--fit", "absent.jsonl"}), {"absent.jsonl", "cannot be opened"});
     expect_refused(run({"plan", "--lr", "1"}), {"--lr"});
+    expect_refused(run({"plan", "--batch", "1000000000000000000"}), {"1000000000000000000", "more elements"});
 }
 
 }  // namespace
