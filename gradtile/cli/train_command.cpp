@@ -1,14 +1,11 @@
 // gradtile train: a new run from a preset, a config file and flags, or an old one going on; as one process,
 // as one of several that a launcher has started, or as the launcher.
-#include <unistd.h>
-
 #include <cstdio>
 #include <iostream>
 
 #include <gradtile/cli/commands.h>
-#include <gradtile/cli/launcher.h>
+#include <gradtile/cli/group_member.h>
 #include <gradtile/cli/setting_flags.h>
-#include <gradtile/parallel/process_group.h>
 #include <gradtile/train/device_peak.h>
 #include <gradtile/train/progress.h>
 #include <gradtile/train/stop_signals.h>
@@ -23,11 +20,9 @@ struct Flags {
     std::string preset, config_file, resume;
     std::int64_t stop_after = 0;
     bool memory = false, quiet = false;
-    double timeout = ProcessGroupOptions{}.timeout;
-    std::optional<std::int64_t> gpus, processes, restarts;
+    GroupFlags group;
+    std::optional<std::int64_t> restarts;
 };
-
-constexpr int exit_lost_peer = 3;  // beside 0, 1 (an error of this process) and 2 (the command line)
 
 /// Preset, then config file, then flags: the later wins.
 TrainConfig config_of(const Flags& flags) {
@@ -124,75 +119,19 @@ int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group
     return summary.saved || config.out.empty() ? 0 : 1;
 }
 
-/// One line in one piece, as several processes may write to the same place.
-void print_line(const std::string& line) {
-    const std::string whole = concat("gradtile: ", line, '\n');
-    static_cast<void>(!::write(STDERR_FILENO, whole.data(), whole.size()));
-}
-
-/// Without destructors, and without MPI's own end: both may wait for others that are gone.
-[[noreturn]] void end_at_once(int exit_code) {
-    // Whoever holds the stream may be stuck.
-    if (::ftrylockfile(stdout) == 0) ::fflush_unlocked(stdout);
-    ::_exit(exit_code);
-}
-
-std::shared_ptr<ProcessGroup> join_group(const RankEnvironment& environment, double timeout) {
-    ProcessGroupOptions options{.timeout = timeout};
-    options.on_loss = [rank = environment.rank](const std::string& line) {
-        print_line(concat("rank ", rank, ": ", line));
-        end_at_once(exit_lost_peer);
-    };
-    try {
-        return std::make_shared<ProcessGroup>(environment, std::move(options));
-    } catch (const Error& error) {
-        print_line(concat("rank ", environment.rank, ": ", error.what()));
-        end_at_once(exit_lost_peer);
-    }
-}
-
 /// This process's part in the training.
 int train(const Flags& flags) {
     check(flags.stop_after >= 0, "--stop-after: ", flags.stop_after, "; expected a step number");
-    constexpr double longest_timeout = 1e7;
-    check(flags.timeout > 0.0 && flags.timeout <= longest_timeout, "--timeout: ", flags.timeout,
-          "; expected seconds, more than 0 and at most ", longest_timeout);
     const StopSignals signals;
-    const RankEnvironment environment = read_rank_environment();
-    if (environment.size == 1) {
-        const auto alone = std::make_shared<ProcessGroup>();
-        return train_to_end(flags, *make_trainer(flags, alone), *alone, signals);
-    }
-    const std::shared_ptr<ProcessGroup> group = join_group(environment, flags.timeout);
     std::unique_ptr<Trainer> trainer;  // outlives an error: its end may wait for the others
-    try {
+    return run_in_group(flags.group.timeout, [&](const std::shared_ptr<ProcessGroup>& group) {
         trainer = make_trainer(flags, group);
-        const int exit_code = train_to_end(flags, *trainer, *group, signals);
-        group->leave();
-        return exit_code;
-    } catch (const std::exception& error) {
-        if (group->fail(error.what())) print_line(concat("rank ", group->rank(), ": ", error.what()));
-        end_at_once(1);
-    }
-}
-
-// ---- Launching ----
-
-/// Of a flag that only counts something.
-int count_of(const char* flag, std::int64_t value, std::int64_t least) {
-    constexpr std::int64_t most = 4096;
-    check(value >= least && value <= most, flag, ": ", value, "; expected ", least, " to ", most);
-    return static_cast<int>(value);
+        return train_to_end(flags, *trainer, *group, signals);
+    });
 }
 
 /// As the parent of the processes that train.
 int launch_training(const Flags& flags) {
-    check(!flags.gpus || !flags.processes, "--gpus and --processes: expected one of them");
-    const RankEnvironment environment = read_rank_environment();
-    const char* const flag = flags.gpus ? "--gpus" : flags.processes ? "--processes" : "--restarts";
-    check(environment.size == 1, flag, ": this is already rank ", environment.rank, " of ", environment.size,
-          " that ", environment.launcher, " has started; leave it out");
-
     TrainConfig config;  // what is wrong with it is said once, here
     if (flags.resume.empty()) {
         config = config_of(flags);
@@ -200,27 +139,13 @@ int launch_training(const Flags& flags) {
         resume_of(flags);
         flags.settings.apply(config);
     }
-    Launch launch{.directory = flags.resume.empty() ? config.out : flags.resume};
-    if (flags.gpus) {
-        launch.processes = count_of("--gpus", *flags.gpus, 1);
-        check(config.device != DeviceChoice::cpu,
-              "--gpus: does not go with --device cpu; expected --processes N for processes on the CPU");
-        const int present = cuda_device_count();
-        check(launch.processes <= present, "--gpus: ", launch.processes, "; this host has ", present);
-    } else if (flags.processes) {
-        launch.processes = count_of("--processes", *flags.processes, 1);
-        check(config.device != DeviceChoice::cuda,
-              "--processes: starts processes on the CPU; expected --gpus N for GPUs");
-        launch.through = Launch::Through::mpirun;
-    }
+    Launch launch = launch_of(flags.group, config.device, "--restarts");
+    launch.directory = flags.resume.empty() ? config.out : flags.resume;
     if (flags.resume.empty()) validate(config, launch.processes);
     if (flags.restarts) launch.restarts = count_of("--restarts", *flags.restarts, 0);
-
-    launch.arguments = own_arguments_without({"--gpus", "--processes", "--restarts"});
-    if (flags.processes) launch.arguments.insert(launch.arguments.end(), {"--device", "cpu"});
     launch.resume_arguments = launch.arguments;
     if (flags.resume.empty()) {  // the run knows its settings
-        launch.resume_arguments = {"train", "--resume", config.out, "--timeout", concat(flags.timeout)};
+        launch.resume_arguments = {"train", "--resume", config.out, "--timeout", concat(flags.group.timeout)};
         if (flags.stop_after > 0)
             launch.resume_arguments.insert(launch.resume_arguments.end(),
                                            {"--stop-after", concat(flags.stop_after)});
@@ -242,19 +167,14 @@ void add_train(CommandLine& program) {
     command.add_value<std::int64_t>("--stop-after",
                                     "stop after this step; a later --resume goes on unchanged",
                                     [flags](const std::int64_t& step) { flags->stop_after = step; });
-    command.add_value("--timeout", flags->timeout,
-                      "of several processes: seconds one may be silent or waited for");
-    const auto count = [&](const char* flag, const char* help, std::optional<std::int64_t>& value) {
-        command.add_value<std::int64_t>(flag, help, [flags, &value](const std::int64_t& n) { value = n; });
-    };
-    count("--gpus", "train on this many GPUs of this host, with a process for each", flags->gpus);
-    count("--processes", "train on the CPU with this many processes, through mpirun", flags->processes);
-    count("--restarts", "after a failure start again from the last sound checkpoint, at most this often",
-          flags->restarts);
+    add_group_flags(command, "train", flags->group);
+    command.add_value<std::int64_t>(
+        "--restarts", "after a failure start again from the last sound checkpoint, at most this often",
+        [flags](const std::int64_t& n) { flags->restarts = n; });
     command.add_switch("--memory", flags->memory, "print the memory plan and stop");
     command.add_switch("--quiet", flags->quiet, "no progress line");
     command.on_chosen([flags] {
-        return flags->gpus || flags->processes || flags->restarts ? launch_training(*flags) : train(*flags);
+        return flags->group.launches() || flags->restarts ? launch_training(*flags) : train(*flags);
     });
 }
 
