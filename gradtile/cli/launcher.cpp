@@ -25,7 +25,7 @@ namespace {
 using std::chrono::seconds;
 
 // A process that another one's failure has reached ends within 5 s; who has not by then, will not.
-constexpr auto grace_of_survivors = seconds(10);
+constexpr auto grace_of_survivors = seconds(5);
 // What a process ends with that was only told of another's failure.
 constexpr int told_of_a_loss = 3;
 constexpr int misunderstood_command_line = 2;
