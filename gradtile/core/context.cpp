@@ -19,6 +19,12 @@ Context Context::with_allocator(std::shared_ptr<Allocator> allocator) const {
     return copy;
 }
 
+Context Context::with_own_stream() const {
+    Context copy = *this;
+    if (device().is_cuda()) copy.stream_ = cuda::make_stream(device(), cuda::StreamPriority::high);
+    return copy;
+}
+
 Context Context::plan(std::shared_ptr<Arena> planning_arena) const {
     Context copy = *this;
     copy.allocator_ = std::move(planning_arena);  // of any device: nothing is computed, nothing is touched

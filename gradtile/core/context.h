@@ -28,6 +28,9 @@ class Context {
 
     /// The same context, allocating from another source (an activation arena).
     Context with_allocator(std::shared_ptr<Allocator> allocator) const;
+    /// The same context on a stream of its own, whose work goes first where both have some: for exchanges
+    /// beside the computation, not for matrix products, which share a workspace. On the CPU the same context.
+    Context with_own_stream() const;
     /// The same context for a dry run: shapes are checked and memory is counted in the planning arena, but no
     /// operator computes. Running a step under it gives the step's exact activation memory.
     Context plan(std::shared_ptr<Arena> planning_arena) const;

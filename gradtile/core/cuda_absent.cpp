@@ -39,7 +39,7 @@ DeviceMemory device_memory(Device) {
 DeviceProperties device_properties(Device) {
     operator_absent();
 }
-std::shared_ptr<void> make_stream(Device) {
+std::shared_ptr<void> make_stream(Device, StreamPriority) {
     operator_absent();
 }
 std::shared_ptr<GemmState> make_gemm_state(Device) {
@@ -63,6 +63,9 @@ Event::Event(Device) {
 }
 Event::~Event() = default;
 void Event::record(void*) const {
+    operator_absent();
+}
+void Event::wait_in(void*) const {
     operator_absent();
 }
 double Event::milliseconds_since(const Event&) const {

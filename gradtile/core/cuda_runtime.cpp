@@ -134,11 +134,14 @@ DeviceProperties device_properties(Device device) {
             .clock_hz = 1e3 * kilohertz};
 }
 
-std::shared_ptr<void> make_stream(Device device) {
+std::shared_ptr<void> make_stream(Device device, StreamPriority priority) {
     use_device(device);
     check_kernels_run(device);
+    int lowest = 0, highest = 0;
+    cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     cudaStream_t stream = nullptr;
-    cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cuda_check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                            priority == StreamPriority::high ? highest : lowest));
     return {stream, [](void* s) { (void)cudaStreamDestroy(static_cast<cudaStream_t>(s)); }};
 }
 

@@ -20,7 +20,8 @@ void device_free(Device device, std::byte* data) noexcept;
 /// Host memory that the device reads and writes by itself.
 std::byte* page_locked_malloc(Device device, std::size_t bytes);
 void page_locked_free(Device device, std::byte* data) noexcept;
-std::shared_ptr<void> make_stream(Device device);
+enum class StreamPriority { normal, high };
+std::shared_ptr<void> make_stream(Device device, StreamPriority priority = StreamPriority::normal);
 /// What the matrix products of one stream share (gemm_state.h); allocates their workspace.
 std::shared_ptr<GemmState> make_gemm_state(Device device);
 /// Waits for the work enqueued on a stream; throws what that work reported.

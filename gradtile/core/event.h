@@ -1,5 +1,5 @@
 #pragma once
-/// Event: a mark in a stream, to time what the device does between two of them.
+/// Event: a mark in a stream, for another stream to wait for, or to time what the device does between two.
 #include <gradtile/core/device.h>
 
 namespace gradtile::cuda {
@@ -13,6 +13,8 @@ class Event {
 
     /// Sets the mark behind the work enqueued on a stream (cudaStream_t) so far.
     void record(void* stream) const;
+    /// Work enqueued on `stream` from now on runs after what the mark stands behind.
+    void wait_in(void* stream) const;
     /// Waits until the device has come to this mark.
     double milliseconds_since(const Event& start) const;
 

@@ -19,6 +19,10 @@ void Event::record(void* stream) const {
     cuda_check(cudaEventRecord(static_cast<cudaEvent_t>(event_), static_cast<cudaStream_t>(stream)));
 }
 
+void Event::wait_in(void* stream) const {
+    cuda_check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event_)));
+}
+
 double Event::milliseconds_since(const Event& start) const {
     const auto begin = static_cast<cudaEvent_t>(start.event_), end = static_cast<cudaEvent_t>(event_);
     float milliseconds = 0;

@@ -40,12 +40,16 @@ Parameter ParameterStore::add(std::string name, const Shape& shape, Init init, s
     return parameters_.back();
 }
 
-void ParameterStore::allocate(const Context& ctx, DType dtype) {
+void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions& options) {
     check(!allocated(), "parameter store: allocated twice");
+    check(options.multiple >= 1 && options.multiple % parameter_alignment == 0,
+          "parameter store: blocks of a multiple of ", options.multiple, " elements; expected one of ",
+          parameter_alignment);
     dtype_ = dtype;
+    flat_elements_ = rounded_up(flat_elements_, options.multiple);
     values_ = zeros(ctx, {flat_elements_}, dtype);
     gradients_ = zeros(ctx, {flat_elements_}, accumulator_of(dtype));
-    if (is_16_bit(dtype)) master_ = zeros(ctx, {flat_elements_}, DType::f32);
+    if (is_16_bit(dtype) && options.masters) master_ = zeros(ctx, {flat_elements_}, DType::f32);
     for (Parameter& parameter : parameters_) {
         Parameter::Entry& entry = *parameter.entry_;
         entry.value = view_of(values_, entry.offset, entry.shape);
@@ -56,8 +60,9 @@ void ParameterStore::allocate(const Context& ctx, DType dtype) {
 }
 
 void ParameterStore::initialize(const Context& ctx, Seed seed) {
+    const Tensor drawn = is_16_bit(dtype_) && !has_master() ? gradients_ : master();
     for (const Parameter& parameter : parameters_) {
-        const Tensor target = master_of(parameter);
+        const Tensor target = view_of(drawn, parameter.offset(), parameter.shape());
         if (parameter.init().kind == Init::Kind::constant) {
             fill(ctx, target, parameter.init().value);
         } else {
@@ -65,7 +70,7 @@ void ParameterStore::initialize(const Context& ctx, Seed seed) {
                         Seed{mix_seed(seed.value, hash_of(parameter.name()))});
         }
     }
-    if (has_master()) copy(ctx, values_, master_);
+    if (is_16_bit(dtype_)) copy(ctx, values_, drawn);
 }
 
 const Parameter& ParameterStore::find(const std::string& name) const {

@@ -59,6 +59,19 @@ class Parameter {
     std::shared_ptr<Entry> entry_;
 };
 
+/// A stretch of the flat blocks, in elements.
+struct FlatRange {
+    std::int64_t begin = 0, length = 0;
+    std::int64_t end() const { return begin + length; }
+    bool operator==(const FlatRange&) const = default;
+};
+
+struct FlatOptions {
+    /// The blocks' length is a multiple of it, itself one of 64: so that processes can have equal parts.
+    std::int64_t multiple = 64;
+    bool masters = true;  ///< float32 masters for 16-bit values
+};
+
 class ParameterStore {
   public:
     ParameterStore() = default;
@@ -72,9 +85,10 @@ class ParameterStore {
 
     /// Lays all parameters out in flat blocks (each starts at a multiple of 64 elements; the padding stays
     /// zero). Values in `dtype`; gradients in accumulator_of(dtype), zeroed; 16-bit values get a float32
-    /// master copy.
-    void allocate(const Context& ctx, DType dtype);
-    /// Draws every parameter anew from (seed, name); masters first, values rounded from them.
+    /// master copy, unless somebody else keeps it.
+    void allocate(const Context& ctx, DType dtype, const FlatOptions& options = {});
+    /// Draws every parameter anew from (seed, name); masters first, values rounded from them. Where 16-bit
+    /// values have no masters here, the block of gradients holds them afterwards.
     void initialize(const Context& ctx, Seed seed);
 
     bool allocated() const { return values_.defined(); }

@@ -41,6 +41,7 @@ class Communicator {
     virtual void sum_parts(const Context& ctx, const Tensor& whole, const Tensor& part) const = 0;
     virtual void gather(const Context& ctx, const Tensor& part, const Tensor& whole) const = 0;
     virtual void send_from(const Context& ctx, const Tensor& x, int root) const = 0;
+    virtual void wait_for_all(const Context& ctx) const = 0;
     int rank_, size_;
 };
 

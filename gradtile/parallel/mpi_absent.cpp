@@ -1,24 +1,31 @@
-// A build without MPI.
+// The MPI side of a build without MPI.
 #include <gradtile/core/check.h>
+#include <gradtile/parallel/communicator_backend.h>
 #include <gradtile/parallel/mpi.h>
 
-namespace gradtile::mpi {
-namespace {
-
-[[noreturn]] void refuse() {
-    throw Error("gradtile was built without MPI");
-}
-
-}  // namespace
+namespace gradtile {
+namespace mpi {
 
 bool is_built_in() {
     return false;
 }
+
 World start() {
-    refuse();
-}
-std::string broadcast(const std::string&) {
-    refuse();
+    throw Error(
+        "mpi: this gradtile was built without MPI, which several processes on the CPU need; install "
+        "libopenmpi-dev and build again");
 }
 
-}  // namespace gradtile::mpi
+std::string broadcast(const std::string&) {
+    start();
+    return {};
+}
+
+}  // namespace mpi
+
+std::unique_ptr<Communicator> cpu::make_mpi_communicator(ProcessGroup&) {
+    mpi::start();
+    return nullptr;
+}
+
+}  // namespace gradtile

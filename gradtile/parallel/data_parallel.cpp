@@ -1,0 +1,198 @@
+#include <gradtile/parallel/data_parallel.h>
+
+#include <algorithm>
+#include <optional>
+
+#include <gradtile/core/event.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+constexpr std::int64_t alignment = 64;  // elements; that of parameters in the flat blocks
+
+std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
+Tensor part_of(const Tensor& flat, const FlatRange& range) {
+    return flat.slice(0, range.begin, range.length);
+}
+
+bool overlap(const FlatRange& range, const Parameter& parameter) {
+    return parameter.offset() < range.end() &&
+           parameter.offset() + parameter.shape().elements() > range.begin;
+}
+
+}  // namespace
+
+std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, std::int64_t elements,
+                                        std::int64_t at_least, std::int64_t multiple) {
+    std::vector<FlatRange> buckets;
+    std::int64_t begin = 0;
+    const auto cut_at = [&](std::int64_t end) {
+        buckets.push_back({begin, end - begin});
+        begin = end;
+    };
+    for (const Parameter& parameter : parameters) {
+        const std::int64_t border = std::min(rounded_up(parameter.offset(), multiple), elements);
+        if (border - begin >= at_least) cut_at(border);
+    }
+    if (begin < elements) cut_at(elements);
+    return buckets;
+}
+
+std::int64_t flat_multiple(int parts) {
+    return alignment * parts;
+}
+
+/// A bucket, and how far it is in this step.
+struct DataParallel::Bucket {
+    FlatRange range;
+    FlatRange packed;                            // of this process's part, when sharded
+    std::int64_t parameters = 0;                 // that have elements in it
+    std::int64_t waiting_for = 0;                // of them
+    std::unique_ptr<cuda::Event> gathered = {};  // its values are there; on a GPU
+};
+
+/// Exchanges have a stream of their own on a GPU; here the two meet.
+class DataParallel::Crossing {
+  public:
+    explicit Crossing(const Context& ctx)
+        : exchange_(ctx.with_own_stream().with_allocator(system_allocator(ctx.device()))) {
+        if (!ctx.device().is_cuda()) return;
+        computed_.emplace(ctx.device());
+        exchanged_.emplace(ctx.device());
+    }
+    /// Where to exchange what ctx's stream has computed so far.
+    const Context& after(const Context& ctx) const {
+        if (computed_) {
+            computed_->record(ctx.stream());
+            computed_->wait_in(exchange_.stream());
+        }
+        return exchange_;
+    }
+    /// Work on ctx's stream from now on finds everything exchanged.
+    void back(const Context& ctx) const {
+        if (!exchanged_) return;
+        exchanged_->record(exchange_.stream());
+        exchanged_->wait_in(ctx.stream());
+    }
+
+  private:
+    Context exchange_;
+    std::optional<cuda::Event> computed_, exchanged_;
+};
+
+DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
+                           const DataParallelOptions& options)
+    : store_(store), communicator_(communicator), options_(options), gradients_(store.gradients()) {
+    const int processes = communicator.size();
+    options_.sharded = options.sharded && processes > 1;
+    const std::int64_t multiple = flat_multiple(is_sharded() ? processes : 1);
+    check(store.flat_elements() % multiple == 0, "data parallel: flat blocks of ", store.flat_elements(),
+          " elements; expected a multiple of ", multiple);
+    if (processes == 1) return;
+    crossing_ = std::make_unique<Crossing>(ctx);
+    std::int64_t packed = 0;
+    for (const FlatRange& range :
+         cut_into_buckets(store.parameters(), store.flat_elements(), options.bucket_elements, multiple)) {
+        Bucket& bucket = buckets_.emplace_back();
+        bucket.range = range;
+        bucket.packed = {packed, range.length / processes};
+        packed = bucket.packed.end();
+        for (const Parameter& parameter : store.parameters())
+            if (overlap(range, parameter)) ++bucket.parameters;
+        if (!options_.sharded) continue;
+        own_ranges_.push_back(own_part(range));
+        if (ctx.device().is_cuda()) bucket.gathered = std::make_unique<cuda::Event>(ctx.device());
+    }
+    if (options_.sharded) gradients_ = zeros(ctx, {packed}, store.gradients().dtype());
+}
+
+DataParallel::~DataParallel() = default;
+
+FlatRange DataParallel::own_part(const FlatRange& bucket) const {
+    const std::int64_t length = bucket.length / communicator_.size();
+    return {bucket.begin + communicator_.rank() * length, length};
+}
+
+std::int64_t DataParallel::own_elements() const {
+    return gradients_.elements();
+}
+
+GradientReady DataParallel::sum_when_ready(const Context& ctx) {
+    if (buckets_.empty() || ctx.is_planning()) return {};
+    for (Bucket& bucket : buckets_) bucket.waiting_for = bucket.parameters;
+    return [this, ctx](const Parameter& parameter) {
+        // Backward finishes the last parameters first, and so do the sums of those that span several buckets.
+        for (std::size_t i = buckets_.size(); i-- > 0;)
+            if (overlap(buckets_[i].range, parameter) && --buckets_[i].waiting_for == 0)
+                sum_bucket(ctx, buckets_[i]);
+    };
+}
+
+void DataParallel::sum_bucket(const Context& ctx, Bucket& bucket) {
+    const Context& exchange = crossing_->after(ctx);
+    const Tensor of_process = part_of(store_.gradients(), bucket.range);
+    if (!is_sharded()) {
+        communicator_.all_reduce(exchange, of_process);
+        return;
+    }
+    communicator_.reduce_scatter(exchange, of_process, part_of(gradients_, bucket.packed));
+    fill(exchange, of_process, 0.0);
+}
+
+void DataParallel::finish_gradients(const Context& ctx) {
+    if (buckets_.empty() || ctx.is_planning()) return;
+    for (const Bucket& bucket : buckets_)
+        check(bucket.waiting_for == 0, "data parallel: ", bucket.waiting_for, " gradients of elements ",
+              bucket.range.begin, " to ", bucket.range.end(), " were not announced");
+    crossing_->back(ctx);
+}
+
+void DataParallel::sum(const Context& ctx, const Tensor& x) const {
+    if (buckets_.empty() || ctx.is_planning()) return;
+    communicator_.all_reduce(crossing_->after(ctx), x);
+    crossing_->back(ctx);
+}
+
+void DataParallel::start_gathering_values(const Context& ctx) {
+    gathered_ = 0;
+    if (!is_sharded() || ctx.is_planning()) return;
+    const Context& exchange = crossing_->after(ctx);
+    for (std::size_t i = 0; i < buckets_.size(); ++i) {
+        communicator_.all_gather(exchange, part_of(store_.values(), own_ranges_[i]),
+                                 part_of(store_.values(), buckets_[i].range));
+        if (buckets_[i].gathered) buckets_[i].gathered->record(exchange.stream());
+    }
+}
+
+void DataParallel::wait_for_values(const Context& ctx, const Parameter& last) {
+    if (!is_sharded() || ctx.is_planning()) return;
+    const std::int64_t end = last.offset() + last.padded_value().elements();
+    for (; gathered_ < buckets_.size() && buckets_[gathered_].range.begin < end; ++gathered_)
+        if (buckets_[gathered_].gathered) buckets_[gathered_].gathered->wait_in(ctx.stream());
+}
+
+void DataParallel::gather_values(const Context& ctx) {
+    if (!is_sharded() || ctx.is_planning()) return;
+    start_gathering_values(ctx);
+    wait_for_values(ctx, store_.parameters().back());
+    crossing_->back(ctx);
+}
+
+void DataParallel::unpack(const Context& ctx, const Tensor& packed, const Tensor& whole) const {
+    const Context& exchange = crossing_->after(ctx);
+    for (std::size_t i = 0; i < buckets_.size(); ++i)
+        communicator_.all_gather(exchange, part_of(packed, buckets_[i].packed),
+                                 part_of(whole, buckets_[i].range));
+    crossing_->back(ctx);
+}
+
+void DataParallel::pack(const Context& ctx, const Tensor& whole, const Tensor& packed) const {
+    for (std::size_t i = 0; i < buckets_.size(); ++i)
+        copy(ctx, part_of(packed, buckets_[i].packed), part_of(whole, own_ranges_[i]));
+}
+
+}  // namespace gradtile

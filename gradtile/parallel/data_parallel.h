@@ -1,0 +1,90 @@
+#pragma once
+/// DataParallel: what processes that train copies of one model exchange in a step. Gradients are summed over
+/// processes bucket by bucket while the backward pass still runs; scaling each process's loss by 1 /
+/// processes makes the sum the average.
+///
+/// Replicated, every process then holds all sums and updates everything. Sharded (ZeRO-1: Rajbhandari et al.
+/// 2020, "ZeRO: memory optimizations toward training trillion parameter models") a process gets the sums of
+/// its own part only, updates that, and the values are gathered at the start of the next step, beside its
+/// forward pass.
+///
+/// On a GPU exchanges run on a stream of their own and can be captured with the step; on the CPU a call
+/// returns when it is done.
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <gradtile/core/parameter_store.h>
+#include <gradtile/layers/gradient_ready.h>
+#include <gradtile/parallel/communicator.h>
+
+namespace gradtile {
+
+/// The flat blocks of `elements`, cut near borders of parameters into stretches that are multiples of
+/// `multiple` and hold `at_least` elements where there are as many. A large parameter is not cut: one
+/// exchange of it is faster than several.
+std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, std::int64_t elements,
+                                        std::int64_t at_least, std::int64_t multiple);
+
+/// What the flat blocks' length must be a multiple of, for parts that are equal and aligned.
+std::int64_t flat_multiple(int parts);
+
+struct DataParallelOptions {
+    bool sharded = false;
+    std::int64_t bucket_elements = 6 << 20;  ///< 24 MiB of gradients: a block of GPT-2 124M
+};
+
+class DataParallel {
+  public:
+    /// For an allocated store, whose blocks are, when sharded, a multiple of flat_multiple(processes). Store
+    /// and communicator must outlive it.
+    DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
+                 const DataParallelOptions& options);
+    ~DataParallel();
+
+    // ---- Gradients ----
+    /// For the backward pass after which a step's gradients are complete: starts each bucket's sum when the
+    /// last gradient in it is ready. Empty where there is nothing to sum.
+    GradientReady sum_when_ready(const Context& ctx);
+    /// What runs on ctx's stream from now on finds gradients() summed.
+    void finish_gradients(const Context& ctx);
+    /// All gradients of the store, or, sharded, this process's part, packed; the store's are zero then.
+    const Tensor& gradients() const { return gradients_; }
+    /// x = its sum over processes, for the few numbers beside gradients. In the order of ctx's stream.
+    void sum(const Context& ctx, const Tensor& x) const;
+
+    // ---- Values, when sharded ----
+    bool is_sharded() const { return options_.sharded; }
+    /// What this process updates, in the order in which its part is packed.
+    const std::vector<FlatRange>& own_ranges() const { return own_ranges_; }
+    std::int64_t own_elements() const;
+    /// Starts bringing everybody's values together.
+    void start_gathering_values(const Context& ctx);
+    /// Work on ctx's stream from now on finds the values of all parameters up to this one.
+    void wait_for_values(const Context& ctx, const Parameter& last);
+    /// Both, for all parameters.
+    void gather_values(const Context& ctx);
+
+    // ---- Optimizer state, when sharded; collective ----
+    /// whole [flat] = the packed parts of all processes.
+    void unpack(const Context& ctx, const Tensor& packed, const Tensor& whole) const;
+    /// packed = this process's part of whole.
+    void pack(const Context& ctx, const Tensor& whole, const Tensor& packed) const;
+
+  private:
+    struct Bucket;
+    class Crossing;  // of the computing stream to the exchanging one, and back
+    void sum_bucket(const Context& ctx, Bucket& bucket);
+    FlatRange own_part(const FlatRange& bucket) const;
+
+    const ParameterStore& store_;
+    const Communicator& communicator_;
+    DataParallelOptions options_;
+    std::unique_ptr<Crossing> crossing_;
+    std::vector<Bucket> buckets_;
+    std::vector<FlatRange> own_ranges_;
+    Tensor gradients_;
+    std::size_t gathered_ = 0;  // buckets whose values the computing stream has waited for
+};
+
+}  // namespace gradtile

@@ -1,0 +1,24 @@
+#pragma once
+/// NCCL, loaded when several GPUs first need it: a run on one GPU, or on the CPU, does not.
+#include <nccl.h>
+
+namespace gradtile::cuda {
+
+struct Nccl {
+    decltype(&ncclGetUniqueId) get_unique_id;
+    decltype(&ncclCommInitRank) comm_init_rank;
+    decltype(&ncclCommAbort) comm_abort;
+    decltype(&ncclCommGetAsyncError) comm_get_async_error;
+    decltype(&ncclAllReduce) all_reduce;
+    decltype(&ncclReduceScatter) reduce_scatter;
+    decltype(&ncclAllGather) all_gather;
+    decltype(&ncclBroadcast) broadcast;
+    decltype(&ncclGetErrorString) error_string;
+};
+/// Throws Error when the library cannot be loaded.
+const Nccl& nccl();
+
+/// Throws Error with NCCL's message unless the result is ncclSuccess.
+void nccl_check(ncclResult_t result, const char* what);
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,138 @@
+// Collectives between GPUs, one process each.
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <string_view>
+
+#include <gradtile/core/cuda_check.h>
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/parallel/communicator_backend.h>
+#include <gradtile/parallel/nccl.h>
+
+namespace gradtile::cuda {
+namespace {
+
+ncclDataType_t nccl_type(DType type) {
+    switch (type) {
+        case DType::f64:
+            return ncclFloat64;
+        case DType::f32:
+            return ncclFloat32;
+        case DType::bf16:
+            return ncclBfloat16;
+        case DType::f16:
+            return ncclFloat16;
+        case DType::i32:
+            return ncclInt32;
+    }
+    throw Error("nccl: an unknown dtype");
+}
+
+std::string hexadecimal(std::string_view bytes) {
+    constexpr std::string_view digits = "0123456789abcdef";
+    std::string text;
+    for (const char c : bytes) {
+        const auto byte = static_cast<unsigned char>(c);
+        text += {digits[byte >> 4], digits[byte & 15]};
+    }
+    return text;
+}
+
+void from_hexadecimal(const std::string& text, std::string& bytes) {
+    check(text.size() == 2 * bytes.size(), "nccl: rank 0 sent an address of ", text.size() / 2,
+          " bytes; expected ", bytes.size());
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+        bytes[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+}
+
+/// "HOST/0000:18:00.0": which GPU of all hosts' this is.
+std::string name_of_gpu(Device device) {
+    std::array<char, 256> host{};
+    if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
+    std::array<char, 32> bus{};
+    cuda_check(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), device.index()));
+    return concat(host.data(), '/', bus.data());
+}
+
+/// NCCL itself would say "invalid usage".
+void check_gpus_differ(Device device, ProcessGroup& group) {
+    const std::vector<std::string> gpus = group.all_gather(name_of_gpu(device));
+    for (std::size_t a = 0; a < gpus.size(); ++a)
+        for (std::size_t b = a + 1; b < gpus.size(); ++b)
+            check(gpus[a] != gpus[b], "nccl: ranks ", a, " and ", b, " were given the same GPU, ", gpus[a],
+                  "; expected one each");
+}
+
+/// The order of sums is fixed by the algorithm. What the user has set stays.
+void fix_algorithm() {
+    setenv("NCCL_ALGO", "Ring", /*overwrite=*/0);
+    setenv("NCCL_PROTO", "Simple", /*overwrite=*/0);
+}
+
+class NcclCommunicator final : public Communicator {
+  public:
+    NcclCommunicator(ProcessGroup& group, ncclComm_t comm)
+        : Communicator(group.rank(), group.size()), group_(group), comm_(comm) {}
+    // An abort, for a destroy waits for peers that may be gone.
+    ~NcclCommunicator() override { (void)nccl().comm_abort(comm_); }
+
+  private:
+    void sum(const Context& ctx, const Tensor& x) const override {
+        nccl_check(nccl().all_reduce(x.raw_data(), x.raw_data(), count_of(x), nccl_type(x.dtype()), ncclSum,
+                                     comm_, stream_of(ctx)),
+                   "all-reduce");
+    }
+    void sum_parts(const Context& ctx, const Tensor& whole, const Tensor& part) const override {
+        nccl_check(nccl().reduce_scatter(whole.raw_data(), part.raw_data(), count_of(part),
+                                         nccl_type(part.dtype()), ncclSum, comm_, stream_of(ctx)),
+                   "reduce-scatter");
+    }
+    void gather(const Context& ctx, const Tensor& part, const Tensor& whole) const override {
+        nccl_check(nccl().all_gather(part.raw_data(), whole.raw_data(), count_of(part),
+                                     nccl_type(part.dtype()), comm_, stream_of(ctx)),
+                   "all-gather");
+    }
+    void send_from(const Context& ctx, const Tensor& x, int root) const override {
+        nccl_check(nccl().broadcast(x.raw_data(), x.raw_data(), count_of(x), nccl_type(x.dtype()), root,
+                                    comm_, stream_of(ctx)),
+                   "broadcast");
+    }
+    void wait_for_all(const Context& ctx) const override {
+        const Tensor nothing = zeros(ctx, {1}, DType::i32);
+        sum(ctx, nothing);
+        const auto waiting = group_.waiting("a barrier");
+        synchronize(ctx.device(), ctx.stream());
+        ncclResult_t status = ncclSuccess;
+        nccl_check(nccl().comm_get_async_error(comm_, &status), "barrier");
+        nccl_check(status, "barrier");
+    }
+
+    static std::size_t count_of(const Tensor& x) { return static_cast<std::size_t>(x.elements()); }
+    static cudaStream_t stream_of(const Context& ctx) {
+        use_device(ctx.device());
+        return static_cast<cudaStream_t>(ctx.stream());
+    }
+
+    ProcessGroup& group_;
+    ncclComm_t comm_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_nccl_communicator(const Context& ctx, ProcessGroup& group) {
+    use_device(ctx.device());
+    check_gpus_differ(ctx.device(), group);
+    if (ctx.deterministic()) fix_algorithm();
+    ncclUniqueId id{};
+    if (group.is_root()) nccl_check(nccl().get_unique_id(&id), "unique id");
+    std::string bytes(id.internal, sizeof id.internal);
+    from_hexadecimal(group.broadcast(hexadecimal(bytes)), bytes);
+    bytes.copy(id.internal, sizeof id.internal);
+    const auto waiting = group.waiting("the start of NCCL");
+    ncclComm_t comm = nullptr;
+    nccl_check(nccl().comm_init_rank(&comm, group.size(), id, group.rank()), "start");
+    return std::make_unique<NcclCommunicator>(group, comm);
+}
+
+}  // namespace gradtile::cuda
