@@ -83,7 +83,7 @@ GradientReport check_rope(const Context& ctx) {
 GradientReport check_dropout(const Context& ctx) {
     const Dropout dropout{0.3};
     Dropout::Saved saved;
-    const DropoutKey key = DropoutKey::of_step(/*run_seed=*/7, /*step=*/1, /*micro_step=*/0);
+    const DropoutKey key = DropoutKey::of_step(/*run_seed=*/7, /*step=*/1);
     const Differentiable function{
         [&](const Context& c, const Tensors& x) { return Tensors{dropout.forward(c, x[0], key, saved)}; },
         [&](const Context& c, const Tensors&, const Tensors& dy) {

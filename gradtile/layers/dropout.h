@@ -15,7 +15,7 @@ namespace gradtile {
 
 /// Purposes a seed is yet to be mixed with, in order: for a seed that only the kernel will know.
 struct SeedPurposes {
-    static constexpr int most = 4;  // micro-step, block, place in the block, and one to spare
+    static constexpr int most = 3;  // block, place in the block, and one to spare
     std::array<std::uint64_t, most> values{};
     int count = 0;
 
@@ -35,7 +35,8 @@ struct SeedPurposes {
     }
 };
 
-/// Which random numbers a pass draws. A default one means evaluation: nothing is dropped.
+/// Which random numbers a pass draws. A default one means evaluation: nothing is dropped. A sample's numbers
+/// are its own, however the global batch is cut into micro-batches and shared out over processes.
 ///
 /// A key of a step knows its seed. A live one reads it from device memory when the kernel runs, so that a
 /// captured CUDA graph draws other numbers each time it is replayed; the numbers are the same ones.
@@ -46,18 +47,14 @@ struct DropoutKey {
     Tensor live_seed = {};       ///< int32 [2] on the device: low and high half of mix_seed(run_seed, step)
     SeedPurposes purposes = {};  ///< what a live seed is then mixed with
 
-    static DropoutKey of_step(std::uint64_t run_seed, std::int64_t step, std::int64_t micro_step,
-                              std::int64_t first_sample = 0) {
-        DropoutKey key{.training = true, .seed = step_seed(run_seed, step), .first_sample = first_sample};
-        return key.at(static_cast<std::uint64_t>(micro_step));
+    static DropoutKey of_step(std::uint64_t run_seed, std::int64_t step, std::int64_t first_sample = 0) {
+        return {.training = true, .seed = step_seed(run_seed, step), .first_sample = first_sample};
     }
     /// The key of the step whose seed stands in `live_seed` when the work runs, see live_seed_of.
-    static DropoutKey of_live_step(const Tensor& live_seed, std::int64_t micro_step,
-                                   std::int64_t first_sample = 0) {
+    static DropoutKey of_live_step(const Tensor& live_seed, std::int64_t first_sample = 0) {
         check(live_seed.dtype() == DType::i32 && live_seed.shape() == Shape{2} && live_seed.is_contiguous(),
               "dropout: a live seed in ", live_seed, "; contiguous int32 [2] expected");
-        DropoutKey key{.training = true, .first_sample = first_sample, .live_seed = live_seed};
-        return key.at(static_cast<std::uint64_t>(micro_step));
+        return {.training = true, .first_sample = first_sample, .live_seed = live_seed};
     }
     /// What a live seed holds during `step`.
     static std::array<std::int32_t, 2> live_seed_of(std::uint64_t run_seed, std::int64_t step) {

@@ -49,14 +49,18 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
           "; expected at least 1");
     ParameterStore parameters;
     const Transformer model(request.model, parameters);
-    const auto elements = static_cast<std::size_t>(parameters.flat_elements());
-    const auto shards = static_cast<std::size_t>(request.optimizer_shards);
-    const std::size_t updated = (elements + shards - 1) / shards;  // by one process
+    const std::int64_t multiple = 64 * request.optimizer_shards;  // equal, aligned parts
+    const auto elements =
+        static_cast<std::size_t>((parameters.flat_elements() + multiple - 1) / multiple * multiple);
+    const std::size_t updated =
+        elements / static_cast<std::size_t>(request.optimizer_shards);  // by one process
+    const std::size_t summed =
+        request.optimizer_shards > 1 ? updated : 0;  // gradients, beside all of its own
     MemoryPlan plan{.request = request,
                     .parameters = parameters.count(),
                     .values = elements * size_of(request.dtype),
                     .masters = is_16_bit(request.dtype) ? updated * size_of(DType::f32) : 0,
-                    .gradients = elements * size_of(accumulator_of(request.dtype)),
+                    .gradients = (elements + summed) * size_of(accumulator_of(request.dtype)),
                     .optimizer = updated * request.optimizer_bytes_per_element,
                     .activations = activation_bytes(ctx, request)};
     if (request.snapshot) plan.snapshot = plan.values + plan.masters + plan.optimizer;

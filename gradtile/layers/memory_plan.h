@@ -29,7 +29,7 @@ struct MemoryPlan {
     std::int64_t parameters = 0;  ///< elements, without padding
     std::size_t values = 0;       ///< parameters in the run's dtype
     std::size_t masters = 0;      ///< float32 masters of 16-bit parameters
-    std::size_t gradients = 0;
+    std::size_t gradients = 0;    ///< with optimizer shards also the sums of this process's part
     std::size_t optimizer = 0;
     std::size_t activations = 0;  ///< capacity of an Arena in which forward and backward just fit
     std::size_t snapshot = 0;     ///< copy of what a checkpoint holds

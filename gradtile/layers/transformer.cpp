@@ -37,6 +37,7 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
                ? CrossEntropyHead(wte.weight)
                : CrossEntropyHead(parameters, "head", config.vocabulary, config.width, initial_std)) {
     for (TransformerBlock& block : blocks) block.attn.rope = blocks.front().attn.rope;  // one table for all
+    last_parameter_ = parameters.parameters().back();
 }
 
 void Transformer::check_tokens(const Tensor& tokens) const {
@@ -56,10 +57,17 @@ Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const Dropou
 Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
                             const ForwardOptions& options) const {
     check_tokens(tokens);
+    const auto before_use = [&](const Parameter& last) {
+        if (options.before_use) options.before_use(last);
+    };
+    before_use(wpe ? wpe->weight : wte.weight);
     Residual stream{embed(ctx, tokens, options.dropout, saved)};
     saved.blocks.assign(blocks.size(), {});
-    for (std::size_t i = 0; i < blocks.size(); ++i)
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        before_use(blocks[i].last_parameter);
         stream = blocks[i].forward(ctx, stream, block_key(options.dropout, i), saved.blocks[i]);
+    }
+    before_use(last_parameter_);
     const Tensor x = norm_f.forward(ctx, stream, saved.norm_f);
     return head.forward(ctx, x, targets, saved.head, options.gradient_scale);
 }

@@ -1,6 +1,7 @@
 #pragma once
 /// The language model: GPT-2 style (Radford et al. 2019) and Llama style (Touvron et al. 2023) from one
 /// config.
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -15,6 +16,9 @@ struct ForwardOptions {
     double gradient_scale =
         1.0;                  ///< gradients are those of this times the loss: 1 / accumulated micro-batches
     DropoutKey dropout = {};  ///< a default one drops nothing
+    /// Called before the parameters up to and including `last`, in the store's order, are first read: where
+    /// values that are still on their way can be waited for.
+    std::function<void(const Parameter& last)> before_use = {};
 };
 
 /// Token embedding (+ learned positions), dropout, `layers` blocks, a last norm, the vocabulary head.
@@ -60,6 +64,7 @@ struct Transformer {
     Tensor logits(const Context& ctx, const Tensor& tokens) const;
 
   private:
+    Parameter last_parameter_;
     void check_tokens(const Tensor& tokens) const;
     Tensor embed(const Context& ctx, const Tensor& tokens, const DropoutKey& key, Saved& saved) const;
     Tensor features(const Context& ctx, const Tensor& tokens) const;

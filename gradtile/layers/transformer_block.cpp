@@ -16,7 +16,8 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
       norm_2(parameters, name + norm_name(config, "2"), config),
       mlp(parameters, name + ".mlp", config),
       dropout{config.dropout},
-      recompute(config.recompute) {}
+      recompute(config.recompute),
+      last_parameter(parameters.parameters().back()) {}
 
 /// The stream up to the second norm, the attention's branch not yet added.
 Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,

@@ -41,6 +41,7 @@ struct TransformerBlock {
     Mlp mlp;
     Dropout dropout;
     Recompute recompute;
+    Parameter last_parameter;  ///< in the order in which the store lays them out
 
     TransformerBlock(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 

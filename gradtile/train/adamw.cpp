@@ -31,47 +31,81 @@ AdamW::AdamW(const Context& ctx, const ParameterStore& store, std::span<const Pa
              const AdamWOptions& options)
     : store_(store), parameters_(parameters.begin(), parameters.end()), options_(options) {
     check(store.allocated(), "adamw: the parameter store is not allocated");
-    // Neighbours that decay alike are one stretch; a stretch is then cut into blocks.
+    // Neighbours that decay alike are one stretch.
     std::vector<AdamWBlock> stretches;
     std::int64_t state_elements = 0;
     for (const Parameter& parameter : parameters_) {
-        const std::int64_t length = aligned(parameter.shape().elements());
+        const std::int64_t offset = parameter.offset(), length = aligned(parameter.shape().elements());
         state_offsets_.push_back(state_elements);
         if (!stretches.empty() && stretches.back().decays == parameter.decays() &&
-            stretches.back().offset + stretches.back().length == parameter.offset()) {
+            stretches.back().value + stretches.back().length == offset) {
             stretches.back().length += length;
         } else {
-            stretches.push_back({parameter.offset(), state_elements, length, parameter.decays()});
+            stretches.push_back({offset, offset, offset, state_elements, length, parameter.decays()});
         }
         state_elements += length;
     }
+    arrays_ = {.values = store.values(), .weights = store.master(), .gradients = store.gradients()};
+    allocate(ctx, stretches, state_elements);
+}
+
+AdamW::AdamW(const Context& ctx, const ParameterStore& store, AdamWShard shard, const AdamWOptions& options)
+    : store_(store), shard_(std::move(shard)), options_(options) {
+    const bool has_masters = shard_->masters.defined();
+    check(has_masters == is_16_bit(store.dtype()), "adamw: a shard of ", store.dtype(),
+          " values needs masters exactly when these are of 16 bits");
+    std::vector<AdamWBlock> stretches;
+    std::int64_t packed = 0;
+    for (const FlatRange& range : shard_->ranges) {
+        // Only where a parameter lies is there something to update; what pads it stays zero.
+        for (const Parameter& parameter : store.parameters()) {
+            const std::int64_t begin = std::max(parameter.offset(), range.begin);
+            const std::int64_t end =
+                std::min(parameter.offset() + aligned(parameter.shape().elements()), range.end());
+            if (begin >= end) continue;
+            const std::int64_t in_shard = packed + begin - range.begin;
+            stretches.push_back(
+                {begin, has_masters ? in_shard : begin, in_shard, in_shard, end - begin, parameter.decays()});
+        }
+        packed += range.length;
+    }
+    arrays_ = {.values = store.values(),
+               .weights = has_masters ? shard_->masters : store.values(),
+               .gradients = shard_->gradients};
+    allocate(ctx, stretches, packed);
+}
+
+/// Cuts stretches into blocks.
+void AdamW::allocate(const Context& ctx, const std::vector<AdamWBlock>& stretches,
+                     std::int64_t state_elements) {
     for (const AdamWBlock& stretch : stretches)
         for (std::int64_t begin = 0; begin < stretch.length; begin += block_elements)
-            blocks_.list.push_back({stretch.offset + begin, stretch.state_offset + begin,
-                                    std::min(block_elements, stretch.length - begin), stretch.decays});
+            blocks_.list.push_back({stretch.value + begin, stretch.weight + begin, stretch.gradient + begin,
+                                    stretch.state + begin, std::min(block_elements, stretch.length - begin),
+                                    stretch.decays});
     if (ctx.device().is_cuda()) {
         blocks_.on_device = upload(ctx, blocks_.list);
         blocks_.scratch = zeros(ctx, {4}, DType::f64);
     }
-    const DType dtype = store.gradients().dtype();
-    m_ = zeros(ctx, {state_elements}, dtype);
-    v_ = zeros(ctx, {state_elements}, dtype);
+    arrays_.m = zeros(ctx, {state_elements}, arrays_.gradients.dtype());
+    arrays_.v = zeros(ctx, {state_elements}, arrays_.gradients.dtype());
     updates_ = zeros(ctx, {1}, DType::i32);
 }
 
 void AdamW::step(const Context& ctx, const Tensor& rate, const UpdateOptions& options) {
-    on_device(ctx, cpu::adamw_step, cuda::adamw_step, store_, blocks_, m_, v_, updates_, rate, options_,
-              options);
+    on_device(ctx, cpu::adamw_step, cuda::adamw_step, arrays_, blocks_, updates_, rate, options_, options);
 }
 
 std::vector<StateTensor> AdamW::state() const {
     std::vector<StateTensor> state;
-    for (const auto& [moment, flat] : {std::pair{"m/", m_}, std::pair{"v/", v_}})
+    for (const auto& [moment, flat] : {std::pair{"m", arrays_.m}, std::pair{"v", arrays_.v}}) {
+        if (shard_) state.push_back({moment, flat});
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             const Shape& shape = parameters_[i].shape();
-            state.push_back({moment + parameters_[i].name(),
+            state.push_back({concat(moment, '/', parameters_[i].name()),
                              flat.slice(0, state_offsets_[i], shape.elements()).reshape(shape)});
         }
+    }
     state.push_back({"updates", updates_});
     return state;
 }

@@ -8,7 +8,9 @@
 /// t counts applied updates from 1. Matrices decay, vectors do not (Parameter::decays()). One pass over
 /// weights, gradients, m and v; arithmetic and state in the gradients' dtype.
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include <gradtile/train/optimizer.h>
 
@@ -21,21 +23,36 @@ struct AdamWOptions {
     double weight_decay = 0.0;
 };
 
-/// A stretch of the store's flat blocks that one thread (one thread block on a GPU) updates. Offsets and
-/// lengths are multiples of 64 elements.
+/// A stretch of elements that one thread (one thread block on a GPU) updates. Offsets and lengths are
+/// multiples of 64 elements.
 struct AdamWBlock {
-    std::int64_t offset;        ///< in the store's flat blocks
-    std::int64_t state_offset;  ///< in m and v
+    std::int64_t value;     ///< offset in the store's values
+    std::int64_t weight;    ///< in the weights that are updated: the masters, or the values themselves
+    std::int64_t gradient;  ///< in the gradients
+    std::int64_t state;     ///< in m and v
     std::int64_t length;
     std::int64_t decays;  ///< 1 or 0
+};
+
+/// The flat arrays that blocks are offsets in.
+struct AdamWArrays {
+    Tensor values = {}, weights = {}, gradients = {}, m = {}, v = {};
 };
 
 /// All stretches of an optimizer.
 struct AdamWBlocks {
     std::vector<AdamWBlock> list;
-    /// The same bytes on a GPU, int32 [8 list.size()]: uploaded once, for no step can wait for a copy.
+    /// The same bytes on a GPU, int32 [12 list.size()]: uploaded once, for no step can wait for a copy.
     Tensor on_device = {};
     Tensor scratch = {};  ///< on a GPU: float64 [4], what one kernel of a step tells the next
+};
+
+/// What one process of several updates, when the optimizer's memory is shared out (ZeRO-1): stretches of the
+/// store's flat blocks, packed one behind the other in gradients, masters and moments of their own.
+struct AdamWShard {
+    std::vector<FlatRange> ranges;
+    Tensor gradients;     ///< [packed]
+    Tensor masters = {};  ///< [packed] float32; undefined where values have no masters
 };
 
 class AdamW final : public Optimizer {
@@ -45,19 +62,26 @@ class AdamW final : public Optimizer {
     /// Optimizes only the given parameters of the store.
     AdamW(const Context& ctx, const ParameterStore& store, std::span<const Parameter> parameters,
           const AdamWOptions& options);
+    /// Optimizes a part of the store, leaving the rest of the values to others.
+    AdamW(const Context& ctx, const ParameterStore& store, AdamWShard shard, const AdamWOptions& options);
 
     using Optimizer::step;
     void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) override;
     /// "m/NAME" and "v/NAME" for every parameter, "updates" the number t of the last applied update (int32).
+    /// Of a shard "m" and "v", packed, and "updates".
     std::vector<StateTensor> state() const override;
 
   private:
+    void allocate(const Context& ctx, const std::vector<AdamWBlock>& stretches, std::int64_t state_elements);
+
     const ParameterStore& store_;
     std::vector<Parameter> parameters_;
     std::vector<std::int64_t> state_offsets_;  // by parameter
+    std::optional<AdamWShard> shard_;
     AdamWBlocks blocks_;
     AdamWOptions options_;
-    Tensor m_, v_, updates_;
+    AdamWArrays arrays_;
+    Tensor updates_;
 };
 
 }  // namespace gradtile

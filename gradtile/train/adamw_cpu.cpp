@@ -30,27 +30,26 @@ void update(Real* __restrict weight, Value* __restrict value, const Real* __rest
 }
 
 template <class Real, class Value>
-void step_of_type(const Context& ctx, const ParameterStore& store, const std::vector<AdamWBlock>& blocks,
-                  const Tensor& m, const Tensor& v, double lr, double decay, const Coefficients<Real>& c,
-                  bool zero_gradients) {
-    Real* weights = store.master().data<Real>();
-    Value* values = store.values().data<Value>();
-    Real* gradients = store.gradients().data<Real>();
-    Real* first = m.data<Real>();
-    Real* second = v.data<Real>();
+void step_of_type(const Context& ctx, const AdamWArrays& arrays, const std::vector<AdamWBlock>& blocks,
+                  double lr, double decay, const Coefficients<Real>& c, bool zero_gradients) {
+    Real* weights = arrays.weights.data<Real>();
+    Value* values = arrays.values.data<Value>();
+    Real* gradients = arrays.gradients.data<Real>();
+    Real* m = arrays.m.data<Real>();
+    Real* v = arrays.v.data<Real>();
     parallel_for(ctx, static_cast<std::int64_t>(blocks.size()), [&](std::int64_t index) {
         const AdamWBlock& block = blocks[static_cast<std::size_t>(index)];
         const Real keep = block.decays != 0 ? static_cast<Real>(1.0 - lr * decay) : Real{1};
-        update(weights + block.offset, values + block.offset, gradients + block.offset,
-               first + block.state_offset, second + block.state_offset, block.length, keep, c);
-        if (zero_gradients) std::fill_n(gradients + block.offset, block.length, Real{0});
+        update(weights + block.weight, values + block.value, gradients + block.gradient, m + block.state,
+               v + block.state, block.length, keep, c);
+        if (zero_gradients) std::fill_n(gradients + block.gradient, block.length, Real{0});
     });
 }
 
 }  // namespace
 
-void adamw_step(const Context& ctx, const ParameterStore& store, const AdamWBlocks& blocks, const Tensor& m,
-                const Tensor& v, const Tensor& updates, const Tensor& rate, const AdamWOptions& adamw,
+void adamw_step(const Context& ctx, const AdamWArrays& arrays, const AdamWBlocks& blocks,
+                const Tensor& updates, const Tensor& rate, const AdamWOptions& adamw,
                 const UpdateOptions& options) {
     const double lr = *rate.data<double>();
     const double scale = options.gradient_scale.defined() ? *options.gradient_scale.data<double>() : 1.0;
@@ -58,7 +57,7 @@ void adamw_step(const Context& ctx, const ParameterStore& store, const AdamWBloc
     const std::int32_t t = ++*updates.data<std::int32_t>();
     const double correction1 = 1.0 - std::pow(adamw.beta1, t);
     const double correction2 = 1.0 - std::pow(adamw.beta2, t);
-    visit_floating(store.dtype(), [&]<class Value>(TypeTag<Value>) {
+    visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
         using Real = Accumulator<Value>;
         const Coefficients<Real> c{.gradient_scale = static_cast<Real>(scale),
                                    .mix1 = static_cast<Real>(1.0 - adamw.beta1),
@@ -67,7 +66,7 @@ void adamw_step(const Context& ctx, const ParameterStore& store, const AdamWBloc
                                    .root_correction = static_cast<Real>(1.0 / std::sqrt(correction2)),
                                    .epsilon = static_cast<Real>(adamw.epsilon),
                                    .step_size = static_cast<Real>(lr / correction1)};
-        step_of_type<Real, Value>(ctx, store, blocks.list, m, v, lr, adamw.weight_decay, c,
+        step_of_type<Real, Value>(ctx, arrays, blocks.list, lr, adamw.weight_decay, c,
                                   options.zero_gradients);
     });
 }

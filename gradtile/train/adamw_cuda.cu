@@ -36,7 +36,7 @@ struct Constants {
 };
 
 template <class Real, class Value>
-struct Arrays {
+struct Pointers {
     Real* weights;
     Value* values;  // the weights themselves when there is no master
     Real* gradients;
@@ -46,7 +46,7 @@ struct Arrays {
 
 template <class Real, class Value>
 __global__ void __launch_bounds__(threads_per_block)
-    update_kernel(Arrays<Real, Value> arrays, const AdamWBlock* blocks, const StepFactors* factors,
+    update_kernel(Pointers<Real, Value> arrays, const AdamWBlock* blocks, const StepFactors* factors,
                   Constants<Real> c, bool zero_gradients) {
     const StepFactors f = *factors;
     if (f.gradient_scale == 0.0) return;
@@ -59,10 +59,10 @@ __global__ void __launch_bounds__(threads_per_block)
     using Values = device::Packed<Value, width>;
 
     for (std::int64_t i = threadIdx.x * width; i < block.length; i += threads_per_block * width) {
-        auto* const weights = reinterpret_cast<Reals*>(arrays.weights + block.offset + i);
-        auto* const gradients = reinterpret_cast<Reals*>(arrays.gradients + block.offset + i);
-        auto* const ms = reinterpret_cast<Reals*>(arrays.m + block.state_offset + i);
-        auto* const vs = reinterpret_cast<Reals*>(arrays.v + block.state_offset + i);
+        auto* const weights = reinterpret_cast<Reals*>(arrays.weights + block.weight + i);
+        auto* const gradients = reinterpret_cast<Reals*>(arrays.gradients + block.gradient + i);
+        auto* const ms = reinterpret_cast<Reals*>(arrays.m + block.state + i);
+        auto* const vs = reinterpret_cast<Reals*>(arrays.v + block.state + i);
         Reals w = *weights, m = *ms, v = *vs;
         const Reals gradient = *gradients;
 #pragma unroll
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(threads_per_block)
             Values rounded;
 #pragma unroll
             for (int j = 0; j < width; ++j) rounded[j] = device::convert<Value>(w[j]);
-            *reinterpret_cast<Values*>(arrays.values + block.offset + i) = rounded;
+            *reinterpret_cast<Values*>(arrays.values + block.value + i) = rounded;
         }
         if (zero_gradients) *gradients = Reals{};
     }
@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(threads_per_block)
 
 }  // namespace
 
-void adamw_step(const Context& ctx, const ParameterStore& store, const AdamWBlocks& blocks, const Tensor& m,
-                const Tensor& v, const Tensor& updates, const Tensor& rate, const AdamWOptions& adamw,
+void adamw_step(const Context& ctx, const AdamWArrays& arrays, const AdamWBlocks& blocks,
+                const Tensor& updates, const Tensor& rate, const AdamWOptions& adamw,
                 const UpdateOptions& options) {
     use_device(ctx.device());
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
@@ -99,17 +99,18 @@ void adamw_step(const Context& ctx, const ParameterStore& store, const AdamWBloc
                                         adamw);
     cuda_check(cudaGetLastError());
     if (blocks.list.empty()) return;
-    visit_floating(store.dtype(), [&]<class Value>(TypeTag<Value>) {
+    visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
         using Real = Accumulator<Value>;
-        const Arrays<Real, Value> arrays{store.master().data<Real>(), store.values().data<Value>(),
-                                         store.gradients().data<Real>(), m.data<Real>(), v.data<Real>()};
+        const Pointers<Real, Value> pointers{arrays.weights.data<Real>(), arrays.values.data<Value>(),
+                                             arrays.gradients.data<Real>(), arrays.m.data<Real>(),
+                                             arrays.v.data<Real>()};
         const Constants<Real> constants{static_cast<Real>(1.0 - adamw.beta1), static_cast<Real>(adamw.beta2),
                                         static_cast<Real>(1.0 - adamw.beta2),
                                         static_cast<Real>(adamw.epsilon)};
         update_kernel<Real, Value>
             <<<static_cast<unsigned>(blocks.list.size()), threads_per_block, 0, stream>>>(
-                arrays, reinterpret_cast<const AdamWBlock*>(blocks.on_device.raw_data()), factors, constants,
-                options.zero_gradients);
+                pointers, reinterpret_cast<const AdamWBlock*>(blocks.on_device.raw_data()), factors,
+                constants, options.zero_gradients);
     });
     cuda_check(cudaGetLastError());
 }

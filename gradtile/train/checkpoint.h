@@ -20,14 +20,14 @@ namespace gradtile {
 using NamedTensors = std::map<std::string, Tensor>;
 
 struct Checkpoint {
-    std::int64_t step = 0;   ///< completed optimizer steps
-    NamedTensors params;     ///< weights as the model computes with them, [out, in], vocabulary unpadded
-    NamedTensors master;     ///< float32 masters of 16-bit weights; empty otherwise
-    NamedTensors optimizer;  ///< moments
-    JsonValue config;        ///< model and run settings
-    JsonValue data;          ///< tokenizer identity, position and shuffle of the data
-    JsonValue rng;           ///< seeds and counters
-    JsonValue meta;          ///< anything else: versions, world size, validation loss
+    std::int64_t step = 0;        ///< completed optimizer steps
+    NamedTensors params = {};     ///< weights as the model computes with them, [out, in], vocabulary unpadded
+    NamedTensors master = {};     ///< float32 masters of 16-bit weights; empty otherwise
+    NamedTensors optimizer = {};  ///< moments
+    JsonValue config = {};        ///< model and run settings
+    JsonValue data = {};          ///< tokenizer identity, position and shuffle of the data
+    JsonValue rng = {};           ///< seeds and counters
+    JsonValue meta = {};          ///< anything else: versions, world size, validation loss
 };
 
 /// Writes `checkpoint` durably (see DurableFile): checks every value, writes, reads the file's bytes back

@@ -2,7 +2,7 @@
 /// The optimizer a TrainConfig names.
 #include <memory>
 
-#include <gradtile/train/optimizer.h>
+#include <gradtile/train/adamw.h>
 #include <gradtile/train/train_config.h>
 
 namespace gradtile {
@@ -11,5 +11,6 @@ namespace gradtile {
 /// the rest.
 std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
                                           const TrainConfig& config);
+AdamWOptions adamw_options(const TrainConfig& config);
 
 }  // namespace gradtile

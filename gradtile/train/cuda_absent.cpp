@@ -23,11 +23,17 @@ double DeviceSnapshot::seconds_on_stream() const {
 
 namespace gradtile::cuda {
 
-void adamw_step(const Context&, const ParameterStore&, const AdamWBlocks&, const Tensor&, const Tensor&,
-                const Tensor&, const Tensor&, const AdamWOptions&, const UpdateOptions&) {
+void adamw_step(const Context&, const AdamWArrays&, const AdamWBlocks&, const Tensor&, const Tensor&,
+                const AdamWOptions&, const UpdateOptions&) {
+    operator_absent();
+}
+void sum_of_squares(const Context&, const Tensor&, const Tensor&, const Tensor&) {
     operator_absent();
 }
 void global_norm(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void square_root(const Context&, const Tensor&) {
     operator_absent();
 }
 void clip_scale(const Context&, const Tensor&, const Tensor&, const ClipOptions&) {

@@ -87,8 +87,8 @@ void DataLoader::fill_row(std::int32_t* tokens, std::int32_t* targets) const {
 
 void DataLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
     const std::int64_t rows = rows_of(tokens, targets, options_.context);
-    for (std::int64_t row = 0; row < rows; ++row)
-        for (std::int64_t rank = 0; rank < options_.ranks; ++rank) {
+    for (std::int64_t rank = 0; rank < options_.ranks; ++rank)
+        for (std::int64_t row = 0; row < rows; ++row) {
             if (rank == options_.rank)
                 fill_row(tokens.data() + row * options_.context, targets.data() + row * options_.context);
             if (++position_ == windows()) begin_epoch(epoch_ + 1);

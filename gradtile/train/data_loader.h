@@ -1,5 +1,6 @@
 #pragma once
 /// Batches of windows from a token sequence: shuffled epochs for training, one pass in order for validation.
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -24,7 +25,7 @@ Batch empty_batch(const Context& ctx, std::int64_t batch_size, std::int64_t cont
 struct DataLoaderOptions {
     std::int64_t context = 0;  ///< tokens a window, T
     Seed seed{};               ///< of the order
-    std::int64_t rank = 0;     ///< this process takes samples rank, rank + ranks, ... of the order
+    std::int64_t rank = 0;     ///< of this process, see next()
     std::int64_t ranks = 1;
     std::int64_t ignore_token = -1;  ///< targets of this id are ignored; -1: none
 };
@@ -41,8 +42,8 @@ class DataLoader {
     /// Throws Error naming the sequence when it is shorter than context + 1 tokens.
     DataLoader(TokenSequence tokens, DataLoaderOptions options);
 
-    /// Fills B rows of T with this rank's next B windows, while the ranks together move on by B * ranks; B is
-    /// the spans' size / T and may change from call to call.
+    /// Fills B rows of T. The ranks together take the next B * ranks windows of the order, rank r the r-th B
+    /// of them; B is the spans' size / T and may change from call to call.
     void next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
     /// The same for contiguous host tensors.
     void next(const Batch& batch);
@@ -84,6 +85,8 @@ class SequentialLoader {
     SequentialLoader(TokenSequence tokens, std::int64_t context, std::int64_t ignore_token = -1);
 
     bool done() const { return window_ == windows(); }
+    /// Passes over so many windows, or what is left.
+    void skip(std::int64_t windows_to_skip) { window_ = std::min(window_ + windows_to_skip, windows()); }
     std::int64_t windows() const { return (tokens_.size() - 2) / context_ + 1; }
     /// Fills B rows with the next windows and returns how many targets count; rows past the end hold token 0
     /// with ignored targets.

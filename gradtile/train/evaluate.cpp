@@ -38,10 +38,13 @@ struct LossSum {
     std::int64_t targets = 0;
 };
 
-LossSum sum_losses(const Context& ctx, const Transformer& model, SequentialLoader& loader,
-                   const Batch& batch) {
+/// Of every `stride`-th batch, from number `first`.
+LossSum sum_losses(const Context& ctx, const Transformer& model, SequentialLoader& loader, const Batch& batch,
+                   std::int64_t first = 0, std::int64_t stride = 1) {
     LossSum sum;
-    for (loader.rewind(); !loader.done();) {
+    const std::int64_t rows = batch.tokens.size(0);
+    loader.rewind();
+    for (loader.skip(first * rows); !loader.done(); loader.skip((stride - 1) * rows)) {
         sum.targets += loader.next(batch);
         const Batch on_device = upload(ctx, batch);
         // Read batch by batch: a float64 sum on the host, in order, whatever the batch.
@@ -56,9 +59,14 @@ Batch upload(const Context& ctx, const Batch& host) {
     return {to_device(ctx, host.tokens), to_device(ctx, host.targets)};
 }
 
-double mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader, const Batch& batch) {
-    const LossSum sum = sum_losses(ctx, model, loader, batch);
-    return sum.loss / static_cast<double>(sum.targets);
+double mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader, const Batch& batch,
+                 const Communicator& communicator) {
+    const LossSum own = sum_losses(ctx, model, loader, batch, communicator.rank(), communicator.size());
+    const double loss_and_targets[] = {own.loss, static_cast<double>(own.targets)};
+    const Tensor sum =
+        from_host(ctx.with_allocator(system_allocator(ctx.device())), loss_and_targets, {2}, DType::f64);
+    communicator.all_reduce(ctx, sum);
+    return item(ctx, sum.slice(0, 0, 1)) / item(ctx, sum.slice(0, 1, 1));
 }
 
 Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, const EvaluateOptions& options) {

@@ -1,5 +1,6 @@
 #pragma once
 /// Evaluation: the loss over a whole sequence of tokens.
+#include <gradtile/parallel/communicator.h>
 #include <gradtile/train/data_loader.h>
 #include <gradtile/train/language_model.h>
 
@@ -25,8 +26,9 @@ Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens,
 /// The same with activations from another context (a training arena).
 Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options = {});
-/// Only the mean loss: the text is not looked at.
-double mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader, const Batch& batch);
+/// Only the mean loss: the text is not looked at. Processes take the batches in turn.
+double mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader, const Batch& batch,
+                 const Communicator& communicator);
 
 /// The batch on ctx's device; itself when that is the host.
 Batch upload(const Context& ctx, const Batch& host);

@@ -1,6 +1,7 @@
 #pragma once
 /// The norm of the whole gradient, and clipping by it (Pascanu et al. 2013) without a sweep of its own: the
 /// optimizer applies the factor.
+#include <functional>
 #include <string>
 
 #include <gradtile/core/parameter_store.h>
@@ -16,6 +17,9 @@ Tensor global_norm(const Context& ctx, const Tensor& x);
 struct ClipOptions {
     double max_norm = 0.0;  ///< 0: no clipping
     Tensor loss = {};       ///< one floating-point element: must be finite too
+    /// When the gradients are one part of several: makes a part's sum of squares, [1] float64, that of all
+    /// parts.
+    std::function<void(const Tensor& sum_of_squares)> add_other_parts = {};
 };
 
 /// Both [1] float64, on the device: nothing waits for them.

@@ -9,7 +9,7 @@ namespace {
 
 /// Sum of squares in independent lanes: without -ffast-math one running sum would not vectorise.
 template <class T>
-double sum_of_squares(const T* __restrict x, std::int64_t n) {
+double squares_of_block(const T* __restrict x, std::int64_t n) {
     constexpr std::int64_t lanes = 32;
     std::array<double, lanes> sums{};
     std::int64_t i = 0;
@@ -26,19 +26,28 @@ double sum_of_squares(const T* __restrict x, std::int64_t n) {
 
 }  // namespace
 
-void global_norm(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& norm) {
+void sum_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& sum) {
     const std::int64_t n = x.elements(), blocks = partial.elements();
     double* sums = partial.data<double>();
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         const T* elements = x.data<T>();
         parallel_for(ctx, blocks, [&](std::int64_t block) {
             const std::int64_t begin = block * norm_block;
-            sums[block] = sum_of_squares(elements + begin, std::min(norm_block, n - begin));
+            sums[block] = squares_of_block(elements + begin, std::min(norm_block, n - begin));
         });
     });
     double total = 0.0;
     for (std::int64_t block = 0; block < blocks; ++block) total += sums[block];
-    *norm.data<double>() = std::sqrt(total);
+    *sum.data<double>() = total;
+}
+
+void square_root(const Context&, const Tensor& x) {
+    *x.data<double>() = std::sqrt(*x.data<double>());
+}
+
+void global_norm(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& norm) {
+    sum_of_squares(ctx, x, partial, norm);
+    square_root(ctx, norm);
 }
 
 void clip_scale(const Context&, const Tensor& norm, const Tensor& scale, const ClipOptions& options) {

@@ -44,11 +44,15 @@ __global__ void __launch_bounds__(threads_of_partial)
 }
 
 __global__ void __launch_bounds__(threads_of_total)
-    root_of_sum_kernel(const double* partial, std::int64_t count, double* norm) {
+    total_kernel(const double* partial, std::int64_t count, bool root, double* total) {
     double sum = 0.0;
     for (std::int64_t i = threadIdx.x; i < count; i += threads_of_total) sum += partial[i];
     sum = block_sum<threads_of_total>(sum);
-    if (threadIdx.x == 0) *norm = sqrt(sum);
+    if (threadIdx.x == 0) *total = root ? sqrt(sum) : sum;
+}
+
+__global__ void square_root_kernel(double* x) {
+    *x = sqrt(*x);
 }
 
 template <class T>
@@ -60,9 +64,7 @@ __global__ void clip_scale_kernel(const double* norm, const T* loss, double max_
     *scale = !finite ? 0.0 : too_long ? max_norm / length : 1.0;
 }
 
-}  // namespace
-
-void global_norm(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& norm) {
+void reduce(const Context& ctx, const Tensor& x, const Tensor& partial, bool root, const Tensor& total) {
     use_device(ctx.device());
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     const std::int64_t blocks = partial.elements();
@@ -73,8 +75,24 @@ void global_norm(const Context& ctx, const Tensor& x, const Tensor& partial, con
         });
         cuda_check(cudaGetLastError());
     }
-    root_of_sum_kernel<<<1, threads_of_total, 0, stream>>>(blocks > 0 ? partial.data<double>() : nullptr,
-                                                           blocks, norm.data<double>());
+    total_kernel<<<1, threads_of_total, 0, stream>>>(blocks > 0 ? partial.data<double>() : nullptr, blocks,
+                                                     root, total.data<double>());
+    cuda_check(cudaGetLastError());
+}
+
+}  // namespace
+
+void global_norm(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& norm) {
+    reduce(ctx, x, partial, /*root=*/true, norm);
+}
+
+void sum_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& sum) {
+    reduce(ctx, x, partial, /*root=*/false, sum);
+}
+
+void square_root(const Context& ctx, const Tensor& x) {
+    use_device(ctx.device());
+    square_root_kernel<<<1, 1, 0, static_cast<cudaStream_t>(ctx.stream())>>>(x.data<double>());
     cuda_check(cudaGetLastError());
 }
 

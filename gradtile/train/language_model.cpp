@@ -30,20 +30,28 @@ void check_parameters(const ParameterStore& parameters, const NamedTensors& tens
 }  // namespace
 
 LanguageModel::LanguageModel(const Context& context, const ModelConfig& config, DType dtype,
-                             std::optional<Tokenizer> the_tokenizer)
+                             std::optional<Tokenizer> the_tokenizer, const FlatOptions& flat)
     : ctx(context), tokenizer(std::move(the_tokenizer)), transformer(config, parameters) {
-    parameters.allocate(ctx, dtype);
+    parameters.allocate(ctx, dtype, flat);
 }
 
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source) {
+    copy_parameters(ctx, parameters, parameters.master(), checkpoint, source);
+}
+
+void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
+                     const Checkpoint& checkpoint, const std::string& source) {
+    const bool apart = masters.raw_data() != parameters.values().raw_data();
     check_parameters(parameters, checkpoint.params, source);
     for (const Parameter& parameter : parameters.parameters()) {
         const auto master = checkpoint.master.find(parameter.name());
         const bool has_master = master != checkpoint.master.end();
         const Tensor& weights = has_master ? master->second : checkpoint.params.at(parameter.name());
-        copy(ctx, parameters.master_of(parameter), to_device(ctx, weights));
-        if (parameters.has_master()) copy(ctx, parameter.value(), parameters.master_of(parameter));
+        const Shape& shape = parameter.shape();
+        const Tensor own = masters.slice(0, parameter.offset(), shape.elements()).reshape(shape);
+        copy(ctx, own, to_device(ctx, weights));
+        if (apart) copy(ctx, parameter.value(), own);
     }
 }
 

@@ -15,7 +15,7 @@ namespace gradtile {
 struct LanguageModel {
     /// Allocates the parameters, which are not initialised yet.
     LanguageModel(const Context& ctx, const ModelConfig& config, DType dtype,
-                  std::optional<Tokenizer> tokenizer);
+                  std::optional<Tokenizer> tokenizer, const FlatOptions& flat = {});
 
     Context ctx;
     std::optional<Tokenizer> tokenizer;  ///< none for models of token files
@@ -28,6 +28,9 @@ struct LanguageModel {
 /// missing, unknown or of another shape; nothing is copied then.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source);
+/// The same for masters that another flat block than the store's holds.
+void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
+                     const Checkpoint& checkpoint, const std::string& source);
 
 /// Hears one line that a user should see.
 using MessageHandler = std::function<void(const std::string&)>;

@@ -8,8 +8,9 @@
 namespace gradtile {
 namespace {
 
-// Words of a block: the rate (a float64), the seed, then tokens and targets on a boundary of 256 bytes.
-constexpr std::int64_t rate_at = 0, seed_at = 2, tokens_at = 64;
+// Words of a block: the rate (a float64), the seed, the vote (a float64), then tokens and targets on a
+// boundary of 256 bytes.
+constexpr std::int64_t rate_at = 0, seed_at = 2, vote_at = 4, tokens_at = 64;
 
 Tensor view(const Tensor& block, std::int64_t word, DType dtype, const Shape& shape) {
     return Tensor(std::make_shared<Tensor>(block), block.raw_data() + word * size_of(DType::i32),
@@ -33,6 +34,7 @@ StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptio
         device_ = host_[1] = host_[0];
     }
     rate_ = view(device_, rate_at, DType::f64, {1});
+    vote_ = view(device_, vote_at, DType::f64, {1});
     live_seed_ = view(device_, seed_at, DType::i32, {2});
     const Shape batch{options.micro_batch, loader_.context()};
     for (std::int64_t i = 0; i < options.micro_steps; ++i) {
@@ -50,13 +52,18 @@ void StepInput::prepare(std::int64_t step) {
     std::memcpy(words + rate_at, &rate, sizeof rate);
     const std::array<std::int32_t, 2> seed = DropoutKey::live_seed_of(options_.seed, step);
     std::memcpy(words + seed_at, seed.data(), sizeof seed);
-    const auto count = static_cast<std::size_t>(tokens_);
-    loader_.next({words + tokens_at, count}, {words + tokens_at + tokens_, count});
+    const std::int64_t of_micro_step = tokens_ / options_.micro_steps;
+    const auto count = static_cast<std::size_t>(of_micro_step);
+    for (std::int64_t i = 0; i < options_.micro_steps; ++i) {
+        std::int32_t* const tokens = words + tokens_at + i * of_micro_step;
+        loader_.next({tokens, count}, {tokens + tokens_, count});
+    }
     prepared_ = {step, loader_.state()};
 }
 
-void StepInput::upload(const Context& ctx) {
+void StepInput::upload(const Context& ctx, double vote) {
     check(prepared_.has_value(), "step input: nothing is prepared");
+    std::memcpy(host_[next_].data<std::int32_t>() + vote_at, &vote, sizeof vote);
     if (ctx.device().is_cuda())
         cuda::copy_bytes(device_.raw_data(), host_[next_].raw_data(), device_.bytes(), ctx.device(),
                          ctx.stream());

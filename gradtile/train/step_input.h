@@ -25,12 +25,13 @@ class StepInput {
 
     /// Draws the data of step `step` on the host, unless that was done. Steps come in order.
     void prepare(std::int64_t step);
-    /// Makes the prepared step's input the current one, in stream order.
-    void upload(const Context& ctx);
+    /// Makes the prepared step's input the current one, in stream order. `vote` is what vote() will hold.
+    void upload(const Context& ctx, double vote = 0.0);
 
     // The current step's, on the device.
     const Tensor& rate() const { return rate_; }            ///< [1] float64
     const Tensor& live_seed() const { return live_seed_; }  ///< [2] int32, see DropoutKey::of_live_step
+    const Tensor& vote() const { return vote_; }  ///< [1] float64: what this process asks the others
     const Batch& micro_batch(std::int64_t i) const { return batches_.at(static_cast<std::size_t>(i)); }
 
     /// Where the data goes on after the current step, whatever is prepared.
@@ -50,8 +51,8 @@ class StepInput {
     std::int64_t tokens_;  // of a step
     std::array<Tensor, 2> host_;
     std::size_t next_ = 0;  // the host block that is prepared next
-    Tensor device_;         // int32: rate, seed, tokens, targets; on the CPU the first host block
-    Tensor rate_, live_seed_;
+    Tensor device_;         // int32: rate, seed, vote, tokens, targets; on the CPU the first host block
+    Tensor rate_, live_seed_, vote_;
     std::vector<Batch> batches_;
     std::optional<Prepared> prepared_;
     JsonValue state_;

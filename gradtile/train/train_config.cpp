@@ -161,21 +161,27 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
     check(c.keep_last >= 1, "keep-last: ", c.keep_last, "; expected at least 1");
     check(c.keep_every >= 0, "keep-every: ", c.keep_every, "; expected 0 or more");
     check(c.zero == 0 || c.zero == 1, "zero: ", c.zero, "; expected 0 or 1");
+    check(c.zero == 0 || c.optimizer == OptimizerKind::adamw, "zero: 1 with optimizer ", name_of(c.optimizer),
+          "; expected adamw, whose memory can be cut anywhere");
     check(c.memory_budget >= 0, "memory-budget: ", c.memory_budget, "; expected MiB, or 0");
 }
 
 MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks) {
+    const bool sharded = config.zero == 1 && ranks > 1;
     return {.model = config.model,
             .dtype = storage_dtype(config.dtype),
             .micro_batch = config.micro_batch_size(ranks),
-            .snapshot = device.is_cuda() && !config.out.empty(),
-            .optimizer_shards = config.zero == 1 ? ranks : 1};
+            .snapshot = device.is_cuda() && !config.out.empty() && !sharded,
+            .optimizer_shards = sharded ? ranks : 1};
 }
 
-Device resolve_device(DeviceChoice choice) {
-    const bool has_gpu = choice != DeviceChoice::cpu && cuda_device_count() > 0;
-    if (choice == DeviceChoice::cuda && !has_gpu) cuda::make_stream(Device::cuda());  // says what is missing
-    return has_gpu ? Device::cuda() : Device::cpu();
+Device resolve_device(DeviceChoice choice, int local_rank) {
+    const int gpus = choice == DeviceChoice::cpu ? 0 : cuda_device_count();
+    if (choice == DeviceChoice::cuda && gpus == 0) cuda::make_stream(Device::cuda());  // says what is missing
+    if (gpus == 0) return Device::cpu();
+    check(local_rank < gpus || gpus == 1, "device cuda: process ", local_rank, " of this host sees ", gpus,
+          " GPUs; expected one for each process");
+    return Device::cuda(gpus == 1 ? 0 : local_rank);
 }
 
 }  // namespace gradtile

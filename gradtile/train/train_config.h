@@ -161,9 +161,9 @@ void apply_config_text(TrainConfig& config, std::string_view text, const std::st
 /// Reads and applies a JSON file.
 void apply_config_file(TrainConfig& config, const std::string& path);
 
-/// auto: the first GPU where there is one, else the CPU. Throws Error when cuda is asked for and there is
-/// none.
-Device resolve_device(DeviceChoice choice);
+/// auto: a GPU where there is one, else the CPU. Processes of one host are numbered by local_rank and take a
+/// GPU each, unless each is shown only its own. Throws Error when cuda is asked for and there is none.
+Device resolve_device(DeviceChoice choice, int local_rank = 0);
 
 /// demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m, gpt2-350m, gpt2-774m, llama-tiny; an unknown name
 /// is refused with the nearest known one.

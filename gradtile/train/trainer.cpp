@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <iostream>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 
@@ -10,7 +11,6 @@
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/available_memory.h>
-#include <gradtile/train/configured_optimizer.h>
 #include <gradtile/train/dataset.h>
 #include <gradtile/train/evaluate.h>
 #include <gradtile/train/loss_svg.h>
@@ -53,6 +53,54 @@ json json_of(const std::optional<T>& value) {
     return value ? json(*value) : json();
 }
 
+/// What processes are told of the checkpoint that rank 0 starts from: all but its tensors.
+struct Start {
+    std::string source;                    ///< the file, for messages
+    std::optional<Checkpoint> checkpoint;  ///< none: from the beginning
+};
+
+Start shared_start(ProcessGroup& group, const std::function<Start()>& read) {
+    if (group.is_alone()) return read();
+    Start start;
+    json text;
+    if (group.is_root()) {
+        start = read();
+        text = {{"source", start.source}};
+        if (const auto& from = start.checkpoint)
+            text["checkpoint"] = {{"step", from->step},
+                                  {"config", *from->config},
+                                  {"data", *from->data},
+                                  {"meta", *from->meta}};
+    }
+    text = json::parse(group.broadcast(text.dump()));
+    if (group.is_root()) return start;
+    start.source = text["source"].get<std::string>();
+    if (!text.contains("checkpoint")) return start;
+    const json& told = text["checkpoint"];
+    start.checkpoint = Checkpoint{.step = told["step"].get<std::int64_t>(),
+                                  .config = told["config"],
+                                  .data = told["data"],
+                                  .meta = told["meta"]};
+    return start;
+}
+
+/// The settings that rank 0 finds in the run's directory.
+TrainConfig shared_config(ProcessGroup& group, const std::optional<RunDirectory>& directory) {
+    if (group.is_alone()) return directory->config();
+    TrainConfig config;
+    const std::string text = group.broadcast(directory ? to_json(directory->config()).dump() : std::string());
+    apply_config_text(config, text, "the settings of rank 0");
+    return config;
+}
+
+/// Every core belongs to the processes of this host together, unless each was bound to its own.
+int threads_of(const TrainConfig& config, const RankEnvironment& environment) {
+    if (config.threads > 0) return static_cast<int>(config.threads);
+    const int usable = Context(Device::cpu()).threads().size();
+    const int share = static_cast<int>(std::thread::hardware_concurrency()) / environment.local_size;
+    return std::clamp(share, 1, usable);
+}
+
 }  // namespace
 
 void print_message(const std::string& message) {
@@ -67,65 +115,82 @@ struct Trainer::Validation {
 
 // ---- Making a run ----
 
-Trainer::Trainer(TrainConfig config, MessageHandler on_message)
-    : config_(std::move(config)), on_message_(std::move(on_message)) {
-    validate(config_);
-    std::optional<Checkpoint> start;
-    std::optional<Tokenizer> tokenizer;
-    if (!config_.init_from.empty()) {
-        start = load_checkpoint(config_.init_from, {}, on_message_);
-        tokenizer = tokenizer_of(*start, config_.init_from);
-    }
-    build(tokenizer);
-    if (start) {
-        copy_parameters(model_->ctx, model_->parameters, *start, config_.init_from);
+Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<ProcessGroup> group)
+    : config_(std::move(config)),
+      on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
+      group_(std::move(group)) {
+    group_->require_equal("settings", to_json(config_).dump());
+    validate(config_, group_->size());
+    Start start;
+    if (!config_.init_from.empty())
+        start = shared_start(*group_, [&] {
+            return Start{config_.init_from, load_checkpoint(config_.init_from, {}, on_message_)};
+        });
+    build(start.checkpoint ? tokenizer_of(*start.checkpoint, start.source) : std::nullopt);
+    if (start.checkpoint) {
+        replica_->load_weights(*start.checkpoint, start.source);
     } else {
-        model_->parameters.initialize(model_->ctx, Seed{config_.seed});
+        replica_->initialize(Seed{config_.seed});
     }
-    if (!config_.out.empty()) open_directory(RunDirectory::create(config_), /*resumed=*/false);
+    if (!config_.out.empty() && group_->is_root())
+        open_directory(RunDirectory::create(config_), /*resumed=*/false);
 }
 
-Trainer::Trainer(const Resume& resume, MessageHandler on_message) : on_message_(std::move(on_message)) {
-    RunDirectory directory = RunDirectory::open(resume.directory);
-    const CheckpointDirectory checkpoints(directory.checkpoints());
-    checkpoints.remove_temporaries();
-    const CheckpointDirectory::Loaded loaded = checkpoints.load_newest();
-    for (const std::string& line : loaded.damaged) on_message_(line);
-    const std::string source = loaded.checkpoint ? loaded.path.string() : directory.config_file().string();
-    if (loaded.checkpoint) {
-        apply_json(config_, *loaded.checkpoint->config, source);
+Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_ptr<ProcessGroup> group)
+    : on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
+      group_(std::move(group)) {
+    std::optional<RunDirectory> directory;
+    const Start start = shared_start(*group_, [&] {
+        directory = RunDirectory::open(resume.directory);
+        CheckpointDirectory checkpoints(directory->checkpoints());
+        checkpoints.remove_temporaries();
+        CheckpointDirectory::Loaded loaded = checkpoints.load_newest();
+        for (const std::string& line : loaded.damaged) on_message_(line);
+        if (!loaded.checkpoint) {
+            check(loaded.damaged.empty(), "resume: '", resume.directory.string(),
+                  "' holds no sound checkpoint");
+            return Start{directory->config_file().string(), {}};
+        }
+        saved_path_ = loaded.path;
+        return Start{loaded.path.string(), std::move(loaded.checkpoint)};
+    });
+    if (start.checkpoint) {
+        apply_json(config_, *start.checkpoint->config, start.source);
     } else {
-        check(loaded.damaged.empty(), "resume: '", resume.directory.string(), "' holds no sound checkpoint");
-        config_ = directory.config();
+        config_ = shared_config(*group_, directory);
     }
     config_.out = resume.directory.string();
     if (resume.save_every) config_.save_every = *resume.save_every;
     if (resume.threads) config_.threads = *resume.threads;
     if (resume.device) config_.device = *resume.device;
-    validate(config_);
+    if (resume.zero) config_.zero = *resume.zero;
+    group_->require_equal("settings", to_json(config_).dump());
+    validate(config_, group_->size());
 
-    if (loaded.checkpoint) {
-        build(tokenizer_of(*loaded.checkpoint, source));
-        restore(*loaded.checkpoint, source);
+    if (start.checkpoint) {
+        build(tokenizer_of(*start.checkpoint, start.source));
+        restore(*start.checkpoint, start.source);
         saved_step_ = step_;
-        saved_path_ = loaded.path;
     } else {
         build({});
         check(config_.init_from.empty(), "resume: '", resume.directory.string(),
               "' was killed before its first checkpoint; start it again from ", config_.init_from);
-        model_->parameters.initialize(model_->ctx, Seed{config_.seed});
+        replica_->initialize(Seed{config_.seed});
     }
     if (resume.steps) end_ = *resume.steps;
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
-    open_directory(std::move(directory), /*resumed=*/true);
+    if (directory) open_directory(std::move(*directory), /*resumed=*/true);
 }
 
 Trainer::~Trainer() = default;
 
 void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
-    const Context ctx = Context(resolve_device(config_.device), static_cast<int>(config_.threads))
-                            .with_tf32(config_.tf32)
-                            .with_deterministic(config_.model.deterministic);
+    const RankEnvironment& environment = group_->environment();
+    const Context ctx =
+        Context(resolve_device(config_.device, environment.local_rank), threads_of(config_, environment))
+            .with_tf32(config_.tf32)
+            .with_deterministic(config_.model.deterministic);
+    communicator_ = make_communicator(ctx, *group_);
     Dataset dataset = load_dataset(dataset_options(config_), tokenizer);
     if (dataset.tokenizer) config_.tokenizer = dataset.tokenizer->kind();
     if (config_.model.vocabulary == 0) config_.model.vocabulary = dataset.vocabulary;
@@ -134,20 +199,23 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
     train_tokens_ = dataset.train.size();
     validation_tokens_ = dataset.validation.size();
     source_nll_ = dataset.source_nll;
+    group_->require_equal("data", json{{"vocabulary", config_.model.vocabulary},
+                                       {"training tokens", train_tokens_},
+                                       {"validation tokens", validation_tokens_}}
+                                      .dump());
 
     constexpr std::int64_t mebibyte = 1 << 20;
     const std::size_t budget = config_.memory_budget > 0
                                    ? static_cast<std::size_t>(config_.memory_budget * mebibyte)
                                    : available_memory(ctx.device());
-    const MemoryRequest request = memory_request(config_, ctx.device());
+    const MemoryRequest request = memory_request(config_, ctx.device(), group_->size());
     plan_ = plan_within(ctx, request, budget);
     try {
         allocate(ctx, std::move(dataset));
     } catch (const OutOfMemory& error) {  // others took what was free when the plan was made
         arena_ctx_.reset();
         input_.reset();
-        optimizer_.reset();
-        model_.reset();  // what this run holds is free to it again
+        replica_.reset();  // what this run holds is free to it again
         throw Error(concat(error.what(), "; the run needs ", plan_.total(), " bytes, ",
                            what_would_fit(ctx, request, available_memory(ctx.device()))));
     }
@@ -155,29 +223,31 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
 
 /// Everything a run holds while it trains.
 void Trainer::allocate(const Context& ctx, Dataset dataset) {
-    model_ = std::make_unique<LanguageModel>(ctx, config_.model, storage_dtype(config_.dtype),
-                                             std::move(dataset.tokenizer));
-    optimizer_ = make_optimizer(ctx, model_->parameters, config_);
+    const std::int64_t ranks = group_->size();
+    replica_ = std::make_unique<Replica>(ctx, config_, std::move(dataset.tokenizer), *communicator_);
     schedule_ = Schedule::of(config_);
     end_ = config_.steps;
 
     const std::int64_t context = config_.model.context;
     input_ = std::make_unique<StepInput>(
         ctx,
-        DataLoader(std::move(dataset.train),
-                   {.context = context, .seed = Seed{config_.seed}, .ignore_token = config_.ignore_token}),
-        StepInputOptions{.micro_steps = config_.accumulation_steps(),
-                         .micro_batch = config_.micro_batch_size(),
+        DataLoader(std::move(dataset.train), {.context = context,
+                                              .seed = Seed{config_.seed},
+                                              .rank = group_->rank(),
+                                              .ranks = ranks,
+                                              .ignore_token = config_.ignore_token}),
+        StepInputOptions{.micro_steps = config_.accumulation_steps(ranks),
+                         .micro_batch = config_.micro_batch_size(ranks),
                          .schedule = schedule_,
                          .seed = config_.seed});
-    result_ = zeros(ctx, {2}, DType::f64);
+    result_ = zeros(ctx, {3}, DType::f64);
     host_result_ =
         ctx.device().is_cpu()
             ? result_
-            : zeros(host_of(ctx).with_allocator(transfer_allocator(ctx.device())), {2}, DType::f64);
+            : zeros(host_of(ctx).with_allocator(transfer_allocator(ctx.device())), {3}, DType::f64);
     if (dataset.validation.size() > 0) {
         SequentialLoader loader(dataset.validation, context, config_.ignore_token);
-        const std::int64_t windows = std::min(config_.micro_batch_size(), loader.windows());
+        const std::int64_t windows = std::min(config_.micro_batch_size(ranks), loader.windows());
         validation_ = std::make_unique<Validation>(
             Validation{std::move(loader), empty_batch(host_of(ctx), windows, context)});
     }
@@ -185,16 +255,16 @@ void Trainer::allocate(const Context& ctx, Dataset dataset) {
 }
 
 void Trainer::plan_arena() {
-    const Context& ctx = model_->ctx;
+    const Context& ctx = model().ctx;
     const auto counting = Arena::for_planning(ctx.device());
     const Context dry = ctx.plan(counting);
     compute_step(dry);
     if (validation_) {
         const Batch batch = upload(dry, validation_->batch);
-        model_->transformer.evaluate(dry, batch.tokens, batch.targets);
+        model().transformer.evaluate(dry, batch.tokens, batch.targets);
     }
     plan_.activations = counting->peak_bytes();
-    plan_.optimizer = optimizer_->state_bytes();
+    plan_.optimizer = optimizer().state_bytes();
     arena_ctx_ = std::make_unique<Context>(
         ctx.with_allocator(std::make_shared<Arena>(ctx.device(), counting->peak_bytes())));
 }
@@ -205,49 +275,37 @@ void Trainer::open_directory(RunDirectory directory, bool resumed) {
     if (resumed) history_ = MetricsFile::read(directory_->metrics_file());
     const CheckpointDirectory checkpoints(directory_->checkpoints(),
                                           {.keep_last = config_.keep_last, .keep_every = config_.keep_every});
-    writer_ = std::make_unique<SnapshotWriter>(checkpoints, model_->ctx);
-    writer_->reserve(snapshot());
+    const bool from_host = replica_->parallel.is_sharded();  // where rank 0 puts the parts together
+    writer_ = std::make_unique<SnapshotWriter>(checkpoints, from_host ? host_of(model().ctx) : model().ctx);
+    if (!from_host) writer_->reserve(snapshot());
 }
 
 // ---- State ----
 
-Checkpoint Trainer::snapshot() const {
+Checkpoint Trainer::snapshot() {
     Checkpoint checkpoint;
     checkpoint.step = step_;
-    const ParameterStore& parameters = model_->parameters;
-    for (const Parameter& parameter : parameters.parameters()) {
-        checkpoint.params[parameter.name()] = parameter.value();
-        if (parameters.has_master()) checkpoint.master[parameter.name()] = parameters.master_of(parameter);
-    }
-    for (const StateTensor& part : optimizer_->state()) checkpoint.optimizer[part.name] = part.tensor;
+    replica_->save_into(checkpoint);
     checkpoint.config = to_json(config_);
     *checkpoint.data = {{"loader", *input_->state()}};
-    if (model_->tokenizer) (*checkpoint.data)["tokenizer"] = model_->tokenizer->to_json();
+    if (model().tokenizer) (*checkpoint.data)["tokenizer"] = model().tokenizer->to_json();
     // Every draw is Philox under a key made of the seed and the step it belongs to: there is no other state.
     *checkpoint.rng = {{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}};
-    *checkpoint.meta = {{"world_size", 1},
+    *checkpoint.meta = {{"world_size", group_->size()},
                         {"schedule", {{"horizon", schedule_.horizon}, {"last_step", end_}}},
                         {"val_loss", json_of(val_loss_)},
                         {"best_val_loss", json_of(best_val_loss_)},
                         {"bad_steps", bad_steps_},
                         {"bad_steps_in_a_row", bad_steps_in_a_row_},
-                        {"device", concat(model_->ctx.device())},
-                        {"matrix_library", model_->ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}};
-    if (const auto algorithms = gemm_algorithms(model_->ctx); !algorithms.empty())
+                        {"device", concat(model().ctx.device())},
+                        {"matrix_library", model().ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}};
+    if (const auto algorithms = gemm_algorithms(model().ctx); !algorithms.empty())
         (*checkpoint.meta)[algorithms_key] = algorithms_to_json(algorithms);
     return checkpoint;
 }
 
 void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
-    const Context& ctx = model_->ctx;
-    copy_parameters(ctx, model_->parameters, checkpoint, source);
-    for (const StateTensor& part : optimizer_->state()) {
-        const auto saved = checkpoint.optimizer.find(part.name);
-        check(saved != checkpoint.optimizer.end(), source, ": has no optimizer state '", part.name, "'");
-        check(saved->second.shape() == part.tensor.shape() && saved->second.dtype() == part.tensor.dtype(),
-              source, ": optimizer state '", part.name, "' is ", saved->second, "; expected ", part.tensor);
-        copy(ctx, part.tensor, to_device(ctx, saved->second));
-    }
+    replica_->restore(checkpoint, source);
     try {
         input_->restore(checkpoint.data->at("loader"));
         end_ = checkpoint.meta->at("schedule").at("last_step").get<std::int64_t>();
@@ -268,7 +326,7 @@ void Trainer::restore_algorithms(const Checkpoint& checkpoint, const std::string
     if (found == checkpoint.meta->end()) return;
     try {
         const std::vector<GemmAlgorithm> saved = algorithms_from_json(*found);
-        if (model_->ctx.device().is_cpu() || restore_gemm_algorithms(model_->ctx, saved) == saved.size())
+        if (model().ctx.device().is_cpu() || restore_gemm_algorithms(model().ctx, saved) == saved.size())
             return;
         on_message_(concat(source,
                            ": its matrix algorithms are for another GPU or another cuBLASLt; they are "
@@ -283,25 +341,37 @@ void Trainer::restore_algorithms(const Checkpoint& checkpoint, const std::string
 /// Everything a step does on the device, from the current input to result_; under a planning context,
 /// everything it allocates. Nothing in it is known to the host alone, so that it can be replayed.
 void Trainer::compute_step(const Context& ctx) {
-    const std::int64_t micro_steps = config_.accumulation_steps();
-    const double share = 1.0 / static_cast<double>(micro_steps);
-    const Tensor loss = result_.slice(0, 0, 1), grad_norm = result_.slice(0, 1, 1);
+    DataParallel& parallel = replica_->parallel;
+    const std::int64_t ranks = communicator_->size(), micro_steps = config_.accumulation_steps(ranks);
+    const double share = 1.0 / static_cast<double>(micro_steps * ranks);
+    const Tensor loss = result_.slice(0, 0, 1), votes = result_.slice(0, 1, 1),
+                 grad_norm = result_.slice(0, 2, 1);
     fill(ctx, loss, 0.0);
+    parallel.start_gathering_values(ctx);
     for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
         const Batch& batch = input_->micro_batch(micro_step);
-        const std::int64_t first_sample = micro_step * batch.tokens.size(0);
-        const ForwardOptions options{
-            .gradient_scale = share,
-            .dropout = DropoutKey::of_live_step(input_->live_seed(), micro_step, first_sample)};
+        const std::int64_t first_sample = (micro_step * ranks + communicator_->rank()) * batch.tokens.size(0);
+        const bool last = micro_step + 1 == micro_steps;
+        ForwardOptions options{.gradient_scale = share,
+                               .dropout = DropoutKey::of_live_step(input_->live_seed(), first_sample)};
+        if (parallel.is_sharded())
+            options.before_use = [&](const Parameter& parameter) {
+                parallel.wait_for_values(ctx, parameter);
+            };
         Transformer::Saved saved;
         const Tensor of_micro_batch =
-            model_->transformer.forward(ctx, batch.tokens, batch.targets, saved, options);
-        model_->transformer.backward(ctx, saved);
+            model().transformer.forward(ctx, batch.tokens, batch.targets, saved, options);
+        model().transformer.backward(ctx, saved, last ? parallel.sum_when_ready(ctx) : GradientReady());
         axpy(ctx, loss, share, of_micro_batch);
     }
-    const Clip clip =
-        clip_global_norm(ctx, model_->parameters.gradients(), {.max_norm = config_.clip, .loss = loss});
-    optimizer_->step(ctx, input_->rate(), {.gradient_scale = clip.scale, .zero_gradients = true});
+    if (ranks > 1) copy(ctx, votes, input_->vote());
+    parallel.finish_gradients(ctx);
+    parallel.sum(ctx, result_.slice(0, 0, 2));
+    ClipOptions clipping{.max_norm = config_.clip, .loss = loss};
+    if (parallel.is_sharded())
+        clipping.add_other_parts = [&](const Tensor& sum_of_squares) { parallel.sum(ctx, sum_of_squares); };
+    const Clip clip = clip_global_norm(ctx, parallel.gradients(), clipping);
+    replica_->optimizer->step(ctx, input_->rate(), {.gradient_scale = clip.scale, .zero_gradients = true});
     copy(ctx, grad_norm, clip.norm);
     if (ctx.device().is_cuda() && !ctx.is_planning())
         cuda::copy_bytes(host_result_.raw_data(), result_.raw_data(), result_.bytes(), ctx.device(),
@@ -333,11 +403,13 @@ StepReport Trainer::train_step() {
     const Clock::time_point start = Clock::now();
     const Context& ctx = *arena_ctx_;
     const std::int64_t step = step_ + 1;
+    group_->at_step(step);
     input_->prepare(step);
-    input_->upload(ctx);
+    input_->upload(ctx, !group_->is_alone() && wants_to_stop() ? 1.0 : 0.0);
     enqueue_step(ctx);
     if (ctx.device().is_cuda()) {
         if (step < end_) input_->prepare(step + 1);  // while the device works
+        const auto waiting = group_->waiting("the sums of a step");
         cuda::synchronize(ctx.device(), ctx.stream());
     }
     step_ = step;
@@ -346,8 +418,9 @@ StepReport Trainer::train_step() {
     StepReport report{.step = step,
                       .loss = result[0],
                       .lr = schedule_(step),
-                      .grad_norm = result[1],
+                      .grad_norm = result[2],
                       .ms = milliseconds_since(start)};
+    voted_to_stop_ = result[1] > 0.0;
     report.tokens_per_s = static_cast<double>(config_.batch * config_.model.context) / report.ms * 1e3;
     if (std::isfinite(report.loss) && std::isfinite(report.grad_norm)) {
         bad_steps_in_a_row_ = 0;
@@ -362,9 +435,9 @@ void Trainer::handle_bad_step(StepReport& report) {
     ++bad_steps_;
     ++bad_steps_in_a_row_;
     const Context& ctx = *arena_ctx_;
-    report.not_finite = first_non_finite_gradient(ctx, model_->parameters);
+    report.not_finite = replica_->first_non_finite_gradient(ctx, *group_);
     if (report.not_finite.empty()) report.not_finite = "loss";
-    model_->parameters.zero_gradients(ctx);
+    model().parameters.zero_gradients(ctx);
     const bool of_gradient = report.not_finite != "loss";
     on_message_(concat("step ", report.step, ": ", of_gradient ? "the gradient of " : "the ",
                        report.not_finite, " is not finite (loss ", report.loss, "); update not applied (",
@@ -374,6 +447,7 @@ void Trainer::handle_bad_step(StepReport& report) {
 void Trainer::give_up(const StepReport& report) {
     if (writer_) writer_->wait();
     hear_of_saves();
+    group_->leave();  // every process has come to this
     throw Error(concat(
         "step ", report.step, ": ", report.not_finite, " was not finite ", bad_steps_in_a_row_,
         " steps in a row; stopped, ",
@@ -382,7 +456,9 @@ void Trainer::give_up(const StepReport& report) {
 
 /// Returns whether this is the lowest validation loss so far.
 bool Trainer::evaluate_into(StepReport& report) {
-    const double loss = mean_loss(*arena_ctx_, model_->transformer, validation_->loader, validation_->batch);
+    replica_->parallel.gather_values(*arena_ctx_);
+    const double loss =
+        mean_loss(*arena_ctx_, model().transformer, validation_->loader, validation_->batch, *communicator_);
     report.val_loss = val_loss_ = loss;
     const bool best = std::isfinite(loss) && (!best_val_loss_ || loss < *best_val_loss_);
     if (best) best_val_loss_ = loss;
@@ -404,7 +480,7 @@ RunSummary Trainer::run(std::int64_t stop_after) {
         if (validation_ && (due(config_.eval_every) || last)) best = evaluate_into(report);
         record(report);
         if (bad_steps_in_a_row_ >= config_.max_bad_steps) give_up(report);
-        if (!last && stop_when_ && stop_when_()) {
+        if (!last && (group_->is_alone() ? wants_to_stop() : voted_to_stop_)) {
             summary.reason = RunSummary::Reason::requested;
             stopping = true;
         }
@@ -414,8 +490,9 @@ RunSummary Trainer::run(std::int64_t stop_after) {
     if (writer_) writer_->wait();
     hear_of_saves();
     draw_picture();
+    replica_->parallel.gather_values(*arena_ctx_);
     summary.step = step_;
-    summary.saved = saved_step_ == step_ && !saved_path_.empty();
+    summary.saved = !group_->is_root() || (saved_step_ == step_ && !saved_path_.empty());
     summary.checkpoint = saved_path_;
     summary.val_loss = val_loss_;
     summary.best_val_loss = best_val_loss_;
@@ -440,8 +517,10 @@ void Trainer::record(const StepReport& report) {
 }
 
 void Trainer::save(bool best) {
+    if (config_.out.empty()) return;
+    const Checkpoint checkpoint = snapshot();
     if (!writer_) return;
-    writer_->save(snapshot(), best);
+    writer_->save(checkpoint, best);
     draw_picture();
 }
 

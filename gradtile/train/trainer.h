@@ -17,9 +17,8 @@
 #include <gradtile/core/step_graph.h>
 #include <gradtile/layers/memory_plan.h>
 #include <gradtile/train/global_norm.h>
-#include <gradtile/train/language_model.h>
 #include <gradtile/train/metrics_file.h>
-#include <gradtile/train/optimizer.h>
+#include <gradtile/train/replica.h>
 #include <gradtile/train/run_directory.h>
 #include <gradtile/train/schedule.h>
 #include <gradtile/train/snapshot_writer.h>
@@ -36,13 +35,14 @@ struct Resume {
     std::optional<std::int64_t> save_every = {};
     std::optional<std::int64_t> threads = {};
     std::optional<DeviceChoice> device = {};
+    std::optional<std::int64_t> zero = {};
 };
 
 struct RunSummary {
     enum class Reason { finished, stop_after, requested };
     Reason reason = Reason::finished;
-    std::int64_t step = 0;                ///< the last one done
-    bool saved = false;                   ///< the state of that step is safe on disk
+    std::int64_t step = 0;  ///< the last one done
+    bool saved = false;     ///< the state of that step is safe on disk; true in ranks that save nothing
     std::filesystem::path checkpoint;     ///< the newest safe one; empty: none
     std::optional<double> val_loss;       ///< newest
     std::optional<double> best_val_loss;  ///< lowest, that of best.h5
@@ -58,17 +58,24 @@ class Trainer {
   public:
     /// A new run in config.out; an empty `out` means one without a directory, which saves nothing. Throws
     /// Error, one line, on anything that is wrong with settings, data, memory or the directory.
-    explicit Trainer(TrainConfig config, MessageHandler on_message = print_message);
+    ///
+    /// With a group of several processes each makes a Trainer of the same settings and calls the same
+    /// functions. They share a step's batch and end with the same weights; only rank 0 reads and writes the
+    /// run's directory, and speaks through on_message.
+    explicit Trainer(TrainConfig config, MessageHandler on_message = print_message,
+                     std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>());
     /// Goes on from the newest sound checkpoint; damaged newer ones are named through on_message. A run that
     /// was killed before its first checkpoint begins again.
-    explicit Trainer(const Resume& resume, MessageHandler on_message = print_message);
+    explicit Trainer(const Resume& resume, MessageHandler on_message = print_message,
+                     std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>());
     ~Trainer();
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
 
     /// Called after every step.
     void on_step(std::function<void(const StepReport&)> callback) { on_step_ = std::move(callback); }
-    /// Asked after every step; once it says true the run saves and returns.
+    /// Asked after every step; once it says true the run saves and returns. Several processes are asked
+    /// before a step, and stop together after it when one of them has said so.
     void stop_when(std::function<bool()> stop) { stop_when_ = std::move(stop); }
 
     /// Trains up to the last step, or until step number `stop_after` is done (0: no such step). Saves at the
@@ -76,8 +83,8 @@ class Trainer {
     /// max_bad_steps refused updates in a row, naming what was not finite and the last good checkpoint.
     RunSummary run(std::int64_t stop_after = 0);
 
-    const LanguageModel& model() const { return *model_; }
-    const Optimizer& optimizer() const { return *optimizer_; }
+    const LanguageModel& model() const { return replica_->model; }
+    const Optimizer& optimizer() const { return *replica_->optimizer; }
     /// Whether steps are replayed from a captured graph by now.
     bool replays_graph() const { return graph_.captured(); }
     /// As the run was made; model.vocabulary is known.
@@ -101,12 +108,13 @@ class Trainer {
     void open_directory(RunDirectory directory, bool resumed);
     void restore(const Checkpoint& checkpoint, const std::string& source);
     void restore_algorithms(const Checkpoint& checkpoint, const std::string& source);
-    Checkpoint snapshot() const;
+    Checkpoint snapshot();
 
     void compute_step(const Context& ctx);
     void enqueue_step(const Context& ctx);
     void try_to_capture(const Context& ctx);
     StepReport train_step();
+    bool wants_to_stop() const { return stop_when_ && stop_when_(); }
     void handle_bad_step(StepReport& report);
     bool evaluate_into(StepReport& report);
     void record(const StepReport& report);
@@ -120,12 +128,13 @@ class Trainer {
     std::function<void(const StepReport&)> on_step_;
     std::function<bool()> stop_when_;
 
-    std::unique_ptr<LanguageModel> model_;
-    std::unique_ptr<Optimizer> optimizer_;
+    std::shared_ptr<ProcessGroup> group_;
+    std::unique_ptr<Communicator> communicator_;
+    std::unique_ptr<Replica> replica_;
     std::unique_ptr<StepInput> input_;
     std::unique_ptr<Validation> validation_;  // none without a validation split
     Schedule schedule_;
-    Tensor result_;       // [2] float64, of the step: loss and gradient norm
+    Tensor result_;       // [3] float64, of the step: loss, votes to stop, gradient norm
     Tensor host_result_;  // the same where the host reads it
     std::unique_ptr<Context> arena_ctx_;
     StepGraph graph_;
@@ -143,6 +152,7 @@ class Trainer {
     std::optional<double> source_nll_;
     std::int64_t end_ = 0;
     std::int64_t step_ = 0;
+    bool voted_to_stop_ = false;   // by whichever process
     std::int64_t saved_step_ = 0;  // newest that is safe
     std::filesystem::path saved_path_;
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;

@@ -4,7 +4,7 @@
 namespace gradtile {
 namespace {
 
-const DropoutKey key = DropoutKey::of_step(7, 3, 1, 5).at(2);
+const DropoutKey key = DropoutKey::of_step(7, 3, 5).at(2);
 
 /// Dropout with its key, so that it has the signature of a layer.
 struct KeyedDropout {
@@ -108,21 +108,21 @@ TEST(Dropout, ALiveKeyDrawsTheMasksOfTheStepItsSeedIsOf) {
         return all;
     };
     const Tensor live_seed = zeros(ctx, {2}, DType::i32);
-    for (const std::int64_t micro_step : {0, 3}) {
-        const DropoutKey live = DropoutKey::of_live_step(live_seed, micro_step, 7);
+    for (const std::int64_t first_sample : {0, 7}) {
+        const DropoutKey live = DropoutKey::of_live_step(live_seed, first_sample);
         for (const std::int64_t step : {1, 2, 1000}) {
             const auto words = DropoutKey::live_seed_of(11, step);
             copy(ctx, live_seed, from_host(ctx, words, {2}));
-            EXPECT_EQ(masks(live), masks(DropoutKey::of_step(11, step, micro_step, 7))) << step;
+            EXPECT_EQ(masks(live), masks(DropoutKey::of_step(11, step, first_sample))) << step;
         }
     }
 }
 
 TEST(Dropout, RefusesALiveKeyItCannotFollow) {
     const Context ctx(Device::cpu(), 1);
-    EXPECT_THROW(DropoutKey::of_live_step(zeros(ctx, {3}, DType::i32), 0), Error);
-    EXPECT_THROW(DropoutKey::of_live_step(zeros(ctx, {2}, DType::f32), 0), Error);
-    const DropoutKey live = DropoutKey::of_live_step(zeros(ctx, {2}, DType::i32), 0);
+    EXPECT_THROW(DropoutKey::of_live_step(zeros(ctx, {3}, DType::i32)), Error);
+    EXPECT_THROW(DropoutKey::of_live_step(zeros(ctx, {2}, DType::f32)), Error);
+    const DropoutKey live = DropoutKey::of_live_step(zeros(ctx, {2}, DType::i32));
     EXPECT_THROW(live.at(1).at(1).at(1).at(1), Error);
 }
 
@@ -179,7 +179,7 @@ TEST_F(OnCuda, DropoutDrawsTheCpusMasks) {
     const Dropout dropout{.p = 0.4};
     const auto words_of = [](std::int64_t step) { return DropoutKey::live_seed_of(7, step); };
     const Tensor live_seed = from_host(gpu(), words_of(1), {2});
-    const DropoutKey live = DropoutKey::of_live_step(live_seed, 1, 5).at(2).at(1);
+    const DropoutKey live = DropoutKey::of_live_step(live_seed, 5).at(2).at(1);
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
         for (const std::int64_t width : {1, 7, 64, 768, 1000})
             for (const std::int64_t step : {2, 3}) {
@@ -188,7 +188,7 @@ TEST_F(OnCuda, DropoutDrawsTheCpusMasks) {
                     return to_host(
                         ctx, dropout.forward(ctx, test::numbers(ctx, {2, 9, width}, dtype, 1), k, saved));
                 };
-                const DropoutKey fixed = DropoutKey::of_step(7, step, 1, 5).at(2).at(1);
+                const DropoutKey fixed = DropoutKey::of_step(7, step, 5).at(2).at(1);
                 const auto expected = masked(cpu, fixed);
                 EXPECT_EQ(masked(gpu(), fixed), expected) << dtype << ' ' << width;
                 copy(gpu(), live_seed, from_host(gpu(), words_of(step), {2}));

@@ -93,8 +93,9 @@ class Training {
         const std::int64_t micro_steps = config_.accumulation_steps();
         Tensor loss;
         for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-            const ForwardOptions options{.gradient_scale = 1.0 / static_cast<double>(micro_steps),
-                                         .dropout = DropoutKey::of_live_step(live_seed_, micro_step)};
+            const ForwardOptions options{
+                .gradient_scale = 1.0 / static_cast<double>(micro_steps),
+                .dropout = DropoutKey::of_live_step(live_seed_, micro_step * tokens.size(0))};
             Transformer::Saved saved;
             loss = {};  // every micro-step finds the arena empty
             loss = model.forward(ctx, tokens, targets, saved, options);

@@ -1,0 +1,78 @@
+// One rank that restores a checkpoint into a Replica and takes it out again: replica_process CHECKPOINT
+// DEVICE ZERO. Exit code 0 when every tensor came back as it was, to the bit.
+#include <cstring>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/parallel/data_parallel.h>
+#include <gradtile/train/replica.h>
+
+using namespace gradtile;
+
+namespace {
+
+Tensor on_host(const Context& ctx, const Tensor& x) {
+    if (x.device().is_cpu()) return x;
+    Tensor copied = empty(Context(Device::cpu(), 1), x.shape(), x.dtype());
+    cuda::copy_bytes(copied.raw_data(), x.raw_data(), x.bytes(), ctx.device(), ctx.stream());
+    cuda::synchronize(ctx.device(), ctx.stream());
+    return copied;
+}
+
+int count_differences(const Context& ctx, const char* group, const NamedTensors& expected,
+                      const NamedTensors& got) {
+    int differences = 0;
+    const auto differs = [&](const std::string& name) {
+        std::cout << group << '/' << name << " differs\n";
+        ++differences;
+    };
+    for (const auto& [name, x] : expected) {
+        const auto found = got.find(name);
+        if (found == got.end() || found->second.shape() != x.shape() || found->second.dtype() != x.dtype() ||
+            std::memcmp(on_host(ctx, found->second).raw_data(), x.raw_data(), x.bytes()) != 0)
+            differs(name);
+    }
+    if (got.size() != expected.size()) differs("the number of tensors");
+    return differences;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        check(argc == 4, "usage: replica_process CHECKPOINT DEVICE ZERO");
+        const std::string path = argv[1];
+        const RankEnvironment environment = read_rank_environment();
+        ProcessGroup group(environment, {.timeout = 60.0, .on_loss = [](const std::string& line) {
+                                             std::cerr << line << std::endl;
+                                             std::_Exit(101);
+                                         }});
+        const Checkpoint checkpoint = read_checkpoint(path);
+        TrainConfig config;
+        apply_json(config, *checkpoint.config, path);
+        config.zero = std::stoi(argv[3]);
+        const bool on_gpu = std::string(argv[2]) == "cuda";
+        const Context ctx(on_gpu ? Device::cuda(environment.local_rank) : Device::cpu(), 1);
+        int differences = 0;
+        {
+            const auto communicator = make_communicator(ctx, group);
+            Replica replica(ctx, config, tokenizer_of(checkpoint, path), *communicator);
+            replica.initialize(Seed{5});
+            replica.restore(group.is_root() ? checkpoint : Checkpoint{}, path);
+            Checkpoint again;
+            replica.save_into(again);
+            if (group.is_root())
+                differences = count_differences(ctx, "params", checkpoint.params, again.params) +
+                              count_differences(ctx, "master", checkpoint.master, again.master) +
+                              count_differences(ctx, "optimizer", checkpoint.optimizer, again.optimizer);
+            communicator->barrier(ctx);
+        }
+        group.leave();
+        return std::min(differences, 100);
+    } catch (const std::exception& error) {
+        std::cerr << error.what() << '\n';
+        return 102;
+    }
+}
