@@ -1,58 +1,45 @@
-#!/ usr / bin / env bash
-#Installs what building, \
-    testing and the demo need(Debian, Ubuntu).On another system it prints the list and stops.
-set - euo pipefail
+#!/usr/bin/env bash
+# Installs what building, testing and the demo need (Debian, Ubuntu). On another system it prints the list and stops.
+set -euo pipefail
 
-          required = (build - essential cmake ninja - build libhdf5 - dev libcli11 - dev nlohmann - json3 -
-                      dev libgtest - dev libgmock - dev) matrix_library =
-    libdnnl - dev #oneDNN second_choice =
-        libopenblas - dev #where the system has no oneDNN optional =
-            (libbenchmark - dev python3 - h5py libopenmpi - dev openmpi - bin) #micro - benchmarks;
-the test that reads a checkpoint from Python;
-several processes on the CPU
+required=(build-essential cmake ninja-build libhdf5-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
+matrix_library=libdnnl-dev                # oneDNN
+second_choice=libopenblas-dev             # where the system has no oneDNN
+optional=(libbenchmark-dev python3-h5py libopenmpi-dev openmpi-bin)  # micro-benchmarks; the test that reads a checkpoint from Python; several processes on the CPU
 
-            if !command -
-            v apt - get >
-        / dev / null ||
-    !command - v dpkg - query > / dev / null;
-then{
-    echo
-    "setup.sh installs on Debian and Ubuntu only. Please install these yourself:" echo
-    "  a C++20 compiler, CMake 3.22 or later, Ninja, HDF5 (C library), CLI11, nlohmann-json, GoogleTest," echo
-    "  and oneDNN (or OpenBLAS); then: cmake --preset release && cmake --build --preset release"} >
-    &2 exit 1 fi
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+  {
+    echo "setup.sh installs on Debian and Ubuntu only. Please install these yourself:"
+    echo "  a C++20 compiler, CMake 3.22 or later, Ninja, HDF5 (C library), CLI11, nlohmann-json, GoogleTest,"
+    echo "  and oneDNN (or OpenBLAS); then: cmake --preset release && cmake --build --preset release"
+  } >&2
+  exit 1
+fi
 
-    installed() {
-    dpkg - query - W - f = '${Status}' "$1" 2 > / dev / null | grep - q 'ok installed';
-}
+installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
 missing=()
-for package in "${required[@]}";
-do installed "$package" || missing += ("$package"); done
+for package in "${required[@]}"; do installed "$package" || missing+=("$package"); done
 installed "$matrix_library" || installed "$second_choice" || missing+=("$matrix_library")
 wanted=()
-for package in "${optional[@]}";
-do installed "$package" || wanted += ("$package");
-done[$ { #missing[@] } - gt 0] || [$ { #wanted[@] } - gt 0] ||
-    exit 0
+for package in "${optional[@]}"; do installed "$package" || wanted+=("$package"); done
+[ ${#missing[@]} -gt 0 ] || [ ${#wanted[@]} -gt 0 ] || exit 0
 
-    as_root = () if["$(id -u)" - ne 0];
-then if !command - v sudo > / dev / null;
-then echo
-    "setup.sh: not root and no sudo; please install: ${missing[*]} ${wanted[*]}" > & 2 exit 1 fi as_root =
-    (sudo)fi install_packages() {
-    "${as_root[@]}" env DEBIAN_FRONTEND =
-        noninteractive apt - get install - y - qq-- no - install - recommends "$@" > / dev / null;
-}
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  if ! command -v sudo >/dev/null; then
+    echo "setup.sh: not root and no sudo; please install: ${missing[*]} ${wanted[*]}" >&2
+    exit 1
+  fi
+  as_root=(sudo)
+fi
+install_packages() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
 
 echo "setup.sh: installing ${missing[*]} ${wanted[*]}"
-     "${as_root[@]}" apt -
-        get update - qq if !apt - cache show "$matrix_library" >
-    / dev / null 2 > &1; then
+"${as_root[@]}" apt-get update -qq
+if ! apt-cache show "$matrix_library" >/dev/null 2>&1; then
   missing=("${missing[@]/#$matrix_library/$second_choice}")
 fi
-[ ${
-#missing[@]} -eq 0 ] || install_packages "${missing[@]}"
-for package in "${wanted[@]}";
-do
-install_packages "$package" 2 > / dev / null || echo
-    "setup.sh: $package is not to be had here; going on without it" done
+[ ${#missing[@]} -eq 0 ] || install_packages "${missing[@]}"
+for package in "${wanted[@]}"; do
+  install_packages "$package" 2>/dev/null || echo "setup.sh: $package is not to be had here; going on without it"
+done
