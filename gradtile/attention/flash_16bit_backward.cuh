@@ -13,6 +13,7 @@
 #include <gradtile/attention/flash_16bit_tiles_cuda.h>
 #include <gradtile/attention/device/shared_tile.cuh>
 #include <gradtile/attention/device/softmax.cuh>
+#include <gradtile/core/device/launch.cuh>
 
 namespace gradtile::attention::cuda {
 
@@ -95,11 +96,11 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const std::uint32_t row_tiles = v_tile + KvTile::bytes, d_s_tiles = row_tiles + 2 * row_stage_bytes;
     const std::uint32_t statistics = d_s_tiles + 2 * DsTile::bytes;
 
-    // Heads vary fastest: the first keys, which most rows see under a causal mask, are started first, and
-    // blocks that run together add to different dQ.
-    const int key_heads = p.heads / p.group, matrices = p.batch * key_heads;
-    const int matrix = static_cast<int>(blockIdx.x) % matrices;
-    const int key_block = static_cast<int>(blockIdx.x) / matrices;
+    // The first keys, which most rows see under a causal mask, are started first; what a group of heads reads
+    // and adds to stays in the L2 meanwhile.
+    const int key_heads = p.heads / p.group;
+    const TaskOrder::Task task = p.order(static_cast<int>(blockIdx.x));
+    const int matrix = task.matrix, key_block = task.part;
     const int batch = matrix / key_heads, key_head = matrix % key_heads;
     const int block_key = key_block * tiles.keys(), block_keys = min(tiles.keys(), p.mask.keys - block_key);
     const int first_row = p.mask.first_row(block_key);
@@ -190,6 +191,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         if (turn != nullptr) pass_turn(turn, key_block);
     };
 
+    gradtile::cuda::device::await_predecessor();
     load_tile_async<KvTile, tiles.threads()>(k_tile, p.k.head(batch, key_head) + block_key * p.k.row_stride,
                                              p.k.row_stride, block_keys, p.qk_dim);
     load_tile_async<KvTile, tiles.threads()>(v_tile, p.v.head(batch, key_head) + block_key * p.v.row_stride,
@@ -303,14 +305,21 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         kept.keys - out_key, out_warp < tiles.pairs ? p.v_dim : p.qk_dim);
 }
 
-/// Before: LSE in base 2, D = rowsum(dO * O), whose turn it is to add to dQ. Eight lanes a row.
+constexpr int prepared_rows = 32, finished_rows = 64;  // of a block; padded rows are a multiple
+
+/// Before: LSE in base 2, D = rowsum(dO * O), whose turn it is to add to dQ, which begins at 0. Eight lanes a
+/// row.
 template <class T>
 __global__ void __launch_bounds__(256)
-    prepare_backward_kernel(const __grid_constant__ BackwardParameters p, BackwardTiles tiles) {
-    const std::int64_t index = (std::int64_t{blockIdx.x} * 256 + threadIdx.x) / 8;
-    const int matrix = static_cast<int>(index / p.padded_rows), row = static_cast<int>(index % p.padded_rows);
+    prepare_backward_kernel(const __grid_constant__ BackwardParameters p, BackwardTiles tiles, int head_dim) {
+    gradtile::cuda::device::await_predecessor();
+    const int blocks = p.padded_rows / prepared_rows, matrix = static_cast<int>(blockIdx.x) / blocks;
+    const int row =
+        (static_cast<int>(blockIdx.x) - matrix * blocks) * prepared_rows + static_cast<int>(threadIdx.x) / 8;
+    const std::int64_t index = static_cast<std::int64_t>(matrix) * p.padded_rows + row;
     const int lane = static_cast<int>(threadIdx.x % 8);
-    if (matrix >= p.batch * p.heads) return;
+    for (int column = lane * 4; column < head_dim; column += 32)
+        *reinterpret_cast<float4*>(p.d_q_sums + index * head_dim + column) = float4{};
     const int batch = matrix / p.heads, head = matrix % p.heads;
     const bool exists = row < p.mask.queries;
     float sum = 0;
@@ -344,12 +353,13 @@ __global__ void __launch_bounds__(256)
 /// After: dQ in 16 bits. A warp takes 16 rows.
 template <class T, int head_dim>
 __global__ void __launch_bounds__(128) finish_d_q_kernel(const __grid_constant__ BackwardParameters p) {
-    using RowTile = Tile<64, head_dim>;
+    using RowTile = Tile<finished_rows, head_dim>;
     __shared__ __align__(128) unsigned char shared[RowTile::bytes];
-    const int strips = p.padded_rows / 16;
-    const std::int64_t index = std::int64_t{blockIdx.x} * 4 + threadIdx.x / 32;
-    const int matrix = static_cast<int>(index / strips), row = static_cast<int>(index % strips) * 16;
-    if (matrix >= p.batch * p.heads || row >= p.mask.queries) return;
+    gradtile::cuda::device::await_predecessor();
+    const int blocks = p.padded_rows / finished_rows, matrix = static_cast<int>(blockIdx.x) / blocks;
+    const int row = (static_cast<int>(blockIdx.x) - matrix * blocks) * finished_rows +
+                    static_cast<int>(threadIdx.x) / 32 * 16;
+    if (row >= p.mask.queries) return;
     const DqSums sums{p.d_q_sums, p.padded_rows};
     FragmentC d_q[1][head_dim / 8];
 #pragma unroll

@@ -5,6 +5,7 @@
 #include <gradtile/attention/flash_16bit_tiles_cuda.h>
 #include <gradtile/attention/device/shared_tile.cuh>
 #include <gradtile/attention/device/softmax.cuh>
+#include <gradtile/core/device/launch.cuh>
 
 namespace gradtile::attention::cuda {
 
@@ -64,6 +65,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     clear(o);
     OnlineSoftmax<m_tiles> softmax(p.scale_log2);
 
+    gradtile::cuda::device::await_predecessor();
     load_tile_async<QTile, tiles.threads()>(q_tile, p.q.head(batch, head) + block_row * p.q.row_stride,
                                             p.q.row_stride, block_rows, p.qk_dim);
 #pragma unroll

@@ -2,8 +2,8 @@
 /// The launch of the forward pass.
 #include <algorithm>
 
-#include <gradtile/core/cuda_check.h>
 #include <gradtile/attention/flash_16bit_forward.cuh>
+#include <gradtile/core/device/launch.cuh>
 
 namespace gradtile::attention::cuda {
 
@@ -18,13 +18,11 @@ void launch_forward_kernel(const ForwardParameters& p, cudaStream_t stream) {
     constexpr ForwardTiles tiles = Policy::tiles;
     constexpr int shared_bytes = tiles.shared_bytes(head_dim);
     static_assert(shared_bytes * tiles.blocks_per_sm <= 227 * 1024);
-    const auto kernel = device::forward_kernel<T, head_dim, Policy>;
-    gradtile::cuda::cuda_check(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
     const int row_blocks = (p.mask.queries + tiles.rows() - 1) / tiles.rows();
     const auto blocks = static_cast<unsigned>(static_cast<std::int64_t>(p.batch) * p.heads * row_blocks);
-    kernel<<<blocks, tiles.threads(), shared_bytes, stream>>>(p);
-    gradtile::cuda::cuda_check(cudaGetLastError());
+    gradtile::cuda::launch_on(stream, device::forward_kernel<T, head_dim, Policy>, blocks,
+                              {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true},
+                              p);
 }
 
 template <class T>

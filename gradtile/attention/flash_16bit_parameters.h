@@ -8,6 +8,7 @@
 #include <gradtile/attention/attention_backend.h>
 #include <gradtile/attention/device/head_rows.cuh>
 #include <gradtile/attention/device/mask.cuh>
+#include <gradtile/attention/device/task_order.cuh>
 
 namespace gradtile::attention::cuda {
 
@@ -32,7 +33,8 @@ struct BackwardParameters {
     int batch, heads, group, qk_dim, v_dim;
     int padded_rows;  ///< a multiple of every kernel's row block
     device::DeviceMask mask;
-    float scale_log2;  ///< log2(e) * scale
+    device::TaskOrder order;  ///< of (batch, key head) and block of keys
+    float scale_log2;         ///< log2(e) * scale
     float scale;
 };
 

@@ -4,7 +4,7 @@
 #include <gradtile/layers/cross_entropy_backend.h>
 #include <gradtile/core/device/convert.cuh>
 #include <gradtile/layers/device/activation_math.cuh>
-#include <gradtile/layers/device/launch.cuh>
+#include <gradtile/core/device/launch.cuh>
 #include <gradtile/layers/device/reduce.cuh>
 #include <gradtile/layers/device/vectors.cuh>
 

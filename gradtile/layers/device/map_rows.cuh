@@ -3,7 +3,7 @@
 /// time where all of them allow it. An output may be one of the inputs.
 #include <array>
 
-#include <gradtile/layers/device/launch.cuh>
+#include <gradtile/core/device/launch.cuh>
 #include <gradtile/layers/device/place.cuh>
 #include <gradtile/layers/device/vectors.cuh>
 

@@ -3,7 +3,7 @@
 /// so that memory is read once. Rows that are too long or not made of whole 16-byte vectors are read again
 /// from the cache instead.
 #include <gradtile/layers/device/dropout_factors.cuh>
-#include <gradtile/layers/device/launch.cuh>
+#include <gradtile/core/device/launch.cuh>
 #include <gradtile/layers/device/reduce.cuh>
 #include <gradtile/layers/device/vectors.cuh>
 

@@ -1,6 +1,6 @@
 #pragma once
 /// The second stage of sums over many rows: what the blocks of a kernel summed is added up in a fixed order.
-#include <gradtile/layers/device/launch.cuh>
+#include <gradtile/core/device/launch.cuh>
 
 namespace gradtile::cuda {
 namespace device {

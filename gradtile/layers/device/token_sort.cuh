@@ -3,7 +3,7 @@
 /// radix sort (least significant digit first), for sums over equal keys whose order never changes.
 #include <cstdint>
 
-#include <gradtile/layers/device/launch.cuh>
+#include <gradtile/core/device/launch.cuh>
 
 namespace gradtile::cuda {
 namespace device {
