@@ -130,7 +130,7 @@ struct Normal {
 GRADTILE_HOST_DEVICE constexpr float normal_divisor(float x) {
     return 1.0f + 0.261629509f * (x < 0.0f ? -x : x);
 }
-GRADTILE_HOST_DEVICE constexpr Normal<float> normal(float x, float gaussian, float t) {
+GRADTILE_HOST_DEVICE constexpr float normal_tail(float gaussian, float t) {
     float p = 6.206048280e-02f;
     p = p * t - 3.039421439e-01f;
     p = p * t + 4.882294536e-01f;
@@ -140,7 +140,10 @@ GRADTILE_HOST_DEVICE constexpr Normal<float> normal(float x, float gaussian, flo
     p = p * t + 2.063791603e-01f;
     p = p * t + 2.074118853e-01f;
     p = p * t + 2.088148296e-01f;
-    const float tail = 0.5f * gaussian * (t * p);
+    return 0.5f * gaussian * (t * p);
+}
+GRADTILE_HOST_DEVICE constexpr Normal<float> normal(float x, float gaussian, float t) {
+    const float tail = normal_tail(gaussian, t);
     return {x < 0.0f ? tail : 1.0f - tail, gaussian};
 }
 inline Normal<float> normal(float x) {

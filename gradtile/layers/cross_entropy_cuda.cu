@@ -3,8 +3,8 @@
 
 #include <gradtile/layers/cross_entropy_backend.h>
 #include <gradtile/core/device/convert.cuh>
-#include <gradtile/layers/device/activation_math.cuh>
 #include <gradtile/core/device/launch.cuh>
+#include <gradtile/layers/device/activation_math.cuh>
 #include <gradtile/layers/device/reduce.cuh>
 #include <gradtile/layers/device/vectors.cuh>
 
@@ -16,6 +16,7 @@ constexpr int count_threads = 1024;
 /// count = targets that are not ignored.
 __global__ void __launch_bounds__(count_threads)
     count_kernel(double* count, const std::int32_t* targets, std::int64_t n) {
+    device::await_predecessor();
     int counted = 0;
 #pragma unroll 8
     for (std::int64_t i = threadIdx.x; i < n; i += count_threads) counted += targets[i] != ignored_target;
@@ -25,6 +26,7 @@ __global__ void __launch_bounds__(count_threads)
 
 __global__ void __launch_bounds__(count_threads)
     sum_kernel(double* total, bool mean, const double* losses, const double* count, std::int64_t n) {
+    device::await_predecessor();
     double sum = 0;
 #pragma unroll 8
     for (std::int64_t i = threadIdx.x; i < n; i += count_threads) sum += losses[i];
@@ -141,6 +143,7 @@ inline constexpr int narrow = 32 * items<Accumulator<L>>;
 template <class L>
 __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntropy<L> c) {
     using S = Accumulator<L>;
+    device::await_predecessor();
     const std::int64_t row = blockIdx.x * std::int64_t{narrow_threads / 32} + threadIdx.x / 32;
     if (row >= c.rows) return;  // a warp leaves as a whole
     const int lane = threadIdx.x % 32, target = c.targets[row];
@@ -301,9 +304,8 @@ template <class L>
 void launch_wide(const Context& ctx, CrossEntropy<L> c) {
     const std::size_t row_bytes = static_cast<std::size_t>(c.width) * sizeof(L) / 16 * 16;
     c.keep_row = c.gradients && row_bytes <= most_kept_bytes;
-    int processors = 0;
-    cuda_check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, ctx.device().index()));
-    const int blocks = processors * (c.keep_row && row_bytes > most_kept_bytes / 2 ? 1 : wide_blocks<L>);
+    const int blocks =
+        processors_of(ctx) * (c.keep_row && row_bytes > most_kept_bytes / 2 ? 1 : wide_blocks<L>);
     launch(ctx, wide_kernel<L>, blocks_for(std::min<std::int64_t>(c.rows, blocks), 1),
            Block{wide_threads, c.keep_row ? row_bytes : 0}, c);
 }
@@ -311,8 +313,8 @@ void launch_wide(const Context& ctx, CrossEntropy<L> c) {
 }  // namespace
 
 void count_targets(const Context& ctx, const Tensor& count, const Tensor& targets, std::int64_t) {
-    launch(ctx, count_kernel, dim3(1), Block{count_threads}, count.data<double>(),
-           targets.data<std::int32_t>(), targets.elements());
+    launch(ctx, count_kernel, dim3(1), Block{.threads = count_threads, .starts_early = true},
+           count.data<double>(), targets.data<std::int32_t>(), targets.elements());
 }
 
 void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& d_logits,
@@ -336,8 +338,8 @@ void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& 
                                         .gradients = d_logits.defined(),
                                         .keep_row = false};
         if (width <= narrow<L>) {
-            launch(ctx, narrow_kernel<L>, blocks_for(rows, narrow_threads / 32), Block{narrow_threads},
-                   arguments);
+            launch(ctx, narrow_kernel<L>, blocks_for(rows, narrow_threads / 32),
+                   Block{.threads = narrow_threads, .starts_early = true}, arguments);
         } else {
             launch_wide(ctx, arguments);
         }
@@ -345,8 +347,9 @@ void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& 
 }
 
 void sum_losses(const Context& ctx, const Tensor& total, const Tensor& losses, const Tensor& count) {
-    launch(ctx, sum_kernel, dim3(1), Block{count_threads}, total.data<double>(), total.elements() == 1,
-           losses.data<double>(), count.data<double>(), losses.elements());
+    launch(ctx, sum_kernel, dim3(1), Block{.threads = count_threads, .starts_early = true},
+           total.data<double>(), total.elements() == 1, losses.data<double>(), count.data<double>(),
+           losses.elements());
 }
 
 }  // namespace gradtile::cuda

@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(gather_threads)
     gather_kernel(T* y, const T* weight, const std::int32_t* ids, std::int64_t vocabulary,
                   std::int64_t vectors_per_row, std::int64_t vectors) {
     using S = Accumulator<T>;
+    device::await_predecessor();
     const std::int64_t index = blockIdx.x * std::int64_t{gather_threads} + threadIdx.x;
     if (index >= vectors) return;
     const std::int64_t row = device::quotient(index, vectors_per_row), id = ids[row];
@@ -81,6 +82,7 @@ __device__ std::int64_t end_of_run(const EmbeddingGradient<T>& g, std::int64_t i
 template <int n, class T>
 __global__ void __launch_bounds__(add_threads) add_short_runs_kernel(const EmbeddingGradient<T> g) {
     using S = Accumulator<T>;
+    device::await_predecessor();
     const int lane = threadIdx.x % 32;
     const std::int64_t first = (blockIdx.x * std::int64_t{add_threads} + threadIdx.x) / 32;
     if (first >= g.count) return;
@@ -121,6 +123,7 @@ __global__ void __launch_bounds__(add_threads) add_long_runs_kernel(const Embedd
     __shared__ S shared[run_lanes][run_columns][n];
     const int lane_x = threadIdx.x % run_columns, lane_y = threadIdx.x / run_columns;
     const std::int64_t groups = (g.width + run_columns * n - 1) / (run_columns * n);
+    device::await_predecessor();
     const LongRun* runs = reinterpret_cast<const LongRun*>(g.long_runs + 2);
     const std::int64_t pieces = *g.long_runs * groups;
     for (std::int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
@@ -153,6 +156,7 @@ __global__ void __launch_bounds__(add_threads) add_long_runs_kernel(const Embedd
 __global__ void __launch_bounds__(add_threads)
     copy_tokens_kernel(std::int32_t* to, const std::int32_t* from, std::int64_t count,
                        std::int32_t vocabulary, std::int32_t* long_runs) {
+    device::await_predecessor();
     const std::int64_t i = blockIdx.x * std::int64_t{add_threads} + threadIdx.x;
     if (i == 0) *long_runs = 0;
     if (i < count) to[i] = from[i] >= 0 && from[i] < vocabulary ? from[i] : vocabulary;
@@ -195,6 +199,7 @@ __global__ void __launch_bounds__(add_threads)
     const std::int64_t index = blockIdx.x * std::int64_t{sample_vectors} + lane_x;
     const bool inside = index < positions * vectors_per_row;
     S sums[n] = {};
+    device::await_predecessor();
     if (inside) {
         const std::int64_t position = device::quotient(index, vectors_per_row);
         const std::int64_t column = (index - position * vectors_per_row) * n;
@@ -237,8 +242,8 @@ void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens
                              device::on_vector_boundary(weight);
         with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
             launch(ctx, gather_kernel<n, T>, blocks_for(y.elements() / n, gather_threads),
-                   Block{gather_threads}, y.data<T>(), weight.data<T>(), tokens.data<std::int32_t>(),
-                   weight.size(0), width / n, y.elements() / n);
+                   Block{.threads = gather_threads, .starts_early = true}, y.data<T>(), weight.data<T>(),
+                   tokens.data<std::int32_t>(), weight.size(0), width / n, y.elements() / n);
         });
     });
 }
@@ -255,8 +260,9 @@ void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Ten
     check(count < std::numeric_limits<std::int32_t>::max(), "embedding: ", count, " positions at once");
     std::int32_t* long_runs = scratch.data<std::int32_t>();
     std::int32_t* keys = long_runs + long_run_words(count);
-    launch(ctx, copy_tokens_kernel, blocks_for(count, add_threads), Block{add_threads}, keys,
-           tokens.data<std::int32_t>(), count, static_cast<std::int32_t>(vocabulary), long_runs);
+    const Block block{.threads = add_threads, .starts_early = true};
+    launch(ctx, copy_tokens_kernel, blocks_for(count, add_threads), block, keys, tokens.data<std::int32_t>(),
+           count, static_cast<std::int32_t>(vocabulary), long_runs);
     int bits = 1;
     while (vocabulary >> bits != 0) ++bits;
     const SortedTokens sorted = sort_tokens(ctx, keys + count, keys, count, bits);
@@ -271,13 +277,12 @@ void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Ten
                                             long_runs};
         const bool vectors = gradient.dy.in_vectors() && device::on_vector_boundary(weight_grad);
         with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
-            launch(ctx, add_short_runs_kernel<n, T>, blocks_for(count, add_threads / 32), Block{add_threads},
-                   gradient);
+            launch(ctx, add_short_runs_kernel<n, T>, blocks_for(count, add_threads / 32), block, gradient);
             // Every block strides over the list, whose length only the device knows.
             const dim3 blocks = blocks_for(
                 std::min<std::int64_t>(count / longest_short_run + 1, 64) * ceil_div(width, run_columns * n),
                 1);
-            launch(ctx, add_long_runs_kernel<n, T>, blocks, Block{add_threads}, gradient);
+            launch(ctx, add_long_runs_kernel<n, T>, blocks, block, gradient);
         });
     });
 }
@@ -300,8 +305,8 @@ void position_embedding_backward(const Context& ctx, const Tensor& weight_grad, 
         const bool vectors = rows.in_vectors() && device::on_vector_boundary(weight_grad);
         with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
             launch(ctx, add_samples_kernel<n, T>, blocks_for(positions * (width / n), sample_vectors),
-                   Block{add_threads}, weight_grad.data<Accumulator<T>>(), rows, dy.size(0), positions,
-                   width / n);
+                   Block{.threads = add_threads, .starts_early = true}, weight_grad.data<Accumulator<T>>(),
+                   rows, dy.size(0), positions, width / n);
         });
     });
 }

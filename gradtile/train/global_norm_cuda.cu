@@ -3,6 +3,7 @@
 #include <gradtile/core/cuda_check.h>
 #include <gradtile/train/global_norm_backend.h>
 #include <gradtile/core/device/convert.cuh>
+#include <gradtile/core/device/packed.cuh>
 
 namespace gradtile::cuda {
 namespace {
@@ -33,12 +34,22 @@ __global__ void __launch_bounds__(threads_of_partial)
     const std::int64_t begin = blockIdx.x * norm_block;
     const T* const elements = x + begin;
     const int count = static_cast<int>(n - begin < norm_block ? n - begin : norm_block);
+    constexpr int width = 16 / sizeof(T);  // elements a thread loads at once
+    using Vector = device::Packed<T, width>;
+    const bool aligned = reinterpret_cast<std::uintptr_t>(elements) % 16 == 0;
+    const int vectors = aligned ? count / width : 0;
     double sum = 0.0;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < count; i += threads_of_partial) {
-        const double value = device::convert<double>(elements[i]);
+    const auto add = [&](T element) {
+        const double value = device::convert<double>(element);
         sum += value * value;
+    };
+#pragma unroll 8
+    for (int i = threadIdx.x; i < vectors; i += threads_of_partial) {
+        const Vector vector = reinterpret_cast<const Vector*>(elements)[i];
+#pragma unroll
+        for (int j = 0; j < width; ++j) add(vector[j]);
     }
+    for (int i = vectors * width + threadIdx.x; i < count; i += threads_of_partial) add(elements[i]);
     sum = block_sum<threads_of_partial>(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }

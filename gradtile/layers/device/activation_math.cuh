@@ -58,7 +58,15 @@ struct GeluTanh {
 /// x Phi(x), whose slope is Phi(x) + x e^(-x^2/2) / sqrt(2 pi).
 template <class S>
 struct GeluExact {
-    __device__ __forceinline__ static S value(S x) { return x * normal(x).distribution; }
+    /// x Phi(x) = max(x, 0) - |x| Phi(-|x|).
+    __device__ __forceinline__ static S value(S x) {
+        if constexpr (std::is_same_v<S, float>) {
+            const float t = reciprocal(vector_math::normal_divisor(x));
+            return fmaxf(x, 0.0f) - fabsf(x) * vector_math::normal_tail(exponential(-0.5f * (x * x)), t);
+        } else {
+            return x * normal(x).distribution;
+        }
+    }
     __device__ __forceinline__ static S slope(S x) {
         constexpr S density = S(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
         const vector_math::Normal<S> both = normal(x);

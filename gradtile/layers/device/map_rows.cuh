@@ -11,7 +11,16 @@ namespace gradtile::cuda {
 namespace device {
 
 constexpr int map_threads = 256;
-constexpr int map_unroll = 2;  // loads in flight of one thread, for each input
+
+/// A thread reads so many times n elements of each input together, ahead of the arithmetic on those before
+/// them; so many blocks on a processor keep enough on their way. float32's and float64's dropout takes more
+/// than 16 bytes at a time, so more registers.
+template <int inputs>
+inline constexpr int map_unroll = inputs == 1 ? 2 : 1;
+template <int n, class T, int inputs>
+inline constexpr int map_blocks = (n > vector_length<T>) ? 2
+                                  : inputs <= 2          ? 5
+                                                         : 4;
 
 template <int n, class T, int inputs, int outputs>
 struct MapArguments {
@@ -33,34 +42,61 @@ __device__ __forceinline__ auto prepared(const Operator& op) {
 }
 
 template <int n, class T, int inputs, int outputs, class Operator>
-__global__ void __launch_bounds__(map_threads)
+__global__ void __launch_bounds__(map_threads, (map_blocks<n, T, inputs>))
     map_rows_kernel(const MapArguments<n, T, inputs, outputs> arguments, const Operator op) {
     using S = Accumulator<T>;
-    const std::int64_t first = blockIdx.x * std::int64_t{map_threads * map_unroll} + threadIdx.x;
-    S in[map_unroll][inputs][n], out[outputs][n];
-    Place at[map_unroll];
+    constexpr int unroll = map_unroll<inputs>;
+    await_predecessor();
     const auto ready = prepared(op);
+    const auto place_of = [&](std::int64_t index) {
+        const std::int64_t row = arguments.vectors_per_row.quotient_of(index);
+        return Place{row, (index - row * arguments.vectors_per_row.value) * n};
+    };
+    Fetched<n, T> ahead[unroll][inputs];
+    const auto fetch = [&](std::int64_t last) {
 #pragma unroll
-    for (int u = 0; u < map_unroll; ++u) {
-        const std::int64_t index = first + u * map_threads;
-        if (index >= arguments.vectors) break;
-        at[u].row = arguments.vectors_per_row.quotient_of(index);
-        at[u].column = (index - at[u].row * arguments.vectors_per_row.value) * n;
+        for (int u = 0; u < unroll; ++u) {
+            const std::int64_t index = last - u * map_threads;
+            if (index < 0) break;
 #pragma unroll
-        for (int i = 0; i < inputs; ++i)
-            load<n>(in[u][i], arguments.dense ? arguments.in[i].data + index * n
-                                              : arguments.in[i][at[u].row] + at[u].column);
-    }
+            for (int i = 0; i < inputs; ++i) {
+                if (arguments.dense) {
+                    ahead[u][i].read(arguments.in[i].data + index * n);
+                } else {
+                    const Place at = place_of(index);
+                    ahead[u][i].read(arguments.in[i][at.row] + at.column);
+                }
+            }
+        }
+    };
+    // From the end: what the operator before wrote last is still in the L2, and what this one writes last is
+    // what the next reads first.
+    const std::int64_t step = gridDim.x * std::int64_t{map_threads * unroll};
+    std::int64_t last =
+        arguments.vectors - 1 - (blockIdx.x * std::int64_t{map_threads * unroll} + threadIdx.x);
+    fetch(last);
+    for (; last >= 0; last -= step) {
+        Fetched<n, T> fetched[unroll][inputs];
 #pragma unroll
-    for (int u = 0; u < map_unroll; ++u) {
-        const std::int64_t index = first + u * map_threads;
-        if (index >= arguments.vectors) break;
-        ready(out, in[u], at[u]);
+        for (int u = 0; u < unroll; ++u)
 #pragma unroll
-        for (int i = 0; i < outputs; ++i)
-            store<n>(arguments.dense ? arguments.out[i].data + index * n
-                                     : arguments.out[i][at[u].row] + at[u].column,
-                     out[i]);
+            for (int i = 0; i < inputs; ++i) fetched[u][i] = ahead[u][i];
+        fetch(last - step);
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) {
+            const std::int64_t index = last - u * map_threads;
+            if (index < 0) break;
+            S in[inputs][n], out[outputs][n];
+#pragma unroll
+            for (int i = 0; i < inputs; ++i) fetched[u][i].values(in[i]);
+            const Place at = place_of(index);
+            ready(out, in, at);
+#pragma unroll
+            for (int i = 0; i < outputs; ++i)
+                store<n>(arguments.dense ? arguments.out[i].data + index * n
+                                         : arguments.out[i][at.row] + at.column,
+                         out[i]);
+        }
     }
 }
 
@@ -84,9 +120,12 @@ void map_rows(const Context& ctx, const std::array<device::Rows<T>, outputs>& ou
                 std::all_of(in.begin(), in.end(), is_dense) && std::all_of(out.begin(), out.end(), is_dense)};
         std::copy(in.begin(), in.end(), arguments.in);
         std::copy(out.begin(), out.end(), arguments.out);
+        const std::int64_t blocks =
+            ceil_div(arguments.vectors, device::map_threads * device::map_unroll<int{inputs}>);
+        const std::int64_t at_once = processors_of(ctx) * std::int64_t{device::map_blocks<n, T, int{inputs}>};
         launch(ctx, device::map_rows_kernel<n, T, int{inputs}, int{outputs}, Operator>,
-               blocks_for(arguments.vectors, device::map_threads * device::map_unroll),
-               Block{device::map_threads}, arguments, op);
+               blocks_for(std::min(blocks, at_once), 1),
+               Block{.threads = device::map_threads, .starts_early = true}, arguments, op);
     };
     const auto fits = [](const auto& rows_of) { return rows_of.in_vectors(together); };
     if (vectors && std::all_of(in.begin(), in.end(), fits) && std::all_of(out.begin(), out.end(), fits)) {

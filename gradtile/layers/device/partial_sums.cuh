@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(partial_columns* partial_lanes)
     const int x = threadIdx.x % partial_columns, y = threadIdx.x / partial_columns;
     const std::int64_t column = blockIdx.x * std::int64_t{partial_columns} + x;
     const std::int64_t step = destinations * sums.columns;
+    await_predecessor();
     S sum = 0;
     if (column < sums.columns) {
         const S* from = sums.partials + blockIdx.y * sums.columns + column;
@@ -48,7 +49,7 @@ void add_partials(const Context& ctx, const device::PartialSums<S, destinations>
     dim3 grid = blocks_for(sums.columns, device::partial_columns);
     grid.y = static_cast<unsigned>(wanted);
     launch(ctx, device::add_partials_kernel<S, destinations>, grid,
-           Block{device::partial_columns * device::partial_lanes}, sums);
+           Block{.threads = device::partial_columns * device::partial_lanes, .starts_early = true}, sums);
 }
 
 }  // namespace gradtile::cuda

@@ -28,6 +28,7 @@ __device__ __forceinline__ std::int64_t sort_index(int round) {
 static __global__ void __launch_bounds__(sort_threads)
     count_digits_kernel(std::int32_t* counts, const std::int32_t* keys, std::int64_t n, int shift) {
     __shared__ int of_digit[digits];
+    await_predecessor();
     of_digit[threadIdx.x] = 0;
     __syncthreads();
     for (int round = 0; round < sort_rounds; ++round) {
@@ -65,6 +66,7 @@ __device__ __forceinline__ int exclusive_sum(int value, int& total) {
 /// counts becomes its exclusive prefix sum; one block.
 constexpr int scan_threads = 1024, scan_items = 8;
 static __global__ void __launch_bounds__(scan_threads) scan_kernel(std::int32_t* counts, std::int64_t n) {
+    await_predecessor();
     int carried = 0;
     for (std::int64_t begin = 0; begin < n; begin += scan_threads * scan_items) {
         const std::int64_t first = begin + threadIdx.x * scan_items;
@@ -93,6 +95,7 @@ static __global__ void __launch_bounds__(sort_threads)
                    int shift) {
     __shared__ int next[sort_warps][digits];  // counts of the warps, then where their next key goes
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    await_predecessor();
     for (int w = 0; w < sort_warps; ++w) next[w][threadIdx.x] = 0;
     __syncthreads();
     for (int round = 0; round < sort_rounds; ++round) {
@@ -148,10 +151,11 @@ inline SortedTokens sort_tokens(const Context& ctx, std::int32_t* scratch, const
     const std::int32_t* positions = nullptr;
     const dim3 tiles = blocks_for(n, sort_tile);
     for (int shift = 0; shift < bits; shift += digit_bits) {
-        launch(ctx, count_digits_kernel, tiles, Block{sort_threads}, counts, keys, n, shift);
-        launch(ctx, scan_kernel, dim3(1), Block{scan_threads}, counts, std::int64_t{tiles.x} * digits);
-        launch(ctx, scatter_kernel, tiles, Block{sort_threads}, to_keys, to_positions, keys, positions,
-               counts, n, shift);
+        const Block block{.threads = sort_threads, .starts_early = true};
+        launch(ctx, count_digits_kernel, tiles, block, counts, keys, n, shift);
+        launch(ctx, scan_kernel, dim3(1), Block{.threads = scan_threads, .starts_early = true}, counts,
+               std::int64_t{tiles.x} * digits);
+        launch(ctx, scatter_kernel, tiles, block, to_keys, to_positions, keys, positions, counts, n, shift);
         keys = to_keys;
         positions = to_positions;
         std::swap(to_keys, spare_keys);

@@ -73,6 +73,30 @@ __device__ __forceinline__ void load(Accumulator<T> (&to)[n], const T* from) {
     }
 }
 
+/// n neighbouring elements as they lie in memory, with the same alignment: on their way, in few registers.
+template <int n, class T>
+struct Fetched {
+    uint4 vectors[n / vector_length<T>];
+
+    __device__ __forceinline__ void read(const T* from) {
+#pragma unroll
+        for (int i = 0; i < n / vector_length<T>; ++i) vectors[i] = reinterpret_cast<const uint4*>(from)[i];
+    }
+    __device__ __forceinline__ void values(Accumulator<T> (&to)[n]) const {
+#pragma unroll
+        for (int i = 0; i < n / vector_length<T>; ++i) unpack<T>(to + i * vector_length<T>, vectors[i]);
+    }
+};
+template <class T>
+struct Fetched<1, T> {
+    T element;
+
+    __device__ __forceinline__ void read(const T* from) { element = *from; }
+    __device__ __forceinline__ void values(Accumulator<T> (&to)[1]) const {
+        to[0] = device::convert<Accumulator<T>>(element);
+    }
+};
+
 /// to[0 .. n-1] = from, with the same alignment.
 template <int n, class T>
 __device__ __forceinline__ void store(T* to, const Accumulator<T> (&from)[n]) {
