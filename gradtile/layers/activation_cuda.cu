@@ -1,6 +1,7 @@
 // GELU and SwiGLU on the GPU.
 #include <gradtile/layers/activation_backend.h>
 #include <gradtile/layers/device/activation_math.cuh>
+#include <gradtile/layers/device/column_sums.cuh>
 #include <gradtile/layers/device/map_rows.cuh>
 
 namespace gradtile::cuda {
@@ -30,6 +31,39 @@ struct GeluBackward {
 #pragma unroll
         for (int i = 0; i < n; ++i) dx[0][i] = dy[i] * Form::slope(x[i]);
     }
+};
+
+/// The same on the way to dx's column sums.
+template <class T, class Form>
+struct GeluBackwardSummed {
+    template <int n>
+    struct Of {
+        T* dx;
+        const T *dy, *x;
+        std::int64_t dx_stride, dy_stride, x_stride;
+
+        struct Both {
+            device::Fetched<n, T> dy, x;
+        };
+        __device__ Both read(std::int64_t row, std::int64_t column) const {
+            Both fetched;
+            fetched.dy.read(dy + row * dy_stride + column);
+            fetched.x.read(x + row * x_stride + column);
+            return fetched;
+        }
+        /// What is summed is what was stored.
+        template <class S>
+        __device__ void finish(S (&values)[n], const Both& fetched, std::int64_t row,
+                               std::int64_t column) const {
+            S at[n];
+            fetched.dy.values(values);
+            fetched.x.values(at);
+#pragma unroll
+            for (int i = 0; i < n; ++i)
+                values[i] = device::convert<S>(device::convert<T>(values[i] * Form::slope(at[i])));
+            device::store<n>(dx + row * dx_stride + column, values);
+        }
+    };
 };
 
 /// y = silu(gate) * up with silu(g) = g sigmoid(g).
@@ -89,6 +123,19 @@ void gelu_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const
     visit_form(form, x.dtype(), [&]<class T, class Form>(TypeTag<T>, TypeTag<Form>) {
         map_rows<vector_length<T>, T, 2, 1>(
             ctx, {Output<T>(dx, "gelu")}, {Input<T>(dy, "gelu"), Input<T>(x, "gelu")}, GeluBackward<Form>{});
+    });
+}
+
+void gelu_backward_summed(const Context& ctx, const SummedGradient& gradient, const Tensor& dy,
+                          const Tensor& x, Gelu::Form form) {
+    const Tensor& dx = gradient.dy;
+    visit_form(form, x.dtype(), [&]<class T, class Form>(TypeTag<T>, TypeTag<Form>) {
+        bool vectors = true;
+        for (const Tensor* matrix : {&dx, &dy, &x})
+            vectors &= matrix->stride(0) % vector_length<T> == 0 && device::on_vector_boundary(*matrix);
+        sum_columns_of<T, GeluBackwardSummed<T, Form>::template Of>(
+            ctx, gradient.column_sums, x.size(0), vectors, dx.data<T>(), static_cast<const T*>(dy.data<T>()),
+            static_cast<const T*>(x.data<T>()), dx.stride(0), dy.stride(0), x.stride(0));
     });
 }
 

@@ -61,12 +61,14 @@ Tensor ConfiguredNorm::backward(const Context& ctx, const Tensor& dy, const Save
         norm);
 }
 
-void ConfiguredNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
-                                  const GradientReady& ready) const {
-    std::visit(
+SummedGradient ConfiguredNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
+                                            const Tensor& dx, ColumnSums sums,
+                                            const GradientReady& ready) const {
+    return std::visit(
         [&]<class Layer>(const Layer& layer) {
-            layer.backward_add(ctx, dy, saved_of<Layer>(saved), dx);
+            SummedGradient summed = layer.backward_add(ctx, dy, saved_of<Layer>(saved), dx, sums);
             announce_norm(ready, layer);
+            return summed;
         },
         norm);
 }

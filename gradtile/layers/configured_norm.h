@@ -25,9 +25,11 @@ struct ConfiguredNorm {
     /// Returns dx.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                     const GradientReady& ready = {}) const;
-    /// dx += the gradient: where a residual branch leaves the stream.
-    void backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
-                      const GradientReady& ready = {}) const;
+    /// dx += the gradient: where a residual branch leaves the stream. Returns dx, with its column sums where
+    /// they are wanted and come along.
+    SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
+                                ColumnSums sums = ColumnSums::unwanted,
+                                const GradientReady& ready = {}) const;
 };
 
 }  // namespace gradtile

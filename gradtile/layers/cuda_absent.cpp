@@ -1,10 +1,10 @@
 // The CUDA side of the layers in a build without the CUDA toolkit.
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/layers/activation_backend.h>
+#include <gradtile/layers/column_sums_backend.h>
 #include <gradtile/layers/cross_entropy_backend.h>
 #include <gradtile/layers/dropout_backend.h>
 #include <gradtile/layers/embedding_backend.h>
-#include <gradtile/layers/linear_backend.h>
 #include <gradtile/layers/linear_gelu_backend.h>
 #include <gradtile/layers/norm_backend.h>
 #include <gradtile/layers/rope_backend.h>
@@ -20,14 +20,17 @@ void norm_backward(const Context&, const NormGradients&, const NormInputs&) {
 std::int64_t norm_partials(std::int64_t, std::int64_t) {
     operator_absent();
 }
-void add_column_sums(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+void sum_columns(const Context&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void add_parts(const Context&, const Tensor&, const Tensor&) {
     operator_absent();
 }
 void linear_gelu_forward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                          const Tensor&, Gelu::Form) {
     operator_absent();
 }
-void linear_gelu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+void linear_gelu_backward(const Context&, const SummedGradient&, const Tensor&, const Tensor&, const Tensor&,
                           Gelu::Form) {
     operator_absent();
 }

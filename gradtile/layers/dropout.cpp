@@ -48,6 +48,12 @@ Tensor Dropout::backward(const Context& ctx, const Tensor& dy, const Saved& save
     return mask.threshold == 0 ? dy : apply(ctx, dy, mask);
 }
 
+SummedGradient Dropout::backward(const Context& ctx, const SummedGradient& gradient,
+                                 const Saved& saved) const {
+    if (!drops(saved.key)) return gradient;
+    return backward(ctx, gradient.dy, saved);
+}
+
 Tensor Dropout::add_residual(const Context& ctx, const Tensor& x, const Tensor& branch, const DropoutKey& key,
                              Saved& saved) const {
     check(x.shape() == branch.shape() && x.dtype() == branch.dtype(), "dropout: residual ", x, " + branch ",

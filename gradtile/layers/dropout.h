@@ -9,7 +9,7 @@
 #include <array>
 
 #include <gradtile/core/philox.h>
-#include <gradtile/core/tensor.h>
+#include <gradtile/layers/column_sums.h>
 
 namespace gradtile {
 
@@ -88,12 +88,16 @@ struct Dropout {
 
     /// x * mask * scale; x itself, not a copy, when nothing is dropped.
     Tensor forward(const Context& ctx, const Tensor& x, const DropoutKey& key, Saved& saved) const;
-    /// dy * mask * scale; dy itself when nothing was dropped.
+    /// dy * mask * scale; dy itself, with its column sums, when nothing was dropped.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
+    SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved) const;
     /// branch = x + branch * mask * scale in one pass, and returns it: the end of a residual branch, whose
     /// own output nobody needs again. Its backward is dx = dy, d_branch = backward(dy).
     Tensor add_residual(const Context& ctx, const Tensor& x, const Tensor& branch, const DropoutKey& key,
                         Saved& saved) const;
+
+    /// Whether a pass with this key drops anything.
+    bool drops(const DropoutKey& key) const { return key.training && p > 0.0; }
 
     double p = 0.0;
 };

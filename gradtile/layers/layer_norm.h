@@ -3,6 +3,7 @@
 #include <string>
 
 #include <gradtile/core/parameter_store.h>
+#include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/residual.h>
 
 namespace gradtile {
@@ -25,7 +26,9 @@ struct LayerNorm {
     /// dx, contiguous; the parameters' gradients accumulate.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
     /// dx += the gradient: where a residual branch leaves the stream, dx already holds the stream's gradient.
-    void backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx) const;
+    /// Returns dx, with its column sums where they are wanted and come along.
+    SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
+                                ColumnSums sums = ColumnSums::unwanted) const;
 
     Parameter weight, bias;
     double eps;

@@ -1,7 +1,6 @@
 #include <gradtile/layers/linear.h>
 
 #include <gradtile/core/gemm.h>
-#include <gradtile/layers/linear_backend.h>
 
 namespace gradtile {
 namespace {
@@ -39,18 +38,17 @@ Tensor Linear::forward(const Context& ctx, const Tensor& x, Saved& saved) const 
     return y;
 }
 
-void Linear::accumulate_gradients(const Context& ctx, const Tensor& dy, const Saved& saved) const {
+void Linear::accumulate_gradients(const Context& ctx, const SummedGradient& gradient,
+                                  const Saved& saved) const {
+    const Tensor& dy = gradient.dy;
     check_features("dy", dy, out_features(), weight);
-    const Tensor dy_rows = rows_of(dy), x_rows = rows_of(saved.x);
-    gemm(ctx, weight.grad(), dy_rows, x_rows, {.trans_a = true, .accumulate = true});
-    if (!bias.defined() || dy_rows.size(0) == 0) return;
-    const std::int64_t blocks = (dy_rows.size(0) + column_sum_rows - 1) / column_sum_rows;
-    const Tensor partial = empty(ctx, {blocks, out_features()}, bias.grad().dtype());
-    on_device(ctx, cpu::add_column_sums, cuda::add_column_sums, bias.grad(), dy_rows, partial);
+    gemm(ctx, weight.grad(), rows_of(dy), rows_of(saved.x), {.trans_a = true, .accumulate = true});
+    if (bias.defined()) add_column_sums(ctx, bias.grad(), gradient);
 }
 
-Tensor Linear::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
-    accumulate_gradients(ctx, dy, saved);
+Tensor Linear::backward(const Context& ctx, const SummedGradient& gradient, const Saved& saved) const {
+    accumulate_gradients(ctx, gradient, saved);
+    const Tensor& dy = gradient.dy;
     const Tensor dx = empty(ctx, with_last_axis(dy.shape(), in_features()), dy.dtype());
     gemm(ctx, rows_of(dx), rows_of(dy), weight.value());
     return dx;

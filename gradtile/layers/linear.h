@@ -3,7 +3,7 @@
 #include <string>
 
 #include <gradtile/core/parameter_store.h>
-#include <gradtile/core/tensor.h>
+#include <gradtile/layers/column_sums.h>
 
 namespace gradtile {
 
@@ -33,9 +33,10 @@ struct Linear {
 
     Tensor forward(const Context& ctx, const Tensor& x /*[.., in]*/, Saved& saved) const;
     /// Returns dx [.., in].
-    Tensor backward(const Context& ctx, const Tensor& dy /*[.., out]*/, const Saved& saved) const;
+    Tensor backward(const Context& ctx, const SummedGradient& dy /*[.., out]*/, const Saved& saved) const;
     /// The parameters' part of backward alone, for a first layer, whose dx nobody reads.
-    void accumulate_gradients(const Context& ctx, const Tensor& dy /*[.., out]*/, const Saved& saved) const;
+    void accumulate_gradients(const Context& ctx, const SummedGradient& dy /*[.., out]*/,
+                              const Saved& saved) const;
 };
 
 }  // namespace gradtile

@@ -37,9 +37,10 @@ void linear_gelu_forward(const Context& ctx, const Tensor& y, const Tensor& hidd
     on_device(ctx, cpu::linear_gelu_forward, cuda::linear_gelu_forward, ys, hiddens, xs, w, bias, form);
 }
 
-void linear_gelu_backward(const Context& ctx, const Tensor& d_hidden, const Tensor& dy, const Tensor& weight,
-                          const Tensor& hidden, Gelu::Form form) {
+void linear_gelu_backward(const Context& ctx, const SummedGradient& into, const Tensor& dy,
+                          const Tensor& weight, const Tensor& hidden, Gelu::Form form) {
     constexpr const char* op = "linear_gelu backward";
+    const Tensor &d_hidden = into.dy, &column_sums = into.column_sums;
     const Tensor d_hiddens = matrix_of(d_hidden, op), dys = matrix_of(dy, op);
     const Tensor hiddens = matrix_of(hidden, op), w = matrix_of(weight, op);
     check(d_hidden.shape() == hidden.shape() && hiddens.size(0) == dys.size(0) &&
@@ -48,8 +49,15 @@ void linear_gelu_backward(const Context& ctx, const Tensor& d_hidden, const Tens
     check(dy.dtype() == w.dtype() && hidden.dtype() == w.dtype() && d_hidden.dtype() == w.dtype(), op,
           ": d_hidden ", d_hidden, " of dy ", dy, ", weight ", weight, " and hidden ", hidden,
           "; dtypes must be equal");
+    if (column_sums.defined()) {
+        const std::int64_t parts = (hiddens.size(0) + column_sum_rows - 1) / column_sum_rows;
+        check(column_sums.shape() == Shape{parts, hiddens.size(1)} && column_sums.is_contiguous() &&
+                  column_sums.dtype() == accumulator_of(hidden.dtype()),
+              op, ": column sums ", column_sums, " of d_hidden ", d_hidden);
+    }
     if (hidden.elements() == 0) return;
-    on_device(ctx, cpu::linear_gelu_backward, cuda::linear_gelu_backward, d_hiddens, dys, w, hiddens, form);
+    on_device(ctx, cpu::linear_gelu_backward, cuda::linear_gelu_backward,
+              SummedGradient{d_hiddens, column_sums}, dys, w, hiddens, form);
 }
 
 }  // namespace gradtile

@@ -3,6 +3,7 @@
 /// tiles before they leave the chip. Values are those of Linear and Gelu one after the other; on the CPU, bit
 /// for bit; on CUDA the GELU may see the product before it is rounded to a 16-bit type, unless the context is
 /// deterministic.
+#include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/gelu.h>
 
 namespace gradtile {
@@ -15,8 +16,9 @@ void linear_gelu_forward(const Context& ctx, const Tensor& y, const Tensor& hidd
                          const Tensor& weight, const Tensor& bias, Gelu::Form form);
 
 /// d_hidden = (dy W) * gelu'(hidden): the gradient before the GELU, through the layer W behind it.
-///   dy [.., out], weight [out, in], hidden [.., in]; d_hidden [.., in] is overwritten, and is not hidden.
-void linear_gelu_backward(const Context& ctx, const Tensor& d_hidden, const Tensor& dy, const Tensor& weight,
-                          const Tensor& hidden, Gelu::Form form);
+///   dy [.., out], weight [out, in], hidden [.., in]; d_hidden [.., in] is overwritten, and is not hidden;
+///   so is the room for its column sums, where there is any.
+void linear_gelu_backward(const Context& ctx, const SummedGradient& d_hidden, const Tensor& dy,
+                          const Tensor& weight, const Tensor& hidden, Gelu::Form form);
 
 }  // namespace gradtile

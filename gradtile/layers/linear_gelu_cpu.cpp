@@ -3,6 +3,7 @@
 // 2026-11-21-cpu-fused-gelu.md).
 #include <gradtile/core/gemm.h>
 #include <gradtile/layers/activation_backend.h>
+#include <gradtile/layers/column_sums_backend.h>
 #include <gradtile/layers/linear_gelu_backend.h>
 
 namespace gradtile::cpu {
@@ -13,10 +14,12 @@ void linear_gelu_forward(const Context& ctx, const Tensor& y, const Tensor& hidd
     gelu_forward(ctx, y, hidden, form);
 }
 
-void linear_gelu_backward(const Context& ctx, const Tensor& d_hidden, const Tensor& dy, const Tensor& weight,
-                          const Tensor& hidden, Gelu::Form form) {
+void linear_gelu_backward(const Context& ctx, const SummedGradient& into, const Tensor& dy,
+                          const Tensor& weight, const Tensor& hidden, Gelu::Form form) {
+    const Tensor &d_hidden = into.dy, &column_sums = into.column_sums;
     gradtile::gemm(ctx, d_hidden, dy, weight);
     gelu_backward(ctx, d_hidden, d_hidden, hidden, form);
+    if (column_sums.defined()) sum_columns(ctx, column_sums, d_hidden);
 }
 
 }  // namespace gradtile::cpu

@@ -2,6 +2,7 @@
 #include <gradtile/core/gemm_backend.h>
 #include <gradtile/core/gemm_lt.h>
 #include <gradtile/layers/activation_backend.h>
+#include <gradtile/layers/column_sums_backend.h>
 #include <gradtile/layers/linear_gelu_backend.h>
 
 namespace gradtile::cuda {
@@ -27,14 +28,20 @@ void linear_gelu_forward(const Context& ctx, const Tensor& y, const Tensor& hidd
     if (!fuse || !gemm_lt(ctx, y, x, weight, options, fusion, in_steps)) in_steps();
 }
 
-void linear_gelu_backward(const Context& ctx, const Tensor& d_hidden, const Tensor& dy, const Tensor& weight,
-                          const Tensor& hidden, Gelu::Form form) {
+void linear_gelu_backward(const Context& ctx, const SummedGradient& into, const Tensor& dy,
+                          const Tensor& weight, const Tensor& hidden, Gelu::Form form) {
+    const Tensor &d_hidden = into.dy, &column_sums = into.column_sums;
     const GemmFusion fusion{.gelu = GemmFusion::Gelu::backward, .hidden = hidden};
     const auto in_steps = [&] {
         cuda::gemm(ctx, d_hidden, dy, weight, {});
-        cuda::gelu_backward(ctx, d_hidden, d_hidden, hidden, form);
+        if (column_sums.defined()) {
+            cuda::gelu_backward_summed(ctx, into, d_hidden, hidden, form);
+        } else {
+            cuda::gelu_backward(ctx, d_hidden, d_hidden, hidden, form);
+        }
     };
-    if (!may_fuse(dy, form) || !gemm_lt(ctx, d_hidden, dy, weight, {}, fusion, in_steps)) in_steps();
+    if (!may_fuse(dy, form) || !gemm_lt(ctx, d_hidden, dy, weight, {}, fusion, in_steps)) return in_steps();
+    if (column_sums.defined()) cuda::sum_columns(ctx, column_sums, d_hidden);
 }
 
 }  // namespace gradtile::cuda

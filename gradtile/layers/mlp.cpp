@@ -49,11 +49,11 @@ Tensor Mlp::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
     return down.forward(ctx, saved.down.x, saved.down);
 }
 
-Tensor Mlp::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
+Tensor Mlp::backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
                      const GradientReady& ready) const {
     Linear::Saved at_down = saved.down;
     if (!at_down.x.defined()) at_down.x = activated(ctx, saved.hidden);
-    Tensor d_hidden;
+    SummedGradient d_hidden;
     if (activation == Activation::swiglu) {
         const Tensor d_activated = down.backward(ctx, dy, at_down);
         at_down = {};  // what was made again is gone before d_hidden comes
@@ -64,7 +64,8 @@ Tensor Mlp::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
         at_down = {};
         announce(ready, down.weight, down.bias);
         d_hidden = empty(ctx, saved.hidden.shape(), saved.hidden.dtype());
-        linear_gelu_backward(ctx, d_hidden, dy, down.weight.value(), saved.hidden, form_of(activation));
+        if (up.bias.defined()) d_hidden.column_sums = room_for_column_sums(ctx, saved.hidden);
+        linear_gelu_backward(ctx, d_hidden, dy.dy, down.weight.value(), saved.hidden, form_of(activation));
     }
     Tensor dx = up.backward(ctx, d_hidden, saved.up);
     announce(ready, up.weight, up.bias);

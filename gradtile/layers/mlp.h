@@ -28,7 +28,7 @@ struct Mlp {
     /// Forward without its last product: all that backward reads, when only that is wanted again.
     void forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Returns dx.
-    Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
+    Tensor backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
                     const GradientReady& ready = {}) const;
 
   private:

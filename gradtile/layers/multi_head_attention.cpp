@@ -54,9 +54,10 @@ Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& s
     return proj.forward(ctx, o.reshape({x.size(0), x.size(1), heads * head_dim}), saved.proj);
 }
 
-Tensor MultiHeadAttention::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
+Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gradient, const Saved& saved,
                                     const GradientReady& ready) const {
-    Tensor d_o = proj.backward(ctx, dy, saved.proj);
+    const Tensor& dy = gradient.dy;
+    Tensor d_o = proj.backward(ctx, gradient, saved.proj);
     announce(ready, proj.weight, proj.bias);
 
     const Tensor d_packed =

@@ -41,7 +41,7 @@ struct MultiHeadAttention {
 
     Tensor forward(const Context& ctx, const Tensor& x /*[B,T,C]*/, Saved& saved) const;
     /// Returns dx [B,T,C].
-    Tensor backward(const Context& ctx, const Tensor& dy /*[B,T,C]*/, const Saved& saved,
+    Tensor backward(const Context& ctx, const SummedGradient& dy /*[B,T,C]*/, const Saved& saved,
                     const GradientReady& ready = {}) const;
 
   private:

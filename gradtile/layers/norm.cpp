@@ -29,7 +29,9 @@ Normalized normalize(const Context& ctx, const char* op, const Residual& residua
     return {out.y, branch.defined() ? branch : x, out.mean, out.rstd};
 }
 
-void differentiate(const Context& ctx, const char* op, const NormInputs& in, NormGradients out) {
+/// Returns dx's column sums if they are wanted and come along: on the CPU a pass of its own costs no more.
+Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, NormGradients out,
+                     ColumnSums sums = ColumnSums::unwanted) {
     check(in.dy.shape() == in.x.shape() && in.dy.dtype() == in.x.dtype(), op, ": dy ", in.dy, " for x ",
           in.x);
     check(out.dx.shape() == in.x.shape() && out.dx.dtype() == in.x.dtype(), op, ": dx ", out.dx, " for x ",
@@ -37,11 +39,14 @@ void differentiate(const Context& ctx, const char* op, const NormInputs& in, Nor
     row_layout(in.dy, op);
     row_layout(out.dx, op);
     const RowLayout layout = row_layout(in.x, op);
-    if (in.x.elements() == 0) return;
-    const auto partials_for = ctx.device().is_cpu() ? cpu::norm_partials : cuda::norm_partials;
-    out.partials =
-        empty(ctx, {partials_for(layout.rows, layout.width), 2, layout.width}, accumulator_of(in.x.dtype()));
+    if (in.x.elements() == 0) return {};
+    const bool cpu = ctx.device().is_cpu();
+    const std::int64_t parts = (cpu ? cpu::norm_partials : cuda::norm_partials)(layout.rows, layout.width);
+    const DType sum = accumulator_of(in.x.dtype());
+    if (sums == ColumnSums::wanted && !cpu) out.column_sums = empty(ctx, {parts, layout.width}, sum);
+    out.partials = empty(ctx, {parts, 2, layout.width}, sum);
     on_device(ctx, cpu::norm_backward, cuda::norm_backward, out, in);
+    return out.column_sums;
 }
 
 }  // namespace
@@ -70,18 +75,21 @@ Tensor LayerNorm::backward(const Context& ctx, const Tensor& dy, const Saved& sa
                    .accumulate_dx = false,
                    .weight = weight.grad(),
                    .bias = bias.defined() ? bias.grad() : Tensor(),
-                   .partials = {}});
+                   .partials = {},
+                   .column_sums = {}});
     return dx;
 }
 
-void LayerNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
-                             const Tensor& dx) const {
-    differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
-                  {.dx = dx,
-                   .accumulate_dx = true,
-                   .weight = weight.grad(),
-                   .bias = bias.defined() ? bias.grad() : Tensor(),
-                   .partials = {}});
+SummedGradient LayerNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
+                                       const Tensor& dx, ColumnSums sums) const {
+    return {dx, differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
+                              {.dx = dx,
+                               .accumulate_dx = true,
+                               .weight = weight.grad(),
+                               .bias = bias.defined() ? bias.grad() : Tensor(),
+                               .partials = {},
+                               .column_sums = {}},
+                              sums)};
 }
 
 RMSNorm::RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double epsilon)
@@ -100,13 +108,25 @@ Tensor RMSNorm::forward(const Context& ctx, const Residual& residual, Saved& sav
 Tensor RMSNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
     differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
-                  {.dx = dx, .accumulate_dx = false, .weight = weight.grad(), .bias = {}, .partials = {}});
+                  {.dx = dx,
+                   .accumulate_dx = false,
+                   .weight = weight.grad(),
+                   .bias = {},
+                   .partials = {},
+                   .column_sums = {}});
     return dx;
 }
 
-void RMSNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx) const {
-    differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
-                  {.dx = dx, .accumulate_dx = true, .weight = weight.grad(), .bias = {}, .partials = {}});
+SummedGradient RMSNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
+                                     const Tensor& dx, ColumnSums sums) const {
+    return {dx, differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
+                              {.dx = dx,
+                               .accumulate_dx = true,
+                               .weight = weight.grad(),
+                               .bias = {},
+                               .partials = {},
+                               .column_sums = {}},
+                              sums)};
 }
 
 }  // namespace gradtile

@@ -1,6 +1,7 @@
 #pragma once
 /// What the two devices implement for layer_norm.h and rms_norm.h: without a mean it is the root-mean-square
 /// norm.
+#include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/residual.h>
 
 namespace gradtile {
@@ -17,6 +18,7 @@ struct NormGradients {
     bool accumulate_dx = false;
     Tensor weight, bias;  ///< [C]; bias undefined when there is none
     Tensor partials;      ///< scratch [norm_partials(rows, C), 2, C] in accumulator_of(x.dtype())
+    Tensor column_sums;   ///< of dx, in parts [norm_partials(rows, C), C]; undefined where not wanted
 };
 
 /// What the forward kernel writes; mean is undefined for RMSNorm.

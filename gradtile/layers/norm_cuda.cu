@@ -1,5 +1,6 @@
 // LayerNorm and RMSNorm on the GPU.
 #include <gradtile/layers/norm_backend.h>
+#include <gradtile/attention/device/async_copy.cuh>
 #include <gradtile/layers/device/norm_rows.cuh>
 #include <gradtile/layers/device/partial_sums.cuh>
 
@@ -55,9 +56,12 @@ __global__ void __launch_bounds__(Team::threads) held_forward_kernel(const NormF
     using S = Accumulator<T>;
     constexpr int n = vector_length<T>;
     const int lane = threadIdx.x % Team::team, vectors = static_cast<int>(norm.x.layout.width / n);
-    const std::int64_t row = blockIdx.x * std::int64_t{Team::teams} + threadIdx.x / Team::team;
+    // From the end: see map_rows.cuh.
+    const std::int64_t row =
+        (gridDim.x - 1 - blockIdx.x) * std::int64_t{Team::teams} + threadIdx.x / Team::team;
     const bool there = row < norm.x.layout.rows;  // the lanes of a warp reduce together, rows or not
     S x[Team::held][n] = {};
+    await_predecessor();
     const T* from = norm.x[there ? row : 0];
 #pragma unroll
     for (int k = 0; k < Team::held; ++k) {
@@ -126,109 +130,187 @@ __global__ void __launch_bounds__(long_row_threads) long_forward_kernel(const No
 // ---- Backward ----
 // With n = (x - mean) rstd and g = dy weight:  dx = rstd (g - mean(g) - n mean(g n)), where mean(g) is 0 for
 // the root-mean-square norm; dweight += dy n; dbias += dy. Every block sums the parameters' gradients of its
-// rows, each thread those of its own columns, and leaves them in its part of `partials`.
+// rows, each thread those of its own columns, and leaves them in its part of `partials`; dx's column sums
+// likewise, where they are wanted.
 
-/// One row: adds to the thread's part of the parameters' gradients and writes dx.
-template <class Team, class T, int n, class S = Accumulator<T>>
-__device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm, S (&d_weight)[Team::held][n],
-                                                  S (&d_bias)[Team::held][n], std::int64_t row, bool there,
-                                                  int lane, int vectors) {
-    const bool centred = norm.mean != nullptr;
-    const Statistics<S> statistics{there && centred ? norm.mean[row] : S(0), there ? norm.rstd[row] : S(0)};
-    // Packed as they came, for the sake of registers: they are unpacked for the sums and again for dx.
-    uint4 packed_x[Team::held], packed_dy[Team::held], packed_dx[Team::held];
-    const std::int64_t readable = there ? row : 0;
-    const T *x_row = norm.x[readable], *dy_row = norm.dy[readable];
-    T* dx_row = norm.dx[readable];
+/// A thread's vectors of the rows its team is about to take, in shared memory. No other thread reads them, so
+/// that no barrier is needed.
+template <class Team>
+struct FetchedRows {
+    uint4* places;
+
+    enum Tensor { of_x, of_dy, of_dx };
+    __device__ __forceinline__ uint4* at(int stage, Tensor tensor, int k) const {
+        const int vector = (stage * fetched_tensors + tensor) * Team::held + k;
+        return places + vector * Team::backward_threads + threadIdx.x;
+    }
+    static constexpr std::size_t bytes =
+        std::size_t{16} * fetched_rows * fetched_tensors * Team::held * Team::backward_threads;
+};
+
+/// What a thread sums of its columns: the gradients of weight and bias, and dx.
+template <class S, int held, int n, bool sums_dx>
+struct ColumnSums {
+    static constexpr int kinds = sums_dx ? 3 : 2;
+    S weight[held][n] = {}, bias[held][n] = {}, dx[sums_dx ? held : 1][n] = {};
+
+    __device__ __forceinline__ const S (&of(int kind, int k) const)[n] {
+        return kind == 0 ? weight[k] : kind == 1 ? bias[k] : dx[sums_dx ? k : 0];
+    }
+};
+
+/// Starts copying a row; its statistics come along in registers.
+template <class Team, class T, class S = Accumulator<T>>
+__device__ __forceinline__ Statistics<S> fetch_row(const NormBackward<T>& norm,
+                                                   const FetchedRows<Team>& fetched, int stage,
+                                                   std::int64_t row, int lane, int vectors) {
+    using namespace attention::cuda::device;
+    constexpr int n = vector_length<T>;
+    Statistics<S> statistics{0, 0};
+    if (row >= 0) {
+        statistics = {norm.mean != nullptr ? norm.mean[row] : S(0), norm.rstd[row]};
+        const T *x = norm.x[row], *dy = norm.dy[row], *dx = norm.dx[row];
+#pragma unroll
+        for (int k = 0; k < Team::held; ++k) {
+            const int vector = lane + k * Team::team;
+            if (vector >= vectors) break;
+            using Rows = FetchedRows<Team>;
+            const auto copy = [&](typename Rows::Tensor tensor, const T* from) {
+                copy_16_bytes_async(shared_address(fetched.at(stage, tensor, k)), from + vector * n, true);
+            };
+            copy(Rows::of_x, x);
+            copy(Rows::of_dy, dy);
+            if (norm.accumulate_dx) copy(Rows::of_dx, dx);
+        }
+    }
+    commit_copies();
+    return statistics;
+}
+
+/// One row that has arrived: adds to the thread's sums and writes dx.
+template <class Team, bool sums_dx, class T, int n, class S = Accumulator<T>>
+__device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
+                                                  ColumnSums<S, Team::held, n, sums_dx>& sums,
+                                                  const FetchedRows<Team>& fetched, int stage,
+                                                  const Statistics<S>& statistics, std::int64_t row, int lane,
+                                                  int vectors) {
+    using Rows = FetchedRows<Team>;
+    const bool there = row >= 0;
     S sum_g = 0, sum_gn = 0;
 #pragma unroll
     for (int k = 0; k < Team::held; ++k) {
         const int vector = lane + k * Team::team;
-        const bool inside = there && vector < vectors;
-        packed_x[k] = packed_dy[k] = packed_dx[k] = uint4{0, 0, 0, 0};
-        if (inside) packed_x[k] = *reinterpret_cast<const uint4*>(x_row + vector * n);
-        if (inside) packed_dy[k] = *reinterpret_cast<const uint4*>(dy_row + vector * n);
-        if (inside && norm.accumulate_dx) packed_dx[k] = *reinterpret_cast<const uint4*>(dx_row + vector * n);
-    }
-#pragma unroll
-    for (int k = 0; k < Team::held; ++k) {
-        const int vector = lane + k * Team::team;
-        if (vector >= vectors) break;
+        if (!there || vector >= vectors) break;
         S x[n], dy[n], weight[n];
-        unpack<T>(x, packed_x[k]);
-        unpack<T>(dy, packed_dy[k]);
+        unpack<T>(x, *fetched.at(stage, Rows::of_x, k));
+        unpack<T>(dy, *fetched.at(stage, Rows::of_dy, k));
         load<n>(weight, norm.weight + vector * n);
 #pragma unroll
         for (int i = 0; i < n; ++i) {
             const S normalised = (x[i] - statistics.mean) * statistics.rstd, g = dy[i] * weight[i];
-            d_weight[k][i] += dy[i] * normalised;
-            d_bias[k][i] += dy[i];
+            sums.weight[k][i] += dy[i] * normalised;
+            sums.bias[k][i] += dy[i];
             sum_g += g;
             sum_gn += g * normalised;
         }
     }
     const S count = static_cast<S>(vectors * n);
-    const S mean_g = centred ? reduce_team<Team::team>(sum_g, Sum{}) / count : S(0);
+    const S mean_g = norm.mean != nullptr ? reduce_team<Team::team>(sum_g, Sum{}) / count : S(0);
     const S mean_gn = reduce_team<Team::team>(sum_gn, Sum{}) / count;
     if (!there) return;
+    T* to = norm.dx[row];
 #pragma unroll
     for (int k = 0; k < Team::held; ++k) {
         const int vector = lane + k * Team::team;
         if (vector >= vectors) break;
-        S x[n], dy[n], weight[n], dx[n];
-        unpack<T>(x, packed_x[k]);
-        unpack<T>(dy, packed_dy[k]);
-        unpack<T>(dx, packed_dx[k]);
+        S x[n], dy[n], weight[n], dx[n] = {};
+        unpack<T>(x, *fetched.at(stage, Rows::of_x, k));
+        unpack<T>(dy, *fetched.at(stage, Rows::of_dy, k));
+        if (norm.accumulate_dx) unpack<T>(dx, *fetched.at(stage, Rows::of_dx, k));
         load<n>(weight, norm.weight + vector * n);
 #pragma unroll
         for (int i = 0; i < n; ++i) {
             const S normalised = (x[i] - statistics.mean) * statistics.rstd, g = dy[i] * weight[i];
             dx[i] += statistics.rstd * (g - mean_g - normalised * mean_gn);
         }
-        store<n>(dx_row + vector * n, dx);
+        const uint4 stored = pack<T>(dx);
+        *reinterpret_cast<uint4*>(to + vector * n) = stored;
+        if constexpr (sums_dx) {
+            unpack<T>(dx, stored);
+#pragma unroll
+            for (int i = 0; i < n; ++i) sums.dx[k][i] += dx[i];
+        }
     }
 }
 
-/// to[vector * n ..] = the sum of `values` over the teams of the block, in order.
-template <class Team, int n, class S>
-__device__ __forceinline__ void store_sum_of_teams(S* to, const S (&values)[n], int vector, int vectors) {
-    if constexpr (Team::teams == 1) {
-        if (vector < vectors) store<n>(to + vector * n, values);
-    } else {
-        __shared__ S shared[Team::threads][n];
-        __syncthreads();  // the previous sum has been read
+/// The sums of the block's teams, added up in their order, into its part of the results.
+template <class Team, bool sums_dx, class T, int n, class S = Accumulator<T>>
+__device__ __forceinline__ void store_sums(const NormBackward<T>& norm,
+                                           const ColumnSums<S, Team::held, n, sums_dx>& sums, uint4* shared,
+                                           int lane, int vectors) {
+    const int width = vectors * n;
+    const auto part_of = [&](int kind) {
+        return kind == 2 ? norm.column_sums + std::int64_t{blockIdx.x} * width
+                         : norm.partials + (2 * std::int64_t{blockIdx.x} + kind) * width;
+    };
+    constexpr int kinds = ColumnSums<S, Team::held, n, sums_dx>::kinds, teams = Team::backward_teams;
+    static_assert(std::size_t{kinds} * Team::backward_threads * Team::held * n * sizeof(S) <=
+                  FetchedRows<Team>::bytes);
+    S* const of_teams = reinterpret_cast<S*>(shared);  // [kinds, teams, width], where the rows were
+    __syncthreads();
 #pragma unroll
-        for (int i = 0; i < n; ++i) shared[threadIdx.x][i] = values[i];
+    for (int kind = 0; kind < kinds; ++kind)
+#pragma unroll
+        for (int k = 0; k < Team::held; ++k) {
+            const int vector = lane + k * Team::team;
+            if (vector >= vectors) break;
+            S* const to =
+                teams == 1 ? part_of(kind) : of_teams + (kind * teams + threadIdx.x / Team::team) * width;
+            store<n>(to + vector * n, sums.of(kind, k));
+        }
+    if constexpr (teams > 1) {
         __syncthreads();
-        if (threadIdx.x >= Team::team || vector >= vectors) return;
-        S sum[n] = {};
-        for (int thread = threadIdx.x; thread < Team::threads; thread += Team::team)
 #pragma unroll
-            for (int i = 0; i < n; ++i) sum[i] += shared[thread][i];
-        store<n>(to + vector * n, sum);
+        for (int kind = 0; kind < kinds; ++kind)
+            for (int column = threadIdx.x; column < width; column += Team::backward_threads) {
+                S sum = 0;
+#pragma unroll 8
+                for (int team = 0; team < teams; ++team)
+                    sum += of_teams[(kind * teams + team) * width + column];
+                part_of(kind)[column] = sum;
+            }
     }
 }
 
-template <class Team, class T>
-__global__ void __launch_bounds__(Team::threads, Team::backward_blocks)
+template <class Team, class T, bool sums_dx>
+__global__ void __launch_bounds__(Team::backward_threads, Team::backward_blocks)
     held_backward_kernel(const NormBackward<T> norm) {
     using S = Accumulator<T>;
     constexpr int n = vector_length<T>;
+    extern __shared__ uint4 shared[];
+    const FetchedRows<Team> fetched{shared};
     const int lane = threadIdx.x % Team::team, vectors = static_cast<int>(norm.x.layout.width / n);
-    const std::int64_t rows = norm.x.layout.rows;
-    S d_weight[Team::held][n] = {}, d_bias[Team::held][n] = {};
-    for (std::int64_t first = blockIdx.x * std::int64_t{Team::teams}; first < rows;
-         first += gridDim.x * std::int64_t{Team::teams}) {
-        const std::int64_t row = first + threadIdx.x / Team::team;
-        differentiate_row<Team, T>(norm, d_weight, d_bias, row, row < rows, lane, vectors);
+    // From the last row to the first (see map_rows.cuh), below which there are none.
+    const std::int64_t step = gridDim.x * std::int64_t{Team::backward_teams};
+    std::int64_t last = norm.x.layout.rows - 1 - blockIdx.x * std::int64_t{Team::backward_teams};
+    std::int64_t row = last - threadIdx.x / Team::team;
+    const auto fetch = [&](int stage, std::int64_t its_row) {
+        return fetch_row(norm, fetched, stage, its_row, lane, vectors);
+    };
+    ColumnSums<S, Team::held, n, sums_dx> sums;
+    await_predecessor();
+    Statistics<S> statistics = fetch(0, row), next = fetch(1, row - step);
+    // The lanes of a warp go on together, since they reduce together, rows or not.
+    int stage = 0;
+    for (; last >= 0; last -= step) {
+        attention::cuda::device::wait_for_copies<fetched_rows - 1>();
+        differentiate_row<Team, sums_dx, T>(norm, sums, fetched, stage, statistics, row, lane, vectors);
+        statistics = next;
+        next = fetch(stage, row - fetched_rows * step);
+        row -= step;
+        stage ^= 1;
     }
-    S* partial = norm.partials + blockIdx.x * 2 * norm.x.layout.width;
-#pragma unroll
-    for (int k = 0; k < Team::held; ++k) {
-        const int vector = lane + k * Team::team;
-        store_sum_of_teams<Team, n>(partial, d_weight[k], vector, vectors);
-        store_sum_of_teams<Team, n>(partial + norm.x.layout.width, d_bias[k], vector, vectors);
-    }
+    store_sums<Team, sums_dx, T>(norm, sums, shared, lane, vectors);
 }
 
 /// One row at a time and block, of any width. The block's partial sums grow in memory, where every thread has
@@ -239,7 +321,11 @@ __global__ void __launch_bounds__(long_row_threads) long_backward_kernel(const N
     const std::int64_t width = norm.x.layout.width;
     S* d_weight = norm.partials + blockIdx.x * 2 * width;
     S* d_bias = d_weight + width;
-    for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) d_weight[i] = d_bias[i] = 0;
+    S* const sums = norm.column_sums != nullptr ? norm.column_sums + blockIdx.x * width : nullptr;
+    for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
+        d_weight[i] = d_bias[i] = 0;
+        if (sums != nullptr) sums[i] = 0;
+    }
     for (std::int64_t row = blockIdx.x; row < norm.x.layout.rows; row += gridDim.x) {
         const T *x = norm.x[row], *dy = norm.dy[row];
         T* dx = norm.dx[row];
@@ -264,6 +350,7 @@ __global__ void __launch_bounds__(long_row_threads) long_backward_kernel(const N
             S value = statistics.rstd * (g - mean_g - normalised(i) * mean_gn);
             if (norm.accumulate_dx) value += device::convert<S>(dx[i]);
             dx[i] = device::convert<T>(value);
+            if (sums != nullptr) sums[i] += device::convert<S>(dx[i]);
         }
     }
 }
@@ -311,7 +398,8 @@ void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& re
                         launch(ctx,
                                norm.branch.data != nullptr ? held_forward_kernel<Team, T, true>
                                                            : held_forward_kernel<Team, T, false>,
-                               blocks_for(rows, Team::teams), Block{Team::threads}, norm);
+                               blocks_for(rows, Team::teams),
+                               Block{.threads = Team::threads, .starts_early = true}, norm);
                     }
                 });
                 return;
@@ -321,25 +409,26 @@ void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& re
     });
 }
 
-/// Two blocks on each of an H200's processors, which keep rows of GPT-2's widths in flight; wider rows take a
-/// block each and leave room for more. The number does not depend on the GPU, so that neither memory nor
-/// bits do.
+/// As many blocks as an H200's processors hold: two each of GPT-2's widths, three of wider rows, which take a
+/// block each. The number does not depend on the GPU, so that neither memory nor bits do.
 std::int64_t norm_partials(std::int64_t rows, std::int64_t width) {
-    const std::int64_t blocks = width <= 1280 ? 264 : 528;
+    const std::int64_t blocks = width <= 1280 ? 264 : 396;
     return std::min(blocks, ceil_div(rows, 16));
 }
 
 void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
     visit_floating(in.x.dtype(), [&]<class T>(TypeTag<T>) {
         using S = Accumulator<T>;
-        const NormBackward<T> norm{.dx = Rows<T>(out.dx, "norm"),
-                                   .dy = Rows<const T>(in.dy, "norm"),
-                                   .x = Rows<const T>(in.x, "norm"),
-                                   .mean = in.mean.defined() ? in.mean.data<S>() : nullptr,
-                                   .rstd = in.rstd.data<S>(),
-                                   .weight = in.weight.data<T>(),
-                                   .partials = out.partials.data<S>(),
-                                   .accumulate_dx = out.accumulate_dx};
+        const NormBackward<T> norm{
+            .dx = Rows<T>(out.dx, "norm"),
+            .dy = Rows<const T>(in.dy, "norm"),
+            .x = Rows<const T>(in.x, "norm"),
+            .mean = in.mean.defined() ? in.mean.data<S>() : nullptr,
+            .rstd = in.rstd.data<S>(),
+            .weight = in.weight.data<T>(),
+            .partials = out.partials.data<S>(),
+            .column_sums = out.column_sums.defined() ? out.column_sums.data<S>() : nullptr,
+            .accumulate_dx = out.accumulate_dx};
         const std::int64_t width = in.x.size(-1);
         const dim3 grid = blocks_for(out.partials.size(0), 1);
         const auto any_width = [&] {
@@ -353,7 +442,13 @@ void norm_backward(const Context& ctx, const NormGradients& out, const NormInput
                         if constexpr (std::is_null_pointer_v<Team>) {
                             any_width();
                         } else {
-                            launch(ctx, held_backward_kernel<Team, T>, grid, Block{Team::threads}, norm);
+                            launch(ctx,
+                                   norm.column_sums != nullptr ? held_backward_kernel<Team, T, true>
+                                                               : held_backward_kernel<Team, T, false>,
+                                   grid,
+                                   Block{Team::backward_threads, FetchedRows<Team>::bytes,
+                                         /*starts_early=*/true},
+                                   norm);
                         }
                     });
                     return;

@@ -3,6 +3,7 @@
 #include <string>
 
 #include <gradtile/core/parameter_store.h>
+#include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/residual.h>
 
 namespace gradtile {
@@ -23,8 +24,9 @@ struct RMSNorm {
     Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
     /// dx, contiguous; the weight's gradient accumulates.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
-    /// dx += the gradient.
-    void backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx) const;
+    /// dx += the gradient. Returns dx, with its column sums where they are wanted and come along.
+    SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
+                                ColumnSums sums = ColumnSums::unwanted) const;
 
     Parameter weight;
     double eps;

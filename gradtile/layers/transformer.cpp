@@ -76,9 +76,10 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Gradien
     check(saved.blocks.size() == blocks.size(), "transformer: backward without forward");
     Tensor dx = head.backward(ctx, saved.head);
     if (!config.tied_head) announce(ready, head.weight);
-    dx = norm_f.backward(ctx, dx, saved.norm_f, ready);
-    for (std::size_t i = blocks.size(); i-- > 0;) dx = blocks[i].backward(ctx, dx, saved.blocks[i], ready);
-    dx = dropout.backward(ctx, dx, saved.dropout);
+    SummedGradient stream = norm_f.backward(ctx, dx, saved.norm_f, ready);
+    for (std::size_t i = blocks.size(); i-- > 0;)
+        stream = blocks[i].backward(ctx, stream, saved.blocks[i], ready);
+    dx = dropout.backward(ctx, stream.dy, saved.dropout);
     if (wpe) {
         dx = wpe->backward(ctx, dx, saved.wpe);
         announce(ready, wpe->weight);

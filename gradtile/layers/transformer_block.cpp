@@ -67,22 +67,26 @@ Residual TransformerBlock::forward(const Context& ctx, Residual stream, const Dr
     return out;
 }
 
-Tensor TransformerBlock::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
-                                  const GradientReady& ready) const {
+SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
+                                          const GradientReady& ready) const {
     check(saved.activations || saved.input.defined(), "transformer_block: backward without forward");
     Activations kept = saved.activations ? *saved.activations : recomputed(ctx, saved.input, saved.dropout);
 
-    const Tensor& dx = dy;
+    const Tensor& stream = dy.dy;
+    const bool sums_serve = attn.proj.bias.defined() && !dropout.drops(kept.attn_dropout.key);
+    const ColumnSums sums = sums_serve ? ColumnSums::wanted : ColumnSums::unwanted;
+    SummedGradient middle;
     {
         if (!kept.mlp.up.x.defined()) kept.mlp.up.x = norm_2.output_again(ctx, kept.norm_2);
-        const Tensor d_branch = dropout.backward(ctx, dy, kept.mlp_dropout);
-        norm_2.backward_add(ctx, mlp.backward(ctx, d_branch, kept.mlp, ready), kept.norm_2, dx, ready);
+        const SummedGradient d_branch = dropout.backward(ctx, dy, kept.mlp_dropout);
+        middle = norm_2.backward_add(ctx, mlp.backward(ctx, d_branch, kept.mlp, ready), kept.norm_2, stream,
+                                     sums, ready);
     }
     kept.mlp = {};  // what was made again is no longer needed
     if (!kept.attn.qkv.x.defined()) kept.attn.qkv.x = norm_1.output_again(ctx, kept.norm_1);
-    const Tensor d_branch = dropout.backward(ctx, dx, kept.attn_dropout);
-    norm_1.backward_add(ctx, attn.backward(ctx, d_branch, kept.attn, ready), kept.norm_1, dx, ready);
-    return dx;
+    const SummedGradient d_branch = dropout.backward(ctx, middle, kept.attn_dropout);
+    return norm_1.backward_add(ctx, attn.backward(ctx, d_branch, kept.attn, ready), kept.norm_1, stream, sums,
+                               ready);
 }
 
 }  // namespace gradtile

@@ -49,8 +49,9 @@ struct TransformerBlock {
     /// next norm to add.
     Residual forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved) const;
     /// Returns dx in dy's memory: the residual stream's gradient passes through and each branch adds to it.
-    Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
-                    const GradientReady& ready = {}) const;
+    /// The sums of its columns, where the norms have made them, are the gradient of a branch's last bias.
+    SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
+                            const GradientReady& ready = {}) const;
 
   private:
     Residual forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,

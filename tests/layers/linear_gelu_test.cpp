@@ -76,6 +76,25 @@ TEST(LinearGelu, BackwardEqualsLinearThenGeluToTheBit) {
             }
 }
 
+/// The sums that come along are those that would be made later, to the bit.
+TEST(LinearGelu, BackwardSumsTheColumnsOfWhatItStores) {
+    const Context ctx(Device::cpu(), 2);
+    for (const DType dtype : all_dtypes)
+        for (const Sizes& size : all_sizes) {
+            const Tensor dy = random_matrix(ctx, size.rows, size.in, dtype, 1, 3);
+            const Tensor weight = random_matrix(ctx, size.in, size.out, dtype, 2);
+            const Tensor hidden = random_matrix(ctx, size.rows, size.out, dtype, 3, 5);
+            SummedGradient d_hidden = unwritten(ctx, size.rows, size.out, dtype, 2);
+            d_hidden.column_sums = room_for_column_sums(ctx, d_hidden.dy);
+            linear_gelu_backward(ctx, d_hidden, dy, weight, hidden, Gelu::Form::tanh);
+            const Tensor total = zeros(ctx, {size.out}, accumulator_of(dtype)),
+                         later = zeros(ctx, {size.out}, accumulator_of(dtype));
+            add_column_sums(ctx, total, d_hidden);
+            add_column_sums(ctx, later, d_hidden.dy);
+            ASSERT_EQ(to_host(ctx, total), to_host(ctx, later)) << d_hidden.dy;
+        }
+}
+
 TEST(LinearGelu, ResultsDoNotDependOnTheNumberOfThreads) {
     for (const DType dtype : all_dtypes) {
         const auto run = [&](int threads) {

@@ -63,6 +63,19 @@ TEST(LayerNorm, BackwardAddAddsTheGradientToWhatIsThere) {
         EXPECT_NEAR(sum[i], before[i] + alone[i], 0x1p-52 * (std::abs(before[i]) + std::abs(alone[i])));
 }
 
+TEST(LayerNorm, OnTheCpuColumnSumsAreLeftToWhoeverNeedsThem) {
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore store;
+    const LayerNorm norm(store, "norm", 8, true);
+    store.allocate(ctx, DType::f32);
+    LayerNorm::Saved saved;
+    const Tensor x = randn(ctx, {3, 8}, DType::f32, Seed{1}), stream = zeros(ctx, {3, 8}, DType::f32);
+    norm.forward(ctx, x, saved);
+    const SummedGradient dx = norm.backward_add(ctx, x, saved, stream, ColumnSums::wanted);
+    EXPECT_EQ(dx.dy.raw_data(), stream.raw_data());
+    EXPECT_FALSE(dx.column_sums.defined());
+}
+
 TEST(RMSNorm, NormalisesTheHeadsOfAPackedProjectionWhereTheyLie) {
     const Context ctx(Device::cpu(), 2);
     ParameterStore store;
@@ -196,6 +209,37 @@ TEST_F(OnCuda, NormBackwardAddAddsTheGradientToWhatIsThere) {
         for (std::size_t i = 0; i < sum.size(); ++i)
             EXPECT_NEAR(sum[i], before[i] + alone[i], 0x1p-23 * (std::abs(before[i]) + std::abs(alone[i])));
     }
+}
+
+/// The same dx, to the bit, and its column sums.
+template <class Norm>
+void expect_summed_backward_add(const Context& gpu, const Norm& norm, ParameterStore& store, DType dtype,
+                                std::int64_t rows, std::int64_t width) {
+    SCOPED_TRACE(concat(dtype, ", ", rows, " rows of ", width));
+    store.allocate(gpu, dtype);
+    store.initialize(gpu, Seed{1});
+    typename Norm::Saved saved;
+    const Tensor x = randn(gpu, {rows, width}, dtype, Seed{2}),
+                 dy = randn(gpu, {rows, width}, dtype, Seed{3});
+    const auto stream = [&] { return randn(gpu, {rows, width}, dtype, Seed{4}); };
+    norm.forward(gpu, x, saved);
+    const SummedGradient plain = norm.backward_add(gpu, dy, saved, stream());
+    const SummedGradient summed = norm.backward_add(gpu, dy, saved, stream(), ColumnSums::wanted);
+    EXPECT_FALSE(plain.column_sums.defined());
+    EXPECT_EQ(to_host(gpu, plain.dy), to_host(gpu, summed.dy));
+    test::expect_column_sums(gpu, summed);
+}
+
+TEST_F(OnCuda, NormBackwardAddSumsTheColumnsOfWhatItStores) {
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+        for (const std::int64_t width : cuda_widths)
+            for (const std::int64_t rows : {1, 19, width == 384 ? 4500 : width <= 1280 ? 2300 : 600}) {
+                ParameterStore of_layer, of_rms;
+                const LayerNorm layer_norm(of_layer, "norm", width, true);
+                const RMSNorm rms_norm(of_rms, "norm", width);
+                expect_summed_backward_add(gpu(), layer_norm, of_layer, dtype, rows, width);
+                if (rows == 19) expect_summed_backward_add(gpu(), rms_norm, of_rms, dtype, rows, width);
+            }
 }
 
 TEST_F(OnCuda, RMSNormNormalisesTheHeadsOfAPackedProjectionWhereTheyLie) {

@@ -11,7 +11,7 @@
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/linear_gelu.h>
 
-#include <support/cuda_test.h>
+#include <support/on_cuda.h>
 
 namespace gradtile {
 namespace {
@@ -89,13 +89,16 @@ TEST_F(ProductsOnCuda, LinearGeluBackwardIsTheProductTimesTheSlope) {
                 const Tensor hidden = randn(gpu(), {rows, out}, type, Seed{3});
                 const Tensor dh = poisoned({rows, out}, type);
                 linear_gelu_backward(gpu(), dh, dy, w, hidden, form);
+                const SummedGradient summed{poisoned({rows, out}, type), room_for_column_sums(gpu(), dh)};
+                linear_gelu_backward(gpu(), summed, dy, w, hidden, form);
+                test::expect_column_sums(gpu(), summed);
 
                 const Tensor dh64 = empty(cpu, {rows, out}, DType::f64);
                 const Tensor product = empty_like(cpu, dh64), size = empty_like(cpu, dh64);
                 linear_gelu_backward(cpu, dh64, exact(dy), exact(w), exact(hidden), form);
                 gemm(cpu, product, exact(dy), exact(w));
                 gemm(cpu, size, magnitudes(dy), magnitudes(w));
-                const auto got = to_host(gpu(), dh), expected = to_host(cpu, dh64);
+                const auto got = to_host(gpu(), summed.dy), expected = to_host(cpu, dh64);
                 const auto hs = to_host(gpu(), hidden), products = to_host(cpu, product);
                 const auto sizes = to_host(cpu, size);
                 for (std::size_t i = 0; i < got.size(); ++i) {

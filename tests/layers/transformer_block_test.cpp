@@ -32,7 +32,7 @@ struct Fixture {
         return block.forward(c, {input}, key, saved).sum(c);
     }
     Tensor backward(const Context& c, const Tensor& grad, const Saved& saved) const {
-        return block.backward(c, cast(c, grad, DType::f64), saved);
+        return block.backward(c, cast(c, grad, DType::f64), saved).dy;
     }
     Tensor run() const {
         Saved saved;
@@ -89,7 +89,7 @@ TEST(TransformerBlock, BackwardUpdatesTheStreamsGradientInPlace) {
     Fixture f(Recompute::none);
     TransformerBlock::Saved saved;
     f.block.forward(f.ctx, {f.x}, f.key, saved);
-    EXPECT_EQ(f.block.backward(f.ctx, f.dy, saved).raw_data(), f.dy.raw_data());
+    EXPECT_EQ(f.block.backward(f.ctx, f.dy, saved).dy.raw_data(), f.dy.raw_data());
 }
 
 TEST(TransformerBlock, EveryGradientIsAnnouncedOnceWhenComplete) {

@@ -1,11 +1,33 @@
 #pragma once
 /// The layer suite on the GPU.
+#include <gradtile/layers/column_sums.h>
 #include <support/cuda_test.h>
 #include <support/layer_suite.h>
 
 namespace gradtile::test {
 
 class OnCuda : public CudaTest {};
+
+/// The column sums that came along with a gradient are those of its elements as they are stored: within one
+/// rounding for each of the additions that one nests, of at most all rows.
+inline void expect_column_sums(const Context& gpu, const SummedGradient& gradient) {
+    const auto& [dy, made] = gradient;
+    const Tensor total = zeros(gpu, {dy.size(-1)}, accumulator_of(dy.dtype()));
+    ASSERT_TRUE(made.defined());
+    add_column_sums(gpu, total, gradient);
+    const auto sums = to_host(gpu, total), elements = to_host(gpu, dy);
+    const std::size_t columns = sums.size(), rows = elements.size() / columns;
+    const double rounding = dy.dtype() == DType::f64 ? 0x1p-53 : 0x1p-24;
+    for (std::size_t c = 0; c < columns; ++c) {
+        double sum = 0, magnitudes = 0;
+        for (std::size_t r = 0; r < rows; ++r) {
+            sum += elements[r * columns + c];
+            magnitudes += std::abs(elements[r * columns + c]);
+        }
+        ASSERT_NEAR(sums[c], sum, static_cast<double>(rows) * rounding * magnitudes)
+            << "column " << c << " of " << dy;
+    }
+}
 
 /// A layer's passes on the GPU, rows dense or strided, lie as near those in float64 as the CPU's must, repeat
 /// bit for bit, and accumulate parameter gradients.

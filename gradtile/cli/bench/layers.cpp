@@ -10,13 +10,13 @@
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/cross_entropy_backend.h>
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/dropout.h>
 #include <gradtile/layers/embedding.h>
 #include <gradtile/layers/gelu.h>
 #include <gradtile/layers/layer_norm.h>
-#include <gradtile/layers/linear_backend.h>
 #include <gradtile/layers/rms_norm.h>
 #include <gradtile/layers/rope.h>
 #include <gradtile/layers/swiglu.h>
@@ -111,6 +111,8 @@ void norms(Bench& bench) {
     const Tensor dy = layer_norm.forward(ctx, x, saved), dx = bench.numbers(x.shape());
     bench.measure("layer_norm backward_add", 4 * x.bytes(),
                   [&] { layer_norm.backward_add(ctx, dy, saved, dx); });
+    bench.measure("layer_norm backward_add, column sums", 4 * x.bytes(),
+                  [&] { layer_norm.backward_add(ctx, dy, saved, dx, ColumnSums::wanted); });
     const Tensor branch = bench.numbers(x.shape());
     for (const double p : {0.0, 0.1})
         bench.measure(p > 0 ? "residual, dropout, layer_norm" : "residual, layer_norm", 4 * x.bytes(), [&] {
@@ -230,10 +232,7 @@ void column_sums(Bench& bench) {
     for (const std::int64_t columns : {width, 3 * width, bench.model.hidden_width()}) {
         const Tensor x = bench.numbers({rows, columns});
         const Tensor sums = zeros(ctx, {columns}, accumulator_of(bench.dtype));
-        const Tensor partial =
-            empty(ctx, {(rows + column_sum_rows - 1) / column_sum_rows, columns}, sums.dtype());
-        bench.measure(concat("column sums ", columns), x.bytes(),
-                      [&] { on_device(ctx, cpu::add_column_sums, cuda::add_column_sums, sums, x, partial); });
+        bench.measure(concat("column sums ", columns), x.bytes(), [&] { add_column_sums(ctx, sums, x); });
     }
 }
 

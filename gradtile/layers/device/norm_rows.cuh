@@ -2,8 +2,8 @@
 /// How LayerNorm and RMSNorm lay rows over threads: a team of threads owns a row and holds it in registers,
 /// so that memory is read once. Rows that are too long or not made of whole 16-byte vectors are read again
 /// from the cache instead.
-#include <gradtile/layers/device/dropout_factors.cuh>
 #include <gradtile/core/device/launch.cuh>
+#include <gradtile/layers/device/dropout_factors.cuh>
 #include <gradtile/layers/device/reduce.cuh>
 #include <gradtile/layers/device/vectors.cuh>
 
@@ -17,9 +17,16 @@ struct RowTeam {
     static constexpr int threads = team > 32 ? team : held == 4 ? 384 : 256;  // of a block
     static constexpr int teams = threads / team;
     static constexpr int most_vectors = team * held;
-    /// Blocks that must fit a processor with the sums of backward in registers: enough rows in flight.
-    static constexpr int backward_blocks = team <= 32 ? (held <= 3 ? 2 : 1) : team == 128 ? 3 : 1;
+
+    // Backward holds three sums a column in registers, which leaves room for so many threads of a block and
+    // blocks of a processor.
+    static constexpr int backward_threads = team > 32 ? team : held <= 3 ? 256 : 192;
+    static constexpr int backward_teams = backward_threads / team;
+    static constexpr int backward_blocks = team <= 32 ? 2 : team == 128 ? 3 : 1;
 };
+
+/// Rows of x, dy and dx on their way to a team of backward: one is worked on while the next arrives.
+constexpr int fetched_rows = 2, fetched_tensors = 3;
 
 constexpr int long_row_threads = 256;  // of a block that reads its row again
 
@@ -47,19 +54,20 @@ struct NormBackward {
     Rows<const T> dy, x;
     const Accumulator<T>*mean, *rstd;
     const T* weight;
-    Accumulator<T>* partials;  // [gridDim.x, 2, C]
+    Accumulator<T>* partials;     // [gridDim.x, 2, C]
+    Accumulator<T>* column_sums;  // of dx [gridDim.x, C], or null
     bool accumulate_dx;
 };
 
 }  // namespace device
 
 /// Calls f(RowTeam) with the smallest team that holds rows of so many vectors, f(nullptr) when none does.
-/// 384 16-bit columns are three vectors a lane of half a warp, GPT-2's 768, 1024 and 1280 three, four and
-/// five of a warp.
+/// 64 16-bit columns, a head, are one vector a lane of a quarter of a warp, 384 three a lane of half a warp,
+/// GPT-2's 768, 1024 and 1280 three, four and five of a warp.
 template <class F>
 void with_row_team(std::int64_t vectors, F&& f) {
-    if (vectors <= device::RowTeam<8, 2>::most_vectors) {
-        f(device::RowTeam<8, 2>{});
+    if (vectors <= device::RowTeam<8, 1>::most_vectors) {
+        f(device::RowTeam<8, 1>{});
     } else if (vectors <= device::RowTeam<16, 3>::most_vectors) {
         f(device::RowTeam<16, 3>{});
     } else if (vectors <= device::RowTeam<32, 3>::most_vectors) {
