@@ -49,10 +49,12 @@ Resume resume_of(const Flags& flags) {
             resume.threads = changed.threads;
         } else if (name == "device") {
             resume.device = changed.device;
+        } else if (name == "zero") {
+            resume.zero = changed.zero;
         } else {
             throw Error(concat("--", name,
                                ": cannot change when a run is resumed; steps, stop-after, save-every, "
-                               "threads and device can"));
+                               "threads, device and zero can"));
         }
     }
     return resume;
@@ -76,9 +78,8 @@ void print_source(double val_loss, double source_nll) {
 }
 
 std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<ProcessGroup>& group) {
-    check(group->is_alone(), "training with ", group->size(), " processes: not in this build yet");
-    if (!flags.resume.empty()) return std::make_unique<Trainer>(resume_of(flags), print_message);
-    return std::make_unique<Trainer>(config_of(flags), print_message);
+    if (!flags.resume.empty()) return std::make_unique<Trainer>(resume_of(flags), print_message, group);
+    return std::make_unique<Trainer>(config_of(flags), print_message, group);
 }
 
 /// Trains to the end; the exit code. Of several processes only rank 0 speaks.

@@ -1,0 +1,237 @@
+// Training with several processes, from the outside: what they promise when one is killed, stopped, told to
+// stop or started with other settings. On the CPU through mpirun; with GRADTILE_FAULT_GPUS=N on N GPUs of
+// this host.
+#include <csignal>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "running_program.h"
+
+#include <gradtile/parallel/mpi.h>
+#include <gradtile/parallel/socket.h>
+
+namespace gradtile::test {
+namespace {
+
+using std::chrono::steady_clock;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Promised: killed, known within 5 s; hung, within the timeout + 5 s. mpirun, or --gpus, takes up to 5 more
+// to end the process that hangs.
+constexpr double killed_seconds = 5.0 + 5.0;
+
+int number_in_environment(const char* name, int otherwise) {
+    const char* const text = std::getenv(name);
+    return text != nullptr ? std::atoi(text) : otherwise;
+}
+const int fault_rounds = number_in_environment("GRADTILE_FAULT_ROUNDS", 2);
+const int gpus = number_in_environment("GRADTILE_FAULT_GPUS", 0);
+const int ranks = gpus > 0 ? gpus : 3;
+
+class Processes : public testing::Test {
+  protected:
+    void SetUp() override {
+        options_.without_gpu = gpus == 0;
+        if (gpus == 0) {
+            if (!mpi::is_built_in()) GTEST_SKIP() << "this build has no MPI";
+            if (std::system("command -v mpirun >/dev/null 2>&1") != 0)
+                GTEST_SKIP() << "there is no mpirun in PATH";
+            // As root and with more processes than cores, which Open MPI would refuse.
+            options_.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                    {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                                    {"OMPI_MCA_rmaps_base_oversubscribe", "1"}};
+        }
+        stories_ = write_stories(place_);
+    }
+
+    /// Long enough to be interrupted, and saved often.
+    Arguments training(const std::filesystem::path& out, double timeout = 60.0) const {
+        const Arguments device = gpus > 0 ? Arguments{"--device", "cuda", "--deterministic"} : Arguments{};
+        return tiny_training(stories_, out) + device + Arguments{"--batch",      std::to_string(2 * ranks),
+                                                                 "--steps",      "100000",
+                                                                 "--save-every", "20",
+                                                                 "--dropout",    "0.1",
+                                                                 "--quiet",      "--timeout",
+                                                                 concat(timeout)};
+    }
+    /// Through gradtile's own launcher.
+    Program launch(const Arguments& arguments) const {
+        return Program(arguments + Arguments{gpus > 0 ? "--gpus" : "--processes", std::to_string(ranks)},
+                       options_);
+    }
+    /// Without it, where there is another one.
+    Program start(const Arguments& arguments) const {
+        if (gpus > 0) return launch(arguments);
+        ProcessOptions options = options_;
+        options.through = {"mpirun", "-np", std::to_string(ranks)};
+        return Program(arguments, options);
+    }
+    static pid_t process_of(const std::filesystem::path& out, int rank) {
+        return process_with(out, concat(gpus > 0 ? "RANK=" : "OMPI_COMM_WORLD_RANK=", rank));
+    }
+    static bool has_checkpoint(const std::filesystem::path& out) {
+        std::error_code not_there_yet;
+        for (const auto& entry : std::filesystem::directory_iterator(out / "checkpoints", not_there_yet))
+            if (entry.path().extension() == ".h5") return true;
+        return false;
+    }
+    int some(int count) { return static_cast<int>(random_() % static_cast<unsigned>(count)); }
+
+    /// Waits until the run has done that many steps and has something to go on from.
+    static void wait_for_steps(Program& program, const std::filesystem::path& out, std::int64_t steps) {
+        wait_until(program, [&] { return steps_done(out) >= steps && has_checkpoint(out); });
+        ASSERT_TRUE(program.running());
+    }
+
+    static void expect_named(const Outcome& outcome, int victim) {
+        for (int rank = 0; rank < ranks; ++rank) {
+            if (rank == victim) continue;
+            EXPECT_THAT(outcome.err,
+                        HasSubstr(concat("gradtile: rank ", rank, ": rank ", victim, " was lost at step ")));
+        }
+    }
+
+    /// A checkpoint is sound, and 10 steps on from it the run is where one that was never interrupted is.
+    void expect_sound(const std::filesystem::path& out) {
+        const Outcome inspected = run({"inspect", out.string(), "--json"});
+        expect_success(inspected);
+        const auto step = nlohmann::json::parse(inspected.out).at("step").get<std::int64_t>();
+        const Arguments end = {"--stop-after", std::to_string(step + 10)};
+        const std::filesystem::path straight = place_ / concat("straight", counter_++);
+        const Outcome resumed = start(Arguments{"train", "--resume", out.string(), "--quiet"} + end).wait();
+        EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+        const Outcome uninterrupted = start(training(straight) + end).wait();
+        EXPECT_EQ(uninterrupted.exit_code, 0) << uninterrupted.err;
+        EXPECT_EQ(tensors_of(out), tensors_of(straight));
+        EXPECT_EQ(steps_of(out), steps_of(straight));
+    }
+
+    TemporaryDirectory place_;
+    ProcessOptions options_;
+    std::string stories_;
+    std::mt19937 random_{std::random_device{}()};
+    int counter_ = 0;
+};
+
+TEST_F(Processes, OnlyOneSpeaks) {
+    Arguments loud = training(place_ / "run") + Arguments{"--steps", "8"};
+    std::erase(loud, "--quiet");
+    const Outcome outcome = launch(loud).wait();
+    expect_success(outcome);
+    EXPECT_EQ(outcome.out.find("training on "), outcome.out.rfind("training on "));
+    EXPECT_EQ(outcome.out.find("checkpoint: "), outcome.out.rfind("checkpoint: "));
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("training on "), HasSubstr("checkpoint: ")));
+    EXPECT_EQ(steps_of(place_ / "run").size(), 8u);
+}
+
+TEST_F(Processes, WhenOneIsKilledTheOthersNameIt) {
+    for (int round = 0; round < fault_rounds; ++round) {
+        const std::filesystem::path out = place_ / concat("run", round);
+        Program program = start(training(out));
+        wait_for_steps(program, out, 20 + some(200));
+        const int victim = some(ranks);
+        const auto since = steady_clock::now();
+        ASSERT_EQ(::kill(process_of(out, victim), SIGKILL), 0);
+        const Outcome outcome = program.wait();
+        EXPECT_LT(seconds_since(since), killed_seconds);
+        EXPECT_NE(outcome.exit_code, 0);
+        expect_named(outcome, victim);
+        expect_sound(out);
+    }
+}
+
+TEST_F(Processes, WhenOneHangsTheOthersNameIt) {
+    const double timeout = 3.0;
+    for (int round = 0; round < fault_rounds; ++round) {
+        const std::filesystem::path out = place_ / concat("run", round);
+        Program program = start(training(out, timeout));
+        wait_for_steps(program, out, 20 + some(200));
+        const int victim = some(ranks);
+        const auto since = steady_clock::now();
+        ASSERT_EQ(::kill(process_of(out, victim), SIGSTOP), 0);
+        const Outcome outcome = program.wait();
+        EXPECT_LT(seconds_since(since), timeout + killed_seconds);
+        EXPECT_EQ(outcome.exit_code, 3);
+        expect_named(outcome, victim);
+        expect_sound(out);
+    }
+}
+
+TEST_F(Processes, SettingsThatDifferAreNamed) {
+    const std::string line =
+        concat("settings differs between ranks: lr is 0.001 on rank 0 and 0.5 on rank ", ranks - 1, '\n');
+    for (int round = 0; round < fault_rounds; ++round) {
+        const std::filesystem::path out = place_ / concat("run", round);
+        const std::string port = std::to_string(listen_at("127.0.0.1", 0, SteadyClock::now()).port);
+        const auto since = steady_clock::now();
+        std::vector<std::unique_ptr<Program>> programs;
+        for (int rank = 0; rank < ranks; ++rank) {  // as somebody with a shell on each host
+            ProcessOptions options = options_;
+            options.environment = {
+                {"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(ranks)},
+                {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
+                {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", port}};
+            const Arguments other = rank == ranks - 1 ? Arguments{"--lr", "0.5"} : Arguments{};
+            programs.push_back(std::make_unique<Program>(training(out) + other, options));
+        }
+        std::string said;
+        for (const auto& program : programs) {
+            const Outcome outcome = program->wait();
+            EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
+            said += outcome.err;
+        }
+        EXPECT_LT(seconds_since(since), 60.0);
+        EXPECT_THAT(said, HasSubstr(line));
+        EXPECT_EQ(said.find(line), said.rfind(line)) << said;
+        EXPECT_FALSE(exists(out));
+    }
+}
+
+TEST_F(Processes, ASignalToAnyEndsAllAfterTheSameStep) {
+    for (int round = 0; round < fault_rounds; ++round) {
+        for (const int signal : {SIGTERM, SIGUSR1}) {
+            const std::filesystem::path out = place_ / concat("run", round, '_', signal);
+            Program program = start(training(out));
+            wait_for_steps(program, out, 1 + some(200));
+            ASSERT_EQ(::kill(process_of(out, some(ranks)), signal), 0);
+            const Outcome outcome = program.wait();
+            expect_success(outcome);
+            EXPECT_THAT(outcome.out, HasSubstr("stopped by "));
+            expect_sound(out);
+        }
+    }
+}
+
+TEST_F(Processes, ASignalToTheLauncherEndsAllAfterTheSameStep) {
+    for (int round = 0; round < fault_rounds; ++round) {
+        const std::filesystem::path out = place_ / concat("run", round);
+        Program program = launch(training(out));
+        wait_for_steps(program, out, 1 + some(200));
+        program.send(SIGTERM);
+        const Outcome outcome = program.wait();
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;  // mpirun has a word of its own for it
+        EXPECT_THAT(outcome.out, HasSubstr("stopped by "));
+        expect_sound(out);
+    }
+}
+
+TEST_F(Processes, RestartsAfterOneWasKilled) {
+    const std::filesystem::path out = place_ / "run";
+    const Arguments end = {"--stop-after", "400"};
+    Program program = launch(training(out) + end + Arguments{"--restarts", "1"});
+    wait_for_steps(program, out, 100);
+    ASSERT_EQ(::kill(process_of(out, ranks - 1), SIGKILL), 0);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("; restart 1 of 1 from the last sound checkpoint\n"));
+    const std::filesystem::path straight = place_ / "straight";
+    EXPECT_EQ(start(training(straight) + end).wait().exit_code, 0);
+    EXPECT_EQ(tensors_of(out), tensors_of(straight));
+    EXPECT_EQ(steps_of(out), steps_of(straight));
+}
+
+}  // namespace
+}  // namespace gradtile::test
