@@ -6,11 +6,13 @@
 namespace gradtile::cli {
 
 void add_bench(CommandLine& program) {
-    Command bench = program.add_command("bench", "Time attention, matrix products, layers or training steps");
+    Command bench = program.add_command(
+        "bench", "Time attention, matrix products, layers, training steps or collectives");
     add_bench_attention(bench);
     add_bench_gemm(bench);
     add_bench_layers(bench);
     add_bench_train(bench);
+    add_bench_comm(bench);
 }
 
 }  // namespace gradtile::cli

@@ -145,9 +145,9 @@ TEST(Bench, WhatIsWrongGetsOneLine) {
 TEST(Bench, AloneNamesItsCommands) {
     const Outcome outcome = run({"bench"});
     EXPECT_EQ(outcome.exit_code, 2);
-    for (const char* part : {"gradtile bench", "attention", "gemm", "layers", "train"})
+    for (const char* part : {"gradtile bench", "attention", "comm", "gemm", "layers", "train"})
         EXPECT_THAT(outcome.out, HasSubstr(part));
-    for (const char* what : {"attention", "gemm", "layers", "train"})
+    for (const char* what : {"attention", "comm", "gemm", "layers", "train"})
         EXPECT_THAT(run({"bench", what, "--help"}).out, HasSubstr(concat("gradtile bench ", what)));
 }
 

@@ -1,0 +1,81 @@
+// What `gradtile bench comm` prints, through mpirun on the CPU; no speed is asserted.
+#include <cstdlib>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "program.h"
+
+#include <gradtile/parallel/mpi.h>
+
+namespace gradtile::test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+const Arguments two_processes{"bench", "comm", "--processes", "2", "--runs", "1", "--bytes", "4096,100000"};
+
+/// As root, which Open MPI would refuse.
+const ProcessOptions as_root{
+    .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}}};
+
+class BenchComm : public testing::Test {
+  protected:
+    void SetUp() override {
+        if (!mpi::is_built_in()) GTEST_SKIP() << "this build has no MPI";
+        if (std::system("command -v mpirun >/dev/null 2>&1") != 0)
+            GTEST_SKIP() << "there is no mpirun in PATH";
+    }
+};
+
+TEST_F(BenchComm, TimesEveryCollectiveOfEverySizeOnce) {
+    const Outcome outcome = run(two_processes + Arguments{"--json"}, as_root);
+    expect_success(outcome);
+    std::istringstream lines(outcome.out);
+    std::vector<std::string> seen;
+    for (std::string line; std::getline(lines, line);) {
+        const json row = json::parse(line);
+        const std::string what = row.at("what");
+        const double bytes = row.at("bytes"), sent_per_ms = row.at("bus_gb_per_s").get<double>() * 1e6;
+        seen.push_back(what + ' ' + row.at("bytes").dump());
+        EXPECT_EQ(row.at("gpus"), 2);
+        // Of two, each sends everything once in an all-reduce and half of it in its parts; nine digits.
+        const double sent = what == "reduce_scatter" || what == "all_gather" ? bytes / 2 : bytes;
+        EXPECT_NEAR(sent_per_ms * row.at("ms").get<double>(), sent, 1e-7 * sent);
+    }
+    EXPECT_EQ(seen, (std::vector<std::string>{"all_reduce 4096", "all_reduce 100000", "reduce_scatter 4096",
+                                              "reduce_scatter 100000", "all_gather 4096", "all_gather 100000",
+                                              "broadcast 4096", "broadcast 100000"}));
+}
+
+TEST_F(BenchComm, PlanReadsItsRows) {
+    const Outcome outcome =
+        run({"bench", "comm", "--processes", "2", "--runs", "1", "--bytes", "4194304", "--json"}, as_root);
+    expect_success(outcome);
+    const TemporaryDirectory place;
+    const Outcome fit = run({"plan", "--fit", place.write("comm.jsonl", outcome.out)});
+    expect_success(fit);
+    for (const char* part : {"nvlink_bytes", "broadcast", "4 MiB"}) EXPECT_THAT(fit.out, HasSubstr(part));
+}
+
+TEST_F(BenchComm, PrintsATable) {
+    const Outcome outcome = run(two_processes, as_root);
+    expect_success(outcome);
+    for (const char* part : {"2 processes, float32 on cpu", "bus GB/s", "reduce_scatter"})
+        EXPECT_THAT(outcome.out, HasSubstr(part));
+}
+
+TEST(BenchCommRefuses, WhatIsWrongInOneLine) {
+    const Arguments comm{"bench", "comm", "--device", "cpu"};
+    expect_refused(run(comm), {"bench comm: one process", "--processes N"});
+    expect_refused(run(comm + Arguments{"--bytes", "0"}), {"--bytes: 0", "expected 1"});
+    expect_refused(run(comm + Arguments{"--bytes", "4,x"}), {"--bytes", "'x'"});
+    expect_refused(run(comm + Arguments{"--runs", "0"}), {"--runs: 0"});
+    expect_refused(run(comm + Arguments{"--gpus", "2"}), {"--gpus: ", "--device cpu"});
+    expect_refused(run(comm + Arguments{"--processes", "0"}), {"--processes: 0"});
+}
+
+}  // namespace
+}  // namespace gradtile::test
