@@ -1,13 +1,13 @@
 #include <gradtile/train/cost_model.h>
 
+#include <algorithm>
+
 #include <gradtile/layers/transformer.h>
+#include <gradtile/parallel/data_parallel.h>
 #include <gradtile/train/overlap.h>
 
 namespace gradtile {
 namespace {
-
-/// Of a bucket, at least.
-constexpr double bucket_elements = 6 << 20;
 
 /// The passes of one step as a queue: `layers` + 2 pieces forward, as many backward.
 struct Passes {
@@ -42,17 +42,22 @@ std::size_t stage_of(const Parameter& parameter, std::int64_t layers) {
     return name.starts_with("wte.") || name.starts_with("wpe.") ? 0 : static_cast<std::size_t>(layers) + 1;
 }
 
-std::vector<ParameterBucket> buckets_of(const ModelConfig& model) {
+/// As DataParallel cuts them for so many shards.
+std::vector<ParameterBucket> buckets_of(const ModelConfig& model, std::int64_t shards) {
     ParameterStore parameters;
     const Transformer transformer(model, parameters);
-    std::vector<ParameterBucket> buckets;
+    const std::int64_t multiple = flat_multiple(static_cast<int>(shards));
+    const std::int64_t elements = (parameters.flat_elements() + multiple - 1) / multiple * multiple;
     const auto all = parameters.parameters();
-    for (std::size_t i = 0; i < all.size(); ++i) {
-        const std::int64_t end = i + 1 < all.size() ? all[i + 1].offset() : parameters.flat_elements();
-        if (buckets.empty() || buckets.back().elements >= bucket_elements)
-            buckets.push_back({.stage = stage_of(all[i], model.layers)});
-        buckets.back().elements += static_cast<double>(end - all[i].offset());
-    }
+    const auto first_in = [&](const FlatRange& range) {
+        const auto behind = std::ranges::upper_bound(all, range.begin, {}, &Parameter::offset);
+        return *std::prev(behind);
+    };
+    std::vector<ParameterBucket> buckets;
+    for (const FlatRange& range :
+         cut_into_buckets(all, elements, DataParallelOptions{}.bucket_elements, multiple))
+        buckets.push_back({.elements = static_cast<double>(range.length),
+                           .stage = stage_of(first_in(range), model.layers)});
     return buckets;
 }
 
@@ -138,7 +143,7 @@ ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
             .layers = config.model.layers,
             .accumulation_steps = config.accumulation_steps(gpus),
             .zero = config.zero == 1,
-            .buckets = buckets_of(config.model)};
+            .buckets = buckets_of(config.model, config.zero == 1 ? gpus : 1)};
 }
 
 double work_seconds(const Work& work, DType dtype, const CostConstants& c) {

@@ -133,16 +133,19 @@ TEST(MemoryPlan, CountsParametersOnceEachInTheirDtype) {
     EXPECT_EQ(plan_memory(ctx, {.model = model, .dtype = DType::f32}).masters, 0u);
 }
 
-TEST(MemoryPlan, ShardsDivideMastersAndOptimizerStateAndNothingElse) {
+/// Parts are equal and aligned to 64 elements. Beside all its gradients a process keeps the sums of its part.
+TEST(MemoryPlan, ShardsDivideMastersAndOptimizerState) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request{.model = gpt2_style(Recompute::none), .dtype = DType::bf16};
     const MemoryPlan whole = plan_memory(ctx, request);
     request.optimizer_shards = 3;
     const MemoryPlan third = plan_memory(ctx, request);
-    const std::size_t elements = whole.masters / 4, part = (elements + 2) / 3;
+    const std::size_t elements = whole.masters / 4, part = (elements / 64 + 2) / 3 * 64;
+    EXPECT_EQ(third.values, 2 * 3 * part);
     EXPECT_EQ(third.masters, 4 * part);
     EXPECT_EQ(third.optimizer, 8 * part);
-    EXPECT_EQ(whole.total() - third.total(), 12 * (elements - part));
+    EXPECT_EQ(third.gradients, 4 * (3 * part + part));
+    EXPECT_EQ(third.activations, whole.activations);
     request.optimizer_shards = 0;
     EXPECT_THROW(plan_memory(ctx, request), Error);
 }
