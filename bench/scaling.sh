@@ -29,11 +29,12 @@ while read -r preset share zero; do
         [ "$zero" = 0 ] || [ "$gpus" != 1 ] || continue
         run=$place/run
         settings=(--preset "$preset" --dtype "$dtype" --batch $((share * gpus)) --micro-batch "$share" --zero "$zero"
-            --tokenizer bytes --vocabulary 50257 --data "$place/stories.txt" --out "$run" --steps "$steps" --eval-every 0 --save-every 0)
+            --tokenizer bytes --vocabulary 50257 --data "$place/stories.txt" --out "$run" --steps "$steps" --eval-every 0 --save-every 0
+            --val-fraction 0)
         launch=()
         [ "$gpus" = 1 ] || launch=("${LAUNCH:---gpus}" "$gpus")
         # shellcheck disable=SC2086
-        "$gradtile" train "${launch[@]}" "${settings[@]}" --quiet ${FLAGS:-} > "$place/log" 2>&1 || { cat "$place/log" >&2; exit 1; }
+        "$gradtile" train "${launch[@]}" "${settings[@]}" --quiet ${FLAGS:-} < /dev/null > "$place/log" 2>&1 || { cat "$place/log" >&2; exit 1; }
         printf '{"what": "step", "gpus": %s, "ms": %s, "note": "%s", "preset": "%s", "dtype": "%s", "vocabulary": 50257, "batch": %s, "micro-batch": %s, "zero": %s}\n' \
             "$gpus" "$(median_ms "$run/metrics.jsonl")" "$preset" "$preset" "$dtype" $((share * gpus)) "$share" "$zero"
         rm -rf "$run"
