@@ -200,6 +200,7 @@ void ProcessGroup::Watch::hear_of_loss(const Message& loss) {
     bool known = false;
     {
         const std::scoped_lock lock(mutex_);
+        if (lost_ || left_) return;  // what follows a loss, as rank 0's end does, is no news
         const bool failed = loss.text.ends_with("failed");
         const std::string why = loss.texts.empty() ? "" : loss.texts[0];
         if (!why.empty()) {
