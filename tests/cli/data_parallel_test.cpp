@@ -29,7 +29,9 @@ class DataParallelTraining : public testing::Test {
         return options;
     }
     Arguments training(const std::filesystem::path& out) const {
-        return tiny_training(stories_, out) + Arguments{"--batch", "8", "--steps", "50", "--quiet"};
+        // A step's loss is the mean of its micro-batches': the same ones for any number of processes up to 4.
+        return tiny_training(stories_, out) +
+               Arguments{"--batch", "8", "--micro-batch", "2", "--steps", "50", "--quiet"};
     }
     std::filesystem::path trained(int ranks, const Arguments& flags = {}) {
         const std::filesystem::path out = place_ / concat("run", runs_++);
@@ -60,8 +62,6 @@ class DataParallelTraining : public testing::Test {
 TEST_F(DataParallelTraining, FollowsTheCurveOfOneProcess) {
     const auto alone = trained(1, {"--dropout", "0.1"});
     for (const int ranks : {2, 4}) expect_same_curve(alone, trained(ranks, {"--dropout", "0.1"}));
-    // Micro-batches of a process and processes are one and the same to the sums.
-    expect_same_curve(alone, trained(2, {"--dropout", "0.1", "--micro-batch", "2"}));
 }
 
 TEST_F(DataParallelTraining, ShardedFollowsTheCurveOfOneProcess) {
@@ -72,9 +72,8 @@ TEST_F(DataParallelTraining, ShardedFollowsTheCurveOfOneProcess) {
 }
 
 TEST_F(DataParallelTraining, IsTheSameFromRunToRun) {
-    const Arguments flags = {"--zero", "1", "--dropout", "0.1"};
-    const auto once = trained(3, flags + Arguments{"--batch", "9"}),
-               again = trained(3, flags + Arguments{"--batch", "9"});
+    const Arguments flags = {"--zero", "1", "--dropout", "0.1", "--batch", "12"};
+    const auto once = trained(3, flags), again = trained(3, flags);
     EXPECT_EQ(steps_of(once), steps_of(again));
     EXPECT_EQ(tensors_of(once), tensors_of(again));
 }

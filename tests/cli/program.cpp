@@ -29,7 +29,7 @@ std::vector<std::string> Outcome::error_lines() const {
 }
 
 Program::Program(const Arguments& arguments, const ProcessOptions& options) {
-    const Arguments command = options.through + Arguments{GRADTILE_PROGRAM} + arguments;
+    const Arguments command = options.through + Arguments{options.program.c_str()} + arguments;
     std::vector<char*> argv;
     for (const std::string& argument : command) argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);

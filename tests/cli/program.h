@@ -30,6 +30,7 @@ struct ProcessOptions {
     bool without_gpu = true;                         ///< hides the machine's GPUs
     std::vector<std::pair<std::string, std::string>> environment = {};  ///< set on top of the test's own
     Arguments through = {};  ///< what starts the program: mpirun -np 2
+    std::string program = GRADTILE_PROGRAM;
 };
 
 /// One run of the program, until wait(). A process that is still running is killed by the destructor.
