@@ -59,8 +59,8 @@ constexpr std::int64_t most_processes = 1'000'000;
 /// A launcher's word for this process; a local place it does not tell is empty.
 struct Place {
     const Variables* from;
-    std::int64_t rank, size;
-    std::optional<std::int64_t> local_rank, local_size;
+    std::int64_t rank = 0, size = 1;
+    std::optional<std::int64_t> local_rank = {}, local_size = {};
 };
 
 std::optional<Place> place_told_by(const Environment& environment, const Variables& names) {

@@ -11,9 +11,9 @@ struct RankEnvironment {
     int size = 1;
     int local_rank = 0;  ///< among the processes of this host: chooses the GPU
     int local_size = 1;
-    std::string launcher;  ///< "mpirun", "srun", "torchrun"; empty: a process of its own
-    std::string address;   ///< host where rank 0 listens; empty: MPI tells it
-    int port = 0;          ///< 0: rank 0 chooses one, and MPI tells it
+    std::string launcher = {};  ///< "mpirun", "srun", "torchrun"; empty: a process of its own
+    std::string address = {};   ///< host where rank 0 listens; empty: MPI tells it
+    int port = 0;               ///< 0: rank 0 chooses one, and MPI tells it
 };
 
 /// Looks a variable up; nullptr when it is not set.
