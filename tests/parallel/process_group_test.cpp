@@ -78,13 +78,24 @@ TEST(ProcessGroup, RefusesATextThatIsTooLong) {
     EXPECT_EQ(ranks.endings()[0].said, "process group: a text of 1048577 bytes; expected at most 1048576");
 }
 
+/// For what all processes throw alike: none ends before the others have come to it, and is taken for lost.
+template <class Body>
+void fail_together(ProcessGroup& group, Body&& body) {
+    try {
+        body();
+    } catch (const Error&) {
+        group.leave();
+        throw;
+    }
+}
+
 TEST(ProcessGroup, NamesTheFirstMemberThatDiffers) {
     ForkedRanks ranks(3, 60.0);
     ranks.start_all([](ProcessGroup& group) {
         group.require_equal("settings", R"({"batch": 12, "lr": 0.1})");
         const char* const texts[] = {R"({"batch": 12, "lr": 0.1})", R"({"batch": 12, "lr": 0.1})",
                                      R"({"batch": 16, "lr": 0.2})"};
-        group.require_equal("settings", texts[group.rank()]);
+        fail_together(group, [&] { group.require_equal("settings", texts[group.rank()]); });
     });
     const std::vector<Ending> endings = ranks.endings();
     for (std::size_t rank = 0; rank < 3; ++rank)
@@ -102,7 +113,7 @@ TEST(ProcessGroup, NamesMembersAndTextsThatOnlySomeHave) {
                                               "\"x\" on rank 1"),
                   error.what());
         }
-        group.require_equal("version", group.is_root() ? "1" : "2");
+        fail_together(group, [&] { group.require_equal("version", group.is_root() ? "1" : "2"); });
     });
     EXPECT_EQ(ranks.endings()[1].said, "version differs between ranks: '1' on rank 0 and '2' on rank 1");
 }
@@ -308,10 +319,9 @@ TEST(ProcessGroup, AProcessThatEndsWithoutLeavingIsLost) {
         if (group.rank() == 1) return;
         group.leave();
     });
-    EXPECT_EQ(
-        ranks.endings()[0].said,
-        "rank 1 was lost before the first step (its connection closed); rank 0 waited for it in the end of "
-        "the run");
+    // Whether rank 0 has come to the end of the run by then is chance.
+    EXPECT_THAT(ranks.endings()[0].said,
+                StartsWith("rank 1 was lost before the first step (its connection closed)"));
 }
 
 // ---- Meeting ----
