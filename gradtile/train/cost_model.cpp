@@ -110,24 +110,24 @@ Timeline timeline_of(const ParallelStep& step, const Passes& passes, const GpuLa
 
 CostConstants h200_constants() {
     // Fitted 2026-11-21 to bench/results/2026-11-21-h200-steps.jsonl; a test holds them to that file.
-    return {.product_flops = 664.7e12,
-            .attention_flops = 219.0e12,
-            .product_flops_f32 = 45.56e12,
+    return {.product_flops = 651.4e12,
+            .attention_flops = 218.0e12,
+            .product_flops_f32 = 45.33e12,
             .attention_flops_f32 = 64.10e12,
-            .memory_bytes = 3221e9,
-            .update_bytes = 3929e9,
-            .block_seconds = 79.67e-6,
-            .nvlink_bytes = 349.4e9,
-            .nvlink_latency = 7.474e-6,
-            .contention = 0.15};  // assumed: no step on several GPUs is among the measurements yet
+            .memory_bytes = 3422e9,
+            .update_bytes = 3930e9,
+            .block_seconds = 62.26e-6,
+            .nvlink_bytes = 331.9e9,
+            .nvlink_latency = 8.159e-6,
+            .contention = 2.084};
 }
 
 std::vector<std::string> h200_provenance() {
     return {
         "one GPU: fitted to an H200's steps of 124M to 774M parameters at context 1024; smaller models are "
         "slower than said here",
-        "GPUs of a node: NVLink fitted to NCCL all-reduces on 4 H200s; that collectives slow computation "
-        "beside them by 15% is assumed; no step on several GPUs was measured yet"};
+        "GPUs of a node: fitted to NCCL's collectives on 4 H200s and to steps on 1, 2 and 4 of them, whose "
+        "scaling it foretells 3 to 4 points too high for long steps"};
 }
 
 double ParallelStep::elements() const {
