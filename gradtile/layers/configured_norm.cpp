@@ -10,11 +10,11 @@ const typename Layer::Saved& saved_of(const ConfiguredNorm::Saved& saved) {
     return *own;
 }
 
-void announce_norm(const GradientReady& ready, const LayerNorm& layer) {
-    announce(ready, layer.weight, layer.bias);
+void announce_norm(const BackwardHooks& hooks, const LayerNorm& layer) {
+    announce(hooks, layer.weight, layer.bias);
 }
-void announce_norm(const GradientReady& ready, const RMSNorm& layer) {
-    announce(ready, layer.weight);
+void announce_norm(const BackwardHooks& hooks, const RMSNorm& layer) {
+    announce(hooks, layer.weight);
 }
 
 }  // namespace
@@ -51,11 +51,11 @@ Tensor ConfiguredNorm::output_again(const Context& ctx, const Saved& saved) cons
 }
 
 Tensor ConfiguredNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
-                                const GradientReady& ready) const {
+                                const BackwardHooks& hooks) const {
     return std::visit(
         [&]<class Layer>(const Layer& layer) {
             Tensor dx = layer.backward(ctx, dy, saved_of<Layer>(saved));
-            announce_norm(ready, layer);
+            announce_norm(hooks, layer);
             return dx;
         },
         norm);
@@ -63,11 +63,11 @@ Tensor ConfiguredNorm::backward(const Context& ctx, const Tensor& dy, const Save
 
 SummedGradient ConfiguredNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
                                             const Tensor& dx, ColumnSums sums,
-                                            const GradientReady& ready) const {
+                                            const BackwardHooks& hooks) const {
     return std::visit(
         [&]<class Layer>(const Layer& layer) {
             SummedGradient summed = layer.backward_add(ctx, dy, saved_of<Layer>(saved), dx, sums);
-            announce_norm(ready, layer);
+            announce_norm(hooks, layer);
             return summed;
         },
         norm);

@@ -3,9 +3,9 @@
 #include <string>
 #include <variant>
 
-#include <gradtile/layers/gradient_ready.h>
 #include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/model_config.h>
+#include <gradtile/layers/pass_hooks.h>
 #include <gradtile/layers/rms_norm.h>
 
 namespace gradtile {
@@ -24,12 +24,12 @@ struct ConfiguredNorm {
     Tensor output_again(const Context& ctx, const Saved& saved) const;
     /// Returns dx.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
-                    const GradientReady& ready = {}) const;
+                    const BackwardHooks& hooks = {}) const;
     /// dx += the gradient: where a residual branch leaves the stream. Returns dx, with its column sums where
     /// they are wanted and come along.
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
                                 ColumnSums sums = ColumnSums::unwanted,
-                                const GradientReady& ready = {}) const;
+                                const BackwardHooks& hooks = {}) const;
 };
 
 }  // namespace gradtile

@@ -50,25 +50,25 @@ Tensor Mlp::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
 }
 
 Tensor Mlp::backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
-                     const GradientReady& ready) const {
+                     const BackwardHooks& hooks) const {
     Linear::Saved at_down = saved.down;
     if (!at_down.x.defined()) at_down.x = activated(ctx, saved.hidden);
     SummedGradient d_hidden;
     if (activation == Activation::swiglu) {
         const Tensor d_activated = down.backward(ctx, dy, at_down);
         at_down = {};  // what was made again is gone before d_hidden comes
-        announce(ready, down.weight, down.bias);
+        announce(hooks, down.weight, down.bias);
         d_hidden = SwiGlu{}.backward(ctx, d_activated, {saved.hidden});
     } else {
         down.accumulate_gradients(ctx, dy, at_down);
         at_down = {};
-        announce(ready, down.weight, down.bias);
+        announce(hooks, down.weight, down.bias);
         d_hidden = empty(ctx, saved.hidden.shape(), saved.hidden.dtype());
         if (up.bias.defined()) d_hidden.column_sums = room_for_column_sums(ctx, saved.hidden);
         linear_gelu_backward(ctx, d_hidden, dy.dy, down.weight.value(), saved.hidden, form_of(activation));
     }
     Tensor dx = up.backward(ctx, d_hidden, saved.up);
-    announce(ready, up.weight, up.bias);
+    announce(hooks, up.weight, up.bias);
     return dx;
 }
 

@@ -2,9 +2,9 @@
 /// The block's feed-forward part.
 #include <string>
 
-#include <gradtile/layers/gradient_ready.h>
 #include <gradtile/layers/linear.h>
 #include <gradtile/layers/model_config.h>
+#include <gradtile/layers/pass_hooks.h>
 #include <gradtile/layers/swiglu.h>
 
 namespace gradtile {
@@ -29,7 +29,7 @@ struct Mlp {
     void forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Returns dx.
     Tensor backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
-                    const GradientReady& ready = {}) const;
+                    const BackwardHooks& hooks = {}) const;
 
   private:
     Tensor activated(const Context& ctx, const Tensor& hidden) const;

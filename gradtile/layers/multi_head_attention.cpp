@@ -44,27 +44,30 @@ attention::Saved MultiHeadAttention::operands_of(const Context& ctx, const Saved
     return operands;
 }
 
-Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& saved,
+                                   const BeforeAttention& before_attention) const {
     check(x.rank() == 3, "multi_head_attention: x is ", x, "; expected [B, T, ", qkv.in_features(), "]");
     const Tensor packed = qkv.forward(ctx, x, saved.qkv);
     const Tensor q = normalised(ctx, q_norm, heads_of(packed, 0, heads), saved.q_norm);
     const Tensor k = normalised(ctx, k_norm, heads_of(packed, heads, kv_heads), saved.k_norm);
     const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
+    announce_attention(before_attention);
     const Tensor o = attention::forward(ctx, q, k, v, options, saved.attention);
     return proj.forward(ctx, o.reshape({x.size(0), x.size(1), heads * head_dim}), saved.proj);
 }
 
 Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gradient, const Saved& saved,
-                                    const GradientReady& ready) const {
+                                    const BackwardHooks& hooks) const {
     const Tensor& dy = gradient.dy;
     Tensor d_o = proj.backward(ctx, gradient, saved.proj);
-    announce(ready, proj.weight, proj.bias);
+    announce(hooks, proj.weight, proj.bias);
 
     const Tensor d_packed =
         empty(ctx, {dy.size(0), dy.size(1), (heads + 2 * kv_heads) * head_dim}, dy.dtype());
     const Tensor dq = heads_of(d_packed, 0, heads);
     const Tensor dk = heads_of(d_packed, heads, kv_heads);
     const Tensor dv = heads_of(d_packed, heads + kv_heads, kv_heads);
+    announce_attention(hooks.before_attention);
     attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), options, operands_of(ctx, saved),
                         {.q = dq, .k = dk, .v = dv});
     d_o = {};
@@ -75,10 +78,10 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
     if (q_norm) {
         copy(ctx, dq, q_norm->backward(ctx, dq, saved.q_norm));
         copy(ctx, dk, k_norm->backward(ctx, dk, saved.k_norm));
-        announce(ready, q_norm->weight, k_norm->weight);
+        announce(hooks, q_norm->weight, k_norm->weight);
     }
     Tensor dx = qkv.backward(ctx, d_packed, saved.qkv);
-    announce(ready, qkv.weight, qkv.bias);
+    announce(hooks, qkv.weight, qkv.bias);
     return dx;
 }
 

@@ -5,9 +5,9 @@
 #include <string>
 
 #include <gradtile/attention/attention.h>
-#include <gradtile/layers/gradient_ready.h>
 #include <gradtile/layers/linear.h>
 #include <gradtile/layers/model_config.h>
+#include <gradtile/layers/pass_hooks.h>
 #include <gradtile/layers/rms_norm.h>
 #include <gradtile/layers/rope.h>
 
@@ -39,10 +39,11 @@ struct MultiHeadAttention {
 
     MultiHeadAttention(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
-    Tensor forward(const Context& ctx, const Tensor& x /*[B,T,C]*/, Saved& saved) const;
+    Tensor forward(const Context& ctx, const Tensor& x /*[B,T,C]*/, Saved& saved,
+                   const BeforeAttention& before_attention = {}) const;
     /// Returns dx [B,T,C].
     Tensor backward(const Context& ctx, const SummedGradient& dy /*[B,T,C]*/, const Saved& saved,
-                    const GradientReady& ready = {}) const;
+                    const BackwardHooks& hooks = {}) const;
 
   private:
     Tensor heads_of(const Tensor& packed, std::int64_t first, std::int64_t count) const;

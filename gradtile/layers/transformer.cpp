@@ -58,34 +58,35 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
                             const ForwardOptions& options) const {
     check_tokens(tokens);
     const auto before_use = [&](const Parameter& last) {
-        if (options.before_use) options.before_use(last);
+        if (options.hooks.before_use) options.hooks.before_use(last);
     };
     before_use(wpe ? wpe->weight : wte.weight);
     Residual stream{embed(ctx, tokens, options.dropout, saved)};
     saved.blocks.assign(blocks.size(), {});
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         before_use(blocks[i].last_parameter);
-        stream = blocks[i].forward(ctx, stream, block_key(options.dropout, i), saved.blocks[i]);
+        stream = blocks[i].forward(ctx, stream, block_key(options.dropout, i), saved.blocks[i],
+                                   options.hooks.before_attention);
     }
     before_use(last_parameter_);
     const Tensor x = norm_f.forward(ctx, stream, saved.norm_f);
     return head.forward(ctx, x, targets, saved.head, options.gradient_scale);
 }
 
-void Transformer::backward(const Context& ctx, const Saved& saved, const GradientReady& ready) const {
+void Transformer::backward(const Context& ctx, const Saved& saved, const BackwardHooks& hooks) const {
     check(saved.blocks.size() == blocks.size(), "transformer: backward without forward");
     Tensor dx = head.backward(ctx, saved.head);
-    if (!config.tied_head) announce(ready, head.weight);
-    SummedGradient stream = norm_f.backward(ctx, dx, saved.norm_f, ready);
+    if (!config.tied_head) announce(hooks, head.weight);
+    SummedGradient stream = norm_f.backward(ctx, dx, saved.norm_f, hooks);
     for (std::size_t i = blocks.size(); i-- > 0;)
-        stream = blocks[i].backward(ctx, stream, saved.blocks[i], ready);
+        stream = blocks[i].backward(ctx, stream, saved.blocks[i], hooks);
     dx = dropout.backward(ctx, stream.dy, saved.dropout);
     if (wpe) {
         dx = wpe->backward(ctx, dx, saved.wpe);
-        announce(ready, wpe->weight);
+        announce(hooks, wpe->weight);
     }
     wte.backward(ctx, dx, saved.wte);
-    announce(ready, wte.weight);
+    announce(hooks, wte.weight);
 }
 
 /// The last block's output [B,T,C], before the last norm; each block's activations die with it.

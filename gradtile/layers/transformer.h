@@ -16,9 +16,7 @@ struct ForwardOptions {
     double gradient_scale =
         1.0;                  ///< gradients are those of this times the loss: 1 / accumulated micro-batches
     DropoutKey dropout = {};  ///< a default one drops nothing
-    /// Called before the parameters up to and including `last`, in the store's order, are first read: where
-    /// values that are still on their way can be waited for.
-    std::function<void(const Parameter& last)> before_use = {};
+    ForwardHooks hooks = {};
 };
 
 /// Token embedding (+ learned positions), dropout, `layers` blocks, a last norm, the vocabulary head.
@@ -54,8 +52,8 @@ struct Transformer {
     /// CrossEntropyHead; everything else in backward.
     Tensor forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
                    const ForwardOptions& options = {}) const;
-    /// Accumulates every parameter's gradient; `ready` hears of each one once, as soon as it is complete.
-    void backward(const Context& ctx, const Saved& saved, const GradientReady& ready = {}) const;
+    /// Accumulates every parameter's gradient; `hooks` hear of each one once, as soon as it is complete.
+    void backward(const Context& ctx, const Saved& saved, const BackwardHooks& hooks = {}) const;
 
     /// Float64 [2]: the sum of the losses and the number of targets that counted. Nothing is kept, no
     /// gradient is touched, nothing is dropped.

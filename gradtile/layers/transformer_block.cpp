@@ -21,15 +21,18 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
 
 /// The stream up to the second norm, the attention's branch not yet added.
 Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
-                                             Activations& saved) const {
-    const Tensor branch = attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn);
+                                             Activations& saved,
+                                             const BeforeAttention& before_attention) const {
+    const Tensor branch =
+        attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn, before_attention);
     saved.attn_dropout.key = key.at(0);
     return {stream.x, branch, dropout, key.at(0)};
 }
 
 Residual TransformerBlock::forward_keeping(const Context& ctx, Residual& stream, const DropoutKey& key,
-                                           Activations& saved) const {
-    Residual middle = forward_attention(ctx, stream, key, saved);
+                                           Activations& saved,
+                                           const BeforeAttention& before_attention) const {
+    Residual middle = forward_attention(ctx, stream, key, saved, before_attention);
     const Tensor branch = mlp.forward(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
     saved.mlp_dropout.key = key.at(1);
     return {middle.x, branch, dropout, key.at(1)};
@@ -53,22 +56,22 @@ TransformerBlock::Activations TransformerBlock::recomputed(const Context& ctx, c
     return saved;
 }
 
-Residual TransformerBlock::forward(const Context& ctx, Residual stream, const DropoutKey& key,
-                                   Saved& saved) const {
+Residual TransformerBlock::forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved,
+                                   const BeforeAttention& before_attention) const {
     if (recompute == Recompute::block) {
         Activations discarded;
-        Residual out = forward_keeping(ctx, stream, key, discarded);
+        Residual out = forward_keeping(ctx, stream, key, discarded, before_attention);
         saved.input = stream.x;
         saved.dropout = key;
         return out;
     }
-    Residual out = forward_keeping(ctx, stream, key, saved.activations.emplace());
+    Residual out = forward_keeping(ctx, stream, key, saved.activations.emplace(), before_attention);
     if (recompute == Recompute::activations) forget_cheap(*saved.activations);
     return out;
 }
 
 SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
-                                          const GradientReady& ready) const {
+                                          const BackwardHooks& hooks) const {
     check(saved.activations || saved.input.defined(), "transformer_block: backward without forward");
     Activations kept = saved.activations ? *saved.activations : recomputed(ctx, saved.input, saved.dropout);
 
@@ -79,14 +82,14 @@ SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradie
     {
         if (!kept.mlp.up.x.defined()) kept.mlp.up.x = norm_2.output_again(ctx, kept.norm_2);
         const SummedGradient d_branch = dropout.backward(ctx, dy, kept.mlp_dropout);
-        middle = norm_2.backward_add(ctx, mlp.backward(ctx, d_branch, kept.mlp, ready), kept.norm_2, stream,
-                                     sums, ready);
+        middle = norm_2.backward_add(ctx, mlp.backward(ctx, d_branch, kept.mlp, hooks), kept.norm_2, stream,
+                                     sums, hooks);
     }
     kept.mlp = {};  // what was made again is no longer needed
     if (!kept.attn.qkv.x.defined()) kept.attn.qkv.x = norm_1.output_again(ctx, kept.norm_1);
     const SummedGradient d_branch = dropout.backward(ctx, middle, kept.attn_dropout);
-    return norm_1.backward_add(ctx, attn.backward(ctx, d_branch, kept.attn, ready), kept.norm_1, stream, sums,
-                               ready);
+    return norm_1.backward_add(ctx, attn.backward(ctx, d_branch, kept.attn, hooks), kept.norm_1, stream, sums,
+                               hooks);
 }
 
 }  // namespace gradtile

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include <gradtile/core/event.h>
 #include <gradtile/core/tensor_ops.h>
@@ -121,18 +122,26 @@ std::int64_t DataParallel::own_elements() const {
     return gradients_.elements();
 }
 
-GradientReady DataParallel::sum_when_ready(const Context& ctx) {
+BackwardHooks DataParallel::sum_beside_backward(const Context& ctx) {
     if (buckets_.empty() || ctx.is_planning()) return {};
     for (Bucket& bucket : buckets_) bucket.waiting_for = bucket.parameters;
-    return [this, ctx](const Parameter& parameter) {
+    complete_.clear();
+    const auto note_complete = [this](const Parameter& parameter) {
         // Backward finishes the last parameters first, and so do the sums of those that span several buckets.
         for (std::size_t i = buckets_.size(); i-- > 0;)
             if (overlap(buckets_[i].range, parameter) && --buckets_[i].waiting_for == 0)
-                sum_bucket(ctx, buckets_[i]);
+                complete_.push_back(&buckets_[i]);
     };
+    return {.gradient_complete = note_complete,
+            .before_attention = [this, ctx] { sum_complete_buckets(ctx); }};
 }
 
-void DataParallel::sum_bucket(const Context& ctx, Bucket& bucket) {
+void DataParallel::sum_complete_buckets(const Context& ctx) {
+    for (const Bucket* bucket : complete_) sum_bucket(ctx, *bucket);
+    complete_.clear();
+}
+
+void DataParallel::sum_bucket(const Context& ctx, const Bucket& bucket) {
     const Context& exchange = crossing_->after(ctx);
     const Tensor of_process = part_of(store_.gradients(), bucket.range);
     if (!is_sharded()) {
@@ -148,6 +157,7 @@ void DataParallel::finish_gradients(const Context& ctx) {
     for (const Bucket& bucket : buckets_)
         check(bucket.waiting_for == 0, "data parallel: ", bucket.waiting_for, " gradients of elements ",
               bucket.range.begin, " to ", bucket.range.end(), " were not announced");
+    sum_complete_buckets(ctx);
     crossing_->back(ctx);
 }
 
@@ -157,28 +167,45 @@ void DataParallel::sum(const Context& ctx, const Tensor& x) const {
     crossing_->back(ctx);
 }
 
-void DataParallel::start_gathering_values(const Context& ctx) {
-    gathered_ = 0;
-    if (!is_sharded() || ctx.is_planning()) return;
+ForwardHooks DataParallel::gather_beside_forward(const Context& ctx) {
+    if (!is_sharded() || ctx.is_planning()) return {};
+    gathering_ = {};
+    const auto before_use = [this, ctx](const Parameter& last) {
+        wait_up_to(ctx, last.offset() + last.padded_value().elements());
+    };
+    // As much again as the last wait was for: what the next block reads.
+    const auto gather_ahead = [this, ctx] {
+        gather_up_to(ctx, 2 * gathering_.last_wait_to - gathering_.last_wait_from);
+    };
+    return {.before_use = before_use, .before_attention = gather_ahead};
+}
+
+void DataParallel::gather_up_to(const Context& ctx, std::int64_t end) {
+    std::size_t& next = gathering_.started;
+    const auto is_wanted = [&] { return next < buckets_.size() && buckets_[next].range.begin < end; };
+    if (!is_wanted()) return;
     const Context& exchange = crossing_->after(ctx);
-    for (std::size_t i = 0; i < buckets_.size(); ++i) {
-        communicator_.all_gather(exchange, part_of(store_.values(), own_ranges_[i]),
-                                 part_of(store_.values(), buckets_[i].range));
-        if (buckets_[i].gathered) buckets_[i].gathered->record(exchange.stream());
+    for (; is_wanted(); ++next) {
+        const Bucket& bucket = buckets_[next];
+        communicator_.all_gather(exchange, part_of(store_.values(), own_ranges_[next]),
+                                 part_of(store_.values(), bucket.range));
+        if (bucket.gathered) bucket.gathered->record(exchange.stream());
     }
 }
 
-void DataParallel::wait_for_values(const Context& ctx, const Parameter& last) {
-    if (!is_sharded() || ctx.is_planning()) return;
-    const std::int64_t end = last.offset() + last.padded_value().elements();
-    for (; gathered_ < buckets_.size() && buckets_[gathered_].range.begin < end; ++gathered_)
-        if (buckets_[gathered_].gathered) buckets_[gathered_].gathered->wait_in(ctx.stream());
+void DataParallel::wait_up_to(const Context& ctx, std::int64_t end) {
+    if (end <= gathering_.last_wait_to) return;
+    gather_up_to(ctx, end);
+    for (std::size_t& next = gathering_.waited_for;
+         next < gathering_.started && buckets_[next].range.begin < end; ++next)
+        if (buckets_[next].gathered) buckets_[next].gathered->wait_in(ctx.stream());
+    gathering_.last_wait_from = std::exchange(gathering_.last_wait_to, end);
 }
 
 void DataParallel::gather_values(const Context& ctx) {
     if (!is_sharded() || ctx.is_planning()) return;
-    start_gathering_values(ctx);
-    wait_for_values(ctx, store_.parameters().back());
+    gathering_ = {};
+    gather_up_to(ctx, store_.flat_elements());
     crossing_->back(ctx);
 }
 

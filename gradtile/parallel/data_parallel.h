@@ -1,7 +1,7 @@
 #pragma once
 /// DataParallel: what processes that train copies of one model exchange in a step. Gradients are summed over
-/// processes bucket by bucket while the backward pass still runs; scaling each process's loss by 1 /
-/// processes makes the sum the average.
+/// processes bucket by bucket while the backward pass still runs, beside its attention kernels; scaling each
+/// process's loss by 1 / processes makes the sum the average.
 ///
 /// Replicated, every process then holds all sums and updates everything. Sharded (ZeRO-1: Rajbhandari et al.
 /// 2020, "ZeRO: memory optimizations toward training trillion parameter models") a process gets the sums of
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <gradtile/core/parameter_store.h>
-#include <gradtile/layers/gradient_ready.h>
+#include <gradtile/layers/pass_hooks.h>
 #include <gradtile/parallel/communicator.h>
 
 namespace gradtile {
@@ -31,7 +31,7 @@ std::int64_t flat_multiple(int parts);
 
 struct DataParallelOptions {
     bool sharded = false;
-    std::int64_t bucket_elements = 6 << 20;  ///< 24 MiB of gradients: a block of GPT-2 124M
+    std::int64_t bucket_elements = 12 << 20;  ///< 48 MiB of gradients: two blocks of GPT-2 124M
 };
 
 class DataParallel {
@@ -43,9 +43,9 @@ class DataParallel {
     ~DataParallel();
 
     // ---- Gradients ----
-    /// For the backward pass after which a step's gradients are complete: starts each bucket's sum when the
-    /// last gradient in it is ready. Empty where there is nothing to sum.
-    GradientReady sum_when_ready(const Context& ctx);
+    /// For the backward pass after which a step's gradients are complete: starts the sums of complete buckets
+    /// before each attention. Empty where there is nothing to sum.
+    BackwardHooks sum_beside_backward(const Context& ctx);
     /// What runs on ctx's stream from now on finds gradients() summed.
     void finish_gradients(const Context& ctx);
     /// All gradients of the store, or, sharded, this process's part, packed; the store's are zero then.
@@ -58,11 +58,11 @@ class DataParallel {
     /// What this process updates, in the order in which its part is packed.
     const std::vector<FlatRange>& own_ranges() const { return own_ranges_; }
     std::int64_t own_elements() const;
-    /// Starts bringing everybody's values together.
-    void start_gathering_values(const Context& ctx);
-    /// Work on ctx's stream from now on finds the values of all parameters up to this one.
-    void wait_for_values(const Context& ctx, const Parameter& last);
-    /// Both, for all parameters.
+    /// For the forward passes after everybody updated its part: brings all parts together as they are used,
+    /// ahead of their use where there is an attention to do it beside. Empty where there is nothing to
+    /// gather.
+    ForwardHooks gather_beside_forward(const Context& ctx);
+    /// At once, all values.
     void gather_values(const Context& ctx);
 
     // ---- Optimizer state, when sharded; collective ----
@@ -74,7 +74,10 @@ class DataParallel {
   private:
     struct Bucket;
     class Crossing;  // of the computing stream to the exchanging one, and back
-    void sum_bucket(const Context& ctx, Bucket& bucket);
+    void sum_bucket(const Context& ctx, const Bucket& bucket);
+    void sum_complete_buckets(const Context& ctx);
+    void gather_up_to(const Context& ctx, std::int64_t end);
+    void wait_up_to(const Context& ctx, std::int64_t end);
     FlatRange own_part(const FlatRange& bucket) const;
 
     const ParameterStore& store_;
@@ -84,7 +87,12 @@ class DataParallel {
     std::vector<Bucket> buckets_;
     std::vector<FlatRange> own_ranges_;
     Tensor gradients_;
-    std::size_t gathered_ = 0;  // buckets whose values the computing stream has waited for
+    std::vector<const Bucket*> complete_;  // whose sums have not started
+    /// How far a step has come with its values.
+    struct Gathering {
+        std::size_t started = 0, waited_for = 0;            // buckets
+        std::int64_t last_wait_from = 0, last_wait_to = 0;  // elements
+    } gathering_;
 };
 
 }  // namespace gradtile

@@ -110,16 +110,16 @@ Timeline timeline_of(const ParallelStep& step, const Passes& passes, const GpuLa
 
 CostConstants h200_constants() {
     // Fitted 2026-11-21 to bench/results/2026-11-21-h200-steps.jsonl; a test holds them to that file.
-    return {.product_flops = 651.4e12,
-            .attention_flops = 218.0e12,
-            .product_flops_f32 = 45.33e12,
+    return {.product_flops = 652.0e12,
+            .attention_flops = 217.9e12,
+            .product_flops_f32 = 45.35e12,
             .attention_flops_f32 = 64.10e12,
-            .memory_bytes = 3422e9,
-            .update_bytes = 3930e9,
-            .block_seconds = 62.26e-6,
+            .memory_bytes = 3370e9,
+            .update_bytes = 3931e9,
+            .block_seconds = 62.16e-6,
             .nvlink_bytes = 331.9e9,
-            .nvlink_latency = 8.159e-6,
-            .contention = 2.084};
+            .nvlink_latency = 8.161e-6,
+            .contention = 4.200};
 }
 
 std::vector<std::string> h200_provenance() {

@@ -347,21 +347,18 @@ void Trainer::compute_step(const Context& ctx) {
     const Tensor loss = result_.slice(0, 0, 1), votes = result_.slice(0, 1, 1),
                  grad_norm = result_.slice(0, 2, 1);
     fill(ctx, loss, 0.0);
-    parallel.start_gathering_values(ctx);
+    const ForwardHooks gather = parallel.gather_beside_forward(ctx);
     for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
         const Batch& batch = input_->micro_batch(micro_step);
         const std::int64_t first_sample = (micro_step * ranks + communicator_->rank()) * batch.tokens.size(0);
         const bool last = micro_step + 1 == micro_steps;
-        ForwardOptions options{.gradient_scale = share,
-                               .dropout = DropoutKey::of_live_step(input_->live_seed(), first_sample)};
-        if (parallel.is_sharded())
-            options.before_use = [&](const Parameter& parameter) {
-                parallel.wait_for_values(ctx, parameter);
-            };
         Transformer::Saved saved;
-        const Tensor of_micro_batch =
-            model().transformer.forward(ctx, batch.tokens, batch.targets, saved, options);
-        model().transformer.backward(ctx, saved, last ? parallel.sum_when_ready(ctx) : GradientReady());
+        const Tensor of_micro_batch = model().transformer.forward(
+            ctx, batch.tokens, batch.targets, saved,
+            {.gradient_scale = share,
+             .dropout = DropoutKey::of_live_step(input_->live_seed(), first_sample),
+             .hooks = gather});
+        model().transformer.backward(ctx, saved, last ? parallel.sum_beside_backward(ctx) : BackwardHooks());
         axpy(ctx, loss, share, of_micro_batch);
     }
     if (ranks > 1) copy(ctx, votes, input_->vote());

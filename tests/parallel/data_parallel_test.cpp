@@ -60,7 +60,8 @@ TEST(DataParallel, AloneExchangesNothing) {
     const auto communicator = make_communicator(ctx, group);
     DataParallel parallel(ctx, store, *communicator, {.sharded = true});
     EXPECT_FALSE(parallel.is_sharded());
-    EXPECT_FALSE(parallel.sum_when_ready(ctx));
+    EXPECT_FALSE(parallel.sum_beside_backward(ctx).gradient_complete);
+    EXPECT_FALSE(parallel.gather_beside_forward(ctx).before_use);
     EXPECT_EQ(parallel.gradients().raw_data(), store.gradients().raw_data());
     parallel.finish_gradients(ctx);
     parallel.gather_values(ctx);
