@@ -2,10 +2,9 @@
 #include <cstdio>
 #include <iostream>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/model_argument.h>
+#include <gradtile/core/json_value.h>
 #include <gradtile/train/dataset.h>
 #include <gradtile/train/evaluate.h>
 
@@ -26,10 +25,10 @@ int eval(const Flags& flags) {
         load_tokens(flags.data, model->tokenizer, model->transformer.config.vocabulary);
     const Evaluation result = evaluate(*model, tokens, {.batch = flags.batch});
     if (flags.json) {
-        nlohmann::json line{
-            {"loss", result.loss}, {"perplexity", result.perplexity}, {"targets", result.targets}};
-        if (result.bits_per_character) line["bits_per_character"] = *result.bits_per_character;
-        if (result.bits_per_byte) line["bits_per_byte"] = *result.bits_per_byte;
+        JsonValue line = JsonValue::object(
+            {{"loss", result.loss}, {"perplexity", result.perplexity}, {"targets", result.targets}});
+        if (result.bits_per_character) line.set("bits_per_character", *result.bits_per_character);
+        if (result.bits_per_byte) line.set("bits_per_byte", *result.bits_per_byte);
         std::cout << line.dump() << '\n';
         return 0;
     }

@@ -1,11 +1,10 @@
 // gradtile gradcheck: finite differences in float64 against every hand-written derivative.
 #include <iostream>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/devices.h>
 #include <gradtile/cli/gradcheck_operators.h>
+#include <gradtile/core/json_value.h>
 #include <gradtile/train/nearest_name.h>
 
 namespace gradtile::cli {
@@ -17,15 +16,15 @@ struct Flags {
     bool json = false;
 };
 
-nlohmann::json as_json(const std::string& name, const GradientReport::Input& input) {
-    return {{"op", name},
-            {"input", input.name},
-            {"error", input.error},
-            {"bound", input.bound},
-            {"analytic", input.analytic},
-            {"numeric", input.numeric},
-            {"checked", input.checked},
-            {"ok", input.ok}};
+JsonValue as_json(const std::string& name, const GradientReport::Input& input) {
+    return JsonValue::object({{"op", name},
+                              {"input", input.name},
+                              {"error", input.error},
+                              {"bound", input.bound},
+                              {"analytic", input.analytic},
+                              {"numeric", input.numeric},
+                              {"checked", input.checked},
+                              {"ok", input.ok}});
 }
 
 int gradcheck(const Flags& flags) {

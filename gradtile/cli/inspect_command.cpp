@@ -1,9 +1,8 @@
 // gradtile inspect: what stands in a checkpoint, verified to the last byte.
 #include <iostream>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/cli/commands.h>
+#include <gradtile/core/json_value.h>
 #include <gradtile/train/checkpoint.h>
 #include <gradtile/train/checkpoint_directory.h>
 #include <gradtile/train/trainer.h>
@@ -26,16 +25,21 @@ int inspect(const std::string& path, bool json) {
     const std::filesystem::path file = checkpoint_file(path);
     const CheckpointInfo info = inspect_checkpoint(file);
     if (json) {
-        nlohmann::json tensors = nlohmann::json::array();
+        std::vector<JsonValue> tensors;
         for (const TensorInfo& t : info.tensors)
-            tensors.push_back({{"name", t.name},
-                               {"dtype", name_of(t.dtype)},
-                               {"shape", std::vector<std::int64_t>(t.shape.begin(), t.shape.end())},
-                               {"crc32c", t.crc32c}});
-        std::cout << nlohmann::json{{"file", file.string()},    {"step", info.step},
-                                    {"bytes", info.file_bytes}, {"tensors", tensors},
-                                    {"config", *info.config},   {"data", *info.data},
-                                    {"rng", *info.rng},         {"meta", *info.meta}}
+            tensors.push_back(
+                JsonValue::object({{"name", t.name},
+                                   {"dtype", name_of(t.dtype)},
+                                   {"shape", std::vector<std::int64_t>(t.shape.begin(), t.shape.end())},
+                                   {"crc32c", t.crc32c}}));
+        std::cout << JsonValue::object({{"file", file.string()},
+                                        {"step", info.step},
+                                        {"bytes", info.file_bytes},
+                                        {"tensors", tensors},
+                                        {"config", info.config},
+                                        {"data", info.data},
+                                        {"rng", info.rng},
+                                        {"meta", info.meta}})
                          .dump(2)
                   << '\n';
         return 0;

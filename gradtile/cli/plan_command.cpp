@@ -5,11 +5,10 @@
 #include <map>
 #include <set>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/cli/bench/table.h>
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/setting_flags.h>
+#include <gradtile/core/json_value.h>
 #include <gradtile/layers/memory_plan.h>
 #include <gradtile/train/cost_fit.h>
 
@@ -195,41 +194,41 @@ class Planner {
     mutable std::map<std::pair<std::int64_t, std::int64_t>, std::size_t> totals_;  // dry runs take time
 };
 
-nlohmann::json json_of(const Prediction& p) {
-    return {{"gpus", p.layout.gpus()},
-            {"nodes", p.layout.nodes()},
-            {"batch", p.batch},
-            {"memory_bytes", p.memory},
-            {"ms_per_step", 1e3 * p.cost.seconds()},
-            {"compute_ms", 1e3 * p.cost.compute},
-            {"exposed_ms", 1e3 * p.cost.exposed},
-            {"update_ms", 1e3 * p.cost.update},
-            {"tokens_per_s", p.tokens_per_second},
-            {"efficiency", p.efficiency},
-            {"wire_bytes", p.cost.wire.total()},
-            {"network_bytes", p.cost.wire.network}};
+JsonValue json_of(const Prediction& p) {
+    return JsonValue::object({{"gpus", p.layout.gpus()},
+                              {"nodes", p.layout.nodes()},
+                              {"batch", p.batch},
+                              {"memory_bytes", p.memory},
+                              {"ms_per_step", 1e3 * p.cost.seconds()},
+                              {"compute_ms", 1e3 * p.cost.compute},
+                              {"exposed_ms", 1e3 * p.cost.exposed},
+                              {"update_ms", 1e3 * p.cost.update},
+                              {"tokens_per_s", p.tokens_per_second},
+                              {"efficiency", p.efficiency},
+                              {"wire_bytes", p.cost.wire.total()},
+                              {"network_bytes", p.cost.wire.network}});
 }
 
 void print_json(const Planner& planner, const Flags& flags) {
     const MemoryPlan memory = planner.memory();
-    nlohmann::json rows = nlohmann::json::array();
+    std::vector<JsonValue> rows;
     for (const Prediction& row : planner.predictions()) rows.push_back(json_of(row));
-    const nlohmann::json plan{{"gpus", flags.gpus},
-                              {"parameters", memory.parameters},
-                              {"micro_batch", memory.request.micro_batch},
-                              {"accumulation_steps", planner.config.accumulation_steps(flags.gpus)},
-                              {"memory",
-                               {{"parameters_bytes", memory.values},
-                                {"masters_bytes", memory.masters},
-                                {"gradients_bytes", memory.gradients},
-                                {"optimizer_bytes", memory.optimizer},
-                                {"activations_bytes", memory.activations},
-                                {"checkpoint_bytes", memory.snapshot},
-                                {"total_bytes", memory.total()}}},
-                              {"fits", memory.total() <= planner.budget()},
-                              {"largest_micro_batch", planner.largest_micro_batch()},
-                              {"predictions", rows},
-                              {"notes", planner.notes()}};
+    const JsonValue plan =
+        JsonValue::object({{"gpus", flags.gpus},
+                           {"parameters", memory.parameters},
+                           {"micro_batch", memory.request.micro_batch},
+                           {"accumulation_steps", planner.config.accumulation_steps(flags.gpus)},
+                           {"memory", JsonValue::object({{"parameters_bytes", memory.values},
+                                                         {"masters_bytes", memory.masters},
+                                                         {"gradients_bytes", memory.gradients},
+                                                         {"optimizer_bytes", memory.optimizer},
+                                                         {"activations_bytes", memory.activations},
+                                                         {"checkpoint_bytes", memory.snapshot},
+                                                         {"total_bytes", memory.total()}})},
+                           {"fits", memory.total() <= planner.budget()},
+                           {"largest_micro_batch", planner.largest_micro_batch()},
+                           {"predictions", rows},
+                           {"notes", planner.notes()}});
     std::cout << plan.dump(2) << '\n';
 }
 

@@ -1,24 +1,22 @@
 #include <gradtile/cli/setting_flags.h>
 
-#include <nlohmann/json.hpp>
-
 namespace gradtile::cli {
 
 SettingFlags::SettingFlags(Command& command, const std::function<bool(std::string_view)>& takes)
-    : given_(nlohmann::json::object()) {
+    : given_(JsonValue::object()) {
     const TrainConfig defaults;
     visit_settings(defaults, [&](const char* name, const auto& member, const char* help) {
         if (!takes(name)) return;
         using Member = std::remove_cvref_t<decltype(member)>;
         const std::string flag = concat("--", name);
         if constexpr (std::is_same_v<Member, bool>) {
-            command.add_switch(flag, help, [this, name](bool value) { (*given_)[name] = value; });
+            command.add_switch(flag, help, [this, name](bool value) { given_.set(name, value); });
         } else {
             command.add_value<Member>(flag, help, [this, name](const Member& value) {
                 if constexpr (NamedEnum<Member>) {
-                    (*given_)[name] = std::string(name_of(value));
+                    given_.set(name, name_of(value));
                 } else {
-                    (*given_)[name] = value;
+                    given_.set(name, value);
                 }
             });
         }
@@ -30,9 +28,7 @@ void SettingFlags::apply(TrainConfig& config) const {
 }
 
 std::vector<std::string> SettingFlags::given() const {
-    std::vector<std::string> names;
-    for (const auto& [name, value] : given_->items()) names.push_back(name);
-    return names;
+    return given_.names();
 }
 
 }  // namespace gradtile::cli

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <gradtile/cli/command_line.h>
-#include <gradtile/train/json_value.h>
+#include <gradtile/core/json_value.h>
 #include <gradtile/train/train_config.h>
 
 namespace gradtile::cli {

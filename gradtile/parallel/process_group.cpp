@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/json_value.h>
 #include <gradtile/parallel/group_watch.h>
 #include <gradtile/parallel/mpi.h>
 
@@ -88,11 +89,10 @@ Descriptor connect_to_hub(const RankEnvironment& environment, SteadyTime deadlin
 /// How `mine` differs from `root`, in words; empty: it does not.
 std::string difference(const std::string& root, const std::string& mine, int rank) {
     if (root == mine) return "";
-    const auto a = json::parse(root, nullptr, /*allow_exceptions=*/false);
-    const auto b = json::parse(mine, nullptr, /*allow_exceptions=*/false);
+    const json a = *JsonValue::parse(root).value_or(JsonValue());
+    const json b = *JsonValue::parse(mine).value_or(JsonValue());
     const auto shown = [](const json& object, const std::string& name) {
-        return object.contains(name) ? object[name].dump(-1, ' ', false, json::error_handler_t::replace)
-                                     : std::string("not there");
+        return object.contains(name) ? json_text(object[name]) : std::string("not there");
     };
     if (a.is_object() && b.is_object()) {
         json names = a;

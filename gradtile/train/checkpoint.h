@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include <gradtile/core/json_value.h>
 #include <gradtile/core/tensor.h>
 #include <gradtile/train/file_system.h>
-#include <gradtile/train/json_value.h>
 
 namespace gradtile {
 

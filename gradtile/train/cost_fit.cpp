@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <gradtile/train/json_value.h>
+#include <gradtile/core/json_value.h>
 
 namespace gradtile {
 namespace {

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <span>
 
+#include <gradtile/core/json_value.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor.h>
-#include <gradtile/train/json_value.h>
 #include <gradtile/train/permutation.h>
 #include <gradtile/train/token_sequence.h>
 

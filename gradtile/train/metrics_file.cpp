@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <gradtile/core/json_value.h>
 #include <gradtile/train/durable_file.h>
 
 namespace gradtile {
@@ -36,7 +37,7 @@ void for_lines(const std::filesystem::path& path, Visit&& visit) {
     std::ifstream file(path);
     std::string line;
     while (std::getline(file, line) && !file.eof()) {  // eof: a last line without its end is torn
-        const json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
+        const json object = *JsonValue::parse(line).value_or(JsonValue());
         if (object.is_object() && object.contains("step") && object["step"].is_number_integer())
             visit(line, object);
     }
@@ -74,7 +75,7 @@ std::string metrics_line(const StepReport& report) {
     append_number(line, "grad_norm", report.grad_norm);
     append_number(line, "tokens_per_s", report.tokens_per_s);
     append_number(line, "ms", report.ms);
-    if (!report.not_finite.empty()) line += ",\"not_finite\":" + json(report.not_finite).dump();
+    if (!report.not_finite.empty()) line += ",\"not_finite\":" + json_text(report.not_finite);
     return line + '}';
 }
 

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <gradtile/core/json_value.h>
 #include <gradtile/train/durable_file.h>
 
 namespace gradtile {
@@ -23,7 +24,7 @@ RunDirectory RunDirectory::create(const TrainConfig& config) {
     for (const std::filesystem::path& trace : {run.config_file(), run.metrics_file(), run.checkpoints()})
         check(!exists(trace), "out: '", path.string(), "' already holds a run; go on with --resume ",
               path.string(), " or choose another --out");
-    write_text_file(run.config_file(), to_json(config).dump(2) + '\n');
+    write_text_file(run.config_file(), json_text(to_json(config), 2) + '\n');
     return run;
 }
 

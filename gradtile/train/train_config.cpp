@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/json_value.h>
 #include <gradtile/layers/memory_plan.h>
 #include <gradtile/train/nearest_name.h>
 
@@ -45,7 +46,7 @@ std::string type_of(const json& value) {
 [[noreturn]] void wrong_type(const std::string& where, const json& value, const std::string& expected) {
     // Arrays and objects are not printed: they may be long, and so deeply nested that printing exhausts the
     // stack.
-    const std::string shown = value.is_array() ? "[...]" : value.is_object() ? "{...}" : value.dump();
+    const std::string shown = value.is_array() ? "[...]" : value.is_object() ? "{...}" : json_text(value);
     throw Error(concat(where, ": ", shown, " is ", type_of(value), "; expected ", expected));
 }
 
@@ -54,7 +55,7 @@ void assign(std::int64_t& member, const json& value, const std::string& where) {
     const bool fits =
         !value.is_number_unsigned() ||
         value.get<std::uint64_t>() <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-    check(fits, where, ": ", value.dump(), " is too large");
+    check(fits, where, ": ", json_text(value), " is too large");
     member = value.get<std::int64_t>();
 }
 void assign(std::uint64_t& member, const json& value, const std::string& where) {
@@ -111,7 +112,7 @@ void apply_json(TrainConfig& config, const json& settings, const std::string& so
 void apply_config_text(TrainConfig& config, std::string_view text, const std::string& source) {
     json settings;
     try {
-        settings = json::parse(text);
+        settings = parse_json(text);
     } catch (const json::exception& error) {
         const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at ..."
         throw Error(concat(source, ": not JSON: ", what.substr(what.find("] ") + 2)));

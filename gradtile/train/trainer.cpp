@@ -9,6 +9,7 @@
 
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/gemm.h>
+#include <gradtile/core/json_value.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/available_memory.h>
 #include <gradtile/train/dataset.h>
@@ -72,7 +73,7 @@ Start shared_start(ProcessGroup& group, const std::function<Start()>& read) {
                                   {"data", *from->data},
                                   {"meta", *from->meta}};
     }
-    text = json::parse(group.broadcast(text.dump()));
+    text = parse_json(group.broadcast(json_text(text)));
     if (group.is_root()) return start;
     start.source = text["source"].get<std::string>();
     if (!text.contains("checkpoint")) return start;
@@ -88,7 +89,8 @@ Start shared_start(ProcessGroup& group, const std::function<Start()>& read) {
 TrainConfig shared_config(ProcessGroup& group, const std::optional<RunDirectory>& directory) {
     if (group.is_alone()) return directory->config();
     TrainConfig config;
-    const std::string text = group.broadcast(directory ? to_json(directory->config()).dump() : std::string());
+    const std::string text =
+        group.broadcast(directory ? json_text(to_json(directory->config())) : std::string());
     apply_config_text(config, text, "the settings of rank 0");
     return config;
 }
@@ -119,7 +121,7 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
     : config_(std::move(config)),
       on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
       group_(std::move(group)) {
-    group_->require_equal("settings", to_json(config_).dump());
+    group_->require_equal("settings", json_text(to_json(config_)));
     validate(config_, group_->size());
     Start start;
     if (!config_.init_from.empty())
@@ -164,7 +166,7 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     if (resume.threads) config_.threads = *resume.threads;
     if (resume.device) config_.device = *resume.device;
     if (resume.zero) config_.zero = *resume.zero;
-    group_->require_equal("settings", to_json(config_).dump());
+    group_->require_equal("settings", json_text(to_json(config_)));
     validate(config_, group_->size());
 
     if (start.checkpoint) {
@@ -199,10 +201,9 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
     train_tokens_ = dataset.train.size();
     validation_tokens_ = dataset.validation.size();
     source_nll_ = dataset.source_nll;
-    group_->require_equal("data", json{{"vocabulary", config_.model.vocabulary},
-                                       {"training tokens", train_tokens_},
-                                       {"validation tokens", validation_tokens_}}
-                                      .dump());
+    group_->require_equal("data", json_text({{"vocabulary", config_.model.vocabulary},
+                                             {"training tokens", train_tokens_},
+                                             {"validation tokens", validation_tokens_}}));
 
     constexpr std::int64_t mebibyte = 1 << 20;
     const std::size_t budget = config_.memory_budget > 0

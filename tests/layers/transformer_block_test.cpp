@@ -98,15 +98,38 @@ TEST(TransformerBlock, EveryGradientIsAnnouncedOnceWhenComplete) {
     f.block.forward(f.ctx, {f.x}, f.key, saved);
     std::vector<std::string> announced;
     std::vector<std::vector<double>> at_announcement;
-    f.block.backward(f.ctx, f.dy, saved, [&](const Parameter& parameter) {
+    const auto note = [&](const Parameter& parameter) {
         announced.push_back(parameter.name());
         at_announcement.push_back(to_host(f.ctx, parameter.grad()));
-    });
+    };
+    f.block.backward(f.ctx, f.dy, saved, {.gradient_complete = note});
     std::vector<std::string> declared;
     for (const Parameter& parameter : f.parameters.parameters()) declared.push_back(parameter.name());
     EXPECT_THAT(announced, ::testing::UnorderedElementsAreArray(declared));
     for (std::size_t i = 0; i < announced.size(); ++i)
         EXPECT_EQ(at_announcement[i], to_host(f.ctx, f.parameters.find(announced[i]).grad())) << announced[i];
+}
+
+/// Once each way, and none for a forward pass that backward makes again.
+TEST(TransformerBlock, AttentionIsAnnouncedOnceEachWay) {
+    for (const Recompute recompute : {Recompute::none, Recompute::block}) {
+        Fixture f(recompute);
+        TransformerBlock::Saved saved;
+        int forward = 0, backward = 0;
+        std::vector<std::string> complete_before;
+        f.block.forward(f.ctx, {f.x}, f.key, saved, [&] { ++forward; });
+        EXPECT_EQ(forward, 1);
+        f.block.backward(f.ctx, f.dy, saved,
+                         {.gradient_complete =
+                              [&](const Parameter& parameter) {
+                                  if (backward == 0) complete_before.push_back(parameter.name());
+                              },
+                          .before_attention = [&] { ++backward; }});
+        EXPECT_EQ(forward, 1);
+        EXPECT_EQ(backward, 1);
+        EXPECT_THAT(complete_before, ::testing::Contains(::testing::HasSubstr("mlp")));
+        EXPECT_THAT(complete_before, ::testing::Not(::testing::Contains(::testing::HasSubstr("qkv"))));
+    }
 }
 
 }  // namespace

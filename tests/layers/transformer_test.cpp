@@ -236,10 +236,11 @@ TEST_P(TransformerStyles, EveryParameterIsAnnouncedOnceWithItsFinalGradient) {
     Transformer::Saved saved;
     f.model.forward(f.ctx, f.tokens, f.targets, saved);
     std::map<std::string, std::vector<double>> announced;
-    f.model.backward(f.ctx, saved, [&](const Parameter& parameter) {
+    const auto note = [&](const Parameter& parameter) {
         EXPECT_TRUE(announced.emplace(parameter.name(), to_host(f.ctx, parameter.grad())).second)
             << parameter.name() << " twice";
-    });
+    };
+    f.model.backward(f.ctx, saved, {.gradient_complete = note});
     EXPECT_EQ(announced.size(), f.parameters.parameters().size());
     for (const auto& [name, gradient] : announced)
         EXPECT_EQ(gradient, to_host(f.ctx, f.parameters.find(name).grad())) << name;
