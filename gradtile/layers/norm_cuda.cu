@@ -145,7 +145,7 @@ struct FetchedRows {
         return places + vector * Team::backward_threads + threadIdx.x;
     }
     static constexpr std::size_t bytes =
-        std::size_t{16} * fetched_rows * fetched_tensors * Team::held * Team::backward_threads;
+        std::size_t{16} * Team::fetched_rows * fetched_tensors * Team::held * Team::backward_threads;
 };
 
 /// What a thread sums of its columns: the gradients of weight and bias, and dx.
@@ -187,24 +187,33 @@ __device__ __forceinline__ Statistics<S> fetch_row(const NormBackward<T>& norm,
     return statistics;
 }
 
-/// One row that has arrived: adds to the thread's sums and writes dx.
+/// One row that has arrived: adds to the thread's sums and writes dx. Lanes that hold one vector have its
+/// weights at hand.
 template <class Team, bool sums_dx, class T, int n, class S = Accumulator<T>>
 __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
                                                   ColumnSums<S, Team::held, n, sums_dx>& sums,
                                                   const FetchedRows<Team>& fetched, int stage,
-                                                  const Statistics<S>& statistics, std::int64_t row, int lane,
-                                                  int vectors) {
+                                                  const Statistics<S>& statistics,
+                                                  const Fetched<n, T>& only_weights, std::int64_t row,
+                                                  int lane, int vectors) {
     using Rows = FetchedRows<Team>;
     const bool there = row >= 0;
     S sum_g = 0, sum_gn = 0;
+    S x[n], dy[n], weight[n];
+    const auto read = [&](int k) {
+        unpack<T>(x, *fetched.at(stage, Rows::of_x, k));
+        unpack<T>(dy, *fetched.at(stage, Rows::of_dy, k));
+        if constexpr (Team::held == 1) {
+            only_weights.values(weight);
+        } else {
+            load<n>(weight, norm.weight + (lane + k * Team::team) * n);
+        }
+    };
 #pragma unroll
     for (int k = 0; k < Team::held; ++k) {
         const int vector = lane + k * Team::team;
         if (!there || vector >= vectors) break;
-        S x[n], dy[n], weight[n];
-        unpack<T>(x, *fetched.at(stage, Rows::of_x, k));
-        unpack<T>(dy, *fetched.at(stage, Rows::of_dy, k));
-        load<n>(weight, norm.weight + vector * n);
+        read(k);
 #pragma unroll
         for (int i = 0; i < n; ++i) {
             const S normalised = (x[i] - statistics.mean) * statistics.rstd, g = dy[i] * weight[i];
@@ -214,20 +223,18 @@ __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
             sum_gn += g * normalised;
         }
     }
-    const S count = static_cast<S>(vectors * n);
-    const S mean_g = norm.mean != nullptr ? reduce_team<Team::team>(sum_g, Sum{}) / count : S(0);
-    const S mean_gn = reduce_team<Team::team>(sum_gn, Sum{}) / count;
+    const S share = 1 / static_cast<S>(vectors * n);
+    const S mean_g = norm.mean != nullptr ? reduce_team<Team::team>(sum_g, Sum{}) * share : S(0);
+    const S mean_gn = reduce_team<Team::team>(sum_gn, Sum{}) * share;
     if (!there) return;
     T* to = norm.dx[row];
 #pragma unroll
     for (int k = 0; k < Team::held; ++k) {
         const int vector = lane + k * Team::team;
         if (vector >= vectors) break;
-        S x[n], dy[n], weight[n], dx[n] = {};
-        unpack<T>(x, *fetched.at(stage, Rows::of_x, k));
-        unpack<T>(dy, *fetched.at(stage, Rows::of_dy, k));
+        if constexpr (Team::held > 1) read(k);
+        S dx[n] = {};
         if (norm.accumulate_dx) unpack<T>(dx, *fetched.at(stage, Rows::of_dx, k));
-        load<n>(weight, norm.weight + vector * n);
 #pragma unroll
         for (int i = 0; i < n; ++i) {
             const S normalised = (x[i] - statistics.mean) * statistics.rstd, g = dy[i] * weight[i];
@@ -283,7 +290,8 @@ __device__ __forceinline__ void store_sums(const NormBackward<T>& norm,
 }
 
 template <class Team, class T, bool sums_dx>
-__global__ void __launch_bounds__(Team::backward_threads, Team::backward_blocks)
+__global__ void __launch_bounds__(Team::backward_threads,
+                                  Team::backward_blocks - (Team::held == 1 && sums_dx))
     held_backward_kernel(const NormBackward<T> norm) {
     using S = Accumulator<T>;
     constexpr int n = vector_length<T>;
@@ -299,16 +307,22 @@ __global__ void __launch_bounds__(Team::backward_threads, Team::backward_blocks)
     };
     ColumnSums<S, Team::held, n, sums_dx> sums;
     await_predecessor();
-    Statistics<S> statistics = fetch(0, row), next = fetch(1, row - step);
+    Fetched<n, T> only_weights{};  // of a lane that holds one vector
+    if (Team::held == 1 && lane < vectors) only_weights.read(norm.weight + lane * n);
+    Statistics<S> statistics[Team::fetched_rows];  // the row's, and those of the rows on their way
+#pragma unroll
+    for (int i = 0; i < Team::fetched_rows; ++i) statistics[i] = fetch(i, row - i * step);
     // The lanes of a warp go on together, since they reduce together, rows or not.
     int stage = 0;
     for (; last >= 0; last -= step) {
-        attention::cuda::device::wait_for_copies<fetched_rows - 1>();
-        differentiate_row<Team, sums_dx, T>(norm, sums, fetched, stage, statistics, row, lane, vectors);
-        statistics = next;
-        next = fetch(stage, row - fetched_rows * step);
+        attention::cuda::device::wait_for_copies<Team::fetched_rows - 1>();
+        differentiate_row<Team, sums_dx, T>(norm, sums, fetched, stage, statistics[0], only_weights, row,
+                                            lane, vectors);
+#pragma unroll
+        for (int i = 1; i < Team::fetched_rows; ++i) statistics[i - 1] = statistics[i];
+        statistics[Team::fetched_rows - 1] = fetch(stage, row - Team::fetched_rows * step);
         row -= step;
-        stage ^= 1;
+        stage = (stage + 1) % Team::fetched_rows;
     }
     store_sums<Team, sums_dx, T>(norm, sums, shared, lane, vectors);
 }
@@ -409,10 +423,10 @@ void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& re
     });
 }
 
-/// As many blocks as an H200's processors hold: two each of GPT-2's widths, three of wider rows, which take a
-/// block each. The number does not depend on the GPU, so that neither memory nor bits do.
+/// As many blocks as an H200's processors hold: two each of GPT-2's widths, three of heads and of wider rows,
+/// which take a block each. The number does not depend on the GPU, so that neither memory nor bits do.
 std::int64_t norm_partials(std::int64_t rows, std::int64_t width) {
-    const std::int64_t blocks = width <= 1280 ? 264 : 396;
+    const std::int64_t blocks = width > 64 && width <= 1280 ? 264 : 396;
     return std::min(blocks, ceil_div(rows, 16));
 }
 

@@ -184,12 +184,12 @@ TEST_F(OnCuda, NormAddsAResidualFirst) {
             }
 }
 
-/// More rows than the blocks of one launch take at a time.
+/// More rows than the blocks of one launch take at a time, and than are on their way to a team together.
 TEST_F(OnCuda, LayerNormWalksManyRows) {
     for (const std::int64_t width : {8, 128, 768})
         test::check_layer_on_cuda(
             gpu(), [&](ParameterStore& store) { return LayerNorm(store, "norm", width, true); },
-            {.width = width, .operations = operations(width), .leading = {{width == 8 ? 20000 : 5000}}});
+            {.width = width, .operations = operations(width), .leading = {{width == 8 ? 70000 : 5000}}});
 }
 
 TEST_F(OnCuda, NormBackwardAddAddsTheGradientToWhatIsThere) {

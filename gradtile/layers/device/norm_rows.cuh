@@ -22,11 +22,13 @@ struct RowTeam {
     // blocks of a processor.
     static constexpr int backward_threads = team > 32 ? team : held <= 3 ? 256 : 192;
     static constexpr int backward_teams = backward_threads / team;
-    static constexpr int backward_blocks = team <= 32 ? 2 : team == 128 ? 3 : 1;
+    static constexpr int backward_blocks = held == 1 || team == 128 ? 3 : team <= 32 ? 2 : 1;
+    // Rows of x, dy and dx in its shared memory: one is worked on while the others arrive. Short ones must be
+    // many to keep memory busy.
+    static constexpr int fetched_rows = held == 1 ? 4 : 2;
 };
 
-/// Rows of x, dy and dx on their way to a team of backward: one is worked on while the next arrives.
-constexpr int fetched_rows = 2, fetched_tensors = 3;
+constexpr int fetched_tensors = 3;
 
 constexpr int long_row_threads = 256;  // of a block that reads its row again
 
