@@ -2,6 +2,7 @@
 #include <limits>
 
 #include <gradtile/layers/cross_entropy_backend.h>
+#include <gradtile/attention/device/async_copy.cuh>
 #include <gradtile/core/device/convert.cuh>
 #include <gradtile/core/device/launch.cuh>
 #include <gradtile/layers/device/activation_math.cuh>
@@ -174,7 +175,9 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
 // ---- Wide rows: a block each ----
 // A block walks a row twice: for the softmax and for the gradient. A row that fits shared memory is kept
 // there in between, every thread seeing its own vectors only; a longer one is read again. Blocks go from row
-// to row, so that the next one's first logits are on their way while this one's gradient is written.
+// to row: where rows are kept, each vector of the next one sets out for the place of the one whose gradient
+// is being written, so that memory is read and written at the same time; else the next one's first logits are
+// on their way.
 
 constexpr int wide_threads = 512;                   // few, so that each has registers for many logits
 constexpr std::size_t most_kept_bytes = 224 << 10;  // of the 227 KiB a block may have; the rest is for sums
@@ -213,57 +216,77 @@ struct WideRow {
     }
 };
 
-/// What the thread sees of the row; `packed` are its first vectors. They are kept unless `kept` is null.
+/// Adds the thread's vectors from the one at `begin` on, as vector_of(i, k) has them.
+template <class L, class S, class VectorOf>
+__device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& row, int begin,
+                                            VectorOf&& vector_of) {
+    S values[row.held][row.n];
+#pragma unroll
+    for (int k = 0; k < row.held; ++k) {
+        const int i = begin + static_cast<int>(threadIdx.x) + k * wide_threads;
+        if (i < row.vectors) {
+            device::unpack<L>(values[k], vector_of(i, k));
+        } else {
+#pragma unroll
+            for (int j = 0; j < row.n; ++j) values[k][j] = -std::numeric_limits<S>::infinity();
+        }
+    }
+    own.add(reinterpret_cast<const S(&)[row.held * row.n]>(values));
+}
+
+/// What the thread sees of the row; `packed` are its first vectors, or else all are kept.
 template <class L, class S = Accumulator<L>>
 __device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, uint4 (&packed)[WideRow<L>::held],
-                                                 uint4* kept) {
+                                                 const uint4* kept) {
     Softmax<S> own;
     if (row.has_edge()) {
         const S edge[1] = {device::convert<S>(row.data[row.edge()])};
         own.add(edge);
     }
-    for (int begin = 0;;) {
-        S values[row.held][row.n];
-#pragma unroll
-        for (int k = 0; k < row.held; ++k) {
-            const int i = begin + static_cast<int>(threadIdx.x) + k * wide_threads;
-            if (i < row.vectors) {
-                if (kept != nullptr) kept[i] = packed[k];
-                device::unpack<L>(values[k], packed[k]);
-            } else {
-#pragma unroll
-                for (int j = 0; j < row.n; ++j) values[k][j] = -std::numeric_limits<S>::infinity();
-            }
-        }
-        own.add(reinterpret_cast<const S(&)[row.held * row.n]>(values));
-        begin += row.step;
-        if (begin >= row.vectors) return own;
-        row.load(packed, begin);
+    const int thread = static_cast<int>(threadIdx.x);
+    if (kept != nullptr) {
+        for (int begin = 0; begin + thread < row.vectors; begin += row.step)
+            add_vectors(own, row, begin, [&](int i, int) { return kept[i]; });
+        return own;
     }
+    for (int begin = 0; begin + thread < row.vectors; begin += row.step) {
+        add_vectors(own, row, begin, [&](int, int k) { return packed[k]; });
+        row.load(packed, begin + row.step);
+    }
+    return own;
 }
 
-/// The gradient takes the logits' place; `from` are the row's vectors.
+/// The thread's vector i of the gradient, made of the logits'.
 template <class L, class S = Accumulator<L>>
-__device__ __forceinline__ void write_gradient(const WideRow<L>& row, const uint4* from, int target,
-                                               const RowGradient<S>& gradient) {
-    if (row.has_edge()) {
-        L& edge = row.data[row.edge()];
-        edge = device::convert<L>(gradient(device::convert<S>(edge)) -
-                                  (row.edge() == target ? gradient.factor : S(0)));
-    }
-#pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < row.vectors; i += wide_threads) {
-        S values[row.n];
-        device::unpack<L>(values, from[i]);
+__device__ __forceinline__ void write_vector(const WideRow<L>& row, int i, const uint4& logits, int target,
+                                             const RowGradient<S>& gradient) {
+    S values[row.n];
+    device::unpack<L>(values, logits);
 #pragma unroll
-        for (int j = 0; j < row.n; ++j) values[j] = gradient(values[j]);
-        if (const int place = target - row.head - i * row.n; place >= 0 && place < row.n) {
+    for (int j = 0; j < row.n; ++j) values[j] = gradient(values[j]);
+    if (const int place = target - row.head - i * row.n; place >= 0 && place < row.n) {
 #pragma unroll
-            for (int j = 0; j < row.n; ++j)
-                if (j == place) values[j] -= gradient.factor;
-        }
-        *row.vector(i) = device::pack<L>(values);
+        for (int j = 0; j < row.n; ++j)
+            if (j == place) values[j] -= gradient.factor;
     }
+    *row.vector(i) = device::pack<L>(values);
+}
+
+/// The gradient takes the logits' place, but for the vectors.
+template <class L, class S = Accumulator<L>>
+__device__ __forceinline__ void write_edges(const WideRow<L>& row, int target,
+                                            const RowGradient<S>& gradient) {
+    if (!row.has_edge()) return;
+    L& edge = row.data[row.edge()];
+    edge = device::convert<L>(gradient(device::convert<S>(edge)) -
+                              (row.edge() == target ? gradient.factor : S(0)));
+}
+
+/// Starts copying the thread's vector i of a row to its place.
+template <class L>
+__device__ __forceinline__ void keep_vector(const WideRow<L>& row, uint4* kept, int i) {
+    using namespace attention::cuda::device;
+    if (i < row.vectors) copy_16_bytes_async(shared_address(kept + i), row.vector(i), true);
 }
 
 /// Blocks a processor: two rows of 16 bits fit its shared memory, one is read while the other is written.
@@ -274,29 +297,54 @@ template <class L>
 __global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(const CrossEntropy<L> c) {
     using S = Accumulator<L>;
     extern __shared__ uint4 shared_row[];
-    uint4* kept = c.keep_row ? shared_row : nullptr;
-    const auto row_at = [&](std::int64_t row) { return WideRow<L>(c.logits + row * c.stride, c.width); };
+    uint4* const kept = c.keep_row ? shared_row : nullptr;
+    const int thread = static_cast<int>(threadIdx.x);
+    // Past the last row: one of no elements.
+    const auto row_at = [&](std::int64_t row) {
+        return row < c.rows ? WideRow<L>(c.logits + row * c.stride, c.width) : WideRow<L>(c.logits, 0);
+    };
     uint4 packed[WideRow<L>::held];
-    row_at(blockIdx.x).load(packed, 0);
+    const WideRow<L> first = row_at(blockIdx.x);
+    if (kept != nullptr) {
+        for (int i = thread; i < first.vectors; i += wide_threads) keep_vector(first, kept, i);
+        attention::cuda::device::commit_copies();
+    } else {
+        first.load(packed, 0);
+    }
     int target = c.targets[blockIdx.x];
     for (std::int64_t row = blockIdx.x; row < c.rows; row += gridDim.x) {
-        const WideRow<L> logits = row_at(row);
+        const WideRow<L> logits = row_at(row), next = row_at(row + gridDim.x);
         const int its_target = target;
         const bool valid = target >= 0 && target < c.width;
         const S target_logit = valid ? device::convert<S>(logits.data[target]) : S(0);
+        if (row + gridDim.x < c.rows) target = c.targets[row + gridDim.x];
         RowGradient<S> gradient{};
+        attention::cuda::device::wait_for_copies<0>();
         if (valid) {
             const Softmax<S> all = combined<wide_threads>(softmax_of(logits, packed, kept));
-            gradient = finish_loss(c, row, all, target_logit, threadIdx.x == 0);
+            gradient = finish_loss(c, row, all, target_logit, thread == 0);
         } else {
-            write_row_without_target<wide_threads>(c, row, threadIdx.x, target == ignored_target);
+            write_row_without_target<wide_threads>(c, row, thread, its_target == ignored_target);
         }
-        if (row + gridDim.x < c.rows) {
-            row_at(row + gridDim.x).load(packed, 0);
-            target = c.targets[row + gridDim.x];
+        const bool writes = valid && c.gradients;
+        if (kept == nullptr) next.load(packed, 0);
+        if (writes) write_edges(logits, its_target, gradient);
+        if (kept != nullptr) {
+            const int vectors = writes ? logits.vectors : 0;
+            int i = thread;
+#pragma unroll 4
+            for (; i < vectors; i += wide_threads) {
+                const uint4 its_logits = kept[i];
+                keep_vector(next, kept, i);
+                write_vector(logits, i, its_logits, its_target, gradient);
+            }
+            for (; i < next.vectors; i += wide_threads) keep_vector(next, kept, i);
+            attention::cuda::device::commit_copies();
+        } else if (writes) {
+#pragma unroll 4
+            for (int i = thread; i < logits.vectors; i += wide_threads)
+                write_vector(logits, i, *logits.vector(i), its_target, gradient);
         }
-        if (valid && c.gradients)
-            write_gradient(logits, kept != nullptr ? kept : logits.vector(0), its_target, gradient);
     }
 }
 
