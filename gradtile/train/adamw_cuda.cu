@@ -1,8 +1,8 @@
 // AdamW on the GPU: one small kernel decides, from what lies on the device, whether and how to update; one
 // pass over weights, values, gradients, m and v does it.
-#include <gradtile/core/cuda_check.h>
 #include <gradtile/train/adamw_backend.h>
 #include <gradtile/core/device/convert.cuh>
+#include <gradtile/core/device/launch.cuh>
 #include <gradtile/core/device/packed.cuh>
 
 namespace gradtile::cuda {
@@ -19,6 +19,7 @@ struct StepFactors {
 
 __global__ void prepare_kernel(StepFactors* factors, std::int32_t* updates, const double* gradient_scale,
                                const double* rate, AdamWOptions adamw) {
+    device::await_predecessor();
     const double scale = gradient_scale != nullptr ? *gradient_scale : 1.0;
     factors->gradient_scale = scale;
     if (scale == 0.0) return;
@@ -48,9 +49,10 @@ template <class Real, class Value>
 __global__ void __launch_bounds__(threads_per_block)
     update_kernel(Pointers<Real, Value> arrays, const AdamWBlock* blocks, const StepFactors* factors,
                   Constants<Real> c, bool zero_gradients) {
+    const AdamWBlock block = blocks[blockIdx.x];  // the same in every step
+    device::await_predecessor();
     const StepFactors f = *factors;
     if (f.gradient_scale == 0.0) return;
-    const AdamWBlock block = blocks[blockIdx.x];
     const Real scale = static_cast<Real>(f.gradient_scale);
     const Real keep = block.decays != 0 ? static_cast<Real>(f.keep) : Real{1};
     const Real root_correction = static_cast<Real>(f.root_correction);
@@ -90,14 +92,11 @@ __global__ void __launch_bounds__(threads_per_block)
 void adamw_step(const Context& ctx, const AdamWArrays& arrays, const AdamWBlocks& blocks,
                 const Tensor& updates, const Tensor& rate, const AdamWOptions& adamw,
                 const UpdateOptions& options) {
-    use_device(ctx.device());
-    const auto stream = static_cast<cudaStream_t>(ctx.stream());
     auto* const factors = reinterpret_cast<StepFactors*>(blocks.scratch.raw_data());
     const double* const scale =
         options.gradient_scale.defined() ? options.gradient_scale.data<double>() : nullptr;
-    prepare_kernel<<<1, 1, 0, stream>>>(factors, updates.data<std::int32_t>(), scale, rate.data<double>(),
-                                        adamw);
-    cuda_check(cudaGetLastError());
+    launch(ctx, prepare_kernel, dim3(1), Block{.threads = 1, .starts_early = true}, factors,
+           updates.data<std::int32_t>(), scale, static_cast<const double*>(rate.data<double>()), adamw);
     if (blocks.list.empty()) return;
     visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
         using Real = Accumulator<Value>;
@@ -107,12 +106,11 @@ void adamw_step(const Context& ctx, const AdamWArrays& arrays, const AdamWBlocks
         const Constants<Real> constants{static_cast<Real>(1.0 - adamw.beta1), static_cast<Real>(adamw.beta2),
                                         static_cast<Real>(1.0 - adamw.beta2),
                                         static_cast<Real>(adamw.epsilon)};
-        update_kernel<Real, Value>
-            <<<static_cast<unsigned>(blocks.list.size()), threads_per_block, 0, stream>>>(
-                pointers, reinterpret_cast<const AdamWBlock*>(blocks.on_device.raw_data()), factors,
-                constants, options.zero_gradients);
+        launch(ctx, update_kernel<Real, Value>, dim3(static_cast<unsigned>(blocks.list.size())),
+               Block{.threads = threads_per_block, .starts_early = true}, pointers,
+               reinterpret_cast<const AdamWBlock*>(blocks.on_device.raw_data()), factors, constants,
+               options.zero_gradients);
     });
-    cuda_check(cudaGetLastError());
 }
 
 }  // namespace gradtile::cuda

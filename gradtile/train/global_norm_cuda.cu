@@ -1,8 +1,8 @@
 // The norm of the whole gradient on the GPU in two stages, every sum in an order of its own that never
 // changes: no atomics, so two runs agree to the bit.
-#include <gradtile/core/cuda_check.h>
 #include <gradtile/train/global_norm_backend.h>
 #include <gradtile/core/device/convert.cuh>
+#include <gradtile/core/device/launch.cuh>
 #include <gradtile/core/device/packed.cuh>
 
 namespace gradtile::cuda {
@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(threads_of_partial)
     const bool aligned = reinterpret_cast<std::uintptr_t>(elements) % 16 == 0;
     const int vectors = aligned ? count / width : 0;
     double sum = 0.0;
+    device::await_predecessor();
     const auto add = [&](T element) {
         const double value = device::convert<double>(element);
         sum += value * value;
@@ -57,17 +58,20 @@ __global__ void __launch_bounds__(threads_of_partial)
 __global__ void __launch_bounds__(threads_of_total)
     total_kernel(const double* partial, std::int64_t count, bool root, double* total) {
     double sum = 0.0;
+    device::await_predecessor();
     for (std::int64_t i = threadIdx.x; i < count; i += threads_of_total) sum += partial[i];
     sum = block_sum<threads_of_total>(sum);
     if (threadIdx.x == 0) *total = root ? sqrt(sum) : sum;
 }
 
 __global__ void square_root_kernel(double* x) {
+    device::await_predecessor();
     *x = sqrt(*x);
 }
 
 template <class T>
 __global__ void clip_scale_kernel(const double* norm, const T* loss, double max_norm, double* scale) {
+    device::await_predecessor();
     const double length = *norm;
     const double of_loss = loss != nullptr ? device::convert<double>(*loss) : 0.0;
     const bool finite = isfinite(length) && isfinite(of_loss);
@@ -75,20 +79,20 @@ __global__ void clip_scale_kernel(const double* norm, const T* loss, double max_
     *scale = !finite ? 0.0 : too_long ? max_norm / length : 1.0;
 }
 
+constexpr Block one_thread{.threads = 1, .starts_early = true};
+
 void reduce(const Context& ctx, const Tensor& x, const Tensor& partial, bool root, const Tensor& total) {
-    use_device(ctx.device());
-    const auto stream = static_cast<cudaStream_t>(ctx.stream());
     const std::int64_t blocks = partial.elements();
+    const double* const partials = blocks > 0 ? partial.data<double>() : nullptr;
     if (blocks > 0) {
         visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
-            sum_of_squares_kernel<T><<<static_cast<unsigned>(blocks), threads_of_partial, 0, stream>>>(
-                x.data<T>(), x.elements(), partial.data<double>());
+            launch(ctx, sum_of_squares_kernel<T>, blocks_for(blocks, 1),
+                   Block{.threads = threads_of_partial, .starts_early = true},
+                   static_cast<const T*>(x.data<T>()), x.elements(), partial.data<double>());
         });
-        cuda_check(cudaGetLastError());
     }
-    total_kernel<<<1, threads_of_total, 0, stream>>>(blocks > 0 ? partial.data<double>() : nullptr, blocks,
-                                                     root, total.data<double>());
-    cuda_check(cudaGetLastError());
+    launch(ctx, total_kernel, dim3(1), Block{.threads = threads_of_total, .starts_early = true}, partials,
+           blocks, root, total.data<double>());
 }
 
 }  // namespace
@@ -102,21 +106,16 @@ void sum_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial, 
 }
 
 void square_root(const Context& ctx, const Tensor& x) {
-    use_device(ctx.device());
-    square_root_kernel<<<1, 1, 0, static_cast<cudaStream_t>(ctx.stream())>>>(x.data<double>());
-    cuda_check(cudaGetLastError());
+    launch(ctx, square_root_kernel, dim3(1), one_thread, x.data<double>());
 }
 
 void clip_scale(const Context& ctx, const Tensor& norm, const Tensor& scale, const ClipOptions& options) {
-    use_device(ctx.device());
-    const auto stream = static_cast<cudaStream_t>(ctx.stream());
     const DType loss_dtype = options.loss.defined() ? options.loss.dtype() : DType::f64;
     visit_floating(loss_dtype, [&]<class T>(TypeTag<T>) {
         const T* const loss = options.loss.defined() ? options.loss.data<T>() : nullptr;
-        clip_scale_kernel<T>
-            <<<1, 1, 0, stream>>>(norm.data<double>(), loss, options.max_norm, scale.data<double>());
+        launch(ctx, clip_scale_kernel<T>, dim3(1), one_thread,
+               static_cast<const double*>(norm.data<double>()), loss, options.max_norm, scale.data<double>());
     });
-    cuda_check(cudaGetLastError());
 }
 
 }  // namespace gradtile::cuda
