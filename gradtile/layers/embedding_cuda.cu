@@ -17,25 +17,45 @@ using Input = device::Rows<const T>;
 // ---- Token embedding, forward ----
 
 constexpr int gather_threads = 256;
+constexpr int gather_unroll = 4;  // pieces of one thread that are on their way together
 
-/// y[i] = weight[ids[i]], n columns a thread; a token outside the vocabulary gives a row of NaN.
+/// y[i] = weight[ids[i]], n columns at a time; a token outside the vocabulary gives a row of NaN.
 template <int n, class T>
 __global__ void __launch_bounds__(gather_threads)
     gather_kernel(T* y, const T* weight, const std::int32_t* ids, std::int64_t vocabulary,
-                  std::int64_t vectors_per_row, std::int64_t vectors) {
-    using S = Accumulator<T>;
+                  device::Divisor vectors_per_row, std::int64_t vectors) {
+    const std::int64_t begin = blockIdx.x * std::int64_t{gather_threads * gather_unroll} + threadIdx.x;
+    std::int64_t rows[gather_unroll];
+    std::int32_t its_ids[gather_unroll];
+    device::Fetched<n, T> fetched[gather_unroll];
     device::await_predecessor();
-    const std::int64_t index = blockIdx.x * std::int64_t{gather_threads} + threadIdx.x;
-    if (index >= vectors) return;
-    const std::int64_t row = device::quotient(index, vectors_per_row), id = ids[row];
-    S values[n];
-    if (id >= 0 && id < vocabulary) {
-        device::load<n>(values, weight + (id * vectors_per_row + (index - row * vectors_per_row)) * n);
-    } else {
 #pragma unroll
-        for (int i = 0; i < n; ++i) values[i] = std::numeric_limits<S>::quiet_NaN();
+    for (int u = 0; u < gather_unroll; ++u) {
+        const std::int64_t index = begin + u * gather_threads;
+        rows[u] = vectors_per_row.quotient_of(index);
+        its_ids[u] = index < vectors ? ids[rows[u]] : -1;
     }
-    device::store<n>(y + index * n, values);
+#pragma unroll
+    for (int u = 0; u < gather_unroll; ++u) {
+        const std::int64_t id = its_ids[u];
+        if (id < 0 || id >= vocabulary) continue;
+        const std::int64_t in_row = begin + u * gather_threads - rows[u] * vectors_per_row.value;
+        fetched[u].read(weight + (id * vectors_per_row.value + in_row) * n);
+    }
+#pragma unroll
+    for (int u = 0; u < gather_unroll; ++u) {
+        using S = Accumulator<T>;
+        const std::int64_t index = begin + u * gather_threads;
+        if (index >= vectors) break;
+        S values[n];
+        if (its_ids[u] >= 0 && its_ids[u] < vocabulary) {
+            fetched[u].values(values);
+        } else {
+#pragma unroll
+            for (int i = 0; i < n; ++i) values[i] = std::numeric_limits<S>::quiet_NaN();
+        }
+        device::store<n>(y + index * n, values);
+    }
 }
 
 // ---- Token embedding, backward: positions are sorted by token, and every token's rows are added in order
@@ -241,9 +261,9 @@ void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens
         const bool vectors = width % device::vector_length<T> == 0 && device::on_vector_boundary(y) &&
                              device::on_vector_boundary(weight);
         with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
-            launch(ctx, gather_kernel<n, T>, blocks_for(y.elements() / n, gather_threads),
+            launch(ctx, gather_kernel<n, T>, blocks_for(y.elements() / n, gather_threads * gather_unroll),
                    Block{.threads = gather_threads, .starts_early = true}, y.data<T>(), weight.data<T>(),
-                   tokens.data<std::int32_t>(), weight.size(0), width / n, y.elements() / n);
+                   tokens.data<std::int32_t>(), weight.size(0), device::Divisor(width / n), y.elements() / n);
         });
     });
 }
