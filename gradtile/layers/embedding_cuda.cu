@@ -205,41 +205,63 @@ struct AddPosition {
     }
 };
 
-constexpr int sample_vectors = 32;                          // vectors of weight_grad that a block takes,
-constexpr int sample_lanes = add_threads / sample_vectors;  // and threads that share each
+constexpr int sample_unroll = 8;  // samples of one thread that are on their way together
+constexpr int most_sample_lanes = 8;
 
-/// weight_grad[t] += sum over samples of dy[sample, t], n columns a thread, which takes every eighth sample.
+/// weight_grad[t] += sum over samples of dy[sample, t], n columns a thread; `lanes` threads share them, each
+/// with every lanes-th sample. One thread for all samples reads 4 KiB in a row with its block.
 template <int n, class T>
-__global__ void __launch_bounds__(add_threads)
+__global__ void __launch_bounds__(add_threads, 3)
     add_samples_kernel(Accumulator<T>* weight_grad, Input<T> dy, std::int64_t samples, std::int64_t positions,
-                       std::int64_t vectors_per_row) {
+                       device::Divisor vectors_per_row, int lanes) {
     using S = Accumulator<T>;
-    __shared__ S shared[sample_lanes][sample_vectors][n];
-    const int lane_x = threadIdx.x % sample_vectors, lane_y = threadIdx.x / sample_vectors;
-    const std::int64_t index = blockIdx.x * std::int64_t{sample_vectors} + lane_x;
-    const bool inside = index < positions * vectors_per_row;
+    __shared__ S shared[add_threads][n];
+    const int vectors = add_threads / lanes, lane_x = static_cast<int>(threadIdx.x) % vectors,
+              lane_y = static_cast<int>(threadIdx.x) / vectors;
+    const std::int64_t index = blockIdx.x * std::int64_t{vectors} + lane_x;
+    const std::int64_t position = vectors_per_row.quotient_of(index);
+    const bool inside = position < positions;
+    const std::int64_t column = (index - position * vectors_per_row.value) * n;
     S sums[n] = {};
     device::await_predecessor();
     if (inside) {
-        const std::int64_t position = device::quotient(index, vectors_per_row);
-        const std::int64_t column = (index - position * vectors_per_row) * n;
-#pragma unroll 8
-        for (std::int64_t sample = lane_y; sample < samples; sample += sample_lanes) {
-            S values[n];
-            device::load<n>(values, dy[sample * positions + position] + column);
+        if (lane_y == 0) device::load<n>(sums, weight_grad + index * n);
+        for (std::int64_t first = lane_y; first < samples; first += sample_unroll * lanes) {
+            device::Fetched<n, T> fetched[sample_unroll];
 #pragma unroll
-            for (int i = 0; i < n; ++i) sums[i] += values[i];
+            for (int u = 0; u < sample_unroll; ++u) {
+                const std::int64_t sample = first + u * lanes;
+                if (sample < samples) fetched[u].read(dy[sample * positions + position] + column);
+            }
+#pragma unroll
+            for (int u = 0; u < sample_unroll; ++u) {
+                if (first + u * lanes >= samples) break;
+                S values[n];
+                fetched[u].values(values);
+#pragma unroll
+                for (int i = 0; i < n; ++i) sums[i] += values[i];
+            }
         }
     }
+    if (lanes > 1) {
 #pragma unroll
-    for (int i = 0; i < n; ++i) shared[lane_y][lane_x][i] = sums[i];
-    __syncthreads();
-    if (lane_y != 0 || !inside) return;
+        for (int i = 0; i < n; ++i) shared[threadIdx.x][i] = sums[i];
+        __syncthreads();
+        if (lane_y != 0) return;
+        for (int lane = 1; lane < lanes; ++lane)
 #pragma unroll
-    for (int lane = 1; lane < sample_lanes; ++lane)
-#pragma unroll
-        for (int i = 0; i < n; ++i) sums[i] += shared[lane][lane_x][i];
-    device::accumulate<n>(weight_grad + index * n, sums);
+            for (int i = 0; i < n; ++i) sums[i] += shared[lane * vectors + lane_x][i];
+    }
+    if (inside) device::store<n>(weight_grad + index * n, sums);
+}
+
+/// Threads that share a sum over the samples: as few as keep a GPU's processors in work, whatever the GPU, so
+/// that the bits are the same.
+int sample_lanes(std::int64_t vectors, std::int64_t samples) {
+    constexpr std::int64_t enough_threads = 96 << 10;
+    int lanes = 1;
+    while (lanes < most_sample_lanes && 2 * lanes <= samples && vectors * lanes < enough_threads) lanes *= 2;
+    return lanes;
 }
 
 /// Calls f with the vector length of T when the condition holds, else with 1.
@@ -324,9 +346,11 @@ void position_embedding_backward(const Context& ctx, const Tensor& weight_grad, 
         const Input<T> rows(dy, "position_embedding");
         const bool vectors = rows.in_vectors() && device::on_vector_boundary(weight_grad);
         with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
-            launch(ctx, add_samples_kernel<n, T>, blocks_for(positions * (width / n), sample_vectors),
+            const std::int64_t pieces = positions * (width / n);
+            const int lanes = sample_lanes(pieces, dy.size(0));
+            launch(ctx, add_samples_kernel<n, T>, blocks_for(pieces, add_threads / lanes),
                    Block{.threads = add_threads, .starts_early = true}, weight_grad.data<Accumulator<T>>(),
-                   rows, dy.size(0), positions, width / n);
+                   rows, dy.size(0), positions, device::Divisor(width / n), lanes);
         });
     });
 }
