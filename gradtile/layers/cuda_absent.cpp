@@ -55,7 +55,7 @@ void embedding_forward(const Context&, const Tensor&, const Tensor&, const Tenso
 void embedding_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
     operator_absent();
 }
-std::int64_t embedding_backward_scratch(std::int64_t) {
+std::int64_t embedding_backward_scratch(std::int64_t, std::int64_t, DType) {
     operator_absent();
 }
 void position_embedding_forward(const Context&, const Tensor&, const Tensor&, const Tensor&) {

@@ -31,7 +31,8 @@ void Embedding::backward(const Context& ctx, const Tensor& dy, const Saved& save
     row_layout(dy, "embedding");
     const auto scratch_for =
         ctx.device().is_cpu() ? cpu::embedding_backward_scratch : cuda::embedding_backward_scratch;
-    const Tensor scratch = empty(ctx, {scratch_for(saved.tokens.elements())}, DType::i32);
+    const Tensor scratch =
+        empty(ctx, {scratch_for(saved.tokens.elements(), weight.shape()[1], dy.dtype())}, DType::i32);
     on_device(ctx, cpu::embedding_backward, cuda::embedding_backward, weight.grad(), dy, saved.tokens,
               scratch);
 }

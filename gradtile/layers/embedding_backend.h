@@ -10,8 +10,8 @@ void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens
 /// GPU positions whose token is outside the vocabulary are passed over.
 void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy, const Tensor& tokens,
                         const Tensor& scratch);
-/// Elements of scratch for so many positions.
-std::int64_t embedding_backward_scratch(std::int64_t positions);
+/// Elements of scratch for so many positions of dy [.., width].
+std::int64_t embedding_backward_scratch(std::int64_t positions, std::int64_t width, DType dtype);
 /// y [B,T,C] = x + weight [T,C]
 void position_embedding_forward(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& weight);
 /// weight_grad [T,C] += sum over B of dy
@@ -22,7 +22,7 @@ namespace gradtile::cuda {
 void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens, const Tensor& weight);
 void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy, const Tensor& tokens,
                         const Tensor& scratch);
-std::int64_t embedding_backward_scratch(std::int64_t positions);
+std::int64_t embedding_backward_scratch(std::int64_t positions, std::int64_t width, DType dtype);
 void position_embedding_forward(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& weight);
 void position_embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy);
 }  // namespace gradtile::cuda

@@ -29,7 +29,7 @@ void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens
     });
 }
 
-std::int64_t embedding_backward_scratch(std::int64_t) {
+std::int64_t embedding_backward_scratch(std::int64_t, std::int64_t, DType) {
     return 0;
 }
 

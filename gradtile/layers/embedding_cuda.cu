@@ -60,16 +60,12 @@ __global__ void __launch_bounds__(gather_threads)
 
 // ---- Token embedding, backward: positions are sorted by token, and every token's rows are added in order
 // ----
+// Two warps take 32 sorted places. They add the runs of equal tokens that begin in their half to the
+// gradient, the last one to its end. Text has tokens with thousands of positions: of a run longer than 32 the
+// sum of each 32 places goes to `partials`, and a second kernel adds these up.
 
 constexpr int add_threads = 256;
-constexpr int longest_short_run = 32;                 // what one warp adds alone
-constexpr int run_columns = 8;                        // vectors of columns of a long run that a block takes,
-constexpr int run_lanes = add_threads / run_columns;  // and threads that share each
-
-/// A token with many positions: sorted[begin .. begin + length).
-struct LongRun {
-    std::int32_t begin, length;
-};
+constexpr int run_piece = 32;  // sorted places of two warps; a longer run is a long one
 
 template <class T>
 struct EmbeddingGradient {
@@ -77,7 +73,14 @@ struct EmbeddingGradient {
     Input<T> dy;
     SortedTokens sorted;
     std::int64_t count, vocabulary, width;
-    std::int32_t* long_runs;  // their number, then the LongRuns
+    // [pieces of the sorted places, 2, C]: of the long run that began before the piece, and of the one that
+    // begins in it; a second cannot.
+    Accumulator<T>* partials;
+    std::int32_t* long_runs;  // their number, then where each begins
+
+    __device__ __forceinline__ Accumulator<T>* partial(std::int64_t piece, bool begins) const {
+        return partials + (2 * piece + begins) * width;
+    }
 };
 
 /// The token of sorted place i; a run ends where it changes.
@@ -86,106 +89,162 @@ __device__ __forceinline__ std::int32_t token_at(const EmbeddingGradient<T>& g, 
     return i >= 0 && i < g.count ? g.sorted.keys[i] : -1;
 }
 
-/// First place after the run that place i belongs to, when that is further than `reach` away.
-template <class T>
-__device__ std::int64_t end_of_run(const EmbeddingGradient<T>& g, std::int64_t i, std::int64_t reach) {
-    std::int64_t inside = i + reach, outside = g.count;
-    const std::int32_t token = g.sorted.keys[i];
-    while (outside - inside > 1) {
-        const std::int64_t middle = (inside + outside) / 2;
-        (g.sorted.keys[middle] == token ? inside : outside) = middle;
-    }
-    return outside;
-}
+/// Rows on their way to a warp together.
+template <int held>
+inline constexpr int run_unroll = held == 1 ? 8 : 4;
 
-/// One warp for each place: the first place of a short run adds the run's rows, that of a long one lists it.
-template <int n, class T>
-__global__ void __launch_bounds__(add_threads) add_short_runs_kernel(const EmbeddingGradient<T> g) {
-    using S = Accumulator<T>;
-    device::await_predecessor();
-    const int lane = threadIdx.x % 32;
-    const std::int64_t first = (blockIdx.x * std::int64_t{add_threads} + threadIdx.x) / 32;
-    if (first >= g.count) return;
-    const std::int32_t token = g.sorted.keys[first];
-    if (token == token_at(g, first - 1) || token >= g.vocabulary) return;
-    const unsigned differ = __ballot_sync(0xffffffffu, token_at(g, first + 1 + lane) != token);
-    if (differ == 0) {
-        if (lane != 0) return;
-        const std::int64_t end = end_of_run(g, first, longest_short_run);
-        const int slot = atomicAdd(g.long_runs, 1);  // the order of this list changes no result
-        reinterpret_cast<LongRun*>(g.long_runs + 2)[slot] = {static_cast<std::int32_t>(first),
-                                                             static_cast<std::int32_t>(end - first)};
-        return;
-    }
-    const int length = __ffs(static_cast<int>(differ));
-    const std::int64_t position = lane < length ? g.sorted.positions[first + lane] : 0;
-    S* to = g.weight + token * g.width;
-    for (std::int64_t begin = 0; begin < g.width; begin += 32 * n) {
-        const std::int64_t column = begin + lane * n;
-        const bool inside = column < g.width;
-        S sums[n] = {}, values[n];
-#pragma unroll 4
-        for (int r = 0; r < length; ++r) {
-            const std::int64_t row = __shfl_sync(0xffffffffu, position, r);
-            if (!inside) continue;
-            device::load<n>(values, g.dy[row] + column);
+/// sums += the rows of sorted places [begin, end) of the warp's 64, whose positions its lanes have.
+template <int n, int held, class T, class S = Accumulator<T>>
+__device__ __forceinline__ void add_rows(S (&sums)[held][n], const EmbeddingGradient<T>& g, int begin,
+                                         int end, const std::int32_t (&positions)[2], std::int64_t column) {
+    const auto inside = [&](int k) { return column + k * 32 * n < g.width; };
+    for (int first = begin; first < end; first += run_unroll<held>) {
+        device::Fetched<n, T> fetched[run_unroll<held>][held];
 #pragma unroll
-            for (int i = 0; i < n; ++i) sums[i] += values[i];
+        for (int u = 0; u < run_unroll<held>; ++u) {
+            if (first + u >= end) break;
+            const std::int64_t row =
+                __shfl_sync(0xffffffffu, first + u < 32 ? positions[0] : positions[1], (first + u) % 32);
+            const T* const from = g.dy[row] + column;
+#pragma unroll
+            for (int k = 0; k < held; ++k)
+                if (inside(k)) fetched[u][k].read(from + k * 32 * n);
         }
-        if (inside) device::accumulate<n>(to + column, sums);
+#pragma unroll
+        for (int u = 0; u < run_unroll<held>; ++u) {
+            if (first + u >= end) break;
+#pragma unroll
+            for (int k = 0; k < held; ++k) {
+                if (!inside(k)) continue;
+                S values[n];
+                fetched[u][k].values(values);
+#pragma unroll
+                for (int i = 0; i < n; ++i) sums[k][i] += values[i];
+            }
+        }
     }
 }
 
-/// Blocks take (long run, group of columns) in turn.
-template <int n, class T>
-__global__ void __launch_bounds__(add_threads) add_long_runs_kernel(const EmbeddingGradient<T> g) {
+/// `held` times n columns a lane; blockIdx.y says which.
+template <int n, int held, class T>
+__global__ void __launch_bounds__(add_threads, 2) add_runs_kernel(const EmbeddingGradient<T> g) {
     using S = Accumulator<T>;
-    __shared__ S shared[run_lanes][run_columns][n];
-    const int lane_x = threadIdx.x % run_columns, lane_y = threadIdx.x / run_columns;
-    const std::int64_t groups = (g.width + run_columns * n - 1) / (run_columns * n);
+    static_assert(run_piece == 32);
+    constexpr unsigned warp = 0xffffffffu;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    // From the end, where rare tokens stand together, which cost more.
+    const std::int64_t task =
+        (gridDim.x - blockIdx.x) * std::int64_t{add_threads / 32} - 1 - threadIdx.x / 32;
+    const std::int64_t piece = task / 2;
+    const int half = static_cast<int>(task % 2), half_end = (half + 1) * (run_piece / 2);
+    const std::int64_t first = piece * run_piece, column = (blockIdx.y * std::int64_t{32 * held} + lane) * n;
+    const auto inside = [&](int k) { return column + k * 32 * n < g.width; };
     device::await_predecessor();
-    const LongRun* runs = reinterpret_cast<const LongRun*>(g.long_runs + 2);
-    const std::int64_t pieces = *g.long_runs * groups;
-    for (std::int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
-        const LongRun run = runs[piece / groups];
-        const std::int64_t column = (piece % groups * run_columns + lane_x) * n;
-        const bool inside = column < g.width;
-        S sums[n] = {}, values[n];
-        if (inside) {
-#pragma unroll 4
-            for (int r = lane_y; r < run.length; r += run_lanes) {
-                device::load<n>(values, g.dy[g.sorted.positions[run.begin + r]] + column);
+    if (first >= g.count) return;
+    const std::int32_t token = token_at(g, first + lane), before = token_at(g, first - 1 - lane),
+                       after = token_at(g, first + run_piece + lane);
+    const auto position_at = [&](std::int64_t i) { return i < g.count ? g.sorted.positions[i] : 0; };
+    const std::int32_t positions[2] = {position_at(first + lane), position_at(first + run_piece + lane)};
+
+    const auto equal_lanes = [](bool equal) {  // until the first that is not
+        const unsigned differ = ~__ballot_sync(warp, equal);
+        return differ == 0 ? 32 : __ffs(static_cast<int>(differ)) - 1;
+    };
+    const int behind = equal_lanes(before == __shfl_sync(warp, token, 0)),
+              ahead = equal_lanes(after == __shfl_sync(warp, token, 31));
+    const std::int32_t left = __shfl_up_sync(warp, token, 1);
+    const unsigned begins = __ballot_sync(warp, lane > 0 ? token != left : behind == 0);
+
+    const unsigned in_second_half = begins >> (run_piece / 2);
+    int begin = half == 0             ? 0
+                : in_second_half == 0 ? run_piece
+                                      : run_piece / 2 + __ffs(static_cast<int>(in_second_half)) - 1;
+    for (int end = 0; begin < half_end; begin = end) {
+        const std::int32_t its_token = __shfl_sync(warp, token, begin);
+        if (its_token < 0 || its_token >= g.vocabulary) return;  // all that follow likewise
+        const unsigned later = begin == 31 ? 0 : begins >> (begin + 1);
+        end = later == 0 ? run_piece : begin + __ffs(static_cast<int>(later));
+        const bool begins_here = (begins >> begin & 1) != 0;
+        const int reach = end == run_piece ? run_piece + ahead : end;
+        const bool is_long = reach - begin + (begins_here ? 0 : behind) > run_piece;
+        if (!begins_here && !is_long) continue;                      // added by the warp where it begins
+        if (is_long && begins_here && lane == 0 && blockIdx.y == 0)  // in an order that changes no result
+            g.long_runs[1 + atomicAdd(g.long_runs, 1)] = static_cast<std::int32_t>(first) + begin;
+
+        S* const to = is_long ? g.partial(piece, begins_here) : g.weight + its_token * g.width;
+        S sums[held][n] = {};
 #pragma unroll
-                for (int i = 0; i < n; ++i) sums[i] += values[i];
+        for (int k = 0; k < held; ++k)
+            if (!is_long && inside(k)) device::load<n>(sums[k], to + column + k * 32 * n);
+        add_rows(sums, g, begin, is_long ? end : reach, positions, column);
+#pragma unroll
+        for (int k = 0; k < held; ++k)
+            if (inside(k)) device::store<n>(to + column + k * 32 * n, sums[k]);
+    }
+}
+
+constexpr int total_columns = 64;                         // pieces of n columns that a block takes,
+constexpr int total_lanes = add_threads / total_columns;  // and threads that share each
+constexpr int total_unroll = 6;                           // pieces of one thread on their way together
+
+/// Blocks take (long run, group of columns) in turn and add its pieces to the gradient.
+template <int n, class T, class S = Accumulator<T>>
+__global__ void __launch_bounds__(add_threads, 4) add_long_runs_kernel(const EmbeddingGradient<T> g) {
+    __shared__ S shared[total_lanes][total_columns][n];
+    const int lane_x = threadIdx.x % total_columns, lane_y = threadIdx.x / total_columns;
+    const std::int64_t groups = (g.width + total_columns * n - 1) / (total_columns * n);
+    device::await_predecessor();
+    const std::int64_t tasks = *g.long_runs * groups;
+    for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+        const std::int64_t begin = g.long_runs[1 + task / groups], piece = begin / run_piece;
+        const std::int32_t token = g.sorted.keys[begin];
+        // The pieces behind its first: those that begin with its token.
+        std::int64_t others = 0;
+        for (int found = add_threads; found == add_threads; others += found)
+            found = __syncthreads_count(token_at(g, (piece + 1 + others + threadIdx.x) * run_piece) == token);
+        const std::int64_t column = (task % groups * total_columns + lane_x) * n;
+        const bool inside = column < g.width;
+        S sums[n] = {};
+        if (inside) {
+            for (std::int64_t i = lane_y; i <= others; i += total_lanes * total_unroll) {
+                device::Fetched<n, S> fetched[total_unroll];
+#pragma unroll
+                for (int u = 0; u < total_unroll; ++u)
+                    if (const std::int64_t at = i + u * total_lanes; at <= others)
+                        fetched[u].read(g.partial(piece + at, at == 0) + column);
+#pragma unroll
+                for (int u = 0; u < total_unroll; ++u) {
+                    if (i + u * total_lanes > others) break;
+                    S values[n];
+                    fetched[u].values(values);
+#pragma unroll
+                    for (int j = 0; j < n; ++j) sums[j] += values[j];
+                }
             }
         }
 #pragma unroll
         for (int i = 0; i < n; ++i) shared[lane_y][lane_x][i] = sums[i];
         __syncthreads();
         if (lane_y == 0 && inside) {
-            for (int lane = 1; lane < run_lanes; ++lane)
+            for (int lane = 1; lane < total_lanes; ++lane)
 #pragma unroll
                 for (int i = 0; i < n; ++i) sums[i] += shared[lane][lane_x][i];
-            device::accumulate<n>(g.weight + g.sorted.keys[run.begin] * g.width + column, sums);
+            device::accumulate<n>(g.weight + token * g.width + column, sums);
         }
         __syncthreads();
     }
 }
 
-/// Tokens outside the vocabulary become the one after its last, so that nothing is added for them.
-__global__ void __launch_bounds__(add_threads)
-    copy_tokens_kernel(std::int32_t* to, const std::int32_t* from, std::int64_t count,
-                       std::int32_t vocabulary, std::int32_t* long_runs) {
-    device::await_predecessor();
-    const std::int64_t i = blockIdx.x * std::int64_t{add_threads} + threadIdx.x;
-    if (i == 0) *long_runs = 0;
-    if (i < count) to[i] = from[i] >= 0 && from[i] < vocabulary ? from[i] : vocabulary;
-}
+/// Where in the scratch things are, in int32 elements: the partial sums come first, for their alignment.
+struct EmbeddingScratch {
+    std::int64_t partials, long_runs, all;
 
-/// Scratch: room for the list of long runs, the tokens, and what sorting takes.
-std::int64_t long_run_words(std::int64_t positions) {
-    return 2 + 2 * (positions / (longest_short_run + 1));
-}
+    EmbeddingScratch(std::int64_t count, std::int64_t width, DType dtype)
+        : partials(2 * ceil_div(count, run_piece) * width *
+                   static_cast<std::int64_t>(size_of(accumulator_of(dtype)) / sizeof(std::int32_t))),
+          long_runs(1 + count / (run_piece + 1)),
+          all(partials + long_runs + sort_scratch(count)) {}
+};
 
 // ---- Position embedding ----
 
@@ -290,8 +349,8 @@ void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens
     });
 }
 
-std::int64_t embedding_backward_scratch(std::int64_t positions) {
-    return long_run_words(positions) + positions + sort_scratch(positions);
+std::int64_t embedding_backward_scratch(std::int64_t positions, std::int64_t width, DType dtype) {
+    return EmbeddingScratch(positions, width, dtype).all;
 }
 
 void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy, const Tensor& tokens,
@@ -300,32 +359,57 @@ void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Ten
                        width = weight_grad.size(1);
     if (count == 0 || width == 0) return;
     check(count < std::numeric_limits<std::int32_t>::max(), "embedding: ", count, " positions at once");
-    std::int32_t* long_runs = scratch.data<std::int32_t>();
-    std::int32_t* keys = long_runs + long_run_words(count);
-    const Block block{.threads = add_threads, .starts_early = true};
-    launch(ctx, copy_tokens_kernel, blocks_for(count, add_threads), block, keys, tokens.data<std::int32_t>(),
-           count, static_cast<std::int32_t>(vocabulary), long_runs);
-    int bits = 1;
-    while (vocabulary >> bits != 0) ++bits;
-    const SortedTokens sorted = sort_tokens(ctx, keys + count, keys, count, bits);
+    const EmbeddingScratch sizes(count, width, dy.dtype());
+    std::int32_t* const partials = scratch.data<std::int32_t>();
+    std::int32_t* const long_runs = partials + sizes.partials;
+    const SortedTokens sorted = sort_tokens(ctx, long_runs + sizes.long_runs, tokens.data<std::int32_t>(),
+                                            count, static_cast<std::int32_t>(vocabulary), long_runs);
 
     visit_floating(dy.dtype(), [&]<class T>(TypeTag<T>) {
-        const EmbeddingGradient<T> gradient{weight_grad.data<Accumulator<T>>(),
-                                            Input<T>(dy, "embedding"),
-                                            sorted,
-                                            count,
-                                            vocabulary,
-                                            width,
-                                            long_runs};
-        const bool vectors = gradient.dy.in_vectors() && device::on_vector_boundary(weight_grad);
+        using S = Accumulator<T>;
+        const EmbeddingGradient<T> gradient{.weight = weight_grad.data<S>(),
+                                            .dy = Input<T>(dy, "embedding"),
+                                            .sorted = sorted,
+                                            .count = count,
+                                            .vocabulary = vocabulary,
+                                            .width = width,
+                                            .partials = reinterpret_cast<S*>(partials),
+                                            .long_runs = long_runs};
+        const Block block{.threads = add_threads, .starts_early = true};
+        const bool vectors = gradient.dy.in_vectors() && device::on_vector_boundary(weight_grad) &&
+                             device::on_vector_boundary(scratch);
         with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
-            launch(ctx, add_short_runs_kernel<n, T>, blocks_for(count, add_threads / 32), block, gradient);
-            // Every block strides over the list, whose length only the device knows.
-            const dim3 blocks = blocks_for(
-                std::min<std::int64_t>(count / longest_short_run + 1, 64) * ceil_div(width, run_columns * n),
-                1);
-            launch(ctx, add_long_runs_kernel<n, T>, blocks, block, gradient);
+            const auto add_runs = [&]<int held>(std::integral_constant<int, held>) {
+                dim3 blocks = blocks_for(2 * ceil_div(count, run_piece), add_threads / 32);
+                blocks.y = static_cast<unsigned>(ceil_div(width, 32 * held * n));
+                launch(ctx, add_runs_kernel<n, held, T>, blocks, block, gradient);
+            };
+            // Whole rows, unless there are too few of them to keep a GPU's processors in work.
+            constexpr std::int64_t enough_places = 32 << 10;
+            if constexpr (n == 1) {
+                add_runs(std::integral_constant<int, 1>{});
+            } else if (width <= 32 * n || count < enough_places) {
+                add_runs(std::integral_constant<int, 1>{});
+            } else if (ceil_div(width, 32 * 2 * n) * 2 < ceil_div(width, 32 * 3 * n) * 3) {
+                add_runs(std::integral_constant<int, 2>{});
+            } else {
+                add_runs(std::integral_constant<int, 3>{});
+            }
         });
+        constexpr int n = device::vector_length<S>;
+        const auto add_long_runs = [&]<int m>(std::integral_constant<int, m>) {
+            // Every block strides over the list, whose length only the device knows.
+            const std::int64_t tasks = count / (run_piece + 1) * ceil_div(width, total_columns * m);
+            if (tasks == 0) return;
+            launch(ctx, add_long_runs_kernel<m, T>, blocks_for(std::min<std::int64_t>(tasks, 1024), 1), block,
+                   gradient);
+        };
+        if (width % n == 0 && device::on_vector_boundary(weight_grad) &&
+            device::on_vector_boundary(scratch)) {
+            add_long_runs(std::integral_constant<int, n>{});
+        } else {
+            add_long_runs(std::integral_constant<int, 1>{});
+        }
     });
 }
 

@@ -167,30 +167,57 @@ struct EmbeddingCase {
     std::int64_t count, vocabulary, width;
 };
 
-/// Few and many tokens, short and long runs of equal ones, one to three digits of the sort, several tiles.
+/// Against float64 on the CPU, and the same bits twice.
+void expect_gathered_and_added(const Context& cpu, const Context& gpu, const std::vector<std::int32_t>& ids,
+                               std::int64_t vocabulary, std::int64_t width) {
+    const EmbeddingPass exact = embedding_pass(cpu, ids, vocabulary, width, DType::f64, false);
+    std::vector<double> uses(static_cast<std::size_t>(vocabulary));
+    for (const std::int32_t id : ids) uses[static_cast<std::size_t>(id)] += 1;
+    const double longest = *std::max_element(uses.begin(), uses.end());
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+        for (const bool strided : {false, true}) {
+            SCOPED_TRACE(
+                concat(ids.size(), ' ', vocabulary, ' ', width, ' ', dtype, strided ? " strided" : ""));
+            const EmbeddingPass pass = embedding_pass(gpu, ids, vocabulary, width, dtype, strided);
+            test::expect_accurate(pass.y, exact.y, dtype, 1, "y");
+            test::expect_accurate(pass.gradient, exact.gradient, accumulator_of(dtype), longest, "gradient");
+            EXPECT_TRUE(pass == embedding_pass(gpu, ids, vocabulary, width, dtype, strided)) << "two runs";
+        }
+}
+
+/// Few and many tokens, short and long runs of equal ones, one to three digits of the sort, several tiles;
+/// all widths that a warp takes at once, and wider ones.
 TEST_F(OnCuda, EmbeddingGathersRowsAndAddsTheirGradients) {
     const EmbeddingCase embedding_cases[] = {
-        {1, 1, 1},        {700, 1, 7},       {700, 3, 64},      {700, 65, 768}, {33, 1, 8},
-        {32, 1, 8},       {5000, 300, 40},   {700, 5000, 1000}, {9000, 7, 130}, {20000, 65, 16},
-        {3000, 70000, 8}, {70000, 50257, 8}, {4096, 2, 768}};
-    for (const auto& [count, vocabulary, width] : embedding_cases) {
-        const auto ids = some_tokens(count, vocabulary);
-        const EmbeddingPass exact = embedding_pass(cpu, ids, vocabulary, width, DType::f64, false);
-        std::vector<double> uses(static_cast<std::size_t>(vocabulary));
-        for (const std::int32_t id : ids) uses[static_cast<std::size_t>(id)] += 1;
-        const double longest = *std::max_element(uses.begin(), uses.end());
-        for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
-            for (const bool strided : {false, true}) {
-                SCOPED_TRACE(
-                    concat(count, ' ', vocabulary, ' ', width, ' ', dtype, strided ? " strided" : ""));
-                const EmbeddingPass pass = embedding_pass(gpu(), ids, vocabulary, width, dtype, strided);
-                test::expect_accurate(pass.y, exact.y, dtype, 1, "y");
-                test::expect_accurate(pass.gradient, exact.gradient, accumulator_of(dtype), longest,
-                                      "gradient");
-                EXPECT_TRUE(pass == embedding_pass(gpu(), ids, vocabulary, width, dtype, strided))
-                    << "two runs";
-            }
+        {1, 1, 1},      {700, 1, 7},     {700, 3, 64},     {700, 65, 768},
+        {33, 1, 8},     {32, 1, 8},      {5000, 300, 40},  {700, 5000, 1000},
+        {9000, 7, 130}, {20000, 65, 16}, {3000, 70000, 8}, {70000, 50257, 8},
+        {4096, 2, 768}, {3000, 65, 384}, {700, 40, 1600},  {70000, 1, 8}};
+    for (const auto& [count, vocabulary, width] : embedding_cases)
+        expect_gathered_and_added(cpu, gpu(), some_tokens(count, vocabulary), vocabulary, width);
+}
+
+/// Runs of all lengths around those at which they are cut, beginning anywhere between two cuts; and a token
+/// in every second place.
+TEST_F(OnCuda, EmbeddingCutsLongRuns) {
+    const int lengths[] = {1, 31, 32, 33, 64, 65, 5, 95, 96, 97, 32, 32, 33, 33, 30, 34, 128, 1, 2, 33};
+    std::vector<std::int32_t> runs, halves;
+    for (std::int32_t token = 0; token < std::ssize(lengths); ++token)
+        runs.insert(runs.end(), static_cast<std::size_t>(lengths[token]), token);
+    std::vector<std::int32_t> shuffled(runs.size());
+    constexpr std::size_t stride = 601;  // a prime, so that every place is filled once
+    for (std::size_t i = 0; i < runs.size(); ++i) shuffled[i * stride % runs.size()] = runs[i];
+    for (std::int32_t i = 0; i < 6000; ++i) halves.push_back(i % 2 == 0 ? 300 : i % 500);
+    for (const std::int64_t width : {8, 13, 768}) {
+        expect_gathered_and_added(cpu, gpu(), shuffled, std::ssize(lengths), width);
+        expect_gathered_and_added(cpu, gpu(), halves, 500, width);
     }
+}
+
+TEST_F(OnCuda, EmbeddingOfNoTokensLeavesTheGradient) {
+    const auto pass = embedding_pass(gpu(), {}, 9, 8, DType::f32, false);
+    EXPECT_TRUE(pass.y.empty());
+    EXPECT_EQ(pass.gradient, std::vector<double>(9 * 8, 0.0));
 }
 
 TEST_F(OnCuda, EmbeddingMakesTheRowsOfUnknownTokensNaNAndGivesThemNoGradient) {
@@ -212,11 +239,15 @@ TEST_F(OnCuda, EmbeddingMakesTheRowsOfUnknownTokensNaNAndGivesThemNoGradient) {
     }
 }
 
+/// One thread for all samples, and up to eight, each with several rounds.
 TEST_F(OnCuda, PositionEmbeddingPassesTheLayerSuite) {
-    for (const std::int64_t width : {1, 7, 64, 768, 1000})
+    for (const std::int64_t width : {1, 7, 64, 768, 1000, 1001})
         test::check_layer_on_cuda(
             gpu(), [&](ParameterStore& store) { return PositionEmbedding(store, "positions", 171, width); },
-            {.width = width, .operations = 1, .leading = {{2, 3}, {5, 1}, {3, 171}}, .rank_2 = false});
+            {.width = width,
+             .operations = 1,
+             .leading = {{2, 3}, {5, 1}, {3, 171}, {70, 4}},
+             .rank_2 = false});
 }
 
 }  // namespace

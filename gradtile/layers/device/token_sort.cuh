@@ -1,6 +1,7 @@
 #pragma once
-/// Positions 0 .. n-1 in the order of the keys that stand there, equal keys in order of position: a stable
-/// radix sort (least significant digit first), for sums over equal keys whose order never changes.
+/// Positions 0 .. n-1 in the order of the tokens that stand there, equal ones in order of position: a stable
+/// radix sort (least significant digit first), for sums over equal tokens whose order never changes. It takes
+/// one kernel a digit and one more: each pass counts the next one's digits on its way.
 #include <cstdint>
 
 #include <gradtile/core/device/launch.cuh>
@@ -11,11 +12,16 @@ namespace device {
 constexpr int digit_bits = 8, digits = 1 << digit_bits;
 constexpr int sort_threads = digits;  // one a digit
 constexpr int sort_warps = sort_threads / 32;
-constexpr int sort_rounds = 8;  // keys of one thread
+constexpr int sort_rounds = 4;  // keys of one thread
 constexpr int sort_tile = sort_threads * sort_rounds;
 
 __device__ __forceinline__ unsigned digit_of(std::int32_t key, int shift) {
     return static_cast<unsigned>(key) >> shift & (digits - 1);
+}
+
+/// Tokens outside the vocabulary come after all others, as the one after its last.
+__device__ __forceinline__ std::int32_t key_of(std::int32_t token, std::int32_t vocabulary) {
+    return token >= 0 && token < vocabulary ? token : vocabulary;
 }
 
 /// Where round r of a thread reads: a warp owns 32 * sort_rounds neighbouring keys and takes them in order.
@@ -24,24 +30,30 @@ __device__ __forceinline__ std::int64_t sort_index(int round) {
            threadIdx.x % 32;
 }
 
-/// counts[digit][tile] = keys of the tile with that digit.
+/// counts[tile][digit] = keys of the tile with the first digit. Of the later passes they begin at 0, and so
+/// does *zeroed.
 static __global__ void __launch_bounds__(sort_threads)
-    count_digits_kernel(std::int32_t* counts, const std::int32_t* keys, std::int64_t n, int shift) {
+    count_digits_kernel(std::int32_t* counts, const std::int32_t* tokens, std::int64_t n,
+                        std::int32_t vocabulary, int passes, std::int32_t* zeroed) {
     __shared__ int of_digit[digits];
-    await_predecessor();
     of_digit[threadIdx.x] = 0;
     __syncthreads();
+    await_predecessor();
+#pragma unroll
     for (int round = 0; round < sort_rounds; ++round) {
         const std::int64_t i = sort_index(round);
-        if (i < n) atomicAdd(&of_digit[digit_of(keys[i], shift)], 1);
+        if (i < n) atomicAdd(&of_digit[digit_of(key_of(tokens[i], vocabulary), 0)], 1);
     }
     __syncthreads();
-    counts[std::int64_t{threadIdx.x} * gridDim.x + blockIdx.x] = of_digit[threadIdx.x];
+    counts += blockIdx.x * std::int64_t{digits} + threadIdx.x;
+    *counts = of_digit[threadIdx.x];
+    for (int pass = 1; pass < passes; ++pass) counts[pass * std::int64_t{gridDim.x} * digits] = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
 }
 
-/// The sum of a value over the lower threads of the block, and over all of them.
+/// The sum of a value over the lower threads of the block.
 template <int threads>
-__device__ __forceinline__ int exclusive_sum(int value, int& total) {
+__device__ __forceinline__ int exclusive_sum(int value) {
     __shared__ int of_warp[threads / 32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int inclusive = value;
@@ -53,79 +65,82 @@ __device__ __forceinline__ int exclusive_sum(int value, int& total) {
     if (lane == 31) of_warp[warp] = inclusive;
     __syncthreads();
     int before = 0;
-    total = 0;
 #pragma unroll
-    for (int w = 0; w < threads / 32; ++w) {
+    for (int w = 0; w < threads / 32; ++w)
         if (w < warp) before += of_warp[w];
-        total += of_warp[w];
-    }
-    __syncthreads();
     return before + inclusive - value;
 }
 
-/// counts becomes its exclusive prefix sum; one block.
-constexpr int scan_threads = 1024, scan_items = 8;
-static __global__ void __launch_bounds__(scan_threads) scan_kernel(std::int32_t* counts, std::int64_t n) {
-    await_predecessor();
-    int carried = 0;
-    for (std::int64_t begin = 0; begin < n; begin += scan_threads * scan_items) {
-        const std::int64_t first = begin + threadIdx.x * scan_items;
-        int values[scan_items], sum = 0;
-#pragma unroll
-        for (int i = 0; i < scan_items; ++i) {
-            values[i] = first + i < n ? counts[first + i] : 0;
-            sum += values[i];
-        }
-        int total = 0;
-        int prefix = carried + exclusive_sum<scan_threads>(sum, total);
-#pragma unroll
-        for (int i = 0; i < scan_items; ++i) {
-            if (first + i < n) counts[first + i] = prefix;
-            prefix += values[i];
-        }
-        carried += total;
+/// One pass: moves every key, and the position it came from, to its place among those of its digit. In the
+/// first one from_positions is null: token i stands at position i. next_counts is null in the last.
+struct SortPass {
+    std::int32_t *to_keys, *to_positions;
+    const std::int32_t *from_keys, *from_positions;
+    const std::int32_t* counts;
+    std::int32_t* next_counts;
+    std::int64_t n;
+    std::int32_t vocabulary;
+    int shift;
+};
+
+/// Where the tile's first key of the thread's digit goes: behind all lower digits, and behind the digit's
+/// keys of the tiles before.
+__device__ __forceinline__ int place_of_digit(const std::int32_t* counts) {
+    int before = 0, total = 0;
+#pragma unroll 32
+    for (unsigned tile = 0; tile < gridDim.x; ++tile) {
+        const int count = counts[tile * std::int64_t{digits} + threadIdx.x];
+        if (tile < blockIdx.x) before += count;
+        total += count;
     }
+    return exclusive_sum<sort_threads>(total) + before;
 }
 
-/// Moves every key (and the position it came from) to its place among those of its digit. In the first pass
-/// from_positions is null: key i stands at position i.
-static __global__ void __launch_bounds__(sort_threads)
-    scatter_kernel(std::int32_t* to_keys, std::int32_t* to_positions, const std::int32_t* from_keys,
-                   const std::int32_t* from_positions, const std::int32_t* offsets, std::int64_t n,
-                   int shift) {
+static __global__ void __launch_bounds__(sort_threads) scatter_kernel(const SortPass pass) {
     __shared__ int next[sort_warps][digits];  // counts of the warps, then where their next key goes
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    await_predecessor();
     for (int w = 0; w < sort_warps; ++w) next[w][threadIdx.x] = 0;
     __syncthreads();
+    await_predecessor();
+    std::int32_t keys[sort_rounds], positions[sort_rounds];
+#pragma unroll
     for (int round = 0; round < sort_rounds; ++round) {
         const std::int64_t i = sort_index(round);
-        if (i < n) atomicAdd(&next[warp][digit_of(from_keys[i], shift)], 1);
+        if (i >= pass.n) break;
+        keys[round] = key_of(pass.from_keys[i], pass.vocabulary);
+        positions[round] =
+            pass.from_positions != nullptr ? pass.from_positions[i] : static_cast<std::int32_t>(i);
     }
+    int place = place_of_digit(pass.counts);
+#pragma unroll
+    for (int round = 0; round < sort_rounds; ++round)
+        if (sort_index(round) < pass.n) atomicAdd(&next[warp][digit_of(keys[round], pass.shift)], 1);
     __syncthreads();
-    int place = offsets[std::int64_t{threadIdx.x} * gridDim.x + blockIdx.x];
     for (int w = 0; w < sort_warps; ++w) {
         const int count = next[w][threadIdx.x];
         next[w][threadIdx.x] = place;
         place += count;
     }
     __syncthreads();
+#pragma unroll
     for (int round = 0; round < sort_rounds; ++round) {
-        const std::int64_t i = sort_index(round);
-        const std::int32_t key = i < n ? from_keys[i] : 0;
-        const unsigned digit =
-            i < n ? digit_of(key, shift) : digits;  // lanes past the end keep to themselves
+        const bool inside = sort_index(round) < pass.n;
+        // Lanes past the end keep to themselves.
+        const unsigned digit = inside ? digit_of(keys[round], pass.shift) : digits;
         const unsigned peers = __match_any_sync(0xffffffffu, digit);
         const int rank = __popc(peers & ((1u << lane) - 1));
         int to = 0;
-        if (i < n) to = next[warp][digit] + rank;
+        if (inside) to = next[warp][digit] + rank;
         __syncwarp();
-        if (i < n && rank == 0) next[warp][digit] += __popc(peers);
+        if (inside && rank == 0) next[warp][digit] += __popc(peers);
         __syncwarp();
-        if (i < n) {
-            to_keys[to] = key;
-            to_positions[to] = from_positions != nullptr ? from_positions[i] : static_cast<std::int32_t>(i);
-        }
+        if (!inside) continue;
+        pass.to_keys[to] = keys[round];
+        pass.to_positions[to] = positions[round];
+        if (pass.next_counts != nullptr)
+            atomicAdd(&pass.next_counts[to / sort_tile * digits +
+                                        static_cast<int>(digit_of(keys[round], pass.shift + digit_bits))],
+                      1);
     }
 }
 
@@ -136,26 +151,38 @@ struct SortedTokens {
     const std::int32_t *keys, *positions;
 };
 
-/// int32 elements of scratch that sorting n keys takes.
+/// int32 elements of scratch that sorting n tokens takes.
 inline std::int64_t sort_scratch(std::int64_t n) {
-    return 4 * n + device::digits * ceil_div(n, device::sort_tile);
+    constexpr std::int64_t most_passes = ceil_div(31, device::digit_bits);
+    return 4 * n + most_passes * device::digits * ceil_div(n, device::sort_tile);
 }
 
-/// Sorts n non-negative keys of at most `bits` bits; bits >= 1.
-inline SortedTokens sort_tokens(const Context& ctx, std::int32_t* scratch, const std::int32_t* keys,
-                                std::int64_t n, int bits) {
+/// Sorts n tokens, those outside the vocabulary as `vocabulary`; clears the word `zeroed` on the way.
+inline SortedTokens sort_tokens(const Context& ctx, std::int32_t* scratch, const std::int32_t* tokens,
+                                std::int64_t n, std::int32_t vocabulary, std::int32_t* zeroed) {
     using namespace device;
     std::int32_t *to_keys = scratch, *to_positions = to_keys + n;
     std::int32_t *spare_keys = to_positions + n, *spare_positions = spare_keys + n;
     std::int32_t* counts = spare_positions + n;
-    const std::int32_t* positions = nullptr;
+    int passes = 1;
+    while (passes * digit_bits < 31 && vocabulary >> passes * digit_bits != 0) ++passes;
     const dim3 tiles = blocks_for(n, sort_tile);
-    for (int shift = 0; shift < bits; shift += digit_bits) {
-        const Block block{.threads = sort_threads, .starts_early = true};
-        launch(ctx, count_digits_kernel, tiles, block, counts, keys, n, shift);
-        launch(ctx, scan_kernel, dim3(1), Block{.threads = scan_threads, .starts_early = true}, counts,
-               std::int64_t{tiles.x} * digits);
-        launch(ctx, scatter_kernel, tiles, block, to_keys, to_positions, keys, positions, counts, n, shift);
+    const Block block{.threads = sort_threads, .starts_early = true};
+    launch(ctx, count_digits_kernel, tiles, block, counts, tokens, n, vocabulary, passes, zeroed);
+    const std::int32_t *keys = tokens, *positions = nullptr;
+    for (int pass = 0; pass < passes; ++pass) {
+        std::int32_t* const next_counts = counts + std::int64_t{tiles.x} * digits;
+        launch(ctx, scatter_kernel, tiles, block,
+               SortPass{.to_keys = to_keys,
+                        .to_positions = to_positions,
+                        .from_keys = keys,
+                        .from_positions = positions,
+                        .counts = counts,
+                        .next_counts = pass + 1 < passes ? next_counts : nullptr,
+                        .n = n,
+                        .vocabulary = vocabulary,
+                        .shift = pass * digit_bits});
+        counts = next_counts;
         keys = to_keys;
         positions = to_positions;
         std::swap(to_keys, spare_keys);
