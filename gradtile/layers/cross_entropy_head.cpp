@@ -60,6 +60,15 @@ Flat flattened(const Tensor& x, const Tensor& targets, const Parameter& weight) 
     return {x.reshape({targets.elements(), x.size(-1)}), targets.reshape({targets.elements()})};
 }
 
+/// What the losses' sum is divided by. Counting on the CPU also refuses targets outside the vocabulary.
+Tensor divisor(const Context& ctx, const Tensor& targets, std::int64_t vocabulary,
+               const Tensor& target_count) {
+    if (target_count.defined() && !ctx.device().is_cpu()) return target_count;
+    Tensor count = empty(ctx, {1}, DType::f64);
+    on_device(ctx, cpu::count_targets, cuda::count_targets, count, targets, vocabulary);
+    return target_count.defined() ? target_count : count;
+}
+
 }  // namespace
 
 CrossEntropyHead::CrossEntropyHead(ParameterStore& parameters, const std::string& name,
@@ -72,13 +81,13 @@ CrossEntropyHead::CrossEntropyHead(const Parameter& shared) : weight(shared) {
 }
 
 Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tensor& targets, Saved& saved,
-                                 double gradient_scale) const {
+                                 double gradient_scale, const Tensor& target_count) const {
     const Flat in = flattened(x, targets, weight);
     const std::int64_t rows = in.x.size(0), vocabulary = weight.shape()[0];
     saved.dx = empty(ctx, x.shape(), x.dtype());
     const Tensor dx = saved.dx.reshape(in.x.shape());
-    const Tensor count = empty(ctx, {1}, DType::f64), losses = empty(ctx, {rows}, DType::f64);
-    on_device(ctx, cpu::count_targets, cuda::count_targets, count, in.targets, vocabulary);
+    const Tensor losses = empty(ctx, {rows}, DType::f64);
+    const Tensor count = divisor(ctx, in.targets, vocabulary, target_count);
 
     const Projection projection(ctx, weight);
     const std::int64_t padding = projection.columns() - vocabulary;

@@ -32,11 +32,13 @@ struct CrossEntropyHead {
     /// with vocabulary_multiple.
     explicit CrossEntropyHead(const Parameter& weight);
 
-    /// The mean loss, float64 [1] on the device; 0 when every target is ignored. In the same pass the
-    /// weight's gradient accumulates, times gradient_scale: what the loss is multiplied with later (1 /
-    /// number of accumulated micro-batches) must be given here.
+    /// The sum of the losses over target_count, float64 [1] on the device: where none is given, over how many
+    /// targets count, so that it is their mean (0 when every target is ignored). Micro-batches of one step,
+    /// given the count of the whole step, sum to its mean, however the targets are spread over them. In the
+    /// same pass the weight's gradient accumulates, times gradient_scale: what the loss is multiplied with
+    /// later must be given here.
     Tensor forward(const Context& ctx, const Tensor& x, const Tensor& targets, Saved& saved,
-                   double gradient_scale = 1.0) const;
+                   double gradient_scale = 1.0, const Tensor& target_count = {}) const;
     /// dx [..,C] of gradient_scale * loss.
     Tensor backward(const Context& ctx, const Saved& saved) const;
 

@@ -70,7 +70,7 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
     }
     before_use(last_parameter_);
     const Tensor x = norm_f.forward(ctx, stream, saved.norm_f);
-    return head.forward(ctx, x, targets, saved.head, options.gradient_scale);
+    return head.forward(ctx, x, targets, saved.head, options.gradient_scale, options.target_count);
 }
 
 void Transformer::backward(const Context& ctx, const Saved& saved, const BackwardHooks& hooks) const {

@@ -13,8 +13,9 @@ namespace gradtile {
 
 /// What one training pass is told beside the data.
 struct ForwardOptions {
-    double gradient_scale =
-        1.0;                  ///< gradients are those of this times the loss: 1 / accumulated micro-batches
+    double gradient_scale = 1.0;  ///< gradients are those of this times the loss
+    /// float64 [1] on the device: what the sum of the losses is divided by; none: by how many targets count.
+    Tensor target_count = {};
     DropoutKey dropout = {};  ///< a default one drops nothing
     ForwardHooks hooks = {};
 };

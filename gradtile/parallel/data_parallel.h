@@ -1,7 +1,7 @@
 #pragma once
 /// DataParallel: what processes that train copies of one model exchange in a step. Gradients are summed over
-/// processes bucket by bucket while the backward pass still runs, beside its attention kernels; scaling each
-/// process's loss by 1 / processes makes the sum the average.
+/// processes bucket by bucket while the backward pass still runs, beside its attention kernels; dividing each
+/// process's loss by what all processes together have makes the sum the average.
 ///
 /// Replicated, every process then holds all sums and updates everything. Sharded (ZeRO-1: Rajbhandari et al.
 /// 2020, "ZeRO: memory optimizations toward training trillion parameter models") a process gets the sums of

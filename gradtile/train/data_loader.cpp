@@ -1,6 +1,7 @@
 #include <gradtile/train/data_loader.h>
 
 #include <algorithm>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -75,28 +76,40 @@ void DataLoader::begin_epoch(std::int64_t epoch) {
     position_ = 0;
 }
 
-void DataLoader::fill_row(std::int32_t* tokens, std::int32_t* targets) const {
+DataLoader::Window DataLoader::window_at_position() const {
     const std::int64_t context = options_.context;
     const auto window = static_cast<std::int64_t>(order_(static_cast<std::uint64_t>(position_)));
     // Window borders are phase + k * context; the one that begins before token 0 is the short one in front.
     const std::int64_t border = (phase_ > 0 ? phase_ - context : 0) + window * context;
-    const std::int64_t begin = std::max<std::int64_t>(border, 0);
-    const std::int64_t end = std::min(border + context, tokens_.size() - 1);
-    fill_window(tokens_, begin, end, context, options_.ignore_token, tokens, targets);
+    return {std::max<std::int64_t>(border, 0), std::min(border + context, tokens_.size() - 1)};
 }
 
-void DataLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-    const std::int64_t rows = rows_of(tokens, targets, options_.context);
+std::int64_t DataLoader::count_targets(const Window& window) const {
+    const std::int64_t length = window.end - window.begin;
+    if (options_.ignore_token < 0) return length;
+    std::vector<std::int32_t> targets(static_cast<std::size_t>(length));
+    tokens_.read(window.begin + 1, targets);
+    return length - std::ranges::count(targets, options_.ignore_token);
+}
+
+std::int64_t DataLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
+    const std::int64_t context = options_.context, rows = rows_of(tokens, targets, context);
+    std::int64_t counted = 0;
     for (std::int64_t rank = 0; rank < options_.ranks; ++rank)
         for (std::int64_t row = 0; row < rows; ++row) {
-            if (rank == options_.rank)
-                fill_row(tokens.data() + row * options_.context, targets.data() + row * options_.context);
+            const Window window = window_at_position();
+            counted += rank == options_.rank
+                           ? fill_window(tokens_, window.begin, window.end, context, options_.ignore_token,
+                                         tokens.data() + row * context, targets.data() + row * context)
+                           : count_targets(window);
             if (++position_ == windows()) begin_epoch(epoch_ + 1);
         }
+    return counted;
 }
 
-void DataLoader::next(const Batch& batch) {
-    next(host_elements(batch.tokens, options_.context), host_elements(batch.targets, options_.context));
+std::int64_t DataLoader::next(const Batch& batch) {
+    return next(host_elements(batch.tokens, options_.context),
+                host_elements(batch.targets, options_.context));
 }
 
 JsonValue DataLoader::state() const {

@@ -43,10 +43,11 @@ class DataLoader {
     DataLoader(TokenSequence tokens, DataLoaderOptions options);
 
     /// Fills B rows of T. The ranks together take the next B * ranks windows of the order, rank r the r-th B
-    /// of them; B is the spans' size / T and may change from call to call.
-    void next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
+    /// of them; B is the spans' size / T and may change from call to call. Returns how many targets count in
+    /// the windows of all ranks.
+    std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
     /// The same for contiguous host tensors.
-    void next(const Batch& batch);
+    std::int64_t next(const Batch& batch);
 
     std::int64_t context() const { return options_.context; }
     std::int64_t epoch() const { return epoch_; }  ///< counted from 0
@@ -67,7 +68,11 @@ class DataLoader {
 
   private:
     void begin_epoch(std::int64_t epoch);
-    void fill_row(std::int32_t* tokens, std::int32_t* targets) const;
+    struct Window {
+        std::int64_t begin, end;  // the tokens that are inputs
+    };
+    Window window_at_position() const;
+    std::int64_t count_targets(const Window& window) const;
 
     TokenSequence tokens_;
     DataLoaderOptions options_;

@@ -8,9 +8,9 @@
 namespace gradtile {
 namespace {
 
-// Words of a block: the rate (a float64), the seed, the vote (a float64), then tokens and targets on a
-// boundary of 256 bytes.
-constexpr std::int64_t rate_at = 0, seed_at = 2, vote_at = 4, tokens_at = 64;
+// Words of a block: the rate (a float64), the seed, the vote and the count of targets (float64), then tokens
+// and targets on a boundary of 256 bytes.
+constexpr std::int64_t rate_at = 0, seed_at = 2, vote_at = 4, target_count_at = 6, tokens_at = 64;
 
 Tensor view(const Tensor& block, std::int64_t word, DType dtype, const Shape& shape) {
     return Tensor(std::make_shared<Tensor>(block), block.raw_data() + word * size_of(DType::i32),
@@ -35,6 +35,7 @@ StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptio
     }
     rate_ = view(device_, rate_at, DType::f64, {1});
     vote_ = view(device_, vote_at, DType::f64, {1});
+    target_count_ = view(device_, target_count_at, DType::f64, {1});
     live_seed_ = view(device_, seed_at, DType::i32, {2});
     const Shape batch{options.micro_batch, loader_.context()};
     for (std::int64_t i = 0; i < options.micro_steps; ++i) {
@@ -54,10 +55,13 @@ void StepInput::prepare(std::int64_t step) {
     std::memcpy(words + seed_at, seed.data(), sizeof seed);
     const std::int64_t of_micro_step = tokens_ / options_.micro_steps;
     const auto count = static_cast<std::size_t>(of_micro_step);
+    std::int64_t target_count = 0;
     for (std::int64_t i = 0; i < options_.micro_steps; ++i) {
         std::int32_t* const tokens = words + tokens_at + i * of_micro_step;
-        loader_.next({tokens, count}, {tokens + tokens_, count});
+        target_count += loader_.next({tokens, count}, {tokens + tokens_, count});
     }
+    const auto divisor = static_cast<double>(target_count);
+    std::memcpy(words + target_count_at, &divisor, sizeof divisor);
     prepared_ = {step, loader_.state()};
 }
 

@@ -31,6 +31,9 @@ class StepInput {
     // The current step's, on the device.
     const Tensor& rate() const { return rate_; }            ///< [1] float64
     const Tensor& live_seed() const { return live_seed_; }  ///< [2] int32, see DropoutKey::of_live_step
+    const Tensor& target_count() const {
+        return target_count_;
+    }                                             ///< [1] float64: of the step, over all ranks
     const Tensor& vote() const { return vote_; }  ///< [1] float64: what this process asks the others
     const Batch& micro_batch(std::int64_t i) const { return batches_.at(static_cast<std::size_t>(i)); }
 
@@ -51,8 +54,9 @@ class StepInput {
     std::int64_t tokens_;  // of a step
     std::array<Tensor, 2> host_;
     std::size_t next_ = 0;  // the host block that is prepared next
-    Tensor device_;         // int32: rate, seed, vote, tokens, targets; on the CPU the first host block
-    Tensor rate_, live_seed_, vote_;
+    Tensor
+        device_;  // int32: rate, seed, vote, target count, tokens, targets; on the CPU the first host block
+    Tensor rate_, live_seed_, vote_, target_count_;
     std::vector<Batch> batches_;
     std::optional<Prepared> prepared_;
     JsonValue state_;

@@ -344,7 +344,6 @@ void Trainer::restore_algorithms(const Checkpoint& checkpoint, const std::string
 void Trainer::compute_step(const Context& ctx) {
     DataParallel& parallel = replica_->parallel;
     const std::int64_t ranks = communicator_->size(), micro_steps = config_.accumulation_steps(ranks);
-    const double share = 1.0 / static_cast<double>(micro_steps * ranks);
     const Tensor loss = result_.slice(0, 0, 1), votes = result_.slice(0, 1, 1),
                  grad_norm = result_.slice(0, 2, 1);
     fill(ctx, loss, 0.0);
@@ -356,11 +355,11 @@ void Trainer::compute_step(const Context& ctx) {
         Transformer::Saved saved;
         const Tensor of_micro_batch = model().transformer.forward(
             ctx, batch.tokens, batch.targets, saved,
-            {.gradient_scale = share,
+            {.target_count = input_->target_count(),
              .dropout = DropoutKey::of_live_step(input_->live_seed(), first_sample),
              .hooks = gather});
         model().transformer.backward(ctx, saved, last ? parallel.sum_beside_backward(ctx) : BackwardHooks());
-        axpy(ctx, loss, share, of_micro_batch);
+        axpy(ctx, loss, 1.0, of_micro_batch);
     }
     if (ranks > 1) copy(ctx, votes, input_->vote());
     parallel.finish_gradients(ctx);

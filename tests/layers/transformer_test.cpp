@@ -172,17 +172,30 @@ TEST_P(TransformerStyles, TheGradientScaleScalesTheGradientsAndNotTheLoss) {
         EXPECT_EQ(0.25 * gradients[i], quarter[i]);  // a power of 2
 }
 
-TEST_P(TransformerStyles, TwoMicroBatchesAccumulateToTheMeanOfTheirGradients) {
+/// However unevenly the targets that count are spread over them.
+TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
     ModelConfig config = GetParam();
     Fixture f(config, DType::f64, 2, 4);
-    f.targets = generated_tokens(f.ctx, {4, 6}, config.vocabulary, 9);  // none ignored: halves weigh the same
+    f.targets = generated_tokens(f.ctx, {4, 6}, config.vocabulary, 9);
+    fill(f.ctx, f.targets.slice(0, 0, 1), -1.0);
+    fill(f.ctx, f.targets.slice(0, 1, 1).slice(1, 0, 4), -1.0);
+    const double loss = f.loss({});
     const auto whole = f.fresh_gradients({});
-    const Tensor tokens = f.tokens, targets = f.targets;
+    const Tensor tokens = f.tokens, targets = f.targets, count = zeros(f.ctx, {1}, DType::f64);
+    fill(f.ctx, count, 14.0);
     f.parameters.zero_gradients(f.ctx);
+    double sum_of_losses = 0.0;
     for (const std::int64_t first : {0, 2}) {
         f.tokens = tokens.slice(0, first, 2);
         f.targets = targets.slice(0, first, 2);
-        f.gradients({.gradient_scale = 0.5});
+        sum_of_losses += f.loss({.target_count = count});
+        f.parameters.zero_gradients(f.ctx);
+    }
+    EXPECT_NEAR(sum_of_losses, loss, 1e3 * 2.3e-16 * loss);
+    for (const std::int64_t first : {0, 2}) {
+        f.tokens = tokens.slice(0, first, 2);
+        f.targets = targets.slice(0, first, 2);
+        f.gradients({.target_count = count});
     }
     const auto halves = to_host(f.ctx, f.parameters.gradients());
     double largest = 0.0;

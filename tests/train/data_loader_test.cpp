@@ -240,5 +240,30 @@ TEST(SequentialLoader, CoversTheWholeSplitOnceInOrder) {
         }
 }
 
+TEST(DataLoader, EveryRankCountsTheTargetsOfAll) {
+    std::vector<std::int32_t> ids(200);
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i * i % 7);
+    for (const std::int64_t ignore_token : {-1, 2}) {
+        constexpr std::int64_t ranks = 3, rows = 2, context = 9;
+        std::vector<DataLoader> loaders;
+        for (std::int64_t rank = 0; rank < ranks; ++rank)
+            loaders.emplace_back(TokenSequence(ids, "ids"), DataLoaderOptions{.context = context,
+                                                                              .seed = {1},
+                                                                              .rank = rank,
+                                                                              .ranks = ranks,
+                                                                              .ignore_token = ignore_token});
+        for (int step = 0; step < 9; ++step) {  // two epochs and more
+            std::vector<std::int64_t> told;
+            std::int64_t counted = 0;
+            for (DataLoader& loader : loaders) {
+                std::vector<std::int32_t> tokens(rows * context), targets(rows * context);
+                told.push_back(loader.next(tokens, targets));
+                counted += std::ranges::count_if(targets, [](std::int32_t t) { return t != ignored_target; });
+            }
+            EXPECT_EQ(told, std::vector<std::int64_t>(ranks, counted)) << "step " << step;
+        }
+    }
+}
+
 }  // namespace
 }  // namespace gradtile

@@ -45,13 +45,15 @@ void expect_steps_in_order(const Context& ctx, bool prepares_ahead) {
         EXPECT_THAT(
             to_host(ctx, input.live_seed()),
             testing::ElementsAre(static_cast<std::int32_t>(seed), static_cast<std::int32_t>(seed >> 32)));
+        std::int64_t target_count = 0;
         for (std::int64_t i = 0; i < micro_steps; ++i) {
             const Context host(Device::cpu(), 1);
             const Batch expected = empty_batch(host, micro_batch, context);
-            reference.next(expected);
+            target_count += reference.next(expected);
             EXPECT_EQ(to_host(ctx, input.micro_batch(i).tokens), to_host(host, expected.tokens));
             EXPECT_EQ(to_host(ctx, input.micro_batch(i).targets), to_host(host, expected.targets));
         }
+        EXPECT_EQ(item(ctx, input.target_count()), static_cast<double>(target_count));
         EXPECT_EQ(input.state(), reference.state()) << "step " << step;
         EXPECT_EQ(input.micro_batch(0).tokens.raw_data(), first_place.raw_data());
     }
