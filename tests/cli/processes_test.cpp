@@ -18,6 +18,7 @@ namespace {
 using std::chrono::steady_clock;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 // Promised: killed, known within 5 s; hung, within the timeout + 5 s. mpirun, or --gpus, takes up to 5 more
 // to end the process that hangs.
@@ -216,6 +217,27 @@ TEST_F(Processes, ASignalToTheLauncherEndsAllAfterTheSameStep) {
         EXPECT_THAT(outcome.out, HasSubstr("stopped by "));
         expect_sound(out);
     }
+}
+
+/// Saves fail, training does not, and the last sound checkpoint stays.
+TEST_F(Processes, AFullDiskFailsSavesAndNothingElse) {
+    if (gpus > 0) GTEST_SKIP() << "NCCL itself writes files that a limit on their size forbids";
+    const std::filesystem::path out = place_ / "run";
+    EXPECT_EQ(start(training(out) + Arguments{"--stop-after", "40"}).wait().exit_code, 0);
+    ProcessOptions limited = options_;
+    // So that MPI has no files of its own.
+    limited.environment.insert(limited.environment.end(),
+                               {{"OMPI_MCA_btl", "tcp,self"}, {"PMIX_MCA_gds", "hash"}});
+    limited.through = {"mpirun", "-np", std::to_string(ranks),
+                       "sh",     "-c",  "ulimit -f 40; exec \"$0\" \"$@\""};  // room for metrics alone
+    const Arguments on = {"train", "--resume", out.string(), "--quiet", "--stop-after", "100"};
+    const Outcome full = Program(on, limited).wait();
+    EXPECT_EQ(full.exit_code, 1);
+    for (const char* step : {"060", "080", "100"})
+        EXPECT_THAT(full.err, HasSubstr(concat("step_00000", step, ".h5: cannot write: File too large")));
+    EXPECT_THAT(full.err, Not(HasSubstr(" was lost ")));
+    EXPECT_EQ(steps_of(out).size(), 100u);
+    expect_sound(out);
 }
 
 TEST_F(Processes, RestartsAfterOneWasKilled) {
