@@ -18,17 +18,16 @@ inline BlockPolicy block_policy(const Geometry& geometry) {
     const bool narrow = head_dim <= 64, wide = head_dim > 128, long_rows = queries >= 2048,
                long_keys = keys >= 4096;
     return {
-        // A task packs K and V anew, which costs 1/rows of the work; its O and a block of K and V stay in the
-        // L2
-        // cache. Short sequences are cut finer, to give several threads something to do.
+        // A task packs K and V anew, which costs 1/rows of the work; its O and a block of K and V stay in
+        // the L2 cache. Short sequences are cut finer, to give several threads something to do.
         .forward_rows = smaller(long_rows && !wide ? 256 : 128, queries),
         // Head dim 64: 974 with 256 keys, 892 with 128; more would push a strip's scores out of the L1 cache.
         .forward_keys = smaller(wide ? 128 : 256, keys),
         // Head dim 128: 1391 with 128 rows, 1250 with 64, 1310 with 256.
         .backward_rows = 128,
-        // A task packs Q and dO anew and adds to all of dQ, which costs 1/keys of the work (head dim 64: 1320
-        // with
-        // 256 keys, 1049 with 128); its K, V, dK, dV, and the P and dS of a row block, stay in the L2 cache.
+        // A task packs Q and dO anew and adds to all of dQ, which costs 1/keys of the work (head dim 64:
+        // 1320 with 256 keys, 1049 with 128); its K, V, dK, dV, and the P and dS of a row block, stay in the
+        // L2 cache.
         .backward_keys = smaller(narrow && long_keys ? 512
                                  : wide              ? 128
                                                      : 256,

@@ -58,11 +58,11 @@ __global__ void __launch_bounds__(gather_threads)
     }
 }
 
-// ---- Token embedding, backward: positions are sorted by token, and every token's rows are added in order
-// ----
-// Two warps take 32 sorted places. They add the runs of equal tokens that begin in their half to the
-// gradient, the last one to its end. Text has tokens with thousands of positions: of a run longer than 32 the
-// sum of each 32 places goes to `partials`, and a second kernel adds these up.
+// ---- Token embedding, backward ----
+// Positions are sorted by token, and every token's rows are added in order. Two warps take 32 sorted places.
+// They add the runs of equal tokens that begin in their half to the gradient, the last one to its end. Text
+// has tokens with thousands of positions: of a run longer than 32 the sum of each 32 places goes to
+// `partials`, and a second kernel adds these up.
 
 constexpr int add_threads = 256;
 constexpr int run_piece = 32;  // sorted places of two warps; a longer run is a long one
