@@ -110,16 +110,16 @@ Timeline timeline_of(const ParallelStep& step, const Passes& passes, const GpuLa
 
 CostConstants h200_constants() {
     // Fitted 2026-11-21 to bench/results/2026-11-21-h200-steps.jsonl; a test holds them to that file.
-    return {.product_flops = 652.0e12,
-            .attention_flops = 217.9e12,
-            .product_flops_f32 = 45.35e12,
+    return {.product_flops = 650.1e12,
+            .attention_flops = 217.8e12,
+            .product_flops_f32 = 45.32e12,
             .attention_flops_f32 = 64.10e12,
-            .memory_bytes = 3370e9,
+            .memory_bytes = 3432e9,
             .update_bytes = 3931e9,
-            .block_seconds = 62.16e-6,
+            .block_seconds = 61.30e-6,
             .nvlink_bytes = 331.9e9,
             .nvlink_latency = 8.161e-6,
-            .contention = 4.200};
+            .contention = 3.947};
 }
 
 std::vector<std::string> h200_provenance() {
