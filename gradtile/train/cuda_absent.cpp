@@ -45,6 +45,9 @@ void muon_momentum(const Context&, const Tensor&, const Tensor&, double, const T
 void divide_by_norm(const Context&, const Tensor&, const Tensor&) {
     operator_absent();
 }
+void add_lower_powers(const Context&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
 void muon_apply(const Context&, const Tensor&, const Tensor&, const MuonRate&, const Tensor&, const Tensor&,
                 const Tensor&, const UpdateOptions&) {
     operator_absent();

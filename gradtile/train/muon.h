@@ -19,7 +19,8 @@ struct MuonOptions {
     AdamWOptions adamw;  ///< for the other parameters
 };
 
-/// x [rows, cols] float32 or float64, contiguous, in place: five steps of the quintic iteration
+/// x [rows, cols] or a stack of such, [count, rows, cols], float32 or float64, contiguous, in place: of each
+/// matrix five steps of the quintic iteration
 /// X <- a X + (b A + c A^2) X, A = X X^T, (a, b, c) = (3.4445, -4.7750, 2.0315), from X / |X|_F. It takes
 /// every singular value that is not tiny to between 0.68 and 1.14.
 void newton_schulz(const Context& ctx, const Tensor& x);
@@ -38,7 +39,8 @@ class Muon final : public Optimizer {
   private:
     const ParameterStore& store_;
     std::vector<Parameter> matrices_;
-    std::vector<Tensor> momenta_;  // by matrix
+    std::vector<Tensor> momenta_;                   // by matrix
+    std::vector<std::vector<std::size_t>> stacks_;  // matrices that are orthogonalised together
     MuonOptions options_;
     AdamW adamw_;
 };

@@ -15,6 +15,11 @@ struct MuonRate {
     GRADTILE_HOST_DEVICE double step(double lr) const { return lr * lr_ratio * shape_factor; }
 };
 
+/// Of Newton-Schulz's quintic, a X + b (X X^T) X + c (X X^T)^2 X.
+struct Quintic {
+    static constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
+};
+
 }  // namespace gradtile
 
 namespace gradtile::cpu {
@@ -24,6 +29,8 @@ void muon_momentum(const Context& ctx, const Tensor& gradient, const Tensor& sca
                    const Tensor& momentum, const Tensor& update);
 /// x = x / (norm + 1e-7).
 void divide_by_norm(const Context& ctx, const Tensor& x, const Tensor& norm);
+/// polynomial, which holds A^2, becomes a I + b A + c A^2; both [count, n, n].
+void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor& gram);
 /// master = keep * master - step * update (see MuonRate), value rounded from it, gradient = 0 if asked;
 /// nothing when the gradient scale is 0.
 void muon_apply(const Context& ctx, const Tensor& update, const Tensor& rate, const MuonRate& derived,
@@ -35,6 +42,7 @@ namespace gradtile::cuda {
 void muon_momentum(const Context& ctx, const Tensor& gradient, const Tensor& scale, double momentum_decay,
                    const Tensor& momentum, const Tensor& update);
 void divide_by_norm(const Context& ctx, const Tensor& x, const Tensor& norm);
+void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor& gram);
 void muon_apply(const Context& ctx, const Tensor& update, const Tensor& rate, const MuonRate& derived,
                 const Tensor& master, const Tensor& value, const Tensor& gradient,
                 const UpdateOptions& options);

@@ -22,6 +22,13 @@ void momentum_range(const Real* __restrict gradient, Real* __restrict momentum, 
     }
 }
 
+/// A row of b A + c A^2.
+template <class Real>
+void add_linear(const Real* __restrict power, Real* __restrict sum, std::int64_t n) {
+    constexpr Real b = static_cast<Real>(Quintic::b), c = static_cast<Real>(Quintic::c);
+    for (std::int64_t i = 0; i < n; ++i) sum[i] = c * sum[i] + b * power[i];
+}
+
 template <class Real, class Value>
 void apply_range(const Real* __restrict update, Real* __restrict master, Value* __restrict value,
                  std::int64_t n, Real keep, Real rate) {
@@ -63,6 +70,24 @@ void divide_by_norm(const Context& ctx, const Tensor& x, const Tensor& norm) {
             for (std::int64_t i = begin; i < end; ++i)
                 elements[i] = convert<T>(convert<Accumulator<T>>(elements[i]) * f);
         });
+    });
+}
+
+void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor& gram) {
+    const std::int64_t n = gram.size(-1);
+    visit_floating(gram.dtype(), [&]<class T>(TypeTag<T>) {
+        if constexpr (sizeof(T) >= 4) {
+            const T* const powers = gram.data<T>();
+            T* const sums = polynomial.data<T>();
+            const std::int64_t rows = gram.elements() / std::max<std::int64_t>(1, n);
+            parallel_ranges(ctx, rows, std::max<std::int64_t>(1, grain / std::max<std::int64_t>(1, n)),
+                            [&](std::int64_t begin, std::int64_t end) {
+                                for (std::int64_t row = begin; row < end; ++row) {
+                                    add_linear(powers + row * n, sums + row * n, n);
+                                    sums[row * n + row % n] += static_cast<T>(Quintic::a);
+                                }
+                            });
+        }
     });
 }
 

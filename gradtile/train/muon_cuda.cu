@@ -44,6 +44,18 @@ __global__ void divide_kernel(T* x, const double* norm, std::int64_t n) {
         x[i] = device::convert<T>(device::convert<Real>(x[i]) * factor);
 }
 
+template <class Real>
+__global__ void add_lower_powers_kernel(Real* polynomial, const Real* gram, std::int64_t side,
+                                        std::int64_t n) {
+    constexpr Real a = static_cast<Real>(Quintic::a), b = static_cast<Real>(Quintic::b),
+                   c = static_cast<Real>(Quintic::c);
+    for (std::int64_t i = first_element(); i < n; i += elements_apart()) {
+        const Real sum = c * polynomial[i] + b * gram[i];
+        const std::int64_t row = i / side;
+        polynomial[i] = i - row * side == row % side ? sum + a : sum;
+    }
+}
+
 template <class Real, class Value>
 __global__ void apply_kernel(const Real* update, const double* rate, MuonRate derived, const double* scale,
                              Real* master, Value* value, Real* gradient, bool zero_gradients,
@@ -90,6 +102,14 @@ void divide_by_norm(const Context& ctx, const Tensor& x, const Tensor& norm) {
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         launch(ctx, x.elements(), divide_kernel<T>, x.data<T>(),
                static_cast<const double*>(norm.data<double>()));
+    });
+}
+
+void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor& gram) {
+    visit_floating(gram.dtype(), [&]<class Real>(TypeTag<Real>) {
+        if constexpr (sizeof(Real) >= 4)
+            launch(ctx, gram.elements(), add_lower_powers_kernel<Real>, polynomial.data<Real>(),
+                   static_cast<const Real*>(gram.data<Real>()), gram.size(-1));
     });
 }
 

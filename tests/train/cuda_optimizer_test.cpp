@@ -228,6 +228,7 @@ struct Matrices {
         store.add("blocks.0.tall", {32, 8}, Init::normal(0.5));
         store.add("blocks.0.bias", {32}, Init::normal(0.5));
         store.add("blocks.0.wide", {8, 32}, Init::normal(0.5));
+        store.add("blocks.1.tall", {32, 8}, Init::normal(0.5));
         store.allocate(ctx, dtype);
         store.initialize(ctx, Seed{5});
     }
@@ -259,7 +260,7 @@ TEST_F(CudaMuon, UpdatesAsTheCpuDoes) {
         const double orthogonal = 500.0 * 5 * 3 * 32 * epsilon_of(dtype);
         const double bound =
             2.0 * updates * (2.0 * muon.lr_ratio * muon_lr * orthogonal + 4.0 * epsilon_of(dtype));
-        for (const char* name : {"blocks.0.tall", "blocks.0.wide"}) {
+        for (const char* name : {"blocks.0.tall", "blocks.0.wide", "blocks.1.tall"}) {
             const auto got = to_host(gpu(), ours.store.master_of(ours.store.find(name)));
             const auto expected = to_host(cpu, theirs.store.master_of(theirs.store.find(name)));
             for (std::size_t i = 0; i < got.size(); ++i)

@@ -67,6 +67,17 @@ TEST(NewtonSchulz, SendsEverySingularValueThroughTheQuintic) {
     }
 }
 
+TEST(NewtonSchulz, TakesAStackAsItTakesEachMatrix) {
+    const Context ctx(Device::cpu(), 2);
+    for (const Shape& shape : {Shape{3, 24, 40}, Shape{3, 40, 24}, Shape{3, 32, 32}, Shape{1, 5, 1}}) {
+        const Tensor stack = randn(ctx, shape, DType::f64, Seed{3}), separate = cast(ctx, stack, DType::f64);
+        newton_schulz(ctx, stack);
+        for (std::int64_t i = 0; i < shape[0]; ++i) newton_schulz(ctx, separate.select(0, i));
+        // The same products, which a library may sum in another order for another number of them.
+        expect_near(ctx, stack, separate, 500.0 * 5 * 3 * 40 * std::numeric_limits<double>::epsilon());
+    }
+}
+
 TEST(NewtonSchulz, KeepsZeroZero) {
     const Context ctx;
     const Tensor x = zeros(ctx, {4, 8}, DType::f32);
@@ -80,6 +91,7 @@ struct Problem {
         store.add("blocks.0.tall", {32, 8}, Init::normal(0.5));
         store.add("blocks.0.bias", {32}, Init::normal(0.5));
         store.add("blocks.0.wide", {8, 32}, Init::normal(0.5));
+        store.add("blocks.1.tall", {32, 8}, Init::normal(0.5));  // in one stack with the first
         store.allocate(ctx, dtype);
         store.initialize(ctx, Seed{5});
     }
@@ -103,7 +115,8 @@ TEST(Muon, UpdatesMatricesByOrthogonalisedNesterovMomentum) {
     Problem problem(ctx, DType::f64);
     Muon optimizer(ctx, problem.store, in_blocks, options);
     const double rate = lr * options.lr_ratio;
-    for (const auto& [name, factor] : {std::pair{"blocks.0.tall", 2.0}, std::pair{"blocks.0.wide", 1.0}}) {
+    for (const auto& [name, factor] : {std::pair{"blocks.0.tall", 2.0}, std::pair{"blocks.0.wide", 1.0},
+                                       std::pair{"blocks.1.tall", 2.0}}) {
         const Parameter w = problem.store.find(name);
         const Tensor momentum = zeros(ctx, w.shape(), DType::f64);
         const Tensor expected = cast(ctx, w.value(), DType::f64);
@@ -189,13 +202,10 @@ TEST(Muon, NamesItsStateByParameter) {
     const Muon optimizer(ctx, problem.store, in_blocks, options);
     std::vector<std::string> names;
     for (const StateTensor& part : optimizer.state()) names.push_back(part.name);
-    const std::vector<std::string> expected{"momentum/blocks.0.tall",
-                                            "momentum/blocks.0.wide",
-                                            "m/embedding",
-                                            "m/blocks.0.bias",
-                                            "v/embedding",
-                                            "v/blocks.0.bias",
-                                            "updates"};
+    const std::vector<std::string> expected{"momentum/blocks.0.tall", "momentum/blocks.0.wide",
+                                            "momentum/blocks.1.tall", "m/embedding",
+                                            "m/blocks.0.bias",        "v/embedding",
+                                            "v/blocks.0.bias",        "updates"};
     EXPECT_EQ(names, expected);
 }
 
