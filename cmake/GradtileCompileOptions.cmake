@@ -6,19 +6,31 @@ target_compile_options(gradtile_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno -fno-trapping-math>)
 # Device code calls constexpr functions of the host: std::array's, Philox's.
 target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
-# Most sources decide, check and call; what they do takes no time, and to optimise it fully takes a quarter of the build's. Sources with
-# loops over elements say so. (Not the other way round: GCC 12 crashes on -O3 with headers precompiled at -O1.)
+# Sources with loops over elements are hot, and say so. The others decide, check and call: optimised fully and compiled one by one they
+# would take half of the build's time, so they are optimised lightly and compiled several at a time.
+option(GRADTILE_UNITY "Compile sources without hot loops several at a time" ON)
 set(GRADTILE_LIGHTLY_OPTIMISED $<$<CONFIG:Release>:-O1>)
+# What nearly every source includes.
+set(GRADTILE_PRECOMPILED_HEADERS <algorithm> <filesystem> <functional> <optional> <sstream> <gradtile/core/tensor.h>)
 function(gradtile_hot_sources)
   list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   set_property(TARGET gradtile APPEND PROPERTY GRADTILE_HOT_SOURCES ${ARGN})
 endfunction()
-function(gradtile_optimise_others_lightly)
+# Moves the others from the library to gradtile_cold, whose objects it takes.
+function(gradtile_separate_cold_sources)
   get_target_property(sources gradtile SOURCES)
   get_target_property(hot gradtile GRADTILE_HOT_SOURCES)
-  list(REMOVE_ITEM sources ${hot})
-  list(FILTER sources INCLUDE REGEX "\\.cpp$")
-  set_property(SOURCE ${sources} TARGET_DIRECTORY gradtile APPEND PROPERTY COMPILE_OPTIONS ${GRADTILE_LIGHTLY_OPTIMISED})
+  set(cold ${sources})
+  list(REMOVE_ITEM cold ${hot})
+  list(FILTER cold INCLUDE REGEX "\\.cpp$")
+  list(REMOVE_ITEM sources ${cold})
+  add_library(gradtile_cold OBJECT ${cold})
+  target_include_directories(gradtile_cold PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(gradtile_cold PRIVATE ${GRADTILE_LIGHTLY_OPTIMISED})
+  target_link_libraries(gradtile_cold PRIVATE gradtile_options gradtile_dependencies)
+  target_precompile_headers(gradtile_cold PRIVATE ${GRADTILE_PRECOMPILED_HEADERS})
+  set_target_properties(gradtile_cold PROPERTIES UNITY_BUILD ${GRADTILE_UNITY} UNITY_BUILD_BATCH_SIZE 6)
+  set_property(TARGET gradtile PROPERTY SOURCES ${sources} $<TARGET_OBJECTS:gradtile_cold>)
 endfunction()
 if(GRADTILE_WERROR)
   target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, configures and builds; the program is build/release/gradtile.
+# Installs what is missing, configures and builds the program, build/release/gradtile.
 # Further arguments go to cmake, for example scripts/build.sh -DGRADTILE_NATIVE=OFF.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,4 +8,4 @@ scripts/setup.sh
 mkdir -p build
 cmake --preset release "$@" >build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
 grep '^-- gradtile:' build/configure.log || true
-cmake --build --preset release
+cmake --build --preset release --target gradtile_program

@@ -4,4 +4,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/build.sh
+cmake --build --preset release
 ctest --test-dir build/release --output-on-failure --parallel 2 "$@"

@@ -44,6 +44,11 @@ Context Context::with_deterministic(bool wanted) const {
     return copy;
 }
 
+Context host_of(const Context& ctx) {
+    return ctx.device().is_cpu() ? ctx.with_allocator(system_allocator(Device::cpu()))
+                                 : Context(Device::cpu(), 1);
+}
+
 Context with_arena_for(const Context& ctx, const std::function<void(const Context&)>& work, double slack) {
     const auto counting = Arena::for_planning(ctx.device());
     work(ctx.plan(counting));

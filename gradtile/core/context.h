@@ -63,6 +63,10 @@ class Context {
 Context with_arena_for(const Context& ctx, const std::function<void(const Context& dry)>& work,
                        double slack = 1.0);
 
+/// Where elements are prepared and read on the host: ctx's threads if it is the CPU's, and the system's
+/// memory.
+Context host_of(const Context& ctx);
+
 /// Chooses the backend in one line: on_device(ctx, cpu::gelu_forward, cuda::gelu_forward, x, y) calls the one
 /// of ctx's device with (ctx, x, y), and nothing when ctx only plans.
 template <class Cpu, class Cuda, class... Args>

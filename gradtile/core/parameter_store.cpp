@@ -6,12 +6,6 @@
 namespace gradtile {
 namespace {
 
-constexpr std::int64_t parameter_alignment = 64;  // elements
-
-std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
-    return (n + multiple - 1) / multiple * multiple;
-}
-
 std::uint64_t hash_of(const std::string& name) {  // FNV-1a
     std::uint64_t hash = 0xcbf29ce484222325u;
     for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;

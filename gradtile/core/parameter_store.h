@@ -11,6 +11,9 @@
 
 namespace gradtile {
 
+/// Parameters begin at a multiple of so many elements of the flat blocks.
+inline constexpr std::int64_t parameter_alignment = 64;
+
 /// How a parameter starts. Weights are drawn on the host from (seed, name), so every device starts equal and
 /// adding a layer does not move the others' draws.
 struct Init {

@@ -45,6 +45,10 @@ class Shape {
 };
 using Strides = Shape;
 
+constexpr std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
 /// Row-major strides of a shape.
 Strides contiguous_strides(const Shape& shape);
 

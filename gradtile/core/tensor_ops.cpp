@@ -26,12 +26,6 @@ Tensor cast(const Context& ctx, const Tensor& x, DType dtype) {
 }
 
 namespace {
-/// A context to prepare or read elements on the host.
-Context host_of(const Context& ctx) {
-    return ctx.device().is_cpu() ? ctx.with_allocator(system_allocator(Device::cpu()))
-                                 : Context(Device::cpu(), 1);
-}
-
 /// Host elements in memory of ctx's own allocator, whatever the device.
 Tensor from_host_elements(const Context& ctx, const Tensor& host) {
     if (ctx.device().is_cuda()) return to_device(ctx, host);

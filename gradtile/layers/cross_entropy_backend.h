@@ -1,9 +1,9 @@
 #pragma once
 /// What the two devices implement for cross_entropy_head.h.
 #include <gradtile/core/tensor.h>
+#include <gradtile/layers/vocabulary.h>
 
 namespace gradtile {
-inline constexpr std::int32_t ignored_target = -1;
 
 namespace cpu {
 /// count [1] float64 = targets that are not ignored. Those outside [0, vocabulary) throw on the CPU; on the

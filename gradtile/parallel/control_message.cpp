@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-struct Header {
+struct MessageHeader {
     std::array<char, 4> magic;
     std::uint32_t bytes;  // little-endian, as every machine this runs on
 };
@@ -54,7 +54,7 @@ MessageStream::MessageStream(Descriptor socket, std::size_t most_bytes)
 
 void MessageStream::send(const Message& message) {
     const std::string body = encode(message);
-    const Header header{our_magic, static_cast<std::uint32_t>(body.size())};
+    const MessageHeader header{our_magic, static_cast<std::uint32_t>(body.size())};
     out_.append(reinterpret_cast<const char*>(&header), sizeof header);
     out_ += body;
 }
@@ -88,7 +88,7 @@ bool MessageStream::receive() {
 
 std::optional<Message> MessageStream::next() {
     const std::string_view left = std::string_view(in_).substr(taken_);
-    Header header{};
+    MessageHeader header{};
     std::memcpy(&header, left.data(), std::min(left.size(), sizeof header));
     const std::size_t of_magic = std::min(left.size(), our_magic.size());
     check(std::equal(header.magic.begin(), header.magic.begin() + of_magic, our_magic.begin()),

@@ -10,12 +10,6 @@
 namespace gradtile {
 namespace {
 
-constexpr std::int64_t alignment = 64;  // elements; that of parameters in the flat blocks
-
-std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
-    return (n + multiple - 1) / multiple * multiple;
-}
-
 Tensor part_of(const Tensor& flat, const FlatRange& range) {
     return flat.slice(0, range.begin, range.length);
 }
@@ -44,7 +38,7 @@ std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, s
 }
 
 std::int64_t flat_multiple(int parts) {
-    return alignment * parts;
+    return parameter_alignment * parts;
 }
 
 /// A bucket, and how far it is in this step.

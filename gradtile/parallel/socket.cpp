@@ -116,10 +116,6 @@ Descriptor try_to_connect(const Address& address, SteadyTime deadline, std::stri
 
 }  // namespace
 
-Descriptor::~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-}
-
 WakeUp::WakeUp() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     check(*event_ >= 0, "control connection: ", std::strerror(errno));
 }

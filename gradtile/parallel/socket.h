@@ -2,30 +2,14 @@
 /// TCP connections as the control connection needs them: never blocking, closed on exec, IPv4 and IPv6.
 #include <chrono>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include <gradtile/core/descriptor.h>
 
 namespace gradtile {
 
 using SteadyClock = std::chrono::steady_clock;
 using SteadyTime = SteadyClock::time_point;
-
-/// Owns a file descriptor.
-class Descriptor {
-  public:
-    Descriptor() = default;
-    explicit Descriptor(int number) : number_(number) {}
-    ~Descriptor();
-    Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-    Descriptor& operator=(Descriptor&& other) noexcept {
-        std::swap(number_, other.number_);
-        return *this;
-    }
-    int operator*() const { return number_; }
-
-  private:
-    int number_ = -1;
-};
 
 /// What one thread wakes another's poll() with.
 class WakeUp {

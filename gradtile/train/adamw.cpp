@@ -8,13 +8,8 @@
 namespace gradtile {
 namespace {
 
-constexpr std::int64_t alignment = 64;  // elements, as in the store's flat blocks
 constexpr std::int64_t block_elements =
     1 << 14;  // m, v, gradient and weight of a block fit the second-level cache
-
-std::int64_t aligned(std::int64_t n) {
-    return (n + alignment - 1) / alignment * alignment;
-}
 
 Tensor upload(const Context& ctx, const std::vector<AdamWBlock>& blocks) {
     std::vector<std::int32_t> words(blocks.size() * sizeof(AdamWBlock) / sizeof(std::int32_t));
@@ -35,7 +30,8 @@ AdamW::AdamW(const Context& ctx, const ParameterStore& store, std::span<const Pa
     std::vector<AdamWBlock> stretches;
     std::int64_t state_elements = 0;
     for (const Parameter& parameter : parameters_) {
-        const std::int64_t offset = parameter.offset(), length = aligned(parameter.shape().elements());
+        const std::int64_t offset = parameter.offset(),
+                           length = rounded_up(parameter.shape().elements(), parameter_alignment);
         state_offsets_.push_back(state_elements);
         if (!stretches.empty() && stretches.back().decays == parameter.decays() &&
             stretches.back().value + stretches.back().length == offset) {
@@ -61,7 +57,8 @@ AdamW::AdamW(const Context& ctx, const ParameterStore& store, AdamWShard shard, 
         for (const Parameter& parameter : store.parameters()) {
             const std::int64_t begin = std::max(parameter.offset(), range.begin);
             const std::int64_t end =
-                std::min(parameter.offset() + aligned(parameter.shape().elements()), range.end());
+                std::min(parameter.offset() + rounded_up(parameter.shape().elements(), parameter_alignment),
+                         range.end());
             if (begin >= end) continue;
             const std::int64_t in_shard = packed + begin - range.begin;
             stretches.push_back(

@@ -18,13 +18,13 @@ namespace schema = checkpoint_schema;
 // More objects than this are no model's: a limit against files made to keep the reader busy.
 constexpr std::uint64_t kMostObjects = 100'000;
 
-struct Link {
+struct GroupLink {
     std::string name;
     bool hard;
 };
 
 struct LinkList {
-    std::vector<Link> links;
+    std::vector<GroupLink> links;
     bool complete = true;
 };
 
@@ -40,7 +40,7 @@ herr_t collect_link(hid_t, const char* name, const H5L_info_t* info, void* data)
     }
 }
 
-std::vector<Link> links_of(const Hdf5Group& group, const std::string& name) {
+std::vector<GroupLink> links_of(const Hdf5Group& group, const std::string& name) {
     LinkList list;
     hdf5_check(H5Literate(group.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, collect_link, &list),
                "list group " + name);
@@ -109,7 +109,7 @@ CheckpointReader::CheckpointReader(Hdf5Storage& storage, std::uint64_t file_byte
           CheckpointHeader::kSize);
 
     const Hdf5Group root(H5Gopen2(file_.get(), "/", H5P_DEFAULT), "open the root group");
-    for (const Link& link : links_of(root, "/")) {
+    for (const GroupLink& link : links_of(root, "/")) {
         check(link.hard, link.name, ": a soft or external link");
         if (is_one_of(schema::tensor_groups, link.name)) {
             walk(link.name, 1);
@@ -126,7 +126,7 @@ void CheckpointReader::walk(const std::string& group_name, int depth) {
     check(depth <= schema::max_depth, "group ", group_name, ": nested more than ", schema::max_depth,
           " deep");
     const Hdf5Group group(H5Gopen2(file_.get(), group_name.c_str(), H5P_DEFAULT), "open group " + group_name);
-    for (const Link& link : links_of(group, group_name)) {
+    for (const GroupLink& link : links_of(group, group_name)) {
         const std::string name = group_name + "/" + link.name;
         check(schema::is_tensor_name(name), "group ", group_name, ": holds a name that cannot be a tensor's");
         check(link.hard, name, ": a soft or external link");

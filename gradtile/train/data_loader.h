@@ -7,13 +7,11 @@
 #include <gradtile/core/json_value.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor.h>
+#include <gradtile/layers/vocabulary.h>
 #include <gradtile/train/permutation.h>
 #include <gradtile/train/token_sequence.h>
 
 namespace gradtile {
-
-/// A target that does not count in the loss.
-inline constexpr std::int32_t ignored_target = -1;
 
 /// What a model is shown: targets[b,t] is the token that follows tokens[b,t], or ignored_target.
 struct Batch {

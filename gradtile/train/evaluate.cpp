@@ -8,20 +8,15 @@
 namespace gradtile {
 namespace {
 
-Context host_of(const Context& ctx) {
-    return ctx.device().is_cpu() ? ctx.with_allocator(system_allocator(Device::cpu()))
-                                 : Context(Device::cpu(), 1);
-}
-
-struct Text {
+struct TextLength {
     std::int64_t bytes = 0, characters = 0;
 };
 
-/// What the targets, all tokens but the first, are as text.
-Text text_of_targets(const Tokenizer& tokenizer, const TokenSequence& tokens) {
+/// Of the targets, all tokens but the first, as text.
+TextLength text_of_targets(const Tokenizer& tokenizer, const TokenSequence& tokens) {
     constexpr std::int64_t piece = 1 << 16;
     std::vector<std::int32_t> ids;
-    Text text;
+    TextLength text;
     for (std::int64_t begin = 1; begin < tokens.size(); begin += piece) {
         ids.resize(static_cast<std::size_t>(std::min(piece, tokens.size() - begin)));
         tokens.read(begin, ids);
@@ -87,7 +82,7 @@ Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenS
     Evaluation result{.loss = sum.loss / static_cast<double>(sum.targets), .targets = sum.targets};
     result.perplexity = std::exp(result.loss);
     if (model.tokenizer && sum.targets == tokens.size() - 1) {
-        const Text text = text_of_targets(*model.tokenizer, tokens);
+        const TextLength text = text_of_targets(*model.tokenizer, tokens);
         const double bits = sum.loss / std::numbers::ln2;
         result.bits_per_character = bits / static_cast<double>(text.characters);
         result.bits_per_byte = bits / static_cast<double>(text.bytes);

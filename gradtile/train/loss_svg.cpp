@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <fstream>
 #include <limits>
+
+#include <gradtile/train/formatted.h>
 
 namespace gradtile {
 namespace {
@@ -17,13 +18,6 @@ constexpr double left = 70, right = 20, top = 44, bottom = 56;  // margins aroun
 constexpr std::size_t shown_points = 800;                       // one a pixel
 constexpr const char* train_color = "#2f6fb5";
 constexpr const char* val_color = "#c8471f";
-
-template <class... Args>
-std::string formatted(const char* format, Args... args) {
-    char text[256];
-    std::snprintf(text, sizeof text, format, args...);
-    return text;
-}
 
 /// Means of neighbours, so that at most `shown_points` remain.
 Points thinned(const Points& points) {

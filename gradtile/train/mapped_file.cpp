@@ -3,41 +3,30 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/descriptor.h>
 
 namespace gradtile {
-namespace {
-
-/// Closes the descriptor on every way out; a mapping outlives it.
-struct Descriptor {
-    int value;
-    ~Descriptor() {
-        if (value >= 0) ::close(value);
-    }
-};
-
-}  // namespace
 
 MappedFile::MappedFile(const std::string& path) {
     check(!path.empty(), "data: no file given");
     // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever instead of being refused.
     const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-    check(file.value >= 0, path, ": cannot be opened: ", std::strerror(errno));
+    check(*file >= 0, path, ": cannot be opened: ", std::strerror(errno));
     struct stat status {};
-    check(::fstat(file.value, &status) == 0, path, ": cannot be examined: ", std::strerror(errno));
+    check(::fstat(*file, &status) == 0, path, ": cannot be examined: ", std::strerror(errno));
     check(!S_ISDIR(status.st_mode), path, ": is a directory; expected a file");
     check(S_ISREG(status.st_mode), path, ": is not a regular file");
     if (status.st_size == 0) return;
     const auto size = static_cast<std::size_t>(status.st_size);
-    void* const address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.value, 0);
+    void* const address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, *file, 0);
     check(address != MAP_FAILED, path, ": cannot be mapped into memory: ", std::strerror(errno));
-    data_ = static_cast<const std::byte*>(address);
+    data_ = static_cast<const std::byte*>(address);  // outlives the descriptor
     size_ = size;
 }
 

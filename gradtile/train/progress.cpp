@@ -5,15 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include <gradtile/train/formatted.h>
+
 namespace gradtile {
 namespace {
-
-template <class... Args>
-std::string formatted(const char* format, Args... args) {
-    char text[96];
-    std::snprintf(text, sizeof text, format, args...);
-    return text;
-}
 
 /// Three digits and a unit: 61234 -> "61.2k".
 std::string readable_rate(double rate) {

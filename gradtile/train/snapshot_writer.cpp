@@ -42,16 +42,16 @@ std::uint64_t staged_bytes(const Checkpoint& live) {
     return bytes;
 }
 
-/// Elements [begin, end) of a tensor on the host and their place in staging memory.
-struct HostPiece {
-    const Tensor* from;
-    std::int64_t begin, end;
-    std::byte* to;
-};
-
 }  // namespace
 
 struct SnapshotWriter::Plan {
+    /// Elements [begin, end) of a tensor on the host and their place in staging memory.
+    struct HostPiece {
+        const Tensor* from;
+        std::int64_t begin, end;
+        std::byte* to;
+    };
+
     Checkpoint staged;
     std::vector<HostPiece> on_host;
     std::vector<SnapshotPart> on_device;
@@ -170,7 +170,7 @@ void SnapshotWriter::save(const Checkpoint& live, bool best) {
         check(plan.on_host.empty() || plan.on_device.empty(), "its tensors lie on two devices");
         if (!plan.on_device.empty()) on_device_->take(plan.on_device);
         parallel_for(ctx_, std::ssize(plan.on_host), [&](std::int64_t i) {
-            const HostPiece& piece = plan.on_host[static_cast<std::size_t>(i)];
+            const Plan::HostPiece& piece = plan.on_host[static_cast<std::size_t>(i)];
             copy_row_major(*piece.from, piece.begin, piece.end, piece.to);
         });
         Job job{std::move(plan.staged), best, plan.device_bytes, report};

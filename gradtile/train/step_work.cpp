@@ -5,20 +5,20 @@
 namespace gradtile {
 namespace {
 
-double real(std::int64_t x) {
+double as_double(std::int64_t x) {
     return static_cast<double>(x);
 }
 
 /// Elements of a block's weight matrices, each of which a row is multiplied with three times in a step.
 double block_matrix_elements(const ModelConfig& model) {
-    const double width = real(model.width), hidden = real(model.hidden_width());
-    const double qkv_width = real((model.heads + 2 * model.key_value_heads()) * model.head_dim());
+    const double width = as_double(model.width), hidden = as_double(model.hidden_width());
+    const double qkv_width = as_double((model.heads + 2 * model.key_value_heads()) * model.head_dim());
     const double up_matrices = model.activation == Activation::swiglu ? 2.0 : 1.0;
     return width * qkv_width + width * width + (up_matrices + 1.0) * width * hidden;
 }
 
 double padded_vocabulary(const ModelConfig& model) {
-    return real((model.vocabulary + vocabulary_multiple - 1) / vocabulary_multiple * vocabulary_multiple);
+    return as_double(rounded_up(model.vocabulary, vocabulary_multiple));
 }
 
 /// Numbers that a block's memory-bound passes read and write for a row, in units of one element.
@@ -33,8 +33,8 @@ struct BlockTraffic {
 };
 
 BlockTraffic block_traffic(const ModelConfig& model) {
-    const double width = real(model.width), hidden = real(model.hidden_width());
-    const double kv_width = real(model.key_value_heads() * model.head_dim());
+    const double width = as_double(model.width), hidden = as_double(model.hidden_width());
+    const double kv_width = as_double(model.key_value_heads() * model.head_dim());
     const bool gated = model.activation == Activation::swiglu;
     return {
         .norms_forward = 8 * width,
@@ -62,11 +62,11 @@ Work operator*(double times, const Work& work) {
 }
 
 StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_batch) {
-    const double rows = real(micro_batch * model.context);
-    const double element = real(static_cast<std::int64_t>(size_of(dtype)));
+    const double rows = as_double(micro_batch * model.context);
+    const double element = as_double(static_cast<std::int64_t>(size_of(dtype)));
     const double row_bytes = rows * element;
-    const double visible_keys = real(model.context + 1) / 2.0;
-    const double scores = rows * real(model.width) * visible_keys;  // q.k, summed over heads: 2 of these
+    const double visible_keys = as_double(model.context + 1) / 2.0;
+    const double scores = rows * as_double(model.width) * visible_keys;  // q.k, summed over heads: 2 of these
     const double products = 2.0 * rows * block_matrix_elements(model);
     const BlockTraffic traffic = block_traffic(model);
 
@@ -83,7 +83,7 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
         backward.bytes += row_bytes * (traffic.norms_again + traffic.activation_again);
     if (model.recompute == Recompute::block) backward += forward;
 
-    const double width = real(model.width), vocabulary = padded_vocabulary(model);
+    const double width = as_double(model.width), vocabulary = padded_vocabulary(model);
     const double update_bytes = is_16_bit(dtype)
                                     ? 4 + 2 * (4 + 4 + 4 + 4) + 2  // norm; gradient, m, v, master; value
                                     : 4 + 2 * (4 + 4 + 4 + 4);     // norm; gradient, m, v, value

@@ -18,7 +18,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-using Header = std::array<std::int32_t, 256>;
+using ShardHeader = std::array<std::int32_t, 256>;
 
 /// What distinguishes the two kinds of llm.c shard.
 struct ShardFacts {
@@ -64,14 +64,14 @@ TokenFile validated(std::shared_ptr<const void> owner, std::span<const std::byte
 /// The ids of a shard, after its header has been checked against the file's size.
 std::span<const std::byte> shard_body(std::span<const std::byte> bytes, const ShardFacts& facts,
                                       std::int64_t id_bytes, const std::string& source) {
-    check(bytes.size() >= sizeof(Header), source, ": truncated: ", bytes.size(),
-          " bytes, less than a shard's header of ", sizeof(Header));
-    Header header;
-    std::memcpy(header.data(), bytes.data(), sizeof(Header));
+    check(bytes.size() >= sizeof(ShardHeader), source, ": truncated: ", bytes.size(),
+          " bytes, less than a shard's header of ", sizeof(ShardHeader));
+    ShardHeader header;
+    std::memcpy(header.data(), bytes.data(), sizeof(ShardHeader));
     check(header[1] == facts.version, source, ": ", name_of(facts.format), " token shard of version ",
           header[1], "; version ", facts.version, " is supported");
     check(header[2] >= 0, source, ": damaged: its header counts ", header[2], " tokens");
-    const std::span<const std::byte> body = bytes.subspan(sizeof(Header));
+    const std::span<const std::byte> body = bytes.subspan(sizeof(ShardHeader));
     const std::int64_t expected = header[2] * id_bytes;
     check(std::ssize(body) >= expected, source, ": truncated: its header counts ", header[2], " tokens of ",
           id_bytes, " bytes, ", body.size(), " bytes follow");
@@ -163,7 +163,7 @@ void write_token_file(const std::string& path, TokenFormat format, std::span<con
         check(std::ssize(ids) <= std::numeric_limits<std::int32_t>::max(), path, ": ", ids.size(),
               " tokens are more than a shard's header can count");
         const ShardFacts& facts = wide ? llama3_facts : gpt2_facts;
-        Header header{facts.magic, facts.version, static_cast<std::int32_t>(ids.size())};
+        ShardHeader header{facts.magic, facts.version, static_cast<std::int32_t>(ids.size())};
         write(header);
     }
     if (wide) {

@@ -38,11 +38,6 @@ DatasetOptions dataset_options(const TrainConfig& config) {
 /// In a checkpoint's meta.
 constexpr const char* algorithms_key = "matrix_algorithms";
 
-/// Batches are filled on the host.
-Context host_of(const Context& ctx) {
-    return ctx.device().is_cpu() ? ctx : Context(Device::cpu(), 1);
-}
-
 template <class T>
 std::optional<T> optional_of(const json& object, const char* key) {
     if (!object.contains(key) || object[key].is_null()) return std::nullopt;
