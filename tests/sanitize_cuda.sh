@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # compute-sanitizer over the CUDA tests at small shapes: 0 errors expected. First each tool must see the bug planted
-# for it. Tests run side by side; logs go to LOGS. For a build with -DGRADTILE_COMPUTE_SANITIZER=ON.
-# usage: tests/sanitize_cuda.sh [BUILD_DIR] [LOGS] [JOBS]   JOBS: a regular expression for names like racecheck.core_test
+# for it. Tests run side by side; logs go to LOGS. For a build with -DGRADTILE_COMPUTE_SANITIZER=ON, and with =racecheck for that tool.
+# usage: tests/sanitize_cuda.sh [BUILD_DIR] [LOGS] [JOBS]   JOBS: a regular expression for names like racecheck.core_test, as in
+#   tests/sanitize_cuda.sh build/sanitizer logs '^(memcheck|initcheck|synccheck)' && tests/sanitize_cuda.sh build/racecheck logs ^racecheck
 set -uo pipefail
 build=${1:-build/release}
 logs=${2:-$build/sanitizer}
@@ -51,7 +52,7 @@ filter() {
     core_test) echo "Cuda.Copy*:Cuda.Draws*:Cuda.Axpy*:Cuda.FillWrites*:Cuda.ToDevice*${all:+:Cuda.Gemm*:GemmOnCuda.*}" ;;
     layers_test) echo 'OnCuda.*-*LayerSuite*:*CrossEntropy*:*ManyRows*' ;;
     model_test) echo 'OnCuda.*' ;;
-    train_test) echo 'CudaGlobalNorm.*:CudaAdamW.*:CudaStepInput.*' ;;
+    train_test) echo "CudaGlobalNorm.*:CudaAdamW.*:CudaStepInput.*${all:+:CudaMuon.*}" ;;
     attention_test.*) attention "${2#*.}" $few ManyBackward ${all:+AnyHeadDim AnyOption ZeroLengths RepeatedElements} ;;
   esac
 }

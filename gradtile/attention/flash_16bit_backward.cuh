@@ -52,9 +52,10 @@ __device__ __forceinline__ void await(int pair) {
     asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
 }
 __device__ __forceinline__ void announce(int pair) {
-#ifdef GRADTILE_COMPUTE_SANITIZER
+#ifdef GRADTILE_RACECHECK
     // After bar.arrive racecheck takes the loads behind the next __syncthreads for hazards with reads before
-    // it. No announcement lies between the two, so what is clean this way is clean with bar.arrive.
+    // it. No announcement lies between the two, so what is clean this way is clean with bar.arrive. (For
+    // racecheck alone: synccheck calls every bar.sync that not all warps reach by the same branch divergent.)
     await(pair);
 #else
     asm volatile("bar.arrive %0, 64;" ::"r"(pair + 1) : "memory");

@@ -1,5 +1,5 @@
 // One defect of each kind that compute-sanitizer looks for, to prove that it would be seen: sanitize_cuda.sh
-// runs them beside the tests. Built with -DGRADTILE_COMPUTE_SANITIZER=ON, linked into nothing.
+// runs them beside the tests. Built with -DGRADTILE_COMPUTE_SANITIZER=ON or racecheck, linked into nothing.
 #include <cstdio>
 #include <cstring>
 
