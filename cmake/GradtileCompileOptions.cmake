@@ -6,8 +6,8 @@ target_compile_options(gradtile_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno -fno-trapping-math>)
 # Device code calls constexpr functions of the host: std::array's, Philox's.
 target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
-# Sources with loops over elements are hot, and say so. The others decide, check and call: optimised fully and compiled one by one they
-# would take half of the build's time, so they are optimised lightly and compiled several at a time.
+# Sources with loops over elements are hot, and say so. The others decide, check and call: what they do takes no time, but compiling them
+# does, so they are optimised lightly and compiled several at a time.
 option(GRADTILE_UNITY "Compile sources without hot loops several at a time" ON)
 set(GRADTILE_LIGHTLY_OPTIMISED $<$<CONFIG:Release>:-O1>)
 # What nearly every source includes.

@@ -49,14 +49,13 @@ endif()
 add_library(gradtile_dependencies INTERFACE)
 target_include_directories(gradtile_dependencies SYSTEM INTERFACE
   ${HDF5_INCLUDE_DIRS} ${CLI11_INCLUDE_DIR} ${NLOHMANN_JSON_INCLUDE_DIR})
-target_link_libraries(gradtile_dependencies INTERFACE Threads::Threads ${HDF5_C_LIBRARIES})
+target_link_libraries(gradtile_dependencies INTERFACE Threads::Threads ${HDF5_C_LIBRARIES} ${CMAKE_DL_LIBS})
 if(gradtile_blas STREQUAL "onednn")
   target_include_directories(gradtile_dependencies SYSTEM INTERFACE ${DNNL_INCLUDE_DIR})
   target_link_libraries(gradtile_dependencies INTERFACE ${DNNL_LIBRARY} OpenMP::OpenMP_CXX)
 else()
   # Loaded at the first product, not linked: gemm_openblas.cpp says why.
   target_include_directories(gradtile_dependencies SYSTEM INTERFACE ${OPENBLAS_INCLUDE_DIR})
-  target_link_libraries(gradtile_dependencies INTERFACE ${CMAKE_DL_LIBS})
 endif()
 message(STATUS "gradtile: CPU matrix library: ${gradtile_blas}")
 

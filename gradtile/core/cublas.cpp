@@ -1,7 +1,5 @@
 #include <gradtile/core/cublas.h>
 
-#include <dlfcn.h>
-
 #include <map>
 #include <memory>
 #include <string>
@@ -9,53 +7,44 @@
 #include <gradtile/core/cuda_check.h>
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/gemm_state.h>
+#include <gradtile/core/shared_library.h>
 
 namespace gradtile::cuda {
 namespace {
 
-void* open_library(const char* stem) {
+SharedLibrary library_of_toolkit(const char* stem) {
     const std::string name = concat(stem, ".so.", CUDART_VERSION / 1000);
-    void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-    // A toolkit that the loader's search path does not list.
-    if (library == nullptr)
-        library = dlopen((GRADTILE_CUDA_LIBRARY_DIR "/" + name).c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) throw Error(concat("cuda: ", name, " cannot be loaded: ", dlerror()));
-    return library;
-}
-
-template <class Function>
-void load(void* library, const char* symbol, Function& function) {
-    function = reinterpret_cast<Function>(dlsym(library, symbol));
-    check(function != nullptr, "cuda: the installed cuBLAS has no ", symbol);
+    // The second: of a toolkit that the loader's search path does not list.
+    return {"cuda", {name, GRADTILE_CUDA_LIBRARY_DIR "/" + name}};
 }
 
 Cublas load_cublas() {
-    void* const library = open_library("libcublas");
+    const SharedLibrary library = library_of_toolkit("libcublas");
     Cublas functions{};
-    load(library, "cublasCreate_v2", functions.create);
-    load(library, "cublasDestroy_v2", functions.destroy);
-    load(library, "cublasSetStream_v2", functions.set_stream);
-    load(library, "cublasSetWorkspace_v2", functions.set_workspace);
-    load(library, "cublasGemmStridedBatchedEx", functions.gemm_strided_batched);
+    library.find("cublasCreate_v2", functions.create);
+    library.find("cublasDestroy_v2", functions.destroy);
+    library.find("cublasSetStream_v2", functions.set_stream);
+    library.find("cublasSetWorkspace_v2", functions.set_workspace);
+    library.find("cublasGemmStridedBatchedEx", functions.gemm_strided_batched);
     return functions;
 }
 
 CublasLt load_cublas_lt() {
-    void* const library = open_library("libcublasLt");
+    const SharedLibrary library = library_of_toolkit("libcublasLt");
     CublasLt functions{};
-    load(library, "cublasLtCreate", functions.create);
-    load(library, "cublasLtDestroy", functions.destroy);
-    load(library, "cublasLtGetVersion", functions.version);
-    load(library, "cublasLtGetStatusString", functions.status_string);
-    load(library, "cublasLtMatmulDescInit_internal", functions.operation_init);
-    load(library, "cublasLtMatmulDescSetAttribute", functions.operation_set);
-    load(library, "cublasLtMatrixLayoutInit_internal", functions.layout_init);
-    load(library, "cublasLtMatrixLayoutSetAttribute", functions.layout_set);
-    load(library, "cublasLtMatmulPreferenceInit_internal", functions.preference_init);
-    load(library, "cublasLtMatmulPreferenceSetAttribute", functions.preference_set);
-    load(library, "cublasLtMatmulAlgoGetHeuristic", functions.heuristic);
-    load(library, "cublasLtMatmulAlgoCheck", functions.algorithm_check);
-    load(library, "cublasLtMatmul", functions.matmul);
+    library.find("cublasLtCreate", functions.create);
+    library.find("cublasLtDestroy", functions.destroy);
+    library.find("cublasLtGetVersion", functions.version);
+    library.find("cublasLtGetStatusString", functions.status_string);
+    library.find("cublasLtMatmulDescInit_internal", functions.operation_init);
+    library.find("cublasLtMatmulDescSetAttribute", functions.operation_set);
+    library.find("cublasLtMatrixLayoutInit_internal", functions.layout_init);
+    library.find("cublasLtMatrixLayoutSetAttribute", functions.layout_set);
+    library.find("cublasLtMatmulPreferenceInit_internal", functions.preference_init);
+    library.find("cublasLtMatmulPreferenceSetAttribute", functions.preference_set);
+    library.find("cublasLtMatmulAlgoGetHeuristic", functions.heuristic);
+    library.find("cublasLtMatmulAlgoCheck", functions.algorithm_check);
+    library.find("cublasLtMatmul", functions.matmul);
     return functions;
 }
 

@@ -1,6 +1,5 @@
 // The CPU matrix library: OpenBLAS, second choice where oneDNN is absent.
 #include <cblas.h>
-#include <dlfcn.h>
 
 #include <cstdlib>
 #include <string>
@@ -9,6 +8,7 @@
 #include <gradtile/core/cpu_features.h>
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/gemm_library.h>
+#include <gradtile/core/shared_library.h>
 
 namespace gradtile {
 namespace {
@@ -24,22 +24,16 @@ struct OpenBlas {
         constexpr const char* core_type = "OPENBLAS_CORETYPE";
         const bool name_kernels = std::getenv(core_type) == nullptr && cpu_has_avx512();
         if (name_kernels) setenv(core_type, "SkylakeX", 0);
-        void* library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
-        if (library == nullptr) library = dlopen("libopenblas.so", RTLD_NOW | RTLD_LOCAL);
+        const SharedLibrary library("gemm", {"libopenblas.so.0", "libopenblas.so"});
         if (name_kernels) unsetenv(core_type);
-        check(library != nullptr, "gemm: libopenblas.so.0 cannot be loaded; apt-get install libopenblas0");
-        sgemm = find<decltype(sgemm)>(library, "cblas_sgemm");
-        // Each of gradtile's threads computes its own block alone.
-        find<void (*)(int)>(library, "openblas_set_num_threads")(1);
-        name = find<const char* (*)()>(library, "openblas_get_config")();
+        library.find("cblas_sgemm", sgemm);
+        void (*set_num_threads)(int) = nullptr;
+        library.find("openblas_set_num_threads", set_num_threads);
+        set_num_threads(1);  // each of gradtile's threads computes its own block alone
+        const char* (*get_config)() = nullptr;
+        library.find("openblas_get_config", get_config);
+        name = get_config();
         name = name.substr(0, name.find(' ', name.find(' ') + 1));
-    }
-
-    template <class Function>
-    static Function find(void* library, const char* symbol) {
-        void* address = dlsym(library, symbol);
-        check(address != nullptr, "gemm: libopenblas has no ", symbol);
-        return reinterpret_cast<Function>(address);
     }
 };
 

@@ -1,33 +1,24 @@
 #include <gradtile/parallel/nccl.h>
 
-#include <dlfcn.h>
-
 #include <gradtile/core/check.h>
+#include <gradtile/core/shared_library.h>
 
 namespace gradtile::cuda {
 namespace {
 
-template <class Function>
-void load(void* library, const char* symbol, Function& function) {
-    function = reinterpret_cast<Function>(dlsym(library, symbol));
-    check(function != nullptr, "nccl: the installed NCCL has no ", symbol);
-}
-
 Nccl load_nccl() {
-    void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    // One that the loader's search path does not list.
-    if (library == nullptr) library = dlopen(GRADTILE_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) throw Error(concat("nccl: libnccl.so.2 cannot be loaded: ", dlerror()));
+    // The second: one that the loader's search path does not list.
+    const SharedLibrary library("nccl", {"libnccl.so.2", GRADTILE_NCCL_LIBRARY});
     Nccl functions{};
-    load(library, "ncclGetUniqueId", functions.get_unique_id);
-    load(library, "ncclCommInitRank", functions.comm_init_rank);
-    load(library, "ncclCommAbort", functions.comm_abort);
-    load(library, "ncclCommGetAsyncError", functions.comm_get_async_error);
-    load(library, "ncclAllReduce", functions.all_reduce);
-    load(library, "ncclReduceScatter", functions.reduce_scatter);
-    load(library, "ncclAllGather", functions.all_gather);
-    load(library, "ncclBroadcast", functions.broadcast);
-    load(library, "ncclGetErrorString", functions.error_string);
+    library.find("ncclGetUniqueId", functions.get_unique_id);
+    library.find("ncclCommInitRank", functions.comm_init_rank);
+    library.find("ncclCommAbort", functions.comm_abort);
+    library.find("ncclCommGetAsyncError", functions.comm_get_async_error);
+    library.find("ncclAllReduce", functions.all_reduce);
+    library.find("ncclReduceScatter", functions.reduce_scatter);
+    library.find("ncclAllGather", functions.all_gather);
+    library.find("ncclBroadcast", functions.broadcast);
+    library.find("ncclGetErrorString", functions.error_string);
     return functions;
 }
 
