@@ -12,6 +12,8 @@
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
+#include <support/floating_dtypes.h>
+
 namespace gradtile::attention::test {
 
 struct Problem {
@@ -73,7 +75,7 @@ inline Result run(const Context& ctx, const Inputs& in, const Options& options) 
             .d_v = to_host(ctx, gradients.v)};
 }
 
-inline constexpr DType floating_dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
+using gradtile::test::floating_dtypes;
 inline constexpr Algorithm algorithms[] = {Algorithm::flash, Algorithm::naive};
 
 }  // namespace gradtile::attention::test

@@ -1,9 +1,7 @@
 // What attention.h promises at the edges: zero lengths, rows and keys that meet nobody, what is refused.
-#include <limits>
-
 #include <gmock/gmock.h>
 
-#include "attention_testing.h"
+#include "reference.h"
 
 namespace gradtile::attention::test {
 namespace {
@@ -12,8 +10,6 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 template <class Body>
 void for_every_form(Body&& body) {

@@ -9,7 +9,7 @@ namespace gradtile::attention {
 namespace {
 
 /// A mask, and which pairs it shows by its definition.
-struct Case {
+struct MaskByDefinition {
     Mask mask;
 
     bool visible(std::int64_t i, std::int64_t j) const {
@@ -24,8 +24,8 @@ struct Case {
     }
 };
 
-std::vector<Case> small_masks() {
-    std::vector<Case> cases;
+std::vector<MaskByDefinition> small_masks() {
+    std::vector<MaskByDefinition> cases;
     for (std::int64_t queries = 0; queries <= 6; ++queries)
         for (std::int64_t keys = 0; keys <= 6; ++keys)
             for (const bool top_left : {false, true})
@@ -46,7 +46,7 @@ std::vector<IndexRange> ranges_within(std::int64_t length) {
     return ranges;
 }
 
-::testing::Message describe(const Case& c, IndexRange rows, IndexRange keys) {
+::testing::Message describe(const MaskByDefinition& c, IndexRange rows, IndexRange keys) {
     return ::testing::Message() << c.mask.queries << " x " << c.mask.keys << ", offset " << c.mask.offset
                                 << ", window {" << c.mask.left << ", " << c.mask.right << "}, rows "
                                 << rows.begin << ".." << rows.end << ", keys " << keys.begin << ".."
@@ -58,7 +58,7 @@ bool is_in(std::int64_t i, IndexRange range) {
 }
 
 TEST(Mask, VisibleKeysOfARowAreThoseOfTheDefinition) {
-    for (const Case& c : small_masks())
+    for (const MaskByDefinition& c : small_masks())
         for (std::int64_t i = 0; i < c.mask.queries; ++i)
             for (std::int64_t j = 0; j < c.mask.keys; ++j)
                 ASSERT_EQ(is_in(j, c.mask.visible_keys(i)), c.visible(i, j))
@@ -66,7 +66,7 @@ TEST(Mask, VisibleKeysOfARowAreThoseOfTheDefinition) {
 }
 
 TEST(Mask, VisibleKeysOfABlockOfRowsAreTheUnionOfItsRows) {
-    for (const Case& c : small_masks())
+    for (const MaskByDefinition& c : small_masks())
         for (const IndexRange rows : ranges_within(c.mask.queries))
             for (std::int64_t j = 0; j < c.mask.keys; ++j)
                 ASSERT_EQ(is_in(j, c.mask.visible_keys(rows)), c.visible_pairs(rows, {j, j + 1}) > 0)
@@ -74,7 +74,7 @@ TEST(Mask, VisibleKeysOfABlockOfRowsAreTheUnionOfItsRows) {
 }
 
 TEST(Mask, SeeingRowsAreThoseThatSeeAKeyOfTheBlock) {
-    for (const Case& c : small_masks())
+    for (const MaskByDefinition& c : small_masks())
         for (const IndexRange keys : ranges_within(c.mask.keys))
             for (std::int64_t i = 0; i < c.mask.queries; ++i)
                 ASSERT_EQ(is_in(i, c.mask.seeing_rows(keys)), c.visible_pairs({i, i + 1}, keys) > 0)
@@ -82,7 +82,7 @@ TEST(Mask, SeeingRowsAreThoseThatSeeAKeyOfTheBlock) {
 }
 
 TEST(Mask, CoverageSaysWhetherNoPairOrEveryPairIsVisible) {
-    for (const Case& c : small_masks())
+    for (const MaskByDefinition& c : small_masks())
         for (const IndexRange rows : ranges_within(c.mask.queries))
             for (const IndexRange keys : ranges_within(c.mask.keys)) {
                 const std::int64_t pairs = (rows.end - rows.begin) * (keys.end - keys.begin);
@@ -97,7 +97,7 @@ TEST(Mask, CoverageSaysWhetherNoPairOrEveryPairIsVisible) {
 // What the driver's turns of dQ rest on: a row block meets exactly the key blocks between its first and its
 // last visible key, and those are the key blocks that find it among their seeing rows.
 TEST(Mask, RowBlocksAndKeyBlocksAgreeOnWhichMeet) {
-    for (const Case& c : small_masks())
+    for (const MaskByDefinition& c : small_masks())
         for (const std::int64_t block : {1, 2, 3})
             for (std::int64_t row = 0; row < c.mask.queries; row += block)
                 for (std::int64_t key = 0; key < c.mask.keys; key += block) {

@@ -1,14 +1,11 @@
 #include "reference.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace gradtile::attention::test {
 namespace {
 
 using Vector = std::vector<double>;
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 std::size_t index(std::int64_t i) {
     return static_cast<std::size_t>(i);

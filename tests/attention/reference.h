@@ -1,9 +1,13 @@
 #pragma once
 /// Attention from its definition, one pair (row, key) after the other in float64, and how far from it a
 /// computation in shorter numbers may lie. Shares no code with the operator, its mask included.
+#include <limits>
+
 #include "attention_testing.h"
 
 namespace gradtile::attention::test {
+
+inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// Roundings of a dtype, relative: of its arithmetic, and of the results it stores.
 struct Roundoff {

@@ -9,10 +9,12 @@
 
 #include <gradtile/core/tensor_ops.h>
 
+#include <support/cpu_context.h>
+
 namespace gradtile {
 namespace {
 
-const Context ctx(Device::cpu(), 1);
+using test::ctx;
 
 Tensor matrix(std::vector<double> values, DType type = DType::f64) {
     return from_host(ctx, values, {2, 3}, type);

@@ -11,9 +11,12 @@
 #include <gradtile/core/tensor_ops.h>
 
 #include <support/cuda_test.h>
+#include <support/floating_dtypes.h>
 
 namespace gradtile {
 namespace {
+
+using test::floating_dtypes;
 
 TEST(CudaAbsence, IsOneClearLine) {
     if (cuda_device_count() > 0) GTEST_SKIP() << "this machine has a CUDA device";
@@ -30,8 +33,6 @@ TEST(CudaAbsence, IsOneClearLine) {
 }
 
 class Cuda : public test::CudaTest {};
-
-constexpr DType floats[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
 /// Views of shape [7, 12], each kind once.
 std::vector<Tensor> views(const Context& ctx, DType type, std::uint64_t seed) {
@@ -51,14 +52,14 @@ TEST_F(Cuda, RefusesMoreMemoryThanThereIsAndGoesOn) {
 }
 
 TEST_F(Cuda, DrawsAndReadsTheSameBitsAsTheCpu) {
-    for (const DType type : floats)
+    for (const DType type : floating_dtypes)
         EXPECT_EQ(to_host(gpu(), randn(gpu(), {1001}, type, Seed{3})),
                   to_host(cpu, randn(cpu, {1001}, type, Seed{3})));
 }
 
 TEST_F(Cuda, CopyConvertsTheSameBitsAsTheCpu) {
-    for (const DType to : floats)
-        for (const DType from : floats) {
+    for (const DType to : floating_dtypes)
+        for (const DType from : floating_dtypes) {
             const auto sources = views(gpu(), from, 2), expected = views(cpu, from, 2);
             for (std::size_t i = 0; i < sources.size(); ++i)
                 EXPECT_EQ(to_host(gpu(), cast(gpu(), sources[i], to)),
@@ -79,8 +80,8 @@ TEST_F(Cuda, CopyWritesIntoViews) {
 /// One fused multiply-add on the GPU, two roundings on the CPU: half a unit in the last place of the sum's
 /// type apart, then one rounding to y's.
 TEST_F(Cuda, AxpyAgreesToOneRounding) {
-    for (const DType to : floats)
-        for (const DType from : floats) {
+    for (const DType to : floating_dtypes)
+        for (const DType from : floating_dtypes) {
             const Tensor y = randn(gpu(), {7, 12}, to, Seed{1}), y_cpu = randn(cpu, {7, 12}, to, Seed{1});
             const auto xs = views(gpu(), from, 2), xs_cpu = views(cpu, from, 2);
             axpy(gpu(), y, -0.5, xs[1]);  // a power of two: both are exact up to the last rounding
@@ -108,7 +109,7 @@ TEST_F(Cuda, FillReachesEveryElementOfALargeTensor) {
 /// one rounding each.
 TEST_F(Cuda, GemmAgreesWithTheCpuWithinTheErrorOfBoth) {
     const std::int64_t batch = 3, m = 37, n = 21, k = 65;
-    for (const DType in : floats)
+    for (const DType in : floating_dtypes)
         for (const DType out : {in, accumulator_of(in)})
             for (const bool trans_a : {false, true})
                 for (const bool trans_b : {false, true})

@@ -21,8 +21,8 @@ class SixteenBits : public testing::Test {
     static constexpr int mantissa_bits = std::is_same_v<T, bfloat16> ? 7 : 10;
     static constexpr int bias = std::is_same_v<T, bfloat16> ? 127 : 15;
 };
-using Types = testing::Types<bfloat16, float16>;
-TYPED_TEST_SUITE(SixteenBits, Types);
+using SixteenBitTypes = testing::Types<bfloat16, float16>;
+TYPED_TEST_SUITE(SixteenBits, SixteenBitTypes);
 
 TYPED_TEST(SixteenBits, EveryPatternHasTheValueOfItsFields) {
     for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {

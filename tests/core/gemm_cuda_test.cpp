@@ -16,21 +16,19 @@
 #include <gradtile/core/tensor_ops.h>
 
 #include <support/cuda_test.h>
+#include <support/floating_dtypes.h>
 
 namespace gradtile {
 namespace {
 
 using cuda::cuda_check;
 using cuda::GemmFusion;
+using test::epsilon_of;
 
 class GemmOnCuda : public test::CudaTest {
   protected:
     const Context& ctx() const { return gpu(); }
 };
-
-double epsilon_of(DType type) {
-    return type == DType::f32 ? 0x1p-23 : type == DType::bf16 ? 0x1p-7 : 0x1p-10;
-}
 
 /// GPT-2's GELU and its derivative in float64.
 struct GeluAt {

@@ -11,39 +11,29 @@
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
+#include <support/floating_dtypes.h>
+
 namespace gradtile {
 namespace {
 
-struct Types {
+using test::epsilon_of;
+
+struct InAndOut {
     DType in, out;
     Device device = Device::cpu();
 };
-void PrintTo(const Types& types, std::ostream* out) {
+void PrintTo(const InAndOut& types, std::ostream* out) {
     *out << types.in << "_to_" << types.out << (types.device.is_cpu() ? "" : "_cuda");
 }
 
-constexpr Types all_types[] = {{DType::f64, DType::f64},   {DType::f32, DType::f32},
-                               {DType::bf16, DType::bf16}, {DType::bf16, DType::f32},
-                               {DType::f16, DType::f16},   {DType::f16, DType::f32}};
+constexpr InAndOut all_pairs[] = {{DType::f64, DType::f64},   {DType::f32, DType::f32},
+                                  {DType::bf16, DType::bf16}, {DType::bf16, DType::f32},
+                                  {DType::f16, DType::f16},   {DType::f16, DType::f32}};
 
-std::vector<Types> all_types_on(Device device) {
-    std::vector<Types> types(std::begin(all_types), std::end(all_types));
-    for (Types& each : types) each.device = device;
+std::vector<InAndOut> all_pairs_on(Device device) {
+    std::vector<InAndOut> types(std::begin(all_pairs), std::end(all_pairs));
+    for (InAndOut& each : types) each.device = device;
     return types;
-}
-
-/// Distance from 1 to the next number of the dtype: twice the largest relative error of one rounding.
-double epsilon_of(DType type) {
-    switch (type) {
-        case DType::f64:
-            return 0x1p-52;
-        case DType::f32:
-            return 0x1p-23;
-        case DType::bf16:
-            return 0x1p-7;
-        default:
-            return 0x1p-10;
-    }
 }
 
 /// [.., rows, columns] normal numbers; rows lie `padding` elements further apart than they need.
@@ -95,7 +85,7 @@ void expect_product(const Context& ctx, const Tensor& c, const Tensor& c0, const
     }
 }
 
-class GemmOfTypes : public testing::TestWithParam<Types> {
+class GemmOfTypes : public testing::TestWithParam<InAndOut> {
   protected:
     void SetUp() override {
         if (GetParam().device.is_cuda() && cuda_device_count() == 0)
@@ -208,15 +198,15 @@ TEST_P(GemmOfTypes, BitsDoNotDependOnTheNumberOfThreads) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Gemm, GemmOfTypes, testing::ValuesIn(all_types_on(Device::cpu())),
+INSTANTIATE_TEST_SUITE_P(Gemm, GemmOfTypes, testing::ValuesIn(all_pairs_on(Device::cpu())),
                          [](const auto& info) { return testing::PrintToString(info.param); });
-INSTANTIATE_TEST_SUITE_P(GemmOnCuda, GemmOfTypes, testing::ValuesIn(all_types_on(Device::cuda(0))),
+INSTANTIATE_TEST_SUITE_P(GemmOnCuda, GemmOfTypes, testing::ValuesIn(all_pairs_on(Device::cuda(0))),
                          [](const auto& info) { return testing::PrintToString(info.param); });
 
 TEST(Gemm, NonFiniteValuesArriveAndAnOverwrittenNanDoesNot) {
     const Context ctx(Device::cpu(), 1);
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    for (const auto& [in, out, device] : all_types) {
+    for (const auto& [in, out, device] : all_pairs) {
         const Tensor a = zeros(ctx, {2, 2}, in), b = zeros(ctx, {2, 2}, in), c = empty(ctx, {2, 2}, out);
         fill(ctx, c, nan);
         fill(ctx, a.select(0, 1), nan);

@@ -9,10 +9,12 @@
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/tensor_ops.h>
 
+#include <support/cpu_context.h>
+
 namespace gradtile {
 namespace {
 
-const Context ctx(Device::cpu(), 2);
+using test::ctx;
 
 Tensor map(const Tensor& x, double (*f)(double)) {
     auto values = to_host(ctx, x);

@@ -7,10 +7,12 @@
 
 #include <gradtile/core/tensor_ops.h>
 
+#include <support/cpu_context.h>
+
 namespace gradtile {
 namespace {
 
-const Context ctx(Device::cpu(), 2);
+using test::ctx;
 
 struct Store : ParameterStore {
     Parameter weight = add("weight", {3, 5}, Init::normal(0.02));

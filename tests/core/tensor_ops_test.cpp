@@ -7,11 +7,14 @@
 
 #include <gradtile/core/random.h>
 
+#include <support/cpu_context.h>
+#include <support/floating_dtypes.h>
+
 namespace gradtile {
 namespace {
 
-const Context ctx(Device::cpu(), 3);
-constexpr DType floats[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
+using test::ctx;
+using test::floating_dtypes;
 
 /// Every kind of view of a [7, 12] tensor that an operator may meet, all of shape [7, 12].
 std::vector<Tensor> views(DType type, std::uint64_t seed) {
@@ -26,8 +29,8 @@ double rounded(double value, DType type) {
 }
 
 TEST(Copy, ConvertsBetweenAllDtypesAndStrides) {
-    for (const DType to : floats)
-        for (const DType from : floats)
+    for (const DType to : floating_dtypes)
+        for (const DType from : floating_dtypes)
             for (const Tensor& destination : views(to, 1))
                 for (const Tensor& source : views(from, 2)) {
                     const auto expected = to_host(ctx, source);
@@ -66,8 +69,8 @@ TEST(Copy, RefusesUnequalShapes) {
 }
 
 TEST(Axpy, AddsOverAllDtypesAndStrides) {
-    for (const DType to : floats)
-        for (const DType from : floats)
+    for (const DType to : floating_dtypes)
+        for (const DType from : floating_dtypes)
             for (const Tensor& y : views(to, 1))
                 for (const Tensor& x : views(from, 2)) {
                     const auto before = to_host(ctx, y), xs = to_host(ctx, x);
@@ -90,7 +93,7 @@ TEST(Axpy, OfATensorOntoItselfDoubles) {
 }
 
 TEST(Fill, WritesEveryViewAndNothingElse) {
-    for (const DType type : floats) {
+    for (const DType type : floating_dtypes) {
         const Tensor x = zeros(ctx, {5, 6, 7}, type);
         fill(ctx, x.slice(1, 1, 2).slice(2, 3, 3), 1.5);
         double sum = 0;

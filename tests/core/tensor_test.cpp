@@ -7,10 +7,12 @@
 
 #include <gradtile/core/tensor_ops.h>
 
+#include <support/cpu_context.h>
+
 namespace gradtile {
 namespace {
 
-const Context ctx(Device::cpu(), 2);
+using test::ctx;
 
 /// 0, 1, 2, ... in row-major order.
 Tensor counting(const Shape& shape, DType type = DType::f64) {

@@ -11,12 +11,12 @@
 namespace gradtile {
 namespace {
 
-struct Fixture {
+struct LinearFixture {
     Context ctx{Device::cpu(), 2};
     ParameterStore parameters;
     Linear linear;
 
-    Fixture(std::int64_t in, std::int64_t out, bool bias, DType dtype = DType::f64, int threads = 2)
+    LinearFixture(std::int64_t in, std::int64_t out, bool bias, DType dtype = DType::f64, int threads = 2)
         : ctx(Device::cpu(), threads),
           linear(parameters, "linear", in, out, {.bias = bias, .init = Init::normal(0.5)}) {
         parameters.allocate(ctx, dtype);
@@ -35,7 +35,7 @@ TEST(Linear, PassesTheLayerSuite) {
 }
 
 TEST(Linear, GradientsWithoutTheInputsAreTheSame) {
-    Fixture whole(7, 5, true), parameters_only(7, 5, true);
+    LinearFixture whole(7, 5, true), parameters_only(7, 5, true);
     const Tensor x = randn(whole.ctx, {9, 7}, DType::f64, Seed{3});
     const Tensor dy = randn(whole.ctx, {9, 5}, DType::f64, Seed{4});
     whole.linear.backward(whole.ctx, dy, {x});
@@ -46,7 +46,7 @@ TEST(Linear, GradientsWithoutTheInputsAreTheSame) {
 
 /// Whatever they are: nobody sums the columns again.
 TEST(Linear, TakesTheColumnSumsThatComeAlong) {
-    Fixture f(7, 5, true);
+    LinearFixture f(7, 5, true);
     const Tensor x = randn(f.ctx, {9, 7}, DType::f64, Seed{3});
     const Tensor dy = randn(f.ctx, {9, 5}, DType::f64, Seed{4});
     const Tensor parts =
@@ -68,7 +68,7 @@ TEST(Linear, BitsDoNotDependOnTheNumberOfThreads) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
         std::vector<double> expected;
         for (const int threads : {1, 2, 3}) {
-            Fixture f(96, 320, true, dtype, threads);
+            LinearFixture f(96, 320, true, dtype, threads);
             const Tensor x = randn(f.ctx, {400, 96}, dtype, Seed{3});
             Linear::Saved saved;
             const Tensor y = f.linear.forward(f.ctx, x, saved);
@@ -84,7 +84,7 @@ TEST(Linear, BitsDoNotDependOnTheNumberOfThreads) {
 }
 
 TEST(Linear, RefusesOtherShapesAndDtypesByName) {
-    Fixture f(4, 6, true);
+    LinearFixture f(4, 6, true);
     Linear::Saved saved;
     EXPECT_THROW(f.linear.forward(f.ctx, zeros(f.ctx, {3, 5}, DType::f64), saved), Error);
     EXPECT_THROW(f.linear.forward(f.ctx, zeros(f.ctx, {3, 4}, DType::f32), saved), Error);

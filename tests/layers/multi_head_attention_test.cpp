@@ -16,12 +16,12 @@ ModelConfig shape_of(std::int64_t heads, std::int64_t kv_heads, std::int64_t wid
     return {.layers = 1, .heads = heads, .kv_heads = kv_heads, .width = width, .context = 9, .vocabulary = 2};
 }
 
-struct Fixture {
+struct AttentionFixture {
     Context ctx;
     ParameterStore parameters;
     MultiHeadAttention attn;
 
-    explicit Fixture(const ModelConfig& config, DType dtype = DType::f64, int threads = 2)
+    explicit AttentionFixture(const ModelConfig& config, DType dtype = DType::f64, int threads = 2)
         : ctx(Device::cpu(), threads), attn(parameters, "attn", config) {
         parameters.allocate(ctx, dtype);
         copy(ctx, parameters.values(), randn(ctx, parameters.values().shape(), dtype, Seed{5}));
@@ -29,7 +29,7 @@ struct Fixture {
 };
 
 void expect_exact_gradients(const ModelConfig& config) {
-    Fixture f(config);
+    AttentionFixture f(config);
     const Tensor x = randn(f.ctx, {2, 7, config.width}, DType::f64, Seed{3});
     const auto report = gradient_check_layer(f.ctx, f.attn, x, f.parameters.parameters());
     EXPECT_TRUE(report.ok()) << report;
@@ -54,7 +54,7 @@ TEST(MultiHeadAttention, GradientsThroughRotationAndHeadNormsEqualFiniteDifferen
 
 TEST(MultiHeadAttention, EqualsTheTextbookHeadByHead) {
     const std::int64_t heads = 3, width = 12, head_dim = width / heads, length = 5;
-    Fixture f(shape_of(heads, 0, width));
+    AttentionFixture f(shape_of(heads, 0, width));
     const Tensor x = randn(f.ctx, {1, length, width}, DType::f64, Seed{3});
     MultiHeadAttention::Saved saved;
     const auto y = to_host(f.ctx, f.attn.forward(f.ctx, x, saved));
@@ -83,7 +83,7 @@ TEST(MultiHeadAttention, EqualsTheTextbookHeadByHead) {
 }
 
 TEST(MultiHeadAttention, KeepsViewsOfOneProjectionAndNothingOfSizeTxT) {
-    Fixture f(shape_of(2, 0, 8));
+    AttentionFixture f(shape_of(2, 0, 8));
     const Tensor x = randn(f.ctx, {2, 9, 8}, DType::f64, Seed{3});
     const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
     const Context ctx = f.ctx.with_allocator(arena);
@@ -105,7 +105,7 @@ TEST(MultiHeadAttention, BitsDoNotDependOnTheNumberOfThreads) {
             config.context = 150;
             config.positions = Positions::rope;
             config.qk_norm = true;
-            Fixture f(config, dtype, threads);
+            AttentionFixture f(config, dtype, threads);
             const Tensor x = randn(f.ctx, {2, 150, 64}, dtype, Seed{3});
             MultiHeadAttention::Saved saved;
             const Tensor y = f.attn.forward(f.ctx, x, saved);

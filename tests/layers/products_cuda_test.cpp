@@ -11,10 +11,13 @@
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/linear_gelu.h>
 
+#include <support/floating_dtypes.h>
 #include <support/on_cuda.h>
 
 namespace gradtile {
 namespace {
+
+using test::epsilon_of;
 
 class ProductsOnCuda : public test::CudaTest {
   protected:
@@ -26,10 +29,6 @@ class ProductsOnCuda : public test::CudaTest {
         return from_host(cpu, values, x.shape(), DType::f64);
     }
 };
-
-double epsilon_of(DType type) {
-    return type == DType::f32 ? 0x1p-23 : type == DType::bf16 ? 0x1p-7 : 0x1p-10;
-}
 
 struct Sizes {
     std::int64_t rows, in, out;

@@ -13,14 +13,14 @@ ModelConfig block_config(Recompute recompute) {
     return {.layers = 1, .heads = 2, .width = 8, .context = 6, .dropout = 0.3, .recompute = recompute};
 }
 
-struct Fixture {
+struct BlockFixture {
     Context ctx{Device::cpu(), 2};
     ParameterStore parameters;
     TransformerBlock block;
     Tensor x, dy;
     DropoutKey key = DropoutKey::of_step(1, 2, 3);
 
-    explicit Fixture(Recompute recompute) : block(parameters, "h.0", block_config(recompute)) {
+    explicit BlockFixture(Recompute recompute) : block(parameters, "h.0", block_config(recompute)) {
         parameters.allocate(ctx, DType::f64);
         copy(ctx, parameters.values(), randn(ctx, parameters.values().shape(), DType::f64, Seed{5}));
         x = randn(ctx, {2, 6, 8}, DType::f64, Seed{3});
@@ -43,17 +43,17 @@ struct Fixture {
 
 TEST(TransformerBlock, GradientsEqualFiniteDifferences) {
     for (const Recompute recompute : {Recompute::none, Recompute::activations, Recompute::block}) {
-        Fixture f(recompute);
+        BlockFixture f(recompute);
         const auto report = gradient_check_layer(f.ctx, f, f.x, f.parameters.parameters());
         EXPECT_TRUE(report.ok()) << report;
     }
 }
 
 TEST(TransformerBlock, RecomputingGivesTheSameBits) {
-    Fixture kept(Recompute::none);
+    BlockFixture kept(Recompute::none);
     const auto dx = to_host(kept.ctx, kept.run());
     for (const Recompute recompute : {Recompute::activations, Recompute::block}) {
-        Fixture again(recompute);
+        BlockFixture again(recompute);
         EXPECT_EQ(to_host(again.ctx, again.run()), dx) << name_of(recompute);
         EXPECT_EQ(to_host(again.ctx, again.parameters.gradients()),
                   to_host(kept.ctx, kept.parameters.gradients()))
@@ -63,7 +63,7 @@ TEST(TransformerBlock, RecomputingGivesTheSameBits) {
 
 /// Beside the input, which is the caller's: q, k, v, o, the middle, the MLP's hidden one.
 TEST(TransformerBlock, RecomputingActivationsKeepsWhatIsDear) {
-    Fixture f(Recompute::activations);
+    BlockFixture f(Recompute::activations);
     const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
     TransformerBlock::Saved saved;
     f.block.forward(f.ctx.with_allocator(arena), {f.x}, f.key, saved);
@@ -77,7 +77,7 @@ TEST(TransformerBlock, RecomputingActivationsKeepsWhatIsDear) {
 }
 
 TEST(TransformerBlock, RecomputingBlocksKeepsNothingButTheInput) {
-    Fixture f(Recompute::block);
+    BlockFixture f(Recompute::block);
     const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
     TransformerBlock::Saved saved;
     f.block.forward(f.ctx.with_allocator(arena), {f.x}, f.key, saved);
@@ -86,14 +86,14 @@ TEST(TransformerBlock, RecomputingBlocksKeepsNothingButTheInput) {
 }
 
 TEST(TransformerBlock, BackwardUpdatesTheStreamsGradientInPlace) {
-    Fixture f(Recompute::none);
+    BlockFixture f(Recompute::none);
     TransformerBlock::Saved saved;
     f.block.forward(f.ctx, {f.x}, f.key, saved);
     EXPECT_EQ(f.block.backward(f.ctx, f.dy, saved).dy.raw_data(), f.dy.raw_data());
 }
 
 TEST(TransformerBlock, EveryGradientIsAnnouncedOnceWhenComplete) {
-    Fixture f(Recompute::none);
+    BlockFixture f(Recompute::none);
     TransformerBlock::Saved saved;
     f.block.forward(f.ctx, {f.x}, f.key, saved);
     std::vector<std::string> announced;
@@ -113,7 +113,7 @@ TEST(TransformerBlock, EveryGradientIsAnnouncedOnceWhenComplete) {
 /// Once each way, and none for a forward pass that backward makes again.
 TEST(TransformerBlock, AttentionIsAnnouncedOnceEachWay) {
     for (const Recompute recompute : {Recompute::none, Recompute::block}) {
-        Fixture f(recompute);
+        BlockFixture f(recompute);
         TransformerBlock::Saved saved;
         int forward = 0, backward = 0;
         std::vector<std::string> complete_before;

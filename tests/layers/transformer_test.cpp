@@ -51,14 +51,14 @@ Tensor first_tokens(const Context& ctx, const Tensor& tokens, std::int64_t lengt
 }
 
 /// A model with its parameters, drawn large enough that every gradient is felt.
-struct Fixture {
+struct ModelFixture {
     Context ctx;
     ParameterStore parameters;
     Transformer model;
     Tensor tokens, targets;
 
-    explicit Fixture(const ModelConfig& config, DType dtype = DType::f64, int threads = 2,
-                     std::int64_t batch = 3, std::int64_t length = 6)
+    explicit ModelFixture(const ModelConfig& config, DType dtype = DType::f64, int threads = 2,
+                          std::int64_t batch = 3, std::int64_t length = 6)
         : ctx(Device::cpu(), threads), model(config, parameters) {
         parameters.allocate(ctx, dtype);
         parameters.initialize(ctx, Seed{7});
@@ -93,7 +93,7 @@ class TransformerStyles : public ::testing::TestWithParam<ModelConfig> {};
 INSTANTIATE_TEST_SUITE_P(Both, TransformerStyles, ::testing::Values(tiny_gpt2(), tiny_llama()),
                          [](const auto& info) { return info.index == 0 ? "gpt2" : "llama"; });
 
-GradientReport check_gradients(Fixture& f, const ForwardOptions& options) {
+GradientReport check_gradients(ModelFixture& f, const ForwardOptions& options) {
     using Tensors = Differentiable::Tensors;
     const Differentiable training_step{
         [&](const Context& ctx, const Tensors&) {
@@ -110,7 +110,7 @@ GradientReport check_gradients(Fixture& f, const ForwardOptions& options) {
 }
 
 TEST_P(TransformerStyles, GradientsEqualFiniteDifferences) {
-    Fixture f(GetParam());
+    ModelFixture f(GetParam());
     const GradientReport report = check_gradients(f, {});
     EXPECT_TRUE(report.ok()) << report;
 }
@@ -118,7 +118,7 @@ TEST_P(TransformerStyles, GradientsEqualFiniteDifferences) {
 TEST_P(TransformerStyles, GradientsWithDropoutEqualFiniteDifferencesOfTheSameMasks) {
     ModelConfig config = GetParam();
     config.dropout = 0.25;
-    Fixture f(config);
+    ModelFixture f(config);
     const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
     EXPECT_NE(f.loss(options), f.loss({}));
     const GradientReport report = check_gradients(f, options);
@@ -131,13 +131,13 @@ TEST_P(TransformerStyles, RecomputingGivesTheSameLossAndGradientBits) {
     config.dropout = 0.25;
     const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-        Fixture kept(config, dtype);
+        ModelFixture kept(config, dtype);
         const double loss = kept.loss(options);
         const auto gradients = kept.fresh_gradients(options);
         for (const Recompute level : {Recompute::activations, Recompute::block}) {
             SCOPED_TRACE(concat(dtype, ", recompute ", name_of(level)));
             config.recompute = level;
-            Fixture recomputed(config, dtype);
+            ModelFixture recomputed(config, dtype);
             EXPECT_EQ(recomputed.loss(options), loss);
             EXPECT_EQ(recomputed.fresh_gradients(options), gradients);
         }
@@ -152,11 +152,11 @@ TEST_P(TransformerStyles, BitsDoNotDependOnTheNumberOfThreads) {
     config.dropout = 0.1;
     const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
     for (const DType dtype : {DType::f32, DType::bf16}) {
-        Fixture one(config, dtype, 1, 5, 70);
+        ModelFixture one(config, dtype, 1, 5, 70);
         const double loss = one.loss(options);
         const auto gradients = one.fresh_gradients(options);
         for (const int threads : {2, 3}) {
-            Fixture more(config, dtype, threads, 5, 70);
+            ModelFixture more(config, dtype, threads, 5, 70);
             EXPECT_EQ(more.loss(options), loss) << dtype << ", " << threads << " threads";
             EXPECT_EQ(more.fresh_gradients(options), gradients) << dtype << ", " << threads << " threads";
         }
@@ -164,7 +164,7 @@ TEST_P(TransformerStyles, BitsDoNotDependOnTheNumberOfThreads) {
 }
 
 TEST_P(TransformerStyles, TheGradientScaleScalesTheGradientsAndNotTheLoss) {
-    Fixture f(GetParam());
+    ModelFixture f(GetParam());
     const auto gradients = f.fresh_gradients({});
     const auto quarter = f.fresh_gradients({.gradient_scale = 0.25});
     EXPECT_EQ(f.loss({}), f.loss({.gradient_scale = 0.25}));
@@ -175,7 +175,7 @@ TEST_P(TransformerStyles, TheGradientScaleScalesTheGradientsAndNotTheLoss) {
 /// However unevenly the targets that count are spread over them.
 TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
     ModelConfig config = GetParam();
-    Fixture f(config, DType::f64, 2, 4);
+    ModelFixture f(config, DType::f64, 2, 4);
     f.targets = generated_tokens(f.ctx, {4, 6}, config.vocabulary, 9);
     fill(f.ctx, f.targets.slice(0, 0, 1), -1.0);
     fill(f.ctx, f.targets.slice(0, 1, 1).slice(1, 0, 4), -1.0);
@@ -207,7 +207,7 @@ TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
 TEST_P(TransformerStyles, EvaluationEqualsTheTrainingLossWithoutDropout) {
     ModelConfig config = GetParam();
     config.dropout = 0.5;
-    Fixture f(config);
+    ModelFixture f(config);
     const auto result = to_host(f.ctx, f.model.evaluate(f.ctx, f.tokens, f.targets));
     ASSERT_EQ(result.size(), 2u);
     const std::vector<double> targets = to_host(f.ctx, f.targets);
@@ -221,7 +221,7 @@ TEST_P(TransformerStyles, EvaluationEqualsTheTrainingLossWithoutDropout) {
 }
 
 TEST_P(TransformerStyles, LogitsOfTheLastTokenGiveItsLossAndIgnoreWhatComesAfter) {
-    Fixture f(GetParam());
+    ModelFixture f(GetParam());
     const std::int64_t length = 4, vocabulary = f.model.config.vocabulary;
     const Tensor prefix = first_tokens(f.ctx, f.tokens, length);
     const auto logits = to_host(f.ctx, f.model.logits(f.ctx, prefix));
@@ -244,7 +244,7 @@ TEST_P(TransformerStyles, LogitsOfTheLastTokenGiveItsLossAndIgnoreWhatComesAfter
 }
 
 TEST_P(TransformerStyles, EveryParameterIsAnnouncedOnceWithItsFinalGradient) {
-    Fixture f(GetParam());
+    ModelFixture f(GetParam());
     f.parameters.zero_gradients(f.ctx);
     Transformer::Saved saved;
     f.model.forward(f.ctx, f.tokens, f.targets, saved);
@@ -265,7 +265,7 @@ TEST_P(TransformerStyles, EveryParameterIsAnnouncedOnceWithItsFinalGradient) {
 TEST_P(TransformerStyles, Bfloat16IsAsCloseToFloat64AsItsRoundingsAllow) {
     ModelConfig config = GetParam();
     config.width = 64;
-    Fixture rounded(config, DType::bf16), exact(config, DType::f64);
+    ModelFixture rounded(config, DType::bf16), exact(config, DType::f64);
     copy(exact.ctx, exact.parameters.values(), rounded.parameters.values());
     const double roundings = 12.0 * static_cast<double>(config.layers) + 8.0, unit = std::ldexp(1.0, -9);
 
@@ -285,7 +285,7 @@ TEST_P(TransformerStyles, Bfloat16IsAsCloseToFloat64AsItsRoundingsAllow) {
 TEST(Transformer, ATiedEmbeddingGetsTheGradientsOfBothItsUses) {
     ModelConfig tied = tiny_gpt2(), own = tied;
     own.tied_head = false;
-    Fixture one(tied), two(own);
+    ModelFixture one(tied), two(own);
     for (const Parameter& parameter : one.parameters.parameters())
         copy(two.ctx, two.parameters.find(parameter.name()).value(), parameter.value());
     copy(two.ctx, two.model.head.weight.value(), two.model.wte.weight.value());
@@ -352,7 +352,7 @@ TEST(Transformer, CountsTheFlopsOfEachMatrixOnce) {
 }
 
 TEST(Transformer, RefusesWrongTokensInOneLine) {
-    Fixture f(tiny_gpt2());
+    ModelFixture f(tiny_gpt2());
     Transformer::Saved saved;
     const Tensor long_one = zeros(f.ctx, {1, 8}, DType::i32);
     EXPECT_THROW(f.model.forward(f.ctx, long_one, long_one, saved), Error);

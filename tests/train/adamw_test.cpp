@@ -7,36 +7,15 @@
 
 #include <gradtile/core/tensor_ops.h>
 
+#include "optimizer_problems.h"
+
 namespace gradtile {
 namespace {
 
-/// A store with matrices and vectors between each other, gradients set by a formula.
-struct Problem {
-    Problem(const Context& ctx, DType dtype) {
-        for (const auto& [name, shape] : {std::pair<const char*, Shape>{"embedding", {37, 9}},
-                                          {"norm", {9}},
-                                          {"bias", {27}},
-                                          {"matrix", {301, 170}},  // more than one block
-                                          {"last", {1}}})
-            store.add(name, shape, Init::normal(0.5));
-        store.allocate(ctx, dtype);
-        store.initialize(ctx, Seed{11});
-    }
-    /// The gradient of element i at step t, of sizes far apart.
-    static double gradient(std::int64_t i, int t) {
-        const double size = std::pow(10.0, static_cast<double>(i % 7) - 4.0);
-        return static_cast<double>(
-            static_cast<float>(size * std::sin(0.37 * static_cast<double>(i) + 1.3 * t)));
-    }
-    void set_gradients(int t) {
-        for (const Parameter& parameter : store.parameters())
-            visit_floating(parameter.grad().dtype(), [&]<class T>(TypeTag<T>) {
-                for (std::int64_t i = 0; i < parameter.grad().elements(); ++i)
-                    parameter.grad().data<T>()[i] = convert<T>(gradient(parameter.offset() + i, t));
-            });
-    }
-    ParameterStore store;
-};
+using test::adamw_lr;
+using test::adamw_options;
+using test::adamw_steps;
+using test::AdamWProblem;
 
 /// torch.optim.AdamW for one element, in float64.
 struct ScalarAdamW {
@@ -52,32 +31,29 @@ struct ScalarAdamW {
     }
 };
 
-constexpr AdamWOptions options{.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1};
-constexpr double lr = 1e-2;
-constexpr int steps = 20;
-
-/// Rounding of `steps` updates in a dtype of the given epsilon. A step rounds w twice (decay, subtraction)
-/// and its own part, at most lr * 1 / sqrt(1 - beta2), about 16 times.
+/// Rounding of `adamw_steps` updates in a dtype of the given epsilon. A step rounds w twice (decay,
+/// subtraction) and its own part, at most lr * 1 / sqrt(1 - beta2), about 16 times.
 double rounding_bound(double weight, double epsilon) {
-    const double update = lr / std::sqrt(1.0 - options.beta2);
-    return steps * epsilon * (2.0 * (std::abs(weight) + steps * update) + 16.0 * update);
+    const double update = adamw_lr / std::sqrt(1.0 - adamw_options.beta2);
+    return adamw_steps * epsilon * (2.0 * (std::abs(weight) + adamw_steps * update) + 16.0 * update);
 }
 
 void expect_equal_to_scalar_adamw(DType dtype) {
     const Context ctx;
-    Problem problem(ctx, dtype);
+    AdamWProblem problem(ctx, dtype);
     ParameterStore& store = problem.store;
     std::vector<ScalarAdamW> reference;
     for (const double w : to_host(ctx, store.master())) reference.push_back({.w = w});
-    AdamW optimizer(ctx, store, options);
-    for (int t = 1; t <= steps; ++t) {
-        problem.set_gradients(t);
-        optimizer.step(ctx, lr);
+    AdamW optimizer(ctx, store, adamw_options);
+    for (int t = 1; t <= adamw_steps; ++t) {
+        problem.set_gradients(ctx, t);
+        optimizer.step(ctx, adamw_lr);
         for (const Parameter& parameter : store.parameters())
             for (std::int64_t i = parameter.offset(); i < parameter.offset() + parameter.shape().elements();
                  ++i)
                 reference[static_cast<std::size_t>(i)].step(
-                    Problem::gradient(i, t), lr, parameter.decays() ? options.weight_decay : 0.0, options);
+                    AdamWProblem::gradient(i, t), adamw_lr,
+                    parameter.decays() ? adamw_options.weight_decay : 0.0, adamw_options);
     }
     const double epsilon =
         dtype == DType::f64 ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
@@ -103,7 +79,7 @@ TEST(AdamW, EqualsStoredNumbersOfAnIndependentProgram) {
     const Parameter matrix = store.add("matrix", {2, 2}, Init::zeros());
     store.allocate(ctx, DType::f64);
     copy(ctx, matrix.value(), from_host(ctx, std::vector{0.5, -1.25, 2.0, 0.03125}, {2, 2}, DType::f64));
-    AdamW optimizer(ctx, store, options);
+    AdamW optimizer(ctx, store, adamw_options);
     const std::vector<double> sizes{1.0, 0.1, 10.0, 1e-4};
     const std::vector<double> after_1{0.4895000001188395, -1.258749998991595, 1.9880000000148046,
                                       0.02124274194114538};
@@ -113,7 +89,7 @@ TEST(AdamW, EqualsStoredNumbersOfAnIndependentProgram) {
         for (int i = 0; i < 4; ++i)
             matrix.grad().data<double>()[i] =
                 std::sin(1.0 * t + 0.7 * i) * sizes[static_cast<std::size_t>(i)];
-        optimizer.step(ctx, lr);
+        optimizer.step(ctx, adamw_lr);
         if (t != 1 && t != 10) continue;
         const std::vector<double> now = to_host(ctx, matrix.value());
         const std::vector<double>& expected = t == 1 ? after_1 : after_10;
@@ -129,14 +105,15 @@ TEST(AdamW, StepsByLrTimesTheSignWhenTheGradientIsConstant) {
     const Parameter vector = store.add("vector", {3}, Init::ones());
     store.allocate(ctx, DType::f64);
     store.initialize(ctx, Seed{1});
-    AdamW optimizer(ctx, store, options);
+    AdamW optimizer(ctx, store, adamw_options);
     const std::vector<double> gradient{2.0, -1e-3, 1e-8};
     copy(ctx, vector.grad(), from_host(ctx, gradient, {3}, DType::f64));
-    for (int t = 1; t <= steps; ++t) optimizer.step(ctx, lr);
+    for (int t = 1; t <= adamw_steps; ++t) optimizer.step(ctx, adamw_lr);
     for (std::size_t i = 0; i < 3; ++i)
-        EXPECT_NEAR(vector.value().data<double>()[i],
-                    1.0 - steps * lr * gradient[i] / (std::abs(gradient[i]) + options.epsilon),
-                    rounding_bound(1.0, std::numeric_limits<double>::epsilon()));
+        EXPECT_NEAR(
+            vector.value().data<double>()[i],
+            1.0 - adamw_steps * adamw_lr * gradient[i] / (std::abs(gradient[i]) + adamw_options.epsilon),
+            rounding_bound(1.0, std::numeric_limits<double>::epsilon()));
 }
 
 TEST(AdamW, DecaysMatricesAndSparesVectors) {
@@ -146,18 +123,19 @@ TEST(AdamW, DecaysMatricesAndSparesVectors) {
     const Parameter vector = store.add("vector", {3}, Init::ones());
     store.allocate(ctx, DType::f64);
     store.initialize(ctx, Seed{1});
-    AdamW optimizer(ctx, store, options);
-    optimizer.step(ctx, lr);  // gradients are 0
-    for (const double w : to_host(ctx, matrix.value())) EXPECT_DOUBLE_EQ(w, 1.0 - lr * options.weight_decay);
+    AdamW optimizer(ctx, store, adamw_options);
+    optimizer.step(ctx, adamw_lr);  // gradients are 0
+    for (const double w : to_host(ctx, matrix.value()))
+        EXPECT_DOUBLE_EQ(w, 1.0 - adamw_lr * adamw_options.weight_decay);
     for (const double w : to_host(ctx, vector.value())) EXPECT_EQ(w, 1.0);
 }
 
 TEST(AdamW, RoundsValuesFromMastersInTheSamePass) {
     const Context ctx;
-    Problem problem(ctx, DType::bf16);
-    AdamW optimizer(ctx, problem.store, options);
-    problem.set_gradients(1);
-    optimizer.step(ctx, lr);
+    AdamWProblem problem(ctx, DType::bf16);
+    AdamW optimizer(ctx, problem.store, adamw_options);
+    problem.set_gradients(ctx, 1);
+    optimizer.step(ctx, adamw_lr);
     const float* master = problem.store.master().data<float>();
     const bfloat16* value = problem.store.values().data<bfloat16>();
     for (std::int64_t i = 0; i < problem.store.flat_elements(); ++i)
@@ -168,11 +146,11 @@ TEST(AdamW, DoesNotDependOnTheNumberOfThreads) {
     std::vector<std::vector<double>> results;
     for (const int threads : {1, 3}) {
         const Context ctx(Device::cpu(), threads);
-        Problem problem(ctx, DType::f32);
-        AdamW optimizer(ctx, problem.store, options);
+        AdamWProblem problem(ctx, DType::f32);
+        AdamW optimizer(ctx, problem.store, adamw_options);
         for (int t = 1; t <= 3; ++t) {
-            problem.set_gradients(t);
-            optimizer.step(ctx, lr);
+            problem.set_gradients(ctx, t);
+            optimizer.step(ctx, adamw_lr);
         }
         results.push_back(to_host(ctx, problem.store.values()));
     }
@@ -181,30 +159,30 @@ TEST(AdamW, DoesNotDependOnTheNumberOfThreads) {
 
 TEST(AdamW, AppliesTheGradientScaleOnTheWay) {
     const Context ctx;
-    Problem scaled(ctx, DType::f64), halved(ctx, DType::f64);
-    AdamW of_scaled(ctx, scaled.store, options), of_halved(ctx, halved.store, options);
+    AdamWProblem scaled(ctx, DType::f64), halved(ctx, DType::f64);
+    AdamW of_scaled(ctx, scaled.store, adamw_options), of_halved(ctx, halved.store, adamw_options);
     for (int t = 1; t <= 3; ++t) {
-        scaled.set_gradients(t);
-        of_scaled.step(ctx, lr, {.gradient_scale = from_host(ctx, std::vector{0.5}, {1}, DType::f64)});
-        halved.set_gradients(t);
+        scaled.set_gradients(ctx, t);
+        of_scaled.step(ctx, adamw_lr, {.gradient_scale = from_host(ctx, std::vector{0.5}, {1}, DType::f64)});
+        halved.set_gradients(ctx, t);
         axpy(ctx, halved.store.gradients(), -0.5, cast(ctx, halved.store.gradients(), DType::f64));
-        of_halved.step(ctx, lr);
+        of_halved.step(ctx, adamw_lr);
     }
     EXPECT_EQ(to_host(ctx, scaled.store.values()), to_host(ctx, halved.store.values()));
 }
 
 TEST(AdamW, LeavesEverythingWhenTheUpdateIsRefused) {
     const Context ctx;
-    Problem problem(ctx, DType::bf16);
-    AdamW optimizer(ctx, problem.store, options);
-    problem.set_gradients(1);
-    optimizer.step(ctx, lr);
+    AdamWProblem problem(ctx, DType::bf16);
+    AdamW optimizer(ctx, problem.store, adamw_options);
+    problem.set_gradients(ctx, 1);
+    optimizer.step(ctx, adamw_lr);
     const std::vector<double> master = to_host(ctx, problem.store.master());
     std::vector<std::vector<double>> state;
     for (const StateTensor& part : optimizer.state()) state.push_back(to_host(ctx, part.tensor));
 
     fill(ctx, problem.store.gradients(), std::nan(""));
-    optimizer.step(ctx, lr, {.gradient_scale = zeros(ctx, {1}, DType::f64), .zero_gradients = true});
+    optimizer.step(ctx, adamw_lr, {.gradient_scale = zeros(ctx, {1}, DType::f64), .zero_gradients = true});
     EXPECT_EQ(to_host(ctx, problem.store.master()), master);
     std::vector<std::vector<double>> state_after;
     for (const StateTensor& part : optimizer.state()) state_after.push_back(to_host(ctx, part.tensor));
@@ -214,25 +192,25 @@ TEST(AdamW, LeavesEverythingWhenTheUpdateIsRefused) {
 
 TEST(AdamW, ZeroesGradientsOnlyWhenAsked) {
     const Context ctx;
-    Problem problem(ctx, DType::f32);
-    AdamW optimizer(ctx, problem.store, options);
-    problem.set_gradients(1);
+    AdamWProblem problem(ctx, DType::f32);
+    AdamW optimizer(ctx, problem.store, adamw_options);
+    problem.set_gradients(ctx, 1);
     const std::vector<double> before = to_host(ctx, problem.store.gradients());
-    optimizer.step(ctx, lr);
+    optimizer.step(ctx, adamw_lr);
     EXPECT_EQ(to_host(ctx, problem.store.gradients()), before);
-    optimizer.step(ctx, lr, {.zero_gradients = true});
+    optimizer.step(ctx, adamw_lr, {.zero_gradients = true});
     EXPECT_EQ(to_host(ctx, problem.store.gradients()), std::vector<double>(before.size(), 0.0));
 }
 
 TEST(AdamW, GoesOnBitExactlyFromItsCopiedState) {
     const Context ctx;
-    Problem straight(ctx, DType::f32), resumed(ctx, DType::f32);
-    AdamW first(ctx, straight.store, options);
+    AdamWProblem straight(ctx, DType::f32), resumed(ctx, DType::f32);
+    AdamW first(ctx, straight.store, adamw_options);
     for (int t = 1; t <= 3; ++t) {
-        straight.set_gradients(t);
-        first.step(ctx, lr);
+        straight.set_gradients(ctx, t);
+        first.step(ctx, adamw_lr);
     }
-    AdamW second(ctx, resumed.store, options);
+    AdamW second(ctx, resumed.store, adamw_options);
     copy(ctx, resumed.store.values(), straight.store.values());
     const auto from = first.state(), to = second.state();
     ASSERT_EQ(from.size(), to.size());
@@ -242,20 +220,20 @@ TEST(AdamW, GoesOnBitExactlyFromItsCopiedState) {
     }
     for (int t = 4; t <= 6; ++t)
         for (auto* side : {&straight, &resumed}) {
-            side->set_gradients(t);
-            (side == &straight ? first : second).step(ctx, lr);
+            side->set_gradients(ctx, t);
+            (side == &straight ? first : second).step(ctx, adamw_lr);
         }
     EXPECT_EQ(to_host(ctx, straight.store.values()), to_host(ctx, resumed.store.values()));
 }
 
 TEST(AdamW, CanOptimizeAPartOfTheStore) {
     const Context ctx;
-    Problem problem(ctx, DType::f64);
+    AdamWProblem problem(ctx, DType::f64);
     const std::vector<double> before = to_host(ctx, problem.store.values());
     const std::vector<Parameter> some{problem.store.find("embedding"), problem.store.find("bias")};
-    AdamW optimizer(ctx, problem.store, some, options);
-    problem.set_gradients(1);
-    optimizer.step(ctx, lr);
+    AdamW optimizer(ctx, problem.store, some, adamw_options);
+    problem.set_gradients(ctx, 1);
+    optimizer.step(ctx, adamw_lr);
     for (const Parameter& parameter : problem.store.parameters()) {
         const bool chosen = parameter.name() == "embedding" || parameter.name() == "bias";
         const std::vector<double> now = to_host(ctx, parameter.value());

@@ -36,7 +36,7 @@ std::string refusal(const std::vector<std::byte>& file) {
     return read;
 }
 
-struct DatasetOptions {
+struct BadDataset {
     std::vector<hsize_t> dims = {20, 30};
     std::vector<hsize_t> max_dims = {};
     std::vector<hsize_t> chunk = {20, 30};  // empty: not chunked
@@ -46,7 +46,7 @@ struct DatasetOptions {
 };
 
 // Adds /params/bad.
-void add_dataset(hid_t file, hid_t type, const DatasetOptions& options = {}) {
+void add_dataset(hid_t file, hid_t type, const BadDataset& options = {}) {
     const Hdf5Space space(H5Screate_simple(static_cast<int>(options.dims.size()), options.dims.data(),
                                            options.max_dims.empty() ? nullptr : options.max_dims.data()),
                           "space");
@@ -67,7 +67,7 @@ void add_dataset(hid_t file, hid_t type, const DatasetOptions& options = {}) {
         "attribute");
 }
 
-std::string refusal_with_dataset(hid_t type, const DatasetOptions& options = {}) {
+std::string refusal_with_dataset(hid_t type, const BadDataset& options = {}) {
     return refusal(
         sealed_checkpoint(small_checkpoint(), [&](hid_t file) { add_dataset(file, type, options); }));
 }

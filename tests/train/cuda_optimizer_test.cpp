@@ -5,38 +5,40 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <support/cuda_test.h>
-
 #include <gradtile/core/step_graph.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/global_norm.h>
 #include <gradtile/train/muon.h>
 
+#include <support/cuda_test.h>
+#include <support/floating_dtypes.h>
+
+#include "optimizer_problems.h"
+
 namespace gradtile {
 namespace {
 
-constexpr DType floats[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
-
-double epsilon_of(DType dtype) {
-    return dtype == DType::f64 ? std::numeric_limits<double>::epsilon()
-                               : std::numeric_limits<float>::epsilon();
-}
+using test::adamw_lr;
+using test::adamw_options;
+using test::adamw_steps;
+using test::AdamWProblem;
+using test::epsilon_of;
+using test::floating_dtypes;
+using test::in_blocks;
+using test::muon_lr;
+using test::muon_options;
+using test::MuonProblem;
+using test::reference_norm;
 
 // ---- Norm and clipping ----
 
 using CudaGlobalNorm = test::CudaTest;
 
-double reference_norm(const std::vector<double>& x) {
-    long double sum = 0;
-    for (const double value : x) sum += static_cast<long double>(value) * static_cast<long double>(value);
-    return static_cast<double>(std::sqrt(sum));
-}
-
 /// Lengths around a warp, a thread block, a partial sum, and more partial sums than the second stage has
 /// threads. A float64 sum of n squares and its root are off by at most (n + 2) epsilon, whatever the order.
 TEST_F(CudaGlobalNorm, EqualsTheLongDoubleSumAtAnyLength) {
     for (const std::int64_t n : {1, 31, 33, 257, 32767, 32768, 32769, 100001, 1030 * 32768 + 7})
-        for (const DType dtype : floats) {
+        for (const DType dtype : floating_dtypes) {
             if (n > 1000000 && dtype != DType::f32) continue;
             const Tensor x = n > 1000000 ? empty(gpu(), {n}, dtype) : randn(gpu(), {n}, dtype, Seed{7});
             if (n > 1000000) fill(gpu(), x, 1.5);
@@ -78,7 +80,7 @@ TEST_F(CudaGlobalNorm, ClippingScalesLongGradientsAndLeavesShortOnes) {
 TEST_F(CudaGlobalNorm, ClippingRefusesTheUpdateWhenGradientOrLossIsNotFinite) {
     const double infinity = std::numeric_limits<double>::infinity();
     for (const double bad : {infinity, -infinity, std::nan("")})
-        for (const DType dtype : floats) {
+        for (const DType dtype : floating_dtypes) {
             const Tensor good = from_host(gpu(), std::vector<double>{1.0}, {1}, dtype);
             const Tensor poisoned = from_host(gpu(), std::vector<double>{1.0, bad, 1.0}, {3}, dtype);
             EXPECT_EQ(item(gpu(), clip_global_norm(gpu(), poisoned, {.max_norm = 1.0}).scale), 0.0);
@@ -93,55 +95,26 @@ TEST_F(CudaGlobalNorm, ClippingRefusesTheUpdateWhenGradientOrLossIsNotFinite) {
 
 using CudaAdamW = test::CudaTest;
 
-constexpr AdamWOptions options{.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1};
-constexpr double lr = 1e-2;
-constexpr int steps = 20;
-
-/// Matrices and vectors between each other, one of them longer than a block.
-struct Problem {
-    Problem(const Context& ctx, DType dtype) {
-        for (const auto& [name, shape] : {std::pair<const char*, Shape>{"embedding", {37, 9}},
-                                          {"norm", {9}},
-                                          {"bias", {27}},
-                                          {"matrix", {301, 170}},
-                                          {"last", {1}}})
-            store.add(name, shape, Init::normal(0.5));
-        store.allocate(ctx, dtype);
-        store.initialize(ctx, Seed{11});
-    }
-    /// The same on every device, of sizes far apart; the padding between parameters stays 0.
-    void set_gradients(const Context& ctx, int t) {
-        for (const Parameter& parameter : store.parameters()) {
-            std::vector<double> values(static_cast<std::size_t>(parameter.shape().elements()));
-            for (std::size_t i = 0; i < values.size(); ++i)
-                values[i] = std::pow(10.0, static_cast<double>(i % 7) - 4.0) *
-                            std::sin(0.37 * static_cast<double>(i) + 1.3 * t);
-            copy(ctx, parameter.grad(), from_host(ctx, values, parameter.shape(), parameter.grad().dtype()));
-        }
-    }
-    ParameterStore store;
-};
-
 /// As in adamw_test.cpp: a step rounds w twice (decay, subtraction) and its own part, at most
 /// lr / sqrt(1 - beta2), about 16 times. Both devices are that far off. In float64 the powers count as well:
 /// the GPU's are exact to 2 units in the last place, which 1 / (1 - beta^t) magnifies up to 100 times under a
 /// root and 10 times outside.
 double apart(double weight, DType dtype) {
-    const double update = lr / std::sqrt(1.0 - options.beta2);
+    const double update = adamw_lr / std::sqrt(1.0 - adamw_options.beta2);
     const double of_powers = dtype == DType::f64 ? 2.0 * (100.0 / 2.0 + 10.0) : 0.0;
-    return 2.0 * steps * epsilon_of(dtype) *
-           (2.0 * (std::abs(weight) + steps * update) + (16.0 + of_powers) * update);
+    return 2.0 * adamw_steps * epsilon_of(accumulator_of(dtype)) *
+           (2.0 * (std::abs(weight) + adamw_steps * update) + (16.0 + of_powers) * update);
 }
 
 TEST_F(CudaAdamW, UpdatesAsTheCpuDoes) {
-    for (const DType dtype : floats) {
-        Problem ours(gpu(), dtype), theirs(cpu, dtype);
-        AdamW on_gpu(gpu(), ours.store, options), on_cpu(cpu, theirs.store, options);
-        for (int t = 1; t <= steps; ++t) {
+    for (const DType dtype : floating_dtypes) {
+        AdamWProblem ours(gpu(), dtype), theirs(cpu, dtype);
+        AdamW on_gpu(gpu(), ours.store, adamw_options), on_cpu(cpu, theirs.store, adamw_options);
+        for (int t = 1; t <= adamw_steps; ++t) {
             ours.set_gradients(gpu(), t);
             theirs.set_gradients(cpu, t);
-            on_gpu.step(gpu(), lr, {.zero_gradients = true});
-            on_cpu.step(cpu, lr);
+            on_gpu.step(gpu(), adamw_lr, {.zero_gradients = true});
+            on_cpu.step(cpu, adamw_lr);
         }
         const auto got = to_host(gpu(), ours.store.master()), expected = to_host(cpu, theirs.store.master());
         for (std::size_t i = 0; i < got.size(); ++i)
@@ -149,15 +122,15 @@ TEST_F(CudaAdamW, UpdatesAsTheCpuDoes) {
         EXPECT_EQ(to_host(gpu(), ours.store.values()),
                   to_host(gpu(), cast(gpu(), ours.store.master(), dtype)));
         EXPECT_THAT(to_host(gpu(), ours.store.gradients()), testing::Each(0.0));
-        EXPECT_EQ(item(gpu(), on_gpu.state().back().tensor), steps);
+        EXPECT_EQ(item(gpu(), on_gpu.state().back().tensor), adamw_steps);
     }
 }
 
 TEST_F(CudaAdamW, LeavesEverythingWhenTheUpdateIsRefused) {
-    Problem problem(gpu(), DType::bf16);
-    AdamW optimizer(gpu(), problem.store, options);
+    AdamWProblem problem(gpu(), DType::bf16);
+    AdamW optimizer(gpu(), problem.store, adamw_options);
     problem.set_gradients(gpu(), 1);
-    optimizer.step(gpu(), lr);
+    optimizer.step(gpu(), adamw_lr);
     const auto everything = [&] {
         std::vector<std::vector<double>> all{to_host(gpu(), problem.store.master()),
                                              to_host(gpu(), problem.store.values())};
@@ -166,18 +139,19 @@ TEST_F(CudaAdamW, LeavesEverythingWhenTheUpdateIsRefused) {
     };
     const auto before = everything();
     fill(gpu(), problem.store.gradients(), std::nan(""));
-    optimizer.step(gpu(), lr, {.gradient_scale = zeros(gpu(), {1}, DType::f64), .zero_gradients = true});
+    optimizer.step(gpu(), adamw_lr,
+                   {.gradient_scale = zeros(gpu(), {1}, DType::f64), .zero_gradients = true});
     EXPECT_EQ(everything(), before);
     EXPECT_THAT(to_host(gpu(), problem.store.gradients()), testing::Each(testing::IsNan()));
 }
 
 TEST_F(CudaAdamW, CanOptimizeAPartOfTheStore) {
-    Problem problem(gpu(), DType::f32);
+    AdamWProblem problem(gpu(), DType::f32);
     const std::vector<double> before = to_host(gpu(), problem.store.values());
     const std::vector<Parameter> some{problem.store.find("embedding"), problem.store.find("bias")};
-    AdamW optimizer(gpu(), problem.store, some, options);
+    AdamW optimizer(gpu(), problem.store, some, adamw_options);
     problem.set_gradients(gpu(), 1);
-    optimizer.step(gpu(), lr);
+    optimizer.step(gpu(), adamw_lr);
     for (const Parameter& parameter : problem.store.parameters()) {
         const bool chosen = parameter.name() == "embedding" || parameter.name() == "bias";
         const std::vector<double> now = to_host(gpu(), parameter.value());
@@ -188,10 +162,10 @@ TEST_F(CudaAdamW, CanOptimizeAPartOfTheStore) {
 
 /// The rate and the count of updates lie on the device, so a replayed step moves on as an eager one does.
 TEST_F(CudaAdamW, ReplayedFromAGraphEqualsEagerToTheBit) {
-    Problem eager(gpu(), DType::bf16), replayed(gpu(), DType::bf16);
-    AdamW first(gpu(), eager.store, options), second(gpu(), replayed.store, options);
+    AdamWProblem eager(gpu(), DType::bf16), replayed(gpu(), DType::bf16);
+    AdamW first(gpu(), eager.store, adamw_options), second(gpu(), replayed.store, adamw_options);
     const Tensor rate = zeros(gpu(), {1}, DType::f64);
-    const auto step = [&](AdamW& optimizer, Problem& problem) {
+    const auto step = [&](AdamW& optimizer, AdamWProblem& problem) {
         const Context inside = gpu().with_allocator(std::make_shared<Arena>(gpu().device(), 1 << 20));
         const Clip clip = clip_global_norm(inside, problem.store.gradients(), {.max_norm = 1.0});
         optimizer.step(inside, rate, {.gradient_scale = clip.scale, .zero_gradients = true});
@@ -205,7 +179,7 @@ TEST_F(CudaAdamW, ReplayedFromAGraphEqualsEagerToTheBit) {
     });
     EXPECT_EQ(graph.nodes(), 5u);  // two for the norm, one for the factor, two for AdamW
     for (int t = 1; t <= 5; ++t) {
-        fill(gpu(), rate, lr / t);
+        fill(gpu(), rate, adamw_lr / t);
         eager.set_gradients(gpu(), t);
         replayed.set_gradients(gpu(), t);
         step(first, eager);
@@ -218,36 +192,12 @@ TEST_F(CudaAdamW, ReplayedFromAGraphEqualsEagerToTheBit) {
 
 using CudaMuon = test::CudaTest;
 
-constexpr MuonOptions muon{
-    .lr_ratio = 20.0, .momentum = 0.95, .weight_decay = 0.1, .adamw = {.weight_decay = 0.1}};
-constexpr double muon_lr = 1e-3;
-
-struct Matrices {
-    Matrices(const Context& ctx, DType dtype) {
-        store.add("embedding", {20, 8}, Init::normal(0.5));
-        store.add("blocks.0.tall", {32, 8}, Init::normal(0.5));
-        store.add("blocks.0.bias", {32}, Init::normal(0.5));
-        store.add("blocks.0.wide", {8, 32}, Init::normal(0.5));
-        store.add("blocks.1.tall", {32, 8}, Init::normal(0.5));
-        store.allocate(ctx, dtype);
-        store.initialize(ctx, Seed{5});
-    }
-    void set_gradients(const Context& ctx, std::uint64_t t) {
-        copy(ctx, store.gradients(),
-             randn(ctx, store.gradients().shape(), store.gradients().dtype(), Seed{100 + t}));
-    }
-    ParameterStore store;
-};
-
-bool in_blocks(const Parameter& parameter) {
-    return parameter.name().starts_with("blocks.");
-}
-
 TEST_F(CudaMuon, UpdatesAsTheCpuDoes) {
     constexpr int updates = 3;
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-        Matrices ours(gpu(), dtype), theirs(cpu, dtype);
-        Muon on_gpu(gpu(), ours.store, in_blocks, muon), on_cpu(cpu, theirs.store, in_blocks, muon);
+        MuonProblem ours(gpu(), dtype), theirs(cpu, dtype);
+        Muon on_gpu(gpu(), ours.store, in_blocks, muon_options),
+            on_cpu(cpu, theirs.store, in_blocks, muon_options);
         for (std::uint64_t t = 1; t <= updates; ++t) {
             ours.set_gradients(gpu(), t);
             theirs.set_gradients(cpu, t);
@@ -257,9 +207,10 @@ TEST_F(CudaMuon, UpdatesAsTheCpuDoes) {
         // Each side's orthogonal update is off by rounding (5 steps of 3 products of up to 32 terms) times
         // the quintic's slope (< 500), scaled by the matrix's rate (at most 2 * 20 * lr); then the sum
         // rounds.
-        const double orthogonal = 500.0 * 5 * 3 * 32 * epsilon_of(dtype);
+        const double orthogonal = 500.0 * 5 * 3 * 32 * epsilon_of(accumulator_of(dtype));
         const double bound =
-            2.0 * updates * (2.0 * muon.lr_ratio * muon_lr * orthogonal + 4.0 * epsilon_of(dtype));
+            2.0 * updates *
+            (2.0 * muon_options.lr_ratio * muon_lr * orthogonal + 4.0 * epsilon_of(accumulator_of(dtype)));
         for (const char* name : {"blocks.0.tall", "blocks.0.wide", "blocks.1.tall"}) {
             const auto got = to_host(gpu(), ours.store.master_of(ours.store.find(name)));
             const auto expected = to_host(cpu, theirs.store.master_of(theirs.store.find(name)));
@@ -273,8 +224,8 @@ TEST_F(CudaMuon, UpdatesAsTheCpuDoes) {
 }
 
 TEST_F(CudaMuon, LeavesEverythingWhenTheUpdateIsRefused) {
-    Matrices problem(gpu(), DType::bf16);
-    Muon optimizer(gpu(), problem.store, in_blocks, muon);
+    MuonProblem problem(gpu(), DType::bf16);
+    Muon optimizer(gpu(), problem.store, in_blocks, muon_options);
     problem.set_gradients(gpu(), 1);
     optimizer.step(gpu(), muon_lr);
     const std::vector<double> master = to_host(gpu(), problem.store.master());

@@ -8,18 +8,16 @@
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
+#include "optimizer_problems.h"
+
 namespace gradtile {
 namespace {
+
+using test::reference_norm;
 
 /// Worst relative error of a float64 sum of n squares and its root, whatever the order.
 double bound(std::int64_t n) {
     return static_cast<double>(n + 2) * std::numeric_limits<double>::epsilon();
-}
-
-double reference_norm(const std::vector<double>& x) {
-    long double sum = 0;
-    for (const double value : x) sum += static_cast<long double>(value) * static_cast<long double>(value);
-    return static_cast<double>(std::sqrt(sum));
 }
 
 TEST(GlobalNorm, EqualsTheLongDoubleSumAtAnyLength) {

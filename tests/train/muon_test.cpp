@@ -9,8 +9,15 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer.h>
 
+#include "optimizer_problems.h"
+
 namespace gradtile {
 namespace {
+
+using test::in_blocks;
+using test::muon_lr;
+using test::muon_options;
+using test::MuonProblem;
 
 /// The quintic that each singular value goes through, applied to a scalar.
 double newton_schulz_of_scalar(double s) {
@@ -85,36 +92,11 @@ TEST(NewtonSchulz, KeepsZeroZero) {
     for (const double value : to_host(ctx, x)) EXPECT_EQ(value, 0.0);
 }
 
-struct Problem {
-    Problem(const Context& ctx, DType dtype) {
-        store.add("embedding", {20, 8}, Init::normal(0.5));
-        store.add("blocks.0.tall", {32, 8}, Init::normal(0.5));
-        store.add("blocks.0.bias", {32}, Init::normal(0.5));
-        store.add("blocks.0.wide", {8, 32}, Init::normal(0.5));
-        store.add("blocks.1.tall", {32, 8}, Init::normal(0.5));  // in one stack with the first
-        store.allocate(ctx, dtype);
-        store.initialize(ctx, Seed{5});
-    }
-    void set_gradients(const Context& ctx, std::uint64_t t) {
-        copy(ctx, store.gradients(),
-             randn(ctx, store.gradients().shape(), store.gradients().dtype(), Seed{100 + t}));
-    }
-    ParameterStore store;
-};
-
-bool in_blocks(const Parameter& parameter) {
-    return parameter.name().starts_with("blocks.");
-}
-
-constexpr MuonOptions options{
-    .lr_ratio = 20.0, .momentum = 0.95, .weight_decay = 0.1, .adamw = {.weight_decay = 0.1}};
-constexpr double lr = 1e-3;
-
 TEST(Muon, UpdatesMatricesByOrthogonalisedNesterovMomentum) {
     const Context ctx;
-    Problem problem(ctx, DType::f64);
-    Muon optimizer(ctx, problem.store, in_blocks, options);
-    const double rate = lr * options.lr_ratio;
+    MuonProblem problem(ctx, DType::f64);
+    Muon optimizer(ctx, problem.store, in_blocks, muon_options);
+    const double rate = muon_lr * muon_options.lr_ratio;
     for (const auto& [name, factor] : {std::pair{"blocks.0.tall", 2.0}, std::pair{"blocks.0.wide", 1.0},
                                        std::pair{"blocks.1.tall", 2.0}}) {
         const Parameter w = problem.store.find(name);
@@ -136,11 +118,11 @@ TEST(Muon, UpdatesMatricesByOrthogonalisedNesterovMomentum) {
                 value = (1.0 - rate * 0.1) * value - rate * factor * update.data<double>()[i];
             }
         }
-        Problem fresh(ctx, DType::f64);
-        Muon muon(ctx, fresh.store, in_blocks, options);
+        MuonProblem fresh(ctx, DType::f64);
+        Muon muon(ctx, fresh.store, in_blocks, muon_options);
         for (std::uint64_t t = 1; t <= 3; ++t) {
             fresh.set_gradients(ctx, t);
-            muon.step(ctx, lr);
+            muon.step(ctx, muon_lr);
         }
         // Rounding of the momentum (eps), amplified by the quintic's slope (< 500), three steps.
         expect_near(ctx, fresh.store.find(name).value(), expected,
@@ -150,14 +132,14 @@ TEST(Muon, UpdatesMatricesByOrthogonalisedNesterovMomentum) {
 
 TEST(Muon, LeavesEmbeddingsAndVectorsToAdamW) {
     const Context ctx;
-    Problem with_muon(ctx, DType::f32), with_adamw(ctx, DType::f32);
-    Muon muon(ctx, with_muon.store, in_blocks, options);
-    AdamW adamw(ctx, with_adamw.store, options.adamw);
+    MuonProblem with_muon(ctx, DType::f32), with_adamw(ctx, DType::f32);
+    Muon muon(ctx, with_muon.store, in_blocks, muon_options);
+    AdamW adamw(ctx, with_adamw.store, muon_options.adamw);
     for (std::uint64_t t = 1; t <= 3; ++t) {
         with_muon.set_gradients(ctx, t);
         with_adamw.set_gradients(ctx, t);
-        muon.step(ctx, lr);
-        adamw.step(ctx, lr);
+        muon.step(ctx, muon_lr);
+        adamw.step(ctx, muon_lr);
     }
     for (const char* name : {"embedding", "blocks.0.bias"})
         EXPECT_EQ(to_host(ctx, with_muon.store.find(name).value()),
@@ -168,14 +150,14 @@ TEST(Muon, LeavesEmbeddingsAndVectorsToAdamW) {
 
 TEST(Muon, LeavesEverythingWhenTheUpdateIsRefused) {
     const Context ctx;
-    Problem problem(ctx, DType::bf16);
-    Muon optimizer(ctx, problem.store, in_blocks, options);
+    MuonProblem problem(ctx, DType::bf16);
+    Muon optimizer(ctx, problem.store, in_blocks, muon_options);
     problem.set_gradients(ctx, 1);
-    optimizer.step(ctx, lr);
+    optimizer.step(ctx, muon_lr);
     const std::vector<double> master = to_host(ctx, problem.store.master());
     const std::vector<double> momentum = to_host(ctx, optimizer.state().front().tensor);
     fill(ctx, problem.store.gradients(), std::nan(""));
-    optimizer.step(ctx, lr, {.gradient_scale = zeros(ctx, {1}, DType::f64), .zero_gradients = true});
+    optimizer.step(ctx, muon_lr, {.gradient_scale = zeros(ctx, {1}, DType::f64), .zero_gradients = true});
     EXPECT_EQ(to_host(ctx, problem.store.master()), master);
     EXPECT_EQ(to_host(ctx, optimizer.state().front().tensor), momentum);
     for (const double g : to_host(ctx, problem.store.gradients())) ASSERT_TRUE(std::isnan(g));
@@ -185,11 +167,11 @@ TEST(Muon, DoesNotDependOnTheNumberOfThreads) {
     std::vector<std::vector<double>> results;
     for (const int threads : {1, 3}) {
         const Context ctx(Device::cpu(), threads);
-        Problem problem(ctx, DType::f32);
-        Muon optimizer(ctx, problem.store, in_blocks, options);
+        MuonProblem problem(ctx, DType::f32);
+        Muon optimizer(ctx, problem.store, in_blocks, muon_options);
         for (std::uint64_t t = 1; t <= 3; ++t) {
             problem.set_gradients(ctx, t);
-            optimizer.step(ctx, lr);
+            optimizer.step(ctx, muon_lr);
         }
         results.push_back(to_host(ctx, problem.store.values()));
     }
@@ -198,8 +180,8 @@ TEST(Muon, DoesNotDependOnTheNumberOfThreads) {
 
 TEST(Muon, NamesItsStateByParameter) {
     const Context ctx;
-    Problem problem(ctx, DType::f32);
-    const Muon optimizer(ctx, problem.store, in_blocks, options);
+    MuonProblem problem(ctx, DType::f32);
+    const Muon optimizer(ctx, problem.store, in_blocks, muon_options);
     std::vector<std::string> names;
     for (const StateTensor& part : optimizer.state()) names.push_back(part.name);
     const std::vector<std::string> expected{"momentum/blocks.0.tall", "momentum/blocks.0.wide",

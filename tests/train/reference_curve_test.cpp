@@ -21,7 +21,7 @@ constexpr ReferenceLoss reference_curve[] = {
 #include <tests/reference/reference_curve.inc>
 };
 
-constexpr std::int64_t batch_size = 8, steps = std::size(reference_curve);
+constexpr std::int64_t batch_size = 8, curve_steps = std::size(reference_curve);
 const ModelConfig config{.layers = 2, .heads = 4, .width = 32, .context = 16, .vocabulary = 37};
 
 /// The finaliser of MurmurHash3.
@@ -47,12 +47,12 @@ void set_reference_weights(const Context& ctx, const ParameterStore& parameters)
     }
 }
 
-struct Batch {
+struct CurveBatch {
     Tensor tokens, targets;
 };
 
 /// Token t+1 is three times token t plus 1 (mod V), but one time in four a hash decides.
-Batch reference_batch(const Context& ctx, std::int64_t step) {
+CurveBatch reference_batch(const Context& ctx, std::int64_t step) {
     std::vector<std::int32_t> tokens, targets;
     for (std::int64_t b = 0; b < batch_size; ++b) {
         std::int64_t token = 0;
@@ -77,11 +77,11 @@ std::vector<double> loss_curve(DType dtype) {
     set_reference_weights(ctx, parameters);
     AdamW optimizer(ctx, parameters, {.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1});
     const Schedule schedule{
-        .kind = ScheduleKind::cosine, .lr = 1e-3, .min_lr = 1e-4, .warmup = 20, .horizon = steps};
+        .kind = ScheduleKind::cosine, .lr = 1e-3, .min_lr = 1e-4, .warmup = 20, .horizon = curve_steps};
 
     std::vector<double> losses;
-    for (std::int64_t step = 1; step <= steps; ++step) {
-        const Batch batch = reference_batch(ctx, step);
+    for (std::int64_t step = 1; step <= curve_steps; ++step) {
+        const CurveBatch batch = reference_batch(ctx, step);
         Transformer::Saved saved;
         const Tensor loss = model.forward(ctx, batch.tokens, batch.targets, saved);
         model.backward(ctx, saved);

@@ -7,10 +7,10 @@
 namespace gradtile {
 namespace {
 
-constexpr double lr = 1e-3, min_lr = 1e-4;
+constexpr double top_lr = 1e-3, min_lr = 1e-4;
 
 Schedule schedule(ScheduleKind kind) {
-    return {.kind = kind, .lr = lr, .min_lr = min_lr, .warmup = 100, .horizon = 2000, .wsd_decay = 0.2};
+    return {.kind = kind, .lr = top_lr, .min_lr = min_lr, .warmup = 100, .horizon = 2000, .wsd_decay = 0.2};
 }
 
 constexpr auto all = {ScheduleKind::cosine, ScheduleKind::linear, ScheduleKind::wsd, ScheduleKind::constant};
@@ -18,10 +18,10 @@ constexpr auto all = {ScheduleKind::cosine, ScheduleKind::linear, ScheduleKind::
 TEST(Schedule, WarmsUpLinearlyToTheFullRateAtTheLastWarmUpStep) {
     for (const ScheduleKind kind : all) {
         const Schedule rate = schedule(kind);
-        EXPECT_DOUBLE_EQ(rate(1), lr / 100);
-        EXPECT_DOUBLE_EQ(rate(50), lr / 2);
-        EXPECT_DOUBLE_EQ(rate(100), lr);
-        EXPECT_LE(rate(101), lr);
+        EXPECT_DOUBLE_EQ(rate(1), top_lr / 100);
+        EXPECT_DOUBLE_EQ(rate(50), top_lr / 2);
+        EXPECT_DOUBLE_EQ(rate(100), top_lr);
+        EXPECT_LE(rate(101), top_lr);
     }
 }
 
@@ -33,7 +33,7 @@ TEST(Schedule, HasItsMinimumAtTheHorizonAndBeyond) {
         EXPECT_EQ(rate(2001), min_lr);
         EXPECT_EQ(rate(1000000), min_lr);
     }
-    EXPECT_EQ(schedule(ScheduleKind::constant)(1000000), lr);
+    EXPECT_EQ(schedule(ScheduleKind::constant)(1000000), top_lr);
 }
 
 TEST(Schedule, NeverRisesAfterWarmUp) {
@@ -45,45 +45,45 @@ TEST(Schedule, NeverRisesAfterWarmUp) {
 
 TEST(Schedule, CosineIsHalfWayInTheMiddle) {
     const Schedule rate = schedule(ScheduleKind::cosine);
-    EXPECT_NEAR(rate(1050), (lr + min_lr) / 2, 1e-18);
-    EXPECT_NEAR(rate(575), min_lr + (lr - min_lr) * (0.5 + std::sqrt(0.125)),
+    EXPECT_NEAR(rate(1050), (top_lr + min_lr) / 2, 1e-18);
+    EXPECT_NEAR(rate(575), min_lr + (top_lr - min_lr) * (0.5 + std::sqrt(0.125)),
                 1e-18);  // a quarter: cos 45 deg
 }
 
 TEST(Schedule, LinearFallsByEqualAmounts) {
     const Schedule rate = schedule(ScheduleKind::linear);
-    EXPECT_NEAR(rate(575), lr - (lr - min_lr) / 4, 1e-18);
-    EXPECT_NEAR(rate(101) - rate(102), (lr - min_lr) / 1900, 1e-18);
+    EXPECT_NEAR(rate(575), top_lr - (top_lr - min_lr) / 4, 1e-18);
+    EXPECT_NEAR(rate(101) - rate(102), (top_lr - min_lr) / 1900, 1e-18);
 }
 
 TEST(Schedule, WsdIsStableUntilItsLastPart) {
     const Schedule rate = schedule(ScheduleKind::wsd);
-    EXPECT_EQ(rate(1600), lr);
-    EXPECT_NEAR(rate(1601), lr - (lr - min_lr) / 400, 1e-18);
-    EXPECT_NEAR(rate(1800), (lr + min_lr) / 2, 1e-18);
+    EXPECT_EQ(rate(1600), top_lr);
+    EXPECT_NEAR(rate(1601), top_lr - (top_lr - min_lr) / 400, 1e-18);
+    EXPECT_NEAR(rate(1800), (top_lr + min_lr) / 2, 1e-18);
 }
 
 TEST(Schedule, WsdDecayAsLongAsTheHorizonStartsAfterWarmUp) {
     Schedule rate = schedule(ScheduleKind::wsd);
     rate.wsd_decay = 1.0;
-    EXPECT_EQ(rate(100), lr);
-    EXPECT_NEAR(rate(1050), (lr + min_lr) / 2, 1e-18);
+    EXPECT_EQ(rate(100), top_lr);
+    EXPECT_NEAR(rate(1050), (top_lr + min_lr) / 2, 1e-18);
     rate.wsd_decay = 0.0;
-    EXPECT_EQ(rate(1999), lr);
+    EXPECT_EQ(rate(1999), top_lr);
     EXPECT_EQ(rate(2000), min_lr);
 }
 
 TEST(Schedule, WithoutWarmUpStartsAtOnce) {
     Schedule rate = schedule(ScheduleKind::linear);
     rate.warmup = 0;
-    EXPECT_NEAR(rate(1), lr - (lr - min_lr) / 2000, 1e-18);
+    EXPECT_NEAR(rate(1), top_lr - (top_lr - min_lr) / 2000, 1e-18);
 }
 
 TEST(Schedule, WarmUpLongerThanTheHorizonGoesOnRising) {
     Schedule rate = schedule(ScheduleKind::cosine);
     rate.horizon = 40;
-    EXPECT_DOUBLE_EQ(rate(40), lr * 0.4);
-    EXPECT_DOUBLE_EQ(rate(60), lr * 0.6);
+    EXPECT_DOUBLE_EQ(rate(40), top_lr * 0.4);
+    EXPECT_DOUBLE_EQ(rate(60), top_lr * 0.6);
     EXPECT_EQ(rate(101), min_lr);
 }
 

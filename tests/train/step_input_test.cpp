@@ -24,7 +24,7 @@ DataLoader loader() {
     return DataLoader(TokenSequence(std::move(tokens), "numbers"), {.context = context, .seed = Seed{4}});
 }
 
-StepInputOptions options() {
+StepInputOptions cosine_options() {
     return {.micro_steps = micro_steps,
             .micro_batch = micro_batch,
             .schedule = {.lr = 1e-3, .min_lr = 1e-4, .warmup = 5, .horizon = 50},
@@ -33,14 +33,14 @@ StepInputOptions options() {
 
 /// What every step must find, on whatever device.
 void expect_steps_in_order(const Context& ctx, bool prepares_ahead) {
-    StepInput input(ctx, loader(), options());
+    StepInput input(ctx, loader(), cosine_options());
     DataLoader reference = loader();
     const Tensor first_place = input.micro_batch(0).tokens;
     for (std::int64_t step = 1; step <= 40; ++step) {  // several epochs
         input.prepare(step);
         input.upload(ctx);
         if (prepares_ahead) input.prepare(step + 1);
-        EXPECT_EQ(item(ctx, input.rate()), options().schedule(step));
+        EXPECT_EQ(item(ctx, input.rate()), cosine_options().schedule(step));
         const std::uint64_t seed = mix_seed(9, static_cast<std::uint64_t>(step));
         EXPECT_THAT(
             to_host(ctx, input.live_seed()),
@@ -70,7 +70,7 @@ TEST_F(CudaStepInput, ShowsTheLoadersBatchesWhileTheNextOneIsPrepared) {
 
 TEST(StepInput, GoesOnWhereItsStateWasTaken) {
     const Context ctx(Device::cpu(), 1);
-    StepInput straight(ctx, loader(), options()), resumed(ctx, loader(), options());
+    StepInput straight(ctx, loader(), cosine_options()), resumed(ctx, loader(), cosine_options());
     for (std::int64_t step = 1; step <= 9; ++step) {
         straight.prepare(step);
         straight.upload(ctx);
@@ -86,7 +86,7 @@ TEST(StepInput, GoesOnWhereItsStateWasTaken) {
 
 TEST(StepInput, PreparesAStepOnceAndNeverSkipsOne) {
     const Context ctx(Device::cpu(), 1);
-    StepInput input(ctx, loader(), options());
+    StepInput input(ctx, loader(), cosine_options());
     EXPECT_THAT(test::message_of([&] { input.upload(ctx); }), HasSubstr("nothing is prepared"));
     input.prepare(1);
     input.prepare(1);

@@ -15,7 +15,7 @@ namespace {
 using test::message_of;
 using testing::ElementsAre;
 
-std::string random_bytes(std::size_t n, std::uint32_t seed) {
+std::string random_text(std::size_t n, std::uint32_t seed) {
     std::string bytes;
     for (std::uint32_t i = 0; i < n; ++i)
         bytes += static_cast<char>(Philox::draw({i, 0, 0, 0}, {seed, 0})[0]);
@@ -47,7 +47,7 @@ TEST(Tokenizer, BytesTakeAnything) {
     const Tokenizer tokenizer = Tokenizer::bytes();
     EXPECT_EQ(tokenizer.vocab_size(), 256);
     EXPECT_EQ(tokenizer.name(), "bytes");
-    const std::string text = random_bytes(5000, 1);
+    const std::string text = random_text(5000, 1);
     EXPECT_EQ(tokenizer.decode(tokenizer.encode(text, "t")), text);
     EXPECT_THAT(tokenizer.encode(std::string_view("\0\xFF", 2), "t"), ElementsAre(0, 255));
     EXPECT_TRUE(tokenizer.encode("", "t").empty());

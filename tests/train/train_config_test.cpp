@@ -9,20 +9,14 @@
 
 #include <gradtile/layers/memory_plan.h>
 
+#include "error_message.h"
+
 namespace gradtile {
 namespace {
 
 using nlohmann::json;
+using test::message_of;
 using testing::HasSubstr;
-
-std::string message_of(const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "no error";
-}
 
 TEST(TrainConfig, EverySettingSurvivesJson) {
     for (const std::string& name : preset_names()) {

@@ -1,0 +1,23 @@
+#pragma once
+/// The floating dtypes, for tests that go over all of them, and how far each rounds.
+#include <gradtile/core/dtype.h>
+
+namespace gradtile::test {
+
+inline constexpr DType floating_dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
+
+/// Distance from 1 to the next number of the dtype: twice the largest relative error of one rounding.
+constexpr double epsilon_of(DType type) {
+    switch (type) {
+        case DType::f64:
+            return 0x1p-52;
+        case DType::f32:
+            return 0x1p-23;
+        case DType::bf16:
+            return 0x1p-7;
+        default:
+            return 0x1p-10;
+    }
+}
+
+}  // namespace gradtile::test
