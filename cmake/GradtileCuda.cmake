@@ -8,6 +8,8 @@ if(GRADTILE_CUDA)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES 90a-real)
     endif()
+    # Of the host's side alone, which checks and launches; ptxas optimises the device's at its own level, the highest.
+    set(CMAKE_CUDA_FLAGS_RELEASE "-O1 -DNDEBUG" CACHE STRING "Flags of CUDA sources in Release")
     enable_language(CUDA)
     # CMake 3.25 predates C++20 support for nvcc 13.
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)

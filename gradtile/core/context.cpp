@@ -49,11 +49,4 @@ Context host_of(const Context& ctx) {
                                  : Context(Device::cpu(), 1);
 }
 
-Context with_arena_for(const Context& ctx, const std::function<void(const Context&)>& work, double slack) {
-    const auto counting = Arena::for_planning(ctx.device());
-    work(ctx.plan(counting));
-    const double bytes = slack * static_cast<double>(counting->peak_bytes());
-    return ctx.with_allocator(std::make_shared<Arena>(ctx.device(), static_cast<std::size_t>(bytes)));
-}
-
 }  // namespace gradtile

@@ -1,6 +1,5 @@
 #pragma once
 /// Context: where an operator runs. Every operator takes one first; copies are cheap and share everything.
-#include <functional>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -58,10 +57,15 @@ class Context {
     bool deterministic_ = false;
 };
 
-/// ctx, allocating from an Arena of `slack` times the memory that `work` takes, which a dry run of it tells.
-/// On a GPU an allocation of the system's costs more than many an operator.
-Context with_arena_for(const Context& ctx, const std::function<void(const Context& dry)>& work,
-                       double slack = 1.0);
+/// ctx, allocating from an Arena of `slack` times the memory that work(dry) takes, which a dry run of it
+/// tells. On a GPU an allocation of the system's costs more than many an operator.
+template <class Work>
+Context with_arena_for(const Context& ctx, Work&& work, double slack = 1.0) {
+    const std::shared_ptr<Arena> counting = Arena::for_planning(ctx.device());
+    work(ctx.plan(counting));
+    const double bytes = slack * static_cast<double>(counting->peak_bytes());
+    return ctx.with_allocator(std::make_shared<Arena>(ctx.device(), static_cast<std::size_t>(bytes)));
+}
 
 /// Where elements are prepared and read on the host: ctx's threads if it is the CPU's, and the system's
 /// memory.

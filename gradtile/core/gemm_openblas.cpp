@@ -24,7 +24,8 @@ struct OpenBlas {
         constexpr const char* core_type = "OPENBLAS_CORETYPE";
         const bool name_kernels = std::getenv(core_type) == nullptr && cpu_has_avx512();
         if (name_kernels) setenv(core_type, "SkylakeX", 0);
-        const SharedLibrary library("gemm", {"libopenblas.so.0", "libopenblas.so"});
+        const SharedLibrary library("gemm", {"libopenblas.so.0", "libopenblas.so"},
+                                    "apt-get install libopenblas0");
         if (name_kernels) unsetenv(core_type);
         library.find("cblas_sgemm", sgemm);
         void (*set_num_threads)(int) = nullptr;

@@ -4,15 +4,19 @@
 
 namespace gradtile {
 
-SharedLibrary::SharedLibrary(std::string who, const std::vector<std::string>& names)
+SharedLibrary::SharedLibrary(std::string who, const std::vector<std::string>& names,
+                             const std::string& remedy)
     : who_(std::move(who)), name_(names.front()) {
     std::string why;
     for (const std::string& name : names) {
         handle_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-        if (handle_ != nullptr) return;
+        if (handle_ != nullptr) {
+            name_ = name;
+            return;
+        }
         if (why.empty()) why = dlerror();
     }
-    throw Error(concat(who_, ": ", name_, " cannot be loaded: ", why));
+    throw Error(concat(who_, ": ", name_, " cannot be loaded: ", why, remedy.empty() ? "" : "; ", remedy));
 }
 
 void* SharedLibrary::address_of(const char* symbol) const {

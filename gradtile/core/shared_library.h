@@ -12,8 +12,8 @@ namespace gradtile {
 class SharedLibrary {
   public:
     /// The first of `names` that is there: a name for the loader's search path, or a path. `who` begins every
-    /// message. Throws Error when none is.
-    SharedLibrary(std::string who, const std::vector<std::string>& names);
+    /// message. Throws Error when none is there, with `remedy` behind the loader's reason.
+    SharedLibrary(std::string who, const std::vector<std::string>& names, const std::string& remedy = "");
 
     /// function = symbol. Throws Error when the library has none of that name.
     template <class Function>

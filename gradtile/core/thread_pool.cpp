@@ -3,6 +3,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -12,13 +17,6 @@ namespace gradtile {
 namespace {
 
 thread_local bool inside_block = false;
-
-int cores_of_this_process() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-}
 
 void pause_briefly() {
 #if defined(__x86_64__)
@@ -44,62 +42,93 @@ void spin_then_wait(const std::atomic<T>& value, Changed changed) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
-    const int size = threads > 0 ? threads : cores_of_this_process();
-    workers_.reserve(static_cast<std::size_t>(size - 1));
-    for (int i = 1; i < size; ++i) workers_.emplace_back([this] { worker_loop(stop_); });
+int usable_cores() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-ThreadPool::~ThreadPool() {
-    stop_.store(true);
-    generation_.fetch_add(1);
-    generation_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
-}
+struct ThreadPool::Workers {
+    struct Job {
+        Trampoline call = nullptr;
+        void* body = nullptr;
+        std::int64_t blocks = 0;
+    };
+    Job job;
+    std::atomic<std::int64_t> next_block{0};
+    std::atomic<std::uint32_t> generation{0};  // a new value starts the threads
+    std::atomic<int> busy{0};
+    std::atomic<bool> stop{false};
+    std::mutex caller_mutex;  // two threads may share a context; their calls take turns
+    std::mutex failure_mutex;
+    std::exception_ptr failure;
+    std::vector<std::thread> threads;
 
-void ThreadPool::take_blocks() {
-    inside_block = true;
-    for (;;) {
-        const std::int64_t block = next_block_.fetch_add(1, std::memory_order_relaxed);
-        if (block >= job_.blocks) break;
-        try {
-            job_.call(job_.body, block);
-        } catch (...) {
-            const std::lock_guard lock(failure_mutex_);
-            if (!failure_) failure_ = std::current_exception();
-            next_block_.store(job_.blocks, std::memory_order_relaxed);
+    explicit Workers(int count) {
+        threads.reserve(static_cast<std::size_t>(count));
+        for (int i = 0; i < count; ++i) threads.emplace_back([this] { work(); });
+    }
+    ~Workers() {
+        stop.store(true);
+        generation.fetch_add(1);
+        generation.notify_all();
+        for (std::thread& thread : threads) thread.join();
+    }
+
+    void run(const Job& next) {
+        const std::lock_guard lock(caller_mutex);
+        job = next;
+        failure = nullptr;
+        next_block.store(0, std::memory_order_relaxed);
+        busy.store(static_cast<int>(threads.size()), std::memory_order_relaxed);
+        generation.fetch_add(1, std::memory_order_release);
+        generation.notify_all();
+        take_blocks();
+        spin_then_wait(busy, [](int now) { return now == 0; });
+        if (failure) std::rethrow_exception(failure);
+    }
+
+    void work() {
+        std::uint32_t seen = 0;
+        for (;;) {
+            spin_then_wait(generation, [&](std::uint32_t now) { return now != seen; });
+            if (stop.load()) return;
+            ++seen;
+            take_blocks();
+            if (busy.fetch_sub(1, std::memory_order_acq_rel) == 1) busy.notify_one();
         }
     }
-    inside_block = false;
-}
 
-void ThreadPool::worker_loop(const std::atomic<bool>& stop) {
-    std::uint32_t seen = 0;
-    for (;;) {
-        spin_then_wait(generation_, [&](std::uint32_t now) { return now != seen; });
-        if (stop.load()) return;
-        ++seen;
-        take_blocks();
-        if (busy_workers_.fetch_sub(1, std::memory_order_acq_rel) == 1) busy_workers_.notify_one();
+    void take_blocks() {
+        inside_block = true;
+        for (;;) {
+            const std::int64_t block = next_block.fetch_add(1, std::memory_order_relaxed);
+            if (block >= job.blocks) break;
+            try {
+                job.call(job.body, block);
+            } catch (...) {
+                const std::lock_guard lock(failure_mutex);
+                if (!failure) failure = std::current_exception();
+                next_block.store(job.blocks, std::memory_order_relaxed);
+            }
+        }
+        inside_block = false;
     }
-}
+};
+
+ThreadPool::ThreadPool(int threads)
+    : size_(threads > 0 ? threads : usable_cores()), workers_(std::make_unique<Workers>(size_ - 1)) {}
+
+ThreadPool::~ThreadPool() = default;
 
 void ThreadPool::run_erased(std::int64_t blocks, Trampoline call, void* body) {
     if (blocks <= 0) return;
-    if (inside_block || workers_.empty() || blocks == 1) {
+    if (inside_block || size_ == 1 || blocks == 1) {
         for (std::int64_t block = 0; block < blocks; ++block) call(body, block);
         return;
     }
-    const std::lock_guard lock(caller_mutex_);
-    job_ = {call, body, blocks};
-    failure_ = nullptr;
-    next_block_.store(0, std::memory_order_relaxed);
-    busy_workers_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-    generation_.fetch_add(1, std::memory_order_release);
-    generation_.notify_all();
-    take_blocks();
-    spin_then_wait(busy_workers_, [](int busy) { return busy == 0; });
-    if (failure_) std::rethrow_exception(failure_);
+    workers_->run({call, body, blocks});
 }
 
 }  // namespace gradtile

@@ -2,27 +2,25 @@
 /// A small pool of threads for parallel_for (see context.h): the caller works too, idle workers spin briefly
 /// and then sleep. Not OpenMP, because ThreadSanitizer cannot see through libgomp and because blocks must
 /// start in order.
-#include <atomic>
 #include <cstdint>
-#include <exception>
-#include <functional>
 #include <memory>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <type_traits>
 
 namespace gradtile {
 
+/// Cores in this process's affinity mask.
+int usable_cores();
+
 class ThreadPool {
   public:
-    /// threads = 0: one per core in this process's affinity mask.
+    /// threads = 0: one per usable core.
     explicit ThreadPool(int threads = 0);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
     /// Threads that work on a call, the caller included.
-    int size() const { return static_cast<int>(workers_.size()) + 1; }
+    int size() const { return size_; }
 
     template <class Body>
     void run(std::int64_t blocks, Body&& body) {
@@ -35,23 +33,10 @@ class ThreadPool {
   private:
     using Trampoline = void (*)(void*, std::int64_t);
     void run_erased(std::int64_t blocks, Trampoline call, void* body);
-    void take_blocks();
-    void worker_loop(const std::atomic<bool>& stop);
 
-    struct Job {
-        Trampoline call = nullptr;
-        void* body = nullptr;
-        std::int64_t blocks = 0;
-    };
-    Job job_;
-    std::atomic<std::int64_t> next_block_{0};
-    std::atomic<std::uint32_t> generation_{0};  // a new value starts the workers
-    std::atomic<int> busy_workers_{0};
-    std::atomic<bool> stop_{false};
-    std::mutex caller_mutex_;  // two threads may share a context; their calls take turns
-    std::mutex failure_mutex_;
-    std::exception_ptr failure_;
-    std::vector<std::thread> workers_;
+    struct Workers;  // with what threads are made of, which nobody who includes this need read
+    int size_;
+    std::unique_ptr<Workers> workers_;
 };
 
 }  // namespace gradtile

@@ -11,10 +11,25 @@ bool is_built_in() {
     return true;
 }
 
+namespace {
+
+/// Open MPI ends a process that finds no launcher it can talk to where there must be one, and says so at
+/// length.
+void require_launcher() {
+#ifdef OPEN_MPI
+    const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
+    check(!is_set("SLURM_STEP_NUM_TASKS") || is_set("PMIX_RANK") || is_set("OMPI_COMM_WORLD_SIZE"),
+          "mpi: srun started this process without telling Open MPI; start it with srun --mpi=pmix or mpirun");
+#endif
+}
+
+}  // namespace
+
 World start() {
     int started = 0;
     MPI_Initialized(&started);
     if (!started) {
+        require_launcher();
         int provided = 0;
         mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "start");
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

@@ -93,9 +93,8 @@ TrainConfig shared_config(ProcessGroup& group, const std::optional<RunDirectory>
 /// Every core belongs to the processes of this host together, unless each was bound to its own.
 int threads_of(const TrainConfig& config, const RankEnvironment& environment) {
     if (config.threads > 0) return static_cast<int>(config.threads);
-    const int usable = Context(Device::cpu()).threads().size();
     const int share = static_cast<int>(std::thread::hardware_concurrency()) / environment.local_size;
-    return std::clamp(share, 1, usable);
+    return std::clamp(share, 1, usable_cores());
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <support/signal_process.h>
+
 #include "running_program.h"
 
 namespace gradtile::test {
@@ -89,7 +91,7 @@ TEST(Launcher, RestartsAKilledProcessFromItsLastCheckpoint) {
         wait_until(launcher,
                    [&] { return steps_done(out) >= steps && (process = process_with(out, "RANK=0")) > 0; });
         ASSERT_GT(process, 0);
-        ASSERT_EQ(::kill(process, SIGKILL), 0);
+        signal_process(process, SIGKILL);
         wait_until(launcher, [&] { return process_with(out, "RANK=0") != process; });
     }
     const Outcome outcome = launcher.wait();
@@ -110,7 +112,7 @@ TEST(Launcher, RestartsNoMoreOftenThanAsked) {
         pid_t process = -1;
         wait_until(launcher,
                    [&] { return steps_done(out) > 0 && (process = process_with(out, "RANK=0")) > 0; });
-        ::kill(process, SIGKILL);
+        signal_process(process, SIGKILL);
         wait_until(launcher, [&] { return process_with(out, "RANK=0") != process; });
     }
     EXPECT_EQ(launcher.wait().exit_code, 128 + SIGKILL);
@@ -140,7 +142,7 @@ TEST(Launcher, ASignalIsPassedOnAndTheRunSavedAndASecondOneEndsItAtOnce) {
     Program launcher(long_training(stories, out) + Arguments{"--restarts", "1"});
     wait_until(launcher, [&] { return steps_done(out) > 0; });
     const pid_t process = process_with(out, "RANK=0");
-    ::kill(process, SIGSTOP);  // so that it cannot finish its step
+    signal_process(process, SIGSTOP);  // so that it cannot finish its step
     launcher.send(SIGTERM);
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     launcher.send(SIGTERM);

@@ -12,6 +12,8 @@
 #include <gradtile/parallel/mpi.h>
 #include <gradtile/parallel/socket.h>
 
+#include <support/signal_process.h>
+
 namespace gradtile::test {
 namespace {
 
@@ -71,7 +73,9 @@ class Processes : public testing::Test {
         return Program(arguments, options);
     }
     static pid_t process_of(const std::filesystem::path& out, int rank) {
-        return process_with(out, concat(gpus > 0 ? "RANK=" : "OMPI_COMM_WORLD_RANK=", rank));
+        if (gpus > 0) return process_with(out, concat("RANK=", rank));
+        const pid_t of_open_mpi = process_with(out, concat("OMPI_COMM_WORLD_RANK=", rank));
+        return of_open_mpi > 0 ? of_open_mpi : process_with(out, concat("PMI_RANK=", rank));  // MPICH's
     }
     static bool has_checkpoint(const std::filesystem::path& out) {
         std::error_code not_there_yet;
@@ -135,7 +139,7 @@ TEST_F(Processes, WhenOneIsKilledTheOthersNameIt) {
         wait_for_steps(program, out, 20 + some(200));
         const int victim = some(ranks);
         const auto since = steady_clock::now();
-        ASSERT_EQ(::kill(process_of(out, victim), SIGKILL), 0);
+        signal_process(process_of(out, victim), SIGKILL);
         const Outcome outcome = program.wait();
         EXPECT_LT(seconds_since(since), killed_seconds);
         EXPECT_NE(outcome.exit_code, 0);
@@ -152,7 +156,7 @@ TEST_F(Processes, WhenOneHangsTheOthersNameIt) {
         wait_for_steps(program, out, 20 + some(200));
         const int victim = some(ranks);
         const auto since = steady_clock::now();
-        ASSERT_EQ(::kill(process_of(out, victim), SIGSTOP), 0);
+        signal_process(process_of(out, victim), SIGSTOP);
         const Outcome outcome = program.wait();
         EXPECT_LT(seconds_since(since), timeout + killed_seconds);
         EXPECT_EQ(outcome.exit_code, 3);
@@ -197,7 +201,7 @@ TEST_F(Processes, ASignalToAnyEndsAllAfterTheSameStep) {
             const std::filesystem::path out = place_ / concat("run", round, '_', signal);
             Program program = start(training(out));
             wait_for_steps(program, out, 1 + some(200));
-            ASSERT_EQ(::kill(process_of(out, some(ranks)), signal), 0);
+            signal_process(process_of(out, some(ranks)), signal);
             const Outcome outcome = program.wait();
             expect_success(outcome);
             EXPECT_THAT(outcome.out, HasSubstr("stopped by "));
@@ -245,7 +249,7 @@ TEST_F(Processes, RestartsAfterOneWasKilled) {
     const Arguments end = {"--stop-after", "400"};
     Program program = launch(training(out) + end + Arguments{"--restarts", "1"});
     wait_for_steps(program, out, 100);
-    ASSERT_EQ(::kill(process_of(out, ranks - 1), SIGKILL), 0);
+    signal_process(process_of(out, ranks - 1), SIGKILL);
     const Outcome outcome = program.wait();
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("; restart 1 of 1 from the last sound checkpoint\n"));

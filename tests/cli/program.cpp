@@ -11,6 +11,8 @@
 #include <fstream>
 #include <sstream>
 
+#include <support/signal_process.h>
+
 namespace gradtile::test {
 namespace {
 
@@ -56,7 +58,7 @@ Program::~Program() {
 }
 
 void Program::send(int signal) const {
-    ::kill(process_, signal);
+    signal_process(process_, signal);
 }
 
 bool Program::running() {

@@ -1,7 +1,9 @@
 #include <gradtile/core/thread_pool.h>
 
+#include <atomic>
 #include <numeric>
 #include <stdexcept>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -18,6 +18,8 @@
 #include <gradtile/parallel/process_group.h>
 #include <gradtile/parallel/socket.h>
 
+#include <support/signal_process.h>
+
 namespace gradtile::test {
 
 /// How often the tests of faults repeat; more with GRADTILE_FAULT_ROUNDS.
@@ -106,7 +108,7 @@ class ForkedRanks {
 
     void send(int place, int signal) const {
         for (const auto& [process, its_place] : running_)
-            if (its_place == place) kill(process, signal);
+            if (its_place == place) signal_process(process, signal);
     }
 
     /// Waits for all but those that are stopped; by place.

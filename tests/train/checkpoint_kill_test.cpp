@@ -16,6 +16,7 @@
 #include <gradtile/train/snapshot_writer.h>
 
 #include <support/memory_file_system.h>
+#include <support/signal_process.h>
 #include "checkpoint_test_support.h"
 
 namespace gradtile {
@@ -78,7 +79,7 @@ TEST(CheckpointKill, AtAnyMomentLosesNoReportedSave) {
         ::close(ends[1]);
         if (last_operation < 0) {
             std::this_thread::sleep_for(std::chrono::microseconds(random() % 120'000));
-            ::kill(child, SIGKILL);
+            test::signal_process(child, SIGKILL);
         }
         int status = 0;
         ASSERT_EQ(::waitpid(child, &status, 0), child);

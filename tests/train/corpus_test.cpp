@@ -10,7 +10,7 @@
 #include <gradtile/train/grammar.h>
 #include <gradtile/train/story_grammar.h>
 
-#include "error_message.h"
+#include <support/error_message.h>
 
 namespace gradtile {
 namespace {

@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <support/cuda_test.h>
+#include <support/error_message.h>
 #include "checkpoint_test_support.h"
-#include "error_message.h"
 #include "tiny_run.h"
 
 #include <gradtile/core/gemm_algorithms.h>

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "error_message.h"
+#include <support/error_message.h>
 
 namespace gradtile {
 namespace {

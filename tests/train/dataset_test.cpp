@@ -8,7 +8,8 @@
 #include <gradtile/train/corpus.h>
 #include <gradtile/train/token_file.h>
 
-#include "error_message.h"
+#include <support/error_message.h>
+
 #include "temporary_directory.h"
 
 namespace gradtile {

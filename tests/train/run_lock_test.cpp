@@ -7,6 +7,8 @@
 #include <csignal>
 #include <optional>
 
+#include <support/signal_process.h>
+
 #include "checkpoint_test_support.h"
 
 namespace gradtile {
@@ -34,7 +36,7 @@ TEST(RunLock, RefusesADirectoryThatAnotherProcessHoldsAndNamesBoth) {
     EXPECT_THAT(message, HasSubstr("in use by process " + std::to_string(holder)));
 
     // However the holder goes, the lock goes with it.
-    ::kill(holder, SIGKILL);
+    test::signal_process(holder, SIGKILL);
     ::waitpid(holder, nullptr, 0);
     const RunLock lock(directory.path());
     ::close(ready[0]);

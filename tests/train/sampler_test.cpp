@@ -6,10 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "error_message.h"
-
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/evaluate.h>
+
+#include <support/error_message.h>
 
 namespace gradtile {
 namespace {

@@ -6,10 +6,11 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "error_message.h"
 #include "temporary_directory.h"
 
 #include <gradtile/train/checkpoint.h>
+
+#include <support/error_message.h>
 
 namespace gradtile {
 namespace {

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <support/cuda_test.h>
-#include "error_message.h"
+#include <support/error_message.h>
 
 #include <gradtile/core/philox.h>
 #include <gradtile/core/tensor_ops.h>

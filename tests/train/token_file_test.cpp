@@ -7,7 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "error_message.h"
+#include <support/error_message.h>
+
 #include "temporary_directory.h"
 
 namespace gradtile {

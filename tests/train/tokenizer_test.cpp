@@ -7,7 +7,7 @@
 #include <gradtile/core/philox.h>
 #include <gradtile/train/utf8.h>
 
-#include "error_message.h"
+#include <support/error_message.h>
 
 namespace gradtile {
 namespace {

@@ -9,7 +9,7 @@
 
 #include <gradtile/layers/memory_plan.h>
 
-#include "error_message.h"
+#include <support/error_message.h>
 
 namespace gradtile {
 namespace {

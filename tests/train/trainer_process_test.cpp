@@ -17,6 +17,8 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/trainer.h>
 
+#include <support/signal_process.h>
+
 namespace gradtile {
 namespace {
 
@@ -78,7 +80,7 @@ int interrupt_until_done(const std::filesystem::path& directory, std::span<const
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         if (ended == 0) {
             std::this_thread::sleep_for(std::chrono::microseconds(random() % 60'000));
-            kill(process, signals[random() % signals.size()]);
+            test::signal_process(process, signals[random() % signals.size()]);
             waitpid(process, &status, 0);
             ++interrupted;
         }

@@ -7,11 +7,12 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "error_message.h"
 #include "tiny_run.h"
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/sampler.h>
+
+#include <support/error_message.h>
 
 namespace gradtile {
 namespace {
