@@ -80,28 +80,56 @@ __device__ __forceinline__ void pass_turn(std::int32_t* turn, int key_block) {
         asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(key_block + 1) : "memory");
 }
 
-/// Policy::tiles are BackwardTiles; a type, since nvcc does not launch kernels with parameters of class
-/// types.
+/// 16 rows of dQ in 16 bits, from their float32 sums and by way of a warp's rows of a tile.
+template <class T, int head_dim, class RowTile>
+__device__ __forceinline__ void finish_d_q(const BackwardParameters& p, const DqSums& sums, int sums_matrix,
+                                           int matrix, int row, std::uint32_t warp_rows) {
+    FragmentC d_q[1][head_dim / 8];
+#pragma unroll
+    for (int n = 0; n < head_dim / 8; ++n) {
+        const float4 x = *reinterpret_cast<const float4*>(sums.fragment<head_dim>(sums_matrix, row, n * 8));
+        d_q[0][n][0] = x.x * p.scale;
+        d_q[0][n][1] = x.y * p.scale;
+        d_q[0][n][2] = x.z * p.scale;
+        d_q[0][n][3] = x.w * p.scale;
+    }
+    stage_rows<T, RowTile>(warp_rows, d_q);
+    __syncwarp();
+    store_staged_rows<RowTile, 16>(p.d_q.head(matrix / p.heads, matrix % p.heads) + row * p.d_q.row_stride,
+                                   p.d_q.row_stride, warp_rows, p.mask.queries - row, p.qk_dim);
+}
+
+/// What a block has in shared memory, in bytes from its beginning.
+template <int head_dim, class Policy>
+struct BackwardShared {
+    static constexpr BackwardTiles tiles = Policy::tiles;
+    using KvTile = Tile<tiles.keys(), head_dim>;
+    using RowTile = Tile<tiles.rows, head_dim>;
+    using DsTile = Tile<tiles.keys(), tiles.rows>;
+    static constexpr int row_stage_bytes = 2 * RowTile::bytes, statistics_bytes = 2 * tiles.rows * 4;
+    static constexpr int k = 0, v = k + KvTile::bytes, row_stages = v + KvTile::bytes,
+                         d_s = row_stages + 2 * row_stage_bytes, statistics = d_s + 2 * DsTile::bytes,
+                         d_q = statistics + 2 * statistics_bytes;  // of a whole head
+};
+
+/// dK and dV of a block of keys, and what it adds to dQ.
 template <class T, int head_dim, class Policy>
-__global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
-    backward_kernel(const __grid_constant__ BackwardParameters p) {
+__device__ __forceinline__ void differentiate_keys(const BackwardParameters& p, unsigned char* shared,
+                                                   int matrix, int key_block) {
+    using Shared = BackwardShared<head_dim, Policy>;
+    using KvTile = typename Shared::KvTile;
+    using RowTile = typename Shared::RowTile;
+    using DsTile = typename Shared::DsTile;
     constexpr BackwardTiles tiles = Policy::tiles;
     constexpr int rows = tiles.rows;
-    using KvTile = Tile<tiles.keys(), head_dim>;
-    using RowTile = Tile<rows, head_dim>;
-    using DsTile = Tile<tiles.keys(), rows>;
+    constexpr bool whole_head = Policy::whole_head_rows > 0;
     constexpr int m_tiles = tiles.pair_keys / 16, s_tiles = rows / 8, d_tiles = head_dim / 8;
-    constexpr int row_stage_bytes = 2 * RowTile::bytes, statistics_bytes = 2 * rows * 4;
-    extern __shared__ __align__(128) unsigned char shared[];
-    const std::uint32_t k_tile = shared_address(shared), v_tile = k_tile + KvTile::bytes;
-    const std::uint32_t row_tiles = v_tile + KvTile::bytes, d_s_tiles = row_tiles + 2 * row_stage_bytes;
-    const std::uint32_t statistics = d_s_tiles + 2 * DsTile::bytes;
+    constexpr int row_stage_bytes = Shared::row_stage_bytes, statistics_bytes = Shared::statistics_bytes;
+    const std::uint32_t base = shared_address(shared), k_tile = base + Shared::k, v_tile = base + Shared::v,
+                        row_tiles = base + Shared::row_stages, d_s_tiles = base + Shared::d_s,
+                        statistics = base + Shared::statistics;
 
-    // The first keys, which most rows see under a causal mask, are started first; what a group of heads reads
-    // and adds to stays in the L2 meanwhile.
     const int key_heads = p.heads / p.group;
-    const TaskOrder::Task task = p.order(static_cast<int>(blockIdx.x));
-    const int matrix = task.matrix, key_block = task.part;
     const int batch = matrix / key_heads, key_head = matrix % key_heads;
     const int block_key = key_block * tiles.keys(), block_keys = min(tiles.keys(), p.mask.keys - block_key);
     const int first_row = p.mask.first_row(block_key);
@@ -174,6 +202,20 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
             LanePointer<KvTile>::stacked(k_tile), column);
 
         const auto [head, block_row] = position_of(iteration);
+        if constexpr (whole_head) {  // a warp's part of a tile is always the same: nobody else adds to it
+            const DqSums sums{reinterpret_cast<float*>(shared + Shared::d_q), Policy::whole_head_rows};
+#pragma unroll
+            for (int m = 0; m < warp_rows / 16; ++m)
+#pragma unroll
+                for (int n = 0; n < warp_columns / 8; ++n) {
+                    float4* const to = reinterpret_cast<float4*>(
+                        sums.fragment<head_dim>(0, block_row + row + m * 16, column + n * 8));
+                    const float4 sum = *to;
+                    *to = float4{sum.x + d_q[m][n][0], sum.y + d_q[m][n][1], sum.z + d_q[m][n][2],
+                                 sum.w + d_q[m][n][3]};
+                }
+            return;
+        }
         const int q_matrix = kept.batch * p.heads + head;
         std::int32_t* turn = nullptr;
         if (p.turns != nullptr) {
@@ -192,7 +234,6 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         if (turn != nullptr) pass_turn(turn, key_block);
     };
 
-    gradtile::cuda::device::await_predecessor();
     load_tile_async<KvTile, tiles.threads()>(k_tile, p.k.head(batch, key_head) + block_key * p.k.row_stride,
                                              p.k.row_stride, block_keys, p.qk_dim);
     load_tile_async<KvTile, tiles.threads()>(v_tile, p.v.head(batch, key_head) + block_key * p.v.row_stride,
@@ -306,10 +347,41 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         kept.keys - out_key, out_warp < tiles.pairs ? p.v_dim : p.qk_dim);
 }
 
+/// Policy::tiles are BackwardTiles; a type, since nvcc does not launch kernels with parameters of class
+/// types.
+template <class T, int head_dim, class Policy>
+__global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
+    backward_kernel(const __grid_constant__ BackwardParameters p) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    // The first keys, which most rows see under a causal mask, are started first; what a group of heads reads
+    // and adds to stays in the L2 meanwhile.
+    const TaskOrder::Task task = p.order(static_cast<int>(blockIdx.x));
+    gradtile::cuda::device::await_predecessor();
+    if constexpr (Policy::whole_head_rows == 0) {
+        differentiate_keys<T, head_dim, Policy>(p, shared, task.matrix, task.part);
+    } else {
+        constexpr BackwardTiles tiles = Policy::tiles;
+        using Shared = BackwardShared<head_dim, Policy>;
+        for (int i = static_cast<int>(threadIdx.x); i < p.padded_rows * head_dim / 4; i += tiles.threads())
+            reinterpret_cast<float4*>(shared + Shared::d_q)[i] = float4{};
+        for (int key_block = 0; key_block * tiles.keys() < p.mask.keys; ++key_block) {
+            differentiate_keys<T, head_dim, Policy>(p, shared, task.matrix, key_block);
+            __syncthreads();  // gradients have left through the tiles of K and V, dQ's sums are complete
+        }
+        const DqSums sums{reinterpret_cast<float*>(shared + Shared::d_q), Policy::whole_head_rows};
+        const std::uint32_t warp_rows =
+            shared_address(shared) + Shared::row_stages + warp_index() * 16 * Shared::RowTile::row_bytes;
+        for (int row = warp_index() * 16; row < p.mask.queries; row += tiles.warps() * 16) {
+            finish_d_q<T, head_dim, typename Shared::RowTile>(p, sums, 0, task.matrix, row, warp_rows);
+            __syncwarp();
+        }
+    }
+}
+
 constexpr int prepared_rows = 32, finished_rows = 64;  // of a block; padded rows are a multiple
 
-/// Before: LSE in base 2, D = rowsum(dO * O), whose turn it is to add to dQ, which begins at 0. Eight lanes a
-/// row.
+/// Before: LSE in base 2, D = rowsum(dO * O), whose turn it is to add to dQ, which begins at 0 (unless that
+/// is kept on chip). Eight lanes a row.
 template <class T>
 __global__ void __launch_bounds__(256)
     prepare_backward_kernel(const __grid_constant__ BackwardParameters p, BackwardTiles tiles, int head_dim) {
@@ -319,7 +391,7 @@ __global__ void __launch_bounds__(256)
         (static_cast<int>(blockIdx.x) - matrix * blocks) * prepared_rows + static_cast<int>(threadIdx.x) / 8;
     const std::int64_t index = static_cast<std::int64_t>(matrix) * p.padded_rows + row;
     const int lane = static_cast<int>(threadIdx.x % 8);
-    for (int column = lane * 4; column < head_dim; column += 32)
+    for (int column = lane * 4; p.d_q_sums != nullptr && column < head_dim; column += 32)
         *reinterpret_cast<float4*>(p.d_q_sums + index * head_dim + column) = float4{};
     const int batch = matrix / p.heads, head = matrix % p.heads;
     const bool exists = row < p.mask.queries;
@@ -361,21 +433,8 @@ __global__ void __launch_bounds__(128) finish_d_q_kernel(const __grid_constant__
     const int row = (static_cast<int>(blockIdx.x) - matrix * blocks) * finished_rows +
                     static_cast<int>(threadIdx.x) / 32 * 16;
     if (row >= p.mask.queries) return;
-    const DqSums sums{p.d_q_sums, p.padded_rows};
-    FragmentC d_q[1][head_dim / 8];
-#pragma unroll
-    for (int n = 0; n < head_dim / 8; ++n) {
-        const float4 x = *reinterpret_cast<const float4*>(sums.fragment<head_dim>(matrix, row, n * 8));
-        d_q[0][n][0] = x.x * p.scale;
-        d_q[0][n][1] = x.y * p.scale;
-        d_q[0][n][2] = x.z * p.scale;
-        d_q[0][n][3] = x.w * p.scale;
-    }
     const std::uint32_t warp_rows = shared_address(shared) + threadIdx.x / 32 * 16 * RowTile::row_bytes;
-    stage_rows<T, RowTile>(warp_rows, d_q);
-    __syncwarp();
-    store_staged_rows<RowTile, 16>(p.d_q.head(matrix / p.heads, matrix % p.heads) + row * p.d_q.row_stride,
-                                   p.d_q.row_stride, warp_rows, p.mask.queries - row, p.qk_dim);
+    finish_d_q<T, head_dim, RowTile>(p, {p.d_q_sums, p.padded_rows}, matrix, matrix, row, warp_rows);
 }
 
 }  // namespace device

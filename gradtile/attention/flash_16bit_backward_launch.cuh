@@ -11,7 +11,33 @@ namespace gradtile::attention::cuda {
 template <int head_dim, int shared_limit>
 struct BackwardPolicy {
     static constexpr BackwardTiles tiles = Backward<head_dim>::tiles(shared_limit);
+    static constexpr int whole_head_rows = 0;
 };
+/// A thread block takes a whole head.
+template <int head_dim, int shared_limit>
+struct WholeHeadPolicy : BackwardPolicy<head_dim, shared_limit> {
+    static constexpr int whole_head_rows = Backward<head_dim>::whole_head_rows(shared_limit);
+};
+
+/// Fewer heads leave processors idle unless their keys are shared out.
+constexpr std::int64_t enough_whole_heads = 256;
+
+/// Short heads, and many: one kernel that keeps dQ on chip, so that nothing is added to in global memory.
+template <class T, int head_dim, class Policy>
+void launch_whole_heads(BackwardParameters p, cudaStream_t stream) {
+    using namespace gradtile::cuda;
+    constexpr BackwardTiles tiles = Policy::tiles;
+    constexpr int shared_bytes = tiles.shared_bytes(head_dim) + 4 * Policy::whole_head_rows * head_dim;
+    p.d_q_sums = nullptr;
+    p.turns = nullptr;
+    const int matrices = p.batch * p.heads;
+    launch_on(stream, device::prepare_backward_kernel<T>,
+              static_cast<unsigned>(matrices * (p.padded_rows / device::prepared_rows)),
+              Block{.threads = 256, .starts_early = true}, p, tiles, head_dim);
+    p.order = device::TaskOrder(matrices, 1, 0);
+    launch_on(stream, device::backward_kernel<T, head_dim, Policy>, static_cast<unsigned>(matrices),
+              Block{static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true}, p);
+}
 
 template <class T, int head_dim, class Policy>
 void launch_backward_kernels(const BackwardParameters& p, cudaStream_t stream) {
@@ -55,6 +81,13 @@ void launch_backward(const BackwardParameters& p, cudaStream_t stream) {
     visit_head_dim(std::max(p.qk_dim, p.v_dim), [&]<int head_dim>(HeadDim<head_dim>) {
         visit_shared_memory<Backward<head_dim>>(
             gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
+                using Whole = WholeHeadPolicy<head_dim, limit>;
+                if constexpr (Whole::whole_head_rows > 0) {
+                    const int longest = std::max(p.mask.queries, p.mask.keys);
+                    if (p.mask.queries > 0 && p.mask.keys > 0 && longest <= Whole::whole_head_rows &&
+                        p.group == 1 && std::int64_t{p.batch} * p.heads >= enough_whole_heads)
+                        return launch_whole_heads<T, head_dim, Whole>(p, stream);
+                }
                 launch_backward_kernels<T, head_dim, BackwardPolicy<head_dim, limit>>(p, stream);
             });
     });

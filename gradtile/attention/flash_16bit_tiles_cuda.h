@@ -118,6 +118,15 @@ struct Backward {
         while (!tiles.fit(head_dim, shared_limit) && tiles.pairs > 1) tiles.pairs /= 2;
         return tiles;
     }
+
+    /// Up to so many rows a thread block may take a whole head, one block of keys after the other, with dQ in
+    /// shared memory: what the tiles leave of it holds that many. 0: not worth a kernel of its own.
+    static constexpr int whole_head_rows(int shared_limit) {
+        if (head_dim != 64) return 0;
+        const int left = shared_limit - static_shared_bytes - tiles(shared_limit).shared_bytes(head_dim);
+        const int d_q_row_bytes = 4 * head_dim, rows = tiles(shared_limit).rows;
+        return left < rows * d_q_row_bytes ? 0 : left / d_q_row_bytes / rows * rows;
+    }
 };
 
 }  // namespace gradtile::attention::cuda

@@ -134,6 +134,29 @@ TEST_P(AttentionCudaOf, SumsInOrderAreAsAccurateAsNaive) {
                         GetParam(), true);
 }
 
+/// Enough heads, short enough, for the kernel of 16-bit types that takes whole ones.
+TEST_P(AttentionCudaOf, ManyShortHeadsAreAsAccurateAsNaive) {
+    if (!is_16_bit(GetParam())) GTEST_SKIP() << "takes them like any others";
+    const Problem causal{.queries = 140,
+                         .keys = 135,
+                         .d_qk = 64,
+                         .d_v = 64,
+                         .causal = true,
+                         .batch = 64,
+                         .heads = 4,
+                         .key_heads = 4};
+    Problem windowed = causal, narrow = causal, blind = causal, longest = causal;
+    windowed.window = {.left = 20, .right = 3};
+    windowed.causal = false;
+    narrow.d_qk = 40;
+    narrow.causal = false;
+    blind.queries = 150;  // the first 100 rows see nothing, some of the keys' blocks nobody
+    blind.keys = 50;
+    longest.queries = longest.keys = 256;
+    expect_accurate({causal, windowed, narrow, blind, longest}, GetParam());
+    expect_accurate(causal, GetParam(), /*deterministic=*/true);
+}
+
 TEST_P(AttentionCudaOf, ZeroLengthsAndEmptyBatchesAreLegal) {
     const auto all_zero = ::testing::Each(0.0);
     for (const Algorithm algorithm : algorithms) {
