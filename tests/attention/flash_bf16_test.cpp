@@ -13,6 +13,8 @@
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
+#include <support/sanitized.h>
+
 #include "flash_bf16_emulated.h"
 
 namespace gradtile::attention {
@@ -184,9 +186,11 @@ TEST(FlashBf16, ShortSequencesAreAsAccurateAsNaive) {
 
 TEST(FlashBf16, UnequalLengthsAreAsAccurateAsNaive) {
     const Context ctx(Device::cpu(), 2);
+    std::vector<std::pair<int, int>> head_dims = {{40, 40}, {24, 72}, {128, 128}};
+    if (!gradtile::test::sanitized)
+        head_dims.insert(head_dims.end(), {{8, 8}, {32, 32}, {64, 64}, {80, 80}, {256, 256}});
     for (const auto& [queries, keys] : {std::pair{113, 203}, {203, 113}, {799, 3}, {3, 799}})
-        for (const auto& [d_qk, d_v] :
-             {std::pair{8, 8}, {32, 32}, {40, 40}, {64, 64}, {80, 80}, {128, 128}, {256, 256}, {24, 72}})
+        for (const auto& [d_qk, d_v] : head_dims)
             for (const bool causal : {false, true})
                 expect_as_accurate_as_naive(
                     ctx, {.queries = queries, .keys = keys, .d_qk = d_qk, .d_v = d_v, .causal = causal});
@@ -194,6 +198,11 @@ TEST(FlashBf16, UnequalLengthsAreAsAccurateAsNaive) {
 
 TEST(FlashBf16, SeveralBlocksAreAsAccurateAsNaive) {
     const Context ctx(Device::cpu(), 2);
+    expect_as_accurate_as_naive(
+        ctx, {.queries = 100, .keys = 4200, .d_qk = 64, .d_v = 64, .causal = true, .heads = 1});
+    expect_as_accurate_as_naive(
+        ctx, {.queries = 1024, .keys = 1023, .d_qk = 40, .d_v = 32, .causal = true, .heads = 1});
+    if (gradtile::test::sanitized) return;
     for (const bool causal : {false, true}) {
         expect_as_accurate_as_naive(ctx,
                                     {.queries = 1023, .keys = 1024, .d_qk = 64, .d_v = 64, .causal = causal});
@@ -202,8 +211,6 @@ TEST(FlashBf16, SeveralBlocksAreAsAccurateAsNaive) {
     }
     expect_as_accurate_as_naive(
         ctx, {.queries = 2100, .keys = 2100, .d_qk = 32, .d_v = 32, .causal = true, .heads = 1});
-    expect_as_accurate_as_naive(
-        ctx, {.queries = 100, .keys = 4200, .d_qk = 64, .d_v = 64, .causal = true, .heads = 1});
 }
 
 TEST(FlashBf16, GroupedHeadsAreAsAccurateAsNaive) {
