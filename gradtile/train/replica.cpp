@@ -25,18 +25,6 @@ Tensor view_of(const Tensor& flat, const Parameter& parameter) {
     return flat.slice(0, parameter.offset(), parameter.shape().elements()).reshape(parameter.shape());
 }
 
-/// Waits for the copy.
-Tensor host_copy(const Context& ctx, const Tensor& x) {
-    Tensor copied = empty(Context(Device::cpu(), 1), x.shape(), x.dtype());
-    if (ctx.device().is_cuda()) {
-        cuda::copy_bytes(copied.raw_data(), x.raw_data(), x.bytes(), ctx.device(), ctx.stream());
-        cuda::synchronize(ctx.device(), ctx.stream());
-    } else {
-        copy(ctx, copied, x);
-    }
-    return copied;
-}
-
 const Tensor& saved_state(const Checkpoint& checkpoint, const std::string& name, const Shape& shape,
                           DType dtype, const std::string& source) {
     const auto saved = checkpoint.optimizer.find(name);
@@ -141,27 +129,48 @@ void Replica::save_into(Checkpoint& checkpoint) {
         return;
     }
     // Put together in turn, and kept by process 0 in the host's memory.
-    const auto add = [&](const Tensor& whole, const std::string& prefix, NamedTensors& tensors) {
+    const auto add = [&](const std::string& what, const Tensor& whole, const std::string& prefix,
+                         NamedTensors& tensors) {
         if (!is_root()) return;
-        const Tensor on_host = host_copy(ctx, whole);
+        const Tensor& on_host = to_host_memory(what, whole);
         for (const Parameter& parameter : parameters.parameters())
             tensors[prefix + parameter.name()] = view_of(on_host, parameter);
     };
     parallel.gather_values(ctx);
-    add(parameters.values(), "", checkpoint.params);
+    add("values", parameters.values(), "", checkpoint.params);
     if (masters_.defined()) {
         parallel.unpack(ctx, masters_, workspace());
-        add(workspace(), "", checkpoint.master);
+        add("masters", workspace(), "", checkpoint.master);
     }
     for (const StateTensor& part : optimizer->state()) {
         if (part.tensor.elements() == 1) {
-            if (is_root()) checkpoint.optimizer[part.name] = host_copy(ctx, part.tensor);
+            if (is_root()) checkpoint.optimizer[part.name] = to_host_memory(part.name, part.tensor);
             continue;
         }
         parallel.unpack(ctx, part.tensor, workspace());
-        add(workspace(), part.name + '/', checkpoint.optimizer);
+        add(part.name, workspace(), part.name + '/', checkpoint.optimizer);
     }
     parameters.zero_gradients(ctx);
+    if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
+}
+
+const Tensor& Replica::to_host_memory(const std::string& name, const Tensor& x) {
+    const Context& ctx = model.ctx;
+    Tensor& copied = on_host_[name];
+    if (!copied.defined()) {
+        const Context host(Device::cpu(), 1);
+        try {
+            copied = empty(host.with_allocator(transfer_allocator(ctx.device())), x.shape(), x.dtype());
+        } catch (const OutOfMemory&) {  // there is less to be locked than there is
+            copied = empty(host, x.shape(), x.dtype());
+        }
+    }
+    if (ctx.device().is_cuda()) {
+        cuda::copy_bytes(copied.raw_data(), x.raw_data(), x.bytes(), ctx.device(), ctx.stream());
+    } else {
+        copy(ctx, copied, x);
+    }
+    return copied;
 }
 
 std::string Replica::first_non_finite_gradient(const Context& ctx, ProcessGroup& group) const {

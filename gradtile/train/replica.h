@@ -3,6 +3,7 @@
 ///
 /// Sharded (TrainConfig::zero), it keeps masters and moments of its own part only; checkpoints hold the whole
 /// in either case, so that a run goes on with any number of processes, sharded or not.
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,7 +32,8 @@ class Replica {
     void load_weights(const Checkpoint& checkpoint, const std::string& source);
     /// Weights and the optimizer's memory from process 0's checkpoint.
     void restore(const Checkpoint& checkpoint, const std::string& source);
-    /// Puts weights and the optimizer's memory into process 0's checkpoint.
+    /// Puts weights and the optimizer's memory into process 0's checkpoint: as they live, or, when sharded,
+    /// put together in host memory that the next call writes over.
     void save_into(Checkpoint& checkpoint);
 
     /// Name of the first parameter whose summed gradient holds an infinity or NaN, in whichever process;
@@ -43,10 +45,13 @@ class Replica {
     /// together: the block of gradients, which is zero between steps.
     const Tensor& workspace() const { return model.parameters.gradients(); }
     bool is_root() const { return communicator_.rank() == 0; }
+    /// Enqueues a copy into memory of the host, page-locked if possible, that is kept from call to call.
+    const Tensor& to_host_memory(const std::string& name, const Tensor& x);
     void restore_moments(const Checkpoint& checkpoint, const std::string& source);
 
     const Communicator& communicator_;
     Tensor masters_;  // packed; when sharded, of 16-bit values
+    std::map<std::string, Tensor> on_host_;
 };
 
 }  // namespace gradtile

@@ -161,10 +161,7 @@ SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
 void SnapshotWriter::save(const Checkpoint& live, bool best) {
     wait();
     const auto begin = Clock::now();
-    SaveReport report;
-    report.step = live.step;
-    report.path = directory_.path_of(live.step);
-    report.bytes = staged_bytes(live);
+    SaveReport report = report_of(live);
     try {
         Plan plan = plan_staging(live);
         check(plan.on_host.empty() || plan.on_device.empty(), "its tensors lie on two devices");
@@ -173,14 +170,33 @@ void SnapshotWriter::save(const Checkpoint& live, bool best) {
             const Plan::HostPiece& piece = plan.on_host[static_cast<std::size_t>(i)];
             copy_row_major(*piece.from, piece.begin, piece.end, piece.to);
         });
-        Job job{std::move(plan.staged), best, plan.device_bytes, report};
-        job.report.copy_seconds = seconds_since(begin);
-        const std::lock_guard lock(mutex_);
-        job_ = std::move(job);
+        report.copy_seconds = seconds_since(begin);
+        start_writing({std::move(plan.staged), best, plan.device_bytes, report});
     } catch (const std::exception& error) {  // no memory
         report.message = concat("checkpoint ", report.path.string(), ": ", error.what());
         const std::lock_guard lock(mutex_);
         reports_.push_back(report);
+    }
+}
+
+void SnapshotWriter::save_in_place(Checkpoint checkpoint, bool best) {
+    wait();
+    SaveReport report = report_of(checkpoint);
+    start_writing({std::move(checkpoint), best, 0, std::move(report)});
+}
+
+SaveReport SnapshotWriter::report_of(const Checkpoint& checkpoint) const {
+    SaveReport report;
+    report.step = checkpoint.step;
+    report.path = directory_.path_of(checkpoint.step);
+    report.bytes = staged_bytes(checkpoint);
+    return report;
+}
+
+void SnapshotWriter::start_writing(Job job) {
+    {
+        const std::lock_guard lock(mutex_);
+        job_ = std::move(job);
     }
     changed_.notify_all();
 }

@@ -47,6 +47,8 @@ class SnapshotWriter {
     /// Copies the state, which may change again once this returns, and starts saving it. `best` also names it
     /// best.h5. Never throws because of memory or files; poll() tells.
     void save(const Checkpoint& live, bool best = false);
+    /// The same without a copy: of tensors on the host that nobody changes before wait() returns.
+    void save_in_place(Checkpoint checkpoint, bool best = false);
     bool busy() const;
     /// What became of saves since the last call, oldest first.
     std::vector<SaveReport> poll();
@@ -60,6 +62,8 @@ class SnapshotWriter {
         std::uint64_t device_bytes = 0;  // of the staging memory, that come from the GPU
         SaveReport report;
     };
+    SaveReport report_of(const Checkpoint& checkpoint) const;
+    void start_writing(Job job);
     void loop();
     void write(Job& job) const;
     struct Plan;

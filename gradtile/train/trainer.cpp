@@ -270,9 +270,8 @@ void Trainer::open_directory(RunDirectory directory, bool resumed) {
     if (resumed) history_ = MetricsFile::read(directory_->metrics_file());
     const CheckpointDirectory checkpoints(directory_->checkpoints(),
                                           {.keep_last = config_.keep_last, .keep_every = config_.keep_every});
-    const bool from_host = replica_->parallel.is_sharded();  // where rank 0 puts the parts together
-    writer_ = std::make_unique<SnapshotWriter>(checkpoints, from_host ? host_of(model().ctx) : model().ctx);
-    if (!from_host) writer_->reserve(snapshot());
+    writer_ = std::make_unique<SnapshotWriter>(checkpoints, model().ctx);
+    if (!replica_->parallel.is_sharded()) writer_->reserve(snapshot());
 }
 
 // ---- State ----
@@ -509,9 +508,15 @@ void Trainer::record(const StepReport& report) {
 
 void Trainer::save(bool best) {
     if (config_.out.empty()) return;
-    const Checkpoint checkpoint = snapshot();
+    const bool sharded = replica_->parallel.is_sharded();
+    if (sharded && writer_) writer_->wait();  // what it writes is what snapshot() writes over
+    Checkpoint checkpoint = snapshot();
     if (!writer_) return;
-    writer_->save(checkpoint, best);
+    if (sharded) {
+        writer_->save_in_place(std::move(checkpoint), best);
+    } else {
+        writer_->save(checkpoint, best);
+    }
     draw_picture();
 }
 

@@ -85,6 +85,19 @@ TEST(SnapshotWriter, SavesStridedViewsAndGrowsItsMemory) {
     }
 }
 
+TEST(SnapshotWriter, SavesInPlaceWhatNobodyChangesMeanwhile) {
+    const Context ctx;
+    const TemporaryDirectory place;
+    SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 2}), ctx);
+    const Checkpoint first = made_up_checkpoint(ctx, 1), second = made_up_checkpoint(ctx, 2);
+    writer.save_in_place(first);
+    writer.save_in_place(second, /*best=*/true);  // waits for the one before
+    writer.wait();
+    test::expect_same(read_checkpoint(writer.directory().path_of(1)), first);
+    test::expect_same(read_checkpoint(writer.directory().best_path()), second);
+    EXPECT_EQ(writer.poll().size(), 2u);
+}
+
 TEST(SnapshotWriter, FinishesTheSaveUnderWayBeforeItGoes) {
     const Context ctx;
     const TemporaryDirectory place;
