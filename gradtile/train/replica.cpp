@@ -154,17 +154,29 @@ void Replica::save_into(Checkpoint& checkpoint) {
     if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
 }
 
+void Replica::reserve_host_memory() {
+    if (!is_root() || !parallel.is_sharded()) return;
+    host_memory("values", model.parameters.values());
+    if (masters_.defined()) host_memory("masters", workspace());
+    for (const StateTensor& part : optimizer->state())
+        host_memory(part.name, part.tensor.elements() == 1 ? part.tensor : workspace());
+}
+
+const Tensor& Replica::host_memory(const std::string& name, const Tensor& x) {
+    Tensor& reserved = on_host_[name];
+    if (reserved.defined()) return reserved;
+    const Context host(Device::cpu(), 1);
+    try {
+        reserved = empty(host.with_allocator(transfer_allocator(model.ctx.device())), x.shape(), x.dtype());
+    } catch (const OutOfMemory&) {  // there is less to be locked than there is
+        reserved = empty(host, x.shape(), x.dtype());
+    }
+    return reserved;
+}
+
 const Tensor& Replica::to_host_memory(const std::string& name, const Tensor& x) {
     const Context& ctx = model.ctx;
-    Tensor& copied = on_host_[name];
-    if (!copied.defined()) {
-        const Context host(Device::cpu(), 1);
-        try {
-            copied = empty(host.with_allocator(transfer_allocator(ctx.device())), x.shape(), x.dtype());
-        } catch (const OutOfMemory&) {  // there is less to be locked than there is
-            copied = empty(host, x.shape(), x.dtype());
-        }
-    }
+    const Tensor& copied = host_memory(name, x);
     if (ctx.device().is_cuda()) {
         cuda::copy_bytes(copied.raw_data(), x.raw_data(), x.bytes(), ctx.device(), ctx.stream());
     } else {

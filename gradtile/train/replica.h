@@ -35,6 +35,8 @@ class Replica {
     /// Puts weights and the optimizer's memory into process 0's checkpoint: as they live, or, when sharded,
     /// put together in host memory that the next call writes over.
     void save_into(Checkpoint& checkpoint);
+    /// Locks the pages that save_into() will copy to, when sharded: a second for some GB, ahead of the steps.
+    void reserve_host_memory();
 
     /// Name of the first parameter whose summed gradient holds an infinity or NaN, in whichever process;
     /// empty when there is none.
@@ -45,7 +47,9 @@ class Replica {
     /// together: the block of gradients, which is zero between steps.
     const Tensor& workspace() const { return model.parameters.gradients(); }
     bool is_root() const { return communicator_.rank() == 0; }
-    /// Enqueues a copy into memory of the host, page-locked if possible, that is kept from call to call.
+    /// Memory of the host for a tensor like x, page-locked if possible, that is kept from call to call.
+    const Tensor& host_memory(const std::string& name, const Tensor& x);
+    /// Enqueues a copy into that.
     const Tensor& to_host_memory(const std::string& name, const Tensor& x);
     void restore_moments(const Checkpoint& checkpoint, const std::string& source);
 

@@ -271,7 +271,11 @@ void Trainer::open_directory(RunDirectory directory, bool resumed) {
     const CheckpointDirectory checkpoints(directory_->checkpoints(),
                                           {.keep_last = config_.keep_last, .keep_every = config_.keep_every});
     writer_ = std::make_unique<SnapshotWriter>(checkpoints, model().ctx);
-    if (!replica_->parallel.is_sharded()) writer_->reserve(snapshot());
+    if (replica_->parallel.is_sharded()) {
+        replica_->reserve_host_memory();
+    } else {
+        writer_->reserve(snapshot());
+    }
 }
 
 // ---- State ----

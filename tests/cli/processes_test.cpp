@@ -2,7 +2,9 @@
 // stop or started with other settings. On the CPU through mpirun; with GRADTILE_FAULT_GPUS=N on N GPUs of
 // this host.
 #include <csignal>
+#include <fstream>
 #include <random>
+#include <regex>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -58,7 +60,8 @@ class Processes : public testing::Test {
                                                                  "--save-every", "20",
                                                                  "--dropout",    "0.1",
                                                                  "--quiet",      "--timeout",
-                                                                 concat(timeout)};
+                                                                 concat(timeout)} +
+               more_settings_;
     }
     /// Through gradtile's own launcher.
     Program launch(const Arguments& arguments) const {
@@ -117,6 +120,7 @@ class Processes : public testing::Test {
     TemporaryDirectory place_;
     ProcessOptions options_;
     std::string stories_;
+    Arguments more_settings_;
     std::mt19937 random_{std::random_device{}()};
     int counter_ = 0;
 };
@@ -161,6 +165,45 @@ TEST_F(Processes, WhenOneHangsTheOthersNameIt) {
         EXPECT_LT(seconds_since(since), timeout + killed_seconds);
         EXPECT_EQ(outcome.exit_code, 3);
         expect_named(outcome, victim);
+        expect_sound(out);
+    }
+}
+
+/// A file of tokens that somebody else overwrites: the rank that comes upon it throws in the midst of a step.
+TEST_F(Processes, WhenOneThrowsInAStepTheOthersSayWhy) {
+    if (gpus > 0) GTEST_SKIP() << "a step on a GPU does not look at its tokens";
+    constexpr std::int64_t place_of_harm = 1000;
+    std::vector<std::uint16_t> tokens(3000);
+    for (std::uint16_t& token : tokens) token = static_cast<std::uint16_t>(some(100));
+    stories_ = place_.write("tokens.bin", {reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()});
+    more_settings_ = {"--vocabulary", "100"};
+    const auto overwrite = [&](std::uint16_t token) {
+        std::fstream file(stories_, std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp(2 * place_of_harm);
+        file.write(reinterpret_cast<const char*>(&token), sizeof token);
+    };
+    for (int round = 0; round < fault_rounds; ++round) {
+        const std::filesystem::path out = place_ / concat("run", round);
+        Program program = start(training(out));
+        wait_for_steps(program, out, 20 + some(200));
+        const auto since = steady_clock::now();
+        overwrite(54321);
+        const Outcome outcome = program.wait();
+        EXPECT_LT(seconds_since(since), killed_seconds);
+        EXPECT_NE(outcome.exit_code, 0);
+        const std::string what = "[a-z_]+: (token|target) 54321 at position [0-9]+ is outside the vocabulary";
+        std::smatch found;
+        ASSERT_TRUE(std::regex_search(outcome.err, found, std::regex("rank ([0-9]) failed at step")))
+            << outcome.err;
+        const std::string thrower = found.str(1);
+        for (int rank = 0; rank < ranks; ++rank) {
+            const bool threw = concat(rank) == thrower;
+            const std::string cause = threw ? "" : concat("rank ", thrower, " failed at step [0-9]+: ");
+            EXPECT_TRUE(std::regex_search(outcome.err,
+                                          std::regex(concat("gradtile: rank ", rank, ": ", cause, what))))
+                << outcome.err;
+        }
+        overwrite(tokens[place_of_harm]);
         expect_sound(out);
     }
 }
