@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <ostream>
 
 #include <gradtile/attention/attention_backend.h>
@@ -39,8 +40,8 @@ void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
     check(v.size(1) == k.size(1) && v.size(2) == k.size(2),
           "attention: k and v must agree in length and heads: k ", k, ", v ", v);
     const std::int64_t query_heads = q.size(2), key_heads = k.size(2);
-    check(key_heads > 0 ? query_heads % key_heads == 0 : query_heads == 0, "attention: ", query_heads,
-          " query heads are not a multiple of ", key_heads, " key/value heads");
+    check(key_heads > 0 ? query_heads > 0 && query_heads % key_heads == 0 : query_heads == 0,
+          "attention: ", query_heads, " query heads are not a multiple of ", key_heads, " key/value heads");
     check(k.size(3) == q.size(3), "attention: head_dim of q is ", q.size(3), ", of k ", k.size(3));
     for (const std::int64_t d : {q.size(3), v.size(3)}) {
         check(d >= 1 && d <= largest_head_dim, "attention: head_dim ", d, " is not in 1..", largest_head_dim);
@@ -62,6 +63,9 @@ Resolved resolve(const Options& options, const Tensor& q, const Tensor& k) {
     Resolved resolved;
     resolved.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
     check(std::isfinite(resolved.scale), "attention: scale ", resolved.scale, " is not finite");
+    // Kernels hold it in float32: what is no normal number there multiplies every score to nothing.
+    if (q.dtype() != DType::f64 && std::abs(resolved.scale) < std::numeric_limits<float>::min())
+        resolved.scale = 0;
     resolved.deterministic = options.deterministic;
     check(options.window.left >= -1 && options.window.right >= -1, "attention: window {", options.window.left,
           ", ", options.window.right, "}; sides are -1 (unbounded) or at least 0");

@@ -14,8 +14,9 @@
 namespace gradtile::attention {
 
 enum class Algorithm : std::uint8_t {
-    flash,             ///< FlashAttention-2: Q blocks outside forward, K/V blocks outside backward
-    naive,             ///< S and P stored; in float64 the reference for everything
+    flash,  ///< FlashAttention-2: Q blocks outside forward, K/V blocks outside backward
+    naive,  ///< S and P stored; in float64 the reference for everything
+    // Named for later versions, refused in this one:
     memory_efficient,  ///< K/V blocks with a running maximum, backward recomputed row block by row block
     flash1,            ///< FlashAttention: K/V outside in the forward pass too
 };
@@ -36,6 +37,11 @@ struct Options {
     bool causal = false;               ///< no key later than the query: window.right = min(window.right, 0)
     Window window = {};                ///< sliding window
     bool top_left = false;  ///< align causal and window with row 0 = key 0; default: last row = last key
+    /// Bit-equal gradients from run to run. The CPU's always are, dK and dV of the GPU too; there dQ's
+    /// additions then take turns, which takes the 16-bit backward pass 11 to 22% of its speed.
+    bool deterministic = false;
+
+    // ---- Named for later versions, refused in this one ----
     std::array<Tensor, 2> biases = {};  ///< added to S; each broadcasts to [B, Hq, Sq, Sk]
     std::int64_t batch_divisor = 1;     ///< a bias of batch B serves a q of batch B * batch_divisor
     Tensor alibi_slopes = {};           ///< [Hq] float32: S -= slope * |i + off - j|
@@ -45,9 +51,6 @@ struct Options {
     std::uint64_t dropout_key = 0;  ///< Philox key: the mask is a function of (key, batch, head, row, column)
     Tensor cumulative_q = {};       ///< packed sequences: int32 [B+1] offsets into q [total, Hq, Dqk]
     Tensor cumulative_k = {};       ///< the same for k and v
-    /// Bit-equal gradients from run to run. The CPU's always are, dK and dV of the GPU too; there dQ's
-    /// additions then take turns, which takes the 16-bit backward pass 11 to 22% of its speed.
-    bool deterministic = false;
 };
 
 /// What backward needs: the inputs (views, not copies), the output and one number a row.
@@ -69,7 +72,8 @@ struct Gradients {
 /// One dtype: float64, float32, bfloat16 or float16 (16-bit: head dims that are multiples of 8); sums in
 /// float32 or wider. Head dims 1 to 256. Any strides, stride 0 and transposed included; any lengths, 0
 /// included. A row that sees no key gives O = 0 and LSE = -inf.
-/// Throws Error on shapes, dtypes or options other than these.
+/// On a GPU a call takes fewer than 2^28 tokens a sequence, and in float64 at most 65,535 heads of all
+/// sequences. Throws Error on shapes, dtypes or options other than these.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);
 /// The same into `o`, which may be any view of that shape and dtype that does not overlap itself;

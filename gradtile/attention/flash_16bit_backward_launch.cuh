@@ -27,6 +27,7 @@ template <class T, int head_dim, class Policy>
 void launch_whole_heads(BackwardParameters p, cudaStream_t stream) {
     using namespace gradtile::cuda;
     constexpr BackwardTiles tiles = Policy::tiles;
+    static_assert(Policy::whole_head_rows % backward_row_padding == 0, "dQ has padded rows");
     constexpr int shared_bytes = tiles.shared_bytes(head_dim) + 4 * Policy::whole_head_rows * head_dim;
     p.d_q_sums = nullptr;
     p.turns = nullptr;

@@ -135,7 +135,7 @@ class ForwardBlock {
             const float maximum = statistics.maximum[r % tile_rows];
             const float sum = _mm512_reduce_add_ps(_mm512_load_ps(statistics.sum[r % tile_rows]));
             const bool sees_nothing = maximum == -infinity;
-            task_.lse[row] = sees_nothing ? -infinity : ln_2 * (maximum * scale_) + __builtin_logf(sum);
+            task_.lse[row] = sees_nothing ? -infinity : ln_2 * maximum + __builtin_logf(sum);
             store_row(task_.o.row(row), scratch_.o.at(r, 0), geometry_.d_v,
                       _mm512_set1_ps(sees_nothing ? 0.0f : 1.0f / sum));
         }

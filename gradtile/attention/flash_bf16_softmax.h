@@ -12,7 +12,7 @@ constexpr float infinity = __builtin_inff();
 constexpr float log2_e = 1.44269504088896341f;
 constexpr float ln_2 = 0.69314718055994531f;
 
-/// 2^x to a relative error of 3e-6 (2^-18.4; the product that reads it rounds it to 2^-9); exactly 1 at 0,
+/// 2^x to a relative error of 3e-6 (2^-18.4; the product that reads it rounds it to 2^-8); exactly 1 at 0,
 /// and 0 at -inf. x = n + f with f in [-1/2, 1/2]; 2^f by the minimax polynomial of degree 4 through 1. At x
 /// = -inf f is NaN, which vscalefps turns into 0 because its exponent is -inf.
 inline __m512 exp2(__m512 x) {
@@ -46,8 +46,9 @@ inline void hide_masked(const Mask& mask, const Matrix& scores, std::int64_t row
 
 /// Running softmax statistics of sixteen rows; the sums stay spread over sixteen lanes until the end.
 struct Statistics {
-    alignas(64) float maximum[16];  ///< of the raw scores so far
-    alignas(64) float sum[16][16];  ///< of 2^(scale * (score - maximum))
+    /// Of scale * score so far, rounded, so that what sums are multiplied by is exactly 1 where it stays.
+    alignas(64) float maximum[16];
+    alignas(64) float sum[16][16];  ///< of 2^(scale * score - maximum)
 };
 
 inline void reset(Statistics& statistics) {
@@ -56,7 +57,7 @@ inline void reset(Statistics& statistics) {
 }
 
 /// One step of the online softmax (FlashAttention-2, algorithm 1, lines 9-10) for sixteen rows of scores
-/// [16, columns], columns a multiple of 32, scale > 0. Writes 2^(scale * (score - new maximum)) as left
+/// [16, columns], columns a multiple of 32, scale > 0. Writes 2^(scale * score - new maximum) as left
 /// operands into p.tile(i, first ..) and what the sums so far must be multiplied by into `rescale`.
 inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t columns, float scale,
                          const Operand& p, std::int64_t i, std::int64_t first, float (&rescale)[16]) {
@@ -71,18 +72,18 @@ inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int6
         maxima[r] = _mm512_castps_si512(_mm512_max_ps(even, odd));
     }
     transpose_words(maxima);
-    const __m512 old_maximum = _mm512_load_ps(statistics.maximum);
-    __m512 maximum = old_maximum;
-    for (const __m512i& lane : maxima) maximum = _mm512_max_ps(maximum, _mm512_castsi512_ps(lane));
+    __m512 largest = _mm512_castsi512_ps(maxima[0]);
+    for (const __m512i& lane : maxima) largest = _mm512_max_ps(largest, _mm512_castsi512_ps(lane));
+    const __m512 scales = _mm512_set1_ps(scale), old_maximum = _mm512_load_ps(statistics.maximum);
+    const __m512 maximum = _mm512_max_ps(old_maximum, _mm512_mul_ps(largest, scales));
     _mm512_store_ps(statistics.maximum, maximum);
 
     // A row that has seen nothing yet: any finite reference gives 2^-inf = 0.
     const __mmask16 seen = _mm512_cmp_ps_mask(maximum, _mm512_set1_ps(-infinity), _CMP_NEQ_UQ);
-    const __m512 scales = _mm512_set1_ps(scale);
     alignas(64) float reference[16];
-    const __m512 references = _mm512_maskz_mul_ps(seen, maximum, scales);
+    const __m512 references = _mm512_maskz_mov_ps(seen, maximum);
     _mm512_store_ps(reference, references);
-    _mm512_storeu_ps(rescale, exp2(_mm512_fmsub_ps(old_maximum, scales, references)));
+    _mm512_storeu_ps(rescale, exp2(_mm512_sub_ps(old_maximum, references)));
 
     for (int r = 0; r < 16; ++r) {
         const float* const s = scores.at(r, 0);

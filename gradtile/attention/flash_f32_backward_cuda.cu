@@ -111,9 +111,14 @@ struct Turns {
 /// units of V and dO that is 2^29 columns, so that dS comes below 2^15.
 struct Units {
     PowerOfTwo q, k, v, d_o;
-    float score, d_p, delta;  ///< S (log2), dP and D as they are summed or stored -> as P and dS take them
-    float d_q, d_k, d_v;      ///< sums -> gradients
+    float score, d_p;     ///< S (log2) and dP as they are summed -> as P and dS take them
+    float d_q, d_k, d_v;  ///< sums -> gradients
     static constexpr float p = 16384;
+
+    /// D as dS takes it. Factors of heads that are 0 are so large that their product alone would overflow.
+    __device__ __forceinline__ float delta(float of_row) const {
+        return of_row * v.factor * d_p * d_o.factor;
+    }
 
     __device__ Units(const BackwardParameters& parameters, int batch, int key_head, int columns)
         : q(range(parameters, 0, batch, key_head)),
@@ -123,7 +128,6 @@ struct Units {
         const float d_s = 1.0f / (16384.0f * static_cast<float>(columns));
         score = parameters.scale_log2 * q.inverse * k.inverse;
         d_p = d_s / p;
-        delta = v.factor * d_p * d_o.factor;
         d_v = d_o.inverse / p;
         const float d_s_inverse = v.inverse / d_s * d_o.inverse * parameters.scale;
         d_q = d_s_inverse * k.inverse;
@@ -159,7 +163,7 @@ class RowStep {
             const std::int64_t at =
                 (static_cast<std::int64_t>(batch_) * p_.sizes.heads + head) * p_.mask.queries + row + thread;
             lse_ = valid ? p_.lse[at] : INFINITY;  // P = 2^-inf = 0
-            delta_ = valid ? p_.delta[at] * units_.delta : 0.0f;
+            delta_ = valid ? units_.delta(p_.delta[at]) : 0.0f;
         }
         if constexpr (Tiles::tiles.loads_ahead) {
             q_.load(p_.q.of(batch_, head), row, p_.mask.queries - row, p_.sizes.d_qk, p_.q_vectors);
@@ -276,7 +280,8 @@ __global__ void __launch_bounds__(F32Backward<head_dim>::tiles(shared_limit).thr
     }
     const int first_row = p.mask.first_row(first_key) / Tiles::rows * Tiles::rows;
     const int past_row = p.mask.past_row(min(first_key + Tiles::keys, p.mask.keys) - 1);
-    const int past_head = first_row < past_row ? (key_head + 1) * p.sizes.group : 0;
+    const bool is_seen = p.mask.first_row(first_key) < past_row;
+    const int past_head = is_seen ? (key_head + 1) * p.sizes.group : 0;
 
     FragmentC d_k[1][Tiles::columns / 8], d_v[1][Tiles::columns / 8];
     clear(d_k);

@@ -39,13 +39,13 @@ struct Mask {
     GRADTILE_ATTENTION_INLINE IndexRange visible_keys(IndexRange rows) const {
         return {visible_keys(rows.begin).begin, visible_keys(rows.end - 1).end};
     }
-    /// Rows that see at least one of the keys [begin, end), end > begin.
+    /// Rows that see at least one of the keys [begin, end), end > begin; {0, 0} when none does.
     GRADTILE_ATTENTION_INLINE IndexRange seeing_rows(IndexRange columns) const {
         const std::int64_t first = right < 0 ? 0 : columns.begin - offset - right;
         const std::int64_t past = left < 0 ? queries : columns.end - offset + left;
         const std::int64_t begin = first < 0 ? 0 : first > queries ? queries : first;
-        const std::int64_t end = past < begin ? begin : past > queries ? queries : past;
-        return {begin, end};
+        const std::int64_t end = past > queries ? queries : past;
+        return begin < end ? IndexRange{begin, end} : IndexRange{0, 0};
     }
     /// How much of the block rows x columns is visible; both ranges non-empty.
     GRADTILE_ATTENTION_INLINE Coverage coverage(IndexRange rows, IndexRange columns) const {

@@ -46,6 +46,18 @@ std::string command_line_of(const CLI::App& command) {
     return parent == nullptr ? command.get_name() : concat(command_line_of(*parent), " ", command.get_name());
 }
 
+/// "--bias, --no-bias" for a switch, where CLI11 has "--bias,--no-bias{false}".
+class HelpFormatter : public CLI::Formatter {
+    std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+        std::string names;
+        for (const char c : CLI::Formatter::make_option_name(option, is_positional)) {
+            if (c == '{') break;
+            names += c == ',' ? ", " : std::string(1, c);
+        }
+        return names;
+    }
+};
+
 }  // namespace
 
 void Command::add_positional(const std::string& name, std::string& value, const std::string& help) {
@@ -89,6 +101,7 @@ CommandLine::CommandLine(const std::string& program, const std::string& descript
     : parser_(std::make_unique<CLI::App>(description, program)) {
     parser_->require_subcommand(0, 1);
     parser_->set_version_flag("--version", version);
+    parser_->formatter(std::make_shared<HelpFormatter>());
     parser_->get_formatter()->column_width(34);
 }
 CommandLine::~CommandLine() = default;

@@ -29,6 +29,12 @@ class Command {
     void add_value(const std::string& flag, std::string help, std::function<void(const T&)> use) {
         add_value_of_type<T>(flag, std::move(help), std::move(use), "");
     }
+    /// The same; --help shows the default.
+    template <class T>
+    void add_value(const std::string& flag, std::string help, const T& shown_default,
+                   std::function<void(const T&)> use) {
+        add_value_of_type<T>(flag, std::move(help), std::move(use), text_of(shown_default));
+    }
     /// The flag sets `member`, whose value now is the default that --help shows.
     template <class T>
     void add_value(const std::string& flag, T& member, std::string help) {

@@ -79,7 +79,7 @@ Link network_of(const Flags& flags) {
     return network;
 }
 
-/// A run on some GPUs, and what is foretold of it.
+/// A run on some GPUs, and what is predicted of it.
 struct Prediction {
     GpuLayout layout;
     std::int64_t batch;

@@ -14,11 +14,11 @@ namespace gradtile::cli {
 
 class SettingFlags {
   public:
-    /// The flags refer to this object: it must live until the command line is parsed. A command may take
-    /// only some of the settings.
-    explicit SettingFlags(
-        Command& command,
-        const std::function<bool(std::string_view name)>& takes = [](std::string_view) { return true; });
+    /// All settings, with a TrainConfig's defaults in --help. The flags refer to this object: it must live
+    /// until the command line is parsed.
+    explicit SettingFlags(Command& command);
+    /// Some settings, of a command that starts from other defaults than a TrainConfig's.
+    SettingFlags(Command& command, const std::function<bool(std::string_view name)>& takes);
 
     /// Overwrites the settings that were given.
     void apply(TrainConfig& config) const;
@@ -26,6 +26,7 @@ class SettingFlags {
     std::vector<std::string> given() const;
 
   private:
+    void add(Command& command, const std::function<bool(std::string_view name)>& takes, bool shows_defaults);
     JsonValue given_;  // an object
 };
 

@@ -30,7 +30,6 @@ TrainConfig config_of(const Flags& flags) {
     if (!flags.preset.empty()) config = preset(flags.preset);
     if (!flags.config_file.empty()) apply_config_file(config, flags.config_file);
     flags.settings.apply(config);
-    if (flags.memory) config.out.clear();  // only a look: no run begins
     return config;
 }
 
@@ -60,12 +59,22 @@ Resume resume_of(const Flags& flags) {
     return resume;
 }
 
-void print_setup(const Trainer& trainer) {
+/// As a resumed run would have them. Only looked at, whoever trains there.
+TrainConfig config_of_run(const Flags& flags) {
+    resume_of(flags);  // refuses what cannot change
+    TrainConfig config;
+    apply_config_file(config, (std::filesystem::path(flags.resume) / "config.json").string());
+    flags.settings.apply(config);
+    return config;
+}
+
+void print_setup(const Trainer& trainer, int ranks) {
     const TrainConfig& c = trainer.config();
     std::cout << trainer.memory_plan() << "training on " << trainer.train_tokens()
               << " tokens, validating on " << trainer.validation_tokens() << "; vocabulary "
-              << c.model.vocabulary << ", " << c.accumulation_steps() << " x " << c.micro_batch_size()
-              << " sequences of " << c.model.context << " tokens a step, " << name_of(c.dtype) << " on "
+              << c.model.vocabulary << ", " << (ranks > 1 ? concat(ranks, " x ") : "")
+              << c.accumulation_steps(ranks) << " x " << c.micro_batch_size(ranks) << " sequences of "
+              << c.model.context << " tokens a step, " << name_of(c.dtype) << " on "
               << trainer.model().ctx.device() << '\n';
 }
 
@@ -78,6 +87,9 @@ void print_source(double val_loss, double source_nll) {
 }
 
 std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<ProcessGroup>& group) {
+    if (flags.memory)
+        return std::make_unique<Trainer>(flags.resume.empty() ? config_of(flags) : config_of_run(flags),
+                                         print_message, group, Trainer::Purpose::plan);
     if (!flags.resume.empty()) return std::make_unique<Trainer>(resume_of(flags), print_message, group);
     return std::make_unique<Trainer>(config_of(flags), print_message, group);
 }
@@ -86,20 +98,20 @@ std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<
 int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group,
                  const StopSignals& signals) {
     const bool quiet = flags.quiet || !group.is_root();
-    if (group.is_root() && (flags.memory || !quiet)) print_setup(trainer);
+    if (group.is_root() && (flags.memory || !quiet)) print_setup(trainer, group.size());
     if (flags.memory) return 0;
 
     const TrainConfig& config = trainer.config();
     std::optional<Progress> progress;
     if (!quiet) {
         progress.emplace(
-            stdout, ProgressOptions{.first_step = trainer.step(),
-                                    .last_step = flags.stop_after > 0
-                                                     ? std::min(flags.stop_after, trainer.last_step())
-                                                     : trainer.last_step(),
-                                    .flops_per_token = flops_per_token(config.model, config.model.context),
-                                    .peak_flops = peak_flops(trainer.model().ctx.device(),
-                                                             storage_dtype(config.dtype), config.tf32)});
+            stdout, ProgressOptions{
+                        .first_step = trainer.step(),
+                        .last_step = flags.stop_after > 0 ? std::min(flags.stop_after, trainer.last_step())
+                                                          : trainer.last_step(),
+                        .flops_per_token = flops_per_token(config.model, config.model.context),
+                        .peak_flops = group.size() * peak_flops(trainer.model().ctx.device(),
+                                                                storage_dtype(config.dtype), config.tf32)});
         trainer.on_step([&](const StepReport& report) { (*progress)(report); });
     }
     trainer.stop_when([&] { return signals.requested(); });
@@ -144,6 +156,9 @@ int launch_training(const Flags& flags) {
     launch.directory = flags.resume.empty() ? config.out : flags.resume;
     if (flags.resume.empty()) validate(config, launch.processes);
     if (flags.restarts) launch.restarts = count_of("--restarts", *flags.restarts, 0);
+    // A run that began on the CPU goes on on the GPUs asked for.
+    if (flags.group.gpus && !flags.resume.empty())
+        launch.arguments.insert(launch.arguments.end(), {"--device", "cuda"});
     launch.resume_arguments = launch.arguments;
     if (flags.resume.empty()) {  // the run knows its settings
         launch.resume_arguments = {"train", "--resume", config.out, "--timeout", concat(flags.group.timeout)};
@@ -160,7 +175,7 @@ int launch_training(const Flags& flags) {
 void add_train(CommandLine& program) {
     Command command = program.add_command("train", "Train a model, or go on with a run (--resume)");
     const auto flags = std::make_shared<Flags>(command);
-    std::string presets = "settings to start from:";
+    std::string presets = "settings to start from instead of the defaults below:";
     for (const std::string& name : preset_names()) presets += " " + name;
     command.add_value("--preset", flags->preset, presets);
     command.add_value("--config", flags->config_file, "JSON file of settings, named as the flags are");

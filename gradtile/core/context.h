@@ -85,8 +85,8 @@ void on_device(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_function, Arg
 
 /// Calls body(block) for block = 0 .. blocks-1 on ctx's threads. Blocks are started in increasing order, one
 /// at a time per thread, so that a block may wait for a lower one. Cut work into blocks whose borders do not
-/// depend on the number of threads, and results will not either. A call from inside a block runs serially.
-/// The first exception is rethrown.
+/// depend on the number of threads, and results will not either. A call from inside one of several blocks
+/// runs serially. The first exception is rethrown.
 template <class Body>
 void parallel_for(const Context& ctx, std::int64_t blocks, Body&& body) {
     ctx.threads().run(blocks, std::forward<Body>(body));

@@ -97,7 +97,7 @@ class ParameterStore {
     bool allocated() const { return values_.defined(); }
     DType dtype() const { return dtype_; }
     std::span<const Parameter> parameters() const { return parameters_; }
-    /// Throws Error naming the nearest known names when there is none.
+    /// Throws Error naming it when there is none.
     const Parameter& find(const std::string& name) const;
     /// Sum of the parameters' elements, without padding.
     std::int64_t count() const;

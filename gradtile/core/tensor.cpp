@@ -1,5 +1,6 @@
 #include <gradtile/core/tensor.h>
 
+#include <limits>
 #include <ostream>
 
 #include <gradtile/core/tensor_ops.h>
@@ -148,7 +149,10 @@ Tensor Tensor::expand(Shape shape) const {
 }
 
 Tensor empty(const Context& ctx, const Shape& shape, DType dtype) {
-    const auto bytes = static_cast<std::size_t>(shape.elements()) * size_of(dtype);
+    const std::size_t size = size_of(dtype), bytes = static_cast<std::size_t>(shape.elements()) * size;
+    check(bytes / size == static_cast<std::size_t>(shape.elements()) &&
+              bytes <= static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()),
+          "tensor: ", shape, ' ', dtype, " is larger than any memory");
     auto buffer = std::make_shared<Buffer>(ctx.allocator(), bytes);
     std::byte* data = buffer->data();
     return Tensor(std::move(buffer), data, ctx.device(), dtype, shape, contiguous_strides(shape));

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -67,9 +68,18 @@ struct ThreadPool::Workers {
 
     explicit Workers(int count) {
         threads.reserve(static_cast<std::size_t>(count));
-        for (int i = 0; i < count; ++i) threads.emplace_back([this] { work(); });
+        try {
+            for (int i = 0; i < count; ++i) threads.emplace_back([this] { work(); });
+        } catch (const std::system_error& error) {
+            const std::size_t given = threads.size();
+            end();
+            throw Error(
+                concat("threads: the system gives ", given + 1, " of ", count + 1, ": ", error.what()));
+        }
     }
-    ~Workers() {
+    ~Workers() { end(); }
+
+    void end() {
         stop.store(true);
         generation.fetch_add(1);
         generation.notify_all();

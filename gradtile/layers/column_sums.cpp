@@ -18,6 +18,7 @@ void add_column_sums(const Context& ctx, const Tensor& total, const SummedGradie
                               made.dtype() == total.dtype()),
           "column_sums: parts ", made, " for ", total);
     if (dy.elements() == 0) return;
+    check(dy.stride(-1) == 1 || columns == 1, "column_sums: rows of ", dy, " are not contiguous");
     Tensor parts = made;
     if (!parts.defined()) {
         parts = room_for_column_sums(ctx, dy);

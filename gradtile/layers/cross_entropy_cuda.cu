@@ -179,8 +179,8 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
 // is being written, so that memory is read and written at the same time; else the next one's first logits are
 // on their way.
 
-constexpr int wide_threads = 512;                   // few, so that each has registers for many logits
-constexpr std::size_t most_kept_bytes = 224 << 10;  // of the 227 KiB a block may have; the rest is for sums
+constexpr int wide_threads = 512;               // few, so that each has registers for many logits
+constexpr std::size_t bytes_of_sums = 3 << 10;  // of a block's shared memory at most; the rest can keep a row
 
 /// A row as the 16-byte vectors that memory has, and up to n - 1 elements on either side of them.
 template <class L>
@@ -351,6 +351,7 @@ __global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(cons
 template <class L>
 void launch_wide(const Context& ctx, CrossEntropy<L> c) {
     const std::size_t row_bytes = static_cast<std::size_t>(c.width) * sizeof(L) / 16 * 16;
+    const std::size_t most_kept_bytes = static_cast<std::size_t>(shared_memory_of_a_block()) - bytes_of_sums;
     c.keep_row = c.gradients && row_bytes <= most_kept_bytes;
     const int blocks =
         processors_of(ctx) * (c.keep_row && row_bytes > most_kept_bytes / 2 ? 1 : wide_blocks<L>);

@@ -37,8 +37,15 @@ int milliseconds_until(SteadyTime deadline) {
     return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
 }
 
-bool is_loopback(const std::string& address) {
-    return address == "localhost" || address == "::1" || address.starts_with("127.");
+/// The IPv4 address of this host alone that is meant, if one is. (A host's own name is often 127.0.1.1.)
+std::optional<in_addr> loopback_of(const std::string& address) {
+    in_addr found{};
+    if (address == "localhost" || address == "::1") {
+        found.s_addr = htonl(INADDR_LOOPBACK);
+        return found;
+    }
+    if (address.starts_with("127.") && ::inet_pton(AF_INET, address.c_str(), &found) == 1) return found;
+    return std::nullopt;
 }
 
 /// The port that a socket was given.
@@ -52,7 +59,7 @@ int port_of(const Descriptor& socket) {
 }
 
 /// Empty, with errno set, when the system does not allow it.
-Descriptor try_to_listen(int family, bool loopback, int port) {
+Descriptor try_to_listen(int family, const std::optional<in_addr>& loopback, int port) {
     Descriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (*socket < 0) return {};
     set_option(socket, SOL_SOCKET, SO_REUSEADDR, one);
@@ -64,7 +71,7 @@ Descriptor try_to_listen(int family, bool loopback, int port) {
     sockaddr_in address4{};
     address4.sin_family = AF_INET;
     address4.sin_port = network_port;
-    address4.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
+    address4.sin_addr = loopback.value_or(in_addr{htonl(INADDR_ANY)});
     if (family == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
     const auto* const address = family == AF_INET6 ? reinterpret_cast<const sockaddr*>(&address6)
                                                    : reinterpret_cast<const sockaddr*>(&address4);
@@ -129,7 +136,7 @@ void WakeUp::hear() const noexcept {
 }
 
 Listener listen_at(const std::string& address, int port, SteadyTime deadline) {
-    const bool loopback = is_loopback(address);
+    const std::optional<in_addr> loopback = loopback_of(address);
     const bool loopback6 = address == "::1";
     while (true) {
         Descriptor socket;

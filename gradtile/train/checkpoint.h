@@ -16,7 +16,7 @@
 
 namespace gradtile {
 
-/// Tensors by name. A name is printable ASCII; '/' in it makes groups in the file ("adamw/m/head.weight").
+/// Tensors by name. A name is printable ASCII; '/' in it makes groups in the file ("m/wte.weight").
 using NamedTensors = std::map<std::string, Tensor>;
 
 struct Checkpoint {
@@ -35,8 +35,8 @@ struct Checkpoint {
 /// moment.
 ///
 /// Tensors live on the CPU, have 1 to 6 axes, any strides, any dtype; they are stored row-major. Throws Error
-/// on a tensor that holds an infinity or a NaN, naming it, and on any failure of the file system; then
-/// neither the file nor a temporary is left.
+/// on a tensor that holds an infinity or a NaN, naming it, and on any failure of the file system; then no
+/// temporary is left, and the file only when all but the last step, its directory's fsync, had succeeded.
 void write_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint,
                       FileSystem& fs = FileSystem::posix());
 

@@ -64,16 +64,18 @@ std::vector<CheckpointDirectory::Entry> CheckpointDirectory::list() const {
     return entries;
 }
 
-std::string CheckpointDirectory::save(const Checkpoint& checkpoint, bool best) const {
+CheckpointDirectory::Saved CheckpointDirectory::save(const Checkpoint& checkpoint, bool best) const {
     with_file_name("checkpoints", path_, [&] { make_directories(*fs_, path_); });
     write_checkpoint(path_of(checkpoint.step), checkpoint, *fs_);
+    Saved saved;
     try {
         if (best) mark_best(checkpoint);
+        saved.is_best = best;
         apply_retention(checkpoint.step);
     } catch (const Error& failure) {
-        return failure.what();
+        saved.problem = failure.what();
     }
-    return {};
+    return saved;
 }
 
 void CheckpointDirectory::mark_best(const Checkpoint& checkpoint) const {

@@ -36,7 +36,11 @@ class CheckpointDirectory {
     /// disk removes what the policy does not keep. Files of later steps (left by a run that was resumed from
     /// before them) neither count nor are touched. Throws Error when the save failed; older checkpoints are
     /// then as they were. What fails after the checkpoint was safe is returned as a message instead.
-    std::string save(const Checkpoint& checkpoint, bool best = false) const;
+    struct Saved {
+        std::string problem;   ///< empty: none
+        bool is_best = false;  ///< best.h5 is this checkpoint
+    };
+    Saved save(const Checkpoint& checkpoint, bool best = false) const;
 
     struct Loaded {
         std::optional<Checkpoint> checkpoint;  ///< the newest sound one; empty when there is none

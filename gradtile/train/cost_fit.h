@@ -37,7 +37,7 @@ struct Measurement {
 /// protocols for small ones. Throws Error "PATH:LINE: ..." on what is not understood.
 inline constexpr double smallest_fitted_bytes = 4 << 20;
 std::vector<Measurement> read_measurements(const std::string& path);
-/// "step of gpt2-124m ..." is not told; this is: "4 GPUs, 64 x 1024, bf16, zero 1".
+/// What was timed, besides kind and number of GPUs: "124M, 12 x 768, 64 x 1024 bf16, zero 1".
 std::string description_of(const Measurement& measurement);
 
 /// What the model says of it. All GPUs are in one node.

@@ -127,7 +127,7 @@ std::vector<std::string> h200_provenance() {
         "one GPU: fitted to an H200's steps of 124M to 774M parameters at context 1024; smaller models are "
         "slower than said here",
         "GPUs of a node: fitted to NCCL's collectives on 4 H200s and to steps on 1, 2 and 4 of them, whose "
-        "scaling it foretells 2 to 3 points too high"};
+        "scaling it predicts 2 to 3 points too high"};
 }
 
 double ParallelStep::elements() const {

@@ -17,7 +17,6 @@ class DurableFile {
 
     /// The open temporary, readable too.
     const OpenFile& file() const { return file_; }
-    const std::filesystem::path& final_path() const { return final_path_; }
     /// Sets space aside, so that a full disk shows before anything is written; where the file system cannot,
     /// the writes themselves will tell.
     void reserve(std::uint64_t bytes);

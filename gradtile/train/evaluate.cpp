@@ -60,6 +60,7 @@ double mean_loss(const Context& ctx, const Transformer& model, SequentialLoader&
     const double loss_and_targets[] = {own.loss, static_cast<double>(own.targets)};
     const Tensor sum =
         from_host(ctx.with_allocator(system_allocator(ctx.device())), loss_and_targets, {2}, DType::f64);
+    communicator.barrier(ctx);  // where one that never comes is noticed
     communicator.all_reduce(ctx, sum);
     return item(ctx, sum.slice(0, 0, 1)) / item(ctx, sum.slice(0, 1, 1));
 }
@@ -67,7 +68,9 @@ double mean_loss(const Context& ctx, const Transformer& model, SequentialLoader&
 Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, const EvaluateOptions& options) {
     if (model.ctx.device().is_cpu()) return evaluate(model.ctx, model, tokens, options);
     const Context inside = with_arena_for(model.ctx, [&](const Context& dry) {
-        const Batch batch = empty_batch(dry, options.batch, model.transformer.config.context);
+        const std::int64_t context = model.transformer.config.context;
+        const std::int64_t windows = SequentialLoader(tokens, context, options.ignore_token).windows();
+        const Batch batch = empty_batch(dry, std::min(options.batch, windows), context);
         model.transformer.evaluate(dry, batch.tokens, batch.targets);
     });
     return evaluate(inside, model, tokens, options);

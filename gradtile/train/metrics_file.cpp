@@ -34,13 +34,16 @@ std::string checkpoint_line(std::int64_t step) {
 /// Calls visit(line, object) for every whole line that is a JSON object with a step.
 template <class Visit>
 void for_lines(const std::filesystem::path& path, Visit&& visit) {
+    if (!exists(path)) return;
     std::ifstream file(path);
+    check(file.good(), path, ": cannot be opened");
     std::string line;
     while (std::getline(file, line) && !file.eof()) {  // eof: a last line without its end is torn
         const json object = *JsonValue::parse(line).value_or(JsonValue());
         if (object.is_object() && object.contains("step") && object["step"].is_number_integer())
             visit(line, object);
     }
+    check(!file.bad(), path, ": cannot be read");
 }
 
 /// Replaces the file by those of its lines that belong to steps up to `last_step`.

@@ -8,7 +8,7 @@
 
 namespace gradtile {
 
-/// A tensor of the optimizer's memory under the name a checkpoint gives it ("m/blocks.0.mlp.up.weight").
+/// A tensor of the optimizer's memory under the name a checkpoint gives it ("m/h.0.mlp.fc.weight").
 struct StateTensor {
     std::string name;
     Tensor tensor;

@@ -50,11 +50,12 @@ TrainConfig shakespeare_char() {
     return c;
 }
 
-/// The sizes of GPT-2, with GPT-3's batch of half a million tokens and nanoGPT's schedule.
+/// The sizes of GPT-2, with GPT-3's batch of half a million tokens (a power of two, which many numbers of
+/// GPUs divide) and nanoGPT's schedule.
 TrainConfig gpt2(std::int64_t layers, std::int64_t heads, std::int64_t width, double lr, const char* out) {
     TrainConfig c;
     c.model = {.layers = layers, .heads = heads, .width = width, .context = 1024, .vocabulary = 50257};
-    c.batch = 480;
+    c.batch = 512;
     c.micro_batch = 4;
     c.steps = 600000;
     c.lr = lr;

@@ -128,6 +128,7 @@ void Replica::save_into(Checkpoint& checkpoint) {
         for (const StateTensor& part : optimizer->state()) checkpoint.optimizer[part.name] = part.tensor;
         return;
     }
+    communicator_.barrier(ctx);  // where one that never comes is noticed
     // Put together in turn, and kept by process 0 in the host's memory.
     const auto add = [&](const std::string& what, const Tensor& whole, const std::string& prefix,
                          NamedTensors& tensors) {

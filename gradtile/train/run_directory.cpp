@@ -17,9 +17,12 @@ void write_text_file(const std::filesystem::path& path, const std::string& text)
 
 RunDirectory RunDirectory::create(const TrainConfig& config) {
     const std::filesystem::path path = config.out;
-    std::error_code error;
-    create_directories(path, error);
-    check(is_directory(path), "out: cannot create '", path.string(), "': ", error.message());
+    try {
+        make_directories(FileSystem::posix(), path);
+    } catch (const Error& error) {
+        throw Error(concat("out: '", path.string(), "': ", error.what()));
+    }
+    check(is_directory(path), "out: '", path.string(), "' is not a directory");
     RunDirectory run(path);
     for (const std::filesystem::path& trace : {run.config_file(), run.metrics_file(), run.checkpoints()})
         check(!exists(trace), "out: '", path.string(), "' already holds a run; go on with --resume ",

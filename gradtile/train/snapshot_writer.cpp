@@ -161,7 +161,7 @@ SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
 void SnapshotWriter::save(const Checkpoint& live, bool best) {
     wait();
     const auto begin = Clock::now();
-    SaveReport report = report_of(live);
+    SaveReport report = report_of(live, best);
     try {
         Plan plan = plan_staging(live);
         check(plan.on_host.empty() || plan.on_device.empty(), "its tensors lie on two devices");
@@ -171,7 +171,7 @@ void SnapshotWriter::save(const Checkpoint& live, bool best) {
             copy_row_major(*piece.from, piece.begin, piece.end, piece.to);
         });
         report.copy_seconds = seconds_since(begin);
-        start_writing({std::move(plan.staged), best, plan.device_bytes, report});
+        start_writing({std::move(plan.staged), plan.device_bytes, report});
     } catch (const std::exception& error) {  // no memory
         report.message = concat("checkpoint ", report.path.string(), ": ", error.what());
         const std::lock_guard lock(mutex_);
@@ -181,12 +181,13 @@ void SnapshotWriter::save(const Checkpoint& live, bool best) {
 
 void SnapshotWriter::save_in_place(Checkpoint checkpoint, bool best) {
     wait();
-    SaveReport report = report_of(checkpoint);
-    start_writing({std::move(checkpoint), best, 0, std::move(report)});
+    SaveReport report = report_of(checkpoint, best);
+    start_writing({std::move(checkpoint), 0, std::move(report)});
 }
 
-SaveReport SnapshotWriter::report_of(const Checkpoint& checkpoint) const {
+SaveReport SnapshotWriter::report_of(const Checkpoint& checkpoint, bool best) const {
     SaveReport report;
+    report.best = best;
     report.step = checkpoint.step;
     report.path = directory_.path_of(checkpoint.step);
     report.bytes = staged_bytes(checkpoint);
@@ -208,8 +209,10 @@ void SnapshotWriter::write(Job& job) const {
             on_device_->download(staging_->data(), job.device_bytes);
             job.report.copy_seconds = std::max(job.report.copy_seconds, on_device_->seconds_on_stream());
         }
-        job.report.message = directory_.save(job.checkpoint, job.best);
+        const CheckpointDirectory::Saved saved = directory_.save(job.checkpoint, job.report.best);
         job.report.saved = true;
+        job.report.is_best = saved.is_best;
+        job.report.message = saved.problem;
     } catch (const std::exception& error) {
         job.report.message = error.what();
     }

@@ -19,8 +19,10 @@ namespace gradtile {
 struct SaveReport {
     std::int64_t step = 0;
     std::filesystem::path path;
-    bool saved = false;   ///< safe on disk: written, verified, committed
-    std::string message;  ///< one line: why it failed, or what went wrong after it was safe; empty otherwise
+    bool saved = false;    ///< safe on disk: written, verified, committed
+    bool best = false;     ///< asked to be best.h5
+    bool is_best = false;  ///< and so it is
+    std::string message;   ///< one line: why it failed, or what went wrong after it was safe; empty otherwise
     std::uint64_t bytes = 0;
     double copy_seconds = 0;   ///< what training waited for the copy, on the host or on its stream
     double write_seconds = 0;  ///< what the thread needed for the rest
@@ -58,11 +60,10 @@ class SnapshotWriter {
   private:
     struct Job {
         Checkpoint checkpoint;
-        bool best = false;
         std::uint64_t device_bytes = 0;  // of the staging memory, that come from the GPU
         SaveReport report;
     };
-    SaveReport report_of(const Checkpoint& checkpoint) const;
+    SaveReport report_of(const Checkpoint& checkpoint, bool best) const;
     void start_writing(Job job);
     void loop();
     void write(Job& job) const;

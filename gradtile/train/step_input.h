@@ -46,8 +46,6 @@ class StepInput {
         std::int64_t step;
         JsonValue state_after;
     };
-    std::int32_t* words_of(const Tensor& block) const { return block.data<std::int32_t>(); }
-    const Tensor& next_host_block() const { return host_[next_]; }
 
     DataLoader loader_;
     StepInputOptions options_;

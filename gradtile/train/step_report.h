@@ -8,7 +8,7 @@ namespace gradtile {
 
 struct StepReport {
     std::int64_t step = 0;  ///< counted from 1
-    double loss = 0.0;      ///< mean over the step's micro-batches
+    double loss = 0.0;      ///< mean over the step's targets
     std::optional<double> val_loss =
         {};  ///< over the whole validation split, when it was evaluated at this step
     double lr = 0.0;

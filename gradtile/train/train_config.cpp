@@ -1,5 +1,6 @@
 #include <gradtile/train/train_config.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -11,6 +12,7 @@
 #include <gradtile/core/json_value.h>
 #include <gradtile/layers/memory_plan.h>
 #include <gradtile/train/nearest_name.h>
+#include <gradtile/train/utf8.h>
 
 namespace gradtile {
 namespace {
@@ -85,6 +87,8 @@ void assign(Enum& member, const json& value, const std::string& where) {
 json to_json(const TrainConfig& config) {
     json settings = json::object();
     visit_settings(config, [&](const char* name, const auto& member, const char*) {
+        if constexpr (std::is_same_v<decltype(member), const std::string&>)
+            check(is_utf8(member), name, ": '", member, "' is not UTF-8, as a run's settings are");
         settings[name] = value_of(member);
     });
     return settings;
@@ -130,6 +134,10 @@ void apply_config_file(TrainConfig& config, const std::string& path) {
 }
 
 void validate(const TrainConfig& c, std::int64_t ranks) {
+    visit_settings(c, [](const char* name, const auto& member, const char*) {
+        if constexpr (std::is_same_v<decltype(member), const double&>)
+            check(std::isfinite(member), name, ": ", member, "; expected a finite number");
+    });
     validate(c.model);
     check(c.steps >= 1, "steps: ", c.steps, "; expected at least 1");
     check(c.batch >= 1, "batch: ", c.batch, "; expected at least 1");
@@ -164,7 +172,9 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
     check(c.zero == 0 || c.zero == 1, "zero: ", c.zero, "; expected 0 or 1");
     check(c.zero == 0 || c.optimizer == OptimizerKind::adamw, "zero: 1 with optimizer ", name_of(c.optimizer),
           "; expected adamw, whose memory can be cut anywhere");
-    check(c.memory_budget >= 0, "memory-budget: ", c.memory_budget, "; expected MiB, or 0");
+    constexpr std::int64_t most_mebibytes = std::int64_t{1} << 40;
+    check(c.memory_budget >= 0 && c.memory_budget <= most_mebibytes, "memory-budget: ", c.memory_budget,
+          "; expected MiB, or 0");
 }
 
 MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks) {
@@ -172,7 +182,7 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
     return {.model = config.model,
             .dtype = storage_dtype(config.dtype),
             .micro_batch = config.micro_batch_size(ranks),
-            .snapshot = device.is_cuda() && !config.out.empty() && !sharded,
+            .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
             .optimizer_shards = sharded ? ranks : 1};
 }
 

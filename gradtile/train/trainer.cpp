@@ -111,7 +111,8 @@ struct Trainer::Validation {
 
 // ---- Making a run ----
 
-Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<ProcessGroup> group)
+Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<ProcessGroup> group,
+                 Purpose purpose)
     : config_(std::move(config)),
       on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
       group_(std::move(group)) {
@@ -128,7 +129,7 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
     } else {
         replica_->initialize(Seed{config_.seed});
     }
-    if (!config_.out.empty() && group_->is_root())
+    if (purpose == Purpose::train && !config_.out.empty() && group_->is_root())
         open_directory(RunDirectory::create(config_), /*resumed=*/false);
 }
 
@@ -200,9 +201,10 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
                                              {"validation tokens", validation_tokens_}}));
 
     constexpr std::int64_t mebibyte = 1 << 20;
+    const std::size_t sharers = ctx.device().is_cpu() ? static_cast<std::size_t>(environment.local_size) : 1;
     const std::size_t budget = config_.memory_budget > 0
                                    ? static_cast<std::size_t>(config_.memory_budget * mebibyte)
-                                   : available_memory(ctx.device());
+                                   : available_memory(ctx.device()) / sharers;
     const MemoryRequest request = memory_request(config_, ctx.device(), group_->size());
     plan_ = plan_within(ctx, request, budget);
     try {
@@ -311,6 +313,7 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
         bad_steps_in_a_row_ = checkpoint.meta->at("bad_steps_in_a_row").get<std::int64_t>();
         val_loss_ = optional_of<double>(*checkpoint.meta, "val_loss");
         best_val_loss_ = optional_of<double>(*checkpoint.meta, "best_val_loss");
+        best_saved_val_loss_ = best_val_loss_;
     } catch (const json::exception& error) {
         throw Error(concat(source, ": is not a training checkpoint: ", error.what()));
     }
@@ -450,6 +453,10 @@ void Trainer::give_up(const StepReport& report) {
 
 /// Returns whether this is the lowest validation loss so far.
 bool Trainer::evaluate_into(StepReport& report) {
+    // Whether the best so far came to the disk, rank 0 alone knows.
+    best_val_loss_ = optional_of<double>(
+        parse_json(group_->broadcast(json_text({{"best_val_loss", json_of(best_val_loss_)}}))),
+        "best_val_loss");
     replica_->parallel.gather_values(*arena_ctx_);
     const double loss =
         mean_loss(*arena_ctx_, model().transformer, validation_->loader, validation_->batch, *communicator_);
@@ -516,6 +523,7 @@ void Trainer::save(bool best) {
     if (sharded && writer_) writer_->wait();  // what it writes is what snapshot() writes over
     Checkpoint checkpoint = snapshot();
     if (!writer_) return;
+    if (best) best_under_way_[step_] = *best_val_loss_;
     if (sharded) {
         writer_->save_in_place(std::move(checkpoint), best);
     } else {
@@ -528,6 +536,14 @@ void Trainer::hear_of_saves() {
     if (!writer_) return;
     for (const SaveReport& report : writer_->poll()) {
         if (!report.message.empty()) on_message_(report.message);
+        if (report.best) {
+            const double loss = best_under_way_.extract(report.step).mapped();
+            if (report.is_best) {
+                best_saved_val_loss_ = loss;
+            } else if (best_val_loss_ == loss) {
+                best_val_loss_ = best_saved_val_loss_;  // best.h5 is still that one
+            }
+        }
         if (!report.saved) continue;
         saved_step_ = report.step;
         saved_path_ = report.path;
@@ -542,7 +558,8 @@ void Trainer::hear_of_saves() {
 void Trainer::draw_picture() {
     if (!directory_) return;
     try {
-        write_loss_svg(directory_->picture(), history_, directory_->path().filename().string());
+        const std::filesystem::path run = absolute(directory_->path() / "");
+        write_loss_svg(directory_->picture(), history_, run.parent_path().filename().string());
     } catch (const Error& error) {
         on_message_(error.what());
     }

@@ -2,8 +2,8 @@
 /// Trainer: a run from its settings (or its directory) to its last checkpoint.
 ///
 /// `step` counts optimizer steps from 1. Each sees `batch` windows in micro-batches; its loss is the mean
-/// over them. A step whose loss or gradient norm is not finite changes no weight but counts as a step: its
-/// data is gone by and the schedule moves on; after max_bad_steps of them in a row training stops.
+/// over all their targets. A step whose loss or gradient norm is not finite changes no weight but counts as a
+/// step: its data is gone by and the schedule moves on; after max_bad_steps of them in a row training stops.
 ///
 /// A run that was stopped and resumed equals one that was not, to the bit: weights, metrics (but for times)
 /// and samples, at any number of threads; on a GPU with config.model.deterministic. Without it a run goes on
@@ -12,6 +12,7 @@
 /// On a GPU the host waits for the device once a step, at its end, after it has prepared the next step's
 /// data; from the second step on a step is one captured graph (config.cuda_graph).
 #include <functional>
+#include <map>
 #include <memory>
 
 #include <gradtile/core/step_graph.h>
@@ -62,8 +63,12 @@ class Trainer {
     /// With a group of several processes each makes a Trainer of the same settings and calls the same
     /// functions. They share a step's batch and end with the same weights; only rank 0 reads and writes the
     /// run's directory, and speaks through on_message.
+    ///
+    /// Purpose::plan only looks: memory_plan() is what the run would hold, and config.out is left alone.
+    enum class Purpose { train, plan };
     explicit Trainer(TrainConfig config, MessageHandler on_message = print_message,
-                     std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>());
+                     std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
+                     Purpose purpose = Purpose::train);
     /// Goes on from the newest sound checkpoint; damaged newer ones are named through on_message. A run that
     /// was killed before its first checkpoint begins again.
     explicit Trainer(const Resume& resume, MessageHandler on_message = print_message,
@@ -157,6 +162,8 @@ class Trainer {
     std::filesystem::path saved_path_;
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
     std::optional<double> val_loss_, best_val_loss_;
+    std::optional<double> best_saved_val_loss_;      // of best.h5
+    std::map<std::int64_t, double> best_under_way_;  // of saves, by step, that are to become it
 };
 
 }  // namespace gradtile

@@ -1,6 +1,6 @@
 #include <gradtile/train/utf8.h>
-#include <cstdint>
 
+#include <cstdint>
 #include <iomanip>
 #include <sstream>
 
@@ -35,6 +35,15 @@ CodePoint decode_utf8(std::string_view text, std::size_t offset) {
     }
     if (!is_scalar_value(value) || encoded_length(value) != length) return {};
     return {value, length};
+}
+
+bool is_utf8(std::string_view text) {
+    for (std::size_t i = 0; i < text.size();) {
+        const CodePoint code_point = decode_utf8(text, i);
+        if (code_point.length == 0) return false;
+        i += static_cast<std::size_t>(code_point.length);
+    }
+    return true;
 }
 
 void append_utf8(std::string& text, char32_t c) {

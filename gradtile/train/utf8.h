@@ -15,6 +15,9 @@ struct CodePoint {
 /// The code point that starts at text[offset]; offset < text.size().
 CodePoint decode_utf8(std::string_view text, std::size_t offset);
 
+/// All of it is valid.
+bool is_utf8(std::string_view text);
+
 /// Appends a code point; throws Error for what UTF-8 cannot hold (surrogates, values beyond U+10FFFF).
 void append_utf8(std::string& text, char32_t code_point);
 

@@ -99,7 +99,7 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
     return value;
 }
 
-constexpr double bf16_roundoff = 1.0 / 512;       // 8 significant bits, to nearest
+constexpr double bf16_roundoff = 1.0 / 256;       // 8 significant bits, to nearest
 constexpr double f32_roundoff = 1.0 / (1 << 24);  // 24
 
 /// Both forms round their result once to bf16; beyond the naive form's error that rounding is allowed, and

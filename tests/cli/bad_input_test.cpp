@@ -50,6 +50,17 @@ class BadInput : public testing::Test {
     std::string stories_ = write_stories(place_);
 };
 
+TEST_F(BadInput, NumbersThatAConfigFileCannotHold) {
+    refused({"--clip", "inf"}, {"clip: inf", "expected a finite number"});
+    refused({"--weight-decay", "nan"}, {"weight-decay: nan"});
+    refused({"--norm-epsilon", "inf"}, {"norm-epsilon: inf"});
+    refused({"--memory-budget", "17592186044416"}, {"memory-budget: 17592186044416"});
+}
+
+TEST_F(BadInput, PathsThatAreNotUtf8) {
+    refused_data((place_ / "caf\xe9.txt").string(), {"data: ", "is not UTF-8"});
+}
+
 TEST_F(BadInput, DataThatCannotBeReadIsNamed) {
     refused_data((place_ / "missing.txt").string(), {"missing.txt", "No such file"});
     refused_data(place_.write("empty.txt", ""), {"empty.txt", "is empty; expected text"});

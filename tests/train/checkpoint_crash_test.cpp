@@ -34,7 +34,7 @@ bool is_best(std::int64_t step) {
 void save_steps(MemoryFileSystem& memory, FileSystem& fs, const std::vector<Checkpoint>& checkpoints) {
     const CheckpointDirectory directory(kDirectory, kRetention, fs);
     for (const Checkpoint& checkpoint : checkpoints) {
-        ASSERT_EQ(directory.save(checkpoint, is_best(checkpoint.step)), "");
+        ASSERT_EQ(directory.save(checkpoint, is_best(checkpoint.step)).problem, "");
         memory.mark(static_cast<std::uint64_t>(checkpoint.step));
     }
 }
@@ -159,7 +159,7 @@ struct Outcome {
 
 Outcome try_save(const CheckpointDirectory& directory, const Checkpoint& checkpoint) {
     try {
-        return {true, directory.save(checkpoint, is_best(checkpoint.step))};
+        return {true, directory.save(checkpoint, is_best(checkpoint.step)).problem};
     } catch (const Error& error) {
         return {false, error.what()};
     }

@@ -33,7 +33,7 @@ TEST(CheckpointDirectory, KeepsTheLastAndEveryKth) {
     const TemporaryDirectory place;
     const CheckpointDirectory directory(place / "run" / "checkpoints", {.keep_last = 2, .keep_every = 30});
     for (std::int64_t step = 10; step <= 100; step += 10)
-        EXPECT_EQ(directory.save(made_up_checkpoint(ctx, step)), "");
+        EXPECT_EQ(directory.save(made_up_checkpoint(ctx, step)).problem, "");
     EXPECT_THAT(steps_in(directory), ElementsAre(100, 90, 60, 30));
     EXPECT_TRUE(std::filesystem::exists(place / "run" / "checkpoints" / "step_00000100.h5"));
 }
@@ -86,15 +86,15 @@ TEST(CheckpointDirectory, KeepsTheBestBesideTheNewest) {
     const Context ctx;
     const TemporaryDirectory place;
     const CheckpointDirectory directory(place.path(), {.keep_last = 1});
-    EXPECT_EQ(directory.save(made_up_checkpoint(ctx, 1), /*best=*/true), "");
-    EXPECT_EQ(directory.save(made_up_checkpoint(ctx, 2), /*best=*/true), "");
-    EXPECT_EQ(directory.save(made_up_checkpoint(ctx, 3)), "");
+    EXPECT_TRUE(directory.save(made_up_checkpoint(ctx, 1), /*best=*/true).is_best);
+    EXPECT_TRUE(directory.save(made_up_checkpoint(ctx, 2), /*best=*/true).is_best);
+    EXPECT_EQ(directory.save(made_up_checkpoint(ctx, 3)).problem, "");
     EXPECT_THAT(steps_in(directory), ElementsAre(3));
     test::expect_same(read_checkpoint(directory.best_path()), made_up_checkpoint(ctx, 2));
     EXPECT_EQ(directory.load_newest().checkpoint->step, 3);
 
     // The same checkpoint twice: rename() onto itself must not leave the temporary name.
-    EXPECT_EQ(directory.save(made_up_checkpoint(ctx, 3), true), "");
+    EXPECT_TRUE(directory.save(made_up_checkpoint(ctx, 3), true).is_best);
     std::set<std::string> names;
     for (const auto& file : std::filesystem::directory_iterator(place.path()))
         names.insert(file.path().filename());

@@ -152,7 +152,7 @@ TEST(CostFit, WhatCannotBeReadIsNamedWithItsLine) {
     refused(R"({"what":"step","ms":"1","preset":"gpt2-124m"})", "ms: unexpected string");
     refused(R"({"what":"step","ms":1})", "no vocabulary");
     refused(R"({"what":"step","ms":1,"preset":"gpt2-124m","bach":3})", "'batch'");
-    refused(R"({"what":"step","ms":1,"gpus":7,"preset":"gpt2-124m"})", "480 is not a multiple of the 7");
+    refused(R"({"what":"step","ms":1,"gpus":7,"preset":"gpt2-124m"})", "512 is not a multiple of the 7");
     refused(R"({"what":"all_reduce","ms":1,"gpus":1,"bytes":8})", "2 or more");
     refused(R"({"what":"all_reduce","ms":1,"gpus":2,"bytes":8,"batch":8})", "no settings");
     refused("", "holds no measurement");

@@ -124,8 +124,9 @@ TEST(TrainConfig, MemoryIsAskedForByTheSettings) {
     EXPECT_EQ(request.dtype, DType::bf16);
     EXPECT_EQ(request.optimizer_shards, 1);
     EXPECT_TRUE(request.snapshot);
-    EXPECT_FALSE(memory_request(config, Device::cpu()).snapshot);
+    EXPECT_TRUE(memory_request(config, Device::cpu()).snapshot);
     config.zero = 1;
+    EXPECT_FALSE(memory_request(config, Device::cuda(), 4).snapshot);  // it is put together on the host
     EXPECT_EQ(memory_request(config, Device::cuda(), 4).optimizer_shards, 4);
 }
 

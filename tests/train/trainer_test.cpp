@@ -51,6 +51,40 @@ TEST(Trainer, LearnsAndLeavesEverythingInItsDirectory) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
+/// The rate rises, and the losses with it: the first one evaluated stays the lowest.
+TEST(Trainer, ABestThatCouldNotBeSavedIsNotTheBest) {
+    TinyRun run;
+    run.config.steps = run.config.warmup = 100;
+    run.config.eval_every = 10;
+    run.config.lr = run.config.min_lr = 15;
+    Trainer trainer(run.config, run.hear);
+    const std::filesystem::path best = std::filesystem::path(run.config.out) / "checkpoints/best.h5";
+    create_directories(best / "in the way");
+    std::vector<double> losses, losses_since;  // since it was heard that the first is not saved
+    trainer.on_step([&](const StepReport& report) {
+        if (!run.messages.empty() && is_directory(best)) remove_all(best);
+        if (!report.val_loss) return;
+        losses.push_back(*report.val_loss);
+        if (!run.messages.empty()) losses_since.push_back(*report.val_loss);
+    });
+    const RunSummary summary = trainer.run();
+    ASSERT_FALSE(losses_since.empty());
+    EXPECT_EQ(std::ranges::min(losses), losses.front());
+    EXPECT_EQ(summary.best_val_loss, std::ranges::min(losses_since));
+    EXPECT_TRUE(is_regular_file(best));
+    EXPECT_THAT(run.messages, testing::ElementsAre(HasSubstr("best.h5: cannot rename into place")));
+}
+
+/// --memory: a look at what a run would hold, which may be under way there.
+TEST(Trainer, APlanLeavesTheDirectoryAlone) {
+    TinyRun run;
+    Trainer trainer(run.config, run.hear);
+    const Trainer plan(run.config, run.hear, std::make_shared<ProcessGroup>(), Trainer::Purpose::plan);
+    EXPECT_EQ(plan.memory_plan().total(), trainer.memory_plan().total());
+    EXPECT_GT(plan.memory_plan().snapshot, 0u);
+    trainer.run();
+}
+
 TEST(Trainer, WithoutADirectoryWritesNothing) {
     TinyRun run;
     run.config.out = "";
@@ -212,8 +246,7 @@ TEST(Trainer, RefusesToResumeWhatIsNoRun) {
 // ---- Numbers ----
 
 TEST(Trainer, MicroBatchesGiveTheGradientOfTheWholeBatch) {
-    // 4 sequences at once or one after the other. Means of means are the mean only where every window is
-    // whole, so the comparison ends before the epoch's short windows come.
+    // 4 sequences at once or one after the other.
     std::vector<std::vector<StepReport>> reports;
     for (const std::int64_t micro_batch : {4, 2, 1}) {
         TinyRun run;

@@ -1,0 +1,49 @@
+// The training loop with nothing hidden: data, model, loss, gradients, clipping, update.
+#include <cmath>
+#include <fstream>
+#include <iostream>
+
+#include <gradtile/layers/transformer.h>
+#include <gradtile/train/adamw.h>
+#include <gradtile/train/corpus.h>
+#include <gradtile/train/data_loader.h>
+#include <gradtile/train/dataset.h>
+#include <gradtile/train/global_norm.h>
+#include <gradtile/train/schedule.h>
+
+using namespace gradtile;
+
+int main() {
+    const Context ctx{Device::cpu()};
+    std::ofstream("training_loop_stories.txt") << generate_corpus(100'000, Seed{1}).text;
+    const Dataset data = load_dataset({.data = "training_loop_stories.txt"});
+
+    ParameterStore parameters;
+    const Transformer model(
+        {.layers = 2, .heads = 2, .width = 32, .context = 32, .vocabulary = data.vocabulary}, parameters);
+    parameters.allocate(ctx, DType::f32);
+    parameters.initialize(ctx, Seed{1});
+
+    AdamW optimizer(ctx, parameters, {.beta2 = 0.99, .weight_decay = 0.1});
+    const Schedule schedule{.lr = 5e-3, .min_lr = 5e-4, .warmup = 20, .horizon = 200};
+    DataLoader loader(data.train, {.context = 32, .seed = Seed{1}});
+    const Batch batch = empty_batch(ctx, 16, 32);
+
+    double first_loss = 0.0, last_loss = 0.0;
+    for (std::int64_t step = 1; step <= schedule.horizon; ++step) {
+        loader.next(batch);
+        Transformer::Saved saved;
+        const Tensor loss = model.forward(ctx, batch.tokens, batch.targets, saved);
+        model.backward(ctx, saved);
+        const Clip clip = clip_global_norm(ctx, parameters.gradients(), {.max_norm = 1.0, .loss = loss});
+        optimizer.step(ctx, schedule(step), {.gradient_scale = clip.scale, .zero_gradients = true});
+
+        last_loss = to_host(ctx, loss).front();
+        if (step == 1) first_loss = last_loss;
+        if (step % 50 == 0) std::cout << "step " << step << "  loss " << last_loss << '\n';
+    }
+    // An untrained model knows as much as the size of the vocabulary.
+    const double untrained = std::log(static_cast<double>(data.vocabulary));
+    std::cout << "from " << first_loss << " (ln V = " << untrained << ") to " << last_loss << '\n';
+    return std::abs(first_loss - untrained) < 0.2 && last_loss < 2.7 ? 0 : 1;
+}
