@@ -132,6 +132,19 @@ TEST(AttentionContract, TheDefaultScaleIsOneOverTheRootOfTheHeadDim) {
     EXPECT_EQ(run(ctx, in, problem.options()), expected);
 }
 
+/// Rows 0 to 39 see no key at all.
+TEST(AttentionContract, AScaleThatFloat32CannotHoldIsNone) {
+    const Context ctx(Device::cpu(), 2);
+    Problem none{.queries = 110, .keys = 70, .causal = true};
+    none.scale = 0.0;
+    Problem tiny = none;
+    tiny.scale = 1e-50;
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        const Inputs in = random_inputs(ctx, none, dtype);
+        EXPECT_EQ(run(ctx, in, tiny.options()), run(ctx, in, none.options())) << dtype;
+    }
+}
+
 TEST(AttentionContract, CausalIsAWindowWithoutARightSide) {
     const Context ctx(Device::cpu(), 2);
     Problem causal{.queries = 70, .keys = 90, .causal = true, .window = {.left = 20, .right = 30}};
@@ -234,6 +247,7 @@ TEST_F(AttentionRefuses, ShapesThatDoNotFit) {
     expect_refused(in.q, make({1, 5, 2, 8}), in.v, "k and v must agree in length and heads");
     expect_refused(in.q, in.k, make({1, 6, 4, 8}), "k and v must agree in length and heads");
     expect_refused(make({1, 4, 3, 8}), in.k, in.v, "3 query heads are not a multiple of 2 key/value heads");
+    expect_refused(make({1, 4, 0, 8}), in.k, in.v, "0 query heads are not a multiple of 2 key/value heads");
     expect_refused(make({1, 4, 4, 16}), in.k, in.v, "head_dim of q is 16, of k 8");
     expect_refused(make({1, 4, 4, 257}), make({1, 6, 2, 257}), in.v, "head_dim 257 is not in 1..256");
     expect_refused(in.q, in.k, make({1, 6, 2, 257}), "head_dim 257 is not in 1..256");

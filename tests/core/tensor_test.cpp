@@ -104,6 +104,11 @@ TEST(Tensor, IsReadAsItsOwnElementTypeOnly) {
     EXPECT_THROW(x.data<double>(), Error);
 }
 
+TEST(Tensor, LargerThanAnyMemoryIsRefused) {
+    EXPECT_THROW(empty(ctx, {std::int64_t{1} << 61}, DType::f64), Error);  // 2^64 bytes
+    EXPECT_THROW(empty(ctx, {std::int64_t{1} << 60}, DType::f64), Error);  // 2^63
+}
+
 TEST(Tensor, AnUndefinedOneIsNotDefined) {
     EXPECT_FALSE(Tensor().defined());
     EXPECT_TRUE(counting({0}).defined());

@@ -91,6 +91,8 @@ TEST(Linear, RefusesOtherShapesAndDtypesByName) {
     f.linear.forward(f.ctx, zeros(f.ctx, {3, 4}, DType::f64), saved);
     EXPECT_THROW(f.linear.backward(f.ctx, zeros(f.ctx, {3, 4}, DType::f64), saved), Error);
     EXPECT_THROW(f.linear.backward(f.ctx, zeros(f.ctx, {2, 6}, DType::f64), saved), Error);
+    const Tensor transposed = zeros(f.ctx, {6, 3}, DType::f64).transpose(0, 1);  // the bias sums whole rows
+    EXPECT_THROW(f.linear.backward(f.ctx, transposed, saved), Error);
 }
 
 // ---- On the GPU ----
