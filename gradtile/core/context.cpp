@@ -2,12 +2,14 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/side_stream.h>
 
 namespace gradtile {
 
 Context::Context(Device device, int threads)
     : threads_(std::make_shared<ThreadPool>(threads)),
       stream_(device.is_cuda() ? cuda::make_stream(device) : nullptr),
+      side_(std::make_shared<SideStream>(device)),
       gemm_state_(device.is_cuda() ? cuda::make_gemm_state(device) : nullptr),
       allocator_(system_allocator(device)) {}
 
@@ -19,9 +21,9 @@ Context Context::with_allocator(std::shared_ptr<Allocator> allocator) const {
     return copy;
 }
 
-Context Context::with_own_stream() const {
+Context Context::with_stream(std::shared_ptr<void> stream) const {
     Context copy = *this;
-    if (device().is_cuda()) copy.stream_ = cuda::make_stream(device(), cuda::StreamPriority::high);
+    copy.stream_ = std::move(stream);
     return copy;
 }
 

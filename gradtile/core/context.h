@@ -14,6 +14,8 @@ namespace cuda {
 class GemmState;
 }
 
+class SideStream;
+
 class Context {
   public:
     /// threads = 0 uses every core this process may run on. Results do not depend on the number of threads.
@@ -27,9 +29,10 @@ class Context {
 
     /// The same context, allocating from another source (an activation arena).
     Context with_allocator(std::shared_ptr<Allocator> allocator) const;
-    /// The same context on a stream of its own, whose work goes first where both have some: for exchanges
-    /// beside the computation, not for matrix products, which share a workspace. On the CPU the same context.
-    Context with_own_stream() const;
+    /// The same context on another stream (cudaStream_t); see SideStream.
+    Context with_stream(std::shared_ptr<void> stream) const;
+    /// One that all copies of this context share.
+    const SideStream& side() const { return *side_; }
     /// The same context for a dry run: shapes are checked and memory is counted in the planning arena, but no
     /// operator computes. Running a step under it gives the step's exact activation memory.
     Context plan(std::shared_ptr<Arena> planning_arena) const;
@@ -50,6 +53,7 @@ class Context {
   private:
     std::shared_ptr<ThreadPool> threads_;
     std::shared_ptr<void> stream_;
+    std::shared_ptr<const SideStream> side_;
     std::shared_ptr<cuda::GemmState> gemm_state_;
     std::shared_ptr<Allocator> allocator_;
     bool planning_ = false;

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include <gradtile/layers/cross_entropy_backend.h>
-#include <gradtile/attention/device/async_copy.cuh>
+#include <gradtile/core/device/async_copy.cuh>
 #include <gradtile/core/device/convert.cuh>
 #include <gradtile/core/device/launch.cuh>
 #include <gradtile/layers/device/activation_math.cuh>
@@ -285,7 +285,7 @@ __device__ __forceinline__ void write_edges(const WideRow<L>& row, int target,
 /// Starts copying the thread's vector i of a row to its place.
 template <class L>
 __device__ __forceinline__ void keep_vector(const WideRow<L>& row, uint4* kept, int i) {
-    using namespace attention::cuda::device;
+    using namespace device;
     if (i < row.vectors) copy_16_bytes_async(shared_address(kept + i), row.vector(i), true);
 }
 
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(cons
     const WideRow<L> first = row_at(blockIdx.x);
     if (kept != nullptr) {
         for (int i = thread; i < first.vectors; i += wide_threads) keep_vector(first, kept, i);
-        attention::cuda::device::commit_copies();
+        device::commit_copies();
     } else {
         first.load(packed, 0);
     }
@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(cons
         const S target_logit = valid ? device::convert<S>(logits.data[target]) : S(0);
         if (row + gridDim.x < c.rows) target = c.targets[row + gridDim.x];
         RowGradient<S> gradient{};
-        attention::cuda::device::wait_for_copies<0>();
+        device::wait_for_copies<0>();
         if (valid) {
             const Softmax<S> all = combined<wide_threads>(softmax_of(logits, packed, kept));
             gradient = finish_loss(c, row, all, target_logit, thread == 0);
@@ -339,7 +339,7 @@ __global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(cons
                 write_vector(logits, i, its_logits, its_target, gradient);
             }
             for (; i < next.vectors; i += wide_threads) keep_vector(next, kept, i);
-            attention::cuda::device::commit_copies();
+            device::commit_copies();
         } else if (writes) {
 #pragma unroll 4
             for (int i = thread; i < logits.vectors; i += wide_threads)

@@ -55,7 +55,13 @@ void embedding_forward(const Context&, const Tensor&, const Tensor&, const Tenso
 void embedding_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
     operator_absent();
 }
-std::int64_t embedding_backward_scratch(std::int64_t, std::int64_t, DType) {
+std::int64_t token_order_elements(std::int64_t) {
+    operator_absent();
+}
+void order_by_token(const Context&, const Tensor&, const Tensor&, std::int64_t) {
+    operator_absent();
+}
+Shape embedding_backward_scratch(std::int64_t, std::int64_t) {
     operator_absent();
 }
 void position_embedding_forward(const Context&, const Tensor&, const Tensor&, const Tensor&) {

@@ -1,10 +1,47 @@
 #include <gradtile/layers/embedding.h>
 
+#include <utility>
+
+#include <gradtile/core/side_stream.h>
 #include <gradtile/layers/embedding_backend.h>
 #include <gradtile/layers/rows.h>
 #include <gradtile/layers/vocabulary.h>
 
 namespace gradtile {
+
+/// A GPU's positions sorted by token, on the side of a context's stream. Their memory is the context's again
+/// when its stream has met the side, at the latest at the end of this object's life.
+class Embedding::TokenOrder {
+  public:
+    TokenOrder(const Context& ctx, const Tensor& tokens, std::int64_t vocabulary)
+        : ctx_(ctx), sorted_(empty(ctx, {cuda::token_order_elements(tokens.elements())}, DType::i32)) {
+        if (ctx.is_planning()) return;
+        cuda::order_by_token(ctx.side().after(ctx), sorted_, tokens, vocabulary);
+        is_aside_ = true;
+    }
+    ~TokenOrder() {
+        try {
+            join();
+        } catch (const Error&) {  // the stream's next user hears of it
+        }
+    }
+    TokenOrder(const TokenOrder&) = delete;
+    TokenOrder& operator=(const TokenOrder&) = delete;
+
+    const Tensor& sorted() const {
+        join();
+        return sorted_;
+    }
+
+  private:
+    void join() const {
+        if (std::exchange(is_aside_, false)) ctx_.side().join(ctx_);
+    }
+
+    Context ctx_;
+    Tensor sorted_;
+    mutable bool is_aside_ = false;
+};
 
 Embedding::Embedding(ParameterStore& parameters, const std::string& name, std::int64_t vocabulary,
                      std::int64_t width, double init_std)
@@ -23,18 +60,27 @@ Tensor Embedding::forward(const Context& ctx, const Tensor& tokens, Saved& saved
     return y;
 }
 
+void Embedding::order_aside(const Context& ctx, Saved& saved) const {
+    if (ctx.device().is_cpu()) return;
+    saved.order = std::make_shared<TokenOrder>(ctx, saved.tokens, weight.shape()[0]);
+}
+
 void Embedding::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     check(dy.dtype() == weight.value().dtype() && dy.rank() == saved.tokens.rank() + 1 &&
               dy.size(-1) == weight.shape()[1] &&
               dy.elements() == saved.tokens.elements() * weight.shape()[1],
           "embedding: dy ", dy, " for tokens ", saved.tokens, " and weight ", weight.shape());
     row_layout(dy, "embedding");
-    const auto scratch_for =
-        ctx.device().is_cpu() ? cpu::embedding_backward_scratch : cuda::embedding_backward_scratch;
+    if (ctx.device().is_cpu()) {
+        if (!ctx.is_planning()) cpu::embedding_backward(ctx, weight.grad(), dy, saved.tokens);
+        return;
+    }
+    const auto order =
+        saved.order ? saved.order : std::make_shared<TokenOrder>(ctx, saved.tokens, weight.shape()[0]);
     const Tensor scratch =
-        empty(ctx, {scratch_for(saved.tokens.elements(), weight.shape()[1], dy.dtype())}, DType::i32);
-    on_device(ctx, cpu::embedding_backward, cuda::embedding_backward, weight.grad(), dy, saved.tokens,
-              scratch);
+        empty(ctx, cuda::embedding_backward_scratch(saved.tokens.elements(), weight.shape()[1]),
+              weight.grad().dtype());
+    if (!ctx.is_planning()) cuda::embedding_backward(ctx, weight.grad(), dy, order->sorted(), scratch);
 }
 
 PositionEmbedding::PositionEmbedding(ParameterStore& parameters, const std::string& name,

@@ -1,5 +1,6 @@
 #pragma once
 /// Token and learned position embeddings.
+#include <memory>
 #include <string>
 
 #include <gradtile/core/parameter_store.h>
@@ -8,8 +9,10 @@ namespace gradtile {
 
 /// tokens [B,T] int32 (any shape, contiguous) -> weight rows [B,T,C].
 struct Embedding {
+    class TokenOrder;
     struct Saved {
         Tensor tokens;
+        std::shared_ptr<const TokenOrder> order = {};  ///< of order_aside()
     };
 
     /// Registers name.weight [V,C], normal with the given standard deviation.
@@ -20,6 +23,9 @@ struct Embedding {
     /// nothing, so there the token's row becomes NaN, and the loss with it; data files are checked against
     /// the vocabulary on the host when they are opened.
     Tensor forward(const Context& ctx, const Tensor& tokens, Saved& saved) const;
+    /// A GPU needs the positions sorted by token for backward, which depends on the tokens alone: after
+    /// forward, this starts it beside what ctx's stream gets next. Backward does it itself otherwise.
+    void order_aside(const Context& ctx, Saved& saved) const;
     /// Accumulates into weight.grad(): the rows of a token are added in order of position, so the sum is the
     /// same on every run and for every thread count. Tokens have no gradient.
     void backward(const Context& ctx, const Tensor& dy /*[B,T,C]*/, const Saved& saved) const;

@@ -29,12 +29,8 @@ void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens
     });
 }
 
-std::int64_t embedding_backward_scratch(std::int64_t, std::int64_t, DType) {
-    return 0;
-}
-
-void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy, const Tensor& tokens,
-                        const Tensor&) {
+void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy,
+                        const Tensor& tokens) {
     const std::int32_t* ids = tokens.data<std::int32_t>();
     const std::int64_t count = tokens.elements(), width = weight_grad.size(1);
     visit_floating(dy.dtype(), [&]<class T>(TypeTag<T>) {

@@ -3,7 +3,7 @@
 
 #include <gradtile/layers/embedding_backend.h>
 #include <gradtile/layers/device/map_rows.cuh>
-#include <gradtile/layers/device/token_sort.cuh>
+#include <gradtile/layers/device/token_runs.cuh>
 
 namespace gradtile::cuda {
 namespace {
@@ -59,192 +59,216 @@ __global__ void __launch_bounds__(gather_threads)
 }
 
 // ---- Token embedding, backward ----
-// Positions are sorted by token, and every token's rows are added in order. Two warps take 32 sorted places.
-// They add the runs of equal tokens that begin in their half to the gradient, the last one to its end. Text
-// has tokens with thousands of positions: of a run longer than 32 the sum of each 32 places goes to
-// `partials`, and a second kernel adds these up.
+// Every token's rows are added in order of position, cut at places that only the tokens decide. A warp takes
+// 32 vectors of a row; a grid's second axis is for the others. Few registers, so that many warps have
+// something on their way: with more rows a warp at a time, and half as many warps, it took longer.
 
-constexpr int add_threads = 256;
-constexpr int run_piece = 32;  // sorted places of two warps; a longer run is a long one
+constexpr int add_threads = 128, add_warps = add_threads / 32;
+constexpr int add_unroll = 4;  // rows on their way to a warp together
 
 template <class T>
 struct EmbeddingGradient {
     Accumulator<T>* weight;  // [V,C]
     Input<T> dy;
-    SortedTokens sorted;
-    std::int64_t count, vocabulary, width;
-    // [pieces of the sorted places, 2, C]: of the long run that began before the piece, and of the one that
-    // begins in it; a second cannot.
-    Accumulator<T>* partials;
-    std::int32_t* long_runs;  // their number, then where each begins
-
-    __device__ __forceinline__ Accumulator<T>* partial(std::int64_t piece, bool begins) const {
-        return partials + (2 * piece + begins) * width;
-    }
+    device::TokenRuns runs;
+    int width;
+    Accumulator<T>* partials;  // [slots, C]: sums of the pieces of long runs
+    int piece_blocks;          // the first blocks, which take pieces in turn; the others take windows
 };
 
-/// The token of sorted place i; a run ends where it changes.
-template <class T>
-__device__ __forceinline__ std::int32_t token_at(const EmbeddingGradient<T>& g, std::int64_t i) {
-    return i >= 0 && i < g.count ? g.sorted.keys[i] : -1;
-}
-
-/// Rows on their way to a warp together.
-template <int held>
-inline constexpr int run_unroll = held == 1 ? 8 : 4;
-
-/// sums += the rows of sorted places [begin, end) of the warp's 64, whose positions its lanes have.
-template <int n, int held, class T, class S = Accumulator<T>>
-__device__ __forceinline__ void add_rows(S (&sums)[held][n], const EmbeddingGradient<T>& g, int begin,
-                                         int end, const std::int32_t (&positions)[2], std::int64_t column) {
-    const auto inside = [&](int k) { return column + k * 32 * n < g.width; };
-    for (int first = begin; first < end; first += run_unroll<held>) {
-        device::Fetched<n, T> fetched[run_unroll<held>][held];
+/// sums += the rows at places [begin, end) of a warp's 64, two positions in each of its lanes.
+template <int n, class T, class S = Accumulator<T>>
+__device__ __forceinline__ void add_rows(S (&sums)[n], const EmbeddingGradient<T>& g, int begin, int end,
+                                         const std::int32_t (&positions)[2], int column) {
+    for (int first = begin; first < end; first += add_unroll) {
+        device::Fetched<n, T> fetched[add_unroll];
 #pragma unroll
-        for (int u = 0; u < run_unroll<held>; ++u) {
+        for (int u = 0; u < add_unroll; ++u) {
             if (first + u >= end) break;
             const std::int64_t row =
                 __shfl_sync(0xffffffffu, first + u < 32 ? positions[0] : positions[1], (first + u) % 32);
-            const T* const from = g.dy[row] + column;
-#pragma unroll
-            for (int k = 0; k < held; ++k)
-                if (inside(k)) fetched[u][k].read(from + k * 32 * n);
+            if (column < g.width) fetched[u].read(g.dy[row] + column);
         }
 #pragma unroll
-        for (int u = 0; u < run_unroll<held>; ++u) {
+        for (int u = 0; u < add_unroll; ++u) {
             if (first + u >= end) break;
+            S values[n];
+            fetched[u].values(values);
 #pragma unroll
-            for (int k = 0; k < held; ++k) {
-                if (!inside(k)) continue;
-                S values[n];
-                fetched[u][k].values(values);
-#pragma unroll
-                for (int i = 0; i < n; ++i) sums[k][i] += values[i];
-            }
+            for (int i = 0; i < n; ++i) sums[i] += values[i];
         }
     }
 }
 
-/// `held` times n columns a lane; blockIdx.y says which.
-template <int n, int held, class T>
-__global__ void __launch_bounds__(add_threads, 2) add_runs_kernel(const EmbeddingGradient<T> g) {
-    using S = Accumulator<T>;
-    static_assert(run_piece == 32);
-    constexpr unsigned warp = 0xffffffffu;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    // From the end, where rare tokens stand together, which cost more.
-    const std::int64_t task =
-        (gridDim.x - blockIdx.x) * std::int64_t{add_threads / 32} - 1 - threadIdx.x / 32;
-    const std::int64_t piece = task / 2;
-    const int half = static_cast<int>(task % 2), half_end = (half + 1) * (run_piece / 2);
-    const std::int64_t first = piece * run_piece, column = (blockIdx.y * std::int64_t{32 * held} + lane) * n;
-    const auto inside = [&](int k) { return column + k * 32 * n < g.width; };
-    device::await_predecessor();
-    if (first >= g.count) return;
-    const std::int32_t token = token_at(g, first + lane), before = token_at(g, first - 1 - lane),
-                       after = token_at(g, first + run_piece + lane);
-    const auto position_at = [&](std::int64_t i) { return i < g.count ? g.sorted.positions[i] : 0; };
-    const std::int32_t positions[2] = {position_at(first + lane), position_at(first + run_piece + lane)};
+/// The short runs that begin in a window, as one warp sees them: the sorted places [begin, end) behind its
+/// first, two in each lane.
+struct WindowRuns {
+    std::int32_t tokens[2], positions[2];
+    std::uint64_t begins;  ///< the places where a token's run begins
+    int begin, end;
 
-    const auto equal_lanes = [](bool equal) {  // until the first that is not
-        const unsigned differ = ~__ballot_sync(warp, equal);
-        return differ == 0 ? 32 : __ffs(static_cast<int>(differ)) - 1;
-    };
-    const int behind = equal_lanes(before == __shfl_sync(warp, token, 0)),
-              ahead = equal_lanes(after == __shfl_sync(warp, token, 31));
-    const std::int32_t left = __shfl_up_sync(warp, token, 1);
-    const unsigned begins = __ballot_sync(warp, lane > 0 ? token != left : behind == 0);
-
-    const unsigned in_second_half = begins >> (run_piece / 2);
-    int begin = half == 0             ? 0
-                : in_second_half == 0 ? run_piece
-                                      : run_piece / 2 + __ffs(static_cast<int>(in_second_half)) - 1;
-    for (int end = 0; begin < half_end; begin = end) {
-        const std::int32_t its_token = __shfl_sync(warp, token, begin);
-        if (its_token < 0 || its_token >= g.vocabulary) return;  // all that follow likewise
-        const unsigned later = begin == 31 ? 0 : begins >> (begin + 1);
-        end = later == 0 ? run_piece : begin + __ffs(static_cast<int>(later));
-        const bool begins_here = (begins >> begin & 1) != 0;
-        const int reach = end == run_piece ? run_piece + ahead : end;
-        const bool is_long = reach - begin + (begins_here ? 0 : behind) > run_piece;
-        if (!begins_here && !is_long) continue;                      // added by the warp where it begins
-        if (is_long && begins_here && lane == 0 && blockIdx.y == 0)  // in an order that changes no result
-            g.long_runs[1 + atomicAdd(g.long_runs, 1)] = static_cast<std::int32_t>(first) + begin;
-
-        S* const to = is_long ? g.partial(piece, begins_here) : g.weight + its_token * g.width;
-        S sums[held][n] = {};
+    __device__ __forceinline__ WindowRuns(const device::TokenRuns& runs, std::int64_t window) {
+        constexpr unsigned warp = 0xffffffffu;
+        const std::int64_t lane = threadIdx.x % 32, first = window * device::run_window;
+        const auto token_at = [&](std::int64_t i) {
+            return i >= 0 && i < runs.count ? runs.sorted.keys[i] : -1;
+        };
+        unsigned begins_of[2];
 #pragma unroll
-        for (int k = 0; k < held; ++k)
-            if (!is_long && inside(k)) device::load<n>(sums[k], to + column + k * 32 * n);
-        add_rows(sums, g, begin, is_long ? end : reach, positions, column);
-#pragma unroll
-        for (int k = 0; k < held; ++k)
-            if (inside(k)) device::store<n>(to + column + k * 32 * n, sums[k]);
-    }
-}
-
-constexpr int total_columns = 64;                         // pieces of n columns that a block takes,
-constexpr int total_lanes = add_threads / total_columns;  // and threads that share each
-constexpr int total_unroll = 6;                           // pieces of one thread on their way together
-
-/// Blocks take (long run, group of columns) in turn and add its pieces to the gradient.
-template <int n, class T, class S = Accumulator<T>>
-__global__ void __launch_bounds__(add_threads, 4) add_long_runs_kernel(const EmbeddingGradient<T> g) {
-    __shared__ S shared[total_lanes][total_columns][n];
-    const int lane_x = threadIdx.x % total_columns, lane_y = threadIdx.x / total_columns;
-    const std::int64_t groups = (g.width + total_columns * n - 1) / (total_columns * n);
-    device::await_predecessor();
-    const std::int64_t tasks = *g.long_runs * groups;
-    for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-        const std::int64_t begin = g.long_runs[1 + task / groups], piece = begin / run_piece;
-        const std::int32_t token = g.sorted.keys[begin];
-        // The pieces behind its first: those that begin with its token.
-        std::int64_t others = 0;
-        for (int found = add_threads; found == add_threads; others += found)
-            found = __syncthreads_count(token_at(g, (piece + 1 + others + threadIdx.x) * run_piece) == token);
-        const std::int64_t column = (task % groups * total_columns + lane_x) * n;
-        const bool inside = column < g.width;
-        S sums[n] = {};
-        if (inside) {
-            for (std::int64_t i = lane_y; i <= others; i += total_lanes * total_unroll) {
-                device::Fetched<n, S> fetched[total_unroll];
-#pragma unroll
-                for (int u = 0; u < total_unroll; ++u)
-                    if (const std::int64_t at = i + u * total_lanes; at <= others)
-                        fetched[u].read(g.partial(piece + at, at == 0) + column);
-#pragma unroll
-                for (int u = 0; u < total_unroll; ++u) {
-                    if (i + u * total_lanes > others) break;
-                    S values[n];
-                    fetched[u].values(values);
-#pragma unroll
-                    for (int j = 0; j < n; ++j) sums[j] += values[j];
-                }
-            }
+        for (int half = 0; half < 2; ++half) {
+            const std::int64_t i = first + 32 * half + lane;
+            tokens[half] = token_at(i);
+            positions[half] = i < runs.count ? runs.sorted.positions[i] : 0;
+            begins_of[half] = __ballot_sync(warp, token_at(i - 1) != tokens[half]);
         }
-#pragma unroll
-        for (int i = 0; i < n; ++i) shared[lane_y][lane_x][i] = sums[i];
-        __syncthreads();
-        if (lane_y == 0 && inside) {
-            for (int lane = 1; lane < total_lanes; ++lane)
-#pragma unroll
-                for (int i = 0; i < n; ++i) sums[i] += shared[lane][lane_x][i];
-            device::accumulate<n>(g.weight + token * g.width + column, sums);
-        }
-        __syncthreads();
+        begins = begins_of[0] | std::uint64_t{begins_of[1]} << 32;
+        const bool is_known = tokens[0] >= 0 && tokens[0] < runs.vocabulary;
+        const unsigned known_begins =
+            begins_of[0] & __ballot_sync(warp, lane < device::run_window && is_known);
+        begin = known_begins == 0 ? 0 : __ffs(static_cast<int>(known_begins)) - 1;
+        end = begin;
+        if (known_begins == 0) return;
+        const int last = 31 - __clz(static_cast<int>(known_begins));
+        const int length = next_begin(last) - last;
+        end = length <= device::short_run ? last + length : last;
     }
-}
-
-/// Where in the scratch things are, in int32 elements: the partial sums come first, for their alignment.
-struct EmbeddingScratch {
-    std::int64_t partials, long_runs, all;
-
-    EmbeddingScratch(std::int64_t count, std::int64_t width, DType dtype)
-        : partials(2 * ceil_div(count, run_piece) * width *
-                   static_cast<std::int64_t>(size_of(accumulator_of(dtype)) / sizeof(std::int32_t))),
-          long_runs(1 + count / (run_piece + 1)),
-          all(partials + long_runs + sort_scratch(count)) {}
+    /// 64 where none is left.
+    __device__ __forceinline__ int next_begin(int place) const {
+        const std::uint64_t later = begins >> (place + 1);
+        return later == 0 ? 64 : place + __ffsll(static_cast<long long>(later));
+    }
+    __device__ __forceinline__ bool begins_at(int place) const {
+        return (begins >> place & 1) != 0;
+    }
+    __device__ __forceinline__ std::int32_t token(int place) const {
+        return __shfl_sync(0xffffffffu, place < 32 ? tokens[0] : tokens[1], place % 32);
+    }
+    __device__ __forceinline__ std::int32_t position(int place) const {
+        return __shfl_sync(0xffffffffu, place < 32 ? positions[0] : positions[1], place % 32);
+    }
 };
+
+/// A warp adds the short runs that begin in a window. While one is added, the gradient and the first row of
+/// the next are on their way.
+template <int n, class T>
+__device__ __forceinline__ void add_short_runs(const EmbeddingGradient<T>& g, int window) {
+    using S = Accumulator<T>;
+    if (window >= g.runs.counts->windows) return;
+    const WindowRuns runs(g.runs, g.runs.windows[window]);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int group = static_cast<int>(blockIdx.y); group * 32 * n < g.width; group += gridDim.y) {
+        const int column = (group * 32 + lane) * n;
+        const bool inside = column < g.width;
+        S* next_gradient = nullptr;
+        device::Fetched<n, S> before;
+        device::Fetched<n, T> first_row;
+        const auto fetch_run = [&](int place) {
+            next_gradient = g.weight + runs.token(place) * std::int64_t{g.width} + column;
+            const T* const row = g.dy[runs.position(place)] + column;
+            if (!inside) return;
+            before.read(next_gradient);
+            first_row.read(row);
+        };
+        if (runs.begin < runs.end) fetch_run(runs.begin);
+        for (int place = runs.begin, next; place < runs.end; place = next) {
+            S* const gradient = next_gradient;
+            S sums[n], values[n];
+            before.values(sums);
+            first_row.values(values);
+#pragma unroll
+            for (int i = 0; i < n; ++i) sums[i] += values[i];
+            next = runs.next_begin(place);
+            if (next < runs.end) fetch_run(next);
+            add_rows(sums, g, place + 1, next, runs.positions, column);
+            if (inside) device::store<n>(gradient, sums);
+        }
+    }
+}
+
+/// A block adds the `pieces` partial sums of a run to its gradient.
+template <int n, class S>
+__device__ __forceinline__ void add_partials(S* gradient, const S* partials, int pieces, int width) {
+    S sums[n] = {};
+    for (int first = 0; first < pieces; first += add_unroll) {
+        device::Fetched<n, S> fetched[add_unroll];
+#pragma unroll
+        for (int u = 0; u < add_unroll; ++u)
+            if (first + u < pieces) fetched[u].read(partials + (first + u) * std::int64_t{width});
+#pragma unroll
+        for (int u = 0; u < add_unroll; ++u) {
+            if (first + u >= pieces) break;
+            S values[n];
+            fetched[u].values(values);
+#pragma unroll
+            for (int i = 0; i < n; ++i) sums[i] += values[i];
+        }
+    }
+    device::accumulate<n>(gradient, sums);
+}
+
+/// A block adds a piece of a long run: to the gradient, where it is the only one, else to the partial sums,
+/// which the last of the run's blocks adds up.
+template <int n, class T>
+__device__ __forceinline__ void add_piece(const EmbeddingGradient<T>& g, const device::RunPiece& piece) {
+    using S = Accumulator<T>;
+    constexpr int m = n == 1 ? 1 : device::vector_length<S>, columns = 32 * n;
+    static_assert(columns <= m * add_threads && device::run_piece == 32 * add_warps);
+    __shared__ alignas(16) S of_warp[add_warps][columns];
+    __shared__ bool is_last;
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int own = static_cast<int>(threadIdx.x) * m;  // column of the group, in the sums over warps
+    S* const gradient = g.weight + g.runs.sorted.keys[piece.begin] * std::int64_t{g.width};
+    S* const partials = g.partials + piece.slot * std::int64_t{g.width};
+    const int pieces = piece.pieces();
+
+    const int begin = piece.begin + piece.index * device::run_piece + warp * 32;
+    const int rows = min(max(piece.end - begin, 0), 32);
+    const std::int32_t positions[2] = {lane < rows ? g.runs.sorted.positions[begin + lane] : 0, 0};
+    for (int group = static_cast<int>(blockIdx.y); group * columns < g.width; group += gridDim.y) {
+        S sums[n] = {};
+        add_rows(sums, g, 0, rows, positions, group * columns + lane * n);
+        device::store<n>(of_warp[warp] + lane * n, sums);
+        __syncthreads();
+        const int column = group * columns + own;
+        if (own < columns && column < g.width) {
+            S total[m] = {};
+#pragma unroll
+            for (int w = 0; w < add_warps; ++w)
+#pragma unroll
+                for (int i = 0; i < m; ++i) total[i] += of_warp[w][own + i];
+            if (pieces == 1) {
+                device::accumulate<m>(gradient + column, total);
+            } else {
+                device::store<m>(partials + piece.index * std::int64_t{g.width} + column, total);
+            }
+        }
+        __syncthreads();
+    }
+    if (pieces == 1) return;
+    __threadfence();
+    __syncthreads();
+    std::int32_t* const arrived = g.runs.arrivals + piece.slot * device::arrival_lanes + blockIdx.y;
+    if (threadIdx.x == 0) is_last = atomicAdd(arrived, 1) == pieces - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    if (threadIdx.x == 0) *arrived = 0;
+    for (int group = static_cast<int>(blockIdx.y); group * columns < g.width; group += gridDim.y)
+        if (const int column = group * columns + own; own < columns && column < g.width)
+            add_partials<m>(gradient + column, partials + column, pieces, g.width);
+}
+
+template <int n, class T>
+__global__ void __launch_bounds__(add_threads, 8) add_by_token_kernel(const EmbeddingGradient<T> g) {
+    device::await_predecessor();
+    const int block = static_cast<int>(blockIdx.x);
+    if (block >= g.piece_blocks) {
+        add_short_runs<n>(g, (block - g.piece_blocks) * add_warps + static_cast<int>(threadIdx.x) / 32);
+        return;
+    }
+    const int pieces = g.runs.counts->pieces;
+    for (int i = block; i < pieces; i += g.piece_blocks) add_piece<n>(g, g.runs.pieces[i]);
+}
 
 // ---- Position embedding ----
 
@@ -264,18 +288,19 @@ struct AddPosition {
     }
 };
 
+constexpr int sample_threads = 256;
 constexpr int sample_unroll = 8;  // samples of one thread that are on their way together
 constexpr int most_sample_lanes = 8;
 
 /// weight_grad[t] += sum over samples of dy[sample, t], n columns a thread; `lanes` threads share them, each
 /// with every lanes-th sample. One thread for all samples reads 4 KiB in a row with its block.
 template <int n, class T>
-__global__ void __launch_bounds__(add_threads, 3)
+__global__ void __launch_bounds__(sample_threads, 3)
     add_samples_kernel(Accumulator<T>* weight_grad, Input<T> dy, std::int64_t samples, std::int64_t positions,
                        device::Divisor vectors_per_row, int lanes) {
     using S = Accumulator<T>;
-    __shared__ S shared[add_threads][n];
-    const int vectors = add_threads / lanes, lane_x = static_cast<int>(threadIdx.x) % vectors,
+    __shared__ S shared[sample_threads][n];
+    const int vectors = sample_threads / lanes, lane_x = static_cast<int>(threadIdx.x) % vectors,
               lane_y = static_cast<int>(threadIdx.x) / vectors;
     const std::int64_t index = blockIdx.x * std::int64_t{vectors} + lane_x;
     const std::int64_t position = vectors_per_row.quotient_of(index);
@@ -349,67 +374,50 @@ void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens
     });
 }
 
-std::int64_t embedding_backward_scratch(std::int64_t positions, std::int64_t width, DType dtype) {
-    return EmbeddingScratch(positions, width, dtype).all;
+std::int64_t token_order_elements(std::int64_t positions) {
+    return token_runs_elements(positions);
 }
 
-void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy, const Tensor& tokens,
-                        const Tensor& scratch) {
-    const std::int64_t count = tokens.elements(), vocabulary = weight_grad.size(0),
-                       width = weight_grad.size(1);
-    if (count == 0 || width == 0) return;
+void order_by_token(const Context& ctx, const Tensor& order, const Tensor& tokens, std::int64_t vocabulary) {
+    const std::int64_t count = tokens.elements();
+    if (count == 0) return;
     check(count < std::numeric_limits<std::int32_t>::max(), "embedding: ", count, " positions at once");
-    const EmbeddingScratch sizes(count, width, dy.dtype());
-    std::int32_t* const partials = scratch.data<std::int32_t>();
-    std::int32_t* const long_runs = partials + sizes.partials;
-    const SortedTokens sorted = sort_tokens(ctx, long_runs + sizes.long_runs, tokens.data<std::int32_t>(),
-                                            count, static_cast<std::int32_t>(vocabulary), long_runs);
+    find_token_runs(ctx, order.data<std::int32_t>(), tokens.data<std::int32_t>(), count,
+                    static_cast<std::int32_t>(vocabulary));
+}
 
+Shape embedding_backward_scratch(std::int64_t positions, std::int64_t width) {
+    return {device::TokenRuns{.count = positions}.most_slots(), width};
+}
+
+void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy, const Tensor& order,
+                        const Tensor& scratch) {
+    const std::int64_t vocabulary = weight_grad.size(0), width = weight_grad.size(1);
+    if (dy.elements() == 0) return;
+    const std::int64_t count = dy.elements() / width;
+    check(width <= std::int64_t{1} << 30, "embedding: ", width, " columns");
     visit_floating(dy.dtype(), [&]<class T>(TypeTag<T>) {
         using S = Accumulator<T>;
-        const EmbeddingGradient<T> gradient{.weight = weight_grad.data<S>(),
-                                            .dy = Input<T>(dy, "embedding"),
-                                            .sorted = sorted,
-                                            .count = count,
-                                            .vocabulary = vocabulary,
-                                            .width = width,
-                                            .partials = reinterpret_cast<S*>(partials),
-                                            .long_runs = long_runs};
-        const Block block{.threads = add_threads, .starts_early = true};
+        EmbeddingGradient<T> gradient{
+            .weight = weight_grad.data<S>(),
+            .dy = Input<T>(dy, "embedding"),
+            .runs = token_runs(order.data<std::int32_t>(), count, static_cast<std::int32_t>(vocabulary)),
+            .width = static_cast<int>(width),
+            .partials = scratch.data<S>(),
+            .piece_blocks = 0};
+        // A list of pieces is rarely longer, and how long only the device knows.
+        constexpr std::int64_t enough_blocks = 512;
+        gradient.piece_blocks = static_cast<int>(std::min(gradient.runs.most_pieces(), enough_blocks));
         const bool vectors = gradient.dy.in_vectors() && device::on_vector_boundary(weight_grad) &&
                              device::on_vector_boundary(scratch);
         with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
-            const auto add_runs = [&]<int held>(std::integral_constant<int, held>) {
-                dim3 blocks = blocks_for(2 * ceil_div(count, run_piece), add_threads / 32);
-                blocks.y = static_cast<unsigned>(ceil_div(width, 32 * held * n));
-                launch(ctx, add_runs_kernel<n, held, T>, blocks, block, gradient);
-            };
-            // Whole rows, unless there are too few of them to keep a GPU's processors in work.
-            constexpr std::int64_t enough_places = 32 << 10;
-            if constexpr (n == 1) {
-                add_runs(std::integral_constant<int, 1>{});
-            } else if (width <= 32 * n || count < enough_places) {
-                add_runs(std::integral_constant<int, 1>{});
-            } else if (ceil_div(width, 32 * 2 * n) * 2 < ceil_div(width, 32 * 3 * n) * 3) {
-                add_runs(std::integral_constant<int, 2>{});
-            } else {
-                add_runs(std::integral_constant<int, 3>{});
-            }
+            dim3 blocks = blocks_for(gradient.runs.most_windows(), add_warps);
+            blocks.x += static_cast<unsigned>(gradient.piece_blocks);
+            blocks.y =
+                static_cast<unsigned>(std::min<std::int64_t>(ceil_div(width, 32 * n), device::arrival_lanes));
+            launch(ctx, add_by_token_kernel<n, T>, blocks,
+                   Block{.threads = add_threads, .starts_early = true}, gradient);
         });
-        constexpr int n = device::vector_length<S>;
-        const auto add_long_runs = [&]<int m>(std::integral_constant<int, m>) {
-            // Every block strides over the list, whose length only the device knows.
-            const std::int64_t tasks = count / (run_piece + 1) * ceil_div(width, total_columns * m);
-            if (tasks == 0) return;
-            launch(ctx, add_long_runs_kernel<m, T>, blocks_for(std::min<std::int64_t>(tasks, 1024), 1), block,
-                   gradient);
-        };
-        if (width % n == 0 && device::on_vector_boundary(weight_grad) &&
-            device::on_vector_boundary(scratch)) {
-            add_long_runs(std::integral_constant<int, n>{});
-        } else {
-            add_long_runs(std::integral_constant<int, 1>{});
-        }
     });
 }
 
@@ -432,8 +440,8 @@ void position_embedding_backward(const Context& ctx, const Tensor& weight_grad, 
         with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
             const std::int64_t pieces = positions * (width / n);
             const int lanes = sample_lanes(pieces, dy.size(0));
-            launch(ctx, add_samples_kernel<n, T>, blocks_for(pieces, add_threads / lanes),
-                   Block{.threads = add_threads, .starts_early = true}, weight_grad.data<Accumulator<T>>(),
+            launch(ctx, add_samples_kernel<n, T>, blocks_for(pieces, sample_threads / lanes),
+                   Block{.threads = sample_threads, .starts_early = true}, weight_grad.data<Accumulator<T>>(),
                    rows, dy.size(0), positions, device::Divisor(width / n), lanes);
         });
     });

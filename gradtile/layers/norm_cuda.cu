@@ -1,6 +1,6 @@
 // LayerNorm and RMSNorm on the GPU.
 #include <gradtile/layers/norm_backend.h>
-#include <gradtile/attention/device/async_copy.cuh>
+#include <gradtile/core/device/async_copy.cuh>
 #include <gradtile/layers/device/norm_rows.cuh>
 #include <gradtile/layers/device/partial_sums.cuh>
 
@@ -164,7 +164,7 @@ template <class Team, class T, class S = Accumulator<T>>
 __device__ __forceinline__ Statistics<S> fetch_row(const NormBackward<T>& norm,
                                                    const FetchedRows<Team>& fetched, int stage,
                                                    std::int64_t row, int lane, int vectors) {
-    using namespace attention::cuda::device;
+    using namespace device;
     constexpr int n = vector_length<T>;
     Statistics<S> statistics{0, 0};
     if (row >= 0) {
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(Team::backward_threads,
     // The lanes of a warp go on together, since they reduce together, rows or not.
     int stage = 0;
     for (; last >= 0; last -= step) {
-        attention::cuda::device::wait_for_copies<Team::fetched_rows - 1>();
+        device::wait_for_copies<Team::fetched_rows - 1>();
         differentiate_row<Team, sums_dx, T>(norm, sums, fetched, stage, statistics[0], only_weights, row,
                                             lane, vectors);
 #pragma unroll

@@ -62,6 +62,7 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
     };
     before_use(wpe ? wpe->weight : wte.weight);
     Residual stream{embed(ctx, tokens, options.dropout, saved)};
+    wte.order_aside(ctx, saved.wte);
     saved.blocks.assign(blocks.size(), {});
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         before_use(blocks[i].last_parameter);

@@ -1,10 +1,10 @@
 #include <gradtile/parallel/data_parallel.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include <gradtile/core/event.h>
+#include <gradtile/core/side_stream.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
@@ -50,35 +50,6 @@ struct DataParallel::Bucket {
     std::unique_ptr<cuda::Event> gathered = {};  // its values are there; on a GPU
 };
 
-/// Exchanges have a stream of their own on a GPU; here the two meet.
-class DataParallel::Crossing {
-  public:
-    explicit Crossing(const Context& ctx)
-        : exchange_(ctx.with_own_stream().with_allocator(system_allocator(ctx.device()))) {
-        if (!ctx.device().is_cuda()) return;
-        computed_.emplace(ctx.device());
-        exchanged_.emplace(ctx.device());
-    }
-    /// Where to exchange what ctx's stream has computed so far.
-    const Context& after(const Context& ctx) const {
-        if (computed_) {
-            computed_->record(ctx.stream());
-            computed_->wait_in(exchange_.stream());
-        }
-        return exchange_;
-    }
-    /// Work on ctx's stream from now on finds everything exchanged.
-    void back(const Context& ctx) const {
-        if (!exchanged_) return;
-        exchanged_->record(exchange_.stream());
-        exchanged_->wait_in(ctx.stream());
-    }
-
-  private:
-    Context exchange_;
-    std::optional<cuda::Event> computed_, exchanged_;
-};
-
 DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
                            const DataParallelOptions& options)
     : store_(store), communicator_(communicator), options_(options), gradients_(store.gradients()) {
@@ -88,7 +59,7 @@ DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, cons
     check(store.flat_elements() % multiple == 0, "data parallel: flat blocks of ", store.flat_elements(),
           " elements; expected a multiple of ", multiple);
     if (processes == 1) return;
-    crossing_ = std::make_unique<Crossing>(ctx);
+    exchange_ = std::make_unique<SideStream>(ctx.device());
     std::int64_t packed = 0;
     for (const FlatRange& range :
          cut_into_buckets(store.parameters(), store.flat_elements(), options.bucket_elements, multiple)) {
@@ -136,7 +107,7 @@ void DataParallel::sum_complete_buckets(const Context& ctx) {
 }
 
 void DataParallel::sum_bucket(const Context& ctx, const Bucket& bucket) {
-    const Context& exchange = crossing_->after(ctx);
+    const Context exchange = exchange_->after(ctx);
     const Tensor of_process = part_of(store_.gradients(), bucket.range);
     if (!is_sharded()) {
         communicator_.all_reduce(exchange, of_process);
@@ -152,13 +123,13 @@ void DataParallel::finish_gradients(const Context& ctx) {
         check(bucket.waiting_for == 0, "data parallel: ", bucket.waiting_for, " gradients of elements ",
               bucket.range.begin, " to ", bucket.range.end(), " were not announced");
     sum_complete_buckets(ctx);
-    crossing_->back(ctx);
+    exchange_->join(ctx);
 }
 
 void DataParallel::sum(const Context& ctx, const Tensor& x) const {
     if (buckets_.empty() || ctx.is_planning()) return;
-    communicator_.all_reduce(crossing_->after(ctx), x);
-    crossing_->back(ctx);
+    communicator_.all_reduce(exchange_->after(ctx), x);
+    exchange_->join(ctx);
 }
 
 ForwardHooks DataParallel::gather_beside_forward(const Context& ctx) {
@@ -178,7 +149,7 @@ void DataParallel::gather_up_to(const Context& ctx, std::int64_t end) {
     std::size_t& next = gathering_.started;
     const auto is_wanted = [&] { return next < buckets_.size() && buckets_[next].range.begin < end; };
     if (!is_wanted()) return;
-    const Context& exchange = crossing_->after(ctx);
+    const Context exchange = exchange_->after(ctx);
     for (; is_wanted(); ++next) {
         const Bucket& bucket = buckets_[next];
         communicator_.all_gather(exchange, part_of(store_.values(), own_ranges_[next]),
@@ -200,15 +171,15 @@ void DataParallel::gather_values(const Context& ctx) {
     if (!is_sharded() || ctx.is_planning()) return;
     gathering_ = {};
     gather_up_to(ctx, store_.flat_elements());
-    crossing_->back(ctx);
+    exchange_->join(ctx);
 }
 
 void DataParallel::unpack(const Context& ctx, const Tensor& packed, const Tensor& whole) const {
-    const Context& exchange = crossing_->after(ctx);
+    const Context exchange = exchange_->after(ctx);
     for (std::size_t i = 0; i < buckets_.size(); ++i)
         communicator_.all_gather(exchange, part_of(packed, buckets_[i].packed),
                                  part_of(whole, buckets_[i].range));
-    crossing_->back(ctx);
+    exchange_->join(ctx);
 }
 
 void DataParallel::pack(const Context& ctx, const Tensor& whole, const Tensor& packed) const {

@@ -20,6 +20,8 @@
 
 namespace gradtile {
 
+class SideStream;
+
 /// The flat blocks of `elements`, cut near borders of parameters into stretches that are multiples of
 /// `multiple` and hold `at_least` elements where there are as many. A large parameter is not cut: one
 /// exchange of it is faster than several.
@@ -73,7 +75,6 @@ class DataParallel {
 
   private:
     struct Bucket;
-    class Crossing;  // of the computing stream to the exchanging one, and back
     void sum_bucket(const Context& ctx, const Bucket& bucket);
     void sum_complete_buckets(const Context& ctx);
     void gather_up_to(const Context& ctx, std::int64_t end);
@@ -83,7 +84,7 @@ class DataParallel {
     const ParameterStore& store_;
     const Communicator& communicator_;
     DataParallelOptions options_;
-    std::unique_ptr<Crossing> crossing_;
+    std::unique_ptr<SideStream> exchange_;
     std::vector<Bucket> buckets_;
     std::vector<FlatRange> own_ranges_;
     Tensor gradients_;

@@ -190,6 +190,33 @@ TEST_P(AttentionCudaOf, HugeScoresStayFinite) {
     }
 }
 
+/// Every head is scaled by its largest element, and one of zeros has none.
+TEST_P(AttentionCudaOf, AllZeroInputsBesideTinyOnesGiveZerosAndNoNaN) {
+    const Problem problem{.queries = 70, .keys = 90, .d_qk = 64, .d_v = 64, .causal = true};
+    // Squares are 0 in what sums are kept in; float16 has nothing smaller.
+    const double tiny = GetParam() == DType::f64 ? 0x1p-1000 : GetParam() == DType::f16 ? 0x1p-24 : 0x1p-120;
+    for (const bool deterministic : {false, true})
+        for (int zero = 0; zero < 4; ++zero) {
+            SCOPED_TRACE(concat("input ", zero, deterministic ? " zero, deterministic" : " zero"));
+            Options options = problem.options();
+            options.deterministic = deterministic;
+            const Inputs in = random_inputs(cpu, problem, GetParam());
+            const std::array inputs{&in.q, &in.k, &in.v, &in.d_o};
+            for (const Tensor* x : inputs)
+                fill(cpu, *x, x == inputs[static_cast<std::size_t>(zero)] ? 0 : tiny);
+            const Result result = run_on_gpu(in, options);
+            const auto all_zero = ::testing::Each(0.0);
+            for (const double e : result.o) ASSERT_NEAR(e, zero == 2 ? 0 : tiny, 1e-3 * tiny);
+            EXPECT_THAT(result.d_q, all_zero);  // products of three tiny factors
+            EXPECT_THAT(result.d_k, all_zero);
+            if (zero == 3) {
+                EXPECT_THAT(result.d_v, all_zero);
+            } else {
+                for (const double e : result.d_v) ASSERT_TRUE(e >= 0 && e <= 70 * tiny) << e;
+            }
+        }
+}
+
 /// dK and dV always, dQ when asked to; several blocks of every kernel in both directions, with more blocks
 /// than fit the GPU at once.
 TEST_P(AttentionCudaOf, GradientsRepeatBitForBit) {
@@ -258,7 +285,10 @@ TEST_P(AttentionCudaOf, ManyBackwardPassesGiveTheSameBits) {
 void expect_same_but_for_rounding(const std::vector<double>& a, const std::vector<double>& b, DType dtype) {
     double largest = 0;
     for (const double e : b) largest = std::max(largest, std::abs(e));
-    const double roundoff = dtype == DType::f64 ? 0x1p-53 : dtype == DType::f32 ? 0x1p-24 : 0x1p-8;
+    const double roundoff = dtype == DType::f64   ? 0x1p-53
+                            : dtype == DType::f32 ? 0x1p-24
+                            : dtype == DType::f16 ? 0x1p-11
+                                                  : 0x1p-8;
     EXPECT_LE(largest_error(a, b), 8 * roundoff * largest);  // a handful of blocks, one rounding each
 }
 

@@ -149,8 +149,15 @@ struct EmbeddingPass {
     bool operator==(const EmbeddingPass&) const = default;
 };
 
+struct HowToPass {
+    bool strided = false;  // dy
+    bool order_aside = false;
+    int backward_passes = 1;
+};
+
 EmbeddingPass embedding_pass(const Context& ctx, const std::vector<std::int32_t>& ids,
-                             std::int64_t vocabulary, std::int64_t width, DType dtype, bool strided) {
+                             std::int64_t vocabulary, std::int64_t width, DType dtype,
+                             const HowToPass& how = {}) {
     ParameterStore store;
     const Embedding embedding(store, "tokens", vocabulary, width);
     store.allocate(ctx, dtype);
@@ -158,8 +165,10 @@ EmbeddingPass embedding_pass(const Context& ctx, const std::vector<std::int32_t>
     const auto count = std::ssize(ids);
     Embedding::Saved saved;
     const Tensor y = embedding.forward(ctx, from_host(ctx, ids, {count}), saved);
-    const Tensor dy = test::numbers(ctx, {count, width}, dtype, 2);
-    embedding.backward(ctx, strided ? test::strided_copy(ctx, dy) : dy, saved);
+    if (how.order_aside) embedding.order_aside(ctx, saved);
+    const Tensor numbers = test::numbers(ctx, {count, width}, dtype, 2);
+    const Tensor dy = how.strided ? test::strided_copy(ctx, numbers) : numbers;
+    for (int i = 0; i < how.backward_passes; ++i) embedding.backward(ctx, dy, saved);
     return {to_host(ctx, y), to_host(ctx, embedding.weight.grad())};
 }
 
@@ -167,10 +176,10 @@ struct EmbeddingCase {
     std::int64_t count, vocabulary, width;
 };
 
-/// Against float64 on the CPU, and the same bits twice.
+/// Against float64 on the CPU, and the same bits twice, whenever the order of the tokens was found.
 void expect_gathered_and_added(const Context& cpu, const Context& gpu, const std::vector<std::int32_t>& ids,
                                std::int64_t vocabulary, std::int64_t width) {
-    const EmbeddingPass exact = embedding_pass(cpu, ids, vocabulary, width, DType::f64, false);
+    const EmbeddingPass exact = embedding_pass(cpu, ids, vocabulary, width, DType::f64);
     std::vector<double> uses(static_cast<std::size_t>(vocabulary));
     for (const std::int32_t id : ids) uses[static_cast<std::size_t>(id)] += 1;
     const double longest = *std::max_element(uses.begin(), uses.end());
@@ -178,10 +187,11 @@ void expect_gathered_and_added(const Context& cpu, const Context& gpu, const std
         for (const bool strided : {false, true}) {
             SCOPED_TRACE(
                 concat(ids.size(), ' ', vocabulary, ' ', width, ' ', dtype, strided ? " strided" : ""));
-            const EmbeddingPass pass = embedding_pass(gpu, ids, vocabulary, width, dtype, strided);
+            const HowToPass how{.strided = strided}, aside{.strided = strided, .order_aside = true};
+            const EmbeddingPass pass = embedding_pass(gpu, ids, vocabulary, width, dtype, how);
             test::expect_accurate(pass.y, exact.y, dtype, 1, "y");
             test::expect_accurate(pass.gradient, exact.gradient, accumulator_of(dtype), longest, "gradient");
-            EXPECT_TRUE(pass == embedding_pass(gpu, ids, vocabulary, width, dtype, strided)) << "two runs";
+            EXPECT_TRUE(pass == embedding_pass(gpu, ids, vocabulary, width, dtype, aside)) << "two runs";
         }
 }
 
@@ -200,7 +210,8 @@ TEST_F(OnCuda, EmbeddingGathersRowsAndAddsTheirGradients) {
 /// Runs of all lengths around those at which they are cut, beginning anywhere between two cuts; and a token
 /// in every second place.
 TEST_F(OnCuda, EmbeddingCutsLongRuns) {
-    const int lengths[] = {1, 31, 32, 33, 64, 65, 5, 95, 96, 97, 32, 32, 33, 33, 30, 34, 128, 1, 2, 33};
+    const int lengths[] = {1,  31, 32, 33, 64,  65,  5,   95,  96,  97,  32, 32, 33, 33,  30,
+                           34, 7,  8,  9,  127, 128, 129, 255, 256, 257, 1,  2,  33, 400, 1};
     std::vector<std::int32_t> runs, halves;
     for (std::int32_t token = 0; token < std::ssize(lengths); ++token)
         runs.insert(runs.end(), static_cast<std::size_t>(lengths[token]), token);
@@ -214,8 +225,35 @@ TEST_F(OnCuda, EmbeddingCutsLongRuns) {
     }
 }
 
+/// Blocks that count each other leave their counts as they found them.
+TEST_F(OnCuda, EmbeddingAddsTwiceByOneOrder) {
+    const auto ids = some_tokens(9000, 7);
+    for (const std::int64_t width : {13, 768, 4096}) {
+        const HowToPass twice{.order_aside = true, .backward_passes = 2};
+        const auto pass = embedding_pass(gpu(), ids, 7, width, DType::f32, twice);
+        const auto exact = embedding_pass(cpu, ids, 7, width, DType::f64, twice);
+        test::expect_accurate(pass.gradient, exact.gradient, DType::f32, 2 * 9000.0 / 7, "gradient");
+    }
+}
+
+TEST_F(OnCuda, EmbeddingGivesBackTheMemoryOfAnOrderThatNobodyUsed) {
+    const Context ctx = gpu().with_allocator(std::make_shared<Arena>(Device::cuda(0), 8 << 20));
+    ParameterStore store;
+    const Embedding embedding(store, "tokens", 50000, 8);
+    store.allocate(ctx, DType::f32);
+    const Tensor tokens = from_host(ctx, some_tokens(20000, 50000), {20000});
+    for (int round = 0; round < 20; ++round) {
+        {
+            Embedding::Saved saved{tokens};
+            embedding.order_aside(ctx, saved);
+        }
+        const Tensor after = zeros(ctx, {500000}, DType::f32);  // where the order was, among others
+        EXPECT_THAT(to_host(ctx, after), ::testing::Each(0.0));
+    }
+}
+
 TEST_F(OnCuda, EmbeddingOfNoTokensLeavesTheGradient) {
-    const auto pass = embedding_pass(gpu(), {}, 9, 8, DType::f32, false);
+    const auto pass = embedding_pass(gpu(), {}, 9, 8, DType::f32);
     EXPECT_TRUE(pass.y.empty());
     EXPECT_EQ(pass.gradient, std::vector<double>(9 * 8, 0.0));
 }
@@ -223,8 +261,8 @@ TEST_F(OnCuda, EmbeddingOfNoTokensLeavesTheGradient) {
 TEST_F(OnCuda, EmbeddingMakesTheRowsOfUnknownTokensNaNAndGivesThemNoGradient) {
     for (const std::int64_t width : {3, 8}) {
         const auto pass =
-            embedding_pass(gpu(), {8, 9, -1, 0, 2147483647, -2147483647 - 1}, 9, width, DType::f32, false);
-        const auto known = embedding_pass(gpu(), {8, 0, 0, 0, 0, 0}, 9, width, DType::f32, false);
+            embedding_pass(gpu(), {8, 9, -1, 0, 2147483647, -2147483647 - 1}, 9, width, DType::f32);
+        const auto known = embedding_pass(gpu(), {8, 0, 0, 0, 0, 0}, 9, width, DType::f32);
         const auto dy = to_host(gpu(), test::numbers(gpu(), {6, width}, DType::f32, 2));
         for (std::size_t c = 0; c < static_cast<std::size_t>(width); ++c) {
             const auto w = static_cast<std::size_t>(width);

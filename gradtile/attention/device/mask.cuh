@@ -2,7 +2,6 @@
 /// mask.h for kernels: 32-bit indices, and an unbounded side as one that is longer than both sequences, so
 /// that no row needs a branch.
 #include <gradtile/attention/mask.h>
-#include <gradtile/attention/device/async_copy.cuh>
 #include <gradtile/attention/device/mma.cuh>
 
 namespace gradtile::attention::cuda::device {

@@ -5,8 +5,11 @@
 #include <type_traits>
 
 #include <gradtile/core/dtype.h>
+#include <gradtile/core/device/async_copy.cuh>
 
 namespace gradtile::attention::cuda::device {
+
+using namespace gradtile::cuda::device;  // what kernels of all kinds share
 
 /// One 16 x 16 operand A: {rows 0-7, rows 8-15} of columns 0-7, then of columns 8-15.
 using FragmentA = std::uint32_t[4];

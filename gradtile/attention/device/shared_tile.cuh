@@ -3,7 +3,6 @@
 /// conflicts, and the products of such tiles.
 #include <cstdint>
 
-#include <gradtile/attention/device/async_copy.cuh>
 #include <gradtile/attention/device/mma.cuh>
 
 namespace gradtile::attention::cuda::device {

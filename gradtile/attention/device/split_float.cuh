@@ -17,7 +17,6 @@
 /// added, rounded, to a sum outside; `small` takes the two others, whose cut-offs are 2^-11 of those.
 #include <cstdint>
 
-#include <gradtile/attention/device/async_copy.cuh>
 #include <gradtile/attention/device/head_rows.cuh>
 #include <gradtile/attention/device/mma.cuh>
 #include <gradtile/attention/device/shared_tile.cuh>

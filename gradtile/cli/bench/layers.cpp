@@ -174,9 +174,15 @@ void embeddings(Bench& bench) {
         Embedding::Saved saved;
         bench.measure("embedding forward" + kind, dy.bytes() + elements * size_of(bench.dtype),
                       [&] { embedding.forward(ctx, tokens, saved); });
+        // As in a step: the order of the tokens, which has all the passes between to be found in, is there.
+        embedding.order_aside(ctx, saved);
         bench.measure("embedding backward" + kind,
                       dy.bytes() + 2 * elements * size_of(accumulator_of(bench.dtype)),
                       [&] { embedding.backward(ctx, dy, saved); });
+        bench.measure("embedding order" + kind, 3 * tokens.bytes(), [&] {
+            Embedding::Saved again{tokens};
+            embedding.order_aside(ctx, again);
+        });
     }
     PositionEmbedding::Saved saved;
     bench.measure("position embedding forward", 2 * dy.bytes(), [&] { positions.forward(ctx, dy, saved); });

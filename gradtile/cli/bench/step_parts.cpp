@@ -117,9 +117,11 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
                          const Tensor y = model.wte.forward(ctx, tokens, saved);
                          if (model.wpe) model.wpe->forward(ctx, y, positions);
                      }});
+    Embedding::Saved embedded{tokens};
+    model.wte.order_aside(ctx, embedded);
     parts.push_back({"embedding backward", 1, 0, [=, &ctx, &model] {
                          if (model.wpe) model.wpe->backward(ctx, dx, {});
-                         model.wte.backward(ctx, dx, {tokens});
+                         model.wte.backward(ctx, dx, embedded);
                      }});
     parts.push_back({"head and loss", 1, 6.0 * static_cast<double>(rows * config.width * config.vocabulary),
                      [=, &ctx, &model] {

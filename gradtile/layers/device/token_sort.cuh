@@ -31,10 +31,10 @@ __device__ __forceinline__ std::int64_t sort_index(int round) {
 }
 
 /// counts[tile][digit] = keys of the tile with the first digit. Of the later passes they begin at 0, and so
-/// does *zeroed.
+/// do the words of `zeroed`.
 static __global__ void __launch_bounds__(sort_threads)
     count_digits_kernel(std::int32_t* counts, const std::int32_t* tokens, std::int64_t n,
-                        std::int32_t vocabulary, int passes, std::int32_t* zeroed) {
+                        std::int32_t vocabulary, int passes, std::int32_t* zeroed, int zeroed_words) {
     __shared__ int of_digit[digits];
     of_digit[threadIdx.x] = 0;
     __syncthreads();
@@ -48,7 +48,7 @@ static __global__ void __launch_bounds__(sort_threads)
     counts += blockIdx.x * std::int64_t{digits} + threadIdx.x;
     *counts = of_digit[threadIdx.x];
     for (int pass = 1; pass < passes; ++pass) counts[pass * std::int64_t{gridDim.x} * digits] = 0;
-    if (blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
+    if (blockIdx.x == 0 && threadIdx.x < zeroed_words) zeroed[threadIdx.x] = 0;
 }
 
 /// The sum of a value over the lower threads of the block.
@@ -146,6 +146,12 @@ static __global__ void __launch_bounds__(sort_threads) scatter_kernel(const Sort
 
 }  // namespace device
 
+inline int sort_passes(std::int32_t vocabulary) {
+    int passes = 1;
+    while (passes * device::digit_bits < 31 && vocabulary >> passes * device::digit_bits != 0) ++passes;
+    return passes;
+}
+
 /// Keys and positions, sorted; both in the scratch they were sorted in.
 struct SortedTokens {
     const std::int32_t *keys, *positions;
@@ -157,24 +163,28 @@ inline std::int64_t sort_scratch(std::int64_t n) {
     return 4 * n + most_passes * device::digits * ceil_div(n, device::sort_tile);
 }
 
-/// Sorts n tokens, those outside the vocabulary as `vocabulary`; clears the word `zeroed` on the way.
-inline SortedTokens sort_tokens(const Context& ctx, std::int32_t* scratch, const std::int32_t* tokens,
-                                std::int64_t n, std::int32_t vocabulary, std::int32_t* zeroed) {
+/// Where sort_tokens() leaves them: passes go from one half of the scratch to the other.
+inline SortedTokens sorted_tokens(const std::int32_t* scratch, std::int64_t n, std::int32_t vocabulary) {
+    const std::int32_t* const keys = scratch + (sort_passes(vocabulary) % 2 == 1 ? 0 : 2 * n);
+    return {keys, keys + n};
+}
+
+/// Sorts n tokens, those outside the vocabulary as `vocabulary`; clears some words on the way.
+inline void sort_tokens(const Context& ctx, std::int32_t* scratch, const std::int32_t* tokens, std::int64_t n,
+                        std::int32_t vocabulary, std::int32_t* zeroed, int zeroed_words) {
     using namespace device;
-    std::int32_t *to_keys = scratch, *to_positions = to_keys + n;
-    std::int32_t *spare_keys = to_positions + n, *spare_positions = spare_keys + n;
-    std::int32_t* counts = spare_positions + n;
-    int passes = 1;
-    while (passes * digit_bits < 31 && vocabulary >> passes * digit_bits != 0) ++passes;
+    std::int32_t *to_keys = scratch, *spare_keys = scratch + 2 * n, *counts = scratch + 4 * n;
+    const int passes = sort_passes(vocabulary);
     const dim3 tiles = blocks_for(n, sort_tile);
     const Block block{.threads = sort_threads, .starts_early = true};
-    launch(ctx, count_digits_kernel, tiles, block, counts, tokens, n, vocabulary, passes, zeroed);
+    launch(ctx, count_digits_kernel, tiles, block, counts, tokens, n, vocabulary, passes, zeroed,
+           zeroed_words);
     const std::int32_t *keys = tokens, *positions = nullptr;
     for (int pass = 0; pass < passes; ++pass) {
         std::int32_t* const next_counts = counts + std::int64_t{tiles.x} * digits;
         launch(ctx, scatter_kernel, tiles, block,
                SortPass{.to_keys = to_keys,
-                        .to_positions = to_positions,
+                        .to_positions = to_keys + n,
                         .from_keys = keys,
                         .from_positions = positions,
                         .counts = counts,
@@ -184,11 +194,9 @@ inline SortedTokens sort_tokens(const Context& ctx, std::int32_t* scratch, const
                         .shift = pass * digit_bits});
         counts = next_counts;
         keys = to_keys;
-        positions = to_positions;
+        positions = to_keys + n;
         std::swap(to_keys, spare_keys);
-        std::swap(to_positions, spare_positions);
     }
-    return {keys, positions};
 }
 
 }  // namespace gradtile::cuda

@@ -2,7 +2,7 @@
 /// Copies from global to shared memory that run beside the arithmetic (cp.async, sm_80).
 #include <cstdint>
 
-namespace gradtile::attention::cuda::device {
+namespace gradtile::cuda::device {
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
@@ -24,7 +24,7 @@ __device__ __forceinline__ int warp_index() {
 }
 
 /// 16 bytes, past the L1; zeros, without reading, where not `valid`.
-__device__ __forceinline__ void copy_16_bytes_async(std::uint32_t to, const void* from, bool valid) {
+__device__ __forceinline__ void copy_16_bytes_async(std::uint32_t to, const void* from, bool valid = true) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
                  : "memory");
 }
@@ -41,4 +41,4 @@ __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 
-}  // namespace gradtile::attention::cuda::device
+}  // namespace gradtile::cuda::device
