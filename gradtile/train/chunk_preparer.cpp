@@ -27,6 +27,7 @@ void prepare(const Tensor& x, const Chunking& cut, std::int64_t i, PreparedChunk
     chunk.finite = all_finite(x.dtype(), chunk.bytes.data(), static_cast<std::size_t>(end - begin));
     chunk.crc = crc32c({chunk.bytes.data(), static_cast<std::size_t>(chunk.data_bytes)});
     append_fletcher32(chunk.bytes);
+    chunk.file_crc = crc32c(std::span(chunk.bytes).subspan(chunk.data_bytes), chunk.crc);
 }
 
 }  // namespace

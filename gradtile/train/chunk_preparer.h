@@ -33,6 +33,7 @@ struct Chunking {
 struct PreparedChunk {
     std::vector<std::byte> bytes;  ///< elements, padding, fletcher32: as they lie in the file
     std::uint32_t crc = 0;         ///< CRC-32C of the elements without padding
+    std::uint32_t file_crc = 0;    ///< and of all bytes
     std::uint64_t data_bytes = 0;  ///< of the elements without padding
     bool finite = true;
 };

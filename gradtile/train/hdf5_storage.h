@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <span>
 
+#include <gradtile/train/checksum.h>
 #include <gradtile/train/hdf5_library.h>
 
 namespace gradtile {
@@ -19,6 +21,9 @@ class Hdf5Storage {
     virtual void write(const std::byte* data, std::size_t bytes, std::uint64_t address, bool is_metadata) = 0;
     virtual void truncate(std::uint64_t size) = 0;
 
+    /// The CRC-32C of bytes that libhdf5 is about to hand to write() just as they lie there.
+    void announce(std::span<const std::byte> bytes, std::uint32_t crc) { announced_ = {bytes, crc}; }
+
     /// After a failed write the driver tells libhdf5 that all is well and drops what follows: libhdf5 1.10
     /// does not survive a write that fails while it closes a file. So a writer must call this before it
     /// believes anything.
@@ -30,7 +35,19 @@ class Hdf5Storage {
         if (!failure_) failure_ = std::move(failure);
     }
 
+  protected:
+    /// The announced one where these are those bytes.
+    std::uint32_t crc_of(std::span<const std::byte> bytes) const {
+        const bool known = bytes.data() == announced_.bytes.data() && bytes.size() == announced_.bytes.size();
+        return known ? announced_.crc : crc32c(bytes);
+    }
+
   private:
+    struct Announced {
+        std::span<const std::byte> bytes;
+        std::uint32_t crc = 0;
+    };
+    Announced announced_;
     std::exception_ptr failure_;
 };
 
