@@ -53,7 +53,7 @@ filter() {
     layers_test) echo 'OnCuda.*-*LayerSuite*:*CrossEntropy*:*ManyRows*' ;;
     model_test) echo 'OnCuda.*' ;;
     train_test) echo "CudaGlobalNorm.*:CudaAdamW.*:CudaStepInput.*${all:+:CudaMuon.*}" ;;
-    attention_test.*) attention "${2#*.}" $few ManyBackward ${all:+AnyHeadDim AnyOption ZeroLengths RepeatedElements} ;;
+    attention_test.*) attention "${2#*.}" $few ManyBackward ManyTiny ${all:+AnyHeadDim AnyOption ZeroLengths RepeatedElements} ;;
   esac
 }
 names="core_test layers_test model_test train_test"

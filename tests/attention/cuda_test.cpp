@@ -161,6 +161,19 @@ TEST_P(AttentionCudaOf, ManyShortHeadsAreAsAccurateAsNaive) {
     expect_accurate(causal, GetParam(), /*deterministic=*/true);
 }
 
+/// The same kernel over two blocks each way and no more, for tools that make everything slow.
+TEST_P(AttentionCudaOf, ManyTinyHeadsAreAsAccurateAsNaive) {
+    expect_accurate({.queries = 70,
+                     .keys = 70,
+                     .d_qk = 64,
+                     .d_v = 64,
+                     .causal = true,
+                     .batch = 32,
+                     .heads = 8,
+                     .key_heads = 8},
+                    GetParam());
+}
+
 TEST_P(AttentionCudaOf, ZeroLengthsAndEmptyBatchesAreLegal) {
     const auto all_zero = ::testing::Each(0.0);
     for (const Algorithm algorithm : algorithms) {
