@@ -23,7 +23,8 @@ int eval(const Flags& flags) {
     const auto model = flags.model.load();
     const TokenSequence tokens =
         load_tokens(flags.data, model->tokenizer, model->transformer.config.vocabulary);
-    const Evaluation result = evaluate(*model, tokens, {.batch = flags.batch});
+    const Evaluation result =
+        evaluate(*model, tokens, {.batch = flags.batch, .ignore_token = model->ignore_token});
     if (flags.json) {
         JsonValue line = JsonValue::object(
             {{"loss", result.loss}, {"perplexity", result.perplexity}, {"targets", result.targets}});
@@ -44,7 +45,8 @@ int eval(const Flags& flags) {
 
 void add_eval(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
-    Command command = program.add_command("eval", "Loss of a trained model over a whole file");
+    Command command = program.add_command(
+        "eval", "Loss of a trained model over a whole file, without the targets that training ignored");
     flags->model.add_to(command);
     command.add_value("--data", flags->data, "text, or token file (.bin)");
     command.require("--data");

@@ -96,9 +96,12 @@ void ControlHub::accept_strangers() {
     while (true) {
         Descriptor socket = accept_from(listener_);
         if (*socket < 0) return;
+        const auto too_many = [&] { return strangers_.size() >= most_strangers + peers_.size(); };
+        if (too_many()) hear_strangers();  // whoever has said who it is, is none any more
+        // The oldest is forgotten; not this process's own connection, the first of all.
+        if (too_many()) strangers_.erase(std::next(strangers_.begin(), peers_[0] ? 0 : 1));
         const SteadyTime deadline = SteadyClock::now() + patience_with_strangers;
         strangers_.push_back({MessageStream(std::move(socket), most_hello_bytes), deadline});
-        if (strangers_.size() > most_strangers + peers_.size()) strangers_.pop_front();
     }
 }
 

@@ -84,6 +84,7 @@ std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, con
     auto model =
         std::make_unique<LanguageModel>(Context(options.device, options.threads), config.model,
                                         storage_dtype(config.dtype), tokenizer_of(checkpoint, source));
+    model->ignore_token = config.ignore_token;
     copy_parameters(model->ctx, model->parameters, checkpoint, source);
     return model;
 }

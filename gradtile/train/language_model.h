@@ -21,6 +21,7 @@ struct LanguageModel {
     std::optional<Tokenizer> tokenizer;  ///< none for models of token files
     ParameterStore parameters;
     Transformer transformer;
+    std::int64_t ignore_token = -1;  ///< targets of this id did not count in training; -1: all did
 };
 
 /// Copies a checkpoint's weights into an allocated store, whatever the dtypes: from its float32 masters where

@@ -26,7 +26,10 @@ class RunDirectory {
     const std::filesystem::path& path() const { return path_; }
     std::filesystem::path config_file() const { return path_ / "config.json"; }
     std::filesystem::path metrics_file() const { return path_ / "metrics.jsonl"; }
-    std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
+    std::filesystem::path checkpoints() const { return checkpoints_of(path_); }
+    static std::filesystem::path checkpoints_of(const std::filesystem::path& run) {
+        return run / "checkpoints";
+    }
     std::filesystem::path picture() const { return path_ / "loss.svg"; }
 
   private:

@@ -129,8 +129,11 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
     } else {
         replica_->initialize(Seed{config_.seed});
     }
-    if (purpose == Purpose::train && !config_.out.empty() && group_->is_root())
+    if (purpose == Purpose::train && !config_.out.empty() && group_->is_root()) {
+        // First the memory: a start that fails for want of it leaves no directory.
+        prepare_saves(RunDirectory::checkpoints_of(config_.out));
         open_directory(RunDirectory::create(config_), /*resumed=*/false);
+    }
 }
 
 Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_ptr<ProcessGroup> group)
@@ -176,7 +179,10 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     }
     if (resume.steps) end_ = *resume.steps;
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
-    if (directory) open_directory(std::move(*directory), /*resumed=*/true);
+    if (directory) {
+        prepare_saves(directory->checkpoints());
+        open_directory(std::move(*directory), /*resumed=*/true);
+    }
 }
 
 Trainer::~Trainer() = default;
@@ -189,7 +195,13 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer) {
             .with_deterministic(config_.model.deterministic);
     communicator_ = make_communicator(ctx, *group_);
     Dataset dataset = load_dataset(dataset_options(config_), tokenizer);
-    if (dataset.tokenizer) config_.tokenizer = dataset.tokenizer->kind();
+    if (dataset.tokenizer) {
+        const TokenizerKind kind = dataset.tokenizer->kind();
+        if (kind != config_.tokenizer)
+            on_message_(concat("the checkpoint's tokenizer is used: ", name_of(kind), ", not ",
+                               name_of(config_.tokenizer)));
+        config_.tokenizer = kind;
+    }
     if (config_.model.vocabulary == 0) config_.model.vocabulary = dataset.vocabulary;
     check(config_.model.vocabulary >= dataset.vocabulary, "vocabulary: ", config_.model.vocabulary,
           "; the data needs ", dataset.vocabulary);
@@ -266,18 +278,20 @@ void Trainer::plan_arena() {
         ctx.with_allocator(std::make_shared<Arena>(ctx.device(), counting->peak_bytes())));
 }
 
-void Trainer::open_directory(RunDirectory directory, bool resumed) {
-    directory_ = std::make_unique<RunDirectory>(std::move(directory));
-    metrics_ = std::make_unique<MetricsFile>(directory_->metrics_file(), resumed ? step_ : -1);
-    if (resumed) history_ = MetricsFile::read(directory_->metrics_file());
-    const CheckpointDirectory checkpoints(directory_->checkpoints(),
-                                          {.keep_last = config_.keep_last, .keep_every = config_.keep_every});
-    writer_ = std::make_unique<SnapshotWriter>(checkpoints, model().ctx);
+void Trainer::prepare_saves(const std::filesystem::path& checkpoints) {
+    const RetentionPolicy retention{.keep_last = config_.keep_last, .keep_every = config_.keep_every};
+    writer_ = std::make_unique<SnapshotWriter>(CheckpointDirectory(checkpoints, retention), model().ctx);
     if (replica_->parallel.is_sharded()) {
         replica_->reserve_host_memory();
     } else {
         writer_->reserve(snapshot());
     }
+}
+
+void Trainer::open_directory(RunDirectory directory, bool resumed) {
+    directory_ = std::make_unique<RunDirectory>(std::move(directory));
+    metrics_ = std::make_unique<MetricsFile>(directory_->metrics_file(), resumed ? step_ : -1);
+    if (resumed) history_ = MetricsFile::read(directory_->metrics_file());
 }
 
 // ---- State ----

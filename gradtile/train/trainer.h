@@ -110,6 +110,7 @@ class Trainer {
     void build(const std::optional<Tokenizer>& tokenizer);
     void allocate(const Context& ctx, Dataset dataset);
     void plan_arena();
+    void prepare_saves(const std::filesystem::path& checkpoints);
     void open_directory(RunDirectory directory, bool resumed);
     void restore(const Checkpoint& checkpoint, const std::string& source);
     void restore_algorithms(const Checkpoint& checkpoint, const std::string& source);

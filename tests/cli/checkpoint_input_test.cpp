@@ -92,6 +92,13 @@ TEST_F(CheckpointInput, WeightsOfAnotherModelAreRefused) {
     expect_success(run(tiny_training(stories_, other) + from));
 }
 
+TEST_F(CheckpointInput, TheTokenizerComesWithTheWeightsAndIsNamed) {
+    const Outcome outcome = run(tiny_training(stories_, place_ / "other") +
+                                Arguments{"--init-from", out_.string(), "--tokenizer", "bytes"});
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_THAT(outcome.err, HasSubstr("the checkpoint's tokenizer is used: characters, not bytes"));
+}
+
 TEST_F(CheckpointInput, AFullDiskStopsNoTrainingAndHarmsNoCheckpoint) {
     const auto out = place_ / "full";
     const Arguments training = tiny_training(stories_, out) + Arguments{"--save-every", "2", "--quiet"};

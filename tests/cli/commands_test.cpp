@@ -112,6 +112,15 @@ TEST_F(Commands, EvalMeasuresAWholeFile) {
     EXPECT_THAT(readable.out, HasSubstr("nats per token"));
 }
 
+TEST_F(Commands, EvalCountsTheTargetsThatTrainingCounted) {
+    expect_success(run(tiny() + Arguments{"--tokenizer", "bytes", "--ignore-token", "32"}));
+    const Outcome outcome = run({"eval", out_.string(), "--data", stories_, "--json"});
+    expect_success(outcome);
+    const std::string text = contents_of(stories_);
+    EXPECT_EQ(json::parse(outcome.out).at("targets"),
+              std::ranges::count_if(text.substr(1), [](char c) { return c != ' '; }));
+}
+
 TEST_F(Commands, SamplesRepeatWithTheirSeed) {
     expect_success(run(tiny()));
     const auto sampled = [&](const char* seed, const char* threads) {

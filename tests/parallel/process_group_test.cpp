@@ -8,6 +8,7 @@
 
 #include "forked_ranks.h"
 
+#include <gradtile/parallel/control_hub.h>
 #include <gradtile/parallel/control_message.h>
 
 namespace gradtile {
@@ -446,6 +447,32 @@ TEST(ProcessGroup, StrangersDoNoHarm) {
     ranks.mark(0, "strangers");
     const std::vector<Ending> endings = ranks.endings();
     for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(endings[rank].exit_code, 0) << endings[rank].said;
+}
+
+/// More strangers than are remembered, before rank 0 has said a word.
+TEST(ControlHub, ForgetsTheOldestStrangerButNotItsOwnProcess) {
+    const SteadyTime deadline = SteadyClock::now() + seconds(60);
+    auto [own, of_hub] = connected_pair();
+    Listener listener = listen_at("127.0.0.1", 0, deadline);
+    const int port = listener.port;
+    ControlHub hub(std::move(listener), std::move(of_hub),
+                   {.size = 1, .timeout = 60.0, .version = "1", .run = "run"});
+    std::vector<Descriptor> strangers;
+    for (int i = 0; i < 100; ++i) strangers.push_back(connect_to_one_of({{"127.0.0.1", port}}, deadline));
+    char byte = 0;
+    ASSERT_LE(::recv(*strangers.front(), &byte, 1, 0), 0);  // waits until it is forgotten
+
+    MessageStream stream(std::move(own), 4096);
+    stream.send({.kind = Message::Kind::hello, .rank = 0, .count = 1, .text = "1", .texts = {"run"}});
+    std::optional<Message> answer;
+    while ((!answer || answer->kind == Message::Kind::beat) && SteadyClock::now() < deadline) {
+        ASSERT_TRUE(stream.flush());
+        ASSERT_TRUE(stream.receive());
+        answer = stream.next();
+        std::this_thread::sleep_for(milliseconds(2));
+    }
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_EQ(answer->kind, Message::Kind::welcome);
 }
 
 TEST(ProcessGroup, RefusesAnotherVersion) {
