@@ -9,7 +9,7 @@ namespace gradtile {
 
 /// tokens [B,T] int32 (any shape, contiguous) -> weight rows [B,T,C].
 struct Embedding {
-    class TokenOrder;
+    class TokenOrder;  ///< positions sorted by token, for a GPU's backward
     struct Saved {
         Tensor tokens;
         std::shared_ptr<const TokenOrder> order = {};  ///< of order_aside()

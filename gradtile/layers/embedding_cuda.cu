@@ -137,9 +137,6 @@ struct WindowRuns {
         const std::uint64_t later = begins >> (place + 1);
         return later == 0 ? 64 : place + __ffsll(static_cast<long long>(later));
     }
-    __device__ __forceinline__ bool begins_at(int place) const {
-        return (begins >> place & 1) != 0;
-    }
     __device__ __forceinline__ std::int32_t token(int place) const {
         return __shfl_sync(0xffffffffu, place < 32 ? tokens[0] : tokens[1], place % 32);
     }

@@ -24,7 +24,7 @@ __device__ __forceinline__ int warp_index() {
 }
 
 /// 16 bytes, past the L1; zeros, without reading, where not `valid`.
-__device__ __forceinline__ void copy_16_bytes_async(std::uint32_t to, const void* from, bool valid = true) {
+__device__ __forceinline__ void copy_16_bytes_async(std::uint32_t to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
                  : "memory");
 }
