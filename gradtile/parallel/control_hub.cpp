@@ -48,7 +48,7 @@ ControlHub::ControlHub(Listener listener, Descriptor own, Options options)
       listener_(std::move(listener)),
       peers_(static_cast<std::size_t>(options_.size)),
       start_(SteadyClock::now()),
-      next_beat_(start_) {
+      last_beat_(start_ - steady(interval_)) {
     strangers_.push_back({MessageStream(std::move(own), most_hello_bytes), start_ + steady(timeout_)});
     thread_ = std::thread([this] { run(); });
 }
@@ -63,9 +63,10 @@ void ControlHub::run() {
     while (!stop_) {
         wait_for_something();
         if (over_) continue;  // connections stay open until the process ends
-        accept_strangers();
-        hear_strangers();
-        hear_peers();
+        look_at_itself();
+        if (!over_) accept_strangers();
+        if (!over_) hear_strangers();
+        if (!over_) hear_peers();
         if (!over_) look_for_losses();
         if (!over_) send_beats();
     }
@@ -84,7 +85,7 @@ void ControlHub::wait_for_something() {
             if (peer) watch(peer->stream);
         for (const Stranger& stranger : strangers_) watch(stranger.stream);
     }
-    SteadyTime next = next_beat_;
+    SteadyTime next = last_beat_ + steady(interval_);
     if (failure_) next = std::min(next, failure_->heard + grace_of_a_failure);
     const auto left = std::chrono::ceil<milliseconds>(next - SteadyClock::now()).count();
     ::poll(watched.data(), watched.size(), over_ ? -1 : static_cast<int>(std::max<std::int64_t>(left, 0)));
@@ -249,8 +250,9 @@ void ControlHub::finish_leaving() {
 }
 
 void ControlHub::send_beats() {
-    if (SteadyClock::now() < next_beat_) return;
-    next_beat_ = SteadyClock::now() + steady(interval_);
+    const SteadyTime now = SteadyClock::now();
+    if (now - last_beat_ < interval_) return;
+    last_beat_ = now;
     Message beat{.kind = Message::Kind::beat};
     if (!complete_) beat.text = missing_ranks();
     if (peers_[0]) beat.step = peers_[0]->step;
@@ -262,6 +264,16 @@ void ControlHub::send_beats() {
 }
 
 // ---- Losing ----
+
+/// Whoever was stopped for that long is given up by some of the others already. What became of those is no
+/// news: the ones still there shall hear whose silence it began with.
+void ControlHub::look_at_itself() {
+    if (SteadyClock::now() - last_beat_ < timeout_) return;
+    tell_last({.kind = Message::Kind::loss,
+               .rank = 0,
+               .text = "rank 0 was lost",
+               .texts = {concat("it was silent for ", options_.timeout, " s")}});
+}
 
 void ControlHub::look_for_losses() {
     const SteadyTime now = SteadyClock::now();

@@ -60,6 +60,7 @@ class ControlHub {
     void hear(int rank, const Message& message);
     void finish_exchange();
     void finish_leaving();
+    void look_at_itself();
     void look_for_losses();
     std::vector<int> laggards(SteadyTime now) const;
     void send_beats();
@@ -77,7 +78,7 @@ class ControlHub {
     // Of the thread alone.
     std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none: not come yet
     std::list<Stranger> strangers_;
-    SteadyTime start_, next_beat_;
+    SteadyTime start_, last_beat_;
     bool complete_ = false;  // all have come
     bool over_ = false;      // all have left, or been told of a loss
     std::int64_t exchange_ = 0;

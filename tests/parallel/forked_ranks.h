@@ -63,6 +63,8 @@ class ForkedRanks {
                 .port = port_};
     }
     int port() const { return port_; }
+    /// Of the processes started from here on.
+    void set_timeout(double timeout) { timeout_ = timeout; }
 
     void start(int rank, const Body& body) { start(environment(rank), rank, body); }
     /// `place` is where its ending is found.

@@ -193,6 +193,26 @@ TEST(ProcessGroup, EveryoneIsToldOfAProcessThatIsStopped) {
     }
 }
 
+/// As when mpirun wakes a stopped rank 0 because another one has given it up: rank 0 finds that one gone, and
+/// what it tells the rest must not be that.
+TEST(ProcessGroup, RankZeroStoppedAndWokenIsTheOneThatIsNamed) {
+    ForkedRanks ranks(3, 3.0);
+    ranks.start(0, [&](ProcessGroup& group) { train_for_ever(ranks, group); });
+    ranks.start(2, [&](ProcessGroup& group) { train_for_ever(ranks, group); });
+    ranks.set_timeout(60.0);  // it cannot find out by itself
+    ranks.start(1, [&](ProcessGroup& group) { train_for_ever(ranks, group); });
+    ranks.await_all("stuck");
+    ranks.send(0, SIGSTOP);
+    ranks.await(2, "rank");
+    std::this_thread::sleep_for(milliseconds(200));  // its process ends, its connection closes
+    ranks.send(0, SIGCONT);
+    const std::vector<Ending> endings = ranks.endings();
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+        EXPECT_EQ(endings[rank].exit_code, 3);
+        EXPECT_THAT(endings[rank].said, StartsWith("rank 0 was lost at step 41 ("));
+    }
+}
+
 TEST(ProcessGroup, AProcessThatWasStoppedForAShortWhileIsNotLost) {
     ForkedRanks ranks(3, 30.0);
     ranks.start_all([&](ProcessGroup& group) {
