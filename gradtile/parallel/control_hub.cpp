@@ -265,8 +265,8 @@ void ControlHub::send_beats() {
 
 // ---- Losing ----
 
-/// Whoever was stopped for that long is given up by some of the others already. What became of those is no
-/// news: the ones still there shall hear whose silence it began with.
+/// This process may have been stopped itself. Then others have given it up and are gone, and the rest must
+/// hear of that, not of them.
 void ControlHub::look_at_itself() {
     if (SteadyClock::now() - last_beat_ < timeout_) return;
     tell_last({.kind = Message::Kind::loss,
