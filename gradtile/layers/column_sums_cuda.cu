@@ -10,6 +10,7 @@ template <class T>
 struct Matrix {
     template <int n>
     struct Of {
+        static constexpr int inputs = 1;
         const T* x;
         std::int64_t row_stride;
 

@@ -40,6 +40,9 @@ void gelu_forward(const Context&, const Tensor&, const Tensor&, Gelu::Form) {
 void gelu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, Gelu::Form) {
     operator_absent();
 }
+void gelu_backward_summed(const Context&, const SummedGradient&, const Tensor&, const Tensor&, Gelu::Form) {
+    operator_absent();
+}
 void swiglu_forward(const Context&, const Tensor&, const Tensor&) {
     operator_absent();
 }

@@ -17,9 +17,10 @@ using Input = device::Rows<const T>;
 // ---- Token embedding, forward ----
 
 constexpr int gather_threads = 256;
-constexpr int gather_unroll = 4;  // pieces of one thread that are on their way together
+constexpr int gather_unroll = 2;  // pieces of one thread that are on their way together
 
-/// y[i] = weight[ids[i]], n columns at a time; a token outside the vocabulary gives a row of NaN.
+/// y[i] = weight[ids[i]], n columns at a time; a token outside the vocabulary gives a row of NaN. A row of
+/// the weight may be read again, one of y is not.
 template <int n, class T>
 __global__ void __launch_bounds__(gather_threads)
     gather_kernel(T* y, const T* weight, const std::int32_t* ids, std::int64_t vocabulary,
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(gather_threads)
 #pragma unroll
             for (int i = 0; i < n; ++i) values[i] = std::numeric_limits<S>::quiet_NaN();
         }
-        device::store<n>(y + index * n, values);
+        device::store_streaming<n>(y + index * n, values);
     }
 }
 

@@ -10,6 +10,7 @@
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/activation_backend.h>
 #include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/cross_entropy_backend.h>
 #include <gradtile/layers/cross_entropy_head.h>
@@ -240,6 +241,11 @@ void column_sums(Bench& bench) {
         const Tensor sums = zeros(ctx, {columns}, accumulator_of(bench.dtype));
         bench.measure(concat("column sums ", columns), x.bytes(), [&] { add_column_sums(ctx, sums, x); });
     }
+    if (ctx.device().is_cpu()) return;
+    const Tensor x = bench.numbers({rows, bench.model.hidden_width()}), dy = bench.numbers(x.shape());
+    const SummedGradient dx(empty_like(ctx, x), room_for_column_sums(ctx, x));
+    bench.measure("gelu (tanh) backward, column sums", 3 * x.bytes(),
+                  [&] { cuda::gelu_backward_summed(ctx, dx, dy, x, Gelu::Form::tanh); });
 }
 
 struct Group {

@@ -8,15 +8,17 @@ namespace gradtile::cuda {
 namespace device {
 
 constexpr int sum_columns_wide = 32;  // vectors of columns a block takes
-constexpr int sum_lanes = 8;          // threads that share a column, each with every eighth row
-constexpr int sum_unroll = 4;         // rows of one thread that are read together
+constexpr int sum_lanes = 4;          // threads that share a column, each with every fourth row
+constexpr int sum_fetches = 8;        // vectors on their way to a thread together
 
 /// parts[block] = the sums of column_sum_rows rows, n columns a thread. source.read(row, column) fetches n
-/// elements, source.finish(values, fetched, row, column) makes of them what is to be summed.
+/// elements of each of Source::inputs matrices, source.finish(values, fetched, row, column) makes of them
+/// what is to be summed.
 template <int n, class S, class Source>
 __global__ void __launch_bounds__(sum_columns_wide* sum_lanes)
     column_sums_kernel(S* parts, const Source source, std::int64_t rows, std::int64_t columns,
                        unsigned column_blocks) {
+    constexpr int unroll = sum_fetches / Source::inputs;  // rows
     __shared__ S shared[sum_lanes][sum_columns_wide][n];
     await_predecessor();
     const int lane_x = threadIdx.x % sum_columns_wide, lane_y = threadIdx.x / sum_columns_wide;
@@ -26,13 +28,13 @@ __global__ void __launch_bounds__(sum_columns_wide* sum_lanes)
     const std::int64_t end = begin + column_sum_rows < rows ? begin + column_sum_rows : rows;
     S sums[n] = {};
     if (column < columns) {
-        for (std::int64_t first = begin + lane_y; first < end; first += sum_lanes * sum_unroll) {
-            decltype(source.read(first, column)) fetched[sum_unroll];
+        for (std::int64_t first = begin + lane_y; first < end; first += sum_lanes * unroll) {
+            decltype(source.read(first, column)) fetched[unroll];
 #pragma unroll
-            for (int u = 0; u < sum_unroll; ++u)
+            for (int u = 0; u < unroll; ++u)
                 if (first + u * sum_lanes < end) fetched[u] = source.read(first + u * sum_lanes, column);
 #pragma unroll
-            for (int u = 0; u < sum_unroll; ++u) {
+            for (int u = 0; u < unroll; ++u) {
                 if (first + u * sum_lanes >= end) break;
                 S values[n];
                 source.finish(values, fetched[u], first + u * sum_lanes, column);

@@ -109,6 +109,18 @@ __device__ __forceinline__ void store(T* to, const Accumulator<T> (&from)[n]) {
     }
 }
 
+/// The same, for what goes first where the L2 needs room: the kernel's own reads stay.
+template <int n, class T>
+__device__ __forceinline__ void store_streaming(T* to, const Accumulator<T> (&from)[n]) {
+    if constexpr (n == 1) {
+        store<n>(to, from);
+    } else {
+#pragma unroll
+        for (int i = 0; i < n; i += vector_length<T>)
+            __stcs(reinterpret_cast<uint4*>(to + i), pack<T>(from + i));
+    }
+}
+
 /// to[0 .. n-1] += values, with the same alignment.
 template <int n, class S>
 __device__ __forceinline__ void accumulate(S* to, const S (&values)[n]) {
