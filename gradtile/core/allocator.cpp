@@ -91,22 +91,21 @@ Buffer::~Buffer() {
     if (bytes_ != 0) allocator_->release(data_, bytes_);
 }
 
-Arena::Arena(Device device, std::size_t capacity) : Arena(device, round_up(capacity), /*planning=*/false) {}
-
-std::shared_ptr<Arena> Arena::for_planning(Device device) {
-    constexpr std::size_t unbounded = SIZE_MAX / 4;
-    return std::shared_ptr<Arena>(new Arena(device, unbounded, /*planning=*/true));
+Arena::Arena(Device device, std::size_t capacity, std::shared_ptr<Allocator> source)
+    : device_(device), capacity_(round_up(capacity)) {
+    block_ = std::make_unique<Buffer>(source ? std::move(source) : system_allocator(device), capacity_);
+    base_ = block_->data();
+    if (capacity_ > 0) free_.emplace(0, capacity_);
 }
 
-Arena::Arena(Device device, std::size_t capacity, bool planning) : device_(device), capacity_(capacity) {
-    if (planning) {
-        base_ = reinterpret_cast<std::byte*>(std::uintptr_t{1}
-                                             << 40);  // never touched; only offsets from it matter
-    } else {
-        block_ = std::make_unique<Buffer>(system_allocator(device), capacity);
-        base_ = block_->data();
-    }
-    if (capacity > 0) free_.emplace(0, capacity);
+Arena::Arena(Device device) : device_(device), capacity_(SIZE_MAX / 4) {
+    constexpr std::uintptr_t never_touched = std::uintptr_t{1} << 40;  // only offsets from it matter
+    base_ = reinterpret_cast<std::byte*>(never_touched);
+    free_.emplace(0, capacity_);
+}
+
+std::shared_ptr<Arena> Arena::for_planning(Device device) {
+    return std::shared_ptr<Arena>(new Arena(device));
 }
 
 std::byte* Arena::allocate(std::size_t bytes) {

@@ -56,8 +56,8 @@ class Buffer {
 /// beforehand.
 class Arena final : public Allocator {
   public:
-    /// Takes the whole block from the system allocator at once.
-    Arena(Device device, std::size_t capacity);
+    /// Takes the whole block from `source` at once, from the system's allocator where there is none.
+    Arena(Device device, std::size_t capacity, std::shared_ptr<Allocator> source = {});
     /// Hands out addresses that must not be touched, only to measure what a piece of work would need.
     static std::shared_ptr<Arena> for_planning(Device device);
 
@@ -72,7 +72,7 @@ class Arena final : public Allocator {
     void reset_peak() { peak_ = in_use_; }
 
   private:
-    Arena(Device device, std::size_t capacity, bool planning);
+    explicit Arena(Device device);  // for planning
     Device device_;
     std::size_t capacity_;
     std::unique_ptr<Buffer> block_;

@@ -76,16 +76,19 @@ int shared_memory_of_a_block() {
     return bytes;
 }
 
+void throw_out_of_memory(Device device, std::size_t bytes) {
+    const DeviceMemory memory = device_memory(device);
+    throw OutOfMemory(concat("out of memory: ", bytes, " bytes asked for on ", device, "; ",
+                             memory.free_bytes, " of ", memory.total_bytes, " are free"));
+}
+
 std::byte* device_malloc(Device device, std::size_t bytes) {
     use_device(device);
     void* data = nullptr;
     const cudaError_t status = cudaMalloc(&data, bytes);
     if (status == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
-        std::size_t free_bytes = 0, all_bytes = 0;
-        cuda_check(cudaMemGetInfo(&free_bytes, &all_bytes));
-        throw OutOfMemory(concat("out of memory: ", bytes, " bytes asked for on ", device, "; ", free_bytes,
-                                 " of ", all_bytes, " are free"));
+        throw_out_of_memory(device, bytes);
     }
     cuda_check(status);
     return static_cast<std::byte*>(data);

@@ -16,6 +16,8 @@ class GemmState;
 [[noreturn]] void operator_absent();
 
 std::byte* device_malloc(Device device, std::size_t bytes);
+/// What device_malloc throws when there is not enough.
+[[noreturn]] void throw_out_of_memory(Device device, std::size_t bytes);
 void device_free(Device device, std::byte* data) noexcept;
 /// Host memory that the device reads and writes by itself.
 std::byte* page_locked_malloc(Device device, std::size_t bytes);

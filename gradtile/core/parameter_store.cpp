@@ -41,8 +41,9 @@ void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions
           parameter_alignment);
     dtype_ = dtype;
     flat_elements_ = rounded_up(flat_elements_, options.multiple);
-    values_ = zeros(ctx, {flat_elements_}, dtype);
-    gradients_ = zeros(ctx, {flat_elements_}, accumulator_of(dtype));
+    const Context blocks = options.allocator ? ctx.with_allocator(options.allocator) : ctx;
+    values_ = zeros(blocks, {flat_elements_}, dtype);
+    gradients_ = zeros(blocks, {flat_elements_}, accumulator_of(dtype));
     if (is_16_bit(dtype) && options.masters) master_ = zeros(ctx, {flat_elements_}, DType::f32);
     for (Parameter& parameter : parameters_) {
         Parameter::Entry& entry = *parameter.entry_;

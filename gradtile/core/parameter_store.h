@@ -72,7 +72,8 @@ struct FlatRange {
 struct FlatOptions {
     /// The blocks' length is a multiple of it, itself one of 64: so that processes can have equal parts.
     std::int64_t multiple = 64;
-    bool masters = true;  ///< float32 masters for 16-bit values
+    bool masters = true;                        ///< float32 masters for 16-bit values
+    std::shared_ptr<Allocator> allocator = {};  ///< of values and gradients; none: the context's
 };
 
 class ParameterStore {

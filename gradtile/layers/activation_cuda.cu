@@ -38,7 +38,7 @@ template <class T, class Form>
 struct GeluBackwardSummed {
     template <int n>
     struct Of {
-        static constexpr int inputs = 2;
+        static constexpr int inputs = 2, blocks = 1;
         T* dx;
         const T *dy, *x;
         std::int64_t dx_stride, dy_stride, x_stride;

@@ -10,7 +10,7 @@ template <class T>
 struct Matrix {
     template <int n>
     struct Of {
-        static constexpr int inputs = 1;
+        static constexpr int inputs = 1, blocks = 6;
         const T* x;
         std::int64_t row_stride;
 

@@ -44,14 +44,12 @@ attention::Saved MultiHeadAttention::operands_of(const Context& ctx, const Saved
     return operands;
 }
 
-Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& saved,
-                                   const BeforeAttention& before_attention) const {
+Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
     check(x.rank() == 3, "multi_head_attention: x is ", x, "; expected [B, T, ", qkv.in_features(), "]");
     const Tensor packed = qkv.forward(ctx, x, saved.qkv);
     const Tensor q = normalised(ctx, q_norm, heads_of(packed, 0, heads), saved.q_norm);
     const Tensor k = normalised(ctx, k_norm, heads_of(packed, heads, kv_heads), saved.k_norm);
     const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
-    announce_attention(before_attention);
     const Tensor o = attention::forward(ctx, q, k, v, options, saved.attention);
     return proj.forward(ctx, o.reshape({x.size(0), x.size(1), heads * head_dim}), saved.proj);
 }
@@ -67,7 +65,7 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
     const Tensor dq = heads_of(d_packed, 0, heads);
     const Tensor dk = heads_of(d_packed, heads, kv_heads);
     const Tensor dv = heads_of(d_packed, heads + kv_heads, kv_heads);
-    announce_attention(hooks.before_attention);
+    announce_attention(hooks);
     attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), options, operands_of(ctx, saved),
                         {.q = dq, .k = dk, .v = dv});
     d_o = {};

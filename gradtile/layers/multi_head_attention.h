@@ -39,8 +39,7 @@ struct MultiHeadAttention {
 
     MultiHeadAttention(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
-    Tensor forward(const Context& ctx, const Tensor& x /*[B,T,C]*/, Saved& saved,
-                   const BeforeAttention& before_attention = {}) const;
+    Tensor forward(const Context& ctx, const Tensor& x /*[B,T,C]*/, Saved& saved) const;
     /// Returns dx [B,T,C].
     Tensor backward(const Context& ctx, const SummedGradient& dy /*[B,T,C]*/, const Saved& saved,
                     const BackwardHooks& hooks = {}) const;

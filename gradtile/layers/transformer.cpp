@@ -66,8 +66,7 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
     saved.blocks.assign(blocks.size(), {});
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         before_use(blocks[i].last_parameter);
-        stream = blocks[i].forward(ctx, stream, block_key(options.dropout, i), saved.blocks[i],
-                                   options.hooks.before_attention);
+        stream = blocks[i].forward(ctx, stream, block_key(options.dropout, i), saved.blocks[i]);
     }
     before_use(last_parameter_);
     const Tensor x = norm_f.forward(ctx, stream, saved.norm_f);

@@ -21,18 +21,15 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
 
 /// The stream up to the second norm, the attention's branch not yet added.
 Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
-                                             Activations& saved,
-                                             const BeforeAttention& before_attention) const {
-    const Tensor branch =
-        attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn, before_attention);
+                                             Activations& saved) const {
+    const Tensor branch = attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn);
     saved.attn_dropout.key = key.at(0);
     return {stream.x, branch, dropout, key.at(0)};
 }
 
 Residual TransformerBlock::forward_keeping(const Context& ctx, Residual& stream, const DropoutKey& key,
-                                           Activations& saved,
-                                           const BeforeAttention& before_attention) const {
-    Residual middle = forward_attention(ctx, stream, key, saved, before_attention);
+                                           Activations& saved) const {
+    Residual middle = forward_attention(ctx, stream, key, saved);
     const Tensor branch = mlp.forward(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
     saved.mlp_dropout.key = key.at(1);
     return {middle.x, branch, dropout, key.at(1)};
@@ -56,16 +53,16 @@ TransformerBlock::Activations TransformerBlock::recomputed(const Context& ctx, c
     return saved;
 }
 
-Residual TransformerBlock::forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved,
-                                   const BeforeAttention& before_attention) const {
+Residual TransformerBlock::forward(const Context& ctx, Residual stream, const DropoutKey& key,
+                                   Saved& saved) const {
     if (recompute == Recompute::block) {
         Activations discarded;
-        Residual out = forward_keeping(ctx, stream, key, discarded, before_attention);
+        Residual out = forward_keeping(ctx, stream, key, discarded);
         saved.input = stream.x;
         saved.dropout = key;
         return out;
     }
-    Residual out = forward_keeping(ctx, stream, key, saved.activations.emplace(), before_attention);
+    Residual out = forward_keeping(ctx, stream, key, saved.activations.emplace());
     if (recompute == Recompute::activations) forget_cheap(*saved.activations);
     return out;
 }

@@ -47,8 +47,7 @@ struct TransformerBlock {
 
     /// `key` names the block's dropout masks; a default one drops nothing. The MLP's branch is left for the
     /// next norm to add.
-    Residual forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved,
-                     const BeforeAttention& before_attention = {}) const;
+    Residual forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved) const;
     /// Returns dx in dy's memory: the residual stream's gradient passes through and each branch adds to it.
     /// The sums of its columns, where the norms have made them, are the gradient of a branch's last bias.
     SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
@@ -56,9 +55,9 @@ struct TransformerBlock {
 
   private:
     Residual forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
-                               Activations& saved, const BeforeAttention& before_attention = {}) const;
-    Residual forward_keeping(const Context& ctx, Residual& stream, const DropoutKey& key, Activations& saved,
-                             const BeforeAttention& before_attention) const;
+                               Activations& saved) const;
+    Residual forward_keeping(const Context& ctx, Residual& stream, const DropoutKey& key,
+                             Activations& saved) const;
     void forget_cheap(Activations& kept) const;
     Activations recomputed(const Context& ctx, const Tensor& x, const DropoutKey& key) const;
 };

@@ -73,7 +73,9 @@ DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, cons
         own_ranges_.push_back(own_part(range));
         if (ctx.device().is_cuda()) bucket.gathered = std::make_unique<cuda::Event>(ctx.device());
     }
-    if (options_.sharded) gradients_ = zeros(ctx, {packed}, store.gradients().dtype());
+    if (!options_.sharded) return;
+    gradients_ =
+        zeros(ctx.with_allocator(communicator.symmetric_memory(ctx)), {packed}, store.gradients().dtype());
 }
 
 DataParallel::~DataParallel() = default;
@@ -134,43 +136,28 @@ void DataParallel::sum(const Context& ctx, const Tensor& x) const {
 
 ForwardHooks DataParallel::gather_beside_forward(const Context& ctx) {
     if (!is_sharded() || ctx.is_planning()) return {};
-    gathering_ = {};
+    start_gathering(ctx);
+    waited_for_ = 0;
     const auto before_use = [this, ctx](const Parameter& last) {
-        wait_up_to(ctx, last.offset() + last.padded_value().elements());
+        const std::int64_t end = last.offset() + last.padded_value().elements();
+        for (; waited_for_ < buckets_.size() && buckets_[waited_for_].range.begin < end; ++waited_for_)
+            if (const auto& gathered = buckets_[waited_for_].gathered) gathered->wait_in(ctx.stream());
     };
-    // As much again as the last wait was for: what the next block reads.
-    const auto gather_ahead = [this, ctx] {
-        gather_up_to(ctx, 2 * gathering_.last_wait_to - gathering_.last_wait_from);
-    };
-    return {.before_use = before_use, .before_attention = gather_ahead};
+    return {.before_use = before_use};
 }
 
-void DataParallel::gather_up_to(const Context& ctx, std::int64_t end) {
-    std::size_t& next = gathering_.started;
-    const auto is_wanted = [&] { return next < buckets_.size() && buckets_[next].range.begin < end; };
-    if (!is_wanted()) return;
+void DataParallel::start_gathering(const Context& ctx) {
     const Context exchange = exchange_->after(ctx);
-    for (; is_wanted(); ++next) {
-        const Bucket& bucket = buckets_[next];
-        communicator_.all_gather(exchange, part_of(store_.values(), own_ranges_[next]),
-                                 part_of(store_.values(), bucket.range));
-        if (bucket.gathered) bucket.gathered->record(exchange.stream());
+    for (std::size_t i = 0; i < buckets_.size(); ++i) {
+        communicator_.all_gather(exchange, part_of(store_.values(), own_ranges_[i]),
+                                 part_of(store_.values(), buckets_[i].range));
+        if (buckets_[i].gathered) buckets_[i].gathered->record(exchange.stream());
     }
-}
-
-void DataParallel::wait_up_to(const Context& ctx, std::int64_t end) {
-    if (end <= gathering_.last_wait_to) return;
-    gather_up_to(ctx, end);
-    for (std::size_t& next = gathering_.waited_for;
-         next < gathering_.started && buckets_[next].range.begin < end; ++next)
-        if (buckets_[next].gathered) buckets_[next].gathered->wait_in(ctx.stream());
-    gathering_.last_wait_from = std::exchange(gathering_.last_wait_to, end);
 }
 
 void DataParallel::gather_values(const Context& ctx) {
     if (!is_sharded() || ctx.is_planning()) return;
-    gathering_ = {};
-    gather_up_to(ctx, store_.flat_elements());
+    start_gathering(ctx);
     exchange_->join(ctx);
 }
 

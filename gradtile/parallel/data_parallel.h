@@ -60,9 +60,8 @@ class DataParallel {
     /// What this process updates, in the order in which its part is packed.
     const std::vector<FlatRange>& own_ranges() const { return own_ranges_; }
     std::int64_t own_elements() const;
-    /// For the forward passes after everybody updated its part: brings all parts together as they are used,
-    /// ahead of their use where there is an attention to do it beside. Empty where there is nothing to
-    /// gather.
+    /// For the forward passes after everybody updated its part: starts to bring all parts together, in the
+    /// order of their use. Empty where there is nothing to gather.
     ForwardHooks gather_beside_forward(const Context& ctx);
     /// At once, all values.
     void gather_values(const Context& ctx);
@@ -77,8 +76,7 @@ class DataParallel {
     struct Bucket;
     void sum_bucket(const Context& ctx, const Bucket& bucket);
     void sum_complete_buckets(const Context& ctx);
-    void gather_up_to(const Context& ctx, std::int64_t end);
-    void wait_up_to(const Context& ctx, std::int64_t end);
+    void start_gathering(const Context& ctx);
     FlatRange own_part(const FlatRange& bucket) const;
 
     const ParameterStore& store_;
@@ -89,11 +87,7 @@ class DataParallel {
     std::vector<FlatRange> own_ranges_;
     Tensor gradients_;
     std::vector<const Bucket*> complete_;  // whose sums have not started
-    /// How far a step has come with its values.
-    struct Gathering {
-        std::size_t started = 0, waited_for = 0;            // buckets
-        std::int64_t last_wait_from = 0, last_wait_to = 0;  // elements
-    } gathering_;
+    std::size_t waited_for_ = 0;           // buckets whose values the forward pass may read
 };
 
 }  // namespace gradtile

@@ -19,6 +19,15 @@ Nccl load_nccl() {
     library.find("ncclAllGather", functions.all_gather);
     library.find("ncclBroadcast", functions.broadcast);
     library.find("ncclGetErrorString", functions.error_string);
+    decltype(&ncclGetVersion) get_version = nullptr;
+    library.find("ncclGetVersion", get_version);
+    constexpr int with_symmetric_memory = 22800;
+    if (int version = 0; get_version(&version) == ncclSuccess && version >= with_symmetric_memory) {
+        library.find("ncclMemAlloc", functions.mem_alloc);
+        library.find("ncclMemFree", functions.mem_free);
+        library.find("ncclCommWindowRegister", functions.comm_window_register);
+        library.find("ncclCommWindowDeregister", functions.comm_window_deregister);
+    }
     return functions;
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 /// NCCL, loaded when several GPUs first need it: a run on one GPU, or on the CPU, does not.
+#include <cstddef>
+
 #include <nccl.h>
 
 namespace gradtile::cuda {
@@ -14,6 +16,14 @@ struct Nccl {
     decltype(&ncclAllGather) all_gather;
     decltype(&ncclBroadcast) broadcast;
     decltype(&ncclGetErrorString) error_string;
+
+    // Symmetric memory, of NCCL 2.28 and later; null before. Declared here, for the header may be older.
+    ncclResult_t (*mem_alloc)(void** data, std::size_t bytes);
+    ncclResult_t (*mem_free)(void* data);
+    ncclResult_t (*comm_window_register)(ncclComm_t comm, void* data, std::size_t bytes, void** window,
+                                         int flags);
+    ncclResult_t (*comm_window_deregister)(ncclComm_t comm, void* window);
+    bool has_symmetric_memory() const { return comm_window_deregister != nullptr; }
 };
 /// Throws Error when the library cannot be loaded.
 const Nccl& nccl();

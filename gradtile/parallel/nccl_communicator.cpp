@@ -9,6 +9,7 @@
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/parallel/communicator_backend.h>
 #include <gradtile/parallel/nccl.h>
+#include <gradtile/parallel/nccl_memory.h>
 
 namespace gradtile::cuda {
 namespace {
@@ -64,38 +65,53 @@ void check_gpus_differ(Device device, ProcessGroup& group) {
                   "; expected one each");
 }
 
-/// The order of sums is fixed by the algorithm. What the user has set stays.
-void fix_algorithm() {
-    setenv("NCCL_ALGO", "Ring", /*overwrite=*/0);
-    setenv("NCCL_PROTO", "Simple", /*overwrite=*/0);
+/// How NCCL is to work. What the user has set stays.
+void set_up_nccl(bool deterministic) {
+    const auto prefer = [](const char* name, const char* value) { setenv(name, value, /*overwrite=*/0); };
+    if (deterministic) {  // the order of sums is fixed by the algorithm, and none is left to the switch
+        prefer("NCCL_ALGO", "Ring");
+        prefer("NCCL_PROTO", "Simple");
+        prefer("NCCL_NVLS_ENABLE", "0");
+    }
+    // In symmetric memory: copy engines gather, and sums are over sooner on more multiprocessors than NCCL
+    // takes by itself.
+    prefer("NCCL_CTA_POLICY", "2");
+    prefer("NCCL_SYM_CTAS", "32");
 }
 
 class NcclCommunicator final : public Communicator {
   public:
-    NcclCommunicator(ProcessGroup& group, ncclComm_t comm)
-        : Communicator(group.rank(), group.size()), group_(group), comm_(comm) {}
-    // An abort, for a destroy waits for peers that may be gone.
-    ~NcclCommunicator() override { (void)nccl().comm_abort(comm_); }
+    NcclCommunicator(Device device, ProcessGroup& group, ncclComm_t comm)
+        : Communicator(group.rank(), group.size()),
+          group_(group),
+          // An abort, for a destroy waits for peers that may be gone.
+          comm_(comm, [](ncclComm_t c) { (void)nccl().comm_abort(c); }) {
+        if (nccl().has_symmetric_memory()) symmetric_ = std::make_shared<NcclMemory>(device, comm_, group);
+    }
+
+    std::shared_ptr<Allocator> symmetric_memory(const Context& ctx) const override {
+        return symmetric_ ? symmetric_ : ctx.allocator();
+    }
 
   private:
     void sum(const Context& ctx, const Tensor& x) const override {
         nccl_check(nccl().all_reduce(x.raw_data(), x.raw_data(), count_of(x), nccl_type(x.dtype()), ncclSum,
-                                     comm_, stream_of(ctx)),
+                                     comm_.get(), stream_of(ctx)),
                    "all-reduce");
     }
     void sum_parts(const Context& ctx, const Tensor& whole, const Tensor& part) const override {
         nccl_check(nccl().reduce_scatter(whole.raw_data(), part.raw_data(), count_of(part),
-                                         nccl_type(part.dtype()), ncclSum, comm_, stream_of(ctx)),
+                                         nccl_type(part.dtype()), ncclSum, comm_.get(), stream_of(ctx)),
                    "reduce-scatter");
     }
     void gather(const Context& ctx, const Tensor& part, const Tensor& whole) const override {
         nccl_check(nccl().all_gather(part.raw_data(), whole.raw_data(), count_of(part),
-                                     nccl_type(part.dtype()), comm_, stream_of(ctx)),
+                                     nccl_type(part.dtype()), comm_.get(), stream_of(ctx)),
                    "all-gather");
     }
     void send_from(const Context& ctx, const Tensor& x, int root) const override {
         nccl_check(nccl().broadcast(x.raw_data(), x.raw_data(), count_of(x), nccl_type(x.dtype()), root,
-                                    comm_, stream_of(ctx)),
+                                    comm_.get(), stream_of(ctx)),
                    "broadcast");
     }
     void wait_for_all(const Context& ctx) const override {
@@ -104,7 +120,7 @@ class NcclCommunicator final : public Communicator {
         const auto waiting = group_.waiting("a barrier");
         synchronize(ctx.device(), ctx.stream());
         ncclResult_t status = ncclSuccess;
-        nccl_check(nccl().comm_get_async_error(comm_, &status), "barrier");
+        nccl_check(nccl().comm_get_async_error(comm_.get(), &status), "barrier");
         nccl_check(status, "barrier");
     }
 
@@ -115,7 +131,8 @@ class NcclCommunicator final : public Communicator {
     }
 
     ProcessGroup& group_;
-    ncclComm_t comm_;
+    std::shared_ptr<ncclComm> comm_;
+    std::shared_ptr<Allocator> symmetric_;
 };
 
 }  // namespace
@@ -123,7 +140,7 @@ class NcclCommunicator final : public Communicator {
 std::unique_ptr<Communicator> make_nccl_communicator(const Context& ctx, ProcessGroup& group) {
     use_device(ctx.device());
     check_gpus_differ(ctx.device(), group);
-    if (ctx.deterministic()) fix_algorithm();
+    set_up_nccl(ctx.deterministic());
     ncclUniqueId id{};
     if (group.is_root()) nccl_check(nccl().get_unique_id(&id), "unique id");
     std::string bytes(id.internal, sizeof id.internal);
@@ -132,7 +149,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(const Context& ctx, Process
     const auto waiting = group.waiting("the start of NCCL");
     ncclComm_t comm = nullptr;
     nccl_check(nccl().comm_init_rank(&comm, group.size(), id, group.rank()), "start");
-    return std::make_unique<NcclCommunicator>(group, comm);
+    return std::make_unique<NcclCommunicator>(ctx.device(), group, comm);
 }
 
 }  // namespace gradtile::cuda

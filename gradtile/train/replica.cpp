@@ -16,9 +16,11 @@ bool is_sharded(const TrainConfig& config, const Communicator& communicator) {
     return config.zero == 1 && communicator.size() > 1;
 }
 
-FlatOptions flat_options(const TrainConfig& config, const Communicator& communicator) {
+FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Communicator& communicator) {
     const bool sharded = is_sharded(config, communicator);
-    return {.multiple = flat_multiple(sharded ? communicator.size() : 1), .masters = !sharded};
+    return {.multiple = flat_multiple(sharded ? communicator.size() : 1),
+            .masters = !sharded,
+            .allocator = communicator.symmetric_memory(ctx)};
 }
 
 Tensor view_of(const Tensor& flat, const Parameter& parameter) {
@@ -46,7 +48,7 @@ std::string first_in_order(std::span<const Parameter> parameters, const std::vec
 Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<Tokenizer> tokenizer,
                  const Communicator& communicator)
     : model(ctx, config.model, storage_dtype(config.dtype), std::move(tokenizer),
-            flat_options(config, communicator)),
+            flat_options(ctx, config, communicator)),
       parallel(ctx, model.parameters, communicator, {.sharded = is_sharded(config, communicator)}),
       communicator_(communicator) {
     if (!parallel.is_sharded()) {

@@ -112,11 +112,19 @@ int main(int argc, char** argv) {
         int wrong = 0;
         {
             const auto communicator = make_communicator(ctx, group);
-            Checks checks(ctx, *communicator);
-            for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32})
-                for (const std::int64_t n : {1, 3, 1000, 100'003}) checks.check_all(dtype, n);
-            checks.check_all(DType::f32, 5'000'000);  // more than one exchange of MPI's carries
-            wrong = checks.wrong() + differences(ctx, *communicator, group);
+            const auto symmetric = communicator->symmetric_memory(ctx);
+            std::vector<Context> places = {ctx};
+            // Of one block: to come by one all processes must meet.
+            if (symmetric != ctx.allocator())
+                places.push_back(ctx.with_allocator(
+                    std::make_shared<Arena>(ctx.device(), std::size_t{1} << 30, symmetric)));
+            for (const Context& place : places) {
+                Checks checks(place, *communicator);
+                for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32})
+                    for (const std::int64_t n : {1, 3, 1000, 100'003}) checks.check_all(dtype, n);
+                checks.check_all(DType::f32, 5'000'000);  // more than one exchange of MPI's carries
+                wrong += checks.wrong() + differences(place, *communicator, group);
+            }
             communicator->barrier(ctx);
         }
         group.leave();

@@ -113,7 +113,8 @@ int bench_comm(const Flags& flags, const Context& ctx, const Communicator& commu
     for (const Collective& collective : collectives_of(communicator))
         for (const std::int64_t size : sizes_of(flags)) {
             const std::int64_t in_part = std::max<std::int64_t>(1, size / element / group.size());
-            const Tensor whole = zeros(ctx, {in_part * group.size()}, dtype);
+            const Tensor whole = zeros(ctx.with_allocator(communicator.symmetric_memory(ctx)),
+                                       {in_part * group.size()}, dtype);
             const Tensor part = whole.slice(0, group.rank() * in_part, in_part);
             const std::int64_t repeats = std::clamp<std::int64_t>((64 << 20) / size, 1, 20);
             const double own_ms = median_together(ctx, communicator, flags.runs, repeats,

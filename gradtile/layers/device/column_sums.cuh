@@ -13,9 +13,10 @@ constexpr int sum_fetches = 8;        // vectors on their way to a thread togeth
 
 /// parts[block] = the sums of column_sum_rows rows, n columns a thread. source.read(row, column) fetches n
 /// elements of each of Source::inputs matrices, source.finish(values, fetched, row, column) makes of them
-/// what is to be summed.
+/// what is to be summed. Source::blocks fit on a processor at least: where none is named the compiler takes
+/// so few registers that less is on its way (a GELU's backward took 399 us so, and takes 313).
 template <int n, class S, class Source>
-__global__ void __launch_bounds__(sum_columns_wide* sum_lanes)
+__global__ void __launch_bounds__(sum_columns_wide* sum_lanes, Source::blocks)
     column_sums_kernel(S* parts, const Source source, std::int64_t rows, std::int64_t columns,
                        unsigned column_blocks) {
     constexpr int unroll = sum_fetches / Source::inputs;  // rows
