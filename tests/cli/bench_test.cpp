@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include <gradtile/core/device.h>
+#include <gradtile/core/json_value.h>
 
 #include "program.h"
 
@@ -26,7 +27,7 @@ std::vector<json> rows_of(const Arguments& arguments) {
     expect_success(outcome);
     std::vector<json> rows;
     std::istringstream lines(outcome.out);
-    for (std::string line; std::getline(lines, line);) rows.push_back(json::parse(line));
+    for (std::string line; std::getline(lines, line);) rows.push_back(parse_json(line));
     return rows;
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <sstream>
 
+#include <gradtile/core/json_value.h>
 #include <gradtile/train/train_config.h>
 
 #include "program.h"
@@ -69,7 +70,7 @@ TEST_F(Commands, TheLastOfRepeatedFlagsCountsAndFlagsWinOverTheConfig) {
     const std::string config = place_.write("config.json", R"({"steps": 5, "seed": 7, "bias": false})");
     expect_success(run(tiny() + Arguments{"--config", config, "--steps", "3"}));
     EXPECT_EQ(steps_of(out_).size(), 3u);
-    const json made = json::parse(contents_of(out_ / "config.json"));
+    const json made = parse_json(contents_of(out_ / "config.json"));
     EXPECT_EQ(made["seed"], 7);
     EXPECT_EQ(made["bias"], false);
 }
@@ -102,7 +103,7 @@ TEST_F(Commands, EvalMeasuresAWholeFile) {
     expect_success(run(tiny()));
     const Outcome outcome = run({"eval", out_.string(), "--data", stories_, "--json"});
     expect_success(outcome);
-    const json result = json::parse(outcome.out);
+    const json result = parse_json(outcome.out);
     const double loss = result.at("loss");
     EXPECT_EQ(result.at("targets"), static_cast<std::int64_t>(contents_of(stories_).size()) - 1);
     // Text and bits are the same measure: ASCII, a token a character. Printed with 17 digits.
@@ -117,7 +118,7 @@ TEST_F(Commands, EvalCountsTheTargetsThatTrainingCounted) {
     const Outcome outcome = run({"eval", out_.string(), "--data", stories_, "--json"});
     expect_success(outcome);
     const std::string text = contents_of(stories_);
-    EXPECT_EQ(json::parse(outcome.out).at("targets"),
+    EXPECT_EQ(parse_json(outcome.out).at("targets"),
               std::ranges::count_if(text.substr(1), [](char c) { return c != ' '; }));
 }
 
@@ -141,7 +142,7 @@ TEST(Gradcheck, OfOneOperatorIsOneJsonObjectAnInput) {
     std::istringstream lines(outcome.out);
     std::vector<std::string> inputs;
     for (std::string line; std::getline(lines, line);) {
-        const json report = json::parse(line);
+        const json report = parse_json(line);
         EXPECT_EQ(report.at("op"), "linear");
         EXPECT_EQ(report.at("ok"), true);
         EXPECT_LT(report.at("error").get<double>(), report.at("bound").get<double>());

@@ -6,6 +6,8 @@
 
 #include "program.h"
 
+#include <gradtile/core/json_value.h>
+
 namespace gradtile::test {
 namespace {
 
@@ -29,7 +31,7 @@ Arguments gpt2_on(int gpus, int share) {
 json json_of(const Arguments& arguments) {
     const Outcome outcome = run(arguments + Arguments{"--json"});
     expect_success(outcome);
-    return json::parse(outcome.out);
+    return parse_json(outcome.out);
 }
 
 TEST(Plan, SaysMemoryTimeAndBytesOfEveryNumberOfGpus) {
@@ -137,7 +139,7 @@ TEST(Plan, FitPrintsConstantsAndDeviations) {
     expect_success(rows);
     std::istringstream lines(rows.out);
     for (std::string line; std::getline(lines, line);) {
-        const json row = json::parse(line);
+        const json row = parse_json(line);
         if (row.value("constant", "") == "nvlink_bytes") {
             EXPECT_NEAR(row.at("value").get<double>(), (1.5 - 0.015) / 9.8 * 1e3, 1e-3);
         }

@@ -13,6 +13,8 @@
 
 #include <support/signal_process.h>
 
+#include <gradtile/core/json_value.h>
+
 namespace gradtile::test {
 namespace {
 
@@ -123,7 +125,7 @@ std::vector<nlohmann::json> steps_of(const std::filesystem::path& run) {
     std::vector<nlohmann::json> steps;
     std::ifstream file(run / "metrics.jsonl");
     for (std::string line; std::getline(file, line);) {
-        nlohmann::json step = nlohmann::json::parse(line);
+        nlohmann::json step = parse_json(line);
         if (step.contains("event")) continue;
         step.erase("tokens_per_s");
         step.erase("ms");
@@ -135,7 +137,7 @@ std::vector<nlohmann::json> steps_of(const std::filesystem::path& run) {
 nlohmann::json tensors_of(const std::filesystem::path& directory) {
     const Outcome outcome = run({"inspect", directory.string(), "--json"});
     expect_success(outcome);
-    return nlohmann::json::parse(outcome.out).at("tensors");
+    return parse_json(outcome.out).at("tensors");
 }
 
 }  // namespace gradtile::test

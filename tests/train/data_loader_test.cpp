@@ -1,3 +1,4 @@
+#include <gradtile/core/json_value.h>
 #include <gradtile/train/data_loader.h>
 
 #include <algorithm>
@@ -109,7 +110,7 @@ TEST(DataLoader, ResumesExactlyAtEveryPosition) {
     DataLoader walker(places(100), options);
     for (std::size_t done = 0; done < 50; ++done) {
         DataLoader resumed(places(100), options);
-        resumed.restore(nlohmann::json::parse(walker.state().dump()));
+        resumed.restore(parse_json(walker.state().dump()));
         EXPECT_EQ(resumed.epoch(), walker.epoch());
         EXPECT_EQ(take(resumed, 10, 1), std::vector<Row>(all.begin() + std::ptrdiff_t(done),
                                                          all.begin() + std::ptrdiff_t(done + 10)));
@@ -211,7 +212,7 @@ TEST(DataLoader, RefusesAStateOfOtherData) {
     EXPECT_THROW(other_seed.restore(loader.state()), Error);
     DataLoader same = loader;
     for (const char* broken : {"null", "{}", "[1]", R"({"epoch":0,"position":"x"})"})
-        EXPECT_THROW(same.restore(nlohmann::json::parse(broken)), Error) << broken;
+        EXPECT_THROW(same.restore(parse_json(broken)), Error) << broken;
     nlohmann::json beyond = *loader.state();
     beyond["position"] = 1000;
     EXPECT_THROW(same.restore(beyond), Error);

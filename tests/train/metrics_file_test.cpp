@@ -1,3 +1,4 @@
+#include <gradtile/core/json_value.h>
 #include <gradtile/train/metrics_file.h>
 
 #include <cmath>
@@ -33,8 +34,8 @@ TEST(MetricsLine, HasNineDigitsAndItsKeysInOrder) {
 TEST(MetricsLine, HasTheValidationLossOnlyWhenItWasEvaluated) {
     StepReport evaluated = report(7);
     evaluated.val_loss = 1.5;
-    EXPECT_EQ(json::parse(metrics_line(evaluated))["val_loss"], 1.5);
-    EXPECT_FALSE(json::parse(metrics_line(report(7))).contains("val_loss"));
+    EXPECT_EQ(parse_json(metrics_line(evaluated))["val_loss"], 1.5);
+    EXPECT_FALSE(parse_json(metrics_line(report(7))).contains("val_loss"));
 }
 
 TEST(MetricsLine, StaysJsonWhenNumbersAreNotFinite) {
@@ -42,7 +43,7 @@ TEST(MetricsLine, StaysJsonWhenNumbersAreNotFinite) {
     bad.loss = std::nan("");
     bad.grad_norm = INFINITY;
     bad.not_finite = "h.0.\"odd\"";
-    const json line = json::parse(metrics_line(bad));
+    const json line = parse_json(metrics_line(bad));
     EXPECT_TRUE(line["loss"].is_null() && line["grad_norm"].is_null());
     EXPECT_EQ(line["not_finite"], "h.0.\"odd\"");
 }

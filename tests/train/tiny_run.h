@@ -9,6 +9,7 @@
 
 #include "temporary_directory.h"
 
+#include <gradtile/core/json_value.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/trainer.h>
 
@@ -42,7 +43,7 @@ struct TinyRun {
         std::vector<nlohmann::json> lines;
         std::ifstream file(run / "metrics.jsonl");
         for (std::string line; std::getline(file, line);) {
-            nlohmann::json object = nlohmann::json::parse(line);
+            nlohmann::json object = parse_json(line);
             object.erase("ms");
             object.erase("tokens_per_s");
             lines.push_back(std::move(object));

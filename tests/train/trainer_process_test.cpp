@@ -14,6 +14,7 @@
 
 #include "temporary_directory.h"
 
+#include <gradtile/core/json_value.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/trainer.h>
 
@@ -52,11 +53,11 @@ std::vector<std::string> losses(const std::filesystem::path& run) {
     std::vector<std::string> lines;
     std::ifstream file(run / "metrics.jsonl");
     for (std::string line; std::getline(file, line);) {
-        nlohmann::json object = nlohmann::json::parse(line);
+        nlohmann::json object = parse_json(line);
         if (object.contains("event")) continue;
         object.erase("ms");
         object.erase("tokens_per_s");
-        lines.push_back(object.dump());
+        lines.push_back(json_text(object));
     }
     return lines;
 }
@@ -136,7 +137,7 @@ TEST(TrainerProcess, AFullDiskFailsSavesAndNothingElse) {
     if (process == 0) {
         const struct rlimit limit { 40'000, 40'000 };
         setrlimit(RLIMIT_FSIZE, &limit);
-        const std::string file = directory.write("config.json", to_json(config).dump());
+        const std::string file = directory.write("config.json", json_text(to_json(config)));
         execl(GRADTILE_TRAINING_PROCESS, GRADTILE_TRAINING_PROCESS, file.c_str(), nullptr);
         _exit(127);
     }
