@@ -11,8 +11,10 @@
 
 namespace gradtile::test {
 
+/// libhdf5 ends a file with a dataset of 2^40 bytes there, though nobody wrote one of them: refused.
 class MemoryStorage final : public Hdf5Storage {
   public:
+    static constexpr std::uint64_t most_bytes = 64 << 20;
     std::vector<std::byte> bytes;
 
     std::uint64_t size() const override { return bytes.size(); }
@@ -21,10 +23,14 @@ class MemoryStorage final : public Hdf5Storage {
         std::memcpy(data, bytes.data() + address, count);
     }
     void write(const std::byte* data, std::size_t count, std::uint64_t address, bool) override {
+        check(address <= most_bytes && count <= most_bytes - address, "too large for a test");
         bytes.resize(std::max<std::size_t>(bytes.size(), address + count));
         std::memcpy(bytes.data() + address, data, count);
     }
-    void truncate(std::uint64_t size) override { bytes.resize(size); }
+    void truncate(std::uint64_t size) override {
+        check(size <= most_bytes, "too large for a test");
+        bytes.resize(size);
+    }
 };
 
 /// Puts a header in front that vouches for the rest.
