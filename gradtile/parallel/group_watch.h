@@ -46,7 +46,6 @@ struct ProcessGroup::Watch {
     // Of the thread alone.
     MessageStream stream_;
     SteadyTime last_heard_, next_beat_;
-    std::int64_t step_of_root_ = -1;
 
     std::mutex mutex_;
     std::condition_variable changed_;

@@ -16,7 +16,7 @@ std::byte* NcclMemory::allocate(std::size_t bytes) {
     nccl_check(nccl().mem_alloc(&data, bytes), "symmetric memory");
     constexpr int symmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
     void* window = nullptr;
-    const auto waiting = group_.waiting("the start of memory for exchanges");
+    const auto waiting = group_.waiting("the registration of memory");
     const ncclResult_t registered = nccl().comm_window_register(comm_.get(), data, bytes, &window, symmetric);
     if (registered != ncclSuccess) (void)nccl().mem_free(data);
     nccl_check(registered, "registration of symmetric memory");
