@@ -50,7 +50,7 @@ filter() {
   case $tool in memcheck | synccheck) local all=yes ;; *) local all= ;; esac
   case $2 in
     core_test) echo "Cuda.Copy*:Cuda.Draws*:Cuda.Axpy*:Cuda.FillWrites*:Cuda.ToDevice*${all:+:Cuda.Gemm*:GemmOnCuda.*}" ;;
-    layers_test) echo 'OnCuda.*-*LayerSuite*:*CrossEntropy*:*ManyRows*' ;;
+    layers_test) echo "OnCuda.*${all:+:ProductsOnCuda.LinearGelu*}-*LayerSuite*:*CrossEntropy*:*ManyRows*" ;;
     model_test) echo 'OnCuda.*' ;;
     train_test) echo "CudaGlobalNorm.*:CudaAdamW.*:CudaStepInput.*${all:+:CudaMuon.*}" ;;
     attention_test.*) attention "${2#*.}" $few ManyBackward ManyTiny ${all:+AnyHeadDim AnyOption ZeroLengths RepeatedElements} ;;

@@ -1,3 +1,4 @@
+#include <gradtile/layers/activation_backend.h>
 #include <gradtile/layers/gelu.h>
 #include <gradtile/layers/swiglu.h>
 #include <support/on_cuda.h>
@@ -115,6 +116,23 @@ TEST_F(OnCuda, GeluStaysFiniteAtTheEndsOfTheRange) {
         EXPECT_TRUE(std::isnan(y[4]));
         EXPECT_TRUE(std::isnan(dx[4]));
     }
+}
+
+TEST_F(OnCuda, GeluBackwardSumsTheColumnsOfWhatItStores) {
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+        for (const Gelu::Form form : {Gelu::Form::tanh, Gelu::Form::exact})
+            for (const std::int64_t width : {1, 7, 64, 776})
+                for (const std::int64_t rows : {1, 130, 600}) {
+                    SCOPED_TRACE(concat(dtype, ", ", rows, " rows of ", width));
+                    const Tensor x = randn(gpu(), {rows, width}, dtype, Seed{1});
+                    const Tensor dy = randn(gpu(), {rows, width}, dtype, Seed{2});
+                    const Tensor dx = empty_like(gpu(), x);
+                    cuda::gelu_backward(gpu(), dx, dy, x, form);
+                    const SummedGradient summed(empty_like(gpu(), x), room_for_column_sums(gpu(), x));
+                    cuda::gelu_backward_summed(gpu(), summed, dy, x, form);
+                    EXPECT_EQ(to_host(gpu(), dx), to_host(gpu(), summed.dy));
+                    test::expect_column_sums(gpu(), summed);
+                }
 }
 
 TEST_F(OnCuda, ActivationsMayOverwriteTheirInputs) {
