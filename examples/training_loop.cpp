@@ -32,11 +32,12 @@ int main() {
     double first_loss = 0.0, last_loss = 0.0;
     for (std::int64_t step = 1; step <= schedule.horizon; ++step) {
         loader.next(batch);
+        parameters.forget_gradients();
         Transformer::Saved saved;
         const Tensor loss = model.forward(ctx, batch.tokens, batch.targets, saved);
         model.backward(ctx, saved);
         const Clip clip = clip_global_norm(ctx, parameters.gradients(), {.max_norm = 1.0, .loss = loss});
-        optimizer.step(ctx, schedule(step), {.gradient_scale = clip.scale, .zero_gradients = true});
+        optimizer.step(ctx, schedule(step), {.gradient_scale = clip.scale});
 
         last_loss = to_host(ctx, loss).front();
         if (step == 1) first_loss = last_loss;

@@ -1,5 +1,7 @@
 #include <gradtile/core/parameter_store.h>
 
+#include <utility>
+
 #include <gradtile/core/philox.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -17,6 +19,16 @@ Tensor view_of(const Tensor& flat, std::int64_t offset, const Shape& shape) {
 }
 
 }  // namespace
+
+Tensor ready_to_add(const Context& ctx, const GradientPart& part) {
+    if (!part.accumulate && part.grad.defined()) fill(ctx, part.grad, 0.0);
+    return part.grad;
+}
+
+GradientPart Parameter::next_gradient_part() const {
+    if (!defined()) return {};
+    return {entry_->grad, !std::exchange(entry_->forgotten, false)};
+}
 
 Parameter ParameterStore::add(std::string name, const Shape& shape, Init init, std::int64_t row_multiple) {
     check(!allocated(), "parameter store: '", name, "' added after the store was allocated");
@@ -90,6 +102,15 @@ std::int64_t ParameterStore::flat_elements() const {
 
 void ParameterStore::zero_gradients(const Context& ctx) const {
     fill(ctx, gradients_, 0.0);
+    for (const Parameter& parameter : parameters_) parameter.entry_->forgotten = false;
+}
+
+void ParameterStore::forget_gradients() const {
+    for (const Parameter& parameter : parameters_) parameter.forget_gradient();
+}
+
+void ParameterStore::complete_gradients(const Context& ctx) const {
+    for (const Parameter& parameter : parameters_) ready_to_add(ctx, parameter.next_gradient_part());
 }
 
 }  // namespace gradtile

@@ -26,6 +26,14 @@ struct Init {
     static Init normal(double std) { return {Kind::normal, std}; }
 };
 
+/// Where a part of a gradient goes.
+struct GradientPart {
+    Tensor grad = {};        ///< undefined where there is no parameter
+    bool accumulate = true;  ///< grad += part; else grad = part, whatever it held
+};
+/// For operators that can only add: the part's grad, zeroed first unless the part is accumulated.
+Tensor ready_to_add(const Context& ctx, const GradientPart& part);
+
 /// One named parameter; a handle that stays valid as long as its store. value() and grad() exist once the
 /// store is allocated.
 class Parameter {
@@ -41,6 +49,10 @@ class Parameter {
     const Tensor& value() const { return entry_->value; }
     /// Accumulated gradient: float32 (float64 when the values are).
     const Tensor& grad() const { return entry_->grad; }
+    /// Where the next part of the gradient goes: asked once for each part, by whoever makes it.
+    GradientPart next_gradient_part() const;
+    /// What grad() holds means nothing any more: the next part replaces it.
+    void forget_gradient() const { entry_->forgotten = true; }
     /// The same with the rows of zeros that ParameterStore::add was asked for behind them. Whoever writes to
     /// them writes zeros: no update touches them, and no checkpoint holds them.
     const Tensor& padded_value() const { return entry_->padded_value; }
@@ -57,6 +69,7 @@ class Parameter {
         Shape padded_shape;
         std::int64_t offset = 0;
         Tensor value, grad, padded_value, padded_grad;
+        bool forgotten = false;
     };
     explicit Parameter(std::shared_ptr<Entry> entry) : entry_(std::move(entry)) {}
     std::shared_ptr<Entry> entry_;
@@ -114,6 +127,11 @@ class ParameterStore {
     Tensor master_of(const Parameter& parameter) const;
 
     void zero_gradients(const Context& ctx) const;
+    /// For the start of a step: the first part of each gradient replaces what the last step left. That saves
+    /// a sweep that zeroes them and the reading of zeros.
+    void forget_gradients() const;
+    /// Zeroes those of which no part was made since forget_gradients().
+    void complete_gradients(const Context& ctx) const;
 
   private:
     std::vector<Parameter> parameters_;

@@ -2,7 +2,7 @@
 /// Column sums of a gradient dy [.., C]: the gradient of a bias [C] that was added to every row. Whoever
 /// makes dy can add its columns up on the way, for next to nothing; made later they cost a pass over memory.
 /// So they travel beside dy, in parts that are yet to be added.
-#include <gradtile/core/tensor.h>
+#include <gradtile/core/parameter_store.h>
 
 namespace gradtile {
 
@@ -24,7 +24,7 @@ inline constexpr std::int64_t column_sum_rows = 128;
 
 /// Room for the parts of rows x columns of x, in the type sums are kept in.
 Tensor room_for_column_sums(const Context& ctx, const Tensor& x /*[.., C]*/);
-/// total [C] += the column sums of dy, made now unless they came along.
-void add_column_sums(const Context& ctx, const Tensor& total, const SummedGradient& dy);
+/// The column sums of dy, made now unless they came along, become a part of `total` [C].
+void add_column_sums(const Context& ctx, const GradientPart& total, const SummedGradient& dy);
 
 }  // namespace gradtile

@@ -37,11 +37,11 @@ void sum_columns(const Context& ctx, const Tensor& parts, const Tensor& x) {
     });
 }
 
-void add_parts(const Context& ctx, const Tensor& total, const Tensor& parts) {
+void add_parts(const Context& ctx, const GradientPart& total, const Tensor& parts) {
     const auto add = [&]<class S>(TypeTag<S>) {
-        add_partials<S, 1>(ctx, {{total.data<S>()}, parts.data<S>(), parts.size(0), parts.size(1)});
+        add_partials<S, 1>(ctx, {total}, parts.data<S>(), parts.size(0));
     };
-    total.dtype() == DType::f64 ? add(TypeTag<double>{}) : add(TypeTag<float>{});
+    total.grad.dtype() == DType::f64 ? add(TypeTag<double>{}) : add(TypeTag<float>{});
 }
 
 }  // namespace gradtile::cuda

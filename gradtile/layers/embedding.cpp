@@ -71,16 +71,16 @@ void Embedding::backward(const Context& ctx, const Tensor& dy, const Saved& save
               dy.elements() == saved.tokens.elements() * weight.shape()[1],
           "embedding: dy ", dy, " for tokens ", saved.tokens, " and weight ", weight.shape());
     row_layout(dy, "embedding");
+    const Tensor grad = ready_to_add(ctx, weight.next_gradient_part());
     if (ctx.device().is_cpu()) {
-        if (!ctx.is_planning()) cpu::embedding_backward(ctx, weight.grad(), dy, saved.tokens);
+        if (!ctx.is_planning()) cpu::embedding_backward(ctx, grad, dy, saved.tokens);
         return;
     }
     const auto order =
         saved.order ? saved.order : std::make_shared<TokenOrder>(ctx, saved.tokens, weight.shape()[0]);
-    const Tensor scratch =
-        empty(ctx, cuda::embedding_backward_scratch(saved.tokens.elements(), weight.shape()[1]),
-              weight.grad().dtype());
-    if (!ctx.is_planning()) cuda::embedding_backward(ctx, weight.grad(), dy, order->sorted(), scratch);
+    const Tensor scratch = empty(
+        ctx, cuda::embedding_backward_scratch(saved.tokens.elements(), weight.shape()[1]), grad.dtype());
+    if (!ctx.is_planning()) cuda::embedding_backward(ctx, grad, dy, order->sorted(), scratch);
 }
 
 PositionEmbedding::PositionEmbedding(ParameterStore& parameters, const std::string& name,
@@ -106,7 +106,7 @@ Tensor PositionEmbedding::backward(const Context& ctx, const Tensor& dy, const S
           "position_embedding: dy ", dy, " for weight ", weight.value());
     row_layout(dy, "position_embedding");
     on_device(ctx, cpu::position_embedding_backward, cuda::position_embedding_backward,
-              weight.grad().slice(0, saved.start, dy.size(1)), dy);
+              ready_to_add(ctx, weight.next_gradient_part()).slice(0, saved.start, dy.size(1)), dy);
     return dy;
 }
 

@@ -26,7 +26,7 @@ struct Embedding {
     /// A GPU needs the positions sorted by token for backward, which depends on the tokens alone: after
     /// forward, this starts it beside what ctx's stream gets next. Backward does it itself otherwise.
     void order_aside(const Context& ctx, Saved& saved) const;
-    /// Accumulates into weight.grad(): the rows of a token are added in order of position, so the sum is the
+    /// Adds to weight's gradient: the rows of a token are added in order of position, so the sum is the
     /// same on every run and for every thread count. Tokens have no gradient.
     void backward(const Context& ctx, const Tensor& dy /*[B,T,C]*/, const Saved& saved) const;
 
@@ -46,7 +46,7 @@ struct PositionEmbedding {
     /// start is the position of x's first token: not 0 when sampling goes on behind a cache. Throws Error
     /// when start + T exceeds T_max.
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved, std::int64_t start = 0) const;
-    /// Accumulates into weight.grad(), summing over samples in order; returns dx, which is dy itself.
+    /// Adds to weight's gradient, summing over samples in order; returns dx, which is dy itself.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
 
     Parameter weight;

@@ -39,7 +39,10 @@ Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, N
     row_layout(in.dy, op);
     row_layout(out.dx, op);
     const RowLayout layout = row_layout(in.x, op);
-    if (in.x.elements() == 0) return {};
+    if (in.x.elements() == 0) {
+        for (const GradientPart& part : {out.weight, out.bias}) ready_to_add(ctx, part);
+        return {};
+    }
     const bool cpu = ctx.device().is_cpu();
     const std::int64_t parts = (cpu ? cpu::norm_partials : cuda::norm_partials)(layout.rows, layout.width);
     const DType sum = accumulator_of(in.x.dtype());
@@ -73,8 +76,8 @@ Tensor LayerNorm::backward(const Context& ctx, const Tensor& dy, const Saved& sa
     differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
                   {.dx = dx,
                    .accumulate_dx = false,
-                   .weight = weight.grad(),
-                   .bias = bias.defined() ? bias.grad() : Tensor(),
+                   .weight = weight.next_gradient_part(),
+                   .bias = bias.next_gradient_part(),
                    .partials = {},
                    .column_sums = {}});
     return dx;
@@ -85,8 +88,8 @@ SummedGradient LayerNorm::backward_add(const Context& ctx, const Tensor& dy, con
     return {dx, differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
                               {.dx = dx,
                                .accumulate_dx = true,
-                               .weight = weight.grad(),
-                               .bias = bias.defined() ? bias.grad() : Tensor(),
+                               .weight = weight.next_gradient_part(),
+                               .bias = bias.next_gradient_part(),
                                .partials = {},
                                .column_sums = {}},
                               sums)};
@@ -110,7 +113,7 @@ Tensor RMSNorm::backward(const Context& ctx, const Tensor& dy, const Saved& save
     differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
                   {.dx = dx,
                    .accumulate_dx = false,
-                   .weight = weight.grad(),
+                   .weight = weight.next_gradient_part(),
                    .bias = {},
                    .partials = {},
                    .column_sums = {}});
@@ -122,7 +125,7 @@ SummedGradient RMSNorm::backward_add(const Context& ctx, const Tensor& dy, const
     return {dx, differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
                               {.dx = dx,
                                .accumulate_dx = true,
-                               .weight = weight.grad(),
+                               .weight = weight.next_gradient_part(),
                                .bias = {},
                                .partials = {},
                                .column_sums = {}},

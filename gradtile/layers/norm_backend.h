@@ -12,13 +12,13 @@ struct NormInputs {
     Tensor mean, rstd;  ///< [rows]
     Tensor weight;      ///< [C]
 };
-/// What it writes: dx overwritten or accumulated, the parameters' gradients accumulated.
+/// What it writes: dx and the parameters' gradients, overwritten or accumulated.
 struct NormGradients {
     Tensor dx;  ///< [.., C]
     bool accumulate_dx = false;
-    Tensor weight, bias;  ///< [C]; bias undefined when there is none
-    Tensor partials;      ///< scratch [norm_partials(rows, C), 2, C] in accumulator_of(x.dtype())
-    Tensor column_sums;   ///< of dx, in parts [norm_partials(rows, C), C]; undefined where not wanted
+    GradientPart weight, bias;  ///< [C]; bias undefined when there is none
+    Tensor partials;            ///< scratch [norm_partials(rows, C), 2, C] in accumulator_of(x.dtype())
+    Tensor column_sums;         ///< of dx, in parts [norm_partials(rows, C), C]; undefined where not wanted
 };
 
 /// What the forward kernel writes; mean is undefined for RMSNorm.

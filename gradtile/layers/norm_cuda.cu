@@ -471,10 +471,7 @@ void norm_backward(const Context& ctx, const NormGradients& out, const NormInput
             any_width();
         };
         differentiate();
-        add_partials<S, 2>(ctx, {{out.weight.data<S>(), out.bias.defined() ? out.bias.data<S>() : nullptr},
-                                 norm.partials,
-                                 out.partials.size(0),
-                                 width});
+        add_partials<S, 2>(ctx, {out.weight, out.bias}, norm.partials, out.partials.size(0));
     });
 }
 

@@ -116,7 +116,6 @@ void DataParallel::sum_bucket(const Context& ctx, const Bucket& bucket) {
         return;
     }
     communicator_.reduce_scatter(exchange, of_process, part_of(gradients_, bucket.packed));
-    fill(exchange, of_process, 0.0);
 }
 
 void DataParallel::finish_gradients(const Context& ctx) {

@@ -50,7 +50,7 @@ class DataParallel {
     BackwardHooks sum_beside_backward(const Context& ctx);
     /// What runs on ctx's stream from now on finds gradients() summed.
     void finish_gradients(const Context& ctx);
-    /// All gradients of the store, or, sharded, this process's part, packed; the store's are zero then.
+    /// All gradients of the store, or, sharded, this process's part, packed; the store's are then its own.
     const Tensor& gradients() const { return gradients_; }
     /// x = its sum over processes, for the few numbers beside gradients. In the order of ctx's stream.
     void sum(const Context& ctx, const Tensor& x) const;

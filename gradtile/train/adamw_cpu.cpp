@@ -31,10 +31,10 @@ void update(Real* __restrict weight, Value* __restrict value, const Real* __rest
 
 template <class Real, class Value>
 void step_of_type(const Context& ctx, const AdamWArrays& arrays, const std::vector<AdamWBlock>& blocks,
-                  double lr, double decay, const Coefficients<Real>& c, bool zero_gradients) {
+                  double lr, double decay, const Coefficients<Real>& c) {
     Real* weights = arrays.weights.data<Real>();
     Value* values = arrays.values.data<Value>();
-    Real* gradients = arrays.gradients.data<Real>();
+    const Real* gradients = arrays.gradients.data<Real>();
     Real* m = arrays.m.data<Real>();
     Real* v = arrays.v.data<Real>();
     parallel_for(ctx, static_cast<std::int64_t>(blocks.size()), [&](std::int64_t index) {
@@ -42,7 +42,6 @@ void step_of_type(const Context& ctx, const AdamWArrays& arrays, const std::vect
         const Real keep = block.decays != 0 ? static_cast<Real>(1.0 - lr * decay) : Real{1};
         update(weights + block.weight, values + block.value, gradients + block.gradient, m + block.state,
                v + block.state, block.length, keep, c);
-        if (zero_gradients) std::fill_n(gradients + block.gradient, block.length, Real{0});
     });
 }
 
@@ -66,8 +65,7 @@ void adamw_step(const Context& ctx, const AdamWArrays& arrays, const AdamWBlocks
                                    .root_correction = static_cast<Real>(1.0 / std::sqrt(correction2)),
                                    .epsilon = static_cast<Real>(adamw.epsilon),
                                    .step_size = static_cast<Real>(lr / correction1)};
-        step_of_type<Real, Value>(ctx, arrays, blocks.list, lr, adamw.weight_decay, c,
-                                  options.zero_gradients);
+        step_of_type<Real, Value>(ctx, arrays, blocks.list, lr, adamw.weight_decay, c);
     });
 }
 

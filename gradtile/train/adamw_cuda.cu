@@ -40,7 +40,7 @@ template <class Real, class Value>
 struct Pointers {
     Real* weights;
     Value* values;  // the weights themselves when there is no master
-    Real* gradients;
+    const Real* gradients;
     Real* m;
     Real* v;
 };
@@ -48,7 +48,7 @@ struct Pointers {
 template <class Real, class Value>
 __global__ void __launch_bounds__(threads_per_block)
     update_kernel(Pointers<Real, Value> arrays, const AdamWBlock* blocks, const StepFactors* factors,
-                  Constants<Real> c, bool zero_gradients) {
+                  Constants<Real> c) {
     const AdamWBlock block = blocks[blockIdx.x];  // the same in every step
     device::await_predecessor();
     const StepFactors f = *factors;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(threads_per_block)
 
     for (std::int64_t i = threadIdx.x * width; i < block.length; i += threads_per_block * width) {
         auto* const weights = reinterpret_cast<Reals*>(arrays.weights + block.weight + i);
-        auto* const gradients = reinterpret_cast<Reals*>(arrays.gradients + block.gradient + i);
+        const auto* const gradients = reinterpret_cast<const Reals*>(arrays.gradients + block.gradient + i);
         auto* const ms = reinterpret_cast<Reals*>(arrays.m + block.state + i);
         auto* const vs = reinterpret_cast<Reals*>(arrays.v + block.state + i);
         Reals w = *weights, m = *ms, v = *vs;
@@ -83,7 +83,6 @@ __global__ void __launch_bounds__(threads_per_block)
             for (int j = 0; j < width; ++j) rounded[j] = device::convert<Value>(w[j]);
             *reinterpret_cast<Values*>(arrays.values + block.value + i) = rounded;
         }
-        if (zero_gradients) *gradients = Reals{};
     }
 }
 
@@ -108,8 +107,7 @@ void adamw_step(const Context& ctx, const AdamWArrays& arrays, const AdamWBlocks
                                         static_cast<Real>(adamw.epsilon)};
         launch(ctx, update_kernel<Real, Value>, dim3(static_cast<unsigned>(blocks.list.size())),
                Block{.threads = threads_per_block, .starts_early = true}, pointers,
-               reinterpret_cast<const AdamWBlock*>(blocks.on_device.raw_data()), factors, constants,
-               options.zero_gradients);
+               reinterpret_cast<const AdamWBlock*>(blocks.on_device.raw_data()), factors, constants);
     });
 }
 

@@ -99,7 +99,7 @@ void Muon::step(const Context& ctx, const Tensor& rate, const UpdateOptions& opt
         for (std::size_t i = 0; i < stack.size(); ++i) {
             const Parameter& matrix = matrices_[stack[i]];
             on_device(ctx, cpu::muon_apply, cuda::muon_apply, update_of(updates, i), rate, derived,
-                      store_.master_of(matrix), matrix.value(), matrix.grad(), options);
+                      store_.master_of(matrix), matrix.value(), options);
         }
     }
     adamw_.step(ctx, rate, options);

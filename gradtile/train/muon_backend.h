@@ -31,11 +31,10 @@ void muon_momentum(const Context& ctx, const Tensor& gradient, const Tensor& sca
 void divide_by_norm(const Context& ctx, const Tensor& x, const Tensor& norm);
 /// polynomial, which holds A^2, becomes a I + b A + c A^2; both [count, n, n].
 void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor& gram);
-/// master = keep * master - step * update (see MuonRate), value rounded from it, gradient = 0 if asked;
-/// nothing when the gradient scale is 0.
+/// master = keep * master - step * update (see MuonRate), value rounded from it; nothing when the
+/// gradient scale is 0.
 void muon_apply(const Context& ctx, const Tensor& update, const Tensor& rate, const MuonRate& derived,
-                const Tensor& master, const Tensor& value, const Tensor& gradient,
-                const UpdateOptions& options);
+                const Tensor& master, const Tensor& value, const UpdateOptions& options);
 }  // namespace gradtile::cpu
 
 namespace gradtile::cuda {
@@ -44,6 +43,5 @@ void muon_momentum(const Context& ctx, const Tensor& gradient, const Tensor& sca
 void divide_by_norm(const Context& ctx, const Tensor& x, const Tensor& norm);
 void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor& gram);
 void muon_apply(const Context& ctx, const Tensor& update, const Tensor& rate, const MuonRate& derived,
-                const Tensor& master, const Tensor& value, const Tensor& gradient,
-                const UpdateOptions& options);
+                const Tensor& master, const Tensor& value, const UpdateOptions& options);
 }  // namespace gradtile::cuda

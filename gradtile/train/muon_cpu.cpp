@@ -92,8 +92,7 @@ void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor
 }
 
 void muon_apply(const Context& ctx, const Tensor& update, const Tensor& rate, const MuonRate& derived,
-                const Tensor& master, const Tensor& value, const Tensor& gradient,
-                const UpdateOptions& options) {
+                const Tensor& master, const Tensor& value, const UpdateOptions& options) {
     if (value_of(options.gradient_scale) == 0.0) return;
     const double keep = derived.keep(*rate.data<double>()), step = derived.step(*rate.data<double>());
     visit_floating(value.dtype(), [&]<class Value>(TypeTag<Value>) {
@@ -101,11 +100,9 @@ void muon_apply(const Context& ctx, const Tensor& update, const Tensor& rate, co
         const Real* u = update.data<Real>();
         Real* w = master.data<Real>();
         Value* v = value.data<Value>();
-        Real* g = gradient.data<Real>();
         parallel_ranges(ctx, update.elements(), grain, [&](std::int64_t begin, std::int64_t end) {
             apply_range(u + begin, w + begin, v + begin, end - begin, static_cast<Real>(keep),
                         static_cast<Real>(step));
-            if (options.zero_gradients) std::fill(g + begin, g + end, Real{0});
         });
     });
 }

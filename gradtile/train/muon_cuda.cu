@@ -58,8 +58,7 @@ __global__ void add_lower_powers_kernel(Real* polynomial, const Real* gram, std:
 
 template <class Real, class Value>
 __global__ void apply_kernel(const Real* update, const double* rate, MuonRate derived, const double* scale,
-                             Real* master, Value* value, Real* gradient, bool zero_gradients,
-                             std::int64_t n) {
+                             Real* master, Value* value, std::int64_t n) {
     if (scale != nullptr && *scale == 0.0) return;
     const auto keep = static_cast<Real>(derived.keep(*rate));
     const auto step = static_cast<Real>(derived.step(*rate));
@@ -67,7 +66,6 @@ __global__ void apply_kernel(const Real* update, const double* rate, MuonRate de
         const Real updated = keep * master[i] - step * update[i];
         master[i] = updated;
         if constexpr (!std::is_same_v<Real, Value>) value[i] = device::convert<Value>(updated);
-        if (zero_gradients) gradient[i] = Real{0};
     }
 }
 
@@ -114,14 +112,12 @@ void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor
 }
 
 void muon_apply(const Context& ctx, const Tensor& update, const Tensor& rate, const MuonRate& derived,
-                const Tensor& master, const Tensor& value, const Tensor& gradient,
-                const UpdateOptions& options) {
+                const Tensor& master, const Tensor& value, const UpdateOptions& options) {
     visit_floating(value.dtype(), [&]<class Value>(TypeTag<Value>) {
         using Real = Accumulator<Value>;
         launch(ctx, update.elements(), apply_kernel<Real, Value>,
                static_cast<const Real*>(update.data<Real>()), static_cast<const double*>(rate.data<double>()),
-               derived, pointer_of(options.gradient_scale), master.data<Real>(), value.data<Value>(),
-               gradient.data<Real>(), options.zero_gradients);
+               derived, pointer_of(options.gradient_scale), master.data<Real>(), value.data<Value>());
     });
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What every optimizer offers: one update from the store's accumulated gradients.
+/// What every optimizer offers: one update from the store's gradients, which it leaves as they are.
 #include <string>
 #include <vector>
 
@@ -18,9 +18,6 @@ struct UpdateOptions {
     /// [1] float64: what gradients are multiplied by on the way (clip_global_norm makes it). 0 means that the
     /// update is not applied: weights and state stay as they are. Undefined: 1.
     Tensor gradient_scale = {};
-    /// Leave the gradients zeroed, which saves a sweep over them; but not when the update is refused, so that
-    /// one can look at what went wrong.
-    bool zero_gradients = false;
 };
 
 class Optimizer {

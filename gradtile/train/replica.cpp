@@ -64,9 +64,7 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
 
 void Replica::initialize(Seed seed) {
     model.parameters.initialize(model.ctx, seed);
-    if (!masters_.defined()) return;
-    parallel.pack(model.ctx, workspace(), masters_);
-    model.parameters.zero_gradients(model.ctx);
+    if (masters_.defined()) parallel.pack(model.ctx, workspace(), masters_);
 }
 
 void Replica::load_weights(const Checkpoint& checkpoint, const std::string& source) {
@@ -75,9 +73,7 @@ void Replica::load_weights(const Checkpoint& checkpoint, const std::string& sour
     if (is_root()) copy_parameters(ctx, model.parameters, weights, checkpoint, source);
     communicator_.broadcast(ctx, model.parameters.values());
     if (weights.raw_data() != model.parameters.values().raw_data()) communicator_.broadcast(ctx, weights);
-    if (!masters_.defined()) return;
-    parallel.pack(ctx, weights, masters_);
-    model.parameters.zero_gradients(ctx);
+    if (masters_.defined()) parallel.pack(ctx, weights, masters_);
 }
 
 void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
@@ -115,7 +111,6 @@ void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& s
         communicator_.broadcast(ctx, workspace());
         parallel.pack(ctx, workspace(), part.tensor);
     }
-    parameters.zero_gradients(ctx);
 }
 
 void Replica::save_into(Checkpoint& checkpoint) {
@@ -153,7 +148,6 @@ void Replica::save_into(Checkpoint& checkpoint) {
         parallel.unpack(ctx, part.tensor, workspace());
         add(part.name, workspace(), part.name + '/', checkpoint.optimizer);
     }
-    parameters.zero_gradients(ctx);
     if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
 }
 

@@ -44,7 +44,7 @@ class Replica {
 
   private:
     /// Of the whole model in float32, while a sharded replica takes weights or moments apart or puts them
-    /// together: the block of gradients, which is zero between steps.
+    /// together: the block of gradients, which means nothing between steps.
     const Tensor& workspace() const { return model.parameters.gradients(); }
     bool is_root() const { return communicator_.rank() == 0; }
     /// Memory of the host for a tensor like x, page-locked if possible, that is kept from call to call.

@@ -361,6 +361,7 @@ void Trainer::compute_step(const Context& ctx) {
     const Tensor loss = result_.slice(0, 0, 1), votes = result_.slice(0, 1, 1),
                  grad_norm = result_.slice(0, 2, 1);
     fill(ctx, loss, 0.0);
+    model().parameters.forget_gradients();
     const ForwardHooks gather = parallel.gather_beside_forward(ctx);
     for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
         const Batch& batch = input_->micro_batch(micro_step);
@@ -375,6 +376,7 @@ void Trainer::compute_step(const Context& ctx) {
         model().transformer.backward(ctx, saved, last ? parallel.sum_beside_backward(ctx) : BackwardHooks());
         axpy(ctx, loss, 1.0, of_micro_batch);
     }
+    model().parameters.complete_gradients(ctx);
     if (ranks > 1) copy(ctx, votes, input_->vote());
     parallel.finish_gradients(ctx);
     parallel.sum(ctx, result_.slice(0, 0, 2));
@@ -382,7 +384,7 @@ void Trainer::compute_step(const Context& ctx) {
     if (parallel.is_sharded())
         clipping.add_other_parts = [&](const Tensor& sum_of_squares) { parallel.sum(ctx, sum_of_squares); };
     const Clip clip = clip_global_norm(ctx, parallel.gradients(), clipping);
-    replica_->optimizer->step(ctx, input_->rate(), {.gradient_scale = clip.scale, .zero_gradients = true});
+    replica_->optimizer->step(ctx, input_->rate(), {.gradient_scale = clip.scale});
     copy(ctx, grad_norm, clip.norm);
     if (ctx.device().is_cuda() && !ctx.is_planning())
         cuda::copy_bytes(host_result_.raw_data(), result_.raw_data(), result_.bytes(), ctx.device(),
@@ -448,7 +450,6 @@ void Trainer::handle_bad_step(StepReport& report) {
     const Context& ctx = *arena_ctx_;
     report.not_finite = replica_->first_non_finite_gradient(ctx, *group_);
     if (report.not_finite.empty()) report.not_finite = "loss";
-    model().parameters.zero_gradients(ctx);
     const bool of_gradient = report.not_finite != "loss";
     on_message_(concat("step ", report.step, ": ", of_gradient ? "the gradient of " : "the ",
                        report.not_finite, " is not finite (loss ", report.loss, "); update not applied (",

@@ -147,7 +147,7 @@ struct TinyLinear {
         Tensor x;
     };
     Parameter weight, bias;
-    bool overwrites = false;
+    enum class Gradients { as_asked, always_replaced, always_added } weight_gradients = Gradients::as_asked;
 
     Tensor forward(const Context&, const Tensor& x, Saved& saved) const {
         saved.x = x;
@@ -156,15 +156,18 @@ struct TinyLinear {
         return y;
     }
     Tensor backward(const Context&, const Tensor& dy, const Saved& saved) const {
-        gemm(ctx, weight.grad(), dy, saved.x, {.trans_a = true, .accumulate = !overwrites});
-        for (std::int64_t row = 0; row < dy.size(0); ++row) axpy(ctx, bias.grad(), 1.0, dy.select(0, row));
+        auto [dw, accumulate] = weight.next_gradient_part();
+        if (weight_gradients != Gradients::as_asked) accumulate = weight_gradients == Gradients::always_added;
+        gemm(ctx, dw, dy, saved.x, {.trans_a = true, .accumulate = accumulate});
+        const Tensor db = ready_to_add(ctx, bias.next_gradient_part());
+        for (std::int64_t row = 0; row < dy.size(0); ++row) axpy(ctx, db, 1.0, dy.select(0, row));
         const Tensor dx = empty_like(ctx, saved.x);
         gemm(ctx, dx, dy, weight.value());
         return dx;
     }
 };
 
-TEST(GradientCheck, ChecksALayerWithItsParametersAndCatchesMissingAccumulation) {
+TEST(GradientCheck, ChecksALayerWithItsParametersAndCatchesWhatAddsOrReplacesUnasked) {
     ParameterStore store;
     TinyLinear layer{store.add("weight", {4, 3}, Init::normal(0.02)), store.add("bias", {4}, Init::zeros())};
     store.allocate(ctx, DType::f64);
@@ -173,11 +176,13 @@ TEST(GradientCheck, ChecksALayerWithItsParametersAndCatchesMissingAccumulation) 
     const auto right = gradient_check_layer(ctx, layer, x, store.parameters());
     EXPECT_TRUE(right.ok()) << right;
     EXPECT_EQ(right.inputs.size(), 3u);
-    layer.overwrites = true;
-    const auto wrong = gradient_check_layer(ctx, layer, x, store.parameters());
-    EXPECT_TRUE(wrong.inputs[0].ok) << wrong;
-    EXPECT_FALSE(wrong.inputs[1].ok) << wrong;
-    EXPECT_TRUE(wrong.inputs[2].ok) << wrong;
+    for (const auto unasked : {TinyLinear::Gradients::always_replaced, TinyLinear::Gradients::always_added}) {
+        layer.weight_gradients = unasked;
+        const auto wrong = gradient_check_layer(ctx, layer, x, store.parameters());
+        EXPECT_TRUE(wrong.inputs[0].ok) << wrong;
+        EXPECT_FALSE(wrong.inputs[1].ok) << wrong;
+        EXPECT_TRUE(wrong.inputs[2].ok) << wrong;
+    }
 }
 
 TEST(GradientCheck, PrintsOneLineAnInput) {

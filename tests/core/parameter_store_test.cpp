@@ -80,6 +80,40 @@ TEST(ParameterStore, ZeroesGradientsAndKeepsPaddingZero) {
     EXPECT_THAT(to_host(ctx, store.values().slice(0, end, store.bias.offset() - end)), testing::Each(0.0));
 }
 
+TEST(ParameterStore, TheFirstPartOfAForgottenGradientReplacesIt) {
+    const Store store(DType::f32);
+    const auto adds = [&](const Parameter& parameter) { return parameter.next_gradient_part().accumulate; };
+    EXPECT_TRUE(adds(store.weight));
+    store.forget_gradients();
+    EXPECT_FALSE(adds(store.weight));
+    EXPECT_TRUE(adds(store.weight));
+    EXPECT_FALSE(adds(store.bias));
+    store.forget_gradients();
+    store.zero_gradients(ctx);
+    EXPECT_TRUE(adds(store.weight));
+    EXPECT_TRUE(Parameter().next_gradient_part().accumulate);
+}
+
+TEST(ParameterStore, CompletesGradientsThatNobodyMadeAPartOf) {
+    const Store store(DType::f32);
+    fill(ctx, store.gradients(), std::nan(""));
+    store.forget_gradients();
+    fill(ctx, store.weight.next_gradient_part().grad, 3.0);
+    store.complete_gradients(ctx);
+    EXPECT_THAT(to_host(ctx, store.weight.grad()), testing::Each(3.0));
+    EXPECT_THAT(to_host(ctx, store.bias.grad()), testing::Each(0.0));
+    EXPECT_TRUE(store.bias.next_gradient_part().accumulate);
+}
+
+TEST(ParameterStore, WhatCanOnlyAddFindsZerosWhereItShouldReplace) {
+    const Store store(DType::f32);
+    fill(ctx, store.gradients(), 3.0);
+    EXPECT_THAT(to_host(ctx, ready_to_add(ctx, store.bias.next_gradient_part())), testing::Each(3.0));
+    store.forget_gradients();
+    EXPECT_THAT(to_host(ctx, ready_to_add(ctx, store.bias.next_gradient_part())), testing::Each(0.0));
+    EXPECT_FALSE(ready_to_add(ctx, {}).defined());
+}
+
 TEST(ParameterStore, RefusesASecondNameAndLateAdditions) {
     ParameterStore store;
     store.add("weight", {3}, Init::zeros());

@@ -89,8 +89,8 @@ TEST(LinearGelu, BackwardSumsTheColumnsOfWhatItStores) {
             linear_gelu_backward(ctx, d_hidden, dy, weight, hidden, Gelu::Form::tanh);
             const Tensor total = zeros(ctx, {size.out}, accumulator_of(dtype)),
                          later = zeros(ctx, {size.out}, accumulator_of(dtype));
-            add_column_sums(ctx, total, d_hidden);
-            add_column_sums(ctx, later, d_hidden.dy);
+            add_column_sums(ctx, {total}, d_hidden);
+            add_column_sums(ctx, {later}, d_hidden.dy);
             ASSERT_EQ(to_host(ctx, total), to_host(ctx, later)) << d_hidden.dy;
         }
 }

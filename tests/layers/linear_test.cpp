@@ -114,7 +114,7 @@ TEST_F(OnCuda, ColumnSumsAddToWhatIsThere) {
                     const Tensor dense = draw({rows, columns}, dtype, 1);
                     const Tensor x = strided ? test::strided_copy(ctx, dense) : dense;
                     const Tensor sums = draw({columns}, accumulator_of(dtype), 2);
-                    add_column_sums(ctx, sums, x);
+                    add_column_sums(ctx, {sums}, x);
                     return to_host(ctx, sums);
                 };
                 const auto exact = run(cpu, DType::f64);

@@ -243,6 +243,24 @@ TEST_P(TransformerStyles, LogitsOfTheLastTokenGiveItsLossAndIgnoreWhatComesAfter
     EXPECT_NEAR(result[0], expected, 1e3 * 2.3e-16 * std::abs(expected));
 }
 
+TEST_P(TransformerStyles, ForgottenGradientsLeaveNoTrace) {
+    for (const DType dtype : {DType::f64, DType::f32}) {
+        ModelFixture f(GetParam(), dtype);
+        std::vector<std::vector<double>> results;
+        for (const bool forgotten : {false, true}) {
+            f.parameters.zero_gradients(f.ctx);
+            if (forgotten) {
+                for (const Parameter& parameter : f.parameters.parameters())
+                    fill(f.ctx, parameter.grad(), std::nan(""));
+                f.parameters.forget_gradients();
+            }
+            for (int micro_step = 0; micro_step < 2; ++micro_step) f.gradients({});
+            results.push_back(to_host(f.ctx, f.parameters.gradients()));
+        }
+        EXPECT_EQ(results[0], results[1]) << dtype;
+    }
+}
+
 TEST_P(TransformerStyles, EveryParameterIsAnnouncedOnceWithItsFinalGradient) {
     ModelFixture f(GetParam());
     f.parameters.zero_gradients(f.ctx);

@@ -48,10 +48,17 @@ struct LayerUnderTest {
     }
 };
 
+/// What gradients start from: zero, or NaN that is forgotten and must leave no trace.
+enum class Start { zeroed, forgotten };
+
 template <class Make>
 LayerResult run_layer(const Context& ctx, Make& make, const Tensor& x, const Tensor& dy, DType dtype,
-                      int backward_passes = 1) {
+                      int backward_passes = 1, Start start = Start::zeroed) {
     LayerUnderTest<Make> test(ctx, make, dtype);
+    if (start == Start::forgotten) {
+        for (const Parameter& parameter : test.store.parameters()) fill(ctx, parameter.grad(), std::nan(""));
+        test.store.forget_gradients();
+    }
     using Layer = std::remove_reference_t<decltype(test.layer)>;
     LayerResult result;
     typename Layer::Saved saved;
@@ -139,6 +146,16 @@ void check_accumulation(Make& make, const Shape& shape, const Shape& out) {
         ASSERT_NEAR(twice.gradients[i], 2 * once.gradients[i], bound) << "parameter gradients accumulate";
 }
 
+/// Gradients that are forgotten are replaced, and then accumulate, as those that are zero.
+template <class Make>
+void check_replacement(const Context& ctx, Make& make, const Shape& shape, const Shape& out, DType dtype) {
+    const Tensor x = numbers(ctx, shape, dtype, 1), dy = numbers(ctx, out, dtype, 2);
+    for (const int passes : {1, 2})
+        EXPECT_EQ(run_layer(ctx, make, x, dy, dtype, passes, Start::forgotten).gradients,
+                  run_layer(ctx, make, x, dy, dtype, passes).gradients)
+            << passes << " backward passes, " << dtype;
+}
+
 template <class Make>
 void check_accuracy(Make& make, const LayerSuite& suite, const Shape& shape, const Shape& out, DType dtype) {
     const Context ctx(Device::cpu(), 2);
@@ -204,6 +221,7 @@ void check_layer(Make make, const LayerSuite& suite) {
         SCOPED_TRACE(concat("x ", shape));
         check_gradients(make, shape);
         check_accumulation(make, shape, out);
+        for (const DType dtype : {DType::f32, DType::bf16}) check_replacement(ctx, make, shape, out, dtype);
         for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
             check_accuracy(make, suite, shape, out, dtype);
         for (const DType dtype : {DType::f32, DType::bf16}) check_threads(make, shape, out, dtype);
@@ -212,10 +230,12 @@ void check_layer(Make make, const LayerSuite& suite) {
     }
     // No rows: nothing happens, and nothing is read.
     const Shape none = with_width({2, 0}, suite.width);
-    const LayerResult empty_result =
-        run_layer(ctx, make, numbers(ctx, none, DType::f32, 1),
-                  numbers(ctx, output_shape(ctx, make, none), DType::f32, 2), DType::f32);
-    for (const double g : empty_result.gradients) ASSERT_EQ(g, 0.0);
+    for (const Start start : {Start::zeroed, Start::forgotten}) {
+        const LayerResult empty_result =
+            run_layer(ctx, make, numbers(ctx, none, DType::f32, 1),
+                      numbers(ctx, output_shape(ctx, make, none), DType::f32, 2), DType::f32, 1, start);
+        for (const double g : empty_result.gradients) ASSERT_EQ(g, 0.0);
+    }
 }
 
 }  // namespace gradtile::test

@@ -14,7 +14,7 @@ inline void expect_column_sums(const Context& gpu, const SummedGradient& gradien
     const auto& [dy, made] = gradient;
     const Tensor total = zeros(gpu, {dy.size(-1)}, accumulator_of(dy.dtype()));
     ASSERT_TRUE(made.defined());
-    add_column_sums(gpu, total, gradient);
+    add_column_sums(gpu, {total}, gradient);
     const auto sums = to_host(gpu, total), elements = to_host(gpu, dy);
     const std::size_t columns = sums.size(), rows = elements.size() / columns;
     const double rounding = dy.dtype() == DType::f64 ? 0x1p-53 : 0x1p-24;
@@ -57,6 +57,7 @@ void check_layer_on_cuda(const Context& gpu, Make make, const LayerSuite& suite)
             expect_near(result, exact, dtype, rows);
             EXPECT_TRUE(result == run_layer(gpu, make, x, dy, dtype)) << "two runs";
             expect_near(run_layer(gpu, make, x, dy, dtype, 2), exact_twice, dtype, 2 * rows);
+            check_replacement(gpu, make, shape, out, dtype);
             if (!suite.strided) continue;
             SCOPED_TRACE("strided rows");
             expect_near(run_layer(gpu, make, strided_copy(gpu, x), strided_copy(gpu, dy), dtype), exact,

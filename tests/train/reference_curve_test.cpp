@@ -82,11 +82,12 @@ std::vector<double> loss_curve(DType dtype) {
     std::vector<double> losses;
     for (std::int64_t step = 1; step <= curve_steps; ++step) {
         const CurveBatch batch = reference_batch(ctx, step);
+        parameters.forget_gradients();
         Transformer::Saved saved;
         const Tensor loss = model.forward(ctx, batch.tokens, batch.targets, saved);
         model.backward(ctx, saved);
         const Clip clip = clip_global_norm(ctx, parameters.gradients(), {.max_norm = 1.0});
-        optimizer.step(ctx, schedule(step), {.gradient_scale = clip.scale, .zero_gradients = true});
+        optimizer.step(ctx, schedule(step), {.gradient_scale = clip.scale});
         losses.push_back(item(ctx, loss));
     }
     return losses;

@@ -239,7 +239,7 @@ void column_sums(Bench& bench) {
     for (const std::int64_t columns : {width, 3 * width, bench.model.hidden_width()}) {
         const Tensor x = bench.numbers({rows, columns});
         const Tensor sums = zeros(ctx, {columns}, accumulator_of(bench.dtype));
-        bench.measure(concat("column sums ", columns), x.bytes(), [&] { add_column_sums(ctx, sums, x); });
+        bench.measure(concat("column sums ", columns), x.bytes(), [&] { add_column_sums(ctx, {sums}, x); });
     }
     if (ctx.device().is_cpu()) return;
     const Tensor x = bench.numbers({rows, bench.model.hidden_width()}), dy = bench.numbers(x.shape());

@@ -130,7 +130,7 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
                      }});
     parts.push_back(
         {"gradient norm", 1, 0, [&] { clip_global_norm(ctx, parameters.gradients(), {.max_norm = 1.0}); }});
-    parts.push_back({"optimizer", 1, 0, [&] { optimizer.step(ctx, 1e-9, {.zero_gradients = true}); }});
+    parts.push_back({"optimizer", 1, 0, [&] { optimizer.step(ctx, 1e-9); }});
     return parts;
 }
 

@@ -92,6 +92,7 @@ class Training {
         const Tensor& targets = tokens;
         const std::int64_t micro_steps = config_.accumulation_steps();
         Tensor loss;
+        parameters.forget_gradients();
         for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
             const ForwardOptions options{
                 .gradient_scale = 1.0 / static_cast<double>(micro_steps),
@@ -103,7 +104,7 @@ class Training {
         }
         const Clip clip =
             clip_global_norm(ctx, parameters.gradients(), {.max_norm = config_.clip, .loss = loss});
-        optimizer->step(ctx, rate_, {.gradient_scale = clip.scale, .zero_gradients = true});
+        optimizer->step(ctx, rate_, {.gradient_scale = clip.scale});
     }
 
     ParameterStore parameters;
