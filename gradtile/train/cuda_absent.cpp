@@ -49,7 +49,7 @@ void add_lower_powers(const Context&, const Tensor&, const Tensor&) {
     operator_absent();
 }
 void muon_apply(const Context&, const Tensor&, const Tensor&, const MuonRate&, const Tensor&, const Tensor&,
-                const Tensor&, const UpdateOptions&) {
+                const UpdateOptions&) {
     operator_absent();
 }
 
