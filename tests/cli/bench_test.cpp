@@ -114,6 +114,7 @@ TEST(Bench, AttentionTimesTheShapesAskedFor) {
     EXPECT_EQ(rows[1].at("kv_heads"), 2);
     const double forward = rows[0].at("tflops").get<double>() * rows[0].at("ms").get<double>();
     EXPECT_NEAR(forward, 1e-9 * 2 * 4 * 32 * 32 * 16, 1e-8 * forward);  // half of 4 B H S^2 D
+    EXPECT_GT(rows[1].at("scratch_mb"), 1e-6 * 4 * 32 * 4);             // D and more
     expect_table(shape + Arguments{"--no-causal", "--pass", "backward", "--dtype", "bf16"},
                  {"ceiling", "full", "backward"});
 }

@@ -1,6 +1,6 @@
 // gradtile bench attention: forward and backward of the flash kernels, beside a large square product.
 // FLOPs: 4 B H S^2 D forward, half of it under a causal mask; backward 2.5 times as many (five products for
-// two).
+// two). Scratch is what a pass holds beyond its inputs and outputs.
 #include <array>
 #include <iostream>
 #include <optional>
@@ -74,43 +74,80 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
     return {shapes};
 }
 
+/// Both passes over tensors of ctx's.
+class Passes {
+  public:
+    Passes(const Context& ctx, const Shapes& shapes, DType dtype, const attention::Options& options)
+        : ctx_(ctx), options_(options), numbers_(ctx) {
+        const auto of_heads = [&](std::int64_t heads) {
+            return numbers_(ctx, {shapes.batch, shapes.length, heads, shapes.head_dim}, dtype);
+        };
+        q_ = of_heads(shapes.heads), k_ = of_heads(shapes.kv_heads), v_ = of_heads(shapes.kv_heads);
+        o_ = of_heads(shapes.heads), d_o_ = of_heads(shapes.heads);
+        gradients_ = {
+            .q = of_heads(shapes.heads), .k = of_heads(shapes.kv_heads), .v = of_heads(shapes.kv_heads)};
+    }
+
+    void forward() {
+        saved_ = {};  // every call finds the arena as the dry run did
+        attention::forward(ctx_, q_, k_, v_, options_, saved_, o_);
+    }
+    /// Of the last forward.
+    void backward() { attention::backward(ctx_, d_o_, options_, saved_, gradients_); }
+    std::size_t lse_bytes() const { return saved_.lse.bytes(); }
+
+  private:
+    Context ctx_;
+    attention::Options options_;
+    Numbers numbers_;  // stays, so that there is no gap in the arena that scratch would fill
+    Tensor q_, k_, v_, o_, d_o_;
+    attention::Gradients gradients_;
+    attention::Saved saved_;
+};
+
+struct Scratch {
+    std::size_t forward, backward;  // bytes
+};
+Scratch scratch_of(const Context& ctx, const Shapes& shapes, DType dtype, const attention::Options& options) {
+    const auto arena = Arena::for_planning(ctx.device());
+    Passes passes(ctx.plan(arena), shapes, dtype, options);
+    const auto peak_of = [&](auto&& work) {
+        const std::size_t before = arena->bytes_in_use();
+        arena->reset_peak();
+        work();
+        return arena->peak_bytes() - before;
+    };
+    const std::size_t with_lse = peak_of([&] { passes.forward(); });
+    return {.forward = with_lse - passes.lse_bytes(), .backward = peak_of([&] { passes.backward(); })};
+}
+
 void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags, double ceiling,
              Table& table) {
-    const Numbers numbers(ctx);
-    const auto of_heads = [&](std::int64_t heads) {
-        return numbers(ctx, {shapes.batch, shapes.length, heads, shapes.head_dim}, dtype);
-    };
-    const Tensor q = of_heads(shapes.heads), k = of_heads(shapes.kv_heads), v = of_heads(shapes.kv_heads);
-    const Tensor o = of_heads(shapes.heads), d_o = of_heads(shapes.heads);
-    const attention::Gradients gradients{
-        .q = of_heads(shapes.heads), .k = of_heads(shapes.kv_heads), .v = of_heads(shapes.kv_heads)};
     const attention::Options options{.causal = flags.causal, .deterministic = flags.deterministic};
-    attention::Saved saved;
-    const auto forward = [&] {
-        saved = {};  // every call finds the arena as the dry run did
-        attention::forward(ctx, q, k, v, options, saved, o);
-    };
-    const auto backward = [&] { attention::backward(ctx, d_o, options, saved, gradients); };
+    Passes passes(ctx, shapes, dtype, options);
     if (ctx.is_planning()) {
-        forward();
-        backward();
+        passes.forward();
+        passes.backward();
         return;
     }
-    const auto row = [&](const char* pass, double flops, const std::function<void()>& work) {
+    const auto row = [&](const char* pass, double flops, std::size_t scratch,
+                         const std::function<void()>& work) {
         const double ms = median_milliseconds(ctx, {.runs = flags.runs}, work);
         const double flops_per_s = flops / ms * 1e3;
         const auto number = [](std::int64_t value) { return static_cast<double>(value); };
         table.add({number(shapes.batch), number(shapes.heads), number(shapes.kv_heads), number(shapes.length),
                    number(shapes.head_dim), std::string(flags.causal ? "causal" : "full"), std::string(pass),
-                   ms, 1e-12 * flops_per_s, flops_per_s / ceiling});
+                   ms, 1e-12 * flops_per_s, flops_per_s / ceiling, 1e-6 * static_cast<double>(scratch)});
     };
     const double flops = shapes.forward_flops(flags.causal);
+    const Scratch scratch = scratch_of(ctx, shapes, dtype, options);
     if (flags.pass == Pass::backward) {
-        forward();  // leaves what backward reads
+        passes.forward();  // leaves what backward reads
     } else {
-        row("forward", flops, forward);
+        row("forward", flops, scratch.forward, [&] { passes.forward(); });
     }
-    if (flags.pass != Pass::forward) row("backward", 2.5 * flops, backward);
+    if (flags.pass != Pass::forward)
+        row("backward", 2.5 * flops, scratch.backward, [&] { passes.backward(); });
 }
 
 int bench_attention(const Flags& flags) {
@@ -131,7 +168,8 @@ int bench_attention(const Flags& flags) {
                  {"pass", "pass", Column::Kind::text, 8},
                  {"ms", "ms"},
                  {"tflops", "TFLOP/s"},
-                 {"of_ceiling", "of ceiling", Column::Kind::percent, 10}},
+                 {"of_ceiling", "of ceiling", Column::Kind::percent, 10},
+                 {"scratch_mb", "scratch MB", Column::Kind::number, 10}},
                 flags.json);
     std::optional<ProductCeiling> ceiling;
     for (const Shapes& shapes : list) {
