@@ -37,10 +37,6 @@ void pass_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_bloc
 
 namespace {
 
-std::int64_t ceil_div(std::int64_t n, std::int64_t step) {
-    return (n + step - 1) / step;
-}
-
 /// The matrix of one (batch, head) of a [B, S, H, D] tensor.
 template <class T, class E>
 Rows<E> head_rows(const Tensor& x, std::int64_t batch, std::int64_t head) {

@@ -95,7 +95,7 @@ void naive_forward_typed(const Context& ctx, const Resolved& options, const Tens
     if (ctx.is_planning()) return;
     for (const Matrices* x : {&q, &k_transposed, &v}) x->load(ctx);
 
-    const std::int64_t row_blocks = (queries + rows_per_block - 1) / rows_per_block;
+    const std::int64_t row_blocks = ceil_div(queries, rows_per_block);
     parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t task) {
         const std::int64_t matrix = task / row_blocks, b = matrix / heads, h = matrix % heads;
         const std::int64_t begin = task % row_blocks * rows_per_block;
@@ -134,7 +134,7 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
     for (const Matrices* x : {&q, &d_o, &k, &k_transposed, &v_transposed}) x->load(ctx);
 
     // dP = dO V^T; dS = P * (dP - rowsum(P * dP)); dQ = scale dS K.
-    const std::int64_t row_blocks = (queries + rows_per_block - 1) / rows_per_block;
+    const std::int64_t row_blocks = ceil_div(queries, rows_per_block);
     parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t task) {
         const std::int64_t matrix = task / row_blocks, b = matrix / heads, h = matrix % heads;
         const std::int64_t begin = task % row_blocks * rows_per_block;

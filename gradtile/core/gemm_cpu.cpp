@@ -10,10 +10,6 @@
 namespace gradtile::cpu {
 namespace {
 
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-    return (a + b - 1) / b;
-}
-
 struct BlockShape {
     std::int64_t rows, columns;
 };

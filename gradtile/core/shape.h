@@ -45,8 +45,12 @@ class Shape {
 };
 using Strides = Shape;
 
+/// n / divisor rounded up: how many pieces of `divisor` cover n >= 0.
+constexpr std::int64_t ceil_div(std::int64_t n, std::int64_t divisor) {
+    return (n + divisor - 1) / divisor;
+}
 constexpr std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
-    return (n + multiple - 1) / multiple * multiple;
+    return ceil_div(n, multiple) * multiple;
 }
 
 /// Row-major strides of a shape.

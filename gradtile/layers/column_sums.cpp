@@ -6,7 +6,7 @@ namespace gradtile {
 
 Tensor room_for_column_sums(const Context& ctx, const Tensor& x) {
     const std::int64_t columns = x.size(-1), rows = columns == 0 ? 0 : x.elements() / columns;
-    return empty(ctx, {(rows + column_sum_rows - 1) / column_sum_rows, columns}, accumulator_of(x.dtype()));
+    return empty(ctx, {ceil_div(rows, column_sum_rows), columns}, accumulator_of(x.dtype()));
 }
 
 void add_column_sums(const Context& ctx, const GradientPart& part, const SummedGradient& gradient) {

@@ -50,7 +50,7 @@ void linear_gelu_backward(const Context& ctx, const SummedGradient& into, const 
           ": d_hidden ", d_hidden, " of dy ", dy, ", weight ", weight, " and hidden ", hidden,
           "; dtypes must be equal");
     if (column_sums.defined()) {
-        const std::int64_t parts = (hiddens.size(0) + column_sum_rows - 1) / column_sum_rows;
+        const std::int64_t parts = ceil_div(hiddens.size(0), column_sum_rows);
         check(column_sums.shape() == Shape{parts, hiddens.size(1)} && column_sums.is_contiguous() &&
                   column_sums.dtype() == accumulator_of(hidden.dtype()),
               op, ": column sums ", column_sums, " of d_hidden ", d_hidden);

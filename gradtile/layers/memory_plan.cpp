@@ -50,8 +50,7 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     ParameterStore parameters;
     const Transformer model(request.model, parameters);
     const std::int64_t multiple = 64 * request.optimizer_shards;  // equal, aligned parts
-    const auto elements =
-        static_cast<std::size_t>((parameters.flat_elements() + multiple - 1) / multiple * multiple);
+    const auto elements = static_cast<std::size_t>(rounded_up(parameters.flat_elements(), multiple));
     const std::size_t updated =
         elements / static_cast<std::size_t>(request.optimizer_shards);  // by one process
     const std::size_t summed =

@@ -129,8 +129,7 @@ void backward(const Context& ctx, const NormGradients& out, const NormInputs& in
 }  // namespace
 
 std::int64_t norm_partials(std::int64_t rows, std::int64_t) {
-    const std::int64_t grain = rows_per_partial(rows);
-    return (rows + grain - 1) / grain;
+    return ceil_div(rows, rows_per_partial(rows));
 }
 
 void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,

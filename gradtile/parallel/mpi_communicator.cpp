@@ -19,7 +19,7 @@ constexpr std::int64_t piece_bytes = 16 << 20;
 /// Where process r's share of n elements begins, when each takes an equal one and the last ones may be short.
 struct Shares {
     std::int64_t n, share;
-    Shares(std::int64_t n, int processes) : n(n), share((n + processes - 1) / processes) {}
+    Shares(std::int64_t n, int processes) : n(n), share(ceil_div(n, processes)) {}
     std::int64_t begin(int r) const { return std::min(n, r * share); }
     std::int64_t length(int r) const { return begin(r + 1) - begin(r); }
 };

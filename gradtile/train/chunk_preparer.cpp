@@ -40,10 +40,10 @@ Chunking::Chunking(const Shape& shape, std::size_t element_bytes)
     while (axis > 0 && inner * chunk_shape[axis] <= limit) inner *= chunk_shape[axis--];
     const std::int64_t length = chunk_shape[axis];
     const std::int64_t fitting = std::clamp<std::int64_t>(limit / inner, 1, length);
-    const std::int64_t pieces = (length + fitting - 1) / fitting;
-    chunk_shape[axis] = (length + pieces - 1) / pieces;  // equal pieces: less padding in the last
+    const std::int64_t pieces = ceil_div(length, fitting);
+    chunk_shape[axis] = ceil_div(length, pieces);  // equal pieces: less padding in the last
     elements = chunk_shape[axis] * inner;
-    along = (length + chunk_shape[axis] - 1) / chunk_shape[axis];
+    along = ceil_div(length, chunk_shape[axis]);
     std::int64_t outer = 1;
     for (int i = 0; i < axis; ++i) {
         chunk_shape[i] = 1;

@@ -47,7 +47,7 @@ std::vector<ParameterBucket> buckets_of(const ModelConfig& model, std::int64_t s
     ParameterStore parameters;
     const Transformer transformer(model, parameters);
     const std::int64_t multiple = flat_multiple(static_cast<int>(shards));
-    const std::int64_t elements = (parameters.flat_elements() + multiple - 1) / multiple * multiple;
+    const std::int64_t elements = rounded_up(parameters.flat_elements(), multiple);
     const auto all = parameters.parameters();
     const auto first_in = [&](const FlatRange& range) {
         const auto behind = std::ranges::upper_bound(all, range.begin, {}, &Parameter::offset);

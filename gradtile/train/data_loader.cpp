@@ -69,7 +69,7 @@ void DataLoader::begin_epoch(std::int64_t epoch) {
     phase_ = static_cast<std::int64_t>(draw % static_cast<std::uint64_t>(options_.context));
 
     const std::int64_t predictions = tokens_.size() - 1;
-    const std::int64_t after_phase = (predictions - phase_ + options_.context - 1) / options_.context;
+    const std::int64_t after_phase = ceil_div(predictions - phase_, options_.context);
     order_ = Permutation(static_cast<std::uint64_t>((phase_ > 0) + after_phase),
                          mix_seed(mix_seed(options_.seed.value, order_purpose), counter));
     epoch_ = epoch;

@@ -13,7 +13,7 @@ namespace {
 Tensor partial_sums(const Context& ctx, const Tensor& x) {
     check(x.is_contiguous() && is_floating(x.dtype()), "global_norm: ", x,
           "; expected a contiguous floating-point tensor");
-    return empty(ctx, {(x.elements() + norm_block - 1) / norm_block}, DType::f64);
+    return empty(ctx, {ceil_div(x.elements(), norm_block)}, DType::f64);
 }
 
 Tensor norm_of_parts(const Context& ctx, const Tensor& part, const ClipOptions& options) {

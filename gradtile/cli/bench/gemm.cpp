@@ -180,7 +180,7 @@ void measure_head(Bench& bench, const std::string& name, const Chunk& chunk, std
 /// The head as it would be with its vocabulary padded less, or in short chunks; no part of the step.
 void measure_other_heads(Bench& bench, const Chunk& chunk, const ModelConfig& model) {
     for (const std::int64_t multiple : {1, 2, 8, 16}) {
-        const std::int64_t columns = (model.vocabulary + multiple - 1) / multiple * multiple;
+        const std::int64_t columns = rounded_up(model.vocabulary, multiple);
         measure_head(bench, concat("head ", columns), {chunk.rows, columns, chunk.dtype}, model.width, 0);
     }
     const std::int64_t few = std::min<std::int64_t>(512, chunk.rows);

@@ -74,10 +74,6 @@ void launch(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, Block 
               std::forward<Arguments>(arguments)...);
 }
 
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-    return (a + b - 1) / b;
-}
-
 /// Blocks along a grid's first axis for `items` pieces of work, `per_block` in each.
 inline dim3 blocks_for(std::int64_t items, std::int64_t per_block) {
     const std::int64_t blocks = ceil_div(items, per_block);
