@@ -84,6 +84,8 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
     if (model.recompute == Recompute::block) backward += forward;
 
     const double width = as_double(model.width), vocabulary = padded_vocabulary(model);
+    // As in the steps that the cost model is fitted to, where AdamW wrote zeros into the gradients: 4 bytes
+    // more than today.
     const double update_bytes = is_16_bit(dtype)
                                     ? 4 + 2 * (4 + 4 + 4 + 4) + 2  // norm; gradient, m, v, master; value
                                     : 4 + 2 * (4 + 4 + 4 + 4);     // norm; gradient, m, v, value
