@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <ostream>
+#include <set>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/cuda_runtime.h>
@@ -66,6 +67,29 @@ class PageLockedAllocator final : public Allocator {
     Device device_;
 };
 
+class FallbackAllocator final : public Allocator {
+  public:
+    FallbackAllocator(std::shared_ptr<Allocator> preferred, std::shared_ptr<Allocator> otherwise)
+        : preferred_(std::move(preferred)), otherwise_(std::move(otherwise)) {}
+    std::byte* allocate(std::size_t bytes) override {
+        try {
+            return preferred_->allocate(bytes);
+        } catch (const OutOfMemory&) {
+            std::byte* const data = otherwise_->allocate(bytes);
+            of_otherwise_.insert(data);
+            return data;
+        }
+    }
+    void release(std::byte* data, std::size_t bytes) noexcept override {
+        (of_otherwise_.erase(data) > 0 ? otherwise_ : preferred_)->release(data, bytes);
+    }
+    Device device() const override { return preferred_->device(); }
+
+  private:
+    std::shared_ptr<Allocator> preferred_, otherwise_;
+    std::set<std::byte*> of_otherwise_;
+};
+
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, Device device) {
@@ -80,6 +104,15 @@ std::shared_ptr<Allocator> system_allocator(Device device) {
 std::shared_ptr<Allocator> transfer_allocator(Device device) {
     if (device.is_cpu()) return system_allocator(device);
     return std::make_shared<PageLockedAllocator>(device);
+}
+
+std::shared_ptr<Allocator> with_fallback(std::shared_ptr<Allocator> preferred,
+                                         std::shared_ptr<Allocator> otherwise) {
+    return std::make_shared<FallbackAllocator>(std::move(preferred), std::move(otherwise));
+}
+
+std::shared_ptr<Allocator> staging_allocator(Device device) {
+    return with_fallback(transfer_allocator(device), system_allocator(Device::cpu()));
 }
 
 Buffer::Buffer(std::shared_ptr<Allocator> allocator, std::size_t bytes)

@@ -33,6 +33,14 @@ std::shared_ptr<Allocator> system_allocator(Device device);
 /// the CPU.
 std::shared_ptr<Allocator> transfer_allocator(Device device);
 
+/// What `preferred` has none of comes from `otherwise`. Both are of one device.
+std::shared_ptr<Allocator> with_fallback(std::shared_ptr<Allocator> preferred,
+                                         std::shared_ptr<Allocator> otherwise);
+
+/// For gigabytes of the kind of transfer_allocator(): where a host locks no more pages, plain memory, which
+/// is copied more slowly.
+std::shared_ptr<Allocator> staging_allocator(Device device);
+
 /// One block of memory, given back to its allocator on destruction.
 class Buffer {
   public:

@@ -97,6 +97,17 @@ void ProcessGroup::Watch::end_waiting() {
     waits_for_.clear();
 }
 
+void ProcessGroup::Watch::begin_inspection(Fault fault) {
+    const std::scoped_lock lock(inspecting_);
+    check(!fault_, "process group: one inspection at a time");
+    fault_ = std::move(fault);
+}
+
+void ProcessGroup::Watch::end_inspection() {
+    const std::scoped_lock lock(inspecting_);
+    fault_ = nullptr;
+}
+
 void ProcessGroup::Watch::leave() {
     begin_waiting("the end of the run");
     std::unique_lock lock(mutex_);
@@ -136,7 +147,10 @@ bool ProcessGroup::Watch::talk() {
         unsaid.swap(unsaid_);
     }
     for (const Message& message : unsaid) stream_.send(message);
-    if (SteadyClock::now() >= next_beat_) send_beat();
+    if (SteadyClock::now() >= next_beat_) {
+        look_for_fault();
+        send_beat();
+    }
     const bool sent = stream_.flush(), open = stream_.receive();
     try {
         while (const std::optional<Message> message = stream_.next()) hear(*message);
@@ -160,6 +174,17 @@ void ProcessGroup::Watch::send_beat() {
         if (!waits_for_.empty()) beat.seconds = Seconds(SteadyClock::now() - waits_since_).count();
     }
     stream_.send(beat);
+}
+
+/// Found, it is said once: rank 0 then tells everybody, this process, too.
+void ProcessGroup::Watch::look_for_fault() {
+    const std::scoped_lock lock(inspecting_);
+    const std::optional<std::string> found = fault_ ? fault_() : std::nullopt;
+    if (!found) return;
+    fault_ = nullptr;
+    const std::scoped_lock state(mutex_);
+    stream_.send(
+        {.kind = Message::Kind::failure, .step = step_, .text = found->substr(0, most_exchanged_bytes)});
 }
 
 void ProcessGroup::Watch::hear(const Message& message) {

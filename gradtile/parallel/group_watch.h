@@ -22,6 +22,9 @@ struct ProcessGroup::Watch {
     /// False: it waits for something already, and that counts.
     bool begin_waiting(const char* what);
     void end_waiting();
+    void begin_inspection(Fault fault);
+    /// Once the thread is not in it.
+    void end_inspection();
     void leave();
     bool fail(const std::string& message);
 
@@ -29,6 +32,7 @@ struct ProcessGroup::Watch {
     void run();
     bool talk();
     void send_beat();
+    void look_for_fault();
     void hear(const Message& message);
     void hear_of_loss(const Message& loss);
     void hear_of_loss_of_root(const std::string& why);
@@ -46,6 +50,9 @@ struct ProcessGroup::Watch {
     // Of the thread alone.
     MessageStream stream_;
     SteadyTime last_heard_, next_beat_;
+
+    std::mutex inspecting_;
+    Fault fault_;  // under it
 
     std::mutex mutex_;
     std::condition_variable changed_;

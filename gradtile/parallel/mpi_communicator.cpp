@@ -13,8 +13,9 @@ namespace {
 
 using mpi::mpi_check;
 
-/// One exchange moves at most so much to or from a process: MPI counts in int, and scratch stays small.
-constexpr std::int64_t piece_bytes = 16 << 20;
+/// One exchange moves at most so much, all processes' parts together: MPI counts bytes and distances in int,
+/// and scratch stays small.
+constexpr std::int64_t exchanged_bytes = 32 << 20;
 
 /// Where process r's share of n elements begins, when each takes an equal one and the last ones may be short.
 struct Shares {
@@ -55,7 +56,7 @@ class MpiCommunicator final : public Communicator {
   private:
     void sum(const Context& ctx, const Tensor& x) const override {
         const auto waiting = group_.waiting("an all-reduce");
-        const std::int64_t piece = size() * piece_elements(x);
+        const std::int64_t piece = elements_at_once(x);
         for (std::int64_t begin = 0; begin < x.elements(); begin += piece) {
             const Tensor part = flat(x).slice(0, begin, std::min(piece, x.elements() - begin));
             const Shares shares(part.elements(), size());
@@ -69,7 +70,8 @@ class MpiCommunicator final : public Communicator {
         const auto waiting = group_.waiting("a reduce-scatter");
         // A piece of every process's part at a time, brought together: no step's plan knows of it.
         const Tensor parts = whole.reshape({size(), part.elements()});
-        const std::int64_t piece = std::min(part.elements(), piece_elements(whole));
+        const std::int64_t piece =
+            std::min(part.elements(), std::max<std::int64_t>(elements_at_once(whole) / size(), 1));
         std::vector<std::byte> memory(static_cast<std::size_t>(size() * piece) * size_of(whole.dtype()));
         for (std::int64_t begin = 0; begin < part.elements(); begin += piece) {
             const std::int64_t length = std::min(piece, part.elements() - begin);
@@ -101,8 +103,8 @@ class MpiCommunicator final : public Communicator {
     }
 
     static Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }
-    static std::int64_t piece_elements(const Tensor& x) {
-        return piece_bytes / static_cast<std::int64_t>(size_of(x.dtype()));
+    static std::int64_t elements_at_once(const Tensor& x) {
+        return exchanged_bytes / static_cast<std::int64_t>(size_of(x.dtype()));
     }
 
     /// `mine` = the sum over processes of this one's share of their x.
@@ -141,10 +143,11 @@ class MpiCommunicator final : public Communicator {
 
     void send_bytes(const Tensor& x, int root) const {
         const auto bytes = static_cast<std::int64_t>(x.bytes());
-        for (std::int64_t begin = 0; begin < bytes; begin += piece_bytes)
-            mpi_check(MPI_Bcast(x.raw_data() + begin, static_cast<int>(std::min(piece_bytes, bytes - begin)),
-                                MPI_BYTE, root, MPI_COMM_WORLD),
-                      "broadcast");
+        for (std::int64_t begin = 0; begin < bytes; begin += exchanged_bytes)
+            mpi_check(
+                MPI_Bcast(x.raw_data() + begin, static_cast<int>(std::min(exchanged_bytes, bytes - begin)),
+                          MPI_BYTE, root, MPI_COMM_WORLD),
+                "broadcast");
     }
 
     ProcessGroup& group_;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 
 #include <gradtile/core/cuda_check.h>
@@ -79,13 +80,26 @@ void set_up_nccl(bool deterministic) {
     prefer("NCCL_SYM_CTAS", "32");
 }
 
+/// What NCCL's threads have met with, such as a network that broke: nothing else ends a collective's wait
+/// then.
+ncclResult_t trouble_of(ncclComm_t comm) {
+    ncclResult_t trouble = ncclSuccess;
+    const ncclResult_t asked = nccl().comm_get_async_error(comm, &trouble);
+    return asked == ncclSuccess ? trouble : asked;
+}
+
 class NcclCommunicator final : public Communicator {
   public:
     NcclCommunicator(Device device, ProcessGroup& group, ncclComm_t comm)
         : Communicator(group.rank(), group.size()),
           group_(group),
           // An abort, for a destroy waits for peers that may be gone.
-          comm_(comm, [](ncclComm_t c) { (void)nccl().comm_abort(c); }) {
+          comm_(comm, [](ncclComm_t c) { (void)nccl().comm_abort(c); }),
+          inspection_(group.inspect([comm]() -> std::optional<std::string> {
+              const ncclResult_t trouble = trouble_of(comm);
+              if (trouble == ncclSuccess || trouble == ncclInProgress) return std::nullopt;
+              return concat("nccl: ", nccl().error_string(trouble));
+          })) {
         if (nccl().has_symmetric_memory()) symmetric_ = std::make_shared<NcclMemory>(device, comm_, group);
     }
 
@@ -119,9 +133,7 @@ class NcclCommunicator final : public Communicator {
         sum(ctx, nothing);
         const auto waiting = group_.waiting("a barrier");
         synchronize(ctx.device(), ctx.stream());
-        ncclResult_t status = ncclSuccess;
-        nccl_check(nccl().comm_get_async_error(comm_.get(), &status), "barrier");
-        nccl_check(status, "barrier");
+        nccl_check(trouble_of(comm_.get()), "barrier");
     }
 
     static std::size_t count_of(const Tensor& x) { return static_cast<std::size_t>(x.elements()); }
@@ -133,6 +145,7 @@ class NcclCommunicator final : public Communicator {
     ProcessGroup& group_;
     std::shared_ptr<ncclComm> comm_;
     std::shared_ptr<Allocator> symmetric_;
+    ProcessGroup::Inspection inspection_;  // over before the others go
 };
 
 }  // namespace

@@ -164,6 +164,10 @@ ProcessGroup::Waiting ProcessGroup::waiting(const char* what) {
     return {watch_.get(), what};
 }
 
+ProcessGroup::Inspection ProcessGroup::inspect(Fault fault) {
+    return {watch_.get(), std::move(fault)};
+}
+
 void ProcessGroup::leave() {
     if (watch_) watch_->leave();
 }
@@ -181,6 +185,14 @@ ProcessGroup::Waiting::Waiting(Watch* watch, const char* what)
 
 ProcessGroup::Waiting::~Waiting() {
     if (watch_ != nullptr) watch_->end_waiting();
+}
+
+ProcessGroup::Inspection::Inspection(Watch* watch, Fault fault) : watch_(watch) {
+    if (watch_ != nullptr) watch_->begin_inspection(std::move(fault));
+}
+
+ProcessGroup::Inspection::~Inspection() {
+    if (watch_ != nullptr) watch_->end_inspection();
 }
 
 }  // namespace gradtile

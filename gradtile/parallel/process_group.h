@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,12 @@ class ProcessGroup {
     /// the timeout is measured by.
     class Waiting;
     [[nodiscard]] Waiting waiting(const char* what);
+    /// While it lives, the watch's thread calls `fault` between its signs of life. What that returns is why
+    /// this process cannot go on, though its main thread may wait for ever: all of them end with it. One at a
+    /// time.
+    class Inspection;
+    using Fault = std::function<std::optional<std::string>()>;
+    [[nodiscard]] Inspection inspect(Fault fault);
 
     /// The orderly end, once all have come to it.
     void leave();
@@ -79,6 +86,18 @@ class ProcessGroup::Waiting {
   private:
     friend class ProcessGroup;
     Waiting(Watch* watch, const char* what);
+    Watch* watch_;
+};
+
+class ProcessGroup::Inspection {
+  public:
+    ~Inspection();
+    Inspection(const Inspection&) = delete;
+    Inspection& operator=(const Inspection&) = delete;
+
+  private:
+    friend class ProcessGroup;
+    Inspection(Watch* watch, Fault fault);
     Watch* watch_;
 };
 

@@ -162,12 +162,8 @@ void Replica::reserve_host_memory() {
 const Tensor& Replica::host_memory(const std::string& name, const Tensor& x) {
     Tensor& reserved = on_host_[name];
     if (reserved.defined()) return reserved;
-    const Context host(Device::cpu(), 1);
-    try {
-        reserved = empty(host.with_allocator(transfer_allocator(model.ctx.device())), x.shape(), x.dtype());
-    } catch (const OutOfMemory&) {  // there is less to be locked than there is
-        reserved = empty(host, x.shape(), x.dtype());
-    }
+    const Context host = Context(Device::cpu(), 1).with_allocator(staging_allocator(model.ctx.device()));
+    reserved = empty(host, x.shape(), x.dtype());
     return reserved;
 }
 

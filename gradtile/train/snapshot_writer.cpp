@@ -92,7 +92,7 @@ std::vector<SaveReport> SnapshotWriter::poll() {
 void SnapshotWriter::grow_staging(std::uint64_t bytes) {
     if (staging_ && staging_->bytes() >= bytes) return;
     staging_.reset();  // first, so that old and new never stand side by side
-    staging_ = std::make_shared<Buffer>(transfer_allocator(ctx_.device()), static_cast<std::size_t>(bytes));
+    staging_ = std::make_shared<Buffer>(staging_allocator(ctx_.device()), static_cast<std::size_t>(bytes));
     if (ctx_.device().is_cuda()) return;  // page-locked: every page is there already
     // Only a wish: fewer, larger pages make the first touch several times faster.
     constexpr std::uintptr_t kPage = 4096;

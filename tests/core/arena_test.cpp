@@ -99,6 +99,39 @@ TEST(Buffer, OfNoBytesAsksForNoMemory) {
     EXPECT_THROW(Buffer(arena, 1), Error);
 }
 
+/// Host memory, of which there is little.
+class FewBytes final : public Allocator {
+  public:
+    explicit FewBytes(std::size_t bytes) : left_(bytes) {}
+    std::byte* allocate(std::size_t bytes) override {
+        if (bytes > left_) throw OutOfMemory("no more");
+        left_ -= bytes;
+        return system_allocator(Device::cpu())->allocate(bytes);
+    }
+    void release(std::byte* data, std::size_t bytes) noexcept override {
+        left_ += bytes;
+        system_allocator(Device::cpu())->release(data, bytes);
+    }
+    Device device() const override { return Device::cpu(); }
+    std::size_t left() const { return left_; }
+
+  private:
+    std::size_t left_;
+};
+
+TEST(FallbackAllocator, GivesEveryBlockBackToWhereItCameFrom) {
+    const auto preferred = std::make_shared<FewBytes>(1024), otherwise = std::make_shared<FewBytes>(4096);
+    const auto both = with_fallback(preferred, otherwise);
+    {
+        const Buffer fits(both, 1024), does_not(both, 2048);
+        EXPECT_EQ(preferred->left(), 0u);
+        EXPECT_EQ(otherwise->left(), 2048u);
+        EXPECT_THROW(Buffer(both, 4096), OutOfMemory);
+    }
+    EXPECT_EQ(preferred->left(), 1024u);
+    EXPECT_EQ(otherwise->left(), 4096u);
+}
+
 TEST(SystemAllocator, RefusesWhatCannotBeHad) {
     EXPECT_THROW(system_allocator(Device::cpu())->allocate(SIZE_MAX - 10), Error);
     EXPECT_THROW(system_allocator(Device::cpu())->allocate(PTRDIFF_MAX), Error);

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <random>
 
 #include <gmock/gmock.h>
@@ -47,6 +48,9 @@ TEST(ProcessGroup, AloneExchangesWithItself) {
     group.require_equal("config", "{}");
     group.at_step(1);
     { const auto waiting = group.waiting("nothing"); }
+    {
+        const auto inspection = group.inspect([] { return std::optional<std::string>("nobody asks"); });
+    }
     EXPECT_TRUE(group.fail("nobody hears it"));
     group.leave();
     EXPECT_TRUE(ProcessGroup(RankEnvironment{}, {}).is_alone());
@@ -300,6 +304,29 @@ TEST(ProcessGroup, WhatAProcessFailsWithIsQuotedToTheOthers) {
                     concat("rank ", victim, " failed at step 42: no space left on device"), killed_seconds);
         EXPECT_EQ(endings[static_cast<std::size_t>(victim)].exit_code, 1);
         EXPECT_EQ(endings[static_cast<std::size_t>(victim)].said, "its own line");
+    }
+}
+
+/// As a network that breaks leaves it: every process lives, and all main threads wait for ever.
+TEST(ProcessGroup, WhatAnInspectionFindsEndsEverybody) {
+    for (const int victim : {0, 2}) {
+        ForkedRanks ranks(4, 60.0);
+        ranks.start_all([&](ProcessGroup& group) {
+            {
+                const auto over = group.inspect([] { return std::optional<std::string>("of what is gone"); });
+            }
+            std::atomic<int> asked = 0;
+            const auto inspection = group.inspect([&]() -> std::optional<std::string> {
+                const bool broken = group.rank() == victim && ++asked == 2;
+                return broken ? std::optional<std::string>("the link broke") : std::nullopt;
+            });
+            train_for_ever(ranks, group);
+        });
+        const std::vector<Ending> endings = ranks.endings();
+        const std::string line = concat("rank ", victim, " failed at step 41: the link broke");
+        expect_told(endings, 4, victim, line, killed_seconds);
+        EXPECT_EQ(endings[static_cast<std::size_t>(victim)].exit_code, 3);
+        EXPECT_EQ(endings[static_cast<std::size_t>(victim)].said, line);
     }
 }
 
