@@ -35,7 +35,6 @@ int number_in_environment(const char* name, int otherwise) {
 }
 const int fault_rounds = number_in_environment("GRADTILE_FAULT_ROUNDS", 2);
 const int gpus = number_in_environment("GRADTILE_FAULT_GPUS", 0);
-const int ranks = gpus > 0 ? gpus : 3;
 
 class Processes : public testing::Test {
   protected:
@@ -56,7 +55,7 @@ class Processes : public testing::Test {
     /// Long enough to be interrupted, and saved often.
     Arguments training(const std::filesystem::path& out, double timeout = 60.0) const {
         const Arguments device = gpus > 0 ? Arguments{"--device", "cuda", "--deterministic"} : Arguments{};
-        return tiny_training(stories_, out) + device + Arguments{"--batch",      std::to_string(2 * ranks),
+        return tiny_training(stories_, out) + device + Arguments{"--batch",      std::to_string(2 * ranks_),
                                                                  "--steps",      "100000",
                                                                  "--save-every", "20",
                                                                  "--dropout",    "0.1",
@@ -66,14 +65,14 @@ class Processes : public testing::Test {
     }
     /// Through gradtile's own launcher.
     Program launch(const Arguments& arguments) const {
-        return Program(arguments + Arguments{gpus > 0 ? "--gpus" : "--processes", std::to_string(ranks)},
+        return Program(arguments + Arguments{gpus > 0 ? "--gpus" : "--processes", std::to_string(ranks_)},
                        options_);
     }
     /// Without it, where there is another one.
     Program start(const Arguments& arguments) const {
         if (gpus > 0) return launch(arguments);
         ProcessOptions options = options_;
-        options.through = {"mpirun", "-np", std::to_string(ranks)};
+        options.through = {"mpirun", "-np", std::to_string(ranks_)};
         return Program(arguments, options);
     }
     static pid_t process_of(const std::filesystem::path& out, int rank) {
@@ -95,8 +94,8 @@ class Processes : public testing::Test {
         ASSERT_TRUE(program.running());
     }
 
-    static void expect_named(const Outcome& outcome, int victim) {
-        for (int rank = 0; rank < ranks; ++rank) {
+    void expect_named(const Outcome& outcome, int victim) {
+        for (int rank = 0; rank < ranks_; ++rank) {
             if (rank == victim) continue;
             EXPECT_THAT(outcome.err,
                         HasSubstr(concat("gradtile: rank ", rank, ": rank ", victim, " was lost at step ")));
@@ -118,6 +117,12 @@ class Processes : public testing::Test {
         EXPECT_EQ(steps_of(out), steps_of(straight));
     }
 
+    /// Two processes and four in turns.
+    void begin(int round) {
+        if (gpus == 0) ranks_ = round % 2 == 0 ? 2 : 4;
+    }
+
+    int ranks_ = gpus > 0 ? gpus : 3;
     TemporaryDirectory place_;
     ProcessOptions options_;
     std::string stories_;
@@ -139,10 +144,11 @@ TEST_F(Processes, OnlyOneSpeaks) {
 
 TEST_F(Processes, WhenOneIsKilledTheOthersNameIt) {
     for (int round = 0; round < fault_rounds; ++round) {
+        begin(round);
         const std::filesystem::path out = place_ / concat("run", round);
         Program program = start(training(out));
         wait_for_steps(program, out, 20 + some(200));
-        const int victim = some(ranks);
+        const int victim = some(ranks_);
         const auto since = steady_clock::now();
         signal_process(process_of(out, victim), SIGKILL);
         const Outcome outcome = program.wait();
@@ -156,10 +162,11 @@ TEST_F(Processes, WhenOneIsKilledTheOthersNameIt) {
 TEST_F(Processes, WhenOneHangsTheOthersNameIt) {
     const double timeout = 3.0;
     for (int round = 0; round < fault_rounds; ++round) {
+        begin(round);
         const std::filesystem::path out = place_ / concat("run", round);
         Program program = start(training(out, timeout));
         wait_for_steps(program, out, 20 + some(200));
-        const int victim = some(ranks);
+        const int victim = some(ranks_);
         const auto since = steady_clock::now();
         signal_process(process_of(out, victim), SIGSTOP);
         const Outcome outcome = program.wait();
@@ -184,6 +191,7 @@ TEST_F(Processes, WhenOneThrowsInAStepTheOthersSayWhy) {
         file.write(reinterpret_cast<const char*>(&token), sizeof token);
     };
     for (int round = 0; round < fault_rounds; ++round) {
+        begin(round);
         const std::filesystem::path out = place_ / concat("run", round);
         Program program = start(training(out));
         wait_for_steps(program, out, 20 + some(200));
@@ -197,9 +205,9 @@ TEST_F(Processes, WhenOneThrowsInAStepTheOthersSayWhy) {
             return outcome.err.find(concat("rank ", rank, " failed at step")) != std::string::npos;
         };
         int thrower = 0;
-        while (thrower < ranks && !failed(thrower)) ++thrower;
-        ASSERT_LT(thrower, ranks) << outcome.err;
-        for (int rank = 0; rank < ranks; ++rank) {
+        while (thrower < ranks_ && !failed(thrower)) ++thrower;
+        ASSERT_LT(thrower, ranks_) << outcome.err;
+        for (int rank = 0; rank < ranks_; ++rank) {
             const std::string cause =
                 rank == thrower ? "" : concat("rank ", thrower, " failed at step [0-9]+: ");
             EXPECT_THAT(outcome.err, ContainsRegex(concat("gradtile: rank ", rank, ": ", cause, what)));
@@ -210,20 +218,21 @@ TEST_F(Processes, WhenOneThrowsInAStepTheOthersSayWhy) {
 }
 
 TEST_F(Processes, SettingsThatDifferAreNamed) {
-    const std::string line =
-        concat("settings differs between ranks: lr is 0.001 on rank 0 and 0.5 on rank ", ranks - 1, '\n');
     for (int round = 0; round < fault_rounds; ++round) {
+        begin(round);
         const std::filesystem::path out = place_ / concat("run", round);
+        const std::string line = concat(
+            "settings differs between ranks: lr is 0.001 on rank 0 and 0.5 on rank ", ranks_ - 1, '\n');
         const std::string port = std::to_string(listen_at("127.0.0.1", 0, SteadyClock::now()).port);
         const auto since = steady_clock::now();
         std::vector<std::unique_ptr<Program>> programs;
-        for (int rank = 0; rank < ranks; ++rank) {  // as somebody with a shell on each host
+        for (int rank = 0; rank < ranks_; ++rank) {  // as somebody with a shell on each host
             ProcessOptions options = options_;
             options.environment = {
-                {"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(ranks)},
-                {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
+                {"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(ranks_)},
+                {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", std::to_string(ranks_)},
                 {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", port}};
-            const Arguments other = rank == ranks - 1 ? Arguments{"--lr", "0.5"} : Arguments{};
+            const Arguments other = rank == ranks_ - 1 ? Arguments{"--lr", "0.5"} : Arguments{};
             programs.push_back(std::make_unique<Program>(training(out) + other, options));
         }
         std::string said;
@@ -241,11 +250,12 @@ TEST_F(Processes, SettingsThatDifferAreNamed) {
 
 TEST_F(Processes, ASignalToAnyEndsAllAfterTheSameStep) {
     for (int round = 0; round < fault_rounds; ++round) {
+        begin(round);
         for (const int signal : {SIGTERM, SIGUSR1}) {
             const std::filesystem::path out = place_ / concat("run", round, '_', signal);
             Program program = start(training(out));
             wait_for_steps(program, out, 1 + some(200));
-            signal_process(process_of(out, some(ranks)), signal);
+            signal_process(process_of(out, some(ranks_)), signal);
             const Outcome outcome = program.wait();
             expect_success(outcome);
             EXPECT_THAT(outcome.out, HasSubstr("stopped by "));
@@ -256,6 +266,7 @@ TEST_F(Processes, ASignalToAnyEndsAllAfterTheSameStep) {
 
 TEST_F(Processes, ASignalToTheLauncherEndsAllAfterTheSameStep) {
     for (int round = 0; round < fault_rounds; ++round) {
+        begin(round);
         const std::filesystem::path out = place_ / concat("run", round);
         Program program = launch(training(out));
         wait_for_steps(program, out, 1 + some(200));
@@ -276,7 +287,7 @@ TEST_F(Processes, AFullDiskFailsSavesAndNothingElse) {
     // So that MPI has no files of its own.
     limited.environment.insert(limited.environment.end(),
                                {{"OMPI_MCA_btl", "tcp,self"}, {"PMIX_MCA_gds", "hash"}});
-    limited.through = {"mpirun", "-np", std::to_string(ranks),
+    limited.through = {"mpirun", "-np", std::to_string(ranks_),
                        "sh",     "-c",  "ulimit -f 40; exec \"$0\" \"$@\""};  // room for metrics alone
     const Arguments on = {"train", "--resume", out.string(), "--quiet", "--stop-after", "100"};
     const Outcome full = Program(on, limited).wait();
@@ -293,7 +304,7 @@ TEST_F(Processes, RestartsAfterOneWasKilled) {
     const Arguments end = {"--stop-after", "400"};
     Program program = launch(training(out) + end + Arguments{"--restarts", "1"});
     wait_for_steps(program, out, 100);
-    signal_process(process_of(out, ranks - 1), SIGKILL);
+    signal_process(process_of(out, ranks_ - 1), SIGKILL);
     const Outcome outcome = program.wait();
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("; restart 1 of 1 from the last sound checkpoint\n"));
