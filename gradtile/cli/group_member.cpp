@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
+#include <thread>
 
 namespace gradtile::cli {
 namespace {
@@ -15,8 +17,12 @@ void print_line(const std::string& line) {
     static_cast<void>(!::write(STDERR_FILENO, whole.data(), whole.size()));
 }
 
+/// mpirun ends all processes a tenth of a second after the first has ended: by then each is to have said why.
+constexpr auto time_to_speak = std::chrono::seconds(1);
+
 /// Without destructors, and without MPI's own end: both may wait for others that are gone.
-[[noreturn]] void end_at_once(int exit_code) {
+[[noreturn]] void end_without_others(int exit_code) {
+    std::this_thread::sleep_for(time_to_speak);
     // Whoever holds the stream may be stuck.
     if (::ftrylockfile(stdout) == 0) ::fflush_unlocked(stdout);
     ::_exit(exit_code);
@@ -26,13 +32,13 @@ std::shared_ptr<ProcessGroup> join_group(const RankEnvironment& environment, dou
     ProcessGroupOptions options{.timeout = timeout};
     options.on_loss = [rank = environment.rank](const std::string& line) {
         print_line(concat("rank ", rank, ": ", line));
-        end_at_once(exit_lost_peer);
+        end_without_others(exit_lost_peer);
     };
     try {
         return std::make_shared<ProcessGroup>(environment, std::move(options));
     } catch (const Error& error) {
         print_line(concat("rank ", environment.rank, ": ", error.what()));
-        end_at_once(exit_lost_peer);
+        end_without_others(exit_lost_peer);
     }
 }
 
@@ -94,7 +100,7 @@ int run_in_group(double timeout, const std::function<int(const std::shared_ptr<P
         return exit_code;
     } catch (const std::exception& error) {
         if (group->fail(error.what())) print_line(concat("rank ", group->rank(), ": ", error.what()));
-        end_at_once(1);
+        end_without_others(1);
     }
 }
 
