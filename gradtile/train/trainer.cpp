@@ -16,6 +16,7 @@
 #include <gradtile/train/evaluate.h>
 #include <gradtile/train/loss_svg.h>
 #include <gradtile/train/saved_algorithms.h>
+#include <gradtile/train/shared_start.h>
 
 namespace gradtile {
 namespace {
@@ -47,47 +48,6 @@ std::optional<T> optional_of(const json& object, const char* key) {
 template <class T>
 json json_of(const std::optional<T>& value) {
     return value ? json(*value) : json();
-}
-
-/// What processes are told of the checkpoint that rank 0 starts from: all but its tensors.
-struct Start {
-    std::string source;                    ///< the file, for messages
-    std::optional<Checkpoint> checkpoint;  ///< none: from the beginning
-};
-
-Start shared_start(ProcessGroup& group, const std::function<Start()>& read) {
-    if (group.is_alone()) return read();
-    Start start;
-    json text;
-    if (group.is_root()) {
-        start = read();
-        text = {{"source", start.source}};
-        if (const auto& from = start.checkpoint)
-            text["checkpoint"] = {{"step", from->step},
-                                  {"config", *from->config},
-                                  {"data", *from->data},
-                                  {"meta", *from->meta}};
-    }
-    text = parse_json(group.broadcast(json_text(text)));
-    if (group.is_root()) return start;
-    start.source = text["source"].get<std::string>();
-    if (!text.contains("checkpoint")) return start;
-    const json& told = text["checkpoint"];
-    start.checkpoint = Checkpoint{.step = told["step"].get<std::int64_t>(),
-                                  .config = told["config"],
-                                  .data = told["data"],
-                                  .meta = told["meta"]};
-    return start;
-}
-
-/// The settings that rank 0 finds in the run's directory.
-TrainConfig shared_config(ProcessGroup& group, const std::optional<RunDirectory>& directory) {
-    if (group.is_alone()) return directory->config();
-    TrainConfig config;
-    const std::string text =
-        group.broadcast(directory ? json_text(to_json(directory->config())) : std::string());
-    apply_config_text(config, text, "the settings of rank 0");
-    return config;
 }
 
 /// Every core belongs to the processes of this host together, unless each was bound to its own.
