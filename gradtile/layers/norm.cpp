@@ -74,12 +74,7 @@ Tensor LayerNorm::forward(const Context& ctx, const Residual& residual, Saved& s
 Tensor LayerNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
     differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
-                  {.dx = dx,
-                   .accumulate_dx = false,
-                   .weight = weight.next_gradient_part(),
-                   .bias = bias.next_gradient_part(),
-                   .partials = {},
-                   .column_sums = {}});
+                  {.dx = dx, .weight = weight.next_gradient_part(), .bias = bias.next_gradient_part()});
     return dx;
 }
 
@@ -89,9 +84,7 @@ SummedGradient LayerNorm::backward_add(const Context& ctx, const Tensor& dy, con
                               {.dx = dx,
                                .accumulate_dx = true,
                                .weight = weight.next_gradient_part(),
-                               .bias = bias.next_gradient_part(),
-                               .partials = {},
-                               .column_sums = {}},
+                               .bias = bias.next_gradient_part()},
                               sums)};
 }
 
@@ -111,25 +104,15 @@ Tensor RMSNorm::forward(const Context& ctx, const Residual& residual, Saved& sav
 Tensor RMSNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
     differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
-                  {.dx = dx,
-                   .accumulate_dx = false,
-                   .weight = weight.next_gradient_part(),
-                   .bias = {},
-                   .partials = {},
-                   .column_sums = {}});
+                  {.dx = dx, .weight = weight.next_gradient_part()});
     return dx;
 }
 
 SummedGradient RMSNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
                                      const Tensor& dx, ColumnSums sums) const {
-    return {dx, differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
-                              {.dx = dx,
-                               .accumulate_dx = true,
-                               .weight = weight.next_gradient_part(),
-                               .bias = {},
-                               .partials = {},
-                               .column_sums = {}},
-                              sums)};
+    return {dx,
+            differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
+                          {.dx = dx, .accumulate_dx = true, .weight = weight.next_gradient_part()}, sums)};
 }
 
 }  // namespace gradtile
