@@ -97,15 +97,14 @@ void ProcessGroup::Watch::end_waiting() {
     waits_for_.clear();
 }
 
-void ProcessGroup::Watch::begin_inspection(Fault fault) {
+void ProcessGroup::Watch::begin_inspection(const Inspection& inspection, Fault fault) {
     const std::scoped_lock lock(inspecting_);
-    check(!fault_, "process group: one inspection at a time");
-    fault_ = std::move(fault);
+    faults_[&inspection] = std::move(fault);
 }
 
-void ProcessGroup::Watch::end_inspection() {
+void ProcessGroup::Watch::end_inspection(const Inspection& inspection) {
     const std::scoped_lock lock(inspecting_);
-    fault_ = nullptr;
+    faults_.erase(&inspection);
 }
 
 void ProcessGroup::Watch::leave() {
@@ -176,15 +175,18 @@ void ProcessGroup::Watch::send_beat() {
     stream_.send(beat);
 }
 
-/// Found, it is said once: rank 0 then tells everybody, this process, too.
+/// The first that is found is said, once: rank 0 then tells everybody, this process, too.
 void ProcessGroup::Watch::look_for_fault() {
     const std::scoped_lock lock(inspecting_);
-    const std::optional<std::string> found = fault_ ? fault_() : std::nullopt;
-    if (!found) return;
-    fault_ = nullptr;
-    const std::scoped_lock state(mutex_);
-    stream_.send(
-        {.kind = Message::Kind::failure, .step = step_, .text = found->substr(0, most_exchanged_bytes)});
+    for (const auto& [inspection, fault] : faults_) {
+        const std::optional<std::string> found = fault();
+        if (!found) continue;
+        const std::scoped_lock state(mutex_);
+        stream_.send(
+            {.kind = Message::Kind::failure, .step = step_, .text = found->substr(0, most_exchanged_bytes)});
+        faults_.clear();
+        return;
+    }
 }
 
 void ProcessGroup::Watch::hear(const Message& message) {

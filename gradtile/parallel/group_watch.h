@@ -2,6 +2,7 @@
 /// A process's own end of the control star: a thread that keeps the connection to rank 0 alive, hears of
 /// losses, and passes on what the main thread says.
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -22,9 +23,9 @@ struct ProcessGroup::Watch {
     /// False: it waits for something already, and that counts.
     bool begin_waiting(const char* what);
     void end_waiting();
-    void begin_inspection(Fault fault);
+    void begin_inspection(const Inspection& inspection, Fault fault);
     /// Once the thread is not in it.
-    void end_inspection();
+    void end_inspection(const Inspection& inspection);
     void leave();
     bool fail(const std::string& message);
 
@@ -52,7 +53,7 @@ struct ProcessGroup::Watch {
     SteadyTime last_heard_, next_beat_;
 
     std::mutex inspecting_;
-    Fault fault_;  // under it
+    std::map<const Inspection*, Fault> faults_;  // under it
 
     std::mutex mutex_;
     std::condition_variable changed_;

@@ -188,11 +188,11 @@ ProcessGroup::Waiting::~Waiting() {
 }
 
 ProcessGroup::Inspection::Inspection(Watch* watch, Fault fault) : watch_(watch) {
-    if (watch_ != nullptr) watch_->begin_inspection(std::move(fault));
+    if (watch_ != nullptr) watch_->begin_inspection(*this, std::move(fault));
 }
 
 ProcessGroup::Inspection::~Inspection() {
-    if (watch_ != nullptr) watch_->end_inspection();
+    if (watch_ != nullptr) watch_->end_inspection(*this);
 }
 
 }  // namespace gradtile

@@ -59,8 +59,7 @@ class ProcessGroup {
     class Waiting;
     [[nodiscard]] Waiting waiting(const char* what);
     /// While it lives, the watch's thread calls `fault` between its signs of life. What that returns is why
-    /// this process cannot go on, though its main thread may wait for ever: all of them end with it. One at a
-    /// time.
+    /// this process cannot go on, though its main thread may wait for ever: all of them end with it.
     class Inspection;
     using Fault = std::function<std::optional<std::string>()>;
     [[nodiscard]] Inspection inspect(Fault fault);

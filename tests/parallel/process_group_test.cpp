@@ -312,9 +312,9 @@ TEST(ProcessGroup, WhatAnInspectionFindsEndsEverybody) {
     for (const int victim : {0, 2}) {
         ForkedRanks ranks(4, 60.0);
         ranks.start_all([&](ProcessGroup& group) {
-            {
-                const auto over = group.inspect([] { return std::optional<std::string>("of what is gone"); });
-            }
+            const auto finds_nothing = [] { return std::optional<std::string>(); };
+            { const auto over = group.inspect(finds_nothing); }
+            const auto another = group.inspect(finds_nothing);
             std::atomic<int> asked = 0;
             const auto inspection = group.inspect([&]() -> std::optional<std::string> {
                 const bool broken = group.rank() == victim && ++asked == 2;
