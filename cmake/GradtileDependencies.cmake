@@ -34,6 +34,9 @@ endif()
 
 find_package(HDF5 COMPONENTS C)
 gradtile_require("HDF5" HDF5_FOUND libhdf5-dev)
+# Of OpenSSL only its libcrypto, which Debian's and Ubuntu's HDF5 stand on anyway.
+find_package(OpenSSL COMPONENTS Crypto)
+gradtile_require("OpenSSL (libcrypto)" OPENSSL_CRYPTO_LIBRARY libssl-dev)
 find_path(CLI11_INCLUDE_DIR CLI/CLI.hpp)
 gradtile_require("CLI11" CLI11_INCLUDE_DIR libcli11-dev)
 find_path(NLOHMANN_JSON_INCLUDE_DIR nlohmann/json.hpp)
@@ -48,8 +51,8 @@ endif()
 
 add_library(gradtile_dependencies INTERFACE)
 target_include_directories(gradtile_dependencies SYSTEM INTERFACE
-  ${HDF5_INCLUDE_DIRS} ${CLI11_INCLUDE_DIR} ${NLOHMANN_JSON_INCLUDE_DIR})
-target_link_libraries(gradtile_dependencies INTERFACE Threads::Threads ${HDF5_C_LIBRARIES} ${CMAKE_DL_LIBS})
+  ${HDF5_INCLUDE_DIRS} ${OPENSSL_INCLUDE_DIR} ${CLI11_INCLUDE_DIR} ${NLOHMANN_JSON_INCLUDE_DIR})
+target_link_libraries(gradtile_dependencies INTERFACE Threads::Threads ${HDF5_C_LIBRARIES} ${OPENSSL_CRYPTO_LIBRARY} ${CMAKE_DL_LIBS})
 if(gradtile_blas STREQUAL "onednn")
   target_include_directories(gradtile_dependencies SYSTEM INTERFACE ${DNNL_INCLUDE_DIR})
   target_link_libraries(gradtile_dependencies INTERFACE ${DNNL_LIBRARY} OpenMP::OpenMP_CXX)

@@ -10,17 +10,17 @@ import sys
 import h5py
 import numpy as np
 
-USER_BLOCK = 4096
+HEADER = 128
 
 
 def read_header(path):
     """Step and length as the header has them."""
     with open(path, "rb") as file:
-        block = file.read(USER_BLOCK)
+        block = file.read(HEADER)
     if not block.startswith(b"gradtile checkpoint\r\n\x1a\n"):
         raise SystemExit(f"{path}: not a gradtile checkpoint")
     version, _body_crc, step, length = struct.unpack_from("<IIqQ", block, 32)
-    if version != 1:
+    if version not in (1, 2):
         raise SystemExit(f"{path}: format version {version}")
     return step, length
 

@@ -2,7 +2,7 @@
 # Installs what building, testing and the demo need (Debian, Ubuntu). On another system it prints the list and stops.
 set -euo pipefail
 
-required=(build-essential cmake ninja-build libhdf5-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
+required=(build-essential cmake ninja-build libhdf5-dev libssl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
 matrix_library=libdnnl-dev                # oneDNN
 second_choice=libopenblas-dev             # where the system has no oneDNN
 optional=(libbenchmark-dev python3-h5py libopenmpi-dev openmpi-bin)  # micro-benchmarks; the test that reads a checkpoint from Python; several processes on the CPU
@@ -10,8 +10,8 @@ optional=(libbenchmark-dev python3-h5py libopenmpi-dev openmpi-bin)  # micro-ben
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   {
     echo "setup.sh installs on Debian and Ubuntu only. Please install these yourself:"
-    echo "  a C++20 compiler, CMake 3.22 or later, Ninja, HDF5 (C library), CLI11, nlohmann-json, GoogleTest,"
-    echo "  and oneDNN (or OpenBLAS); then: cmake --preset release && cmake --build --preset release"
+    echo "  a C++20 compiler, CMake 3.22 or later, Ninja, HDF5 (C library), OpenSSL (libcrypto), CLI11, nlohmann-json,"
+    echo "  GoogleTest and oneDNN (or OpenBLAS); then: cmake --preset release && cmake --build --preset release"
   } >&2
   exit 1
 fi

@@ -62,8 +62,8 @@ __device__ __forceinline__ void announce(int pair) {
 #endif
 }
 
-/// Keeps the additions to a piece of dQ in the order of the K/V blocks. Blocks start in that order, so the
-/// one waited for is running or done.
+/// Keeps the additions to a piece of dQ in the order of the K/V blocks. Blocks take their tasks in that order
+/// (take_task), so the one waited for is running or done.
 __device__ __forceinline__ void wait_for_turn(const std::int32_t* turn, int key_block) {
     if (threadIdx.x % 32 == 0) {
         std::int32_t now;
@@ -78,6 +78,18 @@ __device__ __forceinline__ void pass_turn(std::int32_t* turn, int key_block) {
     __syncwarp();
     if (threadIdx.x % 32 == 0)
         asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(key_block + 1) : "memory");
+}
+
+/// Which task this block does: where additions take turns the next one that no block has, since CUDA does not
+/// promise to start blocks in the order of their index; else its own. `shared` is not in use yet.
+__device__ __forceinline__ int take_task(const BackwardParameters& p, unsigned char* shared) {
+    if (p.next_task == nullptr) return static_cast<int>(blockIdx.x);
+    auto* const task = reinterpret_cast<std::int32_t*>(shared);
+    if (threadIdx.x == 0) *task = atomicAdd(p.next_task, 1);
+    __syncthreads();
+    const std::int32_t taken = *task;
+    __syncthreads();  // the memory is free for other use
+    return taken;
 }
 
 /// 16 rows of dQ in 16 bits, from their float32 sums and by way of a warp's rows of a tile.
@@ -355,8 +367,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     extern __shared__ __align__(128) unsigned char shared[];
     // The first keys, which most rows see under a causal mask, are started first; what a group of heads reads
     // and adds to stays in the L2 meanwhile.
-    const TaskOrder::Task task = p.order(static_cast<int>(blockIdx.x));
-    gradtile::cuda::device::await_predecessor();
+    gradtile::cuda::device::await_predecessor();  // before a task is taken: the kernel ahead sets the counter
+                                                  // to 0
+    const TaskOrder::Task task = p.order(take_task(p, shared));
     if constexpr (Policy::whole_head_rows == 0) {
         differentiate_keys<T, head_dim, Policy>(p, shared, task.matrix, task.part);
     } else {
@@ -418,6 +431,7 @@ __global__ void __launch_bounds__(256)
         p.lse_log2[index] = lse == -INFINITY ? INFINITY : fmaf(lse, log2_e, -p_exponent);
         p.delta[index] = sum / p_factor;
     }
+    if (p.next_task != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.next_task = 0;
     if (p.turns != nullptr && row % tiles.rows == 0)
         for (int warp = lane; warp < tiles.warps(); warp += 8)
             p.turns[index / tiles.rows * tiles.warps() + warp] = p.mask.first_key(row) / tiles.keys();

@@ -30,7 +30,7 @@ void launch_whole_heads(BackwardParameters p, cudaStream_t stream) {
     static_assert(Policy::whole_head_rows % backward_row_padding == 0, "dQ has padded rows");
     constexpr int shared_bytes = tiles.shared_bytes(head_dim) + 4 * Policy::whole_head_rows * head_dim;
     p.d_q_sums = nullptr;
-    p.turns = nullptr;
+    p.turns = p.next_task = nullptr;
     const int matrices = p.batch * p.heads;
     launch_on(stream, device::prepare_backward_kernel<T>,
               static_cast<unsigned>(matrices * (p.padded_rows / device::prepared_rows)),
@@ -63,6 +63,7 @@ void launch_backward_kernels(const BackwardParameters& p, cudaStream_t stream) {
             p.turns != nullptr ? 0 : 2 * (p.qk_dim + p.v_dim) + std::int64_t{sizeof(float)} * head_dim;
         const std::int64_t key_matrices = matrices / p.group, key_blocks = blocks(p.mask.keys, tiles.keys());
         BackwardParameters ordered = p;
+        if (rows == 0) ordered.next_task = nullptr;  // nothing has set it to 0, and nobody waits
         ordered.order = device::TaskOrder(key_matrices, static_cast<int>(key_blocks),
                                           p.group * p.padded_rows * row_bytes);
         launch_on(stream, device::backward_kernel<T, head_dim, Policy>,

@@ -98,33 +98,35 @@ void flash_16bit_backward(const Context& ctx, const Resolved& options, const Sav
     const Tensor statistics = empty(ctx, {2, matrices, padded_rows}, DType::f32);
     const Tensor d_q_sums = empty(ctx, {matrices, padded_rows, head_dim}, DType::f32);
     const std::int64_t turns_per_block = options.deterministic ? backward_turns : 0;
-    const Tensor turns =
-        empty(ctx, {matrices, padded_rows / backward_row_padding, turns_per_block}, DType::i32);
+    const std::int64_t turn_count = matrices * (padded_rows / backward_row_padding) * turns_per_block;
+    const Tensor turns = empty(ctx, {options.deterministic ? turn_count + 1 : 0}, DType::i32);
     if (ctx.is_planning() || saved.q.elements() + saved.k.elements() == 0) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
-    const BackwardParameters parameters{.q = view(q),
-                                        .k = view(k),
-                                        .v = view(v),
-                                        .o = view(o),
-                                        .d_o = view(d_o),
-                                        .d_q = view(d_q),
-                                        .d_k = view(d_k),
-                                        .d_v = view(d_v),
-                                        .lse = saved.lse.data<float>(),
-                                        .lse_log2 = statistics.data<float>(),
-                                        .delta = statistics.data<float>() + matrices * padded_rows,
-                                        .d_q_sums = d_q_sums.data<float>(),
-                                        .turns = options.deterministic ? turns.data<std::int32_t>() : nullptr,
-                                        .batch = sizes.batch,
-                                        .heads = sizes.heads,
-                                        .group = sizes.group,
-                                        .qk_dim = sizes.qk_dim,
-                                        .v_dim = sizes.v_dim,
-                                        .padded_rows = static_cast<int>(padded_rows),
-                                        .mask = device::DeviceMask(options.mask),
-                                        .scale_log2 = static_cast<float>(log2_e * options.scale),
-                                        .scale = static_cast<float>(options.scale)};
+    const BackwardParameters parameters{
+        .q = view(q),
+        .k = view(k),
+        .v = view(v),
+        .o = view(o),
+        .d_o = view(d_o),
+        .d_q = view(d_q),
+        .d_k = view(d_k),
+        .d_v = view(d_v),
+        .lse = saved.lse.data<float>(),
+        .lse_log2 = statistics.data<float>(),
+        .delta = statistics.data<float>() + matrices * padded_rows,
+        .d_q_sums = d_q_sums.data<float>(),
+        .turns = options.deterministic ? turns.data<std::int32_t>() : nullptr,
+        .next_task = options.deterministic ? turns.data<std::int32_t>() + turn_count : nullptr,
+        .batch = sizes.batch,
+        .heads = sizes.heads,
+        .group = sizes.group,
+        .qk_dim = sizes.qk_dim,
+        .v_dim = sizes.v_dim,
+        .padded_rows = static_cast<int>(padded_rows),
+        .mask = device::DeviceMask(options.mask),
+        .scale_log2 = static_cast<float>(log2_e * options.scale),
+        .scale = static_cast<float>(options.scale)};
     const auto launch = saved.q.dtype() == DType::bf16 ? launch_backward<bfloat16> : launch_backward<float16>;
     launch(parameters, static_cast<cudaStream_t>(ctx.stream()));
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);

@@ -30,6 +30,8 @@ struct BackwardParameters {
     float* delta;         ///< [B, Hq, padded rows]: D = rowsum(dO * O), likewise
     float* d_q_sums;      ///< dQ / scale in float32, in the order of the accumulators (see DqSums)
     std::int32_t* turns;  ///< [B, Hq, row blocks, warps] when deterministic, else null
+    std::int32_t*
+        next_task;  ///< when deterministic: how many blocks of backward_kernel have started; else null
     int batch, heads, group, qk_dim, v_dim;
     int padded_rows;  ///< a multiple of every kernel's row block
     device::DeviceMask mask;

@@ -88,8 +88,8 @@ inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int6
     for (int r = 0; r < 16; ++r) {
         const float* const s = scores.at(r, 0);
         const __m512 row_reference = _mm512_set1_ps(reference[r]);
-        __m512 even = _mm512_mul_ps(_mm512_load_ps(statistics.sum[r]), _mm512_set1_ps(rescale[r]));
-        __m512 odd = _mm512_setzero_ps();
+        // Summed by themselves first, since what came before may be much larger than each of them.
+        __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
         for (std::int64_t j = 0; j < columns; j += 32) {
             const __m512 low = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + j), scales, row_reference));
             const __m512 high = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + j + 16), scales, row_reference));
@@ -97,7 +97,9 @@ inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int6
             odd = _mm512_add_ps(odd, high);
             _mm512_store_si512(p.tile(i, first + j / 32) + r * tile_depth, round_pair(low, high));
         }
-        _mm512_store_ps(statistics.sum[r], _mm512_add_ps(even, odd));
+        const __m512 before = _mm512_load_ps(statistics.sum[r]);
+        _mm512_store_ps(statistics.sum[r],
+                        _mm512_fmadd_ps(before, _mm512_set1_ps(rescale[r]), _mm512_add_ps(even, odd)));
     }
 }
 

@@ -38,17 +38,19 @@ struct ForwardScratch {
           o(memory.take(tiles * g.d_v * tile_tokens)),
           maximum(memory.take(tiles * tile_tokens)),
           sum(memory.take(tiles * tile_tokens)),
+          sum_error(memory.take(tiles * tile_tokens)),
           k(memory.take(forward_keys * row_pitch(g.d_qk))),
           v(memory.take(forward_keys * row_pitch(g.d_v))),
           p(memory.take(forward_keys * tile_tokens)) {}
     std::int64_t tiles;
-    float* q;        // [tiles, Dqk, tile_tokens]
-    float* o;        // [tiles, Dv, tile_tokens], not yet divided by the sum
-    float* maximum;  // [tiles, tile_tokens]: running maximum of scale * log2(e) * S
-    float* sum;      // [tiles, tile_tokens]: running sum of 2^(scale log2(e) S - maximum)
-    float* k;        // [forward_keys, row_pitch]
-    float* v;        // [forward_keys, row_pitch]
-    float* p;        // [forward_keys, tile_tokens]: S^T, then P^T
+    float* q;          // [tiles, Dqk, tile_tokens]
+    float* o;          // [tiles, Dv, tile_tokens], not yet divided by the sum
+    float* maximum;    // [tiles, tile_tokens]: running maximum of scale * log2(e) * S
+    float* sum;        // [tiles, tile_tokens]: running sum of 2^(scale log2(e) S - maximum)
+    float* sum_error;  // [tiles, tile_tokens]: what the additions to `sum` have rounded off
+    float* k;          // [forward_keys, row_pitch]
+    float* v;          // [forward_keys, row_pitch]
+    float* p;          // [forward_keys, tile_tokens]: S^T, then P^T
 };
 
 template <class V>
@@ -85,7 +87,7 @@ class ForwardBlock {
     /// One tile of queries and its running state.
     struct Tile {
         IndexRange rows;
-        float *q, *o, *maximum, *sum;
+        float *q, *o, *maximum, *sum, *sum_error;
     };
     /// Keys (counted from the block's first) and the vectors of queries that are computed against them.
     struct Strip {
@@ -99,7 +101,8 @@ class ForwardBlock {
                 .q = scratch_.q + t * g_.d_qk * tile_tokens,
                 .o = scratch_.o + t * g_.d_v * tile_tokens,
                 .maximum = scratch_.maximum + t * tile_tokens,
-                .sum = scratch_.sum + t * tile_tokens};
+                .sum = scratch_.sum + t * tile_tokens,
+                .sum_error = scratch_.sum_error + t * tile_tokens};
     }
 
     void start(const Tile& tile) const {
@@ -108,6 +111,7 @@ class ForwardBlock {
         for (std::int64_t i = 0; i < tile_tokens; i += V::lanes) {
             V::store(tile.maximum + i, V::broadcast(-__builtin_inff()));
             V::store(tile.sum + i, V::zero());
+            V::store(tile.sum_error + i, V::zero());
         }
     }
 
@@ -194,26 +198,41 @@ class ForwardBlock {
             const Vector factor = V::exp2(V::sub(old, V::replace_minus_infinity(now, V::zero())));
             V::store(tile.maximum + i, now);
             V::store(tile.sum + i, V::mul(V::load(tile.sum + i), factor));
+            V::store(tile.sum_error + i, V::mul(V::load(tile.sum_error + i), factor));
             V::store(rescale + i, factor);
         }
     }
 
-    /// P^T = 2^(scale log2(e) S^T - maximum), and its sum over the strip's keys.
+    /// P^T = 2^(scale log2(e) S^T - maximum), and its sum over the strip's keys. Sixteen are summed by
+    /// themselves, and what the sum over all loses is kept: one key may outweigh all others, and they would
+    /// lose their last bits to it one by one.
     void exponentials(const Tile& tile, const Strip& strip) const {
         const Vector scale = V::broadcast(scale_log2_);
         for (std::int64_t c = strip.vectors.begin; c < strip.vectors.end; ++c) {
             // Rows that have seen nothing yet keep S = -inf; any finite maximum makes P = 0 of it.
             const Vector maximum = V::replace_minus_infinity(V::load(tile.maximum + c * V::lanes), V::zero());
             const Vector offset = V::sub(V::zero(), maximum);
-            Vector sum = V::load(tile.sum + c * V::lanes);
-            for (std::int64_t j = strip.keys.begin; j < strip.keys.end; ++j) {
-                float* const p = scratch_.p + j * tile_tokens + c * V::lanes;
-                const Vector value = V::exp2(V::fma(V::load(p), scale, offset));
-                V::store(p, value);
-                sum = V::add(sum, value);
+            Vector sum = V::zero();
+            for (std::int64_t first = strip.keys.begin; first < strip.keys.end; first += strip_tokens) {
+                Vector of_sixteen = V::zero();
+                for (std::int64_t j = first; j < smaller(first + strip_tokens, strip.keys.end); ++j) {
+                    float* const p = scratch_.p + j * tile_tokens + c * V::lanes;
+                    const Vector value = V::exp2(V::fma(V::load(p), scale, offset));
+                    V::store(p, value);
+                    of_sixteen = V::add(of_sixteen, value);
+                }
+                sum = V::add(sum, of_sixteen);
             }
-            V::store(tile.sum + c * V::lanes, sum);
+            add_exactly(tile.sum + c * V::lanes, tile.sum_error + c * V::lanes, sum);
         }
+    }
+
+    /// total += x, and what that rounds off is added to error (Knuth's TwoSum).
+    static void add_exactly(float* total, float* error, Vector x) {
+        const Vector before = V::load(total), after = V::add(before, x), added = V::sub(after, before);
+        const Vector lost = V::add(V::sub(before, V::sub(after, added)), V::sub(x, added));
+        V::store(total, after);
+        V::store(error, V::add(V::load(error), lost));
     }
 
     /// O^T = O^T * rescale + V^T P^T, or without the rescaling.
@@ -239,7 +258,7 @@ class ForwardBlock {
         const std::int64_t rows = tile.rows.end - tile.rows.begin;
         for (std::int64_t i = 0; i < rows; ++i) {
             // A row that sees nothing has sum 0 and maximum -inf: O = 0 and LSE = -inf.
-            const float sum = tile.sum[i];
+            const float sum = tile.sum[i] + tile.sum_error[i];
             inverse[i] = sum == 0.0f ? 0.0f : 1.0f / sum;
             const double lse = static_cast<double>(tile.maximum[i]) * ln_2 + static_cast<double>(logf(sum));
             task_.lse[tile.rows.begin + i] = static_cast<float>(lse);

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::int64_t block_rows = 32;
 constexpr std::int64_t block_keys = 64;
+constexpr std::int64_t summed_together = 16;  ///< terms of the softmax's sum
 
 Blocks generic_blocks(const Geometry&) {
     return {.forward_rows = block_rows, .backward_keys = block_keys, .backward_rows = block_rows};
@@ -35,6 +36,14 @@ class Carver {
 template <class A>
 void add_scaled(std::int64_t n, A a, const A* __restrict x, A* __restrict y) {
     for (std::int64_t i = 0; i < n; ++i) y[i] += a * x[i];
+}
+
+/// total += x, and what that rounds off is added to error (Knuth's TwoSum).
+template <class A>
+void add_exactly(A& total, A& error, A x) {
+    const A before = total, after = before + x, added = after - before;
+    error += (before - (after - added)) + (x - added);
+    total = after;
 }
 
 template <class T, class A>
@@ -73,7 +82,8 @@ IndexRange visible_in(const Mask& mask, std::int64_t i, IndexRange keys) {
 
 template <class T>
 std::size_t forward_scratch_bytes(const Geometry& g) {
-    const std::int64_t count = block_rows * (g.d_qk + g.d_v + 2) + block_keys * (g.d_qk + g.d_v) + block_keys;
+    const std::int64_t count =
+        block_rows * (g.d_qk + g.d_v + 3) + block_keys * (g.d_qk + g.d_v) + block_keys + g.d_v;
     return static_cast<std::size_t>(count) * sizeof(Accumulator<T>);
 }
 
@@ -88,15 +98,18 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
     A* o = carver.take(block_rows * g.d_v);
     A* maximum = carver.take(block_rows);
     A* sum = carver.take(block_rows);
+    A* sum_error = carver.take(block_rows);  // what the additions to `sum` have rounded off
     A* k_transposed = carver.take(block_keys * g.d_qk);
     A* v = carver.take(block_keys * g.d_v);
     A* p = carver.take(block_keys);
+    A* o_of_block = carver.take(g.d_v);
 
     const std::int64_t rows = task.rows.end - task.rows.begin;
     load(task.rows, g.d_qk, task.q, q);
     std::fill_n(o, rows * g.d_v, A(0));
     std::fill_n(maximum, rows, -infinity);
     std::fill_n(sum, rows, A(0));
+    std::fill_n(sum_error, rows, A(0));
 
     const IndexRange all = g.mask.visible_keys(task.rows);
     for (std::int64_t begin = all.begin; begin < all.end; begin += block_keys) {
@@ -112,27 +125,38 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
                 block_maximum = std::max(block_maximum, p[j]);
             const A rescale = std::exp(maximum[r] - block_maximum);
             maximum[r] = block_maximum;
-            sum[r] *= rescale;
-            for (std::int64_t c = 0; c < g.d_v; ++c) o[r * g.d_v + c] *= rescale;
-            for (std::int64_t j = visible.begin; j < visible.end; ++j) {
-                p[j] = std::exp(p[j] - block_maximum);
-                sum[r] += p[j];
-                add_scaled(g.d_v, p[j], v + j * g.d_v, o + r * g.d_v);
+            // The block is summed by itself: what came before may be much larger than each of its terms.
+            A sum_of_block = 0;
+            std::fill_n(o_of_block, g.d_v, A(0));
+            for (std::int64_t first = visible.begin; first < visible.end; first += summed_together) {
+                A of_sixteen = 0;
+                for (std::int64_t j = first; j < std::min(first + summed_together, visible.end); ++j) {
+                    p[j] = std::exp(p[j] - block_maximum);
+                    of_sixteen += p[j];
+                    add_scaled(g.d_v, p[j], v + j * g.d_v, o_of_block);
+                }
+                sum_of_block += of_sixteen;
             }
+            sum[r] *= rescale;
+            sum_error[r] *= rescale;
+            add_exactly(sum[r], sum_error[r], sum_of_block);
+            for (std::int64_t c = 0; c < g.d_v; ++c)
+                o[r * g.d_v + c] = o[r * g.d_v + c] * rescale + o_of_block[c];
         }
     }
     for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t i = task.rows.begin + r;
-        const bool sees_nothing = sum[r] == 0;  // a visible row's sum is at least 1, or NaN
-        const A inverse = sees_nothing ? A(0) : A(1) / sum[r];
+        const A total = sum[r] + sum_error[r];
+        const bool sees_nothing = total == 0;  // a visible row's sum is at least 1, or NaN
+        const A inverse = sees_nothing ? A(0) : A(1) / total;
         for (std::int64_t c = 0; c < g.d_v; ++c) task.o.row(i)[c] = convert<T>(o[r * g.d_v + c] * inverse);
-        task.lse[i] = sees_nothing ? -infinity : maximum[r] + std::log(sum[r]);
+        task.lse[i] = sees_nothing ? -infinity : maximum[r] + std::log(total);
     }
 }
 
 template <class T>
 std::size_t backward_scratch_bytes(const Geometry& g) {
-    const std::int64_t count = block_keys * (3 * g.d_qk + 2 * g.d_v + 2) + block_rows * (2 * g.d_qk + g.d_v);
+    const std::int64_t count = block_keys * (4 * g.d_qk + 3 * g.d_v + 2) + block_rows * (2 * g.d_qk + g.d_v);
     return static_cast<std::size_t>(count) * sizeof(Accumulator<T>);
 }
 
@@ -147,6 +171,8 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
     A* v_transposed = carver.take(block_keys * g.d_v);
     A* d_k = carver.take(block_keys * g.d_qk);
     A* d_v = carver.take(block_keys * g.d_v);
+    A* d_k_of_rows = carver.take(block_keys * g.d_qk);  // of one block of rows, added to d_k at its end
+    A* d_v_of_rows = carver.take(block_keys * g.d_v);
     A* p = carver.take(block_keys);
     A* d_s = carver.take(block_keys);
     A* q = carver.take(block_rows * g.d_qk);
@@ -172,6 +198,8 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
             load(rows, g.d_qk, q_head, q);
             load(rows, g.d_v, d_o_head, d_o);
             std::fill_n(d_q, block_rows * g.d_qk, A(0));
+            std::fill_n(d_k_of_rows, keys * g.d_qk, A(0));
+            std::fill_n(d_v_of_rows, keys * g.d_v, A(0));
             for (std::int64_t i = rows.begin; i < rows.end; ++i) {
                 const IndexRange visible = visible_in(g.mask, i, task.keys);
                 if (visible.end <= visible.begin) continue;
@@ -183,11 +211,13 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
                 for (std::int64_t j = visible.begin; j < visible.end; ++j) {
                     p[j] = std::exp(p[j] - lse[i]);
                     d_s[j] = p[j] * (d_s[j] - delta[i]);
-                    add_scaled(g.d_v, p[j], d_o_row, d_v + j * g.d_v);
-                    add_scaled(g.d_qk, d_s[j], q_row, d_k + j * g.d_qk);
+                    add_scaled(g.d_v, p[j], d_o_row, d_v_of_rows + j * g.d_v);
+                    add_scaled(g.d_qk, d_s[j], q_row, d_k_of_rows + j * g.d_qk);
                     add_scaled(g.d_qk, d_s[j], k + j * g.d_qk, d_q_row);
                 }
             }
+            add_scaled(keys * g.d_qk, A(1), d_k_of_rows, d_k);
+            add_scaled(keys * g.d_v, A(1), d_v_of_rows, d_v);
             wait_for_dq_turn(task.turns, head, block, task.key_block);
             const bool starts = task.starts_dq(rows);
             for (std::int64_t i = rows.begin; i < rows.end; ++i)

@@ -57,7 +57,9 @@ template const FlashKernels<bfloat16>& chosen_kernels();
 template const FlashKernels<float16>& chosen_kernels();
 template const std::vector<const FlashKernels<float>*>& usable_kernels();
 template const std::vector<const FlashKernels<bfloat16>*>& usable_kernels();
+template const std::vector<const FlashKernels<float16>*>& usable_kernels();
 template class ForcedKernels<float>;
 template class ForcedKernels<bfloat16>;
+template class ForcedKernels<float16>;
 
 }  // namespace gradtile::attention::cpu

@@ -12,6 +12,10 @@ namespace gradtile::attention::cpu {
 namespace {
 
 constexpr std::int64_t rows_per_block = 16;
+/// Sums over keys or rows are taken in blocks of this many terms, then over the blocks: the yardstick of the
+/// error policy may not lose more in a long sum than what it measures. Head dims are at most 256, so that
+/// sums over them need no blocks.
+constexpr std::int64_t terms_per_block = 64, largest_head_dim = 256;
 
 /// A contiguous [.., rows, columns] copy in the accumulator's dtype, of which one [rows, columns] matrix is
 /// taken at a time.
@@ -44,12 +48,45 @@ void add_scaled(std::int64_t n, A a, const A* __restrict x, A* __restrict y) {
     for (std::int64_t i = 0; i < n; ++i) y[i] += a * x[i];
 }
 
-/// row = vector [k] * matrix [k, n], summed over k in order, then rounded to T.
+/// row = scale * row, rounded to T.
 template <class T, class A>
-void product_row(std::int64_t k, std::int64_t n, const A* vector, const A* matrix, A scale, A* row) {
-    std::fill_n(row, n, A(0));
-    for (std::int64_t i = 0; i < k; ++i) add_scaled(n, vector[i], matrix + i * n, row);
+void scale_row(std::int64_t n, A scale, A* row) {
     for (std::int64_t j = 0; j < n; ++j) row[j] = convert<A>(convert<T>(scale * row[j]));
+}
+
+/// row = vector [d] * matrix [d, n], summed over the head dim, then rounded to T.
+template <class T, class A>
+void product_over_head_dim(std::int64_t d, std::int64_t n, const A* vector, const A* matrix, A scale,
+                           A* row) {
+    std::fill_n(row, n, A(0));
+    for (std::int64_t i = 0; i < d; ++i) add_scaled(n, vector[i], matrix + i * n, row);
+    scale_row<T>(n, scale, row);
+}
+
+/// row [d] = vector [keys] * matrix [keys, d], summed over the keys, then rounded to T.
+template <class T, class A>
+void product_over_keys(std::int64_t keys, std::int64_t d, const A* vector, const A* matrix, A scale, A* row) {
+    std::fill_n(row, d, A(0));
+    for (std::int64_t begin = 0; begin < keys; begin += terms_per_block) {
+        A of_block[largest_head_dim] = {};
+        for (std::int64_t i = begin; i < std::min(begin + terms_per_block, keys); ++i)
+            add_scaled(d, vector[i], matrix + i * d, of_block);
+        add_scaled(d, A(1), of_block, row);
+    }
+    scale_row<T>(d, scale, row);
+}
+
+/// Sum of term(j) over the keys of a range.
+template <class A, class Term>
+A sum_over(IndexRange keys, Term term) {
+    A sum = 0;
+    for (std::int64_t begin = keys.begin; begin < keys.end; begin += terms_per_block) {
+        A of_block = 0;
+        for (std::int64_t j = begin; j < std::min(begin + terms_per_block, keys.end); ++j)
+            of_block += term(j);
+        sum += of_block;
+    }
+    return sum;
 }
 
 /// Turns one row of scores into probabilities over the visible keys and zeros elsewhere, each rounded to T;
@@ -59,11 +96,7 @@ A softmax_row(IndexRange visible, std::int64_t n, A* row) {
     constexpr A infinity = std::numeric_limits<A>::infinity();
     A maximum = -infinity;
     for (std::int64_t j = visible.begin; j < visible.end; ++j) maximum = std::max(maximum, row[j]);
-    A sum = 0;
-    for (std::int64_t j = visible.begin; j < visible.end; ++j) {
-        row[j] = std::exp(row[j] - maximum);
-        sum += row[j];
-    }
+    const A sum = sum_over<A>(visible, [&](std::int64_t j) { return row[j] = std::exp(row[j] - maximum); });
     for (std::int64_t j = 0; j < n; ++j) {
         const bool is_visible = j >= visible.begin && j < visible.end;
         row[j] = is_visible ? convert<A>(convert<T>(row[j] / sum)) : A(0);
@@ -76,7 +109,7 @@ template <class T, class A>
 A probabilities(const Resolved& options, std::int64_t d, std::int64_t i, const A* q_row,
                 const A* k_transposed, A* row) {
     const std::int64_t keys = options.mask.keys;
-    product_row<T>(d, keys, q_row, k_transposed, static_cast<A>(options.scale), row);
+    product_over_head_dim<T>(d, keys, q_row, k_transposed, static_cast<A>(options.scale), row);
     return softmax_row<T>(options.mask.visible_keys(i), keys, row);
 }
 
@@ -104,8 +137,8 @@ void naive_forward_typed(const Context& ctx, const Resolved& options, const Tens
             const A lse = probabilities<T>(options, d_qk, i, q.at<A>(b, h) + i * d_qk,
                                            k_transposed.at<A>(b, h / group), row);
             lse_out.data<A>()[matrix * queries + i] = lse;
-            product_row<T>(keys, d_v, row, v.at<A>(b, h / group), A(1),
-                           o.data<A>() + (matrix * queries + i) * d_v);
+            product_over_keys<T>(keys, d_v, row, v.at<A>(b, h / group), A(1),
+                                 o.data<A>() + (matrix * queries + i) * d_v);
         }
     });
     copy(ctx, by_head(o_out), o);
@@ -130,6 +163,8 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
     const Tensor d_q = empty(ctx, {batch, heads, queries, d_qk}, sum_type);
     const Tensor d_k = empty(ctx, {batch, key_heads, keys, d_qk}, sum_type);
     const Tensor d_v_sum = empty(ctx, {batch, key_heads, keys, d_v}, sum_type);
+    const Tensor of_rows =
+        empty(ctx, {batch, key_heads, keys, d_qk + d_v}, sum_type);  // of one block of rows
     if (ctx.is_planning()) return;
     for (const Matrices* x : {&q, &d_o, &k, &k_transposed, &v_transposed}) x->load(ctx);
 
@@ -143,17 +178,16 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
             A* d_s_row = d_s.data<A>() + (matrix * queries + i) * keys;
             probabilities<T>(options, d_qk, i, q.at<A>(b, h) + i * d_qk, k_transposed.at<A>(b, h / group),
                              p_row);
-            product_row<T>(d_v, keys, d_o.at<A>(b, h) + i * d_v, v_transposed.at<A>(b, h / group), A(1),
-                           d_s_row);
+            product_over_head_dim<T>(d_v, keys, d_o.at<A>(b, h) + i * d_v, v_transposed.at<A>(b, h / group),
+                                     A(1), d_s_row);
             const IndexRange visible = options.mask.visible_keys(i);
-            A mean = 0;
-            for (std::int64_t j = visible.begin; j < visible.end; ++j) mean += p_row[j] * d_s_row[j];
+            const A mean = sum_over<A>(visible, [&](std::int64_t j) { return p_row[j] * d_s_row[j]; });
             for (std::int64_t j = 0; j < keys; ++j) {
                 const bool is_visible = j >= visible.begin && j < visible.end;
                 d_s_row[j] = is_visible ? convert<A>(convert<T>(p_row[j] * (d_s_row[j] - mean))) : A(0);
             }
-            product_row<T>(keys, d_qk, d_s_row, k.at<A>(b, h / group), static_cast<A>(options.scale),
-                           d_q.data<A>() + (matrix * queries + i) * d_qk);
+            product_over_keys<T>(keys, d_qk, d_s_row, k.at<A>(b, h / group), static_cast<A>(options.scale),
+                                 d_q.data<A>() + (matrix * queries + i) * d_qk);
         }
     });
     // dV = P^T dO and dK = scale dS^T Q, summed over the query heads that share a K/V head.
@@ -161,20 +195,30 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
         const std::int64_t b = task / key_heads, key_head = task % key_heads;
         A* d_k_head = d_k.data<A>() + task * keys * d_qk;
         A* d_v_head = d_v_sum.data<A>() + task * keys * d_v;
+        A* d_k_of_rows = of_rows.data<A>() + task * keys * (d_qk + d_v);
+        A* d_v_of_rows = d_k_of_rows + keys * d_qk;
         std::fill_n(d_k_head, keys * d_qk, A(0));
         std::fill_n(d_v_head, keys * d_v, A(0));
-        for (std::int64_t h = key_head * group; h < (key_head + 1) * group; ++h) {
-            for (std::int64_t i = 0; i < queries; ++i) {
-                const std::int64_t row = ((b * heads + h) * queries + i) * keys;
-                const A* p_row = p.data<A>() + row;
-                const A* d_s_row = d_s.data<A>() + row;
-                const IndexRange visible = options.mask.visible_keys(i);
-                for (std::int64_t j = visible.begin; j < visible.end; ++j) {
-                    add_scaled(d_v, p_row[j], d_o.at<A>(b, h) + i * d_v, d_v_head + j * d_v);
-                    add_scaled(d_qk, d_s_row[j], q.at<A>(b, h) + i * d_qk, d_k_head + j * d_qk);
+        for (std::int64_t h = key_head * group; h < (key_head + 1) * group; ++h)
+            for (std::int64_t begin = 0; begin < queries; begin += terms_per_block) {
+                const IndexRange rows{begin, std::min(begin + terms_per_block, queries)};
+                const IndexRange seen = options.mask.visible_keys(rows);
+                const std::int64_t count = std::max<std::int64_t>(0, seen.end - seen.begin);
+                std::fill_n(d_k_of_rows + seen.begin * d_qk, count * d_qk, A(0));
+                std::fill_n(d_v_of_rows + seen.begin * d_v, count * d_v, A(0));
+                for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+                    const std::int64_t row = ((b * heads + h) * queries + i) * keys;
+                    const A* p_row = p.data<A>() + row;
+                    const A* d_s_row = d_s.data<A>() + row;
+                    const IndexRange visible = options.mask.visible_keys(i);
+                    for (std::int64_t j = visible.begin; j < visible.end; ++j) {
+                        add_scaled(d_v, p_row[j], d_o.at<A>(b, h) + i * d_v, d_v_of_rows + j * d_v);
+                        add_scaled(d_qk, d_s_row[j], q.at<A>(b, h) + i * d_qk, d_k_of_rows + j * d_qk);
+                    }
                 }
+                add_scaled(count * d_qk, A(1), d_k_of_rows + seen.begin * d_qk, d_k_head + seen.begin * d_qk);
+                add_scaled(count * d_v, A(1), d_v_of_rows + seen.begin * d_v, d_v_head + seen.begin * d_v);
             }
-        }
         const A scale = static_cast<A>(options.scale);
         for (std::int64_t j = 0; j < keys * d_qk; ++j) d_k_head[j] *= scale;
     });

@@ -11,18 +11,21 @@ namespace gradtile::attention::cpu {
 namespace {
 
 /// Accumulators live in memory and pass through 16 vector registers for each product of 16 x 16 x 32, whose
-/// 256 multiply-adds hide that; operands are read where they lie, so they must stay unchanged until used.
+/// 256 multiply-adds hide that; operands are read where they lie, so they must stay unchanged until used. So
+/// does what an accumulator is loaded from: it is added when the accumulator is stored, so that the products
+/// in between are summed by themselves and a long sum loses little.
 class Avx512Tiles {
   public:
     template <int tile>
     void zero() {
+        before_[tile] = {nullptr, 0};
         for (int row = 0; row < 16; ++row)
             _mm512_store_ps(accumulator_[tile] + row * 16, _mm512_setzero_ps());
     }
     template <int tile>
     void load(const float* c, std::int64_t stride) {
-        for (int row = 0; row < 16; ++row)
-            _mm512_store_ps(accumulator_[tile] + row * 16, _mm512_loadu_ps(c + row * stride));
+        zero<tile>();
+        before_[tile] = {c, stride};
     }
     template <int tile>
     void load(const bfloat16* operand) {
@@ -30,8 +33,13 @@ class Avx512Tiles {
     }
     template <int tile>
     void store(float* c, std::int64_t stride) {
-        for (int row = 0; row < 16; ++row)
-            _mm512_storeu_ps(c + row * stride, _mm512_load_ps(accumulator_[tile] + row * 16));
+        const Before before = before_[tile];
+        for (int row = 0; row < 16; ++row) {
+            __m512 sum = _mm512_load_ps(accumulator_[tile] + row * 16);
+            if (before.c != nullptr)
+                sum = _mm512_add_ps(sum, _mm512_loadu_ps(before.c + row * before.stride));
+            _mm512_storeu_ps(c + row * stride, sum);
+        }
     }
     template <int c, int a, int b>
     void multiply_add() {
@@ -54,7 +62,12 @@ class Avx512Tiles {
     }
 
   private:
+    struct Before {
+        const float* c;
+        std::int64_t stride;
+    };
     alignas(64) float accumulator_[4][256];
+    Before before_[4];
     const bfloat16* operand_[8];
 };
 

@@ -17,6 +17,11 @@ namespace gradtile::cli {
 /// What the user asked for; returns the exit code.
 using Action = std::function<int()>;
 
+enum class Output {
+    result,   ///< what the command is run for: a failed write is a failed command
+    progress  ///< results are files; the command itself checks what else matters
+};
+
 /// One command: what it takes, and what it does. Arguments are stored while the command line is parsed, so
 /// what they are stored in must live until then.
 class Command {
@@ -41,6 +46,9 @@ class Command {
         add_value_of_type<T>(
             flag, std::move(help), [&member](const T& value) { member = value; }, text_of(member));
     }
+    /// Changes what --help shows of a flag that was added before.
+    void show_default(const std::string& flag, const std::string& shown_default);
+    void show_help(const std::string& flag, const std::string& help);
     /// The command cannot do without this flag.
     void require(const std::string& flag);
 
@@ -52,8 +60,9 @@ class Command {
     /// A command of this command: `gradtile bench gemm`.
     Command add_command(const std::string& name, const std::string& help);
 
-    /// What the command does once everything is understood.
-    void on_chosen(Action action);
+    /// What the command does once everything is understood. When standard output cannot be written it has
+    /// failed, unless `output` says otherwise.
+    void on_chosen(Action action, Output output = Output::result);
 
   private:
     friend class CommandLine;
@@ -80,16 +89,17 @@ class Command {
 
 class CommandLine {
   public:
-    CommandLine(const std::string& program, const std::string& description, const std::string& version);
+    CommandLine(const std::string& program, const std::string& description, std::string version);
     ~CommandLine();
 
     Command add_command(const std::string& name, const std::string& help);
     /// The chosen command's action; for --help and --version, or without a command, one that prints them.
-    /// Throws Error when the arguments are not understood.
+    /// Throws UsageError when the arguments are not understood.
     Action parse(int argc, const char* const* argv);
 
   private:
     std::unique_ptr<CLI::App> parser_;
+    std::string version_;
     Action chosen_;
 };
 

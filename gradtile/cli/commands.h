@@ -9,6 +9,7 @@ void add_sample(CommandLine& program);
 void add_eval(CommandLine& program);
 void add_gradcheck(CommandLine& program);
 void add_inspect(CommandLine& program);
+void add_convert(CommandLine& program);
 void add_corpus(CommandLine& program);
 void add_bench(CommandLine& program);
 void add_plan(CommandLine& program);

@@ -4,6 +4,8 @@
 #include <fstream>
 
 #include <gradtile/cli/commands.h>
+#include <gradtile/cli/usage_error.h>
+#include <gradtile/core/message.h>
 #include <gradtile/train/corpus.h>
 #include <gradtile/train/dataset.h>
 
@@ -17,18 +19,19 @@ struct Flags {
 };
 
 void write_corpus(const Flags& flags) {
-    check(flags.characters >= 1, "--characters: ", flags.characters, "; expected at least 1");
+    check_flag("--characters", flags.characters, {1, 1e9});
     const Corpus corpus = generate_corpus(flags.characters, Seed{flags.seed});
     std::ofstream file(flags.out, std::ios::binary);
     file << corpus.text;
     file.close();
     check(file.good(), flags.out, ": the corpus cannot be written");
-    std::printf("%s: %zu stories, %zu characters\n", flags.out.c_str(), corpus.stories.size(),
+    std::printf("%s: %zu stories, %zu characters\n", printable(flags.out).c_str(), corpus.stories.size(),
                 corpus.text.size());
 }
 
 void print_score(const std::string& path) {
-    const Dataset dataset = load_dataset({.data = path});
+    // Stories are ASCII; as bytes any other file is read, too, and found not to be stories.
+    const Dataset dataset = load_dataset({.data = path, .tokenizer = TokenizerKind::bytes});
     check(dataset.source_nll.has_value(), path, ": not a text that `gradtile corpus` wrote");
     std::printf(
         "the source of the stories itself: %.4f nats per character on the validation stories\n"
@@ -37,8 +40,8 @@ void print_score(const std::string& path) {
 }
 
 int corpus(const Flags& flags) {
-    check(flags.out.empty() != flags.score.empty(),
-          "corpus: give either --out FILE (write) or --score FILE (measure)");
+    check_usage(flags.out.empty() != flags.score.empty(),
+                "corpus: give either --out FILE (write) or --score FILE (measure)");
     if (!flags.out.empty()) write_corpus(flags);
     if (!flags.score.empty()) print_score(flags.score);
     return 0;
@@ -49,8 +52,9 @@ int corpus(const Flags& flags) {
 void add_corpus(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
     Command command = program.add_command("corpus", "Write short stories from a grammar, to train on");
-    command.add_value("--characters", flags->characters, "at least this many; stories are not cut");
-    command.add_value("--seed", flags->seed, "another seed, other stories");
+    command.add_value("--characters", flags->characters,
+                      "least number of characters; the last story is not cut");
+    command.add_value("--seed", flags->seed, "seed of the stories");
     command.add_value("--out", flags->out, "file to write");
     command.add_value("--score", flags->score,
                       "file whose validation stories to measure: -ln p per character under the grammar");

@@ -4,7 +4,9 @@
 
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/model_argument.h>
+#include <gradtile/cli/usage_error.h>
 #include <gradtile/core/json_value.h>
+#include <gradtile/core/message.h>
 #include <gradtile/train/dataset.h>
 #include <gradtile/train/evaluate.h>
 
@@ -14,17 +16,21 @@ namespace {
 struct Flags {
     ModelArgument model;
     std::string data;
+    TokenType token_type = TokenType::automatic;
     std::int64_t batch = 12;
     bool json = false;
 };
 
 int eval(const Flags& flags) {
-    check(flags.batch >= 1, "--batch: ", flags.batch, "; expected at least 1");
+    check_flag("--batch", flags.batch, {1, setting_limits::most_sequences});
     const auto model = flags.model.load();
-    const TokenSequence tokens =
-        load_tokens(flags.data, model->tokenizer, model->transformer.config.vocabulary);
+    check_usage(activations_are_countable(model->transformer.config, flags.batch), "--batch: ", flags.batch,
+                " windows of ", model->transformer.config.context, " tokens are too many at once");
+    const LoadedTokens data =
+        load_tokens(flags.data, model->tokenizer,
+                    {.vocabulary = model->transformer.config.vocabulary, .token_type = flags.token_type});
     const Evaluation result =
-        evaluate(*model, tokens, {.batch = flags.batch, .ignore_token = model->ignore_token});
+        evaluate(*model, data.tokens, {.batch = flags.batch, .ignore_token = model->ignore_token});
     if (flags.json) {
         JsonValue line = JsonValue::object(
             {{"loss", result.loss}, {"perplexity", result.perplexity}, {"targets", result.targets}});
@@ -33,6 +39,7 @@ int eval(const Flags& flags) {
         std::cout << line.dump() << '\n';
         return 0;
     }
+    std::cout << printable(concat(flags.data, ": ", data.description)) << '\n' << std::flush;
     std::printf("loss %.4f nats per token over %lld tokens, perplexity %.3f\n", result.loss,
                 static_cast<long long>(result.targets), result.perplexity);
     if (result.bits_per_character)
@@ -45,13 +52,14 @@ int eval(const Flags& flags) {
 
 void add_eval(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
-    Command command = program.add_command(
-        "eval", "Loss of a trained model over a whole file, without the targets that training ignored");
+    Command command = program.add_command("eval", "Measure the loss of a trained model on a file");
     flags->model.add_to(command);
     command.add_value("--data", flags->data, "text, or token file (.bin)");
     command.require("--data");
-    command.add_value("--batch", flags->batch, "windows at once");
-    command.add_switch("--json", flags->json, "as one JSON object");
+    command.add_value("--token-type", flags->token_type,
+                      "integers of a token file that has no header; auto: uint16");
+    command.add_value("--batch", flags->batch, "windows evaluated at once");
+    command.add_switch("--json", flags->json, "print one JSON object");
     command.on_chosen([flags] { return eval(*flags); });
 }
 

@@ -3,6 +3,7 @@
 
 #include <gradtile/cli/commands.h>
 #include <gradtile/core/json_value.h>
+#include <gradtile/core/message.h>
 #include <gradtile/train/checkpoint.h>
 #include <gradtile/train/checkpoint_directory.h>
 #include <gradtile/train/trainer.h>
@@ -21,6 +22,11 @@ std::filesystem::path checkpoint_file(const std::filesystem::path& path) {
     return newest.path;
 }
 
+/// What a file says, without what a terminal would act on; the same JSON.
+void print_json(const JsonValue& value, int indent = 2) {
+    std::cout << printable(value.dump(indent), {.most = 0, .multiline = true}) << '\n';
+}
+
 int inspect(const std::string& path, bool json) {
     const std::filesystem::path file = checkpoint_file(path);
     const CheckpointInfo info = inspect_checkpoint(file);
@@ -32,22 +38,24 @@ int inspect(const std::string& path, bool json) {
                                    {"dtype", name_of(t.dtype)},
                                    {"shape", std::vector<std::int64_t>(t.shape.begin(), t.shape.end())},
                                    {"crc32c", t.crc32c}}));
-        std::cout << JsonValue::object({{"file", file.string()},
-                                        {"step", info.step},
-                                        {"bytes", info.file_bytes},
-                                        {"tensors", tensors},
-                                        {"config", info.config},
-                                        {"data", info.data},
-                                        {"rng", info.rng},
-                                        {"meta", info.meta}})
-                         .dump(2)
-                  << '\n';
+        print_json(JsonValue::object({{"file", printable(file.string(), {.most = 0})},
+                                      {"step", info.step},
+                                      {"bytes", info.file_bytes},
+                                      {"tensors", tensors},
+                                      {"config", info.config},
+                                      {"data", info.data},
+                                      {"rng", info.rng},
+                                      {"meta", info.meta}}));
         return 0;
     }
-    std::cout << file.string() << ": sound, step " << info.step << ", " << info.file_bytes << " bytes\n";
+    std::cout << printable(file.string()) << ": sound, step " << info.step << ", " << info.file_bytes
+              << " bytes\n";
     for (const TensorInfo& t : info.tensors)
-        std::cout << "  " << t.name << "  " << t.shape << ' ' << t.dtype << '\n';
-    std::cout << "config " << info.config.dump(2) << "\nmeta " << info.meta.dump() << "\n";
+        std::cout << "  " << printable_name(t.name) << "  " << t.shape << ' ' << t.dtype << '\n';
+    std::cout << "config ";
+    print_json(info.config);
+    std::cout << "meta ";
+    print_json(info.meta, /*indent=*/-1);
     return 0;
 }
 
@@ -59,9 +67,9 @@ void add_inspect(CommandLine& program) {
         bool json = false;
     };
     const auto flags = std::make_shared<Flags>();
-    Command command = program.add_command("inspect", "Verify a checkpoint and list what stands in it");
+    Command command = program.add_command("inspect", "Verify a checkpoint and list its contents");
     command.add_positional("checkpoint", flags->path, "directory of a run, or checkpoint file");
-    command.add_switch("--json", flags->json, "as one JSON object");
+    command.add_switch("--json", flags->json, "print one JSON object");
     command.on_chosen([flags] { return inspect(flags->path, flags->json); });
 }
 

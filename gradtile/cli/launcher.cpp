@@ -11,13 +11,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <iostream>
 #include <iterator>
 #include <optional>
 #include <sstream>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/message.h>
+#include <gradtile/parallel/authentication.h>
 #include <gradtile/parallel/socket.h>
+#include <gradtile/train/terminal.h>
 
 namespace gradtile::cli {
 namespace {
@@ -31,34 +33,60 @@ constexpr int told_of_a_loss = 3;
 constexpr int misunderstood_command_line = 2;
 
 void say(const std::string& line) {
-    std::cerr << "gradtile: " << line << std::endl;
+    print_message(line);
 }
 
-/// The launcher's signals wait until it asks for them.
+bool is_ignored(int signal) {
+    struct sigaction action {};
+    return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+/// The launcher's signals wait until it asks for them. One that it was told to ignore (nohup, a shell's
+/// background) stays ignored, and so is a SIGHUP of the terminal's end: nobody has asked the run to stop.
 class BlockedSignals {
   public:
     BlockedSignals() {
         sigemptyset(&set_);
-        for (const int number : {SIGTERM, SIGINT, SIGUSR1, SIGCHLD}) sigaddset(&set_, number);
+        for (const int number : {SIGTERM, SIGINT, SIGUSR1, SIGHUP})
+            if (!is_ignored(number)) sigaddset(&set_, number);
+        sigaddset(&set_, SIGCHLD);
         sigprocmask(SIG_BLOCK, &set_, &former_);
     }
-    ~BlockedSignals() { restore(); }
+    ~BlockedSignals() { sigprocmask(SIG_SETMASK, &former_, nullptr); }
     BlockedSignals(const BlockedSignals&) = delete;
     BlockedSignals& operator=(const BlockedSignals&) = delete;
 
-    void restore() const { sigprocmask(SIG_SETMASK, &former_, nullptr); }
     /// The next one that comes before the deadline; 0: none.
     int next(const std::optional<SteadyTime>& deadline) const {
-        if (!deadline) return std::max(sigwaitinfo(&set_, nullptr), 0);
-        const auto left = std::max(*deadline - SteadyClock::now(), SteadyClock::duration::zero());
-        const auto whole = std::chrono::floor<seconds>(left);
-        const timespec time{whole.count(), std::chrono::nanoseconds(left - whole).count()};
-        return std::max(sigtimedwait(&set_, nullptr, &time), 0);
+        siginfo_t signal{};
+        const int number = wait(deadline, signal);
+        return number < 0 || (number == SIGHUP && terminal_.has_sent(signal)) ? 0 : number;
     }
 
   private:
+    int wait(const std::optional<SteadyTime>& deadline, siginfo_t& signal) const {
+        if (!deadline) return sigwaitinfo(&set_, &signal);
+        const auto left = std::max(*deadline - SteadyClock::now(), SteadyClock::duration::zero());
+        const auto whole = std::chrono::floor<seconds>(left);
+        const timespec time{whole.count(), std::chrono::nanoseconds(left - whole).count()};
+        return sigtimedwait(&set_, &signal, &time);
+    }
+
+    StartTerminal terminal_;
     sigset_t set_{}, former_{};
 };
+
+/// Of a child, before it becomes another program: no signal is blocked, whatever this program blocks, and
+/// none is ignored but those that a shell or nohup lets its programs ignore.
+void reset_signals() {
+    for (int number = 1; number < NSIG; ++number) {
+        const bool is_the_shells = number == SIGHUP || number == SIGINT || number == SIGQUIT;
+        if (!is_the_shells || !is_ignored(number)) ::signal(number, SIG_DFL);
+    }
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+}
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
 
@@ -73,8 +101,7 @@ std::string own_program() {
 
 /// In a process group of its own, so that a terminal's Ctrl-C reaches the launcher alone; it ends with the
 /// launcher, whatever ends that.
-pid_t start(const std::vector<std::string>& command, const Environment& environment, int signal_of_death,
-            const BlockedSignals& signals) {
+pid_t start(const std::vector<std::string>& command, const Environment& environment, int signal_of_death) {
     std::vector<char*> arguments;
     for (const std::string& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
     arguments.push_back(nullptr);
@@ -86,25 +113,28 @@ pid_t start(const std::vector<std::string>& command, const Environment& environm
     ::prctl(PR_SET_PDEATHSIG, signal_of_death);
     if (::getppid() != launcher) ::_exit(1);  // it died before we could ask to be told
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
-    signals.restore();
+    reset_signals();
     ::execvp(arguments[0], arguments.data());
     say(concat("cannot run ", command[0], ": ", std::strerror(errno)));
     ::_exit(127);
 }
 
-std::vector<Child> start_ranks(int processes, const std::vector<std::string>& arguments,
-                               const BlockedSignals& signals) {
+std::vector<Child> start_ranks(int processes, const std::vector<std::string>& arguments) {
     std::vector<std::string> command = {own_program()};
     command.insert(command.end(), arguments.begin(), arguments.end());
     const int port = listen_at("127.0.0.1", 0, SteadyClock::now()).port;  // free a moment ago
+    const std::string key = random_key();
     std::vector<Child> children;
     for (int rank = 0; rank < processes; ++rank) {
         const std::string size = std::to_string(processes);
-        const Environment environment = {
-            {"RANK", std::to_string(rank)},       {"WORLD_SIZE", size},
-            {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", size},
-            {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", std::to_string(port)}};
-        children.push_back({start(command, environment, SIGKILL, signals), concat("rank ", rank)});
+        const Environment environment = {{"RANK", std::to_string(rank)},
+                                         {"WORLD_SIZE", size},
+                                         {"LOCAL_RANK", std::to_string(rank)},
+                                         {"LOCAL_WORLD_SIZE", size},
+                                         {"MASTER_ADDR", "127.0.0.1"},
+                                         {"MASTER_PORT", std::to_string(port)},
+                                         {"GRADTILE_RUN_KEY", key}};
+        children.push_back({start(command, environment, SIGKILL), concat("rank ", rank)});
     }
     return children;
 }
@@ -116,8 +146,19 @@ void require_mpirun() {
     throw Error("--processes: needs mpirun, and PATH has none; on Debian and Ubuntu it is in openmpi-bin");
 }
 
-std::vector<Child> start_mpirun(int processes, const std::vector<std::string>& arguments,
-                                const BlockedSignals& signals) {
+/// Open MPI refuses to start as root unless both are set. Whoever runs gradtile as root has decided that.
+void allow_root() {
+    const std::array variables = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"};
+    const auto is_set = [](const char* name) {
+        const char* const value = std::getenv(name);
+        return value != nullptr && std::string_view(value) == "1";
+    };
+    if (::geteuid() != 0 || std::all_of(variables.begin(), variables.end(), is_set)) return;
+    for (const char* name : variables) ::setenv(name, "1", 1);
+    say("--processes: this user is root; mpirun is told to allow that");
+}
+
+std::vector<Child> start_mpirun(int processes, const std::vector<std::string>& arguments) {
     require_mpirun();
     std::vector<std::string> command = {"mpirun", "-np", std::to_string(processes), own_program()};
     command.insert(command.end(), arguments.begin(), arguments.end());
@@ -127,7 +168,8 @@ std::vector<Child> start_mpirun(int processes, const std::vector<std::string>& a
                                      {"OMPI_MCA_hwloc_base_binding_policy", "none"},
                                      {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
                                      {"PRTE_MCA_hwloc_default_binding_policy", "none"}};
-    return {{start(command, environment, SIGTERM, signals), "mpirun"}};
+    allow_root();
+    return {{start(command, environment, SIGTERM), "mpirun"}};
 }
 
 /// The processes of one start, until all have ended.
@@ -179,7 +221,7 @@ class Fleet {
             // Not as SIGTERM: that is mpirun's own to end by, and where everybody was sent one, a second one
             // would end a process at once.
             for (const Child& child : children_) ::kill(child.process, SIGUSR1);
-        } else {
+        } else if (signal != SIGHUP) {  // which a closed terminal may send more than once
             exit_code_ = 128 + signal;
             end_all();
         }
@@ -216,13 +258,12 @@ bool holds_a_run(const std::filesystem::path& directory) {
 int launch(const Launch& launch) {
     const BlockedSignals signals;
     // A new run's start refuses a directory that holds one already; that one is not ours to go on with.
-    const bool is_ours = launch.arguments == launch.resume_arguments || !holds_a_run(launch.directory);
+    const bool is_ours = launch.goes_on || !holds_a_run(launch.directory);
     for (int restart = 0;; ++restart) {
         const bool resumes = restart > 0 && holds_a_run(launch.directory);
         const std::vector<std::string>& arguments = resumes ? launch.resume_arguments : launch.arguments;
-        Fleet fleet(launch.through == Launch::Through::fork
-                        ? start_ranks(launch.processes, arguments, signals)
-                        : start_mpirun(launch.processes, arguments, signals),
+        Fleet fleet(launch.through == Launch::Through::fork ? start_ranks(launch.processes, arguments)
+                                                            : start_mpirun(launch.processes, arguments),
                     launch.through, signals);
         const int exit_code = fleet.wait();
         const bool is_final = exit_code == 0 || exit_code == misunderstood_command_line;

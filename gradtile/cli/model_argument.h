@@ -4,6 +4,7 @@
 #include <string>
 
 #include <gradtile/cli/devices.h>
+#include <gradtile/cli/usage_error.h>
 #include <gradtile/train/language_model.h>
 #include <gradtile/train/trainer.h>
 
@@ -17,10 +18,10 @@ struct ModelArgument {
     void add_to(Command& command) {
         command.add_positional("model", path, "directory of a run, or checkpoint file");
         add_device_flag(command, device);
-        command.add_value("--threads", threads, "0: every core");
+        command.add_value("--threads", threads, "number of threads; 0: every core");
     }
     std::unique_ptr<LanguageModel> load() const {
-        check(threads >= 0 && threads <= 4096, "--threads: ", threads, "; expected 0 (every core) to 4096");
+        check_flag("--threads", threads, threads_range);
         return load_model(path, {.device = resolve_device(device),
                                  .threads = static_cast<int>(threads),
                                  .on_message = print_message});

@@ -8,6 +8,7 @@
 #include <gradtile/cli/bench/table.h>
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/setting_flags.h>
+#include <gradtile/cli/usage_error.h>
 #include <gradtile/core/json_value.h>
 #include <gradtile/layers/memory_plan.h>
 #include <gradtile/train/cost_fit.h>
@@ -48,12 +49,13 @@ constexpr std::int64_t characters = 65;
 
 TrainConfig config_of(const Flags& flags) {
     TrainConfig config;
-    if (!flags.model.empty()) config = preset(flags.model);
-    if (!flags.config_file.empty()) apply_config_file(config, flags.config_file);
+    if (!flags.model.empty()) config = as_usage([&] { return preset(flags.model); });
+    if (!flags.config_file.empty()) apply_user_config(config, flags.config_file);
     flags.settings.apply(config);
     if (config.model.vocabulary == 0) config.model.vocabulary = characters;
-    validate(config, flags.gpus);
-    check(config.device != DeviceChoice::cpu, "device: cpu; plan knows the time and memory of GPUs only");
+    as_usage([&] { validate(config, flags.gpus); });
+    check_usage(config.device != DeviceChoice::cpu,
+                "device: cpu; plan knows the time and memory of GPUs only");
     return config;
 }
 
@@ -149,7 +151,7 @@ class Planner {
                 "activations: as the CPU would hold them; this build has no CUDA side to count "
                 "a GPU's");
         if (config.optimizer == OptimizerKind::muon)
-            lines.push_back("the update's time and memory are AdamW's; Muon's products are not modelled");
+            lines.push_back("the update's time is AdamW's; Muon's products are not modelled");
         return lines;
     }
 
@@ -265,21 +267,16 @@ void print_plan(const Planner& planner, const Flags& flags) {
     for (const std::string& note : planner.notes()) std::cout << "- " << note << '\n';
 }
 
-void check_positive(const char* flag, double value) {
-    check(value >= 0 && std::isfinite(value), flag, ": ", value, "; expected more than 0");
-}
-
 int plan(const Flags& flags) {
-    constexpr std::int64_t most = 1'000'000;
-    for (const auto& [flag, count] :
-         {std::pair{"--gpus", flags.gpus}, std::pair{"--gpus-per-node", flags.gpus_per_node}})
-        check(count >= 1 && count <= most, flag, ": ", count, "; expected 1 to ", most);
-    (void)GpuLayout(flags.gpus, flags.gpus_per_node);  // refuses nodes that are not full
-    check(flags.gpu_memory > 0 && flags.gpu_memory <= 1e6, "--gpu-memory: ", flags.gpu_memory,
-          "; expected GiB, more than 0");
-    check_positive("--nvlink-bandwidth", flags.nvlink_bandwidth);
-    check_positive("--network-bandwidth", flags.network_bandwidth);
-    check_positive("--network-latency", flags.network_latency);
+    constexpr Range gpus{1, 1e6}, link{0, 1e9};
+    check_flag("--gpus", flags.gpus, gpus);
+    check_flag("--gpus-per-node", flags.gpus_per_node, gpus);
+    // Refuses nodes that are not full.
+    as_usage([&] { (void)GpuLayout(flags.gpus, flags.gpus_per_node); });
+    check_flag("--gpu-memory", flags.gpu_memory, {.least = 0, .most = 1e6, .least_is_open = true});
+    check_flag("--nvlink-bandwidth", flags.nvlink_bandwidth, link);
+    check_flag("--network-bandwidth", flags.network_bandwidth, link);
+    check_flag("--network-latency", flags.network_latency, link);
     const Planner planner(flags);
     if (flags.json) {
         print_json(planner, flags);
@@ -331,7 +328,7 @@ int fit(const Flags& flags) {
 
 void add_plan(CommandLine& program) {
     Command command =
-        program.add_command("plan", "Foretell memory, communication and speed on GPUs that need not be here");
+        program.add_command("plan", "Predict memory, communication and throughput; needs no GPU");
     const auto flags = std::make_shared<Flags>(command);
     std::string presets = "settings to start from:";
     for (const std::string& name : preset_names()) presets += " " + name;
@@ -343,18 +340,18 @@ void add_plan(CommandLine& program) {
     command.add_value("--nvlink-bandwidth", flags->nvlink_bandwidth,
                       "GB/s a collective moves through each GPU inside a node; 0: as fitted");
     command.add_value("--network-bandwidth", flags->network_bandwidth,
-                      "GB/s a collective moves between nodes for each GPU; 0: 45 are assumed");
+                      "GB/s a collective moves between nodes for each GPU; 0: assume 45");
     command.add_value("--network-latency", flags->network_latency,
-                      "us a message takes between nodes; 0: 15 are assumed");
+                      "microseconds a message takes between nodes; 0: assume 15");
     command.add_switch("--same-batch", flags->same_batch,
-                       "compare with fewer GPUs at the same batch, not at the same share of each GPU");
+                       "compare with fewer GPUs at the same batch, instead of the same batch per GPU");
     using Paths = std::vector<std::string>;
     command.add_value<Paths>("--measurements",
                              "plan with constants fitted to these files instead of the built-in ones",
                              [flags](const Paths& paths) { flags->measurements = paths; });
-    command.add_value<Paths>("--fit", "only print the constants that fit these files, and how well",
+    command.add_value<Paths>("--fit", "only print the constants fitted to these files, and how well they fit",
                              [flags](const Paths& paths) { flags->fit = paths; });
-    command.add_switch("--json", flags->json, "for scripts");
+    command.add_switch("--json", flags->json, "print one JSON object");
     command.on_chosen([flags] { return flags->fit.empty() ? plan(*flags) : fit(*flags); });
 }
 

@@ -1,47 +1,53 @@
 #include <gradtile/cli/setting_flags.h>
 
+#include <gradtile/cli/usage_error.h>
+
 namespace gradtile::cli {
 
-SettingFlags::SettingFlags(Command& command) : given_(JsonValue::object()) {
-    add(
-        command, [](std::string_view) { return true; }, /*shows_defaults=*/true);
+SettingFlags::SettingFlags(Command& command) : SettingFlags(command, [](std::string_view) { return true; }) {
+    show_defaults({});
 }
 
 SettingFlags::SettingFlags(Command& command, const std::function<bool(std::string_view)>& takes)
-    : given_(JsonValue::object()) {
-    add(command, takes, /*shows_defaults=*/false);
-}
-
-void SettingFlags::add(Command& command, const std::function<bool(std::string_view)>& takes,
-                       bool shows_defaults) {
-    const TrainConfig defaults;
-    visit_settings(defaults, [&](const char* name, const auto& member, const char* help) {
+    : command_(command), given_(JsonValue::object()) {
+    const auto add = [&](const char* name, const auto& member, const char* help, const Range&) {
         if (!takes(name)) return;
         using Member = std::remove_cvref_t<decltype(member)>;
         const std::string flag = concat("--", name);
         if constexpr (std::is_same_v<Member, bool>) {
-            const char* const shown = !shows_defaults ? "" : member ? " (default: yes)" : " (default: no)";
-            command.add_switch(flag, concat(help, shown),
-                               [this, name](bool value) { given_.set(name, value); });
+            command.add_switch(flag, help, [this, name](bool value) { given_.set(name, value); });
         } else {
-            const auto use = [this, name](const Member& value) {
+            command.add_value<Member>(flag, help, [this, name](const Member& value) {
                 if constexpr (NamedEnum<Member>) {
                     given_.set(name, name_of(value));
                 } else {
                     given_.set(name, value);
                 }
-            };
-            if (shows_defaults) {
-                command.add_value<Member>(flag, help, member, use);
-            } else {
-                command.add_value<Member>(flag, help, use);
-            }
+            });
+        }
+    };
+    const TrainConfig any;
+    visit_settings(any, add);
+}
+
+void SettingFlags::show_defaults(const TrainConfig& config) {
+    visit_settings(config, [&](const char* name, const auto& member, const char* help, const Range&) {
+        const std::string flag = concat("--", name);
+        if constexpr (std::is_same_v<std::remove_cvref_t<decltype(member)>, bool>) {
+            command_.show_help(flag, concat(help, " (default: ", member ? "yes" : "no", ")"));
+        } else {
+            command_.show_default(flag, text_of(member));
         }
     });
 }
 
 void SettingFlags::apply(TrainConfig& config) const {
-    apply_json(config, *given_, "command line");
+    as_usage([&] { apply_json(config, *given_, "command line"); });
+}
+
+void apply_user_config(TrainConfig& config, const std::string& path) {
+    const std::string text = config_file_text(path);
+    as_usage([&] { apply_config_text(config, text, path); });
 }
 
 std::vector<std::string> SettingFlags::given() const {

@@ -20,14 +20,19 @@ class SettingFlags {
     /// Some settings, of a command that starts from other defaults than a TrainConfig's.
     SettingFlags(Command& command, const std::function<bool(std::string_view name)>& takes);
 
+    /// Makes --help show the values of `config` as the defaults; of flags for all settings.
+    void show_defaults(const TrainConfig& config);
     /// Overwrites the settings that were given.
     void apply(TrainConfig& config) const;
     /// Names of the settings that were given.
     std::vector<std::string> given() const;
 
   private:
-    void add(Command& command, const std::function<bool(std::string_view name)>& takes, bool shows_defaults);
+    Command command_;
     JsonValue given_;  // an object
 };
+
+/// Reads --config. A file that cannot be read fails the command; wrong contents are a UsageError.
+void apply_user_config(TrainConfig& config, const std::string& path);
 
 }  // namespace gradtile::cli

@@ -1,5 +1,9 @@
 // The CPU matrix library: oneDNN. float32 goes through its BLAS-like call, which is faster than its matmul
 // primitive on plain layouts; bfloat16 has no such call and goes through matmul.
+//
+// oneDNN's generated code (seen with 2.6.3) keeps data below the stack pointer, beyond the 128 bytes that a
+// signal handler leaves alone: a handler that runs on that stack corrupts the heap. Asynchronous signals are
+// blocked around every call, because a program that links this library may have handlers of its own.
 #include <omp.h>
 #include <dnnl.hpp>
 
@@ -12,6 +16,7 @@
 #include <gradtile/core/check.h>
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/gemm_library.h>
+#include <gradtile/core/signals_blocked.h>
 
 namespace gradtile {
 
@@ -144,6 +149,7 @@ class MatmulCache {
 }  // namespace
 
 void library_gemm(const GemmBlock& block, const float* a, const float* b, float* c) {
+    const SignalsBlocked undisturbed;
     const OneOpenMpThread alone;
     const dnnl_status_t status =
         dnnl_sgemm(block.trans_a ? 'T' : 'N', block.trans_b ? 'T' : 'N', block.m, block.n, block.k,
@@ -164,6 +170,7 @@ bool library_has_bfloat16() {
 namespace {
 void matmul(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias, void* c,
             dnnl::memory::data_type type_of_c) {
+    const SignalsBlocked undisturbed;  // while primitives are made, too: that runs generated code
     const OneOpenMpThread alone;
     thread_local MatmulCache cache;
     try {

@@ -2,8 +2,12 @@
 /// A JSON value to carry about and to store. Who looks inside includes <nlohmann/json.hpp>, which takes
 /// seconds to compile; who only passes it on does not. Parsing and printing take seconds more in each source
 /// that instantiates them, and so are compiled once, here.
+///
+/// Every JSON text enters the program through parse_json or JsonValue::parse, which trust nothing: a text
+/// that is nested deeper than max_json_depth, that names a member twice, or that is not UTF-8 is refused.
 #include <concepts>
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -15,6 +19,9 @@
 #include <nlohmann/json_fwd.hpp>
 
 namespace gradtile {
+
+/// Arrays and objects inside each other. The deepest text that gradtile itself writes has 6.
+constexpr int max_json_depth = 64;
 
 class JsonValue {
   public:
@@ -50,9 +57,9 @@ class JsonValue {
     JsonValue& operator=(JsonValue other) noexcept;
     ~JsonValue();
 
-    /// Empty when the text is not JSON.
+    /// Empty when parse_json refuses the text.
     static std::optional<JsonValue> parse(std::string_view text);
-    /// On one line, or indented by so many spaces.
+    /// json_text of it.
     std::string dump(int indent = -1) const;
 
     nlohmann::json& operator*() { return *value_; }
@@ -69,9 +76,16 @@ struct JsonValue::Member {
     JsonValue value;
 };
 
-/// value.dump(indent).
+/// On one line, or indented by so many spaces. Throws Error that names the member when a text inside is not
+/// UTF-8 (a path need not be). A number that is not finite is written as null.
 std::string json_text(const nlohmann::json& value, int indent = -1);
-/// Throws nlohmann::json::parse_error.
+/// For an error's line: a number or a short text as it is, a long one shortened, "[...]", "{...}".
+std::string json_excerpt(const nlohmann::json& value);
+/// Throws Error, one line of at most 200 characters that says where and why: "line 1, column 5: syntax error
+/// while parsing value - unexpected end of input", "nested more than 64 levels deep", "'steps' is there twice
+/// in one object". An integer beyond 64 bits becomes a floating-point number.
 nlohmann::json parse_json(std::string_view text);
+/// Returns the text of an nlohmann::json::exception as one short line, without the library's prefix.
+std::string reason_of(const std::exception& error);
 
 }  // namespace gradtile

@@ -32,8 +32,7 @@ GradientPart Parameter::next_gradient_part() const {
 
 Parameter ParameterStore::add(std::string name, const Shape& shape, Init init, std::int64_t row_multiple) {
     check(!allocated(), "parameter store: '", name, "' added after the store was allocated");
-    for (const Parameter& known : parameters_)
-        check(known.name() != name, "parameter store: a second parameter named '", name, "'");
+    check(names_.insert(name).second, "parameter store: a second parameter named '", name, "'");
     auto entry = std::make_shared<Parameter::Entry>();
     entry->name = std::move(name);
     entry->shape = shape;

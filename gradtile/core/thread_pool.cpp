@@ -8,6 +8,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -27,18 +28,21 @@ void pause_briefly() {
 #endif
 }
 
-/// Waits until changed() with a short spin first: a training step opens a parallel region every few hundred
-/// microseconds, and a futex round trip each time would cost more than some of the regions.
+/// Waits until changed(value) and returns that value. A short spin comes first: a training step opens a
+/// parallel region every few hundred microseconds, and a futex round trip each time would cost more than some
+/// of the regions. The sleep after it frees the core: the scheduler can move a preempted thread there.
 template <class T, class Changed>
-void spin_then_wait(const std::atomic<T>& value, Changed changed) {
+T spin_then_wait(const std::atomic<T>& value, Changed changed) {
     constexpr int spins = 4000;
     for (int i = 0; i < spins; ++i) {
-        if (changed(value.load(std::memory_order_acquire))) return;
+        if (const T seen = value.load(std::memory_order_acquire); changed(seen)) return seen;
         pause_briefly();
     }
-    for (T seen = value.load(std::memory_order_acquire); !changed(seen);
-         seen = value.load(std::memory_order_acquire))
+    for (;;) {
+        const T seen = value.load(std::memory_order_acquire);
+        if (changed(seen)) return seen;
         value.wait(seen, std::memory_order_acquire);
+    }
 }
 
 }  // namespace
@@ -56,10 +60,13 @@ struct ThreadPool::Workers {
         void* body = nullptr;
         std::int64_t blocks = 0;
     };
+    // The caller waits for blocks, not for threads: where another program occupies a core, a thread may wake
+    // milliseconds after the others have finished its share. So only a thread with a claimed block, not yet
+    // reported finished, may read `job`; for any other the job may be over and the next one being written.
     Job job;
-    std::atomic<std::int64_t> next_block{0};
+    std::atomic<std::int64_t> unclaimed{0};    // blocks no thread has taken; failed claims make it negative
+    std::atomic<std::int64_t> unfinished{0};   // blocks the caller waits for
     std::atomic<std::uint32_t> generation{0};  // a new value starts the threads
-    std::atomic<int> busy{0};
     std::atomic<bool> stop{false};
     std::mutex caller_mutex;  // two threads may share a context; their calls take turns
     std::mutex failure_mutex;
@@ -89,41 +96,42 @@ struct ThreadPool::Workers {
     void run(const Job& next) {
         const std::lock_guard lock(caller_mutex);
         job = next;
-        failure = nullptr;
-        next_block.store(0, std::memory_order_relaxed);
-        busy.store(static_cast<int>(threads.size()), std::memory_order_relaxed);
+        unfinished.store(next.blocks, std::memory_order_relaxed);
+        unclaimed.store(next.blocks, std::memory_order_release);
         generation.fetch_add(1, std::memory_order_release);
         generation.notify_all();
         take_blocks();
-        spin_then_wait(busy, [](int now) { return now == 0; });
-        if (failure) std::rethrow_exception(failure);
+        spin_then_wait(unfinished, [](std::int64_t now) { return now == 0; });
+        if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
     }
 
     void work() {
         std::uint32_t seen = 0;
         for (;;) {
-            spin_then_wait(generation, [&](std::uint32_t now) { return now != seen; });
+            seen = spin_then_wait(generation, [&](std::uint32_t now) { return now != seen; });
             if (stop.load()) return;
-            ++seen;
             take_blocks();
-            if (busy.fetch_sub(1, std::memory_order_acq_rel) == 1) busy.notify_one();
         }
     }
 
     void take_blocks() {
         inside_block = true;
-        for (;;) {
-            const std::int64_t block = next_block.fetch_add(1, std::memory_order_relaxed);
-            if (block >= job.blocks) break;
+        std::int64_t finished = 0;
+        while (unclaimed.load(std::memory_order_relaxed) > 0) {
+            const std::int64_t left = unclaimed.fetch_sub(1, std::memory_order_acquire);
+            if (left <= 0) break;
+            ++finished;
             try {
-                job.call(job.body, block);
+                job.call(job.body, job.blocks - left);
             } catch (...) {
                 const std::lock_guard lock(failure_mutex);
                 if (!failure) failure = std::current_exception();
-                next_block.store(job.blocks, std::memory_order_relaxed);
+                finished += std::max<std::int64_t>(0, unclaimed.exchange(0, std::memory_order_relaxed));
             }
         }
         inside_block = false;
+        if (finished != 0 && unfinished.fetch_sub(finished, std::memory_order_acq_rel) == finished)
+            unfinished.notify_one();
     }
 };
 

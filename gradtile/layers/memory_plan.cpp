@@ -47,20 +47,25 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     check(request.micro_batch >= 1, "micro-batch: ", request.micro_batch, "; expected at least 1");
     check(request.optimizer_shards >= 1, "optimizer shards: ", request.optimizer_shards,
           "; expected at least 1");
+    validate(request.model);
+    check(activations_are_countable(request.model, request.micro_batch), "micro-batch: ", request.micro_batch,
+          " is too large to plan");
     ParameterStore parameters;
     const Transformer model(request.model, parameters);
     const std::int64_t multiple = 64 * request.optimizer_shards;  // equal, aligned parts
     const auto elements = static_cast<std::size_t>(rounded_up(parameters.flat_elements(), multiple));
-    const std::size_t updated =
-        elements / static_cast<std::size_t>(request.optimizer_shards);  // by one process
+    const std::size_t equal_part = elements / static_cast<std::size_t>(request.optimizer_shards);
+    const OptimizerPart part =
+        request.optimizer_part ? request.optimizer_part(parameters, static_cast<std::int64_t>(elements))
+                               : OptimizerPart{equal_part, equal_part * request.optimizer_bytes_per_element};
     const std::size_t summed =
-        request.optimizer_shards > 1 ? updated : 0;  // gradients, beside all of its own
+        request.optimizer_shards > 1 ? part.elements : 0;  // gradients, beside all of its own
     MemoryPlan plan{.request = request,
                     .parameters = parameters.count(),
                     .values = elements * size_of(request.dtype),
-                    .masters = is_16_bit(request.dtype) ? updated * size_of(DType::f32) : 0,
+                    .masters = is_16_bit(request.dtype) ? part.elements * size_of(DType::f32) : 0,
                     .gradients = (elements + summed) * size_of(accumulator_of(request.dtype)),
-                    .optimizer = updated * request.optimizer_bytes_per_element,
+                    .optimizer = part.state_bytes,
                     .activations = activation_bytes(ctx, request)};
     if (request.snapshot) plan.snapshot = plan.values + plan.masters + plan.optimizer;
     return plan;
@@ -68,6 +73,7 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
 
 std::int64_t largest_micro_batch_that_fits(const Context& ctx, MemoryRequest request, std::size_t budget) {
     const auto fits = [&](std::int64_t micro_batch) {
+        if (!activations_are_countable(request.model, micro_batch)) return false;
         request.micro_batch = micro_batch;
         return plan_memory(ctx, request).total() <= budget;
     };

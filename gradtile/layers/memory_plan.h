@@ -1,14 +1,22 @@
 #pragma once
 /// What a training run keeps in memory, known before its first step.
 #include <cstddef>
+#include <functional>
 #include <iosfwd>
 #include <string>
 
 #include <gradtile/core/context.h>
 #include <gradtile/core/dtype.h>
+#include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/model_config.h>
 
 namespace gradtile {
+
+/// The elements that one process's optimizer updates, and the memory of its state.
+struct OptimizerPart {
+    std::size_t elements = 0;     ///< of the flat blocks
+    std::size_t state_bytes = 0;  ///< masters apart
+};
 
 /// What decides how much memory a run needs.
 struct MemoryRequest {
@@ -21,6 +29,9 @@ struct MemoryRequest {
     /// Processes that share the masters and the optimizer's state between them (ZeRO-1): each keeps its part
     /// of the flat blocks.
     std::int64_t optimizer_shards = 1;
+    /// Where elements differ in that or parts are not equal: of the process that keeps most, for flat blocks
+    /// of so many elements.
+    std::function<OptimizerPart(const ParameterStore&, std::int64_t elements)> optimizer_part = {};
 };
 
 /// Bytes by what they hold. Prints as the table of `gradtile train --memory`.

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include <gradtile/core/enum_names.h>
+#include <gradtile/core/range.h>
 
 namespace gradtile {
 
@@ -47,8 +48,24 @@ struct ModelConfig {
 /// rotary positions, no biases, an output head of its own.
 ModelConfig as_llama(ModelConfig config);
 
+/// Which values the numbers above may have: far beyond any model of today, but finite, so that whatever a
+/// file says about a model is judged at once and no product of sizes overflows.
+namespace model_limits {
+inline constexpr Range layers{1, 10'000}, heads{1, 1 << 16}, kv_heads{0, 1 << 16}, width{1, 1 << 20},
+    hidden{0, 1 << 22}, context{1, 1 << 24}, vocabulary{0, 1 << 27},
+    rope_base{.least = 1, .most = 1e12, .least_is_open = true},
+    norm_epsilon{.least = 0, .most = 1, .least_is_open = true},
+    dropout{.least = 0, .most = 1, .most_is_open = true};
+/// Parameters of a model, and numbers that a micro-batch's activations hold: so few that their bytes, with
+/// gradients and moments, can be added up.
+inline constexpr std::int64_t parameters = std::int64_t{1} << 50, activations = std::int64_t{1} << 57;
+}  // namespace model_limits
+
 /// Throws Error naming the setting, its value and what was expected (head count not dividing width, ...).
 void validate(const ModelConfig& config);
+
+/// Whether activations of `micro_batch` sequences stay below model_limits::activations; of a valid model.
+bool activations_are_countable(const ModelConfig& config, std::int64_t micro_batch);
 
 template <>
 struct EnumNames<Norm> {

@@ -10,14 +10,11 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 using std::chrono::milliseconds;
 
-// A hello is far shorter.
-constexpr std::size_t most_hello_bytes = 1024;
-// Somebody who connects and says nothing is forgotten.
-constexpr auto patience_with_strangers = std::chrono::seconds(5);
-constexpr std::size_t most_strangers = 64;
+// Beside one connection for each process.
+constexpr std::size_t max_strangers = 64;
 // A process may fail because another one died, and say so before that one's connection is seen to close.
-constexpr auto grace_of_a_failure = milliseconds(500);
-constexpr auto longest_last_word = std::chrono::seconds(1);
+constexpr auto failure_grace = milliseconds(500);
+constexpr auto max_last_send_time = std::chrono::seconds(1);
 
 SteadyClock::duration steady(Seconds seconds) {
     return std::chrono::duration_cast<SteadyClock::duration>(seconds);
@@ -25,31 +22,33 @@ SteadyClock::duration steady(Seconds seconds) {
 
 /// "rank 3", "ranks 1, 2 and 7".
 std::string names_of(const std::vector<int>& ranks) {
-    constexpr std::size_t most_named = 16;
+    constexpr std::size_t max_named = 16;
     std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-    for (std::size_t i = 0; i < std::min(ranks.size(), most_named); ++i) {
+    for (std::size_t i = 0; i < std::min(ranks.size(), max_named); ++i) {
         const bool last = i + 1 == ranks.size();
         text += concat(i == 0 ? "" : last ? " and " : ", ", ranks[i]);
     }
-    if (ranks.size() > most_named) text += concat(" and ", ranks.size() - most_named, " others");
+    if (ranks.size() > max_named) text += concat(" and ", ranks.size() - max_named, " others");
     return text;
 }
 
 }  // namespace
 
-std::chrono::duration<double> beat_interval(double timeout) {
+std::chrono::duration<double> heartbeat_interval(double timeout) {
     return Seconds(std::clamp(timeout / 10.0, 0.01, 1.0));
 }
 
-ControlHub::ControlHub(Listener listener, Descriptor own, Options options)
+ControlHub::ControlHub(Listener listener, MessageStream own, Options options)
     : options_(std::move(options)),
       timeout_(options_.timeout),
-      interval_(beat_interval(options_.timeout)),
+      interval_(heartbeat_interval(options_.timeout)),
       listener_(std::move(listener)),
       peers_(static_cast<std::size_t>(options_.size)),
+      pending_(options_.key, max_strangers + peers_.size()),
       start_(SteadyClock::now()),
-      last_beat_(start_ - steady(interval_)) {
-    strangers_.push_back({MessageStream(std::move(own), most_hello_bytes), start_ + steady(timeout_)});
+      last_heartbeat_(start_ - steady(interval_)) {
+    peers_[0] = std::make_unique<Peer>(Peer{.stream = std::move(own), .last_message = start_});
+    if (options_.size == 1) welcome_all();
     thread_ = std::thread([this] { run(); });
 }
 
@@ -63,16 +62,15 @@ void ControlHub::run() {
     while (!stop_) {
         wait_for_something();
         if (over_) continue;  // connections stay open until the process ends
-        look_at_itself();
-        if (!over_) accept_strangers();
-        if (!over_) hear_strangers();
-        if (!over_) hear_peers();
-        if (!over_) look_for_losses();
-        if (!over_) send_beats();
+        check_itself();
+        if (!over_) admit_pending();
+        if (!over_) receive_from_peers();
+        if (!over_) check_for_losses();
+        if (!over_) send_heartbeats();
     }
 }
 
-/// Until something has come or can be sent, and not beyond the next beat.
+/// Until something has come or can be sent, and not beyond the next heartbeat.
 void ControlHub::wait_for_something() {
     std::vector<pollfd> watched = {{wake_.descriptor(), POLLIN, 0}};
     const auto watch = [&](const MessageStream& stream) {
@@ -83,84 +81,49 @@ void ControlHub::wait_for_something() {
         watched.push_back({*listener_.socket, POLLIN, 0});
         for (const auto& peer : peers_)
             if (peer) watch(peer->stream);
-        for (const Stranger& stranger : strangers_) watch(stranger.stream);
+        pending_.add_to(watched);
     }
-    SteadyTime next = last_beat_ + steady(interval_);
-    if (failure_) next = std::min(next, failure_->heard + grace_of_a_failure);
+    SteadyTime next = last_heartbeat_ + steady(interval_);
+    if (failure_) next = std::min(next, failure_->time + failure_grace);
     const auto left = std::chrono::ceil<milliseconds>(next - SteadyClock::now()).count();
     ::poll(watched.data(), watched.size(), over_ ? -1 : static_cast<int>(std::max<std::int64_t>(left, 0)));
 }
 
 // ---- Coming ----
 
-void ControlHub::accept_strangers() {
-    while (true) {
-        Descriptor socket = accept_from(listener_);
-        if (*socket < 0) return;
-        const auto too_many = [&] { return strangers_.size() >= most_strangers + peers_.size(); };
-        if (too_many()) hear_strangers();  // whoever has said who it is, is none any more
-        // The oldest is forgotten; not this process's own connection, the first of all.
-        if (too_many()) strangers_.erase(std::next(strangers_.begin(), peers_[0] ? 0 : 1));
-        const SteadyTime deadline = SteadyClock::now() + patience_with_strangers;
-        strangers_.push_back({MessageStream(std::move(socket), most_hello_bytes), deadline});
-    }
-}
-
-void ControlHub::hear_strangers() {
-    const SteadyTime now = SteadyClock::now();
-    for (auto at = strangers_.begin(); at != strangers_.end();) {
-        const auto stranger = at++;
-        bool open = stranger->stream.receive();
-        std::optional<Message> hello;
-        try {
-            if (!stranger->refused) hello = stranger->stream.next();
-        } catch (const Error&) {
-            open = false;  // somebody who speaks another language
-        }
-        if (hello) {
-            if (const auto objection = objection_to(*hello)) {
-                stranger->stream.send({.kind = Message::Kind::refusal, .text = *objection});
-                stranger->refused = true;
-            } else {
-                const auto rank = static_cast<std::size_t>(hello->rank);
-                peers_[rank] =
-                    std::make_unique<Peer>(Peer{.stream = std::move(stranger->stream), .last_heard = now});
-                peers_[rank]->stream.allow(2 * most_exchanged_bytes);
-                strangers_.erase(stranger);
-                if (here() == options_.size) welcome_all();
-                continue;
-            }
-        }
-        open = open && stranger->stream.flush() && now < stranger->deadline;
-        if (!open || (stranger->refused && !stranger->stream.has_unsent())) strangers_.erase(stranger);
-    }
+void ControlHub::admit_pending() {
+    pending_.accept(listener_);
+    pending_.advance([this](const Identity& identity) { return objection_to(identity); },
+                     [this](const Identity& identity, MessageStream stream) {
+                         peers_[static_cast<std::size_t>(identity.rank)] = std::make_unique<Peer>(
+                             Peer{.stream = std::move(stream), .last_message = SteadyClock::now()});
+                         if (peers_present() == options_.size) welcome_all();
+                     });
 }
 
 /// Why a process cannot be one of these; nothing when it can.
-std::optional<std::string> ControlHub::objection_to(const Message& hello) const {
-    if (hello.kind != Message::Kind::hello) return "it did not begin with a greeting";
-    if (hello.text != options_.version)
-        return concat("it is gradtile ", hello.text, ", rank 0 is gradtile ", options_.version);
-    if (hello.texts.size() != 1 || hello.texts[0] != options_.run) return "it belongs to another run";
-    if (hello.count != options_.size)
-        return concat("its world has ", hello.count, " processes, that of rank 0 has ", options_.size);
-    if (hello.rank < 0 || hello.rank >= options_.size)
-        return concat("there is no rank ", hello.rank, " in a world of ", options_.size);
-    if (peers_[static_cast<std::size_t>(hello.rank)])
-        return concat("another process has come as rank ", hello.rank, " already");
+std::optional<std::string> ControlHub::objection_to(const Identity& identity) const {
+    if (identity.version != options_.version)
+        return concat("it is gradtile ", identity.version, ", rank 0 is gradtile ", options_.version);
+    if (identity.size != options_.size)
+        return concat("its world has ", identity.size, " processes, that of rank 0 has ", options_.size);
+    if (identity.rank < 0 || identity.rank >= options_.size)
+        return concat("there is no rank ", identity.rank, " in a world of ", options_.size);
+    if (peers_[static_cast<std::size_t>(identity.rank)])
+        return concat("another process has come as rank ", identity.rank, " already");
     return std::nullopt;
 }
 
 void ControlHub::welcome_all() {
     complete_ = true;
     for (const auto& peer : peers_) {
-        peer->last_heard = SteadyClock::now();
+        peer->last_message = SteadyClock::now();
         peer->stream.send({.kind = Message::Kind::welcome});
         peer->stream.flush();
     }
 }
 
-int ControlHub::here() const {
+int ControlHub::peers_present() const {
     return static_cast<int>(std::count_if(peers_.begin(), peers_.end(), [](const auto& p) { return !!p; }));
 }
 
@@ -173,7 +136,7 @@ std::string ControlHub::missing_ranks() const {
 
 // ---- Passing on ----
 
-void ControlHub::hear_peers() {
+void ControlHub::receive_from_peers() {
     for (int rank = 0; rank < options_.size && !over_; ++rank) {
         Peer* const peer = peers_[static_cast<std::size_t>(rank)].get();
         if (peer == nullptr) continue;
@@ -184,8 +147,8 @@ void ControlHub::hear_peers() {
             while (!over_) {
                 const std::optional<Message> message = peer->stream.next();
                 if (!message) break;
-                peer->last_heard = SteadyClock::now();
-                hear(rank, *message);
+                peer->last_message = SteadyClock::now();
+                handle(rank, *message);
             }
         } catch (const Error& error) {
             understood = false;
@@ -193,20 +156,20 @@ void ControlHub::hear_peers() {
         }
         if ((open && understood) || over_) continue;
         if (failure_ && failure_->rank == rank) {  // it is told of below, now
-            failure_->heard -= grace_of_a_failure;
+            failure_->time -= failure_grace;
             continue;
         }
-        tell_last({.kind = Message::Kind::loss,
+        send_last({.kind = Message::Kind::loss,
                    .rank = rank,
                    .text = concat("rank ", rank, " was lost"),
                    .texts = {why}});
     }
 }
 
-void ControlHub::hear(int rank, const Message& message) {
+void ControlHub::handle(int rank, const Message& message) {
     Peer& peer = *peers_[static_cast<std::size_t>(rank)];
     switch (message.kind) {
-        case Message::Kind::beat:
+        case Message::Kind::heartbeat:
             peer.step = message.step;
             peer.waits_for = message.text;
             peer.waited = message.seconds;
@@ -246,19 +209,19 @@ void ControlHub::finish_exchange() {
 void ControlHub::finish_leaving() {
     for (const auto& peer : peers_)
         if (!peer || !peer->left) return;
-    tell_last({.kind = Message::Kind::goodbye});
+    send_last({.kind = Message::Kind::goodbye});
 }
 
-void ControlHub::send_beats() {
+void ControlHub::send_heartbeats() {
     const SteadyTime now = SteadyClock::now();
-    if (now - last_beat_ < interval_) return;
-    last_beat_ = now;
-    Message beat{.kind = Message::Kind::beat};
-    if (!complete_) beat.text = missing_ranks();
-    if (peers_[0]) beat.step = peers_[0]->step;
+    if (now - last_heartbeat_ < interval_) return;
+    last_heartbeat_ = now;
+    Message heartbeat{.kind = Message::Kind::heartbeat};
+    if (!complete_) heartbeat.text = missing_ranks();
+    if (peers_[0]) heartbeat.step = peers_[0]->step;
     for (const auto& peer : peers_) {
         if (!peer) continue;
-        peer->stream.send(beat);
+        peer->stream.send(heartbeat);
         peer->stream.flush();
     }
 }
@@ -267,18 +230,18 @@ void ControlHub::send_beats() {
 
 /// This process may have been stopped itself. Then others have given it up and are gone, and the rest must
 /// hear of that, not of them.
-void ControlHub::look_at_itself() {
-    if (SteadyClock::now() - last_beat_ < timeout_) return;
-    tell_last({.kind = Message::Kind::loss,
+void ControlHub::check_itself() {
+    if (SteadyClock::now() - last_heartbeat_ < timeout_) return;
+    send_last({.kind = Message::Kind::loss,
                .rank = 0,
                .text = "rank 0 was lost",
                .texts = {concat("it was silent for ", options_.timeout, " s")}});
 }
 
-void ControlHub::look_for_losses() {
+void ControlHub::check_for_losses() {
     const SteadyTime now = SteadyClock::now();
-    if (failure_ && now - failure_->heard >= grace_of_a_failure) {
-        return tell_last({.kind = Message::Kind::loss,
+    if (failure_ && now - failure_->time >= failure_grace) {
+        return send_last({.kind = Message::Kind::loss,
                           .rank = failure_->rank,
                           .step = failure_->step,
                           .text = concat("rank ", failure_->rank, " failed"),
@@ -286,15 +249,15 @@ void ControlHub::look_for_losses() {
     }
     if (!complete_) {
         if (now - start_ < timeout_) return;
-        return tell_last({.kind = Message::Kind::loss,
+        return send_last({.kind = Message::Kind::loss,
                           .rank = -1,
                           .text = concat(missing_ranks(), " of ", options_.size, " did not come within ",
                                          options_.timeout, " s")});
     }
     for (int rank = 0; rank < options_.size; ++rank) {
         const Peer& peer = *peers_[static_cast<std::size_t>(rank)];
-        if (now - peer.last_heard < timeout_) continue;
-        return tell_last({.kind = Message::Kind::loss,
+        if (now - peer.last_message < timeout_) continue;
+        return send_last({.kind = Message::Kind::loss,
                           .rank = rank,
                           .step = peer.step,
                           .text = concat("rank ", rank, " was lost"),
@@ -315,7 +278,7 @@ void ControlHub::look_for_losses() {
         loss.text = concat(names_of(late), late.size() == 1 ? " was lost" : " were lost");
         loss.texts = {concat("the others waited for ", options_.timeout, " s")};
     }
-    tell_last(loss);
+    send_last(loss);
 }
 
 /// Whom the others wait for: who has long been silent; else who does not wait; else who is at the lowest
@@ -328,7 +291,7 @@ std::vector<int> ControlHub::laggards(SteadyTime now) const {
         return late;
     };
     const Seconds silence = std::max(timeout_ / 2, 3 * interval_);
-    if (const auto silent = those([&](const Peer& p) { return now - p.last_heard > silence; });
+    if (const auto silent = those([&](const Peer& p) { return now - p.last_message > silence; });
         !silent.empty())
         return silent;
     if (const auto busy = those([](const Peer& p) { return p.waits_for.empty(); }); !busy.empty())
@@ -340,9 +303,9 @@ std::vector<int> ControlHub::laggards(SteadyTime now) const {
 }
 
 /// The last thing that is said. Rank 0 hears it last: its process may end with it, and this thread, too.
-void ControlHub::tell_last(const Message& message) {
+void ControlHub::send_last(const Message& message) {
     over_ = true;
-    const SteadyTime deadline = SteadyClock::now() + longest_last_word;
+    const SteadyTime deadline = SteadyClock::now() + max_last_send_time;
     std::vector<Peer*> unsent;
     for (std::size_t rank = 1; rank < peers_.size(); ++rank) {
         if (!peers_[rank]) continue;

@@ -1,28 +1,28 @@
 #pragma once
 /// The middle of the control star: a thread of rank 0's process, to which every process (rank 0, too) has a
-/// connection. It passes exchanges on, hears everybody's beats, decides who is lost and tells the others.
+/// connection. It passes exchanges on, follows everybody's heartbeats, decides who is lost and tells the
+/// others.
 #include <atomic>
-#include <list>
 #include <memory>
 #include <optional>
 #include <thread>
 
-#include <gradtile/parallel/control_message.h>
+#include <gradtile/parallel/pending_connections.h>
 
 namespace gradtile {
 
 /// Seconds between a process's signs of life.
-std::chrono::duration<double> beat_interval(double timeout);
+std::chrono::duration<double> heartbeat_interval(double timeout);
 
 class ControlHub {
   public:
     struct Options {
         int size = 1;
         double timeout = 300.0;
-        std::string version, run;  ///< those of a process that belongs here
+        std::string version, key;  ///< those of a process that belongs here
     };
-    /// `own` is the end of rank 0's connection.
-    ControlHub(Listener listener, Descriptor own, Options options);
+    /// `own` is the hub's end of rank 0's own connection, which needs no handshake.
+    ControlHub(Listener listener, MessageStream own, Options options);
     /// Closes all connections.
     ~ControlHub();
     ControlHub(const ControlHub&) = delete;
@@ -31,42 +31,36 @@ class ControlHub {
   private:
     struct Peer {
         MessageStream stream;
-        SteadyTime last_heard;
+        SteadyTime last_message;
         std::int64_t step = -1;
         std::string waits_for = {};  // empty: it does not
         double waited = 0.0;
         bool left = false;
         std::optional<std::string> contribution = {};
     };
-    struct Stranger {
-        MessageStream stream;
-        SteadyTime deadline;
-        bool refused = false;
-    };
     struct Failure {
         int rank;
         std::int64_t step;
         std::string message;
-        SteadyTime heard;
+        SteadyTime time;
     };
 
     void run();
     void wait_for_something();
-    void accept_strangers();
-    void hear_strangers();
-    std::optional<std::string> objection_to(const Message& hello) const;
+    void admit_pending();
+    std::optional<std::string> objection_to(const Identity& identity) const;
     void welcome_all();
-    void hear_peers();
-    void hear(int rank, const Message& message);
+    void receive_from_peers();
+    void handle(int rank, const Message& message);
     void finish_exchange();
     void finish_leaving();
-    void look_at_itself();
-    void look_for_losses();
+    void check_itself();
+    void check_for_losses();
     std::vector<int> laggards(SteadyTime now) const;
-    void send_beats();
-    void tell_last(const Message& message);
+    void send_heartbeats();
+    void send_last(const Message& message);
 
-    int here() const;
+    int peers_present() const;
     std::string missing_ranks() const;
 
     const Options options_;
@@ -77,8 +71,8 @@ class ControlHub {
 
     // Of the thread alone.
     std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none: not come yet
-    std::list<Stranger> strangers_;
-    SteadyTime start_, last_beat_;
+    PendingConnections pending_;
+    SteadyTime start_, last_heartbeat_;
     bool complete_ = false;  // all have come
     bool over_ = false;      // all have left, or been told of a loss
     std::int64_t exchange_ = 0;

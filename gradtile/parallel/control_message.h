@@ -1,22 +1,22 @@
 #pragma once
-/// What travels over the control connection, and the stream that carries it. A message is a magic word, a
-/// length and a CBOR array of its fields; anything else ends the connection.
+/// What travels over the control connection once the handshake is done, and the stream that carries it. A
+/// message is a sequence number, a length, the fields in fixed order, and a code that proves that the other
+/// end wrote exactly this as its so-many-th message; anything else ends the connection.
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <gradtile/parallel/authentication.h>
 #include <gradtile/parallel/socket.h>
 
 namespace gradtile {
 
 struct Message {
     enum class Kind : std::uint8_t {
-        hello,    ///< to rank 0: rank, of count; text: version; texts: {run}
-        welcome,  ///< all have come
-        refusal,  ///< text: why
-        beat,     ///< step; text: what is waited for, for `seconds`; from rank 0, before the welcome: who is
-                  ///< missing
+        welcome,    ///< all have come
+        heartbeat,  ///< step; text: what is waited for, for `seconds`; from rank 0, before the welcome: who
+                    ///< is missing
         contribution,  ///< to exchange number `count`: text
         result,        ///< of exchange number `count`: texts
         leave,
@@ -24,7 +24,7 @@ struct Message {
         failure,  ///< text: what the sender ends with, at step
         loss,     ///< of rank (-1: not of one alone), at step (-1: not known); text: who; texts: {why}
     };
-    Kind kind = Kind::beat;
+    Kind kind = Kind::heartbeat;
     std::int64_t rank = 0;
     std::int64_t count = 0;
     std::int64_t step = -1;
@@ -34,15 +34,14 @@ struct Message {
 };
 
 /// The longest text of an exchange.
-constexpr std::size_t most_exchanged_bytes = std::size_t{1} << 20;
+constexpr std::size_t max_exchanged_bytes = std::size_t{1} << 20;
 
 class MessageStream {
   public:
-    /// Messages longer than `most_bytes` are refused.
-    MessageStream(Descriptor socket, std::size_t most_bytes);
+    /// Messages longer than `max_bytes` are refused before they are read.
+    MessageStream(Descriptor socket, const SessionKeys& keys, std::size_t max_bytes);
 
     int descriptor() const { return *socket_; }
-    void allow(std::size_t most_bytes) { most_bytes_ = most_bytes; }
 
     void send(const Message& message);
     /// Writes what the connection takes now. False: it is broken.
@@ -56,7 +55,9 @@ class MessageStream {
 
   private:
     Descriptor socket_;
-    std::size_t most_bytes_;
+    SessionKeys keys_;
+    std::size_t max_bytes_;
+    std::uint64_t messages_sent_ = 0, messages_taken_ = 0;
     std::string in_, out_;
     std::size_t taken_ = 0, sent_ = 0;
 };

@@ -21,30 +21,20 @@ bool overlap(const FlatRange& range, const Parameter& parameter) {
 
 }  // namespace
 
-std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, std::int64_t elements,
-                                        std::int64_t at_least, std::int64_t multiple) {
-    std::vector<FlatRange> buckets;
-    std::int64_t begin = 0;
-    const auto cut_at = [&](std::int64_t end) {
-        buckets.push_back({begin, end - begin});
-        begin = end;
-    };
-    for (const Parameter& parameter : parameters) {
-        const std::int64_t border = std::min(rounded_up(parameter.offset(), multiple), elements);
-        if (border - begin >= at_least) cut_at(border);
+void pack(const Context& ctx, const Tensor& whole, std::span<const FlatRange> ranges, const Tensor& packed) {
+    std::int64_t at = 0;
+    for (const FlatRange& range : ranges) {
+        copy(ctx, packed.slice(0, at, range.length), part_of(whole, range));
+        at += range.length;
     }
-    if (begin < elements) cut_at(elements);
-    return buckets;
-}
-
-std::int64_t flat_multiple(int parts) {
-    return parameter_alignment * parts;
 }
 
 /// A bucket, and how far it is in this step.
 struct DataParallel::Bucket {
     FlatRange range;
-    FlatRange packed;                            // of this process's part, when sharded
+    ShardBucket shards = {};                     // when sharded
+    std::vector<FlatRange> own = {};             // of them, this process's
+    FlatRange packed = {};                       // where those lie, one behind the other
     std::int64_t parameters = 0;                 // that have elements in it
     std::int64_t waiting_for = 0;                // of them
     std::unique_ptr<cuda::Event> gathered = {};  // its values are there; on a GPU
@@ -60,29 +50,44 @@ DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, cons
           " elements; expected a multiple of ", multiple);
     if (processes == 1) return;
     exchange_ = std::make_unique<SideStream>(ctx.device());
-    std::int64_t packed = 0;
-    for (const FlatRange& range :
-         cut_into_buckets(store.parameters(), store.flat_elements(), options.bucket_elements, multiple)) {
-        Bucket& bucket = buckets_.emplace_back();
-        bucket.range = range;
-        bucket.packed = {packed, range.length / processes};
-        packed = bucket.packed.end();
-        for (const Parameter& parameter : store.parameters())
-            if (overlap(range, parameter)) ++bucket.parameters;
-        if (!options_.sharded) continue;
-        own_ranges_.push_back(own_part(range));
-        if (ctx.device().is_cuda()) bucket.gathered = std::make_unique<cuda::Event>(ctx.device());
+    if (is_sharded()) {
+        share_out(ctx);
+    } else {
+        for (const FlatRange& range : cut_into_buckets(store.parameters(), {0, store.flat_elements()},
+                                                       options.bucket_elements, multiple))
+            buckets_.push_back({.range = range});
     }
-    if (!options_.sharded) return;
-    gradients_ =
-        zeros(ctx.with_allocator(communicator.symmetric_memory(ctx)), {packed}, store.gradients().dtype());
+    for (Bucket& bucket : buckets_)
+        bucket.parameters = std::ranges::count_if(
+            store.parameters(), [&](const Parameter& parameter) { return overlap(bucket.range, parameter); });
 }
 
 DataParallel::~DataParallel() = default;
 
-FlatRange DataParallel::own_part(const FlatRange& bucket) const {
-    const std::int64_t length = bucket.length / communicator_.size();
-    return {bucket.begin + communicator_.rank() * length, length};
+void DataParallel::share_out(const Context& ctx) {
+    const int processes = communicator_.size();
+    std::vector<ShardBucket> shards = shard_buckets(store_.parameters(), store_.flat_elements(),
+                                                    options_.bucket_elements, processes, options_.whole_cost);
+    // Memory that all processes reach is allocated in equal lengths.
+    const std::int64_t longest = largest_shard(shards, processes);
+    std::int64_t packed = 0;
+    for (ShardBucket& shard : shards) {
+        Bucket& bucket = buckets_.emplace_back();
+        bucket.range = shard.range;
+        bucket.packed.begin = packed;
+        for (const OwnedRange& part : shard.parts) {
+            if (part.owner != communicator_.rank()) continue;
+            bucket.own.push_back(part.range);
+            own_ranges_.push_back(part.range);
+            packed += part.range.length;
+        }
+        bucket.packed.length = packed - bucket.packed.begin;
+        bucket.shards = std::move(shard);
+        if (ctx.device().is_cuda()) bucket.gathered = std::make_unique<cuda::Event>(ctx.device());
+    }
+    gradients_ =
+        zeros(ctx.with_allocator(communicator_.symmetric_memory(ctx)), {longest}, store_.gradients().dtype())
+            .slice(0, 0, packed);
 }
 
 std::int64_t DataParallel::own_elements() const {
@@ -115,7 +120,13 @@ void DataParallel::sum_bucket(const Context& ctx, const Bucket& bucket) {
         communicator_.all_reduce(exchange, of_process);
         return;
     }
-    communicator_.reduce_scatter(exchange, of_process, part_of(gradients_, bucket.packed));
+    const Tensor packed = part_of(gradients_, bucket.packed);
+    if (bucket.shards.equal_parts) {
+        communicator_.reduce_scatter(exchange, of_process, packed);
+    } else {
+        communicator_.all_reduce(exchange, of_process);
+        pack(exchange, store_.gradients(), bucket.own, packed);
+    }
 }
 
 void DataParallel::finish_gradients(const Context& ctx) {
@@ -147,11 +158,20 @@ ForwardHooks DataParallel::gather_beside_forward(const Context& ctx) {
 
 void DataParallel::start_gathering(const Context& ctx) {
     const Context exchange = exchange_->after(ctx);
-    for (std::size_t i = 0; i < buckets_.size(); ++i) {
-        communicator_.all_gather(exchange, part_of(store_.values(), own_ranges_[i]),
-                                 part_of(store_.values(), buckets_[i].range));
-        if (buckets_[i].gathered) buckets_[i].gathered->record(exchange.stream());
+    for (const Bucket& bucket : buckets_) {
+        gather_bucket(exchange, bucket, store_.values());
+        if (bucket.gathered) bucket.gathered->record(exchange.stream());
     }
+}
+
+/// Every process's stretches of `whole` to all others.
+void DataParallel::gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& whole) const {
+    if (bucket.shards.equal_parts) {
+        communicator_.all_gather(exchange, part_of(whole, bucket.own.front()), part_of(whole, bucket.range));
+        return;
+    }
+    for (const OwnedRange& part : bucket.shards.parts)
+        communicator_.broadcast(exchange, part_of(whole, part.range), part.owner);
 }
 
 void DataParallel::gather_values(const Context& ctx) {
@@ -160,17 +180,16 @@ void DataParallel::gather_values(const Context& ctx) {
     exchange_->join(ctx);
 }
 
-void DataParallel::unpack(const Context& ctx, const Tensor& packed, const Tensor& whole) const {
+void DataParallel::unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
+                          const Tensor& whole) const {
     const Context exchange = exchange_->after(ctx);
-    for (std::size_t i = 0; i < buckets_.size(); ++i)
-        communicator_.all_gather(exchange, part_of(packed, buckets_[i].packed),
-                                 part_of(whole, buckets_[i].range));
+    std::int64_t at = 0;
+    for (const FlatRange& range : ranges) {
+        copy(exchange, part_of(whole, range), packed.slice(0, at, range.length));
+        at += range.length;
+    }
+    for (const Bucket& bucket : buckets_) gather_bucket(exchange, bucket, whole);
     exchange_->join(ctx);
-}
-
-void DataParallel::pack(const Context& ctx, const Tensor& whole, const Tensor& packed) const {
-    for (std::size_t i = 0; i < buckets_.size(); ++i)
-        copy(ctx, part_of(packed, buckets_[i].packed), part_of(whole, own_ranges_[i]));
 }
 
 }  // namespace gradtile

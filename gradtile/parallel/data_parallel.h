@@ -6,7 +6,8 @@
 /// Replicated, every process then holds all sums and updates everything. Sharded (ZeRO-1: Rajbhandari et al.
 /// 2020, "ZeRO: memory optimizations toward training trillion parameter models") a process gets the sums of
 /// its own part only, updates that, and the values are gathered at the start of the next step, beside its
-/// forward pass.
+/// forward pass. Parameters that one process must update whole are summed in every process and broadcast by
+/// their owners instead: parts of any lengths, for three transfers of a bucket in place of two.
 ///
 /// On a GPU exchanges run on a stream of their own and can be captured with the step; on the CPU a call
 /// returns when it is done.
@@ -17,23 +18,19 @@
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/pass_hooks.h>
 #include <gradtile/parallel/communicator.h>
+#include <gradtile/parallel/shard_layout.h>
 
 namespace gradtile {
 
 class SideStream;
 
-/// The flat blocks of `elements`, cut near borders of parameters into stretches that are multiples of
-/// `multiple` and hold `at_least` elements where there are as many. A large parameter is not cut: one
-/// exchange of it is faster than several.
-std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, std::int64_t elements,
-                                        std::int64_t at_least, std::int64_t multiple);
-
-/// What the flat blocks' length must be a multiple of, for parts that are equal and aligned.
-std::int64_t flat_multiple(int parts);
+/// packed = the stretches `ranges` of whole [flat], one behind the other.
+void pack(const Context& ctx, const Tensor& whole, std::span<const FlatRange> ranges, const Tensor& packed);
 
 struct DataParallelOptions {
     bool sharded = false;
     std::int64_t bucket_elements = 12 << 20;  ///< 48 MiB of gradients: two blocks of GPT-2 124M
+    WholeCost whole_cost = {};                ///< what shards must not cut
 };
 
 class DataParallel {
@@ -67,17 +64,18 @@ class DataParallel {
     void gather_values(const Context& ctx);
 
     // ---- Optimizer state, when sharded; collective ----
-    /// whole [flat] = the packed parts of all processes.
-    void unpack(const Context& ctx, const Tensor& packed, const Tensor& whole) const;
-    /// packed = this process's part of whole.
-    void pack(const Context& ctx, const Tensor& whole, const Tensor& packed) const;
+    /// whole [flat] = all processes' `packed`, each the stretches `ranges` of its own part. Elements that no
+    /// process brings are left undefined.
+    void unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
+                const Tensor& whole) const;
 
   private:
     struct Bucket;
+    void share_out(const Context& ctx);
     void sum_bucket(const Context& ctx, const Bucket& bucket);
     void sum_complete_buckets(const Context& ctx);
     void start_gathering(const Context& ctx);
-    FlatRange own_part(const FlatRange& bucket) const;
+    void gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& whole) const;
 
     const ParameterStore& store_;
     const Communicator& communicator_;

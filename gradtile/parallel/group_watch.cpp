@@ -11,7 +11,7 @@ using Seconds = std::chrono::duration<double>;
 using std::chrono::milliseconds;
 
 // Rank 0 answers a failure within its grace and its last words.
-constexpr auto longest_failing = std::chrono::seconds(3);
+constexpr auto max_failing_time = std::chrono::seconds(3);
 
 std::string place_of(std::int64_t step) {
     return step < 0 ? "before the first step" : concat("at step ", step);
@@ -26,8 +26,8 @@ ProcessGroup::Watch::Watch(const RankEnvironment& environment, ProcessGroupOptio
       options_(std::move(options)),
       hub_(std::move(hub)),
       stream_(std::move(stream)),
-      last_heard_(SteadyClock::now()),
-      next_beat_(last_heard_) {
+      last_message_(SteadyClock::now()),
+      next_heartbeat_(last_message_) {
     thread_ = std::thread([this] { run(); });
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [&] { return complete_ || lost_; });
@@ -53,8 +53,8 @@ ProcessGroup::Watch::~Watch() {
 
 // ---- The main thread's side ----
 
-void ProcessGroup::Watch::say(Message message) {
-    unsaid_.push_back(std::move(message));
+void ProcessGroup::Watch::queue(Message message) {
+    queued_.push_back(std::move(message));
     wake_.call();
 }
 
@@ -65,12 +65,12 @@ void ProcessGroup::Watch::wait_until(std::unique_lock<std::mutex>& lock, Done do
 }
 
 std::vector<std::string> ProcessGroup::Watch::exchange(const std::string& text) {
-    check(text.size() <= most_exchanged_bytes, "process group: a text of ", text.size(),
-          " bytes; expected at most ", most_exchanged_bytes);
+    check(text.size() <= max_exchanged_bytes, "process group: a text of ", text.size(),
+          " bytes; expected at most ", max_exchanged_bytes);
     const bool waits = begin_waiting("an exchange of settings");
     std::unique_lock lock(mutex_);
     result_.reset();
-    say({.kind = Message::Kind::contribution, .count = exchange_, .text = text});
+    queue({.kind = Message::Kind::contribution, .count = exchange_, .text = text});
     wait_until(lock, [&] { return result_.has_value(); });
     ++exchange_;
     std::vector<std::string> texts = std::move(*result_);
@@ -110,7 +110,7 @@ void ProcessGroup::Watch::end_inspection(const Inspection& inspection) {
 void ProcessGroup::Watch::leave() {
     begin_waiting("the end of the run");
     std::unique_lock lock(mutex_);
-    say({.kind = Message::Kind::leave});
+    queue({.kind = Message::Kind::leave});
     wait_until(lock, [&] { return left_; });
 }
 
@@ -118,95 +118,87 @@ bool ProcessGroup::Watch::fail(const std::string& message) {
     std::unique_lock lock(mutex_);
     if (left_) return rank_ == 0;  // what happens after the end happens to all
     if (lost_ || failing_) return !others_tell_;
-    failing_ = message.substr(0, most_exchanged_bytes);
-    say({.kind = Message::Kind::failure, .step = step_, .text = *failing_});
-    changed_.wait_for(lock, longest_failing, [&] { return lost_.has_value(); });
+    failing_ = message.substr(0, max_exchanged_bytes);
+    queue({.kind = Message::Kind::failure, .step = step_, .text = *failing_});
+    changed_.wait_for(lock, max_failing_time, [&] { return lost_.has_value(); });
     return !others_tell_;
 }
 
 // ---- The thread's side ----
 
 void ProcessGroup::Watch::run() {
-    while (talk()) {
-        const auto until_beat = std::chrono::ceil<milliseconds>(next_beat_ - SteadyClock::now()).count();
+    while (exchange_messages()) {
+        const auto until_heartbeat =
+            std::chrono::ceil<milliseconds>(next_heartbeat_ - SteadyClock::now()).count();
         pollfd watched[2] = {
             {wake_.descriptor(), POLLIN, 0},
             {stream_.descriptor(), static_cast<short>(POLLIN | (stream_.has_unsent() ? POLLOUT : 0)), 0}};
-        ::poll(watched, 2, static_cast<int>(std::max<std::int64_t>(until_beat, 0)));
-        wake_.hear();
+        ::poll(watched, 2, static_cast<int>(std::max<std::int64_t>(until_heartbeat, 0)));
+        wake_.clear();
     }
 }
 
-/// Says and hears what there is. False: there is nothing more to talk about.
-bool ProcessGroup::Watch::talk() {
-    std::vector<Message> unsaid;
+/// Sends what is queued and handles what has come. False: the connection has served its purpose.
+bool ProcessGroup::Watch::exchange_messages() {
+    std::vector<Message> queued;
     {
         const std::scoped_lock lock(mutex_);
         if (stop_ || lost_ || left_) return false;
-        unsaid.swap(unsaid_);
+        queued.swap(queued_);
     }
-    for (const Message& message : unsaid) stream_.send(message);
-    if (SteadyClock::now() >= next_beat_) {
-        look_for_fault();
-        send_beat();
+    for (const Message& message : queued) stream_.send(message);
+    if (SteadyClock::now() >= next_heartbeat_) {
+        check_for_fault();
+        send_heartbeat();
     }
     const bool sent = stream_.flush(), open = stream_.receive();
     try {
-        while (const std::optional<Message> message = stream_.next()) hear(*message);
+        while (const std::optional<Message> message = stream_.next()) handle(*message);
     } catch (const Error& error) {
-        hear_of_loss_of_root(concat("it sent ", error.what()));
+        handle_loss_of_root(concat("it sent ", error.what()));
     }
-    if (!open || !sent) hear_of_loss_of_root("its connection closed");
-    if (SteadyClock::now() - last_heard_ >= Seconds(options_.timeout))
-        hear_of_loss_of_root(concat("it was silent for ", options_.timeout, " s"));
+    if (!open || !sent) handle_loss_of_root("its connection closed");
+    if (SteadyClock::now() - last_message_ >= Seconds(options_.timeout))
+        handle_loss_of_root(concat("it was silent for ", options_.timeout, " s"));
     return true;
 }
 
-void ProcessGroup::Watch::send_beat() {
-    next_beat_ = SteadyClock::now() +
-                 std::chrono::duration_cast<SteadyClock::duration>(beat_interval(options_.timeout));
-    Message beat{.kind = Message::Kind::beat};
+void ProcessGroup::Watch::send_heartbeat() {
+    next_heartbeat_ = SteadyClock::now() +
+                      std::chrono::duration_cast<SteadyClock::duration>(heartbeat_interval(options_.timeout));
+    Message heartbeat{.kind = Message::Kind::heartbeat};
     {
         const std::scoped_lock lock(mutex_);
-        beat.step = step_;
-        beat.text = waits_for_;
-        if (!waits_for_.empty()) beat.seconds = Seconds(SteadyClock::now() - waits_since_).count();
+        heartbeat.step = step_;
+        heartbeat.text = waits_for_;
+        if (!waits_for_.empty()) heartbeat.seconds = Seconds(SteadyClock::now() - waits_since_).count();
     }
-    stream_.send(beat);
+    stream_.send(heartbeat);
 }
 
-/// The first that is found is said, once: rank 0 then tells everybody, this process, too.
-void ProcessGroup::Watch::look_for_fault() {
+/// The first that is found is sent, once: rank 0 then tells everybody, this process, too.
+void ProcessGroup::Watch::check_for_fault() {
     const std::scoped_lock lock(inspecting_);
     for (const auto& [inspection, fault] : faults_) {
         const std::optional<std::string> found = fault();
         if (!found) continue;
         const std::scoped_lock state(mutex_);
         stream_.send(
-            {.kind = Message::Kind::failure, .step = step_, .text = found->substr(0, most_exchanged_bytes)});
+            {.kind = Message::Kind::failure, .step = step_, .text = found->substr(0, max_exchanged_bytes)});
         faults_.clear();
         return;
     }
 }
 
-void ProcessGroup::Watch::hear(const Message& message) {
-    last_heard_ = SteadyClock::now();
-    switch (message.kind) {
-        case Message::Kind::loss:
-            hear_of_loss(message);
-            return;
-        case Message::Kind::refusal:
-            lose(concat("rank 0 refused this process: ", message.text), false);
-            return;
-        default:
-            break;
-    }
+void ProcessGroup::Watch::handle(const Message& message) {
+    last_message_ = SteadyClock::now();
+    if (message.kind == Message::Kind::loss) return handle_loss(message);
     const std::scoped_lock lock(mutex_);
     switch (message.kind) {
         case Message::Kind::welcome:
             complete_ = true;
             break;
-        case Message::Kind::beat:
+        case Message::Kind::heartbeat:
             missing_ = message.text;
             break;
         case Message::Kind::result:
@@ -222,7 +214,7 @@ void ProcessGroup::Watch::hear(const Message& message) {
 }
 
 /// "rank 2 was lost at step 41 (its connection closed); rank 0 waited for it in the all-reduce"
-void ProcessGroup::Watch::hear_of_loss(const Message& loss) {
+void ProcessGroup::Watch::handle_loss(const Message& loss) {
     std::string line = loss.text;
     bool known = false;
     {
@@ -245,11 +237,11 @@ void ProcessGroup::Watch::hear_of_loss(const Message& loss) {
     lose(line, !known);
 }
 
-void ProcessGroup::Watch::hear_of_loss_of_root(const std::string& why) {
-    hear_of_loss({.kind = Message::Kind::loss, .rank = 0, .text = "rank 0 was lost", .texts = {why}});
+void ProcessGroup::Watch::handle_loss_of_root(const std::string& why) {
+    handle_loss({.kind = Message::Kind::loss, .rank = 0, .text = "rank 0 was lost", .texts = {why}});
 }
 
-/// Nothing is heard after it.
+/// No message is handled after it.
 void ProcessGroup::Watch::lose(const std::string& line, bool tell) {
     {
         const std::scoped_lock lock(mutex_);

@@ -1,6 +1,6 @@
 #pragma once
-/// A process's own end of the control star: a thread that keeps the connection to rank 0 alive, hears of
-/// losses, and passes on what the main thread says.
+/// A process's own end of the control star: a thread that keeps the connection to rank 0 alive, learns of
+/// losses, and sends what the main thread hands it.
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -12,7 +12,7 @@
 namespace gradtile {
 
 struct ProcessGroup::Watch {
-    /// `stream` has said hello. `hub` is rank 0's alone. Returns once all have come.
+    /// `stream` has its handshake behind it. `hub` is rank 0's alone. Returns once all have come.
     Watch(const RankEnvironment& environment, ProcessGroupOptions options, MessageStream stream,
           std::unique_ptr<ControlHub> hub, SteadyTime deadline);
     ~Watch();
@@ -31,14 +31,14 @@ struct ProcessGroup::Watch {
 
   private:
     void run();
-    bool talk();
-    void send_beat();
-    void look_for_fault();
-    void hear(const Message& message);
-    void hear_of_loss(const Message& loss);
-    void hear_of_loss_of_root(const std::string& why);
+    bool exchange_messages();
+    void send_heartbeat();
+    void check_for_fault();
+    void handle(const Message& message);
+    void handle_loss(const Message& loss);
+    void handle_loss_of_root(const std::string& why);
     void lose(const std::string& line, bool tell);
-    void say(Message message);
+    void queue(Message message);
     /// Waits for the thread to make `done` true; throws what was lost meanwhile.
     template <class Done>
     void wait_until(std::unique_lock<std::mutex>& lock, Done done);
@@ -50,7 +50,7 @@ struct ProcessGroup::Watch {
 
     // Of the thread alone.
     MessageStream stream_;
-    SteadyTime last_heard_, next_beat_;
+    SteadyTime last_message_, next_heartbeat_;
 
     std::mutex inspecting_;
     std::map<const Inspection*, Fault> faults_;  // under it
@@ -58,7 +58,7 @@ struct ProcessGroup::Watch {
     std::mutex mutex_;
     std::condition_variable changed_;
     // Under the mutex.
-    std::vector<Message> unsaid_;
+    std::vector<Message> queued_;
     std::int64_t step_ = -1;
     std::string waits_for_;
     SteadyTime waits_since_;

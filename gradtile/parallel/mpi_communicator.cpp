@@ -156,6 +156,7 @@ class MpiCommunicator final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> cpu::make_mpi_communicator(ProcessGroup& group) {
+    const auto waiting = group.waiting("the start of MPI");
     const mpi::World world = mpi::start();
     check(world.size == group.size() && world.rank == group.rank(), "mpi: it sees process ", world.rank,
           " of ", world.size, " where the group has rank ", group.rank(), " of ", group.size(),

@@ -1,6 +1,5 @@
 #include <gradtile/parallel/process_group.h>
 
-#include <random>
 #include <sstream>
 
 #include <nlohmann/json.hpp>
@@ -9,6 +8,8 @@
 #include <gradtile/core/json_value.h>
 #include <gradtile/parallel/group_watch.h>
 #include <gradtile/parallel/mpi.h>
+#include <gradtile/parallel/run_key.h>
+#include <gradtile/parallel/start_deadline.h>
 
 namespace gradtile {
 namespace {
@@ -16,44 +17,42 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t message_bytes_beyond_texts = 4096;
+// A former run may be about to end.
+constexpr auto max_wait_for_port = std::chrono::seconds(5);
+// A wait that has a deadline of its own has ended by then.
+constexpr double seconds_beyond_timeout = 1.0;
 
 SteadyTime after(SteadyTime start, double seconds) {
     return start + std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
 }
 
-/// Where rank 0 listens, and what tells this run from others.
+/// Where rank 0 listens, and the secret of the run.
 struct Meeting {
-    std::string run = {};
+    std::string key = {};
     std::vector<Address> addresses = {};
 };
 
 std::string to_text(const Meeting& meeting) {
     std::ostringstream text;
-    text << meeting.run;
+    text << meeting.key;
     for (const Address& address : meeting.addresses) text << ' ' << address.host << ' ' << address.port;
     return text.str();
 }
 Meeting meeting_from(const std::string& text) {
     Meeting meeting;
     std::istringstream words(text);
-    words >> meeting.run;
+    words >> meeting.key;
     for (Address address; words >> address.host >> address.port;) meeting.addresses.push_back(address);
-    return meeting;
-}
-
-Meeting choose_meeting(const RankEnvironment& environment, int port) {
-    Meeting meeting{.run = std::to_string(std::random_device{}())};
-    if (environment.local_size == environment.size) {
-        meeting.addresses = {{"127.0.0.1", port}};
-    } else {
-        for (const std::string& host : own_addresses()) meeting.addresses.push_back({host, port});
-    }
     return meeting;
 }
 
 /// MPI knows these processes already, and tells where rank 0 listens.
 bool is_told_by_mpi(const RankEnvironment& environment) {
     return environment.address.empty();
+}
+/// Nobody else's network is listened to when all are on this host. Empty: any.
+std::string listening_host(const RankEnvironment& environment) {
+    return are_all_here(environment) && !is_loopback(environment.address) ? "127.0.0.1" : environment.address;
 }
 
 void require_same_world(const RankEnvironment& environment) {
@@ -63,27 +62,90 @@ void require_same_world(const RankEnvironment& environment) {
           environment.size, "; is it the mpirun of the MPI that gradtile was built with?");
 }
 
-std::unique_ptr<ControlHub> make_hub(const RankEnvironment& environment, double timeout, Descriptor own,
-                                     std::string& run) {
-    const bool alone_on_host = environment.local_size == environment.size && is_told_by_mpi(environment);
-    Listener listener = listen_at(alone_on_host ? "localhost" : environment.address, environment.port,
-                                  SteadyClock::now() + std::chrono::seconds(5));
-    if (is_told_by_mpi(environment)) {
-        const Meeting meeting = choose_meeting(environment, listener.port);
-        mpi::broadcast(to_text(meeting));
-        run = meeting.run;
+/// Rank 0's: what MPI tells the others.
+Meeting meeting_to_tell(const RankEnvironment& environment, int port) {
+    Meeting meeting{.key = random_key()};
+    if (are_all_here(environment)) {
+        meeting.addresses = {{"127.0.0.1", port}};
+    } else {
+        for (const std::string& host : own_addresses()) meeting.addresses.push_back({host, port});
     }
-    return std::make_unique<ControlHub>(
-        std::move(listener), std::move(own),
-        ControlHub::Options{
-            .size = environment.size, .timeout = timeout, .version = GRADTILE_VERSION, .run = run});
+    return meeting;
 }
 
-Descriptor connect_to_hub(const RankEnvironment& environment, SteadyTime deadline, std::string& run) {
-    Meeting meeting{.addresses = {{environment.address, environment.port}}};
-    if (is_told_by_mpi(environment)) meeting = meeting_from(mpi::broadcast(""));
-    run = meeting.run;
-    return connect_to_one_of(meeting.addresses, deadline);
+/// What the environment alone tells. Without a key in it, rank 0 leaves one where the others find it.
+Meeting known_meeting(const RankEnvironment& environment) {
+    const std::string host = listening_host(environment);
+    Meeting meeting{.key = environment.key, .addresses = {{host, environment.port}}};
+    // Rank 0 may not know that all are on this host, if it was told less than this process.
+    if (host != environment.address) meeting.addresses.push_back({environment.address, environment.port});
+    return meeting;
+}
+
+/// A process's way to the hub, and the hub when it is rank 0.
+struct Connection {
+    MessageStream stream;
+    std::unique_ptr<ControlHub> hub = {};
+    std::unique_ptr<KeyFile> key_file = {};  // until all have come
+};
+
+Connection open_hub(const RankEnvironment& environment, double timeout, SteadyTime deadline,
+                    std::size_t max_bytes) {
+    Listener listener = listen_at(listening_host(environment), environment.port,
+                                  std::min(deadline, SteadyClock::now() + max_wait_for_port));
+    std::string key = environment.key;
+    std::unique_ptr<KeyFile> key_file;
+    if (is_told_by_mpi(environment)) {
+        const Meeting meeting = meeting_to_tell(environment, listener.port);
+        mpi::broadcast(to_text(meeting));
+        key = meeting.key;
+    } else if (key.empty()) {
+        key = random_key();
+        key_file = std::make_unique<KeyFile>(listener.port, key);
+    }
+    auto [own, of_hub] = connected_pair();
+    const SessionKeys keys{random_digest(), random_digest()};
+    auto hub = std::make_unique<ControlHub>(
+        std::move(listener), MessageStream(std::move(of_hub), keys.mirrored(), max_bytes),
+        ControlHub::Options{
+            .size = environment.size, .timeout = timeout, .version = GRADTILE_VERSION, .key = key});
+    return {MessageStream(std::move(own), keys, max_bytes), std::move(hub), std::move(key_file)};
+}
+
+/// Of another process: both sides have proved that they know the key.
+Connection connect_to_hub(const RankEnvironment& environment, SteadyTime deadline, std::size_t max_bytes) {
+    const Meeting meeting =
+        is_told_by_mpi(environment) ? meeting_from(mpi::broadcast("")) : known_meeting(environment);
+    const Identity identity{.rank = environment.rank, .size = environment.size, .version = GRADTILE_VERSION};
+    while (true) {
+        Connected hub = connect_to_one_of(meeting.addresses, deadline);
+        const auto key = [&] { return meeting.key.empty() ? KeyFile::read(hub.address.port) : meeting.key; };
+        if (const auto keys = introduce(hub.socket, text_of(hub.address), identity, key, deadline))
+            return {MessageStream(std::move(hub.socket), *keys, max_bytes)};
+        // Rank 0 had too many strangers at its port, or it is about to end.
+        check(SteadyClock::now() < deadline, "rank 0 at ", text_of(hub.address), " closed the connection");
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+}
+
+/// Everything up to there within the timeout, MPI's start included.
+Connection connect(const RankEnvironment& environment, const ProcessGroupOptions& options,
+                   SteadyTime deadline) {
+    StartDeadline start(after(deadline, seconds_beyond_timeout), [&options](const std::string& what) {
+        if (options.on_loss)
+            options.on_loss(concat("the processes did not meet within ", options.timeout, " s: ", what));
+    });
+    if (is_told_by_mpi(environment)) {
+        start.waits_for("MPI_Init still waits for a process that mpirun has started");
+        require_same_world(environment);
+        start.waits_for("the MPI broadcast that tells where rank 0 listens still waits");
+    } else {
+        start.waits_for(concat("the look-up of ", environment.address, " still waits"));
+    }
+    const auto size = static_cast<std::size_t>(environment.size);
+    const std::size_t max_bytes = size * max_exchanged_bytes + message_bytes_beyond_texts * size;
+    return environment.rank == 0 ? open_hub(environment, options.timeout, deadline, max_bytes)
+                                 : connect_to_hub(environment, deadline, max_bytes);
 }
 
 /// How `mine` differs from `root`, in words; empty: it does not.
@@ -91,8 +153,10 @@ std::string difference(const std::string& root, const std::string& mine, int ran
     if (root == mine) return "";
     const json a = *JsonValue::parse(root).value_or(JsonValue());
     const json b = *JsonValue::parse(mine).value_or(JsonValue());
+    constexpr std::size_t max_shown = 200;
     const auto shown = [](const json& object, const std::string& name) {
-        return object.contains(name) ? json_text(object[name]) : std::string("not there");
+        return object.contains(name) ? json_text(object[name]).substr(0, max_shown)
+                                     : std::string("not there");
     };
     if (a.is_object() && b.is_object()) {
         json names = a;
@@ -102,8 +166,7 @@ std::string difference(const std::string& root, const std::string& mine, int ran
                 return concat(name, " is ", shown(a, name), " on rank 0 and ", shown(b, name), " on rank ",
                               rank);
     }
-    constexpr std::size_t most_shown = 100;
-    return concat("'", root.substr(0, most_shown), "' on rank 0 and '", mine.substr(0, most_shown),
+    return concat("'", root.substr(0, max_shown), "' on rank 0 and '", mine.substr(0, max_shown),
                   "' on rank ", rank);
 }
 
@@ -117,26 +180,12 @@ ProcessGroup::ProcessGroup(const RankEnvironment& environment, ProcessGroupOptio
     check(options.timeout > 0.0 && options.timeout <= longest, "timeout: ", options.timeout,
           "; expected seconds, more than 0 and at most ", longest);
     if (is_alone()) return;
-    if (is_told_by_mpi(environment)) require_same_world(environment);
+    require_key(environment);
     const SteadyTime deadline = after(SteadyClock::now(), options.timeout);
-    const auto size = static_cast<std::size_t>(environment.size);
-    std::string run;
-    std::unique_ptr<ControlHub> hub;
-    auto [own, of_hub] = connected_pair();
-    if (is_root()) {
-        hub = make_hub(environment, options.timeout, std::move(of_hub), run);
-    } else {
-        own = connect_to_hub(environment, deadline, run);
-    }
-    MessageStream stream(std::move(own), size * most_exchanged_bytes + message_bytes_beyond_texts * size);
-    stream.send({.kind = Message::Kind::hello,
-                 .rank = rank(),
-                 .count = environment.size,
-                 .text = GRADTILE_VERSION,
-                 .texts = {run}});
+    Connection connection = connect(environment, options, deadline);
     // Rank 0 says first who is missing, and this process only if it does not.
-    watch_ = std::make_unique<Watch>(environment, std::move(options), std::move(stream), std::move(hub),
-                                     deadline + std::chrono::seconds(2));
+    watch_ = std::make_unique<Watch>(environment, std::move(options), std::move(connection.stream),
+                                     std::move(connection.hub), deadline + std::chrono::seconds(2));
 }
 
 ProcessGroup::~ProcessGroup() = default;

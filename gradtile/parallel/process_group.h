@@ -20,8 +20,9 @@ namespace gradtile {
 
 struct ProcessGroupOptions {
     double timeout = 300.0;  ///< seconds a process may be silent, or waited for
-    /// Hears one line once a peer is lost, on the watch's thread, while the main thread may be stuck in a
-    /// collective that will never end: so it ends the process, and does not return.
+    /// Called with one line once a peer is lost, or once the timeout is over while MPI still starts: on
+    /// another thread, while the main thread may be stuck in a call that will never end. So it ends the
+    /// process, and does not return.
     std::function<void(const std::string& line)> on_loss = {};
 };
 
@@ -29,8 +30,10 @@ class ProcessGroup {
   public:
     /// A process of its own: rank 0 of 1. Exchanges return at once and nothing is watched.
     ProcessGroup();
-    /// Meets the others of `environment`. Throws Error naming the ranks that did not come within the timeout,
-    /// or the address that did not answer.
+    /// Meets the others of `environment`, each of which proves that it knows the run's key (as rank 0 does):
+    /// GRADTILE_RUN_KEY, or one that rank 0 makes and hands out through MPI or a file of this user and host.
+    /// Throws Error naming the ranks that did not come within the timeout, the address that did not answer,
+    /// or what is wrong with the key.
     ProcessGroup(const RankEnvironment& environment, ProcessGroupOptions options);
     /// Without leave() before it, the others take this process for lost.
     ~ProcessGroup();

@@ -8,6 +8,8 @@
 #include <string_view>
 
 #include <gradtile/core/check.h>
+#include <gradtile/parallel/run_key.h>
+#include <gradtile/parallel/socket.h>
 
 namespace gradtile {
 namespace {
@@ -201,6 +203,17 @@ void apply_master(const Environment& environment, bool mpi_can_tell, RankEnviron
 
 }  // namespace
 
+bool are_all_here(const RankEnvironment& environment) {
+    return environment.local_size == environment.size || is_loopback(environment.address);
+}
+
+void require_key(const RankEnvironment& environment) {
+    const bool is_told_by_mpi = environment.address.empty();
+    check(is_told_by_mpi || are_all_here(environment) || !environment.key.empty(),
+          "GRADTILE_RUN_KEY: not set, while the processes meet at ", environment.address,
+          "; expected the same secret for every process: export GRADTILE_RUN_KEY=$(openssl rand -hex 32)");
+}
+
 RankEnvironment read_rank_environment(const EnvironmentLookup& lookup) {
     const Environment environment(lookup);
     std::optional<Place> place;
@@ -233,6 +246,8 @@ RankEnvironment read_rank_environment(const EnvironmentLookup& lookup) {
     }
     if (result.size > 1) {
         apply_master(environment, mpi_can_tell, result);
+        result.key = environment.text("GRADTILE_RUN_KEY").value_or("");
+        if (!result.key.empty()) check_run_key(result.key);
     } else {
         result.address.clear();
         result.port = 0;

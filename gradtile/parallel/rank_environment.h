@@ -14,7 +14,14 @@ struct RankEnvironment {
     std::string launcher = {};  ///< "mpirun", "srun", "torchrun"; empty: a process of its own
     std::string address = {};   ///< host where rank 0 listens; empty: MPI tells it
     int port = 0;               ///< 0: rank 0 chooses one, and MPI tells it
+    std::string key = {};       ///< the secret of the run, GRADTILE_RUN_KEY; empty: not set
 };
+
+/// Whether all processes are on this host, as far as this process is told.
+bool are_all_here(const RankEnvironment& environment);
+/// Throws Error unless the processes have a key or can be handed one: through MPI, or through a file when all
+/// are on this host. Without a key any process that reaches the port could pass for a rank.
+void require_key(const RankEnvironment& environment);
 
 /// Looks a variable up; nullptr when it is not set.
 using EnvironmentLookup = std::function<const char*(const char* name)>;

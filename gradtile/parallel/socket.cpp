@@ -37,14 +37,20 @@ int milliseconds_until(SteadyTime deadline) {
     return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
 }
 
-/// The IPv4 address of this host alone that is meant, if one is. (A host's own name is often 127.0.1.1.)
-std::optional<in_addr> loopback_of(const std::string& address) {
-    in_addr found{};
-    if (address == "localhost" || address == "::1") {
-        found.s_addr = htonl(INADDR_LOOPBACK);
+/// What a socket can be bound to.
+struct LocalAddress {
+    int family = AF_INET;
+    in_addr v4{};
+    in6_addr v6{};
+};
+
+/// What an address given as a number is bound to, or localhost.
+std::optional<LocalAddress> number_of(const std::string& address) {
+    LocalAddress found;
+    if (::inet_pton(AF_INET, address == "localhost" ? "127.0.0.1" : address.c_str(), &found.v4) == 1)
         return found;
-    }
-    if (address.starts_with("127.") && ::inet_pton(AF_INET, address.c_str(), &found) == 1) return found;
+    found.family = AF_INET6;
+    if (::inet_pton(AF_INET6, address.c_str(), &found.v6) == 1) return found;
     return std::nullopt;
 }
 
@@ -59,24 +65,32 @@ int port_of(const Descriptor& socket) {
 }
 
 /// Empty, with errno set, when the system does not allow it.
-Descriptor try_to_listen(int family, const std::optional<in_addr>& loopback, int port) {
-    Descriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+Descriptor try_to_listen(const LocalAddress& address, int port) {
+    Descriptor socket(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (*socket < 0) return {};
     set_option(socket, SOL_SOCKET, SO_REUSEADDR, one);
+    if (address.family == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
     const auto network_port = htons(static_cast<std::uint16_t>(port));
     sockaddr_in6 address6{};
     address6.sin6_family = AF_INET6;
     address6.sin6_port = network_port;
-    address6.sin6_addr = loopback ? in6addr_loopback : in6addr_any;
+    address6.sin6_addr = address.v6;
     sockaddr_in address4{};
     address4.sin_family = AF_INET;
     address4.sin_port = network_port;
-    address4.sin_addr = loopback.value_or(in_addr{htonl(INADDR_ANY)});
-    if (family == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-    const auto* const address = family == AF_INET6 ? reinterpret_cast<const sockaddr*>(&address6)
-                                                   : reinterpret_cast<const sockaddr*>(&address4);
-    const socklen_t size = family == AF_INET6 ? sizeof address6 : sizeof address4;
-    if (::bind(*socket, address, size) != 0 || ::listen(*socket, SOMAXCONN) != 0) return {};
+    address4.sin_addr = address.v4;
+    const bool is_6 = address.family == AF_INET6;
+    const auto* const bound =
+        is_6 ? reinterpret_cast<const sockaddr*>(&address6) : reinterpret_cast<const sockaddr*>(&address4);
+    const socklen_t size = is_6 ? sizeof address6 : sizeof address4;
+    if (::bind(*socket, bound, size) != 0 || ::listen(*socket, SOMAXCONN) != 0) return {};
+    return socket;
+}
+
+/// IPv6 takes IPv4 as well, where there is IPv6.
+Descriptor try_to_listen_everywhere(int port) {
+    Descriptor socket = try_to_listen({.family = AF_INET6, .v6 = in6addr_any}, port);
+    if (*socket < 0) socket = try_to_listen({.v4 = {htonl(INADDR_ANY)}}, port);
     return socket;
 }
 
@@ -130,19 +144,25 @@ void WakeUp::call() const noexcept {
     const std::uint64_t count = 1;
     static_cast<void>(!::write(*event_, &count, sizeof count));  // full: it is awake already
 }
-void WakeUp::hear() const noexcept {
+void WakeUp::clear() const noexcept {
     std::uint64_t count = 0;
     static_cast<void>(!::read(*event_, &count, sizeof count));
 }
 
+bool is_loopback(const std::string& address) {
+    const std::optional<LocalAddress> number = number_of(address);
+    if (!number) return false;
+    return number->family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&number->v6)
+                                      : ntohl(number->v4.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
 Listener listen_at(const std::string& address, int port, SteadyTime deadline) {
-    const std::optional<in_addr> loopback = loopback_of(address);
-    const bool loopback6 = address == "::1";
+    const std::optional<LocalAddress> number = number_of(address);
     while (true) {
-        Descriptor socket;
-        // IPv6 takes IPv4 as well, where there is IPv6.
-        if (!loopback || loopback6) socket = try_to_listen(AF_INET6, loopback, port);
-        if (*socket < 0 && !loopback6) socket = try_to_listen(AF_INET, loopback, port);
+        Descriptor socket = number ? try_to_listen(*number, port) : Descriptor();
+        // As behind a router that translates addresses: others know this host by one that it does not have.
+        const bool is_elsewhere = number && !is_loopback(address) && *socket < 0 && errno == EADDRNOTAVAIL;
+        if (!number || is_elsewhere) socket = try_to_listen_everywhere(port);
         if (*socket >= 0) {
             const int own_port = port_of(socket);
             return {std::move(socket), own_port};
@@ -167,14 +187,18 @@ std::pair<Descriptor, Descriptor> connected_pair() {
     return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
-Descriptor connect_to_one_of(const std::vector<Address>& addresses, SteadyTime deadline) {
+std::string text_of(const Address& address) {
+    return concat(address.host, " port ", address.port);
+}
+
+Connected connect_to_one_of(const std::vector<Address>& addresses, SteadyTime deadline) {
     std::string problem = "no time to try", place;
     while (true) {
         for (const Address& address : addresses) {
             const SteadyTime patience = std::min(deadline, SteadyClock::now() + std::chrono::seconds(2));
             Descriptor socket = try_to_connect(address, patience, problem);
-            if (*socket >= 0) return socket;
-            place = concat(address.host, " port ", address.port);
+            if (*socket >= 0) return {std::move(socket), address};
+            place = text_of(address);
         }
         if (SteadyClock::now() >= deadline)
             throw Error(concat("rank 0 does not answer at ", place, ": ", problem));

@@ -17,8 +17,8 @@ class WakeUp {
     WakeUp();
     int descriptor() const { return *event_; }
     void call() const noexcept;
-    /// Back to silence.
-    void hear() const noexcept;
+    /// Until the next call.
+    void clear() const noexcept;
 
   private:
     Descriptor event_;
@@ -28,8 +28,12 @@ struct Listener {
     Descriptor socket;
     int port = 0;
 };
-/// Listens at a port (0: one that is free): for this host alone when `address` is a loopback address, else on
-/// every interface. Tries a port in use until the deadline, as its former owner may be about to end.
+/// Whether `address` means this host alone: localhost, 127.0.0.1, ::1.
+bool is_loopback(const std::string& address);
+/// Listens at a port (0: one that is free): for this host alone when `address` is a loopback address; at the
+/// interface that has it when it is a number; else on every interface, since other hosts may look a name up
+/// with another result, or reach this one through an address that it does not have itself. Tries a port in
+/// use until the deadline, as its former owner may be about to end.
 Listener listen_at(const std::string& address, int port, SteadyTime deadline);
 /// The next connection that waits; an empty Descriptor when there is none.
 Descriptor accept_from(const Listener& listener);
@@ -41,9 +45,16 @@ struct Address {
     std::string host;
     int port = 0;
 };
+/// "node0 port 29500"
+std::string text_of(const Address& address);
+/// A connection, and the address that answered.
+struct Connected {
+    Descriptor socket;
+    Address address;
+};
 /// Tries the addresses in turn, again and again, until one answers. Throws Error at the deadline, naming what
 /// the last attempt said.
-Descriptor connect_to_one_of(const std::vector<Address>& addresses, SteadyTime deadline);
+Connected connect_to_one_of(const std::vector<Address>& addresses, SteadyTime deadline);
 
 /// Under which other hosts may reach this one: its name, and the addresses of its interfaces.
 std::vector<std::string> own_addresses();

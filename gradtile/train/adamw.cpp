@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <gradtile/train/adamw_backend.h>
 
@@ -45,31 +46,28 @@ AdamW::AdamW(const Context& ctx, const ParameterStore& store, std::span<const Pa
     allocate(ctx, stretches, state_elements);
 }
 
-AdamW::AdamW(const Context& ctx, const ParameterStore& store, AdamWShard shard, const AdamWOptions& options)
-    : store_(store), shard_(std::move(shard)), options_(options) {
-    const bool has_masters = shard_->masters.defined();
-    check(has_masters == is_16_bit(store.dtype()), "adamw: a shard of ", store.dtype(),
-          " values needs masters exactly when these are of 16 bits");
+AdamW::AdamW(const Context& ctx, const ParameterStore& store, std::span<const Parameter> parameters,
+             const OptimizerShard& shard, const AdamWOptions& options)
+    : store_(store),
+      parameters_(parameters.begin(), parameters.end()),
+      shard_ranges_(std::in_place),
+      options_(options) {
+    const bool has_masters = shard.masters.defined();
     std::vector<AdamWBlock> stretches;
-    std::int64_t packed = 0;
-    for (const FlatRange& range : shard_->ranges) {
-        // Only where a parameter lies is there something to update; what pads it stays zero.
-        for (const Parameter& parameter : store.parameters()) {
-            const std::int64_t begin = std::max(parameter.offset(), range.begin);
-            const std::int64_t end =
-                std::min(parameter.offset() + rounded_up(parameter.shape().elements(), parameter_alignment),
-                         range.end());
-            if (begin >= end) continue;
-            const std::int64_t in_shard = packed + begin - range.begin;
-            stretches.push_back(
-                {begin, has_masters ? in_shard : begin, in_shard, in_shard, end - begin, parameter.decays()});
+    std::int64_t state_elements = 0;
+    // Only where a parameter lies is there something to update; what pads it stays zero.
+    for (const Parameter& parameter : parameters_) {
+        for (const auto& [range, packed] : pieces_of(store, parameter, shard)) {
+            stretches.push_back({range.begin, has_masters ? packed : range.begin, packed, state_elements,
+                                 range.length, parameter.decays()});
+            shard_ranges_->push_back(range);
+            state_elements += range.length;
         }
-        packed += range.length;
     }
     arrays_ = {.values = store.values(),
-               .weights = has_masters ? shard_->masters : store.values(),
-               .gradients = shard_->gradients};
-    allocate(ctx, stretches, packed);
+               .weights = has_masters ? shard.masters : store.values(),
+               .gradients = shard.gradients};
+    allocate(ctx, stretches, state_elements);
 }
 
 /// Cuts stretches into blocks.
@@ -96,7 +94,10 @@ void AdamW::step(const Context& ctx, const Tensor& rate, const UpdateOptions& op
 std::vector<StateTensor> AdamW::state() const {
     std::vector<StateTensor> state;
     for (const auto& [moment, flat] : {std::pair{"m", arrays_.m}, std::pair{"v", arrays_.v}}) {
-        if (shard_) state.push_back({moment, flat});
+        if (shard_ranges_) {
+            state.push_back({moment, flat, parameters_, *shard_ranges_});
+            continue;
+        }
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             const Shape& shape = parameters_[i].shape();
             state.push_back({concat(moment, '/', parameters_[i].name()),

@@ -47,14 +47,6 @@ struct AdamWBlocks {
     Tensor scratch = {};  ///< on a GPU: float64 [4], what one kernel of a step tells the next
 };
 
-/// What one process of several updates, when the optimizer's memory is shared out (ZeRO-1): stretches of the
-/// store's flat blocks, packed one behind the other in gradients, masters and moments of their own.
-struct AdamWShard {
-    std::vector<FlatRange> ranges;
-    Tensor gradients;     ///< [packed]
-    Tensor masters = {};  ///< [packed] float32; undefined where values have no masters
-};
-
 class AdamW final : public Optimizer {
   public:
     /// Optimizes every parameter of an allocated store, which must outlive the optimizer. State starts at 0.
@@ -62,13 +54,14 @@ class AdamW final : public Optimizer {
     /// Optimizes only the given parameters of the store.
     AdamW(const Context& ctx, const ParameterStore& store, std::span<const Parameter> parameters,
           const AdamWOptions& options);
-    /// Optimizes a part of the store, leaving the rest of the values to others.
-    AdamW(const Context& ctx, const ParameterStore& store, AdamWShard shard, const AdamWOptions& options);
+    /// Optimizes what the shard holds of the given parameters, leaving the rest of the values to others.
+    AdamW(const Context& ctx, const ParameterStore& store, std::span<const Parameter> parameters,
+          const OptimizerShard& shard, const AdamWOptions& options);
 
     using Optimizer::step;
     void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) override;
     /// "m/NAME" and "v/NAME" for every parameter, "updates" the number t of the last applied update (int32).
-    /// Of a shard "m" and "v", packed, and "updates".
+    /// Of a shard "m" and "v", packed (see StateTensor), and "updates".
     std::vector<StateTensor> state() const override;
 
   private:
@@ -76,8 +69,8 @@ class AdamW final : public Optimizer {
 
     const ParameterStore& store_;
     std::vector<Parameter> parameters_;
-    std::vector<std::int64_t> state_offsets_;  // by parameter
-    std::optional<AdamWShard> shard_;
+    std::vector<std::int64_t> state_offsets_;  // by parameter; of no shard
+    std::optional<std::vector<FlatRange>> shard_ranges_;
     AdamWBlocks blocks_;
     AdamWOptions options_;
     AdamWArrays arrays_;

@@ -1,132 +1,147 @@
 #include <algorithm>
+#include <optional>
 
-#include <fcntl.h>
-
-#include <gradtile/core/allocator.h>
 #include <gradtile/train/checkpoint.h>
-#include <gradtile/train/checkpoint_file.h>
-#include <gradtile/train/checkpoint_header.h>
 #include <gradtile/train/checkpoint_image.h>
+#include <gradtile/train/checkpoint_reader.h>
+#include <gradtile/train/checkpoint_schema.h>
+#include <gradtile/train/checkpoint_write.h>
+#include <gradtile/train/checksum.h>
 #include <gradtile/train/durable_file.h>
+#include <gradtile/train/tensor_bytes.h>
 
 namespace gradtile {
 
 namespace {
 
-// A finished file as libhdf5 reads it. It never looks beyond what the header's checksum vouches for.
-class FileStorage final : public Hdf5Storage {
+namespace schema = checkpoint_schema;
+
+// Header and manifest of a finished body.
+std::vector<std::byte> user_block_of(CheckpointHeader& header, const CheckpointManifest& manifest) {
+    std::vector<std::byte> block(static_cast<std::size_t>(header.user_block));
+    const std::vector<std::byte> list = manifest.encode();
+    std::copy(list.begin(), list.end(), block.begin() + CheckpointHeader::kSize);
+    header.manifest_bytes = list.size();
+    header.manifest_crc = crc32c(std::span(block).subspan(CheckpointHeader::kSize));
+    const CheckpointHeader::Bytes bytes = header.encode();
+    std::copy(bytes.begin(), bytes.end(), block.begin());
+    return block;
+}
+
+// The bytes a reader will find, against what was meant.
+void verify_written(const OpenFile& file, const std::filesystem::path& path, const CheckpointHeader& meant,
+                    const CheckpointManifest& manifest) {
+    const CheckpointContents found = read_contents(file, path);
+    check(found.header == meant && found.manifest == manifest, "what was read back is not what was written");
+    read_body(file, found, std::vector<std::byte*>(manifest.objects.size()));
+}
+
+// The file's texts while its body is read, then the values that they hold.
+class Texts {
   public:
-    explicit FileStorage(const OpenFile& file) : file_(file), size_(file.size()) {}
-    std::uint64_t size() const override { return size_; }
-    void read(std::byte* data, std::size_t bytes, std::uint64_t address) override {
-        file_.read(data, bytes, address);
+    explicit Texts(const CheckpointManifest& manifest) {
+        for (const StoredObject& object : manifest.objects)
+            if (!object.dtype) texts_[object.name].resize(static_cast<std::size_t>(object.bytes()));
     }
-    void write(const std::byte*, std::size_t, std::uint64_t, bool) override {
-        throw Error("opened for reading");
+    std::byte* place_of(const std::string& name) {
+        return reinterpret_cast<std::byte*>(texts_.at(name).data());
     }
-    void truncate(std::uint64_t) override { throw Error("opened for reading"); }
+    template <class Contents>
+    void parse_into(Contents& contents) const {
+        contents.config = parse("config/json");
+        contents.data = parse("data/json");
+        contents.meta = parse("meta/json");
+        contents.rng = parse("rng/json");
+    }
 
   private:
-    const OpenFile& file_;
-    std::uint64_t size_;
+    JsonValue parse(const std::string& name) const {
+        std::optional<JsonValue> value = JsonValue::parse(texts_.at(name));
+        check(value.has_value(), name, ": not valid JSON");
+        return *std::move(value);
+    }
+    std::map<std::string, std::string> texts_;
 };
 
-// The bytes and the HDF5 tree as a reader will find them, against what was meant.
-void verify_written(const OpenFile& file, const CheckpointHeader& meant,
-                    const std::vector<TensorInfo>& tensors) {
-    const CheckpointHeader found = check_file_bytes(file);
-    check(found.step == meant.step && found.body_crc == meant.body_crc,
-          "what was read back is not what was written");
-    const Hdf5Lock lock;
-    FileStorage storage(file);
-    const CheckpointReader reader(storage, found.length);
-    check(reader.tensors() == tensors, "the tensors that were read back are not those that were written");
-}
-
-void read_texts(const CheckpointReader& reader, JsonValue& config, JsonValue& data, JsonValue& rng,
-                JsonValue& meta) {
-    config = reader.read_json("config");
-    data = reader.read_json("data");
-    rng = reader.read_json("rng");
-    meta = reader.read_json("meta");
-}
-
-Tensor empty_on_host(const Shape& shape, DType dtype, std::size_t bytes) {
-    auto buffer = std::make_shared<Buffer>(system_allocator(Device::cpu()), std::max<std::size_t>(bytes, 1));
-    std::byte* const data = buffer->data();
-    return Tensor(std::move(buffer), data, Device::cpu(), dtype, shape, contiguous_strides(shape));
-}
-
 }  // namespace
+
+NamedTensors& tensors_of(Checkpoint& checkpoint, std::string_view group) {
+    if (group == "params") return checkpoint.params;
+    if (group == "master") return checkpoint.master;
+    check(group == "optimizer", "no group ", group);
+    return checkpoint.optimizer;
+}
 
 void write_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint, FileSystem& fs) {
     with_file_name("checkpoint", path, [&] {
         check(checkpoint.step >= 0, "step ", checkpoint.step, " is negative");
+        CheckpointPlan plan(checkpoint);
         DurableFile durable(path, fs);
-        durable.reserve(estimated_file_bytes(checkpoint));
-        CheckpointImage image(durable.file());
-        std::vector<TensorInfo> tensors;
+        durable.reserve(plan.file_bytes());
+        CheckpointImage image(durable.file(), plan.user_block());
         try {
             const Hdf5Lock lock;
-            tensors = write_hdf5(image, checkpoint);
+            write_hdf5(image, plan);
         } catch (const std::exception&) {
             image.rethrow_failure();  // the file system's reason says more than libhdf5's
             throw;
         }
         CheckpointHeader header;
         header.step = checkpoint.step;
+        header.user_block = plan.user_block();
         header.body_crc = image.finish();
         header.length = image.size();
-        const CheckpointHeader::Bytes bytes = header.encode();
-        durable.file().write(bytes.data(), bytes.size(), 0);
-        verify_written(durable.file(), header, tensors);
+        const std::vector<std::byte> block = user_block_of(header, plan.manifest());
+        durable.file().write(block.data(), block.size(), 0);
+        verify_written(durable.file(), path, header, plan.manifest());
         durable.commit(header.length);
     });
 }
 
 Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadOptions& options, FileSystem& fs) {
     return with_file_name("checkpoint", path, [&] {
-        const OpenFile file(fs, path, O_RDONLY);
-        const CheckpointHeader header = check_file_bytes(file);
-        const Hdf5Lock lock;
-        FileStorage storage(file);
-        const CheckpointReader reader(storage, header.length);
+        const OpenFile file =
+            open_regular_file(fs, path, options.follow_links ? SymbolicLinks::follow : SymbolicLinks::refuse);
+        const CheckpointContents contents = read_contents(file, path);
         Checkpoint checkpoint;
-        checkpoint.step = header.step;
-        read_texts(reader, checkpoint.config, checkpoint.data, checkpoint.rng, checkpoint.meta);
-        for (const TensorInfo& info : reader.tensors()) {
-            const std::size_t slash = info.name.find('/');
-            const std::string group = info.name.substr(0, slash);
-            if (!options.training_state && group != "params") continue;
-            NamedTensors& tensors = group == "params"   ? checkpoint.params
-                                    : group == "master" ? checkpoint.master
-                                                        : checkpoint.optimizer;
-            const Tensor x = empty_on_host(info.shape, info.dtype, static_cast<std::size_t>(info.bytes()));
-            reader.read(info, x.raw_data());
-            tensors.emplace(info.name.substr(slash + 1), x);
+        checkpoint.step = contents.header.step;
+        Texts texts(contents.manifest);
+        std::vector<std::byte*> destinations;
+        for (const StoredObject& object : contents.manifest.objects) {
+            const std::string_view group = schema::group_of(object.name);
+            if (!object.dtype) {
+                destinations.push_back(texts.place_of(object.name));
+            } else if (!options.training_state && group != "params") {
+                destinations.push_back(nullptr);
+            } else {
+                const Tensor x = empty_on_host(object.shape, *object.dtype);
+                destinations.push_back(x.raw_data());
+                tensors_of(checkpoint, group).emplace(object.name.substr(group.size() + 1), x);
+            }
         }
+        read_body(file, contents, destinations);
+        texts.parse_into(checkpoint);
         return checkpoint;
     });
 }
 
 CheckpointInfo inspect_checkpoint(const std::filesystem::path& path, FileSystem& fs) {
     return with_file_name("checkpoint", path, [&] {
-        const OpenFile file(fs, path, O_RDONLY);
-        const CheckpointHeader header = check_file_bytes(file);
-        const Hdf5Lock lock;
-        FileStorage storage(file);
-        const CheckpointReader reader(storage, header.length);
+        const OpenFile file = open_regular_file(fs, path);
+        const CheckpointContents contents = read_contents(file, path);
         CheckpointInfo info;
-        info.step = header.step;
-        info.file_bytes = header.length;
-        info.body_crc32c = header.body_crc;
-        info.tensors = reader.tensors();
-        read_texts(reader, info.config, info.data, info.rng, info.meta);
-        std::vector<std::byte> elements;
-        for (const TensorInfo& tensor : info.tensors) {
-            elements.resize(static_cast<std::size_t>(tensor.bytes()));
-            reader.read(tensor, elements.data());
+        info.step = contents.header.step;
+        info.file_bytes = contents.header.length;
+        info.body_crc32c = contents.header.body_crc;
+        Texts texts(contents.manifest);
+        std::vector<std::byte*> destinations;
+        for (const StoredObject& object : contents.manifest.objects) {
+            destinations.push_back(object.dtype ? nullptr : texts.place_of(object.name));
+            if (object.dtype)
+                info.tensors.push_back({object.name, *object.dtype, object.shape, object.crc32c});
         }
+        read_body(file, contents, destinations);
+        texts.parse_into(info);
         return info;
     });
 }

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gradtile/core/json_value.h>
@@ -30,6 +31,9 @@ struct Checkpoint {
     JsonValue meta = {};          ///< anything else: versions, world size, validation loss
 };
 
+/// The tensors of one of the groups params, master and optimizer.
+NamedTensors& tensors_of(Checkpoint& checkpoint, std::string_view group);
+
 /// Writes `checkpoint` durably (see DurableFile): checks every value, writes, reads the file's bytes back
 /// against what was meant, and only then gives it its name. An existing file of that name is replaced at that
 /// moment.
@@ -42,10 +46,15 @@ void write_checkpoint(const std::filesystem::path& path, const Checkpoint& check
 
 struct ReadOptions {
     bool training_state = true;  ///< false: leaves master and optimizer out
+    bool follow_links = true;    ///< false: refuses a symbolic link
 };
 
-/// Reads a checkpoint into contiguous tensors of its own. Every byte is verified first against the file's
-/// checksum, then every tensor against its own. Throws Error on anything that is not a sound checkpoint.
+/// Reads a checkpoint into contiguous tensors of its own. Every byte is verified against the file's checksum,
+/// and every tensor against its own. Throws Error on anything that is not a sound checkpoint; a file of
+/// format version 1 is refused with the command that converts it.
+///
+/// No file, however made, ends the process or takes more than a small multiple of its size in memory and
+/// time: no HDF5 code runs.
 Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
                            FileSystem& fs = FileSystem::posix());
 
@@ -67,7 +76,7 @@ struct CheckpointInfo {
     JsonValue config, data, rng, meta;
 };
 
-/// What stands in a checkpoint, verified as read_checkpoint() verifies it but holding one tensor at a time.
+/// What stands in a checkpoint, verified as read_checkpoint() verifies it but without holding any tensor.
 /// Throws Error on anything that is not a sound checkpoint.
 CheckpointInfo inspect_checkpoint(const std::filesystem::path& path, FileSystem& fs = FileSystem::posix());
 

@@ -1,8 +1,5 @@
 #include <gradtile/train/checkpoint_directory.h>
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -10,7 +7,7 @@
 #include <cstdio>
 
 #include <gradtile/core/check.h>
-#include <gradtile/train/checkpoint_header.h>
+#include <gradtile/train/checkpoint_reader.h>
 #include <gradtile/train/durable_file.h>
 
 namespace gradtile {
@@ -80,8 +77,7 @@ CheckpointDirectory::Saved CheckpointDirectory::save(const Checkpoint& checkpoin
 
 void CheckpointDirectory::mark_best(const Checkpoint& checkpoint) const {
     const std::filesystem::path step_file = path_of(checkpoint.step);
-    std::filesystem::path temporary = best_path();
-    temporary += ".tmp-" + std::to_string(::getpid());
+    const std::filesystem::path temporary = DurableFile::temporary_for(best_path());
     // A second name for the same bytes; retention may then remove the first.
     const int linked = fs_->link(step_file, temporary);
     if (linked == -EPERM || linked == -EOPNOTSUPP || linked == -ENOSYS || linked == -EMLINK) {
@@ -114,10 +110,8 @@ std::vector<CheckpointDirectory::Entry> CheckpointDirectory::candidates(
     if (std::find(all.begin(), all.end(), best_path().filename()) == all.end()) return entries;
     try {
         with_file_name("checkpoint", best_path(), [&] {
-            const OpenFile file(*fs_, best_path(), O_RDONLY);
-            CheckpointHeader::Bytes bytes;
-            file.read(bytes.data(), bytes.size(), 0);
-            const std::int64_t step = CheckpointHeader::decode(bytes).step;
+            const OpenFile file = open_regular_file(*fs_, best_path(), SymbolicLinks::refuse);
+            const std::int64_t step = read_header(file, best_path()).step;
             // After a step file of the same step: that is its usual name.
             const auto place = std::find_if(entries.begin(), entries.end(),
                                             [step](const Entry& entry) { return entry.step < step; });
@@ -129,7 +123,8 @@ std::vector<CheckpointDirectory::Entry> CheckpointDirectory::candidates(
     return entries;
 }
 
-CheckpointDirectory::Loaded CheckpointDirectory::load_newest(const ReadOptions& options) const {
+CheckpointDirectory::Loaded CheckpointDirectory::load_newest(ReadOptions options) const {
+    options.follow_links = false;
     Loaded loaded;
     for (const Entry& entry : candidates(loaded.damaged)) {
         try {

@@ -48,7 +48,7 @@ class CheckpointDirectory {
         std::vector<std::string> damaged;      ///< one line for every newer file that is not sound
     };
     /// Tries the files from the newest step on until one is sound; best.h5 takes part with its step.
-    Loaded load_newest(const ReadOptions& options = {}) const;
+    Loaded load_newest(ReadOptions options = {}) const;
 
     /// Removes temporaries that a killed process left behind. Only for the holder of the run's lock.
     void remove_temporaries() const;

@@ -1,34 +1,38 @@
 #pragma once
-/// The first bytes of a checkpoint file (HDF5's user block): enough to judge the whole file before libhdf5
-/// sees it. Layout in docs/checkpoint_format.md.
+/// The first bytes of a checkpoint file: what it takes to judge the rest. Header and manifest (see
+/// checkpoint_manifest.h) fill HDF5's user block, which HDF5 tools skip. Layout in
+/// docs/checkpoint_format.md.
 #include <array>
 #include <cstddef>
 #include <cstdint>
-
-#include <gradtile/train/file_system.h>
+#include <span>
 
 namespace gradtile {
 
 struct CheckpointHeader {
-    /// Size of the user block; HDF5's own bytes begin here. A page, so that data can be aligned to pages.
-    static constexpr std::uint64_t kSize = 4096;
-    static constexpr std::uint32_t kVersion = 1;
+    static constexpr std::uint64_t kSize = 128;
+    static constexpr std::uint32_t kVersion = 2;
 
     std::int64_t step = 0;
-    std::uint64_t length = 0;    ///< of the whole file, bytes
-    std::uint32_t body_crc = 0;  ///< CRC-32C of bytes [kSize, length)
+    std::uint64_t length = 0;          ///< of the whole file, bytes
+    std::uint64_t user_block = 0;      ///< where HDF5's own bytes, the body, begin
+    std::uint64_t manifest_bytes = 0;  ///< the manifest begins behind the header
+    std::uint32_t manifest_crc = 0;    ///< CRC-32C of bytes [kSize, user_block)
+    std::uint32_t body_crc = 0;        ///< CRC-32C of bytes [user_block, length)
 
     using Bytes = std::array<std::byte, kSize>;
     Bytes encode() const;
-    /// Throws Error (without the file's name) when the bytes are not a header of this version, or damaged.
+    /// Throws Error (without the file's name) when the bytes are not a header of this version, damaged, or
+    /// state sizes that contradict each other.
     static CheckpointHeader decode(const Bytes& bytes);
+
+    bool operator==(const CheckpointHeader&) const = default;
+
+    /// The size of the user block for a manifest: HDF5 accepts powers of two from 512 on.
+    static std::uint64_t user_block_for(std::uint64_t manifest_bytes);
 };
 
-/// CRC-32C of bytes [begin, end) as they lie in the file, read by a few threads.
-std::uint32_t file_crc(const OpenFile& file, std::uint64_t begin, std::uint64_t end);
-
-/// Reads the header, then every byte of the file against it. Throws Error (without the file's name) unless
-/// the file is exactly what was once written.
-CheckpointHeader check_file_bytes(const OpenFile& file);
+/// True for the first bytes of a checkpoint of format version 1, which only `gradtile convert` reads.
+bool is_version_1(const CheckpointHeader::Bytes& bytes);
 
 }  // namespace gradtile

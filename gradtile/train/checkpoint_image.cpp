@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include <gradtile/core/check.h>
-#include <gradtile/train/checkpoint_header.h>
 #include <gradtile/train/checkpoint_image.h>
 #include <gradtile/train/checksum.h>
 
@@ -24,7 +23,7 @@ bool CheckpointImage::overlaps_written(std::uint64_t address, std::uint64_t byte
 
 void CheckpointImage::write(const std::byte* data, std::size_t bytes, std::uint64_t address,
                             bool is_metadata) {
-    check(address >= CheckpointHeader::kSize, "libhdf5 wrote into the user block, at ", address);
+    check(address >= body_begin_, "libhdf5 wrote into the user block, at ", address);
     check(!overlaps_written(address, bytes), "libhdf5 wrote twice to byte ", address);
     size_ = std::max(size_, address + bytes);
     if (is_metadata || bytes < kDirect) {
@@ -80,7 +79,7 @@ void CheckpointImage::read_from_memory(std::byte* data, std::size_t bytes, std::
 
 std::uint32_t CheckpointImage::finish() {
     std::uint32_t crc = 0;
-    std::uint64_t at = CheckpointHeader::kSize;
+    std::uint64_t at = body_begin_;
     std::vector<std::byte> gap;
     const auto fill_gap = [&](std::uint64_t end) {
         while (at < end) {

@@ -18,8 +18,8 @@ namespace gradtile {
 
 class CheckpointImage final : public Hdf5Storage {
   public:
-    /// Writes into `file`, leaving [0, CheckpointHeader::kSize) to the caller.
-    explicit CheckpointImage(const OpenFile& file) : file_(file) {}
+    /// Writes into `file`, leaving the user block, bytes [0, body_begin), to the caller.
+    CheckpointImage(const OpenFile& file, std::uint64_t body_begin) : file_(file), body_begin_(body_begin) {}
 
     std::uint64_t size() const override { return size_; }
     void read(std::byte* data, std::size_t bytes, std::uint64_t address) override;
@@ -27,7 +27,7 @@ class CheckpointImage final : public Hdf5Storage {
     void truncate(std::uint64_t size) override { size_ = size; }
 
     /// Writes what waited in memory, after libhdf5 has closed the file. Returns the CRC-32C of bytes
-    /// [CheckpointHeader::kSize, size()) as they were handed over.
+    /// [body_begin, size()) as they were handed over.
     std::uint32_t finish();
 
   private:
@@ -43,6 +43,7 @@ class CheckpointImage final : public Hdf5Storage {
     bool overlaps_written(std::uint64_t address, std::uint64_t bytes) const;
 
     const OpenFile& file_;
+    std::uint64_t body_begin_;
     std::uint64_t size_ = 0;
     std::map<std::uint64_t, Extent> written_;  // by address; already in the file
     std::map<std::uint64_t, Page> waiting_;    // by address / kPage; never-written bytes are zero

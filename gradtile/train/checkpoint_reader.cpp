@@ -1,235 +1,192 @@
 #include <algorithm>
-#include <array>
-#include <cstring>
-#include <functional>
+#include <cerrno>
+#include <future>
+#include <memory>
+#include <string_view>
+#include <thread>
+#include <vector>
 
 #include <gradtile/core/check.h>
-#include <gradtile/train/checkpoint_file.h>
-#include <gradtile/train/checkpoint_header.h>
-#include <gradtile/train/checkpoint_schema.h>
+#include <gradtile/train/checkpoint_reader.h>
 #include <gradtile/train/checksum.h>
 
 namespace gradtile {
 
 namespace {
 
-namespace schema = checkpoint_schema;
-
-// More objects than this are no model's: a limit against files made to keep the reader busy.
-constexpr std::uint64_t kMostObjects = 100'000;
-
-struct GroupLink {
-    std::string name;
-    bool hard;
+// Consecutive bytes of the body that go to one place, or nowhere.
+struct Segment {
+    FileExtent extent;
+    std::byte* to = nullptr;
+    std::uint32_t crc = 0;
 };
 
-struct LinkList {
-    std::vector<GroupLink> links;
-    bool complete = true;
-};
+// Position of an extent's segment among those of the body.
+using SegmentIndex = std::vector<std::vector<std::size_t>>;
 
-herr_t collect_link(hid_t, const char* name, const H5L_info_t* info, void* data) {
-    auto& list = *static_cast<LinkList*>(data);
-    try {
-        if (list.links.size() == kMostObjects) throw std::length_error("links");
-        list.links.push_back({name, info->type == H5L_TYPE_HARD});
-        return 0;
-    } catch (...) {  // must not pass through C code
-        list.complete = false;
-        return 1;
+// The body in the order of the file: the extents of all objects and, between them, what only HDF5 readers
+// look at.
+std::vector<Segment> segments_of(const CheckpointContents& contents, std::span<std::byte* const> destinations,
+                                 SegmentIndex& index) {
+    struct Place {
+        FileExtent extent;
+        std::byte* to;
+        std::size_t object, number;
+    };
+    std::vector<Place> places;
+    const std::vector<StoredObject>& objects = contents.manifest.objects;
+    for (std::size_t i = 0; i < objects.size(); ++i) {
+        std::byte* to = destinations[i];
+        for (std::size_t n = 0; n < objects[i].extents.size(); ++n) {
+            const FileExtent& extent = objects[i].extents[n];
+            places.push_back({extent, to, i, n});
+            if (to != nullptr) to += extent.bytes;
+        }
+        index.emplace_back(objects[i].extents.size());
+    }
+    std::sort(places.begin(), places.end(),
+              [](const Place& a, const Place& b) { return a.extent.begin < b.extent.begin; });
+
+    std::vector<Segment> segments;
+    segments.reserve(2 * places.size() + 1);
+    std::uint64_t at = contents.header.user_block;
+    const auto add_gap = [&](std::uint64_t end) {
+        if (at < end) segments.push_back({{at, end - at}});
+    };
+    for (const Place& place : places) {
+        add_gap(place.extent.begin);
+        index[place.object][place.number] = segments.size();
+        segments.push_back({place.extent, place.to});
+        at = place.extent.end();
+    }
+    add_gap(contents.header.length);
+    return segments;
+}
+
+void read_segments(const OpenFile& file, std::span<Segment> segments) {
+    // Small enough to stay in the cache between being read and being summed.
+    constexpr std::uint64_t kPiece = std::uint64_t{256} << 10;
+    const auto scratch = std::make_unique_for_overwrite<std::byte[]>(kPiece);
+    for (Segment& segment : segments) {
+        for (std::uint64_t done = 0; done < segment.extent.bytes;) {
+            const auto bytes = static_cast<std::size_t>(std::min(kPiece, segment.extent.bytes - done));
+            std::byte* const to = segment.to != nullptr ? segment.to + done : scratch.get();
+            file.read(to, bytes, segment.extent.begin + done);
+            segment.crc = crc32c({to, bytes}, segment.crc);
+            done += bytes;
+        }
     }
 }
 
-std::vector<GroupLink> links_of(const Hdf5Group& group, const std::string& name) {
-    LinkList list;
-    hdf5_check(H5Literate(group.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, collect_link, &list),
-               "list group " + name);
-    check(list.complete, "group ", name, ": more than ", kMostObjects, " links");
-    return std::move(list.links);
+// Consecutive runs of segments with about the same number of bytes, one for each thread.
+std::vector<std::span<Segment>> shares_of(std::span<Segment> segments, std::uint64_t bytes) {
+    // One thread does not keep up with the page cache; more than these gain little.
+    constexpr std::uint64_t kMostThreads = 4;
+    constexpr std::uint64_t kWorthAThread = std::uint64_t{16} << 20;
+    const std::uint64_t threads = std::clamp<std::uint64_t>(
+        bytes / kWorthAThread, 1,
+        std::min<std::uint64_t>(kMostThreads, std::max(1u, std::thread::hardware_concurrency())));
+    std::vector<std::span<Segment>> shares;
+    std::size_t begin = 0;
+    std::uint64_t share_bytes = 0;
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+        share_bytes += segments[i].extent.bytes;
+        if (share_bytes < bytes / threads && i + 1 < segments.size()) continue;
+        shares.push_back(segments.subspan(begin, i + 1 - begin));
+        begin = i + 1;
+        share_bytes = 0;
+    }
+    return shares;
 }
 
-// The number of links that lead to an object.
-unsigned link_count(const Hdf5Handle<H5Oclose>& object, const std::string& name) {
-#if H5_VERSION_GE(1, 12, 0)
-    H5O_info2_t info{};
-    hdf5_check(H5Oget_info3(object.get(), &info, H5O_INFO_BASIC), "read about " + name);
-#else
-    H5O_info_t info{};
-    hdf5_check(H5Oget_info2(object.get(), &info, H5O_INFO_BASIC), "read about " + name);
-#endif
-    return info.rc;
+void read_by_threads(const OpenFile& file, std::span<Segment> segments, std::uint64_t bytes) {
+    const std::vector<std::span<Segment>> shares = shares_of(segments, bytes);
+    std::vector<std::future<void>> rest;
+    for (std::size_t i = 1; i < shares.size(); ++i) {
+        rest.push_back(
+            std::async(std::launch::async, [&file, share = shares[i]] { read_segments(file, share); }));
+    }
+    if (!shares.empty()) read_segments(file, shares[0]);
+    for (std::future<void>& share : rest) share.get();
 }
 
-template <class Names>
-bool is_one_of(const Names& names, const std::string& name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
+// A path as a shell reads it back.
+std::string shell_word(const std::filesystem::path& path) {
+    const std::string text = path.string();
+    const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               std::string_view("/._-+=,:@%").find(c) != std::string_view::npos;
+    });
+    if (plain) return text;
+    std::string quoted = "'";
+    for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return quoted + "'";
 }
 
-std::uint32_t stored_crc(const Hdf5Dataset& dataset, const std::string& name) {
-    const Hdf5Attribute attribute(H5Aopen(dataset.get(), schema::crc_attribute, H5P_DEFAULT),
-                                  "open the checksum of " + name);
-    const Hdf5Type type(H5Aget_type(attribute.get()), "read the checksum's type of " + name);
-    const Hdf5Space space(H5Aget_space(attribute.get()), "read the checksum's shape of " + name);
-    check(H5Tequal(type.get(), H5T_STD_U32LE) > 0 && H5Sget_simple_extent_type(space.get()) == H5S_SCALAR,
-          name, ": the checksum is not one 32-bit number");
-    std::uint32_t crc = 0;
-    hdf5_check(H5Aread(attribute.get(), H5T_NATIVE_UINT32, &crc), "read the checksum of " + name);
-    return crc;
-}
-
-Hdf5Dataset open_dataset(const Hdf5File& file, const std::string& name) {
-    return Hdf5Dataset(H5Dopen2(file.get(), name.c_str(), H5P_DEFAULT), "open " + name);
-}
-
-void check_crc(const std::string& name, std::uint32_t stored, std::span<const std::byte> bytes) {
-    check(crc32c(bytes) == stored, name, ": damaged: the checksum of its elements does not match");
-}
-
-// Before libhdf5 looks at anything: the superblock this format uses (version 3, HDF5 1.10) has a checksum,
-// and so has every structure it leads to. Older versions have none, and libhdf5 parses them with less care.
-void check_superblock(Hdf5Storage& storage) {
-    constexpr std::array<unsigned char, 9> kStart = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n', 3};
-    std::array<std::byte, kStart.size()> start{};
-    check(storage.size() >= CheckpointHeader::kSize + start.size(), "no HDF5 part");
-    storage.read(start.data(), start.size(), CheckpointHeader::kSize);
-    check(std::memcmp(start.data(), kStart.data(), start.size()) == 0,
-          "the HDF5 part does not begin at byte ", CheckpointHeader::kSize, " in the format of HDF5 1.10");
+// The command that makes a file of this version from `path`, or a run from the run that `path` lies in.
+std::string conversion_command(const std::filesystem::path& path) {
+    const bool in_run = path.parent_path().filename() == "checkpoints";
+    std::filesystem::path old_path = in_run ? path.parent_path().parent_path() : path;
+    // "." and ".." have no name to make a new one of.
+    if (in_run && (!old_path.has_filename() || old_path.filename() == "." || old_path.filename() == ".."))
+        old_path = absolute(path).lexically_normal().parent_path().parent_path();
+    std::filesystem::path new_path = in_run ? old_path : old_path.parent_path() / old_path.stem();
+    new_path += in_run ? "-v2" : "-v2.h5";
+    return concat("gradtile convert ", shell_word(old_path), ' ', shell_word(new_path));
 }
 
 }  // namespace
 
-CheckpointReader::CheckpointReader(Hdf5Storage& storage, std::uint64_t file_bytes)
-    : file_bytes_(file_bytes), access_(storage_access(storage)) {
-    check_superblock(storage);
-    file_ = Hdf5File(H5Fopen("checkpoint", H5F_ACC_RDONLY, access_.get()), "open the HDF5 part");
-    const Hdf5PropertyList creation(H5Fget_create_plist(file_.get()), "read the file's properties");
-    hsize_t user_block = 0;
-    hdf5_check(H5Pget_userblock(creation.get(), &user_block), "read the user block's size");
-    check(user_block == CheckpointHeader::kSize, "the HDF5 part begins at byte ", user_block, ", expected ",
-          CheckpointHeader::kSize);
+CheckpointHeader read_header(const OpenFile& file, const std::filesystem::path& path) {
+    const std::uint64_t size = file.size();
+    check(size > CheckpointHeader::kSize, "truncated: ", size, " bytes are less than a header and a body");
+    CheckpointHeader::Bytes bytes;
+    file.read(bytes.data(), bytes.size(), 0);
+    check(!is_version_1(bytes),
+          "format version 1, of an earlier program; convert it once: ", conversion_command(path));
+    return CheckpointHeader::decode(bytes);
+}
 
-    const Hdf5Group root(H5Gopen2(file_.get(), "/", H5P_DEFAULT), "open the root group");
-    for (const GroupLink& link : links_of(root, "/")) {
-        check(link.hard, link.name, ": a soft or external link");
-        if (is_one_of(schema::tensor_groups, link.name)) {
-            walk(link.name, 1);
-        } else {
-            check(is_one_of(schema::json_groups, link.name), "unknown group ", link.name);
-        }
+CheckpointContents read_contents(const OpenFile& file, const std::filesystem::path& path) {
+    CheckpointContents contents;
+    contents.header = read_header(file, path);
+    const CheckpointHeader& header = contents.header;
+    const std::uint64_t size = file.size();
+    check(header.length == size, "truncated or extended: ", size, " bytes, the header says ", header.length);
+    std::vector<std::byte> block(static_cast<std::size_t>(header.user_block - CheckpointHeader::kSize));
+    file.read(block.data(), block.size(), CheckpointHeader::kSize);
+    check(crc32c(block) == header.manifest_crc,
+          "damaged: the checksum of the list of tensors does not match");
+    const auto manifest = std::span(block).first(static_cast<std::size_t>(header.manifest_bytes));
+    check(std::all_of(block.begin() + static_cast<std::ptrdiff_t>(manifest.size()), block.end(),
+                      [](std::byte byte) { return byte == std::byte{0}; }),
+          "damaged: the user block holds more than the list of tensors");
+    contents.manifest =
+        CheckpointManifest::decode(manifest, {header.user_block, header.length - header.user_block});
+    return contents;
+}
+
+void read_body(const OpenFile& file, const CheckpointContents& contents,
+               std::span<std::byte* const> destinations) {
+    const std::vector<StoredObject>& objects = contents.manifest.objects;
+    check(destinations.size() == objects.size(), destinations.size(), " destinations for ", objects.size(),
+          " objects");
+    SegmentIndex index;
+    std::vector<Segment> segments = segments_of(contents, destinations, index);
+    read_by_threads(file, segments, contents.header.length - contents.header.user_block);
+
+    std::uint32_t body_crc = 0;
+    for (const Segment& segment : segments)
+        body_crc = crc32c_combine(body_crc, segment.crc, segment.extent.bytes);
+    check(body_crc == contents.header.body_crc,
+          "damaged: the checksum of the file's content does not match the header's");
+    for (std::size_t i = 0; i < objects.size(); ++i) {
+        std::uint32_t crc = 0;
+        for (const std::size_t at : index[i])
+            crc = crc32c_combine(crc, segments[at].crc, segments[at].extent.bytes);
+        check(crc == objects[i].crc32c, objects[i].name,
+              ": damaged: the checksum of its elements does not match");
     }
-    // Groups first is not quite name order: "a-b" stands before "a/c".
-    std::sort(tensors_.begin(), tensors_.end(),
-              [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; });
-}
-
-void CheckpointReader::walk(const std::string& group_name, int depth) {
-    check(depth <= schema::max_depth, "group ", group_name, ": nested more than ", schema::max_depth,
-          " deep");
-    const Hdf5Group group(H5Gopen2(file_.get(), group_name.c_str(), H5P_DEFAULT), "open group " + group_name);
-    for (const GroupLink& link : links_of(group, group_name)) {
-        const std::string name = group_name + "/" + link.name;
-        check(schema::is_tensor_name(name), "group ", group_name, ": holds a name that cannot be a tensor's");
-        check(link.hard, name, ": a soft or external link");
-        check(++objects_ <= kMostObjects, name, ": the file holds more than ", kMostObjects, " objects");
-        // An object under two names could be the group that holds it.
-        const Hdf5Handle<H5Oclose> object(H5Oopen(file_.get(), name.c_str(), H5P_DEFAULT), "open " + name);
-        check(link_count(object, name) == 1, name, ": linked more than once");
-        switch (H5Iget_type(object.get())) {
-            case H5I_GROUP:
-                walk(name, depth + 1);
-                break;
-            case H5I_DATASET:
-                accept_tensor(open_dataset(file_, name), name);
-                break;
-            default:
-                throw Error(name + ": neither a group nor a dataset");
-        }
-    }
-}
-
-void CheckpointReader::accept_tensor(const Hdf5Dataset& dataset, const std::string& name) {
-    const Hdf5Type type(H5Dget_type(dataset.get()), "read the type of " + name);
-    const auto dtype = std::find_if(
-        schema::all_dtypes.begin(), schema::all_dtypes.end(),
-        [&](DType candidate) { return H5Tequal(type.get(), schema::file_type(candidate).get()) > 0; });
-    check(dtype != schema::all_dtypes.end(), name, ": elements of a type that tensors do not have");
-    TensorInfo tensor{name, *dtype, accept_dataset(dataset, name, size_of(*dtype)),
-                      stored_crc(dataset, name)};
-    // Each fits; together they must, too, or many names could ask for more memory than the file has bytes.
-    tensor_bytes_ += tensor.bytes();
-    check(tensor_bytes_ <= file_bytes_, name, ": the tensors are larger than the file");
-    tensors_.push_back(std::move(tensor));
-}
-
-Shape CheckpointReader::accept_dataset(const Hdf5Dataset& dataset, const std::string& name,
-                                       std::uint64_t element_bytes) const {
-    // The layout before anything else: asking a virtual dataset for its shape can open other files.
-    const Hdf5PropertyList creation(H5Dget_create_plist(dataset.get()), "read the layout of " + name);
-    check(H5Pget_layout(creation.get()) == H5D_CHUNKED, name, ": not a chunked dataset");
-    check(H5Pget_external_count(creation.get()) == 0, name, ": its elements lie in another file");
-    unsigned flags = 0;
-    unsigned config = 0;
-    std::size_t parameters = 0;
-    check(H5Pget_nfilters(creation.get()) == 1 &&
-              H5Pget_filter2(creation.get(), 0, &flags, &parameters, nullptr, 0, nullptr, &config) ==
-                  H5Z_FILTER_FLETCHER32,
-          name, ": has filters other than one fletcher32");
-
-    const Hdf5Space space(H5Dget_space(dataset.get()), "read the shape of " + name);
-    const int rank = H5Sget_simple_extent_ndims(space.get());
-    check(H5Sget_simple_extent_type(space.get()) == H5S_SIMPLE && rank >= 1 && rank <= Shape::max_rank, name,
-          ": has no shape of 1 to ", Shape::max_rank, " axes");
-    std::array<hsize_t, Shape::max_rank> dims{};
-    std::array<hsize_t, Shape::max_rank> max_dims{};
-    std::array<hsize_t, Shape::max_rank> chunk{};
-    hdf5_check(H5Sget_simple_extent_dims(space.get(), dims.data(), max_dims.data()),
-               "read the shape of " + name);
-    check(H5Pget_chunk(creation.get(), Shape::max_rank, chunk.data()) == rank, name,
-          ": chunks of another rank than the data");
-
-    std::uint64_t bytes = element_bytes;
-    std::uint64_t chunk_bytes = element_bytes;
-    std::array<std::int64_t, Shape::max_rank> axes{};
-    for (std::size_t i = 0; i < static_cast<std::size_t>(rank); ++i) {
-        check(dims[i] == max_dims[i], name, ": can be extended");
-        check(!__builtin_mul_overflow(bytes, dims[i], &bytes) && bytes <= file_bytes_ &&
-                  dims[i] <= static_cast<hsize_t>(INT64_MAX) &&
-                  !__builtin_mul_overflow(chunk_bytes, chunk[i], &chunk_bytes) && chunk_bytes <= file_bytes_,
-              name, ": larger than the file");
-        axes[i] = static_cast<std::int64_t>(dims[i]);
-    }
-    check(H5Dget_storage_size(dataset.get()) >= bytes, name, ": not all of it is stored");
-    return Shape(std::span(axes.data(), static_cast<std::size_t>(rank)));
-}
-
-void CheckpointReader::read(const TensorInfo& tensor, std::byte* data) const {
-    const Hdf5Dataset dataset = open_dataset(file_, tensor.name);
-    hdf5_check(
-        H5Dread(dataset.get(), schema::file_type(tensor.dtype).get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, data),
-        "read " + tensor.name);
-    check_crc(tensor.name, tensor.crc32c, {data, static_cast<std::size_t>(tensor.bytes())});
-}
-
-JsonValue CheckpointReader::read_json(const std::string& group) const {
-    const std::string name = group + "/" + schema::json_dataset;
-    for (const std::string& link : {group, name}) {
-        H5L_info_t info{};
-        hdf5_check(H5Lget_info(file_.get(), link.c_str(), &info, H5P_DEFAULT), "find " + link);
-        check(info.type == H5L_TYPE_HARD, link, ": a soft or external link");
-    }
-    const Hdf5Dataset dataset = open_dataset(file_, name);
-    const Hdf5Type type(H5Dget_type(dataset.get()), "read the type of " + name);
-    check(H5Tget_class(type.get()) == H5T_STRING && H5Tis_variable_str(type.get()) == 0, name,
-          ": not a text of fixed length");
-    const std::size_t length = H5Tget_size(type.get());
-    check(accept_dataset(dataset, name, length) == Shape{1}, name, ": not one text");
-    std::string text(length, '\0');
-    hdf5_check(H5Dread(dataset.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, text.data()),
-               "read " + name);
-    check_crc(name, stored_crc(dataset, name), std::as_bytes(std::span(text)));
-    std::optional<JsonValue> value = JsonValue::parse(text);
-    check(value.has_value(), name, ": not valid JSON");
-    return *std::move(value);
 }
 
 }  // namespace gradtile

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 
 #include <gradtile/train/checkpoint_schema.h>
@@ -6,42 +7,6 @@ namespace gradtile::checkpoint_schema {
 
 // Elements are written as they lie in memory.
 static_assert(std::endian::native == std::endian::little, "checkpoints need a little-endian machine");
-
-namespace {
-
-Hdf5Type copy_of(hid_t type) {
-    return Hdf5Type(H5Tcopy(type), "copy a type");
-}
-
-// A 16-bit IEEE-like float: sign, exponent and mantissa in a row, nothing padded.
-Hdf5Type float_16_bit(std::size_t exponent_bits, std::size_t exponent_bias) {
-    Hdf5Type type = copy_of(H5T_IEEE_F32LE);
-    const std::size_t mantissa_bits = 15 - exponent_bits;
-    // The fields first: they must lie inside the size the type shrinks to.
-    hdf5_check(H5Tset_fields(type.get(), 15, mantissa_bits, exponent_bits, 0, mantissa_bits),
-               "set float fields");
-    hdf5_check(H5Tset_size(type.get(), 2), "set a type's size");
-    hdf5_check(H5Tset_ebias(type.get(), exponent_bias), "set an exponent bias");
-    return type;
-}
-
-}  // namespace
-
-Hdf5Type file_type(DType dtype) {
-    switch (dtype) {
-        case DType::f64:
-            return copy_of(H5T_IEEE_F64LE);
-        case DType::f32:
-            return copy_of(H5T_IEEE_F32LE);
-        case DType::bf16:
-            return float_16_bit(8, 127);
-        case DType::f16:
-            return float_16_bit(5, 15);
-        case DType::i32:
-            return copy_of(H5T_STD_I32LE);
-    }
-    throw Error("unknown dtype");
-}
 
 bool is_tensor_name(std::string_view name) {
     constexpr std::size_t kLongest = 1024;
@@ -56,6 +21,16 @@ bool is_tensor_name(std::string_view name) {
         if (slash == std::string_view::npos) return true;
         name.remove_prefix(slash + 1);
     }
+}
+
+std::string_view group_of(std::string_view name) {
+    return name.substr(0, name.find('/'));
+}
+
+bool is_stored_tensor_name(std::string_view name) {
+    const std::string_view group = group_of(name);
+    return group.size() < name.size() && is_tensor_name(name) &&
+           std::find(tensor_groups.begin(), tensor_groups.end(), group) != tensor_groups.end();
 }
 
 }  // namespace gradtile::checkpoint_schema

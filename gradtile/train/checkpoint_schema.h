@@ -1,31 +1,35 @@
 #pragma once
-/// What the writer and the reader of a checkpoint's HDF5 part agree on.
+/// The objects of a checkpoint file: their names, types and limits. Docs: docs/checkpoint_format.md.
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 #include <gradtile/core/dtype.h>
-#include <gradtile/train/hdf5_library.h>
 
 namespace gradtile::checkpoint_schema {
 
 inline constexpr std::array<std::string_view, 3> tensor_groups = {"params", "master", "optimizer"};
-inline constexpr std::array<std::string_view, 4> json_groups = {"config", "data", "rng", "meta"};
-/// The dataset that holds a JSON group's text.
-inline constexpr const char* json_dataset = "json";
+/// The dataset of each group that holds a JSON text, in name order.
+inline constexpr std::array<std::string_view, 4> json_names = {"config/json", "data/json", "meta/json",
+                                                               "rng/json"};
 /// Attribute of every dataset: CRC-32C of its elements.
 inline constexpr const char* crc_attribute = "crc32c";
-/// A limit only hostile files meet.
-inline constexpr int max_depth = 16;
+/// Tensors and texts of one file. Only hostile files reach this limit.
+inline constexpr std::size_t most_objects = 100'000;
+/// Largest size of one JSON text. A parsed text takes up to about forty times its bytes in memory.
+inline constexpr std::uint64_t most_text_bytes = std::uint64_t{16} << 20;
 
 inline constexpr std::array all_dtypes = {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32};
-
-/// The HDF5 type of a dtype's elements in the file, little-endian; the same in memory, so that libhdf5
-/// converts nothing. bfloat16 is declared as the float it is (8 exponent bits, 7 mantissa bits): h5py reads
-/// it as float32.
-Hdf5Type file_type(DType dtype);
 
 /// True for a path that may name a tensor: printable ASCII parts between single slashes, neither "." nor
 /// "..".
 bool is_tensor_name(std::string_view name);
+
+/// The part of a name before its first slash.
+std::string_view group_of(std::string_view name);
+
+/// True for GROUP/NAME with one of the tensor groups and a name that a tensor may have.
+bool is_stored_tensor_name(std::string_view name);
 
 }  // namespace gradtile::checkpoint_schema

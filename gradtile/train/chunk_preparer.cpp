@@ -19,7 +19,7 @@ void prepare(const Tensor& x, const Chunking& cut, std::int64_t i, PreparedChunk
     const std::int64_t slab =
         x.size(cut.axis) * cut.inner;  // elements under one index of the axes before the cut
     const std::int64_t begin = i / cut.along * slab + i % cut.along * cut.elements;
-    const std::int64_t end = std::min(begin + cut.elements, (i / cut.along + 1) * slab);
+    const std::int64_t end = begin + cut.elements_of(x.shape(), i);
     chunk.data_bytes = static_cast<std::uint64_t>(end - begin) * element;
     chunk.bytes.resize(static_cast<std::size_t>(cut.elements) * element);
     copy_row_major(x, begin, end, chunk.bytes.data());
@@ -61,6 +61,10 @@ std::array<std::int64_t, Shape::max_rank> Chunking::corner(const Shape& shape, s
         outer /= shape[a];
     }
     return corner;
+}
+
+std::int64_t Chunking::elements_of(const Shape& shape, std::int64_t i) const {
+    return std::min(elements, shape[axis] * inner - i % along * elements);
 }
 
 void append_fletcher32(std::vector<std::byte>& chunk) {

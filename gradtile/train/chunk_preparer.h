@@ -28,6 +28,8 @@ struct Chunking {
     Chunking(const Shape& shape, std::size_t element_bytes);
     /// Index of chunk i's first element along every axis.
     std::array<std::int64_t, Shape::max_rank> corner(const Shape& shape, std::int64_t i) const;
+    /// Elements of chunk i without its padding.
+    std::int64_t elements_of(const Shape& shape, std::int64_t i) const;
 };
 
 struct PreparedChunk {

@@ -1,8 +1,10 @@
 #pragma once
-/// The optimizer a TrainConfig names.
+/// The optimizer a TrainConfig names, and how its work and memory are shared out.
 #include <memory>
 
-#include <gradtile/train/adamw.h>
+#include <gradtile/layers/memory_plan.h>
+#include <gradtile/parallel/shard_layout.h>
+#include <gradtile/train/optimizer.h>
 #include <gradtile/train/train_config.h>
 
 namespace gradtile {
@@ -11,6 +13,16 @@ namespace gradtile {
 /// the rest.
 std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
                                           const TrainConfig& config);
-AdamWOptions adamw_options(const TrainConfig& config);
+/// Of what the shard holds.
+std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
+                                          const OptimizerShard& shard, const TrainConfig& config);
+
+/// What shards must leave whole for that optimizer: Muon's matrices, by the operations of their update.
+WholeCost whole_cost(const TrainConfig& config);
+
+/// What the optimizer of the process that keeps most updates and keeps, the store's flat blocks being of so
+/// many elements and shared by `processes`. The store need not be allocated.
+OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int64_t elements,
+                                     const TrainConfig& config, int processes);
 
 }  // namespace gradtile

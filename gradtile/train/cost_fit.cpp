@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <iterator>
+#include <sstream>
 
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/json_value.h>
+#include <gradtile/train/file_system.h>
 
 namespace gradtile {
 namespace {
@@ -187,8 +187,8 @@ std::vector<double> solve(std::vector<std::vector<double>> matrix, std::vector<d
 }  // namespace
 
 std::vector<Measurement> read_measurements(const std::string& path) {
-    std::ifstream file(path);
-    check(file.good(), path, ": the measurements cannot be opened");
+    constexpr std::uint64_t max_bytes = std::uint64_t{64} << 20;
+    std::istringstream file(read_text_file(path, max_bytes));
     std::vector<Measurement> measurements;
     std::size_t number = 0;
     for (std::string line; std::getline(file, line);) {
@@ -198,7 +198,6 @@ std::vector<Measurement> read_measurements(const std::string& path) {
         check(value.has_value(), where, ": not JSON");
         measurements.push_back(measurement_of(**value, where));
     }
-    check(!file.bad(), path, ": the measurements cannot be read");
     check(!measurements.empty(), path, ": holds no measurement");
     return measurements;
 }

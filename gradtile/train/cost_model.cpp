@@ -4,6 +4,7 @@
 
 #include <gradtile/layers/transformer.h>
 #include <gradtile/parallel/data_parallel.h>
+#include <gradtile/train/configured_optimizer.h>
 #include <gradtile/train/overlap.h>
 
 namespace gradtile {
@@ -43,21 +44,22 @@ std::size_t stage_of(const Parameter& parameter, std::int64_t layers) {
 }
 
 /// As DataParallel cuts them for so many shards.
-std::vector<ParameterBucket> buckets_of(const ModelConfig& model, std::int64_t shards) {
+std::vector<ParameterBucket> buckets_of(const TrainConfig& config, std::int64_t shards) {
     ParameterStore parameters;
-    const Transformer transformer(model, parameters);
-    const std::int64_t multiple = flat_multiple(static_cast<int>(shards));
-    const std::int64_t elements = rounded_up(parameters.flat_elements(), multiple);
+    const Transformer transformer(config.model, parameters);
+    const auto processes = static_cast<int>(shards);
+    const std::int64_t elements = rounded_up(parameters.flat_elements(), flat_multiple(processes));
     const auto all = parameters.parameters();
     const auto first_in = [&](const FlatRange& range) {
         const auto behind = std::ranges::upper_bound(all, range.begin, {}, &Parameter::offset);
         return *std::prev(behind);
     };
     std::vector<ParameterBucket> buckets;
-    for (const FlatRange& range :
-         cut_into_buckets(all, elements, DataParallelOptions{}.bucket_elements, multiple))
-        buckets.push_back({.elements = static_cast<double>(range.length),
-                           .stage = stage_of(first_in(range), model.layers)});
+    for (const ShardBucket& bucket : shard_buckets(all, elements, DataParallelOptions{}.bucket_elements,
+                                                   processes, shards > 1 ? whole_cost(config) : WholeCost{}))
+        buckets.push_back({.elements = static_cast<double>(bucket.range.length),
+                           .stage = stage_of(first_in(bucket.range), config.model.layers),
+                           .equal_parts = bucket.equal_parts});
     return buckets;
 }
 
@@ -67,7 +69,8 @@ struct Timeline {
     WireBytes wire;
 };
 
-/// ZeRO-1: values come before the forward pieces that need them.
+/// ZeRO-1: values come before the forward pieces that need them. Broadcasts of a bucket's parts move what an
+/// all-gather of it does.
 void gather_values(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
                    const Links& links) {
     for (const ParameterBucket& bucket : step.buckets) {
@@ -84,10 +87,11 @@ void reduce_gradients(Timeline& timeline, const ParallelStep& step, const GpuLay
     for (auto bucket = step.buckets.rbegin(); bucket != step.buckets.rend(); ++bucket) {
         const double bytes = bucket->elements * static_cast<double>(size_of(accumulator_of(step.dtype)));
         const std::size_t last_piece = timeline.compute.size() - 1 - bucket->stage;
-        timeline.transfers.push_back({.seconds = step.zero ? scatter_seconds(layout, links, bytes)
+        const bool scattered = step.zero && bucket->equal_parts;
+        timeline.transfers.push_back({.seconds = scattered ? scatter_seconds(layout, links, bytes)
                                                            : all_reduce_seconds(layout, links, bytes),
                                       .after = last_piece});
-        timeline.wire += step.zero ? scatter_wire_bytes(layout, bytes) : all_reduce_wire_bytes(layout, bytes);
+        timeline.wire += scattered ? scatter_wire_bytes(layout, bytes) : all_reduce_wire_bytes(layout, bytes);
     }
 }
 
@@ -143,7 +147,7 @@ ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
             .layers = config.model.layers,
             .accumulation_steps = config.accumulation_steps(gpus),
             .zero = config.zero == 1,
-            .buckets = buckets_of(config.model, config.zero == 1 ? gpus : 1)};
+            .buckets = buckets_of(config, config.zero == 1 ? gpus : 1)};
 }
 
 double work_seconds(const Work& work, DType dtype, const CostConstants& c) {

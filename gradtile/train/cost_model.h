@@ -52,6 +52,9 @@ struct ParameterBucket {
     /// Of its first parameter: 0 the embeddings, 1 .. layers the blocks, then the head. Forward needs it
     /// first there, and backward completes its last gradient there.
     std::size_t stage = 0;
+    /// Under ZeRO-1: cut into equal parts, reduced and gathered as such. Otherwise handed out by whole
+    /// parameters (see DataParallel): summed in every process, broadcast by their owners.
+    bool equal_parts = true;
 };
 
 /// One process's part of a step, as far as its time depends on it.

@@ -39,17 +39,18 @@ void square_root(const Context&, const Tensor&) {
 void clip_scale(const Context&, const Tensor&, const Tensor&, const ClipOptions&) {
     operator_absent();
 }
-void muon_momentum(const Context&, const Tensor&, const Tensor&, double, const Tensor&, const Tensor&) {
+void muon_momentum(const Context&, const MuonArrays&, const MuonGroup&, const Tensor&, double,
+                   const Tensor&) {
     operator_absent();
 }
-void divide_by_norm(const Context&, const Tensor&, const Tensor&) {
+void normalize_matrices(const Context&, const Tensor&, const Tensor&, const Tensor&) {
     operator_absent();
 }
 void add_lower_powers(const Context&, const Tensor&, const Tensor&) {
     operator_absent();
 }
-void muon_apply(const Context&, const Tensor&, const Tensor&, const MuonRate&, const Tensor&, const Tensor&,
-                const UpdateOptions&) {
+void muon_apply(const Context&, const MuonArrays&, const MuonGroup&, const Tensor&, const Tensor&,
+                const MuonRate&, const UpdateOptions&) {
     operator_absent();
 }
 

@@ -12,13 +12,17 @@ namespace {
 enum Purpose : std::uint64_t { phase_purpose = 0x70686173, order_purpose = 0x6f726472 };
 
 /// One row: inputs [begin, end) and the tokens that follow them; the rest of the row is token 0, ignored.
-/// Returns how many targets count.
+/// Returns how many targets count. `window` is scratch: inputs and targets overlap, so they are read at once.
 std::int64_t fill_window(const TokenSequence& sequence, std::int64_t begin, std::int64_t end,
-                         std::int64_t context, std::int64_t ignore_token, std::int32_t* tokens,
-                         std::int32_t* targets) {
+                         std::int64_t context, std::int64_t ignore_token, std::vector<std::int32_t>& window,
+                         std::int32_t* tokens, std::int32_t* targets) {
     const std::int64_t length = end - begin;
-    sequence.read(begin, {tokens, static_cast<std::size_t>(length)});
-    sequence.read(begin + 1, {targets, static_cast<std::size_t>(length)});
+    if (length > 0) {
+        window.resize(static_cast<std::size_t>(length + 1));
+        sequence.read(begin, window);
+        std::copy_n(window.begin(), length, tokens);
+        std::copy_n(window.begin() + 1, length, targets);
+    }
     std::fill(tokens + length, tokens + context, 0);
     std::fill(targets + length, targets + context, ignored_target);
     if (ignore_token < 0) return length;
@@ -57,53 +61,58 @@ DataLoader::DataLoader(TokenSequence tokens, DataLoaderOptions options)
           options.rank, " of ", options.ranks);
     check(tokens_.size() > options.context, tokens_.source(), ": ", tokens_.size(),
           " tokens to train on; context ", options.context, " needs at least ", options.context + 1);
-    begin_epoch(0);
+    cursor_ = start_of(0);
 }
 
-void DataLoader::begin_epoch(std::int64_t epoch) {
+DataLoader::Cursor DataLoader::start_of(std::int64_t epoch) const {
     const auto counter = static_cast<std::uint64_t>(epoch);
     const Philox::Counter words =
         Philox::draw({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
                      philox_key(mix_seed(options_.seed.value, phase_purpose)));
     const std::uint64_t draw = std::uint64_t{words[0]} << 32 | words[1];
-    phase_ = static_cast<std::int64_t>(draw % static_cast<std::uint64_t>(options_.context));
+    const auto phase = static_cast<std::int64_t>(draw % static_cast<std::uint64_t>(options_.context));
 
     const std::int64_t predictions = tokens_.size() - 1;
-    const std::int64_t after_phase = ceil_div(predictions - phase_, options_.context);
-    order_ = Permutation(static_cast<std::uint64_t>((phase_ > 0) + after_phase),
-                         mix_seed(mix_seed(options_.seed.value, order_purpose), counter));
-    epoch_ = epoch;
-    position_ = 0;
+    const std::int64_t after_phase = ceil_div(predictions - phase, options_.context);
+    return {.epoch = epoch,
+            .phase = phase,
+            .order = Permutation(static_cast<std::uint64_t>((phase > 0) + after_phase),
+                                 mix_seed(mix_seed(options_.seed.value, order_purpose), counter))};
 }
 
-DataLoader::Window DataLoader::window_at_position() const {
+DataLoader::Window DataLoader::window_at(const Cursor& cursor) const {
     const std::int64_t context = options_.context;
-    const auto window = static_cast<std::int64_t>(order_(static_cast<std::uint64_t>(position_)));
+    const auto window = static_cast<std::int64_t>(cursor.order(static_cast<std::uint64_t>(cursor.position)));
     // Window borders are phase + k * context; the one that begins before token 0 is the short one in front.
-    const std::int64_t border = (phase_ > 0 ? phase_ - context : 0) + window * context;
+    const std::int64_t border = (cursor.phase > 0 ? cursor.phase - context : 0) + window * context;
     return {std::max<std::int64_t>(border, 0), std::min(border + context, tokens_.size() - 1)};
 }
 
-std::int64_t DataLoader::count_targets(const Window& window) const {
+std::int64_t DataLoader::count_targets(const Window& window) {
     const std::int64_t length = window.end - window.begin;
     if (options_.ignore_token < 0) return length;
-    std::vector<std::int32_t> targets(static_cast<std::size_t>(length));
-    tokens_.read(window.begin + 1, targets);
-    return length - std::ranges::count(targets, options_.ignore_token);
+    window_.resize(static_cast<std::size_t>(length));
+    tokens_.read(window.begin + 1, window_);
+    return length - std::ranges::count(window_, options_.ignore_token);
 }
 
 std::int64_t DataLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
     const std::int64_t context = options_.context, rows = rows_of(tokens, targets, context);
+    Cursor at = cursor_;  // becomes the loader's own when everything has been read
     std::int64_t counted = 0;
     for (std::int64_t rank = 0; rank < options_.ranks; ++rank)
         for (std::int64_t row = 0; row < rows; ++row) {
-            const Window window = window_at_position();
-            counted += rank == options_.rank
-                           ? fill_window(tokens_, window.begin, window.end, context, options_.ignore_token,
-                                         tokens.data() + row * context, targets.data() + row * context)
-                           : count_targets(window);
-            if (++position_ == windows()) begin_epoch(epoch_ + 1);
+            const Window window = window_at(at);
+            counted +=
+                rank == options_.rank
+                    ? fill_window(tokens_, window.begin, window.end, context, options_.ignore_token, window_,
+                                  tokens.data() + row * context, targets.data() + row * context)
+                    : count_targets(window);
+            if (++at.position < at.windows()) continue;
+            tokens_.require_unchanged();
+            at = start_of(at.epoch + 1);
         }
+    cursor_ = at;
     return counted;
 }
 
@@ -113,8 +122,8 @@ std::int64_t DataLoader::next(const Batch& batch) {
 }
 
 JsonValue DataLoader::state() const {
-    return nlohmann::json{{"epoch", epoch_},
-                          {"position", position_},
+    return nlohmann::json{{"epoch", cursor_.epoch},
+                          {"position", cursor_.position},
                           {"tokens", tokens_.size()},
                           {"context", options_.context},
                           {"seed", options_.seed.value}};
@@ -135,9 +144,11 @@ void DataLoader::restore(const JsonValue& saved) {
           "data position: belongs to another seed than ", options_.seed.value);
     const std::int64_t epoch = number("epoch"), position = number("position");
     check(epoch >= 0, "data position: epoch ", epoch);
-    begin_epoch(epoch);
-    check(position >= 0 && position < windows(), "data position: window ", position, " of ", windows());
-    position_ = position;
+    Cursor cursor = start_of(epoch);
+    check(position >= 0 && position < cursor.windows(), "data position: window ", position, " of ",
+          cursor.windows());
+    cursor.position = position;
+    cursor_ = cursor;
 }
 
 SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context, std::int64_t ignore_token)
@@ -149,15 +160,21 @@ SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context, s
 
 std::int64_t SequentialLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
     const std::int64_t rows = rows_of(tokens, targets, context_);
-    std::int64_t counted = 0;
+    std::int64_t counted = 0, window = window_;
     for (std::int64_t row = 0; row < rows; ++row) {
-        const std::int64_t begin = std::min(window_ * context_, tokens_.size() - 1);
+        const std::int64_t begin = std::min(window * context_, tokens_.size() - 1);
         const std::int64_t end = std::min(begin + context_, tokens_.size() - 1);
-        counted += fill_window(tokens_, begin, end, context_, ignore_token_, tokens.data() + row * context_,
-                               targets.data() + row * context_);
-        if (!done()) ++window_;
+        counted += fill_window(tokens_, begin, end, context_, ignore_token_, scratch_,
+                               tokens.data() + row * context_, targets.data() + row * context_);
+        if (window < windows()) ++window;
     }
+    window_ = window;
     return counted;
+}
+
+void SequentialLoader::rewind() {
+    tokens_.require_unchanged();
+    window_ = 0;
 }
 
 std::int64_t SequentialLoader::next(const Batch& batch) {

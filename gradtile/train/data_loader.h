@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include <gradtile/core/json_value.h>
 #include <gradtile/core/random.h>
@@ -35,6 +36,10 @@ struct DataLoaderOptions {
 /// phase and after the last whole window are short windows; their unused places hold token 0 with an ignored
 /// target. All of it is a function of (seed, epoch), so the order does not depend on the batch size or on how
 /// many processes share it, and the state is two numbers.
+///
+/// Files are read as windows are asked for. What TokenSequence::read() throws passes through next(), and so
+/// does TokenSequence::require_unchanged() at the end of an epoch; the loader then stands where it stood
+/// before, and what the batch holds means nothing.
 class DataLoader {
   public:
     /// Throws Error naming the sequence when it is shorter than context + 1 tokens.
@@ -48,40 +53,48 @@ class DataLoader {
     std::int64_t next(const Batch& batch);
 
     std::int64_t context() const { return options_.context; }
-    std::int64_t epoch() const { return epoch_; }  ///< counted from 0
+    std::int64_t epoch() const { return cursor_.epoch; }  ///< counted from 0
     std::int64_t position() const {
-        return position_;
+        return cursor_.position;
     }  ///< windows of the epoch that are done, over all ranks
-    std::int64_t windows() const { return static_cast<std::int64_t>(order_.size()); }  ///< in this epoch
+    std::int64_t windows() const { return cursor_.windows(); }  ///< in this epoch
     /// Passes over the data so far: epoch + position / windows.
     double epochs_done() const {
-        return static_cast<double>(epoch_) + static_cast<double>(position_) / static_cast<double>(windows());
+        return static_cast<double>(epoch()) +
+               static_cast<double>(position()) / static_cast<double>(windows());
     }
 
     /// What a checkpoint keeps: {"epoch", "position", "tokens", "context", "seed"}; the same on every rank.
     JsonValue state() const;
     /// Goes on exactly where state() was taken; the batch size and the number of ranks may be others. Throws
-    /// Error when the state belongs to other data, another context or another seed.
+    /// Error when the state belongs to other data, another context or another seed; nothing has changed then.
     void restore(const JsonValue& state);
 
   private:
-    void begin_epoch(std::int64_t epoch);
     struct Window {
         std::int64_t begin, end;  // the tokens that are inputs
     };
-    Window window_at_position() const;
-    std::int64_t count_targets(const Window& window) const;
+    /// A place in the endless order.
+    struct Cursor {
+        std::int64_t epoch = 0;
+        std::int64_t position = 0;
+        std::int64_t phase = 0;
+        Permutation order{1, 0};
+        std::int64_t windows() const { return static_cast<std::int64_t>(order.size()); }
+    };
+    Cursor start_of(std::int64_t epoch) const;
+    Window window_at(const Cursor& cursor) const;
+    std::int64_t count_targets(const Window& window);
 
     TokenSequence tokens_;
     DataLoaderOptions options_;
-    std::int64_t epoch_ = 0;
-    std::int64_t position_ = 0;
-    std::int64_t phase_ = 0;
-    Permutation order_{1, 0};
+    Cursor cursor_;
+    std::vector<std::int32_t> window_;  // scratch
 };
 
 /// Validation batches: non-overlapping windows over the whole sequence, in order, the last one short where
-/// need be, so that a loss weighted by next()'s counts is the loss over the whole split.
+/// need be, so that a loss weighted by next()'s counts is the loss over the whole split. Errors as
+/// DataLoader's.
 class SequentialLoader {
   public:
     /// Throws Error naming the sequence when it has fewer than two tokens.
@@ -95,13 +108,15 @@ class SequentialLoader {
     /// with ignored targets.
     std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
     std::int64_t next(const Batch& batch);
-    void rewind() { window_ = 0; }
+    /// To the first window again. Throws Error when a file was changed since it was opened.
+    void rewind();
 
   private:
     TokenSequence tokens_;
     std::int64_t context_;
     std::int64_t ignore_token_;
     std::int64_t window_ = 0;
+    std::vector<std::int32_t> scratch_;
 };
 
 }  // namespace gradtile

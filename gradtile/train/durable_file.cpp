@@ -1,7 +1,6 @@
 #include <cerrno>
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <gradtile/core/check.h>
 #include <gradtile/train/durable_file.h>
@@ -13,9 +12,9 @@ constexpr const char* kMark = ".tmp-";
 }
 
 DurableFile::DurableFile(std::filesystem::path final_path, FileSystem& fs)
-    : fs_(fs), final_path_(std::move(final_path)), temporary_(final_path_) {
-    temporary_ += kMark + std::to_string(::getpid());
-    file_ = OpenFile(fs_, temporary_, O_RDWR | O_CREAT | O_TRUNC);
+    : fs_(fs), final_path_(std::move(final_path)), temporary_(temporary_for(final_path_)) {
+    // O_EXCL: in a directory that somebody else prepared, nothing that already lies there is written to.
+    file_ = OpenFile(fs_, temporary_, O_RDWR | O_CREAT | O_EXCL);
 }
 
 DurableFile::~DurableFile() {
@@ -28,13 +27,19 @@ void DurableFile::reserve(std::uint64_t bytes) {
     file_check(result, "reserve disk space");
 }
 
-void DurableFile::commit(std::uint64_t size) {
+void DurableFile::commit(std::uint64_t size, Sync sync) {
     file_check(fs_.truncate(file_.descriptor(), size), "truncate");
-    file_.sync();
+    if (sync == Sync::file_and_directory) file_.sync();
     file_.close();
     file_check(fs_.rename(temporary_, final_path_), "rename into place");
     renamed_ = true;
-    sync_directory(fs_, final_path_.parent_path());
+    if (sync == Sync::file_and_directory) sync_directory(fs_, final_path_.parent_path());
+}
+
+std::filesystem::path DurableFile::temporary_for(const std::filesystem::path& path) {
+    std::filesystem::path temporary = path;
+    temporary += kMark + random_hex(8);
+    return temporary;
 }
 
 bool DurableFile::is_temporary(const std::filesystem::path& path) {

@@ -8,7 +8,8 @@ namespace gradtile {
 
 class DurableFile {
   public:
-    /// Creates "<final_path>.tmp-<pid>". Throws Error, without the file's name.
+    /// Creates the file temporary_for(final_path), which must not exist. Throws Error, without the file's
+    /// name.
     explicit DurableFile(std::filesystem::path final_path, FileSystem& fs = FileSystem::posix());
     /// Removes the temporary unless it was committed.
     ~DurableFile();
@@ -21,8 +22,12 @@ class DurableFile {
     /// the writes themselves will tell.
     void reserve(std::uint64_t bytes);
     /// Cuts the file (and what was reserved beyond) to `size`, then fsync, close, rename, fsync directory.
-    void commit(std::uint64_t size);
+    /// Sync::none leaves both fsyncs out: after a power cut the file may be empty.
+    enum class Sync { file_and_directory, none };
+    void commit(std::uint64_t size, Sync sync = Sync::file_and_directory);
 
+    /// A name beside `path` that nobody can predict: "<path>.tmp-<16 random digits>".
+    static std::filesystem::path temporary_for(const std::filesystem::path& path);
     /// True for names this class gives its temporaries: what a killed process may leave behind.
     static bool is_temporary(const std::filesystem::path& path);
 

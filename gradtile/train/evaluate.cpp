@@ -1,5 +1,6 @@
 #include <gradtile/train/evaluate.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -33,17 +34,27 @@ struct LossSum {
     std::int64_t targets = 0;
 };
 
-/// Of every `stride`-th batch, from number `first`.
-LossSum sum_losses(const Context& ctx, const Transformer& model, SequentialLoader& loader, const Batch& batch,
-                   std::int64_t first = 0, std::int64_t stride = 1) {
+using GoOn = std::function<bool(std::int64_t windows_done)>;
+
+/// Of every `stride`-th batch, from number `first`; none once go_on was false.
+std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, SequentialLoader& loader,
+                                  const Batch& batch, std::int64_t first, std::int64_t stride,
+                                  const GoOn& go_on) {
     LossSum sum;
-    const std::int64_t rows = batch.tokens.size(0);
+    const std::int64_t rows = batch.tokens.size(0), windows = loader.windows();
     loader.rewind();
-    for (loader.skip(first * rows); !loader.done(); loader.skip((stride - 1) * rows)) {
-        sum.targets += loader.next(batch);
-        const Batch on_device = upload(ctx, batch);
-        // Read batch by batch: a float64 sum on the host, in order, whatever the batch.
-        sum.loss += item(ctx, model.evaluate(ctx, on_device.tokens, on_device.targets).slice(0, 0, 1));
+    loader.skip(first * rows);
+    // A process without a batch in the last turn still votes.
+    for (std::int64_t done = 0; done < windows;) {
+        if (!loader.done()) {
+            sum.targets += loader.next(batch);
+            const Batch on_device = upload(ctx, batch);
+            // Read batch by batch: a float64 sum on the host, in order, whatever the batch.
+            sum.loss += item(ctx, model.evaluate(ctx, on_device.tokens, on_device.targets).slice(0, 0, 1));
+            loader.skip((stride - 1) * rows);
+        }
+        done = std::min(done + stride * rows, windows);
+        if (!go_on(done)) return std::nullopt;
     }
     return sum;
 }
@@ -54,10 +65,12 @@ Batch upload(const Context& ctx, const Batch& host) {
     return {to_device(ctx, host.tokens), to_device(ctx, host.targets)};
 }
 
-double mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader, const Batch& batch,
-                 const Communicator& communicator) {
-    const LossSum own = sum_losses(ctx, model, loader, batch, communicator.rank(), communicator.size());
-    const double loss_and_targets[] = {own.loss, static_cast<double>(own.targets)};
+std::optional<double> mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader,
+                                const Batch& batch, const Communicator& communicator, const GoOn& go_on) {
+    const std::optional<LossSum> own =
+        sum_losses(ctx, model, loader, batch, communicator.rank(), communicator.size(), go_on);
+    if (!own) return std::nullopt;
+    const double loss_and_targets[] = {own->loss, static_cast<double>(own->targets)};
     const Tensor sum =
         from_host(ctx.with_allocator(system_allocator(ctx.device())), loss_and_targets, {2}, DType::f64);
     communicator.barrier(ctx);  // where one that never comes is noticed
@@ -81,7 +94,8 @@ Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenS
     const std::int64_t context = model.transformer.config.context;
     SequentialLoader loader(tokens, context, options.ignore_token);
     const Batch batch = empty_batch(host_of(ctx), std::min(options.batch, loader.windows()), context);
-    const LossSum sum = sum_losses(ctx, model.transformer, loader, batch);
+    const LossSum sum =
+        *sum_losses(ctx, model.transformer, loader, batch, 0, 1, [](std::int64_t) { return true; });
     Evaluation result{.loss = sum.loss / static_cast<double>(sum.targets), .targets = sum.targets};
     result.perplexity = std::exp(result.loss);
     if (model.tokenizer && sum.targets == tokens.size() - 1) {

@@ -1,5 +1,8 @@
 #pragma once
 /// Evaluation: the loss over a whole sequence of tokens.
+#include <functional>
+#include <optional>
+
 #include <gradtile/parallel/communicator.h>
 #include <gradtile/train/data_loader.h>
 #include <gradtile/train/language_model.h>
@@ -27,8 +30,12 @@ Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens,
 Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options = {});
 /// Only the mean loss: the text is not looked at. Processes take the batches in turn.
-double mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader, const Batch& batch,
-                 const Communicator& communicator);
+///
+/// `go_on` is called after each turn with the windows done so far by all processes, by all of them in the
+/// same order; once it is false everywhere the loss is left alone: none.
+std::optional<double> mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader,
+                                const Batch& batch, const Communicator& communicator,
+                                const std::function<bool(std::int64_t windows_done)>& go_on);
 
 /// The batch on ctx's device; itself when that is the host.
 Batch upload(const Context& ctx, const Batch& host);

@@ -6,9 +6,11 @@
 #include <filesystem>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/message.h>
 
 namespace gradtile {
 
@@ -18,7 +20,8 @@ class FileSystem {
   public:
     virtual ~FileSystem() = default;
 
-    /// A file descriptor. `flags` are open(2)'s; O_CLOEXEC is added.
+    /// A file descriptor. `flags` are open(2)'s; O_CLOEXEC and O_NONBLOCK are added: opening a pipe must not
+    /// wait for its other end.
     virtual int open(const std::filesystem::path& path, int flags, int mode);
     virtual int close(int file);
     /// Bytes read or written, which may be fewer than asked for.
@@ -57,6 +60,8 @@ class OpenFile {
   public:
     OpenFile() = default;
     OpenFile(FileSystem& fs, const std::filesystem::path& path, int flags, int mode = 0644);
+    /// Takes over an open descriptor.
+    OpenFile(FileSystem& fs, int descriptor) : fs_(&fs), file_(descriptor) {}
     ~OpenFile();
     OpenFile(OpenFile&& other) noexcept;
     OpenFile& operator=(OpenFile&& other) noexcept;
@@ -78,6 +83,53 @@ class OpenFile {
     int file_ = -1;
 };
 
+/// What to do with a name that is a symbolic link.
+enum class SymbolicLinks { follow, refuse };
+
+/// Opens a regular file for reading, without waiting. Throws Error, without the file's name, when it is
+/// absent, a directory, a pipe, a device or, with SymbolicLinks::refuse, a symbolic link.
+OpenFile open_regular_file(FileSystem& fs, const std::filesystem::path& path,
+                           SymbolicLinks links = SymbolicLinks::follow);
+
+/// Opens a file that a run keeps in its directory; `flags` are open(2)'s. Somebody else may have prepared the
+/// directory so that the name leads to a foreign file. Throws Error, without the file's name, when the name
+/// is a symbolic link, the file has more than one name (hard links), is not a regular file, or belongs to
+/// another user.
+OpenFile open_own_file(const std::filesystem::path& path, int flags);
+
+/// The user that owns the files this process creates in a directory. This user is not always geteuid(): some
+/// mounts assign all files to one user.
+std::uint32_t owner_of_new_files(const std::filesystem::path& directory);
+
+/// Returns the contents of a small regular file. Throws Error "FILE: is not a regular file", "FILE: N bytes;
+/// expected at most M" and the like.
+std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes,
+                           SymbolicLinks links = SymbolicLinks::follow);
+
+/// Reads a text file line by line. Memory use depends on `max_bytes`, not on the file.
+class TextLines {
+  public:
+    /// Lines of more than `max_bytes` bytes are skipped.
+    TextLines(OpenFile file, std::size_t max_bytes);
+    /// Sets `line` to the next line, without its end; it is valid until the next call. Returns false at the
+    /// end of the file; a last line without an end is not returned, as a crash may have cut it.
+    bool next(std::string_view& line);
+
+  private:
+    /// Appends what the file holds next to the buffer. Returns false at the end of the file.
+    bool fill();
+
+    OpenFile file_;
+    std::size_t max_bytes_;
+    std::string buffer_;
+    std::size_t begin_ = 0;     // of the line in buffer_
+    std::uint64_t offset_ = 0;  // in the file, of what comes after buffer_
+    bool skips_ = false;        // the line in buffer_ is the rest of a skipped one
+};
+
+/// Returns `bytes` random bytes from the kernel as hexadecimal digits, for names that nobody can predict.
+std::string random_hex(std::size_t bytes);
+
 /// fsync of a directory: only then are renames, links and removals in it durable.
 void sync_directory(FileSystem& fs, const std::filesystem::path& directory);
 
@@ -94,7 +146,7 @@ auto with_file_name(const char* what, const std::filesystem::path& path, Work&& 
     } catch (const std::bad_alloc&) {
         throw;  // says nothing about the file
     } catch (const std::exception& error) {
-        throw Error(concat(what, ' ', path.string(), ": ", error.what()));
+        throw Error(concat(what, ' ', path.string(), ": ", message_of(error)));
     }
 }
 

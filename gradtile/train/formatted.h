@@ -1,5 +1,6 @@
 #pragma once
 /// Numbers in text as printf writes them.
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
@@ -10,6 +11,17 @@ template <class... Args>
 std::string formatted(const char* format, Args... args) {
     char text[256];
     std::snprintf(text, sizeof text, format, args...);
+    return text;
+}
+
+/// "1,115,394".
+inline std::string grouped(std::int64_t number) {
+    const std::string digits = std::to_string(number);
+    std::string text;
+    for (std::size_t i = 0; i < digits.size(); ++i) {
+        if (i > 0 && digits[i - 1] != '-' && (digits.size() - i) % 3 == 0) text += ',';
+        text += digits[i];
+    }
     return text;
 }
 

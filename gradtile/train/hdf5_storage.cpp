@@ -79,9 +79,9 @@ herr_t read(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t address, size_t bytes, void
 herr_t write(H5FD_t* file, H5FD_mem_t type, hid_t, haddr_t address, size_t bytes, const void* data) {
     Hdf5Storage& storage = storage_of(file);
     if (!storage.failed()) {
-        kept(storage, [&] {
-            storage.write(static_cast<const std::byte*>(data), bytes, address, type != H5FD_MEM_DRAW);
-        });
+        const auto* const from = static_cast<const std::byte*>(data);
+        storage.note_address({from, bytes}, address);
+        kept(storage, [&] { storage.write(from, bytes, address, type != H5FD_MEM_DRAW); });
     }
     return 0;
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <span>
 
 #include <gradtile/train/checksum.h>
@@ -22,7 +23,13 @@ class Hdf5Storage {
     virtual void truncate(std::uint64_t size) = 0;
 
     /// The CRC-32C of bytes that libhdf5 is about to hand to write() just as they lie there.
-    void announce(std::span<const std::byte> bytes, std::uint32_t crc) { announced_ = {bytes, crc}; }
+    void announce(std::span<const std::byte> bytes, std::uint32_t crc) { announced_ = {bytes, crc, {}}; }
+    /// Returns the address at which libhdf5 wrote the announced bytes; empty if it has not written them.
+    std::optional<std::uint64_t> announced_address() const { return announced_.address; }
+    /// The driver calls this before write().
+    void note_address(std::span<const std::byte> bytes, std::uint64_t address) {
+        if (is_announced(bytes)) announced_.address = address;
+    }
 
     /// After a failed write the driver tells libhdf5 that all is well and drops what follows: libhdf5 1.10
     /// does not survive a write that fails while it closes a file. So a writer must call this before it
@@ -38,15 +45,18 @@ class Hdf5Storage {
   protected:
     /// The announced one where these are those bytes.
     std::uint32_t crc_of(std::span<const std::byte> bytes) const {
-        const bool known = bytes.data() == announced_.bytes.data() && bytes.size() == announced_.bytes.size();
-        return known ? announced_.crc : crc32c(bytes);
+        return is_announced(bytes) ? announced_.crc : crc32c(bytes);
     }
 
   private:
     struct Announced {
         std::span<const std::byte> bytes;
         std::uint32_t crc = 0;
+        std::optional<std::uint64_t> address;
     };
+    bool is_announced(std::span<const std::byte> bytes) const {
+        return bytes.data() == announced_.bytes.data() && bytes.size() == announced_.bytes.size();
+    }
     Announced announced_;
     std::exception_ptr failure_;
 };

@@ -1,6 +1,6 @@
 #include <gradtile/train/language_model.h>
 
-#include <algorithm>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -11,20 +11,36 @@
 namespace gradtile {
 namespace {
 
-void check_parameters(const ParameterStore& parameters, const NamedTensors& tensors,
-                      const std::string& source) {
+/// `what` is "parameter" or "master".
+void check_weights(const ParameterStore& parameters, const NamedTensors& tensors, const char* what,
+                   const std::string& source) {
     for (const Parameter& parameter : parameters.parameters()) {
         const auto found = tensors.find(parameter.name());
-        check(found != tensors.end(), source, ": has no parameter '", parameter.name(), "'; expected ",
+        check(found != tensors.end(), source, ": has no ", what, " '", parameter.name(), "'; expected ",
               parameter.shape());
-        check(found->second.shape() == parameter.shape(), source, ": parameter '", parameter.name(), "' is ",
-              found->second.shape(), "; this model's is ", parameter.shape());
+        const Tensor& x = found->second;
+        check(x.shape() == parameter.shape(), source, ": ", what, " '", parameter.name(), "' is ", x.shape(),
+              "; this model's is ", parameter.shape());
+        check(is_floating(x.dtype()), source, ": ", what, " '", parameter.name(), "' is ", x.dtype(),
+              "; expected a floating-point dtype");
     }
-    for (const auto& entry : tensors) {
-        const auto known = [&](const Parameter& parameter) { return parameter.name() == entry.first; };
-        check(std::ranges::any_of(parameters.parameters(), known), source, ": parameter '", entry.first,
+    std::set<std::string_view> known;
+    for (const Parameter& parameter : parameters.parameters()) known.insert(parameter.name());
+    for (const auto& entry : tensors)
+        check(known.contains(entry.first), source, ": ", what, " '", entry.first,
               "' is not one of this model's");
+}
+
+/// That the model of a checkpoint's config is the one whose parameters it holds, before any memory is taken.
+void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source) {
+    try {
+        validate(config);
+    } catch (const Error& error) {
+        throw Error(concat(source, ": its config: ", error.what()));
     }
+    ParameterStore parameters;
+    const Transformer model(config, parameters);
+    check_weights(parameters, checkpoint.params, "parameter", source);
 }
 
 }  // namespace
@@ -43,7 +59,8 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
                      const Checkpoint& checkpoint, const std::string& source) {
     const bool apart = masters.raw_data() != parameters.values().raw_data();
-    check_parameters(parameters, checkpoint.params, source);
+    check_weights(parameters, checkpoint.params, "parameter", source);
+    if (!checkpoint.master.empty()) check_weights(parameters, checkpoint.master, "master", source);
     for (const Parameter& parameter : parameters.parameters()) {
         const auto master = checkpoint.master.find(parameter.name());
         const bool has_master = master != checkpoint.master.end();
@@ -53,6 +70,19 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
         copy(ctx, own, to_device(ctx, weights));
         if (apart) copy(ctx, parameter.value(), own);
     }
+}
+
+void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::string& source) {
+    const auto check_all = [&](const NamedTensors& tensors, const char* what, DType expected) {
+        for (const auto& [name, x] : tensors)
+            check(x.dtype() == expected, source, ": ", what, " '", name, "' is ", x.dtype(), "; expected ",
+                  expected);
+    };
+    check_all(checkpoint.params, "parameter", dtype);
+    check_all(checkpoint.master, "master", DType::f32);
+    const bool has_masters = !checkpoint.master.empty();
+    check(has_masters == is_16_bit(dtype), source, ": has ", has_masters ? "" : "no ", "masters of its ",
+          dtype, " weights; expected ", has_masters ? "none" : "float32 masters");
 }
 
 Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options,
@@ -81,6 +111,7 @@ std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, con
     const Checkpoint checkpoint = load_checkpoint(path, {.training_state = false}, options.on_message);
     TrainConfig config;
     apply_json(config, *checkpoint.config, source);
+    check_model(config.model, checkpoint, source);
     auto model =
         std::make_unique<LanguageModel>(Context(options.device, options.threads), config.model,
                                         storage_dtype(config.dtype), tokenizer_of(checkpoint, source));

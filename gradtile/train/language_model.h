@@ -24,14 +24,18 @@ struct LanguageModel {
     std::int64_t ignore_token = -1;  ///< targets of this id did not count in training; -1: all did
 };
 
-/// Copies a checkpoint's weights into an allocated store, whatever the dtypes: from its float32 masters where
-/// both sides know them, else from the values. Throws Error "SOURCE: ..." naming the first parameter that is
-/// missing, unknown or of another shape; nothing is copied then.
+/// Copies a checkpoint's weights into an allocated store, whatever the floating-point dtypes: from its
+/// masters where it has them, else from the values. Throws Error "SOURCE: ..." naming the first parameter or
+/// master that is missing, unknown, of another shape or of integers; nothing is copied then.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source);
 /// The same for masters that another flat block than the store's holds.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
                      const Checkpoint& checkpoint, const std::string& source);
+
+/// What a run that goes on needs beyond that: parameters of `dtype`, and float32 masters exactly when `dtype`
+/// has 16 bits. Throws Error "SOURCE: ..." naming the tensor, the dtype found and the dtype expected.
+void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::string& source);
 
 /// Hears one line that a user should see.
 using MessageHandler = std::function<void(const std::string&)>;

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 
+#include <gradtile/train/durable_file.h>
 #include <gradtile/train/formatted.h>
 
 namespace gradtile {
@@ -183,12 +183,12 @@ std::string loss_svg(const LossHistory& history, const std::string& title) {
 }
 
 void write_loss_svg(const std::filesystem::path& path, const LossHistory& history, const std::string& title) {
-    const std::filesystem::path temporary = path.string() + ".tmp";
-    std::ofstream file(temporary);
-    file << loss_svg(history, title) << std::flush;
-    std::error_code error;
-    if (file.good()) rename(temporary, path, error);
-    check(file.good() && !error, "picture ", path.string(), ": cannot be written");
+    const std::string svg = loss_svg(history, title);
+    with_file_name("picture", path, [&] {
+        DurableFile file(path);
+        file.file().write(reinterpret_cast<const std::byte*>(svg.data()), svg.size(), 0);
+        file.commit(svg.size(), DurableFile::Sync::none);
+    });
 }
 
 }  // namespace gradtile

@@ -29,8 +29,12 @@ class MetricsFile {
   public:
     /// Opens the file to append, creating it. With `last_step` >= 0 it is first cut back to what a run that
     /// has just saved its checkpoint of that step has written: lines of later steps, a torn last line and
-    /// lines that are not JSON go, and the checkpoint's event is added if it is missing.
-    explicit MetricsFile(const std::filesystem::path& path, std::int64_t last_step = -1);
+    /// lines that are not JSON or longer than max_line_bytes go, and the checkpoint's event is added if it is
+    /// missing. The line of last_step itself goes, too, when the checkpoint was saved before it was written
+    /// (Last::unwritten). Throws Error when the file is not one of this user alone (see open_own_file()).
+    enum class Last { written, unwritten };
+    explicit MetricsFile(const std::filesystem::path& path, std::int64_t last_step = -1,
+                         Last last = Last::written);
 
     /// Throws Error when the line cannot be written; nothing of it is left in the file then.
     void write(const StepReport& report);
@@ -38,6 +42,10 @@ class MetricsFile {
 
     /// The losses that stand in a file; empty when there is none.
     static LossHistory read(const std::filesystem::path& path);
+    /// The newest step whose checkpoint the file announces; 0 when it announces none or does not exist.
+    static std::int64_t newest_checkpoint(const std::filesystem::path& path);
+
+    static constexpr std::size_t max_line_bytes = std::size_t{64} << 10;
 
   private:
     void append(const std::string& line);

@@ -1,6 +1,7 @@
 #pragma once
-/// What the two devices implement for muon.h. All tensors contiguous; gradient, momentum, update and master
-/// in the gradients' dtype; rate [1] float64, scale [1] float64 or undefined.
+/// What the two devices implement for muon.h. Everything is done for a group of matrices of one shape at
+/// once: on a GPU one kernel, however many there are. Arithmetic in the gradients' dtype; rate [1] float64,
+/// scale [1] float64 or undefined.
 #include <gradtile/core/philox.h>
 #include <gradtile/train/muon.h>
 
@@ -20,28 +21,35 @@ struct Quintic {
     static constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
 };
 
+/// Added to a matrix's norm before it is divided by it.
+inline constexpr double muon_norm_epsilon = 1e-7;
+
+/// A matrix's sum of squares is taken in so many parts.
+inline constexpr std::int64_t muon_norm_parts = 64;
+
 }  // namespace gradtile
 
 namespace gradtile::cpu {
-/// momentum = lerp(momentum, scale * gradient), update = lerp towards it once more (Nesterov). Momentum stays
-/// when scale is 0; update is 0 then.
-void muon_momentum(const Context& ctx, const Tensor& gradient, const Tensor& scale, double momentum_decay,
-                   const Tensor& momentum, const Tensor& update);
-/// x = x / (norm + 1e-7).
-void divide_by_norm(const Context& ctx, const Tensor& x, const Tensor& norm);
+/// momentum = lerp(momentum, scale * gradient), updates [count, rows, cols] = lerp towards it once more
+/// (Nesterov). Momentum stays when scale is 0; updates are 0 then.
+void muon_momentum(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& scale,
+                   double momentum_decay, const Tensor& updates);
+/// out [count, rows, cols] = each matrix of x divided by its norm + epsilon; out may be x, or shorter
+/// elements. partial: [count, muon_norm_parts] float64, scratch.
+void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out);
 /// polynomial, which holds A^2, becomes a I + b A + c A^2; both [count, n, n].
 void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor& gram);
-/// master = keep * master - step * update (see MuonRate), value rounded from it; nothing when the
-/// gradient scale is 0.
-void muon_apply(const Context& ctx, const Tensor& update, const Tensor& rate, const MuonRate& derived,
-                const Tensor& master, const Tensor& value, const UpdateOptions& options);
+/// weights = keep * weights - step * updates (see MuonRate), values rounded from them; nothing when the
+/// gradient scale is 0. updates [count, rows, cols] of any floating-point dtype no longer than the weights'.
+void muon_apply(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& updates,
+                const Tensor& rate, const MuonRate& derived, const UpdateOptions& options);
 }  // namespace gradtile::cpu
 
 namespace gradtile::cuda {
-void muon_momentum(const Context& ctx, const Tensor& gradient, const Tensor& scale, double momentum_decay,
-                   const Tensor& momentum, const Tensor& update);
-void divide_by_norm(const Context& ctx, const Tensor& x, const Tensor& norm);
+void muon_momentum(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& scale,
+                   double momentum_decay, const Tensor& updates);
+void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out);
 void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor& gram);
-void muon_apply(const Context& ctx, const Tensor& update, const Tensor& rate, const MuonRate& derived,
-                const Tensor& master, const Tensor& value, const UpdateOptions& options);
+void muon_apply(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& updates,
+                const Tensor& rate, const MuonRate& derived, const UpdateOptions& options);
 }  // namespace gradtile::cuda

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include <gradtile/core/check.h>
+
 namespace gradtile {
 namespace {
 
@@ -22,14 +24,37 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     return d[a.size()][b.size()];
 }
 
+/// The shortest beginning that says something.
+constexpr std::size_t least_beginning = 3;
+
+/// One of them begins as the other is.
+bool begins_alike(std::string_view a, std::string_view b) {
+    const std::size_t shorter = std::min(a.size(), b.size());
+    return shorter >= least_beginning && a.substr(0, shorter) == b.substr(0, shorter);
+}
+
 }  // namespace
 
 std::string nearest_name(std::string_view typed, std::span<const std::string> known) {
-    const auto best =
-        std::min_element(known.begin(), known.end(), [&](const std::string& x, const std::string& y) {
-            return edit_distance(typed, x) < edit_distance(typed, y);
-        });
-    return best == known.end() ? std::string() : *best;
+    // A name this long is no typing error, and comparing it would take long.
+    constexpr std::size_t longest = 256;
+    if (typed.size() > longest) return {};
+    const std::string* best = nullptr;
+    std::size_t least = 0;
+    for (const std::string& name : known) {
+        const bool alike = begins_alike(typed, name);
+        const std::size_t distance = edit_distance(typed, name);
+        if (!alike && distance > std::max<std::size_t>(1, name.size() / 3)) continue;
+        const std::size_t apart = alike ? 0 : distance;
+        if (best == nullptr || apart < least) best = &name, least = apart;
+    }
+    return best == nullptr ? std::string() : *best;
+}
+
+std::string did_you_mean(std::string_view typed, std::span<const std::string> known, std::string_view before,
+                         std::string_view after) {
+    const std::string name = nearest_name(typed, known);
+    return name.empty() ? std::string() : concat("; did you mean ", before, name, after, "?");
 }
 
 }  // namespace gradtile

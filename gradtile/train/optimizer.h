@@ -1,5 +1,6 @@
 #pragma once
 /// What every optimizer offers: one update from the store's gradients, which it leaves as they are.
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,30 @@ namespace gradtile {
 struct StateTensor {
     std::string name;
     Tensor tensor;
+    /// Of a shard ("m"): the parameters that all processes' shards of this tensor hold together, and the
+    /// stretches of the store's flat blocks that are packed in this one.
+    std::vector<Parameter> parameters = {};
+    std::vector<FlatRange> ranges = {};
 };
+
+/// The part of a store that one process of several updates, when the optimizer's memory is shared out
+/// (ZeRO-1): stretches of the store's flat blocks, packed one behind the other in gradients, masters and
+/// moments of their own.
+struct OptimizerShard {
+    std::vector<FlatRange> ranges;
+    Tensor gradients;     ///< [packed]
+    Tensor masters = {};  ///< [packed] float32; undefined where values have no masters
+};
+
+/// A stretch of a parameter that lies in a shard.
+struct ShardPiece {
+    FlatRange range;
+    std::int64_t packed = 0;  ///< where it begins in the shard's gradients and masters
+};
+/// Of a parameter, with the padding behind it. Throws Error when the shard has masters and the store's values
+/// need none, or the other way.
+std::vector<ShardPiece> pieces_of(const ParameterStore& store, const Parameter& parameter,
+                                  const OptimizerShard& shard);
 
 struct UpdateOptions {
     /// [1] float64: what gradients are multiplied by on the way (clip_global_norm makes it). 0 means that the

@@ -106,8 +106,8 @@ TrainConfig preset(const std::string& name) {
         const std::vector<std::string> names = preset_names();
         std::string list;
         for (const std::string& known : names) list += (list.empty() ? "" : ", ") + known;
-        throw Error(concat("preset: '", name, "' is unknown; the nearest is '", nearest_name(name, names),
-                           "' (known: ", list, ")"));
+        throw Error(
+            concat("preset: '", name, "' is unknown", did_you_mean(name, names), " (known: ", list, ")"));
     }
     return found->second();
 }

@@ -5,7 +5,6 @@
 
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/adamw.h>
 #include <gradtile/train/configured_optimizer.h>
 #include <gradtile/train/global_norm.h>
 
@@ -49,22 +48,25 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
                  const Communicator& communicator)
     : model(ctx, config.model, storage_dtype(config.dtype), std::move(tokenizer),
             flat_options(ctx, config, communicator)),
-      parallel(ctx, model.parameters, communicator, {.sharded = is_sharded(config, communicator)}),
+      parallel(ctx, model.parameters, communicator,
+               {.sharded = is_sharded(config, communicator), .whole_cost = whole_cost(config)}),
       communicator_(communicator) {
     if (!parallel.is_sharded()) {
         optimizer = make_optimizer(ctx, model.parameters, config);
         return;
     }
+    // The exchange of whole matrices has not been run on GPUs.
+    check(ctx.device().is_cpu() || config.optimizer != OptimizerKind::muon,
+          "zero: 1 with optimizer muon runs on CPUs only; expected zero 0, or optimizer adamw");
     if (is_16_bit(model.parameters.dtype())) masters_ = zeros(ctx, {parallel.own_elements()}, DType::f32);
-    optimizer = std::make_unique<AdamW>(
+    optimizer = make_optimizer(
         ctx, model.parameters,
-        AdamWShard{.ranges = parallel.own_ranges(), .gradients = parallel.gradients(), .masters = masters_},
-        adamw_options(config));
+        {.ranges = parallel.own_ranges(), .gradients = parallel.gradients(), .masters = masters_}, config);
 }
 
 void Replica::initialize(Seed seed) {
     model.parameters.initialize(model.ctx, seed);
-    if (masters_.defined()) parallel.pack(model.ctx, workspace(), masters_);
+    if (masters_.defined()) pack(model.ctx, workspace(), parallel.own_ranges(), masters_);
 }
 
 void Replica::load_weights(const Checkpoint& checkpoint, const std::string& source) {
@@ -73,10 +75,11 @@ void Replica::load_weights(const Checkpoint& checkpoint, const std::string& sour
     if (is_root()) copy_parameters(ctx, model.parameters, weights, checkpoint, source);
     communicator_.broadcast(ctx, model.parameters.values());
     if (weights.raw_data() != model.parameters.values().raw_data()) communicator_.broadcast(ctx, weights);
-    if (masters_.defined()) parallel.pack(ctx, weights, masters_);
+    if (masters_.defined()) pack(ctx, weights, parallel.own_ranges(), masters_);
 }
 
 void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
+    if (is_root()) check_saved_dtypes(checkpoint, model.parameters.dtype(), source);
     load_weights(checkpoint, source);
     if (parallel.is_sharded()) {
         restore_moments(checkpoint, source);
@@ -94,9 +97,8 @@ void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
 
 void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& source) {
     const Context& ctx = model.ctx;
-    const ParameterStore& parameters = model.parameters;
     for (const StateTensor& part : optimizer->state()) {
-        if (part.tensor.elements() == 1) {  // a counter
+        if (part.parameters.empty()) {  // a counter
             if (is_root())
                 copy(ctx, part.tensor,
                      to_device(ctx, saved_state(checkpoint, part.name, {1}, part.tensor.dtype(), source)));
@@ -104,12 +106,12 @@ void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& s
             continue;
         }
         if (is_root())
-            for (const Parameter& parameter : parameters.parameters())
+            for (const Parameter& parameter : part.parameters)
                 copy(ctx, parameter.grad(),
                      to_device(ctx, saved_state(checkpoint, part.name + '/' + parameter.name(),
                                                 parameter.shape(), part.tensor.dtype(), source)));
         communicator_.broadcast(ctx, workspace());
-        parallel.pack(ctx, workspace(), part.tensor);
+        pack(ctx, workspace(), part.ranges, part.tensor);
     }
 }
 
@@ -127,26 +129,27 @@ void Replica::save_into(Checkpoint& checkpoint) {
     }
     communicator_.barrier(ctx);  // where one that never comes is noticed
     // Put together in turn, and kept by process 0 in the host's memory.
-    const auto add = [&](const std::string& what, const Tensor& whole, const std::string& prefix,
-                         NamedTensors& tensors) {
+    const auto add = [&](const std::string& what, const Tensor& whole, std::span<const Parameter> held,
+                         const std::string& prefix, NamedTensors& tensors) {
         if (!is_root()) return;
         const Tensor& on_host = to_host_memory(what, whole);
-        for (const Parameter& parameter : parameters.parameters())
+        for (const Parameter& parameter : held)
             tensors[prefix + parameter.name()] = view_of(on_host, parameter);
     };
     parallel.gather_values(ctx);
-    add("values", parameters.values(), "", checkpoint.params);
+    const auto all = parameters.parameters();
+    add("values", parameters.values(), all, "", checkpoint.params);
     if (masters_.defined()) {
-        parallel.unpack(ctx, masters_, workspace());
-        add("masters", workspace(), "", checkpoint.master);
+        parallel.unpack(ctx, masters_, parallel.own_ranges(), workspace());
+        add("masters", workspace(), all, "", checkpoint.master);
     }
     for (const StateTensor& part : optimizer->state()) {
-        if (part.tensor.elements() == 1) {
+        if (part.parameters.empty()) {
             if (is_root()) checkpoint.optimizer[part.name] = to_host_memory(part.name, part.tensor);
             continue;
         }
-        parallel.unpack(ctx, part.tensor, workspace());
-        add(part.name, workspace(), part.name + '/', checkpoint.optimizer);
+        parallel.unpack(ctx, part.tensor, part.ranges, workspace());
+        add(part.name, workspace(), part.parameters, part.name + '/', checkpoint.optimizer);
     }
     if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
 }
@@ -156,7 +159,7 @@ void Replica::reserve_host_memory() {
     host_memory("values", model.parameters.values());
     if (masters_.defined()) host_memory("masters", workspace());
     for (const StateTensor& part : optimizer->state())
-        host_memory(part.name, part.tensor.elements() == 1 ? part.tensor : workspace());
+        host_memory(part.name, part.parameters.empty() ? part.tensor : workspace());
 }
 
 const Tensor& Replica::host_memory(const std::string& name, const Tensor& x) {

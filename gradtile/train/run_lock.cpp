@@ -37,8 +37,9 @@ std::string holder_in(const OpenFile& file) {
 }  // namespace
 
 RunLock::RunLock(const std::filesystem::path& directory) {
+    with_file_name("lock", directory / ".lock",
+                   [&] { file_ = open_own_file(directory / ".lock", O_RDWR | O_CREAT); });
     with_file_name("directory", directory, [&] {
-        file_ = OpenFile(FileSystem::posix(), directory / ".lock", O_RDWR | O_CREAT);
         if (::flock(file_.descriptor(), LOCK_EX | LOCK_NB) != 0) {
             const int reason = errno;
             check(reason != EWOULDBLOCK, "in use by ", holder_in(file_));

@@ -11,7 +11,8 @@ namespace gradtile {
 /// name.
 class RunLock {
   public:
-    /// Throws Error naming the directory and the process that holds the lock. The directory must exist.
+    /// The directory must exist. Throws Error naming the directory and the process that holds the lock, and
+    /// when .lock is not a file of this user alone (see open_own_file()).
     explicit RunLock(const std::filesystem::path& directory);
 
   private:

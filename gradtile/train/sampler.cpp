@@ -11,12 +11,10 @@ namespace gradtile {
 namespace {
 
 void validate(const SampleOptions& options) {
-    check(options.tokens >= 0, "sample: tokens ", options.tokens, "; expected 0 or more");
-    check(options.temperature >= 0.0 && std::isfinite(options.temperature), "sample: temperature ",
-          options.temperature, "; expected 0 or more");
-    check(options.top_k >= 0, "sample: top-k ", options.top_k, "; expected 0 (all) or more");
-    check(options.top_p > 0.0 && options.top_p <= 1.0, "sample: top-p ", options.top_p,
-          "; expected 0 < p <= 1");
+    check_range("sample: tokens", options.tokens, sample_limits::tokens);
+    check_range("sample: temperature", options.temperature, sample_limits::temperature);
+    check_range("sample: top-k", options.top_k, sample_limits::top_k);
+    check_range("sample: top-p", options.top_p, sample_limits::top_p);
 }
 
 /// Uniform on [0, 1) with 53 bits: draw number `index` of a seed.

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <gradtile/core/range.h>
 #include <gradtile/train/language_model.h>
 
 namespace gradtile {
@@ -16,6 +17,12 @@ struct SampleOptions {
     double top_p = 1.0;         ///< draw among the fewest likeliest tokens that together have probability p
     std::uint64_t seed = 1;
 };
+
+/// Allowed values of the numbers above.
+namespace sample_limits {
+inline constexpr Range tokens{0, 1e9}, temperature{0, 1e6}, top_k{0, 2147483647},
+    top_p{.least = 0, .most = 1, .least_is_open = true};
+}
 
 /// The next token from a model's logits: the smallest id among equally likely ones when greedy, else by the
 /// uniform number u in [0, 1). temperature, then top_k, then top_p. Throws Error when a logit is not finite.

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 
+#include <gradtile/core/message.h>
 #include <gradtile/train/tensor_bytes.h>
 
 namespace gradtile {
@@ -173,7 +174,7 @@ void SnapshotWriter::save(const Checkpoint& live, bool best) {
         report.copy_seconds = seconds_since(begin);
         start_writing({std::move(plan.staged), plan.device_bytes, report});
     } catch (const std::exception& error) {  // no memory
-        report.message = concat("checkpoint ", report.path.string(), ": ", error.what());
+        report.message = concat("checkpoint ", report.path.string(), ": ", message_of(error));
         const std::lock_guard lock(mutex_);
         reports_.push_back(report);
     }
@@ -214,7 +215,7 @@ void SnapshotWriter::write(Job& job) const {
         job.report.is_best = saved.is_best;
         job.report.message = saved.problem;
     } catch (const std::exception& error) {
-        job.report.message = error.what();
+        job.report.message = message_of(error);
     }
     job.report.write_seconds = seconds_since(begin);
 }

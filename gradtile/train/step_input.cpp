@@ -1,6 +1,8 @@
 #include <gradtile/train/step_input.h>
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/layers/dropout.h>
@@ -48,6 +50,16 @@ StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptio
 void StepInput::prepare(std::int64_t step) {
     if (prepared_ && prepared_->step == step) return;
     check(!prepared_, "step input: step ", prepared_ ? prepared_->step : 0, " is prepared and was not taken");
+    try {
+        draw(step);
+    } catch (...) {
+        loader_.restore(state_);  // to where the step begins
+        throw;
+    }
+    prepared_ = {step, loader_.state()};
+}
+
+void StepInput::draw(std::int64_t step) {
     std::int32_t* const words = host_[next_].data<std::int32_t>();
     const double rate = options_.schedule(step);
     std::memcpy(words + rate_at, &rate, sizeof rate);
@@ -56,13 +68,27 @@ void StepInput::prepare(std::int64_t step) {
     const std::int64_t of_micro_step = tokens_ / options_.micro_steps;
     const auto count = static_cast<std::size_t>(of_micro_step);
     std::int64_t target_count = 0;
-    for (std::int64_t i = 0; i < options_.micro_steps; ++i) {
-        std::int32_t* const tokens = words + tokens_at + i * of_micro_step;
-        target_count += loader_.next({tokens, count}, {tokens + tokens_, count});
+    try {
+        for (std::int64_t i = 0; i < options_.micro_steps; ++i) {
+            std::int32_t* const tokens = words + tokens_at + i * of_micro_step;
+            target_count += loader_.next({tokens, count}, {tokens + tokens_, count});
+        }
+    } catch (...) {
+        loader_.restore(state_);  // micro-steps that were read do not count either
+        throw;
     }
-    const auto divisor = static_cast<double>(target_count);
-    std::memcpy(words + target_count_at, &divisor, sizeof divisor);
-    prepared_ = {step, loader_.state()};
+    put_target_count(static_cast<double>(target_count));
+}
+
+void StepInput::put_target_count(double count) {
+    std::memcpy(host_[next_].data<std::int32_t>() + target_count_at, &count, sizeof count);
+}
+
+void StepInput::prepare_refusal(std::int64_t step) {
+    std::int32_t* const words = host_[next_].data<std::int32_t>();
+    std::fill_n(words, host_[next_].elements(), 0);
+    put_target_count(std::numeric_limits<double>::min());  // divided by it, gradients overflow float32
+    prepared_ = {step, state_};
 }
 
 void StepInput::upload(const Context& ctx, double vote) {

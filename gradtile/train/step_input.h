@@ -23,8 +23,13 @@ class StepInput {
   public:
     StepInput(const Context& ctx, DataLoader loader, const StepInputOptions& options);
 
-    /// Draws the data of step `step` on the host, unless that was done. Steps come in order.
+    /// Draws the data of step `step` on the host, unless that was done. Steps come in order. Throws Error
+    /// when the data cannot be read; nothing is prepared then, and another try reads the same.
     void prepare(std::int64_t step);
+    /// For a step whose data could not be read, where other processes wait for this one's part: a target
+    /// count so small that the gradients are infinite, which refuses the step's update everywhere. It takes
+    /// no data.
+    void prepare_refusal(std::int64_t step);
     /// Makes the prepared step's input the current one, in stream order. `vote` is what vote() will hold.
     void upload(const Context& ctx, double vote = 0.0);
 
@@ -46,6 +51,8 @@ class StepInput {
         std::int64_t step;
         JsonValue state_after;
     };
+    void draw(std::int64_t step);
+    void put_target_count(double count);
 
     DataLoader loader_;
     StepInputOptions options_;

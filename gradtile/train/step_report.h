@@ -4,6 +4,8 @@
 #include <optional>
 #include <string>
 
+#include <gradtile/core/json_value.h>
+
 namespace gradtile {
 
 struct StepReport {
@@ -18,6 +20,19 @@ struct StepReport {
     /// What was not finite, "loss" or a parameter's name; the update was not applied then. Empty: all is
     /// well.
     std::string not_finite = {};
+};
+
+/// As a checkpoint keeps it; numbers that are not finite come back as NaN.
+JsonValue to_json(const StepReport& report);
+/// Throws Error when something is missing.
+StepReport step_report_from(const JsonValue& saved);
+
+/// How far a step or an evaluation is, for what takes long.
+struct StepPart {
+    enum class Kind { micro_steps, evaluation_windows };
+    std::int64_t step = 0;  ///< the step under way, or the one evaluated
+    Kind kind = Kind::micro_steps;
+    std::int64_t done = 0, all = 0;
 };
 
 }  // namespace gradtile

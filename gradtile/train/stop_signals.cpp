@@ -1,50 +1,66 @@
 #include <gradtile/train/stop_signals.h>
 
-#include <signal.h>
 #include <unistd.h>
-
-#include <array>
-#include <atomic>
 
 #include <gradtile/core/check.h>
 
 namespace gradtile {
 namespace {
 
-constexpr std::array watched = {SIGTERM, SIGUSR1, SIGXFSZ};  // the last one only to be ignored
-
-// A signal handler can reach nothing but static storage.
+// Signals belong to the process, so at most one object may wait for them.
 std::atomic<bool> watching{false};
-std::atomic<int> received{0};
-static_assert(std::atomic<int>::is_always_lock_free);
-std::array<struct sigaction, watched.size()> former;
 
-extern "C" void remember_signal(int number) {
-    int first = 0;
-    if (!received.compare_exchange_strong(first, number) && first == number) _exit(128 + number);
+bool is_ignored(int number) {
+    struct sigaction action {};
+    sigaction(number, nullptr, &action);
+    return action.sa_handler == SIG_IGN;
+}
+
+sigset_t request_signals() {
+    sigset_t requests;
+    sigemptyset(&requests);
+    sigaddset(&requests, SIGTERM);
+    sigaddset(&requests, SIGUSR1);
+    for (const int number : {SIGINT, SIGHUP})
+        if (!is_ignored(number)) sigaddset(&requests, number);
+    return requests;
 }
 
 }  // namespace
 
-StopSignals::StopSignals() {
+StopSignals::StopSignals() : requests_(request_signals()) {
     check(!watching.exchange(true), "stop signals: already watched");
-    received = 0;
     struct sigaction action {};
-    action.sa_flags = SA_RESTART;  // a save under way must not see interrupted calls
+    action.sa_handler = SIG_IGN;
     sigemptyset(&action.sa_mask);
-    for (std::size_t i = 0; i < watched.size(); ++i) {
-        action.sa_handler = watched[i] == SIGXFSZ ? SIG_IGN : remember_signal;
-        sigaction(watched[i], &action, &former[i]);
-    }
+    for (std::size_t i = 0; i < ignored.size(); ++i) sigaction(ignored[i], &action, &former_[i]);
+    pthread_sigmask(SIG_BLOCK, &requests_, &former_mask_);
+    thread_ = std::thread([this] { wait_for_signals(); });
 }
 
 StopSignals::~StopSignals() {
-    for (std::size_t i = 0; i < watched.size(); ++i) sigaction(watched[i], &former[i], nullptr);
+    ending_ = true;
+    pthread_kill(thread_.native_handle(), SIGUSR1);  // for that thread alone: wakes it
+    thread_.join();
+    pthread_sigmask(SIG_SETMASK, &former_mask_, nullptr);
+    for (std::size_t i = 0; i < ignored.size(); ++i) sigaction(ignored[i], &former_[i], nullptr);
     watching = false;
 }
 
-int StopSignals::signal() const {
-    return received;
+void StopSignals::wait_for_signals() {
+    while (!ending_) {
+        siginfo_t signal{};
+        if (sigwaitinfo(&requests_, &signal) > 0 && !ending_) take(signal);
+    }
+}
+
+/// This thread writes nothing: it must be there for a second signal even where nobody reads the output.
+void StopSignals::take(const siginfo_t& signal) {
+    const int number = signal.si_signo;
+    if (number == SIGHUP && terminal_.has_sent(signal)) return;
+    const int first = received_;
+    if (!answered_ || first == number) _exit(128 + number);
+    if (first == 0) received_ = number;
 }
 
 }  // namespace gradtile

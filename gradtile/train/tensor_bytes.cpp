@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
+#include <gradtile/core/allocator.h>
 #include <gradtile/train/tensor_bytes.h>
 
 namespace gradtile {
@@ -89,6 +91,13 @@ bool all_finite(DType dtype, const std::byte* data, std::size_t elements) {
             return true;
     }
     return true;
+}
+
+Tensor empty_on_host(const Shape& shape, DType dtype) {
+    const std::size_t bytes = static_cast<std::size_t>(shape.elements()) * size_of(dtype);
+    auto buffer = std::make_shared<Buffer>(system_allocator(Device::cpu()), std::max<std::size_t>(bytes, 1));
+    std::byte* const data = buffer->data();
+    return Tensor(std::move(buffer), data, Device::cpu(), dtype, shape, contiguous_strides(shape));
 }
 
 }  // namespace gradtile

@@ -13,4 +13,7 @@ void copy_row_major(const Tensor& x, std::int64_t begin, std::int64_t end, std::
 /// True unless one of `elements` values of a floating dtype at `data` is infinite or NaN; int32 always is.
 bool all_finite(DType dtype, const std::byte* data, std::size_t elements);
 
+/// A contiguous tensor on the CPU in memory of its own, not initialised.
+Tensor empty_on_host(const Shape& shape, DType dtype);
+
 }  // namespace gradtile

@@ -1,43 +1,107 @@
 #include <gradtile/train/token_sequence.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 
 #include <gradtile/core/check.h>
 
 namespace gradtile {
+
+class TokenStorage {
+  public:
+    TokenStorage() = default;
+    virtual ~TokenStorage() = default;
+    TokenStorage(const TokenStorage&) = delete;
+    TokenStorage& operator=(const TokenStorage&) = delete;
+
+    virtual void read(std::int64_t first, std::span<std::int32_t> out) const = 0;
+    virtual void require_unchanged() const {}
+};
+
 namespace {
 
+template <class Ids>
+class IdsInMemory final : public TokenStorage {
+  public:
+    explicit IdsInMemory(Ids ids) : ids_(std::move(ids)) {}
+
+    void read(std::int64_t first, std::span<std::int32_t> out) const override {
+        using Id = std::conditional_t<std::is_same_v<Ids, std::string>, unsigned char, std::int32_t>;
+        const Id* const __restrict from = reinterpret_cast<const Id*>(ids_.data()) + first;
+        for (std::size_t i = 0; i < out.size(); ++i) out[i] = from[i];
+    }
+
+  private:
+    Ids ids_;
+};
+
 template <class Id>
-void copy_ids(const std::byte* data, std::int64_t begin, std::span<std::int32_t> out) {
-    const Id* const __restrict ids = reinterpret_cast<const Id*>(data) + begin;
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::int32_t>(ids[i]);
-}
+class IdsInFile final : public TokenStorage {
+  public:
+    explicit IdsInFile(FileTokens tokens) : tokens_(std::move(tokens)) {}
+
+    void read(std::int64_t first, std::span<std::int32_t> out) const override {
+        std::array<Id, 8192> buffer;
+        while (!out.empty()) {
+            const std::size_t count = std::min(out.size(), buffer.size());
+            const std::span<Id> ids = std::span(buffer).first(count);
+            tokens_.file->read(tokens_.offset + first * std::int64_t{sizeof(Id)},
+                               std::as_writable_bytes(ids));
+            Id most = 0;
+            for (std::size_t i = 0; i < count; ++i) {
+                most = std::max(most, ids[i]);
+                out[i] = static_cast<std::int32_t>(ids[i]);
+            }
+            // They were below it when the file was opened. An id beyond reaches memory that is not the
+            // embedding's.
+            check(most < tokens_.vocabulary, tokens_.file->path(), ": tokens [", first, ", ",
+                  first + static_cast<std::int64_t>(count), ") have an id ", most,
+                  ", outside the vocabulary of ", tokens_.vocabulary, " (it was changed while it was read)");
+            out = out.subspan(count);
+            first += static_cast<std::int64_t>(count);
+        }
+    }
+
+    void require_unchanged() const override { gradtile::require_unchanged(*tokens_.file, tokens_.content); }
+
+  private:
+    FileTokens tokens_;
+};
 
 }  // namespace
 
+TokenSequence::TokenSequence(std::shared_ptr<const TokenStorage> storage, std::int64_t length,
+                             std::string source)
+    : source_(std::move(source)) {
+    append({std::move(storage), 0, 0, length});
+}
+
 TokenSequence::TokenSequence(std::vector<std::int32_t> ids, std::string source) : source_(std::move(source)) {
-    auto owner = std::make_shared<const std::vector<std::int32_t>>(std::move(ids));
-    const std::span<const std::int32_t> all(*owner);
-    append({std::move(owner), std::as_bytes(all).data(), 4, 0, std::ssize(all)});
+    const std::int64_t length = std::ssize(ids);
+    append({std::make_shared<IdsInMemory<std::vector<std::int32_t>>>(std::move(ids)), 0, 0, length});
 }
 
-TokenSequence::TokenSequence(std::shared_ptr<const void> owner, std::span<const std::uint8_t> ids,
-                             std::string source)
-    : source_(std::move(source)) {
-    append({std::move(owner), std::as_bytes(ids).data(), 1, 0, std::ssize(ids)});
+TokenSequence TokenSequence::of_bytes(std::string text, std::string source) {
+    const std::int64_t length = std::ssize(text);
+    return {std::make_shared<IdsInMemory<std::string>>(std::move(text)), length, std::move(source)};
 }
 
-TokenSequence::TokenSequence(std::shared_ptr<const void> owner, std::span<const std::uint16_t> ids,
-                             std::string source)
-    : source_(std::move(source)) {
-    append({std::move(owner), std::as_bytes(ids).data(), 2, 0, std::ssize(ids)});
-}
-
-TokenSequence::TokenSequence(std::shared_ptr<const void> owner, std::span<const std::uint32_t> ids,
-                             std::string source)
-    : source_(std::move(source)) {
-    append({std::move(owner), std::as_bytes(ids).data(), 4, 0, std::ssize(ids)});
+TokenSequence TokenSequence::of_file(FileTokens tokens) {
+    const std::int64_t length = tokens.count;
+    std::string source = tokens.file->path();
+    check(tokens.id_bytes == 2 || tokens.id_bytes == 4, source, ": ids of ", tokens.id_bytes,
+          " bytes; expected 2 or 4");
+    constexpr std::int64_t most_vocabulary = std::int64_t{1} << 31;  // ids become int32
+    check(tokens.vocabulary >= 1 && tokens.vocabulary <= most_vocabulary, source, ": vocabulary ",
+          tokens.vocabulary, "; expected 1 to ", most_vocabulary);
+    std::shared_ptr<const TokenStorage> storage;
+    if (tokens.id_bytes == 2) {
+        storage = std::make_shared<IdsInFile<std::uint16_t>>(std::move(tokens));
+    } else {
+        storage = std::make_shared<IdsInFile<std::uint32_t>>(std::move(tokens));
+    }
+    return {std::move(storage), length, std::move(source)};
 }
 
 TokenSequence TokenSequence::joined(std::span<const TokenSequence> parts, std::string source) {
@@ -64,13 +128,15 @@ void TokenSequence::read(std::int64_t begin, std::span<std::int32_t> out) const 
         const std::int64_t offset = begin - piece->begin;
         const std::int64_t count = std::min(piece->length - offset, std::ssize(out));
         const std::span<std::int32_t> here = out.first(static_cast<std::size_t>(count));
-        if (piece->width == 1) copy_ids<std::uint8_t>(piece->data, offset, here);
-        if (piece->width == 2) copy_ids<std::uint16_t>(piece->data, offset, here);
-        if (piece->width == 4) copy_ids<std::uint32_t>(piece->data, offset, here);
+        piece->storage->read(piece->first + offset, here);
         out = out.subspan(here.size());
         begin += count;
         ++piece;
     }
+}
+
+void TokenSequence::require_unchanged() const {
+    for (const Piece& piece : pieces_) piece.storage->require_unchanged();
 }
 
 TokenSequence TokenSequence::slice(std::int64_t begin, std::int64_t end) const {
@@ -82,7 +148,7 @@ TokenSequence TokenSequence::slice(std::int64_t begin, std::int64_t end) const {
         const std::int64_t first = std::max(begin, piece.begin);
         const std::int64_t last = std::min(end, piece.begin + piece.length);
         if (first >= last) continue;
-        piece.data += (first - piece.begin) * piece.width;
+        piece.first += first - piece.begin;
         piece.length = last - first;
         part.append(std::move(piece));
     }

@@ -5,19 +5,20 @@
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/check.h>
-#include <gradtile/train/utf8.h>
+#include <gradtile/core/utf8.h>
 
 namespace gradtile {
 namespace {
 
-/// Calls visit(code point, byte offset) for every character; throws where the text is not UTF-8.
+/// Calls visit(code point, byte offset) for every character; throws where the text is not UTF-8. `advice`
+/// ends that message.
 template <class Visit>
-void for_each_character(std::string_view text, std::string_view source, Visit&& visit) {
+void for_each_character(std::string_view text, std::string_view source, Visit&& visit,
+                        const char* advice = "") {
     for (std::size_t offset = 0; offset < text.size();) {
         const auto lead = static_cast<unsigned char>(text[offset]);
         const CodePoint point = lead < 0x80 ? CodePoint{lead, 1} : decode_utf8(text, offset);
-        check(point.length > 0, source, ": invalid UTF-8 at byte offset ", offset,
-              "; the byte tokenizer (--tokenizer bytes) takes any file");
+        check(point.length > 0, source, ": invalid UTF-8 at byte offset ", offset, advice);
         visit(point.value, offset);
         offset += static_cast<std::size_t>(point.length);
     }
@@ -38,7 +39,10 @@ Tokenizer Tokenizer::characters(std::vector<char32_t> alphabet) {
 Tokenizer Tokenizer::characters_of(std::string_view text, std::string_view source) {
     check(!text.empty(), source, ": is empty; expected text");
     std::vector<bool> seen(0x110000);
-    for_each_character(text, source, [&](char32_t c, std::size_t) { seen[c] = true; });
+    // Only here is there a choice of tokenizers: sampling and evaluation use the checkpoint's.
+    for_each_character(
+        text, source, [&](char32_t c, std::size_t) { seen[c] = true; },
+        "; the byte tokenizer (--tokenizer bytes) takes any file");
     std::vector<char32_t> alphabet;
     for (std::size_t c = 0; c < seen.size(); ++c)
         if (seen[c]) alphabet.push_back(static_cast<char32_t>(c));

@@ -11,6 +11,8 @@
 #include <gradtile/core/device.h>
 #include <gradtile/core/dtype.h>
 #include <gradtile/layers/model_config.h>
+#include <gradtile/train/file_system.h>
+#include <gradtile/train/token_type.h>
 #include <gradtile/train/tokenizer.h>
 
 namespace gradtile {
@@ -30,7 +32,8 @@ struct TrainConfig {
     std::string val_data;       ///< empty: the last part of data
     double val_fraction = 0.1;  ///< part of data kept for validation when val_data is empty
     TokenizerKind tokenizer = TokenizerKind::characters;
-    std::int64_t ignore_token = -1;  ///< targets of this id do not count; -1: none
+    TokenType token_type = TokenType::automatic;  ///< of token files without a header
+    std::int64_t ignore_token = -1;               ///< targets of this id do not count; -1: none
 
     // Optimisation
     std::int64_t steps = 2000;
@@ -76,68 +79,85 @@ struct TrainConfig {
     }
 };
 
-/// Calls visit(name, member, help) for every setting, in the order --help prints them.
+namespace setting_limits {
+inline constexpr double most_steps = 1e12, most_sequences = 1 << 30, most_mebibytes = double{1LL << 40};
+inline constexpr Range positive{.least = 0, .most = 1e30, .least_is_open = true},
+    proper_fraction{.least = 0, .most = 1, .most_is_open = true};
+inline constexpr Range any_value{0, 0};  ///< of what is not a number
+}  // namespace setting_limits
+
+/// Calls visit(name, member, help, range) for every setting, in the order --help prints them; range is what a
+/// number is limited to.
 template <class Config, class Visit>
 void visit_settings(Config& c, Visit&& visit) {
-    visit("layers", c.model.layers, "transformer blocks");
-    visit("heads", c.model.heads, "attention heads");
-    visit("kv-heads", c.model.kv_heads, "key and value heads; 0: as many as heads");
-    visit("width", c.model.width, "model width");
-    visit("hidden", c.model.hidden, "MLP width; 0: 4*width, 8/3*width with swiglu");
-    visit("context", c.model.context, "longest sequence, tokens");
-    visit("vocabulary", c.model.vocabulary, "vocabulary size; 0: from the tokenizer");
-    visit("norm", c.model.norm, "normalisation");
-    visit("activation", c.model.activation, "MLP activation");
-    visit("positions", c.model.positions, "position encoding");
-    visit("rope-base", c.model.rope_base, "base of the rotary frequencies");
-    visit("norm-epsilon", c.model.norm_epsilon, "added to the variance in norms");
-    visit("bias", c.model.bias, "biases in linear layers and layer norms");
-    visit("tied-head", c.model.tied_head, "output head shares the token embedding");
-    visit("qk-norm", c.model.qk_norm, "RMSNorm on every head's q and k");
-    visit("dropout", c.model.dropout, "on embeddings and residual branches");
+    using namespace setting_limits;
+    visit("layers", c.model.layers, "transformer blocks", model_limits::layers);
+    visit("heads", c.model.heads, "attention heads", model_limits::heads);
+    visit("kv-heads", c.model.kv_heads, "key and value heads; 0: as many as heads", model_limits::kv_heads);
+    visit("width", c.model.width, "model width", model_limits::width);
+    visit("hidden", c.model.hidden, "MLP width; 0: 4*width, 8/3*width with swiglu", model_limits::hidden);
+    visit("context", c.model.context, "longest sequence, tokens", model_limits::context);
+    visit("vocabulary", c.model.vocabulary, "vocabulary size; 0: from the tokenizer",
+          model_limits::vocabulary);
+    visit("norm", c.model.norm, "normalisation", any_value);
+    visit("activation", c.model.activation, "MLP activation", any_value);
+    visit("positions", c.model.positions, "position encoding", any_value);
+    visit("rope-base", c.model.rope_base, "base of the rotary frequencies", model_limits::rope_base);
+    visit("norm-epsilon", c.model.norm_epsilon, "added to the variance in norms", model_limits::norm_epsilon);
+    visit("bias", c.model.bias, "biases in linear layers and layer norms", any_value);
+    visit("tied-head", c.model.tied_head, "output head shares the token embedding", any_value);
+    visit("qk-norm", c.model.qk_norm, "RMSNorm on every head's q and k", any_value);
+    visit("dropout", c.model.dropout, "dropout probability of embeddings and residual branches",
+          model_limits::dropout);
     visit("recompute", c.model.recompute,
-          "what backward computes again to save memory: nothing, cheap activations, whole blocks");
+          "what backward recomputes to save memory: nothing, cheap activations, whole blocks", any_value);
 
-    visit("data", c.data, "text file, or token file (.bin) to train on");
-    visit("val-data", c.val_data, "file to validate on; empty: the last part of data");
-    visit("val-fraction", c.val_fraction, "part of data kept for validation");
-    visit("tokenizer", c.tokenizer, "how text becomes tokens");
-    visit("ignore-token", c.ignore_token, "targets of this id do not count; -1: none");
+    visit("data", c.data, "text file, or token file (.bin) to train on", any_value);
+    visit("val-data", c.val_data, "file to validate on; empty: the last part of data", any_value);
+    visit("val-fraction", c.val_fraction, "part of data kept for validation", proper_fraction);
+    visit("tokenizer", c.tokenizer, "how text becomes tokens", any_value);
+    visit("token-type", c.token_type, "integers of a token file that has no header; auto: uint16", any_value);
+    visit("ignore-token", c.ignore_token, "targets of this id do not count; -1: none", Range{-1, 2147483647});
 
-    visit("steps", c.steps, "optimizer steps; the schedule's horizon");
-    visit("batch", c.batch, "sequences an optimizer step sees, over all ranks");
-    visit("micro-batch", c.micro_batch, "sequences a rank holds at once; 0: all of its part of the batch");
-    visit("optimizer", c.optimizer, "optimizer");
-    visit("lr", c.lr, "peak learning rate");
-    visit("min-lr", c.min_lr, "learning rate at the horizon");
-    visit("muon-lr", c.muon_lr, "muon: peak learning rate of the blocks' matrices");
-    visit("muon-momentum", c.muon_momentum, "muon: momentum");
-    visit("schedule", c.schedule, "learning rate after warm-up");
-    visit("warmup", c.warmup, "warm-up steps");
-    visit("wsd-decay", c.wsd_decay, "wsd: last part of the horizon, where the rate falls");
-    visit("beta1", c.beta1, "AdamW: decay of the first moment");
-    visit("beta2", c.beta2, "AdamW: decay of the second moment");
-    visit("epsilon", c.epsilon, "AdamW: added to the root of the second moment");
-    visit("weight-decay", c.weight_decay, "decoupled, on matrices only");
-    visit("clip", c.clip, "largest global gradient norm; 0: no clipping");
-    visit("max-bad-steps", c.max_bad_steps, "non-finite steps in a row before training stops");
+    visit("steps", c.steps, "optimizer steps; the schedule's horizon", Range{1, most_steps});
+    visit("batch", c.batch, "sequences an optimizer step sees, over all ranks", Range{1, most_sequences});
+    visit("micro-batch", c.micro_batch, "sequences a rank holds at once; 0: all of its part of the batch",
+          Range{0, most_sequences});
+    visit("optimizer", c.optimizer, "optimizer", any_value);
+    visit("lr", c.lr, "peak learning rate", positive);
+    visit("min-lr", c.min_lr, "learning rate at the horizon", Range{0, 1e30});
+    visit("muon-lr", c.muon_lr, "muon: peak learning rate of the blocks' matrices", positive);
+    visit("muon-momentum", c.muon_momentum, "muon: momentum", proper_fraction);
+    visit("schedule", c.schedule, "learning rate after warm-up", any_value);
+    visit("warmup", c.warmup, "warm-up steps", Range{0, most_steps});
+    visit("wsd-decay", c.wsd_decay, "wsd: last part of the horizon, where the rate falls", Range{0, 1});
+    visit("beta1", c.beta1, "AdamW: decay of the first moment", proper_fraction);
+    visit("beta2", c.beta2, "AdamW: decay of the second moment", proper_fraction);
+    visit("epsilon", c.epsilon, "AdamW: added to the root of the second moment", positive);
+    visit("weight-decay", c.weight_decay, "decoupled weight decay, of matrices only", Range{0, 1e30});
+    visit("clip", c.clip, "largest global gradient norm; 0: no clipping", Range{0, 1e30});
+    visit("max-bad-steps", c.max_bad_steps, "non-finite steps in a row before training stops",
+          Range{1, most_steps});
 
-    visit("out", c.out, "directory of the run");
-    visit("init-from", c.init_from, "checkpoint whose weights to start from");
-    visit("seed", c.seed, "of weights, data order and dropout");
-    visit("threads", c.threads, "0: every core");
-    visit("dtype", c.dtype, "of weights and activations; bf16 keeps float32 masters");
-    visit("device", c.device, "where to train");
+    visit("out", c.out, "directory of the run", any_value);
+    visit("init-from", c.init_from, "checkpoint whose weights to start from", any_value);
+    visit("seed", c.seed, "seed of weights, data order and dropout", Range{0, 18446744073709551615.0});
+    visit("threads", c.threads, "number of threads; 0: every core", Range{0, 4096});
+    visit("dtype", c.dtype, "type of weights and activations; bf16 keeps float32 masters", any_value);
+    visit("device", c.device, "where to train", any_value);
     visit("deterministic", c.model.deterministic,
-          "on a GPU: the same bits in every run, at some cost; the CPU always is");
-    visit("cuda-graph", c.cuda_graph, "on a GPU: replay each step as one captured graph");
-    visit("zero", c.zero, "1: ranks share the optimizer's state and masters between them; 0: each has all");
-    visit("tf32", c.tf32, "f32 matrix products on GPUs may round operands to TF32");
-    visit("eval-every", c.eval_every, "steps between evaluations; 0: only at the end");
-    visit("save-every", c.save_every, "steps between checkpoints; 0: only at the end");
-    visit("keep-last", c.keep_last, "newest checkpoints kept");
-    visit("keep-every", c.keep_every, "also keep steps that are a multiple; 0: none");
-    visit("memory-budget", c.memory_budget, "MiB a step may hold; 0: what the device has");
+          "on a GPU: the same bits in every run, but slower; the CPU is always deterministic", any_value);
+    visit("cuda-graph", c.cuda_graph, "on a GPU: replay each step as one captured graph", any_value);
+    visit("zero", c.zero, "1: each rank holds a part of the optimizer's state and masters; 0: all of it",
+          Range{0, 1});
+    visit("tf32", c.tf32, "f32 matrix products on GPUs may round operands to TF32", any_value);
+    visit("eval-every", c.eval_every, "steps between evaluations; 0: only at the end", Range{0, most_steps});
+    visit("save-every", c.save_every, "steps between checkpoints; 0: only at the end", Range{0, most_steps});
+    visit("keep-last", c.keep_last, "number of newest checkpoints to keep", Range{1, most_steps});
+    visit("keep-every", c.keep_every, "also keep checkpoints whose step is a multiple of this; 0: none",
+          Range{0, most_steps});
+    visit("memory-budget", c.memory_budget, "MiB a step may hold; 0: what the device has",
+          Range{0, most_mebibytes});
 }
 
 /// What the weights and activations of such a run are stored in.
@@ -158,8 +178,16 @@ nlohmann::json to_json(const TrainConfig& config);
 void apply_json(TrainConfig& config, const nlohmann::json& settings, const std::string& source);
 /// The same from JSON text.
 void apply_config_text(TrainConfig& config, std::string_view text, const std::string& source);
-/// Reads and applies a JSON file.
-void apply_config_file(TrainConfig& config, const std::string& path);
+/// What stands in a JSON file of settings: a regular file of at most max_config_bytes.
+constexpr std::uint64_t max_config_bytes = std::uint64_t{1} << 20;
+std::string config_file_text(const std::string& path, SymbolicLinks links = SymbolicLinks::follow);
+/// Reads and applies such a file.
+void apply_config_file(TrainConfig& config, const std::string& path,
+                       SymbolicLinks links = SymbolicLinks::follow);
+
+/// Makes data, val-data and init-from absolute, so that a run goes on from any working directory. Throws
+/// Error naming the setting when its path would not be UTF-8.
+void make_paths_absolute(TrainConfig& config);
 
 /// auto: a GPU where there is one, else the CPU. Processes of one host are numbered by local_rank and take a
 /// GPU each, unless each is shown only its own. Throws Error when cuda is asked for and there is none.

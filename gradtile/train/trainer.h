@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 
+#include <gradtile/core/message.h>
 #include <gradtile/core/step_graph.h>
 #include <gradtile/layers/memory_plan.h>
 #include <gradtile/train/global_norm.h>
@@ -37,6 +38,10 @@ struct Resume {
     std::optional<std::int64_t> threads = {};
     std::optional<DeviceChoice> device = {};
     std::optional<std::int64_t> zero = {};
+    std::optional<std::string> data = {};      ///< where the same data lies now
+    std::optional<std::string> val_data = {};  ///< likewise; only of a run that has validation data
+    /// Goes on from what is there when the newest announced checkpoint is not; see find_resume_point().
+    bool restart = false;
 };
 
 struct RunSummary {
@@ -44,14 +49,14 @@ struct RunSummary {
     Reason reason = Reason::finished;
     std::int64_t step = 0;  ///< the last one done
     bool saved = false;     ///< the state of that step is safe on disk; true in ranks that save nothing
+    /// Micro-steps done and micro-steps in all of a step that was dropped to stop; 0: no step was dropped.
+    std::int64_t dropped_micro_steps = 0, dropped_of = 0;
+    bool evaluation_left = false;         ///< that of the last step, to stop: a resumed run begins with it
     std::filesystem::path checkpoint;     ///< the newest safe one; empty: none
     std::optional<double> val_loss;       ///< newest
     std::optional<double> best_val_loss;  ///< lowest, that of best.h5
     std::int64_t bad_steps = 0;           ///< steps whose update was refused, since the run was made
 };
-
-/// Prints "gradtile: MESSAGE" on stderr.
-void print_message(const std::string& message);
 
 struct Dataset;
 
@@ -70,22 +75,33 @@ class Trainer {
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
                      Purpose purpose = Purpose::train);
     /// Goes on from the newest sound checkpoint; damaged newer ones are named through on_message. A run that
-    /// was killed before its first checkpoint begins again.
+    /// was killed before its first checkpoint begins again. find_resume_point() says what is refused; until
+    /// the run can go on, nothing in its directory changes. The directory of a finished run stays as it is.
     explicit Trainer(const Resume& resume, MessageHandler on_message = print_message,
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>());
     ~Trainer();
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
 
+    /// Called before the data of a step is read, on a GPU while the step before is under way. An exception
+    /// that it throws is treated as one of the data's.
+    void on_prepare(std::function<void(std::int64_t step)> callback) { on_prepare_ = std::move(callback); }
     /// Called after every step.
     void on_step(std::function<void(const StepReport&)> callback) { on_step_ = std::move(callback); }
-    /// Asked after every step; once it says true the run saves and returns. Several processes are asked
-    /// before a step, and stop together after it when one of them has said so.
+    /// Called while a step or an evaluation is under way, after each of its parts that the host waits for.
+    void on_part(std::function<void(const StepPart&)> callback) { on_part_ = std::move(callback); }
+    /// Asked before each step, on the CPU between its micro-steps, and between the batches of an evaluation;
+    /// once it says true the run drops the step under way (the weights are those of the step before, and its
+    /// data is drawn again), saves the last whole one and returns. A step on a GPU, or of one micro-step, is
+    /// finished. An evaluation that was left is made first when the run is resumed, so the run equals one
+    /// that was never stopped. Several processes stop together when one of them has said so.
     void stop_when(std::function<bool()> stop) { stop_when_ = std::move(stop); }
 
     /// Trains up to the last step, or until step number `stop_after` is done (0: no such step). Saves at the
     /// end; a save that fails is told through on_message and does not stop training. Throws Error after
-    /// max_bad_steps refused updates in a row, naming what was not finite and the last good checkpoint.
+    /// max_bad_steps refused updates in a row, naming what was not finite and the last good checkpoint; and
+    /// when a step's or an evaluation's data cannot be read, in every process, once the last whole step is
+    /// saved.
     RunSummary run(std::int64_t stop_after = 0);
 
     const LanguageModel& model() const { return replica_->model; }
@@ -98,16 +114,21 @@ class Trainer {
     std::int64_t last_step() const { return end_; }
     /// Steps done.
     std::int64_t step() const { return step_; }
+    /// Nothing is left to do, an evaluation included.
+    bool is_finished() const { return step_ >= end_ && !to_evaluate_; }
     const MemoryPlan& memory_plan() const { return plan_; }
     std::int64_t train_tokens() const { return train_tokens_; }
     std::int64_t validation_tokens() const { return validation_tokens_; }
+    /// Lines that say what the data is: see Dataset::description; and how much of a larger vocabulary it
+    /// uses.
+    const std::vector<std::string>& data_description() const { return data_description_; }
     /// See Dataset::source_nll.
     std::optional<double> source_nll() const { return source_nll_; }
 
   private:
     struct Validation;
 
-    void build(const std::optional<Tokenizer>& tokenizer);
+    void build(const std::optional<Tokenizer>& tokenizer, const JsonValue& made_with = {});
     void allocate(const Context& ctx, Dataset dataset);
     void plan_arena();
     void prepare_saves(const std::filesystem::path& checkpoints);
@@ -116,15 +137,28 @@ class Trainer {
     void restore_algorithms(const Checkpoint& checkpoint, const std::string& source);
     Checkpoint snapshot();
 
-    void compute_step(const Context& ctx);
-    void enqueue_step(const Context& ctx);
+    /// Whether a step or evaluation was completed, or left by all processes after the same part.
+    enum class Part { done, left };
+    Part compute_step(const Context& ctx);
+    Part enqueue_step(const Context& ctx);
     void try_to_capture(const Context& ctx);
-    StepReport train_step();
+    RunSummary::Reason train_until(std::int64_t stop_after);
+    std::optional<StepReport> train_step();
+    void draw_input(std::int64_t step);
+    void prepare_input(std::int64_t step);
+    void prepare_ahead(std::int64_t step);
+    void finish_step(StepReport report, std::int64_t stop_after);
     bool wants_to_stop() const { return stop_when_ && stop_when_(); }
+    double own_vote() const;
+    void count_votes(double sum);
+    Part vote_to_leave(const Context& ctx);
+    void tell_part(StepPart::Kind kind, std::int64_t done, std::int64_t all) const;
     void handle_bad_step(StepReport& report);
-    bool evaluate_into(StepReport& report);
+    Part evaluate_into(StepReport& report, bool& best);
     void record(const StepReport& report);
     void save(bool best);
+    void save_last_whole_step();
+    [[noreturn]] void end_with_failure();
     void hear_of_saves();
     void draw_picture();
     [[noreturn]] void give_up(const StepReport& report);
@@ -132,6 +166,8 @@ class Trainer {
     TrainConfig config_;
     MessageHandler on_message_;
     std::function<void(const StepReport&)> on_step_;
+    std::function<void(std::int64_t)> on_prepare_;
+    std::function<void(const StepPart&)> on_part_;
     std::function<bool()> stop_when_;
 
     std::shared_ptr<ProcessGroup> group_;
@@ -151,15 +187,22 @@ class Trainer {
     std::unique_ptr<RunDirectory> directory_;  // before what writes into it
     std::unique_ptr<MetricsFile> metrics_;
     std::unique_ptr<SnapshotWriter> writer_;
+    std::string identity_;  // of the run; empty for one made before there were identities
     LossHistory history_;
     bool metrics_failing_ = false;
 
     std::int64_t train_tokens_ = 0, validation_tokens_ = 0;
     std::optional<double> source_nll_;
+    JsonValue data_content_;  // see Dataset::content
+    std::vector<std::string> data_description_;
     std::int64_t end_ = 0;
     std::int64_t step_ = 0;
-    bool voted_to_stop_ = false;   // by whichever process
-    std::int64_t saved_step_ = 0;  // newest that is safe
+    bool leaving_ = false, failed_ = false;  // voted by whichever process: to stop, because of `failure_`
+    std::string failure_;                    // of this process's data
+    std::int64_t dropped_micro_steps_ = 0;
+    std::optional<StepReport> to_evaluate_;  // of step_, whose evaluation was left
+    std::int64_t saved_step_ = 0;            // newest that is safe
+    std::int64_t given_to_save_ = -1;        // newest that was handed to the writer, or resumed from
     std::filesystem::path saved_path_;
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
     std::optional<double> val_loss_, best_val_loss_;

@@ -7,6 +7,7 @@
 
 #include <gmock/gmock.h>
 
+#include "long_problems.h"
 #include "problems.h"
 #include "reference.h"
 
@@ -24,19 +25,6 @@ int rounds(int by_default) {
 /// poison that would count as written.
 bool plain_memory() {
     return std::getenv("GRADTILE_TEST_PLAIN_MEMORY") != nullptr;
-}
-
-const Roundoff& roundoff_of(DType dtype) {
-    switch (dtype) {
-        case DType::f64:
-            return float64_roundoff;
-        case DType::bf16:
-            return bfloat16_roundoff;
-        case DType::f16:
-            return float16_roundoff;
-        default:
-            return float32_roundoff;
-    }
 }
 
 constexpr std::int64_t arena_bytes = 256 << 20;
@@ -79,7 +67,7 @@ class AttentionCuda : public testing::Test {
         const DType coarse = dtype == DType::f64 ? DType::f32 : dtype;
         const Inputs coarse_inputs = random_inputs(cpu, problem, coarse), in = coarse_inputs.to(cpu, dtype);
         const Result naive = run(cpu, coarse_inputs, problem.options(Algorithm::naive));
-        const Reference reference = reference_of(cpu, problem, in, roundoff_of(dtype));
+        const Reference reference = definition(cpu, problem, in, roundoff_of(dtype, Device::cuda(0)));
         for (const Algorithm algorithm : algorithms) {
             if (deterministic && algorithm != Algorithm::flash) continue;  // the others know no other way
             SCOPED_TRACE(::testing::Message() << algorithm);
@@ -119,6 +107,21 @@ TEST_P(AttentionCudaOf, AnyHeadDimIsAsAccurateAsNaive) {
 }
 TEST_P(AttentionCudaOf, AnyOptionIsAsAccurateAsNaive) {
     expect_accurate(problems_of_options(), GetParam());
+}
+
+TEST_P(AttentionCudaOf, OneDominatingTermOfALongSumCostsNoDigits) {
+    const DType dtype = GetParam();
+    if (dtype == DType::f64) return;  // the reference itself
+    for (const LongSum& sum : long_sums())
+        for (const bool deterministic : {false, true}) {
+            SCOPED_TRACE(::testing::Message() << sum.name << (deterministic ? ", deterministic" : ""));
+            const Inputs in = sum.inputs(cpu, dtype);
+            const Reference reference = definition(cpu, sum.problem, in, roundoff_of(dtype, gpu().device()));
+            const Result naive = run(cpu, in, sum.problem.options(Algorithm::naive));
+            Options options = sum.problem.options();
+            options.deterministic = deterministic;
+            test::expect_accurate(dtype, naive, run_on_gpu(in, options), reference);
+        }
 }
 
 /// Of every instantiation one problem of several blocks.
@@ -302,7 +305,7 @@ void expect_same_but_for_rounding(const std::vector<double>& a, const std::vecto
                             : dtype == DType::f32 ? 0x1p-24
                             : dtype == DType::f16 ? 0x1p-11
                                                   : 0x1p-8;
-    EXPECT_LE(largest_error(a, b), 8 * roundoff * largest);  // a handful of blocks, one rounding each
+    EXPECT_LE(largest_difference(a, b), 8 * roundoff * largest);  // a handful of blocks, one rounding each
 }
 
 TEST_P(AttentionCudaOf, TensorsMayLieAnyWay) {

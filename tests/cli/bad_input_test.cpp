@@ -2,11 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
 
 #include <gradtile/core/device.h>
+
+#include <support/sanitized.h>
 
 #include "program.h"
 
@@ -82,7 +85,7 @@ TEST_F(BadInput, InvalidUtf8IsRefusedByCharactersAndTakenByBytes) {
 }
 
 TEST_F(BadInput, UnknownNamesGetTheNearestKnownOne) {
-    refused({"--stepz", "3"}, {"--stepz", "nearest", "--steps"});
+    refused({"--stepz", "3"}, {"--stepz", "did you mean --steps?"});
     refused({"--preset", "dem"}, {"preset", "'dem'", "'demo'"});
     refused({"--optimizer", "adam"}, {"--optimizer", "'adam'", "adamw or muon"});
     refused({"--device", "gpu"}, {"--device", "'gpu'", "auto, cpu or cuda"});
@@ -90,6 +93,10 @@ TEST_F(BadInput, UnknownNamesGetTheNearestKnownOne) {
     expect_refused(run({"sample", "x", "--device", "gpu"}), {"--device", "'gpu'", "auto, cpu or cuda"});
     expect_refused(run({"sample", "x", "--top_k", "3"}), {"--top_k", "--top-k"});
     expect_refused(run({"gradcheck", "--op", "layernorm"}), {"--op", "'layernorm'", "'layer-norm'"});
+    expect_refused(run({"gradcheck", "--dtype", "f32,int8"}),
+                   {"--dtype", "cpu", "'int8'", "f64, f32, bf16 or f16"});
+    expect_refused(run({"gradcheck", "--dtype", "bf16", "--op", "gelo"}),
+                   {"--op", "'gelo'", "bfloat16", "'gelu'"});
     expect_refused(run({"train", "word"}), {"'word'", "train"});
 }
 
@@ -109,7 +116,7 @@ TEST_F(BadInput, AValueOfTheWrongTypeIsToldWhatWasExpected) {
 
 TEST_F(BadInput, SettingsOutOfRangeAreNamed) {
     refused({"--heads", "3"}, {"heads", "3", "16"});
-    refused({"--steps", "0"}, {"steps: 0", "at least 1"});
+    refused({"--steps", "0"}, {"steps: 0", "expected 1 to"});
     refused({"--dropout", "1.5"}, {"dropout", "1.5"});
     refused({"--lr", "nan"}, {"lr", "nan"});
     refused({"--micro-batch", "3"}, {"micro-batch: 3", "does not divide batch 4"});
@@ -125,6 +132,11 @@ TEST_F(BadInput, AConfigFileIsReadStrictly) {
     refused_config(R"([1])", {"is an array", "an object of settings"});
     refused_config(R"({"steps": 3)", {"not JSON", "line 1"});
     refused_config("", {"not JSON"});
+    refused_config(R"({"steps": 3, "lr": 0.1, "steps": 4})", {"'steps' is there twice"});
+    refused_config(R"({"steps": )" + std::string(100'000, '[') + std::string(100'000, ']') + "}",
+                   {"nested more than 64 levels deep"});
+    refused_config(R"({"steps": ")" + std::string(100'000, 'x') + "\"}",
+                   {"xxx...\" is a string", "an integer"});
     refused({"--config", (place_ / "none.json").string()}, {"none.json", "cannot be opened"});
     refused({"--config", place_.path().string()}, {"is a directory; expected a JSON file"});
 }
@@ -138,6 +150,90 @@ TEST_F(BadInput, DamagedTokenFilesAreRefused) {
     wild[150] = 200;
     refused_data(place_.write("wild.bin", shard(200, wild)), {"wild.bin", "200", "150"},
                  {"--vocabulary", "100"});
+}
+
+TEST_F(BadInput, TokenFilesThatWouldBeMisreadAreRefused) {
+    const std::vector<std::uint16_t> ids(200, 7);
+    std::string one_off = shard(200, ids);
+    one_off[0] = static_cast<char>(one_off[0] + 1);
+    refused_data(place_.write("off.bin", one_off), {"off.bin", "wrong magic 20240521", "expected 20240520"});
+    const std::string wide = place_.write("wide.bin", bytes_of(std::vector<std::uint32_t>(200, 70)));
+    refused_data(wide, {"wide.bin", "every second 16-bit number is 0", "--token-type uint32"});
+    const Outcome outcome = run(tiny_training(wide, place_ / "wide") + Arguments{"--token-type", "uint32"});
+    expect_success(outcome);
+    EXPECT_THAT(outcome.out, testing::HasSubstr("wide.bin: headerless uint32, 200 tokens, largest id 70"));
+    const Arguments eval = {"eval", (place_ / "wide").string(), "--data", wide};
+    expect_refused(run(eval), {"wide.bin", "--token-type uint32"});
+    expect_success(run(eval + Arguments{"--token-type", "uint32"}));
+    refused({"--token-type", "int64"}, {"--token-type", "'int64'", "auto, uint16 or uint32"});
+}
+
+TEST_F(BadInput, WhatIsNoRegularFileIsRefusedAtOnce) {
+    for (const char* const name : {"pipe.txt", "pipe.bin"}) {
+        ASSERT_EQ(mkfifo((place_ / name).c_str(), 0600), 0);
+        refused_data((place_ / name).string(), {name, "is not a regular file"});
+    }
+    refused_data("/dev/zero", {"/dev/zero", "is not a regular file"});
+    std::filesystem::create_symlink("/dev/zero", place_ / "zero.bin");
+    refused_data((place_ / "zero.bin").string(), {"zero.bin", "is not a regular file"});
+    std::filesystem::create_directory(place_ / "directory.bin");
+    refused_data((place_ / "directory.bin").string(), {"directory.bin", "is a directory"});
+}
+
+TEST_F(BadInput, ATokenFileThatIsCutShortStopsTheRunWithASave) {
+    const auto out = place_ / "run";
+    const std::string data = place_.write("data.bin", shard(20'000, std::vector<std::uint16_t>(20'000, 7)));
+    Program training(tiny_training(data, out) + Arguments{"--steps", "100000000", "--quiet"});
+    while (training.running() && contents_of(out / "metrics.jsonl").empty()) usleep(1000);
+    ASSERT_TRUE(training.running()) << training.wait().err;
+    ASSERT_EQ(truncate(data.c_str(), 3000), 0);
+    const Outcome outcome = training.wait();
+    EXPECT_EQ(outcome.exit_code, 1);
+    ASSERT_EQ(outcome.error_lines().size(), 1u) << outcome.err;
+    EXPECT_THAT(outcome.err,
+                testing::ContainsRegex("data.bin: ends at byte 3000; expected 41024 .it was changed "
+                                       "while it was read.; stopped, step [0-9]+ is saved"));
+    place_.write("data.bin", shard(20'000, std::vector<std::uint16_t>(20'000, 7)));
+    expect_success(run(
+        {"train", "--resume", out.string(), "--quiet", "--steps", std::to_string(steps_of(out).size() + 2)}));
+}
+
+/// Its largest id makes the vocabulary, so all of it is read: minutes, in a MiB of memory.
+TEST_F(BadInput, ATokenFileOfATebibyteCanBeLeftWhileItIsSearched) {
+    const std::string huge = place_.write("huge.bin", "1234");
+    if (truncate(huge.c_str(), std::int64_t{1} << 40) != 0)
+        GTEST_SKIP() << "no room for a sparse file of 1 TiB";
+    ProcessOptions little_memory;
+    if (!sanitized)  // a sanitizer reserves terabytes of addresses
+        little_memory.through = {"sh", "-c", "ulimit -v 4000000; exec \"$0\" \"$@\""};
+    Program searching(tiny_training(huge, place_ / "run"), little_memory);
+    usleep(500'000);
+    ASSERT_TRUE(searching.running()) << searching.wait().err;
+    for (int tries = 0; tries < 200 && searching.running(); ++tries) {
+        searching.send(SIGTERM);
+        usleep(100'000);
+    }
+    ASSERT_FALSE(searching.running());
+    const Outcome outcome = searching.wait();
+    EXPECT_TRUE(outcome.signal == SIGTERM || outcome.exit_code == 128 + SIGTERM) << outcome.exit_code;
+    EXPECT_FALSE(exists(place_ / "run"));
+    // With a known vocabulary nothing is searched.
+    const Outcome known = run(tiny_training(huge, place_ / "run") +
+                              Arguments{"--vocabulary", "65536", "--val-fraction", "0", "--steps", "2"});
+    expect_success(known);
+    EXPECT_THAT(known.out, testing::HasSubstr("headerless uint16, 549,755,813,888 tokens"));
+}
+
+TEST_F(BadInput, AdviceNamesOnlyFlagsThatTheCommandHas) {
+    const auto out = place_ / "run";
+    expect_success(run(tiny_training(stories_, out)));
+    const std::string latin = place_.write("latin.txt", "caf\xe9");
+    for (const Outcome& outcome :
+         {run({"sample", out.string(), "--prompt", "caf\xe9"}), run({"eval", out.string(), "--data", latin}),
+          run({"corpus", "--score", latin})}) {
+        EXPECT_EQ(outcome.exit_code, 1);
+        EXPECT_THAT(outcome.err, testing::Not(testing::HasSubstr("--"))) << outcome.err;
+    }
 }
 
 TEST_F(BadInput, AnOutputDirectoryThatCannotBeWrittenIsNamed) {
@@ -211,10 +307,10 @@ TEST_F(BadInput, SamplingRefusesWhatItCannotDo) {
     };
     expect_refused(sampling({"--prompt", "a€"}), {"prompt", "U+20AC", "byte offset 1"});
     expect_refused(sampling({"--prompt", "\xff"}), {"prompt", "invalid UTF-8"});
-    expect_refused(sampling({"--temperature", "-1"}), {"--temperature: -1", "0 or more"});
-    expect_refused(sampling({"--temperature", "nan"}), {"--temperature: nan", "0 or more"});
-    expect_refused(sampling({"--top-p", "0"}), {"--top-p: 0", "0 < p <= 1"});
-    expect_refused(sampling({"--top-p", "1.5"}), {"--top-p: 1.5", "0 < p <= 1"});
+    expect_refused(sampling({"--temperature", "-1"}), {"--temperature: -1", "expected 0 to 1000000"});
+    expect_refused(sampling({"--temperature", "nan"}), {"--temperature: nan", "expected 0 to 1000000"});
+    expect_refused(sampling({"--top-p", "0"}), {"--top-p: 0", "more than 0, at most 1"});
+    expect_refused(sampling({"--top-p", "1.5"}), {"--top-p: 1.5", "more than 0, at most 1"});
     expect_refused(sampling({"--top-k", "-3"}), {"--top-k: -3"});
     expect_refused(sampling({"--tokens", "-3"}), {"--tokens: -3"});
     expect_refused(run({"sample", (place_ / "none").string()}), {"none", "no such file"});

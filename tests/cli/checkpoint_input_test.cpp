@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
 #include <fstream>
 
+#include <support/version_1_file.h>
 #include "program.h"
 
 namespace gradtile::test {
@@ -116,6 +119,47 @@ TEST_F(CheckpointInput, AFullDiskStopsNoTrainingAndHarmsNoCheckpoint) {
 
     expect_success(run({"train", "--resume", out.string(), "--quiet"}));  // once there is room again
     EXPECT_EQ(tensors_of(out), tensors_of(out_));
+}
+
+TEST_F(CheckpointInput, WhatIsNoRegularFileIsRefusedAtOnce) {
+    const std::string fifo = (place_ / "fifo").string();
+    ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+    for (const std::string& path : {fifo, std::string("/dev/zero")})
+        for (const char* command : {"inspect", "sample"})
+            expect_refused(run({command, path}), {path, "not a regular file"});
+    // In a run's directory a link may lead anywhere, too.
+    remove(newest());
+    create_symlink("/dev/zero", newest());
+    const Outcome outcome = run({"inspect", out_.string()});
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_THAT(outcome.err, HasSubstr("step_00000008.h5: is a symbolic link; expected a regular file"));
+}
+
+// A checkpoint of the first format, the command that its refusal names, and what comes of it.
+TEST_F(CheckpointInput, AFileOfVersion1IsConvertedByTheCommandThatItsRefusalNames) {
+    const auto old_file = place_ / "old.h5";
+    copy_file(std::filesystem::path(GRADTILE_SOURCE_DIR) / "tests/train/data/version_1.h5", old_file);
+    const std::string new_file = (place_ / "old-v2.h5").string();
+    for (const char* command : {"inspect", "sample"})
+        expect_refused(run({command, old_file.string()}),
+                       {"format version 1", concat("gradtile convert ", old_file.string(), ' ', new_file)});
+    expect_success(run({"convert", old_file.string(), new_file}));
+    const Outcome inspected = run({"inspect", new_file});
+    expect_success(inspected);
+    EXPECT_THAT(inspected.out, HasSubstr("step 7"));
+    expect_refused(run({"convert", old_file.string(), new_file}), {new_file, "exists already"});
+    expect_refused(run({"convert", new_file, (place_ / "again.h5").string()}), {new_file, "version 1"});
+}
+
+TEST_F(CheckpointInput, AFileThatEndsLibhdf5IsRefusedInOneLine) {
+    const auto old_file = place_ / "old.h5";
+    const std::vector<std::byte> bytes = version_1_file_that_ends_libhdf5();
+    std::ofstream(old_file, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    for (const char* command : {"inspect", "sample"})
+        expect_refused(run({command, old_file.string()}), {"old.h5", "format version 1"});
+    expect_refused(run({"convert", old_file.string(), (place_ / "new.h5").string()}), {"old.h5"});
+    EXPECT_FALSE(exists(place_ / "new.h5"));
 }
 
 }  // namespace

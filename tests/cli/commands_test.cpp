@@ -28,7 +28,8 @@ class Commands : public testing::Test {
 TEST_F(Commands, HelpNamesEveryCommandAndEverySetting) {
     const Outcome help = run({"--help"});
     expect_success(help);
-    for (const char* command : {"train", "sample", "eval", "gradcheck", "inspect", "corpus", "bench"}) {
+    for (const char* command :
+         {"train", "sample", "eval", "gradcheck", "inspect", "convert", "corpus", "bench"}) {
         EXPECT_THAT(help.out, HasSubstr(command));
         const Outcome own = run({command, "--help"});
         expect_success(own);
@@ -36,11 +37,46 @@ TEST_F(Commands, HelpNamesEveryCommandAndEverySetting) {
     }
     const std::string train = run({"train", "--help"}).out;
     const TrainConfig defaults;
-    visit_settings(defaults, [&](const char* name, const auto&, const char*) {
+    visit_settings(defaults, [&](const char* name, const auto&, const char*, const Range&) {
         EXPECT_THAT(train, HasSubstr(concat("--", name)));
     });
     for (const std::string& name : preset_names()) EXPECT_THAT(train, HasSubstr(name));
     expect_success(run({"--version"}));
+}
+
+TEST_F(Commands, TrainAndEvalSayWhatTheirDataIs) {
+    const std::string shard = place_ / "train.bin", val = place_ / "val.bin";
+    std::string ids;
+    for (int i = 0; i < 500; ++i) ids += {static_cast<char>(i % 50), '\0'};
+    std::string header(1024, '\0');
+    const std::int32_t words[] = {20240520, 1, 500};
+    header.replace(0, sizeof words, reinterpret_cast<const char*>(words), sizeof words);
+    place_.write("train.bin", header + ids);
+    place_.write("val.bin", ids);
+    const Outcome outcome =
+        run(tiny_training(shard, out_) + Arguments{"--val-data", val, "--vocabulary", "64"});
+    expect_success(outcome);
+    EXPECT_THAT(outcome.out, HasSubstr(shard + ": llm.c shard, version 1, 500 uint16 tokens\n"));
+    EXPECT_THAT(outcome.out, HasSubstr(val + ": headerless uint16, 500 tokens\n"));
+    const Outcome eval = run({"eval", out_.string(), "--data", val});
+    expect_success(eval);
+    EXPECT_THAT(eval.out, HasSubstr(val + ": headerless uint16, 500 tokens\n"));
+
+    const Outcome wide = run(tiny_training(stories_, place_ / "wide") + Arguments{"--vocabulary", "5000"});
+    expect_success(wide);
+    EXPECT_THAT(wide.out, HasSubstr("vocabulary 5,000 as set; the data needs "));
+}
+
+TEST_F(Commands, NamesOfDataFilesDoNotReachTheTerminalAsTheyAre) {
+    const std::string name = "red\x1b[31m\n.txt", path = place_.write(name, contents_of(stories_));
+    const Outcome train = run(tiny_training(path, out_));
+    expect_success(train);
+    const Outcome eval = run({"eval", out_.string(), "--data", path});
+    expect_success(eval);
+    for (const std::string& out : {train.out, eval.out}) {
+        EXPECT_THAT(out, HasSubstr("red\\u001b[31m\\n.txt: text, "));
+        EXPECT_THAT(out, testing::Not(HasSubstr("\x1b[31m")));
+    }
 }
 
 TEST_F(Commands, TrainTellsHowItWentAndWhereFilesLie) {
@@ -149,6 +185,31 @@ TEST(Gradcheck, OfOneOperatorIsOneJsonObjectAnInput) {
         inputs.push_back(report.at("input"));
     }
     EXPECT_EQ(inputs.size(), 3u) << "x, weight and bias";
+}
+
+TEST(Gradcheck, OfADtypeIsALineForEveryKernelAndOption) {
+    const Outcome outcome = run({"gradcheck", "--dtype", "bf16,f32", "--op", "attention"});
+    expect_success(outcome);
+    for (const char* line :
+         {"attention float32 generic, causal: ok;", "attention bfloat16 generic, causal: ok;",
+          "attention bfloat16 generic, first of 8192 keys dominates: ok;",
+          "combinations in bfloat16 lie within their bounds"})
+        EXPECT_THAT(outcome.out, testing::HasSubstr(line));
+    EXPECT_THAT(outcome.out, testing::Not(testing::HasSubstr("WRONG")));
+}
+
+TEST(Gradcheck, OfLayersInADtypeIsOneJsonObjectAnOption) {
+    const Outcome outcome = run({"gradcheck", "--dtype", "f16", "--op", "layer-norm", "--json"});
+    expect_success(outcome);
+    std::istringstream lines(outcome.out);
+    int count = 0;
+    for (std::string line; std::getline(lines, line); ++count) {
+        const json report = parse_json(line);
+        EXPECT_EQ(report.at("dtype"), "float16");
+        EXPECT_EQ(report.at("ok"), true);
+        EXPECT_LE(report.at("error").get<double>(), report.at("bound").get<double>());
+    }
+    EXPECT_EQ(count, 6) << "three widths, with and without bias";
 }
 
 }  // namespace

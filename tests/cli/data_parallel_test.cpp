@@ -69,6 +69,35 @@ TEST_F(DataParallelTraining, ShardedFollowsTheCurveOfOneProcess) {
     expect_same_curve(bf16, trained(2, {"--dtype", "bf16", "--zero", "1"}), 2e-3);
 }
 
+/// Whole matrices have one owner each, and its sums are those of every process: without clipping, whose norm
+/// is summed in another order, nothing differs.
+TEST_F(DataParallelTraining, ShardedMuonIsUnshardedMuonToTheBit) {
+    for (const auto& [dtype, ranks] : {std::pair{"f32", 3}, {"bf16", 2}}) {
+        const Arguments flags = {"--optimizer", "muon", "--clip",       "0",  "--batch",   "12",
+                                 "--dtype",     dtype,  "--stop-after", "12", "--dropout", "0.1"};
+        const auto whole = trained(ranks, flags), sharded = trained(ranks, flags + Arguments{"--zero", "1"});
+        const auto of_whole = steps_of(whole), of_sharded = steps_of(sharded);
+        ASSERT_EQ(of_whole.size(), 12u);
+        ASSERT_EQ(of_sharded.size(), 12u);
+        for (std::size_t i = 0; i < 12; ++i)
+            EXPECT_EQ(of_whole[i]["loss"], of_sharded[i]["loss"]) << "step " << i + 1;
+        EXPECT_EQ(tensors_of(whole), tensors_of(sharded)) << dtype << ", " << ranks << " processes";
+    }
+}
+
+/// The bound of bfloat16 curves: where the processor multiplies bfloat16, Newton-Schulz's products take it.
+TEST_F(DataParallelTraining, MuonGoesOnWithAnotherNumberOfProcesses) {
+    const Arguments muon = {"--optimizer", "muon", "--batch", "12"};
+    const auto straight = trained(1, muon);
+    const auto out = trained(3, muon + Arguments{"--zero", "1", "--stop-after", "15"});
+    for (const auto& [ranks, stop_after] : {std::pair{2, "30"}, {1, "50"}}) {
+        const Outcome outcome =
+            run({"train", "--resume", out.string(), "--stop-after", stop_after, "--quiet"}, processes(ranks));
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    }
+    expect_same_curve(straight, out, 2e-3);
+}
+
 TEST_F(DataParallelTraining, IsTheSameFromRunToRun) {
     const Arguments flags = {"--zero", "1", "--dropout", "0.1", "--batch", "12"};
     const auto once = trained(3, flags), again = trained(3, flags);
@@ -91,8 +120,8 @@ TEST_F(DataParallelTraining, GoesOnWithAnotherNumberOfProcesses) {
 }
 
 TEST_F(DataParallelTraining, CheckpointsComeBackToTheBit) {
-    for (const char* dtype : {"f32", "bf16"}) {
-        const auto out = trained(1, {"--dtype", dtype, "--stop-after", "5"});
+    for (const auto& [dtype, optimizer] : {std::pair{"f32", "adamw"}, {"bf16", "adamw"}, {"bf16", "muon"}}) {
+        const auto out = trained(1, {"--dtype", dtype, "--optimizer", optimizer, "--stop-after", "5"});
         const std::string checkpoint = (out / "checkpoints" / "step_00000005.h5").string();
         for (const int ranks : {1, 2, 3, 4})
             for (const char* zero : {"0", "1"}) {

@@ -1,8 +1,12 @@
 // gradtile train as the parent of its processes, and what it says of an environment that makes no sense.
+#include <unistd.h>
+
 #include <csignal>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <gradtile/parallel/mpi.h>
 
 #include <support/signal_process.h>
 
@@ -12,6 +16,7 @@ namespace gradtile::test {
 namespace {
 
 using testing::HasSubstr;
+using testing::MatchesRegex;
 
 ProcessOptions with(std::vector<std::pair<std::string, std::string>> environment) {
     return {.environment = std::move(environment)};
@@ -54,7 +59,83 @@ TEST(Launcher, RefusesAnEnvironmentThatMakesNoSense) {
                                        {"OMPI_COMM_WORLD_RANK", "1"},
                                        {"OMPI_COMM_WORLD_SIZE", "2"}})),
                    {"RANK is 0, but OMPI_COMM_WORLD_RANK is 1"});
-    expect_refused(run(training + Arguments{"--timeout", "0"}), {"--timeout: 0; expected seconds"});
+    expect_refused(run(training + Arguments{"--timeout", "0"}), {"--timeout: 0; expected more than 0"});
+}
+
+TEST(Launcher, BetweenHostsEveryProcessNeedsTheSecretOfTheRun) {
+    const TemporaryDirectory place;
+    const Arguments training = tiny_training(write_stories(place), place / "run");
+    std::vector<std::pair<std::string, std::string>> environment = {
+        {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "1"}};
+    expect_refused(run(training, with(environment)),
+                   {"GRADTILE_RUN_KEY: not set", "node0", "GRADTILE_RUN_KEY=$(openssl rand -hex 32)"});
+    environment.emplace_back("GRADTILE_RUN_KEY", "secret");
+    expect_refused(run(training, with(environment)),
+                   {"GRADTILE_RUN_KEY: 6 characters; expected a secret of 32"});
+}
+
+/// MPI's start waits for the other program for ever.
+TEST(Launcher, WhenMpirunStartsAnotherProgramAsWellTheWaitEnds) {
+    if (!mpi::is_built_in()) GTEST_SKIP() << "this build has no MPI";
+    if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun in PATH";
+    const TemporaryDirectory place;
+    ProcessOptions options = with({{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+    options.through = {"mpirun", "-np", "1"};
+    const Arguments training = tiny_training(write_stories(place), place / "run");
+    const auto start = std::chrono::steady_clock::now();
+    const Outcome outcome =
+        run(training + Arguments{"--timeout", "2", ":", "-np", "1", "sleep", "600"}, options);
+    EXPECT_LT(seconds_since(start), 60.0);
+    EXPECT_EQ(outcome.exit_code, 3) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("gradtile: rank 0: the processes did not meet within 2 s: MPI_Init "
+                                       "still waits for a process that mpirun has started\n"));
+}
+
+/// Puts a program of that name in front of PATH.
+std::pair<std::string, std::string> path_with_mpirun(const TemporaryDirectory& place,
+                                                     const std::string& script) {
+    const std::string file = place.write("mpirun", "#!/bin/sh\n" + script);
+    std::filesystem::permissions(file, std::filesystem::perms::owner_all);
+    return {"PATH", concat(place.path().string(), ':', std::getenv("PATH"))};
+}
+
+/// gradtile itself may block signals or ignore them.
+TEST(Launcher, ItsProcessesStartWithNoSignalBlockedOrIgnored) {
+    const TemporaryDirectory place;
+    const auto path = path_with_mpirun(place, "grep -E 'SigBlk|SigIgn' /proc/self/status\n");
+    const Arguments training = tiny_training(write_stories(place), place / "run");
+    const Outcome outcome = run(training + Arguments{"--processes", "2"}, with({path}));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    // The last three bits are SIGHUP, SIGINT and SIGQUIT: the test itself may run under nohup.
+    EXPECT_THAT(outcome.out, MatchesRegex("SigBlk:\t0000000000000000\nSigIgn:\t000000000000000[0-7]\n"));
+}
+
+TEST(Launcher, MpirunIsToldOnceThatItMayRunAsRoot) {
+    const TemporaryDirectory place;
+    const auto path =
+        path_with_mpirun(place, "echo $OMPI_ALLOW_RUN_AS_ROOT $OMPI_ALLOW_RUN_AS_ROOT_CONFIRM; exit 9\n");
+    const Arguments training = tiny_training(write_stories(place), place / "run");
+    const Outcome outcome =
+        run(training + Arguments{"--processes", "2", "--restarts", "1"},
+            with({path, {"OMPI_ALLOW_RUN_AS_ROOT", "0"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "0"}}));
+    EXPECT_EQ(outcome.exit_code, 9);
+    const bool is_root = ::geteuid() == 0;
+    EXPECT_EQ(outcome.out, is_root ? "1 1\n1 1\n" : "0 0\n0 0\n");
+    const std::string line = "gradtile: --processes: this user is root; mpirun is told to allow that\n";
+    EXPECT_EQ(outcome.err.find(line) != std::string::npos, is_root) << outcome.err;
+    EXPECT_EQ(outcome.err.find(line), outcome.err.rfind(line)) << outcome.err;
+}
+
+TEST(Launcher, ProcessesStartAsAnyUserAndWithMoreThanThereAreCores) {
+    if (!mpi::is_built_in()) GTEST_SKIP() << "this build has no MPI";
+    if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun in PATH";
+    const TemporaryDirectory place;
+    const Arguments training = tiny_training(write_stories(place), place / "run");
+    const Outcome outcome =
+        run(training + Arguments{"--processes", "4"},
+            with({{"OMPI_ALLOW_RUN_AS_ROOT", "0"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "0"}}));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(steps_of(place / "run").size(), 8u);
 }
 
 TEST(Launcher, AProcessWhosePeersDoNotComeEndsWithTheirRanks) {
@@ -128,7 +209,7 @@ TEST(Launcher, NeverGoesOnWithARunThatWasThereBefore) {
 TEST(Launcher, ASignalIsPassedOnAndTheRunSavedAndASecondOneEndsItAtOnce) {
     const TemporaryDirectory place;
     const std::string stories = write_stories(place);
-    for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) {
+    for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGHUP}) {
         const std::filesystem::path out = place / concat("run", signal);
         Program launcher(long_training(stories, out) + Arguments{"--restarts", "1"});
         wait_until(launcher, [&] { return steps_done(out) > 0; });
@@ -148,6 +229,25 @@ TEST(Launcher, ASignalIsPassedOnAndTheRunSavedAndASecondOneEndsItAtOnce) {
     launcher.send(SIGTERM);
     EXPECT_EQ(launcher.wait().exit_code, 128 + SIGTERM);
     EXPECT_EQ(process_with(out, "RANK=0"), -1);
+}
+
+TEST(Launcher, AClosedTerminalEndsNoRunThatNohupHasStarted) {
+    const TemporaryDirectory place;
+    const std::filesystem::path out = place / "run";
+    ProcessOptions options;
+    options.through = {"nohup"};
+    Program launcher(
+        long_training(write_stories(place), out) + Arguments{"--restarts", "1", "--steps", "1000000"},
+        options);
+    wait_until(launcher, [&] { return steps_done(out) > 0; });
+    launcher.send(SIGHUP);
+    const std::int64_t steps = steps_done(out);
+    wait_until(launcher, [&] { return steps_done(out) > steps + 100; });
+    EXPECT_TRUE(launcher.running());
+    launcher.send(SIGTERM);
+    const Outcome outcome = launcher.wait();
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("stopped by signal"));
 }
 
 TEST(Launcher, ItsProcessesEndWithIt) {

@@ -160,14 +160,14 @@ TEST(Plan, WhatIsWrongGetsOneLine) {
     expect_refused(run({"plan", "--gpus-per-node", "0"}), {"--gpus-per-node: 0"});
     expect_refused(run({"plan", "--gpus", "8"}), {"batch: 12", "8 processes"});
     expect_refused(run({"plan", "--gpus", "4", "--micro-batch", "2"}), {"micro-batch: 2", "3 sequences"});
-    expect_refused(run({"plan", "--zero", "2"}), {"zero: 2", "0 or 1"});
+    expect_refused(run({"plan", "--zero", "2"}), {"zero: 2", "0 to 1"});
     expect_refused(run({"plan", "--gpu-memory", "0"}), {"--gpu-memory: 0"});
     expect_refused(run({"plan", "--network-bandwidth", "-1"}), {"--network-bandwidth: -1"});
     expect_refused(run({"plan", "--network-latency", "x"}), {"--network-latency", "'x'", "a number"});
     expect_refused(run({"plan", "--nvlink-bandwidth", "inf"}), {"--nvlink-bandwidth"});
     expect_refused(run({"plan", "--fit", "absent.jsonl"}), {"absent.jsonl", "cannot be opened"});
     expect_refused(run({"plan", "--lr", "1"}), {"--lr"});
-    expect_refused(run({"plan", "--batch", "1000000000000000000"}), {"1000000000000000000", "more elements"});
+    expect_refused(run({"plan", "--batch", "1000000000000000000"}), {"1000000000000000000", "expected 1 to"});
 }
 
 }  // namespace

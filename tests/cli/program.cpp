@@ -43,6 +43,8 @@ Program::Program(const Arguments& arguments, const ProcessOptions& options) {
     if (process_ > 0) return;
     write_to(STDOUT_FILENO, out.c_str());
     write_to(STDERR_FILENO, err.c_str());
+    // What a background job of a shell ignores is not for the program to ignore.
+    for (const int number : {SIGINT, SIGHUP}) ::signal(number, SIG_DFL);
     if (options.without_gpu) ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
     if (options.largest_file) {
         const rlimit limit{*options.largest_file, *options.largest_file};

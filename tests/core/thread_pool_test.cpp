@@ -1,6 +1,14 @@
 #include <gradtile/core/thread_pool.h>
 
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <functional>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
@@ -12,6 +20,123 @@
 
 namespace gradtile {
 namespace {
+
+/// Keeps a thread from running, as a scheduler does with a preempted one: a signal handler on it blocks.
+class HeldThread {
+  public:
+    explicit HeldThread(pthread_t thread) {
+        EXPECT_EQ(pipe(held_), 0);
+        EXPECT_EQ(pipe(released_), 0);
+        struct sigaction action = {};
+        action.sa_handler = [](int) { hold(); };
+        sigaction(SIGUSR2, &action, &before_);
+        pthread_kill(thread, SIGUSR2);
+        char byte;
+        EXPECT_EQ(read(held_[0], &byte, 1), 1);
+    }
+    ~HeldThread() {
+        release();
+        char byte;
+        EXPECT_EQ(read(held_[0], &byte, 1), 1);  // the handler is past its last use of the pipes
+        sigaction(SIGUSR2, &before_, nullptr);
+        for (const int end : {held_[0], held_[1], released_[0], released_[1]}) close(end);
+    }
+    HeldThread(const HeldThread&) = delete;
+    HeldThread& operator=(const HeldThread&) = delete;
+
+    void release() {
+        if (is_released_.exchange(true)) return;
+        EXPECT_EQ(write(released_[1], "r", 1), 1);
+    }
+
+  private:
+    static void hold() {
+        const int error = errno;
+        char byte = 'h';
+        while (write(held_[1], &byte, 1) < 0) {
+        }
+        while (read(released_[0], &byte, 1) < 0) {
+        }
+        while (write(held_[1], &byte, 1) < 0) {
+        }
+        errno = error;
+    }
+    static inline int held_[2], released_[2];
+    struct sigaction before_ = {};
+    std::atomic<bool> is_released_{false};
+};
+
+/// Runs one block on each of the pool's two threads and returns the thread that is not the caller's.
+pthread_t other_thread_of(ThreadPool& pool) {
+    pthread_t threads[2];
+    std::atomic<int> started{0};
+    pool.run(2, [&](std::int64_t block) {
+        threads[block] = pthread_self();
+        ++started;
+        while (started.load() < 2) std::this_thread::yield();
+    });
+    return pthread_equal(threads[0], pthread_self()) != 0 ? threads[1] : threads[0];
+}
+
+TEST(ThreadPool, DoesNotWaitForAThreadThatGetsNoTimeToRun) {
+#if defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "ThreadSanitizer delays a signal until the thread calls one of its own functions";
+#endif
+    ThreadPool pool(2);
+    HeldThread held(other_thread_of(pool));
+    std::atomic<bool> finished{false};
+    bool was_held = true;
+    std::thread rescue([&] {  // so that a pool that waits for the thread fails here instead of hanging
+        for (int i = 0; i < 500 && !finished.load(); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        was_held = finished.load();
+        held.release();
+    });
+    std::int64_t sum = 0;
+    for (int job = 0; job < 100; ++job) {
+        std::int64_t parts[3] = {};
+        pool.run(3, [&](std::int64_t block) { parts[block] = job; });
+        sum += parts[0] + parts[1] + parts[2];
+    }
+    finished.store(true);
+    rescue.join();
+    EXPECT_TRUE(was_held) << "the caller waited for a thread that had no block";
+    EXPECT_EQ(sum, 3 * (99 * 100 / 2));
+    other_thread_of(pool);  // returns only if the thread that missed a hundred jobs takes part in the next
+}
+
+TEST(ThreadPool, ALateThreadTouchesNothingOfAJobThatIsOver) {
+    ThreadPool pool(8);  // more threads than most cores: some wake when their job has been over for long
+    std::int64_t sum = 0;
+    for (int job = 0; job < 3000; ++job) {
+        // Freed memory that the next round gets again: a late read or call would be seen by a sanitizer, a
+        // late write by the sum.
+        auto parts = std::make_unique<std::int64_t[]>(2);
+        const auto body = std::make_unique<std::function<void(std::int64_t)>>(
+            [&parts, job](std::int64_t block) { parts[static_cast<std::size_t>(block)] += job; });
+        pool.run(2, *body);
+        sum += parts[0] + parts[1];
+    }
+    EXPECT_EQ(sum, 2 * (std::int64_t{2999} * 3000 / 2));
+}
+
+TEST(ThreadPool, RethrowsOnlyWhenRunningBlocksHaveEnded) {
+    ThreadPool pool(2);
+    for (int round = 0; round < 20; ++round) {
+        std::atomic<int> started{0};
+        std::atomic<bool> ended{false};
+        EXPECT_THROW(pool.run(1000,
+                              [&](std::int64_t block) {
+                                  ++started;
+                                  while (started.load() < 2) std::this_thread::yield();
+                                  if (block == 0) throw std::runtime_error("block 0");
+                                  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                                  ended.store(true);
+                              }),
+                     std::runtime_error);
+        EXPECT_TRUE(ended.load());
+    }
+}
 
 TEST(ThreadPool, RunsEveryBlockOnce) {
     for (const int threads : {1, 2, 3, 7}) {

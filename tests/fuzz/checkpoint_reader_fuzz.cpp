@@ -1,6 +1,7 @@
-// The checkpoint reader against three kinds of files: any bytes; a sound file with changed bytes under a
-// header made good again, so that libhdf5 sees the change; and well-formed HDF5 files with any structure,
-// which the reader has to judge. It may refuse with an Error, nothing else.
+// The checkpoint reader against files that somebody made who wants to hurt it: sound small checkpoints,
+// changed byte by byte or in the structure of their list of tensors, and every checksum made good again
+// (header, list, tensors, body), so that nothing but the reader's own judgement refuses them. It may refuse
+// with an Error, nothing else; and what it reads is no larger than the file.
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
@@ -9,17 +10,10 @@
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/checkpoint.h>
 
-#include <support/memory_file_system.h>
-#include <support/sealed_checkpoint.h>
-
-// libhdf5 1.10 forgets a few hundred bytes whenever it gives up on a damaged structure; our own leaks still
-// show.
-extern "C" const char* __lsan_default_suppressions();
-extern "C" const char* __lsan_default_suppressions() {
-    return "leak:libhdf5";
-}
+#include <support/resealed_checkpoint.h>
 
 namespace gradtile::test {
 namespace {
@@ -41,144 +35,202 @@ class Choices {
         for (int i = 0; i < 8; ++i) value = value << 8 | byte();
         return value;
     }
-    bool yes() { return (byte() & 1) != 0; }
     /// From first to last, both included.
     std::uint64_t between(std::uint64_t first, std::uint64_t last) {
         const std::uint64_t span = last - first + 1;
-        return first + (span <= 256 ? byte() : word()) % span;
+        return first + (span == 0 ? word() : (span <= 256 ? byte() : word()) % span);
     }
     std::vector<std::byte> bytes(std::size_t most) {
         const auto taken = std::as_bytes(left_.first(std::min(most, left_.size())));
         left_ = left_.subspan(taken.size());
         return {taken.begin(), taken.end()};
     }
+    /// A number at which sizes break, near one, or any.
+    std::uint64_t size(std::uint64_t usual) {
+        constexpr std::uint64_t kEdges[] = {0,          1,          4095,       4096, 1ull << 31,
+                                            1ull << 32, 1ull << 62, 1ull << 63, ~0ull};
+        switch (between(0, 5)) {
+            case 0:
+                return kEdges[between(0, std::size(kEdges) - 1)];
+            case 1:
+                return usual + between(0, 15) - 8;
+            case 2:
+                return word();
+            case 3:
+                return usual * 2;
+            default:
+                return byte();
+        }
+    }
 
   private:
     std::span<const std::uint8_t> left_;
 };
 
-Checkpoint base_checkpoint() {
+/// Models of several sizes, dtypes and optimizers.
+std::vector<Checkpoint> checkpoints() {
     const Context ctx(Device::cpu(), 1);
-    Checkpoint c;
-    c.params["a"] = randn(ctx, {5, 7}, DType::bf16, Seed{1});
-    c.optimizer["m/a"] = randn(ctx, {5, 7}, DType::f32, Seed{2});
-    *c.config = {{"layers", 2}};
-    return c;
+    std::vector<Checkpoint> all(5);
+    all[1].params["a"] = randn(ctx, {5, 7}, DType::bf16, Seed{1});
+    all[1].master["a"] = randn(ctx, {5, 7}, DType::f32, Seed{2});
+    all[1].optimizer["m/a"] = randn(ctx, {5, 7}, DType::f32, Seed{3});
+    all[1].optimizer["v/a"] = randn(ctx, {5, 7}, DType::f32, Seed{4});
+    *all[1].config = {{"layers", 2}};
+    for (int i = 0; i < 4; ++i) {
+        const std::string block = concat("h.", i, ".attn.qkv.");
+        all[2].params[block + "weight"] = randn(ctx, {12, 4}, DType::f32, Seed{5});
+        all[2].params[block + "bias"] = randn(ctx, {12}, DType::f32, Seed{6});
+        all[2].optimizer["momentum/" + block + "weight"] = randn(ctx, {12, 4}, DType::f32, Seed{7});
+    }
+    all[2].optimizer["updates"] = from_host(ctx, std::vector<std::int32_t>{3}, {1});
+    *all[2].meta = {{"val_loss", 1.5}, {"nested", {{"list", {1, 2, 3}}}}};
+    all[3].params["six"] = randn(ctx, {1, 2, 1, 3, 1, 2}, DType::f64, Seed{8});
+    all[3].params["none"] = zeros(ctx, {4, 0, 3}, DType::f16);
+    all[4].step = 12;
+    all[4].params["large"] = randn(ctx, {150, 1000}, DType::f32, Seed{9});  // two chunks
+    return all;
 }
 
 // Made once, before fuzzing begins: writing uses a thread, whose coverage would be taken for the input's.
-const std::vector<std::byte> base_file = hdf5_of(base_checkpoint());
+const std::vector<std::vector<std::byte>> corpus = [] {
+    std::vector<std::vector<std::byte>> files;
+    for (const Checkpoint& checkpoint : checkpoints()) files.push_back(file_of(checkpoint));
+    return files;
+}();
 
-std::vector<std::byte> changed_file(Choices& data) {
-    std::vector<std::byte> file = base_file;
+// Larger than every sound file above. Without a limit a file that gains an end again and again doubles each
+// time.
+constexpr std::uint64_t kLongestFile = 4 << 20;
+
+/// Any bytes of the file changed, most of them in the user block; some files lose or gain an end.
+std::vector<std::byte> changed_bytes(Choices& data, std::vector<std::byte> file) {
+    const auto block = get_little_endian<std::uint64_t>(file.data() + kUserBlockField);
     while (data.more()) {
-        const std::uint64_t at = data.between(CheckpointHeader::kSize, file.size() - 1);
-        const std::vector<std::byte> bytes = data.bytes(data.between(1, 16));
-        std::copy_n(bytes.begin(), std::min<std::size_t>(bytes.size(), file.size() - at),
+        const std::uint64_t end =
+            data.byte() % 4 == 0 ? file.size() : std::min<std::uint64_t>(block, file.size());
+        if (end == 0) break;
+        const std::uint64_t at = data.between(0, end - 1);
+        const std::uint8_t kind = data.byte();
+        if (kind % 32 == 0) {
+            file.resize(static_cast<std::size_t>(
+                kind % 64 == 0 ? at : std::min<std::uint64_t>(file.size() + at, kLongestFile)));
+            if (data.byte() % 2 == 0 && file.size() > kHeaderEnd)
+                put_little_endian(file.data() + kLengthField, std::uint64_t{file.size()});
+            continue;
+        }
+        const std::vector<std::byte> bytes = data.bytes(1 + kind % 8);
+        std::copy_n(bytes.begin(),
+                    std::min<std::size_t>(bytes.size(), file.size() - static_cast<std::size_t>(at)),
                     file.begin() + static_cast<std::ptrdiff_t>(at));
     }
-    return seal(std::move(file));
+    return file;
 }
 
 std::string any_name(Choices& data) {
-    static constexpr const char* names[] = {"params",    "params/a",     "params/b",    "params/b/c",
-                                            "master",    "config",       "config/json", "optimizer",
-                                            "rng/json",  "params/b/c/d", "params/e",    "other",
-                                            "meta/json", "data",         "optimizer/m"};
-    return names[data.between(0, std::size(names) - 1)];
+    static constexpr const char* names[] = {
+        "params",    "params/a", "params/b",    "params/a/b",    "master/a",    "config/json",
+        "data/json", "rng/json", "meta/json",   "optimizer/m/a", "params/../a", "other/json",
+        "",          "/",        "params/a\nb", "master",        "params/zzzz", "rng/jsonx"};
+    if (data.byte() % 8 != 0) return names[data.between(0, std::size(names) - 1)];
+    const std::vector<std::byte> bytes = data.bytes(data.byte());
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-Hdf5Type any_type(Choices& data) {
-    const hid_t simple[] = {H5T_IEEE_F32LE, H5T_IEEE_F64LE,  H5T_STD_I32LE, H5T_IEEE_F32BE,
-                            H5T_STD_U8LE,   H5T_STD_REF_OBJ, H5T_C_S1,      H5T_STD_U32LE};
-    Hdf5Type type(H5Tcopy(simple[data.between(0, std::size(simple) - 1)]), "type");
-    switch (data.between(0, 5)) {
-        case 0:
-            return Hdf5Type(H5Tvlen_create(type.get()), "type");
-        case 1: {
-            const hsize_t dims[] = {data.between(1, 9)};
-            return Hdf5Type(H5Tarray_create2(type.get(), 1, dims), "type");
-        }
-        case 2:
-            H5Tset_size(type.get(), data.yes() ? H5T_VARIABLE : data.between(1, 99));
-            return type;
-        default:
-            return type;
-    }
+Shape any_shape(Choices& data, const Shape& usual) {
+    std::array<std::int64_t, Shape::max_rank> axes{};
+    const auto rank = static_cast<std::size_t>(data.between(0, Shape::max_rank));
+    for (std::size_t i = 0; i < rank; ++i)
+        axes[i] =
+            static_cast<std::int64_t>(data.size(i < static_cast<std::size_t>(usual.rank())
+                                                    ? static_cast<std::uint64_t>(usual[static_cast<int>(i)])
+                                                    : 1));
+    return Shape(std::span(axes).first(rank));
 }
 
-void add_dataset(Choices& data, hid_t file) {
-    const std::string name = any_name(data);
-    const Hdf5Type type = any_type(data);
-    const auto rank = static_cast<int>(data.between(0, 8));
-    hsize_t dims[8];
-    hsize_t chunk[8];
-    for (int i = 0; i < rank; ++i) {
-        dims[i] = data.yes() ? data.word() : data.between(0, 9);
-        chunk[i] = data.between(1, 9);
-    }
-    const Hdf5Space space(rank == 0 ? H5Screate(H5S_SCALAR) : H5Screate_simple(rank, dims, nullptr), "space");
-    const Hdf5PropertyList creation(H5Pcreate(H5P_DATASET_CREATE), "list");
-    // One layout at a time: libhdf5 1.10 falls over some mixtures while it makes them.
-    switch (data.between(0, 4)) {
+void change_extents(Choices& data, std::vector<FileExtent>& extents, const CheckpointManifest& manifest) {
+    switch (extents.empty() ? 0 : data.between(0, 5)) {
         case 0:
-            break;  // contiguous
-        case 1:
-            H5Pset_external(creation.get(), "/nowhere/else", 0, H5F_UNLIMITED);
+            extents.insert(extents.begin(),
+                           {data.size(extents.empty() ? 4096 : extents[0].begin), data.size(16)});
             break;
-        default:
-            if (rank > 0) H5Pset_chunk(creation.get(), rank, chunk);
-            if (data.byte() % 8 != 0) H5Pset_fletcher32(creation.get());
-            if (data.byte() % 8 == 0) H5Pset_shuffle(creation.get());
+        case 1:
+            extents.erase(extents.begin());
+            break;
+        case 2: {  // the same bytes in two pieces
+            FileExtent& first = extents[0];
+            const std::uint64_t part = data.between(0, 200);
+            const FileExtent rest{first.begin + part, first.bytes - part};
+            first.bytes = part;
+            extents.insert(extents.begin() + 1, rest);
+            break;
+        }
+        case 3: {
+            const auto& other = manifest.objects[data.between(0, manifest.objects.size() - 1)].extents;
+            if (!other.empty()) extents.front() = other.front();
+            break;
+        }
+        case 4:
+            std::reverse(extents.begin(), extents.end());
+            break;
+        default: {
+            FileExtent& extent = extents[data.between(0, extents.size() - 1)];
+            (data.byte() % 2 == 0 ? extent.begin : extent.bytes) =
+                data.size(data.byte() % 2 == 0 ? extent.begin : extent.bytes);
+        }
     }
-    H5Ldelete(file, name.c_str(), H5P_DEFAULT);
-    const Hdf5Dataset dataset(
-        H5Dcreate2(file, name.c_str(), type.get(), space.get(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
-        "dataset");
-    const Hdf5Type attribute_type = data.yes() ? Hdf5Type(H5Tcopy(H5T_STD_U32LE), "type") : any_type(data);
-    const Hdf5Space scalar(H5Screate(H5S_SCALAR), "space");
-    const Hdf5Attribute crc(
-        H5Acreate2(dataset.get(), "crc32c", attribute_type.get(),
-                   data.yes() || rank == 0 ? scalar.get() : space.get(), H5P_DEFAULT, H5P_DEFAULT),
-        "attribute");
-    const std::vector<std::byte> elements = data.bytes(256);
-    const hsize_t corner[8] = {};
-    if (!elements.empty())
-        H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, corner, elements.size(), elements.data());
 }
 
-std::vector<std::byte> structured_file(Choices& data) {
-    return sealed_after(base_file, 0, [&](hid_t file) {
-        for (int steps = 0; steps < 8 && data.more(); ++steps) {
-            const std::string name = any_name(data);
-            const std::string other = any_name(data);
-            try {
-                switch (data.between(0, 6)) {
-                    case 0:
-                        H5Lcreate_soft(other.c_str(), file, name.c_str(), H5P_DEFAULT, H5P_DEFAULT);
-                        break;
-                    case 1:
-                        H5Lcreate_hard(file, other.c_str(), file, name.c_str(), H5P_DEFAULT, H5P_DEFAULT);
-                        break;
-                    case 2:
-                        H5Lcreate_external("elsewhere.h5", "/", file, name.c_str(), H5P_DEFAULT, H5P_DEFAULT);
-                        break;
-                    case 3:
-                        H5Ldelete(file, name.c_str(), H5P_DEFAULT);
-                        break;
-                    case 4: {
-                        const Hdf5Group group(
-                            H5Gcreate2(file, name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), "group");
-                        break;
-                    }
-                    default:
-                        add_dataset(data, file);
-                }
-            } catch (const Error&) {
-                // libhdf5 would not make that; the rest may still be interesting.
+void change_list(Choices& data, CheckpointManifest& manifest) {
+    std::vector<StoredObject>& objects = manifest.objects;
+    for (int steps = 0; steps < 8 && data.more() && !objects.empty(); ++steps) {
+        const auto at = static_cast<std::ptrdiff_t>(data.between(0, objects.size() - 1));
+        StoredObject& object = objects[static_cast<std::size_t>(at)];
+        switch (data.between(0, 7)) {
+            case 0:
+                object.name = any_name(data);
+                break;
+            case 1: {
+                constexpr std::optional<DType> kTypes[] = {std::nullopt, DType::f64, DType::f32,
+                                                           DType::bf16,  DType::f16, DType::i32};
+                object.dtype = kTypes[data.between(0, std::size(kTypes) - 1)];
+                break;
             }
+            case 2:
+                object.shape = any_shape(data, object.shape);
+                break;
+            case 3:
+                change_extents(data, object.extents, manifest);
+                break;
+            case 4:
+                objects.erase(objects.begin() + at);
+                break;
+            case 5: {
+                StoredObject copy = object;
+                copy.name = any_name(data);
+                if (data.byte() % 2 == 0) copy.shape = {4, 0}, copy.extents.clear();
+                objects.insert(objects.begin() + at, std::move(copy));
+                break;
+            }
+            case 6:
+                std::swap(object, objects[data.between(0, objects.size() - 1)]);
+                break;
+            default:
+                std::sort(objects.begin(), objects.end(),
+                          [](const StoredObject& a, const StoredObject& b) { return a.name < b.name; });
         }
-    });
+    }
+}
+
+std::uint64_t bytes_of(const Checkpoint& checkpoint) {
+    std::uint64_t bytes = 0;
+    for (const NamedTensors* tensors : {&checkpoint.params, &checkpoint.master, &checkpoint.optimizer})
+        for (const auto& [name, x] : *tensors) bytes += x.bytes();
+    return bytes;
+}
+
+[[noreturn]] void fail(const std::string& what) {
+    std::cerr << what << '\n';
+    std::abort();
 }
 
 }  // namespace
@@ -187,32 +239,43 @@ std::vector<std::byte> structured_file(Choices& data) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t size) {
     using namespace gradtile;
     test::Choices data(input, size);
+    const std::uint8_t kind = data.byte();
+    const std::vector<std::byte>& sound = test::corpus[data.between(0, test::corpus.size() - 1)];
     std::vector<std::byte> file;
-    switch (data.between(0, 2)) {
+    switch (kind % 8) {
         case 0:
-            file = data.bytes(size);
+            file = data.bytes(size);  // any bytes
             break;
         case 1:
-            file = test::changed_file(data);
+            file = test::changed_bytes(data, sound);  // with the checksums as they were
+            break;
+        case 2:
+        case 3:
+        case 4:
+            file = test::reseal(test::changed_bytes(data, sound));
             break;
         default:
-            file = test::structured_file(data);
+            file = test::with_manifest(
+                sound, [&](CheckpointManifest& manifest) { test::change_list(data, manifest); });
+            if (kind % 16 >= 8) file = test::reseal(test::changed_bytes(data, std::move(file)));
     }
+    const std::uint64_t bytes = file.size();
     test::MemoryFileSystem fs;
     fs.put("a.h5", std::move(file));
-    const auto accepts = [](auto&& read) {
+    const auto refusal_of = [](auto&& read) -> std::string {
         try {
             read();
-            return true;
-        } catch (const Error&) {
-            return false;
+            return {};
+        } catch (const Error& error) {
+            return error.what();
         }
     };
-    const bool read = accepts([&] { read_checkpoint("a.h5", {}, fs); });
-    const bool inspected = accepts([&] { inspect_checkpoint("a.h5", fs); });
-    if (read != inspected) {
-        std::cerr << "reading and inspecting disagree\n";
-        std::abort();
-    }
+    const std::string read = refusal_of([&] {
+        if (test::bytes_of(read_checkpoint("a.h5", {}, fs)) > bytes)
+            test::fail("more was read than the file has");
+    });
+    const std::string inspected = refusal_of([&] { inspect_checkpoint("a.h5", fs); });
+    if (read != inspected) test::fail("reading says \"" + read + "\", inspecting \"" + inspected + "\"");
+    if (read.find('\n') != std::string::npos) test::fail("more than one line: " + read);
     return 0;
 }

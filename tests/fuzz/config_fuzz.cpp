@@ -23,6 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     try {
         validate(config);
         if (config.accumulation_steps() < 1) std::abort();
+        if (!activations_are_countable(config.model, config.micro_batch_size())) std::abort();
     } catch (const Error&) {
         // a value out of its range
     }

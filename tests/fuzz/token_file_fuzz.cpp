@@ -1,33 +1,87 @@
 // Any bytes as a token file: either every id is inside the vocabulary it reports, or one clear Error; never a
-// crash.
+// crash. Then the file is cut short or overwritten while it is open: the loader goes on with ids inside the
+// vocabulary, or throws and stands where it stood.
 #include <cstdlib>
-#include <cstring>
-#include <memory>
+#include <string>
 #include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <gradtile/core/check.h>
 #include <gradtile/train/data_loader.h>
 #include <gradtile/train/token_file.h>
 
+namespace {
+
+using namespace gradtile;
+
+void require(bool condition) {
+    if (!condition) std::abort();
+}
+
+/// A regular file that lies in memory and has a path.
+class MemoryFile {
+  public:
+    void write(std::span<const std::uint8_t> bytes) const {
+        resize(0);
+        require(::pwrite(*file_, bytes.data(), bytes.size(), 0) == std::ssize(bytes));
+    }
+    void resize(std::size_t size) const { require(::ftruncate(*file_, static_cast<off_t>(size)) == 0); }
+    const std::string& path() const { return path_; }
+
+  private:
+    Descriptor file_{::memfd_create("fuzz", MFD_CLOEXEC)};
+    std::string path_ = "/proc/self/fd/" + std::to_string(*file_);
+};
+
+void require_ids_below(std::span<const std::int32_t> ids, std::int64_t vocabulary) {
+    for (const std::int32_t id : ids) require(id >= 0 && id < vocabulary);
+}
+
+void read_in_order(const TokenFile& file) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(file.tokens.size()));
+    file.tokens.read(0, ids);
+    require_ids_below(ids, file.vocabulary);
+    SequentialLoader loader(file.tokens, 8);
+    std::vector<std::int32_t> tokens(16), targets(16);
+    std::int64_t counted = 0;
+    while (!loader.done()) counted += loader.next(tokens, targets);
+    require(counted == file.tokens.size() - 1);
+}
+
+void read_while_it_changes(const TokenFile& file) {
+    DataLoader loader(file.tokens, {.context = 4, .seed = {1}});
+    std::vector<std::int32_t> tokens(12), targets(12);
+    for (int i = 0; i < 20; ++i) {
+        const JsonValue before = loader.state();
+        try {
+            loader.next(tokens, targets);
+            require_ids_below(tokens, file.vocabulary);
+        } catch (const Error&) {
+            require(loader.state() == before);
+        }
+    }
+}
+
+}  // namespace
+
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-    using namespace gradtile;
-    // A copy aligned as a mapping is; its last byte chooses whether a vocabulary is given.
-    // then.
-    auto words = std::make_shared<std::vector<std::uint32_t>>((size + 3) / 4);
-    if (size > 0) std::memcpy(words->data(), data, size);
-    const std::int64_t vocabulary = size > 0 && data[size - 1] % 2 == 1 ? 1000 : 0;
-    const auto bytes = std::as_bytes(std::span(*words)).first(size);
+    static const MemoryFile bytes;
+    const std::span<const std::uint8_t> input(data, size);
+    bytes.write(input);
+    // The last byte chooses what is known of the file, and what happens to it.
+    const unsigned choice = size > 0 ? data[size - 1] : 0;
+    const TokenFileOptions options{.vocabulary = choice & 1 ? 1000 : 0,
+                                   .type = static_cast<TokenType>((choice >> 1) % 3)};
     try {
-        const TokenFile file = read_token_bytes(words, bytes, "fuzz", vocabulary);
-        std::vector<std::int32_t> ids(static_cast<std::size_t>(file.tokens.size()));
-        file.tokens.read(0, ids);
-        for (const std::int32_t id : ids)
-            if (id < 0 || id >= file.vocabulary) std::abort();
-        SequentialLoader loader(file.tokens, 8);
-        std::vector<std::int32_t> tokens(16), targets(16);
-        std::int64_t counted = 0;
-        while (!loader.done()) counted += loader.next(tokens, targets);
-        if (counted != file.tokens.size() - 1) std::abort();
+        const TokenFile file = open_token_file(bytes.path(), options);
+        require(file.contents.front() == content_of(DataFile(bytes.path())));
+        require(!file.description().empty());
+        read_in_order(file);
+        if (choice & 64) bytes.resize(size / 2);
+        if (choice & 128) bytes.write(std::vector<std::uint8_t>(input.rbegin(), input.rend()));
+        read_while_it_changes(file);
     } catch (const Error&) {
         // refused by name
     }

@@ -31,7 +31,7 @@ TEST(Buckets, CoverTheFlatBlocksInEqualParts) {
         const std::int64_t multiple = flat_multiple(static_cast<int>(parts));
         const std::int64_t elements = (store.flat_elements() + multiple - 1) / multiple * multiple;
         for (const std::int64_t at_least : {1, 100, 1000, 1'000'000})
-            expect_whole(cut_into_buckets(store.parameters(), elements, at_least, multiple), elements,
+            expect_whole(cut_into_buckets(store.parameters(), {0, elements}, at_least, multiple), elements,
                          multiple);
     }
 }
@@ -40,14 +40,14 @@ TEST(Buckets, AreCutWhereEnoughHasComeTogether) {
     ParameterStore store;
     store_of(store, {640, 640, 640, 640, 640});
     const std::vector<FlatRange> buckets =
-        cut_into_buckets(store.parameters(), store.flat_elements(), 1280, 64);
+        cut_into_buckets(store.parameters(), {0, store.flat_elements()}, 1280, 64);
     EXPECT_EQ(buckets, (std::vector<FlatRange>{{0, 1280}, {1280, 1280}, {2560, 640}}));
 }
 
 TEST(Buckets, LeaveALargeParameterWhole) {
     ParameterStore store;
     store_of(store, {6400, 64, 64});
-    EXPECT_EQ(cut_into_buckets(store.parameters(), store.flat_elements(), 640, 64).front(),
+    EXPECT_EQ(cut_into_buckets(store.parameters(), {0, store.flat_elements()}, 640, 64).front(),
               (FlatRange{0, 6400}));
 }
 

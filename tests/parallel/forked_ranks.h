@@ -60,11 +60,14 @@ class ForkedRanks {
                 .local_size = size_,
                 .launcher = "torchrun",
                 .address = "127.0.0.1",
-                .port = port_};
+                .port = port_,
+                .key = key_};
     }
     int port() const { return port_; }
     /// Of the processes started from here on.
     void set_timeout(double timeout) { timeout_ = timeout; }
+    /// Without it rank 0 leaves one for the others in a file.
+    void set_key(const std::string& key) { key_ = key; }
 
     void start(int rank, const Body& body) { start(environment(rank), rank, body); }
     /// `place` is where its ending is found.
@@ -145,6 +148,7 @@ class ForkedRanks {
     int size_;
     double timeout_;
     int port_;
+    std::string key_;
     TemporaryDirectory said_;
     std::vector<std::pair<pid_t, int>> running_;
 };

@@ -1,8 +1,5 @@
 #include <gradtile/parallel/process_group.h>
 
-#include <poll.h>
-#include <sys/socket.h>
-
 #include <atomic>
 #include <random>
 
@@ -10,7 +7,7 @@
 
 #include "forked_ranks.h"
 
-#include <gradtile/parallel/control_hub.h>
+#include <gradtile/parallel/authentication.h>
 #include <gradtile/parallel/control_message.h>
 
 namespace gradtile {
@@ -69,7 +66,7 @@ TEST(ProcessGroup, ExchangesTexts) {
                 check(all[static_cast<std::size_t>(rank)] == concat("of rank ", rank, binary, round),
                       "all_gather, round ", round);
         }
-        const std::string longest(most_exchanged_bytes, 'x');
+        const std::string longest(max_exchanged_bytes, 'x');
         check(group.all_gather(longest).back() == longest, "the longest text");
         group.leave();
     });
@@ -80,7 +77,7 @@ TEST(ProcessGroup, ExchangesTexts) {
 
 TEST(ProcessGroup, RefusesATextThatIsTooLong) {
     ForkedRanks ranks(2, 60.0);
-    ranks.start_all([](ProcessGroup& group) { group.broadcast(std::string(most_exchanged_bytes + 1, 'x')); });
+    ranks.start_all([](ProcessGroup& group) { group.broadcast(std::string(max_exchanged_bytes + 1, 'x')); });
     EXPECT_EQ(ranks.endings()[0].said, "process group: a text of 1048577 bytes; expected at most 1048576");
 }
 
@@ -122,6 +119,17 @@ TEST(ProcessGroup, NamesMembersAndTextsThatOnlySomeHave) {
         fail_together(group, [&] { group.require_equal("version", group.is_root() ? "1" : "2"); });
     });
     EXPECT_EQ(ranks.endings()[1].said, "version differs between ranks: '1' on rank 0 and '2' on rank 1");
+}
+
+TEST(ProcessGroup, ADifferenceIsNamedInAShortLine) {
+    ForkedRanks ranks(2, 60.0);
+    ranks.start_all([](ProcessGroup& group) {
+        const std::string text(700'000, group.is_root() ? 'a' : 'b');
+        fail_together(group, [&] { group.require_equal("settings", "{\"data\": \"" + text + "\"}"); });
+    });
+    const std::string said = ranks.endings()[1].said;
+    EXPECT_THAT(said, StartsWith("settings differs between ranks: data is \"aaa"));
+    EXPECT_LT(said.size(), 500u);
 }
 
 TEST(ProcessGroup, LeavesInAnyOrder) {
@@ -420,6 +428,7 @@ TEST(ProcessGroup, APortInUseIsNamed) {
 
 TEST(ProcessGroup, RefusesARankThatHasComeAlreadyAndAnotherWorld) {
     ForkedRanks ranks(2, 60.0);
+    ranks.set_key(random_key());
     const auto end = [&](ProcessGroup& group) {
         ranks.await(2, "refused");
         group.leave();
@@ -435,111 +444,51 @@ TEST(ProcessGroup, RefusesARankThatHasComeAlreadyAndAnotherWorld) {
     const std::vector<Ending> endings = ranks.endings();
     EXPECT_EQ(endings[0].exit_code, 0) << endings[0].said;
     EXPECT_EQ(endings[1].exit_code, 0) << endings[1].said;
-    EXPECT_EQ(endings[2].said,
-              "the processes did not meet: rank 0 refused this process: another process has come as rank 1 "
-              "already");
+    EXPECT_EQ(endings[2].said, "rank 0 refused this process: another process has come as rank 1 already");
     EXPECT_EQ(endings[3].said,
-              "the processes did not meet: rank 0 refused this process: its world has 3 processes, that of "
-              "rank 0 has 2");
+              "rank 0 refused this process: its world has 3 processes, that of rank 0 has 2");
 }
 
-/// What is sent to the port of a run by somebody who does not belong to it.
-class Stranger {
-  public:
-    explicit Stranger(int port)
-        : socket_(connect_to_one_of({{"127.0.0.1", port}}, SteadyClock::now() + seconds(60))) {}
-    void say(const std::string& bytes) const {
-        static_cast<void>(!::send(*socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL));
-    }
-
-  private:
-    Descriptor socket_;
-};
-
-TEST(ProcessGroup, StrangersDoNoHarm) {
+/// Only this user's processes find the key that rank 0 leaves, and only until all have come.
+TEST(ProcessGroup, AnotherRunsProcessIsRefused) {
     ForkedRanks ranks(3, 60.0);
-    const auto body = [&](ProcessGroup& group) {
-        ranks.await(0, "strangers");
-        for (int i = 0; i < 20; ++i) group.all_gather("x");
-        group.leave();
-    };
-    ranks.start(0, body);
-    std::mt19937 random(7);
-    std::vector<std::unique_ptr<Stranger>> strangers;
-    const auto visit = [&](const std::string& bytes) {
-        strangers.push_back(std::make_unique<Stranger>(ranks.port()));
-        strangers.back()->say(bytes);
-    };
-    const auto visit_all = [&] {
-        visit("");
-        visit("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
-        visit("GT");
-        visit(std::string("GTC1\x10\0\0\0half", 12));
-        visit(std::string("GTC1\xff\xff\xff\xff", 8));
-        visit(std::string("GTC1\x04\0\0\0\xff\xff\xff\xff", 12));
-        visit(std::string("GTC1\0\0\0\0", 8));
-        visit(std::string("GTC1\x01\0\0\0\x80", 9));                                // an empty array
-        visit("GTC1" + std::string("\x00\x03\0\0", 4) + std::string(768, '\x81'));  // arrays in arrays
-        visit(std::string(3'000'000, 'x'));
-        std::string noise(1000, ' ');
-        for (char& c : noise) c = static_cast<char>(random());
-        visit(noise);
-        visit("GTC1" + noise);
-        for (int i = 0; i < 100; ++i) visit("");
-    };
-    visit_all();
-    ranks.start(1, body);
-    ranks.start(2, body);
-    ranks.await_all("met");
-    visit_all();
-    ranks.mark(0, "strangers");
+    const auto meet = [](ProcessGroup& group) { group.leave(); };
+    ranks.set_key(random_key());
+    ranks.start(0, meet);
+    ranks.start(1, meet);
+    ranks.set_key(random_key());
+    ranks.start(ranks.environment(2), 3, meet);  // before the real one
+    std::this_thread::sleep_for(milliseconds(300));
+    ranks.set_key("");
+    ranks.start(ranks.environment(2), 4, meet);
+    std::this_thread::sleep_for(milliseconds(300));
+    for (const int place : {0, 1}) ranks.send(place, SIGKILL);
     const std::vector<Ending> endings = ranks.endings();
-    for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(endings[rank].exit_code, 0) << endings[rank].said;
+    EXPECT_EQ(endings[3].said,
+              concat("rank 0 at 127.0.0.1 port ", ranks.port(),
+                     " has another key than this process; expected the same GRADTILE_RUN_KEY "
+                     "in every process, and no other run there"));
+    EXPECT_THAT(endings[4].said,
+                AllOf(StartsWith("/tmp/gradtile-"), HasSubstr("set GRADTILE_RUN_KEY to the same")));
 }
 
-/// More strangers than are remembered, before rank 0 has said a word.
-TEST(ControlHub, ForgetsTheOldestStrangerButNotItsOwnProcess) {
-    const SteadyTime deadline = SteadyClock::now() + seconds(60);
-    auto [own, of_hub] = connected_pair();
-    Listener listener = listen_at("127.0.0.1", 0, deadline);
-    const int port = listener.port;
-    ControlHub hub(std::move(listener), std::move(of_hub),
-                   {.size = 1, .timeout = 60.0, .version = "1", .run = "run"});
-    std::vector<Descriptor> strangers;
-    for (int i = 0; i < 100; ++i) strangers.push_back(connect_to_one_of({{"127.0.0.1", port}}, deadline));
-    pollfd first{*strangers.front(), POLLIN, 0};
-    ASSERT_EQ(::poll(&first, 1, 4000), 1) << "not forgotten before the patience with it ends";
-
-    MessageStream stream(std::move(own), 4096);
-    stream.send({.kind = Message::Kind::hello, .rank = 0, .count = 1, .text = "1", .texts = {"run"}});
-    std::optional<Message> answer;
-    while ((!answer || answer->kind == Message::Kind::beat) && SteadyClock::now() < deadline) {
-        ASSERT_TRUE(stream.flush());
-        ASSERT_TRUE(stream.receive());
-        answer = stream.next();
-        std::this_thread::sleep_for(milliseconds(2));
+TEST(ProcessGroup, BetweenHostsAKeyIsRequired) {
+    RankEnvironment environment{.rank = 1,
+                                .size = 4,
+                                .local_rank = 1,
+                                .local_size = 2,
+                                .launcher = "torchrun",
+                                .address = "node0",
+                                .port = 29500};
+    try {
+        ProcessGroup group(environment, {.timeout = 1.0});
+        FAIL() << "it went on without a key";
+    } catch (const Error& error) {
+        EXPECT_EQ(
+            error.what(),
+            std::string("GRADTILE_RUN_KEY: not set, while the processes meet at node0; expected the same "
+                        "secret for every process: export GRADTILE_RUN_KEY=$(openssl rand -hex 32)"));
     }
-    ASSERT_TRUE(answer.has_value());
-    EXPECT_EQ(answer->kind, Message::Kind::welcome);
-}
-
-TEST(ProcessGroup, RefusesAnotherVersion) {
-    ForkedRanks ranks(2, 60.0);
-    ranks.start(0, [](ProcessGroup&) {});
-    MessageStream stream(connect_to_one_of({{"127.0.0.1", ranks.port()}}, SteadyClock::now() + seconds(60)),
-                         4096);
-    stream.send({.kind = Message::Kind::hello, .rank = 1, .count = 2, .text = "9.9", .texts = {""}});
-    ASSERT_TRUE(stream.flush());
-    std::optional<Message> answer;
-    const SteadyTime deadline = SteadyClock::now() + seconds(60);
-    while (!answer && SteadyClock::now() < deadline) {
-        stream.receive();
-        answer = stream.next();
-        std::this_thread::sleep_for(milliseconds(2));
-    }
-    ASSERT_TRUE(answer.has_value());
-    EXPECT_EQ(answer->kind, Message::Kind::refusal);
-    EXPECT_THAT(answer->text, StartsWith("it is gradtile 9.9, rank 0 is gradtile "));
 }
 
 }  // namespace

@@ -284,9 +284,11 @@ class FaultyFileSystem final : public FileSystem {
         make_directory,
         list
     };
-    /// Returns 0 to let the call through, or what it shall return instead. A write may also be answered with
-    /// a positive number: that many bytes are written, and no more.
+    /// Returns 0 to let the call through, or what it shall return instead. A write or a read may also be
+    /// answered with a positive number: that many bytes are written or read, and no more.
     using Fault = std::function<std::int64_t(Call, std::size_t bytes)>;
+    /// Answers a read as if the file ended there.
+    static constexpr std::int64_t end_of_file = INT64_MAX;
 
     FaultyFileSystem(FileSystem& base, Fault fault) : base_(base), fault_(std::move(fault)) {}
 
@@ -299,7 +301,10 @@ class FaultyFileSystem final : public FileSystem {
     }
     std::int64_t read_at(int file, std::byte* data, std::size_t bytes, std::uint64_t offset) override {
         const std::int64_t fault = fault_(Call::read_at, bytes);
-        return fault < 0 ? fault : base_.read_at(file, data, bytes, offset);
+        if (fault == end_of_file) return 0;
+        if (fault < 0) return fault;
+        return base_.read_at(file, data, fault > 0 ? std::min(bytes, static_cast<std::size_t>(fault)) : bytes,
+                             offset);
     }
     std::int64_t write_at(int file, const std::byte* data, std::size_t bytes, std::uint64_t offset) override {
         const std::int64_t fault = fault_(Call::write_at, bytes);

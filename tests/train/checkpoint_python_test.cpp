@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <iomanip>
 #include <limits>
 #include <sstream>
@@ -83,6 +84,74 @@ TEST(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {
         crc << " crc32c " << std::hex << std::setfill('0') << std::setw(8) << tensor.crc32c << ' ';
         EXPECT_THAT(line, testing::HasSubstr(crc.str()));
     }
+}
+
+// Reads the list of tensors in the user block as docs/checkpoint_format.md has it, and holds every entry
+// against what h5py says of the same dataset: shape, elements, checksum, and where libhdf5 says the chunks
+// lie.
+constexpr const char* kManifestReader = R"(
+import struct, sys, h5py, numpy as np
+path = sys.argv[1]
+data = open(path, 'rb').read()
+block, listed = struct.unpack_from('<QQ', data, 64)
+at = 128
+def take(form):
+    global at
+    values = struct.unpack_from('<' + form, data, at)
+    at += struct.calcsize('<' + form)
+    return values
+seen = []
+with h5py.File(path, 'r') as file:
+    assert file.userblock_size == block, (file.userblock_size, block)
+    count, = take('I')
+    for _ in range(count):
+        length, = take('H')
+        name = take('%ds' % length)[0].decode()
+        kind, rank = take('BB')
+        shape = take('%dQ' % rank)
+        crc, pieces = take('IQ')
+        extents = [take('QQ') for _ in range(pieces)]
+        item = file[name]
+        raw = b''.join(data[begin:begin + size] for begin, size in extents)
+        values = item[()]
+        if kind == 0:
+            assert shape == (len(raw),), name
+            meant = values[0]
+        else:
+            assert shape == item.shape, name
+            meant = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes() if kind == 3 else values.tobytes()
+        assert raw == meant, name
+        assert crc == int(item.attrs['crc32c']), name
+        # h5py 3.7 with libhdf5 1.10.8 counts from the user block's end or from the file's begin.
+        chunks = [item.id.get_chunk_info(i) for i in range(item.id.get_num_chunks())]
+        begins = [chunk.byte_offset for chunk in chunks]
+        assert begins == [b for b, _ in extents] or [b + block for b in begins] == [b for b, _ in extents], name
+        seen.append(name)
+    assert at == 128 + listed and seen == sorted(seen)
+    datasets = []
+    file.visititems(lambda name, item: datasets.append(name) if isinstance(item, h5py.Dataset) else None)
+    assert sorted(datasets) == seen, (datasets, seen)
+print(len(seen), 'objects')
+)";
+
+TEST(CheckpointPython, TheListInTheUserBlockIsWhatH5pyFinds) {
+    if (run(concat(kPython, " -c 'import h5py, numpy'")).status != 0) {
+        GTEST_SKIP() << kPython << " has no h5py (apt-get install python3-h5py)";
+    }
+    const Context ctx;
+    const test::TemporaryDirectory directory;
+    Checkpoint c = test::made_up_checkpoint(ctx, 12);
+    c.params["half"] = randn(ctx, {40, 3}, DType::f16, Seed{1});
+    c.params["none"] = zeros(ctx, {4, 0}, DType::f64);
+    c.params["large"] = randn(ctx, {700, 900}, DType::bf16, Seed{3});
+    c.params["padded"] = randn(ctx, {3, 333'333}, DType::f32, Seed{4});
+    c.optimizer["counts"] = from_host(ctx, std::vector<std::int32_t>{1, -2, 3}, {3});
+    write_checkpoint(directory / "a.h5", c);
+    std::ofstream(directory / "manifest.py") << kManifestReader;
+    const auto [status, output] =
+        run(concat(kPython, ' ', (directory / "manifest.py").string(), ' ', (directory / "a.h5").string()));
+    EXPECT_EQ(status, 0) << output;
+    EXPECT_EQ(output, "21 objects\n");
 }
 
 }  // namespace

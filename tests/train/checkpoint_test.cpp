@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -163,13 +165,50 @@ TEST(Checkpoint, RefusesNamesThatCannotBeStored) {
 TEST(Checkpoint, SaysInOneLineWhatIsNotOne) {
     const TemporaryDirectory directory;
     EXPECT_THAT(error_of([&] { read_checkpoint(directory / "absent.h5"); }),
-                HasSubstr("absent.h5: cannot open: No such file"));
+                HasSubstr("absent.h5: cannot be opened: No such file"));
     EXPECT_THAT(error_of([&] { read_checkpoint(directory.path()); }), HasSubstr("checkpoint "));
     EXPECT_THAT(error_of([&] { write_checkpoint(directory / "no" / "such.h5", {}); }),
                 HasSubstr("cannot create: No such file"));
+    EXPECT_THAT(error_of([&] { read_checkpoint(directory.path()); }),
+                HasSubstr("is a directory; expected a file"));
     test::write_bytes(directory / "text.h5", std::vector(10'000, std::byte{'x'}));
     EXPECT_THAT(error_of([&] { read_checkpoint(directory / "text.h5"); }),
                 HasSubstr("not a gradtile checkpoint"));
+}
+
+// A FIFO that nobody writes to would be waited for, a device has no end.
+TEST(Checkpoint, ReadsNothingButRegularFiles) {
+    const TemporaryDirectory directory;
+    ASSERT_EQ(::mkfifo((directory / "fifo.h5").c_str(), 0600), 0);
+    create_symlink("/dev/zero", directory / "link.h5");
+    for (const std::filesystem::path& path :
+         {directory / "fifo.h5", directory / "link.h5", std::filesystem::path("/dev/zero")}) {
+        EXPECT_THAT(error_of([&] { read_checkpoint(path); }), HasSubstr(": is not a regular file"));
+        EXPECT_THAT(error_of([&] { inspect_checkpoint(path); }), HasSubstr(": is not a regular file"));
+    }
+}
+
+TEST(Checkpoint, FollowsASymbolicLinkUnlessToldNotTo) {
+    const Context ctx;
+    const TemporaryDirectory directory;
+    write_checkpoint(directory / "a.h5", made_up_checkpoint(ctx, 7));
+    create_symlink("a.h5", directory / "link.h5");
+    EXPECT_EQ(read_checkpoint(directory / "link.h5").step, 7);
+    EXPECT_THAT(error_of([&] { read_checkpoint(directory / "link.h5", {.follow_links = false}); }),
+                HasSubstr("link.h5: is a symbolic link; expected a regular file"));
+}
+
+TEST(Checkpoint, AFileOfManyTensorsHasAUserBlockThatHoldsTheirList) {
+    const Context ctx;
+    const TemporaryDirectory directory;
+    for (const int tensors : {0, 1, 10, 100, 3000}) {
+        Checkpoint meant;
+        for (int i = 0; i < tensors; ++i)
+            meant.params[concat("block.", i, "/weight")] =
+                randn(ctx, {2}, DType::f32, Seed{static_cast<std::uint64_t>(i)});
+        write_checkpoint(directory / "a.h5", meant);
+        test::expect_same(read_checkpoint(directory / "a.h5"), meant);
+    }
 }
 
 }  // namespace

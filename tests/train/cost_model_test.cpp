@@ -66,6 +66,24 @@ TEST(CostModel, BytesOnTheWireAreThoseOfGradientsAndValues) {
     }
 }
 
+/// Muon's matrices are summed everywhere, and their owners broadcast values.
+TEST(CostModel, ZeroWithMuonSumsBlocksInEveryProcess) {
+    TrainConfig config = config_of(true);
+    config.optimizer = OptimizerKind::muon;
+    for (const std::int64_t gpus : {2, 4, 8}) {
+        config.batch = 8 * gpus;
+        const ParallelStep step = parallel_step(config, gpus);
+        double whole = 0, cut = 0;
+        for (const ParameterBucket& bucket : step.buckets)
+            (bucket.equal_parts ? cut : whole) += bucket.elements;
+        EXPECT_GE(whole, 12.0 * 12 * 768 * 768);
+        EXPECT_GE(cut, 50304.0 * 768);
+        const auto n = static_cast<double>(gpus);
+        EXPECT_NEAR(cost_on(gpus, step).wire.total(), (n - 1) / n * ((8 + 2) * whole + (4 + 2) * cut),
+                    1e-9 * (whole + cut));
+    }
+}
+
 /// 12 bytes an element of masters and moments are shared.
 TEST(CostModel, ZeroDividesTheUpdate) {
     EXPECT_DOUBLE_EQ(cost_on(4, step_of(true)).update, cost_on(1, step_of(true)).update / 4);

@@ -22,12 +22,14 @@ using test::adamw_lr;
 using test::adamw_options;
 using test::adamw_steps;
 using test::AdamWProblem;
+using test::distance;
 using test::epsilon_of;
 using test::floating_dtypes;
 using test::in_blocks;
 using test::muon_lr;
 using test::muon_options;
 using test::MuonProblem;
+using test::published_newton_schulz;
 using test::reference_norm;
 
 // ---- Norm and clipping ----
@@ -235,9 +237,53 @@ TEST_F(CudaMuon, LeavesEverythingWhenTheUpdateIsRefused) {
 }
 
 TEST_F(CudaMuon, NewtonSchulzKeepsZeroZero) {
-    const Tensor x = zeros(gpu(), {4, 8}, DType::f32);
-    newton_schulz(gpu(), x);
-    EXPECT_THAT(to_host(gpu(), x), testing::Each(0.0));
+    for (const DType products : {DType::f32, DType::bf16}) {
+        const Tensor x = zeros(gpu(), {4, 8}, DType::f32);
+        newton_schulz(gpu(), x, products);
+        EXPECT_THAT(to_host(gpu(), x), testing::Each(0.0));
+    }
+}
+
+/// Odd sizes, and one whose elements no block of a grid takes at once.
+TEST_F(CudaMuon, NewtonSchulzInBfloat16IsAsAccurateAsPublished) {
+    for (const Shape& shape : {Shape{96, 96}, Shape{129, 67}, Shape{48, 192}, Shape{768, 256}}) {
+        const Tensor x = randn(cpu, shape, DType::f32, Seed{1});
+        const Tensor exact = cast(cpu, x, DType::f64), ours = to_device(gpu(), x);
+        newton_schulz(cpu, exact, DType::f64);
+        newton_schulz(gpu(), ours, DType::bf16);
+        const Tensor on_host = from_host(cpu, to_host(gpu(), ours), shape, DType::f32);
+        EXPECT_LE(distance(cpu, on_host, exact), distance(cpu, published_newton_schulz(cpu, x), exact))
+            << shape;
+    }
+}
+
+TEST_F(CudaMuon, ABatchIsWhatItsMatricesAre) {
+    for (const Shape& shape : {Shape{12, 64, 192}, Shape{12, 192, 64}, Shape{70, 33, 17}}) {
+        const Tensor stack = randn(gpu(), shape, DType::f64, Seed{3}),
+                     separate = cast(gpu(), stack, DType::f64);
+        newton_schulz(gpu(), stack, DType::f64);
+        for (std::int64_t i = 0; i < shape[0]; ++i) newton_schulz(gpu(), separate.select(0, i), DType::f64);
+        const std::vector<double> together = to_host(gpu(), stack), alone = to_host(gpu(), separate);
+        // As in NewtonSchulz.TakesAStackAsItTakesEachMatrix.
+        const double bound = 500.0 * 5 * 3 * 192 * std::numeric_limits<double>::epsilon();
+        for (std::size_t i = 0; i < together.size(); ++i) ASSERT_NEAR(together[i], alone[i], bound) << i;
+    }
+}
+
+TEST_F(CudaMuon, MultipliesBfloat16UnlessAskedOtherwise) {
+    EXPECT_EQ(newton_schulz_dtype(gpu()), DType::bf16);
+    std::vector<std::vector<double>> masters;
+    for (const std::optional<DType> products : {std::optional<DType>{}, {DType::bf16}, {DType::f32}}) {
+        MuonProblem problem(gpu(), DType::bf16);
+        MuonOptions options = muon_options;
+        options.newton_schulz = products;
+        Muon optimizer(gpu(), problem.store, in_blocks, options);
+        problem.set_gradients(gpu(), 1);
+        optimizer.step(gpu(), muon_lr);
+        masters.push_back(to_host(gpu(), problem.store.master()));
+    }
+    EXPECT_EQ(masters[0], masters[1]);
+    EXPECT_NE(masters[0], masters[2]);
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ TEST_F(CudaTrainer, LearnsAndLeavesEverythingInItsDirectory) {
         const auto on_cpu = load_model(run.config.out);
         EXPECT_EQ(to_host(on_gpu->ctx, on_gpu->parameters.values()),
                   to_host(on_cpu->ctx, on_cpu->parameters.values()));
-        const TokenSequence tokens = load_tokens(run.config.data, on_cpu->tokenizer, 0);
+        const TokenSequence tokens = load_tokens(run.config.data, on_cpu->tokenizer).tokens;
         const double ours = evaluate(*on_gpu, tokens).loss, theirs = evaluate(*on_cpu, tokens).loss;
         // Sums are float32, some thousand terms long. What bfloat16 stores is rounded to 8 bits, about 16
         // times on the way from the embedding to the logits.
@@ -109,8 +109,7 @@ TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     }
     const std::vector<json> losses = TinyRun::losses(run.config.out);
     const std::filesystem::path out = run.config.out;
-    remove(out / "checkpoints/step_00000020.h5");  // as if the process had died before its last save
-    remove(out / "checkpoints/best.h5");
+    run.forget_saves_after(11);
     Trainer resumed(Resume{.directory = out}, run.hear);
     ASSERT_EQ(resumed.step(), 11);
     EXPECT_EQ(gemm_algorithms(resumed.model().ctx), algorithms);
@@ -133,7 +132,7 @@ TEST_F(CudaTrainer, MatrixAlgorithmsFromElsewhereDoNotStopARun) {
     for (json& entry : (*no_algorithms.meta)["matrix_algorithms"])
         for (json& number : entry["algorithm"]) number = number.get<std::uint64_t>() ^ 0x5a5a5a5a5a5a5a5a;
     for (const bool other_gpu : {true, false}) {
-        for (const char* other : {"step_00000008.h5", "best.h5"}) remove(path.parent_path() / other);
+        run.forget_saves_after(5);
         write_checkpoint(path, other_gpu ? elsewhere : no_algorithms);
         run.messages.clear();
         Trainer resumed(Resume{.directory = run.config.out}, run.hear);

@@ -6,10 +6,16 @@
 #include <numeric>
 #include <set>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 #include <nlohmann/json.hpp>
 
+#include <gradtile/train/token_file.h>
+
 #include <support/error_message.h>
+
+#include "temporary_directory.h"
 
 namespace gradtile {
 namespace {
@@ -264,6 +270,96 @@ TEST(DataLoader, EveryRankCountsTheTargetsOfAll) {
             EXPECT_EQ(told, std::vector<std::int64_t>(ranks, counted)) << "step " << step;
         }
     }
+}
+
+/// A token file of 40 kB whose ids name their own place, and its sequence.
+struct PlacesOnDisk {
+    PlacesOnDisk() {
+        std::vector<std::int32_t> ids(20'000);
+        std::iota(ids.begin(), ids.end(), 0);
+        write_token_file(path, TokenFormat::headerless, ids);
+        tokens = open_token_file(path).tokens;
+    }
+    /// Writes the file's second half again.
+    void mend() const {
+        const std::string whole = contents;
+        std::fstream(path, std::ios::binary | std::ios::in | std::ios::out)
+            .write(whole.data(), std::ssize(whole));
+    }
+    void cut() {
+        std::ifstream file(path, std::ios::binary);
+        contents.assign(std::istreambuf_iterator<char>(file), {});
+        ASSERT_EQ(truncate(path.c_str(), 20'000), 0);
+    }
+
+    test::TemporaryDirectory place;
+    std::string path = place / "places.bin";
+    TokenSequence tokens;
+    std::string contents;
+};
+
+TEST(DataLoader, ReadsFilesAsItReadsMemory) {
+    const PlacesOnDisk disk;
+    for (const std::int64_t context : {1, 8, 1024, 9000}) {
+        const DataLoaderOptions options{.context = context, .seed = {3}};
+        DataLoader of_file(disk.tokens, options), of_memory(places(20'000), options);
+        EXPECT_EQ(take(of_file, 30, 2), take(of_memory, 30, 2));
+        EXPECT_EQ(of_file.state(), of_memory.state());
+    }
+}
+
+TEST(DataLoader, StandsWhereItStoodWhenAFileWasCutShort) {
+    PlacesOnDisk disk;
+    const DataLoaderOptions options{.context = 16, .seed = {1}};
+    DataLoader loader(disk.tokens, options), reference(places(20'000), options);
+    take(loader, 3, 5);
+    take(reference, 3, 5);
+    disk.cut();
+    const JsonValue before = loader.state();
+    std::string message;
+    while ((message = message_of([&] { take(loader, 1, 20); })) == "no error") take(reference, 1, 20);
+    EXPECT_EQ(message, disk.path + ": ends at byte 20000; expected 40000 (it was changed while it was read)");
+    EXPECT_EQ(loader.state(), reference.state());
+    disk.mend();  // another try goes on as if nothing had happened
+    EXPECT_EQ(take(loader, 10, 20), take(reference, 10, 20));
+}
+
+TEST(DataLoader, AFileThatWasChangedInPlaceIsNoticedWhenItsEpochEnds) {
+    PlacesOnDisk disk;
+    const DataLoaderOptions options{.context = 100, .seed = {1}};
+    DataLoader loader(disk.tokens, options);
+    disk.cut();
+    disk.contents[11] ^= 1;  // within the vocabulary, and of the same length
+    disk.mend();
+    JsonValue before;
+    std::string message = "no error";
+    for (int i = 0; i < 300 && message == "no error"; ++i) {
+        before = loader.state();
+        message = message_of([&] { take(loader, 1, 1); });
+    }
+    EXPECT_THAT(message, testing::HasSubstr("places.bin: holds sha256:"));
+    EXPECT_EQ(loader.state(), before);
+    EXPECT_EQ(loader.epoch(), 0);
+    EXPECT_EQ(loader.position(), loader.windows() - 1);
+}
+
+TEST(SequentialLoader, StandsWhereItStoodWhenAFileWasCutShort) {
+    PlacesOnDisk disk;
+    SequentialLoader loader(disk.tokens, 16), reference(places(20'000), 16);
+    std::vector<std::int32_t> tokens(16 * 100), targets(16 * 100), expected = tokens,
+                                                                   expected_targets = targets;
+    disk.cut();
+    std::string message;
+    while ((message = message_of([&] { loader.next(tokens, targets); })) == "no error")
+        reference.next(expected, expected_targets);
+    EXPECT_EQ(message, disk.path + ": ends at byte 20000; expected 40000 (it was changed while it was read)");
+    EXPECT_EQ(message_of([&] { loader.rewind(); }), message);
+    disk.mend();
+    EXPECT_EQ(loader.next(tokens, targets), reference.next(expected, expected_targets));
+    EXPECT_EQ(tokens, expected);
+    loader.rewind();
+    EXPECT_EQ(loader.next(tokens, targets), 1600);
+    EXPECT_EQ(targets[0], 1);
 }
 
 }  // namespace

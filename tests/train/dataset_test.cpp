@@ -1,9 +1,12 @@
 #include <gradtile/train/dataset.h>
 
 #include <cstdlib>
+#include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <gradtile/train/corpus.h>
 #include <gradtile/train/token_file.h>
@@ -119,6 +122,122 @@ TEST(Dataset, FilesThatCannotServeAreRefusedByName) {
                 HasSubstr("latin.txt: invalid UTF-8 at byte offset 3"));
     EXPECT_EQ(message_of([&] { load_dataset({.data = place.write("t.txt", "x"), .val_fraction = 1.5}); }),
               "val-fraction: 1.5; expected 0 <= val-fraction < 1");
+}
+
+TEST(Dataset, TheLargerOfTwoHeaderlessFilesGivesTheVocabulary) {
+    const TemporaryDirectory place;
+    const std::string small = place / "small.bin", large = place / "large.bin";
+    write_token_file(small, TokenFormat::headerless, std::vector<std::int32_t>{3, 1, 2});
+    write_token_file(large, TokenFormat::headerless, std::vector<std::int32_t>{3, 1, 64});
+    EXPECT_EQ(load_dataset({.data = small, .val_data = large}).vocabulary, 65);
+    EXPECT_EQ(load_dataset({.data = large, .val_data = small}).vocabulary, 65);
+    EXPECT_THAT(load_dataset({.data = small, .val_data = large}).description,
+                testing::ElementsAre(small + ": headerless uint16, 3 tokens, largest id 3",
+                                     large + ": headerless uint16, 3 tokens, largest id 64"));
+    // A vocabulary that was set, or that a header gives, holds for both.
+    EXPECT_EQ(message_of([&] { load_dataset({.data = small, .val_data = large, .vocabulary = 64}); }),
+              large + ": token 2 has id 64, outside the vocabulary of 64");
+    const std::string shard = place / "shard.bin", wild = place / "wild.bin";
+    write_token_file(shard, TokenFormat::gpt2_shard, std::vector<std::int32_t>{1, 2});
+    write_token_file(wild, TokenFormat::headerless, std::vector<std::int32_t>{1, 60000});
+    EXPECT_EQ(message_of([&] { load_dataset({.data = shard, .val_data = wild}); }),
+              wild + ": token 1 has id 60000, outside the vocabulary of 50257");
+    EXPECT_EQ(load_dataset({.data = small, .val_data = shard}).vocabulary, 50257);
+}
+
+TEST(Dataset, IsToldFromOtherDataByItsContentNotByItsName) {
+    const TemporaryDirectory place;
+    const auto write_tokens = [&](const std::string& name, const std::vector<std::int32_t>& ids) {
+        write_token_file(place / name, TokenFormat::headerless, ids);
+        return (place / name).string();
+    };
+    const std::string text = place.write("a.txt", "hello world"),
+                      same_text = place.write("b.txt", "hello world");
+    const std::string other = place.write("c.txt", "hello-world"),
+                      longer = place.write("d.txt", "hello world!");
+    const JsonValue content = load_dataset({.data = text}).content;
+    EXPECT_EQ(load_dataset({.data = same_text}).content, content);
+    const auto refusal = [&](DatasetOptions options) {
+        options.made_with = content;
+        return message_of([&] { load_dataset(options); });
+    };
+    EXPECT_EQ(refusal({.data = same_text}), "no error");
+    EXPECT_THAT(refusal({.data = other}),
+                testing::MatchesRegex(".*c.txt: is not the data that the run was made with: hash "
+                                      "\"sha256:[0-9a-f]{64}\", not \"sha256:[0-9a-f]{64}\""));
+    EXPECT_EQ(refusal({.data = longer}),
+              longer + ": is not the data that the run was made with: bytes 12, not 11");
+
+    const std::string train = write_tokens("train.bin", {1, 2, 3}), val = write_tokens("val.bin", {3, 2, 1}),
+                      new_val = write_tokens("new.bin", {3, 3, 1});
+    const DatasetOptions both{.data = train, .val_data = val};
+    const JsonValue of_both = load_dataset(both).content;
+    EXPECT_EQ(of_both->at("data").size(), 1u);
+    DatasetOptions changed = both;
+    changed.made_with = of_both;
+    EXPECT_EQ(message_of([&] { load_dataset(changed); }), "no error");
+    changed.val_data = new_val;
+    EXPECT_THAT(message_of([&] { load_dataset(changed); }),
+                HasSubstr("new.bin: is not the data that the run was made with: hash "));
+}
+
+TEST(Dataset, ShardsAreComparedOneByOne) {
+    const TemporaryDirectory place;
+    for (int i = 0; i < 3; ++i)
+        write_token_file(place / ("s_" + std::to_string(i) + ".bin"), TokenFormat::gpt2_shard, {{i, 7}});
+    const DatasetOptions made{.data = place / "s_*.bin"};
+    DatasetOptions again = made;
+    again.made_with = load_dataset(made).content;
+    EXPECT_EQ(again.made_with->at("data").size(), 3u);
+    EXPECT_EQ(message_of([&] { load_dataset(again); }), "no error");
+    write_token_file(place / "s_1.bin", TokenFormat::gpt2_shard, {{1, 8}});
+    EXPECT_THAT(message_of([&] { load_dataset(again); }),
+                HasSubstr("s_*.bin: file 2 is not the data that the run was made with: hash"));
+    std::filesystem::remove(place / "s_1.bin");
+    EXPECT_THAT(message_of([&] { load_dataset(again); }),
+                HasSubstr("s_*.bin: 2 files; the run was made with 3"));
+}
+
+TEST(Dataset, ADamagedRecordOfTheDataIsRefusedByName) {
+    const TemporaryDirectory place;
+    DatasetOptions options{.data = place.write("a.txt", "hello world")};
+    for (const char* const record :
+         {R"({"data": 1})", R"({"data": []})", R"({"data": [1]})", R"({"data": [{}]})"}) {
+        options.made_with = *JsonValue::parse(record);
+        EXPECT_THAT(message_of([&] { load_dataset(options); }), HasSubstr("a.txt: ")) << record;
+    }
+    for (const char* const none : {"null", "{}", "[]", "7"}) {  // of a version that recorded nothing
+        options.made_with = *JsonValue::parse(none);
+        EXPECT_EQ(message_of([&] { load_dataset(options); }), "no error") << none;
+    }
+}
+
+TEST(Dataset, TextThatDoesNotFitIntoMemoryIsRefused) {
+    const TemporaryDirectory place;
+    const std::string path = place.write("huge.txt", "text");
+    if (truncate(path.c_str(), std::int64_t{1} << 42) != 0)
+        GTEST_SKIP() << "no room for a sparse file of 4 TiB";
+    for (const TokenizerKind kind : {TokenizerKind::characters, TokenizerKind::bytes})
+        EXPECT_THAT(message_of([&] { load_dataset({.data = path, .tokenizer = kind}); }),
+                    HasSubstr("huge.txt: 4398046511104 bytes of text need "));
+}
+
+TEST(Dataset, SplitsTheLargestFileThereCanBe) {
+    const std::filesystem::path memory = "/dev/shm";  // tmpfs holds files of 8 EiB, if they are empty
+    if (!is_directory(memory)) GTEST_SKIP() << "there is no " << memory;
+    const std::filesystem::path path = memory / concat("gradtile-", getpid(), ".bin");
+    std::ofstream(path) << "1234";
+    const std::int64_t bytes = std::numeric_limits<std::int64_t>::max() - 1;
+    const bool fits = truncate(path.c_str(), bytes) == 0;
+    for (const double val_fraction : {0.0, 0.1, 0.5}) {
+        if (!fits) break;
+        const Dataset dataset =
+            load_dataset({.data = path, .val_fraction = val_fraction, .vocabulary = 65536});
+        EXPECT_EQ(dataset.train.size() + dataset.validation.size(), bytes / 2);
+        EXPECT_EQ(dataset.validation.size() == 0, val_fraction == 0.0);
+    }
+    std::filesystem::remove(path);
+    if (!fits) GTEST_SKIP() << "no file of 8 EiB in " << memory;
 }
 
 TEST(Dataset, TinyShakespeareIsSplitAsNanoGptSplitsIt) {

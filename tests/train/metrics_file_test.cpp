@@ -82,6 +82,20 @@ TEST(MetricsFile, IsCutBackToTheCheckpointsStep) {
     EXPECT_EQ(lines_of(path), expected);
 }
 
+/// A checkpoint whose evaluation was left, of a run that wrote the line and died before the next one.
+TEST(MetricsFile, IsCutBackBeforeALineThatTheCheckpointDoesNotKnow) {
+    const TemporaryDirectory directory;
+    const auto path = directory / "metrics.jsonl";
+    {
+        MetricsFile metrics(path);
+        for (std::int64_t step = 1; step <= 3; ++step) metrics.write(report(step));
+        metrics.write_checkpoint_event(2);
+    }
+    MetricsFile metrics(path, 2, MetricsFile::Last::unwritten);
+    EXPECT_EQ(lines_of(path),
+              (std::vector<std::string>{metrics_line(report(1)), R"({"event":"checkpoint","step":2})"}));
+}
+
 TEST(MetricsFile, GivesTheLossesBack) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";

@@ -1,23 +1,30 @@
 #include <gradtile/train/muon.h>
 
 #include <cmath>
+#include <map>
+#include <memory>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <gradtile/core/gemm.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer.h>
+#include <gradtile/parallel/data_parallel.h>
+#include <gradtile/train/global_norm.h>
 
 #include "optimizer_problems.h"
 
 namespace gradtile {
 namespace {
 
+using test::distance;
 using test::in_blocks;
 using test::muon_lr;
 using test::muon_options;
 using test::MuonProblem;
+using test::published_newton_schulz;
 
 /// The quintic that each singular value goes through, applied to a scalar.
 double newton_schulz_of_scalar(double s) {
@@ -65,11 +72,11 @@ TEST(NewtonSchulz, SendsEverySingularValueThroughTheQuintic) {
     const double bound = 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
     for (const std::int64_t rows : {8, 32}) {
         Tensor x = with_singular_values(ctx, rows, s);
-        newton_schulz(ctx, x);
+        newton_schulz(ctx, x, x.dtype());
         expect_near(ctx, x, with_singular_values(ctx, rows, expected), bound);
         // Wide: the transpose goes the same way.
         Tensor wide = cast(ctx, with_singular_values(ctx, rows, s).transpose(0, 1), DType::f64);
-        newton_schulz(ctx, wide);
+        newton_schulz(ctx, wide, wide.dtype());
         expect_near(ctx, wide, with_singular_values(ctx, rows, expected).transpose(0, 1), bound);
     }
 }
@@ -78,8 +85,8 @@ TEST(NewtonSchulz, TakesAStackAsItTakesEachMatrix) {
     const Context ctx(Device::cpu(), 2);
     for (const Shape& shape : {Shape{3, 24, 40}, Shape{3, 40, 24}, Shape{3, 32, 32}, Shape{1, 5, 1}}) {
         const Tensor stack = randn(ctx, shape, DType::f64, Seed{3}), separate = cast(ctx, stack, DType::f64);
-        newton_schulz(ctx, stack);
-        for (std::int64_t i = 0; i < shape[0]; ++i) newton_schulz(ctx, separate.select(0, i));
+        newton_schulz(ctx, stack, stack.dtype());
+        for (std::int64_t i = 0; i < shape[0]; ++i) newton_schulz(ctx, separate.select(0, i), DType::f64);
         // The same products, which a library may sum in another order for another number of them.
         expect_near(ctx, stack, separate, 500.0 * 5 * 3 * 40 * std::numeric_limits<double>::epsilon());
     }
@@ -87,9 +94,36 @@ TEST(NewtonSchulz, TakesAStackAsItTakesEachMatrix) {
 
 TEST(NewtonSchulz, KeepsZeroZero) {
     const Context ctx;
-    const Tensor x = zeros(ctx, {4, 8}, DType::f32);
-    newton_schulz(ctx, x);
-    for (const double value : to_host(ctx, x)) EXPECT_EQ(value, 0.0);
+    for (const DType products : {DType::f32, DType::bf16}) {
+        const Tensor x = zeros(ctx, {4, 8}, DType::f32);
+        newton_schulz(ctx, x, products);
+        for (const double value : to_host(ctx, x)) EXPECT_EQ(value, 0.0);
+    }
+}
+
+/// As accurate as it is wherever Muon is used, by the same number of roundings or fewer: the published form
+/// rounds b A, c A^2, their sum, a X and B X as well.
+TEST(NewtonSchulz, InBfloat16IsAsAccurateAsPublished) {
+    const Context ctx(Device::cpu(), 2);
+    for (const Shape& shape : {Shape{96, 96}, Shape{128, 64}, Shape{48, 192}})
+        for (const Seed seed : {Seed{1}, Seed{2}, Seed{3}}) {
+            const Tensor x = randn(ctx, shape, DType::f32, seed);
+            const Tensor exact = cast(ctx, x, DType::f64), ours = cast(ctx, x, DType::f32);
+            newton_schulz(ctx, exact, DType::f64);
+            newton_schulz(ctx, ours, DType::bf16);
+            EXPECT_LE(distance(ctx, ours, exact), distance(ctx, published_newton_schulz(ctx, x), exact))
+                << shape;
+            const Tensor in_f32 = cast(ctx, x, DType::f32);
+            newton_schulz(ctx, in_f32, DType::f32);
+            EXPECT_GT(distance(ctx, ours, in_f32), 0.0) << "the products were not of bfloat16";
+        }
+}
+
+TEST(NewtonSchulz, RefusesProductsItDoesNotHave) {
+    const Context ctx(Device::cpu(), 1);
+    const Tensor x = zeros(ctx, {2, 2}, DType::f64);
+    EXPECT_THROW(newton_schulz(ctx, x, DType::bf16), Error);
+    EXPECT_THROW(newton_schulz(ctx, x, DType::f32), Error);
 }
 
 TEST(Muon, UpdatesMatricesByOrthogonalisedNesterovMomentum) {
@@ -112,7 +146,7 @@ TEST(Muon, UpdatesMatricesByOrthogonalisedNesterovMomentum) {
                 m = 0.95 * m + 0.05 * g;
                 update.data<double>()[i] = 0.95 * m + 0.05 * g;
             }
-            newton_schulz(ctx, update);
+            newton_schulz(ctx, update, update.dtype());
             for (std::int64_t i = 0; i < w.shape().elements(); ++i) {
                 double& value = expected.data<double>()[i];
                 value = (1.0 - rate * 0.1) * value - rate * factor * update.data<double>()[i];
@@ -164,18 +198,40 @@ TEST(Muon, LeavesEverythingWhenTheUpdateIsRefused) {
 }
 
 TEST(Muon, DoesNotDependOnTheNumberOfThreads) {
-    std::vector<std::vector<double>> results;
-    for (const int threads : {1, 3}) {
-        const Context ctx(Device::cpu(), threads);
-        MuonProblem problem(ctx, DType::f32);
-        Muon optimizer(ctx, problem.store, in_blocks, muon_options);
-        for (std::uint64_t t = 1; t <= 3; ++t) {
-            problem.set_gradients(ctx, t);
-            optimizer.step(ctx, muon_lr);
+    for (const DType products : {DType::f32, DType::bf16}) {
+        std::vector<std::vector<double>> results;
+        for (const int threads : {1, 3}) {
+            const Context ctx(Device::cpu(), threads);
+            MuonProblem problem(ctx, DType::f32);
+            MuonOptions options = muon_options;
+            options.newton_schulz = products;
+            Muon optimizer(ctx, problem.store, in_blocks, options);
+            for (std::uint64_t t = 1; t <= 3; ++t) {
+                problem.set_gradients(ctx, t);
+                optimizer.step(ctx, muon_lr);
+            }
+            results.push_back(to_host(ctx, problem.store.values()));
         }
+        EXPECT_EQ(results[0], results[1]) << products;
+    }
+}
+
+/// Matrices of one shape go through the same products in one group or in several.
+TEST(Muon, GroupsOfAnyHeightAgree) {
+    const Context ctx(Device::cpu(), 2);
+    std::vector<std::vector<double>> results;
+    for (const std::int64_t group_elements : {0, 1}) {
+        MuonProblem problem(ctx, DType::f64);
+        MuonOptions options = muon_options;
+        options.group_elements = group_elements;
+        Muon optimizer(ctx, problem.store, in_blocks, options);
+        problem.set_gradients(ctx, 1);
+        optimizer.step(ctx, muon_lr);
         results.push_back(to_host(ctx, problem.store.values()));
     }
-    EXPECT_EQ(results[0], results[1]);
+    // A stack's sums may be in another order: rounding, times the quintic's slope.
+    const double bound = 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
+    for (std::size_t i = 0; i < results[0].size(); ++i) ASSERT_NEAR(results[0][i], results[1][i], bound);
 }
 
 TEST(Muon, NamesItsStateByParameter) {
@@ -189,6 +245,99 @@ TEST(Muon, NamesItsStateByParameter) {
                                             "m/blocks.0.bias",        "v/embedding",
                                             "v/blocks.0.bias",        "updates"};
     EXPECT_EQ(names, expected);
+}
+
+/// One process's part of a problem, as DataParallel would hand it out.
+struct MuonShard {
+    MuonShard(const Context& ctx, DType dtype, int rank, int processes) : problem(ctx, dtype, processes) {
+        const auto cost = [](const Parameter& parameter) {
+            return in_blocks(parameter) && parameter.shape().rank() == 2
+                       ? newton_schulz_flops(parameter.shape())
+                       : 0.0;
+        };
+        const ParameterStore& store = problem.store;
+        std::int64_t packed = 0;
+        for (const ShardBucket& bucket :
+             shard_buckets(store.parameters(), store.flat_elements(), 300, processes, cost))
+            for (const OwnedRange& part : bucket.parts)
+                if (part.owner == rank) {
+                    shard.ranges.push_back(part.range);
+                    packed += part.range.length;
+                }
+        shard.gradients = zeros(ctx, {packed}, store.gradients().dtype());
+        if (is_16_bit(dtype)) {
+            shard.masters = zeros(ctx, {packed}, DType::f32);
+            pack(ctx, store.master(), shard.ranges, shard.masters);
+        }
+        optimizer = std::make_unique<Muon>(ctx, store, in_blocks, shard, muon_options);
+    }
+    void step(const Context& ctx, std::uint64_t t) {
+        problem.set_gradients(ctx, t);
+        pack(ctx, problem.store.gradients(), shard.ranges, shard.gradients);
+        optimizer->step(ctx, muon_lr);
+    }
+    MuonProblem problem;
+    OptimizerShard shard;
+    std::unique_ptr<Muon> optimizer;
+};
+
+TEST(Muon, ShardsTogetherAreTheWholeToTheBit) {
+    const Context ctx(Device::cpu(), 2);
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
+        for (const int processes : {2, 3, 5}) {
+            MuonProblem whole(ctx, dtype, processes);
+            Muon optimizer(ctx, whole.store, in_blocks, muon_options);
+            for (std::uint64_t t = 1; t <= 3; ++t) {
+                whole.set_gradients(ctx, t);
+                optimizer.step(ctx, muon_lr);
+            }
+            std::map<std::string, Tensor> state;
+            for (const StateTensor& part : optimizer.state()) state[part.name] = part.tensor;
+            std::size_t matrices = 0, moments = 0;
+            for (int rank = 0; rank < processes; ++rank) {
+                MuonShard mine(ctx, dtype, rank, processes);
+                for (std::uint64_t t = 1; t <= 3; ++t) mine.step(ctx, t);
+                for (const FlatRange& range : mine.shard.ranges)
+                    EXPECT_EQ(to_host(ctx, mine.problem.store.values().slice(0, range.begin, range.length)),
+                              to_host(ctx, whole.store.values().slice(0, range.begin, range.length)))
+                        << dtype << ", rank " << rank << " of " << processes;
+                for (const StateTensor& part : mine.optimizer->state()) {
+                    std::int64_t at = 0;
+                    for (const FlatRange& range : part.ranges) {
+                        const auto holds = [&](const Parameter& parameter) {
+                            return parameter.offset() <= range.begin &&
+                                   parameter.offset() + rounded_up(parameter.shape().elements(), 64) >=
+                                       range.end();
+                        };
+                        const auto held = std::ranges::find_if(part.parameters, holds);
+                        ASSERT_NE(held, part.parameters.end());
+                        const Tensor expected = state.at(part.name + '/' + held->name());
+                        const std::int64_t begin = range.begin - held->offset();
+                        const std::int64_t length = std::min(range.length, expected.elements() - begin);
+                        EXPECT_EQ(
+                            to_host(ctx, part.tensor.slice(0, at, length)),
+                            to_host(ctx, expected.reshape({expected.elements()}).slice(0, begin, length)))
+                            << part.name << '/' << held->name();
+                        at += range.length;
+                        (part.name == "momentum" ? matrices : moments) += static_cast<std::size_t>(length);
+                    }
+                    EXPECT_EQ(at, part.parameters.empty() ? 0 : part.tensor.elements());
+                }
+            }
+            // Every element of every moment is held once.
+            EXPECT_EQ(matrices, 3u * 32 * 8);
+            EXPECT_EQ(moments, 2u * (20 * 8 + 32));
+        }
+}
+
+TEST(Muon, RefusesAShardThatCutsAMatrix) {
+    const Context ctx(Device::cpu(), 1);
+    MuonProblem problem(ctx, DType::f32);
+    const Parameter matrix = problem.store.find("blocks.0.wide");
+    const OptimizerShard shard{.ranges = {{matrix.offset(), 64}}, .gradients = zeros(ctx, {64}, DType::f32)};
+    EXPECT_THAT(
+        [&] { Muon(ctx, problem.store, in_blocks, shard, muon_options); },
+        testing::ThrowsMessage<Error>(testing::HasSubstr("64 of the 256 elements of 'blocks.0.wide'")));
 }
 
 /// As in overfit_test.cpp: random targets, so that there is nothing to learn but the batch itself.

@@ -4,10 +4,12 @@
 #include <utility>
 #include <vector>
 
+#include <gradtile/core/gemm.h>
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/adamw.h>
+#include <gradtile/train/global_norm.h>
 #include <gradtile/train/muon.h>
 
 namespace gradtile::test {
@@ -48,18 +50,22 @@ struct AdamWProblem {
 };
 
 inline constexpr MuonOptions muon_options{
-    .lr_ratio = 20.0, .momentum = 0.95, .weight_decay = 0.1, .adamw = {.weight_decay = 0.1}};
+    .lr_ratio = 20.0,
+    .momentum = 0.95,
+    .weight_decay = 0.1,
+    .adamw = {.weight_decay = 0.1},
+    .newton_schulz = DType::f32};  // on every device, so that they can be compared
 inline constexpr double muon_lr = 1e-3;
 
 /// Matrices for Muon, two of which it takes as one stack, and what it leaves to AdamW.
 struct MuonProblem {
-    MuonProblem(const Context& ctx, DType dtype) {
+    MuonProblem(const Context& ctx, DType dtype, int processes = 1) {
         store.add("embedding", {20, 8}, Init::normal(0.5));
         store.add("blocks.0.tall", {32, 8}, Init::normal(0.5));
         store.add("blocks.0.bias", {32}, Init::normal(0.5));
         store.add("blocks.0.wide", {8, 32}, Init::normal(0.5));
         store.add("blocks.1.tall", {32, 8}, Init::normal(0.5));
-        store.allocate(ctx, dtype);
+        store.allocate(ctx, dtype, {.multiple = parameter_alignment * processes});
         store.initialize(ctx, Seed{5});
     }
     void set_gradients(const Context& ctx, std::uint64_t t) {
@@ -71,6 +77,46 @@ struct MuonProblem {
 
 inline bool in_blocks(const Parameter& parameter) {
     return parameter.name().starts_with("blocks.");
+}
+
+inline Tensor rounded(const Context& ctx, const Tensor& x) {
+    return cast(ctx, cast(ctx, x, DType::bf16), x.dtype());
+}
+
+/// alpha x + beta y, each product and the sum rounded to bfloat16.
+inline Tensor rounded_sum(const Context& ctx, double alpha, const Tensor& x, double beta, const Tensor& y) {
+    const Tensor left = zeros(ctx, x.shape(), x.dtype()), right = zeros(ctx, x.shape(), x.dtype());
+    axpy(ctx, left, alpha, x);
+    axpy(ctx, right, beta, y);
+    const Tensor sum = rounded(ctx, left);
+    axpy(ctx, sum, 1.0, rounded(ctx, right));
+    return rounded(ctx, sum);
+}
+
+/// zeropower_via_newtonschulz5 as published (github.com/KellerJordan/Muon), where every tensor is bfloat16.
+inline Tensor published_newton_schulz(const Context& ctx, const Tensor& x) {
+    const bool tall = x.size(0) > x.size(1);
+    const Tensor scaled = zeros(ctx, x.shape(), DType::f32);
+    axpy(ctx, scaled, 1.0 / (item(ctx, global_norm(ctx, x)) + 1e-7), x);
+    Tensor iterate = rounded(ctx, tall ? scaled.transpose(0, 1) : scaled);
+    const auto product = [&](const Tensor& a, const Tensor& b, bool transposed) {
+        const Tensor c = empty(ctx, {a.size(0), transposed ? b.size(0) : b.size(1)}, DType::f32);
+        gemm(ctx, c, a, b, {.trans_b = transposed});
+        return rounded(ctx, c);
+    };
+    for (int step = 0; step < 5; ++step) {
+        const Tensor a = product(iterate, iterate, true);
+        const Tensor b = rounded_sum(ctx, -4.7750, a, 2.0315, product(a, a, false));
+        iterate = rounded_sum(ctx, 3.4445, iterate, 1.0, product(b, iterate, false));
+    }
+    return tall ? cast(ctx, iterate.transpose(0, 1), DType::f32) : iterate;
+}
+
+/// |x - y| in norm.
+inline double distance(const Context& ctx, const Tensor& x, const Tensor& y) {
+    const Tensor difference = cast(ctx, x, DType::f64);
+    axpy(ctx, difference, -1.0, cast(ctx, y, DType::f64));
+    return item(ctx, global_norm(ctx, difference));
 }
 
 /// In long double; exact to float64's rounding for the lengths that are tested.

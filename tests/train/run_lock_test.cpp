@@ -52,7 +52,7 @@ TEST(RunLock, IsFreeAgainWhenItGoes) {
 }
 
 TEST(RunLock, NamesADirectoryItCannotWriteTo) {
-    EXPECT_THAT(error_of([] { RunLock{"/proc"}; }), HasSubstr("directory /proc: cannot create"));
+    EXPECT_THAT(error_of([] { RunLock{"/proc"}; }), HasSubstr("lock /proc/.lock: cannot create"));
 }
 
 }  // namespace

@@ -2,8 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
+#include <cerrno>
 #include <limits>
 
+#include <support/memory_file_system.h>
 #include "checkpoint_test_support.h"
 
 namespace gradtile {
@@ -70,6 +73,31 @@ TEST(SnapshotWriter, ReportsAFailedSaveAndGoesOn) {
     EXPECT_EQ(writer.directory().load_newest().checkpoint->step, 3);
     EXPECT_TRUE(std::filesystem::exists(writer.directory().best_path()));
     EXPECT_FALSE(std::filesystem::exists(writer.directory().path_of(2)));
+}
+
+// libhdf5, which read files back once, did not survive that.
+TEST(SnapshotWriter, AReadErrorWhileASaveIsVerifiedIsReportedAndTheNextSaveIsSound) {
+    const Context ctx;
+    test::MemoryFileSystem memory;
+    std::atomic<bool> broken = false;
+    test::FaultyFileSystem disk(memory, [&](test::FaultyFileSystem::Call call, std::size_t) -> std::int64_t {
+        return broken && call == test::FaultyFileSystem::Call::read_at ? -EIO : 0;
+    });
+    SnapshotWriter writer(CheckpointDirectory("checkpoints", {}, disk), ctx);
+    for (std::int64_t step = 1; step <= 3; ++step) {
+        broken = step == 2;
+        writer.save(made_up_checkpoint(ctx, step));
+        writer.wait();
+    }
+    const auto reports = writer.poll();
+    ASSERT_THAT(reports, SizeIs(3));
+    EXPECT_TRUE(reports[0].saved);
+    EXPECT_EQ(reports[1].message, "checkpoint checkpoints/step_00000002.h5: cannot read: Input/output error");
+    EXPECT_FALSE(reports[1].saved);
+    EXPECT_TRUE(reports[2].saved);
+    EXPECT_EQ(writer.directory().load_newest().checkpoint->step, 3);
+    EXPECT_EQ(read_checkpoint(writer.directory().path_of(1), {}, memory).step, 1);
+    EXPECT_FALSE(memory.exists("checkpoints/step_00000002.h5"));
 }
 
 TEST(SnapshotWriter, SavesStridedViewsAndGrowsItsMemory) {

@@ -1,5 +1,6 @@
 #include <gradtile/train/step_input.h>
 
+#include <cmath>
 #include <numeric>
 
 #include <gmock/gmock.h>
@@ -10,6 +11,9 @@
 
 #include <gradtile/core/philox.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/token_file.h>
+
+#include "temporary_directory.h"
 
 namespace gradtile {
 namespace {
@@ -96,6 +100,50 @@ TEST(StepInput, PreparesAStepOnceAndNeverSkipsOne) {
     const Batch batch = empty_batch(ctx, micro_steps * micro_batch, context);
     reference.next(batch);
     EXPECT_EQ(input.state(), reference.state());
+}
+
+TEST(StepInput, ARefusalTakesNoDataAndOverflowsGradients) {
+    const Context ctx(Device::cpu(), 1);
+    StepInput input(ctx, loader(), cosine_options());
+    input.prepare(1);
+    input.upload(ctx);
+    const JsonValue before = input.state();
+    input.prepare_refusal(2);
+    input.upload(ctx, 1.0);
+    const double of_one_target = 1.0 / item(ctx, input.target_count());
+    EXPECT_TRUE(std::isinf(static_cast<float>(of_one_target)));
+    EXPECT_THAT(to_host(ctx, input.micro_batch(0).tokens), testing::Each(0.0));
+    EXPECT_EQ(item(ctx, input.vote()), 1.0);
+    EXPECT_EQ(input.state(), before);
+}
+
+TEST(StepInput, AStepThatCannotBeReadLeavesNothingPrepared) {
+    const Context ctx(Device::cpu(), 1);
+    const test::TemporaryDirectory place;
+    const std::string path = place / "numbers.bin";
+    std::vector<std::int32_t> numbers(500);
+    std::iota(numbers.begin(), numbers.end(), 0);
+    write_token_file(path, TokenFormat::headerless, numbers);
+    StepInput input(ctx, DataLoader(open_token_file(path).tokens, {.context = context, .seed = Seed{4}}),
+                    cosine_options());
+    DataLoader reference = loader();
+    const Batch expected = empty_batch(ctx, micro_steps * micro_batch, context);
+    input.prepare(1);
+    input.upload(ctx);
+    reference.next(expected);
+    const JsonValue after_one = input.state();
+    // So short that of step 2's micro-steps some can be read and some cannot.
+    std::filesystem::resize_file(path, 600);
+    EXPECT_THAT(test::message_of([&] { input.prepare(2); }), HasSubstr("ends at byte 600; expected 1000"));
+    EXPECT_EQ(input.state(), after_one);
+    EXPECT_THAT(test::message_of([&] { input.upload(ctx); }), HasSubstr("nothing is prepared"));
+    write_token_file(path, TokenFormat::headerless, numbers);
+    input.prepare(2);
+    input.upload(ctx);
+    reference.next(expected);
+    EXPECT_EQ(input.state(), reference.state());
+    EXPECT_EQ(to_host(ctx, input.micro_batch(1).tokens),
+              to_host(ctx, expected.tokens.slice(0, micro_batch, micro_batch)));
 }
 
 }  // namespace

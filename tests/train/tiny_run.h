@@ -11,6 +11,7 @@
 
 #include <gradtile/core/json_value.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/checkpoint_directory.h>
 #include <gradtile/train/trainer.h>
 
 namespace gradtile::test {
@@ -54,6 +55,27 @@ struct TinyRun {
         std::vector<nlohmann::json> lines = metrics(run);
         std::erase_if(lines, [](const nlohmann::json& line) { return line.contains("event"); });
         return lines;
+    }
+    /// As if the run had been killed before it could announce checkpoints of steps after `step`.
+    void forget_announcements_after(std::int64_t step) const {
+        const std::filesystem::path file = std::filesystem::path(config.out) / "metrics.jsonl";
+        std::string kept;
+        {
+            std::ifstream lines(file);
+            for (std::string line; std::getline(lines, line);) {
+                const nlohmann::json object = parse_json(line);
+                if (!object.contains("event") || object["step"] <= step) kept += line + '\n';
+            }
+        }
+        std::ofstream(file) << kept;
+    }
+    /// As if it had been killed before it could save any of them.
+    void forget_saves_after(std::int64_t step) const {
+        const CheckpointDirectory checkpoints(std::filesystem::path(config.out) / "checkpoints");
+        for (const CheckpointDirectory::Entry& entry : checkpoints.list())
+            if (entry.step > step) std::filesystem::remove(entry.path);
+        std::filesystem::remove(checkpoints.best_path());
+        forget_announcements_after(step);
     }
 
     TemporaryDirectory directory;

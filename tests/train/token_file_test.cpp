@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,7 +21,13 @@ using testing::HasSubstr;
 
 const std::vector<std::int32_t> ids = {0, 5, 50256, 7, 1, 2, 3};
 constexpr TokenFormat formats[] = {TokenFormat::gpt2_shard, TokenFormat::llama3_shard,
-                                   TokenFormat::headerless};
+                                   TokenFormat::headerless, TokenFormat::headerless_uint32};
+
+/// How a file of this format is opened when nothing but the format's type is known.
+TokenFileOptions for_format(TokenFormat format, std::int64_t vocabulary = 0) {
+    const bool told = format == TokenFormat::headerless_uint32;
+    return {.vocabulary = vocabulary, .type = told ? TokenType::uint32 : TokenType::automatic};
+}
 
 std::vector<std::int32_t> all_of(const TokenSequence& tokens) {
     std::vector<std::int32_t> out(static_cast<std::size_t>(tokens.size()));
@@ -41,7 +48,7 @@ TEST(TokenFile, EveryFormatComesBackAsItWasWritten) {
     for (const TokenFormat format : formats) {
         const std::string path = place / "tokens.bin";
         write_token_file(path, format, ids);
-        const TokenFile file = open_token_file(path);
+        const TokenFile file = open_token_file(path, for_format(format));
         EXPECT_EQ(file.format, format);
         EXPECT_EQ(all_of(file.tokens), ids);
         EXPECT_EQ(file.vocabulary, format == TokenFormat::llama3_shard ? 128256 : 50257);
@@ -56,6 +63,7 @@ TEST(TokenFile, TheFormatsAreThoseOfLlmCAndNanoGpt) {
     EXPECT_EQ(size("gpt2"), 1024 + 7 * 2u);
     EXPECT_EQ(size("llama3"), 1024 + 7 * 4u);
     EXPECT_EQ(size("headerless"), 7 * 2u);
+    EXPECT_EQ(size("headerless-uint32"), 7 * 4u);
     std::ifstream file(place / "llama3", std::ios::binary);
     std::int32_t header[4] = {};
     file.read(reinterpret_cast<char*>(header), sizeof(header));
@@ -83,9 +91,9 @@ TEST(TokenFile, AnIdOutsideTheVocabularyIsNamedWithItsPosition) {
     for (const TokenFormat format : formats) {
         const std::string path = place / "tokens.bin";
         write_token_file(path, format, ids);
-        EXPECT_EQ(message_of([&] { open_token_file(path, 50256); }),
+        EXPECT_EQ(message_of([&] { open_token_file(path, for_format(format, 50256)); }),
                   path + ": token 2 has id 50256, outside the vocabulary of 50256");
-        EXPECT_EQ(open_token_file(path, 50300).vocabulary, 50300);
+        EXPECT_EQ(open_token_file(path, for_format(format, 50300)).vocabulary, 50300);
     }
     const std::string path = place.write("wide.bin", shard(20240801, 7, 1, 0) + "\xFF\xFF\xFF\xFF");
     EXPECT_EQ(message_of([&] { open_token_file(path); }),
@@ -118,10 +126,139 @@ TEST(TokenFile, DamagedFilesAreRefusedByName) {
     refused(shard(20240520, 1, 1, 2).substr(0, 100),
             "truncated: 100 bytes, less than a shard's header of 1024");
     refused(shard(20240326, 3, 1, 2), "wrong magic 20240326: this is a model of llm.c, not tokens");
-    refused(shard(0x08D83401 /* 20240392 byte-swapped is no magic */, 1, 1, 1),
-            "odd size: 1025 bytes are no whole number of 16-bit tokens");
     refused(shard(static_cast<std::int32_t>(__builtin_bswap32(20240520)), 1, 1, 2),
             "wrong magic: a big-endian token shard; little-endian is supported");
+}
+
+TEST(TokenFile, AHeaderWithAWrongMagicNumberIsNotTokens) {
+    const TemporaryDirectory place;
+    const auto message = [&](std::string_view bytes, TokenType type = TokenType::automatic) {
+        const std::string path = place.write("bad.bin", bytes);
+        const std::string text = message_of([&] { open_token_file(path, {.type = type}); });
+        return text.starts_with(path + ": ") ? text.substr(path.size() + 2) : text;
+    };
+    const std::string expected = "expected 20240520 (GPT-2) or 20240801 (Llama 3)";
+    // One off, one day's format of llm.c that does not exist; whole or not, whatever the type is said to be.
+    for (const std::int32_t magic : {20240519, 20240521, 20240802, 20241231}) {
+        const std::string wrong = "wrong magic " + std::to_string(magic) + "; " + expected;
+        EXPECT_EQ(message(shard(magic, 1, 100, 200)), wrong);
+        EXPECT_EQ(message(shard(magic, 1, 100, 200).substr(0, 500)), wrong);
+        EXPECT_EQ(message(shard(magic, 1, 100, 200), TokenType::uint16), wrong);
+        EXPECT_EQ(
+            message(shard(static_cast<std::int32_t>(__builtin_bswap32(static_cast<std::uint32_t>(magic))), 1,
+                          1, 2)),
+            "wrong magic: a big-endian token shard; little-endian is supported");
+    }
+    // Any number before a header whose count fits the file.
+    for (const std::int32_t magic : {20250607, 1, 0x12345678})
+        for (const int id_bytes : {2, 4})
+            EXPECT_EQ(message(shard(magic, 3, 100, 100 * static_cast<std::size_t>(id_bytes))),
+                      "wrong magic " + std::to_string(magic) +
+                          " before a shard's header of 100 tokens, as many as the file holds; " + expected);
+    // A count that does not fit is no header.
+    EXPECT_EQ(message(shard(20250607, 3, 101, 200)), "no error");
+    EXPECT_EQ(message(shard(20250607, 0, 100, 200)), "no error");
+}
+
+/// Little-endian, as a file holds them.
+template <class Id>
+std::string bytes_of(const std::vector<Id>& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(Id)};
+}
+
+TEST(TokenFile, HeaderlessIdsOf32BitsAreRefusedUntilTheyAreSaidToBe) {
+    const TemporaryDirectory place;
+    for (const std::uint32_t vocabulary : {50257u, 128256u, 262144u}) {
+        std::vector<std::uint32_t> wide(3'000'000);  // more than is looked at
+        for (std::size_t i = 0; i < wide.size(); ++i)
+            wide[i] = static_cast<std::uint32_t>(i) * 2654435761u % vocabulary;
+        wide[5] = vocabulary - 1;
+        const std::string path = place.write("wide.bin", bytes_of(wide));
+        EXPECT_EQ(
+            message_of([&] { open_token_file(path); }),
+            path +
+                ": every second 16-bit number is 0 to 3, as in a file of 32-bit tokens; say --token-type "
+                "uint32, or uint16 if they are 16-bit tokens all the same");
+        const TokenFile file = open_token_file(path, {.type = TokenType::uint32});
+        EXPECT_EQ(file.format, TokenFormat::headerless_uint32);
+        EXPECT_EQ(file.vocabulary, vocabulary);
+        const std::vector<std::int32_t> read = all_of(file.tokens);
+        EXPECT_TRUE(std::equal(read.begin(), read.end(), wide.begin(), wide.end()));
+        EXPECT_EQ(open_token_file(path, {.type = TokenType::uint16}).tokens.size(), 6'000'000);
+    }
+    // 16-bit ids that could be taken for it: a vocabulary of four, of which no id is larger; too few to tell.
+    std::vector<std::uint16_t> small(1000), few = {300, 0, 300, 1, 300, 0};
+    for (std::size_t i = 0; i < small.size(); ++i) small[i] = static_cast<std::uint16_t>(i * i % 4);
+    EXPECT_EQ(open_token_file(place.write("small.bin", bytes_of(small))).format, TokenFormat::headerless);
+    EXPECT_EQ(open_token_file(place.write("few.bin", bytes_of(few))).format, TokenFormat::headerless);
+    EXPECT_EQ(open_token_file(place.write("zeros.bin", std::string(4096, '\0'))).vocabulary, 1);
+}
+
+TEST(TokenFile, ATypeThatContradictsTheHeaderIsRefused) {
+    const TemporaryDirectory place;
+    const std::string path = place / "tokens.bin";
+    write_token_file(path, TokenFormat::gpt2_shard, ids);
+    EXPECT_EQ(open_token_file(path, {.type = TokenType::uint16}).tokens.size(), 7);
+    EXPECT_EQ(message_of([&] { open_token_file(path, {.type = TokenType::uint32}); }),
+              path + ": is a gpt2 shard of uint16 tokens, not uint32 (token-type)");
+    const std::string odd = place.write("odd.bin", "abcdef");
+    EXPECT_EQ(message_of([&] { open_token_file(odd, {.type = TokenType::uint32}); }),
+              odd + ": odd size: 6 bytes are no whole number of 32-bit tokens");
+    const std::string large = place.write("large.bin", "\xFF\xFF\xFF\xFF");
+    EXPECT_EQ(message_of([&] { open_token_file(large, {.type = TokenType::uint32}); }),
+              large + ": token 0 has id 4294967295, outside the vocabulary of 2147483648");
+}
+
+TEST(TokenFile, SaysWhatItIs) {
+    const TemporaryDirectory place;
+    const std::string path = place / "t.bin";
+    const auto description = [&](TokenFormat format) {
+        write_token_file(path, format, ids);
+        return open_token_file(path, for_format(format)).description();
+    };
+    EXPECT_EQ(description(TokenFormat::gpt2_shard), "llm.c shard, version 1, 7 uint16 tokens");
+    EXPECT_EQ(description(TokenFormat::llama3_shard), "llm.c shard, version 7, 7 uint32 tokens");
+    EXPECT_EQ(description(TokenFormat::headerless), "headerless uint16, 7 tokens, largest id 50256");
+    EXPECT_EQ(description(TokenFormat::headerless_uint32), "headerless uint32, 7 tokens, largest id 50256");
+    write_token_file(path, TokenFormat::headerless, std::vector<std::int32_t>(1'234'567, 9));
+    EXPECT_EQ(open_token_file(path, {.vocabulary = 10}).description(), "headerless uint16, 1,234,567 tokens");
+    for (const char* const name : {"s_1.bin", "s_2.bin"})
+        write_token_file(place / name, TokenFormat::gpt2_shard, ids);
+    EXPECT_EQ(open_token_file(place / "s_*.bin").description(),
+              "2 files, llm.c shards, version 1, 14 uint16 tokens");
+}
+
+TEST(TokenFile, MoreShardsThanTheUsualLimitOnOpenFilesAreRead) {
+    const TemporaryDirectory place;
+    struct rlimit usual {};
+    ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &usual), 0);
+    if (usual.rlim_max < 700) GTEST_SKIP() << "the limit on open files cannot be raised to 700";
+    constexpr int shards = 100;
+    for (int i = 0; i < shards; ++i)
+        write_token_file(place / ("s_" + std::to_string(1000 + i) + ".bin"), TokenFormat::headerless,
+                         {{i, i}});
+    struct rlimit low = usual;
+    low.rlim_cur = 64;
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+    EXPECT_EQ(message_of([&] { EXPECT_EQ(all_of(open_token_file(place / "s_*.bin").tokens)[199], 99); }),
+              "no error");
+    setrlimit(RLIMIT_NOFILE, &usual);
+}
+
+TEST(TokenFile, AnIdThatChangesAfterOpeningNeverReachesTheModel) {
+    const TemporaryDirectory place;
+    for (const TokenFormat format : formats) {
+        const std::string path = place / "tokens.bin";
+        write_token_file(path, format, ids);
+        const TokenFile file = open_token_file(path, for_format(format, 50257));
+        std::fstream(path, std::ios::binary | std::ios::in | std::ios::out | std::ios::ate)
+            .seekp(-2, std::ios::end)
+            .write("\xFF\xFF", 2);
+        EXPECT_THAT(message_of([&] { all_of(file.tokens); }),
+                    HasSubstr("tokens.bin: tokens [0, 7) have an id"));
+        EXPECT_THAT(message_of([&] { all_of(file.tokens); }),
+                    HasSubstr("outside the vocabulary of 50257 (it was changed while it was read)"));
+    }
 }
 
 TEST(TokenFile, FilesThatCannotBeReadAreRefusedByName) {
@@ -162,7 +299,7 @@ TEST(TokenFile, MoreThanTwoGibibytesAreReadAtTheRightPlace) {
     file.write("\x07", 1);
     file.close();
     // The vocabulary of all 16-bit ids needs no scan, so only two pages are read.
-    const TokenSequence tokens = open_token_file(path, 65536).tokens;
+    const TokenSequence tokens = open_token_file(path, {.vocabulary = 65536}).tokens;
     EXPECT_EQ(tokens.size(), count);
     std::vector<std::int32_t> last(2);
     tokens.read(count - 2, last);

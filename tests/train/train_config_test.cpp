@@ -1,13 +1,19 @@
 #include <gradtile/train/train_config.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <gradtile/core/philox.h>
 #include <gradtile/layers/memory_plan.h>
+#include <gradtile/layers/transformer.h>
+#include <gradtile/train/nearest_name.h>
 
 #include <support/error_message.h>
 
@@ -36,7 +42,7 @@ TEST(TrainConfig, UnknownKeyIsRefusedWithTheNearestKnownOne) {
     EXPECT_EQ(message_of([&] {
                   apply_json(config, {{"warmpu", 3}}, "a.json");
               }),
-              "a.json: unknown setting 'warmpu'; the nearest known one is 'warmup'");
+              "a.json: unknown setting 'warmpu'; did you mean 'warmup'?");
 }
 
 TEST(TrainConfig, DeeplyNestedValuesAreRefusedWithoutPrintingThem) {
@@ -44,6 +50,8 @@ TEST(TrainConfig, DeeplyNestedValuesAreRefusedWithoutPrintingThem) {
     const std::size_t depth = 1'000'000;
     const std::string text = "{\"steps\":" + std::string(depth, '[') + std::string(depth, ']') + "}";
     EXPECT_EQ(message_of([&] { apply_config_text(config, text, "a.json"); }),
+              "a.json: not JSON: nested more than 64 levels deep");
+    EXPECT_EQ(message_of([&] { apply_config_text(config, R"({"steps": [1, [2]]})", "a.json"); }),
               "a.json: steps: [...] is an array; expected an integer");
 }
 
@@ -94,8 +102,92 @@ TEST(TrainConfig, ValuesOutOfRangeAreNamed) {
     };
     EXPECT_EQ(refusal([](TrainConfig& c) { c.model.heads = 3; }), "heads: 3 does not divide width 128");
     EXPECT_EQ(refusal([](TrainConfig& c) { c.micro_batch = 5; }), "micro-batch: 5 does not divide batch 12");
-    EXPECT_EQ(refusal([](TrainConfig& c) { c.lr = -1; }), "lr: -1; expected more than 0");
-    EXPECT_EQ(refusal([](TrainConfig& c) { c.model.dropout = 1; }), "dropout: 1; expected 0 <= dropout < 1");
+    EXPECT_EQ(refusal([](TrainConfig& c) { c.lr = -1; }), "lr: -1; expected more than 0, at most 1e+30");
+    EXPECT_EQ(refusal([](TrainConfig& c) { c.model.dropout = 1; }),
+              "dropout: 1; expected 0 or more, less than 1");
+}
+
+TEST(TrainConfig, EveryNumberIsLimited) {
+    TrainConfig config;
+    visit_settings(config, [&](const char* name, auto& member, const char*, const Range&) {
+        using Member = std::remove_cvref_t<decltype(member)>;
+        if constexpr (std::is_same_v<Member, std::int64_t> || std::is_same_v<Member, double>) {
+            const Member former = std::exchange(member, std::numeric_limits<Member>::max());
+            EXPECT_THAT(message_of([&] { validate(config); }), testing::StartsWith(concat(name, ": ")));
+            member = std::numeric_limits<Member>::lowest();
+            EXPECT_THAT(message_of([&] { validate(config); }), testing::StartsWith(concat(name, ": ")));
+            if constexpr (std::is_same_v<Member, double>) {
+                for (const double wrong : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+                    member = wrong;
+                    EXPECT_THAT(message_of([&] { validate(config); }),
+                                testing::AllOf(testing::StartsWith(concat(name, ": ")),
+                                               HasSubstr("expected a finite number")));
+                }
+            }
+            member = former;
+        }
+    });
+    EXPECT_NO_THROW(validate(config));
+}
+
+TEST(TrainConfig, ProductsOfSizesAreLimited) {
+    TrainConfig config;
+    config.model.layers = 10'000;
+    config.model.width = 1 << 20;
+    config.model.heads = 4096;
+    config.model.hidden = 1 << 22;
+    EXPECT_THAT(message_of([&] { validate(config); }), HasSubstr("too many parameters"));
+    config = {};
+    config.batch = 1 << 30;
+    config.model.context = 1 << 24;
+    EXPECT_THAT(message_of([&] { validate(config); }), HasSubstr("are too many"));
+    EXPECT_FALSE(activations_are_countable(config.model, config.batch));
+    config.micro_batch = 1;
+    EXPECT_NO_THROW(validate(config));
+}
+
+/// Whatever sizes a file names: they are refused, or nothing that is computed from them overflows.
+TEST(TrainConfig, AnySizesAreJudgedAtOnce) {
+    const std::int64_t sizes[] = {-1, 0, 1, 2, 3, 64, 4096, 10'000, 1 << 20, 1 << 24, 1 << 30, INT64_MAX};
+    std::uint64_t random = 1;
+    int valid = 0;
+    for (int round = 0; round < 20'000; ++round) {
+        TrainConfig config;
+        for (std::int64_t* member : {&config.model.layers, &config.model.heads, &config.model.kv_heads,
+                                     &config.model.width, &config.model.hidden, &config.model.context,
+                                     &config.model.vocabulary, &config.batch, &config.micro_batch}) {
+            random = mix_seed(random, 1);
+            if (random % 3 == 0) *member = sizes[random / 3 % std::size(sizes)];
+        }
+        try {
+            validate(config);
+        } catch (const Error&) {
+            continue;
+        }
+        ++valid;
+        EXPECT_GE(config.accumulation_steps(), 1);
+        EXPECT_GT(flops_per_token(config.model, config.model.context), 0.0);
+        if (config.model.layers <= 64) {
+            config.model.vocabulary = std::max<std::int64_t>(config.model.vocabulary, 65);
+            const Context ctx(Device::cpu(), 1);
+            EXPECT_GT(plan_memory(ctx, memory_request(config, Device::cpu())).total(), 0u);
+        }
+    }
+    EXPECT_GT(valid, 100);
+}
+
+TEST(NearestName, IsNearOrNone) {
+    const std::vector<std::string> known{"batch", "micro-batch", "steps", "lr", "layers"};
+    EXPECT_EQ(nearest_name("stepz", known), "steps");
+    EXPECT_EQ(nearest_name("setps", known), "steps");
+    EXPECT_EQ(nearest_name("batch-size", known), "batch");
+    EXPECT_EQ(nearest_name("lay", known), "layers");
+    EXPECT_EQ(nearest_name("frobnicate", known), "");
+    EXPECT_EQ(nearest_name("", known), "");
+    EXPECT_EQ(nearest_name(std::string(1 << 20, 'b'), known), "");
+    EXPECT_EQ(nearest_name("steps", {}), "");
+    EXPECT_EQ(did_you_mean("stepz", known, "--", ""), "; did you mean --steps?");
+    EXPECT_EQ(did_you_mean("frobnicate", known), "");
 }
 
 TEST(TrainConfig, RanksShareTheBatch) {
@@ -112,7 +204,7 @@ TEST(TrainConfig, RanksShareTheBatch) {
     EXPECT_EQ(message_of([&] { validate(config, 8); }),
               "micro-batch: 2 does not divide the 3 sequences of each of 8 processes");
     config.zero = 2;
-    EXPECT_EQ(message_of([&] { validate(config); }), "zero: 2; expected 0 or 1");
+    EXPECT_EQ(message_of([&] { validate(config); }), "zero: 2; expected 0 to 1");
 }
 
 TEST(TrainConfig, MemoryIsAskedForByTheSettings) {
@@ -131,7 +223,7 @@ TEST(TrainConfig, MemoryIsAskedForByTheSettings) {
 }
 
 TEST(TrainConfig, UnknownPresetIsRefusedWithTheNearest) {
-    EXPECT_THAT(message_of([] { preset("gpt2-124"); }), HasSubstr("the nearest is 'gpt2-124m'"));
+    EXPECT_THAT(message_of([] { preset("gpt2-124"); }), HasSubstr("did you mean 'gpt2-124m'?"));
 }
 
 }  // namespace

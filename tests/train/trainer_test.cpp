@@ -148,9 +148,7 @@ TEST(Trainer, ResumeCutsMetricsBackToTheCheckpointsStep) {
     { Trainer(run.config, run.hear).run(); }
     const std::vector<json> whole = TinyRun::losses(run.config.out);
     const std::filesystem::path out = run.config.out;
-    remove(out /
-           "checkpoints/step_00000012.h5");  // as if the process had died after step 12, before its save
-    remove(out / "checkpoints/best.h5");
+    run.forget_saves_after(10);
     std::ofstream(out / "metrics.jsonl", std::ios::app) << R"({"step":13,"los)";
     Trainer resumed(Resume{.directory = out}, run.hear);
     EXPECT_EQ(resumed.step(), 10);
@@ -216,6 +214,68 @@ TEST(Trainer, ResumeGoesOnWithoutMatrixAlgorithmsThatAreNone) {
         EXPECT_THAT(run.messages.front(), HasSubstr("step_00000005.h5: matrix algorithms: "));
         EXPECT_THAT(run.messages.front(), HasSubstr("chosen anew"));
     }
+}
+
+// ---- The data of a run that goes on ----
+
+TEST(Trainer, ResumeRefusesOtherDataOfTheSameLength) {
+    TinyRun run;
+    const std::string text = test::some_text(2000);
+    { Trainer(run.config, run.hear).run(/*stop_after=*/5); }
+    std::string other = text;
+    std::swap(other[10], other[5000]);  // the same characters, the same number of them
+    ASSERT_NE(other, text);
+    run.directory.write("text.txt", other);
+    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.hear); }),
+                testing::MatchesRegex(".*text.txt: is not the data that the run was made with: hash "
+                                      "\"sha256:[0-9a-f]+\", not \"sha256:[0-9a-f]+\""));
+    run.directory.write("text.txt", text + "more");
+    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.hear); }),
+                HasSubstr("text.txt: is not the data that the run was made with: bytes "));
+    run.directory.write("text.txt", text);
+    EXPECT_EQ(Trainer(Resume{.directory = run.config.out}, run.hear).step(), 5);
+    EXPECT_THAT(run.messages, testing::IsEmpty());
+}
+
+TEST(Trainer, ResumeRefusesOtherValidationData) {
+    TinyRun run;
+    run.config.val_data = run.directory.write("val.txt", "the cat sat on the mat.\n the dog ran");
+    { Trainer(run.config, run.hear).run(/*stop_after=*/5); }
+    run.directory.write("val.txt", "the dog sat on the mat.\n the cat ran");
+    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.hear); }),
+                HasSubstr("val.txt: is not the data that the run was made with: hash "));
+}
+
+TEST(Trainer, ResumeTakesCheckpointsThatSayNothingOfTheirDataAndSaysSo) {
+    TinyRun run;
+    { Trainer(run.config, run.hear).run(/*stop_after=*/5); }
+    const std::filesystem::path path = std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5";
+    Checkpoint checkpoint = read_checkpoint(path);
+    EXPECT_EQ(checkpoint.data->at("content").at("data").size(), 1u);
+    (*checkpoint.data).erase("content");
+    write_checkpoint(path, checkpoint);
+    Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+    ASSERT_EQ(run.messages.size(), 1u);
+    EXPECT_THAT(run.messages.front(),
+                HasSubstr("step_00000005.h5: does not say which data it was trained on; "
+                          "this data is taken without a comparison"));
+    resumed.run();
+    const Checkpoint next =
+        read_checkpoint(std::filesystem::path(run.config.out) / "checkpoints/step_00000012.h5");
+    EXPECT_TRUE(next.data->contains("content"));
+}
+
+TEST(Trainer, SaysWhatItsDataIsAndWhatOfAWiderVocabularyItUses) {
+    TinyRun run;
+    EXPECT_THAT(Trainer(run.config, run.hear).data_description(),
+                testing::ElementsAre(run.config.data + ": text, 7,512 characters"));
+    run.config.out = (run.directory / "wide").string();
+    run.config.model.vocabulary = 5000;
+    EXPECT_THAT(
+        Trainer(run.config, run.hear).data_description(),
+        testing::ElementsAre(run.config.data + ": text, 7,512 characters",
+                             "vocabulary 5,000 as set; the data needs 15, and the rest only costs memory "
+                             "and time (a run with vocabulary 15 leaves it out)"));
 }
 
 // ---- The directory ----

@@ -10,6 +10,7 @@
 #include <gradtile/cli/bench/measure.h>
 #include <gradtile/cli/bench/table.h>
 #include <gradtile/cli/devices.h>
+#include <gradtile/cli/usage_error.h>
 
 namespace gradtile {
 namespace {
@@ -62,15 +63,15 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
     const Shapes shapes{flags.batch.value_or(gpu ? 16 : 1), heads, flags.kv_heads.value_or(heads),
                         flags.length.value_or(1024), flags.head_dim.value_or(64)};
     const auto expect = [](const char* flag, std::int64_t value, std::int64_t most) {
-        check(value >= 1 && value <= most, flag, ": ", value, "; expected 1 to ", most);
+        check_flag(flag, value, {1, static_cast<double>(most)});
     };
     expect("--batch", shapes.batch, 4096);
     expect("--heads", shapes.heads, 4096);
     expect("--kv-heads", shapes.kv_heads, shapes.heads);
     expect("--length", shapes.length, 1 << 20);
     expect("--head-dim", shapes.head_dim, 256);
-    check(shapes.heads % shapes.kv_heads == 0, "--kv-heads: ", shapes.kv_heads, " does not divide ",
-          shapes.heads, " heads");
+    check_usage(shapes.heads % shapes.kv_heads == 0, "--kv-heads: ", shapes.kv_heads, " does not divide ",
+                shapes.heads, " heads");
     return {shapes};
 }
 
@@ -151,9 +152,8 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
 }
 
 int bench_attention(const Flags& flags) {
-    check(flags.threads >= 0 && flags.threads <= 4096, "--threads: ", flags.threads,
-          "; expected 0 (every core) to 4096");
-    check(flags.runs >= 1 && flags.runs <= 100000, "--runs: ", flags.runs, "; expected 1 to 100000");
+    check_flag("--threads", flags.threads, threads_range);
+    check_flag("--runs", flags.runs, runs_range);
     const Device device = resolve_device(flags.device);
     const std::vector<Shapes> list = shapes_of(flags, device);
     const DType dtype =

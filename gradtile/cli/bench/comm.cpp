@@ -6,6 +6,7 @@
 #include <gradtile/cli/bench/measure.h>
 #include <gradtile/cli/bench/table.h>
 #include <gradtile/cli/group_member.h>
+#include <gradtile/cli/usage_error.h>
 #include <gradtile/parallel/communicator.h>
 #include <gradtile/train/collective_cost.h>
 #include <gradtile/train/train_config.h>
@@ -30,9 +31,8 @@ std::vector<std::int64_t> sizes_of(const Flags& flags) {
 }
 
 void check_flags(const Flags& flags) {
-    for (const std::int64_t size : flags.bytes)
-        check(size >= 1 && size <= std::int64_t{1} << 40, "--bytes: ", size, "; expected 1 to 2^40");
-    check(flags.runs >= 1 && flags.runs <= 100000, "--runs: ", flags.runs, "; expected 1 to 100000");
+    for (const std::int64_t size : flags.bytes) check_flag("--bytes", size, {1, double{1LL << 40}});
+    check_flag("--runs", flags.runs, runs_range);
 }
 
 /// A collective over `whole`, of which `part` is this process's.

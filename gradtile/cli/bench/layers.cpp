@@ -7,6 +7,7 @@
 #include <gradtile/cli/bench/benchmarks.h>
 #include <gradtile/cli/bench/step_flags.h>
 #include <gradtile/cli/bench/table.h>
+#include <gradtile/cli/usage_error.h>
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
@@ -277,8 +278,8 @@ int bench_layers(const Flags& flags) {
     };
     std::string names;
     for (const Group& group : groups()) names += (names.empty() ? "" : ", ") + group.name;
-    check(std::any_of(groups().begin(), groups().end(), wanted), "--filter: '", flags.filter,
-          "' is in none of ", names);
+    check_usage(std::any_of(groups().begin(), groups().end(), wanted), "--filter: '", flags.filter,
+                "' is in none of ", names);
     const Step step = flags.step.step();
     Table table({{"operator", "operator", Column::Kind::text, 35},
                  {"mb", "MB"},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <gradtile/cli/usage_error.h>
 #include <gradtile/core/gemm.h>
 
 namespace gradtile::cli {
@@ -36,18 +37,18 @@ Step StepFlags::step() const {
     settings_.apply(asked);
     const bool gpu = resolve_device(asked.device).is_cuda();
     const std::string name = !preset_.empty() ? preset_ : gpu ? "gpt2-124m" : "shakespeare-char-cpu";
-    TrainConfig config = preset(name);
+    TrainConfig config = as_usage([&] { return preset(name); });
     config.batch = gpu && preset_.empty() ? 64 : config.micro_batch_size();
     config.micro_batch = 0;
     if (gpu) config.dtype = TrainDType::bf16;
     settings_.apply(config);
     if (config.model.vocabulary == 0) config.model.vocabulary = characters;
-    validate(config);
+    as_usage([&] { validate(config); });
     return {name, config};
 }
 
 Sampling StepFlags::sampling() const {
-    check(runs_ >= 1 && runs_ <= 100000, "--runs: ", runs_, "; expected 1 to 100000");
+    check_flag("--runs", runs_, runs_range);
     return {.runs = runs_};
 }
 

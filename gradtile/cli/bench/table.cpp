@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include <gradtile/cli/standard_streams.h>
 #include <gradtile/core/check.h>
 
 namespace gradtile::cli {
@@ -71,7 +72,7 @@ void Table::add(const std::vector<Cell>& row) {
             print_aligned(columns_[i], text_of(row[i], columns_[i].kind));
         std::printf("\n");
     }
-    std::fflush(stdout);
+    check_output();
 }
 
 }  // namespace gradtile::cli

@@ -7,6 +7,7 @@
 #include <gradtile/cli/bench/step_flags.h>
 #include <gradtile/cli/bench/step_parts.h>
 #include <gradtile/cli/bench/table.h>
+#include <gradtile/cli/usage_error.h>
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/step_graph.h>
@@ -49,14 +50,16 @@ std::vector<Step> steps_of(const Flags& flags) {
                 step.config.batch = batch;
                 step.config.dtype = dtype;
                 step.config.model.recompute = level;
-                validate(step.config);
+                as_usage([&] { validate(step.config); });
                 steps.push_back(step);
             }
     return steps;
 }
 
 MemoryRequest request_of(const Step& step) {
-    return {.model = step.config.model, .dtype = step.dtype(), .micro_batch = step.config.micro_batch_size()};
+    TrainConfig config = step.config;
+    config.out.clear();  // saves nothing, so that no checkpoint is copied
+    return memory_request(config, Device::cpu());
 }
 
 double mebibytes(std::size_t bytes) {
@@ -217,10 +220,10 @@ void measure(const Context& ctx, const Step& step, const Flags& flags, const Sam
 int bench_train(const Flags& flags) {
     const std::vector<Step> steps = steps_of(flags);
     const Context ctx = context_of(steps.front().config);
-    check(!flags.cpu_time || (ctx.device().is_cpu() && ctx.threads().size() == 1),
-          "--cpu-time: sees one thread of the CPU only; add --device cpu --threads 1");
-    check(ctx.device().is_cuda() || !flags.step.given("cuda-graph"),
-          "--cuda-graph: only a GPU replays a step as a graph; use --device cuda");
+    check_usage(!flags.cpu_time || (ctx.device().is_cpu() && ctx.threads().size() == 1),
+                "--cpu-time: sees one thread of the CPU only; add --device cpu --threads 1");
+    check_usage(ctx.device().is_cuda() || !flags.step.given("cuda-graph"),
+                "--cuda-graph: only a GPU replays a step as a graph; use --device cuda");
     Sampling sampling = flags.step.sampling();
     if (flags.cpu_time) sampling.clock = Clock::calling_thread;
     Table table = table_of_steps(flags);

@@ -2,9 +2,15 @@
 /// How kernels are launched: on the context's stream, checked; and how one may start before the one ahead of
 /// it has ended.
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include <gradtile/core/context.h>
 #include <gradtile/core/cuda_check.h>
+
+/// The first PTX version (cudaFuncAttributes::ptxVersion, a tenth of __CUDA_ARCH__) whose kernels can wait
+/// for the kernel ahead of them.
+#define GRADTILE_FIRST_WAITING_ARCHITECTURE 90
 
 namespace gradtile::cuda {
 
@@ -19,9 +25,9 @@ namespace device {
 
 /// First in a kernel that starts early: its blocks come into being while the last ones of the kernel ahead
 /// still work, and here they wait until all it wrote can be read. Every block must, or a third kernel in a
-/// row would not know of the first. sm_90; elsewhere such kernels start as all do.
+/// row would not know of the first. Code for older architectures cannot wait; see starts_early().
 __device__ __forceinline__ void await_predecessor() {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= GRADTILE_FIRST_WAITING_ARCHITECTURE * 10
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -29,12 +35,22 @@ __device__ __forceinline__ void await_predecessor() {
 
 }  // namespace device
 
-/// Whether the current device starts kernels early.
-inline bool starts_kernels_early() {
-    int device = 0, major = 0;
+/// Whether a kernel that begins with await_predecessor() may start early on the current device. The kernel's
+/// own code decides, not the device: code for an older architecture, compiled by the driver for a newer GPU,
+/// holds no instruction to wait with.
+inline bool starts_early(const void* kernel) {
+    int device = 0;
     cuda_check(cudaGetDevice(&device));
-    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    return major >= 9;
+    thread_local std::map<std::pair<const void*, int>, bool> known;  // asking CUDA takes longer than a launch
+    const auto [entry, is_new] = known.try_emplace({kernel, device}, false);
+    if (is_new) {
+        cudaFuncAttributes attributes{};
+        const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+        if (error != cudaSuccess) known.erase(entry);
+        cuda_check(error);
+        entry->second = attributes.ptxVersion >= GRADTILE_FIRST_WAITING_ARCHITECTURE;
+    }
+    return entry->second;
 }
 
 /// Multiprocessors of the context's device.
@@ -61,7 +77,7 @@ void launch_on(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, Bl
     config.dynamicSmemBytes = block.shared_bytes;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = block.starts_early && starts_kernels_early() ? 1 : 0;
+    config.numAttrs = block.starts_early && starts_early(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
     cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 

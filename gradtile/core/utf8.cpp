@@ -1,4 +1,4 @@
-#include <gradtile/train/utf8.h>
+#include <gradtile/core/utf8.h>
 
 #include <cstdint>
 #include <iomanip>

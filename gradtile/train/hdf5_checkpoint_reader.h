@@ -1,6 +1,6 @@
 #pragma once
-/// A checkpoint as HDF5 objects: what is written, and what a reader accepts. All calls want the caller to
-/// hold an Hdf5Lock; errors come without the file's name.
+/// A checkpoint of format version 1 as HDF5 objects. The caller holds an Hdf5Lock; errors come without the
+/// file's name.
 #include <string>
 #include <vector>
 
@@ -9,27 +9,24 @@
 
 namespace gradtile {
 
-/// Creates the file's HDF5 part in `storage` and returns what it holds. Throws Error naming the tensor that
-/// cannot be saved (no element, non-finite, unknown name).
-std::vector<TensorInfo> write_hdf5(Hdf5Storage& storage, const Checkpoint& checkpoint);
-
-/// An upper bound of the file size write_hdf5() will need, header included.
-std::uint64_t estimated_file_bytes(const Checkpoint& checkpoint);
-
 /// Reads the HDF5 part. The constructor walks the whole tree and throws on whatever a checkpoint cannot
 /// contain: links other than hard ones, unknown groups, layouts but chunked, filters but fletcher32, external
 /// or virtual storage, unknown types, and sizes that the file is too short to hold. So by the time anything
-/// is allocated or read, its size is known to be honest.
-class CheckpointReader {
+/// is allocated or read, its size is known to be honest. libhdf5 itself does not survive every damaged file:
+/// only a process that may die (see run_confined()) should come here.
+class Hdf5CheckpointReader {
   public:
-    CheckpointReader(Hdf5Storage& storage, std::uint64_t file_bytes);
+    /// Where the HDF5 part begins: behind the header.
+    static constexpr std::uint64_t user_block = 4096;
+
+    Hdf5CheckpointReader(Hdf5Storage& storage, std::uint64_t file_bytes);
 
     /// In name order.
     const std::vector<TensorInfo>& tensors() const { return tensors_; }
     /// Fills tensor.bytes() bytes and checks them against the tensor's checksum.
     void read(const TensorInfo& tensor, std::byte* data) const;
-    /// The JSON of one of the groups config, data, rng, meta.
-    JsonValue read_json(const std::string& group) const;
+    /// The JSON of one of checkpoint_schema::json_names.
+    JsonValue read_json(const std::string& name) const;
 
   private:
     void walk(const std::string& group, int depth);

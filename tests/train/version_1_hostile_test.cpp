@@ -1,36 +1,28 @@
-// Files made to mislead the reader: each under a correct header, each refused in one line that names the
-// object.
+// Files of format version 1 made to mislead its reader: each under a correct header, each refused in one line
+// that names the object.
 #include <gmock/gmock.h>
 
-#include <gradtile/train/checkpoint.h>
+#include <gradtile/train/checkpoint_version_1.h>
 
 #include <support/memory_file_system.h>
-#include <support/sealed_checkpoint.h>
+#include <support/version_1_file.h>
 #include "checkpoint_test_support.h"
 
 namespace gradtile {
 namespace {
 
+using test::changed_version_1;
 using test::error_of;
 using test::MemoryFileSystem;
-using test::sealed_checkpoint;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
-Checkpoint small_checkpoint() {
-    const Context ctx(Device::cpu(), 1);
-    Checkpoint c;
-    c.params["sound"] = randn(ctx, {20, 30}, DType::f32, Seed{1});
-    return c;
-}
-
 std::string refusal(const std::vector<std::byte>& file) {
     MemoryFileSystem fs;
     fs.put("bad.h5", file);
-    const std::string read = error_of([&] { read_checkpoint("bad.h5", {}, fs); });
-    EXPECT_EQ(error_of([&] { inspect_checkpoint("bad.h5", fs); }), read);
+    const std::string read = error_of([&] { read_version_1("bad.h5", SymbolicLinks::follow, fs); });
     EXPECT_THAT(read, StartsWith("checkpoint bad.h5: "));
     EXPECT_THAT(read, Not(HasSubstr("\n")));
     return read;
@@ -68,19 +60,19 @@ void add_dataset(hid_t file, hid_t type, const BadDataset& options = {}) {
 }
 
 std::string refusal_with_dataset(hid_t type, const BadDataset& options = {}) {
-    return refusal(
-        sealed_checkpoint(small_checkpoint(), [&](hid_t file) { add_dataset(file, type, options); }));
+    return refusal(changed_version_1([&](hid_t file) { add_dataset(file, type, options); }));
 }
 
-TEST(HostileCheckpoint, TheSameMadeSoundIsRead) {
+TEST(HostileVersion1, TheSameLeftSoundIsRead) {
     MemoryFileSystem fs;
-    fs.put("good.h5", sealed_checkpoint(small_checkpoint(), [](hid_t) {}));
-    test::expect_same(read_checkpoint("good.h5", {}, fs), small_checkpoint());
+    fs.put("good.h5", changed_version_1([](hid_t) {}));
+    EXPECT_EQ(read_version_1("good.h5", SymbolicLinks::follow, fs).params.at("sound").shape(),
+              (Shape{20, 30}));
 }
 
-TEST(HostileCheckpoint, LinksOtherThanHardOnesAreRefused) {
+TEST(HostileVersion1, LinksOtherThanHardOnesAreRefused) {
     const auto with_link = [](const char* name, const std::function<void(hid_t, const char*)>& link) {
-        return refusal(sealed_checkpoint(small_checkpoint(), [&](hid_t file) { link(file, name); }));
+        return refusal(changed_version_1([&](hid_t file) { link(file, name); }));
     };
     const auto soft = [](hid_t file, const char* name) {
         hdf5_check(H5Lcreate_soft("/params/sound", file, name, H5P_DEFAULT, H5P_DEFAULT), "link");
@@ -92,72 +84,56 @@ TEST(HostileCheckpoint, LinksOtherThanHardOnesAreRefused) {
     EXPECT_THAT(with_link("params/bad", soft), HasSubstr("params/bad: a soft or external link"));
     EXPECT_THAT(with_link("params/bad", external), HasSubstr("params/bad: a soft or external link"));
     EXPECT_THAT(with_link("bad", external), HasSubstr("bad: a soft or external link"));
-    EXPECT_THAT(refusal(sealed_checkpoint(small_checkpoint(),
-                                          [](hid_t file) {
-                                              H5Ldelete(file, "config/json", H5P_DEFAULT);
-                                              H5Lcreate_soft("/data/json", file, "config/json", H5P_DEFAULT,
-                                                             H5P_DEFAULT);
-                                          })),
+    EXPECT_THAT(refusal(changed_version_1([](hid_t file) {
+                    H5Ldelete(file, "config/json", H5P_DEFAULT);
+                    H5Lcreate_soft("/data/json", file, "config/json", H5P_DEFAULT, H5P_DEFAULT);
+                })),
                 HasSubstr("config/json: a soft or external link"));
 }
 
-TEST(HostileCheckpoint, LinksThatGoInCirclesAreRefused) {
-    EXPECT_THAT(refusal(sealed_checkpoint(
-                    small_checkpoint(),
-                    [](hid_t file) {
-                        const Hdf5Group group(
-                            H5Gcreate2(file, "params/a", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), "group");
-                        H5Lcreate_hard(file, "params", file, "params/a/up", H5P_DEFAULT, H5P_DEFAULT);
-                    })),
+TEST(HostileVersion1, LinksThatGoInCirclesAreRefused) {
+    EXPECT_THAT(refusal(changed_version_1([](hid_t file) {
+                    const Hdf5Group group(H5Gcreate2(file, "params/a", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                                          "group");
+                    H5Lcreate_hard(file, "params", file, "params/a/up", H5P_DEFAULT, H5P_DEFAULT);
+                })),
                 HasSubstr("params/a/up: linked more than once"));
-    EXPECT_THAT(refusal(sealed_checkpoint(small_checkpoint(),
-                                          [](hid_t file) {
-                                              H5Lcreate_hard(file, "params/sound", file, "params/twice",
-                                                             H5P_DEFAULT, H5P_DEFAULT);
-                                          })),
+    EXPECT_THAT(refusal(changed_version_1([](hid_t file) {
+                    H5Lcreate_hard(file, "params/sound", file, "params/twice", H5P_DEFAULT, H5P_DEFAULT);
+                })),
                 HasSubstr("linked more than once"));
 }
 
-TEST(HostileCheckpoint, UnknownAndTooDeepGroupsAreRefused) {
-    EXPECT_THAT(refusal(sealed_checkpoint(small_checkpoint(),
-                                          [](hid_t file) {
-                                              const Hdf5Group group(H5Gcreate2(file, "more", H5P_DEFAULT,
-                                                                               H5P_DEFAULT, H5P_DEFAULT),
-                                                                    "group");
-                                          })),
+TEST(HostileVersion1, UnknownAndTooDeepGroupsAreRefused) {
+    EXPECT_THAT(refusal(changed_version_1([](hid_t file) {
+                    const Hdf5Group group(H5Gcreate2(file, "more", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                                          "group");
+                })),
                 HasSubstr("unknown group more"));
-    EXPECT_THAT(refusal(sealed_checkpoint(small_checkpoint(),
-                                          [](hid_t file) {
-                                              std::string name = "params";
-                                              for (int depth = 0; depth < 40; ++depth) {
-                                                  name += "/g";
-                                                  const Hdf5Group group(
-                                                      H5Gcreate2(file, name.c_str(), H5P_DEFAULT, H5P_DEFAULT,
-                                                                 H5P_DEFAULT),
-                                                      "group");
-                                              }
-                                          })),
-                HasSubstr("deep"));
-    EXPECT_THAT(refusal(sealed_checkpoint(
-                    small_checkpoint(),
-                    [](hid_t file) {
+    EXPECT_THAT(refusal(changed_version_1([](hid_t file) {
+                    std::string name = "params";
+                    for (int depth = 0; depth < 40; ++depth) {
+                        name += "/g";
                         const Hdf5Group group(
-                            H5Gcreate2(file, "params/a b", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), "group");
-                    })),
+                            H5Gcreate2(file, name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), "group");
+                    }
+                })),
+                HasSubstr("deep"));
+    EXPECT_THAT(refusal(changed_version_1([](hid_t file) {
+                    const Hdf5Group group(
+                        H5Gcreate2(file, "params/a b", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), "group");
+                })),
                 HasSubstr("a name that cannot be a tensor's"));
-    EXPECT_THAT(refusal(sealed_checkpoint(small_checkpoint(),
-                                          [](hid_t file) { H5Ldelete(file, "rng", H5P_DEFAULT); })),
+    EXPECT_THAT(refusal(changed_version_1([](hid_t file) { H5Ldelete(file, "rng", H5P_DEFAULT); })),
                 HasSubstr("rng"));
-    EXPECT_THAT(refusal(sealed_checkpoint(small_checkpoint(),
-                                          [](hid_t file) {
-                                              const Hdf5Type type(H5Tcopy(H5T_STD_I32LE), "type");
-                                              H5Tcommit2(file, "params/bad", type.get(), H5P_DEFAULT,
-                                                         H5P_DEFAULT, H5P_DEFAULT);
-                                          })),
+    EXPECT_THAT(refusal(changed_version_1([](hid_t file) {
+                    const Hdf5Type type(H5Tcopy(H5T_STD_I32LE), "type");
+                    H5Tcommit2(file, "params/bad", type.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+                })),
                 HasSubstr("params/bad: neither a group nor a dataset"));
 }
 
-TEST(HostileCheckpoint, UnknownElementTypesAreRefused) {
+TEST(HostileVersion1, UnknownElementTypesAreRefused) {
     const Hdf5Type text = [] {
         Hdf5Type type(H5Tcopy(H5T_C_S1), "type");
         H5Tset_size(type.get(), H5T_VARIABLE);
@@ -182,7 +158,7 @@ TEST(HostileCheckpoint, UnknownElementTypesAreRefused) {
     }
 }
 
-TEST(HostileCheckpoint, DataOutsideTheFileIsNeverFollowed) {
+TEST(HostileVersion1, DataOutsideTheFileIsNeverFollowed) {
     EXPECT_THAT(
         refusal_with_dataset(
             H5T_IEEE_F32LE,
@@ -200,7 +176,7 @@ TEST(HostileCheckpoint, DataOutsideTheFileIsNeverFollowed) {
         HasSubstr("params/bad: not a chunked dataset"));
 }
 
-TEST(HostileCheckpoint, LayoutsAndFiltersTheFormatDoesNotUseAreRefused) {
+TEST(HostileVersion1, LayoutsAndFiltersTheFormatDoesNotUseAreRefused) {
     EXPECT_THAT(refusal_with_dataset(H5T_IEEE_F32LE, {.chunk = {}}), HasSubstr("not a chunked dataset"));
     EXPECT_THAT(
         refusal_with_dataset(H5T_IEEE_F32LE,
@@ -213,7 +189,7 @@ TEST(HostileCheckpoint, LayoutsAndFiltersTheFormatDoesNotUseAreRefused) {
                 HasSubstr("can be extended"));
 }
 
-TEST(HostileCheckpoint, SizesTheFileCannotHoldAreRefusedBeforeAnyMemoryIsTaken) {
+TEST(HostileVersion1, SizesTheFileCannotHoldAreRefusedBeforeAnyMemoryIsTaken) {
     const hsize_t huge = hsize_t{1} << 40;
     EXPECT_THAT(refusal_with_dataset(H5T_IEEE_F32LE, {.dims = {huge, 30}}),
                 HasSubstr("larger than the file"));
@@ -226,36 +202,30 @@ TEST(HostileCheckpoint, SizesTheFileCannotHoldAreRefusedBeforeAnyMemoryIsTaken) 
         HasSubstr("no shape of 1 to 6 axes"));
 }
 
-TEST(HostileCheckpoint, ChecksumsOfAnotherKindAreRefused) {
-    EXPECT_THAT(refusal(sealed_checkpoint(
-                    small_checkpoint(),
+TEST(HostileVersion1, ChecksumsOfAnotherKindAreRefused) {
+    EXPECT_THAT(refusal(changed_version_1(
                     [](hid_t file) { H5Adelete_by_name(file, "params/sound", "crc32c", H5P_DEFAULT); })),
                 HasSubstr("checksum of params/sound"));
-    EXPECT_THAT(refusal(sealed_checkpoint(
-                    small_checkpoint(),
-                    [](hid_t file) {
-                        H5Adelete_by_name(file, "params/sound", "crc32c", H5P_DEFAULT);
-                        const hsize_t many[] = {1000};
-                        const Hdf5Space space(H5Screate_simple(1, many, nullptr), "space");
-                        const Hdf5Attribute attribute(
-                            H5Acreate_by_name(file, "params/sound", "crc32c", H5T_STD_U32LE, space.get(),
-                                              H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-                            "attribute");
-                    })),
+    EXPECT_THAT(refusal(changed_version_1([](hid_t file) {
+                    H5Adelete_by_name(file, "params/sound", "crc32c", H5P_DEFAULT);
+                    const hsize_t many[] = {1000};
+                    const Hdf5Space space(H5Screate_simple(1, many, nullptr), "space");
+                    const Hdf5Attribute attribute(
+                        H5Acreate_by_name(file, "params/sound", "crc32c", H5T_STD_U32LE, space.get(),
+                                          H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                        "attribute");
+                })),
                 HasSubstr("params/sound: the checksum is not one 32-bit number"));
-    EXPECT_THAT(refusal(sealed_checkpoint(
-                    small_checkpoint(),
-                    [](hid_t file) {
-                        const Hdf5Dataset dataset(H5Dopen2(file, "params/sound", H5P_DEFAULT), "dataset");
-                        const Hdf5Attribute attribute(H5Aopen(dataset.get(), "crc32c", H5P_DEFAULT),
-                                                      "attribute");
-                        const std::uint32_t wrong = 1;
-                        hdf5_check(H5Awrite(attribute.get(), H5T_NATIVE_UINT32, &wrong), "write");
-                    })),
+    EXPECT_THAT(refusal(changed_version_1([](hid_t file) {
+                    const Hdf5Dataset dataset(H5Dopen2(file, "params/sound", H5P_DEFAULT), "dataset");
+                    const Hdf5Attribute attribute(H5Aopen(dataset.get(), "crc32c", H5P_DEFAULT), "attribute");
+                    const std::uint32_t wrong = 1;
+                    hdf5_check(H5Awrite(attribute.get(), H5T_NATIVE_UINT32, &wrong), "write");
+                })),
                 HasSubstr("params/sound: damaged"));
 }
 
-TEST(HostileCheckpoint, AUserBlockOfAnotherSizeIsRefused) {
+TEST(HostileVersion1, AUserBlockOfAnotherSizeIsRefused) {
     const Hdf5Lock lock;
     test::MemoryStorage storage;
     {
@@ -264,14 +234,13 @@ TEST(HostileCheckpoint, AUserBlockOfAnotherSizeIsRefused) {
         const Hdf5PropertyList access = storage_access(storage);
         const Hdf5File file(H5Fcreate("sealed", H5F_ACC_TRUNC, creation.get(), access.get()), "create");
     }
-    storage.bytes = test::seal(std::move(storage.bytes));
-    const auto read = [&] { CheckpointReader(storage, storage.bytes.size()); };
+    const auto read = [&] { Hdf5CheckpointReader(storage, storage.bytes.size()); };
     EXPECT_THAT(error_of(read), HasSubstr("does not begin at byte 4096"));
 }
 
-TEST(HostileCheckpoint, GarbageUnderACorrectHeaderIsRefused) {
-    EXPECT_THAT(refusal(test::seal({})), HasSubstr("HDF5 part"));
-    EXPECT_THAT(refusal(test::seal(std::vector(100'000, std::byte{0x89}))), HasSubstr("HDF5 part"));
+TEST(HostileVersion1, GarbageUnderACorrectHeaderIsRefused) {
+    EXPECT_THAT(refusal(test::seal_version_1({})), HasSubstr("HDF5 part"));
+    EXPECT_THAT(refusal(test::seal_version_1(std::vector(100'000, std::byte{0x89}))), HasSubstr("HDF5 part"));
 }
 
 }  // namespace

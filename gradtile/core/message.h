@@ -1,0 +1,35 @@
+#pragma once
+/// Text for a person: what comes from files, from the command line and from other libraries must not change
+/// how a terminal works or looks.
+#include <cstddef>
+#include <exception>
+#include <string>
+#include <string_view>
+
+namespace gradtile {
+
+struct PrintableOptions {
+    std::size_t most = 2000;  ///< characters; of longer text the middle is left out; 0: as long as it is
+    bool multiline = false;   ///< line breaks and tabs stay as they are
+};
+
+/// Valid UTF-8 that a terminal shows as it stands. Control characters (C0, DEL, C1), line and paragraph
+/// separators, invisible characters and those that change the direction of text are escaped as JSON escapes
+/// them: "\n", "\u001b", "\u202e". Bytes that are not UTF-8 become "\xNN". So JSON text stays the same JSON,
+/// and printable text stays the same text.
+std::string printable(std::string_view text, const PrintableOptions& options = {});
+
+/// A name from a file: at most 200 characters.
+inline std::string printable_name(std::string_view name) {
+    return printable(name, {.most = 200});
+}
+
+/// What error says, without the words that only a programmer understands: "out of memory" for
+/// std::bad_alloc, and no "[json.exception.parse_error.101] " in front. Not yet printable().
+std::string message_of(const std::exception& error);
+
+/// Prints "gradtile: MESSAGE" as one printable line on stderr, in one piece, since several processes may
+/// write to the same place.
+void print_message(const std::string& message);
+
+}  // namespace gradtile

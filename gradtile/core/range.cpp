@@ -1,0 +1,35 @@
+#include <gradtile/core/range.h>
+
+#include <cmath>
+#include <iomanip>
+#include <sstream>
+
+namespace gradtile {
+namespace {
+
+std::string text_of(double bound) {
+    std::ostringstream out;
+    if (bound == std::floor(bound) && std::abs(bound) < 1e15) {
+        out << std::fixed << std::setprecision(0);
+    } else {
+        out << std::setprecision(3);
+    }
+    out << bound;
+    return out.str();
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const Range& range) {
+    const std::string least = text_of(range.least), most = text_of(range.most);
+    if (!range.least_is_open && !range.most_is_open) return out << least << " to " << most;
+    return out << (range.least_is_open ? "more than " + least : least + " or more")
+               << (range.most_is_open ? ", less than " : ", at most ") << most;
+}
+
+void detail::refuse_value(const char* name, const char* value, const Range& range,
+                          std::source_location where) {
+    throw Error(concat(name, ": ", value, "; expected ", range), where);
+}
+
+}  // namespace gradtile

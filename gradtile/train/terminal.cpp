@@ -1,0 +1,40 @@
+#include <gradtile/train/terminal.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+namespace gradtile {
+namespace {
+
+/// The kernel takes a hung-up terminal away from all processes of its session: /dev/tty cannot be opened
+/// then.
+bool has_controlling_terminal() {
+    const int terminal = ::open("/dev/tty", O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    if (terminal < 0) return false;
+    ::close(terminal);
+    return true;
+}
+
+}  // namespace
+
+StartTerminal::StartTerminal() : existed_(has_controlling_terminal()) {}
+
+bool StartTerminal::is_hung_up() const {
+    return existed_ && !has_controlling_terminal();
+}
+
+bool StartTerminal::has_sent(const siginfo_t& hangup) const {
+    if (hangup.si_code == SI_KERNEL) return true;
+    // A shell that is told of its terminal's end passes SIGHUP on, perhaps before the terminal is gone. What
+    // a person sends with the shell's kill has the same sender, so the terminal decides.
+    constexpr int attempts = 20;
+    const bool may_be_passed_on = existed_ && hangup.si_pid == ::getsid(0);
+    for (int i = 0; i < attempts && may_be_passed_on && !is_hung_up(); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(25));
+    return is_hung_up();
+}
+
+}  // namespace gradtile

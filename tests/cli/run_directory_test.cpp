@@ -1,0 +1,403 @@
+// The directory of a run as users, schedulers and strangers leave it: checkpoints that are gone or belong to
+// another run, links and pipes in place of files, another working directory.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <map>
+
+#include <support/sanitized.h>
+#include <support/signal_process.h>
+
+#include "running_program.h"
+
+#include <gradtile/core/json_value.h>
+
+namespace gradtile::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+namespace fs = std::filesystem;
+
+/// Every name below a directory with its kind, contents and time of change; not the lock, which says who
+/// looked last.
+std::map<std::string, std::string> state_of_files(const fs::path& directory) {
+    std::map<std::string, std::string> state;
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(directory)) {
+        if (entry.path().filename() == ".lock") continue;
+        std::string about = concat(static_cast<int>(entry.symlink_status().type()));
+        if (entry.is_regular_file())
+            about += concat(' ', entry.last_write_time().time_since_epoch().count(), ' ',
+                            contents_of(entry.path()));
+        state[entry.path().string()] = about;
+    }
+    return state;
+}
+
+void remove_all_in(const fs::path& directory) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(directory)) fs::remove(entry.path());
+}
+
+/// Neither a program that waits for ever nor one that eats the memory stops these tests. A sanitizer reserves
+/// terabytes of addresses.
+const ProcessOptions limited{.through = sanitized ? Arguments{"timeout", "60"}
+                                                  : Arguments{"prlimit", "--as=4000000000", "timeout", "60"}};
+
+class RunOnDisk : public testing::Test {
+  protected:
+    Arguments training(const fs::path& out) const {
+        return tiny_training(stories_, out) + Arguments{"--save-every", "2", "--keep-last", "3", "--quiet"};
+    }
+    /// Steps 1 to 6 of 8, with checkpoints of the steps 2, 4 and 6.
+    void train_six_steps(const fs::path& out, const Arguments& extra = {}) const {
+        expect_success(run(training(out) + extra + Arguments{"--stop-after", "6"}));
+    }
+    Arguments resume() const { return {"train", "--resume", out_.string(), "--quiet"}; }
+    fs::path checkpoint(int step) const { return out_ / concat("checkpoints/step_0000000", step, ".h5"); }
+    void expect_refused_unchanged(const std::vector<std::string>& parts) const {
+        const auto before = state_of_files(out_);
+        expect_refused(run(resume(), limited), parts);
+        EXPECT_EQ(state_of_files(out_), before);
+    }
+    void expect_finished_as_straight() const {
+        const fs::path straight = place_ / "straight";
+        expect_success(run(training(straight)));
+        EXPECT_EQ(steps_of(out_), steps_of(straight));
+        EXPECT_EQ(tensors_of(out_), tensors_of(straight));
+    }
+
+    TemporaryDirectory place_;
+    std::string stories_ = write_stories(place_);
+    fs::path out_ = place_ / "run";
+};
+
+// ---- Checkpoints that are gone ----
+
+using LostCheckpoint = RunOnDisk;
+
+TEST_F(LostCheckpoint, IsMissedAndNothingChanges) {
+    train_six_steps(out_);
+    const std::vector<std::string> parts{"announces the checkpoint of step 6",
+                                         "step_00000006.h5 is not there", "--restart"};
+    fs::rename(checkpoint(6), place_ / "newest");
+    expect_refused_unchanged(parts + Arguments{"train again from step 4"});
+    remove_all_in(out_ / "checkpoints");
+    expect_refused_unchanged(parts + Arguments{"train again from the start"});
+    fs::remove(out_ / "checkpoints");
+    expect_refused_unchanged(parts);
+    fs::create_directory(out_ / "checkpoints");
+    fs::rename(place_ / "newest", checkpoint(6));
+    expect_success(run(resume()));
+    expect_finished_as_straight();
+}
+
+TEST_F(LostCheckpoint, IsMissedOnADiskThatIsNotMounted) {
+    train_six_steps(out_);
+    fs::rename(out_ / "checkpoints", place_ / "disk");
+    fs::create_symlink(place_ / "disk", out_ / "checkpoints");
+    fs::rename(place_ / "disk", place_ / "unmounted");
+    expect_refused_unchanged({"checkpoints: is a symbolic link to", "disk mounted?"});
+    fs::rename(place_ / "unmounted", place_ / "disk");
+    expect_success(run(resume()));
+    EXPECT_TRUE(exists(place_ / "disk/step_00000008.h5"));
+}
+
+TEST_F(LostCheckpoint, RestartGoesOnFromTheNewestThatIsThere) {
+    train_six_steps(out_);
+    fs::remove(checkpoint(6));
+    const Outcome outcome = run(resume() + Arguments{"--restart"});
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_THAT(outcome.error_lines(), testing::ElementsAre(HasSubstr("checkpoint of step 6 is not there")));
+    EXPECT_THAT(outcome.err, HasSubstr("goes on from step 4"));
+    expect_finished_as_straight();
+}
+
+TEST_F(LostCheckpoint, RestartBeginsAgainWhereNothingIsThere) {
+    train_six_steps(out_);
+    remove_all_in(out_ / "checkpoints");
+    const Outcome outcome = run(resume() + Arguments{"--restart"});
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_THAT(outcome.err, HasSubstr("goes on from the start"));
+    expect_finished_as_straight();
+}
+
+TEST_F(LostCheckpoint, RestartBeginsAgainWhereNothingIsSound) {
+    train_six_steps(out_);
+    for (const int step : {2, 4, 6}) fs::resize_file(checkpoint(step), 5000);
+    expect_refused_unchanged({"holds no sound checkpoint", "--restart", "step_00000006.h5"});
+    const Outcome outcome = run(resume() + Arguments{"--restart"});
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_EQ(outcome.error_lines().size(), 3u) << outcome.err;  // each damaged file
+    expect_finished_as_straight();
+}
+
+TEST_F(LostCheckpoint, RestartOnlyGoesWithResume) {
+    expect_refused(run(training(out_) + Arguments{"--restart"}), {"--restart: only goes with --resume"});
+}
+
+/// --restart accepts one loss, at the first start; after a crash nothing may be missing.
+TEST_F(LostCheckpoint, AcceptedOnceTheLauncherRestartsFromItsOwnCheckpoints) {
+    train_six_steps(out_, {"--steps", "3000", "--save-every", "100"});
+    remove_all_in(out_ / "checkpoints");
+    Program launcher(resume() + Arguments{"--restart", "--restarts", "1"});
+    pid_t process = -1;
+    wait_until(launcher, [&] {
+        return contents_of(out_ / "metrics.jsonl").find(R"({"event":"checkpoint","step":100})") !=
+                   std::string::npos &&
+               (process = process_with(out_, "RANK=0")) > 0;
+    });
+    ASSERT_GT(process, 0);
+    EXPECT_THAT(contents_of(concat("/proc/", process, "/cmdline")), HasSubstr(concat("--restart", '\0')));
+    signal_process(process, SIGKILL);
+    wait_until(launcher, [&] {
+        const pid_t next = process_with(out_, "RANK=0");
+        if (next <= 0 || next == process) return false;
+        process = next;
+        return true;
+    });
+    EXPECT_THAT(contents_of(concat("/proc/", process, "/cmdline")),
+                Not(HasSubstr(concat("--restart", '\0'))));
+    const Outcome outcome = launcher.wait();
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("restart 1 of 1 from the last sound checkpoint"));
+    EXPECT_EQ(steps_of(out_).size(), 3000u);
+}
+
+// ---- Checkpoints of another run ----
+
+using ForeignCheckpoint = RunOnDisk;
+
+TEST_F(ForeignCheckpoint, IsRefusedByNameAndNothingChanges) {
+    train_six_steps(out_);
+    const fs::path other = place_ / "other";
+    expect_success(run(training(other) + Arguments{"--seed", "2", "--stop-after", "7"}));
+    EXPECT_NE(contents_of(out_ / "run.json"), contents_of(other / "run.json"));
+    fs::copy(other / "checkpoints/step_00000007.h5", checkpoint(7));
+    const std::string id = parse_json(contents_of(other / "run.json"))["identity"].get<std::string>();
+    EXPECT_EQ(id.size(), 32u);
+    expect_refused_unchanged({"step_00000007.h5: belongs to run " + id, "move the file away"});
+    const Outcome forced = run(resume() + Arguments{"--restart"});
+    expect_refused(forced, {"step_00000007.h5: belongs to run " + id});
+    fs::remove(checkpoint(7));
+    expect_success(run(resume()));
+    expect_finished_as_straight();
+}
+
+TEST_F(ForeignCheckpoint, CopiedOverAnOwnOneIsRefused) {
+    train_six_steps(out_);
+    const fs::path other = place_ / "other";
+    train_six_steps(other, {"--width", "32"});
+    fs::copy(other / "checkpoints/step_00000006.h5", checkpoint(6), fs::copy_options::overwrite_existing);
+    expect_refused_unchanged({"step_00000006.h5: belongs to run "});
+}
+
+TEST_F(ForeignCheckpoint, IsEveryOneWhereTheRunsIdentityIsGone) {
+    train_six_steps(out_);
+    fs::remove(out_ / "run.json");
+    expect_refused_unchanged({"step_00000006.h5: belongs to run ", "without run.json"});
+    std::ofstream(out_ / "run.json") << R"({"identity":"none"})";
+    expect_refused_unchanged({"run.json: is not a run's identity", "32 hexadecimal digits"});
+}
+
+TEST_F(ForeignCheckpoint, ConfigJsonMakesAnotherRunWithAnotherIdentity) {
+    train_six_steps(out_);
+    const fs::path other = place_ / "other";
+    expect_success(
+        run({"train", "--config", (out_ / "config.json").string(), "--out", other.string(), "--quiet"}));
+    EXPECT_NE(contents_of(out_ / "run.json"), contents_of(other / "run.json"));
+}
+
+// ---- What is no regular file ----
+
+using NoRegularFile = RunOnDisk;
+
+TEST_F(NoRegularFile, IsRefusedAsConfigAtOnce) {
+    const fs::path pipe = place_ / "pipe.json";
+    ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+    const Arguments training = tiny_training(stories_, out_);
+    expect_refused(run(training + Arguments{"--config", pipe.string()}, limited),
+                   {"pipe.json: is not a regular file"});
+    expect_refused(run(training + Arguments{"--config", "/dev/zero"}, limited),
+                   {"/dev/zero: is not a regular file"});
+    const std::string large = place_.write("large.json", std::string(2 << 20, ' '));
+    expect_refused(run(training + Arguments{"--config", large}, limited),
+                   {"large.json: 2097152 bytes; expected at most 1048576"});
+    EXPECT_FALSE(exists(out_));
+}
+
+TEST_F(NoRegularFile, IsRefusedInARunsDirectoryAtOnce) {
+    train_six_steps(out_);
+    for (const std::string name : {"metrics.jsonl", "run.json", ".lock"}) {
+        const fs::path file = out_ / name;
+        fs::rename(file, place_ / "kept");
+        ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+        expect_refused(run(resume(), limited), {name + ": is not a regular file"});
+        fs::remove(file);
+        fs::create_symlink("/dev/zero", file);
+        expect_refused(run(resume(), limited), {name + ": is a symbolic link"});
+        fs::remove(file);
+        fs::rename(place_ / "kept", file);
+    }
+    expect_success(run(resume()));
+}
+
+TEST_F(NoRegularFile, IsRefusedAsTheSettingsOfARunWithoutACheckpoint) {
+    train_six_steps(out_, {"--save-every", "0"});
+    fs::remove_all(out_ / "checkpoints");
+    fs::remove(out_ / "metrics.jsonl");
+    fs::remove(out_ / "config.json");
+    ASSERT_EQ(::mkfifo((out_ / "config.json").c_str(), 0600), 0);
+    expect_refused_unchanged({"config.json: is not a regular file"});
+}
+
+TEST_F(NoRegularFile, IsADamagedCheckpoint) {
+    train_six_steps(out_);
+    ASSERT_EQ(::mkfifo(checkpoint(7).c_str(), 0600), 0);
+    ASSERT_EQ(::mkfifo((out_ / "checkpoints/best.h5").c_str(), 0600), 0);
+    const Outcome outcome = run(resume() + Arguments{"--stop-after", "7"}, limited);
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_THAT(outcome.err, HasSubstr("best.h5: is not a regular file"));
+    EXPECT_THAT(outcome.err, HasSubstr("step_00000007.h5: is not a regular file"));
+}
+
+// ---- Directories that somebody else prepared ----
+
+class PreparedDirectory : public RunOnDisk {
+  protected:
+    PreparedDirectory() { fs::create_directory(out_); }
+    void link(const std::string& name) const { fs::create_symlink(victim_, out_ / name); }
+    void expect_victim_untouched() const { EXPECT_EQ(contents_of(victim_), "precious"); }
+
+    std::string victim_ = place_.write("victim", "precious");
+    std::string absent_ = (place_ / "absent").string();
+};
+
+TEST_F(PreparedDirectory, LinksInPlaceOfARunsFilesAreRefused) {
+    for (const std::string name : {".lock", "config.json", "metrics.jsonl", "checkpoints"}) {
+        for (const std::string& target : {victim_, absent_}) {
+            fs::create_symlink(target, out_ / name);
+            expect_refused(run(training(out_)), {name, "is a symbolic link"});
+            fs::remove(out_ / name);
+        }
+    }
+    expect_victim_untouched();
+    EXPECT_FALSE(exists(fs::path(absent_)));
+    expect_success(run(training(out_)));
+}
+
+TEST_F(PreparedDirectory, LinksUnderTheNamesOfTemporariesAreNotFollowed) {
+    // The shell becomes the program, so that it knows the program's process number.
+    const std::string script = "for f in config.json run.json metrics.jsonl loss.svg; do ln -s " + victim_ +
+                               " " + out_.string() + "/$f.tmp-$$; done; exec \"$0\" \"$@\"";
+    link("loss.svg.tmp");
+    link("loss.svg");
+    expect_success(run(training(out_), {.through = {"sh", "-c", script}}));
+    expect_victim_untouched();
+    EXPECT_TRUE(fs::is_regular_file(symlink_status(out_ / "loss.svg")));
+    for (const fs::directory_entry& entry : fs::directory_iterator(out_))
+        EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".tmp")));
+}
+
+TEST_F(PreparedDirectory, FurtherNamesOfForeignFilesAreRefused) {
+    fs::create_hard_link(victim_, out_ / ".lock");
+    expect_refused(run(training(out_)), {".lock: has 2 names"});
+    fs::remove(out_ / ".lock");
+    train_six_steps(out_);
+    fs::create_hard_link(out_ / "metrics.jsonl", place_ / "second");
+    expect_refused_unchanged({"metrics.jsonl: has 2 names (hard links)"});
+    fs::remove(place_ / "second");
+    expect_success(run(resume()));
+    expect_victim_untouched();
+}
+
+TEST_F(PreparedDirectory, FilesAndLinksOfAnotherUserAreRefused) {
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+    train_six_steps(out_);
+    for (const std::string name : {".lock", "metrics.jsonl"}) {
+        ASSERT_EQ(::chown((out_ / name).c_str(), 12345, 12345), 0);
+        expect_refused(run(resume()), {name + ": belongs to user 12345"});
+        ASSERT_EQ(::chown((out_ / name).c_str(), 0, 0), 0);
+    }
+    fs::rename(out_ / "checkpoints", place_ / "disk");
+    fs::create_symlink(place_ / "disk", out_ / "checkpoints");
+    ASSERT_EQ(::lchown((out_ / "checkpoints").c_str(), 12345, 12345), 0);
+    expect_refused_unchanged({"checkpoints: is a symbolic link of user 12345"});
+    ASSERT_EQ(::lchown((out_ / "checkpoints").c_str(), 0, 0), 0);
+    expect_success(run(resume()));
+}
+
+TEST_F(PreparedDirectory, TheDirectoryItselfMayBeALink) {
+    fs::create_directory_symlink(out_, place_ / "link");
+    train_six_steps(place_ / "link");
+    expect_success(run({"train", "--resume", (place_ / "link").string(), "--quiet"}));
+    EXPECT_EQ(steps_of(out_).size(), 8u);
+}
+
+TEST_F(PreparedDirectory, WhatAKilledProcessLeftIsRemoved) {
+    train_six_steps(out_);
+    const std::vector<std::string> left{"config.json.tmp-12", "metrics.jsonl.tmp-0123456789abcdef",
+                                        "loss.svg.tmp", "checkpoints/step_00000009.h5.tmp-12"};
+    for (const std::string& name : left) std::ofstream(out_ / name) << "half";
+    std::ofstream(out_ / "notes.tmp-12") << "mine";
+    expect_success(run(resume()));
+    for (const std::string& name : left) EXPECT_FALSE(exists(out_ / name)) << name;
+    EXPECT_TRUE(exists(out_ / "notes.tmp-12"));
+}
+
+// ---- Other working directories ----
+
+using WorkingDirectory = RunOnDisk;
+
+TEST_F(WorkingDirectory, DoesNotMatterToAResumedRun) {
+    const ProcessOptions here{.through = {"env", "-C", place_.path().string()}};
+    const Arguments relative = tiny_training("stories.txt", "run") +
+                               Arguments{"--val-data", "stories.txt", "--save-every", "2", "--quiet"};
+    expect_success(run(relative + Arguments{"--stop-after", "4"}, here));
+    const nlohmann::json config = parse_json(contents_of(out_ / "config.json"));
+    EXPECT_EQ(config["data"], stories_);
+    EXPECT_EQ(config["val-data"], stories_);
+    expect_success(run(resume(), {.through = {"env", "-C", "/"}}));
+    EXPECT_EQ(steps_of(out_).size(), 8u);
+}
+
+TEST_F(WorkingDirectory, MovedDataIsGivenAgain) {
+    train_six_steps(out_);
+    fs::rename(stories_, place_ / "moved.txt");
+    expect_refused(run(resume() + Arguments{"--stop-after", "7"}), {"stories.txt", "No such file"});
+    const ProcessOptions here{.through = {"env", "-C", place_.path().string()}};
+    expect_success(run(resume() + Arguments{"--data", "moved.txt", "--stop-after", "7"}, here));
+    expect_success(run(resume()));  // its checkpoint knows the new place
+    fs::rename(place_ / "moved.txt", stories_);
+    expect_finished_as_straight();
+}
+
+TEST_F(WorkingDirectory, ResumeTakesNoValidationDataThatTheRunDidNotHave) {
+    train_six_steps(out_);
+    const auto before = state_of_files(out_);
+    expect_refused(run(resume() + Arguments{"--val-data", stories_}), {"val-data: '", "at another place"});
+    EXPECT_EQ(state_of_files(out_), before);
+}
+
+// ---- Finished runs ----
+
+using FinishedRun = RunOnDisk;
+
+TEST_F(FinishedRun, SaysSoAndStaysAsItIs) {
+    expect_success(run(training(out_)));
+    const auto before = state_of_files(out_);
+    for (const Arguments& extra : {Arguments{}, Arguments{"--steps", "5"}, Arguments{"--restart"}}) {
+        const Outcome outcome = run(resume() + extra);
+        expect_success(outcome);
+        EXPECT_EQ(outcome.out, "the run is finished at step 8; --steps M goes further\n");
+        EXPECT_EQ(state_of_files(out_), before);
+    }
+    expect_success(run(resume() + Arguments{"--steps", "9"}));
+    EXPECT_EQ(steps_of(out_).size(), 9u);
+}
+
+}  // namespace
+}  // namespace gradtile::test

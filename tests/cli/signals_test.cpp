@@ -1,0 +1,323 @@
+// The program under signals, with a terminal or a pipe that goes, from the outside.
+#include <fcntl.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "running_program.h"
+
+#include <gradtile/parallel/socket.h>
+
+#include <support/signal_process.h>
+
+namespace gradtile::test {
+namespace {
+
+using std::chrono::steady_clock;
+using testing::HasSubstr;
+
+/// GRADTILE_FAULT_ROUNDS: how often a fault is repeated; 50 makes 200 signals in all.
+int signal_rounds() {
+    const char* const rounds = std::getenv("GRADTILE_FAULT_ROUNDS");
+    return rounds != nullptr ? std::atoi(rounds) : 2;
+}
+
+/// One in which the matrix library has most of the time.
+Arguments multiplying_training(const std::string& data, const std::filesystem::path& out) {
+    return {"train", "--data",        data, "--out",    out.string(), "--tokenizer",  "bytes", "--layers",
+            "2",     "--heads",       "4",  "--width",  "128",        "--context",    "128",   "--batch",
+            "8",     "--micro-batch", "4",  "--steps",  "10000000",   "--eval-every", "7",     "--save-every",
+            "20",    "--warmup",      "2",  "--device", "cpu",        "--quiet"};
+}
+
+// ---- Products under signals ----
+
+struct ComputeSetting {
+    const char* dtype;
+    const char* threads;
+};
+
+class TrainingUnderSignals : public testing::TestWithParam<ComputeSetting> {};
+INSTANTIATE_TEST_SUITE_P(Settings, TrainingUnderSignals,
+                         testing::Values(ComputeSetting{"f32", "1"}, ComputeSetting{"f32", "2"},
+                                         ComputeSetting{"bf16", "1"}, ComputeSetting{"bf16", "2"}),
+                         [](const auto& info) {
+                             return std::string(info.param.dtype) + "_threads_" + info.param.threads;
+                         });
+
+TEST_P(TrainingUnderSignals, EndsWellAndGoesOnToTheBit) {
+    const TemporaryDirectory place;
+    const std::string data = write_stories(place, 40000);
+    const std::filesystem::path out = place / "run", straight = place / "straight";
+    const Arguments setting = {"--dtype", GetParam().dtype, "--threads", GetParam().threads};
+    const Arguments resume = {"train", "--resume", out.string(), "--threads", GetParam().threads, "--quiet"};
+    std::mt19937 random(std::random_device{}());
+    std::int64_t done = 0;
+    for (int round = 0; round < signal_rounds(); ++round) {
+        Program program(round == 0 ? multiplying_training(data, out) + setting : resume);
+        const std::int64_t before = done;
+        wait_until(program, [&] { return static_cast<std::int64_t>(steps_of(out).size()) > before; });
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 300'000));
+        const int signals[] = {SIGTERM, SIGUSR1, SIGINT, SIGHUP};
+        program.send(signals[random() % 4]);
+        const Outcome outcome = program.wait();
+        expect_success(outcome);
+        ASSERT_EQ(outcome.signal, 0);
+        EXPECT_THAT(outcome.out, HasSubstr("stopped by signal "));
+        done = static_cast<std::int64_t>(steps_of(out).size());
+    }
+    const Arguments end = {"--stop-after", std::to_string(done + 3)};
+    expect_success(run(resume + end));
+    expect_success(run(multiplying_training(data, straight) + setting + end));
+    EXPECT_EQ(steps_of(out).size(), static_cast<std::size_t>(done) + 3);
+    EXPECT_EQ(steps_of(out), steps_of(straight));
+    EXPECT_EQ(tensors_of(out), tensors_of(straight));
+}
+
+// ---- Long steps ----
+
+class LongSteps : public testing::Test {
+  protected:
+    /// Steps of minutes: 4096 micro-steps.
+    Arguments training() const {
+        return multiplying_training(data_, out_) + Arguments{"--threads",     "1", "--batch", "4096",
+                                                             "--micro-batch", "1", "--steps", "2",
+                                                             "--save-every",  "1"};
+    }
+    /// Until the program trains: it has made its directory and used a second of processor time since.
+    void wait_until_it_computes(Program& program) const {
+        wait_until(program, [&] { return exists(out_ / "metrics.jsonl"); });
+        std::this_thread::sleep_for(std::chrono::seconds(1));
+        ASSERT_TRUE(program.running());
+    }
+    TemporaryDirectory place_;
+    std::string data_ = write_stories(place_, 40000);
+    std::filesystem::path out_ = place_ / "run";
+};
+
+TEST_F(LongSteps, AreDroppedBetweenMicroSteps) {
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
+        Program program(signal == SIGTERM ? training()
+                                          : Arguments{"train", "--resume", out_.string(), "--quiet"});
+        wait_until_it_computes(program);
+        const auto since = steady_clock::now();
+        program.send(signal);
+        const Outcome outcome = program.wait();
+        EXPECT_LT(seconds_since(since), 20.0);
+        expect_success(outcome);
+        EXPECT_THAT(outcome.out, testing::ContainsRegex(concat(
+                                     "stopped by signal ", signal,
+                                     " after step 0; step 1 is dropped after micro-step [0-9]+ of 4096")));
+        EXPECT_THAT(outcome.out, HasSubstr("step_00000000.h5"));
+    }
+}
+
+/// One micro-step: only a second signal interrupts it.
+TEST_F(LongSteps, ASecondSignalLeavesAtOnce) {
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
+        const std::filesystem::path out = place_ / concat("run", signal);
+        Program program(multiplying_training(data_, out) +
+                        Arguments{"--threads", "1", "--batch", "2048", "--micro-batch", "2048"});
+        wait_until(program, [&] { return exists(out / "metrics.jsonl"); });
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        program.send(signal);
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        ASSERT_TRUE(program.running());
+        const auto since = steady_clock::now();
+        program.send(signal);
+        EXPECT_EQ(program.wait().exit_code, 128 + signal);
+        EXPECT_LT(seconds_since(since), 5.0);
+    }
+}
+
+// ---- The start ----
+
+TEST(SignalAtTheStart, EndsAProcessThatWaitsForOthers) {
+    const TemporaryDirectory place;
+    const std::string data = write_stories(place);
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
+        const std::string port = std::to_string(listen_at("127.0.0.1", 0, SteadyClock::now()).port);
+        Program program(tiny_training(data, place / "run"), {.environment = {{"RANK", "0"},
+                                                                             {"WORLD_SIZE", "2"},
+                                                                             {"LOCAL_RANK", "0"},
+                                                                             {"LOCAL_WORLD_SIZE", "2"},
+                                                                             {"MASTER_ADDR", "127.0.0.1"},
+                                                                             {"MASTER_PORT", port}}});
+        std::this_thread::sleep_for(std::chrono::seconds(1));
+        ASSERT_TRUE(program.running());
+        const auto since = steady_clock::now();
+        program.send(signal);
+        EXPECT_EQ(program.wait().exit_code, 128 + signal);
+        EXPECT_LT(seconds_since(since), 5.0);
+    }
+}
+
+// ---- Output that nobody reads ----
+
+TEST(OutputThatNobodyReads, AClosedPipeDoesNotStopTraining) {
+    const TemporaryDirectory place;
+    const std::string data = write_stories(place);
+    ProcessOptions options;
+    options.through = {"bash", "-c", "set -o pipefail; \"$0\" \"$@\" 2>&1 | head -n 1"};
+    const Outcome outcome =
+        Program(tiny_training(data, place / "run") + Arguments{"--steps", "200"}, options).wait();
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(steps_of(place / "run").size(), 200u);
+    EXPECT_TRUE(exists(place / "run/checkpoints/step_00000200.h5"));
+}
+
+/// The program in a process group of its own, on a terminal of its own where it is to have one.
+class Spawned {
+  public:
+    enum class On { terminal, nothing };
+    Spawned(const Arguments& arguments, On on) {
+        process_ = on == On::terminal ? forkpty(&window_, nullptr, nullptr, nullptr) : ::fork();
+        check(process_ >= 0, "cannot start a process");
+        if (process_ > 0) return;
+        if (on == On::nothing) {
+            ::setpgid(0, 0);
+            const int null = ::open("/dev/null", O_RDWR);
+            for (const int stream : {0, 1, 2}) ::dup2(null, stream);
+        }
+        for (const int number : {SIGINT, SIGHUP, SIGPIPE, SIGTSTP}) ::signal(number, SIG_DFL);
+        ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+        std::vector<char*> argv = {const_cast<char*>(GRADTILE_PROGRAM)};
+        for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+        argv.push_back(nullptr);
+        ::execv(argv[0], argv.data());
+        ::_exit(126);
+    }
+    ~Spawned() {
+        if (!ended_) {
+            ::kill(process_, SIGKILL);
+            ::waitpid(process_, nullptr, 0);
+        }
+        close_window();
+    }
+    Spawned(const Spawned&) = delete;
+    Spawned& operator=(const Spawned&) = delete;
+
+    void send(int signal) const { signal_process(process_, signal); }
+    void type(const std::string& keys) const {
+        ASSERT_EQ(::write(window_, keys.data(), keys.size()), std::ssize(keys));
+    }
+    void close_window() {
+        if (window_ >= 0) ::close(window_);
+        window_ = -1;
+    }
+    /// The status of its next end (or stop or continuation, with those options of waitpid).
+    int next_status(int options = 0) {
+        int status = 0;
+        while (::waitpid(process_, &status, options | WNOHANG) != process_) drain();
+        ended_ = WIFEXITED(status) || WIFSIGNALED(status);
+        return status;
+    }
+    template <class Happened>
+    void wait_for(Happened happened) {
+        while (!happened()) {
+            int status = 0;
+            if (::waitpid(process_, &status, WNOHANG) == process_) {
+                ended_ = true;
+                throw Error(concat("the program has ended with status ", status));
+            }
+            drain();
+        }
+    }
+
+  private:
+    /// Its output must be read, or it blocks.
+    void drain() const {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        if (window_ < 0) return;
+        ::fcntl(window_, F_SETFL, O_NONBLOCK);
+        char text[4096];
+        while (::read(window_, text, sizeof text) > 0) {
+        }
+    }
+    pid_t process_ = -1;
+    int window_ = -1;
+    bool ended_ = false;
+};
+
+class OnATerminal : public testing::Test {
+  protected:
+    Arguments training() const {
+        return tiny_training(data_, out_) + Arguments{"--steps", "100000000", "--save-every", "0"};
+    }
+    bool has_steps(std::int64_t steps) const { return steps_done(out_) >= steps; }
+    TemporaryDirectory place_;
+    std::string data_ = write_stories(place_);
+    std::filesystem::path out_ = place_ / "run";
+};
+
+TEST_F(OnATerminal, CtrlCSavesAndEnds) {
+    Spawned program(training(), Spawned::On::terminal);
+    program.wait_for([&] { return has_steps(3); });
+    program.type("\x03");
+    const int status = program.next_status();
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    EXPECT_EQ(run({"inspect", out_.string()}).exit_code, 0);
+}
+
+/// As one process, and with the launcher as its parent.
+class WindowThatIsClosed : public OnATerminal, public testing::WithParamInterface<Arguments> {};
+INSTANTIATE_TEST_SUITE_P(As, WindowThatIsClosed, testing::Values(Arguments{}, Arguments{"--restarts", "1"}),
+                         [](const auto& info) { return info.param.empty() ? "one_process" : "launcher"; });
+
+TEST_P(WindowThatIsClosed, DoesNotStopTraining) {
+    Spawned program(training() + GetParam(), Spawned::On::terminal);
+    program.wait_for([&] { return has_steps(3); });
+    program.close_window();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    const std::int64_t before = steps_done(out_);
+    program.wait_for([&] { return has_steps(before + 50); });
+    program.send(SIGHUP);  // the terminal is gone: this, too, may be of its end
+    program.wait_for([&] { return has_steps(before + 100); });
+    program.send(SIGTERM);
+    const int status = program.next_status();
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    EXPECT_EQ(run({"inspect", out_.string()}).exit_code, 0);
+}
+
+TEST_F(OnATerminal, CtrlZSuspendsAndTrainingGoesOnAfterwards) {
+    Spawned program(training(), Spawned::On::nothing);
+    program.wait_for([&] { return has_steps(3); });
+    program.send(SIGTSTP);
+    EXPECT_TRUE(WIFSTOPPED(program.next_status(WUNTRACED)));
+    const std::int64_t before = steps_done(out_);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    EXPECT_LE(steps_done(out_), before + 1);
+    program.send(SIGCONT);
+    EXPECT_TRUE(WIFCONTINUED(program.next_status(WCONTINUED)));
+    program.wait_for([&] { return has_steps(before + 5); });
+    program.send(SIGTERM);
+    const int status = program.next_status();
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+// ---- Other commands ----
+
+TEST(OtherCommands, AreEndedBySignalsAsEverySoftwareIs) {
+    const TemporaryDirectory place;
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
+        Spawned program({"corpus", "--characters", "1000000000", "--out", (place / "endless.txt").string()},
+                        Spawned::On::nothing);
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        program.send(SIGTSTP);
+        EXPECT_TRUE(WIFSTOPPED(program.next_status(WUNTRACED)));
+        program.send(SIGCONT);
+        EXPECT_TRUE(WIFCONTINUED(program.next_status(WCONTINUED)));
+        program.send(signal);
+        const int status = program.next_status();
+        EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal) << status;
+    }
+}
+
+}  // namespace
+}  // namespace gradtile::test

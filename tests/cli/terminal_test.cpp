@@ -1,0 +1,117 @@
+// What a person sees: the program on a pseudo-terminal of a given width.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <pty.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "program.h"
+
+#include <gradtile/core/check.h>
+
+namespace gradtile::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+struct Screen {
+    int exit_code = -1;
+    std::string text;  ///< all that was written
+};
+
+Screen run_on_terminal(const Arguments& arguments, unsigned short columns, const char* term = "xterm") {
+    winsize size{.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
+    int terminal = -1;
+    const pid_t process = ::forkpty(&terminal, nullptr, nullptr, &size);
+    check(process >= 0, "cannot fork");
+    if (process == 0) {
+        ::setenv("TERM", term, 1);
+        ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+        std::vector<char*> argv{const_cast<char*>(GRADTILE_PROGRAM)};
+        for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+        argv.push_back(nullptr);
+        ::execv(argv[0], argv.data());
+        ::_exit(126);
+    }
+    Screen screen;
+    char bytes[4096];
+    for (ssize_t n = 0; (n = ::read(terminal, bytes, sizeof bytes)) > 0;)  // EIO at the end
+        screen.text.append(bytes, static_cast<std::size_t>(n));
+    int status = 0;
+    ::waitpid(process, &status, 0);
+    ::close(terminal);
+    if (WIFEXITED(status)) screen.exit_code = WEXITSTATUS(status);
+    return screen;
+}
+
+/// What follows each carriage return that no line feed follows.
+std::vector<std::string> rewritten_lines(const std::string& text) {
+    std::vector<std::string> lines;
+    for (std::size_t at = text.find('\r'); at != std::string::npos; at = text.find('\r', at + 1))
+        if (at + 1 < text.size() && text[at + 1] != '\n')
+            lines.push_back(text.substr(at + 1, text.find_first_of("\r\n", at + 1) - at - 1));
+    return lines;
+}
+
+class Terminal : public testing::Test {
+  protected:
+    /// Long enough for several redrawings.
+    Arguments training(const std::string& name) const {
+        return tiny_training(stories_, place_ / name) +
+               Arguments{"--width", "64", "--context", "64", "--steps", "400", "--eval-every", "50"};
+    }
+    TemporaryDirectory place_;
+    std::string stories_ = write_stories(place_);
+};
+
+TEST_F(Terminal, TheProgressLineIsNeverWiderThanTheTerminal) {
+    for (const unsigned short columns : std::initializer_list<unsigned short>{20, 50, 80}) {
+        const Screen screen = run_on_terminal(training(std::to_string(columns)), columns);
+        EXPECT_EQ(screen.exit_code, 0);
+        const std::vector<std::string> lines = rewritten_lines(screen.text);
+        ASSERT_GE(lines.size(), 2u);
+        for (const std::string& line : lines) EXPECT_LT(line.size(), columns) << line;
+        EXPECT_THAT(lines.back(), testing::StartsWith("step 400/400"));
+        EXPECT_THAT(screen.text, Not(HasSubstr("\x1b")));
+    }
+    // A terminal that does not say how wide it is counts as 80 columns.
+    const Screen screen = run_on_terminal(training("unknown"), 0);
+    for (const std::string& line : rewritten_lines(screen.text)) EXPECT_LT(line.size(), 80u) << line;
+    EXPECT_THAT(screen.text, HasSubstr("tokens/s"));
+}
+
+TEST_F(Terminal, AnOldEvaluationIsShownWithItsStep) {
+    const Screen screen = run_on_terminal(training("run"), 120, "dumb");
+    EXPECT_THAT(screen.text, testing::ContainsRegex("step 50/400  loss [0-9.]+  val [0-9.]+  "));
+    EXPECT_THAT(screen.text, testing::ContainsRegex("step 60/400  loss [0-9.]+  val [0-9.]+ @ 50  "));
+}
+
+TEST_F(Terminal, ADumbTerminalGetsWholeLines) {
+    const Screen screen = run_on_terminal(training("run"), 80, "dumb");
+    EXPECT_EQ(screen.exit_code, 0);
+    EXPECT_TRUE(rewritten_lines(screen.text).empty());
+    EXPECT_THAT(screen.text, HasSubstr("step 400/400"));
+    EXPECT_THAT(screen.text, Not(HasSubstr("\x1b")));
+}
+
+TEST_F(Terminal, AModelsControlCharactersAreEscapedOnATerminalOnly) {
+    std::string text;
+    while (text.size() < 2000) text += "ab\x1b[31mc\x07\xc2\x9bhd\n";
+    const auto out = place_ / "run";
+    expect_success(run(tiny_training(place_.write("control.txt", text), out)));
+    const Arguments sampling{"sample", out.string(), "--tokens", "200"};
+    const Outcome piped = run(sampling);
+    expect_success(piped);
+    EXPECT_THAT(piped.out, testing::AllOf(HasSubstr("\x1b"), HasSubstr("\xc2\x9b")));
+    const Screen screen = run_on_terminal(sampling, 80);
+    EXPECT_EQ(screen.exit_code, 0);
+    EXPECT_THAT(screen.text, testing::AllOf(HasSubstr("\\u001b"), HasSubstr("\\u009b"), HasSubstr("\r\n")));
+    EXPECT_THAT(screen.text, testing::AllOf(Not(HasSubstr("\x1b")), Not(HasSubstr("\xc2\x9b"))));
+}
+
+}  // namespace
+}  // namespace gradtile::test

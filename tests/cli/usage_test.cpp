@@ -1,0 +1,196 @@
+// The command line itself: help, exit codes, limits of every value, the settings it prints.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include <gradtile/core/json_value.h>
+#include <gradtile/train/train_config.h>
+
+#include "program.h"
+
+namespace gradtile::test {
+namespace {
+
+using testing::HasSubstr;
+
+const std::vector<Arguments> commands = {{},
+                                         {"train"},
+                                         {"sample"},
+                                         {"eval"},
+                                         {"gradcheck"},
+                                         {"inspect"},
+                                         {"corpus"},
+                                         {"bench"},
+                                         {"bench", "gemm"},
+                                         {"bench", "train"},
+                                         {"bench", "layers"},
+                                         {"bench", "attention"},
+                                         {"bench", "comm"},
+                                         {"plan"},
+                                         {"version"},
+                                         {"convert"}};
+
+TEST(Usage, EveryLineOfEveryHelpFitsIn80Columns) {
+    for (const Arguments& command : commands) {
+        const Outcome help = run(command + Arguments{"--help"});
+        expect_success(help);
+        std::istringstream lines(help.out);
+        for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
+        // The other way to ask, and for the program itself.
+        EXPECT_EQ(run(Arguments{"help"} + command).out, help.out);
+    }
+    for (const std::string& preset : preset_names()) {
+        std::istringstream lines(run({"train", "--preset", preset, "--help"}).out);
+        for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
+    }
+}
+
+TEST(Usage, HelpShowsTheDefaultsOfThePreset) {
+    const std::string help = run({"train", "--preset", "gpt2-350m", "--help"}).out;
+    for (const char* part : {"--layers INTEGER=24 ", "--width INTEGER=1024 ", "--steps INTEGER=600000 ",
+                             "--out TEXT=runs/gpt2-350m"})
+        EXPECT_THAT(help, HasSubstr(part));
+    EXPECT_THAT(run({"train", "--help", "--preset", "demo"}).out, HasSubstr("--optimizer NAME=muon"));
+    EXPECT_THAT(run({"train", "--help"}).out, HasSubstr("--layers INTEGER=4 "));
+}
+
+TEST(Usage, TheVersionIsPrintedHoweverItIsAskedFor) {
+    const Outcome version = run({"--version"});
+    expect_success(version);
+    EXPECT_THAT(version.out, testing::MatchesRegex("gradtile [0-9.]+\n"));
+    EXPECT_EQ(run({"-V"}).out, version.out);
+    EXPECT_EQ(run({"version"}).out, version.out);
+}
+
+TEST(Usage, ACommandThatIsUnknownGetsNoHelp) {
+    for (const Arguments& arguments : {Arguments{"trian", "--help"}, {"help", "trian"}, {"trian"}}) {
+        const Outcome outcome = run(arguments);
+        EXPECT_EQ(outcome.exit_code, 2);
+        expect_refused(outcome, {"unknown command 'trian'", "did you mean 'train'?"});
+    }
+    EXPECT_THAT(run({"frobnicate"}).err, testing::Not(HasSubstr("did you mean")));
+    EXPECT_THAT(run({"train", "--frobnicate"}).err, testing::Not(HasSubstr("did you mean")));
+}
+
+TEST(Usage, WhatCannotBeUnderstoodEndsWith2) {
+    const TemporaryDirectory place;
+    const std::string wrong_type = place.write("type.json", R"({"steps": "3"})");
+    const std::string wrong_value = place.write("value.json", R"({"steps": 0})");
+    const std::string stories = write_stories(place);
+    const auto out = place / "run";
+    const Arguments training = tiny_training(stories, out);
+    for (const Arguments& arguments : {Arguments{"trian"},
+                                       {"train", "--stepz", "3"},
+                                       {"train", "--steps", "x"},
+                                       {"train", "--steps"},
+                                       {"train", "--optimizer", "adam"},
+                                       {"train", "--preset", "dem"},
+                                       {"sample"},
+                                       {"sample", "x", "--tokens", "-1"},
+                                       {"sample", "x", "--threads", "-1"},
+                                       {"eval", "x", "--data", "y", "--batch", "0"},
+                                       {"eval", "x"},
+                                       {"gradcheck", "--op", "layernorm"},
+                                       {"corpus"},
+                                       {"corpus", "--out", "x", "--score", "y"},
+                                       {"corpus", "--out", "x", "--characters", "0"},
+                                       {"plan", "--gpus", "0"},
+                                       {"plan", "--model", "x"},
+                                       {"plan", "--device", "cpu"},
+                                       {"bench", "gemm", "--runs", "0"},
+                                       {"bench", "attention", "--heads", "3", "--kv-heads", "2"},
+                                       {"bench", "layers", "--filter", "nothing"},
+                                       {"train", "--resume", "x", "--lr", "1"},
+                                       {"train", "--resume", "x", "--preset", "demo"},
+                                       {"train", "--gpus", "1", "--processes", "1"},
+                                       training + Arguments{"--heads", "3"},
+                                       training + Arguments{"--stop-after", "-1"},
+                                       training + Arguments{"--timeout", "nan"},
+                                       training + Arguments{"--config", wrong_type},
+                                       training + Arguments{"--out", ""},
+                                       training + Arguments{"--restarts", "-1"},
+                                       Arguments{"train", "--config", wrong_value, "--data", stories}}) {
+        const Outcome outcome = run(arguments);
+        EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+        expect_refused(outcome, {});
+    }
+    EXPECT_FALSE(exists(out));
+}
+
+TEST(Usage, AFailedCommandEndsWith1) {
+    const TemporaryDirectory place;
+    const std::string none = (place / "none").string();
+    for (const Arguments& arguments : {Arguments{"sample", none},
+                                       {"inspect", none},
+                                       {"eval", none, "--data", none},
+                                       {"train", "--data", none, "--out", none},
+                                       {"train", "--config", none},
+                                       {"train", "--resume", none},
+                                       {"corpus", "--out", none + "/x"},
+                                       {"plan", "--fit", none},
+                                       {"plan", "--config", none}}) {
+        const Outcome outcome = run(arguments);
+        EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
+        expect_refused(outcome, {});
+    }
+}
+
+TEST(Usage, HugeValuesAreRefusedAtOnce) {
+    const TemporaryDirectory place;
+    const std::string stories = write_stories(place);
+    const std::string none = (place / "none").string();
+    const std::string huge = "9223372036854775807";
+    const std::string config = place.write("huge.json", R"({"layers": 1000000000})");
+    const Arguments training = tiny_training(stories, none);
+    for (const Arguments& arguments :
+         {training + Arguments{"--layers", "1000000000"},
+          training + Arguments{"--batch", huge},
+          training + Arguments{"--width", huge},
+          training + Arguments{"--context", huge},
+          training + Arguments{"--vocabulary", huge},
+          training + Arguments{"--steps", huge},
+          training + Arguments{"--stop-after", huge},
+          training + Arguments{"--keep-last", huge},
+          training + Arguments{"--batch", "1073741824", "--context", "16777216"},
+          Arguments{"train", "--config", config, "--data", stories, "--out", none},
+          {"train", "--resume", none, "--steps", huge},
+          {"train", "--gpus", huge},
+          {"sample", none, "--tokens", huge},
+          {"sample", none, "--top-k", huge},
+          {"eval", none, "--data", none, "--batch", huge},
+          {"corpus", "--out", none, "--characters", huge},
+          {"plan", "--gpus", huge},
+          {"plan", "--layers", "1000000000"},
+          {"plan", "--gpu-memory", "inf"},
+          {"bench", "gemm", "--runs", huge},
+          {"bench", "train", "--layers", "1000000000"},
+          {"bench", "attention", "--length", huge},
+          {"bench", "attention", "--batch", "4096", "--heads", "4096", "--length", "1048576"},
+          {"bench", "comm", "--bytes", huge}})
+        expect_refused(run(arguments), {});
+    EXPECT_FALSE(std::filesystem::exists(none));
+}
+
+TEST(Usage, ARunWithoutADirectoryIsRefused) {
+    const TemporaryDirectory place;
+    const std::string stories = write_stories(place);
+    expect_refused(run(tiny_training(stories, "")), {"--out ''", "expected a directory"});
+}
+
+TEST(Usage, PrintedSettingsAreTheRunsConfig) {
+    const TemporaryDirectory place;
+    const auto out = place / "run";
+    const Arguments training = tiny_training(write_stories(place), out);
+    const Outcome printed = run(training + Arguments{"--print-config"});
+    expect_success(printed);
+    EXPECT_FALSE(exists(out));
+    expect_success(run(training));
+    EXPECT_EQ(printed.out, contents_of(out / "config.json"));
+    EXPECT_EQ(run({"train", "--resume", out.string(), "--print-config"}).out, printed.out);
+    const auto of_preset = parse_json(run({"train", "--preset", "gpt2-124m", "--print-config"}).out);
+    EXPECT_EQ(of_preset, to_json(preset("gpt2-124m")));
+}
+
+}  // namespace
+}  // namespace gradtile::test

@@ -1,0 +1,111 @@
+#include <gradtile/core/message.h>
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/json_value.h>
+#include <gradtile/core/utf8.h>
+
+namespace gradtile {
+namespace {
+
+TEST(Message, NamesInEveryScriptStayAsTheyAre) {
+    for (const char* name :
+         {"runs/demo", "\xC3\xBC\x62\x65r.txt", "\xE8\xAF\xAD\xE6\x96\x99.txt", "\xD9\x85\xD9\x84\xD9\x81",
+          "\xF0\x9F\x98\x80", "C:\\data\\n", "a\xE2\x80\x8D\x62"})
+        EXPECT_EQ(printable(name), name);
+}
+
+TEST(Message, EscapesWhatATerminalActsOn) {
+    EXPECT_EQ(printable("a\x1b[2Jb"), "a\\u001b[2Jb");
+    EXPECT_EQ(printable("\x1b]0;title\x07"), "\\u001b]0;title\\u0007");
+    EXPECT_EQ(printable("a\nb\tc\rd\be\f"), "a\\nb\\tc\\rd\\be\\f");
+    EXPECT_EQ(printable(std::string_view("\0\x7f", 2)), "\\u0000\\u007f");
+    EXPECT_EQ(printable("\xC2\x9B"
+                        "31m"),
+              "\\u009b31m");  // CSI in one character
+    EXPECT_EQ(printable("gpj.\xE2\x80\xAE"
+                        "exe"),
+              "gpj.\\u202eexe");  // right-to-left override
+    EXPECT_EQ(printable("\xE2\x81\xA6\xE2\x80\xA8\xEF\xBB\xBF"), "\\u2066\\u2028\\ufeff");
+    EXPECT_EQ(printable("\xF3\xA0\x81\x81"), "\\udb40\\udc41");  // an invisible tag
+}
+
+TEST(Message, EscapesBytesThatAreNotUtf8) {
+    EXPECT_EQ(printable("caf\xe9.txt"), "caf\\xe9.txt");
+    EXPECT_EQ(printable("\x9b"
+                        "31m"),
+              "\\x9b31m");  // CSI in an 8-bit terminal
+    EXPECT_EQ(printable("\xE8\xAF"), "\\xe8\\xaf");
+}
+
+TEST(Message, TheModelsTextKeepsItsLinesAndTabs) {
+    EXPECT_EQ(printable("a\n\tb\r\x1b", {.most = 0, .multiline = true}), "a\n\tb\\r\\u001b");
+}
+
+TEST(Message, LongTextLosesItsMiddle) {
+    const std::string name = "begin" + std::string(100000, '\x01') + "end: expected less";
+    const std::string shown = printable(name);
+    EXPECT_LE(shown.size(), 2000u);
+    EXPECT_TRUE(shown.starts_with("begin\\u0001\\u0001"));
+    EXPECT_TRUE(shown.ends_with("\\u0001end: expected less"));
+    EXPECT_NE(shown.find(" ...[100023 bytes]... "), std::string::npos);
+
+    // Characters count, not bytes; none is cut in two.
+    std::string chinese;
+    for (int i = 0; i < 200; ++i) chinese += "\xE8\xAF\xAD";
+    EXPECT_EQ(printable_name(chinese), chinese);
+    chinese += "\xE8\xAF\xAD";
+    EXPECT_TRUE(is_utf8(printable_name(chinese)));
+    EXPECT_LT(printable_name(chinese).size(), chinese.size());
+    for (std::size_t most = 1; most < 40; ++most) EXPECT_TRUE(is_utf8(printable(chinese, {.most = most})));
+}
+
+TEST(Message, PrintableTextIsPrintedAsItStands) {
+    std::string every_byte;
+    for (int i = 0; i < 1024; ++i) every_byte += static_cast<char>(i * 7);
+    for (const std::size_t most : {0u, 50u, 333u, 100000u}) {
+        const std::string once = printable(every_byte, {.most = most});
+        EXPECT_EQ(printable(once, {.most = most}), once);
+        EXPECT_TRUE(is_utf8(once));
+        for (const char c : once) EXPECT_FALSE(c == 0x7F || (c >= 0 && c < 0x20));
+    }
+}
+
+TEST(Message, JsonStaysTheSameJson) {
+    std::string text;
+    for (char32_t c = 1; c < 0x11000; ++c)
+        if (c < 0xD800 || c > 0xDFFF) append_utf8(text, c);
+    append_utf8(text, 0xE0041);
+    const nlohmann::json value{{"name", text}};
+    const std::string shown = printable(json_text(value, 2), {.most = 0, .multiline = true});
+    EXPECT_EQ(parse_json(shown), value);
+    EXPECT_EQ(shown.find("\xE2\x80\xAE"), std::string::npos);
+}
+
+TEST(Message, OfAnErrorOfALibraryIsInPlainWords) {
+    EXPECT_EQ(message_of(std::bad_alloc()), "out of memory");
+    EXPECT_EQ(message_of(std::bad_array_new_length()), "out of memory");
+    EXPECT_EQ(message_of(std::runtime_error("[x] y")), "[x] y");
+    const std::filesystem::filesystem_error missing(
+        "status", "runs/x", std::make_error_code(std::errc::no_such_file_or_directory));
+    EXPECT_EQ(message_of(missing), "runs/x: No such file or directory");
+    try {
+        parse_json("{");
+        FAIL();
+    } catch (const std::exception& error) {
+        EXPECT_TRUE(message_of(error).starts_with("line 1, column")) << message_of(error);
+    }
+}
+
+TEST(Message, IsOneLineOnStderr) {
+    testing::internal::CaptureStderr();
+    print_message("runs/\x1b[31m\nx: no such file");
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "gradtile: runs/\\u001b[31m\\nx: no such file\n");
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,87 @@
+#pragma once
+/// Checkpoint files of format version 1: one that a program of that time wrote, and what somebody who wants
+/// to hurt the reader would make of it.
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gradtile/train/checksum.h>
+#include <gradtile/train/hdf5_checkpoint_reader.h>
+#include <gradtile/train/little_endian.h>
+
+namespace gradtile::test {
+
+/// libhdf5 ends a file with a dataset of 2^40 bytes there, though nobody wrote one of them: refused.
+class MemoryStorage final : public Hdf5Storage {
+  public:
+    static constexpr std::uint64_t most_bytes = 64 << 20;
+    std::vector<std::byte> bytes;
+
+    std::uint64_t size() const override { return bytes.size(); }
+    void read(std::byte* data, std::size_t count, std::uint64_t address) override {
+        check(address <= bytes.size() && count <= bytes.size() - address, "read beyond the end");
+        std::memcpy(data, bytes.data() + address, count);
+    }
+    void write(const std::byte* data, std::size_t count, std::uint64_t address, bool) override {
+        check(address <= most_bytes && count <= most_bytes - address, "too large for a test");
+        bytes.resize(std::max<std::size_t>(bytes.size(), address + count));
+        std::memcpy(bytes.data() + address, data, count);
+    }
+    void truncate(std::uint64_t size) override {
+        check(size <= most_bytes, "too large for a test");
+        bytes.resize(size);
+    }
+};
+
+/// Step 7: params/sound [20, 30] float32, params/half [3, 5] bfloat16 with its master and moment.
+inline std::vector<std::byte> version_1_file() {
+    std::ifstream in(std::filesystem::path(GRADTILE_SOURCE_DIR) / "tests/train/data/version_1.h5",
+                     std::ios::binary);
+    const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    const auto bytes = std::as_bytes(std::span(text));
+    return {bytes.begin(), bytes.end()};
+}
+
+/// Puts a header in front that vouches for the rest.
+inline std::vector<std::byte> seal_version_1(std::vector<std::byte> file) {
+    constexpr std::size_t kBlock = Hdf5CheckpointReader::user_block;
+    const std::vector<std::byte> sound = version_1_file();
+    file.resize(std::max(file.size(), kBlock + 1));
+    std::copy_n(sound.begin(), kBlock, file.begin());
+    put_little_endian(file.data() + 36, crc32c(std::span(file).subspan(kBlock)));
+    put_little_endian(file.data() + 48, std::uint64_t{file.size()});
+    put_little_endian(file.data() + 56, std::uint32_t{0});
+    put_little_endian(file.data() + 56, crc32c(std::span(file).first(kBlock)));
+    return file;
+}
+
+/// The sound file after `change` did something to the open HDF5 file, sealed.
+inline std::vector<std::byte> changed_version_1(const std::function<void(hid_t file)>& change) {
+    const Hdf5Lock lock;
+    MemoryStorage storage;
+    storage.bytes = version_1_file();
+    {
+        const Hdf5PropertyList access = storage_access(storage);
+        const Hdf5File file(H5Fopen("sealed", H5F_ACC_RDWR, access.get()), "open");
+        change(file.get());
+    }
+    return seal_version_1(std::move(storage.bytes));
+}
+
+/// A file whose checksums all hold and of which libhdf5 1.10.8 dies, dividing by zero: its first dataset says
+/// that its chunks have no element. The second number is the sum of that object header (lookup3) as HDF5
+/// would have made it.
+inline std::vector<std::byte> version_1_file_that_ends_libhdf5() {
+    std::vector<std::byte> file = version_1_file();
+    put_little_endian(file.data() + 4477, std::uint8_t{0});
+    put_little_endian(file.data() + 4670, std::uint32_t{0x27355528});
+    return seal_version_1(std::move(file));
+}
+
+}  // namespace gradtile::test

@@ -1,0 +1,211 @@
+// Runs that are told to stop, or whose data fails, in the midst of a step or of an evaluation.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tiny_run.h"
+
+#include <gradtile/train/trainer.h>
+
+#include <support/error_message.h>
+
+namespace gradtile {
+namespace {
+
+using test::message_of;
+using test::state_of;
+using test::TinyRun;
+using testing::HasSubstr;
+
+/// A run of 4 micro-steps a step and evaluations of many windows, beside one that is never stopped.
+struct StoppedRun : TinyRun {
+    explicit StoppedRun(void (*change)(TrainConfig&) = [](TrainConfig&) {}) {
+        change(config);
+        config.micro_batch = 1;
+        TrainConfig straight_config = config;
+        straight_config.out = (directory / "straight").string();
+        straight = std::make_unique<Trainer>(straight_config, hear);
+        straight->run();
+    }
+    std::unique_ptr<Trainer> begin_or_resume() {
+        const bool begun = exists(std::filesystem::path(config.out) / "config.json");
+        return begun ? std::make_unique<Trainer>(Resume{.directory = config.out}, hear)
+                     : std::make_unique<Trainer>(config, hear);
+    }
+    /// The trainer asks so often and then is told to stop.
+    RunSummary run_for(std::int64_t questions) {
+        const std::unique_ptr<Trainer> trainer = begin_or_resume();
+        trainer->stop_when([&] { return questions-- <= 0; });
+        return trainer->run();
+    }
+    void expect_finished_equals_straight() {
+        const Trainer finished(Resume{.directory = config.out}, hear);
+        EXPECT_EQ(finished.step(), config.steps);
+        EXPECT_EQ(state_of(finished), state_of(*straight));
+        EXPECT_EQ(losses(config.out), losses(directory / "straight"));
+        EXPECT_TRUE(messages.empty()) << messages.front();
+    }
+
+    std::unique_ptr<Trainer> straight;
+};
+
+class StopsAtAnyMoment : public testing::TestWithParam<test::RunSetting> {};
+INSTANTIATE_TEST_SUITE_P(Settings, StopsAtAnyMoment, testing::ValuesIn(test::run_settings),
+                         [](const auto& info) { return info.param.name; });
+
+/// Each attempt lasts a question longer than the one before it, so stops fall everywhere.
+TEST_P(StopsAtAnyMoment, AndGoesOnToTheBit) {
+    StoppedRun run(GetParam().change);
+    int dropped = 0, evaluations_left = 0, attempts = 0;
+    RunSummary summary;
+    do {
+        ASSERT_LT(attempts, 1000);
+        const std::int64_t before = summary.step;
+        summary = run.run_for(attempts++);
+        EXPECT_TRUE(summary.saved);
+        EXPECT_GE(summary.step, before);
+        EXPECT_EQ(summary.dropped_of, summary.dropped_micro_steps > 0 ? 4 : 0);
+        EXPECT_LT(summary.dropped_micro_steps, 4);
+        dropped += summary.dropped_micro_steps > 0;
+        evaluations_left += summary.evaluation_left;
+    } while (summary.reason == RunSummary::Reason::requested);
+    EXPECT_GT(dropped, 0);
+    EXPECT_GT(evaluations_left, 0);
+    run.expect_finished_equals_straight();
+}
+
+TEST(TrainerStop, BeforeTheFirstStepSavesTheStart) {
+    StoppedRun run;
+    const RunSummary summary = run.run_for(0);
+    EXPECT_EQ(summary.step, 0);
+    EXPECT_TRUE(summary.saved);
+    EXPECT_EQ(summary.checkpoint.filename(), "step_00000000.h5");
+    EXPECT_EQ(run.run_for(1000000).reason, RunSummary::Reason::finished);
+    run.expect_finished_equals_straight();
+}
+
+TEST(TrainerStop, AskedAgainAtOnceKeepsTheCheckpointItHas) {
+    StoppedRun run;
+    const RunSummary first = run.run_for(10);
+    const auto written = last_write_time(first.checkpoint);
+    const RunSummary again = run.run_for(2);
+    EXPECT_TRUE(again.saved);
+    EXPECT_EQ(again.checkpoint, first.checkpoint);
+    EXPECT_EQ(last_write_time(again.checkpoint), written);
+}
+
+/// The evaluation that was left is made, its line is written, and the process dies before it saves again.
+TEST(TrainerStop, ALeftEvaluationThatWasMadeTwiceHasOneLine) {
+    StoppedRun run;
+    run.config.save_every = 0;
+    {
+        const auto trainer = run.begin_or_resume();
+        bool evaluating = false;
+        trainer->on_part(
+            [&](const StepPart& part) { evaluating = part.kind == StepPart::Kind::evaluation_windows; });
+        trainer->stop_when([&] { return evaluating; });
+        const RunSummary summary = trainer->run();
+        EXPECT_TRUE(summary.evaluation_left);
+        EXPECT_EQ(summary.step, 5);
+        EXPECT_EQ(run.losses(run.config.out).size(), 4u);
+    }
+    const std::filesystem::path checkpoints = std::filesystem::path(run.config.out) / "checkpoints";
+    const std::filesystem::path kept = run.directory / "kept";
+    copy(checkpoints, kept, std::filesystem::copy_options::recursive);
+    run.begin_or_resume()->run(/*stop_after=*/7);
+    EXPECT_EQ(run.losses(run.config.out).size(), 7u);
+    remove_all(checkpoints);
+    rename(kept, checkpoints);
+    run.forget_announcements_after(5);
+    EXPECT_EQ(run.begin_or_resume()->step(), 5);
+    EXPECT_EQ(run.losses(run.config.out).size(), 4u);
+    run.begin_or_resume()->run();
+    run.expect_finished_equals_straight();
+}
+
+TEST(TrainerStop, ARunWhoseLastEvaluationWasLeftIsNotFinished) {
+    StoppedRun run;
+    {
+        const auto trainer = run.begin_or_resume();
+        bool is_last = false;
+        trainer->on_part([&](const StepPart& part) {
+            is_last = part.kind == StepPart::Kind::evaluation_windows && part.step == run.config.steps;
+        });
+        trainer->stop_when([&] { return is_last; });
+        const RunSummary summary = trainer->run();
+        EXPECT_EQ(summary.reason, RunSummary::Reason::requested);
+        EXPECT_EQ(summary.step, run.config.steps);
+        EXPECT_FALSE(trainer->is_finished());
+    }
+    const auto resumed = run.begin_or_resume();
+    EXPECT_FALSE(resumed->is_finished());
+    EXPECT_EQ(resumed->run().reason, RunSummary::Reason::finished);
+    EXPECT_TRUE(resumed->is_finished());
+    EXPECT_EQ(run.losses(run.config.out), run.losses(run.directory / "straight"));
+}
+
+TEST(TrainerStop, TellsHowFarStepsAndEvaluationsAre) {
+    TinyRun run;
+    run.config.micro_batch = 1;
+    run.config.steps = 5;
+    run.config.out = "";
+    Trainer trainer(run.config, run.hear);
+    std::vector<StepPart> parts;
+    trainer.on_part([&](const StepPart& part) { parts.push_back(part); });
+    trainer.run();
+    ASSERT_GT(parts.size(), 15u);
+    for (std::size_t i = 0; i < 15; ++i) {
+        EXPECT_EQ(parts[i].kind, StepPart::Kind::micro_steps);
+        EXPECT_EQ(parts[i].step, static_cast<std::int64_t>(i) / 3 + 1);
+        EXPECT_EQ(parts[i].done, static_cast<std::int64_t>(i) % 3 + 1);
+        EXPECT_EQ(parts[i].all, 4);
+    }
+    for (std::size_t i = 15; i < parts.size(); ++i) {
+        EXPECT_EQ(parts[i].kind, StepPart::Kind::evaluation_windows);
+        EXPECT_EQ(parts[i].step, 5);
+        EXPECT_EQ(parts[i].done, static_cast<std::int64_t>(i) - 14);
+    }
+    EXPECT_EQ(parts.back().done, parts.back().all);
+}
+
+// ---- Data that cannot be read ----
+
+TEST(TrainerDataFailure, DropsTheStepSavesTheLastWholeOneAndThrowsOneLine) {
+    StoppedRun run;
+    {
+        const auto trainer = run.begin_or_resume();
+        trainer->on_prepare([](std::int64_t step) { check(step != 8, "text.txt: is shorter than it was"); });
+        const std::string message = message_of([&] { trainer->run(); });
+        EXPECT_THAT(message,
+                    HasSubstr("step 8: text.txt: is shorter than it was; stopped, step 7 is saved: "));
+        EXPECT_THAT(message, HasSubstr("step_00000007.h5"));
+        EXPECT_EQ(message.find('\n'), std::string::npos);
+        EXPECT_EQ(trainer->step(), 7);
+    }
+    run.begin_or_resume()->run();
+    run.expect_finished_equals_straight();
+}
+
+TEST(TrainerDataFailure, InAnEvaluationLeavesItToTheResumedRun) {
+    StoppedRun run;
+    {
+        const auto trainer = run.begin_or_resume();
+        trainer->on_part([](const StepPart& part) {
+            check(part.kind != StepPart::Kind::evaluation_windows || part.done < 3, "val.txt: is gone");
+        });
+        EXPECT_THAT(message_of([&] { trainer->run(); }),
+                    HasSubstr("evaluation after step 5: val.txt: is gone; stopped, step 5 is saved: "));
+    }
+    run.begin_or_resume()->run();
+    run.expect_finished_equals_straight();
+}
+
+TEST(TrainerDataFailure, WithoutADirectorySaysThatNothingWasSaved) {
+    TinyRun run;
+    run.config.out = "";
+    Trainer trainer(run.config, run.hear);
+    trainer.on_prepare([](std::int64_t step) { check(step < 3, "text.txt: is gone"); });
+    EXPECT_EQ(message_of([&] { trainer.run(); }), "step 3: text.txt: is gone; stopped, nothing was saved");
+}
+
+}  // namespace
+}  // namespace gradtile
