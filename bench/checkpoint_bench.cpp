@@ -15,7 +15,7 @@
 
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/snapshot_writer.h>
+#include <gradtile/train/checkpoint/snapshot_writer.h>
 
 using namespace gradtile;
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include <gradtile/core/gemm.h>
+#include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/random.h>
 
 namespace {

@@ -4,6 +4,10 @@ target_compile_options(gradtile_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wno-sign-conversion>
   # No code here reads errno or floating-point traps; without these two flags GCC cannot vectorise loops with sqrt or selects.
   $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno -fno-trapping-math>)
+# Messages and debuggers show core/tensor.h itself, not the link that it was included through.
+target_compile_options(gradtile_options INTERFACE
+  $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${GRADTILE_INCLUDE_ROOT}/gradtile=${PROJECT_SOURCE_DIR}>>
+  $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-ffile-prefix-map=${GRADTILE_INCLUDE_ROOT}/gradtile=${PROJECT_SOURCE_DIR}>>)
 # Device code calls constexpr functions of the host: std::array's, Philox's.
 target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 # Sources with loops over elements are hot, and say so. The others decide, check and call: what they do takes no time, but compiling them
@@ -25,7 +29,7 @@ function(gradtile_separate_cold_sources)
   list(FILTER cold INCLUDE REGEX "\\.cpp$")
   list(REMOVE_ITEM sources ${cold})
   add_library(gradtile_cold OBJECT ${cold})
-  target_include_directories(gradtile_cold PRIVATE ${PROJECT_SOURCE_DIR})
+  target_include_directories(gradtile_cold PRIVATE ${GRADTILE_INCLUDE_ROOT})
   target_compile_options(gradtile_cold PRIVATE ${GRADTILE_LIGHTLY_OPTIMISED})
   target_link_libraries(gradtile_cold PRIVATE gradtile_options gradtile_dependencies)
   target_precompile_headers(gradtile_cold PRIVATE ${GRADTILE_PRECOMPILED_HEADERS})

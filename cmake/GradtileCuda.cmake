@@ -21,7 +21,7 @@ if(GRADTILE_CUDA)
   endif()
 endif()
 if(GRADTILE_HAVE_CUDA)
-  # cuBLAS is loaded when the first product on a GPU needs it (core/cublas.cpp), so only its header is used here.
+  # cuBLAS is loaded when the first product on a GPU needs it (core/cuda/cublas.cpp), so only its header is used here.
   target_link_libraries(gradtile_dependencies INTERFACE CUDA::cudart_static)
   # Loaded when several GPUs first need it, like cuBLAS.
   find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})

@@ -10,7 +10,9 @@ install(TARGETS gradtile gradtile_options gradtile_dependencies EXPORT gradtileT
 if(TARGET gradtile_program)
   install(TARGETS gradtile_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
-install(DIRECTORY gradtile/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/gradtile FILES_MATCHING PATTERN "*.h")
+# Not installed: internal/, device code, and the kernels of attention.
+install(DIRECTORY core attention layers train DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/gradtile FILES_MATCHING PATTERN "*.h"
+  PATTERN internal EXCLUDE PATTERN device EXCLUDE REGEX "/attention/(cpu|cuda)$" EXCLUDE)
 install(EXPORT gradtileTargets NAMESPACE gradtile:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/gradtile)
 
 configure_package_config_file(cmake/gradtileConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/gradtileConfig.cmake

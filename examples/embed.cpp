@@ -3,7 +3,7 @@
 #include <fstream>
 #include <iostream>
 
-#include <gradtile/train/corpus.h>
+#include <gradtile/train/corpus/corpus.h>
 #include <gradtile/train/sampler.h>
 #include <gradtile/train/trainer.h>
 

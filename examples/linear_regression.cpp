@@ -3,7 +3,7 @@
 #include <cmath>
 #include <iostream>
 
-#include <gradtile/core/gemm.h>
+#include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/linear.h>
 

@@ -3,12 +3,12 @@
 #include <fstream>
 #include <iostream>
 
-#include <gradtile/layers/transformer.h>
-#include <gradtile/train/adamw.h>
-#include <gradtile/train/corpus.h>
-#include <gradtile/train/data_loader.h>
-#include <gradtile/train/dataset.h>
-#include <gradtile/train/global_norm.h>
+#include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/corpus/corpus.h>
+#include <gradtile/train/data/data_loader.h>
+#include <gradtile/train/data/dataset.h>
+#include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/schedule.h>
 
 using namespace gradtile;

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/attention/accuracy.h>
-#include <gradtile/attention/flash_select_cpu.h>
+#include <gradtile/attention/cpu/selection.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 /// All sets of kernels for a dtype that this machine runs, the AMX program on emulated tiles included.
-#include <gradtile/core/cpu_features.h>
+#include <gradtile/core/cpu/cpu_features.h>
 
 #include "attention_testing.h"
 #include "flash_bf16_emulated.h"

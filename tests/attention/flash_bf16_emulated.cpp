@@ -1,7 +1,7 @@
 // The bf16 kernels on emulated AMX tiles: what AMX machines run, testable on machines without AMX.
 #include "flash_bf16_emulated.h"
 
-#include <gradtile/attention/flash_bf16_table.h>
+#include <gradtile/attention/cpu/bf16/table.h>
 
 #include "tiles_emulated.h"
 

@@ -1,6 +1,6 @@
 // The bf16 kernels, each set that this machine runs and the AMX program on emulated tiles, against float64.
-#include <gradtile/attention/flash_select_cpu.h>
-#include <gradtile/core/cpu_features.h>
+#include <gradtile/attention/cpu/selection.h>
+#include <gradtile/core/cpu/cpu_features.h>
 
 #include <algorithm>
 #include <cmath>

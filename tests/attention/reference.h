@@ -1,5 +1,5 @@
 #pragma once
-/// Expectations on what gradtile/attention/accuracy.h finds.
+/// Expectations on what attention/accuracy.h finds.
 #include <limits>
 
 #include "attention_testing.h"

@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include <gradtile/attention/flash_16bit_tiles_cuda.h>
-#include <gradtile/attention/flash_f32_tiles_cuda.h>
+#include <gradtile/attention/cuda/16bit/tiles.h>
+#include <gradtile/attention/cuda/f32/tiles.h>
 
 namespace gradtile::attention::cuda {
 namespace {

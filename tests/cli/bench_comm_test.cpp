@@ -7,8 +7,8 @@
 
 #include "program.h"
 
-#include <gradtile/core/json_value.h>
-#include <gradtile/parallel/mpi.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/train/parallel/mpi.h>
 
 namespace gradtile::test {
 namespace {

@@ -138,7 +138,7 @@ TEST_F(CheckpointInput, WhatIsNoRegularFileIsRefusedAtOnce) {
 // A checkpoint of the first format, the command that its refusal names, and what comes of it.
 TEST_F(CheckpointInput, AFileOfVersion1IsConvertedByTheCommandThatItsRefusalNames) {
     const auto old_file = place_ / "old.h5";
-    copy_file(std::filesystem::path(GRADTILE_SOURCE_DIR) / "tests/train/data/version_1.h5", old_file);
+    copy_file(std::filesystem::path(GRADTILE_SOURCE_DIR) / "tests/train/checkpoint/version_1.h5", old_file);
     const std::string new_file = (place_ / "old-v2.h5").string();
     for (const char* command : {"inspect", "sample"})
         expect_refused(run({command, old_file.string()}),

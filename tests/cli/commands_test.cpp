@@ -5,7 +5,7 @@
 #include <cmath>
 #include <sstream>
 
-#include <gradtile/core/json_value.h>
+#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/train_config.h>
 
 #include "program.h"

@@ -6,7 +6,7 @@
 
 #include "program.h"
 
-#include <gradtile/parallel/mpi.h>
+#include <gradtile/train/parallel/mpi.h>
 
 namespace gradtile::test {
 namespace {

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/parallel/mpi.h>
+#include <gradtile/train/parallel/mpi.h>
 
 #include <support/signal_process.h>
 

@@ -1,4 +1,4 @@
-// What `gradtile plan` prints. The times' values are tests/train/cost_model_test.cpp's concern.
+// What `gradtile plan` prints. The times' values are tests/train/cost_model/cost_model_test.cpp's concern.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 
 #include "program.h"
 
-#include <gradtile/core/json_value.h>
+#include <gradtile/core/text/json_value.h>
 
 namespace gradtile::test {
 namespace {

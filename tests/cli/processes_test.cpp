@@ -10,9 +10,9 @@
 
 #include "running_program.h"
 
-#include <gradtile/core/json_value.h>
-#include <gradtile/parallel/mpi.h>
-#include <gradtile/parallel/socket.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/train/parallel/internal/socket.h>
+#include <gradtile/train/parallel/mpi.h>
 
 #include <support/signal_process.h>
 

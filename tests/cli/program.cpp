@@ -13,7 +13,7 @@
 
 #include <support/signal_process.h>
 
-#include <gradtile/core/json_value.h>
+#include <gradtile/core/text/json_value.h>
 
 namespace gradtile::test {
 namespace {

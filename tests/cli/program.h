@@ -10,7 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "temporary_directory.h"
+#include <support/temporary_directory.h>
 
 namespace gradtile::test {
 

@@ -14,7 +14,7 @@
 
 #include "running_program.h"
 
-#include <gradtile/core/json_value.h>
+#include <gradtile/core/text/json_value.h>
 
 namespace gradtile::test {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "running_program.h"
 
-#include <gradtile/parallel/socket.h>
+#include <gradtile/train/parallel/internal/socket.h>
 
 #include <support/signal_process.h>
 

@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-#include <gradtile/core/json_value.h>
+#include <gradtile/core/text/json_value.h>
 
 #include "program.h"
 

@@ -4,7 +4,7 @@
 
 #include <sstream>
 
-#include <gradtile/core/json_value.h>
+#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/train_config.h>
 
 #include "program.h"

@@ -5,9 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/core/gemm.h>
+#include <gradtile/core/cuda/step_graph.h>
+#include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/random.h>
-#include <gradtile/core/step_graph.h>
 #include <gradtile/core/tensor_ops.h>
 
 #include <support/cuda_test.h>

@@ -1,4 +1,4 @@
-#include <gradtile/core/gemm.h>
+#include <gradtile/core/gemm/gemm.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include <gradtile/core/json_value.h>
+#include <gradtile/core/text/json_value.h>
 
 #include <cmath>
 

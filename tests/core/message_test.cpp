@@ -1,4 +1,4 @@
-#include <gradtile/core/message.h>
+#include <gradtile/core/text/message.h>
 
 #include <gtest/gtest.h>
 
@@ -6,8 +6,8 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
-#include <gradtile/core/json_value.h>
-#include <gradtile/core/utf8.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/utf8.h>
 
 namespace gradtile {
 namespace {

@@ -1,4 +1,4 @@
-#include <gradtile/core/vector_math.h>
+#include <gradtile/core/cpu/vector_math.h>
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/checkpoint.h>
+#include <gradtile/train/checkpoint/checkpoint.h>
 
 #include <support/resealed_checkpoint.h>
 

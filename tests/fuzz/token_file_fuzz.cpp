@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include <gradtile/core/check.h>
-#include <gradtile/train/data_loader.h>
-#include <gradtile/train/token_file.h>
+#include <gradtile/train/data/data_loader.h>
+#include <gradtile/train/data/token_file.h>
 
 namespace {
 

@@ -1,21 +1,53 @@
-# core <- attention <- layers <- parallel <- train <- cli: no file may include from a directory to its right.
+# No file may include from a room to the right of its own: core <- attention <- layers <- train <- cli. Inside the rooms: the
+# parts of core that need no tensors, attention's two devices, layers and their models, a run and its parts. An installed header includes installed ones only.
 cmake_policy(SET CMP0057 NEW)  # if(.. IN_LIST ..)
-set(house core attention layers parallel train cli)
 set(violations "")
-set(allowed "")
-foreach(room IN LISTS house)
-  list(APPEND allowed ${room})
-  file(GLOB_RECURSE files ${SOURCE_DIR}/gradtile/${room}/*)
+file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR} ${SOURCE_DIR}/core/*.* ${SOURCE_DIR}/attention/*.* ${SOURCE_DIR}/layers/*.* ${SOURCE_DIR}/train/*.*
+  ${SOURCE_DIR}/cli/*.*)
+set(checked 0)
+
+# deny(FOLDER REGEX): files of FOLDER must not include <gradtile/...> paths that match REGEX.
+macro(deny folder regex)
   foreach(file IN LISTS files)
-    file(STRINGS ${file} includes REGEX "#include <gradtile/")
-    foreach(include IN LISTS includes)
-      string(REGEX REPLACE ".*<gradtile/([^/]*)/.*" "\\1" target "${include}")
-      if(NOT target IN_LIST allowed)
+    if(file MATCHES "^${folder}")
+      file(STRINGS ${SOURCE_DIR}/${file} includes REGEX "#include <gradtile/(${regex})")
+      foreach(include IN LISTS includes)
         string(APPEND violations "${file}: ${include}\n")
-      endif()
-    endforeach()
+      endforeach()
+      math(EXPR checked "${checked} + 1")
+    endif()
   endforeach()
+endmacro()
+
+deny(core/ "(attention|layers|train|cli)/")
+deny(attention/ "(layers|train|cli)/")
+deny(layers/ "(train|cli)/")
+deny(train/ "cli/")
+
+deny("core/(text|io|cpu)/" "core/(gemm|cuda)/")
+deny(attention/cpu/ "attention/cuda/")
+deny(attention/cuda/ "attention/cpu/")
+deny("layers/[^/]*$" "layers/transformer/")
+deny("layers/(internal|device)/" "layers/transformer/")
+# A part of a run knows its settings and other parts that it stands on, not the run.
+deny("train/(checkpoint|corpus|cost_model|data|optimizers|parallel|tokenizers)/" "train/(trainer|replica|run_|evaluate|sampler|progress|metrics_file)")
+deny("train/(corpus|data|tokenizers|checkpoint)/" "train/(cost_model|parallel|optimizers)/")
+deny("train/optimizers/" "train/cost_model/")
+deny("train/(corpus|optimizers|parallel)/" "train/(checkpoint|data|tokenizers)/")
+
+# Headers that an install copies.
+foreach(file IN LISTS files)
+  if(file MATCHES "\\.h$" AND NOT file MATCHES "(^cli/|/internal/|/device/|^attention/(cpu|cuda)/)")
+    file(STRINGS ${SOURCE_DIR}/${file} includes REGEX "#include <gradtile/(.*/(internal|device)/|attention/(cpu|cuda)/|cli/)")
+    foreach(include IN LISTS includes)
+      string(APPEND violations "${file} is installed: ${include}\n")
+    endforeach()
+  endif()
 endforeach()
+
+if(checked LESS 100)
+  message(FATAL_ERROR "only ${checked} files found under ${SOURCE_DIR}")
+endif()
 if(violations)
-  message(FATAL_ERROR "includes against the direction core <- attention <- layers <- parallel <- train <- cli:\n${violations}")
+  message(FATAL_ERROR "includes against the direction core <- attention <- layers <- train <- cli, or of what is not installed:\n${violations}")
 endif()

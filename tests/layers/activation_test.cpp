@@ -1,5 +1,5 @@
-#include <gradtile/layers/activation_backend.h>
 #include <gradtile/layers/gelu.h>
+#include <gradtile/layers/internal/activation_backend.h>
 #include <gradtile/layers/swiglu.h>
 #include <support/on_cuda.h>
 

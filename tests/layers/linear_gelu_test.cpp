@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/core/gemm.h>
+#include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 

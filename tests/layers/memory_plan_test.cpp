@@ -1,4 +1,4 @@
-#include <gradtile/layers/memory_plan.h>
+#include <gradtile/layers/transformer/memory_plan.h>
 
 #include <sstream>
 
@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/transformer.h>
+#include <gradtile/layers/transformer/transformer.h>
 
 namespace gradtile {
 namespace {

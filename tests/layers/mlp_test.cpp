@@ -1,4 +1,4 @@
-#include <gradtile/layers/mlp.h>
+#include <gradtile/layers/transformer/mlp.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

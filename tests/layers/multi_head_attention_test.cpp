@@ -1,11 +1,11 @@
-#include <gradtile/layers/multi_head_attention.h>
+#include <gradtile/layers/transformer/multi_head_attention.h>
 
 #include <cmath>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/core/gemm.h>
+#include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gradcheck.h>
 #include <gradtile/core/tensor_ops.h>
 

@@ -1,4 +1,4 @@
-#include <gradtile/layers/transformer_block.h>
+#include <gradtile/layers/transformer/transformer_block.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include <gradtile/layers/transformer.h>
+#include <gradtile/layers/transformer/transformer.h>
 
 #include <algorithm>
 #include <cmath>

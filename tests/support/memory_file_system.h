@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include <gradtile/train/file_system.h>
+#include <gradtile/core/io/file_system.h>
 
 namespace gradtile::test {
 

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include <gradtile/train/checkpoint.h>
-#include <gradtile/train/checkpoint_header.h>
-#include <gradtile/train/checkpoint_manifest.h>
-#include <gradtile/train/checksum.h>
-#include <gradtile/train/little_endian.h>
+#include <gradtile/core/io/checksum.h>
+#include <gradtile/core/io/little_endian.h>
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/checkpoint/checkpoint_header.h>
+#include <gradtile/train/checkpoint/checkpoint_manifest.h>
 
 #include "memory_file_system.h"
 

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include <gradtile/train/checksum.h>
-#include <gradtile/train/hdf5_checkpoint_reader.h>
-#include <gradtile/train/little_endian.h>
+#include <gradtile/core/io/checksum.h>
+#include <gradtile/core/io/little_endian.h>
+#include <gradtile/train/checkpoint/internal/hdf5_checkpoint_reader.h>
 
 namespace gradtile::test {
 
@@ -41,7 +41,7 @@ class MemoryStorage final : public Hdf5Storage {
 
 /// Step 7: params/sound [20, 30] float32, params/half [3, 5] bfloat16 with its master and moment.
 inline std::vector<std::byte> version_1_file() {
-    std::ifstream in(std::filesystem::path(GRADTILE_SOURCE_DIR) / "tests/train/data/version_1.h5",
+    std::ifstream in(std::filesystem::path(GRADTILE_SOURCE_DIR) / "tests/train/checkpoint/version_1.h5",
                      std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
     const auto bytes = std::as_bytes(std::span(text));

@@ -6,15 +6,15 @@
 
 #include <csignal>
 
+#include <gradtile/train/checkpoint/checkpoint_directory.h>
+#include <gradtile/train/checkpoint/checkpoint_version_1.h>
+#include <gradtile/train/checkpoint/internal/confined_child.h>
 #include <gradtile/train/checkpoint_conversion.h>
-#include <gradtile/train/checkpoint_directory.h>
-#include <gradtile/train/checkpoint_version_1.h>
-#include <gradtile/train/confined_child.h>
 #include <gradtile/train/run_directory.h>
 
 #include <support/sanitized.h>
 #include <support/version_1_file.h>
-#include "checkpoint_test_support.h"
+#include "checkpoint/checkpoint_test_support.h"
 
 namespace gradtile {
 namespace {

@@ -7,11 +7,11 @@
 
 #include <support/cuda_test.h>
 #include <support/error_message.h>
-#include "checkpoint_test_support.h"
+#include "checkpoint/checkpoint_test_support.h"
 #include "tiny_run.h"
 
-#include <gradtile/core/gemm_algorithms.h>
-#include <gradtile/train/dataset.h>
+#include <gradtile/core/gemm/gemm_algorithms.h>
+#include <gradtile/train/data/dataset.h>
 #include <gradtile/train/evaluate.h>
 #include <gradtile/train/sampler.h>
 

@@ -1,4 +1,4 @@
-#include <gradtile/core/json_value.h>
+#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/metrics_file.h>
 
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "temporary_directory.h"
+#include <support/temporary_directory.h>
 
 namespace gradtile {
 namespace {

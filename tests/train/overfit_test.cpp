@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/transformer.h>
-#include <gradtile/train/adamw.h>
-#include <gradtile/train/global_norm.h>
+#include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/global_norm.h>
 
 namespace gradtile {
 namespace {

@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/transformer.h>
-#include <gradtile/train/adamw.h>
-#include <gradtile/train/global_norm.h>
+#include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/schedule.h>
 
 namespace gradtile {
@@ -18,7 +18,7 @@ struct ReferenceLoss {
     double single, twice;  ///< of PyTorch's float32 and float64 runs
 };
 constexpr ReferenceLoss reference_curve[] = {
-#include <tests/reference/reference_curve.inc>
+#include <reference/reference_curve.inc>
 };
 
 constexpr std::int64_t batch_size = 8, curve_steps = std::size(reference_curve);

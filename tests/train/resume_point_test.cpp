@@ -7,7 +7,7 @@
 
 #include "tiny_run.h"
 
-#include <gradtile/train/checkpoint_directory.h>
+#include <gradtile/train/checkpoint/checkpoint_directory.h>
 
 #include <support/error_message.h>
 

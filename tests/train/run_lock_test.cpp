@@ -9,7 +9,7 @@
 
 #include <support/signal_process.h>
 
-#include "checkpoint_test_support.h"
+#include "checkpoint/checkpoint_test_support.h"
 
 namespace gradtile {
 namespace {

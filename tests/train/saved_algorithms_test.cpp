@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "temporary_directory.h"
+#include <support/temporary_directory.h>
 
-#include <gradtile/train/checkpoint.h>
+#include <gradtile/train/checkpoint/checkpoint.h>
 
 #include <support/error_message.h>
 

@@ -11,9 +11,9 @@
 
 #include <gradtile/core/philox.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/token_file.h>
+#include <gradtile/train/data/token_file.h>
 
-#include "temporary_directory.h"
+#include <support/temporary_directory.h>
 
 namespace gradtile {
 namespace {

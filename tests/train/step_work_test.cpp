@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <gradtile/layers/transformer.h>
+#include <gradtile/layers/transformer/transformer.h>
 
 namespace gradtile {
 namespace {

@@ -7,11 +7,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "temporary_directory.h"
+#include <support/temporary_directory.h>
 
-#include <gradtile/core/json_value.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/checkpoint_directory.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/train/checkpoint/checkpoint_directory.h>
 #include <gradtile/train/trainer.h>
 
 namespace gradtile::test {

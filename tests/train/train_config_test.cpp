@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/philox.h>
-#include <gradtile/layers/memory_plan.h>
-#include <gradtile/layers/transformer.h>
-#include <gradtile/train/nearest_name.h>
+#include <gradtile/core/text/nearest_name.h>
+#include <gradtile/layers/transformer/memory_plan.h>
+#include <gradtile/layers/transformer/transformer.h>
 
 #include <support/error_message.h>
 

@@ -12,10 +12,10 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "temporary_directory.h"
+#include <support/temporary_directory.h>
 
-#include <gradtile/core/json_value.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/trainer.h>
 
 #include <support/signal_process.h>

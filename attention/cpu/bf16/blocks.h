@@ -1,0 +1,84 @@
+#pragma once
+/// INTERNAL, for per-instruction-set sources only (see attention/cpu/bf16/tiles.h). What the forward and the
+/// backward bf16 kernels share: how large their blocks are and how a task's scratch is divided.
+#include <gradtile/attention/cpu/bf16/softmax.h>
+
+namespace gradtile::attention::cpu {
+namespace {
+
+/// Block sizes: multiples of a square, so that their borders are borders of squares. The figures are GFLOP/s
+/// of one causal call, 12 heads of 4096 tokens, 2 threads, on a Xeon with AMX.
+struct BlockPolicy {
+    std::int64_t forward_rows, forward_keys, backward_rows, backward_keys;
+};
+inline BlockPolicy block_policy(const Geometry& geometry) {
+    const std::int64_t queries = round_up(larger(geometry.mask.queries, 1), square);
+    const std::int64_t keys = round_up(larger(geometry.mask.keys, 1), square);
+    const std::int64_t head_dim = larger(geometry.d_qk, geometry.d_v);
+    const bool narrow = head_dim <= 64, wide = head_dim > 128, long_rows = queries >= 2048,
+               long_keys = keys >= 4096;
+    return {
+        // A task packs K and V anew, which costs 1/rows of the work; its O and a block of K and V stay in
+        // the L2 cache. Short sequences are cut finer, to give several threads something to do.
+        .forward_rows = smaller(long_rows && !wide ? 256 : 128, queries),
+        // Head dim 64: 974 with 256 keys, 892 with 128; more would push a strip's scores out of the L1 cache.
+        .forward_keys = smaller(wide ? 128 : 256, keys),
+        // Head dim 128: 1391 with 128 rows, 1250 with 64, 1310 with 256.
+        .backward_rows = 128,
+        // A task packs Q and dO anew and adds to all of dQ, which costs 1/keys of the work (head dim 64:
+        // 1320 with 256 keys, 1049 with 128); its K, V, dK, dV, and the P and dS of a row block, stay in the
+        // L2 cache.
+        .backward_keys = smaller(narrow && long_keys ? 512
+                                 : wide              ? 128
+                                                     : 256,
+                                 keys)};
+}
+
+/// Hands out pieces of a task's scratch, each on a cache line; from a null base it only measures.
+class ScratchPieces {
+  public:
+    explicit ScratchPieces(std::byte* base) : base_(base) {}
+    std::size_t bytes() const { return used_; }
+    /// Room for `extent` rows (left operand) or columns (right operand), summed over `summed` elements.
+    Operand operand(std::int64_t extent, std::int64_t summed) {
+        const std::int64_t depth = round_up(summed, tile_depth) / tile_depth;
+        return {piece<bfloat16>(round_up(extent, square) / tile_rows * depth * tile_elements), depth};
+    }
+    /// A cache line of padding keeps a tile's sixteen rows in different cache sets.
+    Matrix matrix(std::int64_t rows, std::int64_t columns) {
+        const std::int64_t stride = round_up(columns, square) + 16;
+        return {piece<float>(round_up(rows, square) * stride), stride};
+    }
+    template <class T>
+    T* piece(std::int64_t count) {
+        std::byte* const here = base_ == nullptr ? nullptr : base_ + used_;
+        used_ += static_cast<std::size_t>(round_up(count * static_cast<std::int64_t>(sizeof(T)), 64));
+        return reinterpret_cast<T*>(here);
+    }
+
+  private:
+    std::byte* base_;
+    std::size_t used_ = 0;
+};
+
+/// Squares that the columns of `keys` touch in a block starting at key `first`.
+inline IndexRange squares_of(IndexRange keys, std::int64_t first) {
+    return {(keys.begin - first) / square, (keys.end - first + square - 1) / square};
+}
+
+/// The scores' factor in base 2. The kernels want it positive: a negative one goes into Q, and 0 becomes a
+/// number too small to show, since 0 * -inf would make a masked score NaN.
+inline float positive_scale(const Geometry& geometry) {
+    const double magnitude = geometry.scale < 0 ? -geometry.scale : geometry.scale;
+    const float scale = static_cast<float>(magnitude) * log2_e;
+    return scale > 1e-30f ? scale : 1e-30f;
+}
+
+inline void clear(const Matrix& x, std::int64_t rows, std::int64_t columns) {
+    for (std::int64_t i = 0; i < round_up(rows, square); ++i)
+        for (std::int64_t j = 0; j < round_up(columns, square); j += 16)
+            _mm512_storeu_ps(x.at(i, j), _mm512_setzero_ps());
+}
+
+}  // namespace
+}  // namespace gradtile::attention::cpu

@@ -1,0 +1,154 @@
+#pragma once
+/// INTERNAL, for per-instruction-set sources only (see attention/cpu/bf16/tiles.h). Algorithm 1 of
+/// FlashAttention-2 in bf16 on any tile algebra: S = Q K^T and O += P V of bf16 operands summed in float32,
+/// the rest in float32.
+#include <gradtile/attention/cpu/bf16/blocks.h>
+
+namespace gradtile::attention::cpu {
+namespace {
+
+struct ForwardScratch {
+    Operand q, k;            ///< left and right, summed over head dim
+    Operand v;               ///< right, summed over keys
+    Operand p;               ///< left, summed over keys, of a strip of 32 rows
+    Matrix scores;           ///< [32, keys], of a strip
+    Matrix o;                ///< [rows, head dim], unnormalised
+    Statistics* statistics;  ///< one for every sixteen rows
+
+    ForwardScratch(const Geometry& geometry, const BlockPolicy& block, ScratchPieces& pieces)
+        : q(pieces.operand(block.forward_rows, geometry.d_qk)),
+          k(pieces.operand(block.forward_keys, geometry.d_qk)),
+          v(pieces.operand(geometry.d_v, block.forward_keys)),
+          p(pieces.operand(square, block.forward_keys)),
+          scores(pieces.matrix(square, block.forward_keys)),
+          o(pieces.matrix(block.forward_rows, geometry.d_v)),
+          statistics(pieces.piece<Statistics>(block.forward_rows / tile_rows)) {}
+};
+
+/// One block of rows against all keys they see.
+template <class Tiles>
+class ForwardBlock {
+  public:
+    ForwardBlock(const ForwardTask<bfloat16>& task, ScratchPieces pieces)
+        : task_(task),
+          geometry_(*task.geometry),
+          policy_(block_policy(geometry_)),
+          scale_(positive_scale(geometry_)),
+          strips_(squares_of(task.rows, task.rows.begin).end),
+          scratch_(geometry_, policy_, pieces) {}
+
+    void run() {
+        load_rows();
+        const IndexRange visible = geometry_.mask.visible_keys(task_.rows);
+        for (std::int64_t first = visible.begin / square * square; first < visible.end;
+             first += policy_.forward_keys) {
+            const IndexRange keys{first, smaller(first + policy_.forward_keys, visible.end)};
+            pack_transposed_right(scratch_.k, task_.k, keys, geometry_.d_qk);
+            pack_right(scratch_.v, task_.v, keys, geometry_.d_v);
+            for (std::int64_t strip = 0; strip < strips_; ++strip) {
+                prefetch_next(strip, keys);
+                const IndexRange squares = squares_seen(strip, keys);
+                if (squares.end <= squares.begin) continue;
+                multiply_scores(strip, squares);
+                hide_masked_scores(strip, squares, first);
+                exponentiate(strip, squares);
+                accumulate_output(strip, squares);
+            }
+        }
+        write_output();
+    }
+
+  private:
+    IndexRange rows_of(std::int64_t strip) const {
+        const std::int64_t row = task_.rows.begin + strip * square;
+        return {row, smaller(row + square, task_.rows.end)};
+    }
+
+    void load_rows() {
+        pack_left(scratch_.q, task_.q, task_.rows, geometry_.d_qk, geometry_.scale < 0);
+        clear(scratch_.o, strips_ * square, geometry_.d_v);
+        for (std::int64_t i = 0; i < 2 * strips_; ++i) reset(scratch_.statistics[i]);
+    }
+
+    /// A share of the next block of keys, while this one is worked on.
+    void prefetch_next(std::int64_t strip, IndexRange keys) {
+        const std::int64_t share = round_up(policy_.forward_keys, strips_) / strips_;
+        const std::int64_t key = keys.end + strip * share;
+        const IndexRange next{
+            key, smaller(smaller(key + share, keys.end + policy_.forward_keys), geometry_.mask.keys)};
+        prefetch(task_.k, next, geometry_.d_qk);
+        prefetch(task_.v, next, geometry_.d_v);
+    }
+
+    /// Squares of the block of keys that a strip of rows sees.
+    IndexRange squares_seen(std::int64_t strip, IndexRange keys) const {
+        const IndexRange seen = intersection(geometry_.mask.visible_keys(rows_of(strip)), keys);
+        return seen.begin < seen.end ? squares_of(seen, keys.begin) : IndexRange{0, 0};
+    }
+
+    /// S = Q K^T.
+    void multiply_scores(std::int64_t strip, IndexRange squares) {
+        for (std::int64_t j = squares.begin; j < squares.end; ++j)
+            multiply_square(tiles_, {scratch_.scores.at(0, j * square), scratch_.scores.stride}, scratch_.q,
+                            strip, scratch_.k, j, {0, scratch_.q.depth}, Sum::overwrite);
+    }
+
+    void hide_masked_scores(std::int64_t strip, IndexRange squares, std::int64_t first_key) {
+        for (std::int64_t j = squares.begin; j < squares.end; ++j) {
+            const IndexRange keys{first_key + j * square, first_key + (j + 1) * square};
+            if (geometry_.mask.coverage(rows_of(strip), keys) != Coverage::full)
+                hide_masked(geometry_.mask, {scratch_.scores.at(0, j * square), scratch_.scores.stride},
+                            rows_of(strip).begin, keys);
+        }
+    }
+
+    /// P = 2^(scale S - maximum); O so far goes over to the new maximum.
+    void exponentiate(std::int64_t strip, IndexRange squares) {
+        for (std::int64_t half = 0; half < 2; ++half) {
+            alignas(64) float rescale[16];
+            const Matrix s{scratch_.scores.at(half * tile_rows, squares.begin * square),
+                           scratch_.scores.stride};
+            softmax_step(scratch_.statistics[2 * strip + half], s, (squares.end - squares.begin) * square,
+                         scale_, scratch_.p, half, squares.begin, rescale);
+            for (int r = 0; r < 16; ++r) {
+                if (rescale[r] == 1.0f) continue;
+                float* const o = scratch_.o.at(strip * square + half * tile_rows + r, 0);
+                for (std::int64_t d = 0; d < geometry_.d_v; d += 16)
+                    _mm512_storeu_ps(o + d,
+                                     _mm512_mul_ps(_mm512_set1_ps(rescale[r]), _mm512_loadu_ps(o + d)));
+            }
+        }
+    }
+
+    /// O += P V.
+    void accumulate_output(std::int64_t strip, IndexRange squares) {
+        for (std::int64_t d = 0; d < round_up(geometry_.d_v, square); d += square)
+            multiply_square(tiles_, {scratch_.o.at(strip * square, d), scratch_.o.stride}, scratch_.p, 0,
+                            scratch_.v, d / square, squares, Sum::accumulate);
+    }
+
+    /// O = O / sum and LSE = maximum + ln(sum).
+    void write_output() {
+        for (std::int64_t row = task_.rows.begin; row < task_.rows.end; ++row) {
+            const std::int64_t r = row - task_.rows.begin;
+            const Statistics& statistics = scratch_.statistics[r / tile_rows];
+            const float maximum = statistics.maximum[r % tile_rows];
+            const float sum = _mm512_reduce_add_ps(_mm512_load_ps(statistics.sum[r % tile_rows]));
+            const bool sees_nothing = maximum == -infinity;
+            task_.lse[row] = sees_nothing ? -infinity : ln_2 * maximum + __builtin_logf(sum);
+            store_row(task_.o.row(row), scratch_.o.at(r, 0), geometry_.d_v,
+                      _mm512_set1_ps(sees_nothing ? 0.0f : 1.0f / sum));
+        }
+    }
+
+    const ForwardTask<bfloat16>& task_;
+    const Geometry& geometry_;
+    const BlockPolicy policy_;
+    const float scale_;
+    const std::int64_t strips_;
+    const ForwardScratch scratch_;
+    Tiles tiles_;
+};
+
+}  // namespace
+}  // namespace gradtile::attention::cpu

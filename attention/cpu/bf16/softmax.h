@@ -1,0 +1,148 @@
+#pragma once
+/// INTERNAL, for per-instruction-set sources only (see attention/cpu/bf16/tiles.h). The element-wise side of
+/// the bf16 kernels: scores in, probabilities and their gradients out as operand tiles. Exponents are in
+/// base 2.
+#include <immintrin.h>
+
+#include <gradtile/attention/cpu/bf16/pack.h>
+
+namespace gradtile::attention::cpu {
+namespace {
+
+constexpr float infinity = __builtin_inff();
+constexpr float log2_e = 1.44269504088896341f;
+constexpr float ln_2 = 0.69314718055994531f;
+
+/// 2^x to a relative error of 3e-6 (2^-18.4; the product that reads it rounds it to 2^-8); exactly 1 at 0,
+/// and 0 at -inf. x = n + f with f in [-1/2, 1/2]; 2^f by the minimax polynomial of degree 4 through 1. At x
+/// = -inf f is NaN, which vscalefps turns into 0 because its exponent is -inf.
+inline __m512 exp2(__m512 x) {
+    const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 f = _mm512_sub_ps(x, n);
+    __m512 power = _mm512_set1_ps(0.009582852944731712f);
+    power = _mm512_fmadd_ps(power, f, _mm512_set1_ps(0.055906426161527634f));
+    power = _mm512_fmadd_ps(power, f, _mm512_set1_ps(0.24024099111557007f));
+    power = _mm512_fmadd_ps(power, f, _mm512_set1_ps(0.6931241750717163f));
+    power = _mm512_fmadd_ps(power, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(power, n);
+}
+
+/// (low, high) rounded to bf16.
+inline __m512i round_pair(__m512 low, __m512 high) {
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+}
+
+/// Scores of rows [row, row + 32) by `keys` become -inf where the mask hides them.
+inline void hide_masked(const Mask& mask, const Matrix& scores, std::int64_t row, IndexRange keys) {
+    for (std::int64_t r = 0; r < square; ++r) {
+        const IndexRange visible = mask.visible_keys(row + r);
+        for (std::int64_t j = keys.begin; j < keys.end; j += 16) {
+            const __mmask16 seen = static_cast<__mmask16>(first_lanes<__mmask16>(visible.end - j) &
+                                                          ~first_lanes<__mmask16>(visible.begin - j));
+            float* const s = scores.at(r, j - keys.begin);
+            _mm512_storeu_ps(s, _mm512_mask_mov_ps(_mm512_set1_ps(-infinity), seen, _mm512_loadu_ps(s)));
+        }
+    }
+}
+
+/// Running softmax statistics of sixteen rows; the sums stay spread over sixteen lanes until the end.
+struct Statistics {
+    /// Of scale * score so far, rounded, so that what sums are multiplied by is exactly 1 where it stays.
+    alignas(64) float maximum[16];
+    alignas(64) float sum[16][16];  ///< of 2^(scale * score - maximum)
+};
+
+inline void reset(Statistics& statistics) {
+    _mm512_store_ps(statistics.maximum, _mm512_set1_ps(-infinity));
+    for (auto& sum : statistics.sum) _mm512_store_ps(sum, _mm512_setzero_ps());
+}
+
+/// One step of the online softmax (FlashAttention-2, algorithm 1, lines 9-10) for sixteen rows of scores
+/// [16, columns], columns a multiple of 32, scale > 0. Writes 2^(scale * score - new maximum) as left
+/// operands into p.tile(i, first ..) and what the sums so far must be multiplied by into `rescale`.
+inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t columns, float scale,
+                         const Operand& p, std::int64_t i, std::int64_t first, float (&rescale)[16]) {
+    __m512i maxima[16];
+    for (int r = 0; r < 16; ++r) {
+        const float* const s = scores.at(r, 0);
+        __m512 even = _mm512_loadu_ps(s), odd = _mm512_loadu_ps(s + 16);
+        for (std::int64_t j = 32; j < columns; j += 32) {
+            even = _mm512_max_ps(even, _mm512_loadu_ps(s + j));
+            odd = _mm512_max_ps(odd, _mm512_loadu_ps(s + j + 16));
+        }
+        maxima[r] = _mm512_castps_si512(_mm512_max_ps(even, odd));
+    }
+    transpose_words(maxima);
+    __m512 largest = _mm512_castsi512_ps(maxima[0]);
+    for (const __m512i& lane : maxima) largest = _mm512_max_ps(largest, _mm512_castsi512_ps(lane));
+    const __m512 scales = _mm512_set1_ps(scale), old_maximum = _mm512_load_ps(statistics.maximum);
+    const __m512 maximum = _mm512_max_ps(old_maximum, _mm512_mul_ps(largest, scales));
+    _mm512_store_ps(statistics.maximum, maximum);
+
+    // A row that has seen nothing yet: any finite reference gives 2^-inf = 0.
+    const __mmask16 seen = _mm512_cmp_ps_mask(maximum, _mm512_set1_ps(-infinity), _CMP_NEQ_UQ);
+    alignas(64) float reference[16];
+    const __m512 references = _mm512_maskz_mov_ps(seen, maximum);
+    _mm512_store_ps(reference, references);
+    _mm512_storeu_ps(rescale, exp2(_mm512_sub_ps(old_maximum, references)));
+
+    for (int r = 0; r < 16; ++r) {
+        const float* const s = scores.at(r, 0);
+        const __m512 row_reference = _mm512_set1_ps(reference[r]);
+        // Summed by themselves first, since what came before may be much larger than each of them.
+        __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
+        for (std::int64_t j = 0; j < columns; j += 32) {
+            const __m512 low = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + j), scales, row_reference));
+            const __m512 high = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + j + 16), scales, row_reference));
+            even = _mm512_add_ps(even, low);
+            odd = _mm512_add_ps(odd, high);
+            _mm512_store_si512(p.tile(i, first + j / 32) + r * tile_depth, round_pair(low, high));
+        }
+        const __m512 before = _mm512_load_ps(statistics.sum[r]);
+        _mm512_store_ps(statistics.sum[r],
+                        _mm512_fmadd_ps(before, _mm512_set1_ps(rescale[r]), _mm512_add_ps(even, odd)));
+    }
+}
+
+/// What one square of 32 rows by 32 keys adds to the backward products.
+struct BackwardOperands {
+    Operand p;             ///< right, summed over rows
+    Operand ds;            ///< right, summed over rows
+    Operand ds_over_keys;  ///< left, summed over keys
+};
+
+/// P = 2^(scale * S - lse), dS = P (dP - D) for one square (FlashAttention-2, algorithm 2, lines 11-14); lse
+/// (base 2) and delta are those of its rows, i and j count squares.
+inline void probabilities_and_gradients(const BackwardOperands& out, std::int64_t i, std::int64_t j,
+                                        const Matrix& s, const Matrix& d_p, float scale, const float* lse,
+                                        const float* delta, const Interleave& interleave) {
+    const __m512 scales = _mm512_set1_ps(scale);
+    for (std::int64_t row = 0; row < square; row += 2) {
+        __m512i p[2], ds[2];
+#pragma GCC unroll 2
+        for (int e = 0; e < 2; ++e) {
+            const __m512 row_lse = _mm512_set1_ps(lse[row + e]), row_delta = _mm512_set1_ps(delta[row + e]);
+            __m512 p_half[2], ds_half[2];
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
+                const __m512 score = _mm512_loadu_ps(s.at(row + e, 16 * half));
+                p_half[half] = exp2(_mm512_fmsub_ps(score, scales, row_lse));
+                const __m512 d_p_minus_delta =
+                    _mm512_sub_ps(_mm512_loadu_ps(d_p.at(row + e, 16 * half)), row_delta);
+                ds_half[half] = _mm512_mul_ps(p_half[half], d_p_minus_delta);
+            }
+            p[e] = round_pair(p_half[0], p_half[1]);
+            ds[e] = round_pair(ds_half[0], ds_half[1]);
+            bfloat16* const tile = out.ds_over_keys.tile(2 * i + row / tile_rows, j);
+            _mm512_store_si512(tile + (row + e) % tile_rows * tile_depth, ds[e]);
+        }
+        const std::int64_t pair = row / 2 * tile_depth;
+        _mm512_store_si512(out.p.tile(2 * j, i) + pair, interleave.first(p[0], p[1]));
+        _mm512_store_si512(out.p.tile(2 * j + 1, i) + pair, interleave.second(p[0], p[1]));
+        _mm512_store_si512(out.ds.tile(2 * j, i) + pair, interleave.first(ds[0], ds[1]));
+        _mm512_store_si512(out.ds.tile(2 * j + 1, i) + pair, interleave.second(ds[0], ds[1]));
+    }
+}
+
+}  // namespace
+}  // namespace gradtile::attention::cpu

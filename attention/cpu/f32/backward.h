@@ -1,0 +1,261 @@
+#pragma once
+/// INTERNAL, for per-instruction-set sources only. FlashAttention-2 backward (Dao 2023, algorithm 2) in
+/// float32 for one block of keys. Keys stand in vector lanes: K^T and V^T are transposed once, every product
+/// over the head dim or over the rows reads Q and dO element by element, and dK^T, dV^T stay in the cache to
+/// the end.
+#include <gradtile/attention/cpu/f32/forward.h>
+
+namespace gradtile::attention::cpu {
+namespace {
+
+constexpr std::int64_t backward_rows = 64;
+
+/// Keys of one task. Several tiles share each packed block of Q and dO and one addition into dQ; short
+/// sequences rather want more tasks, and wide heads keep K, V, dK and dV in the second-level cache.
+inline std::int64_t backward_task_keys(const Geometry& g) {
+    const std::int64_t d = larger(g.d_qk, g.d_v);
+    if (g.mask.keys >= 1024 && d <= 128) return 4 * tile_tokens;
+    if (g.mask.keys >= 512) return 2 * tile_tokens;
+    return tile_tokens;
+}
+
+struct BackwardScratch {
+    BackwardScratch(const Geometry& g, ScratchFloats& memory)
+        : tiles(backward_task_keys(g) / tile_tokens),
+          k(memory.take(tiles * tile_tokens * row_pitch(g.d_qk))),
+          k_transposed(memory.take(tiles * g.d_qk * tile_tokens)),
+          v_transposed(memory.take(tiles * g.d_v * tile_tokens)),
+          d_k(memory.take(tiles * g.d_qk * tile_tokens)),
+          d_v(memory.take(tiles * g.d_v * tile_tokens)),
+          q(memory.take(backward_rows * row_pitch(g.d_qk))),
+          d_o(memory.take(backward_rows * row_pitch(g.d_v))),
+          p(memory.take(backward_rows * tile_tokens)),
+          d_s(memory.take(backward_rows * tile_tokens)),
+          d_q(memory.take(backward_rows * row_pitch(g.d_qk))) {}
+    std::int64_t tiles;
+    float* k;             // [tiles, tile_tokens, row_pitch]
+    float* k_transposed;  // [tiles, Dqk, tile_tokens]
+    float* v_transposed;  // [tiles, Dv, tile_tokens]
+    float* d_k;           // [tiles, Dqk, tile_tokens], not yet scaled
+    float* d_v;           // [tiles, Dv, tile_tokens]
+    float* q;             // [backward_rows, row_pitch]
+    float* d_o;           // [backward_rows, row_pitch]
+    float* p;             // [backward_rows, tile_tokens]
+    float* d_s;           // [backward_rows, tile_tokens]
+    float* d_q;           // [backward_rows, row_pitch], this task's part, not yet scaled
+};
+
+template <class V>
+class BackwardBlock {
+    using Vector = typename V::Vector;
+
+  public:
+    BackwardBlock(const BackwardTask<float>& task, ScratchFloats memory)
+        : task_(task),
+          g_(*task.geometry),
+          scratch_(g_, memory),
+          scale_(static_cast<float>(g_.scale)),
+          scale_log2_(static_cast<float>(g_.scale * log2_e)) {}
+
+    void run() const {
+        const std::int64_t tiles = (task_.keys.end - task_.keys.begin + tile_tokens - 1) / tile_tokens;
+        for (std::int64_t t = 0; t < tiles; ++t) start(tile(t));
+        const IndexRange seeing = g_.mask.seeing_rows(task_.keys);
+        for (std::int64_t head = 0; head < task_.group; ++head)
+            for (std::int64_t block = seeing.begin / backward_rows; block * backward_rows < seeing.end;
+                 ++block)
+                visit(head, block, tiles);
+        for (std::int64_t t = 0; t < tiles; ++t) finish(tile(t));
+    }
+
+  private:
+    /// One tile of keys and the sums of its gradients.
+    struct Tile {
+        IndexRange keys;
+        float *k, *k_transposed, *v_transposed, *d_k, *d_v;
+    };
+    /// Rows (counted from the row block's first) and the vectors of keys that are computed against them.
+    struct Strip {
+        IndexRange rows;
+        IndexRange vectors;
+    };
+
+    Tile tile(std::int64_t t) const {
+        const std::int64_t begin = task_.keys.begin + t * tile_tokens;
+        return {.keys = {begin, smaller(begin + tile_tokens, task_.keys.end)},
+                .k = scratch_.k + t * tile_tokens * row_pitch(g_.d_qk),
+                .k_transposed = scratch_.k_transposed + t * g_.d_qk * tile_tokens,
+                .v_transposed = scratch_.v_transposed + t * g_.d_v * tile_tokens,
+                .d_k = scratch_.d_k + t * g_.d_qk * tile_tokens,
+                .d_v = scratch_.d_v + t * g_.d_v * tile_tokens};
+    }
+
+    static void clear(float* x, std::int64_t count) {
+        for (std::int64_t i = 0; i < count; i += V::lanes) V::store(x + i, V::zero());
+    }
+
+    void start(const Tile& tile) const {
+        load_rows<V>(task_.k, tile.keys, g_.d_qk, row_pitch(g_.d_qk), tile.k);
+        load_transposed<V>(task_.k, tile.keys, g_.d_qk, 1.0f, tile.k_transposed);
+        load_transposed<V>(task_.v, tile.keys, g_.d_v, 1.0f, tile.v_transposed);
+        clear(tile.d_k, g_.d_qk * tile_tokens);
+        clear(tile.d_v, g_.d_v * tile_tokens);
+    }
+
+    void finish(const Tile& tile) const {
+        alignas(64) float factors[tile_tokens];
+        for (float& factor : factors) factor = scale_;
+        store_transposed<V>(tile.d_k, factors, tile.keys, g_.d_qk, task_.d_k);
+        for (float& factor : factors) factor = 1.0f;
+        store_transposed<V>(tile.d_v, factors, tile.keys, g_.d_v, task_.d_v);
+    }
+
+    /// One row block of one head against every tile of keys.
+    void visit(std::int64_t head, std::int64_t block, std::int64_t tiles) const {
+        const IndexRange rows{block * backward_rows, smaller((block + 1) * backward_rows, g_.mask.queries)};
+        const Rows<const float> q{task_.q.data + head * task_.q_head_stride, task_.q.stride};
+        const Rows<const float> d_o{task_.d_o.data + head * task_.d_o_head_stride, task_.d_o.stride};
+        load_rows<V>(q, rows, g_.d_qk, row_pitch(g_.d_qk), scratch_.q);
+        load_rows<V>(d_o, rows, g_.d_v, row_pitch(g_.d_v), scratch_.d_o);
+        clear(scratch_.d_q, (rows.end - rows.begin) * row_pitch(g_.d_qk));
+        for (std::int64_t t = 0; t < tiles; ++t) attend(head, rows, tile(t));
+
+        wait_for_dq_turn(task_.turns, head, block, task_.key_block);
+        const Rows<float> d_q{task_.d_q.data + head * task_.d_q_head_stride, task_.d_q.stride};
+        if (task_.starts_dq(rows)) {
+            add_to_dq<true>(rows, d_q);
+        } else {
+            add_to_dq<false>(rows, d_q);
+        }
+        pass_dq_turn(task_.turns, head, block, task_.key_block);
+    }
+
+    void attend(std::int64_t head, IndexRange rows, const Tile& tile) const {
+        const float* lse = task_.lse + head * g_.mask.queries + rows.begin;
+        const float* delta = task_.delta + head * g_.mask.queries + rows.begin;
+        const std::int64_t count = rows.end - rows.begin;
+        const Coverage coverage = g_.mask.coverage(rows, tile.keys);
+        if (coverage == Coverage::none) return;
+        if (coverage == Coverage::full) {
+            const Strip whole{{0, count}, vectors_of<V>({0, tile.keys.end - tile.keys.begin})};
+            probabilities(tile, whole, lse);
+            accumulate(tile, whole, delta);
+            return;
+        }
+        for (std::int64_t i = 0; i < count; i += strip_tokens) {
+            const IndexRange strip_rows{i, smaller(i + strip_tokens, count)};
+            const IndexRange visible = intersection(
+                g_.mask.visible_keys({rows.begin + strip_rows.begin, rows.begin + strip_rows.end}),
+                tile.keys);
+            if (is_empty(visible)) continue;
+            const Strip strip{
+                strip_rows, vectors_of<V>({visible.begin - tile.keys.begin, visible.end - tile.keys.begin})};
+            probabilities(tile, strip, lse);
+            mask_probabilities(tile, strip, rows.begin);
+            accumulate(tile, strip, delta);
+        }
+    }
+
+    /// The four products that P leads to.
+    void accumulate(const Tile& tile, const Strip& strip, const float* delta) const {
+        score_gradients(tile, strip, delta);
+        add_outer(strip, g_.d_v, scratch_.d_o, row_pitch(g_.d_v), scratch_.p, tile.d_v);
+        add_outer(strip, g_.d_qk, scratch_.q, row_pitch(g_.d_qk), scratch_.d_s, tile.d_k);
+        add_query_gradients(tile, strip);
+    }
+
+    /// P = 2^(scale log2(e) Q K^T - log2(e) LSE).
+    void probabilities(const Tile& tile, const Strip& strip, const float* lse) const {
+        const std::int64_t pitch = row_pitch(g_.d_qk), first = strip.rows.begin;
+        const Vector scale = V::broadcast(scale_log2_);
+        float* const p = scratch_.p + first * tile_tokens;
+        lse += first;
+        multiply<V>(strip.rows.end - first, strip.vectors, g_.d_qk,
+                    Scalars{scratch_.q + first * pitch, pitch, 1}, Vectors{tile.k_transposed, tile_tokens},
+                    [=](std::int64_t i, std::int64_t c, Vector s) {
+                        const Vector offset = V::broadcast(-lse[i] * static_cast<float>(log2_e));
+                        V::store(p + i * tile_tokens + c * V::lanes, V::exp2(V::fma(s, scale, offset)));
+                    });
+    }
+
+    /// P = 0 where the key is not visible.
+    void mask_probabilities(const Tile& tile, const Strip& strip, std::int64_t first_row) const {
+        for (std::int64_t i = strip.rows.begin; i < strip.rows.end; ++i) {
+            const IndexRange visible = g_.mask.visible_keys(first_row + i);
+            for (std::int64_t c = strip.vectors.begin; c < strip.vectors.end; ++c) {
+                const std::int64_t first_key = tile.keys.begin + c * V::lanes;
+                float* const p = scratch_.p + i * tile_tokens + c * V::lanes;
+                V::store(p, V::keep_lanes(V::load(p), visible.begin - first_key,
+                                          larger(0, visible.end - first_key), V::zero()));
+            }
+        }
+    }
+
+    /// dS = P * (dO V^T - D).
+    void score_gradients(const Tile& tile, const Strip& strip, const float* delta) const {
+        const std::int64_t pitch = row_pitch(g_.d_v), first = strip.rows.begin;
+        const float* const p = scratch_.p + first * tile_tokens;
+        float* const d_s = scratch_.d_s + first * tile_tokens;
+        delta += first;
+        multiply<V>(strip.rows.end - first, strip.vectors, g_.d_v,
+                    Scalars{scratch_.d_o + first * pitch, pitch, 1}, Vectors{tile.v_transposed, tile_tokens},
+                    [=](std::int64_t i, std::int64_t c, Vector d_p) {
+                        const std::int64_t place = i * tile_tokens + c * V::lanes;
+                        const Vector centred = V::sub(d_p, V::broadcast(delta[i]));
+                        V::store(d_s + place, V::mul(V::load(p + place), centred));
+                    });
+    }
+
+    /// sum [d, keys] += rows^T weights: dV^T += dO^T P and dK^T += Q^T dS.
+    void add_outer(const Strip& strip, std::int64_t d, const float* rows, std::int64_t pitch,
+                   const float* weights, float* sums) const {
+        const std::int64_t first = strip.rows.begin;
+        multiply<V>(d, strip.vectors, strip.rows.end - first, Scalars{rows + first * pitch, 1, pitch},
+                    Vectors{weights + first * tile_tokens, tile_tokens},
+                    [=](std::int64_t column, std::int64_t c, Vector sum) {
+                        float* const target = sums + column * tile_tokens + c * V::lanes;
+                        V::store(target, V::add(V::load(target), sum));
+                    });
+    }
+
+    /// The task's part of dQ += dS K.
+    void add_query_gradients(const Tile& tile, const Strip& strip) const {
+        const std::int64_t pitch = row_pitch(g_.d_qk), first_key = strip.vectors.begin * V::lanes;
+        const std::int64_t past_key = smaller(strip.vectors.end * V::lanes, tile.keys.end - tile.keys.begin);
+        float* const d_q = scratch_.d_q + strip.rows.begin * pitch;
+        multiply<V>(strip.rows.end - strip.rows.begin, vectors_of<V>({0, g_.d_qk}), past_key - first_key,
+                    Scalars{scratch_.d_s + strip.rows.begin * tile_tokens + first_key, tile_tokens, 1},
+                    Vectors{tile.k + first_key * pitch, pitch},
+                    [=](std::int64_t i, std::int64_t c, Vector sum) {
+                        float* const target = d_q + i * pitch + c * V::lanes;
+                        V::store(target, V::add(V::load(target), sum));
+                    });
+    }
+
+    /// dQ += scale times the task's part, or dQ = for the first K/V block of these rows.
+    template <bool starts>
+    void add_to_dq(IndexRange rows, Rows<float> d_q) const {
+        const Vector scale = V::broadcast(scale_);
+        const float* part = scratch_.d_q;
+        for (std::int64_t i = rows.begin; i < rows.end; ++i, part += row_pitch(g_.d_qk)) {
+            float* const target = d_q.row(i);
+            std::int64_t c = 0;
+            for (; c + V::lanes <= g_.d_qk; c += V::lanes) {
+                const Vector before = starts ? V::zero() : V::load(target + c);
+                V::store(target + c, V::fma(scale, V::load(part + c), before));
+            }
+            if (c == g_.d_qk) continue;
+            const Vector before = starts ? V::zero() : V::load_first(target + c, g_.d_qk - c);
+            V::store_first(target + c, V::fma(scale, V::load(part + c), before), g_.d_qk - c);
+        }
+    }
+
+    const BackwardTask<float>& task_;
+    const Geometry& g_;
+    BackwardScratch scratch_;
+    float scale_;
+    float scale_log2_;
+};
+
+}  // namespace
+}  // namespace gradtile::attention::cpu

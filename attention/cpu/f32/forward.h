@@ -1,0 +1,277 @@
+#pragma once
+/// INTERNAL, for per-instruction-set sources only. FlashAttention-2 forward (Dao 2023, algorithm 1) in
+/// float32 for one block of query rows. Everything stands transposed, queries in vector lanes: S^T = K Q^T
+/// and O^T += V^T P^T take K and V element by element straight from their rows, and the softmax reduces from
+/// register to register.
+#include <cmath>
+
+#include <gradtile/attention/cpu/f32/tiles.h>
+
+namespace gradtile::attention::cpu {
+namespace {
+
+constexpr std::int64_t forward_keys = 64;
+constexpr double log2_e = 1.4426950408889634;
+constexpr double ln_2 = 0.6931471805599453;
+
+/// Floats between rows of a packed tile: an odd number of cache lines, so that reading down a column does not
+/// keep hitting the same cache sets.
+inline std::int64_t row_pitch(std::int64_t d) {
+    constexpr std::int64_t line = 16;
+    const std::int64_t lines = (d + line - 1) / line;
+    return (lines % 2 == 0 ? lines + 1 : lines) * line;
+}
+
+/// Query rows of one task. Several tiles share each packed K/V block; short sequences rather want more tasks,
+/// and wide heads keep the tiles in the second-level cache.
+inline std::int64_t forward_task_rows(const Geometry& g) {
+    const std::int64_t d = larger(g.d_qk, g.d_v);
+    if (g.mask.queries >= 4096 && d <= 128) return 4 * tile_tokens;
+    if (g.mask.queries >= 512) return 2 * tile_tokens;
+    return tile_tokens;
+}
+
+struct ForwardScratch {
+    ForwardScratch(const Geometry& g, ScratchFloats& memory)
+        : tiles(forward_task_rows(g) / tile_tokens),
+          q(memory.take(tiles * g.d_qk * tile_tokens)),
+          o(memory.take(tiles * g.d_v * tile_tokens)),
+          maximum(memory.take(tiles * tile_tokens)),
+          sum(memory.take(tiles * tile_tokens)),
+          sum_error(memory.take(tiles * tile_tokens)),
+          k(memory.take(forward_keys * row_pitch(g.d_qk))),
+          v(memory.take(forward_keys * row_pitch(g.d_v))),
+          p(memory.take(forward_keys * tile_tokens)) {}
+    std::int64_t tiles;
+    float* q;          // [tiles, Dqk, tile_tokens]
+    float* o;          // [tiles, Dv, tile_tokens], not yet divided by the sum
+    float* maximum;    // [tiles, tile_tokens]: running maximum of scale * log2(e) * S
+    float* sum;        // [tiles, tile_tokens]: running sum of 2^(scale log2(e) S - maximum)
+    float* sum_error;  // [tiles, tile_tokens]: what the additions to `sum` have rounded off
+    float* k;          // [forward_keys, row_pitch]
+    float* v;          // [forward_keys, row_pitch]
+    float* p;          // [forward_keys, tile_tokens]: S^T, then P^T
+};
+
+template <class V>
+class ForwardBlock {
+    using Vector = typename V::Vector;
+
+  public:
+    ForwardBlock(const ForwardTask<float>& task, ScratchFloats memory)
+        : task_(task),
+          g_(*task.geometry),
+          scratch_(g_, memory),
+          // The running maximum needs a positive factor: a negative scale turns Q around instead, and scale 0
+          // (all visible keys alike) turns it into zeros.
+          q_factor_(g_.scale > 0   ? 1.0f
+                    : g_.scale < 0 ? -1.0f
+                                   : 0.0f),
+          scale_log2_(g_.scale == 0 ? 1.0f
+                                    : static_cast<float>((g_.scale < 0 ? -g_.scale : g_.scale) * log2_e)) {}
+
+    void run() {
+        const std::int64_t tiles = (task_.rows.end - task_.rows.begin + tile_tokens - 1) / tile_tokens;
+        for (std::int64_t t = 0; t < tiles; ++t) start(tile(t));
+        const IndexRange visible = g_.mask.visible_keys(task_.rows);
+        for (std::int64_t begin = visible.begin; begin < visible.end; begin += forward_keys) {
+            const IndexRange keys{begin, smaller(begin + forward_keys, visible.end)};
+            load_rows<V>(task_.k, keys, g_.d_qk, row_pitch(g_.d_qk), scratch_.k);
+            load_rows<V>(task_.v, keys, g_.d_v, row_pitch(g_.d_v), scratch_.v);
+            for (std::int64_t t = 0; t < tiles; ++t) attend(tile(t), keys);
+        }
+        for (std::int64_t t = 0; t < tiles; ++t) finish(tile(t));
+    }
+
+  private:
+    /// One tile of queries and its running state.
+    struct Tile {
+        IndexRange rows;
+        float *q, *o, *maximum, *sum, *sum_error;
+    };
+    /// Keys (counted from the block's first) and the vectors of queries that are computed against them.
+    struct Strip {
+        IndexRange keys;
+        IndexRange vectors;
+    };
+
+    Tile tile(std::int64_t t) const {
+        const std::int64_t begin = task_.rows.begin + t * tile_tokens;
+        return {.rows = {begin, smaller(begin + tile_tokens, task_.rows.end)},
+                .q = scratch_.q + t * g_.d_qk * tile_tokens,
+                .o = scratch_.o + t * g_.d_v * tile_tokens,
+                .maximum = scratch_.maximum + t * tile_tokens,
+                .sum = scratch_.sum + t * tile_tokens,
+                .sum_error = scratch_.sum_error + t * tile_tokens};
+    }
+
+    void start(const Tile& tile) const {
+        load_transposed<V>(task_.q, tile.rows, g_.d_qk, q_factor_, tile.q);
+        for (std::int64_t i = 0; i < g_.d_v * tile_tokens; i += V::lanes) V::store(tile.o + i, V::zero());
+        for (std::int64_t i = 0; i < tile_tokens; i += V::lanes) {
+            V::store(tile.maximum + i, V::broadcast(-__builtin_inff()));
+            V::store(tile.sum + i, V::zero());
+            V::store(tile.sum_error + i, V::zero());
+        }
+    }
+
+    void attend(const Tile& tile, IndexRange keys) const {
+        alignas(64) float maximum[tile_tokens], rescale[tile_tokens];
+        for (std::int64_t i = 0; i < tile_tokens; i += V::lanes)
+            V::store(maximum + i, V::broadcast(-__builtin_inff()));
+        const IndexRange all = vectors_of<V>({0, tile.rows.end - tile.rows.begin});
+        const std::int64_t count = keys.end - keys.begin;
+        const Coverage coverage = g_.mask.coverage(tile.rows, keys);
+        if (coverage == Coverage::none) return;
+        if (coverage == Coverage::full) {
+            const Strip block{{0, count}, all};
+            scores<true>(tile, block, maximum);
+            update_maximum(tile, all, maximum, rescale);
+            exponentials(tile, block);
+            add_values<true>(tile, block, rescale);
+            return;
+        }
+        Strip strips[forward_keys / strip_tokens];
+        int strip_count = 0;
+        for (std::int64_t j = 0; j < count; j += strip_tokens) {
+            const IndexRange strip{j, smaller(j + strip_tokens, count)};
+            const IndexRange seeing = intersection(
+                g_.mask.seeing_rows({keys.begin + strip.begin, keys.begin + strip.end}), tile.rows);
+            if (is_empty(seeing)) continue;
+            strips[strip_count++] = {
+                strip, vectors_of<V>({seeing.begin - tile.rows.begin, seeing.end - tile.rows.begin})};
+        }
+        for (int s = 0; s < strip_count; ++s) {
+            scores<false>(tile, strips[s], maximum);
+            mask_scores(tile, strips[s], keys.begin, maximum);
+        }
+        update_maximum(tile, all, maximum, rescale);
+        for (std::int64_t d = 0; d < g_.d_v; ++d)
+            for (std::int64_t c = all.begin; c < all.end; ++c) {
+                float* const o = tile.o + d * tile_tokens + c * V::lanes;
+                V::store(o, V::mul(V::load(o), V::load(rescale + c * V::lanes)));
+            }
+        for (int s = 0; s < strip_count; ++s) {
+            exponentials(tile, strips[s]);
+            add_values<false>(tile, strips[s], rescale);
+        }
+    }
+
+    /// S^T = K Q^T; with track_maximum also the maximum over the strip's keys.
+    template <bool track_maximum>
+    void scores(const Tile& tile, const Strip& strip, float* maximum) const {
+        const std::int64_t pitch = row_pitch(g_.d_qk);
+        float* const s = scratch_.p + strip.keys.begin * tile_tokens;
+        multiply<V>(strip.keys.end - strip.keys.begin, strip.vectors, g_.d_qk,
+                    Scalars{scratch_.k + strip.keys.begin * pitch, pitch, 1}, Vectors{tile.q, tile_tokens},
+                    [=](std::int64_t j, std::int64_t c, Vector sum) {
+                        V::store(s + j * tile_tokens + c * V::lanes, sum);
+                        if constexpr (track_maximum) {
+                            float* const m = maximum + c * V::lanes;
+                            V::store(m, V::max(V::load(m), sum));
+                        }
+                    });
+    }
+
+    /// S = -inf where the key is not visible; then the maximum over the strip's keys.
+    void mask_scores(const Tile& tile, const Strip& strip, std::int64_t first_key, float* maximum) const {
+        const Vector minus_infinity = V::broadcast(-__builtin_inff());
+        for (std::int64_t j = strip.keys.begin; j < strip.keys.end; ++j) {
+            const IndexRange seeing = g_.mask.seeing_rows({first_key + j, first_key + j + 1});
+            for (std::int64_t c = strip.vectors.begin; c < strip.vectors.end; ++c) {
+                const std::int64_t first_row = tile.rows.begin + c * V::lanes;
+                float* const s = scratch_.p + j * tile_tokens + c * V::lanes;
+                const Vector masked = V::keep_lanes(V::load(s), seeing.begin - first_row,
+                                                    larger(0, seeing.end - first_row), minus_infinity);
+                V::store(s, masked);
+                V::store(maximum + c * V::lanes, V::max(V::load(maximum + c * V::lanes), masked));
+            }
+        }
+    }
+
+    /// The running maximum takes in the block's; sums so far are rescaled to it, O will be by `rescale`.
+    void update_maximum(const Tile& tile, IndexRange vectors, const float* maximum, float* rescale) const {
+        const Vector scale = V::broadcast(scale_log2_);
+        for (std::int64_t i = vectors.begin * V::lanes; i < vectors.end * V::lanes; i += V::lanes) {
+            const Vector old = V::load(tile.maximum + i);
+            const Vector now = V::max(old, V::mul(scale, V::load(maximum + i)));
+            const Vector factor = V::exp2(V::sub(old, V::replace_minus_infinity(now, V::zero())));
+            V::store(tile.maximum + i, now);
+            V::store(tile.sum + i, V::mul(V::load(tile.sum + i), factor));
+            V::store(tile.sum_error + i, V::mul(V::load(tile.sum_error + i), factor));
+            V::store(rescale + i, factor);
+        }
+    }
+
+    /// P^T = 2^(scale log2(e) S^T - maximum), and its sum over the strip's keys. Sixteen are summed by
+    /// themselves, and what the sum over all loses is kept: one key may outweigh all others, and they would
+    /// lose their last bits to it one by one.
+    void exponentials(const Tile& tile, const Strip& strip) const {
+        const Vector scale = V::broadcast(scale_log2_);
+        for (std::int64_t c = strip.vectors.begin; c < strip.vectors.end; ++c) {
+            // Rows that have seen nothing yet keep S = -inf; any finite maximum makes P = 0 of it.
+            const Vector maximum = V::replace_minus_infinity(V::load(tile.maximum + c * V::lanes), V::zero());
+            const Vector offset = V::sub(V::zero(), maximum);
+            Vector sum = V::zero();
+            for (std::int64_t first = strip.keys.begin; first < strip.keys.end; first += strip_tokens) {
+                Vector of_sixteen = V::zero();
+                for (std::int64_t j = first; j < smaller(first + strip_tokens, strip.keys.end); ++j) {
+                    float* const p = scratch_.p + j * tile_tokens + c * V::lanes;
+                    const Vector value = V::exp2(V::fma(V::load(p), scale, offset));
+                    V::store(p, value);
+                    of_sixteen = V::add(of_sixteen, value);
+                }
+                sum = V::add(sum, of_sixteen);
+            }
+            add_exactly(tile.sum + c * V::lanes, tile.sum_error + c * V::lanes, sum);
+        }
+    }
+
+    /// total += x, and what that rounds off is added to error (Knuth's TwoSum).
+    static void add_exactly(float* total, float* error, Vector x) {
+        const Vector before = V::load(total), after = V::add(before, x), added = V::sub(after, before);
+        const Vector lost = V::add(V::sub(before, V::sub(after, added)), V::sub(x, added));
+        V::store(total, after);
+        V::store(error, V::add(V::load(error), lost));
+    }
+
+    /// O^T = O^T * rescale + V^T P^T, or without the rescaling.
+    template <bool with_rescale>
+    void add_values(const Tile& tile, const Strip& strip, const float* rescale) const {
+        const std::int64_t pitch = row_pitch(g_.d_v);
+        float* const o_sums = tile.o;
+        multiply<V>(g_.d_v, strip.vectors, strip.keys.end - strip.keys.begin,
+                    Scalars{scratch_.v + strip.keys.begin * pitch, 1, pitch},
+                    Vectors{scratch_.p + strip.keys.begin * tile_tokens, tile_tokens},
+                    [=](std::int64_t d, std::int64_t c, Vector sum) {
+                        float* const o = o_sums + d * tile_tokens + c * V::lanes;
+                        if constexpr (with_rescale) {
+                            V::store(o, V::fma(V::load(o), V::load(rescale + c * V::lanes), sum));
+                        } else {
+                            V::store(o, V::add(V::load(o), sum));
+                        }
+                    });
+    }
+
+    void finish(const Tile& tile) const {
+        alignas(64) float inverse[tile_tokens] = {};
+        const std::int64_t rows = tile.rows.end - tile.rows.begin;
+        for (std::int64_t i = 0; i < rows; ++i) {
+            // A row that sees nothing has sum 0 and maximum -inf: O = 0 and LSE = -inf.
+            const float sum = tile.sum[i] + tile.sum_error[i];
+            inverse[i] = sum == 0.0f ? 0.0f : 1.0f / sum;
+            const double lse = static_cast<double>(tile.maximum[i]) * ln_2 + static_cast<double>(logf(sum));
+            task_.lse[tile.rows.begin + i] = static_cast<float>(lse);
+        }
+        store_transposed<V>(tile.o, inverse, tile.rows, g_.d_v, task_.o);
+    }
+
+    const ForwardTask<float>& task_;
+    const Geometry& g_;
+    ForwardScratch scratch_;
+    float q_factor_;
+    float scale_log2_;
+};
+
+}  // namespace
+}  // namespace gradtile::attention::cpu

@@ -1,0 +1,37 @@
+#pragma once
+/// INTERNAL, for per-instruction-set sources only. The float32 kernels on one vector type, as the driver
+/// calls them.
+#include <gradtile/attention/cpu/f32/backward.h>
+
+namespace gradtile::attention::cpu {
+namespace {
+
+template <class V>
+constexpr FlashKernels<float> f32_kernels_on(const char* name) {
+    return {.name = name,
+            .blocks =
+                [](const Geometry& geometry) {
+                    return Blocks{.forward_rows = forward_task_rows(geometry),
+                                  .backward_keys = backward_task_keys(geometry),
+                                  .backward_rows = backward_rows};
+                },
+            .forward_scratch_bytes =
+                [](const Geometry& geometry) {
+                    ScratchFloats memory(nullptr);
+                    ForwardScratch(geometry, memory);
+                    return memory.bytes();
+                },
+            .backward_scratch_bytes =
+                [](const Geometry& geometry) {
+                    ScratchFloats memory(nullptr);
+                    BackwardScratch(geometry, memory);
+                    return memory.bytes();
+                },
+            .forward = [](const ForwardTask<float>& task,
+                          std::byte* scratch) { ForwardBlock<V>(task, ScratchFloats(scratch)).run(); },
+            .backward = [](const BackwardTask<float>& task,
+                           std::byte* scratch) { BackwardBlock<V>(task, ScratchFloats(scratch)).run(); }};
+}
+
+}  // namespace
+}  // namespace gradtile::attention::cpu

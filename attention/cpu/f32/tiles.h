@@ -1,0 +1,185 @@
+#pragma once
+/// INTERNAL, for per-instruction-set sources only: everything has internal linkage. The register-blocked
+/// product that all of float32 flash attention is made of, and the transpositions around it. V is a vector
+/// type such as Avx512.
+#include <cstddef>
+#include <cstdint>
+
+#include <gradtile/attention/cpu/kernels.h>
+
+namespace gradtile::attention::cpu {
+namespace {
+
+/// Width of the tiles that stand transposed ([.., 64 tokens], tokens in vector lanes).
+constexpr std::int64_t tile_tokens = 64;
+/// Step in which partly masked blocks are cut, so that at most this much of a strip is computed in vain.
+constexpr std::int64_t strip_tokens = 16;
+
+inline std::int64_t smaller(std::int64_t a, std::int64_t b) {
+    return a < b ? a : b;
+}
+inline std::int64_t larger(std::int64_t a, std::int64_t b) {
+    return a > b ? a : b;
+}
+inline std::int64_t round_up(std::int64_t n, std::int64_t step) {
+    return (n + step - 1) / step * step;
+}
+inline IndexRange intersection(IndexRange a, IndexRange b) {
+    return {larger(a.begin, b.begin), smaller(a.end, b.end)};
+}
+inline bool is_empty(IndexRange range) {
+    return range.end <= range.begin;
+}
+
+/// Hands out 64-byte aligned float arrays of one scratch piece; with no memory it only measures.
+class ScratchFloats {
+  public:
+    explicit ScratchFloats(std::byte* base) : base_(base) {}
+    float* take(std::int64_t count) {
+        float* const taken = base_ == nullptr ? nullptr : reinterpret_cast<float*>(base_ + bytes_);
+        bytes_ += static_cast<std::size_t>(round_up(count, 16)) * sizeof(float);
+        return taken;
+    }
+    std::size_t bytes() const { return bytes_; }
+
+  private:
+    std::byte* base_;
+    std::size_t bytes_ = 0;
+};
+
+/// Left operand of a product, read one element at a time: element (r, k) at data[r * row_step + k *
+/// depth_step].
+struct Scalars {
+    const float* data;
+    std::int64_t row_step;
+    std::int64_t depth_step;
+};
+/// Right operand, read in vectors: element (k, c) at data[k * depth_step + c].
+struct Vectors {
+    const float* data;
+    std::int64_t depth_step;
+};
+
+/// R rows x C vectors of a * b, all sums in registers; what becomes of them is the epilogue's affair:
+/// epilogue(row, vector, sum).
+template <class V, int R, int C, class Epilogue>
+[[gnu::always_inline]] inline void multiply_tile(std::int64_t depth, Scalars a, Vectors b, std::int64_t row,
+                                                 std::int64_t vector, Epilogue epilogue) {
+    typename V::Vector sum[R][C];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) sum[r][c] = V::zero();
+    const float* left = a.data + row * a.row_step;
+    const float* right = b.data + vector * V::lanes;
+    for (std::int64_t k = 0; k < depth; ++k) {
+        typename V::Vector operand[C];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) operand[c] = V::load(right + c * V::lanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const typename V::Vector factor = V::broadcast(left[r * a.row_step]);
+#pragma GCC unroll 4
+            for (int c = 0; c < C; ++c) sum[r][c] = V::fma(factor, operand[c], sum[r][c]);
+        }
+        left += a.depth_step;
+        right += b.depth_step;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) epilogue(row + r, vector + c, sum[r][c]);
+}
+
+template <class V, int C, class Epilogue>
+[[gnu::noinline]] void multiply_columns(std::int64_t rows, std::int64_t depth, Scalars a, Vectors b,
+                                        std::int64_t vector, Epilogue epilogue) {
+    std::int64_t row = 0;
+    for (; row + V::tile_rows <= rows; row += V::tile_rows)
+        multiply_tile<V, V::tile_rows, C>(depth, a, b, row, vector, epilogue);
+    if (rows - row >= 4) {
+        multiply_tile<V, 4, C>(depth, a, b, row, vector, epilogue);
+        row += 4;
+    }
+    if (rows - row >= 2) {
+        multiply_tile<V, 2, C>(depth, a, b, row, vector, epilogue);
+        row += 2;
+    }
+    if (rows - row >= 1) multiply_tile<V, 1, C>(depth, a, b, row, vector, epilogue);
+}
+
+/// epilogue(r, c, (a * b)[r, vector c]) for r < rows and every vector c of `vectors`. Epilogues are passed by
+/// value and should capture by value, so that their pointers stay in registers across the stores they make.
+template <class V, class Epilogue>
+void multiply(std::int64_t rows, IndexRange vectors, std::int64_t depth, Scalars a, Vectors b,
+              Epilogue epilogue) {
+    std::int64_t c = vectors.begin;
+    for (; c + V::tile_vectors <= vectors.end; c += V::tile_vectors)
+        multiply_columns<V, V::tile_vectors>(rows, depth, a, b, c, epilogue);
+    const std::int64_t left = vectors.end - c;
+    if constexpr (V::tile_vectors > 2) {
+        if (left == 3) multiply_columns<V, 3>(rows, depth, a, b, c, epilogue);
+        if (left == 2) multiply_columns<V, 2>(rows, depth, a, b, c, epilogue);
+    }
+    if (left == 1) multiply_columns<V, 1>(rows, depth, a, b, c, epilogue);
+}
+
+/// tile [d, tile_tokens] = factor * transposed rows; tokens past the range become zero.
+template <class V>
+void load_transposed(Rows<const float> x, IndexRange tokens, std::int64_t d, float factor, float* tile) {
+    const typename V::Vector factors = V::broadcast(factor);
+    for (std::int64_t token = 0; token < tile_tokens; token += V::lanes)
+        for (std::int64_t column = 0; column < d; column += V::lanes) {
+            typename V::Vector square[V::lanes];
+            const std::int64_t width = smaller(V::lanes, d - column);
+#pragma GCC unroll 16
+            for (int r = 0; r < V::lanes; ++r) {
+                const std::int64_t i = tokens.begin + token + r;
+                square[r] = i < tokens.end ? V::load_first(x.row(i) + column, width) : V::zero();
+            }
+            V::transpose(square);
+            for (int c = 0; c < width; ++c)
+                V::store(tile + (column + c) * tile_tokens + token, V::mul(factors, square[c]));
+        }
+}
+
+/// rows = transposed tile [d, tile_tokens], token t times factors[t].
+template <class V>
+void store_transposed(const float* tile, const float* factors, IndexRange tokens, std::int64_t d,
+                      Rows<float> x) {
+    for (std::int64_t token = 0; tokens.begin + token < tokens.end; token += V::lanes) {
+        const typename V::Vector factor = V::load(factors + token);
+        for (std::int64_t column = 0; column < d; column += V::lanes) {
+            typename V::Vector square[V::lanes];
+            const std::int64_t width = smaller(V::lanes, d - column);
+#pragma GCC unroll 16
+            for (int c = 0; c < V::lanes; ++c)
+                square[c] = c < width ? V::mul(factor, V::load(tile + (column + c) * tile_tokens + token))
+                                      : V::zero();
+            V::transpose(square);
+#pragma GCC unroll 16
+            for (int r = 0; r < V::lanes; ++r) {
+                const std::int64_t i = tokens.begin + token + r;
+                if (i < tokens.end) V::store_first(x.row(i) + column, square[r], width);
+            }
+        }
+    }
+}
+
+/// tile [tokens, padded d] = rows, zeros behind each. Rows of a head lie a whole model width apart; read in
+/// columns, as products read them, they would fall into few cache sets.
+template <class V>
+void load_rows(Rows<const float> x, IndexRange tokens, std::int64_t d, std::int64_t padded, float* tile) {
+    for (std::int64_t i = tokens.begin; i < tokens.end; ++i, tile += padded)
+        for (std::int64_t column = 0; column < padded; column += V::lanes)
+            V::store(tile + column, V::load_first(x.row(i) + column, larger(0, d - column)));
+}
+
+/// The vectors of a transposed tile that hold the tokens [range) counted from the tile's first.
+template <class V>
+IndexRange vectors_of(IndexRange tokens) {
+    return {tokens.begin / V::lanes, (tokens.end + V::lanes - 1) / V::lanes};
+}
+
+}  // namespace
+}  // namespace gradtile::attention::cpu

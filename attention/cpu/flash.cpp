@@ -1,0 +1,232 @@
+// The driver of FlashAttention-2 on the CPU: packs what kernels cannot read, cuts tasks, orders them, and
+// keeps the sums into dQ in a fixed order. The mathematics of a block lies in the kernels
+// (attention/cpu/kernels.h).
+#include <atomic>
+#include <limits>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <gradtile/attention/cpu/selection.h>
+#include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/kernel_views.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile::attention::cpu {
+
+void wait_for_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_block,
+                      std::int64_t key_block) {
+    const std::atomic_ref<std::int32_t> counter(turns.counters[head * turns.blocks_per_head + row_block]);
+    // The block waited for has started before this one, so the wait is bounded by one block's work; yield
+    // early so that more threads than cores still get on.
+    constexpr int spins = 2000;
+    for (int i = 0; counter.load(std::memory_order_acquire) != key_block; ++i) {
+        if (i >= spins) std::this_thread::yield();
+#if defined(__x86_64__)
+        _mm_pause();
+#endif
+    }
+}
+
+void pass_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_block, std::int64_t key_block) {
+    std::atomic_ref<std::int32_t> counter(turns.counters[head * turns.blocks_per_head + row_block]);
+    counter.store(static_cast<std::int32_t>(key_block + 1), std::memory_order_release);
+}
+
+namespace {
+
+/// The matrix of one (batch, head) of a [B, S, H, D] tensor.
+template <class T, class E>
+Rows<E> head_rows(const Tensor& x, std::int64_t batch, std::int64_t head) {
+    return {x.data<T>() + batch * x.stride(0) + head * x.stride(2), x.stride(1)};
+}
+
+/// One piece of memory for each task that may run at the same time, all from one allocation.
+class TaskScratch {
+  public:
+    TaskScratch(const Context& ctx, std::int64_t tasks, std::size_t bytes)
+        : pieces_(std::min<std::int64_t>(tasks, ctx.threads().size())),
+          piece_bytes_((static_cast<std::int64_t>(bytes) + 63) / 64 * 64),
+          memory_(empty(ctx, {ceil_div(pieces_ * piece_bytes_, 4)}, DType::i32)),
+          taken_(empty(ctx, {pieces_}, DType::i32)) {}
+    void clear() const { std::fill_n(taken_.data<std::int32_t>(), pieces_, 0); }
+
+    /// A piece that belongs to one running task.
+    class Piece {
+      public:
+        explicit Piece(const TaskScratch& scratch) {
+            for (std::int64_t i = 0;;
+                 i = (i + 1) % scratch.pieces_) {  // at most pieces_ tasks run: one is free
+                flag_ = scratch.taken_.data<std::int32_t>() + i;
+                if (std::atomic_ref(*flag_).exchange(1, std::memory_order_acquire) == 0) {
+                    data_ = scratch.memory_.raw_data() + i * scratch.piece_bytes_;
+                    return;
+                }
+            }
+        }
+        ~Piece() { std::atomic_ref(*flag_).store(0, std::memory_order_release); }
+        Piece(const Piece&) = delete;
+        Piece& operator=(const Piece&) = delete;
+        std::byte* data() const { return data_; }
+
+      private:
+        std::int32_t* flag_ = nullptr;
+        std::byte* data_ = nullptr;
+    };
+
+  private:
+    std::int64_t pieces_;
+    std::int64_t piece_bytes_;
+    Tensor memory_;
+    Tensor taken_;
+};
+
+Geometry geometry_of(const Resolved& options, const Tensor& q, const Tensor& v) {
+    return {.d_qk = q.size(3), .d_v = v.size(3), .scale = options.scale, .mask = options.mask};
+}
+
+template <class T>
+void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Resolved& options,
+                   const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const Tensor& o_out,
+                   const Tensor& lse) {
+    const Geometry geometry = geometry_of(options, q_in, v_in);
+    const std::int64_t batch = q_in.size(0), queries = q_in.size(1), heads = q_in.size(2);
+    const std::int64_t group = k_in.size(2) == 0 ? 1 : heads / k_in.size(2);
+    const std::int64_t block = kernels.blocks(geometry).forward_rows;
+    const std::int64_t row_blocks = ceil_div(queries, block), tasks = batch * heads * row_blocks;
+    const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
+    const Writable o(ctx, o_out, q_in.dtype());
+    const TaskScratch scratch(ctx, tasks, kernels.forward_scratch_bytes(geometry));
+    if (ctx.is_planning()) return;
+    for (const Readable* x : {&q, &k, &v}) x->load(ctx);
+    scratch.clear();
+
+    parallel_for(ctx, tasks, [&](std::int64_t index) {
+        const std::int64_t matrix = index / row_blocks, b = matrix / heads, h = matrix % heads;
+        // Backwards: under a causal mask the last rows are the most work, and long tasks belong first.
+        const std::int64_t begin = (row_blocks - 1 - index % row_blocks) * block;
+        const TaskScratch::Piece piece(scratch);
+        kernels.forward({.geometry = &geometry,
+                         .q = head_rows<T, const T>(q.tensor(), b, h),
+                         .k = head_rows<T, const T>(k.tensor(), b, h / group),
+                         .v = head_rows<T, const T>(v.tensor(), b, h / group),
+                         .o = head_rows<T, T>(o.tensor(), b, h),
+                         .lse = lse.data<Accumulator<T>>() + matrix * queries,
+                         .rows = {begin, std::min(begin + block, queries)}},
+                        piece.data());
+    });
+    o.store(ctx);
+}
+
+/// sum of a[i] * b[i], in sixteen lanes that the compiler keeps in vector registers.
+template <class A, class T>
+A dot(const T* a, const T* b, std::int64_t n) {
+    constexpr std::int64_t lanes = 16;
+    A sums[lanes] = {};
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+        for (std::int64_t lane = 0; lane < lanes; ++lane)
+            sums[lane] += convert<A>(a[i + lane]) * convert<A>(b[i + lane]);
+    for (std::int64_t lane = 0; i + lane < n; ++lane)
+        sums[lane] += convert<A>(a[i + lane]) * convert<A>(b[i + lane]);
+    A sum = 0;
+    for (const A lane : sums) sum += lane;
+    return sum;
+}
+
+template <class T>
+void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Resolved& options,
+                    const Saved& saved, const Tensor& d_o_in, const Gradients& into) {
+    using A = Accumulator<T>;
+    const Geometry geometry = geometry_of(options, saved.q, saved.v);
+    const Mask& mask = geometry.mask;
+    const std::int64_t batch = saved.q.size(0), queries = saved.q.size(1), heads = saved.q.size(2);
+    const std::int64_t keys = saved.k.size(1), key_heads = saved.k.size(2);
+    const std::int64_t group = key_heads == 0 ? 1 : heads / key_heads;
+    const Blocks blocks = kernels.blocks(geometry);
+    const std::int64_t row_blocks = ceil_div(queries, blocks.backward_rows);
+    const std::int64_t key_blocks = ceil_div(keys, blocks.backward_keys);
+    const std::int64_t tasks = batch * key_heads * key_blocks;
+
+    const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_o_in);
+    const Writable d_q(ctx, into.q, dtype_of<A>), d_k(ctx, into.k, dtype_of<T>),
+        d_v(ctx, into.v, dtype_of<T>);
+    const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
+    const Tensor turns = empty(ctx, {batch, heads, row_blocks}, DType::i32);
+    const TaskScratch scratch(ctx, tasks, kernels.backward_scratch_bytes(geometry));
+    if (ctx.is_planning()) return;
+    for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
+    scratch.clear();
+
+    // Once a row: D = rowsum(dO * O), and LSE with +inf for rows that see nothing. Once a row block: whose
+    // turn it is to add to dQ, and dQ = 0 where nobody will.
+    parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t index) {
+        const std::int64_t matrix = index / row_blocks, b = matrix / heads, h = matrix % heads;
+        const std::int64_t begin = index % row_blocks * blocks.backward_rows;
+        const IndexRange rows{begin, std::min(begin + blocks.backward_rows, queries)};
+        const Rows o_rows = head_rows<T, const T>(o.tensor(), b, h);
+        const Rows d_o_rows = head_rows<T, const T>(d_o.tensor(), b, h);
+        for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+            const A row_lse = saved.lse.data<A>()[matrix * queries + i];
+            const bool sees_nothing = row_lse == -std::numeric_limits<A>::infinity();
+            lse.data<A>()[matrix * queries + i] = sees_nothing ? std::numeric_limits<A>::infinity() : row_lse;
+            delta.data<A>()[matrix * queries + i] = dot<A>(d_o_rows.row(i), o_rows.row(i), geometry.d_v);
+        }
+        const IndexRange visible = mask.visible_keys(rows);
+        turns.data<std::int32_t>()[index] = static_cast<std::int32_t>(visible.begin / blocks.backward_keys);
+        if (visible.end > visible.begin) return;
+        const Rows d_q_rows = head_rows<A, A>(d_q.tensor(), b, h);
+        for (std::int64_t i = rows.begin; i < rows.end; ++i)
+            std::fill_n(d_q_rows.row(i), geometry.d_qk, A(0));
+    });
+
+    // K/V blocks outermost: neighbouring tasks belong to different heads and seldom wait for each other's dQ;
+    // with one head they follow each other down the rows. A task waits for lower-numbered ones alone.
+    parallel_for(ctx, tasks, [&](std::int64_t index) {
+        const std::int64_t key_block = index / (batch * key_heads), matrix = index % (batch * key_heads);
+        const std::int64_t b = matrix / key_heads, key_head = matrix % key_heads, head = key_head * group;
+        const std::int64_t begin = key_block * blocks.backward_keys;
+        const std::int64_t first_row = (b * heads + head) * queries;
+        const TaskScratch::Piece piece(scratch);
+        kernels.backward(
+            {.geometry = &geometry,
+             .k = head_rows<T, const T>(k.tensor(), b, key_head),
+             .v = head_rows<T, const T>(v.tensor(), b, key_head),
+             .d_k = head_rows<T, T>(d_k.tensor(), b, key_head),
+             .d_v = head_rows<T, T>(d_v.tensor(), b, key_head),
+             .keys = {begin, std::min(begin + blocks.backward_keys, keys)},
+             .key_block = key_block,
+             .group = group,
+             .q = head_rows<T, const T>(q.tensor(), b, head),
+             .d_o = head_rows<T, const T>(d_o.tensor(), b, head),
+             .d_q = head_rows<A, A>(d_q.tensor(), b, head),
+             .q_head_stride = q.tensor().stride(2),
+             .d_o_head_stride = d_o.tensor().stride(2),
+             .d_q_head_stride = d_q.tensor().stride(2),
+             .lse = lse.data<A>() + first_row,
+             .delta = delta.data<A>() + first_row,
+             .turns = {turns.data<std::int32_t>() + (b * heads + head) * row_blocks, row_blocks}},
+            piece.data());
+    });
+    for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+}
+
+}  // namespace
+
+void flash_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
+                   const Tensor& v, const Tensor& o, const Tensor& lse) {
+    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+        forward_typed<T>(ctx, chosen_kernels<T>(), options, q, k, v, o, lse);
+    });
+}
+
+void flash_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o,
+                    const Gradients& into) {
+    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
+        backward_typed<T>(ctx, chosen_kernels<T>(), options, saved, d_o, into);
+    });
+}
+
+}  // namespace gradtile::attention::cpu

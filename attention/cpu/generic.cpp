@@ -1,0 +1,254 @@
+// Portable block kernels: plain loops that any compiler vectorises. They serve float64, float16 and machines
+// without kernels of their own.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <gradtile/attention/cpu/kernels.h>
+
+namespace gradtile::attention::cpu {
+namespace {
+
+constexpr std::int64_t block_rows = 32;
+constexpr std::int64_t block_keys = 64;
+constexpr std::int64_t summed_together = 16;  ///< terms of the softmax's sum
+
+Blocks generic_blocks(const Geometry&) {
+    return {.forward_rows = block_rows, .backward_keys = block_keys, .backward_rows = block_rows};
+}
+
+/// Hands out consecutive arrays of one scratch piece.
+template <class A>
+class Carver {
+  public:
+    explicit Carver(std::byte* scratch) : next_(reinterpret_cast<A*>(scratch)) {}
+    A* take(std::int64_t count) {
+        A* taken = next_;
+        next_ += count;
+        return taken;
+    }
+
+  private:
+    A* next_;
+};
+
+/// y += a * x.
+template <class A>
+void add_scaled(std::int64_t n, A a, const A* __restrict x, A* __restrict y) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] += a * x[i];
+}
+
+/// total += x, and what that rounds off is added to error (Knuth's TwoSum).
+template <class A>
+void add_exactly(A& total, A& error, A x) {
+    const A before = total, after = before + x, added = after - before;
+    error += (before - (after - added)) + (x - added);
+    total = after;
+}
+
+template <class T, class A>
+void load_row(std::int64_t n, const T* from, A* to) {
+    for (std::int64_t i = 0; i < n; ++i) to[i] = convert<A>(from[i]);
+}
+
+/// tile [keys, d] = rows of x.
+template <class T, class A>
+void load(IndexRange keys, std::int64_t d, Rows<const T> x, A* tile) {
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) load_row(d, x.row(j), tile + (j - keys.begin) * d);
+}
+
+/// tile [d, block_keys] = columns of x; columns past the range stay as they are and are never used.
+template <class T, class A>
+void load_transposed(IndexRange keys, std::int64_t d, Rows<const T> x, A* tile) {
+    for (std::int64_t j = keys.begin; j < keys.end; ++j)
+        for (std::int64_t c = 0; c < d; ++c) tile[c * block_keys + j - keys.begin] = convert<A>(x.row(j)[c]);
+}
+
+/// out[j] = scale * sum over c of row[c] * tile[c, j], for the columns of one row's visible range.
+template <class A>
+void scores(IndexRange columns, std::int64_t d, A scale, const A* row, const A* tile, A* out) {
+    const std::int64_t n = columns.end - columns.begin;
+    std::fill_n(out + columns.begin, n, A(0));
+    for (std::int64_t c = 0; c < d; ++c)
+        add_scaled(n, row[c], tile + c * block_keys + columns.begin, out + columns.begin);
+    for (std::int64_t j = columns.begin; j < columns.end; ++j) out[j] *= scale;
+}
+
+/// The part of row i's visible keys inside a block, counted from the block's first key.
+IndexRange visible_in(const Mask& mask, std::int64_t i, IndexRange keys) {
+    const IndexRange visible = mask.visible_keys(i);
+    return {std::max(visible.begin, keys.begin) - keys.begin, std::min(visible.end, keys.end) - keys.begin};
+}
+
+template <class T>
+std::size_t forward_scratch_bytes(const Geometry& g) {
+    const std::int64_t count =
+        block_rows * (g.d_qk + g.d_v + 3) + block_keys * (g.d_qk + g.d_v) + block_keys + g.d_v;
+    return static_cast<std::size_t>(count) * sizeof(Accumulator<T>);
+}
+
+template <class T>
+void forward(const ForwardTask<T>& task, std::byte* scratch) {
+    using A = Accumulator<T>;
+    constexpr A infinity = std::numeric_limits<A>::infinity();
+    const Geometry& g = *task.geometry;
+    const A scale = static_cast<A>(g.scale);
+    Carver<A> carver(scratch);
+    A* q = carver.take(block_rows * g.d_qk);
+    A* o = carver.take(block_rows * g.d_v);
+    A* maximum = carver.take(block_rows);
+    A* sum = carver.take(block_rows);
+    A* sum_error = carver.take(block_rows);  // what the additions to `sum` have rounded off
+    A* k_transposed = carver.take(block_keys * g.d_qk);
+    A* v = carver.take(block_keys * g.d_v);
+    A* p = carver.take(block_keys);
+    A* o_of_block = carver.take(g.d_v);
+
+    const std::int64_t rows = task.rows.end - task.rows.begin;
+    load(task.rows, g.d_qk, task.q, q);
+    std::fill_n(o, rows * g.d_v, A(0));
+    std::fill_n(maximum, rows, -infinity);
+    std::fill_n(sum, rows, A(0));
+    std::fill_n(sum_error, rows, A(0));
+
+    const IndexRange all = g.mask.visible_keys(task.rows);
+    for (std::int64_t begin = all.begin; begin < all.end; begin += block_keys) {
+        const IndexRange keys{begin, std::min(begin + block_keys, all.end)};
+        load_transposed(keys, g.d_qk, task.k, k_transposed);
+        load(keys, g.d_v, task.v, v);
+        for (std::int64_t r = 0; r < rows; ++r) {
+            const IndexRange visible = visible_in(g.mask, task.rows.begin + r, keys);
+            if (visible.end <= visible.begin) continue;
+            scores(visible, g.d_qk, scale, q + r * g.d_qk, k_transposed, p);
+            A block_maximum = maximum[r];
+            for (std::int64_t j = visible.begin; j < visible.end; ++j)
+                block_maximum = std::max(block_maximum, p[j]);
+            const A rescale = std::exp(maximum[r] - block_maximum);
+            maximum[r] = block_maximum;
+            // The block is summed by itself: what came before may be much larger than each of its terms.
+            A sum_of_block = 0;
+            std::fill_n(o_of_block, g.d_v, A(0));
+            for (std::int64_t first = visible.begin; first < visible.end; first += summed_together) {
+                A of_sixteen = 0;
+                for (std::int64_t j = first; j < std::min(first + summed_together, visible.end); ++j) {
+                    p[j] = std::exp(p[j] - block_maximum);
+                    of_sixteen += p[j];
+                    add_scaled(g.d_v, p[j], v + j * g.d_v, o_of_block);
+                }
+                sum_of_block += of_sixteen;
+            }
+            sum[r] *= rescale;
+            sum_error[r] *= rescale;
+            add_exactly(sum[r], sum_error[r], sum_of_block);
+            for (std::int64_t c = 0; c < g.d_v; ++c)
+                o[r * g.d_v + c] = o[r * g.d_v + c] * rescale + o_of_block[c];
+        }
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+        const std::int64_t i = task.rows.begin + r;
+        const A total = sum[r] + sum_error[r];
+        const bool sees_nothing = total == 0;  // a visible row's sum is at least 1, or NaN
+        const A inverse = sees_nothing ? A(0) : A(1) / total;
+        for (std::int64_t c = 0; c < g.d_v; ++c) task.o.row(i)[c] = convert<T>(o[r * g.d_v + c] * inverse);
+        task.lse[i] = sees_nothing ? -infinity : maximum[r] + std::log(total);
+    }
+}
+
+template <class T>
+std::size_t backward_scratch_bytes(const Geometry& g) {
+    const std::int64_t count = block_keys * (4 * g.d_qk + 3 * g.d_v + 2) + block_rows * (2 * g.d_qk + g.d_v);
+    return static_cast<std::size_t>(count) * sizeof(Accumulator<T>);
+}
+
+template <class T>
+void backward(const BackwardTask<T>& task, std::byte* scratch) {
+    using A = Accumulator<T>;
+    const Geometry& g = *task.geometry;
+    const A scale = static_cast<A>(g.scale);
+    Carver<A> carver(scratch);
+    A* k = carver.take(block_keys * g.d_qk);
+    A* k_transposed = carver.take(block_keys * g.d_qk);
+    A* v_transposed = carver.take(block_keys * g.d_v);
+    A* d_k = carver.take(block_keys * g.d_qk);
+    A* d_v = carver.take(block_keys * g.d_v);
+    A* d_k_of_rows = carver.take(block_keys * g.d_qk);  // of one block of rows, added to d_k at its end
+    A* d_v_of_rows = carver.take(block_keys * g.d_v);
+    A* p = carver.take(block_keys);
+    A* d_s = carver.take(block_keys);
+    A* q = carver.take(block_rows * g.d_qk);
+    A* d_q = carver.take(block_rows * g.d_qk);
+    A* d_o = carver.take(block_rows * g.d_v);
+
+    const std::int64_t keys = task.keys.end - task.keys.begin;
+    load(task.keys, g.d_qk, task.k, k);
+    load_transposed(task.keys, g.d_qk, task.k, k_transposed);
+    load_transposed(task.keys, g.d_v, task.v, v_transposed);
+    std::fill_n(d_k, keys * g.d_qk, A(0));
+    std::fill_n(d_v, keys * g.d_v, A(0));
+
+    const IndexRange seeing = g.mask.seeing_rows(task.keys);
+    for (std::int64_t head = 0; head < task.group; ++head) {
+        const Rows<const T> q_head{task.q.data + head * task.q_head_stride, task.q.stride};
+        const Rows<const T> d_o_head{task.d_o.data + head * task.d_o_head_stride, task.d_o.stride};
+        const Rows<A> d_q_head{task.d_q.data + head * task.d_q_head_stride, task.d_q.stride};
+        const A* lse = task.lse + head * g.mask.queries;
+        const A* delta = task.delta + head * g.mask.queries;
+        for (std::int64_t block = seeing.begin / block_rows; block * block_rows < seeing.end; ++block) {
+            const IndexRange rows{block * block_rows, std::min((block + 1) * block_rows, g.mask.queries)};
+            load(rows, g.d_qk, q_head, q);
+            load(rows, g.d_v, d_o_head, d_o);
+            std::fill_n(d_q, block_rows * g.d_qk, A(0));
+            std::fill_n(d_k_of_rows, keys * g.d_qk, A(0));
+            std::fill_n(d_v_of_rows, keys * g.d_v, A(0));
+            for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+                const IndexRange visible = visible_in(g.mask, i, task.keys);
+                if (visible.end <= visible.begin) continue;
+                const A* q_row = q + (i - rows.begin) * g.d_qk;
+                const A* d_o_row = d_o + (i - rows.begin) * g.d_v;
+                A* d_q_row = d_q + (i - rows.begin) * g.d_qk;
+                scores(visible, g.d_qk, scale, q_row, k_transposed, p);
+                scores(visible, g.d_v, A(1), d_o_row, v_transposed, d_s);
+                for (std::int64_t j = visible.begin; j < visible.end; ++j) {
+                    p[j] = std::exp(p[j] - lse[i]);
+                    d_s[j] = p[j] * (d_s[j] - delta[i]);
+                    add_scaled(g.d_v, p[j], d_o_row, d_v_of_rows + j * g.d_v);
+                    add_scaled(g.d_qk, d_s[j], q_row, d_k_of_rows + j * g.d_qk);
+                    add_scaled(g.d_qk, d_s[j], k + j * g.d_qk, d_q_row);
+                }
+            }
+            add_scaled(keys * g.d_qk, A(1), d_k_of_rows, d_k);
+            add_scaled(keys * g.d_v, A(1), d_v_of_rows, d_v);
+            wait_for_dq_turn(task.turns, head, block, task.key_block);
+            const bool starts = task.starts_dq(rows);
+            for (std::int64_t i = rows.begin; i < rows.end; ++i)
+                for (std::int64_t c = 0; c < g.d_qk; ++c) {
+                    const A part = scale * d_q[(i - rows.begin) * g.d_qk + c];
+                    A& target = d_q_head.row(i)[c];
+                    target = starts ? part : target + part;
+                }
+            pass_dq_turn(task.turns, head, block, task.key_block);
+        }
+    }
+    for (std::int64_t j = 0; j < keys; ++j) {
+        for (std::int64_t c = 0; c < g.d_qk; ++c)
+            task.d_k.row(task.keys.begin + j)[c] = convert<T>(scale * d_k[j * g.d_qk + c]);
+        for (std::int64_t c = 0; c < g.d_v; ++c)
+            task.d_v.row(task.keys.begin + j)[c] = convert<T>(d_v[j * g.d_v + c]);
+    }
+}
+
+}  // namespace
+
+template <class T>
+const FlashKernels<T>& generic_kernels() {
+    static constexpr FlashKernels<T> kernels{
+        "generic",  generic_blocks, forward_scratch_bytes<T>, backward_scratch_bytes<T>,
+        forward<T>, backward<T>};
+    return kernels;
+}
+template const FlashKernels<double>& generic_kernels();
+template const FlashKernels<float>& generic_kernels();
+template const FlashKernels<bfloat16>& generic_kernels();
+template const FlashKernels<float16>& generic_kernels();
+
+}  // namespace gradtile::attention::cpu

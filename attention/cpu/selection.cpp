@@ -1,0 +1,65 @@
+// Which kernels run here, decided at run time.
+#include <gradtile/attention/cpu/selection.h>
+
+#include <atomic>
+
+#include <gradtile/core/cpu/cpu_features.h>
+
+namespace gradtile::attention::cpu {
+namespace {
+
+template <class T>
+std::atomic<const FlashKernels<T>*> forced{nullptr};
+
+}  // namespace
+
+template <class T>
+const std::vector<const FlashKernels<T>*>& usable_kernels() {
+    static const auto usable = [] {
+        std::vector<const FlashKernels<T>*> found;
+        if constexpr (std::is_same_v<T, float>) {
+#if defined(GRADTILE_HAVE_X86_F32)
+            if (cpu_has_avx512()) found.push_back(&avx512_f32_kernels);
+            if (cpu_has_avx2_fma()) found.push_back(&avx2_f32_kernels);
+#endif
+        } else if constexpr (std::is_same_v<T, bfloat16>) {
+#if defined(GRADTILE_HAVE_AMX_BF16)
+            if (cpu_has_amx_bf16()) found.push_back(&amx_bf16_kernels);
+#endif
+#if defined(GRADTILE_HAVE_AVX512_BF16)
+            if (cpu_has_avx512_bf16()) found.push_back(&avx512_bf16_kernels);
+#endif
+        }
+        found.push_back(&generic_kernels<T>());
+        return found;
+    }();
+    return usable;
+}
+
+template <class T>
+const FlashKernels<T>& chosen_kernels() {
+    const FlashKernels<T>* const kernels = forced<T>;
+    return kernels != nullptr ? *kernels : *usable_kernels<T>().front();
+}
+
+template <class T>
+ForcedKernels<T>::ForcedKernels(const FlashKernels<T>* kernels) {
+    forced<T> = kernels;
+}
+template <class T>
+ForcedKernels<T>::~ForcedKernels() {
+    forced<T> = nullptr;
+}
+
+template const FlashKernels<double>& chosen_kernels();
+template const FlashKernels<float>& chosen_kernels();
+template const FlashKernels<bfloat16>& chosen_kernels();
+template const FlashKernels<float16>& chosen_kernels();
+template const std::vector<const FlashKernels<float>*>& usable_kernels();
+template const std::vector<const FlashKernels<bfloat16>*>& usable_kernels();
+template const std::vector<const FlashKernels<float16>*>& usable_kernels();
+template class ForcedKernels<float>;
+template class ForcedKernels<bfloat16>;
+template class ForcedKernels<float16>;
+
+}  // namespace gradtile::attention::cpu

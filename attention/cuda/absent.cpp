@@ -1,0 +1,27 @@
+// The CUDA side of attention in a build without the CUDA toolkit.
+#include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/core/cuda/cuda_runtime.h>
+
+namespace gradtile::attention::cuda {
+namespace {
+[[noreturn]] void absent() {
+    gradtile::cuda::operator_absent();
+}
+}  // namespace
+
+void naive_forward(const Context&, const Resolved&, const Tensor&, const Tensor&, const Tensor&,
+                   const Tensor&, const Tensor&) {
+    absent();
+}
+void naive_backward(const Context&, const Resolved&, const Saved&, const Tensor&, const Gradients&) {
+    absent();
+}
+void flash_forward(const Context&, const Resolved&, const Tensor&, const Tensor&, const Tensor&,
+                   const Tensor&, const Tensor&) {
+    absent();
+}
+void flash_backward(const Context&, const Resolved&, const Saved&, const Tensor&, const Gradients&) {
+    absent();
+}
+
+}  // namespace gradtile::attention::cuda

@@ -1,0 +1,92 @@
+#pragma once
+/// mask.h for kernels: 32-bit indices, and an unbounded side as one that is longer than both sequences, so
+/// that no row needs a branch.
+#include <gradtile/attention/mask.h>
+#include <gradtile/attention/cuda/device/mma.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+struct DeviceMask {
+    int queries, keys, offset, left, right;
+
+    /// Sums of four lengths must fit an int.
+    static constexpr std::int64_t longest = (std::int64_t{1} << 28) - 1;
+
+    explicit DeviceMask(const Mask& mask)
+        : queries(static_cast<int>(mask.queries)),
+          keys(static_cast<int>(mask.keys)),
+          offset(static_cast<int>(mask.offset)),
+          left(static_cast<int>(mask.left < 0 ? mask.queries + mask.keys : mask.left)),
+          right(static_cast<int>(mask.right < 0 ? mask.queries + mask.keys : mask.right)) {}
+
+    /// Row i sees the keys [first_key(i), past_key(i)); both grow with i. May be empty, or begin beyond
+    /// `keys`.
+    __device__ int first_key(int row) const { return max(0, row + offset - left); }
+    __device__ int past_key(int row) const { return min(keys, row + offset + right + 1); }
+    /// Key j is seen by the rows [first_row(j), past_row(j)).
+    __device__ int first_row(int key) const { return max(0, key - offset - right); }
+    __device__ int past_row(int key) const { return min(queries, key - offset + left + 1); }
+
+    // Blocks lie on the diagonal key - row, which is all that a bounded side asks for.
+    /// Whether each of rows [row, row + rows) sees each of keys [key, key + columns); rows beyond the last
+    /// count as the others do.
+    __device__ bool sees_all(int row, int rows, int key, int columns) const {
+        const int diagonal = key - row;
+        return diagonal >= offset - left + rows - 1 && diagonal + columns <= offset + right + 1 &&
+               key + columns <= keys;
+    }
+    /// Whether any of these rows may see any of these keys.
+    __device__ bool sees_any(int row, int rows, int key, int columns) const {
+        const int diagonal = key - row;
+        return diagonal + columns > offset - left && diagonal < offset + right + rows && key < keys;
+    }
+};
+
+/// S = -inf where a row does not see a key, for accumulators whose rows are queries. (row, key) is the first
+/// element's of the warp.
+template <int m_tiles, int n_tiles>
+__device__ __forceinline__ void mask_scores(FragmentC (&s)[m_tiles][n_tiles], const DeviceMask& mask, int row,
+                                            int key) {
+    const int lane = lane_index();
+    row += lane / 4;
+    key += lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int i = row + m * 16 + half * 8;
+            const int first = mask.first_key(i) - key, past = mask.past_key(i) - key;
+#pragma unroll
+            for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int j = n * 8 + e;
+                    if (j < first || j >= past) s[m][n][half * 2 + e] = -INFINITY;
+                }
+        }
+}
+
+/// P = 0 there, for accumulators whose rows are keys.
+template <int m_tiles, int n_tiles>
+__device__ __forceinline__ void mask_transposed_probabilities(FragmentC (&p)[m_tiles][n_tiles],
+                                                              const DeviceMask& mask, int key, int row) {
+    const int lane = lane_index();
+    key += lane / 4;
+    row += lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int j = key + m * 16 + half * 8;
+            const int first = mask.first_row(j) - row, past = j < mask.keys ? mask.past_row(j) - row : 0;
+#pragma unroll
+            for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int i = n * 8 + e;
+                    if (i < first || i >= past) p[m][n][half * 2 + e] = 0;
+                }
+        }
+}
+
+}  // namespace gradtile::attention::cuda::device

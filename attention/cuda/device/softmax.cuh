@@ -1,0 +1,114 @@
+#pragma once
+/// The online softmax of a warp's rows (docs/numerics.md), in base 2.
+#include <gradtile/attention/cuda/device/mma.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+/// 2^x; relative error 2^-22, results below 2^-126 are 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+/// Over the four lanes that share a row of an accumulator.
+__device__ __forceinline__ float row_maximum(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float row_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+template <int m_tiles>
+class OnlineSoftmax {
+  public:
+    /// scale_log2 = log2(e) * (the scale that S lacks), positive.
+    __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2_(scale_log2) {
+#pragma unroll
+        for (int i = 0; i < 2 * m_tiles; ++i) {
+            reference_[i] = -INFINITY;
+            sum_[i] = 0;
+        }
+    }
+
+    /// Turns S into P relative to the row's reference; o, what was summed before, follows the reference.
+    ///
+    /// The reference is not quite the running maximum: it moves only when the maximum has outgrown it by a
+    /// factor of 2^8 in P, which random scores do in the first block alone. Most blocks so save the products
+    /// of o with a factor; P <= 2^8 costs no accuracy, since floating-point numbers round relatively.
+    template <int n_tiles, int o_tiles>
+    __device__ __forceinline__ void update(FragmentC (&s)[m_tiles][n_tiles],
+                                           FragmentC (&o)[m_tiles][o_tiles]) {
+        float maximum[2 * m_tiles];
+        bool moves = false;
+#pragma unroll
+        for (int i = 0; i < 2 * m_tiles; ++i) {
+            float largest = s[i / 2][0][i % 2 * 2];
+#pragma unroll
+            for (int n = 0; n < n_tiles; ++n) {
+                largest = fmaxf(largest, s[i / 2][n][i % 2 * 2]);
+                largest = fmaxf(largest, s[i / 2][n][i % 2 * 2 + 1]);
+            }
+            maximum[i] = row_maximum(largest);
+            // -inf - -inf is NaN, and no comparison with it holds: a row that sees nothing yet does not move.
+            moves |= (maximum[i] - reference_[i]) * scale_log2_ > 8.0f;
+        }
+        if (__any_sync(~0u, moves)) move_reference(maximum, o);
+#pragma unroll
+        for (int i = 0; i < 2 * m_tiles; ++i) {
+            const float shift = reference_[i] == -INFINITY ? 0.0f : reference_[i] * scale_log2_;
+            float sum = 0;
+#pragma unroll
+            for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+                for (int e = i % 2 * 2; e < i % 2 * 2 + 2; ++e) {
+                    s[i / 2][n][e] = exp2_fast(fmaf(s[i / 2][n][e], scale_log2_, -shift));
+                    sum += s[i / 2][n][e];
+                }
+            sum_[i] += sum;
+        }
+    }
+
+    /// o = sum P V / sum P, 0 for rows that saw nothing; returns LSE of row `i` in units of `s`'s scale.
+    template <int o_tiles>
+    __device__ __forceinline__ void finish(FragmentC (&o)[m_tiles][o_tiles], float (&lse)[2 * m_tiles]) {
+        constexpr float ln2 = 0.693147180559945309f;
+#pragma unroll
+        for (int i = 0; i < 2 * m_tiles; ++i) {
+            const float sum = row_sum(sum_[i]);
+            const float inverse = sum == 0 ? 0.0f : __fdividef(1.0f, sum);
+            lse[i] = sum == 0 ? -INFINITY : fmaf(reference_[i] * scale_log2_, ln2, logf(sum));
+#pragma unroll
+            for (int n = 0; n < o_tiles; ++n) {
+                o[i / 2][n][i % 2 * 2] *= inverse;
+                o[i / 2][n][i % 2 * 2 + 1] *= inverse;
+            }
+        }
+    }
+
+  private:
+    template <int o_tiles>
+    __device__ __forceinline__ void move_reference(const float (&maximum)[2 * m_tiles],
+                                                   FragmentC (&o)[m_tiles][o_tiles]) {
+#pragma unroll
+        for (int i = 0; i < 2 * m_tiles; ++i) {
+            const float next = fmaxf(reference_[i], maximum[i]);
+            const float factor = next == -INFINITY ? 1.0f : exp2_fast((reference_[i] - next) * scale_log2_);
+            reference_[i] = next;
+            sum_[i] *= factor;
+#pragma unroll
+            for (int n = 0; n < o_tiles; ++n) {
+                o[i / 2][n][i % 2 * 2] *= factor;
+                o[i / 2][n][i % 2 * 2 + 1] *= factor;
+            }
+        }
+    }
+
+    float scale_log2_;
+    float reference_[2 * m_tiles];  ///< what P is relative to, in units of S
+    float sum_[2 * m_tiles];        ///< of P, over this lane's columns alone until the end
+};
+
+}  // namespace gradtile::attention::cuda::device

@@ -1,0 +1,245 @@
+#pragma once
+/// Products of float32 matrices on the tensor cores, to float32's accuracy.
+///
+/// A float32 number is the sum of two binary16 numbers, 11 significant bits each and the second with a sign
+/// of its own: x = high + 2^-11 low, off by at most 2^-23 of it. Binary16 has five bits of exponent, hence
+/// two measures: the low part is stored 2^11 times as large, so that it has high's range, and every head's
+/// numbers are first multiplied by a power of two that brings the largest just below 2^14
+/// (device/magnitude.cuh). All 22 bits are then kept down to 2^-28 of the largest, and what is smaller is off
+/// by 2^-50 of it.
+///
+/// Of the four products of two such sums three matter; the fourth lies below 2^-22 of the whole, 2^-24 on
+/// average. Three products of bf16 would keep 16 bits; six of them keep 24 and cost twice as much, as would
+/// three of tf32.
+///
+/// Tensor cores cut off where a float32 addition rounds, so errors of long sums would pile up in one
+/// direction. Hence the two accumulators: `large` takes the leading product alone, a few times before it is
+/// added, rounded, to a sum outside; `small` takes the two others, whose cut-offs are 2^-11 of those.
+#include <cstdint>
+
+#include <gradtile/attention/cuda/device/head_rows.cuh>
+#include <gradtile/attention/cuda/device/mma.cuh>
+#include <gradtile/attention/cuda/device/shared_tile.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+enum Plane { high, low };
+inline constexpr int planes = 2;
+inline constexpr float low_factor = 2048;  ///< of what high leaves over
+
+/// Two numbers, each as two binary16: packed pairs.
+__device__ __forceinline__ void split(std::uint32_t (&pair)[planes], float x, float y) {
+    pair[high] = pack<float16>(x, y);
+    const float2 taken = unpack<float16>(pair[high]);
+    pair[low] = pack<float16>((x - taken.x) * low_factor, (y - taken.y) * low_factor);
+}
+
+/// The same number, but not to the compiler: what a loop derives from it is computed again in each round
+/// instead of taking up a register for each of its variants.
+__device__ __forceinline__ std::uint32_t anew(std::uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/// In shared memory: a Tile per plane, one after the other.
+template <class Tile>
+inline constexpr int split_bytes = planes* Tile::bytes;
+
+/// A tile of float32 rows on its way from global memory into its planes. Waits in registers between load()
+/// and store(), so that a tile can be under way while the last one is still in use; asynchronous copies could
+/// not split it.
+template <class Tile, int threads>
+class SplitTile {
+  public:
+    /// Rows from valid_rows and columns from valid_columns on become zero. vectors: rows begin at multiples
+    /// of 16 bytes, and valid_columns is a multiple of 4.
+    __device__ __forceinline__ void load(Rows<const float> rows, int first, int valid_rows, int valid_columns,
+                                         bool vectors) {
+        const int thread = thread_index_anew();
+        const int row = thread / Tile::row_chunks, column = thread % Tile::row_chunks * 8;
+        const float* from = rows.row(first + row) + column;
+#pragma unroll
+        for (int i = 0; i < rounds; ++i, from += step * rows.stride) {
+            const int columns = row + i * step < min(valid_rows, Tile::rows) ? valid_columns - column : 0;
+#pragma unroll
+            for (int c = 0; c < 8; c += 4) {
+                if (vectors) {
+                    const float4 four = c < columns ? *reinterpret_cast<const float4*>(from + c) : float4{};
+                    x_[i][c] = four.x;
+                    x_[i][c + 1] = four.y;
+                    x_[i][c + 2] = four.z;
+                    x_[i][c + 3] = four.w;
+                } else {
+#pragma unroll
+                    for (int e = c; e < c + 4; ++e) x_[i][e] = e < columns ? from[e] : 0.0f;
+                }
+            }
+        }
+    }
+
+    /// Stores factor, a power of two, times the rows. plane_bytes: from one plane to the next, when this is a
+    /// part of a longer tile.
+    __device__ __forceinline__ void store(std::uint32_t tile, float factor,
+                                          int plane_bytes = Tile::bytes) const {
+        const int thread = thread_index_anew();
+        const int row = thread / Tile::row_chunks, chunk = thread % Tile::row_chunks;
+#pragma unroll
+        for (int i = 0; i < rounds; ++i) {
+            if (Tile::rows % step != 0 && row + i * step >= Tile::rows) break;
+            std::uint32_t pair[4][planes];
+#pragma unroll
+            for (int p = 0; p < 4; ++p) split(pair[p], x_[i][2 * p] * factor, x_[i][2 * p + 1] * factor);
+            // Steps of eight rows keep the swizzle: one address and constants.
+            const std::uint32_t to = step % 8 == 0
+                                         ? tile + Tile::offset(row, chunk) + i * step * Tile::row_bytes
+                                         : tile + Tile::offset(row + i * step, chunk);
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane)
+                asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to + plane * plane_bytes),
+                             "r"(pair[0][plane]), "r"(pair[1][plane]), "r"(pair[2][plane]),
+                             "r"(pair[3][plane])
+                             : "memory");
+        }
+    }
+
+  private:
+    static constexpr int step = threads / Tile::row_chunks;  // rows; a thread keeps its columns
+    static constexpr int rounds = (Tile::rows + step - 1) / step;
+    float x_[rounds][8];
+};
+
+/// Operands of 16 columns (A) and 16 rows (B) in registers.
+template <int m_tiles>
+using SplitA = FragmentA[planes][m_tiles];
+template <int n_tiles>
+using SplitB = std::uint32_t[planes][n_tiles][2];
+
+/// The 16 m_tiles x 16 block at (row, column) of an A tile; transposed: of a tile that holds A^T.
+template <bool transposed = false, class Tile, int m_tiles>
+__device__ __forceinline__ void load_a(SplitA<m_tiles>& a, const LanePointer<Tile>& from, int row,
+                                       int column) {
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m)
+            load_matrices<transposed>(
+                a[plane][m], from.at(row + (transposed ? 0 : m * 16), column + (transposed ? m * 16 : 0)) +
+                                 plane * Tile::bytes);
+}
+
+/// transposed = false: of a tile that holds B^T [8 n_tiles, 16], true: B [16, 8 n_tiles], at (row, column).
+template <bool transposed, class Tile, int n_tiles>
+__device__ __forceinline__ void load_b(SplitB<n_tiles>& b, const LanePointer<Tile>& from, int row,
+                                       int column) {
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+        for (int n = 0; n < n_tiles; n += 2) {
+            std::uint32_t two[4];
+            load_matrices<transposed>(
+                two, from.at(row + (transposed ? 0 : n * 8), column + (transposed ? n * 8 : 0)) +
+                         plane * Tile::bytes);
+            b[plane][n][0] = two[0];
+            b[plane][n][1] = two[1];
+            b[plane][n + 1][0] = two[2];
+            b[plane][n + 1][1] = two[3];
+        }
+}
+
+/// Columns [16 k, 16 k + 16) of accumulators as operand A of the next product.
+template <int m_tiles, int n_tiles>
+__device__ __forceinline__ void split_operand_a(SplitA<m_tiles>& a, const FragmentC (&c)[m_tiles][n_tiles],
+                                                int k) {
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // rows 0-7 and 8-15 of the left eight columns, then of the right
+            const FragmentC& from = c[m][2 * k + i / 2];
+            std::uint32_t pair[planes];
+            split(pair, from[i % 2 * 2], from[i % 2 * 2 + 1]);
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane) a[plane][m][i] = pair[plane];
+        }
+}
+
+template <int m_tiles, int n_tiles>
+class SplitSum {
+  public:
+    __device__ __forceinline__ SplitSum() {
+        clear(large_);
+        clear(small_);
+    }
+    /// += a * b
+    __device__ __forceinline__ void add_product(const SplitA<m_tiles>& a, const SplitB<n_tiles>& b) {
+        add(small_, a[low], b[high]);
+        add(large_, a[high], b[high]);
+        add(small_, a[high], b[low]);
+    }
+    __device__ __forceinline__ float value(int m, int n, int element) const {
+        return fmaf(small_[m][n][element], 1 / low_factor, large_[m][n][element]);
+    }
+
+  private:
+    __device__ static __forceinline__ void add(FragmentC (&c)[m_tiles][n_tiles],
+                                               const FragmentA (&a)[m_tiles],
+                                               const std::uint32_t (&b)[n_tiles][2]) {
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < n_tiles; ++n) mma<float16>(c[m][n], a[m], b[n][0], b[n][1]);
+    }
+    FragmentC large_[m_tiles][n_tiles], small_[m_tiles][n_tiles];
+};
+
+/// c [16 m_tiles, 8 n_tiles] = a * b^T over `depth` columns; a, b: tiles [.., depth] from the given rows on.
+template <int depth, class TileA, class TileB, int m_tiles, int n_tiles>
+__device__ __forceinline__ void multiply_split_a_bt(FragmentC (&c)[m_tiles][n_tiles],
+                                                    const LanePointer<TileA>& a, int row_a,
+                                                    const LanePointer<TileB>& b, int row_b) {
+    constexpr int most = 64;  // columns summed before a rounded addition
+#pragma unroll
+    for (int begin = 0; begin < depth; begin += most) {
+        SplitSum<m_tiles, n_tiles> sum;
+#pragma unroll
+        for (int k = begin; k < begin + most && k < depth; k += 16) {
+            SplitA<m_tiles> fragment_a;
+            SplitB<n_tiles> fragment_b;
+            load_a(fragment_a, a, row_a, k);
+            load_b<false>(fragment_b, b, row_b, k);
+            sum.add_product(fragment_a, fragment_b);
+        }
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    c[m][n][e] = begin == 0 ? sum.value(m, n, e) : c[m][n][e] + sum.value(m, n, e);
+    }
+}
+
+/// sum += a * b for a in registers, b [16 k_steps, ..] in shared memory from `column` on.
+template <class TileB, int k_steps, int m_tiles, int n_tiles>
+__device__ __forceinline__ void multiply_split_a_b(SplitSum<m_tiles, n_tiles>& sum,
+                                                   const SplitA<m_tiles> (&a)[k_steps],
+                                                   const LanePointer<TileB>& b, int column) {
+#pragma unroll
+    for (int k = 0; k < k_steps; ++k) {
+        SplitB<n_tiles> fragment_b;
+        load_b<true>(fragment_b, b, k * 16, column);
+        sum.add_product(a[k], fragment_b);
+    }
+}
+
+/// Two neighbours of one row of a result. pairs: rows begin at multiples of 8 bytes and have even lengths.
+__device__ __forceinline__ void store_pair(float* row, int column, int columns, float first, float second,
+                                           bool pairs) {
+    if (pairs) {
+        if (column < columns) *reinterpret_cast<float2*>(row + column) = {first, second};
+    } else {
+        if (column < columns) row[column] = first;
+        if (column + 1 < columns) row[column + 1] = second;
+    }
+}
+
+}  // namespace gradtile::attention::cuda::device

@@ -1,0 +1,23 @@
+// Which kernels serve a flash call on the GPU: the one place that chooses.
+#include <gradtile/attention/cuda/kernels.h>
+
+namespace gradtile::attention::cuda {
+
+void flash_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
+                   const Tensor& v, const Tensor& o, const Tensor& lse) {
+    const auto kernels = q.dtype() == DType::f64   ? flash_f64_forward
+                         : q.dtype() == DType::f32 ? flash_f32_forward
+                                                   : flash_16bit_forward;
+    kernels(ctx, options, q, k, v, o, lse);
+}
+
+void flash_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o,
+                    const Gradients& into) {
+    const DType dtype = saved.q.dtype();
+    const auto kernels = dtype == DType::f64   ? flash_f64_backward
+                         : dtype == DType::f32 ? flash_f32_backward
+                                               : flash_16bit_backward;
+    kernels(ctx, options, saved, d_o, into);
+}
+
+}  // namespace gradtile::attention::cuda

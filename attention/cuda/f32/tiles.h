@@ -1,0 +1,92 @@
+#pragma once
+/// INTERNAL. Block sizes of the float32 kernels of the GPU. Figures behind the choices:
+/// bench/results/2026-11-21-h200-attention-f32.md.
+#include <gradtile/attention/cuda/shared_memory_limits.h>
+
+namespace gradtile::attention::cuda {
+
+struct F32ForwardTiles {
+    int warps;
+    int row_tiles;  ///< of 16 rows a warp
+    int keys;
+    int blocks_per_multiprocessor;  ///< what registers are bounded for
+
+    constexpr int rows() const { return warps * row_tiles * 16; }
+    constexpr int threads() const { return warps * 32; }
+    /// Q, K and V in two planes of 16 bits (device/split_float.cuh).
+    constexpr int shared_bytes(int head_dim) const { return 2 * 2 * head_dim * (rows() + 2 * keys); }
+    constexpr bool operator==(const F32ForwardTiles&) const = default;
+};
+
+/// For head dims up to `head_dim`.
+template <int head_dim>
+struct F32Forward {
+    static constexpr F32ForwardTiles tiles(int shared_limit) {
+        // Two row tiles a warp halve the reading of K and V from shared memory, which else takes as long as
+        // the products. From 128 columns on O leaves no registers for that.
+        if (head_dim <= 64) return {.warps = 4, .row_tiles = 2, .keys = 32, .blocks_per_multiprocessor = 2};
+        F32ForwardTiles tiles{
+            .warps = 8, .row_tiles = 1, .keys = head_dim <= 128 ? 64 : 32, .blocks_per_multiprocessor = 1};
+        if (tiles.shared_bytes(head_dim) > shared_limit) {
+            tiles.warps = 4;
+            tiles.keys /= 2;
+        }
+        if (tiles.shared_bytes(head_dim) > shared_limit) tiles.keys /= 2;
+        return tiles;
+    }
+};
+
+struct F32BackwardTiles {
+    int key_groups;  ///< of 16 keys
+    /// With 2, two warps share sixteen keys, each with half of the rows of S and half of the columns of dK
+    /// and dV, and P goes through shared memory too: what dK and dV of more than 64 columns ask of registers.
+    int warps_per_keys;
+    bool loads_ahead;       ///< the next rows wait in registers
+    bool separate_factors;  ///< P and dS have shared memory of their own, which saves two barriers
+    int blocks_per_multiprocessor;
+
+    static constexpr int rows = 32;  ///< of Q and dO a step
+    constexpr int keys() const { return key_groups * 16; }
+    constexpr int warps() const { return key_groups * warps_per_keys; }
+    constexpr int threads() const { return warps() * 32; }
+    constexpr int factor_tiles() const { return warps_per_keys == 2 && separate_factors ? 2 : 1; }
+    /// K, V, Q, dO, dS and P in two planes, and two numbers a row.
+    constexpr int shared_bytes(int head_dim) const {
+        return 2 * 2 * (2 * (keys() + rows) * head_dim + factor_tiles() * keys() * rows) + 2 * 4 * rows;
+    }
+    constexpr bool operator==(const F32BackwardTiles&) const = default;
+};
+
+/// For head dims up to `head_dim`.
+template <int head_dim>
+struct F32Backward {
+    static constexpr F32BackwardTiles tiles(int shared_limit) {
+        // Many keys a block: each block splits all rows of Q and dO and adds to all of dQ.
+        if (head_dim <= 32)
+            return {.key_groups = 4,
+                    .warps_per_keys = 1,
+                    .loads_ahead = true,
+                    .separate_factors = true,
+                    .blocks_per_multiprocessor = 2};
+        if (head_dim <= 64)
+            return {.key_groups = 8,
+                    .warps_per_keys = 1,
+                    .loads_ahead = true,
+                    .separate_factors = true,
+                    .blocks_per_multiprocessor = 1};
+        F32BackwardTiles tiles{.key_groups = 4,
+                               .warps_per_keys = 2,
+                               .loads_ahead = true,
+                               .separate_factors = true,
+                               .blocks_per_multiprocessor = 1};
+        if (tiles.shared_bytes(head_dim) <= shared_limit) return tiles;
+        tiles.key_groups = 2;
+        tiles.loads_ahead = head_dim <= 128;  // half the threads, twice the registers each
+        if (tiles.shared_bytes(head_dim) <= shared_limit) return tiles;
+        tiles.key_groups = 1;
+        tiles.separate_factors = false;
+        return tiles;
+    }
+};
+
+}  // namespace gradtile::attention::cuda

@@ -1,0 +1,328 @@
+// FlashAttention-2 in float64 on the GPU, in plain square tiles: the reference for gradient checks where the
+// inputs live, not a fast path. Every sum has one owner and one order, so results are the same bits in every
+// run.
+#include <cmath>
+#include <cstdint>
+
+#include <gradtile/attention/cuda/kernels.h>
+#include <gradtile/attention/cuda/shared_memory_limits.h>
+#include <gradtile/attention/internal/kernel_views.h>
+#include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/attention/cuda/device/head_rows.cuh>
+#include <gradtile/attention/cuda/device/row_statistics.cuh>
+
+namespace gradtile::attention::cuda {
+namespace {
+
+using namespace device;
+using gradtile::cuda::cuda_check;
+
+constexpr int largest_head_dim = 256;
+
+/// The side of the tiles, and a thread for each element of a tile of S.
+struct Choice {
+    static constexpr int tiles(int shared_limit) {
+        return shared_bytes(16, largest_head_dim, largest_head_dim) <= shared_limit ? 16 : 8;
+    }
+    /// Of `tile` rows of q and k, v and d_o, and of two tiles of pairs.
+    static constexpr int shared_bytes(int tile, int d_qk, int d_v) {
+        return static_cast<int>(sizeof(double)) * tile * (2 * padded(d_qk) + 2 * padded(d_v) + 2 * tile);
+    }
+    /// Row length of a staged tile. Odd, so that threads that read down a column meet different banks.
+    __host__ __device__ static constexpr int padded(int d) { return d | 1; }
+};
+__device__ constexpr int padded(int d) {
+    return Choice::padded(d);
+}
+
+/// staged [tile, padded(d)] = rows first .. first + tile - 1 of x; zeros past `end`.
+template <int tile>
+__device__ void load(double* staged, Rows<const double> x, std::int64_t first, std::int64_t end, int d) {
+    for (int e = threadIdx.x; e < tile * d; e += tile * tile) {
+        const int r = e / d, c = e % d;
+        staged[r * padded(d) + c] = first + r < end ? x.row(first + r)[c] : 0.0;
+    }
+}
+
+__device__ double dot(const double* a, const double* b, int n) {
+    double sum = 0;
+    for (int c = 0; c < n; ++c) sum += a[c] * b[c];
+    return sum;
+}
+
+/// The threads of a tile row work together; `value` combined over them.
+template <int tile>
+__device__ double row_max(double value) {
+    for (int distance = tile / 2; distance > 0; distance /= 2)
+        value = fmax(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    return value;
+}
+template <int tile>
+__device__ double row_sum(double value) {
+    for (int distance = tile / 2; distance > 0; distance /= 2)
+        value += __shfl_xor_sync(0xffffffffu, value, distance);
+    return value;
+}
+
+/// Columns y, y + tile, .. of one row of a result, kept by one thread.
+template <int tile>
+struct RowSums {
+    static constexpr int columns_per_thread = largest_head_dim / tile;
+    double value[columns_per_thread] = {};
+
+    /// += weights [tile] (`step` apart) times staged [tile, padded(d)].
+    __device__ void add_product(const double* weights, int step, const double* staged, int d, int y) {
+#pragma unroll
+        for (int n = 0; n < columns_per_thread; ++n) {
+            const int c = y + n * tile;
+            if (c < d)
+                for (int j = 0; j < tile; ++j)
+                    value[n] = fma(weights[j * step], staged[j * padded(d) + c], value[n]);
+        }
+    }
+    __device__ void multiply(double factor) {
+#pragma unroll
+        for (int n = 0; n < columns_per_thread; ++n) value[n] *= factor;
+    }
+    __device__ void store(double* row, double factor, int d, int y) const {
+#pragma unroll
+        for (int n = 0; n < columns_per_thread; ++n)
+            if (y + n * tile < d) row[y + n * tile] = factor * value[n];
+    }
+};
+
+struct Problem {
+    Sizes sizes;
+    Mask mask;
+    double scale;
+    HeadRows<const double> q, k, v;
+};
+
+/// One block: `tile` query rows of one (batch, head). grid: (row blocks, batch * heads).
+template <int tile>
+__global__ void __launch_bounds__(tile* tile)
+    forward_kernel(Problem p, HeadRows<double> o_out, double* lse_out) {
+    extern __shared__ double shared[];
+    double* const q = shared;
+    double* const k = q + tile * padded(p.sizes.d_qk);
+    double* const v = k + tile * padded(p.sizes.d_qk);
+    double* const probabilities = v + tile * padded(p.sizes.d_v);
+    const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // row of the tile; key, or column of O
+    const std::int64_t batch = blockIdx.y / p.sizes.heads, head = blockIdx.y % p.sizes.heads;
+    const std::int64_t first_row = std::int64_t{blockIdx.x} * tile, i = first_row + x;
+    const Rows<const double> k_rows = p.k.of(batch, head / p.sizes.group);
+    const Rows<const double> v_rows = p.v.of(batch, head / p.sizes.group);
+    const double infinity = HUGE_VAL;
+
+    load<tile>(q, p.q.of(batch, head), first_row, p.mask.queries, p.sizes.d_qk);
+    const IndexRange visible = i < p.mask.queries ? p.mask.visible_keys(i) : IndexRange{0, 0};
+    const IndexRange keys = p.mask.visible_keys({first_row, min(first_row + tile, p.mask.queries)});
+    double maximum = -infinity, sum = 0;
+    RowSums<tile> o;
+    for (std::int64_t first_key = keys.begin; first_key < keys.end; first_key += tile) {
+        __syncthreads();  // of the last block's K, V and P all have read
+        load<tile>(k, k_rows, first_key, p.mask.keys, p.sizes.d_qk);
+        load<tile>(v, v_rows, first_key, p.mask.keys, p.sizes.d_v);
+        __syncthreads();
+        const bool is_visible = first_key + y >= visible.begin && first_key + y < visible.end;
+        const double s = is_visible ? p.scale * dot(q + x * padded(p.sizes.d_qk),
+                                                    k + y * padded(p.sizes.d_qk), p.sizes.d_qk)
+                                    : -infinity;
+        const double new_maximum = fmax(maximum, row_max<tile>(s));
+        const double reference = new_maximum == -infinity ? 0.0 : new_maximum;  // so far nothing is visible
+        const double probability = exp(s - reference);
+        const double rescale = exp(maximum - reference);
+        maximum = new_maximum;
+        sum = sum * rescale + row_sum<tile>(probability);
+        probabilities[x * tile + y] = probability;
+        __syncthreads();
+        o.multiply(rescale);
+        o.add_product(probabilities + x * tile, 1, v, p.sizes.d_v, y);
+    }
+    if (i >= p.mask.queries) return;
+    const bool sees_nothing = visible.end <= visible.begin;
+    o.store(o_out.of(batch, head).row(i), sees_nothing ? 0.0 : 1.0 / sum, p.sizes.d_v, y);
+    if (y == 0) lse_out[blockIdx.y * p.mask.queries + i] = sees_nothing ? -infinity : maximum + log(sum);
+}
+
+/// The statistics of the backward pass, and the gradient of O.
+struct BackwardProblem {
+    Problem forward;
+    HeadRows<const double> d_o;
+    const double* lse;    ///< +inf for rows that see nothing
+    const double* delta;  ///< rowsum(dO * O)
+};
+
+/// P_ij and dS_ij from staged rows; row = the row's place in lse and delta.
+struct Pair {
+    double p, d_s;
+};
+__device__ Pair pair_of(const BackwardProblem& b, bool is_visible, std::int64_t row, const double* q,
+                        const double* k, const double* d_o, const double* v) {
+    if (!is_visible) return {0.0, 0.0};
+    const Problem& f = b.forward;
+    const double p = exp(f.scale * dot(q, k, f.sizes.d_qk) - b.lse[row]);
+    return {p, p * (dot(d_o, v, f.sizes.d_v) - b.delta[row])};
+}
+
+/// dK and dV. One block: `tile` keys of one (batch, K/V head). grid: (key blocks, batch * K/V heads).
+template <int tile>
+__global__ void __launch_bounds__(tile* tile)
+    backward_keys_kernel(BackwardProblem b, HeadRows<double> d_k_out, HeadRows<double> d_v_out) {
+    extern __shared__ double shared[];
+    const Problem& f = b.forward;
+    const int d_qk = f.sizes.d_qk, d_v = f.sizes.d_v, key_heads = f.sizes.heads / f.sizes.group;
+    double* const k = shared;
+    double* const v = k + tile * padded(d_qk);
+    double* const q = v + tile * padded(d_v);
+    double* const d_o = q + tile * padded(d_qk);
+    double* const p = d_o + tile * padded(d_v);
+    double* const d_s = p + tile * tile;
+    const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // key of the tile; row, or column of dK and dV
+    const std::int64_t batch = blockIdx.y / key_heads, key_head = blockIdx.y % key_heads;
+    const std::int64_t first_key = std::int64_t{blockIdx.x} * tile, j = first_key + x;
+    load<tile>(k, f.k.of(batch, key_head), first_key, f.mask.keys, d_qk);
+    load<tile>(v, f.v.of(batch, key_head), first_key, f.mask.keys, d_v);
+    const IndexRange rows = f.mask.seeing_rows({first_key, min(first_key + tile, f.mask.keys)});
+    RowSums<tile> d_k_sums, d_v_sums;
+    for (std::int64_t head = key_head * f.sizes.group; head < (key_head + 1) * f.sizes.group; ++head)
+        for (std::int64_t first_row = rows.begin; first_row < rows.end; first_row += tile) {
+            const std::int64_t i = first_row + y;
+            __syncthreads();
+            load<tile>(q, f.q.of(batch, head), first_row, f.mask.queries, d_qk);
+            load<tile>(d_o, b.d_o.of(batch, head), first_row, f.mask.queries, d_v);
+            __syncthreads();
+            const IndexRange visible = i < f.mask.queries ? f.mask.visible_keys(i) : IndexRange{0, 0};
+            const Pair pair = pair_of(
+                b, j >= visible.begin && j < visible.end, (batch * f.sizes.heads + head) * f.mask.queries + i,
+                q + y * padded(d_qk), k + x * padded(d_qk), d_o + y * padded(d_v), v + x * padded(d_v));
+            p[x * tile + y] = pair.p;
+            d_s[x * tile + y] = pair.d_s;
+            __syncthreads();
+            d_v_sums.add_product(p + x * tile, 1, d_o, d_v, y);
+            d_k_sums.add_product(d_s + x * tile, 1, q, d_qk, y);
+        }
+    if (j >= f.mask.keys) return;
+    d_k_sums.store(d_k_out.of(batch, key_head).row(j), f.scale, d_qk, y);
+    d_v_sums.store(d_v_out.of(batch, key_head).row(j), 1.0, d_v, y);
+}
+
+/// dQ, with P and dS once more: a sum of its own instead of additions from every block of keys. grid as in
+/// forward_kernel.
+template <int tile>
+__global__ void __launch_bounds__(tile* tile)
+    backward_rows_kernel(BackwardProblem b, HeadRows<double> d_q_out) {
+    extern __shared__ double shared[];
+    const Problem& f = b.forward;
+    const int d_qk = f.sizes.d_qk, d_v = f.sizes.d_v;
+    double* const q = shared;
+    double* const d_o = q + tile * padded(d_qk);
+    double* const k = d_o + tile * padded(d_v);
+    double* const v = k + tile * padded(d_qk);
+    double* const d_s = v + tile * padded(d_v);
+    const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // row of the tile; key, or column of dQ
+    const std::int64_t batch = blockIdx.y / f.sizes.heads, head = blockIdx.y % f.sizes.heads;
+    const std::int64_t first_row = std::int64_t{blockIdx.x} * tile, i = first_row + x;
+    load<tile>(q, f.q.of(batch, head), first_row, f.mask.queries, d_qk);
+    load<tile>(d_o, b.d_o.of(batch, head), first_row, f.mask.queries, d_v);
+    const IndexRange visible = i < f.mask.queries ? f.mask.visible_keys(i) : IndexRange{0, 0};
+    const IndexRange keys = f.mask.visible_keys({first_row, min(first_row + tile, f.mask.queries)});
+    RowSums<tile> d_q_sums;
+    for (std::int64_t first_key = keys.begin; first_key < keys.end; first_key += tile) {
+        const std::int64_t j = first_key + y;
+        __syncthreads();
+        load<tile>(k, f.k.of(batch, head / f.sizes.group), first_key, f.mask.keys, d_qk);
+        load<tile>(v, f.v.of(batch, head / f.sizes.group), first_key, f.mask.keys, d_v);
+        __syncthreads();
+        d_s[x * tile + y] =
+            pair_of(b, j >= visible.begin && j < visible.end, blockIdx.y * f.mask.queries + i,
+                    q + x * padded(d_qk), k + y * padded(d_qk), d_o + x * padded(d_v), v + y * padded(d_v))
+                .d_s;
+        __syncthreads();
+        d_q_sums.add_product(d_s + x * tile, 1, k, d_qk, y);
+    }
+    if (i < f.mask.queries) d_q_sums.store(d_q_out.of(batch, head).row(i), f.scale, d_qk, y);
+}
+
+/// Launches with blocks = (tiles of the sequence, matrices); kernel_of(SharedMemory<limit>{}) is the kernel
+/// with the tiles of that limit.
+template <class KernelOf, class... Arguments>
+void launch(const Context& ctx, KernelOf&& kernel_of, std::int64_t length, std::int64_t matrices,
+            const Sizes& sizes, const Arguments&... arguments) {
+    if (length == 0 || matrices == 0) return;
+    check(matrices <= 65535, "attention: float64 on CUDA takes at most 65535 batch * heads, not ", matrices);
+    gradtile::cuda::use_device(ctx.device());
+    visit_shared_memory<Choice>(gradtile::cuda::shared_memory_of_a_block(), [&](auto limit) {
+        const auto [kernel, tile] = kernel_of(limit);
+        const int bytes = Choice::shared_bytes(tile, sizes.d_qk, sizes.d_v);
+        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<dim3(static_cast<unsigned>((length + tile - 1) / tile), static_cast<unsigned>(matrices)),
+                 static_cast<unsigned>(tile * tile), static_cast<std::size_t>(bytes),
+                 static_cast<cudaStream_t>(ctx.stream())>>>(arguments...);
+        cuda_check(cudaGetLastError());
+    });
+}
+
+template <class Kernel>
+struct Tiled {
+    Kernel kernel;
+    int tile;
+};
+constexpr auto tiled_forward = []<int limit>(SharedMemory<limit>) {
+    constexpr int tile = Choice::tiles(limit);
+    return Tiled{&forward_kernel<tile>, tile};
+};
+constexpr auto tiled_backward_keys = []<int limit>(SharedMemory<limit>) {
+    constexpr int tile = Choice::tiles(limit);
+    return Tiled{&backward_keys_kernel<tile>, tile};
+};
+constexpr auto tiled_backward_rows = []<int limit>(SharedMemory<limit>) {
+    constexpr int tile = Choice::tiles(limit);
+    return Tiled{&backward_rows_kernel<tile>, tile};
+};
+
+Problem problem_of(const Resolved& options, const Tensor& q, const Tensor& k, const Tensor& v) {
+    return {.sizes = sizes_of(q, k, v),
+            .mask = options.mask,
+            .scale = options.scale,
+            .q = head_rows<const double>(q),
+            .k = head_rows<const double>(k),
+            .v = head_rows<const double>(v)};
+}
+
+}  // namespace
+
+void flash_f64_forward(const Context& ctx, const Resolved& options, const Tensor& q_in, const Tensor& k_in,
+                       const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
+    const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
+    const Writable o(ctx, o_out, DType::f64);
+    if (ctx.is_planning()) return;
+    for (const Readable* x : {&q, &k, &v}) x->load(ctx);
+    const Problem problem = problem_of(options, q.tensor(), k.tensor(), v.tensor());
+    launch(ctx, tiled_forward, options.mask.queries, q_in.size(0) * q_in.size(2), problem.sizes, problem,
+           head_rows<double>(o.tensor()), lse.data<double>());
+    o.store(ctx);
+}
+
+void flash_f64_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o_in,
+                        const Gradients& into) {
+    const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_o_in);
+    const Writable d_q(ctx, into.q, DType::f64), d_k(ctx, into.k, DType::f64), d_v(ctx, into.v, DType::f64);
+    const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
+    if (ctx.is_planning()) return;
+    for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
+    const Problem problem = problem_of(options, q.tensor(), k.tensor(), v.tensor());
+    launch_row_statistics<double>(ctx, delta, lse, saved.lse, 1.0, o.tensor(), d_o.tensor());
+    const BackwardProblem backward{.forward = problem,
+                                   .d_o = head_rows<const double>(d_o.tensor()),
+                                   .lse = lse.data<double>(),
+                                   .delta = delta.data<double>()};
+    const std::int64_t batch = saved.q.size(0);
+    launch(ctx, tiled_backward_keys, options.mask.keys, batch * saved.k.size(2), problem.sizes, backward,
+           head_rows<double>(d_k.tensor()), head_rows<double>(d_v.tensor()));
+    launch(ctx, tiled_backward_rows, options.mask.queries, batch * saved.q.size(2), problem.sizes, backward,
+           head_rows<double>(d_q.tensor()));
+    for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+}
+
+}  // namespace gradtile::attention::cuda

@@ -1,0 +1,230 @@
+// gradtile bench gemm: the matrix products of one training step, one by one, beside a large square product.
+//   us        as training runs them: bias and GELU inside or behind them, weight gradients that accumulate in
+//             float32, the head in chunks
+//   plain us  as a framework's matmul runs them: results in the operands' dtype, nothing fused
+#include <algorithm>
+#include <iostream>
+
+#include <gradtile/cli/bench/benchmarks.h>
+#include <gradtile/cli/bench/step_flags.h>
+#include <gradtile/cli/bench/table.h>
+#include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/cross_entropy_head.h>
+#include <gradtile/layers/linear_gelu.h>
+
+namespace gradtile::cli {
+namespace {
+
+struct Flags {
+    explicit Flags(Command& command)
+        : step(command, {"layers", "activation", "bias", "batch", "dtype", "tf32", "deterministic"}) {}
+    StepFlags step;
+    bool paddings = false;
+};
+
+/// A linear layer of a block, and where GELU stands beside it.
+struct Layer {
+    enum class Gelu { none, behind, before };
+    std::string name;
+    std::int64_t out, in;
+    Gelu gelu = Gelu::none;
+};
+
+std::vector<Layer> layers_of(const ModelConfig& model) {
+    const std::int64_t width = model.width, hidden = model.hidden_width();
+    const std::int64_t heads = model.heads + 2 * model.key_value_heads();
+    std::vector<Layer> layers{{"qkv", heads * model.head_dim(), width}, {"proj", width, width}};
+    if (model.activation == Activation::swiglu) {
+        layers.push_back({"gate_up", 2 * hidden, width});
+        layers.push_back({"down", width, hidden});
+    } else {
+        layers.push_back({"fc", hidden, width, Layer::Gelu::behind});
+        layers.push_back({"fcproj", width, hidden, Layer::Gelu::before});
+    }
+    return layers;
+}
+
+/// One product of a step, in both forms.
+struct Product {
+    std::string name, pass;
+    std::int64_t m, n, k;
+    double count = 1;  ///< in a step
+    std::function<void()> trained = {};
+    std::function<void()> plain = {};  ///< empty: the same
+};
+
+/// Times products, and adds up what they take in a step. With a planning context nothing is timed.
+class Bench {
+  public:
+    Bench(const Context& context, DType type, const Sampling& sampling, Table& table)
+        : ctx(context), dtype(type), sampling_(sampling), table_(table), numbers_(ctx) {
+        const ProductCeiling ceiling = measure_product_ceiling(ctx, dtype, sampling);
+        if (ctx.is_planning()) return;
+        ceiling_ = ceiling.flops_per_s();
+        add_row({.name = "ceiling", .pass = "", .m = ceiling.size, .n = ceiling.size, .k = ceiling.size},
+                ceiling.ms, ceiling.ms);
+    }
+
+    Tensor random(const Shape& shape) const { return numbers_(ctx, shape, dtype); }
+    Tensor random_like(const Tensor& x) const { return numbers_(ctx, x.shape(), x.dtype()); }
+
+    void measure(const Product& product) {
+        if (ctx.is_planning()) return product.trained();
+        const double trained = median_milliseconds(ctx, sampling_, product.trained);
+        const double plain = product.plain ? median_milliseconds(ctx, sampling_, product.plain) : trained;
+        add_row(product, trained, plain);
+        ms_ += product.count * trained;
+        plain_ms_ += product.count * plain;
+        flops_ += product.count * flops_of(product);
+    }
+
+    void print_sum() const {
+        if (ctx.is_planning()) return;
+        const double flops_per_s = flops_ / ms_ * 1e3;
+        table_.add({"step", "all products", "", nothing, 1e3 * ms_, 1e-12 * flops_per_s,
+                    flops_per_s / ceiling_, 1e3 * plain_ms_});
+    }
+
+    const Context ctx;
+    const DType dtype;
+
+  private:
+    static double flops_of(const Product& p) {
+        return 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n * p.k);
+    }
+    void add_row(const Product& p, double trained, double plain) const {
+        const double flops_per_s = flops_of(p) / trained * 1e3;
+        table_.add({p.name, p.pass, concat(p.m, " x ", p.n, " x ", p.k), p.count, 1e3 * trained,
+                    1e-12 * flops_per_s, flops_per_s / ceiling_, 1e3 * plain});
+    }
+
+    Sampling sampling_;
+    Table& table_;
+    Numbers numbers_;
+    double ceiling_ = 0, ms_ = 0, plain_ms_ = 0, flops_ = 0;
+};
+
+/// Forward, data gradient and weight gradient of a layer over `tokens` rows.
+void measure_layer(Bench& bench, const Layer& layer, std::int64_t tokens, const ModelConfig& model) {
+    const Context& ctx = bench.ctx;
+    const auto& [name, out, in, gelu] = layer;
+    const Tensor x = bench.random({tokens, in}), w = bench.random({out, in});
+    const Tensor y = bench.random({tokens, out}), dy = bench.random_like(y);
+    const Tensor dx = empty_like(ctx, x), dw = empty_like(ctx, w);
+    const Tensor dw_sum = zeros(ctx, w.shape(), accumulator_of(w.dtype()));
+    const Tensor bias = model.bias ? bench.random({out}) : Tensor();
+    const Gelu::Form form = model.activation == Activation::gelu ? Gelu::Form::exact : Gelu::Form::tanh;
+    const auto count = static_cast<double>(model.layers);
+
+    Product forward{name, "forward", tokens, out, in, count};
+    forward.trained = [&] { gemm(ctx, y, x, w, {.trans_b = true, .bias = bias}); };
+    forward.plain = [&] { gemm(ctx, y, x, w, {.trans_b = true}); };
+    if (gelu == Layer::Gelu::behind) {
+        const Tensor hidden = bench.random_like(y);
+        forward.pass = "forward + gelu";
+        forward.trained = [&, hidden] { linear_gelu_forward(ctx, y, hidden, x, w, bias, form); };
+    }
+    bench.measure(forward);
+
+    Product data{name, "data gradient", tokens, in, out, count};
+    data.trained = [&] { gemm(ctx, dx, dy, w); };
+    if (gelu == Layer::Gelu::before) {
+        const Tensor hidden = bench.random_like(x);
+        data.pass = "data grad + gelu";
+        data.plain = data.trained;
+        data.trained = [&, hidden] { linear_gelu_backward(ctx, dx, dy, w, hidden, form); };
+    }
+    bench.measure(data);
+
+    bench.measure({name, "weight gradient", out, in, tokens, count,
+                   [&] { gemm(ctx, dw_sum, dy, x, {.trans_a = true, .accumulate = true}); },
+                   [&] { gemm(ctx, dw, dy, x, {.trans_a = true}); }});
+}
+
+/// Logits that exist at the same time.
+struct Chunk {
+    std::int64_t rows, columns;
+    DType dtype;
+};
+
+Chunk chunk_of(const Context& ctx, const Step& step) {
+    const Context dry = ctx.plan(Arena::for_planning(ctx.device()));
+    ParameterStore parameters;
+    const CrossEntropyHead head(parameters, "head", step.config.model.vocabulary, step.config.model.width);
+    parameters.allocate(dry, step.dtype());
+    const Tensor logits = head.training_chunk(dry, step.rows()).logits;
+    return {logits.size(0), logits.size(1), logits.dtype()};
+}
+
+/// The three products of the vocabulary's head over a chunk, `count` of which are a step.
+void measure_head(Bench& bench, const std::string& name, const Chunk& chunk, std::int64_t width,
+                  double count) {
+    const Context& ctx = bench.ctx;
+    const auto& [rows, columns, logits_dtype] = chunk;
+    const Tensor x = bench.random({rows, width}), w = bench.random({columns, width});
+    const Tensor dx = empty_like(ctx, x), dw = empty_like(ctx, w);
+    const Tensor dw_sum = zeros(ctx, w.shape(), accumulator_of(w.dtype()));
+    const Tensor logits = empty(ctx, {rows, columns}, logits_dtype);
+    const Tensor d_logits = bench.random({rows, columns}), plain_logits = empty_like(ctx, d_logits);
+
+    bench.measure({name, "logits", rows, columns, width, count,
+                   [&] { gemm(ctx, logits, x, w, {.trans_b = true}); },
+                   [&] { gemm(ctx, plain_logits, x, w, {.trans_b = true}); }});
+    bench.measure({name, "data gradient", rows, width, columns, count, [&] { gemm(ctx, dx, d_logits, w); }});
+    bench.measure({name, "weight gradient", columns, width, rows, count,
+                   [&] { gemm(ctx, dw_sum, d_logits, x, {.trans_a = true, .accumulate = true}); },
+                   [&] { gemm(ctx, dw, d_logits, x, {.trans_a = true}); }});
+}
+
+/// The head as it would be with its vocabulary padded less, or in short chunks; no part of the step.
+void measure_other_heads(Bench& bench, const Chunk& chunk, const ModelConfig& model) {
+    for (const std::int64_t multiple : {1, 2, 8, 16}) {
+        const std::int64_t columns = rounded_up(model.vocabulary, multiple);
+        measure_head(bench, concat("head ", columns), {chunk.rows, columns, chunk.dtype}, model.width, 0);
+    }
+    const std::int64_t few = std::min<std::int64_t>(512, chunk.rows);
+    measure_head(bench, "head in chunks", {few, chunk.columns, chunk.dtype}, model.width, 0);
+}
+
+void measure_products(const Context& ctx, const Step& step, const Flags& flags, Table& table) {
+    const ModelConfig& model = step.config.model;
+    Bench bench(ctx, step.dtype(), flags.step.sampling(), table);
+    for (const Layer& layer : layers_of(model)) measure_layer(bench, layer, step.rows(), model);
+    const Chunk chunk = chunk_of(ctx, step);
+    const double chunks = static_cast<double>(step.rows()) / static_cast<double>(chunk.rows);
+    measure_head(bench, "head", chunk, model.width, chunks);
+    bench.print_sum();
+    if (flags.paddings) measure_other_heads(bench, chunk, model);
+}
+
+int bench_gemm(const Flags& flags) {
+    const Step step = flags.step.step();
+    Table table({{"product", "product", Column::Kind::text, 14},
+                 {"pass", "pass", Column::Kind::text, 16},
+                 {"shape", "M x N x K", Column::Kind::text, 20},
+                 {"count", "count", Column::Kind::number, 6},
+                 {"us", "us"},
+                 {"tflops", "TFLOP/s"},
+                 {"of_ceiling", "of ceiling", Column::Kind::percent, 10},
+                 {"plain_us", "plain us"}},
+                flags.step.json());
+    const Context ctx = context_of(step.config);
+    const Context inside = with_memory_for(
+        ctx, "bench gemm", [&](const Context& dry) { measure_products(dry, step, flags, table); });
+    if (!flags.step.json()) std::cout << title_of(step, ctx) << std::endl;
+    measure_products(inside, step, flags, table);
+    return 0;
+}
+
+}  // namespace
+
+void add_bench_gemm(Command& bench) {
+    Command command = bench.add_command("gemm", "Every matrix product of a training step");
+    const auto flags = std::make_shared<Flags>(command);
+    command.add_switch("--paddings", flags->paddings,
+                       "also the head with other paddings of its vocabulary, and in short chunks");
+    command.on_chosen([flags] { return bench_gemm(*flags); });
+}
+
+}  // namespace gradtile::cli

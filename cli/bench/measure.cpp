@@ -1,0 +1,98 @@
+#include <gradtile/cli/bench/measure.h>
+
+#include <algorithm>
+#include <ctime>
+#include <vector>
+
+#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda/event.h>
+#include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/available_memory.h>
+
+namespace gradtile::cli {
+namespace {
+
+double now_milliseconds(Clock clock) {
+    timespec now{};
+    clock_gettime(clock == Clock::calling_thread ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+    return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
+}
+
+}  // namespace
+
+double milliseconds(const Context& ctx, Clock clock, const std::function<void()>& work) {
+    if (ctx.device().is_cuda() && clock == Clock::device) {
+        const cuda::Event start(ctx.device()), end(ctx.device());
+        start.record(ctx.stream());
+        work();
+        end.record(ctx.stream());
+        return end.milliseconds_since(start);
+    }
+    const double start = now_milliseconds(clock);
+    work();
+    if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
+    return now_milliseconds(clock) - start;
+}
+
+double median_milliseconds(const Context& ctx, const Sampling& sampling, const std::function<void()>& work) {
+    (void)milliseconds(ctx, sampling.clock, work);
+    const double once = std::max(milliseconds(ctx, sampling.clock, work), 1e-6);
+    const int repeats = static_cast<int>(std::clamp(sampling.shortest_ms / once, 1.0, 100.0));
+    std::vector<double> samples;
+    for (std::int64_t run = 0; run < sampling.runs; ++run)
+        samples.push_back(milliseconds(ctx, sampling.clock,
+                                       [&] {
+                                           for (int i = 0; i < repeats; ++i) work();
+                                       }) /
+                          repeats);
+    const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
+    std::nth_element(samples.begin(), middle, samples.end());
+    return std::max(*middle, 1e-6);
+}
+
+std::string ProductCeiling::name() const {
+    return concat("ceiling: ", size, "^3");
+}
+
+ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sampling& sampling) {
+    // Beyond every cache. It is no law: on an H200 (709 TFLOP/s here) some of GPT-2's products reach 1.1
+    // times it.
+    const std::int64_t size = ctx.device().is_cuda() ? 8192 : 2048;
+    const Numbers numbers(ctx);
+    const Tensor a = numbers(ctx, {size, size}, dtype), b = numbers(ctx, {size, size}, dtype);
+    const Tensor c = empty(ctx, {size, size}, dtype);
+    const auto product = [&] { gemm(ctx, c, a, b, {.trans_b = true}); };
+    if (ctx.is_planning()) return {size, 1.0};
+    return {size, median_milliseconds(ctx, sampling, product)};
+}
+
+Numbers::Numbers(const Context& ctx) : pool_(randn(ctx, {std::int64_t{1} << 20}, DType::f32, Seed{1})) {}
+
+Tensor Numbers::operator()(const Context& ctx, const Shape& shape, DType dtype) const {
+    Tensor x = empty(ctx, shape, dtype);
+    fill(ctx, x);
+    return x;
+}
+
+void Numbers::fill(const Context& ctx, const Tensor& x) const {
+    if (ctx.is_planning()) return;
+    const Tensor flat = x.reshape({x.elements()});
+    for (std::int64_t begin = 0; begin < flat.size(0); begin += pool_.size(0)) {
+        const std::int64_t length = std::min(pool_.size(0), flat.size(0) - begin);
+        copy(ctx, flat.slice(0, begin, length), pool_.slice(0, 0, length));
+    }
+}
+
+Context with_memory_for(const Context& ctx, const std::string& what,
+                        const std::function<void(const Context& dry)>& work) {
+    const auto counting = Arena::for_planning(ctx.device());
+    work(ctx.plan(counting));
+    const std::size_t needed = counting->peak_bytes(), available = available_memory(ctx.device());
+    check(needed <= available, what, " needs ", (needed >> 20) + 1, " MiB, available are ", available >> 20,
+          " MiB; a smaller --batch needs less");
+    return ctx.with_allocator(std::make_shared<Arena>(ctx.device(), needed));
+}
+
+}  // namespace gradtile::cli

@@ -1,0 +1,73 @@
+#include <gradtile/cli/bench/step_flags.h>
+
+#include <algorithm>
+
+#include <gradtile/cli/usage_error.h>
+#include <gradtile/core/gemm/gemm.h>
+
+namespace gradtile::cli {
+namespace {
+
+constexpr std::string_view heeded_by_all[] = {"heads",   "kv-heads",   "width",  "hidden",
+                                              "context", "vocabulary", "device", "threads"};
+
+/// Of the presets that take theirs from the text: as many characters as tiny Shakespeare has.
+constexpr std::int64_t characters = 65;
+
+bool contains(const auto& names, std::string_view name) {
+    return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+}  // namespace
+
+StepFlags::StepFlags(Command& command, std::initializer_list<std::string_view> settings_heeded)
+    : settings_(command, [&](std::string_view name) {
+          return contains(heeded_by_all, name) || contains(settings_heeded, name);
+      }) {
+    std::string presets = "settings to start from:";
+    for (const std::string& name : preset_names()) presets += " " + name;
+    presets += "; by default gpt2-124m on a GPU, else shakespeare-char-cpu";
+    command.add_value<std::string>("--preset", presets, [this](const std::string& name) { preset_ = name; });
+    command.add_value("--runs", runs_, "timings, of which the median counts");
+    command.add_switch("--json", json_, "one JSON object a row");
+}
+
+Step StepFlags::step() const {
+    TrainConfig asked;
+    settings_.apply(asked);
+    const bool gpu = resolve_device(asked.device).is_cuda();
+    const std::string name = !preset_.empty() ? preset_ : gpu ? "gpt2-124m" : "shakespeare-char-cpu";
+    TrainConfig config = as_usage([&] { return preset(name); });
+    config.batch = gpu && preset_.empty() ? 64 : config.micro_batch_size();
+    config.micro_batch = 0;
+    if (gpu) config.dtype = TrainDType::bf16;
+    settings_.apply(config);
+    if (config.model.vocabulary == 0) config.model.vocabulary = characters;
+    as_usage([&] { validate(config); });
+    return {name, config};
+}
+
+Sampling StepFlags::sampling() const {
+    check_flag("--runs", runs_, runs_range);
+    return {.runs = runs_};
+}
+
+bool StepFlags::given(std::string_view setting) const {
+    return contains(settings_.given(), setting);
+}
+
+Context context_of(const TrainConfig& config) {
+    return Context(resolve_device(config.device), static_cast<int>(config.threads))
+        .with_tf32(config.tf32)
+        .with_deterministic(config.model.deterministic);
+}
+
+std::string title_of(const Step& step, const Context& ctx) {
+    const std::string where =
+        ctx.device().is_cpu() ? concat("cpu with ", ctx.threads().size(), " threads, ", cpu_matrix_library())
+                              : concat(ctx.device());
+    return concat(step.preset, ", ", step.config.micro_batch_size(), " x ", step.config.model.context,
+                  " tokens at once, ", step.dtype(), " on ", where);
+}
+
+}  // namespace gradtile::cli

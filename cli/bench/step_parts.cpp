@@ -1,0 +1,137 @@
+#include <gradtile/cli/bench/step_parts.h>
+
+#include <memory>
+
+#include <gradtile/cli/bench/measure.h>
+#include <gradtile/layers/linear_gelu.h>
+#include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/optimizers/global_norm.h>
+#include <gradtile/train/optimizers/optimizer.h>
+
+namespace gradtile::cli {
+namespace {
+
+void add_linear(std::vector<Part>& parts, const Context& ctx, const Numbers& numbers, const Linear& linear,
+                std::int64_t rows, std::int64_t count) {
+    const Tensor x = numbers(ctx, {rows, linear.in_features()}, linear.weight.value().dtype());
+    const Tensor dy = numbers(ctx, {rows, linear.out_features()}, x.dtype());
+    const double flops = 2.0 * static_cast<double>(rows * linear.in_features() * linear.out_features());
+    parts.push_back({linear.weight.name() + " forward", count, flops, [=, &ctx] {
+                         Linear::Saved saved;
+                         linear.forward(ctx, x, saved);
+                     }});
+    parts.push_back({linear.weight.name() + " backward", count, 2.0 * flops,
+                     [=, &ctx] { linear.backward(ctx, dy, Linear::Saved{x}); }});
+}
+
+/// An MLP's two layers, GELU timed together with its products.
+void add_gelu_mlp(std::vector<Part>& parts, const Context& ctx, const Numbers& numbers, const Mlp& mlp,
+                  std::int64_t rows, std::int64_t count) {
+    const Linear &up = mlp.up, &down = mlp.down;
+    const DType dtype = up.weight.value().dtype();
+    const Gelu::Form form = mlp.activation == Activation::gelu ? Gelu::Form::exact : Gelu::Form::tanh;
+    const Tensor x = numbers(ctx, {rows, up.in_features()}, dtype);
+    const Tensor dy = numbers(ctx, x.shape(), dtype);
+    const Tensor hidden = numbers(ctx, {rows, up.out_features()}, dtype);
+    const Tensor y = empty_like(ctx, hidden), d_hidden = empty_like(ctx, hidden);
+    const double flops = 2.0 * static_cast<double>(hidden.elements() * up.in_features());
+    const Tensor bias = up.bias.defined() ? up.bias.value() : Tensor();
+    parts.push_back({"fc and gelu forward", count, flops,
+                     [=, &ctx] { linear_gelu_forward(ctx, y, hidden, x, up.weight.value(), bias, form); }});
+    parts.push_back({"proj forward", count, flops, [=, &ctx] {
+                         Linear::Saved saved;
+                         down.forward(ctx, y, saved);
+                     }});
+    parts.push_back({"proj weight gradient", count, flops,
+                     [=, &ctx] { down.accumulate_gradients(ctx, dy, Linear::Saved{y}); }});
+    parts.push_back({"proj and gelu backward", count, flops, [=, &ctx] {
+                         linear_gelu_backward(ctx, d_hidden, dy, down.weight.value(), hidden, form);
+                     }});
+    parts.push_back(
+        {"fc backward", count, 2.0 * flops, [=, &ctx] { up.backward(ctx, d_hidden, Linear::Saved{x}); }});
+}
+
+}  // namespace
+
+std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
+                                const ParameterStore& parameters, Optimizer& optimizer,
+                                const Tensor& tokens) {
+    const ModelConfig& config = model.config;
+    const std::int64_t rows = tokens.elements(), layers = config.layers;
+    const DType dtype = parameters.dtype();
+    const TransformerBlock& block = model.blocks.front();
+    const Numbers numbers(ctx);
+    const Tensor x = numbers(ctx, {tokens.size(0), tokens.size(1), config.width}, dtype);
+    const Tensor dx = numbers(ctx, x.shape(), dtype);
+    std::vector<Part> parts;
+
+    for (const Linear* linear : {&block.attn.qkv, &block.attn.proj})
+        add_linear(parts, ctx, numbers, *linear, rows, layers);
+
+    auto attention_saved = std::make_shared<MultiHeadAttention::Saved>();
+    block.attn.forward(ctx, x, *attention_saved);
+    const attention::Saved operands = attention_saved->attention;
+    attention::Options causal;
+    causal.causal = true;
+    const double attention_flops = 2.0 * static_cast<double>(rows * config.width * (tokens.size(1) + 1));
+    parts.push_back({"attention forward", layers, attention_flops, [=, &ctx] {
+                         attention::Saved saved;
+                         attention::forward(ctx, operands.q, operands.k, operands.v, causal, saved);
+                     }});
+    parts.push_back({"attention backward", layers, 2.5 * attention_flops,
+                     [=, &ctx] { attention::backward(ctx, operands.o, causal, operands); }});
+    if (block.attn.rope)
+        parts.push_back({"rope (q and k)", 2 * layers, 0, [=, &ctx, &block] {
+                             block.attn.rope->forward(ctx, operands.q);
+                             block.attn.rope->forward(ctx, operands.k);
+                         }});
+
+    auto norm_saved = std::make_shared<ConfiguredNorm::Saved>();
+    block.norm_1.forward(ctx, x, *norm_saved);
+    const Tensor branch = numbers(ctx, x.shape(), dtype);
+    parts.push_back({"residual and norm forward", 2 * layers, 0, [=, &ctx, &block] {
+                         ConfiguredNorm::Saved saved;
+                         Residual residual{x, branch};
+                         block.norm_1.forward(ctx, residual, saved);
+                     }});
+    parts.push_back({"norm backward", 2 * layers + 1, 0,
+                     [=, &ctx, &block] { block.norm_1.backward_add(ctx, x, *norm_saved, dx); }});
+
+    if (config.activation == Activation::swiglu) {
+        for (const Linear* linear : {&block.mlp.up, &block.mlp.down})
+            add_linear(parts, ctx, numbers, *linear, rows, layers);
+        const Tensor hidden = numbers(ctx, {rows, block.mlp.up.out_features()}, dtype);
+        const Tensor d_out = numbers(ctx, {rows, config.hidden_width()}, dtype);
+        parts.push_back({"swiglu forward", layers, 0, [=, &ctx] {
+                             SwiGlu::Saved saved;
+                             SwiGlu{}.forward(ctx, hidden, saved);
+                         }});
+        parts.push_back(
+            {"swiglu backward", layers, 0, [=, &ctx] { SwiGlu{}.backward(ctx, d_out, {hidden}); }});
+    } else {
+        add_gelu_mlp(parts, ctx, numbers, block.mlp, rows, layers);
+    }
+    parts.push_back({"embedding forward", 1, 0, [=, &ctx, &model] {
+                         Embedding::Saved saved;
+                         PositionEmbedding::Saved positions;
+                         const Tensor y = model.wte.forward(ctx, tokens, saved);
+                         if (model.wpe) model.wpe->forward(ctx, y, positions);
+                     }});
+    Embedding::Saved embedded{tokens};
+    model.wte.order_aside(ctx, embedded);
+    parts.push_back({"embedding backward", 1, 0, [=, &ctx, &model] {
+                         if (model.wpe) model.wpe->backward(ctx, dx, {});
+                         model.wte.backward(ctx, dx, embedded);
+                     }});
+    parts.push_back({"head and loss", 1, 6.0 * static_cast<double>(rows * config.width * config.vocabulary),
+                     [=, &ctx, &model] {
+                         CrossEntropyHead::Saved saved;
+                         model.head.forward(ctx, x, tokens, saved);
+                     }});
+    parts.push_back(
+        {"gradient norm", 1, 0, [&] { clip_global_norm(ctx, parameters.gradients(), {.max_norm = 1.0}); }});
+    parts.push_back({"optimizer", 1, 0, [&] { optimizer.step(ctx, 1e-9); }});
+    return parts;
+}
+
+}  // namespace gradtile::cli

@@ -1,0 +1,266 @@
+// gradtile bench train: time and memory of whole training steps, and what they consist of.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include <gradtile/cli/bench/benchmarks.h>
+#include <gradtile/cli/bench/step_flags.h>
+#include <gradtile/cli/bench/step_parts.h>
+#include <gradtile/cli/bench/table.h>
+#include <gradtile/cli/usage_error.h>
+#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda/step_graph.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/transformer/memory_plan.h>
+#include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/available_memory.h>
+#include <gradtile/train/cost_model/device_peak.h>
+#include <gradtile/train/optimizers/configured_optimizer.h>
+#include <gradtile/train/optimizers/global_norm.h>
+
+namespace gradtile::cli {
+namespace {
+
+struct Flags {
+    explicit Flags(Command& command)
+        : step(command, {"layers", "norm", "activation", "positions", "bias", "tied-head", "qk-norm",
+                         "dropout", "micro-batch", "optimizer", "deterministic", "cuda-graph", "tf32"}) {}
+    StepFlags step;
+    // A row each; empty: what the preset says.
+    std::vector<std::int64_t> batches;
+    std::vector<TrainDType> dtypes;
+    std::vector<Recompute> levels;
+    bool memory = false, breakdown = false, cpu_time = false;
+};
+
+template <class T>
+std::vector<T> or_else(const std::vector<T>& given, const T& otherwise) {
+    return given.empty() ? std::vector{otherwise} : given;
+}
+
+/// The steps asked for, all of them valid.
+std::vector<Step> steps_of(const Flags& flags) {
+    const Step base = flags.step.step();
+    std::vector<Step> steps;
+    for (const std::int64_t batch : or_else(flags.batches, base.config.batch))
+        for (const TrainDType dtype : or_else(flags.dtypes, base.config.dtype))
+            for (const Recompute level : or_else(flags.levels, base.config.model.recompute)) {
+                Step step = base;
+                step.config.batch = batch;
+                step.config.dtype = dtype;
+                step.config.model.recompute = level;
+                as_usage([&] { validate(step.config); });
+                steps.push_back(step);
+            }
+    return steps;
+}
+
+MemoryRequest request_of(const Step& step) {
+    TrainConfig config = step.config;
+    config.out.clear();  // saves nothing, so that no checkpoint is copied
+    return memory_request(config, Device::cpu());
+}
+
+double mebibytes(std::size_t bytes) {
+    return static_cast<double>(bytes) / (1 << 20);
+}
+
+Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t vocabulary) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.elements()));
+    std::uint32_t state = 1;
+    for (std::int32_t& token : tokens) {
+        state = 1664525u * state + 1013904223u;
+        token = static_cast<std::int32_t>((state >> 8) % static_cast<std::uint32_t>(vocabulary));
+    }
+    return from_host(ctx, tokens, shape);
+}
+
+/// A model in training, without a trainer around it.
+class Training {
+  public:
+    Training(const Context& ctx, const Step& step)
+        : model(step.config.model, parameters), config_(step.config) {
+        parameters.allocate(ctx, step.dtype());
+        parameters.initialize(ctx, Seed{1});
+        optimizer = make_optimizer(ctx, parameters, config_);
+        tokens = generated_tokens(ctx, {config_.micro_batch_size(), config_.model.context},
+                                  config_.model.vocabulary);
+        rate_ = from_host(ctx, std::vector<double>{1e-4}, {1}, DType::f64);
+        live_seed_ = zeros(ctx, {2}, DType::i32);
+    }
+
+    /// Enqueues one step; what is learned does not matter here.
+    void enqueue(const Context& ctx) const {
+        const Tensor& targets = tokens;
+        const std::int64_t micro_steps = config_.accumulation_steps();
+        Tensor loss;
+        parameters.forget_gradients();
+        for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+            const ForwardOptions options{
+                .gradient_scale = 1.0 / static_cast<double>(micro_steps),
+                .dropout = DropoutKey::of_live_step(live_seed_, micro_step * tokens.size(0))};
+            Transformer::Saved saved;
+            loss = {};  // every micro-step finds the arena empty
+            loss = model.forward(ctx, tokens, targets, saved, options);
+            model.backward(ctx, saved);
+        }
+        const Clip clip =
+            clip_global_norm(ctx, parameters.gradients(), {.max_norm = config_.clip, .loss = loss});
+        optimizer->step(ctx, rate_, {.gradient_scale = clip.scale});
+    }
+
+    ParameterStore parameters;
+    const Transformer model;
+    std::unique_ptr<Optimizer> optimizer;
+    Tensor tokens;
+
+  private:
+    TrainConfig config_;
+    Tensor rate_, live_seed_;
+};
+
+/// "graph of 210 nodes (12 ms, 4 MiB)"; "kernel by kernel" without one.
+std::string capture(const Context& ctx, const Training& training, StepGraph& graph) {
+    training.enqueue(ctx);
+    cuda::synchronize(ctx.device(), ctx.stream());
+    const std::size_t before = cuda::device_memory(ctx.device()).free_bytes;
+    const double ms =
+        milliseconds(ctx, Clock::wall, [&] { graph.capture(ctx, [&] { training.enqueue(ctx); }); });
+    const std::size_t after = cuda::device_memory(ctx.device()).free_bytes;
+    return concat("graph of ", graph.nodes(), " nodes (", std::llround(ms), " ms, ",
+                  (before - std::min(before, after)) >> 20, " MiB)");
+}
+
+void print_breakdown(const Context& ctx, const Training& training, const Flags& flags,
+                     const Sampling& sampling, double step_ms) {
+    const auto parts_in = [&](const Context& where) {
+        return parts_of_step(where, training.model, training.parameters, *training.optimizer,
+                             training.tokens);
+    };
+    const Context around = with_memory_for(ctx, "bench train --breakdown", [&](const Context& dry) {
+        for (const Part& part : parts_in(dry)) part.work();
+    });
+    Table table({{"operator", "operator", Column::Kind::text, 32},
+                 {"count", "count", Column::Kind::number, 6},
+                 {"us", "us each"},
+                 {"ms_per_step", "ms/step"},
+                 {"share", "share", Column::Kind::percent, 6},
+                 {"tflops", "TFLOP/s"}},
+                flags.step.json());
+    double sum = 0;
+    for (const Part& part : parts_in(around)) {
+        const double ms = median_milliseconds(around, sampling, part.work);
+        const double in_step = ms * static_cast<double>(part.count);
+        sum += in_step;
+        const double tflops = part.flops > 0 ? part.flops / ms * 1e-9 : nothing;
+        table.add({part.name, static_cast<double>(part.count), 1e3 * ms, in_step, in_step / step_ms, tflops});
+    }
+    table.add({"sum", nothing, nothing, sum, sum / step_ms, nothing});
+}
+
+Table table_of_steps(const Flags& flags) {
+    std::vector<Column> columns{{"preset", "preset", Column::Kind::text, 20},
+                                {"batch", "batch", Column::Kind::number, 6},
+                                {"micro_batch", "micro", Column::Kind::number, 6},
+                                {"dtype", "dtype", Column::Kind::text, 5},
+                                {"recompute", "recompute", Column::Kind::text, 11}};
+    if (!flags.memory) {
+        columns.push_back({"ms_per_step", "ms/step"});
+        columns.push_back({"tokens_per_s", "tokens/s"});
+        columns.push_back({"tflops", "TFLOP/s"});
+        columns.push_back({"mfu", "MFU", Column::Kind::percent, 5});
+        columns.push_back({"of_ceiling", "of ceiling", Column::Kind::percent, 10});
+    }
+    columns.push_back({"activations_mib", "activations MiB", Column::Kind::number, 15});
+    columns.push_back({"total_mib", "in all MiB", Column::Kind::number, 10});
+    if (!flags.memory) columns.push_back({"how", "how", Column::Kind::text, 1});
+    return {std::move(columns), flags.step.json()};
+}
+
+/// The cells that say which step a row is about.
+std::vector<Cell> name_cells(const Step& step) {
+    const TrainConfig& config = step.config;
+    return {step.preset, static_cast<double>(config.batch), static_cast<double>(config.micro_batch_size()),
+            std::string(name_of(config.dtype)), std::string(name_of(config.model.recompute))};
+}
+
+void measure(const Context& ctx, const Step& step, const Flags& flags, const Sampling& sampling,
+             double ceiling, Table& table) {
+    const TrainConfig& config = step.config;
+    const MemoryPlan plan = plan_within(ctx, request_of(step), available_memory(ctx.device()));
+    const Training training(ctx, step);
+    const Context inside =
+        with_memory_for(ctx, "bench train", [&](const Context& dry) { training.enqueue(dry); });
+
+    StepGraph graph;
+    std::string how = concat("threads ", ctx.threads().size());
+    if (ctx.device().is_cuda())
+        how = config.cuda_graph ? capture(inside, training, graph) : std::string("kernel by kernel");
+    // As in training, the host waits for every step.
+    const Clock clock = sampling.clock == Clock::device ? Clock::wall : sampling.clock;
+    const double ms =
+        median_milliseconds(inside, {.runs = sampling.runs, .clock = clock, .shortest_ms = 0}, [&] {
+            if (graph.captured()) {
+                graph.replay(inside);
+            } else {
+                training.enqueue(inside);
+            }
+        });
+    const double tokens_per_s = static_cast<double>(config.batch * config.model.context) / ms * 1e3;
+    const double flops_per_s = flops_per_token(config.model, config.model.context) * tokens_per_s;
+    const double peak = peak_flops(ctx.device(), step.dtype(), config.tf32);
+    std::vector<Cell> row = name_cells(step);
+    row.insert(row.end(), {ms, tokens_per_s, 1e-12 * flops_per_s, peak > 0 ? flops_per_s / peak : nothing,
+                           flops_per_s / ceiling, mebibytes(plan.activations), mebibytes(plan.total()), how});
+    table.add(row);
+    if (flags.breakdown) print_breakdown(ctx, training, flags, sampling, ms);
+}
+
+int bench_train(const Flags& flags) {
+    const std::vector<Step> steps = steps_of(flags);
+    const Context ctx = context_of(steps.front().config);
+    check_usage(!flags.cpu_time || (ctx.device().is_cpu() && ctx.threads().size() == 1),
+                "--cpu-time: sees one thread of the CPU only; add --device cpu --threads 1");
+    check_usage(ctx.device().is_cuda() || !flags.step.given("cuda-graph"),
+                "--cuda-graph: only a GPU replays a step as a graph; use --device cuda");
+    Sampling sampling = flags.step.sampling();
+    if (flags.cpu_time) sampling.clock = Clock::calling_thread;
+    Table table = table_of_steps(flags);
+    std::map<DType, double> ceilings;  // measured once
+    for (const Step& step : steps) {
+        const auto [ceiling, is_new] = ceilings.try_emplace(step.dtype());
+        if (is_new && !flags.memory)
+            ceiling->second = measure_product_ceiling(ctx, step.dtype(), sampling).flops_per_s();
+        if (flags.memory) {
+            const MemoryPlan plan = plan_memory(ctx, request_of(step));
+            std::vector<Cell> row = name_cells(step);
+            row.push_back(mebibytes(plan.activations));
+            row.push_back(mebibytes(plan.total()));
+            table.add(row);
+        } else {
+            measure(ctx, step, flags, sampling, ceiling->second, table);
+        }
+    }
+    return 0;
+}
+
+}  // namespace
+
+void add_bench_train(Command& bench) {
+    Command command = bench.add_command("train", "Whole training steps: time, speed and memory");
+    const auto flags = std::make_shared<Flags>(command);
+    command.add_value<std::vector<std::int64_t>>("--batch", "sequences a step, 4,16,64: a row each",
+                                                 [flags](const auto& list) { flags->batches = list; });
+    command.add_value<std::vector<TrainDType>>("--dtype", "f32,bf16: a row each",
+                                               [flags](const auto& list) { flags->dtypes = list; });
+    command.add_value<std::vector<Recompute>>("--recompute", "none,activations,block: a row each",
+                                              [flags](const auto& list) { flags->levels = list; });
+    command.add_switch("--memory", flags->memory, "only what a step would hold in memory");
+    command.add_switch("--breakdown", flags->breakdown, "also every operator of the step by itself");
+    command.add_switch("--cpu-time", flags->cpu_time,
+                       "time on a core of the calling thread: for --threads 1 on a busy machine");
+    command.on_chosen([flags] { return bench_train(*flags); });
+}
+
+}  // namespace gradtile::cli

@@ -1,0 +1,335 @@
+// The layers around attention in the dtypes that train, against themselves in float64, where finite
+// differences check them: on numbers that every dtype holds exactly, a result is off by its own rounding when
+// stored and by the float32 roundings behind it.
+#include <cmath>
+
+#include <gradtile/cli/gradcheck/gradcheck_accuracy.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/cross_entropy_head.h>
+#include <gradtile/layers/embedding.h>
+#include <gradtile/layers/gelu.h>
+#include <gradtile/layers/layer_norm.h>
+#include <gradtile/layers/linear.h>
+#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/rope.h>
+#include <gradtile/layers/swiglu.h>
+
+namespace gradtile::cli {
+namespace {
+
+using attention::accuracy::Finding;
+
+constexpr double float32_roundoff = 0x1p-24;
+
+double storage_roundoff(DType dtype) {
+    return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : float32_roundoff;
+}
+
+/// Numbers that every dtype holds exactly.
+Tensor numbers(const Context& ctx, const Shape& shape, DType dtype, std::uint64_t seed) {
+    return cast(ctx, randn(ctx, shape, DType::bf16, Seed{seed}), dtype);
+}
+
+void fill_parameters(const Context& ctx, ParameterStore& store, DType dtype) {
+    store.allocate(ctx, dtype);
+    if (store.flat_elements() > 0)
+        copy(ctx, store.values(), numbers(ctx, store.values().shape(), DType::bf16, 11));
+}
+
+struct Pass {
+    std::vector<double> y, dx, gradients;
+};
+
+/// How far an array may be off: a rounding of the largest element for each of `roundings` operations in
+/// float32, and one rounding of every element when it is stored.
+struct Allowed {
+    const char* name;
+    double roundings;
+    double storage;
+    std::int64_t columns;
+    /// Whether errors of different rows are independent. A function of one 16-bit number alone errs alike
+    /// wherever that number stands, and there are few of them.
+    bool rows_differ = true;
+};
+
+/// The largest error, the root mean square (a rounding is uniform within its bound, so 1/sqrt(3) of it) and
+/// the bias along the result.
+void compare(std::vector<Finding>& findings, const std::vector<double>& values,
+             const std::vector<double>& expected, const Allowed& allowed) {
+    if (expected.empty()) return;
+    check(values.size() == expected.size(), allowed.name, ": ", values.size(), " elements instead of ",
+          expected.size());
+    double largest = 0;
+    for (const double e : expected) largest = std::max(largest, std::abs(e));
+    const double arithmetic = allowed.roundings * float32_roundoff * largest;
+    Finding worst{.what = concat(allowed.name, ": largest error")};
+    std::vector<double> errors(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        errors[i] = std::abs(values[i] - expected[i]);
+        const Finding here{.what = worst.what,
+                           .error = errors[i],
+                           .bound = allowed.storage * std::abs(expected[i]) + arithmetic,
+                           .element = static_cast<std::int64_t>(i),
+                           .value = values[i],
+                           .expected = expected[i]};
+        if (!(here.ratio() <= worst.ratio()) || i == 0) worst = here;
+    }
+    findings.push_back(worst);
+    using attention::accuracy::root_mean_square;
+    findings.push_back({.what = concat(allowed.name, ": root mean square error"),
+                        .error = root_mean_square(errors),
+                        .bound = allowed.storage / std::sqrt(3.0) * root_mean_square(expected) + arithmetic});
+    if (!allowed.rows_differ) return;
+    findings.push_back(attention::accuracy::bias(concat(allowed.name, ": bias"), values, expected, expected,
+                                                 std::vector<double>(values.size(), arithmetic),
+                                                 allowed.columns));
+}
+
+struct LayerCheck {
+    const char* op;
+    std::string option;
+    Shape shape;        ///< of x
+    double operations;  ///< roundings in float32 behind one element of y; dx has twice as many
+    DType dtype;
+    const AccuracyReport& report;
+    bool one_number = false;  ///< y is a function of one number of x alone
+};
+
+template <class Make>
+Pass pass_of(const Context& ctx, Make& make, const Shape& shape, DType dtype) {
+    ParameterStore store;
+    const auto layer = make(store);
+    fill_parameters(ctx, store, dtype);
+    typename std::remove_const_t<decltype(layer)>::Saved saved;
+    const Tensor y = layer.forward(ctx, numbers(ctx, shape, dtype, 1), saved);
+    Pass pass{.y = to_host(ctx, y), .dx = {}, .gradients = {}};
+    pass.dx = to_host(ctx, layer.backward(ctx, numbers(ctx, y.shape(), dtype, 2), std::as_const(saved)));
+    if (store.flat_elements() > 0) pass.gradients = to_host(ctx, store.gradients());
+    return pass;
+}
+
+void report_pass(const Context& ctx, const LayerCheck& check, const Pass& pass, const Pass& exact) {
+    std::vector<Finding> findings;
+    const double storage = storage_roundoff(check.dtype);
+    const std::int64_t rows = check.shape.elements() / check.shape[-1];
+    const auto columns = static_cast<std::int64_t>(pass.y.size()) / rows;
+    compare(findings, pass.y, exact.y, {"y", check.operations, storage, columns, !check.one_number});
+    compare(findings, pass.dx, exact.dx, {"dx", 2 * check.operations, storage, check.shape[-1]});
+    compare(findings, pass.gradients, exact.gradients,
+            {"parameter gradients", check.operations + static_cast<double>(rows), float32_roundoff, 1});
+    check.report({.op = check.op,
+                  .dtype = check.dtype,
+                  .kernel = ctx.device().is_cpu() ? "cpu" : "cuda",
+                  .option = check.option,
+                  .worst = worst_of(findings)});
+}
+
+template <class Make>
+void check_layer(const Context& ctx, Make make, const LayerCheck& check) {
+    report_pass(ctx, check, pass_of(ctx, make, check.shape, check.dtype),
+                pass_of(Context(Device::cpu()), make, check.shape, DType::f64));
+}
+
+/// Every element of y sums over one side of the weight, every element of dx over the other.
+void check_linear(const Context& ctx, DType dtype, const AccuracyReport& report) {
+    for (const auto& [in, out] : {std::pair<std::int64_t, std::int64_t>{7, 40}, {64, 96}, {300, 130}})
+        for (const bool bias : {false, true})
+            check_layer(ctx,
+                        [&, in = in, out = out](ParameterStore& store) {
+                            return Linear(store, "linear", in, out, {.bias = bias});
+                        },
+                        {"linear",
+                         concat(in, " to ", out, bias ? ", bias" : ""),
+                         {3, 57, in},
+                         static_cast<double>(std::max(in, out) + 1),
+                         dtype,
+                         report});
+}
+
+/// Two sums over the width (32 lanes, folded in 5 steps) and about ten operations around them.
+double norm_operations(std::int64_t width) {
+    return (static_cast<double>(width) / 32 + 5) * 2 + 10;
+}
+void check_layer_norm(const Context& ctx, DType dtype, const AccuracyReport& report) {
+    for (const std::int64_t width : {37, 96, 768})
+        for (const bool bias : {false, true})
+            check_layer(ctx, [&](ParameterStore& store) { return LayerNorm(store, "norm", width, bias); },
+                        {"layer-norm",
+                         concat("width ", width, bias ? ", bias" : ""),
+                         {3, 57, width},
+                         norm_operations(width),
+                         dtype,
+                         report});
+}
+void check_rms_norm(const Context& ctx, DType dtype, const AccuracyReport& report) {
+    for (const std::int64_t width : {37, 96, 768})
+        check_layer(
+            ctx, [&](ParameterStore& store) { return RMSNorm(store, "norm", width); },
+            {"rms-norm", concat("width ", width), {3, 57, width}, norm_operations(width), dtype, report});
+}
+
+void check_gelu_tanh(const Context& ctx, DType dtype, const AccuracyReport& report) {
+    for (const std::int64_t width : {37, 160})
+        check_layer(ctx, [](ParameterStore&) { return Gelu{Gelu::Form::tanh}; },
+                    {"gelu-tanh", concat("width ", width), {3, 57, width}, 20, dtype, report, true});
+}
+void check_gelu(const Context& ctx, DType dtype, const AccuracyReport& report) {
+    for (const std::int64_t width : {37, 160})
+        check_layer(ctx, [](ParameterStore&) { return Gelu{Gelu::Form::exact}; },
+                    {"gelu", concat("width ", width), {3, 57, width}, 20, dtype, report, true});
+}
+void check_swiglu(const Context& ctx, DType dtype, const AccuracyReport& report) {
+    for (const std::int64_t width : {74, 160})
+        check_layer(ctx, [](ParameterStore&) { return SwiGlu{}; },
+                    {"swiglu", concat("width ", width), {3, 57, width}, 12, dtype, report});
+}
+void check_positions(const Context& ctx, DType dtype, const AccuracyReport& report) {
+    check_layer(ctx, [](ParameterStore& store) { return PositionEmbedding(store, "positions", 57, 37); },
+                {"positions", "width 37", {3, 57, 37}, 1, dtype, report});
+}
+
+/// Rope on a copy, with the signature of a layer.
+struct RopeLayer {
+    struct Saved {};
+    Rope rope;
+    Tensor forward(const Context& ctx, const Tensor& x, Saved&) const { return rotated(ctx, x, false); }
+    Tensor backward(const Context& ctx, const Tensor& dy, const Saved&) const {
+        return rotated(ctx, dy, true);
+    }
+    Tensor rotated(const Context& ctx, const Tensor& x, bool inverse) const {
+        const Tensor y = cast(ctx, x, x.dtype());
+        const Tensor heads = y.reshape({x.size(0), x.size(1), x.size(2) / rope.head_dim(), rope.head_dim()});
+        inverse ? rope.backward(ctx, heads) : rope.forward(ctx, heads);
+        return y;
+    }
+};
+void check_rope(const Context& ctx, DType dtype, const AccuracyReport& report) {
+    for (const std::int64_t head_dim : {10, 64})
+        check_layer(ctx, [&](ParameterStore&) { return RopeLayer{Rope(head_dim, 57)}; },
+                    {"rope", concat("head dim ", head_dim), {3, 57, 3 * head_dim}, 4, dtype, report});
+}
+
+std::vector<std::int32_t> token_pattern(std::int64_t count, std::int32_t vocabulary, std::int32_t step) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+        tokens[i] = static_cast<std::int32_t>(i) * step % vocabulary;
+    return tokens;
+}
+
+/// A copy, and sums over the places of a token.
+void check_embedding(const Context& ctx, DType dtype, const AccuracyReport& report) {
+    const std::int64_t count = 171, width = 37;
+    const std::int32_t vocabulary = 23;
+    const auto pass_in = [&](const Context& c, DType type) {
+        ParameterStore store;
+        const Embedding embedding(store, "embedding", vocabulary, width);
+        fill_parameters(c, store, type);
+        Embedding::Saved saved;
+        const Tensor y =
+            embedding.forward(c, from_host(c, token_pattern(count, vocabulary, 5), {count}), saved);
+        embedding.backward(c, numbers(c, {count, width}, type, 2), saved);
+        return Pass{.y = to_host(c, y), .dx = {}, .gradients = to_host(c, store.gradients())};
+    };
+    const double uses = std::ceil(static_cast<double>(count) / vocabulary);
+    const Pass pass = pass_in(ctx, dtype), exact = pass_in(Context(Device::cpu()), DType::f64);
+    std::vector<Finding> findings;
+    compare(findings, pass.y, exact.y, {"y", 0, 0, width});
+    compare(findings, pass.gradients, exact.gradients,
+            {"parameter gradients", uses, float32_roundoff, width});
+    report({.op = "embedding",
+            .dtype = dtype,
+            .kernel = ctx.device().is_cpu() ? "cpu" : "cuda",
+            .option = concat(count, " tokens of ", vocabulary),
+            .worst = worst_of(findings)});
+}
+
+/// Errors of the logits, sums over the width of numbers of order 1, move p by as much relatively; sums over
+/// rows and vocabulary add a rounding an addend; in 16 bits d_logits and dx are rounded once each, and on a
+/// GPU the logits.
+void check_cross_entropy(const Context& ctx, DType dtype, const AccuracyReport& report) {
+    const std::int64_t rows = 100, width = 24;
+    const std::int32_t vocabulary = 130;
+    struct Losses {
+        std::vector<double> loss, dx, dw;
+    };
+    const auto pass_in = [&](const Context& c, DType type) {
+        ParameterStore store;
+        const CrossEntropyHead head(store, "head", vocabulary, width);
+        fill_parameters(c, store, type);
+        std::vector<std::int32_t> targets = token_pattern(rows, vocabulary, 7);
+        targets[3] = -1;
+        CrossEntropyHead::Saved saved;
+        const Tensor loss =
+            head.forward(c, numbers(c, {rows, width}, type, 1), from_host(c, targets, {rows}), saved);
+        return Losses{to_host(c, loss), to_host(c, head.backward(c, saved)), to_host(c, head.weight.grad())};
+    };
+    const Losses pass = pass_in(ctx, dtype), exact = pass_in(Context(Device::cpu()), DType::f64);
+    const double storage = is_16_bit(dtype) ? storage_roundoff(dtype) : 0;
+    const double size_of_logits = 4 * std::sqrt(static_cast<double>(width));
+    const double logits =
+        (static_cast<double>(width) * float32_roundoff + (ctx.device().is_cpu() ? 0 : storage)) *
+        size_of_logits;
+    const double relative =
+        2 * logits + static_cast<double>(rows + vocabulary) * float32_roundoff + 2 * storage;
+    // Most d_logits are subnormal in float16, below 2^-25 off each; |x| and |w| are below 5.
+    const double subnormal = dtype == DType::f16 ? 5 * 0x1p-25 : 0.0;
+    std::vector<Finding> findings;
+    const auto add = [&](const char* name, const std::vector<double>& values,
+                         const std::vector<double>& expected, double absolute) {
+        double largest = 0;
+        for (const double e : expected) largest = std::max(largest, std::abs(e));
+        const double bound = relative * largest + absolute;
+        findings.push_back({.what = concat(name, ": largest error"),
+                            .error = attention::accuracy::largest_difference(values, expected),
+                            .bound = bound});
+        // No bias: d_logits of the targets are nearly the same number in all rows, and round alike.
+        using attention::accuracy::root_mean_square;
+        std::vector<double> errors(values.size());
+        for (std::size_t i = 0; i < values.size(); ++i) errors[i] = values[i] - expected[i];
+        findings.push_back({.what = concat(name, ": root mean square error"),
+                            .error = root_mean_square(errors),
+                            .bound = relative * root_mean_square(expected) + absolute});
+    };
+    add("loss", pass.loss, exact.loss, 2 * logits);
+    add("dx", pass.dx, exact.dx, subnormal * static_cast<double>(vocabulary));
+    add("parameter gradients", pass.dw, exact.dw, subnormal * static_cast<double>(rows));
+    report({.op = "cross-entropy",
+            .dtype = dtype,
+            .kernel = ctx.device().is_cpu() ? "cpu" : "cuda",
+            .option = concat(rows, " rows, vocabulary ", vocabulary),
+            .worst = worst_of(findings)});
+}
+
+}  // namespace
+
+std::vector<AccuracyCheck> layer_accuracy_checks() {
+    return {{"linear", check_linear},       {"layer-norm", check_layer_norm},
+            {"rms-norm", check_rms_norm},   {"gelu-tanh", check_gelu_tanh},
+            {"gelu", check_gelu},           {"swiglu", check_swiglu},
+            {"embedding", check_embedding}, {"positions", check_positions},
+            {"rope", check_rope},           {"cross-entropy", check_cross_entropy}};
+}
+
+const std::vector<AccuracyCheck>& accuracy_checks() {
+    static const std::vector<AccuracyCheck> checks = [] {
+        std::vector<AccuracyCheck> all{{"attention", check_attention_accuracy}};
+        for (AccuracyCheck& check : layer_accuracy_checks()) all.push_back(std::move(check));
+        return all;
+    }();
+    return checks;
+}
+
+Finding worst_of(const std::vector<Finding>& findings) {
+    Finding worst;
+    bool first = true;
+    for (const Finding& finding : findings) {
+        if (!first && finding.ratio() <= worst.ratio()) continue;
+        if (!first && std::isnan(worst.ratio())) continue;
+        worst = finding;
+        first = false;
+    }
+    return worst;
+}
+
+}  // namespace gradtile::cli

@@ -1,0 +1,239 @@
+#include <gradtile/cli/gradcheck/gradcheck_operators.h>
+
+#include <gradtile/attention/attention.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/cross_entropy_head.h>
+#include <gradtile/layers/dropout.h>
+#include <gradtile/layers/embedding.h>
+#include <gradtile/layers/gelu.h>
+#include <gradtile/layers/layer_norm.h>
+#include <gradtile/layers/linear.h>
+#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/rope.h>
+#include <gradtile/layers/swiglu.h>
+#include <gradtile/layers/transformer/transformer.h>
+
+namespace gradtile::cli {
+namespace {
+
+using Tensors = Differentiable::Tensors;
+
+Tensor input(const Context& ctx, const Shape& shape, std::uint64_t seed) {
+    return randn(ctx, shape, DType::f64, Seed{seed});
+}
+
+/// Float64 parameters away from their initial values, so that no gradient vanishes by symmetry.
+void draw_parameters(const Context& ctx, ParameterStore& store) {
+    store.allocate(ctx, DType::f64);
+    fill_normal(ctx, store.values(), 0.5, 0.5, Seed{99});
+}
+
+template <class Layer, class... Args>
+GradientReport check_layer(const Context& ctx, const Shape& shape, const Args&... args) {
+    ParameterStore store;
+    const Layer layer(store, "layer", args...);
+    draw_parameters(ctx, store);
+    return gradient_check_layer(ctx, layer, input(ctx, shape, 1), store.parameters());
+}
+
+template <class Layer>
+GradientReport check_function(const Context& ctx, const Layer& layer, const Shape& shape) {
+    return gradient_check_layer(ctx, layer, input(ctx, shape, 1));
+}
+
+struct AttentionShape {
+    std::int64_t queries, keys, heads, kv_heads, d_qk, d_v;
+};
+
+GradientReport check_attention(const Context& ctx, const attention::Options& options,
+                               const AttentionShape& s) {
+    attention::Saved saved;
+    const Differentiable function{[&](const Context& c, const Tensors& x) {
+                                      saved = {};
+                                      return Tensors{attention::forward(c, x[0], x[1], x[2], options, saved)};
+                                  },
+                                  [&](const Context& c, const Tensors&, const Tensors& d_o) {
+                                      const attention::Gradients gradients =
+                                          attention::backward(c, d_o[0], options, saved);
+                                      return Tensors{gradients.q, gradients.k, gradients.v};
+                                  }};
+    return gradient_check(
+        ctx, function,
+        {input(ctx, {2, s.queries, s.heads, s.d_qk}, 1), input(ctx, {2, s.keys, s.kv_heads, s.d_qk}, 2),
+         input(ctx, {2, s.keys, s.kv_heads, s.d_v}, 3)},
+        {.names = {"q", "k", "v"}});
+}
+
+GradientReport check_rope(const Context& ctx) {
+    const Rope rope(6, 16);
+    const Differentiable function{[&](const Context& c, const Tensors& x) {
+                                      const Tensor y = cast(c, x[0], DType::f64);
+                                      rope.forward(c, y);
+                                      return Tensors{y};
+                                  },
+                                  [&](const Context& c, const Tensors&, const Tensors& dy) {
+                                      const Tensor dx = cast(c, dy[0], DType::f64);
+                                      rope.backward(c, dx);
+                                      return Tensors{dx};
+                                  }};
+    return gradient_check(ctx, function, {input(ctx, {2, 7, 3, 6}, 1)}, {}, {.names = {"x"}});
+}
+
+GradientReport check_dropout(const Context& ctx) {
+    const Dropout dropout{0.3};
+    Dropout::Saved saved;
+    const DropoutKey key = DropoutKey::of_step(/*run_seed=*/7, /*step=*/1);
+    const Differentiable function{
+        [&](const Context& c, const Tensors& x) { return Tensors{dropout.forward(c, x[0], key, saved)}; },
+        [&](const Context& c, const Tensors&, const Tensors& dy) {
+            return Tensors{dropout.backward(c, dy[0], saved)};
+        }};
+    return gradient_check(ctx, function, {input(ctx, {2, 5, 24}, 1)}, {}, {.names = {"x"}});
+}
+
+std::vector<std::int32_t> token_pattern(std::int64_t count, std::int32_t vocabulary, std::int32_t step) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+        tokens[i] = static_cast<std::int32_t>(i) * step % vocabulary;
+    return tokens;
+}
+
+GradientReport check_embedding(const Context& ctx) {
+    ParameterStore store;
+    const Embedding embedding(store, "embedding", 11, 6);
+    draw_parameters(ctx, store);
+    const Tensor tokens = from_host(ctx, token_pattern(14, 11, 5), {2, 7});
+    Embedding::Saved saved;
+    const Differentiable function{
+        [&](const Context& c, const Tensors&) { return Tensors{embedding.forward(c, tokens, saved)}; },
+        [&](const Context& c, const Tensors&, const Tensors& dy) {
+            embedding.backward(c, dy[0], saved);
+            return Tensors{};
+        }};
+    return gradient_check(ctx, function, {}, store.parameters());
+}
+
+GradientReport check_cross_entropy(const Context& ctx) {
+    ParameterStore store;
+    const CrossEntropyHead head(store, "head", 13, 6);
+    draw_parameters(ctx, store);
+    std::vector<std::int32_t> wanted = token_pattern(10, 13, 3);
+    wanted[4] = -1;
+    const Tensor targets = from_host(ctx, wanted, {10});
+    CrossEntropyHead::Saved saved;
+    // The head makes its gradients in forward, for a loss that nothing multiplies: the check's weight is put
+    // on afterwards.
+    const Differentiable function{[&](const Context& c, const Tensors& x) {
+                                      return Tensors{head.loss(c, x[0], targets).slice(0, 0, 1)};
+                                  },
+                                  [&](const Context& c, const Tensors& x, const Tensors& d_loss) {
+                                      constexpr double counted =
+                                          9;  // head.loss is a sum, forward's loss a mean
+                                      head.forward(c, x[0], targets, saved, counted * item(c, d_loss[0]));
+                                      return Tensors{head.backward(c, saved)};
+                                  }};
+    return gradient_check(ctx, function, {input(ctx, {10, 6}, 1)}, store.parameters(), {.names = {"x"}});
+}
+
+GradientReport check_transformer(const Context& ctx, const ModelConfig& config) {
+    ParameterStore store;
+    const Transformer model(config, store);
+    store.allocate(ctx, DType::f64);
+    fill_normal(ctx, store.values(), 0.1, 0.3, Seed{5});
+    const auto vocabulary = static_cast<std::int32_t>(config.vocabulary);
+    const Tensor tokens =
+        from_host(ctx, token_pattern(2 * config.context, vocabulary, 3), {2, config.context});
+    const Tensor targets =
+        from_host(ctx, token_pattern(2 * config.context, vocabulary, 5), {2, config.context});
+    const double counted = static_cast<double>(2 * config.context);
+    const Differentiable function{[&](const Context& c, const Tensors&) {
+                                      return Tensors{model.evaluate(c, tokens, targets).slice(0, 0, 1)};
+                                  },
+                                  [&](const Context& c, const Tensors&, const Tensors& d_loss) {
+                                      Transformer::Saved saved;
+                                      model.forward(c, tokens, targets, saved,
+                                                    {.gradient_scale = counted * item(c, d_loss[0])});
+                                      model.backward(c, saved);
+                                      return Tensors{};
+                                  }};
+    return gradient_check(ctx, function, {}, store.parameters(), {.elements = 16});
+}
+
+std::vector<CheckedOperator> make_operators() {
+    using attention::Algorithm;
+    const ModelConfig gpt2{.layers = 2, .heads = 2, .width = 8, .context = 5, .vocabulary = 11};
+    const ModelConfig llama = as_llama({.layers = 2,
+                                        .heads = 4,
+                                        .kv_heads = 2,
+                                        .width = 16,
+                                        .hidden = 24,
+                                        .context = 5,
+                                        .vocabulary = 11,
+                                        .qk_norm = true});
+    return {
+        {"attention-flash",
+         [](const Context& c) {
+             return check_attention(c, {}, {9, 9, 2, 2, 8, 8});
+         }},
+        {"attention-flash-causal",
+         [](const Context& c) {
+             return check_attention(c, {.causal = true}, {7, 13, 4, 2, 6, 10});
+         }},
+        {"attention-naive-causal",
+         [](const Context& c) {
+             return check_attention(c, {.algorithm = Algorithm::naive, .causal = true}, {7, 13, 4, 2, 6, 10});
+         }},
+        {"linear",
+         [](const Context& c) {
+             return check_layer<Linear>(c, {3, 5, 6}, 6, 9);
+         }},
+        {"layer-norm",
+         [](const Context& c) {
+             return check_layer<LayerNorm>(c, {3, 5, 17}, 17, true);
+         }},
+        {"rms-norm",
+         [](const Context& c) {
+             return check_layer<RMSNorm>(c, {3, 5, 17}, 17);
+         }},
+        {"gelu-tanh",
+         [](const Context& c) {
+             return check_function(c, Gelu{Gelu::Form::tanh}, {3, 5, 7});
+         }},
+        {"gelu",
+         [](const Context& c) {
+             return check_function(c, Gelu{Gelu::Form::exact}, {3, 5, 7});
+         }},
+        {"swiglu",
+         [](const Context& c) {
+             return check_function(c, SwiGlu{}, {3, 5, 14});
+         }},
+        {"embedding", check_embedding},
+        {"positions",
+         [](const Context& c) {
+             return check_layer<PositionEmbedding>(c, {2, 5, 6}, 9, 6);
+         }},
+        {"rope", check_rope},
+        {"dropout", check_dropout},
+        {"cross-entropy", check_cross_entropy},
+        {"multi-head-attention",
+         [gpt2](const Context& c) {
+             return check_layer<MultiHeadAttention>(c, {2, 5, 8}, gpt2);
+         }},
+        {"mlp",
+         [gpt2](const Context& c) {
+             return check_layer<Mlp>(c, {2, 5, 8}, gpt2);
+         }},
+        {"gpt2", [gpt2](const Context& c) { return check_transformer(c, gpt2); }},
+        {"llama", [llama](const Context& c) { return check_transformer(c, llama); }},
+    };
+}
+
+}  // namespace
+
+const std::vector<CheckedOperator>& checked_operators() {
+    static const std::vector<CheckedOperator> operators = make_operators();
+    return operators;
+}
+
+}  // namespace gradtile::cli

@@ -1,0 +1,32 @@
+// The program `gradtile`: parses the command line, runs one command, and turns errors into one line and an
+// exit code.
+#include <gradtile/cli/commands.h>
+#include <gradtile/cli/standard_streams.h>
+#include <gradtile/cli/usage_error.h>
+#include <gradtile/cli/write_signals.h>
+#include <gradtile/core/text/message.h>
+
+using namespace gradtile;
+
+int main(int argc, char** argv) {
+    cli::open_missing_streams();
+    cli::ignore_write_signals();
+    cli::CommandLine program("gradtile", "gradtile trains small transformers, on the CPU or on NVIDIA GPUs.",
+                             "gradtile " GRADTILE_VERSION);
+    cli::add_train(program);
+    cli::add_sample(program);
+    cli::add_eval(program);
+    cli::add_gradcheck(program);
+    cli::add_inspect(program);
+    cli::add_convert(program);
+    cli::add_corpus(program);
+    cli::add_bench(program);
+    cli::add_plan(program);
+
+    try {
+        return program.parse(argc, argv)();
+    } catch (const std::exception& error) {
+        print_message(message_of(error));
+        return cli::exit_code_of(error);
+    }
+}

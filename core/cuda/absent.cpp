@@ -1,0 +1,89 @@
+// The CUDA side of core in a build without the CUDA toolkit.
+#include <gradtile/core/check.h>
+#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda/event.h>
+#include <gradtile/core/cuda/step_graph.h>
+#include <gradtile/core/gemm/internal/gemm_backend.h>
+#include <gradtile/core/internal/tensor_ops_backend.h>
+
+namespace gradtile {
+
+int cuda_device_count() {
+    return 0;
+}
+
+void StepGraph::capture(const Context&, const std::function<void()>&, std::size_t) {
+    cuda::operator_absent();
+}
+void StepGraph::replay(const Context&) const {
+    cuda::operator_absent();
+}
+
+namespace cuda {
+
+void operator_absent() {
+    throw Error("device cuda: this gradtile was built without CUDA; use --device cpu");
+}
+
+std::byte* device_malloc(Device, std::size_t) {
+    operator_absent();
+}
+void device_free(Device, std::byte*) noexcept {}
+std::byte* page_locked_malloc(Device, std::size_t) {
+    operator_absent();
+}
+void page_locked_free(Device, std::byte*) noexcept {}
+DeviceMemory device_memory(Device) {
+    operator_absent();
+}
+DeviceProperties device_properties(Device) {
+    operator_absent();
+}
+std::shared_ptr<void> make_stream(Device, StreamPriority) {
+    operator_absent();
+}
+std::shared_ptr<GemmState> make_gemm_state(Device) {
+    operator_absent();
+}
+std::vector<GemmAlgorithm> gemm_algorithms(const Context&) {
+    operator_absent();
+}
+std::size_t restore_gemm_algorithms(const Context&, std::span<const GemmAlgorithm>) {
+    operator_absent();
+}
+void synchronize(Device, void*) {
+    operator_absent();
+}
+void copy_bytes(std::byte*, const std::byte*, std::size_t, Device, void*) {
+    operator_absent();
+}
+
+Event::Event(Device) {
+    operator_absent();
+}
+Event::~Event() = default;
+void Event::record(void*) const {
+    operator_absent();
+}
+void Event::wait_in(void*) const {
+    operator_absent();
+}
+double Event::milliseconds_since(const Event&) const {
+    operator_absent();
+}
+
+void fill(const Context&, const Tensor&, double) {
+    operator_absent();
+}
+void copy(const Context&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void axpy(const Context&, const Tensor&, double, const Tensor&) {
+    operator_absent();
+}
+void gemm(const Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) {
+    operator_absent();
+}
+
+}  // namespace cuda
+}  // namespace gradtile

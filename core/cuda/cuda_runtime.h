@@ -1,0 +1,48 @@
+#pragma once
+/// The few CUDA runtime calls that core needs on the host, declared without CUDA headers: cuda_runtime.cpp
+/// defines them over the runtime, absent.cpp (a build without the toolkit) throws "built without CUDA".
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include <gradtile/core/device.h>
+
+namespace gradtile::cuda {
+
+class GemmState;
+
+/// What an operator calls that has no CUDA side in this build. Throws Error: without a toolkit that gradtile
+/// was built without CUDA, with one that this operator has no kernel.
+[[noreturn]] void operator_absent();
+
+std::byte* device_malloc(Device device, std::size_t bytes);
+/// What device_malloc throws when there is not enough.
+[[noreturn]] void throw_out_of_memory(Device device, std::size_t bytes);
+void device_free(Device device, std::byte* data) noexcept;
+/// Host memory that the device reads and writes by itself.
+std::byte* page_locked_malloc(Device device, std::size_t bytes);
+void page_locked_free(Device device, std::byte* data) noexcept;
+enum class StreamPriority { normal, high };
+std::shared_ptr<void> make_stream(Device device, StreamPriority priority = StreamPriority::normal);
+/// What the matrix products of one stream share (gemm_state.h); allocates their workspace.
+std::shared_ptr<GemmState> make_gemm_state(Device device);
+/// Waits for the work enqueued on a stream; throws what that work reported.
+void synchronize(Device device, void* stream);
+/// Copies bytes between host and device memory in stream order.
+void copy_bytes(std::byte* destination, const std::byte* source, std::size_t bytes, Device device,
+                void* stream);
+
+struct DeviceMemory {
+    std::size_t free_bytes, total_bytes;
+};
+DeviceMemory device_memory(Device device);
+
+struct DeviceProperties {
+    std::string name;  ///< "NVIDIA H200"
+    int major, minor;  ///< compute capability
+    int multiprocessors;
+    double clock_hz;  ///< highest
+};
+DeviceProperties device_properties(Device device);
+
+}  // namespace gradtile::cuda

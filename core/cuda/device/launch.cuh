@@ -1,0 +1,100 @@
+#pragma once
+/// How kernels are launched: on the context's stream, checked; and how one may start before the one ahead of
+/// it has ended.
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <gradtile/core/context.h>
+#include <gradtile/core/cuda/internal/cuda_check.h>
+
+/// The first PTX version (cudaFuncAttributes::ptxVersion, a tenth of __CUDA_ARCH__) whose kernels can wait
+/// for the kernel ahead of them.
+#define GRADTILE_FIRST_WAITING_ARCHITECTURE 90
+
+namespace gradtile::cuda {
+
+/// What a block is made of.
+struct Block {
+    unsigned threads;
+    std::size_t shared_bytes = 0;  ///< beside the kernel's own arrays
+    bool starts_early = false;     ///< the kernel begins with await_predecessor()
+};
+
+namespace device {
+
+/// First in a kernel that starts early: its blocks come into being while the last ones of the kernel ahead
+/// still work, and here they wait until all it wrote can be read. Every block must, or a third kernel in a
+/// row would not know of the first. Code for older architectures cannot wait; see starts_early().
+__device__ __forceinline__ void await_predecessor() {
+#if __CUDA_ARCH__ >= GRADTILE_FIRST_WAITING_ARCHITECTURE * 10
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+}  // namespace device
+
+/// Whether a kernel that begins with await_predecessor() may start early on the current device. The kernel's
+/// own code decides, not the device: code for an older architecture, compiled by the driver for a newer GPU,
+/// holds no instruction to wait with.
+inline bool starts_early(const void* kernel) {
+    int device = 0;
+    cuda_check(cudaGetDevice(&device));
+    thread_local std::map<std::pair<const void*, int>, bool> known;  // asking CUDA takes longer than a launch
+    const auto [entry, is_new] = known.try_emplace({kernel, device}, false);
+    if (is_new) {
+        cudaFuncAttributes attributes{};
+        const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+        if (error != cudaSuccess) known.erase(entry);
+        cuda_check(error);
+        entry->second = attributes.ptxVersion >= GRADTILE_FIRST_WAITING_ARCHITECTURE;
+    }
+    return entry->second;
+}
+
+/// Multiprocessors of the context's device.
+inline int processors_of(const Context& ctx) {
+    int count = 0;
+    cuda_check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, ctx.device().index()));
+    return count;
+}
+
+/// kernel(arguments...) on `grid` blocks, on the current device.
+template <class... Parameters, class... Arguments>
+void launch_on(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, Block block,
+               Arguments&&... arguments) {
+    constexpr std::size_t surely_granted = 32 << 10;  // of 48 KB, from which the kernel's own arrays go
+    if (block.shared_bytes > surely_granted)
+        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(block.shared_bytes)));
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(block.threads);
+    config.dynamicSmemBytes = block.shared_bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = block.starts_early && starts_early(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
+    cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+}
+
+/// The same, on the context's device and stream.
+template <class... Parameters, class... Arguments>
+void launch(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, Block block,
+            Arguments&&... arguments) {
+    use_device(ctx.device());
+    launch_on(static_cast<cudaStream_t>(ctx.stream()), kernel, grid, block,
+              std::forward<Arguments>(arguments)...);
+}
+
+/// Blocks along a grid's first axis for `items` pieces of work, `per_block` in each.
+inline dim3 blocks_for(std::int64_t items, std::int64_t per_block) {
+    const std::int64_t blocks = ceil_div(items, per_block);
+    check(blocks <= 0x7fffffff, "cuda: ", items, " pieces of work are more than one launch takes");
+    return dim3(static_cast<unsigned>(std::max<std::int64_t>(1, blocks)));
+}
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,74 @@
+// Matrix products on the GPU: through cuBLASLt, and through cuBLAS in float64 and where cuBLASLt has no
+// kernel.
+#include <algorithm>
+#include <limits>
+
+#include <gradtile/core/cuda/internal/cublas.h>
+#include <gradtile/core/gemm/internal/gemm_backend.h>
+#include <gradtile/core/gemm/internal/gemm_lt.h>
+#include <gradtile/core/internal/tensor_ops_backend.h>
+
+namespace gradtile::cuda {
+namespace {
+
+int to_int(std::int64_t value) {
+    check(value <= std::numeric_limits<int>::max(), "gemm: ", value,
+          " is more than cuBLAS's 32-bit sizes hold");
+    return static_cast<int>(value);
+}
+
+int leading_dimension(const Tensor& x) {
+    return to_int(x.size(-2) > 1 ? x.stride(-2) : std::max<std::int64_t>(1, x.size(-1)));
+}
+
+std::int64_t batch_step(const Tensor& x) {
+    return x.rank() > 2 ? x.stride(0) : 0;
+}
+
+}  // namespace
+
+void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b, const GemmOptions& options) {
+    if (c.rank() > 3) {  // cuBLAS knows one batch axis
+        for (std::int64_t i = 0; i < c.size(0); ++i)
+            cuda::gemm(ctx, c.select(0, i), a.select(0, i), b.select(0, i), options);
+        return;
+    }
+    const std::int64_t k = a.size(options.trans_a ? -2 : -1);
+    const bool wide = accumulator_of(a.dtype()) == DType::f64;
+    if (k > 0 && !wide && gemm_lt(ctx, c, a, b, options)) return;
+    if (options.bias.defined()) {
+        // The bias goes into c first, so that a 16-bit c is rounded once more only when it also accumulates.
+        const Tensor bias = options.bias.expand(c.shape());
+        if (options.accumulate) {
+            cuda::axpy(ctx, c, 1.0, bias);
+        } else {
+            cuda::copy(ctx, c, bias);
+        }
+        GemmOptions onto_bias = options;
+        onto_bias.bias = {};
+        onto_bias.accumulate = true;
+        cuda::gemm(ctx, c, a, b, onto_bias);
+        return;
+    }
+    if (k == 0) {
+        if (!options.accumulate) cuda::fill(ctx, c, 0.0);
+        return;
+    }
+    // Row-major c = op(a) op(b) is column-major c^T = op(b)^T op(a)^T, and a row-major matrix is its own
+    // transpose in column-major order.
+    const double alpha = options.alpha, beta = options.accumulate ? 1.0 : 0.0;
+    const float alpha_32 = static_cast<float>(alpha), beta_32 = static_cast<float>(beta);
+    const void* scale = wide ? static_cast<const void*>(&alpha) : &alpha_32;
+    const void* keep = wide ? static_cast<const void*>(&beta) : &beta_32;
+    cublas_check(
+        cublas().gemm_strided_batched(
+            cublas_handle(ctx), options.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+            options.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, to_int(c.size(-1)), to_int(c.size(-2)), to_int(k),
+            scale, b.raw_data(), cublas_type(b.dtype()), leading_dimension(b), batch_step(b), a.raw_data(),
+            cublas_type(a.dtype()), leading_dimension(a), batch_step(a), keep, c.raw_data(),
+            cublas_type(c.dtype()), leading_dimension(c), batch_step(c), to_int(c.rank() > 2 ? c.size(0) : 1),
+            wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+        "gemm");
+}
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,195 @@
+// The CPU matrix library: oneDNN. float32 goes through its BLAS-like call, which is faster than its matmul
+// primitive on plain layouts; bfloat16 has no such call and goes through matmul.
+//
+// oneDNN's generated code (seen with 2.6.3) keeps data below the stack pointer, beyond the 128 bytes that a
+// signal handler leaves alone: a handler that runs on that stack corrupts the heap. Asynchronous signals are
+// blocked around every call, because a program that links this library may have handlers of its own.
+#include <omp.h>
+#include <dnnl.hpp>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/gemm/internal/gemm_library.h>
+#include <gradtile/core/gemm/internal/signals_blocked.h>
+
+namespace gradtile {
+
+const char* cpu_matrix_library() {
+    static const std::string name = [] {
+        const dnnl_version_t* version = dnnl_version();
+        return concat("oneDNN ", version->major, '.', version->minor, '.', version->patch);
+    }();
+    return name.c_str();
+}
+
+namespace cpu {
+namespace {
+
+/// oneDNN splits every call over OpenMP's threads; gradtile's own threads each want to work alone. The
+/// setting is the calling thread's and is put back, since that thread may be a user's.
+class OneOpenMpThread {
+  public:
+    OneOpenMpThread() : before_(omp_get_max_threads()) {
+        if (before_ != 1) omp_set_num_threads(1);
+    }
+    ~OneOpenMpThread() {
+        if (before_ != 1) omp_set_num_threads(before_);
+    }
+    OneOpenMpThread(const OneOpenMpThread&) = delete;
+    OneOpenMpThread& operator=(const OneOpenMpThread&) = delete;
+
+  private:
+    int before_;
+};
+
+/// A matmul for one block shape with the memory descriptions it wants.
+struct Matmul {
+    dnnl::matmul primitive;
+    dnnl::memory a, b, bias, c, scratch;
+    std::unordered_map<int, dnnl::memory> arguments;
+    std::size_t scratch_bytes;
+};
+
+/// Everything of a block but the addresses.
+using Key = std::array<std::int64_t, 7>;
+
+struct HashKey {
+    std::size_t operator()(const Key& key) const {
+        std::uint64_t hash = 0xcbf29ce484222325u;
+        for (const std::int64_t part : key) hash = (hash ^ static_cast<std::uint64_t>(part)) * 0x100000001b3u;
+        return hash ^ (hash >> 29);
+    }
+};
+
+/// Each thread keeps the primitives it has used: nothing is locked, and oneDNN's own cache shares the machine
+/// code between threads.
+class MatmulCache {
+  public:
+    void run(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias, void* c,
+             dnnl::memory::data_type type_of_c) {
+        Matmul& matmul = find(block, bias != nullptr, type_of_c);
+        if (scratch_.size() < matmul.scratch_bytes) scratch_.resize(matmul.scratch_bytes);
+        matmul.a.set_data_handle(const_cast<bfloat16*>(a));
+        matmul.b.set_data_handle(const_cast<bfloat16*>(b));
+        if (bias != nullptr) matmul.bias.set_data_handle(const_cast<float*>(bias));
+        matmul.c.set_data_handle(c);
+        matmul.scratch.set_data_handle(scratch_.data());
+        matmul.primitive.execute(stream_, matmul.arguments);
+    }
+
+  private:
+    static constexpr std::size_t capacity = 1024;
+
+    Matmul& find(const GemmBlock& block, bool has_bias, dnnl::memory::data_type type_of_c) {
+        const Key key{block.m,
+                      block.n,
+                      block.k,
+                      block.lda,
+                      block.ldb,
+                      block.ldc,
+                      block.trans_a + 2 * block.trans_b + 4 * block.accumulate + 8 * has_bias +
+                          16 * static_cast<int>(type_of_c)};
+        const auto known = matmuls_.find(key);
+        if (known != matmuls_.end()) return *known->second;
+        if (matmuls_.size() >= capacity) matmuls_.clear();
+        return *(matmuls_[key] = make(block, has_bias, type_of_c));
+    }
+
+    std::unique_ptr<Matmul> make(const GemmBlock& block, bool has_bias,
+                                 dnnl::memory::data_type type_of_c) const {
+        using dnnl::memory;
+        const auto plain = [](std::int64_t rows, std::int64_t columns, std::int64_t ld, bool transposed,
+                              memory::data_type type) {
+            return memory::desc({rows, columns}, type,
+                                transposed ? memory::dims{1, ld} : memory::dims{ld, 1});
+        };
+        const auto a = plain(block.m, block.k, block.lda, block.trans_a, memory::data_type::bf16);
+        const auto b = plain(block.k, block.n, block.ldb, block.trans_b, memory::data_type::bf16);
+        const auto c = plain(block.m, block.n, block.ldc, false, type_of_c);
+        const auto bias = plain(1, block.n, block.n, false, memory::data_type::f32);
+        dnnl::primitive_attr attributes;
+        attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+        if (block.accumulate) {
+            dnnl::post_ops add_to_c;
+            add_to_c.append_sum(1.0f);
+            attributes.set_post_ops(add_to_c);
+        }
+        const dnnl::matmul::primitive_desc description(
+            has_bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c), attributes, engine_);
+        auto matmul = std::make_unique<Matmul>();
+        matmul->primitive = dnnl::matmul(description);
+        matmul->a = memory(a, engine_, nullptr);
+        matmul->b = memory(b, engine_, nullptr);
+        matmul->c = memory(c, engine_, nullptr);
+        matmul->scratch = memory(description.scratchpad_desc(), engine_, nullptr);
+        matmul->scratch_bytes = description.scratchpad_desc().get_size();
+        matmul->arguments = {{DNNL_ARG_SRC, matmul->a},
+                             {DNNL_ARG_WEIGHTS, matmul->b},
+                             {DNNL_ARG_DST, matmul->c},
+                             {DNNL_ARG_SCRATCHPAD, matmul->scratch}};
+        if (has_bias) {
+            matmul->bias = memory(bias, engine_, nullptr);
+            matmul->arguments[DNNL_ARG_BIAS] = matmul->bias;
+        }
+        return matmul;
+    }
+
+    dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
+    dnnl::stream stream_{engine_};
+    std::unordered_map<Key, std::unique_ptr<Matmul>, HashKey> matmuls_;
+    std::vector<std::byte> scratch_;
+};
+
+}  // namespace
+
+void library_gemm(const GemmBlock& block, const float* a, const float* b, float* c) {
+    const SignalsBlocked undisturbed;
+    const OneOpenMpThread alone;
+    const dnnl_status_t status =
+        dnnl_sgemm(block.trans_a ? 'T' : 'N', block.trans_b ? 'T' : 'N', block.m, block.n, block.k,
+                   block.alpha, a, block.lda, b, block.ldb, block.accumulate ? 1.0f : 0.0f, c, block.ldc);
+    check(status == dnnl_success, "gemm: oneDNN refused a float32 block ", block.m, " x ", block.n, " x ",
+          block.k, " with status ", static_cast<int>(status));
+}
+
+bool library_has_bfloat16() {
+    // Below AVX-512 oneDNN has only its scalar reference loop for bfloat16; with AVX-512 but without its bf16
+    // instructions it emulates them, slower than widening does.
+    static const bool has = (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) &
+                             static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16)) ==
+                            static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+    return has;
+}
+
+namespace {
+void matmul(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias, void* c,
+            dnnl::memory::data_type type_of_c) {
+    const SignalsBlocked undisturbed;  // while primitives are made, too: that runs generated code
+    const OneOpenMpThread alone;
+    thread_local MatmulCache cache;
+    try {
+        cache.run(block, a, b, bias, c, type_of_c);
+    } catch (const dnnl::error& failure) {
+        throw Error(concat("gemm: oneDNN refused a bfloat16 block ", block.m, " x ", block.n, " x ", block.k,
+                           ": ", failure.what()));
+    }
+}
+}  // namespace
+
+void library_gemm(const GemmBlock& block, const bfloat16* a, const bfloat16* b, float* c) {
+    matmul(block, a, b, nullptr, c, dnnl::memory::data_type::f32);
+}
+
+void library_gemm(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias,
+                  bfloat16* c) {
+    matmul(block, a, b, bias, c, dnnl::memory::data_type::bf16);
+}
+
+}  // namespace cpu
+}  // namespace gradtile

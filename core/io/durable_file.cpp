@@ -1,0 +1,49 @@
+#include <cerrno>
+
+#include <fcntl.h>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/io/durable_file.h>
+
+namespace gradtile {
+
+namespace {
+constexpr const char* kMark = ".tmp-";
+}
+
+DurableFile::DurableFile(std::filesystem::path final_path, FileSystem& fs)
+    : fs_(fs), final_path_(std::move(final_path)), temporary_(temporary_for(final_path_)) {
+    // O_EXCL: in a directory that somebody else prepared, nothing that already lies there is written to.
+    file_ = OpenFile(fs_, temporary_, O_RDWR | O_CREAT | O_EXCL);
+}
+
+DurableFile::~DurableFile() {
+    if (!renamed_) fs_.remove(temporary_);
+}
+
+void DurableFile::reserve(std::uint64_t bytes) {
+    const int result = fs_.reserve(file_.descriptor(), bytes);
+    if (result == -EOPNOTSUPP || result == -ENOSYS) return;
+    file_check(result, "reserve disk space");
+}
+
+void DurableFile::commit(std::uint64_t size, Sync sync) {
+    file_check(fs_.truncate(file_.descriptor(), size), "truncate");
+    if (sync == Sync::file_and_directory) file_.sync();
+    file_.close();
+    file_check(fs_.rename(temporary_, final_path_), "rename into place");
+    renamed_ = true;
+    if (sync == Sync::file_and_directory) sync_directory(fs_, final_path_.parent_path());
+}
+
+std::filesystem::path DurableFile::temporary_for(const std::filesystem::path& path) {
+    std::filesystem::path temporary = path;
+    temporary += kMark + random_hex(8);
+    return temporary;
+}
+
+bool DurableFile::is_temporary(const std::filesystem::path& path) {
+    return path.filename().string().find(kMark) != std::string::npos;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,300 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <gradtile/core/io/file_system.h>
+
+namespace gradtile {
+
+namespace {
+
+template <class Result>
+std::int64_t or_errno(Result result) {
+    return result < 0 ? -std::int64_t{errno} : static_cast<std::int64_t>(result);
+}
+template <class Result>
+int or_errno_int(Result result) {
+    return static_cast<int>(or_errno(result));
+}
+
+}  // namespace
+
+int FileSystem::open(const std::filesystem::path& path, int flags, int mode) {
+    return or_errno_int(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode));
+}
+int FileSystem::close(int file) {
+    return or_errno_int(::close(file));
+}
+std::int64_t FileSystem::read_at(int file, std::byte* data, std::size_t bytes, std::uint64_t offset) {
+    return or_errno(::pread(file, data, bytes, static_cast<off_t>(offset)));
+}
+std::int64_t FileSystem::write_at(int file, const std::byte* data, std::size_t bytes, std::uint64_t offset) {
+    return or_errno(::pwrite(file, data, bytes, static_cast<off_t>(offset)));
+}
+std::int64_t FileSystem::size(int file) {
+    struct stat status {};
+    if (::fstat(file, &status) != 0) return -errno;
+    return S_ISREG(status.st_mode) ? static_cast<std::int64_t>(status.st_size) : -EINVAL;
+}
+int FileSystem::reserve(int file, std::uint64_t bytes) {
+    // Not posix_fallocate: where the file system cannot reserve, that one writes every block instead.
+    return or_errno_int(::fallocate(file, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)));
+}
+int FileSystem::truncate(int file, std::uint64_t bytes) {
+    return or_errno_int(::ftruncate(file, static_cast<off_t>(bytes)));
+}
+int FileSystem::start_writeback(int file, std::uint64_t offset, std::uint64_t bytes) {
+    return or_errno_int(::sync_file_range(file, static_cast<off_t>(offset), static_cast<off_t>(bytes),
+                                          SYNC_FILE_RANGE_WRITE));
+}
+int FileSystem::sync(int file) {
+    return or_errno_int(::fsync(file));
+}
+int FileSystem::rename(const std::filesystem::path& from, const std::filesystem::path& to) {
+    return or_errno_int(::rename(from.c_str(), to.c_str()));
+}
+int FileSystem::link(const std::filesystem::path& from, const std::filesystem::path& to) {
+    return or_errno_int(::link(from.c_str(), to.c_str()));
+}
+int FileSystem::remove(const std::filesystem::path& path) {
+    return or_errno_int(::unlink(path.c_str()));
+}
+
+int FileSystem::make_directory(const std::filesystem::path& path) {
+    return or_errno_int(::mkdir(path.c_str(), 0777));
+}
+int FileSystem::list(const std::filesystem::path& path, std::vector<std::string>& names) {
+    std::error_code error;
+    names.clear();
+    for (std::filesystem::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+        names.push_back(it->path().filename().string());
+    }
+    return -error.value();
+}
+
+FileSystem& FileSystem::posix() {
+    static FileSystem machine;
+    return machine;
+}
+
+std::string describe_errno(std::int64_t code) {
+    return std::generic_category().message(static_cast<int>(code < 0 ? -code : code));
+}
+
+std::int64_t file_check(std::int64_t result, const char* what) {
+    check(result >= 0, "cannot ", what, ": ", describe_errno(result));
+    return result;
+}
+
+OpenFile::OpenFile(FileSystem& fs, const std::filesystem::path& path, int flags, int mode)
+    : fs_(&fs),
+      file_(static_cast<int>(
+          file_check(fs.open(path, flags, mode), (flags & O_ACCMODE) == O_RDONLY ? "open" : "create"))) {}
+
+OpenFile::~OpenFile() {
+    if (is_open()) fs_->close(file_);
+}
+
+OpenFile::OpenFile(OpenFile&& other) noexcept : fs_(other.fs_), file_(std::exchange(other.file_, -1)) {}
+
+OpenFile& OpenFile::operator=(OpenFile&& other) noexcept {
+    if (this != &other) {
+        if (is_open()) fs_->close(file_);
+        fs_ = other.fs_;
+        file_ = std::exchange(other.file_, -1);
+    }
+    return *this;
+}
+
+std::uint64_t OpenFile::size() const {
+    const std::int64_t size = fs_->size(file_);
+    check(size != -EINVAL, "is not a regular file");
+    return static_cast<std::uint64_t>(file_check(size, "tell the size"));
+}
+
+void OpenFile::read(std::byte* data, std::size_t bytes, std::uint64_t offset) const {
+    while (bytes > 0) {
+        const std::int64_t done = fs_->read_at(file_, data, bytes, offset);
+        if (done == -EINTR) continue;
+        file_check(done, "read");
+        check(done > 0, "ends at byte ", offset, ", ", bytes, " more expected");
+        data += done;
+        bytes -= static_cast<std::size_t>(done);
+        offset += static_cast<std::uint64_t>(done);
+    }
+}
+
+void OpenFile::write(const std::byte* data, std::size_t bytes, std::uint64_t offset) const {
+    while (bytes > 0) {
+        const std::int64_t done = fs_->write_at(file_, data, bytes, offset);
+        if (done == -EINTR) continue;
+        // A call that writes nothing and names no error would loop for ever: it is taken for a full disk.
+        file_check(done == 0 ? -ENOSPC : done, "write");
+        data += done;
+        bytes -= static_cast<std::size_t>(done);
+        offset += static_cast<std::uint64_t>(done);
+    }
+}
+
+void OpenFile::sync() const {
+    file_check(fs_->sync(file_), "fsync");
+}
+
+void OpenFile::close() {
+    if (!is_open()) return;
+    file_check(fs_->close(std::exchange(file_, -1)), "close");
+}
+
+namespace {
+
+struct stat file_status_of(const OpenFile& file) {
+    struct stat status {};
+    file_check(or_errno(::fstat(file.descriptor(), &status)), "examine");
+    return status;
+}
+
+void require_regular_file(const struct stat& status) {
+    check(!S_ISDIR(status.st_mode), "is a directory; expected a file");
+    check(S_ISREG(status.st_mode), "is not a regular file");
+}
+
+// O_NOFOLLOW refuses a link, but as "Too many levels of symbolic links".
+void refuse_symbolic_link(const std::filesystem::path& path, int flags) {
+    struct stat status {};
+    const bool is_link = ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
+    check((flags & O_NOFOLLOW) == 0 || !is_link, "is a symbolic link; expected a regular file");
+}
+
+}  // namespace
+
+OpenFile open_regular_file(FileSystem& fs, const std::filesystem::path& path, SymbolicLinks links) {
+    const int flags = O_RDONLY | (links == SymbolicLinks::refuse ? O_NOFOLLOW : 0);
+    refuse_symbolic_link(path, flags);
+    const int descriptor = fs.open(path, flags, 0);
+    check(descriptor >= 0, "cannot be opened: ", describe_errno(descriptor));
+    OpenFile file(fs, descriptor);
+    check(fs.size(descriptor) != -EINVAL,
+          is_directory(path) ? "is a directory; expected a file" : "is not a regular file");
+    return file;
+}
+
+OpenFile open_own_file(const std::filesystem::path& path, int flags) {
+    flags |= O_NOFOLLOW;
+    refuse_symbolic_link(path, flags);
+    OpenFile file(FileSystem::posix(), path, flags);
+    const struct stat status = file_status_of(file);
+    require_regular_file(status);
+    check(status.st_nlink <= 1, "has ", status.st_nlink,
+          " names (hard links); expected a file of this run alone");
+    check(status.st_uid == ::geteuid() || status.st_uid == owner_of_new_files(path.parent_path()),
+          "belongs to user ", status.st_uid, "; expected a file of user ", ::geteuid());
+    return file;
+}
+
+std::uint32_t owner_of_new_files(const std::filesystem::path& directory) {
+    FileSystem& fs = FileSystem::posix();
+    const std::filesystem::path name = directory / concat(".lock.tmp-", random_hex(8));
+    const OpenFile file(fs, name, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    file_check(fs.remove(name), "remove a temporary");
+    return file_status_of(file).st_uid;
+}
+
+std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes, SymbolicLinks links) {
+    try {
+        const OpenFile file = open_regular_file(FileSystem::posix(), path, links);
+        const std::uint64_t size = file.size();
+        check(size <= max_bytes, size, " bytes; expected at most ", max_bytes);
+        // Not `size` bytes: files of /proc have the size 0, and others may grow.
+        std::string text;
+        for (std::int64_t done = 1; done != 0 && text.size() <= max_bytes;) {
+            constexpr std::size_t chunk = 64 * 1024;
+            const std::size_t filled = text.size();
+            text.resize(filled + chunk);
+            done = file.file_system().read_at(file.descriptor(), reinterpret_cast<std::byte*>(&text[filled]),
+                                              chunk, filled);
+            text.resize(filled + static_cast<std::size_t>(std::max<std::int64_t>(done, 0)));
+            if (done != -EINTR) file_check(done, "read");
+        }
+        check(text.size() <= max_bytes, "more than ", max_bytes, " bytes; expected at most ", max_bytes);
+        return text;
+    } catch (const Error& error) {
+        throw Error(concat(path.string(), ": ", error.what()), error.where());
+    }
+}
+
+TextLines::TextLines(OpenFile file, std::size_t max_bytes) : file_(std::move(file)), max_bytes_(max_bytes) {}
+
+bool TextLines::next(std::string_view& line) {
+    std::size_t searched = begin_;
+    while (true) {
+        const std::size_t end = buffer_.find('\n', searched);
+        if (end == std::string::npos) {
+            if (buffer_.size() - begin_ > max_bytes_) {
+                skips_ = true;
+                begin_ = buffer_.size();
+            }
+            if (!fill()) return false;
+            searched = begin_;
+            continue;
+        }
+        line = std::string_view(buffer_).substr(begin_, end - begin_);
+        begin_ = searched = end + 1;
+        if (!std::exchange(skips_, false) && line.size() <= max_bytes_) return true;
+    }
+}
+
+bool TextLines::fill() {
+    constexpr std::size_t chunk = 256 * 1024;
+    buffer_.erase(0, std::exchange(begin_, 0));
+    const std::size_t kept = buffer_.size();
+    buffer_.resize(kept + chunk);
+    std::int64_t done = -EINTR;
+    while (done == -EINTR)
+        done = file_.file_system().read_at(file_.descriptor(), reinterpret_cast<std::byte*>(&buffer_[kept]),
+                                           chunk, offset_);
+    buffer_.resize(kept + static_cast<std::size_t>(std::max<std::int64_t>(done, 0)));
+    offset_ += static_cast<std::uint64_t>(file_check(done, "read"));
+    return done > 0;
+}
+
+std::string random_hex(std::size_t bytes) {
+    std::string random(bytes, '\0');
+    for (std::size_t filled = 0; filled < bytes;) {
+        const std::int64_t done = or_errno(::getrandom(&random[filled], bytes - filled, 0));
+        if (done == -EINTR) continue;
+        filled += static_cast<std::size_t>(file_check(done, "draw random bytes"));
+    }
+    std::string digits;
+    for (const char c : random) {
+        constexpr std::string_view hex = "0123456789abcdef";
+        digits += hex[static_cast<unsigned char>(c) >> 4];
+        digits += hex[static_cast<unsigned char>(c) & 15];
+    }
+    return digits;
+}
+
+void sync_directory(FileSystem& fs, const std::filesystem::path& directory) {
+    OpenFile file(fs, directory.empty() ? "." : directory, O_RDONLY | O_DIRECTORY);
+    file.sync();
+    file.close();
+}
+
+void make_directories(FileSystem& fs, const std::filesystem::path& path) {
+    int made = fs.make_directory(path);
+    if (made == -ENOENT && path.has_parent_path() && path.parent_path() != path) {
+        make_directories(fs, path.parent_path());
+        made = fs.make_directory(path);
+    }
+    if (made == -EEXIST) return;
+    file_check(made, "create the directory");
+    sync_directory(fs, path.parent_path());
+}
+
+}  // namespace gradtile

@@ -1,0 +1,147 @@
+#include <gradtile/core/text/message.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <new>
+#include <vector>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/utf8.h>
+
+namespace gradtile {
+namespace {
+
+struct CodePoints {
+    char32_t first, last;
+};
+
+/// What a terminal acts on or does not show; joiners (U+200C, U+200D) stay, since words and emoji need them.
+constexpr CodePoints escaped[] = {{0x0000, 0x001F}, {0x007F, 0x009F},  // control characters
+                                  {0x00AD, 0x00AD}, {0x061C, 0x061C}, {0x180E, 0x180E},
+                                  {0x200B, 0x200B}, {0x200E, 0x200F},  // direction
+                                  {0x2028, 0x202E},  // line and paragraph separators, direction
+                                  {0x2060, 0x206F},  // invisible, direction
+                                  {0xFEFF, 0xFEFF}, {0xFFF9, 0xFFFB}, {0xE0000, 0xE007F}};
+
+bool is_escaped(char32_t c) {
+    for (const CodePoints& range : escaped)
+        if (c >= range.first && c <= range.last) return true;
+    return false;
+}
+
+std::string hexadecimal(const char* format, unsigned value) {
+    char text[16];
+    std::snprintf(text, sizeof text, format, value);
+    return text;
+}
+
+std::string escape(char32_t c) {
+    switch (c) {
+        case '\n':
+            return "\\n";
+        case '\t':
+            return "\\t";
+        case '\r':
+            return "\\r";
+        case '\b':
+            return "\\b";
+        case '\f':
+            return "\\f";
+        default:
+            break;
+    }
+    if (c < 0x10000) return hexadecimal("\\u%04x", c);
+    const char32_t offset = c - 0x10000;  // JSON writes such characters as UTF-16 does
+    return hexadecimal("\\u%04x", 0xD800 + (offset >> 10)) +
+           hexadecimal("\\u%04x", 0xDC00 + (offset & 0x3FF));
+}
+
+/// The first character of `rest` as it is shown; removes it from `rest`.
+std::string take_shown(std::string_view& rest, bool multiline) {
+    const CodePoint c = decode_utf8(rest, 0);
+    const std::size_t length = c.length == 0 ? 1 : static_cast<std::size_t>(c.length);
+    const std::string_view bytes = rest.substr(0, length);
+    rest.remove_prefix(length);
+    if (c.length == 0) return hexadecimal("\\x%02x", static_cast<unsigned char>(bytes.front()));
+    const bool stays = !is_escaped(c.value) || (multiline && (c.value == '\n' || c.value == '\t'));
+    return stays ? std::string(bytes) : escape(c.value);
+}
+
+/// Characters of valid UTF-8.
+std::size_t length_of(std::string_view text) {
+    return static_cast<std::size_t>(
+        std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
+}
+
+/// As many characters of `text` as fit into `most`, as they are shown; `rest` becomes what is left.
+std::string take_shown_up_to(std::size_t most, std::string_view& rest, bool multiline) {
+    std::string shown;
+    for (std::size_t length = 0; !rest.empty();) {
+        std::string_view after = rest;
+        const std::string next = take_shown(after, multiline);
+        length += length_of(next);
+        if (length > most) break;
+        shown += next;
+        rest = after;
+    }
+    return shown;
+}
+
+/// The last characters of `text` that fit into `most`, as they are shown.
+std::string last_shown(std::size_t most, std::string_view text, bool multiline) {
+    // No character takes more than 4 bytes; the cut may leave the end of one.
+    if (text.size() > 4 * most) text.remove_prefix(text.size() - 4 * most);
+    for (int i = 0; i < 3 && !text.empty() && (text.front() & 0xC0) == 0x80; ++i) text.remove_prefix(1);
+    std::vector<std::string> pieces;
+    while (!text.empty()) pieces.push_back(take_shown(text, multiline));
+    std::string shown;
+    std::size_t length = 0;
+    for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
+        length += length_of(*piece);
+        if (length > most) break;
+        shown.insert(0, *piece);
+    }
+    return shown;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text, const PrintableOptions& options) {
+    const std::size_t most = options.most == 0 ? std::string::npos : options.most;
+    std::string_view rest = text;
+    const std::string whole = take_shown_up_to(most, rest, options.multiline);
+    if (rest.empty()) return whole;
+    // The middle is left out: the beginning names the file, and the end what was expected.
+    const std::string note = concat(" ...[", text.size(), " bytes]... ");
+    const std::size_t kept = most - std::min(most, note.size());
+    rest = text;
+    const std::string head = take_shown_up_to((kept + 1) / 2, rest, options.multiline);
+    return head + note + last_shown(kept / 2, rest, options.multiline);
+}
+
+std::string message_of(const std::exception& error) {
+    if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "out of memory";
+    // "filesystem error: status: File name too long [PATH]"
+    if (const auto* failure = dynamic_cast<const std::filesystem::filesystem_error*>(&error))
+        return concat(failure->path1().string(), ": ", failure->code().message());
+    const std::string_view what = error.what();
+    if (what.starts_with("[json.exception.")) return reason_of(error);
+    return std::string(what);
+}
+
+void print_message(const std::string& message) {
+    const std::string line = concat("gradtile: ", printable(message), '\n');
+    for (std::string_view rest = line; !rest.empty();) {
+        const ssize_t written = ::write(STDERR_FILENO, rest.data(), rest.size());
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return;  // there is nowhere else to say so
+        rest.remove_prefix(static_cast<std::size_t>(written));
+    }
+}
+
+}  // namespace gradtile

@@ -1,0 +1,154 @@
+#include <gradtile/core/thread_pool.h>
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gradtile/core/check.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace gradtile {
+namespace {
+
+thread_local bool inside_block = false;
+
+void pause_briefly() {
+#if defined(__x86_64__)
+    _mm_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
+/// Waits until changed(value) and returns that value. A short spin comes first: a training step opens a
+/// parallel region every few hundred microseconds, and a futex round trip each time would cost more than some
+/// of the regions. The sleep after it frees the core: the scheduler can move a preempted thread there.
+template <class T, class Changed>
+T spin_then_wait(const std::atomic<T>& value, Changed changed) {
+    constexpr int spins = 4000;
+    for (int i = 0; i < spins; ++i) {
+        if (const T seen = value.load(std::memory_order_acquire); changed(seen)) return seen;
+        pause_briefly();
+    }
+    for (;;) {
+        const T seen = value.load(std::memory_order_acquire);
+        if (changed(seen)) return seen;
+        value.wait(seen, std::memory_order_acquire);
+    }
+}
+
+}  // namespace
+
+int usable_cores() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+struct ThreadPool::Workers {
+    struct Job {
+        Trampoline call = nullptr;
+        void* body = nullptr;
+        std::int64_t blocks = 0;
+    };
+    // The caller waits for blocks, not for threads: where another program occupies a core, a thread may wake
+    // milliseconds after the others have finished its share. So only a thread with a claimed block, not yet
+    // reported finished, may read `job`; for any other the job may be over and the next one being written.
+    Job job;
+    std::atomic<std::int64_t> unclaimed{0};    // blocks no thread has taken; failed claims make it negative
+    std::atomic<std::int64_t> unfinished{0};   // blocks the caller waits for
+    std::atomic<std::uint32_t> generation{0};  // a new value starts the threads
+    std::atomic<bool> stop{false};
+    std::mutex caller_mutex;  // two threads may share a context; their calls take turns
+    std::mutex failure_mutex;
+    std::exception_ptr failure;
+    std::vector<std::thread> threads;
+
+    explicit Workers(int count) {
+        threads.reserve(static_cast<std::size_t>(count));
+        try {
+            for (int i = 0; i < count; ++i) threads.emplace_back([this] { work(); });
+        } catch (const std::system_error& error) {
+            const std::size_t given = threads.size();
+            end();
+            throw Error(
+                concat("threads: the system gives ", given + 1, " of ", count + 1, ": ", error.what()));
+        }
+    }
+    ~Workers() { end(); }
+
+    void end() {
+        stop.store(true);
+        generation.fetch_add(1);
+        generation.notify_all();
+        for (std::thread& thread : threads) thread.join();
+    }
+
+    void run(const Job& next) {
+        const std::lock_guard lock(caller_mutex);
+        job = next;
+        unfinished.store(next.blocks, std::memory_order_relaxed);
+        unclaimed.store(next.blocks, std::memory_order_release);
+        generation.fetch_add(1, std::memory_order_release);
+        generation.notify_all();
+        take_blocks();
+        spin_then_wait(unfinished, [](std::int64_t now) { return now == 0; });
+        if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
+    }
+
+    void work() {
+        std::uint32_t seen = 0;
+        for (;;) {
+            seen = spin_then_wait(generation, [&](std::uint32_t now) { return now != seen; });
+            if (stop.load()) return;
+            take_blocks();
+        }
+    }
+
+    void take_blocks() {
+        inside_block = true;
+        std::int64_t finished = 0;
+        while (unclaimed.load(std::memory_order_relaxed) > 0) {
+            const std::int64_t left = unclaimed.fetch_sub(1, std::memory_order_acquire);
+            if (left <= 0) break;
+            ++finished;
+            try {
+                job.call(job.body, job.blocks - left);
+            } catch (...) {
+                const std::lock_guard lock(failure_mutex);
+                if (!failure) failure = std::current_exception();
+                finished += std::max<std::int64_t>(0, unclaimed.exchange(0, std::memory_order_relaxed));
+            }
+        }
+        inside_block = false;
+        if (finished != 0 && unfinished.fetch_sub(finished, std::memory_order_acq_rel) == finished)
+            unfinished.notify_one();
+    }
+};
+
+ThreadPool::ThreadPool(int threads)
+    : size_(threads > 0 ? threads : usable_cores()), workers_(std::make_unique<Workers>(size_ - 1)) {}
+
+ThreadPool::~ThreadPool() = default;
+
+void ThreadPool::run_erased(std::int64_t blocks, Trampoline call, void* body) {
+    if (blocks <= 0) return;
+    if (inside_block || size_ == 1 || blocks == 1) {
+        for (std::int64_t block = 0; block < blocks; ++block) call(body, block);
+        return;
+    }
+    workers_->run({call, body, blocks});
+}
+
+}  // namespace gradtile

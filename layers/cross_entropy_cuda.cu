@@ -1,0 +1,404 @@
+// Softmax cross-entropy on the GPU.
+#include <limits>
+
+#include <gradtile/layers/internal/cross_entropy_backend.h>
+#include <gradtile/core/cuda/device/async_copy.cuh>
+#include <gradtile/core/cuda/device/convert.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/layers/device/activation_math.cuh>
+#include <gradtile/layers/device/reduce.cuh>
+#include <gradtile/layers/device/vectors.cuh>
+
+namespace gradtile::cuda {
+namespace {
+
+constexpr int count_threads = 1024;
+
+/// count = targets that are not ignored.
+__global__ void __launch_bounds__(count_threads)
+    count_kernel(double* count, const std::int32_t* targets, std::int64_t n) {
+    device::await_predecessor();
+    int counted = 0;
+#pragma unroll 8
+    for (std::int64_t i = threadIdx.x; i < n; i += count_threads) counted += targets[i] != ignored_target;
+    counted = device::reduce_team<count_threads>(counted, device::Sum{});
+    if (threadIdx.x == 0) *count = counted;
+}
+
+__global__ void __launch_bounds__(count_threads)
+    sum_kernel(double* total, bool mean, const double* losses, const double* count, std::int64_t n) {
+    device::await_predecessor();
+    double sum = 0;
+#pragma unroll 8
+    for (std::int64_t i = threadIdx.x; i < n; i += count_threads) sum += losses[i];
+    sum = device::reduce_team<count_threads>(sum, device::Sum{});
+    if (threadIdx.x != 0) return;
+    if (mean) {
+        *total = *count > 0 ? sum / *count : 0.0;
+    } else {
+        total[0] = sum;
+        total[1] = *count;
+    }
+}
+
+/// L is the logits' type; sums are in S = Accumulator<L>.
+template <class L>
+struct CrossEntropy {
+    using S = Accumulator<L>;
+    double* losses;
+    L* logits;
+    std::int64_t stride, rows;
+    int width;
+    const std::int32_t* targets;
+    const double* count;
+    double scale;
+    bool gradients;  // are to take the logits' place
+    bool keep_row;   // the block has shared memory for it
+};
+
+/// Logits in flight of one thread.
+template <class S>
+inline constexpr int items = sizeof(S) == 4 ? 16 : 4;
+
+// ---- Softmax of a row, by a team of threads ----
+// Its largest logit and the sum of exponentials are found together (online: Milakov and Gimelshein 2018).
+
+/// Of some logits: the largest, and the sum of e^(logit - largest).
+template <class S>
+struct Softmax {
+    S largest = -std::numeric_limits<S>::infinity();
+    S sum = 0;
+
+    /// What to subtract: while there are only -infinities, their difference would not be a number.
+    __device__ S base() const { return largest == -std::numeric_limits<S>::infinity() ? S(0) : largest; }
+
+    template <int n>
+    __device__ __forceinline__ void add(const S (&logits)[n]) {
+        const S before = largest;
+#pragma unroll
+        for (int i = 0; i < n; ++i) largest = largest < logits[i] ? logits[i] : largest;
+        const S from = base();
+        sum *= device::exponential(before - from);
+#pragma unroll
+        for (int i = 0; i < n; ++i) sum += device::exponential(logits[i] - from);
+    }
+};
+
+struct Larger {
+    template <class S>
+    __device__ S operator()(S a, S b) const {
+        return a < b ? b : a;
+    }
+};
+
+template <int team, class S>
+__device__ Softmax<S> combined(const Softmax<S>& own) {
+    Softmax<S> all;
+    all.largest = device::reduce_team<team>(own.largest, Larger{});
+    const S scale = device::exponential(own.base() - all.base());
+    all.sum = device::reduce_team<team>(own.largest == own.base() ? own.sum * scale : own.sum, device::Sum{});
+    return all;
+}
+
+/// The gradient of a row's loss with respect to its logits, but for the target's, from which `factor` is yet
+/// to be subtracted.
+template <class S>
+struct RowGradient {
+    S largest, share, factor;
+
+    __device__ __forceinline__ S operator()(S logit) const {
+        return device::exponential(logit - largest) * share;
+    }
+};
+
+/// Writes the loss; returns how to make the gradient.
+template <class L, class S = Accumulator<L>>
+__device__ RowGradient<S> finish_loss(const CrossEntropy<L>& c, std::int64_t row, const Softmax<S>& all,
+                                      S target_logit, bool writes) {
+    if (writes)
+        c.losses[row] = log(static_cast<double>(all.sum)) +
+                        (static_cast<double>(all.largest) - static_cast<double>(target_logit));
+    const S factor = *c.count > 0 ? static_cast<S>(c.scale / *c.count) : S(0);
+    return {all.largest, factor / all.sum, factor};
+}
+
+/// A row that is ignored has loss and gradient 0; one whose target is none, NaN.
+template <int team, class L>
+__device__ void write_row_without_target(const CrossEntropy<L>& c, std::int64_t row, int thread,
+                                         bool ignored) {
+    if (thread == 0) c.losses[row] = ignored ? 0.0 : std::numeric_limits<double>::quiet_NaN();
+    if (!c.gradients) return;
+    using S = Accumulator<L>;
+    const L value = device::convert<L>(ignored ? S(0) : std::numeric_limits<S>::quiet_NaN());
+    for (int i = thread; i < c.width; i += team) c.logits[row * c.stride + i] = value;
+}
+
+// ---- Narrow rows: a warp each ----
+
+constexpr int narrow_threads = 256;
+
+/// The widest row a warp holds.
+template <class L>
+inline constexpr int narrow = 32 * items<Accumulator<L>>;
+
+template <class L>
+__global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntropy<L> c) {
+    using S = Accumulator<L>;
+    device::await_predecessor();
+    const std::int64_t row = blockIdx.x * std::int64_t{narrow_threads / 32} + threadIdx.x / 32;
+    if (row >= c.rows) return;  // a warp leaves as a whole
+    const int lane = threadIdx.x % 32, target = c.targets[row];
+    if (target < 0 || target >= c.width) {
+        write_row_without_target<32>(c, row, lane, target == ignored_target);
+        return;
+    }
+    L* logits = c.logits + row * c.stride;
+    S values[items<S>];
+#pragma unroll
+    for (int k = 0; k < items<S>; ++k)
+        values[k] = lane + k * 32 < c.width ? device::convert<S>(logits[lane + k * 32])
+                                            : -std::numeric_limits<S>::infinity();
+    const S target_logit = device::convert<S>(logits[target]);
+    Softmax<S> own;
+    own.add(values);
+    const RowGradient<S> gradient = finish_loss(c, row, combined<32>(own), target_logit, lane == 0);
+    if (!c.gradients) return;
+    __syncwarp();  // the target's logit has been read
+#pragma unroll
+    for (int k = 0; k < items<S>; ++k) {
+        const int i = lane + k * 32;
+        if (i < c.width)
+            logits[i] = device::convert<L>(gradient(values[k]) - (i == target ? gradient.factor : S(0)));
+    }
+}
+
+// ---- Wide rows: a block each ----
+// A block walks a row twice: for the softmax and for the gradient. A row that fits shared memory is kept
+// there in between, every thread seeing its own vectors only; a longer one is read again. Blocks go from row
+// to row: where rows are kept, each vector of the next one sets out for the place of the one whose gradient
+// is being written, so that memory is read and written at the same time; else the next one's first logits are
+// on their way.
+
+constexpr int wide_threads = 512;               // few, so that each has registers for many logits
+constexpr std::size_t bytes_of_sums = 3 << 10;  // of a block's shared memory at most; the rest can keep a row
+
+/// A row as the 16-byte vectors that memory has, and up to n - 1 elements on either side of them.
+template <class L>
+struct WideRow {
+    using S = Accumulator<L>;
+    static constexpr int n = device::vector_length<L>;
+    static constexpr int held = 2 * items<S> / n;  // vectors of a thread that are in flight together
+    static constexpr int step = held * wide_threads;
+    L* data;
+    int width, head, vectors;
+
+    __device__ WideRow(L* row, int elements) : data(row), width(elements) {
+        const int past = static_cast<int>(reinterpret_cast<std::uintptr_t>(row) / sizeof(L) % n);
+        head = (n - past) % n;
+        vectors = (width - head) / n;
+    }
+    /// Threads below edges() take an element before or after the vectors: this one.
+    __device__ int edges() const { return width - vectors * n; }
+    __device__ int edge() const {
+        const int i = static_cast<int>(threadIdx.x);
+        return i < head ? i : i + vectors * n;
+    }
+    __device__ bool has_edge() const { return static_cast<int>(threadIdx.x) < edges(); }
+    __device__ uint4* vector(int i) const { return reinterpret_cast<uint4*>(data + head) + i; }
+
+    /// The thread's vectors from the one at `begin` on.
+    __device__ __forceinline__ void load(uint4 (&packed)[held], int begin) const {
+#pragma unroll
+        for (int k = 0; k < held; ++k) {
+            const int i = begin + static_cast<int>(threadIdx.x) + k * wide_threads;
+            if (i < vectors) packed[k] = *vector(i);
+        }
+    }
+};
+
+/// Adds the thread's vectors from the one at `begin` on, as vector_of(i, k) has them.
+template <class L, class S, class VectorOf>
+__device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& row, int begin,
+                                            VectorOf&& vector_of) {
+    S values[row.held][row.n];
+#pragma unroll
+    for (int k = 0; k < row.held; ++k) {
+        const int i = begin + static_cast<int>(threadIdx.x) + k * wide_threads;
+        if (i < row.vectors) {
+            device::unpack<L>(values[k], vector_of(i, k));
+        } else {
+#pragma unroll
+            for (int j = 0; j < row.n; ++j) values[k][j] = -std::numeric_limits<S>::infinity();
+        }
+    }
+    own.add(reinterpret_cast<const S(&)[row.held * row.n]>(values));
+}
+
+/// What the thread sees of the row; `packed` are its first vectors, or else all are kept.
+template <class L, class S = Accumulator<L>>
+__device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, uint4 (&packed)[WideRow<L>::held],
+                                                 const uint4* kept) {
+    Softmax<S> own;
+    if (row.has_edge()) {
+        const S edge[1] = {device::convert<S>(row.data[row.edge()])};
+        own.add(edge);
+    }
+    const int thread = static_cast<int>(threadIdx.x);
+    if (kept != nullptr) {
+        for (int begin = 0; begin + thread < row.vectors; begin += row.step)
+            add_vectors(own, row, begin, [&](int i, int) { return kept[i]; });
+        return own;
+    }
+    for (int begin = 0; begin + thread < row.vectors; begin += row.step) {
+        add_vectors(own, row, begin, [&](int, int k) { return packed[k]; });
+        row.load(packed, begin + row.step);
+    }
+    return own;
+}
+
+/// The thread's vector i of the gradient, made of the logits'.
+template <class L, class S = Accumulator<L>>
+__device__ __forceinline__ void write_vector(const WideRow<L>& row, int i, const uint4& logits, int target,
+                                             const RowGradient<S>& gradient) {
+    S values[row.n];
+    device::unpack<L>(values, logits);
+#pragma unroll
+    for (int j = 0; j < row.n; ++j) values[j] = gradient(values[j]);
+    if (const int place = target - row.head - i * row.n; place >= 0 && place < row.n) {
+#pragma unroll
+        for (int j = 0; j < row.n; ++j)
+            if (j == place) values[j] -= gradient.factor;
+    }
+    *row.vector(i) = device::pack<L>(values);
+}
+
+/// The gradient takes the logits' place, but for the vectors.
+template <class L, class S = Accumulator<L>>
+__device__ __forceinline__ void write_edges(const WideRow<L>& row, int target,
+                                            const RowGradient<S>& gradient) {
+    if (!row.has_edge()) return;
+    L& edge = row.data[row.edge()];
+    edge = device::convert<L>(gradient(device::convert<S>(edge)) -
+                              (row.edge() == target ? gradient.factor : S(0)));
+}
+
+/// Starts copying the thread's vector i of a row to its place.
+template <class L>
+__device__ __forceinline__ void keep_vector(const WideRow<L>& row, uint4* kept, int i) {
+    using namespace device;
+    if (i < row.vectors) copy_16_bytes_async(shared_address(kept + i), row.vector(i), true);
+}
+
+/// Blocks a processor: two rows of 16 bits fit its shared memory, one is read while the other is written.
+template <class L>
+inline constexpr int wide_blocks = sizeof(L) == 2 ? 2 : 1;
+
+template <class L>
+__global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(const CrossEntropy<L> c) {
+    using S = Accumulator<L>;
+    extern __shared__ uint4 shared_row[];
+    uint4* const kept = c.keep_row ? shared_row : nullptr;
+    const int thread = static_cast<int>(threadIdx.x);
+    // Past the last row: one of no elements.
+    const auto row_at = [&](std::int64_t row) {
+        return row < c.rows ? WideRow<L>(c.logits + row * c.stride, c.width) : WideRow<L>(c.logits, 0);
+    };
+    uint4 packed[WideRow<L>::held];
+    const WideRow<L> first = row_at(blockIdx.x);
+    if (kept != nullptr) {
+        for (int i = thread; i < first.vectors; i += wide_threads) keep_vector(first, kept, i);
+        device::commit_copies();
+    } else {
+        first.load(packed, 0);
+    }
+    int target = c.targets[blockIdx.x];
+    for (std::int64_t row = blockIdx.x; row < c.rows; row += gridDim.x) {
+        const WideRow<L> logits = row_at(row), next = row_at(row + gridDim.x);
+        const int its_target = target;
+        const bool valid = target >= 0 && target < c.width;
+        const S target_logit = valid ? device::convert<S>(logits.data[target]) : S(0);
+        if (row + gridDim.x < c.rows) target = c.targets[row + gridDim.x];
+        RowGradient<S> gradient{};
+        device::wait_for_copies<0>();
+        if (valid) {
+            const Softmax<S> all = combined<wide_threads>(softmax_of(logits, packed, kept));
+            gradient = finish_loss(c, row, all, target_logit, thread == 0);
+        } else {
+            write_row_without_target<wide_threads>(c, row, thread, its_target == ignored_target);
+        }
+        const bool writes = valid && c.gradients;
+        if (kept == nullptr) next.load(packed, 0);
+        if (writes) write_edges(logits, its_target, gradient);
+        if (kept != nullptr) {
+            const int vectors = writes ? logits.vectors : 0;
+            int i = thread;
+#pragma unroll 4
+            for (; i < vectors; i += wide_threads) {
+                const uint4 its_logits = kept[i];
+                keep_vector(next, kept, i);
+                write_vector(logits, i, its_logits, its_target, gradient);
+            }
+            for (; i < next.vectors; i += wide_threads) keep_vector(next, kept, i);
+            device::commit_copies();
+        } else if (writes) {
+#pragma unroll 4
+            for (int i = thread; i < logits.vectors; i += wide_threads)
+                write_vector(logits, i, *logits.vector(i), its_target, gradient);
+        }
+    }
+}
+
+template <class L>
+void launch_wide(const Context& ctx, CrossEntropy<L> c) {
+    const std::size_t row_bytes = static_cast<std::size_t>(c.width) * sizeof(L) / 16 * 16;
+    const std::size_t most_kept_bytes = static_cast<std::size_t>(shared_memory_of_a_block()) - bytes_of_sums;
+    c.keep_row = c.gradients && row_bytes <= most_kept_bytes;
+    const int blocks =
+        processors_of(ctx) * (c.keep_row && row_bytes > most_kept_bytes / 2 ? 1 : wide_blocks<L>);
+    launch(ctx, wide_kernel<L>, blocks_for(std::min<std::int64_t>(c.rows, blocks), 1),
+           Block{wide_threads, c.keep_row ? row_bytes : 0}, c);
+}
+
+}  // namespace
+
+void count_targets(const Context& ctx, const Tensor& count, const Tensor& targets, std::int64_t) {
+    launch(ctx, count_kernel, dim3(1), Block{.threads = count_threads, .starts_early = true},
+           count.data<double>(), targets.data<std::int32_t>(), targets.elements());
+}
+
+void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& d_logits,
+                        const Tensor& logits, const Tensor& targets, const Tensor& count, double scale) {
+    const std::int64_t rows = logits.size(0), width = logits.size(1);
+    if (rows == 0) return;
+    check(width < std::numeric_limits<int>::max() / 2, "cross_entropy: a vocabulary of ", width);
+    check(
+        !d_logits.defined() || (d_logits.raw_data() == logits.raw_data() &&
+                                d_logits.dtype() == logits.dtype() && d_logits.strides() == logits.strides()),
+        "cross_entropy: gradients ", d_logits, " of logits ", logits, "; the same memory expected");
+    visit_floating(logits.dtype(), [&]<class L>(TypeTag<L>) {
+        const CrossEntropy<L> arguments{.losses = losses.data<double>(),
+                                        .logits = logits.data<L>(),
+                                        .stride = logits.stride(0),
+                                        .rows = rows,
+                                        .width = static_cast<int>(width),
+                                        .targets = targets.data<std::int32_t>(),
+                                        .count = count.data<double>(),
+                                        .scale = scale,
+                                        .gradients = d_logits.defined(),
+                                        .keep_row = false};
+        if (width <= narrow<L>) {
+            launch(ctx, narrow_kernel<L>, blocks_for(rows, narrow_threads / 32),
+                   Block{.threads = narrow_threads, .starts_early = true}, arguments);
+        } else {
+            launch_wide(ctx, arguments);
+        }
+    });
+}
+
+void sum_losses(const Context& ctx, const Tensor& total, const Tensor& losses, const Tensor& count) {
+    launch(ctx, sum_kernel, dim3(1), Block{.threads = count_threads, .starts_early = true},
+           total.data<double>(), total.elements() == 1, losses.data<double>(), count.data<double>(),
+           losses.elements());
+}
+
+}  // namespace gradtile::cuda

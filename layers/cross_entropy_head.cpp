@@ -1,0 +1,162 @@
+#include <gradtile/layers/cross_entropy_head.h>
+
+#include <algorithm>
+
+#include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/internal/cross_entropy_backend.h>
+#include <gradtile/layers/vocabulary.h>
+
+namespace gradtile {
+namespace {
+
+/// The matrix and its gradient [columns, C]: on a GPU with the rows of zeros behind the vocabulary's.
+struct Projection {
+    Tensor weight, grad;
+    std::int64_t columns() const { return weight.size(0); }
+
+    Projection(const Context& ctx, const Parameter& parameter)
+        : weight(ctx.device().is_cpu() ? parameter.value() : parameter.padded_value()),
+          grad(ctx.device().is_cpu() ? parameter.grad() : parameter.padded_grad()) {}
+};
+
+/// Logits [rows, columns] of as many rows as exist at the same time. Every chunk reads and writes the whole
+/// weight gradient once, so chunks must not be short. On the CPU 64 MiB are 333 rows of GPT-2's vocabulary.
+/// On a GPU that would be 197 chunks of 65,536 tokens, whose 154 MB gradients take as long as the products: 1
+/// GiB.
+Tensor chunk_of_logits(const Context& ctx, std::int64_t rows, std::int64_t columns, DType dtype) {
+    const bool cpu = ctx.device().is_cpu();
+    const std::int64_t budget = cpu ? std::int64_t{64} << 20 : std::int64_t{1} << 30;
+    const std::int64_t multiple = cpu ? 16 : 256;
+    const std::int64_t row_bytes =
+        std::max<std::int64_t>(1, columns) * static_cast<std::int64_t>(size_of(dtype));
+    const std::int64_t fitting = std::max(multiple, budget / row_bytes / multiple * multiple);
+    return empty(ctx, {std::max<std::int64_t>(1, std::min(rows, fitting)), columns}, dtype);
+}
+
+/// The type of logits that are to become gradients: on a GPU x's, so that half as much passes through memory.
+DType training_logits(const Context& ctx, DType dtype) {
+    return ctx.device().is_cpu() ? accumulator_of(dtype) : dtype;
+}
+
+/// The same rows, as a 16-bit matrix over the memory of a float32 one (every row at the start of its old
+/// place): rounded logit gradients need no memory of their own.
+Tensor as_16_bit_rows(const Tensor& matrix, DType dtype) {
+    return Tensor(std::make_shared<Tensor>(matrix), matrix.raw_data(), matrix.device(), dtype, matrix.shape(),
+                  {2 * matrix.stride(0), 1});
+}
+
+struct Flat {
+    Tensor x;        // [N,C]
+    Tensor targets;  // [N]
+};
+
+Flat flattened(const Tensor& x, const Tensor& targets, const Parameter& weight) {
+    check(x.rank() >= 1 && x.size(-1) == weight.shape()[1] && x.dtype() == weight.value().dtype(),
+          "cross_entropy: x ", x, " for weight ", weight.value());
+    bool same = targets.dtype() == DType::i32 && targets.rank() == x.rank() - 1 && targets.is_contiguous();
+    for (int axis = 0; same && axis < targets.rank(); ++axis) same = targets.size(axis) == x.size(axis);
+    check(same, "cross_entropy: targets ", targets, " for x ", x, "; contiguous int32, one a row expected");
+    return {x.reshape({targets.elements(), x.size(-1)}), targets.reshape({targets.elements()})};
+}
+
+/// What the losses' sum is divided by. Counting on the CPU also refuses targets outside the vocabulary.
+Tensor divisor(const Context& ctx, const Tensor& targets, std::int64_t vocabulary,
+               const Tensor& target_count) {
+    if (target_count.defined() && !ctx.device().is_cpu()) return target_count;
+    Tensor count = empty(ctx, {1}, DType::f64);
+    on_device(ctx, cpu::count_targets, cuda::count_targets, count, targets, vocabulary);
+    return target_count.defined() ? target_count : count;
+}
+
+/// All, but in a dry run those of two chunks: the others take the same memory, and there may be billions.
+std::int64_t rows_to_visit(const Context& ctx, std::int64_t rows, std::int64_t chunk) {
+    return ctx.is_planning() ? std::min(rows, 2 * chunk) : rows;
+}
+
+}  // namespace
+
+CrossEntropyHead::CrossEntropyHead(ParameterStore& parameters, const std::string& name,
+                                   std::int64_t vocabulary, std::int64_t width, double init_std)
+    : weight(parameters.add(name + ".weight", {vocabulary, width}, Init::normal(init_std),
+                            vocabulary_multiple)) {}
+
+CrossEntropyHead::CrossEntropyHead(const Parameter& shared) : weight(shared) {
+    check(weight.shape().rank() == 2, "cross_entropy: weight ", weight.shape(), "; [V, C] expected");
+}
+
+Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tensor& targets, Saved& saved,
+                                 double gradient_scale, const Tensor& target_count) const {
+    const Flat in = flattened(x, targets, weight);
+    const std::int64_t rows = in.x.size(0), vocabulary = weight.shape()[0];
+    saved.dx = empty(ctx, x.shape(), x.dtype());
+    const Tensor dx = saved.dx.reshape(in.x.shape());
+    const Tensor losses = empty(ctx, {rows}, DType::f64);
+    const Tensor count = divisor(ctx, in.targets, vocabulary, target_count);
+
+    const Projection projection(ctx, weight);
+    const std::int64_t padding = projection.columns() - vocabulary;
+    const Chunk chunk = training_chunk(ctx, rows);
+    for (std::int64_t begin = 0; begin < rows_to_visit(ctx, rows, chunk.logits.size(0));
+         begin += chunk.logits.size(0)) {
+        const std::int64_t length = std::min(chunk.logits.size(0), rows - begin);
+        const Tensor x_rows = in.x.slice(0, begin, length);
+        const Tensor logits = chunk.logits.slice(0, 0, length), d_logits = chunk.d_logits.slice(0, 0, length);
+        gemm(ctx, logits, x_rows, projection.weight, {.trans_b = true});
+        on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
+                  d_logits.slice(1, 0, vocabulary), logits.slice(1, 0, vocabulary),
+                  in.targets.slice(0, begin, length), count, gradient_scale);
+        if (padding > 0) fill(ctx, d_logits.slice(1, vocabulary, padding), 0.0);
+        gemm(ctx, dx.slice(0, begin, length), d_logits, projection.weight);
+        const bool accumulate = weight.next_gradient_part().accumulate;
+        gemm(ctx, projection.grad, d_logits, x_rows, {.trans_a = true, .accumulate = accumulate});
+    }
+    Tensor mean = empty(ctx, {1}, DType::f64);
+    on_device(ctx, cpu::sum_losses, cuda::sum_losses, mean, losses, count);
+    return mean;
+}
+
+CrossEntropyHead::Chunk CrossEntropyHead::training_chunk(const Context& ctx, std::int64_t rows) const {
+    const DType dtype = weight.value().dtype();
+    const Tensor logits =
+        chunk_of_logits(ctx, rows, Projection(ctx, weight).columns(), training_logits(ctx, dtype));
+    return {logits, logits.dtype() != dtype ? as_16_bit_rows(logits, dtype) : logits};
+}
+
+Tensor CrossEntropyHead::backward(const Context&, const Saved& saved) const {
+    return saved.dx;
+}
+
+Tensor CrossEntropyHead::loss(const Context& ctx, const Tensor& x, const Tensor& targets) const {
+    const Flat in = flattened(x, targets, weight);
+    const std::int64_t rows = in.x.size(0), vocabulary = weight.shape()[0];
+    const Tensor count = empty(ctx, {1}, DType::f64), losses = empty(ctx, {rows}, DType::f64);
+    on_device(ctx, cpu::count_targets, cuda::count_targets, count, in.targets, vocabulary);
+    const Projection projection(ctx, weight);
+    const Tensor chunk_logits = chunk_of_logits(ctx, rows, projection.columns(), accumulator_of(x.dtype()));
+    const std::int64_t chunk = chunk_logits.size(0);
+    for (std::int64_t begin = 0; begin < rows_to_visit(ctx, rows, chunk); begin += chunk) {
+        const std::int64_t length = std::min(chunk, rows - begin);
+        const Tensor logits = chunk_logits.slice(0, 0, length);
+        gemm(ctx, logits, in.x.slice(0, begin, length), projection.weight, {.trans_b = true});
+        on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
+                  Tensor(), logits.slice(1, 0, vocabulary), in.targets.slice(0, begin, length), count, 1.0);
+    }
+    Tensor total = empty(ctx, {2}, DType::f64);
+    on_device(ctx, cpu::sum_losses, cuda::sum_losses, total, losses, count);
+    return total;
+}
+
+Tensor CrossEntropyHead::logits(const Context& ctx, const Tensor& x) const {
+    check(x.rank() >= 1 && x.size(-1) == weight.shape()[1] && x.dtype() == weight.value().dtype(),
+          "cross_entropy: x ", x, " for weight ", weight.value());
+    Shape shape = x.shape();
+    shape[-1] = weight.shape()[0];
+    Tensor result = empty(ctx, shape, accumulator_of(x.dtype()));
+    if (result.elements() == 0) return result;
+    const Tensor rows = x.reshape({-1, x.size(-1)});
+    gemm(ctx, result.reshape({rows.size(0), shape[-1]}), rows, weight.value(), {.trans_b = true});
+    return result;
+}
+
+}  // namespace gradtile

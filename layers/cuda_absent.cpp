@@ -1,0 +1,90 @@
+// The CUDA side of the layers in a build without the CUDA toolkit.
+#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/layers/internal/activation_backend.h>
+#include <gradtile/layers/internal/column_sums_backend.h>
+#include <gradtile/layers/internal/cross_entropy_backend.h>
+#include <gradtile/layers/internal/dropout_backend.h>
+#include <gradtile/layers/internal/embedding_backend.h>
+#include <gradtile/layers/internal/linear_gelu_backend.h>
+#include <gradtile/layers/internal/norm_backend.h>
+#include <gradtile/layers/internal/rope_backend.h>
+
+namespace gradtile::cuda {
+
+void norm_forward(const Context&, const NormOutputs&, const Residual&, const Tensor&, const Tensor&, double) {
+    operator_absent();
+}
+void norm_backward(const Context&, const NormGradients&, const NormInputs&) {
+    operator_absent();
+}
+std::int64_t norm_partials(std::int64_t, std::int64_t) {
+    operator_absent();
+}
+void sum_columns(const Context&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void add_parts(const Context&, const GradientPart&, const Tensor&) {
+    operator_absent();
+}
+void linear_gelu_forward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                         const Tensor&, Gelu::Form) {
+    operator_absent();
+}
+void linear_gelu_backward(const Context&, const SummedGradient&, const Tensor&, const Tensor&, const Tensor&,
+                          Gelu::Form) {
+    operator_absent();
+}
+void gelu_forward(const Context&, const Tensor&, const Tensor&, Gelu::Form) {
+    operator_absent();
+}
+void gelu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, Gelu::Form) {
+    operator_absent();
+}
+void gelu_backward_summed(const Context&, const SummedGradient&, const Tensor&, const Tensor&, Gelu::Form) {
+    operator_absent();
+}
+void swiglu_forward(const Context&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void swiglu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void dropout(const Context&, const Tensor&, const Tensor&, const Tensor&, const DropoutMask&) {
+    operator_absent();
+}
+void embedding_forward(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void embedding_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+std::int64_t token_order_elements(std::int64_t) {
+    operator_absent();
+}
+void order_by_token(const Context&, const Tensor&, const Tensor&, std::int64_t) {
+    operator_absent();
+}
+Shape embedding_backward_scratch(std::int64_t, std::int64_t) {
+    operator_absent();
+}
+void position_embedding_forward(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void position_embedding_backward(const Context&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void rope_rotate(const Context&, const Tensor&, const Tensor&, const Tensor&, bool) {
+    operator_absent();
+}
+void count_targets(const Context&, const Tensor&, const Tensor&, std::int64_t) {
+    operator_absent();
+}
+void cross_entropy_rows(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                        const Tensor&, double) {
+    operator_absent();
+}
+void sum_losses(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+
+}  // namespace gradtile::cuda

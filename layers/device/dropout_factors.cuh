@@ -1,0 +1,40 @@
+#pragma once
+/// Dropout's random numbers where they are used: dropout.h says which.
+#include <gradtile/layers/internal/dropout_backend.h>
+#include <gradtile/layers/device/place.cuh>
+
+namespace gradtile::cuda::device {
+
+constexpr int dropout_group = 8;  // columns that one Philox draw decides about
+
+/// The mask's factors: scale where kept, 0 where dropped.
+struct DropoutFactors {
+    DropoutMask mask;
+    Divisor tokens;
+
+    explicit DropoutFactors(const DropoutMask& its) : mask(its), tokens(its.tokens) {}
+
+    /// For n columns; key = mask.key(), which a thread asks for once.
+    template <class S, int n>
+    __device__ __forceinline__ void draw(S (&factors)[n], Philox::Key key, Place at) const {
+        static_assert(n == dropout_group || n == 1);
+        const std::int64_t sample = tokens.quotient_of(at.row);
+        const Philox::Counter words =
+            Philox::draw({static_cast<std::uint32_t>(at.column / dropout_group),
+                          static_cast<std::uint32_t>(at.row - sample * mask.tokens), 0,
+                          static_cast<std::uint32_t>(mask.first_sample + sample)},
+                         key);
+        const S scale = static_cast<S>(mask.scale);
+        if constexpr (n == dropout_group) {
+#pragma unroll
+            for (int i = 0; i < n; ++i)
+                factors[i] = (words[i / 2] >> 16 * (i % 2) & 0xffffu) >= mask.threshold ? scale : S(0);
+        } else {
+            const int i = static_cast<int>(at.column % dropout_group);
+            const std::uint32_t word = i < 4 ? (i < 2 ? words[0] : words[1]) : (i < 6 ? words[2] : words[3]);
+            factors[0] = (word >> 16 * (i % 2) & 0xffffu) >= mask.threshold ? scale : S(0);
+        }
+    }
+};
+
+}  // namespace gradtile::cuda::device

@@ -1,0 +1,68 @@
+#pragma once
+/// The second stage of sums over many rows: what the blocks of a kernel summed is added up in a fixed order.
+#include <array>
+
+#include <gradtile/core/parameter_store.h>
+#include <gradtile/core/cuda/device/launch.cuh>
+
+namespace gradtile::cuda {
+namespace device {
+
+constexpr int partial_columns = 32;  // a block takes so many columns,
+constexpr int partial_lanes = 32;    // and so many threads share each
+
+/// totals[d][c] = or += sum over b of partials[b, d, c]; blockIdx.y = d.
+template <class S, int destinations>
+struct PartialSums {
+    S* totals[destinations];
+    bool accumulate[destinations];
+    const S* partials;
+    std::int64_t blocks, columns;
+};
+
+template <class S, int destinations>
+__global__ void __launch_bounds__(partial_columns* partial_lanes)
+    add_partials_kernel(const PartialSums<S, destinations> sums) {
+    __shared__ S shared[partial_lanes][partial_columns + 1];
+    const int x = threadIdx.x % partial_columns, y = threadIdx.x / partial_columns;
+    const std::int64_t column = blockIdx.x * std::int64_t{partial_columns} + x;
+    const std::int64_t step = destinations * sums.columns;
+    await_predecessor();
+    S sum = 0;
+    if (column < sums.columns) {
+        const S* from = sums.partials + blockIdx.y * sums.columns + column;
+#pragma unroll 8
+        for (std::int64_t block = y; block < sums.blocks; block += partial_lanes) sum += from[block * step];
+    }
+    shared[y][x] = sum;
+    __syncthreads();
+    if (y != 0 || column >= sums.columns) return;
+    S total = 0;
+#pragma unroll
+    for (int lane = 0; lane < partial_lanes; ++lane) total += shared[lane][x];
+    S* const sum_of_all = sums.totals[blockIdx.y] + column;
+    *sum_of_all = sums.accumulate[blockIdx.y] ? *sum_of_all + total : total;
+}
+
+}  // namespace device
+
+/// The sums over b of partials [blocks, destinations, columns] are parts of totals[d] [columns]; an absent
+/// total is skipped when it is the last.
+template <class S, int destinations>
+void add_partials(const Context& ctx, const std::array<GradientPart, destinations>& totals, const S* partials,
+                  std::int64_t blocks) {
+    device::PartialSums<S, destinations> sums{
+        .partials = partials, .blocks = blocks, .columns = totals[0].grad.elements()};
+    unsigned wanted = 0;
+    for (const GradientPart& total : totals) {
+        if (!total.grad.defined()) break;
+        sums.totals[wanted] = total.grad.data<S>();
+        sums.accumulate[wanted++] = total.accumulate;
+    }
+    dim3 grid = blocks_for(sums.columns, device::partial_columns);
+    grid.y = wanted;
+    launch(ctx, device::add_partials_kernel<S, destinations>, grid,
+           Block{.threads = device::partial_columns * device::partial_lanes, .starts_early = true}, sums);
+}
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,70 @@
+#include <gradtile/layers/dropout.h>
+
+#include <cmath>
+
+#include <gradtile/layers/internal/dropout_backend.h>
+#include <gradtile/layers/rows.h>
+
+namespace gradtile {
+
+DropoutMask dropout_mask(double p, const DropoutKey& key, const Tensor& x) {
+    check(p >= 0.0 && p < 1.0, "dropout: p = ", p, " is not in [0, 1)");
+    DropoutMask mask;
+    if (!key.training) return mask;
+    mask.threshold = static_cast<std::uint32_t>(std::lround(65536.0 * p));
+    check(mask.threshold < 65536, "dropout: p = ", p, " drops everything");
+    mask.seed = key.seed;
+    if (key.live_seed.defined()) {
+        check(key.live_seed.device() == x.device(), "dropout: a live seed in ", key.live_seed, " for ", x);
+        mask.live_seed = key.live_seed.data<std::int32_t>();
+        mask.purposes = key.purposes;
+    }
+    mask.scale = 65536.0 / (65536.0 - mask.threshold);
+    mask.first_sample = key.first_sample;
+    for (int axis = x.rank() > 2 ? 1 : 0; axis < x.rank() - 1; ++axis) mask.tokens *= x.size(axis);
+    return mask;
+}
+
+namespace {
+
+Tensor apply(const Context& ctx, const Tensor& x, const DropoutMask& mask) {
+    row_layout(x, "dropout");
+    Tensor y = empty(ctx, x.shape(), x.dtype());
+    if (y.elements() == 0) return y;
+    on_device(ctx, cpu::dropout, cuda::dropout, y, Tensor(), x, mask);
+    return y;
+}
+
+}  // namespace
+
+Tensor Dropout::forward(const Context& ctx, const Tensor& x, const DropoutKey& key, Saved& saved) const {
+    saved.key = key;
+    const DropoutMask mask = dropout_mask(p, key, x);
+    return mask.threshold == 0 ? x : apply(ctx, x, mask);
+}
+
+Tensor Dropout::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
+    const DropoutMask mask = dropout_mask(p, saved.key, dy);
+    return mask.threshold == 0 ? dy : apply(ctx, dy, mask);
+}
+
+SummedGradient Dropout::backward(const Context& ctx, const SummedGradient& gradient,
+                                 const Saved& saved) const {
+    if (!drops(saved.key)) return gradient;
+    return backward(ctx, gradient.dy, saved);
+}
+
+Tensor Dropout::add_residual(const Context& ctx, const Tensor& x, const Tensor& branch, const DropoutKey& key,
+                             Saved& saved) const {
+    check(x.shape() == branch.shape() && x.dtype() == branch.dtype(), "dropout: residual ", x, " + branch ",
+          branch);
+    row_layout(x, "dropout");
+    row_layout(branch, "dropout");
+    saved.key = key;
+    const DropoutMask mask = dropout_mask(p, key, branch);
+    if (x.elements() == 0) return branch;
+    on_device(ctx, cpu::dropout, cuda::dropout, branch, x, branch, mask);
+    return branch;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,113 @@
+#include <gradtile/layers/embedding.h>
+
+#include <utility>
+
+#include <gradtile/core/cuda/side_stream.h>
+#include <gradtile/layers/internal/embedding_backend.h>
+#include <gradtile/layers/rows.h>
+#include <gradtile/layers/vocabulary.h>
+
+namespace gradtile {
+
+/// A GPU's positions sorted by token, on the side of a context's stream. Their memory is the context's again
+/// when its stream has met the side, at the latest at the end of this object's life.
+class Embedding::TokenOrder {
+  public:
+    TokenOrder(const Context& ctx, const Tensor& tokens, std::int64_t vocabulary)
+        : ctx_(ctx), sorted_(empty(ctx, {cuda::token_order_elements(tokens.elements())}, DType::i32)) {
+        if (ctx.is_planning()) return;
+        cuda::order_by_token(ctx.side().after(ctx), sorted_, tokens, vocabulary);
+        is_aside_ = true;
+    }
+    ~TokenOrder() {
+        try {
+            join();
+        } catch (const Error&) {  // the stream's next user hears of it
+        }
+    }
+    TokenOrder(const TokenOrder&) = delete;
+    TokenOrder& operator=(const TokenOrder&) = delete;
+
+    const Tensor& sorted() const {
+        join();
+        return sorted_;
+    }
+
+  private:
+    void join() const {
+        if (std::exchange(is_aside_, false)) ctx_.side().join(ctx_);
+    }
+
+    Context ctx_;
+    Tensor sorted_;
+    mutable bool is_aside_ = false;
+};
+
+Embedding::Embedding(ParameterStore& parameters, const std::string& name, std::int64_t vocabulary,
+                     std::int64_t width, double init_std)
+    : weight(parameters.add(name + ".weight", {vocabulary, width}, Init::normal(init_std),
+                            vocabulary_multiple)) {}
+
+Tensor Embedding::forward(const Context& ctx, const Tensor& tokens, Saved& saved) const {
+    check(tokens.dtype() == DType::i32 && tokens.is_contiguous(), "embedding: tokens ", tokens,
+          "; contiguous int32 expected");
+    check(tokens.rank() < Shape::max_rank, "embedding: tokens ", tokens, " have too many axes");
+    saved.tokens = tokens;
+    std::vector<std::int64_t> shape(tokens.shape().begin(), tokens.shape().end());
+    shape.push_back(weight.shape()[1]);
+    Tensor y = empty(ctx, Shape(std::span<const std::int64_t>(shape)), weight.value().dtype());
+    on_device(ctx, cpu::embedding_forward, cuda::embedding_forward, y, tokens, weight.value());
+    return y;
+}
+
+void Embedding::order_aside(const Context& ctx, Saved& saved) const {
+    if (ctx.device().is_cpu()) return;
+    saved.order = std::make_shared<TokenOrder>(ctx, saved.tokens, weight.shape()[0]);
+}
+
+void Embedding::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
+    check(dy.dtype() == weight.value().dtype() && dy.rank() == saved.tokens.rank() + 1 &&
+              dy.size(-1) == weight.shape()[1] &&
+              dy.elements() == saved.tokens.elements() * weight.shape()[1],
+          "embedding: dy ", dy, " for tokens ", saved.tokens, " and weight ", weight.shape());
+    row_layout(dy, "embedding");
+    const Tensor grad = ready_to_add(ctx, weight.next_gradient_part());
+    if (ctx.device().is_cpu()) {
+        if (!ctx.is_planning()) cpu::embedding_backward(ctx, grad, dy, saved.tokens);
+        return;
+    }
+    const auto order =
+        saved.order ? saved.order : std::make_shared<TokenOrder>(ctx, saved.tokens, weight.shape()[0]);
+    const Tensor scratch = empty(
+        ctx, cuda::embedding_backward_scratch(saved.tokens.elements(), weight.shape()[1]), grad.dtype());
+    if (!ctx.is_planning()) cuda::embedding_backward(ctx, grad, dy, order->sorted(), scratch);
+}
+
+PositionEmbedding::PositionEmbedding(ParameterStore& parameters, const std::string& name,
+                                     std::int64_t max_positions, std::int64_t width, double init_std)
+    : weight(parameters.add(name + ".weight", {max_positions, width}, Init::normal(init_std))) {}
+
+Tensor PositionEmbedding::forward(const Context& ctx, const Tensor& x, Saved& saved,
+                                  std::int64_t start) const {
+    check(x.rank() == 3 && x.size(2) == weight.shape()[1] && x.dtype() == weight.value().dtype(),
+          "position_embedding: x ", x, " for weight ", weight.value());
+    check(start >= 0 && start + x.size(1) <= weight.shape()[0], "position_embedding: positions ", start,
+          " to ", start + x.size(1), " of ", weight.shape()[0]);
+    row_layout(x, "position_embedding");
+    saved.start = start;
+    Tensor y = empty(ctx, x.shape(), x.dtype());
+    on_device(ctx, cpu::position_embedding_forward, cuda::position_embedding_forward, y, x,
+              weight.value().slice(0, start, x.size(1)));
+    return y;
+}
+
+Tensor PositionEmbedding::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
+    check(dy.rank() == 3 && dy.size(2) == weight.shape()[1] && dy.dtype() == weight.value().dtype(),
+          "position_embedding: dy ", dy, " for weight ", weight.value());
+    row_layout(dy, "position_embedding");
+    on_device(ctx, cpu::position_embedding_backward, cuda::position_embedding_backward,
+              ready_to_add(ctx, weight.next_gradient_part()).slice(0, saved.start, dy.size(1)), dy);
+    return dy;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,58 @@
+#include <gradtile/layers/linear.h>
+
+#include <gradtile/core/gemm/gemm.h>
+
+namespace gradtile {
+namespace {
+
+/// [.., columns] as the matrix [rows, columns].
+Tensor rows_of(const Tensor& x) {
+    const std::int64_t columns = x.size(-1);
+    return x.rank() == 2 ? x : x.reshape({columns == 0 ? 0 : x.elements() / columns, columns});
+}
+
+Shape with_last_axis(Shape shape, std::int64_t length) {
+    shape[-1] = length;
+    return shape;
+}
+
+void check_features(const char* what, const Tensor& x, std::int64_t features, const Parameter& weight) {
+    check(x.rank() >= 1 && x.size(-1) == features && x.dtype() == weight.value().dtype(), "linear ",
+          weight.name(), ": ", what, " is ", x, "; expected [.., ", features, "] ", weight.value().dtype());
+}
+
+}  // namespace
+
+Linear::Linear(ParameterStore& parameters, const std::string& name, std::int64_t in, std::int64_t out,
+               const LinearOptions& options)
+    : weight(parameters.add(name + ".weight", {out, in}, options.init)) {
+    if (options.bias) bias = parameters.add(name + ".bias", {out}, Init::zeros());
+}
+
+Tensor Linear::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+    check_features("x", x, in_features(), weight);
+    const Tensor y = empty(ctx, with_last_axis(x.shape(), out_features()), x.dtype());
+    gemm(ctx, rows_of(y), rows_of(x), weight.value(),
+         {.trans_b = true, .bias = bias.defined() ? bias.value() : Tensor{}});
+    saved.x = x;
+    return y;
+}
+
+void Linear::accumulate_gradients(const Context& ctx, const SummedGradient& gradient,
+                                  const Saved& saved) const {
+    const Tensor& dy = gradient.dy;
+    check_features("dy", dy, out_features(), weight);
+    const auto [dw, accumulate] = weight.next_gradient_part();
+    gemm(ctx, dw, rows_of(dy), rows_of(saved.x), {.trans_a = true, .accumulate = accumulate});
+    if (bias.defined()) add_column_sums(ctx, bias.next_gradient_part(), gradient);
+}
+
+Tensor Linear::backward(const Context& ctx, const SummedGradient& gradient, const Saved& saved) const {
+    accumulate_gradients(ctx, gradient, saved);
+    const Tensor& dy = gradient.dy;
+    const Tensor dx = empty(ctx, with_last_axis(dy.shape(), in_features()), dy.dtype());
+    gemm(ctx, rows_of(dx), rows_of(dy), weight.value());
+    return dx;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,63 @@
+#include <gradtile/layers/linear_gelu.h>
+
+#include <gradtile/layers/internal/linear_gelu_backend.h>
+
+namespace gradtile {
+namespace {
+
+/// [.., columns] as the matrix [rows, columns].
+Tensor matrix_of(const Tensor& x, const char* op) {
+    check(x.rank() >= 1 && is_floating(x.dtype()), op, ": ", x, " is not a floating-point matrix");
+    const std::int64_t columns = x.size(-1);
+    const Tensor matrix = x.rank() == 2 ? x : x.reshape({columns == 0 ? 0 : x.elements() / columns, columns});
+    check(matrix.stride(1) == 1 || columns <= 1, op, ": ", x, " with strides ", x.strides(),
+          "; rows must be contiguous");
+    check(matrix.stride(0) >= columns || matrix.size(0) <= 1, op, ": ", x, " with strides ", x.strides(),
+          "; rows must not overlap");
+    return matrix;
+}
+
+}  // namespace
+
+void linear_gelu_forward(const Context& ctx, const Tensor& y, const Tensor& hidden, const Tensor& x,
+                         const Tensor& weight, const Tensor& bias, Gelu::Form form) {
+    constexpr const char* op = "linear_gelu";
+    const Tensor ys = matrix_of(y, op), hiddens = matrix_of(hidden, op), xs = matrix_of(x, op);
+    const Tensor w = matrix_of(weight, op);
+    check(y.shape() == hidden.shape() && hiddens.size(0) == xs.size(0) && hiddens.size(1) == w.size(0) &&
+              xs.size(1) == w.size(1),
+          op, ": hidden ", hidden, " and y ", y, " of x ", x, " and weight ", weight);
+    check(x.dtype() == w.dtype() && hidden.dtype() == w.dtype() && y.dtype() == w.dtype(), op, ": hidden ",
+          hidden, " and y ", y, " of x ", x, " and weight ", weight, "; dtypes must be equal");
+    if (bias.defined())
+        check(bias.rank() == 1 && bias.size(0) == w.size(0) && bias.is_contiguous() &&
+                  (bias.dtype() == w.dtype() || bias.dtype() == accumulator_of(w.dtype())),
+              op, ": bias ", bias, " beside weight ", weight);
+    if (hidden.elements() == 0) return;
+    on_device(ctx, cpu::linear_gelu_forward, cuda::linear_gelu_forward, ys, hiddens, xs, w, bias, form);
+}
+
+void linear_gelu_backward(const Context& ctx, const SummedGradient& into, const Tensor& dy,
+                          const Tensor& weight, const Tensor& hidden, Gelu::Form form) {
+    constexpr const char* op = "linear_gelu backward";
+    const Tensor &d_hidden = into.dy, &column_sums = into.column_sums;
+    const Tensor d_hiddens = matrix_of(d_hidden, op), dys = matrix_of(dy, op);
+    const Tensor hiddens = matrix_of(hidden, op), w = matrix_of(weight, op);
+    check(d_hidden.shape() == hidden.shape() && hiddens.size(0) == dys.size(0) &&
+              hiddens.size(1) == w.size(1) && dys.size(1) == w.size(0),
+          op, ": d_hidden ", d_hidden, " of dy ", dy, ", weight ", weight, " and hidden ", hidden);
+    check(dy.dtype() == w.dtype() && hidden.dtype() == w.dtype() && d_hidden.dtype() == w.dtype(), op,
+          ": d_hidden ", d_hidden, " of dy ", dy, ", weight ", weight, " and hidden ", hidden,
+          "; dtypes must be equal");
+    if (column_sums.defined()) {
+        const std::int64_t parts = ceil_div(hiddens.size(0), column_sum_rows);
+        check(column_sums.shape() == Shape{parts, hiddens.size(1)} && column_sums.is_contiguous() &&
+                  column_sums.dtype() == accumulator_of(hidden.dtype()),
+              op, ": column sums ", column_sums, " of d_hidden ", d_hidden);
+    }
+    if (hidden.elements() == 0) return;
+    on_device(ctx, cpu::linear_gelu_backward, cuda::linear_gelu_backward,
+              SummedGradient{d_hiddens, column_sums}, dys, w, hiddens, form);
+}
+
+}  // namespace gradtile

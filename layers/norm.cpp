@@ -1,0 +1,118 @@
+// LayerNorm and RMSNorm: checks, memory, and the choice of the device.
+#include <gradtile/layers/internal/norm_backend.h>
+#include <gradtile/layers/layer_norm.h>
+#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/rows.h>
+
+namespace gradtile {
+namespace {
+
+/// What a forward pass leaves: y, and what backward reads.
+struct Normalized {
+    Tensor y, x, mean, rstd;
+};
+
+Normalized normalize(const Context& ctx, const char* op, const Residual& residual, const Parameter& weight,
+                     const Tensor& bias, double eps, bool centred) {
+    const auto& [x, branch, dropout, key] = residual;
+    check(x.size(-1) == weight.shape()[0], op, ": x ", x, " for width ", weight.shape()[0]);
+    check(x.dtype() == weight.value().dtype(), op, ": x ", x, " with weights in ", weight.value().dtype());
+    check(!branch.defined() || (branch.shape() == x.shape() && branch.dtype() == x.dtype()), op,
+          ": residual ", x, " + branch ", branch);
+    const std::int64_t rows = row_layout(x, op).rows;
+    const DType statistic = accumulator_of(x.dtype());
+    const NormOutputs out{.y = empty(ctx, x.shape(), x.dtype()),
+                          .mean = centred ? empty(ctx, {rows}, statistic) : Tensor(),
+                          .rstd = empty(ctx, {rows}, statistic)};
+    if (x.elements() > 0)
+        on_device(ctx, cpu::norm_forward, cuda::norm_forward, out, residual, weight.value(), bias, eps);
+    return {out.y, branch.defined() ? branch : x, out.mean, out.rstd};
+}
+
+/// Returns dx's column sums if they are wanted and come along: on the CPU a pass of its own costs no more.
+Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, NormGradients out,
+                     ColumnSums sums = ColumnSums::unwanted) {
+    check(in.dy.shape() == in.x.shape() && in.dy.dtype() == in.x.dtype(), op, ": dy ", in.dy, " for x ",
+          in.x);
+    check(out.dx.shape() == in.x.shape() && out.dx.dtype() == in.x.dtype(), op, ": dx ", out.dx, " for x ",
+          in.x);
+    row_layout(in.dy, op);
+    row_layout(out.dx, op);
+    const RowLayout layout = row_layout(in.x, op);
+    if (in.x.elements() == 0) {
+        for (const GradientPart& part : {out.weight, out.bias}) ready_to_add(ctx, part);
+        return {};
+    }
+    const bool cpu = ctx.device().is_cpu();
+    const std::int64_t parts = (cpu ? cpu::norm_partials : cuda::norm_partials)(layout.rows, layout.width);
+    const DType sum = accumulator_of(in.x.dtype());
+    if (sums == ColumnSums::wanted && !cpu) out.column_sums = empty(ctx, {parts, layout.width}, sum);
+    out.partials = empty(ctx, {parts, 2, layout.width}, sum);
+    on_device(ctx, cpu::norm_backward, cuda::norm_backward, out, in);
+    return out.column_sums;
+}
+
+}  // namespace
+
+LayerNorm::LayerNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, bool with_bias,
+                     double epsilon)
+    : weight(parameters.add(name + ".weight", {width}, Init::ones())), eps(epsilon) {
+    if (with_bias) bias = parameters.add(name + ".bias", {width}, Init::zeros());
+}
+
+Tensor LayerNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+    return forward(ctx, Residual{x}, saved);
+}
+
+Tensor LayerNorm::forward(const Context& ctx, const Residual& residual, Saved& saved) const {
+    const Normalized made = normalize(ctx, "layer_norm", residual, weight,
+                                      bias.defined() ? bias.value() : Tensor(), eps, /*centred=*/true);
+    saved = {made.x, made.mean, made.rstd};
+    return made.y;
+}
+
+Tensor LayerNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
+    Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
+    differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
+                  {.dx = dx, .weight = weight.next_gradient_part(), .bias = bias.next_gradient_part()});
+    return dx;
+}
+
+SummedGradient LayerNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
+                                       const Tensor& dx, ColumnSums sums) const {
+    return {dx, differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
+                              {.dx = dx,
+                               .accumulate_dx = true,
+                               .weight = weight.next_gradient_part(),
+                               .bias = bias.next_gradient_part()},
+                              sums)};
+}
+
+RMSNorm::RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double epsilon)
+    : weight(parameters.add(name + ".weight", {width}, Init::ones())), eps(epsilon) {}
+
+Tensor RMSNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+    return forward(ctx, Residual{x}, saved);
+}
+
+Tensor RMSNorm::forward(const Context& ctx, const Residual& residual, Saved& saved) const {
+    const Normalized made = normalize(ctx, "rms_norm", residual, weight, Tensor(), eps, /*centred=*/false);
+    saved = {made.x, made.rstd};
+    return made.y;
+}
+
+Tensor RMSNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
+    Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
+    differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
+                  {.dx = dx, .weight = weight.next_gradient_part()});
+    return dx;
+}
+
+SummedGradient RMSNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
+                                     const Tensor& dx, ColumnSums sums) const {
+    return {dx,
+            differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
+                          {.dx = dx, .accumulate_dx = true, .weight = weight.next_gradient_part()}, sums)};
+}
+
+}  // namespace gradtile

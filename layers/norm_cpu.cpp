@@ -1,0 +1,159 @@
+#include <cmath>
+
+#include <gradtile/core/cpu/lanes.h>
+#include <gradtile/layers/internal/norm_backend.h>
+#include <gradtile/layers/rows.h>
+
+namespace gradtile::cpu {
+namespace {
+
+/// At most 64 partial sums, enough to keep as many threads busy; at least 16 rows behind each.
+std::int64_t rows_per_partial(std::int64_t rows) {
+    return std::max<std::int64_t>(16, (rows + 63) / 64);
+}
+
+template <class S>
+struct Statistics {
+    S mean, rstd;
+};
+
+/// The row is in the cache after the first sum, so the variance is taken around the mean, without
+/// cancellation.
+template <bool centred, class T, class S = Accumulator<T>>
+Statistics<S> statistics_of(const T* x, std::int64_t width, S eps) {
+    const S count = static_cast<S>(width);
+    S mean = 0;
+    if constexpr (centred) {
+        Lanes<S> sum;
+        for_lanes(width, [&](std::int64_t i, int lane) { sum[lane] += convert<S>(x[i]); });
+        mean = sum.sum() / count;
+    }
+    Lanes<S> squares;
+    for_lanes(width, [&](std::int64_t i, int lane) {
+        const S d = convert<S>(x[i]) - mean;
+        squares[lane] += d * d;
+    });
+    return {mean, 1 / std::sqrt(squares.sum() / count + eps)};
+}
+
+template <bool has_bias, class T, class S = Accumulator<T>>
+void normalize_row(T* __restrict y, const T* __restrict x, const T* __restrict weight,
+                   const T* __restrict bias, std::int64_t width, Statistics<S> row) {
+    for (std::int64_t i = 0; i < width; ++i) {
+        S value = (convert<S>(x[i]) - row.mean) * row.rstd * convert<S>(weight[i]);
+        if constexpr (has_bias) value += convert<S>(bias[i]);
+        y[i] = convert<T>(value);
+    }
+}
+
+template <class T, bool centred>
+void forward(const Context& ctx, const NormOutputs& out, const Tensor& x, const Tensor& weight,
+             const Tensor& bias, double eps) {
+    using S = Accumulator<T>;
+    const Rows<T> xs(x, "norm"), ys(out.y, "norm");
+    const std::int64_t width = xs.width();
+    S* means = centred ? out.mean.data<S>() : nullptr;
+    S* rstds = out.rstd.data<S>();
+    const T* w = weight.data<T>();
+    const T* b = bias.defined() ? bias.data<T>() : nullptr;
+    for_rows(ctx, xs.count(), width, [&](std::int64_t r) {
+        const auto row = statistics_of<centred>(xs[r], width, static_cast<S>(eps));
+        if (centred) means[r] = row.mean;
+        rstds[r] = row.rstd;
+        if (b != nullptr) {
+            normalize_row<true>(ys[r], xs[r], w, b, width, row);
+        } else {
+            normalize_row<false>(ys[r], xs[r], w, b, width, row);
+        }
+    });
+}
+
+/// With n = (x - mean) rstd and g = dy weight:  dx = rstd (g - mean(g) - n mean(g n)), where mean(g) is 0 for
+/// the root-mean-square norm; dweight += dy n; dbias += dy.
+template <bool centred, bool accumulate, class T, class S = Accumulator<T>>
+void differentiate_row(T* __restrict dx, S* __restrict d_weight, S* __restrict d_bias, const T* __restrict dy,
+                       const T* __restrict x, const T* __restrict weight, std::int64_t width,
+                       Statistics<S> row) {
+    Lanes<S> sum_g, sum_gn;
+    for_lanes(width, [&](std::int64_t i, int lane) {
+        const S n = (convert<S>(x[i]) - row.mean) * row.rstd, d = convert<S>(dy[i]);
+        const S g = d * convert<S>(weight[i]);
+        d_weight[i] += d * n;
+        if constexpr (centred) {
+            d_bias[i] += d;
+            sum_g[lane] += g;
+        }
+        sum_gn[lane] += g * n;
+    });
+    const S mean_g = centred ? sum_g.sum() / static_cast<S>(width) : S(0);
+    const S mean_gn = sum_gn.sum() / static_cast<S>(width);
+    for (std::int64_t i = 0; i < width; ++i) {
+        const S n = (convert<S>(x[i]) - row.mean) * row.rstd;
+        const S g = convert<S>(dy[i]) * convert<S>(weight[i]);
+        S value = row.rstd * (g - mean_g - n * mean_gn);
+        if constexpr (accumulate) value += convert<S>(dx[i]);
+        dx[i] = convert<T>(value);
+    }
+}
+
+/// Parameter gradients: every block sums its rows into its own partials, which are then added in block order.
+template <class T, bool centred, bool accumulate>
+void backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
+    using S = Accumulator<T>;
+    const Rows<T> dys(in.dy, "norm"), xs(in.x, "norm"), dxs(out.dx, "norm");
+    const std::int64_t width = xs.width(), grain = rows_per_partial(xs.count());
+    const S* means = centred ? in.mean.data<S>() : nullptr;
+    const S* rstds = in.rstd.data<S>();
+    const T* w = in.weight.data<T>();
+    S* partials = out.partials.data<S>();
+    parallel_ranges(ctx, xs.count(), grain, [&](std::int64_t begin, std::int64_t end) {
+        S* d_weight = partials + begin / grain * 2 * width;
+        S* d_bias = d_weight + width;
+        std::fill(d_weight, d_weight + 2 * width, S(0));
+        for (std::int64_t r = begin; r < end; ++r)
+            differentiate_row<centred, accumulate>(dxs[r], d_weight, d_bias, dys[r], xs[r], w, width,
+                                                   Statistics<S>{centred ? means[r] : S(0), rstds[r]});
+    });
+    const auto add_partials = [&](const GradientPart& part, std::int64_t first) {
+        S* __restrict sum = part.grad.data<S>();
+        if (!part.accumulate) std::fill_n(sum, width, S(0));
+        for (std::int64_t block = 0; block < out.partials.size(0); ++block) {
+            const S* __restrict partial = partials + block * 2 * width + first;
+            for (std::int64_t i = 0; i < width; ++i) sum[i] += partial[i];
+        }
+    };
+    add_partials(out.weight, 0);
+    if (out.bias.grad.defined()) add_partials(out.bias, width);
+}
+
+}  // namespace
+
+std::int64_t norm_partials(std::int64_t rows, std::int64_t) {
+    return ceil_div(rows, rows_per_partial(rows));
+}
+
+void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,
+                  const Tensor& bias, double eps) {
+    const Tensor x = residual.sum(ctx);
+    visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
+        if (out.mean.defined()) {
+            forward<T, true>(ctx, out, x, weight, bias, eps);
+        } else {
+            forward<T, false>(ctx, out, x, weight, bias, eps);
+        }
+    });
+}
+
+void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
+    visit_floating(in.x.dtype(), [&]<class T>(TypeTag<T>) {
+        if (in.mean.defined()) {
+            out.accumulate_dx ? backward<T, true, true>(ctx, out, in)
+                              : backward<T, true, false>(ctx, out, in);
+        } else {
+            out.accumulate_dx ? backward<T, false, true>(ctx, out, in)
+                              : backward<T, false, false>(ctx, out, in);
+        }
+    });
+}
+
+}  // namespace gradtile::cpu

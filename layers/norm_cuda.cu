@@ -1,0 +1,478 @@
+// LayerNorm and RMSNorm on the GPU.
+#include <gradtile/layers/internal/norm_backend.h>
+#include <gradtile/core/cuda/device/async_copy.cuh>
+#include <gradtile/layers/device/norm_rows.cuh>
+#include <gradtile/layers/device/partial_sums.cuh>
+
+namespace gradtile::cuda {
+namespace {
+
+using namespace device;
+
+// ---- Forward ----
+
+/// The row is in registers, so the variance is taken around the mean, without cancellation.
+template <class Team, class T, int n, class S = Accumulator<T>>
+__device__ __forceinline__ Statistics<S> statistics_of(const S (&x)[Team::held][n], int lane, int vectors,
+                                                       bool centred, S eps) {
+    const S count = static_cast<S>(vectors * n);
+    S mean = 0, squares = 0;
+    if (centred) {
+        S sum = 0;
+#pragma unroll
+        for (int k = 0; k < Team::held; ++k)
+#pragma unroll
+            for (int i = 0; i < n; ++i) sum += x[k][i];  // zeros where the row has ended
+        mean = reduce_team<Team::team>(sum, Sum{}) / count;
+    }
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        if (lane + k * Team::team >= vectors) break;
+#pragma unroll
+        for (int i = 0; i < n; ++i) squares += (x[k][i] - mean) * (x[k][i] - mean);
+    }
+    return {mean, 1 / sqrt(reduce_team<Team::team>(squares, Sum{}) / count + eps)};
+}
+
+/// x += branch * factors, rounded to T and left in branch's place.
+template <class T, int n, class S = Accumulator<T>>
+__device__ __forceinline__ void add_branch(S (&x)[n], T* branch, const DropoutFactors& factors_of,
+                                           Philox::Key key, Place at) {
+    S values[n], factors[n];
+    load<n>(values, branch);
+#pragma unroll
+    for (int i = 0; i < n; ++i) factors[i] = 1;
+    if constexpr (n == dropout_group)
+        if (factors_of.mask.threshold != 0) factors_of.draw(factors, key, at);
+#pragma unroll
+    for (int i = 0; i < n; ++i) x[i] = values[i] * factors[i] + x[i];
+    const uint4 sum = pack<T>(x);
+    *reinterpret_cast<uint4*>(branch) = sum;
+    unpack<T>(x, sum);
+}
+
+template <class Team, class T, bool adds>
+__global__ void __launch_bounds__(Team::threads) held_forward_kernel(const NormForward<T> norm) {
+    using S = Accumulator<T>;
+    constexpr int n = vector_length<T>;
+    const int lane = threadIdx.x % Team::team, vectors = static_cast<int>(norm.x.layout.width / n);
+    // From the end: see map_rows.cuh.
+    const std::int64_t row =
+        (gridDim.x - 1 - blockIdx.x) * std::int64_t{Team::teams} + threadIdx.x / Team::team;
+    const bool there = row < norm.x.layout.rows;  // the lanes of a warp reduce together, rows or not
+    S x[Team::held][n] = {};
+    await_predecessor();
+    const T* from = norm.x[there ? row : 0];
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int vector = lane + k * Team::team;
+        if (there && vector < vectors) load<n>(x[k], from + vector * n);
+    }
+    if constexpr (adds) {
+        const Philox::Key key = norm.factors_of.mask.key();
+        T* branch = norm.branch[there ? row : 0];
+#pragma unroll
+        for (int k = 0; k < Team::held; ++k) {
+            const int vector = lane + k * Team::team;
+            if (there && vector < vectors)
+                add_branch<T>(x[k], branch + vector * n, norm.factors_of, key, {row, vector * n});
+        }
+    }
+    const auto statistics = statistics_of<Team, T>(x, lane, vectors, norm.mean != nullptr, norm.eps);
+    if (!there) return;
+    if (lane == 0) {
+        if (norm.mean != nullptr) norm.mean[row] = statistics.mean;
+        norm.rstd[row] = statistics.rstd;
+    }
+    T* to = norm.y[row];
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int vector = lane + k * Team::team;
+        if (vector >= vectors) break;
+        S weight[n], bias[n] = {};
+        load<n>(weight, norm.weight + vector * n);
+        if (norm.bias != nullptr) load<n>(bias, norm.bias + vector * n);
+#pragma unroll
+        for (int i = 0; i < n; ++i)
+            x[k][i] = (x[k][i] - statistics.mean) * statistics.rstd * weight[i] + bias[i];
+        store<n>(to + vector * n, x[k]);
+    }
+}
+
+/// One block a row, of any width.
+template <class T>
+__global__ void __launch_bounds__(long_row_threads) long_forward_kernel(const NormForward<T> norm) {
+    using S = Accumulator<T>;
+    const std::int64_t row = blockIdx.x, width = norm.x.layout.width;
+    const T* x = norm.x[row];
+    T* y = norm.y[row];
+    S sum = 0, mean = 0, squares = 0;
+    if (norm.mean != nullptr) {
+        for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) sum += device::convert<S>(x[i]);
+        mean = reduce_team<long_row_threads>(sum, Sum{}) / static_cast<S>(width);
+    }
+    for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
+        const S d = device::convert<S>(x[i]) - mean;
+        squares += d * d;
+    }
+    const S rstd = 1 / sqrt(reduce_team<long_row_threads>(squares, Sum{}) / static_cast<S>(width) + norm.eps);
+    if (threadIdx.x == 0) {
+        if (norm.mean != nullptr) norm.mean[row] = mean;
+        norm.rstd[row] = rstd;
+    }
+    for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
+        S value = (device::convert<S>(x[i]) - mean) * rstd * device::convert<S>(norm.weight[i]);
+        if (norm.bias != nullptr) value += device::convert<S>(norm.bias[i]);
+        y[i] = device::convert<T>(value);
+    }
+}
+
+// ---- Backward ----
+// With n = (x - mean) rstd and g = dy weight:  dx = rstd (g - mean(g) - n mean(g n)), where mean(g) is 0 for
+// the root-mean-square norm; dweight += dy n; dbias += dy. Every block sums the parameters' gradients of its
+// rows, each thread those of its own columns, and leaves them in its part of `partials`; dx's column sums
+// likewise, where they are wanted.
+
+/// A thread's vectors of the rows its team is about to take, in shared memory. No other thread reads them, so
+/// that no barrier is needed.
+template <class Team>
+struct FetchedRows {
+    uint4* places;
+
+    enum Tensor { of_x, of_dy, of_dx };
+    __device__ __forceinline__ uint4* at(int stage, Tensor tensor, int k) const {
+        const int vector = (stage * fetched_tensors + tensor) * Team::held + k;
+        return places + vector * Team::backward_threads + threadIdx.x;
+    }
+    static constexpr std::size_t bytes =
+        std::size_t{16} * Team::fetched_rows * fetched_tensors * Team::held * Team::backward_threads;
+};
+
+/// What a thread sums of its columns: the gradients of weight and bias, and dx.
+template <class S, int held, int n, bool sums_dx>
+struct ColumnSums {
+    static constexpr int kinds = sums_dx ? 3 : 2;
+    S weight[held][n] = {}, bias[held][n] = {}, dx[sums_dx ? held : 1][n] = {};
+
+    __device__ __forceinline__ const S (&of(int kind, int k) const)[n] {
+        return kind == 0 ? weight[k] : kind == 1 ? bias[k] : dx[sums_dx ? k : 0];
+    }
+};
+
+/// Starts copying a row; its statistics come along in registers.
+template <class Team, class T, class S = Accumulator<T>>
+__device__ __forceinline__ Statistics<S> fetch_row(const NormBackward<T>& norm,
+                                                   const FetchedRows<Team>& fetched, int stage,
+                                                   std::int64_t row, int lane, int vectors) {
+    using namespace device;
+    constexpr int n = vector_length<T>;
+    Statistics<S> statistics{0, 0};
+    if (row >= 0) {
+        statistics = {norm.mean != nullptr ? norm.mean[row] : S(0), norm.rstd[row]};
+        const T *x = norm.x[row], *dy = norm.dy[row], *dx = norm.dx[row];
+#pragma unroll
+        for (int k = 0; k < Team::held; ++k) {
+            const int vector = lane + k * Team::team;
+            if (vector >= vectors) break;
+            using Rows = FetchedRows<Team>;
+            const auto copy = [&](typename Rows::Tensor tensor, const T* from) {
+                copy_16_bytes_async(shared_address(fetched.at(stage, tensor, k)), from + vector * n, true);
+            };
+            copy(Rows::of_x, x);
+            copy(Rows::of_dy, dy);
+            if (norm.accumulate_dx) copy(Rows::of_dx, dx);
+        }
+    }
+    commit_copies();
+    return statistics;
+}
+
+/// One row that has arrived: adds to the thread's sums and writes dx. Lanes that hold one vector have its
+/// weights at hand.
+template <class Team, bool sums_dx, class T, int n, class S = Accumulator<T>>
+__device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
+                                                  ColumnSums<S, Team::held, n, sums_dx>& sums,
+                                                  const FetchedRows<Team>& fetched, int stage,
+                                                  const Statistics<S>& statistics,
+                                                  const Fetched<n, T>& only_weights, std::int64_t row,
+                                                  int lane, int vectors) {
+    using Rows = FetchedRows<Team>;
+    const bool there = row >= 0;
+    S sum_g = 0, sum_gn = 0;
+    S x[n], dy[n], weight[n];
+    const auto read = [&](int k) {
+        unpack<T>(x, *fetched.at(stage, Rows::of_x, k));
+        unpack<T>(dy, *fetched.at(stage, Rows::of_dy, k));
+        if constexpr (Team::held == 1) {
+            only_weights.values(weight);
+        } else {
+            load<n>(weight, norm.weight + (lane + k * Team::team) * n);
+        }
+    };
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int vector = lane + k * Team::team;
+        if (!there || vector >= vectors) break;
+        read(k);
+#pragma unroll
+        for (int i = 0; i < n; ++i) {
+            const S normalised = (x[i] - statistics.mean) * statistics.rstd, g = dy[i] * weight[i];
+            sums.weight[k][i] += dy[i] * normalised;
+            sums.bias[k][i] += dy[i];
+            sum_g += g;
+            sum_gn += g * normalised;
+        }
+    }
+    const S share = 1 / static_cast<S>(vectors * n);
+    const S mean_g = norm.mean != nullptr ? reduce_team<Team::team>(sum_g, Sum{}) * share : S(0);
+    const S mean_gn = reduce_team<Team::team>(sum_gn, Sum{}) * share;
+    if (!there) return;
+    T* to = norm.dx[row];
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int vector = lane + k * Team::team;
+        if (vector >= vectors) break;
+        if constexpr (Team::held > 1) read(k);
+        S dx[n] = {};
+        if (norm.accumulate_dx) unpack<T>(dx, *fetched.at(stage, Rows::of_dx, k));
+#pragma unroll
+        for (int i = 0; i < n; ++i) {
+            const S normalised = (x[i] - statistics.mean) * statistics.rstd, g = dy[i] * weight[i];
+            dx[i] += statistics.rstd * (g - mean_g - normalised * mean_gn);
+        }
+        const uint4 stored = pack<T>(dx);
+        *reinterpret_cast<uint4*>(to + vector * n) = stored;
+        if constexpr (sums_dx) {
+            unpack<T>(dx, stored);
+#pragma unroll
+            for (int i = 0; i < n; ++i) sums.dx[k][i] += dx[i];
+        }
+    }
+}
+
+/// The sums of the block's teams, added up in their order, into its part of the results.
+template <class Team, bool sums_dx, class T, int n, class S = Accumulator<T>>
+__device__ __forceinline__ void store_sums(const NormBackward<T>& norm,
+                                           const ColumnSums<S, Team::held, n, sums_dx>& sums, uint4* shared,
+                                           int lane, int vectors) {
+    const int width = vectors * n;
+    const auto part_of = [&](int kind) {
+        return kind == 2 ? norm.column_sums + std::int64_t{blockIdx.x} * width
+                         : norm.partials + (2 * std::int64_t{blockIdx.x} + kind) * width;
+    };
+    constexpr int kinds = ColumnSums<S, Team::held, n, sums_dx>::kinds, teams = Team::backward_teams;
+    static_assert(std::size_t{kinds} * Team::backward_threads * Team::held * n * sizeof(S) <=
+                  FetchedRows<Team>::bytes);
+    S* const of_teams = reinterpret_cast<S*>(shared);  // [kinds, teams, width], where the rows were
+    __syncthreads();
+#pragma unroll
+    for (int kind = 0; kind < kinds; ++kind)
+#pragma unroll
+        for (int k = 0; k < Team::held; ++k) {
+            const int vector = lane + k * Team::team;
+            if (vector >= vectors) break;
+            S* const to =
+                teams == 1 ? part_of(kind) : of_teams + (kind * teams + threadIdx.x / Team::team) * width;
+            store<n>(to + vector * n, sums.of(kind, k));
+        }
+    if constexpr (teams > 1) {
+        __syncthreads();
+#pragma unroll
+        for (int kind = 0; kind < kinds; ++kind)
+            for (int column = threadIdx.x; column < width; column += Team::backward_threads) {
+                S sum = 0;
+#pragma unroll 8
+                for (int team = 0; team < teams; ++team)
+                    sum += of_teams[(kind * teams + team) * width + column];
+                part_of(kind)[column] = sum;
+            }
+    }
+}
+
+template <class Team, class T, bool sums_dx>
+__global__ void __launch_bounds__(Team::backward_threads,
+                                  Team::backward_blocks - (Team::held == 1 && sums_dx))
+    held_backward_kernel(const NormBackward<T> norm) {
+    using S = Accumulator<T>;
+    constexpr int n = vector_length<T>;
+    extern __shared__ uint4 shared[];
+    const FetchedRows<Team> fetched{shared};
+    const int lane = threadIdx.x % Team::team, vectors = static_cast<int>(norm.x.layout.width / n);
+    // From the last row to the first (see map_rows.cuh), below which there are none.
+    const std::int64_t step = gridDim.x * std::int64_t{Team::backward_teams};
+    std::int64_t last = norm.x.layout.rows - 1 - blockIdx.x * std::int64_t{Team::backward_teams};
+    std::int64_t row = last - threadIdx.x / Team::team;
+    const auto fetch = [&](int stage, std::int64_t its_row) {
+        return fetch_row(norm, fetched, stage, its_row, lane, vectors);
+    };
+    ColumnSums<S, Team::held, n, sums_dx> sums;
+    await_predecessor();
+    Fetched<n, T> only_weights{};  // of a lane that holds one vector
+    if (Team::held == 1 && lane < vectors) only_weights.read(norm.weight + lane * n);
+    Statistics<S> statistics[Team::fetched_rows];  // the row's, and those of the rows on their way
+#pragma unroll
+    for (int i = 0; i < Team::fetched_rows; ++i) statistics[i] = fetch(i, row - i * step);
+    // The lanes of a warp go on together, since they reduce together, rows or not.
+    int stage = 0;
+    for (; last >= 0; last -= step) {
+        device::wait_for_copies<Team::fetched_rows - 1>();
+        differentiate_row<Team, sums_dx, T>(norm, sums, fetched, stage, statistics[0], only_weights, row,
+                                            lane, vectors);
+#pragma unroll
+        for (int i = 1; i < Team::fetched_rows; ++i) statistics[i - 1] = statistics[i];
+        statistics[Team::fetched_rows - 1] = fetch(stage, row - Team::fetched_rows * step);
+        row -= step;
+        stage = (stage + 1) % Team::fetched_rows;
+    }
+    store_sums<Team, sums_dx, T>(norm, sums, shared, lane, vectors);
+}
+
+/// One row at a time and block, of any width. The block's partial sums grow in memory, where every thread has
+/// its own columns.
+template <class T>
+__global__ void __launch_bounds__(long_row_threads) long_backward_kernel(const NormBackward<T> norm) {
+    using S = Accumulator<T>;
+    const std::int64_t width = norm.x.layout.width;
+    S* d_weight = norm.partials + blockIdx.x * 2 * width;
+    S* d_bias = d_weight + width;
+    S* const sums = norm.column_sums != nullptr ? norm.column_sums + blockIdx.x * width : nullptr;
+    for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
+        d_weight[i] = d_bias[i] = 0;
+        if (sums != nullptr) sums[i] = 0;
+    }
+    for (std::int64_t row = blockIdx.x; row < norm.x.layout.rows; row += gridDim.x) {
+        const T *x = norm.x[row], *dy = norm.dy[row];
+        T* dx = norm.dx[row];
+        const Statistics<S> statistics{norm.mean != nullptr ? norm.mean[row] : S(0), norm.rstd[row]};
+        const auto normalised = [&](std::int64_t i) {
+            return (device::convert<S>(x[i]) - statistics.mean) * statistics.rstd;
+        };
+        S sum_g = 0, sum_gn = 0;
+        for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
+            const S d = device::convert<S>(dy[i]), g = d * device::convert<S>(norm.weight[i]);
+            sum_g += g;
+            sum_gn += g * normalised(i);
+            d_weight[i] += d * normalised(i);
+            d_bias[i] += d;
+        }
+        const S mean_gn = reduce_team<long_row_threads>(sum_gn, Sum{}) / static_cast<S>(width);
+        S mean_g = 0;
+        if (norm.mean != nullptr)
+            mean_g = reduce_team<long_row_threads>(sum_g, Sum{}) / static_cast<S>(width);
+        for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
+            const S g = device::convert<S>(dy[i]) * device::convert<S>(norm.weight[i]);
+            S value = statistics.rstd * (g - mean_g - normalised(i) * mean_gn);
+            if (norm.accumulate_dx) value += device::convert<S>(dx[i]);
+            dx[i] = device::convert<T>(value);
+            if (sums != nullptr) sums[i] += device::convert<S>(dx[i]);
+        }
+    }
+}
+
+/// Whole vectors everywhere, so that a team may hold the row. float64 is for verification: the simple way.
+template <class T>
+constexpr bool may_be_held = sizeof(T) <= 4;
+
+}  // namespace
+
+void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,
+                  const Tensor& bias, double eps) {
+    const auto& [x, branch, dropout, key] = residual;
+    const DropoutMask mask = branch.defined() ? dropout_mask(dropout.p, key, branch) : DropoutMask{};
+    visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
+        using S = Accumulator<T>;
+        NormForward<T> norm{.y = Rows<T>(out.y, "norm"),
+                            .x = Rows<const T>(x, "norm"),
+                            .branch = branch.defined() ? Rows<T>(branch, "norm") : Rows<T>(),
+                            .factors_of = DropoutFactors(mask),
+                            .mean = out.mean.defined() ? out.mean.data<S>() : nullptr,
+                            .rstd = out.rstd.data<S>(),
+                            .weight = weight.data<T>(),
+                            .bias = bias.defined() ? bias.data<T>() : nullptr,
+                            .eps = static_cast<S>(eps)};
+        const std::int64_t rows = norm.x.layout.rows;
+        const auto add_first = [&] {
+            norm.x = Rows<const T>(residual.sum(ctx), "norm");
+            norm.branch = {};
+        };
+        const auto any_width = [&] {
+            if (norm.branch.data != nullptr) add_first();
+            launch(ctx, long_forward_kernel<T>, blocks_for(rows, 1), Block{long_row_threads}, norm);
+        };
+        if constexpr (may_be_held<T>) {
+            if (norm.x.in_vectors() && norm.y.in_vectors() && on_vector_boundary(weight) &&
+                (!bias.defined() || on_vector_boundary(bias)) &&
+                (!branch.defined() || norm.branch.in_vectors())) {
+                // A draw decides about as many columns as a 16-bit vector has.
+                if (mask.threshold != 0 && vector_length<T> != dropout_group) add_first();
+                with_row_team(x.size(-1) / vector_length<T>, [&]<class Team>(Team) {
+                    if constexpr (std::is_null_pointer_v<Team>) {
+                        any_width();
+                    } else {
+                        launch(ctx,
+                               norm.branch.data != nullptr ? held_forward_kernel<Team, T, true>
+                                                           : held_forward_kernel<Team, T, false>,
+                               blocks_for(rows, Team::teams),
+                               Block{.threads = Team::threads, .starts_early = true}, norm);
+                    }
+                });
+                return;
+            }
+        }
+        any_width();
+    });
+}
+
+/// As many blocks as an H200's processors hold: two each of GPT-2's widths, three of heads and of wider rows,
+/// which take a block each. The number does not depend on the GPU, so that neither memory nor bits do.
+std::int64_t norm_partials(std::int64_t rows, std::int64_t width) {
+    const std::int64_t blocks = width > 64 && width <= 1280 ? 264 : 396;
+    return std::min(blocks, ceil_div(rows, 16));
+}
+
+void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
+    visit_floating(in.x.dtype(), [&]<class T>(TypeTag<T>) {
+        using S = Accumulator<T>;
+        const NormBackward<T> norm{
+            .dx = Rows<T>(out.dx, "norm"),
+            .dy = Rows<const T>(in.dy, "norm"),
+            .x = Rows<const T>(in.x, "norm"),
+            .mean = in.mean.defined() ? in.mean.data<S>() : nullptr,
+            .rstd = in.rstd.data<S>(),
+            .weight = in.weight.data<T>(),
+            .partials = out.partials.data<S>(),
+            .column_sums = out.column_sums.defined() ? out.column_sums.data<S>() : nullptr,
+            .accumulate_dx = out.accumulate_dx};
+        const std::int64_t width = in.x.size(-1);
+        const dim3 grid = blocks_for(out.partials.size(0), 1);
+        const auto any_width = [&] {
+            launch(ctx, long_backward_kernel<T>, grid, Block{long_row_threads}, norm);
+        };
+        const auto differentiate = [&] {
+            if constexpr (may_be_held<T>) {
+                if (norm.x.in_vectors() && norm.dy.in_vectors() && norm.dx.in_vectors() &&
+                    on_vector_boundary(in.weight) && on_vector_boundary(out.partials)) {
+                    with_row_team(width / vector_length<T>, [&]<class Team>(Team) {
+                        if constexpr (std::is_null_pointer_v<Team>) {
+                            any_width();
+                        } else {
+                            launch(ctx,
+                                   norm.column_sums != nullptr ? held_backward_kernel<Team, T, true>
+                                                               : held_backward_kernel<Team, T, false>,
+                                   grid,
+                                   Block{Team::backward_threads, FetchedRows<Team>::bytes,
+                                         /*starts_early=*/true},
+                                   norm);
+                        }
+                    });
+                    return;
+                }
+            }
+            any_width();
+        };
+        differentiate();
+        add_partials<S, 2>(ctx, {out.weight, out.bias}, norm.partials, out.partials.size(0));
+    });
+}
+
+}  // namespace gradtile::cuda

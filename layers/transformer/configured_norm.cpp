@@ -1,0 +1,76 @@
+#include <gradtile/layers/transformer/configured_norm.h>
+
+namespace gradtile {
+namespace {
+
+template <class Layer>
+const typename Layer::Saved& saved_of(const ConfiguredNorm::Saved& saved) {
+    const auto* own = std::get_if<typename Layer::Saved>(&saved);
+    check(own != nullptr, "norm: backward without a matching forward");
+    return *own;
+}
+
+void announce_norm(const BackwardHooks& hooks, const LayerNorm& layer) {
+    announce(hooks, layer.weight, layer.bias);
+}
+void announce_norm(const BackwardHooks& hooks, const RMSNorm& layer) {
+    announce(hooks, layer.weight);
+}
+
+}  // namespace
+
+ConfiguredNorm::ConfiguredNorm(ParameterStore& parameters, const std::string& name, const ModelConfig& config)
+    : norm([&]() -> std::variant<LayerNorm, RMSNorm> {
+          if (config.norm == Norm::rms) return RMSNorm(parameters, name, config.width, config.norm_epsilon);
+          return LayerNorm(parameters, name, config.width, config.bias, config.norm_epsilon);
+      }()) {}
+
+Tensor ConfiguredNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+    Residual residual{x};
+    return forward(ctx, residual, saved);
+}
+
+Tensor ConfiguredNorm::forward(const Context& ctx, Residual& residual, Saved& saved) const {
+    return std::visit(
+        [&]<class Layer>(const Layer& layer) {
+            auto& own = saved.emplace<typename Layer::Saved>();
+            Tensor y = layer.forward(ctx, residual, own);
+            residual = {own.x};
+            return y;
+        },
+        norm);
+}
+
+Tensor ConfiguredNorm::output_again(const Context& ctx, const Saved& saved) const {
+    return std::visit(
+        [&]<class Layer>(const Layer& layer) {
+            typename Layer::Saved same;
+            return layer.forward(ctx, saved_of<Layer>(saved).x, same);
+        },
+        norm);
+}
+
+Tensor ConfiguredNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
+                                const BackwardHooks& hooks) const {
+    return std::visit(
+        [&]<class Layer>(const Layer& layer) {
+            Tensor dx = layer.backward(ctx, dy, saved_of<Layer>(saved));
+            announce_norm(hooks, layer);
+            return dx;
+        },
+        norm);
+}
+
+SummedGradient ConfiguredNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
+                                            const Tensor& dx, ColumnSums sums,
+                                            const BackwardHooks& hooks) const {
+    return std::visit(
+        [&]<class Layer>(const Layer& layer) {
+            SummedGradient summed = layer.backward_add(ctx, dy, saved_of<Layer>(saved), dx, sums);
+            announce_norm(hooks, layer);
+            return summed;
+        },
+        norm);
+}
+
+}  // namespace gradtile

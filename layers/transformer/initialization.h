@@ -1,0 +1,21 @@
+#pragma once
+/// GPT-2's initial weights (Radford et al. 2019, section 2.3).
+#include <cmath>
+
+#include <gradtile/core/parameter_store.h>
+#include <gradtile/layers/transformer/model_config.h>
+
+namespace gradtile {
+
+inline constexpr double initial_std = 0.02;
+
+inline Init weight_init() {
+    return Init::normal(initial_std);
+}
+/// Matrices whose output is added to the residual stream: the stream is the sum of 2 * layers of them, so
+/// each starts smaller by the root of that and the sum's variance does not grow with depth.
+inline Init residual_init(const ModelConfig& config) {
+    return Init::normal(initial_std / std::sqrt(2.0 * static_cast<double>(config.layers)));
+}
+
+}  // namespace gradtile

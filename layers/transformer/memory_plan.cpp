@@ -1,0 +1,140 @@
+#include <gradtile/layers/transformer/memory_plan.h>
+
+#include <iomanip>
+#include <ostream>
+#include <sstream>
+
+#include <gradtile/layers/transformer/transformer.h>
+
+namespace gradtile {
+namespace {
+
+/// "1.23 GiB": what a person compares with a machine's memory.
+std::string readable(std::size_t bytes) {
+    const char* unit = "MiB";
+    double amount = static_cast<double>(bytes) / (1 << 20);
+    if (amount >= 1024.0) {
+        amount /= 1024.0;
+        unit = "GiB";
+    }
+    std::ostringstream out;
+    out << std::fixed << std::setprecision(2) << amount << ' ' << unit;
+    return out.str();
+}
+
+/// Forward and backward of one micro-batch in an unbounded arena that counts only.
+std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
+    const Context outside = ctx.plan(Arena::for_planning(ctx.device()));
+    ParameterStore parameters;
+    const Transformer model(request.model, parameters);
+    parameters.allocate(outside, request.dtype);
+    const Shape batch{request.micro_batch, request.model.context};
+    const Tensor tokens = empty(outside, batch, DType::i32);
+    const Tensor targets = empty(outside, batch, DType::i32);
+
+    const auto arena = Arena::for_planning(ctx.device());
+    const Context inside = ctx.plan(arena);
+    const ForwardOptions training{.dropout = DropoutKey::of_step(0, 1, 0)};
+    Transformer::Saved saved;
+    const Tensor loss = model.forward(inside, tokens, targets, saved, training);
+    model.backward(inside, saved);
+    return arena->peak_bytes();
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
+    check(request.micro_batch >= 1, "micro-batch: ", request.micro_batch, "; expected at least 1");
+    check(request.optimizer_shards >= 1, "optimizer shards: ", request.optimizer_shards,
+          "; expected at least 1");
+    validate(request.model);
+    check(activations_are_countable(request.model, request.micro_batch), "micro-batch: ", request.micro_batch,
+          " is too large to plan");
+    ParameterStore parameters;
+    const Transformer model(request.model, parameters);
+    const std::int64_t multiple = 64 * request.optimizer_shards;  // equal, aligned parts
+    const auto elements = static_cast<std::size_t>(rounded_up(parameters.flat_elements(), multiple));
+    const std::size_t equal_part = elements / static_cast<std::size_t>(request.optimizer_shards);
+    const OptimizerPart part =
+        request.optimizer_part ? request.optimizer_part(parameters, static_cast<std::int64_t>(elements))
+                               : OptimizerPart{equal_part, equal_part * request.optimizer_bytes_per_element};
+    const std::size_t summed =
+        request.optimizer_shards > 1 ? part.elements : 0;  // gradients, beside all of its own
+    MemoryPlan plan{.request = request,
+                    .parameters = parameters.count(),
+                    .values = elements * size_of(request.dtype),
+                    .masters = is_16_bit(request.dtype) ? part.elements * size_of(DType::f32) : 0,
+                    .gradients = (elements + summed) * size_of(accumulator_of(request.dtype)),
+                    .optimizer = part.state_bytes,
+                    .activations = activation_bytes(ctx, request)};
+    if (request.snapshot) plan.snapshot = plan.values + plan.masters + plan.optimizer;
+    return plan;
+}
+
+std::int64_t largest_micro_batch_that_fits(const Context& ctx, MemoryRequest request, std::size_t budget) {
+    const auto fits = [&](std::int64_t micro_batch) {
+        if (!activations_are_countable(request.model, micro_batch)) return false;
+        request.micro_batch = micro_batch;
+        return plan_memory(ctx, request).total() <= budget;
+    };
+    if (!fits(1)) return 0;
+    // Memory grows with the batch: double until it no longer fits, then halve the gap.
+    std::int64_t fitting = 1, too_large = 2;
+    while (fits(too_large)) {
+        fitting = too_large;
+        too_large *= 2;
+    }
+    while (too_large - fitting > 1) {
+        const std::int64_t middle = fitting + (too_large - fitting) / 2;
+        (fits(middle) ? fitting : too_large) = middle;
+    }
+    return fitting;
+}
+
+std::string what_would_fit(const Context& ctx, const MemoryRequest& request, std::size_t budget) {
+    const std::int64_t largest = largest_micro_batch_that_fits(ctx, request, budget);
+    std::string keeping_less;
+    for (const Recompute level : {Recompute::activations, Recompute::block}) {
+        if (level <= request.model.recompute) continue;
+        MemoryRequest other = request;
+        other.model.recompute = level;
+        const std::int64_t more = largest_micro_batch_that_fits(ctx, other, budget);
+        if (more > largest)
+            keeping_less += concat(keeping_less.empty() ? " (recompute " : ", ", name_of(level), ": ", more);
+    }
+    if (!keeping_less.empty()) keeping_less += ')';
+    return concat(largest == 0 ? std::string("not even a micro-batch of 1 fits")
+                               : concat("the largest micro-batch that fits is ", largest),
+                  keeping_less);
+}
+
+MemoryPlan plan_within(const Context& ctx, const MemoryRequest& request, std::size_t budget) {
+    MemoryPlan plan = plan_memory(ctx, request);
+    if (plan.total() <= budget) return plan;
+    throw Error(concat("memory: micro-batch ", request.micro_batch, " needs ", readable(plan.total()),
+                       ", the budget is ", readable(budget), "; ", what_would_fit(ctx, request, budget)));
+}
+
+std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
+    const auto line = [&](const char* what, std::size_t bytes) {
+        out << "  " << std::left << std::setw(18) << what << std::right << std::setw(16) << bytes
+            << " bytes  " << std::setw(11) << readable(bytes) << '\n';
+    };
+    const ModelConfig& model = plan.request.model;
+    out << "memory for " << plan.parameters << " parameters in " << plan.request.dtype << ", micro-batch "
+        << plan.request.micro_batch << " x " << model.context << " tokens"
+        << ", recompute " << name_of(model.recompute);
+    if (plan.request.optimizer_shards > 1)
+        out << ", the optimizer's part of " << plan.request.optimizer_shards;
+    out << '\n';
+    line("parameters", plan.values);
+    if (plan.masters > 0) line("float32 masters", plan.masters);
+    line("gradients", plan.gradients);
+    line("optimizer state", plan.optimizer);
+    line("activations", plan.activations);
+    if (plan.snapshot > 0) line("checkpoint copy", plan.snapshot);
+    line("total", plan.total());
+    return out;
+}
+
+}  // namespace gradtile

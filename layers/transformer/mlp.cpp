@@ -1,0 +1,75 @@
+#include <gradtile/layers/transformer/mlp.h>
+
+#include <gradtile/layers/linear_gelu.h>
+#include <gradtile/layers/transformer/initialization.h>
+
+namespace gradtile {
+namespace {
+
+Gelu::Form form_of(Activation activation) {
+    return activation == Activation::gelu_tanh ? Gelu::Form::tanh : Gelu::Form::exact;
+}
+
+}  // namespace
+
+Mlp::Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config)
+    : activation(config.activation) {
+    const bool gated = activation == Activation::swiglu;
+    const std::int64_t hidden = config.hidden_width();
+    up = Linear(parameters, name + (gated ? ".gate_up" : ".fc"), config.width, gated ? 2 * hidden : hidden,
+                {.bias = config.bias, .init = weight_init()});
+    down = Linear(parameters, name + (gated ? ".down" : ".proj"), hidden, config.width,
+                  {.bias = config.bias, .init = residual_init(config)});
+}
+
+Tensor Mlp::activated(const Context& ctx, const Tensor& hidden) const {
+    SwiGlu::Saved gated;
+    Gelu::Saved plain;
+    return activation == Activation::swiglu ? SwiGlu{}.forward(ctx, hidden, gated)
+                                            : Gelu{form_of(activation)}.forward(ctx, hidden, plain);
+}
+
+void Mlp::forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const {
+    if (activation == Activation::swiglu) {
+        saved.hidden = up.forward(ctx, x, saved.up);
+        saved.down.x = activated(ctx, saved.hidden);
+    } else {
+        saved.up.x = x;
+        Shape shape = x.shape();
+        shape[-1] = up.out_features();
+        saved.hidden = empty(ctx, shape, x.dtype());
+        saved.down.x = empty(ctx, shape, x.dtype());
+        linear_gelu_forward(ctx, saved.down.x, saved.hidden, x, up.weight.value(),
+                            up.bias.defined() ? up.bias.value() : Tensor(), form_of(activation));
+    }
+}
+
+Tensor Mlp::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+    forward_hidden(ctx, x, saved);
+    return down.forward(ctx, saved.down.x, saved.down);
+}
+
+Tensor Mlp::backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
+                     const BackwardHooks& hooks) const {
+    Linear::Saved at_down = saved.down;
+    if (!at_down.x.defined()) at_down.x = activated(ctx, saved.hidden);
+    SummedGradient d_hidden;
+    if (activation == Activation::swiglu) {
+        const Tensor d_activated = down.backward(ctx, dy, at_down);
+        at_down = {};  // what was made again is gone before d_hidden comes
+        announce(hooks, down.weight, down.bias);
+        d_hidden = SwiGlu{}.backward(ctx, d_activated, {saved.hidden});
+    } else {
+        down.accumulate_gradients(ctx, dy, at_down);
+        at_down = {};
+        announce(hooks, down.weight, down.bias);
+        d_hidden = empty(ctx, saved.hidden.shape(), saved.hidden.dtype());
+        if (up.bias.defined()) d_hidden.column_sums = room_for_column_sums(ctx, saved.hidden);
+        linear_gelu_backward(ctx, d_hidden, dy.dy, down.weight.value(), saved.hidden, form_of(activation));
+    }
+    Tensor dx = up.backward(ctx, d_hidden, saved.up);
+    announce(hooks, up.weight, up.bias);
+    return dx;
+}
+
+}  // namespace gradtile

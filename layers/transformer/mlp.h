@@ -1,0 +1,38 @@
+#pragma once
+/// The block's feed-forward part.
+#include <string>
+
+#include <gradtile/layers/linear.h>
+#include <gradtile/layers/pass_hooks.h>
+#include <gradtile/layers/swiglu.h>
+#include <gradtile/layers/transformer/model_config.h>
+
+namespace gradtile {
+
+/// y = down(activation(up(x))), x and y [.., C].
+///   GELU (GPT-2):   up [.., C] -> [.., hidden]; parameters name.fc.*, name.proj.*
+///   SwiGLU (Llama): up [.., C] -> [.., 2*hidden], gate and up packed; name.gate_up.*, name.down.*
+/// The last matrix starts with a standard deviation of 0.02 / sqrt(2 * layers), GPT-2's residual scaling.
+struct Mlp {
+    struct Saved {
+        Linear::Saved up;    // x [.., C]
+        Tensor hidden;       // [.., hidden] or [.., 2*hidden], before the activation
+        Linear::Saved down;  // the activation's output [.., hidden]; undefined: backward makes it again
+    };
+    Activation activation;
+    Linear up, down;
+
+    Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
+
+    Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
+    /// Forward without its last product: all that backward reads, when only that is wanted again.
+    void forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const;
+    /// Returns dx.
+    Tensor backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
+                    const BackwardHooks& hooks = {}) const;
+
+  private:
+    Tensor activated(const Context& ctx, const Tensor& hidden) const;
+};
+
+}  // namespace gradtile

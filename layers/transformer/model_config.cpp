@@ -1,0 +1,46 @@
+#include <gradtile/layers/transformer/model_config.h>
+
+namespace gradtile {
+
+ModelConfig as_llama(ModelConfig config) {
+    config.norm = Norm::rms;
+    config.activation = Activation::swiglu;
+    config.positions = Positions::rope;
+    config.bias = false;
+    config.tied_head = false;
+    return config;
+}
+
+void validate(const ModelConfig& c) {
+    check_range("layers", c.layers, model_limits::layers);
+    check_range("heads", c.heads, model_limits::heads);
+    check_range("kv-heads", c.kv_heads, model_limits::kv_heads);
+    check_range("width", c.width, model_limits::width);
+    check_range("hidden", c.hidden, model_limits::hidden);
+    check_range("context", c.context, model_limits::context);
+    check_range("vocabulary", c.vocabulary, model_limits::vocabulary);
+    check_range("dropout", c.dropout, model_limits::dropout);
+    check_range("norm-epsilon", c.norm_epsilon, model_limits::norm_epsilon);
+    check_range("rope-base", c.rope_base, model_limits::rope_base);
+    check(c.width % c.heads == 0, "heads: ", c.heads, " does not divide width ", c.width);
+    check(c.head_dim() <= 256, "heads: ", c.heads, " heads of width ", c.width, " are ", c.head_dim(),
+          " wide each; expected at most 256");
+    check(c.heads % c.key_value_heads() == 0, "kv-heads: ", c.kv_heads, " does not divide heads ", c.heads);
+    check(c.positions != Positions::rope || c.head_dim() % 2 == 0,
+          "positions: rope needs an even head width, not ", c.head_dim());
+    // An upper bound of every layer's matrices; the embeddings' are within the limits of their sizes.
+    const std::int64_t widest = std::max(c.width, c.hidden_width());
+    check(product_up_to(model_limits::parameters, {c.layers, 7, c.width, widest}).has_value(),
+          "layers: ", c.layers, " layers of width ", c.width, " and MLP width ", c.hidden_width(),
+          " have too many parameters; expected at most 2^50");
+}
+
+bool activations_are_countable(const ModelConfig& c, std::int64_t micro_batch) {
+    // More than any layer keeps: q, k, v, o, norms, residuals, and the MLP's; the head's logits come in
+    // chunks.
+    const std::int64_t of_a_token = 16 * c.width + 6 * c.hidden_width() + 2 * c.heads;
+    return product_up_to(model_limits::activations, {micro_batch, c.context, c.layers + 1, of_a_token})
+        .has_value();
+}
+
+}  // namespace gradtile

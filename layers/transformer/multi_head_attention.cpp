@@ -1,0 +1,86 @@
+#include <gradtile/layers/transformer/multi_head_attention.h>
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/transformer/initialization.h>
+
+namespace gradtile {
+
+MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::string& name,
+                                       const ModelConfig& config)
+    : heads(config.heads),
+      kv_heads(config.key_value_heads()),
+      head_dim(config.head_dim()),
+      options{.causal = true, .deterministic = config.deterministic},
+      qkv(parameters, name + ".qkv", config.width, (heads + 2 * kv_heads) * head_dim,
+          {.bias = config.bias, .init = weight_init()}),
+      proj(parameters, name + ".proj", heads * head_dim, config.width,
+           {.bias = config.bias, .init = residual_init(config)}) {
+    if (config.qk_norm) {
+        q_norm.emplace(parameters, name + ".q_norm", head_dim, config.norm_epsilon);
+        k_norm.emplace(parameters, name + ".k_norm", head_dim, config.norm_epsilon);
+    }
+    if (config.positions == Positions::rope) rope.emplace(head_dim, config.context, config.rope_base);
+}
+
+/// Heads [first, first + count) of packed [B,T,(Hq+2Hkv)*D] as a view [B,T,count,D].
+Tensor MultiHeadAttention::heads_of(const Tensor& packed, std::int64_t first, std::int64_t count) const {
+    return packed.slice(-1, first * head_dim, count * head_dim)
+        .reshape({packed.size(0), packed.size(1), count, head_dim});
+}
+
+/// Heads as attention sees them: normalised and rotated, as far as the config has it.
+Tensor MultiHeadAttention::normalised(const Context& ctx, const std::optional<RMSNorm>& norm,
+                                      const Tensor& projected, RMSNorm::Saved& saved) const {
+    const Tensor x = norm ? norm->forward(ctx, projected, saved) : projected;
+    if (rope) rope->forward(ctx, x);
+    return x;
+}
+
+attention::Saved MultiHeadAttention::operands_of(const Context& ctx, const Saved& saved) const {
+    attention::Saved operands = saved.attention;
+    RMSNorm::Saved same;
+    if (!operands.q.defined()) operands.q = normalised(ctx, q_norm, saved.q_norm.x, same);
+    if (!operands.k.defined()) operands.k = normalised(ctx, k_norm, saved.k_norm.x, same);
+    return operands;
+}
+
+Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+    check(x.rank() == 3, "multi_head_attention: x is ", x, "; expected [B, T, ", qkv.in_features(), "]");
+    const Tensor packed = qkv.forward(ctx, x, saved.qkv);
+    const Tensor q = normalised(ctx, q_norm, heads_of(packed, 0, heads), saved.q_norm);
+    const Tensor k = normalised(ctx, k_norm, heads_of(packed, heads, kv_heads), saved.k_norm);
+    const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
+    const Tensor o = attention::forward(ctx, q, k, v, options, saved.attention);
+    return proj.forward(ctx, o.reshape({x.size(0), x.size(1), heads * head_dim}), saved.proj);
+}
+
+Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gradient, const Saved& saved,
+                                    const BackwardHooks& hooks) const {
+    const Tensor& dy = gradient.dy;
+    Tensor d_o = proj.backward(ctx, gradient, saved.proj);
+    announce(hooks, proj.weight, proj.bias);
+
+    const Tensor d_packed =
+        empty(ctx, {dy.size(0), dy.size(1), (heads + 2 * kv_heads) * head_dim}, dy.dtype());
+    const Tensor dq = heads_of(d_packed, 0, heads);
+    const Tensor dk = heads_of(d_packed, heads, kv_heads);
+    const Tensor dv = heads_of(d_packed, heads + kv_heads, kv_heads);
+    announce_attention(hooks);
+    attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), options, operands_of(ctx, saved),
+                        {.q = dq, .k = dk, .v = dv});
+    d_o = {};
+    if (rope) {
+        rope->backward(ctx, dq);
+        rope->backward(ctx, dk);
+    }
+    if (q_norm) {
+        copy(ctx, dq, q_norm->backward(ctx, dq, saved.q_norm));
+        copy(ctx, dk, k_norm->backward(ctx, dk, saved.k_norm));
+        announce(hooks, q_norm->weight, k_norm->weight);
+    }
+    Tensor dx = qkv.backward(ctx, d_packed, saved.qkv);
+    announce(hooks, qkv.weight, qkv.bias);
+    return dx;
+}
+
+}  // namespace gradtile

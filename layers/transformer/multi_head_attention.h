@@ -1,0 +1,54 @@
+#pragma once
+/// Causal self-attention with its projections (Vaswani et al. 2017, section 3.2.2), the layer around the
+/// attention operator.
+#include <optional>
+#include <string>
+
+#include <gradtile/attention/attention.h>
+#include <gradtile/layers/linear.h>
+#include <gradtile/layers/pass_hooks.h>
+#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/rope.h>
+#include <gradtile/layers/transformer/model_config.h>
+
+namespace gradtile {
+
+/// y = proj(attention(q, k, v)) with [q | k | v] = qkv(x); x and y [B,T,C].
+///
+/// One matrix product makes all heads: row (b, t) of its result holds Hq query heads, then Hkv key heads,
+/// then Hkv value heads of D = C / Hq elements each (Hkv < Hq: grouped queries). q, k and v are strided views
+/// of it, [B,T,H,D], and so are their gradients: nothing is copied. With config.qk_norm each query and key
+/// head is RMS-normalised over D first, into tensors of its own; with Positions::rope both are then rotated
+/// in place.
+///
+/// Parameters: name.qkv, name.proj (weight, bias), name.q_norm.weight and name.k_norm.weight [D].
+struct MultiHeadAttention {
+    struct Saved {
+        Linear::Saved qkv;  // x [B,T,C]
+        RMSNorm::Saved q_norm, k_norm;
+        // q, k, v, o, lse; nothing of size T x T. With qk_norm q and k may be missing: backward makes them
+        // again from q_norm and k_norm.
+        attention::Saved attention;
+        Linear::Saved proj;  // o as [B,T,C]
+    };
+    std::int64_t heads, kv_heads, head_dim;
+    attention::Options options;  // causal; deterministic as the config asks
+    Linear qkv, proj;
+    std::optional<RMSNorm> q_norm, k_norm;
+    std::optional<Rope> rope;
+
+    MultiHeadAttention(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
+
+    Tensor forward(const Context& ctx, const Tensor& x /*[B,T,C]*/, Saved& saved) const;
+    /// Returns dx [B,T,C].
+    Tensor backward(const Context& ctx, const SummedGradient& dy /*[B,T,C]*/, const Saved& saved,
+                    const BackwardHooks& hooks = {}) const;
+
+  private:
+    Tensor heads_of(const Tensor& packed, std::int64_t first, std::int64_t count) const;
+    Tensor normalised(const Context& ctx, const std::optional<RMSNorm>& norm, const Tensor& projected,
+                      RMSNorm::Saved& saved) const;
+    attention::Saved operands_of(const Context& ctx, const Saved& saved) const;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,134 @@
+#include <gradtile/layers/transformer/transformer.h>
+
+#include <gradtile/layers/transformer/initialization.h>
+
+namespace gradtile {
+namespace {
+
+const ModelConfig& checked(const ModelConfig& config) {
+    validate(config);
+    check(config.vocabulary >= 1, "vocabulary: ", config.vocabulary, "; expected at least 1");
+    return config;
+}
+
+/// Each place that drops has its own masks: the embeddings' site is 0, block i's is i + 1.
+DropoutKey block_key(const DropoutKey& key, std::size_t block) {
+    return key.at(block + 1);
+}
+
+}  // namespace
+
+Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parameters)
+    : config(checked(model_config)),
+      wte(parameters, "wte", config.vocabulary, config.width, initial_std),
+      wpe(config.positions == Positions::learned
+              ? std::optional<PositionEmbedding>(std::in_place, parameters, "wpe", config.context,
+                                                 config.width, initial_std)
+              : std::nullopt),
+      dropout{config.dropout},
+      blocks([&] {
+          std::vector<TransformerBlock> made;
+          for (std::int64_t i = 0; i < config.layers; ++i)
+              made.emplace_back(parameters, "h." + std::to_string(i), config);
+          return made;
+      }()),
+      norm_f(parameters, config.norm == Norm::layer ? "ln_f" : "norm_f", config),
+      head(config.tied_head
+               ? CrossEntropyHead(wte.weight)
+               : CrossEntropyHead(parameters, "head", config.vocabulary, config.width, initial_std)) {
+    for (TransformerBlock& block : blocks) block.attn.rope = blocks.front().attn.rope;  // one table for all
+    last_parameter_ = parameters.parameters().back();
+}
+
+void Transformer::check_tokens(const Tensor& tokens) const {
+    check(tokens.rank() == 2 && tokens.dtype() == DType::i32, "transformer: tokens are ", tokens,
+          "; expected [B, T] int32");
+    check(tokens.size(1) <= config.context, "transformer: sequences of ", tokens.size(1),
+          " tokens; the context is ", config.context);
+}
+
+Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const DropoutKey& key,
+                          Saved& saved) const {
+    Tensor x = wte.forward(ctx, tokens, saved.wte);
+    if (wpe) x = wpe->forward(ctx, x, saved.wpe);
+    return dropout.forward(ctx, x, key.at(0), saved.dropout);
+}
+
+Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
+                            const ForwardOptions& options) const {
+    check_tokens(tokens);
+    const auto before_use = [&](const Parameter& last) {
+        if (options.hooks.before_use) options.hooks.before_use(last);
+    };
+    before_use(wpe ? wpe->weight : wte.weight);
+    Residual stream{embed(ctx, tokens, options.dropout, saved)};
+    wte.order_aside(ctx, saved.wte);
+    saved.blocks.assign(blocks.size(), {});
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        before_use(blocks[i].last_parameter);
+        stream = blocks[i].forward(ctx, stream, block_key(options.dropout, i), saved.blocks[i]);
+    }
+    before_use(last_parameter_);
+    const Tensor x = norm_f.forward(ctx, stream, saved.norm_f);
+    return head.forward(ctx, x, targets, saved.head, options.gradient_scale, options.target_count);
+}
+
+void Transformer::backward(const Context& ctx, const Saved& saved, const BackwardHooks& hooks) const {
+    check(saved.blocks.size() == blocks.size(), "transformer: backward without forward");
+    Tensor dx = head.backward(ctx, saved.head);
+    if (!config.tied_head) announce(hooks, head.weight);
+    SummedGradient stream = norm_f.backward(ctx, dx, saved.norm_f, hooks);
+    for (std::size_t i = blocks.size(); i-- > 0;)
+        stream = blocks[i].backward(ctx, stream, saved.blocks[i], hooks);
+    dx = dropout.backward(ctx, stream.dy, saved.dropout);
+    if (wpe) {
+        dx = wpe->backward(ctx, dx, saved.wpe);
+        announce(hooks, wpe->weight);
+    }
+    wte.backward(ctx, dx, saved.wte);
+    announce(hooks, wte.weight);
+}
+
+/// The last block's output [B,T,C], before the last norm; each block's activations die with it.
+Tensor Transformer::features(const Context& ctx, const Tensor& tokens) const {
+    check_tokens(tokens);
+    Saved saved;
+    Residual stream{embed(ctx, tokens, {}, saved)};
+    for (const TransformerBlock& block : blocks) {
+        TransformerBlock::Saved discarded;
+        stream = block.forward(ctx, stream, {}, discarded);
+    }
+    return stream.sum(ctx);
+}
+
+Tensor Transformer::evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets) const {
+    ConfiguredNorm::Saved discarded;
+    return head.loss(ctx, norm_f.forward(ctx, features(ctx, tokens), discarded), targets);
+}
+
+Tensor Transformer::logits(const Context& ctx, const Tensor& tokens) const {
+    check(tokens.rank() == 2 && tokens.size(1) >= 1, "transformer: logits after ", tokens,
+          "; expected [B, T] with at least one token");
+    const Tensor last = features(ctx, tokens).select(1, tokens.size(1) - 1);
+    ConfiguredNorm::Saved discarded;
+    return head.logits(ctx, norm_f.forward(ctx, last, discarded));
+}
+
+std::int64_t parameter_count(const ModelConfig& config) {
+    ParameterStore parameters;
+    const Transformer model(config, parameters);
+    return parameters.count();
+}
+
+double flops_per_token(const ModelConfig& config, std::int64_t sequence) {
+    const auto real = [](std::int64_t x) { return static_cast<double>(x); };
+    const double width = real(config.width), hidden = real(config.hidden_width());
+    const double qkv_width = real((config.heads + 2 * config.key_value_heads()) * config.head_dim());
+    const double up_matrices = config.activation == Activation::swiglu ? 2.0 : 1.0;
+    const double block = width * qkv_width + width * width + (up_matrices + 1.0) * width * hidden;
+    const double matrices = real(config.layers) * block + width * real(config.vocabulary);
+    const double visible_keys = real(sequence + 1) / 2.0;
+    return 6.0 * matrices + 12.0 * real(config.layers) * width * visible_keys;
+}
+
+}  // namespace gradtile

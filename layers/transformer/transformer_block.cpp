@@ -1,0 +1,92 @@
+#include <gradtile/layers/transformer/transformer_block.h>
+
+namespace gradtile {
+namespace {
+
+std::string norm_name(const ModelConfig& config, const char* number) {
+    return (config.norm == Norm::layer ? ".ln_" : ".norm_") + std::string(number);
+}
+
+}  // namespace
+
+TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string& name,
+                                   const ModelConfig& config)
+    : norm_1(parameters, name + norm_name(config, "1"), config),
+      attn(parameters, name + ".attn", config),
+      norm_2(parameters, name + norm_name(config, "2"), config),
+      mlp(parameters, name + ".mlp", config),
+      dropout{config.dropout},
+      recompute(config.recompute),
+      last_parameter(parameters.parameters().back()) {}
+
+/// The stream up to the second norm, the attention's branch not yet added.
+Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
+                                             Activations& saved) const {
+    const Tensor branch = attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn);
+    saved.attn_dropout.key = key.at(0);
+    return {stream.x, branch, dropout, key.at(0)};
+}
+
+Residual TransformerBlock::forward_keeping(const Context& ctx, Residual& stream, const DropoutKey& key,
+                                           Activations& saved) const {
+    Residual middle = forward_attention(ctx, stream, key, saved);
+    const Tensor branch = mlp.forward(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
+    saved.mlp_dropout.key = key.at(1);
+    return {middle.x, branch, dropout, key.at(1)};
+}
+
+/// Leaves out what backward makes again.
+void TransformerBlock::forget_cheap(Activations& kept) const {
+    kept.attn.qkv.x = {};
+    if (attn.q_norm) kept.attn.attention.q = kept.attn.attention.k = {};
+    kept.mlp.up.x = {};
+    kept.mlp.down.x = {};
+}
+
+TransformerBlock::Activations TransformerBlock::recomputed(const Context& ctx, const Tensor& x,
+                                                           const DropoutKey& key) const {
+    Activations saved;
+    Residual stream{x};
+    Residual middle = forward_attention(ctx, stream, key, saved);
+    mlp.forward_hidden(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
+    saved.mlp_dropout.key = key.at(1);
+    return saved;
+}
+
+Residual TransformerBlock::forward(const Context& ctx, Residual stream, const DropoutKey& key,
+                                   Saved& saved) const {
+    if (recompute == Recompute::block) {
+        Activations discarded;
+        Residual out = forward_keeping(ctx, stream, key, discarded);
+        saved.input = stream.x;
+        saved.dropout = key;
+        return out;
+    }
+    Residual out = forward_keeping(ctx, stream, key, saved.activations.emplace());
+    if (recompute == Recompute::activations) forget_cheap(*saved.activations);
+    return out;
+}
+
+SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
+                                          const BackwardHooks& hooks) const {
+    check(saved.activations || saved.input.defined(), "transformer_block: backward without forward");
+    Activations kept = saved.activations ? *saved.activations : recomputed(ctx, saved.input, saved.dropout);
+
+    const Tensor& stream = dy.dy;
+    const bool sums_serve = attn.proj.bias.defined() && !dropout.drops(kept.attn_dropout.key);
+    const ColumnSums sums = sums_serve ? ColumnSums::wanted : ColumnSums::unwanted;
+    SummedGradient middle;
+    {
+        if (!kept.mlp.up.x.defined()) kept.mlp.up.x = norm_2.output_again(ctx, kept.norm_2);
+        const SummedGradient d_branch = dropout.backward(ctx, dy, kept.mlp_dropout);
+        middle = norm_2.backward_add(ctx, mlp.backward(ctx, d_branch, kept.mlp, hooks), kept.norm_2, stream,
+                                     sums, hooks);
+    }
+    kept.mlp = {};  // what was made again is no longer needed
+    if (!kept.attn.qkv.x.defined()) kept.attn.qkv.x = norm_1.output_again(ctx, kept.norm_1);
+    const SummedGradient d_branch = dropout.backward(ctx, middle, kept.attn_dropout);
+    return norm_1.backward_add(ctx, attn.backward(ctx, d_branch, kept.attn, hooks), kept.norm_1, stream, sums,
+                               hooks);
+}
+
+}  // namespace gradtile

@@ -1,0 +1,357 @@
+// What a power cut or a failing disk leaves of a run's checkpoints, in a model of what file systems promise:
+// only what was fsynced is certain.
+#include <gmock/gmock.h>
+
+#include <random>
+
+#include <gradtile/train/checkpoint/checkpoint_directory.h>
+
+#include <support/memory_file_system.h>
+#include "checkpoint_test_support.h"
+
+namespace gradtile {
+namespace {
+
+using test::FaultyFileSystem;
+using test::made_up_checkpoint;
+using test::MemoryFileSystem;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+using Kind = MemoryFileSystem::Operation::Kind;
+
+const RetentionPolicy kRetention{.keep_last = 2, .keep_every = 3};
+
+// The directories lie two deep, so that their own names are at stake too.
+const char* const kDirectory = "run/checkpoints";
+
+bool is_best(std::int64_t step) {
+    return step == 2 || step == 4;
+}
+
+// Saves steps 1 .. steps, marking each in the log once it was reported.
+void save_steps(MemoryFileSystem& memory, FileSystem& fs, const std::vector<Checkpoint>& checkpoints) {
+    const CheckpointDirectory directory(kDirectory, kRetention, fs);
+    for (const Checkpoint& checkpoint : checkpoints) {
+        ASSERT_EQ(directory.save(checkpoint, is_best(checkpoint.step)).problem, "");
+        memory.mark(static_cast<std::uint64_t>(checkpoint.step));
+    }
+}
+
+std::vector<Checkpoint> checkpoints_to_save(std::int64_t steps) {
+    const Context ctx(Device::cpu(), 1);
+    std::vector<Checkpoint> checkpoints;
+    for (std::int64_t step = 1; step <= steps; ++step) {
+        checkpoints.push_back(made_up_checkpoint(ctx, step));
+        // Large enough to be written by itself, not together with libhdf5's structures.
+        checkpoints.back().params["large"] =
+            randn(ctx, {150, 300}, DType::f32, Seed{static_cast<std::uint64_t>(step)});
+    }
+    return checkpoints;
+}
+
+bool same_params(const Checkpoint& a, const Checkpoint& b) {
+    return a.step == b.step &&
+           std::equal(a.params.begin(), a.params.end(), b.params.begin(), b.params.end(),
+                      [](const auto& x, const auto& y) {
+                          return x.first == y.first &&
+                                 test::row_major_bytes(x.second) == test::row_major_bytes(y.second);
+                      });
+}
+
+// What is wrong with the run a crash left: "" when nothing that was reported is lost.
+std::string loss_after(const std::vector<MemoryFileSystem::Operation>& log, std::size_t count,
+                       const std::vector<Checkpoint>& checkpoints,
+                       const std::function<bool(std::size_t)>& happened) {
+    std::int64_t reported = 0;
+    std::int64_t reported_best = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        if (log[i].kind != Kind::marker) continue;
+        reported = static_cast<std::int64_t>(log[i].offset);
+        if (is_best(reported)) reported_best = reported;
+    }
+    const auto left = MemoryFileSystem::after_crash(log, count, happened);
+    const CheckpointDirectory directory(kDirectory, kRetention, *left);
+    const auto loaded = directory.load_newest();
+    const std::int64_t found = loaded.checkpoint ? loaded.checkpoint->step : 0;
+    if (found < reported) return concat("step ", reported, " was reported, step ", found, " is left");
+    if (found > 0 && !same_params(*loaded.checkpoint, checkpoints.at(static_cast<std::size_t>(found - 1)))) {
+        return concat("step ", found, " is not what was saved");
+    }
+    if (reported_best > 0) {
+        try {
+            const std::int64_t best = read_checkpoint(directory.best_path(), {}, *left).step;
+            if (best < reported_best)
+                return concat("best.h5 holds step ", best, ", ", reported_best, " was reported");
+        } catch (const Error& error) {
+            return error.what();
+        }
+    }
+    return {};
+}
+
+// Replays every prefix under different fates of what was not fsynced. Returns the first loss.
+std::string first_loss(const std::vector<MemoryFileSystem::Operation>& log,
+                       const std::vector<Checkpoint>& checkpoints, int random_fates) {
+    std::mt19937 random(1);
+    for (std::size_t count = 0; count <= log.size(); ++count) {
+        std::vector<std::function<bool(std::size_t)>> fates = {
+            [](std::size_t) { return false; },  // nothing of it arrived
+            [](std::size_t) { return true; },   // all of it did
+            // Names arrived, data did not, and the reverse: file systems write both when they like.
+            [&](std::size_t i) { return log[i].kind != Kind::write && log[i].kind != Kind::truncate; },
+            [&](std::size_t i) { return log[i].kind == Kind::write || log[i].kind == Kind::truncate; },
+        };
+        for (int i = 0; i < random_fates; ++i)
+            fates.push_back([&](std::size_t) { return random() % 2 == 0; });
+        for (const auto& happened : fates) {
+            const std::string loss = loss_after(log, count, checkpoints, happened);
+            if (!loss.empty()) return concat("crash after ", count, " operations: ", loss);
+        }
+    }
+    return {};
+}
+
+TEST(CheckpointCrash, AtEveryOperationLeavesTheNewestReportedSave) {
+    const auto checkpoints = checkpoints_to_save(6);
+    MemoryFileSystem memory;
+    save_steps(memory, memory, checkpoints);
+    EXPECT_GT(memory.operations().size(), 60u);
+    EXPECT_EQ(first_loss(memory.operations(), checkpoints, test::test_rounds(4)), "");
+}
+
+// The model itself must be able to find a loss: without the files' syncs, or without the directories', it
+// does.
+TEST(CheckpointCrash, WouldLoseSavesWithoutTheSyncs) {
+    const auto checkpoints = checkpoints_to_save(2);
+    for (const bool directories : {false, true}) {
+        MemoryFileSystem memory;
+        save_steps(memory, memory, checkpoints);
+        auto log = memory.operations();
+        std::map<int, bool> written;
+        for (const auto& operation : log) {
+            if (operation.kind == Kind::write) written[operation.node] = true;
+        }
+        std::erase_if(log, [&](const auto& operation) {
+            return operation.kind == Kind::sync && written[operation.node] != directories;
+        });
+        EXPECT_NE(first_loss(log, checkpoints, 4), "") << (directories ? "directory" : "file");
+    }
+}
+
+TEST(CheckpointCrash, ANameThatArrivesBeforeItsDataIsNotBelieved) {
+    const auto checkpoints = checkpoints_to_save(2);
+    MemoryFileSystem memory;
+    save_steps(memory, memory, checkpoints);
+    auto log = memory.operations();
+    for (std::size_t i = 1; i < log.size(); ++i) {
+        if (log[i].kind == Kind::rename && log[i - 1].kind == Kind::sync) std::swap(log[i], log[i - 1]);
+    }
+    // As on a file system that orders nothing: a crash between the two leaves the final name on half a file.
+    EXPECT_EQ(first_loss(log, checkpoints, 4), "");
+}
+
+struct Outcome {
+    bool saved = false;
+    std::string message;
+};
+
+Outcome try_save(const CheckpointDirectory& directory, const Checkpoint& checkpoint) {
+    try {
+        return {true, directory.save(checkpoint, is_best(checkpoint.step)).problem};
+    } catch (const Error& error) {
+        return {false, error.what()};
+    }
+}
+
+// Saves step 1 soundly and step 2 with a fault, then checks what is left. Returns the calls that were made.
+std::size_t save_under(
+    const std::vector<Checkpoint>& checkpoints, const std::string& description,
+    const std::function<std::int64_t(std::size_t call, FaultyFileSystem::Call, std::size_t)>& fault) {
+    MemoryFileSystem memory;
+    const CheckpointDirectory sound(kDirectory, kRetention, memory);
+    EXPECT_TRUE(try_save(sound, checkpoints[0]).saved);
+
+    std::size_t calls = 0;
+    FaultyFileSystem faulty(
+        memory, [&](FaultyFileSystem::Call call, std::size_t bytes) { return fault(calls++, call, bytes); });
+    const Outcome outcome = try_save(CheckpointDirectory(kDirectory, kRetention, faulty), checkpoints[1]);
+    EXPECT_THAT(outcome.message, Not(HasSubstr("\n"))) << description;
+    if (!outcome.saved) {
+        EXPECT_THAT(outcome.message, StartsWith("checkpoint")) << description;
+    }
+
+    const auto loaded = sound.load_newest();
+    EXPECT_TRUE(loaded.checkpoint.has_value()) << description;
+    if (loaded.checkpoint) {
+        // A save may have failed after the file had its name (the directory's fsync): whole, but not
+        // promised.
+        const std::int64_t step = loaded.checkpoint->step;
+        EXPECT_TRUE(step == 2 || (step == 1 && !outcome.saved)) << description << ": " << step;
+        EXPECT_TRUE(same_params(*loaded.checkpoint, checkpoints[static_cast<std::size_t>(step - 1)]))
+            << description;
+    }
+    EXPECT_TRUE(loaded.damaged.empty()) << description;
+    EXPECT_TRUE(same_params(read_checkpoint(sound.path_of(1), {}, memory), checkpoints[0])) << description;
+
+    // And training goes on: the next save, on a disk that works again, is as good as any.
+    EXPECT_TRUE(try_save(sound, checkpoints[2]).saved) << description;
+    EXPECT_TRUE(same_params(*sound.load_newest().checkpoint, checkpoints[2])) << description;
+    return calls;
+}
+
+bool leaves_temporary(const std::vector<Checkpoint>& checkpoints, std::size_t failing, std::int64_t code,
+                      bool for_good) {
+    MemoryFileSystem memory;
+    std::size_t calls = 0;
+    bool could_remove = true;
+    FaultyFileSystem faulty(memory, [&](FaultyFileSystem::Call call, std::size_t) -> std::int64_t {
+        const std::size_t index = calls++;
+        const bool fails = index == failing || (for_good && index > failing);
+        if (fails && call == FaultyFileSystem::Call::remove) could_remove = false;
+        return fails ? code : 0;
+    });
+    try_save(CheckpointDirectory(kDirectory, kRetention, faulty), checkpoints[1]);
+    std::vector<std::string> names;
+    memory.list(kDirectory, names);
+    for (const std::string& name : names) {
+        if (name.find(".tmp-") != std::string::npos && could_remove) return true;
+    }
+    return false;
+}
+
+TEST(CheckpointFaults, AnyCallMayFailAndOnlyTheSaveUnderWaySuffers) {
+    const auto checkpoints = checkpoints_to_save(3);
+    const std::size_t calls =
+        save_under(checkpoints, "no fault", [](std::size_t, auto, std::size_t) { return 0; });
+    EXPECT_GT(calls, 25u);
+    for (const std::int64_t code : {-ENOSPC, -EIO, -EDQUOT}) {
+        for (std::size_t failing = 0; failing < calls; ++failing) {
+            save_under(checkpoints, concat("call ", failing, ": ", describe_errno(code)),
+                       [&](std::size_t call, auto, std::size_t) { return call == failing ? code : 0; });
+            save_under(checkpoints, concat("calls from ", failing, " on: ", describe_errno(code)),
+                       [&](std::size_t call, FaultyFileSystem::Call kind, std::size_t) {
+                           // A disk that fails for good can still be read and cleaned up.
+                           const bool spared = kind == FaultyFileSystem::Call::read_at ||
+                                               kind == FaultyFileSystem::Call::remove;
+                           return call >= failing && !spared ? code : 0;
+                       });
+            EXPECT_FALSE(leaves_temporary(checkpoints, failing, code, false)) << failing;
+        }
+    }
+}
+
+TEST(CheckpointFaults, AFailedWriteIsNamedAsTheFileSystemNamesIt) {
+    const auto checkpoints = checkpoints_to_save(2);
+    MemoryFileSystem memory;
+    FaultyFileSystem full(memory, [](FaultyFileSystem::Call call, std::size_t) -> std::int64_t {
+        return call == FaultyFileSystem::Call::write_at ? -ENOSPC : 0;
+    });
+    const Outcome outcome = try_save(CheckpointDirectory(kDirectory, kRetention, full), checkpoints[0]);
+    EXPECT_EQ(outcome.message,
+              "checkpoint run/checkpoints/step_00000001.h5: cannot write: No space left on device");
+}
+
+TEST(CheckpointFaults, WritesThatAreCutShortOrInterruptedAreContinued) {
+    const auto checkpoints = checkpoints_to_save(3);
+    for (const std::size_t most : {std::size_t{1000}, std::size_t{65'537}}) {
+        bool interrupted = false;
+        const auto fault = [&](std::size_t, FaultyFileSystem::Call kind, std::size_t bytes) -> std::int64_t {
+            if (kind != FaultyFileSystem::Call::write_at && kind != FaultyFileSystem::Call::read_at) return 0;
+            interrupted = !interrupted;
+            if (interrupted) return -EINTR;
+            return static_cast<std::int64_t>(std::min(bytes, most));
+        };
+        MemoryFileSystem memory;
+        FaultyFileSystem faulty(
+            memory, [&](FaultyFileSystem::Call kind, std::size_t bytes) { return fault(0, kind, bytes); });
+        const CheckpointDirectory directory(kDirectory, kRetention, faulty);
+        ASSERT_TRUE(try_save(directory, checkpoints[0]).saved);
+        EXPECT_TRUE(same_params(*directory.load_newest().checkpoint, checkpoints[0]));
+    }
+}
+
+// A save reads its file back before it gets its name. Many tensors: libhdf5 1.10 dies of a read error in a
+// group of more than eight.
+TEST(CheckpointFaults, AReadErrorWhileASaveIsVerifiedFailsThatSaveOnly) {
+    auto checkpoints = checkpoints_to_save(3);
+    const Context ctx(Device::cpu(), 1);
+    for (Checkpoint& checkpoint : checkpoints)
+        for (std::uint64_t i = 0; i < 12; ++i)
+            checkpoint.params[concat("more.", i)] = randn(ctx, {9, 5}, DType::f32, Seed{i});
+    std::size_t reads = 0;
+    save_under(checkpoints, "no fault", [&](std::size_t, FaultyFileSystem::Call kind, std::size_t) {
+        reads += kind == FaultyFileSystem::Call::read_at ? 1 : 0;
+        return 0;
+    });
+    ASSERT_GE(reads, 3u);
+    for (const std::int64_t code :
+         {std::int64_t{-EIO}, std::int64_t{-ESTALE}, FaultyFileSystem::end_of_file}) {
+        for (std::size_t failing = 0; failing < reads; ++failing) {
+            for (const bool for_good : {false, true}) {
+                if (for_good && code != -EIO) continue;
+                std::size_t read = 0;
+                save_under(checkpoints, concat("read ", failing, ": ", code),
+                           [&](std::size_t, FaultyFileSystem::Call kind, std::size_t) -> std::int64_t {
+                               if (kind != FaultyFileSystem::Call::read_at) return 0;
+                               const std::size_t index = read++;
+                               return index == failing || (for_good && index > failing) ? code : 0;
+                           });
+            }
+        }
+    }
+}
+
+TEST(CheckpointFaults, BytesThatChangeOnTheirWayAreNoticedBeforeTheFileGetsItsName) {
+    const auto checkpoints = checkpoints_to_save(1);
+    // A memory that flips a bit in the n-th write.
+    class Flipping final : public FileSystem {
+      public:
+        Flipping(MemoryFileSystem& base, int bad) : base_(base), bad_(bad) {}
+        int open(const std::filesystem::path& path, int flags, int mode) override {
+            return base_.open(path, flags, mode);
+        }
+        int close(int file) override { return base_.close(file); }
+        std::int64_t read_at(int file, std::byte* data, std::size_t bytes, std::uint64_t offset) override {
+            return base_.read_at(file, data, bytes, offset);
+        }
+        std::int64_t write_at(int file, const std::byte* data, std::size_t bytes,
+                              std::uint64_t offset) override {
+            std::vector<std::byte> copy(data, data + bytes);
+            if (writes++ == bad_) copy[bytes / 2] ^= std::byte{1};
+            return base_.write_at(file, copy.data(), bytes, offset);
+        }
+        std::int64_t size(int file) override { return base_.size(file); }
+        int reserve(int file, std::uint64_t bytes) override { return base_.reserve(file, bytes); }
+        int truncate(int file, std::uint64_t bytes) override { return base_.truncate(file, bytes); }
+        int start_writeback(int, std::uint64_t, std::uint64_t) override { return 0; }
+        int sync(int file) override { return base_.sync(file); }
+        int rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
+            return base_.rename(from, to);
+        }
+        int remove(const std::filesystem::path& path) override { return base_.remove(path); }
+        int writes = 0;
+
+      private:
+        MemoryFileSystem& base_;
+        int bad_;
+    };
+    for (int bad = 0, writes = 1; bad < writes; ++bad) {
+        MemoryFileSystem memory;
+        Flipping flipping(memory, bad);
+        std::string message;
+        try {
+            write_checkpoint("a.h5", checkpoints[0], flipping);
+        } catch (const Error& error) {
+            message = error.what();
+        }
+        EXPECT_THAT(message, HasSubstr("checkpoint a.h5: ")) << "write " << bad;
+        EXPECT_FALSE(memory.exists("a.h5")) << "write " << bad;
+        writes = flipping.writes;
+        EXPECT_GE(writes, 3);
+    }
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,160 @@
+// Bits that flip and files that lose their end: every one is refused by name, or the content is what was
+// saved.
+#include <gmock/gmock.h>
+
+#include <array>
+#include <random>
+
+#include <gradtile/train/checkpoint/checkpoint.h>
+
+#include <support/memory_file_system.h>
+#include <support/resealed_checkpoint.h>
+#include "checkpoint_test_support.h"
+
+namespace gradtile {
+namespace {
+
+using test::made_up_checkpoint;
+using test::MemoryFileSystem;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+class CheckpointDamage : public testing::Test {
+  protected:
+    CheckpointDamage() {
+        write_checkpoint("a.h5", meant_, fs_);
+        sound_ = fs_.bytes("a.h5");
+    }
+
+    // True when the file was refused; a failure when it was accepted with other content.
+    bool refused(const std::vector<std::byte>& file, const std::string& what) {
+        fs_.put("a.h5", file);
+        try {
+            const Checkpoint found = read_checkpoint("a.h5", {}, fs_);
+            SCOPED_TRACE(what);
+            test::expect_same(found, meant_);
+            return false;
+        } catch (const Error& error) {
+            EXPECT_THAT(error.what(), StartsWith("checkpoint a.h5: ")) << what;
+            EXPECT_THAT(error.what(), Not(HasSubstr("\n"))) << what;
+            return true;
+        }
+    }
+
+    const Context ctx_{Device::cpu(), 1};
+    const Checkpoint meant_ = [this] {
+        Checkpoint c = made_up_checkpoint(ctx_, 7);
+        c.params["large"] = randn(ctx_, {150, 1000}, DType::f32, Seed{9});  // two chunks
+        return c;
+    }();
+    MemoryFileSystem fs_;
+    std::vector<std::byte> sound_;
+    std::mt19937_64 random_{1};
+};
+
+TEST_F(CheckpointDamage, TheUndamagedFileIsAccepted) {
+    EXPECT_FALSE(refused(sound_, "undamaged"));
+}
+
+TEST_F(CheckpointDamage, EverySingleFlippedBitIsRefused) {
+    const int rounds = test::test_rounds(200) * 10;
+    for (int round = 0; round < rounds; ++round) {
+        std::vector<std::byte> file = sound_;
+        // Half of them among the header and the first structures.
+        const std::size_t at = random_() % (round % 2 == 0 ? file.size() : 8192);
+        const auto bit = static_cast<int>(random_() % 8);
+        file[at] ^= std::byte{1} << bit;
+        EXPECT_TRUE(refused(file, concat("bit ", bit, " of byte ", at)));
+    }
+}
+
+TEST_F(CheckpointDamage, EveryTruncationAndExtensionIsRefused) {
+    const int rounds = test::test_rounds(50) * 10;
+    for (int round = 0; round < rounds; ++round) {
+        std::vector<std::byte> file = sound_;
+        const std::size_t size = random_() % file.size();
+        file.resize(round % 2 == 0 ? size : file.size() - 1 - size % 4096);
+        EXPECT_TRUE(refused(file, concat("cut to ", file.size(), " bytes")));
+    }
+    for (const std::size_t size : {0, 1, 4095, 4096, 4097}) {
+        EXPECT_TRUE(refused({sound_.begin(), sound_.begin() + static_cast<std::ptrdiff_t>(size)}, "short"));
+    }
+    std::vector<std::byte> longer = sound_;
+    longer.push_back(std::byte{0});
+    EXPECT_TRUE(refused(longer, "longer"));
+}
+
+TEST_F(CheckpointDamage, LostAndMisplacedBlocksAreRefusedOrMadeNoDifference) {
+    const int rounds = test::test_rounds(50) * 4;
+    int refusals = 0;
+    for (int round = 0; round < rounds; ++round) {
+        std::vector<std::byte> file = sound_;
+        const std::size_t block = round % 2 == 0 ? 512 : 4096;
+        const std::size_t blocks = file.size() / block;
+        const auto at = file.begin() + static_cast<std::ptrdiff_t>(random_() % blocks * block);
+        const auto other = file.begin() + static_cast<std::ptrdiff_t>(random_() % blocks * block);
+        const auto length = static_cast<std::ptrdiff_t>(block);
+        switch (round % 3) {
+            case 0:
+                std::fill_n(at, length, std::byte{0});
+                break;
+            case 1:
+                std::copy_n(std::vector(other, other + length).begin(), length, at);
+                break;
+            default:
+                std::swap_ranges(at, at + length, at == other ? at : other);
+        }
+        refusals += refused(file, concat("blocks of ", block, ", round ", round)) ? 1 : 0;
+    }
+    EXPECT_GT(refusals, rounds / 2);
+}
+
+// The header's checksums made good again: now the tensors' own have to notice what their bytes suffered.
+TEST_F(CheckpointDamage, UnderACorrectHeaderIsRefusedOrMadeNoDifference) {
+    const auto body = get_little_endian<std::uint64_t>(sound_.data() + test::kUserBlockField);
+    const int rounds = test::test_rounds(100) * 10;
+    int refusals = 0;
+    for (int round = 0; round < rounds; ++round) {
+        std::vector<std::byte> file = sound_;
+        for (std::uint64_t flips = 1 + random_() % 3; flips > 0; --flips)
+            file[body + random_() % (file.size() - body)] ^= std::byte{1} << static_cast<int>(random_() % 8);
+        test::reseal_header(file);
+        refusals += refused(file, concat("round ", round)) ? 1 : 0;
+    }
+    EXPECT_GT(refusals, rounds / 2);
+}
+
+// All checksums made good again, as somebody would do who wants to hurt the reader: then other values are
+// read, or the file is refused in one line; nothing else may happen.
+TEST_F(CheckpointDamage, UnderCorrectChecksumsIsRefusedInOneLineOrRead) {
+    const auto body = get_little_endian<std::uint64_t>(sound_.data() + test::kUserBlockField);
+    const int rounds = test::test_rounds(100) * 40;
+    int refusals = 0;
+    for (int round = 0; round < rounds; ++round) {
+        std::vector<std::byte> file = sound_;
+        // Most of them where the list of tensors lies.
+        const std::size_t at = random_() % (round % 4 == 0 ? file.size() : body);
+        constexpr std::array<int, 6> kEdges = {0, 1, 0x7f, 0x80, 0xfe, 0xff};
+        file[at] = static_cast<std::byte>(round % 2 == 0 ? kEdges[random_() % kEdges.size()] : random_());
+        fs_.put("a.h5", test::reseal(std::move(file)));
+        const auto refusal_of = [](const auto& read) -> std::string {
+            try {
+                read();
+                return {};
+            } catch (const Error& error) {
+                return error.what();
+            }
+        };
+        const std::string refusal = refusal_of([&] { read_checkpoint("a.h5", {}, fs_); });
+        EXPECT_EQ(refusal_of([&] { inspect_checkpoint("a.h5", fs_); }), refusal);
+        if (refusal.empty()) continue;
+        EXPECT_THAT(refusal, StartsWith("checkpoint a.h5: ")) << "byte " << at;
+        EXPECT_THAT(refusal, Not(HasSubstr("\n"))) << "byte " << at;
+        ++refusals;
+    }
+    EXPECT_GT(refusals, rounds / 4);
+}
+
+}  // namespace
+}  // namespace gradtile

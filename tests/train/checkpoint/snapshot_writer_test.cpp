@@ -1,0 +1,150 @@
+#include <gradtile/train/checkpoint/snapshot_writer.h>
+
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <cerrno>
+#include <limits>
+
+#include <support/memory_file_system.h>
+#include "checkpoint_test_support.h"
+
+namespace gradtile {
+namespace {
+
+using test::made_up_checkpoint;
+using test::TemporaryDirectory;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+TEST(SnapshotWriter, SavesTheStateAsItWasWhateverHappensToItAfterwards) {
+    const Context ctx;
+    const TemporaryDirectory place;
+    SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 100}), ctx);
+    const Checkpoint live = made_up_checkpoint(ctx, 0);
+    for (std::int64_t step = 1; step <= 20; ++step) {
+        Checkpoint now = live;  // the same tensors
+        now.step = step;
+        const auto overwrite = [&](const NamedTensors& tensors) {
+            for (const auto& [name, x] : tensors) fill(ctx, x, static_cast<double>(step));
+        };
+        overwrite(now.params);
+        overwrite(now.master);
+        overwrite(now.optimizer);
+        writer.save(now);
+        for (const auto& [name, x] : now.params) fill(ctx, x, -1.0);
+    }
+    writer.wait();
+    EXPECT_FALSE(writer.busy());
+    const auto reports = writer.poll();
+    ASSERT_THAT(reports, SizeIs(20));
+    for (const SaveReport& report : reports) {
+        EXPECT_TRUE(report.saved) << report.message;
+        EXPECT_EQ(report.message, "");
+        const Checkpoint found = read_checkpoint(report.path);
+        EXPECT_EQ(found.step, report.step);
+        for (const auto& [name, x] : found.params) {
+            EXPECT_EQ(item(ctx, x.reshape({-1}).slice(0, x.elements() - 1, 1)),
+                      static_cast<double>(report.step));
+        }
+    }
+    EXPECT_THAT(writer.poll(), IsEmpty());
+}
+
+TEST(SnapshotWriter, ReportsAFailedSaveAndGoesOn) {
+    const Context ctx;
+    const TemporaryDirectory place;
+    SnapshotWriter writer(CheckpointDirectory(place.path()), ctx);
+    writer.reserve(made_up_checkpoint(ctx, 0));
+    writer.save(made_up_checkpoint(ctx, 1));
+    Checkpoint bad = made_up_checkpoint(ctx, 2);
+    fill(ctx, bad.master.at("blocks.0.norm.weight"), std::numeric_limits<double>::quiet_NaN());
+    writer.save(bad);
+    writer.save(made_up_checkpoint(ctx, 3), /*best=*/true);
+    writer.wait();
+    const auto reports = writer.poll();
+    ASSERT_THAT(reports, SizeIs(3));
+    EXPECT_TRUE(reports[0].saved);
+    EXPECT_FALSE(reports[1].saved);
+    EXPECT_THAT(reports[1].message, HasSubstr("master/blocks.0.norm.weight: holds an infinity or a NaN"));
+    EXPECT_THAT(reports[1].message, testing::Not(HasSubstr("\n")));
+    EXPECT_TRUE(reports[2].saved);
+    EXPECT_EQ(writer.directory().load_newest().checkpoint->step, 3);
+    EXPECT_TRUE(std::filesystem::exists(writer.directory().best_path()));
+    EXPECT_FALSE(std::filesystem::exists(writer.directory().path_of(2)));
+}
+
+// libhdf5, which read files back once, did not survive that.
+TEST(SnapshotWriter, AReadErrorWhileASaveIsVerifiedIsReportedAndTheNextSaveIsSound) {
+    const Context ctx;
+    test::MemoryFileSystem memory;
+    std::atomic<bool> broken = false;
+    test::FaultyFileSystem disk(memory, [&](test::FaultyFileSystem::Call call, std::size_t) -> std::int64_t {
+        return broken && call == test::FaultyFileSystem::Call::read_at ? -EIO : 0;
+    });
+    SnapshotWriter writer(CheckpointDirectory("checkpoints", {}, disk), ctx);
+    for (std::int64_t step = 1; step <= 3; ++step) {
+        broken = step == 2;
+        writer.save(made_up_checkpoint(ctx, step));
+        writer.wait();
+    }
+    const auto reports = writer.poll();
+    ASSERT_THAT(reports, SizeIs(3));
+    EXPECT_TRUE(reports[0].saved);
+    EXPECT_EQ(reports[1].message, "checkpoint checkpoints/step_00000002.h5: cannot read: Input/output error");
+    EXPECT_FALSE(reports[1].saved);
+    EXPECT_TRUE(reports[2].saved);
+    EXPECT_EQ(writer.directory().load_newest().checkpoint->step, 3);
+    EXPECT_EQ(read_checkpoint(writer.directory().path_of(1), {}, memory).step, 1);
+    EXPECT_FALSE(memory.exists("checkpoints/step_00000002.h5"));
+}
+
+TEST(SnapshotWriter, SavesStridedViewsAndGrowsItsMemory) {
+    const Context ctx;
+    const TemporaryDirectory place;
+    SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 9}), ctx);
+    for (const std::int64_t size : {3, 40, 7}) {
+        Checkpoint c = made_up_checkpoint(ctx, size);
+        c.params["view"] = randn(ctx, {size, 600, 17}, DType::f32, Seed{1}).transpose(0, 2).slice(1, 5, 500);
+        writer.save(c);
+        writer.wait();
+        test::expect_same(read_checkpoint(writer.directory().path_of(size)), c);
+    }
+}
+
+TEST(SnapshotWriter, SavesInPlaceWhatNobodyChangesMeanwhile) {
+    const Context ctx;
+    const TemporaryDirectory place;
+    SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 2}), ctx);
+    const Checkpoint first = made_up_checkpoint(ctx, 1), second = made_up_checkpoint(ctx, 2);
+    writer.save_in_place(first);
+    writer.save_in_place(second, /*best=*/true);  // waits for the one before
+    writer.wait();
+    test::expect_same(read_checkpoint(writer.directory().path_of(1)), first);
+    test::expect_same(read_checkpoint(writer.directory().best_path()), second);
+    EXPECT_EQ(writer.poll().size(), 2u);
+}
+
+TEST(SnapshotWriter, FinishesTheSaveUnderWayBeforeItGoes) {
+    const Context ctx;
+    const TemporaryDirectory place;
+    {
+        SnapshotWriter writer(CheckpointDirectory(place.path()), ctx);
+        writer.save(made_up_checkpoint(ctx, 5, 200));
+    }
+    test::expect_same(read_checkpoint(CheckpointDirectory(place.path()).path_of(5)),
+                      made_up_checkpoint(ctx, 5, 200));
+}
+
+TEST(SnapshotWriter, AnEmptyCheckpointIsLegal) {
+    const Context ctx;
+    const TemporaryDirectory place;
+    SnapshotWriter writer(CheckpointDirectory(place.path()), ctx);
+    writer.save({});
+    writer.wait();
+    EXPECT_TRUE(writer.poll().at(0).saved);
+}
+
+}  // namespace
+}  // namespace gradtile

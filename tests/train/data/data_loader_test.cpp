@@ -1,0 +1,366 @@
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/train/data/data_loader.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <gradtile/train/data/token_file.h>
+
+#include <support/error_message.h>
+
+#include <support/temporary_directory.h>
+
+namespace gradtile {
+namespace {
+
+using test::message_of;
+
+/// Tokens that name their own place, so that a test can tell which were visited.
+TokenSequence places(std::int64_t n) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
+    std::iota(ids.begin(), ids.end(), 0);
+    return TokenSequence(std::move(ids), "places");
+}
+
+struct Row {
+    std::vector<std::int32_t> tokens, targets;
+    bool operator==(const Row&) const = default;
+};
+
+std::vector<Row> take(DataLoader& loader, std::int64_t batches, std::int64_t rows) {
+    const auto context = static_cast<std::size_t>(loader.context());
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(rows) * context), targets(tokens.size());
+    std::vector<Row> taken;
+    for (std::int64_t b = 0; b < batches; ++b) {
+        loader.next(tokens, targets);
+        for (std::size_t r = 0; r < tokens.size(); r += context) {
+            const auto at = [&](const std::vector<std::int32_t>& v) {
+                return std::vector<std::int32_t>(v.begin() + std::ptrdiff_t(r),
+                                                 v.begin() + std::ptrdiff_t(r + context));
+            };
+            taken.push_back({at(tokens), at(targets)});
+        }
+    }
+    return taken;
+}
+
+TEST(Permutation, VisitsEveryElementOnce) {
+    for (const std::uint64_t n : {1, 2, 3, 15, 16, 17, 255, 256, 257, 5000}) {
+        std::vector<int> visits(n, 0);
+        const Permutation order(n, 7);
+        for (std::uint64_t i = 0; i < n; ++i) ++visits[order(i)];
+        EXPECT_EQ(std::ranges::count(visits, 1), std::int64_t(n)) << n;
+    }
+}
+
+TEST(Permutation, EveryOrderOfFourIsAboutEquallyLikely) {
+    constexpr int draws = 24000;
+    std::map<std::vector<std::uint64_t>, int> counts;
+    for (std::uint64_t seed = 0; seed < draws; ++seed) {
+        const Permutation order(4, mix_seed(seed, 1));
+        ++counts[{order(0), order(1), order(2), order(3)}];
+    }
+    ASSERT_EQ(counts.size(), 24u);
+    double chi_squared = 0;
+    for (const auto& [order, count] : counts) chi_squared += (count - 1000.0) * (count - 1000.0) / 1000.0;
+    EXPECT_LT(chi_squared, 49.7);  // 23 degrees of freedom: exceeded by chance once in a thousand
+}
+
+TEST(DataLoader, AnEpochShowsEveryTokenAsATargetExactlyOnce) {
+    for (const std::int64_t n : {9, 16, 17, 100, 257})
+        for (const std::int64_t context : {1, 2, 7, 8}) {
+            DataLoader loader(places(n), {.context = context, .seed = {3}});
+            for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+                std::vector<int> visits(std::size_t(n), 0);
+                while (loader.epoch() == epoch)
+                    for (const Row& row : take(loader, 1, 1))
+                        for (std::size_t t = 0; t < row.targets.size(); ++t) {
+                            if (row.targets[t] == ignored_target) continue;
+                            EXPECT_EQ(row.targets[t], row.tokens[t] + 1);
+                            ++visits[std::size_t(row.targets[t])];
+                        }
+                EXPECT_EQ(visits[0], 0);  // nothing precedes the first token
+                EXPECT_EQ(std::ranges::count(visits, 1), n - 1) << n << " tokens, context " << context;
+            }
+        }
+}
+
+TEST(DataLoader, EpochsDifferInOrderAndPhase) {
+    DataLoader loader(places(1000), {.context = 10, .seed = {1}});
+    std::set<std::int32_t> phases;
+    std::vector<std::int32_t> first_tokens;
+    for (int epoch = 0; epoch < 20; ++epoch) {
+        first_tokens.push_back(0);
+        const std::int64_t windows = loader.windows();
+        for (const Row& row : take(loader, windows, 1))
+            if (row.tokens[0] != 0) {
+                phases.insert(row.tokens[0] % 10);
+                first_tokens.back() = row.tokens[0];
+            }
+    }
+    EXPECT_GE(phases.size(), 6u);  // 20 draws from 10: fewer than 6 distinct has probability below 1e-4
+    EXPECT_GT(std::set(first_tokens.begin(), first_tokens.end()).size(), 10u);
+}
+
+TEST(DataLoader, ResumesExactlyAtEveryPosition) {
+    const DataLoaderOptions options{.context = 8, .seed = {5}};
+    DataLoader straight(places(100), options);
+    const std::vector<Row> all = take(straight, 60, 1);
+    DataLoader walker(places(100), options);
+    for (std::size_t done = 0; done < 50; ++done) {
+        DataLoader resumed(places(100), options);
+        resumed.restore(parse_json(walker.state().dump()));
+        EXPECT_EQ(resumed.epoch(), walker.epoch());
+        EXPECT_EQ(take(resumed, 10, 1), std::vector<Row>(all.begin() + std::ptrdiff_t(done),
+                                                         all.begin() + std::ptrdiff_t(done + 10)));
+        take(walker, 1, 1);
+    }
+}
+
+TEST(DataLoader, TheOrderDoesNotDependOnTheBatchSize) {
+    const DataLoaderOptions options{.context = 8, .seed = {5}};
+    DataLoader by_one(places(100), options), by_six(places(100), options), mixed(places(100), options);
+    const std::vector<Row> expected = take(by_one, 60, 1);
+    EXPECT_EQ(take(by_six, 10, 6), expected);
+    std::vector<Row> taken = take(mixed, 4, 3);
+    const std::vector<Row> rest = take(mixed, 12, 4);
+    taken.insert(taken.end(), rest.begin(), rest.end());
+    EXPECT_EQ(taken, expected);
+}
+
+TEST(DataLoader, SeedsGiveDifferentOrders) {
+    DataLoader a(places(500), {.context = 8, .seed = {1}}), b(places(500), {.context = 8, .seed = {2}});
+    EXPECT_NE(take(a, 20, 1), take(b, 20, 1));
+}
+
+TEST(DataLoader, RanksShareTheSameOrderBetweenThem) {
+    DataLoader alone(places(200), {.context = 8, .seed = {9}});
+    const std::vector<Row> expected = take(alone, 60, 1);
+    for (const std::int64_t ranks : {2, 3}) {
+        std::vector<std::vector<Row>> of_rank;
+        JsonValue state;
+        for (std::int64_t rank = 0; rank < ranks; ++rank) {
+            DataLoader loader(places(200), {.context = 8, .seed = {9}, .rank = rank, .ranks = ranks});
+            of_rank.push_back(take(loader, 5, 60 / 5 / ranks));
+            if (rank > 0) {
+                EXPECT_EQ(loader.state(), state);
+            }
+            state = loader.state();
+        }
+        // Batch by batch, one rank's rows behind the other's.
+        const std::size_t rows = 60 / 5 / std::size_t(ranks), of_batch = rows * std::size_t(ranks);
+        for (std::size_t i = 0; i < expected.size(); ++i)
+            EXPECT_EQ(of_rank[i % of_batch / rows][i / of_batch * rows + i % rows], expected[i]);
+    }
+}
+
+TEST(DataLoader, AnotherNumberOfRanksGoesOnWithTheSameOrder) {
+    DataLoader alone(places(200), {.context = 8, .seed = {9}});
+    const std::vector<Row> expected = take(alone, 24, 1);
+    DataLoader first(places(200), {.context = 8, .seed = {9}, .rank = 1, .ranks = 4});
+    take(first, 3, 1);
+    DataLoader second(places(200), {.context = 8, .seed = {9}, .rank = 1, .ranks = 2});
+    second.restore(first.state());
+    const std::vector<Row> rows = take(second, 1, 6);
+    for (std::size_t i = 0; i < 6; ++i) EXPECT_EQ(rows[i], expected[12 + 6 + i]);
+}
+
+TEST(DataLoader, IgnoredTokensAreNoTargetsButStayInputs) {
+    std::vector<std::int32_t> ids(50);
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = std::int32_t(i % 5);
+    DataLoader loader(TokenSequence(ids, "ids"), {.context = 7, .seed = {1}, .ignore_token = 3});
+    std::map<std::int32_t, int> targets;
+    int inputs = 0;
+    while (loader.epoch() == 0)
+        for (const Row& row : take(loader, 1, 1)) {
+            for (const std::int32_t target : row.targets) ++targets[target];
+            inputs += int(std::ranges::count(row.tokens, 3));
+        }
+    EXPECT_EQ(targets.count(3), 0u);
+    EXPECT_EQ(targets[1], 10);
+    EXPECT_EQ(inputs, 10);
+}
+
+TEST(DataLoader, FillsTensors) {
+    const Context ctx(Device::cpu(), 1);
+    DataLoader loader(places(100), {.context = 8, .seed = {1}}), same = loader;
+    const Batch batch = empty_batch(ctx, 3, 8);
+    loader.next(batch);
+    const std::vector<Row> rows = take(same, 1, 3);
+    EXPECT_TRUE(std::equal(rows[2].tokens.begin(), rows[2].tokens.end(),
+                           batch.tokens.select(0, 2).data<std::int32_t>()));
+    EXPECT_TRUE(std::equal(rows[2].targets.begin(), rows[2].targets.end(),
+                           batch.targets.select(0, 2).data<std::int32_t>()));
+    EXPECT_THROW(loader.next(empty_batch(ctx, 3, 9)), Error);
+}
+
+TEST(DataLoader, RefusesATextShorterThanAContextNamingBothNumbers) {
+    EXPECT_EQ(message_of([] { DataLoader(places(8), {.context = 8}); }),
+              "places: 8 tokens to train on; context 8 needs at least 9");
+    EXPECT_EQ(DataLoader(places(9), {.context = 8, .seed = {4}}).epoch(), 0);
+}
+
+TEST(DataLoader, RefusesAStateOfOtherData) {
+    const DataLoader loader(places(100), {.context = 8, .seed = {1}});
+    DataLoader other_data(places(101), {.context = 8, .seed = {1}});
+    DataLoader other_context(places(100), {.context = 9, .seed = {1}});
+    DataLoader other_seed(places(100), {.context = 8, .seed = {2}});
+    EXPECT_EQ(message_of([&] { other_data.restore(loader.state()); }),
+              "places: 101 tokens to train on, but the run was made with 100");
+    EXPECT_THROW(other_context.restore(loader.state()), Error);
+    EXPECT_THROW(other_seed.restore(loader.state()), Error);
+    DataLoader same = loader;
+    for (const char* broken : {"null", "{}", "[1]", R"({"epoch":0,"position":"x"})"})
+        EXPECT_THROW(same.restore(parse_json(broken)), Error) << broken;
+    nlohmann::json beyond = *loader.state();
+    beyond["position"] = 1000;
+    EXPECT_THROW(same.restore(beyond), Error);
+}
+
+TEST(SequentialLoader, CoversTheWholeSplitOnceInOrder) {
+    for (const std::int64_t n : {2, 8, 9, 10, 17, 100})
+        for (const std::int64_t rows : {1, 3}) {
+            SequentialLoader loader(places(n), 8);
+            std::vector<std::int32_t> tokens(std::size_t(rows * 8)), targets(tokens.size()), seen;
+            std::int64_t counted = 0;
+            while (!loader.done()) {
+                counted += loader.next(tokens, targets);
+                for (std::size_t i = 0; i < targets.size(); ++i) {
+                    if (targets[i] == ignored_target) continue;
+                    EXPECT_EQ(targets[i], tokens[i] + 1);
+                    seen.push_back(targets[i]);
+                }
+            }
+            std::vector<std::int32_t> expected(std::size_t(n - 1));
+            std::iota(expected.begin(), expected.end(), 1);
+            EXPECT_EQ(seen, expected);
+            EXPECT_EQ(counted, n - 1);
+            loader.rewind();
+            EXPECT_FALSE(loader.done());
+        }
+}
+
+TEST(DataLoader, EveryRankCountsTheTargetsOfAll) {
+    std::vector<std::int32_t> ids(200);
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i * i % 7);
+    for (const std::int64_t ignore_token : {-1, 2}) {
+        constexpr std::int64_t ranks = 3, rows = 2, context = 9;
+        std::vector<DataLoader> loaders;
+        for (std::int64_t rank = 0; rank < ranks; ++rank)
+            loaders.emplace_back(TokenSequence(ids, "ids"), DataLoaderOptions{.context = context,
+                                                                              .seed = {1},
+                                                                              .rank = rank,
+                                                                              .ranks = ranks,
+                                                                              .ignore_token = ignore_token});
+        for (int step = 0; step < 9; ++step) {  // two epochs and more
+            std::vector<std::int64_t> told;
+            std::int64_t counted = 0;
+            for (DataLoader& loader : loaders) {
+                std::vector<std::int32_t> tokens(rows * context), targets(rows * context);
+                told.push_back(loader.next(tokens, targets));
+                counted += std::ranges::count_if(targets, [](std::int32_t t) { return t != ignored_target; });
+            }
+            EXPECT_EQ(told, std::vector<std::int64_t>(ranks, counted)) << "step " << step;
+        }
+    }
+}
+
+/// A token file of 40 kB whose ids name their own place, and its sequence.
+struct PlacesOnDisk {
+    PlacesOnDisk() {
+        std::vector<std::int32_t> ids(20'000);
+        std::iota(ids.begin(), ids.end(), 0);
+        write_token_file(path, TokenFormat::headerless, ids);
+        tokens = open_token_file(path).tokens;
+    }
+    /// Writes the file's second half again.
+    void mend() const {
+        const std::string whole = contents;
+        std::fstream(path, std::ios::binary | std::ios::in | std::ios::out)
+            .write(whole.data(), std::ssize(whole));
+    }
+    void cut() {
+        std::ifstream file(path, std::ios::binary);
+        contents.assign(std::istreambuf_iterator<char>(file), {});
+        ASSERT_EQ(truncate(path.c_str(), 20'000), 0);
+    }
+
+    test::TemporaryDirectory place;
+    std::string path = place / "places.bin";
+    TokenSequence tokens;
+    std::string contents;
+};
+
+TEST(DataLoader, ReadsFilesAsItReadsMemory) {
+    const PlacesOnDisk disk;
+    for (const std::int64_t context : {1, 8, 1024, 9000}) {
+        const DataLoaderOptions options{.context = context, .seed = {3}};
+        DataLoader of_file(disk.tokens, options), of_memory(places(20'000), options);
+        EXPECT_EQ(take(of_file, 30, 2), take(of_memory, 30, 2));
+        EXPECT_EQ(of_file.state(), of_memory.state());
+    }
+}
+
+TEST(DataLoader, StandsWhereItStoodWhenAFileWasCutShort) {
+    PlacesOnDisk disk;
+    const DataLoaderOptions options{.context = 16, .seed = {1}};
+    DataLoader loader(disk.tokens, options), reference(places(20'000), options);
+    take(loader, 3, 5);
+    take(reference, 3, 5);
+    disk.cut();
+    const JsonValue before = loader.state();
+    std::string message;
+    while ((message = message_of([&] { take(loader, 1, 20); })) == "no error") take(reference, 1, 20);
+    EXPECT_EQ(message, disk.path + ": ends at byte 20000; expected 40000 (it was changed while it was read)");
+    EXPECT_EQ(loader.state(), reference.state());
+    disk.mend();  // another try goes on as if nothing had happened
+    EXPECT_EQ(take(loader, 10, 20), take(reference, 10, 20));
+}
+
+TEST(DataLoader, AFileThatWasChangedInPlaceIsNoticedWhenItsEpochEnds) {
+    PlacesOnDisk disk;
+    const DataLoaderOptions options{.context = 100, .seed = {1}};
+    DataLoader loader(disk.tokens, options);
+    disk.cut();
+    disk.contents[11] ^= 1;  // within the vocabulary, and of the same length
+    disk.mend();
+    JsonValue before;
+    std::string message = "no error";
+    for (int i = 0; i < 300 && message == "no error"; ++i) {
+        before = loader.state();
+        message = message_of([&] { take(loader, 1, 1); });
+    }
+    EXPECT_THAT(message, testing::HasSubstr("places.bin: holds sha256:"));
+    EXPECT_EQ(loader.state(), before);
+    EXPECT_EQ(loader.epoch(), 0);
+    EXPECT_EQ(loader.position(), loader.windows() - 1);
+}
+
+TEST(SequentialLoader, StandsWhereItStoodWhenAFileWasCutShort) {
+    PlacesOnDisk disk;
+    SequentialLoader loader(disk.tokens, 16), reference(places(20'000), 16);
+    std::vector<std::int32_t> tokens(16 * 100), targets(16 * 100), expected = tokens,
+                                                                   expected_targets = targets;
+    disk.cut();
+    std::string message;
+    while ((message = message_of([&] { loader.next(tokens, targets); })) == "no error")
+        reference.next(expected, expected_targets);
+    EXPECT_EQ(message, disk.path + ": ends at byte 20000; expected 40000 (it was changed while it was read)");
+    EXPECT_EQ(message_of([&] { loader.rewind(); }), message);
+    disk.mend();
+    EXPECT_EQ(loader.next(tokens, targets), reference.next(expected, expected_targets));
+    EXPECT_EQ(tokens, expected);
+    loader.rewind();
+    EXPECT_EQ(loader.next(tokens, targets), 1600);
+    EXPECT_EQ(targets[0], 1);
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,258 @@
+#include <gradtile/train/data/dataset.h>
+
+#include <cstdlib>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <gradtile/train/corpus/corpus.h>
+#include <gradtile/train/data/token_file.h>
+
+#include <support/error_message.h>
+
+#include <support/temporary_directory.h>
+
+namespace gradtile {
+namespace {
+
+using test::message_of;
+using test::TemporaryDirectory;
+using testing::HasSubstr;
+
+std::string text_of(const Dataset& dataset, const TokenSequence& tokens) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens.size()));
+    tokens.read(0, ids);
+    return dataset.tokenizer->decode(ids);
+}
+
+TEST(Dataset, KeepsTheFirstNinetyPercentOfTheCharactersForTraining) {
+    const TemporaryDirectory place;
+    const Dataset dataset = load_dataset({.data = place.write("t.txt", "äbcdefghijklmnopqrs")});
+    EXPECT_EQ(text_of(dataset, dataset.train), "äbcdefghijklmnopq");  // int(0.9 * 19)
+    EXPECT_EQ(text_of(dataset, dataset.validation), "rs");
+    EXPECT_EQ(dataset.vocabulary, 19);
+    EXPECT_FALSE(dataset.source_nll.has_value());
+}
+
+TEST(Dataset, ATextBeginsAfterItsByteOrderMarkAndKeepsItsLineEnds) {
+    const TemporaryDirectory place;
+    const std::string path = place.write("t.txt",
+                                         "\xEF\xBB\xBF"
+                                         "one\r\ntwo");
+    const Dataset characters = load_dataset({.data = path, .val_fraction = 0});
+    EXPECT_EQ(text_of(characters, characters.train), "one\r\ntwo");
+    EXPECT_EQ(characters.validation.size(), 0);
+    const Dataset bytes = load_dataset({.data = path, .val_fraction = 0, .tokenizer = TokenizerKind::bytes});
+    EXPECT_EQ(text_of(bytes, bytes.train),
+              "\xEF\xBB\xBF"
+              "one\r\ntwo");
+    EXPECT_EQ(bytes.vocabulary, 256);
+}
+
+TEST(Dataset, ValidationDataUsesTheTrainingVocabulary) {
+    const TemporaryDirectory place;
+    const std::string train = place.write("train.txt", "hello"), val = place.write("val.txt", "hole");
+    const Dataset dataset = load_dataset({.data = train, .val_data = val});
+    EXPECT_EQ(text_of(dataset, dataset.train), "hello");
+    EXPECT_EQ(text_of(dataset, dataset.validation), "hole");
+    place.write("val.txt", "halo");
+    EXPECT_EQ(message_of([&] { load_dataset({.data = train, .val_data = val}); }),
+              val + ": character U+0061 at byte offset 1 is not one of the 4 the tokenizer knows");
+}
+
+TEST(Dataset, ACheckpointsTokenizerIsUsedAsItIs) {
+    const TemporaryDirectory place;
+    const Tokenizer tokenizer = Tokenizer::characters_of("abcdefgh", "t");
+    const Dataset dataset = load_dataset({.data = place.write("t.txt", "badcafe")}, tokenizer);
+    EXPECT_EQ(dataset.vocabulary, 8);
+    EXPECT_EQ(*dataset.tokenizer, tokenizer);
+    EXPECT_THROW(load_dataset({.data = place.write("t.txt", "zebra")}, tokenizer), Error);
+}
+
+TEST(Dataset, TokenFilesAreSplitAndCheckedAgainstTheVocabulary) {
+    const TemporaryDirectory place;
+    const std::string path = place / "t.bin";
+    write_token_file(path, TokenFormat::gpt2_shard, std::vector<std::int32_t>{9, 8, 7, 6, 5, 4, 3, 2, 1, 0});
+    const Dataset dataset = load_dataset({.data = path, .val_fraction = 0.2});
+    EXPECT_EQ(dataset.train.size(), 8);
+    EXPECT_EQ(dataset.validation.size(), 2);
+    EXPECT_EQ(dataset.vocabulary, 50257);
+    EXPECT_FALSE(dataset.tokenizer.has_value());
+    EXPECT_EQ(message_of([&] { load_dataset({.data = path, .vocabulary = 9}); }),
+              path + ": token 0 has id 9, outside the vocabulary of 9");
+    const std::string text = place.write("t.txt", "text");
+    EXPECT_THAT(message_of([&] { load_dataset({.data = path, .val_data = text}); }),
+                HasSubstr("t.txt: is text"));
+}
+
+TEST(Dataset, StoriesAreSplitAtABorderAndTheirSourceIsKnown) {
+    const TemporaryDirectory place;
+    const Corpus corpus = generate_corpus(30000, Seed{2});
+    const std::string path = place.write("stories.txt", corpus.text);
+    for (const TokenizerKind kind : {TokenizerKind::characters, TokenizerKind::bytes}) {
+        const Dataset dataset = load_dataset({.data = path, .tokenizer = kind});
+        const std::string train = text_of(dataset, dataset.train),
+                          rest = text_of(dataset, dataset.validation);
+        EXPECT_EQ(train + rest, corpus.text);
+        EXPECT_TRUE(train.ends_with("\n\n"));
+        EXPECT_NEAR(static_cast<double>(train.size()), 0.9 * static_cast<double>(corpus.text.size()), 1000);
+        EXPECT_NEAR(*dataset.source_nll, source_nll_per_character(*parse_corpus(rest)), 1e-12);
+    }
+    const std::string val = place.write("val.txt", generate_corpus(1000, Seed{3}).text);
+    const Dataset separate = load_dataset({.data = path, .val_data = val});
+    EXPECT_EQ(separate.train.size(), std::ssize(corpus.text));
+    EXPECT_GT(*separate.source_nll, 0.0);
+}
+
+TEST(Dataset, FilesThatCannotServeAreRefusedByName) {
+    const TemporaryDirectory place;
+    const auto message = [](const std::string& path) {
+        return message_of([&] { load_dataset({.data = path}); });
+    };
+    EXPECT_EQ(message(""), "data: no file given (--data FILE)");
+    EXPECT_THAT(message(place / "missing.txt"), HasSubstr("missing.txt: cannot be opened: No such file"));
+    EXPECT_THAT(message(place.path()), HasSubstr("is a directory; expected a file"));
+    EXPECT_THAT(message(place.write("empty.txt", "")), HasSubstr("empty.txt: is empty; expected text"));
+    EXPECT_THAT(message(place.write("bom.txt", "\xEF\xBB\xBF")),
+                HasSubstr("bom.txt: is empty; expected text"));
+    EXPECT_THAT(message(place.write("latin.txt", "caf\xE9s")),
+                HasSubstr("latin.txt: invalid UTF-8 at byte offset 3"));
+    EXPECT_EQ(message_of([&] { load_dataset({.data = place.write("t.txt", "x"), .val_fraction = 1.5}); }),
+              "val-fraction: 1.5; expected 0 <= val-fraction < 1");
+}
+
+TEST(Dataset, TheLargerOfTwoHeaderlessFilesGivesTheVocabulary) {
+    const TemporaryDirectory place;
+    const std::string small = place / "small.bin", large = place / "large.bin";
+    write_token_file(small, TokenFormat::headerless, std::vector<std::int32_t>{3, 1, 2});
+    write_token_file(large, TokenFormat::headerless, std::vector<std::int32_t>{3, 1, 64});
+    EXPECT_EQ(load_dataset({.data = small, .val_data = large}).vocabulary, 65);
+    EXPECT_EQ(load_dataset({.data = large, .val_data = small}).vocabulary, 65);
+    EXPECT_THAT(load_dataset({.data = small, .val_data = large}).description,
+                testing::ElementsAre(small + ": headerless uint16, 3 tokens, largest id 3",
+                                     large + ": headerless uint16, 3 tokens, largest id 64"));
+    // A vocabulary that was set, or that a header gives, holds for both.
+    EXPECT_EQ(message_of([&] { load_dataset({.data = small, .val_data = large, .vocabulary = 64}); }),
+              large + ": token 2 has id 64, outside the vocabulary of 64");
+    const std::string shard = place / "shard.bin", wild = place / "wild.bin";
+    write_token_file(shard, TokenFormat::gpt2_shard, std::vector<std::int32_t>{1, 2});
+    write_token_file(wild, TokenFormat::headerless, std::vector<std::int32_t>{1, 60000});
+    EXPECT_EQ(message_of([&] { load_dataset({.data = shard, .val_data = wild}); }),
+              wild + ": token 1 has id 60000, outside the vocabulary of 50257");
+    EXPECT_EQ(load_dataset({.data = small, .val_data = shard}).vocabulary, 50257);
+}
+
+TEST(Dataset, IsToldFromOtherDataByItsContentNotByItsName) {
+    const TemporaryDirectory place;
+    const auto write_tokens = [&](const std::string& name, const std::vector<std::int32_t>& ids) {
+        write_token_file(place / name, TokenFormat::headerless, ids);
+        return (place / name).string();
+    };
+    const std::string text = place.write("a.txt", "hello world"),
+                      same_text = place.write("b.txt", "hello world");
+    const std::string other = place.write("c.txt", "hello-world"),
+                      longer = place.write("d.txt", "hello world!");
+    const JsonValue content = load_dataset({.data = text}).content;
+    EXPECT_EQ(load_dataset({.data = same_text}).content, content);
+    const auto refusal = [&](DatasetOptions options) {
+        options.made_with = content;
+        return message_of([&] { load_dataset(options); });
+    };
+    EXPECT_EQ(refusal({.data = same_text}), "no error");
+    EXPECT_THAT(refusal({.data = other}),
+                testing::MatchesRegex(".*c.txt: is not the data that the run was made with: hash "
+                                      "\"sha256:[0-9a-f]{64}\", not \"sha256:[0-9a-f]{64}\""));
+    EXPECT_EQ(refusal({.data = longer}),
+              longer + ": is not the data that the run was made with: bytes 12, not 11");
+
+    const std::string train = write_tokens("train.bin", {1, 2, 3}), val = write_tokens("val.bin", {3, 2, 1}),
+                      new_val = write_tokens("new.bin", {3, 3, 1});
+    const DatasetOptions both{.data = train, .val_data = val};
+    const JsonValue of_both = load_dataset(both).content;
+    EXPECT_EQ(of_both->at("data").size(), 1u);
+    DatasetOptions changed = both;
+    changed.made_with = of_both;
+    EXPECT_EQ(message_of([&] { load_dataset(changed); }), "no error");
+    changed.val_data = new_val;
+    EXPECT_THAT(message_of([&] { load_dataset(changed); }),
+                HasSubstr("new.bin: is not the data that the run was made with: hash "));
+}
+
+TEST(Dataset, ShardsAreComparedOneByOne) {
+    const TemporaryDirectory place;
+    for (int i = 0; i < 3; ++i)
+        write_token_file(place / ("s_" + std::to_string(i) + ".bin"), TokenFormat::gpt2_shard, {{i, 7}});
+    const DatasetOptions made{.data = place / "s_*.bin"};
+    DatasetOptions again = made;
+    again.made_with = load_dataset(made).content;
+    EXPECT_EQ(again.made_with->at("data").size(), 3u);
+    EXPECT_EQ(message_of([&] { load_dataset(again); }), "no error");
+    write_token_file(place / "s_1.bin", TokenFormat::gpt2_shard, {{1, 8}});
+    EXPECT_THAT(message_of([&] { load_dataset(again); }),
+                HasSubstr("s_*.bin: file 2 is not the data that the run was made with: hash"));
+    std::filesystem::remove(place / "s_1.bin");
+    EXPECT_THAT(message_of([&] { load_dataset(again); }),
+                HasSubstr("s_*.bin: 2 files; the run was made with 3"));
+}
+
+TEST(Dataset, ADamagedRecordOfTheDataIsRefusedByName) {
+    const TemporaryDirectory place;
+    DatasetOptions options{.data = place.write("a.txt", "hello world")};
+    for (const char* const record :
+         {R"({"data": 1})", R"({"data": []})", R"({"data": [1]})", R"({"data": [{}]})"}) {
+        options.made_with = *JsonValue::parse(record);
+        EXPECT_THAT(message_of([&] { load_dataset(options); }), HasSubstr("a.txt: ")) << record;
+    }
+    for (const char* const none : {"null", "{}", "[]", "7"}) {  // of a version that recorded nothing
+        options.made_with = *JsonValue::parse(none);
+        EXPECT_EQ(message_of([&] { load_dataset(options); }), "no error") << none;
+    }
+}
+
+TEST(Dataset, TextThatDoesNotFitIntoMemoryIsRefused) {
+    const TemporaryDirectory place;
+    const std::string path = place.write("huge.txt", "text");
+    if (truncate(path.c_str(), std::int64_t{1} << 42) != 0)
+        GTEST_SKIP() << "no room for a sparse file of 4 TiB";
+    for (const TokenizerKind kind : {TokenizerKind::characters, TokenizerKind::bytes})
+        EXPECT_THAT(message_of([&] { load_dataset({.data = path, .tokenizer = kind}); }),
+                    HasSubstr("huge.txt: 4398046511104 bytes of text need "));
+}
+
+TEST(Dataset, SplitsTheLargestFileThereCanBe) {
+    const std::filesystem::path memory = "/dev/shm";  // tmpfs holds files of 8 EiB, if they are empty
+    if (!is_directory(memory)) GTEST_SKIP() << "there is no " << memory;
+    const std::filesystem::path path = memory / concat("gradtile-", getpid(), ".bin");
+    std::ofstream(path) << "1234";
+    const std::int64_t bytes = std::numeric_limits<std::int64_t>::max() - 1;
+    const bool fits = truncate(path.c_str(), bytes) == 0;
+    for (const double val_fraction : {0.0, 0.1, 0.5}) {
+        if (!fits) break;
+        const Dataset dataset =
+            load_dataset({.data = path, .val_fraction = val_fraction, .vocabulary = 65536});
+        EXPECT_EQ(dataset.train.size() + dataset.validation.size(), bytes / 2);
+        EXPECT_EQ(dataset.validation.size() == 0, val_fraction == 0.0);
+    }
+    std::filesystem::remove(path);
+    if (!fits) GTEST_SKIP() << "no file of 8 EiB in " << memory;
+}
+
+TEST(Dataset, TinyShakespeareIsSplitAsNanoGptSplitsIt) {
+    const std::filesystem::path path =
+        std::filesystem::path(GRADTILE_SOURCE_DIR) / "data" / "tinyshakespeare.txt";
+    if (!exists(path)) GTEST_SKIP() << "no " << path << "; scripts/get_shakespeare.sh fetches it";
+    const Dataset dataset = load_dataset({.data = path});
+    EXPECT_EQ(dataset.vocabulary, 65);
+    EXPECT_EQ(dataset.train.size(), 1003854);
+    EXPECT_EQ(dataset.validation.size(), 111540);
+    std::vector<std::int32_t> first(5);
+    dataset.train.read(0, first);
+    EXPECT_THAT(first,
+                testing::ElementsAre(18, 47, 56, 57, 58));  // "First", as nanoGPT's prepare.py numbers it
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,244 @@
+#include <gradtile/train/optimizers/adamw.h>
+
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include <gradtile/core/tensor_ops.h>
+
+#include "optimizer_problems.h"
+
+namespace gradtile {
+namespace {
+
+using test::adamw_lr;
+using test::adamw_options;
+using test::adamw_steps;
+using test::AdamWProblem;
+
+/// torch.optim.AdamW for one element, in float64.
+struct ScalarAdamW {
+    double w, m = 0.0, v = 0.0;
+    int t = 0;
+    void step(double g, double lr, double decay, const AdamWOptions& o) {
+        ++t;
+        w *= 1.0 - lr * decay;
+        m += (g - m) * (1.0 - o.beta1);
+        v = v * o.beta2 + (1.0 - o.beta2) * g * g;
+        const double denominator = std::sqrt(v) / std::sqrt(1.0 - std::pow(o.beta2, t)) + o.epsilon;
+        w -= lr / (1.0 - std::pow(o.beta1, t)) * m / denominator;
+    }
+};
+
+/// Rounding of `adamw_steps` updates in a dtype of the given epsilon. A step rounds w twice (decay,
+/// subtraction) and its own part, at most lr * 1 / sqrt(1 - beta2), about 16 times.
+double rounding_bound(double weight, double epsilon) {
+    const double update = adamw_lr / std::sqrt(1.0 - adamw_options.beta2);
+    return adamw_steps * epsilon * (2.0 * (std::abs(weight) + adamw_steps * update) + 16.0 * update);
+}
+
+void expect_equal_to_scalar_adamw(DType dtype) {
+    const Context ctx;
+    AdamWProblem problem(ctx, dtype);
+    ParameterStore& store = problem.store;
+    std::vector<ScalarAdamW> reference;
+    for (const double w : to_host(ctx, store.master())) reference.push_back({.w = w});
+    AdamW optimizer(ctx, store, adamw_options);
+    for (int t = 1; t <= adamw_steps; ++t) {
+        problem.set_gradients(ctx, t);
+        optimizer.step(ctx, adamw_lr);
+        for (const Parameter& parameter : store.parameters())
+            for (std::int64_t i = parameter.offset(); i < parameter.offset() + parameter.shape().elements();
+                 ++i)
+                reference[static_cast<std::size_t>(i)].step(
+                    AdamWProblem::gradient(i, t), adamw_lr,
+                    parameter.decays() ? adamw_options.weight_decay : 0.0, adamw_options);
+    }
+    const double epsilon =
+        dtype == DType::f64 ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+    const std::vector<double> master = to_host(ctx, store.master());
+    for (std::size_t i = 0; i < master.size(); ++i)
+        ASSERT_NEAR(master[i], reference[i].w, rounding_bound(reference[i].w, epsilon)) << "element " << i;
+}
+
+TEST(AdamW, EqualsPyTorchsFormulaInFloat64) {
+    expect_equal_to_scalar_adamw(DType::f64);
+}
+TEST(AdamW, EqualsPyTorchsFormulaInFloat32) {
+    expect_equal_to_scalar_adamw(DType::f32);
+}
+TEST(AdamW, UpdatesFloat32MastersOfBfloat16) {
+    expect_equal_to_scalar_adamw(DType::bf16);
+}
+
+TEST(AdamW, EqualsStoredNumbersOfAnIndependentProgram) {
+    // torch.optim.AdamW rewritten in numpy: lr 1e-2, betas 0.9 and 0.99, decay 0.1.
+    const Context ctx;
+    ParameterStore store;
+    const Parameter matrix = store.add("matrix", {2, 2}, Init::zeros());
+    store.allocate(ctx, DType::f64);
+    copy(ctx, matrix.value(), from_host(ctx, std::vector{0.5, -1.25, 2.0, 0.03125}, {2, 2}, DType::f64));
+    AdamW optimizer(ctx, store, adamw_options);
+    const std::vector<double> sizes{1.0, 0.1, 10.0, 1e-4};
+    const std::vector<double> after_1{0.4895000001188395, -1.258749998991595, 1.9880000000148046,
+                                      0.02124274194114538};
+    const std::vector<double> after_10{0.45869628770044557, -1.2600831953941372, 1.9785565415741633,
+                                       0.05027796912854607};
+    for (int t = 1; t <= 10; ++t) {
+        for (int i = 0; i < 4; ++i)
+            matrix.grad().data<double>()[i] =
+                std::sin(1.0 * t + 0.7 * i) * sizes[static_cast<std::size_t>(i)];
+        optimizer.step(ctx, adamw_lr);
+        if (t != 1 && t != 10) continue;
+        const std::vector<double> now = to_host(ctx, matrix.value());
+        const std::vector<double>& expected = t == 1 ? after_1 : after_10;
+        for (std::size_t i = 0; i < 4; ++i)
+            EXPECT_NEAR(now[i], expected[i], rounding_bound(2.0, std::numeric_limits<double>::epsilon()));
+    }
+}
+
+TEST(AdamW, StepsByLrTimesTheSignWhenTheGradientIsConstant) {
+    // Both corrected moments are then g and g^2, hence w_t = w_0 - t lr g / (|g| + epsilon).
+    const Context ctx;
+    ParameterStore store;
+    const Parameter vector = store.add("vector", {3}, Init::ones());
+    store.allocate(ctx, DType::f64);
+    store.initialize(ctx, Seed{1});
+    AdamW optimizer(ctx, store, adamw_options);
+    const std::vector<double> gradient{2.0, -1e-3, 1e-8};
+    copy(ctx, vector.grad(), from_host(ctx, gradient, {3}, DType::f64));
+    for (int t = 1; t <= adamw_steps; ++t) optimizer.step(ctx, adamw_lr);
+    for (std::size_t i = 0; i < 3; ++i)
+        EXPECT_NEAR(
+            vector.value().data<double>()[i],
+            1.0 - adamw_steps * adamw_lr * gradient[i] / (std::abs(gradient[i]) + adamw_options.epsilon),
+            rounding_bound(1.0, std::numeric_limits<double>::epsilon()));
+}
+
+TEST(AdamW, DecaysMatricesAndSparesVectors) {
+    const Context ctx;
+    ParameterStore store;
+    const Parameter matrix = store.add("matrix", {2, 3}, Init::ones());
+    const Parameter vector = store.add("vector", {3}, Init::ones());
+    store.allocate(ctx, DType::f64);
+    store.initialize(ctx, Seed{1});
+    AdamW optimizer(ctx, store, adamw_options);
+    optimizer.step(ctx, adamw_lr);  // gradients are 0
+    for (const double w : to_host(ctx, matrix.value()))
+        EXPECT_DOUBLE_EQ(w, 1.0 - adamw_lr * adamw_options.weight_decay);
+    for (const double w : to_host(ctx, vector.value())) EXPECT_EQ(w, 1.0);
+}
+
+TEST(AdamW, RoundsValuesFromMastersInTheSamePass) {
+    const Context ctx;
+    AdamWProblem problem(ctx, DType::bf16);
+    AdamW optimizer(ctx, problem.store, adamw_options);
+    problem.set_gradients(ctx, 1);
+    optimizer.step(ctx, adamw_lr);
+    const float* master = problem.store.master().data<float>();
+    const bfloat16* value = problem.store.values().data<bfloat16>();
+    for (std::int64_t i = 0; i < problem.store.flat_elements(); ++i)
+        ASSERT_EQ(value[i].bits, bfloat16(master[i]).bits) << i;
+}
+
+TEST(AdamW, DoesNotDependOnTheNumberOfThreads) {
+    std::vector<std::vector<double>> results;
+    for (const int threads : {1, 3}) {
+        const Context ctx(Device::cpu(), threads);
+        AdamWProblem problem(ctx, DType::f32);
+        AdamW optimizer(ctx, problem.store, adamw_options);
+        for (int t = 1; t <= 3; ++t) {
+            problem.set_gradients(ctx, t);
+            optimizer.step(ctx, adamw_lr);
+        }
+        results.push_back(to_host(ctx, problem.store.values()));
+    }
+    EXPECT_EQ(results[0], results[1]);
+}
+
+TEST(AdamW, AppliesTheGradientScaleOnTheWay) {
+    const Context ctx;
+    AdamWProblem scaled(ctx, DType::f64), halved(ctx, DType::f64);
+    AdamW of_scaled(ctx, scaled.store, adamw_options), of_halved(ctx, halved.store, adamw_options);
+    for (int t = 1; t <= 3; ++t) {
+        scaled.set_gradients(ctx, t);
+        of_scaled.step(ctx, adamw_lr, {.gradient_scale = from_host(ctx, std::vector{0.5}, {1}, DType::f64)});
+        halved.set_gradients(ctx, t);
+        axpy(ctx, halved.store.gradients(), -0.5, cast(ctx, halved.store.gradients(), DType::f64));
+        of_halved.step(ctx, adamw_lr);
+    }
+    EXPECT_EQ(to_host(ctx, scaled.store.values()), to_host(ctx, halved.store.values()));
+}
+
+TEST(AdamW, LeavesEverythingWhenTheUpdateIsRefused) {
+    const Context ctx;
+    AdamWProblem problem(ctx, DType::bf16);
+    AdamW optimizer(ctx, problem.store, adamw_options);
+    problem.set_gradients(ctx, 1);
+    optimizer.step(ctx, adamw_lr);
+    const std::vector<double> master = to_host(ctx, problem.store.master());
+    std::vector<std::vector<double>> state;
+    for (const StateTensor& part : optimizer.state()) state.push_back(to_host(ctx, part.tensor));
+
+    fill(ctx, problem.store.gradients(), std::nan(""));
+    optimizer.step(ctx, adamw_lr, {.gradient_scale = zeros(ctx, {1}, DType::f64)});
+    EXPECT_EQ(to_host(ctx, problem.store.master()), master);
+    std::vector<std::vector<double>> state_after;
+    for (const StateTensor& part : optimizer.state()) state_after.push_back(to_host(ctx, part.tensor));
+    EXPECT_EQ(state_after, state);
+    EXPECT_TRUE(std::isnan(problem.store.gradients().data<float>()[0]));  // left to be looked at
+}
+
+TEST(AdamW, LeavesGradientsAsTheyAre) {
+    const Context ctx;
+    AdamWProblem problem(ctx, DType::f32);
+    AdamW optimizer(ctx, problem.store, adamw_options);
+    problem.set_gradients(ctx, 1);
+    const std::vector<double> before = to_host(ctx, problem.store.gradients());
+    optimizer.step(ctx, adamw_lr);
+    EXPECT_EQ(to_host(ctx, problem.store.gradients()), before);
+}
+
+TEST(AdamW, GoesOnBitExactlyFromItsCopiedState) {
+    const Context ctx;
+    AdamWProblem straight(ctx, DType::f32), resumed(ctx, DType::f32);
+    AdamW first(ctx, straight.store, adamw_options);
+    for (int t = 1; t <= 3; ++t) {
+        straight.set_gradients(ctx, t);
+        first.step(ctx, adamw_lr);
+    }
+    AdamW second(ctx, resumed.store, adamw_options);
+    copy(ctx, resumed.store.values(), straight.store.values());
+    const auto from = first.state(), to = second.state();
+    ASSERT_EQ(from.size(), to.size());
+    for (std::size_t i = 0; i < from.size(); ++i) {
+        EXPECT_EQ(from[i].name, to[i].name);
+        copy(ctx, to[i].tensor, from[i].tensor);
+    }
+    for (int t = 4; t <= 6; ++t)
+        for (auto* side : {&straight, &resumed}) {
+            side->set_gradients(ctx, t);
+            (side == &straight ? first : second).step(ctx, adamw_lr);
+        }
+    EXPECT_EQ(to_host(ctx, straight.store.values()), to_host(ctx, resumed.store.values()));
+}
+
+TEST(AdamW, CanOptimizeAPartOfTheStore) {
+    const Context ctx;
+    AdamWProblem problem(ctx, DType::f64);
+    const std::vector<double> before = to_host(ctx, problem.store.values());
+    const std::vector<Parameter> some{problem.store.find("embedding"), problem.store.find("bias")};
+    AdamW optimizer(ctx, problem.store, some, adamw_options);
+    problem.set_gradients(ctx, 1);
+    optimizer.step(ctx, adamw_lr);
+    for (const Parameter& parameter : problem.store.parameters()) {
+        const bool chosen = parameter.name() == "embedding" || parameter.name() == "bias";
+        const std::vector<double> now = to_host(ctx, parameter.value());
+        for (std::size_t i = 0; i < now.size(); ++i)
+            EXPECT_EQ(now[i] != before[static_cast<std::size_t>(parameter.offset()) + i], chosen);
+    }
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,290 @@
+// Norm, clipping, AdamW and Muon on the GPU against the CPU.
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/cuda/step_graph.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/optimizers/global_norm.h>
+#include <gradtile/train/optimizers/muon.h>
+
+#include <support/cuda_test.h>
+#include <support/floating_dtypes.h>
+
+#include "optimizer_problems.h"
+
+namespace gradtile {
+namespace {
+
+using test::adamw_lr;
+using test::adamw_options;
+using test::adamw_steps;
+using test::AdamWProblem;
+using test::distance;
+using test::epsilon_of;
+using test::floating_dtypes;
+using test::in_blocks;
+using test::muon_lr;
+using test::muon_options;
+using test::MuonProblem;
+using test::published_newton_schulz;
+using test::reference_norm;
+
+// ---- Norm and clipping ----
+
+using CudaGlobalNorm = test::CudaTest;
+
+/// Lengths around a warp, a thread block, a partial sum, and more partial sums than the second stage has
+/// threads. A float64 sum of n squares and its root are off by at most (n + 2) epsilon, whatever the order.
+TEST_F(CudaGlobalNorm, EqualsTheLongDoubleSumAtAnyLength) {
+    for (const std::int64_t n : {1, 31, 33, 257, 32767, 32768, 32769, 100001, 1030 * 32768 + 7})
+        for (const DType dtype : floating_dtypes) {
+            if (n > 1000000 && dtype != DType::f32) continue;
+            const Tensor x = n > 1000000 ? empty(gpu(), {n}, dtype) : randn(gpu(), {n}, dtype, Seed{7});
+            if (n > 1000000) fill(gpu(), x, 1.5);
+            const double expected =
+                n > 1000000 ? 1.5 * std::sqrt(static_cast<double>(n)) : reference_norm(to_host(gpu(), x));
+            const double bound = static_cast<double>(n + 2) * std::numeric_limits<double>::epsilon();
+            EXPECT_NEAR(item(gpu(), global_norm(gpu(), x)), expected, expected * bound) << dtype << ' ' << n;
+        }
+}
+
+TEST_F(CudaGlobalNorm, OfNothingIsZero) {
+    EXPECT_EQ(item(gpu(), global_norm(gpu(), empty(gpu(), {0}, DType::f32))), 0.0);
+}
+
+TEST_F(CudaGlobalNorm, RepeatsToTheBit) {
+    const Tensor x = randn(gpu(), {3000001}, DType::f32, Seed{3});
+    const double first = item(gpu(), global_norm(gpu(), x));
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(item(gpu(), global_norm(gpu(), x)), first);
+}
+
+TEST_F(CudaGlobalNorm, NeitherOverflowsNorUnderflowsInFloat32) {
+    for (const double value : {1e38, 1e-38}) {
+        const Tensor x = empty(gpu(), {1000}, DType::f32);
+        fill(gpu(), x, value);
+        const double expected = static_cast<double>(static_cast<float>(value)) * std::sqrt(1000.0);
+        EXPECT_NEAR(item(gpu(), global_norm(gpu(), x)), expected,
+                    expected * 1002 * std::numeric_limits<double>::epsilon());
+    }
+}
+
+TEST_F(CudaGlobalNorm, ClippingScalesLongGradientsAndLeavesShortOnes) {
+    const Tensor x = from_host(gpu(), std::vector<double>{3.0, 4.0}, {2}, DType::f32);
+    EXPECT_EQ(item(gpu(), clip_global_norm(gpu(), x, {.max_norm = 1.0}).scale), 0.2);
+    EXPECT_EQ(item(gpu(), clip_global_norm(gpu(), x, {.max_norm = 5.0}).scale), 1.0);
+    EXPECT_EQ(item(gpu(), clip_global_norm(gpu(), x).scale), 1.0);
+    EXPECT_EQ(item(gpu(), clip_global_norm(gpu(), x).norm), 5.0);
+}
+
+TEST_F(CudaGlobalNorm, ClippingRefusesTheUpdateWhenGradientOrLossIsNotFinite) {
+    const double infinity = std::numeric_limits<double>::infinity();
+    for (const double bad : {infinity, -infinity, std::nan("")})
+        for (const DType dtype : floating_dtypes) {
+            const Tensor good = from_host(gpu(), std::vector<double>{1.0}, {1}, dtype);
+            const Tensor poisoned = from_host(gpu(), std::vector<double>{1.0, bad, 1.0}, {3}, dtype);
+            EXPECT_EQ(item(gpu(), clip_global_norm(gpu(), poisoned, {.max_norm = 1.0}).scale), 0.0);
+            const Tensor loss = from_host(gpu(), std::vector<double>{bad}, {1}, dtype);
+            const ClipOptions with_loss{.max_norm = 1.0, .loss = loss};
+            EXPECT_EQ(item(gpu(), clip_global_norm(gpu(), good, with_loss).scale), 0.0);
+            EXPECT_EQ(item(gpu(), clip_global_norm(gpu(), good, {.max_norm = 1.0, .loss = good}).scale), 1.0);
+        }
+}
+
+// ---- AdamW ----
+
+using CudaAdamW = test::CudaTest;
+
+/// As in adamw_test.cpp: a step rounds w twice (decay, subtraction) and its own part, at most
+/// lr / sqrt(1 - beta2), about 16 times. Both devices are that far off. In float64 the powers count as well:
+/// the GPU's are exact to 2 units in the last place, which 1 / (1 - beta^t) magnifies up to 100 times under a
+/// root and 10 times outside.
+double apart(double weight, DType dtype) {
+    const double update = adamw_lr / std::sqrt(1.0 - adamw_options.beta2);
+    const double of_powers = dtype == DType::f64 ? 2.0 * (100.0 / 2.0 + 10.0) : 0.0;
+    return 2.0 * adamw_steps * epsilon_of(accumulator_of(dtype)) *
+           (2.0 * (std::abs(weight) + adamw_steps * update) + (16.0 + of_powers) * update);
+}
+
+TEST_F(CudaAdamW, UpdatesAsTheCpuDoes) {
+    for (const DType dtype : floating_dtypes) {
+        AdamWProblem ours(gpu(), dtype), theirs(cpu, dtype);
+        AdamW on_gpu(gpu(), ours.store, adamw_options), on_cpu(cpu, theirs.store, adamw_options);
+        for (int t = 1; t <= adamw_steps; ++t) {
+            ours.set_gradients(gpu(), t);
+            theirs.set_gradients(cpu, t);
+            on_gpu.step(gpu(), adamw_lr);
+            on_cpu.step(cpu, adamw_lr);
+        }
+        const auto got = to_host(gpu(), ours.store.master()), expected = to_host(cpu, theirs.store.master());
+        for (std::size_t i = 0; i < got.size(); ++i)
+            ASSERT_NEAR(got[i], expected[i], apart(expected[i], dtype)) << dtype << " element " << i;
+        EXPECT_EQ(to_host(gpu(), ours.store.values()),
+                  to_host(gpu(), cast(gpu(), ours.store.master(), dtype)));
+        EXPECT_EQ(item(gpu(), on_gpu.state().back().tensor), adamw_steps);
+    }
+}
+
+TEST_F(CudaAdamW, LeavesEverythingWhenTheUpdateIsRefused) {
+    AdamWProblem problem(gpu(), DType::bf16);
+    AdamW optimizer(gpu(), problem.store, adamw_options);
+    problem.set_gradients(gpu(), 1);
+    optimizer.step(gpu(), adamw_lr);
+    const auto everything = [&] {
+        std::vector<std::vector<double>> all{to_host(gpu(), problem.store.master()),
+                                             to_host(gpu(), problem.store.values())};
+        for (const StateTensor& part : optimizer.state()) all.push_back(to_host(gpu(), part.tensor));
+        return all;
+    };
+    const auto before = everything();
+    fill(gpu(), problem.store.gradients(), std::nan(""));
+    optimizer.step(gpu(), adamw_lr, {.gradient_scale = zeros(gpu(), {1}, DType::f64)});
+    EXPECT_EQ(everything(), before);
+    EXPECT_THAT(to_host(gpu(), problem.store.gradients()), testing::Each(testing::IsNan()));
+}
+
+TEST_F(CudaAdamW, CanOptimizeAPartOfTheStore) {
+    AdamWProblem problem(gpu(), DType::f32);
+    const std::vector<double> before = to_host(gpu(), problem.store.values());
+    const std::vector<Parameter> some{problem.store.find("embedding"), problem.store.find("bias")};
+    AdamW optimizer(gpu(), problem.store, some, adamw_options);
+    problem.set_gradients(gpu(), 1);
+    optimizer.step(gpu(), adamw_lr);
+    for (const Parameter& parameter : problem.store.parameters()) {
+        const bool chosen = parameter.name() == "embedding" || parameter.name() == "bias";
+        const std::vector<double> now = to_host(gpu(), parameter.value());
+        for (std::size_t i = 0; i < now.size(); ++i)
+            EXPECT_EQ(now[i] != before[static_cast<std::size_t>(parameter.offset()) + i], chosen);
+    }
+}
+
+/// The rate and the count of updates lie on the device, so a replayed step moves on as an eager one does.
+TEST_F(CudaAdamW, ReplayedFromAGraphEqualsEagerToTheBit) {
+    AdamWProblem eager(gpu(), DType::bf16), replayed(gpu(), DType::bf16);
+    AdamW first(gpu(), eager.store, adamw_options), second(gpu(), replayed.store, adamw_options);
+    const Tensor rate = zeros(gpu(), {1}, DType::f64);
+    const auto step = [&](AdamW& optimizer, AdamWProblem& problem) {
+        const Context inside = gpu().with_allocator(std::make_shared<Arena>(gpu().device(), 1 << 20));
+        const Clip clip = clip_global_norm(inside, problem.store.gradients(), {.max_norm = 1.0});
+        optimizer.step(inside, rate, {.gradient_scale = clip.scale});
+    };
+    const auto arena = std::make_shared<Arena>(gpu().device(), 1 << 20);
+    const Context inside = gpu().with_allocator(arena);
+    StepGraph graph;
+    graph.capture(inside, [&] {
+        const Clip clip = clip_global_norm(inside, replayed.store.gradients(), {.max_norm = 1.0});
+        second.step(inside, rate, {.gradient_scale = clip.scale});
+    });
+    EXPECT_EQ(graph.nodes(), 5u);  // two for the norm, one for the factor, two for AdamW
+    for (int t = 1; t <= 5; ++t) {
+        fill(gpu(), rate, adamw_lr / t);
+        eager.set_gradients(gpu(), t);
+        replayed.set_gradients(gpu(), t);
+        step(first, eager);
+        graph.replay(inside);
+        EXPECT_EQ(to_host(gpu(), replayed.store.master()), to_host(gpu(), eager.store.master())) << t;
+    }
+}
+
+// ---- Muon ----
+
+using CudaMuon = test::CudaTest;
+
+TEST_F(CudaMuon, UpdatesAsTheCpuDoes) {
+    constexpr int updates = 3;
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+        MuonProblem ours(gpu(), dtype), theirs(cpu, dtype);
+        Muon on_gpu(gpu(), ours.store, in_blocks, muon_options),
+            on_cpu(cpu, theirs.store, in_blocks, muon_options);
+        for (std::uint64_t t = 1; t <= updates; ++t) {
+            ours.set_gradients(gpu(), t);
+            theirs.set_gradients(cpu, t);
+            on_gpu.step(gpu(), muon_lr);
+            on_cpu.step(cpu, muon_lr);
+        }
+        // Each side's orthogonal update is off by rounding (5 steps of 3 products of up to 32 terms) times
+        // the quintic's slope (< 500), scaled by the matrix's rate (at most 2 * 20 * lr); then the sum
+        // rounds.
+        const double orthogonal = 500.0 * 5 * 3 * 32 * epsilon_of(accumulator_of(dtype));
+        const double bound =
+            2.0 * updates *
+            (2.0 * muon_options.lr_ratio * muon_lr * orthogonal + 4.0 * epsilon_of(accumulator_of(dtype)));
+        for (const char* name : {"blocks.0.tall", "blocks.0.wide", "blocks.1.tall"}) {
+            const auto got = to_host(gpu(), ours.store.master_of(ours.store.find(name)));
+            const auto expected = to_host(cpu, theirs.store.master_of(theirs.store.find(name)));
+            for (std::size_t i = 0; i < got.size(); ++i)
+                ASSERT_NEAR(got[i], expected[i], bound) << dtype << ' ' << name << ' ' << i;
+        }
+        EXPECT_EQ(to_host(gpu(), ours.store.values()),
+                  to_host(gpu(), cast(gpu(), ours.store.master(), dtype)));
+    }
+}
+
+TEST_F(CudaMuon, LeavesEverythingWhenTheUpdateIsRefused) {
+    MuonProblem problem(gpu(), DType::bf16);
+    Muon optimizer(gpu(), problem.store, in_blocks, muon_options);
+    problem.set_gradients(gpu(), 1);
+    optimizer.step(gpu(), muon_lr);
+    const std::vector<double> master = to_host(gpu(), problem.store.master());
+    const std::vector<double> momentum = to_host(gpu(), optimizer.state().front().tensor);
+    fill(gpu(), problem.store.gradients(), std::nan(""));
+    optimizer.step(gpu(), muon_lr, {.gradient_scale = zeros(gpu(), {1}, DType::f64)});
+    EXPECT_EQ(to_host(gpu(), problem.store.master()), master);
+    EXPECT_EQ(to_host(gpu(), optimizer.state().front().tensor), momentum);
+    EXPECT_THAT(to_host(gpu(), problem.store.gradients()), testing::Each(testing::IsNan()));
+}
+
+TEST_F(CudaMuon, NewtonSchulzKeepsZeroZero) {
+    for (const DType products : {DType::f32, DType::bf16}) {
+        const Tensor x = zeros(gpu(), {4, 8}, DType::f32);
+        newton_schulz(gpu(), x, products);
+        EXPECT_THAT(to_host(gpu(), x), testing::Each(0.0));
+    }
+}
+
+/// Odd sizes, and one whose elements no block of a grid takes at once.
+TEST_F(CudaMuon, NewtonSchulzInBfloat16IsAsAccurateAsPublished) {
+    for (const Shape& shape : {Shape{96, 96}, Shape{129, 67}, Shape{48, 192}, Shape{768, 256}}) {
+        const Tensor x = randn(cpu, shape, DType::f32, Seed{1});
+        const Tensor exact = cast(cpu, x, DType::f64), ours = to_device(gpu(), x);
+        newton_schulz(cpu, exact, DType::f64);
+        newton_schulz(gpu(), ours, DType::bf16);
+        const Tensor on_host = from_host(cpu, to_host(gpu(), ours), shape, DType::f32);
+        EXPECT_LE(distance(cpu, on_host, exact), distance(cpu, published_newton_schulz(cpu, x), exact))
+            << shape;
+    }
+}
+
+TEST_F(CudaMuon, ABatchIsWhatItsMatricesAre) {
+    for (const Shape& shape : {Shape{12, 64, 192}, Shape{12, 192, 64}, Shape{70, 33, 17}}) {
+        const Tensor stack = randn(gpu(), shape, DType::f64, Seed{3}),
+                     separate = cast(gpu(), stack, DType::f64);
+        newton_schulz(gpu(), stack, DType::f64);
+        for (std::int64_t i = 0; i < shape[0]; ++i) newton_schulz(gpu(), separate.select(0, i), DType::f64);
+        const std::vector<double> together = to_host(gpu(), stack), alone = to_host(gpu(), separate);
+        // As in NewtonSchulz.TakesAStackAsItTakesEachMatrix.
+        const double bound = 500.0 * 5 * 3 * 192 * std::numeric_limits<double>::epsilon();
+        for (std::size_t i = 0; i < together.size(); ++i) ASSERT_NEAR(together[i], alone[i], bound) << i;
+    }
+}
+
+TEST_F(CudaMuon, MultipliesBfloat16UnlessAskedOtherwise) {
+    EXPECT_EQ(newton_schulz_dtype(gpu()), DType::bf16);
+    std::vector<std::vector<double>> masters;
+    for (const std::optional<DType> products : {std::optional<DType>{}, {DType::bf16}, {DType::f32}}) {
+        MuonProblem problem(gpu(), DType::bf16);
+        MuonOptions options = muon_options;
+        options.newton_schulz = products;
+        Muon optimizer(gpu(), problem.store, in_blocks, options);
+        problem.set_gradients(gpu(), 1);
+        optimizer.step(gpu(), muon_lr);
+        masters.push_back(to_host(gpu(), problem.store.master()));
+    }
+    EXPECT_EQ(masters[0], masters[1]);
+    EXPECT_NE(masters[0], masters[2]);
+}
+
+}  // namespace
+}  // namespace gradtile

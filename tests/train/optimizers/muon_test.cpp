@@ -1,0 +1,374 @@
+#include <gradtile/train/optimizers/muon.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/optimizers/global_norm.h>
+#include <gradtile/train/parallel/data_parallel.h>
+
+#include "optimizer_problems.h"
+
+namespace gradtile {
+namespace {
+
+using test::distance;
+using test::in_blocks;
+using test::muon_lr;
+using test::muon_options;
+using test::MuonProblem;
+using test::published_newton_schulz;
+
+/// The quintic that each singular value goes through, applied to a scalar.
+double newton_schulz_of_scalar(double s) {
+    for (int i = 0; i < 5; ++i) s = 3.4445 * s - 4.7750 * s * s * s + 2.0315 * s * s * s * s * s;
+    return s;
+}
+
+/// rows x cols with orthonormal columns (rows >= cols): columns of the Sylvester Hadamard matrix.
+Tensor hadamard_columns(const Context& ctx, std::int64_t rows, std::int64_t cols) {
+    Tensor x = empty(ctx, {rows, cols}, DType::f64);
+    for (std::int64_t i = 0; i < rows; ++i)
+        for (std::int64_t j = 0; j < cols; ++j)
+            x.data<double>()[i * cols + j] =
+                (std::popcount(static_cast<std::uint64_t>(i & j)) % 2 == 0 ? 1.0 : -1.0) /
+                std::sqrt(static_cast<double>(rows));
+    return x;
+}
+
+/// U diag(s) V^T with known singular vectors, and the same with other singular values.
+Tensor with_singular_values(const Context& ctx, std::int64_t rows, const std::vector<double>& s) {
+    const auto n = static_cast<std::int64_t>(s.size());
+    const Tensor u = hadamard_columns(ctx, rows, n), v = hadamard_columns(ctx, n, n);
+    const Tensor us = cast(ctx, u, DType::f64);
+    for (std::int64_t i = 0; i < rows; ++i)
+        for (std::int64_t j = 0; j < n; ++j) us.data<double>()[i * n + j] *= s[static_cast<std::size_t>(j)];
+    Tensor x = empty(ctx, {rows, n}, DType::f64);
+    gemm(ctx, x, us, v, {.trans_b = true});
+    return x;
+}
+
+void expect_near(const Context& ctx, const Tensor& x, const Tensor& expected, double bound) {
+    const auto a = to_host(ctx, x), b = to_host(ctx, expected);
+    for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], bound) << i;
+}
+
+TEST(NewtonSchulz, SendsEverySingularValueThroughTheQuintic) {
+    const Context ctx;
+    const std::vector<double> s{2.0, 1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05};
+    double squares = 0.0;
+    for (const double value : s) squares += value * value;
+    std::vector<double> expected;
+    for (const double value : s)
+        expected.push_back(newton_schulz_of_scalar(value / (std::sqrt(squares) + 1e-7)));
+    // Five steps of products of at most 32 terms, amplified by at most the quintic's slope, 3.4445^5 < 500.
+    const double bound = 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
+    for (const std::int64_t rows : {8, 32}) {
+        Tensor x = with_singular_values(ctx, rows, s);
+        newton_schulz(ctx, x, x.dtype());
+        expect_near(ctx, x, with_singular_values(ctx, rows, expected), bound);
+        // Wide: the transpose goes the same way.
+        Tensor wide = cast(ctx, with_singular_values(ctx, rows, s).transpose(0, 1), DType::f64);
+        newton_schulz(ctx, wide, wide.dtype());
+        expect_near(ctx, wide, with_singular_values(ctx, rows, expected).transpose(0, 1), bound);
+    }
+}
+
+TEST(NewtonSchulz, TakesAStackAsItTakesEachMatrix) {
+    const Context ctx(Device::cpu(), 2);
+    for (const Shape& shape : {Shape{3, 24, 40}, Shape{3, 40, 24}, Shape{3, 32, 32}, Shape{1, 5, 1}}) {
+        const Tensor stack = randn(ctx, shape, DType::f64, Seed{3}), separate = cast(ctx, stack, DType::f64);
+        newton_schulz(ctx, stack, stack.dtype());
+        for (std::int64_t i = 0; i < shape[0]; ++i) newton_schulz(ctx, separate.select(0, i), DType::f64);
+        // The same products, which a library may sum in another order for another number of them.
+        expect_near(ctx, stack, separate, 500.0 * 5 * 3 * 40 * std::numeric_limits<double>::epsilon());
+    }
+}
+
+TEST(NewtonSchulz, KeepsZeroZero) {
+    const Context ctx;
+    for (const DType products : {DType::f32, DType::bf16}) {
+        const Tensor x = zeros(ctx, {4, 8}, DType::f32);
+        newton_schulz(ctx, x, products);
+        for (const double value : to_host(ctx, x)) EXPECT_EQ(value, 0.0);
+    }
+}
+
+/// As accurate as it is wherever Muon is used, by the same number of roundings or fewer: the published form
+/// rounds b A, c A^2, their sum, a X and B X as well.
+TEST(NewtonSchulz, InBfloat16IsAsAccurateAsPublished) {
+    const Context ctx(Device::cpu(), 2);
+    for (const Shape& shape : {Shape{96, 96}, Shape{128, 64}, Shape{48, 192}})
+        for (const Seed seed : {Seed{1}, Seed{2}, Seed{3}}) {
+            const Tensor x = randn(ctx, shape, DType::f32, seed);
+            const Tensor exact = cast(ctx, x, DType::f64), ours = cast(ctx, x, DType::f32);
+            newton_schulz(ctx, exact, DType::f64);
+            newton_schulz(ctx, ours, DType::bf16);
+            EXPECT_LE(distance(ctx, ours, exact), distance(ctx, published_newton_schulz(ctx, x), exact))
+                << shape;
+            const Tensor in_f32 = cast(ctx, x, DType::f32);
+            newton_schulz(ctx, in_f32, DType::f32);
+            EXPECT_GT(distance(ctx, ours, in_f32), 0.0) << "the products were not of bfloat16";
+        }
+}
+
+TEST(NewtonSchulz, RefusesProductsItDoesNotHave) {
+    const Context ctx(Device::cpu(), 1);
+    const Tensor x = zeros(ctx, {2, 2}, DType::f64);
+    EXPECT_THROW(newton_schulz(ctx, x, DType::bf16), Error);
+    EXPECT_THROW(newton_schulz(ctx, x, DType::f32), Error);
+}
+
+TEST(Muon, UpdatesMatricesByOrthogonalisedNesterovMomentum) {
+    const Context ctx;
+    MuonProblem problem(ctx, DType::f64);
+    Muon optimizer(ctx, problem.store, in_blocks, muon_options);
+    const double rate = muon_lr * muon_options.lr_ratio;
+    for (const auto& [name, factor] : {std::pair{"blocks.0.tall", 2.0}, std::pair{"blocks.0.wide", 1.0},
+                                       std::pair{"blocks.1.tall", 2.0}}) {
+        const Parameter w = problem.store.find(name);
+        const Tensor momentum = zeros(ctx, w.shape(), DType::f64);
+        const Tensor expected = cast(ctx, w.value(), DType::f64);
+        for (std::uint64_t t = 1; t <= 3; ++t) {
+            problem.set_gradients(ctx, t);
+            // momentum = 0.95 momentum + 0.05 g; update = 0.95 momentum + 0.05 g
+            const Tensor update = zeros(ctx, w.shape(), DType::f64);
+            for (std::int64_t i = 0; i < w.shape().elements(); ++i) {
+                double& m = momentum.data<double>()[i];
+                const double g = w.grad().data<double>()[i];
+                m = 0.95 * m + 0.05 * g;
+                update.data<double>()[i] = 0.95 * m + 0.05 * g;
+            }
+            newton_schulz(ctx, update, update.dtype());
+            for (std::int64_t i = 0; i < w.shape().elements(); ++i) {
+                double& value = expected.data<double>()[i];
+                value = (1.0 - rate * 0.1) * value - rate * factor * update.data<double>()[i];
+            }
+        }
+        MuonProblem fresh(ctx, DType::f64);
+        Muon muon(ctx, fresh.store, in_blocks, muon_options);
+        for (std::uint64_t t = 1; t <= 3; ++t) {
+            fresh.set_gradients(ctx, t);
+            muon.step(ctx, muon_lr);
+        }
+        // Rounding of the momentum (eps), amplified by the quintic's slope (< 500), three steps.
+        expect_near(ctx, fresh.store.find(name).value(), expected,
+                    3 * 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon());
+    }
+}
+
+TEST(Muon, LeavesEmbeddingsAndVectorsToAdamW) {
+    const Context ctx;
+    MuonProblem with_muon(ctx, DType::f32), with_adamw(ctx, DType::f32);
+    Muon muon(ctx, with_muon.store, in_blocks, muon_options);
+    AdamW adamw(ctx, with_adamw.store, muon_options.adamw);
+    for (std::uint64_t t = 1; t <= 3; ++t) {
+        with_muon.set_gradients(ctx, t);
+        with_adamw.set_gradients(ctx, t);
+        muon.step(ctx, muon_lr);
+        adamw.step(ctx, muon_lr);
+    }
+    for (const char* name : {"embedding", "blocks.0.bias"})
+        EXPECT_EQ(to_host(ctx, with_muon.store.find(name).value()),
+                  to_host(ctx, with_adamw.store.find(name).value()));
+    EXPECT_NE(to_host(ctx, with_muon.store.find("blocks.0.tall").value()),
+              to_host(ctx, with_adamw.store.find("blocks.0.tall").value()));
+}
+
+TEST(Muon, LeavesEverythingWhenTheUpdateIsRefused) {
+    const Context ctx;
+    MuonProblem problem(ctx, DType::bf16);
+    Muon optimizer(ctx, problem.store, in_blocks, muon_options);
+    problem.set_gradients(ctx, 1);
+    optimizer.step(ctx, muon_lr);
+    const std::vector<double> master = to_host(ctx, problem.store.master());
+    const std::vector<double> momentum = to_host(ctx, optimizer.state().front().tensor);
+    fill(ctx, problem.store.gradients(), std::nan(""));
+    optimizer.step(ctx, muon_lr, {.gradient_scale = zeros(ctx, {1}, DType::f64)});
+    EXPECT_EQ(to_host(ctx, problem.store.master()), master);
+    EXPECT_EQ(to_host(ctx, optimizer.state().front().tensor), momentum);
+    for (const double g : to_host(ctx, problem.store.gradients())) ASSERT_TRUE(std::isnan(g));
+}
+
+TEST(Muon, DoesNotDependOnTheNumberOfThreads) {
+    for (const DType products : {DType::f32, DType::bf16}) {
+        std::vector<std::vector<double>> results;
+        for (const int threads : {1, 3}) {
+            const Context ctx(Device::cpu(), threads);
+            MuonProblem problem(ctx, DType::f32);
+            MuonOptions options = muon_options;
+            options.newton_schulz = products;
+            Muon optimizer(ctx, problem.store, in_blocks, options);
+            for (std::uint64_t t = 1; t <= 3; ++t) {
+                problem.set_gradients(ctx, t);
+                optimizer.step(ctx, muon_lr);
+            }
+            results.push_back(to_host(ctx, problem.store.values()));
+        }
+        EXPECT_EQ(results[0], results[1]) << products;
+    }
+}
+
+/// Matrices of one shape go through the same products in one group or in several.
+TEST(Muon, GroupsOfAnyHeightAgree) {
+    const Context ctx(Device::cpu(), 2);
+    std::vector<std::vector<double>> results;
+    for (const std::int64_t group_elements : {0, 1}) {
+        MuonProblem problem(ctx, DType::f64);
+        MuonOptions options = muon_options;
+        options.group_elements = group_elements;
+        Muon optimizer(ctx, problem.store, in_blocks, options);
+        problem.set_gradients(ctx, 1);
+        optimizer.step(ctx, muon_lr);
+        results.push_back(to_host(ctx, problem.store.values()));
+    }
+    // A stack's sums may be in another order: rounding, times the quintic's slope.
+    const double bound = 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
+    for (std::size_t i = 0; i < results[0].size(); ++i) ASSERT_NEAR(results[0][i], results[1][i], bound);
+}
+
+TEST(Muon, NamesItsStateByParameter) {
+    const Context ctx;
+    MuonProblem problem(ctx, DType::f32);
+    const Muon optimizer(ctx, problem.store, in_blocks, muon_options);
+    std::vector<std::string> names;
+    for (const StateTensor& part : optimizer.state()) names.push_back(part.name);
+    const std::vector<std::string> expected{"momentum/blocks.0.tall", "momentum/blocks.0.wide",
+                                            "momentum/blocks.1.tall", "m/embedding",
+                                            "m/blocks.0.bias",        "v/embedding",
+                                            "v/blocks.0.bias",        "updates"};
+    EXPECT_EQ(names, expected);
+}
+
+/// One process's part of a problem, as DataParallel would hand it out.
+struct MuonShard {
+    MuonShard(const Context& ctx, DType dtype, int rank, int processes) : problem(ctx, dtype, processes) {
+        const auto cost = [](const Parameter& parameter) {
+            return in_blocks(parameter) && parameter.shape().rank() == 2
+                       ? newton_schulz_flops(parameter.shape())
+                       : 0.0;
+        };
+        const ParameterStore& store = problem.store;
+        std::int64_t packed = 0;
+        for (const ShardBucket& bucket :
+             shard_buckets(store.parameters(), store.flat_elements(), 300, processes, cost))
+            for (const OwnedRange& part : bucket.parts)
+                if (part.owner == rank) {
+                    shard.ranges.push_back(part.range);
+                    packed += part.range.length;
+                }
+        shard.gradients = zeros(ctx, {packed}, store.gradients().dtype());
+        if (is_16_bit(dtype)) {
+            shard.masters = zeros(ctx, {packed}, DType::f32);
+            pack(ctx, store.master(), shard.ranges, shard.masters);
+        }
+        optimizer = std::make_unique<Muon>(ctx, store, in_blocks, shard, muon_options);
+    }
+    void step(const Context& ctx, std::uint64_t t) {
+        problem.set_gradients(ctx, t);
+        pack(ctx, problem.store.gradients(), shard.ranges, shard.gradients);
+        optimizer->step(ctx, muon_lr);
+    }
+    MuonProblem problem;
+    OptimizerShard shard;
+    std::unique_ptr<Muon> optimizer;
+};
+
+TEST(Muon, ShardsTogetherAreTheWholeToTheBit) {
+    const Context ctx(Device::cpu(), 2);
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
+        for (const int processes : {2, 3, 5}) {
+            MuonProblem whole(ctx, dtype, processes);
+            Muon optimizer(ctx, whole.store, in_blocks, muon_options);
+            for (std::uint64_t t = 1; t <= 3; ++t) {
+                whole.set_gradients(ctx, t);
+                optimizer.step(ctx, muon_lr);
+            }
+            std::map<std::string, Tensor> state;
+            for (const StateTensor& part : optimizer.state()) state[part.name] = part.tensor;
+            std::size_t matrices = 0, moments = 0;
+            for (int rank = 0; rank < processes; ++rank) {
+                MuonShard mine(ctx, dtype, rank, processes);
+                for (std::uint64_t t = 1; t <= 3; ++t) mine.step(ctx, t);
+                for (const FlatRange& range : mine.shard.ranges)
+                    EXPECT_EQ(to_host(ctx, mine.problem.store.values().slice(0, range.begin, range.length)),
+                              to_host(ctx, whole.store.values().slice(0, range.begin, range.length)))
+                        << dtype << ", rank " << rank << " of " << processes;
+                for (const StateTensor& part : mine.optimizer->state()) {
+                    std::int64_t at = 0;
+                    for (const FlatRange& range : part.ranges) {
+                        const auto holds = [&](const Parameter& parameter) {
+                            return parameter.offset() <= range.begin &&
+                                   parameter.offset() + rounded_up(parameter.shape().elements(), 64) >=
+                                       range.end();
+                        };
+                        const auto held = std::ranges::find_if(part.parameters, holds);
+                        ASSERT_NE(held, part.parameters.end());
+                        const Tensor expected = state.at(part.name + '/' + held->name());
+                        const std::int64_t begin = range.begin - held->offset();
+                        const std::int64_t length = std::min(range.length, expected.elements() - begin);
+                        EXPECT_EQ(
+                            to_host(ctx, part.tensor.slice(0, at, length)),
+                            to_host(ctx, expected.reshape({expected.elements()}).slice(0, begin, length)))
+                            << part.name << '/' << held->name();
+                        at += range.length;
+                        (part.name == "momentum" ? matrices : moments) += static_cast<std::size_t>(length);
+                    }
+                    EXPECT_EQ(at, part.parameters.empty() ? 0 : part.tensor.elements());
+                }
+            }
+            // Every element of every moment is held once.
+            EXPECT_EQ(matrices, 3u * 32 * 8);
+            EXPECT_EQ(moments, 2u * (20 * 8 + 32));
+        }
+}
+
+TEST(Muon, RefusesAShardThatCutsAMatrix) {
+    const Context ctx(Device::cpu(), 1);
+    MuonProblem problem(ctx, DType::f32);
+    const Parameter matrix = problem.store.find("blocks.0.wide");
+    const OptimizerShard shard{.ranges = {{matrix.offset(), 64}}, .gradients = zeros(ctx, {64}, DType::f32)};
+    EXPECT_THAT(
+        [&] { Muon(ctx, problem.store, in_blocks, shard, muon_options); },
+        testing::ThrowsMessage<Error>(testing::HasSubstr("64 of the 256 elements of 'blocks.0.wide'")));
+}
+
+/// As in overfit_test.cpp: random targets, so that there is nothing to learn but the batch itself.
+TEST(Muon, ModelLearnsOneBatchByHeart) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        const Context ctx(Device::cpu(), 2);
+        ParameterStore parameters;
+        const Transformer model({.layers = 2, .heads = 2, .width = 32, .context = 16, .vocabulary = 64},
+                                parameters);
+        parameters.allocate(ctx, dtype);
+        parameters.initialize(ctx, Seed{1});
+        Muon optimizer(ctx, parameters,
+                       [](const Parameter& parameter) { return parameter.name().starts_with("h."); },
+                       {.lr_ratio = 0.02 / 3e-3, .adamw = {.beta2 = 0.99}});
+        std::vector<std::int32_t> tokens, targets;
+        for (std::int32_t i = 0; i < 4 * 16; ++i) {
+            tokens.push_back(37 * i % 64);
+            targets.push_back((29 * i * i + 11 * i + 5) % 64);
+        }
+        const Tensor inputs = from_host(ctx, tokens, {4, 16}), wanted = from_host(ctx, targets, {4, 16});
+        double loss = 0.0;
+        for (int step = 1; step <= 150; ++step) {
+            parameters.forget_gradients();
+            Transformer::Saved saved;
+            loss = item(ctx, model.forward(ctx, inputs, wanted, saved));
+            model.backward(ctx, saved);
+            optimizer.step(ctx, 3e-3);
+        }
+        EXPECT_LT(loss, 0.01 * std::log(64.0)) << dtype;
+    }
+}
+
+}  // namespace
+}  // namespace gradtile

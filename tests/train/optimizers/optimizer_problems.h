@@ -1,0 +1,129 @@
+#pragma once
+/// Parameters and gradients that the tests of the optimizers, on CPU and GPU, step through.
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/parameter_store.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/global_norm.h>
+#include <gradtile/train/optimizers/muon.h>
+
+namespace gradtile::test {
+
+inline constexpr AdamWOptions adamw_options{
+    .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1};
+inline constexpr double adamw_lr = 1e-2;
+inline constexpr int adamw_steps = 20;
+
+/// Matrices and vectors between each other, one of them longer than a block.
+struct AdamWProblem {
+    AdamWProblem(const Context& ctx, DType dtype) {
+        for (const auto& [name, shape] : {std::pair<const char*, Shape>{"embedding", {37, 9}},
+                                          {"norm", {9}},
+                                          {"bias", {27}},
+                                          {"matrix", {301, 170}},
+                                          {"last", {1}}})
+            store.add(name, shape, Init::normal(0.5));
+        store.allocate(ctx, dtype);
+        store.initialize(ctx, Seed{11});
+    }
+    /// The gradient of element i of the flat store at step t, of sizes far apart.
+    static double gradient(std::int64_t i, int t) {
+        const double size = std::pow(10.0, static_cast<double>(i % 7) - 4.0);
+        return static_cast<double>(
+            static_cast<float>(size * std::sin(0.37 * static_cast<double>(i) + 1.3 * t)));
+    }
+    /// The same on every device; the padding between parameters stays 0.
+    void set_gradients(const Context& ctx, int t) {
+        for (const Parameter& parameter : store.parameters()) {
+            std::vector<double> values(static_cast<std::size_t>(parameter.shape().elements()));
+            for (std::size_t i = 0; i < values.size(); ++i)
+                values[i] = gradient(parameter.offset() + static_cast<std::int64_t>(i), t);
+            copy(ctx, parameter.grad(), from_host(ctx, values, parameter.shape(), parameter.grad().dtype()));
+        }
+    }
+    ParameterStore store;
+};
+
+inline constexpr MuonOptions muon_options{
+    .lr_ratio = 20.0,
+    .momentum = 0.95,
+    .weight_decay = 0.1,
+    .adamw = {.weight_decay = 0.1},
+    .newton_schulz = DType::f32};  // on every device, so that they can be compared
+inline constexpr double muon_lr = 1e-3;
+
+/// Matrices for Muon, two of which it takes as one stack, and what it leaves to AdamW.
+struct MuonProblem {
+    MuonProblem(const Context& ctx, DType dtype, int processes = 1) {
+        store.add("embedding", {20, 8}, Init::normal(0.5));
+        store.add("blocks.0.tall", {32, 8}, Init::normal(0.5));
+        store.add("blocks.0.bias", {32}, Init::normal(0.5));
+        store.add("blocks.0.wide", {8, 32}, Init::normal(0.5));
+        store.add("blocks.1.tall", {32, 8}, Init::normal(0.5));
+        store.allocate(ctx, dtype, {.multiple = parameter_alignment * processes});
+        store.initialize(ctx, Seed{5});
+    }
+    void set_gradients(const Context& ctx, std::uint64_t t) {
+        copy(ctx, store.gradients(),
+             randn(ctx, store.gradients().shape(), store.gradients().dtype(), Seed{100 + t}));
+    }
+    ParameterStore store;
+};
+
+inline bool in_blocks(const Parameter& parameter) {
+    return parameter.name().starts_with("blocks.");
+}
+
+inline Tensor rounded(const Context& ctx, const Tensor& x) {
+    return cast(ctx, cast(ctx, x, DType::bf16), x.dtype());
+}
+
+/// alpha x + beta y, each product and the sum rounded to bfloat16.
+inline Tensor rounded_sum(const Context& ctx, double alpha, const Tensor& x, double beta, const Tensor& y) {
+    const Tensor left = zeros(ctx, x.shape(), x.dtype()), right = zeros(ctx, x.shape(), x.dtype());
+    axpy(ctx, left, alpha, x);
+    axpy(ctx, right, beta, y);
+    const Tensor sum = rounded(ctx, left);
+    axpy(ctx, sum, 1.0, rounded(ctx, right));
+    return rounded(ctx, sum);
+}
+
+/// zeropower_via_newtonschulz5 as published (github.com/KellerJordan/Muon), where every tensor is bfloat16.
+inline Tensor published_newton_schulz(const Context& ctx, const Tensor& x) {
+    const bool tall = x.size(0) > x.size(1);
+    const Tensor scaled = zeros(ctx, x.shape(), DType::f32);
+    axpy(ctx, scaled, 1.0 / (item(ctx, global_norm(ctx, x)) + 1e-7), x);
+    Tensor iterate = rounded(ctx, tall ? scaled.transpose(0, 1) : scaled);
+    const auto product = [&](const Tensor& a, const Tensor& b, bool transposed) {
+        const Tensor c = empty(ctx, {a.size(0), transposed ? b.size(0) : b.size(1)}, DType::f32);
+        gemm(ctx, c, a, b, {.trans_b = transposed});
+        return rounded(ctx, c);
+    };
+    for (int step = 0; step < 5; ++step) {
+        const Tensor a = product(iterate, iterate, true);
+        const Tensor b = rounded_sum(ctx, -4.7750, a, 2.0315, product(a, a, false));
+        iterate = rounded_sum(ctx, 3.4445, iterate, 1.0, product(b, iterate, false));
+    }
+    return tall ? cast(ctx, iterate.transpose(0, 1), DType::f32) : iterate;
+}
+
+/// |x - y| in norm.
+inline double distance(const Context& ctx, const Tensor& x, const Tensor& y) {
+    const Tensor difference = cast(ctx, x, DType::f64);
+    axpy(ctx, difference, -1.0, cast(ctx, y, DType::f64));
+    return item(ctx, global_norm(ctx, difference));
+}
+
+/// In long double; exact to float64's rounding for the lengths that are tested.
+inline double reference_norm(const std::vector<double>& x) {
+    long double sum = 0;
+    for (const double value : x) sum += static_cast<long double>(value) * static_cast<long double>(value);
+    return static_cast<double>(std::sqrt(sum));
+}
+
+}  // namespace gradtile::test

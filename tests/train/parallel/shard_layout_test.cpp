@@ -1,0 +1,136 @@
+#include <gradtile/train/parallel/shard_layout.h>
+
+#include <map>
+
+#include <gtest/gtest.h>
+
+namespace gradtile::test {
+namespace {
+
+/// GPT-like: embeddings, blocks of matrices with vectors between them, a norm, a head.
+void declare_model(ParameterStore& store, int blocks, std::int64_t width) {
+    store.add("wte", {100, width}, Init::ones());
+    for (int i = 0; i < blocks; ++i) {
+        const std::string block = "h." + std::to_string(i);
+        store.add(block + ".norm", {width}, Init::ones());
+        store.add(block + ".qkv", {3 * width, width}, Init::ones());
+        store.add(block + ".bias", {3 * width}, Init::ones());
+        store.add(block + ".proj", {width, width}, Init::ones());
+        store.add(block + ".fc", {4 * width, width}, Init::ones());
+        store.add(block + ".back", {width, 4 * width}, Init::ones());
+        store.add(block + ".end", {width}, Init::ones());
+    }
+    store.add("norm", {width}, Init::ones());
+    store.add("head", {100, width}, Init::ones());
+}
+
+double elements_in_blocks(const Parameter& parameter) {
+    const bool whole = parameter.name().starts_with("h.") && parameter.shape().rank() == 2;
+    return whole ? static_cast<double>(parameter.shape().elements()) : 0.0;
+}
+
+std::int64_t flat_of(const ParameterStore& store, int processes) {
+    return rounded_up(store.flat_elements(), flat_multiple(processes));
+}
+
+class ShardLayout : public testing::TestWithParam<int> {
+  protected:
+    const int processes_ = GetParam();
+};
+
+TEST_P(ShardLayout, GivesEveryElementOneOwner) {
+    for (const std::int64_t width : {1, 7, 16, 64}) {
+        ParameterStore store;
+        declare_model(store, 3, width);
+        const std::int64_t elements = flat_of(store, processes_);
+        for (const std::int64_t at_least : {1, 1000, 1'000'000}) {
+            std::int64_t end = 0;
+            for (const ShardBucket& bucket :
+                 shard_buckets(store.parameters(), elements, at_least, processes_, elements_in_blocks)) {
+                EXPECT_EQ(bucket.range.begin, end);
+                EXPECT_GT(bucket.range.length, 0);
+                for (const OwnedRange& part : bucket.parts) {
+                    EXPECT_EQ(part.range.begin, end);
+                    EXPECT_EQ(part.range.begin % parameter_alignment, 0);
+                    EXPECT_GE(part.owner, 0);
+                    EXPECT_LT(part.owner, processes_);
+                    end = part.range.end();
+                }
+                EXPECT_EQ(bucket.range.end(), end);
+                if (!bucket.equal_parts) continue;
+                ASSERT_EQ(std::ssize(bucket.parts), processes_);
+                for (int r = 0; r < processes_; ++r) {
+                    const OwnedRange& part = bucket.parts[static_cast<std::size_t>(r)];
+                    EXPECT_EQ(part.owner, r);
+                    EXPECT_EQ(part.range.length * processes_, bucket.range.length);
+                }
+            }
+            EXPECT_EQ(end, elements);
+        }
+    }
+}
+
+TEST_P(ShardLayout, LeavesCostlyParametersWholeAndBalancesTheirCosts) {
+    ParameterStore store;
+    declare_model(store, 8, 64);
+    std::map<int, double> loads;
+    double sum = 0.0, largest = 0.0;
+    const auto buckets =
+        shard_buckets(store.parameters(), flat_of(store, processes_), 50'000, processes_, elements_in_blocks);
+    for (const Parameter& parameter : store.parameters()) {
+        const double cost = elements_in_blocks(parameter);
+        if (cost == 0.0) continue;
+        int holders = 0;
+        for (const ShardBucket& bucket : buckets)
+            for (const auto& [range, owner] : bucket.parts) {
+                if (range.begin >= parameter.offset() + parameter.shape().elements() ||
+                    range.end() <= parameter.offset())
+                    continue;
+                ++holders;
+                loads[owner] += cost;
+            }
+        EXPECT_EQ(holders, 1) << parameter.name();
+        sum += cost;
+        largest = std::max(largest, cost);
+    }
+    // Graham's bound for any order; the costliest first is never worse.
+    for (const auto& [owner, load] : loads) EXPECT_LE(load, sum / processes_ + largest) << owner;
+}
+
+TEST_P(ShardLayout, CutsEverythingEquallyWhereNothingMustStayWhole) {
+    ParameterStore store;
+    declare_model(store, 3, 16);
+    const std::int64_t elements = flat_of(store, processes_);
+    const auto buckets = shard_buckets(store.parameters(), elements, 1000, processes_);
+    std::vector<FlatRange> ranges;
+    for (const ShardBucket& bucket : buckets) {
+        EXPECT_TRUE(bucket.equal_parts);
+        ranges.push_back(bucket.range);
+    }
+    EXPECT_EQ(ranges, cut_into_buckets(store.parameters(), {0, elements}, 1000, flat_multiple(processes_)));
+    EXPECT_EQ(largest_shard(buckets, processes_), elements / processes_);
+}
+
+INSTANTIATE_TEST_SUITE_P(Processes, ShardLayout, testing::Values(1, 2, 3, 4, 7, 64),
+                         testing::PrintToStringParamName());
+
+TEST(ShardLayoutOrder, KeepsBucketsInTheOrderOfUse) {
+    ParameterStore store;
+    store.add("wte", {4, 64}, Init::ones());
+    store.add("h.0", {1, 128}, Init::ones());
+    store.add("bias", {64}, Init::ones());
+    store.add("h.1", {1, 192}, Init::ones());
+    store.add("head", {2, 64}, Init::ones());
+    const auto whole = [](const Parameter& p) { return p.name().starts_with("h.") ? 1.0 : 0.0; };
+    const auto buckets = shard_buckets(store.parameters(), 768, 128, 2, whole);
+    ASSERT_EQ(buckets.size(), 4u);
+    EXPECT_EQ(buckets[0].range, (FlatRange{0, 256}));
+    EXPECT_TRUE(buckets[0].equal_parts);
+    EXPECT_EQ(buckets[1].parts, (std::vector<OwnedRange>{{{256, 128}, 0}}));
+    EXPECT_EQ(buckets[2].parts, (std::vector<OwnedRange>{{{384, 64}, 0}, {{448, 192}, 1}}));
+    EXPECT_EQ(buckets[3].range, (FlatRange{640, 128}));
+    EXPECT_TRUE(buckets[3].equal_parts);
+}
+
+}  // namespace
+}  // namespace gradtile::test

@@ -1,0 +1,149 @@
+#include <algorithm>
+#include <optional>
+
+#include <gradtile/core/io/checksum.h>
+#include <gradtile/core/io/durable_file.h>
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/checkpoint/checkpoint_reader.h>
+#include <gradtile/train/checkpoint/checkpoint_schema.h>
+#include <gradtile/train/checkpoint/internal/checkpoint_image.h>
+#include <gradtile/train/checkpoint/internal/checkpoint_write.h>
+#include <gradtile/train/checkpoint/tensor_bytes.h>
+
+namespace gradtile {
+
+namespace {
+
+namespace schema = checkpoint_schema;
+
+// Header and manifest of a finished body.
+std::vector<std::byte> user_block_of(CheckpointHeader& header, const CheckpointManifest& manifest) {
+    std::vector<std::byte> block(static_cast<std::size_t>(header.user_block));
+    const std::vector<std::byte> list = manifest.encode();
+    std::copy(list.begin(), list.end(), block.begin() + CheckpointHeader::kSize);
+    header.manifest_bytes = list.size();
+    header.manifest_crc = crc32c(std::span(block).subspan(CheckpointHeader::kSize));
+    const CheckpointHeader::Bytes bytes = header.encode();
+    std::copy(bytes.begin(), bytes.end(), block.begin());
+    return block;
+}
+
+// The bytes a reader will find, against what was meant.
+void verify_written(const OpenFile& file, const std::filesystem::path& path, const CheckpointHeader& meant,
+                    const CheckpointManifest& manifest) {
+    const CheckpointContents found = read_contents(file, path);
+    check(found.header == meant && found.manifest == manifest, "what was read back is not what was written");
+    read_body(file, found, std::vector<std::byte*>(manifest.objects.size()));
+}
+
+// The file's texts while its body is read, then the values that they hold.
+class Texts {
+  public:
+    explicit Texts(const CheckpointManifest& manifest) {
+        for (const StoredObject& object : manifest.objects)
+            if (!object.dtype) texts_[object.name].resize(static_cast<std::size_t>(object.bytes()));
+    }
+    std::byte* place_of(const std::string& name) {
+        return reinterpret_cast<std::byte*>(texts_.at(name).data());
+    }
+    template <class Contents>
+    void parse_into(Contents& contents) const {
+        contents.config = parse("config/json");
+        contents.data = parse("data/json");
+        contents.meta = parse("meta/json");
+        contents.rng = parse("rng/json");
+    }
+
+  private:
+    JsonValue parse(const std::string& name) const {
+        std::optional<JsonValue> value = JsonValue::parse(texts_.at(name));
+        check(value.has_value(), name, ": not valid JSON");
+        return *std::move(value);
+    }
+    std::map<std::string, std::string> texts_;
+};
+
+}  // namespace
+
+NamedTensors& tensors_of(Checkpoint& checkpoint, std::string_view group) {
+    if (group == "params") return checkpoint.params;
+    if (group == "master") return checkpoint.master;
+    check(group == "optimizer", "no group ", group);
+    return checkpoint.optimizer;
+}
+
+void write_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint, FileSystem& fs) {
+    with_file_name("checkpoint", path, [&] {
+        check(checkpoint.step >= 0, "step ", checkpoint.step, " is negative");
+        CheckpointPlan plan(checkpoint);
+        DurableFile durable(path, fs);
+        durable.reserve(plan.file_bytes());
+        CheckpointImage image(durable.file(), plan.user_block());
+        try {
+            const Hdf5Lock lock;
+            write_hdf5(image, plan);
+        } catch (const std::exception&) {
+            image.rethrow_failure();  // the file system's reason says more than libhdf5's
+            throw;
+        }
+        CheckpointHeader header;
+        header.step = checkpoint.step;
+        header.user_block = plan.user_block();
+        header.body_crc = image.finish();
+        header.length = image.size();
+        const std::vector<std::byte> block = user_block_of(header, plan.manifest());
+        durable.file().write(block.data(), block.size(), 0);
+        verify_written(durable.file(), path, header, plan.manifest());
+        durable.commit(header.length);
+    });
+}
+
+Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadOptions& options, FileSystem& fs) {
+    return with_file_name("checkpoint", path, [&] {
+        const OpenFile file =
+            open_regular_file(fs, path, options.follow_links ? SymbolicLinks::follow : SymbolicLinks::refuse);
+        const CheckpointContents contents = read_contents(file, path);
+        Checkpoint checkpoint;
+        checkpoint.step = contents.header.step;
+        Texts texts(contents.manifest);
+        std::vector<std::byte*> destinations;
+        for (const StoredObject& object : contents.manifest.objects) {
+            const std::string_view group = schema::group_of(object.name);
+            if (!object.dtype) {
+                destinations.push_back(texts.place_of(object.name));
+            } else if (!options.training_state && group != "params") {
+                destinations.push_back(nullptr);
+            } else {
+                const Tensor x = empty_on_host(object.shape, *object.dtype);
+                destinations.push_back(x.raw_data());
+                tensors_of(checkpoint, group).emplace(object.name.substr(group.size() + 1), x);
+            }
+        }
+        read_body(file, contents, destinations);
+        texts.parse_into(checkpoint);
+        return checkpoint;
+    });
+}
+
+CheckpointInfo inspect_checkpoint(const std::filesystem::path& path, FileSystem& fs) {
+    return with_file_name("checkpoint", path, [&] {
+        const OpenFile file = open_regular_file(fs, path);
+        const CheckpointContents contents = read_contents(file, path);
+        CheckpointInfo info;
+        info.step = contents.header.step;
+        info.file_bytes = contents.header.length;
+        info.body_crc32c = contents.header.body_crc;
+        Texts texts(contents.manifest);
+        std::vector<std::byte*> destinations;
+        for (const StoredObject& object : contents.manifest.objects) {
+            destinations.push_back(object.dtype ? nullptr : texts.place_of(object.name));
+            if (object.dtype)
+                info.tensors.push_back({object.name, *object.dtype, object.shape, object.crc32c});
+        }
+        read_body(file, contents, destinations);
+        texts.parse_into(info);
+        return info;
+    });
+}
+
+}  // namespace gradtile

@@ -1,0 +1,150 @@
+#include <gradtile/train/checkpoint/checkpoint_directory.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/io/durable_file.h>
+#include <gradtile/train/checkpoint/checkpoint_reader.h>
+
+namespace gradtile {
+
+namespace {
+
+constexpr std::string_view kPrefix = "step_";
+constexpr std::string_view kSuffix = ".h5";
+
+std::optional<std::int64_t> step_in_name(const std::string& name) {
+    if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
+    const char* const begin = name.data() + kPrefix.size();
+    const char* const end = name.data() + name.size() - kSuffix.size();
+    std::int64_t step = 0;
+    const auto [stop, error] = std::from_chars(begin, end, step);
+    if (error != std::errc() || stop != end || step < 0) return std::nullopt;
+    return step;
+}
+
+}  // namespace
+
+CheckpointDirectory::CheckpointDirectory(std::filesystem::path path, RetentionPolicy retention,
+                                         FileSystem& fs)
+    : path_(std::move(path)), retention_(retention), fs_(&fs) {
+    check(retention.keep_last >= 1, "keep-last is ", retention.keep_last, ", expected at least 1");
+    check(retention.keep_every >= 0, "keep-every is ", retention.keep_every, ", expected 0 or more");
+}
+
+std::filesystem::path CheckpointDirectory::path_of(std::int64_t step) const {
+    std::array<char, 40> name{};
+    std::snprintf(name.data(), name.size(), "step_%08lld.h5", static_cast<long long>(step));
+    return path_ / name.data();
+}
+
+std::vector<std::string> CheckpointDirectory::names() const {
+    std::vector<std::string> names;
+    const int listed = fs_->list(path_, names);
+    if (listed != -ENOENT) {
+        with_file_name("checkpoints", path_, [&] { file_check(listed, "list the directory"); });
+    }
+    return names;
+}
+
+std::vector<CheckpointDirectory::Entry> CheckpointDirectory::list() const {
+    std::vector<Entry> entries;
+    for (const std::string& name : names()) {
+        const auto step = step_in_name(name);
+        if (step && path_ / name == path_of(*step)) entries.push_back({*step, path_ / name});
+    }
+    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.step > b.step; });
+    return entries;
+}
+
+CheckpointDirectory::Saved CheckpointDirectory::save(const Checkpoint& checkpoint, bool best) const {
+    with_file_name("checkpoints", path_, [&] { make_directories(*fs_, path_); });
+    write_checkpoint(path_of(checkpoint.step), checkpoint, *fs_);
+    Saved saved;
+    try {
+        if (best) mark_best(checkpoint);
+        saved.is_best = best;
+        apply_retention(checkpoint.step);
+    } catch (const Error& failure) {
+        saved.problem = failure.what();
+    }
+    return saved;
+}
+
+void CheckpointDirectory::mark_best(const Checkpoint& checkpoint) const {
+    const std::filesystem::path step_file = path_of(checkpoint.step);
+    const std::filesystem::path temporary = DurableFile::temporary_for(best_path());
+    // A second name for the same bytes; retention may then remove the first.
+    const int linked = fs_->link(step_file, temporary);
+    if (linked == -EPERM || linked == -EOPNOTSUPP || linked == -ENOSYS || linked == -EMLINK) {
+        write_checkpoint(best_path(), checkpoint, *fs_);
+        return;
+    }
+    with_file_name("checkpoint", best_path(), [&] {
+        file_check(linked, "link");
+        const int renamed = fs_->rename(temporary, best_path());
+        // rename() leaves both names when they already are the same file.
+        fs_->remove(temporary);
+        file_check(renamed, "rename into place");
+        sync_directory(*fs_, path_);
+    });
+}
+
+void CheckpointDirectory::apply_retention(std::int64_t saved_step) const {
+    std::int64_t kept = 0;
+    for (const Entry& entry : list()) {
+        if (entry.step > saved_step || kept++ < retention_.keep_last) continue;
+        if (retention_.keep_every > 0 && entry.step % retention_.keep_every == 0) continue;
+        with_file_name("checkpoint", entry.path, [&] { file_check(fs_->remove(entry.path), "remove"); });
+    }
+}
+
+std::vector<CheckpointDirectory::Entry> CheckpointDirectory::candidates(
+    std::vector<std::string>& damaged) const {
+    std::vector<Entry> entries = list();
+    const std::vector<std::string> all = names();
+    if (std::find(all.begin(), all.end(), best_path().filename()) == all.end()) return entries;
+    try {
+        with_file_name("checkpoint", best_path(), [&] {
+            const OpenFile file = open_regular_file(*fs_, best_path(), SymbolicLinks::refuse);
+            const std::int64_t step = read_header(file, best_path()).step;
+            // After a step file of the same step: that is its usual name.
+            const auto place = std::find_if(entries.begin(), entries.end(),
+                                            [step](const Entry& entry) { return entry.step < step; });
+            entries.insert(place, {step, best_path()});
+        });
+    } catch (const Error& error) {
+        damaged.push_back(error.what());
+    }
+    return entries;
+}
+
+CheckpointDirectory::Loaded CheckpointDirectory::load_newest(ReadOptions options) const {
+    options.follow_links = false;
+    Loaded loaded;
+    for (const Entry& entry : candidates(loaded.damaged)) {
+        try {
+            Checkpoint checkpoint = read_checkpoint(entry.path, options, *fs_);
+            check(checkpoint.step == entry.step, "checkpoint ", entry.path.string(), ": holds step ",
+                  checkpoint.step);
+            loaded.checkpoint = std::move(checkpoint);
+            loaded.path = entry.path;
+            break;
+        } catch (const Error& error) {
+            loaded.damaged.push_back(error.what());
+        }
+    }
+    return loaded;
+}
+
+void CheckpointDirectory::remove_temporaries() const {
+    for (const std::string& name : names()) {
+        if (DurableFile::is_temporary(name)) fs_->remove(path_ / name);
+    }
+}
+
+}  // namespace gradtile

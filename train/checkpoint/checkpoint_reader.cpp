@@ -1,0 +1,192 @@
+#include <algorithm>
+#include <cerrno>
+#include <future>
+#include <memory>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/io/checksum.h>
+#include <gradtile/train/checkpoint/checkpoint_reader.h>
+
+namespace gradtile {
+
+namespace {
+
+// Consecutive bytes of the body that go to one place, or nowhere.
+struct Segment {
+    FileExtent extent;
+    std::byte* to = nullptr;
+    std::uint32_t crc = 0;
+};
+
+// Position of an extent's segment among those of the body.
+using SegmentIndex = std::vector<std::vector<std::size_t>>;
+
+// The body in the order of the file: the extents of all objects and, between them, what only HDF5 readers
+// look at.
+std::vector<Segment> segments_of(const CheckpointContents& contents, std::span<std::byte* const> destinations,
+                                 SegmentIndex& index) {
+    struct Place {
+        FileExtent extent;
+        std::byte* to;
+        std::size_t object, number;
+    };
+    std::vector<Place> places;
+    const std::vector<StoredObject>& objects = contents.manifest.objects;
+    for (std::size_t i = 0; i < objects.size(); ++i) {
+        std::byte* to = destinations[i];
+        for (std::size_t n = 0; n < objects[i].extents.size(); ++n) {
+            const FileExtent& extent = objects[i].extents[n];
+            places.push_back({extent, to, i, n});
+            if (to != nullptr) to += extent.bytes;
+        }
+        index.emplace_back(objects[i].extents.size());
+    }
+    std::sort(places.begin(), places.end(),
+              [](const Place& a, const Place& b) { return a.extent.begin < b.extent.begin; });
+
+    std::vector<Segment> segments;
+    segments.reserve(2 * places.size() + 1);
+    std::uint64_t at = contents.header.user_block;
+    const auto add_gap = [&](std::uint64_t end) {
+        if (at < end) segments.push_back({{at, end - at}});
+    };
+    for (const Place& place : places) {
+        add_gap(place.extent.begin);
+        index[place.object][place.number] = segments.size();
+        segments.push_back({place.extent, place.to});
+        at = place.extent.end();
+    }
+    add_gap(contents.header.length);
+    return segments;
+}
+
+void read_segments(const OpenFile& file, std::span<Segment> segments) {
+    // Small enough to stay in the cache between being read and being summed.
+    constexpr std::uint64_t kPiece = std::uint64_t{256} << 10;
+    const auto scratch = std::make_unique_for_overwrite<std::byte[]>(kPiece);
+    for (Segment& segment : segments) {
+        for (std::uint64_t done = 0; done < segment.extent.bytes;) {
+            const auto bytes = static_cast<std::size_t>(std::min(kPiece, segment.extent.bytes - done));
+            std::byte* const to = segment.to != nullptr ? segment.to + done : scratch.get();
+            file.read(to, bytes, segment.extent.begin + done);
+            segment.crc = crc32c({to, bytes}, segment.crc);
+            done += bytes;
+        }
+    }
+}
+
+// Consecutive runs of segments with about the same number of bytes, one for each thread.
+std::vector<std::span<Segment>> shares_of(std::span<Segment> segments, std::uint64_t bytes) {
+    // One thread does not keep up with the page cache; more than these gain little.
+    constexpr std::uint64_t kMostThreads = 4;
+    constexpr std::uint64_t kWorthAThread = std::uint64_t{16} << 20;
+    const std::uint64_t threads = std::clamp<std::uint64_t>(
+        bytes / kWorthAThread, 1,
+        std::min<std::uint64_t>(kMostThreads, std::max(1u, std::thread::hardware_concurrency())));
+    std::vector<std::span<Segment>> shares;
+    std::size_t begin = 0;
+    std::uint64_t share_bytes = 0;
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+        share_bytes += segments[i].extent.bytes;
+        if (share_bytes < bytes / threads && i + 1 < segments.size()) continue;
+        shares.push_back(segments.subspan(begin, i + 1 - begin));
+        begin = i + 1;
+        share_bytes = 0;
+    }
+    return shares;
+}
+
+void read_by_threads(const OpenFile& file, std::span<Segment> segments, std::uint64_t bytes) {
+    const std::vector<std::span<Segment>> shares = shares_of(segments, bytes);
+    std::vector<std::future<void>> rest;
+    for (std::size_t i = 1; i < shares.size(); ++i) {
+        rest.push_back(
+            std::async(std::launch::async, [&file, share = shares[i]] { read_segments(file, share); }));
+    }
+    if (!shares.empty()) read_segments(file, shares[0]);
+    for (std::future<void>& share : rest) share.get();
+}
+
+// A path as a shell reads it back.
+std::string shell_word(const std::filesystem::path& path) {
+    const std::string text = path.string();
+    const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               std::string_view("/._-+=,:@%").find(c) != std::string_view::npos;
+    });
+    if (plain) return text;
+    std::string quoted = "'";
+    for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return quoted + "'";
+}
+
+// The command that makes a file of this version from `path`, or a run from the run that `path` lies in.
+std::string conversion_command(const std::filesystem::path& path) {
+    const bool in_run = path.parent_path().filename() == "checkpoints";
+    std::filesystem::path old_path = in_run ? path.parent_path().parent_path() : path;
+    // "." and ".." have no name to make a new one of.
+    if (in_run && (!old_path.has_filename() || old_path.filename() == "." || old_path.filename() == ".."))
+        old_path = absolute(path).lexically_normal().parent_path().parent_path();
+    std::filesystem::path new_path = in_run ? old_path : old_path.parent_path() / old_path.stem();
+    new_path += in_run ? "-v2" : "-v2.h5";
+    return concat("gradtile convert ", shell_word(old_path), ' ', shell_word(new_path));
+}
+
+}  // namespace
+
+CheckpointHeader read_header(const OpenFile& file, const std::filesystem::path& path) {
+    const std::uint64_t size = file.size();
+    check(size > CheckpointHeader::kSize, "truncated: ", size, " bytes are less than a header and a body");
+    CheckpointHeader::Bytes bytes;
+    file.read(bytes.data(), bytes.size(), 0);
+    check(!is_version_1(bytes),
+          "format version 1, of an earlier program; convert it once: ", conversion_command(path));
+    return CheckpointHeader::decode(bytes);
+}
+
+CheckpointContents read_contents(const OpenFile& file, const std::filesystem::path& path) {
+    CheckpointContents contents;
+    contents.header = read_header(file, path);
+    const CheckpointHeader& header = contents.header;
+    const std::uint64_t size = file.size();
+    check(header.length == size, "truncated or extended: ", size, " bytes, the header says ", header.length);
+    std::vector<std::byte> block(static_cast<std::size_t>(header.user_block - CheckpointHeader::kSize));
+    file.read(block.data(), block.size(), CheckpointHeader::kSize);
+    check(crc32c(block) == header.manifest_crc,
+          "damaged: the checksum of the list of tensors does not match");
+    const auto manifest = std::span(block).first(static_cast<std::size_t>(header.manifest_bytes));
+    check(std::all_of(block.begin() + static_cast<std::ptrdiff_t>(manifest.size()), block.end(),
+                      [](std::byte byte) { return byte == std::byte{0}; }),
+          "damaged: the user block holds more than the list of tensors");
+    contents.manifest =
+        CheckpointManifest::decode(manifest, {header.user_block, header.length - header.user_block});
+    return contents;
+}
+
+void read_body(const OpenFile& file, const CheckpointContents& contents,
+               std::span<std::byte* const> destinations) {
+    const std::vector<StoredObject>& objects = contents.manifest.objects;
+    check(destinations.size() == objects.size(), destinations.size(), " destinations for ", objects.size(),
+          " objects");
+    SegmentIndex index;
+    std::vector<Segment> segments = segments_of(contents, destinations, index);
+    read_by_threads(file, segments, contents.header.length - contents.header.user_block);
+
+    std::uint32_t body_crc = 0;
+    for (const Segment& segment : segments)
+        body_crc = crc32c_combine(body_crc, segment.crc, segment.extent.bytes);
+    check(body_crc == contents.header.body_crc,
+          "damaged: the checksum of the file's content does not match the header's");
+    for (std::size_t i = 0; i < objects.size(); ++i) {
+        std::uint32_t crc = 0;
+        for (const std::size_t at : index[i])
+            crc = crc32c_combine(crc, segments[at].crc, segments[at].extent.bytes);
+        check(crc == objects[i].crc32c, objects[i].name,
+              ": damaged: the checksum of its elements does not match");
+    }
+}
+
+}  // namespace gradtile

@@ -1,0 +1,214 @@
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/io/checksum.h>
+#include <gradtile/train/checkpoint/checkpoint_header.h>
+#include <gradtile/train/checkpoint/checkpoint_schema.h>
+#include <gradtile/train/checkpoint/chunk_preparer.h>
+#include <gradtile/train/checkpoint/internal/checkpoint_write.h>
+#include <gradtile/train/checkpoint/internal/hdf5_types.h>
+
+namespace gradtile {
+
+namespace {
+
+namespace schema = checkpoint_schema;
+
+// libhdf5's structures lie together in blocks of this size instead of between the chunks.
+constexpr hsize_t kMetadataBlock = hsize_t{64} << 10;
+
+std::array<hsize_t, Shape::max_rank> dims_of(const Shape& shape) {
+    std::array<hsize_t, Shape::max_rank> dims{};
+    std::copy(shape.begin(), shape.end(), dims.begin());
+    return dims;
+}
+
+void check_storable(const std::string& name, const Tensor& x) {
+    check(x.defined(), name, ": no tensor");
+    check(schema::is_stored_tensor_name(name), "\"", name, "\" cannot name a tensor");
+    check(x.device().is_cpu(), name, ": lies on ", x.device(), ", expected the cpu");
+    check(x.rank() >= 1, name, ": a tensor without axes; store it as [1]");
+}
+
+class Writer {
+  public:
+    Writer(Hdf5Storage& storage, std::uint64_t user_block) : storage_(storage) {
+        const Hdf5PropertyList creation(H5Pcreate(H5P_FILE_CREATE), "create a property list");
+        hdf5_check(H5Pset_userblock(creation.get(), user_block), "set the user block's size");
+        hdf5_check(H5Pset_obj_track_times(creation.get(), false), "switch off time stamps");
+        const Hdf5PropertyList access = storage_access(storage);
+        hdf5_check(H5Pset_meta_block_size(access.get(), kMetadataBlock), "set the metadata block size");
+        file_ =
+            Hdf5File(H5Fcreate("checkpoint", H5F_ACC_TRUNC, creation.get(), access.get()), "create the file");
+        // Readers expect the groups of tensors even where they are empty.
+        for (const std::string_view group : schema::tensor_groups) make_groups(concat(group, '/'));
+    }
+
+    void text(StoredObject& object, const std::string& text) {
+        make_groups(object.name);
+        Hdf5Type type(H5Tcopy(H5T_C_S1), "copy a type");
+        hdf5_check(H5Tset_size(type.get(), text.size()), "set a type's size");
+        hdf5_check(H5Tset_strpad(type.get(), H5T_STR_NULLPAD), "set a type's padding");
+        hdf5_check(H5Tset_cset(type.get(), H5T_CSET_UTF8), "set a type's character set");
+        const Shape one{1};
+        const Hdf5Dataset dataset = create(object.name, type, one, one);
+        const std::span bytes = std::as_bytes(std::span(text));
+        object.crc32c = crc32c(bytes);
+        std::vector<std::byte> chunk(bytes.begin(), bytes.end());
+        append_fletcher32(chunk);
+        object.extents.at(0).begin = write_chunk(dataset, {}, chunk, crc32c(chunk), object.name);
+        attach_crc(dataset, object.crc32c, object.name);
+    }
+
+    void tensor(StoredObject& object, const Tensor& x, ChunkPreparer& chunks) {
+        make_groups(object.name);
+        const Chunking cut(x.shape(), size_of(x.dtype()));
+        const Hdf5Dataset dataset = create(object.name, hdf5_type(x.dtype()), x.shape(), cut.chunk_shape);
+        for (std::int64_t i = 0; i < cut.count; ++i) {
+            const PreparedChunk& chunk = chunks.next();
+            check(chunk.finite, object.name, ": holds an infinity or a NaN; not saved");
+            object.crc32c = crc32c_combine(object.crc32c, chunk.crc, chunk.data_bytes);
+            object.extents.at(static_cast<std::size_t>(i)).begin =
+                write_chunk(dataset, cut.corner(x.shape(), i), chunk.bytes, chunk.file_crc, object.name);
+        }
+        attach_crc(dataset, object.crc32c, object.name);
+    }
+
+    void finish() {
+        file_.close("close the file");
+        storage_.rethrow_failure();
+    }
+
+  private:
+    // Without time stamps, so that equal checkpoints are equal files.
+    void make_groups(const std::string& path) {
+        for (std::size_t slash = path.find('/'); slash != std::string::npos;
+             slash = path.find('/', slash + 1)) {
+            const std::string group = path.substr(0, slash);
+            if (!groups_.insert(group).second) continue;
+            const Hdf5PropertyList creation(H5Pcreate(H5P_GROUP_CREATE), "create a property list");
+            hdf5_check(H5Pset_obj_track_times(creation.get(), false), "switch off time stamps");
+            Hdf5Group made(H5Gcreate2(file_.get(), group.c_str(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
+                           "create group " + group);
+            made.close("close group " + group);
+        }
+    }
+
+    Hdf5Dataset create(const std::string& name, const Hdf5Type& type, const Shape& shape,
+                       const Shape& chunk) {
+        const Hdf5Space space(H5Screate_simple(shape.rank(), dims_of(shape).data(), nullptr),
+                              "create a space");
+        const Hdf5PropertyList creation(H5Pcreate(H5P_DATASET_CREATE), "create a property list");
+        hdf5_check(H5Pset_obj_track_times(creation.get(), false), "switch off time stamps");
+        hdf5_check(H5Pset_chunk(creation.get(), chunk.rank(), dims_of(chunk).data()), "set the chunk shape");
+        hdf5_check(H5Pset_fletcher32(creation.get()), "set the checksum filter");
+        hdf5_check(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER), "switch off filling");
+        return Hdf5Dataset(H5Dcreate2(file_.get(), name.c_str(), type.get(), space.get(), H5P_DEFAULT,
+                                      creation.get(), H5P_DEFAULT),
+                           "create " + name);
+    }
+
+    // Hands a chunk over as it lies in the file and returns its address. H5Dwrite would copy it twice more
+    // and sum it with libhdf5's own, slower, fletcher32; H5Dget_chunk_info_by_coord would walk all chunks for
+    // each.
+    std::uint64_t write_chunk(const Hdf5Dataset& dataset,
+                              const std::array<std::int64_t, Shape::max_rank>& corner,
+                              const std::vector<std::byte>& chunk, std::uint32_t crc,
+                              const std::string& name) {
+        std::array<hsize_t, Shape::max_rank> offset{};
+        std::copy(corner.begin(), corner.end(), offset.begin());
+        storage_.announce(chunk, crc);
+        hdf5_check(H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, offset.data(), chunk.size(), chunk.data()),
+                   "write " + name);
+        storage_.rethrow_failure();  // no point in going on
+        const std::optional<std::uint64_t> address = storage_.announced_address();
+        check(address.has_value(), name, ": libhdf5 did not write a chunk as it was handed over");
+        return *address;
+    }
+
+    void attach_crc(const Hdf5Dataset& dataset, std::uint32_t crc, const std::string& name) {
+        const Hdf5Space scalar(H5Screate(H5S_SCALAR), "create a space");
+        Hdf5Attribute attribute(H5Acreate2(dataset.get(), schema::crc_attribute, H5T_STD_U32LE, scalar.get(),
+                                           H5P_DEFAULT, H5P_DEFAULT),
+                                "create the checksum of " + name);
+        hdf5_check(H5Awrite(attribute.get(), H5T_NATIVE_UINT32, &crc), "write the checksum of " + name);
+        attribute.close("close the checksum of " + name);
+    }
+
+    Hdf5Storage& storage_;
+    Hdf5File file_;
+    std::set<std::string> groups_;
+};
+
+}  // namespace
+
+CheckpointPlan::CheckpointPlan(const Checkpoint& checkpoint) {
+    add_text("config/json", checkpoint.config);
+    add_text("data/json", checkpoint.data);
+    add_tensors("master", checkpoint.master);
+    add_text("meta/json", checkpoint.meta);
+    add_tensors("optimizer", checkpoint.optimizer);
+    add_tensors("params", checkpoint.params);
+    add_text("rng/json", checkpoint.rng);
+    check(manifest_.objects.size() <= schema::most_objects, manifest_.objects.size(), " tensors, at most ",
+          schema::most_objects, " fit into a checkpoint");
+    user_block_ = CheckpointHeader::user_block_for(manifest_.encoded_bytes());
+}
+
+void CheckpointPlan::add_text(std::string_view name, const JsonValue& value) {
+    const std::string& text = texts_.emplace_back(value.dump());
+    check(text.size() <= schema::most_text_bytes, name, ": a text of ", text.size(), " bytes, at most ",
+          schema::most_text_bytes, " are supported");
+    StoredObject& object = manifest_.objects.emplace_back();
+    object.name = name;
+    object.shape = {static_cast<std::int64_t>(text.size())};
+    object.extents = {{0, text.size()}};
+}
+
+void CheckpointPlan::add_tensors(std::string_view group, const NamedTensors& tensors) {
+    for (const auto& [name, x] : tensors) {
+        const std::string full_name = concat(group, '/', name);
+        check_storable(full_name, x);
+        tensors_.push_back(x);
+        StoredObject& object = manifest_.objects.emplace_back();
+        object.name = full_name;
+        object.dtype = x.dtype();
+        object.shape = x.shape();
+        const Chunking cut(x.shape(), size_of(x.dtype()));
+        for (std::int64_t i = 0; i < cut.count; ++i)
+            object.extents.push_back(
+                {0, static_cast<std::uint64_t>(cut.elements_of(x.shape(), i)) * size_of(x.dtype())});
+    }
+}
+
+std::uint64_t CheckpointPlan::file_bytes() const {
+    constexpr std::uint64_t kPerObject = 4096;  // header, attribute, links; measured below 700
+    constexpr std::uint64_t kPerChunk = 64;     // checksum and index entry
+    std::uint64_t bytes = user_block_ + 4 * kMetadataBlock;
+    for (const std::string& text : texts_) bytes += kPerObject + text.size();
+    for (const Tensor& x : tensors_) {
+        const Chunking cut(x.shape(), size_of(x.dtype()));
+        const std::uint64_t chunk = static_cast<std::uint64_t>(cut.elements) * size_of(x.dtype()) + kPerChunk;
+        bytes += kPerObject + static_cast<std::uint64_t>(cut.count) * chunk;
+    }
+    return bytes;
+}
+
+void write_hdf5(Hdf5Storage& storage, CheckpointPlan& plan) {
+    ChunkPreparer chunks(plan.tensors_);
+    Writer writer(storage, plan.user_block_);
+    auto text = plan.texts_.begin();
+    auto tensor = plan.tensors_.begin();
+    for (StoredObject& object : plan.manifest_.objects) {
+        if (object.dtype) {
+            writer.tensor(object, *tensor++, chunks);
+        } else {
+            writer.text(object, *text++);
+        }
+    }
+    writer.finish();
+}
+
+}  // namespace gradtile

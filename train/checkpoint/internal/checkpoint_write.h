@@ -1,0 +1,39 @@
+#pragma once
+/// Writes the HDF5 part of a checkpoint file.
+#include <string>
+#include <vector>
+
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/checkpoint/checkpoint_manifest.h>
+#include <gradtile/train/checkpoint/internal/hdf5_storage.h>
+
+namespace gradtile {
+
+/// What a file will hold, before any of it is written: enough to size the user block.
+class CheckpointPlan {
+  public:
+    /// Throws Error naming the tensor that cannot be stored (undefined, no axis, bad name).
+    explicit CheckpointPlan(const Checkpoint& checkpoint);
+
+    /// Addresses and checksums are zero until write_hdf5() has run.
+    const CheckpointManifest& manifest() const { return manifest_; }
+    std::uint64_t user_block() const { return user_block_; }
+    /// An upper bound.
+    std::uint64_t file_bytes() const;
+
+  private:
+    friend void write_hdf5(Hdf5Storage& storage, CheckpointPlan& plan);
+    void add_text(std::string_view name, const JsonValue& value);
+    void add_tensors(std::string_view group, const NamedTensors& tensors);
+
+    CheckpointManifest manifest_;
+    std::vector<std::string> texts_;  // in the order of the manifest's texts
+    std::vector<Tensor> tensors_;     // in the order of its tensors
+    std::uint64_t user_block_ = 0;
+};
+
+/// Creates the file's HDF5 part in `storage`, behind the plan's user block, and completes the plan's
+/// manifest. The caller holds an Hdf5Lock. Throws Error naming the tensor that holds an infinity or a NaN.
+void write_hdf5(Hdf5Storage& storage, CheckpointPlan& plan);
+
+}  // namespace gradtile

@@ -1,0 +1,46 @@
+#pragma once
+/// A checkpoint of format version 1 as HDF5 objects. The caller holds an Hdf5Lock; errors come without the
+/// file's name.
+#include <string>
+#include <vector>
+
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/checkpoint/internal/hdf5_storage.h>
+
+namespace gradtile {
+
+/// Reads the HDF5 part. The constructor walks the whole tree and throws on whatever a checkpoint cannot
+/// contain: links other than hard ones, unknown groups, layouts but chunked, filters but fletcher32, external
+/// or virtual storage, unknown types, and sizes that the file is too short to hold. So by the time anything
+/// is allocated or read, its size is known to be honest. libhdf5 itself does not survive every damaged file:
+/// only a process that may die (see run_confined()) should come here.
+class Hdf5CheckpointReader {
+  public:
+    /// Where the HDF5 part begins: behind the header.
+    static constexpr std::uint64_t user_block = 4096;
+
+    Hdf5CheckpointReader(Hdf5Storage& storage, std::uint64_t file_bytes);
+
+    /// In name order.
+    const std::vector<TensorInfo>& tensors() const { return tensors_; }
+    /// Fills tensor.bytes() bytes and checks them against the tensor's checksum.
+    void read(const TensorInfo& tensor, std::byte* data) const;
+    /// The JSON of one of checkpoint_schema::json_names.
+    JsonValue read_json(const std::string& name) const;
+
+  private:
+    void walk(const std::string& group, int depth);
+    void accept_tensor(const Hdf5Dataset& dataset, const std::string& name);
+    /// Layout, filters and storage that every dataset must have; returns its shape.
+    Shape accept_dataset(const Hdf5Dataset& dataset, const std::string& name,
+                         std::uint64_t element_bytes) const;
+
+    std::uint64_t file_bytes_;
+    std::uint64_t objects_ = 0;
+    std::uint64_t tensor_bytes_ = 0;
+    Hdf5PropertyList access_;
+    Hdf5File file_;
+    std::vector<TensorInfo> tensors_;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,237 @@
+#include <gradtile/train/checkpoint/snapshot_writer.h>
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include <gradtile/core/text/message.h>
+#include <gradtile/train/checkpoint/tensor_bytes.h>
+
+namespace gradtile {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+constexpr std::uint64_t kAlignment = 64;
+// Large enough to keep a thread's copy going, small enough to share the work evenly.
+constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
+
+std::uint64_t staged_bytes(const Tensor& x) {
+    return (x.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+/// Calls visit(live tensors, staged tensors) for each kind of tensors.
+template <class Visit>
+void visit_tensors(const Checkpoint& live, Checkpoint& staged, Visit&& visit) {
+    visit(live.params, staged.params);
+    visit(live.master, staged.master);
+    visit(live.optimizer, staged.optimizer);
+}
+
+std::uint64_t staged_bytes(const Checkpoint& live) {
+    std::uint64_t bytes = kAlignment;  // never nothing
+    for (const NamedTensors* tensors : {&live.params, &live.master, &live.optimizer}) {
+        for (const auto& [name, x] : *tensors) bytes += staged_bytes(x);
+    }
+    return bytes;
+}
+
+}  // namespace
+
+struct SnapshotWriter::Plan {
+    /// Elements [begin, end) of a tensor on the host and their place in staging memory.
+    struct HostPiece {
+        const Tensor* from;
+        std::int64_t begin, end;
+        std::byte* to;
+    };
+
+    Checkpoint staged;
+    std::vector<HostPiece> on_host;
+    std::vector<SnapshotPart> on_device;
+    std::uint64_t device_bytes = 0;  // of staging memory, up to the last part's end
+};
+
+SnapshotWriter::SnapshotWriter(CheckpointDirectory directory, const Context& ctx)
+    : directory_(std::move(directory)),
+      ctx_(ctx),
+      on_device_(ctx.device().is_cuda() ? std::make_unique<DeviceSnapshot>(ctx) : nullptr),
+      thread_([this] { loop(); }) {}
+
+SnapshotWriter::~SnapshotWriter() {
+    wait();
+    {
+        const std::lock_guard lock(mutex_);
+        stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+}
+
+bool SnapshotWriter::busy() const {
+    const std::lock_guard lock(mutex_);
+    return job_.has_value();
+}
+
+void SnapshotWriter::wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !job_.has_value(); });
+}
+
+std::vector<SaveReport> SnapshotWriter::poll() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(reports_, {});
+}
+
+void SnapshotWriter::grow_staging(std::uint64_t bytes) {
+    if (staging_ && staging_->bytes() >= bytes) return;
+    staging_.reset();  // first, so that old and new never stand side by side
+    staging_ = std::make_shared<Buffer>(staging_allocator(ctx_.device()), static_cast<std::size_t>(bytes));
+    if (ctx_.device().is_cuda()) return;  // page-locked: every page is there already
+    // Only a wish: fewer, larger pages make the first touch several times faster.
+    constexpr std::uintptr_t kPage = 4096;
+    const auto begin = (reinterpret_cast<std::uintptr_t>(staging_->data()) + kPage - 1) / kPage * kPage;
+    const auto end = reinterpret_cast<std::uintptr_t>(staging_->data() + bytes) / kPage * kPage;
+    if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+void SnapshotWriter::reserve(const Checkpoint& like) {
+    wait();
+    if (ctx_.device().is_cuda()) {
+        on_device_->reserve(plan_staging(like).on_device);
+        return;
+    }
+    grow_staging(staged_bytes(like));
+    const auto bytes = static_cast<std::int64_t>(staging_->bytes());
+    parallel_ranges(ctx_, bytes, kPieceBytes, [&](std::int64_t begin, std::int64_t end) {
+        std::memset(staging_->data() + begin, 0, static_cast<std::size_t>(end - begin));
+    });
+}
+
+SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
+    grow_staging(staged_bytes(live));
+    Plan plan;
+    Checkpoint& staged = plan.staged;
+    std::byte* free = staging_->data();
+    const auto add_host_pieces = [&](const Tensor& x) {
+        const auto element = static_cast<std::int64_t>(size_of(x.dtype()));
+        const std::int64_t grain = kPieceBytes / element;
+        for (std::int64_t begin = 0; begin < x.elements(); begin += grain)
+            plan.on_host.push_back(
+                {&x, begin, std::min(begin + grain, x.elements()), free + begin * element});
+    };
+    const auto add_device_part = [&](const std::string& name, const Tensor& x) {
+        check(on_device_ != nullptr, name, ": lies on ", x.device(), "; this writer saves from the cpu");
+        check(x.is_contiguous(), name, ": ", x, " is not contiguous");
+        const auto at = static_cast<std::uint64_t>(free - staging_->data());
+        plan.on_device.push_back({x.raw_data(), at, x.bytes()});
+        plan.device_bytes = at + x.bytes();
+    };
+    visit_tensors(live, staged, [&](const NamedTensors& tensors, NamedTensors& copies) {
+        for (const auto& [name, x] : tensors) {
+            if (!x.defined()) {
+                copies.emplace(name, x);  // refused by name when it is written
+                continue;
+            }
+            copies.emplace_hint(
+                copies.end(), name,
+                Tensor(staging_, free, Device::cpu(), x.dtype(), x.shape(), contiguous_strides(x.shape())));
+            if (x.device().is_cpu()) {
+                add_host_pieces(x);
+            } else {
+                add_device_part(name, x);
+            }
+            free += staged_bytes(x);
+        }
+    });
+    staged.step = live.step;
+    staged.config = live.config;
+    staged.data = live.data;
+    staged.rng = live.rng;
+    staged.meta = live.meta;
+    return plan;
+}
+
+void SnapshotWriter::save(const Checkpoint& live, bool best) {
+    wait();
+    const auto begin = Clock::now();
+    SaveReport report = report_of(live, best);
+    try {
+        Plan plan = plan_staging(live);
+        check(plan.on_host.empty() || plan.on_device.empty(), "its tensors lie on two devices");
+        if (!plan.on_device.empty()) on_device_->take(plan.on_device);
+        parallel_for(ctx_, std::ssize(plan.on_host), [&](std::int64_t i) {
+            const Plan::HostPiece& piece = plan.on_host[static_cast<std::size_t>(i)];
+            copy_row_major(*piece.from, piece.begin, piece.end, piece.to);
+        });
+        report.copy_seconds = seconds_since(begin);
+        start_writing({std::move(plan.staged), plan.device_bytes, report});
+    } catch (const std::exception& error) {  // no memory
+        report.message = concat("checkpoint ", report.path.string(), ": ", message_of(error));
+        const std::lock_guard lock(mutex_);
+        reports_.push_back(report);
+    }
+}
+
+void SnapshotWriter::save_in_place(Checkpoint checkpoint, bool best) {
+    wait();
+    SaveReport report = report_of(checkpoint, best);
+    start_writing({std::move(checkpoint), 0, std::move(report)});
+}
+
+SaveReport SnapshotWriter::report_of(const Checkpoint& checkpoint, bool best) const {
+    SaveReport report;
+    report.best = best;
+    report.step = checkpoint.step;
+    report.path = directory_.path_of(checkpoint.step);
+    report.bytes = staged_bytes(checkpoint);
+    return report;
+}
+
+void SnapshotWriter::start_writing(Job job) {
+    {
+        const std::lock_guard lock(mutex_);
+        job_ = std::move(job);
+    }
+    changed_.notify_all();
+}
+
+void SnapshotWriter::write(Job& job) const {
+    const auto begin = Clock::now();
+    try {
+        if (job.device_bytes > 0) {
+            on_device_->download(staging_->data(), job.device_bytes);
+            job.report.copy_seconds = std::max(job.report.copy_seconds, on_device_->seconds_on_stream());
+        }
+        const CheckpointDirectory::Saved saved = directory_.save(job.checkpoint, job.report.best);
+        job.report.saved = true;
+        job.report.is_best = saved.is_best;
+        job.report.message = saved.problem;
+    } catch (const std::exception& error) {
+        job.report.message = message_of(error);
+    }
+    job.report.write_seconds = seconds_since(begin);
+}
+
+void SnapshotWriter::loop() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+        changed_.wait(lock, [this] { return stop_ || job_.has_value(); });
+        if (!job_) return;
+        lock.unlock();
+        write(*job_);  // nobody else touches a job until it is gone
+        lock.lock();
+        reports_.push_back(std::move(job_->report));
+        job_.reset();
+        changed_.notify_all();
+    }
+}
+
+}  // namespace gradtile

@@ -1,0 +1,77 @@
+#include <gradtile/train/corpus/corpus.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/philox.h>
+#include <gradtile/train/corpus/grammar.h>
+#include <gradtile/train/corpus/story_grammar.h>
+
+namespace gradtile {
+namespace {
+
+constexpr std::uint64_t story_purpose = 0x73746F72;  // "stor": no other use of a seed shares its key
+
+/// Built once; immutable afterwards.
+const Grammar& story_grammar() {
+    static const Grammar grammar(story_grammar_notation, "story");
+    return grammar;
+}
+
+}  // namespace
+
+Corpus generate_corpus(std::int64_t characters, Seed seed) {
+    check(characters >= 1, "corpus: characters: ", characters, "; expected at least 1");
+    const Grammar& grammar = story_grammar();
+    const Philox::Key key = philox_key(mix_seed(seed.value, story_purpose));
+    std::uint64_t draws = 0;
+    const auto draw = [&](std::int64_t n) {
+        const Philox::Counter words = Philox::draw(
+            {static_cast<std::uint32_t>(draws), static_cast<std::uint32_t>(draws >> 32), 0, 0}, key);
+        ++draws;
+        // The high half of 32 random bits times n: off from uniform by less than n / 2^32.
+        return static_cast<std::int64_t>(std::uint64_t{words[0]} * static_cast<std::uint64_t>(n) >> 32);
+    };
+    Corpus corpus;
+    while (std::ssize(corpus.text) < characters) {
+        const std::size_t begin = corpus.text.size();
+        const double log_probability = grammar.generate(corpus.text, draw);
+        corpus.stories.push_back({begin, corpus.text.size(), -log_probability});
+    }
+    return corpus;
+}
+
+std::optional<std::vector<Story>> parse_corpus(std::string_view text) {
+    std::vector<Story> stories;
+    for (std::size_t begin = 0; begin < text.size();) {
+        const std::optional<Grammar::Parse> parse = story_grammar().parse(text, begin);
+        if (!parse) return std::nullopt;
+        stories.push_back({begin, parse->end, -parse->log_probability});
+        begin = parse->end;
+    }
+    if (stories.empty()) return std::nullopt;
+    return stories;
+}
+
+double source_nll_per_character(std::span<const Story> stories) {
+    double nll = 0.0;
+    std::size_t characters = 0;
+    for (const Story& story : stories) {
+        nll += story.nll;
+        characters += story.end - story.begin;
+    }
+    check(characters > 0, "corpus: no stories");
+    return nll / static_cast<double>(characters);
+}
+
+std::optional<std::size_t> nearest_story_border(std::span<const Story> stories, double fraction) {
+    if (stories.size() < 2) return std::nullopt;
+    const double wanted = fraction * static_cast<double>(stories.back().end);
+    const auto distance = [&](const Story& story) {
+        return std::abs(static_cast<double>(story.end) - wanted);
+    };
+    return std::ranges::min_element(stories.first(stories.size() - 1), {}, distance)->end;
+}
+
+}  // namespace gradtile

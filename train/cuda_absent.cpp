@@ -1,0 +1,57 @@
+// The CUDA side of train in a build without the CUDA toolkit.
+#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/train/checkpoint/device_snapshot.h>
+#include <gradtile/train/optimizers/internal/adamw_backend.h>
+#include <gradtile/train/optimizers/internal/global_norm_backend.h>
+#include <gradtile/train/optimizers/internal/muon_backend.h>
+
+namespace gradtile {
+
+struct DeviceSnapshot::Impl {};
+DeviceSnapshot::DeviceSnapshot(const Context&) {
+    cuda::operator_absent();
+}
+DeviceSnapshot::~DeviceSnapshot() = default;
+void DeviceSnapshot::reserve(const std::vector<SnapshotPart>&) {}
+void DeviceSnapshot::take(const std::vector<SnapshotPart>&) {}
+void DeviceSnapshot::download(std::byte*, std::uint64_t) {}
+double DeviceSnapshot::seconds_on_stream() const {
+    return 0.0;
+}
+
+}  // namespace gradtile
+
+namespace gradtile::cuda {
+
+void adamw_step(const Context&, const AdamWArrays&, const AdamWBlocks&, const Tensor&, const Tensor&,
+                const AdamWOptions&, const UpdateOptions&) {
+    operator_absent();
+}
+void sum_of_squares(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void global_norm(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void square_root(const Context&, const Tensor&) {
+    operator_absent();
+}
+void clip_scale(const Context&, const Tensor&, const Tensor&, const ClipOptions&) {
+    operator_absent();
+}
+void muon_momentum(const Context&, const MuonArrays&, const MuonGroup&, const Tensor&, double,
+                   const Tensor&) {
+    operator_absent();
+}
+void normalize_matrices(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void add_lower_powers(const Context&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void muon_apply(const Context&, const MuonArrays&, const MuonGroup&, const Tensor&, const Tensor&,
+                const MuonRate&, const UpdateOptions&) {
+    operator_absent();
+}
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,91 @@
+#include <gradtile/train/data/data_content.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <vector>
+
+#include <openssl/evp.h>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+namespace {
+
+constexpr std::int64_t mebibyte = 1 << 20;
+constexpr std::int64_t whole_up_to = 4 * mebibyte;
+constexpr std::int64_t sampled_blocks = 256, sampled_block_bytes = 4096;
+
+class Sha256 {
+  public:
+    Sha256() : context_(::EVP_MD_CTX_new(), &::EVP_MD_CTX_free) {
+        require(context_ != nullptr && ::EVP_DigestInit_ex(context_.get(), ::EVP_sha256(), nullptr) == 1);
+    }
+    void add(std::span<const std::byte> bytes) {
+        require(::EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1);
+    }
+    /// 64 hexadecimal digits. Nothing can be added any more.
+    std::string digits() {
+        std::array<unsigned char, 32> digest{};
+        require(::EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr) == 1);
+        std::string text;
+        for (const unsigned char byte : digest) {
+            text += "0123456789abcdef"[byte >> 4];
+            text += "0123456789abcdef"[byte & 15];
+        }
+        return text;
+    }
+
+  private:
+    static void require(bool ok) { check(ok, "libcrypto: SHA-256 failed"); }
+    std::unique_ptr<EVP_MD_CTX, decltype(&::EVP_MD_CTX_free)> context_;
+};
+
+}  // namespace
+
+JsonValue DataContent::to_json() const {
+    return JsonValue::object({{"bytes", bytes}, {"hash", hash}});
+}
+
+void visit_samples(const DataFile& file, const std::function<void(std::span<const std::byte>)>& visit) {
+    std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(file.size(), mebibyte)));
+    const auto visit_part = [&](std::int64_t begin, std::int64_t length) {
+        const std::span<std::byte> part = std::span(buffer).first(static_cast<std::size_t>(length));
+        file.read(begin, part);
+        visit(part);
+    };
+    if (file.size() <= whole_up_to) {
+        for (std::int64_t begin = 0; begin < file.size(); begin += mebibyte)
+            visit_part(begin, std::min(mebibyte, file.size() - begin));
+        return;
+    }
+    visit_part(0, mebibyte);
+    const std::int64_t distance = (file.size() - 2 * mebibyte) / sampled_blocks;
+    for (std::int64_t i = 0; i < sampled_blocks; ++i) {
+        const std::int64_t begin = mebibyte + i * distance;
+        visit_part(begin - begin % sampled_block_bytes, sampled_block_bytes);
+    }
+    visit_part(file.size() - mebibyte, mebibyte);
+}
+
+DataContent content_of(const DataFile& file) {
+    Sha256 hash;
+    visit_samples(file, [&](std::span<const std::byte> bytes) { hash.add(bytes); });
+    return {file.size(), (file.size() <= whole_up_to ? "sha256:" : "sha256-sampled:") + hash.digits()};
+}
+
+DataContent content_of(std::string_view text) {
+    Sha256 hash;
+    hash.add(std::as_bytes(std::span(text)));
+    return {std::ssize(text), "sha256:" + hash.digits()};
+}
+
+void require_unchanged(const DataFile& file, const DataContent& content) {
+    if (!file.was_touched()) return;
+    file.require_same_size();
+    const DataContent now = content_of(file);
+    check(now == content, file.path(), ": holds ", now.hash, "; expected ", content.hash,
+          " (it was changed while it was read)");
+}
+
+}  // namespace gradtile

@@ -1,0 +1,188 @@
+#include <gradtile/train/data/dataset.h>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/text/formatted.h>
+#include <gradtile/core/text/utf8.h>
+#include <gradtile/train/available_memory.h>
+#include <gradtile/train/corpus/corpus.h>
+#include <gradtile/train/data/token_file.h>
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+
+/// A file's text, in memory.
+std::string read_text(const std::string& path, TokenizerKind kind) {
+    const DataFile file(path);
+    // Characters become 32-bit ids beside the text.
+    const std::size_t bytes_each = kind == TokenizerKind::characters ? 5 : 1;
+    const std::size_t available = available_memory(Device::cpu());
+    check(static_cast<std::size_t>(file.size()) <= available / bytes_each, path, ": ", file.size(),
+          " bytes of text need ", bytes_each, " times that in memory; ", available,
+          " bytes are available (token files stay on disk)");
+    std::string text(static_cast<std::size_t>(file.size()), '\0');
+    file.read(0, std::as_writable_bytes(std::span(text)));
+    return text;
+}
+
+/// What a tokenizer is to see of it: characters begin after a byte order mark.
+std::string_view part_to_tokenize(std::string_view text, TokenizerKind kind, const std::string& path) {
+    if (kind == TokenizerKind::characters && text.starts_with(utf8_byte_order_mark))
+        text.remove_prefix(utf8_byte_order_mark.size());
+    check(!text.empty(), path, ": is empty; expected text");
+    return text;
+}
+
+/// A file's tokens, with what is known of the file besides.
+struct Source {
+    TokenSequence tokens{};
+    std::int64_t vocabulary = 0;
+    bool vocabulary_of_ids = false;  // see TokenFile
+    std::optional<Tokenizer> tokenizer{};
+    std::optional<std::vector<Story>> stories{};
+    std::vector<DataContent> contents{};
+    std::string description{};
+};
+
+struct SourceOptions {
+    std::optional<Tokenizer> tokenizer = {};  ///< for text; none: made from it
+    TokenizerKind kind = TokenizerKind::characters;
+    TokenFileOptions token_file = {};
+    JsonValue made_with = {};  ///< list of contents, or null
+};
+
+void require_same_content(const std::string& path, const std::vector<DataContent>& contents,
+                          const JsonValue& made_with) {
+    if (made_with->is_null()) return;
+    check(made_with->is_array(), path, ": the checkpoint's record of its data is damaged");
+    const json& expected = *made_with;
+    check(contents.size() == expected.size(), path, ": ", contents.size(),
+          contents.size() == 1 ? " file" : " files", "; the run was made with ", expected.size());
+    for (std::size_t i = 0; i < contents.size(); ++i) {
+        const json actual = *contents[i].to_json();
+        if (actual == expected[i]) continue;
+        const std::string shard = contents.size() == 1 ? "" : concat("file ", i + 1, " ");
+        for (const char* const key : {"bytes", "hash"}) {
+            const json was = expected[i].is_object() ? expected[i].value(key, json()) : json();
+            check(was == actual[key], path, ": ", shard, "is not the data that the run was made with: ", key,
+                  " ", json_text(actual[key]), ", not ", json_text(was));
+        }
+    }
+}
+
+Source open_text(const std::string& path, const SourceOptions& options) {
+    const TokenizerKind kind = options.tokenizer ? options.tokenizer->kind() : options.kind;
+    std::string text = read_text(path, kind);
+    Source source{.contents = {content_of(text)}};
+    require_same_content(path, source.contents, options.made_with);
+    const std::string_view part = part_to_tokenize(text, kind, path);
+    if (options.tokenizer) {
+        source.tokenizer = options.tokenizer;
+    } else {
+        source.tokenizer =
+            kind == TokenizerKind::bytes ? Tokenizer::bytes() : Tokenizer::characters_of(part, path);
+    }
+    source.vocabulary = source.tokenizer->vocab_size();
+    source.stories = parse_corpus(part);
+    if (kind == TokenizerKind::bytes) {
+        source.tokens = TokenSequence::of_bytes(std::move(text), path);
+    } else {
+        source.tokens = TokenSequence(source.tokenizer->encode(part, path), path);
+    }
+    source.description = concat("text, ", grouped(source.tokens.size()), " ", name_of(kind));
+    return source;
+}
+
+Source open_tokens(const std::string& path, const SourceOptions& options) {
+    TokenFile file = open_token_file(path, options.token_file);
+    require_same_content(path, file.contents, options.made_with);
+    Source source{.vocabulary = file.vocabulary,
+                  .vocabulary_of_ids = file.vocabulary_of_ids,
+                  .description = file.description()};
+    source.tokens = std::move(file.tokens);
+    source.contents = std::move(file.contents);
+    return source;
+}
+
+Source open_source(const std::string& path, const SourceOptions& options) {
+    return is_token_file(path) ? open_tokens(path, options) : open_text(path, options);
+}
+
+void require_tokenizer(const std::string& path, const std::optional<Tokenizer>& tokenizer) {
+    check(is_token_file(path) || tokenizer.has_value(), path,
+          ": is text, but the model was trained on token files and has no tokenizer");
+}
+
+json contents_to_json(const std::vector<DataContent>& contents) {
+    json list = json::array();
+    for (const DataContent& content : contents) list.push_back(*content.to_json());
+    return list;
+}
+
+JsonValue recorded(const JsonValue& made_with, const char* name) {
+    return made_with->is_object() ? made_with->value(name, json()) : json();
+}
+
+/// The sequence before and after the border between training and validation.
+void split(Dataset& dataset, Source& source, double val_fraction) {
+    const TokenSequence& all = source.tokens;
+    const double kept = 1.0 - val_fraction;
+    // The product may be rounded up beyond 2^53 tokens.
+    auto border = std::min(static_cast<std::int64_t>(kept * static_cast<double>(all.size())), all.size());
+    auto& stories = source.stories;
+    if (const auto of_story = stories ? nearest_story_border(*stories, kept) : std::nullopt;
+        of_story && val_fraction > 0.0) {
+        border = static_cast<std::int64_t>(*of_story);  // stories are ASCII: a token a byte
+        std::erase_if(*stories, [&](const Story& story) { return story.begin < *of_story; });
+        dataset.source_nll = source_nll_per_character(*stories);
+    }
+    dataset.train = all.slice(0, border);
+    dataset.validation = all.slice(border, all.size());
+}
+
+}  // namespace
+
+LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
+                         const LoadTokensOptions& options) {
+    require_tokenizer(path, tokenizer);
+    Source source =
+        open_source(path, {.tokenizer = tokenizer,
+                           .token_file = {.vocabulary = options.vocabulary, .type = options.token_type}});
+    return {std::move(source.tokens), std::move(source.description)};
+}
+
+Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer) {
+    check(!options.data.empty(), "data: no file given (--data FILE)");
+    check(options.val_fraction >= 0.0 && options.val_fraction < 1.0, "val-fraction: ", options.val_fraction,
+          "; expected 0 <= val-fraction < 1");
+    SourceOptions how{.tokenizer = tokenizer,
+                      .kind = options.tokenizer,
+                      .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
+                      .made_with = recorded(options.made_with, "data")};
+    Source source = open_source(options.data, how);
+    Dataset dataset{.vocabulary = source.vocabulary,
+                    .content = json{{"data", contents_to_json(source.contents)}},
+                    .description = {concat(options.data, ": ", source.description)}};
+    dataset.tokenizer = source.tokenizer;
+    if (options.val_data.empty()) {
+        split(dataset, source, options.val_fraction);
+        return dataset;
+    }
+    require_tokenizer(options.val_data, dataset.tokenizer);
+    how.tokenizer = dataset.tokenizer;
+    how.made_with = recorded(options.made_with, "val-data");
+    if (!source.vocabulary_of_ids) how.token_file.vocabulary = dataset.vocabulary;
+    Source validation = open_source(options.val_data, how);
+    dataset.train = std::move(source.tokens);
+    dataset.validation = std::move(validation.tokens);
+    dataset.vocabulary = std::max(dataset.vocabulary, validation.vocabulary);
+    if (validation.stories) dataset.source_nll = source_nll_per_character(*validation.stories);
+    (*dataset.content)["val-data"] = contents_to_json(validation.contents);
+    dataset.description.push_back(concat(options.val_data, ": ", validation.description));
+    return dataset;
+}
+
+}  // namespace gradtile

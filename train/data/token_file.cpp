@@ -1,0 +1,286 @@
+#include <gradtile/train/data/token_file.h>
+
+#include <glob.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <vector>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/text/formatted.h>
+
+namespace gradtile {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
+
+using ShardHeader = std::array<std::int32_t, 256>;
+
+/// What distinguishes the two kinds of llm.c shard.
+struct ShardFacts {
+    TokenFormat format;
+    std::int32_t magic;
+    std::int32_t version;
+    int id_bytes;
+    std::int64_t vocabulary;
+};
+constexpr ShardFacts gpt2_facts{TokenFormat::gpt2_shard, 20240520, 1, 2, 50257};
+constexpr ShardFacts llama3_facts{TokenFormat::llama3_shard, 20240801, 7, 4, 128256};
+
+/// llm.c's other files begin with these; read as headerless tokens they would train on noise.
+constexpr std::array other_llm_c_files = {
+    std::pair{20240326, std::string_view("a model")}, std::pair{20240327, std::string_view("a debug state")},
+    std::pair{20240328, std::string_view("a tokenizer")},
+    std::pair{20240522, std::string_view("a multiple-choice evaluation")}};
+
+/// The first 1024 bytes of a file, or all of a shorter one and zeros.
+struct Head {
+    ShardHeader words{};
+    explicit Head(const DataFile& file) {
+        const auto bytes = std::min<std::int64_t>(file.size(), sizeof words);
+        file.read(0, std::as_writable_bytes(std::span(words)).first(static_cast<std::size_t>(bytes)));
+    }
+    std::int32_t magic() const { return words[0]; }
+    std::int32_t version() const { return words[1]; }
+    std::int64_t tokens() const { return words[2]; }
+};
+
+constexpr std::int64_t header_bytes = sizeof(ShardHeader);
+
+/// Position of a file's token ids.
+struct Layout {
+    TokenFormat format;
+    int id_bytes;
+    std::int64_t offset, count;
+    std::int64_t vocabulary;  // the format's own; 0: none
+};
+
+Layout shard_layout(const DataFile& file, const Head& head, const ShardFacts& facts) {
+    const std::string& path = file.path();
+    check(file.size() >= header_bytes, path, ": truncated: ", file.size(),
+          " bytes, less than a shard's header of ", header_bytes);
+    check(head.version() == facts.version, path, ": ", name_of(facts.format), " token shard of version ",
+          head.version(), "; version ", facts.version, " is supported");
+    check(head.tokens() >= 0, path, ": damaged: its header counts ", head.tokens(), " tokens");
+    const std::int64_t body = file.size() - header_bytes, expected = head.tokens() * facts.id_bytes;
+    check(body >= expected, path, ": truncated: its header counts ", head.tokens(), " tokens of ",
+          facts.id_bytes, " bytes, ", body, " bytes follow");
+    check(body == expected, path, ": damaged: its header counts ", head.tokens(), " tokens of ",
+          facts.id_bytes, " bytes, yet ", body, " bytes follow");
+    return {facts.format, facts.id_bytes, header_bytes, head.tokens(), facts.vocabulary};
+}
+
+std::int32_t byte_swapped(std::int32_t value) {
+    return static_cast<std::int32_t>(__builtin_bswap32(static_cast<std::uint32_t>(value)));
+}
+
+/// llm.c numbers its formats by a day of 2024. Read as two uint16, no such number is two ids of GPT-2.
+bool is_like_a_magic_number(std::int32_t value) {
+    return value / 10000 == 2024;
+}
+
+/// A header that is whole but for its magic number: the count is what the file's size says.
+bool has_shard_header(const DataFile& file, const Head& head) {
+    const std::int64_t body = file.size() - header_bytes;
+    return body > 0 && head.version() > 0 && head.version() < 1000 &&
+           (head.tokens() * 2 == body || head.tokens() * 4 == body);
+}
+
+/// Refuses files that are not headerless token files: reading them as such would train on noise.
+void refuse_damaged_shards(const DataFile& file, const Head& head) {
+    const std::string& path = file.path();
+    for (const auto& [other, what] : other_llm_c_files)
+        check(head.magic() != other, path, ": wrong magic ", other, ": this is ", what,
+              " of llm.c, not tokens");
+    check(!is_like_a_magic_number(byte_swapped(head.magic())), path,
+          ": wrong magic: a big-endian token shard; little-endian is supported");
+    const std::string expected =
+        concat("expected ", gpt2_facts.magic, " (GPT-2) or ", llama3_facts.magic, " (Llama 3)");
+    check(!is_like_a_magic_number(head.magic()), path, ": wrong magic ", head.magic(), "; ", expected);
+    check(!has_shard_header(file, head), path, ": wrong magic ", head.magic(), " before a shard's header of ",
+          head.tokens(), " tokens, as many as the file holds; ", expected);
+}
+
+/// The upper half of a 32-bit id of GPT-2 is 0, of Llama 3 0 or 1, of Gemma 0 to 3. Ids of 16 bits are that
+/// small in every second place only where they are so in all.
+bool looks_like_uint32(const DataFile& file) {
+    constexpr std::uint32_t most_upper_half = 3;
+    constexpr std::int64_t least_evidence = 16;
+    if (file.size() % 4 != 0) return false;
+    std::int64_t words = 0;
+    bool all_small = true, upper_halves_small = true;
+    visit_samples(file, [&](std::span<const std::byte> bytes) {
+        for (std::size_t at = 0; at + 4 <= bytes.size() && upper_halves_small; at += 4) {
+            std::uint16_t halves[2];
+            std::memcpy(halves, bytes.data() + at, sizeof halves);
+            upper_halves_small = halves[1] <= most_upper_half;
+            all_small &= halves[0] <= most_upper_half;
+            ++words;
+        }
+    });
+    return upper_halves_small && !all_small && words >= least_evidence;
+}
+
+Layout headerless_layout(const DataFile& file, TokenType type) {
+    const std::string& path = file.path();
+    if (type == TokenType::uint32) {
+        check(file.size() % 4 == 0, path, ": odd size: ", file.size(),
+              " bytes are no whole number of 32-bit tokens");
+        return {TokenFormat::headerless_uint32, 4, 0, file.size() / 4, 0};
+    }
+    check(file.size() % 2 == 0, path, ": odd size: ", file.size(),
+          " bytes are no whole number of 16-bit tokens");
+    check(
+        type != TokenType::automatic || !looks_like_uint32(file), path,
+        ": every second 16-bit number is 0 to 3, as in a file of 32-bit tokens; say --token-type uint32, or "
+        "uint16 if they are 16-bit tokens all the same");
+    return {TokenFormat::headerless, 2, 0, file.size() / 2, 0};
+}
+
+Layout layout_of(const DataFile& file, TokenType type) {
+    check(file.size() > 0, file.path(), ": is empty; expected tokens");
+    const Head head(file);
+    for (const ShardFacts& facts : {gpt2_facts, llama3_facts}) {
+        if (head.magic() != facts.magic) continue;
+        const TokenType own = facts.id_bytes == 2 ? TokenType::uint16 : TokenType::uint32;
+        check(type == TokenType::automatic || type == own, file.path(), ": is a ", name_of(facts.format),
+              " shard of ", name_of(own), " tokens, not ", name_of(type), " (token-type)");
+        return shard_layout(file, head, facts);
+    }
+    refuse_damaged_shards(file, head);
+    return headerless_layout(file, type);
+}
+
+/// Looks at every id: the largest. Throws Error for one that is `limit` or more, naming its place.
+template <class Id>
+std::int64_t largest_id(const DataFile& file, const Layout& layout, std::int64_t limit) {
+    std::vector<Id> buffer(
+        static_cast<std::size_t>(std::min<std::int64_t>(layout.count, (1 << 20) / sizeof(Id))));
+    Id largest = 0;
+    for (std::int64_t begin = 0; begin < layout.count;) {
+        const std::span<Id> ids = std::span(buffer).first(
+            static_cast<std::size_t>(std::min(std::ssize(buffer), layout.count - begin)));
+        file.read(layout.offset + begin * layout.id_bytes, std::as_writable_bytes(ids));
+        for (const Id id : ids) largest = std::max(largest, id);
+        if (largest >= limit) {
+            const auto first = std::ranges::find_if(ids, [&](Id id) { return id >= limit; });
+            throw Error(concat(file.path(), ": token ", begin + (first - ids.begin()), " has id ", *first,
+                               ", outside the vocabulary of ", limit));
+        }
+        begin += std::ssize(ids);
+    }
+    return largest;
+}
+
+std::vector<std::string> matching_files(const std::string& pattern) {
+    glob_t matches{};
+    const int outcome = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &matches);
+    std::vector<std::string> paths;
+    if (outcome == 0) paths.assign(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
+    ::globfree(&matches);
+    check(outcome == 0 || outcome == GLOB_NOMATCH, pattern, ": cannot be searched: ", std::strerror(errno));
+    check(!paths.empty(), pattern, ": no file matches");
+    return paths;  // glob() sorts them
+}
+
+TokenFile open_one(const std::string& path, const TokenFileOptions& options) {
+    const auto file = std::make_shared<const DataFile>(path);
+    const Layout layout = layout_of(*file, options.type);
+    check(layout.count > 0, path, ": holds no tokens");
+    TokenFile result{.format = layout.format,
+                     .vocabulary = options.vocabulary > 0 ? options.vocabulary : layout.vocabulary,
+                     .contents = {content_of(*file)}};
+    result.vocabulary_of_ids = result.vocabulary == 0;
+    constexpr std::int64_t most_vocabulary = std::int64_t{1} << 31;  // ids become int32
+    const std::int64_t limit = result.vocabulary_of_ids ? most_vocabulary : result.vocabulary;
+    const bool narrow = layout.id_bytes == 2;
+    // Every id a 16-bit file can hold is in a vocabulary of 65536: nothing to look for.
+    if (result.vocabulary_of_ids || !narrow || limit <= std::numeric_limits<std::uint16_t>::max()) {
+        const std::int64_t largest = narrow ? largest_id<std::uint16_t>(*file, layout, limit)
+                                            : largest_id<std::uint32_t>(*file, layout, limit);
+        if (result.vocabulary_of_ids) result.vocabulary = largest + 1;
+    }
+    result.tokens = TokenSequence::of_file({.file = file,
+                                            .content = result.contents.front(),
+                                            .offset = layout.offset,
+                                            .id_bytes = layout.id_bytes,
+                                            .count = layout.count,
+                                            .vocabulary = result.vocabulary});
+    return result;
+}
+
+}  // namespace
+
+bool is_token_file(std::string_view path) {
+    return path.ends_with(".bin");
+}
+
+std::string TokenFile::description() const {
+    const bool wide = format == TokenFormat::llama3_shard || format == TokenFormat::headerless_uint32;
+    const char* const type = wide ? "uint32" : "uint16";
+    const bool several = contents.size() > 1;
+    const std::string number = several ? concat(contents.size(), " files, ") : "";
+    if (format == TokenFormat::gpt2_shard || format == TokenFormat::llama3_shard) {
+        const ShardFacts& facts = format == TokenFormat::gpt2_shard ? gpt2_facts : llama3_facts;
+        return concat(number, "llm.c shard", several ? "s" : "", ", version ", facts.version, ", ",
+                      grouped(tokens.size()), " ", type, " tokens");
+    }
+    return concat(number, "headerless ", type, ", ", grouped(tokens.size()), " tokens",
+                  vocabulary_of_ids ? concat(", largest id ", vocabulary - 1) : "");
+}
+
+TokenFile open_token_file(const std::string& path, const TokenFileOptions& options) {
+    check(options.vocabulary >= 0, path, ": vocabulary: ", options.vocabulary, "; expected 0 or more");
+    if (path.find_first_of("*?[") == std::string::npos) return open_one(path, options);
+    const std::vector<std::string> names = matching_files(path);
+    make_room_for_open_files(names.size());
+    std::vector<TokenSequence> parts;
+    TokenFile whole;
+    for (const std::string& name : names) {
+        TokenFile part = open_one(name, options);
+        check(parts.empty() || part.format == whole.format, name, ": is a ", name_of(part.format),
+              " token file, the one before it a ", name_of(whole.format), " one");
+        whole.format = part.format;
+        whole.vocabulary = std::max(whole.vocabulary, part.vocabulary);
+        whole.vocabulary_of_ids = part.vocabulary_of_ids;
+        whole.contents.push_back(std::move(part.contents.front()));
+        parts.push_back(std::move(part.tokens));
+    }
+    whole.tokens = TokenSequence::joined(parts, path);
+    return whole;
+}
+
+void write_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids) {
+    const bool has_header = format == TokenFormat::gpt2_shard || format == TokenFormat::llama3_shard;
+    const bool wide = format == TokenFormat::llama3_shard || format == TokenFormat::headerless_uint32;
+    const std::int64_t limit = wide ? std::numeric_limits<std::int32_t>::max() : 65535;
+    for (std::size_t i = 0; i < ids.size(); ++i)
+        check(ids[i] >= 0 && ids[i] <= limit, path, ": token ", i, " has id ", ids[i], "; a ",
+              name_of(format), " file holds 0 to ", limit);
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    check(file.good(), path, ": cannot be written: ", std::strerror(errno));
+    const auto write = [&](const auto& values) {
+        file.write(reinterpret_cast<const char*>(values.data()),
+                   static_cast<std::streamsize>(values.size() * sizeof(values[0])));
+    };
+    if (has_header) {
+        check(std::ssize(ids) <= std::numeric_limits<std::int32_t>::max(), path, ": ", ids.size(),
+              " tokens are more than a shard's header can count");
+        const ShardFacts& facts = wide ? llama3_facts : gpt2_facts;
+        ShardHeader header{facts.magic, facts.version, static_cast<std::int32_t>(ids.size())};
+        write(header);
+    }
+    if (wide) {
+        write(ids);
+    } else {
+        write(std::vector<std::uint16_t>(ids.begin(), ids.end()));
+    }
+    file.close();
+    check(file.good(), path, ": cannot be written: ", std::strerror(errno));
+}
+
+}  // namespace gradtile

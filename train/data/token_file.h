@@ -1,0 +1,64 @@
+#pragma once
+/// Token files: the binary formats of llm.c and nanoGPT (little-endian), validated and read where they lie.
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gradtile/core/enum_names.h>
+#include <gradtile/train/data/data_content.h>
+#include <gradtile/train/data/token_sequence.h>
+#include <gradtile/train/data/token_type.h>
+
+namespace gradtile {
+
+/// gpt2_shard:        llm.c, 256 int32 of header (20240520, 1, token count, 0 ...), then uint16 ids.
+/// llama3_shard:      llm.c, 256 int32 of header (20240801, 7, token count, 0 ...), then uint32 ids.
+/// headerless:        nanoGPT's train.bin and val.bin, uint16 ids and nothing else.
+/// headerless_uint32: the same with uint32 ids.
+enum class TokenFormat { gpt2_shard, llama3_shard, headerless, headerless_uint32 };
+
+struct TokenFileOptions {
+    std::int64_t vocabulary = 0;  ///< every id is below it; 0: the format's own, or the largest id + 1
+    TokenType type = TokenType::automatic;
+};
+
+struct TokenFile {
+    TokenSequence tokens{};
+    TokenFormat format = TokenFormat::headerless;
+    std::int64_t vocabulary = 0;     ///< every id is below it
+    bool vocabulary_of_ids = false;  ///< it is the largest id + 1: another file may well hold a larger one
+    std::vector<DataContent> contents{};  ///< of the file, or of each shard
+    /// "headerless uint16, 1,003,854 tokens, largest id 64"
+    std::string description() const;
+};
+
+/// A name that ends in .bin is read as tokens, any other as text.
+bool is_token_file(std::string_view path);
+
+/// Opens a token file, or every file a pattern with *, ? or [] matches, in the order of their names, as one
+/// sequence. The format is told from the file's first words; the format's own vocabulary is 50257 (GPT-2) or
+/// 128256 (Llama 3). Every id is looked at, unless the vocabulary has room for all; what is read later is
+/// checked again.
+///
+/// Throws Error naming the file when it is missing, empty, truncated, of odd size, of an unknown version, not
+/// tokens, a shard by all signs but its magic number, of 32-bit ids by all signs although nothing says so, or
+/// holds an id outside the vocabulary (with its position).
+TokenFile open_token_file(const std::string& path, const TokenFileOptions& options = {});
+
+/// Throws Error when an id does not fit the format or the file cannot be written.
+void write_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids);
+
+template <>
+struct EnumNames<TokenFormat> {
+    static constexpr std::array names = {
+        std::pair{TokenFormat::gpt2_shard, std::string_view("gpt2")},
+        std::pair{TokenFormat::llama3_shard, std::string_view("llama3")},
+        std::pair{TokenFormat::headerless, std::string_view("headerless")},
+        std::pair{TokenFormat::headerless_uint32, std::string_view("headerless-uint32")}};
+};
+
+}  // namespace gradtile

@@ -1,0 +1,123 @@
+#include <gradtile/train/language_model.h>
+
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/checkpoint/checkpoint_directory.h>
+#include <gradtile/train/train_config.h>
+
+namespace gradtile {
+namespace {
+
+/// `what` is "parameter" or "master".
+void check_weights(const ParameterStore& parameters, const NamedTensors& tensors, const char* what,
+                   const std::string& source) {
+    for (const Parameter& parameter : parameters.parameters()) {
+        const auto found = tensors.find(parameter.name());
+        check(found != tensors.end(), source, ": has no ", what, " '", parameter.name(), "'; expected ",
+              parameter.shape());
+        const Tensor& x = found->second;
+        check(x.shape() == parameter.shape(), source, ": ", what, " '", parameter.name(), "' is ", x.shape(),
+              "; this model's is ", parameter.shape());
+        check(is_floating(x.dtype()), source, ": ", what, " '", parameter.name(), "' is ", x.dtype(),
+              "; expected a floating-point dtype");
+    }
+    std::set<std::string_view> known;
+    for (const Parameter& parameter : parameters.parameters()) known.insert(parameter.name());
+    for (const auto& entry : tensors)
+        check(known.contains(entry.first), source, ": ", what, " '", entry.first,
+              "' is not one of this model's");
+}
+
+/// That the model of a checkpoint's config is the one whose parameters it holds, before any memory is taken.
+void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source) {
+    try {
+        validate(config);
+    } catch (const Error& error) {
+        throw Error(concat(source, ": its config: ", error.what()));
+    }
+    ParameterStore parameters;
+    const Transformer model(config, parameters);
+    check_weights(parameters, checkpoint.params, "parameter", source);
+}
+
+}  // namespace
+
+LanguageModel::LanguageModel(const Context& context, const ModelConfig& config, DType dtype,
+                             std::optional<Tokenizer> the_tokenizer, const FlatOptions& flat)
+    : ctx(context), tokenizer(std::move(the_tokenizer)), transformer(config, parameters) {
+    parameters.allocate(ctx, dtype, flat);
+}
+
+void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
+                     const std::string& source) {
+    copy_parameters(ctx, parameters, parameters.master(), checkpoint, source);
+}
+
+void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
+                     const Checkpoint& checkpoint, const std::string& source) {
+    const bool apart = masters.raw_data() != parameters.values().raw_data();
+    check_weights(parameters, checkpoint.params, "parameter", source);
+    if (!checkpoint.master.empty()) check_weights(parameters, checkpoint.master, "master", source);
+    for (const Parameter& parameter : parameters.parameters()) {
+        const auto master = checkpoint.master.find(parameter.name());
+        const bool has_master = master != checkpoint.master.end();
+        const Tensor& weights = has_master ? master->second : checkpoint.params.at(parameter.name());
+        const Shape& shape = parameter.shape();
+        const Tensor own = masters.slice(0, parameter.offset(), shape.elements()).reshape(shape);
+        copy(ctx, own, to_device(ctx, weights));
+        if (apart) copy(ctx, parameter.value(), own);
+    }
+}
+
+void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::string& source) {
+    const auto check_all = [&](const NamedTensors& tensors, const char* what, DType expected) {
+        for (const auto& [name, x] : tensors)
+            check(x.dtype() == expected, source, ": ", what, " '", name, "' is ", x.dtype(), "; expected ",
+                  expected);
+    };
+    check_all(checkpoint.params, "parameter", dtype);
+    check_all(checkpoint.master, "master", DType::f32);
+    const bool has_masters = !checkpoint.master.empty();
+    check(has_masters == is_16_bit(dtype), source, ": has ", has_masters ? "" : "no ", "masters of its ",
+          dtype, " weights; expected ", has_masters ? "none" : "float32 masters");
+}
+
+Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options,
+                           const MessageHandler& on_message) {
+    check(exists(path), path.string(), ": no such file or directory");
+    if (!is_directory(path)) return read_checkpoint(path, options);
+    const std::filesystem::path inner = path / "checkpoints";
+    CheckpointDirectory::Loaded loaded =
+        CheckpointDirectory(is_directory(inner) ? inner : path).load_newest(options);
+    if (!loaded.checkpoint) {
+        const std::string why = loaded.damaged.empty() ? std::string() : "; " + loaded.damaged.front();
+        throw Error(concat(path.string(), ": holds no sound checkpoint", why));
+    }
+    if (on_message)
+        for (const std::string& line : loaded.damaged) on_message(line);
+    return *std::move(loaded.checkpoint);
+}
+
+std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source) {
+    if (!checkpoint.data->contains("tokenizer")) return std::nullopt;
+    return Tokenizer::from_json(checkpoint.data->at("tokenizer"), source);
+}
+
+std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options) {
+    const std::string source = path.string();
+    const Checkpoint checkpoint = load_checkpoint(path, {.training_state = false}, options.on_message);
+    TrainConfig config;
+    apply_json(config, *checkpoint.config, source);
+    check_model(config.model, checkpoint, source);
+    auto model =
+        std::make_unique<LanguageModel>(Context(options.device, options.threads), config.model,
+                                        storage_dtype(config.dtype), tokenizer_of(checkpoint, source));
+    model->ignore_token = config.ignore_token;
+    copy_parameters(model->ctx, model->parameters, checkpoint, source);
+    return model;
+}
+
+}  // namespace gradtile

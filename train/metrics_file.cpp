@@ -1,0 +1,163 @@
+#include <gradtile/train/metrics_file.h>
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <span>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/io/durable_file.h>
+#include <gradtile/core/text/json_value.h>
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+
+void append_number(std::string& line, const char* key, double value) {
+    char text[64];
+    if (std::isfinite(value)) {
+        std::snprintf(text, sizeof text, ",\"%s\":%.9g", key, value);
+    } else {
+        std::snprintf(text, sizeof text, ",\"%s\":null", key);
+    }
+    line += text;
+}
+
+std::string checkpoint_line(std::int64_t step) {
+    return concat("{\"event\":\"checkpoint\",\"step\":", step, "}");
+}
+
+/// Calls visit(line, object) for every whole line that contains `text` and is a JSON object with a step. The
+/// file may hold gigabytes: one line at a time is in memory.
+template <class Visit>
+void for_lines(const std::filesystem::path& path, std::string_view text, Visit&& visit) {
+    if (symlink_status(path).type() == std::filesystem::file_type::not_found) return;
+    TextLines lines(open_own_file(path, O_RDONLY), MetricsFile::max_line_bytes);
+    for (std::string_view line; lines.next(line);) {
+        if (line.find(text) == std::string_view::npos) continue;
+        const json object = *JsonValue::parse(line).value_or(JsonValue());
+        if (object.is_object() && object.contains("step") && object["step"].is_number_integer())
+            visit(line, object);
+    }
+}
+
+/// Writes lines to a file in large pieces.
+class LineWriter {
+  public:
+    explicit LineWriter(const OpenFile& file) : file_(file) {}
+    void add(std::string_view line) {
+        constexpr std::size_t piece = std::size_t{1} << 20;
+        waiting_.append(line) += '\n';
+        if (waiting_.size() >= piece) flush();
+    }
+    /// Returns the bytes written in all.
+    std::uint64_t flush() {
+        file_.write(reinterpret_cast<const std::byte*>(waiting_.data()), waiting_.size(), size_);
+        size_ += waiting_.size();
+        waiting_.clear();
+        return size_;
+    }
+
+  private:
+    const OpenFile& file_;
+    std::string waiting_;
+    std::uint64_t size_ = 0;
+};
+
+/// Replaces the file by those of its lines that belong to steps up to `last_step`.
+void cut_back(const std::filesystem::path& path, std::int64_t last_step, MetricsFile::Last last) {
+    DurableFile file(path);
+    LineWriter kept(file.file());
+    bool has_event = last_step == 0;  // step 0 is the start, not a checkpoint
+    for_lines(path, "", [&](std::string_view line, const json& object) {
+        const auto step = object["step"].get<std::int64_t>();
+        if (step > last_step) return;
+        if (step == last_step && last == MetricsFile::Last::unwritten && !object.contains("event")) return;
+        if (object.contains("event")) has_event |= step == last_step;
+        kept.add(line);
+    });
+    if (!has_event) kept.add(checkpoint_line(last_step));
+    file.commit(kept.flush());
+}
+
+}  // namespace
+
+void LossHistory::add(const StepReport& report) {
+    if (std::isfinite(report.loss)) train.push_back({report.step, report.loss});
+    if (report.val_loss && std::isfinite(*report.val_loss))
+        validation.push_back({report.step, *report.val_loss});
+}
+
+std::string metrics_line(const StepReport& report) {
+    std::string line = concat("{\"step\":", report.step);
+    append_number(line, "loss", report.loss);
+    if (report.val_loss) append_number(line, "val_loss", *report.val_loss);
+    append_number(line, "lr", report.lr);
+    append_number(line, "grad_norm", report.grad_norm);
+    append_number(line, "tokens_per_s", report.tokens_per_s);
+    append_number(line, "ms", report.ms);
+    if (!report.not_finite.empty()) line += ",\"not_finite\":" + json_text(report.not_finite);
+    return line + '}';
+}
+
+MetricsFile::MetricsFile(const std::filesystem::path& path, std::int64_t last_step, Last last) : path_(path) {
+    with_file_name("metrics", path_, [&] {
+        if (last_step >= 0) cut_back(path_, last_step, last);
+        file_ = open_own_file(path_, O_CREAT | O_WRONLY);
+        size_ = file_.size();
+    });
+}
+
+void MetricsFile::append(const std::string& line) {
+    with_file_name("metrics", path_, [&] {
+        const std::string whole = line + '\n';
+        try {
+            file_.write(reinterpret_cast<const std::byte*>(whole.data()), whole.size(), size_);
+        } catch (...) {
+            file_.file_system().truncate(file_.descriptor(), size_);  // half a line would spoil the file
+            throw;
+        }
+        size_ += whole.size();
+    });
+}
+
+void MetricsFile::write(const StepReport& report) {
+    append(metrics_line(report));
+}
+
+void MetricsFile::write_checkpoint_event(std::int64_t step) {
+    append(checkpoint_line(step));
+}
+
+LossHistory MetricsFile::read(const std::filesystem::path& path) {
+    LossHistory history;
+    with_file_name("metrics", path, [&] {
+        for_lines(path, "", [&](std::string_view, const json& object) {
+            if (object.contains("event")) return;
+            const auto point = [&](const char* key, std::vector<LossHistory::Point>& points) {
+                if (object.contains(key) && object[key].is_number())
+                    points.push_back({object["step"].get<std::int64_t>(), object[key].get<double>()});
+            };
+            point("loss", history.train);
+            point("val_loss", history.validation);
+        });
+    });
+    return history;
+}
+
+std::int64_t MetricsFile::newest_checkpoint(const std::filesystem::path& path) {
+    std::int64_t newest = 0;
+    with_file_name("metrics", path, [&] {
+        for_lines(path, "\"event\"", [&](std::string_view, const json& object) {
+            if (object.contains("event") && object["event"] == "checkpoint")
+                newest = std::max(newest, object["step"].get<std::int64_t>());
+        });
+    });
+    return newest;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <gradtile/train/optimizers/internal/muon_backend.h>
+
+namespace gradtile::cpu {
+namespace {
+
+constexpr std::int64_t grain = 1 << 14;
+
+double value_of(const Tensor& scale) {
+    return scale.defined() ? *scale.data<double>() : 1.0;
+}
+
+template <class Real>
+void momentum_range(const Real* __restrict gradient, Real* __restrict momentum, Real* __restrict update,
+                    std::int64_t n, Real scale, Real mix) {
+    for (std::int64_t i = 0; i < n; ++i) {
+        const Real g = gradient[i] * scale;
+        const Real m = momentum[i] + mix * (g - momentum[i]);
+        momentum[i] = m;
+        update[i] = m + mix * (g - m);
+    }
+}
+
+/// Row `row` of a I + b A + c A^2, where sum holds that of A^2.
+template <class T>
+void add_row(const T* __restrict power, T* __restrict sum, std::int64_t n, std::int64_t row) {
+    using Real = Accumulator<T>;
+    constexpr Real a = static_cast<Real>(Quintic::a), b = static_cast<Real>(Quintic::b),
+                   c = static_cast<Real>(Quintic::c);
+    const Real diagonal = c * convert<Real>(sum[row]) + b * convert<Real>(power[row]) + a;
+    for (std::int64_t i = 0; i < n; ++i)
+        sum[i] = convert<T>(c * convert<Real>(sum[i]) + b * convert<Real>(power[i]));
+    sum[row] = convert<T>(diagonal);
+}
+
+template <class Update, class Real, class Value>
+void apply_range(const Update* __restrict update, Real* __restrict weight, Value* __restrict value,
+                 std::int64_t n, Real keep, Real rate) {
+    for (std::int64_t i = 0; i < n; ++i) {
+        const Real updated = keep * weight[i] - rate * convert<Real>(update[i]);
+        weight[i] = updated;
+        if constexpr (!std::is_same_v<Real, Value>) value[i] = convert<Value>(updated);
+    }
+}
+
+/// Calls body(matrix, begin, end) for ranges of elements of each of `count` matrices.
+template <class Body>
+void for_ranges(const Context& ctx, std::int64_t count, std::int64_t elements, const Body& body) {
+    const std::int64_t ranges = ceil_div(elements, grain);
+    parallel_for(ctx, count * ranges, [&](std::int64_t block) {
+        const std::int64_t begin = block % ranges * grain;
+        body(block / ranges, begin, std::min(elements, begin + grain));
+    });
+}
+
+template <class Real>
+double squares_of(const Real* x, std::int64_t n) {
+    double sum = 0.0;
+    for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    return sum;
+}
+
+/// Calls visit(TypeTag) for the types gradients have.
+template <class Visit>
+void visit_real(DType dtype, const Visit& visit) {
+    if (dtype == DType::f64) {
+        visit(TypeTag<double>{});
+    } else {
+        visit(TypeTag<float>{});
+    }
+}
+
+}  // namespace
+
+void muon_momentum(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& scale,
+                   double momentum_decay, const Tensor& updates) {
+    const double factor = value_of(scale);
+    const std::int64_t elements = group.shape.elements();
+    visit_real(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
+        for_ranges(ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
+            const MuonOffsets& at = group.matrices[static_cast<std::size_t>(i)];
+            Real* const update = updates.data<Real>() + i * elements + begin;
+            if (factor == 0.0) {
+                std::fill_n(update, end - begin, Real{0});
+            } else {
+                momentum_range(arrays.gradients.data<Real>() + at.gradient + begin,
+                               arrays.momentum.data<Real>() + at.momentum + begin, update, end - begin,
+                               static_cast<Real>(factor), static_cast<Real>(1.0 - momentum_decay));
+            }
+        });
+    });
+}
+
+void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out) {
+    const std::int64_t count = x.size(0), elements = count == 0 ? 0 : x.elements() / count;
+    const std::int64_t part = ceil_div(elements, muon_norm_parts);
+    double* const sums = partial.data<double>();
+    visit_real(x.dtype(), [&]<class Real>(TypeTag<Real>) {
+        parallel_for(ctx, count * muon_norm_parts, [&](std::int64_t block) {
+            const std::int64_t begin = std::min(elements, block % muon_norm_parts * part);
+            sums[block] = squares_of(x.data<Real>() + block / muon_norm_parts * elements + begin,
+                                     std::min(part, elements - begin));
+        });
+        visit_floating(out.dtype(), [&]<class T>(TypeTag<T>) {
+            for_ranges(ctx, count, elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
+                const double* const of_matrix = sums + i * muon_norm_parts;
+                const double norm = std::sqrt(std::accumulate(of_matrix, of_matrix + muon_norm_parts, 0.0));
+                const auto factor = static_cast<Real>(1.0 / (norm + muon_norm_epsilon));
+                const Real* const from = x.data<Real>() + i * elements;
+                T* const to = out.data<T>() + i * elements;
+                for (std::int64_t k = begin; k < end; ++k) to[k] = convert<T>(from[k] * factor);
+            });
+        });
+    });
+}
+
+void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor& gram) {
+    const std::int64_t n = gram.size(-1);
+    visit_floating(gram.dtype(), [&]<class T>(TypeTag<T>) {
+        const T* const powers = gram.data<T>();
+        T* const sums = polynomial.data<T>();
+        const std::int64_t rows = gram.elements() / std::max<std::int64_t>(1, n);
+        parallel_ranges(ctx, rows, std::max<std::int64_t>(1, grain / std::max<std::int64_t>(1, n)),
+                        [&](std::int64_t begin, std::int64_t end) {
+                            for (std::int64_t row = begin; row < end; ++row)
+                                add_row(powers + row * n, sums + row * n, n, row % n);
+                        });
+    });
+}
+
+void muon_apply(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& updates,
+                const Tensor& rate, const MuonRate& derived, const UpdateOptions& options) {
+    if (value_of(options.gradient_scale) == 0.0) return;
+    const double keep = derived.keep(*rate.data<double>()), step = derived.step(*rate.data<double>());
+    const std::int64_t elements = group.shape.elements();
+    visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
+        using Real = Accumulator<Value>;
+        visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
+            if constexpr (sizeof(Update) <= sizeof(Real))
+                for_ranges(ctx, group.count(), elements,
+                           [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
+                               const MuonOffsets& at = group.matrices[static_cast<std::size_t>(i)];
+                               apply_range(updates.data<Update>() + i * elements + begin,
+                                           arrays.weights.data<Real>() + at.weight + begin,
+                                           arrays.values.data<Value>() + at.value + begin, end - begin,
+                                           static_cast<Real>(keep), static_cast<Real>(step));
+                           });
+        });
+    });
+}
+
+}  // namespace gradtile::cpu

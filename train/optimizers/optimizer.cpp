@@ -1,0 +1,24 @@
+#include <gradtile/train/optimizers/optimizer.h>
+
+#include <algorithm>
+
+namespace gradtile {
+
+std::vector<ShardPiece> pieces_of(const ParameterStore& store, const Parameter& parameter,
+                                  const OptimizerShard& shard) {
+    check(shard.masters.defined() == is_16_bit(store.dtype()), "optimizer: a shard of ", store.dtype(),
+          " values needs masters exactly when these are of 16 bits");
+    const std::int64_t parameter_end =
+        parameter.offset() + rounded_up(parameter.shape().elements(), parameter_alignment);
+    std::vector<ShardPiece> pieces;
+    std::int64_t packed = 0;
+    for (const FlatRange& range : shard.ranges) {
+        const std::int64_t begin = std::max(parameter.offset(), range.begin);
+        const std::int64_t end = std::min(parameter_end, range.end());
+        if (begin < end) pieces.push_back({{begin, end - begin}, packed + begin - range.begin});
+        packed += range.length;
+    }
+    return pieces;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,46 @@
+#include <gradtile/train/parallel/internal/authentication.h>
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <sys/random.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+
+Digest random_digest() {
+    Digest digest{};
+    ssize_t got = 0;
+    do {
+        got = ::getrandom(digest.data(), digest.size(), 0);
+    } while (got < 0 && errno == EINTR);
+    check(got == std::ssize(digest), "the system has no random numbers: ", std::strerror(errno));
+    return digest;
+}
+
+std::string random_key() {
+    constexpr std::string_view digits = "0123456789abcdef";
+    std::string key;
+    for (const std::uint8_t byte : random_digest()) key.append({digits[byte / 16], digits[byte % 16]});
+    return key;
+}
+
+Digest authentication_code(std::string_view key, std::string_view text) {
+    Digest code{};
+    unsigned int bytes = 0;
+    const unsigned char* const made =
+        ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()),
+               reinterpret_cast<const unsigned char*>(text.data()), text.size(), code.data(), &bytes);
+    check(made != nullptr && bytes == code.size(), "libcrypto: HMAC-SHA-256 failed");
+    return code;
+}
+
+bool is_same(const Digest& a, const Digest& b) {
+    return ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+}  // namespace gradtile

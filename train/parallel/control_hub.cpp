@@ -1,0 +1,329 @@
+#include <gradtile/train/parallel/internal/control_hub.h>
+
+#include <poll.h>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+using std::chrono::milliseconds;
+
+// Beside one connection for each process.
+constexpr std::size_t max_strangers = 64;
+// A process may fail because another one died, and say so before that one's connection is seen to close.
+constexpr auto failure_grace = milliseconds(500);
+constexpr auto max_last_send_time = std::chrono::seconds(1);
+
+SteadyClock::duration steady(Seconds seconds) {
+    return std::chrono::duration_cast<SteadyClock::duration>(seconds);
+}
+
+/// "rank 3", "ranks 1, 2 and 7".
+std::string names_of(const std::vector<int>& ranks) {
+    constexpr std::size_t max_named = 16;
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (std::size_t i = 0; i < std::min(ranks.size(), max_named); ++i) {
+        const bool last = i + 1 == ranks.size();
+        text += concat(i == 0 ? "" : last ? " and " : ", ", ranks[i]);
+    }
+    if (ranks.size() > max_named) text += concat(" and ", ranks.size() - max_named, " others");
+    return text;
+}
+
+}  // namespace
+
+std::chrono::duration<double> heartbeat_interval(double timeout) {
+    return Seconds(std::clamp(timeout / 10.0, 0.01, 1.0));
+}
+
+ControlHub::ControlHub(Listener listener, MessageStream own, Options options)
+    : options_(std::move(options)),
+      timeout_(options_.timeout),
+      interval_(heartbeat_interval(options_.timeout)),
+      listener_(std::move(listener)),
+      peers_(static_cast<std::size_t>(options_.size)),
+      pending_(options_.key, max_strangers + peers_.size()),
+      start_(SteadyClock::now()),
+      last_heartbeat_(start_ - steady(interval_)) {
+    peers_[0] = std::make_unique<Peer>(Peer{.stream = std::move(own), .last_message = start_});
+    if (options_.size == 1) welcome_all();
+    thread_ = std::thread([this] { run(); });
+}
+
+ControlHub::~ControlHub() {
+    stop_ = true;
+    wake_.call();
+    thread_.join();
+}
+
+void ControlHub::run() {
+    while (!stop_) {
+        wait_for_something();
+        if (over_) continue;  // connections stay open until the process ends
+        check_itself();
+        if (!over_) admit_pending();
+        if (!over_) receive_from_peers();
+        if (!over_) check_for_losses();
+        if (!over_) send_heartbeats();
+    }
+}
+
+/// Until something has come or can be sent, and not beyond the next heartbeat.
+void ControlHub::wait_for_something() {
+    std::vector<pollfd> watched = {{wake_.descriptor(), POLLIN, 0}};
+    const auto watch = [&](const MessageStream& stream) {
+        watched.push_back(
+            {stream.descriptor(), static_cast<short>(POLLIN | (stream.has_unsent() ? POLLOUT : 0)), 0});
+    };
+    if (!over_) {
+        watched.push_back({*listener_.socket, POLLIN, 0});
+        for (const auto& peer : peers_)
+            if (peer) watch(peer->stream);
+        pending_.add_to(watched);
+    }
+    SteadyTime next = last_heartbeat_ + steady(interval_);
+    if (failure_) next = std::min(next, failure_->time + failure_grace);
+    const auto left = std::chrono::ceil<milliseconds>(next - SteadyClock::now()).count();
+    ::poll(watched.data(), watched.size(), over_ ? -1 : static_cast<int>(std::max<std::int64_t>(left, 0)));
+}
+
+// ---- Coming ----
+
+void ControlHub::admit_pending() {
+    pending_.accept(listener_);
+    pending_.advance([this](const Identity& identity) { return objection_to(identity); },
+                     [this](const Identity& identity, MessageStream stream) {
+                         peers_[static_cast<std::size_t>(identity.rank)] = std::make_unique<Peer>(
+                             Peer{.stream = std::move(stream), .last_message = SteadyClock::now()});
+                         if (peers_present() == options_.size) welcome_all();
+                     });
+}
+
+/// Why a process cannot be one of these; nothing when it can.
+std::optional<std::string> ControlHub::objection_to(const Identity& identity) const {
+    if (identity.version != options_.version)
+        return concat("it is gradtile ", identity.version, ", rank 0 is gradtile ", options_.version);
+    if (identity.size != options_.size)
+        return concat("its world has ", identity.size, " processes, that of rank 0 has ", options_.size);
+    if (identity.rank < 0 || identity.rank >= options_.size)
+        return concat("there is no rank ", identity.rank, " in a world of ", options_.size);
+    if (peers_[static_cast<std::size_t>(identity.rank)])
+        return concat("another process has come as rank ", identity.rank, " already");
+    return std::nullopt;
+}
+
+void ControlHub::welcome_all() {
+    complete_ = true;
+    for (const auto& peer : peers_) {
+        peer->last_message = SteadyClock::now();
+        peer->stream.send({.kind = Message::Kind::welcome});
+        peer->stream.flush();
+    }
+}
+
+int ControlHub::peers_present() const {
+    return static_cast<int>(std::count_if(peers_.begin(), peers_.end(), [](const auto& p) { return !!p; }));
+}
+
+std::string ControlHub::missing_ranks() const {
+    std::vector<int> missing;
+    for (int rank = 0; rank < options_.size; ++rank)
+        if (!peers_[static_cast<std::size_t>(rank)]) missing.push_back(rank);
+    return names_of(missing);
+}
+
+// ---- Passing on ----
+
+void ControlHub::receive_from_peers() {
+    for (int rank = 0; rank < options_.size && !over_; ++rank) {
+        Peer* const peer = peers_[static_cast<std::size_t>(rank)].get();
+        if (peer == nullptr) continue;
+        const bool open = peer->stream.receive() && peer->stream.flush();
+        std::string why = "its connection closed";
+        bool understood = true;
+        try {
+            while (!over_) {
+                const std::optional<Message> message = peer->stream.next();
+                if (!message) break;
+                peer->last_message = SteadyClock::now();
+                handle(rank, *message);
+            }
+        } catch (const Error& error) {
+            understood = false;
+            why = concat("it sent ", error.what());
+        }
+        if ((open && understood) || over_) continue;
+        if (failure_ && failure_->rank == rank) {  // it is told of below, now
+            failure_->time -= failure_grace;
+            continue;
+        }
+        send_last({.kind = Message::Kind::loss,
+                   .rank = rank,
+                   .text = concat("rank ", rank, " was lost"),
+                   .texts = {why}});
+    }
+}
+
+void ControlHub::handle(int rank, const Message& message) {
+    Peer& peer = *peers_[static_cast<std::size_t>(rank)];
+    switch (message.kind) {
+        case Message::Kind::heartbeat:
+            peer.step = message.step;
+            peer.waits_for = message.text;
+            peer.waited = message.seconds;
+            break;
+        case Message::Kind::contribution:
+            check(message.count == exchange_ && !peer.contribution, "exchange ", message.count,
+                  " while the others are at ", exchange_);
+            peer.contribution = message.text;
+            finish_exchange();
+            break;
+        case Message::Kind::leave:
+            peer.left = true;
+            finish_leaving();
+            break;
+        case Message::Kind::failure:
+            if (!failure_) failure_ = {rank, message.step, message.text, SteadyClock::now()};
+            break;
+        default:
+            throw Error("what only rank 0 sends");
+    }
+}
+
+void ControlHub::finish_exchange() {
+    Message result{.kind = Message::Kind::result, .count = exchange_};
+    for (const auto& peer : peers_) {
+        if (!peer || !peer->contribution) return;
+        result.texts.push_back(*peer->contribution);
+    }
+    ++exchange_;
+    for (const auto& peer : peers_) {
+        peer->contribution.reset();
+        peer->stream.send(result);
+        peer->stream.flush();
+    }
+}
+
+void ControlHub::finish_leaving() {
+    for (const auto& peer : peers_)
+        if (!peer || !peer->left) return;
+    send_last({.kind = Message::Kind::goodbye});
+}
+
+void ControlHub::send_heartbeats() {
+    const SteadyTime now = SteadyClock::now();
+    if (now - last_heartbeat_ < interval_) return;
+    last_heartbeat_ = now;
+    Message heartbeat{.kind = Message::Kind::heartbeat};
+    if (!complete_) heartbeat.text = missing_ranks();
+    if (peers_[0]) heartbeat.step = peers_[0]->step;
+    for (const auto& peer : peers_) {
+        if (!peer) continue;
+        peer->stream.send(heartbeat);
+        peer->stream.flush();
+    }
+}
+
+// ---- Losing ----
+
+/// This process may have been stopped itself. Then others have given it up and are gone, and the rest must
+/// hear of that, not of them.
+void ControlHub::check_itself() {
+    if (SteadyClock::now() - last_heartbeat_ < timeout_) return;
+    send_last({.kind = Message::Kind::loss,
+               .rank = 0,
+               .text = "rank 0 was lost",
+               .texts = {concat("it was silent for ", options_.timeout, " s")}});
+}
+
+void ControlHub::check_for_losses() {
+    const SteadyTime now = SteadyClock::now();
+    if (failure_ && now - failure_->time >= failure_grace) {
+        return send_last({.kind = Message::Kind::loss,
+                          .rank = failure_->rank,
+                          .step = failure_->step,
+                          .text = concat("rank ", failure_->rank, " failed"),
+                          .texts = {failure_->message}});
+    }
+    if (!complete_) {
+        if (now - start_ < timeout_) return;
+        return send_last({.kind = Message::Kind::loss,
+                          .rank = -1,
+                          .text = concat(missing_ranks(), " of ", options_.size, " did not come within ",
+                                         options_.timeout, " s")});
+    }
+    for (int rank = 0; rank < options_.size; ++rank) {
+        const Peer& peer = *peers_[static_cast<std::size_t>(rank)];
+        if (now - peer.last_message < timeout_) continue;
+        return send_last({.kind = Message::Kind::loss,
+                          .rank = rank,
+                          .step = peer.step,
+                          .text = concat("rank ", rank, " was lost"),
+                          .texts = {concat("it was silent for ", options_.timeout, " s")}});
+    }
+    const bool waited_too_long = std::any_of(peers_.begin(), peers_.end(), [&](const auto& peer) {
+        return !peer->waits_for.empty() && peer->waited >= options_.timeout;
+    });
+    if (!waited_too_long) return;
+    const std::vector<int> late = laggards(now);
+    Message loss{.kind = Message::Kind::loss, .rank = -1};
+    if (late.empty()) {
+        loss.text = concat("all ranks have waited for ", options_.timeout, " s, and none is behind");
+    } else {
+        const Peer& first = *peers_[static_cast<std::size_t>(late[0])];
+        if (late.size() == 1) loss.rank = late[0];
+        loss.step = first.step;
+        loss.text = concat(names_of(late), late.size() == 1 ? " was lost" : " were lost");
+        loss.texts = {concat("the others waited for ", options_.timeout, " s")};
+    }
+    send_last(loss);
+}
+
+/// Whom the others wait for: who has long been silent; else who does not wait; else who is at the lowest
+/// step. None: all wait at the same step.
+std::vector<int> ControlHub::laggards(SteadyTime now) const {
+    const auto those = [&](auto&& is_late) {
+        std::vector<int> late;
+        for (int rank = 0; rank < options_.size; ++rank)
+            if (is_late(*peers_[static_cast<std::size_t>(rank)])) late.push_back(rank);
+        return late;
+    };
+    const Seconds silence = std::max(timeout_ / 2, 3 * interval_);
+    if (const auto silent = those([&](const Peer& p) { return now - p.last_message > silence; });
+        !silent.empty())
+        return silent;
+    if (const auto busy = those([](const Peer& p) { return p.waits_for.empty(); }); !busy.empty())
+        return busy;
+    const auto [lowest, highest] = std::minmax_element(
+        peers_.begin(), peers_.end(), [](const auto& a, const auto& b) { return a->step < b->step; });
+    if ((*lowest)->step == (*highest)->step) return {};
+    return those([step = (*lowest)->step](const Peer& p) { return p.step == step; });
+}
+
+/// The last thing that is said. Rank 0 hears it last: its process may end with it, and this thread, too.
+void ControlHub::send_last(const Message& message) {
+    over_ = true;
+    const SteadyTime deadline = SteadyClock::now() + max_last_send_time;
+    std::vector<Peer*> unsent;
+    for (std::size_t rank = 1; rank < peers_.size(); ++rank) {
+        if (!peers_[rank]) continue;
+        peers_[rank]->stream.send(message);
+        unsent.push_back(peers_[rank].get());
+    }
+    while (true) {
+        std::erase_if(unsent, [](Peer* p) { return !p->stream.flush() || !p->stream.has_unsent(); });
+        const auto left = std::chrono::ceil<milliseconds>(deadline - SteadyClock::now()).count();
+        if (unsent.empty() || left <= 0) break;
+        std::vector<pollfd> watched;
+        for (const Peer* p : unsent) watched.push_back({p->stream.descriptor(), POLLOUT, 0});
+        ::poll(watched.data(), watched.size(), static_cast<int>(left));
+    }
+    if (peers_[0]) {
+        peers_[0]->stream.send(message);
+        peers_[0]->stream.flush();
+    }
+}
+
+}  // namespace gradtile

@@ -1,0 +1,195 @@
+#include <gradtile/train/parallel/data_parallel.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <gradtile/core/cuda/event.h>
+#include <gradtile/core/cuda/side_stream.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+Tensor part_of(const Tensor& flat, const FlatRange& range) {
+    return flat.slice(0, range.begin, range.length);
+}
+
+bool overlap(const FlatRange& range, const Parameter& parameter) {
+    return parameter.offset() < range.end() &&
+           parameter.offset() + parameter.shape().elements() > range.begin;
+}
+
+}  // namespace
+
+void pack(const Context& ctx, const Tensor& whole, std::span<const FlatRange> ranges, const Tensor& packed) {
+    std::int64_t at = 0;
+    for (const FlatRange& range : ranges) {
+        copy(ctx, packed.slice(0, at, range.length), part_of(whole, range));
+        at += range.length;
+    }
+}
+
+/// A bucket, and how far it is in this step.
+struct DataParallel::Bucket {
+    FlatRange range;
+    ShardBucket shards = {};                     // when sharded
+    std::vector<FlatRange> own = {};             // of them, this process's
+    FlatRange packed = {};                       // where those lie, one behind the other
+    std::int64_t parameters = 0;                 // that have elements in it
+    std::int64_t waiting_for = 0;                // of them
+    std::unique_ptr<cuda::Event> gathered = {};  // its values are there; on a GPU
+};
+
+DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
+                           const DataParallelOptions& options)
+    : store_(store), communicator_(communicator), options_(options), gradients_(store.gradients()) {
+    const int processes = communicator.size();
+    options_.sharded = options.sharded && processes > 1;
+    const std::int64_t multiple = flat_multiple(is_sharded() ? processes : 1);
+    check(store.flat_elements() % multiple == 0, "data parallel: flat blocks of ", store.flat_elements(),
+          " elements; expected a multiple of ", multiple);
+    if (processes == 1) return;
+    exchange_ = std::make_unique<SideStream>(ctx.device());
+    if (is_sharded()) {
+        share_out(ctx);
+    } else {
+        for (const FlatRange& range : cut_into_buckets(store.parameters(), {0, store.flat_elements()},
+                                                       options.bucket_elements, multiple))
+            buckets_.push_back({.range = range});
+    }
+    for (Bucket& bucket : buckets_)
+        bucket.parameters = std::ranges::count_if(
+            store.parameters(), [&](const Parameter& parameter) { return overlap(bucket.range, parameter); });
+}
+
+DataParallel::~DataParallel() = default;
+
+void DataParallel::share_out(const Context& ctx) {
+    const int processes = communicator_.size();
+    std::vector<ShardBucket> shards = shard_buckets(store_.parameters(), store_.flat_elements(),
+                                                    options_.bucket_elements, processes, options_.whole_cost);
+    // Memory that all processes reach is allocated in equal lengths.
+    const std::int64_t longest = largest_shard(shards, processes);
+    std::int64_t packed = 0;
+    for (ShardBucket& shard : shards) {
+        Bucket& bucket = buckets_.emplace_back();
+        bucket.range = shard.range;
+        bucket.packed.begin = packed;
+        for (const OwnedRange& part : shard.parts) {
+            if (part.owner != communicator_.rank()) continue;
+            bucket.own.push_back(part.range);
+            own_ranges_.push_back(part.range);
+            packed += part.range.length;
+        }
+        bucket.packed.length = packed - bucket.packed.begin;
+        bucket.shards = std::move(shard);
+        if (ctx.device().is_cuda()) bucket.gathered = std::make_unique<cuda::Event>(ctx.device());
+    }
+    gradients_ =
+        zeros(ctx.with_allocator(communicator_.symmetric_memory(ctx)), {longest}, store_.gradients().dtype())
+            .slice(0, 0, packed);
+}
+
+std::int64_t DataParallel::own_elements() const {
+    return gradients_.elements();
+}
+
+BackwardHooks DataParallel::sum_beside_backward(const Context& ctx) {
+    if (buckets_.empty() || ctx.is_planning()) return {};
+    for (Bucket& bucket : buckets_) bucket.waiting_for = bucket.parameters;
+    complete_.clear();
+    const auto note_complete = [this](const Parameter& parameter) {
+        // Backward finishes the last parameters first, and so do the sums of those that span several buckets.
+        for (std::size_t i = buckets_.size(); i-- > 0;)
+            if (overlap(buckets_[i].range, parameter) && --buckets_[i].waiting_for == 0)
+                complete_.push_back(&buckets_[i]);
+    };
+    return {.gradient_complete = note_complete,
+            .before_attention = [this, ctx] { sum_complete_buckets(ctx); }};
+}
+
+void DataParallel::sum_complete_buckets(const Context& ctx) {
+    for (const Bucket* bucket : complete_) sum_bucket(ctx, *bucket);
+    complete_.clear();
+}
+
+void DataParallel::sum_bucket(const Context& ctx, const Bucket& bucket) {
+    const Context exchange = exchange_->after(ctx);
+    const Tensor of_process = part_of(store_.gradients(), bucket.range);
+    if (!is_sharded()) {
+        communicator_.all_reduce(exchange, of_process);
+        return;
+    }
+    const Tensor packed = part_of(gradients_, bucket.packed);
+    if (bucket.shards.equal_parts) {
+        communicator_.reduce_scatter(exchange, of_process, packed);
+    } else {
+        communicator_.all_reduce(exchange, of_process);
+        pack(exchange, store_.gradients(), bucket.own, packed);
+    }
+}
+
+void DataParallel::finish_gradients(const Context& ctx) {
+    if (buckets_.empty() || ctx.is_planning()) return;
+    for (const Bucket& bucket : buckets_)
+        check(bucket.waiting_for == 0, "data parallel: ", bucket.waiting_for, " gradients of elements ",
+              bucket.range.begin, " to ", bucket.range.end(), " were not announced");
+    sum_complete_buckets(ctx);
+    exchange_->join(ctx);
+}
+
+void DataParallel::sum(const Context& ctx, const Tensor& x) const {
+    if (buckets_.empty() || ctx.is_planning()) return;
+    communicator_.all_reduce(exchange_->after(ctx), x);
+    exchange_->join(ctx);
+}
+
+ForwardHooks DataParallel::gather_beside_forward(const Context& ctx) {
+    if (!is_sharded() || ctx.is_planning()) return {};
+    start_gathering(ctx);
+    waited_for_ = 0;
+    const auto before_use = [this, ctx](const Parameter& last) {
+        const std::int64_t end = last.offset() + last.padded_value().elements();
+        for (; waited_for_ < buckets_.size() && buckets_[waited_for_].range.begin < end; ++waited_for_)
+            if (const auto& gathered = buckets_[waited_for_].gathered) gathered->wait_in(ctx.stream());
+    };
+    return {.before_use = before_use};
+}
+
+void DataParallel::start_gathering(const Context& ctx) {
+    const Context exchange = exchange_->after(ctx);
+    for (const Bucket& bucket : buckets_) {
+        gather_bucket(exchange, bucket, store_.values());
+        if (bucket.gathered) bucket.gathered->record(exchange.stream());
+    }
+}
+
+/// Every process's stretches of `whole` to all others.
+void DataParallel::gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& whole) const {
+    if (bucket.shards.equal_parts) {
+        communicator_.all_gather(exchange, part_of(whole, bucket.own.front()), part_of(whole, bucket.range));
+        return;
+    }
+    for (const OwnedRange& part : bucket.shards.parts)
+        communicator_.broadcast(exchange, part_of(whole, part.range), part.owner);
+}
+
+void DataParallel::gather_values(const Context& ctx) {
+    if (!is_sharded() || ctx.is_planning()) return;
+    start_gathering(ctx);
+    exchange_->join(ctx);
+}
+
+void DataParallel::unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
+                          const Tensor& whole) const {
+    const Context exchange = exchange_->after(ctx);
+    std::int64_t at = 0;
+    for (const FlatRange& range : ranges) {
+        copy(exchange, part_of(whole, range), packed.slice(0, at, range.length));
+        at += range.length;
+    }
+    for (const Bucket& bucket : buckets_) gather_bucket(exchange, bucket, whole);
+    exchange_->join(ctx);
+}
+
+}  // namespace gradtile

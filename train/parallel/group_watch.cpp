@@ -1,0 +1,258 @@
+#include <gradtile/train/parallel/internal/group_watch.h>
+
+#include <poll.h>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+using std::chrono::milliseconds;
+
+// Rank 0 answers a failure within its grace and its last words.
+constexpr auto max_failing_time = std::chrono::seconds(3);
+
+std::string place_of(std::int64_t step) {
+    return step < 0 ? "before the first step" : concat("at step ", step);
+}
+
+}  // namespace
+
+ProcessGroup::Watch::Watch(const RankEnvironment& environment, ProcessGroupOptions options,
+                           MessageStream stream, std::unique_ptr<ControlHub> hub, SteadyTime deadline)
+    : rank_(environment.rank),
+      size_(environment.size),
+      options_(std::move(options)),
+      hub_(std::move(hub)),
+      stream_(std::move(stream)),
+      last_message_(SteadyClock::now()),
+      next_heartbeat_(last_message_) {
+    thread_ = std::thread([this] { run(); });
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, deadline, [&] { return complete_ || lost_; });
+    if (complete_ && !lost_) return;
+    const std::string line = lost_ ? *lost_
+                                   : concat(missing_.empty() ? "others" : missing_, " did not come within ",
+                                            options_.timeout, " s");
+    stop_ = true;
+    lock.unlock();
+    wake_.call();
+    thread_.join();
+    throw Error(concat("the processes did not meet: ", line));
+}
+
+ProcessGroup::Watch::~Watch() {
+    {
+        const std::scoped_lock lock(mutex_);
+        stop_ = true;
+    }
+    wake_.call();
+    thread_.join();
+}
+
+// ---- The main thread's side ----
+
+void ProcessGroup::Watch::queue(Message message) {
+    queued_.push_back(std::move(message));
+    wake_.call();
+}
+
+template <class Done>
+void ProcessGroup::Watch::wait_until(std::unique_lock<std::mutex>& lock, Done done) {
+    changed_.wait(lock, [&] { return done() || lost_; });
+    if (!done()) throw Error(*lost_);
+}
+
+std::vector<std::string> ProcessGroup::Watch::exchange(const std::string& text) {
+    check(text.size() <= max_exchanged_bytes, "process group: a text of ", text.size(),
+          " bytes; expected at most ", max_exchanged_bytes);
+    const bool waits = begin_waiting("an exchange of settings");
+    std::unique_lock lock(mutex_);
+    result_.reset();
+    queue({.kind = Message::Kind::contribution, .count = exchange_, .text = text});
+    wait_until(lock, [&] { return result_.has_value(); });
+    ++exchange_;
+    std::vector<std::string> texts = std::move(*result_);
+    lock.unlock();
+    if (waits) end_waiting();
+    return texts;
+}
+
+void ProcessGroup::Watch::at_step(std::int64_t step) {
+    const std::scoped_lock lock(mutex_);
+    step_ = step;
+}
+
+bool ProcessGroup::Watch::begin_waiting(const char* what) {
+    const std::scoped_lock lock(mutex_);
+    if (!waits_for_.empty()) return false;
+    waits_for_ = what;
+    waits_since_ = SteadyClock::now();
+    return true;
+}
+
+void ProcessGroup::Watch::end_waiting() {
+    const std::scoped_lock lock(mutex_);
+    waits_for_.clear();
+}
+
+void ProcessGroup::Watch::begin_inspection(const Inspection& inspection, Fault fault) {
+    const std::scoped_lock lock(inspecting_);
+    faults_[&inspection] = std::move(fault);
+}
+
+void ProcessGroup::Watch::end_inspection(const Inspection& inspection) {
+    const std::scoped_lock lock(inspecting_);
+    faults_.erase(&inspection);
+}
+
+void ProcessGroup::Watch::leave() {
+    begin_waiting("the end of the run");
+    std::unique_lock lock(mutex_);
+    queue({.kind = Message::Kind::leave});
+    wait_until(lock, [&] { return left_; });
+}
+
+bool ProcessGroup::Watch::fail(const std::string& message) {
+    std::unique_lock lock(mutex_);
+    if (left_) return rank_ == 0;  // what happens after the end happens to all
+    if (lost_ || failing_) return !others_tell_;
+    failing_ = message.substr(0, max_exchanged_bytes);
+    queue({.kind = Message::Kind::failure, .step = step_, .text = *failing_});
+    changed_.wait_for(lock, max_failing_time, [&] { return lost_.has_value(); });
+    return !others_tell_;
+}
+
+// ---- The thread's side ----
+
+void ProcessGroup::Watch::run() {
+    while (exchange_messages()) {
+        const auto until_heartbeat =
+            std::chrono::ceil<milliseconds>(next_heartbeat_ - SteadyClock::now()).count();
+        pollfd watched[2] = {
+            {wake_.descriptor(), POLLIN, 0},
+            {stream_.descriptor(), static_cast<short>(POLLIN | (stream_.has_unsent() ? POLLOUT : 0)), 0}};
+        ::poll(watched, 2, static_cast<int>(std::max<std::int64_t>(until_heartbeat, 0)));
+        wake_.clear();
+    }
+}
+
+/// Sends what is queued and handles what has come. False: the connection has served its purpose.
+bool ProcessGroup::Watch::exchange_messages() {
+    std::vector<Message> queued;
+    {
+        const std::scoped_lock lock(mutex_);
+        if (stop_ || lost_ || left_) return false;
+        queued.swap(queued_);
+    }
+    for (const Message& message : queued) stream_.send(message);
+    if (SteadyClock::now() >= next_heartbeat_) {
+        check_for_fault();
+        send_heartbeat();
+    }
+    const bool sent = stream_.flush(), open = stream_.receive();
+    try {
+        while (const std::optional<Message> message = stream_.next()) handle(*message);
+    } catch (const Error& error) {
+        handle_loss_of_root(concat("it sent ", error.what()));
+    }
+    if (!open || !sent) handle_loss_of_root("its connection closed");
+    if (SteadyClock::now() - last_message_ >= Seconds(options_.timeout))
+        handle_loss_of_root(concat("it was silent for ", options_.timeout, " s"));
+    return true;
+}
+
+void ProcessGroup::Watch::send_heartbeat() {
+    next_heartbeat_ = SteadyClock::now() +
+                      std::chrono::duration_cast<SteadyClock::duration>(heartbeat_interval(options_.timeout));
+    Message heartbeat{.kind = Message::Kind::heartbeat};
+    {
+        const std::scoped_lock lock(mutex_);
+        heartbeat.step = step_;
+        heartbeat.text = waits_for_;
+        if (!waits_for_.empty()) heartbeat.seconds = Seconds(SteadyClock::now() - waits_since_).count();
+    }
+    stream_.send(heartbeat);
+}
+
+/// The first that is found is sent, once: rank 0 then tells everybody, this process, too.
+void ProcessGroup::Watch::check_for_fault() {
+    const std::scoped_lock lock(inspecting_);
+    for (const auto& [inspection, fault] : faults_) {
+        const std::optional<std::string> found = fault();
+        if (!found) continue;
+        const std::scoped_lock state(mutex_);
+        stream_.send(
+            {.kind = Message::Kind::failure, .step = step_, .text = found->substr(0, max_exchanged_bytes)});
+        faults_.clear();
+        return;
+    }
+}
+
+void ProcessGroup::Watch::handle(const Message& message) {
+    last_message_ = SteadyClock::now();
+    if (message.kind == Message::Kind::loss) return handle_loss(message);
+    const std::scoped_lock lock(mutex_);
+    switch (message.kind) {
+        case Message::Kind::welcome:
+            complete_ = true;
+            break;
+        case Message::Kind::heartbeat:
+            missing_ = message.text;
+            break;
+        case Message::Kind::result:
+            result_ = message.texts;
+            break;
+        case Message::Kind::goodbye:
+            left_ = true;
+            break;
+        default:
+            throw Error("what only others send");
+    }
+    changed_.notify_all();
+}
+
+/// "rank 2 was lost at step 41 (its connection closed); rank 0 waited for it in the all-reduce"
+void ProcessGroup::Watch::handle_loss(const Message& loss) {
+    std::string line = loss.text;
+    bool known = false;
+    {
+        const std::scoped_lock lock(mutex_);
+        if (lost_ || left_) return;  // what follows a loss, as rank 0's end does, is no news
+        const bool failed = loss.text.ends_with("failed");
+        const std::string why = loss.texts.empty() ? "" : loss.texts[0];
+        if (!why.empty()) {
+            // Processes keep step, so where another one was when it died is where this one is.
+            line += concat(" ", place_of(loss.step < 0 && !failed ? step_ : loss.step));
+            line += failed ? concat(": ", why) : concat(" (", why, ")");
+        }
+        if (complete_ && loss.rank != rank_ && !waits_for_.empty())
+            line +=
+                concat("; rank ", rank_, " waited ", loss.texts.empty() ? "in " : "for it in ", waits_for_);
+        // What this process itself ends with, or what all of them do.
+        known = failing_ && failed && (loss.rank == rank_ || why == *failing_);
+        others_tell_ = known && loss.rank != rank_;
+    }
+    lose(line, !known);
+}
+
+void ProcessGroup::Watch::handle_loss_of_root(const std::string& why) {
+    handle_loss({.kind = Message::Kind::loss, .rank = 0, .text = "rank 0 was lost", .texts = {why}});
+}
+
+/// No message is handled after it.
+void ProcessGroup::Watch::lose(const std::string& line, bool tell) {
+    {
+        const std::scoped_lock lock(mutex_);
+        if (lost_ || left_) return;
+        tell = tell && complete_;  // before, the constructor throws it
+    }
+    // Before the main thread hears of it: when the callback ends the process, the line is said once.
+    if (tell && options_.on_loss) options_.on_loss(line);
+    const std::scoped_lock lock(mutex_);
+    lost_ = line;
+    changed_.notify_all();
+}
+
+}  // namespace gradtile

@@ -1,0 +1,167 @@
+// Collectives between CPUs. MPI moves the bytes; sums are taken here, in the order of ranks, so that they do
+// not depend on which of its algorithms a library chooses for a size.
+#include <algorithm>
+#include <vector>
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/parallel/internal/communicator_backend.h>
+#include <gradtile/train/parallel/internal/mpi_check.h>
+#include <gradtile/train/parallel/mpi.h>
+
+namespace gradtile {
+namespace {
+
+using mpi::mpi_check;
+
+/// One exchange moves at most so much, all processes' parts together: MPI counts bytes and distances in int,
+/// and scratch stays small.
+constexpr std::int64_t exchanged_bytes = 32 << 20;
+
+/// Where process r's share of n elements begins, when each takes an equal one and the last ones may be short.
+struct Shares {
+    std::int64_t n, share;
+    Shares(std::int64_t n, int processes) : n(n), share(ceil_div(n, processes)) {}
+    std::int64_t begin(int r) const { return std::min(n, r * share); }
+    std::int64_t length(int r) const { return begin(r + 1) - begin(r); }
+};
+
+template <class T>
+T rounded_sum(const std::vector<std::byte>& received, std::int64_t stride, std::int64_t i, int processes) {
+    const T* const values = reinterpret_cast<const T*>(received.data());
+    if constexpr (std::is_integral_v<T>) {
+        T sum = 0;
+        for (int r = 0; r < processes; ++r) sum += values[r * stride + i];
+        return sum;
+    } else {
+        using Real = Accumulator<T>;
+        Real sum = 0;
+        for (int r = 0; r < processes; ++r) sum += convert<Real>(values[r * stride + i]);
+        return convert<T>(sum);
+    }
+}
+
+template <class Visit>
+void visit_summable(DType dtype, Visit&& visit) {
+    if (dtype == DType::i32) {
+        visit(TypeTag<std::int32_t>{});
+    } else {
+        visit_floating(dtype, std::forward<Visit>(visit));
+    }
+}
+
+class MpiCommunicator final : public Communicator {
+  public:
+    explicit MpiCommunicator(ProcessGroup& group) : Communicator(group.rank(), group.size()), group_(group) {}
+
+  private:
+    void sum(const Context& ctx, const Tensor& x) const override {
+        const auto waiting = group_.waiting("an all-reduce");
+        const std::int64_t piece = elements_at_once(x);
+        for (std::int64_t begin = 0; begin < x.elements(); begin += piece) {
+            const Tensor part = flat(x).slice(0, begin, std::min(piece, x.elements() - begin));
+            const Shares shares(part.elements(), size());
+            const Tensor mine = part.slice(0, shares.begin(rank()), shares.length(rank()));
+            sum_share(ctx, part, shares, mine);
+            gather_shares(part, shares);
+        }
+    }
+
+    void sum_parts(const Context& ctx, const Tensor& whole, const Tensor& part) const override {
+        const auto waiting = group_.waiting("a reduce-scatter");
+        // A piece of every process's part at a time, brought together: no step's plan knows of it.
+        const Tensor parts = whole.reshape({size(), part.elements()});
+        const std::int64_t piece =
+            std::min(part.elements(), std::max<std::int64_t>(elements_at_once(whole) / size(), 1));
+        std::vector<std::byte> memory(static_cast<std::size_t>(size() * piece) * size_of(whole.dtype()));
+        for (std::int64_t begin = 0; begin < part.elements(); begin += piece) {
+            const std::int64_t length = std::min(piece, part.elements() - begin);
+            const Shape shape{size(), length};
+            const Tensor pieces(nullptr, memory.data(), whole.device(), whole.dtype(), shape,
+                                contiguous_strides(shape));
+            copy(ctx, pieces, parts.slice(1, begin, length));
+            sum_share(ctx, flat(pieces), Shares(pieces.elements(), size()),
+                      flat(part).slice(0, begin, length));
+        }
+    }
+
+    void gather(const Context&, const Tensor& part, const Tensor& whole) const override {
+        const auto waiting = group_.waiting("an all-gather");
+        const Tensor parts = whole.reshape({size(), part.elements()});
+        const Tensor mine = parts.select(0, rank());
+        if (mine.raw_data() != part.raw_data()) std::copy_n(part.raw_data(), part.bytes(), mine.raw_data());
+        for (int r = 0; r < size(); ++r) send_bytes(parts.select(0, r), r);
+    }
+
+    void send_from(const Context&, const Tensor& x, int root) const override {
+        const auto waiting = group_.waiting("a broadcast");
+        send_bytes(x, root);
+    }
+
+    void wait_for_all(const Context&) const override {
+        const auto waiting = group_.waiting("a barrier");
+        mpi_check(MPI_Barrier(MPI_COMM_WORLD), "barrier");
+    }
+
+    static Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }
+    static std::int64_t elements_at_once(const Tensor& x) {
+        return exchanged_bytes / static_cast<std::int64_t>(size_of(x.dtype()));
+    }
+
+    /// `mine` = the sum over processes of this one's share of their x.
+    void sum_share(const Context& ctx, const Tensor& x, const Shares& shares, const Tensor& mine) const {
+        const auto element = static_cast<std::int64_t>(size_of(x.dtype()));
+        std::vector<int> send_bytes, send_at, receive_bytes, receive_at;
+        for (int r = 0; r < size(); ++r) {
+            send_bytes.push_back(static_cast<int>(element * shares.length(r)));
+            send_at.push_back(static_cast<int>(element * shares.begin(r)));
+            receive_bytes.push_back(static_cast<int>(element * mine.elements()));
+            receive_at.push_back(static_cast<int>(element * mine.elements() * r));
+        }
+        std::vector<std::byte> received(static_cast<std::size_t>(element * mine.elements() * size()));
+        mpi_check(MPI_Alltoallv(x.raw_data(), send_bytes.data(), send_at.data(), MPI_BYTE, received.data(),
+                                receive_bytes.data(), receive_at.data(), MPI_BYTE, MPI_COMM_WORLD),
+                  "all-to-all");
+        visit_summable(x.dtype(), [&]<class T>(TypeTag<T>) {
+            parallel_ranges(ctx, mine.elements(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+                for (std::int64_t i = begin; i < end; ++i)
+                    mine.data<T>()[i] = rounded_sum<T>(received, mine.elements(), i, size());
+            });
+        });
+    }
+
+    void gather_shares(const Tensor& x, const Shares& shares) const {
+        const auto element = static_cast<std::int64_t>(size_of(x.dtype()));
+        std::vector<int> bytes, at;
+        for (int r = 0; r < size(); ++r) {
+            bytes.push_back(static_cast<int>(element * shares.length(r)));
+            at.push_back(static_cast<int>(element * shares.begin(r)));
+        }
+        mpi_check(MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_BYTE, x.raw_data(), bytes.data(), at.data(), MPI_BYTE,
+                                 MPI_COMM_WORLD),
+                  "all-gather");
+    }
+
+    void send_bytes(const Tensor& x, int root) const {
+        const auto bytes = static_cast<std::int64_t>(x.bytes());
+        for (std::int64_t begin = 0; begin < bytes; begin += exchanged_bytes)
+            mpi_check(
+                MPI_Bcast(x.raw_data() + begin, static_cast<int>(std::min(exchanged_bytes, bytes - begin)),
+                          MPI_BYTE, root, MPI_COMM_WORLD),
+                "broadcast");
+    }
+
+    ProcessGroup& group_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> cpu::make_mpi_communicator(ProcessGroup& group) {
+    const auto waiting = group.waiting("the start of MPI");
+    const mpi::World world = mpi::start();
+    check(world.size == group.size() && world.rank == group.rank(), "mpi: it sees process ", world.rank,
+          " of ", world.size, " where the group has rank ", group.rank(), " of ", group.size(),
+          "; several processes on the CPU are started by mpirun (or srun with MPI support)");
+    return std::make_unique<MpiCommunicator>(group);
+}
+
+}  // namespace gradtile

@@ -1,0 +1,45 @@
+#include <gradtile/train/parallel/internal/nccl.h>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/shared_library.h>
+
+namespace gradtile::cuda {
+namespace {
+
+Nccl load_nccl() {
+    // The second: one that the loader's search path does not list.
+    const SharedLibrary library("nccl", {"libnccl.so.2", GRADTILE_NCCL_LIBRARY});
+    Nccl functions{};
+    library.find("ncclGetUniqueId", functions.get_unique_id);
+    library.find("ncclCommInitRank", functions.comm_init_rank);
+    library.find("ncclCommAbort", functions.comm_abort);
+    library.find("ncclCommGetAsyncError", functions.comm_get_async_error);
+    library.find("ncclAllReduce", functions.all_reduce);
+    library.find("ncclReduceScatter", functions.reduce_scatter);
+    library.find("ncclAllGather", functions.all_gather);
+    library.find("ncclBroadcast", functions.broadcast);
+    library.find("ncclGetErrorString", functions.error_string);
+    decltype(&ncclGetVersion) get_version = nullptr;
+    library.find("ncclGetVersion", get_version);
+    constexpr int with_symmetric_memory = 22800;
+    if (int version = 0; get_version(&version) == ncclSuccess && version >= with_symmetric_memory) {
+        library.find("ncclMemAlloc", functions.mem_alloc);
+        library.find("ncclMemFree", functions.mem_free);
+        library.find("ncclCommWindowRegister", functions.comm_window_register);
+        library.find("ncclCommWindowDeregister", functions.comm_window_deregister);
+    }
+    return functions;
+}
+
+}  // namespace
+
+const Nccl& nccl() {
+    static const Nccl functions = load_nccl();
+    return functions;
+}
+
+void nccl_check(ncclResult_t result, const char* what) {
+    check(result == ncclSuccess, "nccl: ", what, ": ", nccl().error_string(result));
+}
+
+}  // namespace gradtile::cuda

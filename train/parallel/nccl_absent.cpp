@@ -1,0 +1,13 @@
+// The NCCL side of a build without NCCL.
+#include <gradtile/core/check.h>
+#include <gradtile/train/parallel/internal/communicator_backend.h>
+
+namespace gradtile {
+
+std::unique_ptr<Communicator> cuda::make_nccl_communicator(const Context&, ProcessGroup&) {
+    throw Error(
+        "nccl: this gradtile was built without NCCL, which several GPUs need; install it (libnccl-dev) and "
+        "build again");
+}
+
+}  // namespace gradtile

@@ -1,0 +1,201 @@
+#include <gradtile/train/replica.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/optimizers/configured_optimizer.h>
+#include <gradtile/train/optimizers/global_norm.h>
+
+namespace gradtile {
+namespace {
+
+bool is_sharded(const TrainConfig& config, const Communicator& communicator) {
+    return config.zero == 1 && communicator.size() > 1;
+}
+
+FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Communicator& communicator) {
+    const bool sharded = is_sharded(config, communicator);
+    return {.multiple = flat_multiple(sharded ? communicator.size() : 1),
+            .masters = !sharded,
+            .allocator = communicator.symmetric_memory(ctx)};
+}
+
+Tensor view_of(const Tensor& flat, const Parameter& parameter) {
+    return flat.slice(0, parameter.offset(), parameter.shape().elements()).reshape(parameter.shape());
+}
+
+const Tensor& saved_state(const Checkpoint& checkpoint, const std::string& name, const Shape& shape,
+                          DType dtype, const std::string& source) {
+    const auto saved = checkpoint.optimizer.find(name);
+    check(saved != checkpoint.optimizer.end(), source, ": has no optimizer state '", name, "'");
+    check(saved->second.shape() == shape && saved->second.dtype() == dtype, source, ": optimizer state '",
+          name, "' is ", saved->second, "; expected ", shape, ' ', dtype);
+    return saved->second;
+}
+
+/// The first of all processes' names, in the order of parameters.
+std::string first_in_order(std::span<const Parameter> parameters, const std::vector<std::string>& names) {
+    for (const Parameter& parameter : parameters)
+        if (std::ranges::find(names, parameter.name()) != names.end()) return parameter.name();
+    return {};
+}
+
+}  // namespace
+
+Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<Tokenizer> tokenizer,
+                 const Communicator& communicator)
+    : model(ctx, config.model, storage_dtype(config.dtype), std::move(tokenizer),
+            flat_options(ctx, config, communicator)),
+      parallel(ctx, model.parameters, communicator,
+               {.sharded = is_sharded(config, communicator), .whole_cost = whole_cost(config)}),
+      communicator_(communicator) {
+    if (!parallel.is_sharded()) {
+        optimizer = make_optimizer(ctx, model.parameters, config);
+        return;
+    }
+    // The exchange of whole matrices has not been run on GPUs.
+    check(ctx.device().is_cpu() || config.optimizer != OptimizerKind::muon,
+          "zero: 1 with optimizer muon runs on CPUs only; expected zero 0, or optimizer adamw");
+    if (is_16_bit(model.parameters.dtype())) masters_ = zeros(ctx, {parallel.own_elements()}, DType::f32);
+    optimizer = make_optimizer(
+        ctx, model.parameters,
+        {.ranges = parallel.own_ranges(), .gradients = parallel.gradients(), .masters = masters_}, config);
+}
+
+void Replica::initialize(Seed seed) {
+    model.parameters.initialize(model.ctx, seed);
+    if (masters_.defined()) pack(model.ctx, workspace(), parallel.own_ranges(), masters_);
+}
+
+void Replica::load_weights(const Checkpoint& checkpoint, const std::string& source) {
+    const Context& ctx = model.ctx;
+    const Tensor& weights = masters_.defined() ? workspace() : model.parameters.master();
+    if (is_root()) copy_parameters(ctx, model.parameters, weights, checkpoint, source);
+    communicator_.broadcast(ctx, model.parameters.values());
+    if (weights.raw_data() != model.parameters.values().raw_data()) communicator_.broadcast(ctx, weights);
+    if (masters_.defined()) pack(ctx, weights, parallel.own_ranges(), masters_);
+}
+
+void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
+    if (is_root()) check_saved_dtypes(checkpoint, model.parameters.dtype(), source);
+    load_weights(checkpoint, source);
+    if (parallel.is_sharded()) {
+        restore_moments(checkpoint, source);
+        return;
+    }
+    const Context& ctx = model.ctx;
+    for (const StateTensor& part : optimizer->state()) {
+        if (is_root())
+            copy(ctx, part.tensor,
+                 to_device(ctx, saved_state(checkpoint, part.name, part.tensor.shape(), part.tensor.dtype(),
+                                            source)));
+        communicator_.broadcast(ctx, part.tensor);
+    }
+}
+
+void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& source) {
+    const Context& ctx = model.ctx;
+    for (const StateTensor& part : optimizer->state()) {
+        if (part.parameters.empty()) {  // a counter
+            if (is_root())
+                copy(ctx, part.tensor,
+                     to_device(ctx, saved_state(checkpoint, part.name, {1}, part.tensor.dtype(), source)));
+            communicator_.broadcast(ctx, part.tensor);
+            continue;
+        }
+        if (is_root())
+            for (const Parameter& parameter : part.parameters)
+                copy(ctx, parameter.grad(),
+                     to_device(ctx, saved_state(checkpoint, part.name + '/' + parameter.name(),
+                                                parameter.shape(), part.tensor.dtype(), source)));
+        communicator_.broadcast(ctx, workspace());
+        pack(ctx, workspace(), part.ranges, part.tensor);
+    }
+}
+
+void Replica::save_into(Checkpoint& checkpoint) {
+    const Context& ctx = model.ctx;
+    const ParameterStore& parameters = model.parameters;
+    if (!parallel.is_sharded()) {
+        for (const Parameter& parameter : parameters.parameters()) {
+            checkpoint.params[parameter.name()] = parameter.value();
+            if (parameters.has_master())
+                checkpoint.master[parameter.name()] = parameters.master_of(parameter);
+        }
+        for (const StateTensor& part : optimizer->state()) checkpoint.optimizer[part.name] = part.tensor;
+        return;
+    }
+    communicator_.barrier(ctx);  // where one that never comes is noticed
+    // Put together in turn, and kept by process 0 in the host's memory.
+    const auto add = [&](const std::string& what, const Tensor& whole, std::span<const Parameter> held,
+                         const std::string& prefix, NamedTensors& tensors) {
+        if (!is_root()) return;
+        const Tensor& on_host = to_host_memory(what, whole);
+        for (const Parameter& parameter : held)
+            tensors[prefix + parameter.name()] = view_of(on_host, parameter);
+    };
+    parallel.gather_values(ctx);
+    const auto all = parameters.parameters();
+    add("values", parameters.values(), all, "", checkpoint.params);
+    if (masters_.defined()) {
+        parallel.unpack(ctx, masters_, parallel.own_ranges(), workspace());
+        add("masters", workspace(), all, "", checkpoint.master);
+    }
+    for (const StateTensor& part : optimizer->state()) {
+        if (part.parameters.empty()) {
+            if (is_root()) checkpoint.optimizer[part.name] = to_host_memory(part.name, part.tensor);
+            continue;
+        }
+        parallel.unpack(ctx, part.tensor, part.ranges, workspace());
+        add(part.name, workspace(), part.parameters, part.name + '/', checkpoint.optimizer);
+    }
+    if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
+}
+
+void Replica::reserve_host_memory() {
+    if (!is_root() || !parallel.is_sharded()) return;
+    host_memory("values", model.parameters.values());
+    if (masters_.defined()) host_memory("masters", workspace());
+    for (const StateTensor& part : optimizer->state())
+        host_memory(part.name, part.parameters.empty() ? part.tensor : workspace());
+}
+
+const Tensor& Replica::host_memory(const std::string& name, const Tensor& x) {
+    Tensor& reserved = on_host_[name];
+    if (reserved.defined()) return reserved;
+    const Context host = Context(Device::cpu(), 1).with_allocator(staging_allocator(model.ctx.device()));
+    reserved = empty(host, x.shape(), x.dtype());
+    return reserved;
+}
+
+const Tensor& Replica::to_host_memory(const std::string& name, const Tensor& x) {
+    const Context& ctx = model.ctx;
+    const Tensor& copied = host_memory(name, x);
+    if (ctx.device().is_cuda()) {
+        cuda::copy_bytes(copied.raw_data(), x.raw_data(), x.bytes(), ctx.device(), ctx.stream());
+    } else {
+        copy(ctx, copied, x);
+    }
+    return copied;
+}
+
+std::string Replica::first_non_finite_gradient(const Context& ctx, ProcessGroup& group) const {
+    if (!parallel.is_sharded()) return gradtile::first_non_finite_gradient(ctx, model.parameters);
+    std::string own;
+    std::int64_t packed = 0;
+    for (const FlatRange& range : parallel.own_ranges()) {
+        for (const Parameter& parameter : model.parameters.parameters()) {
+            const std::int64_t begin = std::max(parameter.offset(), range.begin);
+            const std::int64_t end = std::min(parameter.offset() + parameter.shape().elements(), range.end());
+            if (begin >= end || !own.empty()) continue;
+            const Tensor part = parallel.gradients().slice(0, packed + begin - range.begin, end - begin);
+            if (!std::isfinite(item(ctx, global_norm(ctx, part)))) own = parameter.name();
+        }
+        packed += range.length;
+    }
+    return first_in_order(model.parameters.parameters(), group.all_gather(own));
+}
+
+}  // namespace gradtile

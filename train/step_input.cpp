@@ -1,0 +1,111 @@
+#include <gradtile/train/step_input.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/layers/dropout.h>
+
+namespace gradtile {
+namespace {
+
+// Words of a block: the rate (a float64), the seed, the vote and the count of targets (float64), then tokens
+// and targets on a boundary of 256 bytes.
+constexpr std::int64_t rate_at = 0, seed_at = 2, vote_at = 4, target_count_at = 6, tokens_at = 64;
+
+Tensor view(const Tensor& block, std::int64_t word, DType dtype, const Shape& shape) {
+    return Tensor(std::make_shared<Tensor>(block), block.raw_data() + word * size_of(DType::i32),
+                  block.device(), dtype, shape, contiguous_strides(shape));
+}
+
+}  // namespace
+
+StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptions& options)
+    : loader_(std::move(loader)),
+      options_(options),
+      tokens_(options.micro_steps * options.micro_batch * loader_.context()),
+      state_(loader_.state()) {
+    const Shape words{tokens_at + 2 * tokens_};
+    const Context host = Context(Device::cpu(), 1).with_allocator(transfer_allocator(ctx.device()));
+    host_[0] = empty(host, words, DType::i32);
+    if (ctx.device().is_cuda()) {
+        host_[1] = empty(host, words, DType::i32);
+        device_ = zeros(ctx, words, DType::i32);
+    } else {
+        device_ = host_[1] = host_[0];
+    }
+    rate_ = view(device_, rate_at, DType::f64, {1});
+    vote_ = view(device_, vote_at, DType::f64, {1});
+    target_count_ = view(device_, target_count_at, DType::f64, {1});
+    live_seed_ = view(device_, seed_at, DType::i32, {2});
+    const Shape batch{options.micro_batch, loader_.context()};
+    for (std::int64_t i = 0; i < options.micro_steps; ++i) {
+        const std::int64_t first = tokens_at + i * batch.elements();
+        batches_.push_back(
+            {view(device_, first, DType::i32, batch), view(device_, first + tokens_, DType::i32, batch)});
+    }
+}
+
+void StepInput::prepare(std::int64_t step) {
+    if (prepared_ && prepared_->step == step) return;
+    check(!prepared_, "step input: step ", prepared_ ? prepared_->step : 0, " is prepared and was not taken");
+    try {
+        draw(step);
+    } catch (...) {
+        loader_.restore(state_);  // to where the step begins
+        throw;
+    }
+    prepared_ = {step, loader_.state()};
+}
+
+void StepInput::draw(std::int64_t step) {
+    std::int32_t* const words = host_[next_].data<std::int32_t>();
+    const double rate = options_.schedule(step);
+    std::memcpy(words + rate_at, &rate, sizeof rate);
+    const std::array<std::int32_t, 2> seed = DropoutKey::live_seed_of(options_.seed, step);
+    std::memcpy(words + seed_at, seed.data(), sizeof seed);
+    const std::int64_t of_micro_step = tokens_ / options_.micro_steps;
+    const auto count = static_cast<std::size_t>(of_micro_step);
+    std::int64_t target_count = 0;
+    try {
+        for (std::int64_t i = 0; i < options_.micro_steps; ++i) {
+            std::int32_t* const tokens = words + tokens_at + i * of_micro_step;
+            target_count += loader_.next({tokens, count}, {tokens + tokens_, count});
+        }
+    } catch (...) {
+        loader_.restore(state_);  // micro-steps that were read do not count either
+        throw;
+    }
+    put_target_count(static_cast<double>(target_count));
+}
+
+void StepInput::put_target_count(double count) {
+    std::memcpy(host_[next_].data<std::int32_t>() + target_count_at, &count, sizeof count);
+}
+
+void StepInput::prepare_refusal(std::int64_t step) {
+    std::int32_t* const words = host_[next_].data<std::int32_t>();
+    std::fill_n(words, host_[next_].elements(), 0);
+    put_target_count(std::numeric_limits<double>::min());  // divided by it, gradients overflow float32
+    prepared_ = {step, state_};
+}
+
+void StepInput::upload(const Context& ctx, double vote) {
+    check(prepared_.has_value(), "step input: nothing is prepared");
+    std::memcpy(host_[next_].data<std::int32_t>() + vote_at, &vote, sizeof vote);
+    if (ctx.device().is_cuda())
+        cuda::copy_bytes(device_.raw_data(), host_[next_].raw_data(), device_.bytes(), ctx.device(),
+                         ctx.stream());
+    state_ = std::move(prepared_->state_after);
+    prepared_.reset();
+    next_ = 1 - next_;
+}
+
+void StepInput::restore(const JsonValue& state) {
+    loader_.restore(state);
+    state_ = loader_.state();
+    prepared_.reset();
+}
+
+}  // namespace gradtile

@@ -1,0 +1,102 @@
+#include <gradtile/train/step_work.h>
+
+#include <gradtile/core/shape.h>
+#include <gradtile/layers/vocabulary.h>
+
+namespace gradtile {
+namespace {
+
+double as_double(std::int64_t x) {
+    return static_cast<double>(x);
+}
+
+/// Elements of a block's weight matrices, each of which a row is multiplied with three times in a step.
+double block_matrix_elements(const ModelConfig& model) {
+    const double width = as_double(model.width), hidden = as_double(model.hidden_width());
+    const double qkv_width = as_double((model.heads + 2 * model.key_value_heads()) * model.head_dim());
+    const double up_matrices = model.activation == Activation::swiglu ? 2.0 : 1.0;
+    return width * qkv_width + width * width + (up_matrices + 1.0) * width * hidden;
+}
+
+double padded_vocabulary(const ModelConfig& model) {
+    return as_double(rounded_up(model.vocabulary, vocabulary_multiple));
+}
+
+/// Numbers that a block's memory-bound passes read and write for a row, in units of one element.
+struct BlockTraffic {
+    double norms_forward;   ///< both norms with their residual sums: two read, two written
+    double norms_backward;  ///< each reads x, dy and the stream's gradient, and writes that
+    double norms_again;     ///< outputs made once more: read, written
+    double activation;      ///< what the activation adds to the products around it
+    double activation_again;
+    double bias_gradients;  ///< every linear layer's output gradient once more
+    double positions;       ///< rotary: q and k read and written, forward or backward
+};
+
+BlockTraffic block_traffic(const ModelConfig& model) {
+    const double width = as_double(model.width), hidden = as_double(model.hidden_width());
+    const double kv_width = as_double(model.key_value_heads() * model.head_dim());
+    const bool gated = model.activation == Activation::swiglu;
+    return {
+        .norms_forward = 8 * width,
+        .norms_backward = 8 * width,
+        .norms_again = 4 * width,
+        .activation = gated ? (2 + 1) * hidden : hidden,
+        .activation_again = gated ? (2 + 1) * hidden : 2 * hidden,
+        .bias_gradients = model.bias ? (width + 2 * kv_width) + width + (gated ? 2 : 1) * hidden + width : 0,
+        .positions = model.positions == Positions::rope ? 2 * (width + kv_width) : 0};
+}
+
+}  // namespace
+
+Work& Work::operator+=(const Work& other) {
+    product_flops += other.product_flops;
+    attention_flops += other.attention_flops;
+    bytes += other.bytes;
+    blocks += other.blocks;
+    return *this;
+}
+
+Work operator*(double times, const Work& work) {
+    return {times * work.product_flops, times * work.attention_flops, times * work.bytes,
+            times * work.blocks};
+}
+
+StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_batch) {
+    const double rows = as_double(micro_batch * model.context);
+    const double element = as_double(static_cast<std::int64_t>(size_of(dtype)));
+    const double row_bytes = rows * element;
+    const double visible_keys = as_double(model.context + 1) / 2.0;
+    const double scores = rows * as_double(model.width) * visible_keys;  // q.k, summed over heads: 2 of these
+    const double products = 2.0 * rows * block_matrix_elements(model);
+    const BlockTraffic traffic = block_traffic(model);
+
+    const Work forward{.product_flops = products,
+                       .attention_flops = 4.0 * scores,  // S and P V
+                       .bytes = row_bytes * (traffic.norms_forward + traffic.activation + traffic.positions),
+                       .blocks = 1.0 / 3};
+    Work backward{.product_flops = 2.0 * products,
+                  .attention_flops = 10.0 * scores,  // S again, dP, dV, dK, dQ
+                  .bytes = row_bytes * (traffic.norms_backward + traffic.activation + traffic.bias_gradients +
+                                        traffic.positions),
+                  .blocks = 2.0 / 3};
+    if (model.recompute == Recompute::activations)
+        backward.bytes += row_bytes * (traffic.norms_again + traffic.activation_again);
+    if (model.recompute == Recompute::block) backward += forward;
+
+    const double width = as_double(model.width), vocabulary = padded_vocabulary(model);
+    // As in the steps that the cost model is fitted to, where AdamW wrote zeros into the gradients: 4 bytes
+    // more than today.
+    const double update_bytes = is_16_bit(dtype)
+                                    ? 4 + 2 * (4 + 4 + 4 + 4) + 2  // norm; gradient, m, v, master; value
+                                    : 4 + 2 * (4 + 4 + 4 + 4);     // norm; gradient, m, v, value
+    return {.embed_forward = {.bytes = row_bytes * 2 * width},
+            .block_forward = forward,
+            .head = {.product_flops = 6.0 * rows * width * vocabulary,
+                     .bytes = row_bytes * 2 * vocabulary},  // logits become their gradients
+            .block_backward = backward,
+            .embed_backward = {.bytes = row_bytes * 4 * width},
+            .update_bytes_of_element = update_bytes};
+}
+
+}  // namespace gradtile

@@ -1,0 +1,129 @@
+#include <gradtile/train/tokenizers/tokenizer.h>
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/text/utf8.h>
+
+namespace gradtile {
+namespace {
+
+/// Calls visit(code point, byte offset) for every character; throws where the text is not UTF-8. `advice`
+/// ends that message.
+template <class Visit>
+void for_each_character(std::string_view text, std::string_view source, Visit&& visit,
+                        const char* advice = "") {
+    for (std::size_t offset = 0; offset < text.size();) {
+        const auto lead = static_cast<unsigned char>(text[offset]);
+        const CodePoint point = lead < 0x80 ? CodePoint{lead, 1} : decode_utf8(text, offset);
+        check(point.length > 0, source, ": invalid UTF-8 at byte offset ", offset, advice);
+        visit(point.value, offset);
+        offset += static_cast<std::size_t>(point.length);
+    }
+}
+
+}  // namespace
+
+Tokenizer Tokenizer::bytes() {
+    return Tokenizer(Bytes{});
+}
+
+Tokenizer Tokenizer::characters(std::vector<char32_t> alphabet) {
+    std::vector<std::int32_t> id_of(static_cast<std::size_t>(alphabet.back()) + 1, -1);
+    for (std::size_t id = 0; id < alphabet.size(); ++id) id_of[alphabet[id]] = static_cast<std::int32_t>(id);
+    return Tokenizer(Characters{std::move(alphabet), std::move(id_of)});
+}
+
+Tokenizer Tokenizer::characters_of(std::string_view text, std::string_view source) {
+    check(!text.empty(), source, ": is empty; expected text");
+    std::vector<bool> seen(0x110000);
+    // Only here is there a choice of tokenizers: sampling and evaluation use the checkpoint's.
+    for_each_character(
+        text, source, [&](char32_t c, std::size_t) { seen[c] = true; },
+        "; the byte tokenizer (--tokenizer bytes) takes any file");
+    std::vector<char32_t> alphabet;
+    for (std::size_t c = 0; c < seen.size(); ++c)
+        if (seen[c]) alphabet.push_back(static_cast<char32_t>(c));
+    return characters(std::move(alphabet));
+}
+
+TokenizerKind Tokenizer::kind() const {
+    return std::holds_alternative<Bytes>(rules_) ? TokenizerKind::bytes : TokenizerKind::characters;
+}
+
+std::int64_t Tokenizer::vocab_size() const {
+    const auto* rules = std::get_if<Characters>(&rules_);
+    return rules ? std::ssize(rules->alphabet) : 256;
+}
+
+std::string Tokenizer::name() const {
+    const std::string kind_name(name_of(kind()));
+    return kind() == TokenizerKind::bytes ? kind_name : concat(kind_name, " (", vocab_size(), ")");
+}
+
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, std::string_view source) const {
+    std::vector<std::int32_t> ids;
+    ids.reserve(text.size());
+    if (const auto* rules = std::get_if<Characters>(&rules_)) {
+        for_each_character(text, source, [&](char32_t c, std::size_t offset) {
+            const std::int32_t id = c < rules->id_of.size() ? rules->id_of[c] : -1;
+            if (id < 0)  // not check(): the name would be made for every character
+                throw Error(concat(source, ": character ", code_point_name(c), " at byte offset ", offset,
+                                   " is not one of the ", rules->alphabet.size(), " the tokenizer knows"));
+            ids.push_back(id);
+        });
+    } else {
+        for (const char byte : text) ids.push_back(static_cast<unsigned char>(byte));
+    }
+    return ids;
+}
+
+std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
+    std::string text;
+    text.reserve(ids.size());
+    const auto* rules = std::get_if<Characters>(&rules_);
+    for (const std::int32_t id : ids) {
+        check(id >= 0 && id < vocab_size(), "tokenizer: token id ", id, " is outside the vocabulary of ",
+              vocab_size());
+        if (rules) {
+            append_utf8(text, rules->alphabet[static_cast<std::size_t>(id)]);
+        } else {
+            text += static_cast<char>(id);
+        }
+    }
+    return text;
+}
+
+nlohmann::json Tokenizer::to_json() const {
+    nlohmann::json value = {{"kind", name_of(kind())}};
+    if (const auto* rules = std::get_if<Characters>(&rules_)) {
+        std::string alphabet;
+        for (const char32_t c : rules->alphabet) append_utf8(alphabet, c);
+        value["characters"] = std::move(alphabet);
+    }
+    return value;
+}
+
+Tokenizer Tokenizer::from_json(const nlohmann::json& value, std::string_view source) {
+    check(value.is_object() && value.contains("kind") && value["kind"].is_string(), source,
+          ": tokenizer: expected an object with a kind");
+    const auto kind =
+        enum_named<TokenizerKind>(value["kind"].get<std::string>(), concat(source, ": tokenizer: kind"));
+    if (kind == TokenizerKind::bytes) return bytes();
+
+    check(value.contains("characters") && value["characters"].is_string(), source,
+          ": tokenizer: expected a string named characters");
+    const auto text = value["characters"].get<std::string>();
+    check(!text.empty(), source, ": tokenizer: characters: is empty");
+    std::vector<char32_t> alphabet;
+    for_each_character(text, concat(source, ": tokenizer: characters"),
+                       [&](char32_t c, std::size_t) { alphabet.push_back(c); });
+    // Ids are places in this list, so a list in another order would silently be another tokenizer.
+    check(std::ranges::adjacent_find(alphabet, std::ranges::greater_equal{}) == alphabet.end(), source,
+          ": tokenizer: characters: not distinct and in increasing order");
+    return characters(std::move(alphabet));
+}
+
+}  // namespace gradtile
