@@ -5,7 +5,7 @@ set -euo pipefail
 required=(build-essential cmake ninja-build libhdf5-dev libssl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
 matrix_library=libdnnl-dev                # oneDNN
 second_choice=libopenblas-dev             # where the system has no oneDNN
-optional=(libbenchmark-dev python3-h5py libopenmpi-dev openmpi-bin)  # micro-benchmarks; the test that reads a checkpoint from Python; several processes on the CPU
+optional=(python3-h5py libopenmpi-dev openmpi-bin)  # the test that reads a checkpoint from Python; several processes on the CPU
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   {
