@@ -5,6 +5,7 @@
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/cli/write_signals.h>
 #include <gradtile/core/text/message.h>
+#include <gradtile/core/version.h>
 
 using namespace gradtile;
 
@@ -12,7 +13,7 @@ int main(int argc, char** argv) {
     cli::open_missing_streams();
     cli::ignore_write_signals();
     cli::CommandLine program("gradtile", "gradtile trains small transformers, on the CPU or on NVIDIA GPUs.",
-                             "gradtile " GRADTILE_VERSION);
+                             concat("gradtile ", version()));
     cli::add_train(program);
     cli::add_sample(program);
     cli::add_eval(program);

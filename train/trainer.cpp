@@ -13,6 +13,7 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/core/version.h>
 #include <gradtile/train/available_memory.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/evaluate.h>
@@ -308,7 +309,8 @@ Checkpoint Trainer::snapshot() {
     if (model().tokenizer) (*checkpoint.data)["tokenizer"] = model().tokenizer->to_json();
     // Every draw is Philox under a key made of the seed and the step it belongs to: there is no other state.
     *checkpoint.rng = {{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}};
-    *checkpoint.meta = {{"world_size", group_->size()},
+    *checkpoint.meta = {{"gradtile", version()},
+                        {"world_size", group_->size()},
                         {"schedule", {{"horizon", schedule_.horizon}, {"last_step", end_}}},
                         {"val_loss", json_of(val_loss_)},
                         {"best_val_loss", json_of(best_val_loss_)},

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/core/version.h>
 #include <gradtile/train/train_config.h>
 
 #include "program.h"
@@ -41,7 +42,16 @@ TEST_F(Commands, HelpNamesEveryCommandAndEverySetting) {
         EXPECT_THAT(train, HasSubstr(concat("--", name)));
     });
     for (const std::string& name : preset_names()) EXPECT_THAT(train, HasSubstr(name));
-    expect_success(run({"--version"}));
+}
+
+TEST_F(Commands, TheProgramItsLibraryAndItsCheckpointsAgreeOnTheVersion) {
+    const Outcome program = run({"--version"});
+    expect_success(program);
+    EXPECT_EQ(program.out, concat("gradtile ", version(), '\n'));
+    expect_success(run(tiny_training(stories_, out_)));
+    const Outcome inspected = run({"inspect", out_.string(), "--json"});
+    expect_success(inspected);
+    EXPECT_EQ(nlohmann::json::parse(inspected.out)["meta"]["gradtile"], version());
 }
 
 TEST_F(Commands, TrainAndEvalSayWhatTheirDataIs) {

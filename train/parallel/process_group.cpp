@@ -6,6 +6,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/core/version.h>
 #include <gradtile/train/parallel/internal/group_watch.h>
 #include <gradtile/train/parallel/internal/start_deadline.h>
 #include <gradtile/train/parallel/mpi.h>
@@ -107,8 +108,7 @@ Connection open_hub(const RankEnvironment& environment, double timeout, SteadyTi
     const SessionKeys keys{random_digest(), random_digest()};
     auto hub = std::make_unique<ControlHub>(
         std::move(listener), MessageStream(std::move(of_hub), keys.mirrored(), max_bytes),
-        ControlHub::Options{
-            .size = environment.size, .timeout = timeout, .version = GRADTILE_VERSION, .key = key});
+        ControlHub::Options{.size = environment.size, .timeout = timeout, .version = version(), .key = key});
     return {MessageStream(std::move(own), keys, max_bytes), std::move(hub), std::move(key_file)};
 }
 
@@ -116,7 +116,7 @@ Connection open_hub(const RankEnvironment& environment, double timeout, SteadyTi
 Connection connect_to_hub(const RankEnvironment& environment, SteadyTime deadline, std::size_t max_bytes) {
     const Meeting meeting =
         is_told_by_mpi(environment) ? meeting_from(mpi::broadcast("")) : known_meeting(environment);
-    const Identity identity{.rank = environment.rank, .size = environment.size, .version = GRADTILE_VERSION};
+    const Identity identity{.rank = environment.rank, .size = environment.size, .version = version()};
     while (true) {
         Connected hub = connect_to_one_of(meeting.addresses, deadline);
         const auto key = [&] { return meeting.key.empty() ? KeyFile::read(hub.address.port) : meeting.key; };
