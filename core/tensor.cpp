@@ -50,6 +50,13 @@ Tensor::Tensor(std::shared_ptr<const void> owner, std::byte* data, Device device
     check(shape.rank() == strides.rank(), "tensor: shape ", shape, " with strides ", strides);
 }
 
+Tensor Tensor::from_blob(void* data, const Shape& shape, DType dtype, Device device) {
+    check(data != nullptr || shape.elements() == 0, "from_blob: a null pointer for shape ", shape);
+    check(reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) == 0, "from_blob: ", data,
+          " is not aligned for ", dtype, " elements of ", size_of(dtype), " bytes");
+    return Tensor(nullptr, static_cast<std::byte*>(data), device, dtype, shape, contiguous_strides(shape));
+}
+
 bool Tensor::is_contiguous() const {
     std::int64_t step = 1;
     for (int i = rank() - 1; i >= 0; --i) {

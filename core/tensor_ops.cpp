@@ -25,16 +25,6 @@ Tensor cast(const Context& ctx, const Tensor& x, DType dtype) {
     return result;
 }
 
-namespace {
-/// Host elements in memory of ctx's own allocator, whatever the device.
-Tensor from_host_elements(const Context& ctx, const Tensor& host) {
-    if (ctx.device().is_cuda()) return to_device(ctx, host);
-    Tensor result = empty_like(ctx, host);
-    if (!ctx.is_planning()) copy(ctx, result, host);
-    return result;
-}
-}  // namespace
-
 Tensor to_device(const Context& ctx, const Tensor& x) {
     if (x.device() == ctx.device()) return x;
     check(x.device().is_cpu() && ctx.device().is_cuda(), "to_device: ", x, " to ", ctx.device());
@@ -46,21 +36,28 @@ Tensor to_device(const Context& ctx, const Tensor& x) {
     return result;
 }
 
-Tensor from_host(const Context& ctx, std::span<const double> values, const Shape& shape, DType dtype) {
+namespace {
+template <class T>
+Tensor from_values(const Context& ctx, std::span<const T> values, const Shape& shape, DType dtype) {
     check(static_cast<std::int64_t>(values.size()) == shape.elements(), "from_host: ", values.size(),
           " values for shape ", shape);
-    const Context host = host_of(ctx);
-    Tensor x = empty(host, shape, DType::f64);
-    std::copy(values.begin(), values.end(), x.data<double>());
-    return from_host_elements(ctx, cast(host, x, dtype));
+    // Only read: from_blob has no view of constant memory.
+    const Tensor host = Tensor::from_blob(const_cast<T*>(values.data()), shape, dtype_of<T>);
+    if (ctx.device().is_cpu()) return cast(ctx, host, dtype);
+    return to_device(ctx, host.dtype() == dtype ? host : cast(host_of(ctx), host, dtype));
+}
+}  // namespace
+
+Tensor from_host(const Context& ctx, std::span<const double> values, const Shape& shape, DType dtype) {
+    return from_values(ctx, values, shape, dtype);
+}
+
+Tensor from_host(const Context& ctx, std::span<const float> values, const Shape& shape, DType dtype) {
+    return from_values(ctx, values, shape, dtype);
 }
 
 Tensor from_host(const Context& ctx, std::span<const std::int32_t> values, const Shape& shape) {
-    check(static_cast<std::int64_t>(values.size()) == shape.elements(), "from_host: ", values.size(),
-          " values for shape ", shape);
-    Tensor x = empty(host_of(ctx), shape, DType::i32);
-    std::copy(values.begin(), values.end(), x.data<std::int32_t>());
-    return from_host_elements(ctx, x);
+    return from_values(ctx, values, shape, DType::i32);
 }
 
 std::vector<double> to_host(const Context& ctx, const Tensor& x) {
@@ -74,9 +71,7 @@ std::vector<double> to_host(const Context& ctx, const Tensor& x) {
         cuda::copy_bytes(source.raw_data(), packed.raw_data(), packed.bytes(), ctx.device(), ctx.stream());
         cuda::synchronize(ctx.device(), ctx.stream());
     }
-    const Tensor result(nullptr, reinterpret_cast<std::byte*>(values.data()), Device::cpu(), DType::f64,
-                        x.shape(), contiguous_strides(x.shape()));
-    copy(host, result, source);
+    copy(host, Tensor::from_blob(values.data(), x.shape(), DType::f64), source);
     return values;
 }
 

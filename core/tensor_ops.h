@@ -16,8 +16,11 @@ void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x);
 /// A contiguous copy of x in the given dtype.
 Tensor cast(const Context& ctx, const Tensor& x, DType dtype);
 
-/// Contiguous tensor on ctx's device holding the given host values. Waits for the copy.
+/// A contiguous tensor on ctx's device that holds the given host values in row-major order, converted to
+/// dtype. Waits for the copy. Throws Error unless there are shape.elements() values.
 Tensor from_host(const Context& ctx, std::span<const double> values, const Shape& shape, DType dtype);
+Tensor from_host(const Context& ctx, std::span<const float> values, const Shape& shape,
+                 DType dtype = DType::f32);
 Tensor from_host(const Context& ctx, std::span<const std::int32_t> values, const Shape& shape);
 /// x on ctx's device: itself when it lies there, else a contiguous copy of the host's. Waits for the copy.
 Tensor to_device(const Context& ctx, const Tensor& x);

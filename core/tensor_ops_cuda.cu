@@ -1,85 +1,31 @@
 // fill, copy and axpy on the GPU for any strides.
-#include <algorithm>
-
 #include <gradtile/core/cuda/internal/cuda_check.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
 #include <gradtile/core/cuda/device/convert.cuh>
+#include <gradtile/core/cuda/device/strided.cuh>
 
 namespace gradtile::cuda {
 namespace {
 
-constexpr int threads_per_block = 256;
-// Enough blocks to fill the largest GPU several times over; each then strides through the elements.
-constexpr std::int64_t most_blocks = 8 * 1024;
-
-/// The axes two tensors share, neighbours merged where both allow it: contiguous pairs become one axis.
-struct Layout {
-    int rank = 0;
-    std::int64_t size[Shape::max_rank];
-    std::int64_t step_a[Shape::max_rank], step_b[Shape::max_rank];
-
-    Layout(const Tensor& a, const Tensor& b) {
-        for (int axis = 0; axis < a.rank(); ++axis) {
-            if (a.size(axis) == 1) continue;
-            const int last = rank - 1;
-            if (rank > 0 && step_a[last] == a.size(axis) * a.stride(axis) &&
-                step_b[last] == b.size(axis) * b.stride(axis)) {
-                size[last] *= a.size(axis);
-                step_a[last] = a.stride(axis);
-                step_b[last] = b.stride(axis);
-            } else {
-                size[rank] = a.size(axis);
-                step_a[rank] = a.stride(axis);
-                step_b[rank] = b.stride(axis);
-                ++rank;
-            }
-        }
-    }
-};
-
-struct Offsets {
-    std::int64_t a, b;
-};
-__device__ Offsets offsets_of(const Layout& layout, std::int64_t index) {
-    Offsets offsets{0, 0};
-    for (int axis = layout.rank - 1; axis > 0; --axis) {
-        const std::int64_t next = index / layout.size[axis];
-        const std::int64_t place = index - next * layout.size[axis];
-        offsets.a += place * layout.step_a[axis];
-        offsets.b += place * layout.step_b[axis];
-        index = next;
-    }
-    if (layout.rank > 0) {
-        offsets.a += index * layout.step_a[0];
-        offsets.b += index * layout.step_b[0];
-    }
-    return offsets;
-}
-
 template <class T>
-__global__ void fill_kernel(T* x, T value, Layout layout, std::int64_t elements) {
-    for (std::int64_t i = blockIdx.x * std::int64_t{threads_per_block} + threadIdx.x; i < elements;
-         i += std::int64_t{gridDim.x} * threads_per_block)
-        x[offsets_of(layout, i).a] = value;
+__global__ void fill_kernel(T* x, T value, Layout<1> layout, std::int64_t elements) {
+    for_elements(layout, elements, [&](const Offsets<1>& offsets) { x[offsets.at[0]] = value; });
 }
 
 template <class To, class From>
-__global__ void copy_kernel(To* to, const From* from, Layout layout, std::int64_t elements) {
-    for (std::int64_t i = blockIdx.x * std::int64_t{threads_per_block} + threadIdx.x; i < elements;
-         i += std::int64_t{gridDim.x} * threads_per_block) {
-        const Offsets at = offsets_of(layout, i);
-        to[at.a] = device::convert<To>(from[at.b]);
-    }
+__global__ void copy_kernel(To* to, const From* from, Layout<2> layout, std::int64_t elements) {
+    for_elements(layout, elements, [&](const Offsets<2>& offsets) {
+        to[offsets.at[0]] = device::convert<To>(from[offsets.at[1]]);
+    });
 }
 
 template <class Y, class X>
-__global__ void axpy_kernel(Y* y, Accumulator<Y> alpha, const X* x, Layout layout, std::int64_t elements) {
+__global__ void axpy_kernel(Y* y, Accumulator<Y> alpha, const X* x, Layout<2> layout, std::int64_t elements) {
     using Sum = Accumulator<Y>;
-    for (std::int64_t i = blockIdx.x * std::int64_t{threads_per_block} + threadIdx.x; i < elements;
-         i += std::int64_t{gridDim.x} * threads_per_block) {
-        const Offsets at = offsets_of(layout, i);
-        y[at.a] = device::convert<Y>(device::convert<Sum>(y[at.a]) + alpha * device::convert<Sum>(x[at.b]));
-    }
+    for_elements(layout, elements, [&](const Offsets<2>& offsets) {
+        Y& sum = y[offsets.at[0]];
+        sum = device::convert<Y>(device::convert<Sum>(sum) + alpha * device::convert<Sum>(x[offsets.at[1]]));
+    });
 }
 
 template <class F>
@@ -89,19 +35,6 @@ void visit_any(DType type, F&& f) {
     } else {
         visit_floating(type, f);
     }
-}
-
-/// Launches kernel(arguments..., layout, elements) over the elements of a.
-template <class Kernel, class... Arguments>
-void launch(const Context& ctx, Kernel kernel, const Tensor& a, const Tensor& b, Arguments... arguments) {
-    const std::int64_t elements = a.elements();
-    if (elements == 0) return;
-    use_device(ctx.device());
-    const auto blocks =
-        static_cast<unsigned>(std::min(most_blocks, (elements + threads_per_block - 1) / threads_per_block));
-    kernel<<<blocks, threads_per_block, 0, static_cast<cudaStream_t>(ctx.stream())>>>(arguments...,
-                                                                                      Layout(a, b), elements);
-    cuda_check(cudaGetLastError());
 }
 
 }  // namespace
@@ -115,15 +48,15 @@ bool kernels_run_here() {
 
 void fill(const Context& ctx, const Tensor& x, double value) {
     visit_any(x.dtype(), [&]<class T>(TypeTag<T>) {
-        launch(ctx, fill_kernel<T>, x, x, x.data<T>(), gradtile::convert<T>(value));
+        launch_strided<1>(ctx, fill_kernel<T>, {x}, x.data<T>(), gradtile::convert<T>(value));
     });
 }
 
 void copy(const Context& ctx, const Tensor& destination, const Tensor& source) {
     visit_any(destination.dtype(), [&]<class To>(TypeTag<To>) {
         visit_any(source.dtype(), [&]<class From>(TypeTag<From>) {
-            launch(ctx, copy_kernel<To, From>, destination, source, destination.data<To>(),
-                   static_cast<const From*>(source.data<From>()));
+            launch_strided<2>(ctx, copy_kernel<To, From>, {destination, source}, destination.data<To>(),
+                              static_cast<const From*>(source.data<From>()));
         });
     });
 }
@@ -131,8 +64,8 @@ void copy(const Context& ctx, const Tensor& destination, const Tensor& source) {
 void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x) {
     visit_floating(y.dtype(), [&]<class Y>(TypeTag<Y>) {
         visit_floating(x.dtype(), [&]<class X>(TypeTag<X>) {
-            launch(ctx, axpy_kernel<Y, X>, y, x, y.data<Y>(), static_cast<Accumulator<Y>>(alpha),
-                   static_cast<const X*>(x.data<X>()));
+            launch_strided<2>(ctx, axpy_kernel<Y, X>, {y, x}, y.data<Y>(), static_cast<Accumulator<Y>>(alpha),
+                              static_cast<const X*>(x.data<X>()));
         });
     });
 }

@@ -5,8 +5,8 @@
 #include <gradtile/core/cuda/device/async_copy.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/reduce.cuh>
 #include <gradtile/layers/device/activation_math.cuh>
-#include <gradtile/layers/device/reduce.cuh>
 #include <gradtile/layers/device/vectors.cuh>
 
 namespace gradtile::cuda {

@@ -4,6 +4,7 @@
 #include <gradtile/core/cuda/event.h>
 #include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/gemm/internal/gemm_backend.h>
+#include <gradtile/core/internal/tensor_math_backend.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
 
 namespace gradtile {
@@ -79,6 +80,18 @@ void copy(const Context&, const Tensor&, const Tensor&) {
     operator_absent();
 }
 void axpy(const Context&, const Tensor&, double, const Tensor&) {
+    operator_absent();
+}
+void combine(const Context&, const Tensor&, const Tensor&, const Tensor&, Arithmetic) {
+    operator_absent();
+}
+void scale(const Context&, const Tensor&, const Tensor&, double) {
+    operator_absent();
+}
+void apply(const Context&, const Tensor&, const Tensor&, MathFunction) {
+    operator_absent();
+}
+void reduce_rows(const Context&, const Tensor&, const Tensor&, Reduction) {
     operator_absent();
 }
 void gemm(const Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) {

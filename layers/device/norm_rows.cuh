@@ -3,8 +3,8 @@
 /// so that memory is read once. Rows that are too long or not made of whole 16-byte vectors are read again
 /// from the cache instead.
 #include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/reduce.cuh>
 #include <gradtile/layers/device/dropout_factors.cuh>
-#include <gradtile/layers/device/reduce.cuh>
 #include <gradtile/layers/device/vectors.cuh>
 
 namespace gradtile::cuda {

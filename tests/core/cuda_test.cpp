@@ -57,6 +57,16 @@ TEST_F(Cuda, DrawsAndReadsTheSameBitsAsTheCpu) {
                   to_host(cpu, randn(cpu, {1001}, type, Seed{3})));
 }
 
+TEST_F(Cuda, FromBlobViewsDeviceMemoryOfTheCaller) {
+    const Tensor owned = randn(gpu(), {6}, DType::f32, Seed{1});
+    const Tensor view = Tensor::from_blob(owned.raw_data(), {2, 3}, DType::f32, gpu().device());
+    fill(gpu(), view.select(0, 0), 7);
+    EXPECT_EQ(to_host(gpu(), view), to_host(gpu(), owned));
+    EXPECT_EQ(to_host(gpu(), owned)[2], 7);
+    const std::vector<float> values{1, 2, 3};
+    EXPECT_THAT(to_host(gpu(), from_host(gpu(), values, {3}, DType::bf16)), testing::ElementsAre(1, 2, 3));
+}
+
 TEST_F(Cuda, CopyConvertsTheSameBitsAsTheCpu) {
     for (const DType to : floating_dtypes)
         for (const DType from : floating_dtypes) {

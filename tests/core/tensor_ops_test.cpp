@@ -109,6 +109,30 @@ TEST(Fill, OfManyElementsReachesThemAll) {
     EXPECT_THAT(to_host(ctx, x), testing::Each(-2.0));
 }
 
+TEST(FromHost, TakesFloatsInEveryDtype) {
+    const std::vector<float> values{1, -2.5, 1.0f / 3};
+    const Tensor x = from_host(ctx, values, {3, 1});
+    EXPECT_EQ(x.dtype(), DType::f32);
+    EXPECT_THAT(to_host(ctx, x), testing::ElementsAreArray(values));
+    for (const DType type : floating_dtypes) {
+        const auto got = to_host(ctx, from_host(ctx, values, {3, 1}, type));
+        for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], rounded(values[i], type)) << type;
+    }
+}
+
+TEST(FromHost, CopiesTheValues) {
+    std::vector<float> values{1, 2};
+    const Tensor x = from_host(ctx, values, {2});
+    values[0] = 9;
+    EXPECT_THAT(to_host(ctx, x), testing::ElementsAre(1, 2));
+}
+
+TEST(FromHost, RefusesAnotherNumberOfValues) {
+    EXPECT_THROW(from_host(ctx, std::vector<float>{1, 2}, {3}), Error);
+    EXPECT_THROW(from_host(ctx, std::vector<double>{1, 2}, {3}, DType::f32), Error);
+    EXPECT_EQ(from_host(ctx, std::vector<float>{}, {0, 3}).shape(), (Shape{0, 3}));
+}
+
 TEST(TensorOps, EmptyTensorsAreNoWork) {
     const Tensor x = empty(ctx, {0, 5}, DType::f32);
     fill(ctx, x, 1.0);

@@ -8,6 +8,7 @@
 #include <gradtile/core/tensor_ops.h>
 
 #include <support/cpu_context.h>
+#include <support/error_message.h>
 
 namespace gradtile {
 namespace {
@@ -107,6 +108,32 @@ TEST(Tensor, IsReadAsItsOwnElementTypeOnly) {
 TEST(Tensor, LargerThanAnyMemoryIsRefused) {
     EXPECT_THROW(empty(ctx, {std::int64_t{1} << 61}, DType::f64), Error);  // 2^64 bytes
     EXPECT_THROW(empty(ctx, {std::int64_t{1} << 60}, DType::f64), Error);  // 2^63
+}
+
+TEST(FromBlob, IsAViewOfTheCallersMemory) {
+    std::vector<float> values{0, 1, 2, 3, 4, 5};
+    {
+        const Tensor x = Tensor::from_blob(values.data(), {2, 3}, DType::f32);
+        EXPECT_EQ(x.data<float>(), values.data());
+        EXPECT_TRUE(x.is_contiguous());
+        EXPECT_EQ(x.device(), Device::cpu());
+        EXPECT_THAT(to_host(ctx, x.transpose(0, 1)), testing::ElementsAre(0, 3, 1, 4, 2, 5));
+        values[4] = 40;
+        EXPECT_EQ(item(ctx, x.select(0, 1).slice(0, 1, 1)), 40);
+        fill(ctx, x.select(0, 0), 7);
+    }
+    EXPECT_THAT(values, testing::ElementsAre(7, 7, 7, 3, 40, 5));
+}
+
+TEST(FromBlob, RefusesNullAndUnalignedMemory) {
+    EXPECT_EQ(test::message_of([] { Tensor::from_blob(nullptr, {2}, DType::f32); }),
+              "from_blob: a null pointer for shape [2]");
+    EXPECT_TRUE(Tensor::from_blob(nullptr, {2, 0}, DType::f32).defined());
+    double values[2] = {};
+    std::byte* const odd = reinterpret_cast<std::byte*>(values) + 2;
+    EXPECT_THAT(test::message_of([&] { Tensor::from_blob(odd, {1}, DType::f32); }),
+                testing::HasSubstr("is not aligned for float32"));
+    EXPECT_NO_THROW(Tensor::from_blob(odd, {1}, DType::bf16));
 }
 
 TEST(Tensor, AnUndefinedOneIsNotDefined) {
