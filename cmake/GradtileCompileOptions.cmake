@@ -66,5 +66,6 @@ if(GRADTILE_SANITIZE)
   # Without code for going on after a finding a file compiles in three quarters of the time.
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${GRADTILE_SANITIZE}> $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>
                       $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>)
-  add_link_options(-fsanitize=${GRADTILE_SANITIZE})
+  # A sanitizer calls dlopen in the program's place. For that the loader follows the program's RPATH, but not its RUNPATH.
+  add_link_options(-fsanitize=${GRADTILE_SANITIZE} -Wl,--disable-new-dtags)
 endif()

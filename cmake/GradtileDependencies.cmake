@@ -62,10 +62,11 @@ else()
 endif()
 message(STATUS "gradtile: CPU matrix library: ${gradtile_blas}")
 
-# Several processes on the CPU.
+# Several processes on the CPU. The plug-in alone is linked with MPI; programs of the build find it on their RUNPATH.
 find_package(MPI COMPONENTS C)
+set(GRADTILE_PLUGIN_DIR ${PROJECT_BINARY_DIR}/plugins)
+list(APPEND CMAKE_BUILD_RPATH ${GRADTILE_PLUGIN_DIR})
 if(MPI_C_FOUND)
-  target_link_libraries(gradtile_dependencies INTERFACE ${MPI_C_LIBRARIES})
   message(STATUS "gradtile: MPI ${MPI_C_VERSION} at ${MPI_C_LIBRARIES}")
 else()
   message(STATUS "gradtile: no MPI; one process a run on the CPU")

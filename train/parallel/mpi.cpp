@@ -1,61 +1,80 @@
-#include <gradtile/train/parallel/mpi.h>
+#include <gradtile/train/parallel/internal/mpi.h>
 
+#include <array>
 #include <cstdlib>
+#include <string_view>
 
-#include <gradtile/core/check.h>
-#include <gradtile/train/parallel/internal/mpi_check.h>
+#include <gradtile/core/shared_library.h>
+#include <gradtile/core/version.h>
 
 namespace gradtile::mpi {
-
-bool is_built_in() {
-    return true;
-}
-
 namespace {
+
+constexpr const char* plugin_name = "libgradtile_mpi.so";
+
+const GradtileMpi* load_plugin() {
+    // The loader looks along the program's RUNPATH: where the build or the installation puts the plug-in.
+    const SharedLibrary library("mpi", {plugin_name},
+                                "several processes on the CPU need the MPI that gradtile was built with, and "
+                                "gradtile's plug-in for it in lib/gradtile or on LD_LIBRARY_PATH");
+    decltype(&gradtile_mpi) functions = nullptr;
+    library.find("gradtile_mpi", functions);
+    const GradtileMpi* const plugin = functions();
+    check(std::string_view(plugin->version) == version(), "mpi: ", plugin_name, " is of gradtile ",
+          plugin->version, "; this is gradtile ", version());
+    return plugin;
+}
 
 /// Open MPI ends a process that finds no launcher it can talk to where there must be one, and says so at
 /// length.
 void require_launcher() {
-#ifdef OPEN_MPI
     const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
-    check(!is_set("SLURM_STEP_NUM_TASKS") || is_set("PMIX_RANK") || is_set("OMPI_COMM_WORLD_SIZE"),
+    check(!functions().is_open_mpi || !is_set("SLURM_STEP_NUM_TASKS") || is_set("PMIX_RANK") ||
+              is_set("OMPI_COMM_WORLD_SIZE"),
           "mpi: srun started this process without telling Open MPI; start it with srun --mpi=pmix or mpirun");
-#endif
+}
+
+void broadcast_bytes(void* data, std::size_t size) {
+    mpi_check(functions().broadcast(data, static_cast<int>(size), /*root=*/0), "broadcast");
 }
 
 }  // namespace
 
-World start() {
-    int started = 0;
-    MPI_Initialized(&started);
-    if (!started) {
-        require_launcher();
-        int provided = 0;
-        mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "start");
-        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-        std::atexit([] { MPI_Finalize(); });
+const GradtileMpi& functions() {
+    static const GradtileMpi* const plugin = load_plugin();
+    return *plugin;
+}
+
+bool is_available() {
+    try {
+        functions();
+        return true;
+    } catch (const Error&) {
+        return false;
     }
+}
+
+World start() {
+    require_launcher();
     World world{};
-    MPI_Comm_rank(MPI_COMM_WORLD, &world.rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &world.size);
+    mpi_check(functions().start(&world.rank, &world.size), "start");
     return world;
 }
 
 std::string broadcast(const std::string& text) {
     std::string copy = text;
-    auto length = static_cast<unsigned long>(copy.size());
-    mpi_check(MPI_Bcast(&length, 1, MPI_UNSIGNED_LONG, 0, MPI_COMM_WORLD), "broadcast");
+    auto length = static_cast<std::uint64_t>(copy.size());
+    broadcast_bytes(&length, sizeof length);
     copy.resize(length);
-    mpi_check(MPI_Bcast(copy.data(), static_cast<int>(length), MPI_BYTE, 0, MPI_COMM_WORLD), "broadcast");
+    broadcast_bytes(copy.data(), length);
     return copy;
 }
 
 void mpi_check(int status, const char* what) {
-    if (status == MPI_SUCCESS) return;
-    char message[MPI_MAX_ERROR_STRING];
-    int length = 0;
-    MPI_Error_string(status, message, &length);
-    throw Error(concat("mpi: ", what, ": ", std::string(message, static_cast<std::size_t>(length))));
+    if (status == 0) return;
+    std::array<char, 512> message{};
+    functions().describe(status, message.data(), static_cast<int>(message.size()));
+    throw Error(concat("mpi: ", what, ": ", message.data()));
 }
 
 }  // namespace gradtile::mpi

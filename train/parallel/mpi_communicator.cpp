@@ -1,12 +1,11 @@
-// Collectives between CPUs. MPI moves the bytes; sums are taken here, in the order of ranks, so that they do
-// not depend on which of its algorithms a library chooses for a size.
+// Collectives between CPUs. MPI (through its plug-in) moves the bytes; sums are taken here, in the order of
+// ranks, so that they do not depend on which of its algorithms a library chooses for a size.
 #include <algorithm>
 #include <vector>
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/parallel/internal/communicator_backend.h>
-#include <gradtile/train/parallel/internal/mpi_check.h>
-#include <gradtile/train/parallel/mpi.h>
+#include <gradtile/train/parallel/internal/mpi.h>
 
 namespace gradtile {
 namespace {
@@ -75,9 +74,7 @@ class MpiCommunicator final : public Communicator {
         std::vector<std::byte> memory(static_cast<std::size_t>(size() * piece) * size_of(whole.dtype()));
         for (std::int64_t begin = 0; begin < part.elements(); begin += piece) {
             const std::int64_t length = std::min(piece, part.elements() - begin);
-            const Shape shape{size(), length};
-            const Tensor pieces(nullptr, memory.data(), whole.device(), whole.dtype(), shape,
-                                contiguous_strides(shape));
+            const Tensor pieces = Tensor::from_blob(memory.data(), {size(), length}, whole.dtype());
             copy(ctx, pieces, parts.slice(1, begin, length));
             sum_share(ctx, flat(pieces), Shares(pieces.elements(), size()),
                       flat(part).slice(0, begin, length));
@@ -99,7 +96,7 @@ class MpiCommunicator final : public Communicator {
 
     void wait_for_all(const Context&) const override {
         const auto waiting = group_.waiting("a barrier");
-        mpi_check(MPI_Barrier(MPI_COMM_WORLD), "barrier");
+        mpi_check(mpi::functions().barrier(), "barrier");
     }
 
     static Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }
@@ -118,8 +115,8 @@ class MpiCommunicator final : public Communicator {
             receive_at.push_back(static_cast<int>(element * mine.elements() * r));
         }
         std::vector<std::byte> received(static_cast<std::size_t>(element * mine.elements() * size()));
-        mpi_check(MPI_Alltoallv(x.raw_data(), send_bytes.data(), send_at.data(), MPI_BYTE, received.data(),
-                                receive_bytes.data(), receive_at.data(), MPI_BYTE, MPI_COMM_WORLD),
+        mpi_check(mpi::functions().all_to_all(x.raw_data(), send_bytes.data(), send_at.data(),
+                                              received.data(), receive_bytes.data(), receive_at.data()),
                   "all-to-all");
         visit_summable(x.dtype(), [&]<class T>(TypeTag<T>) {
             parallel_ranges(ctx, mine.elements(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
@@ -136,17 +133,15 @@ class MpiCommunicator final : public Communicator {
             bytes.push_back(static_cast<int>(element * shares.length(r)));
             at.push_back(static_cast<int>(element * shares.begin(r)));
         }
-        mpi_check(MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_BYTE, x.raw_data(), bytes.data(), at.data(), MPI_BYTE,
-                                 MPI_COMM_WORLD),
-                  "all-gather");
+        mpi_check(mpi::functions().all_gather(x.raw_data(), bytes.data(), at.data()), "all-gather");
     }
 
     void send_bytes(const Tensor& x, int root) const {
         const auto bytes = static_cast<std::int64_t>(x.bytes());
         for (std::int64_t begin = 0; begin < bytes; begin += exchanged_bytes)
             mpi_check(
-                MPI_Bcast(x.raw_data() + begin, static_cast<int>(std::min(exchanged_bytes, bytes - begin)),
-                          MPI_BYTE, root, MPI_COMM_WORLD),
+                mpi::functions().broadcast(x.raw_data() + begin,
+                                           static_cast<int>(std::min(exchanged_bytes, bytes - begin)), root),
                 "broadcast");
     }
 

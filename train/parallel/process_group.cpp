@@ -9,7 +9,7 @@
 #include <gradtile/core/version.h>
 #include <gradtile/train/parallel/internal/group_watch.h>
 #include <gradtile/train/parallel/internal/start_deadline.h>
-#include <gradtile/train/parallel/mpi.h>
+#include <gradtile/train/parallel/internal/mpi.h>
 #include <gradtile/train/parallel/run_key.h>
 
 namespace gradtile {

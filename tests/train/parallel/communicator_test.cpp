@@ -3,23 +3,43 @@
 
 #include <gtest/gtest.h>
 
-#include <gradtile/train/parallel/mpi.h>
+#include <gradtile/train/parallel/internal/mpi.h>
 
 namespace gradtile::test {
 namespace {
 
-class Collectives : public testing::TestWithParam<int> {};
+TEST(MpiPlugin, LoadsWhereTheBuildFoundMpi) {
+    EXPECT_EQ(mpi::is_available(), GRADTILE_HAVE_MPI);
+}
 
-TEST_P(Collectives, AgreeWithWhatEachProcessWorksOut) {
-    if (!mpi::is_built_in()) GTEST_SKIP() << "this build has no MPI";
-    if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun in PATH";
-    // As root and with more processes than cores, which Open MPI would refuse.
+/// The exit code of `processes` of a program under mpirun: as root and with more processes than cores, which
+/// Open MPI would refuse.
+int run_under_mpi(int processes, const std::string& program) {
     const std::string command =
         "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
         "mpirun -np " +
-        std::to_string(GetParam()) + " " GRADTILE_COMMUNICATOR_PROCESS " cpu 2>&1";
-    EXPECT_EQ(std::system(command.c_str()), 0);
+        std::to_string(processes) + " " + program + " 2>&1";
+    return std::system(command.c_str());
 }
+
+class Collectives : public testing::TestWithParam<int> {
+  protected:
+    void SetUp() override {
+        if (!mpi::is_available()) GTEST_SKIP() << "no MPI here";
+        if (std::system("command -v mpirun >/dev/null 2>&1") != 0)
+            GTEST_SKIP() << "there is no mpirun in PATH";
+    }
+};
+
+TEST_P(Collectives, AgreeWithWhatEachProcessWorksOut) {
+    EXPECT_EQ(run_under_mpi(GetParam(), GRADTILE_COMMUNICATOR_PROCESS " cpu"), 0);
+}
+
+#if GRADTILE_HAVE_MPI
+TEST_P(Collectives, WorkInAProgramThatUsesMpiItself) {
+    EXPECT_EQ(run_under_mpi(GetParam(), GRADTILE_OWN_MPI_PROCESS), 0);
+}
+#endif
 
 INSTANTIATE_TEST_SUITE_P(Sizes, Collectives, testing::Values(1, 2, 3, 4));
 

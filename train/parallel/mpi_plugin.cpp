@@ -1,0 +1,65 @@
+// libgradtile_mpi.so: mpi_plugin.h over the MPI found when gradtile was built.
+#include <gradtile/train/parallel/internal/mpi_plugin.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#define OMPI_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
+
+namespace {
+
+int start(int* rank, int* size) {
+    int is_started = 0;
+    if (const int status = MPI_Initialized(&is_started); status != MPI_SUCCESS) return status;
+    if (!is_started) {
+        int provided = 0;
+        const int status = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
+        if (status != MPI_SUCCESS) return status;
+        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+        std::atexit([] { MPI_Finalize(); });
+    }
+    MPI_Comm_rank(MPI_COMM_WORLD, rank);
+    return MPI_Comm_size(MPI_COMM_WORLD, size);
+}
+
+int barrier() {
+    return MPI_Barrier(MPI_COMM_WORLD);
+}
+
+int broadcast(void* data, int size, int root) {
+    return MPI_Bcast(data, size, MPI_BYTE, root, MPI_COMM_WORLD);
+}
+
+int all_to_all(const void* sent, const int* sent_sizes, const int* sent_at, void* received,
+               const int* received_sizes, const int* received_at) {
+    return MPI_Alltoallv(sent, sent_sizes, sent_at, MPI_BYTE, received, received_sizes, received_at, MPI_BYTE,
+                         MPI_COMM_WORLD);
+}
+
+int all_gather(void* data, const int* sizes, const int* at) {
+    return MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_BYTE, data, sizes, at, MPI_BYTE, MPI_COMM_WORLD);
+}
+
+void describe(int status, char* text, int capacity) {
+    char message[MPI_MAX_ERROR_STRING] = "unknown error";
+    int length = 0;
+    MPI_Error_string(status, message, &length);
+    std::snprintf(text, static_cast<std::size_t>(capacity), "%s", message);
+}
+
+#ifdef OPEN_MPI
+constexpr bool is_open_mpi = true;
+#else
+constexpr bool is_open_mpi = false;
+#endif
+
+}  // namespace
+
+const GradtileMpi* gradtile_mpi() {
+    static const GradtileMpi functions{
+        GRADTILE_VERSION, is_open_mpi, start, barrier, broadcast, all_to_all, all_gather, describe,
+    };
+    return &functions;
+}
