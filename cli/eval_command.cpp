@@ -22,7 +22,7 @@ struct Flags {
 };
 
 int eval(const Flags& flags) {
-    check_flag("--batch", flags.batch, {1, setting_limits::most_sequences});
+    check_flag("--batch", flags.batch, {1, setting_limits::max_sequences});
     const auto model = flags.model.load();
     check_usage(activations_are_countable(model->transformer.config, flags.batch), "--batch: ", flags.batch,
                 " windows of ", model->transformer.config.context, " tokens are too many at once");

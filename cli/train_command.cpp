@@ -107,8 +107,8 @@ void print_stop(const RunSummary& summary, int signal) {
               << " after step " << summary.step;
     if (summary.dropped_micro_steps > 0)
         std::cout << "; step " << summary.step + 1 << " is dropped after micro-step "
-                  << summary.dropped_micro_steps << " of " << summary.dropped_of;
-    if (summary.evaluation_left) std::cout << "; its evaluation is made when the run is resumed";
+                  << summary.dropped_micro_steps << " of " << summary.micro_steps_of_dropped;
+    if (summary.evaluation_pending) std::cout << "; its evaluation is made when the run is resumed";
     std::cout << '\n';
 }
 
@@ -187,7 +187,7 @@ int print_config(const Flags& flags) {
 
 /// This process's part in the training.
 int train(const Flags& flags) {
-    check_flag("--stop-after", flags.stop_after, {0, setting_limits::most_steps});
+    check_flag("--stop-after", flags.stop_after, {0, setting_limits::max_steps});
     // To the end of the process: what comes late, as SIGUSR1 after SIGTERM, must not end one that has
     // stopped.
     static const StopSignals signals;

@@ -29,8 +29,8 @@ std::size_t available_to_the_machine() {
     return unlimited;
 }
 
-/// Where a control group says what it may use, what it uses, and how much of that are files' pages, which the
-/// kernel takes back when memory is wanted.
+/// The files in which a control group states its limit and its use, and the statistics that give the page
+/// cache's part of that use. The kernel frees the page cache when memory runs short.
 struct ControlGroupFiles {
     const char *limit, *used, *statistics, *active_pages, *inactive_pages;
 };
@@ -41,7 +41,7 @@ constexpr ControlGroupFiles version_1{
     "/sys/fs/cgroup/memory/memory.stat", "total_active_file", "total_inactive_file"};
 
 std::size_t left_of_control_group(const ControlGroupFiles& files) {
-    const auto limit = number_in(files.limit);  // "max" where there is none
+    const auto limit = number_in(files.limit);  // "max" is no limit
     const auto used = number_in(files.used);
     if (!limit || !used) return unlimited;
     std::size_t reclaimable = 0;

@@ -1,14 +1,14 @@
 #pragma once
-/// How much memory a run may take when no budget was given.
+/// The memory that a run may use when no budget is set.
 #include <cstddef>
 
 #include <gradtile/core/device.h>
 
 namespace gradtile {
 
-/// CPU: what the kernel counts as available, or what is left of the control group's limit where that is less.
-/// CUDA: what is free, less what a run takes besides its plan (kernels, library workspaces, the step's
-/// graph).
+/// Returns bytes. CPU: the memory that the kernel reports as available, or the rest of the control group's
+/// limit if that is less. CUDA: the free memory, less a reserve for what the memory plan does not count
+/// (kernels, library workspaces, the step's graph).
 std::size_t available_memory(Device device);
 
 }  // namespace gradtile

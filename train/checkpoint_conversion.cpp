@@ -14,8 +14,8 @@ namespace gradtile {
 
 namespace {
 
-// What reading and writing a sound file of this size never needs: its tensors once, libhdf5's largest chunk
-// twice, and stacks and buffers of a few threads.
+// Upper limits for reading and writing a sound file of this size. The child needs its tensors once, libhdf5's
+// largest chunk twice, and stacks and buffers of a few threads.
 ProcessLimits limits_for(std::uint64_t file_bytes) {
     constexpr std::uint64_t kMemory = std::uint64_t{512} << 20;
     constexpr std::uint64_t kSeconds = 60;
@@ -24,7 +24,7 @@ ProcessLimits limits_for(std::uint64_t file_bytes) {
             .cpu_seconds = kSeconds + file_bytes / kSlowestBytesPerSecond};
 }
 
-// Everything in a run's directory but its checkpoints and what only its process needs.
+// Copies everything except the checkpoints and the files that only a running process needs.
 void copy_other_files(const std::filesystem::path& old_run, const std::filesystem::path& new_run) {
     for (const auto& entry : std::filesystem::directory_iterator(old_run)) {
         const std::filesystem::path name = entry.path().filename();
@@ -39,7 +39,7 @@ void copy_other_files(const std::filesystem::path& old_run, const std::filesyste
     sync_directory(FileSystem::posix(), new_run);
 }
 
-// best.h5 usually is a second name of a step's file.
+// best.h5 is usually a second name of a step's file.
 bool link_to_converted(const std::filesystem::path& old_best, const CheckpointDirectory& converted,
                        const std::vector<CheckpointDirectory::Entry>& old_files) {
     for (const CheckpointDirectory::Entry& old_file : old_files) {
@@ -76,7 +76,7 @@ void convert_checkpoints(const std::filesystem::path& old_run, const CheckpointD
           result.damaged.empty() ? "" : "; ", result.damaged.empty() ? "" : result.damaged.front());
 }
 
-// What a child that was ended leaves of a file: the file, and the temporary that it was written under.
+// Removes the files that a killed child may have left: the file itself and its temporary file.
 void remove_files_of(const std::filesystem::path& made) {
     std::vector<std::string> names;
     const std::filesystem::path directory = made.has_parent_path() ? made.parent_path() : ".";
@@ -85,7 +85,7 @@ void remove_files_of(const std::filesystem::path& made) {
         if (name.starts_with(made.filename().string())) FileSystem::posix().remove(directory / name);
 }
 
-// A message about the file under the name that the user knows.
+// Replaces the temporary name in a message by the name that the user gave.
 std::string with_new_name(std::string message, const std::filesystem::path& made,
                           const std::filesystem::path& new_file) {
     const std::size_t at = message.find(made.string());
@@ -129,7 +129,7 @@ ConvertedRun convert_run(const std::filesystem::path& old_run, const std::filesy
         convert_checkpoints(old_run, converted, result);
     } catch (...) {
         std::error_code ignored;
-        remove_all(new_run, ignored);  // made above
+        remove_all(new_run, ignored);  // this function created it
         throw;
     }
     return result;

@@ -1,5 +1,5 @@
 #pragma once
-/// Files of format version 1 into files of the version this program reads.
+/// Conversion of checkpoints from format version 1 to the current format version.
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -9,21 +9,22 @@
 
 namespace gradtile {
 
-/// Writes `new_file` with the content of `old_file`, a checkpoint of format version 1, bit for bit. A child
-/// process with limited memory and time does it, because libhdf5 does not survive every damaged file. Throws
-/// Error, naming the file, when the old one is not sound, when the child was ended by a signal, and when the
-/// new one exists; then no new file is left.
+/// Writes the content of `old_file`, a checkpoint of format version 1, to `new_file`, with equal bits. A
+/// child process with limited memory and time does the work, because libhdf5 crashes on some damaged files.
+/// Throws Error, naming the file, when the old file is not sound, when a signal ended the child, and when the
+/// new file exists already. After an error there is no new file.
 void convert_checkpoint(const std::filesystem::path& old_file, const std::filesystem::path& new_file,
                         SymbolicLinks links = SymbolicLinks::follow);
 
 struct ConvertedRun {
     std::vector<std::filesystem::path> files;  ///< the new checkpoints
-    std::vector<std::string> damaged;          ///< one line for every old one that could not be converted
+    std::vector<std::string> damaged;  ///< one line for each old checkpoint that could not be converted
 };
 
-/// Makes `new_run` from the directory of a run: every sound checkpoint converted, everything else copied but
-/// symbolic links. The old run stays as it is and is locked meanwhile. Throws Error when it is in use or
-/// holds no sound checkpoint of format version 1, or when the new directory exists.
+/// Makes the run directory `new_run` from the run directory `old_run`. Converts every sound checkpoint and
+/// copies all other files except symbolic links. The old run is locked meanwhile and does not change. Throws
+/// Error when the old run is in use or holds no sound checkpoint of format version 1, or when the new
+/// directory exists.
 ConvertedRun convert_run(const std::filesystem::path& old_run, const std::filesystem::path& new_run);
 
 }  // namespace gradtile

@@ -1,4 +1,4 @@
-// The CUDA side of train in a build without the CUDA toolkit.
+// The CUDA functions of gradtile/train in a build without the CUDA toolkit: each throws an Error.
 #include <gradtile/core/cuda/cuda_runtime.h>
 #include <gradtile/train/checkpoint/device_snapshot.h>
 #include <gradtile/train/optimizers/internal/adamw_backend.h>

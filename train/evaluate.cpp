@@ -13,7 +13,7 @@ struct TextLength {
     std::int64_t bytes = 0, characters = 0;
 };
 
-/// Of the targets, all tokens but the first, as text.
+/// Returns the length of the targets as text: all tokens but the first.
 TextLength text_of_targets(const Tokenizer& tokenizer, const TokenSequence& tokens) {
     constexpr std::int64_t piece = 1 << 16;
     std::vector<std::int32_t> ids;
@@ -23,7 +23,7 @@ TextLength text_of_targets(const Tokenizer& tokenizer, const TokenSequence& toke
         tokens.read(begin, ids);
         for (const char byte : tokenizer.decode(ids)) {
             ++text.bytes;
-            text.characters += (byte & 0xc0) != 0x80;  // not a continuation byte of UTF-8
+            text.characters += (byte & 0xc0) != 0x80;  // counts all bytes but UTF-8 continuation bytes
         }
     }
     return text;
@@ -36,20 +36,21 @@ struct LossSum {
 
 using GoOn = std::function<bool(std::int64_t windows_done)>;
 
-/// Of every `stride`-th batch, from number `first`; none once go_on was false.
-std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, SequentialLoader& loader,
-                                  const Batch& batch, std::int64_t first, std::int64_t stride,
-                                  const GoOn& go_on) {
+/// Sums the losses of every `stride`-th batch, from batch number `first`. Empty when go_on returned false.
+std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, EvaluationData& data,
+                                  std::int64_t first, std::int64_t stride, const GoOn& go_on) {
     LossSum sum;
+    auto& [loader, batch] = data;
     const std::int64_t rows = batch.tokens.size(0), windows = loader.windows();
     loader.rewind();
     loader.skip(first * rows);
-    // A process without a batch in the last turn still votes.
+    // A process without a batch in the last round still votes.
     for (std::int64_t done = 0; done < windows;) {
         if (!loader.done()) {
             sum.targets += loader.next(batch);
             const Batch on_device = upload(ctx, batch);
-            // Read batch by batch: a float64 sum on the host, in order, whatever the batch.
+            // The host adds the losses in order in float64, so the sum depends on the batch size only by
+            // rounding.
             sum.loss += item(ctx, model.evaluate(ctx, on_device.tokens, on_device.targets).slice(0, 0, 1));
             loader.skip((stride - 1) * rows);
         }
@@ -65,15 +66,15 @@ Batch upload(const Context& ctx, const Batch& host) {
     return {to_device(ctx, host.tokens), to_device(ctx, host.targets)};
 }
 
-std::optional<double> mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader,
-                                const Batch& batch, const Communicator& communicator, const GoOn& go_on) {
+std::optional<double> mean_loss(const Context& ctx, const Transformer& model, EvaluationData& data,
+                                const Communicator& communicator, const GoOn& go_on) {
     const std::optional<LossSum> own =
-        sum_losses(ctx, model, loader, batch, communicator.rank(), communicator.size(), go_on);
+        sum_losses(ctx, model, data, communicator.rank(), communicator.size(), go_on);
     if (!own) return std::nullopt;
     const double loss_and_targets[] = {own->loss, static_cast<double>(own->targets)};
     const Tensor sum =
         from_host(ctx.with_allocator(system_allocator(ctx.device())), loss_and_targets, {2}, DType::f64);
-    communicator.barrier(ctx);  // where one that never comes is noticed
+    communicator.barrier(ctx);  // detects a process that does not arrive
     communicator.all_reduce(ctx, sum);
     return item(ctx, sum.slice(0, 0, 1)) / item(ctx, sum.slice(0, 1, 1));
 }
@@ -93,9 +94,9 @@ Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenS
                     const EvaluateOptions& options) {
     const std::int64_t context = model.transformer.config.context;
     SequentialLoader loader(tokens, context, options.ignore_token);
-    const Batch batch = empty_batch(host_of(ctx), std::min(options.batch, loader.windows()), context);
-    const LossSum sum =
-        *sum_losses(ctx, model.transformer, loader, batch, 0, 1, [](std::int64_t) { return true; });
+    const std::int64_t rows = std::min(options.batch, loader.windows());
+    EvaluationData data{std::move(loader), empty_batch(host_of(ctx), rows, context)};
+    const LossSum sum = *sum_losses(ctx, model.transformer, data, 0, 1, [](std::int64_t) { return true; });
     Evaluation result{.loss = sum.loss / static_cast<double>(sum.targets), .targets = sum.targets};
     result.perplexity = std::exp(result.loss);
     if (model.tokenizer && sum.targets == tokens.size() - 1) {

@@ -10,34 +10,41 @@
 namespace gradtile {
 
 struct Evaluation {
-    double loss = 0.0;         ///< mean -ln p of the tokens that count
-    std::int64_t targets = 0;  ///< how many count
+    double loss = 0.0;         ///< mean -ln p of the counted targets
+    std::int64_t targets = 0;  ///< number of counted targets
     double perplexity = 0.0;   ///< e^loss
-    /// Of the text that the targets are; only with a tokenizer, and when every target counts.
+    /// Measured on the text of the targets; only with a tokenizer, and if every target counts.
     std::optional<double> bits_per_character = {}, bits_per_byte = {};
 };
 
+/// The tokens that evaluation reads, and the host batch that it reads them into.
+struct EvaluationData {
+    SequentialLoader loader;
+    Batch batch;
+};
+
 struct EvaluateOptions {
-    std::int64_t batch = 12;  ///< windows at once; the result depends on it only in rounding
+    std::int64_t batch = 12;  ///< windows per batch; changes the result only by rounding
     std::int64_t ignore_token = -1;
 };
 
-/// Non-overlapping windows of the model's context, in order: every token but the first is predicted once,
-/// from what stands before it in its window. Throws Error for fewer than two tokens.
+/// Evaluates non-overlapping windows of the model's context, in order: every token but the first is predicted
+/// once, from the tokens before it in its window. Throws Error for fewer than two tokens.
 Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options = {});
-/// The same with activations from another context (a training arena).
+/// The same with activations allocated from `ctx` (a training arena).
 Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options = {});
-/// Only the mean loss: the text is not looked at. Processes take the batches in turn.
+/// Returns only the mean loss and does not decode the text. Each process evaluates every size()-th batch.
 ///
-/// `go_on` is called after each turn with the windows done so far by all processes, by all of them in the
-/// same order; once it is false everywhere the loss is left alone: none.
-std::optional<double> mean_loss(const Context& ctx, const Transformer& model, SequentialLoader& loader,
-                                const Batch& batch, const Communicator& communicator,
+/// All processes call `go_on` in the same order, after each round of one batch per process, with the number
+/// of windows that all processes have done. It returns the same value in all of them; false stops the
+/// evaluation, and the result is empty.
+std::optional<double> mean_loss(const Context& ctx, const Transformer& model, EvaluationData& data,
+                                const Communicator& communicator,
                                 const std::function<bool(std::int64_t windows_done)>& go_on);
 
-/// The batch on ctx's device; itself when that is the host.
+/// Copies the batch to ctx's device; returns `host` itself when that device is the CPU.
 Batch upload(const Context& ctx, const Batch& host);
 
 }  // namespace gradtile

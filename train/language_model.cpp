@@ -11,7 +11,7 @@
 namespace gradtile {
 namespace {
 
-/// `what` is "parameter" or "master".
+/// `what` is "parameter" or "master", for messages.
 void check_weights(const ParameterStore& parameters, const NamedTensors& tensors, const char* what,
                    const std::string& source) {
     for (const Parameter& parameter : parameters.parameters()) {
@@ -31,7 +31,7 @@ void check_weights(const ParameterStore& parameters, const NamedTensors& tensors
               "' is not one of this model's");
 }
 
-/// That the model of a checkpoint's config is the one whose parameters it holds, before any memory is taken.
+/// Checks, before memory is allocated, that a checkpoint's parameters are those of the model in its config.
 void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source) {
     try {
         validate(config);

@@ -1,5 +1,5 @@
 #pragma once
-/// A transformer with what is needed to run it: its parameters, its tokenizer, a context.
+/// A transformer with its parameters, its tokenizer and a context to run it.
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -13,47 +13,47 @@
 namespace gradtile {
 
 struct LanguageModel {
-    /// Allocates the parameters, which are not initialised yet.
+    /// Allocates the parameters without initialising them.
     LanguageModel(const Context& ctx, const ModelConfig& config, DType dtype,
                   std::optional<Tokenizer> tokenizer, const FlatOptions& flat = {});
 
     Context ctx;
-    std::optional<Tokenizer> tokenizer;  ///< none for models of token files
+    std::optional<Tokenizer> tokenizer;  ///< empty for models trained on token files
     ParameterStore parameters;
     Transformer transformer;
-    std::int64_t ignore_token = -1;  ///< targets of this id did not count in training; -1: all did
+    std::int64_t ignore_token = -1;  ///< targets of this id did not count in training; -1: all counted
 };
 
-/// Copies a checkpoint's weights into an allocated store, whatever the floating-point dtypes: from its
-/// masters where it has them, else from the values. Throws Error "SOURCE: ..." naming the first parameter or
-/// master that is missing, unknown, of another shape or of integers; nothing is copied then.
+/// Copies a checkpoint's weights into an allocated store, between any floating-point dtypes: from its masters
+/// if it has them, else from its values. Throws Error "SOURCE: ..." naming the first parameter or master that
+/// is missing, unknown, of another shape or not floating-point. After an error nothing has been copied.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source);
-/// The same for masters that another flat block than the store's holds.
+/// The same for masters that a flat block other than the store's holds.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
                      const Checkpoint& checkpoint, const std::string& source);
 
-/// What a run that goes on needs beyond that: parameters of `dtype`, and float32 masters exactly when `dtype`
-/// has 16 bits. Throws Error "SOURCE: ..." naming the tensor, the dtype found and the dtype expected.
+/// Checks what resuming needs in addition: parameters of `dtype`, and float32 masters exactly if `dtype` has
+/// 16 bits. Throws Error "SOURCE: ..." naming the tensor, the dtype found and the dtype expected.
 void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::string& source);
 
-/// Hears one line that a user should see.
+/// Receives one line for the user.
 using MessageHandler = std::function<void(const std::string&)>;
 
-/// A checkpoint file, or the newest sound one of a run's directory (or of its checkpoints/). Throws Error
-/// when there is none; on_message hears of damaged ones that were passed over.
+/// Loads a checkpoint file, or the newest sound one of a run's directory (or of its checkpoints/). Throws
+/// Error when there is none. on_message receives a line for each damaged file that is skipped.
 Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
                            const MessageHandler& on_message = {});
-/// The tokenizer that a checkpoint's model was trained with; none for token files.
+/// Returns the tokenizer that a checkpoint's model was trained with; empty for token files.
 std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source);
 
 struct LoadOptions {
     Device device = Device::cpu();
-    int threads = 0;                 ///< 0: every core
+    int threads = 0;                 ///< 0: one per core
     MessageHandler on_message = {};  ///< see load_checkpoint
 };
 
-/// The model of load_checkpoint(path).
+/// Loads the model of load_checkpoint(path).
 std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace gradtile

@@ -15,13 +15,13 @@ using Points = std::vector<Point>;
 
 constexpr double width = 800, height = 450;
 constexpr double left = 70, right = 20, top = 44, bottom = 56;  // margins around the plot
-constexpr std::size_t shown_points = 800;                       // one a pixel
+constexpr std::size_t max_points = 800;                         // one per pixel
 constexpr const char* train_color = "#2f6fb5";
 constexpr const char* val_color = "#c8471f";
 
-/// Means of neighbours, so that at most `shown_points` remain.
+/// Averages neighbours, so that at most `max_points` remain.
 Points thinned(const Points& points) {
-    const std::size_t group = (points.size() + shown_points - 1) / shown_points;
+    const std::size_t group = (points.size() + max_points - 1) / max_points;
     if (group <= 1) return points;
     Points few;
     for (std::size_t begin = 0; begin < points.size(); begin += group) {
@@ -33,7 +33,8 @@ Points thinned(const Points& points) {
     return few;
 }
 
-/// Mean over a centred stretch of a fiftieth of the run; shorter at the ends, where the curve is steep.
+/// Returns the mean over a centred window of a fiftieth of the run. The window is shorter at the ends, where
+/// the curve is steep.
 Points smoothed(const Points& points) {
     const auto n = std::ssize(points);
     std::vector<double> sums{0.0};
@@ -48,7 +49,7 @@ Points smoothed(const Points& points) {
     return result;
 }
 
-/// The round number (1, 2 or 5 times a power of ten) at which about `count` ticks fit a range.
+/// Returns the round number (1, 2 or 5 times a power of ten) that gives about `count` ticks in a range.
 double tick_distance(double range, int count) {
     const double raw = range / count;
     const double power = std::pow(10.0, std::floor(std::log10(raw)));
@@ -57,22 +58,23 @@ double tick_distance(double range, int count) {
     return 10.0 * power;
 }
 
-/// From data to the page.
+/// Maps data to positions on the page.
 struct Axes {
     double last_step = 1.0, low = 0.0, high = 1.0;
 
     explicit Axes(const LossHistory& history) {
-        double least = std::numeric_limits<double>::max(), most = std::numeric_limits<double>::lowest();
+        double min_loss = std::numeric_limits<double>::max(),
+               max_loss = std::numeric_limits<double>::lowest();
         for (const Points* points : {&history.train, &history.validation})
             for (const Point& point : *points) {
                 last_step = std::max(last_step, static_cast<double>(point.step));
-                least = std::min(least, point.loss);
-                most = std::max(most, point.loss);
+                min_loss = std::min(min_loss, point.loss);
+                max_loss = std::max(max_loss, point.loss);
             }
-        if (least > most) return;  // nothing to show yet
-        const double distance = tick_distance(std::max(most - least, 1e-3), 6);
-        low = std::floor(least / distance) * distance;
-        high = std::max(std::ceil(most / distance) * distance, low + distance);
+        if (min_loss > max_loss) return;  // no points yet
+        const double distance = tick_distance(std::max(max_loss - min_loss, 1e-3), 6);
+        low = std::floor(min_loss / distance) * distance;
+        high = std::max(std::ceil(max_loss / distance) * distance, low + distance);
     }
     double x(double step) const { return left + step / last_step * (width - left - right); }
     double y(double loss) const {

@@ -1,5 +1,5 @@
 #pragma once
-/// The loss curve as a picture.
+/// The loss curve as an SVG picture.
 #include <filesystem>
 #include <string>
 
@@ -7,11 +7,12 @@
 
 namespace gradtile {
 
-/// A line picture: the training loss of each step (thin), its running mean (thick), validation points; axes
-/// with round numbers. Long runs are thinned to what a picture can show.
+/// Returns a line plot: the training loss of each step (thin), its running mean (thick), the validation
+/// losses (dots); axes with round numbers. Long runs are averaged to one point per pixel.
 std::string loss_svg(const LossHistory& history, const std::string& title);
 
-/// Writes it, whole or not at all; without fsync, which would make training wait for the disk. Throws Error.
+/// Writes the picture, complete or not at all. Without fsync, because training would wait for the disk.
+/// Throws Error.
 void write_loss_svg(const std::filesystem::path& path, const LossHistory& history, const std::string& title);
 
 }  // namespace gradtile

@@ -31,8 +31,8 @@ std::string checkpoint_line(std::int64_t step) {
     return concat("{\"event\":\"checkpoint\",\"step\":", step, "}");
 }
 
-/// Calls visit(line, object) for every whole line that contains `text` and is a JSON object with a step. The
-/// file may hold gigabytes: one line at a time is in memory.
+/// Calls visit(line, object) for every complete line that contains `text` and is a JSON object with a step.
+/// The file may have gigabytes, so only one line at a time is in memory.
 template <class Visit>
 void for_lines(const std::filesystem::path& path, std::string_view text, Visit&& visit) {
     if (symlink_status(path).type() == std::filesystem::file_type::not_found) return;
@@ -51,25 +51,25 @@ class LineWriter {
     explicit LineWriter(const OpenFile& file) : file_(file) {}
     void add(std::string_view line) {
         constexpr std::size_t piece = std::size_t{1} << 20;
-        waiting_.append(line) += '\n';
-        if (waiting_.size() >= piece) flush();
+        buffer_.append(line) += '\n';
+        if (buffer_.size() >= piece) flush();
     }
-    /// Returns the bytes written in all.
+    /// Returns the number of bytes written so far.
     std::uint64_t flush() {
-        file_.write(reinterpret_cast<const std::byte*>(waiting_.data()), waiting_.size(), size_);
-        size_ += waiting_.size();
-        waiting_.clear();
+        file_.write(reinterpret_cast<const std::byte*>(buffer_.data()), buffer_.size(), size_);
+        size_ += buffer_.size();
+        buffer_.clear();
         return size_;
     }
 
   private:
     const OpenFile& file_;
-    std::string waiting_;
+    std::string buffer_;
     std::uint64_t size_ = 0;
 };
 
-/// Replaces the file by those of its lines that belong to steps up to `last_step`.
-void cut_back(const std::filesystem::path& path, std::int64_t last_step, MetricsFile::Last last) {
+/// Keeps only the lines of steps up to `last_step`.
+void truncate_to_step(const std::filesystem::path& path, std::int64_t last_step, MetricsFile::Last last) {
     DurableFile file(path);
     LineWriter kept(file.file());
     bool has_event = last_step == 0;  // step 0 is the start, not a checkpoint
@@ -106,7 +106,7 @@ std::string metrics_line(const StepReport& report) {
 
 MetricsFile::MetricsFile(const std::filesystem::path& path, std::int64_t last_step, Last last) : path_(path) {
     with_file_name("metrics", path_, [&] {
-        if (last_step >= 0) cut_back(path_, last_step, last);
+        if (last_step >= 0) truncate_to_step(path_, last_step, last);
         file_ = open_own_file(path_, O_CREAT | O_WRONLY);
         size_ = file_.size();
     });
@@ -118,7 +118,7 @@ void MetricsFile::append(const std::string& line) {
         try {
             file_.write(reinterpret_cast<const std::byte*>(whole.data()), whole.size(), size_);
         } catch (...) {
-            file_.file_system().truncate(file_.descriptor(), size_);  // half a line would spoil the file
+            file_.file_system().truncate(file_.descriptor(), size_);  // removes a partial line
             throw;
         }
         size_ += whole.size();

@@ -7,13 +7,13 @@
 namespace gradtile {
 namespace {
 
-/// Characters of stories from the built-in grammar; about three minutes on two cores.
+/// Stories of `gradtile corpus`, by characters; about three minutes on two cores.
 TrainConfig demo() {
     TrainConfig c;
     c.model = {.layers = 4, .heads = 4, .width = 128, .context = 128, .bias = false};
     c.batch = 12;
     c.steps = 1500;
-    c.optimizer = OptimizerKind::muon;  // reaches in 1500 steps what AdamW does not in 4000
+    c.optimizer = OptimizerKind::muon;  // reaches a lower loss in 1500 steps than AdamW in 4000
     c.lr = 2e-2;
     c.min_lr = 1e-3;
     c.warmup = 100;
@@ -22,7 +22,7 @@ TrainConfig demo() {
     return c;
 }
 
-/// nanoGPT's Shakespeare characters, sized for a CPU.
+/// nanoGPT's Shakespeare by characters, sized for a CPU.
 TrainConfig shakespeare_char_cpu() {
     TrainConfig c;
     c.model = {
@@ -33,7 +33,7 @@ TrainConfig shakespeare_char_cpu() {
     return c;
 }
 
-/// nanoGPT's Shakespeare characters.
+/// nanoGPT's Shakespeare by characters.
 TrainConfig shakespeare_char() {
     TrainConfig c;
     c.model = {.layers = 6,
@@ -50,8 +50,8 @@ TrainConfig shakespeare_char() {
     return c;
 }
 
-/// The sizes of GPT-2, with GPT-3's batch of half a million tokens (a power of two, which many numbers of
-/// GPUs divide) and nanoGPT's schedule.
+/// The model sizes of GPT-2, with GPT-3's batch of half a million tokens and nanoGPT's schedule. The batch is
+/// a power of two, so that many numbers of GPUs divide it.
 TrainConfig gpt2(std::int64_t layers, std::int64_t heads, std::int64_t width, double lr, const char* out) {
     TrainConfig c;
     c.model = {.layers = layers, .heads = heads, .width = width, .context = 1024, .vocabulary = 50257};
@@ -68,7 +68,7 @@ TrainConfig gpt2(std::int64_t layers, std::int64_t heads, std::int64_t width, do
     return c;
 }
 
-/// A small model of Llama's kind: rotary positions, RMSNorm, SwiGLU, grouped queries, its own head.
+/// A small model of the Llama type: rotary positions, RMSNorm, SwiGLU, grouped queries, an untied head.
 TrainConfig llama_tiny() {
     TrainConfig c;
     c.model = as_llama({.layers = 6, .heads = 6, .kv_heads = 2, .width = 192, .context = 128});

@@ -20,13 +20,13 @@ std::string readable_rate(double rate) {
     return formatted("%.0f", rate);
 }
 
-/// A terminal that knows what a carriage return is.
+/// Returns whether `out` is a terminal that handles carriage returns.
 bool can_rewrite_lines(std::FILE* out) {
     const char* const term = std::getenv("TERM");
     return isatty(fileno(out)) == 1 && term != nullptr && *term != '\0' && std::strcmp(term, "dumb") != 0;
 }
 
-/// As wide as the terminal is now: it may have been resized.
+/// Returns the current width of the terminal, which may have been resized.
 std::size_t columns_of(std::FILE* out) {
     constexpr std::size_t usual = 80;
     winsize size{};
@@ -76,7 +76,7 @@ std::string progress_line(std::vector<ProgressField> fields, std::size_t columns
                              [](const ProgressField& a, const ProgressField& b) { return a.rank < b.rank; }));
         line = line_of();
     }
-    return line.substr(0, columns);  // ASCII: a byte is a column
+    return line.substr(0, columns);  // ASCII: each byte is one column
 }
 
 std::vector<ProgressField> progress_fields(const StepPart& part, const ProgressOptions& options) {
@@ -104,7 +104,7 @@ void Progress::operator()(const StepReport& report) {
     if (report.val_loss) evaluation_ = {*report.val_loss, report.step};
     const Clock::time_point now = last_news_ = Clock::now();
     const bool last = report.step == options_.last_step;
-    // A terminal is not redrawn more often than an eye can follow: drawing must not cost training time.
+    // The line is redrawn at most ten times per second, so that drawing takes no training time.
     const bool due = terminal_ ? now - last_print_ > std::chrono::milliseconds(100)
                                : report.step % options_.every == 0 || report.val_loss.has_value();
     if (!due && !last) return;
@@ -129,8 +129,8 @@ void Progress::print(const std::vector<ProgressField>& fields) {
         std::fflush(out_);
         return;
     }
-    // The last column stays free: some terminals begin a new line once it is filled. Blanks remove the rest
-    // of the former line, as far as it still stands on one.
+    // The last column stays free, because some terminals start a new line once it is filled. Blanks overwrite
+    // the rest of the previous line, unless the terminal is now narrower.
     const std::size_t columns = columns_of(out_) - 1;
     std::string line = progress_line(fields, columns);
     const std::size_t length = line.size();

@@ -8,7 +8,7 @@
 namespace gradtile {
 namespace {
 
-/// "run 0123...", for messages.
+/// Returns "run 0123...", for messages.
 std::string run_named(const std::string& identity) {
     return identity.empty() ? "a run without an identity" : "run " + identity;
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// Where a run goes on: its newest sound checkpoint, or its start.
+/// Where a run resumes: at its newest sound checkpoint, or at its start.
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -11,27 +11,27 @@
 namespace gradtile {
 
 struct ResumePoint {
-    std::optional<Checkpoint> checkpoint;  ///< empty: the run begins again
+    std::optional<Checkpoint> checkpoint;  ///< empty: the run starts again from step 0
     std::filesystem::path path;            ///< the checkpoint's file
     std::vector<std::string> messages;  ///< one line for each newer file that is damaged, and for a restart
 };
 
-/// Finds it, and changes nothing in the directory.
+/// Finds the resume point. Changes nothing in the directory.
 ///
-/// metrics.jsonl announces every save that is safe on disk. When the newest announced file is not there (the
-/// user removed it, its disk is not mounted), going on would silently train the lost steps again. Throws
-/// Error then, unless `restart` says that the run goes on from what is there. A file that is there but
-/// damaged is named instead, and the newest sound one taken; without a sound one, and without `restart`,
-/// throws Error.
+/// metrics.jsonl announces every save that is safe on disk. If the file of the newest announced checkpoint is
+/// missing (the user removed it, or its disk is not mounted), resuming would silently train the lost steps
+/// again. So throws Error, unless `restart` allows the run to continue without that file. A file that exists
+/// but is damaged is named in `messages`, and the newest sound one is used; throws Error if there is no sound
+/// one, unless `restart`.
 ///
-/// Throws Error when the newest sound checkpoint has another identity than the run, whatever `restart` says.
+/// Throws Error when the newest sound checkpoint has another identity than the run, regardless of `restart`.
 ResumePoint find_resume_point(const RunDirectory& run, bool restart);
 
-/// The identity of the run that a checkpoint belongs to; empty for runs made before there were identities.
-/// Throws Error "SOURCE: ..." when it is no text.
+/// Returns the identity of the run that a checkpoint belongs to; empty for runs of versions without
+/// identities. Throws Error "SOURCE: ..." when the value is not a text.
 std::string run_identity_of(const Checkpoint& checkpoint, const std::string& source);
 
-/// Key of the run's identity in a checkpoint's meta.
+/// The key of the run's identity in a checkpoint's meta.
 constexpr const char* run_identity_key = "run";
 
 }  // namespace gradtile

@@ -25,10 +25,10 @@ bool is_identity(const nlohmann::json& value) {
            digits.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
-/// Throws Error when a run's `checkpoints` is there and not a directory, or a link that may lead away.
+/// Throws Error when a run's `checkpoints` exists and is neither a directory nor a link of this user to one.
 void check_checkpoints_place(const std::filesystem::path& path) {
     struct stat status {};
-    if (::lstat(path.c_str(), &status) != 0) return;  // a run before its first checkpoint
+    if (::lstat(path.c_str(), &status) != 0) return;  // the run has no checkpoint yet
     if (S_ISLNK(status.st_mode)) {
         check(status.st_uid == ::geteuid() || status.st_uid == owner_of_new_files(path.parent_path()),
               path.string(), ": is a symbolic link of user ", status.st_uid, "; expected a link of user ",
@@ -71,7 +71,7 @@ RunDirectory RunDirectory::create(const TrainConfig& config, const std::string& 
               path.string(), " or choose another --out");
     }
     run.remove_temporaries();
-    // First the identity: only config.json makes the directory a run.
+    // The identity is written first, because config.json makes the directory a run.
     write_text_file(run.identity_file(), json_text({{"identity", identity}}) + '\n');
     write_text_file(run.config_file(), json_text(to_json(config), 2) + '\n');
     return run;

@@ -1,13 +1,13 @@
 #pragma once
 /// The directory of a run: config.json, run.json, metrics.jsonl, checkpoints/, loss.svg.
 ///
-/// run.json is {"identity": "<32 hexadecimal digits>"}, drawn when the run is made; each of its checkpoints
-/// carries the same digits. Runs made by versions before run.json have no identity.
+/// run.json is {"identity": "<32 hexadecimal digits>"}, drawn when the run is created; each of its
+/// checkpoints holds the same digits. Runs of versions before run.json have no identity.
 ///
-/// Somebody else may have prepared the directory. Nothing is therefore read or written through a symbolic
-/// link in it, with one exception: `checkpoints` may be a link that this user made, to a directory on another
-/// disk. The directory's own path may contain links. This does not protect against somebody who can write to
-/// the directory while a run uses it.
+/// Another user may have prepared the directory. Therefore nothing is read or written through a symbolic link
+/// in it, with one exception: `checkpoints` may be a link of this user to a directory on another disk. The
+/// directory's own path may contain links. This does not protect against a user who can write to the
+/// directory while the run uses it.
 #include <filesystem>
 #include <string>
 
@@ -16,27 +16,27 @@
 
 namespace gradtile {
 
-/// Replaces a small file, whole or not at all, durably. Throws Error naming it.
+/// Replaces a small file durably, completely or not at all. Throws Error naming the file.
 void write_text_file(const std::filesystem::path& path, const std::string& text);
 
-/// A new run's identity: 128 random bits as hexadecimal digits.
+/// Returns a new run's identity: 128 random bits as hexadecimal digits.
 std::string new_run_identity();
 
-/// Holds the run's lock as long as it lives.
+/// Holds the run's lock during its lifetime.
 class RunDirectory {
   public:
-    /// Makes the directory where needed and writes run.json and config.json. Throws Error when it already
-    /// holds a run, is in use by another process or cannot be written.
+    /// Creates the directory if needed, and writes run.json and config.json. Throws Error when the directory
+    /// already holds a run, is in use by another process or cannot be written.
     static RunDirectory create(const TrainConfig& config, const std::string& identity);
     /// Throws Error when the directory holds no run or is in use, or when `checkpoints` in it is neither a
-    /// directory nor this user's link to one.
+    /// directory nor a link of this user to one.
     static RunDirectory open(const std::filesystem::path& path);
 
-    /// The settings that config.json holds: those the run was made with.
+    /// Returns the settings in config.json, with which the run was created.
     TrainConfig config() const;
-    /// The identity in run.json; empty when there is no run.json.
+    /// Returns the identity in run.json; empty if there is no run.json.
     std::string identity() const;
-    /// Removes the temporaries of a killed process.
+    /// Removes the temporary files of a killed process.
     void remove_temporaries() const;
 
     const std::filesystem::path& path() const { return path_; }
@@ -47,7 +47,7 @@ class RunDirectory {
     static std::filesystem::path checkpoints_of(const std::filesystem::path& run) {
         return run / "checkpoints";
     }
-    std::filesystem::path picture() const { return path_ / "loss.svg"; }
+    std::filesystem::path loss_curve_file() const { return path_ / "loss.svg"; }
 
   private:
     explicit RunDirectory(std::filesystem::path path) : path_(std::move(path)), lock_(path_) {}

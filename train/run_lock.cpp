@@ -15,7 +15,7 @@ namespace gradtile {
 
 namespace {
 
-// What the lock file says: "process 4711 on host a".
+// Returns the text for the lock file: "process 4711 on host a".
 std::string this_process() {
     std::array<char, 256> host{};
     if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';

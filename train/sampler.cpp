@@ -17,9 +17,9 @@ void validate(const SampleOptions& options) {
     check_range("sample: top-p", options.top_p, sample_limits::top_p);
 }
 
-/// Uniform on [0, 1) with 53 bits: draw number `index` of a seed.
+/// Returns draw number `index` of a seed: uniform in [0, 1) with 53 bits.
 double uniform(std::uint64_t seed, std::int64_t index) {
-    constexpr std::uint64_t purpose = 0x73616d70;  // sampling shares no key with other draws of the seed
+    constexpr std::uint64_t purpose = 0x73616d70;  // gives sampling a key of its own
     const auto counter = static_cast<std::uint64_t>(index);
     const Philox::Counter words =
         Philox::draw({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
@@ -27,18 +27,19 @@ double uniform(std::uint64_t seed, std::int64_t index) {
     return static_cast<double>((std::uint64_t{words[0]} << 32 | words[1]) >> 11) * 0x1p-53;
 }
 
-/// What stands before a text that has no prompt: a line break, as between two paragraphs.
+/// Returns the context of a text without a prompt: a line break, as between two paragraphs.
 std::vector<std::int32_t> start_tokens(const Tokenizer& tokenizer) {
     try {
         return tokenizer.encode("\n", "sample");
     } catch (const Error&) {
-        return {0};  // a vocabulary without line breaks
+        return {0};  // the vocabulary has no line break
     }
 }
 
-/// On a GPU the text grows token by token inside an arena: twice what the longest one takes, since the gaps
-/// that lengths of all kinds leave are not those of the dry run. Every token brings products of new shapes,
-/// for which trying algorithms out would not pay: "deterministic" chooses without.
+/// On a GPU, each token needs activations of another length. They are allocated from an arena of twice the
+/// size that the longest length needs, because the lengths leave gaps that the dry run does not have. Each
+/// length has matrix products of new shapes, for which timing algorithms takes longer than it saves: a
+/// deterministic context does not time them.
 Context sampling_context(const LanguageModel& model) {
     if (model.ctx.device().is_cpu()) return model.ctx;
     return with_arena_for(
@@ -54,10 +55,10 @@ Context sampling_context(const LanguageModel& model) {
 std::int32_t choose_token(std::span<const double> logits, const SampleOptions& options, double u) {
     for (std::size_t i = 0; i < logits.size(); ++i)
         check(std::isfinite(logits[i]), "sample: the logit of token ", i, " is ", logits[i]);
-    const auto likeliest = std::ranges::max_element(logits);
-    if (options.temperature == 0.0) return static_cast<std::int32_t>(likeliest - logits.begin());
+    const auto most_likely = std::ranges::max_element(logits);
+    if (options.temperature == 0.0) return static_cast<std::int32_t>(most_likely - logits.begin());
 
-    // Candidates from the likeliest down; equal ones by id, so that the order is one.
+    // Sorts from the most likely token down, and equal ones by id, so that the order is unique.
     std::vector<std::int32_t> tokens(logits.size());
     std::iota(tokens.begin(), tokens.end(), 0);
     const auto logit = [&](std::int32_t token) { return logits[static_cast<std::size_t>(token)]; };
@@ -73,7 +74,7 @@ std::int32_t choose_token(std::span<const double> logits, const SampleOptions& o
     std::vector<double> cumulative;
     double sum = 0.0;
     for (const std::int32_t token : tokens)
-        cumulative.push_back(sum += std::exp((logit(token) - *likeliest) / options.temperature));
+        cumulative.push_back(sum += std::exp((logit(token) - *most_likely) / options.temperature));
     const auto nucleus = std::ranges::lower_bound(cumulative, options.top_p * sum);
     const std::size_t kept =
         std::min(tokens.size(), static_cast<std::size_t>(nucleus - cumulative.begin()) + 1);
@@ -90,7 +91,7 @@ std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<co
     check(!prompt.empty(), "sample: the prompt has no token");
     const ModelConfig& config = model.transformer.config;
     const Context ctx = sampling_context(model);
-    // A vocabulary may be wider than its tokenizer; what has no text is never drawn.
+    // The vocabulary may be larger than the tokenizer's. Ids without text are never drawn.
     const auto drawable = static_cast<std::size_t>(
         model.tokenizer ? std::min(model.tokenizer->vocab_size(), config.vocabulary) : config.vocabulary);
     for (const std::int32_t token : prompt)

@@ -11,7 +11,7 @@ using nlohmann::json;
 
 constexpr const char* op = "matrix algorithms";
 
-/// Signed numbers for `problem`, unsigned ones for `algorithm`.
+/// Reads `count` integers: signed ones for `problem`, unsigned ones for `algorithm`.
 template <class Number, std::size_t count>
 void read(std::array<Number, count>& numbers, const json& entry, const char* key, std::size_t index) {
     check(entry.is_object() && entry.contains(key) && entry[key].is_array() && entry[key].size() == count, op,

@@ -1,5 +1,5 @@
 #pragma once
-/// Matrix algorithms as a checkpoint's JSON holds them (docs/checkpoint_format.md).
+/// Matrix algorithms as JSON in a checkpoint (docs/checkpoint_format.md).
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -10,8 +10,8 @@ namespace gradtile {
 
 nlohmann::json algorithms_to_json(const std::vector<GemmAlgorithm>& algorithms);
 
-/// Throws Error, naming the entry, on what algorithms_to_json() does not write. Whether the numbers mean
-/// anything is only known where they are used: restore_gemm_algorithms().
+/// Throws Error, naming the entry, when the value is not what algorithms_to_json() writes.
+/// restore_gemm_algorithms() checks whether the numbers are valid algorithms.
 std::vector<GemmAlgorithm> algorithms_from_json(const nlohmann::json& value);
 
 }  // namespace gradtile

@@ -1,9 +1,9 @@
 #pragma once
-/// The learning rate of each step. Steps count from 1; the horizon is fixed when a run is made.
+/// The learning rate of each step. Steps count from 1; the horizon is fixed when a run is created.
 ///
-/// Warm-up, all kinds: lr * step / warmup for step <= warmup, so that step = warmup has the full rate. With a
-/// warm-up as long as the horizon or longer the rate goes on rising until step = warmup. After it, with
-/// t = (step - warmup) / (horizon - warmup):
+/// Warm-up, all kinds: lr * step / warmup for step <= warmup, so that step = warmup has the full rate. If the
+/// warm-up is at least as long as the horizon, the rate still rises until step = warmup. After it, with t =
+/// (step - warmup) / (horizon - warmup):
 ///
 ///     cosine    min_lr + (lr - min_lr) * (1 + cos(pi t)) / 2
 ///     linear    lr + (min_lr - lr) * t
@@ -11,7 +11,7 @@
 ///               decay": Hu et al. 2024, MiniCPM, section 4)
 ///     constant  lr
 ///
-/// step = horizon has exactly min_lr (constant: lr), and so has every step beyond it.
+/// At step = horizon and later the rate is exactly min_lr (constant: lr).
 #include <cstdint>
 
 #include <gradtile/train/train_config.h>

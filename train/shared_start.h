@@ -1,5 +1,6 @@
 #pragma once
-/// Where the processes of a run start from: rank 0 reads it and tells the others all but the tensors.
+/// The checkpoint that the processes of a run start from. Rank 0 reads it and broadcasts everything except
+/// the tensors.
 #include <functional>
 #include <optional>
 #include <string>
@@ -13,13 +14,13 @@ namespace gradtile {
 
 struct Start {
     std::string source;                         ///< the file, for messages
-    std::optional<Checkpoint> checkpoint = {};  ///< none: from the beginning; tensors in rank 0's alone
+    std::optional<Checkpoint> checkpoint = {};  ///< empty: start from step 0; only rank 0 has the tensors
 };
 
-/// What rank 0's `read` returns, in every process. The others do not call it.
+/// Returns, in every process, the result of `read` in rank 0. The other ranks do not call `read`.
 Start shared_start(ProcessGroup& group, const std::function<Start()>& read);
 
-/// The settings in rank 0's `directory`, which the others need not have.
+/// Returns the settings in rank 0's `directory`; the other ranks need no directory.
 TrainConfig shared_config(ProcessGroup& group, const std::optional<RunDirectory>& directory);
 
 }  // namespace gradtile

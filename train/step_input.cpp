@@ -10,8 +10,8 @@
 namespace gradtile {
 namespace {
 
-// Words of a block: the rate (a float64), the seed, the vote and the count of targets (float64), then tokens
-// and targets on a boundary of 256 bytes.
+// Offsets in a host block, in int32 words: the rate (float64), the seed, the vote and the target count
+// (float64), then tokens and targets on a boundary of 256 bytes.
 constexpr std::int64_t rate_at = 0, seed_at = 2, vote_at = 4, target_count_at = 6, tokens_at = 64;
 
 Tensor view(const Tensor& block, std::int64_t word, DType dtype, const Shape& shape) {
@@ -53,7 +53,7 @@ void StepInput::prepare(std::int64_t step) {
     try {
         draw(step);
     } catch (...) {
-        loader_.restore(state_);  // to where the step begins
+        loader_.restore(state_);  // back to the start of the step
         throw;
     }
     prepared_ = {step, loader_.state()};
@@ -74,7 +74,7 @@ void StepInput::draw(std::int64_t step) {
             target_count += loader_.next({tokens, count}, {tokens + tokens_, count});
         }
     } catch (...) {
-        loader_.restore(state_);  // micro-steps that were read do not count either
+        loader_.restore(state_);  // a part of the micro-steps may have been read
         throw;
     }
     put_target_count(static_cast<double>(target_count));
@@ -87,7 +87,8 @@ void StepInput::put_target_count(double count) {
 void StepInput::prepare_refusal(std::int64_t step) {
     std::int32_t* const words = host_[next_].data<std::int32_t>();
     std::fill_n(words, host_[next_].elements(), 0);
-    put_target_count(std::numeric_limits<double>::min());  // divided by it, gradients overflow float32
+    put_target_count(
+        std::numeric_limits<double>::min());  // gradients that are divided by this number overflow float32
     prepared_ = {step, state_};
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What is known about a training step once it is done.
+/// The results of a training step.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,27 +10,27 @@ namespace gradtile {
 
 struct StepReport {
     std::int64_t step = 0;  ///< counted from 1
-    double loss = 0.0;      ///< mean over the step's targets
+    double loss = 0.0;      ///< mean loss of the step's targets
     std::optional<double> val_loss =
-        {};  ///< over the whole validation split, when it was evaluated at this step
+        {};  ///< loss of the whole validation split, if it was evaluated at this step
     double lr = 0.0;
-    double grad_norm = 0.0;     ///< before clipping
-    double tokens_per_s = 0.0;  ///< from ms
-    double ms = 0.0;            ///< the step without evaluation and saving
-    /// What was not finite, "loss" or a parameter's name; the update was not applied then. Empty: all is
-    /// well.
+    double grad_norm = 0.0;     ///< gradient norm before clipping
+    double tokens_per_s = 0.0;  ///< computed from ms
+    double ms = 0.0;            ///< duration of the step without evaluation and saving
+    /// What was not finite: "loss" or a parameter's name; the update was then not applied. Empty: all was
+    /// finite.
     std::string not_finite = {};
 };
 
-/// As a checkpoint keeps it; numbers that are not finite come back as NaN.
+/// For a checkpoint; a number that is not finite is read back as NaN.
 JsonValue to_json(const StepReport& report);
-/// Throws Error when something is missing.
+/// Throws Error when a member is missing.
 StepReport step_report_from(const JsonValue& saved);
 
-/// How far a step or an evaluation is, for what takes long.
+/// Progress within a long step or evaluation.
 struct StepPart {
     enum class Kind { micro_steps, evaluation_windows };
-    std::int64_t step = 0;  ///< the step under way, or the one evaluated
+    std::int64_t step = 0;  ///< the running step, or the step that is evaluated
     Kind kind = Kind::micro_steps;
     std::int64_t done = 0, all = 0;
 };

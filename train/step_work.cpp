@@ -10,7 +10,8 @@ double as_double(std::int64_t x) {
     return static_cast<double>(x);
 }
 
-/// Elements of a block's weight matrices, each of which a row is multiplied with three times in a step.
+/// Returns the elements of a block's weight matrices. Each row is multiplied with each of them three times in
+/// a step.
 double block_matrix_elements(const ModelConfig& model) {
     const double width = as_double(model.width), hidden = as_double(model.hidden_width());
     const double qkv_width = as_double((model.heads + 2 * model.key_value_heads()) * model.head_dim());
@@ -22,15 +23,16 @@ double padded_vocabulary(const ModelConfig& model) {
     return as_double(rounded_up(model.vocabulary, vocabulary_multiple));
 }
 
-/// Numbers that a block's memory-bound passes read and write for a row, in units of one element.
+/// The elements that a block's memory-bound passes read and write per row.
 struct BlockTraffic {
-    double norms_forward;   ///< both norms with their residual sums: two read, two written
-    double norms_backward;  ///< each reads x, dy and the stream's gradient, and writes that
-    double norms_again;     ///< outputs made once more: read, written
-    double activation;      ///< what the activation adds to the products around it
+    double norms_forward;   ///< both norms with their residual sums: two tensors read, two written
+    double norms_backward;  ///< each norm reads x, dy and the residual gradient, and writes the residual
+                            ///< gradient
+    double norms_again;     ///< recomputed norm outputs: read, written
+    double activation;      ///< traffic of the activation in addition to the products around it
     double activation_again;
-    double bias_gradients;  ///< every linear layer's output gradient once more
-    double positions;       ///< rotary: q and k read and written, forward or backward
+    double bias_gradients;  ///< reads every linear layer's output gradient once more
+    double positions;       ///< rotary positions: q and k read and written, forward or backward
 };
 
 BlockTraffic block_traffic(const ModelConfig& model) {
@@ -67,7 +69,8 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
     const double element = as_double(static_cast<std::int64_t>(size_of(dtype)));
     const double row_bytes = rows * element;
     const double visible_keys = as_double(model.context + 1) / 2.0;
-    const double scores = rows * as_double(model.width) * visible_keys;  // q.k, summed over heads: 2 of these
+    const double scores =
+        rows * as_double(model.width) * visible_keys;  // operations of q.k, summed over heads
     const double products = 2.0 * rows * block_matrix_elements(model);
     const BlockTraffic traffic = block_traffic(model);
 
@@ -76,7 +79,7 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
                        .bytes = row_bytes * (traffic.norms_forward + traffic.activation + traffic.positions),
                        .blocks = 1.0 / 3};
     Work backward{.product_flops = 2.0 * products,
-                  .attention_flops = 10.0 * scores,  // S again, dP, dV, dK, dQ
+                  .attention_flops = 10.0 * scores,  // S recomputed, dP, dV, dK, dQ
                   .bytes = row_bytes * (traffic.norms_backward + traffic.activation + traffic.bias_gradients +
                                         traffic.positions),
                   .blocks = 2.0 / 3};
@@ -85,15 +88,15 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
     if (model.recompute == Recompute::block) backward += forward;
 
     const double width = as_double(model.width), vocabulary = padded_vocabulary(model);
-    // As in the steps that the cost model is fitted to, where AdamW wrote zeros into the gradients: 4 bytes
-    // more than today.
+    // The traffic of the steps that the cost model is fitted to, in which AdamW wrote zeros into the
+    // gradients: 4 bytes more than now.
     const double update_bytes = is_16_bit(dtype)
                                     ? 4 + 2 * (4 + 4 + 4 + 4) + 2  // norm; gradient, m, v, master; value
                                     : 4 + 2 * (4 + 4 + 4 + 4);     // norm; gradient, m, v, value
     return {.embed_forward = {.bytes = row_bytes * 2 * width},
             .block_forward = forward,
             .head = {.product_flops = 6.0 * rows * width * vocabulary,
-                     .bytes = row_bytes * 2 * vocabulary},  // logits become their gradients
+                     .bytes = row_bytes * 2 * vocabulary},  // logits are replaced by their gradients
             .block_backward = backward,
             .embed_backward = {.bytes = row_bytes * 4 * width},
             .update_bytes_of_element = update_bytes};

@@ -7,7 +7,7 @@
 namespace gradtile {
 namespace {
 
-// Signals belong to the process, so at most one object may wait for them.
+// A signal goes to the whole process, so at most one object may wait for signals.
 std::atomic<bool> watching{false};
 
 bool is_ignored(int number) {
@@ -40,7 +40,7 @@ StopSignals::StopSignals() : requests_(request_signals()) {
 
 StopSignals::~StopSignals() {
     ending_ = true;
-    pthread_kill(thread_.native_handle(), SIGUSR1);  // for that thread alone: wakes it
+    pthread_kill(thread_.native_handle(), SIGUSR1);  // wakes that thread only
     thread_.join();
     pthread_sigmask(SIG_SETMASK, &former_mask_, nullptr);
     for (std::size_t i = 0; i < ignored.size(); ++i) sigaction(ignored[i], &former_[i], nullptr);
@@ -54,7 +54,7 @@ void StopSignals::wait_for_signals() {
     }
 }
 
-/// This thread writes nothing: it must be there for a second signal even where nobody reads the output.
+/// This thread writes no output: a blocked write would keep it from handling a second signal.
 void StopSignals::take(const siginfo_t& signal) {
     const int number = signal.si_signo;
     if (number == SIGHUP && terminal_.has_sent(signal)) return;

@@ -1,5 +1,5 @@
 #pragma once
-/// Signals as requests to stop: a trainer asks while it works, ends cleanly and saves.
+/// Signals as requests to stop: a trainer polls requested(), ends cleanly and saves.
 #include <signal.h>
 
 #include <array>
@@ -10,23 +10,24 @@
 
 namespace gradtile {
 
-/// While one lives, the first SIGTERM, SIGUSR1, SIGINT (Ctrl-C) or SIGHUP is remembered as a request, and a
-/// second one of the same kind ends the process at once with the status 128 + its number. (One of another
-/// kind does not: a launcher passes SIGTERM on as SIGUSR1 to processes that may have been sent SIGTERM, too.)
+/// While a StopSignals exists, the first SIGTERM, SIGUSR1, SIGINT (Ctrl-C) or SIGHUP is stored as a request,
+/// and a second signal of the same kind ends the process at once with status 128 + its number. A second
+/// signal of another kind does not, because a launcher passes SIGTERM on as SIGUSR1 to processes that may
+/// have received SIGTERM, too.
 ///
-/// Before requested() was asked for the first time nobody answers requests yet: the first signal ends the
-/// process at once. So a start that reads, plans or waits for others can be interrupted.
+/// Until the first call of requested(), the first signal ends the process at once. So a start that reads
+/// data, plans memory or waits for other processes can be interrupted.
 ///
-/// SIGHUP is no request, and is ignored, when it comes because the terminal that the process was started from
-/// is gone; sent by a person or a scheduler (kill -HUP) it is one. A SIGINT or SIGHUP that was ignored at the
-/// start (nohup) stays ignored. SIGXFSZ and SIGPIPE are ignored meanwhile: a write beyond the limit on file
-/// sizes or into a closed pipe then fails like one on a full disk.
+/// A SIGHUP is ignored when it comes because the terminal that the process was started from is gone. A SIGHUP
+/// from a person or a scheduler (kill -HUP) is a request. A SIGINT or SIGHUP that was ignored at the start
+/// (nohup) stays ignored. SIGXFSZ and SIGPIPE are ignored: a write beyond the limit on file sizes or into a
+/// closed pipe then fails like a write to a full disk.
 ///
-/// No handler runs on any thread: the signals are blocked, and a thread of this object's waits for them. Make
-/// it before the process has other threads, which inherit what is blocked; a thread that was there before
-/// would be ended by a signal, and the process with it. Destroy it on the thread that made it. At most one at
-/// a time. A process that is started while one lives inherits the blocked signals unless they are given back
-/// between fork and exec.
+/// No handler runs on any thread: the signals are blocked, and a thread of this object waits for them. Create
+/// the object before the process has other threads, because threads inherit the blocked signals; a signal
+/// would end an older thread, and with it the process. Destroy the object on the thread that created it.
+/// There is at most one object at a time. A child process inherits the blocked signals, unless they are
+/// unblocked between fork and exec.
 class StopSignals {
   public:
     StopSignals();
@@ -38,7 +39,7 @@ class StopSignals {
         answered_ = true;
         return signal() != 0;
     }
-    /// The signal that came; 0: none yet.
+    /// Returns the signal that was received; 0: none.
     int signal() const { return received_; }
 
   private:

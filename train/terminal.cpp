@@ -9,8 +9,8 @@
 namespace gradtile {
 namespace {
 
-/// The kernel takes a hung-up terminal away from all processes of its session: /dev/tty cannot be opened
-/// then.
+/// After a hangup the kernel detaches the terminal from all processes of its session, and /dev/tty cannot be
+/// opened.
 bool has_controlling_terminal() {
     const int terminal = ::open("/dev/tty", O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
     if (terminal < 0) return false;
@@ -28,8 +28,8 @@ bool StartTerminal::is_hung_up() const {
 
 bool StartTerminal::has_sent(const siginfo_t& hangup) const {
     if (hangup.si_code == SI_KERNEL) return true;
-    // A shell that is told of its terminal's end passes SIGHUP on, perhaps before the terminal is gone. What
-    // a person sends with the shell's kill has the same sender, so the terminal decides.
+    // A shell whose terminal hangs up sends SIGHUP on, perhaps before the terminal is gone. A SIGHUP from the
+    // shell's kill command has the same sender, so only the terminal's state distinguishes the two.
     constexpr int attempts = 20;
     const bool may_be_passed_on = existed_ && hangup.si_pid == ::getsid(0);
     for (int i = 0; i < attempts && may_be_passed_on && !is_hung_up(); ++i)

@@ -1,17 +1,18 @@
 #pragma once
-/// Whether the terminal that a process was started from is still there.
+/// The terminal that a process was started from.
 #include <signal.h>
 
 namespace gradtile {
 
-/// The controlling terminal at the time this object is made; none where there was none.
+/// The controlling terminal at the time this object is created, if any.
 class StartTerminal {
   public:
     StartTerminal();
-    /// Whether there was one and it is gone: its window was closed, its connection broke. It stays gone.
+    /// Returns whether the terminal existed and is gone, because its window or its connection was closed. It
+    /// never comes back.
     bool is_hung_up() const;
-    /// Whether a SIGHUP came because the terminal is gone, from the kernel or from a shell, and not from a
-    /// person or a scheduler (kill -HUP). Waits up to half a second for a terminal whose shell sent it.
+    /// Returns whether the kernel or a shell sent a SIGHUP because the terminal is gone, and not a person or
+    /// a scheduler (kill -HUP). If a shell sent it, waits up to half a second for the terminal to disappear.
     bool has_sent(const siginfo_t& hangup) const;
 
   private:

@@ -40,7 +40,7 @@ json value_of(Enum value) {
     return std::string(name_of(value));
 }
 
-/// "a string", "an array".
+/// Returns "a string", "an array" and so on.
 std::string type_of(const json& value) {
     const std::string_view name = value.type_name();
     return concat(name.starts_with('a') || name.starts_with('o') ? "an " : "a ", name);
@@ -183,7 +183,8 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
 
 Device resolve_device(DeviceChoice choice, int local_rank) {
     const int gpus = choice == DeviceChoice::cpu ? 0 : cuda_device_count();
-    if (choice == DeviceChoice::cuda && gpus == 0) cuda::make_stream(Device::cuda());  // says what is missing
+    if (choice == DeviceChoice::cuda && gpus == 0)
+        cuda::make_stream(Device::cuda());  // throws an Error that names what is missing
     if (gpus == 0) return Device::cpu();
     check(local_rank < gpus || gpus == 1, "device cuda: process ", local_rank, " of this host sees ", gpus,
           " GPUs; expected one for each process");

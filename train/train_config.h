@@ -1,6 +1,6 @@
 #pragma once
-/// Everything a run is made from. A setting's name is the same as a flag (--save-every), as a key of the JSON
-/// config file and as a key of the run's config.json; visit_settings() is the one list of them.
+/// The settings of a run. A setting has the same name as a flag (--save-every), as a key of the JSON config
+/// file and as a key of the run's config.json; visit_settings() is the only list of settings.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -32,21 +32,22 @@ struct TrainConfig {
     std::string val_data;       ///< empty: the last part of data
     double val_fraction = 0.1;  ///< part of data kept for validation when val_data is empty
     TokenizerKind tokenizer = TokenizerKind::characters;
-    TokenType token_type = TokenType::automatic;  ///< of token files without a header
+    TokenType token_type = TokenType::automatic;  ///< for token files without a header
     std::int64_t ignore_token = -1;               ///< targets of this id do not count; -1: none
 
     // Optimisation
     std::int64_t steps = 2000;
-    std::int64_t batch = 12;       ///< sequences an optimizer step sees, over all ranks
-    std::int64_t micro_batch = 0;  ///< sequences a rank holds at once; 0: all of its part of the batch
+    std::int64_t batch = 12;  ///< sequences per optimizer step, over all ranks
+    std::int64_t micro_batch =
+        0;  ///< sequences that a rank processes at once; 0: its whole part of the batch
     OptimizerKind optimizer = OptimizerKind::adamw;
     double lr = 1e-3;
     double min_lr = 1e-4;
-    double muon_lr = 0.02;  ///< for matrices inside blocks, when optimizer is muon
+    double muon_lr = 0.02;  ///< for the matrices in blocks, if optimizer is muon
     double muon_momentum = 0.95;
     ScheduleKind schedule = ScheduleKind::cosine;
     std::int64_t warmup = 100;  ///< steps
-    double wsd_decay = 0.2;     ///< wsd: the last part of the horizon, where the rate falls
+    double wsd_decay = 0.2;     ///< wsd: the last part of the horizon, in which the rate falls
     double beta1 = 0.9;
     double beta2 = 0.99;
     double epsilon = 1e-8;
@@ -56,21 +57,21 @@ struct TrainConfig {
 
     // Run
     std::string out = "runs/default";
-    std::string init_from;  ///< start from this checkpoint's weights, with a new optimizer
+    std::string init_from;  ///< start from this checkpoint's weights, with a new optimizer state
     std::uint64_t seed = 1;
-    std::int64_t threads = 0;  ///< 0: every core
+    std::int64_t threads = 0;  ///< 0: one per core
     TrainDType dtype = TrainDType::f32;
     DeviceChoice device = DeviceChoice::automatic;
     bool tf32 = false;              ///< see Context::with_tf32
     std::int64_t eval_every = 250;  ///< 0: only at the end
     std::int64_t save_every = 500;  ///< 0: only at the end
     std::int64_t keep_last = 2;
-    std::int64_t keep_every = 0;     ///< also keep checkpoints whose step is a multiple; 0: none
-    std::int64_t memory_budget = 0;  ///< MiB for everything a step holds; 0: what the device has
+    std::int64_t keep_every = 0;     ///< also keeps checkpoints whose step is a multiple; 0: none
+    std::int64_t memory_budget = 0;  ///< MiB for the memory of a step; 0: what the device has available
     bool cuda_graph = true;          ///< replay a step as one graph instead of launching its kernels
     std::int64_t zero = 0;           ///< 1: processes share masters and optimizer state between them (ZeRO-1)
 
-    // What each of `ranks` processes does of a step.
+    // The part of a step that each of `ranks` processes does.
     std::int64_t micro_batch_size(std::int64_t ranks = 1) const {
         return micro_batch == 0 ? batch / ranks : micro_batch;
     }
@@ -80,14 +81,13 @@ struct TrainConfig {
 };
 
 namespace setting_limits {
-inline constexpr double most_steps = 1e12, most_sequences = 1 << 30, most_mebibytes = double{1LL << 40};
+inline constexpr double max_steps = 1e12, max_sequences = 1 << 30, max_mebibytes = double{1LL << 40};
 inline constexpr Range positive{.least = 0, .most = 1e30, .least_is_open = true},
     proper_fraction{.least = 0, .most = 1, .most_is_open = true};
-inline constexpr Range any_value{0, 0};  ///< of what is not a number
+inline constexpr Range any_value{0, 0};  ///< for settings that are not numbers
 }  // namespace setting_limits
 
-/// Calls visit(name, member, help, range) for every setting, in the order --help prints them; range is what a
-/// number is limited to.
+/// Calls visit(name, member, help, range) for every setting, in the order of --help; `range` limits a number.
 template <class Config, class Visit>
 void visit_settings(Config& c, Visit&& visit) {
     using namespace setting_limits;
@@ -119,17 +119,17 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("token-type", c.token_type, "integers of a token file that has no header; auto: uint16", any_value);
     visit("ignore-token", c.ignore_token, "targets of this id do not count; -1: none", Range{-1, 2147483647});
 
-    visit("steps", c.steps, "optimizer steps; the schedule's horizon", Range{1, most_steps});
-    visit("batch", c.batch, "sequences an optimizer step sees, over all ranks", Range{1, most_sequences});
+    visit("steps", c.steps, "optimizer steps; the schedule's horizon", Range{1, max_steps});
+    visit("batch", c.batch, "sequences an optimizer step sees, over all ranks", Range{1, max_sequences});
     visit("micro-batch", c.micro_batch, "sequences a rank holds at once; 0: all of its part of the batch",
-          Range{0, most_sequences});
+          Range{0, max_sequences});
     visit("optimizer", c.optimizer, "optimizer", any_value);
     visit("lr", c.lr, "peak learning rate", positive);
     visit("min-lr", c.min_lr, "learning rate at the horizon", Range{0, 1e30});
     visit("muon-lr", c.muon_lr, "muon: peak learning rate of the blocks' matrices", positive);
     visit("muon-momentum", c.muon_momentum, "muon: momentum", proper_fraction);
     visit("schedule", c.schedule, "learning rate after warm-up", any_value);
-    visit("warmup", c.warmup, "warm-up steps", Range{0, most_steps});
+    visit("warmup", c.warmup, "warm-up steps", Range{0, max_steps});
     visit("wsd-decay", c.wsd_decay, "wsd: last part of the horizon, where the rate falls", Range{0, 1});
     visit("beta1", c.beta1, "AdamW: decay of the first moment", proper_fraction);
     visit("beta2", c.beta2, "AdamW: decay of the second moment", proper_fraction);
@@ -137,7 +137,7 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("weight-decay", c.weight_decay, "decoupled weight decay, of matrices only", Range{0, 1e30});
     visit("clip", c.clip, "largest global gradient norm; 0: no clipping", Range{0, 1e30});
     visit("max-bad-steps", c.max_bad_steps, "non-finite steps in a row before training stops",
-          Range{1, most_steps});
+          Range{1, max_steps});
 
     visit("out", c.out, "directory of the run", any_value);
     visit("init-from", c.init_from, "checkpoint whose weights to start from", any_value);
@@ -151,50 +151,52 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("zero", c.zero, "1: each rank holds a part of the optimizer's state and masters; 0: all of it",
           Range{0, 1});
     visit("tf32", c.tf32, "f32 matrix products on GPUs may round operands to TF32", any_value);
-    visit("eval-every", c.eval_every, "steps between evaluations; 0: only at the end", Range{0, most_steps});
-    visit("save-every", c.save_every, "steps between checkpoints; 0: only at the end", Range{0, most_steps});
-    visit("keep-last", c.keep_last, "number of newest checkpoints to keep", Range{1, most_steps});
+    visit("eval-every", c.eval_every, "steps between evaluations; 0: only at the end", Range{0, max_steps});
+    visit("save-every", c.save_every, "steps between checkpoints; 0: only at the end", Range{0, max_steps});
+    visit("keep-last", c.keep_last, "number of newest checkpoints to keep", Range{1, max_steps});
     visit("keep-every", c.keep_every, "also keep checkpoints whose step is a multiple of this; 0: none",
-          Range{0, most_steps});
+          Range{0, max_steps});
     visit("memory-budget", c.memory_budget, "MiB a step may hold; 0: what the device has",
-          Range{0, most_mebibytes});
+          Range{0, max_mebibytes});
 }
 
-/// What the weights and activations of such a run are stored in.
+/// The dtype of weights and activations.
 constexpr DType storage_dtype(TrainDType dtype) {
     return dtype == TrainDType::bf16 ? DType::bf16 : DType::f32;
 }
 
-/// Throws Error naming the setting, its value and what was expected; of a run of `ranks` processes.
+/// Throws Error naming the setting, its value and what was expected. Checks the settings for a run of `ranks`
+/// processes.
 void validate(const TrainConfig& config, std::int64_t ranks = 1);
 
-/// What each of `ranks` processes of a valid run on such a device asks plan_memory() for.
+/// Returns the plan_memory() request of each of `ranks` processes. `config` is valid.
 MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks = 1);
 
-/// Settings by name; enumerations as words.
+/// Returns the settings by name; enumerations as words.
 nlohmann::json to_json(const TrainConfig& config);
-/// Overwrites the settings that stand in `settings` (an object). `source` names the file in errors; an
-/// unknown key is refused with the nearest known one, a wrong type with what was expected.
+/// Overwrites the settings that the object `settings` contains. `source` names the file in errors. The error
+/// for an unknown key names the nearest known key; the error for a wrong type names the expected type.
 void apply_json(TrainConfig& config, const nlohmann::json& settings, const std::string& source);
 /// The same from JSON text.
 void apply_config_text(TrainConfig& config, std::string_view text, const std::string& source);
-/// What stands in a JSON file of settings: a regular file of at most max_config_bytes.
+/// Returns the text of a JSON file of settings: a regular file of at most max_config_bytes.
 constexpr std::uint64_t max_config_bytes = std::uint64_t{1} << 20;
 std::string config_file_text(const std::string& path, SymbolicLinks links = SymbolicLinks::follow);
 /// Reads and applies such a file.
 void apply_config_file(TrainConfig& config, const std::string& path,
                        SymbolicLinks links = SymbolicLinks::follow);
 
-/// Makes data, val-data and init-from absolute, so that a run goes on from any working directory. Throws
-/// Error naming the setting when its path would not be UTF-8.
+/// Makes data, val-data and init-from absolute, so that a run resumes from any working directory. Throws
+/// Error naming a setting whose path is not UTF-8.
 void make_paths_absolute(TrainConfig& config);
 
-/// auto: a GPU where there is one, else the CPU. Processes of one host are numbered by local_rank and take a
-/// GPU each, unless each is shown only its own. Throws Error when cuda is asked for and there is none.
+/// auto: a GPU if there is one, else the CPU. The processes of a host have numbers `local_rank`, and each
+/// uses the GPU of its number, unless it sees only one GPU. Throws Error when cuda is requested and there is
+/// no GPU.
 Device resolve_device(DeviceChoice choice, int local_rank = 0);
 
-/// demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m, gpt2-350m, gpt2-774m, llama-tiny; an unknown name
-/// is refused with the nearest known one.
+/// demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m, gpt2-350m, gpt2-774m, llama-tiny. The error for
+/// an unknown name names the nearest known one.
 TrainConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
 

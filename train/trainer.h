@@ -1,16 +1,17 @@
 #pragma once
 /// Trainer: a run from its settings (or its directory) to its last checkpoint.
 ///
-/// `step` counts optimizer steps from 1. Each sees `batch` windows in micro-batches; its loss is the mean
-/// over all their targets. A step whose loss or gradient norm is not finite changes no weight but counts as a
-/// step: its data is gone by and the schedule moves on; after max_bad_steps of them in a row training stops.
+/// `step` counts optimizer steps from 1. A step processes `batch` windows in micro-batches; its loss is the
+/// mean over all their targets. A step whose loss or gradient norm is not finite changes no weight but counts
+/// as a step: its data is consumed and the schedule advances. Training stops after max_bad_steps such steps
+/// in a row.
 ///
-/// A run that was stopped and resumed equals one that was not, to the bit: weights, metrics (but for times)
-/// and samples, at any number of threads; on a GPU with config.model.deterministic. Without it a run goes on
-/// with the matrix algorithms it had, and equals to rounding (docs/design.md says where to the bit).
+/// A run that was stopped and resumed equals an uninterrupted run to the bit: weights, metrics (except times)
+/// and samples, with any number of threads. On a GPU this needs config.model.deterministic; otherwise the
+/// resumed run uses the same matrix algorithms and agrees to rounding (docs/design.md lists the exceptions).
 ///
-/// On a GPU the host waits for the device once a step, at its end, after it has prepared the next step's
-/// data; from the second step on a step is one captured graph (config.cuda_graph).
+/// On a GPU the host waits for the device once per step, at its end, after it has prepared the next step's
+/// data. From the second step on, a step is one captured graph (config.cuda_graph).
 #include <functional>
 #include <map>
 #include <memory>
@@ -30,105 +31,107 @@
 
 namespace gradtile {
 
-/// What may change when a run goes on; everything else is as the run was made.
+/// The settings that may change when a run is resumed; all others stay as they were.
 struct Resume {
     std::filesystem::path directory;
-    std::optional<std::int64_t> steps = {};  ///< a new end; the schedule's horizon stays
+    std::optional<std::int64_t> steps = {};  ///< a new last step; the schedule's horizon stays
     std::optional<std::int64_t> save_every = {};
     std::optional<std::int64_t> threads = {};
     std::optional<DeviceChoice> device = {};
     std::optional<std::int64_t> zero = {};
-    std::optional<std::string> data = {};      ///< where the same data lies now
-    std::optional<std::string> val_data = {};  ///< likewise; only of a run that has validation data
-    /// Goes on from what is there when the newest announced checkpoint is not; see find_resume_point().
+    std::optional<std::string> data = {};      ///< the new path of the same data
+    std::optional<std::string> val_data = {};  ///< likewise; only for a run with validation data
+    /// Resumes from an older checkpoint when the newest announced one is missing; see find_resume_point().
     bool restart = false;
 };
 
 struct RunSummary {
     enum class Reason { finished, stop_after, requested };
     Reason reason = Reason::finished;
-    std::int64_t step = 0;  ///< the last one done
-    bool saved = false;     ///< the state of that step is safe on disk; true in ranks that save nothing
-    /// Micro-steps done and micro-steps in all of a step that was dropped to stop; 0: no step was dropped.
-    std::int64_t dropped_micro_steps = 0, dropped_of = 0;
-    bool evaluation_left = false;         ///< that of the last step, to stop: a resumed run begins with it
-    std::filesystem::path checkpoint;     ///< the newest safe one; empty: none
-    std::optional<double> val_loss;       ///< newest
-    std::optional<double> best_val_loss;  ///< lowest, that of best.h5
-    std::int64_t bad_steps = 0;           ///< steps whose update was refused, since the run was made
+    std::int64_t step = 0;  ///< the last step done
+    bool saved = false;     ///< the state of that step is safe on disk; true in ranks other than 0
+    /// If a step was dropped to stop: the micro-steps that it had done, and all its micro-steps. 0: no step
+    /// was dropped.
+    std::int64_t dropped_micro_steps = 0, micro_steps_of_dropped = 0;
+    bool evaluation_pending =
+        false;  ///< the last step's evaluation was not done, to stop; a resumed run does it first
+    std::filesystem::path checkpoint;     ///< the newest checkpoint that is safe on disk; empty: none
+    std::optional<double> val_loss;       ///< newest validation loss
+    std::optional<double> best_val_loss;  ///< lowest validation loss, that of best.h5
+    std::int64_t bad_steps = 0;  ///< number of steps since the run was created whose update was refused
 };
 
 struct Dataset;
+struct EvaluationData;
 
 class Trainer {
   public:
-    /// A new run in config.out; an empty `out` means one without a directory, which saves nothing. Throws
-    /// Error, one line, on anything that is wrong with settings, data, memory or the directory.
+    /// Starts a new run in config.out. A run with an empty `out` has no directory and saves nothing. Throws
+    /// Error, one line, when settings, data, memory or the directory are invalid.
     ///
-    /// With a group of several processes each makes a Trainer of the same settings and calls the same
-    /// functions. They share a step's batch and end with the same weights; only rank 0 reads and writes the
-    /// run's directory, and speaks through on_message.
+    /// Each process of a group creates a Trainer with the same settings and calls the same functions. The
+    /// processes share the batch of a step and end with the same weights. Only rank 0 reads and writes the
+    /// run's directory and calls on_message.
     ///
-    /// Purpose::plan only looks: memory_plan() is what the run would hold, and config.out is left alone.
+    /// With Purpose::plan nothing is written to config.out; memory_plan() is what the run would hold.
     enum class Purpose { train, plan };
     explicit Trainer(TrainConfig config, MessageHandler on_message = print_message,
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
                      Purpose purpose = Purpose::train);
-    /// Goes on from the newest sound checkpoint; damaged newer ones are named through on_message. A run that
-    /// was killed before its first checkpoint begins again. find_resume_point() says what is refused; until
-    /// the run can go on, nothing in its directory changes. The directory of a finished run stays as it is.
+    /// Resumes the run from the newest sound checkpoint. Newer damaged checkpoints are named through
+    /// on_message. A run that was killed before its first checkpoint starts again. find_resume_point() lists
+    /// what is refused. Nothing in the directory changes before all checks have passed, and nothing at all if
+    /// the run is finished.
     explicit Trainer(const Resume& resume, MessageHandler on_message = print_message,
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>());
     ~Trainer();
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
 
-    /// Called before the data of a step is read, on a GPU while the step before is under way. An exception
-    /// that it throws is treated as one of the data's.
+    /// `callback` is called before the data of a step is read, on a GPU while the previous step runs. An
+    /// exception from `callback` is treated like a read error of the data.
     void on_prepare(std::function<void(std::int64_t step)> callback) { on_prepare_ = std::move(callback); }
-    /// Called after every step.
+    /// `callback` is called after every step.
     void on_step(std::function<void(const StepReport&)> callback) { on_step_ = std::move(callback); }
-    /// Called while a step or an evaluation is under way, after each of its parts that the host waits for.
+    /// `callback` is called during a step or an evaluation, after each of its parts that the host waits for.
     void on_part(std::function<void(const StepPart&)> callback) { on_part_ = std::move(callback); }
-    /// Asked before each step, on the CPU between its micro-steps, and between the batches of an evaluation;
-    /// once it says true the run drops the step under way (the weights are those of the step before, and its
-    /// data is drawn again), saves the last whole one and returns. A step on a GPU, or of one micro-step, is
-    /// finished. An evaluation that was left is made first when the run is resumed, so the run equals one
-    /// that was never stopped. Several processes stop together when one of them has said so.
+    /// `stop` is called before each step, between the micro-steps of a step on the CPU, and between the
+    /// batches of an evaluation. Once it returns true, the run drops the current step, saves the previous one
+    /// and returns. The dropped step has changed no weights, and its data is drawn again. A step on a GPU, or
+    /// with one micro-step, is completed instead. An evaluation that was abandoned is the first work of the
+    /// resumed run, so the run equals an uninterrupted one. Several processes stop together once `stop` is
+    /// true in one of them.
     void stop_when(std::function<bool()> stop) { stop_when_ = std::move(stop); }
 
     /// Trains up to the last step, or until step number `stop_after` is done (0: no such step). Saves at the
-    /// end; a save that fails is told through on_message and does not stop training. Throws Error after
-    /// max_bad_steps refused updates in a row, naming what was not finite and the last good checkpoint; and
-    /// when a step's or an evaluation's data cannot be read, in every process, once the last whole step is
-    /// saved.
+    /// end. A failed save is reported through on_message and does not stop training. Throws Error after
+    /// max_bad_steps refused updates in a row, naming what was not finite and the last good checkpoint. If
+    /// one process cannot read data for a step or an evaluation, all processes save the last complete step
+    /// and throw Error.
     RunSummary run(std::int64_t stop_after = 0);
 
     const LanguageModel& model() const { return replica_->model; }
     const Optimizer& optimizer() const { return *replica_->optimizer; }
-    /// Whether steps are replayed from a captured graph by now.
+    /// Returns whether steps are now replayed from a captured graph.
     bool replays_graph() const { return graph_.captured(); }
-    /// As the run was made; model.vocabulary is known.
+    /// The settings of the run, in which model.vocabulary is known.
     const TrainConfig& config() const { return config_; }
-    /// Where the run ends: config().steps unless a resume moved it.
+    /// The last step of the run: config().steps unless a resume changed it.
     std::int64_t last_step() const { return end_; }
-    /// Steps done.
+    /// The number of steps done.
     std::int64_t step() const { return step_; }
-    /// Nothing is left to do, an evaluation included.
-    bool is_finished() const { return step_ >= end_ && !to_evaluate_; }
+    /// True if no step and no evaluation is left to do.
+    bool is_finished() const { return step_ >= end_ && !pending_evaluation_; }
     const MemoryPlan& memory_plan() const { return plan_; }
     std::int64_t train_tokens() const { return train_tokens_; }
     std::int64_t validation_tokens() const { return validation_tokens_; }
-    /// Lines that say what the data is: see Dataset::description; and how much of a larger vocabulary it
-    /// uses.
+    /// Lines that describe the data (see Dataset::description), and how much of a larger vocabulary it uses.
     const std::vector<std::string>& data_description() const { return data_description_; }
     /// See Dataset::source_nll.
     std::optional<double> source_nll() const { return source_nll_; }
 
   private:
-    struct Validation;
-
-    void build(const std::optional<Tokenizer>& tokenizer, const JsonValue& made_with = {});
+    void build(const std::optional<Tokenizer>& tokenizer, const JsonValue& expected_content = {});
     void allocate(const Context& ctx, Dataset dataset);
     void plan_arena();
     void prepare_saves(const std::filesystem::path& checkpoints);
@@ -137,10 +140,10 @@ class Trainer {
     void restore_algorithms(const Checkpoint& checkpoint, const std::string& source);
     Checkpoint snapshot();
 
-    /// Whether a step or evaluation was completed, or left by all processes after the same part.
-    enum class Part { done, left };
-    Part compute_step(const Context& ctx);
-    Part enqueue_step(const Context& ctx);
+    /// The result of a step or an evaluation. All processes abandon it after the same part.
+    enum class Outcome { completed, abandoned };
+    Outcome compute_step(const Context& ctx);
+    Outcome enqueue_step(const Context& ctx);
     void try_to_capture(const Context& ctx);
     RunSummary::Reason train_until(std::int64_t stop_after);
     std::optional<StepReport> train_step();
@@ -151,17 +154,17 @@ class Trainer {
     bool wants_to_stop() const { return stop_when_ && stop_when_(); }
     double own_vote() const;
     void count_votes(double sum);
-    Part vote_to_leave(const Context& ctx);
-    void tell_part(StepPart::Kind kind, std::int64_t done, std::int64_t all) const;
+    Outcome vote_on_stopping(const Context& ctx);
+    void report_part(StepPart::Kind kind, std::int64_t done, std::int64_t all) const;
     void handle_bad_step(StepReport& report);
-    Part evaluate_into(StepReport& report, bool& best);
+    Outcome evaluate_into(StepReport& report, bool& best);
     void record(const StepReport& report);
     void save(bool best);
     void save_last_whole_step();
-    [[noreturn]] void end_with_failure();
-    void hear_of_saves();
-    void draw_picture();
-    [[noreturn]] void give_up(const StepReport& report);
+    [[noreturn]] void report_data_failure();
+    void handle_save_reports();
+    void write_loss_curve();
+    [[noreturn]] void stop_after_bad_steps(const StepReport& report);
 
     TrainConfig config_;
     MessageHandler on_message_;
@@ -174,20 +177,20 @@ class Trainer {
     std::unique_ptr<Communicator> communicator_;
     std::unique_ptr<Replica> replica_;
     std::unique_ptr<StepInput> input_;
-    std::unique_ptr<Validation> validation_;  // none without a validation split
+    std::unique_ptr<EvaluationData> validation_;  // null without a validation split
     Schedule schedule_;
-    Tensor result_;       // [3] float64, of the step: loss, votes to stop, gradient norm
-    Tensor host_result_;  // the same where the host reads it
+    Tensor result_;       // [3] float64: the step's loss, votes to stop, gradient norm
+    Tensor host_result_;  // the same in host memory
     std::unique_ptr<Context> arena_ctx_;
     StepGraph graph_;
-    // The first step runs as it is (libraries and tables are set up there), the second one is captured.
+    // The first step is not captured, because libraries and tables are initialised in it. The second one is.
     bool steps_enqueued_ = false, capture_next_ = false;
     MemoryPlan plan_;
 
-    std::unique_ptr<RunDirectory> directory_;  // before what writes into it
+    std::unique_ptr<RunDirectory> directory_;  // declared before the members that write into it
     std::unique_ptr<MetricsFile> metrics_;
     std::unique_ptr<SnapshotWriter> writer_;
-    std::string identity_;  // of the run; empty for one made before there were identities
+    std::string identity_;  // identity of the run; empty for runs of versions without identities
     LossHistory history_;
     bool metrics_failing_ = false;
 
@@ -197,17 +200,18 @@ class Trainer {
     std::vector<std::string> data_description_;
     std::int64_t end_ = 0;
     std::int64_t step_ = 0;
-    bool leaving_ = false, failed_ = false;  // voted by whichever process: to stop, because of `failure_`
-    std::string failure_;                    // of this process's data
+    bool stopping_ = false, failed_ = false;  // a process voted to stop, or for a failure
+    std::string failure_;                     // read error of this process's data
     std::int64_t dropped_micro_steps_ = 0;
-    std::optional<StepReport> to_evaluate_;  // of step_, whose evaluation was left
-    std::int64_t saved_step_ = 0;            // newest that is safe
-    std::int64_t given_to_save_ = -1;        // newest that was handed to the writer, or resumed from
+    std::optional<StepReport> pending_evaluation_;  // report of step_ if its evaluation was abandoned
+    std::int64_t saved_step_ = 0;                   // newest step that is safe on disk
+    std::int64_t submitted_step_ = -1;              // newest step that was passed to writer_, or resumed from
     std::filesystem::path saved_path_;
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
     std::optional<double> val_loss_, best_val_loss_;
-    std::optional<double> best_saved_val_loss_;      // of best.h5
-    std::map<std::int64_t, double> best_under_way_;  // of saves, by step, that are to become it
+    std::optional<double> best_saved_val_loss_;  // the loss of best.h5
+    std::map<std::int64_t, double>
+        pending_best_losses_;  // by step: losses of running saves that become best.h5
 };
 
 }  // namespace gradtile

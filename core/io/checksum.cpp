@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::uint32_t kPolynomial = 0x82f63b78u;
 
-// Polynomials over GF(2) modulo the CRC's, bit 31 holding x^0: appending n zero bytes to a message multiplies
-// its CRC register by x^(8n).
+// Polynomials over GF(2) modulo the CRC's polynomial; bit 31 is the coefficient of x^0. Appending n zero
+// bytes to a message multiplies its CRC register by x^(8n).
 std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
     std::uint32_t product = 0;
     for (std::uint32_t bit = 0x80000000u; bit != 0; bit >>= 1) {
@@ -53,8 +53,8 @@ std::uint64_t word_at(const std::byte* p) {
     return word;
 }
 
-// The instruction takes one word a cycle but answers after three: three independent streams hide that. A
-// stream is long enough that joining them (two multiplications) costs nothing beside it.
+// The instruction starts one word per cycle and has a latency of three cycles, so three independent streams
+// are needed. Streams are long enough that the two multiplications that join them cost little.
 constexpr std::size_t kStream = std::size_t{16} << 10;
 
 std::uint32_t update(std::uint32_t state, const std::byte* p, std::size_t n) {
@@ -104,16 +104,16 @@ std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uin
 }
 
 std::uint32_t fletcher32(std::span<const std::byte> bytes) {
-    // With words w_0 .. w_(n-1):  sum1 = sum w_i,  sum2 = sum (n - i) w_i,  both modulo 65535, where a
-    // non-zero sum that is a multiple of 65535 is written 65535. Swapping a word's bytes multiplies it by 256
-    // modulo 65535, so words are summed in the machine's own (little-endian) order and the swap is done once
-    // at the end.
+    // With words w_0 .. w_(n-1): sum1 = sum w_i, sum2 = sum (n - i) w_i, both modulo 65535, where a non-zero
+    // sum that is a multiple of 65535 is written 65535. Swapping a word's bytes multiplies it by 256 modulo
+    // 65535, so words are summed in the machine's (little-endian) order, and the result is swapped once at
+    // the end.
     //
-    // Lane l of a block sums words l, l + kLanes, ...: low[l] = sum over rows, high[l] = sum of the running
-    // low[l], which weighs the words of row r by (rows - r); uint32 holds 256 rows: 65535 * 256 * 257 / 2 <
-    // 2^32.
-    // 32 lanes fit into the registers of AVX2, with their running sums. Vectors are spelled out: from plain
-    // loops GCC 12 makes code for AVX2 that is six times slower.
+    // Lane l of a block sums words l, l + kLanes, ...: low[l] = sum over rows, high[l] = sum of the partial
+    // sums low[l], in which the words of row r have the weight rows - r. uint32 holds 256 rows: 65535 * 256 *
+    // 257 / 2 < 2^32.
+    // 32 lanes and their sums fit into the registers of AVX2. The vector types are explicit, because GCC 12
+    // compiles plain loops to AVX2 code that is six times slower.
     constexpr std::size_t kLanes = 32, kVector = 8, kVectors = kLanes / kVector;
     using Words [[gnu::vector_size(kVector * sizeof(std::uint16_t))]] = std::uint16_t;
     using Sums [[gnu::vector_size(kVector * sizeof(std::uint32_t))]] = std::uint32_t;

@@ -13,7 +13,7 @@ constexpr const char* kMark = ".tmp-";
 
 DurableFile::DurableFile(std::filesystem::path final_path, FileSystem& fs)
     : fs_(fs), final_path_(std::move(final_path)), temporary_(temporary_for(final_path_)) {
-    // O_EXCL: in a directory that somebody else prepared, nothing that already lies there is written to.
+    // O_EXCL: does not write to an existing file, which another user may have prepared.
     file_ = OpenFile(fs_, temporary_, O_RDWR | O_CREAT | O_EXCL);
 }
 

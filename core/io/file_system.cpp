@@ -44,7 +44,7 @@ std::int64_t FileSystem::size(int file) {
     return S_ISREG(status.st_mode) ? static_cast<std::int64_t>(status.st_size) : -EINVAL;
 }
 int FileSystem::reserve(int file, std::uint64_t bytes) {
-    // Not posix_fallocate: where the file system cannot reserve, that one writes every block instead.
+    // Not posix_fallocate, which writes every block if the file system cannot reserve space.
     return or_errno_int(::fallocate(file, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)));
 }
 int FileSystem::truncate(int file, std::uint64_t bytes) {
@@ -116,7 +116,7 @@ OpenFile& OpenFile::operator=(OpenFile&& other) noexcept {
 std::uint64_t OpenFile::size() const {
     const std::int64_t size = fs_->size(file_);
     check(size != -EINVAL, "is not a regular file");
-    return static_cast<std::uint64_t>(file_check(size, "tell the size"));
+    return static_cast<std::uint64_t>(file_check(size, "determine the size"));
 }
 
 void OpenFile::read(std::byte* data, std::size_t bytes, std::uint64_t offset) const {
@@ -135,7 +135,7 @@ void OpenFile::write(const std::byte* data, std::size_t bytes, std::uint64_t off
     while (bytes > 0) {
         const std::int64_t done = fs_->write_at(file_, data, bytes, offset);
         if (done == -EINTR) continue;
-        // A call that writes nothing and names no error would loop for ever: it is taken for a full disk.
+        // A write of 0 bytes without an error would repeat forever, so it counts as a full disk.
         file_check(done == 0 ? -ENOSPC : done, "write");
         data += done;
         bytes -= static_cast<std::size_t>(done);
@@ -165,7 +165,7 @@ void require_regular_file(const struct stat& status) {
     check(S_ISREG(status.st_mode), "is not a regular file");
 }
 
-// O_NOFOLLOW refuses a link, but as "Too many levels of symbolic links".
+// O_NOFOLLOW refuses a link, too, but with the message "Too many levels of symbolic links".
 void refuse_symbolic_link(const std::filesystem::path& path, int flags) {
     struct stat status {};
     const bool is_link = ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
@@ -211,7 +211,7 @@ std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_
         const OpenFile file = open_regular_file(FileSystem::posix(), path, links);
         const std::uint64_t size = file.size();
         check(size <= max_bytes, size, " bytes; expected at most ", max_bytes);
-        // Not `size` bytes: files of /proc have the size 0, and others may grow.
+        // The loop does not rely on `size`: files in /proc have the size 0, and other files may grow.
         std::string text;
         for (std::int64_t done = 1; done != 0 && text.size() <= max_bytes;) {
             constexpr std::size_t chunk = 64 * 1024;

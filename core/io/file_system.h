@@ -1,6 +1,6 @@
 #pragma once
-/// Every file operation a checkpoint's safety depends on goes through this table, so that tests can record
-/// the order, fail the n-th call and replay what a crash would have left behind.
+/// The file operations that a checkpoint's safety depends on. They are virtual, so that tests can record
+/// their order, make the n-th call fail, and replay what a crash would have left.
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -14,21 +14,20 @@
 
 namespace gradtile {
 
-/// POSIX calls with POSIX meanings; a negative result is -errno. An implementation may be called from any
-/// thread.
+/// POSIX calls with POSIX meanings; a negative result is -errno. Any thread may call an implementation.
 class FileSystem {
   public:
     virtual ~FileSystem() = default;
 
-    /// A file descriptor. `flags` are open(2)'s; O_CLOEXEC and O_NONBLOCK are added: opening a pipe must not
-    /// wait for its other end.
+    /// Returns a file descriptor. `flags` are those of open(2), plus O_CLOEXEC and O_NONBLOCK: opening a pipe
+    /// must not wait for its other end.
     virtual int open(const std::filesystem::path& path, int flags, int mode);
     virtual int close(int file);
-    /// Bytes read or written, which may be fewer than asked for.
+    /// Return the bytes read or written, which may be fewer than requested.
     virtual std::int64_t read_at(int file, std::byte* data, std::size_t bytes, std::uint64_t offset);
     virtual std::int64_t write_at(int file, const std::byte* data, std::size_t bytes, std::uint64_t offset);
     virtual std::int64_t size(int file);
-    /// Sets disk space aside without changing the size. -EOPNOTSUPP where the file system cannot.
+    /// Reserves disk space without changing the size. -EOPNOTSUPP if the file system cannot.
     virtual int reserve(int file, std::uint64_t bytes);
     virtual int truncate(int file, std::uint64_t bytes);
     /// Asks the kernel to begin writing this range to the disk; only a hint.
@@ -38,29 +37,29 @@ class FileSystem {
     virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to);
     virtual int link(const std::filesystem::path& from, const std::filesystem::path& to);
     virtual int remove(const std::filesystem::path& path);
-    /// mkdir; -EEXIST when there already is something of that name.
+    /// mkdir; -EEXIST when the name exists already.
     virtual int make_directory(const std::filesystem::path& path);
-    /// The names in a directory, in no order.
+    /// Lists the names in a directory, in no order.
     virtual int list(const std::filesystem::path& path, std::vector<std::string>& names);
 
-    /// The machine's own.
+    /// The operating system's files.
     static FileSystem& posix();
 };
 
 /// "No space left on device" for -ENOSPC or ENOSPC.
 std::string describe_errno(std::int64_t code);
 
-/// Throws Error "cannot WHAT: reason" when a FileSystem result is negative; returns it otherwise. Whoever
-/// knows what the file is to the user puts its name in front (see with_file_name()).
+/// Throws Error "cannot WHAT: reason" when a FileSystem result is negative; otherwise returns the result. A
+/// caller that knows the file's name adds it with with_file_name().
 std::int64_t file_check(std::int64_t result, const char* what);
 
-/// A descriptor that closes itself; close() reports what the destructor has to swallow. Errors name what
-/// could not be done, not the file.
+/// Owns a file descriptor. close() reports errors, which the destructor cannot. Error messages name the
+/// operation, not the file.
 class OpenFile {
   public:
     OpenFile() = default;
     OpenFile(FileSystem& fs, const std::filesystem::path& path, int flags, int mode = 0644);
-    /// Takes over an open descriptor.
+    /// Takes ownership of an open descriptor.
     OpenFile(FileSystem& fs, int descriptor) : fs_(&fs), file_(descriptor) {}
     ~OpenFile();
     OpenFile(OpenFile&& other) noexcept;
@@ -72,7 +71,7 @@ class OpenFile {
     int descriptor() const { return file_; }
     FileSystem& file_system() const { return *fs_; }
     std::uint64_t size() const;
-    /// Whole ranges or Error; calls that were cut short or interrupted are continued.
+    /// Read or write the whole range, or throw Error; short and interrupted calls are continued.
     void read(std::byte* data, std::size_t bytes, std::uint64_t offset) const;
     void write(const std::byte* data, std::size_t bytes, std::uint64_t offset) const;
     void sync() const;
@@ -83,48 +82,49 @@ class OpenFile {
     int file_ = -1;
 };
 
-/// What to do with a name that is a symbolic link.
+/// How to treat a name that is a symbolic link.
 enum class SymbolicLinks { follow, refuse };
 
-/// Opens a regular file for reading, without waiting. Throws Error, without the file's name, when it is
+/// Opens a regular file for reading without blocking. Throws Error, without the file's name, when the file is
 /// absent, a directory, a pipe, a device or, with SymbolicLinks::refuse, a symbolic link.
 OpenFile open_regular_file(FileSystem& fs, const std::filesystem::path& path,
                            SymbolicLinks links = SymbolicLinks::follow);
 
-/// Opens a file that a run keeps in its directory; `flags` are open(2)'s. Somebody else may have prepared the
-/// directory so that the name leads to a foreign file. Throws Error, without the file's name, when the name
-/// is a symbolic link, the file has more than one name (hard links), is not a regular file, or belongs to
+/// Opens a file in a run's directory; `flags` are those of open(2). Another user may have prepared the
+/// directory so that the name leads to a foreign file. So throws Error, without the file's name, when the
+/// name is a symbolic link, or the file has several names (hard links), is not a regular file, or belongs to
 /// another user.
 OpenFile open_own_file(const std::filesystem::path& path, int flags);
 
-/// The user that owns the files this process creates in a directory. This user is not always geteuid(): some
-/// mounts assign all files to one user.
+/// Returns the user that owns the files this process creates in a directory. This user is not always
+/// geteuid(): some mounts assign all files to one user.
 std::uint32_t owner_of_new_files(const std::filesystem::path& directory);
 
-/// Returns the contents of a small regular file. Throws Error "FILE: is not a regular file", "FILE: N bytes;
-/// expected at most M" and the like.
+/// Returns the contents of a small regular file. Throws Error such as "FILE: is not a regular file" or "FILE:
+/// N bytes; expected at most M".
 std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes,
                            SymbolicLinks links = SymbolicLinks::follow);
 
 /// Reads a text file line by line. Memory use depends on `max_bytes`, not on the file.
 class TextLines {
   public:
-    /// Lines of more than `max_bytes` bytes are skipped.
+    /// Skips lines of more than `max_bytes` bytes.
     TextLines(OpenFile file, std::size_t max_bytes);
     /// Sets `line` to the next line, without its end; it is valid until the next call. Returns false at the
-    /// end of the file; a last line without an end is not returned, as a crash may have cut it.
+    /// end of the file; a last line without a line end is not returned, because a crash may have truncated
+    /// it.
     bool next(std::string_view& line);
 
   private:
-    /// Appends what the file holds next to the buffer. Returns false at the end of the file.
+    /// Appends the next bytes of the file to the buffer. Returns false at the end of the file.
     bool fill();
 
     OpenFile file_;
     std::size_t max_bytes_;
     std::string buffer_;
-    std::size_t begin_ = 0;     // of the line in buffer_
-    std::uint64_t offset_ = 0;  // in the file, of what comes after buffer_
-    bool skips_ = false;        // the line in buffer_ is the rest of a skipped one
+    std::size_t begin_ = 0;     // where the next line begins in buffer_
+    std::uint64_t offset_ = 0;  // file offset of the bytes that follow buffer_
+    bool skips_ = false;        // buffer_ holds the rest of a line that is skipped
 };
 
 /// Returns `bytes` random bytes from the kernel as hexadecimal digits, for names that nobody can predict.
@@ -133,10 +133,10 @@ std::string random_hex(std::size_t bytes);
 /// fsync of a directory: only then are renames, links and removals in it durable.
 void sync_directory(FileSystem& fs, const std::filesystem::path& directory);
 
-/// Makes a directory and those above it that do not exist, durably. Throws Error, without the name.
+/// Creates a directory and its missing parents, durably. Throws Error, without the directory's name.
 void make_directories(FileSystem& fs, const std::filesystem::path& path);
 
-/// Runs `work` and puts "WHAT FILE: " in front of the message of what it throws, as an Error.
+/// Runs `work`. Prefixes the message of an exception with "WHAT FILE: " and throws it as an Error.
 template <class Work>
 auto with_file_name(const char* what, const std::filesystem::path& path, Work&& work) {
     try {
@@ -144,7 +144,7 @@ auto with_file_name(const char* what, const std::filesystem::path& path, Work&& 
     } catch (const Error& error) {
         throw Error(concat(what, ' ', path.string(), ": ", error.what()), error.where());
     } catch (const std::bad_alloc&) {
-        throw;  // says nothing about the file
+        throw;  // not an error of this file
     } catch (const std::exception& error) {
         throw Error(concat(what, ' ', path.string(), ": ", message_of(error)));
     }

@@ -1,12 +1,12 @@
 #pragma once
-/// Numbers in text as printf writes them.
+/// Numbers as text, in printf's formats.
 #include <cstdint>
 #include <cstdio>
 #include <string>
 
 namespace gradtile {
 
-/// At most 255 characters.
+/// The result is truncated to 255 characters.
 template <class... Args>
 std::string formatted(const char* format, Args... args) {
     char text[256];

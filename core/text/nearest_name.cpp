@@ -24,29 +24,29 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     return d[a.size()][b.size()];
 }
 
-/// The shortest beginning that says something.
-constexpr std::size_t least_beginning = 3;
+/// Shorter common prefixes are not significant.
+constexpr std::size_t min_prefix = 3;
 
-/// One of them begins as the other is.
-bool begins_alike(std::string_view a, std::string_view b) {
+/// Returns whether the shorter name is a prefix of the other one.
+bool one_is_prefix(std::string_view a, std::string_view b) {
     const std::size_t shorter = std::min(a.size(), b.size());
-    return shorter >= least_beginning && a.substr(0, shorter) == b.substr(0, shorter);
+    return shorter >= min_prefix && a.substr(0, shorter) == b.substr(0, shorter);
 }
 
 }  // namespace
 
 std::string nearest_name(std::string_view typed, std::span<const std::string> known) {
-    // A name this long is no typing error, and comparing it would take long.
-    constexpr std::size_t longest = 256;
-    if (typed.size() > longest) return {};
+    // A longer name is no typing error, and comparing it would take too long.
+    constexpr std::size_t max_length = 256;
+    if (typed.size() > max_length) return {};
     const std::string* best = nullptr;
-    std::size_t least = 0;
+    std::size_t min_distance = 0;
     for (const std::string& name : known) {
-        const bool alike = begins_alike(typed, name);
+        const bool alike = one_is_prefix(typed, name);
         const std::size_t distance = edit_distance(typed, name);
         if (!alike && distance > std::max<std::size_t>(1, name.size() / 3)) continue;
         const std::size_t apart = alike ? 0 : distance;
-        if (best == nullptr || apart < least) best = &name, least = apart;
+        if (best == nullptr || apart < min_distance) best = &name, min_distance = apart;
     }
     return best == nullptr ? std::string() : *best;
 }

@@ -1,17 +1,17 @@
 #pragma once
-/// "Did you mean": the known name closest to what was typed.
+/// "Did you mean": the known name closest to a mistyped one.
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace gradtile {
 
-/// The known name with the smallest edit distance (insert, delete, replace, swap of neighbours); empty when
-/// none is near. Near is a name that differs in at most a third of its characters (in one, if it is short),
-/// or of which the other is the beginning.
+/// Returns the known name with the smallest edit distance (insert, delete, replace, swap of neighbours);
+/// empty if none is near. A name is near if it differs in at most a third of its characters (in one if it is
+/// short), or if one name is the beginning of the other.
 std::string nearest_name(std::string_view typed, std::span<const std::string> known);
 
-/// "; did you mean BEFORE name AFTER?", or nothing when no known name is near.
+/// Returns "; did you mean BEFORE name AFTER?", or an empty text if no known name is near.
 std::string did_you_mean(std::string_view typed, std::span<const std::string> known,
                          std::string_view before = "'", std::string_view after = "'");
 

@@ -366,7 +366,7 @@ TEST_F(Processes, ASignalToTheLauncherEndsAllAfterTheSameStep) {
 }
 
 /// Saves fail, training does not, and the last sound checkpoint stays.
-TEST_F(Processes, AFullDiskFailsSavesAndNothingElse) {
+TEST_F(Processes, AFullDiskFailsOnlySaves) {
     if (gpus > 0) GTEST_SKIP() << "NCCL itself writes files that a limit on their size forbids";
     const std::filesystem::path out = place_ / "run";
     EXPECT_EQ(start(training(out) + Arguments{"--stop-after", "40"}).wait().exit_code, 0);

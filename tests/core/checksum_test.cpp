@@ -38,7 +38,7 @@ TEST(Crc32c, IsTheSameWithAndWithoutTheInstruction) {
     }
 }
 
-TEST(Crc32c, OfTwoPartsGivesThatOfTheWhole) {
+TEST(Crc32c, CombinesTwoParts) {
     const auto bytes = random_bytes(200'000, 1);
     const std::span all(bytes);
     for (const std::size_t cut : {0, 1, 3, 65'536, 123'457, 200'000}) {
@@ -67,12 +67,13 @@ std::uint32_t fletcher32_by_definition(std::span<const std::byte> bytes) {
     return static_cast<std::uint32_t>(sum2 << 16 | sum1);
 }
 
-TEST(Fletcher32, IsItsDefinition) {
+TEST(Fletcher32, MatchesItsDefinition) {
     for (const std::size_t n : {0, 1, 2, 3, 127, 128, 129, 130, 32'767, 32'768, 32'770, 100'001}) {
         for (const int kind : {0, 1, 2}) {
             auto bytes = random_bytes(n, static_cast<std::uint32_t>(n));
             if (kind == 1)
-                bytes.assign(n, std::byte{0xff});  // every sum a multiple of 65535, and the largest
+                bytes.assign(
+                    n, std::byte{0xff});  // every sum is a multiple of 65535, and the largest possible one
             if (kind == 2) bytes.assign(n, std::byte{0});
             EXPECT_EQ(fletcher32(bytes), fletcher32_by_definition(bytes)) << n << ' ' << kind;
         }

@@ -1,5 +1,5 @@
 #pragma once
-/// A place for the files of one test.
+/// A directory for the files of one test.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -10,7 +10,7 @@
 
 namespace gradtile::test {
 
-/// A directory of its own for one test, removed with everything in it.
+/// A directory for one test, removed with its contents at the end.
 class TemporaryDirectory {
   public:
     TemporaryDirectory() {

@@ -1,4 +1,4 @@
-// Files of format version 1: what is said about them, and what `gradtile convert` makes of them.
+// Checkpoints of format version 1: the messages about them, and `gradtile convert`.
 #include <gmock/gmock.h>
 
 #include <sys/resource.h>
@@ -27,7 +27,7 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
-// What the program of that time was given when it wrote version_1.h5.
+// The checkpoint that was given to the program that wrote version_1.h5.
 Checkpoint meant() {
     const Context ctx(Device::cpu(), 1);
     Checkpoint c;
@@ -47,7 +47,7 @@ class CheckpointConversion : public testing::Test {
   protected:
     CheckpointConversion() { test::write_bytes(old_, test::version_1_file()); }
 
-    // The message, after a look at what a failed conversion must not leave.
+    // Returns the message of a failed conversion, and checks that no file is left.
     std::string refusal() {
         const std::string message = error_of([&] { convert_checkpoint(old_, new_); });
         EXPECT_THAT(message, AllOf(StartsWith("checkpoint "), Not(HasSubstr("\n"))));
@@ -69,7 +69,7 @@ TEST_F(CheckpointConversion, KeepsAFileOfVersion1BitForBit) {
     EXPECT_EQ(test::file_bytes(new_), test::file_bytes(place_ / "direct.h5"));
 }
 
-TEST_F(CheckpointConversion, IsWhatReadersAskForByTheExactCommand) {
+TEST_F(CheckpointConversion, ReadersNameTheConversionCommand) {
     const std::string command =
         concat("format version 1, of an earlier program; convert it once: gradtile convert ", old_.string(),
                ' ', (place_ / "old-v2.h5").string());
@@ -87,7 +87,7 @@ TEST_F(CheckpointConversion, IsWhatReadersAskForByTheExactCommand) {
                                           (place_ / "run-v2").string())));
 }
 
-TEST_F(CheckpointConversion, SurvivesAFileOfWhichLibhdf5Dies) {
+TEST_F(CheckpointConversion, SurvivesAFileThatCrashesLibhdf5) {
     test::write_bytes(old_, test::version_1_file_that_ends_libhdf5());
     const std::string message = refusal();
 #if !H5_VERSION_GE(1, 12, 0)
@@ -108,7 +108,7 @@ TEST_F(CheckpointConversion, RefusesDamagedFilesByName) {
     EXPECT_THAT(refusal(), HasSubstr("old.h5: not a checkpoint of format version 1"));
 }
 
-TEST_F(CheckpointConversion, ReplacesNothing) {
+TEST_F(CheckpointConversion, ReplacesNoExistingFile) {
     test::write_bytes(new_, std::vector(3, std::byte{'x'}));
     EXPECT_THAT(error_of([&] { convert_checkpoint(old_, new_); }), HasSubstr("new.h5: exists already"));
     EXPECT_THAT(error_of([&] { convert_checkpoint(old_, old_); }), HasSubstr("old.h5: exists already"));
@@ -172,13 +172,13 @@ TEST_F(RunConversion, ADamagedNewestCheckpointIsNamedAndTheOlderOneUsed) {
     }
 }
 
-TEST_F(RunConversion, WithoutASoundCheckpointLeavesNothing) {
+TEST_F(RunConversion, WithoutASoundCheckpointCreatesNothing) {
     resize_file(checkpoints_ / "step_00000007.h5", 100);
     EXPECT_THAT(error_of([&] { convert_run(run_, new_); }), HasSubstr("holds no sound checkpoint"));
     EXPECT_FALSE(exists(new_));
 }
 
-// Somebody else may have prepared the directory.
+// Another user may have prepared the directory.
 TEST_F(RunConversion, FollowsNoSymbolicLinkInTheRun) {
     create_symlink("/etc/hostname", run_ / "notes.txt");
     create_symlink("step_00000007.h5", checkpoints_ / "step_00000009.h5");
@@ -207,14 +207,14 @@ TEST(ConfinedChild, ReportsHowItEnded) {
     EXPECT_EQ(run_confined(limits, [] { ::raise(SIGKILL); }).ended_by, "signal 9 (Killed)");
     const std::string too_much =
         run_confined(limits, [] { std::vector<char> all(std::size_t{1} << 30, 'x'); }).error;
-    // AddressSanitizer ends the child where operator new would throw.
+    // Under AddressSanitizer the child ends where operator new would throw.
     if (!test::sanitized) {
         EXPECT_THAT(too_much, HasSubstr("bytes of memory needed"));
     }
     EXPECT_NE(too_much, "");
 }
 
-TEST(ConfinedChild, WorkWithoutEndIsEnded) {
+TEST(ConfinedChild, EndlessWorkIsEnded) {
     const ChildOutcome outcome =
         run_confined({.memory_bytes = std::uint64_t{64} << 20, .cpu_seconds = 1}, [] {
             while (true) asm volatile("");

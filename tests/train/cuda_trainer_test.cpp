@@ -1,4 +1,4 @@
-// Whole runs on the GPU.
+// Complete runs on the GPU.
 #include <cmath>
 #include <limits>
 
@@ -32,7 +32,7 @@ class CudaTrainer : public test::CudaTest {
         run.config.model.deterministic = true;
     }
     std::vector<StepReport> reports_of(const TrainConfig& config) {
-        Trainer trainer(config, run.hear);
+        Trainer trainer(config, run.on_message);
         std::vector<StepReport> reports;
         trainer.on_step([&](const StepReport& report) { reports.push_back(report); });
         trainer.run();
@@ -41,12 +41,12 @@ class CudaTrainer : public test::CudaTest {
     TinyRun run;
 };
 
-TEST_F(CudaTrainer, LearnsAndLeavesEverythingInItsDirectory) {
+TEST_F(CudaTrainer, LearnsAndWritesAllFilesOfItsDirectory) {
     for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16}) {
         run.config.dtype = dtype;
         run.config.steps = 60;
         run.config.out = (run.directory / std::string(name_of(dtype))).string();
-        Trainer trainer(run.config, run.hear);
+        Trainer trainer(run.config, run.on_message);
         std::vector<StepReport> reports;
         trainer.on_step([&](const StepReport& report) { reports.push_back(report); });
         const RunSummary summary = trainer.run();
@@ -56,15 +56,15 @@ TEST_F(CudaTrainer, LearnsAndLeavesEverythingInItsDirectory) {
         EXPECT_LT(reports.back().loss, 0.6 * reports.front().loss);
         EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 
-        // What was saved runs on either device, and says the same.
+        // A saved model gives the same results on both devices.
         const auto on_gpu = load_model(run.config.out, {.device = Device::cuda()});
         const auto on_cpu = load_model(run.config.out);
         EXPECT_EQ(to_host(on_gpu->ctx, on_gpu->parameters.values()),
                   to_host(on_cpu->ctx, on_cpu->parameters.values()));
         const TokenSequence tokens = load_tokens(run.config.data, on_cpu->tokenizer).tokens;
         const double ours = evaluate(*on_gpu, tokens).loss, theirs = evaluate(*on_cpu, tokens).loss;
-        // Sums are float32, some thousand terms long. What bfloat16 stores is rounded to 8 bits, about 16
-        // times on the way from the embedding to the logits.
+        // Sums are float32 with some thousand terms. bfloat16 values are rounded to 8 bits, about 16 times
+        // between embedding and logits.
         const double relative = dtype == TrainDType::bf16 ? 16 * 0x1p-9 : 1e3 * 0x1p-24;
         EXPECT_NEAR(ours, theirs, relative * theirs);
         EXPECT_EQ(sample(*on_gpu, {.prompt = "the", .tokens = 30, .seed = 2}).size(), 33u);
@@ -75,15 +75,15 @@ class CudaTrainerSettings : public CudaTrainer, public testing::WithParamInterfa
 INSTANTIATE_TEST_SUITE_P(Settings, CudaTrainerSettings, testing::ValuesIn(test::run_settings),
                          [](const auto& info) { return info.param.name; });
 
-TEST_P(CudaTrainerSettings, StoppedAndResumedEqualsStraightToTheBit) {
+TEST_P(CudaTrainerSettings, ResumedRunEqualsUninterruptedRunToTheBit) {
     run.config.steps = 20;
     GetParam().change(run.config);
     TrainConfig straight_config = run.config;
     straight_config.out = (run.directory / "straight").string();
-    Trainer straight(straight_config, run.hear);
+    Trainer straight(straight_config, run.on_message);
     straight.run();
-    { Trainer(run.config, run.hear).run(/*stop_after=*/11); }
-    Trainer second(Resume{.directory = run.config.out}, run.hear);
+    { Trainer(run.config, run.on_message).run(/*stop_after=*/11); }
+    Trainer second(Resume{.directory = run.config.out}, run.on_message);
     EXPECT_EQ(second.step(), 11);
     second.run();
     EXPECT_EQ(state_of(second), state_of(straight));
@@ -91,8 +91,8 @@ TEST_P(CudaTrainerSettings, StoppedAndResumedEqualsStraightToTheBit) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
-/// Without the promise to the bit as well, as long as nothing is added in the order it happens to come: only
-/// the attention's dQ is, when a row sees more than two K blocks, and these runs have one.
+/// A resumed run is equal to the bit without config.model.deterministic, too, if nothing is added in a
+/// varying order. Only the attention's dQ is, when a row sees more than two K blocks; these runs have one.
 TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     run.config.model.deterministic = false;
     run.config.steps = 20;
@@ -101,7 +101,7 @@ TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     std::vector<std::vector<double>> straight;
     std::vector<GemmAlgorithm> algorithms;
     {
-        Trainer trainer(run.config, run.hear);
+        Trainer trainer(run.config, run.on_message);
         trainer.run();
         straight = state_of(trainer);
         algorithms = gemm_algorithms(trainer.model().ctx);
@@ -109,8 +109,8 @@ TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     }
     const std::vector<json> losses = TinyRun::losses(run.config.out);
     const std::filesystem::path out = run.config.out;
-    run.forget_saves_after(11);
-    Trainer resumed(Resume{.directory = out}, run.hear);
+    run.remove_saves_after(11);
+    Trainer resumed(Resume{.directory = out}, run.on_message);
     ASSERT_EQ(resumed.step(), 11);
     EXPECT_EQ(gemm_algorithms(resumed.model().ctx), algorithms);
     resumed.run();
@@ -120,11 +120,11 @@ TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
-/// Those of another GPU say so and are chosen anew; numbers that are no algorithm are found out at their
-/// first product.
-TEST_F(CudaTrainer, MatrixAlgorithmsFromElsewhereDoNotStopARun) {
+/// Algorithms of another GPU are reported and timed again. Numbers that are no valid algorithm fail at their
+/// first product and are replaced.
+TEST_F(CudaTrainer, MatrixAlgorithmsOfAnotherGpuDoNotStopARun) {
     run.config.steps = 8;
-    { Trainer(run.config, run.hear).run(/*stop_after=*/5); }
+    { Trainer(run.config, run.on_message).run(/*stop_after=*/5); }
     const std::filesystem::path path = std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5";
     const Checkpoint sound = read_checkpoint(path);
     Checkpoint elsewhere = sound, no_algorithms = sound;
@@ -132,10 +132,10 @@ TEST_F(CudaTrainer, MatrixAlgorithmsFromElsewhereDoNotStopARun) {
     for (json& entry : (*no_algorithms.meta)["matrix_algorithms"])
         for (json& number : entry["algorithm"]) number = number.get<std::uint64_t>() ^ 0x5a5a5a5a5a5a5a5a;
     for (const bool other_gpu : {true, false}) {
-        run.forget_saves_after(5);
+        run.remove_saves_after(5);
         write_checkpoint(path, other_gpu ? elsewhere : no_algorithms);
         run.messages.clear();
-        Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+        Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
         ASSERT_EQ(resumed.step(), 5);
         const RunSummary summary = resumed.run();
         EXPECT_EQ(summary.step, 8);
@@ -146,16 +146,16 @@ TEST_F(CudaTrainer, MatrixAlgorithmsFromElsewhereDoNotStopARun) {
     }
 }
 
-/// Weights, metrics and dropout's draws; evaluations in between use the graph's arena.
+/// Compares weights, metrics and dropout; evaluations between steps use the graph's arena.
 TEST_P(CudaTrainerSettings, ReplayedGraphEqualsEagerToTheBit) {
     GetParam().change(run.config);
     run.config.out = "";
     run.config.cuda_graph = false;
-    Trainer eager(run.config, run.hear);
+    Trainer eager(run.config, run.on_message);
     eager.run();
     EXPECT_FALSE(eager.replays_graph());
     run.config.cuda_graph = true;
-    Trainer replayed(run.config, run.hear);
+    Trainer replayed(run.config, run.on_message);
     replayed.run();
     EXPECT_TRUE(replayed.replays_graph());
     EXPECT_EQ(state_of(replayed), state_of(eager));
@@ -167,11 +167,11 @@ TEST_F(CudaTrainer, ManyMicroStepsAreOneGraph) {
     run.config.steps = 4;
     run.config.batch = 40;
     run.config.micro_batch = 1;
-    Trainer replayed(run.config, run.hear);
+    Trainer replayed(run.config, run.on_message);
     replayed.run();
     EXPECT_TRUE(replayed.replays_graph());
     run.config.cuda_graph = false;
-    Trainer eager(run.config, run.hear);
+    Trainer eager(run.config, run.on_message);
     eager.run();
     EXPECT_EQ(state_of(replayed), state_of(eager));
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
@@ -192,7 +192,7 @@ TEST_F(CudaTrainer, RecomputingGivesTheSameBits) {
             for (const Recompute level : {Recompute::none, Recompute::activations, Recompute::block}) {
                 model.recompute = level;
                 run.config.model = model;
-                Trainer trainer(run.config, run.hear);
+                Trainer trainer(run.config, run.on_message);
                 trainer.run();
                 if (level == Recompute::none) kept = state_of(trainer);
                 EXPECT_EQ(state_of(trainer), kept) << name_of(dtype) << ", recompute " << name_of(level);
@@ -200,8 +200,8 @@ TEST_F(CudaTrainer, RecomputingGivesTheSameBits) {
         }
 }
 
-/// The first step differs by rounding alone: some thousand roundings from input to loss. Later ones inherit
-/// what Adam makes of it, as in Trainer.MicroBatchesGiveTheGradientOfTheWholeBatch.
+/// The first step differs only by rounding: some thousand roundings between input and loss. In later steps
+/// Adam amplifies the difference, as in Trainer.MicroBatchesGiveTheGradientOfTheWholeBatch.
 void expect_close(const std::vector<StepReport>& a, const std::vector<StepReport>& b) {
     const double bound = 1e3 * std::numeric_limits<float>::epsilon();
     ASSERT_EQ(a.size(), b.size());
@@ -212,7 +212,7 @@ void expect_close(const std::vector<StepReport>& a, const std::vector<StepReport
     EXPECT_NEAR(a[0].grad_norm, b[0].grad_norm, bound * b[0].grad_norm);
 }
 
-TEST_F(CudaTrainer, TrainsAsTheCpuDoesDropoutIncluded) {
+TEST_F(CudaTrainer, TrainsLikeTheCpuWithDropout) {
     for (const double dropout : {0.0, 0.2}) {
         run.config.out = "";
         run.config.model.dropout = dropout;
@@ -235,23 +235,23 @@ TEST_F(CudaTrainer, ARunMovesBetweenDevices) {
         run.config.device = first;
         run.config.out = (run.directory / std::string(name_of(first))).string();
         std::vector<StepReport> reports;
-        const auto hear = [&](const StepReport& report) { reports.push_back(report); };
+        const auto on_message = [&](const StepReport& report) { reports.push_back(report); };
         {
-            Trainer trainer(run.config, run.hear);
-            trainer.on_step(hear);
+            Trainer trainer(run.config, run.on_message);
+            trainer.on_step(on_message);
             trainer.run(/*stop_after=*/5);
         }
-        Trainer resumed(Resume{.directory = run.config.out, .device = second}, run.hear);
+        Trainer resumed(Resume{.directory = run.config.out, .device = second}, run.on_message);
         EXPECT_EQ(resumed.step(), 5);
         EXPECT_EQ(resumed.model().ctx.device().is_cuda(), second == DeviceChoice::cuda);
-        resumed.on_step(hear);
+        resumed.on_step(on_message);
         resumed.run();
         expect_close(reports, expected);
     }
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
-/// Step 1 runs eagerly, step 2 is captured, step 3 meets the bad weight.
+/// Step 1 runs eagerly, step 2 is captured, step 3 has the bad weight.
 TEST_F(CudaTrainer, ABadStepChangesNeitherWeightsNorOptimizerAndNamesTheParameter) {
     for (const bool cuda_graph : {false, true}) {
         run.config.out = "";
@@ -259,7 +259,7 @@ TEST_F(CudaTrainer, ABadStepChangesNeitherWeightsNorOptimizerAndNamesTheParamete
         run.config.eval_every = 0;
         run.config.cuda_graph = cuda_graph;
         run.messages.clear();
-        Trainer trainer(run.config, run.hear);
+        Trainer trainer(run.config, run.on_message);
         const Context& ctx = trainer.model().ctx;
         const Tensor weight = trainer.model().parameters.find("ln_f.weight").value();
         const Tensor healthy = empty_like(gpu(), weight);
@@ -289,16 +289,16 @@ TEST_F(CudaTrainer, ABadStepChangesNeitherWeightsNorOptimizerAndNamesTheParamete
 TEST_F(CudaTrainer, RefusesABatchThatDoesNotFitNamingTheLargest) {
     run.config.batch = run.config.micro_batch = 4096;
     run.config.memory_budget = 16;
-    EXPECT_THAT(message_of([&] { Trainer(run.config, run.hear); }),
+    EXPECT_THAT(message_of([&] { Trainer(run.config, run.on_message); }),
                 HasSubstr("the largest micro-batch that fits is"));
-    // And one for which the GPU itself is too small.
+    // A batch for which the GPU's memory is too small.
     run.config.memory_budget = 0;
     run.config.batch = run.config.micro_batch = std::int64_t{1} << 24;
-    EXPECT_THAT(message_of([&] { Trainer(run.config, run.hear); }),
+    EXPECT_THAT(message_of([&] { Trainer(run.config, run.on_message); }),
                 HasSubstr("the largest micro-batch that fits is"));
 }
 
-TEST_F(CudaTrainer, SavesTheStateAsItWasWhateverTheStreamDoesAfterwards) {
+TEST_F(CudaTrainer, SavesTheStateBeforeLaterWorkOfTheStream) {
     const test::TemporaryDirectory place;
     SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 100}), gpu());
     Checkpoint host = test::made_up_checkpoint(cpu, 7, 300);
@@ -323,7 +323,7 @@ TEST_F(CudaTrainer, SavesTheStateAsItWasWhateverTheStreamDoesAfterwards) {
             for (const auto& [name, x] : *tensors)
                 EXPECT_THAT(to_host(cpu, x), testing::Each(static_cast<double>(report.step))) << name;
     }
-    // And a state of other values in every element.
+    // A state in which every element has another value.
     for (const auto& [name, x] : host.params) copy(gpu(), live.params.at(name), to_device(gpu(), x));
     for (const auto& [name, x] : host.master) copy(gpu(), live.master.at(name), to_device(gpu(), x));
     for (const auto& [name, x] : host.optimizer) copy(gpu(), live.optimizer.at(name), to_device(gpu(), x));

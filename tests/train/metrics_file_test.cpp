@@ -58,14 +58,14 @@ TEST(MetricsFile, IsReadableAfterEveryLine) {
     }
 }
 
-TEST(MetricsFile, IsCutBackToTheCheckpointsStep) {
+TEST(MetricsFile, IsTruncatedToTheCheckpointsStep) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";
     {
         MetricsFile metrics(path);
         for (std::int64_t step = 1; step <= 6; ++step) {
             metrics.write(report(step));
-            if (step == 3) metrics.write_checkpoint_event(2);  // saves are heard of later
+            if (step == 3) metrics.write_checkpoint_event(2);  // saves are reported later
         }
         metrics.write_checkpoint_event(5);
     }
@@ -77,13 +77,14 @@ TEST(MetricsFile, IsCutBackToTheCheckpointsStep) {
     for (const std::int64_t step : {1, 2, 3}) expected.push_back(metrics_line(report(step)));
     expected.emplace_back(R"({"event":"checkpoint","step":2})");
     expected.push_back(metrics_line(report(4)));
-    expected.emplace_back(R"({"event":"checkpoint","step":4})");  // the one that is resumed from was safe
+    expected.emplace_back(R"({"event":"checkpoint","step":4})");  // the checkpoint that is resumed from
     expected.push_back(metrics_line(report(5)));
     EXPECT_EQ(lines_of(path), expected);
 }
 
-/// A checkpoint whose evaluation was left, of a run that wrote the line and died before the next one.
-TEST(MetricsFile, IsCutBackBeforeALineThatTheCheckpointDoesNotKnow) {
+/// A checkpoint with a pending evaluation, of a run that wrote the step's line and was killed before the next
+/// checkpoint.
+TEST(MetricsFile, IsTruncatedBeforeAnUnwrittenLine) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";
     {
@@ -96,7 +97,7 @@ TEST(MetricsFile, IsCutBackBeforeALineThatTheCheckpointDoesNotKnow) {
               (std::vector<std::string>{metrics_line(report(1)), R"({"event":"checkpoint","step":2})"}));
 }
 
-TEST(MetricsFile, GivesTheLossesBack) {
+TEST(MetricsFile, ReadsTheLossesBack) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";
     MetricsFile metrics(path);

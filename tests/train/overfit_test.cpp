@@ -1,4 +1,4 @@
-// The plainest proof that forward, backward and optimizer belong together: a model memorises one batch.
+// The simplest test of forward, backward and optimizer together: a model memorises one batch.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -40,9 +40,9 @@ INSTANTIATE_TEST_SUITE_P(Models, Overfit,
                                            Case{"llama_bf16", llama_style(), DType::bf16}),
                          [](const auto& info) { return info.param.name; });
 
-/// Targets are random, so there is nothing to learn but the batch itself: the loss starts at the entropy of a
-/// uniform guess, ln V, and must fall to a hundredth of it.
-TEST_P(Overfit, OneBatchIsLearntByHeart) {
+/// Targets are random, so the model can only memorise the batch. The loss starts at ln V, the entropy of a
+/// uniform guess, and must fall to a hundredth of it.
+TEST_P(Overfit, MemorisesOneBatch) {
     const Context ctx(Device::cpu(), 2);
     const ModelConfig& config = GetParam().model;
     ParameterStore parameters;
@@ -51,7 +51,7 @@ TEST_P(Overfit, OneBatchIsLearntByHeart) {
     parameters.initialize(ctx, Seed{1});
     AdamW optimizer(ctx, parameters, {.beta2 = 0.99});
 
-    // The first token tells the sequences apart; the targets are a fixed shuffle of everything else.
+    // The first token identifies the sequence; the targets are a fixed shuffle of all other tokens.
     std::vector<std::int32_t> tokens, targets;
     for (std::int32_t i = 0; i < 4 * 16; ++i) {
         tokens.push_back(37 * i % 64);

@@ -23,7 +23,7 @@ TEST(Progress, AnOldEvaluationIsMarkedWithItsStep) {
         "step 1200/2000  loss 1.5000  val 1.7000 @ 1000  10 tokens/s  ETA 1:15");
 }
 
-TEST(Progress, ALineThatIsTooLongLosesItsLeastImportantParts) {
+TEST(Progress, ATooLongLineOmitsItsLeastImportantParts) {
     const StepReport report{.step = 599999, .loss = 1.51234, .tokens_per_s = 61234.0};
     const ProgressOptions options{.last_step = 600000, .flops_per_token = 5e6, .peak_flops = 6e11};
     const auto fields = progress_fields(report, options, ProgressEvaluation{1.7, 599000}, 8e6);
@@ -39,7 +39,7 @@ TEST(Progress, ALineThatIsTooLongLosesItsLeastImportantParts) {
         EXPECT_LE(progress_line(fields, columns).size(), columns);
 }
 
-TEST(Progress, WritesWholeLinesWhereNothingCanBeRewritten) {
+TEST(Progress, PrintsNewLinesWithoutATerminal) {
     std::FILE* file = std::tmpfile();
     {
         Progress progress(file, {.last_step = 100, .every = 25});
@@ -55,7 +55,7 @@ TEST(Progress, WritesWholeLinesWhereNothingCanBeRewritten) {
     EXPECT_EQ(lines, 4);
 }
 
-TEST(Progress, ShowsThePartsOfWhatTakesLong) {
+TEST(Progress, ShowsThePartsOfLongSteps) {
     const StepPart micro_step{.step = 42, .kind = StepPart::Kind::micro_steps, .done = 3, .all = 128};
     const StepPart window{.step = 42, .kind = StepPart::Kind::evaluation_windows, .done = 7, .all = 90};
     EXPECT_EQ(progress_line(progress_fields(micro_step, {.last_step = 2000})),
@@ -93,7 +93,7 @@ TEST(LossSvg, ShowsAPointForEveryValidationAndThinsLongCurves) {
     EXPECT_EQ(count(svg, "nan"), 0u);
 }
 
-TEST(LossSvg, IsAPictureFromTheFirstStepOn) {
+TEST(LossSvg, IsValidFromTheFirstStepOn) {
     LossHistory history;
     EXPECT_EQ(count(loss_svg(history, "empty"), "</svg>"), 1u);
     history.train.push_back({1, 4.2});

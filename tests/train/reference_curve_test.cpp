@@ -1,5 +1,5 @@
-// 200 training steps of a small GPT-2 style model against PyTorch: see
-// tests/reference/make_reference_curve.py, whose formulas for weights and tokens are repeated here.
+// Compares 200 training steps of a small GPT-2 style model with PyTorch. This file repeats the formulas for
+// weights and tokens of tests/reference/make_reference_curve.py.
 #include <cmath>
 #include <cstdint>
 
@@ -15,7 +15,7 @@ namespace gradtile {
 namespace {
 
 struct ReferenceLoss {
-    double single, twice;  ///< of PyTorch's float32 and float64 runs
+    double single, twice;  ///< losses of PyTorch's float32 and float64 runs
 };
 constexpr ReferenceLoss reference_curve[] = {
 #include <reference/reference_curve.inc>
@@ -31,7 +31,8 @@ constexpr std::uint32_t mix(std::uint32_t x) {
     return x ^ (x >> 16);
 }
 
-/// Matrices: multiples of 2^-27 in [-1/16, 1/16), exact in float32. Vectors keep their ones and zeros.
+/// Matrices are multiples of 2^-27 in [-1/16, 1/16), exact in float32. Vectors keep their initial ones and
+/// zeros.
 void set_reference_weights(const Context& ctx, const ParameterStore& parameters) {
     std::uint32_t index = 0;
     for (const Parameter& parameter : parameters.parameters()) {
@@ -51,7 +52,7 @@ struct CurveBatch {
     Tensor tokens, targets;
 };
 
-/// Token t+1 is three times token t plus 1 (mod V), but one time in four a hash decides.
+/// Token t+1 is three times token t plus 1 (mod V), but for one token in four a hash determines it.
 CurveBatch reference_batch(const Context& ctx, std::int64_t step) {
     std::vector<std::int32_t> tokens, targets;
     for (std::int64_t b = 0; b < batch_size; ++b) {
@@ -100,8 +101,8 @@ TEST(ReferenceCurve, Float32TrainingFollowsPyTorch) {
             << "step " << i + 1;
 }
 
-/// PyTorch clips by max_norm / (norm + 1e-6): one part in a million of the gradient that AdamW's
-/// normalisation all but cancels. Everything else agrees to float64 rounding.
+/// PyTorch clips by max_norm / (norm + 1e-6). The gradient differs by 1e-6 of its value, and AdamW's
+/// normalisation nearly cancels this difference. Everything else agrees to float64 rounding.
 TEST(ReferenceCurve, Float64TrainingFollowsPyTorch) {
     const auto losses = loss_curve(DType::f64);
     for (std::size_t i = 0; i < losses.size(); ++i)

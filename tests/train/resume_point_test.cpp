@@ -1,4 +1,4 @@
-// Which checkpoints `train --resume` accepts, and which it refuses.
+// The checkpoints that `train --resume` accepts and those it refuses.
 #include <gradtile/train/resume_point.h>
 
 #include <gmock/gmock.h>
@@ -21,9 +21,9 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 struct RunToResume : TinyRun {
-    /// Ten steps of twelve, with checkpoints of the steps 5 and 10.
+    /// Ten of twelve steps, with checkpoints of the steps 5 and 10.
     RunToResume() { config.eval_every = 0; }
-    void train(std::int64_t until = 10) { Trainer(config, hear).run(until); }
+    void train(std::int64_t until = 10) { Trainer(config, on_message).run(until); }
     std::filesystem::path out() const { return config.out; }
     std::filesystem::path checkpoint(std::int64_t step) const {
         return CheckpointDirectory(out() / "checkpoints").path_of(step);
@@ -34,7 +34,7 @@ struct RunToResume : TinyRun {
     std::string refusal() const {
         return message_of([&] { Trainer(Resume{.directory = config.out}, [](const std::string&) {}); });
     }
-    /// Rewrites a checkpoint after a change.
+    /// Changes a checkpoint and writes it back.
     template <class Change>
     void change(std::int64_t step, Change&& change) const {
         Checkpoint checkpoint = read_checkpoint(this->checkpoint(step));
@@ -43,7 +43,7 @@ struct RunToResume : TinyRun {
     }
 };
 
-TEST(ResumePoint, TheBestOfTheAnnouncedStepIsTheAnnouncedCheckpoint) {
+TEST(ResumePoint, BestOfTheAnnouncedStepCountsAsTheAnnouncedCheckpoint) {
     RunToResume run;
     run.config.eval_every = 10;
     run.train();
@@ -57,13 +57,13 @@ TEST(ResumePoint, TheBestOfTheAnnouncedStepIsTheAnnouncedCheckpoint) {
     EXPECT_EQ(run.resume_point(/*restart=*/true).checkpoint->step, 5);
 }
 
-/// Killed after the save and its retention, before the save was announced.
+/// The run was killed after a save and its retention, before the save was announced.
 TEST(ResumePoint, RetentionMayRemoveTheNewestAnnouncedCheckpointForANewerOne) {
     RunToResume run;
     run.config.keep_last = 1;
     run.train();
     EXPECT_FALSE(exists(run.checkpoint(5)));
-    run.forget_announcements_after(5);
+    run.remove_announcements_after(5);
     EXPECT_EQ(MetricsFile::newest_checkpoint(run.out() / "metrics.jsonl"), 5);
     EXPECT_EQ(run.resume_point().checkpoint->step, 10);
 }
@@ -77,38 +77,38 @@ TEST(ResumePoint, ADamagedAnnouncedCheckpointIsNamedAndTheOlderOneUsed) {
     EXPECT_THAT(point.messages, testing::ElementsAre(HasSubstr("step_00000010.h5")));
 }
 
-TEST(ResumePoint, LeavesTheMetricsOfARefusedRunAlone) {
+TEST(ResumePoint, DoesNotChangeTheMetricsOfARefusedRun) {
     RunToResume run;
     run.train();
     const std::vector<json> before = TinyRun::metrics(run.out());
     remove(run.checkpoint(10));
     EXPECT_THAT(run.refusal(), HasSubstr("step_00000010.h5 is not there"));
     EXPECT_EQ(TinyRun::metrics(run.out()), before);
-    const Trainer restarted(Resume{.directory = run.out(), .restart = true}, run.hear);
+    const Trainer restarted(Resume{.directory = run.out(), .restart = true}, run.on_message);
     EXPECT_EQ(restarted.step(), 5);
     EXPECT_EQ(TinyRun::losses(run.out()).size(), 5u);
 }
 
 // ---- The run's identity ----
 
-TEST(RunIdentity, StandsInEveryCheckpointAndInTheDirectory) {
+TEST(RunIdentity, IsInEveryCheckpointAndInTheDirectory) {
     RunToResume run;
     run.train();
     const std::string identity = RunDirectory::open(run.out()).identity();
     EXPECT_THAT(identity, testing::MatchesRegex("[0-9a-f]{32}"));
     for (const std::int64_t step : {5, 10})
         EXPECT_EQ(run_identity_of(read_checkpoint(run.checkpoint(step)), "x"), identity);
-    { Trainer(Resume{.directory = run.out()}, run.hear).run(); }
+    { Trainer(Resume{.directory = run.out()}, run.on_message).run(); }
     EXPECT_EQ(run_identity_of(read_checkpoint(run.checkpoint(12)), "x"), identity);
 }
 
-TEST(RunIdentity, IsNotInventedForRunsThatWereMadeWithoutOne) {
+TEST(RunIdentity, IsNotAddedToRunsWithoutOne) {
     RunToResume run;
     run.train();
     remove(run.out() / "run.json");
     for (const std::int64_t step : {5, 10})
         run.change(step, [](Checkpoint& checkpoint) { (*checkpoint.meta).erase(std::string("run")); });
-    { Trainer(Resume{.directory = run.out()}, run.hear).run(); }
+    { Trainer(Resume{.directory = run.out()}, run.on_message).run(); }
     EXPECT_THAT(run.messages, IsEmpty());
     EXPECT_EQ(run_identity_of(read_checkpoint(run.checkpoint(12)), "x"), "");
     EXPECT_FALSE(exists(run.out() / "run.json"));
@@ -146,7 +146,7 @@ TEST(SavedDtypes, OfParametersAreThoseOfTheRun) {
                                                     "; expected float32")));
     }
     run.change(10, [&](Checkpoint& c) { convert_tensor(c.params, "ln_f.weight", DType::f32); });
-    EXPECT_EQ(Trainer(Resume{.directory = run.out()}, run.hear).step(), 10);
+    EXPECT_EQ(Trainer(Resume{.directory = run.out()}, run.on_message).step(), 10);
 }
 
 TEST(SavedDtypes, OfMastersAndMomentsAreFloat32) {
@@ -168,7 +168,7 @@ TEST(SavedDtypes, OfMastersAndMomentsAreFloat32) {
     run.change(10, [&](Checkpoint& c) { c.master.erase("ln_f.weight"); });
     EXPECT_THAT(run.refusal(), HasSubstr("has no master 'ln_f.weight'"));
     write_checkpoint(run.checkpoint(10), sound);
-    EXPECT_EQ(Trainer(Resume{.directory = run.out()}, run.hear).step(), 10);
+    EXPECT_EQ(Trainer(Resume{.directory = run.out()}, run.on_message).step(), 10);
 }
 
 TEST(SavedDtypes, OfWeightsToStartOrSampleFromAreFloatingPoint) {
@@ -178,12 +178,12 @@ TEST(SavedDtypes, OfWeightsToStartOrSampleFromAreFloatingPoint) {
     next.init_from = run.checkpoint(10);
     next.out = "";
     run.change(10, [&](Checkpoint& c) { convert_tensor(c.params, "ln_f.weight", DType::f64); });
-    EXPECT_NO_THROW(Trainer(next, run.hear));
+    EXPECT_NO_THROW(Trainer(next, run.on_message));
     EXPECT_NO_THROW(load_model(run.checkpoint(10)));
     run.change(10, [&](Checkpoint& c) { convert_tensor(c.params, "ln_f.weight", DType::i32); });
     const auto refuses =
         HasSubstr("step_00000010.h5: parameter 'ln_f.weight' is int32; expected a floating-point dtype");
-    EXPECT_THAT(message_of([&] { Trainer(next, run.hear); }), refuses);
+    EXPECT_THAT(message_of([&] { Trainer(next, run.on_message); }), refuses);
     EXPECT_THAT(message_of([&] { load_model(run.checkpoint(10)); }), refuses);
 }
 

@@ -35,7 +35,7 @@ TEST(RunLock, RefusesADirectoryThatAnotherProcessHoldsAndNamesBoth) {
     EXPECT_THAT(message, HasSubstr(directory.path().string()));
     EXPECT_THAT(message, HasSubstr("in use by process " + std::to_string(holder)));
 
-    // However the holder goes, the lock goes with it.
+    // The lock is released in whatever way the holder ends.
     test::signal_process(holder, SIGKILL);
     ::waitpid(holder, nullptr, 0);
     const RunLock lock(directory.path());
@@ -43,7 +43,7 @@ TEST(RunLock, RefusesADirectoryThatAnotherProcessHoldsAndNamesBoth) {
     ::close(ready[1]);
 }
 
-TEST(RunLock, IsFreeAgainWhenItGoes) {
+TEST(RunLock, IsReleasedOnDestruction) {
     const TemporaryDirectory directory;
     std::optional<RunLock> lock(directory.path());
     EXPECT_THAT(error_of([&] { RunLock{directory.path()}; }), HasSubstr("in use by process"));

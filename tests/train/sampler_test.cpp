@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 const std::vector<double> logits{std::log(0.1), std::log(0.4), std::log(0.2), std::log(0.3)};
 
-/// How often each token is chosen when u runs evenly over [0, 1).
+/// Returns how often each token is chosen when u is uniform in [0, 1).
 std::map<std::int32_t, double> shares(const SampleOptions& options) {
     constexpr int draws = 1000;
     std::map<std::int32_t, double> count;
@@ -30,7 +30,7 @@ std::map<std::int32_t, double> shares(const SampleOptions& options) {
 void expect_shares(const SampleOptions& options, const std::map<std::int32_t, double>& expected) {
     const auto actual = shares(options);
     ASSERT_EQ(actual.size(), expected.size());
-    // Each share is a stretch of u between two borders, and each border may cut one of the 1000 points off.
+    // Each token has an interval of u, and each end of the interval may miss one of the 1000 points.
     for (const auto& [token, share] : expected) EXPECT_NEAR(actual.at(token), share, 2e-3) << token;
 }
 
@@ -43,7 +43,7 @@ TEST(ChooseToken, IsGreedyAtTemperatureZeroAndTakesTheFirstOfEquals) {
     EXPECT_EQ(choose_token(std::vector{0.0, 2.0, 2.0}, {.temperature = 0.0}, 0.9), 1);
 }
 
-TEST(ChooseToken, DividesLogitsByTheTemperature) {  // p^(1/T): T = 1/2 squares
+TEST(ChooseToken, DividesLogitsByTheTemperature) {  // p^(1/T): T = 1/2 squares the probabilities
     const double sum = 0.01 + 0.16 + 0.04 + 0.09;
     expect_shares({.temperature = 0.5}, {{0, 0.01 / sum}, {1, 0.16 / sum}, {2, 0.04 / sum}, {3, 0.09 / sum}});
 }
@@ -60,12 +60,12 @@ TEST(ChooseToken, DrawsAmongTheFewestTokensThatHaveTopP) {
     expect_shares({.top_p = 0.85}, {{1, 4.0 / 9.0}, {2, 2.0 / 9.0}, {3, 3.0 / 9.0}});
 }
 
-TEST(ChooseToken, TakesTopPOfWhatTopKLeft) {
+TEST(ChooseToken, AppliesTopPAfterTopK) {
     expect_shares({.top_k = 3, .top_p = 0.5}, {{1, 4.0 / 7.0}, {3, 3.0 / 7.0}});
 }
 
 TEST(ChooseToken, NeverLeavesTheVocabulary) {
-    EXPECT_EQ(choose_token(logits, {}, std::nextafter(1.0, 0.0)), 0);  // the least likely comes last
+    EXPECT_EQ(choose_token(logits, {}, std::nextafter(1.0, 0.0)), 0);  // the least likely token is last
     EXPECT_EQ(choose_token(std::vector{1e4, -1e4}, {.temperature = 1e-3}, std::nextafter(1.0, 0.0)), 0);
 }
 
@@ -116,11 +116,11 @@ TEST(Sample, BeginsAfterALineBreakWithoutAPrompt) {
 }
 
 TEST(Sample, NeverDrawsTokensWithoutText) {
-    const SmallModel padded(512);  // 504 ids have no character
+    const SmallModel padded(512);  // 504 ids without a character
     EXPECT_EQ(sample(*padded.model, {.prompt = "a", .tokens = 50}).size(), 51u);
 }
 
-TEST(Sample, RefusesWhatTheModelDoesNotKnow) {
+TEST(Sample, RefusesUnknownTokensAndCharacters) {
     const SmallModel small;
     EXPECT_THAT(message_of([&] { sample(*small.model, {.prompt = "abcz"}); }), HasSubstr("prompt"));
     EXPECT_THROW(sample(*small.model, {.prompt = "a", .temperature = -1.0}), Error);
@@ -132,17 +132,17 @@ TEST(Sample, RefusesWhatTheModelDoesNotKnow) {
 
 TEST(Evaluate, PredictsEveryTokenButTheFirstOnceWhateverTheBatch) {
     const SmallModel small;
-    const std::string text = "abcabcadgfedcbaabc\nabc";  // 22 tokens: two whole windows of 8 and a short one
+    const std::string text = "abcabcadgfedcbaabc\nabc";  // 22 tokens: two windows of 8 and a short one
     const TokenSequence tokens(small.model->tokenizer->encode(text, "test"), "test");
     const Evaluation one = evaluate(*small.model, tokens, {.batch = 1});
     EXPECT_EQ(one.targets, 21);
     EXPECT_NEAR(one.perplexity, std::exp(one.loss), 1e-12 * one.perplexity);
     EXPECT_NEAR(*one.bits_per_character, one.loss / std::log(2.0), 1e-12);
     EXPECT_EQ(one.bits_per_byte, one.bits_per_character);  // ASCII
-    // Sums of three float64 numbers in another order; the windows themselves are computed alike.
+    // Sums of three float64 numbers in another order; the windows themselves are equal.
     EXPECT_NEAR(evaluate(*small.model, tokens, {.batch = 3}).loss, one.loss, 1e-6 * one.loss);
 
-    // Window by window from the logits.
+    // Computes the loss window by window from the logits.
     double sum = 0.0;
     const std::vector<std::int32_t> ids = small.model->tokenizer->encode(text, "test");
     for (std::int64_t target = 1; target < std::ssize(ids); ++target) {

@@ -19,7 +19,7 @@ using nlohmann::json;
 using test::message_of;
 using testing::HasSubstr;
 
-/// Numbers of every size, the least and the greatest among them.
+/// Numbers of all sizes, including the smallest and the largest.
 std::vector<GemmAlgorithm> some_algorithms() {
     std::vector<GemmAlgorithm> list(3);
     std::uint64_t state = 1;
@@ -36,7 +36,7 @@ std::vector<GemmAlgorithm> some_algorithms() {
     return list;
 }
 
-TEST(SavedAlgorithms, GoThroughACheckpointUnchanged) {
+TEST(SavedAlgorithms, SurviveACheckpointUnchanged) {
     const test::TemporaryDirectory place;
     Checkpoint checkpoint;
     checkpoint.config = checkpoint.data = checkpoint.rng = json::object();
@@ -47,7 +47,7 @@ TEST(SavedAlgorithms, GoThroughACheckpointUnchanged) {
     EXPECT_TRUE(algorithms_from_json(algorithms_to_json({})).empty());
 }
 
-TEST(SavedAlgorithms, NonsenseIsRefusedByName) {
+TEST(SavedAlgorithms, InvalidEntriesAreRefusedByName) {
     const json sound = algorithms_to_json(some_algorithms());
     const auto refusal = [](const json& value) { return message_of([&] { algorithms_from_json(value); }); };
     for (const json& value : {json(), json(3), json("x"), json::object()})

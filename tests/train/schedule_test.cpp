@@ -79,7 +79,7 @@ TEST(Schedule, WithoutWarmUpStartsAtOnce) {
     EXPECT_NEAR(rate(1), top_lr - (top_lr - min_lr) / 2000, 1e-18);
 }
 
-TEST(Schedule, WarmUpLongerThanTheHorizonGoesOnRising) {
+TEST(Schedule, WarmUpLongerThanTheHorizonKeepsRising) {
     Schedule rate = schedule(ScheduleKind::cosine);
     rate.horizon = 40;
     EXPECT_DOUBLE_EQ(rate(40), top_lr * 0.4);

@@ -35,7 +35,7 @@ StepInputOptions cosine_options() {
             .seed = 9};
 }
 
-/// What every step must find, on whatever device.
+/// Checks the input of every step, on any device.
 void expect_steps_in_order(const Context& ctx, bool prepares_ahead) {
     StepInput input(ctx, loader(), cosine_options());
     DataLoader reference = loader();
@@ -63,16 +63,16 @@ void expect_steps_in_order(const Context& ctx, bool prepares_ahead) {
     }
 }
 
-TEST(StepInput, ShowsTheLoadersBatchesInOrderAtOnePlace) {
+TEST(StepInput, HoldsTheLoadersBatchesInOrderAtAFixedPlace) {
     expect_steps_in_order(Context(Device::cpu(), 1), /*prepares_ahead=*/false);
 }
 
 using CudaStepInput = test::CudaTest;
-TEST_F(CudaStepInput, ShowsTheLoadersBatchesWhileTheNextOneIsPrepared) {
+TEST_F(CudaStepInput, HoldsTheLoadersBatchesWhileTheNextOneIsPrepared) {
     expect_steps_in_order(gpu(), /*prepares_ahead=*/true);
 }
 
-TEST(StepInput, GoesOnWhereItsStateWasTaken) {
+TEST(StepInput, ContinuesFromASavedState) {
     const Context ctx(Device::cpu(), 1);
     StepInput straight(ctx, loader(), cosine_options()), resumed(ctx, loader(), cosine_options());
     for (std::int64_t step = 1; step <= 9; ++step) {
@@ -132,7 +132,7 @@ TEST(StepInput, AStepThatCannotBeReadLeavesNothingPrepared) {
     input.upload(ctx);
     reference.next(expected);
     const JsonValue after_one = input.state();
-    // So short that of step 2's micro-steps some can be read and some cannot.
+    // So short that only some micro-steps of step 2 can be read.
     std::filesystem::resize_file(path, 600);
     EXPECT_THAT(test::message_of([&] { input.prepare(2); }), HasSubstr("ends at byte 600; expected 1000"));
     EXPECT_EQ(input.state(), after_one);

@@ -19,9 +19,9 @@ Work whole(const StepWork& work, std::int64_t layers) {
            work.head + work.embed_backward;
 }
 
-/// flops_per_token() counts attention without the scores that backward makes again: 12 of 14 products. Its
-/// vocabulary is not padded, so the models' are multiples of 64 here.
-TEST(StepWork, FlopsAreTheModelsAndTheScoresMadeAgain) {
+/// flops_per_token() counts attention without the recomputed scores of backward: 12 of 14 products. Its
+/// vocabulary is not padded, so the vocabularies here are multiples of 64.
+TEST(StepWork, FlopsAreThoseOfTheModelAndRecomputedScores) {
     for (const ModelConfig& model : {gpt2_style(), llama_style()}) {
         const Work work = whole(step_work(model, DType::bf16, 5), model.layers);
         const double rows = 5 * 40;
@@ -31,7 +31,7 @@ TEST(StepWork, FlopsAreTheModelsAndTheScoresMadeAgain) {
     }
 }
 
-/// By hand, for one row of a width of C without biases: 8 C and 8 C for norms, 4 C and 4 C for GELU's input.
+/// Counts for one row of width C without biases: 8 C and 8 C for norms, 4 C and 4 C for GELU's input.
 TEST(StepWork, BytesOfABlockAreThoseOfItsPasses) {
     ModelConfig model = gpt2_style();
     model.bias = false;
@@ -39,13 +39,13 @@ TEST(StepWork, BytesOfABlockAreThoseOfItsPasses) {
     const double row = 40 * 32 * 2;
     EXPECT_DOUBLE_EQ(work.block_forward.bytes, 12 * row);
     EXPECT_DOUBLE_EQ(work.block_backward.bytes, 12 * row);
-    model.bias = true;  // gradients of 3 C, C, 4 C and C outputs once more
+    model.bias = true;  // the output gradients of 3 C, C, 4 C and C elements are read once more
     EXPECT_DOUBLE_EQ(step_work(model, DType::bf16, 1).block_backward.bytes, 21 * row);
     EXPECT_DOUBLE_EQ(step_work(model, DType::f32, 1).block_forward.bytes, 2 * 12 * row);
     EXPECT_DOUBLE_EQ(work.head.bytes, 2 * 40 * 64 * 2);
 }
 
-TEST(StepWork, RecomputingABlockIsItsForwardPassAgain) {
+TEST(StepWork, RecomputingABlockAddsItsForwardPass) {
     ModelConfig model = gpt2_style();
     const StepWork none = step_work(model, DType::bf16, 2);
     model.recompute = Recompute::block;

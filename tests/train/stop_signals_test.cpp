@@ -17,8 +17,8 @@
 namespace gradtile {
 namespace {
 
-/// How a child ends that runs `body`: its exit code, or 1000 + the signal. The child has one thread, as a
-/// program has when it begins.
+/// Runs `body` in a child and returns its exit code, or 1000 + the signal that ended it. The child has one
+/// thread, like a program at its start.
 int end_of_child(const std::function<void()>& body) {
     const pid_t child = fork();
     if (child == 0) {
@@ -30,7 +30,7 @@ int end_of_child(const std::function<void()>& body) {
     return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-/// In a child: ends it with 90 when it does not hold.
+/// In a child: exits with 90 if the condition is false.
 void require(bool holds) {
     if (!holds) _exit(90);
 }
@@ -49,7 +49,7 @@ void pause_for_signals() {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
 }
 
-TEST(StopSignals, RememberTheFirstSignalOnceSomebodyAsks) {
+TEST(StopSignals, StoreTheFirstSignalAfterTheFirstRequestedCall) {
     for (const int number : {SIGTERM, SIGUSR1, SIGINT, SIGHUP})
         EXPECT_EQ(end_of_child([number] {
                       const StopSignals signals;
@@ -62,7 +62,7 @@ TEST(StopSignals, RememberTheFirstSignalOnceSomebodyAsks) {
             << number;
 }
 
-TEST(StopSignals, EndTheProcessAtOnceWhileNobodyAsks) {
+TEST(StopSignals, EndTheProcessAtOnceBeforeTheFirstRequestedCall) {
     for (const int number : {SIGTERM, SIGUSR1, SIGINT, SIGHUP})
         EXPECT_EQ(end_of_child([number] {
                       const StopSignals signals;
@@ -85,7 +85,7 @@ TEST(StopSignals, ASecondSignalEndsTheProcessAtOnce) {
                   128 + number);
 }
 
-TEST(StopSignals, ASignalOfTheOtherKindIsTheSameRequest) {
+TEST(StopSignals, ASignalOfAnotherKindIsTheSameRequest) {
     EXPECT_EQ(end_of_child([] {
                   const StopSignals signals;
                   static_cast<void>(signals.requested());
@@ -111,7 +111,7 @@ TEST(StopSignals, AThreadThatComputesIsNeverInterrupted) {
               0);
 }
 
-TEST(StopSignals, WhatNohupIgnoresStaysIgnored) {
+TEST(StopSignals, SignalsIgnoredByNohupStayIgnored) {
     EXPECT_EQ(end_of_child([] {
                   ::signal(SIGHUP, SIG_IGN);
                   ::signal(SIGINT, SIG_IGN);
@@ -124,7 +124,7 @@ TEST(StopSignals, WhatNohupIgnoresStaysIgnored) {
               0);
 }
 
-TEST(StopSignals, GiveMaskAndDispositionsBack) {
+TEST(StopSignals, RestoreMaskAndDispositions) {
     EXPECT_EQ(end_of_child([] {
                   {
                       const StopSignals signals;
@@ -140,7 +140,7 @@ TEST(StopSignals, GiveMaskAndDispositionsBack) {
                   sigset_t blocked;
                   pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
                   require(sigismember(&blocked, SIGTERM) == 0);
-                  send_to_self(SIGTERM);  // as if there had been nothing
+                  send_to_self(SIGTERM);  // the default action applies again
               }),
               1000 + SIGTERM);
 }
@@ -150,9 +150,9 @@ TEST(StopSignals, OneAtATime) {
     EXPECT_THROW(StopSignals second, Error);
 }
 
-// ---- A terminal that goes ----
+// ---- A terminal that hangs up ----
 
-/// A process with a terminal of its own, as a window of a desktop gives it, and the other end of that.
+/// A process with its own terminal, as a terminal window has, and the other end of that terminal.
 struct OnTerminal {
     int window = -1;
     pid_t process = -1;
@@ -165,7 +165,7 @@ struct OnTerminal {
             _exit(0);
         }
     }
-    /// Until the process has written something.
+    /// Waits until the process has written something.
     void wait_until_ready() const {
         char byte = 0;
         if (read(window, &byte, 1) != 1) throw Error("the process on the terminal has ended");
@@ -181,16 +181,16 @@ void say_ready() {
     require(write(STDOUT_FILENO, "r", 1) == 1);
 }
 
-/// The session leader of the terminal: the process that the kernel signals.
+/// The process is the session leader of the terminal, to which the kernel sends the signal.
 TEST(StopSignals, AHungUpTerminalIsNoRequest) {
     const OnTerminal child([] {
         const StopSignals signals;
         require(!signals.requested());
         say_ready();
-        while (write(STDOUT_FILENO, "x", 1) == 1) usleep(1000);  // until the terminal is gone
+        while (write(STDOUT_FILENO, "x", 1) == 1) usleep(1000);  // until the terminal hangs up
         pause_for_signals();
         require(!signals.requested());
-        send_to_self(SIGHUP);  // sent when there is no terminal any more: as a shell passes it on
+        send_to_self(SIGHUP);  // a shell sends SIGHUP on after the terminal is gone
         pause_for_signals();
         require(!signals.requested());
         send_to_self(SIGTERM);
@@ -201,7 +201,7 @@ TEST(StopSignals, AHungUpTerminalIsNoRequest) {
     EXPECT_EQ(child.end(), 0);
 }
 
-TEST(StopSignals, SighupByHandIsARequestAlsoOnATerminal) {
+TEST(StopSignals, SighupFromAPersonIsARequestOnATerminal) {
     const OnTerminal child([] {
         const StopSignals signals;
         require(!signals.requested());
@@ -214,8 +214,8 @@ TEST(StopSignals, SighupByHandIsARequestAlsoOnATerminal) {
     close(child.window);
 }
 
-/// The shell leads the session, is told of the terminal's end, passes SIGHUP on to its job and dies.
-TEST(StopSignals, WhatAShellPassesOnOfItsTerminalsEndIsNoRequest) {
+/// The shell is the session leader, receives the hangup, sends SIGHUP to its job and ends.
+TEST(StopSignals, ATerminalHangupThatAShellSendsOnIsNoRequest) {
     int end_of_job[2];
     ASSERT_EQ(pipe(end_of_job), 0);
     const OnTerminal shell([&] {

@@ -1,5 +1,5 @@
 #pragma once
-/// A run of the trainer that takes a moment.
+/// A short run of the trainer.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -16,7 +16,7 @@
 
 namespace gradtile::test {
 
-/// Text with a little structure: words of a small vocabulary in pseudo-random order.
+/// Returns a text with some structure: words of a small vocabulary in pseudo-random order.
 inline std::string some_text(int words) {
     const char* vocabulary[] = {"the ", "cat ", "sat ", "on ", "a ", "mat.\n", "dog ", "ran "};
     std::string text;
@@ -36,10 +36,10 @@ struct TinyRun {
         config.eval_every = 5;
         config.save_every = 5;
         config.threads = 1;
-        config.device = DeviceChoice::cpu;  // a GPU only where a test asks for it
+        config.device = DeviceChoice::cpu;  // a test that needs a GPU selects it
         config.out = (directory / "run").string();
     }
-    /// Lines of metrics.jsonl without what a clock has measured.
+    /// Returns the lines of metrics.jsonl without times.
     static std::vector<nlohmann::json> metrics(const std::filesystem::path& run) {
         std::vector<nlohmann::json> lines;
         std::ifstream file(run / "metrics.jsonl");
@@ -56,8 +56,8 @@ struct TinyRun {
         std::erase_if(lines, [](const nlohmann::json& line) { return line.contains("event"); });
         return lines;
     }
-    /// As if the run had been killed before it could announce checkpoints of steps after `step`.
-    void forget_announcements_after(std::int64_t step) const {
+    /// Restores the metrics of a run that was killed before it announced checkpoints of steps after `step`.
+    void remove_announcements_after(std::int64_t step) const {
         const std::filesystem::path file = std::filesystem::path(config.out) / "metrics.jsonl";
         std::string kept;
         {
@@ -69,22 +69,22 @@ struct TinyRun {
         }
         std::ofstream(file) << kept;
     }
-    /// As if it had been killed before it could save any of them.
-    void forget_saves_after(std::int64_t step) const {
+    /// Restores the directory of a run that was killed before it saved such a checkpoint.
+    void remove_saves_after(std::int64_t step) const {
         const CheckpointDirectory checkpoints(std::filesystem::path(config.out) / "checkpoints");
         for (const CheckpointDirectory::Entry& entry : checkpoints.list())
             if (entry.step > step) std::filesystem::remove(entry.path);
         std::filesystem::remove(checkpoints.best_path());
-        forget_announcements_after(step);
+        remove_announcements_after(step);
     }
 
     TemporaryDirectory directory;
     TrainConfig config;
     std::vector<std::string> messages;
-    MessageHandler hear = [this](const std::string& message) { messages.push_back(message); };
+    MessageHandler on_message = [this](const std::string& message) { messages.push_back(message); };
 };
 
-/// What a run may be told that a stop and a resume, or a replayed graph, must not lose.
+/// Settings whose effect must survive a stop and a resume, and the replay of a graph.
 struct RunSetting {
     const char* name;
     void (*change)(TrainConfig&);
@@ -106,7 +106,7 @@ inline constexpr RunSetting run_settings[] = {
                    c.ignore_token = 0;
                }}};
 
-/// Everything a run goes on from, as the bytes of its tensors.
+/// Returns the state that a run resumes from, as numbers.
 inline std::vector<std::vector<double>> state_of(const Trainer& trainer) {
     const LanguageModel& model = trainer.model();
     std::vector<std::vector<double>> state{to_host(model.ctx, model.parameters.values()),

@@ -146,8 +146,8 @@ TEST(TrainConfig, ProductsOfSizesAreLimited) {
     EXPECT_NO_THROW(validate(config));
 }
 
-/// Whatever sizes a file names: they are refused, or nothing that is computed from them overflows.
-TEST(TrainConfig, AnySizesAreJudgedAtOnce) {
+/// For any sizes in a file: they are refused, or nothing that is computed from them overflows.
+TEST(TrainConfig, AnySizesAreCheckedQuickly) {
     const std::int64_t sizes[] = {-1, 0, 1, 2, 3, 64, 4096, 10'000, 1 << 20, 1 << 24, 1 << 30, INT64_MAX};
     std::uint64_t random = 1;
     int valid = 0;
@@ -207,7 +207,7 @@ TEST(TrainConfig, RanksShareTheBatch) {
     EXPECT_EQ(message_of([&] { validate(config); }), "zero: 2; expected 0 to 1");
 }
 
-TEST(TrainConfig, MemoryIsAskedForByTheSettings) {
+TEST(TrainConfig, SettingsDetermineTheMemoryRequest) {
     TrainConfig config;
     config.batch = 24;
     config.dtype = TrainDType::bf16;
@@ -218,7 +218,7 @@ TEST(TrainConfig, MemoryIsAskedForByTheSettings) {
     EXPECT_TRUE(request.snapshot);
     EXPECT_TRUE(memory_request(config, Device::cpu()).snapshot);
     config.zero = 1;
-    EXPECT_FALSE(memory_request(config, Device::cuda(), 4).snapshot);  // it is put together on the host
+    EXPECT_FALSE(memory_request(config, Device::cuda(), 4).snapshot);  // the host assembles it
     EXPECT_EQ(memory_request(config, Device::cuda(), 4).optimizer_shards, 4);
 }
 

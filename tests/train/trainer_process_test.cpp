@@ -1,4 +1,4 @@
-// Training processes that are told to stop, or killed, and a new process that goes on.
+// Training processes that receive stop signals or are killed, and processes that resume their runs.
 #include <spawn.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -48,7 +48,7 @@ pid_t start_process(const std::filesystem::path& config_file) {
     return error == 0 ? process : -1;
 }
 
-/// The lines of metrics.jsonl that steps wrote, without what a clock has measured.
+/// Returns the steps' lines of metrics.jsonl without times.
 std::vector<std::string> losses(const std::filesystem::path& run) {
     std::vector<std::string> lines;
     std::ifstream file(run / "metrics.jsonl");
@@ -62,7 +62,7 @@ std::vector<std::string> losses(const std::filesystem::path& run) {
     return lines;
 }
 
-/// Interrupts the run with signals at random moments until it ends by itself; how often one hit it.
+/// Sends signals to the run at random moments until it finishes. Returns how often a signal stopped it.
 int interrupt_until_done(const std::filesystem::path& directory, std::span<const int> signals) {
     const std::filesystem::path config_file = directory / "config.json";
     std::ofstream(config_file) << to_json(config_of(directory, "run"));
@@ -71,7 +71,7 @@ int interrupt_until_done(const std::filesystem::path& directory, std::span<const
     for (int round = 0; round < 1000; ++round) {
         const pid_t process = start_process(config_file);
         if (process <= 0) throw Error(concat("cannot start ", GRADTILE_TRAINING_PROCESS));
-        // Told only once it has begun (and then somewhere in its steps or its save), it always gets further.
+        // The signal comes after the process has started its steps, so every attempt makes progress.
         const auto begun = [&] { return losses(directory / "run").size(); };
         const std::size_t before = exists(directory / "run/metrics.jsonl") ? begun() : 0;
         int status = 0;
@@ -86,7 +86,7 @@ int interrupt_until_done(const std::filesystem::path& directory, std::span<const
             ++interrupted;
         }
         EXPECT_TRUE(!WIFEXITED(status) || WEXITSTATUS(status) == 0) << WEXITSTATUS(status);
-        // The last step's checkpoint is there once the run has ended by itself.
+        // The last step's checkpoint exists once the run has finished.
         if (exists(directory / "run/checkpoints/step_00000060.h5")) break;
     }
     return interrupted;
@@ -109,7 +109,7 @@ std::string some_text() {
     return text;
 }
 
-TEST(TrainerProcess, ToldToStopAtAnyMomentGoesOnToTheBit) {
+TEST(TrainerProcess, StoppedAtAnyMomentResumesToTheBit) {
     const TemporaryDirectory directory;
     directory.write("text.txt", some_text());
     const int interrupted = interrupt_until_done(directory.path(), std::array{SIGTERM, SIGUSR1});
@@ -117,7 +117,7 @@ TEST(TrainerProcess, ToldToStopAtAnyMomentGoesOnToTheBit) {
     expect_equal_to_straight(directory);
 }
 
-TEST(TrainerProcess, KilledAtAnyMomentGoesOnToTheBit) {
+TEST(TrainerProcess, KilledAtAnyMomentResumesToTheBit) {
     const TemporaryDirectory directory;
     directory.write("text.txt", some_text());
     const int interrupted = interrupt_until_done(directory.path(), std::array{SIGKILL});
@@ -125,13 +125,13 @@ TEST(TrainerProcess, KilledAtAnyMomentGoesOnToTheBit) {
     expect_equal_to_straight(directory);
 }
 
-TEST(TrainerProcess, AFullDiskFailsSavesAndNothingElse) {
+TEST(TrainerProcess, AFullDiskFailsOnlySaves) {
     const TemporaryDirectory directory;
     directory.write("text.txt", some_text());
     TrainConfig config = config_of(directory.path(), "run");
-    Trainer(config).run(/*stop_after=*/10);  // one sound checkpoint, while there is room
+    Trainer(config).run(/*stop_after=*/10);  // one sound checkpoint, before the limit
 
-    // Files of more than 40 KB cannot be written, as on a full disk: room for metrics, not for a checkpoint.
+    // Files cannot exceed 40 KB, as on a full disk: enough for metrics, not for a checkpoint.
     const pid_t process = fork();
     ASSERT_GE(process, 0);
     if (process == 0) {
@@ -144,7 +144,7 @@ TEST(TrainerProcess, AFullDiskFailsSavesAndNothingElse) {
     int status = 0;
     ASSERT_EQ(waitpid(process, &status, 0), process);
     ASSERT_TRUE(WIFEXITED(status));
-    EXPECT_EQ(WEXITSTATUS(status), 2);  // trained to the end; its last state is not on disk
+    EXPECT_EQ(WEXITSTATUS(status), 2);  // the run finished, but its last state is not on disk
     EXPECT_EQ(losses(directory / "run").size(), 60u);
 
     {

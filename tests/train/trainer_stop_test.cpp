@@ -1,4 +1,4 @@
-// Runs that are told to stop, or whose data fails, in the midst of a step or of an evaluation.
+// Runs that are stopped, or whose data fails, during a step or an evaluation.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,29 +16,29 @@ using test::state_of;
 using test::TinyRun;
 using testing::HasSubstr;
 
-/// A run of 4 micro-steps a step and evaluations of many windows, beside one that is never stopped.
+/// A run with 4 micro-steps per step and evaluations of many windows, and an equal run that is never stopped.
 struct StoppedRun : TinyRun {
     explicit StoppedRun(void (*change)(TrainConfig&) = [](TrainConfig&) {}) {
         change(config);
         config.micro_batch = 1;
         TrainConfig straight_config = config;
         straight_config.out = (directory / "straight").string();
-        straight = std::make_unique<Trainer>(straight_config, hear);
+        straight = std::make_unique<Trainer>(straight_config, on_message);
         straight->run();
     }
     std::unique_ptr<Trainer> begin_or_resume() {
         const bool begun = exists(std::filesystem::path(config.out) / "config.json");
-        return begun ? std::make_unique<Trainer>(Resume{.directory = config.out}, hear)
-                     : std::make_unique<Trainer>(config, hear);
+        return begun ? std::make_unique<Trainer>(Resume{.directory = config.out}, on_message)
+                     : std::make_unique<Trainer>(config, on_message);
     }
-    /// The trainer asks so often and then is told to stop.
+    /// The number of calls of `stop` that return false before it returns true.
     RunSummary run_for(std::int64_t questions) {
         const std::unique_ptr<Trainer> trainer = begin_or_resume();
         trainer->stop_when([&] { return questions-- <= 0; });
         return trainer->run();
     }
     void expect_finished_equals_straight() {
-        const Trainer finished(Resume{.directory = config.out}, hear);
+        const Trainer finished(Resume{.directory = config.out}, on_message);
         EXPECT_EQ(finished.step(), config.steps);
         EXPECT_EQ(state_of(finished), state_of(*straight));
         EXPECT_EQ(losses(config.out), losses(directory / "straight"));
@@ -52,8 +52,8 @@ class StopsAtAnyMoment : public testing::TestWithParam<test::RunSetting> {};
 INSTANTIATE_TEST_SUITE_P(Settings, StopsAtAnyMoment, testing::ValuesIn(test::run_settings),
                          [](const auto& info) { return info.param.name; });
 
-/// Each attempt lasts a question longer than the one before it, so stops fall everywhere.
-TEST_P(StopsAtAnyMoment, AndGoesOnToTheBit) {
+/// Each attempt allows one more call of `stop` than the one before, so stops occur at every place.
+TEST_P(StopsAtAnyMoment, AndResumesToTheBit) {
     StoppedRun run(GetParam().change);
     int dropped = 0, evaluations_left = 0, attempts = 0;
     RunSummary summary;
@@ -63,10 +63,10 @@ TEST_P(StopsAtAnyMoment, AndGoesOnToTheBit) {
         summary = run.run_for(attempts++);
         EXPECT_TRUE(summary.saved);
         EXPECT_GE(summary.step, before);
-        EXPECT_EQ(summary.dropped_of, summary.dropped_micro_steps > 0 ? 4 : 0);
+        EXPECT_EQ(summary.micro_steps_of_dropped, summary.dropped_micro_steps > 0 ? 4 : 0);
         EXPECT_LT(summary.dropped_micro_steps, 4);
         dropped += summary.dropped_micro_steps > 0;
-        evaluations_left += summary.evaluation_left;
+        evaluations_left += summary.evaluation_pending;
     } while (summary.reason == RunSummary::Reason::requested);
     EXPECT_GT(dropped, 0);
     EXPECT_GT(evaluations_left, 0);
@@ -83,7 +83,7 @@ TEST(TrainerStop, BeforeTheFirstStepSavesTheStart) {
     run.expect_finished_equals_straight();
 }
 
-TEST(TrainerStop, AskedAgainAtOnceKeepsTheCheckpointItHas) {
+TEST(TrainerStop, ASecondStopKeepsTheCheckpoint) {
     StoppedRun run;
     const RunSummary first = run.run_for(10);
     const auto written = last_write_time(first.checkpoint);
@@ -93,8 +93,8 @@ TEST(TrainerStop, AskedAgainAtOnceKeepsTheCheckpointItHas) {
     EXPECT_EQ(last_write_time(again.checkpoint), written);
 }
 
-/// The evaluation that was left is made, its line is written, and the process dies before it saves again.
-TEST(TrainerStop, ALeftEvaluationThatWasMadeTwiceHasOneLine) {
+/// The resumed run does the pending evaluation and writes its line, and is killed before the next save.
+TEST(TrainerStop, AnAbandonedEvaluationDoneTwiceHasOneLine) {
     StoppedRun run;
     run.config.save_every = 0;
     {
@@ -104,7 +104,7 @@ TEST(TrainerStop, ALeftEvaluationThatWasMadeTwiceHasOneLine) {
             [&](const StepPart& part) { evaluating = part.kind == StepPart::Kind::evaluation_windows; });
         trainer->stop_when([&] { return evaluating; });
         const RunSummary summary = trainer->run();
-        EXPECT_TRUE(summary.evaluation_left);
+        EXPECT_TRUE(summary.evaluation_pending);
         EXPECT_EQ(summary.step, 5);
         EXPECT_EQ(run.losses(run.config.out).size(), 4u);
     }
@@ -115,14 +115,14 @@ TEST(TrainerStop, ALeftEvaluationThatWasMadeTwiceHasOneLine) {
     EXPECT_EQ(run.losses(run.config.out).size(), 7u);
     remove_all(checkpoints);
     rename(kept, checkpoints);
-    run.forget_announcements_after(5);
+    run.remove_announcements_after(5);
     EXPECT_EQ(run.begin_or_resume()->step(), 5);
     EXPECT_EQ(run.losses(run.config.out).size(), 4u);
     run.begin_or_resume()->run();
     run.expect_finished_equals_straight();
 }
 
-TEST(TrainerStop, ARunWhoseLastEvaluationWasLeftIsNotFinished) {
+TEST(TrainerStop, ARunWithAPendingEvaluationIsNotFinished) {
     StoppedRun run;
     {
         const auto trainer = run.begin_or_resume();
@@ -143,12 +143,12 @@ TEST(TrainerStop, ARunWhoseLastEvaluationWasLeftIsNotFinished) {
     EXPECT_EQ(run.losses(run.config.out), run.losses(run.directory / "straight"));
 }
 
-TEST(TrainerStop, TellsHowFarStepsAndEvaluationsAre) {
+TEST(TrainerStop, ReportsThePartsOfStepsAndEvaluations) {
     TinyRun run;
     run.config.micro_batch = 1;
     run.config.steps = 5;
     run.config.out = "";
-    Trainer trainer(run.config, run.hear);
+    Trainer trainer(run.config, run.on_message);
     std::vector<StepPart> parts;
     trainer.on_part([&](const StepPart& part) { parts.push_back(part); });
     trainer.run();
@@ -185,7 +185,7 @@ TEST(TrainerDataFailure, DropsTheStepSavesTheLastWholeOneAndThrowsOneLine) {
     run.expect_finished_equals_straight();
 }
 
-TEST(TrainerDataFailure, InAnEvaluationLeavesItToTheResumedRun) {
+TEST(TrainerDataFailure, InAnEvaluationIsRepeatedByTheResumedRun) {
     StoppedRun run;
     {
         const auto trainer = run.begin_or_resume();
@@ -199,10 +199,10 @@ TEST(TrainerDataFailure, InAnEvaluationLeavesItToTheResumedRun) {
     run.expect_finished_equals_straight();
 }
 
-TEST(TrainerDataFailure, WithoutADirectorySaysThatNothingWasSaved) {
+TEST(TrainerDataFailure, WithoutADirectoryReportsThatNothingWasSaved) {
     TinyRun run;
     run.config.out = "";
-    Trainer trainer(run.config, run.hear);
+    Trainer trainer(run.config, run.on_message);
     trainer.on_prepare([](std::int64_t step) { check(step < 3, "text.txt: is gone"); });
     EXPECT_EQ(message_of([&] { trainer.run(); }), "step 3: text.txt: is gone; stopped, nothing was saved");
 }

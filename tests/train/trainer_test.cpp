@@ -23,11 +23,11 @@ using test::state_of;
 using test::TinyRun;
 using testing::HasSubstr;
 
-TEST(Trainer, LearnsAndLeavesEverythingInItsDirectory) {
+TEST(Trainer, LearnsAndWritesAllFilesOfItsDirectory) {
     TinyRun run;
     run.config.steps = 60;
     run.config.eval_every = run.config.save_every = 30;
-    Trainer trainer(run.config, run.hear);
+    Trainer trainer(run.config, run.on_message);
     std::vector<StepReport> reports;
     trainer.on_step([&](const StepReport& report) { reports.push_back(report); });
     const RunSummary summary = trainer.run();
@@ -51,16 +51,16 @@ TEST(Trainer, LearnsAndLeavesEverythingInItsDirectory) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
-/// The rate rises, and the losses with it: the first one evaluated stays the lowest.
-TEST(Trainer, ABestThatCouldNotBeSavedIsNotTheBest) {
+/// The learning rate rises and so do the losses: the first evaluation stays the lowest.
+TEST(Trainer, AFailedSaveOfTheBestIsNotTheBest) {
     TinyRun run;
     run.config.steps = run.config.warmup = 100;
     run.config.eval_every = 10;
     run.config.lr = run.config.min_lr = 15;
-    Trainer trainer(run.config, run.hear);
+    Trainer trainer(run.config, run.on_message);
     const std::filesystem::path best = std::filesystem::path(run.config.out) / "checkpoints/best.h5";
     create_directories(best / "in the way");
-    std::vector<double> losses, losses_since;  // since it was heard that the first is not saved
+    std::vector<double> losses, losses_since;  // since the first save was reported as failed
     trainer.on_step([&](const StepReport& report) {
         if (!run.messages.empty() && is_directory(best)) remove_all(best);
         if (!report.val_loss) return;
@@ -75,11 +75,11 @@ TEST(Trainer, ABestThatCouldNotBeSavedIsNotTheBest) {
     EXPECT_THAT(run.messages, testing::ElementsAre(HasSubstr("best.h5: cannot rename into place")));
 }
 
-/// --memory: a look at what a run would hold, which may be under way there.
-TEST(Trainer, APlanLeavesTheDirectoryAlone) {
+/// --memory: plans a run in a directory in which the run may already be training.
+TEST(Trainer, APlanDoesNotChangeTheDirectory) {
     TinyRun run;
-    Trainer trainer(run.config, run.hear);
-    const Trainer plan(run.config, run.hear, std::make_shared<ProcessGroup>(), Trainer::Purpose::plan);
+    Trainer trainer(run.config, run.on_message);
+    const Trainer plan(run.config, run.on_message, std::make_shared<ProcessGroup>(), Trainer::Purpose::plan);
     EXPECT_EQ(plan.memory_plan().total(), trainer.memory_plan().total());
     EXPECT_GT(plan.memory_plan().snapshot, 0u);
     trainer.run();
@@ -88,7 +88,7 @@ TEST(Trainer, APlanLeavesTheDirectoryAlone) {
 TEST(Trainer, WithoutADirectoryWritesNothing) {
     TinyRun run;
     run.config.out = "";
-    Trainer trainer(run.config, run.hear);
+    Trainer trainer(run.config, run.on_message);
     const RunSummary summary = trainer.run();
     EXPECT_EQ(summary.step, 12);
     EXPECT_FALSE(summary.saved);
@@ -101,22 +101,22 @@ class ResumeIsBitExact : public testing::TestWithParam<test::RunSetting> {};
 INSTANTIATE_TEST_SUITE_P(Settings, ResumeIsBitExact, testing::ValuesIn(test::run_settings),
                          [](const auto& info) { return info.param.name; });
 
-TEST_P(ResumeIsBitExact, StoppedAndResumedEqualsStraightAtAnotherThreadCount) {
+TEST_P(ResumeIsBitExact, ResumedRunWithOtherThreadCountEqualsUninterruptedRun) {
     TinyRun run;
     run.config.steps = 40;
     GetParam().change(run.config);
     TrainConfig straight_config = run.config;
     straight_config.out = (run.directory / "straight").string();
-    Trainer straight(straight_config, run.hear);
+    Trainer straight(straight_config, run.on_message);
     straight.run();
     {
-        Trainer first(run.config, run.hear);
+        Trainer first(run.config, run.on_message);
         const RunSummary summary = first.run(/*stop_after=*/20);
         EXPECT_EQ(summary.reason, RunSummary::Reason::stop_after);
         EXPECT_EQ(summary.step, 20);
         EXPECT_TRUE(summary.saved);
     }
-    Trainer second(Resume{.directory = run.config.out, .threads = 3}, run.hear);
+    Trainer second(Resume{.directory = run.config.out, .threads = 3}, run.on_message);
     EXPECT_EQ(second.step(), 20);
     second.run();
     EXPECT_EQ(second.step(), 40);
@@ -128,29 +128,29 @@ TEST_P(ResumeIsBitExact, StoppedAndResumedEqualsStraightAtAnotherThreadCount) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
-TEST(Trainer, StopsAndSavesWhenAsked) {
+TEST(Trainer, StopsAndSavesOnRequest) {
     TinyRun run;
     {
-        Trainer trainer(run.config, run.hear);
+        Trainer trainer(run.config, run.on_message);
         trainer.stop_when([&] { return trainer.step() == 7; });
         const RunSummary summary = trainer.run();
         EXPECT_EQ(summary.reason, RunSummary::Reason::requested);
         EXPECT_EQ(summary.step, 7);
         EXPECT_TRUE(summary.saved);
     }
-    Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+    Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
     EXPECT_EQ(resumed.step(), 7);
     EXPECT_EQ(resumed.run().reason, RunSummary::Reason::finished);
 }
 
-TEST(Trainer, ResumeCutsMetricsBackToTheCheckpointsStep) {
+TEST(Trainer, ResumeTruncatesMetricsToTheCheckpointsStep) {
     TinyRun run;
-    { Trainer(run.config, run.hear).run(); }
+    { Trainer(run.config, run.on_message).run(); }
     const std::vector<json> whole = TinyRun::losses(run.config.out);
     const std::filesystem::path out = run.config.out;
-    run.forget_saves_after(10);
+    run.remove_saves_after(10);
     std::ofstream(out / "metrics.jsonl", std::ios::app) << R"({"step":13,"los)";
-    Trainer resumed(Resume{.directory = out}, run.hear);
+    Trainer resumed(Resume{.directory = out}, run.on_message);
     EXPECT_EQ(resumed.step(), 10);
     EXPECT_EQ(TinyRun::losses(out).size(), 10u);
     resumed.run();
@@ -159,48 +159,48 @@ TEST(Trainer, ResumeCutsMetricsBackToTheCheckpointsStep) {
 
 TEST(Trainer, MoreStepsOnResumeMoveOnlyTheEnd) {
     TinyRun run;
-    { Trainer(run.config, run.hear).run(); }
+    { Trainer(run.config, run.on_message).run(); }
     {
-        Trainer longer(Resume{.directory = run.config.out, .steps = 15}, run.hear);
+        Trainer longer(Resume{.directory = run.config.out, .steps = 15}, run.on_message);
         EXPECT_EQ(longer.last_step(), 15);
         longer.run(/*stop_after=*/14);
     }
-    Trainer again(Resume{.directory = run.config.out}, run.hear);
-    EXPECT_EQ(again.last_step(), 15);  // remembered
+    Trainer again(Resume{.directory = run.config.out}, run.on_message);
+    EXPECT_EQ(again.last_step(), 15);  // restored from the checkpoint
     again.run();
     const std::vector<json> losses = TinyRun::losses(run.config.out);
     ASSERT_EQ(losses.size(), 15u);
     for (std::size_t i = 11; i < 15; ++i) EXPECT_EQ(losses[i]["lr"], run.config.min_lr);
 }
 
-TEST(Trainer, ARunKilledBeforeItsFirstCheckpointBeginsAgain) {
+TEST(Trainer, ARunKilledBeforeItsFirstCheckpointStartsAgain) {
     TinyRun run;
-    { const Trainer killed(run.config, run.hear); }
-    Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+    { const Trainer killed(run.config, run.on_message); }
+    Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
     EXPECT_EQ(resumed.step(), 0);
     resumed.run();
     TrainConfig straight = run.config;
     straight.out = "";
-    Trainer reference(straight, run.hear);
+    Trainer reference(straight, run.on_message);
     reference.run();
     EXPECT_EQ(state_of(resumed), state_of(reference));
 }
 
-TEST(Trainer, ResumeNamesADamagedCheckpointAndTakesTheOneBefore) {
+TEST(Trainer, ResumeNamesADamagedCheckpointAndUsesTheOneBefore) {
     TinyRun run;
-    { Trainer(run.config, run.hear).run(); }
+    { Trainer(run.config, run.on_message).run(); }
     const std::filesystem::path checkpoints = std::filesystem::path(run.config.out) / "checkpoints";
     std::filesystem::resize_file(checkpoints / "step_00000012.h5", 5000);
     remove(checkpoints / "best.h5");
-    const Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+    const Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
     EXPECT_EQ(resumed.step(), 10);
     ASSERT_EQ(run.messages.size(), 1u);
     EXPECT_THAT(run.messages.front(), HasSubstr("step_00000012.h5"));
 }
 
-TEST(Trainer, ResumeGoesOnWithoutMatrixAlgorithmsThatAreNone) {
+TEST(Trainer, ResumeIgnoresInvalidMatrixAlgorithms) {
     TinyRun run;
-    { Trainer(run.config, run.hear).run(/*stop_after=*/5); }
+    { Trainer(run.config, run.on_message).run(/*stop_after=*/5); }
     const std::filesystem::path path = std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5";
     Checkpoint checkpoint = read_checkpoint(path);
     EXPECT_FALSE(checkpoint.meta->contains("matrix_algorithms"));  // the CPU has none
@@ -208,71 +208,70 @@ TEST(Trainer, ResumeGoesOnWithoutMatrixAlgorithmsThatAreNone) {
         (*checkpoint.meta)["matrix_algorithms"] = nonsense;
         write_checkpoint(path, checkpoint);
         run.messages.clear();
-        const Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+        const Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
         EXPECT_EQ(resumed.step(), 5);
         ASSERT_EQ(run.messages.size(), 1u);
         EXPECT_THAT(run.messages.front(), HasSubstr("step_00000005.h5: matrix algorithms: "));
-        EXPECT_THAT(run.messages.front(), HasSubstr("chosen anew"));
+        EXPECT_THAT(run.messages.front(), HasSubstr("timed again"));
     }
 }
 
-// ---- The data of a run that goes on ----
+// ---- The data of a resumed run ----
 
 TEST(Trainer, ResumeRefusesOtherDataOfTheSameLength) {
     TinyRun run;
     const std::string text = test::some_text(2000);
-    { Trainer(run.config, run.hear).run(/*stop_after=*/5); }
+    { Trainer(run.config, run.on_message).run(/*stop_after=*/5); }
     std::string other = text;
-    std::swap(other[10], other[5000]);  // the same characters, the same number of them
+    std::swap(other[10], other[5000]);  // the same characters, and as many
     ASSERT_NE(other, text);
     run.directory.write("text.txt", other);
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.hear); }),
+    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.on_message); }),
                 testing::MatchesRegex(".*text.txt: is not the data that the run was made with: hash "
                                       "\"sha256:[0-9a-f]+\", not \"sha256:[0-9a-f]+\""));
     run.directory.write("text.txt", text + "more");
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.hear); }),
+    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.on_message); }),
                 HasSubstr("text.txt: is not the data that the run was made with: bytes "));
     run.directory.write("text.txt", text);
-    EXPECT_EQ(Trainer(Resume{.directory = run.config.out}, run.hear).step(), 5);
+    EXPECT_EQ(Trainer(Resume{.directory = run.config.out}, run.on_message).step(), 5);
     EXPECT_THAT(run.messages, testing::IsEmpty());
 }
 
 TEST(Trainer, ResumeRefusesOtherValidationData) {
     TinyRun run;
     run.config.val_data = run.directory.write("val.txt", "the cat sat on the mat.\n the dog ran");
-    { Trainer(run.config, run.hear).run(/*stop_after=*/5); }
+    { Trainer(run.config, run.on_message).run(/*stop_after=*/5); }
     run.directory.write("val.txt", "the dog sat on the mat.\n the cat ran");
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.hear); }),
+    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.on_message); }),
                 HasSubstr("val.txt: is not the data that the run was made with: hash "));
 }
 
-TEST(Trainer, ResumeTakesCheckpointsThatSayNothingOfTheirDataAndSaysSo) {
+TEST(Trainer, ResumeAcceptsCheckpointsWithoutADataRecordAndReportsIt) {
     TinyRun run;
-    { Trainer(run.config, run.hear).run(/*stop_after=*/5); }
+    { Trainer(run.config, run.on_message).run(/*stop_after=*/5); }
     const std::filesystem::path path = std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5";
     Checkpoint checkpoint = read_checkpoint(path);
     EXPECT_EQ(checkpoint.data->at("content").at("data").size(), 1u);
     (*checkpoint.data).erase("content");
     write_checkpoint(path, checkpoint);
-    Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+    Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
     ASSERT_EQ(run.messages.size(), 1u);
-    EXPECT_THAT(run.messages.front(),
-                HasSubstr("step_00000005.h5: does not say which data it was trained on; "
-                          "this data is taken without a comparison"));
+    EXPECT_THAT(run.messages.front(), HasSubstr("step_00000005.h5: has no record of its training data; "
+                                                "this data is used without a comparison"));
     resumed.run();
     const Checkpoint next =
         read_checkpoint(std::filesystem::path(run.config.out) / "checkpoints/step_00000012.h5");
     EXPECT_TRUE(next.data->contains("content"));
 }
 
-TEST(Trainer, SaysWhatItsDataIsAndWhatOfAWiderVocabularyItUses) {
+TEST(Trainer, DescribesItsDataAndItsPartOfALargerVocabulary) {
     TinyRun run;
-    EXPECT_THAT(Trainer(run.config, run.hear).data_description(),
+    EXPECT_THAT(Trainer(run.config, run.on_message).data_description(),
                 testing::ElementsAre(run.config.data + ": text, 7,512 characters"));
     run.config.out = (run.directory / "wide").string();
     run.config.model.vocabulary = 5000;
     EXPECT_THAT(
-        Trainer(run.config, run.hear).data_description(),
+        Trainer(run.config, run.on_message).data_description(),
         testing::ElementsAre(run.config.data + ": text, 7,512 characters",
                              "vocabulary 5,000 as set; the data needs 15, and the rest only costs memory "
                              "and time (a run with vocabulary 15 leaves it out)"));
@@ -282,46 +281,46 @@ TEST(Trainer, SaysWhatItsDataIsAndWhatOfAWiderVocabularyItUses) {
 
 TEST(Trainer, RefusesADirectoryThatHoldsARun) {
     TinyRun run;
-    { Trainer(run.config, run.hear).run(); }
+    { Trainer(run.config, run.on_message).run(); }
     const std::vector<json> before = TinyRun::metrics(run.config.out);
-    EXPECT_THAT(message_of([&] { Trainer(run.config, run.hear); }), HasSubstr("already holds a run"));
+    EXPECT_THAT(message_of([&] { Trainer(run.config, run.on_message); }), HasSubstr("already holds a run"));
     EXPECT_EQ(TinyRun::metrics(run.config.out), before);
 }
 
 TEST(Trainer, RefusesADirectoryInUse) {
     TinyRun run;
-    const Trainer first(run.config, run.hear);
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.hear); }),
+    const Trainer first(run.config, run.on_message);
+    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.on_message); }),
                 HasSubstr("in use by process"));
 }
 
-TEST(Trainer, RefusesToResumeWhatIsNoRun) {
+TEST(Trainer, RefusesToResumeADirectoryWithoutARun) {
     TinyRun run;
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.directory / "absent"}, run.hear); }),
+    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.directory / "absent"}, run.on_message); }),
                 HasSubstr("is not a directory"));
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.directory.path()}, run.hear); }),
+    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.directory.path()}, run.on_message); }),
                 HasSubstr("holds no run"));
 }
 
 // ---- Numbers ----
 
 TEST(Trainer, MicroBatchesGiveTheGradientOfTheWholeBatch) {
-    // 4 sequences at once or one after the other.
+    // 4 sequences at once or one by one.
     std::vector<std::vector<StepReport>> reports;
     for (const std::int64_t micro_batch : {4, 2, 1}) {
         TinyRun run;
         run.config.out = "";
         run.config.micro_batch = micro_batch;
         run.config.steps = 8;
-        Trainer trainer(run.config, run.hear);
+        Trainer trainer(run.config, run.on_message);
         trainer.on_step([&, index = reports.size()](const StepReport& report) {
             reports.resize(index + 1);
             reports[index].push_back(report);
         });
         trainer.run();
     }
-    // The first step's loss and gradient differ by float32 rounding alone: sums over 64 tokens and 32-wide
-    // products a few layers deep, well below 1e3 roundings. Later steps inherit Adam's amplification of it.
+    // The first step's loss and gradient differ only by float32 rounding: sums over 64 tokens and products of
+    // width 32 in a few layers, well below 1e3 roundings. In later steps Adam amplifies the difference.
     const double bound = 1e3 * std::numeric_limits<float>::epsilon();
     for (std::size_t i = 1; i < reports.size(); ++i) {
         EXPECT_NEAR(reports[i][0].loss, reports[0][0].loss, bound * reports[0][0].loss);
@@ -336,13 +335,13 @@ TEST(Trainer, StopsAfterTooManyBadStepsAndKeepsTheLastGoodCheckpoint) {
     run.config.save_every = 5;
     run.config.eval_every = 0;
     run.config.max_bad_steps = 3;
-    Trainer trainer(run.config, run.hear);
+    Trainer trainer(run.config, run.on_message);
     const Parameter poisoned = trainer.model().parameters.find("h.1.mlp.fc.weight");
     float good = 0.0f;
     std::vector<StepReport> reports;
     trainer.on_step([&](const StepReport& report) {
         reports.push_back(report);
-        // A weight goes bad after step 6, is healed for step 8 and goes bad for good.
+        // A weight becomes NaN after step 6, is restored for step 8, and becomes NaN for good.
         float& weight = poisoned.value().data<float>()[5];
         if (report.step == 6) {
             good = weight;
@@ -375,7 +374,7 @@ TEST(Trainer, ABadStepChangesNeitherWeightsNorOptimizer) {
     TinyRun run;
     run.config.out = "";
     run.config.steps = 4;
-    Trainer trainer(run.config, run.hear);
+    Trainer trainer(run.config, run.on_message);
     std::vector<std::vector<double>> before;
     float& weight = trainer.model().parameters.find("ln_f.weight").value().data<float>()[3];
     float finite = 0.0f;
@@ -398,9 +397,9 @@ TEST(Trainer, ABadStepChangesNeitherWeightsNorOptimizer) {
 TEST(Trainer, AllocatesActivationsFromThePlannedArenaOnly) {
     TinyRun run;
     run.config.out = "";
-    Trainer trainer(run.config, run.hear);
+    Trainer trainer(run.config, run.on_message);
     EXPECT_GT(trainer.memory_plan().activations, 0u);
-    // The arena has exactly the planned capacity and throws beyond it: a step that needed more would not run.
+    // The arena has exactly the planned capacity and throws beyond it, so a step that needed more would fail.
     EXPECT_NO_THROW(trainer.run());
 }
 
@@ -408,7 +407,7 @@ TEST(Trainer, RefusesABatchThatDoesNotFitTheBudgetNamingTheLargest) {
     TinyRun run;
     run.config.batch = run.config.micro_batch = 4096;
     run.config.memory_budget = 16;
-    const std::string message = message_of([&] { Trainer(run.config, run.hear); });
+    const std::string message = message_of([&] { Trainer(run.config, run.on_message); });
     EXPECT_THAT(message, HasSubstr("the largest micro-batch that fits is"));
     EXPECT_FALSE(exists(std::filesystem::path(run.config.out)));
 }
@@ -422,8 +421,8 @@ TEST(Trainer, TrainsOnTokenFilesWithoutATokenizer) {
     }
     run.config.data = run.directory.write("train.bin", bytes);
     run.config.model.vocabulary = 300;
-    { Trainer(run.config, run.hear).run(/*stop_after=*/6); }
-    Trainer resumed(Resume{.directory = run.config.out}, run.hear);
+    { Trainer(run.config, run.on_message).run(/*stop_after=*/6); }
+    Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
     EXPECT_EQ(resumed.step(), 6);
     EXPECT_TRUE(std::isfinite(*resumed.run().val_loss));
     const auto model = load_model(run.config.out);
@@ -437,12 +436,12 @@ TEST(Trainer, TrainsOnTokenFilesWithoutATokenizer) {
 
 TEST(Trainer, InitFromTakesWeightsAndANewOptimizer) {
     TinyRun run;
-    { Trainer(run.config, run.hear).run(); }
+    { Trainer(run.config, run.on_message).run(); }
     TrainConfig next = run.config;
     next.init_from = run.config.out;
     next.out = (run.directory / "next").string();
     next.dtype = TrainDType::bf16;
-    const Trainer tuned(next, run.hear);
+    const Trainer tuned(next, run.on_message);
     EXPECT_EQ(tuned.step(), 0);
     const auto model = load_model(run.config.out);
     EXPECT_EQ(to_host(tuned.model().ctx, tuned.model().parameters.master()),
@@ -453,16 +452,17 @@ TEST(Trainer, InitFromTakesWeightsAndANewOptimizer) {
 
 TEST(Trainer, InitFromNamesTheFirstParameterThatDiffers) {
     TinyRun run;
-    { Trainer(run.config, run.hear).run(); }
+    { Trainer(run.config, run.on_message).run(); }
     TrainConfig wider = run.config;
     wider.init_from = run.config.out;
     wider.out = (run.directory / "wider").string();
     wider.model.width = 64;
-    EXPECT_THAT(message_of([&] { Trainer(wider, run.hear); }), HasSubstr("parameter 'wte.weight' is ["));
+    EXPECT_THAT(message_of([&] { Trainer(wider, run.on_message); }),
+                HasSubstr("parameter 'wte.weight' is ["));
     TrainConfig deeper = wider;
     deeper.model = run.config.model;
     deeper.model.layers = 3;
-    EXPECT_THAT(message_of([&] { Trainer(deeper, run.hear); }), HasSubstr("has no parameter 'h.2."));
+    EXPECT_THAT(message_of([&] { Trainer(deeper, run.on_message); }), HasSubstr("has no parameter 'h.2."));
     EXPECT_FALSE(exists(run.directory / "wider"));
 }
 

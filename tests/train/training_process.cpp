@@ -1,7 +1,6 @@
-// A process that trains, alone or as one of several, for tests that stop and kill it: training_process
-// CONFIG.json begins the run or goes on with it. Each step takes a little longer than it must, so that
-// signals fall between any two. With GRADTILE_UNREADABLE=RANK:STEP the data of that step cannot be read
-// there.
+// A process that trains, alone or as a rank, for tests that stop and kill it: training_process CONFIG.json
+// starts or resumes the run. Each step has an extra delay, so that signals also arrive between steps.
+// GRADTILE_UNREADABLE=RANK:STEP makes the data of that step unreadable in that rank.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -57,7 +56,7 @@ int main(int argc, char** argv) try {
     return saved ? 0 : 2;
 } catch (const std::exception& error) {
     std::cerr << error.what() << '\n';
-    std::this_thread::sleep_for(
-        std::chrono::seconds(read_rank_environment().size > 1 ? 1 : 0));  // for the others' words
+    std::this_thread::sleep_for(std::chrono::seconds(
+        read_rank_environment().size > 1 ? 1 : 0));  // time for the other ranks' messages
     std::_Exit(1);
 }

@@ -16,7 +16,7 @@ namespace {
 
 namespace schema = checkpoint_schema;
 
-// Header and manifest of a finished body.
+// Returns header and manifest of a finished body, as bytes.
 std::vector<std::byte> user_block_of(CheckpointHeader& header, const CheckpointManifest& manifest) {
     std::vector<std::byte> block(static_cast<std::size_t>(header.user_block));
     const std::vector<std::byte> list = manifest.encode();
@@ -28,7 +28,7 @@ std::vector<std::byte> user_block_of(CheckpointHeader& header, const CheckpointM
     return block;
 }
 
-// The bytes a reader will find, against what was meant.
+// Reads the file back and compares it with what was written.
 void verify_written(const OpenFile& file, const std::filesystem::path& path, const CheckpointHeader& meant,
                     const CheckpointManifest& manifest) {
     const CheckpointContents found = read_contents(file, path);
@@ -36,7 +36,7 @@ void verify_written(const OpenFile& file, const std::filesystem::path& path, con
     read_body(file, found, std::vector<std::byte*>(manifest.objects.size()));
 }
 
-// The file's texts while its body is read, then the values that they hold.
+// Receives the file's texts while its body is read, and then parses them.
 class Texts {
   public:
     explicit Texts(const CheckpointManifest& manifest) {
@@ -83,7 +83,7 @@ void write_checkpoint(const std::filesystem::path& path, const Checkpoint& check
             const Hdf5Lock lock;
             write_hdf5(image, plan);
         } catch (const std::exception&) {
-            image.rethrow_failure();  // the file system's reason says more than libhdf5's
+            image.rethrow_failure();  // the file system's message says more than libhdf5's
             throw;
         }
         CheckpointHeader header;

@@ -78,7 +78,7 @@ CheckpointDirectory::Saved CheckpointDirectory::save(const Checkpoint& checkpoin
 void CheckpointDirectory::mark_best(const Checkpoint& checkpoint) const {
     const std::filesystem::path step_file = path_of(checkpoint.step);
     const std::filesystem::path temporary = DurableFile::temporary_for(best_path());
-    // A second name for the same bytes; retention may then remove the first.
+    // best.h5 is a second name (hard link) of the same file, so retention may remove the first name.
     const int linked = fs_->link(step_file, temporary);
     if (linked == -EPERM || linked == -EOPNOTSUPP || linked == -ENOSYS || linked == -EMLINK) {
         write_checkpoint(best_path(), checkpoint, *fs_);
@@ -87,7 +87,7 @@ void CheckpointDirectory::mark_best(const Checkpoint& checkpoint) const {
     with_file_name("checkpoint", best_path(), [&] {
         file_check(linked, "link");
         const int renamed = fs_->rename(temporary, best_path());
-        // rename() leaves both names when they already are the same file.
+        // If both names already are the same file, rename() removes neither.
         fs_->remove(temporary);
         file_check(renamed, "rename into place");
         sync_directory(*fs_, path_);
@@ -112,7 +112,7 @@ std::vector<CheckpointDirectory::Entry> CheckpointDirectory::candidates(
         with_file_name("checkpoint", best_path(), [&] {
             const OpenFile file = open_regular_file(*fs_, best_path(), SymbolicLinks::refuse);
             const std::int64_t step = read_header(file, best_path()).step;
-            // After a step file of the same step: that is its usual name.
+            // The step file of the same step comes first: it is the usual name.
             const auto place = std::find_if(entries.begin(), entries.end(),
                                             [step](const Entry& entry) { return entry.step < step; });
             entries.insert(place, {step, best_path()});

@@ -1,6 +1,6 @@
 #pragma once
-/// The checkpoints of one run: step_00000042.h5 and so on, and best.h5, which has the lowest validation loss
-/// so far.
+/// The checkpoint files of one run: step_00000042.h5 and so on, and best.h5, the checkpoint with the lowest
+/// validation loss so far.
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -11,13 +11,13 @@
 namespace gradtile {
 
 struct RetentionPolicy {
-    std::int64_t keep_last = 2;   ///< newest checkpoints kept, at least 1
-    std::int64_t keep_every = 0;  ///< steps that are a multiple are kept for good; 0: none
+    std::int64_t keep_last = 2;   ///< number of newest checkpoints to keep, at least 1
+    std::int64_t keep_every = 0;  ///< also keeps checkpoints whose step is a multiple of this; 0: none
 };
 
 class CheckpointDirectory {
   public:
-    /// Does not touch the disk; save() creates the directory.
+    /// Does not access the disk; save() creates the directory.
     explicit CheckpointDirectory(std::filesystem::path path, RetentionPolicy retention = {},
                                  FileSystem& fs = FileSystem::posix());
 
@@ -29,13 +29,14 @@ class CheckpointDirectory {
         std::int64_t step;
         std::filesystem::path path;
     };
-    /// The step files by name, newest first; best.h5 is not among them. Nothing is opened.
+    /// Lists the step files by name, newest first, without best.h5. Opens no file.
     std::vector<Entry> list() const;
 
-    /// Writes a checkpoint (see write_checkpoint()), names it best.h5 too when `best`, and when it is safe on
-    /// disk removes what the policy does not keep. Files of later steps (left by a run that was resumed from
-    /// before them) neither count nor are touched. Throws Error when the save failed; older checkpoints are
-    /// then as they were. What fails after the checkpoint was safe is returned as a message instead.
+    /// Writes a checkpoint (see write_checkpoint()). If `best`, links it as best.h5, too. Once the checkpoint
+    /// is safe on disk, removes the checkpoints that the retention policy does not keep. Checkpoints of later
+    /// steps, which exist when a run was resumed from an earlier step, are neither counted nor removed.
+    /// Throws Error when the save fails; the older checkpoints are then unchanged. A failure after the
+    /// checkpoint was safe is returned as a message.
     struct Saved {
         std::string problem;   ///< empty: none
         bool is_best = false;  ///< best.h5 is this checkpoint
@@ -43,14 +44,15 @@ class CheckpointDirectory {
     Saved save(const Checkpoint& checkpoint, bool best = false) const;
 
     struct Loaded {
-        std::optional<Checkpoint> checkpoint;  ///< the newest sound one; empty when there is none
+        std::optional<Checkpoint> checkpoint;  ///< the newest sound checkpoint; empty when there is none
         std::filesystem::path path;            ///< its file
-        std::vector<std::string> damaged;      ///< one line for every newer file that is not sound
+        std::vector<std::string> damaged;      ///< one line for each newer file that is damaged
     };
-    /// Tries the files from the newest step on until one is sound; best.h5 takes part with its step.
+    /// Reads the files from the newest step downwards until one is sound. best.h5 counts as a checkpoint of
+    /// its step.
     Loaded load_newest(ReadOptions options = {}) const;
 
-    /// Removes temporaries that a killed process left behind. Only for the holder of the run's lock.
+    /// Removes the temporary files of a killed process. The caller must hold the run's lock.
     void remove_temporaries() const;
 
   private:

@@ -12,7 +12,7 @@ namespace gradtile {
 
 namespace {
 
-// Readable with `head -1`, and broken by a transfer that translates line ends.
+// `head -1` prints it, and a transfer that converts line ends damages it visibly.
 constexpr std::string_view kMagic = "gradtile checkpoint\r\n\x1a\n";
 
 // Offsets of the little-endian fields; every other byte of the header is zero. Version, step and length lie
@@ -35,7 +35,7 @@ bool has_magic(const CheckpointHeader::Bytes& bytes) {
     return std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0;
 }
 
-// CRC of the whole header, with this field set to zero.
+// Returns the CRC of the whole header, with this field set to zero.
 std::uint32_t header_crc(CheckpointHeader::Bytes bytes) {
     put_little_endian(bytes.data() + kHeaderCrcAt, std::uint32_t{0});
     return crc32c(bytes);

@@ -1,7 +1,7 @@
 #pragma once
-/// The first bytes of a checkpoint file: what it takes to judge the rest. Header and manifest (see
-/// checkpoint_manifest.h) fill HDF5's user block, which HDF5 tools skip. Layout in
-/// docs/checkpoint_format.md.
+/// The first bytes of a checkpoint file; with them a reader can check the rest. The header and the manifest
+/// (see checkpoint_manifest.h) fill HDF5's user block, which HDF5 tools skip. docs/checkpoint_format.md gives
+/// the layout.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -14,25 +14,26 @@ struct CheckpointHeader {
     static constexpr std::uint32_t kVersion = 2;
 
     std::int64_t step = 0;
-    std::uint64_t length = 0;          ///< of the whole file, bytes
-    std::uint64_t user_block = 0;      ///< where HDF5's own bytes, the body, begin
-    std::uint64_t manifest_bytes = 0;  ///< the manifest begins behind the header
+    std::uint64_t length = 0;          ///< bytes of the whole file
+    std::uint64_t user_block = 0;      ///< offset at which the HDF5 part, the body, begins
+    std::uint64_t manifest_bytes = 0;  ///< size of the manifest, which follows the header
     std::uint32_t manifest_crc = 0;    ///< CRC-32C of bytes [kSize, user_block)
     std::uint32_t body_crc = 0;        ///< CRC-32C of bytes [user_block, length)
 
     using Bytes = std::array<std::byte, kSize>;
     Bytes encode() const;
-    /// Throws Error (without the file's name) when the bytes are not a header of this version, damaged, or
-    /// state sizes that contradict each other.
+    /// Throws Error (without the file's name) when the bytes are not a header of this version, are damaged,
+    /// or state sizes that contradict each other.
     static CheckpointHeader decode(const Bytes& bytes);
 
     bool operator==(const CheckpointHeader&) const = default;
 
-    /// The size of the user block for a manifest: HDF5 accepts powers of two from 512 on.
+    /// Returns the size of the user block for a manifest. HDF5 accepts powers of two from 512 on.
     static std::uint64_t user_block_for(std::uint64_t manifest_bytes);
 };
 
-/// True for the first bytes of a checkpoint of format version 1, which only `gradtile convert` reads.
+/// Returns true for the first bytes of a checkpoint of format version 1. Only `gradtile convert` reads such
+/// files.
 bool is_version_1(const CheckpointHeader::Bytes& bytes);
 
 }  // namespace gradtile

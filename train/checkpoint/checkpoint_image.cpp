@@ -8,9 +8,9 @@
 namespace gradtile {
 
 namespace {
-// Below this a piece is cheaper to copy than to write with a call of its own.
+// Smaller pieces are cheaper to copy than to write with a system call each.
 constexpr std::size_t kDirect = std::size_t{64} << 10;
-// The disk starts on finished ranges while later ones are still being made.
+// The kernel starts to write finished ranges of this size while later ones are still being made.
 constexpr std::uint64_t kWriteback = std::uint64_t{32} << 20;
 }  // namespace
 
@@ -36,7 +36,7 @@ void CheckpointImage::write(const std::byte* data, std::size_t bytes, std::uint6
     if (address != writeback_end_) writeback_begin_ = address;
     writeback_end_ = address + bytes;
     if (writeback_end_ - writeback_begin_ >= kWriteback) {
-        // Only a hint: what goes wrong here will show in fsync.
+        // Only a hint: fsync reports a failure.
         file_.file_system().start_writeback(file_.descriptor(), writeback_begin_,
                                             writeback_end_ - writeback_begin_);
         writeback_begin_ = writeback_end_;
@@ -50,7 +50,7 @@ void CheckpointImage::read(std::byte* data, std::size_t bytes, std::uint64_t add
 
 void CheckpointImage::write_in_memory(const std::byte* data, std::size_t bytes, std::uint64_t address) {
     while (bytes > 0) {
-        Page& page = waiting_[address / kPage];
+        Page& page = pages_[address / kPage];
         if (!page) page = std::make_unique<std::byte[]>(kPage);
         const std::uint64_t offset = address % kPage;
         const auto part = static_cast<std::size_t>(std::min<std::uint64_t>(bytes, kPage - offset));
@@ -65,8 +65,8 @@ void CheckpointImage::read_from_memory(std::byte* data, std::size_t bytes, std::
     while (bytes > 0) {
         const std::uint64_t offset = address % kPage;
         const auto part = static_cast<std::size_t>(std::min<std::uint64_t>(bytes, kPage - offset));
-        const auto page = waiting_.find(address / kPage);
-        if (page == waiting_.end()) {
+        const auto page = pages_.find(address / kPage);
+        if (page == pages_.end()) {
             std::memset(data, 0, part);
         } else {
             std::memcpy(data, page->second.get() + offset, part);

@@ -17,14 +17,14 @@ namespace schema = checkpoint_schema;
 constexpr std::array<std::pair<std::uint8_t, DType>, 5> kTypeCodes = {
     {{1, DType::f64}, {2, DType::f32}, {3, DType::bf16}, {4, DType::f16}, {5, DType::i32}}};
 
-// What an object takes beside its name, axes and extents: length of the name, type, rank, checksum, number of
-// extents.
+// The bytes of an object besides its name, axes and extents: length of the name, type, rank, checksum, number
+// of extents.
 constexpr std::uint64_t kFixedBytes = 2 + 1 + 1 + 4 + 8;
 constexpr std::uint64_t kAxisBytes = 8;
 constexpr std::uint64_t kExtentBytes = 16;
 
-// Extents smaller than this on average cost a reader more time than their bytes are worth.
-constexpr std::uint64_t kLeastExtent = 4096;
+// With smaller extents on average, a reader would spend more time per extent than on its bytes.
+constexpr std::uint64_t kMinAverageExtent = 4096;
 
 std::uint8_t code_of(const std::optional<DType>& dtype) {
     if (!dtype) return 0;
@@ -87,8 +87,8 @@ std::optional<DType> read_type(std::uint8_t code, const std::string& name) {
     return found->second;
 }
 
-// Refuses axes whose product, empty ones left out, does not fit 63 bits of bytes: then no later product of
-// them can overflow.
+// Refuses axes whose product, not counting empty axes, does not fit in 63 bits of bytes. So later products of
+// the axes cannot overflow.
 Shape read_shape(ManifestReader& in, int rank, std::size_t element_bytes, const std::string& name) {
     check(rank >= 1 && rank <= Shape::max_rank, name, ": ", rank, " axes, expected 1 to ", Shape::max_rank);
     std::array<std::int64_t, Shape::max_rank> axes{};
@@ -105,9 +105,10 @@ std::vector<FileExtent> read_extents(ManifestReader& in, std::uint64_t bytes, co
                                      const std::string& name) {
     const auto count = in.number<std::uint64_t>();
     check(count <= in.left() / kExtentBytes, "damaged: the list of tensors ends inside an entry");
-    check(count <= 1 + bytes / kLeastExtent, name, ": ", bytes, " bytes in ", count, " pieces");
+    check(count <= 1 + bytes / kMinAverageExtent, name, ": ", bytes, " bytes in ", count, " pieces");
     std::vector<FileExtent> extents(static_cast<std::size_t>(count));
-    std::uint64_t sum = 0;  // no overflow: each lies inside the file, and the last check stops at `bytes`
+    std::uint64_t sum =
+        0;  // no overflow: each extent is inside the file, and the check below stops at `bytes`
     for (FileExtent& extent : extents) {
         extent.begin = in.number<std::uint64_t>();
         extent.bytes = in.number<std::uint64_t>();
@@ -133,8 +134,8 @@ StoredObject read_object(ManifestReader& in, const FileExtent& body) {
     check(is_text == !object.dtype, object.name, is_text ? ": not a text" : ": not a tensor");
     object.shape = read_shape(in, rank, object.dtype ? size_of(*object.dtype) : 1, object.name);
     check(!is_text || rank == 1, object.name, ": a text of ", rank, " axes");
-    check(!is_text || object.bytes() <= schema::most_text_bytes, object.name, ": a text of ", object.bytes(),
-          " bytes, at most ", schema::most_text_bytes, " are supported");
+    check(!is_text || object.bytes() <= schema::max_text_bytes, object.name, ": a text of ", object.bytes(),
+          " bytes, at most ", schema::max_text_bytes, " are supported");
     object.crc32c = in.number<std::uint32_t>();
     object.extents = read_extents(in, object.bytes(), body, object.name);
     return object;
@@ -198,7 +199,7 @@ std::vector<std::byte> CheckpointManifest::encode() const {
 CheckpointManifest CheckpointManifest::decode(std::span<const std::byte> bytes, const FileExtent& body) {
     ManifestReader in(bytes);
     const auto count = in.number<std::uint32_t>();
-    check(count <= schema::most_objects && count <= in.left() / kFixedBytes, "damaged: a list of ", count,
+    check(count <= schema::max_objects && count <= in.left() / kFixedBytes, "damaged: a list of ", count,
           " tensors in ", bytes.size(), " bytes");
     CheckpointManifest manifest;
     manifest.objects.reserve(count);

@@ -14,18 +14,18 @@ namespace gradtile {
 
 namespace {
 
-// Consecutive bytes of the body that go to one place, or nowhere.
+// Consecutive bytes of the body that go to one destination, or to none.
 struct Segment {
     FileExtent extent;
     std::byte* to = nullptr;
     std::uint32_t crc = 0;
 };
 
-// Position of an extent's segment among those of the body.
+// For each object, the positions of its extents' segments in the list of segments.
 using SegmentIndex = std::vector<std::vector<std::size_t>>;
 
-// The body in the order of the file: the extents of all objects and, between them, what only HDF5 readers
-// look at.
+// Returns the body in file order: the extents of all objects, and between them the bytes that only HDF5
+// readers use.
 std::vector<Segment> segments_of(const CheckpointContents& contents, std::span<std::byte* const> destinations,
                                  SegmentIndex& index) {
     struct Place {
@@ -64,7 +64,7 @@ std::vector<Segment> segments_of(const CheckpointContents& contents, std::span<s
 }
 
 void read_segments(const OpenFile& file, std::span<Segment> segments) {
-    // Small enough to stay in the cache between being read and being summed.
+    // Small enough to stay in the cache between the read and the checksum.
     constexpr std::uint64_t kPiece = std::uint64_t{256} << 10;
     const auto scratch = std::make_unique_for_overwrite<std::byte[]>(kPiece);
     for (Segment& segment : segments) {
@@ -78,14 +78,14 @@ void read_segments(const OpenFile& file, std::span<Segment> segments) {
     }
 }
 
-// Consecutive runs of segments with about the same number of bytes, one for each thread.
+// Divides the segments into consecutive groups of about equal bytes, one for each thread.
 std::vector<std::span<Segment>> shares_of(std::span<Segment> segments, std::uint64_t bytes) {
-    // One thread does not keep up with the page cache; more than these gain little.
-    constexpr std::uint64_t kMostThreads = 4;
-    constexpr std::uint64_t kWorthAThread = std::uint64_t{16} << 20;
+    // One thread is slower than the page cache; more threads than these gain little.
+    constexpr std::uint64_t kMaxThreads = 4;
+    constexpr std::uint64_t kMinBytesPerThread = std::uint64_t{16} << 20;
     const std::uint64_t threads = std::clamp<std::uint64_t>(
-        bytes / kWorthAThread, 1,
-        std::min<std::uint64_t>(kMostThreads, std::max(1u, std::thread::hardware_concurrency())));
+        bytes / kMinBytesPerThread, 1,
+        std::min<std::uint64_t>(kMaxThreads, std::max(1u, std::thread::hardware_concurrency())));
     std::vector<std::span<Segment>> shares;
     std::size_t begin = 0;
     std::uint64_t share_bytes = 0;
@@ -110,7 +110,7 @@ void read_by_threads(const OpenFile& file, std::span<Segment> segments, std::uin
     for (std::future<void>& share : rest) share.get();
 }
 
-// A path as a shell reads it back.
+// Quotes a path for a shell.
 std::string shell_word(const std::filesystem::path& path) {
     const std::string text = path.string();
     const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
@@ -123,11 +123,11 @@ std::string shell_word(const std::filesystem::path& path) {
     return quoted + "'";
 }
 
-// The command that makes a file of this version from `path`, or a run from the run that `path` lies in.
+// Returns the command that converts `path`, or the run that contains `path`.
 std::string conversion_command(const std::filesystem::path& path) {
     const bool in_run = path.parent_path().filename() == "checkpoints";
     std::filesystem::path old_path = in_run ? path.parent_path().parent_path() : path;
-    // "." and ".." have no name to make a new one of.
+    // "." and ".." cannot be extended to a new name.
     if (in_run && (!old_path.has_filename() || old_path.filename() == "." || old_path.filename() == ".."))
         old_path = absolute(path).lexically_normal().parent_path().parent_path();
     std::filesystem::path new_path = in_run ? old_path : old_path.parent_path() / old_path.stem();

@@ -1,8 +1,8 @@
 #pragma once
-/// Reads checkpoint files with pread alone; no HDF5 code runs. Errors come without the file's name.
+/// Reads checkpoint files with pread only; no HDF5 code runs. Error messages do not contain the file's name.
 ///
-/// No file, however made, makes these functions take more memory than a small multiple of its size, or more
-/// time than a few passes over it.
+/// No file content can make these functions use more memory than a small multiple of the file's size, or more
+/// time than a few passes over the file.
 #include <filesystem>
 #include <span>
 
@@ -12,8 +12,8 @@
 
 namespace gradtile {
 
-/// Reads the header alone. A file of format version 1 is refused with the command that converts it, for which
-/// `path` is the file's.
+/// Reads only the header. The error for a file of format version 1 contains the command that converts it; the
+/// command needs the file's `path`.
 CheckpointHeader read_header(const OpenFile& file, const std::filesystem::path& path);
 
 struct CheckpointContents {
@@ -21,11 +21,11 @@ struct CheckpointContents {
     CheckpointManifest manifest;
 };
 
-/// Reads header and manifest and judges both. Throws Error unless they are sound and fit the file's size.
+/// Reads and checks header and manifest. Throws Error unless both are sound and fit the file's size.
 CheckpointContents read_contents(const OpenFile& file, const std::filesystem::path& path);
 
-/// Reads every byte of the body once, by a few threads: the bytes of object i go to destinations[i], unless
-/// that is null. Throws Error unless the file's checksum and that of every object hold.
+/// Reads every byte of the body once, on a few threads. Writes the bytes of object i to destinations[i],
+/// unless destinations[i] is null. Throws Error unless the checksums of the file and of every object match.
 void read_body(const OpenFile& file, const CheckpointContents& contents,
                std::span<std::byte* const> destinations);
 

@@ -27,7 +27,7 @@ struct Version1Header {
     std::uint64_t length = 0;
 };
 
-// A finished file as libhdf5 reads it. It never looks beyond what the header's checksum vouches for.
+// A finished file for libhdf5 to read. The header's checksum covers all of it.
 class FileStorage final : public Hdf5Storage {
   public:
     FileStorage(const OpenFile& file, std::uint64_t size) : file_(file), size_(size) {}
@@ -58,7 +58,7 @@ std::uint32_t body_crc(const OpenFile& file, std::uint64_t size) {
     return crc;
 }
 
-// Reads the header, then every byte of the file against it.
+// Reads the header, and compares every byte of the file with its checksum.
 Version1Header check_file_bytes(const OpenFile& file) {
     const std::uint64_t size = file.size();
     check(size > Hdf5CheckpointReader::user_block, "truncated: ", size,

@@ -16,7 +16,7 @@ namespace {
 
 namespace schema = checkpoint_schema;
 
-// libhdf5's structures lie together in blocks of this size instead of between the chunks.
+// libhdf5 allocates its structures in blocks of this size, and not between the chunks.
 constexpr hsize_t kMetadataBlock = hsize_t{64} << 10;
 
 std::array<hsize_t, Shape::max_rank> dims_of(const Shape& shape) {
@@ -110,9 +110,9 @@ class Writer {
                            "create " + name);
     }
 
-    // Hands a chunk over as it lies in the file and returns its address. H5Dwrite would copy it twice more
-    // and sum it with libhdf5's own, slower, fletcher32; H5Dget_chunk_info_by_coord would walk all chunks for
-    // each.
+    // Writes a chunk as it is in the file and returns its address. H5Dwrite would copy it twice more and
+    // checksum it with libhdf5's own, slower, fletcher32. H5Dget_chunk_info_by_coord would walk all chunks
+    // for each address.
     std::uint64_t write_chunk(const Hdf5Dataset& dataset,
                               const std::array<std::int64_t, Shape::max_rank>& corner,
                               const std::vector<std::byte>& chunk, std::uint32_t crc,
@@ -122,7 +122,7 @@ class Writer {
         storage_.announce(chunk, crc);
         hdf5_check(H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, offset.data(), chunk.size(), chunk.data()),
                    "write " + name);
-        storage_.rethrow_failure();  // no point in going on
+        storage_.rethrow_failure();  // stops at the first failure
         const std::optional<std::uint64_t> address = storage_.announced_address();
         check(address.has_value(), name, ": libhdf5 did not write a chunk as it was handed over");
         return *address;
@@ -152,15 +152,15 @@ CheckpointPlan::CheckpointPlan(const Checkpoint& checkpoint) {
     add_tensors("optimizer", checkpoint.optimizer);
     add_tensors("params", checkpoint.params);
     add_text("rng/json", checkpoint.rng);
-    check(manifest_.objects.size() <= schema::most_objects, manifest_.objects.size(), " tensors, at most ",
-          schema::most_objects, " fit into a checkpoint");
+    check(manifest_.objects.size() <= schema::max_objects, manifest_.objects.size(), " tensors, at most ",
+          schema::max_objects, " fit into a checkpoint");
     user_block_ = CheckpointHeader::user_block_for(manifest_.encoded_bytes());
 }
 
 void CheckpointPlan::add_text(std::string_view name, const JsonValue& value) {
     const std::string& text = texts_.emplace_back(value.dump());
-    check(text.size() <= schema::most_text_bytes, name, ": a text of ", text.size(), " bytes, at most ",
-          schema::most_text_bytes, " are supported");
+    check(text.size() <= schema::max_text_bytes, name, ": a text of ", text.size(), " bytes, at most ",
+          schema::max_text_bytes, " are supported");
     StoredObject& object = manifest_.objects.emplace_back();
     object.name = name;
     object.shape = {static_cast<std::int64_t>(text.size())};

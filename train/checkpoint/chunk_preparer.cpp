@@ -10,8 +10,8 @@ namespace gradtile {
 
 namespace {
 
-// A chunk passes through copy, finiteness, two checksums and write() one after the other: half a MiB stays in
-// a core's cache all the way, and is large enough for the disk and for the index to be small.
+// Half a MiB stays in a core's cache while the chunk is copied, checked for infinities and NaNs, checksummed
+// twice and written. It is also large enough for fast disk writes and a small index.
 constexpr std::int64_t kChunkBytes = std::int64_t{512} << 10;
 
 void prepare(const Tensor& x, const Chunking& cut, std::int64_t i, PreparedChunk& chunk) {
@@ -34,7 +34,7 @@ void prepare(const Tensor& x, const Chunking& cut, std::int64_t i, PreparedChunk
 
 Chunking::Chunking(const Shape& shape, std::size_t element_bytes)
     : chunk_shape(shape), axis(shape.rank() - 1) {
-    // libhdf5 wants chunks of at least one element, even where there is nothing to store.
+    // libhdf5 needs chunks of at least one element, even for an empty tensor.
     for (int i = 0; i < shape.rank(); ++i) chunk_shape[i] = std::max<std::int64_t>(shape[i], 1);
     const std::int64_t limit = kChunkBytes / static_cast<std::int64_t>(element_bytes);
     while (axis > 0 && inner * chunk_shape[axis] <= limit) inner *= chunk_shape[axis--];
@@ -105,7 +105,7 @@ void ChunkPreparer::run() {
                 changed_.notify_all();
             }
         }
-    } catch (...) {  // no memory
+    } catch (...) {  // out of memory
         const std::lock_guard lock(mutex_);
         failure_ = std::current_exception();
         changed_.notify_all();
@@ -114,13 +114,13 @@ void ChunkPreparer::run() {
 
 const PreparedChunk& ChunkPreparer::next() {
     std::unique_lock lock(mutex_);
-    if (handed_out_) {
+    if (in_use_) {
         ++taken_;
         changed_.notify_all();
     }
     changed_.wait(lock, [this] { return prepared_ > taken_ || failure_ != nullptr; });
     if (prepared_ <= taken_) std::rethrow_exception(failure_);
-    handed_out_ = true;
+    in_use_ = true;
     return ring_[taken_ % kAhead];
 }
 

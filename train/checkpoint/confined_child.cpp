@@ -21,7 +21,7 @@ namespace gradtile {
 
 namespace {
 
-// The address space this process has now, in bytes.
+// Returns the address space of this process in bytes.
 std::uint64_t mapped_bytes() {
     std::uint64_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
@@ -45,11 +45,11 @@ void write_all(int file, std::string_view text) {
 }
 
 [[noreturn]] void run_child(int report, const ProcessLimits& limits, const std::function<void()>& work) {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody would wait for it
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // the child ends with its parent
     set_limit(RLIMIT_AS, mapped_bytes() + limits.memory_bytes);
     set_limit(RLIMIT_CPU, limits.cpu_seconds);
     set_limit(RLIMIT_CORE, 0);
-    // A crash ends the child, whatever this process does about its own.
+    // A crash must end the child, even if this process has handlers for these signals.
     for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGXCPU}) std::signal(signal, SIG_DFL);
     int exit_code = 1;
     try {
@@ -62,7 +62,7 @@ void write_all(int file, std::string_view text) {
     } catch (...) {
         write_all(report, "an unknown error");
     }
-    ::_exit(exit_code);  // not exit(): this process's buffers and destructors are not the child's
+    ::_exit(exit_code);  // not exit(), which would flush the parent's buffers and run its destructors
 }
 
 std::string read_all(int file) {

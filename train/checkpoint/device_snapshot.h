@@ -1,6 +1,6 @@
 #pragma once
-/// DeviceSnapshot: a copy of tensors on a GPU that the stream which changes them waits for only as long as a
-/// copy inside the device's memory takes; the way to the host goes beside it.
+/// DeviceSnapshot: a copy of tensors on a GPU. The training stream waits only for a copy within the device's
+/// memory; the transfer to the host runs on another stream.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,30 +10,30 @@
 
 namespace gradtile {
 
-/// One stretch of device memory and where it stands in the snapshot.
+/// A range of device memory and its place in the snapshot.
 struct SnapshotPart {
     const std::byte* from;
-    std::uint64_t at;  ///< byte of the snapshot; a multiple of 16
+    std::uint64_t at;  ///< offset in the snapshot; a multiple of 16
     std::uint64_t bytes;
     bool operator==(const SnapshotPart&) const = default;
 };
 
-/// take() is called by the thread that trains; download() by any, and before the next take().
+/// The training thread calls take(). Any thread may call download(), but before the next take().
 class DeviceSnapshot {
   public:
-    /// Of tensors that ctx's stream changes.
+    /// For tensors that ctx's stream changes.
     explicit DeviceSnapshot(const Context& ctx);
     ~DeviceSnapshot();
     DeviceSnapshot(const DeviceSnapshot&) = delete;
     DeviceSnapshot& operator=(const DeviceSnapshot&) = delete;
 
-    /// Gets everything that take() of the same parts would otherwise get first.
+    /// Allocates what take() of the same parts needs, so that the first take() does not.
     void reserve(const std::vector<SnapshotPart>& parts);
-    /// Enqueues the copy inside the device on the stream and returns.
+    /// Enqueues the copy within the device on the stream and returns.
     void take(const std::vector<SnapshotPart>& parts);
-    /// Waits for the copy and brings the snapshot to the host, on a stream of its own.
+    /// Waits for the copy, then transfers the snapshot to the host on a separate stream.
     void download(std::byte* to, std::uint64_t bytes);
-    /// How long the copy inside the device took; known after download().
+    /// Returns the duration of the copy within the device; valid after download().
     double seconds_on_stream() const;
 
   private:

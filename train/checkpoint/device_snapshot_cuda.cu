@@ -12,7 +12,8 @@ namespace {
 using cuda::cuda_check;
 
 constexpr int threads_per_block = 256;
-// What one block of threads copies: long enough for its start to be nothing, short enough to spread evenly.
+// Bytes that a thread block copies: large enough that the block's start-up time is negligible, small enough
+// to distribute the work evenly.
 constexpr std::uint64_t piece_bytes = 64 << 10;
 
 __global__ void __launch_bounds__(threads_per_block)
@@ -59,7 +60,7 @@ struct DeviceSnapshot::Impl {
     std::shared_ptr<void> side_stream;
     Event begun, taken;
     std::unique_ptr<Buffer> memory, table;
-    std::vector<SnapshotPart> parts;  // those that the table holds
+    std::vector<SnapshotPart> parts;  // the parts in `table`
     std::size_t pieces = 0;
     double seconds = 0.0;
 };
@@ -81,7 +82,7 @@ void DeviceSnapshot::reserve(const std::vector<SnapshotPart>& parts) {
     s.parts.clear();
     const auto memory_of = [&](std::unique_ptr<Buffer>& buffer, std::size_t bytes) {
         if (buffer && buffer->bytes() >= bytes) return;
-        buffer.reset();  // first, so that old and new never stand side by side
+        buffer.reset();  // frees the old buffer before the new one is allocated
         buffer = std::make_unique<Buffer>(system_allocator(s.ctx.device()), bytes);
     };
     memory_of(s.memory, end);

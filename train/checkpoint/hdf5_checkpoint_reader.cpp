@@ -16,7 +16,7 @@ namespace schema = checkpoint_schema;
 
 constexpr std::uint64_t kUserBlock = Hdf5CheckpointReader::user_block;
 
-// A limit only hostile files meet.
+// Only a file made to do harm reaches this limit.
 constexpr int kMaxDepth = 16;
 
 struct GroupLink {
@@ -32,10 +32,10 @@ struct LinkList {
 herr_t collect_link(hid_t, const char* name, const H5L_info_t* info, void* data) {
     auto& list = *static_cast<LinkList*>(data);
     try {
-        if (list.links.size() == schema::most_objects) throw std::length_error("links");
+        if (list.links.size() == schema::max_objects) throw std::length_error("links");
         list.links.push_back({name, info->type == H5L_TYPE_HARD});
         return 0;
-    } catch (...) {  // must not pass through C code
+    } catch (...) {  // exceptions must not pass through C code
         list.complete = false;
         return 1;
     }
@@ -45,11 +45,11 @@ std::vector<GroupLink> links_of(const Hdf5Group& group, const std::string& name)
     LinkList list;
     hdf5_check(H5Literate(group.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, collect_link, &list),
                "list group " + name);
-    check(list.complete, "group ", name, ": more than ", schema::most_objects, " links");
+    check(list.complete, "group ", name, ": more than ", schema::max_objects, " links");
     return std::move(list.links);
 }
 
-// The number of links that lead to an object.
+// Returns the number of links to an object.
 unsigned link_count(const Hdf5Handle<H5Oclose>& object, const std::string& name) {
 #if H5_VERSION_GE(1, 12, 0)
     H5O_info2_t info{};
@@ -91,8 +91,9 @@ void check_crc(const std::string& name, std::uint32_t stored, std::span<const st
     check(crc32c(bytes) == stored, name, ": damaged: the checksum of its elements does not match");
 }
 
-// Before libhdf5 looks at anything: the superblock this format uses (version 3, HDF5 1.10) has a checksum,
-// and so has every structure it leads to. Older versions have none, and libhdf5 parses them with less care.
+// Called before libhdf5 reads anything. The superblock of this format (version 3, HDF5 1.10) has a checksum,
+// and so has every structure that it leads to. Older superblocks have none, and libhdf5 parses them with less
+// care.
 void check_superblock(Hdf5Storage& storage) {
     constexpr std::array<unsigned char, 9> kStart = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n', 3};
     std::array<std::byte, kStart.size()> start{};
@@ -122,7 +123,7 @@ Hdf5CheckpointReader::Hdf5CheckpointReader(Hdf5Storage& storage, std::uint64_t f
             check(is_json_group(link.name), "unknown group ", link.name);
         }
     }
-    // Groups first is not quite name order: "a-b" stands before "a/c".
+    // The order by groups differs from the order by names: "a-b" comes before "a/c".
     std::sort(tensors_.begin(), tensors_.end(),
               [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; });
 }
@@ -134,9 +135,9 @@ void Hdf5CheckpointReader::walk(const std::string& group_name, int depth) {
         const std::string name = group_name + "/" + link.name;
         check(schema::is_tensor_name(name), "group ", group_name, ": holds a name that cannot be a tensor's");
         check(link.hard, name, ": a soft or external link");
-        check(++objects_ <= schema::most_objects, name, ": the file holds more than ", schema::most_objects,
+        check(++objects_ <= schema::max_objects, name, ": the file holds more than ", schema::max_objects,
               " objects");
-        // An object under two names could be the group that holds it.
+        // An object with two names could be the group that contains it.
         const Hdf5Handle<H5Oclose> object(H5Oopen(file_.get(), name.c_str(), H5P_DEFAULT), "open " + name);
         check(link_count(object, name) == 1, name, ": linked more than once");
         switch (H5Iget_type(object.get())) {
@@ -160,7 +161,8 @@ void Hdf5CheckpointReader::accept_tensor(const Hdf5Dataset& dataset, const std::
     check(dtype != schema::all_dtypes.end(), name, ": elements of a type that tensors do not have");
     TensorInfo tensor{name, *dtype, accept_dataset(dataset, name, size_of(*dtype)),
                       stored_crc(dataset, name)};
-    // Each fits; together they must, too, or many names could ask for more memory than the file has bytes.
+    // Each tensor fits in the file. Their sum must fit, too; otherwise many names could make the reader
+    // allocate more memory than the file's size.
     tensor_bytes_ += tensor.bytes();
     check(tensor_bytes_ <= file_bytes_, name, ": the tensors are larger than the file");
     tensors_.push_back(std::move(tensor));
@@ -168,10 +170,10 @@ void Hdf5CheckpointReader::accept_tensor(const Hdf5Dataset& dataset, const std::
 
 Shape Hdf5CheckpointReader::accept_dataset(const Hdf5Dataset& dataset, const std::string& name,
                                            std::uint64_t element_bytes) const {
-    // The layout before anything else: asking a virtual dataset for its shape can open other files.
+    // Reads the layout first: reading the shape of a virtual dataset can open other files.
     const Hdf5PropertyList creation(H5Dget_create_plist(dataset.get()), "read the layout of " + name);
     check(H5Pget_layout(creation.get()) == H5D_CHUNKED, name, ": not a chunked dataset");
-    check(H5Pget_external_count(creation.get()) == 0, name, ": its elements lie in another file");
+    check(H5Pget_external_count(creation.get()) == 0, name, ": its elements are in another file");
     unsigned flags = 0;
     unsigned config = 0;
     std::size_t parameters = 0;

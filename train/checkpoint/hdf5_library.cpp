@@ -12,7 +12,7 @@ Hdf5Lock::Hdf5Lock() : lock_(library_mutex) {
 }
 
 void throw_hdf5_error(const std::string& what) {
-    // Upwards, the walk begins at the function that found the fault.
+    // H5E_WALK_UPWARD begins at the function that found the error.
     const auto first = [](unsigned, const H5E_error2_t* error, void* reason) -> herr_t {
         *static_cast<std::string*>(reason) = error->desc != nullptr ? error->desc : "";
         return 1;

@@ -12,12 +12,12 @@ namespace gradtile {
 
 namespace {
 
-// What the property list carries to open_file().
+// The data that the property list passes to open_file().
 struct DriverInfo {
     Hdf5Storage* storage;
 };
 
-// libhdf5 knows the first member only.
+// libhdf5 uses only the first member.
 struct DriverFile {
     H5FD_t common;
     Hdf5Storage* storage;
@@ -94,11 +94,12 @@ herr_t truncate(H5FD_t* file, hid_t, hbool_t) {
 }
 
 hid_t register_driver() {
-    // libhdf5 keeps a copy, so the members may be set one by one, whatever its version adds.
+    // libhdf5 copies the struct. Its members are set one by one, because other versions of libhdf5 have other
+    // members.
     H5FD_class_t driver{};
 #if H5_VERSION_GE(1, 13, 0)
     driver.version = H5FD_CLASS_VERSION;
-    driver.value = static_cast<H5FD_class_value_t>(3401);  // outside the range The HDF Group hands out
+    driver.value = static_cast<H5FD_class_value_t>(3401);  // outside the range that The HDF Group assigns
 #endif
     driver.name = "gradtile_storage";
     driver.maxaddr = static_cast<haddr_t>(INT64_MAX);

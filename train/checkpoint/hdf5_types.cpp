@@ -8,11 +8,11 @@ Hdf5Type copy_of(hid_t type) {
     return Hdf5Type(H5Tcopy(type), "copy a type");
 }
 
-// A 16-bit IEEE-like float: sign, exponent and mantissa in a row, nothing padded.
+// A 16-bit IEEE-like float: sign, exponent and mantissa without padding.
 Hdf5Type float_16_bit(std::size_t exponent_bits, std::size_t exponent_bias) {
     Hdf5Type type = copy_of(H5T_IEEE_F32LE);
     const std::size_t mantissa_bits = 15 - exponent_bits;
-    // The fields first: they must lie inside the size the type shrinks to.
+    // The fields are set first, because they must be inside the smaller size.
     hdf5_check(H5Tset_fields(type.get(), 15, mantissa_bits, exponent_bits, 0, mantissa_bits),
                "set float fields");
     hdf5_check(H5Tset_size(type.get(), 2), "set a type's size");

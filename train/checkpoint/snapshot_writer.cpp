@@ -20,14 +20,14 @@ double seconds_since(Clock::time_point begin) {
 }
 
 constexpr std::uint64_t kAlignment = 64;
-// Large enough to keep a thread's copy going, small enough to share the work evenly.
+// Large enough for an efficient copy by a thread, small enough to divide the work evenly.
 constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
 
 std::uint64_t staged_bytes(const Tensor& x) {
     return (x.bytes() + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// Calls visit(live tensors, staged tensors) for each kind of tensors.
+/// Calls visit(live tensors, staged tensors) for each group of tensors.
 template <class Visit>
 void visit_tensors(const Checkpoint& live, Checkpoint& staged, Visit&& visit) {
     visit(live.params, staged.params);
@@ -36,7 +36,7 @@ void visit_tensors(const Checkpoint& live, Checkpoint& staged, Visit&& visit) {
 }
 
 std::uint64_t staged_bytes(const Checkpoint& live) {
-    std::uint64_t bytes = kAlignment;  // never nothing
+    std::uint64_t bytes = kAlignment;  // never 0
     for (const NamedTensors* tensors : {&live.params, &live.master, &live.optimizer}) {
         for (const auto& [name, x] : *tensors) bytes += staged_bytes(x);
     }
@@ -56,7 +56,7 @@ struct SnapshotWriter::Plan {
     Checkpoint staged;
     std::vector<HostPiece> on_host;
     std::vector<SnapshotPart> on_device;
-    std::uint64_t device_bytes = 0;  // of staging memory, up to the last part's end
+    std::uint64_t device_bytes = 0;  // size of staging memory up to the end of the last GPU part
 };
 
 SnapshotWriter::SnapshotWriter(CheckpointDirectory directory, const Context& ctx)
@@ -92,10 +92,10 @@ std::vector<SaveReport> SnapshotWriter::poll() {
 
 void SnapshotWriter::grow_staging(std::uint64_t bytes) {
     if (staging_ && staging_->bytes() >= bytes) return;
-    staging_.reset();  // first, so that old and new never stand side by side
+    staging_.reset();  // frees the old buffer before the new one is allocated
     staging_ = std::make_shared<Buffer>(staging_allocator(ctx_.device()), static_cast<std::size_t>(bytes));
-    if (ctx_.device().is_cuda()) return;  // page-locked: every page is there already
-    // Only a wish: fewer, larger pages make the first touch several times faster.
+    if (ctx_.device().is_cuda()) return;  // page-locked memory is already mapped
+    // Only a hint: larger pages make the first access several times faster.
     constexpr std::uintptr_t kPage = 4096;
     const auto begin = (reinterpret_cast<std::uintptr_t>(staging_->data()) + kPage - 1) / kPage * kPage;
     const auto end = reinterpret_cast<std::uintptr_t>(staging_->data() + bytes) / kPage * kPage;
@@ -137,7 +137,7 @@ SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
     visit_tensors(live, staged, [&](const NamedTensors& tensors, NamedTensors& copies) {
         for (const auto& [name, x] : tensors) {
             if (!x.defined()) {
-                copies.emplace(name, x);  // refused by name when it is written
+                copies.emplace(name, x);  // write_checkpoint() refuses it and names it
                 continue;
             }
             copies.emplace_hint(
@@ -173,7 +173,7 @@ void SnapshotWriter::save(const Checkpoint& live, bool best) {
         });
         report.copy_seconds = seconds_since(begin);
         start_writing({std::move(plan.staged), plan.device_bytes, report});
-    } catch (const std::exception& error) {  // no memory
+    } catch (const std::exception& error) {  // out of memory
         report.message = concat("checkpoint ", report.path.string(), ": ", message_of(error));
         const std::lock_guard lock(mutex_);
         reports_.push_back(report);
@@ -226,7 +226,7 @@ void SnapshotWriter::loop() {
         changed_.wait(lock, [this] { return stop_ || job_.has_value(); });
         if (!job_) return;
         lock.unlock();
-        write(*job_);  // nobody else touches a job until it is gone
+        write(*job_);  // no other thread uses job_ until it is empty
         lock.lock();
         reports_.push_back(std::move(job_->report));
         job_.reset();

@@ -1,6 +1,6 @@
 #pragma once
-/// Saves checkpoints beside training: the step waits for one copy of the state in memory (that of the GPU
-/// where the state is there), a thread of its own does the rest.
+/// Saves checkpoints during training. A step waits only for one copy of the state in memory (in GPU memory if
+/// the state is there); a separate thread does the rest.
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -19,48 +19,49 @@ namespace gradtile {
 struct SaveReport {
     std::int64_t step = 0;
     std::filesystem::path path;
-    bool saved = false;    ///< safe on disk: written, verified, committed
-    bool best = false;     ///< asked to be best.h5
-    bool is_best = false;  ///< and so it is
-    std::string message;   ///< one line: why it failed, or what went wrong after it was safe; empty otherwise
+    bool saved = false;    ///< the checkpoint is safe on disk: written, verified, committed
+    bool best = false;     ///< best.h5 was requested
+    bool is_best = false;  ///< best.h5 is this checkpoint
+    std::string
+        message;  ///< one line: why the save failed, or what failed after it was safe; empty otherwise
     std::uint64_t bytes = 0;
-    double copy_seconds = 0;   ///< what training waited for the copy, on the host or on its stream
-    double write_seconds = 0;  ///< what the thread needed for the rest
+    double copy_seconds = 0;   ///< time that training waited for the copy, on the host or on its stream
+    double write_seconds = 0;  ///< time that the thread needed for the rest
 };
 
-/// Used from one thread, which also hears what became of the saves, through poll(): nothing is called back
-/// from elsewhere. A save that fails is reported and harms neither training nor older checkpoints.
+/// All members are called from one thread, which also gets the results through poll(); there are no
+/// callbacks. A failed save is reported; it affects neither training nor older checkpoints.
 ///
-/// A save that is asked for while the one before is still being written waits for it: none is ever left out,
-/// and there is one copy of the state, not a queue of them. Who would rather skip asks busy() first.
+/// save() waits while the previous save is still being written. So no save is skipped, and there is one copy
+/// of the state instead of a queue of copies. A caller that prefers to skip a save checks busy() first.
 class SnapshotWriter {
   public:
-    /// Copies on ctx's threads; what lies on a GPU, in the order of ctx's stream.
+    /// Copies on ctx's threads; GPU tensors are copied in the order of ctx's stream.
     SnapshotWriter(CheckpointDirectory directory, const Context& ctx);
-    /// Waits for the save under way.
+    /// Waits for a running save.
     ~SnapshotWriter();
     SnapshotWriter(const SnapshotWriter&) = delete;
     SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
     const CheckpointDirectory& directory() const { return directory_; }
-    /// Gets the memory for checkpoints like this one beforehand, so that the first save does not wait for the
-    /// kernel to find it. The tensors' contents are not looked at.
+    /// Allocates memory for checkpoints like this one, so that the first save does not wait for the
+    /// allocation. Does not read the tensors' elements.
     void reserve(const Checkpoint& like);
-    /// Copies the state, which may change again once this returns, and starts saving it. `best` also names it
-    /// best.h5. Never throws because of memory or files; poll() tells.
+    /// Copies the state and starts to save it. The state may change once this function returns. `best` also
+    /// links the checkpoint as best.h5. Errors of memory or files do not throw here; poll() reports them.
     void save(const Checkpoint& live, bool best = false);
-    /// The same without a copy: of tensors on the host that nobody changes before wait() returns.
+    /// The same without a copy, for tensors on the host that do not change before wait() returns.
     void save_in_place(Checkpoint checkpoint, bool best = false);
     bool busy() const;
-    /// What became of saves since the last call, oldest first.
+    /// Returns the results of the saves that ended since the last call, oldest first.
     std::vector<SaveReport> poll();
-    /// Returns when nothing is under way; poll() then tells all.
+    /// Waits for the running save; poll() then reports all.
     void wait();
 
   private:
     struct Job {
         Checkpoint checkpoint;
-        std::uint64_t device_bytes = 0;  // of the staging memory, that come from the GPU
+        std::uint64_t device_bytes = 0;  // size of the part of the staging memory that is copied from the GPU
         SaveReport report;
     };
     SaveReport report_of(const Checkpoint& checkpoint, bool best) const;
@@ -68,18 +69,18 @@ class SnapshotWriter {
     void loop();
     void write(Job& job) const;
     struct Plan;
-    /// The checkpoint with its tensors in staging memory, contiguous, and what must be copied there.
+    /// Assigns the checkpoint's tensors places in staging memory, contiguous, and lists the copies.
     Plan plan_staging(const Checkpoint& live);
     void grow_staging(std::uint64_t bytes);
 
     CheckpointDirectory directory_;
     Context ctx_;
     std::shared_ptr<Buffer> staging_;
-    std::unique_ptr<DeviceSnapshot> on_device_;  // when ctx's device is a GPU
+    std::unique_ptr<DeviceSnapshot> on_device_;  // only if ctx's device is a GPU
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;
-    std::optional<Job> job_;  // set while a save is under way
+    std::optional<Job> job_;  // set while a save is running
     bool stop_ = false;
     std::vector<SaveReport> reports_;
     std::thread thread_;  // last: it uses all of the above

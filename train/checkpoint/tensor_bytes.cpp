@@ -9,7 +9,7 @@ namespace gradtile {
 
 namespace {
 
-// Elements along the last axis, `stride` elements apart.
+// Copies elements of the last axis that are `stride` elements apart.
 template <class Word>
 void copy_strided(const std::byte* from, std::int64_t stride, std::int64_t count, std::byte* to) {
     for (std::int64_t i = 0; i < count; ++i) {
@@ -37,7 +37,7 @@ bool exponents_below(const std::byte* data, std::size_t count, Word exponent_mas
     constexpr std::size_t kBlock = 4096;
     for (std::size_t begin = 0; begin < count; begin += kBlock) {
         const std::size_t n = std::min(kBlock, count - begin);
-        Word full = 0;  // no early exit inside a block, so that it vectorises
+        Word full = 0;  // no early exit inside a block, so that the compiler can vectorise it
         for (std::size_t i = 0; i < n; ++i) {
             Word word;
             std::memcpy(&word, data + (begin + i) * sizeof(Word), sizeof(Word));
@@ -61,7 +61,7 @@ void copy_row_major(const Tensor& x, std::int64_t begin, std::int64_t end, std::
     const int last = x.rank() - 1;
     const std::int64_t row = x.size(last);
     while (begin < end) {
-        // The place of element `begin`: its index along each axis, last axis fastest.
+        // The index of element `begin` along each axis, last axis fastest.
         std::int64_t remaining = begin / row;
         const std::int64_t column = begin % row;
         std::int64_t offset = column * x.stride(last);

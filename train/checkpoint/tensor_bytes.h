@@ -1,5 +1,5 @@
 #pragma once
-/// Elements as bytes: what files and staging memory hold.
+/// Elements as bytes, for files and staging memory.
 #include <cstddef>
 #include <cstdint>
 
@@ -10,10 +10,11 @@ namespace gradtile {
 /// Copies elements [begin, end), counted in row-major order, of a CPU tensor with any strides to `out`.
 void copy_row_major(const Tensor& x, std::int64_t begin, std::int64_t end, std::byte* out);
 
-/// True unless one of `elements` values of a floating dtype at `data` is infinite or NaN; int32 always is.
+/// Returns true unless one of `elements` values of a floating dtype at `data` is infinite or NaN. int32
+/// values are always finite.
 bool all_finite(DType dtype, const std::byte* data, std::size_t elements);
 
-/// A contiguous tensor on the CPU in memory of its own, not initialised.
+/// Returns a contiguous, uninitialised tensor on the CPU that owns its memory.
 Tensor empty_on_host(const Shape& shape, DType dtype);
 
 }  // namespace gradtile

@@ -11,7 +11,7 @@
 namespace gradtile {
 namespace {
 
-constexpr std::uint64_t story_purpose = 0x73746F72;  // "stor": no other use of a seed shares its key
+constexpr std::uint64_t story_purpose = 0x73746F72;  // "stor": gives the corpus a key of its own
 
 /// Built once; immutable afterwards.
 const Grammar& story_grammar() {
@@ -30,7 +30,7 @@ Corpus generate_corpus(std::int64_t characters, Seed seed) {
         const Philox::Counter words = Philox::draw(
             {static_cast<std::uint32_t>(draws), static_cast<std::uint32_t>(draws >> 32), 0, 0}, key);
         ++draws;
-        // The high half of 32 random bits times n: off from uniform by less than n / 2^32.
+        // The high half of 32 random bits times n. The deviation from uniform is less than n / 2^32.
         return static_cast<std::int64_t>(std::uint64_t{words[0]} * static_cast<std::uint64_t>(n) >> 32);
     };
     Corpus corpus;

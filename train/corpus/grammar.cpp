@@ -49,11 +49,11 @@ std::size_t index_of(const Items& items, std::string_view name) {
 
 }  // namespace
 
-/// Reads the notation. Names are declared in a first pass, so that a rule may stand after its use.
+/// Reads the notation. A first pass declares the names, so that a rule may be defined after its use.
 class GrammarReader {
   public:
     GrammarReader(Grammar& grammar, std::string_view notation) : grammar_(grammar) {
-        std::vector<std::string> bodies;  // of the rules, in the order of rules_
+        std::vector<std::string> bodies;  // bodies of the rules, in the order of rules_
         for (const auto& [head, body] : definitions(notation)) {
             if (head.ends_with(')')) {
                 read_word_class(head, body);
@@ -153,7 +153,7 @@ class GrammarReader {
         finish_literal();
     }
 
-    /// rule, attribute, attribute.form, attribute=class or attribute=class.form
+    /// Reads one of: rule, attribute, attribute.form, attribute=class, attribute=class.form.
     Symbol read_slot(const Grammar::Rule& rule, std::string_view slot) {
         const std::size_t dot = std::min(slot.find('.'), slot.size());
         const std::size_t equals = slot.find('=');
@@ -166,7 +166,8 @@ class GrammarReader {
                 return symbol;
             }
         }
-        // A mention's form waits in `text` until every introduction, hence every attribute's class, is known.
+        // `text` keeps a mention's form until every introduction has been read, because they determine the
+        // attributes' classes.
         symbol.kind = Kind::mention;
         symbol.text = slot.substr(std::min(dot + 1, slot.size()));
         symbol.attribute = attribute_named(name);
@@ -257,8 +258,8 @@ void Grammar::find_beginnings(std::size_t index, std::vector<int>& visits) {
     visits[index] = 2;
 }
 
-/// The texts that a sequence of symbols can begin with: as far as literals and words reach, then the
-/// beginnings of the first rule. "He ran" and "Her hat" are told apart, "He" and "Her" are not.
+/// Returns the texts that a sequence of symbols can begin with: the literals and words up to the first rule,
+/// and the beginnings of that rule. "He ran" and "Her hat" are distinct, but "He" is the beginning of "Her".
 std::vector<std::string> Grammar::beginnings_of(std::span<const Symbol> symbols) const {
     std::vector<std::string> texts = {""};
     const auto extend = [&](const std::vector<std::string>& continuations) {
@@ -271,7 +272,8 @@ std::vector<std::string> Grammar::beginnings_of(std::span<const Symbol> symbols)
     for (const Symbol& symbol : symbols) {
         if (symbol.kind == Kind::literal) {
             extend({symbol.text});
-            if (has_word) break;  // far enough; another list of words would multiply
+            if (has_word)
+                break;  // enough to distinguish; a second list of words would multiply the number of texts
         } else if (symbol.kind == Kind::rule) {
             if (has_word) break;
             std::vector<std::string> inner;
@@ -287,7 +289,8 @@ std::vector<std::string> Grammar::beginnings_of(std::span<const Symbol> symbols)
             has_word = true;
         }
     }
-    // Several words may share a form (he, she), and one form may begin another: the shorter one is enough.
+    // Several words may share a form (he, she), and one form may be the beginning of another; then only the
+    // shorter one is needed.
     std::ranges::sort(texts);
     std::vector<std::string> shortest;
     for (std::string& text : texts)
@@ -295,7 +298,8 @@ std::vector<std::string> Grammar::beginnings_of(std::span<const Symbol> symbols)
     return shortest;
 }
 
-/// Condition 2. In sorted order a text that begins others stands directly before one of them.
+/// Checks condition 2. In sorted order, a text that is the beginning of others stands directly before one of
+/// them.
 void Grammar::check_beginnings() const {
     for (const Rule& rule : rules_) {
         std::vector<std::pair<std::string_view, std::size_t>> sorted;
@@ -326,7 +330,8 @@ void Grammar::check_introduction(const Rule& rule, const Symbol& symbol) const {
               words[i], "'");
 }
 
-/// Condition 3: follows which attributes are surely and which are possibly introduced along every path.
+/// Checks condition 3: computes which attributes are certainly and which are possibly introduced on every
+/// path.
 void Grammar::check_attributes() const {
     struct Known {
         std::set<std::size_t> surely, possibly;
@@ -334,7 +339,8 @@ void Grammar::check_attributes() const {
             return std::tie(surely, possibly) < std::tie(other.surely, other.possibly);
         }
     };
-    std::map<std::pair<std::size_t, Known>, Known> after;  // what holds after a rule, given what held before
+    std::map<std::pair<std::size_t, Known>, Known>
+        after;  // the attributes known after a rule, given those known before it
     const std::function<Known(std::size_t, const Known&)> walk = [&](std::size_t index, const Known& before) {
         const auto found = after.find({index, before});
         if (found != after.end()) return found->second;
@@ -407,7 +413,7 @@ class Generation {
     double log_probability_ = 0.0;
 };
 
-/// Reads the one derivation from left to right: at every choice the text ahead admits one branch at most.
+/// Finds the derivation from left to right: at most one branch of each choice matches the text.
 class Reading {
   public:
     Reading(const Grammar& grammar, std::string_view text, std::size_t begin)

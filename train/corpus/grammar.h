@@ -1,6 +1,6 @@
 #pragma once
-/// Probabilistic grammars in which every text has one derivation, so that a text's probability is the product
-/// of its choices' probabilities.
+/// Probabilistic grammars in which every text has at most one derivation, so a text's probability is the
+/// product of the probabilities of its choices.
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -11,11 +11,11 @@
 
 namespace gradtile {
 
-/// A grammar whose rules share the attributes of a story: a hero is drawn once, where first named, and every
-/// later mention and pronoun agrees. Attributes have finitely many values, so it is a context-free grammar
-/// written short.
+/// A grammar whose rules share the attributes of a story: the hero is drawn once, at the first mention, and
+/// every later mention and pronoun agrees with it. Attributes have finitely many values, so the notation
+/// abbreviates a context-free grammar.
 ///
-/// Notation. A definition begins in the first column and goes on over indented lines; `|` stands before every
+/// Notation. A definition begins in the first column and continues on indented lines; `|` stands before every
 /// alternative; blanks around an alternative do not count; `\n` is a line break and `\s` a blank; `#` begins
 /// a comment line.
 ///
@@ -24,32 +24,32 @@ namespace gradtile {
 ///     story                = | One {weather} day {hero=child} woke. {hero.She} was a happy {hero.girl}.
 ///
 /// {rule} is replaced by one of the rule's alternatives, with probability weight / sum of weights.
-/// {hero=child.form} introduces the attribute hero: a word of the class that no other attribute holds, all
-/// equally likely, shown in that form. {hero.form} mentions it again. Without a form, the first one is meant;
-/// a form written with a capital shows the word with a capital.
+/// {hero=child.form} introduces the attribute hero: it draws, with equal probabilities, a word of the class
+/// that no other attribute holds, and prints the word's form. {hero.form} mentions the attribute again.
+/// Without a form, the first form is used; a form written with a capital prints the word with a capital.
 ///
 /// Unambiguity. The constructor accepts a grammar only if
 ///   1. no rule contains itself, so that every derivation is finite;
 ///   2. the texts that alternatives of a rule can begin with are prefix-free between alternatives (and so are
 ///      the words of a class in a form that introduces), none of them empty;
 ///   3. on every path an attribute is introduced exactly once, before it is mentioned.
-/// By 2 at most one branch of every choice fits the text at hand; by 3 a mention is no choice. Read from left
-/// to right, a text therefore fixes each choice in turn: it has at most one derivation.
+/// By 2 at most one branch of every choice fits the text; by 3 a mention is no choice. So, read from left to
+/// right, a text determines each choice: it has at most one derivation.
 class Grammar {
   public:
     struct Symbol {
         enum class Kind { literal, rule, introduction, mention };
         Kind kind = Kind::literal;
-        std::string text;           ///< of a literal
+        std::string text;           ///< the text of a literal
         std::size_t rule = 0;       ///< index into rules()
-        std::size_t attribute = 0;  ///< of an introduction or mention
+        std::size_t attribute = 0;  ///< attribute of an introduction or a mention
         std::size_t form = 0;
         bool capital = false;
     };
     struct Alternative {
         std::int64_t weight = 1;
         std::vector<Symbol> symbols;
-        std::vector<std::string> beginnings;  ///< its texts begin with one of these
+        std::vector<std::string> beginnings;  ///< every text of the alternative begins with one of these
     };
     struct Rule {
         std::string name;
@@ -58,7 +58,7 @@ class Grammar {
     };
     struct WordClass {
         std::string name;
-        std::vector<std::string> forms;               ///< names
+        std::vector<std::string> forms;               ///< names of the forms
         std::vector<std::vector<std::string>> words;  ///< [word][form]
     };
     struct Attribute {
@@ -68,31 +68,31 @@ class Grammar {
     /// The word each attribute holds; -1: not introduced yet.
     using Bindings = std::vector<std::int32_t>;
 
-    /// Throws Error naming the rule and what is wrong with it.
+    /// Throws Error naming the rule and its fault.
     Grammar(std::string_view notation, std::string_view start);
 
     /// Appends a random text of the start rule to `out` and returns the natural logarithm of its probability.
-    /// draw(n) gives a number in [0, n).
+    /// draw(n) returns a random number in [0, n).
     double generate(std::string& out, const std::function<std::int64_t(std::int64_t)>& draw) const;
 
     struct Parse {
-        std::size_t end;  ///< of the text that the derivation gives
+        std::size_t end;  ///< end of the derived text
         double log_probability;
     };
-    /// The derivation of the start rule from text[begin]; none when there is none.
+    /// Returns the derivation of the start rule for the text from `begin` on; empty if there is none.
     std::optional<Parse> parse(std::string_view text, std::size_t begin) const;
 
     std::size_t start() const { return start_; }
     const std::vector<Rule>& rules() const { return rules_; }
     const std::vector<WordClass>& word_classes() const { return word_classes_; }
     const std::vector<Attribute>& attributes() const { return attributes_; }
-    /// The words of the class that an introduction or a mention chooses from or has chosen from.
+    /// Returns the words of the class of an introduction's or a mention's attribute.
     const std::vector<std::vector<std::string>>& words_of(const Symbol& symbol) const {
         return word_classes_[attributes_[symbol.attribute].word_class].words;
     }
-    /// A word as a symbol shows it.
+    /// Returns a word as the symbol prints it.
     std::string word(const Symbol& symbol, std::size_t index) const;
-    /// Whether another attribute of the same class holds the word already.
+    /// Returns whether another attribute of the same class holds the word already.
     bool is_taken(const Symbol& introduction, std::size_t index, const Bindings& bindings) const;
 
   private:

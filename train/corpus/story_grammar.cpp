@@ -2,8 +2,8 @@
 
 namespace gradtile {
 
-// One rule a sentence as a rule, so that what a sentence says is chosen in one place and how it says it
-// nearby. Facts a story must remember (hero, friend, home, thing and its look, food) are attributes.
+// Most rules are one sentence, so the choices of a sentence are in one place. Facts that the whole story uses
+// (hero, friend, home, thing and its look, food) are attributes.
 constexpr std::string_view story_grammar_notation = R"(
 # ---- Who, where and what ----
 
@@ -92,7 +92,7 @@ how = | softly | kindly | quickly | slowly | with a smile | with a nod | in a lo
     | once more | with shining eyes | in surprise | bravely
 feeling = | happy | proud | warm | tired but happy | lucky | brave | as light as a feather | at home
 
-# ---- Things to see, to carry and to talk about: most of a story's surprise is here ----
+# ---- Things to see, to carry and to talk about: most of a story's entropy ----
 
 look = | small | big | grey | brown | white | black | round | thin | fat | soft | loud | slow | quick | young | wise
     | proud | sleepy | lazy | hungry | happy | tired | funny | clumsy | friendly | nervous | silent | dusty | noisy

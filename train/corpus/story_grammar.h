@@ -1,5 +1,5 @@
 #pragma once
-/// The grammar `gradtile corpus` writes from, in the notation of Grammar.
+/// The grammar that `gradtile corpus` generates from, in the notation of Grammar.
 #include <string_view>
 
 namespace gradtile {

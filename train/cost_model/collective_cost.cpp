@@ -12,12 +12,12 @@ double real(std::int64_t x) {
     return static_cast<double>(x);
 }
 
-/// Rounds a tree of n leaves takes in one direction.
+/// Returns the number of rounds that a tree of n leaves needs in one direction.
 double tree_depth(std::int64_t n) {
     return real(std::bit_width(static_cast<std::uint64_t>(n - 1)));
 }
 
-/// Chunks move through both kinds of links at once, so the slower one decides.
+/// Chunks move through both kinds of links at the same time, so the slower one determines the time.
 double transfer_seconds(const WireBytes& bytes, const Links& links) {
     const double network = bytes.network > 0 ? bytes.network / links.network.bytes_per_second : 0;
     return std::max(bytes.nvlink / links.nvlink.bytes_per_second, network);
@@ -43,7 +43,7 @@ WireBytes all_reduce_wire_bytes(const GpuLayout& layout, double bytes) {
     return scatter_wire_bytes(layout, 2 * bytes);
 }
 
-/// Each passes everything on, a node's GPUs their part of it.
+/// Each GPU forwards everything within its node; the GPUs of a node share the network traffic.
 WireBytes broadcast_wire_bytes(const GpuLayout& layout, double bytes) {
     return {.nvlink = layout.per_node() > 1 ? bytes : 0,
             .network = layout.nodes() > 1 ? bytes / real(layout.per_node()) : 0};

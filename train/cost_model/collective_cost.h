@@ -1,36 +1,36 @@
 #pragma once
-/// How long collectives take on GPUs that are joined by two kinds of links: NVLink inside a node, a network
-/// between nodes. docs/parallel_cost_model.md derives the formulae; of them only the part inside one node is
-/// fitted to measurements.
+/// The time that collectives take on GPUs with two kinds of links: NVLink within a node, a network between
+/// nodes. docs/parallel_cost_model.md derives the formulas. Only the constants within one node are fitted to
+/// measurements.
 #include <cstdint>
 
 namespace gradtile {
 
-/// What a kind of link does for each GPU.
+/// The speed of a kind of link, for each GPU.
 struct Link {
-    double bytes_per_second = 0;  ///< that a collective moves through it, each way ("bus bandwidth")
-    double latency = 0;           ///< seconds of each step of a collective
+    double bytes_per_second = 0;  ///< "bus bandwidth" of a collective, in each direction
+    double latency = 0;           ///< seconds for each step of a collective
 };
 
 struct Links {
     Link nvlink = {}, network = {};
 };
 
-/// Some GPUs in nodes of equal size.
+/// GPUs in nodes of equal size.
 class GpuLayout {
   public:
-    /// Throws Error when more than one node's GPUs do not fill whole nodes.
+    /// Throws Error when the GPUs need more than one node and do not fill all nodes.
     GpuLayout(std::int64_t gpus, std::int64_t gpus_per_node);
 
     std::int64_t gpus() const { return per_node_ * nodes_; }
-    std::int64_t per_node() const { return per_node_; }  ///< at most what a node has
+    std::int64_t per_node() const { return per_node_; }  ///< GPUs per node that are used
     std::int64_t nodes() const { return nodes_; }
 
   private:
     std::int64_t per_node_, nodes_;
 };
 
-/// Bytes each GPU sends in a collective, and receives.
+/// Bytes that each GPU sends (and receives) in a collective.
 struct WireBytes {
     double nvlink = 0, network = 0;
     double total() const { return nvlink + network; }
@@ -41,12 +41,13 @@ struct WireBytes {
     }
 };
 
-/// reduce_scatter or all_gather, where all parts together have `bytes`; twice it is an all_reduce.
+/// Bytes of a reduce_scatter or an all_gather; `bytes` is the size of all parts together. An all_reduce takes
+/// twice as many.
 WireBytes scatter_wire_bytes(const GpuLayout& layout, double bytes);
 WireBytes all_reduce_wire_bytes(const GpuLayout& layout, double bytes);
 WireBytes broadcast_wire_bytes(const GpuLayout& layout, double bytes);
 
-/// Seconds. One GPU takes none.
+/// Return seconds; 0 for one GPU.
 double scatter_seconds(const GpuLayout& layout, const Links& links, double bytes);
 double all_reduce_seconds(const GpuLayout& layout, const Links& links, double bytes);
 double broadcast_seconds(const GpuLayout& layout, const Links& links, double bytes);

@@ -19,7 +19,7 @@ bool is_collective(Timed what) {
            what == Timed::broadcast;
 }
 
-/// Takes the member out of the object, so that what is left are settings.
+/// Moves the member out of the object; only settings stay in it.
 template <class T>
 void take(json& object, const char* key, T& into, const std::string& where) {
     const auto found = object.find(key);
@@ -37,7 +37,7 @@ Measurement measurement_of(json object, const std::string& where) {
     Measurement m;
     std::string what;
     take(object, "what", what, where);
-    check(!what.empty(), where, ": says not 'what' was timed (", choices_of<Timed>(), ")");
+    check(!what.empty(), where, ": has no 'what'; expected one of ", choices_of<Timed>());
     m.what = enum_named<Timed>(what, where + ": what");
     take(object, "gpus", m.gpus, where);
     take(object, "bytes", m.bytes, where);
@@ -45,7 +45,7 @@ Measurement measurement_of(json object, const std::string& where) {
     if (is_collective(m.what)) {
         double implied = 0;
         take(object, "bus_gb_per_s", implied, where);
-        if (m.bytes < smallest_fitted_bytes) m.weight = 0;
+        if (m.bytes < min_fitted_bytes) m.weight = 0;
     }
     take(object, "weight", m.weight, where);
     take(object, "note", m.note, where);
@@ -68,7 +68,7 @@ Measurement measurement_of(json object, const std::string& where) {
     return m;
 }
 
-/// The constants' logarithms, in visit_constants' order.
+/// Returns the constants' logarithms, in the order of visit_constants.
 std::vector<double> logarithms(const CostConstants& constants) {
     std::vector<double> logs;
     visit_constants(constants,
@@ -84,10 +84,10 @@ CostConstants constants_of(const std::vector<double>& logs) {
     return constants;
 }
 
-/// A measurement with what its prediction needs and no constant changes.
+/// A measurement with the part of its prediction that does not depend on the constants.
 struct Prepared {
     Measurement measurement;
-    ParallelStep step = {};  // of no collective
+    ParallelStep step = {};  // empty for a collective
 
     explicit Prepared(const Measurement& m) : measurement(m) {
         if (!is_collective(m.what)) step = parallel_step(m.config, m.gpus);
@@ -131,7 +131,7 @@ double Prepared::predicted_ms(const CostConstants& constants) const {
     return 1e3 * seconds;
 }
 
-/// Weighted relative deviations.
+/// Returns the weighted relative deviations.
 std::vector<double> deviations(std::span<const Prepared> measurements, const std::vector<double>& logs) {
     const CostConstants constants = constants_of(logs);
     std::vector<double> result;
@@ -148,11 +148,11 @@ double dot(const std::vector<double>& a, const std::vector<double>& b) {
     return sum;
 }
 
-/// The derivative of each deviation by each logarithm: columns[constant][measurement].
+/// Returns the derivative of each deviation by each logarithm: columns[constant][measurement].
 std::vector<std::vector<double>> derivatives(std::span<const Prepared> measurements,
                                              const std::vector<double>& logs) {
-    // Central differences err by the third derivative times step^2 / 6 and by rounding / step: both are about
-    // 1e-11 of a smooth function of order one.
+    // Central differences have an error of the third derivative times step^2 / 6, and a rounding error of
+    // about 1e-16 / step. Both are about 1e-11 for a smooth function of order one.
     constexpr double step = 1e-5;
     std::vector<std::vector<double>> columns;
     for (std::size_t i = 0; i < logs.size(); ++i) {
@@ -168,7 +168,7 @@ std::vector<std::vector<double>> derivatives(std::span<const Prepared> measureme
     return columns;
 }
 
-/// Solves the symmetric positive definite system, by elimination with pivots on the diagonal.
+/// Solves a symmetric positive definite system by elimination with diagonal pivots.
 std::vector<double> solve(std::vector<std::vector<double>> matrix, std::vector<double> right) {
     const std::size_t n = right.size();
     for (std::size_t pivot = 0; pivot < n; ++pivot)
@@ -228,11 +228,12 @@ CostFit fit_constants(std::span<const Measurement> all, const CostConstants& sta
     double damping = 1e-3;
     for (bool moves = true; moves && fit.iterations < 200; ++fit.iterations) {
         const auto columns = derivatives(measurements, logs);
-        std::vector<std::size_t> free;  // constants that something depends on
+        std::vector<std::size_t> free;  // constants that a measurement depends on
         for (std::size_t i = 0; i < columns.size(); ++i)
             if (dot(columns[i], columns[i]) > 0) free.push_back(i);
         moves = false;
-        // More damping makes a shorter step nearer to the steepest descent, until one improves.
+        // More damping makes the step shorter and closer to steepest descent. Increase it until a step
+        // improves the fit.
         for (; !moves && damping < 1e12; damping *= 10) {
             std::vector<std::vector<double>> matrix(free.size(), std::vector<double>(free.size()));
             std::vector<double> right(free.size());

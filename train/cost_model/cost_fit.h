@@ -1,5 +1,5 @@
 #pragma once
-/// The cost model's constants from measurements, by least squares over relative deviations.
+/// Fits the cost model's constants to measurements, by least squares over relative deviations.
 #include <span>
 #include <string>
 #include <vector>
@@ -8,44 +8,47 @@
 
 namespace gradtile {
 
-/// What a measurement timed.
+/// The work that a measurement timed.
 enum class Timed {
     step,       ///< a whole training step
-    products,   ///< the matrix products of one process's step, by themselves
-    attention,  ///< the same of attention
+    products,   ///< only the matrix products of one process's step
+    attention,  ///< only the attention of one process's step
     update,     ///< gradient norm and optimizer of one process's step
     all_reduce,
-    reduce_scatter,  ///< bytes: what all processes' parts have together
-    all_gather,      ///< the same
+    reduce_scatter,  ///< its bytes are those of all processes' parts together
+    all_gather,      ///< its bytes are those of all processes' parts together
     broadcast
 };
 
 struct Measurement {
     Timed what = Timed::step;
-    TrainConfig config;  ///< of a step or its parts, valid for `gpus`
+    TrainConfig config;  ///< settings of the step, valid for `gpus`; unused for a collective
     std::int64_t gpus = 1;
-    double bytes = 0;  ///< of a collective
+    double bytes = 0;  ///< size of a collective
     double ms = 0;
-    double weight = 1;  ///< of its deviation; 0: only compared
+    double weight = 1;  ///< weight of its deviation in the fit; 0: the measurement is only compared
     std::string note;
 };
 
-/// One JSON object a line: {"what": "step", "gpus": 4, "ms": 30.1, "preset": "gpt2-124m", "batch": 64, ...},
-/// settings named as in a config file; {"what": "all_reduce", "gpus": 4, "bytes": 1048576, "ms": 0.03}, which
-/// `gradtile bench comm --json` prints; optionally "weight" and "note". Collectives of less than
-/// smallest_fitted_bytes have weight 0 unless they say otherwise: training's are larger, and NCCL has other
-/// protocols for small ones. Throws Error "PATH:LINE: ..." on what is not understood.
-inline constexpr double smallest_fitted_bytes = 4 << 20;
+/// Collectives of fewer bytes have weight 0 by default: training uses larger ones, and NCCL has other
+/// protocols for small messages.
+inline constexpr double min_fitted_bytes = 4 << 20;
+
+/// Reads one JSON object per line: {"what": "step", "gpus": 4, "ms": 30.1, "preset": "gpt2-124m", "batch":
+/// 64, ...} with settings named as in a config file, or {"what": "all_reduce", "gpus": 4, "bytes": 1048576,
+/// "ms": 0.03}, which `gradtile bench comm --json` prints; optionally with "weight" and "note". Throws Error
+/// "PATH:LINE: ..." when a line is invalid.
 std::vector<Measurement> read_measurements(const std::string& path);
-/// What was timed, besides kind and number of GPUs: "124M, 12 x 768, 64 x 1024 bf16, zero 1".
+/// Returns what was timed, besides kind and number of GPUs: "124M, 12 x 768, 64 x 1024 bf16, zero 1".
 std::string description_of(const Measurement& measurement);
 
-/// What the model says of it. All GPUs are in one node.
+/// Returns the time that the model predicts. All GPUs are in one node.
 double predicted_ms(const Measurement& measurement, const CostConstants& constants);
 
 struct CostFit {
     CostConstants constants;
-    std::vector<std::string> undetermined;  ///< what no measurement depends on: as at the start
+    std::vector<std::string>
+        undetermined;  ///< constants that no measurement depends on; they keep their start values
     int iterations = 0;
 };
 /// Minimises the sum over measurements of (weight * (predicted / measured - 1))^2 over the constants'

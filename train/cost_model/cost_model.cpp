@@ -10,7 +10,7 @@
 namespace gradtile {
 namespace {
 
-/// The passes of one step as a queue: `layers` + 2 pieces forward, as many backward.
+/// The passes of one step as queues: `layers` + 2 pieces forward, as many backward.
 struct Passes {
     std::vector<QueuedPiece> forward, backward;
     double seconds() const {
@@ -31,7 +31,7 @@ Passes passes_of(const ParallelStep& step, const CostConstants& constants) {
     passes.forward = {piece(work.embed_forward)};
     passes.forward.insert(passes.forward.end(), blocks, piece(work.block_forward));
     passes.forward.push_back(piece(work.head));
-    passes.backward = {QueuedPiece{}};  // the head's gradient is there already
+    passes.backward = {QueuedPiece{}};  // the forward pass has computed the head's gradient
     passes.backward.insert(passes.backward.end(), blocks, piece(work.block_backward));
     passes.backward.push_back(piece(work.embed_backward));
     return passes;
@@ -43,7 +43,7 @@ std::size_t stage_of(const Parameter& parameter, std::int64_t layers) {
     return name.starts_with("wte.") || name.starts_with("wpe.") ? 0 : static_cast<std::size_t>(layers) + 1;
 }
 
-/// As DataParallel cuts them for so many shards.
+/// Returns the buckets that DataParallel makes for `shards` shards.
 std::vector<ParameterBucket> buckets_of(const TrainConfig& config, std::int64_t shards) {
     ParameterStore parameters;
     const Transformer transformer(config.model, parameters);
@@ -63,14 +63,14 @@ std::vector<ParameterBucket> buckets_of(const TrainConfig& config, std::int64_t 
     return buckets;
 }
 
-/// A step's queues, and what they put on the wire.
+/// The queues of a step, and the bytes that it transfers.
 struct Timeline {
     std::vector<QueuedPiece> compute, transfers;
     WireBytes wire;
 };
 
-/// ZeRO-1: values come before the forward pieces that need them. Broadcasts of a bucket's parts move what an
-/// all-gather of it does.
+/// ZeRO-1: values are gathered before the forward pieces that need them. Broadcasting a bucket's parts
+/// transfers as many bytes as an all-gather of the bucket.
 void gather_values(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
                    const Links& links) {
     for (const ParameterBucket& bucket : step.buckets) {
@@ -81,7 +81,8 @@ void gather_values(Timeline& timeline, const ParallelStep& step, const GpuLayout
     }
 }
 
-/// Gradients leave when the backward piece that completes them is done; that pass ends the compute queue.
+/// A bucket is reduced after the backward piece that completes its gradients. The backward pass is the end of
+/// the compute queue.
 void reduce_gradients(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
                       const Links& links) {
     for (auto bucket = step.buckets.rbegin(); bucket != step.buckets.rend(); ++bucket) {
@@ -99,7 +100,8 @@ Timeline timeline_of(const ParallelStep& step, const Passes& passes, const GpuLa
                      const Links& links) {
     Timeline timeline;
     timeline.compute = passes.forward;
-    if (step.accumulation_steps > 1) {  // what lies between the first forward and the last backward pass
+    if (step.accumulation_steps >
+        1) {  // the passes between the first forward pass and the last backward pass
         const auto between = static_cast<double>(step.accumulation_steps - 1);
         timeline.compute.push_back({.seconds = between * passes.seconds()});
     }
@@ -113,7 +115,7 @@ Timeline timeline_of(const ParallelStep& step, const Passes& passes, const GpuLa
 }  // namespace
 
 CostConstants h200_constants() {
-    // Fitted 2026-11-22 to bench/results/2026-11-21-h200-steps.jsonl; a test holds them to that file.
+    // Fitted on 2026-11-22 to bench/results/2026-11-21-h200-steps.jsonl; a test compares them with that file.
     return {.product_flops = 649.3e12,
             .attention_flops = 217.9e12,
             .product_flops_f32 = 45.29e12,
@@ -129,7 +131,7 @@ CostConstants h200_constants() {
 std::vector<std::string> h200_provenance() {
     return {
         "one GPU: fitted to an H200's steps of 124M to 774M parameters at context 1024; smaller models are "
-        "slower than said here",
+        "slower than predicted",
         "GPUs of a node: fitted to NCCL's collectives on 4 H200s and to steps on 1, 2 and 4 of them, whose "
         "scaling it predicts 2 to 3 points too high"};
 }
@@ -165,7 +167,7 @@ StepCost step_cost(const ParallelStep& step, const CostConstants& constants, con
 
     StepCost cost{.compute = static_cast<double>(step.accumulation_steps) * passes.seconds(),
                   .wire = timeline.wire};
-    // The loss is summed over processes, with ZeRO-1 the gradient norm as well: a few bytes each.
+    // The loss is summed over processes, and with ZeRO-1 the gradient norm, too: a few bytes each.
     const double small_sums = (step.zero ? 2 : 1) * all_reduce_seconds(layout, links, 0);
     if (layout.gpus() > 1) cost.exposed = both - cost.compute + small_sums;
     const double updated = step.elements() / static_cast<double>(step.zero ? layout.gpus() : 1);

@@ -1,6 +1,6 @@
 #pragma once
-/// How long a data-parallel training step takes on many GPUs, from constants fitted to measured steps.
-/// docs/parallel_cost_model.md derives it and says what was never measured.
+/// The time that a data-parallel training step takes on many GPUs, from constants fitted to measured steps.
+/// docs/parallel_cost_model.md derives the model and lists what was never measured.
 #include <string>
 #include <vector>
 
@@ -10,23 +10,25 @@
 
 namespace gradtile {
 
-/// What a kind of GPU and the links between a node's GPUs do; all per second, or seconds.
+/// The speeds of a kind of GPU and of the links within a node, per second; latencies in seconds.
 struct CostConstants {
     double product_flops;        ///< matrix products in bfloat16
-    double attention_flops;      ///< in bfloat16
+    double attention_flops;      ///< attention in bfloat16
     double product_flops_f32;    ///< in float32
     double attention_flops_f32;  ///< in float32
-    double memory_bytes;         ///< of memory-bound passes
-    double update_bytes;         ///< of the gradient norm and the optimizer, which walk flat blocks
-    double block_seconds;        ///< what a block's kernels cost beside their work, forward and backward
-    double nvlink_bytes;         ///< Link::bytes_per_second within a node
-    double nvlink_latency;       ///< Link::latency within a node
-    double contention;           ///< part of the compute that a collective takes while it runs beside it
+    double memory_bytes;         ///< bytes that memory-bound passes read and write
+    double update_bytes;   ///< bytes that the gradient norm and the optimizer read and write in flat blocks
+    double block_seconds;  ///< time of a block's kernels, forward and backward, that does not depend on their
+                           ///< work
+    double nvlink_bytes;   ///< Link::bytes_per_second within a node
+    double nvlink_latency;  ///< Link::latency within a node
+    double contention;      ///< fraction by which a running collective slows computation
 
     Link nvlink() const { return {nvlink_bytes, nvlink_latency}; }
 };
 
-/// Calls visit(name, member, scale, unit) for every constant; member / scale is in the unit people use.
+/// Calls visit(name, member, scale, unit) for every constant; member / scale is the number in `unit`, for
+/// output.
 template <class Constants, class Visit>
 void visit_constants(Constants& c, Visit&& visit) {
     visit("product_flops", c.product_flops, 1e12, "TFLOP/s");
@@ -41,46 +43,49 @@ void visit_constants(Constants& c, Visit&& visit) {
     visit("contention", c.contention, 1.0, "");
 }
 
-/// NVIDIA H200s with NVLink 18 between all pairs, from measurements that `gradtile plan --fit` was given.
+/// Returns the constants of NVIDIA H200s with NVLink 18 between all pairs, which `gradtile plan --fit` fitted
+/// to measurements.
 CostConstants h200_constants();
-/// What those constants stand on, and what was not measured: lines for users.
+/// Returns lines for users: which measurements the constants come from, and what was not measured.
 std::vector<std::string> h200_provenance();
 
-/// Parameters that a collective takes at once, in the order of the flat blocks.
+/// Parameters that one collective transfers, in the order of the flat blocks.
 struct ParameterBucket {
     double elements = 0;
-    /// Of its first parameter: 0 the embeddings, 1 .. layers the blocks, then the head. Forward needs it
-    /// first there, and backward completes its last gradient there.
+    /// The stage of its first parameter: 0 for the embeddings, 1 .. layers for the blocks, layers + 1 for the
+    /// head. The forward pass first needs the bucket in this stage, and the backward pass completes its last
+    /// gradient there.
     std::size_t stage = 0;
-    /// Under ZeRO-1: cut into equal parts, reduced and gathered as such. Otherwise handed out by whole
-    /// parameters (see DataParallel): summed in every process, broadcast by their owners.
+    /// Under ZeRO-1, true: the bucket is cut into equal parts, which are reduce-scattered and gathered.
+    /// False: whole parameters have owners (see DataParallel), so every process sums the bucket and the
+    /// owners broadcast their values.
     bool equal_parts = true;
 };
 
-/// One process's part of a step, as far as its time depends on it.
+/// The parts of one process's step that its time depends on.
 struct ParallelStep {
-    StepWork work;  ///< of a micro-batch
+    StepWork work;  ///< work of a micro-batch
     DType dtype = DType::f32;
     std::int64_t layers = 0;
     std::int64_t accumulation_steps = 1;
     bool zero = false;  ///< ZeRO-1
     std::vector<ParameterBucket> buckets;
-    double elements() const;  ///< of all buckets
+    double elements() const;  ///< parameters in all buckets
 };
-/// What each of `gpus` processes does in a step of a valid run with a vocabulary.
+/// Returns what each of `gpus` processes does in a step. `config` is valid and has a vocabulary.
 ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus);
 
 struct StepCost {
-    double compute = 0;  ///< seconds of all forward and backward passes, alone
-    double exposed = 0;  ///< what communication adds: waiting for it, and contention with it
-    double update = 0;   ///< gradient norm and optimizer
-    WireBytes wire;      ///< of each GPU
+    double compute = 0;  ///< seconds of all forward and backward passes without communication
+    double exposed = 0;  ///< seconds that communication adds: waiting for it, and contention with it
+    double update = 0;   ///< seconds of gradient norm and optimizer
+    WireBytes wire;      ///< bytes that each GPU sends
     double seconds() const { return compute + exposed + update; }
 };
 StepCost step_cost(const ParallelStep& step, const CostConstants& constants, const GpuLayout& layout,
                    const Links& links);
 
-/// Seconds that such work takes one GPU.
+/// Returns the seconds that the work takes on one GPU.
 double work_seconds(const Work& work, DType dtype, const CostConstants& constants);
 
 }  // namespace gradtile

@@ -12,11 +12,12 @@ struct Peaks {
     double of(DType dtype, bool tf32) const {
         if (is_16_bit(dtype)) return of_16_bit;
         if (dtype == DType::f64) return of_f64;
-        return tf32 ? of_16_bit / 2 : of_f32;  // so it is on every GPU that has TF32
+        return tf32 ? of_16_bit / 2 : of_f32;  // true for every GPU that has TF32
     }
 };
 
-/// Data sheets, dense. Clocks under load differ from the highest one, so these are truer than a product.
+/// Dense peaks from data sheets. The clock under load is lower than the highest clock, so these figures are
+/// more accurate than highest clock times operations per cycle.
 struct NamedPeaks {
     std::string_view part_of_name;
     Peaks peaks;
@@ -27,8 +28,8 @@ constexpr std::array by_name{
     NamedPeaks{"A100-", {312e12, 19.5e12, 19.5e12}}, NamedPeaks{"A100 ", {312e12, 19.5e12, 19.5e12}},
     NamedPeaks{"L40S", {362e12, 91.6e12, 1.4e12}}};
 
-/// Operations a multiprocessor does in a cycle, a fused multiply-add counting two (CUDA C++ Programming
-/// Guide, "Arithmetic Instructions"; architecture white papers).
+/// Operations of a multiprocessor per cycle; a fused multiply-add counts as two (CUDA C++ Programming Guide,
+/// "Arithmetic Instructions"; architecture white papers).
 Peaks per_cycle(int major, int minor) {
     switch (10 * major + minor) {
         case 80:

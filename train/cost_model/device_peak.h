@@ -1,11 +1,11 @@
 #pragma once
-/// What a device could compute at best: the denominator of MFU.
+/// The peak speed of a device: the denominator of MFU (model FLOPs utilisation).
 #include <gradtile/core/device.h>
 #include <gradtile/core/dtype.h>
 
 namespace gradtile {
 
-/// A GPU as far as its peak depends on it; clock_hz is the highest.
+/// The properties of a GPU that its peak depends on; clock_hz is the highest clock.
 struct GpuKind {
     std::string_view name;
     int major = 0, minor = 0;  ///< compute capability
@@ -13,12 +13,12 @@ struct GpuKind {
     double clock_hz = 0.0;
 };
 
-/// Dense floating-point operations a second of matrix products in `dtype` (16-bit: tensor cores, float32
-/// sums; float32: with operands rounded to TF32 or not, see Context::with_tf32). From the maker's figure
-/// where the name is known, else from what a multiprocessor of that compute capability does a cycle; 0 when
-/// that is not known either.
+/// Returns the dense floating-point operations per second of matrix products in `dtype`. 16-bit types use
+/// tensor cores with float32 sums; float32 operands are rounded to TF32 if `tf32` (see Context::with_tf32).
+/// Uses the maker's figure for known names, else the operations per cycle of that compute capability; returns
+/// 0 if neither is known.
 double peak_flops(const GpuKind& gpu, DType dtype, bool tf32 = false);
-/// Of a device of this machine; 0 for the CPU.
+/// The same for a device of this machine; 0 for the CPU.
 double peak_flops(Device device, DType dtype, bool tf32 = false);
 
 }  // namespace gradtile

@@ -24,7 +24,7 @@ class Sha256 {
     void add(std::span<const std::byte> bytes) {
         require(::EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1);
     }
-    /// 64 hexadecimal digits. Nothing can be added any more.
+    /// Returns 64 hexadecimal digits. After this call no bytes can be added.
     std::string digits() {
         std::array<unsigned char, 32> digest{};
         require(::EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr) == 1);
@@ -81,7 +81,7 @@ DataContent content_of(std::string_view text) {
 }
 
 void require_unchanged(const DataFile& file, const DataContent& content) {
-    if (!file.was_touched()) return;
+    if (!file.was_modified()) return;
     file.require_same_size();
     const DataContent now = content_of(file);
     check(now == content, file.path(), ": holds ", now.hash, "; expected ", content.hash,

@@ -1,6 +1,6 @@
 #pragma once
-/// What a data file holds, in one line: so that a run that goes on, and the ranks of a run, can tell whether
-/// they read the same data.
+/// A fingerprint of a data file, with which a resumed run, and the ranks of a run, check that they read the
+/// same data.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,9 +13,9 @@
 
 namespace gradtile {
 
-/// Length and hash: "sha256:...", as sha256sum prints it, of every byte, or "sha256-sampled:..." of the parts
-/// that visit_samples() visits. The samples find accidents; a person who knows their places can change a
-/// large file between them.
+/// Length and hash. The hash is "sha256:..." of every byte, as sha256sum prints it, or "sha256-sampled:..."
+/// of the parts that visit_samples() visits. The samples detect accidents; a person who knows their places
+/// can change a large file between them.
 struct DataContent {
     std::int64_t bytes = 0;
     std::string hash;
@@ -25,9 +25,9 @@ struct DataContent {
     JsonValue to_json() const;
 };
 
-/// Calls visit for parts of a file that stand for all of it: the whole file up to 4 MiB; of a longer one the
-/// first and the last MiB and 256 blocks of 4 KiB at equal distances in between, each beginning at a multiple
-/// of 4 KiB. At most 4 MiB are read, whatever the file's size, and holes cost nothing on the disk.
+/// Calls visit for the parts of a file that its hash covers: the whole file up to 4 MiB; of a longer file the
+/// first and the last MiB, and 256 blocks of 4 KiB at equal distances in between, each beginning at a
+/// multiple of 4 KiB. Reads at most 4 MiB, so large files and sparse files take no longer.
 void visit_samples(const DataFile& file, const std::function<void(std::span<const std::byte>)>& visit);
 
 /// Returns the content of a file, hashed by those samples.
@@ -35,8 +35,8 @@ DataContent content_of(const DataFile& file);
 /// Returns the content of a text in memory, hashed by every byte.
 DataContent content_of(std::string_view text);
 
-/// Throws Error when the open file no longer holds `content`: at once when its length is another one, by its
-/// samples when its time of last change is. One system call when nothing has happened.
+/// Throws Error when the open file no longer holds `content`. A different length fails at once; a different
+/// time of last change makes the samples be compared. One system call when the file was not changed.
 void require_unchanged(const DataFile& file, const DataContent& content);
 
 }  // namespace gradtile

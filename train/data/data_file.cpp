@@ -28,11 +28,11 @@ FileStatus status_of(const Descriptor& file, const std::string& path) {
 
 Descriptor opened(const std::string& path) {
     check(!path.empty(), "data: no file given");
-    // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever instead of being refused.
+    // Without O_NONBLOCK, opening a pipe without a writer would block forever; with it, the pipe is refused.
     Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)};
     const int error = errno;
     check(*file >= 0 || error != ENXIO, path,
-          ": is not a regular file");  // a socket, a device that is not there
+          ": is not a regular file");  // a socket, or the file of a missing device
     check(*file >= 0, path, ": cannot be opened: ", std::strerror(error));
     return file;
 }
@@ -56,14 +56,15 @@ void DataFile::read(std::int64_t offset, std::span<std::byte> out) const {
         check(got >= 0, path_, ": cannot be read at byte ", offset, ": ", std::strerror(errno));
         if (got == 0) {
             require_same_size();
-            throw Error(concat(path_, ": cannot be read at byte ", offset, ": it was cut while it was read"));
+            throw Error(
+                concat(path_, ": cannot be read at byte ", offset, ": it was truncated while it was read"));
         }
         out = out.subspan(static_cast<std::size_t>(got));
         offset += got;
     }
 }
 
-bool DataFile::was_touched() const {
+bool DataFile::was_modified() const {
     const FileStatus status = status_of(file_, path_);
     return status.size != size_ || status.changed != changed_;
 }
@@ -74,10 +75,10 @@ void DataFile::require_same_size() const {
           " (it was changed while it was read)");
 }
 
-void make_room_for_open_files(std::size_t count) {
+void raise_open_file_limit(std::size_t count) {
     constexpr rlim_t for_everything_else = 512;
     struct rlimit limit {};
-    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;  // opening too many says so
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;  // open() then reports the error
     const rlim_t wanted = std::min<rlim_t>(count + for_everything_else, limit.rlim_max);
     if (limit.rlim_cur >= wanted) return;
     limit.rlim_cur = wanted;

@@ -1,5 +1,5 @@
 #pragma once
-/// A file of data, opened once and read at any place: token files larger than memory cost only what is read.
+/// A data file that is opened once and read at any offset, so token files may be larger than memory.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -9,37 +9,39 @@
 
 namespace gradtile {
 
-/// Reads with pread, not through a memory map: reading a mapped file that somebody has cut short ends the
-/// process with SIGBUS, reading this one throws. Reading is safe from several threads. The file stays open,
-/// so one of the same name that replaces it is not read.
+/// Reads with pread and not through a memory map: reading a mapped file that was truncated ends the process
+/// with SIGBUS, while this class throws. Several threads may read at once. The file stays open, so a new file
+/// of the same name is not read.
 class DataFile {
   public:
-    /// Throws Error naming the file when it is missing, not a regular file (a directory, a pipe, a device, a
-    /// socket), or unreadable. Never waits.
+    /// Throws Error naming the file when it is missing, unreadable, or not a regular file (a directory, a
+    /// pipe, a device, a socket). Never blocks.
     explicit DataFile(const std::string& path);
 
     const std::string& path() const { return path_; }
-    /// Bytes, when it was opened.
+    /// The size in bytes when the file was opened.
     std::int64_t size() const { return size_; }
 
-    /// Fills out with the bytes from `offset` on, which lie within size(). Throws Error "FILE: ends at byte
-    /// N; expected M (it was changed while it was read)" when it became shorter, and on a read error.
+    /// Fills `out` with the bytes from `offset` on; the range is within size(). Throws Error "FILE: ends at
+    /// byte N; expected M (it was changed while it was read)" when the file became shorter, and on a read
+    /// error.
     void read(std::int64_t offset, std::span<std::byte> out) const;
 
-    /// Whether the file has another length or time of last change than when it was opened. One system call.
-    bool was_touched() const;
-    /// Throws Error when the length is another one.
+    /// Returns whether the file's length or time of last change differs from when it was opened. One system
+    /// call.
+    bool was_modified() const;
+    /// Throws Error when the file's length has changed.
     void require_same_size() const;
 
   private:
     std::string path_;
     Descriptor file_;
     std::int64_t size_ = 0;
-    std::int64_t changed_ = 0;  // nanoseconds, time of last change
+    std::int64_t changed_ = 0;  // time of last change in nanoseconds
 };
 
-/// Raises the limit on open files, where the system allows it, so that this many and some hundred more can be
-/// open: each shard of a data set stays open, and the usual limit is 1024.
-void make_room_for_open_files(std::size_t count);
+/// Raises the limit on open files, if the system allows it, so that `count` data files and some hundred other
+/// files can be open: each shard of a data set stays open, and the usual limit is 1024.
+void raise_open_file_limit(std::size_t count);
 
 }  // namespace gradtile

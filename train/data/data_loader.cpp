@@ -8,11 +8,12 @@
 namespace gradtile {
 namespace {
 
-// What a seed is used for; no two uses share a key.
+// The uses of a seed; each has its own key.
 enum Purpose : std::uint64_t { phase_purpose = 0x70686173, order_purpose = 0x6f726472 };
 
-/// One row: inputs [begin, end) and the tokens that follow them; the rest of the row is token 0, ignored.
-/// Returns how many targets count. `window` is scratch: inputs and targets overlap, so they are read at once.
+/// Fills one row with the inputs [begin, end) and the tokens that follow them; the rest of the row is token 0
+/// with ignored targets. Returns how many targets count. `window` is scratch memory: inputs and targets
+/// overlap, so they are read together.
 std::int64_t fill_window(const TokenSequence& sequence, std::int64_t begin, std::int64_t end,
                          std::int64_t context, std::int64_t ignore_token, std::vector<std::int32_t>& window,
                          std::int32_t* tokens, std::int32_t* targets) {
@@ -83,7 +84,8 @@ DataLoader::Cursor DataLoader::start_of(std::int64_t epoch) const {
 DataLoader::Window DataLoader::window_at(const Cursor& cursor) const {
     const std::int64_t context = options_.context;
     const auto window = static_cast<std::int64_t>(cursor.order(static_cast<std::uint64_t>(cursor.position)));
-    // Window borders are phase + k * context; the one that begins before token 0 is the short one in front.
+    // Window borders are phase + k * context; the window that would begin before token 0 is the short first
+    // one.
     const std::int64_t border = (cursor.phase > 0 ? cursor.phase - context : 0) + window * context;
     return {std::max<std::int64_t>(border, 0), std::min(border + context, tokens_.size() - 1)};
 }
@@ -98,7 +100,7 @@ std::int64_t DataLoader::count_targets(const Window& window) {
 
 std::int64_t DataLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
     const std::int64_t context = options_.context, rows = rows_of(tokens, targets, context);
-    Cursor at = cursor_;  // becomes the loader's own when everything has been read
+    Cursor at = cursor_;  // becomes the loader's position when everything has been read
     std::int64_t counted = 0;
     for (std::int64_t rank = 0; rank < options_.ranks; ++rank)
         for (std::int64_t row = 0; row < rows; ++row) {

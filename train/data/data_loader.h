@@ -1,5 +1,5 @@
 #pragma once
-/// Batches of windows from a token sequence: shuffled epochs for training, one pass in order for validation.
+/// Batches of windows from a token sequence: shuffled epochs for training, one ordered pass for validation.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -14,7 +14,7 @@
 
 namespace gradtile {
 
-/// What a model is shown: targets[b,t] is the token that follows tokens[b,t], or ignored_target.
+/// Input of a model: targets[b,t] is the token that follows tokens[b,t], or ignored_target.
 struct Batch {
     Tensor tokens;   ///< int32 [B,T]
     Tensor targets;  ///< int32 [B,T]
@@ -22,32 +22,32 @@ struct Batch {
 Batch empty_batch(const Context& ctx, std::int64_t batch_size, std::int64_t context);
 
 struct DataLoaderOptions {
-    std::int64_t context = 0;  ///< tokens a window, T
-    Seed seed{};               ///< of the order
-    std::int64_t rank = 0;     ///< of this process, see next()
+    std::int64_t context = 0;  ///< tokens in a window, T
+    Seed seed{};               ///< seed of the shuffle
+    std::int64_t rank = 0;     ///< rank of this process, see next()
     std::int64_t ranks = 1;
     std::int64_t ignore_token = -1;  ///< targets of this id are ignored; -1: none
 };
 
-/// Training batches, epoch after epoch without end.
+/// Training batches; epochs follow each other without end.
 ///
-/// An epoch cuts the sequence into windows of T tokens, beginning at a random phase in [0, T), and visits
-/// them in a random order: every token that has one before it is a target exactly once. What lies before the
-/// phase and after the last whole window are short windows; their unused places hold token 0 with an ignored
-/// target. All of it is a function of (seed, epoch), so the order does not depend on the batch size or on how
-/// many processes share it, and the state is two numbers.
+/// An epoch cuts the sequence into windows of T tokens, starting at a random phase in [0, T), and visits the
+/// windows in a random order. Every token that has a predecessor is a target exactly once. The tokens before
+/// the phase and after the last whole window form short windows, whose unused positions hold token 0 with an
+/// ignored target. The order is a function of (seed, epoch), so it depends neither on the batch size nor on
+/// the number of processes, and the state is two numbers.
 ///
-/// Files are read as windows are asked for. What TokenSequence::read() throws passes through next(), and so
-/// does TokenSequence::require_unchanged() at the end of an epoch; the loader then stands where it stood
-/// before, and what the batch holds means nothing.
+/// Windows are read from files when next() is called. next() passes on the errors of TokenSequence::read()
+/// and, at the end of an epoch, of TokenSequence::require_unchanged(). After an error the loader's position
+/// is unchanged, and the batch's contents are undefined.
 class DataLoader {
   public:
     /// Throws Error naming the sequence when it is shorter than context + 1 tokens.
     DataLoader(TokenSequence tokens, DataLoaderOptions options);
 
-    /// Fills B rows of T. The ranks together take the next B * ranks windows of the order, rank r the r-th B
-    /// of them; B is the spans' size / T and may change from call to call. Returns how many targets count in
-    /// the windows of all ranks.
+    /// Fills B rows of T tokens. The ranks together take the next B * ranks windows of the order; rank r
+    /// takes the r-th group of B. B is the spans' size / T and may change from call to call. Returns the
+    /// number of targets that count in the windows of all ranks.
     std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
     /// The same for contiguous host tensors.
     std::int64_t next(const Batch& batch);
@@ -56,25 +56,27 @@ class DataLoader {
     std::int64_t epoch() const { return cursor_.epoch; }  ///< counted from 0
     std::int64_t position() const {
         return cursor_.position;
-    }  ///< windows of the epoch that are done, over all ranks
-    std::int64_t windows() const { return cursor_.windows(); }  ///< in this epoch
-    /// Passes over the data so far: epoch + position / windows.
+    }  ///< windows of the epoch that all ranks have taken
+    std::int64_t windows() const { return cursor_.windows(); }  ///< windows in this epoch
+    /// Returns the passes over the data so far: epoch + position / windows.
     double epochs_done() const {
         return static_cast<double>(epoch()) +
                static_cast<double>(position()) / static_cast<double>(windows());
     }
 
-    /// What a checkpoint keeps: {"epoch", "position", "tokens", "context", "seed"}; the same on every rank.
+    /// Returns the state for a checkpoint: {"epoch", "position", "tokens", "context", "seed"}; equal on every
+    /// rank.
     JsonValue state() const;
-    /// Goes on exactly where state() was taken; the batch size and the number of ranks may be others. Throws
-    /// Error when the state belongs to other data, another context or another seed; nothing has changed then.
+    /// Continues exactly at the position of `state`; the batch size and the number of ranks may differ.
+    /// Throws Error, without any change, when the state belongs to other data, another context or another
+    /// seed.
     void restore(const JsonValue& state);
 
   private:
     struct Window {
-        std::int64_t begin, end;  // the tokens that are inputs
+        std::int64_t begin, end;  // range of the input tokens
     };
-    /// A place in the endless order.
+    /// A position in the endless order.
     struct Cursor {
         std::int64_t epoch = 0;
         std::int64_t position = 0;
@@ -92,23 +94,23 @@ class DataLoader {
     std::vector<std::int32_t> window_;  // scratch
 };
 
-/// Validation batches: non-overlapping windows over the whole sequence, in order, the last one short where
-/// need be, so that a loss weighted by next()'s counts is the loss over the whole split. Errors as
-/// DataLoader's.
+/// Validation batches: non-overlapping windows over the whole sequence, in order. The last window may be
+/// short, so a loss weighted by next()'s counts is the loss over the whole split. Errors are those of
+/// DataLoader.
 class SequentialLoader {
   public:
     /// Throws Error naming the sequence when it has fewer than two tokens.
     SequentialLoader(TokenSequence tokens, std::int64_t context, std::int64_t ignore_token = -1);
 
     bool done() const { return window_ == windows(); }
-    /// Passes over so many windows, or what is left.
+    /// Skips up to `windows_to_skip` of the windows that are left.
     void skip(std::int64_t windows_to_skip) { window_ = std::min(window_ + windows_to_skip, windows()); }
     std::int64_t windows() const { return (tokens_.size() - 2) / context_ + 1; }
-    /// Fills B rows with the next windows and returns how many targets count; rows past the end hold token 0
-    /// with ignored targets.
+    /// Fills B rows with the next windows and returns the number of targets that count. Rows past the end
+    /// hold token 0 with ignored targets.
     std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
     std::int64_t next(const Batch& batch);
-    /// To the first window again. Throws Error when a file was changed since it was opened.
+    /// Returns to the first window. Throws Error when a file was changed since it was opened.
     void rewind();
 
   private:

@@ -14,10 +14,10 @@ namespace {
 
 using nlohmann::json;
 
-/// A file's text, in memory.
+/// Reads a file's text into memory.
 std::string read_text(const std::string& path, TokenizerKind kind) {
     const DataFile file(path);
-    // Characters become 32-bit ids beside the text.
+    // The 32-bit ids of characters need memory besides the text.
     const std::size_t bytes_each = kind == TokenizerKind::characters ? 5 : 1;
     const std::size_t available = available_memory(Device::cpu());
     check(static_cast<std::size_t>(file.size()) <= available / bytes_each, path, ": ", file.size(),
@@ -28,7 +28,7 @@ std::string read_text(const std::string& path, TokenizerKind kind) {
     return text;
 }
 
-/// What a tokenizer is to see of it: characters begin after a byte order mark.
+/// Returns the text for the tokenizer: a character tokenizer starts after a byte order mark.
 std::string_view part_to_tokenize(std::string_view text, TokenizerKind kind, const std::string& path) {
     if (kind == TokenizerKind::characters && text.starts_with(utf8_byte_order_mark))
         text.remove_prefix(utf8_byte_order_mark.size());
@@ -36,11 +36,11 @@ std::string_view part_to_tokenize(std::string_view text, TokenizerKind kind, con
     return text;
 }
 
-/// A file's tokens, with what is known of the file besides.
+/// The tokens of a file and its other properties.
 struct Source {
     TokenSequence tokens{};
     std::int64_t vocabulary = 0;
-    bool vocabulary_of_ids = false;  // see TokenFile
+    bool vocabulary_of_ids = false;  // see TokenFile::vocabulary_of_ids
     std::optional<Tokenizer> tokenizer{};
     std::optional<std::vector<Story>> stories{};
     std::vector<DataContent> contents{};
@@ -48,17 +48,17 @@ struct Source {
 };
 
 struct SourceOptions {
-    std::optional<Tokenizer> tokenizer = {};  ///< for text; none: made from it
+    std::optional<Tokenizer> tokenizer = {};  ///< for text; empty: made from the text
     TokenizerKind kind = TokenizerKind::characters;
     TokenFileOptions token_file = {};
-    JsonValue made_with = {};  ///< list of contents, or null
+    JsonValue expected_content = {};  ///< list of contents, or null
 };
 
 void require_same_content(const std::string& path, const std::vector<DataContent>& contents,
-                          const JsonValue& made_with) {
-    if (made_with->is_null()) return;
-    check(made_with->is_array(), path, ": the checkpoint's record of its data is damaged");
-    const json& expected = *made_with;
+                          const JsonValue& expected_content) {
+    if (expected_content->is_null()) return;
+    check(expected_content->is_array(), path, ": the checkpoint's record of its data is damaged");
+    const json& expected = *expected_content;
     check(contents.size() == expected.size(), path, ": ", contents.size(),
           contents.size() == 1 ? " file" : " files", "; the run was made with ", expected.size());
     for (std::size_t i = 0; i < contents.size(); ++i) {
@@ -77,7 +77,7 @@ Source open_text(const std::string& path, const SourceOptions& options) {
     const TokenizerKind kind = options.tokenizer ? options.tokenizer->kind() : options.kind;
     std::string text = read_text(path, kind);
     Source source{.contents = {content_of(text)}};
-    require_same_content(path, source.contents, options.made_with);
+    require_same_content(path, source.contents, options.expected_content);
     const std::string_view part = part_to_tokenize(text, kind, path);
     if (options.tokenizer) {
         source.tokenizer = options.tokenizer;
@@ -98,7 +98,7 @@ Source open_text(const std::string& path, const SourceOptions& options) {
 
 Source open_tokens(const std::string& path, const SourceOptions& options) {
     TokenFile file = open_token_file(path, options.token_file);
-    require_same_content(path, file.contents, options.made_with);
+    require_same_content(path, file.contents, options.expected_content);
     Source source{.vocabulary = file.vocabulary,
                   .vocabulary_of_ids = file.vocabulary_of_ids,
                   .description = file.description()};
@@ -122,20 +122,20 @@ json contents_to_json(const std::vector<DataContent>& contents) {
     return list;
 }
 
-JsonValue recorded(const JsonValue& made_with, const char* name) {
-    return made_with->is_object() ? made_with->value(name, json()) : json();
+JsonValue recorded(const JsonValue& expected_content, const char* name) {
+    return expected_content->is_object() ? expected_content->value(name, json()) : json();
 }
 
-/// The sequence before and after the border between training and validation.
+/// Splits the sequence at the border between training and validation.
 void split(Dataset& dataset, Source& source, double val_fraction) {
     const TokenSequence& all = source.tokens;
     const double kept = 1.0 - val_fraction;
-    // The product may be rounded up beyond 2^53 tokens.
+    // Above 2^53 tokens the product may be rounded up.
     auto border = std::min(static_cast<std::int64_t>(kept * static_cast<double>(all.size())), all.size());
     auto& stories = source.stories;
     if (const auto of_story = stories ? nearest_story_border(*stories, kept) : std::nullopt;
         of_story && val_fraction > 0.0) {
-        border = static_cast<std::int64_t>(*of_story);  // stories are ASCII: a token a byte
+        border = static_cast<std::int64_t>(*of_story);  // stories are ASCII, so each token is one byte
         std::erase_if(*stories, [&](const Story& story) { return story.begin < *of_story; });
         dataset.source_nll = source_nll_per_character(*stories);
     }
@@ -161,7 +161,7 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
     SourceOptions how{.tokenizer = tokenizer,
                       .kind = options.tokenizer,
                       .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
-                      .made_with = recorded(options.made_with, "data")};
+                      .expected_content = recorded(options.expected_content, "data")};
     Source source = open_source(options.data, how);
     Dataset dataset{.vocabulary = source.vocabulary,
                     .content = json{{"data", contents_to_json(source.contents)}},
@@ -173,7 +173,7 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
     }
     require_tokenizer(options.val_data, dataset.tokenizer);
     how.tokenizer = dataset.tokenizer;
-    how.made_with = recorded(options.made_with, "val-data");
+    how.expected_content = recorded(options.expected_content, "val-data");
     if (!source.vocabulary_of_ids) how.token_file.vocabulary = dataset.vocabulary;
     Source validation = open_source(options.val_data, how);
     dataset.train = std::move(source.tokens);

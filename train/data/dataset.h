@@ -1,5 +1,5 @@
 #pragma once
-/// Datasets: from file names to a training and a validation sequence of tokens.
+/// Datasets: a training and a validation sequence of tokens, from file names.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -15,14 +15,14 @@
 namespace gradtile {
 
 struct DatasetOptions {
-    std::string data{};         ///< text file, or token file (.bin; a pattern for several shards)
+    std::string data{};         ///< text file, or token file (.bin; a pattern selects several shards)
     std::string val_data{};     ///< empty: the last part of data
-    double val_fraction = 0.1;  ///< that part
-    TokenizerKind tokenizer = TokenizerKind::characters;  ///< text only
-    TokenType token_type = TokenType::automatic;          ///< token files without a header only
-    std::int64_t vocabulary = 0;  ///< token files: every id is below it; 0: see open_token_file
-    /// Dataset::content of the run that goes on: other data is refused. null: nothing is compared.
-    JsonValue made_with{};
+    double val_fraction = 0.1;  ///< size of that part
+    TokenizerKind tokenizer = TokenizerKind::characters;  ///< for text only
+    TokenType token_type = TokenType::automatic;          ///< for token files without a header only
+    std::int64_t vocabulary = 0;  ///< for token files: every id is below it; 0: see open_token_file
+    /// Dataset::content of the run that is resumed; other data is refused. null: no comparison.
+    JsonValue expected_content{};
 };
 
 struct Dataset {
@@ -30,40 +30,40 @@ struct Dataset {
     TokenSequence validation{};            ///< empty when val_fraction is 0 and there is no val_data
     std::optional<Tokenizer> tokenizer{};  ///< none for token files
     std::int64_t vocabulary = 0;
-    /// For validation text that generate_corpus wrote: what the source itself reaches there, nats a
+    /// For validation text that generate_corpus() wrote: the lowest loss that is possible on it, nats per
     /// character.
     std::optional<double> source_nll{};
-    /// What tells this data from other: {"data": [CONTENT, ...]}, and "val-data" likewise where it is a file
-    /// of its own, CONTENT as DataContent::to_json() writes it, for each shard. Paths are not part of it.
+    /// Identifies the data: {"data": [CONTENT, ...]}, and "val-data" likewise if it has a file of its own;
+    /// one CONTENT per shard, as DataContent::to_json() writes it. Paths are not part of it.
     JsonValue content{};
-    /// A line for each file: "train.bin: headerless uint16, 1,003,854 tokens, largest id 64".
+    /// One line for each file: "train.bin: headerless uint16, 1,003,854 tokens, largest id 64".
     std::vector<std::string> description{};
 };
 
-/// Reads the files, makes the tokenizer from the training file's text and splits: training is the first
-/// int((1 - val_fraction) * N) of N tokens, exactly as nanoGPT splits; only a text of generate_corpus is
-/// split at the border between two stories that is nearest. A text begins after its byte order mark, if it
-/// has one; the byte tokenizer takes every byte. Text is read into memory; token files stay where they are.
-/// Where the ids of a token file without a header make the vocabulary, those of val_data do, too.
+/// Reads the files, makes the tokenizer from the training file's text, and splits: training is the first
+/// int((1 - val_fraction) * N) of N tokens, as in nanoGPT. A text of generate_corpus() is split at the
+/// nearest border between two stories. A byte order mark at the start of a text is dropped, except by the
+/// byte tokenizer. Text is read into memory; token files stay on disk. If the vocabulary comes from the ids
+/// of a token file without a header, the ids of val_data count, too.
 ///
-/// Throws Error naming the file when it is missing, empty, a directory, unreadable, not UTF-8 (characters),
-/// text that does not fit into memory or not a sound token file, when validation data holds a character or id
-/// that training data does not know, and when the data is not `made_with`. `tokenizer` (of a checkpoint) is
-/// used instead of making one.
+/// Throws Error naming the file when it is missing, empty, a directory, unreadable, not UTF-8 (character
+/// tokenizer), too large for memory (text) or not a sound token file. Throws Error when the validation data
+/// holds a character or id that the training data does not have, and when the data differs from
+/// `expected_content`. If `tokenizer` (of a checkpoint) is given, it is used.
 Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer = {});
 
-/// A whole file (or several shards) as tokens.
+/// All tokens of a file, or of several shards.
 struct LoadedTokens {
     TokenSequence tokens;
     std::string description;  ///< "headerless uint16, 1,003,854 tokens"
 };
 
 struct LoadTokensOptions {
-    std::int64_t vocabulary = 0;  ///< token files: see TokenFileOptions
+    std::int64_t vocabulary = 0;  ///< for token files: see TokenFileOptions
     TokenType token_type = TokenType::automatic;
 };
 
-/// A text through the tokenizer, a token file (.bin) within the vocabulary.
+/// Loads a text with the tokenizer, or a token file (.bin) whose ids fit the vocabulary.
 LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
                          const LoadTokensOptions& options = {});
 

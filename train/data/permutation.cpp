@@ -8,16 +8,16 @@
 namespace gradtile {
 namespace {
 
-// Four rounds make a strong pseudorandom permutation of a large domain (Luby and Rackoff 1988); small domains
-// need a few more before every order is about equally likely, and never fewer than 2 x 4 bits.
+// Four rounds make a strong pseudorandom permutation of a large domain (Luby and Rackoff 1988). Small domains
+// need a few more rounds, and at least 2 x 4 bits, before all orders are about equally likely.
 constexpr std::uint32_t rounds = 8;
-constexpr int smallest_half = 4;
+constexpr int min_half_bits = 4;
 
 }  // namespace
 
 Permutation::Permutation(std::uint64_t n, std::uint64_t seed) : n_(n), key_(philox_key(seed)) {
     check(n >= 1, "permutation: of no elements");
-    half_bits_ = std::max(smallest_half, (static_cast<int>(std::bit_width(n - 1)) + 1) / 2);
+    half_bits_ = std::max(min_half_bits, (static_cast<int>(std::bit_width(n - 1)) + 1) / 2);
 }
 
 std::uint64_t Permutation::operator()(std::uint64_t i) const {

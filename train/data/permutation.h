@@ -1,20 +1,20 @@
 #pragma once
-/// A seeded permutation of 0 .. n-1 that is computed, not stored.
+/// A seeded permutation of 0 .. n-1 that is computed and not stored.
 #include <cstdint>
 
 #include <gradtile/core/philox.h>
 
 namespace gradtile {
 
-/// A Feistel network over the smallest even number of bits that holds n, walked until the value falls below n
-/// (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Philox is the round function. Constant
-/// memory, any element in constant expected time, so a training run resumes anywhere without a stored
-/// shuffle.
+/// A Feistel network over the smallest even number of bits that holds n, applied repeatedly until the value
+/// is below n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Philox is the round
+/// function. The permutation takes constant memory and each element constant expected time, so a training run
+/// resumes at any position without a stored shuffle.
 class Permutation {
   public:
     Permutation(std::uint64_t n, std::uint64_t seed);
     std::uint64_t size() const { return n_; }
-    /// The element at place i < n.
+    /// Returns the element at position i < n.
     std::uint64_t operator()(std::uint64_t i) const;
 
   private:

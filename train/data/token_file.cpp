@@ -20,7 +20,7 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 
 using ShardHeader = std::array<std::int32_t, 256>;
 
-/// What distinguishes the two kinds of llm.c shard.
+/// The properties of one kind of llm.c shard.
 struct ShardFacts {
     TokenFormat format;
     std::int32_t magic;
@@ -31,13 +31,13 @@ struct ShardFacts {
 constexpr ShardFacts gpt2_facts{TokenFormat::gpt2_shard, 20240520, 1, 2, 50257};
 constexpr ShardFacts llama3_facts{TokenFormat::llama3_shard, 20240801, 7, 4, 128256};
 
-/// llm.c's other files begin with these; read as headerless tokens they would train on noise.
+/// The magic numbers of llm.c's other files. Read as headerless tokens, such files would be noise.
 constexpr std::array other_llm_c_files = {
     std::pair{20240326, std::string_view("a model")}, std::pair{20240327, std::string_view("a debug state")},
     std::pair{20240328, std::string_view("a tokenizer")},
     std::pair{20240522, std::string_view("a multiple-choice evaluation")}};
 
-/// The first 1024 bytes of a file, or all of a shorter one and zeros.
+/// The first 1024 bytes of a file, padded with zeros.
 struct Head {
     ShardHeader words{};
     explicit Head(const DataFile& file) {
@@ -51,12 +51,12 @@ struct Head {
 
 constexpr std::int64_t header_bytes = sizeof(ShardHeader);
 
-/// Position of a file's token ids.
+/// The position of a file's token ids.
 struct Layout {
     TokenFormat format;
     int id_bytes;
     std::int64_t offset, count;
-    std::int64_t vocabulary;  // the format's own; 0: none
+    std::int64_t vocabulary;  // the vocabulary of the format; 0: none
 };
 
 Layout shard_layout(const DataFile& file, const Head& head, const ShardFacts& facts) {
@@ -78,19 +78,19 @@ std::int32_t byte_swapped(std::int32_t value) {
     return static_cast<std::int32_t>(__builtin_bswap32(static_cast<std::uint32_t>(value)));
 }
 
-/// llm.c numbers its formats by a day of 2024. Read as two uint16, no such number is two ids of GPT-2.
+/// llm.c's magic numbers are dates of 2024. Read as two uint16, no such number is two ids of GPT-2.
 bool is_like_a_magic_number(std::int32_t value) {
     return value / 10000 == 2024;
 }
 
-/// A header that is whole but for its magic number: the count is what the file's size says.
+/// Returns whether the header is valid except for its magic number: the count matches the file's size.
 bool has_shard_header(const DataFile& file, const Head& head) {
     const std::int64_t body = file.size() - header_bytes;
     return body > 0 && head.version() > 0 && head.version() < 1000 &&
            (head.tokens() * 2 == body || head.tokens() * 4 == body);
 }
 
-/// Refuses files that are not headerless token files: reading them as such would train on noise.
+/// Refuses files that are not headerless token files: read as such they would be noise.
 void refuse_damaged_shards(const DataFile& file, const Head& head) {
     const std::string& path = file.path();
     for (const auto& [other, what] : other_llm_c_files)
@@ -105,11 +105,11 @@ void refuse_damaged_shards(const DataFile& file, const Head& head) {
           head.tokens(), " tokens, as many as the file holds; ", expected);
 }
 
-/// The upper half of a 32-bit id of GPT-2 is 0, of Llama 3 0 or 1, of Gemma 0 to 3. Ids of 16 bits are that
-/// small in every second place only where they are so in all.
+/// Returns whether every second 16-bit number is 0 to 3, but not all of them. The upper half of a 32-bit id
+/// is 0 with GPT-2, 0 or 1 with Llama 3, 0 to 3 with Gemma. 16-bit ids do not follow this pattern.
 bool looks_like_uint32(const DataFile& file) {
-    constexpr std::uint32_t most_upper_half = 3;
-    constexpr std::int64_t least_evidence = 16;
+    constexpr std::uint32_t max_upper_half = 3;
+    constexpr std::int64_t min_words = 16;
     if (file.size() % 4 != 0) return false;
     std::int64_t words = 0;
     bool all_small = true, upper_halves_small = true;
@@ -117,12 +117,12 @@ bool looks_like_uint32(const DataFile& file) {
         for (std::size_t at = 0; at + 4 <= bytes.size() && upper_halves_small; at += 4) {
             std::uint16_t halves[2];
             std::memcpy(halves, bytes.data() + at, sizeof halves);
-            upper_halves_small = halves[1] <= most_upper_half;
-            all_small &= halves[0] <= most_upper_half;
+            upper_halves_small = halves[1] <= max_upper_half;
+            all_small &= halves[0] <= max_upper_half;
             ++words;
         }
     });
-    return upper_halves_small && !all_small && words >= least_evidence;
+    return upper_halves_small && !all_small && words >= min_words;
 }
 
 Layout headerless_layout(const DataFile& file, TokenType type) {
@@ -155,7 +155,8 @@ Layout layout_of(const DataFile& file, TokenType type) {
     return headerless_layout(file, type);
 }
 
-/// Looks at every id: the largest. Throws Error for one that is `limit` or more, naming its place.
+/// Reads every id and returns the largest. Throws Error, with its position, for an id that is `limit` or
+/// more.
 template <class Id>
 std::int64_t largest_id(const DataFile& file, const Layout& layout, std::int64_t limit) {
     std::vector<Id> buffer(
@@ -184,7 +185,7 @@ std::vector<std::string> matching_files(const std::string& pattern) {
     ::globfree(&matches);
     check(outcome == 0 || outcome == GLOB_NOMATCH, pattern, ": cannot be searched: ", std::strerror(errno));
     check(!paths.empty(), pattern, ": no file matches");
-    return paths;  // glob() sorts them
+    return paths;  // sorted by glob()
 }
 
 TokenFile open_one(const std::string& path, const TokenFileOptions& options) {
@@ -195,10 +196,10 @@ TokenFile open_one(const std::string& path, const TokenFileOptions& options) {
                      .vocabulary = options.vocabulary > 0 ? options.vocabulary : layout.vocabulary,
                      .contents = {content_of(*file)}};
     result.vocabulary_of_ids = result.vocabulary == 0;
-    constexpr std::int64_t most_vocabulary = std::int64_t{1} << 31;  // ids become int32
-    const std::int64_t limit = result.vocabulary_of_ids ? most_vocabulary : result.vocabulary;
+    constexpr std::int64_t max_vocabulary = std::int64_t{1} << 31;  // ids become int32
+    const std::int64_t limit = result.vocabulary_of_ids ? max_vocabulary : result.vocabulary;
     const bool narrow = layout.id_bytes == 2;
-    // Every id a 16-bit file can hold is in a vocabulary of 65536: nothing to look for.
+    // A vocabulary of 65536 contains every id of a 16-bit file, so no check is needed.
     if (result.vocabulary_of_ids || !narrow || limit <= std::numeric_limits<std::uint16_t>::max()) {
         const std::int64_t largest = narrow ? largest_id<std::uint16_t>(*file, layout, limit)
                                             : largest_id<std::uint32_t>(*file, layout, limit);
@@ -237,7 +238,7 @@ TokenFile open_token_file(const std::string& path, const TokenFileOptions& optio
     check(options.vocabulary >= 0, path, ": vocabulary: ", options.vocabulary, "; expected 0 or more");
     if (path.find_first_of("*?[") == std::string::npos) return open_one(path, options);
     const std::vector<std::string> names = matching_files(path);
-    make_room_for_open_files(names.size());
+    raise_open_file_limit(names.size());
     std::vector<TokenSequence> parts;
     TokenFile whole;
     for (const std::string& name : names) {

@@ -1,5 +1,6 @@
 #pragma once
-/// Token files: the binary formats of llm.c and nanoGPT (little-endian), validated and read where they lie.
+/// Token files: the binary formats of llm.c and nanoGPT (little-endian). They are validated, and read without
+/// loading them into memory.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -15,38 +16,39 @@
 
 namespace gradtile {
 
-/// gpt2_shard:        llm.c, 256 int32 of header (20240520, 1, token count, 0 ...), then uint16 ids.
-/// llama3_shard:      llm.c, 256 int32 of header (20240801, 7, token count, 0 ...), then uint32 ids.
-/// headerless:        nanoGPT's train.bin and val.bin, uint16 ids and nothing else.
-/// headerless_uint32: the same with uint32 ids.
+/// gpt2_shard: llm.c, 256 int32 of header (20240520, 1, token count, 0 ...), then uint16 ids. llama3_shard:
+/// llm.c, 256 int32 of header (20240801, 7, token count, 0 ...), then uint32 ids. headerless: nanoGPT's
+/// train.bin and val.bin, only uint16 ids. headerless_uint32: the same with uint32 ids.
 enum class TokenFormat { gpt2_shard, llama3_shard, headerless, headerless_uint32 };
 
 struct TokenFileOptions {
-    std::int64_t vocabulary = 0;  ///< every id is below it; 0: the format's own, or the largest id + 1
+    std::int64_t vocabulary =
+        0;  ///< every id is below it; 0: the vocabulary of the format, or the largest id + 1
     TokenType type = TokenType::automatic;
 };
 
 struct TokenFile {
     TokenSequence tokens{};
     TokenFormat format = TokenFormat::headerless;
-    std::int64_t vocabulary = 0;     ///< every id is below it
-    bool vocabulary_of_ids = false;  ///< it is the largest id + 1: another file may well hold a larger one
-    std::vector<DataContent> contents{};  ///< of the file, or of each shard
+    std::int64_t vocabulary = 0;  ///< every id is below it
+    bool vocabulary_of_ids =
+        false;  ///< the vocabulary is the largest id + 1, so another file may hold a larger id
+    std::vector<DataContent> contents{};  ///< content of the file, or of each shard
     /// "headerless uint16, 1,003,854 tokens, largest id 64"
     std::string description() const;
 };
 
-/// A name that ends in .bin is read as tokens, any other as text.
+/// Returns whether the name ends in .bin: such files are read as tokens, others as text.
 bool is_token_file(std::string_view path);
 
-/// Opens a token file, or every file a pattern with *, ? or [] matches, in the order of their names, as one
-/// sequence. The format is told from the file's first words; the format's own vocabulary is 50257 (GPT-2) or
-/// 128256 (Llama 3). Every id is looked at, unless the vocabulary has room for all; what is read later is
-/// checked again.
+/// Opens a token file, or all files that match a pattern with *, ? or [], in the order of their names, as one
+/// sequence. The first words of a file determine its format; the vocabulary of the shard formats is 50257
+/// (GPT-2) or 128256 (Llama 3). Checks every id, unless every id of that width is below the vocabulary; each
+/// later read is checked again.
 ///
-/// Throws Error naming the file when it is missing, empty, truncated, of odd size, of an unknown version, not
-/// tokens, a shard by all signs but its magic number, of 32-bit ids by all signs although nothing says so, or
-/// holds an id outside the vocabulary (with its position).
+/// Throws Error naming the file when it is missing, empty, truncated, of odd size, of an unknown version, or
+/// not tokens; when it looks like a shard but has the wrong magic number; when it looks like 32-bit ids but
+/// no option says so; or when it holds an id outside the vocabulary (with its position).
 TokenFile open_token_file(const std::string& path, const TokenFileOptions& options = {});
 
 /// Throws Error when an id does not fit the format or the file cannot be written.

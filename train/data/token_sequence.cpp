@@ -48,15 +48,15 @@ class IdsInFile final : public TokenStorage {
             const std::span<Id> ids = std::span(buffer).first(count);
             tokens_.file->read(tokens_.offset + first * std::int64_t{sizeof(Id)},
                                std::as_writable_bytes(ids));
-            Id most = 0;
+            Id largest = 0;
             for (std::size_t i = 0; i < count; ++i) {
-                most = std::max(most, ids[i]);
+                largest = std::max(largest, ids[i]);
                 out[i] = static_cast<std::int32_t>(ids[i]);
             }
-            // They were below it when the file was opened. An id beyond reaches memory that is not the
-            // embedding's.
-            check(most < tokens_.vocabulary, tokens_.file->path(), ": tokens [", first, ", ",
-                  first + static_cast<std::int64_t>(count), ") have an id ", most,
+            // The ids were below the vocabulary when the file was opened. A larger id would read outside the
+            // embedding.
+            check(largest < tokens_.vocabulary, tokens_.file->path(), ": tokens [", first, ", ",
+                  first + static_cast<std::int64_t>(count), ") have an id ", largest,
                   ", outside the vocabulary of ", tokens_.vocabulary, " (it was changed while it was read)");
             out = out.subspan(count);
             first += static_cast<std::int64_t>(count);
@@ -92,9 +92,9 @@ TokenSequence TokenSequence::of_file(FileTokens tokens) {
     std::string source = tokens.file->path();
     check(tokens.id_bytes == 2 || tokens.id_bytes == 4, source, ": ids of ", tokens.id_bytes,
           " bytes; expected 2 or 4");
-    constexpr std::int64_t most_vocabulary = std::int64_t{1} << 31;  // ids become int32
-    check(tokens.vocabulary >= 1 && tokens.vocabulary <= most_vocabulary, source, ": vocabulary ",
-          tokens.vocabulary, "; expected 1 to ", most_vocabulary);
+    constexpr std::int64_t max_vocabulary = std::int64_t{1} << 31;  // ids become int32
+    check(tokens.vocabulary >= 1 && tokens.vocabulary <= max_vocabulary, source, ": vocabulary ",
+          tokens.vocabulary, "; expected 1 to ", max_vocabulary);
     std::shared_ptr<const TokenStorage> storage;
     if (tokens.id_bytes == 2) {
         storage = std::make_shared<IdsInFile<std::uint16_t>>(std::move(tokens));

@@ -7,8 +7,8 @@
 
 namespace gradtile {
 
-/// What the integers of a token file without a header are; a header says it itself. automatic: uint16, unless
-/// the file looks like uint32, which is refused then.
+/// The integer type of a token file without a header; a header states its type itself. automatic means
+/// uint16, but a file that looks like uint32 is refused.
 enum class TokenType { automatic, uint16, uint32 };
 
 template <>

@@ -9,7 +9,7 @@ namespace gradtile {
 
 namespace {
 
-/// One float64 for each norm_block elements of x.
+/// Returns one float64 for each norm_block elements of x, uninitialised.
 Tensor partial_sums(const Context& ctx, const Tensor& x) {
     check(x.is_contiguous() && is_floating(x.dtype()), "global_norm: ", x,
           "; expected a contiguous floating-point tensor");

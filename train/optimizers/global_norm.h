@@ -1,6 +1,6 @@
 #pragma once
-/// The norm of the whole gradient, and clipping by it (Pascanu et al. 2013) without a sweep of its own: the
-/// optimizer applies the factor.
+/// The norm of the whole gradient, and gradient clipping (Pascanu et al. 2013). Clipping needs no extra pass
+/// over memory: the optimizer applies the factor.
 #include <functional>
 #include <string>
 
@@ -8,29 +8,29 @@
 
 namespace gradtile {
 
-/// sqrt of the sum of squares of a contiguous floating-point tensor; [1] float64. Squares and sums are
-/// float64 in fixed blocks, so nothing overflows that x itself could hold and the result does not depend on
-/// the number of threads.
-/// Short of float64 elements beyond 1e154 it is finite exactly when every element is.
+/// Returns [1] float64: the square root of the sum of squares of a contiguous floating-point tensor. Squares
+/// and sums are float64 in fixed blocks, so values that x can hold do not overflow, and the result does not
+/// depend on the number of threads. The result is finite exactly when every element of x is, except for
+/// float64 elements beyond 1e154.
 Tensor global_norm(const Context& ctx, const Tensor& x);
 
 struct ClipOptions {
     double max_norm = 0.0;  ///< 0: no clipping
-    Tensor loss = {};       ///< one floating-point element: must be finite too
-    /// When the gradients are one part of several: makes a part's sum of squares, [1] float64, that of all
-    /// parts.
+    Tensor loss = {};       ///< one floating-point element that must be finite, too
+    /// If the gradients are one part of several: replaces a part's sum of squares, [1] float64, by the sum
+    /// over all parts.
     std::function<void(const Tensor& sum_of_squares)> add_other_parts = {};
 };
 
-/// Both [1] float64, on the device: nothing waits for them.
+/// Both are [1] float64 on the device; the host does not wait for them.
 struct Clip {
-    Tensor norm;   ///< before clipping
+    Tensor norm;   ///< norm before clipping
     Tensor scale;  ///< min(1, max_norm / norm); 0 when norm or loss is not finite (see UpdateOptions)
 };
 Clip clip_global_norm(const Context& ctx, const Tensor& gradients, const ClipOptions& options = {});
 
-/// Name of the first parameter whose gradient holds an infinity or NaN; empty when none does. Waits for the
-/// device; for the message after a refused update.
+/// Returns the name of the first parameter whose gradient holds an infinity or NaN; empty if there is none.
+/// Waits for the device. Used for the message after a refused update.
 std::string first_non_finite_gradient(const Context& ctx, const ParameterStore& store);
 
 }  // namespace gradtile

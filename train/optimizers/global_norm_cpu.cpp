@@ -7,7 +7,7 @@
 namespace gradtile::cpu {
 namespace {
 
-/// Sum of squares in independent lanes: without -ffast-math one running sum would not vectorise.
+/// Sums squares in independent lanes: without -ffast-math, GCC does not vectorise a single running sum.
 template <class T>
 double squares_of_block(const T* __restrict x, std::int64_t n) {
     constexpr std::int64_t lanes = 32;

@@ -1,5 +1,5 @@
-// The norm of the whole gradient on the GPU in two stages, every sum in an order of its own that never
-// changes: no atomics, so two runs agree to the bit.
+// The norm of the whole gradient on the GPU, in two stages. Every sum has a fixed order and there are no
+// atomics, so two runs agree to the bit.
 #include <gradtile/train/optimizers/internal/global_norm_backend.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -12,7 +12,7 @@ constexpr int warp = 32;
 constexpr int threads_of_partial = 256;
 constexpr int threads_of_total = 1024;
 
-/// The block's sum, in thread 0.
+/// Returns the sum over the thread block, in thread 0.
 template <int threads>
 __device__ double block_sum(double sum) {
     __shared__ double of_warp[threads / warp];
@@ -27,14 +27,14 @@ __device__ double block_sum(double sum) {
     return sum;
 }
 
-/// partial[b] = the sum of squares of norm_block elements.
+/// Writes to partial[b] the sum of squares of the b-th norm_block elements.
 template <class T>
 __global__ void __launch_bounds__(threads_of_partial)
     sum_of_squares_kernel(const T* x, std::int64_t n, double* partial) {
     const std::int64_t begin = blockIdx.x * norm_block;
     const T* const elements = x + begin;
     const int count = static_cast<int>(n - begin < norm_block ? n - begin : norm_block);
-    constexpr int width = 16 / sizeof(T);  // elements a thread loads at once
+    constexpr int width = 16 / sizeof(T);  // elements that a thread loads at once
     using Vector = device::Packed<T, width>;
     const bool aligned = reinterpret_cast<std::uintptr_t>(elements) % 16 == 0;
     const int vectors = aligned ? count / width : 0;

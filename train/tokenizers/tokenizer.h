@@ -23,14 +23,15 @@ struct EnumNames<TokenizerKind> {
                                          std::pair{TokenizerKind::bytes, std::string_view("bytes")}};
 };
 
-/// An immutable value; two tokenizers are equal when they give the same ids for every text.
+/// An immutable value. Two tokenizers are equal if they give the same ids for every text.
 ///
-/// bytes:      token id = byte value, vocabulary 256; takes anything, UTF-8 or not.
-/// characters: the distinct code points of a text in increasing order, as nanoGPT numbers them; takes UTF-8.
+/// bytes: the token id is the byte, vocabulary 256; accepts any text, UTF-8 or not.
+/// characters: the distinct code points of a text in increasing order, as nanoGPT numbers them; accepts
+/// UTF-8.
 ///
 /// Nothing is normalised: a carriage return or a byte order mark is a token like any other, and
-/// decode(encode(text)) == text. (Reading a text file drops a leading byte order mark before it gets here;
-/// see dataset.h.)
+/// decode(encode(text)) == text. (load_dataset() drops a byte order mark at the start of a file first; see
+/// dataset.h.)
 class Tokenizer {
   public:
     static Tokenizer bytes();
@@ -42,13 +43,14 @@ class Tokenizer {
     /// "bytes", or "characters (65)".
     std::string name() const;
 
-    /// The ids of a text; empty for an empty text. Throws Error naming `source` and the byte offset of what
-    /// is not UTF-8 or is a character outside the vocabulary.
+    /// Returns the ids of a text; empty for an empty text. Throws Error naming `source` and the byte offset
+    /// of invalid UTF-8 or of a character outside the vocabulary.
     std::vector<std::int32_t> encode(std::string_view text, std::string_view source) const;
-    /// Throws Error for an id outside the vocabulary. Bytes come back as they were, valid UTF-8 or not.
+    /// Returns the text of the ids. Throws Error for an id outside the vocabulary. Bytes are returned
+    /// unchanged, valid UTF-8 or not.
     std::string decode(std::span<const std::int32_t> ids) const;
 
-    /// What a checkpoint stores: {"kind": "bytes"} or {"kind": "characters", "characters": "..."}.
+    /// Returns the value for a checkpoint: {"kind": "bytes"} or {"kind": "characters", "characters": "..."}.
     nlohmann::json to_json() const;
     /// Throws Error naming `source` when the value is not what to_json() writes.
     static Tokenizer from_json(const nlohmann::json& value, std::string_view source);

@@ -1,5 +1,5 @@
-// What a power cut or a failing disk leaves of a run's checkpoints, in a model of what file systems promise:
-// only what was fsynced is certain.
+// The checkpoints of a run after a power cut or a disk failure, under a model of the guarantees of file
+// systems: only data that was fsynced is certain.
 #include <gmock/gmock.h>
 
 #include <random>
@@ -23,14 +23,14 @@ using Kind = MemoryFileSystem::Operation::Kind;
 
 const RetentionPolicy kRetention{.keep_last = 2, .keep_every = 3};
 
-// The directories lie two deep, so that their own names are at stake too.
+// Two levels of directories, so that the entries of both must be durable, too.
 const char* const kDirectory = "run/checkpoints";
 
 bool is_best(std::int64_t step) {
     return step == 2 || step == 4;
 }
 
-// Saves steps 1 .. steps, marking each in the log once it was reported.
+// Saves steps 1 .. steps and marks each in the log once it was reported.
 void save_steps(MemoryFileSystem& memory, FileSystem& fs, const std::vector<Checkpoint>& checkpoints) {
     const CheckpointDirectory directory(kDirectory, kRetention, fs);
     for (const Checkpoint& checkpoint : checkpoints) {
@@ -44,7 +44,7 @@ std::vector<Checkpoint> checkpoints_to_save(std::int64_t steps) {
     std::vector<Checkpoint> checkpoints;
     for (std::int64_t step = 1; step <= steps; ++step) {
         checkpoints.push_back(made_up_checkpoint(ctx, step));
-        // Large enough to be written by itself, not together with libhdf5's structures.
+        // Large enough to be written separately from libhdf5's structures.
         checkpoints.back().params["large"] =
             randn(ctx, {150, 300}, DType::f32, Seed{static_cast<std::uint64_t>(step)});
     }
@@ -60,7 +60,7 @@ bool same_params(const Checkpoint& a, const Checkpoint& b) {
                       });
 }
 
-// What is wrong with the run a crash left: "" when nothing that was reported is lost.
+// Returns what the crash has broken in the run: "" if no reported save is lost.
 std::string loss_after(const std::vector<MemoryFileSystem::Operation>& log, std::size_t count,
                        const std::vector<Checkpoint>& checkpoints,
                        const std::function<bool(std::size_t)>& happened) {
@@ -91,15 +91,16 @@ std::string loss_after(const std::vector<MemoryFileSystem::Operation>& log, std:
     return {};
 }
 
-// Replays every prefix under different fates of what was not fsynced. Returns the first loss.
+// Replays every prefix of the log under different assumptions about data that was not fsynced. Returns the
+// first loss.
 std::string first_loss(const std::vector<MemoryFileSystem::Operation>& log,
                        const std::vector<Checkpoint>& checkpoints, int random_fates) {
     std::mt19937 random(1);
     for (std::size_t count = 0; count <= log.size(); ++count) {
         std::vector<std::function<bool(std::size_t)>> fates = {
-            [](std::size_t) { return false; },  // nothing of it arrived
-            [](std::size_t) { return true; },   // all of it did
-            // Names arrived, data did not, and the reverse: file systems write both when they like.
+            [](std::size_t) { return false; },  // none of it was written
+            [](std::size_t) { return true; },   // all of it was written
+            // Names were written and data was not, and the reverse: file systems write them in any order.
             [&](std::size_t i) { return log[i].kind != Kind::write && log[i].kind != Kind::truncate; },
             [&](std::size_t i) { return log[i].kind == Kind::write || log[i].kind == Kind::truncate; },
         };
@@ -121,8 +122,8 @@ TEST(CheckpointCrash, AtEveryOperationLeavesTheNewestReportedSave) {
     EXPECT_EQ(first_loss(memory.operations(), checkpoints, test::test_rounds(4)), "");
 }
 
-// The model itself must be able to find a loss: without the files' syncs, or without the directories', it
-// does.
+// The test must be able to find a loss: it does when the fsyncs of the files or of the directories are
+// omitted.
 TEST(CheckpointCrash, WouldLoseSavesWithoutTheSyncs) {
     const auto checkpoints = checkpoints_to_save(2);
     for (const bool directories : {false, true}) {
@@ -140,7 +141,7 @@ TEST(CheckpointCrash, WouldLoseSavesWithoutTheSyncs) {
     }
 }
 
-TEST(CheckpointCrash, ANameThatArrivesBeforeItsDataIsNotBelieved) {
+TEST(CheckpointCrash, ANameWithoutItsDataIsRefused) {
     const auto checkpoints = checkpoints_to_save(2);
     MemoryFileSystem memory;
     save_steps(memory, memory, checkpoints);
@@ -148,7 +149,8 @@ TEST(CheckpointCrash, ANameThatArrivesBeforeItsDataIsNotBelieved) {
     for (std::size_t i = 1; i < log.size(); ++i) {
         if (log[i].kind == Kind::rename && log[i - 1].kind == Kind::sync) std::swap(log[i], log[i - 1]);
     }
-    // As on a file system that orders nothing: a crash between the two leaves the final name on half a file.
+    // A file system without ordering: a crash between the two operations leaves the final name on a partial
+    // file.
     EXPECT_EQ(first_loss(log, checkpoints, 4), "");
 }
 
@@ -165,7 +167,7 @@ Outcome try_save(const CheckpointDirectory& directory, const Checkpoint& checkpo
     }
 }
 
-// Saves step 1 soundly and step 2 with a fault, then checks what is left. Returns the calls that were made.
+// Saves step 1 without faults and step 2 with one, then checks the directory. Returns the number of calls.
 std::size_t save_under(
     const std::vector<Checkpoint>& checkpoints, const std::string& description,
     const std::function<std::int64_t(std::size_t call, FaultyFileSystem::Call, std::size_t)>& fault) {
@@ -185,8 +187,8 @@ std::size_t save_under(
     const auto loaded = sound.load_newest();
     EXPECT_TRUE(loaded.checkpoint.has_value()) << description;
     if (loaded.checkpoint) {
-        // A save may have failed after the file had its name (the directory's fsync): whole, but not
-        // promised.
+        // A save may fail after the file had its name, at the directory's fsync: the file is complete, but
+        // its durability was not promised.
         const std::int64_t step = loaded.checkpoint->step;
         EXPECT_TRUE(step == 2 || (step == 1 && !outcome.saved)) << description << ": " << step;
         EXPECT_TRUE(same_params(*loaded.checkpoint, checkpoints[static_cast<std::size_t>(step - 1)]))
@@ -195,7 +197,7 @@ std::size_t save_under(
     EXPECT_TRUE(loaded.damaged.empty()) << description;
     EXPECT_TRUE(same_params(read_checkpoint(sound.path_of(1), {}, memory), checkpoints[0])) << description;
 
-    // And training goes on: the next save, on a disk that works again, is as good as any.
+    // Training continues: once the disk works again, the next save succeeds.
     EXPECT_TRUE(try_save(sound, checkpoints[2]).saved) << description;
     EXPECT_TRUE(same_params(*sound.load_newest().checkpoint, checkpoints[2])) << description;
     return calls;
@@ -221,7 +223,7 @@ bool leaves_temporary(const std::vector<Checkpoint>& checkpoints, std::size_t fa
     return false;
 }
 
-TEST(CheckpointFaults, AnyCallMayFailAndOnlyTheSaveUnderWaySuffers) {
+TEST(CheckpointFaults, AFailureOfAnyCallFailsOnlyTheRunningSave) {
     const auto checkpoints = checkpoints_to_save(3);
     const std::size_t calls =
         save_under(checkpoints, "no fault", [](std::size_t, auto, std::size_t) { return 0; });
@@ -232,7 +234,7 @@ TEST(CheckpointFaults, AnyCallMayFailAndOnlyTheSaveUnderWaySuffers) {
                        [&](std::size_t call, auto, std::size_t) { return call == failing ? code : 0; });
             save_under(checkpoints, concat("calls from ", failing, " on: ", describe_errno(code)),
                        [&](std::size_t call, FaultyFileSystem::Call kind, std::size_t) {
-                           // A disk that fails for good can still be read and cleaned up.
+                           // After a permanent failure of writes, files can still be read and removed.
                            const bool spared = kind == FaultyFileSystem::Call::read_at ||
                                                kind == FaultyFileSystem::Call::remove;
                            return call >= failing && !spared ? code : 0;
@@ -242,7 +244,7 @@ TEST(CheckpointFaults, AnyCallMayFailAndOnlyTheSaveUnderWaySuffers) {
     }
 }
 
-TEST(CheckpointFaults, AFailedWriteIsNamedAsTheFileSystemNamesIt) {
+TEST(CheckpointFaults, AFailedWriteIsReportedWithTheFileSystemsMessage) {
     const auto checkpoints = checkpoints_to_save(2);
     MemoryFileSystem memory;
     FaultyFileSystem full(memory, [](FaultyFileSystem::Call call, std::size_t) -> std::int64_t {
@@ -253,7 +255,7 @@ TEST(CheckpointFaults, AFailedWriteIsNamedAsTheFileSystemNamesIt) {
               "checkpoint run/checkpoints/step_00000001.h5: cannot write: No space left on device");
 }
 
-TEST(CheckpointFaults, WritesThatAreCutShortOrInterruptedAreContinued) {
+TEST(CheckpointFaults, ShortAndInterruptedWritesAreContinued) {
     const auto checkpoints = checkpoints_to_save(3);
     for (const std::size_t most : {std::size_t{1000}, std::size_t{65'537}}) {
         bool interrupted = false;
@@ -272,8 +274,8 @@ TEST(CheckpointFaults, WritesThatAreCutShortOrInterruptedAreContinued) {
     }
 }
 
-// A save reads its file back before it gets its name. Many tensors: libhdf5 1.10 dies of a read error in a
-// group of more than eight.
+// A save reads its file back before the rename. The file has many tensors, because libhdf5 1.10 crashes on a
+// read error in a group of more than eight.
 TEST(CheckpointFaults, AReadErrorWhileASaveIsVerifiedFailsThatSaveOnly) {
     auto checkpoints = checkpoints_to_save(3);
     const Context ctx(Device::cpu(), 1);
@@ -303,9 +305,9 @@ TEST(CheckpointFaults, AReadErrorWhileASaveIsVerifiedFailsThatSaveOnly) {
     }
 }
 
-TEST(CheckpointFaults, BytesThatChangeOnTheirWayAreNoticedBeforeTheFileGetsItsName) {
+TEST(CheckpointFaults, CorruptedBytesAreDetectedBeforeTheRename) {
     const auto checkpoints = checkpoints_to_save(1);
-    // A memory that flips a bit in the n-th write.
+    // The memory flips a bit in the n-th write.
     class Flipping final : public FileSystem {
       public:
         Flipping(MemoryFileSystem& base, int bad) : base_(base), bad_(bad) {}

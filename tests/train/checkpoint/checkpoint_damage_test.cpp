@@ -1,5 +1,5 @@
-// Bits that flip and files that lose their end: every one is refused by name, or the content is what was
-// saved.
+// Flipped bits and truncated files: each damaged file is refused by name, or its content is the saved
+// content.
 #include <gmock/gmock.h>
 
 #include <array>
@@ -27,7 +27,7 @@ class CheckpointDamage : public testing::Test {
         sound_ = fs_.bytes("a.h5");
     }
 
-    // True when the file was refused; a failure when it was accepted with other content.
+    // Returns true if the file was refused. Fails the test if the file was accepted with other content.
     bool refused(const std::vector<std::byte>& file, const std::string& what) {
         fs_.put("a.h5", file);
         try {
@@ -61,7 +61,7 @@ TEST_F(CheckpointDamage, EverySingleFlippedBitIsRefused) {
     const int rounds = test::test_rounds(200) * 10;
     for (int round = 0; round < rounds; ++round) {
         std::vector<std::byte> file = sound_;
-        // Half of them among the header and the first structures.
+        // Half of them in the header and the first structures.
         const std::size_t at = random_() % (round % 2 == 0 ? file.size() : 8192);
         const auto bit = static_cast<int>(random_() % 8);
         file[at] ^= std::byte{1} << bit;
@@ -85,7 +85,7 @@ TEST_F(CheckpointDamage, EveryTruncationAndExtensionIsRefused) {
     EXPECT_TRUE(refused(longer, "longer"));
 }
 
-TEST_F(CheckpointDamage, LostAndMisplacedBlocksAreRefusedOrMadeNoDifference) {
+TEST_F(CheckpointDamage, LostAndMisplacedBlocksAreRefusedOrHarmless) {
     const int rounds = test::test_rounds(50) * 4;
     int refusals = 0;
     for (int round = 0; round < rounds; ++round) {
@@ -110,8 +110,8 @@ TEST_F(CheckpointDamage, LostAndMisplacedBlocksAreRefusedOrMadeNoDifference) {
     EXPECT_GT(refusals, rounds / 2);
 }
 
-// The header's checksums made good again: now the tensors' own have to notice what their bytes suffered.
-TEST_F(CheckpointDamage, UnderACorrectHeaderIsRefusedOrMadeNoDifference) {
+// Corrects the header's checksums, so that only the tensors' checksums can detect the damage.
+TEST_F(CheckpointDamage, UnderACorrectHeaderIsRefusedOrHarmless) {
     const auto body = get_little_endian<std::uint64_t>(sound_.data() + test::kUserBlockField);
     const int rounds = test::test_rounds(100) * 10;
     int refusals = 0;
@@ -125,15 +125,15 @@ TEST_F(CheckpointDamage, UnderACorrectHeaderIsRefusedOrMadeNoDifference) {
     EXPECT_GT(refusals, rounds / 2);
 }
 
-// All checksums made good again, as somebody would do who wants to hurt the reader: then other values are
-// read, or the file is refused in one line; nothing else may happen.
+// Corrects all checksums, as an attacker would. The reader must return other values or refuse the file in one
+// line.
 TEST_F(CheckpointDamage, UnderCorrectChecksumsIsRefusedInOneLineOrRead) {
     const auto body = get_little_endian<std::uint64_t>(sound_.data() + test::kUserBlockField);
     const int rounds = test::test_rounds(100) * 40;
     int refusals = 0;
     for (int round = 0; round < rounds; ++round) {
         std::vector<std::byte> file = sound_;
-        // Most of them where the list of tensors lies.
+        // Most of them in the list of tensors.
         const std::size_t at = random_() % (round % 4 == 0 ? file.size() : body);
         constexpr std::array<int, 6> kEdges = {0, 1, 0x7f, 0x80, 0xfe, 0xff};
         file[at] = static_cast<std::byte>(round % 2 == 0 ? kEdges[random_() % kEdges.size()] : random_());

@@ -64,7 +64,7 @@ TEST(CheckpointDirectory, DoesNotTrustAFilesName) {
     EXPECT_THAT(loaded.damaged, ElementsAre(HasSubstr("step_00000009.h5: holds step 1")));
 }
 
-TEST(CheckpointDirectory, EmptyOrAbsentHoldsNothing) {
+TEST(CheckpointDirectory, EmptyOrAbsentHasNoCheckpoints) {
     const TemporaryDirectory place;
     for (const auto& path : {place.path(), place / "absent"}) {
         const auto loaded = CheckpointDirectory(path).load_newest();
@@ -82,7 +82,7 @@ TEST(CheckpointDirectory, IgnoresForeignFiles) {
     EXPECT_THAT(CheckpointDirectory(place.path()).list(), IsEmpty());
 }
 
-TEST(CheckpointDirectory, KeepsTheBestBesideTheNewest) {
+TEST(CheckpointDirectory, KeepsTheBestAndTheNewest) {
     const Context ctx;
     const TemporaryDirectory place;
     const CheckpointDirectory directory(place.path(), {.keep_last = 1});
@@ -93,7 +93,8 @@ TEST(CheckpointDirectory, KeepsTheBestBesideTheNewest) {
     test::expect_same(read_checkpoint(directory.best_path()), made_up_checkpoint(ctx, 2));
     EXPECT_EQ(directory.load_newest().checkpoint->step, 3);
 
-    // The same checkpoint twice: rename() onto itself must not leave the temporary name.
+    // Saves the same checkpoint twice: a rename() between two names of one file must not leave the temporary
+    // name.
     EXPECT_TRUE(directory.save(made_up_checkpoint(ctx, 3), true).is_best);
     std::set<std::string> names;
     for (const auto& file : std::filesystem::directory_iterator(place.path()))
@@ -113,8 +114,8 @@ TEST(CheckpointDirectory, FallsBackToTheBestWhenNothingNewerIsSound) {
     EXPECT_THAT(loaded.damaged, ElementsAre(HasSubstr("step_00000002.h5")));
 }
 
-TEST(CheckpointDirectory, RetentionLeavesTheOneJustSavedBesideLaterDamagedOnes) {
-    // A run resumed from before a damaged file: the damaged one must not count as the newest.
+TEST(CheckpointDirectory, RetentionKeepsANewCheckpointDespiteLaterDamagedOnes) {
+    // A run that was resumed from before a damaged file: the damaged one must not count as the newest.
     const Context ctx;
     const TemporaryDirectory place;
     const CheckpointDirectory directory(place.path(), {.keep_last = 1});
@@ -126,7 +127,7 @@ TEST(CheckpointDirectory, RetentionLeavesTheOneJustSavedBesideLaterDamagedOnes) 
     EXPECT_EQ(directory.load_newest().checkpoint->step, 7);
 }
 
-TEST(CheckpointDirectory, RemovesWhatAKilledProcessLeft) {
+TEST(CheckpointDirectory, RemovesTheTemporariesOfAKilledProcess) {
     const TemporaryDirectory place;
     test::write_bytes(place / "step_00000001.h5.tmp-12", {});
     test::write_bytes(place / "best.h5.tmp-12", {});

@@ -1,4 +1,4 @@
-// Real processes, killed at any moment of a save; real disks that are full.
+// Processes that are killed at any moment of a save, and real disks that are full.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sched.h>
@@ -29,8 +29,8 @@ using testing::HasSubstr;
 
 constexpr std::int64_t kWidth = 100;
 
-// A trainer's life as far as checkpoints are concerned: resume, then save every step and tell of each saved
-// one through the pipe. Dies when it is killed, or at file operation `last_operation`.
+// Acts as a trainer with checkpoints: resumes, saves every step, and reports each saved one through the pipe.
+// Ends when it is killed, or at file operation `last_operation`.
 [[noreturn]] void train(const std::filesystem::path& place, int pipe, std::int64_t last_operation) {
     try {
         const RunLock lock(place);
@@ -70,7 +70,7 @@ TEST(CheckpointKill, AtAnyMomentLosesNoReportedSave) {
     for (int round = 0; round < rounds; ++round) {
         int ends[2];
         ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-        // Every second round dies at a file operation, the others at a moment.
+        // In every second round the process ends at a file operation, in the others after a delay.
         const std::int64_t last_operation =
             round % 2 == 0 ? static_cast<std::int64_t>(1 + random() % 200) : -1;
         const pid_t child = ::fork();
@@ -104,14 +104,14 @@ TEST(CheckpointKill, AtAnyMomentLosesNoReportedSave) {
         }
         ASSERT_FALSE(testing::Test::HasFailure()) << "round " << round;
     }
-    // Otherwise the moments were all between saves, and this was no test.
+    // Otherwise all kills were between saves, and the test tested nothing.
     EXPECT_GT(killed_with_temporary, 0);
     EXPECT_GT(reported, 0);
     std::cout << "  " << rounds << " kills, " << killed_with_temporary << " of them inside a save; step "
               << reported << '\n';
 }
 
-// Runs `work` in a process of its own and passes what it returns as a message; "" is success.
+// Runs `work` in a child process and returns its result as a message; "" is success.
 std::string in_child(const std::function<std::string()>& work) {
     int ends[2];
     if (::pipe(ends) != 0) return "no pipe";
@@ -138,8 +138,8 @@ std::string in_child(const std::function<std::string()>& work) {
     return message;
 }
 
-// Saves until the disk is full, as a run would: every failure is a line, the newest save stays, space that
-// comes back is used. Returns what went wrong.
+// Saves until the disk is full. Checks that every failure is one line, that the newest save stays, and that
+// freed space is used. Returns the first fault.
 std::string fill_disk(const std::filesystem::path& place, const std::string& expected_reason,
                       const std::function<void()>& make_room) {
     const Context ctx(Device::cpu(), 1);
@@ -175,21 +175,23 @@ std::string fill_disk(const std::filesystem::path& place, const std::string& exp
     return reports.at(0).saved ? "" : "after there was room: " + reports.at(0).message;
 }
 
-TEST(CheckpointDiskFull, AFileSizeLimitFailsTheSaveAndNothingElse) {
+TEST(CheckpointDiskFull, AFileSizeLimitFailsOnlyTheSave) {
     const TemporaryDirectory place;
-    EXPECT_EQ(in_child([&] {
-                  ::signal(SIGXFSZ,
-                           SIG_IGN);  // as the trainer does: a limit is an error, not a reason to die
-                  const rlimit limit{900'000, RLIM_INFINITY};
-                  ::setrlimit(RLIMIT_FSIZE, &limit);
-                  return fill_disk(place.path(), "File too large", [] {});
-              }),
-              "");
+    EXPECT_EQ(
+        in_child([&] {
+            ::signal(
+                SIGXFSZ,
+                SIG_IGN);  // as in the trainer: exceeding the limit is an error and does not end the process
+            const rlimit limit{900'000, RLIM_INFINITY};
+            ::setrlimit(RLIMIT_FSIZE, &limit);
+            return fill_disk(place.path(), "File too large", [] {});
+        }),
+        "");
 }
 
-TEST(CheckpointDiskFull, AFullFileSystemFailsTheSaveAndNothingElse) {
+TEST(CheckpointDiskFull, AFullFileSystemFailsOnlyTheSave) {
     const TemporaryDirectory place;
-    // A file system of 8 MB that only this child sees.
+    // A file system of 8 MB that is visible only to this child.
     const std::string result = in_child([&]() -> std::string {
         if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
             ::mount("tmpfs", place.path().c_str(), "tmpfs", 0, "size=8m") != 0) {

@@ -1,5 +1,5 @@
-// The list of tensors in a checkpoint's user block: files made to mislead the reader, every checksum made
-// good, each refused in one line that names the object.
+// Checkpoints with a false list of tensors and correct checksums: each is refused in one line that names the
+// object.
 #include <gmock/gmock.h>
 
 #include <limits>
@@ -41,7 +41,7 @@ class HostileManifest : public testing::Test {
         EXPECT_THAT(read, Not(HasSubstr("\n")));
         return read;
     }
-    /// What the reader says once `change` was done to the list, or to one entry of it.
+    /// Returns the reader's message after `change` was applied to the list, or to one of its entries.
     std::string refusal_of_list(const std::function<void(std::vector<StoredObject>&)>& change) const {
         return refusal(test::with_manifest(sound_, [&](CheckpointManifest& m) { change(m.objects); }));
     }
@@ -63,7 +63,7 @@ class HostileManifest : public testing::Test {
     const std::vector<std::byte> sound_ = test::file_of(small_checkpoint());
 };
 
-TEST_F(HostileManifest, TheSameLeftSoundIsRead) {
+TEST_F(HostileManifest, AnUnchangedFileIsRead) {
     MemoryFileSystem fs;
     fs.put("good.h5", test::with_manifest(sound_, [](CheckpointManifest&) {}));
     EXPECT_EQ(fs.bytes("good.h5"), sound_);
@@ -91,7 +91,7 @@ TEST_F(HostileManifest, AListOfAnotherLengthMovesTheBodyAndIsRead) {
               test::row_major_bytes(small_checkpoint().params.at("large")));
 }
 
-TEST_F(HostileManifest, NamesThatNoTensorHasAreRefused) {
+TEST_F(HostileManifest, InvalidTensorNamesAreRefused) {
     for (const char* name : {"", "params", "params/", "params//a", "params/../a", "other/a", "config/json/a",
                              "config/other", "/etc/passwd", "params/a b", "params/a\nb", "params/\xff"}) {
         EXPECT_THAT(refusal_of_list([&](auto& objects) { find(objects, "params/first").name = name; }),
@@ -108,7 +108,7 @@ TEST_F(HostileManifest, NamesThatAreListedTwiceOrOutOfOrderAreRefused) {
                 HasSubstr("not in the order of names"));
 }
 
-TEST_F(HostileManifest, TextsMustBeThereAndBeTexts) {
+TEST_F(HostileManifest, TextsMustExistAndBeTexts) {
     for (const char* name : {"config/json", "data/json", "meta/json", "rng/json"}) {
         EXPECT_THAT(refusal_of_list([&](auto& objects) {
                         std::erase_if(objects, [&](const StoredObject& o) { return o.name == name; });
@@ -135,7 +135,7 @@ TEST_F(HostileManifest, TextsWhoseValuesWouldFillTheMemoryAreRefused) {
                 HasSubstr("meta/json: a text of 16777218 bytes"));
 }
 
-TEST_F(HostileManifest, ShapesThatTheirBytesDoNotHaveAreRefused) {
+TEST_F(HostileManifest, ShapesThatDoNotMatchTheirBytesAreRefused) {
     const auto with_shape = [&](const Shape& shape) {
         return refusal_of("params/first", [&](StoredObject& o) { o.shape = shape; });
     };
@@ -169,8 +169,8 @@ TEST_F(HostileManifest, BytesOutsideTheBodyAreNeverRead) {
                 HasSubstr("outside the file's body"));
 }
 
-// Else a small file could ask for any amount of memory.
-TEST_F(HostileManifest, BytesThatBelongToTwoAreRefused) {
+// Otherwise a small file could make the reader allocate any amount of memory.
+TEST_F(HostileManifest, OverlappingTensorsAreRefused) {
     EXPECT_THAT(refusal_of_list([](auto& objects) {
                     find(objects, "params/second").extents = find(objects, "params/first").extents;
                 }),
@@ -249,7 +249,7 @@ TEST_F(HostileManifest, AnyLengthOfGarbageUnderCorrectChecksumsIsRefused) {
     }
 }
 
-TEST_F(HostileManifest, VersionsOfTheFutureAreNamed) {
+TEST_F(HostileManifest, LaterVersionsAreNamed) {
     std::vector<std::byte> file = sound_;
     put_little_endian(file.data() + test::kVersionField, std::uint32_t{3});
     EXPECT_THAT(refusal(test::reseal(std::move(file))),

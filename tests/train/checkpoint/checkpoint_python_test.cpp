@@ -1,5 +1,4 @@
-// The promise that a checkpoint is plain HDF5: h5py reads one through docs/read_checkpoint.py, without any of
-// this code.
+// A checkpoint is plain HDF5: h5py reads it through docs/read_checkpoint.py, without gradtile.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -30,16 +29,23 @@ CommandResult run(const std::string& command) {
     return {::pclose(pipe), output};
 }
 
-TEST(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {
-    if (run(concat(kPython, " -c 'import h5py, numpy'")).status != 0) {
-        GTEST_SKIP() << kPython << " has no h5py (apt-get install python3-h5py)";
+/// A checkpoint with a tensor of one chunk and one of several, for h5py to read.
+class CheckpointPython : public testing::Test {
+  protected:
+    void SetUp() override {
+        if (run(concat(kPython, " -c 'import h5py, numpy'")).status != 0)
+            GTEST_SKIP() << kPython << " has no h5py (apt-get install python3-h5py)";
+        c.params["half"] = randn(ctx, {40, 3}, DType::f16, Seed{1});
+        c.params["large"] = randn(ctx, {700, 900}, DType::bf16, Seed{3});
     }
+
     const Context ctx;
     const test::TemporaryDirectory directory;
     Checkpoint c = test::made_up_checkpoint(ctx, 12);
-    c.params["half"] = randn(ctx, {40, 3}, DType::f16, Seed{1});
+};
+
+TEST_F(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {
     c.params["double"] = randn(ctx, {40, 3}, DType::f64, Seed{2});
-    c.params["large"] = randn(ctx, {700, 900}, DType::bf16, Seed{3});
     (*c.config)["text"] = "gr\xc3\xbc\xc3\x9f";
     write_checkpoint(directory / "a.h5", c);
     const auto [status, output] = run(concat(kPython, ' ', GRADTILE_SOURCE_DIR, "/docs/read_checkpoint.py ",
@@ -62,12 +68,12 @@ TEST(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {
         const std::size_t at = output.find("\n" + tensor.name + " [");
         ASSERT_NE(at, std::string::npos) << tensor.name;
         const std::string line = output.substr(at + 1, output.find('\n', at + 1) - at - 1);
-        // bfloat16 arrives as float32, everything else as it is.
+        // h5py returns bfloat16 as float32 and all other types unchanged.
         const std::string dtype =
             tensor.dtype == DType::bf16 ? "float32" : std::string(name_of(tensor.dtype));
         EXPECT_THAT(line, testing::HasSubstr(concat(tensor.name, ' ', tensor.shape, ' ', dtype, ' ')));
         // All elements are exact in float64, so only the order of summation differs: at most n roundings of a
-        // partial sum that is no larger than the sum of magnitudes.
+        // partial sum, which is at most the sum of magnitudes.
         const std::vector<double> values = to_host(ctx, value_of(tensor.name));
         double sum = 0;
         double magnitude = 0;
@@ -86,9 +92,8 @@ TEST(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {
     }
 }
 
-// Reads the list of tensors in the user block as docs/checkpoint_format.md has it, and holds every entry
-// against what h5py says of the same dataset: shape, elements, checksum, and where libhdf5 says the chunks
-// lie.
+// Reads the list of tensors in the user block as docs/checkpoint_format.md describes it, and compares every
+// entry with h5py's view of the same dataset: shape, elements, checksum, and the chunks' positions.
 constexpr const char* kManifestReader = R"(
 import struct, sys, h5py, numpy as np
 path = sys.argv[1]
@@ -134,16 +139,8 @@ with h5py.File(path, 'r') as file:
 print(len(seen), 'objects')
 )";
 
-TEST(CheckpointPython, TheListInTheUserBlockIsWhatH5pyFinds) {
-    if (run(concat(kPython, " -c 'import h5py, numpy'")).status != 0) {
-        GTEST_SKIP() << kPython << " has no h5py (apt-get install python3-h5py)";
-    }
-    const Context ctx;
-    const test::TemporaryDirectory directory;
-    Checkpoint c = test::made_up_checkpoint(ctx, 12);
-    c.params["half"] = randn(ctx, {40, 3}, DType::f16, Seed{1});
+TEST_F(CheckpointPython, TheManifestMatchesWhatH5pyReads) {
     c.params["none"] = zeros(ctx, {4, 0}, DType::f64);
-    c.params["large"] = randn(ctx, {700, 900}, DType::bf16, Seed{3});
     c.params["padded"] = randn(ctx, {3, 333'333}, DType::f32, Seed{4});
     c.optimizer["counts"] = from_host(ctx, std::vector<std::int32_t>{1, -2, 3}, {3});
     write_checkpoint(directory / "a.h5", c);

@@ -22,7 +22,7 @@ std::filesystem::path only_file_in(const std::filesystem::path& directory) {
     return files.size() == 1 ? files[0] : std::filesystem::path();
 }
 
-TEST(Checkpoint, ComesBackBitForBit) {
+TEST(Checkpoint, IsReadBackBitForBit) {
     const Context ctx;
     const TemporaryDirectory directory;
     const Checkpoint meant = made_up_checkpoint(ctx, 7);
@@ -35,7 +35,8 @@ TEST(Checkpoint, KeepsEveryDtypeAndEveryShapeBitForBit) {
     const Context ctx;
     const TemporaryDirectory directory;
     Checkpoint meant;
-    // Larger than a chunk along the first axis, the last axis, and in between; smaller than one; empty.
+    // Larger than a chunk along the first axis, the last axis, or an axis between; smaller than a chunk;
+    // empty.
     const std::vector<Shape> shapes = {{1},          {3},       {500'000},     {1000, 777},
                                        {2, 300'000}, {5, 3, 7}, {3, 400, 500}, {2, 3, 1, 5, 2, 7},
                                        {0},          {4, 0, 3}};
@@ -94,7 +95,7 @@ TEST(Checkpoint, EqualCheckpointsAreEqualFiles) {
     EXPECT_EQ(test::file_bytes(directory / "a.h5"), test::file_bytes(directory / "b.h5"));
 }
 
-TEST(Checkpoint, ReadsWeightsAloneWhenAsked) {
+TEST(Checkpoint, ReadsOnlyWeightsOnRequest) {
     const Context ctx;
     const TemporaryDirectory directory;
     const Checkpoint meant = made_up_checkpoint(ctx, 7);
@@ -106,7 +107,7 @@ TEST(Checkpoint, ReadsWeightsAloneWhenAsked) {
     EXPECT_EQ(found.config, meant.config);
 }
 
-TEST(Checkpoint, InspectListsWhatIsThere) {
+TEST(Checkpoint, InspectListsTheContents) {
     const Context ctx;
     const TemporaryDirectory directory;
     const Checkpoint meant = made_up_checkpoint(ctx, 7);
@@ -162,7 +163,7 @@ TEST(Checkpoint, RefusesNamesThatCannotBeStored) {
     EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
 
-TEST(Checkpoint, SaysInOneLineWhatIsNotOne) {
+TEST(Checkpoint, RefusesOtherFilesInOneLine) {
     const TemporaryDirectory directory;
     EXPECT_THAT(error_of([&] { read_checkpoint(directory / "absent.h5"); }),
                 HasSubstr("absent.h5: cannot be opened: No such file"));
@@ -176,8 +177,8 @@ TEST(Checkpoint, SaysInOneLineWhatIsNotOne) {
                 HasSubstr("not a gradtile checkpoint"));
 }
 
-// A FIFO that nobody writes to would be waited for, a device has no end.
-TEST(Checkpoint, ReadsNothingButRegularFiles) {
+// Opening a FIFO without a writer would block, and a device has no end.
+TEST(Checkpoint, ReadsOnlyRegularFiles) {
     const TemporaryDirectory directory;
     ASSERT_EQ(::mkfifo((directory / "fifo.h5").c_str(), 0600), 0);
     create_symlink("/dev/zero", directory / "link.h5");
@@ -188,7 +189,7 @@ TEST(Checkpoint, ReadsNothingButRegularFiles) {
     }
 }
 
-TEST(Checkpoint, FollowsASymbolicLinkUnlessToldNotTo) {
+TEST(Checkpoint, FollowsASymbolicLinkUnlessForbidden) {
     const Context ctx;
     const TemporaryDirectory directory;
     write_checkpoint(directory / "a.h5", made_up_checkpoint(ctx, 7));

@@ -1,5 +1,5 @@
 #pragma once
-/// What the checkpoint tests share: checkpoints made up from a seed, and their comparison to the bit.
+/// Helpers of the checkpoint tests: checkpoints with values from a seed, and comparison to the bit.
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -19,7 +19,7 @@
 
 namespace gradtile::test {
 
-/// GRADTILE_TEST_ROUNDS when it is set: how often the randomised tests repeat; else `small`.
+/// Returns the number of rounds of randomised tests: GRADTILE_TEST_ROUNDS if it is set, else `small`.
 inline int test_rounds(int small) {
     const char* const rounds = std::getenv("GRADTILE_TEST_ROUNDS");
     return rounds != nullptr ? std::max(1, std::atoi(rounds)) : small;
@@ -63,7 +63,7 @@ inline void expect_same(const NamedTensors& found, const NamedTensors& meant) {
     }
 }
 
-/// Bit for bit.
+/// Compares bits.
 inline void expect_same(const Checkpoint& found, const Checkpoint& meant) {
     EXPECT_EQ(found.step, meant.step);
     expect_same(found.params, meant.params);
@@ -87,7 +87,7 @@ inline void write_bytes(const std::filesystem::path& path, std::span<const std::
     out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
 }
 
-/// The message of the Error that `work` throws; a test failure when it throws none.
+/// Returns the message of the Error that `work` throws; fails the test if it throws none.
 template <class Work>
 std::string error_of(Work&& work) {
     try {

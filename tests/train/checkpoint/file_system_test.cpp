@@ -25,7 +25,7 @@ std::vector<std::string> lines_in(const std::string& file, std::size_t max_bytes
     return all;
 }
 
-TEST(ReadTextFile, TakesRegularFilesUpToItsLimit) {
+TEST(ReadTextFile, ReadsRegularFilesUpToItsLimit) {
     const TemporaryDirectory place;
     const std::string file = place.write("text", "0123456789");
     EXPECT_EQ(read_text_file(file, 10), "0123456789");
@@ -33,12 +33,13 @@ TEST(ReadTextFile, TakesRegularFilesUpToItsLimit) {
     EXPECT_EQ(error_of([&] { read_text_file(file, 9); }), file + ": 10 bytes; expected at most 9");
     const std::string long_file = place.write("long", std::string(300'000, 'x'));
     EXPECT_EQ(read_text_file(long_file, 300'000).size(), 300'000u);
-    EXPECT_THAT(read_text_file("/proc/self/status", 1 << 20), HasSubstr("VmRSS"));  // whose size is 0
+    EXPECT_THAT(read_text_file("/proc/self/status", 1 << 20),
+                HasSubstr("VmRSS"));  // its size is reported as 0
     EXPECT_THAT(error_of([] { read_text_file("/proc/self/status", 100); }),
                 HasSubstr("more than 100 bytes; expected at most 100"));
 }
 
-TEST(ReadTextFile, NamesWhatItDoesNotTake) {
+TEST(ReadTextFile, NamesFilesThatItRefuses) {
     const TemporaryDirectory place;
     const std::string pipe = place / "pipe", link = place / "link", absent = place / "absent";
     ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
@@ -54,11 +55,11 @@ TEST(ReadTextFile, NamesWhatItDoesNotTake) {
               link + ": is a symbolic link; expected a regular file");
 }
 
-TEST(TextLines, GivesWholeLinesAndSkipsLongOnes) {
+TEST(TextLines, ReturnsCompleteLinesAndSkipsLongOnes) {
     const TemporaryDirectory place;
     EXPECT_THAT(lines_in(place.write("a", "one\n\nthree\ntorn"), 5), ElementsAre("one", "", "three"));
     EXPECT_THAT(lines_in(place.write("b", "12345\n123456\n1\n"), 5), ElementsAre("12345", "1"));
-    // Lines around the size of the pieces that are read.
+    // Line lengths around the size of the read buffer.
     std::string text;
     std::vector<std::string> expected;
     for (const std::size_t length : {262'143, 1, 262'144, 262'145, 0, 524'288, 3}) {
@@ -74,7 +75,7 @@ TEST(TextLines, HoldsNoLongLineInMemory) {
     const TemporaryDirectory place;
     const std::string file = place.write("holes", "first\n");
     constexpr std::int64_t hole = 256 << 20;
-    std::filesystem::resize_file(file, hole);  // zeros that no disk holds
+    std::filesystem::resize_file(file, hole);  // a sparse file
     std::ofstream(file, std::ios::app) << "\nlast\n";
     const auto largest_kib = [] {
         rusage usage{};
@@ -86,7 +87,7 @@ TEST(TextLines, HoldsNoLongLineInMemory) {
     EXPECT_LT(largest_kib() - before, hole / 1024 / 4);
 }
 
-TEST(OpenOwnFile, RefusesWhatMayBeAForeignFile) {
+TEST(OpenOwnFile, RefusesForeignFiles) {
     const TemporaryDirectory place;
     const std::string file = place.write("file", "x"), link = place / "link", second = place / "second";
     EXPECT_NO_THROW(open_own_file(file, O_RDONLY));
@@ -99,7 +100,7 @@ TEST(OpenOwnFile, RefusesWhatMayBeAForeignFile) {
     EXPECT_EQ(error_of([&] { open_own_file(place.path(), O_RDONLY); }), "is a directory; expected a file");
 }
 
-TEST(RandomHex, DrawsOtherDigitsEachTime) {
+TEST(RandomHex, DrawsNewDigitsEachTime) {
     std::set<std::string> drawn;
     for (int i = 0; i < 1000; ++i) drawn.insert(random_hex(8));
     EXPECT_EQ(drawn.size(), 1000u);

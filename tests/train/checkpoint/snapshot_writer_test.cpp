@@ -18,13 +18,13 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
 
-TEST(SnapshotWriter, SavesTheStateAsItWasWhateverHappensToItAfterwards) {
+TEST(SnapshotWriter, SavesTheStateBeforeLaterChanges) {
     const Context ctx;
     const TemporaryDirectory place;
     SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 100}), ctx);
     const Checkpoint live = made_up_checkpoint(ctx, 0);
     for (std::int64_t step = 1; step <= 20; ++step) {
-        Checkpoint now = live;  // the same tensors
+        Checkpoint now = live;  // shares the tensors of `live`
         now.step = step;
         const auto overwrite = [&](const NamedTensors& tensors) {
             for (const auto& [name, x] : tensors) fill(ctx, x, static_cast<double>(step));
@@ -52,7 +52,7 @@ TEST(SnapshotWriter, SavesTheStateAsItWasWhateverHappensToItAfterwards) {
     EXPECT_THAT(writer.poll(), IsEmpty());
 }
 
-TEST(SnapshotWriter, ReportsAFailedSaveAndGoesOn) {
+TEST(SnapshotWriter, ReportsAFailedSaveAndContinues) {
     const Context ctx;
     const TemporaryDirectory place;
     SnapshotWriter writer(CheckpointDirectory(place.path()), ctx);
@@ -75,7 +75,7 @@ TEST(SnapshotWriter, ReportsAFailedSaveAndGoesOn) {
     EXPECT_FALSE(std::filesystem::exists(writer.directory().path_of(2)));
 }
 
-// libhdf5, which read files back once, did not survive that.
+// libhdf5 crashes on a read error.
 TEST(SnapshotWriter, AReadErrorWhileASaveIsVerifiedIsReportedAndTheNextSaveIsSound) {
     const Context ctx;
     test::MemoryFileSystem memory;
@@ -113,20 +113,20 @@ TEST(SnapshotWriter, SavesStridedViewsAndGrowsItsMemory) {
     }
 }
 
-TEST(SnapshotWriter, SavesInPlaceWhatNobodyChangesMeanwhile) {
+TEST(SnapshotWriter, SavesInPlaceWithoutACopy) {
     const Context ctx;
     const TemporaryDirectory place;
     SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 2}), ctx);
     const Checkpoint first = made_up_checkpoint(ctx, 1), second = made_up_checkpoint(ctx, 2);
     writer.save_in_place(first);
-    writer.save_in_place(second, /*best=*/true);  // waits for the one before
+    writer.save_in_place(second, /*best=*/true);  // waits for the previous save
     writer.wait();
     test::expect_same(read_checkpoint(writer.directory().path_of(1)), first);
     test::expect_same(read_checkpoint(writer.directory().best_path()), second);
     EXPECT_EQ(writer.poll().size(), 2u);
 }
 
-TEST(SnapshotWriter, FinishesTheSaveUnderWayBeforeItGoes) {
+TEST(SnapshotWriter, FinishesTheRunningSaveOnDestruction) {
     const Context ctx;
     const TemporaryDirectory place;
     {

@@ -1,5 +1,5 @@
-// Files of format version 1 made to mislead its reader: each under a correct header, each refused in one line
-// that names the object.
+// Files of format version 1 that are made to harm the reader, with a correct header: each is refused in one
+// line that names the object.
 #include <gmock/gmock.h>
 
 #include <gradtile/train/checkpoint/checkpoint_version_1.h>
@@ -63,7 +63,7 @@ std::string refusal_with_dataset(hid_t type, const BadDataset& options = {}) {
     return refusal(changed_version_1([&](hid_t file) { add_dataset(file, type, options); }));
 }
 
-TEST(HostileVersion1, TheSameLeftSoundIsRead) {
+TEST(HostileVersion1, AnUnchangedFileIsRead) {
     MemoryFileSystem fs;
     fs.put("good.h5", changed_version_1([](hid_t) {}));
     EXPECT_EQ(read_version_1("good.h5", SymbolicLinks::follow, fs).params.at("sound").shape(),
@@ -91,7 +91,7 @@ TEST(HostileVersion1, LinksOtherThanHardOnesAreRefused) {
                 HasSubstr("config/json: a soft or external link"));
 }
 
-TEST(HostileVersion1, LinksThatGoInCirclesAreRefused) {
+TEST(HostileVersion1, CyclicLinksAreRefused) {
     EXPECT_THAT(refusal(changed_version_1([](hid_t file) {
                     const Hdf5Group group(H5Gcreate2(file, "params/a", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
                                           "group");
@@ -152,7 +152,7 @@ TEST(HostileVersion1, UnknownElementTypesAreRefused) {
     const Hdf5Type opaque(H5Tcreate(H5T_OPAQUE, 4), "type");
     for (const hid_t type : {text.get(), sequence.get(), compound.get(), array.get(), opaque.get(),
                              H5T_IEEE_F32BE, H5T_STD_I64LE, H5T_STD_U8LE, H5T_STD_REF_OBJ}) {
-        // Without the filter, which some of them do not allow.
+        // Without the filter, because some of these types do not allow it.
         EXPECT_THAT(refusal_with_dataset(type, {.fletcher = false}),
                     HasSubstr("params/bad: elements of a type that tensors do not have"));
     }
@@ -189,7 +189,7 @@ TEST(HostileVersion1, LayoutsAndFiltersTheFormatDoesNotUseAreRefused) {
                 HasSubstr("can be extended"));
 }
 
-TEST(HostileVersion1, SizesTheFileCannotHoldAreRefusedBeforeAnyMemoryIsTaken) {
+TEST(HostileVersion1, SizesTheFileCannotHoldAreRefusedBeforeMemoryIsAllocated) {
     const hsize_t huge = hsize_t{1} << 40;
     EXPECT_THAT(refusal_with_dataset(H5T_IEEE_F32LE, {.dims = {huge, 30}}),
                 HasSubstr("larger than the file"));

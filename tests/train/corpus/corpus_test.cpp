@@ -18,8 +18,8 @@ namespace {
 using test::message_of;
 using testing::HasSubstr;
 
-/// Every derivation of a text, found by trying every branch of every choice. It shares nothing with the
-/// parser under test: neither the beginnings of alternatives nor the promise that only one branch fits.
+/// Finds every derivation of a text by trying every branch of every choice. It shares no code with the tested
+/// parser: it uses neither the beginnings of alternatives nor the guarantee that only one branch fits.
 class AllDerivations {
   public:
     AllDerivations(const Grammar& grammar, std::string_view text)
@@ -76,8 +76,9 @@ class AllDerivations {
     std::vector<double> log_probabilities_;
 };
 
-TEST(AllDerivations, CountsTheTwoOfAnAmbiguousText) {
-    // Unambiguous for the constructor, ambiguous once a rule is repeated by hand: the counter must see it.
+TEST(AllDerivations, FindsBothDerivationsOfAnAmbiguousText) {
+    // The grammar is unambiguous for the constructor, and becomes ambiguous when the test repeats an
+    // alternative. The counter must find both derivations.
     const Grammar grammar("s = | a{x} | b\nx = | b | c\n", "s");
     EXPECT_EQ(AllDerivations(grammar, "ab").log_probabilities().size(), 1u);
     Grammar ambiguous = grammar;
@@ -112,7 +113,7 @@ TEST(Corpus, TheParserRecoversStoriesAndProbabilities) {
     EXPECT_NEAR(source_nll_per_character(*stories), source_nll_per_character(corpus.stories), 1e-9);
 }
 
-TEST(Corpus, OtherTextIsNotTakenForStories) {
+TEST(Corpus, OtherTextIsNotParsedAsStories) {
     const std::string text = generate_corpus(3000, Seed{1}).text;
     EXPECT_TRUE(parse_corpus(text).has_value());
     for (const std::string& other :
@@ -143,7 +144,7 @@ TEST(Corpus, TheRealisedProbabilityIsTheEntropyOfTheChoices) {
     EXPECT_LT(std::abs(sum[0] - sum[1]) / n, 5 * deviation * std::sqrt(2 / n));
 }
 
-TEST(Corpus, ChoicesComeAsOftenAsTheirProbabilitySays) {
+TEST(Corpus, ChoicesHaveTheirProbabilities) {
     // "and the lost" has weight 3 of 14 among adventures, which are 14 of 20 stories: 3/20 of all.
     const Corpus corpus = generate_corpus(2000000, Seed{14});
     double lost = 0;
@@ -158,8 +159,8 @@ TEST(Corpus, ChoicesComeAsOftenAsTheirProbabilitySays) {
 }
 
 TEST(Corpus, IsTheSameTextOnEveryMachine) {
-    // FNV-1a of the text; a change of grammar or generator changes it, and with it every figure quoted for
-    // it.
+    // FNV-1a of the text. A change of the grammar or the generator changes the text, and with it every
+    // published loss on it.
     const auto hash = [](std::string_view text) {
         std::uint64_t h = 14695981039346656037u;
         for (const unsigned char c : text) h = (h ^ c) * 1099511628211u;
@@ -172,7 +173,7 @@ TEST(Corpus, IsTheSameTextOnEveryMachine) {
     EXPECT_EQ(generate_corpus(50000, Seed{1}).text.substr(0, corpus.text.size()), corpus.text);
 }
 
-TEST(Corpus, HasTheLengthAskedForUpToOneStory) {
+TEST(Corpus, HasTheRequestedLengthUpToOneStory) {
     for (const std::int64_t characters : {1, 1000, 77777}) {
         const Corpus corpus = generate_corpus(characters, Seed{5});
         EXPECT_GE(std::ssize(corpus.text), characters);
@@ -190,7 +191,7 @@ TEST(Corpus, StoriesAreReadable) {
         EXPECT_GT(text.size(), 300u);
         EXPECT_LT(text.size(), 2000u);
         EXPECT_TRUE(text.ends_with("\n\n"));
-        EXPECT_EQ(text.find("\n\n"), text.size() - 2);  // a blank line between stories and nowhere else
+        EXPECT_EQ(text.find("\n\n"), text.size() - 2);  // the only blank line is at the end
         EXPECT_EQ(text.find("  "), std::string_view::npos);
         for (const char* slip :
              {" a a ", " an b", " .", " ,", "..", ",.", "?.", "!.", " \n", "\n ", "{", "}", "|", "\\"})
@@ -214,7 +215,7 @@ TEST(Corpus, TheSplitFallsBetweenStories) {
     EXPECT_EQ(nearest_story_border(std::span(stories).first(1), 0.9), std::nullopt);
 }
 
-TEST(Grammar, RefusesWhatMayBeAmbiguous) {
+TEST(Grammar, RefusesAmbiguousGrammars) {
     const auto refusal = [](std::string_view notation) {
         return message_of([&] { Grammar(notation, "s"); });
     };

@@ -19,8 +19,8 @@ TEST(CollectiveCost, OneGpuSendsNothingAndTakesNoTime) {
     EXPECT_EQ(broadcast_seconds(alone, links, 1e9), 0);
 }
 
-/// A ring sends 2 (n - 1) / n of the bytes, whatever the links it is cut into.
-TEST(CollectiveCost, AllReduceSendsWhatARingSends) {
+/// A ring sends 2 (n - 1) / n of the bytes, regardless of how many of its links are in nodes.
+TEST(CollectiveCost, AllReduceSendsTheBytesOfARing) {
     for (const std::int64_t gpus : {2, 4, 8, 16, 64, 1024})
         for (const std::int64_t per_node : {1, 2, 4, 8, 1024}) {
             if (gpus > per_node && gpus % per_node != 0) continue;
@@ -32,7 +32,7 @@ TEST(CollectiveCost, AllReduceSendsWhatARingSends) {
         }
 }
 
-TEST(CollectiveCost, OneNodeKnowsNoNetwork) {
+TEST(CollectiveCost, OneNodeUsesNoNetwork) {
     const GpuLayout node(4, 8);
     EXPECT_EQ(all_reduce_wire_bytes(node, 1e9).network, 0);
     // Six steps of a ring, and 1.5 times the bytes.
@@ -44,16 +44,16 @@ TEST(CollectiveCost, OneNodeKnowsNoNetwork) {
     EXPECT_EQ(all_reduce_seconds(node, slow, 1e9), all_reduce_seconds(node, links, 1e9));
 }
 
-TEST(CollectiveCost, BetweenNodesTheSlowerLinkDecides) {
+TEST(CollectiveCost, TheSlowerLinkDeterminesTheTimeBetweenNodes) {
     const GpuLayout two_nodes(16, 8);
-    // Of 1 GB each of 8 GPUs sends an eighth over the network: 2.5 ms; inside a node it sends 1.75 GB: 5.8
+    // Each of 8 GPUs sends an eighth of 1 GB over the network: 2.5 ms. Within its node it sends 1.75 GB: 5.8
     // ms.
     const double latency = 2 * (7 * 5e-6 + 20e-6);
     EXPECT_DOUBLE_EQ(all_reduce_seconds(two_nodes, links, 1e9), latency + 1.75e9 / 300e9);
     Links slow = links;
     slow.network.bytes_per_second = 10e9;
     EXPECT_DOUBLE_EQ(all_reduce_seconds(two_nodes, slow, 1e9), latency + 0.125e9 / 10e9);
-    // Nodes of one GPU have a network alone; a tree of 5 is 3 deep, a ring has 4 steps.
+    // Nodes of one GPU have only a network. A tree of 5 nodes has depth 3, and a ring has 4 steps.
     const GpuLayout single(5, 1);
     EXPECT_DOUBLE_EQ(all_reduce_seconds(single, links, 1e9), 2 * 3 * 20e-6 + 1.6e9 / 50e9);
     EXPECT_DOUBLE_EQ(scatter_seconds(single, links, 1e9), 4 * 20e-6 + 0.8e9 / 50e9);

@@ -21,14 +21,14 @@ Measurement step(const char* name, std::int64_t gpus, std::int64_t share, bool z
     return m;
 }
 
-/// Enough for every constant.
+/// Measurements that determine every constant.
 std::vector<Measurement> timed() {
     std::vector<Measurement> all;
     for (const TrainDType dtype : {TrainDType::bf16, TrainDType::f32})
         for (const char* name : {"gpt2-124m", "gpt2-350m", "gpt2-774m"})
             for (const std::int64_t share : {1, 4, 16}) all.push_back(step(name, 1, share, false, dtype));
     for (Measurement& m : all)
-        if (m.config.model.layers == 24) m.config.model.context = 256;  // attention's part differs
+        if (m.config.model.layers == 24) m.config.model.context = 256;  // a different share of attention
     for (const std::int64_t gpus : {2, 4})
         for (const bool zero : {false, true})
             all.push_back(step("gpt2-124m", gpus, 8, zero, TrainDType::bf16));
@@ -45,8 +45,8 @@ std::vector<Measurement> timed() {
     return all;
 }
 
-/// Data that the model explains are explained by the constants they were made from. The steps' times
-/// determine these through numbers about 1e4 times smaller, so 1e-12 of a time is 1e-8 of a constant.
+/// Measurements computed from the model must give back its constants. The steps' times determine the
+/// constants through terms about 1e4 times smaller, so an error of 1e-12 in a time is 1e-8 in a constant.
 TEST(CostFit, FindsPlantedConstants) {
     const CostConstants shipped = h200_constants();
     CostConstants planted = shipped;
@@ -69,7 +69,7 @@ TEST(CostFit, FindsPlantedConstants) {
     });
 }
 
-TEST(CostFit, WhatNothingDependsOnStaysAndIsNamed) {
+TEST(CostFit, UndeterminedConstantsKeepTheirValuesAndAreNamed) {
     const CostConstants shipped = h200_constants();
     std::vector<Measurement> measurements = timed();
     std::erase_if(measurements,
@@ -92,7 +92,7 @@ TEST(CostFit, MeasurementsWithoutWeightDoNotCount) {
     EXPECT_NEAR(fit.constants.product_flops, shipped.product_flops, 1e-8 * shipped.product_flops);
 }
 
-/// `gradtile plan --fit` of the file prints what the program is to contain, with four digits.
+/// `gradtile plan --fit` of this file prints the constants to put into the program, with four digits.
 TEST(CostFit, ShippedConstantsAreTheFitOfTheShippedMeasurements) {
     const std::vector<Measurement> measurements =
         read_measurements(GRADTILE_SOURCE_DIR "/bench/results/2026-11-21-h200-steps.jsonl");
@@ -105,7 +105,7 @@ TEST(CostFit, ShippedConstantsAreTheFitOfTheShippedMeasurements) {
     visit_constants(shipped, [&](const char* name, double value, double, const char*) {
         EXPECT_NEAR(value / fitted[i++], 1, 5e-4) << name;
     });
-    // Whole steps without recomputation; models below 100M parameters are not promised.
+    // Only whole steps without recomputation: the promise excludes models below 100M parameters.
     for (const Measurement& m : measurements)
         if (m.what == Timed::step && m.weight > 0 && m.config.model.recompute == Recompute::none) {
             EXPECT_NEAR(predicted_ms(m, shipped) / m.ms, 1, 0.03) << description_of(m);
@@ -132,7 +132,7 @@ TEST(CostFit, MeasurementsAreReadLineByLine) {
     EXPECT_EQ(read[2].weight, 1);
 }
 
-TEST(CostFit, WhatCannotBeReadIsNamedWithItsLine) {
+TEST(CostFit, InvalidLinesAreNamed) {
     const test::TemporaryDirectory place;
     const auto refused = [&](const std::string& line, const std::string& because) {
         const std::string path = place.write("measured.jsonl", line);

@@ -56,7 +56,8 @@ TEST(CostModel, OneGpuCommunicatesNothing) {
     }
 }
 
-/// Float32 gradients by a ring; with ZeRO-1 they are scattered and values of two bytes gathered.
+/// A ring all-reduces float32 gradients. With ZeRO-1, gradients are reduce-scattered, and values of two bytes
+/// are gathered.
 TEST(CostModel, BytesOnTheWireAreThoseOfGradientsAndValues) {
     for (const std::int64_t gpus : {2, 4, 64}) {
         const auto n = static_cast<double>(gpus);
@@ -66,7 +67,7 @@ TEST(CostModel, BytesOnTheWireAreThoseOfGradientsAndValues) {
     }
 }
 
-/// Muon's matrices are summed everywhere, and their owners broadcast values.
+/// Every process sums the gradients of Muon's matrices, and the owners broadcast the values.
 TEST(CostModel, ZeroWithMuonSumsBlocksInEveryProcess) {
     TrainConfig config = config_of(true);
     config.optimizer = OptimizerKind::muon;
@@ -84,7 +85,7 @@ TEST(CostModel, ZeroWithMuonSumsBlocksInEveryProcess) {
     }
 }
 
-/// 12 bytes an element of masters and moments are shared.
+/// Under ZeRO-1, processes share 12 bytes per element of masters and moments.
 TEST(CostModel, ZeroDividesTheUpdate) {
     EXPECT_DOUBLE_EQ(cost_on(4, step_of(true)).update, cost_on(1, step_of(true)).update / 4);
     EXPECT_EQ(cost_on(4, step_of(false)).update, cost_on(1, step_of(false)).update);
@@ -94,7 +95,7 @@ TEST(CostModel, ComputeDoesNotDependOnTheNumberOfGpus) {
     EXPECT_EQ(cost_on(64, step_of()).compute, cost_on(1, step_of()).compute);
 }
 
-TEST(CostModel, MoreGpusExposeMore) {
+TEST(CostModel, MoreGpusExposeMoreCommunication) {
     for (const bool zero : {false, true}) {
         double before = 0;
         for (const std::int64_t gpus : {2, 4, 8, 16, 64, 1024}) {
@@ -105,8 +106,9 @@ TEST(CostModel, MoreGpusExposeMore) {
     }
 }
 
-/// With links that cost nothing and no contention nothing is lost; without overlap all of it would be.
-TEST(CostModel, ExposedTimeLiesBetweenNothingAndAllOfTheCollectives) {
+/// With infinitely fast links and no contention the exposed time is 0; without overlap it would be the time
+/// of all collectives.
+TEST(CostModel, ExposedTimeIsBetweenZeroAndTheTimeOfAllCollectives) {
     CostConstants constants = h200_constants();
     constants.contention = 0;
     const double all =
@@ -114,7 +116,7 @@ TEST(CostModel, ExposedTimeLiesBetweenNothingAndAllOfTheCollectives) {
     const double exposed = cost_on(4, step_of(), constants).exposed;
     EXPECT_GT(exposed, 0);
     EXPECT_LT(exposed, all);
-    // The token embedding is the last: at least its all-reduce is waited for.
+    // The token embedding is the last bucket, so the step waits at least for its all-reduce.
     const double embedding = 4.0 * 50257 * 768;
     EXPECT_GE(exposed, all_reduce_seconds(GpuLayout(4, 8), {.nvlink = constants.nvlink()}, embedding));
     constants.nvlink_bytes = 1e30;
@@ -149,7 +151,7 @@ TEST(CostModel, ASingleNodeIsTheFlatCase) {
     EXPECT_GT(cost_on(8, step_of(), constants, 1).wire.network, 0);
 }
 
-TEST(CostModel, SettingsSayWhatAProcessDoes) {
+TEST(CostModel, SettingsDetermineTheWorkOfAProcess) {
     TrainConfig config = config_of(true, 4, 16);
     const ParallelStep step = parallel_step(config, 8);
     EXPECT_EQ(step.accumulation_steps, 2);

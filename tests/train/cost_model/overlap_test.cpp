@@ -11,7 +11,7 @@ namespace {
 
 using Pieces = std::vector<QueuedPiece>;
 
-TEST(Overlap, QueuesThatDoNotWaitTakeTheLongerOnesTime) {
+TEST(Overlap, IndependentQueuesTakeTheLongerTime) {
     EXPECT_DOUBLE_EQ(overlapped_seconds(Pieces{{1}, {2}}, Pieces{}, 0.5), 3);
     EXPECT_DOUBLE_EQ(overlapped_seconds(Pieces{}, Pieces{{1}, {2}}, 0.5), 3);
     EXPECT_DOUBLE_EQ(overlapped_seconds(Pieces{{1}, {2}}, Pieces{{2.5}}, 0), 3);
@@ -19,20 +19,21 @@ TEST(Overlap, QueuesThatDoNotWaitTakeTheLongerOnesTime) {
     EXPECT_EQ(overlapped_seconds(Pieces{}, Pieces{}, 0), 0);
 }
 
-/// Gradients: each transfer starts when its piece is done and the transfer before it.
+/// Gradients: a transfer starts when its piece and the previous transfer are done.
 TEST(Overlap, ATransferWaitsForItsPieceAndForTheOneBeforeIt) {
     const Pieces backward{{1}, {1}, {1}};
     EXPECT_DOUBLE_EQ(overlapped_seconds(backward, Pieces{{0.5, 0}, {0.5, 2}}, 0), 3.5);
     EXPECT_DOUBLE_EQ(overlapped_seconds(backward, Pieces{{1.5, 0}, {1.5, 1}, {1.5, 2}}, 0), 1 + 4.5);
 }
 
-/// Values: a piece starts when its transfer is done and the piece before it.
+/// Values: a piece starts when its transfer and the previous piece are done.
 TEST(Overlap, ComputationWaitsForItsTransfer) {
     EXPECT_DOUBLE_EQ(overlapped_seconds(Pieces{{1, 0}, {1, 1}}, Pieces{{0.25}, {0.5}}, 0), 2.25);
     EXPECT_DOUBLE_EQ(overlapped_seconds(Pieces{{1, 0}, {1, 1}}, Pieces{{0.25}, {2}}, 0), 3.25);
 }
 
-/// A transfer of t seconds beside computation delays it by t c / (1 + c): so much less is done meanwhile.
+/// A transfer of t seconds during computation delays it by t c / (1 + c), because the computation is slower
+/// by 1 + c meanwhile.
 TEST(Overlap, ContentionDelaysComputationWhileATransferRuns) {
     EXPECT_DOUBLE_EQ(overlapped_seconds(Pieces{{2}}, Pieces{{1}}, 0.25), 1 + (2 - 1 / 1.25));
     EXPECT_DOUBLE_EQ(overlapped_seconds(Pieces{{1}, {1}}, Pieces{{0.5, 0}}, 0.25),

@@ -36,7 +36,7 @@ void overwrite(const std::string& path, std::int64_t offset, std::string_view by
         .write(bytes.data(), std::ssize(bytes));
 }
 
-/// Sets the time of last change back or forth, as no write within a clock tick of another does.
+/// Shifts the time of last change; two writes within a clock tick would have the same time.
 void set_time(const std::string& path, std::int64_t seconds) {
     const timespec times[2] = {{seconds, 0}, {seconds, 0}};
     ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
@@ -53,7 +53,7 @@ TEST(DataFile, ReadsAnyPart) {
     EXPECT_THAT(message_of([&] { read_part(file, -1, 3); }), HasSubstr("t: bytes [-1, 2) of 10"));
 }
 
-TEST(DataFile, WhatIsNoRegularFileIsRefusedAtOnce) {
+TEST(DataFile, AcceptsOnlyRegularFiles) {
     const TemporaryDirectory place;
     const auto message = [](const std::string& path) { return message_of([&] { DataFile file(path); }); };
     EXPECT_EQ(message(""), "data: no file given");
@@ -72,13 +72,13 @@ TEST(DataFile, WhatIsNoRegularFileIsRefusedAtOnce) {
     EXPECT_EQ(message(local), local + ": is not a regular file");
 }
 
-TEST(DataFile, ThatWasCutShortIsAnErrorNotASignal) {
+TEST(DataFile, TruncationIsAnErrorAndNotASignal) {
     const TemporaryDirectory place;
     const std::string path = place.write("t", std::string(100'000, 'x'));
     const DataFile file(path);
-    EXPECT_FALSE(file.was_touched());
+    EXPECT_FALSE(file.was_modified());
     ASSERT_EQ(truncate(path.c_str(), 70'000), 0);
-    EXPECT_TRUE(file.was_touched());
+    EXPECT_TRUE(file.was_modified());
     EXPECT_EQ(read_part(file, 0, 70'000), std::string(70'000, 'x'));
     const std::string expected =
         path + ": ends at byte 70000; expected 100000 (it was changed while it was read)";
@@ -87,7 +87,7 @@ TEST(DataFile, ThatWasCutShortIsAnErrorNotASignal) {
     EXPECT_EQ(message_of([&] { file.require_same_size(); }), expected);
 }
 
-TEST(DataFile, AnotherFileOfItsNameIsNotRead) {
+TEST(DataFile, AReplacementOfTheSameNameIsNotRead) {
     const TemporaryDirectory place;
     const std::string path = place.write("t", "first");
     const DataFile file(path);
@@ -95,10 +95,10 @@ TEST(DataFile, AnotherFileOfItsNameIsNotRead) {
     EXPECT_EQ(read_part(file, 0, 5), "first");
     std::filesystem::remove(path);
     EXPECT_EQ(read_part(file, 0, 5), "first");
-    EXPECT_FALSE(file.was_touched());
+    EXPECT_FALSE(file.was_modified());
 }
 
-TEST(DataContent, IsTheHashThatSha256sumPrints) {
+TEST(DataContent, MatchesSha256sum) {
     const TemporaryDirectory place;
     // sha256sum of these bytes
     const std::pair<std::string, const char*> cases[] = {
@@ -116,7 +116,7 @@ TEST(DataContent, IsTheHashThatSha256sumPrints) {
         R"({"bytes":6,"hash":"sha256:5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"})");
 }
 
-TEST(DataContent, OfASmallFileSeesEveryByte) {
+TEST(DataContent, CoversEveryByteOfASmallFile) {
     const TemporaryDirectory place;
     std::string bytes(10'000, 'a');
     const std::string path = place.write("t", bytes);
@@ -129,7 +129,7 @@ TEST(DataContent, OfASmallFileSeesEveryByte) {
     }
 }
 
-TEST(DataContent, OfALargeFileSeesItsEndsAndOneOfEveryTwoHundredAndFiftySixthPart) {
+TEST(DataContent, CoversTheEndsAnd256BlocksOfALargeFile) {
     const TemporaryDirectory place;
     const std::string path = place.write("t", "");
     constexpr std::int64_t mebibyte = 1 << 20, size = 1026 * mebibyte + 3;
@@ -151,12 +151,12 @@ TEST(DataContent, OfALargeFileSeesItsEndsAndOneOfEveryTwoHundredAndFiftySixthPar
         overwrite(path, at, std::string_view("\0", 1));
         EXPECT_EQ(content_of(DataFile(path)), before) << at;
     }
-    // Bytes between the samples are not compared.
+    // Bytes between the samples are not part of the hash.
     overwrite(path, 3 * mebibyte, "b");
     EXPECT_EQ(content_of(DataFile(path)), before);
 }
 
-TEST(DataContent, OfTheLargestSparseFileReadsAFewMebibytes) {
+TEST(DataContent, ReadsFewMebibytesOfTheLargestSparseFile) {
     const TemporaryDirectory place;
     const std::string path = place.write("t", "");
     std::int64_t size = std::numeric_limits<std::int64_t>::max();
@@ -169,7 +169,7 @@ TEST(DataContent, OfTheLargestSparseFileReadsAFewMebibytes) {
     EXPECT_EQ(content_of(file).bytes, size);
 }
 
-TEST(DataContent, AFileThatIsTouchedButHoldsTheSamePasses) {
+TEST(DataContent, AcceptsANewTimeOfChangeWithTheSameContent) {
     const TemporaryDirectory place;
     const std::string path = place.write("t", "0123456789");
     set_time(path, 1'000'000'000);

@@ -22,7 +22,7 @@ namespace {
 
 using test::message_of;
 
-/// Tokens that name their own place, so that a test can tell which were visited.
+/// Tokens whose value is their position, so that a test can check which were visited.
 TokenSequence places(std::int64_t n) {
     std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
     std::iota(ids.begin(), ids.end(), 0);
@@ -140,7 +140,7 @@ TEST(DataLoader, SeedsGiveDifferentOrders) {
     EXPECT_NE(take(a, 20, 1), take(b, 20, 1));
 }
 
-TEST(DataLoader, RanksShareTheSameOrderBetweenThem) {
+TEST(DataLoader, RanksShareOneOrder) {
     DataLoader alone(places(200), {.context = 8, .seed = {9}});
     const std::vector<Row> expected = take(alone, 60, 1);
     for (const std::int64_t ranks : {2, 3}) {
@@ -154,14 +154,14 @@ TEST(DataLoader, RanksShareTheSameOrderBetweenThem) {
             }
             state = loader.state();
         }
-        // Batch by batch, one rank's rows behind the other's.
+        // In each batch, the rows of rank 0 come before those of rank 1.
         const std::size_t rows = 60 / 5 / std::size_t(ranks), of_batch = rows * std::size_t(ranks);
         for (std::size_t i = 0; i < expected.size(); ++i)
             EXPECT_EQ(of_rank[i % of_batch / rows][i / of_batch * rows + i % rows], expected[i]);
     }
 }
 
-TEST(DataLoader, AnotherNumberOfRanksGoesOnWithTheSameOrder) {
+TEST(DataLoader, AnotherNumberOfRanksContinuesTheSameOrder) {
     DataLoader alone(places(200), {.context = 8, .seed = {9}});
     const std::vector<Row> expected = take(alone, 24, 1);
     DataLoader first(places(200), {.context = 8, .seed = {9}, .rank = 1, .ranks = 4});
@@ -259,7 +259,7 @@ TEST(DataLoader, EveryRankCountsTheTargetsOfAll) {
                                                                               .rank = rank,
                                                                               .ranks = ranks,
                                                                               .ignore_token = ignore_token});
-        for (int step = 0; step < 9; ++step) {  // two epochs and more
+        for (int step = 0; step < 9; ++step) {  // more than two epochs
             std::vector<std::int64_t> told;
             std::int64_t counted = 0;
             for (DataLoader& loader : loaders) {
@@ -272,7 +272,7 @@ TEST(DataLoader, EveryRankCountsTheTargetsOfAll) {
     }
 }
 
-/// A token file of 40 kB whose ids name their own place, and its sequence.
+/// A token file of 40 kB whose ids are their positions, and its sequence.
 struct PlacesOnDisk {
     PlacesOnDisk() {
         std::vector<std::int32_t> ids(20'000);
@@ -280,7 +280,7 @@ struct PlacesOnDisk {
         write_token_file(path, TokenFormat::headerless, ids);
         tokens = open_token_file(path).tokens;
     }
-    /// Writes the file's second half again.
+    /// Restores the file's second half.
     void mend() const {
         const std::string whole = contents;
         std::fstream(path, std::ios::binary | std::ios::in | std::ios::out)
@@ -298,7 +298,7 @@ struct PlacesOnDisk {
     std::string contents;
 };
 
-TEST(DataLoader, ReadsFilesAsItReadsMemory) {
+TEST(DataLoader, ReadsFilesLikeMemory) {
     const PlacesOnDisk disk;
     for (const std::int64_t context : {1, 8, 1024, 9000}) {
         const DataLoaderOptions options{.context = context, .seed = {3}};
@@ -308,7 +308,7 @@ TEST(DataLoader, ReadsFilesAsItReadsMemory) {
     }
 }
 
-TEST(DataLoader, StandsWhereItStoodWhenAFileWasCutShort) {
+TEST(DataLoader, KeepsItsPositionWhenAFileIsTruncated) {
     PlacesOnDisk disk;
     const DataLoaderOptions options{.context = 16, .seed = {1}};
     DataLoader loader(disk.tokens, options), reference(places(20'000), options);
@@ -320,16 +320,16 @@ TEST(DataLoader, StandsWhereItStoodWhenAFileWasCutShort) {
     while ((message = message_of([&] { take(loader, 1, 20); })) == "no error") take(reference, 1, 20);
     EXPECT_EQ(message, disk.path + ": ends at byte 20000; expected 40000 (it was changed while it was read)");
     EXPECT_EQ(loader.state(), reference.state());
-    disk.mend();  // another try goes on as if nothing had happened
+    disk.mend();  // the next call continues as if no error had happened
     EXPECT_EQ(take(loader, 10, 20), take(reference, 10, 20));
 }
 
-TEST(DataLoader, AFileThatWasChangedInPlaceIsNoticedWhenItsEpochEnds) {
+TEST(DataLoader, AFileChangedInPlaceIsDetectedAtTheEndOfTheEpoch) {
     PlacesOnDisk disk;
     const DataLoaderOptions options{.context = 100, .seed = {1}};
     DataLoader loader(disk.tokens, options);
     disk.cut();
-    disk.contents[11] ^= 1;  // within the vocabulary, and of the same length
+    disk.contents[11] ^= 1;  // the id stays in the vocabulary, and the length stays the same
     disk.mend();
     JsonValue before;
     std::string message = "no error";
@@ -343,7 +343,7 @@ TEST(DataLoader, AFileThatWasChangedInPlaceIsNoticedWhenItsEpochEnds) {
     EXPECT_EQ(loader.position(), loader.windows() - 1);
 }
 
-TEST(SequentialLoader, StandsWhereItStoodWhenAFileWasCutShort) {
+TEST(SequentialLoader, KeepsItsPositionWhenAFileIsTruncated) {
     PlacesOnDisk disk;
     SequentialLoader loader(disk.tokens, 16), reference(places(20'000), 16);
     std::vector<std::int32_t> tokens(16 * 100), targets(16 * 100), expected = tokens,

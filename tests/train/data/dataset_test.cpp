@@ -37,7 +37,7 @@ TEST(Dataset, KeepsTheFirstNinetyPercentOfTheCharactersForTraining) {
     EXPECT_FALSE(dataset.source_nll.has_value());
 }
 
-TEST(Dataset, ATextBeginsAfterItsByteOrderMarkAndKeepsItsLineEnds) {
+TEST(Dataset, DropsTheByteOrderMarkAndKeepsLineEnds) {
     const TemporaryDirectory place;
     const std::string path = place.write("t.txt",
                                          "\xEF\xBB\xBF"
@@ -63,7 +63,7 @@ TEST(Dataset, ValidationDataUsesTheTrainingVocabulary) {
               val + ": character U+0061 at byte offset 1 is not one of the 4 the tokenizer knows");
 }
 
-TEST(Dataset, ACheckpointsTokenizerIsUsedAsItIs) {
+TEST(Dataset, ACheckpointsTokenizerIsUsedUnchanged) {
     const TemporaryDirectory place;
     const Tokenizer tokenizer = Tokenizer::characters_of("abcdefgh", "t");
     const Dataset dataset = load_dataset({.data = place.write("t.txt", "badcafe")}, tokenizer);
@@ -88,7 +88,7 @@ TEST(Dataset, TokenFilesAreSplitAndCheckedAgainstTheVocabulary) {
                 HasSubstr("t.txt: is text"));
 }
 
-TEST(Dataset, StoriesAreSplitAtABorderAndTheirSourceIsKnown) {
+TEST(Dataset, StoriesAreSplitBetweenStoriesAndHaveASourceLoss) {
     const TemporaryDirectory place;
     const Corpus corpus = generate_corpus(30000, Seed{2});
     const std::string path = place.write("stories.txt", corpus.text);
@@ -107,7 +107,7 @@ TEST(Dataset, StoriesAreSplitAtABorderAndTheirSourceIsKnown) {
     EXPECT_GT(*separate.source_nll, 0.0);
 }
 
-TEST(Dataset, FilesThatCannotServeAreRefusedByName) {
+TEST(Dataset, InvalidFilesAreRefusedByName) {
     const TemporaryDirectory place;
     const auto message = [](const std::string& path) {
         return message_of([&] { load_dataset({.data = path}); });
@@ -134,7 +134,7 @@ TEST(Dataset, TheLargerOfTwoHeaderlessFilesGivesTheVocabulary) {
     EXPECT_THAT(load_dataset({.data = small, .val_data = large}).description,
                 testing::ElementsAre(small + ": headerless uint16, 3 tokens, largest id 3",
                                      large + ": headerless uint16, 3 tokens, largest id 64"));
-    // A vocabulary that was set, or that a header gives, holds for both.
+    // A vocabulary from the settings or from a header applies to both files.
     EXPECT_EQ(message_of([&] { load_dataset({.data = small, .val_data = large, .vocabulary = 64}); }),
               large + ": token 2 has id 64, outside the vocabulary of 64");
     const std::string shard = place / "shard.bin", wild = place / "wild.bin";
@@ -145,7 +145,7 @@ TEST(Dataset, TheLargerOfTwoHeaderlessFilesGivesTheVocabulary) {
     EXPECT_EQ(load_dataset({.data = small, .val_data = shard}).vocabulary, 50257);
 }
 
-TEST(Dataset, IsToldFromOtherDataByItsContentNotByItsName) {
+TEST(Dataset, IsIdentifiedByContentAndNotByName) {
     const TemporaryDirectory place;
     const auto write_tokens = [&](const std::string& name, const std::vector<std::int32_t>& ids) {
         write_token_file(place / name, TokenFormat::headerless, ids);
@@ -158,7 +158,7 @@ TEST(Dataset, IsToldFromOtherDataByItsContentNotByItsName) {
     const JsonValue content = load_dataset({.data = text}).content;
     EXPECT_EQ(load_dataset({.data = same_text}).content, content);
     const auto refusal = [&](DatasetOptions options) {
-        options.made_with = content;
+        options.expected_content = content;
         return message_of([&] { load_dataset(options); });
     };
     EXPECT_EQ(refusal({.data = same_text}), "no error");
@@ -174,7 +174,7 @@ TEST(Dataset, IsToldFromOtherDataByItsContentNotByItsName) {
     const JsonValue of_both = load_dataset(both).content;
     EXPECT_EQ(of_both->at("data").size(), 1u);
     DatasetOptions changed = both;
-    changed.made_with = of_both;
+    changed.expected_content = of_both;
     EXPECT_EQ(message_of([&] { load_dataset(changed); }), "no error");
     changed.val_data = new_val;
     EXPECT_THAT(message_of([&] { load_dataset(changed); }),
@@ -187,8 +187,8 @@ TEST(Dataset, ShardsAreComparedOneByOne) {
         write_token_file(place / ("s_" + std::to_string(i) + ".bin"), TokenFormat::gpt2_shard, {{i, 7}});
     const DatasetOptions made{.data = place / "s_*.bin"};
     DatasetOptions again = made;
-    again.made_with = load_dataset(made).content;
-    EXPECT_EQ(again.made_with->at("data").size(), 3u);
+    again.expected_content = load_dataset(made).content;
+    EXPECT_EQ(again.expected_content->at("data").size(), 3u);
     EXPECT_EQ(message_of([&] { load_dataset(again); }), "no error");
     write_token_file(place / "s_1.bin", TokenFormat::gpt2_shard, {{1, 8}});
     EXPECT_THAT(message_of([&] { load_dataset(again); }),
@@ -203,11 +203,11 @@ TEST(Dataset, ADamagedRecordOfTheDataIsRefusedByName) {
     DatasetOptions options{.data = place.write("a.txt", "hello world")};
     for (const char* const record :
          {R"({"data": 1})", R"({"data": []})", R"({"data": [1]})", R"({"data": [{}]})"}) {
-        options.made_with = *JsonValue::parse(record);
+        options.expected_content = *JsonValue::parse(record);
         EXPECT_THAT(message_of([&] { load_dataset(options); }), HasSubstr("a.txt: ")) << record;
     }
-    for (const char* const none : {"null", "{}", "[]", "7"}) {  // of a version that recorded nothing
-        options.made_with = *JsonValue::parse(none);
+    for (const char* const none : {"null", "{}", "[]", "7"}) {  // as versions without a record wrote it
+        options.expected_content = *JsonValue::parse(none);
         EXPECT_EQ(message_of([&] { load_dataset(options); }), "no error") << none;
     }
 }
@@ -222,8 +222,8 @@ TEST(Dataset, TextThatDoesNotFitIntoMemoryIsRefused) {
                     HasSubstr("huge.txt: 4398046511104 bytes of text need "));
 }
 
-TEST(Dataset, SplitsTheLargestFileThereCanBe) {
-    const std::filesystem::path memory = "/dev/shm";  // tmpfs holds files of 8 EiB, if they are empty
+TEST(Dataset, SplitsTheLargestPossibleFile) {
+    const std::filesystem::path memory = "/dev/shm";  // tmpfs allows sparse files of 8 EiB
     if (!is_directory(memory)) GTEST_SKIP() << "there is no " << memory;
     const std::filesystem::path path = memory / concat("gradtile-", getpid(), ".bin");
     std::ofstream(path) << "1234";
@@ -251,7 +251,7 @@ TEST(Dataset, TinyShakespeareIsSplitAsNanoGptSplitsIt) {
     std::vector<std::int32_t> first(5);
     dataset.train.read(0, first);
     EXPECT_THAT(first,
-                testing::ElementsAre(18, 47, 56, 57, 58));  // "First", as nanoGPT's prepare.py numbers it
+                testing::ElementsAre(18, 47, 56, 57, 58));  // "First" in the ids of nanoGPT's prepare.py
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ const std::vector<std::int32_t> ids = {0, 5, 50256, 7, 1, 2, 3};
 constexpr TokenFormat formats[] = {TokenFormat::gpt2_shard, TokenFormat::llama3_shard,
                                    TokenFormat::headerless, TokenFormat::headerless_uint32};
 
-/// How a file of this format is opened when nothing but the format's type is known.
+/// Returns the options that open a file of this format when only the type of the format is known.
 TokenFileOptions for_format(TokenFormat format, std::int64_t vocabulary = 0) {
     const bool told = format == TokenFormat::headerless_uint32;
     return {.vocabulary = vocabulary, .type = told ? TokenType::uint32 : TokenType::automatic};
@@ -35,7 +35,7 @@ std::vector<std::int32_t> all_of(const TokenSequence& tokens) {
     return out;
 }
 
-/// The bytes of a shard whose header says what the test wants.
+/// Returns the bytes of a shard with the given header.
 std::string shard(std::int32_t magic, std::int32_t version, std::int32_t count, std::size_t body_bytes) {
     std::string bytes(1024 + body_bytes, '\0');
     const std::int32_t header[] = {magic, version, count};
@@ -43,7 +43,7 @@ std::string shard(std::int32_t magic, std::int32_t version, std::int32_t count, 
     return bytes;
 }
 
-TEST(TokenFile, EveryFormatComesBackAsItWasWritten) {
+TEST(TokenFile, EveryFormatIsReadBackUnchanged) {
     const TemporaryDirectory place;
     for (const TokenFormat format : formats) {
         const std::string path = place / "tokens.bin";
@@ -130,7 +130,7 @@ TEST(TokenFile, DamagedFilesAreRefusedByName) {
             "wrong magic: a big-endian token shard; little-endian is supported");
 }
 
-TEST(TokenFile, AHeaderWithAWrongMagicNumberIsNotTokens) {
+TEST(TokenFile, AHeaderWithAWrongMagicNumberIsRefused) {
     const TemporaryDirectory place;
     const auto message = [&](std::string_view bytes, TokenType type = TokenType::automatic) {
         const std::string path = place.write("bad.bin", bytes);
@@ -138,7 +138,7 @@ TEST(TokenFile, AHeaderWithAWrongMagicNumberIsNotTokens) {
         return text.starts_with(path + ": ") ? text.substr(path.size() + 2) : text;
     };
     const std::string expected = "expected 20240520 (GPT-2) or 20240801 (Llama 3)";
-    // One off, one day's format of llm.c that does not exist; whole or not, whatever the type is said to be.
+    // Off by one; a date that is no format of llm.c; with and without a valid header, for every token type.
     for (const std::int32_t magic : {20240519, 20240521, 20240802, 20241231}) {
         const std::string wrong = "wrong magic " + std::to_string(magic) + "; " + expected;
         EXPECT_EQ(message(shard(magic, 1, 100, 200)), wrong);
@@ -149,27 +149,27 @@ TEST(TokenFile, AHeaderWithAWrongMagicNumberIsNotTokens) {
                           1, 2)),
             "wrong magic: a big-endian token shard; little-endian is supported");
     }
-    // Any number before a header whose count fits the file.
+    // Any magic number with a header whose count matches the file.
     for (const std::int32_t magic : {20250607, 1, 0x12345678})
         for (const int id_bytes : {2, 4})
             EXPECT_EQ(message(shard(magic, 3, 100, 100 * static_cast<std::size_t>(id_bytes))),
                       "wrong magic " + std::to_string(magic) +
                           " before a shard's header of 100 tokens, as many as the file holds; " + expected);
-    // A count that does not fit is no header.
+    // A header whose count does not match the file is no header.
     EXPECT_EQ(message(shard(20250607, 3, 101, 200)), "no error");
     EXPECT_EQ(message(shard(20250607, 0, 100, 200)), "no error");
 }
 
-/// Little-endian, as a file holds them.
+/// Returns the little-endian bytes of a file.
 template <class Id>
 std::string bytes_of(const std::vector<Id>& values) {
     return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(Id)};
 }
 
-TEST(TokenFile, HeaderlessIdsOf32BitsAreRefusedUntilTheyAreSaidToBe) {
+TEST(TokenFile, HeaderlessIdsOf32BitsNeedTheirType) {
     const TemporaryDirectory place;
     for (const std::uint32_t vocabulary : {50257u, 128256u, 262144u}) {
-        std::vector<std::uint32_t> wide(3'000'000);  // more than is looked at
+        std::vector<std::uint32_t> wide(3'000'000);  // larger than the sampled parts
         for (std::size_t i = 0; i < wide.size(); ++i)
             wide[i] = static_cast<std::uint32_t>(i) * 2654435761u % vocabulary;
         wide[5] = vocabulary - 1;
@@ -186,7 +186,7 @@ TEST(TokenFile, HeaderlessIdsOf32BitsAreRefusedUntilTheyAreSaidToBe) {
         EXPECT_TRUE(std::equal(read.begin(), read.end(), wide.begin(), wide.end()));
         EXPECT_EQ(open_token_file(path, {.type = TokenType::uint16}).tokens.size(), 6'000'000);
     }
-    // 16-bit ids that could be taken for it: a vocabulary of four, of which no id is larger; too few to tell.
+    // 16-bit ids that are similar to 32-bit ids: a vocabulary of four, so no id is larger; and too few ids.
     std::vector<std::uint16_t> small(1000), few = {300, 0, 300, 1, 300, 0};
     for (std::size_t i = 0; i < small.size(); ++i) small[i] = static_cast<std::uint16_t>(i * i % 4);
     EXPECT_EQ(open_token_file(place.write("small.bin", bytes_of(small))).format, TokenFormat::headerless);
@@ -209,7 +209,7 @@ TEST(TokenFile, ATypeThatContradictsTheHeaderIsRefused) {
               large + ": token 0 has id 4294967295, outside the vocabulary of 2147483648");
 }
 
-TEST(TokenFile, SaysWhatItIs) {
+TEST(TokenFile, DescribesItself) {
     const TemporaryDirectory place;
     const std::string path = place / "t.bin";
     const auto description = [&](TokenFormat format) {
@@ -270,7 +270,7 @@ TEST(TokenFile, FilesThatCannotBeReadAreRefusedByName) {
     const std::string pipe = place / "pipe.bin";
     ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
     EXPECT_EQ(message(pipe), pipe + ": is not a regular file");
-    if (geteuid() == 0) return;  // root reads everything
+    if (geteuid() == 0) return;  // root can read every file
     const std::string secret = place.write("secret.bin", "ab");
     ASSERT_EQ(chmod(secret.c_str(), 0), 0);
     EXPECT_EQ(message(secret), secret + ": cannot be opened: Permission denied");
@@ -298,7 +298,7 @@ TEST(TokenFile, MoreThanTwoGibibytesAreReadAtTheRightPlace) {
     file.seekp((count - 1) * 2);
     file.write("\x07", 1);
     file.close();
-    // The vocabulary of all 16-bit ids needs no scan, so only two pages are read.
+    // A vocabulary of all 16-bit ids needs no scan, so only two pages are read.
     const TokenSequence tokens = open_token_file(path, {.vocabulary = 65536}).tokens;
     EXPECT_EQ(tokens.size(), count);
     std::vector<std::int32_t> last(2);

@@ -15,7 +15,7 @@ namespace {
 
 using test::reference_norm;
 
-/// Worst relative error of a float64 sum of n squares and its root, whatever the order.
+/// Bound of the relative error of a float64 sum of n squares and its root, in any order of summation.
 double bound(std::int64_t n) {
     return static_cast<double>(n + 2) * std::numeric_limits<double>::epsilon();
 }
@@ -51,7 +51,7 @@ TEST(GlobalNorm, RefusesStridedTensors) {
     EXPECT_THROW(global_norm(ctx, zeros(ctx, {4, 4}, DType::f32).transpose(0, 1)), Error);
 }
 
-TEST(ClipGlobalNorm, ScalesLongGradientsToTheLargestNormAndLeavesShortOnes) {
+TEST(ClipGlobalNorm, ScalesLargeGradientsToMaxNormAndKeepsSmallOnes) {
     const Context ctx;
     const Tensor x = from_host(ctx, std::vector<double>{3.0, 4.0}, {2}, DType::f32);
     EXPECT_EQ(item(ctx, clip_global_norm(ctx, x, {.max_norm = 1.0}).scale), 0.2);

@@ -23,7 +23,7 @@ std::string random_text(std::size_t n, std::uint32_t seed) {
     return bytes;
 }
 
-TEST(Utf8, EveryCodePointSurvivesAndNothingElseIsTaken) {
+TEST(Utf8, EveryCodePointSurvivesAndOtherBytesAreRefused) {
     for (char32_t c = 0; c <= 0x10FFFF; ++c) {
         if (c >= 0xD800 && c <= 0xDFFF) continue;
         std::string text;
@@ -31,7 +31,7 @@ TEST(Utf8, EveryCodePointSurvivesAndNothingElseIsTaken) {
         const CodePoint point = decode_utf8(text, 0);
         ASSERT_EQ(point.value, c);
         ASSERT_EQ(point.length, std::ssize(text));
-        if (text.size() > 1) {  // cut short, it is nothing
+        if (text.size() > 1) {  // truncated, it is invalid
             ASSERT_EQ(decode_utf8(std::string_view(text).substr(0, text.size() - 1), 0).length, 0);
         }
     }
@@ -44,7 +44,7 @@ TEST(Utf8, EveryCodePointSurvivesAndNothingElseIsTaken) {
     EXPECT_THROW(append_utf8(text, 0x110000), Error);
 }
 
-TEST(Tokenizer, BytesTakeAnything) {
+TEST(Tokenizer, BytesAcceptAnyText) {
     const Tokenizer tokenizer = Tokenizer::bytes();
     EXPECT_EQ(tokenizer.vocab_size(), 256);
     EXPECT_EQ(tokenizer.name(), "bytes");
@@ -61,7 +61,7 @@ TEST(Tokenizer, CharactersAreNumberedInIncreasingOrderOfCodePoint) {
     EXPECT_THAT(tokenizer.encode("\n lo\U0001F600", "t"), ElementsAre(0, 1, 6, 7, 12));
 }
 
-TEST(Tokenizer, CharactersGiveTextBackAsItWas) {
+TEST(Tokenizer, CharactersDecodeToTheSameText) {
     std::string text = "\xEF\xBB\xBFline one\r\nline two\tzero";
     text += '\0';
     for (char32_t c = 0x20; c < 0x3000; c += 7) append_utf8(text, c);
@@ -74,7 +74,8 @@ TEST(Tokenizer, CharactersRefuseWhatIsNotUtf8NamingFileAndOffset) {
     EXPECT_EQ(message_of([] { Tokenizer::characters_of("ab\xC3(", "a.txt"); }),
               "a.txt: invalid UTF-8 at byte offset 2; the byte tokenizer (--tokenizer bytes) takes any file");
     EXPECT_EQ(message_of([] { Tokenizer::characters_of("ab", "t").encode("aba\xFF", "b.txt"); }),
-              "b.txt: invalid UTF-8 at byte offset 3");  // another tokenizer is no choice where one is given
+              "b.txt: invalid UTF-8 at byte offset 3");  // no advice to use another tokenizer, because it
+                                                         // cannot be chosen here
     EXPECT_EQ(message_of([] { Tokenizer::characters_of("", "a.txt"); }), "a.txt: is empty; expected text");
 }
 

@@ -1,12 +1,12 @@
 #pragma once
-/// Where libhdf5 writes a new checkpoint: large pieces of data go straight to the file, libhdf5's own
-/// structures and small pieces wait in memory until the end.
+/// The storage that libhdf5 writes a new checkpoint to. Large pieces of data go directly to the file;
+/// libhdf5's own structures and small pieces stay in memory until the end.
 ///
-/// Why not HDF5's core driver: it holds the whole file (1.5 GB for GPT-2 124M with its optimizer) once more
-/// in memory. Why not its ordinary one: its calls cannot be seen or failed by tests, a failing write while it
-/// closes brings libhdf5 down, and since it rewrites its structures the file's checksum would cost another
-/// pass. Here every byte of the file is written once, and its CRC is taken from memory, before the kernel had
-/// it.
+/// HDF5's core driver is not used, because it holds a second copy of the whole file in memory (1.5 GB for
+/// GPT-2 124M with its optimizer). HDF5's default driver is not used for three reasons: tests cannot observe
+/// its calls or make them fail; libhdf5 crashes when a write fails while it closes a file; and since it
+/// rewrites its structures, the file's checksum would need another pass over the file. This class writes
+/// every byte of the file once, and computes its CRC from memory, before the kernel has the byte.
 #include <map>
 #include <memory>
 #include <vector>
@@ -18,7 +18,7 @@ namespace gradtile {
 
 class CheckpointImage final : public Hdf5Storage {
   public:
-    /// Writes into `file`, leaving the user block, bytes [0, body_begin), to the caller.
+    /// Writes into `file`. The caller writes the user block, bytes [0, body_begin).
     CheckpointImage(const OpenFile& file, std::uint64_t body_begin) : file_(file), body_begin_(body_begin) {}
 
     std::uint64_t size() const override { return size_; }
@@ -26,8 +26,8 @@ class CheckpointImage final : public Hdf5Storage {
     void write(const std::byte* data, std::size_t bytes, std::uint64_t address, bool is_metadata) override;
     void truncate(std::uint64_t size) override { size_ = size; }
 
-    /// Writes what waited in memory, after libhdf5 has closed the file. Returns the CRC-32C of bytes
-    /// [body_begin, size()) as they were handed over.
+    /// Writes the bytes that are still in memory, after libhdf5 has closed the file. Returns the CRC-32C of
+    /// bytes [body_begin, size()) as libhdf5 passed them to write().
     std::uint32_t finish();
 
   private:
@@ -45,9 +45,9 @@ class CheckpointImage final : public Hdf5Storage {
     const OpenFile& file_;
     std::uint64_t body_begin_;
     std::uint64_t size_ = 0;
-    std::map<std::uint64_t, Extent> written_;  // by address; already in the file
-    std::map<std::uint64_t, Page> waiting_;    // by address / kPage; never-written bytes are zero
-    std::uint64_t writeback_begin_ = 0;        // written, but the kernel not yet asked to begin with it
+    std::map<std::uint64_t, Extent> written_;  // by address; these are in the file
+    std::map<std::uint64_t, Page> pages_;      // by address / kPage; bytes that were never written are zero
+    std::uint64_t writeback_begin_ = 0;        // start of the range whose writeback was not requested yet
     std::uint64_t writeback_end_ = 0;
 };
 

@@ -9,16 +9,17 @@
 
 namespace gradtile {
 
-/// What a file will hold, before any of it is written: enough to size the user block.
+/// The list of what a checkpoint file will hold, made before the file is written, so that the user block can
+/// be sized.
 class CheckpointPlan {
   public:
-    /// Throws Error naming the tensor that cannot be stored (undefined, no axis, bad name).
+    /// Throws Error naming a tensor that cannot be stored (undefined, no axis, bad name).
     explicit CheckpointPlan(const Checkpoint& checkpoint);
 
-    /// Addresses and checksums are zero until write_hdf5() has run.
+    /// The addresses and checksums are zero until write_hdf5() has run.
     const CheckpointManifest& manifest() const { return manifest_; }
     std::uint64_t user_block() const { return user_block_; }
-    /// An upper bound.
+    /// Returns an upper bound of the file's size.
     std::uint64_t file_bytes() const;
 
   private:
@@ -28,12 +29,12 @@ class CheckpointPlan {
 
     CheckpointManifest manifest_;
     std::vector<std::string> texts_;  // in the order of the manifest's texts
-    std::vector<Tensor> tensors_;     // in the order of its tensors
+    std::vector<Tensor> tensors_;     // in the order of the manifest's tensors
     std::uint64_t user_block_ = 0;
 };
 
-/// Creates the file's HDF5 part in `storage`, behind the plan's user block, and completes the plan's
-/// manifest. The caller holds an Hdf5Lock. Throws Error naming the tensor that holds an infinity or a NaN.
+/// Writes the file's HDF5 part to `storage`, after the plan's user block, and completes the plan's manifest.
+/// The caller holds an Hdf5Lock. Throws Error naming a tensor that holds an infinity or a NaN.
 void write_hdf5(Hdf5Storage& storage, CheckpointPlan& plan);
 
 }  // namespace gradtile

@@ -1,6 +1,6 @@
 #pragma once
-/// A checkpoint of format version 1 as HDF5 objects. The caller holds an Hdf5Lock; errors come without the
-/// file's name.
+/// A checkpoint of format version 1 as HDF5 objects. The caller holds an Hdf5Lock. Error messages do not
+/// contain the file's name.
 #include <string>
 #include <vector>
 
@@ -9,29 +9,29 @@
 
 namespace gradtile {
 
-/// Reads the HDF5 part. The constructor walks the whole tree and throws on whatever a checkpoint cannot
-/// contain: links other than hard ones, unknown groups, layouts but chunked, filters but fletcher32, external
-/// or virtual storage, unknown types, and sizes that the file is too short to hold. So by the time anything
-/// is allocated or read, its size is known to be honest. libhdf5 itself does not survive every damaged file:
-/// only a process that may die (see run_confined()) should come here.
+/// Reads the HDF5 part. The constructor walks the whole tree and throws on everything that a checkpoint
+/// cannot contain: links other than hard links, unknown groups, layouts other than chunked, filters other
+/// than fletcher32, external or virtual storage, unknown types, and sizes that the file is too short to hold.
+/// So every size is checked before memory is allocated or data is read. libhdf5 itself crashes on some
+/// damaged files: use this class only in a process that may crash (see run_confined()).
 class Hdf5CheckpointReader {
   public:
-    /// Where the HDF5 part begins: behind the header.
+    /// Offset of the HDF5 part: the size of the header.
     static constexpr std::uint64_t user_block = 4096;
 
     Hdf5CheckpointReader(Hdf5Storage& storage, std::uint64_t file_bytes);
 
     /// In name order.
     const std::vector<TensorInfo>& tensors() const { return tensors_; }
-    /// Fills tensor.bytes() bytes and checks them against the tensor's checksum.
+    /// Fills tensor.bytes() bytes and compares them with the tensor's checksum.
     void read(const TensorInfo& tensor, std::byte* data) const;
-    /// The JSON of one of checkpoint_schema::json_names.
+    /// Returns the JSON of one of checkpoint_schema::json_names.
     JsonValue read_json(const std::string& name) const;
 
   private:
     void walk(const std::string& group, int depth);
     void accept_tensor(const Hdf5Dataset& dataset, const std::string& name);
-    /// Layout, filters and storage that every dataset must have; returns its shape.
+    /// Checks layout, filters and storage; returns the shape.
     Shape accept_dataset(const Hdf5Dataset& dataset, const std::string& name,
                          std::uint64_t element_bytes) const;
 

@@ -1,6 +1,6 @@
 #pragma once
-/// The manners of talking to libhdf5: one thread at a time, every handle owned, every call checked, nothing
-/// printed, nothing loaded.
+/// How libhdf5 is called: from one thread at a time, every handle owned, every call checked, no messages
+/// printed, no plugins loaded.
 #include <mutex>
 #include <string>
 #include <utility>
@@ -11,8 +11,8 @@
 
 namespace gradtile {
 
-/// Holds the process-wide right to call libhdf5, which is not thread-safe. Also switches off its error
-/// printing and its plugins (a file can name filters to load).
+/// The process-wide lock for libhdf5, which is not thread-safe. Also disables its error printing and its
+/// plugins (a file can name filters to load).
 class Hdf5Lock {
   public:
     Hdf5Lock();
@@ -21,18 +21,18 @@ class Hdf5Lock {
     std::unique_lock<std::mutex> lock_;
 };
 
-/// Thrown when a libhdf5 call fails: "cannot WHAT (libhdf5: the innermost reason)", without a file's name,
-/// which the caller adds.
+/// Throws the Error of a failed libhdf5 call: "cannot WHAT (libhdf5: the innermost reason)". The caller adds
+/// the file's name.
 [[noreturn]] void throw_hdf5_error(const std::string& what);
 
-/// Passes a result on unless it says failure (libhdf5: negative).
+/// Returns the result unless it is an error (libhdf5: negative), which throws.
 template <class Result>
 Result hdf5_check(Result result, const std::string& what) {
     if (result < 0) throw_hdf5_error(what);
     return result;
 }
 
-/// Owns an id; `Close` is the function that gives it back.
+/// Owns an HDF5 id; `Close` is the function that releases it.
 template <herr_t (*Close)(hid_t)>
 class Hdf5Handle {
   public:

@@ -1,5 +1,6 @@
 #pragma once
-/// Lets libhdf5 read and write through us (a virtual file driver) instead of through its own file calls.
+/// A virtual file driver: libhdf5 reads and writes through an Hdf5Storage instead of through its own file
+/// calls.
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -11,8 +12,8 @@
 
 namespace gradtile {
 
-/// Where libhdf5's bytes come from and go to. Addresses count from the file's first byte, the user block
-/// included. The functions may throw: the driver keeps the first exception for rethrow_failure().
+/// The storage behind libhdf5. Addresses are offsets from the file's first byte, including the user block.
+/// The functions may throw: the driver keeps the first exception for rethrow_failure().
 class Hdf5Storage {
   public:
     virtual ~Hdf5Storage() = default;
@@ -22,7 +23,7 @@ class Hdf5Storage {
     virtual void write(const std::byte* data, std::size_t bytes, std::uint64_t address, bool is_metadata) = 0;
     virtual void truncate(std::uint64_t size) = 0;
 
-    /// The CRC-32C of bytes that libhdf5 is about to hand to write() just as they lie there.
+    /// Stores the CRC-32C of bytes that libhdf5 will pass to write() next, at the same place in memory.
     void announce(std::span<const std::byte> bytes, std::uint32_t crc) { announced_ = {bytes, crc, {}}; }
     /// Returns the address at which libhdf5 wrote the announced bytes; empty if it has not written them.
     std::optional<std::uint64_t> announced_address() const { return announced_.address; }
@@ -31,9 +32,9 @@ class Hdf5Storage {
         if (is_announced(bytes)) announced_.address = address;
     }
 
-    /// After a failed write the driver tells libhdf5 that all is well and drops what follows: libhdf5 1.10
-    /// does not survive a write that fails while it closes a file. So a writer must call this before it
-    /// believes anything.
+    /// Throws the first exception of a write. libhdf5 1.10 crashes if a write fails while it closes a file,
+    /// so after a failed write the driver reports success to libhdf5 and drops later writes. A writer must
+    /// call this function before it relies on the file.
     void rethrow_failure() const {
         if (failure_) std::rethrow_exception(failure_);
     }
@@ -43,7 +44,7 @@ class Hdf5Storage {
     }
 
   protected:
-    /// The announced one where these are those bytes.
+    /// Returns the announced CRC if these bytes are the announced ones; otherwise computes it.
     std::uint32_t crc_of(std::span<const std::byte> bytes) const {
         return is_announced(bytes) ? announced_.crc : crc32c(bytes);
     }
@@ -61,8 +62,8 @@ class Hdf5Storage {
     std::exception_ptr failure_;
 };
 
-/// A file access property list whose files live in `storage` (which must outlive them), in the format of
-/// HDF5 1.10, closing whatever is still open with the file.
+/// Returns a file access property list for files in `storage`, which must outlive them. The format is that of
+/// HDF5 1.10; closing a file closes its open objects.
 Hdf5PropertyList storage_access(Hdf5Storage& storage);
 
 }  // namespace gradtile

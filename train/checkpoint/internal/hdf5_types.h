@@ -5,9 +5,9 @@
 
 namespace gradtile {
 
-/// The HDF5 type of a dtype's elements in the file, little-endian; the same in memory, so that libhdf5
-/// converts nothing. bfloat16 is declared as the float it is (8 exponent bits, 7 mantissa bits): h5py reads
-/// it as float32. The caller holds an Hdf5Lock.
+/// Returns the HDF5 type of a dtype's elements in the file, little-endian. The type in memory is the same, so
+/// libhdf5 converts nothing. bfloat16 is declared as a float of 8 exponent bits and 7 mantissa bits; h5py
+/// reads it as float32. The caller holds an Hdf5Lock.
 Hdf5Type hdf5_type(DType dtype);
 
 }  // namespace gradtile

@@ -1,0 +1,338 @@
+#include <gradtile/train/trainer.h>
+
+#include <algorithm>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/core/text/formatted.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/version.h>
+#include <gradtile/train/available_memory.h>
+#include <gradtile/train/data/dataset.h>
+#include <gradtile/train/evaluate.h>
+#include <gradtile/train/optional_json.h>
+#include <gradtile/train/resume_point.h>
+#include <gradtile/train/saved_algorithms.h>
+#include <gradtile/train/shared_start.h>
+
+/// How a Trainer is made from settings or from a checkpoint, and the checkpoint that describes its state.
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+
+DatasetOptions dataset_options(const TrainConfig& config) {
+    return {.data = config.data,
+            .val_data = config.val_data,
+            .val_fraction = config.val_fraction,
+            .tokenizer = config.tokenizer,
+            .token_type = config.token_type,
+            .vocabulary = config.model.vocabulary};
+}
+
+/// Adds {"the content of data (train.bin)": {"bytes": ..., "hash": ...}} for each file, to compare the data
+/// of all ranks. Only file names are added, because directories may differ between ranks.
+void add_contents(json& facts, const TrainConfig& config, const json& content) {
+    for (const auto& [name, files] : content.items()) {
+        const std::filesystem::path path = name == "data" ? config.data : config.val_data;
+        facts[concat("the content of ", name, " (", path.filename().string(), ")")] =
+            files.size() == 1 ? files.front() : files;
+    }
+}
+
+/// The key of Dataset::content in a checkpoint's data.
+constexpr const char* content_key = "content";
+// Keys in a checkpoint's meta.
+constexpr const char* algorithms_key = "matrix_algorithms";
+constexpr const char* pending_evaluation_key = "evaluation_left";
+
+/// Returns the number of threads. The processes of a host share its cores, unless each is bound to some of
+/// them.
+int threads_of(const TrainConfig& config, const RankEnvironment& environment) {
+    if (config.threads > 0) return static_cast<int>(config.threads);
+    const int share = static_cast<int>(std::thread::hardware_concurrency()) / environment.local_size;
+    return std::clamp(share, 1, usable_cores());
+}
+
+}  // namespace
+
+Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<ProcessGroup> group,
+                 Purpose purpose)
+    : config_(std::move(config)),
+      on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
+      group_(std::move(group)) {
+    group_->require_equal("settings", json_text(to_json(config_)));
+    validate(config_, group_->size());
+    Start start;
+    if (!config_.init_from.empty())
+        start = shared_start(*group_, [&] {
+            return Start{config_.init_from, load_checkpoint(config_.init_from, {}, on_message_)};
+        });
+    build(start.checkpoint ? tokenizer_of(*start.checkpoint, start.source) : std::nullopt);
+    // Rank 0's paths are saved. Other ranks may have their own copies of the files.
+    make_paths_absolute(config_);
+    if (start.checkpoint) {
+        replica_->load_weights(*start.checkpoint, start.source);
+    } else {
+        replica_->initialize(Seed{config_.seed});
+    }
+    identity_ = group_->broadcast(new_run_identity());
+    if (purpose == Purpose::train && !config_.out.empty() && group_->is_root()) {
+        // Memory is allocated first, so that a start that runs out of memory creates no directory.
+        prepare_saves(RunDirectory::checkpoints_of(config_.out));
+        open_directory(RunDirectory::create(config_, identity_), /*resumed=*/false);
+    }
+}
+
+Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_ptr<ProcessGroup> group)
+    : on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
+      group_(std::move(group)) {
+    std::optional<RunDirectory> directory;
+    const Start start = shared_start(*group_, [&] {
+        directory = RunDirectory::open(resume.directory);
+        ResumePoint point = find_resume_point(*directory, resume.restart);
+        for (const std::string& line : point.messages) on_message_(line);
+        if (!point.checkpoint) return Start{directory->config_file().string(), {}};
+        saved_path_ = point.path;
+        return Start{point.path.string(), std::move(point.checkpoint)};
+    });
+    identity_ = group_->broadcast(directory ? directory->identity() : std::string());
+    if (start.checkpoint) {
+        apply_json(config_, *start.checkpoint->config, start.source);
+    } else {
+        config_ = shared_config(*group_, directory);
+    }
+    config_.out = resume.directory.string();
+    if (resume.save_every) config_.save_every = *resume.save_every;
+    if (resume.threads) config_.threads = *resume.threads;
+    if (resume.device) config_.device = *resume.device;
+    if (resume.zero) config_.zero = *resume.zero;
+    if (resume.data) config_.data = *resume.data;
+    if (resume.val_data) {
+        check(!config_.val_data.empty() && !resume.val_data->empty(), "val-data: '", *resume.val_data,
+              "' when the run was made with '", config_.val_data,
+              "'; expected the same data at another place");
+        config_.val_data = *resume.val_data;
+    }
+    group_->require_equal("settings", json_text(to_json(config_)));
+    validate(config_, group_->size());
+
+    if (start.checkpoint) {
+        const auto content = start.checkpoint->data->find(content_key);
+        const bool known = content != start.checkpoint->data->end();
+        if (!known)
+            on_message_(concat(start.source,
+                               ": has no record of its training data; this data is used "
+                               "without a comparison"));
+        build(tokenizer_of(*start.checkpoint, start.source), known ? *content : json());
+        restore(*start.checkpoint, start.source);
+        saved_step_ = submitted_step_ = step_;
+    } else {
+        build({});
+        check(config_.init_from.empty(), "resume: '", resume.directory.string(),
+              "' has no checkpoint, and began with other weights; start it again with --init-from ",
+              config_.init_from);
+        replica_->initialize(Seed{config_.seed});
+    }
+    make_paths_absolute(config_);
+    if (resume.steps) end_ = *resume.steps;
+    check(end_ >= 1, "steps: ", end_, "; expected at least 1");
+    if (directory && !is_finished()) {
+        prepare_saves(directory->checkpoints());
+        directory->remove_temporaries();
+        open_directory(std::move(*directory), /*resumed=*/true);
+    }
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& expected_content) {
+    const RankEnvironment& environment = group_->environment();
+    const Context ctx =
+        Context(resolve_device(config_.device, environment.local_rank), threads_of(config_, environment))
+            .with_tf32(config_.tf32)
+            .with_deterministic(config_.model.deterministic);
+    communicator_ = make_communicator(ctx, *group_);
+    DatasetOptions options = dataset_options(config_);
+    options.expected_content = expected_content;
+    Dataset dataset = load_dataset(options, tokenizer);
+    if (dataset.tokenizer) {
+        const TokenizerKind kind = dataset.tokenizer->kind();
+        if (kind != config_.tokenizer)
+            on_message_(concat("the checkpoint's tokenizer is used: ", name_of(kind), ", not ",
+                               name_of(config_.tokenizer)));
+        config_.tokenizer = kind;
+    }
+    if (config_.model.vocabulary == 0) config_.model.vocabulary = dataset.vocabulary;
+    check(config_.model.vocabulary >= dataset.vocabulary, "vocabulary: ", config_.model.vocabulary,
+          "; the data needs ", dataset.vocabulary);
+    train_tokens_ = dataset.train.size();
+    validation_tokens_ = dataset.validation.size();
+    source_nll_ = dataset.source_nll;
+    data_content_ = dataset.content;
+    data_description_ = dataset.description;
+    if (config_.model.vocabulary > dataset.vocabulary)
+        data_description_.push_back(concat("vocabulary ", grouped(config_.model.vocabulary),
+                                           " as set; the data needs ", grouped(dataset.vocabulary),
+                                           ", and the rest only costs memory and time (a run with "
+                                           "vocabulary ",
+                                           dataset.vocabulary, " leaves it out)"));
+    json facts{{"vocabulary", config_.model.vocabulary},
+               {"training tokens", train_tokens_},
+               {"validation tokens", validation_tokens_}};
+    add_contents(facts, config_, *data_content_);
+    group_->require_equal("data", json_text(facts));
+
+    constexpr std::int64_t mebibyte = 1 << 20;
+    const std::size_t sharers = ctx.device().is_cpu() ? static_cast<std::size_t>(environment.local_size) : 1;
+    const std::size_t budget = config_.memory_budget > 0
+                                   ? static_cast<std::size_t>(config_.memory_budget * mebibyte)
+                                   : available_memory(ctx.device()) / sharers;
+    const MemoryRequest request = memory_request(config_, ctx.device(), group_->size());
+    plan_ = plan_within(ctx, request, budget);
+    try {
+        allocate(ctx, std::move(dataset));
+    } catch (const OutOfMemory& error) {
+        // Another process took memory that was free when the plan was made. Without this run's own memory
+        // the message says what would fit.
+        arena_ctx_.reset();
+        input_.reset();
+        replica_.reset();
+        throw Error(concat(error.what(), "; the run needs ", plan_.total(), " bytes, ",
+                           what_would_fit(ctx, request, available_memory(ctx.device()))));
+    }
+}
+
+/// Allocates everything that a run holds during training.
+void Trainer::allocate(const Context& ctx, Dataset dataset) {
+    const std::int64_t ranks = group_->size();
+    replica_ = std::make_unique<Replica>(ctx, config_, std::move(dataset.tokenizer), *communicator_);
+    schedule_ = Schedule::of(config_);
+    end_ = config_.steps;
+
+    const std::int64_t context = config_.model.context;
+    input_ = std::make_unique<StepInput>(
+        ctx,
+        DataLoader(std::move(dataset.train), {.context = context,
+                                              .seed = Seed{config_.seed},
+                                              .rank = group_->rank(),
+                                              .ranks = ranks,
+                                              .ignore_token = config_.ignore_token}),
+        StepInputOptions{.micro_steps = config_.accumulation_steps(ranks),
+                         .micro_batch = config_.micro_batch_size(ranks),
+                         .schedule = schedule_,
+                         .seed = config_.seed});
+    result_ = zeros(ctx, {3}, DType::f64);
+    host_result_ =
+        ctx.device().is_cpu()
+            ? result_
+            : zeros(host_of(ctx).with_allocator(transfer_allocator(ctx.device())), {3}, DType::f64);
+    if (dataset.validation.size() > 0) {
+        SequentialLoader loader(dataset.validation, context, config_.ignore_token);
+        const std::int64_t windows = std::min(config_.micro_batch_size(ranks), loader.windows());
+        validation_ = std::make_unique<EvaluationData>(
+            EvaluationData{std::move(loader), empty_batch(host_of(ctx), windows, context)});
+    }
+    plan_arena();
+}
+
+void Trainer::plan_arena() {
+    const Context& ctx = model().ctx;
+    const auto counting = Arena::for_planning(ctx.device());
+    const Context dry = ctx.plan(counting);
+    compute_step(dry);
+    if (validation_) {
+        const Batch batch = upload(dry, validation_->batch);
+        model().transformer.evaluate(dry, batch.tokens, batch.targets);
+    }
+    plan_.activations = counting->peak_bytes();
+    plan_.optimizer = optimizer().state_bytes();
+    arena_ctx_ = std::make_unique<Context>(
+        ctx.with_allocator(std::make_shared<Arena>(ctx.device(), counting->peak_bytes())));
+}
+
+void Trainer::prepare_saves(const std::filesystem::path& checkpoints) {
+    const RetentionPolicy retention{.keep_last = config_.keep_last, .keep_every = config_.keep_every};
+    writer_ = std::make_unique<SnapshotWriter>(CheckpointDirectory(checkpoints, retention), model().ctx);
+    if (replica_->parallel.is_sharded()) {
+        replica_->reserve_host_memory();
+    } else {
+        writer_->reserve(snapshot());
+    }
+}
+
+void Trainer::open_directory(RunDirectory directory, bool resumed) {
+    directory_ = std::make_unique<RunDirectory>(std::move(directory));
+    metrics_ = std::make_unique<MetricsFile>(
+        directory_->metrics_file(), resumed ? step_ : -1,
+        pending_evaluation_ ? MetricsFile::Last::unwritten : MetricsFile::Last::written);
+    if (resumed) history_ = MetricsFile::read(directory_->metrics_file());
+}
+
+// ---- State ----
+
+Checkpoint Trainer::snapshot() {
+    Checkpoint checkpoint;
+    checkpoint.step = step_;
+    replica_->save_into(checkpoint);
+    checkpoint.config = to_json(config_);
+    *checkpoint.data = {{"loader", *input_->state()}, {content_key, *data_content_}};
+    if (model().tokenizer) (*checkpoint.data)["tokenizer"] = model().tokenizer->to_json();
+    // Every random number is Philox under a key made of the seed and the step, so there is no other state.
+    *checkpoint.rng = {{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}};
+    *checkpoint.meta = {{"gradtile", version()},
+                        {"world_size", group_->size()},
+                        {"schedule", {{"horizon", schedule_.horizon}, {"last_step", end_}}},
+                        {"val_loss", json_of(val_loss_)},
+                        {"best_val_loss", json_of(best_val_loss_)},
+                        {"bad_steps", bad_steps_},
+                        {"bad_steps_in_a_row", bad_steps_in_a_row_},
+                        {"device", concat(model().ctx.device())},
+                        {"matrix_library", model().ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}};
+    if (pending_evaluation_) (*checkpoint.meta)[pending_evaluation_key] = *to_json(*pending_evaluation_);
+    if (!identity_.empty()) (*checkpoint.meta)[run_identity_key] = identity_;
+    if (const auto algorithms = gemm_algorithms(model().ctx); !algorithms.empty())
+        (*checkpoint.meta)[algorithms_key] = algorithms_to_json(algorithms);
+    return checkpoint;
+}
+
+void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
+    replica_->restore(checkpoint, source);
+    try {
+        input_->restore(checkpoint.data->at("loader"));
+        end_ = checkpoint.meta->at("schedule").at("last_step").get<std::int64_t>();
+        bad_steps_ = checkpoint.meta->at("bad_steps").get<std::int64_t>();
+        bad_steps_in_a_row_ = checkpoint.meta->at("bad_steps_in_a_row").get<std::int64_t>();
+        val_loss_ = optional_of<double>(*checkpoint.meta, "val_loss");
+        best_val_loss_ = optional_of<double>(*checkpoint.meta, "best_val_loss");
+        best_saved_val_loss_ = best_val_loss_;
+        if (checkpoint.meta->contains(pending_evaluation_key))
+            pending_evaluation_ = step_report_from(checkpoint.meta->at(pending_evaluation_key));
+    } catch (const json::exception& error) {
+        throw Error(concat(source, ": is not a training checkpoint: ", reason_of(error)));
+    }
+    step_ = checkpoint.step;
+    restore_algorithms(checkpoint, source);
+}
+
+/// Restores the matrix algorithms, so that results do not depend on a new timing. If they cannot be restored,
+/// the run continues with newly timed ones.
+void Trainer::restore_algorithms(const Checkpoint& checkpoint, const std::string& source) {
+    const auto found = checkpoint.meta->find(algorithms_key);
+    if (found == checkpoint.meta->end()) return;
+    try {
+        const std::vector<GemmAlgorithm> saved = algorithms_from_json(*found);
+        if (model().ctx.device().is_cpu() || restore_gemm_algorithms(model().ctx, saved) == saved.size())
+            return;
+        on_message_(concat(source,
+                           ": its matrix algorithms are for another GPU or another cuBLASLt; they are "
+                           "timed again, and results agree to rounding"));
+    } catch (const Error& error) {
+        on_message_(concat(source, ": ", error.what(), "; they are timed again"));
+    }
+}
+
+}  // namespace gradtile
