@@ -18,7 +18,7 @@ struct ModelArgument {
     void add_to(Command& command) {
         command.add_positional("model", path, "directory of a run, or checkpoint file");
         add_device_flag(command, device);
-        command.add_value("--threads", threads, "number of threads; 0: every core");
+        command.add_value("--threads", threads, "number of threads; 0: one per core");
     }
     std::unique_ptr<LanguageModel> load() const {
         check_flag("--threads", threads, threads_range);

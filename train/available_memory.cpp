@@ -40,7 +40,7 @@ constexpr ControlGroupFiles version_1{
     "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
     "/sys/fs/cgroup/memory/memory.stat", "total_active_file", "total_inactive_file"};
 
-std::size_t left_of_control_group(const ControlGroupFiles& files) {
+std::size_t rest_of_control_group(const ControlGroupFiles& files) {
     const auto limit = number_in(files.limit);  // "max" is no limit
     const auto used = number_in(files.used);
     if (!limit || !used) return unlimited;
@@ -61,7 +61,7 @@ std::size_t available_memory(Device device) {
         return free_bytes - std::min(free_bytes, cuda_overhead);
     }
     return std::min(
-        {available_to_the_machine(), left_of_control_group(version_2), left_of_control_group(version_1)});
+        {available_to_the_machine(), rest_of_control_group(version_2), rest_of_control_group(version_1)});
 }
 
 }  // namespace gradtile

@@ -102,7 +102,7 @@ Progress::~Progress() {
 
 void Progress::operator()(const StepReport& report) {
     if (report.val_loss) evaluation_ = {*report.val_loss, report.step};
-    const Clock::time_point now = last_news_ = Clock::now();
+    const Clock::time_point now = last_update_ = Clock::now();
     const bool last = report.step == options_.last_step;
     // The line is redrawn at most ten times per second, so that drawing takes no training time.
     const bool due = terminal_ ? now - last_print_ > std::chrono::milliseconds(100)
@@ -118,8 +118,8 @@ void Progress::operator()(const StepReport& report) {
 void Progress::operator()(const StepPart& part) {
     const Clock::time_point now = Clock::now();
     const double patience = terminal_ ? options_.patience : 10.0 * options_.patience;
-    if (std::chrono::duration<double>(now - last_news_).count() < patience) return;
-    last_news_ = now;
+    if (std::chrono::duration<double>(now - last_update_).count() < patience) return;
+    last_update_ = now;
     print(progress_fields(part, options_));
 }
 

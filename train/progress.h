@@ -60,7 +60,7 @@ class Progress {
     std::size_t printed_columns_ = 0;  // columns of the open line
     Clock::time_point start_ = Clock::now();
     Clock::time_point last_print_{};
-    Clock::time_point last_news_ = start_;          // when the last step was done or the last part shown
+    Clock::time_point last_update_ = start_;        // when the last step was done or the last part shown
     std::optional<ProgressEvaluation> evaluation_;  // the newest evaluation
 };
 

@@ -42,15 +42,15 @@ ResumePoint find_resume_point(const RunDirectory& run, bool restart) {
     const bool missing = step < announced && !exists(expected);
     check(!missing || restart, "resume: '", run.path().string(),
           "': metrics.jsonl announces the checkpoint of step ", announced, ", but ", expected.string(),
-          " is not there; bring it back, or train again from ", place, " with --restart");
+          " is missing; restore it, or continue from ", place, " with --restart");
     check(loaded.checkpoint || loaded.damaged.empty() || restart, "resume: '", run.path().string(),
           "' holds no sound checkpoint; --restart trains again from the start; ",
           loaded.damaged.empty() ? "" : loaded.damaged.front());
 
     ResumePoint point{std::move(loaded.checkpoint), loaded.path, std::move(loaded.damaged)};
     if (missing)
-        point.messages.push_back(concat("the checkpoint of step ", announced, " is not there; ",
-                                        run.path().string(), " goes on from ", place));
+        point.messages.push_back(concat("the checkpoint of step ", announced, " is missing; ",
+                                        run.path().string(), " continues from ", place));
     return point;
 }
 

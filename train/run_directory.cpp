@@ -67,7 +67,7 @@ RunDirectory RunDirectory::create(const TrainConfig& config, const std::string& 
         const std::filesystem::file_status found = symlink_status(trace);
         check(!is_symlink(found), "out: '", trace.string(),
               "' is a symbolic link; expected a directory without a run");
-        check(!exists(found), "out: '", path.string(), "' already holds a run; go on with --resume ",
+        check(!exists(found), "out: '", path.string(), "' already holds a run; continue it with --resume ",
               path.string(), " or choose another --out");
     }
     run.remove_temporaries();

@@ -60,8 +60,8 @@ class StepInput {
     std::int64_t tokens_;  // tokens of a step
     std::array<Tensor, 2> host_;
     std::size_t next_ = 0;  // index of the host block that is prepared next
-    Tensor
-        device_;  // int32: rate, seed, vote, target count, tokens, targets; on the CPU the first host block
+    // int32: rate, seed, vote, target count, tokens, targets. On the CPU it is the first host block.
+    Tensor device_;
     Tensor rate_, live_seed_, vote_, target_count_;
     std::vector<Batch> batches_;
     std::optional<Prepared> prepared_;

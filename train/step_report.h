@@ -9,10 +9,9 @@
 namespace gradtile {
 
 struct StepReport {
-    std::int64_t step = 0;  ///< counted from 1
-    double loss = 0.0;      ///< mean loss of the step's targets
-    std::optional<double> val_loss =
-        {};  ///< loss of the whole validation split, if it was evaluated at this step
+    std::int64_t step = 0;                ///< counted from 1
+    double loss = 0.0;                    ///< mean loss of the step's targets
+    std::optional<double> val_loss = {};  ///< of the whole validation split, if evaluated
     double lr = 0.0;
     double grad_norm = 0.0;     ///< gradient norm before clipping
     double tokens_per_s = 0.0;  ///< computed from ms

@@ -25,12 +25,12 @@ double padded_vocabulary(const ModelConfig& model) {
 
 /// The elements that a block's memory-bound passes read and write per row.
 struct BlockTraffic {
-    double norms_forward;   ///< both norms with their residual sums: two tensors read, two written
-    double norms_backward;  ///< each norm reads x, dy and the residual gradient, and writes the residual
-                            ///< gradient
-    double norms_again;     ///< recomputed norm outputs: read, written
-    double activation;      ///< traffic of the activation in addition to the products around it
-    double activation_again;
+    double norms_forward;     ///< both norms with their residual sums: two tensors read, two written
+    double norms_backward;    ///< each norm reads x, dy and the residual gradient, and writes the residual
+                              ///< gradient
+    double norms_recomputed;  ///< recomputed norm outputs: read, written
+    double activation;        ///< traffic of the activation in addition to the products around it
+    double activation_recomputed;
     double bias_gradients;  ///< reads every linear layer's output gradient once more
     double positions;       ///< rotary positions: q and k read and written, forward or backward
 };
@@ -42,9 +42,9 @@ BlockTraffic block_traffic(const ModelConfig& model) {
     return {
         .norms_forward = 8 * width,
         .norms_backward = 8 * width,
-        .norms_again = 4 * width,
+        .norms_recomputed = 4 * width,
         .activation = gated ? (2 + 1) * hidden : hidden,
-        .activation_again = gated ? (2 + 1) * hidden : 2 * hidden,
+        .activation_recomputed = gated ? (2 + 1) * hidden : 2 * hidden,
         .bias_gradients = model.bias ? (width + 2 * kv_width) + width + (gated ? 2 : 1) * hidden + width : 0,
         .positions = model.positions == Positions::rope ? 2 * (width + kv_width) : 0};
 }
@@ -84,7 +84,7 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
                                         traffic.positions),
                   .blocks = 2.0 / 3};
     if (model.recompute == Recompute::activations)
-        backward.bytes += row_bytes * (traffic.norms_again + traffic.activation_again);
+        backward.bytes += row_bytes * (traffic.norms_recomputed + traffic.activation_recomputed);
     if (model.recompute == Recompute::block) backward += forward;
 
     const double width = as_double(model.width), vocabulary = padded_vocabulary(model);

@@ -86,7 +86,7 @@ json to_json(const TrainConfig& config) {
     json settings = json::object();
     visit_settings(config, [&](const char* name, const auto& member, const char*, const Range&) {
         if constexpr (std::is_same_v<decltype(member), const std::string&>)
-            check(is_utf8(member), name, ": '", member, "' is not UTF-8, as a run's settings are");
+            check(is_utf8(member), name, ": '", member, "' is not UTF-8, a run's settings must be");
         settings[name] = value_of(member);
     });
     return settings;
@@ -158,7 +158,7 @@ void make_paths_absolute(TrainConfig& config) {
         std::error_code error;
         const std::string whole = std::filesystem::absolute(path, error).string();
         check(!error, name, ": '", path, "': the working directory is not known: ", error.message());
-        check(is_utf8(whole), name, ": '", whole, "' is not UTF-8, as a run's settings are");
+        check(is_utf8(whole), name, ": '", whole, "' is not UTF-8, a run's settings must be");
         path = whole;
     };
     make_absolute("data", config.data);

@@ -37,9 +37,8 @@ struct TrainConfig {
 
     // Optimisation
     std::int64_t steps = 2000;
-    std::int64_t batch = 12;  ///< sequences per optimizer step, over all ranks
-    std::int64_t micro_batch =
-        0;  ///< sequences that a rank processes at once; 0: its whole part of the batch
+    std::int64_t batch = 12;       ///< sequences per optimizer step, over all ranks
+    std::int64_t micro_batch = 0;  ///< sequences that a rank processes at once; 0: its part of the batch
     OptimizerKind optimizer = OptimizerKind::adamw;
     double lr = 1e-3;
     double min_lr = 1e-4;
@@ -142,7 +141,7 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("out", c.out, "directory of the run", any_value);
     visit("init-from", c.init_from, "checkpoint whose weights to start from", any_value);
     visit("seed", c.seed, "seed of weights, data order and dropout", Range{0, 18446744073709551615.0});
-    visit("threads", c.threads, "number of threads; 0: every core", Range{0, 4096});
+    visit("threads", c.threads, "number of threads; 0: one per core", Range{0, 4096});
     visit("dtype", c.dtype, "type of weights and activations; bf16 keeps float32 masters", any_value);
     visit("device", c.device, "where to train", any_value);
     visit("deterministic", c.model.deterministic,

@@ -53,8 +53,7 @@ struct RunSummary {
     /// If a step was dropped to stop: the micro-steps that it had done, and all its micro-steps. 0: no step
     /// was dropped.
     std::int64_t dropped_micro_steps = 0, micro_steps_of_dropped = 0;
-    bool evaluation_pending =
-        false;  ///< the last step's evaluation was not done, to stop; a resumed run does it first
+    bool evaluation_pending = false;      ///< the last step is not evaluated; a resumed run does it first
     std::filesystem::path checkpoint;     ///< the newest checkpoint that is safe on disk; empty: none
     std::optional<double> val_loss;       ///< newest validation loss
     std::optional<double> best_val_loss;  ///< lowest validation loss, that of best.h5
@@ -209,9 +208,8 @@ class Trainer {
     std::filesystem::path saved_path_;
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
     std::optional<double> val_loss_, best_val_loss_;
-    std::optional<double> best_saved_val_loss_;  // the loss of best.h5
-    std::map<std::int64_t, double>
-        pending_best_losses_;  // by step: losses of running saves that become best.h5
+    std::optional<double> best_saved_val_loss_;           // the loss of best.h5
+    std::map<std::int64_t, double> pending_best_losses_;  // of running saves for best.h5, by step
 };
 
 }  // namespace gradtile

@@ -177,9 +177,8 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     if (config_.model.vocabulary > dataset.vocabulary)
         data_description_.push_back(concat("vocabulary ", grouped(config_.model.vocabulary),
                                            " as set; the data needs ", grouped(dataset.vocabulary),
-                                           ", and the rest only costs memory and time (a run with "
-                                           "vocabulary ",
-                                           dataset.vocabulary, " leaves it out)"));
+                                           "; the rest costs only memory and time (a run with vocabulary ",
+                                           dataset.vocabulary, " avoids this)"));
     json facts{{"vocabulary", config_.model.vocabulary},
                {"training tokens", train_tokens_},
                {"validation tokens", validation_tokens_}};

@@ -153,7 +153,7 @@ TEST_F(CheckpointInput, AFileOfVersion1IsConvertedByTheCommandThatItsRefusalName
 
 TEST_F(CheckpointInput, AFileThatEndsLibhdf5IsRefusedInOneLine) {
     const auto old_file = place_ / "old.h5";
-    const std::vector<std::byte> bytes = version_1_file_that_ends_libhdf5();
+    const std::vector<std::byte> bytes = version_1_file_that_crashes_libhdf5();
     std::ofstream(old_file, std::ios::binary)
         .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     for (const char* command : {"inspect", "sample"})

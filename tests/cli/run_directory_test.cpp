@@ -81,12 +81,12 @@ using LostCheckpoint = RunOnDisk;
 
 TEST_F(LostCheckpoint, IsMissedAndNothingChanges) {
     train_six_steps(out_);
-    const std::vector<std::string> parts{"announces the checkpoint of step 6",
-                                         "step_00000006.h5 is not there", "--restart"};
+    const std::vector<std::string> parts{"announces the checkpoint of step 6", "step_00000006.h5 is missing",
+                                         "--restart"};
     fs::rename(checkpoint(6), place_ / "newest");
-    expect_refused_unchanged(parts + Arguments{"train again from step 4"});
+    expect_refused_unchanged(parts + Arguments{"or continue from step 4"});
     remove_all_in(out_ / "checkpoints");
-    expect_refused_unchanged(parts + Arguments{"train again from the start"});
+    expect_refused_unchanged(parts + Arguments{"or continue from the start"});
     fs::remove(out_ / "checkpoints");
     expect_refused_unchanged(parts);
     fs::create_directory(out_ / "checkpoints");
@@ -111,8 +111,8 @@ TEST_F(LostCheckpoint, RestartGoesOnFromTheNewestThatIsThere) {
     fs::remove(checkpoint(6));
     const Outcome outcome = run(resume() + Arguments{"--restart"});
     EXPECT_EQ(outcome.exit_code, 0);
-    EXPECT_THAT(outcome.error_lines(), testing::ElementsAre(HasSubstr("checkpoint of step 6 is not there")));
-    EXPECT_THAT(outcome.err, HasSubstr("goes on from step 4"));
+    EXPECT_THAT(outcome.error_lines(), testing::ElementsAre(HasSubstr("checkpoint of step 6 is missing")));
+    EXPECT_THAT(outcome.err, HasSubstr("continues from step 4"));
     expect_finished_as_straight();
 }
 
@@ -121,7 +121,7 @@ TEST_F(LostCheckpoint, RestartBeginsAgainWhereNothingIsThere) {
     remove_all_in(out_ / "checkpoints");
     const Outcome outcome = run(resume() + Arguments{"--restart"});
     EXPECT_EQ(outcome.exit_code, 0);
-    EXPECT_THAT(outcome.err, HasSubstr("goes on from the start"));
+    EXPECT_THAT(outcome.err, HasSubstr("continues from the start"));
     expect_finished_as_straight();
 }
 

@@ -77,7 +77,7 @@ inline std::vector<std::byte> changed_version_1(const std::function<void(hid_t f
 /// A file whose checksums all hold and of which libhdf5 1.10.8 dies, dividing by zero: its first dataset says
 /// that its chunks have no element. The second number is the sum of that object header (lookup3) as HDF5
 /// would have made it.
-inline std::vector<std::byte> version_1_file_that_ends_libhdf5() {
+inline std::vector<std::byte> version_1_file_that_crashes_libhdf5() {
     std::vector<std::byte> file = version_1_file();
     put_little_endian(file.data() + 4477, std::uint8_t{0});
     put_little_endian(file.data() + 4670, std::uint32_t{0x27355528});

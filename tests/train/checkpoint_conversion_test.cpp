@@ -88,7 +88,7 @@ TEST_F(CheckpointConversion, ReadersNameTheConversionCommand) {
 }
 
 TEST_F(CheckpointConversion, SurvivesAFileThatCrashesLibhdf5) {
-    test::write_bytes(old_, test::version_1_file_that_ends_libhdf5());
+    test::write_bytes(old_, test::version_1_file_that_crashes_libhdf5());
     const std::string message = refusal();
 #if !H5_VERSION_GE(1, 12, 0)
     EXPECT_THAT(message, AllOf(HasSubstr("old.h5: damaged: libhdf5 was ended by signal 8"),
@@ -160,10 +160,10 @@ TEST_F(RunConversion, ConvertsCheckpointsAndCopiesTheRest) {
 }
 
 TEST_F(RunConversion, ADamagedNewestCheckpointIsNamedAndTheOlderOneUsed) {
-    for (const bool ends_libhdf5 : {false, true}) {
+    for (const bool crashes_libhdf5 : {false, true}) {
         remove_all(new_);
-        std::vector<std::byte> damaged = test::version_1_file_that_ends_libhdf5();
-        if (!ends_libhdf5) damaged.resize(damaged.size() / 2);
+        std::vector<std::byte> damaged = test::version_1_file_that_crashes_libhdf5();
+        if (!crashes_libhdf5) damaged.resize(damaged.size() / 2);
         test::write_bytes(checkpoints_ / "step_00000009.h5", damaged);
         const ConvertedRun converted = convert_run(run_, new_);
         ASSERT_EQ(converted.damaged.size(), 1u);

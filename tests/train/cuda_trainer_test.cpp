@@ -78,16 +78,16 @@ INSTANTIATE_TEST_SUITE_P(Settings, CudaTrainerSettings, testing::ValuesIn(test::
 TEST_P(CudaTrainerSettings, ResumedRunEqualsUninterruptedRunToTheBit) {
     run.config.steps = 20;
     GetParam().change(run.config);
-    TrainConfig straight_config = run.config;
-    straight_config.out = (run.directory / "straight").string();
-    Trainer straight(straight_config, run.on_message);
-    straight.run();
+    TrainConfig uninterrupted_config = run.config;
+    uninterrupted_config.out = (run.directory / "uninterrupted").string();
+    Trainer uninterrupted(uninterrupted_config, run.on_message);
+    uninterrupted.run();
     { Trainer(run.config, run.on_message).run(/*stop_after=*/11); }
     Trainer second(Resume{.directory = run.config.out}, run.on_message);
     EXPECT_EQ(second.step(), 11);
     second.run();
-    EXPECT_EQ(state_of(second), state_of(straight));
-    EXPECT_EQ(TinyRun::losses(run.config.out), TinyRun::losses(straight_config.out));
+    EXPECT_EQ(state_of(second), state_of(uninterrupted));
+    EXPECT_EQ(TinyRun::losses(run.config.out), TinyRun::losses(uninterrupted_config.out));
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
@@ -98,12 +98,12 @@ TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     run.config.steps = 20;
     run.config.eval_every = run.config.save_every = 11;
     GetParam().change(run.config);
-    std::vector<std::vector<double>> straight;
+    std::vector<std::vector<double>> uninterrupted;
     std::vector<GemmAlgorithm> algorithms;
     {
         Trainer trainer(run.config, run.on_message);
         trainer.run();
-        straight = state_of(trainer);
+        uninterrupted = state_of(trainer);
         algorithms = gemm_algorithms(trainer.model().ctx);
         EXPECT_GT(algorithms.size(), 5u);
     }
@@ -115,7 +115,7 @@ TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     EXPECT_EQ(gemm_algorithms(resumed.model().ctx), algorithms);
     resumed.run();
     EXPECT_EQ(gemm_algorithms(resumed.model().ctx), algorithms);
-    EXPECT_EQ(state_of(resumed), straight);
+    EXPECT_EQ(state_of(resumed), uninterrupted);
     EXPECT_EQ(TinyRun::losses(out), losses);
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
@@ -226,10 +226,10 @@ TEST_F(CudaTrainer, TrainsLikeTheCpuWithDropout) {
 TEST_F(CudaTrainer, ARunMovesBetweenDevices) {
     run.config.steps = 10;
     run.config.model.dropout = 0.1;
-    TrainConfig straight = run.config;
-    straight.out = "";
-    straight.device = DeviceChoice::cpu;
-    const std::vector<StepReport> expected = reports_of(straight);
+    TrainConfig uninterrupted = run.config;
+    uninterrupted.out = "";
+    uninterrupted.device = DeviceChoice::cpu;
+    const std::vector<StepReport> expected = reports_of(uninterrupted);
     for (const auto& [first, second] : {std::pair{DeviceChoice::cpu, DeviceChoice::cuda},
                                         std::pair{DeviceChoice::cuda, DeviceChoice::cpu}}) {
         run.config.device = first;
@@ -301,7 +301,7 @@ TEST_F(CudaTrainer, RefusesABatchThatDoesNotFitNamingTheLargest) {
 TEST_F(CudaTrainer, SavesTheStateBeforeLaterWorkOfTheStream) {
     const test::TemporaryDirectory place;
     SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 100}), gpu());
-    Checkpoint host = test::made_up_checkpoint(cpu, 7, 300);
+    Checkpoint host = test::generated_checkpoint(cpu, 7, 300);
     Checkpoint live = host;
     for (NamedTensors* tensors : {&live.params, &live.master, &live.optimizer})
         for (auto& [name, x] : *tensors) x = to_device(gpu(), x);

@@ -82,7 +82,7 @@ TEST(ResumePoint, DoesNotChangeTheMetricsOfARefusedRun) {
     run.train();
     const std::vector<json> before = TinyRun::metrics(run.out());
     remove(run.checkpoint(10));
-    EXPECT_THAT(run.refusal(), HasSubstr("step_00000010.h5 is not there"));
+    EXPECT_THAT(run.refusal(), HasSubstr("step_00000010.h5 is missing"));
     EXPECT_EQ(TinyRun::metrics(run.out()), before);
     const Trainer restarted(Resume{.directory = run.out(), .restart = true}, run.on_message);
     EXPECT_EQ(restarted.step(), 5);

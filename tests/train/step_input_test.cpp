@@ -36,14 +36,14 @@ StepInputOptions cosine_options() {
 }
 
 /// Checks the input of every step, on any device.
-void expect_steps_in_order(const Context& ctx, bool prepares_ahead) {
+void expect_steps_in_order(const Context& ctx, bool prepares_next) {
     StepInput input(ctx, loader(), cosine_options());
     DataLoader reference = loader();
     const Tensor first_place = input.micro_batch(0).tokens;
     for (std::int64_t step = 1; step <= 40; ++step) {  // several epochs
         input.prepare(step);
         input.upload(ctx);
-        if (prepares_ahead) input.prepare(step + 1);
+        if (prepares_next) input.prepare(step + 1);
         EXPECT_EQ(item(ctx, input.rate()), cosine_options().schedule(step));
         const std::uint64_t seed = mix_seed(9, static_cast<std::uint64_t>(step));
         EXPECT_THAT(
@@ -64,28 +64,28 @@ void expect_steps_in_order(const Context& ctx, bool prepares_ahead) {
 }
 
 TEST(StepInput, HoldsTheLoadersBatchesInOrderAtAFixedPlace) {
-    expect_steps_in_order(Context(Device::cpu(), 1), /*prepares_ahead=*/false);
+    expect_steps_in_order(Context(Device::cpu(), 1), /*prepares_next=*/false);
 }
 
 using CudaStepInput = test::CudaTest;
 TEST_F(CudaStepInput, HoldsTheLoadersBatchesWhileTheNextOneIsPrepared) {
-    expect_steps_in_order(gpu(), /*prepares_ahead=*/true);
+    expect_steps_in_order(gpu(), /*prepares_next=*/true);
 }
 
 TEST(StepInput, ContinuesFromASavedState) {
     const Context ctx(Device::cpu(), 1);
-    StepInput straight(ctx, loader(), cosine_options()), resumed(ctx, loader(), cosine_options());
+    StepInput uninterrupted(ctx, loader(), cosine_options()), resumed(ctx, loader(), cosine_options());
     for (std::int64_t step = 1; step <= 9; ++step) {
-        straight.prepare(step);
-        straight.upload(ctx);
+        uninterrupted.prepare(step);
+        uninterrupted.upload(ctx);
     }
-    resumed.restore(straight.state());
-    EXPECT_EQ(resumed.state(), straight.state());
-    for (StepInput* input : {&straight, &resumed}) {
+    resumed.restore(uninterrupted.state());
+    EXPECT_EQ(resumed.state(), uninterrupted.state());
+    for (StepInput* input : {&uninterrupted, &resumed}) {
         input->prepare(10);
         input->upload(ctx);
     }
-    EXPECT_EQ(to_host(ctx, resumed.micro_batch(1).tokens), to_host(ctx, straight.micro_batch(1).tokens));
+    EXPECT_EQ(to_host(ctx, resumed.micro_batch(1).tokens), to_host(ctx, uninterrupted.micro_batch(1).tokens));
 }
 
 TEST(StepInput, PreparesAStepOnceAndNeverSkipsOne) {

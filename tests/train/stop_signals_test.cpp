@@ -177,7 +177,7 @@ struct OnTerminal {
     }
 };
 
-void say_ready() {
+void report_ready() {
     require(write(STDOUT_FILENO, "r", 1) == 1);
 }
 
@@ -186,7 +186,7 @@ TEST(StopSignals, AHungUpTerminalIsNoRequest) {
     const OnTerminal child([] {
         const StopSignals signals;
         require(!signals.requested());
-        say_ready();
+        report_ready();
         while (write(STDOUT_FILENO, "x", 1) == 1) usleep(1000);  // until the terminal hangs up
         pause_for_signals();
         require(!signals.requested());
@@ -205,7 +205,7 @@ TEST(StopSignals, SighupFromAPersonIsARequestOnATerminal) {
     const OnTerminal child([] {
         const StopSignals signals;
         require(!signals.requested());
-        say_ready();
+        report_ready();
         require(becomes(SIGHUP, signals));
     });
     child.wait_until_ready();
@@ -229,7 +229,7 @@ TEST(StopSignals, ATerminalHangupThatAShellSendsOnIsNoRequest) {
             setpgid(0, 0);
             const StopSignals signals;
             require(!signals.requested());
-            say_ready();
+            report_ready();
             int blocks = 0;
             while (ioctl(STDIN_FILENO, TIOCGWINSZ, &blocks) == 0 && getppid() != 1) usleep(1000);
             std::this_thread::sleep_for(std::chrono::seconds(1));

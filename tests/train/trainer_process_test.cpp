@@ -72,12 +72,12 @@ int interrupt_until_done(const std::filesystem::path& directory, std::span<const
         const pid_t process = start_process(config_file);
         if (process <= 0) throw Error(concat("cannot start ", GRADTILE_TRAINING_PROCESS));
         // The signal comes after the process has started its steps, so every attempt makes progress.
-        const auto begun = [&] { return losses(directory / "run").size(); };
-        const std::size_t before = exists(directory / "run/metrics.jsonl") ? begun() : 0;
+        const auto steps_done = [&] { return losses(directory / "run").size(); };
+        const std::size_t before = exists(directory / "run/metrics.jsonl") ? steps_done() : 0;
         int status = 0;
         pid_t ended = 0;
         while ((ended = waitpid(process, &status, WNOHANG)) == 0 &&
-               (!exists(directory / "run/metrics.jsonl") || begun() <= before))
+               (!exists(directory / "run/metrics.jsonl") || steps_done() <= before))
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         if (ended == 0) {
             std::this_thread::sleep_for(std::chrono::microseconds(random() % 60'000));
@@ -92,14 +92,14 @@ int interrupt_until_done(const std::filesystem::path& directory, std::span<const
     return interrupted;
 }
 
-void expect_equal_to_straight(const TemporaryDirectory& directory) {
-    Trainer straight(config_of(directory.path(), "straight"));
-    straight.run();
+void expect_equal_to_uninterrupted(const TemporaryDirectory& directory) {
+    Trainer uninterrupted(config_of(directory.path(), "uninterrupted"));
+    uninterrupted.run();
     const Trainer finished(Resume{.directory = directory / "run"});
     ASSERT_EQ(finished.step(), 60);
     EXPECT_EQ(to_host(finished.model().ctx, finished.model().parameters.values()),
-              to_host(straight.model().ctx, straight.model().parameters.values()));
-    EXPECT_EQ(losses(directory / "run"), losses(directory / "straight"));
+              to_host(uninterrupted.model().ctx, uninterrupted.model().parameters.values()));
+    EXPECT_EQ(losses(directory / "run"), losses(directory / "uninterrupted"));
 }
 
 std::string some_text() {
@@ -114,7 +114,7 @@ TEST(TrainerProcess, StoppedAtAnyMomentResumesToTheBit) {
     directory.write("text.txt", some_text());
     const int interrupted = interrupt_until_done(directory.path(), std::array{SIGTERM, SIGUSR1});
     EXPECT_GT(interrupted, 0);
-    expect_equal_to_straight(directory);
+    expect_equal_to_uninterrupted(directory);
 }
 
 TEST(TrainerProcess, KilledAtAnyMomentResumesToTheBit) {
@@ -122,7 +122,7 @@ TEST(TrainerProcess, KilledAtAnyMomentResumesToTheBit) {
     directory.write("text.txt", some_text());
     const int interrupted = interrupt_until_done(directory.path(), std::array{SIGKILL});
     EXPECT_GT(interrupted, 0);
-    expect_equal_to_straight(directory);
+    expect_equal_to_uninterrupted(directory);
 }
 
 TEST(TrainerProcess, AFullDiskFailsOnlySaves) {
@@ -152,7 +152,7 @@ TEST(TrainerProcess, AFullDiskFailsOnlySaves) {
         EXPECT_EQ(resumed.step(), 10);
         resumed.run();
     }
-    expect_equal_to_straight(directory);
+    expect_equal_to_uninterrupted(directory);
 }
 
 }  // namespace

@@ -21,31 +21,31 @@ struct StoppedRun : TinyRun {
     explicit StoppedRun(void (*change)(TrainConfig&) = [](TrainConfig&) {}) {
         change(config);
         config.micro_batch = 1;
-        TrainConfig straight_config = config;
-        straight_config.out = (directory / "straight").string();
-        straight = std::make_unique<Trainer>(straight_config, on_message);
-        straight->run();
+        TrainConfig uninterrupted_config = config;
+        uninterrupted_config.out = (directory / "uninterrupted").string();
+        uninterrupted = std::make_unique<Trainer>(uninterrupted_config, on_message);
+        uninterrupted->run();
     }
-    std::unique_ptr<Trainer> begin_or_resume() {
-        const bool begun = exists(std::filesystem::path(config.out) / "config.json");
-        return begun ? std::make_unique<Trainer>(Resume{.directory = config.out}, on_message)
-                     : std::make_unique<Trainer>(config, on_message);
+    std::unique_ptr<Trainer> start_or_resume() {
+        const bool exists_already = exists(std::filesystem::path(config.out) / "config.json");
+        return exists_already ? std::make_unique<Trainer>(Resume{.directory = config.out}, on_message)
+                              : std::make_unique<Trainer>(config, on_message);
     }
-    /// The number of calls of `stop` that return false before it returns true.
-    RunSummary run_for(std::int64_t questions) {
-        const std::unique_ptr<Trainer> trainer = begin_or_resume();
-        trainer->stop_when([&] { return questions-- <= 0; });
+    /// Runs until `stop` was called `calls` times without a request to stop.
+    RunSummary run_for(std::int64_t calls) {
+        const std::unique_ptr<Trainer> trainer = start_or_resume();
+        trainer->stop_when([&] { return calls-- <= 0; });
         return trainer->run();
     }
-    void expect_finished_equals_straight() {
+    void expect_equals_uninterrupted() {
         const Trainer finished(Resume{.directory = config.out}, on_message);
         EXPECT_EQ(finished.step(), config.steps);
-        EXPECT_EQ(state_of(finished), state_of(*straight));
-        EXPECT_EQ(losses(config.out), losses(directory / "straight"));
+        EXPECT_EQ(state_of(finished), state_of(*uninterrupted));
+        EXPECT_EQ(losses(config.out), losses(directory / "uninterrupted"));
         EXPECT_TRUE(messages.empty()) << messages.front();
     }
 
-    std::unique_ptr<Trainer> straight;
+    std::unique_ptr<Trainer> uninterrupted;
 };
 
 class StopsAtAnyMoment : public testing::TestWithParam<test::RunSetting> {};
@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, StopsAtAnyMoment, testing::ValuesIn(test::run
 /// Each attempt allows one more call of `stop` than the one before, so stops occur at every place.
 TEST_P(StopsAtAnyMoment, AndResumesToTheBit) {
     StoppedRun run(GetParam().change);
-    int dropped = 0, evaluations_left = 0, attempts = 0;
+    int dropped = 0, pending_evaluations = 0, attempts = 0;
     RunSummary summary;
     do {
         ASSERT_LT(attempts, 1000);
@@ -66,11 +66,11 @@ TEST_P(StopsAtAnyMoment, AndResumesToTheBit) {
         EXPECT_EQ(summary.micro_steps_of_dropped, summary.dropped_micro_steps > 0 ? 4 : 0);
         EXPECT_LT(summary.dropped_micro_steps, 4);
         dropped += summary.dropped_micro_steps > 0;
-        evaluations_left += summary.evaluation_pending;
+        pending_evaluations += summary.evaluation_pending;
     } while (summary.reason == RunSummary::Reason::requested);
     EXPECT_GT(dropped, 0);
-    EXPECT_GT(evaluations_left, 0);
-    run.expect_finished_equals_straight();
+    EXPECT_GT(pending_evaluations, 0);
+    run.expect_equals_uninterrupted();
 }
 
 TEST(TrainerStop, BeforeTheFirstStepSavesTheStart) {
@@ -80,7 +80,7 @@ TEST(TrainerStop, BeforeTheFirstStepSavesTheStart) {
     EXPECT_TRUE(summary.saved);
     EXPECT_EQ(summary.checkpoint.filename(), "step_00000000.h5");
     EXPECT_EQ(run.run_for(1000000).reason, RunSummary::Reason::finished);
-    run.expect_finished_equals_straight();
+    run.expect_equals_uninterrupted();
 }
 
 TEST(TrainerStop, ASecondStopKeepsTheCheckpoint) {
@@ -98,7 +98,7 @@ TEST(TrainerStop, AnAbandonedEvaluationDoneTwiceHasOneLine) {
     StoppedRun run;
     run.config.save_every = 0;
     {
-        const auto trainer = run.begin_or_resume();
+        const auto trainer = run.start_or_resume();
         bool evaluating = false;
         trainer->on_part(
             [&](const StepPart& part) { evaluating = part.kind == StepPart::Kind::evaluation_windows; });
@@ -111,21 +111,21 @@ TEST(TrainerStop, AnAbandonedEvaluationDoneTwiceHasOneLine) {
     const std::filesystem::path checkpoints = std::filesystem::path(run.config.out) / "checkpoints";
     const std::filesystem::path kept = run.directory / "kept";
     copy(checkpoints, kept, std::filesystem::copy_options::recursive);
-    run.begin_or_resume()->run(/*stop_after=*/7);
+    run.start_or_resume()->run(/*stop_after=*/7);
     EXPECT_EQ(run.losses(run.config.out).size(), 7u);
     remove_all(checkpoints);
     rename(kept, checkpoints);
     run.remove_announcements_after(5);
-    EXPECT_EQ(run.begin_or_resume()->step(), 5);
+    EXPECT_EQ(run.start_or_resume()->step(), 5);
     EXPECT_EQ(run.losses(run.config.out).size(), 4u);
-    run.begin_or_resume()->run();
-    run.expect_finished_equals_straight();
+    run.start_or_resume()->run();
+    run.expect_equals_uninterrupted();
 }
 
 TEST(TrainerStop, ARunWithAPendingEvaluationIsNotFinished) {
     StoppedRun run;
     {
-        const auto trainer = run.begin_or_resume();
+        const auto trainer = run.start_or_resume();
         bool is_last = false;
         trainer->on_part([&](const StepPart& part) {
             is_last = part.kind == StepPart::Kind::evaluation_windows && part.step == run.config.steps;
@@ -136,11 +136,11 @@ TEST(TrainerStop, ARunWithAPendingEvaluationIsNotFinished) {
         EXPECT_EQ(summary.step, run.config.steps);
         EXPECT_FALSE(trainer->is_finished());
     }
-    const auto resumed = run.begin_or_resume();
+    const auto resumed = run.start_or_resume();
     EXPECT_FALSE(resumed->is_finished());
     EXPECT_EQ(resumed->run().reason, RunSummary::Reason::finished);
     EXPECT_TRUE(resumed->is_finished());
-    EXPECT_EQ(run.losses(run.config.out), run.losses(run.directory / "straight"));
+    EXPECT_EQ(run.losses(run.config.out), run.losses(run.directory / "uninterrupted"));
 }
 
 TEST(TrainerStop, ReportsThePartsOfStepsAndEvaluations) {
@@ -172,7 +172,7 @@ TEST(TrainerStop, ReportsThePartsOfStepsAndEvaluations) {
 TEST(TrainerDataFailure, DropsTheStepSavesTheLastWholeOneAndThrowsOneLine) {
     StoppedRun run;
     {
-        const auto trainer = run.begin_or_resume();
+        const auto trainer = run.start_or_resume();
         trainer->on_prepare([](std::int64_t step) { check(step != 8, "text.txt: is shorter than it was"); });
         const std::string message = message_of([&] { trainer->run(); });
         EXPECT_THAT(message,
@@ -181,22 +181,22 @@ TEST(TrainerDataFailure, DropsTheStepSavesTheLastWholeOneAndThrowsOneLine) {
         EXPECT_EQ(message.find('\n'), std::string::npos);
         EXPECT_EQ(trainer->step(), 7);
     }
-    run.begin_or_resume()->run();
-    run.expect_finished_equals_straight();
+    run.start_or_resume()->run();
+    run.expect_equals_uninterrupted();
 }
 
 TEST(TrainerDataFailure, InAnEvaluationIsRepeatedByTheResumedRun) {
     StoppedRun run;
     {
-        const auto trainer = run.begin_or_resume();
+        const auto trainer = run.start_or_resume();
         trainer->on_part([](const StepPart& part) {
             check(part.kind != StepPart::Kind::evaluation_windows || part.done < 3, "val.txt: is gone");
         });
         EXPECT_THAT(message_of([&] { trainer->run(); }),
                     HasSubstr("evaluation after step 5: val.txt: is gone; stopped, step 5 is saved: "));
     }
-    run.begin_or_resume()->run();
-    run.expect_finished_equals_straight();
+    run.start_or_resume()->run();
+    run.expect_equals_uninterrupted();
 }
 
 TEST(TrainerDataFailure, WithoutADirectoryReportsThatNothingWasSaved) {

@@ -105,10 +105,10 @@ TEST_P(ResumeIsBitExact, ResumedRunWithOtherThreadCountEqualsUninterruptedRun) {
     TinyRun run;
     run.config.steps = 40;
     GetParam().change(run.config);
-    TrainConfig straight_config = run.config;
-    straight_config.out = (run.directory / "straight").string();
-    Trainer straight(straight_config, run.on_message);
-    straight.run();
+    TrainConfig uninterrupted_config = run.config;
+    uninterrupted_config.out = (run.directory / "uninterrupted").string();
+    Trainer uninterrupted(uninterrupted_config, run.on_message);
+    uninterrupted.run();
     {
         Trainer first(run.config, run.on_message);
         const RunSummary summary = first.run(/*stop_after=*/20);
@@ -121,10 +121,10 @@ TEST_P(ResumeIsBitExact, ResumedRunWithOtherThreadCountEqualsUninterruptedRun) {
     second.run();
     EXPECT_EQ(second.step(), 40);
 
-    EXPECT_EQ(state_of(second), state_of(straight));
-    EXPECT_EQ(TinyRun::losses(run.config.out), TinyRun::losses(straight_config.out));
+    EXPECT_EQ(state_of(second), state_of(uninterrupted));
+    EXPECT_EQ(TinyRun::losses(run.config.out), TinyRun::losses(uninterrupted_config.out));
     const SampleOptions options{.prompt = "the cat", .tokens = 50, .seed = 3};
-    EXPECT_EQ(sample(second.model(), options), sample(straight.model(), options));
+    EXPECT_EQ(sample(second.model(), options), sample(uninterrupted.model(), options));
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
@@ -179,9 +179,9 @@ TEST(Trainer, ARunKilledBeforeItsFirstCheckpointStartsAgain) {
     Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
     EXPECT_EQ(resumed.step(), 0);
     resumed.run();
-    TrainConfig straight = run.config;
-    straight.out = "";
-    Trainer reference(straight, run.on_message);
+    TrainConfig uninterrupted = run.config;
+    uninterrupted.out = "";
+    Trainer reference(uninterrupted, run.on_message);
     reference.run();
     EXPECT_EQ(state_of(resumed), state_of(reference));
 }
@@ -273,8 +273,8 @@ TEST(Trainer, DescribesItsDataAndItsPartOfALargerVocabulary) {
     EXPECT_THAT(
         Trainer(run.config, run.on_message).data_description(),
         testing::ElementsAre(run.config.data + ": text, 7,512 characters",
-                             "vocabulary 5,000 as set; the data needs 15, and the rest only costs memory "
-                             "and time (a run with vocabulary 15 leaves it out)"));
+                             "vocabulary 5,000 as set; the data needs 15; the rest costs only memory "
+                             "and time (a run with vocabulary 15 avoids this)"));
 }
 
 // ---- The directory ----

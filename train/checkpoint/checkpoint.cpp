@@ -32,7 +32,8 @@ std::vector<std::byte> user_block_of(CheckpointHeader& header, const CheckpointM
 void verify_written(const OpenFile& file, const std::filesystem::path& path, const CheckpointHeader& meant,
                     const CheckpointManifest& manifest) {
     const CheckpointContents found = read_contents(file, path);
-    check(found.header == meant && found.manifest == manifest, "what was read back is not what was written");
+    check(found.header == meant && found.manifest == manifest,
+          "the file read back differs from what was written");
     read_body(file, found, std::vector<std::byte*>(manifest.objects.size()));
 }
 

@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kPrefix = "step_";
 constexpr std::string_view kSuffix = ".h5";
 
-std::optional<std::int64_t> step_in_name(const std::string& name) {
+std::optional<std::int64_t> step_of_file_name(const std::string& name) {
     if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
     const char* const begin = name.data() + kPrefix.size();
     const char* const end = name.data() + name.size() - kSuffix.size();
@@ -54,7 +54,7 @@ std::vector<std::string> CheckpointDirectory::names() const {
 std::vector<CheckpointDirectory::Entry> CheckpointDirectory::list() const {
     std::vector<Entry> entries;
     for (const std::string& name : names()) {
-        const auto step = step_in_name(name);
+        const auto step = step_of_file_name(name);
         if (step && path_ / name == path_of(*step)) entries.push_back({*step, path_ / name});
     }
     std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.step > b.step; });

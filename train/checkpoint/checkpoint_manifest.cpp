@@ -107,8 +107,8 @@ std::vector<FileExtent> read_extents(ManifestReader& in, std::uint64_t bytes, co
     check(count <= in.left() / kExtentBytes, "damaged: the list of tensors ends inside an entry");
     check(count <= 1 + bytes / kMinAverageExtent, name, ": ", bytes, " bytes in ", count, " pieces");
     std::vector<FileExtent> extents(static_cast<std::size_t>(count));
-    std::uint64_t sum =
-        0;  // no overflow: each extent is inside the file, and the check below stops at `bytes`
+    // No overflow: each extent is inside the file, and the check below stops at `bytes`.
+    std::uint64_t sum = 0;
     for (FileExtent& extent : extents) {
         extent.begin = in.number<std::uint64_t>();
         extent.bytes = in.number<std::uint64_t>();
@@ -128,7 +128,7 @@ StoredObject read_object(ManifestReader& in, const FileExtent& body) {
     const bool is_text = std::find(schema::json_names.begin(), schema::json_names.end(), object.name) !=
                          schema::json_names.end();
     check(is_text || schema::is_stored_tensor_name(object.name),
-          "the list of tensors holds a name that cannot be a tensor's");
+          "the list of tensors has an invalid tensor name");
     object.dtype = read_type(in.number<std::uint8_t>(), object.name);
     const int rank = in.number<std::uint8_t>();
     check(is_text == !object.dtype, object.name, is_text ? ": not a text" : ": not a tensor");
@@ -204,7 +204,7 @@ CheckpointManifest CheckpointManifest::decode(std::span<const std::byte> bytes, 
     CheckpointManifest manifest;
     manifest.objects.reserve(count);
     for (std::uint32_t i = 0; i < count; ++i) manifest.objects.push_back(read_object(in, body));
-    check(in.left() == 0, "damaged: ", in.left(), " bytes behind the list of tensors");
+    check(in.left() == 0, "damaged: ", in.left(), " bytes after the list of tensors");
     check_names(manifest.objects);
     check_disjoint(manifest.objects);
     return manifest;

@@ -28,7 +28,7 @@ std::array<hsize_t, Shape::max_rank> dims_of(const Shape& shape) {
 void check_storable(const std::string& name, const Tensor& x) {
     check(x.defined(), name, ": no tensor");
     check(schema::is_stored_tensor_name(name), "\"", name, "\" cannot name a tensor");
-    check(x.device().is_cpu(), name, ": lies on ", x.device(), ", expected the cpu");
+    check(x.device().is_cpu(), name, ": is on ", x.device(), ", expected the cpu");
     check(x.rank() >= 1, name, ": a tensor without axes; store it as [1]");
 }
 

@@ -133,7 +133,7 @@ void Hdf5CheckpointReader::walk(const std::string& group_name, int depth) {
     const Hdf5Group group(H5Gopen2(file_.get(), group_name.c_str(), H5P_DEFAULT), "open group " + group_name);
     for (const GroupLink& link : links_of(group, group_name)) {
         const std::string name = group_name + "/" + link.name;
-        check(schema::is_tensor_name(name), "group ", group_name, ": holds a name that cannot be a tensor's");
+        check(schema::is_tensor_name(name), "group ", group_name, ": has an invalid tensor name");
         check(link.hard, name, ": a soft or external link");
         check(++objects_ <= schema::max_objects, name, ": the file holds more than ", schema::max_objects,
               " objects");

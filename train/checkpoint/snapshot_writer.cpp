@@ -128,7 +128,7 @@ SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
                 {&x, begin, std::min(begin + grain, x.elements()), free + begin * element});
     };
     const auto add_device_part = [&](const std::string& name, const Tensor& x) {
-        check(on_device_ != nullptr, name, ": lies on ", x.device(), "; this writer saves from the cpu");
+        check(on_device_ != nullptr, name, ": is on ", x.device(), "; this writer saves from the cpu");
         check(x.is_contiguous(), name, ": ", x, " is not contiguous");
         const auto at = static_cast<std::uint64_t>(free - staging_->data());
         plan.on_device.push_back({x.raw_data(), at, x.bytes()});
@@ -165,7 +165,7 @@ void SnapshotWriter::save(const Checkpoint& live, bool best) {
     SaveReport report = report_of(live, best);
     try {
         Plan plan = plan_staging(live);
-        check(plan.on_host.empty() || plan.on_device.empty(), "its tensors lie on two devices");
+        check(plan.on_host.empty() || plan.on_device.empty(), "its tensors are on two devices");
         if (!plan.on_device.empty()) on_device_->take(plan.on_device);
         parallel_for(ctx_, std::ssize(plan.on_host), [&](std::int64_t i) {
             const Plan::HostPiece& piece = plan.on_host[static_cast<std::size_t>(i)];

@@ -22,8 +22,7 @@ struct SaveReport {
     bool saved = false;    ///< the checkpoint is safe on disk: written, verified, committed
     bool best = false;     ///< best.h5 was requested
     bool is_best = false;  ///< best.h5 is this checkpoint
-    std::string
-        message;  ///< one line: why the save failed, or what failed after it was safe; empty otherwise
+    std::string message;   ///< one line about a failure, of the save or after it; empty: none
     std::uint64_t bytes = 0;
     double copy_seconds = 0;   ///< time that training waited for the copy, on the host or on its stream
     double write_seconds = 0;  ///< time that the thread needed for the rest

@@ -272,8 +272,8 @@ std::vector<std::string> Grammar::beginnings_of(std::span<const Symbol> symbols)
     for (const Symbol& symbol : symbols) {
         if (symbol.kind == Kind::literal) {
             extend({symbol.text});
-            if (has_word)
-                break;  // enough to distinguish; a second list of words would multiply the number of texts
+            // Enough to distinguish; a second list of words would multiply the number of texts.
+            if (has_word) break;
         } else if (symbol.kind == Kind::rule) {
             if (has_word) break;
             std::vector<std::string> inner;
@@ -339,8 +339,8 @@ void Grammar::check_attributes() const {
             return std::tie(surely, possibly) < std::tie(other.surely, other.possibly);
         }
     };
-    std::map<std::pair<std::size_t, Known>, Known>
-        after;  // the attributes known after a rule, given those known before it
+    // Attributes known after a rule, by rule and attributes known before it.
+    std::map<std::pair<std::size_t, Known>, Known> after;
     const std::function<Known(std::size_t, const Known&)> walk = [&](std::size_t index, const Known& before) {
         const auto found = after.find({index, before});
         if (found != after.end()) return found->second;

@@ -47,8 +47,8 @@ double predicted_ms(const Measurement& measurement, const CostConstants& constan
 
 struct CostFit {
     CostConstants constants;
-    std::vector<std::string>
-        undetermined;  ///< constants that no measurement depends on; they keep their start values
+    /// Constants that no measurement depends on; they keep their start values.
+    std::vector<std::string> undetermined;
     int iterations = 0;
 };
 /// Minimises the sum over measurements of (weight * (predicted / measured - 1))^2 over the constants'

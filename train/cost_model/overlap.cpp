@@ -12,7 +12,7 @@ class Queue {
     explicit Queue(std::span<const QueuedPiece> pieces) : pieces_(pieces) { begin_piece(); }
 
     bool done() const { return next_ == pieces_.size(); }
-    bool runs_beside(const Queue& other) const {
+    bool can_run_with(const Queue& other) const {
         return !done() && (!pieces_[next_].after || *pieces_[next_].after < other.next_);
     }
     double left() const { return left_; }
@@ -37,7 +37,7 @@ double overlapped_seconds(std::span<const QueuedPiece> computation, std::span<co
     Queue compute(computation), transfer(transfers);
     double now = 0;
     while (!compute.done() || !transfer.done()) {
-        const bool computes = compute.runs_beside(transfer), sends = transfer.runs_beside(compute);
+        const bool computes = compute.can_run_with(transfer), sends = transfer.can_run_with(compute);
         check(computes || sends, "overlap: each queue waits for the other");
         const double slowdown = computes && sends ? 1 + contention : 1;
         // Runs until the first of the two pieces ends. Exactly 0 seconds of that piece are then left.

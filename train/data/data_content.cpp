@@ -13,7 +13,7 @@ namespace gradtile {
 namespace {
 
 constexpr std::int64_t mebibyte = 1 << 20;
-constexpr std::int64_t whole_up_to = 4 * mebibyte;
+constexpr std::int64_t max_whole_bytes = 4 * mebibyte;
 constexpr std::int64_t sampled_blocks = 256, sampled_block_bytes = 4096;
 
 class Sha256 {
@@ -54,7 +54,7 @@ void visit_samples(const DataFile& file, const std::function<void(std::span<cons
         file.read(begin, part);
         visit(part);
     };
-    if (file.size() <= whole_up_to) {
+    if (file.size() <= max_whole_bytes) {
         for (std::int64_t begin = 0; begin < file.size(); begin += mebibyte)
             visit_part(begin, std::min(mebibyte, file.size() - begin));
         return;
@@ -71,7 +71,7 @@ void visit_samples(const DataFile& file, const std::function<void(std::span<cons
 DataContent content_of(const DataFile& file) {
     Sha256 hash;
     visit_samples(file, [&](std::span<const std::byte> bytes) { hash.add(bytes); });
-    return {file.size(), (file.size() <= whole_up_to ? "sha256:" : "sha256-sampled:") + hash.digits()};
+    return {file.size(), (file.size() <= max_whole_bytes ? "sha256:" : "sha256-sampled:") + hash.digits()};
 }
 
 DataContent content_of(std::string_view text) {

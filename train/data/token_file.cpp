@@ -70,7 +70,7 @@ Layout shard_layout(const DataFile& file, const Head& head, const ShardFacts& fa
     check(body >= expected, path, ": truncated: its header counts ", head.tokens(), " tokens of ",
           facts.id_bytes, " bytes, ", body, " bytes follow");
     check(body == expected, path, ": damaged: its header counts ", head.tokens(), " tokens of ",
-          facts.id_bytes, " bytes, yet ", body, " bytes follow");
+          facts.id_bytes, " bytes, but ", body, " bytes follow");
     return {facts.format, facts.id_bytes, header_bytes, head.tokens(), facts.vocabulary};
 }
 
@@ -79,7 +79,7 @@ std::int32_t byte_swapped(std::int32_t value) {
 }
 
 /// llm.c's magic numbers are dates of 2024. Read as two uint16, no such number is two ids of GPT-2.
-bool is_like_a_magic_number(std::int32_t value) {
+bool looks_like_magic_number(std::int32_t value) {
     return value / 10000 == 2024;
 }
 
@@ -96,11 +96,11 @@ void refuse_damaged_shards(const DataFile& file, const Head& head) {
     for (const auto& [other, what] : other_llm_c_files)
         check(head.magic() != other, path, ": wrong magic ", other, ": this is ", what,
               " of llm.c, not tokens");
-    check(!is_like_a_magic_number(byte_swapped(head.magic())), path,
+    check(!looks_like_magic_number(byte_swapped(head.magic())), path,
           ": wrong magic: a big-endian token shard; little-endian is supported");
     const std::string expected =
         concat("expected ", gpt2_facts.magic, " (GPT-2) or ", llama3_facts.magic, " (Llama 3)");
-    check(!is_like_a_magic_number(head.magic()), path, ": wrong magic ", head.magic(), "; ", expected);
+    check(!looks_like_magic_number(head.magic()), path, ": wrong magic ", head.magic(), "; ", expected);
     check(!has_shard_header(file, head), path, ": wrong magic ", head.magic(), " before a shard's header of ",
           head.tokens(), " tokens, as many as the file holds; ", expected);
 }
@@ -129,15 +129,15 @@ Layout headerless_layout(const DataFile& file, TokenType type) {
     const std::string& path = file.path();
     if (type == TokenType::uint32) {
         check(file.size() % 4 == 0, path, ": odd size: ", file.size(),
-              " bytes are no whole number of 32-bit tokens");
+              " bytes are not a whole number of 32-bit tokens");
         return {TokenFormat::headerless_uint32, 4, 0, file.size() / 4, 0};
     }
     check(file.size() % 2 == 0, path, ": odd size: ", file.size(),
-          " bytes are no whole number of 16-bit tokens");
+          " bytes are not a whole number of 16-bit tokens");
     check(
         type != TokenType::automatic || !looks_like_uint32(file), path,
-        ": every second 16-bit number is 0 to 3, as in a file of 32-bit tokens; say --token-type uint32, or "
-        "uint16 if they are 16-bit tokens all the same");
+        ": every second 16-bit number is 0 to 3, as in a file of 32-bit tokens; use --token-type uint32, or "
+        "uint16 if they are 16-bit tokens");
     return {TokenFormat::headerless, 2, 0, file.size() / 2, 0};
 }
 

@@ -22,8 +22,8 @@ namespace gradtile {
 enum class TokenFormat { gpt2_shard, llama3_shard, headerless, headerless_uint32 };
 
 struct TokenFileOptions {
-    std::int64_t vocabulary =
-        0;  ///< every id is below it; 0: the vocabulary of the format, or the largest id + 1
+    /// Every id is below it; 0: the vocabulary of the format, or the largest id + 1.
+    std::int64_t vocabulary = 0;
     TokenType type = TokenType::automatic;
 };
 
@@ -31,8 +31,8 @@ struct TokenFile {
     TokenSequence tokens{};
     TokenFormat format = TokenFormat::headerless;
     std::int64_t vocabulary = 0;  ///< every id is below it
-    bool vocabulary_of_ids =
-        false;  ///< the vocabulary is the largest id + 1, so another file may hold a larger id
+    /// The vocabulary is the largest id + 1, so another file may hold a larger id.
+    bool vocabulary_of_ids = false;
     std::vector<DataContent> contents{};  ///< content of the file, or of each shard
     /// "headerless uint16, 1,003,854 tokens, largest id 64"
     std::string description() const;

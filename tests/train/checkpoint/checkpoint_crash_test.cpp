@@ -13,7 +13,7 @@ namespace gradtile {
 namespace {
 
 using test::FaultyFileSystem;
-using test::made_up_checkpoint;
+using test::generated_checkpoint;
 using test::MemoryFileSystem;
 using testing::HasSubstr;
 using testing::Not;
@@ -43,7 +43,7 @@ std::vector<Checkpoint> checkpoints_to_save(std::int64_t steps) {
     const Context ctx(Device::cpu(), 1);
     std::vector<Checkpoint> checkpoints;
     for (std::int64_t step = 1; step <= steps; ++step) {
-        checkpoints.push_back(made_up_checkpoint(ctx, step));
+        checkpoints.push_back(generated_checkpoint(ctx, step));
         // Large enough to be written separately from libhdf5's structures.
         checkpoints.back().params["large"] =
             randn(ctx, {150, 300}, DType::f32, Seed{static_cast<std::uint64_t>(step)});
@@ -94,7 +94,7 @@ std::string loss_after(const std::vector<MemoryFileSystem::Operation>& log, std:
 // Replays every prefix of the log under different assumptions about data that was not fsynced. Returns the
 // first loss.
 std::string first_loss(const std::vector<MemoryFileSystem::Operation>& log,
-                       const std::vector<Checkpoint>& checkpoints, int random_fates) {
+                       const std::vector<Checkpoint>& checkpoints, int random_outcomes) {
     std::mt19937 random(1);
     for (std::size_t count = 0; count <= log.size(); ++count) {
         std::vector<std::function<bool(std::size_t)>> fates = {
@@ -104,7 +104,7 @@ std::string first_loss(const std::vector<MemoryFileSystem::Operation>& log,
             [&](std::size_t i) { return log[i].kind != Kind::write && log[i].kind != Kind::truncate; },
             [&](std::size_t i) { return log[i].kind == Kind::write || log[i].kind == Kind::truncate; },
         };
-        for (int i = 0; i < random_fates; ++i)
+        for (int i = 0; i < random_outcomes; ++i)
             fates.push_back([&](std::size_t) { return random() % 2 == 0; });
         for (const auto& happened : fates) {
             const std::string loss = loss_after(log, count, checkpoints, happened);
@@ -204,21 +204,21 @@ std::size_t save_under(
 }
 
 bool leaves_temporary(const std::vector<Checkpoint>& checkpoints, std::size_t failing, std::int64_t code,
-                      bool for_good) {
+                      bool permanently) {
     MemoryFileSystem memory;
     std::size_t calls = 0;
-    bool could_remove = true;
+    bool can_remove = true;
     FaultyFileSystem faulty(memory, [&](FaultyFileSystem::Call call, std::size_t) -> std::int64_t {
         const std::size_t index = calls++;
-        const bool fails = index == failing || (for_good && index > failing);
-        if (fails && call == FaultyFileSystem::Call::remove) could_remove = false;
+        const bool fails = index == failing || (permanently && index > failing);
+        if (fails && call == FaultyFileSystem::Call::remove) can_remove = false;
         return fails ? code : 0;
     });
     try_save(CheckpointDirectory(kDirectory, kRetention, faulty), checkpoints[1]);
     std::vector<std::string> names;
     memory.list(kDirectory, names);
     for (const std::string& name : names) {
-        if (name.find(".tmp-") != std::string::npos && could_remove) return true;
+        if (name.find(".tmp-") != std::string::npos && can_remove) return true;
     }
     return false;
 }
@@ -291,14 +291,14 @@ TEST(CheckpointFaults, AReadErrorWhileASaveIsVerifiedFailsThatSaveOnly) {
     for (const std::int64_t code :
          {std::int64_t{-EIO}, std::int64_t{-ESTALE}, FaultyFileSystem::end_of_file}) {
         for (std::size_t failing = 0; failing < reads; ++failing) {
-            for (const bool for_good : {false, true}) {
-                if (for_good && code != -EIO) continue;
+            for (const bool permanently : {false, true}) {
+                if (permanently && code != -EIO) continue;
                 std::size_t read = 0;
                 save_under(checkpoints, concat("read ", failing, ": ", code),
                            [&](std::size_t, FaultyFileSystem::Call kind, std::size_t) -> std::int64_t {
                                if (kind != FaultyFileSystem::Call::read_at) return 0;
                                const std::size_t index = read++;
-                               return index == failing || (for_good && index > failing) ? code : 0;
+                               return index == failing || (permanently && index > failing) ? code : 0;
                            });
             }
         }

@@ -14,7 +14,7 @@
 namespace gradtile {
 namespace {
 
-using test::made_up_checkpoint;
+using test::generated_checkpoint;
 using test::MemoryFileSystem;
 using testing::HasSubstr;
 using testing::Not;
@@ -44,7 +44,7 @@ class CheckpointDamage : public testing::Test {
 
     const Context ctx_{Device::cpu(), 1};
     const Checkpoint meant_ = [this] {
-        Checkpoint c = made_up_checkpoint(ctx_, 7);
+        Checkpoint c = generated_checkpoint(ctx_, 7);
         c.params["large"] = randn(ctx_, {150, 1000}, DType::f32, Seed{9});  // two chunks
         return c;
     }();

@@ -10,7 +10,7 @@ namespace gradtile {
 namespace {
 
 using test::error_of;
-using test::made_up_checkpoint;
+using test::generated_checkpoint;
 using test::TemporaryDirectory;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -33,7 +33,7 @@ TEST(CheckpointDirectory, KeepsTheLastAndEveryKth) {
     const TemporaryDirectory place;
     const CheckpointDirectory directory(place / "run" / "checkpoints", {.keep_last = 2, .keep_every = 30});
     for (std::int64_t step = 10; step <= 100; step += 10)
-        EXPECT_EQ(directory.save(made_up_checkpoint(ctx, step)).problem, "");
+        EXPECT_EQ(directory.save(generated_checkpoint(ctx, step)).problem, "");
     EXPECT_THAT(steps_in(directory), ElementsAre(100, 90, 60, 30));
     EXPECT_TRUE(std::filesystem::exists(place / "run" / "checkpoints" / "step_00000100.h5"));
 }
@@ -42,12 +42,12 @@ TEST(CheckpointDirectory, LoadsTheNewestSoundOneAndNamesTheDamagedOnes) {
     const Context ctx;
     const TemporaryDirectory place;
     const CheckpointDirectory directory(place.path(), {.keep_last = 5});
-    for (const std::int64_t step : {1, 2, 3, 4}) directory.save(made_up_checkpoint(ctx, step));
+    for (const std::int64_t step : {1, 2, 3, 4}) directory.save(generated_checkpoint(ctx, step));
     flip_a_bit(directory.path_of(4));
     std::filesystem::resize_file(directory.path_of(3), 5000);
     const auto loaded = directory.load_newest();
     ASSERT_TRUE(loaded.checkpoint.has_value());
-    test::expect_same(*loaded.checkpoint, made_up_checkpoint(ctx, 2));
+    test::expect_same(*loaded.checkpoint, generated_checkpoint(ctx, 2));
     EXPECT_EQ(loaded.path, directory.path_of(2));
     EXPECT_THAT(loaded.damaged, ElementsAre(HasSubstr("step_00000004.h5: damaged"),
                                             HasSubstr("step_00000003.h5: truncated")));
@@ -57,7 +57,7 @@ TEST(CheckpointDirectory, DoesNotTrustAFilesName) {
     const Context ctx;
     const TemporaryDirectory place;
     const CheckpointDirectory directory(place.path(), {.keep_last = 5});
-    directory.save(made_up_checkpoint(ctx, 1));
+    directory.save(generated_checkpoint(ctx, 1));
     std::filesystem::copy(directory.path_of(1), directory.path_of(9));
     const auto loaded = directory.load_newest();
     EXPECT_EQ(loaded.path, directory.path_of(1));
@@ -86,16 +86,16 @@ TEST(CheckpointDirectory, KeepsTheBestAndTheNewest) {
     const Context ctx;
     const TemporaryDirectory place;
     const CheckpointDirectory directory(place.path(), {.keep_last = 1});
-    EXPECT_TRUE(directory.save(made_up_checkpoint(ctx, 1), /*best=*/true).is_best);
-    EXPECT_TRUE(directory.save(made_up_checkpoint(ctx, 2), /*best=*/true).is_best);
-    EXPECT_EQ(directory.save(made_up_checkpoint(ctx, 3)).problem, "");
+    EXPECT_TRUE(directory.save(generated_checkpoint(ctx, 1), /*best=*/true).is_best);
+    EXPECT_TRUE(directory.save(generated_checkpoint(ctx, 2), /*best=*/true).is_best);
+    EXPECT_EQ(directory.save(generated_checkpoint(ctx, 3)).problem, "");
     EXPECT_THAT(steps_in(directory), ElementsAre(3));
-    test::expect_same(read_checkpoint(directory.best_path()), made_up_checkpoint(ctx, 2));
+    test::expect_same(read_checkpoint(directory.best_path()), generated_checkpoint(ctx, 2));
     EXPECT_EQ(directory.load_newest().checkpoint->step, 3);
 
     // Saves the same checkpoint twice: a rename() between two names of one file must not leave the temporary
     // name.
-    EXPECT_TRUE(directory.save(made_up_checkpoint(ctx, 3), true).is_best);
+    EXPECT_TRUE(directory.save(generated_checkpoint(ctx, 3), true).is_best);
     std::set<std::string> names;
     for (const auto& file : std::filesystem::directory_iterator(place.path()))
         names.insert(file.path().filename());
@@ -106,8 +106,8 @@ TEST(CheckpointDirectory, FallsBackToTheBestWhenNothingNewerIsSound) {
     const Context ctx;
     const TemporaryDirectory place;
     const CheckpointDirectory directory(place.path(), {.keep_last = 1});
-    directory.save(made_up_checkpoint(ctx, 1), true);
-    directory.save(made_up_checkpoint(ctx, 2));
+    directory.save(generated_checkpoint(ctx, 1), true);
+    directory.save(generated_checkpoint(ctx, 2));
     flip_a_bit(directory.path_of(2));
     const auto loaded = directory.load_newest();
     EXPECT_EQ(loaded.path, directory.best_path());
@@ -119,10 +119,10 @@ TEST(CheckpointDirectory, RetentionKeepsANewCheckpointDespiteLaterDamagedOnes) {
     const Context ctx;
     const TemporaryDirectory place;
     const CheckpointDirectory directory(place.path(), {.keep_last = 1});
-    directory.save(made_up_checkpoint(ctx, 8));
+    directory.save(generated_checkpoint(ctx, 8));
     flip_a_bit(directory.path_of(8));
-    directory.save(made_up_checkpoint(ctx, 6));
-    directory.save(made_up_checkpoint(ctx, 7));
+    directory.save(generated_checkpoint(ctx, 6));
+    directory.save(generated_checkpoint(ctx, 7));
     EXPECT_THAT(steps_in(directory), ElementsAre(8, 7));
     EXPECT_EQ(directory.load_newest().checkpoint->step, 7);
 }

@@ -23,7 +23,7 @@ namespace gradtile {
 namespace {
 
 using test::FaultyFileSystem;
-using test::made_up_checkpoint;
+using test::generated_checkpoint;
 using test::TemporaryDirectory;
 using testing::HasSubstr;
 
@@ -47,7 +47,7 @@ constexpr std::int64_t kWidth = 100;
         SnapshotWriter writer(directory, ctx);
         while (true) {
             ++step;
-            writer.save(made_up_checkpoint(ctx, step, kWidth), step % 5 == 0);
+            writer.save(generated_checkpoint(ctx, step, kWidth), step % 5 == 0);
             for (const SaveReport& report : writer.poll()) {
                 if (!report.saved || !report.message.empty()) ::_exit(2);
                 if (::write(pipe, &report.step, sizeof report.step) != sizeof report.step) ::_exit(3);
@@ -98,7 +98,7 @@ TEST(CheckpointKill, AtAnyMomentLosesNoReportedSave) {
         const std::int64_t found = loaded.checkpoint ? loaded.checkpoint->step : 0;
         ASSERT_GE(found, reported) << "round " << round;
         ASSERT_TRUE(loaded.damaged.empty()) << loaded.damaged.front();
-        if (found > 0) test::expect_same(*loaded.checkpoint, made_up_checkpoint(ctx, found, kWidth));
+        if (found > 0) test::expect_same(*loaded.checkpoint, generated_checkpoint(ctx, found, kWidth));
         if (reported_best > 0) {
             ASSERT_GE(read_checkpoint(directory.best_path()).step, reported_best);
         }
@@ -147,7 +147,7 @@ std::string fill_disk(const std::filesystem::path& place, const std::string& exp
     std::int64_t newest = 0;
     int failures = 0;
     for (std::int64_t step = 1; step <= 400 && failures < 3; ++step) {
-        writer.save(made_up_checkpoint(ctx, step, kWidth + step));
+        writer.save(generated_checkpoint(ctx, step, kWidth + step));
         writer.wait();
         for (const SaveReport& report : writer.poll()) {
             if (report.saved) newest = report.step;
@@ -169,7 +169,7 @@ std::string fill_disk(const std::filesystem::path& place, const std::string& exp
     if (failures < 3) return "the disk never was full";
     if (newest == 0) return "nothing was ever saved";
     make_room();
-    writer.save(made_up_checkpoint(ctx, 1000, kWidth));
+    writer.save(generated_checkpoint(ctx, 1000, kWidth));
     writer.wait();
     const auto reports = writer.poll();
     return reports.at(0).saved ? "" : "after there was room: " + reports.at(0).message;

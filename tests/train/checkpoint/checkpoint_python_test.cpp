@@ -41,7 +41,7 @@ class CheckpointPython : public testing::Test {
 
     const Context ctx;
     const test::TemporaryDirectory directory;
-    Checkpoint c = test::made_up_checkpoint(ctx, 12);
+    Checkpoint c = test::generated_checkpoint(ctx, 12);
 };
 
 TEST_F(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {

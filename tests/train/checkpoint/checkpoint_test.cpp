@@ -12,7 +12,7 @@ namespace gradtile {
 namespace {
 
 using test::error_of;
-using test::made_up_checkpoint;
+using test::generated_checkpoint;
 using test::TemporaryDirectory;
 using testing::HasSubstr;
 
@@ -25,7 +25,7 @@ std::filesystem::path only_file_in(const std::filesystem::path& directory) {
 TEST(Checkpoint, IsReadBackBitForBit) {
     const Context ctx;
     const TemporaryDirectory directory;
-    const Checkpoint meant = made_up_checkpoint(ctx, 7);
+    const Checkpoint meant = generated_checkpoint(ctx, 7);
     write_checkpoint(directory / "a.h5", meant);
     test::expect_same(read_checkpoint(directory / "a.h5"), meant);
     EXPECT_EQ(only_file_in(directory.path()), directory / "a.h5");
@@ -90,15 +90,15 @@ TEST(Checkpoint, WithoutTensorsIsLegal) {
 TEST(Checkpoint, EqualCheckpointsAreEqualFiles) {
     const Context ctx;
     const TemporaryDirectory directory;
-    write_checkpoint(directory / "a.h5", made_up_checkpoint(ctx, 3));
-    write_checkpoint(directory / "b.h5", made_up_checkpoint(ctx, 3));
+    write_checkpoint(directory / "a.h5", generated_checkpoint(ctx, 3));
+    write_checkpoint(directory / "b.h5", generated_checkpoint(ctx, 3));
     EXPECT_EQ(test::file_bytes(directory / "a.h5"), test::file_bytes(directory / "b.h5"));
 }
 
 TEST(Checkpoint, ReadsOnlyWeightsOnRequest) {
     const Context ctx;
     const TemporaryDirectory directory;
-    const Checkpoint meant = made_up_checkpoint(ctx, 7);
+    const Checkpoint meant = generated_checkpoint(ctx, 7);
     write_checkpoint(directory / "a.h5", meant);
     const Checkpoint found = read_checkpoint(directory / "a.h5", {.training_state = false});
     test::expect_same(found.params, meant.params);
@@ -110,7 +110,7 @@ TEST(Checkpoint, ReadsOnlyWeightsOnRequest) {
 TEST(Checkpoint, InspectListsTheContents) {
     const Context ctx;
     const TemporaryDirectory directory;
-    const Checkpoint meant = made_up_checkpoint(ctx, 7);
+    const Checkpoint meant = generated_checkpoint(ctx, 7);
     write_checkpoint(directory / "a.h5", meant);
     const CheckpointInfo info = inspect_checkpoint(directory / "a.h5");
     EXPECT_EQ(info.step, 7);
@@ -135,7 +135,7 @@ TEST(Checkpoint, RefusesNonFiniteValuesByName) {
         for (const double bad :
              {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
               std::numeric_limits<double>::quiet_NaN()}) {
-            Checkpoint c = made_up_checkpoint(ctx, 7);
+            Checkpoint c = generated_checkpoint(ctx, 7);
             const Tensor x = zeros(ctx, {10, 33'333}, dtype);
             fill(ctx, x.slice(0, 9, 1).slice(1, 33'332, 1), bad);
             c.optimizer["adamw/m/odd"] = x;
@@ -192,7 +192,7 @@ TEST(Checkpoint, ReadsOnlyRegularFiles) {
 TEST(Checkpoint, FollowsASymbolicLinkUnlessForbidden) {
     const Context ctx;
     const TemporaryDirectory directory;
-    write_checkpoint(directory / "a.h5", made_up_checkpoint(ctx, 7));
+    write_checkpoint(directory / "a.h5", generated_checkpoint(ctx, 7));
     create_symlink("a.h5", directory / "link.h5");
     EXPECT_EQ(read_checkpoint(directory / "link.h5").step, 7);
     EXPECT_THAT(error_of([&] { read_checkpoint(directory / "link.h5", {.follow_links = false}); }),

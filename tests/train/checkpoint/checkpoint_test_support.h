@@ -32,7 +32,7 @@ inline std::vector<std::byte> row_major_bytes(const Tensor& x) {
 }
 
 /// Weights, masters and moments of a small model at a step; every value depends on the step.
-inline Checkpoint made_up_checkpoint(const Context& ctx, std::int64_t step, std::int64_t width = 24) {
+inline Checkpoint generated_checkpoint(const Context& ctx, std::int64_t step, std::int64_t width = 24) {
     Checkpoint c;
     c.step = step;
     const auto seed = static_cast<std::uint64_t>(step) * 1000;

@@ -12,7 +12,7 @@
 namespace gradtile {
 namespace {
 
-using test::made_up_checkpoint;
+using test::generated_checkpoint;
 using test::TemporaryDirectory;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -22,7 +22,7 @@ TEST(SnapshotWriter, SavesTheStateBeforeLaterChanges) {
     const Context ctx;
     const TemporaryDirectory place;
     SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 100}), ctx);
-    const Checkpoint live = made_up_checkpoint(ctx, 0);
+    const Checkpoint live = generated_checkpoint(ctx, 0);
     for (std::int64_t step = 1; step <= 20; ++step) {
         Checkpoint now = live;  // shares the tensors of `live`
         now.step = step;
@@ -56,12 +56,12 @@ TEST(SnapshotWriter, ReportsAFailedSaveAndContinues) {
     const Context ctx;
     const TemporaryDirectory place;
     SnapshotWriter writer(CheckpointDirectory(place.path()), ctx);
-    writer.reserve(made_up_checkpoint(ctx, 0));
-    writer.save(made_up_checkpoint(ctx, 1));
-    Checkpoint bad = made_up_checkpoint(ctx, 2);
+    writer.reserve(generated_checkpoint(ctx, 0));
+    writer.save(generated_checkpoint(ctx, 1));
+    Checkpoint bad = generated_checkpoint(ctx, 2);
     fill(ctx, bad.master.at("blocks.0.norm.weight"), std::numeric_limits<double>::quiet_NaN());
     writer.save(bad);
-    writer.save(made_up_checkpoint(ctx, 3), /*best=*/true);
+    writer.save(generated_checkpoint(ctx, 3), /*best=*/true);
     writer.wait();
     const auto reports = writer.poll();
     ASSERT_THAT(reports, SizeIs(3));
@@ -86,7 +86,7 @@ TEST(SnapshotWriter, AReadErrorWhileASaveIsVerifiedIsReportedAndTheNextSaveIsSou
     SnapshotWriter writer(CheckpointDirectory("checkpoints", {}, disk), ctx);
     for (std::int64_t step = 1; step <= 3; ++step) {
         broken = step == 2;
-        writer.save(made_up_checkpoint(ctx, step));
+        writer.save(generated_checkpoint(ctx, step));
         writer.wait();
     }
     const auto reports = writer.poll();
@@ -105,7 +105,7 @@ TEST(SnapshotWriter, SavesStridedViewsAndGrowsItsMemory) {
     const TemporaryDirectory place;
     SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 9}), ctx);
     for (const std::int64_t size : {3, 40, 7}) {
-        Checkpoint c = made_up_checkpoint(ctx, size);
+        Checkpoint c = generated_checkpoint(ctx, size);
         c.params["view"] = randn(ctx, {size, 600, 17}, DType::f32, Seed{1}).transpose(0, 2).slice(1, 5, 500);
         writer.save(c);
         writer.wait();
@@ -117,7 +117,7 @@ TEST(SnapshotWriter, SavesInPlaceWithoutACopy) {
     const Context ctx;
     const TemporaryDirectory place;
     SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 2}), ctx);
-    const Checkpoint first = made_up_checkpoint(ctx, 1), second = made_up_checkpoint(ctx, 2);
+    const Checkpoint first = generated_checkpoint(ctx, 1), second = generated_checkpoint(ctx, 2);
     writer.save_in_place(first);
     writer.save_in_place(second, /*best=*/true);  // waits for the previous save
     writer.wait();
@@ -131,10 +131,10 @@ TEST(SnapshotWriter, FinishesTheRunningSaveOnDestruction) {
     const TemporaryDirectory place;
     {
         SnapshotWriter writer(CheckpointDirectory(place.path()), ctx);
-        writer.save(made_up_checkpoint(ctx, 5, 200));
+        writer.save(generated_checkpoint(ctx, 5, 200));
     }
     test::expect_same(read_checkpoint(CheckpointDirectory(place.path()).path_of(5)),
-                      made_up_checkpoint(ctx, 5, 200));
+                      generated_checkpoint(ctx, 5, 200));
 }
 
 TEST(SnapshotWriter, AnEmptyCheckpointIsLegal) {

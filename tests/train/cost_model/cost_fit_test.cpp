@@ -146,7 +146,7 @@ TEST(CostFit, InvalidLinesAreNamed) {
     };
     refused("{", ":1: not JSON");
     refused("[]", "expected an object");
-    refused(R"({"ms":1})", "says not 'what'");
+    refused(R"({"ms":1})", "has no 'what'");
     refused(R"({"what":"stp","ms":1})", "'stp' is unknown");
     refused(R"({"what":"step","ms":0,"preset":"gpt2-124m"})", "ms: 0");
     refused(R"({"what":"step","ms":"1","preset":"gpt2-124m"})", "ms: unexpected string");

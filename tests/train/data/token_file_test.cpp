@@ -113,11 +113,11 @@ TEST(TokenFile, DamagedFilesAreRefusedByName) {
         EXPECT_EQ(message_of([&] { open_token_file(path); }), path + ": " + why);
     };
     refused("", "is empty; expected tokens");
-    refused("abc", "odd size: 3 bytes are no whole number of 16-bit tokens");
-    refused("a", "odd size: 1 bytes are no whole number of 16-bit tokens");
+    refused("abc", "odd size: 3 bytes are not a whole number of 16-bit tokens");
+    refused("a", "odd size: 1 bytes are not a whole number of 16-bit tokens");
     refused(shard(20240520, 1, 3, 4), "truncated: its header counts 3 tokens of 2 bytes, 4 bytes follow");
     refused(shard(20240520, 1, 3, 5), "truncated: its header counts 3 tokens of 2 bytes, 5 bytes follow");
-    refused(shard(20240520, 1, 3, 8), "damaged: its header counts 3 tokens of 2 bytes, yet 8 bytes follow");
+    refused(shard(20240520, 1, 3, 8), "damaged: its header counts 3 tokens of 2 bytes, but 8 bytes follow");
     refused(shard(20240520, 1, -1, 8), "damaged: its header counts -1 tokens");
     refused(shard(20240520, 1, 0, 0), "holds no tokens");
     refused(shard(20240520, 2, 1, 2), "gpt2 token shard of version 2; version 1 is supported");
@@ -178,7 +178,7 @@ TEST(TokenFile, HeaderlessIdsOf32BitsNeedTheirType) {
             message_of([&] { open_token_file(path); }),
             path +
                 ": every second 16-bit number is 0 to 3, as in a file of 32-bit tokens; say --token-type "
-                "uint32, or uint16 if they are 16-bit tokens all the same");
+                "uint32, or uint16 if they are 16-bit tokens");
         const TokenFile file = open_token_file(path, {.type = TokenType::uint32});
         EXPECT_EQ(file.format, TokenFormat::headerless_uint32);
         EXPECT_EQ(file.vocabulary, vocabulary);
@@ -203,7 +203,7 @@ TEST(TokenFile, ATypeThatContradictsTheHeaderIsRefused) {
               path + ": is a gpt2 shard of uint16 tokens, not uint32 (token-type)");
     const std::string odd = place.write("odd.bin", "abcdef");
     EXPECT_EQ(message_of([&] { open_token_file(odd, {.type = TokenType::uint32}); }),
-              odd + ": odd size: 6 bytes are no whole number of 32-bit tokens");
+              odd + ": odd size: 6 bytes are not a whole number of 32-bit tokens");
     const std::string large = place.write("large.bin", "\xFF\xFF\xFF\xFF");
     EXPECT_EQ(message_of([&] { open_token_file(large, {.type = TokenType::uint32}); }),
               large + ": token 0 has id 4294967295, outside the vocabulary of 2147483648");
