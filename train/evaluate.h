@@ -38,7 +38,7 @@ Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenS
 /// Returns only the mean loss and does not decode the text. Each process evaluates every size()-th batch.
 ///
 /// All processes call `go_on` in the same order, after each round of one batch per process, with the number
-/// of windows that all processes have done. It returns the same value in all of them; false stops the
+/// of windows that all processes have done. `go_on` returns the same value in all of them; false stops the
 /// evaluation, and the result is empty.
 std::optional<double> mean_loss(const Context& ctx, const Transformer& model, EvaluationData& data,
                                 const Communicator& communicator,

@@ -6,7 +6,7 @@
 ///
 /// Another user may have prepared the directory. Therefore nothing is read or written through a symbolic link
 /// in it, with one exception: `checkpoints` may be a link of this user to a directory on another disk. The
-/// directory's own path may contain links. This does not protect against a user who can write to the
+/// directory's own path may contain links. These checks do not protect against a user who can write to the
 /// directory while the run uses it.
 #include <filesystem>
 #include <string>

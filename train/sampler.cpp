@@ -36,10 +36,10 @@ std::vector<std::int32_t> start_tokens(const Tokenizer& tokenizer) {
     }
 }
 
-/// On a GPU, each token needs activations of another length. They are allocated from an arena of twice the
-/// size that the longest length needs, because the lengths leave gaps that the dry run does not have. Each
-/// length has matrix products of new shapes, for which timing algorithms takes longer than it saves: a
-/// deterministic context does not time them.
+/// Returns the context for sampling. On a GPU, each token needs activations of another length. The arena has
+/// twice the size that the longest length needs, because the lengths leave gaps that the dry run does not
+/// have. Each length has matrix products of new shapes, for which timing algorithms takes longer than it
+/// saves, so the context is deterministic and does not time them.
 Context sampling_context(const LanguageModel& model) {
     if (model.ctx.device().is_cpu()) return model.ctx;
     return with_arena_for(

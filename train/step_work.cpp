@@ -10,8 +10,8 @@ double as_double(std::int64_t x) {
     return static_cast<double>(x);
 }
 
-/// Returns the elements of a block's weight matrices. Each row is multiplied with each of them three times in
-/// a step.
+/// Returns the elements of a block's weight matrices. In a step each row is multiplied by all matrices three
+/// times.
 double block_matrix_elements(const ModelConfig& model) {
     const double width = as_double(model.width), hidden = as_double(model.hidden_width());
     const double qkv_width = as_double((model.heads + 2 * model.key_value_heads()) * model.head_dim());

@@ -200,7 +200,7 @@ class Trainer {
     std::int64_t end_ = 0;
     std::int64_t step_ = 0;
     bool stopping_ = false, failed_ = false;  // a process voted to stop, or for a failure
-    std::string failure_;                     // read error of this process's data
+    std::string failure_;                     // this process's read error; empty: none
     std::int64_t dropped_micro_steps_ = 0;
     std::optional<StepReport> pending_evaluation_;  // report of step_ if its evaluation was abandoned
     std::int64_t saved_step_ = 0;                   // newest step that is safe on disk

@@ -1,7 +1,7 @@
 #pragma once
-/// A file that appears complete or not at all. It is written under a temporary name in the same directory;
-/// then follow fsync, rename, fsync of the directory. Until commit() returns, the final name has no file or
-/// the old one.
+/// A file that appears complete or not at all. The content is written under a temporary name in the same
+/// directory; then follow fsync, rename, fsync of the directory. Until commit() returns, the final name has
+/// no file or the old one.
 #include <gradtile/core/io/file_system.h>
 
 namespace gradtile {

@@ -1,6 +1,6 @@
 #pragma once
-/// The file operations that a checkpoint's safety depends on. They are virtual, so that tests can record
-/// their order, make the n-th call fail, and replay what a crash would have left.
+/// The file operations that a checkpoint's safety depends on. The functions are virtual, so that tests can
+/// record their order, make the n-th call fail, and replay what a crash would have left.
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -96,7 +96,7 @@ OpenFile open_regular_file(FileSystem& fs, const std::filesystem::path& path,
 /// another user.
 OpenFile open_own_file(const std::filesystem::path& path, int flags);
 
-/// Returns the user that owns the files this process creates in a directory. This user is not always
+/// Returns the user that owns the files this process creates in a directory. The result is not always
 /// geteuid(): some mounts assign all files to one user.
 std::uint32_t owner_of_new_files(const std::filesystem::path& directory);
 

@@ -10,8 +10,8 @@ namespace gradtile {
 
 namespace {
 
-// Half a MiB stays in a core's cache while the chunk is copied, checked for infinities and NaNs, checksummed
-// twice and written. It is also large enough for fast disk writes and a small index.
+// A chunk of half a MiB stays in a core's cache while it is copied, checked for infinities and NaNs,
+// checksummed twice and written. This size also gives fast disk writes and a small index.
 constexpr std::int64_t kChunkBytes = std::int64_t{512} << 10;
 
 void prepare(const Tensor& x, const Chunking& cut, std::int64_t i, PreparedChunk& chunk) {

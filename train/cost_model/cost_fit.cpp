@@ -152,7 +152,7 @@ double dot(const std::vector<double>& a, const std::vector<double>& b) {
 std::vector<std::vector<double>> derivatives(std::span<const Prepared> measurements,
                                              const std::vector<double>& logs) {
     // Central differences have an error of the third derivative times step^2 / 6, and a rounding error of
-    // about 1e-16 / step. Both are about 1e-11 for a smooth function of order one.
+    // about 1e-16 / step. Both errors are about 1e-11 for a smooth function of order one.
     constexpr double step = 1e-5;
     std::vector<std::vector<double>> columns;
     for (std::size_t i = 0; i < logs.size(); ++i) {

@@ -1,6 +1,6 @@
 #pragma once
-/// Token files: the binary formats of llm.c and nanoGPT (little-endian). They are validated, and read without
-/// loading them into memory.
+/// Token files: the binary formats of llm.c and nanoGPT (little-endian). Files are validated, and read
+/// without loading them into memory.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -16,10 +16,12 @@
 
 namespace gradtile {
 
-/// gpt2_shard: llm.c, 256 int32 of header (20240520, 1, token count, 0 ...), then uint16 ids. llama3_shard:
-/// llm.c, 256 int32 of header (20240801, 7, token count, 0 ...), then uint32 ids. headerless: nanoGPT's
-/// train.bin and val.bin, only uint16 ids. headerless_uint32: the same with uint32 ids.
-enum class TokenFormat { gpt2_shard, llama3_shard, headerless, headerless_uint32 };
+enum class TokenFormat {
+    gpt2_shard,        ///< llm.c: 256 int32 of header (20240520, 1, token count, 0 ...), then uint16 ids
+    llama3_shard,      ///< llm.c: 256 int32 of header (20240801, 7, token count, 0 ...), then uint32 ids
+    headerless,        ///< nanoGPT's train.bin and val.bin: only uint16 ids
+    headerless_uint32  ///< only uint32 ids
+};
 
 struct TokenFileOptions {
     /// Every id is below it; 0: the vocabulary of the format, or the largest id + 1.

@@ -18,8 +18,9 @@ namespace {
 using test::message_of;
 using testing::HasSubstr;
 
-/// Finds every derivation of a text by trying every branch of every choice. It shares no code with the tested
-/// parser: it uses neither the beginnings of alternatives nor the guarantee that only one branch fits.
+/// Finds every derivation of a text by trying every branch of every choice. The search shares no code with
+/// the tested parser: it uses neither the beginnings of alternatives nor the guarantee that only one branch
+/// fits.
 class AllDerivations {
   public:
     AllDerivations(const Grammar& grammar, std::string_view text)
