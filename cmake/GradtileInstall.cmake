@@ -1,15 +1,16 @@
-# cmake --install and find_package(gradtile). The library is static, so a consumer links what it stands on as well:
-# gradtileConfig.cmake carries those libraries by the paths they were found at.
+# cmake --install, find_package(gradtile) and pkg-config. The library is static, so a consumer also links what it stands on;
+# gradtileConfig.cmake and gradtile.pc find that on the consumer's machine and carry no path of this one.
 include(CMakePackageConfigHelpers)
 
-get_target_property(GRADTILE_LINK_LIBRARIES gradtile_dependencies INTERFACE_LINK_LIBRARIES)
-set(GRADTILE_CONSUMER_INCLUDE_DIRS ${NLOHMANN_JSON_INCLUDE_DIR})
-
-install(TARGETS gradtile gradtile_options gradtile_dependencies EXPORT gradtileTargets
+install(TARGETS gradtile gradtile_dependencies EXPORT gradtileTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET gradtile_program)
   install(TARGETS gradtile_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
+if(TARGET gradtile_mpi)
+  install(TARGETS gradtile_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/gradtile)
+endif()
+install(FILES gradtile.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/gradtile)
 # Not installed: internal/, device code, and the kernels of attention.
 install(DIRECTORY core attention layers train DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/gradtile FILES_MATCHING PATTERN "*.h"
   PATTERN internal EXCLUDE PATTERN device EXCLUDE REGEX "/attention/(cpu|cuda)$" EXCLUDE)
@@ -19,4 +20,17 @@ configure_package_config_file(cmake/gradtileConfig.cmake.in ${CMAKE_CURRENT_BINA
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/gradtile)
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/gradtileConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/gradtileConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/gradtileConfigVersion.cmake
-  DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/gradtile)
+  cmake/FindDNNLLibrary.cmake DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/gradtile)
+
+# gradtile.pc: relative to itself, so that an installation can be moved.
+file(RELATIVE_PATH gradtile_prefix_from_pc ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" gradtile_prefix_from_pc "${gradtile_prefix_from_pc}")
+set(gradtile_pc_libraries "-ldl -pthread")
+if(gradtile_blas STREQUAL "onednn")
+  string(PREPEND gradtile_pc_libraries "-ldnnl ${OpenMP_CXX_FLAGS} ")
+endif()
+if(GRADTILE_HAVE_CUDA)
+  string(APPEND gradtile_pc_libraries " -lcudart_static -lrt")
+endif()
+configure_file(cmake/gradtile.pc.in ${CMAKE_CURRENT_BINARY_DIR}/gradtile.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/gradtile.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

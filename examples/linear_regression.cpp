@@ -3,9 +3,7 @@
 #include <cmath>
 #include <iostream>
 
-#include <gradtile/core/gemm/gemm.h>
-#include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/linear.h>
+#include <gradtile/gradtile.h>
 
 using namespace gradtile;
 
@@ -14,7 +12,7 @@ int main() {
     const std::int64_t points = 256, features = 3;
 
     // What generated the data, and what training must find again.
-    const Tensor true_weight = from_host(ctx, std::vector<double>{2.0, -1.0, 0.5}, {1, features}, DType::f32);
+    const Tensor true_weight = from_host(ctx, std::vector<float>{2.0f, -1.0f, 0.5f}, {1, features});
     const double true_bias = 0.25;
     const Tensor x = randn(ctx, {points, features}, DType::f32, Seed{1});
     const Tensor target = empty(ctx, {points, 1}, DType::f32);
@@ -26,26 +24,24 @@ int main() {
     parameters.allocate(ctx, DType::f32);
     parameters.initialize(ctx, Seed{2});
 
-    const double learning_rate = 0.1;
+    const double learning_rate = 0.05;
     double loss = 0.0;
     for (int step = 1; step <= 200; ++step) {
         parameters.zero_gradients(ctx);
         Linear::Saved saved;
-        const Tensor error = model.forward(ctx, x, saved);
-        axpy(ctx, error, -1.0, target);  // the loss is mean(error^2) / 2, its gradient error / points
-
-        loss = 0.0;
-        for (const double e : to_host(ctx, error)) loss += e * e / (2.0 * points);
+        const Tensor error = subtract(ctx, model.forward(ctx, x, saved), target);
+        loss = item(ctx, mean(ctx, multiply(ctx, error, error)));
+        const Tensor d_prediction = scale(ctx, error, 2.0 / points);
         if (step % 40 == 1) std::cout << "step " << step << "  loss " << loss << '\n';
 
-        model.accumulate_gradients(ctx, error, saved);  // x is data: nobody needs its gradient
-        axpy(ctx, parameters.values(), -learning_rate / points, parameters.gradients());
+        model.accumulate_gradients(ctx, d_prediction, saved);  // x is data: nobody needs its gradient
+        axpy(ctx, parameters.values(), -learning_rate, parameters.gradients());
     }
 
     const auto weight = to_host(ctx, model.weight.value());
     const auto bias = to_host(ctx, model.bias.value());
-    std::cout << "W = [" << weight[0] << ", " << weight[1] << ", " << weight[2] << "], b = " << bias[0]
-              << '\n';
+    std::cout << "W: " << to_string(ctx, model.weight.value())
+              << "\nb: " << to_string(ctx, model.bias.value()) << '\n';
     const bool found = loss < 1e-10 && std::abs(weight[0] - 2.0) < 1e-4 && std::abs(weight[1] + 1.0) < 1e-4 &&
                        std::abs(weight[2] - 0.5) < 1e-4 && std::abs(bias[0] - true_bias) < 1e-4;
     std::cout << (found ? "found the plane\n" : "did NOT find the plane\n");

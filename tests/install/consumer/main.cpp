@@ -2,10 +2,7 @@
 #include <cmath>
 #include <iostream>
 
-#include <gradtile/core/gemm/gemm.h>
-#include <gradtile/core/random.h>
-#include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/train_config.h>
+#include <gradtile/gradtile.h>
 
 int main() {
     using namespace gradtile;

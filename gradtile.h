@@ -1,0 +1,46 @@
+#pragma once
+/// Everything that a program which embeds gradtile usually needs. Compiling is faster with the headers one by
+/// one.
+
+// Tensors, arithmetic, random numbers, matrix products; comparing, printing and checking gradients.
+#include <gradtile/core/compare.h>
+#include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/gradcheck.h>
+#include <gradtile/core/parameter_store.h>
+#include <gradtile/core/print.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor.h>
+#include <gradtile/core/tensor_math.h>
+#include <gradtile/core/tensor_ops.h>
+
+// Attention, as an operator of its own.
+#include <gradtile/attention/attention.h>
+
+// Layers and the transformer made of them.
+#include <gradtile/layers/cross_entropy_head.h>
+#include <gradtile/layers/dropout.h>
+#include <gradtile/layers/embedding.h>
+#include <gradtile/layers/gelu.h>
+#include <gradtile/layers/layer_norm.h>
+#include <gradtile/layers/linear.h>
+#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/rope.h>
+#include <gradtile/layers/swiglu.h>
+#include <gradtile/layers/transformer/transformer.h>
+
+// Training, sampling, checkpoints, and several processes.
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/corpus/corpus.h>
+#include <gradtile/train/data/data_loader.h>
+#include <gradtile/train/data/dataset.h>
+#include <gradtile/train/evaluate.h>
+#include <gradtile/train/language_model.h>
+#include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/global_norm.h>
+#include <gradtile/train/optimizers/muon.h>
+#include <gradtile/train/parallel/communicator.h>
+#include <gradtile/train/sampler.h>
+#include <gradtile/train/schedule.h>
+#include <gradtile/train/tokenizers/tokenizer.h>
+#include <gradtile/train/train_config.h>
+#include <gradtile/train/trainer.h>
