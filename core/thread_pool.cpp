@@ -17,6 +17,8 @@
 #include <immintrin.h>
 #endif
 
+#include <gradtile/core/check.h>
+
 namespace gradtile {
 namespace {
 
