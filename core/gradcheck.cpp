@@ -238,7 +238,7 @@ void check_perturbable(const std::string& name, const Tensor& x) {
               " with strides ", x.strides(), " repeats elements; check the tensor it is expanded from");
 }
 
-/// A gradient that replaced what was forgotten is the one that was added, but for rounding.
+/// A gradient that overwrote its tensor is the one that was added, but for rounding.
 void check_replacement(GradientReport::Input& report, const std::vector<double>& replaced,
                        const std::vector<double>& added, double bound) {
     for (std::size_t i = 0; i < added.size() && report.ok; ++i) {
@@ -285,7 +285,7 @@ GradientReport gradient_check(const Context& ctx, const Differentiable& function
         function.forward(ctx, inputs);
         for (const Parameter& parameter : parameters) {
             fill(ctx, parameter.grad(), std::numeric_limits<double>::quiet_NaN());
-            parameter.forget_gradient();
+            parameter.reset_gradient();
         }
         function.backward(ctx, inputs, checker.sum().gradients());
         for (const Parameter& parameter : parameters) replaced.push_back(to_host(ctx, parameter.grad()));

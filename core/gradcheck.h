@@ -68,9 +68,9 @@ std::ostream& operator<<(std::ostream& out, const GradientReport& report);
 /// thousandth of the gradient's size).
 ///
 /// Inputs are float64 on ctx's device; each is perturbed in place and put back. Parameters are float64 too;
-/// backward must do as next_gradient_part() says: it is run twice, each time behind forward, once with grad()
-/// at a value that is not zero, to which it must ADD, and once with NaN that is forgotten, which it must
-/// REPLACE. Throws Error for other dtypes, for views that overlap themselves, and when backward
+/// backward must write as begin_gradient_write() says: it is run twice, each time after forward, once with a
+/// grad() that is not zero, to which it must ADD, and once after reset_gradient() with a grad() of NaN, which
+/// it must OVERWRITE. Throws Error for other dtypes, for views that overlap themselves, and when backward
 /// returns gradients of other shapes. Source: Press et al., Numerical Recipes, 5.7.
 GradientReport gradient_check(const Context& ctx, const Differentiable& function,
                               const std::vector<Tensor>& inputs, std::span<const Parameter> parameters,

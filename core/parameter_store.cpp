@@ -20,14 +20,14 @@ Tensor view_of(const Tensor& flat, std::int64_t offset, const Shape& shape) {
 
 }  // namespace
 
-Tensor ready_to_add(const Context& ctx, const GradientPart& part) {
-    if (!part.accumulate && part.grad.defined()) fill(ctx, part.grad, 0.0);
-    return part.grad;
+Tensor ready_to_add(const Context& ctx, const GradientTarget& target) {
+    if (!target.accumulates() && target.grad.defined()) fill(ctx, target.grad, 0.0);
+    return target.grad;
 }
 
-GradientPart Parameter::next_gradient_part() const {
+GradientTarget Parameter::begin_gradient_write() const {
     if (!defined()) return {};
-    return {entry_->grad, !std::exchange(entry_->forgotten, false)};
+    return {entry_->grad, std::exchange(entry_->next_write, GradientWrite::accumulate)};
 }
 
 Parameter ParameterStore::add(std::string name, const Shape& shape, Init init, std::int64_t row_multiple) {
@@ -99,17 +99,12 @@ std::int64_t ParameterStore::flat_elements() const {
     return flat_elements_;
 }
 
-void ParameterStore::zero_gradients(const Context& ctx) const {
-    fill(ctx, gradients_, 0.0);
-    for (const Parameter& parameter : parameters_) parameter.entry_->forgotten = false;
+void ParameterStore::reset_gradients() const {
+    for (const Parameter& parameter : parameters_) parameter.reset_gradient();
 }
 
-void ParameterStore::forget_gradients() const {
-    for (const Parameter& parameter : parameters_) parameter.forget_gradient();
-}
-
-void ParameterStore::complete_gradients(const Context& ctx) const {
-    for (const Parameter& parameter : parameters_) ready_to_add(ctx, parameter.next_gradient_part());
+void ParameterStore::zero_unwritten_gradients(const Context& ctx) const {
+    for (const Parameter& parameter : parameters_) ready_to_add(ctx, parameter.begin_gradient_write());
 }
 
 }  // namespace gradtile

@@ -27,13 +27,18 @@ struct Init {
     static Init normal(double std) { return {Kind::normal, std}; }
 };
 
-/// Where a part of a gradient goes.
-struct GradientPart {
-    Tensor grad = {};        ///< undefined where there is no parameter
-    bool accumulate = true;  ///< grad += part; else grad = part, whatever it held
+/// overwrite: grad = contribution, whatever grad held; accumulate: grad += contribution.
+enum class GradientWrite { overwrite, accumulate };
+
+/// Where one contribution to a gradient goes, and how it is written.
+struct GradientTarget {
+    Tensor grad = {};  ///< undefined where there is no parameter
+    GradientWrite write = GradientWrite::accumulate;
+
+    bool accumulates() const { return write == GradientWrite::accumulate; }
 };
-/// For operators that can only add: the part's grad, zeroed first unless the part is accumulated.
-Tensor ready_to_add(const Context& ctx, const GradientPart& part);
+/// For operators that can only add: the target's grad, zeroed first if it is to be overwritten.
+Tensor ready_to_add(const Context& ctx, const GradientTarget& target);
 
 /// One named parameter; a handle that stays valid as long as its store. value() and grad() exist once the
 /// store is allocated.
@@ -50,10 +55,11 @@ class Parameter {
     const Tensor& value() const { return entry_->value; }
     /// Accumulated gradient: float32 (float64 when the values are).
     const Tensor& grad() const { return entry_->grad; }
-    /// Where the next part of the gradient goes: asked once for each part, by whoever makes it.
-    GradientPart next_gradient_part() const;
-    /// What grad() holds means nothing any more: the next part replaces it.
-    void forget_gradient() const { entry_->forgotten = true; }
+    /// Changes the store: call exactly once per contribution to the gradient, just before writing it. The
+    /// first call after a reset returns overwrite, later ones accumulate. (const: a Parameter is a handle.)
+    GradientTarget begin_gradient_write() const;
+    /// The next contribution overwrites grad(); until then its values are meaningless.
+    void reset_gradient() const { entry_->next_write = GradientWrite::overwrite; }
     /// The same with the rows of zeros that ParameterStore::add was asked for behind them. Whoever writes to
     /// them writes zeros: no update touches them, and no checkpoint holds them.
     const Tensor& padded_value() const { return entry_->padded_value; }
@@ -70,7 +76,7 @@ class Parameter {
         Shape padded_shape;
         std::int64_t offset = 0;
         Tensor value, grad, padded_value, padded_grad;
-        bool forgotten = false;
+        GradientWrite next_write = GradientWrite::accumulate;
     };
     explicit Parameter(std::shared_ptr<Entry> entry) : entry_(std::move(entry)) {}
     std::shared_ptr<Entry> entry_;
@@ -127,12 +133,11 @@ class ParameterStore {
     /// The view of master() that belongs to a parameter, in its shape.
     Tensor master_of(const Parameter& parameter) const;
 
-    void zero_gradients(const Context& ctx) const;
-    /// For the start of a step: the first part of each gradient replaces what the last step left. That saves
-    /// a sweep that zeroes them and the reading of zeros.
-    void forget_gradients() const;
-    /// Zeroes those of which no part was made since forget_gradients().
-    void complete_gradients(const Context& ctx) const;
+    /// Call at the start of a step: the first contribution to each gradient overwrites what the last step
+    /// left. Saves the pass that would zero the gradients and the reading of those zeros.
+    void reset_gradients() const;
+    /// Zeroes the gradients that received no contribution since reset_gradients().
+    void zero_unwritten_gradients(const Context& ctx) const;
 
   private:
     std::vector<Parameter> parameters_;

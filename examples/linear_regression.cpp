@@ -27,7 +27,7 @@ int main() {
     const double learning_rate = 0.05;
     double loss = 0.0;
     for (int step = 1; step <= 200; ++step) {
-        parameters.zero_gradients(ctx);
+        parameters.reset_gradients();
         Linear::Saved saved;
         const Tensor error = subtract(ctx, model.forward(ctx, x, saved), target);
         loss = item(ctx, mean(ctx, multiply(ctx, error, error)));

@@ -32,7 +32,7 @@ int main() {
     double first_loss = 0.0, last_loss = 0.0;
     for (std::int64_t step = 1; step <= schedule.horizon; ++step) {
         loader.next(batch);
-        parameters.forget_gradients();
+        parameters.reset_gradients();
         Transformer::Saved saved;
         const Tensor loss = model.forward(ctx, batch.tokens, batch.targets, saved);
         model.backward(ctx, saved);

@@ -9,8 +9,8 @@ Tensor room_for_column_sums(const Context& ctx, const Tensor& x) {
     return empty(ctx, {ceil_div(rows, column_sum_rows), columns}, accumulator_of(x.dtype()));
 }
 
-void add_column_sums(const Context& ctx, const GradientPart& part, const SummedGradient& gradient) {
-    const Tensor &total = part.grad, &dy = gradient.dy, &made = gradient.column_sums;
+void add_column_sums(const Context& ctx, const GradientTarget& target, const SummedGradient& gradient) {
+    const Tensor &total = target.grad, &dy = gradient.dy, &made = gradient.column_sums;
     const std::int64_t columns = total.size(0);
     check(dy.size(-1) == columns && total.dtype() == accumulator_of(dy.dtype()), "column_sums: of ", dy,
           " into ", total);
@@ -18,7 +18,7 @@ void add_column_sums(const Context& ctx, const GradientPart& part, const SummedG
                               made.dtype() == total.dtype()),
           "column_sums: parts ", made, " for ", total);
     if (dy.elements() == 0) {
-        ready_to_add(ctx, part);
+        ready_to_add(ctx, target);
         return;
     }
     check(dy.stride(-1) == 1 || columns == 1, "column_sums: rows of ", dy, " are not contiguous");
@@ -27,7 +27,7 @@ void add_column_sums(const Context& ctx, const GradientPart& part, const SummedG
         parts = room_for_column_sums(ctx, dy);
         on_device(ctx, cpu::sum_columns, cuda::sum_columns, parts, dy.reshape({-1, columns}));
     }
-    on_device(ctx, cpu::add_parts, cuda::add_parts, part, parts);
+    on_device(ctx, cpu::add_parts, cuda::add_parts, target, parts);
 }
 
 }  // namespace gradtile

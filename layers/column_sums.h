@@ -24,7 +24,7 @@ inline constexpr std::int64_t column_sum_rows = 128;
 
 /// Room for the parts of rows x columns of x, in the type sums are kept in.
 Tensor room_for_column_sums(const Context& ctx, const Tensor& x /*[.., C]*/);
-/// The column sums of dy, made now unless they came along, become a part of `total` [C].
-void add_column_sums(const Context& ctx, const GradientPart& total, const SummedGradient& dy);
+/// Writes the column sums of dy to `total` [C]; computes them unless they travel with dy.
+void add_column_sums(const Context& ctx, const GradientTarget& total, const SummedGradient& dy);
 
 }  // namespace gradtile

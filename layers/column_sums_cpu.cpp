@@ -21,13 +21,13 @@ void sum_columns(const Context& ctx, const Tensor& parts, const Tensor& x) {
     });
 }
 
-void add_parts(const Context& ctx, const GradientPart& total, const Tensor& parts) {
+void add_parts(const Context& ctx, const GradientTarget& total, const Tensor& parts) {
     const std::int64_t columns = parts.size(1);
     const auto add = [&]<class Sum>(TypeTag<Sum>) {
         const Sum* sums = parts.data<Sum>();
         Sum* totals = total.grad.data<Sum>();
         parallel_ranges(ctx, columns, 1024, [&](std::int64_t begin, std::int64_t end) {
-            if (!total.accumulate) std::fill(totals + begin, totals + end, Sum(0));
+            if (!total.accumulates()) std::fill(totals + begin, totals + end, Sum(0));
             for (std::int64_t i = 0; i < parts.size(0); ++i) {
                 const Sum* __restrict part = sums + i * columns;
                 for (std::int64_t c = begin; c < end; ++c) totals[c] += part[c];

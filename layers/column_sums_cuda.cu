@@ -37,7 +37,7 @@ void sum_columns(const Context& ctx, const Tensor& parts, const Tensor& x) {
     });
 }
 
-void add_parts(const Context& ctx, const GradientPart& total, const Tensor& parts) {
+void add_parts(const Context& ctx, const GradientTarget& total, const Tensor& parts) {
     const auto add = [&]<class S>(TypeTag<S>) {
         add_partials<S, 1>(ctx, {total}, parts.data<S>(), parts.size(0));
     };

@@ -23,7 +23,7 @@ std::int64_t norm_partials(std::int64_t, std::int64_t) {
 void sum_columns(const Context&, const Tensor&, const Tensor&) {
     operator_absent();
 }
-void add_parts(const Context&, const GradientPart&, const Tensor&) {
+void add_parts(const Context&, const GradientTarget&, const Tensor&) {
     operator_absent();
 }
 void linear_gelu_forward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,

@@ -71,7 +71,7 @@ void Embedding::backward(const Context& ctx, const Tensor& dy, const Saved& save
               dy.elements() == saved.tokens.elements() * weight.shape()[1],
           "embedding: dy ", dy, " for tokens ", saved.tokens, " and weight ", weight.shape());
     row_layout(dy, "embedding");
-    const Tensor grad = ready_to_add(ctx, weight.next_gradient_part());
+    const Tensor grad = ready_to_add(ctx, weight.begin_gradient_write());
     if (ctx.device().is_cpu()) {
         if (!ctx.is_planning()) cpu::embedding_backward(ctx, grad, dy, saved.tokens);
         return;
@@ -106,7 +106,7 @@ Tensor PositionEmbedding::backward(const Context& ctx, const Tensor& dy, const S
           "position_embedding: dy ", dy, " for weight ", weight.value());
     row_layout(dy, "position_embedding");
     on_device(ctx, cpu::position_embedding_backward, cuda::position_embedding_backward,
-              ready_to_add(ctx, weight.next_gradient_part()).slice(0, saved.start, dy.size(1)), dy);
+              ready_to_add(ctx, weight.begin_gradient_write()).slice(0, saved.start, dy.size(1)), dy);
     return dy;
 }
 

@@ -23,7 +23,7 @@ struct LayerNorm {
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Of the residual's sum, which backward is about and which is left in saved.x.
     Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
-    /// dx, contiguous; the parameters' gradients go where Parameter::next_gradient_part() says.
+    /// dx, contiguous; the parameters' gradients go where Parameter::begin_gradient_write() says.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
     /// dx += the gradient: where a residual branch leaves the stream, dx already holds the stream's gradient.
     /// Returns dx, with its column sums where they are wanted and come along.

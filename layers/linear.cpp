@@ -42,9 +42,9 @@ void Linear::accumulate_gradients(const Context& ctx, const SummedGradient& grad
                                   const Saved& saved) const {
     const Tensor& dy = gradient.dy;
     check_features("dy", dy, out_features(), weight);
-    const auto [dw, accumulate] = weight.next_gradient_part();
-    gemm(ctx, dw, rows_of(dy), rows_of(saved.x), {.trans_a = true, .accumulate = accumulate});
-    if (bias.defined()) add_column_sums(ctx, bias.next_gradient_part(), gradient);
+    const GradientTarget dw = weight.begin_gradient_write();
+    gemm(ctx, dw.grad, rows_of(dy), rows_of(saved.x), {.trans_a = true, .accumulate = dw.accumulates()});
+    if (bias.defined()) add_column_sums(ctx, bias.begin_gradient_write(), gradient);
 }
 
 Tensor Linear::backward(const Context& ctx, const SummedGradient& gradient, const Saved& saved) const {

@@ -40,7 +40,7 @@ Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, N
     row_layout(out.dx, op);
     const RowLayout layout = row_layout(in.x, op);
     if (in.x.elements() == 0) {
-        for (const GradientPart& part : {out.weight, out.bias}) ready_to_add(ctx, part);
+        for (const GradientTarget& target : {out.weight, out.bias}) ready_to_add(ctx, target);
         return {};
     }
     const bool cpu = ctx.device().is_cpu();
@@ -74,7 +74,7 @@ Tensor LayerNorm::forward(const Context& ctx, const Residual& residual, Saved& s
 Tensor LayerNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
     differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
-                  {.dx = dx, .weight = weight.next_gradient_part(), .bias = bias.next_gradient_part()});
+                  {.dx = dx, .weight = weight.begin_gradient_write(), .bias = bias.begin_gradient_write()});
     return dx;
 }
 
@@ -83,8 +83,8 @@ SummedGradient LayerNorm::backward_add(const Context& ctx, const Tensor& dy, con
     return {dx, differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
                               {.dx = dx,
                                .accumulate_dx = true,
-                               .weight = weight.next_gradient_part(),
-                               .bias = bias.next_gradient_part()},
+                               .weight = weight.begin_gradient_write(),
+                               .bias = bias.begin_gradient_write()},
                               sums)};
 }
 
@@ -104,7 +104,7 @@ Tensor RMSNorm::forward(const Context& ctx, const Residual& residual, Saved& sav
 Tensor RMSNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
     differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
-                  {.dx = dx, .weight = weight.next_gradient_part()});
+                  {.dx = dx, .weight = weight.begin_gradient_write()});
     return dx;
 }
 
@@ -112,7 +112,7 @@ SummedGradient RMSNorm::backward_add(const Context& ctx, const Tensor& dy, const
                                      const Tensor& dx, ColumnSums sums) const {
     return {dx,
             differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
-                          {.dx = dx, .accumulate_dx = true, .weight = weight.next_gradient_part()}, sums)};
+                          {.dx = dx, .accumulate_dx = true, .weight = weight.begin_gradient_write()}, sums)};
 }
 
 }  // namespace gradtile

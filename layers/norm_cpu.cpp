@@ -114,9 +114,9 @@ void backward(const Context& ctx, const NormGradients& out, const NormInputs& in
             differentiate_row<centred, accumulate>(dxs[r], d_weight, d_bias, dys[r], xs[r], w, width,
                                                    Statistics<S>{centred ? means[r] : S(0), rstds[r]});
     });
-    const auto add_partials = [&](const GradientPart& part, std::int64_t first) {
-        S* __restrict sum = part.grad.data<S>();
-        if (!part.accumulate) std::fill_n(sum, width, S(0));
+    const auto add_partials = [&](const GradientTarget& target, std::int64_t first) {
+        S* __restrict sum = target.grad.data<S>();
+        if (!target.accumulates()) std::fill_n(sum, width, S(0));
         for (std::int64_t block = 0; block < out.partials.size(0); ++block) {
             const S* __restrict partial = partials + block * 2 * width + first;
             for (std::int64_t i = 0; i < width; ++i) sum[i] += partial[i];

@@ -22,7 +22,7 @@ struct RMSNorm {
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Of the residual's sum, which backward is about and which is left in saved.x.
     Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
-    /// dx, contiguous; the weight's gradient goes where Parameter::next_gradient_part() says.
+    /// dx, contiguous; the weight's gradient goes where Parameter::begin_gradient_write() says.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
     /// dx += the gradient. Returns dx, with its column sums where they are wanted and come along.
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,

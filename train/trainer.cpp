@@ -40,7 +40,7 @@ Trainer::Outcome Trainer::compute_step(const Context& ctx) {
     const Tensor loss = result_.slice(0, 0, 1), votes = result_.slice(0, 1, 1),
                  grad_norm = result_.slice(0, 2, 1);
     fill(ctx, loss, 0.0);
-    model().parameters.forget_gradients();
+    model().parameters.reset_gradients();
     const ForwardHooks gather = parallel.gather_beside_forward(ctx);
     for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
         const Batch& batch = input_->micro_batch(micro_step);
@@ -61,7 +61,7 @@ Trainer::Outcome Trainer::compute_step(const Context& ctx) {
             return Outcome::abandoned;
         }
     }
-    model().parameters.complete_gradients(ctx);
+    model().parameters.zero_unwritten_gradients(ctx);
     if (ranks > 1) copy(ctx, votes, input_->vote());
     parallel.finish_gradients(ctx);
     parallel.sum(ctx, result_.slice(0, 0, 2));

@@ -95,7 +95,7 @@ class Training {
         const Tensor& targets = tokens;
         const std::int64_t micro_steps = config_.accumulation_steps();
         Tensor loss;
-        parameters.forget_gradients();
+        parameters.reset_gradients();
         for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
             const ForwardOptions options{
                 .gradient_scale = 1.0 / static_cast<double>(micro_steps),

@@ -46,18 +46,18 @@ __global__ void __launch_bounds__(partial_columns* partial_lanes)
 
 }  // namespace device
 
-/// The sums over b of partials [blocks, destinations, columns] are parts of totals[d] [columns]; an absent
-/// total is skipped when it is the last.
+/// Writes the sums over b of partials [blocks, destinations, columns] to totals[d] [columns]; only the last
+/// total may be absent.
 template <class S, int destinations>
-void add_partials(const Context& ctx, const std::array<GradientPart, destinations>& totals, const S* partials,
-                  std::int64_t blocks) {
+void add_partials(const Context& ctx, const std::array<GradientTarget, destinations>& totals,
+                  const S* partials, std::int64_t blocks) {
     device::PartialSums<S, destinations> sums{
         .partials = partials, .blocks = blocks, .columns = totals[0].grad.elements()};
     unsigned wanted = 0;
-    for (const GradientPart& total : totals) {
+    for (const GradientTarget& total : totals) {
         if (!total.grad.defined()) break;
         sums.totals[wanted] = total.grad.data<S>();
-        sums.accumulate[wanted++] = total.accumulate;
+        sums.accumulate[wanted++] = total.accumulates();
     }
     dim3 grid = blocks_for(sums.columns, device::partial_columns);
     grid.y = wanted;

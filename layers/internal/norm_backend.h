@@ -16,7 +16,7 @@ struct NormInputs {
 struct NormGradients {
     Tensor dx;  ///< [.., C]
     bool accumulate_dx = false;
-    GradientPart weight = {}, bias = {};  ///< [C]; bias undefined when there is none
+    GradientTarget weight = {}, bias = {};  ///< [C]; bias undefined when there is none
     Tensor partials = {};     ///< scratch [norm_partials(rows, C), 2, C] in accumulator_of(x.dtype())
     Tensor column_sums = {};  ///< of dx, in parts [norm_partials(rows, C), C]; undefined where not wanted
 };

@@ -156,10 +156,12 @@ struct TinyLinear {
         return y;
     }
     Tensor backward(const Context&, const Tensor& dy, const Saved& saved) const {
-        auto [dw, accumulate] = weight.next_gradient_part();
-        if (weight_gradients != Gradients::as_asked) accumulate = weight_gradients == Gradients::always_added;
-        gemm(ctx, dw, dy, saved.x, {.trans_a = true, .accumulate = accumulate});
-        const Tensor db = ready_to_add(ctx, bias.next_gradient_part());
+        const GradientTarget dw = weight.begin_gradient_write();
+        const bool accumulate = weight_gradients == Gradients::as_asked
+                                    ? dw.accumulates()
+                                    : weight_gradients == Gradients::always_added;
+        gemm(ctx, dw.grad, dy, saved.x, {.trans_a = true, .accumulate = accumulate});
+        const Tensor db = ready_to_add(ctx, bias.begin_gradient_write());
         for (std::int64_t row = 0; row < dy.size(0); ++row) axpy(ctx, db, 1.0, dy.select(0, row));
         const Tensor dx = empty_like(ctx, saved.x);
         gemm(ctx, dx, dy, weight.value());

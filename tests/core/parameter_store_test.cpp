@@ -71,46 +71,43 @@ TEST(ParameterStore, AnotherLayerDoesNotMoveTheOthersDraws) {
     EXPECT_EQ(to_host(ctx, weight.value()), to_host(ctx, small.weight.value()));
 }
 
-TEST(ParameterStore, ZeroesGradientsAndKeepsPaddingZero) {
+TEST(ParameterStore, StartsWithZeroGradientsAndKeepsPaddingZero) {
     const Store store(DType::f32);
-    fill(ctx, store.gradients(), 3.0);
-    store.zero_gradients(ctx);
     EXPECT_THAT(to_host(ctx, store.gradients()), testing::Each(0.0));
     const std::int64_t end = store.weight.offset() + 15;
     EXPECT_THAT(to_host(ctx, store.values().slice(0, end, store.bias.offset() - end)), testing::Each(0.0));
 }
 
-TEST(ParameterStore, TheFirstPartOfAForgottenGradientReplacesIt) {
+TEST(ParameterStore, TheFirstContributionAfterAResetOverwrites) {
     const Store store(DType::f32);
-    const auto adds = [&](const Parameter& parameter) { return parameter.next_gradient_part().accumulate; };
-    EXPECT_TRUE(adds(store.weight));
-    store.forget_gradients();
-    EXPECT_FALSE(adds(store.weight));
-    EXPECT_TRUE(adds(store.weight));
-    EXPECT_FALSE(adds(store.bias));
-    store.forget_gradients();
-    store.zero_gradients(ctx);
-    EXPECT_TRUE(adds(store.weight));
-    EXPECT_TRUE(Parameter().next_gradient_part().accumulate);
+    const auto next_write = [&](const Parameter& parameter) {
+        return parameter.begin_gradient_write().write;
+    };
+    EXPECT_EQ(next_write(store.weight), GradientWrite::accumulate);
+    store.reset_gradients();
+    EXPECT_EQ(next_write(store.weight), GradientWrite::overwrite);
+    EXPECT_EQ(next_write(store.weight), GradientWrite::accumulate);
+    EXPECT_EQ(next_write(store.bias), GradientWrite::overwrite);
+    EXPECT_EQ(next_write(Parameter()), GradientWrite::accumulate);
 }
 
-TEST(ParameterStore, CompletesGradientsThatNobodyMadeAPartOf) {
+TEST(ParameterStore, ZeroesGradientsWithoutAContribution) {
     const Store store(DType::f32);
     fill(ctx, store.gradients(), std::nan(""));
-    store.forget_gradients();
-    fill(ctx, store.weight.next_gradient_part().grad, 3.0);
-    store.complete_gradients(ctx);
+    store.reset_gradients();
+    fill(ctx, store.weight.begin_gradient_write().grad, 3.0);
+    store.zero_unwritten_gradients(ctx);
     EXPECT_THAT(to_host(ctx, store.weight.grad()), testing::Each(3.0));
     EXPECT_THAT(to_host(ctx, store.bias.grad()), testing::Each(0.0));
-    EXPECT_TRUE(store.bias.next_gradient_part().accumulate);
+    EXPECT_EQ(store.bias.begin_gradient_write().write, GradientWrite::accumulate);
 }
 
 TEST(ParameterStore, WhatCanOnlyAddFindsZerosWhereItShouldReplace) {
     const Store store(DType::f32);
     fill(ctx, store.gradients(), 3.0);
-    EXPECT_THAT(to_host(ctx, ready_to_add(ctx, store.bias.next_gradient_part())), testing::Each(3.0));
-    store.forget_gradients();
-    EXPECT_THAT(to_host(ctx, ready_to_add(ctx, store.bias.next_gradient_part())), testing::Each(0.0));
+    EXPECT_THAT(to_host(ctx, ready_to_add(ctx, store.bias.begin_gradient_write())), testing::Each(3.0));
+    store.reset_gradients();
+    EXPECT_THAT(to_host(ctx, ready_to_add(ctx, store.bias.begin_gradient_write())), testing::Each(0.0));
     EXPECT_FALSE(ready_to_add(ctx, {}).defined());
 }
 

@@ -83,7 +83,7 @@ struct ModelFixture {
         model.backward(ctx, saved);
     }
     std::vector<double> fresh_gradients(const ForwardOptions& options) {
-        parameters.zero_gradients(ctx);
+        parameters.reset_gradients();
         gradients(options);
         return to_host(ctx, parameters.gradients());
     }
@@ -183,13 +183,13 @@ TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
     const auto whole = f.fresh_gradients({});
     const Tensor tokens = f.tokens, targets = f.targets, count = zeros(f.ctx, {1}, DType::f64);
     fill(f.ctx, count, 14.0);
-    f.parameters.zero_gradients(f.ctx);
+    f.parameters.reset_gradients();
     double sum_of_losses = 0.0;
     for (const std::int64_t first : {0, 2}) {
         f.tokens = tokens.slice(0, first, 2);
         f.targets = targets.slice(0, first, 2);
         sum_of_losses += f.loss({.target_count = count});
-        f.parameters.zero_gradients(f.ctx);
+        f.parameters.reset_gradients();
     }
     EXPECT_NEAR(sum_of_losses, loss, 1e3 * 2.3e-16 * loss);
     for (const std::int64_t first : {0, 2}) {
@@ -215,7 +215,7 @@ TEST_P(TransformerStyles, EvaluationEqualsTheTrainingLossWithoutDropout) {
               static_cast<double>(std::ranges::count_if(targets, [](double t) { return t >= 0; })));
     EXPECT_DOUBLE_EQ(result[0] / result[1], f.loss({}));
     EXPECT_THAT(to_host(f.ctx, f.parameters.gradients()), ::testing::Contains(::testing::Ne(0.0)));
-    f.parameters.zero_gradients(f.ctx);
+    fill(f.ctx, f.parameters.gradients(), 0.0);
     f.model.evaluate(f.ctx, f.tokens, f.targets);
     EXPECT_THAT(to_host(f.ctx, f.parameters.gradients()), ::testing::Each(0.0));
 }
@@ -243,16 +243,16 @@ TEST_P(TransformerStyles, LogitsOfTheLastTokenGiveItsLossAndIgnoreWhatComesAfter
     EXPECT_NEAR(result[0], expected, 1e3 * 2.3e-16 * std::abs(expected));
 }
 
-TEST_P(TransformerStyles, ForgottenGradientsLeaveNoTrace) {
+TEST_P(TransformerStyles, ResetGradientsLeaveNoTrace) {
     for (const DType dtype : {DType::f64, DType::f32}) {
         ModelFixture f(GetParam(), dtype);
         std::vector<std::vector<double>> results;
-        for (const bool forgotten : {false, true}) {
-            f.parameters.zero_gradients(f.ctx);
-            if (forgotten) {
+        for (const bool reset : {false, true}) {
+            fill(f.ctx, f.parameters.gradients(), 0.0);
+            if (reset) {
                 for (const Parameter& parameter : f.parameters.parameters())
                     fill(f.ctx, parameter.grad(), std::nan(""));
-                f.parameters.forget_gradients();
+                f.parameters.reset_gradients();
             }
             for (int micro_step = 0; micro_step < 2; ++micro_step) f.gradients({});
             results.push_back(to_host(f.ctx, f.parameters.gradients()));
@@ -263,7 +263,7 @@ TEST_P(TransformerStyles, ForgottenGradientsLeaveNoTrace) {
 
 TEST_P(TransformerStyles, EveryParameterIsAnnouncedOnceWithItsFinalGradient) {
     ModelFixture f(GetParam());
-    f.parameters.zero_gradients(f.ctx);
+    f.parameters.reset_gradients();
     Transformer::Saved saved;
     f.model.forward(f.ctx, f.tokens, f.targets, saved);
     std::map<std::string, std::vector<double>> announced;

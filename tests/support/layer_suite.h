@@ -48,16 +48,16 @@ struct LayerUnderTest {
     }
 };
 
-/// What gradients start from: zero, or NaN that is forgotten and must leave no trace.
-enum class Start { zeroed, forgotten };
+/// What gradients start from: zero, or NaN behind a reset, which must leave no trace.
+enum class Start { zeroed, reset };
 
 template <class Make>
 LayerResult run_layer(const Context& ctx, Make& make, const Tensor& x, const Tensor& dy, DType dtype,
                       int backward_passes = 1, Start start = Start::zeroed) {
     LayerUnderTest<Make> test(ctx, make, dtype);
-    if (start == Start::forgotten) {
+    if (start == Start::reset) {
         for (const Parameter& parameter : test.store.parameters()) fill(ctx, parameter.grad(), std::nan(""));
-        test.store.forget_gradients();
+        test.store.reset_gradients();
     }
     using Layer = std::remove_reference_t<decltype(test.layer)>;
     LayerResult result;
@@ -146,12 +146,12 @@ void check_accumulation(Make& make, const Shape& shape, const Shape& out) {
         ASSERT_NEAR(twice.gradients[i], 2 * once.gradients[i], bound) << "parameter gradients accumulate";
 }
 
-/// Gradients that are forgotten are replaced, and then accumulate, as those that are zero.
+/// After a reset the first gradient overwrites and the next ones accumulate, as onto zeros.
 template <class Make>
 void check_replacement(const Context& ctx, Make& make, const Shape& shape, const Shape& out, DType dtype) {
     const Tensor x = numbers(ctx, shape, dtype, 1), dy = numbers(ctx, out, dtype, 2);
     for (const int passes : {1, 2})
-        EXPECT_EQ(run_layer(ctx, make, x, dy, dtype, passes, Start::forgotten).gradients,
+        EXPECT_EQ(run_layer(ctx, make, x, dy, dtype, passes, Start::reset).gradients,
                   run_layer(ctx, make, x, dy, dtype, passes).gradients)
             << passes << " backward passes, " << dtype;
 }
@@ -230,7 +230,7 @@ void check_layer(Make make, const LayerSuite& suite) {
     }
     // No rows: nothing happens, and nothing is read.
     const Shape none = with_width({2, 0}, suite.width);
-    for (const Start start : {Start::zeroed, Start::forgotten}) {
+    for (const Start start : {Start::zeroed, Start::reset}) {
         const LayerResult empty_result =
             run_layer(ctx, make, numbers(ctx, none, DType::f32, 1),
                       numbers(ctx, output_shape(ctx, make, none), DType::f32, 2), DType::f32, 1, start);

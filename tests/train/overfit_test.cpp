@@ -62,7 +62,7 @@ TEST_P(Overfit, MemorisesOneBatch) {
     const double uniform = std::log(static_cast<double>(config.vocabulary));
     double first = 0.0, loss = 0.0;
     for (int step = 1; step <= 150; ++step) {
-        parameters.forget_gradients();
+        parameters.reset_gradients();
         Transformer::Saved saved;
         const Tensor result = model.forward(ctx, inputs, wanted, saved);
         model.backward(ctx, saved);

@@ -83,7 +83,7 @@ std::vector<double> loss_curve(DType dtype) {
     std::vector<double> losses;
     for (std::int64_t step = 1; step <= curve_steps; ++step) {
         const CurveBatch batch = reference_batch(ctx, step);
-        parameters.forget_gradients();
+        parameters.reset_gradients();
         Transformer::Saved saved;
         const Tensor loss = model.forward(ctx, batch.tokens, batch.targets, saved);
         model.backward(ctx, saved);

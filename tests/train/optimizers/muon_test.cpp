@@ -360,7 +360,7 @@ TEST(Muon, ModelLearnsOneBatchByHeart) {
         const Tensor inputs = from_host(ctx, tokens, {4, 16}), wanted = from_host(ctx, targets, {4, 16});
         double loss = 0.0;
         for (int step = 1; step <= 150; ++step) {
-            parameters.forget_gradients();
+            parameters.reset_gradients();
             Transformer::Saved saved;
             loss = item(ctx, model.forward(ctx, inputs, wanted, saved));
             model.backward(ctx, saved);
