@@ -10,7 +10,7 @@
 namespace gradtile {
 
 /// Specialise with `static constexpr std::array names = {std::pair{Enum::value, std::string_view("name")},
-/// ...}`.
+/// ...}`: every enumerator in the order of the enumeration, which the compiler checks.
 template <class Enum>
 struct EnumNames;
 
@@ -19,11 +19,31 @@ concept NamedEnum = requires {
     EnumNames<T>::names;
 };
 
+namespace detail {
+/// Whether an enumerator has this value. Compilers print any other value as a cast, "(Norm)2".
+template <auto value>
+consteval bool is_enumerator() {
+    const std::string_view function = __PRETTY_FUNCTION__;
+    const std::size_t bracket = function.rfind(')');
+    return bracket == std::string_view::npos || bracket + 1 == function.size() ||
+           function[bracket + 1] < '0' || function[bracket + 1] > '9';
+}
+}  // namespace detail
+
+template <NamedEnum Enum>
+consteval bool names_every_enumerator() {
+    constexpr auto& names = EnumNames<Enum>::names;
+    for (std::size_t i = 0; i < names.size(); ++i)
+        if (static_cast<std::size_t>(names[i].first) != i) return false;
+    return !detail::is_enumerator<static_cast<Enum>(names.size())>();
+}
+
 template <NamedEnum Enum>
 constexpr std::string_view name_of(Enum value) {
-    for (const auto& [candidate, name] : EnumNames<Enum>::names)
-        if (candidate == value) return name;
-    return "unknown";
+    static_assert(names_every_enumerator<Enum>(),
+                  "EnumNames lacks an enumerator, or lists them out of order");
+    const auto index = static_cast<std::size_t>(value);
+    return index < EnumNames<Enum>::names.size() ? EnumNames<Enum>::names[index].second : "unknown";
 }
 
 /// "cosine, wsd, linear or constant".
@@ -41,6 +61,8 @@ std::string choices_of() {
 /// Throws Error "SETTING: 'TEXT' is unknown; expected a, b or c".
 template <NamedEnum Enum>
 Enum enum_named(std::string_view text, std::string_view setting) {
+    static_assert(names_every_enumerator<Enum>(),
+                  "EnumNames lacks an enumerator, or lists them out of order");
     for (const auto& [value, name] : EnumNames<Enum>::names)
         if (name == text) return value;
     throw Error(concat(setting, ": '", text, "' is unknown; expected ", choices_of<Enum>()));
