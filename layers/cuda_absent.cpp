@@ -5,7 +5,7 @@
 #include <gradtile/layers/internal/cross_entropy_backend.h>
 #include <gradtile/layers/internal/dropout_backend.h>
 #include <gradtile/layers/internal/embedding_backend.h>
-#include <gradtile/layers/internal/linear_gelu_backend.h>
+#include <gradtile/layers/internal/linear_activation_backend.h>
 #include <gradtile/layers/internal/norm_backend.h>
 #include <gradtile/layers/internal/rope_backend.h>
 
@@ -26,27 +26,22 @@ void sum_columns(const Context&, const Tensor&, const Tensor&) {
 void add_parts(const Context&, const GradientTarget&, const Tensor&) {
     operator_absent();
 }
-void linear_gelu_forward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                         const Tensor&, Gelu::Form) {
+void linear_activation_forward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                               const Tensor&, Activation) {
     operator_absent();
 }
-void linear_gelu_backward(const Context&, const SummedGradient&, const Tensor&, const Tensor&, const Tensor&,
-                          Gelu::Form) {
+void linear_activation_backward(const Context&, const SummedGradient&, const Tensor&, const Tensor&,
+                                const Tensor&, Activation) {
     operator_absent();
 }
-void gelu_forward(const Context&, const Tensor&, const Tensor&, Gelu::Form) {
+void activation_forward(const Context&, const Tensor&, const Tensor&, Activation) {
     operator_absent();
 }
-void gelu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, Gelu::Form) {
+void activation_backward(const Context&, const Tensor&, const Tensor&, const Tensor&, Activation) {
     operator_absent();
 }
-void gelu_backward_summed(const Context&, const SummedGradient&, const Tensor&, const Tensor&, Gelu::Form) {
-    operator_absent();
-}
-void swiglu_forward(const Context&, const Tensor&, const Tensor&) {
-    operator_absent();
-}
-void swiglu_backward(const Context&, const Tensor&, const Tensor&, const Tensor&) {
+void activation_backward_summed(const Context&, const SummedGradient&, const Tensor&, const Tensor&,
+                                Activation) {
     operator_absent();
 }
 void dropout(const Context&, const Tensor&, const Tensor&, const Tensor&, const DropoutMask&) {

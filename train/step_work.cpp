@@ -15,7 +15,7 @@ double as_double(std::int64_t x) {
 double block_matrix_elements(const ModelConfig& model) {
     const double width = as_double(model.width), hidden = as_double(model.hidden_width());
     const double qkv_width = as_double((model.heads + 2 * model.key_value_heads()) * model.head_dim());
-    const double up_matrices = model.activation == Activation::swiglu ? 2.0 : 1.0;
+    const double up_matrices = traits_of(model.activation).gated ? 2.0 : 1.0;
     return width * qkv_width + width * width + (up_matrices + 1.0) * width * hidden;
 }
 
@@ -38,7 +38,7 @@ struct BlockTraffic {
 BlockTraffic block_traffic(const ModelConfig& model) {
     const double width = as_double(model.width), hidden = as_double(model.hidden_width());
     const double kv_width = as_double(model.key_value_heads() * model.head_dim());
-    const bool gated = model.activation == Activation::swiglu;
+    const bool gated = traits_of(model.activation).gated;
     return {
         .norms_forward = 8 * width,
         .norms_backward = 8 * width,

@@ -94,7 +94,8 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("heads", c.model.heads, "attention heads", model_limits::heads);
     visit("kv-heads", c.model.kv_heads, "key and value heads; 0: as many as heads", model_limits::kv_heads);
     visit("width", c.model.width, "model width", model_limits::width);
-    visit("hidden", c.model.hidden, "MLP width; 0: 4*width, 8/3*width with swiglu", model_limits::hidden);
+    visit("hidden", c.model.hidden, "MLP width; 0: 4*width, 8/3*width if the activation is gated",
+          model_limits::hidden);
     visit("context", c.model.context, "longest sequence, tokens", model_limits::context);
     visit("vocabulary", c.model.vocabulary, "vocabulary size; 0: from the tokenizer",
           model_limits::vocabulary);

@@ -1,6 +1,6 @@
 // gradtile bench gemm: the matrix products of one training step, one by one, beside a large square product.
-//   us        as training runs them: bias and GELU inside or behind them, weight gradients that accumulate in
-//             float32, the head in chunks
+//   us        as training runs them: bias and activation inside or behind them, weight gradients that
+//             accumulate in float32, the head in chunks
 //   plain us  as a framework's matmul runs them: results in the operands' dtype, nothing fused
 #include <algorithm>
 #include <iostream>
@@ -11,7 +11,7 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/cross_entropy_head.h>
-#include <gradtile/layers/linear_gelu.h>
+#include <gradtile/layers/linear_activation.h>
 
 namespace gradtile::cli {
 namespace {
@@ -23,24 +23,24 @@ struct Flags {
     bool paddings = false;
 };
 
-/// A linear layer of a block, and where GELU stands beside it.
+/// A linear layer of a block, and where it meets an activation that one operator computes with it.
 struct Layer {
-    enum class Gelu { none, behind, before };
+    enum class Fused { none, behind, before };
     std::string name;
     std::int64_t out, in;
-    Gelu gelu = Gelu::none;
+    Fused fused = Fused::none;
 };
 
 std::vector<Layer> layers_of(const ModelConfig& model) {
     const std::int64_t width = model.width, hidden = model.hidden_width();
     const std::int64_t heads = model.heads + 2 * model.key_value_heads();
     std::vector<Layer> layers{{"qkv", heads * model.head_dim(), width}, {"proj", width, width}};
-    if (model.activation == Activation::swiglu) {
+    if (traits_of(model.activation).gated) {
         layers.push_back({"gate_up", 2 * hidden, width});
         layers.push_back({"down", width, hidden});
     } else {
-        layers.push_back({"fc", hidden, width, Layer::Gelu::behind});
-        layers.push_back({"fcproj", width, hidden, Layer::Gelu::before});
+        layers.push_back({"fc", hidden, width, Layer::Fused::behind});
+        layers.push_back({"fcproj", width, hidden, Layer::Fused::before});
     }
     return layers;
 }
@@ -108,32 +108,32 @@ class Bench {
 /// Forward, data gradient and weight gradient of a layer over `tokens` rows.
 void measure_layer(Bench& bench, const Layer& layer, std::int64_t tokens, const ModelConfig& model) {
     const Context& ctx = bench.ctx;
-    const auto& [name, out, in, gelu] = layer;
+    const auto& [name, out, in, fused] = layer;
     const Tensor x = bench.random({tokens, in}), w = bench.random({out, in});
     const Tensor y = bench.random({tokens, out}), dy = bench.random_like(y);
     const Tensor dx = empty_like(ctx, x), dw = empty_like(ctx, w);
     const Tensor dw_sum = zeros(ctx, w.shape(), accumulator_of(w.dtype()));
     const Tensor bias = model.bias ? bench.random({out}) : Tensor();
-    const Gelu::Form form = model.activation == Activation::gelu ? Gelu::Form::exact : Gelu::Form::tanh;
+    const Activation activation = model.activation;
     const auto count = static_cast<double>(model.layers);
 
     Product forward{name, "forward", tokens, out, in, count};
     forward.trained = [&] { gemm(ctx, y, x, w, {.trans_b = true, .bias = bias}); };
     forward.plain = [&] { gemm(ctx, y, x, w, {.trans_b = true}); };
-    if (gelu == Layer::Gelu::behind) {
+    if (fused == Layer::Fused::behind) {
         const Tensor hidden = bench.random_like(y);
-        forward.pass = "forward + gelu";
-        forward.trained = [&, hidden] { linear_gelu_forward(ctx, y, hidden, x, w, bias, form); };
+        forward.pass = concat("forward + ", name_of(activation));
+        forward.trained = [&, hidden] { linear_activation_forward(ctx, y, hidden, x, w, bias, activation); };
     }
     bench.measure(forward);
 
     Product data{name, "data gradient", tokens, in, out, count};
     data.trained = [&] { gemm(ctx, dx, dy, w); };
-    if (gelu == Layer::Gelu::before) {
+    if (fused == Layer::Fused::before) {
         const Tensor hidden = bench.random_like(x);
-        data.pass = "data grad + gelu";
+        data.pass = concat("data grad + ", name_of(activation));
         data.plain = data.trained;
-        data.trained = [&, hidden] { linear_gelu_backward(ctx, dx, dy, w, hidden, form); };
+        data.trained = [&, hidden] { linear_activation_backward(ctx, dx, dy, w, hidden, activation); };
     }
     bench.measure(data);
 
@@ -201,7 +201,7 @@ void measure_products(const Context& ctx, const Step& step, const Flags& flags, 
 int bench_gemm(const Flags& flags) {
     const Step step = flags.step.step();
     Table table({{"product", "product", Column::Kind::text, 14},
-                 {"pass", "pass", Column::Kind::text, 16},
+                 {"pass", "pass", Column::Kind::text, 22},
                  {"shape", "M x N x K", Column::Kind::text, 20},
                  {"count", "count", Column::Kind::number, 6},
                  {"us", "us"},

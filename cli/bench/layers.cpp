@@ -11,17 +11,16 @@
 #include <gradtile/core/cuda/cuda_runtime.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/activation_layer.h>
 #include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/dropout.h>
 #include <gradtile/layers/embedding.h>
-#include <gradtile/layers/gelu.h>
 #include <gradtile/layers/internal/activation_backend.h>
 #include <gradtile/layers/internal/cross_entropy_backend.h>
 #include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/rms_norm.h>
 #include <gradtile/layers/rope.h>
-#include <gradtile/layers/swiglu.h>
 
 namespace gradtile::cli {
 namespace {
@@ -128,10 +127,9 @@ void norms(Bench& bench) {
 
 void activations(Bench& bench) {
     const std::int64_t hidden = bench.model.hidden_width();
-    const Tensor x = bench.numbers(tokens_by(bench, hidden));
-    both_ways(bench, "gelu (tanh)", Gelu{}, x);
-    both_ways(bench, "gelu (exact)", Gelu{Gelu::Form::exact}, x);
-    both_ways(bench, "swiglu", SwiGlu{}, bench.numbers(tokens_by(bench, 2 * hidden)));
+    for (const ActivationTraits& traits : activation_table)
+        both_ways(bench, std::string(traits.name), ActivationLayer{traits.activation},
+                  bench.numbers(tokens_by(bench, traits.gated ? 2 * hidden : hidden)));
 }
 
 void residuals(Bench& bench) {
@@ -245,8 +243,8 @@ void column_sums(Bench& bench) {
     if (ctx.device().is_cpu()) return;
     const Tensor x = bench.numbers({rows, bench.model.hidden_width()}), dy = bench.numbers(x.shape());
     const SummedGradient dx(empty_like(ctx, x), room_for_column_sums(ctx, x));
-    bench.measure("gelu (tanh) backward, column sums", 3 * x.bytes(), [&] {
-        if (!ctx.is_planning()) cuda::gelu_backward_summed(ctx, dx, dy, x, Gelu::Form::tanh);
+    bench.measure("gelu-tanh backward, column sums", 3 * x.bytes(), [&] {
+        if (!ctx.is_planning()) cuda::activation_backward_summed(ctx, dx, dy, x, Activation::gelu_tanh);
     });
 }
 

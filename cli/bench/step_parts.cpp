@@ -3,7 +3,8 @@
 #include <memory>
 
 #include <gradtile/cli/bench/measure.h>
-#include <gradtile/layers/linear_gelu.h>
+#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/linear_activation.h>
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/optimizers/optimizer.h>
@@ -24,28 +25,30 @@ void add_linear(std::vector<Part>& parts, const Context& ctx, const Numbers& num
                      [=, &ctx] { linear.backward(ctx, dy, Linear::Saved{x}); }});
 }
 
-/// An MLP's two layers, GELU timed together with its products.
-void add_gelu_mlp(std::vector<Part>& parts, const Context& ctx, const Numbers& numbers, const Mlp& mlp,
-                  std::int64_t rows, std::int64_t count) {
+/// The two layers of an MLP with a plain activation, which is timed together with its products.
+void add_plain_mlp(std::vector<Part>& parts, const Context& ctx, const Numbers& numbers, const Mlp& mlp,
+                   std::int64_t rows, std::int64_t count) {
     const Linear &up = mlp.up, &down = mlp.down;
     const DType dtype = up.weight.value().dtype();
-    const Gelu::Form form = mlp.activation == Activation::gelu ? Gelu::Form::exact : Gelu::Form::tanh;
+    const Activation activation = mlp.activation;
     const Tensor x = numbers(ctx, {rows, up.in_features()}, dtype);
     const Tensor dy = numbers(ctx, x.shape(), dtype);
     const Tensor hidden = numbers(ctx, {rows, up.out_features()}, dtype);
     const Tensor y = empty_like(ctx, hidden), d_hidden = empty_like(ctx, hidden);
     const double flops = 2.0 * static_cast<double>(hidden.elements() * up.in_features());
     const Tensor bias = up.bias.defined() ? up.bias.value() : Tensor();
-    parts.push_back({"fc and gelu forward", count, flops,
-                     [=, &ctx] { linear_gelu_forward(ctx, y, hidden, x, up.weight.value(), bias, form); }});
+    parts.push_back({concat("fc and ", name_of(activation), " forward"), count, flops, [=, &ctx] {
+                         linear_activation_forward(ctx, y, hidden, x, up.weight.value(), bias, activation);
+                     }});
     parts.push_back({"proj forward", count, flops, [=, &ctx] {
                          Linear::Saved saved;
                          down.forward(ctx, y, saved);
                      }});
     parts.push_back({"proj weight gradient", count, flops,
                      [=, &ctx] { down.accumulate_gradients(ctx, dy, Linear::Saved{y}); }});
-    parts.push_back({"proj and gelu backward", count, flops, [=, &ctx] {
-                         linear_gelu_backward(ctx, d_hidden, dy, down.weight.value(), hidden, form);
+    parts.push_back({concat("proj and ", name_of(activation), " backward"), count, flops, [=, &ctx] {
+                         linear_activation_backward(ctx, d_hidden, dy, down.weight.value(), hidden,
+                                                    activation);
                      }});
     parts.push_back(
         {"fc backward", count, 2.0 * flops, [=, &ctx] { up.backward(ctx, d_hidden, Linear::Saved{x}); }});
@@ -97,19 +100,21 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
     parts.push_back({"norm backward", 2 * layers + 1, 0,
                      [=, &ctx, &block] { block.norm_1.backward_add(ctx, x, *norm_saved, dx); }});
 
-    if (config.activation == Activation::swiglu) {
+    if (traits_of(config.activation).gated) {
         for (const Linear* linear : {&block.mlp.up, &block.mlp.down})
             add_linear(parts, ctx, numbers, *linear, rows, layers);
         const Tensor hidden = numbers(ctx, {rows, block.mlp.up.out_features()}, dtype);
         const Tensor d_out = numbers(ctx, {rows, config.hidden_width()}, dtype);
-        parts.push_back({"swiglu forward", layers, 0, [=, &ctx] {
-                             SwiGlu::Saved saved;
-                             SwiGlu{}.forward(ctx, hidden, saved);
+        const ActivationLayer activation{config.activation};
+        const std::string name(name_of(config.activation));
+        parts.push_back({name + " forward", layers, 0, [=, &ctx] {
+                             ActivationLayer::Saved saved;
+                             activation.forward(ctx, hidden, saved);
                          }});
         parts.push_back(
-            {"swiglu backward", layers, 0, [=, &ctx] { SwiGlu{}.backward(ctx, d_out, {hidden}); }});
+            {name + " backward", layers, 0, [=, &ctx] { activation.backward(ctx, d_out, {hidden}); }});
     } else {
-        add_gelu_mlp(parts, ctx, numbers, block.mlp, rows, layers);
+        add_plain_mlp(parts, ctx, numbers, block.mlp, rows, layers);
     }
     parts.push_back({"embedding forward", 1, 0, [=, &ctx, &model] {
                          Embedding::Saved saved;

@@ -23,7 +23,7 @@ using AccuracyReport = std::function<void(const AccuracyLine&)>;
 /// The operators that can be checked in f32, bf16 and f16.
 struct AccuracyCheck {
     std::string name;
-    void (*check)(const Context& ctx, DType dtype, const AccuracyReport& report);
+    std::function<void(const Context& ctx, DType dtype, const AccuracyReport& report)> check;
 };
 const std::vector<AccuracyCheck>& accuracy_checks();
 

@@ -2,18 +2,18 @@
 // differences check them: on numbers that every dtype holds exactly, a result is off by its own rounding when
 // stored and by the float32 roundings behind it.
 #include <cmath>
+#include <functional>
 
 #include <gradtile/cli/gradcheck/gradcheck_accuracy.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/activation_layer.h>
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/embedding.h>
-#include <gradtile/layers/gelu.h>
 #include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/linear.h>
 #include <gradtile/layers/rms_norm.h>
 #include <gradtile/layers/rope.h>
-#include <gradtile/layers/swiglu.h>
 
 namespace gradtile::cli {
 namespace {
@@ -169,20 +169,17 @@ void check_rms_norm(const Context& ctx, DType dtype, const AccuracyReport& repor
             {"rms-norm", concat("width ", width), {3, 57, width}, norm_operations(width), dtype, report});
 }
 
-void check_gelu_tanh(const Context& ctx, DType dtype, const AccuracyReport& report) {
-    for (const std::int64_t width : {37, 160})
-        check_layer(ctx, [](ParameterStore&) { return Gelu{Gelu::Form::tanh}; },
-                    {"gelu-tanh", concat("width ", width), {3, 57, width}, 20, dtype, report, true});
-}
-void check_gelu(const Context& ctx, DType dtype, const AccuracyReport& report) {
-    for (const std::int64_t width : {37, 160})
-        check_layer(ctx, [](ParameterStore&) { return Gelu{Gelu::Form::exact}; },
-                    {"gelu", concat("width ", width), {3, 57, width}, 20, dtype, report, true});
-}
-void check_swiglu(const Context& ctx, DType dtype, const AccuracyReport& report) {
-    for (const std::int64_t width : {74, 160})
-        check_layer(ctx, [](ParameterStore&) { return SwiGlu{}; },
-                    {"swiglu", concat("width ", width), {3, 57, width}, 12, dtype, report});
+void check_activation(const ActivationTraits& traits, const Context& ctx, DType dtype,
+                      const AccuracyReport& report) {
+    for (const std::int64_t width : {traits.gated ? 74 : 37, 160})
+        check_layer(ctx, [&](ParameterStore&) { return ActivationLayer{traits.activation}; },
+                    {std::string(traits.name),
+                     concat("width ", width),
+                     {3, 57, width},
+                     static_cast<double>(traits.roundings),
+                     dtype,
+                     report,
+                     !traits.gated});
 }
 void check_positions(const Context& ctx, DType dtype, const AccuracyReport& report) {
     check_layer(ctx, [](ParameterStore& store) { return PositionEmbedding(store, "positions", 57, 37); },
@@ -304,11 +301,16 @@ void check_cross_entropy(const Context& ctx, DType dtype, const AccuracyReport& 
 }  // namespace
 
 std::vector<AccuracyCheck> layer_accuracy_checks() {
-    return {{"linear", check_linear},       {"layer-norm", check_layer_norm},
-            {"rms-norm", check_rms_norm},   {"gelu-tanh", check_gelu_tanh},
-            {"gelu", check_gelu},           {"swiglu", check_swiglu},
-            {"embedding", check_embedding}, {"positions", check_positions},
-            {"rope", check_rope},           {"cross-entropy", check_cross_entropy}};
+    std::vector<AccuracyCheck> checks{{"linear", check_linear},
+                                      {"layer-norm", check_layer_norm},
+                                      {"rms-norm", check_rms_norm},
+                                      {"embedding", check_embedding},
+                                      {"positions", check_positions},
+                                      {"rope", check_rope},
+                                      {"cross-entropy", check_cross_entropy}};
+    for (const ActivationTraits& traits : activation_table)
+        checks.push_back({std::string(traits.name), std::bind_front(check_activation, std::cref(traits))});
+    return checks;
 }
 
 const std::vector<AccuracyCheck>& accuracy_checks() {

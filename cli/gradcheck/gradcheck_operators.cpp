@@ -3,15 +3,14 @@
 #include <gradtile/attention/attention.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/activation_layer.h>
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/dropout.h>
 #include <gradtile/layers/embedding.h>
-#include <gradtile/layers/gelu.h>
 #include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/linear.h>
 #include <gradtile/layers/rms_norm.h>
 #include <gradtile/layers/rope.h>
-#include <gradtile/layers/swiglu.h>
 #include <gradtile/layers/transformer/transformer.h>
 
 namespace gradtile::cli {
@@ -171,7 +170,7 @@ std::vector<CheckedOperator> make_operators() {
                                         .context = 5,
                                         .vocabulary = 11,
                                         .qk_norm = true});
-    return {
+    std::vector<CheckedOperator> operators{
         {"attention-flash",
          [](const Context& c) {
              return check_attention(c, {}, {9, 9, 2, 2, 8, 8});
@@ -196,18 +195,6 @@ std::vector<CheckedOperator> make_operators() {
          [](const Context& c) {
              return check_layer<RMSNorm>(c, {3, 5, 17}, 17);
          }},
-        {"gelu-tanh",
-         [](const Context& c) {
-             return check_function(c, Gelu{Gelu::Form::tanh}, {3, 5, 7});
-         }},
-        {"gelu",
-         [](const Context& c) {
-             return check_function(c, Gelu{Gelu::Form::exact}, {3, 5, 7});
-         }},
-        {"swiglu",
-         [](const Context& c) {
-             return check_function(c, SwiGlu{}, {3, 5, 14});
-         }},
         {"embedding", check_embedding},
         {"positions",
          [](const Context& c) {
@@ -227,6 +214,12 @@ std::vector<CheckedOperator> make_operators() {
         {"gpt2", [gpt2](const Context& c) { return check_transformer(c, gpt2); }},
         {"llama", [llama](const Context& c) { return check_transformer(c, llama); }},
     };
+    for (const ActivationTraits& traits : activation_table)
+        operators.push_back(
+            {std::string(traits.name), [&traits](const Context& c) {
+                 return check_function(c, ActivationLayer{traits.activation}, {3, 5, traits.gated ? 14 : 7});
+             }});
+    return operators;
 }
 
 }  // namespace

@@ -1,21 +1,19 @@
 #pragma once
-/// What the two devices implement for gelu.h and swiglu.h.
+/// What the two devices implement for activation_layer.h.
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/column_sums.h>
-#include <gradtile/layers/gelu.h>
 
 namespace gradtile::cpu {
-void gelu_forward(const Context& ctx, const Tensor& y, const Tensor& x, Gelu::Form form);
-void gelu_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x, Gelu::Form form);
-void swiglu_forward(const Context& ctx, const Tensor& y, const Tensor& x);
-void swiglu_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x);
+void activation_forward(const Context& ctx, const Tensor& y, const Tensor& x, Activation activation);
+void activation_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x,
+                         Activation activation);
 }  // namespace gradtile::cpu
 
 namespace gradtile::cuda {
-void gelu_forward(const Context& ctx, const Tensor& y, const Tensor& x, Gelu::Form form);
-void gelu_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x, Gelu::Form form);
-/// dx and its column sums in one pass; matrices.
-void gelu_backward_summed(const Context& ctx, const SummedGradient& dx, const Tensor& dy, const Tensor& x,
-                          Gelu::Form form);
-void swiglu_forward(const Context& ctx, const Tensor& y, const Tensor& x);
-void swiglu_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x);
+void activation_forward(const Context& ctx, const Tensor& y, const Tensor& x, Activation activation);
+void activation_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x,
+                         Activation activation);
+/// dx and its column sums in one pass; matrices, no gated activation.
+void activation_backward_summed(const Context& ctx, const SummedGradient& dx, const Tensor& dy,
+                                const Tensor& x, Activation activation);
 }  // namespace gradtile::cuda

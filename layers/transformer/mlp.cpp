@@ -1,20 +1,13 @@
 #include <gradtile/layers/transformer/mlp.h>
 
-#include <gradtile/layers/linear_gelu.h>
+#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/linear_activation.h>
 #include <gradtile/layers/transformer/initialization.h>
 
 namespace gradtile {
-namespace {
-
-Gelu::Form form_of(Activation activation) {
-    return activation == Activation::gelu_tanh ? Gelu::Form::tanh : Gelu::Form::exact;
-}
-
-}  // namespace
-
 Mlp::Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config)
     : activation(config.activation) {
-    const bool gated = activation == Activation::swiglu;
+    const bool gated = traits_of(activation).gated;
     const std::int64_t hidden = config.hidden_width();
     up = Linear(parameters, name + (gated ? ".gate_up" : ".fc"), config.width, gated ? 2 * hidden : hidden,
                 {.bias = config.bias, .init = weight_init()});
@@ -23,14 +16,12 @@ Mlp::Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig&
 }
 
 Tensor Mlp::activated(const Context& ctx, const Tensor& hidden) const {
-    SwiGlu::Saved gated;
-    Gelu::Saved plain;
-    return activation == Activation::swiglu ? SwiGlu{}.forward(ctx, hidden, gated)
-                                            : Gelu{form_of(activation)}.forward(ctx, hidden, plain);
+    ActivationLayer::Saved saved;
+    return ActivationLayer{activation}.forward(ctx, hidden, saved);
 }
 
 void Mlp::forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const {
-    if (activation == Activation::swiglu) {
+    if (traits_of(activation).gated) {
         saved.hidden = up.forward(ctx, x, saved.up);
         saved.down.x = activated(ctx, saved.hidden);
     } else {
@@ -39,8 +30,8 @@ void Mlp::forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) cons
         shape[-1] = up.out_features();
         saved.hidden = empty(ctx, shape, x.dtype());
         saved.down.x = empty(ctx, shape, x.dtype());
-        linear_gelu_forward(ctx, saved.down.x, saved.hidden, x, up.weight.value(),
-                            up.bias.defined() ? up.bias.value() : Tensor(), form_of(activation));
+        linear_activation_forward(ctx, saved.down.x, saved.hidden, x, up.weight.value(),
+                                  up.bias.defined() ? up.bias.value() : Tensor(), activation);
     }
 }
 
@@ -54,18 +45,18 @@ Tensor Mlp::backward(const Context& ctx, const SummedGradient& dy, const Saved& 
     Linear::Saved at_down = saved.down;
     if (!at_down.x.defined()) at_down.x = activated(ctx, saved.hidden);
     SummedGradient d_hidden;
-    if (activation == Activation::swiglu) {
+    if (traits_of(activation).gated) {
         const Tensor d_activated = down.backward(ctx, dy, at_down);
         at_down = {};  // what was made again is gone before d_hidden comes
         announce(hooks, down.weight, down.bias);
-        d_hidden = SwiGlu{}.backward(ctx, d_activated, {saved.hidden});
+        d_hidden = ActivationLayer{activation}.backward(ctx, d_activated, {saved.hidden});
     } else {
         down.accumulate_gradients(ctx, dy, at_down);
         at_down = {};
         announce(hooks, down.weight, down.bias);
         d_hidden = empty(ctx, saved.hidden.shape(), saved.hidden.dtype());
         if (up.bias.defined()) d_hidden.column_sums = room_for_column_sums(ctx, saved.hidden);
-        linear_gelu_backward(ctx, d_hidden, dy.dy, down.weight.value(), saved.hidden, form_of(activation));
+        linear_activation_backward(ctx, d_hidden, dy.dy, down.weight.value(), saved.hidden, activation);
     }
     Tensor dx = up.backward(ctx, d_hidden, saved.up);
     announce(hooks, up.weight, up.bias);

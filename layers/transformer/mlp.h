@@ -4,14 +4,13 @@
 
 #include <gradtile/layers/linear.h>
 #include <gradtile/layers/pass_hooks.h>
-#include <gradtile/layers/swiglu.h>
 #include <gradtile/layers/transformer/model_config.h>
 
 namespace gradtile {
 
 /// y = down(activation(up(x))), x and y [.., C].
-///   GELU (GPT-2):   up [.., C] -> [.., hidden]; parameters name.fc.*, name.proj.*
-///   SwiGLU (Llama): up [.., C] -> [.., 2*hidden], gate and up packed; name.gate_up.*, name.down.*
+///   plain activation (GPT-2): up [.., C] -> [.., hidden]; parameters name.fc.*, name.proj.*
+///   gated activation (Llama): up [.., C] -> [.., 2*hidden], gate and up packed; name.gate_up.*, name.down.*
 /// The last matrix starts with a standard deviation of 0.02 / sqrt(2 * layers), GPT-2's residual scaling.
 struct Mlp {
     struct Saved {

@@ -4,11 +4,11 @@
 
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/range.h>
+#include <gradtile/layers/activation.h>
 
 namespace gradtile {
 
 enum class Norm { layer, rms };
-enum class Activation { gelu_tanh, gelu, swiglu };
 enum class Positions { learned, rope };
 /// What backward computes again instead of keeping: nothing; what a pass over memory makes again from what is
 /// kept (norms' and activations' outputs, not matrix products or attention); or each block from its input.
@@ -20,7 +20,7 @@ struct ModelConfig {
     std::int64_t heads = 4;
     std::int64_t kv_heads = 0;  ///< 0: as many as heads; else heads must be a multiple (GQA, MQA)
     std::int64_t width = 128;   ///< a multiple of heads
-    std::int64_t hidden = 0;    ///< width inside the MLP; 0: 4*width, with swiglu 8/3*width rounded up to 64
+    std::int64_t hidden = 0;    ///< width inside the MLP; 0: 4*width, or if gated 8/3*width rounded up to 64
     std::int64_t context = 64;  ///< longest sequence, tokens
     std::int64_t vocabulary = 0;  ///< 0: taken from the tokenizer
     Norm norm = Norm::layer;
@@ -39,7 +39,7 @@ struct ModelConfig {
     std::int64_t key_value_heads() const { return kv_heads == 0 ? heads : kv_heads; }
     std::int64_t hidden_width() const {
         if (hidden != 0) return hidden;
-        return activation == Activation::swiglu ? (8 * width / 3 + 63) / 64 * 64 : 4 * width;
+        return traits_of(activation).gated ? (8 * width / 3 + 63) / 64 * 64 : 4 * width;
     }
     bool operator==(const ModelConfig&) const = default;
 };
@@ -71,12 +71,6 @@ template <>
 struct EnumNames<Norm> {
     static constexpr std::array names = {std::pair{Norm::layer, std::string_view("layer")},
                                          std::pair{Norm::rms, std::string_view("rms")}};
-};
-template <>
-struct EnumNames<Activation> {
-    static constexpr std::array names = {std::pair{Activation::gelu_tanh, std::string_view("gelu-tanh")},
-                                         std::pair{Activation::gelu, std::string_view("gelu")},
-                                         std::pair{Activation::swiglu, std::string_view("swiglu")}};
 };
 template <>
 struct EnumNames<Positions> {

@@ -124,7 +124,7 @@ double flops_per_token(const ModelConfig& config, std::int64_t sequence) {
     const auto real = [](std::int64_t x) { return static_cast<double>(x); };
     const double width = real(config.width), hidden = real(config.hidden_width());
     const double qkv_width = real((config.heads + 2 * config.key_value_heads()) * config.head_dim());
-    const double up_matrices = config.activation == Activation::swiglu ? 2.0 : 1.0;
+    const double up_matrices = traits_of(config.activation).gated ? 2.0 : 1.0;
     const double block = width * qkv_width + width * width + (up_matrices + 1.0) * width * hidden;
     const double matrices = real(config.layers) * block + width * real(config.vocabulary);
     const double visible_keys = real(sequence + 1) / 2.0;

@@ -59,7 +59,7 @@ TEST(Bench, LayersComparesOperatorsWithACopy) {
     for (const char* dtype : {"f32", "bf16"})
         expect_table(
             tiny("layers") + Arguments{"--dtype", dtype},
-            {"of copy", "copy ", "100%", "layer_norm backward_add", "rms_norm of heads", "gelu (exact)",
+            {"of copy", "copy ", "100%", "layer_norm backward_add", "rms_norm of heads", "gelu-tanh forward",
              "swiglu backward", "residual, dropout", "embedding backward, natural text", "rope",
              "cross_entropy gradients", "sum_losses", "column sums 48"});
     const std::vector<json> rows = rows_of(tiny("layers") + Arguments{"--filter", "rope"});

@@ -11,7 +11,8 @@ namespace {
 
 TEST(Mlp, GradientsEqualFiniteDifferencesForEveryActivation) {
     const Context ctx(Device::cpu(), 2);
-    for (const Activation activation : {Activation::gelu_tanh, Activation::gelu, Activation::swiglu}) {
+    for (const auto& [activation, name] : EnumNames<Activation>::names) {
+        SCOPED_TRACE(name);
         for (const bool bias : {false, true}) {
             ModelConfig config{.width = 6, .hidden = 10, .activation = activation, .bias = bias};
             ParameterStore parameters;

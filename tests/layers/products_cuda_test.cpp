@@ -9,7 +9,7 @@
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/cross_entropy_head.h>
-#include <gradtile/layers/linear_gelu.h>
+#include <gradtile/layers/linear_activation.h>
 
 #include <support/floating_dtypes.h>
 #include <support/on_cuda.h>
@@ -35,7 +35,7 @@ struct Sizes {
 };
 constexpr Sizes all_sizes[] = {{7, 5, 13}, {256, 128, 512}, {200, 96, 384}};
 constexpr DType all_types[] = {DType::f32, DType::bf16, DType::f16};
-constexpr Gelu::Form all_forms[] = {Gelu::Form::tanh, Gelu::Form::exact};
+constexpr Activation plain_activations[] = {Activation::gelu_tanh, Activation::gelu};
 
 /// 16-bit GELU may use the hardware's tanh, off by 2^-11 of its value; float32 a polynomial of a few units.
 double tanh_error(DType type) {
@@ -44,21 +44,21 @@ double tanh_error(DType type) {
 
 /// hidden: (in + 3) eps32 sum |x||w| for summing, one rounding for the product and one for the bias. y: the
 /// same through a slope of at most 1.13, one rounding, tanh's error times |hidden| / 2.
-TEST_F(ProductsOnCuda, LinearGeluForwardIsTheProductAndItsGelu) {
+TEST_F(ProductsOnCuda, LinearActivationForwardIsTheProductAndItsGelu) {
     for (const DType type : all_types)
-        for (const Gelu::Form form : all_forms)
+        for (const Activation activation : plain_activations)
             for (const auto& [rows, in, out] : all_sizes)
                 for (const bool with_bias : {false, true}) {
                     const Tensor x = randn(gpu(), {rows, in}, type, Seed{1});
                     const Tensor w = randn(gpu(), {out, in}, type, Seed{2});
                     const Tensor b = with_bias ? randn(gpu(), {out}, type, Seed{3}) : Tensor();
                     const Tensor y = poisoned({rows, out}, type), hidden = poisoned({rows, out}, type);
-                    linear_gelu_forward(gpu(), y, hidden, x, w, b, form);
+                    linear_activation_forward(gpu(), y, hidden, x, w, b, activation);
 
                     const Tensor y64 = empty(cpu, {rows, out}, DType::f64), h64 = empty_like(cpu, y64);
                     const Tensor product = empty_like(cpu, y64), size = empty_like(cpu, y64);
-                    linear_gelu_forward(cpu, y64, h64, exact(x), exact(w), with_bias ? exact(b) : Tensor(),
-                                        form);
+                    linear_activation_forward(cpu, y64, h64, exact(x), exact(w),
+                                              with_bias ? exact(b) : Tensor(), form);
                     gemm(cpu, product, exact(x), exact(w), {.trans_b = true});
                     gemm(cpu, size, magnitudes(x), magnitudes(w), {.trans_b = true});
                     const auto ys = to_host(gpu(), y), hs = to_host(gpu(), hidden);
@@ -79,22 +79,22 @@ TEST_F(ProductsOnCuda, LinearGeluForwardIsTheProductAndItsGelu) {
 
 /// One rounding of the product, one of the result; tanh's error through the derivative's own, at most
 /// 1/2 + |x| * 0.8 (1 + 0.134 x^2).
-TEST_F(ProductsOnCuda, LinearGeluBackwardIsTheProductTimesTheSlope) {
+TEST_F(ProductsOnCuda, LinearActivationBackwardIsTheProductTimesTheSlope) {
     for (const DType type : all_types)
-        for (const Gelu::Form form : all_forms)
+        for (const Activation activation : plain_activations)
             for (const auto& [rows, in, out] : all_sizes) {
                 const Tensor dy = randn(gpu(), {rows, in}, type, Seed{1});
                 const Tensor w = randn(gpu(), {in, out}, type, Seed{2});
                 const Tensor hidden = randn(gpu(), {rows, out}, type, Seed{3});
                 const Tensor dh = poisoned({rows, out}, type);
-                linear_gelu_backward(gpu(), dh, dy, w, hidden, form);
+                linear_activation_backward(gpu(), dh, dy, w, hidden, activation);
                 const SummedGradient summed{poisoned({rows, out}, type), room_for_column_sums(gpu(), dh)};
-                linear_gelu_backward(gpu(), summed, dy, w, hidden, form);
+                linear_activation_backward(gpu(), summed, dy, w, hidden, activation);
                 test::expect_column_sums(gpu(), summed);
 
                 const Tensor dh64 = empty(cpu, {rows, out}, DType::f64);
                 const Tensor product = empty_like(cpu, dh64), size = empty_like(cpu, dh64);
-                linear_gelu_backward(cpu, dh64, exact(dy), exact(w), exact(hidden), form);
+                linear_activation_backward(cpu, dh64, exact(dy), exact(w), exact(hidden), activation);
                 gemm(cpu, product, exact(dy), exact(w));
                 gemm(cpu, size, magnitudes(dy), magnitudes(w));
                 const auto got = to_host(gpu(), summed.dy), expected = to_host(cpu, dh64);

@@ -1,6 +1,6 @@
-#include <gradtile/layers/linear_gelu.h>
+#include <gradtile/layers/linear_activation.h>
 
-#include <gradtile/layers/internal/linear_gelu_backend.h>
+#include <gradtile/layers/internal/linear_activation_backend.h>
 
 namespace gradtile {
 namespace {
@@ -17,11 +17,16 @@ Tensor matrix_of(const Tensor& x, const char* op) {
     return matrix;
 }
 
+void check_plain(const char* op, Activation activation) {
+    check(!traits_of(activation).gated, op, ": ", name_of(activation), " is gated");
+}
+
 }  // namespace
 
-void linear_gelu_forward(const Context& ctx, const Tensor& y, const Tensor& hidden, const Tensor& x,
-                         const Tensor& weight, const Tensor& bias, Gelu::Form form) {
-    constexpr const char* op = "linear_gelu";
+void linear_activation_forward(const Context& ctx, const Tensor& y, const Tensor& hidden, const Tensor& x,
+                               const Tensor& weight, const Tensor& bias, Activation activation) {
+    constexpr const char* op = "linear_activation";
+    check_plain(op, activation);
     const Tensor ys = matrix_of(y, op), hiddens = matrix_of(hidden, op), xs = matrix_of(x, op);
     const Tensor w = matrix_of(weight, op);
     check(y.shape() == hidden.shape() && hiddens.size(0) == xs.size(0) && hiddens.size(1) == w.size(0) &&
@@ -34,12 +39,14 @@ void linear_gelu_forward(const Context& ctx, const Tensor& y, const Tensor& hidd
                   (bias.dtype() == w.dtype() || bias.dtype() == accumulator_of(w.dtype())),
               op, ": bias ", bias, " beside weight ", weight);
     if (hidden.elements() == 0) return;
-    on_device(ctx, cpu::linear_gelu_forward, cuda::linear_gelu_forward, ys, hiddens, xs, w, bias, form);
+    on_device(ctx, cpu::linear_activation_forward, cuda::linear_activation_forward, ys, hiddens, xs, w, bias,
+              activation);
 }
 
-void linear_gelu_backward(const Context& ctx, const SummedGradient& into, const Tensor& dy,
-                          const Tensor& weight, const Tensor& hidden, Gelu::Form form) {
-    constexpr const char* op = "linear_gelu backward";
+void linear_activation_backward(const Context& ctx, const SummedGradient& into, const Tensor& dy,
+                                const Tensor& weight, const Tensor& hidden, Activation activation) {
+    constexpr const char* op = "linear_activation backward";
+    check_plain(op, activation);
     const Tensor &d_hidden = into.dy, &column_sums = into.column_sums;
     const Tensor d_hiddens = matrix_of(d_hidden, op), dys = matrix_of(dy, op);
     const Tensor hiddens = matrix_of(hidden, op), w = matrix_of(weight, op);
@@ -56,8 +63,8 @@ void linear_gelu_backward(const Context& ctx, const SummedGradient& into, const 
               op, ": column sums ", column_sums, " of d_hidden ", d_hidden);
     }
     if (hidden.elements() == 0) return;
-    on_device(ctx, cpu::linear_gelu_backward, cuda::linear_gelu_backward,
-              SummedGradient{d_hiddens, column_sums}, dys, w, hiddens, form);
+    on_device(ctx, cpu::linear_activation_backward, cuda::linear_activation_backward,
+              SummedGradient{d_hiddens, column_sums}, dys, w, hiddens, activation);
 }
 
 }  // namespace gradtile

@@ -1,4 +1,4 @@
-#include <gradtile/layers/linear_gelu.h>
+#include <gradtile/layers/linear_activation.h>
 
 #include <cmath>
 
@@ -8,12 +8,13 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/activation_layer.h>
 
 namespace gradtile {
 namespace {
 
 constexpr DType all_dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
-constexpr Gelu::Form all_forms[] = {Gelu::Form::tanh, Gelu::Form::exact};
+constexpr Activation plain_activations[] = {Activation::gelu_tanh, Activation::gelu};
 
 /// One element, a ragged one, and one of several blocks of the product.
 struct Sizes {
@@ -36,10 +37,10 @@ Tensor random_matrix(const Context& ctx, std::int64_t rows, std::int64_t columns
     return x;
 }
 
-TEST(LinearGelu, ForwardEqualsLinearThenGeluToTheBit) {
+TEST(LinearActivation, ForwardEqualsLinearThenGeluToTheBit) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : all_dtypes)
-        for (const Gelu::Form form : all_forms)
+        for (const Activation activation : plain_activations)
             for (const Sizes& size : all_sizes)
                 for (const bool has_bias : {false, true}) {
                     const Tensor x = random_matrix(ctx, size.rows, size.in, dtype, 1, 3);
@@ -47,37 +48,37 @@ TEST(LinearGelu, ForwardEqualsLinearThenGeluToTheBit) {
                     const Tensor bias = has_bias ? randn(ctx, {size.out}, dtype, Seed{3}) : Tensor();
                     const Tensor hidden = unwritten(ctx, size.rows, size.out, dtype, 5);
                     const Tensor y = unwritten(ctx, size.rows, size.out, dtype, 2);
-                    linear_gelu_forward(ctx, y, hidden, x, weight, bias, form);
+                    linear_activation_forward(ctx, y, hidden, x, weight, bias, activation);
 
                     const Tensor plain_hidden = unwritten(ctx, size.rows, size.out, dtype, 5);
                     const Tensor plain_y = unwritten(ctx, size.rows, size.out, dtype);
                     gemm(ctx, plain_hidden, x, weight, {.trans_b = true, .bias = bias});
-                    Gelu{form}.forward_into(ctx, plain_y, plain_hidden);
+                    ActivationLayer{activation}.forward_into(ctx, plain_y, plain_hidden);
                     ASSERT_EQ(to_host(ctx, hidden), to_host(ctx, plain_hidden)) << hidden;
                     ASSERT_EQ(to_host(ctx, y), to_host(ctx, plain_y)) << y;
                 }
 }
 
-TEST(LinearGelu, BackwardEqualsLinearThenGeluToTheBit) {
+TEST(LinearActivation, BackwardEqualsLinearThenGeluToTheBit) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : all_dtypes)
-        for (const Gelu::Form form : all_forms)
+        for (const Activation activation : plain_activations)
             for (const Sizes& size : all_sizes) {
                 const Tensor dy = random_matrix(ctx, size.rows, size.in, dtype, 1, 3);
                 const Tensor weight = random_matrix(ctx, size.in, size.out, dtype, 2);
                 const Tensor hidden = random_matrix(ctx, size.rows, size.out, dtype, 3, 5);
                 const Tensor d_hidden = unwritten(ctx, size.rows, size.out, dtype, 2);
-                linear_gelu_backward(ctx, d_hidden, dy, weight, hidden, form);
+                linear_activation_backward(ctx, d_hidden, dy, weight, hidden, activation);
 
                 const Tensor plain = unwritten(ctx, size.rows, size.out, dtype, 2);
                 gemm(ctx, plain, dy, weight);
-                Gelu{form}.backward_into(ctx, plain, plain, hidden);
+                ActivationLayer{activation}.backward_into(ctx, plain, plain, hidden);
                 ASSERT_EQ(to_host(ctx, d_hidden), to_host(ctx, plain)) << d_hidden;
             }
 }
 
 /// The sums that come along are those that would be made later, to the bit.
-TEST(LinearGelu, BackwardSumsTheColumnsOfWhatItStores) {
+TEST(LinearActivation, BackwardSumsTheColumnsOfWhatItStores) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : all_dtypes)
         for (const Sizes& size : all_sizes) {
@@ -86,7 +87,7 @@ TEST(LinearGelu, BackwardSumsTheColumnsOfWhatItStores) {
             const Tensor hidden = random_matrix(ctx, size.rows, size.out, dtype, 3, 5);
             SummedGradient d_hidden = unwritten(ctx, size.rows, size.out, dtype, 2);
             d_hidden.column_sums = room_for_column_sums(ctx, d_hidden.dy);
-            linear_gelu_backward(ctx, d_hidden, dy, weight, hidden, Gelu::Form::tanh);
+            linear_activation_backward(ctx, d_hidden, dy, weight, hidden, Activation::gelu_tanh);
             const Tensor total = zeros(ctx, {size.out}, accumulator_of(dtype)),
                          later = zeros(ctx, {size.out}, accumulator_of(dtype));
             add_column_sums(ctx, {total}, d_hidden);
@@ -95,7 +96,7 @@ TEST(LinearGelu, BackwardSumsTheColumnsOfWhatItStores) {
         }
 }
 
-TEST(LinearGelu, ResultsDoNotDependOnTheNumberOfThreads) {
+TEST(LinearActivation, ResultsDoNotDependOnTheNumberOfThreads) {
     for (const DType dtype : all_dtypes) {
         const auto run = [&](int threads) {
             const Context ctx(Device::cpu(), threads);
@@ -103,8 +104,8 @@ TEST(LinearGelu, ResultsDoNotDependOnTheNumberOfThreads) {
             const Tensor weight = random_matrix(ctx, 530, 70, dtype, 2);
             const Tensor y = unwritten(ctx, 1100, 530, dtype), hidden = unwritten(ctx, 1100, 530, dtype);
             const Tensor d_x = unwritten(ctx, 1100, 70, dtype);
-            linear_gelu_forward(ctx, y, hidden, x, weight, {}, Gelu::Form::exact);
-            linear_gelu_backward(ctx, d_x, y, weight, x, Gelu::Form::exact);
+            linear_activation_forward(ctx, y, hidden, x, weight, {}, Activation::gelu);
+            linear_activation_backward(ctx, d_x, y, weight, x, Activation::gelu);
             return std::pair{to_host(ctx, y), to_host(ctx, d_x)};
         };
         const auto alone = run(1);
@@ -114,30 +115,30 @@ TEST(LinearGelu, ResultsDoNotDependOnTheNumberOfThreads) {
     }
 }
 
-TEST(LinearGelu, TakesLeadingAxesAndNoRows) {
+TEST(LinearActivation, TakesLeadingAxesAndNoRows) {
     const Context ctx(Device::cpu(), 2);
     const Tensor weight = random_matrix(ctx, 6, 4, DType::f32, 2);
     const Tensor x = random_matrix(ctx, 10, 4, DType::f32, 1);
     const Tensor y = unwritten(ctx, 10, 6, DType::f32), hidden = unwritten(ctx, 10, 6, DType::f32);
-    linear_gelu_forward(ctx, y, hidden, x, weight, {}, Gelu::Form::tanh);
+    linear_activation_forward(ctx, y, hidden, x, weight, {}, Activation::gelu_tanh);
     const Tensor batched = unwritten(ctx, 10, 6, DType::f32);
-    linear_gelu_forward(ctx, batched.reshape({2, 5, 6}), hidden.reshape({2, 5, 6}), x.reshape({2, 5, 4}),
-                        weight, {}, Gelu::Form::tanh);
+    linear_activation_forward(ctx, batched.reshape({2, 5, 6}), hidden.reshape({2, 5, 6}),
+                              x.reshape({2, 5, 4}), weight, {}, Activation::gelu_tanh);
     EXPECT_EQ(to_host(ctx, batched), to_host(ctx, y));
 
     const Tensor none = empty(ctx, {0, 6}, DType::f32), no_x = empty(ctx, {0, 4}, DType::f32);
-    EXPECT_NO_THROW(linear_gelu_forward(ctx, none, none, no_x, weight, {}, Gelu::Form::tanh));
-    EXPECT_NO_THROW(linear_gelu_backward(ctx, no_x, none, weight, no_x, Gelu::Form::tanh));
+    EXPECT_NO_THROW(linear_activation_forward(ctx, none, none, no_x, weight, {}, Activation::gelu_tanh));
+    EXPECT_NO_THROW(linear_activation_backward(ctx, no_x, none, weight, no_x, Activation::gelu_tanh));
 }
 
-TEST(LinearGelu, RefusesOperandsThatDoNotFit) {
+TEST(LinearActivation, RefusesOperandsThatDoNotFit) {
     const Context ctx(Device::cpu(), 1);
     const auto matrix = [&](std::int64_t rows, std::int64_t columns, DType dtype = DType::f32) {
         return random_matrix(ctx, rows, columns, dtype, 1);
     };
     const Tensor x = matrix(3, 4), weight = matrix(6, 4), wide = matrix(3, 6);
     const auto forward = [&](const Tensor& y, const Tensor& hidden, const Tensor& bias) {
-        linear_gelu_forward(ctx, y, hidden, x, weight, bias, Gelu::Form::tanh);
+        linear_activation_forward(ctx, y, hidden, x, weight, bias, Activation::gelu_tanh);
     };
     EXPECT_THROW(forward(matrix(3, 5), wide, {}), Error);
     EXPECT_THROW(forward(matrix(3, 5), matrix(3, 5), {}), Error);
@@ -145,10 +146,12 @@ TEST(LinearGelu, RefusesOperandsThatDoNotFit) {
     EXPECT_THROW(forward(matrix(3, 6, DType::bf16), wide, {}), Error);
     EXPECT_THROW(forward(matrix(6, 3).transpose(0, 1), wide, {}), Error);
     EXPECT_THROW(forward(matrix(3, 6), wide, empty(ctx, {5}, DType::f32)), Error);
-    EXPECT_THROW(linear_gelu_backward(ctx, matrix(3, 5), wide, weight, matrix(3, 5), Gelu::Form::tanh),
-                 Error);
-    EXPECT_THROW(linear_gelu_backward(ctx, x, wide, weight, matrix(3, 4, DType::bf16), Gelu::Form::tanh),
-                 Error);
+    EXPECT_THROW(
+        linear_activation_backward(ctx, matrix(3, 5), wide, weight, matrix(3, 5), Activation::gelu_tanh),
+        Error);
+    EXPECT_THROW(
+        linear_activation_backward(ctx, x, wide, weight, matrix(3, 4, DType::bf16), Activation::gelu_tanh),
+        Error);
 }
 
 }  // namespace

@@ -1,0 +1,45 @@
+#pragma once
+/// The MLP's activations: their enumeration and the one table of their properties. The formulas stand in
+/// activation_formulas.h.
+#include <gradtile/core/enum_names.h>
+
+namespace gradtile {
+
+enum class Activation {
+    gelu_tanh,  ///< x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), GPT-2's approximation of gelu
+    gelu,       ///< x Phi(x) (Hendrycks and Gimpel 2016)
+    swiglu,     ///< silu(gate) * up with silu(a) = a * sigmoid(a) (Shazeer 2020, section 2)
+};
+
+struct ActivationTraits {
+    Activation activation;
+    std::string_view name;  ///< in flags, config files and reports
+    /// y [.., C] of x [.., 2C] that packs gate and up, so that the MLP has a third matrix; else of x [.., C].
+    bool gated;
+    /// Float32 roundings that one element of y may carry, dx twice as many: for error bounds.
+    int roundings;
+};
+
+inline constexpr std::array activation_table{
+    ActivationTraits{
+        .activation = Activation::gelu_tanh, .name = "gelu-tanh", .gated = false, .roundings = 20},
+    ActivationTraits{.activation = Activation::gelu, .name = "gelu", .gated = false, .roundings = 20},
+    ActivationTraits{.activation = Activation::swiglu, .name = "swiglu", .gated = true, .roundings = 12},
+};
+
+template <>
+struct EnumNames<Activation> {
+    static constexpr auto names = [] {
+        std::array<std::pair<Activation, std::string_view>, activation_table.size()> list;
+        for (std::size_t i = 0; i < list.size(); ++i)
+            list[i] = {activation_table[i].activation, activation_table[i].name};
+        return list;
+    }();
+};
+
+constexpr const ActivationTraits& traits_of(Activation activation) {
+    static_assert(names_every_enumerator<Activation>());
+    return activation_table.at(static_cast<std::size_t>(activation));
+}
+
+}  // namespace gradtile

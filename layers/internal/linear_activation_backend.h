@@ -1,0 +1,18 @@
+#pragma once
+/// What the two devices implement for linear_activation.h: matrices with contiguous rows, checked, not empty.
+#include <gradtile/layers/activation.h>
+#include <gradtile/layers/column_sums.h>
+
+namespace gradtile::cpu {
+void linear_activation_forward(const Context& ctx, const Tensor& y, const Tensor& hidden, const Tensor& x,
+                               const Tensor& weight, const Tensor& bias, Activation activation);
+void linear_activation_backward(const Context& ctx, const SummedGradient& d_hidden, const Tensor& dy,
+                                const Tensor& weight, const Tensor& hidden, Activation activation);
+}  // namespace gradtile::cpu
+
+namespace gradtile::cuda {
+void linear_activation_forward(const Context& ctx, const Tensor& y, const Tensor& hidden, const Tensor& x,
+                               const Tensor& weight, const Tensor& bias, Activation activation);
+void linear_activation_backward(const Context& ctx, const SummedGradient& d_hidden, const Tensor& dy,
+                                const Tensor& weight, const Tensor& hidden, Activation activation);
+}  // namespace gradtile::cuda

@@ -1,0 +1,25 @@
+// The product, then the activation in a pass of its own. GELU on each block of the product, by the thread
+// that had just computed it, was measured and was slower: 6x384 in float32 by 1 to 2%, 4x128 by 3%
+// (bench/results, 2026-11-21-cpu-fused-gelu.md).
+#include <gradtile/core/gemm/gemm.h>
+#include <gradtile/layers/internal/activation_backend.h>
+#include <gradtile/layers/internal/column_sums_backend.h>
+#include <gradtile/layers/internal/linear_activation_backend.h>
+
+namespace gradtile::cpu {
+
+void linear_activation_forward(const Context& ctx, const Tensor& y, const Tensor& hidden, const Tensor& x,
+                               const Tensor& weight, const Tensor& bias, Activation activation) {
+    gradtile::gemm(ctx, hidden, x, weight, {.trans_b = true, .bias = bias});
+    activation_forward(ctx, y, hidden, activation);
+}
+
+void linear_activation_backward(const Context& ctx, const SummedGradient& into, const Tensor& dy,
+                                const Tensor& weight, const Tensor& hidden, Activation activation) {
+    const Tensor &d_hidden = into.dy, &column_sums = into.column_sums;
+    gradtile::gemm(ctx, d_hidden, dy, weight);
+    activation_backward(ctx, d_hidden, d_hidden, hidden, activation);
+    if (column_sums.defined()) sum_columns(ctx, column_sums, d_hidden);
+}
+
+}  // namespace gradtile::cpu
