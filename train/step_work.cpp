@@ -10,15 +10,6 @@ double as_double(std::int64_t x) {
     return static_cast<double>(x);
 }
 
-/// Returns the elements of a block's weight matrices. In a step each row is multiplied by all matrices three
-/// times.
-double block_matrix_elements(const ModelConfig& model) {
-    const double width = as_double(model.width), hidden = as_double(model.hidden_width());
-    const double qkv_width = as_double((model.heads + 2 * model.key_value_heads()) * model.head_dim());
-    const double up_matrices = traits_of(model.activation).gated ? 2.0 : 1.0;
-    return width * qkv_width + width * width + (up_matrices + 1.0) * width * hidden;
-}
-
 double padded_vocabulary(const ModelConfig& model) {
     return as_double(rounded_up(model.vocabulary, vocabulary_multiple));
 }
@@ -36,17 +27,19 @@ struct BlockTraffic {
 };
 
 BlockTraffic block_traffic(const ModelConfig& model) {
-    const double width = as_double(model.width), hidden = as_double(model.hidden_width());
+    const BlockMatrices matrices = block_matrices(model);
+    const double width = as_double(model.width), hidden = as_double(matrices.down.in);
     const double kv_width = as_double(model.key_value_heads() * model.head_dim());
     const bool gated = traits_of(model.activation).gated;
-    return {
-        .norms_forward = 8 * width,
-        .norms_backward = 8 * width,
-        .norms_recomputed = 4 * width,
-        .activation = gated ? (2 + 1) * hidden : hidden,
-        .activation_recomputed = gated ? (2 + 1) * hidden : 2 * hidden,
-        .bias_gradients = model.bias ? (width + 2 * kv_width) + width + (gated ? 2 : 1) * hidden + width : 0,
-        .positions = model.positions == Positions::rope ? 2 * (width + kv_width) : 0};
+    return {.norms_forward = 8 * width,
+            .norms_backward = 8 * width,
+            .norms_recomputed = 4 * width,
+            .activation = gated ? (2 + 1) * hidden : hidden,
+            .activation_recomputed = gated ? (2 + 1) * hidden : 2 * hidden,
+            .bias_gradients = model.bias ? as_double(matrices.qkv.out + matrices.proj.out + matrices.up.out +
+                                                     matrices.down.out)
+                                         : 0,
+            .positions = model.positions == Positions::rope ? 2 * (width + kv_width) : 0};
 }
 
 }  // namespace
@@ -71,7 +64,8 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
     const double visible_keys = as_double(model.context + 1) / 2.0;
     const double scores =
         rows * as_double(model.width) * visible_keys;  // operations of q.k, summed over heads
-    const double products = 2.0 * rows * block_matrix_elements(model);
+    // In a step each row is multiplied by all matrices three times: once forward, twice backward.
+    const double products = 2.0 * rows * as_double(block_matrices(model).elements());
     const BlockTraffic traffic = block_traffic(model);
 
     const Work forward{.product_flops = products,

@@ -27,20 +27,19 @@ struct Flags {
 struct Layer {
     enum class Fused { none, behind, before };
     std::string name;
-    std::int64_t out, in;
+    MatrixShape shape;
     Fused fused = Fused::none;
 };
 
 std::vector<Layer> layers_of(const ModelConfig& model) {
-    const std::int64_t width = model.width, hidden = model.hidden_width();
-    const std::int64_t heads = model.heads + 2 * model.key_value_heads();
-    std::vector<Layer> layers{{"qkv", heads * model.head_dim(), width}, {"proj", width, width}};
+    const auto [qkv, proj, up, down] = block_matrices(model);
+    std::vector<Layer> layers{{"qkv", qkv}, {"proj", proj}};
     if (traits_of(model.activation).gated) {
-        layers.push_back({"gate_up", 2 * hidden, width});
-        layers.push_back({"down", width, hidden});
+        layers.push_back({"gate_up", up});
+        layers.push_back({"down", down});
     } else {
-        layers.push_back({"fc", hidden, width, Layer::Fused::behind});
-        layers.push_back({"fcproj", width, hidden, Layer::Fused::before});
+        layers.push_back({"fc", up, Layer::Fused::behind});
+        layers.push_back({"fcproj", down, Layer::Fused::before});
     }
     return layers;
 }
@@ -108,7 +107,8 @@ class Bench {
 /// Forward, data gradient and weight gradient of a layer over `tokens` rows.
 void measure_layer(Bench& bench, const Layer& layer, std::int64_t tokens, const ModelConfig& model) {
     const Context& ctx = bench.ctx;
-    const auto& [name, out, in, fused] = layer;
+    const auto& [name, shape, fused] = layer;
+    const auto [out, in] = shape;
     const Tensor x = bench.random({tokens, in}), w = bench.random({out, in});
     const Tensor y = bench.random({tokens, out}), dy = bench.random_like(y);
     const Tensor dx = empty_like(ctx, x), dw = empty_like(ctx, w);

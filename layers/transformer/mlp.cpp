@@ -8,10 +8,10 @@ namespace gradtile {
 Mlp::Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config)
     : activation(config.activation) {
     const bool gated = traits_of(activation).gated;
-    const std::int64_t hidden = config.hidden_width();
-    up = Linear(parameters, name + (gated ? ".gate_up" : ".fc"), config.width, gated ? 2 * hidden : hidden,
+    const BlockMatrices shapes = block_matrices(config);
+    up = Linear(parameters, name + (gated ? ".gate_up" : ".fc"), shapes.up.in, shapes.up.out,
                 {.bias = config.bias, .init = weight_init()});
-    down = Linear(parameters, name + (gated ? ".down" : ".proj"), hidden, config.width,
+    down = Linear(parameters, name + (gated ? ".down" : ".proj"), shapes.down.in, shapes.down.out,
                   {.bias = config.bias, .init = residual_init(config)});
 }
 

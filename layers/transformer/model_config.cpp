@@ -2,6 +2,14 @@
 
 namespace gradtile {
 
+BlockMatrices block_matrices(const ModelConfig& c) {
+    const std::int64_t hidden = c.hidden_width();
+    return {.qkv = {.out = (c.heads + 2 * c.key_value_heads()) * c.head_dim(), .in = c.width},
+            .proj = {.out = c.width, .in = c.heads * c.head_dim()},
+            .up = {.out = traits_of(c.activation).gated ? 2 * hidden : hidden, .in = c.width},
+            .down = {.out = c.width, .in = hidden}};
+}
+
 ModelConfig as_llama(ModelConfig config) {
     config.norm = Norm::rms;
     config.activation = Activation::swiglu;

@@ -44,6 +44,21 @@ struct ModelConfig {
     bool operator==(const ModelConfig&) const = default;
 };
 
+/// A weight matrix [out, in].
+struct MatrixShape {
+    std::int64_t out, in;
+    std::int64_t elements() const { return out * in; }
+};
+/// The four weight matrices of a block: the attention's q, k and v packed, its output projection, and the
+/// MLP's, `up` with gate and up packed if the activation is gated.
+struct BlockMatrices {
+    MatrixShape qkv, proj, up, down;
+    std::int64_t elements() const {
+        return qkv.elements() + proj.elements() + up.elements() + down.elements();
+    }
+};
+BlockMatrices block_matrices(const ModelConfig& config);
+
 /// Llama's choices (Touvron et al. 2023) in place of GPT-2's, everything else as given: RMSNorm, SwiGLU,
 /// rotary positions, no biases, an output head of its own.
 ModelConfig as_llama(ModelConfig config);

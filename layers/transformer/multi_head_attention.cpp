@@ -11,9 +11,9 @@ MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::st
       kv_heads(config.key_value_heads()),
       head_dim(config.head_dim()),
       options{.causal = true, .deterministic = config.deterministic},
-      qkv(parameters, name + ".qkv", config.width, (heads + 2 * kv_heads) * head_dim,
+      qkv(parameters, name + ".qkv", block_matrices(config).qkv.in, block_matrices(config).qkv.out,
           {.bias = config.bias, .init = weight_init()}),
-      proj(parameters, name + ".proj", heads * head_dim, config.width,
+      proj(parameters, name + ".proj", block_matrices(config).proj.in, block_matrices(config).proj.out,
            {.bias = config.bias, .init = residual_init(config)}) {
     if (config.qk_norm) {
         q_norm.emplace(parameters, name + ".q_norm", head_dim, config.norm_epsilon);
@@ -60,8 +60,7 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
     Tensor d_o = proj.backward(ctx, gradient, saved.proj);
     announce(hooks, proj.weight, proj.bias);
 
-    const Tensor d_packed =
-        empty(ctx, {dy.size(0), dy.size(1), (heads + 2 * kv_heads) * head_dim}, dy.dtype());
+    const Tensor d_packed = empty(ctx, {dy.size(0), dy.size(1), qkv.out_features()}, dy.dtype());
     const Tensor dq = heads_of(d_packed, 0, heads);
     const Tensor dk = heads_of(d_packed, heads, kv_heads);
     const Tensor dv = heads_of(d_packed, heads + kv_heads, kv_heads);

@@ -122,11 +122,9 @@ std::int64_t parameter_count(const ModelConfig& config) {
 
 double flops_per_token(const ModelConfig& config, std::int64_t sequence) {
     const auto real = [](std::int64_t x) { return static_cast<double>(x); };
-    const double width = real(config.width), hidden = real(config.hidden_width());
-    const double qkv_width = real((config.heads + 2 * config.key_value_heads()) * config.head_dim());
-    const double up_matrices = traits_of(config.activation).gated ? 2.0 : 1.0;
-    const double block = width * qkv_width + width * width + (up_matrices + 1.0) * width * hidden;
-    const double matrices = real(config.layers) * block + width * real(config.vocabulary);
+    const double width = real(config.width);
+    const double matrices =
+        real(config.layers) * real(block_matrices(config).elements()) + width * real(config.vocabulary);
     const double visible_keys = real(sequence + 1) / 2.0;
     return 6.0 * matrices + 12.0 * real(config.layers) * width * visible_keys;
 }
