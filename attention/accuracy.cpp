@@ -392,9 +392,12 @@ Roundoff roundoff_of(DType dtype, const Device& device) {
             return {0x1p-24, 0x1p-8, 0x1p-8, on_cpu ? 3e-6 : 0, 1024, on_cpu ? 32 : 8};
         case DType::f16:
             return {0x1p-24, 0x1p-11, 0x1p-11, 0, 1024, on_cpu ? 32 : 8};
-        default:
+        case DType::f32:
             return {0x1p-24, 0x1p-24, 0, 0, on_cpu ? 80 : 128, on_cpu ? 64 : 16};
+        case DType::i32:
+            break;
     }
+    throw Error(concat("attention accuracy: ", dtype, " is not floating-point"));
 }
 
 Reference definition(const Context& ctx, const Problem& problem, const Inputs& inputs,

@@ -12,6 +12,21 @@ namespace {
 
 constexpr std::int64_t largest_head_dim = 256;
 
+/// Calls the function of an algorithm that this version has; throws Error for any other.
+template <class Flash, class Naive>
+void with_algorithm(Algorithm algorithm, Flash&& flash, Naive&& naive) {
+    switch (algorithm) {
+        case Algorithm::flash:
+            return flash();
+        case Algorithm::naive:
+            return naive();
+        case Algorithm::memory_efficient:
+        case Algorithm::flash1:
+            break;
+    }
+    throw Error(concat("attention: algorithm ", algorithm, " is not available; choose flash or naive"));
+}
+
 /// An option of the contract that this version lacks stops the call by name: ignoring it would train a
 /// different model than the caller asked for.
 void refuse_unavailable(const Options& options) {
@@ -26,8 +41,8 @@ void refuse_unavailable(const Options& options) {
     refuse_if(options.dropout_p != 0, "dropout_p");
     refuse_if(options.cumulative_q.defined(), "cumulative_q");
     refuse_if(options.cumulative_k.defined(), "cumulative_k");
-    check(options.algorithm == Algorithm::flash || options.algorithm == Algorithm::naive,
-          "attention: algorithm ", options.algorithm, " is not available; choose flash or naive");
+    with_algorithm(
+        options.algorithm, [] {}, [] {});
 }
 
 void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -104,7 +119,7 @@ std::ostream& operator<<(std::ostream& out, Algorithm algorithm) {
         case Algorithm::flash1:
             return out << "flash1";
     }
-    return out << "unknown";
+    throw Error("attention: unknown algorithm");
 }
 
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
@@ -118,11 +133,14 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
              .v = v,
              .o = o,
              .lse = empty(ctx, {q.size(0), q.size(2), q.size(1)}, accumulator_of(q.dtype()))};
-    if (options.algorithm == Algorithm::naive) {
-        on_device_or_plan(ctx, cpu::naive_forward, cuda::naive_forward, resolved, q, k, v, o, saved.lse);
-    } else {
-        on_device_or_plan(ctx, cpu::flash_forward, cuda::flash_forward, resolved, q, k, v, o, saved.lse);
-    }
+    with_algorithm(
+        options.algorithm,
+        [&] {
+            on_device_or_plan(ctx, cpu::flash_forward, cuda::flash_forward, resolved, q, k, v, o, saved.lse);
+        },
+        [&] {
+            on_device_or_plan(ctx, cpu::naive_forward, cuda::naive_forward, resolved, q, k, v, o, saved.lse);
+        });
 }
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
@@ -146,11 +164,14 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
     check_like("gradient of k", into.k, k.shape(), k.dtype());
     check_like("gradient of v", into.v, v.shape(), v.dtype());
     const Resolved resolved = resolve(options, q, k);
-    if (options.algorithm == Algorithm::naive) {
-        on_device_or_plan(ctx, cpu::naive_backward, cuda::naive_backward, resolved, saved, d_o, into);
-    } else {
-        on_device_or_plan(ctx, cpu::flash_backward, cuda::flash_backward, resolved, saved, d_o, into);
-    }
+    with_algorithm(
+        options.algorithm,
+        [&] {
+            on_device_or_plan(ctx, cpu::flash_backward, cuda::flash_backward, resolved, saved, d_o, into);
+        },
+        [&] {
+            on_device_or_plan(ctx, cpu::naive_backward, cuda::naive_backward, resolved, saved, d_o, into);
+        });
 }
 
 Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved) {

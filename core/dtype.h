@@ -49,7 +49,7 @@ constexpr std::size_t size_of(DType type) {
         case DType::f16:
             return 2;
     }
-    return 0;
+    throw Error("unknown dtype");
 }
 
 constexpr std::string_view name_of(DType type) {
@@ -65,7 +65,7 @@ constexpr std::string_view name_of(DType type) {
         case DType::f16:
             return "float16";
     }
-    return "unknown";
+    throw Error("unknown dtype");
 }
 std::ostream& operator<<(std::ostream& out, DType type);
 
@@ -79,16 +79,25 @@ constexpr bool is_16_bit(DType type) {
     return type == DType::bf16 || type == DType::f16;
 }
 
+namespace detail {
 template <class T>
-inline constexpr DType dtype_of = DType::i32;
-template <>
-inline constexpr DType dtype_of<double> = DType::f64;
-template <>
-inline constexpr DType dtype_of<float> = DType::f32;
-template <>
-inline constexpr DType dtype_of<bfloat16> = DType::bf16;
-template <>
-inline constexpr DType dtype_of<float16> = DType::f16;
+consteval DType dtype_of() {
+    if constexpr (std::is_same_v<T, double>) {
+        return DType::f64;
+    } else if constexpr (std::is_same_v<T, float>) {
+        return DType::f32;
+    } else if constexpr (std::is_same_v<T, bfloat16>) {
+        return DType::bf16;
+    } else if constexpr (std::is_same_v<T, float16>) {
+        return DType::f16;
+    } else {
+        static_assert(std::is_same_v<T, std::int32_t>, "tensors hold no elements of this type");
+        return DType::i32;
+    }
+}
+}  // namespace detail
+template <class T>
+inline constexpr DType dtype_of = detail::dtype_of<T>();
 
 /// The type sums are kept in: float64 for float64, float32 for everything shorter.
 template <class T>

@@ -69,11 +69,14 @@ void ParameterStore::initialize(const Context& ctx, Seed seed) {
     const Tensor drawn = is_16_bit(dtype_) && !has_master() ? gradients_ : master();
     for (const Parameter& parameter : parameters_) {
         const Tensor target = view_of(drawn, parameter.offset(), parameter.shape());
-        if (parameter.init().kind == Init::Kind::constant) {
-            fill(ctx, target, parameter.init().value);
-        } else {
-            fill_normal(ctx, target, 0.0, parameter.init().value,
-                        Seed{mix_seed(seed.value, hash_of(parameter.name()))});
+        switch (parameter.init().kind) {
+            case Init::Kind::constant:
+                fill(ctx, target, parameter.init().value);
+                break;
+            case Init::Kind::normal:
+                fill_normal(ctx, target, 0.0, parameter.init().value,
+                            Seed{mix_seed(seed.value, hash_of(parameter.name()))});
+                break;
         }
     }
     if (is_16_bit(dtype_)) copy(ctx, values_, drawn);

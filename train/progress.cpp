@@ -33,6 +33,16 @@ std::size_t columns_of(std::FILE* out) {
     return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : usual;
 }
 
+const char* name_of(StepPart::Kind kind) {
+    switch (kind) {
+        case StepPart::Kind::micro_steps:
+            return "micro-step";
+        case StepPart::Kind::evaluation_windows:
+            return "evaluation window";
+    }
+    throw Error("progress: unknown part of a step");
+}
+
 }  // namespace
 
 std::string readable_duration(double seconds) {
@@ -80,7 +90,7 @@ std::string progress_line(std::vector<ProgressField> fields, std::size_t columns
 }
 
 std::vector<ProgressField> progress_fields(const StepPart& part, const ProgressOptions& options) {
-    const char* const what = part.kind == StepPart::Kind::micro_steps ? "micro-step" : "evaluation window";
+    const char* const what = name_of(part.kind);
     return {
         {formatted("step %lld/%lld", static_cast<long long>(part.step),
                    static_cast<long long>(options.last_step)),

@@ -31,9 +31,9 @@ double Schedule::operator()(std::int64_t step) const {
             return step <= stable_until ? lr : lr + (min_lr - lr) * progress(step, stable_until, horizon);
         }
         case ScheduleKind::constant:
-            break;
+            return lr;
     }
-    return lr;
+    throw Error("schedule: unknown kind");
 }
 
 }  // namespace gradtile

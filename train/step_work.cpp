@@ -39,7 +39,7 @@ BlockTraffic block_traffic(const ModelConfig& model) {
             .bias_gradients = model.bias ? as_double(matrices.qkv.out + matrices.proj.out + matrices.up.out +
                                                      matrices.down.out)
                                          : 0,
-            .positions = model.positions == Positions::rope ? 2 * (width + kv_width) : 0};
+            .positions = rotates_heads(model.positions) ? 2 * (width + kv_width) : 0};
 }
 
 }  // namespace
@@ -77,9 +77,16 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
                   .bytes = row_bytes * (traffic.norms_backward + traffic.activation + traffic.bias_gradients +
                                         traffic.positions),
                   .blocks = 2.0 / 3};
-    if (model.recompute == Recompute::activations)
-        backward.bytes += row_bytes * (traffic.norms_recomputed + traffic.activation_recomputed);
-    if (model.recompute == Recompute::block) backward += forward;
+    switch (model.recompute) {
+        case Recompute::none:
+            break;
+        case Recompute::activations:
+            backward.bytes += row_bytes * (traffic.norms_recomputed + traffic.activation_recomputed);
+            break;
+        case Recompute::block:
+            backward += forward;
+            break;
+    }
 
     const double width = as_double(model.width), vocabulary = padded_vocabulary(model);
     // The traffic of the steps that the cost model is fitted to, in which AdamW wrote zeros into the

@@ -80,6 +80,17 @@ void assign(Enum& member, const json& value, const std::string& where) {
     member = enum_named<Enum>(value.get<std::string>(), where);
 }
 
+int usable_gpus(DeviceChoice choice) {
+    switch (choice) {
+        case DeviceChoice::cpu:
+            return 0;
+        case DeviceChoice::automatic:
+        case DeviceChoice::cuda:
+            return cuda_device_count();
+    }
+    throw Error("device: unknown choice");
+}
+
 }  // namespace
 
 json to_json(const TrainConfig& config) {
@@ -182,7 +193,7 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
 }
 
 Device resolve_device(DeviceChoice choice, int local_rank) {
-    const int gpus = choice == DeviceChoice::cpu ? 0 : cuda_device_count();
+    const int gpus = usable_gpus(choice);
     if (choice == DeviceChoice::cuda && gpus == 0)
         cuda::make_stream(Device::cuda());  // throws an Error that names what is missing
     if (gpus == 0) return Device::cpu();

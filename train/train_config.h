@@ -162,7 +162,13 @@ void visit_settings(Config& c, Visit&& visit) {
 
 /// The dtype of weights and activations.
 constexpr DType storage_dtype(TrainDType dtype) {
-    return dtype == TrainDType::bf16 ? DType::bf16 : DType::f32;
+    switch (dtype) {
+        case TrainDType::f32:
+            return DType::f32;
+        case TrainDType::bf16:
+            return DType::bf16;
+    }
+    throw Error("dtype: unknown");
 }
 
 /// Throws Error naming the setting, its value and what was expected. Checks the settings for a run of `ranks`

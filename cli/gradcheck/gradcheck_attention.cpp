@@ -130,15 +130,16 @@ Inputs inputs_of(const Context& cpu, const Option& option, DType dtype) {
     const Problem& problem = option.problem;
     constexpr double height = 17;  // exp(-17) is just below float32's rounding of 1
     switch (option.numbers) {
+        case Numbers::random:
+            return random_inputs(cpu, problem, dtype);
         case Numbers::off_zero:
             return offset_inputs(cpu, problem, dtype, 2);
         case Numbers::first_key_dominates:
             return sink_inputs(cpu, problem, dtype, 0, height);
         case Numbers::last_key_dominates:
             return sink_inputs(cpu, problem, dtype, problem.keys - 1, height);
-        default:
-            return random_inputs(cpu, problem, dtype);
     }
+    throw Error("gradcheck: unknown numbers");
 }
 
 /// The same numbers on ctx's device; `strided`: rows of other heads between a head's, columns two apart.

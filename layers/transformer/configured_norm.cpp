@@ -19,10 +19,25 @@ void announce_norm(const BackwardHooks& hooks, const RMSNorm& layer) {
 
 }  // namespace
 
+std::string norm_name(Norm norm, const std::string& suffix) {
+    switch (norm) {
+        case Norm::layer:
+            return "ln_" + suffix;
+        case Norm::rms:
+            return "norm_" + suffix;
+    }
+    throw Error("norm: unknown kind");
+}
+
 ConfiguredNorm::ConfiguredNorm(ParameterStore& parameters, const std::string& name, const ModelConfig& config)
     : norm([&]() -> std::variant<LayerNorm, RMSNorm> {
-          if (config.norm == Norm::rms) return RMSNorm(parameters, name, config.width, config.norm_epsilon);
-          return LayerNorm(parameters, name, config.width, config.bias, config.norm_epsilon);
+          switch (config.norm) {
+              case Norm::layer:
+                  return LayerNorm(parameters, name, config.width, config.bias, config.norm_epsilon);
+              case Norm::rms:
+                  return RMSNorm(parameters, name, config.width, config.norm_epsilon);
+          }
+          throw Error("norm: unknown kind");
       }()) {}
 
 Tensor ConfiguredNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {

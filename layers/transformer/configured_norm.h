@@ -10,6 +10,9 @@
 
 namespace gradtile {
 
+/// What checkpoints call a norm: "ln_1" or "norm_1" for the suffix "1".
+std::string norm_name(Norm norm, const std::string& suffix);
+
 /// LayerNorm or RMSNorm over the last axis of x [.., C].
 struct ConfiguredNorm {
     using Saved = std::variant<std::monostate, LayerNorm::Saved, RMSNorm::Saved>;

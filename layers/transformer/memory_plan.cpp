@@ -94,13 +94,13 @@ std::int64_t largest_micro_batch_that_fits(const Context& ctx, MemoryRequest req
 std::string what_would_fit(const Context& ctx, const MemoryRequest& request, std::size_t budget) {
     const std::int64_t largest = largest_micro_batch_that_fits(ctx, request, budget);
     std::string keeping_less;
-    for (const Recompute level : {Recompute::activations, Recompute::block}) {
+    for (const auto& [level, name] : EnumNames<Recompute>::names) {
         if (level <= request.model.recompute) continue;
         MemoryRequest other = request;
         other.model.recompute = level;
         const std::int64_t more = largest_micro_batch_that_fits(ctx, other, budget);
         if (more > largest)
-            keeping_less += concat(keeping_less.empty() ? " (recompute " : ", ", name_of(level), ": ", more);
+            keeping_less += concat(keeping_less.empty() ? " (recompute " : ", ", name, ": ", more);
     }
     if (!keeping_less.empty()) keeping_less += ')';
     return concat(largest == 0 ? std::string("not even a micro-batch of 1 fits")

@@ -34,7 +34,7 @@ void validate(const ModelConfig& c) {
     check(c.head_dim() <= 256, "heads: ", c.heads, " heads of width ", c.width, " are ", c.head_dim(),
           " wide each; expected at most 256");
     check(c.heads % c.key_value_heads() == 0, "kv-heads: ", c.kv_heads, " does not divide heads ", c.heads);
-    check(c.positions != Positions::rope || c.head_dim() % 2 == 0,
+    check(!rotates_heads(c.positions) || c.head_dim() % 2 == 0,
           "positions: rope needs an even head width, not ", c.head_dim());
     // An upper bound of every layer's matrices; the embeddings' are within the limits of their sizes.
     const std::int64_t widest = std::max(c.width, c.hidden_width());

@@ -10,6 +10,26 @@ namespace gradtile {
 
 enum class Norm { layer, rms };
 enum class Positions { learned, rope };
+/// Whether a table of vectors is added to the token embeddings.
+constexpr bool adds_embeddings(Positions positions) {
+    switch (positions) {
+        case Positions::learned:
+            return true;
+        case Positions::rope:
+            return false;
+    }
+    throw Error("positions: unknown kind");
+}
+/// Whether queries and keys are rotated.
+constexpr bool rotates_heads(Positions positions) {
+    switch (positions) {
+        case Positions::learned:
+            return false;
+        case Positions::rope:
+            return true;
+    }
+    throw Error("positions: unknown kind");
+}
 /// What backward computes again instead of keeping: nothing; what a pass over memory makes again from what is
 /// kept (norms' and activations' outputs, not matrix products or attention); or each block from its input.
 /// Results are the same to the bit; on CUDA in a deterministic context, where no algorithm is timed.

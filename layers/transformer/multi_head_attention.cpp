@@ -19,7 +19,7 @@ MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::st
         q_norm.emplace(parameters, name + ".q_norm", head_dim, config.norm_epsilon);
         k_norm.emplace(parameters, name + ".k_norm", head_dim, config.norm_epsilon);
     }
-    if (config.positions == Positions::rope) rope.emplace(head_dim, config.context, config.rope_base);
+    if (rotates_heads(config.positions)) rope.emplace(head_dim, config.context, config.rope_base);
 }
 
 /// Heads [first, first + count) of packed [B,T,(Hq+2Hkv)*D] as a view [B,T,count,D].

@@ -21,7 +21,7 @@ DropoutKey block_key(const DropoutKey& key, std::size_t block) {
 Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parameters)
     : config(checked(model_config)),
       wte(parameters, "wte", config.vocabulary, config.width, initial_std),
-      wpe(config.positions == Positions::learned
+      wpe(adds_embeddings(config.positions)
               ? std::optional<PositionEmbedding>(std::in_place, parameters, "wpe", config.context,
                                                  config.width, initial_std)
               : std::nullopt),
@@ -32,7 +32,7 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
               made.emplace_back(parameters, "h." + std::to_string(i), config);
           return made;
       }()),
-      norm_f(parameters, config.norm == Norm::layer ? "ln_f" : "norm_f", config),
+      norm_f(parameters, norm_name(config.norm, "f"), config),
       head(config.tied_head
                ? CrossEntropyHead(wte.weight)
                : CrossEntropyHead(parameters, "head", config.vocabulary, config.width, initial_std)) {

@@ -1,19 +1,11 @@
 #include <gradtile/layers/transformer/transformer_block.h>
 
 namespace gradtile {
-namespace {
-
-std::string norm_name(const ModelConfig& config, const char* number) {
-    return (config.norm == Norm::layer ? ".ln_" : ".norm_") + std::string(number);
-}
-
-}  // namespace
-
 TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string& name,
                                    const ModelConfig& config)
-    : norm_1(parameters, name + norm_name(config, "1"), config),
+    : norm_1(parameters, name + "." + norm_name(config.norm, "1"), config),
       attn(parameters, name + ".attn", config),
-      norm_2(parameters, name + norm_name(config, "2"), config),
+      norm_2(parameters, name + "." + norm_name(config.norm, "2"), config),
       mlp(parameters, name + ".mlp", config),
       dropout{config.dropout},
       recompute(config.recompute),
@@ -55,16 +47,23 @@ TransformerBlock::Activations TransformerBlock::recomputed(const Context& ctx, c
 
 Residual TransformerBlock::forward(const Context& ctx, Residual stream, const DropoutKey& key,
                                    Saved& saved) const {
-    if (recompute == Recompute::block) {
-        Activations discarded;
-        Residual out = forward_keeping(ctx, stream, key, discarded);
-        saved.input = stream.x;
-        saved.dropout = key;
-        return out;
+    switch (recompute) {
+        case Recompute::none:
+            return forward_keeping(ctx, stream, key, saved.activations.emplace());
+        case Recompute::activations: {
+            Residual out = forward_keeping(ctx, stream, key, saved.activations.emplace());
+            forget_cheap(*saved.activations);
+            return out;
+        }
+        case Recompute::block: {
+            Activations discarded;
+            Residual out = forward_keeping(ctx, stream, key, discarded);
+            saved.input = stream.x;
+            saved.dropout = key;
+            return out;
+        }
     }
-    Residual out = forward_keeping(ctx, stream, key, saved.activations.emplace());
-    if (recompute == Recompute::activations) forget_cheap(*saved.activations);
-    return out;
+    throw Error("transformer_block: unknown recompute level");
 }
 
 SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,

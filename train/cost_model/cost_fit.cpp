@@ -15,8 +15,19 @@ namespace {
 using nlohmann::json;
 
 bool is_collective(Timed what) {
-    return what == Timed::all_reduce || what == Timed::reduce_scatter || what == Timed::all_gather ||
-           what == Timed::broadcast;
+    switch (what) {
+        case Timed::step:
+        case Timed::products:
+        case Timed::attention:
+        case Timed::update:
+            return false;
+        case Timed::all_reduce:
+        case Timed::reduce_scatter:
+        case Timed::all_gather:
+        case Timed::broadcast:
+            return true;
+    }
+    throw Error("cost fit: unknown measurement");
 }
 
 /// Moves the member out of the object; only settings stay in it.

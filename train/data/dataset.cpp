@@ -73,18 +73,23 @@ void require_same_content(const std::string& path, const std::vector<DataContent
     }
 }
 
+Tokenizer new_tokenizer(TokenizerKind kind, std::string_view text, const std::string& path) {
+    switch (kind) {
+        case TokenizerKind::characters:
+            return Tokenizer::characters_of(text, path);
+        case TokenizerKind::bytes:
+            return Tokenizer::bytes();
+    }
+    throw Error("tokenizer: unknown kind");
+}
+
 Source open_text(const std::string& path, const SourceOptions& options) {
     const TokenizerKind kind = options.tokenizer ? options.tokenizer->kind() : options.kind;
     std::string text = read_text(path, kind);
     Source source{.contents = {content_of(text)}};
     require_same_content(path, source.contents, options.expected_content);
     const std::string_view part = part_to_tokenize(text, kind, path);
-    if (options.tokenizer) {
-        source.tokenizer = options.tokenizer;
-    } else {
-        source.tokenizer =
-            kind == TokenizerKind::bytes ? Tokenizer::bytes() : Tokenizer::characters_of(part, path);
-    }
+    source.tokenizer = options.tokenizer ? *options.tokenizer : new_tokenizer(kind, part, path);
     source.vocabulary = source.tokenizer->vocab_size();
     source.stories = parse_corpus(part);
     if (kind == TokenizerKind::bytes) {

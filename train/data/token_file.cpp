@@ -31,6 +31,33 @@ struct ShardFacts {
 constexpr ShardFacts gpt2_facts{TokenFormat::gpt2_shard, 20240520, 1, 2, 50257};
 constexpr ShardFacts llama3_facts{TokenFormat::llama3_shard, 20240801, 7, 4, 128256};
 
+/// Returns nullptr for a format without a header.
+const ShardFacts* facts_of(TokenFormat format) {
+    switch (format) {
+        case TokenFormat::gpt2_shard:
+            return &gpt2_facts;
+        case TokenFormat::llama3_shard:
+            return &llama3_facts;
+        case TokenFormat::headerless:
+        case TokenFormat::headerless_uint32:
+            return nullptr;
+    }
+    throw Error("token file: unknown format");
+}
+
+/// Says whether ids have 32 bits instead of 16.
+bool is_wide(TokenFormat format) {
+    switch (format) {
+        case TokenFormat::gpt2_shard:
+        case TokenFormat::headerless:
+            return false;
+        case TokenFormat::llama3_shard:
+        case TokenFormat::headerless_uint32:
+            return true;
+    }
+    throw Error("token file: unknown format");
+}
+
 /// The magic numbers of llm.c's other files. Read as headerless tokens, such files would be noise.
 constexpr std::array other_llm_c_files = {
     std::pair{20240326, std::string_view("a model")}, std::pair{20240327, std::string_view("a debug state")},
@@ -221,15 +248,13 @@ bool is_token_file(std::string_view path) {
 }
 
 std::string TokenFile::description() const {
-    const bool wide = format == TokenFormat::llama3_shard || format == TokenFormat::headerless_uint32;
+    const bool wide = is_wide(format);
     const char* const type = wide ? "uint32" : "uint16";
     const bool several = contents.size() > 1;
     const std::string number = several ? concat(contents.size(), " files, ") : "";
-    if (format == TokenFormat::gpt2_shard || format == TokenFormat::llama3_shard) {
-        const ShardFacts& facts = format == TokenFormat::gpt2_shard ? gpt2_facts : llama3_facts;
-        return concat(number, "llm.c shard", several ? "s" : "", ", version ", facts.version, ", ",
+    if (const ShardFacts* facts = facts_of(format))
+        return concat(number, "llm.c shard", several ? "s" : "", ", version ", facts->version, ", ",
                       grouped(tokens.size()), " ", type, " tokens");
-    }
     return concat(number, "headerless ", type, ", ", grouped(tokens.size()), " tokens",
                   vocabulary_of_ids ? concat(", largest id ", vocabulary - 1) : "");
 }
@@ -256,8 +281,8 @@ TokenFile open_token_file(const std::string& path, const TokenFileOptions& optio
 }
 
 void write_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids) {
-    const bool has_header = format == TokenFormat::gpt2_shard || format == TokenFormat::llama3_shard;
-    const bool wide = format == TokenFormat::llama3_shard || format == TokenFormat::headerless_uint32;
+    const ShardFacts* const facts = facts_of(format);
+    const bool wide = is_wide(format);
     const std::int64_t limit = wide ? std::numeric_limits<std::int32_t>::max() : 65535;
     for (std::size_t i = 0; i < ids.size(); ++i)
         check(ids[i] >= 0 && ids[i] <= limit, path, ": token ", i, " has id ", ids[i], "; a ",
@@ -268,11 +293,10 @@ void write_token_file(const std::string& path, TokenFormat format, std::span<con
         file.write(reinterpret_cast<const char*>(values.data()),
                    static_cast<std::streamsize>(values.size() * sizeof(values[0])));
     };
-    if (has_header) {
+    if (facts != nullptr) {
         check(std::ssize(ids) <= std::numeric_limits<std::int32_t>::max(), path, ": ", ids.size(),
               " tokens are more than a shard's header can count");
-        const ShardFacts& facts = wide ? llama3_facts : gpt2_facts;
-        ShardHeader header{facts.magic, facts.version, static_cast<std::int32_t>(ids.size())};
+        ShardHeader header{facts->magic, facts->version, static_cast<std::int32_t>(ids.size())};
         write(header);
     }
     if (wide) {

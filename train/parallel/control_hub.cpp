@@ -187,7 +187,10 @@ void ControlHub::handle(int rank, const Message& message) {
         case Message::Kind::failure:
             if (!failure_) failure_ = {rank, message.step, message.text, SteadyClock::now()};
             break;
-        default:
+        case Message::Kind::welcome:
+        case Message::Kind::result:
+        case Message::Kind::goodbye:
+        case Message::Kind::loss:
             throw Error("what only rank 0 sends");
     }
 }

@@ -207,7 +207,10 @@ void ProcessGroup::Watch::handle(const Message& message) {
         case Message::Kind::goodbye:
             left_ = true;
             break;
-        default:
+        case Message::Kind::contribution:
+        case Message::Kind::leave:
+        case Message::Kind::failure:
+        case Message::Kind::loss:
             throw Error("what only others send");
     }
     changed_.notify_all();

@@ -111,7 +111,12 @@ Tokenizer Tokenizer::from_json(const nlohmann::json& value, std::string_view sou
           ": tokenizer: expected an object with a kind");
     const auto kind =
         enum_named<TokenizerKind>(value["kind"].get<std::string>(), concat(source, ": tokenizer: kind"));
-    if (kind == TokenizerKind::bytes) return bytes();
+    switch (kind) {
+        case TokenizerKind::bytes:
+            return bytes();
+        case TokenizerKind::characters:
+            break;
+    }
 
     check(value.contains("characters") && value["characters"].is_string(), source,
           ": tokenizer: expected a string named characters");
