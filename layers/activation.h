@@ -9,6 +9,7 @@ enum class Activation {
     gelu_tanh,  ///< x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), GPT-2's approximation of gelu
     gelu,       ///< x Phi(x) (Hendrycks and Gimpel 2016)
     swiglu,     ///< silu(gate) * up with silu(a) = a * sigmoid(a) (Shazeer 2020, section 2)
+    relu2,      ///< max(x, 0)^2 (So et al. 2021, "Primer")
 };
 
 struct ActivationTraits {
@@ -25,6 +26,7 @@ inline constexpr std::array activation_table{
         .activation = Activation::gelu_tanh, .name = "gelu-tanh", .gated = false, .roundings = 20},
     ActivationTraits{.activation = Activation::gelu, .name = "gelu", .gated = false, .roundings = 20},
     ActivationTraits{.activation = Activation::swiglu, .name = "swiglu", .gated = true, .roundings = 12},
+    ActivationTraits{.activation = Activation::relu2, .name = "relu2", .gated = false, .roundings = 2},
 };
 
 template <>

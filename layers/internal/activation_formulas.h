@@ -52,6 +52,13 @@ struct SwiGlu {
     }
 };
 
+/// max(x, 0)^2; NaN stays NaN.
+template <class Math, class S>
+struct ReluSquared {
+    GRADTILE_HOST_DEVICE static S value(S x) { return x < S(0) ? S(0) : x * x; }
+    GRADTILE_HOST_DEVICE static S slope(S x) { return x < S(0) ? S(0) : 2 * x; }
+};
+
 template <class Formula>
 concept Gated = requires {
     typename Formula::Gradient;
@@ -75,6 +82,8 @@ void visit(Activation activation, F&& f) {
             return detail::pass_formula<Activation::gelu, GeluExact<Math, S>>(f);
         case Activation::swiglu:
             return detail::pass_formula<Activation::swiglu, SwiGlu<Math, S>>(f);
+        case Activation::relu2:
+            return detail::pass_formula<Activation::relu2, ReluSquared<Math, S>>(f);
     }
     throw Error("activation: no formula");
 }
