@@ -41,7 +41,7 @@ Trainer::Outcome Trainer::compute_step(const Context& ctx) {
                  grad_norm = result_.slice(0, 2, 1);
     fill(ctx, loss, 0.0);
     model().parameters.reset_gradients();
-    const ForwardHooks gather = parallel.gather_beside_forward(ctx);
+    const ForwardHooks gather = parallel.overlap_gather_with_forward(ctx);
     for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
         const Batch& batch = input_->micro_batch(micro_step);
         const std::int64_t first_sample = (micro_step * ranks + communicator_->rank()) * batch.tokens.size(0);
@@ -52,7 +52,8 @@ Trainer::Outcome Trainer::compute_step(const Context& ctx) {
             {.target_count = input_->target_count(),
              .dropout = DropoutKey::of_live_step(input_->live_seed(), first_sample),
              .hooks = gather});
-        model().transformer.backward(ctx, saved, last ? parallel.sum_beside_backward(ctx) : BackwardHooks());
+        model().transformer.backward(ctx, saved,
+                                     last ? parallel.overlap_sums_with_backward(ctx) : BackwardHooks());
         axpy(ctx, loss, 1.0, of_micro_batch);
         if (last || ctx.is_planning() || ctx.device().is_cuda()) continue;
         report_part(StepPart::Kind::micro_steps, micro_step + 1, micro_steps);
@@ -104,7 +105,7 @@ std::optional<StepReport> Trainer::train_step() {
     const Clock::time_point start = Clock::now();
     const Context& ctx = *arena_ctx_;
     const std::int64_t step = step_ + 1;
-    group_->at_step(step);
+    group_->report_step(step);
     const JsonValue data_before = input_->state();
     prepare_input(step);
     if (stopping_) return std::nullopt;

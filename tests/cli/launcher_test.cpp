@@ -71,7 +71,7 @@ TEST(Launcher, BetweenHostsEveryProcessNeedsTheSecretOfTheRun) {
                    {"GRADTILE_RUN_KEY: not set", "node0", "GRADTILE_RUN_KEY=$(openssl rand -hex 32)"});
     environment.emplace_back("GRADTILE_RUN_KEY", "secret");
     expect_refused(run(training, with(environment)),
-                   {"GRADTILE_RUN_KEY: 6 characters; expected a secret of 32"});
+                   {"GRADTILE_RUN_KEY: 6 characters; expected 32"});
 }
 
 /// MPI's start waits for the other program for ever.
@@ -87,7 +87,7 @@ TEST(Launcher, WhenMpirunStartsAnotherProgramAsWellTheWaitEnds) {
         run(training + Arguments{"--timeout", "2", ":", "-np", "1", "sleep", "600"}, options);
     EXPECT_LT(seconds_since(start), 60.0);
     EXPECT_EQ(outcome.exit_code, 3) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("gradtile: rank 0: the processes did not meet within 2 s: MPI_Init "
+    EXPECT_THAT(outcome.err, HasSubstr("gradtile: rank 0: start failed: after 2 s MPI_Init "
                                        "still waits for a process that mpirun has started\n"));
 }
 
@@ -151,7 +151,7 @@ TEST(Launcher, AProcessWhosePeersDoNotComeEndsWithTheirRanks) {
         with({{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "28999"}}));
     EXPECT_EQ(outcome.exit_code, 3);
     EXPECT_EQ(outcome.err,
-              "gradtile: rank 0: the processes did not meet: ranks 1 and 2 of 3 did not come within 1 s\n");
+              "gradtile: rank 0: start failed: ranks 1 and 2 of 3 did not connect within 1 s\n");
 }
 
 /// Long enough to be interrupted, and saved often.

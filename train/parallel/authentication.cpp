@@ -14,11 +14,11 @@ namespace gradtile {
 
 Digest random_digest() {
     Digest digest{};
-    ssize_t got = 0;
+    ssize_t bytes = 0;
     do {
-        got = ::getrandom(digest.data(), digest.size(), 0);
-    } while (got < 0 && errno == EINTR);
-    check(got == std::ssize(digest), "the system has no random numbers: ", std::strerror(errno));
+        bytes = ::getrandom(digest.data(), digest.size(), 0);
+    } while (bytes < 0 && errno == EINTR);
+    check(bytes == std::ssize(digest), "getrandom failed: ", std::strerror(errno));
     return digest;
 }
 
@@ -32,10 +32,10 @@ std::string random_key() {
 Digest authentication_code(std::string_view key, std::string_view text) {
     Digest code{};
     unsigned int bytes = 0;
-    const unsigned char* const made =
+    const unsigned char* const result =
         ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()),
                reinterpret_cast<const unsigned char*>(text.data()), text.size(), code.data(), &bytes);
-    check(made != nullptr && bytes == code.size(), "libcrypto: HMAC-SHA-256 failed");
+    check(result != nullptr && bytes == code.size(), "libcrypto: HMAC-SHA-256 failed");
     return code;
 }
 

@@ -13,35 +13,35 @@ void check_whole(const char* what, const Tensor& x) {
 void check_part(const char* what, const Tensor& whole, const Tensor& part, int size) {
     check_whole(what, whole);
     check_whole(what, part);
-    check(part.dtype() == whole.dtype() && part.elements() * size == whole.elements(), what, ": a part ",
-          part, " of ", whole, " among ", size, " processes");
+    check(part.dtype() == whole.dtype() && part.elements() * size == whole.elements(), what, ": part ", part,
+          " of ", whole, "; expected the same dtype and 1/", size, " of the elements");
 }
 
-class Alone final : public Communicator {
+class SingleProcessCommunicator final : public Communicator {
   public:
-    Alone() : Communicator(0, 1) {}
+    SingleProcessCommunicator() : Communicator(0, 1) {}
 
   private:
-    // Never called: one process has nothing to exchange.
-    void sum(const Context&, const Tensor&) const override {}
-    void sum_parts(const Context&, const Tensor&, const Tensor&) const override {}
-    void gather(const Context&, const Tensor&, const Tensor&) const override {}
-    void send_from(const Context&, const Tensor&, int) const override {}
-    void wait_for_all(const Context&) const override {}
+    // Never called: Communicator skips every exchange when there is one process.
+    void do_all_reduce(const Context&, const Tensor&) const override {}
+    void do_reduce_scatter(const Context&, const Tensor&, const Tensor&) const override {}
+    void do_all_gather(const Context&, const Tensor&, const Tensor&) const override {}
+    void do_broadcast(const Context&, const Tensor&, int) const override {}
+    void do_barrier(const Context&) const override {}
 };
 
 }  // namespace
 
 void Communicator::all_reduce(const Context& ctx, const Tensor& x) const {
     check_whole("all_reduce", x);
-    if (size_ > 1 && x.elements() > 0 && !ctx.is_planning()) sum(ctx, x);
+    if (size_ > 1 && x.elements() > 0 && !ctx.is_planning()) do_all_reduce(ctx, x);
 }
 
 void Communicator::reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const {
     check_part("reduce_scatter", whole, part, size_);
     if (ctx.is_planning() || part.elements() == 0) return;
     if (size_ > 1) {
-        sum_parts(ctx, whole, part);
+        do_reduce_scatter(ctx, whole, part);
     } else if (part.raw_data() != whole.raw_data()) {
         copy(ctx, part, whole.reshape(part.shape()));
     }
@@ -51,7 +51,7 @@ void Communicator::all_gather(const Context& ctx, const Tensor& part, const Tens
     check_part("all_gather", whole, part, size_);
     if (ctx.is_planning() || part.elements() == 0) return;
     if (size_ > 1) {
-        gather(ctx, part, whole);
+        do_all_gather(ctx, part, whole);
     } else if (part.raw_data() != whole.raw_data()) {
         copy(ctx, whole.reshape(part.shape()), part);
     }
@@ -59,16 +59,16 @@ void Communicator::all_gather(const Context& ctx, const Tensor& part, const Tens
 
 void Communicator::broadcast(const Context& ctx, const Tensor& x, int root) const {
     check_whole("broadcast", x);
-    check(root >= 0 && root < size_, "broadcast: from process ", root, " of ", size_);
-    if (size_ > 1 && x.elements() > 0 && !ctx.is_planning()) send_from(ctx, x, root);
+    check(root >= 0 && root < size_, "broadcast: root ", root, "; expected 0 to ", size_ - 1);
+    if (size_ > 1 && x.elements() > 0 && !ctx.is_planning()) do_broadcast(ctx, x, root);
 }
 
 void Communicator::barrier(const Context& ctx) const {
-    if (size_ > 1) wait_for_all(ctx);
+    if (size_ > 1) do_barrier(ctx);
 }
 
 std::unique_ptr<Communicator> make_communicator(const Context& ctx, ProcessGroup& group) {
-    if (group.is_alone()) return std::make_unique<Alone>();
+    if (group.is_alone()) return std::make_unique<SingleProcessCommunicator>();
     return ctx.device().is_cpu() ? cpu::make_mpi_communicator(group)
                                  : cuda::make_nccl_communicator(ctx, group);
 }

@@ -1,12 +1,12 @@
 #pragma once
-/// Communicator: collectives on tensors over the processes of a group: NCCL between GPUs, MPI between CPUs.
-/// With one process every call returns without doing anything.
+/// Communicator: collectives on tensors over the processes of a group. NCCL connects GPUs, MPI connects CPUs.
+/// With one process every call returns at once.
 ///
 /// Every process calls the same collectives in the same order with tensors of the same shape and dtype.
 /// Tensors are contiguous, of float64, float32, bfloat16, float16 or int32. On a GPU a call is enqueued on
-/// ctx's stream and can be part of a captured graph; on the CPU it returns when it is done. Sums of a CPU run
-/// are taken in the order of ranks, so they are the same from run to run and in every process; those of NCCL
-/// are with ctx.deterministic(), where its algorithm is fixed.
+/// ctx's stream and can be part of a captured graph; on the CPU a call blocks until the exchange is complete.
+/// On the CPU values are added in rank order, so sums are identical in every run and in every process. On
+/// GPUs the same holds with ctx.deterministic(), which fixes NCCL's algorithm.
 #include <memory>
 
 #include <gradtile/core/tensor.h>
@@ -25,34 +25,34 @@ class Communicator {
     /// Process r's `part` [n] becomes elements [r n, (r+1) n) of the sum of all processes' `whole` [size n].
     /// part may be that slice of whole itself; the rest of whole is then left as it was or overwritten.
     void reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const;
-    /// The other way: everybody's `whole` becomes the parts in the order of ranks. part may be its own slice
-    /// of whole.
+    /// The inverse: `whole` becomes the concatenation of all processes' parts, by rank. part may be this
+    /// process's slice of whole.
     void all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const;
-    /// x = that of process `root`.
+    /// x = x of process `root`.
     void broadcast(const Context& ctx, const Tensor& x, int root = 0) const;
-    /// Returns when every process has come to it and the device has done what was enqueued.
+    /// Returns when every process has called it and this process's device has completed all enqueued work.
     void barrier(const Context& ctx) const;
 
-    /// Memory for tensors that are exchanged often: between GPUs of one host sums take fewer multiprocessors
-    /// there, and gathering takes none. Every process allocates the same sizes in it in the same order.
-    /// Elsewhere ctx's own.
+    /// Allocator for tensors that are exchanged often. Between GPUs of one host, sums of tensors in such
+    /// memory occupy fewer multiprocessors, and gathers occupy none. Every process allocates the same sizes
+    /// in the same order. Without symmetric memory this is ctx's allocator.
     virtual std::shared_ptr<Allocator> symmetric_memory(const Context& ctx) const { return ctx.allocator(); }
 
   protected:
     Communicator(int rank, int size) : rank_(rank), size_(size) {}
 
   private:
-    virtual void sum(const Context& ctx, const Tensor& x) const = 0;
-    virtual void sum_parts(const Context& ctx, const Tensor& whole, const Tensor& part) const = 0;
-    virtual void gather(const Context& ctx, const Tensor& part, const Tensor& whole) const = 0;
-    virtual void send_from(const Context& ctx, const Tensor& x, int root) const = 0;
-    virtual void wait_for_all(const Context& ctx) const = 0;
+    virtual void do_all_reduce(const Context& ctx, const Tensor& x) const = 0;
+    virtual void do_reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const = 0;
+    virtual void do_all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const = 0;
+    virtual void do_broadcast(const Context& ctx, const Tensor& x, int root) const = 0;
+    virtual void do_barrier(const Context& ctx) const = 0;
     int rank_, size_;
 };
 
 /// The group's communicator on ctx's device; the group must outlive it. Throws Error when this build has no
-/// NCCL (or MPI), when two processes of a host were given one GPU, or when MPI was not told of the group's
-/// processes.
+/// NCCL (or MPI), when two processes of a host use the same GPU, or when MPI's ranks differ from the
+/// group's.
 std::unique_ptr<Communicator> make_communicator(const Context& ctx, ProcessGroup& group);
 
 }  // namespace gradtile

@@ -10,11 +10,12 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 using std::chrono::milliseconds;
 
-// Beside one connection for each process.
-constexpr std::size_t max_strangers = 64;
-// A process may fail because another one died, and say so before that one's connection is seen to close.
+// Connections without a finished handshake, in addition to one for each process.
+constexpr std::size_t max_extra_connections = 64;
+// A process may fail because another one died, and its message may arrive before the dead process's
+// connection closes. The hub waits this long for the original cause.
 constexpr auto failure_grace = milliseconds(500);
-constexpr auto max_last_send_time = std::chrono::seconds(1);
+constexpr auto max_final_send_time = std::chrono::seconds(1);
 
 SteadyClock::duration steady(Seconds seconds) {
     return std::chrono::duration_cast<SteadyClock::duration>(seconds);
@@ -44,40 +45,40 @@ ControlHub::ControlHub(Listener listener, MessageStream own, Options options)
       interval_(heartbeat_interval(options_.timeout)),
       listener_(std::move(listener)),
       peers_(static_cast<std::size_t>(options_.size)),
-      pending_(options_.key, max_strangers + peers_.size()),
+      pending_(options_.key, max_extra_connections + peers_.size()),
       start_(SteadyClock::now()),
       last_heartbeat_(start_ - steady(interval_)) {
     peers_[0] = std::make_unique<Peer>(Peer{.stream = std::move(own), .last_message = start_});
-    if (options_.size == 1) welcome_all();
+    if (options_.size == 1) announce_all_connected();
     thread_ = std::thread([this] { run(); });
 }
 
 ControlHub::~ControlHub() {
     stop_ = true;
-    wake_.call();
+    wake_.notify();
     thread_.join();
 }
 
 void ControlHub::run() {
     while (!stop_) {
-        wait_for_something();
-        if (over_) continue;  // connections stay open until the process ends
-        check_itself();
-        if (!over_) admit_pending();
-        if (!over_) receive_from_peers();
-        if (!over_) check_for_losses();
-        if (!over_) send_heartbeats();
+        wait_for_events();
+        if (finished_) continue;  // only the destructor closes the connections
+        check_own_pause();
+        if (!finished_) admit_pending();
+        if (!finished_) receive_from_peers();
+        if (!finished_) check_for_losses();
+        if (!finished_) send_heartbeats();
     }
 }
 
-/// Until something has come or can be sent, and not beyond the next heartbeat.
-void ControlHub::wait_for_something() {
+/// Waits until a socket is ready or the next heartbeat is due.
+void ControlHub::wait_for_events() {
     std::vector<pollfd> watched = {{wake_.descriptor(), POLLIN, 0}};
     const auto watch = [&](const MessageStream& stream) {
         watched.push_back(
             {stream.descriptor(), static_cast<short>(POLLIN | (stream.has_unsent() ? POLLOUT : 0)), 0});
     };
-    if (!over_) {
+    if (!finished_) {
         watched.push_back({*listener_.socket, POLLIN, 0});
         for (const auto& peer : peers_)
             if (peer) watch(peer->stream);
@@ -86,44 +87,45 @@ void ControlHub::wait_for_something() {
     SteadyTime next = last_heartbeat_ + steady(interval_);
     if (failure_) next = std::min(next, failure_->time + failure_grace);
     const auto left = std::chrono::ceil<milliseconds>(next - SteadyClock::now()).count();
-    ::poll(watched.data(), watched.size(), over_ ? -1 : static_cast<int>(std::max<std::int64_t>(left, 0)));
+    ::poll(watched.data(), watched.size(),
+           finished_ ? -1 : static_cast<int>(std::max<std::int64_t>(left, 0)));
 }
 
-// ---- Coming ----
+// ---- Admission ----
 
 void ControlHub::admit_pending() {
     pending_.accept(listener_);
-    pending_.advance([this](const Identity& identity) { return objection_to(identity); },
+    pending_.advance([this](const Identity& identity) { return rejection_reason(identity); },
                      [this](const Identity& identity, MessageStream stream) {
                          peers_[static_cast<std::size_t>(identity.rank)] = std::make_unique<Peer>(
                              Peer{.stream = std::move(stream), .last_message = SteadyClock::now()});
-                         if (peers_present() == options_.size) welcome_all();
+                         if (connected_peers() == options_.size) announce_all_connected();
                      });
 }
 
-/// Why a process cannot be one of these; nothing when it can.
-std::optional<std::string> ControlHub::objection_to(const Identity& identity) const {
+/// Why a process is refused; empty when it is admitted.
+std::optional<std::string> ControlHub::rejection_reason(const Identity& identity) const {
     if (identity.version != options_.version)
         return concat("it is gradtile ", identity.version, ", rank 0 is gradtile ", options_.version);
     if (identity.size != options_.size)
-        return concat("its world has ", identity.size, " processes, that of rank 0 has ", options_.size);
+        return concat("it expects ", identity.size, " processes, rank 0 expects ", options_.size);
     if (identity.rank < 0 || identity.rank >= options_.size)
         return concat("there is no rank ", identity.rank, " in a world of ", options_.size);
     if (peers_[static_cast<std::size_t>(identity.rank)])
-        return concat("another process has come as rank ", identity.rank, " already");
+        return concat("another process is connected as rank ", identity.rank, " already");
     return std::nullopt;
 }
 
-void ControlHub::welcome_all() {
+void ControlHub::announce_all_connected() {
     complete_ = true;
     for (const auto& peer : peers_) {
         peer->last_message = SteadyClock::now();
-        peer->stream.send({.kind = Message::Kind::welcome});
+        peer->stream.send({.kind = Message::Kind::all_connected});
         peer->stream.flush();
     }
 }
 
-int ControlHub::peers_present() const {
+int ControlHub::connected_peers() const {
     return static_cast<int>(std::count_if(peers_.begin(), peers_.end(), [](const auto& p) { return !!p; }));
 }
 
@@ -134,35 +136,35 @@ std::string ControlHub::missing_ranks() const {
     return names_of(missing);
 }
 
-// ---- Passing on ----
+// ---- Messages ----
 
 void ControlHub::receive_from_peers() {
-    for (int rank = 0; rank < options_.size && !over_; ++rank) {
+    for (int rank = 0; rank < options_.size && !finished_; ++rank) {
         Peer* const peer = peers_[static_cast<std::size_t>(rank)].get();
         if (peer == nullptr) continue;
         const bool open = peer->stream.receive() && peer->stream.flush();
         std::string why = "its connection closed";
-        bool understood = true;
+        bool valid = true;
         try {
-            while (!over_) {
+            while (!finished_) {
                 const std::optional<Message> message = peer->stream.next();
                 if (!message) break;
                 peer->last_message = SteadyClock::now();
                 handle(rank, *message);
             }
         } catch (const Error& error) {
-            understood = false;
+            valid = false;
             why = concat("it sent ", error.what());
         }
-        if ((open && understood) || over_) continue;
-        if (failure_ && failure_->rank == rank) {  // it is told of below, now
-            failure_->time -= failure_grace;
+        if ((open && valid) || finished_) continue;
+        if (failure_ && failure_->rank == rank) {
+            failure_->time -= failure_grace;  // check_for_losses() reports the failure now
             continue;
         }
-        send_last({.kind = Message::Kind::loss,
-                   .rank = rank,
-                   .text = concat("rank ", rank, " was lost"),
-                   .texts = {why}});
+        send_final({.kind = Message::Kind::loss,
+                    .rank = rank,
+                    .text = concat("rank ", rank, " was lost"),
+                    .texts = {why}});
     }
 }
 
@@ -171,8 +173,8 @@ void ControlHub::handle(int rank, const Message& message) {
     switch (message.kind) {
         case Message::Kind::heartbeat:
             peer.step = message.step;
-            peer.waits_for = message.text;
-            peer.waited = message.seconds;
+            peer.waiting_for = message.text;
+            peer.wait_seconds = message.seconds;
             break;
         case Message::Kind::contribution:
             check(message.count == exchange_ && !peer.contribution, "exchange ", message.count,
@@ -189,9 +191,9 @@ void ControlHub::handle(int rank, const Message& message) {
             break;
         case Message::Kind::welcome:
         case Message::Kind::result:
-        case Message::Kind::goodbye:
+        case Message::Kind::all_left:
         case Message::Kind::loss:
-            throw Error("what only rank 0 sends");
+            throw Error("a message that only rank 0 may send");
     }
 }
 
@@ -212,7 +214,7 @@ void ControlHub::finish_exchange() {
 void ControlHub::finish_leaving() {
     for (const auto& peer : peers_)
         if (!peer || !peer->left) return;
-    send_last({.kind = Message::Kind::goodbye});
+    send_final({.kind = Message::Kind::all_left});
 }
 
 void ControlHub::send_heartbeats() {
@@ -229,48 +231,48 @@ void ControlHub::send_heartbeats() {
     }
 }
 
-// ---- Losing ----
+// ---- Losses ----
 
-/// This process may have been stopped itself. Then others have given it up and are gone, and the rest must
-/// hear of that, not of them.
-void ControlHub::check_itself() {
+/// This process may have been stopped (SIGSTOP) itself. Others then timed out on it and ended. The remaining
+/// processes must learn that rank 0 was the cause, not those that ended.
+void ControlHub::check_own_pause() {
     if (SteadyClock::now() - last_heartbeat_ < timeout_) return;
-    send_last({.kind = Message::Kind::loss,
-               .rank = 0,
-               .text = "rank 0 was lost",
-               .texts = {concat("it was silent for ", options_.timeout, " s")}});
+    send_final({.kind = Message::Kind::loss,
+                .rank = 0,
+                .text = "rank 0 was lost",
+                .texts = {concat("it was silent for ", options_.timeout, " s")}});
 }
 
 void ControlHub::check_for_losses() {
     const SteadyTime now = SteadyClock::now();
     if (failure_ && now - failure_->time >= failure_grace) {
-        return send_last({.kind = Message::Kind::loss,
-                          .rank = failure_->rank,
-                          .step = failure_->step,
-                          .text = concat("rank ", failure_->rank, " failed"),
-                          .texts = {failure_->message}});
+        return send_final({.kind = Message::Kind::loss,
+                           .rank = failure_->rank,
+                           .step = failure_->step,
+                           .text = concat("rank ", failure_->rank, " failed"),
+                           .texts = {failure_->message}});
     }
     if (!complete_) {
         if (now - start_ < timeout_) return;
-        return send_last({.kind = Message::Kind::loss,
-                          .rank = -1,
-                          .text = concat(missing_ranks(), " of ", options_.size, " did not come within ",
-                                         options_.timeout, " s")});
+        return send_final({.kind = Message::Kind::loss,
+                           .rank = -1,
+                           .text = concat(missing_ranks(), " of ", options_.size, " did not connect within ",
+                                          options_.timeout, " s")});
     }
     for (int rank = 0; rank < options_.size; ++rank) {
         const Peer& peer = *peers_[static_cast<std::size_t>(rank)];
         if (now - peer.last_message < timeout_) continue;
-        return send_last({.kind = Message::Kind::loss,
-                          .rank = rank,
-                          .step = peer.step,
-                          .text = concat("rank ", rank, " was lost"),
-                          .texts = {concat("it was silent for ", options_.timeout, " s")}});
+        return send_final({.kind = Message::Kind::loss,
+                           .rank = rank,
+                           .step = peer.step,
+                           .text = concat("rank ", rank, " was lost"),
+                           .texts = {concat("it was silent for ", options_.timeout, " s")}});
     }
     const bool waited_too_long = std::any_of(peers_.begin(), peers_.end(), [&](const auto& peer) {
-        return !peer->waits_for.empty() && peer->waited >= options_.timeout;
+        return !peer->waiting_for.empty() && peer->wait_seconds >= options_.timeout;
     });
     if (!waited_too_long) return;
-    const std::vector<int> late = laggards(now);
+    const std::vector<int> late = blocking_ranks(now);
     Message loss{.kind = Message::Kind::loss, .rank = -1};
     if (late.empty()) {
         loss.text = concat("all ranks have waited for ", options_.timeout, " s, and none is behind");
@@ -281,12 +283,12 @@ void ControlHub::check_for_losses() {
         loss.text = concat(names_of(late), late.size() == 1 ? " was lost" : " were lost");
         loss.texts = {concat("the others waited for ", options_.timeout, " s")};
     }
-    send_last(loss);
+    send_final(loss);
 }
 
-/// Whom the others wait for: who has long been silent; else who does not wait; else who is at the lowest
-/// step. None: all wait at the same step.
-std::vector<int> ControlHub::laggards(SteadyTime now) const {
+/// The ranks that the others wait for: ranks that have been silent for long; otherwise ranks that do not
+/// wait; otherwise ranks at the lowest step. Empty: all wait at the same step.
+std::vector<int> ControlHub::blocking_ranks(SteadyTime now) const {
     const auto those = [&](auto&& is_late) {
         std::vector<int> late;
         for (int rank = 0; rank < options_.size; ++rank)
@@ -297,7 +299,7 @@ std::vector<int> ControlHub::laggards(SteadyTime now) const {
     if (const auto silent = those([&](const Peer& p) { return now - p.last_message > silence; });
         !silent.empty())
         return silent;
-    if (const auto busy = those([](const Peer& p) { return p.waits_for.empty(); }); !busy.empty())
+    if (const auto busy = those([](const Peer& p) { return p.waiting_for.empty(); }); !busy.empty())
         return busy;
     const auto [lowest, highest] = std::minmax_element(
         peers_.begin(), peers_.end(), [](const auto& a, const auto& b) { return a->step < b->step; });
@@ -305,10 +307,11 @@ std::vector<int> ControlHub::laggards(SteadyTime now) const {
     return those([step = (*lowest)->step](const Peer& p) { return p.step == step; });
 }
 
-/// The last thing that is said. Rank 0 hears it last: its process may end with it, and this thread, too.
-void ControlHub::send_last(const Message& message) {
-    over_ = true;
-    const SteadyTime deadline = SteadyClock::now() + max_last_send_time;
+/// Sends the final message of the run, to rank 0 last: rank 0's process, and with it this thread, may end on
+/// receipt.
+void ControlHub::send_final(const Message& message) {
+    finished_ = true;
+    const SteadyTime deadline = SteadyClock::now() + max_final_send_time;
     std::vector<Peer*> unsent;
     for (std::size_t rank = 1; rank < peers_.size(); ++rank) {
         if (!peers_[rank]) continue;

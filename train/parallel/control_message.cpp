@@ -13,7 +13,7 @@ namespace {
 
 struct MessageHeader {
     std::uint64_t sequence;
-    std::uint64_t bytes;  // of the fields; little-endian, as every machine this runs on
+    std::uint64_t bytes;  // length of the fields; little-endian, like every supported machine
 };
 
 std::string_view raw_bytes(const auto& value) {
@@ -39,7 +39,7 @@ std::string encode(const Message& m) {
     return fields;
 }
 
-/// Takes one field after another; throws at the end of what there is.
+/// Reads one field after another; throws when the bytes end early.
 class FieldReader {
   public:
     explicit FieldReader(std::string_view bytes) : left_(bytes) {}
@@ -61,7 +61,7 @@ class FieldReader {
 
   private:
     std::string_view take(std::size_t bytes) {
-        check(bytes <= left_.size(), "not a message");
+        check(bytes <= left_.size(), "a malformed message");
         const std::string_view taken = left_.substr(0, bytes);
         left_.remove_prefix(bytes);
         return taken;
@@ -82,7 +82,7 @@ Message decode(std::string_view bytes) {
     fields.read(m.seconds);
     fields.read(m.text);
     fields.read(m.texts);
-    check(fields.is_at_end(), "not a message");
+    check(fields.is_at_end(), "a malformed message");
     return m;
 }
 
@@ -112,7 +112,7 @@ bool MessageStream::flush() {
 }
 
 bool MessageStream::receive() {
-    // A flood is taken in parts, so that the other connections have their turn.
+    // The amount per call is limited, so that one sender cannot block the other connections.
     constexpr std::size_t max_at_once = std::size_t{1} << 20;
     std::array<char, 65536> part;
     for (std::size_t received = 0; received < max_at_once;) {
@@ -127,26 +127,26 @@ bool MessageStream::receive() {
 }
 
 std::optional<Message> MessageStream::next() {
-    const std::string_view left = std::string_view(in_).substr(taken_);
+    const std::string_view left = std::string_view(in_).substr(consumed_);
     MessageHeader header{};
     const bool has_header = left.size() >= sizeof header;
     if (has_header) {
         std::memcpy(&header, left.data(), sizeof header);
-        check(header.sequence == messages_taken_, "what is not its next message");
+        check(header.sequence == messages_received_, "a message out of sequence");
         check(header.bytes <= max_bytes_, "a message of ", header.bytes, " bytes; expected at most ",
               max_bytes_);
     }
     const std::size_t authenticated = sizeof header + header.bytes;
     if (!has_header || left.size() < authenticated + sizeof(Digest)) {
-        in_.erase(0, std::exchange(taken_, 0));
+        in_.erase(0, std::exchange(consumed_, 0));
         return std::nullopt;
     }
     Digest code{};
     std::memcpy(code.data(), left.data() + authenticated, code.size());
     check(is_same(code, authentication_code(bytes_of(keys_.to_receive), left.substr(0, authenticated))),
-          "a message that somebody else has changed");
-    ++messages_taken_;
-    taken_ += authenticated + sizeof code;
+          "a message with a wrong authentication code");
+    ++messages_received_;
+    consumed_ += authenticated + sizeof code;
     return decode(left.substr(sizeof header, header.bytes));
 }
 

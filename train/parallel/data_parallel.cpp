@@ -10,7 +10,7 @@
 namespace gradtile {
 namespace {
 
-Tensor part_of(const Tensor& flat, const FlatRange& range) {
+Tensor slice_of(const Tensor& flat, const FlatRange& range) {
     return flat.slice(0, range.begin, range.length);
 }
 
@@ -24,20 +24,20 @@ bool overlap(const FlatRange& range, const Parameter& parameter) {
 void pack(const Context& ctx, const Tensor& whole, std::span<const FlatRange> ranges, const Tensor& packed) {
     std::int64_t at = 0;
     for (const FlatRange& range : ranges) {
-        copy(ctx, packed.slice(0, at, range.length), part_of(whole, range));
+        copy(ctx, packed.slice(0, at, range.length), slice_of(whole, range));
         at += range.length;
     }
 }
 
-/// A bucket, and how far it is in this step.
+/// A bucket and its progress in the current step.
 struct DataParallel::Bucket {
     FlatRange range;
     ShardBucket shards = {};                     // when sharded
-    std::vector<FlatRange> own = {};             // of them, this process's
-    FlatRange packed = {};                       // where those lie, one behind the other
-    std::int64_t parameters = 0;                 // that have elements in it
-    std::int64_t waiting_for = 0;                // of them
-    std::unique_ptr<cuda::Event> gathered = {};  // its values are there; on a GPU
+    std::vector<FlatRange> own = {};             // this process's ranges of `shards`
+    FlatRange packed = {};                       // position of those ranges in the packed gradients
+    std::int64_t parameters = 0;                 // number of parameters with elements in the bucket
+    std::int64_t pending = 0;                    // number of these without a gradient yet
+    std::unique_ptr<cuda::Event> gathered = {};  // on a GPU: recorded once the values are gathered
 };
 
 DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
@@ -51,7 +51,7 @@ DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, cons
     if (processes == 1) return;
     exchange_ = std::make_unique<SideStream>(ctx.device());
     if (is_sharded()) {
-        share_out(ctx);
+        assign_shards(ctx);
     } else {
         for (const FlatRange& range : cut_into_buckets(store.parameters(), {0, store.flat_elements()},
                                                        options.bucket_elements, multiple))
@@ -64,11 +64,11 @@ DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, cons
 
 DataParallel::~DataParallel() = default;
 
-void DataParallel::share_out(const Context& ctx) {
+void DataParallel::assign_shards(const Context& ctx) {
     const int processes = communicator_.size();
     std::vector<ShardBucket> shards = shard_buckets(store_.parameters(), store_.flat_elements(),
                                                     options_.bucket_elements, processes, options_.whole_cost);
-    // Memory that all processes reach is allocated in equal lengths.
+    // Symmetric memory must be allocated in equal sizes by all processes.
     const std::int64_t longest = largest_shard(shards, processes);
     std::int64_t packed = 0;
     for (ShardBucket& shard : shards) {
@@ -94,17 +94,17 @@ std::int64_t DataParallel::own_elements() const {
     return gradients_.elements();
 }
 
-BackwardHooks DataParallel::sum_beside_backward(const Context& ctx) {
+BackwardHooks DataParallel::overlap_sums_with_backward(const Context& ctx) {
     if (buckets_.empty() || ctx.is_planning()) return {};
-    for (Bucket& bucket : buckets_) bucket.waiting_for = bucket.parameters;
+    for (Bucket& bucket : buckets_) bucket.pending = bucket.parameters;
     complete_.clear();
-    const auto note_complete = [this](const Parameter& parameter) {
-        // Backward finishes the last parameters first, and so do the sums of those that span several buckets.
+    const auto mark_complete = [this](const Parameter& parameter) {
+        // Backward completes the last parameters first, so a parameter's buckets are visited from the last.
         for (std::size_t i = buckets_.size(); i-- > 0;)
-            if (overlap(buckets_[i].range, parameter) && --buckets_[i].waiting_for == 0)
+            if (overlap(buckets_[i].range, parameter) && --buckets_[i].pending == 0)
                 complete_.push_back(&buckets_[i]);
     };
-    return {.gradient_complete = note_complete,
+    return {.gradient_complete = mark_complete,
             .before_attention = [this, ctx] { sum_complete_buckets(ctx); }};
 }
 
@@ -115,16 +115,16 @@ void DataParallel::sum_complete_buckets(const Context& ctx) {
 
 void DataParallel::sum_bucket(const Context& ctx, const Bucket& bucket) {
     const Context exchange = exchange_->after(ctx);
-    const Tensor of_process = part_of(store_.gradients(), bucket.range);
+    const Tensor local_gradients = slice_of(store_.gradients(), bucket.range);
     if (!is_sharded()) {
-        communicator_.all_reduce(exchange, of_process);
+        communicator_.all_reduce(exchange, local_gradients);
         return;
     }
-    const Tensor packed = part_of(gradients_, bucket.packed);
+    const Tensor packed = slice_of(gradients_, bucket.packed);
     if (bucket.shards.equal_parts) {
-        communicator_.reduce_scatter(exchange, of_process, packed);
+        communicator_.reduce_scatter(exchange, local_gradients, packed);
     } else {
-        communicator_.all_reduce(exchange, of_process);
+        communicator_.all_reduce(exchange, local_gradients);
         pack(exchange, store_.gradients(), bucket.own, packed);
     }
 }
@@ -132,7 +132,7 @@ void DataParallel::sum_bucket(const Context& ctx, const Bucket& bucket) {
 void DataParallel::finish_gradients(const Context& ctx) {
     if (buckets_.empty() || ctx.is_planning()) return;
     for (const Bucket& bucket : buckets_)
-        check(bucket.waiting_for == 0, "data parallel: ", bucket.waiting_for, " gradients of elements ",
+        check(bucket.pending == 0, "data parallel: ", bucket.pending, " gradients of elements ",
               bucket.range.begin, " to ", bucket.range.end(), " were not announced");
     sum_complete_buckets(ctx);
     exchange_->join(ctx);
@@ -144,14 +144,14 @@ void DataParallel::sum(const Context& ctx, const Tensor& x) const {
     exchange_->join(ctx);
 }
 
-ForwardHooks DataParallel::gather_beside_forward(const Context& ctx) {
+ForwardHooks DataParallel::overlap_gather_with_forward(const Context& ctx) {
     if (!is_sharded() || ctx.is_planning()) return {};
     start_gathering(ctx);
-    waited_for_ = 0;
+    next_bucket_ = 0;
     const auto before_use = [this, ctx](const Parameter& last) {
         const std::int64_t end = last.offset() + last.padded_value().elements();
-        for (; waited_for_ < buckets_.size() && buckets_[waited_for_].range.begin < end; ++waited_for_)
-            if (const auto& gathered = buckets_[waited_for_].gathered) gathered->wait_in(ctx.stream());
+        for (; next_bucket_ < buckets_.size() && buckets_[next_bucket_].range.begin < end; ++next_bucket_)
+            if (const auto& gathered = buckets_[next_bucket_].gathered) gathered->wait_in(ctx.stream());
     };
     return {.before_use = before_use};
 }
@@ -164,14 +164,15 @@ void DataParallel::start_gathering(const Context& ctx) {
     }
 }
 
-/// Every process's stretches of `whole` to all others.
+/// Sends every process's ranges of `whole` to all others.
 void DataParallel::gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& whole) const {
     if (bucket.shards.equal_parts) {
-        communicator_.all_gather(exchange, part_of(whole, bucket.own.front()), part_of(whole, bucket.range));
+        communicator_.all_gather(exchange, slice_of(whole, bucket.own.front()),
+                                 slice_of(whole, bucket.range));
         return;
     }
     for (const OwnedRange& part : bucket.shards.parts)
-        communicator_.broadcast(exchange, part_of(whole, part.range), part.owner);
+        communicator_.broadcast(exchange, slice_of(whole, part.range), part.owner);
 }
 
 void DataParallel::gather_values(const Context& ctx) {
@@ -185,7 +186,7 @@ void DataParallel::unpack(const Context& ctx, const Tensor& packed, std::span<co
     const Context exchange = exchange_->after(ctx);
     std::int64_t at = 0;
     for (const FlatRange& range : ranges) {
-        copy(exchange, part_of(whole, range), packed.slice(0, at, range.length));
+        copy(exchange, slice_of(whole, range), packed.slice(0, at, range.length));
         at += range.length;
     }
     for (const Bucket& bucket : buckets_) gather_bucket(exchange, bucket, whole);

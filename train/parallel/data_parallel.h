@@ -1,16 +1,17 @@
 #pragma once
-/// DataParallel: what processes that train copies of one model exchange in a step. Gradients are summed over
-/// processes bucket by bucket while the backward pass still runs, beside its attention kernels; dividing each
-/// process's loss by what all processes together have makes the sum the average.
+/// DataParallel: the exchanges in a training step between processes that hold copies of one model. Gradients
+/// are summed over processes bucket by bucket, overlapping the attention kernels of the backward pass. Each
+/// process divides its loss by the target count of all processes, so the sum is the average.
 ///
-/// Replicated, every process then holds all sums and updates everything. Sharded (ZeRO-1: Rajbhandari et al.
-/// 2020, "ZeRO: memory optimizations toward training trillion parameter models") a process gets the sums of
-/// its own part only, updates that, and the values are gathered at the start of the next step, beside its
-/// forward pass. Parameters that one process must update whole are summed in every process and broadcast by
-/// their owners instead: parts of any lengths, for three transfers of a bucket in place of two.
+/// Replicated: every process receives all sums and updates all parameters. Sharded (ZeRO-1: Rajbhandari et
+/// al. 2020, "ZeRO: memory optimizations toward training trillion parameter models"): a process receives the
+/// sums of its own shard and updates that shard; the values are gathered at the start of the next step,
+/// overlapping its forward pass. Some parameters must be updated whole by one process. Their gradients are
+/// summed in every process, and the owners broadcast the new values. That allows shards of unequal lengths
+/// and costs three transfers of a bucket instead of two.
 ///
-/// On a GPU exchanges run on a stream of their own and can be captured with the step; on the CPU a call
-/// returns when it is done.
+/// On a GPU exchanges run on a separate stream and can be captured with the step; on the CPU a call blocks
+/// until the exchange is complete.
 #include <memory>
 #include <span>
 #include <vector>
@@ -24,54 +25,55 @@ namespace gradtile {
 
 class SideStream;
 
-/// packed = the stretches `ranges` of whole [flat], one behind the other.
+/// packed = the concatenation of the slices `ranges` of whole [flat].
 void pack(const Context& ctx, const Tensor& whole, std::span<const FlatRange> ranges, const Tensor& packed);
 
 struct DataParallelOptions {
     bool sharded = false;
     std::int64_t bucket_elements = 12 << 20;  ///< 48 MiB of gradients: two blocks of GPT-2 124M
-    WholeCost whole_cost = {};                ///< what shards must not cut
+    WholeCost whole_cost = {};                ///< names the parameters that shards must not cut
 };
 
 class DataParallel {
   public:
-    /// For an allocated store, whose blocks are, when sharded, a multiple of flat_multiple(processes). Store
-    /// and communicator must outlive it.
+    /// `store` is allocated; when sharded, its flat blocks are a multiple of flat_multiple(processes). Store
+    /// and communicator must outlive this object.
     DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
                  const DataParallelOptions& options);
     ~DataParallel();
 
     // ---- Gradients ----
-    /// For the backward pass after which a step's gradients are complete: starts the sums of complete buckets
-    /// before each attention. Empty where there is nothing to sum.
-    BackwardHooks sum_beside_backward(const Context& ctx);
-    /// What runs on ctx's stream from now on finds gradients() summed.
+    /// Hooks for the last backward pass of a step: they start the sums of complete buckets before each
+    /// attention. Empty with one process.
+    BackwardHooks overlap_sums_with_backward(const Context& ctx);
+    /// Work enqueued on ctx's stream after this call sees gradients() summed.
     void finish_gradients(const Context& ctx);
-    /// All gradients of the store, or, sharded, this process's part, packed; the store's are then its own.
+    /// Replicated: all gradients of the store. Sharded: this process's shard, packed; the store then keeps
+    /// the gradients of this process alone.
     const Tensor& gradients() const { return gradients_; }
-    /// x = its sum over processes, for the few numbers beside gradients. In the order of ctx's stream.
+    /// x = the sum of x over processes, in ctx's stream order; used for small values such as the loss.
     void sum(const Context& ctx, const Tensor& x) const;
 
-    // ---- Values, when sharded ----
+    // ---- Values (sharded) ----
     bool is_sharded() const { return options_.sharded; }
-    /// What this process updates, in the order in which its part is packed.
+    /// The ranges that this process updates, in packing order.
     const std::vector<FlatRange>& own_ranges() const { return own_ranges_; }
     std::int64_t own_elements() const;
-    /// For the forward passes after everybody updated its part: starts to bring all parts together, in the
-    /// order of their use. Empty where there is nothing to gather.
-    ForwardHooks gather_beside_forward(const Context& ctx);
-    /// At once, all values.
+    /// Called after every process has updated its shard: starts to gather all values, in the order of their
+    /// use, and returns hooks that make the forward pass wait for them. Empty unless sharded.
+    ForwardHooks overlap_gather_with_forward(const Context& ctx);
+    /// Gathers all values before further work on ctx's stream.
     void gather_values(const Context& ctx);
 
-    // ---- Optimizer state, when sharded; collective ----
-    /// whole [flat] = all processes' `packed`, each the stretches `ranges` of its own part. Elements that no
-    /// process brings are left undefined.
+    // ---- Optimizer state (sharded) ----
+    /// Collective. whole [flat] = the packed state of all processes, each placed at its `ranges`. Elements
+    /// outside all ranges are undefined.
     void unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
                 const Tensor& whole) const;
 
   private:
     struct Bucket;
-    void share_out(const Context& ctx);
+    void assign_shards(const Context& ctx);
     void sum_bucket(const Context& ctx, const Bucket& bucket);
     void sum_complete_buckets(const Context& ctx);
     void start_gathering(const Context& ctx);
@@ -84,8 +86,8 @@ class DataParallel {
     std::vector<Bucket> buckets_;
     std::vector<FlatRange> own_ranges_;
     Tensor gradients_;
-    std::vector<const Bucket*> complete_;  // whose sums have not started
-    std::size_t waited_for_ = 0;           // buckets whose values the forward pass may read
+    std::vector<const Bucket*> complete_;  // complete buckets whose sums have not started
+    std::size_t next_bucket_ = 0;          // first bucket that the forward pass has not waited for
 };
 
 }  // namespace gradtile

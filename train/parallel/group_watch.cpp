@@ -10,10 +10,10 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 using std::chrono::milliseconds;
 
-// Rank 0 answers a failure within its grace and its last words.
-constexpr auto max_failing_time = std::chrono::seconds(3);
+// Upper bound of the hub's failure_grace + max_final_send_time.
+constexpr auto max_failure_time = std::chrono::seconds(3);
 
-std::string place_of(std::int64_t step) {
+std::string step_description(std::int64_t step) {
     return step < 0 ? "before the first step" : concat("at step ", step);
 }
 
@@ -33,13 +33,13 @@ ProcessGroup::Watch::Watch(const RankEnvironment& environment, ProcessGroupOptio
     changed_.wait_until(lock, deadline, [&] { return complete_ || lost_; });
     if (complete_ && !lost_) return;
     const std::string line = lost_ ? *lost_
-                                   : concat(missing_.empty() ? "others" : missing_, " did not come within ",
-                                            options_.timeout, " s");
+                                   : concat(missing_.empty() ? "others" : missing_,
+                                            " did not connect within ", options_.timeout, " s");
     stop_ = true;
     lock.unlock();
-    wake_.call();
+    wake_.notify();
     thread_.join();
-    throw Error(concat("the processes did not meet: ", line));
+    throw Error(concat("start failed: ", line));
 }
 
 ProcessGroup::Watch::~Watch() {
@@ -47,15 +47,15 @@ ProcessGroup::Watch::~Watch() {
         const std::scoped_lock lock(mutex_);
         stop_ = true;
     }
-    wake_.call();
+    wake_.notify();
     thread_.join();
 }
 
-// ---- The main thread's side ----
+// ---- Called by the main thread ----
 
 void ProcessGroup::Watch::queue(Message message) {
     queued_.push_back(std::move(message));
-    wake_.call();
+    wake_.notify();
 }
 
 template <class Done>
@@ -79,32 +79,32 @@ std::vector<std::string> ProcessGroup::Watch::exchange(const std::string& text) 
     return texts;
 }
 
-void ProcessGroup::Watch::at_step(std::int64_t step) {
+void ProcessGroup::Watch::report_step(std::int64_t step) {
     const std::scoped_lock lock(mutex_);
     step_ = step;
 }
 
 bool ProcessGroup::Watch::begin_waiting(const char* what) {
     const std::scoped_lock lock(mutex_);
-    if (!waits_for_.empty()) return false;
-    waits_for_ = what;
-    waits_since_ = SteadyClock::now();
+    if (!waiting_for_.empty()) return false;
+    waiting_for_ = what;
+    waiting_since_ = SteadyClock::now();
     return true;
 }
 
 void ProcessGroup::Watch::end_waiting() {
     const std::scoped_lock lock(mutex_);
-    waits_for_.clear();
+    waiting_for_.clear();
 }
 
-void ProcessGroup::Watch::begin_inspection(const Inspection& inspection, Fault fault) {
-    const std::scoped_lock lock(inspecting_);
-    faults_[&inspection] = std::move(fault);
+void ProcessGroup::Watch::begin_inspection(const Inspection& inspection, FaultProbe probe) {
+    const std::scoped_lock lock(probes_mutex_);
+    probes_[&inspection] = std::move(probe);
 }
 
 void ProcessGroup::Watch::end_inspection(const Inspection& inspection) {
-    const std::scoped_lock lock(inspecting_);
-    faults_.erase(&inspection);
+    const std::scoped_lock lock(probes_mutex_);
+    probes_.erase(&inspection);
 }
 
 void ProcessGroup::Watch::leave() {
@@ -116,15 +116,15 @@ void ProcessGroup::Watch::leave() {
 
 bool ProcessGroup::Watch::fail(const std::string& message) {
     std::unique_lock lock(mutex_);
-    if (left_) return rank_ == 0;  // what happens after the end happens to all
-    if (lost_ || failing_) return !others_tell_;
-    failing_ = message.substr(0, max_exchanged_bytes);
-    queue({.kind = Message::Kind::failure, .step = step_, .text = *failing_});
-    changed_.wait_for(lock, max_failing_time, [&] { return lost_.has_value(); });
-    return !others_tell_;
+    if (left_) return rank_ == 0;  // errors after the end of the run occur in all processes
+    if (lost_ || own_failure_) return !printed_by_other_rank_;
+    own_failure_ = message.substr(0, max_exchanged_bytes);
+    queue({.kind = Message::Kind::failure, .step = step_, .text = *own_failure_});
+    changed_.wait_for(lock, max_failure_time, [&] { return lost_.has_value(); });
+    return !printed_by_other_rank_;
 }
 
-// ---- The thread's side ----
+// ---- Called by the watch thread ----
 
 void ProcessGroup::Watch::run() {
     while (exchange_messages()) {
@@ -138,7 +138,7 @@ void ProcessGroup::Watch::run() {
     }
 }
 
-/// Sends what is queued and handles what has come. False: the connection has served its purpose.
+/// Sends queued messages and handles received ones. False: the connection is no longer needed.
 bool ProcessGroup::Watch::exchange_messages() {
     std::vector<Message> queued;
     {
@@ -170,22 +170,22 @@ void ProcessGroup::Watch::send_heartbeat() {
     {
         const std::scoped_lock lock(mutex_);
         heartbeat.step = step_;
-        heartbeat.text = waits_for_;
-        if (!waits_for_.empty()) heartbeat.seconds = Seconds(SteadyClock::now() - waits_since_).count();
+        heartbeat.text = waiting_for_;
+        if (!waiting_for_.empty()) heartbeat.seconds = Seconds(SteadyClock::now() - waiting_since_).count();
     }
     stream_.send(heartbeat);
 }
 
-/// The first that is found is sent, once: rank 0 then tells everybody, this process, too.
+/// Sends the first fault once; rank 0 then reports it to every process, this one included.
 void ProcessGroup::Watch::check_for_fault() {
-    const std::scoped_lock lock(inspecting_);
-    for (const auto& [inspection, fault] : faults_) {
-        const std::optional<std::string> found = fault();
+    const std::scoped_lock lock(probes_mutex_);
+    for (const auto& [inspection, probe] : probes_) {
+        const std::optional<std::string> found = probe();
         if (!found) continue;
         const std::scoped_lock state(mutex_);
         stream_.send(
             {.kind = Message::Kind::failure, .step = step_, .text = found->substr(0, max_exchanged_bytes)});
-        faults_.clear();
+        probes_.clear();
         return;
     }
 }
@@ -195,7 +195,7 @@ void ProcessGroup::Watch::handle(const Message& message) {
     if (message.kind == Message::Kind::loss) return handle_loss(message);
     const std::scoped_lock lock(mutex_);
     switch (message.kind) {
-        case Message::Kind::welcome:
+        case Message::Kind::all_connected:
             complete_ = true;
             break;
         case Message::Kind::heartbeat:
@@ -204,14 +204,14 @@ void ProcessGroup::Watch::handle(const Message& message) {
         case Message::Kind::result:
             result_ = message.texts;
             break;
-        case Message::Kind::goodbye:
+        case Message::Kind::all_left:
             left_ = true;
             break;
         case Message::Kind::contribution:
         case Message::Kind::leave:
         case Message::Kind::failure:
         case Message::Kind::loss:
-            throw Error("what only others send");
+            throw Error("a message that rank 0 may not send");
     }
     changed_.notify_all();
 }
@@ -222,37 +222,38 @@ void ProcessGroup::Watch::handle_loss(const Message& loss) {
     bool known = false;
     {
         const std::scoped_lock lock(mutex_);
-        if (lost_ || left_) return;  // what follows a loss, as rank 0's end does, is no news
+        if (lost_ || left_) return;  // only the first loss is reported: later ones follow from it
         const bool failed = loss.text.ends_with("failed");
         const std::string why = loss.texts.empty() ? "" : loss.texts[0];
         if (!why.empty()) {
-            // Processes keep step, so where another one was when it died is where this one is.
-            line += concat(" ", place_of(loss.step < 0 && !failed ? step_ : loss.step));
+            // All processes are at the same step, so this process's step stands in for an unknown one.
+            line += concat(" ", step_description(loss.step < 0 && !failed ? step_ : loss.step));
             line += failed ? concat(": ", why) : concat(" (", why, ")");
         }
-        if (complete_ && loss.rank != rank_ && !waits_for_.empty())
+        if (complete_ && loss.rank != rank_ && !waiting_for_.empty())
             line +=
-                concat("; rank ", rank_, " waited ", loss.texts.empty() ? "in " : "for it in ", waits_for_);
-        // What this process itself ends with, or what all of them do.
-        known = failing_ && failed && (loss.rank == rank_ || why == *failing_);
-        others_tell_ = known && loss.rank != rank_;
+                concat("; rank ", rank_, " waited ", loss.texts.empty() ? "in " : "for it in ", waiting_for_);
+        // This process already ends with this error, either alone or together with all others.
+        known = own_failure_ && failed && (loss.rank == rank_ || why == *own_failure_);
+        printed_by_other_rank_ = known && loss.rank != rank_;
     }
-    lose(line, !known);
+    record_loss(line, !known);
 }
 
 void ProcessGroup::Watch::handle_loss_of_root(const std::string& why) {
     handle_loss({.kind = Message::Kind::loss, .rank = 0, .text = "rank 0 was lost", .texts = {why}});
 }
 
-/// No message is handled after it.
-void ProcessGroup::Watch::lose(const std::string& line, bool tell) {
+/// Records the loss and ends the message loop.
+void ProcessGroup::Watch::record_loss(const std::string& line, bool notify) {
     {
         const std::scoped_lock lock(mutex_);
         if (lost_ || left_) return;
-        tell = tell && complete_;  // before, the constructor throws it
+        notify = notify && complete_;  // while processes connect, the constructor throws the line instead
     }
-    // Before the main thread hears of it: when the callback ends the process, the line is said once.
-    if (tell && options_.on_loss) options_.on_loss(line);
+    // Called before lost_ is set: the callback may end the process, and the main thread must not print the
+    // line a second time.
+    if (notify && options_.on_loss) options_.on_loss(line);
     const std::scoped_lock lock(mutex_);
     lost_ = line;
     changed_.notify_all();

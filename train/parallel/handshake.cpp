@@ -27,7 +27,7 @@ std::string text_of(const std::array<char, count>& text) {
 /// Result of waiting for the other end.
 enum class Outcome { done, closed, too_late };
 
-/// Until the socket can be read or written.
+/// Waits until the socket is ready for `events`. False: the deadline passed first.
 bool wait_for(const Descriptor& socket, short events, SteadyTime deadline) {
     while (true) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SteadyClock::now()).count();
@@ -37,7 +37,7 @@ bool wait_for(const Descriptor& socket, short events, SteadyTime deadline) {
     }
 }
 
-/// Calls `transfer(begin, left)`, ::send or ::recv, until all bytes are through.
+/// Calls `transfer(begin, left)`, ::send or ::recv, until all bytes are transferred.
 template <class Transfer>
 Outcome transfer_all(const Descriptor& socket, std::size_t bytes, short events, SteadyTime deadline,
                      Transfer&& transfer) {
@@ -94,7 +94,8 @@ Handshake::Handshake(std::string key, const Greeting& greeting, const Challenge&
     : key_(std::move(key)), opening_(concat(wire_bytes(greeting), wire_bytes(challenge))) {}
 
 Digest Handshake::code_of(std::string_view name, std::string_view more) const {
-    std::array<char, 32> label;  // of one length, so that no name and what follows read like another name
+    std::array<char, 32>
+        label;  // fixed length, so that a name plus the bytes after it cannot equal another name
     assign_text(label, concat("gradtile ", name));
     return authentication_code(key_, concat(wire_bytes(label), opening_, more));
 }
@@ -111,12 +112,13 @@ bool Handshake::is_authentic(const Verdict& verdict) const {
     return is_same(verdict.code, code_of("rank 0", wire_bytes(verdict).substr(0, bytes_before_code)));
 }
 
-std::optional<SessionKeys> introduce(const Descriptor& socket, const std::string& place,
-                                     const Identity& identity, const std::function<std::string()>& key,
-                                     SteadyTime deadline) {
+std::optional<SessionKeys> authenticate_to_root(const Descriptor& socket, const std::string& place,
+                                                const Identity& identity,
+                                                const std::function<std::string()>& key,
+                                                SteadyTime deadline) {
     const auto is_done = [&](Outcome outcome) {
         check(outcome != Outcome::too_late, "rank 0 does not answer at ", place,
-              ": it took the connection and said nothing");
+              ": it accepted the connection and sent nothing");
         return outcome == Outcome::done;
     };
     const Greeting greeting = make_greeting(identity);
@@ -124,8 +126,8 @@ std::optional<SessionKeys> introduce(const Descriptor& socket, const std::string
     if (!is_done(send_message(socket, greeting, deadline)) ||
         !is_done(receive_message(socket, challenge, deadline)))
         return std::nullopt;
-    check(challenge.magic == handshake_magic, "what answers at ", place,
-          " is not rank 0 of this gradtile; another program, or another version of it?");
+    check(challenge.magic == handshake_magic, "the program that answers at ", place,
+          " is not rank 0 of this gradtile; is it another program, or another version of gradtile?");
     const Handshake handshake(key(), greeting, challenge);
     Verdict verdict{};
     if (!is_done(send_message(socket, Proof{handshake.proof()}, deadline)) ||

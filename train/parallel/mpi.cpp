@@ -13,7 +13,7 @@ namespace {
 constexpr const char* plugin_name = "libgradtile_mpi.so";
 
 const GradtileMpi* load_plugin() {
-    // The loader looks along the program's RUNPATH: where the build or the installation puts the plug-in.
+    // The loader searches the program's RUNPATH, which contains the plug-in's directory.
     const SharedLibrary library("mpi", {plugin_name},
                                 "several processes on the CPU need the MPI that gradtile was built with, and "
                                 "gradtile's plug-in for it in lib/gradtile or on LD_LIBRARY_PATH");
@@ -21,12 +21,12 @@ const GradtileMpi* load_plugin() {
     library.find("gradtile_mpi", functions);
     const GradtileMpi* const plugin = functions();
     check(std::string_view(plugin->version) == version(), "mpi: ", plugin_name, " is of gradtile ",
-          plugin->version, "; this is gradtile ", version());
+          plugin->version, "; expected gradtile ", version());
     return plugin;
 }
 
-/// Open MPI ends a process that finds no launcher it can talk to where there must be one, and says so at
-/// length.
+/// Under srun without PMI support, Open MPI aborts the process in MPI_Init and prints many lines. This check
+/// throws one line first.
 void require_launcher() {
     const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
     check(!functions().is_open_mpi || !is_set("SLURM_STEP_NUM_TASKS") || is_set("PMIX_RANK") ||

@@ -1,5 +1,5 @@
-// Collectives between CPUs. MPI (through its plug-in) moves the bytes; sums are taken here, in the order of
-// ranks, so that they do not depend on which of its algorithms a library chooses for a size.
+// Collectives between CPUs. MPI (through its plug-in) moves the bytes. The sums are computed here, in rank
+// order, so that results do not depend on the algorithm that an MPI library chooses for a message size.
 #include <algorithm>
 #include <vector>
 
@@ -12,11 +12,11 @@ namespace {
 
 using mpi::mpi_check;
 
-/// One exchange moves at most so much, all processes' parts together: MPI counts bytes and distances in int,
-/// and scratch stays small.
-constexpr std::int64_t exchanged_bytes = 32 << 20;
+/// Upper bound on the bytes of one MPI call, over all processes. MPI counts bytes and offsets in int, and a
+/// small bound keeps scratch memory small.
+constexpr std::int64_t max_exchange_bytes = 32 << 20;
 
-/// Where process r's share of n elements begins, when each takes an equal one and the last ones may be short.
+/// n elements divided into one share per process; shares are equal except that the last ones may be shorter.
 struct Shares {
     std::int64_t n, share;
     Shares(std::int64_t n, int processes) : n(n), share(ceil_div(n, processes)) {}
@@ -53,9 +53,9 @@ class MpiCommunicator final : public Communicator {
     explicit MpiCommunicator(ProcessGroup& group) : Communicator(group.rank(), group.size()), group_(group) {}
 
   private:
-    void sum(const Context& ctx, const Tensor& x) const override {
+    void do_all_reduce(const Context& ctx, const Tensor& x) const override {
         const auto waiting = group_.waiting("an all-reduce");
-        const std::int64_t piece = elements_at_once(x);
+        const std::int64_t piece = max_exchange_elements(x);
         for (std::int64_t begin = 0; begin < x.elements(); begin += piece) {
             const Tensor part = flat(x).slice(0, begin, std::min(piece, x.elements() - begin));
             const Shares shares(part.elements(), size());
@@ -65,12 +65,13 @@ class MpiCommunicator final : public Communicator {
         }
     }
 
-    void sum_parts(const Context& ctx, const Tensor& whole, const Tensor& part) const override {
+    void do_reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const override {
         const auto waiting = group_.waiting("a reduce-scatter");
-        // A piece of every process's part at a time, brought together: no step's plan knows of it.
+        // One piece of every process's part at a time, made contiguous. Memory plans do not count this
+        // buffer.
         const Tensor parts = whole.reshape({size(), part.elements()});
         const std::int64_t piece =
-            std::min(part.elements(), std::max<std::int64_t>(elements_at_once(whole) / size(), 1));
+            std::min(part.elements(), std::max<std::int64_t>(max_exchange_elements(whole) / size(), 1));
         std::vector<std::byte> memory(static_cast<std::size_t>(size() * piece) * size_of(whole.dtype()));
         for (std::int64_t begin = 0; begin < part.elements(); begin += piece) {
             const std::int64_t length = std::min(piece, part.elements() - begin);
@@ -81,7 +82,7 @@ class MpiCommunicator final : public Communicator {
         }
     }
 
-    void gather(const Context&, const Tensor& part, const Tensor& whole) const override {
+    void do_all_gather(const Context&, const Tensor& part, const Tensor& whole) const override {
         const auto waiting = group_.waiting("an all-gather");
         const Tensor parts = whole.reshape({size(), part.elements()});
         const Tensor mine = parts.select(0, rank());
@@ -89,22 +90,22 @@ class MpiCommunicator final : public Communicator {
         for (int r = 0; r < size(); ++r) send_bytes(parts.select(0, r), r);
     }
 
-    void send_from(const Context&, const Tensor& x, int root) const override {
+    void do_broadcast(const Context&, const Tensor& x, int root) const override {
         const auto waiting = group_.waiting("a broadcast");
         send_bytes(x, root);
     }
 
-    void wait_for_all(const Context&) const override {
+    void do_barrier(const Context&) const override {
         const auto waiting = group_.waiting("a barrier");
         mpi_check(mpi::functions().barrier(), "barrier");
     }
 
     static Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }
-    static std::int64_t elements_at_once(const Tensor& x) {
-        return exchanged_bytes / static_cast<std::int64_t>(size_of(x.dtype()));
+    static std::int64_t max_exchange_elements(const Tensor& x) {
+        return max_exchange_bytes / static_cast<std::int64_t>(size_of(x.dtype()));
     }
 
-    /// `mine` = the sum over processes of this one's share of their x.
+    /// `mine` = this process's share of the sum of all processes' x.
     void sum_share(const Context& ctx, const Tensor& x, const Shares& shares, const Tensor& mine) const {
         const auto element = static_cast<std::int64_t>(size_of(x.dtype()));
         std::vector<int> send_bytes, send_at, receive_bytes, receive_at;
@@ -138,11 +139,11 @@ class MpiCommunicator final : public Communicator {
 
     void send_bytes(const Tensor& x, int root) const {
         const auto bytes = static_cast<std::int64_t>(x.bytes());
-        for (std::int64_t begin = 0; begin < bytes; begin += exchanged_bytes)
-            mpi_check(
-                mpi::functions().broadcast(x.raw_data() + begin,
-                                           static_cast<int>(std::min(exchanged_bytes, bytes - begin)), root),
-                "broadcast");
+        for (std::int64_t begin = 0; begin < bytes; begin += max_exchange_bytes)
+            mpi_check(mpi::functions().broadcast(
+                          x.raw_data() + begin, static_cast<int>(std::min(max_exchange_bytes, bytes - begin)),
+                          root),
+                      "broadcast");
     }
 
     ProcessGroup& group_;
@@ -153,9 +154,9 @@ class MpiCommunicator final : public Communicator {
 std::unique_ptr<Communicator> cpu::make_mpi_communicator(ProcessGroup& group) {
     const auto waiting = group.waiting("the start of MPI");
     const mpi::World world = mpi::start();
-    check(world.size == group.size() && world.rank == group.rank(), "mpi: it sees process ", world.rank,
-          " of ", world.size, " where the group has rank ", group.rank(), " of ", group.size(),
-          "; several processes on the CPU are started by mpirun (or srun with MPI support)");
+    check(world.size == group.size() && world.rank == group.rank(), "mpi: MPI reports rank ", world.rank,
+          " of ", world.size, ", the process group rank ", group.rank(), " of ", group.size(),
+          "; expected a start by mpirun (or srun with MPI support)");
     return std::make_unique<MpiCommunicator>(group);
 }
 

@@ -1,4 +1,4 @@
-// libgradtile_mpi.so: mpi_plugin.h over the MPI found when gradtile was built.
+// libgradtile_mpi.so implements mpi_plugin.h with the MPI found when gradtile was built.
 #include <gradtile/train/parallel/internal/mpi_plugin.h>
 
 #include <cstdio>

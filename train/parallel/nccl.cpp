@@ -7,7 +7,7 @@ namespace gradtile::cuda {
 namespace {
 
 Nccl load_nccl() {
-    // The second: one that the loader's search path does not list.
+    // The second name is the build's absolute path, for a library outside the loader's search path.
     const SharedLibrary library("nccl", {"libnccl.so.2", GRADTILE_NCCL_LIBRARY});
     Nccl functions{};
     library.find("ncclGetUniqueId", functions.get_unique_id);

@@ -1,4 +1,4 @@
-// Collectives between GPUs, one process each.
+// Collectives between GPUs, one process per GPU.
 #include <unistd.h>
 
 #include <array>
@@ -48,8 +48,8 @@ void from_hexadecimal(const std::string& text, std::string& bytes) {
         bytes[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
 }
 
-/// "HOST/0000:18:00.0": which GPU of all hosts' this is.
-std::string name_of_gpu(Device device) {
+/// Identifies a GPU among all hosts: "HOST/0000:18:00.0".
+std::string gpu_name(Device device) {
     std::array<char, 256> host{};
     if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
     std::array<char, 32> bus{};
@@ -57,35 +57,37 @@ std::string name_of_gpu(Device device) {
     return concat(host.data(), '/', bus.data());
 }
 
-/// NCCL itself would say "invalid usage".
+/// Names the two ranks; NCCL itself would only report "invalid usage".
 void check_gpus_differ(Device device, ProcessGroup& group) {
-    const std::vector<std::string> gpus = group.all_gather(name_of_gpu(device));
+    const std::vector<std::string> gpus = group.all_gather(gpu_name(device));
     for (std::size_t a = 0; a < gpus.size(); ++a)
         for (std::size_t b = a + 1; b < gpus.size(); ++b)
-            check(gpus[a] != gpus[b], "nccl: ranks ", a, " and ", b, " were given the same GPU, ", gpus[a],
-                  "; expected one each");
+            check(gpus[a] != gpus[b], "nccl: ranks ", a, " and ", b, " use the same GPU, ", gpus[a],
+                  "; expected one GPU per process");
 }
 
-/// How NCCL is to work. What the user has set stays.
-void set_up_nccl(bool deterministic) {
-    const auto prefer = [](const char* name, const char* value) { setenv(name, value, /*overwrite=*/0); };
-    if (deterministic) {  // the order of sums is fixed by the algorithm, and none is left to the switch
-        prefer("NCCL_ALGO", "Ring");
-        prefer("NCCL_PROTO", "Simple");
-        prefer("NCCL_NVLS_ENABLE", "0");
+/// Sets NCCL's environment variables; those that the user has set stay.
+void configure_nccl(bool deterministic) {
+    const auto set_default = [](const char* name, const char* value) {
+        setenv(name, value, /*overwrite=*/0);
+    };
+    if (deterministic) {  // one algorithm fixes the order of sums; NVLS would let the NVLink switch add
+        set_default("NCCL_ALGO", "Ring");
+        set_default("NCCL_PROTO", "Simple");
+        set_default("NCCL_NVLS_ENABLE", "0");
     }
-    // In symmetric memory: copy engines gather, and sums are over sooner on more multiprocessors than NCCL
-    // takes by itself.
-    prefer("NCCL_CTA_POLICY", "2");
-    prefer("NCCL_SYM_CTAS", "32");
+    // For symmetric memory: gathers use the copy engines, and sums use more multiprocessors than NCCL's
+    // default, which is faster.
+    set_default("NCCL_CTA_POLICY", "2");
+    set_default("NCCL_SYM_CTAS", "32");
 }
 
-/// What NCCL's threads have met with, such as a network that broke: nothing else ends a collective's wait
-/// then.
-ncclResult_t trouble_of(ncclComm_t comm) {
-    ncclResult_t trouble = ncclSuccess;
-    const ncclResult_t asked = nccl().comm_get_async_error(comm, &trouble);
-    return asked == ncclSuccess ? trouble : asked;
+/// An error of NCCL's own threads, such as a broken network connection. Without this check a collective
+/// would wait for ever.
+ncclResult_t async_error(ncclComm_t comm) {
+    ncclResult_t error = ncclSuccess;
+    const ncclResult_t asked = nccl().comm_get_async_error(comm, &error);
+    return asked == ncclSuccess ? error : asked;
 }
 
 class NcclCommunicator final : public Communicator {
@@ -93,12 +95,12 @@ class NcclCommunicator final : public Communicator {
     NcclCommunicator(Device device, ProcessGroup& group, ncclComm_t comm)
         : Communicator(group.rank(), group.size()),
           group_(group),
-          // An abort, for a destroy waits for peers that may be gone.
+          // Abort, because ncclCommDestroy waits for peers that may be gone.
           comm_(comm, [](ncclComm_t c) { (void)nccl().comm_abort(c); }),
           inspection_(group.inspect([comm]() -> std::optional<std::string> {
-              const ncclResult_t trouble = trouble_of(comm);
-              if (trouble == ncclSuccess || trouble == ncclInProgress) return std::nullopt;
-              return concat("nccl: ", nccl().error_string(trouble));
+              const ncclResult_t error = async_error(comm);
+              if (error == ncclSuccess || error == ncclInProgress) return std::nullopt;
+              return concat("nccl: ", nccl().error_string(error));
           })) {
         if (nccl().has_symmetric_memory()) symmetric_ = std::make_shared<NcclMemory>(device, comm_, group);
     }
@@ -108,32 +110,32 @@ class NcclCommunicator final : public Communicator {
     }
 
   private:
-    void sum(const Context& ctx, const Tensor& x) const override {
+    void do_all_reduce(const Context& ctx, const Tensor& x) const override {
         nccl_check(nccl().all_reduce(x.raw_data(), x.raw_data(), count_of(x), nccl_type(x.dtype()), ncclSum,
                                      comm_.get(), stream_of(ctx)),
                    "all-reduce");
     }
-    void sum_parts(const Context& ctx, const Tensor& whole, const Tensor& part) const override {
+    void do_reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const override {
         nccl_check(nccl().reduce_scatter(whole.raw_data(), part.raw_data(), count_of(part),
                                          nccl_type(part.dtype()), ncclSum, comm_.get(), stream_of(ctx)),
                    "reduce-scatter");
     }
-    void gather(const Context& ctx, const Tensor& part, const Tensor& whole) const override {
+    void do_all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const override {
         nccl_check(nccl().all_gather(part.raw_data(), whole.raw_data(), count_of(part),
                                      nccl_type(part.dtype()), comm_.get(), stream_of(ctx)),
                    "all-gather");
     }
-    void send_from(const Context& ctx, const Tensor& x, int root) const override {
+    void do_broadcast(const Context& ctx, const Tensor& x, int root) const override {
         nccl_check(nccl().broadcast(x.raw_data(), x.raw_data(), count_of(x), nccl_type(x.dtype()), root,
                                     comm_.get(), stream_of(ctx)),
                    "broadcast");
     }
-    void wait_for_all(const Context& ctx) const override {
+    void do_barrier(const Context& ctx) const override {
         const Tensor nothing = zeros(ctx, {1}, DType::i32);
-        sum(ctx, nothing);
+        do_all_reduce(ctx, nothing);
         const auto waiting = group_.waiting("a barrier");
         synchronize(ctx.device(), ctx.stream());
-        nccl_check(trouble_of(comm_.get()), "barrier");
+        nccl_check(async_error(comm_.get()), "barrier");
     }
 
     static std::size_t count_of(const Tensor& x) { return static_cast<std::size_t>(x.elements()); }
@@ -145,7 +147,7 @@ class NcclCommunicator final : public Communicator {
     ProcessGroup& group_;
     std::shared_ptr<ncclComm> comm_;
     std::shared_ptr<Allocator> symmetric_;
-    ProcessGroup::Inspection inspection_;  // over before the others go
+    ProcessGroup::Inspection inspection_;  // last member: destroyed before comm_, which it reads
 };
 
 }  // namespace
@@ -153,7 +155,7 @@ class NcclCommunicator final : public Communicator {
 std::unique_ptr<Communicator> make_nccl_communicator(const Context& ctx, ProcessGroup& group) {
     use_device(ctx.device());
     check_gpus_differ(ctx.device(), group);
-    set_up_nccl(ctx.deterministic());
+    configure_nccl(ctx.deterministic());
     ncclUniqueId id{};
     if (group.is_root()) nccl_check(nccl().get_unique_id(&id), "unique id");
     std::string bytes(id.internal, sizeof id.internal);

@@ -10,7 +10,7 @@ NcclMemory::NcclMemory(Device device, std::shared_ptr<ncclComm> comm, ProcessGro
 
 std::byte* NcclMemory::allocate(std::size_t bytes) {
     use_device(device_);
-    // NCCL would say "unhandled cuda error".
+    // Names the sizes; NCCL itself would only report "unhandled cuda error".
     if (bytes > device_memory(device_).free_bytes) throw_out_of_memory(device_, bytes);
     void* data = nullptr;
     nccl_check(nccl().mem_alloc(&data, bytes), "symmetric memory");

@@ -13,17 +13,18 @@ namespace {
 
 // A handshake takes two round trips.
 constexpr auto max_handshake_time = std::chrono::seconds(5);
-// Results of an exchange are longer, but only rank 0 sends those.
+// Only results of an exchange are longer, and those are sent by rank 0.
 constexpr std::size_t max_bytes_to_root = 2 * max_exchanged_bytes;
 
-/// A new connection takes so few bytes at once, or it is of no use.
+/// Sends without waiting: the buffer of a new connection holds a whole message unless it is broken.
 template <class T>
 bool send_whole(const Descriptor& socket, const T& message) {
     const std::string_view bytes = wire_bytes(message);
     return ::send(*socket, bytes.data(), bytes.size(), MSG_NOSIGNAL) == std::ssize(bytes);
 }
 
-/// Adds what has come, up to `bytes` and never beyond. False: it was closed before there were as many.
+/// Appends received bytes until `received` holds `bytes`, and never reads more. False: the connection was
+/// closed before that.
 bool receive_up_to(std::size_t bytes, const Descriptor& socket, std::string& received) {
     std::array<char, 256> part;
     while (received.size() < bytes) {
@@ -49,7 +50,7 @@ PendingConnections::PendingConnections(std::string key, std::size_t capacity)
     : key_(std::move(key)), capacity_(capacity) {}
 
 void PendingConnections::accept(const Listener& listener) {
-    // Not without end: the processes of the run have their turn, too.
+    // The number of accepts per call is limited, so that a flood cannot starve the run's own connections.
     for (std::size_t i = 0; i < capacity_; ++i) {
         Descriptor socket = accept_from(listener);
         if (*socket < 0) return;
@@ -63,15 +64,15 @@ void PendingConnections::accept(const Listener& listener) {
     }
 }
 
-void PendingConnections::advance(const Objection& objection_to, const Admission& admit) {
+void PendingConnections::advance(const RejectionReason& rejection_reason, const Admission& admit) {
     connections_.remove_if([&](Connection& connection) {
-        return advance(connection, objection_to, admit) == Progress::over ||
+        return advance(connection, rejection_reason, admit) == Progress::over ||
                SteadyClock::now() >= connection.deadline;
     });
 }
 
 PendingConnections::Progress PendingConnections::advance(Connection& connection,
-                                                         const Objection& objection_to,
+                                                         const RejectionReason& rejection_reason,
                                                          const Admission& admit) const {
     const std::size_t awaited = connection.greeting ? sizeof(Proof) : sizeof(Greeting);
     if (!receive_up_to(awaited, connection.socket, connection.received)) return Progress::over;
@@ -81,7 +82,8 @@ PendingConnections::Progress PendingConnections::advance(Connection& connection,
         !std::equal(handshake_magic.begin(), handshake_magic.begin() + of_magic, connection.received.begin()))
         return Progress::over;
     if (connection.received.size() < awaited) return Progress::waits;
-    return connection.greeting ? answer_proof(connection, objection_to, admit) : answer_greeting(connection);
+    return connection.greeting ? answer_proof(connection, rejection_reason, admit)
+                               : answer_greeting(connection);
 }
 
 PendingConnections::Progress PendingConnections::answer_greeting(Connection& connection) const {
@@ -91,7 +93,7 @@ PendingConnections::Progress PendingConnections::answer_greeting(Connection& con
 }
 
 PendingConnections::Progress PendingConnections::answer_proof(Connection& connection,
-                                                              const Objection& objection_to,
+                                                              const RejectionReason& rejection_reason,
                                                               const Admission& admit) const {
     const Handshake handshake(key_, *connection.greeting, connection.challenge);
     if (!is_same(message_from<Proof>(connection.received).code, handshake.proof())) {
@@ -99,10 +101,10 @@ PendingConnections::Progress PendingConnections::answer_proof(Connection& connec
         return Progress::over;
     }
     const Identity identity = identity_of(*connection.greeting);
-    const std::optional<std::string> objection = objection_to(identity);
-    const Verdict verdict = handshake.verdict(objection ? Verdict::Kind::refused : Verdict::Kind::accepted,
-                                              objection.value_or(""));
-    if (!send_whole(connection.socket, verdict) || objection) return Progress::over;
+    const std::optional<std::string> reason = rejection_reason(identity);
+    const Verdict verdict =
+        handshake.verdict(reason ? Verdict::Kind::refused : Verdict::Kind::accepted, reason.value_or(""));
+    if (!send_whole(connection.socket, verdict) || reason) return Progress::over;
     admit(identity,
           MessageStream(std::move(connection.socket), handshake.keys().mirrored(), max_bytes_to_root));
     return Progress::over;

@@ -1,12 +1,12 @@
 #pragma once
-/// ProcessGroup: the processes that train one model together, one for each GPU. It knows who they are,
-/// carries small texts between them (settings, addresses; tensors go through a Communicator), and watches
-/// over them, so that none waits for ever for another that is gone.
+/// ProcessGroup: the processes that train one model together, one for each GPU. The group exchanges small
+/// texts (settings, addresses; tensors go through a Communicator) and detects lost processes, so that no
+/// process waits for ever for one that is gone.
 ///
-/// The watch is a control connection of each process to rank 0, and a thread. A process that dies is known by
-/// its closed connection, at once; one that hangs by its silence, or by others' waiting for it, after
-/// `timeout`. Every process that is left is then told which rank it was, at which step, and what was waited
-/// for.
+/// Each process has a control connection to rank 0 and a thread that serves it. A process that dies is
+/// detected at once by its closed connection. A process that hangs is detected after `timeout`, by missing
+/// heartbeats or because the others wait for it. Every remaining process is then notified of the rank, the
+/// step and the operation that waited.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -19,23 +19,23 @@
 namespace gradtile {
 
 struct ProcessGroupOptions {
-    double timeout = 300.0;  ///< seconds a process may be silent, or waited for
-    /// Called with one line once a peer is lost, or once the timeout is over while MPI still starts: on
-    /// another thread, while the main thread may be stuck in a call that will never end. So it ends the
-    /// process, and does not return.
+    double timeout = 300.0;  ///< maximum seconds without a heartbeat, or in one wait for another process
+    /// Called with one line once a process is lost, or when MPI's start exceeds the timeout. The call is made
+    /// on another thread, and the main thread may be stuck in a call that never ends, so on_loss must end the
+    /// process and not return.
     std::function<void(const std::string& line)> on_loss = {};
 };
 
 class ProcessGroup {
   public:
-    /// A process of its own: rank 0 of 1. Exchanges return at once and nothing is watched.
+    /// A single process: rank 0 of 1. Exchanges return at once, and no thread is started.
     ProcessGroup();
-    /// Meets the others of `environment`, each of which proves that it knows the run's key (as rank 0 does):
-    /// GRADTILE_RUN_KEY, or one that rank 0 makes and hands out through MPI or a file of this user and host.
-    /// Throws Error naming the ranks that did not come within the timeout, the address that did not answer,
-    /// or what is wrong with the key.
+    /// Connects all processes of `environment`. Each process and rank 0 prove to each other that they know
+    /// the run's key: GRADTILE_RUN_KEY, or a key that rank 0 creates and distributes through MPI or through a
+    /// file of this user and host. Throws Error naming the ranks that did not connect within the timeout, the
+    /// address that did not answer, or the problem with the key.
     ProcessGroup(const RankEnvironment& environment, ProcessGroupOptions options);
-    /// Without leave() before it, the others take this process for lost.
+    /// Unless leave() was called, the others report this process as lost.
     ~ProcessGroup();
     ProcessGroup(const ProcessGroup&) = delete;
     ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -46,37 +46,38 @@ class ProcessGroup {
     bool is_alone() const { return size() == 1; }
     const RankEnvironment& environment() const { return environment_; }
 
-    // Exchanges, in which every process takes part, in the same order. Called from the main thread.
-    /// Rank 0's text, in every process.
+    // Collective exchanges: every process calls them in the same order, from its main thread.
+    /// Returns rank 0's text in every process.
     std::string broadcast(const std::string& text);
-    /// Everybody's text, by rank.
+    /// The texts of all processes, by rank.
     std::vector<std::string> all_gather(const std::string& text);
-    /// Throws the same Error everywhere when a process's text is not rank 0's: "WHAT differs between ranks:
-    /// ...", with the first JSON member that differs when both texts are JSON objects.
+    /// Throws the same Error in every process when one process's text differs from rank 0's: "WHAT differs
+    /// between ranks: ...", naming the first JSON member that differs when both texts are JSON objects.
     void require_equal(const std::string& what, const std::string& text);
 
-    /// Said on the way, for the line that a loss is told with.
-    void at_step(std::int64_t step);
-    /// While it lives, the main thread waits for others, for `what` ("the all-reduce of the gradients"): what
-    /// the timeout is measured by.
+    /// Records the current step, for the message that reports a loss.
+    void report_step(std::int64_t step);
+    /// While the returned object lives, the main thread counts as waiting for other processes in `what` ("the
+    /// all-reduce of the gradients"). The timeout limits the duration.
     class Waiting;
     [[nodiscard]] Waiting waiting(const char* what);
-    /// While it lives, the watch's thread calls `fault` between its signs of life. What that returns is why
-    /// this process cannot go on, though its main thread may wait for ever: all of them end with it.
+    /// While the returned object lives, the control thread calls `probe` with every heartbeat. A probe that
+    /// returns a text reports a fault of this process, for example of NCCL while the main thread is stuck in
+    /// it; all processes then end with that text.
     class Inspection;
-    using Fault = std::function<std::optional<std::string>()>;
-    [[nodiscard]] Inspection inspect(Fault fault);
+    using FaultProbe = std::function<std::optional<std::string>()>;
+    [[nodiscard]] Inspection inspect(FaultProbe probe);
 
-    /// The orderly end, once all have come to it.
+    /// Ends the run: returns once all processes have called it.
     void leave();
-    /// Tells the others that this process ends with an error, before it does. False: all of them end with the
-    /// same one, and another process is to print it.
+    /// Notifies the others that this process is about to end with an error. False: all processes end with the
+    /// same error, and another one prints it.
     bool fail(const std::string& message) noexcept;
 
   private:
     struct Watch;
     RankEnvironment environment_;
-    std::unique_ptr<Watch> watch_;  // none when alone
+    std::unique_ptr<Watch> watch_;  // null with one process
 };
 
 class ProcessGroup::Waiting {
@@ -99,7 +100,7 @@ class ProcessGroup::Inspection {
 
   private:
     friend class ProcessGroup;
-    Inspection(Watch* watch, Fault fault);
+    Inspection(Watch* watch, FaultProbe probe);
     Watch* watch_;
 };
 

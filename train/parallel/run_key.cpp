@@ -22,20 +22,20 @@ constexpr const char* advice =
     "; set GRADTILE_RUN_KEY to the same secret for every process instead (openssl rand -hex 32 makes one)";
 
 std::string key_directory() {
-    return concat("/tmp/gradtile-", ::geteuid());  // the same whatever TMPDIR is
+    return concat("/tmp/gradtile-", ::geteuid());  // not in TMPDIR, which may differ between processes
 }
 std::string key_name(int port) {
     return concat("port-", port, ".key");
 }
 
-/// Another user may have made the directory first, or put a link there.
+/// Checks owner and mode: another user may have created the directory, or a link in its place.
 Descriptor open_key_directory() {
     const std::string path = key_directory();
     Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     check(*directory >= 0, path, ": ", std::strerror(errno), advice);
     struct stat found {};
     check(::fstat(*directory, &found) == 0 && found.st_uid == ::geteuid() && (found.st_mode & 077) == 0, path,
-          ": expected a directory of this user that nobody else may use", advice);
+          ": expected a directory that belongs to this user and is closed to others (mode 0700)", advice);
     return directory;
 }
 
@@ -45,8 +45,8 @@ void check_run_key(const std::string& key) {
     const bool is_printable =
         std::all_of(key.begin(), key.end(), [](char c) { return c >= ' ' && c <= '~'; });
     check(key.size() >= min_key_length && key.size() <= max_key_length && is_printable,
-          "GRADTILE_RUN_KEY: ", key.size(), " characters; expected a secret of ", min_key_length, " to ",
-          max_key_length, " printable ones, such as openssl rand -hex 32 makes");
+          "GRADTILE_RUN_KEY: ", key.size(), " characters; expected ", min_key_length, " to ", max_key_length,
+          " printable characters, such as the output of openssl rand -hex 32");
 }
 
 std::string KeyFile::path(int port) {
@@ -54,7 +54,7 @@ std::string KeyFile::path(int port) {
 }
 
 KeyFile::KeyFile(int port, const std::string& key) : port_(port) {
-    ::mkdir(key_directory().c_str(), 0700);  // opening it says what is wrong
+    ::mkdir(key_directory().c_str(), 0700);  // open_key_directory() reports errors
     const Descriptor directory = open_key_directory();
     const std::string temporary = concat(key_name(port), '.', random_key().substr(0, 16));
     const Descriptor file(
@@ -76,12 +76,16 @@ std::string KeyFile::read(int port) {
     const Descriptor directory = open_key_directory();
     const Descriptor file(
         ::openat(*directory, key_name(port).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    check(*file >= 0, path(port), ": ", std::strerror(errno),
-          "; rank 0 there has met its processes already, or is another user's or container's", advice);
+    check(
+        *file >= 0, path(port), ": ", std::strerror(errno),
+        "; the processes of that rank 0 are all connected already, or it runs as another user or in another "
+        "container",
+        advice);
     struct stat found {};
     check(::fstat(*file, &found) == 0 && S_ISREG(found.st_mode) && found.st_uid == ::geteuid() &&
               (found.st_mode & 077) == 0,
-          path(port), ": expected a file of this user that nobody else may read", advice);
+          path(port), ": expected a file that belongs to this user and is closed to others (mode 0600)",
+          advice);
     std::array<char, max_key_length> text;
     const ssize_t bytes = ::read(*file, text.data(), text.size());
     check(bytes >= static_cast<ssize_t>(min_key_length), path(port), ": holds no key", advice);

@@ -1,25 +1,24 @@
 #pragma once
-/// The secret that the processes of a run share, so that rank 0 admits no other process.
+/// The secret key that all processes of a run share, so that rank 0 admits no other process.
 #include <string>
 
 namespace gradtile {
 
-/// Throws Error, naming the variable, unless the text of GRADTILE_RUN_KEY can be a secret: 32 to 1024
-/// printable characters.
+/// Throws Error unless the value of GRADTILE_RUN_KEY has 32 to 1024 printable characters.
 void check_run_key(const std::string& key);
 
-/// Where processes of one host and user find the key that rank 0 has made, when they were started without
-/// one: a file that only this user can read, in a directory that only this user can write to. It is named by
-/// the port at which rank 0 listens, which no two processes do at a time.
+/// A file through which rank 0 hands a new key to the other processes of the same host and user, when
+/// GRADTILE_RUN_KEY is not set. Only this user can read the file and write to its directory. The file is
+/// named after the port at which rank 0 listens, which is unique on a host.
 class KeyFile {
   public:
-    /// Replaces what a former run left. Throws Error when the directory is not this user's alone.
+    /// Replaces the file of an earlier run. Throws Error when others can access the directory.
     KeyFile(int port, const std::string& key);
     ~KeyFile();
     KeyFile(const KeyFile&) = delete;
     KeyFile& operator=(const KeyFile&) = delete;
 
-    /// Throws Error when there is none, or when others may have written it.
+    /// Throws Error when there is no file, or when others can access it.
     static std::string read(int port);
     static std::string path(int port);
 

@@ -8,14 +8,14 @@
 namespace gradtile {
 namespace {
 
-ShardBucket in_equal_parts(const FlatRange& range, int processes) {
+ShardBucket split_equally(const FlatRange& range, int processes) {
     ShardBucket bucket{.range = range, .parts = {}};
     const std::int64_t length = range.length / processes;
     for (int r = 0; r < processes; ++r) bucket.parts.push_back({{range.begin + r * length, length}, r});
     return bucket;
 }
 
-/// Owners by parameter, where `costs` are above 0; elsewhere the owner of the parameter before.
+/// One owner per parameter. Parameters of cost 0 have the owner of their predecessor.
 std::vector<int> owners_of(std::span<const double> costs, int processes) {
     std::vector<std::size_t> order(costs.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -41,14 +41,14 @@ void append(ShardBucket& bucket, const OwnedRange& part) {
     }
 }
 
-/// Buckets of parameters that are not cut, back to back from `begin` on.
-std::vector<ShardBucket> of_whole_parameters(std::span<const Parameter> parameters,
-                                             std::span<const int> owners, const FlatRange& within,
-                                             std::int64_t at_least) {
+/// Divides `within` into buckets at parameter borders; every parameter goes whole to its owner.
+std::vector<ShardBucket> buckets_of_whole_parameters(std::span<const Parameter> parameters,
+                                                     std::span<const int> owners, const FlatRange& within,
+                                                     std::int64_t min_elements) {
     std::vector<ShardBucket> buckets;
     std::int64_t begin = within.begin;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-        if (buckets.empty() || buckets.back().range.length >= at_least)
+        if (buckets.empty() || buckets.back().range.length >= min_elements)
             buckets.push_back({.range = {begin, 0}, .equal_parts = false, .parts = {}});
         const std::int64_t end = i + 1 < parameters.size() ? parameters[i + 1].offset() : within.end();
         append(buckets.back(), {{begin, end - begin}, owners[i]});
@@ -60,7 +60,7 @@ std::vector<ShardBucket> of_whole_parameters(std::span<const Parameter> paramete
 }  // namespace
 
 std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, const FlatRange& within,
-                                        std::int64_t at_least, std::int64_t multiple) {
+                                        std::int64_t min_elements, std::int64_t multiple) {
     std::vector<FlatRange> buckets;
     std::int64_t begin = within.begin;
     const auto cut_at = [&](std::int64_t end) {
@@ -70,7 +70,7 @@ std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, c
     for (const Parameter& parameter : parameters) {
         const std::int64_t border =
             std::min(within.begin + rounded_up(parameter.offset() - within.begin, multiple), within.end());
-        if (border - begin >= at_least) cut_at(border);
+        if (border - begin >= min_elements) cut_at(border);
     }
     if (begin < within.end()) cut_at(within.end());
     return buckets;
@@ -81,14 +81,15 @@ std::int64_t flat_multiple(int parts) {
 }
 
 std::vector<ShardBucket> shard_buckets(std::span<const Parameter> parameters, std::int64_t elements,
-                                       std::int64_t at_least, int processes, const WholeCost& whole_cost) {
+                                       std::int64_t min_elements, int processes,
+                                       const WholeCost& whole_cost) {
     const std::int64_t multiple = flat_multiple(processes);
     check(elements % multiple == 0, "shards: flat blocks of ", elements, " elements; expected a multiple of ",
           multiple);
     std::vector<ShardBucket> buckets;
     const auto cut_equally = [&](const FlatRange& within) {
-        for (const FlatRange& range : cut_into_buckets(parameters, within, at_least, multiple))
-            buckets.push_back(in_equal_parts(range, processes));
+        for (const FlatRange& range : cut_into_buckets(parameters, within, min_elements, multiple))
+            buckets.push_back(split_equally(range, processes));
     };
     std::vector<double> costs(parameters.size(), 0.0);
     if (whole_cost) std::ranges::transform(parameters, costs.begin(), whole_cost);
@@ -98,19 +99,20 @@ std::vector<ShardBucket> shard_buckets(std::span<const Parameter> parameters, st
         cut_equally({0, elements});
         return buckets;
     }
-    const auto last = std::find_if(costs.rbegin(), costs.rend(), is_whole).base();  // behind it
+    const auto last = std::find_if(costs.rbegin(), costs.rend(), is_whole).base();  // one past the last
     const auto begin = static_cast<std::size_t>(first - costs.begin());
     const auto count = static_cast<std::size_t>(last - first);
     const std::span<const Parameter> whole = parameters.subspan(begin, count);
-    // What no equal parts can be made of, less than `multiple` elements on either side, goes with them.
+    // Both borders move outwards to a multiple of `multiple`, because equal parts need one.
     const std::int64_t end = last == costs.end() ? elements : parameters[begin + count].offset();
-    const std::int64_t before = whole.front().offset() / multiple * multiple;
-    const std::int64_t behind = elements - (elements - end) / multiple * multiple;
-    if (before > 0) cut_equally({0, before});
+    const std::int64_t whole_begin = whole.front().offset() / multiple * multiple;
+    const std::int64_t whole_end = elements - (elements - end) / multiple * multiple;
+    if (whole_begin > 0) cut_equally({0, whole_begin});
     const std::vector<int> owners = owners_of(std::span(costs).subspan(begin, count), processes);
-    for (ShardBucket& bucket : of_whole_parameters(whole, owners, {before, behind - before}, at_least))
+    for (ShardBucket& bucket :
+         buckets_of_whole_parameters(whole, owners, {whole_begin, whole_end - whole_begin}, min_elements))
         buckets.push_back(std::move(bucket));
-    if (behind < elements) cut_equally({behind, elements - behind});
+    if (whole_end < elements) cut_equally({whole_end, elements - whole_end});
     return buckets;
 }
 

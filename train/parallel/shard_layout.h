@@ -1,6 +1,6 @@
 #pragma once
-/// How the flat blocks of a ParameterStore are cut into buckets, each one exchange between processes, and
-/// which process updates which stretch of a bucket under ZeRO-1.
+/// Divides the flat blocks of a ParameterStore into buckets (one exchange between processes each) and, under
+/// ZeRO-1, a bucket into the ranges that each process updates.
 #include <functional>
 #include <span>
 #include <vector>
@@ -9,17 +9,17 @@
 
 namespace gradtile {
 
-/// `within`, cut near borders of parameters into stretches that are multiples of `multiple` and hold
-/// `at_least` elements where there are as many. A large parameter is not cut: one exchange of it is faster
-/// than several.
+/// Cuts `within` into ranges near parameter borders. Lengths are multiples of `multiple` and at least
+/// `min_elements`, except for the last. A large parameter is not cut: one exchange of it is faster than
+/// several.
 std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, const FlatRange& within,
-                                        std::int64_t at_least, std::int64_t multiple);
+                                        std::int64_t min_elements, std::int64_t multiple);
 
-/// What the flat blocks' length must be a multiple of, for parts that are equal and aligned.
+/// The length of the flat blocks must be a multiple of this, so that parts are equal and aligned.
 std::int64_t flat_multiple(int parts);
 
-/// What updating a parameter costs, in any unit, where one process must update all of it, as Muon must with a
-/// matrix; 0 where it can be cut anywhere. Empty: every parameter can.
+/// The cost (in any unit) of updating a parameter that one process must update whole, as Muon must a matrix;
+/// 0 for parameters that can be cut. Empty: all parameters can be cut.
 using WholeCost = std::function<double(const Parameter&)>;
 
 struct OwnedRange {
@@ -30,19 +30,20 @@ struct OwnedRange {
 
 struct ShardBucket {
     FlatRange range;
-    bool equal_parts = true;        ///< parts[r] is process r's, all of one length
-    std::vector<OwnedRange> parts;  ///< back to back, all of the range
+    bool equal_parts = true;        ///< parts[r] belongs to process r, and all have the same length
+    std::vector<OwnedRange> parts;  ///< contiguous; together they are `range`
 };
 
-/// The buckets of flat blocks of `elements`, a multiple of flat_multiple(processes), and who updates what.
-/// Where every parameter can be cut, parts are equal. From the first parameter to the last one that must stay
-/// whole, parameters are handed out whole: the costliest first, each to the process with the least to do
-/// (Graham 1969: at most 4/3 of the best balance); what lies between them goes with its predecessor.
+/// Buckets and owners of flat blocks of `elements`, a multiple of flat_multiple(processes). Where every
+/// parameter can be cut, parts are equal. Between the first and the last parameter with a whole_cost,
+/// parameters are assigned whole: in order of decreasing cost, each to the process with the least load
+/// (Graham 1969: at most 4/3 of the optimal maximum load). Parameters of cost 0 in between go with their
+/// predecessor.
 std::vector<ShardBucket> shard_buckets(std::span<const Parameter> parameters, std::int64_t elements,
-                                       std::int64_t at_least, int processes,
+                                       std::int64_t min_elements, int processes,
                                        const WholeCost& whole_cost = {});
 
-/// The most elements that one process updates.
+/// The maximum number of elements that one process updates.
 std::int64_t largest_shard(std::span<const ShardBucket> buckets, int processes);
 
 }  // namespace gradtile

@@ -29,7 +29,7 @@ using std::chrono::milliseconds;
 constexpr int one = 1;
 
 void set_option(const Descriptor& socket, int level, int option, int value) {
-    // Each of them is a wish: a connection works without it.
+    // Errors are ignored: connections work without these options.
     static_cast<void>(::setsockopt(*socket, level, option, &value, sizeof value));
 }
 
@@ -38,15 +38,15 @@ int milliseconds_until(SteadyTime deadline) {
     return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
 }
 
-/// What a socket can be bound to.
+/// A numeric address for bind().
 struct LocalAddress {
     int family = AF_INET;
     in_addr v4{};
     in6_addr v6{};
 };
 
-/// What an address given as a number is bound to, or localhost.
-std::optional<LocalAddress> number_of(const std::string& address) {
+/// Parses a numeric address or "localhost"; nothing for other names.
+std::optional<LocalAddress> parse_numeric_address(const std::string& address) {
     LocalAddress found;
     if (::inet_pton(AF_INET, address == "localhost" ? "127.0.0.1" : address.c_str(), &found.v4) == 1)
         return found;
@@ -55,7 +55,7 @@ std::optional<LocalAddress> number_of(const std::string& address) {
     return std::nullopt;
 }
 
-/// The port that a socket was given.
+/// The local port of a bound socket.
 int port_of(const Descriptor& socket) {
     sockaddr_storage own{};
     socklen_t size = sizeof own;
@@ -65,7 +65,7 @@ int port_of(const Descriptor& socket) {
                                      : ntohs(reinterpret_cast<const sockaddr_in&>(own).sin_port);
 }
 
-/// Empty, with errno set, when the system does not allow it.
+/// Returns an empty Descriptor and sets errno on failure.
 Descriptor try_to_listen(const LocalAddress& address, int port) {
     Descriptor socket(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (*socket < 0) return {};
@@ -88,7 +88,7 @@ Descriptor try_to_listen(const LocalAddress& address, int port) {
     return socket;
 }
 
-/// IPv6 takes IPv4 as well, where there is IPv6.
+/// An IPv6 socket accepts IPv4 connections as well; IPv4 alone is the fallback for hosts without IPv6.
 Descriptor try_to_listen_everywhere(int port) {
     Descriptor socket = try_to_listen({.family = AF_INET6, .v6 = in6addr_any}, port);
     if (*socket < 0) socket = try_to_listen({.v4 = {htonl(INADDR_ANY)}}, port);
@@ -97,7 +97,7 @@ Descriptor try_to_listen_everywhere(int port) {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-/// Connects, waiting at most until the deadline; otherwise `problem` says why not.
+/// Connects before the deadline. On failure returns an empty Descriptor and sets `problem`.
 Descriptor try_to_connect(const addrinfo& address, SteadyTime deadline, std::string& problem) {
     Descriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     int error = *socket < 0 ? errno : 0;
@@ -141,9 +141,9 @@ Descriptor try_to_connect(const Address& address, SteadyTime deadline, std::stri
 WakeUp::WakeUp() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     check(*event_ >= 0, "control connection: ", std::strerror(errno));
 }
-void WakeUp::call() const noexcept {
+void WakeUp::notify() const noexcept {
     const std::uint64_t count = 1;
-    static_cast<void>(!::write(*event_, &count, sizeof count));  // full: it is awake already
+    static_cast<void>(!::write(*event_, &count, sizeof count));  // fails only when a notification is pending
 }
 void WakeUp::clear() const noexcept {
     std::uint64_t count = 0;
@@ -151,17 +151,17 @@ void WakeUp::clear() const noexcept {
 }
 
 bool is_loopback(const std::string& address) {
-    const std::optional<LocalAddress> number = number_of(address);
+    const std::optional<LocalAddress> number = parse_numeric_address(address);
     if (!number) return false;
     return number->family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&number->v6)
                                       : ntohl(number->v4.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
 Listener listen_at(const std::string& address, int port, SteadyTime deadline) {
-    const std::optional<LocalAddress> number = number_of(address);
+    const std::optional<LocalAddress> number = parse_numeric_address(address);
     while (true) {
         Descriptor socket = number ? try_to_listen(*number, port) : Descriptor();
-        // As behind a router that translates addresses: others know this host by one that it does not have.
+        // Behind a NAT router, other hosts reach this one through an address that none of its interfaces has.
         const bool is_elsewhere = number && !is_loopback(address) && *socket < 0 && errno == EADDRNOTAVAIL;
         if (!number || is_elsewhere) socket = try_to_listen_everywhere(port);
         if (*socket >= 0) {
@@ -170,7 +170,7 @@ Listener listen_at(const std::string& address, int port, SteadyTime deadline) {
         }
         const int error = errno;
         check(error == EADDRINUSE && SteadyClock::now() < deadline, "rank 0 cannot listen at port ", port,
-              " for the others: ", std::strerror(error));
+              ": ", std::strerror(error));
         std::this_thread::sleep_for(milliseconds(100));
     }
 }
@@ -196,8 +196,9 @@ Connected connect_to_one_of(const std::vector<Address>& addresses, SteadyTime de
     std::string problem = "no time to try", place;
     while (true) {
         for (const Address& address : addresses) {
-            const SteadyTime patience = std::min(deadline, SteadyClock::now() + std::chrono::seconds(2));
-            Descriptor socket = try_to_connect(address, patience, problem);
+            const SteadyTime attempt_deadline =
+                std::min(deadline, SteadyClock::now() + std::chrono::seconds(2));
+            Descriptor socket = try_to_connect(address, attempt_deadline, problem);
             if (*socket >= 0) return {std::move(socket), address};
             place = text_of(address);
         }
@@ -209,7 +210,7 @@ Connected connect_to_one_of(const std::vector<Address>& addresses, SteadyTime de
     }
 }
 
-std::vector<std::string> own_addresses() {
+std::vector<std::string> local_addresses() {
     std::vector<std::string> addresses;
     ifaddrs* found = nullptr;
     if (::getifaddrs(&found) == 0) {
@@ -224,7 +225,9 @@ std::vector<std::string> own_addresses() {
             if (::getnameinfo(at->ifa_addr, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0)
                 continue;
             const std::string address = text.data();
-            if (address.find('%') == std::string::npos) addresses.push_back(address);  // valid on a link only
+            const bool is_link_local =
+                address.find('%') != std::string::npos;  // not reachable from elsewhere
+            if (!is_link_local) addresses.push_back(address);
         }
     }
     std::array<char, 256> name{};

@@ -1,6 +1,6 @@
-// One rank of a check of every collective, against sums that each process can work out by itself. Started by
-// communicator_test.cpp through mpirun, or by hand on GPUs: communicator_process cuda, as rank RANK of
-// WORLD_SIZE. Prints what is wrong; the exit code is the number of wrong results, at most 100.
+// Checks every collective against values that each process computes alone. This program is one rank;
+// communicator_test.cpp starts it through mpirun. On GPUs it is started by hand: communicator_process cuda,
+// with RANK and WORLD_SIZE set. Wrong results are printed; the exit code is their number, at most 100.
 #include <cmath>
 #include <iostream>
 
@@ -11,7 +11,7 @@ using namespace gradtile;
 
 namespace {
 
-/// Small whole numbers, so that every sum is exact in every dtype.
+/// Small integers, so that every sum is exact in every dtype.
 double element(int rank, std::int64_t i) {
     return static_cast<double>((i * 7 + rank * 3) % 5);
 }
@@ -27,37 +27,37 @@ class Checks {
 
     void check_all(DType dtype, std::int64_t n) {
         const int rank = communicator_.rank(), size = communicator_.size();
-        const Tensor x = own(dtype, n);
+        const Tensor x = own_values(dtype, n);
         communicator_.all_reduce(ctx_, x);
         expect(x, "all_reduce", [&](std::int64_t i) { return sum_of_elements(size, i); });
 
-        const Tensor whole = own(dtype, n * size), part = zeros(ctx_, {n}, dtype);
+        const Tensor whole = own_values(dtype, n * size), part = zeros(ctx_, {n}, dtype);
         communicator_.reduce_scatter(ctx_, whole, part);
         expect(part, "reduce_scatter", [&](std::int64_t i) { return sum_of_elements(size, rank * n + i); });
-        const Tensor again = own(dtype, n * size);
-        communicator_.reduce_scatter(ctx_, again, again.slice(0, rank * n, n));
-        expect(again.slice(0, rank * n, n), "reduce_scatter in place",
+        const Tensor in_place_whole = own_values(dtype, n * size);
+        communicator_.reduce_scatter(ctx_, in_place_whole, in_place_whole.slice(0, rank * n, n));
+        expect(in_place_whole.slice(0, rank * n, n), "reduce_scatter in context",
                [&](std::int64_t i) { return sum_of_elements(size, rank * n + i); });
 
         const auto from_owner = [&](std::int64_t i) { return element(static_cast<int>(i / n), i % n); };
         const Tensor gathered = zeros(ctx_, {n * size}, dtype);
-        communicator_.all_gather(ctx_, own(dtype, n), gathered);
+        communicator_.all_gather(ctx_, own_values(dtype, n), gathered);
         expect(gathered, "all_gather", from_owner);
-        const Tensor in_place = zeros(ctx_, {n * size}, dtype);
-        copy(ctx_, in_place.slice(0, rank * n, n), own(dtype, n));
-        communicator_.all_gather(ctx_, in_place.slice(0, rank * n, n), in_place);
-        expect(in_place, "all_gather in place", from_owner);
+        const Tensor gathered_in_place = zeros(ctx_, {n * size}, dtype);
+        copy(ctx_, gathered_in_place.slice(0, rank * n, n), own_values(dtype, n));
+        communicator_.all_gather(ctx_, gathered_in_place.slice(0, rank * n, n), gathered_in_place);
+        expect(gathered_in_place, "all_gather in context", from_owner);
 
         for (int root = 0; root < size; ++root) {
-            const Tensor y = own(dtype, n);
+            const Tensor y = own_values(dtype, n);
             communicator_.broadcast(ctx_, y, root);
             expect(y, "broadcast", [&](std::int64_t i) { return element(root, i); });
         }
     }
-    int wrong() const { return wrong_; }
+    int wrong_results() const { return wrong_results_; }
 
   private:
-    Tensor own(DType dtype, std::int64_t n) const {
+    Tensor own_values(DType dtype, std::int64_t n) const {
         std::vector<std::int32_t> values;
         for (std::int64_t i = 0; i < n; ++i)
             values.push_back(static_cast<std::int32_t>(element(communicator_.rank(), i)));
@@ -67,34 +67,36 @@ class Checks {
     void expect(const Tensor& x, const char* what, Expected&& expected) {
         const std::vector<double> values = to_host(ctx_, x);
         for (std::size_t i = 0; i < values.size(); ++i) {
-            const double right = expected(static_cast<std::int64_t>(i));
-            if (values[i] == right) continue;
+            const double expected_value = expected(static_cast<std::int64_t>(i));
+            if (values[i] == expected_value) continue;
             std::cout << "rank " << communicator_.rank() << ": " << what << " of " << x << ": element " << i
-                      << " is " << values[i] << ", not " << right << '\n';
-            if (wrong_ < 100) ++wrong_;
+                      << " is " << values[i] << ", not " << expected_value << '\n';
+            if (wrong_results_ < 100) ++wrong_results_;
             return;
         }
     }
 
     Context ctx_;
     const Communicator& communicator_;
-    int wrong_ = 0;
+    int wrong_results_ = 0;
 };
 
-/// Sums of numbers that do not add up exactly: they must be the same everywhere.
+/// Counts the ranks whose sums differ from this rank's. The addends cause rounding, so the order of additions
+/// matters.
 int differences(const Context& ctx, const Communicator& communicator, ProcessGroup& group) {
     std::vector<double> values;
     for (int i = 0; i < 10'000; ++i) values.push_back(std::sin(1.0 + i + 17.0 * communicator.rank()));
     const Tensor x = from_host(ctx, values, {std::ssize(values)}, DType::f32);
     communicator.all_reduce(ctx, x);
     const std::vector<double> sums = to_host(ctx, x);
-    const std::string own(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
+    const std::string own_values(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
     std::string hexadecimal;
-    for (const char c : own) hexadecimal += concat(static_cast<int>(static_cast<unsigned char>(c)), ' ');
-    int wrong = 0;
-    for (const std::string& other : group.all_gather(hexadecimal)) wrong += other != hexadecimal;
-    if (wrong > 0) std::cout << "rank " << group.rank() << ": sums differ between ranks\n";
-    return wrong;
+    for (const char c : own_values)
+        hexadecimal += concat(static_cast<int>(static_cast<unsigned char>(c)), ' ');
+    int wrong_results = 0;
+    for (const std::string& other : group.all_gather(hexadecimal)) wrong_results += other != hexadecimal;
+    if (wrong_results > 0) std::cout << "rank " << group.rank() << ": sums differ between ranks\n";
+    return wrong_results;
 }
 
 }  // namespace
@@ -109,26 +111,26 @@ int main(int argc, char** argv) {
         const bool on_gpu = argc > 1 && std::string(argv[1]) == "cuda";
         const Context ctx = Context(on_gpu ? Device::cuda(environment.local_rank) : Device::cpu(), 1)
                                 .with_deterministic(true);
-        int wrong = 0;
+        int wrong_results = 0;
         {
             const auto communicator = make_communicator(ctx, group);
             const auto symmetric = communicator->symmetric_memory(ctx);
-            std::vector<Context> places = {ctx};
-            // Of one block: to come by one all processes must meet.
+            std::vector<Context> contexts = {ctx};
+            // One arena: each allocation of symmetric memory is a collective call.
             if (symmetric != ctx.allocator())
-                places.push_back(ctx.with_allocator(
+                contexts.push_back(ctx.with_allocator(
                     std::make_shared<Arena>(ctx.device(), std::size_t{1} << 30, symmetric)));
-            for (const Context& place : places) {
-                Checks checks(place, *communicator);
+            for (const Context& context : contexts) {
+                Checks checks(context, *communicator);
                 for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32})
                     for (const std::int64_t n : {1, 3, 1000, 100'003}) checks.check_all(dtype, n);
-                checks.check_all(DType::f32, 5'000'000);  // more than one exchange of MPI's carries
-                wrong += checks.wrong() + differences(place, *communicator, group);
+                checks.check_all(DType::f32, 5'000'000);  // needs several MPI calls
+                wrong_results += checks.wrong_results() + differences(context, *communicator, group);
             }
             communicator->barrier(ctx);
         }
         group.leave();
-        return wrong;
+        return wrong_results;
     } catch (const std::exception& error) {
         std::cerr << error.what() << '\n';
         return 102;

@@ -1,4 +1,4 @@
-// Collectives between processes that mpirun starts; communicator_process.cpp is one of them.
+// Collectives between processes; mpirun starts communicator_process for each rank.
 #include <cstdlib>
 
 #include <gtest/gtest.h>
@@ -26,12 +26,11 @@ class Collectives : public testing::TestWithParam<int> {
   protected:
     void SetUp() override {
         if (!mpi::is_available()) GTEST_SKIP() << "no MPI here";
-        if (std::system("command -v mpirun >/dev/null 2>&1") != 0)
-            GTEST_SKIP() << "there is no mpirun in PATH";
+        if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not in PATH";
     }
 };
 
-TEST_P(Collectives, AgreeWithWhatEachProcessWorksOut) {
+TEST_P(Collectives, MatchLocallyComputedResults) {
     EXPECT_EQ(run_under_mpi(GetParam(), GRADTILE_COMMUNICATOR_PROCESS " cpu"), 0);
 }
 

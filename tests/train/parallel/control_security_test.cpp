@@ -1,5 +1,5 @@
-// Who may take part in a run: strangers at rank 0's port, with and without an idea of the protocol, and
-// somebody on the way between two processes.
+// Security of the control connection: programs without the key at rank 0's port, with and without knowledge
+// of the protocol, and an attacker who changes messages between two processes.
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,25 +15,21 @@
 #include <gradtile/train/parallel/internal/start_deadline.h>
 #include <gradtile/train/parallel/run_key.h>
 
-namespace gradtile {
+namespace gradtile::test {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-using test::Ending;
-using test::ForkedRanks;
 using testing::HasSubstr;
 
 SteadyTime within(seconds time) {
     return SteadyClock::now() + time;
 }
 
-/// A connection to the port of a run, by somebody who writes bytes of his own.
-class Visitor {
+/// A connection to a run's port that sends arbitrary bytes.
+class RawConnection {
   public:
-    explicit Visitor(int port)
+    explicit RawConnection(int port)
         : socket_(connect_to_one_of({{"127.0.0.1", port}}, within(seconds(60))).socket) {}
-    explicit Visitor(Descriptor socket) : socket_(std::move(socket)) {}
+    explicit RawConnection(Descriptor socket) : socket_(std::move(socket)) {}
 
     void send(std::string_view bytes) const {
         static_cast<void>(!::send(*socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL));
@@ -69,28 +65,28 @@ class Visitor {
 /// Rank 0's hub, without the rest of its process.
 struct Hub {
     explicit Hub(int size) {
-        auto [own, of_hub] = connected_pair();
+        auto [own, hub_end] = connected_pair();
         const SessionKeys keys{random_digest(), random_digest()};
         stream.emplace(std::move(own), keys, 4096);
         Listener listener = listen_at("127.0.0.1", 0, within(seconds(5)));
         port = listener.port;
         hub = std::make_unique<ControlHub>(
-            std::move(listener), MessageStream(std::move(of_hub), keys.mirrored(), 4096),
+            std::move(listener), MessageStream(std::move(hub_end), keys.mirrored(), 4096),
             ControlHub::Options{.size = size, .timeout = 60.0, .version = "1", .key = key});
     }
-    /// How a process with that key is received.
-    std::string reception(const Identity& identity, const std::string& its_key) {
+    /// Connects as a process with `its_key`. Returns "accepted", "closed" or the reason of the refusal.
+    std::string connect(const Identity& identity, const std::string& its_key) {
         Descriptor socket = connect_to_one_of({{"127.0.0.1", port}}, within(seconds(60))).socket;
         try {
-            const auto keys = introduce(
-                socket, "here", identity, [&] { return its_key; }, within(seconds(60)));
-            if (keys) guests.emplace_back(std::move(socket), *keys, 4096);
-            return keys ? "welcome" : "closed";
+            const auto keys = authenticate_to_root(
+                socket, "the address", identity, [&] { return its_key; }, within(seconds(60)));
+            if (keys) admitted.emplace_back(std::move(socket), *keys, 4096);
+            return keys ? "accepted" : "closed";
         } catch (const Error& error) {
             return error.what();
         }
     }
-    /// The first message that is no heartbeat.
+    /// The next message to rank 0 that is not a heartbeat.
     std::optional<Message> next_of_own() {
         const SteadyTime deadline = within(seconds(60));
         while (SteadyClock::now() < deadline && stream->flush() && stream->receive()) {
@@ -104,37 +100,38 @@ struct Hub {
     std::string key = random_key();
     int port = 0;
     std::optional<MessageStream> stream;
-    std::vector<MessageStream> guests;
+    std::vector<MessageStream> admitted;
     std::unique_ptr<ControlHub> hub;
 };
 
-TEST(ControlSecurity, AProcessWithTheKeyIsAdmitted) {
+TEST(ControlSecurity, AdmitsAProcessWithTheKey) {
     Hub hub(3);
-    EXPECT_EQ(hub.reception({.rank = 2, .size = 3, .version = "1"}, hub.key), "welcome");
-    EXPECT_EQ(hub.reception({.rank = 1, .size = 3, .version = "1"}, hub.key), "welcome");
-    EXPECT_EQ(hub.next_of_own()->kind, Message::Kind::welcome);
+    EXPECT_EQ(hub.connect({.rank = 2, .size = 3, .version = "1"}, hub.key), "accepted");
+    EXPECT_EQ(hub.connect({.rank = 1, .size = 3, .version = "1"}, hub.key), "accepted");
+    EXPECT_EQ(hub.next_of_own()->kind, Message::Kind::all_connected);
 }
 
-TEST(ControlSecurity, AnotherVersionWorldOrRankIsRefusedByName) {
+TEST(ControlSecurity, RefusalNamesAWrongVersionWorldSizeOrRank) {
     Hub hub(3);
-    EXPECT_EQ(hub.reception({.rank = 1, .size = 3, .version = "9.9"}, hub.key),
+    EXPECT_EQ(hub.connect({.rank = 1, .size = 3, .version = "9.9"}, hub.key),
               "rank 0 refused this process: it is gradtile 9.9, rank 0 is gradtile 1");
-    EXPECT_EQ(hub.reception({.rank = 1, .size = 4, .version = "1"}, hub.key),
-              "rank 0 refused this process: its world has 4 processes, that of rank 0 has 3");
-    EXPECT_EQ(hub.reception({.rank = 3, .size = 3, .version = "1"}, hub.key),
+    EXPECT_EQ(hub.connect({.rank = 1, .size = 4, .version = "1"}, hub.key),
+              "rank 0 refused this process: it expects 4 processes, rank 0 expects 3");
+    EXPECT_EQ(hub.connect({.rank = 3, .size = 3, .version = "1"}, hub.key),
               "rank 0 refused this process: there is no rank 3 in a world of 3");
-    EXPECT_EQ(hub.reception({.rank = 0, .size = 3, .version = "1"}, hub.key),
-              "rank 0 refused this process: another process has come as rank 0 already");
+    EXPECT_EQ(hub.connect({.rank = 0, .size = 3, .version = "1"}, hub.key),
+              "rank 0 refused this process: another process is connected as rank 0 already");
 }
 
-TEST(ControlSecurity, WithoutTheKeyNobodyTakesARanksPlace) {
+TEST(ControlSecurity, RefusesAProcessWithoutTheKey) {
     Hub hub(2);
     const Identity missing{.rank = 1, .size = 2, .version = "1"};
-    EXPECT_EQ(hub.reception(missing, random_key()),
-              "rank 0 at here has another key than this process; expected the same GRADTILE_RUN_KEY in every "
-              "process, and no other run there");
-    EXPECT_THAT(hub.reception(missing, hub.key.substr(1)), HasSubstr("another key"));
-    const Visitor guesser(hub.port);
+    EXPECT_EQ(
+        hub.connect(missing, random_key()),
+        "rank 0 at the address has another key than this process; expected the same GRADTILE_RUN_KEY in "
+        "every process, and no other run there");
+    EXPECT_THAT(hub.connect(missing, hub.key.substr(1)), HasSubstr("another key"));
+    const RawConnection guesser(hub.port);
     guesser.send(wire_bytes(make_greeting(missing)));
     guesser.receive<Challenge>();
     guesser.send(wire_bytes(Proof{}));
@@ -142,41 +139,42 @@ TEST(ControlSecurity, WithoutTheKeyNobodyTakesARanksPlace) {
     EXPECT_EQ(verdict.kind, Verdict::Kind::wrong_key);
     EXPECT_EQ(verdict.code, Digest{}) << "rank 0 computes nothing for a process without the key";
     EXPECT_TRUE(guesser.is_closed());
-    EXPECT_EQ(hub.reception(missing, hub.key), "welcome");
+    EXPECT_EQ(hub.connect(missing, hub.key), "accepted");
 }
 
-TEST(ControlSecurity, AReplayedHandshakeProvesNothing) {
+TEST(ControlSecurity, RefusesAReplayedHandshake) {
     Hub hub(3);
     const Greeting greeting = make_greeting({.rank = 1, .size = 3, .version = "1"});
-    const Visitor genuine(hub.port);
+    const RawConnection genuine(hub.port);
     genuine.send(wire_bytes(greeting));
     const Handshake handshake(hub.key, greeting, genuine.receive<Challenge>());
     const Proof proof{handshake.proof()};
     genuine.send(wire_bytes(proof));
     EXPECT_EQ(genuine.receive<Verdict>().kind, Verdict::Kind::accepted);
-    const Visitor replaying(hub.port);
+    const RawConnection replaying(hub.port);
     replaying.send(wire_bytes(greeting));
     replaying.send(wire_bytes(proof));
     replaying.receive<Challenge>();
     EXPECT_EQ(replaying.receive<Verdict>().kind, Verdict::Kind::wrong_key);
 }
 
-/// Somebody who took rank 0's port, and sends back the process's own code, or rank 0's of another connection.
-TEST(ControlSecurity, AProcessTalksToNoFalseRankZero) {
+/// An impostor at rank 0's port either returns the process's own code or replays a verdict of another
+/// connection.
+TEST(ControlSecurity, ProcessRefusesAFalseRankZero) {
     const std::string key = random_key();
     const Greeting greeting = make_greeting({.rank = 1, .size = 2, .version = "1"});
     const Verdict old = Handshake(key, greeting, make_challenge()).verdict(Verdict::Kind::accepted);
     for (const bool reflects : {true, false}) {
         auto [own, other] = connected_pair();
-        std::thread impostor([&reflects, &old, visitor = Visitor(std::move(other))] {
-            visitor.receive<Greeting>();
-            visitor.send(wire_bytes(make_challenge()));
+        std::thread impostor([&reflects, &old, connection = RawConnection(std::move(other))] {
+            connection.receive<Greeting>();
+            connection.send(wire_bytes(make_challenge()));
             Verdict verdict = old;
-            const auto proof = visitor.receive<Proof>();
+            const auto proof = connection.receive<Proof>();
             if (reflects) verdict.code = proof.code;
-            visitor.send(wire_bytes(verdict));
+            connection.send(wire_bytes(verdict));
         });
-        EXPECT_THROW(introduce(
+        EXPECT_THROW(authenticate_to_root(
                          own, "here", {.rank = 1, .size = 2, .version = "1"}, [&] { return key; },
                          within(seconds(60))),
                      Error);
@@ -184,23 +182,23 @@ TEST(ControlSecurity, AProcessTalksToNoFalseRankZero) {
     }
 }
 
-TEST(ControlSecurity, AnotherProgramAtRankZerosPortIsNamed) {
+TEST(ControlSecurity, NamesAnotherProgramAtRankZerosPort) {
     for (const bool is_silent : {false, true}) {
         auto [own, other] = connected_pair();
-        const Visitor program(std::move(other));
+        const RawConnection program(std::move(other));
         if (!is_silent) program.send(std::string(4096, 'x'));
         try {
-            introduce(
+            authenticate_to_root(
                 own, "node0 port 1", {}, [] { return std::string(); },
                 SteadyClock::now() + milliseconds(300));
-            FAIL() << "it was taken for rank 0";
+            FAIL() << "the handshake succeeded";
         } catch (const Error& error) {
             EXPECT_EQ(
                 error.what(),
-                std::string(is_silent ? "rank 0 does not answer at node0 port 1: it took the connection "
-                                        "and said nothing"
-                                      : "what answers at node0 port 1 is not rank 0 of this gradtile; "
-                                        "another program, or another version of it?"));
+                std::string(is_silent ? "rank 0 does not answer at node0 port 1: it accepted the connection "
+                                        "and sent nothing"
+                                      : "the program that answers at node0 port 1 is not rank 0 of this "
+                                        "gradtile; is it another program, or another version of gradtile?"));
         }
     }
 }
@@ -210,57 +208,57 @@ std::string nested_cbor_arrays(std::size_t levels) {
     return "GTC1" + std::string(reinterpret_cast<const char*>(&length), 4) + std::string(levels, '\x81');
 }
 
-TEST(ControlSecurity, StrangersDoNoHarm) {
+TEST(ControlSecurity, InvalidConnectionsDoNotDisturbTheRun) {
     ForkedRanks ranks(3, 60.0);
     const auto body = [&](ProcessGroup& group) {
-        ranks.await(0, "strangers");
+        ranks.wait_for_mark(0, "connections made");
         for (int i = 0; i < 20; ++i) group.all_gather("x");
         group.leave();
     };
     ranks.start(0, body);
     std::mt19937 random(7);
-    std::vector<std::unique_ptr<Visitor>> visitors;
-    const auto visit = [&](std::string_view bytes) {
-        visitors.push_back(std::make_unique<Visitor>(ranks.port()));
-        visitors.back()->send(bytes);
+    std::vector<std::unique_ptr<RawConnection>> connections;
+    const auto connect = [&](std::string_view bytes) {
+        connections.push_back(std::make_unique<RawConnection>(ranks.port()));
+        connections.back()->send(bytes);
     };
-    const auto visit_all = [&] {
+    const auto connect_all = [&] {
         const Greeting greeting = make_greeting({.rank = 1, .size = 3, .version = "1"});
         const std::string hello(wire_bytes(greeting));
-        visit("");
-        visit("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
-        visit("GT");
-        visit(hello.substr(0, hello.size() / 2));
-        visit(hello);
-        visit(hello + hello + hello + hello);
-        visit(hello + std::string(sizeof(Proof), '\0'));
-        visit(hello + std::string(3'000'000, '\xff'));
-        visit(nested_cbor_arrays(50'000));
-        visit(std::string(3'000'000, 'x'));
+        connect("");
+        connect("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+        connect("GT");
+        connect(hello.substr(0, hello.size() / 2));
+        connect(hello);
+        connect(hello + hello + hello + hello);
+        connect(hello + std::string(sizeof(Proof), '\0'));
+        connect(hello + std::string(3'000'000, '\xff'));
+        connect(nested_cbor_arrays(50'000));
+        connect(std::string(3'000'000, 'x'));
         std::string noise(1000, ' ');
         for (char& c : noise) c = static_cast<char>(random());
-        visit(noise);
-        visit(hello.substr(0, 8) + noise);
-        for (int i = 0; i < 200; ++i) visit(i % 2 == 0 ? "" : hello);
+        connect(noise);
+        connect(hello.substr(0, 8) + noise);
+        for (int i = 0; i < 200; ++i) connect(i % 2 == 0 ? "" : hello);
     };
-    visit_all();
+    connect_all();
     ranks.start(1, body);
-    visit_all();
+    connect_all();
     ranks.start(2, body);
-    ranks.await_all("met");
-    visit_all();
-    ranks.mark(0, "strangers");
-    const std::vector<Ending> endings = ranks.endings();
-    for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(endings[rank].exit_code, 0) << endings[rank].said;
+    ranks.wait_for_mark_of_all("connected");
+    connect_all();
+    ranks.set_mark(0, "connections made");
+    const std::vector<Exit> exits = ranks.exits();
+    for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(exits[rank].exit_code, 0) << exits[rank].output;
 }
 
-/// Connects without a pause until it is ended.
+/// A process that opens connections without a pause until it is killed.
 class FloodingProcess {
   public:
     explicit FloodingProcess(int port) : process_(::fork()) {
         check(process_ >= 0, "cannot fork");
         if (process_ > 0) return;
-        std::vector<Visitor> held;
+        std::vector<RawConnection> held;
         while (true) {
             try {
                 held.emplace_back(connect_to_one_of({{"127.0.0.1", port}}, SteadyClock::now()).socket);
@@ -280,50 +278,50 @@ class FloodingProcess {
     pid_t process_;
 };
 
-TEST(ControlSecurity, ProcessesMeetWhileStrangersKeepComing) {
+TEST(ControlSecurity, ProcessesConnectDuringAConnectionFlood) {
     ForkedRanks ranks(4, 60.0);
     const auto meet = [&](ProcessGroup& group) { group.leave(); };
     ranks.start(0, meet);
-    { const Visitor first(ranks.port()); }  // rank 0 listens
+    { const RawConnection first(ranks.port()); }  // waits until rank 0 listens
     const FloodingProcess one(ranks.port()), another(ranks.port());
     for (const int rank : {1, 2, 3}) ranks.start(rank, meet);
-    const std::vector<Ending> endings = ranks.endings();
-    for (std::size_t rank = 0; rank < 4; ++rank) EXPECT_EQ(endings[rank].exit_code, 0) << endings[rank].said;
+    const std::vector<Exit> exits = ranks.exits();
+    for (std::size_t rank = 0; rank < 4; ++rank) EXPECT_EQ(exits[rank].exit_code, 0) << exits[rank].output;
 }
 
-TEST(ControlSecurity, TheOldestSilentStrangerIsDroppedWhenThereAreTooMany) {
+TEST(ControlSecurity, DropsTheOldestSilentConnectionWhenThereAreTooMany) {
     Hub hub(2);
-    std::vector<std::unique_ptr<Visitor>> visitors;
+    std::vector<std::unique_ptr<RawConnection>> connections;
     const auto start = SteadyClock::now();
-    for (int i = 0; i < 100; ++i) visitors.push_back(std::make_unique<Visitor>(hub.port));
-    EXPECT_TRUE(visitors.front()->is_closed());
-    EXPECT_LT(SteadyClock::now() - start, seconds(5)) << "only the time of a handshake has ended it";
-    EXPECT_EQ(hub.reception({.rank = 1, .size = 2, .version = "1"}, hub.key), "welcome");
+    for (int i = 0; i < 100; ++i) connections.push_back(std::make_unique<RawConnection>(hub.port));
+    EXPECT_TRUE(connections.front()->is_closed());
+    EXPECT_LT(SteadyClock::now() - start, seconds(5)) << "dropped only at the handshake's time limit";
+    EXPECT_EQ(hub.connect({.rank = 1, .size = 2, .version = "1"}, hub.key), "accepted");
 }
 
-TEST(ControlSecurity, ASilentStrangerIsDroppedAfterAWhile) {
+TEST(ControlSecurity, DropsASilentConnectionAfterTheHandshakeTime) {
     const Hub hub(2);
-    const Visitor silent(hub.port);
+    const RawConnection silent(hub.port);
     EXPECT_TRUE(silent.is_closed());
 }
 
-// ---- What follows the handshake ----
+// ---- Messages after the handshake ----
 
-/// One end, and what somebody on the way holds of the other.
-struct Line {
-    Line() {
+/// A receiving MessageStream, and the raw other end of its connection as an attacker controls it.
+struct Channel {
+    Channel() {
         auto [a, b] = connected_pair();
         wire.emplace(std::move(a));
         receiver.emplace(std::move(b), keys.mirrored(), 1000);
     }
-    /// What a sender with the keys writes.
+    /// The bytes that a sender with the keys writes.
     std::string frames_of(const std::vector<Message>& messages) const {
         auto [a, b] = connected_pair();
         MessageStream sender(std::move(a), keys, 1000);
         for (const Message& message : messages) sender.send(message);
         check(sender.flush(), "cannot send");
         std::string frames;
-        const Visitor reader(std::move(b));
+        const RawConnection reader(std::move(b));
         { const MessageStream closed = std::move(sender); }
         return reader.receive(1 << 20);
     }
@@ -347,7 +345,7 @@ struct Line {
     }
 
     const SessionKeys keys{random_digest(), random_digest()};
-    std::optional<Visitor> wire;
+    std::optional<RawConnection> wire;
     std::optional<MessageStream> receiver;
     int received = 0;
 };
@@ -355,12 +353,12 @@ struct Line {
 const Message some_message = {.rank = 3, .count = 4, .step = 5, .text = "text", .texts = {"a", "", "b"}};
 
 TEST(ControlSecurity, MessagesArriveAsTheyWereSent) {
-    Line line;
-    const std::string frames = line.frames_of({some_message, some_message});
-    line.wire->send(frames);
-    line.receiver->receive();
-    line.receiver->next();
-    const auto message = line.receiver->next();
+    Channel channel;
+    const std::string frames = channel.frames_of({some_message, some_message});
+    channel.wire->send(frames);
+    channel.receiver->receive();
+    channel.receiver->next();
+    const auto message = channel.receiver->next();
     ASSERT_TRUE(message.has_value());
     EXPECT_EQ(message->rank, 3);
     EXPECT_EQ(message->count, 4);
@@ -369,60 +367,60 @@ TEST(ControlSecurity, MessagesArriveAsTheyWereSent) {
     EXPECT_EQ(message->texts, some_message.texts);
 }
 
-TEST(ControlSecurity, EveryChangedBitOfAMessageIsNoticed) {
-    const std::size_t bits = 8 * Line().frames_of({some_message}).size();
+TEST(ControlSecurity, DetectsEveryChangedBitOfAMessage) {
+    const std::size_t bits = 8 * Channel().frames_of({some_message}).size();
     for (std::size_t bit = 0; bit < bits; ++bit) {
-        Line line;
-        std::string frame = line.frames_of({some_message, some_message});
+        Channel channel;
+        std::string frame = channel.frames_of({some_message, some_message});
         frame[bit / 8] = static_cast<char>(frame[bit / 8] ^ (1 << bit % 8));
-        // A changed length may ask for more than there is: then nothing is taken, either.
-        line.refusal(frame);
-        EXPECT_EQ(line.received, 0) << "bit " << bit;
+        // A changed length may announce more bytes than exist; no message is returned then, either.
+        channel.refusal(frame);
+        EXPECT_EQ(channel.received, 0) << "bit " << bit;
     }
 }
 
-TEST(ControlSecurity, ReplayedReorderedAndReflectedMessagesAreRefused) {
-    const auto in_parts = [](const Line& line) {
-        const std::string both = line.frames_of({some_message, some_message});
+TEST(ControlSecurity, RefusesReplayedReorderedAndReflectedMessages) {
+    const auto in_parts = [](const Channel& channel) {
+        const std::string both = channel.frames_of({some_message, some_message});
         return std::pair{both.substr(0, both.size() / 2), both.substr(both.size() / 2)};
     };
-    Line replayed;
+    Channel replayed;
     const auto [first, second] = in_parts(replayed);
     EXPECT_EQ(replayed.refusal(first), "");
-    EXPECT_EQ(replayed.refusal(first), "what is not its next message");
-    Line reordered;
-    EXPECT_EQ(reordered.refusal(in_parts(reordered).second), "what is not its next message");
-    Line reflected;
+    EXPECT_EQ(replayed.refusal(first), "a message out of sequence");
+    Channel reordered;
+    EXPECT_EQ(reordered.refusal(in_parts(reordered).second), "a message out of sequence");
+    Channel reflected;
     auto [a, b] = connected_pair();
     MessageStream same_end(std::move(a), reflected.keys.mirrored(), 1000);
     same_end.send(some_message);
     same_end.flush();
     { const MessageStream closed = std::move(same_end); }
-    EXPECT_EQ(reflected.refusal(Visitor(std::move(b)).receive(1 << 20)),
-              "a message that somebody else has changed");
+    EXPECT_EQ(reflected.refusal(RawConnection(std::move(b)).receive(1 << 20)),
+              "a message with a wrong authentication code");
 }
 
-TEST(ControlSecurity, MessagesThatAreNoneAreRefused) {
-    EXPECT_EQ(Line().refusal(std::string(8, '\0') + std::string(8, '\xff')),
+TEST(ControlSecurity, RefusesMalformedMessages) {
+    EXPECT_EQ(Channel().refusal(std::string(8, '\0') + std::string(8, '\xff')),
               "a message of 18446744073709551615 bytes; expected at most 1000");
     const auto refusal = [](const std::string& fields) {
-        Line line;
-        return line.refusal(line.frame(0, fields));
+        Channel channel;
+        return channel.refusal(channel.frame(0, fields));
     };
     const std::string numbers(1 + 3 * 8 + 8, '\0'), none(4, '\0'), most(4, '\xff');
     EXPECT_EQ(refusal(numbers + none + none), "");
-    EXPECT_EQ(refusal(""), "not a message");
-    EXPECT_EQ(refusal(numbers), "not a message");
-    EXPECT_EQ(refusal(numbers + most), "not a message");
-    EXPECT_EQ(refusal(numbers + none + most + std::string(900, '\0')), "not a message");
-    EXPECT_EQ(refusal(numbers + none + none + "x"), "not a message");
+    EXPECT_EQ(refusal(""), "a malformed message");
+    EXPECT_EQ(refusal(numbers), "a malformed message");
+    EXPECT_EQ(refusal(numbers + most), "a malformed message");
+    EXPECT_EQ(refusal(numbers + none + most + std::string(900, '\0')), "a malformed message");
+    EXPECT_EQ(refusal(numbers + none + none + "x"), "a malformed message");
     EXPECT_EQ(refusal("\x7f" + numbers.substr(1) + none + none), "a message of unknown kind");
     EXPECT_EQ(refusal(std::string(900, '\x81')), "a message of unknown kind");
 }
 
 // ---- Keys ----
 
-TEST(RunKey, IsReadByThisUserAlone) {
+TEST(RunKey, IsReadableByThisUserOnly) {
     const int port = test::free_port();
     const std::string path = KeyFile::path(port), key = random_key();
     EXPECT_EQ(key.size(), 64u);
@@ -447,24 +445,24 @@ TEST(RunKey, IsReadByThisUserAlone) {
     EXPECT_THROW(KeyFile::read(port), Error);
 }
 
-/// A directory or a link that another user put there first.
-TEST(RunKey, ADirectoryOfAnotherUserIsRefused) {
+/// Another user may create the directory first, or a link in its place.
+TEST(RunKey, RefusesADirectoryOfAnotherUser) {
     if (::geteuid() != 0) GTEST_SKIP() << "only root can be two users";
     const uid_t user = 60'000 + static_cast<uid_t>(::getpid() % 5000);
     const std::string directory = concat("/tmp/gradtile-", user);
     const auto refusal = [&] {
-        std::string said;
+        std::string output;
         EXPECT_EQ(::seteuid(user), 0);
         try {
             const KeyFile file(1, random_key());
         } catch (const Error& error) {
-            said = error.what();
+            output = error.what();
         }
         EXPECT_EQ(::seteuid(0), 0);
-        return said;
+        return output;
     };
     ASSERT_TRUE(std::filesystem::create_directory(directory));
-    EXPECT_THAT(refusal(), HasSubstr(directory));  // root's
+    EXPECT_THAT(refusal(), HasSubstr(directory));  // it belongs to root
     std::filesystem::remove(directory);
     ASSERT_EQ(::symlink("/tmp", directory.c_str()), 0);
     EXPECT_THAT(refusal(), HasSubstr(directory));
@@ -478,16 +476,16 @@ TEST(RunKey, ADirectoryOfAnotherUserIsRefused) {
     std::filesystem::remove_all(directory);
 }
 
-TEST(RunKey, WhatIsNoSecretIsRefused) {
+TEST(RunKey, RefusesKeysThatAreTooShortTooLongOrUnprintable) {
     check_run_key(random_key());
     for (const std::string& key : {std::string("secret"), std::string(1025, 'x'), std::string(64, '\n')})
         EXPECT_THROW(check_run_key(key), Error);
 }
 
-TEST(Listener, ListensOnlyWhereItIsTold) {
+TEST(Listener, ListensOnTheGivenAddressOnly) {
     EXPECT_TRUE(is_loopback("localhost") && is_loopback("127.0.1.1") && is_loopback("::1"));
     EXPECT_FALSE(is_loopback("10.0.0.1") || is_loopback("node0") || is_loopback("") || is_loopback("::"));
-    for (const std::string& address : own_addresses()) {
+    for (const std::string& address : local_addresses()) {
         const bool is_number = address.find_first_not_of("0123456789.") == std::string::npos;
         if (!is_number) continue;
         const Listener at_one = listen_at(address, 0, within(seconds(5)));
@@ -498,21 +496,21 @@ TEST(Listener, ListensOnlyWhereItIsTold) {
     }
 }
 
-TEST(StartDeadline, TellsWhatIsWaitedForOnceTheTimeIsOver) {
+TEST(StartDeadline, ReportsTheCurrentWaitAtTheDeadline) {
     std::atomic<int> calls = 0;
-    std::string told;
+    std::string reported;
     {
         StartDeadline deadline(SteadyClock::now() + milliseconds(100), [&](const std::string& waits_for) {
-            told = waits_for;
+            reported = waits_for;
             ++calls;
         });
-        deadline.waits_for("the first");
-        deadline.waits_for("the second");
+        deadline.set_waiting_for("the first");
+        deadline.set_waiting_for("the second");
         const SteadyTime end = within(seconds(60));
         while (calls == 0 && SteadyClock::now() < end) std::this_thread::sleep_for(milliseconds(1));
     }
     EXPECT_EQ(calls, 1);
-    EXPECT_EQ(told, "the second");
+    EXPECT_EQ(reported, "the second");
     {
         const StartDeadline in_time(within(seconds(600)), [&](const std::string&) { ++calls; });
     }
@@ -520,4 +518,4 @@ TEST(StartDeadline, TellsWhatIsWaitedForOnceTheTimeIsOver) {
 }
 
 }  // namespace
-}  // namespace gradtile
+}  // namespace gradtile::test

@@ -12,8 +12,9 @@ ParameterStore& store_of(ParameterStore& store, std::initializer_list<std::int64
     return store;
 }
 
-/// Back to back from 0 to the end, each a multiple.
-void expect_whole(const std::vector<FlatRange>& buckets, std::int64_t elements, std::int64_t multiple) {
+/// Expects contiguous buckets from 0 to `elements`, with lengths that are multiples of `multiple`.
+void expect_contiguous_cover(const std::vector<FlatRange>& buckets, std::int64_t elements,
+                             std::int64_t multiple) {
     std::int64_t end = 0;
     for (const FlatRange& bucket : buckets) {
         EXPECT_EQ(bucket.begin, end);
@@ -24,19 +25,20 @@ void expect_whole(const std::vector<FlatRange>& buckets, std::int64_t elements, 
     EXPECT_EQ(end, elements);
 }
 
-TEST(Buckets, CoverTheFlatBlocksInEqualParts) {
+TEST(Buckets, CoverTheFlatBlocks) {
     ParameterStore store;
     store_of(store, {1, 64, 1000, 77, 5000, 3, 3, 3, 640});
     for (const std::int64_t parts : {1, 2, 3, 4, 7}) {
         const std::int64_t multiple = flat_multiple(static_cast<int>(parts));
         const std::int64_t elements = (store.flat_elements() + multiple - 1) / multiple * multiple;
-        for (const std::int64_t at_least : {1, 100, 1000, 1'000'000})
-            expect_whole(cut_into_buckets(store.parameters(), {0, elements}, at_least, multiple), elements,
-                         multiple);
+        for (const std::int64_t min_elements : {1, 100, 1000, 1'000'000})
+            expect_contiguous_cover(
+                cut_into_buckets(store.parameters(), {0, elements}, min_elements, multiple), elements,
+                multiple);
     }
 }
 
-TEST(Buckets, AreCutWhereEnoughHasComeTogether) {
+TEST(Buckets, EndAtTheFirstBorderAfterTheMinimum) {
     ParameterStore store;
     store_of(store, {640, 640, 640, 640, 640});
     const std::vector<FlatRange> buckets =
@@ -51,7 +53,7 @@ TEST(Buckets, LeaveALargeParameterWhole) {
               (FlatRange{0, 6400}));
 }
 
-TEST(DataParallel, AloneExchangesNothing) {
+TEST(DataParallel, SingleProcessExchangesNothing) {
     const Context ctx(Device::cpu(), 1);
     ParameterStore store;
     store_of(store, {100, 200});
@@ -60,14 +62,14 @@ TEST(DataParallel, AloneExchangesNothing) {
     const auto communicator = make_communicator(ctx, group);
     DataParallel parallel(ctx, store, *communicator, {.sharded = true});
     EXPECT_FALSE(parallel.is_sharded());
-    EXPECT_FALSE(parallel.sum_beside_backward(ctx).gradient_complete);
-    EXPECT_FALSE(parallel.gather_beside_forward(ctx).before_use);
+    EXPECT_FALSE(parallel.overlap_sums_with_backward(ctx).gradient_complete);
+    EXPECT_FALSE(parallel.overlap_gather_with_forward(ctx).before_use);
     EXPECT_EQ(parallel.gradients().raw_data(), store.gradients().raw_data());
     parallel.finish_gradients(ctx);
     parallel.gather_values(ctx);
 }
 
-TEST(DataParallel, RefusesBlocksThatCannotBeSharedOutEqually) {
+TEST(DataParallel, RefusesBlocksThatCannotBeSplitEqually) {
     const Context ctx(Device::cpu(), 1);
     ParameterStore store;
     store_of(store, {100});

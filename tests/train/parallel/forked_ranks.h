@@ -1,5 +1,5 @@
 #pragma once
-/// A group whose processes are forked from the test.
+/// A process group whose processes are forked from the test.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,29 +22,33 @@
 
 namespace gradtile::test {
 
-/// How often the tests of faults repeat; more with GRADTILE_FAULT_ROUNDS.
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// Repetitions of the fault tests: GRADTILE_FAULT_ROUNDS, or 2.
 inline int fault_rounds() {
     const char* const rounds = std::getenv("GRADTILE_FAULT_ROUNDS");
     return rounds != nullptr ? std::atoi(rounds) : 2;
 }
 
-/// A port of this host that was free a moment ago.
+/// A port of this host that was just free.
 inline int free_port() {
     return listen_at("127.0.0.1", 0, SteadyClock::now()).port;
 }
 
-/// How a process ended, what it said, and how long after the fault.
-struct Ending {
+/// How a process ended, its last line, and the seconds since the call of exits().
+struct Exit {
     int exit_code = -1;
     int signal = 0;
-    std::string said;
+    std::string output;
     double seconds = 0.0;
 };
 
 class ForkedRanks {
   public:
     using Body = std::function<void(ProcessGroup& group)>;
-    /// Ends of a process: 0 when the body returns, 1 with what it threw, 3 with the line of a loss.
+    /// Exit codes: 0 when the body returns, 1 when it throws (output: the message), 3 when another process is
+    /// lost (output: the line).
     ForkedRanks(int size, double timeout) : size_(size), timeout_(timeout), port_(free_port()) {}
     ~ForkedRanks() {
         for (const auto& [process, rank] : running_) {
@@ -64,15 +68,15 @@ class ForkedRanks {
                 .key = key_};
     }
     int port() const { return port_; }
-    /// Of the processes started from here on.
+    /// Applies to processes that are started later.
     void set_timeout(double timeout) { timeout_ = timeout; }
-    /// Without it rank 0 leaves one for the others in a file.
+    /// Without a key, rank 0 hands one to the others through a KeyFile.
     void set_key(const std::string& key) { key_ = key; }
 
     void start(int rank, const Body& body) { start(environment(rank), rank, body); }
-    /// `place` is where its ending is found.
+    /// `place` is the index of the process in exits().
     void start(const RankEnvironment& environment, int place, const Body& body) {
-        const std::string file = (said_ / concat("rank", place)).string();
+        const std::string file = (directory_ / concat("rank", place)).string();
         const pid_t process = fork();
         check(process >= 0, "cannot fork");
         if (process > 0) {
@@ -86,7 +90,7 @@ class ForkedRanks {
         try {
             ProcessGroup group(environment, {.timeout = timeout_,
                                              .on_loss = [&](const std::string& line) { end(3, line); }});
-            mark(place, "met");
+            set_mark(place, "connected");
             body(group);
         } catch (const std::exception& error) {
             end(1, error.what());
@@ -97,50 +101,52 @@ class ForkedRanks {
         for (int rank = 0; rank < size_; ++rank) start(rank, body);
     }
 
-    /// Leaves a sign for the test, from a process.
-    void mark(int place, const std::string& what) const { std::ofstream(said_ / concat(what, place)) << "x"; }
-    /// Waits for such a sign.
-    void await(int place, const std::string& what) const {
-        const auto deadline = SteadyClock::now() + std::chrono::seconds(60);
-        while (!exists(said_ / concat(what, place))) {
-            check(SteadyClock::now() < deadline, "rank ", place, " never came to '", what, "'");
-            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    /// Called by a process: creates a marker file for the test.
+    void set_mark(int place, const std::string& what) const {
+        std::ofstream(directory_ / concat(what, place)) << "x";
+    }
+    /// Waits for such a marker file.
+    void wait_for_mark(int place, const std::string& what) const {
+        const auto deadline = SteadyClock::now() + seconds(60);
+        while (!exists(directory_ / concat(what, place))) {
+            check(SteadyClock::now() < deadline, "rank ", place, " never set the mark '", what, "'");
+            std::this_thread::sleep_for(milliseconds(2));
         }
     }
-    void await_all(const std::string& what) const {
-        for (int rank = 0; rank < size_; ++rank) await(rank, what);
+    void wait_for_mark_of_all(const std::string& what) const {
+        for (int rank = 0; rank < size_; ++rank) wait_for_mark(rank, what);
     }
 
     void send(int place, int signal) const {
-        for (const auto& [process, its_place] : running_)
-            if (its_place == place) signal_process(process, signal);
+        for (const auto& [process, place_of_process] : running_)
+            if (place_of_process == place) signal_process(process, signal);
     }
 
-    /// Waits for all but those that are stopped; by place.
-    std::vector<Ending> endings(int but = -1) {
+    /// Waits for all processes except the one at `except`, which is stopped. Indexed by place.
+    std::vector<Exit> exits(int except = -1) {
         const auto start = SteadyClock::now();
-        std::vector<Ending> endings(static_cast<std::size_t>(size_) + extra_places);
+        std::vector<Exit> exits(static_cast<std::size_t>(size_) + extra_places);
         const auto awaited = [&] {
             return std::any_of(running_.begin(), running_.end(),
-                               [&](const auto& r) { return r.second != but; });
+                               [&](const auto& r) { return r.second != except; });
         };
         while (awaited()) {
             std::erase_if(running_, [&](const auto& r) {
                 int status = 0;
-                if (r.second == but || waitpid(r.first, &status, WNOHANG) != r.first) return false;
-                Ending& ending = endings[static_cast<std::size_t>(r.second)];
-                if (WIFEXITED(status)) ending.exit_code = WEXITSTATUS(status);
-                if (WIFSIGNALED(status)) ending.signal = WTERMSIG(status);
-                std::ostringstream said;
-                said << std::ifstream(said_ / concat("rank", r.second)).rdbuf();
-                ending.said = said.str();
-                ending.seconds = std::chrono::duration<double>(SteadyClock::now() - start).count();
+                if (r.second == except || waitpid(r.first, &status, WNOHANG) != r.first) return false;
+                Exit& exit = exits[static_cast<std::size_t>(r.second)];
+                if (WIFEXITED(status)) exit.exit_code = WEXITSTATUS(status);
+                if (WIFSIGNALED(status)) exit.signal = WTERMSIG(status);
+                std::ostringstream output;
+                output << std::ifstream(directory_ / concat("rank", r.second)).rdbuf();
+                exit.output = output.str();
+                exit.seconds = std::chrono::duration<double>(SteadyClock::now() - start).count();
                 return true;
             });
-            check(SteadyClock::now() - start < std::chrono::seconds(120), "processes of the group hang");
-            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+            check(SteadyClock::now() - start < seconds(120), "processes of the group hang");
+            std::this_thread::sleep_for(milliseconds(2));
         }
-        return endings;
+        return exits;
     }
 
   private:
@@ -149,7 +155,7 @@ class ForkedRanks {
     double timeout_;
     int port_;
     std::string key_;
-    TemporaryDirectory said_;
+    TemporaryDirectory directory_;
     std::vector<std::pair<pid_t, int>> running_;
 };
 

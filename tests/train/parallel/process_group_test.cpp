@@ -10,45 +10,40 @@
 #include <gradtile/train/parallel/internal/authentication.h>
 #include <gradtile/train/parallel/internal/control_message.h>
 
-namespace gradtile {
+namespace gradtile::test {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-using test::Ending;
-using test::fault_rounds;
-using test::ForkedRanks;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-// Promised: a killed process is known within 5 s, one that hangs within the timeout + 5 s. Sanitizers slow
-// everything down, so only what would be a hang fails.
+// docs/multi_node.md promises: a killed process is detected within 5 s, a hanging one within the timeout + 5
+// s.
 constexpr double killed_seconds = 5.0;
 constexpr double slack_seconds = 5.0;
 
-void sleep_for_ever() {
+void sleep_forever() {
     std::this_thread::sleep_for(seconds(100));
 }
 
-int some_rank(int size) {
+int random_rank(int size) {
     static std::mt19937 random(std::random_device{}());
     return static_cast<int>(random() % static_cast<unsigned>(size));
 }
 
-TEST(ProcessGroup, AloneExchangesWithItself) {
+TEST(ProcessGroup, SingleProcessExchangesWithItself) {
     ProcessGroup group;
     EXPECT_EQ(group.rank(), 0);
     EXPECT_EQ(group.size(), 1);
     EXPECT_EQ(group.broadcast("a"), "a");
     EXPECT_EQ(group.all_gather("b"), std::vector<std::string>{"b"});
     group.require_equal("config", "{}");
-    group.at_step(1);
+    group.report_step(1);
     { const auto waiting = group.waiting("nothing"); }
     {
-        const auto inspection = group.inspect([] { return std::optional<std::string>("nobody asks"); });
+        const auto inspection = group.inspect([] { return std::optional<std::string>("never called"); });
     }
-    EXPECT_TRUE(group.fail("nobody hears it"));
+    EXPECT_TRUE(group.fail("an error"));
     group.leave();
     EXPECT_TRUE(ProcessGroup(RankEnvironment{}, {}).is_alone());
 }
@@ -70,20 +65,20 @@ TEST(ProcessGroup, ExchangesTexts) {
         check(group.all_gather(longest).back() == longest, "the longest text");
         group.leave();
     });
-    for (const Ending& ending : ranks.endings()) {
-        EXPECT_EQ(ending.said, "");
+    for (const Exit& exit : ranks.exits()) {
+        EXPECT_EQ(exit.output, "");
     }
 }
 
-TEST(ProcessGroup, RefusesATextThatIsTooLong) {
+TEST(ProcessGroup, RefusesATextAboveTheLimit) {
     ForkedRanks ranks(2, 60.0);
     ranks.start_all([](ProcessGroup& group) { group.broadcast(std::string(max_exchanged_bytes + 1, 'x')); });
-    EXPECT_EQ(ranks.endings()[0].said, "process group: a text of 1048577 bytes; expected at most 1048576");
+    EXPECT_EQ(ranks.exits()[0].output, "process group: a text of 1048577 bytes; expected at most 1048576");
 }
 
-/// For what all processes throw alike: none ends before the others have come to it, and is taken for lost.
+/// For errors that all processes throw: leaves the group first, so that no process is reported as lost.
 template <class Body>
-void fail_together(ProcessGroup& group, Body&& body) {
+void fail_collectively(ProcessGroup& group, Body&& body) {
     try {
         body();
     } catch (const Error&) {
@@ -98,225 +93,226 @@ TEST(ProcessGroup, NamesTheFirstMemberThatDiffers) {
         group.require_equal("settings", R"({"batch": 12, "lr": 0.1})");
         const char* const texts[] = {R"({"batch": 12, "lr": 0.1})", R"({"batch": 12, "lr": 0.1})",
                                      R"({"batch": 16, "lr": 0.2})"};
-        fail_together(group, [&] { group.require_equal("settings", texts[group.rank()]); });
+        fail_collectively(group, [&] { group.require_equal("settings", texts[group.rank()]); });
     });
-    const std::vector<Ending> endings = ranks.endings();
+    const std::vector<Exit> exits = ranks.exits();
     for (std::size_t rank = 0; rank < 3; ++rank)
-        EXPECT_EQ(endings[rank].said,
+        EXPECT_EQ(exits[rank].output,
                   "settings differs between ranks: batch is 12 on rank 0 and 16 on rank 2");
 }
 
-TEST(ProcessGroup, NamesMembersAndTextsThatOnlySomeHave) {
+TEST(ProcessGroup, NamesMissingMembersAndDifferentTexts) {
     ForkedRanks ranks(2, 60.0);
     ranks.start_all([](ProcessGroup& group) {
         try {
             group.require_equal("config", group.is_root() ? R"({"a": 1})" : R"({"a": 1, "b": "x"})");
         } catch (const Error& error) {
-            check(error.what() == std::string("config differs between ranks: b is not there on rank 0 and "
+            check(error.what() == std::string("config differs between ranks: b is missing on rank 0 and "
                                               "\"x\" on rank 1"),
                   error.what());
         }
-        fail_together(group, [&] { group.require_equal("version", group.is_root() ? "1" : "2"); });
+        fail_collectively(group, [&] { group.require_equal("version", group.is_root() ? "1" : "2"); });
     });
-    EXPECT_EQ(ranks.endings()[1].said, "version differs between ranks: '1' on rank 0 and '2' on rank 1");
+    EXPECT_EQ(ranks.exits()[1].output, "version differs between ranks: '1' on rank 0 and '2' on rank 1");
 }
 
-TEST(ProcessGroup, ADifferenceIsNamedInAShortLine) {
+TEST(ProcessGroup, DifferenceMessageIsShort) {
     ForkedRanks ranks(2, 60.0);
     ranks.start_all([](ProcessGroup& group) {
         const std::string text(700'000, group.is_root() ? 'a' : 'b');
-        fail_together(group, [&] { group.require_equal("settings", "{\"data\": \"" + text + "\"}"); });
+        fail_collectively(group, [&] { group.require_equal("settings", "{\"data\": \"" + text + "\"}"); });
     });
-    const std::string said = ranks.endings()[1].said;
-    EXPECT_THAT(said, StartsWith("settings differs between ranks: data is \"aaa"));
-    EXPECT_LT(said.size(), 500u);
+    const std::string output = ranks.exits()[1].output;
+    EXPECT_THAT(output, StartsWith("settings differs between ranks: data is \"aaa"));
+    EXPECT_LT(output.size(), 500u);
 }
 
-TEST(ProcessGroup, LeavesInAnyOrder) {
+TEST(ProcessGroup, ProcessesMayLeaveInAnyOrder) {
     ForkedRanks ranks(4, 60.0);
     ranks.start_all([](ProcessGroup& group) {
         std::this_thread::sleep_for(milliseconds(50 * ((group.rank() + 2) % 4)));
         group.leave();
         std::this_thread::sleep_for(milliseconds(50 * group.rank()));
     });
-    const std::vector<Ending> endings = ranks.endings();
+    const std::vector<Exit> exits = ranks.exits();
     for (std::size_t rank = 0; rank < 4; ++rank) {
-        EXPECT_EQ(endings[rank].exit_code, 0);
-        EXPECT_EQ(endings[rank].said, "");
+        EXPECT_EQ(exits[rank].exit_code, 0);
+        EXPECT_EQ(exits[rank].output, "");
     }
 }
 
 // ---- Faults ----
 
-/// Everybody's main thread is stuck in a collective that never ends.
-void train_for_ever(const ForkedRanks& ranks, ProcessGroup& group) {
-    group.at_step(41);
+/// Simulates a main thread that is stuck in a collective.
+void wait_forever(const ForkedRanks& ranks, ProcessGroup& group) {
+    group.report_step(41);
     const auto waiting = group.waiting("the all-reduce of the gradients");
-    ranks.mark(group.rank(), "stuck");
-    sleep_for_ever();
+    ranks.set_mark(group.rank(), "stuck");
+    sleep_forever();
 }
 
-void expect_told(const std::vector<Ending>& endings, int size, int victim, const std::string& line,
-                 double within) {
+void expect_notified(const std::vector<Exit>& exits, int size, int victim, const std::string& line,
+                     double within) {
     for (int rank = 0; rank < size; ++rank) {
         if (rank == victim) continue;
-        const Ending& ending = endings[static_cast<std::size_t>(rank)];
-        EXPECT_EQ(ending.exit_code, 3) << "rank " << rank << ": " << ending.said;
-        EXPECT_EQ(ending.said,
+        const Exit& exit = exits[static_cast<std::size_t>(rank)];
+        EXPECT_EQ(exit.exit_code, 3) << "rank " << rank << ": " << exit.output;
+        EXPECT_EQ(exit.output,
                   concat(line, "; rank ", rank, " waited for it in the all-reduce of the gradients"));
-        EXPECT_LT(ending.seconds, within);
+        EXPECT_LT(exit.seconds, within);
     }
 }
 
-TEST(ProcessGroup, EveryoneIsToldOfAProcessThatIsKilled) {
+TEST(ProcessGroup, NotifiesAllOfAKilledProcess) {
     for (int round = 0; round < fault_rounds(); ++round) {
-        for (const int victim : {0, 1 + some_rank(3)}) {
+        for (const int victim : {0, 1 + random_rank(3)}) {
             ForkedRanks ranks(4, 60.0);
-            ranks.start_all([&](ProcessGroup& group) { train_for_ever(ranks, group); });
-            ranks.await_all("stuck");
+            ranks.start_all([&](ProcessGroup& group) { wait_forever(ranks, group); });
+            ranks.wait_for_mark_of_all("stuck");
             ranks.send(victim, SIGKILL);
-            expect_told(ranks.endings(), 4, victim,
-                        concat("rank ", victim, " was lost at step 41 (its connection closed)"),
-                        killed_seconds);
+            expect_notified(ranks.exits(), 4, victim,
+                            concat("rank ", victim, " was lost at step 41 (its connection closed)"),
+                            killed_seconds);
         }
     }
 }
 
-TEST(ProcessGroup, EveryoneIsToldOfAProcessThatIsStopped) {
+TEST(ProcessGroup, NotifiesAllOfAStoppedProcess) {
     const double timeout = 2.0;
     for (int round = 0; round < fault_rounds(); ++round) {
-        for (const int victim : {0, 1 + some_rank(3)}) {
+        for (const int victim : {0, 1 + random_rank(3)}) {
             ForkedRanks ranks(4, timeout);
-            ranks.start_all([&](ProcessGroup& group) { train_for_ever(ranks, group); });
-            ranks.await_all("stuck");
+            ranks.start_all([&](ProcessGroup& group) { wait_forever(ranks, group); });
+            ranks.wait_for_mark_of_all("stuck");
             ranks.send(victim, SIGSTOP);
-            const std::vector<Ending> endings = ranks.endings(/*but=*/victim);
+            const std::vector<Exit> exits = ranks.exits(/*except=*/victim);
             for (int rank = 0; rank < 4; ++rank) {
                 if (rank == victim) continue;
-                const Ending& ending = endings[static_cast<std::size_t>(rank)];
-                EXPECT_EQ(ending.exit_code, 3) << ending.said;
-                EXPECT_THAT(ending.said,
+                const Exit& exit = exits[static_cast<std::size_t>(rank)];
+                EXPECT_EQ(exit.exit_code, 3) << exit.output;
+                EXPECT_THAT(exit.output,
                             AllOf(StartsWith(concat("rank ", victim, " was lost at step 41 (")),
                                   HasSubstr(concat("; rank ", rank,
                                                    " waited for it in the all-reduce of the gradients"))));
-                EXPECT_LT(ending.seconds, timeout + slack_seconds);
+                EXPECT_LT(exit.seconds, timeout + slack_seconds);
             }
         }
     }
 }
 
-/// As when mpirun wakes a stopped rank 0 because another one has given it up: rank 0 finds that one gone, and
-/// what it tells the rest must not be that.
-TEST(ProcessGroup, RankZeroStoppedAndWokenIsTheOneThatIsNamed) {
+/// mpirun continues a stopped rank 0 when another process has ended. Rank 0 then finds that process gone, but
+/// must report itself as the lost rank.
+TEST(ProcessGroup, NamesRankZeroAfterItWasStoppedAndContinued) {
     ForkedRanks ranks(3, 3.0);
-    ranks.start(0, [&](ProcessGroup& group) { train_for_ever(ranks, group); });
-    ranks.start(2, [&](ProcessGroup& group) { train_for_ever(ranks, group); });
-    ranks.set_timeout(60.0);  // it cannot find out by itself
-    ranks.start(1, [&](ProcessGroup& group) { train_for_ever(ranks, group); });
-    ranks.await_all("stuck");
+    ranks.start(0, [&](ProcessGroup& group) { wait_forever(ranks, group); });
+    ranks.start(2, [&](ProcessGroup& group) { wait_forever(ranks, group); });
+    ranks.set_timeout(60.0);  // rank 1 can learn of the loss from rank 0 only
+    ranks.start(1, [&](ProcessGroup& group) { wait_forever(ranks, group); });
+    ranks.wait_for_mark_of_all("stuck");
     ranks.send(0, SIGSTOP);
-    ranks.await(2, "rank");
-    std::this_thread::sleep_for(milliseconds(200));  // its process ends, its connection closes
+    ranks.wait_for_mark(2, "rank");
+    std::this_thread::sleep_for(milliseconds(200));  // rank 2's connection closes
     ranks.send(0, SIGCONT);
-    const std::vector<Ending> endings = ranks.endings();
+    const std::vector<Exit> exits = ranks.exits();
     for (std::size_t rank = 0; rank < 3; ++rank) {
-        EXPECT_EQ(endings[rank].exit_code, 3);
-        EXPECT_THAT(endings[rank].said, StartsWith("rank 0 was lost at step 41 ("));
+        EXPECT_EQ(exits[rank].exit_code, 3);
+        EXPECT_THAT(exits[rank].output, StartsWith("rank 0 was lost at step 41 ("));
     }
 }
 
-TEST(ProcessGroup, AProcessThatWasStoppedForAShortWhileIsNotLost) {
+TEST(ProcessGroup, ToleratesAShortStop) {
     ForkedRanks ranks(3, 30.0);
     ranks.start_all([&](ProcessGroup& group) {
         for (int i = 0; i < 20; ++i) {
             group.all_gather("x");
-            ranks.mark(group.rank(), "begun");
+            ranks.set_mark(group.rank(), "begun");
             std::this_thread::sleep_for(milliseconds(20));
         }
         group.leave();
     });
-    ranks.await_all("begun");
+    ranks.wait_for_mark_of_all("begun");
     for (const int rank : {0, 1}) {
         ranks.send(rank, SIGSTOP);
         std::this_thread::sleep_for(milliseconds(300));
         ranks.send(rank, SIGCONT);
     }
-    const std::vector<Ending> endings = ranks.endings();
-    for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(endings[rank].exit_code, 0) << endings[rank].said;
+    const std::vector<Exit> exits = ranks.exits();
+    for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(exits[rank].exit_code, 0) << exits[rank].output;
 }
 
-TEST(ProcessGroup, WhoDoesNotComeIsNamed) {
+TEST(ProcessGroup, NamesTheRankThatMissesACollective) {
     for (const int victim : {0, 2}) {
         ForkedRanks ranks(3, 1.0);
         ranks.start_all([&](ProcessGroup& group) {
-            group.at_step(7);
-            if (group.rank() == victim) sleep_for_ever();  // it lives, and never comes to the collective
+            group.report_step(7);
+            if (group.rank() == victim) sleep_forever();  // alive, but never enters the collective
             const auto waiting = group.waiting("the all-reduce of the gradients");
-            sleep_for_ever();
+            sleep_forever();
         });
-        const std::vector<Ending> endings = ranks.endings();
-        expect_told(endings, 3, victim,
-                    concat("rank ", victim, " was lost at step 7 (the others waited for 1 s)"),
-                    1.0 + slack_seconds);
-        // It hears so itself.
-        EXPECT_EQ(endings[static_cast<std::size_t>(victim)].exit_code, 3);
-        EXPECT_EQ(endings[static_cast<std::size_t>(victim)].said,
+        const std::vector<Exit> exits = ranks.exits();
+        expect_notified(exits, 3, victim,
+                        concat("rank ", victim, " was lost at step 7 (the others waited for 1 s)"),
+                        1.0 + slack_seconds);
+        // The victim is notified as well.
+        EXPECT_EQ(exits[static_cast<std::size_t>(victim)].exit_code, 3);
+        EXPECT_EQ(exits[static_cast<std::size_t>(victim)].output,
                   concat("rank ", victim, " was lost at step 7 (the others waited for 1 s)"));
     }
 }
 
-TEST(ProcessGroup, WhoIsAStepBehindIsNamed) {
+TEST(ProcessGroup, NamesRanksThatAreAStepBehind) {
     ForkedRanks ranks(4, 1.0);
     ranks.start_all([&](ProcessGroup& group) {
-        group.at_step(group.rank() % 2 == 1 ? 7 : 8);
+        group.report_step(group.rank() % 2 == 1 ? 7 : 8);
         const auto waiting = group.waiting("the all-reduce of the gradients");
-        sleep_for_ever();
+        sleep_forever();
     });
-    EXPECT_THAT(ranks.endings()[0].said,
+    EXPECT_THAT(ranks.exits()[0].output,
                 StartsWith("ranks 1 and 3 were lost at step 7 (the others waited for 1 s)"));
 }
 
-TEST(ProcessGroup, WhenNobodyIsBehindThatIsSaid) {
+TEST(ProcessGroup, ReportsThatAllRanksWait) {
     ForkedRanks ranks(2, 1.0);
-    ranks.start_all([&](ProcessGroup& group) { train_for_ever(ranks, group); });
-    for (const Ending& ending : {ranks.endings()[1]}) {
-        EXPECT_EQ(ending.exit_code, 3);
-        EXPECT_EQ(ending.said,
+    ranks.start_all([&](ProcessGroup& group) { wait_forever(ranks, group); });
+    for (const Exit& exit : {ranks.exits()[1]}) {
+        EXPECT_EQ(exit.exit_code, 3);
+        EXPECT_EQ(exit.output,
                   "all ranks have waited for 1 s, and none is behind; rank 1 waited in the all-reduce of the "
                   "gradients");
     }
 }
 
-TEST(ProcessGroup, AnExchangeIsAWaitAsWell) {
+TEST(ProcessGroup, TimesOutInAnExchange) {
     ForkedRanks ranks(2, 1.0);
     ranks.start_all([&](ProcessGroup& group) {
-        if (group.is_root()) sleep_for_ever();
+        if (group.is_root()) sleep_forever();
         group.broadcast("");
     });
-    EXPECT_EQ(ranks.endings()[1].said,
+    EXPECT_EQ(ranks.exits()[1].output,
               "rank 0 was lost before the first step (the others waited for 1 s); rank 1 waited for it in an "
               "exchange of settings");
 }
 
-TEST(ProcessGroup, WhatAProcessFailsWithIsQuotedToTheOthers) {
+TEST(ProcessGroup, NotifiesAllOfAnErrorMessage) {
     for (const int victim : {0, 2}) {
         ForkedRanks ranks(4, 60.0);
         ranks.start_all([&](ProcessGroup& group) {
-            if (group.rank() != victim) train_for_ever(ranks, group);
-            group.at_step(42);
+            if (group.rank() != victim) wait_forever(ranks, group);
+            group.report_step(42);
             group.fail("no space left on device");
             throw Error("its own line");
         });
-        const std::vector<Ending> endings = ranks.endings();
-        expect_told(endings, 4, victim,
-                    concat("rank ", victim, " failed at step 42: no space left on device"), killed_seconds);
-        EXPECT_EQ(endings[static_cast<std::size_t>(victim)].exit_code, 1);
-        EXPECT_EQ(endings[static_cast<std::size_t>(victim)].said, "its own line");
+        const std::vector<Exit> exits = ranks.exits();
+        expect_notified(exits, 4, victim,
+                        concat("rank ", victim, " failed at step 42: no space left on device"),
+                        killed_seconds);
+        EXPECT_EQ(exits[static_cast<std::size_t>(victim)].exit_code, 1);
+        EXPECT_EQ(exits[static_cast<std::size_t>(victim)].output, "its own line");
     }
 }
 
-/// As a network that breaks leaves it: every process lives, and all main threads wait for ever.
-TEST(ProcessGroup, WhatAnInspectionFindsEndsEverybody) {
+/// Simulates a broken network: every process is alive, and all main threads wait for ever.
+TEST(ProcessGroup, FaultFoundByAProbeEndsAllProcesses) {
     for (const int victim : {0, 2}) {
         ForkedRanks ranks(4, 60.0);
         ranks.start_all([&](ProcessGroup& group) {
@@ -328,32 +324,32 @@ TEST(ProcessGroup, WhatAnInspectionFindsEndsEverybody) {
                 const bool broken = group.rank() == victim && ++asked == 2;
                 return broken ? std::optional<std::string>("the link broke") : std::nullopt;
             });
-            train_for_ever(ranks, group);
+            wait_forever(ranks, group);
         });
-        const std::vector<Ending> endings = ranks.endings();
+        const std::vector<Exit> exits = ranks.exits();
         const std::string line = concat("rank ", victim, " failed at step 41: the link broke");
-        expect_told(endings, 4, victim, line, killed_seconds);
-        EXPECT_EQ(endings[static_cast<std::size_t>(victim)].exit_code, 3);
-        EXPECT_EQ(endings[static_cast<std::size_t>(victim)].said, line);
+        expect_notified(exits, 4, victim, line, killed_seconds);
+        EXPECT_EQ(exits[static_cast<std::size_t>(victim)].exit_code, 3);
+        EXPECT_EQ(exits[static_cast<std::size_t>(victim)].output, line);
     }
 }
 
-TEST(ProcessGroup, WhenAllFailWithTheSameEachEndsWithItsOwnError) {
+TEST(ProcessGroup, CommonErrorIsPrintedOnce) {
     ForkedRanks ranks(3, 60.0);
     ranks.start_all([&](ProcessGroup& group) {
-        const bool tells = group.fail("the loss is not finite");
-        throw Error(tells ? "the loss is not finite" : "");
+        const bool prints = group.fail("the loss is not finite");
+        throw Error(prints ? "the loss is not finite" : "");
     });
-    const std::vector<Ending> endings = ranks.endings();
-    std::string said;  // by one of them
+    const std::vector<Exit> exits = ranks.exits();
+    std::string output;  // exactly one process prints the error
     for (std::size_t rank = 0; rank < 3; ++rank) {
-        EXPECT_EQ(endings[rank].exit_code, 1);
-        said += endings[rank].said;
+        EXPECT_EQ(exits[rank].exit_code, 1);
+        output += exits[rank].output;
     }
-    EXPECT_EQ(said, "the loss is not finite");
+    EXPECT_EQ(output, "the loss is not finite");
 }
 
-TEST(ProcessGroup, AFailureThatAnothersDeathHasCausedIsNotTheCause) {
+TEST(ProcessGroup, NamesTheDeadRankNotAFailureThatItCaused) {
     ForkedRanks ranks(3, 60.0);
     ranks.start_all([&](ProcessGroup& group) {
         if (group.rank() == 1) {
@@ -361,118 +357,116 @@ TEST(ProcessGroup, AFailureThatAnothersDeathHasCausedIsNotTheCause) {
             raise(SIGKILL);
         }
         if (group.rank() == 2) group.fail("a collective was broken off");
-        train_for_ever(ranks, group);
+        wait_forever(ranks, group);
     });
-    const std::vector<Ending> endings = ranks.endings();
+    const std::vector<Exit> exits = ranks.exits();
     for (const std::size_t rank : {0u, 2u}) {
-        EXPECT_EQ(endings[rank].exit_code, 3);
-        EXPECT_THAT(endings[rank].said, StartsWith("rank 1 was lost"));
+        EXPECT_EQ(exits[rank].exit_code, 3);
+        EXPECT_THAT(exits[rank].output, StartsWith("rank 1 was lost"));
     }
 }
 
-TEST(ProcessGroup, AProcessThatEndsWithoutLeavingIsLost) {
+TEST(ProcessGroup, ProcessThatEndsWithoutLeavingIsLost) {
     ForkedRanks ranks(2, 60.0);
     ranks.start_all([&](ProcessGroup& group) {
         if (group.rank() == 1) return;
         group.leave();
     });
-    // Whether rank 0 has come to the end of the run by then is chance.
-    EXPECT_THAT(ranks.endings()[0].said,
+    // The rest of the line depends on whether rank 0 has called leave() by then.
+    EXPECT_THAT(ranks.exits()[0].output,
                 StartsWith("rank 1 was lost before the first step (its connection closed)"));
 }
 
-// ---- Meeting ----
+// ---- Connecting ----
 
-TEST(ProcessGroup, WhoNeverStartsIsNamedByAllWhoDid) {
+TEST(ProcessGroup, NamesRanksThatNeverStart) {
     const double timeout = 1.5;
     ForkedRanks ranks(4, timeout);
     for (const int rank : {0, 2}) ranks.start(rank, [](ProcessGroup&) {});
-    const std::vector<Ending> endings = ranks.endings();
+    const std::vector<Exit> exits = ranks.exits();
     for (const std::size_t rank : {0u, 2u}) {
-        EXPECT_EQ(endings[rank].exit_code, 1);
-        EXPECT_EQ(endings[rank].said,
-                  "the processes did not meet: ranks 1 and 3 of 4 did not come within 1.5 s");
-        EXPECT_LT(endings[rank].seconds, timeout + slack_seconds);
+        EXPECT_EQ(exits[rank].exit_code, 1);
+        EXPECT_EQ(exits[rank].output, "start failed: ranks 1 and 3 of 4 did not connect within 1.5 s");
+        EXPECT_LT(exits[rank].seconds, timeout + slack_seconds);
     }
 }
 
-TEST(ProcessGroup, WithoutRankZeroItsAddressIsNamed) {
+TEST(ProcessGroup, NamesTheAddressWhenRankZeroIsMissing) {
     ForkedRanks ranks(2, 1.0);
     ranks.start(1, [](ProcessGroup&) {});
-    const Ending ending = ranks.endings()[1];
-    EXPECT_EQ(ending.exit_code, 1);
-    EXPECT_EQ(ending.said,
+    const Exit exit = ranks.exits()[1];
+    EXPECT_EQ(exit.exit_code, 1);
+    EXPECT_EQ(exit.output,
               concat("rank 0 does not answer at 127.0.0.1 port ", ranks.port(), ": Connection refused"));
-    EXPECT_LT(ending.seconds, 1.0 + slack_seconds);
+    EXPECT_LT(exit.seconds, 1.0 + slack_seconds);
 }
 
-TEST(ProcessGroup, AProcessMayComeLater) {
-    for (const int late : {0, 1}) {
+TEST(ProcessGroup, ProcessMayConnectLate) {
+    for (const int late_rank : {0, 1}) {
         ForkedRanks ranks(2, 60.0);
         const auto meet = [](ProcessGroup& group) { group.leave(); };
-        ranks.start(1 - late, meet);
+        ranks.start(1 - late_rank, meet);
         std::this_thread::sleep_for(milliseconds(300));
-        ranks.start(late, meet);
-        const std::vector<Ending> endings = ranks.endings();
-        for (const std::size_t rank : {0u, 1u}) EXPECT_EQ(endings[rank].exit_code, 0) << endings[rank].said;
+        ranks.start(late_rank, meet);
+        const std::vector<Exit> exits = ranks.exits();
+        for (const std::size_t rank : {0u, 1u}) EXPECT_EQ(exits[rank].exit_code, 0) << exits[rank].output;
     }
 }
 
-TEST(ProcessGroup, APortInUseIsNamed) {
+TEST(ProcessGroup, NamesAPortInUse) {
     ForkedRanks ranks(2, 1.0);
     const Listener other = listen_at("127.0.0.1", ranks.port(), SteadyClock::now());
     ranks.start(0, [](ProcessGroup&) {});
-    EXPECT_EQ(ranks.endings()[0].said, concat("rank 0 cannot listen at port ", ranks.port(),
-                                              " for the others: Address already in use"));
+    EXPECT_EQ(ranks.exits()[0].output,
+              concat("rank 0 cannot listen at port ", ranks.port(), ": Address already in use"));
 }
 
-TEST(ProcessGroup, RefusesARankThatHasComeAlreadyAndAnotherWorld) {
+TEST(ProcessGroup, RefusesADuplicateRankAndAnotherWorldSize) {
     ForkedRanks ranks(2, 60.0);
     ranks.set_key(random_key());
     const auto end = [&](ProcessGroup& group) {
-        ranks.await(2, "refused");
+        ranks.wait_for_mark(2, "refused");
         group.leave();
     };
     ranks.start_all(end);
-    ranks.await_all("met");
+    ranks.wait_for_mark_of_all("connected");
     RankEnvironment other = ranks.environment(1);
     ranks.start(other, 2, end);
     other.size = 3;
     ranks.start(other, 3, end);
     std::this_thread::sleep_for(milliseconds(300));
-    ranks.mark(2, "refused");
-    const std::vector<Ending> endings = ranks.endings();
-    EXPECT_EQ(endings[0].exit_code, 0) << endings[0].said;
-    EXPECT_EQ(endings[1].exit_code, 0) << endings[1].said;
-    EXPECT_EQ(endings[2].said, "rank 0 refused this process: another process has come as rank 1 already");
-    EXPECT_EQ(endings[3].said,
-              "rank 0 refused this process: its world has 3 processes, that of rank 0 has 2");
+    ranks.set_mark(2, "refused");
+    const std::vector<Exit> exits = ranks.exits();
+    EXPECT_EQ(exits[0].exit_code, 0) << exits[0].output;
+    EXPECT_EQ(exits[1].exit_code, 0) << exits[1].output;
+    EXPECT_EQ(exits[2].output, "rank 0 refused this process: another process is connected as rank 1 already");
+    EXPECT_EQ(exits[3].output, "rank 0 refused this process: it expects 3 processes, rank 0 expects 2");
 }
 
-/// Only this user's processes find the key that rank 0 leaves, and only until all have come.
-TEST(ProcessGroup, AnotherRunsProcessIsRefused) {
+/// The KeyFile exists only until all processes are connected.
+TEST(ProcessGroup, RefusesAProcessOfAnotherRun) {
     ForkedRanks ranks(3, 60.0);
     const auto meet = [](ProcessGroup& group) { group.leave(); };
     ranks.set_key(random_key());
     ranks.start(0, meet);
     ranks.start(1, meet);
     ranks.set_key(random_key());
-    ranks.start(ranks.environment(2), 3, meet);  // before the real one
+    ranks.start(ranks.environment(2), 3, meet);  // wrong key
     std::this_thread::sleep_for(milliseconds(300));
     ranks.set_key("");
     ranks.start(ranks.environment(2), 4, meet);
     std::this_thread::sleep_for(milliseconds(300));
     for (const int place : {0, 1}) ranks.send(place, SIGKILL);
-    const std::vector<Ending> endings = ranks.endings();
-    EXPECT_EQ(endings[3].said,
+    const std::vector<Exit> exits = ranks.exits();
+    EXPECT_EQ(exits[3].output,
               concat("rank 0 at 127.0.0.1 port ", ranks.port(),
                      " has another key than this process; expected the same GRADTILE_RUN_KEY "
                      "in every process, and no other run there"));
-    EXPECT_THAT(endings[4].said,
+    EXPECT_THAT(exits[4].output,
                 AllOf(StartsWith("/tmp/gradtile-"), HasSubstr("set GRADTILE_RUN_KEY to the same")));
 }
 
-TEST(ProcessGroup, BetweenHostsAKeyIsRequired) {
+TEST(ProcessGroup, RequiresAKeyBetweenHosts) {
     RankEnvironment environment{.rank = 1,
                                 .size = 4,
                                 .local_rank = 1,
@@ -482,14 +476,14 @@ TEST(ProcessGroup, BetweenHostsAKeyIsRequired) {
                                 .port = 29500};
     try {
         ProcessGroup group(environment, {.timeout = 1.0});
-        FAIL() << "it went on without a key";
+        FAIL() << "no key was required";
     } catch (const Error& error) {
         EXPECT_EQ(
             error.what(),
-            std::string("GRADTILE_RUN_KEY: not set, while the processes meet at node0; expected the same "
-                        "secret for every process: export GRADTILE_RUN_KEY=$(openssl rand -hex 32)"));
+            std::string("GRADTILE_RUN_KEY: not set, while rank 0 listens at node0; expected the same secret "
+                        "for every process: export GRADTILE_RUN_KEY=$(openssl rand -hex 32)"));
     }
 }
 
 }  // namespace
-}  // namespace gradtile
+}  // namespace gradtile::test

@@ -24,7 +24,7 @@ Variables operator+(Variables first, const Variables& second) {
     return first;
 }
 
-/// What is said of an environment that is refused: one line.
+/// The error message for an invalid environment; it must be one line.
 std::string refusal(const Variables& variables) {
     try {
         read(variables);
@@ -33,6 +33,14 @@ std::string refusal(const Variables& variables) {
         return error.what();
     }
     return "accepted";
+}
+
+void expect_ranks(const RankEnvironment& environment, const RankEnvironment& expected) {
+    expect_ranks(environment, {.rank = expected.rank,
+                               .size = expected.size,
+                               .local_rank = expected.local_rank,
+                               .local_size = expected.local_size,
+                               .launcher = expected.launcher});
 }
 
 const Variables torchrun = {{"RANK", "5"},
@@ -56,67 +64,47 @@ const Variables srun = {{"SLURM_PROCID", "5"},
                         {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
                         {"SLURM_NODELIST", "node[03-07,12],login"}};
 
-TEST(RankEnvironment, NothingSetIsAProcessOfItsOwn) {
-    const RankEnvironment alone = read({});
-    EXPECT_EQ(alone.rank, 0);
-    EXPECT_EQ(alone.size, 1);
-    EXPECT_EQ(alone.local_rank, 0);
-    EXPECT_EQ(alone.local_size, 1);
-    EXPECT_EQ(alone.launcher, "");
-    EXPECT_EQ(alone.address, "");
-    EXPECT_EQ(alone.port, 0);
+TEST(RankEnvironment, EmptyEnvironmentIsASingleProcess) {
+    const RankEnvironment single = read({});
+    expect_ranks(single, {.rank = 0, .size = 1, .local_rank = 0, .local_size = 1, .launcher = ""});
+    EXPECT_EQ(single.address, "");
+    EXPECT_EQ(single.port, 0);
 }
 
-TEST(RankEnvironment, ReadsWhatTorchrunSets) {
+TEST(RankEnvironment, ReadsTorchrunsVariables) {
     const RankEnvironment e = read(torchrun);
-    EXPECT_EQ(e.rank, 5);
-    EXPECT_EQ(e.size, 8);
-    EXPECT_EQ(e.local_rank, 1);
-    EXPECT_EQ(e.local_size, 4);
-    EXPECT_EQ(e.launcher, "torchrun");
+    expect_ranks(e, {.rank = 5, .size = 8, .local_rank = 1, .local_size = 4, .launcher = "torchrun"});
     EXPECT_EQ(e.address, "node0");
     EXPECT_EQ(e.port, 29500);
 }
 
-TEST(RankEnvironment, LeavesTorchrunItsOwnPort) {
+TEST(RankEnvironment, AvoidsTorchrunsOwnPort) {
     EXPECT_EQ(read(torchrun + Variables{{"TORCHELASTIC_RUN_ID", "none"}}).port, 29501);
     EXPECT_THAT(refusal(torchrun + Variables{{"TORCHELASTIC_RUN_ID", "none"}, {"MASTER_PORT", "65535"}}),
                 testing::StartsWith("MASTER_PORT: 65535"));
 }
 
-TEST(RankEnvironment, ReadsWhatOpenMpiSets) {
+TEST(RankEnvironment, ReadsOpenMpisVariables) {
     const RankEnvironment e = read(open_mpi);
-    EXPECT_EQ(e.rank, 2);
-    EXPECT_EQ(e.size, 4);
-    EXPECT_EQ(e.local_rank, 0);
-    EXPECT_EQ(e.local_size, 2);
-    EXPECT_EQ(e.launcher, "mpirun");
-    EXPECT_EQ(e.address, "");  // MPI tells it
+    expect_ranks(e, {.rank = 2, .size = 4, .local_rank = 0, .local_size = 2, .launcher = "mpirun"});
+    EXPECT_EQ(e.address, "");  // rank 0 broadcasts it through MPI
     EXPECT_EQ(e.port, 0);
 }
 
-TEST(RankEnvironment, ReadsWhatHydraSets) {
+TEST(RankEnvironment, ReadsHydrasVariables) {
     const RankEnvironment e = read(hydra);
-    EXPECT_EQ(e.rank, 3);
-    EXPECT_EQ(e.size, 4);
-    EXPECT_EQ(e.local_rank, 1);
-    EXPECT_EQ(e.local_size, 2);
-    EXPECT_EQ(e.launcher, "mpirun");
+    expect_ranks(e, {.rank = 3, .size = 4, .local_rank = 1, .local_size = 2, .launcher = "mpirun"});
 }
 
-TEST(RankEnvironment, ReadsWhatSrunSets) {
+TEST(RankEnvironment, ReadsSrunsVariables) {
     const RankEnvironment e = read(srun);
-    EXPECT_EQ(e.rank, 5);
-    EXPECT_EQ(e.size, 7);
-    EXPECT_EQ(e.local_rank, 1);
-    EXPECT_EQ(e.local_size, 2);
-    EXPECT_EQ(e.launcher, "srun");
+    expect_ranks(e, {.rank = 5, .size = 7, .local_rank = 1, .local_size = 2, .launcher = "srun"});
     EXPECT_EQ(e.address, "node03");
     EXPECT_GE(e.port, 1024);
-    EXPECT_LT(e.port, 32768);  // where Linux begins to give ports to connections
+    EXPECT_LT(e.port, 32768);  // Linux's ephemeral ports begin here
 }
 
-TEST(RankEnvironment, EveryTaskOfAStepHasItsPortAndOtherStepsHaveOthers) {
+TEST(RankEnvironment, PortIsTheSameWithinAStepAndDiffersBetweenSteps) {
     const int port = read(srun).port;
     EXPECT_EQ(read(srun + Variables{{"SLURM_PROCID", "0"}}).port, port);
     EXPECT_NE(read(srun + Variables{{"SLURM_STEP_ID", "1"}}).port, port);
@@ -138,7 +126,7 @@ TEST(RankEnvironment, FindsTheFirstHostOfASlurmList) {
                   concat("SLURM_NODELIST: '", bad, "'; expected hosts like node[03-07,12]"));
 }
 
-TEST(RankEnvironment, TheStepsHostsAndTasksWinOverTheJobs) {
+TEST(RankEnvironment, StepVariablesOverrideJobVariables) {
     const RankEnvironment e =
         read(srun + Variables{{"SLURM_STEP_NODELIST", "node07"}, {"SLURM_STEP_NUM_TASKS", "6"}});
     EXPECT_EQ(e.address, "node07");
@@ -161,18 +149,19 @@ TEST(RankEnvironment, CountsTheTasksOfASlurmNode) {
                   concat("SLURM_STEP_TASKS_PER_NODE: '", bad, "'; expected tasks per node, like 2(x3),1"));
 }
 
-TEST(RankEnvironment, AShellInAnAllocationIsNoRank) {
+TEST(RankEnvironment, ShellInAnAllocationIsASingleProcess) {
     Variables shell = srun;
-    shell.erase("SLURM_STEP_ID");  // sbatch's script, and salloc's shell on the login node
+    shell.erase("SLURM_STEP_ID");  // as in a batch script, and in salloc's shell on the login node
     EXPECT_EQ(read(shell).size, 1);
-    for (const char* step : {"4294967290", "4294967291"})  // salloc's interactive step; sbatch's own
+    for (const char* step :
+         {"4294967290", "4294967291"})  // the steps of salloc's shell and of a batch script
         EXPECT_EQ(read(srun + Variables{{"SLURM_STEP_ID", step}}).size, 1) << step;
     shell = srun;
     shell.erase("SLURM_PROCID");
     EXPECT_EQ(read(shell).size, 1);
 }
 
-TEST(RankEnvironment, WhatSrunStartsOnEachNodeIsBelievedRatherThanSrun) {
+TEST(RankEnvironment, TorchrunAndMpirunOverrideSrun) {
     EXPECT_EQ(read(srun + torchrun).rank, 5);
     EXPECT_EQ(read(srun + torchrun).size, 8);
     EXPECT_EQ(read(srun + open_mpi).rank, 2);
@@ -180,13 +169,13 @@ TEST(RankEnvironment, WhatSrunStartsOnEachNodeIsBelievedRatherThanSrun) {
     EXPECT_EQ(read(srun + hydra).size, 4);
 }
 
-TEST(RankEnvironment, TheUsersAddressAndPortWin) {
+TEST(RankEnvironment, MasterVariablesOverrideTheLauncher) {
     const Variables master = {{"MASTER_ADDR", "10.1.2.3"}, {"MASTER_PORT", "4000"}};
     for (const Variables& launcher : {open_mpi, hydra, srun}) {
         EXPECT_EQ(read(launcher + master).address, "10.1.2.3");
         EXPECT_EQ(read(launcher + master).port, 4000);
     }
-    // A port alone: for a firewall.
+    // MASTER_PORT without MASTER_ADDR, as a firewall may require.
     EXPECT_EQ(read(open_mpi + Variables{{"MASTER_PORT", "4000"}}).address, "");
     EXPECT_EQ(read(open_mpi + Variables{{"MASTER_PORT", "4000"}}).port, 4000);
     EXPECT_EQ(read(srun + Variables{{"MASTER_PORT", "4000"}}).address, "node03");
@@ -194,7 +183,7 @@ TEST(RankEnvironment, TheUsersAddressAndPortWin) {
     EXPECT_EQ(read(srun + Variables{{"MASTER_ADDR", "other"}}).address, "other");
 }
 
-TEST(RankEnvironment, OneProcessNeedsNoAddress) {
+TEST(RankEnvironment, SingleProcessNeedsNoAddress) {
     const RankEnvironment e = read({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
     EXPECT_EQ(e.size, 1);
     EXPECT_EQ(e.address, "");
@@ -211,7 +200,7 @@ TEST(RankEnvironment, WithoutALocalRankEachHostHasOneProcess) {
     EXPECT_EQ(e.local_size, 4);
 }
 
-TEST(RankEnvironment, RefusesWhatIsNoNumberOrOutOfRange) {
+TEST(RankEnvironment, RefusesNonNumbersAndValuesOutOfRange) {
     EXPECT_EQ(refusal(torchrun + Variables{{"RANK", "8"}}), "RANK: '8'; expected a whole number from 0 to 7");
     EXPECT_EQ(refusal(torchrun + Variables{{"WORLD_SIZE", "0"}}),
               "WORLD_SIZE: '0'; expected a whole number from 1 to 1000000");
@@ -241,7 +230,7 @@ TEST(RankEnvironment, RefusesWhatIsNoNumberOrOutOfRange) {
               "SLURM_LOCALID: 2; expected less than this node's 2 tasks");
 }
 
-TEST(RankEnvironment, RefusesARankWithoutAWorldAndTheOtherWayRound) {
+TEST(RankEnvironment, RefusesRankOrWorldSizeAlone) {
     EXPECT_EQ(refusal({{"RANK", "1"}}),
               "WORLD_SIZE: not set, while RANK is '1'; expected the number of processes");
     EXPECT_EQ(refusal({{"WORLD_SIZE", "2"}}),
@@ -255,10 +244,10 @@ TEST(RankEnvironment, RefusesARankWithoutAWorldAndTheOtherWayRound) {
               "SLURM_NTASKS: not set, while SLURM_PROCID is '1'; expected the number of tasks");
 }
 
-TEST(RankEnvironment, RefusesAWorldThatCannotMeet) {
+TEST(RankEnvironment, RefusesAnUnknownAddressOfRankZero) {
     const Variables two = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
     EXPECT_EQ(refusal(two),
-              "MASTER_ADDR: not set, while torchrun tells of 2 processes; expected the host of rank 0");
+              "MASTER_ADDR: not set, while torchrun started 2 processes; expected the host of rank 0");
     EXPECT_EQ(refusal(two + Variables{{"MASTER_ADDR", "a"}}),
               "MASTER_PORT: not set, while MASTER_ADDR is 'a'; expected a port that is free on that host");
     EXPECT_THAT(refusal(open_mpi + Variables{{"MASTER_ADDR", "a"}}),
@@ -271,7 +260,7 @@ TEST(RankEnvironment, RefusesAWorldThatCannotMeet) {
 TEST(RankEnvironment, RefusesLaunchersThatContradictEachOther) {
     const Variables agreeing = {{"RANK", "2"}, {"WORLD_SIZE", "4"}};
     EXPECT_EQ(read(open_mpi + agreeing).rank, 2);
-    EXPECT_EQ(read(open_mpi + agreeing).local_size, 2);  // where only one of them tells it
+    EXPECT_EQ(read(open_mpi + agreeing).local_size, 2);  // set by only one of them
     EXPECT_EQ(refusal(open_mpi + Variables{{"RANK", "1"}, {"WORLD_SIZE", "4"}}),
               "RANK is 1, but OMPI_COMM_WORLD_RANK is 2; expected them to be equal, or only one to be set");
     EXPECT_EQ(refusal(open_mpi + Variables{{"RANK", "2"}, {"WORLD_SIZE", "8"}}),

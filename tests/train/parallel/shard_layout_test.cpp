@@ -7,7 +7,7 @@
 namespace gradtile::test {
 namespace {
 
-/// GPT-like: embeddings, blocks of matrices with vectors between them, a norm, a head.
+/// A GPT-like model: embeddings, blocks of matrices and vectors, a norm, a head.
 void declare_model(ParameterStore& store, int blocks, std::int64_t width) {
     store.add("wte", {100, width}, Init::ones());
     for (int i = 0; i < blocks; ++i) {
@@ -43,10 +43,10 @@ TEST_P(ShardLayout, GivesEveryElementOneOwner) {
         ParameterStore store;
         declare_model(store, 3, width);
         const std::int64_t elements = flat_of(store, processes_);
-        for (const std::int64_t at_least : {1, 1000, 1'000'000}) {
+        for (const std::int64_t min_elements : {1, 1000, 1'000'000}) {
             std::int64_t end = 0;
             for (const ShardBucket& bucket :
-                 shard_buckets(store.parameters(), elements, at_least, processes_, elements_in_blocks)) {
+                 shard_buckets(store.parameters(), elements, min_elements, processes_, elements_in_blocks)) {
                 EXPECT_EQ(bucket.range.begin, end);
                 EXPECT_GT(bucket.range.length, 0);
                 for (const OwnedRange& part : bucket.parts) {
@@ -70,7 +70,7 @@ TEST_P(ShardLayout, GivesEveryElementOneOwner) {
     }
 }
 
-TEST_P(ShardLayout, LeavesCostlyParametersWholeAndBalancesTheirCosts) {
+TEST_P(ShardLayout, KeepsCostlyParametersWholeAndBalancesTheirCosts) {
     ParameterStore store;
     declare_model(store, 8, 64);
     std::map<int, double> loads;
@@ -93,11 +93,11 @@ TEST_P(ShardLayout, LeavesCostlyParametersWholeAndBalancesTheirCosts) {
         sum += cost;
         largest = std::max(largest, cost);
     }
-    // Graham's bound for any order; the costliest first is never worse.
+    // Graham's bound for any order; it holds for decreasing cost too.
     for (const auto& [owner, load] : loads) EXPECT_LE(load, sum / processes_ + largest) << owner;
 }
 
-TEST_P(ShardLayout, CutsEverythingEquallyWhereNothingMustStayWhole) {
+TEST_P(ShardLayout, SplitsEquallyWithoutCostlyParameters) {
     ParameterStore store;
     declare_model(store, 3, 16);
     const std::int64_t elements = flat_of(store, processes_);

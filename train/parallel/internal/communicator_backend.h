@@ -1,5 +1,5 @@
 #pragma once
-/// The engines behind communicator.h. Without the library one is in a small file that throws.
+/// The implementations of Communicator. In a build without NCCL, nccl_absent.cpp throws Error instead.
 #include <gradtile/train/parallel/communicator.h>
 
 namespace gradtile::cpu {

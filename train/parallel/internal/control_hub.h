@@ -1,7 +1,6 @@
 #pragma once
-/// The middle of the control star: a thread of rank 0's process, to which every process (rank 0, too) has a
-/// connection. It passes exchanges on, follows everybody's heartbeats, decides who is lost and tells the
-/// others.
+/// The center of the control star: a thread of rank 0's process to which every process (rank 0 included) is
+/// connected. The hub forwards exchanges, tracks heartbeats, detects lost processes and notifies the others.
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -11,7 +10,7 @@
 
 namespace gradtile {
 
-/// Seconds between a process's signs of life.
+/// Seconds between a process's heartbeats.
 std::chrono::duration<double> heartbeat_interval(double timeout);
 
 class ControlHub {
@@ -19,7 +18,7 @@ class ControlHub {
     struct Options {
         int size = 1;
         double timeout = 300.0;
-        std::string version, key;  ///< those of a process that belongs here
+        std::string version, key;  ///< required of every process
     };
     /// `own` is the hub's end of rank 0's own connection, which needs no handshake.
     ControlHub(Listener listener, MessageStream own, Options options);
@@ -33,8 +32,8 @@ class ControlHub {
         MessageStream stream;
         SteadyTime last_message;
         std::int64_t step = -1;
-        std::string waits_for = {};  // empty: it does not
-        double waited = 0.0;
+        std::string waiting_for = {};  // empty: it does not wait
+        double wait_seconds = 0.0;
         bool left = false;
         std::optional<std::string> contribution = {};
     };
@@ -46,21 +45,21 @@ class ControlHub {
     };
 
     void run();
-    void wait_for_something();
+    void wait_for_events();
     void admit_pending();
-    std::optional<std::string> objection_to(const Identity& identity) const;
-    void welcome_all();
+    std::optional<std::string> rejection_reason(const Identity& identity) const;
+    void announce_all_connected();
     void receive_from_peers();
     void handle(int rank, const Message& message);
     void finish_exchange();
     void finish_leaving();
-    void check_itself();
+    void check_own_pause();
     void check_for_losses();
-    std::vector<int> laggards(SteadyTime now) const;
+    std::vector<int> blocking_ranks(SteadyTime now) const;
     void send_heartbeats();
-    void send_last(const Message& message);
+    void send_final(const Message& message);
 
-    int peers_present() const;
+    int connected_peers() const;
     std::string missing_ranks() const;
 
     const Options options_;
@@ -69,12 +68,12 @@ class ControlHub {
     WakeUp wake_;
     std::atomic<bool> stop_{false};
 
-    // Of the thread alone.
-    std::vector<std::unique_ptr<Peer>> peers_;  // by rank; none: not come yet
+    // Used by the thread only.
+    std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null: not connected yet
     PendingConnections pending_;
     SteadyTime start_, last_heartbeat_;
-    bool complete_ = false;  // all have come
-    bool over_ = false;      // all have left, or been told of a loss
+    bool complete_ = false;  // all processes are connected
+    bool finished_ = false;  // the final message (all left, or a loss) was sent
     std::int64_t exchange_ = 0;
     std::optional<Failure> failure_;
 

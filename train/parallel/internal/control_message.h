@@ -1,7 +1,7 @@
 #pragma once
-/// What travels over the control connection once the handshake is done, and the stream that carries it. A
-/// message is a sequence number, a length, the fields in fixed order, and a code that proves that the other
-/// end wrote exactly this as its so-many-th message; anything else ends the connection.
+/// Messages of the control connection after the handshake, and the stream that carries them. A message is a
+/// sequence number, a length, the fields in fixed order, and an authentication code over all of these. Any
+/// other input ends the connection.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,15 +14,15 @@ namespace gradtile {
 
 struct Message {
     enum class Kind : std::uint8_t {
-        welcome,    ///< all have come
-        heartbeat,  ///< step; text: what is waited for, for `seconds`; from rank 0, before the welcome: who
-                    ///< is missing
+        all_connected,
+        heartbeat,  ///< step; text: the operation the sender has waited in for `seconds`. From rank 0, before
+                    ///< all are connected: text names the missing ranks
         contribution,  ///< to exchange number `count`: text
         result,        ///< of exchange number `count`: texts
-        leave,
-        goodbye,  ///< all have left
-        failure,  ///< text: what the sender ends with, at step
-        loss,     ///< of rank (-1: not of one alone), at step (-1: not known); text: who; texts: {why}
+        leave,         ///< the sender has reached the end of the run
+        all_left,
+        failure,  ///< the sender ends at step with the error `text`
+        loss,     ///< of rank (-1: several) at step (-1: unknown); text: who; texts: {why}
     };
     Kind kind = Kind::heartbeat;
     std::int64_t rank = 0;
@@ -38,28 +38,29 @@ constexpr std::size_t max_exchanged_bytes = std::size_t{1} << 20;
 
 class MessageStream {
   public:
-    /// Messages longer than `max_bytes` are refused before they are read.
+    /// next() refuses messages longer than `max_bytes` before they are complete.
     MessageStream(Descriptor socket, const SessionKeys& keys, std::size_t max_bytes);
 
     int descriptor() const { return *socket_; }
 
     void send(const Message& message);
-    /// Writes what the connection takes now. False: it is broken.
+    /// Writes as much as the socket accepts now. False: the connection is broken.
     bool flush();
     bool has_unsent() const { return sent_ < out_.size(); }
 
-    /// Reads what has come. False: the other side has closed; what came before can still be taken.
+    /// Reads the bytes that have arrived. False: the other end has closed; next() still returns earlier
+    /// messages.
     bool receive();
-    /// The next whole message. Throws Error when what came is none.
+    /// The next complete message, if one has arrived. Throws Error on invalid bytes.
     std::optional<Message> next();
 
   private:
     Descriptor socket_;
     SessionKeys keys_;
     std::size_t max_bytes_;
-    std::uint64_t messages_sent_ = 0, messages_taken_ = 0;
+    std::uint64_t messages_sent_ = 0, messages_received_ = 0;
     std::string in_, out_;
-    std::size_t taken_ = 0, sent_ = 0;
+    std::size_t consumed_ = 0, sent_ = 0;
 };
 
 }  // namespace gradtile

@@ -1,6 +1,6 @@
 #pragma once
-/// A process's own end of the control star: a thread that keeps the connection to rank 0 alive, learns of
-/// losses, and sends what the main thread hands it.
+/// A process's end of the control connection: a thread that sends heartbeats to rank 0, receives reports of
+/// losses, and sends the main thread's messages.
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -12,19 +12,20 @@
 namespace gradtile {
 
 struct ProcessGroup::Watch {
-    /// `stream` has its handshake behind it. `hub` is rank 0's alone. Returns once all have come.
+    /// `stream` has completed its handshake. `hub` is null except on rank 0. Returns once all processes are
+    /// connected.
     Watch(const RankEnvironment& environment, ProcessGroupOptions options, MessageStream stream,
           std::unique_ptr<ControlHub> hub, SteadyTime deadline);
     ~Watch();
 
-    /// Everybody's text, by rank.
+    /// The texts of all processes, by rank.
     std::vector<std::string> exchange(const std::string& text);
-    void at_step(std::int64_t step);
-    /// False: it waits for something already, and that counts.
+    void report_step(std::int64_t step);
+    /// False: an outer wait is active already and stays the one reported.
     bool begin_waiting(const char* what);
     void end_waiting();
-    void begin_inspection(const Inspection& inspection, Fault fault);
-    /// Once the thread is not in it.
+    void begin_inspection(const Inspection& inspection, FaultProbe probe);
+    /// Returns once the thread is not calling the probe.
     void end_inspection(const Inspection& inspection);
     void leave();
     bool fail(const std::string& message);
@@ -37,9 +38,9 @@ struct ProcessGroup::Watch {
     void handle(const Message& message);
     void handle_loss(const Message& loss);
     void handle_loss_of_root(const std::string& why);
-    void lose(const std::string& line, bool tell);
+    void record_loss(const std::string& line, bool notify);
     void queue(Message message);
-    /// Waits for the thread to make `done` true; throws what was lost meanwhile.
+    /// Waits for the thread to make `done` true; throws Error if a process is lost meanwhile.
     template <class Done>
     void wait_until(std::unique_lock<std::mutex>& lock, Done done);
 
@@ -48,27 +49,27 @@ struct ProcessGroup::Watch {
     const std::unique_ptr<ControlHub> hub_;
     WakeUp wake_;
 
-    // Of the thread alone.
+    // Used by the thread only.
     MessageStream stream_;
     SteadyTime last_message_, next_heartbeat_;
 
-    std::mutex inspecting_;
-    std::map<const Inspection*, Fault> faults_;  // under it
+    std::mutex probes_mutex_;
+    std::map<const Inspection*, FaultProbe> probes_;  // guarded by probes_mutex_
 
     std::mutex mutex_;
     std::condition_variable changed_;
-    // Under the mutex.
+    // Guarded by mutex_.
     std::vector<Message> queued_;
     std::int64_t step_ = -1;
-    std::string waits_for_;
-    SteadyTime waits_since_;
+    std::string waiting_for_;
+    SteadyTime waiting_since_;
     bool complete_ = false, left_ = false, stop_ = false;
     std::string missing_;
     std::int64_t exchange_ = 0;
     std::optional<std::vector<std::string>> result_;
     std::optional<std::string> lost_;
-    std::optional<std::string> failing_;
-    bool others_tell_ = false;  // of the failure
+    std::optional<std::string> own_failure_;
+    bool printed_by_other_rank_ = false;  // own_failure_ is
 
     std::thread thread_;
 };

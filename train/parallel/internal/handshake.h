@@ -1,14 +1,16 @@
 #pragma once
-/// How a control connection begins: both ends prove that they know the run's key, without sending it.
+/// Handshake of a control connection: both ends prove that they know the run's key, without sending it.
 ///
 ///     process -> rank 0   Greeting    version, rank, size, a random number
 ///     rank 0 -> process   Challenge   another random number
 ///     process -> rank 0   Proof       HMAC(key, "process" | Greeting | Challenge)
-///     rank 0 -> process   Verdict     yes, or why not, and HMAC(key, "rank 0" | Greeting | Challenge | ...)
+///     rank 0 -> process   Verdict     accepted or the reason of refusal,
+///                                     HMAC(key, "rank 0" | Greeting | Challenge | Verdict)
 ///
-/// All are of fixed size: nothing is parsed before the proof is checked. Both random numbers are new for each
-/// connection, so no message of another one proves anything; the names inside the codes keep one end's code
-/// from serving as the other's. The keys that authenticate what follows are made in the same way.
+/// All messages have a fixed size: nothing is parsed before the proof is checked. Both random numbers are new
+/// for each connection, so replayed messages prove nothing. The names inside the codes prevent one end's
+/// code from being accepted as the other's. The keys that authenticate later messages are HMACs of the same
+/// form.
 #include <functional>
 #include <optional>
 #include <type_traits>
@@ -18,7 +20,7 @@
 
 namespace gradtile {
 
-/// Who a process claims to be.
+/// The rank, world size and version that a process claims.
 struct Identity {
     std::int64_t rank = 0, size = 1;
     std::string version;
@@ -26,7 +28,7 @@ struct Identity {
 
 struct Greeting {
     std::array<char, 8> magic;
-    std::array<char, 24> version;  // filled up with zeros
+    std::array<char, 24> version;  // padded with zeros
     std::uint32_t rank, size;
     Digest random;
 };
@@ -40,11 +42,11 @@ struct Proof {
 struct Verdict {
     enum class Kind : std::uint32_t {
         accepted,
-        refused,    ///< the reason follows
-        wrong_key,  ///< its code is no code: rank 0 shows nothing to a process without the key
+        refused,    ///< see `reason`
+        wrong_key,  ///< its code is zero: rank 0 computes no HMAC for a process without the key
     };
     Kind kind;
-    std::array<char, 220> reason;  // filled up with zeros
+    std::array<char, 220> reason;  // padded with zeros
     Digest code;
 };
 constexpr std::array<char, 8> handshake_magic = {'G', 'T', 'C', 'T', 'R', 'L', '0', '2'};
@@ -53,15 +55,15 @@ Greeting make_greeting(const Identity& identity);
 Challenge make_challenge();
 Identity identity_of(const Greeting& greeting);
 
-/// The four codes of one connection.
+/// The HMACs of one connection: proof, verdict and both session keys.
 class Handshake {
   public:
     Handshake(std::string key, const Greeting& greeting, const Challenge& challenge);
     Digest proof() const { return code_of("process", ""); }
-    /// A verdict with its code; `reason` is cut when it is too long.
+    /// A verdict with its code. A `reason` that is too long is truncated.
     Verdict verdict(Verdict::Kind kind, const std::string& reason = "") const;
     bool is_authentic(const Verdict& verdict) const;
-    /// Of the process; rank 0's are these, mirrored.
+    /// The keys of the process; rank 0 uses keys().mirrored().
     SessionKeys keys() const {
         return {code_of("messages to rank 0", ""), code_of("messages of rank 0", "")};
     }
@@ -71,17 +73,17 @@ class Handshake {
     std::string key_, opening_;
 };
 
-/// The process's side of it, on a new connection to rank 0 at `place`. `key` is called once rank 0 has
-/// answered. Empty: the connection was closed before the verdict; another attempt may succeed. Throws Error
-/// when rank 0 refuses, when it cannot prove that it is rank 0, and at the deadline.
-std::optional<SessionKeys> introduce(const Descriptor& socket, const std::string& place,
-                                     const Identity& identity, const std::function<std::string()>& key,
-                                     SteadyTime deadline);
+/// The process's side of the handshake, on a new connection to rank 0 at `place`. `key` is called once rank 0
+/// has answered. Returns nothing when the connection is closed before the verdict; another attempt may
+/// succeed. Throws Error when rank 0 refuses, when the other end does not know the key, and at the deadline.
+std::optional<SessionKeys> authenticate_to_root(const Descriptor& socket, const std::string& place,
+                                                const Identity& identity,
+                                                const std::function<std::string()>& key, SteadyTime deadline);
 
-/// A message of the handshake as the bytes that travel.
+/// The bytes of a handshake message, as sent.
 template <class T>
 std::string_view wire_bytes(const T& message) {
-    static_assert(std::has_unique_object_representations_v<T>, "no padding travels");
+    static_assert(std::has_unique_object_representations_v<T>, "padding must not be sent");
     return {reinterpret_cast<const char*>(&message), sizeof message};
 }
 

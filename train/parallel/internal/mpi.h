@@ -1,6 +1,6 @@
 #pragma once
-/// MPI, through the plug-in libgradtile_mpi.so, which is loaded at the first call. Every function throws
-/// Error with one line when the plug-in, or the MPI that it was built with, cannot be loaded.
+/// Access to MPI through the plug-in libgradtile_mpi.so, which is loaded at the first call. Every function
+/// throws Error with one line when the plug-in, or the MPI that it was built with, cannot be loaded.
 #include <string>
 
 #include <gradtile/train/parallel/internal/mpi_plugin.h>
@@ -13,11 +13,11 @@ bool is_available();
 struct World {
     int rank, size;
 };
-/// Starts MPI at the first call; it is ended at exit, if the program comes to an orderly one. A program that
-/// has started MPI itself also ends it. Called from the main thread.
+/// Starts MPI at the first call, and finalizes it at a normal exit of the program. A program that has started
+/// MPI itself also finalizes it. Must be called from the main thread.
 World start();
 
-/// Rank 0's text, in every process.
+/// Returns rank 0's text in every process.
 std::string broadcast(const std::string& text);
 
 /// The plug-in's functions, for the Communicator.

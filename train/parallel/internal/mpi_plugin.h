@@ -1,32 +1,33 @@
 #pragma once
-/// The interface between gradtile and its MPI plug-in, libgradtile_mpi.so: the few functions of MPI that
-/// gradtile needs, without MPI's types. The plug-in alone is linked with MPI, so programs start on machines
-/// without one. It uses nothing of gradtile but this header.
+/// The interface between gradtile and its MPI plug-in, libgradtile_mpi.so: the functions of MPI that gradtile
+/// needs, without MPI's types. Only the plug-in is linked with MPI, so programs also start on machines
+/// without MPI. The plug-in includes no other header of gradtile.
 
 extern "C" {
 
 struct GradtileMpi {
-    /// gradtile's version; the plug-in and the program must be of the same one.
+    /// gradtile's version, which must be equal in the plug-in and the program.
     const char* version;
     bool is_open_mpi;
 
-    // Each returns 0 or MPI's error code. Sizes and positions are in bytes; the processes are those of
-    // MPI_COMM_WORLD.
+    // Each function returns 0 or MPI's error code. Sizes and positions are in bytes. The processes are those
+    // of MPI_COMM_WORLD.
 
-    /// Initializes MPI, unless the program has done so, and arranges for MPI_Finalize at exit if it has not.
+    /// Initializes MPI and registers MPI_Finalize at exit, unless the program has initialized MPI already.
     int (*start)(int* rank, int* size);
     int (*barrier)();
     int (*broadcast)(void* data, int size, int root);
-    /// Sends sizes[r] bytes from sent_at[r] to each process r and receives likewise.
+    /// Sends sent_sizes[r] bytes from sent_at[r] to each process r, and receives received_sizes[r] bytes from
+    /// it at received_at[r].
     int (*all_to_all)(const void* sent, const int* sent_sizes, const int* sent_at, void* received,
                       const int* received_sizes, const int* received_at);
-    /// Each process r contributes the sizes[r] bytes at `at[r]`; everybody receives all of them in place.
+    /// Each process r contributes the sizes[r] bytes at `at[r]`; every process receives all of them in place.
     int (*all_gather)(void* data, const int* sizes, const int* at);
 
-    /// MPI's message for an error code, in `text`, which holds `capacity` bytes.
+    /// Writes MPI's message for an error code to `text`, a buffer of `capacity` bytes.
     void (*describe)(int status, char* text, int capacity);
 };
 
-/// The plug-in's one symbol.
+/// The only exported symbol of the plug-in.
 const GradtileMpi* gradtile_mpi();
 }

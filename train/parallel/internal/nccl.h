@@ -1,5 +1,5 @@
 #pragma once
-/// NCCL, loaded when several GPUs first need it: a run on one GPU, or on the CPU, does not.
+/// NCCL, loaded at first use: runs on one GPU or on the CPU do not need the library.
 #include <cstddef>
 
 #include <nccl.h>
@@ -17,7 +17,7 @@ struct Nccl {
     decltype(&ncclBroadcast) broadcast;
     decltype(&ncclGetErrorString) error_string;
 
-    // Symmetric memory, of NCCL 2.28 and later; null before. Declared here, for the header may be older.
+    // Symmetric memory: null before NCCL 2.28. The types are spelled out because the header may be older.
     ncclResult_t (*mem_alloc)(void** data, std::size_t bytes);
     ncclResult_t (*mem_free)(void* data);
     ncclResult_t (*comm_window_register)(ncclComm_t comm, void* data, std::size_t bytes, void** window,

@@ -1,7 +1,6 @@
 #pragma once
-/// Memory that NCCL's kernels and the copy engines reach from every GPU of a host, at the same place of a
-/// block in each: exchanges there need no buffers in between and fewer multiprocessors ("symmetric memory" in
-/// NCCL's documentation).
+/// NCCL's symmetric memory: every GPU of a host can address it, and an allocation has the same layout in each
+/// process. Exchanges of such memory need no intermediate buffers and fewer multiprocessors.
 #include <map>
 
 #include <gradtile/core/allocator.h>
@@ -10,8 +9,8 @@
 
 namespace gradtile::cuda {
 
-/// Every process allocates the same sizes in the same order; a call waits for the others. The group must
-/// outlive it.
+/// Collective: every process allocates the same sizes in the same order, and allocate() waits for the others.
+/// The group must outlive this object.
 class NcclMemory final : public Allocator {
   public:
     NcclMemory(Device device, std::shared_ptr<ncclComm> comm, ProcessGroup& group);

@@ -1,5 +1,5 @@
 #pragma once
-/// Connections to rank 0 that have not proved yet that they belong to the run.
+/// Connections to rank 0 whose handshake is not complete yet.
 #include <functional>
 #include <list>
 #include <optional>
@@ -17,16 +17,16 @@ class PendingConnections {
     /// At most `capacity` at a time.
     PendingConnections(std::string key, std::size_t capacity);
 
-    /// Takes what waits at the listener. When there are too many, the one that has waited longest is dropped,
-    /// first of those that have not said a word; a process of the run then tries again.
+    /// Accepts waiting connections. When there are more than `capacity`, the oldest one without a greeting is
+    /// dropped, or the oldest of all; a process of the run then connects again.
     void accept(const Listener& listener);
 
-    /// Why a process that knows the key cannot be one of these; nothing when it can.
-    using Objection = std::function<std::optional<std::string>(const Identity& identity)>;
-    /// Takes the connection of a process whose verdict was favourable.
+    /// Why a process that knows the key is refused; empty when it is admitted.
+    using RejectionReason = std::function<std::optional<std::string>(const Identity& identity)>;
+    /// Receives the connection of an admitted process.
     using Admission = std::function<void(const Identity& identity, MessageStream stream)>;
-    /// Goes on with every handshake as far as it can go now.
-    void advance(const Objection& objection_to, const Admission& admit);
+    /// Advances every handshake as far as the received bytes allow.
+    void advance(const RejectionReason& rejection_reason, const Admission& admit);
 
     void add_to(std::vector<pollfd>& watched) const;
 
@@ -35,13 +35,14 @@ class PendingConnections {
         Descriptor socket;
         SteadyTime deadline;
         Challenge challenge;
-        std::string received = {};  // of the message that is awaited
+        std::string received = {};  // bytes of the expected message so far
         std::optional<Greeting> greeting = {};
     };
     enum class Progress { waits, over };
-    Progress advance(Connection& connection, const Objection& objection_to, const Admission& admit) const;
+    Progress advance(Connection& connection, const RejectionReason& rejection_reason,
+                     const Admission& admit) const;
     Progress answer_greeting(Connection& connection) const;
-    Progress answer_proof(Connection& connection, const Objection& objection_to,
+    Progress answer_proof(Connection& connection, const RejectionReason& rejection_reason,
                           const Admission& admit) const;
 
     const std::string key_;

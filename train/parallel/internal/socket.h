@@ -1,5 +1,5 @@
 #pragma once
-/// TCP connections as the control connection needs them: never blocking, closed on exec, IPv4 and IPv6.
+/// TCP sockets of the control connection: non-blocking, closed on exec, IPv4 and IPv6.
 #include <chrono>
 #include <string>
 #include <vector>
@@ -11,13 +11,13 @@ namespace gradtile {
 using SteadyClock = std::chrono::steady_clock;
 using SteadyTime = SteadyClock::time_point;
 
-/// What one thread wakes another's poll() with.
+/// Lets one thread wake another thread's poll().
 class WakeUp {
   public:
     WakeUp();
     int descriptor() const { return *event_; }
-    void call() const noexcept;
-    /// Until the next call.
+    void notify() const noexcept;
+    /// Resets the descriptor to not readable.
     void clear() const noexcept;
 
   private:
@@ -28,14 +28,14 @@ struct Listener {
     Descriptor socket;
     int port = 0;
 };
-/// Whether `address` means this host alone: localhost, 127.0.0.1, ::1.
+/// Whether `address` is a loopback address: localhost, 127.0.0.1, ::1.
 bool is_loopback(const std::string& address);
-/// Listens at a port (0: one that is free): for this host alone when `address` is a loopback address; at the
-/// interface that has it when it is a number; else on every interface, since other hosts may look a name up
-/// with another result, or reach this one through an address that it does not have itself. Tries a port in
-/// use until the deadline, as its former owner may be about to end.
+/// Listens at a port (0: any free port): on the loopback interface when `address` is a loopback address; on
+/// the interface with that address when `address` is numeric; otherwise on all interfaces, because other
+/// hosts may resolve the name differently or reach this host through a translated address. Retries a port in
+/// use until the deadline, because its owner may be about to end.
 Listener listen_at(const std::string& address, int port, SteadyTime deadline);
-/// The next connection that waits; an empty Descriptor when there is none.
+/// The next waiting connection; an empty Descriptor when none waits.
 Descriptor accept_from(const Listener& listener);
 
 /// Both ends of a connection inside this process.
@@ -52,11 +52,11 @@ struct Connected {
     Descriptor socket;
     Address address;
 };
-/// Tries the addresses in turn, again and again, until one answers. Throws Error at the deadline, naming what
-/// the last attempt said.
+/// Tries the addresses in turn until one answers. Throws Error at the deadline, with the last attempt's
+/// problem.
 Connected connect_to_one_of(const std::vector<Address>& addresses, SteadyTime deadline);
 
-/// Under which other hosts may reach this one: its name, and the addresses of its interfaces.
-std::vector<std::string> own_addresses();
+/// Addresses under which other hosts may reach this one: its interfaces' addresses and its name.
+std::vector<std::string> local_addresses();
 
 }  // namespace gradtile

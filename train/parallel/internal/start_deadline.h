@@ -1,5 +1,5 @@
 #pragma once
-/// A limit for waits that cannot be given one: MPI's start waits for its processes for ever.
+/// A deadline for calls without a timeout of their own: MPI_Init waits for missing processes for ever.
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -12,20 +12,20 @@ namespace gradtile {
 
 class StartDeadline {
   public:
-    /// Unless it is destroyed before the deadline, `on_expiry` is called on a thread of its own with what
-    /// waits_for said last. It ends the process, since nothing else ends the wait.
-    StartDeadline(SteadyTime deadline, std::function<void(const std::string& waits_for)> on_expiry);
+    /// Unless this object is destroyed first, `on_expiry` is called at the deadline, on another thread, with
+    /// the last text of set_waiting_for. It must end the process, because nothing else ends the wait.
+    StartDeadline(SteadyTime deadline, std::function<void(const std::string& waiting_for)> on_expiry);
     ~StartDeadline();
     StartDeadline(const StartDeadline&) = delete;
     StartDeadline& operator=(const StartDeadline&) = delete;
 
-    void waits_for(const std::string& what);
+    void set_waiting_for(const std::string& what);
 
   private:
     std::mutex mutex_;
     std::condition_variable changed_;
-    bool over_ = false;      // under the mutex
-    std::string waits_for_;  // under the mutex
+    bool stopped_ = false;     // guarded by mutex_
+    std::string waiting_for_;  // guarded by mutex_
     std::thread thread_;
 };
 
