@@ -1,5 +1,5 @@
-// gradtile bench: what attention, matrix products, layers and whole training steps take on this machine,
-// beside what it reaches at best.
+// gradtile bench: times attention, matrix products, layers, training steps and collectives on this machine,
+// compared with its peak rates.
 #include <gradtile/cli/bench/benchmarks.h>
 #include <gradtile/cli/commands.h>
 

@@ -18,21 +18,21 @@ std::string without_dashes(const std::string& flag) {
     return flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
 }
 
-/// The command that was recognised (of a command's commands, too), or the program itself.
-CLI::App& recognised(CLI::App& program) {
+/// The innermost command that was parsed, or the program itself.
+CLI::App& recognised_command(CLI::App& program) {
     const std::vector<CLI::App*> parsed = program.get_subcommands();
-    return parsed.empty() ? program : recognised(*parsed.front());
+    return parsed.empty() ? program : recognised_command(*parsed.front());
 }
 
-/// "gradtile train", or "gradtile" before a command was recognised.
+/// "gradtile train", or "gradtile" when no command was parsed.
 std::string command_line_of(const CLI::App& command) {
     const CLI::App* parent = command.get_parent();
     return parent == nullptr ? command.get_name() : concat(command_line_of(*parent), " ", command.get_name());
 }
 
-/// What was not understood, and the known name next to it.
+/// Error message for an unknown argument, with the nearest known name.
 std::string unknown_argument(CLI::App& program) {
-    CLI::App& place = recognised(program);
+    CLI::App& place = recognised_command(program);
     const std::vector<std::string> extras = program.remaining(/*recurse=*/true);
     const std::string typed = extras.empty() ? "" : extras.front().substr(0, extras.front().find('='));
     std::vector<std::string> known;
@@ -50,15 +50,15 @@ std::string unknown_argument(CLI::App& program) {
                   command_line_of(place), " --help");
 }
 
-/// Fails when what the action prints cannot be written, if that is its result; without a message when nobody
-/// reads it any more.
+/// Makes the action fail when its output is its result and cannot be written. A closed pipe fails without a
+/// message.
 Action with_checked_output(Action action, Output output = Output::result) {
     return [action = std::move(action), output] {
         try {
             const int exit_code = action();
             if (output == Output::result) check_output();
             return exit_code;
-        } catch (const ReaderGone&) {
+        } catch (const BrokenPipe&) {
             return exit_failed;
         }
     };
@@ -66,8 +66,8 @@ Action with_checked_output(Action action, Output output = Output::result) {
 
 constexpr std::size_t help_width = 80, help_column = 34;
 
-/// The words of `text` in lines of at most help_width characters; all but the first begin with `indent`
-/// blanks, and `line` is what the first one has already.
+/// Wraps `text` into lines of at most help_width characters. `line` is the beginning of the first line; all
+/// others begin with `indent` blanks.
 std::string wrapped(const std::string& text, std::size_t indent, std::string line = {}) {
     std::string lines;
     std::istringstream words(text);
@@ -85,7 +85,7 @@ std::string wrapped(const std::string& text, std::size_t indent, std::string lin
     return lines + line + '\n';
 }
 
-/// Two columns: what is typed, and what it does.
+/// Two columns: the flag or command, and its description.
 std::string help_row(const std::string& typed, const std::string& text) {
     std::string line = "  " + typed;
     std::string above;
@@ -97,7 +97,7 @@ std::string help_row(const std::string& typed, const std::string& text) {
     return above + wrapped(text, help_column, line);
 }
 
-/// Lines of at most 80 characters; "--bias, --no-bias" for a switch, where CLI11 has
+/// Limits lines to 80 characters and prints a switch as "--bias, --no-bias", where CLI11 would print
 /// "--bias,--no-bias{false}".
 class HelpFormatter : public CLI::Formatter {
     std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
@@ -162,7 +162,7 @@ Command Command::add_command(const std::string& name, const std::string& help) {
     return {*parser_.add_subcommand(name, help), chosen_};
 }
 
-void Command::on_chosen(Action action, Output output) {
+void Command::set_action(Action action, Output output) {
     action = with_checked_output(std::move(action), output);
     parser_.callback([&chosen = chosen_, action = std::move(action)] { chosen = action; });
 }
@@ -181,9 +181,9 @@ Command CommandLine::add_command(const std::string& name, const std::string& hel
 }
 
 Action CommandLine::parse(int argc, const char* const* argv) {
-    // Commands that scripts and people try; `help COMMAND` is read as `COMMAND --help`, see below.
+    // Common spellings from other programs. `help COMMAND` is parsed as `COMMAND --help`, see below.
     parser_->add_subcommand("help", "Print the help of a command: gradtile help [COMMAND]");
-    add_command("version", "Print the version").on_chosen([this] {
+    add_command("version", "Print the version").set_action([this] {
         std::cout << version_ << '\n';
         return 0;
     });
@@ -193,21 +193,23 @@ Action CommandLine::parse(int argc, const char* const* argv) {
         arguments.emplace_back("--help");
     }
     try {
-        parser_->parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // last one first
+        parser_->parse(std::vector<std::string>(arguments.rbegin(),
+                                                arguments.rend()));  // CLI11 expects the reverse order
     } catch (const CLI::ExtrasError&) {
         throw UsageError(unknown_argument(*parser_));
     } catch (const CLI::Success& help) {
-        // `gradtile trian --help` asks for no help of the program's.
+        // `gradtile trian --help` must report the unknown command instead of the program's help.
         const std::vector<std::string> extras = parser_->remaining(/*recurse=*/true);
         if (!extras.empty() && !extras.front().starts_with('-')) throw UsageError(unknown_argument(*parser_));
         return with_checked_output([this, help] { return parser_->exit(help); });
     } catch (const CLI::ParseError& error) {
-        throw UsageError(concat(error.what(), "; see ", command_line_of(recognised(*parser_)), " --help"));
-    } catch (const Error& error) {  // of a flag's value
+        throw UsageError(
+            concat(error.what(), "; see ", command_line_of(recognised_command(*parser_)), " --help"));
+    } catch (const Error& error) {  // from parse_value()
         throw UsageError(error.what(), error.where());
     }
     if (chosen_) return chosen_;
-    const CLI::App& place = recognised(*parser_);
+    const CLI::App& place = recognised_command(*parser_);
     const CLI::App* parent = place.get_parent();
     return with_checked_output([help = place.help(parent == nullptr ? "" : command_line_of(*parent))] {
         std::cout << help;

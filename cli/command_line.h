@@ -1,7 +1,7 @@
 #pragma once
-/// The command line: `gradtile COMMAND [flags]`. What cannot be understood is refused in one line that names
-/// the flag, the value and what was expected; of a flag with a value that is given twice the last one counts.
-/// The parser (CLI11, a library of templates) stands behind command_line.cpp, so that it is compiled once.
+/// The command line: `gradtile COMMAND [flags]`. Invalid input throws an error of one line with the flag, the
+/// value and the expected value. When a flag with a value is repeated, the last one counts. Only
+/// command_line.cpp includes the parser (CLI11, header-only templates), so that it is compiled once.
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,19 +14,19 @@ class App;
 
 namespace gradtile::cli {
 
-/// What the user asked for; returns the exit code.
+/// Runs the chosen command; returns the exit code.
 using Action = std::function<int()>;
 
 enum class Output {
-    result,   ///< what the command is run for: a failed write is a failed command
-    progress  ///< results are files; the command itself checks what else matters
+    result,   ///< standard output is the command's result, so a failed write makes the command fail
+    progress  ///< the results are files; the command itself checks other output that matters
 };
 
-/// One command: what it takes, and what it does. Arguments are stored while the command line is parsed, so
-/// what they are stored in must live until then.
+/// One command: its arguments and its action. Arguments are stored while the command line is parsed, so the
+/// variables that receive them must live until then.
 class Command {
   public:
-    /// A word without a flag, which the command cannot do without.
+    /// A required argument without a flag.
     void add_positional(const std::string& name, std::string& value, const std::string& help);
 
     /// Calls use(value) when the flag is given. The choices of an enumeration are added to the help.
@@ -34,35 +34,35 @@ class Command {
     void add_value(const std::string& flag, std::string help, std::function<void(const T&)> use) {
         add_value_of_type<T>(flag, std::move(help), std::move(use), "");
     }
-    /// The same; --help shows the default.
+    /// As above; --help shows the default.
     template <class T>
     void add_value(const std::string& flag, std::string help, const T& shown_default,
                    std::function<void(const T&)> use) {
         add_value_of_type<T>(flag, std::move(help), std::move(use), text_of(shown_default));
     }
-    /// The flag sets `member`, whose value now is the default that --help shows.
+    /// The flag sets `member`. --help shows the current value of `member` as the default.
     template <class T>
     void add_value(const std::string& flag, T& member, std::string help) {
         add_value_of_type<T>(
             flag, std::move(help), [&member](const T& value) { member = value; }, text_of(member));
     }
-    /// Changes what --help shows of a flag that was added before.
+    /// Change the text that --help shows for a flag added earlier.
     void show_default(const std::string& flag, const std::string& shown_default);
     void show_help(const std::string& flag, const std::string& help);
-    /// The command cannot do without this flag.
+    /// Makes the flag required.
     void require(const std::string& flag);
 
-    /// --flag makes it true.
+    /// --flag sets `value` to true.
     void add_switch(const std::string& flag, bool& value, const std::string& help);
     /// --flag and --no-flag: calls use(true or false) when one of them is given.
     void add_switch(const std::string& flag, const std::string& help, std::function<void(bool)> use);
 
-    /// A command of this command: `gradtile bench gemm`.
+    /// A subcommand: `gradtile bench gemm`.
     Command add_command(const std::string& name, const std::string& help);
 
-    /// What the command does once everything is understood. When standard output cannot be written it has
-    /// failed, unless `output` says otherwise.
-    void on_chosen(Action action, Output output = Output::result);
+    /// Sets the action that runs after the command line was parsed. With Output::result the command fails
+    /// when standard output cannot be written.
+    void set_action(Action action, Output output = Output::result);
 
   private:
     friend class CommandLine;
@@ -93,8 +93,8 @@ class CommandLine {
     ~CommandLine();
 
     Command add_command(const std::string& name, const std::string& help);
-    /// The chosen command's action; for --help and --version, or without a command, one that prints them.
-    /// Throws UsageError when the arguments are not understood.
+    /// The chosen command's action, or an action that prints help or version. Throws UsageError for invalid
+    /// arguments.
     Action parse(int argc, const char* const* argv);
 
   private:

@@ -1,4 +1,4 @@
-// gradtile convert: a checkpoint, or the directory of a run, of an earlier format into one of today's.
+// gradtile convert: converts a checkpoint or a run's directory from an earlier format to the current one.
 #include <iostream>
 
 #include <gradtile/cli/commands.h>
@@ -27,11 +27,11 @@ void add_convert(CommandLine& program) {
         std::string old_path, new_path;
     };
     const auto flags = std::make_shared<Flags>();
-    Command command =
-        program.add_command("convert", "Make a checkpoint or a run of format version 1 readable again");
-    command.add_positional("old", flags->old_path, "checkpoint file or directory of a run; stays as it is");
-    command.add_positional("new", flags->new_path, "what is made of it; must not exist");
-    command.on_chosen([flags] { return convert(flags->old_path, flags->new_path); });
+    Command command = program.add_command(
+        "convert", "Convert a checkpoint or a run of format version 1 to the current format");
+    command.add_positional("old", flags->old_path, "checkpoint file or directory of a run; not changed");
+    command.add_positional("new", flags->new_path, "path of the result; must not exist");
+    command.set_action([flags] { return convert(flags->old_path, flags->new_path); });
 }
 
 }  // namespace gradtile::cli

@@ -1,5 +1,5 @@
-// gradtile corpus: stories to train on that need no download, and what their source itself would lose on
-// them.
+// gradtile corpus: generates stories for training without a download, and measures the loss of the grammar
+// itself on them.
 #include <cstdio>
 #include <fstream>
 
@@ -24,18 +24,18 @@ void write_corpus(const Flags& flags) {
     std::ofstream file(flags.out, std::ios::binary);
     file << corpus.text;
     file.close();
-    check(file.good(), flags.out, ": the corpus cannot be written");
+    check(file.good(), flags.out, ": cannot write the corpus");
     std::printf("%s: %zu stories, %zu characters\n", printable(flags.out).c_str(), corpus.stories.size(),
                 corpus.text.size());
 }
 
 void print_score(const std::string& path) {
-    // Stories are ASCII; as bytes any other file is read, too, and found not to be stories.
+    // The byte tokenizer reads any file. Files that are not stories have no source_nll.
     const Dataset dataset = load_dataset({.data = path, .tokenizer = TokenizerKind::bytes});
-    check(dataset.source_nll.has_value(), path, ": not a text that `gradtile corpus` wrote");
+    check(dataset.source_nll.has_value(), path, ": expected a text that `gradtile corpus` wrote");
     std::printf(
-        "the source of the stories itself: %.4f nats per character on the validation stories\n"
-        "(it remembers a story from its first word; a model sees no further back than its context)\n",
+        "loss of the grammar itself: %.4f nats per character on the validation stories\n"
+        "(the grammar knows a story from its first word; a model knows its context only)\n",
         *dataset.source_nll);
 }
 
@@ -51,14 +51,15 @@ int corpus(const Flags& flags) {
 
 void add_corpus(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
-    Command command = program.add_command("corpus", "Write short stories from a grammar, to train on");
+    Command command = program.add_command("corpus", "Generate short stories from a grammar, for training");
     command.add_value("--characters", flags->characters,
-                      "least number of characters; the last story is not cut");
+                      "minimum number of characters; the last story is not cut");
     command.add_value("--seed", flags->seed, "seed of the stories");
     command.add_value("--out", flags->out, "file to write");
-    command.add_value("--score", flags->score,
-                      "file whose validation stories to measure: -ln p per character under the grammar");
-    command.on_chosen([flags] { return corpus(*flags); });
+    command.add_value(
+        "--score", flags->score,
+        "file to measure: prints -ln p per character of its validation stories under the grammar");
+    command.set_action([flags] { return corpus(*flags); });
 }
 
 }  // namespace gradtile::cli

@@ -1,5 +1,5 @@
 #pragma once
-/// --device and what it means.
+/// The flag --device.
 #include <gradtile/cli/command_line.h>
 #include <gradtile/core/device.h>
 #include <gradtile/train/train_config.h>
@@ -7,7 +7,7 @@
 namespace gradtile::cli {
 
 inline void add_device_flag(Command& command, DeviceChoice& device) {
-    command.add_value("--device", device, "where to run");
+    command.add_value("--device", device, "device to run on");
 }
 
 }  // namespace gradtile::cli

@@ -1,4 +1,4 @@
-// gradtile eval: the loss of a trained model over a whole file.
+// gradtile eval: measures the loss of a trained model over a whole file.
 #include <cstdio>
 #include <iostream>
 
@@ -54,13 +54,13 @@ void add_eval(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
     Command command = program.add_command("eval", "Measure the loss of a trained model on a file");
     flags->model.add_to(command);
-    command.add_value("--data", flags->data, "text, or token file (.bin)");
+    command.add_value("--data", flags->data, "text file, or token file (.bin)");
     command.require("--data");
     command.add_value("--token-type", flags->token_type,
-                      "integers of a token file that has no header; auto: uint16");
+                      "integer type of a token file without a header; auto: uint16");
     command.add_value("--batch", flags->batch, "windows evaluated at once");
     command.add_switch("--json", flags->json, "print one JSON object");
-    command.on_chosen([flags] { return eval(*flags); });
+    command.set_action([flags] { return eval(*flags); });
 }
 
 }  // namespace gradtile::cli

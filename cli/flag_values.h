@@ -1,5 +1,5 @@
 #pragma once
-/// The types a flag's value can have: how they are read, and how --help shows them.
+/// The types of flag values: how they are parsed, and how --help shows them.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -20,7 +20,7 @@ void parse_value(Enum& value, const std::string& text, const std::string& flag) 
     value = enum_named<Enum>(text, flag);
 }
 
-/// Values with commas between them.
+/// Values separated by commas.
 template <class T>
 void parse_value(std::vector<T>& values, const std::string& text, const std::string& flag) {
     values.clear();
@@ -35,7 +35,7 @@ constexpr bool is_list = false;
 template <class T>
 constexpr bool is_list<std::vector<T>> = true;
 
-/// What stands behind the flag in --help.
+/// The word after the flag in --help.
 template <class T>
 const char* type_name() {
     if constexpr (std::is_integral_v<T>) return "INTEGER";
@@ -45,7 +45,7 @@ const char* type_name() {
     return "TEXT";
 }
 
-/// A value as --help shows it.
+/// The text of a value in --help.
 template <class T>
 std::string text_of(const T& value) {
     if constexpr (NamedEnum<T>)

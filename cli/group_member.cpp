@@ -14,15 +14,14 @@ namespace {
 
 constexpr Range timeout_range{.least = 0, .most = 1e7, .least_is_open = true};  // seconds
 
-constexpr int exit_lost_peer = 3;  // beside 0, 1 (an error of this process) and 2 (the command line)
+/// mpirun kills all processes a tenth of a second after the first one ends. Each process waits one second so
+/// that every message is printed before that.
+constexpr auto message_grace = std::chrono::seconds(1);
 
-/// mpirun ends all processes a tenth of a second after the first has ended: by then each is to have said why.
-constexpr auto time_to_speak = std::chrono::seconds(1);
-
-/// Without destructors, and without MPI's own end: both may wait for others that are gone.
-[[noreturn]] void end_without_others(int exit_code) {
-    std::this_thread::sleep_for(time_to_speak);
-    // Whoever holds the stream may be stuck.
+/// Ends the process without destructors and without MPI_Finalize: both may wait for processes that are gone.
+[[noreturn]] void exit_without_cleanup(int exit_code) {
+    std::this_thread::sleep_for(message_grace);
+    // The thread that holds the stream's lock may be stuck.
     if (::ftrylockfile(stdout) == 0) ::fflush_unlocked(stdout);
     ::_exit(exit_code);
 }
@@ -31,13 +30,13 @@ std::shared_ptr<ProcessGroup> join_group(const RankEnvironment& environment, dou
     ProcessGroupOptions options{.timeout = timeout};
     options.on_loss = [rank = environment.rank](const std::string& line) {
         print_message(concat("rank ", rank, ": ", line));
-        end_without_others(exit_lost_peer);
+        exit_without_cleanup(exit_lost_peer);
     };
     try {
         return std::make_shared<ProcessGroup>(environment, std::move(options));
     } catch (const Error& error) {
         print_message(concat("rank ", environment.rank, ": ", error.what()));
-        end_without_others(exit_lost_peer);
+        exit_without_cleanup(exit_lost_peer);
     }
 }
 
@@ -45,42 +44,43 @@ std::shared_ptr<ProcessGroup> join_group(const RankEnvironment& environment, dou
 
 void add_group_flags(Command& command, const std::string& what, GroupFlags& flags) {
     command.add_value("--timeout", flags.timeout,
-                      "of several processes: seconds one may be silent or waited for");
+                      "with several processes: maximum seconds without a heartbeat or in one wait");
     const auto count = [&](const char* flag, const std::string& help, std::optional<std::int64_t>& value) {
         command.add_value<std::int64_t>(flag, help, [&value](const std::int64_t& n) { value = n; });
     };
-    count("--gpus", what + " on this many GPUs of this host, with a process for each", flags.gpus);
-    count("--processes", what + " on the CPU with this many processes, through mpirun", flags.processes);
+    count("--gpus", what + " on this many GPUs of this host, one process each", flags.gpus);
+    count("--processes", what + " on the CPU with this many processes, started by mpirun", flags.processes);
 }
 
-int count_of(const char* flag, std::int64_t value, std::int64_t least) {
-    check_flag(flag, value, {static_cast<double>(least), 4096});
+int checked_count(const char* flag, std::int64_t value, std::int64_t min_value) {
+    check_flag(flag, value, {static_cast<double>(min_value), 4096});
     return static_cast<int>(value);
 }
 
-Launch launch_of(const GroupFlags& flags, DeviceChoice device, const char* flag) {
+Launch make_launch(const GroupFlags& flags, DeviceChoice device, const char* flag) {
     check_flag("--timeout", flags.timeout, timeout_range);
-    check_usage(!flags.gpus || !flags.processes, "--gpus and --processes: expected one of them");
+    check_usage(!flags.gpus || !flags.processes, "--gpus and --processes: expected only one of them");
     const RankEnvironment environment = read_rank_environment();
     check_usage(environment.size == 1,
                 flags.gpus        ? "--gpus"
                 : flags.processes ? "--processes"
                                   : flag,
-                ": this is already rank ", environment.rank, " of ", environment.size, " that ",
-                environment.launcher, " has started; leave it out");
+                ": this process is already rank ", environment.rank, " of ", environment.size,
+                ", started by ", environment.launcher, "; remove the flag");
     Launch launch;
-    launch.arguments = own_arguments_without({"--gpus", "--processes", "--restarts"});
+    launch.arguments = command_line_without({"--gpus", "--processes", "--restarts"});
     if (flags.gpus) {
-        launch.processes = count_of("--gpus", *flags.gpus, 1);
+        launch.processes = checked_count("--gpus", *flags.gpus, 1);
         check_usage(device != DeviceChoice::cpu,
-                    "--gpus: does not go with --device cpu; expected --processes N for processes on the CPU");
+                    "--gpus: not with --device cpu; expected --processes N for processes on the CPU");
         const int present = cuda_device_count();
-        check(launch.processes <= present, "--gpus: ", launch.processes, "; this host has ", present);
+        check(launch.processes <= present, "--gpus: ", launch.processes, "; expected at most the ", present,
+              " of this host");
     } else if (flags.processes) {
-        launch.processes = count_of("--processes", *flags.processes, 1);
+        launch.processes = checked_count("--processes", *flags.processes, 1);
         check_usage(device != DeviceChoice::cuda,
                     "--processes: starts processes on the CPU; expected --gpus N for GPUs");
-        launch.through = Launch::Through::mpirun;
+        launch.method = Launch::Method::mpirun;
         launch.arguments.insert(launch.arguments.end(), {"--device", "cpu"});
     }
     return launch;
@@ -99,7 +99,7 @@ int run_in_group(double timeout, const std::function<int(const std::shared_ptr<P
     } catch (const std::exception& error) {
         const std::string message = message_of(error);
         if (group->fail(message)) print_message(concat("rank ", group->rank(), ": ", message));
-        end_without_others(exit_code_of(error));
+        exit_without_cleanup(exit_code_of(error));
     }
 }
 

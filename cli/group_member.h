@@ -1,5 +1,5 @@
 #pragma once
-/// A command that runs as one of several processes, or as the parent that starts them on this host.
+/// Runs a command as one of several processes, or as the parent that starts them on this host.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -14,24 +14,25 @@ namespace gradtile::cli {
 struct GroupFlags {
     double timeout = ProcessGroupOptions{}.timeout;  ///< seconds
     std::optional<std::int64_t> gpus, processes;
-    /// Whether this process only starts others.
+    /// Whether this process is the parent.
     bool launches() const { return gpus || processes; }
 };
 
-/// --gpus, --processes and --timeout, which must live until the command line is parsed; `what` the command
-/// does: "train".
+/// Declares --gpus, --processes and --timeout. `what` is the verb in the help: "train". `flags` must live
+/// until the command line is parsed.
 void add_group_flags(Command& command, const std::string& what, GroupFlags& flags);
 
-/// Of a flag that only counts something.
-int count_of(const char* flag, std::int64_t value, std::int64_t least);
+/// Returns the value of a counting flag; throws UsageError unless it is from `min_value` to 4096.
+int checked_count(const char* flag, std::int64_t value, std::int64_t min_value);
 
-/// What the flags ask for with this process's own command line. Throws Error when they contradict each other,
-/// the device or the machine, or when another launcher has started this process; `flag` is named for that.
-Launch launch_of(const GroupFlags& flags, DeviceChoice device, const char* flag);
+/// The launch that the flags describe, with this process's command line. Throws Error when the flags
+/// contradict each other, the device or the machine, and when a launcher has already started this process.
+/// Without --gpus and --processes the last message names `flag`.
+Launch make_launch(const GroupFlags& flags, DeviceChoice device, const char* flag);
 
-/// This process's part: joins the group that the launcher's variables tell of (or is alone), does the work
-/// and leaves with its exit code. An error, of this process or another, ends all of them; what may wait for
-/// the others when it is destroyed must live outside of `work`.
+/// Joins the process group of the launcher's variables (or a group of one), runs `work`, leaves the group and
+/// returns the exit code. An error of any process ends all of them. Objects whose destructors may wait for
+/// other processes must outlive `work`.
 int run_in_group(double timeout, const std::function<int(const std::shared_ptr<ProcessGroup>&)>& work);
 
 }  // namespace gradtile::cli

@@ -1,4 +1,4 @@
-// gradtile inspect: what stands in a checkpoint, verified to the last byte.
+// gradtile inspect: verifies every byte of a checkpoint and lists its contents.
 #include <iostream>
 
 #include <gradtile/cli/commands.h>
@@ -11,7 +11,8 @@
 namespace gradtile::cli {
 namespace {
 
-/// The file itself, or the newest sound one of a run's directory; damaged newer ones are named.
+/// The file itself, or the newest valid checkpoint of a run's directory. Damaged newer checkpoints are
+/// reported.
 std::filesystem::path checkpoint_file(const std::filesystem::path& path) {
     if (!std::filesystem::is_directory(path)) return path;
     const bool is_run = std::filesystem::is_directory(path / "checkpoints");
@@ -22,7 +23,8 @@ std::filesystem::path checkpoint_file(const std::filesystem::path& path) {
     return newest.path;
 }
 
-/// What a file says, without what a terminal would act on; the same JSON.
+/// Prints JSON from a file with control characters escaped, so that a terminal is safe; the JSON value is
+/// unchanged.
 void print_json(const JsonValue& value, int indent = 2) {
     std::cout << printable(value.dump(indent), {.most = 0, .multiline = true}) << '\n';
 }
@@ -70,7 +72,7 @@ void add_inspect(CommandLine& program) {
     Command command = program.add_command("inspect", "Verify a checkpoint and list its contents");
     command.add_positional("checkpoint", flags->path, "directory of a run, or checkpoint file");
     command.add_switch("--json", flags->json, "print one JSON object");
-    command.on_chosen([flags] { return inspect(flags->path, flags->json); });
+    command.set_action([flags] { return inspect(flags->path, flags->json); });
 }
 
 }  // namespace gradtile::cli

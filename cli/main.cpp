@@ -1,4 +1,4 @@
-// The program `gradtile`: parses the command line, runs one command, and turns errors into one line and an
+// The program `gradtile`: parses the command line, runs one command, and reports an error as one line and an
 // exit code.
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/standard_streams.h>

@@ -1,5 +1,5 @@
 #pragma once
-/// The model a command works on: DIR|FILE, --device, --threads.
+/// The arguments that select a trained model: DIR|FILE, --device, --threads.
 #include <memory>
 #include <string>
 

@@ -1,4 +1,4 @@
-// gradtile plan: memory, bytes on the wire and time of a step on GPUs that need not be there.
+// gradtile plan: predicts memory, communication and time of a step; needs no GPU.
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr double gib = 1 << 30, mib = 1 << 20;
 
-bool heeded(std::string_view setting) {
+bool is_plan_setting(std::string_view setting) {
     constexpr std::string_view names[] = {"layers",     "heads",      "kv-heads",    "width",   "hidden",
                                           "context",    "vocabulary", "norm",        "bias",    "tied-head",
                                           "activation", "positions",  "qk-norm",     "dropout", "recompute",
@@ -27,35 +27,35 @@ bool heeded(std::string_view setting) {
 }
 
 struct Flags {
-    explicit Flags(Command& command) : settings(command, heeded) {}
+    explicit Flags(Command& command) : settings(command, is_plan_setting) {}
     SettingFlags settings;
     std::string model, config_file;
     std::int64_t gpus = 1, gpus_per_node = 8;
     double gpu_memory = 139;  // GiB: an H200
-    // GB/s and microseconds; 0: as fitted, or assumed.
+    // GB/s and microseconds; 0: the fitted or assumed value.
     double nvlink_bandwidth = 0, network_bandwidth = 0, network_latency = 0;
     std::vector<std::string> fit, measurements;
     bool json = false, same_batch = false;
 };
 
-/// A GPU's activations are counted by its side of the operators, which a build may be without.
-constexpr bool knows_gpus = GRADTILE_HAVE_CUDA;
+/// Counting a GPU's activations needs the CUDA operators, which a build may lack.
+constexpr bool has_cuda_operators = GRADTILE_HAVE_CUDA;
 
-/// What nobody measured here: a 400 Gb/s port for each GPU at nine tenths, and a hop of a fat tree.
+/// Assumed, not measured: a 400 Gb/s port for each GPU at 90% efficiency, and one hop of a fat tree.
 constexpr Link assumed_network{.bytes_per_second = 45e9, .latency = 15e-6};
 
-/// Models whose vocabulary a text decides: as many characters as tiny Shakespeare has.
+/// Vocabulary of models that derive it from the text: the number of characters in tiny Shakespeare.
 constexpr std::int64_t characters = 65;
 
 TrainConfig config_of(const Flags& flags) {
     TrainConfig config;
-    if (!flags.model.empty()) config = as_usage([&] { return preset(flags.model); });
+    if (!flags.model.empty()) config = rethrow_as_usage_error([&] { return preset(flags.model); });
     if (!flags.config_file.empty()) apply_user_config(config, flags.config_file);
     flags.settings.apply(config);
     if (config.model.vocabulary == 0) config.model.vocabulary = characters;
-    as_usage([&] { validate(config, flags.gpus); });
+    rethrow_as_usage_error([&] { validate(config, flags.gpus); });
     check_usage(config.device != DeviceChoice::cpu,
-                "device: cpu; plan knows the time and memory of GPUs only");
+                "device: cpu; expected cuda, because plan predicts GPUs only");
     return config;
 }
 
@@ -81,14 +81,14 @@ Link network_of(const Flags& flags) {
     return network;
 }
 
-/// A run on some GPUs, and what is predicted of it.
+/// The prediction for a run on `layout`.
 struct Prediction {
     GpuLayout layout;
     std::int64_t batch;
     std::size_t memory;
     StepCost cost;
     double tokens_per_second;
-    double efficiency = nothing;  ///< tokens_per_second over as many times one GPU's
+    double efficiency = no_value;  ///< tokens_per_second / (GPUs * tokens_per_second of one GPU)
 };
 
 class Planner {
@@ -99,7 +99,7 @@ class Planner {
           constants_(constants_of(flags)),
           network_(network_of(flags)),
           ctx_(Context(Device::cpu(), 1)
-                   .plan(Arena::for_planning(knows_gpus ? Device::cuda() : Device::cpu()))) {}
+                   .plan(Arena::for_planning(has_cuda_operators ? Device::cuda() : Device::cpu()))) {}
 
     MemoryPlan memory() const {
         return plan_memory(ctx_, memory_request(config, Device::cuda(), flags_.gpus));
@@ -113,7 +113,7 @@ class Planner {
                                              budget());
     }
 
-    /// One GPU, then ever twice as many that fill nodes, up to those asked for.
+    /// Predictions for one GPU, powers of two up to flags_.gpus that fill nodes, and flags_.gpus.
     std::vector<Prediction> predictions() const {
         std::set<std::int64_t> counts{1, flags_.gpus};
         for (std::int64_t n = 2; n < flags_.gpus; n *= 2) counts.insert(n);
@@ -122,12 +122,13 @@ class Planner {
         for (const std::int64_t gpus : counts) {
             if (gpus > flags_.gpus_per_node && gpus % flags_.gpus_per_node != 0 && gpus != flags_.gpus)
                 continue;
-            const std::optional<TrainConfig> config_there = config_on(gpus);
-            if (!config_there) continue;
-            Prediction row = predicted(*config_there, gpus);
-            const Prediction& alone = rows.empty() ? row : rows.front();
-            if (alone.layout.gpus() == 1)
-                row.efficiency = row.tokens_per_second / static_cast<double>(gpus) / alone.tokens_per_second;
+            const std::optional<TrainConfig> scaled_config = config_for(gpus);
+            if (!scaled_config) continue;
+            Prediction row = predicted(*scaled_config, gpus);
+            const Prediction& single_gpu = rows.empty() ? row : rows.front();
+            if (single_gpu.layout.gpus() == 1)
+                row.efficiency =
+                    row.tokens_per_second / static_cast<double>(gpus) / single_gpu.tokens_per_second;
             rows.push_back(row);
         }
         return rows;
@@ -137,37 +138,37 @@ class Planner {
         std::vector<std::string> lines = h200_provenance();
         if (!flags_.measurements.empty())
             lines = {
-                "GPUs and the links of a node: fitted to your measurements; what they do not determine "
-                "is as on H200s"};
-        if (flags_.nvlink_bandwidth > 0) lines.push_back("inside a node: the bandwidth is yours");
+                "GPUs and the links of a node: fitted to your measurements; constants that these do not "
+                "determine are those of H200s"};
+        if (flags_.nvlink_bandwidth > 0) lines.push_back("inside a node: your bandwidth");
         if (flags_.gpus > flags_.gpus_per_node)
             lines.push_back(
                 concat("between nodes: ",
-                       flags_.network_bandwidth > 0 ? "the bandwidth is yours" : "45 GB/s a GPU are assumed",
-                       ", ", flags_.network_latency > 0 ? "the latency is yours" : "15 us are assumed",
-                       "; nothing beyond 4 GPUs of one node was measured"));
-        if (!knows_gpus)
+                       flags_.network_bandwidth > 0 ? "your bandwidth" : "assumed 45 GB/s per GPU", ", ",
+                       flags_.network_latency > 0 ? "your latency" : "assumed 15 us",
+                       "; only up to 4 GPUs of one node were measured"));
+        if (!has_cuda_operators)
             lines.push_back(
-                "activations: as the CPU would hold them; this build has no CUDA side to count "
-                "a GPU's");
+                "activations: those of the CPU's operators, because this build has no CUDA operators");
         if (config.optimizer == OptimizerKind::muon)
-            lines.push_back("the update's time is AdamW's; Muon's products are not modelled");
+            lines.push_back("update: the time of AdamW; Muon's matrix products are not modelled");
         return lines;
     }
 
     const TrainConfig config;
 
   private:
-    /// The settings for so many GPUs: each does what it does on all of them, or they share the same batch.
-    std::optional<TrainConfig> config_on(std::int64_t gpus) const {
-        TrainConfig there = config;
+    /// The settings for `gpus` GPUs: with the same batch per GPU, or with --same-batch the same total batch.
+    /// Empty when the batch cannot be divided.
+    std::optional<TrainConfig> config_for(std::int64_t gpus) const {
+        TrainConfig scaled = config;
         if (!flags_.same_batch) {
-            there.micro_batch = config.micro_batch_size(flags_.gpus);
-            there.batch = config.batch / flags_.gpus * gpus;
+            scaled.micro_batch = config.micro_batch_size(flags_.gpus);
+            scaled.batch = config.batch / flags_.gpus * gpus;
         } else if (config.batch % gpus != 0 || config.batch / gpus % config.micro_batch_size(gpus) != 0) {
             return std::nullopt;
         }
-        return there;
+        return scaled;
     }
 
     std::size_t memory_of(const MemoryRequest& request) const {
@@ -177,14 +178,14 @@ class Planner {
         return known->second;
     }
 
-    Prediction predicted(const TrainConfig& there, std::int64_t gpus) const {
+    Prediction predicted(const TrainConfig& scaled, std::int64_t gpus) const {
         const GpuLayout layout(gpus, flags_.gpus_per_node);
-        const StepCost cost = step_cost(parallel_step(there, gpus), constants_, layout,
+        const StepCost cost = step_cost(parallel_step(scaled, gpus), constants_, layout,
                                         {.nvlink = constants_.nvlink(), .network = network_});
-        const double tokens = static_cast<double>(there.batch * there.model.context);
+        const double tokens = static_cast<double>(scaled.batch * scaled.model.context);
         return {.layout = layout,
-                .batch = there.batch,
-                .memory = memory_of(memory_request(there, Device::cuda(), gpus)),
+                .batch = scaled.batch,
+                .memory = memory_of(memory_request(scaled, Device::cuda(), gpus)),
                 .cost = cost,
                 .tokens_per_second = tokens / cost.seconds()};
     }
@@ -193,7 +194,7 @@ class Planner {
     CostConstants constants_;
     Link network_;
     Context ctx_;
-    mutable std::map<std::pair<std::int64_t, std::int64_t>, std::size_t> totals_;  // dry runs take time
+    mutable std::map<std::pair<std::int64_t, std::int64_t>, std::size_t> totals_;  // cached dry runs
 };
 
 JsonValue json_of(const Prediction& p) {
@@ -236,9 +237,9 @@ void print_json(const Planner& planner, const Flags& flags) {
 
 void print_plan(const Planner& planner, const Flags& flags) {
     const TrainConfig& c = planner.config;
-    const MemoryPlan memory = planner.memory();  // may be refused: before anything is printed
-    std::cout << c.batch << " sequences of " << c.model.context << " tokens a step; each of " << flags.gpus
-              << (flags.gpus == 1 ? " GPU" : " GPUs") << " does " << c.accumulation_steps(flags.gpus) << " x "
+    const MemoryPlan memory = planner.memory();  // may throw, so called before anything is printed
+    std::cout << c.batch << " sequences of " << c.model.context << " tokens per step; " << flags.gpus
+              << (flags.gpus == 1 ? " GPU" : " GPUs") << " with " << c.accumulation_steps(flags.gpus) << " x "
               << c.micro_batch_size(flags.gpus) << "; " << name_of(c.dtype) << ", zero " << c.zero << '\n'
               << memory << (memory.total() <= planner.budget() ? "fits into " : "does not fit into ")
               << flags.gpu_memory << " GiB: " << planner.what_fits() << "\n\n"
@@ -262,8 +263,9 @@ void print_plan(const Planner& planner, const Flags& flags) {
                    static_cast<double>(p.batch), static_cast<double>(p.memory) / gib, 1e3 * p.cost.seconds(),
                    1e3 * p.cost.compute, 1e3 * p.cost.exposed, 1e3 * p.cost.update, p.tokens_per_second,
                    p.efficiency, 1e-6 * p.cost.wire.total(), 1e-6 * p.cost.wire.network});
-    std::cout << "MB sent: of each GPU and step, of which over the network; exposed: ms that communication "
-                 "adds\n";
+    std::cout
+        << "MB sent: per GPU and step; network: the part sent between nodes; exposed: ms of communication "
+           "that do not overlap with computation\n";
     for (const std::string& note : planner.notes()) std::cout << "- " << note << '\n';
 }
 
@@ -271,8 +273,8 @@ int plan(const Flags& flags) {
     constexpr Range gpus{1, 1e6}, link{0, 1e9};
     check_flag("--gpus", flags.gpus, gpus);
     check_flag("--gpus-per-node", flags.gpus_per_node, gpus);
-    // Refuses nodes that are not full.
-    as_usage([&] { (void)GpuLayout(flags.gpus, flags.gpus_per_node); });
+    // The constructor throws unless the GPUs fill all nodes.
+    rethrow_as_usage_error([&] { (void)GpuLayout(flags.gpus, flags.gpus_per_node); });
     check_flag("--gpu-memory", flags.gpu_memory, {.least = 0, .most = 1e6, .least_is_open = true});
     check_flag("--nvlink-bandwidth", flags.nvlink_bandwidth, link);
     check_flag("--network-bandwidth", flags.network_bandwidth, link);
@@ -286,7 +288,7 @@ int plan(const Flags& flags) {
     return 0;
 }
 
-/// The constants that fit the measurements best, and how well.
+/// Prints the constants that fit the measurements best, and the deviation of each measurement.
 int fit(const Flags& flags) {
     const std::vector<Measurement> measurements = measurements_in(flags.fit);
     const CostConstants shipped = h200_constants();
@@ -297,15 +299,15 @@ int fit(const Flags& flags) {
                      {"unit", "unit", Column::Kind::text, 8},
                      {"shipped", "shipped"}},
                     flags.json);
-    std::vector<double> of_shipped;
+    std::vector<double> shipped_values;
     visit_constants(shipped, [&](const char*, double value, double scale, const char*) {
-        of_shipped.push_back(value / scale);
+        shipped_values.push_back(value / scale);
     });
     std::size_t i = 0;
     visit_constants(fit.constants, [&](const char* name, double value, double scale, const char* unit) {
         const bool determined =
             std::find(fit.undetermined.begin(), fit.undetermined.end(), name) == fit.undetermined.end();
-        constants.add({name, determined ? value / scale : nothing, unit, of_shipped[i++]});
+        constants.add({name, determined ? value / scale : no_value, unit, shipped_values[i++]});
     });
     if (!flags.json) std::printf("\n");
     Table table({{"what", "timed", Column::Kind::text, 14},
@@ -333,26 +335,26 @@ void add_plan(CommandLine& program) {
     std::string presets = "settings to start from:";
     for (const std::string& name : preset_names()) presets += " " + name;
     command.add_value("--model", flags->model, presets);
-    command.add_value("--config", flags->config_file, "JSON file of settings, named as the flags are");
+    command.add_value("--config", flags->config_file, "JSON file of settings, with the names of the flags");
     command.add_value("--gpus", flags->gpus, "GPUs that share the batch");
-    command.add_value("--gpus-per-node", flags->gpus_per_node, "GPUs joined by NVLink");
+    command.add_value("--gpus-per-node", flags->gpus_per_node, "GPUs connected by NVLink");
     command.add_value("--gpu-memory", flags->gpu_memory, "GiB of each GPU");
     command.add_value("--nvlink-bandwidth", flags->nvlink_bandwidth,
-                      "GB/s a collective moves through each GPU inside a node; 0: as fitted");
+                      "GB/s of a collective per GPU inside a node; 0: the fitted value");
     command.add_value("--network-bandwidth", flags->network_bandwidth,
-                      "GB/s a collective moves between nodes for each GPU; 0: assume 45");
+                      "GB/s of a collective per GPU between nodes; 0: assume 45");
     command.add_value("--network-latency", flags->network_latency,
-                      "microseconds a message takes between nodes; 0: assume 15");
+                      "microseconds per message between nodes; 0: assume 15");
     command.add_switch("--same-batch", flags->same_batch,
-                       "compare with fewer GPUs at the same batch, instead of the same batch per GPU");
+                       "compare GPU counts at the same batch instead of the same batch per GPU");
     using Paths = std::vector<std::string>;
-    command.add_value<Paths>("--measurements",
-                             "plan with constants fitted to these files instead of the built-in ones",
+    command.add_value<Paths>("--measurements", "files of measurements: predict with constants fitted to them",
                              [flags](const Paths& paths) { flags->measurements = paths; });
-    command.add_value<Paths>("--fit", "only print the constants fitted to these files, and how well they fit",
+    command.add_value<Paths>("--fit",
+                             "files of measurements: only print the fitted constants and their deviations",
                              [flags](const Paths& paths) { flags->fit = paths; });
     command.add_switch("--json", flags->json, "print one JSON object");
-    command.on_chosen([flags] { return flags->fit.empty() ? plan(*flags) : fit(*flags); });
+    command.set_action([flags] { return flags->fit.empty() ? plan(*flags) : fit(*flags); });
 }
 
 }  // namespace gradtile::cli

@@ -1,4 +1,4 @@
-// gradtile sample: text from a trained model.
+// gradtile sample: generates text with a trained model.
 #include <iostream>
 
 #include <gradtile/cli/commands.h>
@@ -30,17 +30,17 @@ int sample_text(const Flags& flags) {
 
 void add_sample(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
-    Command command = program.add_command("sample", "Write text with a trained model");
+    Command command = program.add_command("sample", "Generate text with a trained model");
     flags->model.add_to(command);
     SampleOptions& options = flags->options;
     command.add_value("--prompt", options.prompt, "text that the model continues");
     command.add_value("--tokens", options.tokens, "number of tokens to draw");
     command.add_value("--temperature", options.temperature,
-                      "logits are divided by it; 0: always the likeliest token");
-    command.add_value("--top-k", options.top_k, "draw among the k likeliest; 0: all");
-    command.add_value("--top-p", options.top_p, "draw among the likeliest that together have probability p");
+                      "divisor of the logits; 0: always the most likely token");
+    command.add_value("--top-k", options.top_k, "draw among the k most likely tokens; 0: all");
+    command.add_value("--top-p", options.top_p, "draw among the most likely tokens with total probability p");
     command.add_value("--seed", options.seed, "seed of the random draws");
-    command.on_chosen([flags] { return sample_text(*flags); });
+    command.set_action([flags] { return sample_text(*flags); });
 }
 
 }  // namespace gradtile::cli

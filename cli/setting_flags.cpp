@@ -8,10 +8,10 @@ SettingFlags::SettingFlags(Command& command) : SettingFlags(command, [](std::str
     show_defaults({});
 }
 
-SettingFlags::SettingFlags(Command& command, const std::function<bool(std::string_view)>& takes)
+SettingFlags::SettingFlags(Command& command, const std::function<bool(std::string_view)>& is_included)
     : command_(command), given_(JsonValue::object()) {
     const auto add = [&](const char* name, const auto& member, const char* help, const Range&) {
-        if (!takes(name)) return;
+        if (!is_included(name)) return;
         using Member = std::remove_cvref_t<decltype(member)>;
         const std::string flag = concat("--", name);
         if constexpr (std::is_same_v<Member, bool>) {
@@ -42,12 +42,12 @@ void SettingFlags::show_defaults(const TrainConfig& config) {
 }
 
 void SettingFlags::apply(TrainConfig& config) const {
-    as_usage([&] { apply_json(config, *given_, "command line"); });
+    rethrow_as_usage_error([&] { apply_json(config, *given_, "command line"); });
 }
 
 void apply_user_config(TrainConfig& config, const std::string& path) {
     const std::string text = config_file_text(path);
-    as_usage([&] { apply_config_text(config, text, path); });
+    rethrow_as_usage_error([&] { apply_config_text(config, text, path); });
 }
 
 std::vector<std::string> SettingFlags::given() const {

@@ -1,6 +1,5 @@
 #pragma once
-/// One flag for every setting of a run (see train_config.h); what was given on the command line wins over the
-/// config.
+/// One flag for every setting of a run (see train_config.h). Flags override the config file.
 #include <functional>
 #include <string>
 #include <string_view>
@@ -14,13 +13,13 @@ namespace gradtile::cli {
 
 class SettingFlags {
   public:
-    /// All settings, with a TrainConfig's defaults in --help. The flags refer to this object: it must live
-    /// until the command line is parsed.
+    /// Declares all settings, with the defaults of TrainConfig in --help. The flags refer to this object, so
+    /// it must live until the command line is parsed.
     explicit SettingFlags(Command& command);
-    /// Some settings, of a command that starts from other defaults than a TrainConfig's.
-    SettingFlags(Command& command, const std::function<bool(std::string_view name)>& takes);
+    /// Declares the included settings without defaults, for a command that has other defaults.
+    SettingFlags(Command& command, const std::function<bool(std::string_view name)>& is_included);
 
-    /// Makes --help show the values of `config` as the defaults; of flags for all settings.
+    /// Makes --help show the values of `config` as the defaults. Requires all settings to be declared.
     void show_defaults(const TrainConfig& config);
     /// Overwrites the settings that were given.
     void apply(TrainConfig& config) const;
@@ -32,7 +31,7 @@ class SettingFlags {
     JsonValue given_;  // an object
 };
 
-/// Reads --config. A file that cannot be read fails the command; wrong contents are a UsageError.
+/// Reads the file of --config. Throws Error when it cannot be read, UsageError when its contents are invalid.
 void apply_user_config(TrainConfig& config, const std::string& path);
 
 }  // namespace gradtile::cli

@@ -14,8 +14,8 @@
 namespace gradtile::cli {
 namespace {
 
-/// Whether the reader of a pipe or socket on standard output is gone.
-bool reader_is_gone() {
+/// Whether standard output is a pipe or socket without a reader.
+bool is_pipe_broken() {
     pollfd output{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
     return ::poll(&output, 1, /*timeout=*/0) == 1 && (output.revents & (POLLERR | POLLHUP)) != 0;
 }
@@ -25,7 +25,7 @@ bool reader_is_gone() {
 void open_missing_streams() {
     for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
         if (::fcntl(stream, F_GETFD) >= 0 || errno != EBADF) continue;
-        // The lowest free descriptor is this one.
+        // open() returns the lowest free descriptor, which is `stream`.
         if (::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY) != stream) ::_exit(1);
     }
 }
@@ -35,11 +35,11 @@ void check_output() {
     std::cout.flush();
     std::fflush(stdout);
     if (std::ferror(stdout) == 0) return;
-    int reason = errno;
-    // An earlier write failed; writing again reports the same reason.
-    if (reason == 0 && ::write(STDOUT_FILENO, "\n", 1) < 0) reason = errno;
-    if (reason == EPIPE || reader_is_gone()) throw ReaderGone("standard output: its reader has ended");
-    throw Error(concat("standard output: ", reason != 0 ? std::strerror(reason) : "a write failed"));
+    int error_code = errno;
+    // An earlier write failed; another write reports the same error.
+    if (error_code == 0 && ::write(STDOUT_FILENO, "\n", 1) < 0) error_code = errno;
+    if (error_code == EPIPE || is_pipe_broken()) throw BrokenPipe("standard output: its reader has ended");
+    throw Error(concat("standard output: ", error_code != 0 ? std::strerror(error_code) : "a write failed"));
 }
 
 std::string text_for_output(const std::string& text) {

@@ -6,23 +6,23 @@
 
 namespace gradtile::cli {
 
-/// Opens /dev/null for each of descriptors 0, 1 and 2 that is closed, so that no file of a run gets one of
-/// them and with it what is printed. As gnulib's stdopen(), in the wrong direction: reading or writing there
-/// fails as it did before. Call before anything is opened.
+/// Opens /dev/null for each closed descriptor of 0, 1 and 2. Otherwise a file of the run could get one of
+/// them and receive the printed text. Like gnulib's stdopen(), the direction is wrong (read-only for output),
+/// so that reading and writing still fail. Call before any file is opened.
 void open_missing_streams();
 
-/// Nobody reads standard output any more (`| head`): the command ends, and needs no message.
-class ReaderGone : public Error {
+/// The reader of standard output has ended (`| head`): the command ends without a message.
+class BrokenPipe : public Error {
   public:
     using Error::Error;
 };
 
 /// Flushes standard output, of printf and std::cout. Throws Error "standard output: ..." when something
-/// printed since the start of the program was not written, and ReaderGone when its reader has ended.
+/// printed since the start of the program was not written, and BrokenPipe when its reader has ended.
 void check_output();
 
-/// Text that a model made, for standard output: as it is, but on a terminal with control characters other
-/// than line breaks and tabs escaped.
+/// Prepares generated text for standard output. On a terminal, control characters other than line breaks and
+/// tabs are escaped; otherwise the text is unchanged.
 std::string text_for_output(const std::string& text);
 
 }  // namespace gradtile::cli

@@ -1,5 +1,5 @@
-// gradtile train: a new run from a preset, a config file and flags, or an old one going on; as one process,
-// as one of several that a launcher has started, or as the launcher.
+// gradtile train: starts a new run from a preset, a config file and flags, or resumes a run. The process
+// trains alone, is one of several processes that a launcher started, or is the launcher.
 #include <cstdio>
 #include <iostream>
 
@@ -31,23 +31,23 @@ struct Flags {
     std::optional<std::int64_t> restarts;
 };
 
-/// Preset, then config file, then flags: the later wins.
+/// Applies preset, config file and flags in this order; later values override earlier ones.
 TrainConfig config_of(const Flags& flags) {
-    check_usage(!flags.restart, "--restart: only goes with --resume");
+    check_usage(!flags.restart, "--restart: needs --resume");
     TrainConfig config;
     if (!flags.preset.empty()) config = preset(flags.preset);
     if (!flags.config_file.empty()) apply_user_config(config, flags.config_file);
     flags.settings.apply(config);
-    check_usage(!config.out.empty(), "--out '': expected a directory; without one nothing would be saved");
+    check_usage(!config.out.empty(), "--out '': expected a directory for the run's files");
     return config;
 }
 
 Resume resume_of(const Flags& flags) {
     check_usage(flags.preset.empty() && flags.config_file.empty(),
-                "--resume: goes on with the run's own settings; --preset and --config do not go with it");
+                "--resume: uses the settings of the run; expected neither --preset nor --config");
     TrainConfig changed;
     flags.settings.apply(changed);
-    as_usage([&] { validate(changed); });
+    rethrow_as_usage_error([&] { validate(changed); });
     Resume resume{.directory = flags.resume, .restart = flags.restart};
     for (const std::string& name : flags.settings.given()) {
         if (name == "steps") {
@@ -66,16 +66,16 @@ Resume resume_of(const Flags& flags) {
             resume.val_data = changed.val_data;
         } else {
             throw UsageError(concat("--", name,
-                                    ": cannot change when a run is resumed; steps, stop-after, save-every, "
-                                    "threads, device, zero, and the place of data and val-data can"));
+                                    ": cannot change when a run is resumed; expected only steps, stop-after, "
+                                    "save-every, threads, device, zero, or the paths of data and val-data"));
         }
     }
     return resume;
 }
 
-/// As a resumed run would have them. Only looked at, whoever trains there.
+/// The settings that a resumed run would have. Reads the run's files without locking the run.
 TrainConfig config_of_run(const Flags& flags) {
-    resume_of(flags);  // refuses what cannot change
+    resume_of(flags);  // throws for settings that cannot change
     TrainConfig config;
     apply_config_file(config, (std::filesystem::path(flags.resume) / "config.json").string());
     flags.settings.apply(config);
@@ -89,26 +89,26 @@ void print_setup(const Trainer& trainer, int ranks) {
               << " tokens, validating on " << trainer.validation_tokens() << "; vocabulary "
               << c.model.vocabulary << ", " << (ranks > 1 ? concat(ranks, " x ") : "")
               << c.accumulation_steps(ranks) << " x " << c.micro_batch_size(ranks) << " sequences of "
-              << c.model.context << " tokens a step, " << name_of(c.dtype) << " on "
+              << c.model.context << " tokens per step, " << name_of(c.dtype) << " on "
               << trainer.model().ctx.device() << '\n';
 }
 
-/// How near the model came to the grammar that wrote the validation stories.
+/// Prints the loss of the grammar that generated the validation stories, for comparison with the model.
 void print_source(double val_loss, double source_nll) {
     std::printf(
-        "the stories' source itself reaches %.4f; the model is %.4f above it (nats per character)\n"
-        "  part of that gap is the short context: the source remembers a story from its first word\n",
+        "loss of the grammar itself: %.4f; the model is %.4f above it (nats per character)\n"
+        "  part of that gap is the short context: the grammar knows a story from its first word\n",
         source_nll, val_loss - source_nll);
 }
 
-/// `signal` is 0 where another process was told to stop.
+/// `signal` is 0 when another process received the signal.
 void print_stop(const RunSummary& summary, int signal) {
     std::cout << "stopped by " << (signal != 0 ? concat("signal ", signal) : "another process")
               << " after step " << summary.step;
     if (summary.dropped_micro_steps > 0)
         std::cout << "; step " << summary.step + 1 << " is dropped after micro-step "
                   << summary.dropped_micro_steps << " of " << summary.micro_steps_of_dropped;
-    if (summary.evaluation_pending) std::cout << "; its evaluation is made when the run is resumed";
+    if (summary.evaluation_pending) std::cout << "; the evaluation will run when the run is resumed";
     std::cout << '\n';
 }
 
@@ -116,18 +116,19 @@ std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<
     if (!flags.resume.empty() && !flags.memory)
         return std::make_unique<Trainer>(resume_of(flags), print_message, group);
     const TrainConfig config = flags.resume.empty() ? config_of(flags) : config_of_run(flags);
-    as_usage([&] { validate(config, group->size()); });
+    rethrow_as_usage_error([&] { validate(config, group->size()); });
     return std::make_unique<Trainer>(config, print_message, group,
                                      flags.memory ? Trainer::Purpose::plan : Trainer::Purpose::train);
 }
 
-/// Trains to the end; the exit code. Of several processes only rank 0 speaks.
+/// Trains to the end and returns the exit code. Only rank 0 prints.
 int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group,
                  const StopSignals& signals) {
     const bool quiet = flags.quiet || !group.is_root();
     if (!flags.memory && trainer.is_finished()) {
         if (group.is_root())
-            std::cout << "the run is finished at step " << trainer.step() << "; --steps M goes further\n";
+            std::cout << "the run is finished at step " << trainer.step()
+                      << "; --steps M continues it up to step M\n";
         return 0;
     }
     if (group.is_root() && (flags.memory || !quiet)) print_setup(trainer, group.size());
@@ -168,10 +169,10 @@ int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group
     return summary.saved || config.out.empty() ? 0 : 1;
 }
 
-/// The settings as the run's config.json would hold them.
+/// Prints the settings as in the run's config.json.
 int print_config(const Flags& flags) {
     TrainConfig config = flags.resume.empty() ? config_of(flags) : config_of_run(flags);
-    as_usage([&] { validate(config); });
+    rethrow_as_usage_error([&] { validate(config); });
     make_paths_absolute(config);
     if (config.model.vocabulary == 0 && !config.data.empty())
         config.model.vocabulary = load_dataset({.data = config.data,
@@ -185,40 +186,40 @@ int print_config(const Flags& flags) {
     return 0;
 }
 
-/// This process's part in the training.
+/// Trains as a single process or as one rank.
 int train(const Flags& flags) {
     check_flag("--stop-after", flags.stop_after, {0, setting_limits::max_steps});
-    // To the end of the process: what comes late, as SIGUSR1 after SIGTERM, must not end one that has
-    // stopped.
+    // Static, so that signals stay handled until the process ends: a late SIGUSR1 after SIGTERM must not kill
+    // a process that is about to exit.
     static const StopSignals signals;
-    std::unique_ptr<Trainer> trainer;  // outlives an error: its end may wait for the others
+    std::unique_ptr<Trainer> trainer;  // not in the lambda: its destructor may wait for other processes
     return run_in_group(flags.group.timeout, [&](const std::shared_ptr<ProcessGroup>& group) {
         trainer = make_trainer(flags, group);
         return train_to_end(flags, *trainer, *group, signals);
     });
 }
 
-/// As the parent of the processes that train.
+/// Runs as the parent of the processes that train.
 int launch_training(const Flags& flags) {
-    TrainConfig config;  // what is wrong with it is said once, here
+    TrainConfig config;  // validated here, so that an error is printed once instead of by every process
     if (flags.resume.empty()) {
         config = config_of(flags);
     } else {
         resume_of(flags);
         flags.settings.apply(config);
     }
-    Launch launch = launch_of(flags.group, config.device, "--restarts");
+    Launch launch = make_launch(flags.group, config.device, "--restarts");
     launch.directory = flags.resume.empty() ? config.out : flags.resume;
-    if (flags.resume.empty()) as_usage([&] { validate(config, launch.processes); });
-    if (flags.restarts) launch.restarts = count_of("--restarts", *flags.restarts, 0);
-    // A run that began on the CPU goes on on the GPUs asked for.
+    if (flags.resume.empty()) rethrow_as_usage_error([&] { validate(config, launch.processes); });
+    if (flags.restarts) launch.restarts = checked_count("--restarts", *flags.restarts, 0);
+    // --gpus overrides the device of a run that began on the CPU.
     if (flags.group.gpus && !flags.resume.empty())
         launch.arguments.insert(launch.arguments.end(), {"--device", "cuda"});
-    launch.goes_on = !flags.resume.empty();
+    launch.resumes = !flags.resume.empty();
     launch.resume_arguments = launch.arguments;
-    // After a crash nothing is missing: what was lost before has been accepted once, at the first start.
+    // --restart accepts a missing checkpoint at the first start only.
     std::erase(launch.resume_arguments, "--restart");
-    if (flags.resume.empty()) {  // the run knows its settings
+    if (flags.resume.empty()) {  // a restart reads the settings from the run's directory
         launch.resume_arguments = {"train", "--resume", config.out, "--timeout", concat(flags.group.timeout)};
         if (flags.stop_after > 0)
             launch.resume_arguments.insert(launch.resume_arguments.end(),
@@ -233,29 +234,29 @@ int launch_training(const Flags& flags) {
 void add_train(CommandLine& program) {
     Command command = program.add_command("train", "Train a model, or continue a run (--resume)");
     const auto flags = std::make_shared<Flags>(command);
-    std::string presets = "settings to use as defaults (shown with --help):";
+    std::string presets = "settings to use as defaults (add --help to see them):";
     for (const std::string& name : preset_names()) presets += " " + name;
     command.add_value<std::string>("--preset", presets, [flags](const std::string& name) {
         flags->preset = name;
         flags->settings.show_defaults(preset(name));
     });
-    command.add_value("--config", flags->config_file, "JSON file of settings, named as the flags are");
+    command.add_value("--config", flags->config_file, "JSON file of settings, with the names of the flags");
     command.add_value("--resume", flags->resume, "directory of the run to continue");
     command.add_switch("--restart", flags->restart,
-                       "with --resume: where the newest checkpoint is gone, train again from an older one or "
+                       "with --resume: if the newest checkpoint is missing, train again from an older one or "
                        "from the start");
     command.add_value<std::int64_t>(
         "--stop-after", "stop after this step; --resume continues the run as if it had not stopped",
         [flags](const std::int64_t& step) { flags->stop_after = step; });
     add_group_flags(command, "train", flags->group);
     command.add_value<std::int64_t>(
-        "--restarts", "after a failure, restart from the last sound checkpoint, at most this often",
+        "--restarts", "maximum number of restarts from the last valid checkpoint after failures",
         [flags](const std::int64_t& n) { flags->restarts = n; });
     command.add_switch("--memory", flags->memory, "print the memory plan and stop");
     command.add_switch("--print-config", flags->print_config,
-                       "print the run's settings as JSON (its config.json) and stop");
+                       "print the settings as JSON (as in config.json) and stop");
     command.add_switch("--quiet", flags->quiet, "print no progress");
-    command.on_chosen(
+    command.set_action(
         [flags] {
             if (flags->print_config) return print_config(*flags);
             return flags->group.launches() || flags->restarts ? launch_training(*flags) : train(*flags);

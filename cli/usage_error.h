@@ -1,6 +1,6 @@
 #pragma once
-/// The program's exit codes: 0, 1 when a command failed, and 2 when what it was asked for cannot be
-/// understood: an unknown flag, a value out of range, flags or settings that contradict each other.
+/// The program's exit codes: 0; 1 when a command failed; 2 for a usage error (an unknown flag, a value out of
+/// range, contradicting flags or settings); 3 when another process of the run was lost.
 #include <exception>
 
 #include <gradtile/core/check.h>
@@ -8,7 +8,7 @@
 
 namespace gradtile::cli {
 
-inline constexpr int exit_failed = 1, exit_usage = 2;
+inline constexpr int exit_failed = 1, exit_usage = 2, exit_lost_peer = 3;
 
 class UsageError : public Error {
   public:
@@ -19,9 +19,9 @@ inline int exit_code_of(const std::exception& error) {
     return dynamic_cast<const UsageError*>(&error) != nullptr ? exit_usage : exit_failed;
 }
 
-/// Runs work that only looks at flags and settings: its Errors become UsageErrors.
+/// Runs `work`, which only checks flags and settings, and turns its Errors into UsageErrors.
 template <class Work>
-auto as_usage(Work&& work) {
+auto rethrow_as_usage_error(Work&& work) {
     try {
         return work();
     } catch (const Error& error) {
@@ -29,7 +29,7 @@ auto as_usage(Work&& work) {
     }
 }
 
-/// As check(), for flags and settings.
+/// Like check(), but throws UsageError.
 template <class... Parts>
 void check_usage(detail::Condition condition, const Parts&... parts) {
     if (!condition.holds) [[unlikely]]
@@ -40,7 +40,7 @@ void check_usage(detail::Condition condition, const Parts&... parts) {
 template <class Number>
 void check_flag(const char* flag, Number value, const Range& range,
                 std::source_location where = std::source_location::current()) {
-    as_usage([&] { check_range(flag, value, range, where); });
+    rethrow_as_usage_error([&] { check_range(flag, value, range, where); });
 }
 inline constexpr Range threads_range{0, 4096}, runs_range{1, 100'000};
 

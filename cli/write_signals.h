@@ -1,10 +1,10 @@
 #pragma once
-/// Signals that a write can cause: SIGPIPE (whoever read the pipe is gone) and SIGXFSZ (the file may grow no
-/// further, ulimit -f). Ignored, they make the write fail with an error like that of a full disk.
+/// Signals that a write can cause: SIGPIPE (the pipe has no reader) and SIGXFSZ (the file size limit, ulimit
+/// -f). When they are ignored, the write fails with an error instead, like a write to a full disk.
 
 namespace gradtile::cli {
 
-/// For the whole process. The launcher gives its children the default actions back.
+/// Ignores both signals in the whole process. The launcher restores the default actions in its children.
 void ignore_write_signals();
 
 }  // namespace gradtile::cli

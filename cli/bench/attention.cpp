@@ -1,6 +1,6 @@
-// gradtile bench attention: forward and backward of the flash kernels, beside a large square product.
-// FLOPs: 4 B H S^2 D forward, half of it under a causal mask; backward 2.5 times as many (five products for
-// two). Scratch is what a pass holds beyond its inputs and outputs.
+// gradtile bench attention: time of the flash kernels' forward and backward, compared with a large square
+// product. FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many (five
+// products instead of two). Scratch: memory of a pass without its inputs and outputs.
 #include <array>
 #include <iostream>
 #include <optional>
@@ -46,24 +46,24 @@ struct Flags {
     bool causal = true, deterministic = false, json = false;
 };
 
-/// Of GPT-2, of long contexts, and of grouped queries.
-std::vector<Shapes> built_in(Device device) {
+/// Shapes of GPT-2, of long contexts and of grouped queries.
+std::vector<Shapes> default_shapes(Device device) {
     if (device.is_cuda())
         return {{16, 12, 12, 1024, 64}, {16, 16, 16, 1024, 128}, {4, 16, 16, 4096, 64},
                 {4, 16, 16, 4096, 128}, {4, 32, 8, 4096, 128},   {1, 16, 16, 16384, 128}};
     return {{12, 4, 4, 64, 32}, {16, 6, 6, 256, 64}, {1, 12, 12, 1024, 64}, {1, 12, 4, 1024, 64}};
 }
 
-/// What the flags say, or the built-in list when they say nothing.
+/// The shapes given by flags, or the default list.
 std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
     if (!flags.batch && !flags.heads && !flags.kv_heads && !flags.length && !flags.head_dim)
-        return built_in(device);
+        return default_shapes(device);
     const bool gpu = device.is_cuda();
     const std::int64_t heads = flags.heads.value_or(gpu ? 16 : 12);
     const Shapes shapes{flags.batch.value_or(gpu ? 16 : 1), heads, flags.kv_heads.value_or(heads),
                         flags.length.value_or(1024), flags.head_dim.value_or(64)};
-    const auto expect = [](const char* flag, std::int64_t value, std::int64_t most) {
-        check_flag(flag, value, {1, static_cast<double>(most)});
+    const auto expect = [](const char* flag, std::int64_t value, std::int64_t max_value) {
+        check_flag(flag, value, {1, static_cast<double>(max_value)});
     };
     expect("--batch", shapes.batch, 4096);
     expect("--heads", shapes.heads, 4096);
@@ -75,7 +75,7 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
     return {shapes};
 }
 
-/// Both passes over tensors of ctx's.
+/// Forward and backward on tensors allocated with ctx.
 class Passes {
   public:
     Passes(const Context& ctx, const Shapes& shapes, DType dtype, const attention::Options& options)
@@ -90,17 +90,17 @@ class Passes {
     }
 
     void forward() {
-        saved_ = {};  // every call finds the arena as the dry run did
+        saved_ = {};  // frees memory first, so that the arena's state equals the dry run's
         attention::forward(ctx_, q_, k_, v_, options_, saved_, o_);
     }
-    /// Of the last forward.
+    /// Backward of the last forward().
     void backward() { attention::backward(ctx_, d_o_, options_, saved_, gradients_); }
     std::size_t lse_bytes() const { return saved_.lse.bytes(); }
 
   private:
     Context ctx_;
     attention::Options options_;
-    Numbers numbers_;  // stays, so that there is no gap in the arena that scratch would fill
+    RandomNumbers numbers_;  // kept alive: its freed block would hide part of the scratch memory
     Tensor q_, k_, v_, o_, d_o_;
     attention::Gradients gradients_;
     attention::Saved saved_;
@@ -143,7 +143,7 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
     const double flops = shapes.forward_flops(flags.causal);
     const Scratch scratch = scratch_of(ctx, shapes, dtype, options);
     if (flags.pass == Pass::backward) {
-        passes.forward();  // leaves what backward reads
+        passes.forward();  // fills `saved`, which backward reads
     } else {
         row("forward", flops, scratch.forward, [&] { passes.forward(); });
     }
@@ -173,7 +173,7 @@ int bench_attention(const Flags& flags) {
                 flags.json);
     std::optional<ProductCeiling> ceiling;
     for (const Shapes& shapes : list) {
-        const Context inside = with_memory_for(ctx, "bench attention", [&](const Context& dry) {
+        const Context arena_ctx = with_arena_for(ctx, "bench attention", [&](const Context& dry) {
             measure(dry, shapes, dtype, flags, 0, table);
         });
         if (!ceiling) {
@@ -182,7 +182,7 @@ int bench_attention(const Flags& flags) {
                 std::cout << dtype << " on " << ctx.device() << "; ceiling: a product of " << ceiling->size
                           << "^3 at " << 1e-12 * ceiling->flops_per_s() << " TFLOP/s" << std::endl;
         }
-        measure(inside, shapes, dtype, flags, ceiling->flops_per_s(), table);
+        measure(arena_ctx, shapes, dtype, flags, ceiling->flops_per_s(), table);
     }
     return 0;
 }
@@ -190,29 +190,29 @@ int bench_attention(const Flags& flags) {
 }  // namespace
 
 void add_bench_attention(Command& bench) {
-    Command command =
-        bench.add_command("attention", "Attention forward and backward; without shapes, a short list");
+    Command command = bench.add_command(
+        "attention", "Time attention forward and backward (default: a short list of shapes)");
     const auto flags = std::make_shared<Flags>();
     const auto add_size = [&](const char* flag, std::optional<std::int64_t>& member, const char* help) {
         command.add_value<std::int64_t>(flag, help, [flags, &member](std::int64_t size) { member = size; });
     };
-    add_size("--batch", flags->batch, "sequences (16 on a GPU, else 1)");
-    add_size("--heads", flags->heads, "query heads (16 on a GPU, else 12)");
-    add_size("--kv-heads", flags->kv_heads, "key and value heads (as many as query heads)");
-    add_size("--length", flags->length, "tokens of a sequence (1024)");
-    add_size("--head-dim", flags->head_dim, "width of a head (64)");
-    command.add_switch("--causal", "no key later than the query; the default",
+    add_size("--batch", flags->batch, "sequences (default: 16 on a GPU, else 1)");
+    add_size("--heads", flags->heads, "query heads (default: 16 on a GPU, else 12)");
+    add_size("--kv-heads", flags->kv_heads, "key and value heads (default: the number of query heads)");
+    add_size("--length", flags->length, "tokens per sequence (default: 1024)");
+    add_size("--head-dim", flags->head_dim, "width of a head (default: 64)");
+    command.add_switch("--causal", "mask keys after the query (default: yes)",
                        [flags](bool causal) { flags->causal = causal; });
-    command.add_value("--pass", flags->pass, "what to time");
-    command.add_value<TrainDType>("--dtype", "by default bf16 on a GPU, else f32",
+    command.add_value("--pass", flags->pass, "passes to time");
+    command.add_value<TrainDType>("--dtype", "dtype of the tensors; default: bf16 on a GPU, else f32",
                                   [flags](TrainDType dtype) { flags->dtype = dtype; });
     add_device_flag(command, flags->device);
-    command.add_value("--threads", flags->threads, "0: every core");
+    command.add_value("--threads", flags->threads, "number of threads; 0: all cores");
     command.add_switch("--deterministic", flags->deterministic,
-                       "on a GPU: the same bits in every run, at some cost; the CPU always is");
-    command.add_value("--runs", flags->runs, "timings, of which the median counts");
-    command.add_switch("--json", flags->json, "one JSON object a row");
-    command.on_chosen([flags] { return bench_attention(*flags); });
+                       "bit-identical results in every run on a GPU, at some cost; always so on the CPU");
+    command.add_value("--runs", flags->runs, "number of timings; their median is reported");
+    command.add_switch("--json", flags->json, "print one JSON object per row");
+    command.set_action([flags] { return bench_attention(*flags); });
 }
 
 }  // namespace gradtile::cli

@@ -1,5 +1,5 @@
 #pragma once
-/// The commands of `gradtile bench`: each add_* declares one.
+/// The commands of `gradtile bench`; each add_* declares one.
 #include <gradtile/cli/command_line.h>
 
 namespace gradtile::cli {

@@ -1,4 +1,4 @@
-// gradtile bench comm: what collectives take between the processes of a run, and the bandwidth they reach.
+// gradtile bench comm: time and bandwidth of collectives between the processes of a run.
 #include <algorithm>
 #include <iostream>
 
@@ -35,15 +35,15 @@ void check_flags(const Flags& flags) {
     check_flag("--runs", flags.runs, runs_range);
 }
 
-/// A collective over `whole`, of which `part` is this process's.
+/// A collective over `whole`; `part` is this process's slice of it.
 struct Collective {
     const char* name;
     std::function<void(const Context& ctx, const Tensor& whole, const Tensor& part)> work;
-    std::function<double(const GpuLayout& layout, double bytes)> bytes_on_wire;  ///< of each process
+    std::function<double(const GpuLayout& layout, double bytes)> bytes_on_wire;  ///< sent by each process
 };
 
 std::vector<Collective> collectives_of(const Communicator& communicator) {
-    const auto scattered = [](const GpuLayout& layout, double bytes) {
+    const auto scatter_bytes = [](const GpuLayout& layout, double bytes) {
         return scatter_wire_bytes(layout, bytes).total();
     };
     return {
@@ -54,22 +54,22 @@ std::vector<Collective> collectives_of(const Communicator& communicator) {
          [&](const Context& ctx, const Tensor& whole, const Tensor& part) {
              communicator.reduce_scatter(ctx, whole, part);
          },
-         scattered},
+         scatter_bytes},
         {"all_gather",
          [&](const Context& ctx, const Tensor& whole, const Tensor& part) {
              communicator.all_gather(ctx, part, whole);
          },
-         scattered},
+         scatter_bytes},
         {"broadcast",
          [&](const Context& ctx, const Tensor& whole, const Tensor&) { communicator.broadcast(ctx, whole); },
          [](const GpuLayout&, double bytes) { return bytes; }}};
 }
 
-/// The median of timings, in each of which every process repeats the collective as often: numbers that
-/// processes chose for themselves would leave some waiting.
-double median_together(const Context& ctx, const Communicator& communicator, std::int64_t runs,
-                       std::int64_t repeats, const std::function<void()>& collective) {
-    collective();  // connects
+/// Median time of one call. `repeats` is the same in every process: a process with fewer repetitions would
+/// leave the others waiting.
+double median_over_runs(const Context& ctx, const Communicator& communicator, std::int64_t runs,
+                        std::int64_t repeats, const std::function<void()>& collective) {
+    collective();  // the first call opens the connections
     std::vector<double> samples;
     for (std::int64_t run = 0; run < runs; ++run) {
         communicator.barrier(ctx);
@@ -84,25 +84,24 @@ double median_together(const Context& ctx, const Communicator& communicator, std
     return std::max(*middle, 1e-6);
 }
 
-/// A root may be done with a broadcast before the others are.
-double largest_of_all(ProcessGroup& group, double value) {
+/// The slowest process counts: the root of a broadcast may finish before the others.
+double max_over_processes(ProcessGroup& group, double value) {
     for (const std::string& text : group.all_gather(concat(value))) value = std::max(value, std::stod(text));
     return value;
 }
 
-/// This process's part; the first one prints.
+/// Every process measures; rank 0 prints.
 int bench_comm(const Flags& flags, const Context& ctx, const Communicator& communicator,
                ProcessGroup& group) {
     check(!group.is_alone(),
-          "bench comm: one process has nobody to talk to; give --gpus N or --processes N, or start it with "
-          "mpirun, "
+          "bench comm: 1 process; expected several: give --gpus N or --processes N, or start it with mpirun, "
           "srun or torchrun");
     const DType dtype = storage_dtype(flags.dtype);
     const GpuLayout layout(group.size(), group.size());
     if (group.is_root() && !flags.json)
         std::cout << group.size() << " processes, " << dtype << " on "
                   << (ctx.device().is_cpu() ? "cpu" : "GPUs")
-                  << "; bus bandwidth: what each process sends, a second" << std::endl;
+                  << "; bus bandwidth: bytes that each process sends per second" << std::endl;
     Table table({{"what", "collective", Column::Kind::text, 15},
                  {"gpus", "processes", Column::Kind::number, 9},
                  {"bytes", "bytes", Column::Kind::number, 11},
@@ -117,9 +116,9 @@ int bench_comm(const Flags& flags, const Context& ctx, const Communicator& commu
                                        {in_part * group.size()}, dtype);
             const Tensor part = whole.slice(0, group.rank() * in_part, in_part);
             const std::int64_t repeats = std::clamp<std::int64_t>((64 << 20) / size, 1, 20);
-            const double own_ms = median_together(ctx, communicator, flags.runs, repeats,
-                                                  [&] { collective.work(ctx, whole, part); });
-            const double ms = largest_of_all(group, own_ms);
+            const double own_ms = median_over_runs(ctx, communicator, flags.runs, repeats,
+                                                   [&] { collective.work(ctx, whole, part); });
+            const double ms = max_over_processes(group, own_ms);
             const auto bytes = static_cast<double>(whole.bytes());
             if (group.is_root())
                 table.add({collective.name, static_cast<double>(group.size()), bytes, ms,
@@ -131,20 +130,21 @@ int bench_comm(const Flags& flags, const Context& ctx, const Communicator& commu
 }  // namespace
 
 void add_bench_comm(Command& bench) {
-    Command command = bench.add_command("comm", "Collectives between the processes of a run");
+    Command command = bench.add_command("comm", "Time collectives between the processes of a run");
     const auto flags = std::make_shared<Flags>();
     add_group_flags(command, "time", flags->group);
-    command.add_value("--device", flags->device, "where the tensors are");
-    command.add_value("--dtype", flags->dtype, "of what is summed and sent");
+    command.add_value("--device", flags->device, "device of the tensors");
+    command.add_value("--dtype", flags->dtype, "dtype of the tensors");
     command.add_value<std::vector<std::int64_t>>(
-        "--bytes", "sizes of the whole tensors; by default 65536 to 1073741824",
+        "--bytes", "sizes of the whole tensors (default: 65536 to 1073741824)",
         [flags](const std::vector<std::int64_t>& sizes) { flags->bytes = sizes; });
-    command.add_value("--runs", flags->runs, "timings, of which the median counts");
-    command.add_switch("--json", flags->json, "one JSON object a row, as `gradtile plan --fit` reads them");
-    command.on_chosen([flags] {
+    command.add_value("--runs", flags->runs, "number of timings; their median is reported");
+    command.add_switch("--json", flags->json,
+                       "print one JSON object per row, the input of `gradtile plan --fit`");
+    command.set_action([flags] {
         check_flags(*flags);
-        if (flags->group.launches()) return launch(launch_of(flags->group, flags->device, "--gpus"));
-        std::unique_ptr<Communicator> communicator;  // outlives an error: its end may wait for the others
+        if (flags->group.launches()) return launch(make_launch(flags->group, flags->device, "--gpus"));
+        std::unique_ptr<Communicator> communicator;  // not in the lambda: its destructor may wait for others
         return run_in_group(flags->group.timeout, [&](const std::shared_ptr<ProcessGroup>& group) {
             const Context ctx(resolve_device(flags->device, group->environment().local_rank), 1);
             communicator = make_communicator(ctx, *group);

@@ -1,7 +1,7 @@
-// gradtile bench gemm: the matrix products of one training step, one by one, beside a large square product.
-//   us        as training runs them: bias and activation inside or behind them, weight gradients that
-//             accumulate in float32, the head in chunks
-//   plain us  as a framework's matmul runs them: results in the operands' dtype, nothing fused
+// gradtile bench gemm: times each matrix product of a training step, compared with a large square product.
+//   us        as in training: with bias and activation fused or applied after the product, weight gradients
+//             accumulated in float32, the head in chunks
+//   plain us  as a framework's matmul: result in the operands' dtype, nothing fused
 #include <algorithm>
 #include <iostream>
 
@@ -23,9 +23,9 @@ struct Flags {
     bool paddings = false;
 };
 
-/// A linear layer of a block, and where it meets an activation that one operator computes with it.
+/// A linear layer of a block; `fused` is the position of an adjacent activation that one operator computes with it.
 struct Layer {
-    enum class Fused { none, behind, before };
+    enum class Fused { none, after, before };
     std::string name;
     MatrixShape shape;
     Fused fused = Fused::none;
@@ -38,22 +38,22 @@ std::vector<Layer> layers_of(const ModelConfig& model) {
         layers.push_back({"gate_up", up});
         layers.push_back({"down", down});
     } else {
-        layers.push_back({"fc", up, Layer::Fused::behind});
+        layers.push_back({"fc", up, Layer::Fused::after});
         layers.push_back({"fcproj", down, Layer::Fused::before});
     }
     return layers;
 }
 
-/// One product of a step, in both forms.
+/// One product of a step, as in training and plain.
 struct Product {
     std::string name, pass;
     std::int64_t m, n, k;
-    double count = 1;  ///< in a step
+    double count = 1;  ///< calls per step
     std::function<void()> trained = {};
-    std::function<void()> plain = {};  ///< empty: the same
+    std::function<void()> plain = {};  ///< empty: equal to `trained`
 };
 
-/// Times products, and adds up what they take in a step. With a planning context nothing is timed.
+/// Times products and sums their time per step. With a planning context nothing is timed.
 class Bench {
   public:
     Bench(const Context& context, DType type, const Sampling& sampling, Table& table)
@@ -81,7 +81,7 @@ class Bench {
     void print_sum() const {
         if (ctx.is_planning()) return;
         const double flops_per_s = flops_ / ms_ * 1e3;
-        table_.add({"step", "all products", "", nothing, 1e3 * ms_, 1e-12 * flops_per_s,
+        table_.add({"step", "all products", "", no_value, 1e3 * ms_, 1e-12 * flops_per_s,
                     flops_per_s / ceiling_, 1e3 * plain_ms_});
     }
 
@@ -100,7 +100,7 @@ class Bench {
 
     Sampling sampling_;
     Table& table_;
-    Numbers numbers_;
+    RandomNumbers numbers_;
     double ceiling_ = 0, ms_ = 0, plain_ms_ = 0, flops_ = 0;
 };
 
@@ -120,7 +120,7 @@ void measure_layer(Bench& bench, const Layer& layer, std::int64_t tokens, const 
     Product forward{name, "forward", tokens, out, in, count};
     forward.trained = [&] { gemm(ctx, y, x, w, {.trans_b = true, .bias = bias}); };
     forward.plain = [&] { gemm(ctx, y, x, w, {.trans_b = true}); };
-    if (fused == Layer::Fused::behind) {
+    if (fused == Layer::Fused::after) {
         const Tensor hidden = bench.random_like(y);
         forward.pass = concat("forward + ", name_of(activation));
         forward.trained = [&, hidden] { linear_activation_forward(ctx, y, hidden, x, w, bias, activation); };
@@ -142,7 +142,7 @@ void measure_layer(Bench& bench, const Layer& layer, std::int64_t tokens, const 
                    [&] { gemm(ctx, dw, dy, x, {.trans_a = true}); }});
 }
 
-/// Logits that exist at the same time.
+/// Shape and dtype of the logits that are computed at once.
 struct Chunk {
     std::int64_t rows, columns;
     DType dtype;
@@ -157,7 +157,7 @@ Chunk chunk_of(const Context& ctx, const Step& step) {
     return {logits.size(0), logits.size(1), logits.dtype()};
 }
 
-/// The three products of the vocabulary's head over a chunk, `count` of which are a step.
+/// The three products of the vocabulary's head over a chunk; a step has `count` chunks.
 void measure_head(Bench& bench, const std::string& name, const Chunk& chunk, std::int64_t width,
                   double count) {
     const Context& ctx = bench.ctx;
@@ -177,14 +177,14 @@ void measure_head(Bench& bench, const std::string& name, const Chunk& chunk, std
                    [&] { gemm(ctx, dw, d_logits, x, {.trans_a = true}); }});
 }
 
-/// The head as it would be with its vocabulary padded less, or in short chunks; no part of the step.
+/// Alternatives that training does not use: the head with less padding of its vocabulary, or in short chunks.
 void measure_other_heads(Bench& bench, const Chunk& chunk, const ModelConfig& model) {
     for (const std::int64_t multiple : {1, 2, 8, 16}) {
         const std::int64_t columns = rounded_up(model.vocabulary, multiple);
         measure_head(bench, concat("head ", columns), {chunk.rows, columns, chunk.dtype}, model.width, 0);
     }
-    const std::int64_t few = std::min<std::int64_t>(512, chunk.rows);
-    measure_head(bench, "head in chunks", {few, chunk.columns, chunk.dtype}, model.width, 0);
+    const std::int64_t rows = std::min<std::int64_t>(512, chunk.rows);
+    measure_head(bench, "head in chunks", {rows, chunk.columns, chunk.dtype}, model.width, 0);
 }
 
 void measure_products(const Context& ctx, const Step& step, const Flags& flags, Table& table) {
@@ -210,21 +210,21 @@ int bench_gemm(const Flags& flags) {
                  {"plain_us", "plain us"}},
                 flags.step.json());
     const Context ctx = context_of(step.config);
-    const Context inside = with_memory_for(
+    const Context arena_ctx = with_arena_for(
         ctx, "bench gemm", [&](const Context& dry) { measure_products(dry, step, flags, table); });
     if (!flags.step.json()) std::cout << title_of(step, ctx) << std::endl;
-    measure_products(inside, step, flags, table);
+    measure_products(arena_ctx, step, flags, table);
     return 0;
 }
 
 }  // namespace
 
 void add_bench_gemm(Command& bench) {
-    Command command = bench.add_command("gemm", "Every matrix product of a training step");
+    Command command = bench.add_command("gemm", "Time every matrix product of a training step");
     const auto flags = std::make_shared<Flags>(command);
     command.add_switch("--paddings", flags->paddings,
-                       "also the head with other paddings of its vocabulary, and in short chunks");
-    command.on_chosen([flags] { return bench_gemm(*flags); });
+                       "also time the head with other paddings of its vocabulary, and in short chunks");
+    command.set_action([flags] { return bench_gemm(*flags); });
 }
 
 }  // namespace gradtile::cli

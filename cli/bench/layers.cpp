@@ -1,5 +1,5 @@
-// gradtile bench layers: the memory-bound operators at a training step's shapes, beside a copy between two
-// places of the device's memory. Bytes count every tensor that is read or written once.
+// gradtile bench layers: times the memory-bound operators at a training step's shapes, compared with a copy
+// within the device's memory. Bytes count each tensor that is read or written, once.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -31,7 +31,7 @@ struct Flags {
     std::string filter;
 };
 
-/// Times operators; with a planning context they only allocate.
+/// Times operators. With a planning context they only allocate.
 class Bench {
   public:
     Bench(const Context& context, const Step& step, const Sampling& sampling, Table& table)
@@ -47,7 +47,7 @@ class Bench {
     Tensor numbers(const Shape& shape, DType type) const { return numbers_(ctx, shape, type); }
     void fill(const Tensor& x) const { numbers_.fill(ctx, x); }
 
-    /// body moves so many bytes. The first one measured is the copy.
+    /// `body` reads and writes `bytes`. The first call measures the copy.
     void measure(const std::string& name, std::size_t bytes, const std::function<void()>& body) {
         if (ctx.is_planning()) return body();
         const double ms = median_milliseconds(ctx, sampling_, body);
@@ -64,7 +64,7 @@ class Bench {
   private:
     Sampling sampling_;
     Table& table_;
-    Numbers numbers_;
+    RandomNumbers numbers_;
     double copy_rate_ = 0;
 };
 
@@ -85,9 +85,9 @@ void copy_of_activations(Bench& bench) {
     });
 }
 
-/// Forward and backward of a layer on x.
+/// Times forward and backward of a layer on x.
 template <class Layer>
-void both_ways(Bench& bench, const std::string& name, const Layer& layer, const Tensor& x) {
+void forward_and_backward(Bench& bench, const std::string& name, const Layer& layer, const Tensor& x) {
     const Context& ctx = bench.ctx;
     typename Layer::Saved saved;
     const Tensor y = layer.forward(ctx, x, saved), dy = bench.numbers(y.shape());
@@ -107,7 +107,7 @@ void norms(Bench& bench) {
     store.allocate(ctx, bench.dtype);
     store.initialize(ctx, Seed{1});
     const Tensor x = bench.numbers(tokens_by(bench, width));
-    both_ways(bench, "layer_norm", layer_norm, x);
+    forward_and_backward(bench, "layer_norm", layer_norm, x);
     LayerNorm::Saved saved;
     const Tensor dy = layer_norm.forward(ctx, x, saved), dx = bench.numbers(x.shape());
     bench.measure("layer_norm backward_add", 4 * x.bytes(),
@@ -120,15 +120,15 @@ void norms(Bench& bench) {
             LayerNorm::Saved again;
             layer_norm.forward(ctx, Residual{x, branch, {.p = p}, DropoutKey::of_step(1, 2, 3)}, again);
         });
-    both_ways(bench, "rms_norm", rms_norm, x);
-    both_ways(bench, "rms_norm of heads", of_heads,
-              x.reshape({bench.batch, bench.model.context, bench.model.heads, head_dim}));
+    forward_and_backward(bench, "rms_norm", rms_norm, x);
+    forward_and_backward(bench, "rms_norm of heads", of_heads,
+                         x.reshape({bench.batch, bench.model.context, bench.model.heads, head_dim}));
 }
 
 void activations(Bench& bench) {
     const std::int64_t hidden = bench.model.hidden_width();
     for (const ActivationTraits& traits : activation_table)
-        both_ways(bench, std::string(traits.name), ActivationLayer{traits.activation},
+        forward_and_backward(bench, std::string(traits.name), ActivationLayer{traits.activation},
                   bench.numbers(tokens_by(bench, traits.gated ? 2 * hidden : hidden)));
 }
 
@@ -143,7 +143,7 @@ void residuals(Bench& bench) {
                   [&] { Dropout{0.1}.add_residual(ctx, x, branch, key, saved); });
 }
 
-/// Tokens with the frequencies of a natural text (proportional to 1 / rank), or all equally frequent.
+/// Tokens with the frequencies of natural text (proportional to 1 / rank), or uniformly distributed.
 std::vector<std::int32_t> token_ids(const Bench& bench, bool natural) {
     const auto vocabulary = static_cast<double>(bench.model.vocabulary);
     std::vector<std::int32_t> ids;
@@ -174,7 +174,7 @@ void embeddings(Bench& bench) {
         Embedding::Saved saved;
         bench.measure("embedding forward" + kind, dy.bytes() + elements * size_of(bench.dtype),
                       [&] { embedding.forward(ctx, tokens, saved); });
-        // As in a step: the order of the tokens, which has all the passes between to be found in, is there.
+        // As in a training step, the tokens are sorted before backward begins.
         embedding.order_aside(ctx, saved);
         bench.measure("embedding backward" + kind,
                       dy.bytes() + 2 * elements * size_of(accumulator_of(bench.dtype)),
@@ -192,7 +192,7 @@ void embeddings(Bench& bench) {
 void rope(Bench& bench) {
     const std::int64_t head_dim = bench.model.head_dim(), heads = bench.model.heads,
                        rotated = heads + bench.model.key_value_heads();
-    if (head_dim % 2 != 0) return;  // nothing to pair
+    if (head_dim % 2 != 0) return;  // rope rotates pairs
     const Rope rotation(head_dim, bench.model.context);
     const Tensor packed =
         bench.numbers(tokens_by(bench, (rotated + bench.model.key_value_heads()) * head_dim));
@@ -201,7 +201,7 @@ void rope(Bench& bench) {
     bench.measure("rope", 2 * queries_keys.bytes(), [&] { rotation.forward(bench.ctx, queries_keys); });
 }
 
-/// As many rows as training or evaluation holds at a time; training's gradients lie over its logits.
+/// Uses the chunk size of training. In training the gradients overwrite the logits.
 void cross_entropy(Bench& bench) {
     const Context& ctx = bench.ctx;
     const std::int64_t classes = bench.model.vocabulary;
@@ -271,12 +271,12 @@ void measure_groups(const Context& ctx, const Step& step, const Flags& flags, Ta
 }
 
 int bench_layers(const Flags& flags) {
-    const auto wanted = [&](const Group& group) {
+    const auto is_selected = [&](const Group& group) {
         return group.name.find(flags.filter) != std::string::npos;
     };
     std::string names;
     for (const Group& group : groups()) names += (names.empty() ? "" : ", ") + group.name;
-    check_usage(std::any_of(groups().begin(), groups().end(), wanted), "--filter: '", flags.filter,
+    check_usage(std::any_of(groups().begin(), groups().end(), is_selected), "--filter: '", flags.filter,
                 "' is in none of ", names);
     const Step step = flags.step.step();
     Table table({{"operator", "operator", Column::Kind::text, 35},
@@ -286,20 +286,21 @@ int bench_layers(const Flags& flags) {
                  {"of_copy", "of copy", Column::Kind::percent, 8}},
                 flags.step.json());
     const Context ctx = context_of(step.config);
-    const Context inside = with_memory_for(
+    const Context arena_ctx = with_arena_for(
         ctx, "bench layers", [&](const Context& dry) { measure_groups(dry, step, flags, table); });
     if (!flags.step.json()) std::cout << title_of(step, ctx) << std::endl;
-    measure_groups(inside, step, flags, table);
+    measure_groups(arena_ctx, step, flags, table);
     return 0;
 }
 
 }  // namespace
 
 void add_bench_layers(Command& bench) {
-    Command command = bench.add_command("layers", "Every memory-bound operator at a training step's shapes");
+    Command command =
+        bench.add_command("layers", "Time every memory-bound operator at a training step's shapes");
     const auto flags = std::make_shared<Flags>(command);
-    command.add_value("--filter", flags->filter, "only the groups whose names contain this");
-    command.on_chosen([flags] { return bench_layers(*flags); });
+    command.add_value("--filter", flags->filter, "time only groups whose names contain this text");
+    command.set_action([flags] { return bench_layers(*flags); });
 }
 
 }  // namespace gradtile::cli

@@ -39,7 +39,7 @@ double milliseconds(const Context& ctx, Clock clock, const std::function<void()>
 double median_milliseconds(const Context& ctx, const Sampling& sampling, const std::function<void()>& work) {
     (void)milliseconds(ctx, sampling.clock, work);
     const double once = std::max(milliseconds(ctx, sampling.clock, work), 1e-6);
-    const int repeats = static_cast<int>(std::clamp(sampling.shortest_ms / once, 1.0, 100.0));
+    const int repeats = static_cast<int>(std::clamp(sampling.min_sample_ms / once, 1.0, 100.0));
     std::vector<double> samples;
     for (std::int64_t run = 0; run < sampling.runs; ++run)
         samples.push_back(milliseconds(ctx, sampling.clock,
@@ -57,10 +57,10 @@ std::string ProductCeiling::name() const {
 }
 
 ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sampling& sampling) {
-    // Beyond every cache. It is no law: on an H200 (709 TFLOP/s here) some of GPT-2's products reach 1.1
-    // times it.
+    // Larger than every cache. The ceiling is not a strict bound: on an H200 (709 TFLOP/s here) some of
+    // GPT-2's products reach 1.1 times it.
     const std::int64_t size = ctx.device().is_cuda() ? 8192 : 2048;
-    const Numbers numbers(ctx);
+    const RandomNumbers numbers(ctx);
     const Tensor a = numbers(ctx, {size, size}, dtype), b = numbers(ctx, {size, size}, dtype);
     const Tensor c = empty(ctx, {size, size}, dtype);
     const auto product = [&] { gemm(ctx, c, a, b, {.trans_b = true}); };
@@ -68,15 +68,16 @@ ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sa
     return {size, median_milliseconds(ctx, sampling, product)};
 }
 
-Numbers::Numbers(const Context& ctx) : pool_(randn(ctx, {std::int64_t{1} << 20}, DType::f32, Seed{1})) {}
+RandomNumbers::RandomNumbers(const Context& ctx)
+    : pool_(randn(ctx, {std::int64_t{1} << 20}, DType::f32, Seed{1})) {}
 
-Tensor Numbers::operator()(const Context& ctx, const Shape& shape, DType dtype) const {
+Tensor RandomNumbers::operator()(const Context& ctx, const Shape& shape, DType dtype) const {
     Tensor x = empty(ctx, shape, dtype);
     fill(ctx, x);
     return x;
 }
 
-void Numbers::fill(const Context& ctx, const Tensor& x) const {
+void RandomNumbers::fill(const Context& ctx, const Tensor& x) const {
     if (ctx.is_planning()) return;
     const Tensor flat = x.reshape({x.elements()});
     for (std::int64_t begin = 0; begin < flat.size(0); begin += pool_.size(0)) {
@@ -85,13 +86,13 @@ void Numbers::fill(const Context& ctx, const Tensor& x) const {
     }
 }
 
-Context with_memory_for(const Context& ctx, const std::string& what,
-                        const std::function<void(const Context& dry)>& work) {
+Context with_arena_for(const Context& ctx, const std::string& what,
+                       const std::function<void(const Context& dry)>& work) {
     const auto counting = Arena::for_planning(ctx.device());
     work(ctx.plan(counting));
     const std::size_t needed = counting->peak_bytes(), available = available_memory(ctx.device());
-    check(needed <= available, what, " needs ", (needed >> 20) + 1, " MiB, available are ", available >> 20,
-          " MiB; a smaller --batch needs less");
+    check(needed <= available, what, ": needs ", (needed >> 20) + 1, " MiB; expected at most the ",
+          available >> 20, " MiB available (a smaller --batch needs less)");
     return ctx.with_allocator(std::make_shared<Arena>(ctx.device(), needed));
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// How long work takes, and what the machine reaches at best.
+/// Timing of work on a device, and the device's peak rate for matrix products.
 #include <functional>
 #include <string>
 
@@ -8,23 +8,23 @@
 namespace gradtile::cli {
 
 enum class Clock {
-    device,         ///< a GPU's own, by events; on the CPU the wall's
-    wall,           ///< with the wait for the device: what somebody waits for
-    calling_thread  ///< time on a core of the calling thread: for one thread on a busy machine
+    device,         ///< time on a GPU, by events; on the CPU the same as `wall`
+    wall,           ///< elapsed time, including the wait for the device
+    calling_thread  ///< CPU time of the calling thread, for one thread on a busy machine
 };
 
 struct Sampling {
-    std::int64_t runs = 9;  ///< samples, of which the median counts
+    std::int64_t runs = 9;  ///< number of samples; their median is the result
     Clock clock = Clock::device;
-    double shortest_ms = 1.0;  ///< of a sample: shorter work is repeated within it, at most 100 times
+    double min_sample_ms = 1.0;  ///< shorter work is repeated within a sample, at most 100 times
 };
 
-/// Milliseconds `work` takes once it has run twice (the first run chooses algorithms): the median of samples.
+/// Median milliseconds of `work`, after two warm-up runs (the first chooses algorithms).
 double median_milliseconds(const Context& ctx, const Sampling& sampling, const std::function<void()>& work);
 /// Milliseconds of one call.
 double milliseconds(const Context& ctx, Clock clock, const std::function<void()>& work);
 
-/// Floating-point operations a second of a large square product of `dtype`.
+/// Floating-point operations per second of a large square product of `dtype`.
 struct ProductCeiling {
     std::int64_t size;  ///< rows and columns
     double ms;
@@ -35,11 +35,11 @@ struct ProductCeiling {
 };
 ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sampling& sampling);
 
-/// Normal numbers for large tensors: what a GPU draws, and so its clock, depends on the data. They repeat
-/// after a million, so that the host need not draw hundreds of millions.
-class Numbers {
+/// Normally distributed numbers for large tensors. Zeros would not do: a GPU's power draw, and so its clock,
+/// depends on the data. The numbers repeat after a million, because generating more on the host is slow.
+class RandomNumbers {
   public:
-    explicit Numbers(const Context& ctx);
+    explicit RandomNumbers(const Context& ctx);
     Tensor operator()(const Context& ctx, const Shape& shape, DType dtype) const;
     void fill(const Context& ctx, const Tensor& x) const;  ///< x contiguous
 
@@ -47,9 +47,9 @@ class Numbers {
     Tensor pool_;
 };
 
-/// ctx with an Arena in which `work` just fits, as a dry run of it tells: what is timed allocates nothing
-/// from the system. Throws Error "WHAT needs .." when the device has not as much.
-Context with_memory_for(const Context& ctx, const std::string& what,
-                        const std::function<void(const Context& dry)>& work);
+/// ctx with an Arena of the size that a dry run of `work` needs, so that timed work allocates nothing from
+/// the system. Throws Error "WHAT: needs .." when the device has less memory.
+Context with_arena_for(const Context& ctx, const std::string& what,
+                       const std::function<void(const Context& dry)>& work);
 
 }  // namespace gradtile::cli

@@ -8,10 +8,10 @@
 namespace gradtile::cli {
 namespace {
 
-constexpr std::string_view heeded_by_all[] = {"heads",   "kv-heads",   "width",  "hidden",
-                                              "context", "vocabulary", "device", "threads"};
+constexpr std::string_view common_settings[] = {"heads",   "kv-heads",   "width",  "hidden",
+                                                "context", "vocabulary", "device", "threads"};
 
-/// Of the presets that take theirs from the text: as many characters as tiny Shakespeare has.
+/// Vocabulary of presets that derive it from the text: the number of characters in tiny Shakespeare.
 constexpr std::int64_t characters = 65;
 
 bool contains(const auto& names, std::string_view name) {
@@ -20,30 +20,30 @@ bool contains(const auto& names, std::string_view name) {
 
 }  // namespace
 
-StepFlags::StepFlags(Command& command, std::initializer_list<std::string_view> settings_heeded)
+StepFlags::StepFlags(Command& command, std::initializer_list<std::string_view> settings)
     : settings_(command, [&](std::string_view name) {
-          return contains(heeded_by_all, name) || contains(settings_heeded, name);
+          return contains(common_settings, name) || contains(settings, name);
       }) {
     std::string presets = "settings to start from:";
     for (const std::string& name : preset_names()) presets += " " + name;
-    presets += "; by default gpt2-124m on a GPU, else shakespeare-char-cpu";
+    presets += " (default: gpt2-124m on a GPU, else shakespeare-char-cpu)";
     command.add_value<std::string>("--preset", presets, [this](const std::string& name) { preset_ = name; });
-    command.add_value("--runs", runs_, "timings, of which the median counts");
-    command.add_switch("--json", json_, "one JSON object a row");
+    command.add_value("--runs", runs_, "number of timings; their median is reported");
+    command.add_switch("--json", json_, "print one JSON object per row");
 }
 
 Step StepFlags::step() const {
-    TrainConfig asked;
-    settings_.apply(asked);
-    const bool gpu = resolve_device(asked.device).is_cuda();
+    TrainConfig requested;
+    settings_.apply(requested);
+    const bool gpu = resolve_device(requested.device).is_cuda();
     const std::string name = !preset_.empty() ? preset_ : gpu ? "gpt2-124m" : "shakespeare-char-cpu";
-    TrainConfig config = as_usage([&] { return preset(name); });
+    TrainConfig config = rethrow_as_usage_error([&] { return preset(name); });
     config.batch = gpu && preset_.empty() ? 64 : config.micro_batch_size();
     config.micro_batch = 0;
     if (gpu) config.dtype = TrainDType::bf16;
     settings_.apply(config);
     if (config.model.vocabulary == 0) config.model.vocabulary = characters;
-    as_usage([&] { validate(config); });
+    rethrow_as_usage_error([&] { validate(config); });
     return {name, config};
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The training step that a benchmark is about: a preset's, changed by flags.
+/// The training step that a benchmark measures: a preset, modified by flags.
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -12,25 +12,23 @@ namespace gradtile::cli {
 struct Step {
     std::string preset;
     TrainConfig config;
-    /// Tokens that are worked on at once.
+    /// Tokens per micro-batch.
     std::int64_t rows() const { return config.micro_batch_size() * config.model.context; }
     DType dtype() const { return storage_dtype(config.dtype); }
 };
 
 class StepFlags {
   public:
-    /// Takes --preset, --runs, --json and the settings that every benchmark heeds (shapes, device, threads),
-    /// and those that this one heeds as well. The flags refer to this object: it must live until the command
-    /// line is parsed.
-    StepFlags(Command& command, std::initializer_list<std::string_view> settings_heeded);
+    /// Declares --preset, --runs, --json, the settings that every benchmark uses (shapes, device, threads)
+    /// and `settings`. The flags refer to this object, so it must live until the command line is parsed.
+    StepFlags(Command& command, std::initializer_list<std::string_view> settings);
 
-    /// Valid, with a device that is there and a vocabulary. Without --preset a GPU takes gpt2-124m with 64
-    /// sequences, and in bfloat16 whatever the preset; without --batch a step is what the preset holds at
-    /// once.
+    /// The step, validated, with an existing device and a vocabulary. Defaults: on a GPU bfloat16 and,
+    /// without --preset, gpt2-124m with 64 sequences; otherwise --batch is the preset's micro-batch.
     Step step() const;
     Sampling sampling() const;
     bool json() const { return json_; }
-    /// Whether the setting stood on the command line.
+    /// Whether the command line has the setting.
     bool given(std::string_view setting) const;
 
   private:
@@ -40,7 +38,7 @@ class StepFlags {
     bool json_ = false;
 };
 
-/// Where such a step runs.
+/// The context that the step's settings describe.
 Context context_of(const TrainConfig& config);
 
 /// "gpt2-124m, 64 x 1024 tokens at once, float32 on cpu with 2 threads".

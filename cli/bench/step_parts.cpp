@@ -12,8 +12,8 @@
 namespace gradtile::cli {
 namespace {
 
-void add_linear(std::vector<Part>& parts, const Context& ctx, const Numbers& numbers, const Linear& linear,
-                std::int64_t rows, std::int64_t count) {
+void add_linear(std::vector<Part>& parts, const Context& ctx, const RandomNumbers& numbers,
+                const Linear& linear, std::int64_t rows, std::int64_t count) {
     const Tensor x = numbers(ctx, {rows, linear.in_features()}, linear.weight.value().dtype());
     const Tensor dy = numbers(ctx, {rows, linear.out_features()}, x.dtype());
     const double flops = 2.0 * static_cast<double>(rows * linear.in_features() * linear.out_features());
@@ -25,8 +25,8 @@ void add_linear(std::vector<Part>& parts, const Context& ctx, const Numbers& num
                      [=, &ctx] { linear.backward(ctx, dy, Linear::Saved{x}); }});
 }
 
-/// The two layers of an MLP with a plain activation, which is timed together with its products.
-void add_plain_mlp(std::vector<Part>& parts, const Context& ctx, const Numbers& numbers, const Mlp& mlp,
+/// The two layers of an MLP with an activation that is not gated; the activation is timed together with its products.
+void add_plain_mlp(std::vector<Part>& parts, const Context& ctx, const RandomNumbers& numbers, const Mlp& mlp,
                    std::int64_t rows, std::int64_t count) {
     const Linear &up = mlp.up, &down = mlp.down;
     const DType dtype = up.weight.value().dtype();
@@ -63,7 +63,7 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
     const std::int64_t rows = tokens.elements(), layers = config.layers;
     const DType dtype = parameters.dtype();
     const TransformerBlock& block = model.blocks.front();
-    const Numbers numbers(ctx);
+    const RandomNumbers numbers(ctx);
     const Tensor x = numbers(ctx, {tokens.size(0), tokens.size(1), config.width}, dtype);
     const Tensor dx = numbers(ctx, x.shape(), dtype);
     std::vector<Part> parts;

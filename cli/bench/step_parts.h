@@ -1,5 +1,5 @@
 #pragma once
-/// What a training step consists of, operator by operator.
+/// The operators of a training step.
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,16 +14,16 @@ class Optimizer;
 
 namespace gradtile::cli {
 
-/// One kind of operator in a step: how often it runs, and its work.
+/// One operator of a step.
 struct Part {
     std::string name;
-    std::int64_t count;
-    double flops;  ///< of one run; 0 where bandwidth counts
+    std::int64_t count;  ///< runs per step
+    double flops;        ///< of one run; 0 for memory-bound operators
     std::function<void()> work;
 };
 
-/// Every operator of a step by itself, on tensors of the step's shapes: one micro-batch of `tokens` [B,T].
-/// The parts refer to what is given here, ctx included.
+/// Every operator of a step, on tensors of the step's shapes: one micro-batch of `tokens` [B,T]. The parts
+/// hold references to all arguments, ctx included.
 std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
                                 const ParameterStore& parameters, Optimizer& optimizer, const Tensor& tokens);
 

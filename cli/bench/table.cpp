@@ -13,7 +13,7 @@ bool is_whole(double value) {
     return value == std::floor(value) && std::abs(value) < 1e15;
 }
 
-/// Four digits, or all of a larger number's before the point.
+/// Four significant digits; larger numbers keep all digits before the point.
 std::string readable(double value) {
     const double size = std::abs(value);
     const int decimals = is_whole(value) || size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? 2 : 3;
@@ -23,13 +23,13 @@ std::string readable(double value) {
 }
 
 std::string text_of(const Cell& cell, Column::Kind kind) {
-    if (kind == Column::Kind::text) return cell.words;
+    if (kind == Column::Kind::text) return cell.text;
     if (!std::isfinite(cell.number)) return "-";
     if (kind == Column::Kind::percent) return concat(std::llround(100.0 * cell.number), '%');
     return readable(cell.number);
 }
 
-/// Columns are two spaces apart; words stand to the left, numbers to the right.
+/// Columns are separated by two spaces; text is left-aligned, numbers are right-aligned.
 void print_aligned(const Column& column, const std::string& text) {
     std::printf(column.kind == Column::Kind::text ? "%-*s  " : "%*s  ", column.width, text.c_str());
 }
@@ -44,7 +44,7 @@ std::string quoted(const std::string& text) {
 }
 
 std::string json_of(const Cell& cell, Column::Kind kind) {
-    if (kind == Column::Kind::text) return quoted(cell.words);
+    if (kind == Column::Kind::text) return quoted(cell.text);
     if (!std::isfinite(cell.number)) return "null";
     char text[40];
     std::snprintf(text, sizeof text, is_whole(cell.number) ? "%.0f" : "%.9g", cell.number);
@@ -53,10 +53,10 @@ std::string json_of(const Cell& cell, Column::Kind kind) {
 
 }  // namespace
 
-void Table::print_titles() {
+void Table::print_header() {
     for (const Column& column : columns_) print_aligned(column, column.title);
     std::printf("\n");
-    titles_printed_ = true;
+    header_printed_ = true;
 }
 
 void Table::add(const std::vector<Cell>& row) {
@@ -67,7 +67,7 @@ void Table::add(const std::vector<Cell>& row) {
                         json_of(row[i], columns_[i].kind).c_str());
         std::printf("}\n");
     } else {
-        if (!titles_printed_) print_titles();
+        if (!header_printed_) print_header();
         for (std::size_t i = 0; i < row.size(); ++i)
             print_aligned(columns_[i], text_of(row[i], columns_[i].kind));
         std::printf("\n");

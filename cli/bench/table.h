@@ -1,5 +1,6 @@
 #pragma once
-/// What a benchmark prints: an aligned table whose rows come as they are measured, or one JSON object a row.
+/// Output of a benchmark: an aligned table whose rows are printed as they are measured, or one JSON object
+/// per row.
 #include <limits>
 #include <string>
 #include <vector>
@@ -8,37 +9,37 @@ namespace gradtile::cli {
 
 struct Column {
     enum class Kind { text, number, percent };
-    const char* key;    ///< in JSON
-    const char* title;  ///< in the table
+    const char* key;    ///< name in JSON
+    const char* title;  ///< heading in the table
     Kind kind = Kind::number;
     int width = 9;
 };
 
-/// A number there is nothing to say about.
-inline constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
+/// Marks a number that does not apply: "-" in the table, null in JSON.
+inline constexpr double no_value = std::numeric_limits<double>::quiet_NaN();
 
 /// Words for a text column, a number for the others; percentages are given as fractions.
 struct Cell {
     Cell(double value) : number(value) {}
-    Cell(std::string text) : words(std::move(text)) {}
-    Cell(const char* text) : words(text) {}
+    Cell(std::string text) : text(std::move(text)) {}
+    Cell(const char* text) : text(text) {}
 
-    std::string words;
-    double number = nothing;
+    std::string text;
+    double number = no_value;
 };
 
 class Table {
   public:
     Table(std::vector<Column> columns, bool json) : columns_(std::move(columns)), json_(json) {}
 
-    /// One cell a column.
+    /// Prints a row of one cell per column.
     void add(const std::vector<Cell>& row);
 
   private:
-    void print_titles();
+    void print_header();
     std::vector<Column> columns_;
     bool json_;
-    bool titles_printed_ = false;
+    bool header_printed_ = false;
 };
 
 }  // namespace gradtile::cli

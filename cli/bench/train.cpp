@@ -1,4 +1,4 @@
-// gradtile bench train: time and memory of whole training steps, and what they consist of.
+// gradtile bench train: time and memory of whole training steps and of their operators.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -27,7 +27,7 @@ struct Flags {
         : step(command, {"layers", "norm", "activation", "positions", "bias", "tied-head", "qk-norm",
                          "dropout", "micro-batch", "optimizer", "deterministic", "cuda-graph", "tf32"}) {}
     StepFlags step;
-    // A row each; empty: what the preset says.
+    // One row for each value; empty: the preset's.
     std::vector<std::int64_t> batches;
     std::vector<TrainDType> dtypes;
     std::vector<Recompute> levels;
@@ -35,22 +35,22 @@ struct Flags {
 };
 
 template <class T>
-std::vector<T> or_else(const std::vector<T>& given, const T& otherwise) {
+std::vector<T> or_default(const std::vector<T>& given, const T& otherwise) {
     return given.empty() ? std::vector{otherwise} : given;
 }
 
-/// The steps asked for, all of them valid.
+/// One validated step for each combination of the flags' values.
 std::vector<Step> steps_of(const Flags& flags) {
     const Step base = flags.step.step();
     std::vector<Step> steps;
-    for (const std::int64_t batch : or_else(flags.batches, base.config.batch))
-        for (const TrainDType dtype : or_else(flags.dtypes, base.config.dtype))
-            for (const Recompute level : or_else(flags.levels, base.config.model.recompute)) {
+    for (const std::int64_t batch : or_default(flags.batches, base.config.batch))
+        for (const TrainDType dtype : or_default(flags.dtypes, base.config.dtype))
+            for (const Recompute level : or_default(flags.levels, base.config.model.recompute)) {
                 Step step = base;
                 step.config.batch = batch;
                 step.config.dtype = dtype;
                 step.config.model.recompute = level;
-                as_usage([&] { validate(step.config); });
+                rethrow_as_usage_error([&] { validate(step.config); });
                 steps.push_back(step);
             }
     return steps;
@@ -58,7 +58,7 @@ std::vector<Step> steps_of(const Flags& flags) {
 
 MemoryRequest request_of(const Step& step) {
     TrainConfig config = step.config;
-    config.out.clear();  // saves nothing, so that no checkpoint is copied
+    config.out.clear();  // without checkpoints, whose copy would need memory
     return memory_request(config, Device::cpu());
 }
 
@@ -76,7 +76,7 @@ Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t voc
     return from_host(ctx, tokens, shape);
 }
 
-/// A model in training, without a trainer around it.
+/// A model with its optimizer and data, without the Trainer.
 class Training {
   public:
     Training(const Context& ctx, const Step& step)
@@ -90,7 +90,7 @@ class Training {
         live_seed_ = zeros(ctx, {2}, DType::i32);
     }
 
-    /// Enqueues one step; what is learned does not matter here.
+    /// Enqueues one step. The targets are the tokens themselves, because the loss does not matter here.
     void enqueue(const Context& ctx) const {
         const Tensor& targets = tokens;
         const std::int64_t micro_steps = config_.accumulation_steps();
@@ -101,7 +101,7 @@ class Training {
                 .gradient_scale = 1.0 / static_cast<double>(micro_steps),
                 .dropout = DropoutKey::of_live_step(live_seed_, micro_step * tokens.size(0))};
             Transformer::Saved saved;
-            loss = {};  // every micro-step finds the arena empty
+            loss = {};  // frees the arena, as at the start of every micro-step in training
             loss = model.forward(ctx, tokens, targets, saved, options);
             model.backward(ctx, saved);
         }
@@ -120,7 +120,7 @@ class Training {
     Tensor rate_, live_seed_;
 };
 
-/// "graph of 210 nodes (12 ms, 4 MiB)"; "kernel by kernel" without one.
+/// Captures a step into `graph`. Returns "graph of 210 nodes (12 ms, 4 MiB)".
 std::string capture(const Context& ctx, const Training& training, StepGraph& graph) {
     training.enqueue(ctx);
     cuda::synchronize(ctx.device(), ctx.stream());
@@ -138,7 +138,7 @@ void print_breakdown(const Context& ctx, const Training& training, const Flags& 
         return parts_of_step(where, training.model, training.parameters, *training.optimizer,
                              training.tokens);
     };
-    const Context around = with_memory_for(ctx, "bench train --breakdown", [&](const Context& dry) {
+    const Context arena_ctx = with_arena_for(ctx, "bench train --breakdown", [&](const Context& dry) {
         for (const Part& part : parts_in(dry)) part.work();
     });
     Table table({{"operator", "operator", Column::Kind::text, 32},
@@ -149,14 +149,14 @@ void print_breakdown(const Context& ctx, const Training& training, const Flags& 
                  {"tflops", "TFLOP/s"}},
                 flags.step.json());
     double sum = 0;
-    for (const Part& part : parts_in(around)) {
-        const double ms = median_milliseconds(around, sampling, part.work);
+    for (const Part& part : parts_in(arena_ctx)) {
+        const double ms = median_milliseconds(arena_ctx, sampling, part.work);
         const double in_step = ms * static_cast<double>(part.count);
         sum += in_step;
-        const double tflops = part.flops > 0 ? part.flops / ms * 1e-9 : nothing;
+        const double tflops = part.flops > 0 ? part.flops / ms * 1e-9 : no_value;
         table.add({part.name, static_cast<double>(part.count), 1e3 * ms, in_step, in_step / step_ms, tflops});
     }
-    table.add({"sum", nothing, nothing, sum, sum / step_ms, nothing});
+    table.add({"sum", no_value, no_value, sum, sum / step_ms, no_value});
 }
 
 Table table_of_steps(const Flags& flags) {
@@ -178,7 +178,7 @@ Table table_of_steps(const Flags& flags) {
     return {std::move(columns), flags.step.json()};
 }
 
-/// The cells that say which step a row is about.
+/// The cells that identify the step of a row.
 std::vector<Cell> name_cells(const Step& step) {
     const TrainConfig& config = step.config;
     return {step.preset, static_cast<double>(config.batch), static_cast<double>(config.micro_batch_size()),
@@ -190,28 +190,28 @@ void measure(const Context& ctx, const Step& step, const Flags& flags, const Sam
     const TrainConfig& config = step.config;
     const MemoryPlan plan = plan_within(ctx, request_of(step), available_memory(ctx.device()));
     const Training training(ctx, step);
-    const Context inside =
-        with_memory_for(ctx, "bench train", [&](const Context& dry) { training.enqueue(dry); });
+    const Context arena_ctx =
+        with_arena_for(ctx, "bench train", [&](const Context& dry) { training.enqueue(dry); });
 
     StepGraph graph;
     std::string how = concat("threads ", ctx.threads().size());
     if (ctx.device().is_cuda())
-        how = config.cuda_graph ? capture(inside, training, graph) : std::string("kernel by kernel");
-    // As in training, the host waits for every step.
+        how = config.cuda_graph ? capture(arena_ctx, training, graph) : std::string("kernel by kernel");
+    // Wall time, because in training the host waits for every step.
     const Clock clock = sampling.clock == Clock::device ? Clock::wall : sampling.clock;
     const double ms =
-        median_milliseconds(inside, {.runs = sampling.runs, .clock = clock, .shortest_ms = 0}, [&] {
+        median_milliseconds(arena_ctx, {.runs = sampling.runs, .clock = clock, .min_sample_ms = 0}, [&] {
             if (graph.captured()) {
-                graph.replay(inside);
+                graph.replay(arena_ctx);
             } else {
-                training.enqueue(inside);
+                training.enqueue(arena_ctx);
             }
         });
     const double tokens_per_s = static_cast<double>(config.batch * config.model.context) / ms * 1e3;
     const double flops_per_s = flops_per_token(config.model, config.model.context) * tokens_per_s;
     const double peak = peak_flops(ctx.device(), step.dtype(), config.tf32);
     std::vector<Cell> row = name_cells(step);
-    row.insert(row.end(), {ms, tokens_per_s, 1e-12 * flops_per_s, peak > 0 ? flops_per_s / peak : nothing,
+    row.insert(row.end(), {ms, tokens_per_s, 1e-12 * flops_per_s, peak > 0 ? flops_per_s / peak : no_value,
                            flops_per_s / ceiling, mebibytes(plan.activations), mebibytes(plan.total()), how});
     table.add(row);
     if (flags.breakdown) print_breakdown(ctx, training, flags, sampling, ms);
@@ -221,13 +221,13 @@ int bench_train(const Flags& flags) {
     const std::vector<Step> steps = steps_of(flags);
     const Context ctx = context_of(steps.front().config);
     check_usage(!flags.cpu_time || (ctx.device().is_cpu() && ctx.threads().size() == 1),
-                "--cpu-time: sees one thread of the CPU only; add --device cpu --threads 1");
+                "--cpu-time: measures one CPU thread only; add --device cpu --threads 1");
     check_usage(ctx.device().is_cuda() || !flags.step.given("cuda-graph"),
-                "--cuda-graph: only a GPU replays a step as a graph; use --device cuda");
+                "--cuda-graph: needs a GPU; use --device cuda");
     Sampling sampling = flags.step.sampling();
     if (flags.cpu_time) sampling.clock = Clock::calling_thread;
     Table table = table_of_steps(flags);
-    std::map<DType, double> ceilings;  // measured once
+    std::map<DType, double> ceilings;  // measured once per dtype
     for (const Step& step : steps) {
         const auto [ceiling, is_new] = ceilings.try_emplace(step.dtype());
         if (is_new && !flags.memory)
@@ -248,19 +248,21 @@ int bench_train(const Flags& flags) {
 }  // namespace
 
 void add_bench_train(Command& bench) {
-    Command command = bench.add_command("train", "Whole training steps: time, speed and memory");
+    Command command = bench.add_command("train", "Measure time, speed and memory of whole training steps");
     const auto flags = std::make_shared<Flags>(command);
-    command.add_value<std::vector<std::int64_t>>("--batch", "sequences a step, 4,16,64: a row each",
-                                                 [flags](const auto& list) { flags->batches = list; });
-    command.add_value<std::vector<TrainDType>>("--dtype", "f32,bf16: a row each",
+    command.add_value<std::vector<std::int64_t>>(
+        "--batch", "sequences per step; a list such as 4,16,64 gives one row each",
+        [flags](const auto& list) { flags->batches = list; });
+    command.add_value<std::vector<TrainDType>>("--dtype", "dtype; a list such as f32,bf16 gives one row each",
                                                [flags](const auto& list) { flags->dtypes = list; });
-    command.add_value<std::vector<Recompute>>("--recompute", "none,activations,block: a row each",
+    command.add_value<std::vector<Recompute>>("--recompute",
+                                              "recomputation; a list such as none,block gives one row each",
                                               [flags](const auto& list) { flags->levels = list; });
-    command.add_switch("--memory", flags->memory, "only what a step would hold in memory");
-    command.add_switch("--breakdown", flags->breakdown, "also every operator of the step by itself");
+    command.add_switch("--memory", flags->memory, "print only the memory that a step needs");
+    command.add_switch("--breakdown", flags->breakdown, "also time every operator of the step alone");
     command.add_switch("--cpu-time", flags->cpu_time,
-                       "time on a core of the calling thread: for --threads 1 on a busy machine");
-    command.on_chosen([flags] { return bench_train(*flags); });
+                       "measure CPU time of the calling thread, for --threads 1 on a busy machine");
+    command.set_action([flags] { return bench_train(*flags); });
 }
 
 }  // namespace gradtile::cli

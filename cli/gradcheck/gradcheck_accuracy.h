@@ -1,7 +1,7 @@
 #pragma once
-/// `gradtile gradcheck --dtype f32,bf16,f16`: the kernels that training runs, against float64 and within
-/// bounds derived from their roundings (docs/numerics.md). Finite differences need float64; this carries
-/// their verdict over to every other dtype.
+/// `gradtile gradcheck --dtype f32,bf16,f16`: compares the kernels that training runs with float64, within
+/// bounds derived from their roundings (docs/numerics.md). Finite differences validate float64 only; this
+/// comparison extends the validation to the other dtypes.
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace gradtile::cli {
 
-/// One kernel under one option: of all its comparisons the one that came closest to its bound.
+/// One kernel under one option, with the comparison that came closest to its bound.
 struct AccuracyLine {
     std::string op;  ///< "attention", "layer-norm", ..
     DType dtype = DType::f32;
@@ -27,12 +27,12 @@ struct AccuracyCheck {
 };
 const std::vector<AccuracyCheck>& accuracy_checks();
 
-/// Every set of kernels for a dtype that the device can run, option by option.
+/// Checks every set of kernels for `dtype` that the device can run, with every option.
 void check_attention_accuracy(const Context& ctx, DType dtype, const AccuracyReport& report);
-/// The layers around attention: see accuracy_checks().
+/// The checks of all layers except attention; a part of accuracy_checks().
 std::vector<AccuracyCheck> layer_accuracy_checks();
 
-/// The finding with the largest error relative to its bound; an error that is not a number wins.
+/// The finding with the largest error relative to its bound; NaN counts as the largest.
 attention::accuracy::Finding worst_of(const std::vector<attention::accuracy::Finding>& findings);
 
 }  // namespace gradtile::cli

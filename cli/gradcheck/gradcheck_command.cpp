@@ -1,5 +1,5 @@
-// gradtile gradcheck: finite differences in float64 against every hand-written derivative, and the kernels of
-// the other dtypes against float64.
+// gradtile gradcheck: compares every hand-written derivative with finite differences in float64, and the
+// kernels of the other dtypes with float64.
 #include <iomanip>
 #include <iostream>
 
@@ -50,7 +50,7 @@ std::ostream& operator<<(std::ostream& out, const AccuracyLine& line) {
                << std::setprecision(6);
 }
 
-/// Throws for an operator that cannot be checked in one of the dtypes.
+/// Throws UsageError when the operator cannot be checked in `dtype`.
 void check_operator_name(const std::string& op, DType dtype) {
     if (op == "all") return;
     std::vector<std::string> names{"all"};
@@ -93,12 +93,12 @@ bool check_derivatives(const Context& ctx, const Flags& flags) {
     return all_ok;
 }
 
-/// Kernels of another dtype against float64.
+/// Compares the kernels of another dtype with float64.
 bool check_accuracy(const Context& ctx, DType dtype, const Flags& flags) {
-    int lines = 0, wrong = 0;
+    int lines = 0, failed = 0;
     const AccuracyReport report = [&](const AccuracyLine& line) {
         ++lines;
-        wrong += !line.worst.ok();
+        failed += !line.worst.ok();
         if (flags.json) {
             std::cout << as_json(line).dump() << '\n';
         } else {
@@ -109,13 +109,13 @@ bool check_accuracy(const Context& ctx, DType dtype, const Flags& flags) {
     for (const AccuracyCheck& op : accuracy_checks())
         if (flags.op == "all" || flags.op == op.name) op.check(ctx, dtype, report);
     if (!flags.json) {
-        if (wrong == 0) {
+        if (failed == 0) {
             std::cout << "all " << lines << " combinations in " << dtype << " lie within their bounds\n";
         } else {
-            std::cout << wrong << " of " << lines << " combinations in " << dtype << " are wrong\n";
+            std::cout << failed << " of " << lines << " combinations in " << dtype << " are wrong\n";
         }
     }
-    return wrong == 0;
+    return failed == 0;
 }
 
 int gradcheck(const Flags& flags) {
@@ -146,13 +146,13 @@ void add_gradcheck(CommandLine& program) {
     command.add_value("--op", flags->op, names);
     command.add_value<std::vector<std::string>>(
         "--dtype",
-        "what to check, with commas between: f64 by finite differences; f32, bf16, f16 every kernel of this "
-        "machine against float64 (default: f64)",
+        "dtypes to check, separated by commas; f64: against finite differences; f32, bf16, f16: every kernel "
+        "of this machine against float64 (default: f64)",
         [flags](const std::vector<std::string>& dtypes) { flags->dtypes = dtypes; });
     add_device_flag(command, flags->device);
     command.add_switch("--json", flags->json,
-                       "one JSON object an input, or a combination of kernel and option");
-    command.on_chosen([flags] { return gradcheck(*flags); });
+                       "print one JSON object per input, or per combination of kernel and option");
+    command.set_action([flags] { return gradcheck(*flags); });
 }
 
 }  // namespace gradtile::cli

@@ -1,10 +1,11 @@
-// The layers around attention in the dtypes that train, against themselves in float64, where finite
-// differences check them: on numbers that every dtype holds exactly, a result is off by its own rounding when
-// stored and by the float32 roundings behind it.
+// Accuracy of all layers except attention in the training dtypes, compared with the same layers in float64,
+// which finite differences validate. The inputs are exact in every dtype, so the error of a result is the
+// rounding when it is stored plus the float32 roundings of its computation.
 #include <cmath>
 #include <functional>
 
 #include <gradtile/cli/gradcheck/gradcheck_accuracy.h>
+#include <gradtile/cli/gradcheck/gradcheck_operators.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/activation_layer.h>
@@ -26,7 +27,7 @@ double storage_roundoff(DType dtype) {
     return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : float32_roundoff;
 }
 
-/// Numbers that every dtype holds exactly.
+/// Random numbers that are exact in every dtype.
 Tensor numbers(const Context& ctx, const Shape& shape, DType dtype, std::uint64_t seed) {
     return cast(ctx, randn(ctx, shape, DType::bf16, Seed{seed}), dtype);
 }
@@ -41,35 +42,35 @@ struct Pass {
     std::vector<double> y, dx, gradients;
 };
 
-/// How far an array may be off: a rounding of the largest element for each of `roundings` operations in
-/// float32, and one rounding of every element when it is stored.
-struct Allowed {
+/// Error bound of an array: one rounding of the largest element for each of `roundings` float32 operations,
+/// plus one rounding of each element when it is stored.
+struct ErrorBound {
     const char* name;
     double roundings;
     double storage;
     std::int64_t columns;
-    /// Whether errors of different rows are independent. A function of one 16-bit number alone errs alike
-    /// wherever that number stands, and there are few of them.
-    bool rows_differ = true;
+    /// Whether errors of different rows are independent, so that their bias vanishes. An elementwise function
+    /// has the same error wherever the same 16-bit number occurs, and there are few such numbers.
+    bool errors_independent = true;
 };
 
-/// The largest error, the root mean square (a rounding is uniform within its bound, so 1/sqrt(3) of it) and
-/// the bias along the result.
+/// Adds findings for the largest error, the root mean square error (roundings are uniform within their bound,
+/// hence the factor 1/sqrt(3)) and the bias along the result.
 void compare(std::vector<Finding>& findings, const std::vector<double>& values,
-             const std::vector<double>& expected, const Allowed& allowed) {
+             const std::vector<double>& expected, const ErrorBound& bound) {
     if (expected.empty()) return;
-    check(values.size() == expected.size(), allowed.name, ": ", values.size(), " elements instead of ",
+    check(values.size() == expected.size(), bound.name, ": ", values.size(), " elements instead of ",
           expected.size());
     double largest = 0;
     for (const double e : expected) largest = std::max(largest, std::abs(e));
-    const double arithmetic = allowed.roundings * float32_roundoff * largest;
-    Finding worst{.what = concat(allowed.name, ": largest error")};
+    const double arithmetic = bound.roundings * float32_roundoff * largest;
+    Finding worst{.what = concat(bound.name, ": largest error")};
     std::vector<double> errors(values.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
         errors[i] = std::abs(values[i] - expected[i]);
         const Finding here{.what = worst.what,
                            .error = errors[i],
-                           .bound = allowed.storage * std::abs(expected[i]) + arithmetic,
+                           .bound = bound.storage * std::abs(expected[i]) + arithmetic,
                            .element = static_cast<std::int64_t>(i),
                            .value = values[i],
                            .expected = expected[i]};
@@ -77,27 +78,27 @@ void compare(std::vector<Finding>& findings, const std::vector<double>& values,
     }
     findings.push_back(worst);
     using attention::accuracy::root_mean_square;
-    findings.push_back({.what = concat(allowed.name, ": root mean square error"),
+    findings.push_back({.what = concat(bound.name, ": root mean square error"),
                         .error = root_mean_square(errors),
-                        .bound = allowed.storage / std::sqrt(3.0) * root_mean_square(expected) + arithmetic});
-    if (!allowed.rows_differ) return;
-    findings.push_back(attention::accuracy::bias(concat(allowed.name, ": bias"), values, expected, expected,
+                        .bound = bound.storage / std::sqrt(3.0) * root_mean_square(expected) + arithmetic});
+    if (!bound.errors_independent) return;
+    findings.push_back(attention::accuracy::bias(concat(bound.name, ": bias"), values, expected, expected,
                                                  std::vector<double>(values.size(), arithmetic),
-                                                 allowed.columns));
+                                                 bound.columns));
 }
 
 struct LayerCheck {
     const char* op;
     std::string option;
     Shape shape;        ///< of x
-    double operations;  ///< roundings in float32 behind one element of y; dx has twice as many
+    double operations;  ///< float32 roundings per element of y; dx has twice as many
     DType dtype;
     const AccuracyReport& report;
-    bool one_number = false;  ///< y is a function of one number of x alone
+    bool elementwise = false;  ///< each element of y depends on one element of x only
 };
 
 template <class Make>
-Pass pass_of(const Context& ctx, Make& make, const Shape& shape, DType dtype) {
+Pass run_pass(const Context& ctx, Make& make, const Shape& shape, DType dtype) {
     ParameterStore store;
     const auto layer = make(store);
     fill_parameters(ctx, store, dtype);
@@ -114,7 +115,7 @@ void report_pass(const Context& ctx, const LayerCheck& check, const Pass& pass, 
     const double storage = storage_roundoff(check.dtype);
     const std::int64_t rows = check.shape.elements() / check.shape[-1];
     const auto columns = static_cast<std::int64_t>(pass.y.size()) / rows;
-    compare(findings, pass.y, exact.y, {"y", check.operations, storage, columns, !check.one_number});
+    compare(findings, pass.y, exact.y, {"y", check.operations, storage, columns, !check.elementwise});
     compare(findings, pass.dx, exact.dx, {"dx", 2 * check.operations, storage, check.shape[-1]});
     compare(findings, pass.gradients, exact.gradients,
             {"parameter gradients", check.operations + static_cast<double>(rows), float32_roundoff, 1});
@@ -127,11 +128,11 @@ void report_pass(const Context& ctx, const LayerCheck& check, const Pass& pass, 
 
 template <class Make>
 void check_layer(const Context& ctx, Make make, const LayerCheck& check) {
-    report_pass(ctx, check, pass_of(ctx, make, check.shape, check.dtype),
-                pass_of(Context(Device::cpu()), make, check.shape, DType::f64));
+    report_pass(ctx, check, run_pass(ctx, make, check.shape, check.dtype),
+                run_pass(Context(Device::cpu()), make, check.shape, DType::f64));
 }
 
-/// Every element of y sums over one side of the weight, every element of dx over the other.
+/// An element of y sums over the weight's input features, an element of dx over its output features.
 void check_linear(const Context& ctx, DType dtype, const AccuracyReport& report) {
     for (const auto& [in, out] : {std::pair<std::int64_t, std::int64_t>{7, 40}, {64, 96}, {300, 130}})
         for (const bool bias : {false, true})
@@ -147,7 +148,7 @@ void check_linear(const Context& ctx, DType dtype, const AccuracyReport& report)
                          report});
 }
 
-/// Two sums over the width (32 lanes, folded in 5 steps) and about ten operations around them.
+/// Two sums over the width (32 lanes, reduced in 5 steps) and about ten other operations.
 double norm_operations(std::int64_t width) {
     return (static_cast<double>(width) / 32 + 5) * 2 + 10;
 }
@@ -186,7 +187,7 @@ void check_positions(const Context& ctx, DType dtype, const AccuracyReport& repo
                 {"positions", "width 37", {3, 57, 37}, 1, dtype, report});
 }
 
-/// Rope on a copy, with the signature of a layer.
+/// Rope on a copy, with the interface of a layer.
 struct RopeLayer {
     struct Saved {};
     Rope rope;
@@ -207,18 +208,11 @@ void check_rope(const Context& ctx, DType dtype, const AccuracyReport& report) {
                     {"rope", concat("head dim ", head_dim), {3, 57, 3 * head_dim}, 4, dtype, report});
 }
 
-std::vector<std::int32_t> token_pattern(std::int64_t count, std::int32_t vocabulary, std::int32_t step) {
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
-    for (std::size_t i = 0; i < tokens.size(); ++i)
-        tokens[i] = static_cast<std::int32_t>(i) * step % vocabulary;
-    return tokens;
-}
-
-/// A copy, and sums over the places of a token.
+/// Forward copies rows (no error); backward sums over all positions of a token.
 void check_embedding(const Context& ctx, DType dtype, const AccuracyReport& report) {
     const std::int64_t count = 171, width = 37;
     const std::int32_t vocabulary = 23;
-    const auto pass_in = [&](const Context& c, DType type) {
+    const auto run_pass_on = [&](const Context& c, DType type) {
         ParameterStore store;
         const Embedding embedding(store, "embedding", vocabulary, width);
         fill_parameters(c, store, type);
@@ -229,7 +223,7 @@ void check_embedding(const Context& ctx, DType dtype, const AccuracyReport& repo
         return Pass{.y = to_host(c, y), .dx = {}, .gradients = to_host(c, store.gradients())};
     };
     const double uses = std::ceil(static_cast<double>(count) / vocabulary);
-    const Pass pass = pass_in(ctx, dtype), exact = pass_in(Context(Device::cpu()), DType::f64);
+    const Pass pass = run_pass_on(ctx, dtype), exact = run_pass_on(Context(Device::cpu()), DType::f64);
     std::vector<Finding> findings;
     compare(findings, pass.y, exact.y, {"y", 0, 0, width});
     compare(findings, pass.gradients, exact.gradients,
@@ -241,16 +235,16 @@ void check_embedding(const Context& ctx, DType dtype, const AccuracyReport& repo
             .worst = worst_of(findings)});
 }
 
-/// Errors of the logits, sums over the width of numbers of order 1, move p by as much relatively; sums over
-/// rows and vocabulary add a rounding an addend; in 16 bits d_logits and dx are rounded once each, and on a
-/// GPU the logits.
+/// Logits are sums over the width of numbers of order 1; their absolute error is the relative error of p.
+/// Sums over rows and vocabulary add one rounding per addend. In 16 bits d_logits and dx are rounded once
+/// each, and on a GPU the logits too.
 void check_cross_entropy(const Context& ctx, DType dtype, const AccuracyReport& report) {
     const std::int64_t rows = 100, width = 24;
     const std::int32_t vocabulary = 130;
     struct Losses {
         std::vector<double> loss, dx, dw;
     };
-    const auto pass_in = [&](const Context& c, DType type) {
+    const auto run_pass_on = [&](const Context& c, DType type) {
         ParameterStore store;
         const CrossEntropyHead head(store, "head", vocabulary, width);
         fill_parameters(c, store, type);
@@ -261,7 +255,7 @@ void check_cross_entropy(const Context& ctx, DType dtype, const AccuracyReport& 
             head.forward(c, numbers(c, {rows, width}, type, 1), from_host(c, targets, {rows}), saved);
         return Losses{to_host(c, loss), to_host(c, head.backward(c, saved)), to_host(c, head.weight.grad())};
     };
-    const Losses pass = pass_in(ctx, dtype), exact = pass_in(Context(Device::cpu()), DType::f64);
+    const Losses pass = run_pass_on(ctx, dtype), exact = run_pass_on(Context(Device::cpu()), DType::f64);
     const double storage = is_16_bit(dtype) ? storage_roundoff(dtype) : 0;
     const double size_of_logits = 4 * std::sqrt(static_cast<double>(width));
     const double logits =
@@ -269,7 +263,7 @@ void check_cross_entropy(const Context& ctx, DType dtype, const AccuracyReport& 
         size_of_logits;
     const double relative =
         2 * logits + static_cast<double>(rows + vocabulary) * float32_roundoff + 2 * storage;
-    // Most d_logits are subnormal in float16, below 2^-25 off each; |x| and |w| are below 5.
+    // Most d_logits are subnormal in float16, with an error below 2^-25 each; |x| and |w| are below 5.
     const double subnormal = dtype == DType::f16 ? 5 * 0x1p-25 : 0.0;
     std::vector<Finding> findings;
     const auto add = [&](const char* name, const std::vector<double>& values,
@@ -280,7 +274,7 @@ void check_cross_entropy(const Context& ctx, DType dtype, const AccuracyReport& 
         findings.push_back({.what = concat(name, ": largest error"),
                             .error = attention::accuracy::largest_difference(values, expected),
                             .bound = bound});
-        // No bias: d_logits of the targets are nearly the same number in all rows, and round alike.
+        // Bias is not checked: the targets' d_logits are nearly equal in all rows and round the same way.
         using attention::accuracy::root_mean_square;
         std::vector<double> errors(values.size());
         for (std::size_t i = 0; i < values.size(); ++i) errors[i] = values[i] - expected[i];

@@ -91,13 +91,6 @@ GradientReport check_dropout(const Context& ctx) {
     return gradient_check(ctx, function, {input(ctx, {2, 5, 24}, 1)}, {}, {.names = {"x"}});
 }
 
-std::vector<std::int32_t> token_pattern(std::int64_t count, std::int32_t vocabulary, std::int32_t step) {
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
-    for (std::size_t i = 0; i < tokens.size(); ++i)
-        tokens[i] = static_cast<std::int32_t>(i) * step % vocabulary;
-    return tokens;
-}
-
 GradientReport check_embedding(const Context& ctx) {
     ParameterStore store;
     const Embedding embedding(store, "embedding", 11, 6);
@@ -117,19 +110,20 @@ GradientReport check_cross_entropy(const Context& ctx) {
     ParameterStore store;
     const CrossEntropyHead head(store, "head", 13, 6);
     draw_parameters(ctx, store);
-    std::vector<std::int32_t> wanted = token_pattern(10, 13, 3);
-    wanted[4] = -1;
-    const Tensor targets = from_host(ctx, wanted, {10});
+    std::vector<std::int32_t> target_ids = token_pattern(10, 13, 3);
+    target_ids[4] = -1;
+    const Tensor targets = from_host(ctx, target_ids, {10});
     CrossEntropyHead::Saved saved;
-    // The head makes its gradients in forward, for a loss that nothing multiplies: the check's weight is put
-    // on afterwards.
+    // The head computes its gradients in forward, before d_loss is known. So this function passes d_loss to
+    // forward as the gradient scale.
     const Differentiable function{[&](const Context& c, const Tensors& x) {
                                       return Tensors{head.loss(c, x[0], targets).slice(0, 0, 1)};
                                   },
                                   [&](const Context& c, const Tensors& x, const Tensors& d_loss) {
-                                      constexpr double counted =
-                                          9;  // head.loss is a sum, forward's loss a mean
-                                      head.forward(c, x[0], targets, saved, counted * item(c, d_loss[0]));
+                                      // head.loss is a sum, the loss of forward is a mean.
+                                      constexpr double target_count = 9;
+                                      head.forward(c, x[0], targets, saved,
+                                                   target_count * item(c, d_loss[0]));
                                       return Tensors{head.backward(c, saved)};
                                   }};
     return gradient_check(ctx, function, {input(ctx, {10, 6}, 1)}, store.parameters(), {.names = {"x"}});
@@ -145,14 +139,14 @@ GradientReport check_transformer(const Context& ctx, const ModelConfig& config) 
         from_host(ctx, token_pattern(2 * config.context, vocabulary, 3), {2, config.context});
     const Tensor targets =
         from_host(ctx, token_pattern(2 * config.context, vocabulary, 5), {2, config.context});
-    const double counted = static_cast<double>(2 * config.context);
+    const double target_count = static_cast<double>(2 * config.context);
     const Differentiable function{[&](const Context& c, const Tensors&) {
                                       return Tensors{model.evaluate(c, tokens, targets).slice(0, 0, 1)};
                                   },
                                   [&](const Context& c, const Tensors&, const Tensors& d_loss) {
                                       Transformer::Saved saved;
                                       model.forward(c, tokens, targets, saved,
-                                                    {.gradient_scale = counted * item(c, d_loss[0])});
+                                                    {.gradient_scale = target_count * item(c, d_loss[0])});
                                       model.backward(c, saved);
                                       return Tensors{};
                                   }};
@@ -223,6 +217,13 @@ std::vector<CheckedOperator> make_operators() {
 }
 
 }  // namespace
+
+std::vector<std::int32_t> token_pattern(std::int64_t count, std::int32_t vocabulary, std::int32_t step) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+        tokens[i] = static_cast<std::int32_t>(i) * step % vocabulary;
+    return tokens;
+}
 
 const std::vector<CheckedOperator>& checked_operators() {
     static const std::vector<CheckedOperator> operators = make_operators();

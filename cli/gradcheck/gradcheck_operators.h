@@ -1,6 +1,6 @@
 #pragma once
-/// What `gradtile gradcheck` can check: every operator and layer with a derivative written by hand, at a
-/// small shape.
+/// The checks of `gradtile gradcheck`: every operator and layer with a hand-written derivative, at a small
+/// shape.
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,5 +15,8 @@ struct CheckedOperator {
 };
 
 const std::vector<CheckedOperator>& checked_operators();
+
+/// `count` tokens below `vocabulary` that repeat in a fixed pattern.
+std::vector<std::int32_t> token_pattern(std::int64_t count, std::int32_t vocabulary, std::int32_t step);
 
 }  // namespace gradtile::cli

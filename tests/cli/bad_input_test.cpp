@@ -1,4 +1,4 @@
-// What wrong settings and wrong data get: one line, an exit code that is not 0, nothing left behind.
+// Wrong settings and wrong data give one line of error, a non-zero exit code and no new files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -16,79 +16,80 @@
 namespace gradtile::test {
 namespace {
 
-/// Little-endian integers as they stand in a token file.
+/// Little-endian integers as in a token file.
 template <class Id>
 std::string bytes_of(const std::vector<Id>& ids) {
     return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(Id)};
 }
 
-/// An llm.c shard whose header promises `promised` tokens.
-std::string shard(std::int32_t promised, const std::vector<std::uint16_t>& ids) {
+/// An llm.c shard whose header announces `announced` tokens.
+std::string shard(std::int32_t announced, const std::vector<std::uint16_t>& ids) {
     std::vector<std::int32_t> header(256);
     header[0] = 20240520;
     header[1] = 1;
-    header[2] = promised;
+    header[2] = announced;
     return bytes_of(header) + bytes_of(ids);
 }
 
 class BadInput : public testing::Test {
   protected:
-    /// Refused, and no directory was made for the run.
-    void refused(const Arguments& extra, const std::vector<std::string>& parts,
-                 const std::string& data = {}) {
+    /// Expects an error, and no new directory for the run.
+    void expect_training_refused(const Arguments& extra, const std::vector<std::string>& parts,
+                                 const std::string& data = {}) {
         const auto out = place_ / "run";
         expect_refused(run(tiny_training(data.empty() ? stories_ : data, out) + extra), parts);
         EXPECT_FALSE(exists(out));
     }
-    void refused_data(const std::string& data, const std::vector<std::string>& parts,
-                      const Arguments& extra = {}) {
-        refused(extra, parts, data);
+    void expect_data_refused(const std::string& data, const std::vector<std::string>& parts,
+                             const Arguments& extra = {}) {
+        expect_training_refused(extra, parts, data);
     }
-    void refused_config(const std::string& json, const std::vector<std::string>& parts) {
+    void expect_config_refused(const std::string& json, const std::vector<std::string>& parts) {
         const std::string path = place_.write("config.json", json);
-        refused({"--config", path}, std::vector{path} + parts);
+        expect_training_refused({"--config", path}, std::vector{path} + parts);
     }
 
     TemporaryDirectory place_;
     std::string stories_ = write_stories(place_);
 };
 
-TEST_F(BadInput, NumbersThatAConfigFileCannotHold) {
-    refused({"--clip", "inf"}, {"clip: inf", "expected a finite number"});
-    refused({"--weight-decay", "nan"}, {"weight-decay: nan"});
-    refused({"--norm-epsilon", "inf"}, {"norm-epsilon: inf"});
-    refused({"--memory-budget", "17592186044416"}, {"memory-budget: 17592186044416"});
+TEST_F(BadInput, RefusesNumbersThatAConfigFileCannotHold) {
+    expect_training_refused({"--clip", "inf"}, {"clip: inf", "expected a finite number"});
+    expect_training_refused({"--weight-decay", "nan"}, {"weight-decay: nan"});
+    expect_training_refused({"--norm-epsilon", "inf"}, {"norm-epsilon: inf"});
+    expect_training_refused({"--memory-budget", "17592186044416"}, {"memory-budget: 17592186044416"});
 }
 
-TEST_F(BadInput, PathsThatAreNotUtf8) {
-    refused_data((place_ / "caf\xe9.txt").string(), {"data: ", "is not UTF-8"});
+TEST_F(BadInput, RefusesPathsThatAreNotUtf8) {
+    expect_data_refused((place_ / "caf\xe9.txt").string(), {"data: ", "is not UTF-8"});
 }
 
-TEST_F(BadInput, DataThatCannotBeReadIsNamed) {
-    refused_data((place_ / "missing.txt").string(), {"missing.txt", "No such file"});
-    refused_data(place_.write("empty.txt", ""), {"empty.txt", "is empty; expected text"});
-    refused_data(place_.path().string(), {place_.path().string(), "is a directory; expected a file"});
+TEST_F(BadInput, NamesUnreadableData) {
+    expect_data_refused((place_ / "missing.txt").string(), {"missing.txt", "No such file"});
+    expect_data_refused(place_.write("empty.txt", ""), {"empty.txt", "is empty; expected text"});
+    expect_data_refused(place_.path().string(), {place_.path().string(), "is a directory; expected a file"});
     const Outcome none = run({"train", "--out", (place_ / "run").string()});
     expect_refused(none, {"--data FILE"});
 }
 
-TEST_F(BadInput, TextShorterThanAContextIsRefused) {
-    refused_data(place_.write("short.txt", "once upon"), {"short.txt", "context 16 needs at least 17"});
+TEST_F(BadInput, RefusesTextShorterThanAContext) {
+    expect_data_refused(place_.write("short.txt", "once upon"),
+                        {"short.txt", "context 16 needs at least 17"});
 }
 
-TEST_F(BadInput, InvalidUtf8IsRefusedByCharactersAndTakenByBytes) {
+TEST_F(BadInput, CharactersRefuseInvalidUtf8AndBytesAcceptIt) {
     std::string text(400, 'a');
     text[123] = '\xff';
     const std::string path = place_.write("latin.txt", text);
-    refused_data(path, {"latin.txt", "invalid UTF-8 at byte offset 123", "--tokenizer bytes"});
+    expect_data_refused(path, {"latin.txt", "invalid UTF-8 at byte offset 123", "--tokenizer bytes"});
     expect_success(run(tiny_training(path, place_ / "bytes") + Arguments{"--tokenizer", "bytes"}));
 }
 
-TEST_F(BadInput, UnknownNamesGetTheNearestKnownOne) {
-    refused({"--stepz", "3"}, {"--stepz", "did you mean --steps?"});
-    refused({"--preset", "dem"}, {"preset", "'dem'", "'demo'"});
-    refused({"--optimizer", "adam"}, {"--optimizer", "'adam'", "adamw or muon"});
-    refused({"--device", "gpu"}, {"--device", "'gpu'", "auto, cpu or cuda"});
+TEST_F(BadInput, SuggestsTheNearestKnownName) {
+    expect_training_refused({"--stepz", "3"}, {"--stepz", "did you mean --steps?"});
+    expect_training_refused({"--preset", "dem"}, {"preset", "'dem'", "'demo'"});
+    expect_training_refused({"--optimizer", "adam"}, {"--optimizer", "'adam'", "adamw or muon"});
+    expect_training_refused({"--device", "gpu"}, {"--device", "'gpu'", "auto, cpu or cuda"});
     expect_refused(run({"trian"}), {"'trian'", "'train'"});
     expect_refused(run({"sample", "x", "--device", "gpu"}), {"--device", "'gpu'", "auto, cpu or cuda"});
     expect_refused(run({"sample", "x", "--top_k", "3"}), {"--top_k", "--top-k"});
@@ -100,87 +101,89 @@ TEST_F(BadInput, UnknownNamesGetTheNearestKnownOne) {
     expect_refused(run({"train", "word"}), {"'word'", "train"});
 }
 
-TEST_F(BadInput, AValueOfTheWrongTypeIsToldWhatWasExpected) {
-    refused({"--steps", "abc"}, {"--steps", "'abc'", "an integer"});
-    refused({"--steps", "12x"}, {"--steps", "'12x'", "an integer"});
-    refused({"--steps", ""}, {"--steps", "''", "an integer"});
-    refused({"--steps", "99999999999999999999"}, {"--steps", "99999999999999999999", "out of range"});
-    refused({"--lr", "fast"}, {"--lr", "'fast'", "a number"});
-    refused({"--bias=7"}, {"--bias", "--no-bias"});
-    refused({"--seed", "-1"}, {"--seed", "'-1'", "an integer, 0 or more"});
+TEST_F(BadInput, NamesTheExpectedTypeOfAValue) {
+    expect_training_refused({"--steps", "abc"}, {"--steps", "'abc'", "an integer"});
+    expect_training_refused({"--steps", "12x"}, {"--steps", "'12x'", "an integer"});
+    expect_training_refused({"--steps", ""}, {"--steps", "''", "an integer"});
+    expect_training_refused({"--steps", "99999999999999999999"},
+                            {"--steps", "99999999999999999999", "out of range"});
+    expect_training_refused({"--lr", "fast"}, {"--lr", "'fast'", "a number"});
+    expect_training_refused({"--bias=7"}, {"--bias", "--no-bias"});
+    expect_training_refused({"--seed", "-1"}, {"--seed", "'-1'", "an integer, 0 or more"});
     expect_refused(run({"train", "--steps"}), {"--steps", "INTEGER", "gradtile train --help"});
     expect_refused(run({"sample"}), {"required", "gradtile sample --help"});
     expect_refused(run({"corpus", "--characters", "many", "--out", "x"}),
                    {"--characters", "'many'", "an integer"});
 }
 
-TEST_F(BadInput, SettingsOutOfRangeAreNamed) {
-    refused({"--heads", "3"}, {"heads", "3", "16"});
-    refused({"--steps", "0"}, {"steps: 0", "expected 1 to"});
-    refused({"--dropout", "1.5"}, {"dropout", "1.5"});
-    refused({"--lr", "nan"}, {"lr", "nan"});
-    refused({"--micro-batch", "3"}, {"micro-batch: 3", "does not divide batch 4"});
-    refused({"--threads", "-2"}, {"threads: -2", "expected 0"});
-    refused({"--stop-after", "-1"}, {"--stop-after: -1"});
+TEST_F(BadInput, NamesSettingsOutOfRange) {
+    expect_training_refused({"--heads", "3"}, {"heads", "3", "16"});
+    expect_training_refused({"--steps", "0"}, {"steps: 0", "expected 1 to"});
+    expect_training_refused({"--dropout", "1.5"}, {"dropout", "1.5"});
+    expect_training_refused({"--lr", "nan"}, {"lr", "nan"});
+    expect_training_refused({"--micro-batch", "3"}, {"micro-batch: 3", "does not divide batch 4"});
+    expect_training_refused({"--threads", "-2"}, {"threads: -2", "expected 0"});
+    expect_training_refused({"--stop-after", "-1"}, {"--stop-after: -1"});
 }
 
-TEST_F(BadInput, AConfigFileIsReadStrictly) {
-    refused_config(R"({"stepz": 3})", {"'stepz'", "'steps'"});
-    refused_config(R"({"steps": "3"})", {"steps: \"3\" is a string", "an integer"});
-    refused_config(R"({"bias": 1})", {"bias: 1 is a number", "true or false"});
-    refused_config(R"({"data": ["a"]})", {"is an array", "a string"});
-    refused_config(R"([1])", {"is an array", "an object of settings"});
-    refused_config(R"({"steps": 3)", {"not JSON", "line 1"});
-    refused_config("", {"not JSON"});
-    refused_config(R"({"steps": 3, "lr": 0.1, "steps": 4})", {"'steps' is there twice"});
-    refused_config(R"({"steps": )" + std::string(100'000, '[') + std::string(100'000, ']') + "}",
-                   {"nested more than 64 levels deep"});
-    refused_config(R"({"steps": ")" + std::string(100'000, 'x') + "\"}",
-                   {"xxx...\" is a string", "an integer"});
-    refused({"--config", (place_ / "none.json").string()}, {"none.json", "cannot be opened"});
-    refused({"--config", place_.path().string()}, {"is a directory; expected a JSON file"});
+TEST_F(BadInput, ConfigFileIsReadStrictly) {
+    expect_config_refused(R"({"stepz": 3})", {"'stepz'", "'steps'"});
+    expect_config_refused(R"({"steps": "3"})", {"steps: \"3\" is a string", "an integer"});
+    expect_config_refused(R"({"bias": 1})", {"bias: 1 is a number", "true or false"});
+    expect_config_refused(R"({"data": ["a"]})", {"is an array", "a string"});
+    expect_config_refused(R"([1])", {"is an array", "an object of settings"});
+    expect_config_refused(R"({"steps": 3)", {"not JSON", "line 1"});
+    expect_config_refused("", {"not JSON"});
+    expect_config_refused(R"({"steps": 3, "lr": 0.1, "steps": 4})", {"'steps' is there twice"});
+    expect_config_refused(R"({"steps": )" + std::string(100'000, '[') + std::string(100'000, ']') + "}",
+                          {"nested more than 64 levels deep"});
+    expect_config_refused(R"({"steps": ")" + std::string(100'000, 'x') + "\"}",
+                          {"xxx...\" is a string", "an integer"});
+    expect_training_refused({"--config", (place_ / "none.json").string()}, {"none.json", "cannot be opened"});
+    expect_training_refused({"--config", place_.path().string()}, {"is a directory; expected a JSON file"});
 }
 
-TEST_F(BadInput, DamagedTokenFilesAreRefused) {
+TEST_F(BadInput, RefusesDamagedTokenFiles) {
     const std::vector<std::uint16_t> ids(200, 7);
-    refused_data(place_.write("odd.bin", bytes_of(ids) + "x"), {"odd.bin", "odd size"});
-    refused_data(place_.write("cut.bin", shard(1000, ids)), {"cut.bin", "1000"});
-    refused_data(place_.write("none.bin", ""), {"none.bin", "is empty"});
+    expect_data_refused(place_.write("odd.bin", bytes_of(ids) + "x"), {"odd.bin", "odd size"});
+    expect_data_refused(place_.write("cut.bin", shard(1000, ids)), {"cut.bin", "1000"});
+    expect_data_refused(place_.write("none.bin", ""), {"none.bin", "is empty"});
     std::vector<std::uint16_t> wild = ids;
     wild[150] = 200;
-    refused_data(place_.write("wild.bin", shard(200, wild)), {"wild.bin", "200", "150"},
-                 {"--vocabulary", "100"});
+    expect_data_refused(place_.write("wild.bin", shard(200, wild)), {"wild.bin", "200", "150"},
+                        {"--vocabulary", "100"});
 }
 
-TEST_F(BadInput, TokenFilesThatWouldBeMisreadAreRefused) {
+TEST_F(BadInput, RefusesTokenFilesOfTheWrongType) {
     const std::vector<std::uint16_t> ids(200, 7);
     std::string one_off = shard(200, ids);
     one_off[0] = static_cast<char>(one_off[0] + 1);
-    refused_data(place_.write("off.bin", one_off), {"off.bin", "wrong magic 20240521", "expected 20240520"});
+    expect_data_refused(place_.write("off.bin", one_off),
+                        {"off.bin", "wrong magic 20240521", "expected 20240520"});
     const std::string wide = place_.write("wide.bin", bytes_of(std::vector<std::uint32_t>(200, 70)));
-    refused_data(wide, {"wide.bin", "every second 16-bit number is 0", "--token-type uint32"});
+    expect_data_refused(wide, {"wide.bin", "every second 16-bit number is 0", "--token-type uint32"});
     const Outcome outcome = run(tiny_training(wide, place_ / "wide") + Arguments{"--token-type", "uint32"});
     expect_success(outcome);
     EXPECT_THAT(outcome.out, testing::HasSubstr("wide.bin: headerless uint32, 200 tokens, largest id 70"));
     const Arguments eval = {"eval", (place_ / "wide").string(), "--data", wide};
     expect_refused(run(eval), {"wide.bin", "--token-type uint32"});
     expect_success(run(eval + Arguments{"--token-type", "uint32"}));
-    refused({"--token-type", "int64"}, {"--token-type", "'int64'", "auto, uint16 or uint32"});
+    expect_training_refused({"--token-type", "int64"}, {"--token-type", "'int64'", "auto, uint16 or uint32"});
 }
 
-TEST_F(BadInput, WhatIsNoRegularFileIsRefusedAtOnce) {
+TEST_F(BadInput, RefusesFilesThatAreNotRegular) {
     for (const char* const name : {"pipe.txt", "pipe.bin"}) {
         ASSERT_EQ(mkfifo((place_ / name).c_str(), 0600), 0);
-        refused_data((place_ / name).string(), {name, "is not a regular file"});
+        expect_data_refused((place_ / name).string(), {name, "is not a regular file"});
     }
-    refused_data("/dev/zero", {"/dev/zero", "is not a regular file"});
+    expect_data_refused("/dev/zero", {"/dev/zero", "is not a regular file"});
     std::filesystem::create_symlink("/dev/zero", place_ / "zero.bin");
-    refused_data((place_ / "zero.bin").string(), {"zero.bin", "is not a regular file"});
+    expect_data_refused((place_ / "zero.bin").string(), {"zero.bin", "is not a regular file"});
     std::filesystem::create_directory(place_ / "directory.bin");
-    refused_data((place_ / "directory.bin").string(), {"directory.bin", "is a directory"});
+    expect_data_refused((place_ / "directory.bin").string(), {"directory.bin", "is a directory"});
 }
 
-TEST_F(BadInput, ATokenFileThatIsCutShortStopsTheRunWithASave) {
+TEST_F(BadInput, TruncatingATokenFileStopsAndSavesTheRun) {
     const auto out = place_ / "run";
     const std::string data = place_.write("data.bin", shard(20'000, std::vector<std::uint16_t>(20'000, 7)));
     Program training(tiny_training(data, out) + Arguments{"--steps", "100000000", "--quiet"});
@@ -198,15 +201,15 @@ TEST_F(BadInput, ATokenFileThatIsCutShortStopsTheRunWithASave) {
         {"train", "--resume", out.string(), "--quiet", "--steps", std::to_string(steps_of(out).size() + 2)}));
 }
 
-/// Its largest id makes the vocabulary, so all of it is read: minutes, in a MiB of memory.
-TEST_F(BadInput, ATokenFileOfATebibyteCanBeLeftWhileItIsSearched) {
+/// Without --vocabulary the whole file is read for the largest id, which takes minutes and one MiB of memory.
+TEST_F(BadInput, ScanOfATebibyteTokenFileCanBeInterrupted) {
     const std::string huge = place_.write("huge.bin", "1234");
     if (truncate(huge.c_str(), std::int64_t{1} << 40) != 0)
-        GTEST_SKIP() << "no room for a sparse file of 1 TiB";
-    ProcessOptions little_memory;
-    if (!sanitized)  // a sanitizer reserves terabytes of addresses
-        little_memory.through = {"sh", "-c", "ulimit -v 4000000; exec \"$0\" \"$@\""};
-    Program searching(tiny_training(huge, place_ / "run"), little_memory);
+        GTEST_SKIP() << "this file system cannot hold a sparse file of 1 TiB";
+    ProcessOptions limited_memory;
+    if (!sanitized)  // a sanitizer reserves terabytes of address space
+        limited_memory.prefix = {"sh", "-c", "ulimit -v 4000000; exec \"$0\" \"$@\""};
+    Program searching(tiny_training(huge, place_ / "run"), limited_memory);
     usleep(500'000);
     ASSERT_TRUE(searching.running()) << searching.wait().err;
     for (int tries = 0; tries < 200 && searching.running(); ++tries) {
@@ -217,14 +220,14 @@ TEST_F(BadInput, ATokenFileOfATebibyteCanBeLeftWhileItIsSearched) {
     const Outcome outcome = searching.wait();
     EXPECT_TRUE(outcome.signal == SIGTERM || outcome.exit_code == 128 + SIGTERM) << outcome.exit_code;
     EXPECT_FALSE(exists(place_ / "run"));
-    // With a known vocabulary nothing is searched.
+    // With --vocabulary the file is not searched.
     const Outcome known = run(tiny_training(huge, place_ / "run") +
                               Arguments{"--vocabulary", "65536", "--val-fraction", "0", "--steps", "2"});
     expect_success(known);
     EXPECT_THAT(known.out, testing::HasSubstr("headerless uint16, 549,755,813,888 tokens"));
 }
 
-TEST_F(BadInput, AdviceNamesOnlyFlagsThatTheCommandHas) {
+TEST_F(BadInput, AdviceNamesOnlyFlagsOfTheCommand) {
     const auto out = place_ / "run";
     expect_success(run(tiny_training(stories_, out)));
     const std::string latin = place_.write("latin.txt", "caf\xe9");
@@ -236,15 +239,15 @@ TEST_F(BadInput, AdviceNamesOnlyFlagsThatTheCommandHas) {
     }
 }
 
-TEST_F(BadInput, AnOutputDirectoryThatCannotBeWrittenIsNamed) {
-    // Root may write anywhere, but nobody below a regular file.
+TEST_F(BadInput, NamesAnUnwritableOutputDirectory) {
+    // Even root cannot create a directory below a regular file.
     const std::string below_a_file = stories_ + "/run";
     expect_refused(run(tiny_training(stories_, below_a_file)), {below_a_file, "Not a directory"});
     expect_refused(run(tiny_training(stories_, "/proc/gradtile")), {"/proc/gradtile"});
-    expect_refused(run({"corpus", "--out", below_a_file}), {below_a_file, "cannot be written"});
+    expect_refused(run({"corpus", "--out", below_a_file}), {below_a_file, "cannot write the corpus"});
 }
 
-TEST_F(BadInput, ARunIsNeverOverwritten) {
+TEST_F(BadInput, NeverOverwritesARun) {
     const auto out = place_ / "run";
     expect_success(run(tiny_training(stories_, out)));
     const std::string before = contents_of(out / "metrics.jsonl");
@@ -252,7 +255,7 @@ TEST_F(BadInput, ARunIsNeverOverwritten) {
     EXPECT_EQ(contents_of(out / "metrics.jsonl"), before);
 }
 
-TEST_F(BadInput, ADirectoryInUseByAnotherProcessIsRefused) {
+TEST_F(BadInput, RefusesADirectoryInUse) {
     const auto out = place_ / "run";
     Program other(tiny_training(stories_, out) + Arguments{"--steps", "100000000", "--quiet"});
     while (other.running() && contents_of(out / "metrics.jsonl").empty()) usleep(1000);
@@ -263,7 +266,7 @@ TEST_F(BadInput, ADirectoryInUseByAnotherProcessIsRefused) {
     EXPECT_EQ(other.wait().exit_code, 0);
 }
 
-TEST_F(BadInput, ResumeTakesOnlyWhatMayChange) {
+TEST_F(BadInput, ResumeRefusesSettingsThatCannotChange) {
     expect_refused(run({"train", "--resume", place_.path().string()}),
                    {place_.path().string(), "holds no run"});
     expect_refused(run({"train", "--resume", (place_ / "none").string()}), {"none", "is not a directory"});
@@ -271,19 +274,19 @@ TEST_F(BadInput, ResumeTakesOnlyWhatMayChange) {
     expect_refused(run({"train", "--resume", "x", "--preset", "demo"}), {"--resume", "--preset"});
 }
 
-TEST_F(BadInput, AGpuThatIsNotThereIsMissed) {
+TEST_F(BadInput, ReportsAMissingGpu) {
     if (cuda_device_count() > 0) GTEST_SKIP() << "this machine has a CUDA device";
-    refused({"--device", "cuda"},
-            {"device cuda", "use --device cpu"});  // and what is missing: the build's or the machine's
+    expect_training_refused({"--device", "cuda"}, {"device cuda", "use --device cpu"});
 }
 
-TEST_F(BadInput, ABatchBeyondTheBudgetIsRefusedWithTheLargestThatFits) {
-    refused({"--memory-budget", "1", "--batch", "4096"},
-            {"4096", "1.00 MiB", "largest micro-batch that fits is "});
-    refused({"--memory-budget", "1", "--width", "512"}, {"1.00 MiB", "not even a micro-batch of 1 fits"});
+TEST_F(BadInput, RefusalOfALargeBatchNamesTheLargestThatFits) {
+    expect_training_refused({"--memory-budget", "1", "--batch", "4096"},
+                            {"4096", "1.00 MiB", "largest micro-batch that fits is "});
+    expect_training_refused({"--memory-budget", "1", "--width", "512"},
+                            {"1.00 MiB", "not even a micro-batch of 1 fits"});
 }
 
-TEST_F(BadInput, TrainingThatGoesNonFiniteStopsAndNamesTheTensor) {
+TEST_F(BadInput, NonFiniteTrainingStopsAndNamesTheTensor) {
     const auto out = place_ / "run";
     const Outcome outcome = run(tiny_training(stories_, out) +
                                 Arguments{"--lr", "1e30", "--min-lr", "0", "--clip", "0", "--warmup", "0",
@@ -291,7 +294,7 @@ TEST_F(BadInput, TrainingThatGoesNonFiniteStopsAndNamesTheTensor) {
     EXPECT_EQ(outcome.signal, 0);
     EXPECT_EQ(outcome.exit_code, 1);
     const std::vector<std::string> lines = outcome.error_lines();
-    ASSERT_EQ(lines.size(), 4u) << outcome.err;  // three refused updates, and the end
+    ASSERT_EQ(lines.size(), 4u) << outcome.err;  // three rejected updates and the final error
     for (std::size_t i = 0; i < 3; ++i) EXPECT_THAT(lines[i], testing::HasSubstr("update not applied"));
     EXPECT_THAT(lines[3],
                 testing::AllOf(testing::HasSubstr("not finite 3 steps in a row"),
@@ -299,7 +302,7 @@ TEST_F(BadInput, TrainingThatGoesNonFiniteStopsAndNamesTheTensor) {
                                testing::AnyOf(testing::HasSubstr(".weight"), testing::HasSubstr("loss"))));
 }
 
-TEST_F(BadInput, SamplingRefusesWhatItCannotDo) {
+TEST_F(BadInput, RefusesInvalidSamplingOptions) {
     const auto out = place_ / "run";
     expect_success(run(tiny_training(stories_, out)));
     const auto sampling = [&](const Arguments& extra) {

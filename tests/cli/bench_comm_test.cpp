@@ -1,4 +1,4 @@
-// What `gradtile bench comm` prints, through mpirun on the CPU; no speed is asserted.
+// Output of `gradtile bench comm`, through mpirun on the CPU. No speed is asserted.
 #include <cstdlib>
 #include <sstream>
 
@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 const Arguments two_processes{"bench", "comm", "--processes", "2", "--runs", "1", "--bytes", "4096,100000"};
 
-/// As root, which Open MPI would refuse.
+/// Lets Open MPI run as root.
 const ProcessOptions as_root{
     .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}}};
 
@@ -26,32 +26,32 @@ class BenchComm : public testing::Test {
   protected:
     void SetUp() override {
         if (!mpi::is_available()) GTEST_SKIP() << "no MPI here";
-        if (std::system("command -v mpirun >/dev/null 2>&1") != 0)
-            GTEST_SKIP() << "there is no mpirun in PATH";
+        if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not in PATH";
     }
 };
 
-TEST_F(BenchComm, TimesEveryCollectiveOfEverySizeOnce) {
+TEST_F(BenchComm, TimesEveryCollectiveAndSizeOnce) {
     const Outcome outcome = run(two_processes + Arguments{"--json"}, as_root);
     expect_success(outcome);
     std::istringstream lines(outcome.out);
-    std::vector<std::string> seen;
+    std::vector<std::string> timed;
     for (std::string line; std::getline(lines, line);) {
         const json row = parse_json(line);
         const std::string what = row.at("what");
         const double bytes = row.at("bytes"), sent_per_ms = row.at("bus_gb_per_s").get<double>() * 1e6;
-        seen.push_back(what + ' ' + json_text(row.at("bytes")));
+        timed.push_back(what + ' ' + json_text(row.at("bytes")));
         EXPECT_EQ(row.at("gpus"), 2);
-        // Of two, each sends everything once in an all-reduce and half of it in its parts; nine digits.
-        const double sent = what == "reduce_scatter" || what == "all_gather" ? bytes / 2 : bytes;
-        EXPECT_NEAR(sent_per_ms * row.at("ms").get<double>(), sent, 1e-7 * sent);
+        // Each of two processes sends everything once in an all-reduce, and half of it in a reduce-scatter or
+        // all-gather. JSON numbers have nine digits.
+        const double sent_bytes = what == "reduce_scatter" || what == "all_gather" ? bytes / 2 : bytes;
+        EXPECT_NEAR(sent_per_ms * row.at("ms").get<double>(), sent_bytes, 1e-7 * sent_bytes);
     }
-    EXPECT_EQ(seen, (std::vector<std::string>{"all_reduce 4096", "all_reduce 100000", "reduce_scatter 4096",
-                                              "reduce_scatter 100000", "all_gather 4096", "all_gather 100000",
-                                              "broadcast 4096", "broadcast 100000"}));
+    EXPECT_EQ(timed, (std::vector<std::string>{"all_reduce 4096", "all_reduce 100000", "reduce_scatter 4096",
+                                               "reduce_scatter 100000", "all_gather 4096",
+                                               "all_gather 100000", "broadcast 4096", "broadcast 100000"}));
 }
 
-TEST_F(BenchComm, PlanReadsItsRows) {
+TEST_F(BenchComm, PlanReadsItsJson) {
     const Outcome outcome =
         run({"bench", "comm", "--processes", "2", "--runs", "1", "--bytes", "4194304", "--json"}, as_root);
     expect_success(outcome);
@@ -68,9 +68,9 @@ TEST_F(BenchComm, PrintsATable) {
         EXPECT_THAT(outcome.out, HasSubstr(part));
 }
 
-TEST(BenchCommRefuses, WhatIsWrongInOneLine) {
+TEST(BenchCommErrors, AreOneLine) {
     const Arguments comm{"bench", "comm", "--device", "cpu"};
-    expect_refused(run(comm), {"bench comm: one process", "--processes N"});
+    expect_refused(run(comm), {"bench comm: 1 process", "--processes N"});
     expect_refused(run(comm + Arguments{"--bytes", "0"}), {"--bytes: 0", "expected 1"});
     expect_refused(run(comm + Arguments{"--bytes", "4,x"}), {"--bytes", "'x'"});
     expect_refused(run(comm + Arguments{"--runs", "0"}), {"--runs: 0"});

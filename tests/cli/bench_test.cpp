@@ -1,4 +1,4 @@
-// What `gradtile bench` prints, at sizes that take no time; no speed is asserted.
+// Output of `gradtile bench`, at very small sizes. No speed is asserted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,13 +15,13 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-/// One timing of a model so small that it takes well under a millisecond.
+/// One timing of a model that takes well under a millisecond.
 Arguments tiny(const std::string& what) {
     return {"bench",   what, "--device",  "cpu", "--threads", "1", "--runs",       "1", "--width", "16",
             "--heads", "2",  "--context", "16",  "--batch",   "2", "--vocabulary", "65"};
 }
 
-/// The row's objects of a run with --json.
+/// The rows of a run with --json.
 std::vector<json> rows_of(const Arguments& arguments) {
     const Outcome outcome = run(arguments + Arguments{"--json"});
     expect_success(outcome);
@@ -37,7 +37,7 @@ void expect_table(const Arguments& arguments, const std::vector<std::string>& pa
     for (const std::string& part : parts) EXPECT_THAT(outcome.out, HasSubstr(part));
 }
 
-TEST(Bench, GemmNamesEveryProductAndTheCeiling) {
+TEST(Bench, GemmListsEveryProductAndTheCeiling) {
     const Arguments gemm = tiny("gemm") + Arguments{"--layers", "3"};
     expect_table(gemm, {"2 x 16 tokens", "float32 on cpu", "of ceiling", "2048 x 2048 x 2048",
                         "forward + gelu", "data grad + gelu", "weight gradient", "all products"});
@@ -48,7 +48,8 @@ TEST(Bench, GemmNamesEveryProductAndTheCeiling) {
         if (row.at("product") == "ceiling" || row.at("product") == "step") continue;
         flops += row.at("tflops").get<double>() * row.at("us").get<double>() * row.at("count").get<double>();
     }
-    // 3 products of 32 rows with 12 C^2 elements in each of 3 blocks and 65 C in the head; flops in 1e6.
+    // 3 products (forward and two gradients) with 32 rows: 12 C^2 weights in each of 3 blocks, 65 C in the
+    // head.
     EXPECT_NEAR(flops, 6e-6 * 32 * (3 * 12 * 16 * 16 + 65 * 16), 1e-6 * flops);
     expect_table(tiny("gemm") + Arguments{"--preset", "llama-tiny", "--kv-heads", "1", "--dtype", "bf16"},
                  {"llama-tiny", "bfloat16", "gate_up", "down"});
@@ -66,11 +67,11 @@ TEST(Bench, LayersComparesOperatorsWithACopy) {
     ASSERT_EQ(rows.size(), 2u);
     EXPECT_EQ(rows[0].at("operator"), "copy");
     EXPECT_EQ(rows[1].at("operator"), "rope");
-    // q and k of 32 tokens, 16 wide, read and written.
+    // q and k of 32 tokens, width 16, are read and written.
     EXPECT_DOUBLE_EQ(rows[1].at("mb").get<double>(), 1e-6 * 2 * 2 * 32 * 16 * 4);
 }
 
-TEST(Bench, TrainHasARowForEveryBatchDtypeAndLevel) {
+TEST(Bench, TrainPrintsARowForEveryBatchDtypeAndRecomputation) {
     const Arguments train = tiny("train") + Arguments{"--layers", "1"};
     const std::vector<json> rows = rows_of(
         train + Arguments{"--batch", "2,4", "--dtype", "f32,bf16", "--recompute", "none,activations,block"});
@@ -81,7 +82,7 @@ TEST(Bench, TrainHasARowForEveryBatchDtypeAndLevel) {
     EXPECT_EQ(rows[3].at("dtype"), "bf16");
     EXPECT_EQ(rows[6].at("batch"), 4);
     for (const json& row : rows) {
-        // Two numbers of nine digits.
+        // Both numbers have nine digits.
         const double tokens =
             1e-3 * row.at("tokens_per_s").get<double>() * row.at("ms_per_step").get<double>();
         EXPECT_NEAR(tokens, row.at("batch").get<double>() * 16, 1e-8 * tokens);
@@ -96,7 +97,7 @@ TEST(Bench, TrainHasARowForEveryBatchDtypeAndLevel) {
                  {"tokens/s"});
 }
 
-TEST(Bench, TrainMemoryTimesNothing) {
+TEST(Bench, TrainMemoryPrintsNoTimes) {
     const std::vector<json> rows = rows_of({"bench", "train", "--device", "cpu", "--memory", "--preset",
                                             "gpt2-124m", "--batch", "1,64", "--recompute", "block"});
     ASSERT_EQ(rows.size(), 2u);
@@ -104,7 +105,7 @@ TEST(Bench, TrainMemoryTimesNothing) {
     EXPECT_FALSE(rows[0].contains("ms_per_step"));
 }
 
-TEST(Bench, AttentionTimesTheShapesAskedFor) {
+TEST(Bench, AttentionTimesTheGivenShape) {
     const Arguments shape{"bench",   "attention", "--device",   "cpu", "--threads", "1",  "--runs",     "1",
                           "--heads", "4",         "--kv-heads", "2",   "--length",  "32", "--head-dim", "16"};
     const std::vector<json> rows = rows_of(shape);
@@ -114,12 +115,12 @@ TEST(Bench, AttentionTimesTheShapesAskedFor) {
     EXPECT_EQ(rows[1].at("kv_heads"), 2);
     const double forward = rows[0].at("tflops").get<double>() * rows[0].at("ms").get<double>();
     EXPECT_NEAR(forward, 1e-9 * 2 * 4 * 32 * 32 * 16, 1e-8 * forward);  // half of 4 B H S^2 D
-    EXPECT_GT(rows[1].at("scratch_mb"), 1e-6 * 4 * 32 * 4);             // D and more
+    EXPECT_GT(rows[1].at("scratch_mb"), 1e-6 * 4 * 32 * 4);             // at least D, one float per row
     expect_table(shape + Arguments{"--no-causal", "--pass", "backward", "--dtype", "bf16"},
                  {"ceiling", "full", "backward"});
 }
 
-TEST(Bench, WhatIsWrongGetsOneLine) {
+TEST(Bench, ErrorsAreOneLine) {
     expect_refused(run({"bench", "gmm"}), {"'gmm'", "'gemm'"});
     expect_refused(run({"bench", "gemm", "--preset", "gpt"}), {"preset: 'gpt'", "known:"});
     expect_refused(run({"bench", "gemm", "--batch", "0"}), {"batch: 0", "expected 1 to"});
@@ -132,8 +133,9 @@ TEST(Bench, WhatIsWrongGetsOneLine) {
     expect_refused(run({"bench", "train", "--preset", "gpt2-124m", "--batch", "1000000"}),
                    {"micro-batch 1000000", "the largest micro-batch that fits"});
     expect_refused(run({"bench", "gemm", "--preset", "gpt2-774m", "--batch", "1000000"}),
-                   {"bench gemm needs", "MiB", "--batch"});
-    expect_refused(run({"bench", "train", "--device", "cpu", "--no-cuda-graph"}), {"only a GPU", "graph"});
+                   {"bench gemm: needs", "MiB", "--batch"});
+    expect_refused(run({"bench", "train", "--device", "cpu", "--no-cuda-graph"}),
+                   {"--cuda-graph: needs a GPU"});
     expect_refused(run({"bench", "train", "--device", "cpu", "--threads", "2", "--cpu-time"}),
                    {"--threads 1"});
     expect_refused(run({"bench", "attention", "--length", "0"}), {"--length: 0", "expected 1"});
@@ -144,7 +146,7 @@ TEST(Bench, WhatIsWrongGetsOneLine) {
         expect_refused(run({"bench", what, "--device", "cuda"}), {"device cuda", "use --device cpu"});
 }
 
-TEST(Bench, AloneNamesItsCommands) {
+TEST(Bench, WithoutACommandListsItsCommands) {
     const Outcome outcome = run({"bench"});
     EXPECT_EQ(outcome.exit_code, 2);
     for (const char* part : {"gradtile bench", "attention", "comm", "gemm", "layers", "train"})

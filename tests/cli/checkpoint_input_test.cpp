@@ -1,4 +1,4 @@
-// Checkpoints that are damaged, cut short, of another model, or that the disk has no room for.
+// Checkpoints that are damaged, truncated or of another model, and saves on a full disk.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -46,7 +46,7 @@ class CheckpointInput : public testing::Test {
         const Outcome resumed = run({"train", "--resume", out_.string(), "--quiet"});
         EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
         EXPECT_THAT(resumed.err, HasSubstr("step_00000008.h5"));
-        expect_success(run({"inspect", newest().string()}));  // made again, from step 4
+        expect_success(run({"inspect", newest().string()}));  // written again by the run resumed from step 4
         EXPECT_EQ(steps_of(out_).size(), 8u);
     }
 
@@ -55,17 +55,17 @@ class CheckpointInput : public testing::Test {
     std::filesystem::path out_ = place_ / "run";
 };
 
-TEST_F(CheckpointInput, ATruncatedOneIsNamedAndTheOlderOneUsed) {
+TEST_F(CheckpointInput, FallsBackFromATruncatedFile) {
     resize_file(newest(), file_size(newest()) / 2);
     expect_fallback("truncated");
 }
 
-TEST_F(CheckpointInput, AFlippedBitIsNamedAndTheOlderOneUsed) {
+TEST_F(CheckpointInput, FallsBackFromAFlippedBit) {
     flip_bit(newest(), file_size(newest()) / 2);
     expect_fallback("checksum");
 }
 
-TEST_F(CheckpointInput, NoSoundOneLeftIsAnErrorNotANewRun) {
+TEST_F(CheckpointInput, WithoutASoundCheckpointCommandsFail) {
     for (const auto& entry : std::filesystem::directory_iterator(out_ / "checkpoints"))
         resize_file(entry.path(), 100);
     for (const Arguments& command :
@@ -78,13 +78,13 @@ TEST_F(CheckpointInput, NoSoundOneLeftIsAnErrorNotANewRun) {
     }
 }
 
-TEST_F(CheckpointInput, AFileThatIsNoCheckpointIsRefused) {
+TEST_F(CheckpointInput, RefusesAFileThatIsNoCheckpoint) {
     expect_refused(run({"inspect", stories_}), {"stories.txt", "not a gradtile checkpoint"});
     expect_refused(run({"sample", stories_}), {"stories.txt", "not a gradtile checkpoint"});
     expect_refused(run({"inspect", (place_ / "none").string()}), {"none", "No such file"});
 }
 
-TEST_F(CheckpointInput, WeightsOfAnotherModelAreRefused) {
+TEST_F(CheckpointInput, RefusesWeightsOfAnotherModel) {
     const Arguments from{"--init-from", out_.string()};
     const auto other = place_ / "other";
     expect_refused(run(tiny_training(stories_, other) + from + Arguments{"--width", "32"}),
@@ -95,39 +95,40 @@ TEST_F(CheckpointInput, WeightsOfAnotherModelAreRefused) {
     expect_success(run(tiny_training(stories_, other) + from));
 }
 
-TEST_F(CheckpointInput, TheTokenizerComesWithTheWeightsAndIsNamed) {
+TEST_F(CheckpointInput, InitFromUsesAndNamesTheCheckpointsTokenizer) {
     const Outcome outcome = run(tiny_training(stories_, place_ / "other") +
                                 Arguments{"--init-from", out_.string(), "--tokenizer", "bytes"});
     EXPECT_EQ(outcome.exit_code, 0);
     EXPECT_THAT(outcome.err, HasSubstr("the checkpoint's tokenizer is used: characters, not bytes"));
 }
 
-TEST_F(CheckpointInput, AFullDiskStopsNoTrainingAndHarmsNoCheckpoint) {
+TEST_F(CheckpointInput, FullDiskStopsNoTrainingAndDamagesNoCheckpoint) {
     const auto out = place_ / "full";
     const Arguments training = tiny_training(stories_, out) + Arguments{"--save-every", "2", "--quiet"};
     expect_success(run(training + Arguments{"--stop-after", "2"}));
-    const auto sound = tensors_of(out);
+    const auto checkpoint_tensors = tensors_of(out);
     const std::uint64_t too_little = file_size(out / "checkpoints/step_00000002.h5") / 2;
 
-    const Outcome outcome = run({"train", "--resume", out.string(), "--quiet"}, {.largest_file = too_little});
+    const Outcome outcome =
+        run({"train", "--resume", out.string(), "--quiet"}, {.max_file_bytes = too_little});
     EXPECT_EQ(outcome.signal, 0);
-    EXPECT_EQ(outcome.exit_code, 1);  // the end of the run is not safe
+    EXPECT_EQ(outcome.exit_code, 1);  // the final state was not saved
     EXPECT_THAT(outcome.err, HasSubstr("step_00000008.h5"));
     EXPECT_THAT(outcome.err, HasSubstr("File too large"));
-    EXPECT_EQ(steps_of(out).size(), 8u) << "training went on";
-    EXPECT_EQ(tensors_of(out), sound);
+    EXPECT_EQ(steps_of(out).size(), 8u) << "training must continue after a failed save";
+    EXPECT_EQ(tensors_of(out), checkpoint_tensors);
 
-    expect_success(run({"train", "--resume", out.string(), "--quiet"}));  // once there is room again
+    expect_success(run({"train", "--resume", out.string(), "--quiet"}));  // without the size limit
     EXPECT_EQ(tensors_of(out), tensors_of(out_));
 }
 
-TEST_F(CheckpointInput, WhatIsNoRegularFileIsRefusedAtOnce) {
+TEST_F(CheckpointInput, RefusesFilesThatAreNotRegular) {
     const std::string fifo = (place_ / "fifo").string();
     ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
     for (const std::string& path : {fifo, std::string("/dev/zero")})
         for (const char* command : {"inspect", "sample"})
             expect_refused(run({command, path}), {path, "not a regular file"});
-    // In a run's directory a link may lead anywhere, too.
+    // Symbolic links in a run's directory are refused too.
     remove(newest());
     create_symlink("/dev/zero", newest());
     const Outcome outcome = run({"inspect", out_.string()});
@@ -135,8 +136,8 @@ TEST_F(CheckpointInput, WhatIsNoRegularFileIsRefusedAtOnce) {
     EXPECT_THAT(outcome.err, HasSubstr("step_00000008.h5: is a symbolic link; expected a regular file"));
 }
 
-// A checkpoint of the first format, the command that its refusal names, and what comes of it.
-TEST_F(CheckpointInput, AFileOfVersion1IsConvertedByTheCommandThatItsRefusalNames) {
+// The error for a checkpoint of format version 1 names a command; that command converts the file.
+TEST_F(CheckpointInput, ErrorForVersion1NamesTheConvertCommand) {
     const auto old_file = place_ / "old.h5";
     copy_file(std::filesystem::path(GRADTILE_SOURCE_DIR) / "tests/train/checkpoint/version_1.h5", old_file);
     const std::string new_file = (place_ / "old-v2.h5").string();
@@ -151,7 +152,7 @@ TEST_F(CheckpointInput, AFileOfVersion1IsConvertedByTheCommandThatItsRefusalName
     expect_refused(run({"convert", new_file, (place_ / "again.h5").string()}), {new_file, "version 1"});
 }
 
-TEST_F(CheckpointInput, AFileThatEndsLibhdf5IsRefusedInOneLine) {
+TEST_F(CheckpointInput, RefusesAFileThatCrashesLibhdf5) {
     const auto old_file = place_ / "old.h5";
     const std::vector<std::byte> bytes = version_1_file_that_crashes_libhdf5();
     std::ofstream(old_file, std::ios::binary)

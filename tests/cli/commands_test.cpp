@@ -1,4 +1,4 @@
-// What the commands print and write when all is well.
+// Output and files of commands that succeed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ class Commands : public testing::Test {
     std::filesystem::path out_ = place_ / "run";
 };
 
-TEST_F(Commands, HelpNamesEveryCommandAndEverySetting) {
+TEST_F(Commands, HelpListsEveryCommandAndSetting) {
     const Outcome help = run({"--help"});
     expect_success(help);
     for (const char* command :
@@ -54,7 +54,7 @@ TEST_F(Commands, TheProgramItsLibraryAndItsCheckpointsAgreeOnTheVersion) {
     EXPECT_EQ(nlohmann::json::parse(inspected.out)["meta"]["gradtile"], version());
 }
 
-TEST_F(Commands, TrainAndEvalSayWhatTheirDataIs) {
+TEST_F(Commands, TrainAndEvalDescribeTheirData) {
     const std::string shard = place_ / "train.bin", val = place_ / "val.bin";
     std::string ids;
     for (int i = 0; i < 500; ++i) ids += {static_cast<char>(i % 50), '\0'};
@@ -77,7 +77,7 @@ TEST_F(Commands, TrainAndEvalSayWhatTheirDataIs) {
     EXPECT_THAT(wide.out, HasSubstr("vocabulary 5,000 as set; the data needs "));
 }
 
-TEST_F(Commands, NamesOfDataFilesDoNotReachTheTerminalAsTheyAre) {
+TEST_F(Commands, EscapesNamesOfDataFiles) {
     const std::string name = "red\x1b[31m\n.txt", path = place_.write(name, contents_of(stories_));
     const Outcome train = run(tiny_training(path, out_));
     expect_success(train);
@@ -89,11 +89,11 @@ TEST_F(Commands, NamesOfDataFilesDoNotReachTheTerminalAsTheyAre) {
     }
 }
 
-TEST_F(Commands, TrainTellsHowItWentAndWhereFilesLie) {
+TEST_F(Commands, TrainPrintsResultsAndPaths) {
     const Outcome outcome = run(tiny());
     expect_success(outcome);
     for (const char* part : {"memory for", "step 8/8", "loss", "tokens/s", "ETA 0:00", "validation loss",
-                             "the stories' source itself reaches", "above it"})
+                             "loss of the grammar itself", "above it"})
         EXPECT_THAT(outcome.out, HasSubstr(part));
     for (const char* file : {"checkpoints/step_00000008.h5", "metrics.jsonl", "loss.svg"}) {
         EXPECT_THAT(outcome.out, HasSubstr((out_ / file).string()));
@@ -104,7 +104,7 @@ TEST_F(Commands, TrainTellsHowItWentAndWhereFilesLie) {
     EXPECT_TRUE(steps.back().contains("val_loss"));
 }
 
-TEST_F(Commands, MemoryPrintsThePlanAndLeavesNothing) {
+TEST_F(Commands, MemoryPrintsThePlanAndWritesNoFile) {
     const Outcome outcome = run(tiny() + Arguments{"--memory"});
     expect_success(outcome);
     EXPECT_THAT(outcome.out, HasSubstr("activations"));
@@ -112,7 +112,7 @@ TEST_F(Commands, MemoryPrintsThePlanAndLeavesNothing) {
     EXPECT_FALSE(exists(out_));
 }
 
-TEST_F(Commands, TheLastOfRepeatedFlagsCountsAndFlagsWinOverTheConfig) {
+TEST_F(Commands, LastRepeatedFlagCountsAndFlagsOverrideTheConfig) {
     const std::string config = place_.write("config.json", R"({"steps": 5, "seed": 7, "bias": false})");
     expect_success(run(tiny() + Arguments{"--config", config, "--steps", "3"}));
     EXPECT_EQ(steps_of(out_).size(), 3u);
@@ -121,7 +121,7 @@ TEST_F(Commands, TheLastOfRepeatedFlagsCountsAndFlagsWinOverTheConfig) {
     EXPECT_EQ(made["bias"], false);
 }
 
-TEST_F(Commands, ARunsConfigTrainsTheSameAgain) {
+TEST_F(Commands, ConfigOfARunReproducesIt) {
     expect_success(run(tiny() + Arguments{"--dtype", "bf16", "--optimizer", "muon", "--schedule", "wsd",
                                           "--dropout", "0.1", "--no-bias", "--recompute", "block"}));
     const auto again = place_ / "again";
@@ -130,7 +130,7 @@ TEST_F(Commands, ARunsConfigTrainsTheSameAgain) {
     EXPECT_EQ(steps_of(out_), steps_of(again));
 }
 
-TEST_F(Commands, CorpusRepeatsWithItsSeedAndScoresItself) {
+TEST_F(Commands, CorpusDependsOnItsSeedAndCanBeScored) {
     const std::string other = (place_ / "other.txt").string(), same = (place_ / "same.txt").string();
     expect_success(run({"corpus", "--characters", "4000", "--seed", "2", "--out", other}));
     expect_success(run({"corpus", "--characters", "4000", "--out", same}));
@@ -142,7 +142,8 @@ TEST_F(Commands, CorpusRepeatsWithItsSeedAndScoresItself) {
     expect_success(score);
     EXPECT_THAT(score.out, HasSubstr("nats per character"));
     const std::string poem = place_.write("poem.txt", "Roses are red.\n");
-    expect_refused(run({"corpus", "--score", poem}), {"poem.txt", "not a text that `gradtile corpus` wrote"});
+    expect_refused(run({"corpus", "--score", poem}),
+                   {"poem.txt", "expected a text that `gradtile corpus` wrote"});
 }
 
 TEST_F(Commands, EvalMeasuresAWholeFile) {
@@ -152,14 +153,14 @@ TEST_F(Commands, EvalMeasuresAWholeFile) {
     const json result = parse_json(outcome.out);
     const double loss = result.at("loss");
     EXPECT_EQ(result.at("targets"), static_cast<std::int64_t>(contents_of(stories_).size()) - 1);
-    // Text and bits are the same measure: ASCII, a token a character. Printed with 17 digits.
+    // Every token is one ASCII character, so bits per character are loss / ln 2. JSON numbers have 17 digits.
     EXPECT_NEAR(result.at("bits_per_character").get<double>(), loss / std::log(2.0), 1e-12 * loss);
     EXPECT_NEAR(result.at("perplexity").get<double>(), std::exp(loss), 1e-12 * std::exp(loss));
     const Outcome readable = run({"eval", out_.string(), "--data", stories_});
     EXPECT_THAT(readable.out, HasSubstr("nats per token"));
 }
 
-TEST_F(Commands, EvalCountsTheTargetsThatTrainingCounted) {
+TEST_F(Commands, EvalCountsTheSameTargetsAsTraining) {
     expect_success(run(tiny() + Arguments{"--tokenizer", "bytes", "--ignore-token", "32"}));
     const Outcome outcome = run({"eval", out_.string(), "--data", stories_, "--json"});
     expect_success(outcome);
@@ -168,7 +169,7 @@ TEST_F(Commands, EvalCountsTheTargetsThatTrainingCounted) {
               std::ranges::count_if(text.substr(1), [](char c) { return c != ' '; }));
 }
 
-TEST_F(Commands, SamplesRepeatWithTheirSeed) {
+TEST_F(Commands, SamplesDependOnTheirSeed) {
     expect_success(run(tiny()));
     const auto sampled = [&](const char* seed, const char* threads) {
         const Outcome outcome = run({"sample", out_.string(), "--prompt", "The ", "--tokens", "50", "--top-k",
@@ -182,7 +183,7 @@ TEST_F(Commands, SamplesRepeatWithTheirSeed) {
     EXPECT_NE(sampled("1", "1"), sampled("2", "1"));
 }
 
-TEST(Gradcheck, OfOneOperatorIsOneJsonObjectAnInput) {
+TEST(Gradcheck, PrintsOneJsonObjectPerInput) {
     const Outcome outcome = run({"gradcheck", "--op", "linear", "--json"});
     expect_success(outcome);
     std::istringstream lines(outcome.out);
@@ -197,7 +198,7 @@ TEST(Gradcheck, OfOneOperatorIsOneJsonObjectAnInput) {
     EXPECT_EQ(inputs.size(), 3u) << "x, weight and bias";
 }
 
-TEST(Gradcheck, OfADtypeIsALineForEveryKernelAndOption) {
+TEST(Gradcheck, PrintsALineForEveryKernelAndOption) {
     const Outcome outcome = run({"gradcheck", "--dtype", "bf16,f32", "--op", "attention"});
     expect_success(outcome);
     for (const char* line :
@@ -208,7 +209,7 @@ TEST(Gradcheck, OfADtypeIsALineForEveryKernelAndOption) {
     EXPECT_THAT(outcome.out, testing::Not(testing::HasSubstr("WRONG")));
 }
 
-TEST(Gradcheck, OfLayersInADtypeIsOneJsonObjectAnOption) {
+TEST(Gradcheck, PrintsOneJsonObjectPerLayerOption) {
     const Outcome outcome = run({"gradcheck", "--dtype", "f16", "--op", "layer-norm", "--json"});
     expect_success(outcome);
     std::istringstream lines(outcome.out);

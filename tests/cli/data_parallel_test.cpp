@@ -1,5 +1,5 @@
-// Training as several processes is the training of one: the same losses, the same order of data, checkpoints
-// that any number of processes goes on from.
+// Training with several processes equals training with one: the same losses, the same order of data, and
+// checkpoints that any number of processes can resume.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -15,29 +15,28 @@ class DataParallelTraining : public testing::Test {
   protected:
     void SetUp() override {
         if (!mpi::is_available()) GTEST_SKIP() << "no MPI here";
-        if (std::system("command -v mpirun >/dev/null 2>&1") != 0)
-            GTEST_SKIP() << "there is no mpirun in PATH";
-        stories_ = write_stories(place_, 6'000);  // more than an epoch in 50 steps, with its short windows
+        if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not in PATH";
+        stories_ = write_stories(place_, 6'000);  // 50 steps are more than an epoch
     }
-    /// As root and with more processes than cores, which Open MPI would refuse.
+    /// The variables let Open MPI run as root and start more processes than cores.
     static ProcessOptions processes(int ranks) {
         ProcessOptions options;
         options.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                                {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
                                {"OMPI_MCA_rmaps_base_oversubscribe", "1"}};
-        if (ranks > 1) options.through = {"mpirun", "-np", std::to_string(ranks)};
+        if (ranks > 1) options.prefix = {"mpirun", "-np", std::to_string(ranks)};
         return options;
     }
     Arguments training(const std::filesystem::path& out) const {
         return tiny_training(stories_, out) + Arguments{"--batch", "8", "--steps", "50", "--quiet"};
     }
-    std::filesystem::path trained(int ranks, const Arguments& flags = {}) {
+    std::filesystem::path train(int ranks, const Arguments& flags = {}) {
         const std::filesystem::path out = place_ / concat("run", runs_++);
         const Outcome outcome = run(training(out) + flags, processes(ranks));
         EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
         return out;
     }
-    /// The bound for 50 steps in float32: a float32 curve itself drifts 4e-7 from a float64 one over 200.
+    /// `bound` is relative. Over 200 steps a float32 curve deviates 4e-7 from a float64 curve.
     static void expect_same_curve(const std::filesystem::path& a, const std::filesystem::path& b,
                                   double bound = 5e-6) {
         const auto of_a = steps_of(a), of_b = steps_of(b);
@@ -57,25 +56,26 @@ class DataParallelTraining : public testing::Test {
     int runs_ = 0;
 };
 
-TEST_F(DataParallelTraining, FollowsTheCurveOfOneProcess) {
-    const auto alone = trained(1, {"--dropout", "0.1"});
-    for (const int ranks : {2, 4}) expect_same_curve(alone, trained(ranks, {"--dropout", "0.1"}));
+TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcess) {
+    const auto one_process = train(1, {"--dropout", "0.1"});
+    for (const int ranks : {2, 4}) expect_same_curve(one_process, train(ranks, {"--dropout", "0.1"}));
 }
 
-TEST_F(DataParallelTraining, ShardedFollowsTheCurveOfOneProcess) {
-    const auto alone = trained(1);
-    for (const char* ranks : {"2", "4"}) expect_same_curve(alone, trained(std::stoi(ranks), {"--zero", "1"}));
-    const auto bf16 = trained(2, {"--dtype", "bf16"});
-    expect_same_curve(bf16, trained(2, {"--dtype", "bf16", "--zero", "1"}), 2e-3);
+TEST_F(DataParallelTraining, ShardedHasTheLossCurveOfOneProcess) {
+    const auto one_process = train(1);
+    for (const char* ranks : {"2", "4"})
+        expect_same_curve(one_process, train(std::stoi(ranks), {"--zero", "1"}));
+    const auto bf16 = train(2, {"--dtype", "bf16"});
+    expect_same_curve(bf16, train(2, {"--dtype", "bf16", "--zero", "1"}), 2e-3);
 }
 
-/// Whole matrices have one owner each, and its sums are those of every process: without clipping, whose norm
-/// is summed in another order, nothing differs.
-TEST_F(DataParallelTraining, ShardedMuonIsUnshardedMuonToTheBit) {
+/// Each matrix is updated whole by its owner, with the same sums as in an unsharded run. Clipping is off,
+/// because its norm is summed in another order.
+TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
     for (const auto& [dtype, ranks] : {std::pair{"f32", 3}, {"bf16", 2}}) {
         const Arguments flags = {"--optimizer", "muon", "--clip",       "0",  "--batch",   "12",
                                  "--dtype",     dtype,  "--stop-after", "12", "--dropout", "0.1"};
-        const auto whole = trained(ranks, flags), sharded = trained(ranks, flags + Arguments{"--zero", "1"});
+        const auto whole = train(ranks, flags), sharded = train(ranks, flags + Arguments{"--zero", "1"});
         const auto of_whole = steps_of(whole), of_sharded = steps_of(sharded);
         ASSERT_EQ(of_whole.size(), 12u);
         ASSERT_EQ(of_sharded.size(), 12u);
@@ -85,43 +85,42 @@ TEST_F(DataParallelTraining, ShardedMuonIsUnshardedMuonToTheBit) {
     }
 }
 
-/// The bound of bfloat16 curves: where the processor multiplies bfloat16, Newton-Schulz's products take it.
-TEST_F(DataParallelTraining, MuonGoesOnWithAnotherNumberOfProcesses) {
+/// Uses the bound of bfloat16 curves, because Newton-Schulz multiplies in bfloat16 on processors that can.
+TEST_F(DataParallelTraining, MuonResumesWithAnotherNumberOfProcesses) {
     const Arguments muon = {"--optimizer", "muon", "--batch", "12"};
-    const auto straight = trained(1, muon);
-    const auto out = trained(3, muon + Arguments{"--zero", "1", "--stop-after", "15"});
+    const auto uninterrupted = train(1, muon);
+    const auto out = train(3, muon + Arguments{"--zero", "1", "--stop-after", "15"});
     for (const auto& [ranks, stop_after] : {std::pair{2, "30"}, {1, "50"}}) {
         const Outcome outcome =
             run({"train", "--resume", out.string(), "--stop-after", stop_after, "--quiet"}, processes(ranks));
         EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     }
-    expect_same_curve(straight, out, 2e-3);
+    expect_same_curve(uninterrupted, out, 2e-3);
 }
 
-TEST_F(DataParallelTraining, IsTheSameFromRunToRun) {
+TEST_F(DataParallelTraining, IsReproducible) {
     const Arguments flags = {"--zero", "1", "--dropout", "0.1", "--batch", "12"};
-    const auto once = trained(3, flags), again = trained(3, flags);
+    const auto once = train(3, flags), again = train(3, flags);
     EXPECT_EQ(steps_of(once), steps_of(again));
     EXPECT_EQ(tensors_of(once), tensors_of(again));
 }
 
-TEST_F(DataParallelTraining, GoesOnWithAnotherNumberOfProcesses) {
-    const auto straight = trained(1, {"--dropout", "0.1"});
+TEST_F(DataParallelTraining, ResumesWithAnotherNumberOfProcesses) {
+    const auto uninterrupted = train(1, {"--dropout", "0.1"});
     for (const bool sharded : {false, true}) {
-        const auto out =
-            trained(4, {"--dropout", "0.1", "--zero", sharded ? "1" : "0", "--stop-after", "15"});
+        const auto out = train(4, {"--dropout", "0.1", "--zero", sharded ? "1" : "0", "--stop-after", "15"});
         for (const auto& [ranks, stop_after] : {std::pair{2, "30"}, {1, "50"}}) {
             const Outcome outcome = run(
                 {"train", "--resume", out.string(), "--stop-after", stop_after, "--quiet"}, processes(ranks));
             EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
         }
-        expect_same_curve(straight, out);
+        expect_same_curve(uninterrupted, out);
     }
 }
 
-TEST_F(DataParallelTraining, CheckpointsComeBackToTheBit) {
+TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
     for (const auto& [dtype, optimizer] : {std::pair{"f32", "adamw"}, {"bf16", "adamw"}, {"bf16", "muon"}}) {
-        const auto out = trained(1, {"--dtype", dtype, "--optimizer", optimizer, "--stop-after", "5"});
+        const auto out = train(1, {"--dtype", dtype, "--optimizer", optimizer, "--stop-after", "5"});
         const std::string checkpoint = (out / "checkpoints" / "step_00000005.h5").string();
         for (const int ranks : {1, 2, 3, 4})
             for (const char* zero : {"0", "1"}) {
@@ -134,7 +133,7 @@ TEST_F(DataParallelTraining, CheckpointsComeBackToTheBit) {
     }
 }
 
-TEST_F(DataParallelTraining, RefusesABatchThatCannotBeSharedOut) {
+TEST_F(DataParallelTraining, RefusesABatchThatCannotBeDivided) {
     const Outcome outcome = run(training(place_ / "run") + Arguments{"--batch", "7"}, processes(2));
     EXPECT_NE(outcome.exit_code, 0);
     EXPECT_NE(outcome.err.find("batch: 7"), std::string::npos) << outcome.err;

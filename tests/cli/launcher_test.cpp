@@ -1,4 +1,4 @@
-// gradtile train as the parent of its processes, and what it says of an environment that makes no sense.
+// gradtile train as the parent of its processes, and its errors for contradictory environments.
 #include <unistd.h>
 
 #include <csignal>
@@ -18,7 +18,7 @@ namespace {
 using testing::HasSubstr;
 using testing::MatchesRegex;
 
-ProcessOptions with(std::vector<std::pair<std::string, std::string>> environment) {
+ProcessOptions with_environment(std::vector<std::pair<std::string, std::string>> environment) {
     return {.environment = std::move(environment)};
 }
 
@@ -33,54 +33,58 @@ TEST(Launcher, RefusesInOneLine) {
     expect_refused(run(automatic + Arguments{"--gpus", "0"}), {"--gpus: 0; expected 1 to "});
     expect_refused(run(automatic + Arguments{"--gpus=-3"}), {"--gpus: -3; expected 1 to "});
     expect_refused(run(automatic + Arguments{"--gpus", "many"}), {"--gpus: 'many' is not an integer"});
-    expect_refused(run(automatic + Arguments{"--gpus", "64"}), {"--gpus: 64; this host has 0"});
+    expect_refused(run(automatic + Arguments{"--gpus", "64"}),
+                   {"--gpus: 64; expected at most the 0 of this host"});
     expect_refused(run(training + Arguments{"--processes", "0"}), {"--processes: 0; expected 1 to "});
     expect_refused(run(training + Arguments{"--device", "cuda", "--processes", "2"}),
                    {"--processes: ", "--gpus N"});
-    expect_refused(run(training + Arguments{"--gpus", "2", "--processes", "2"}), {"expected one of them"});
+    expect_refused(run(training + Arguments{"--gpus", "2", "--processes", "2"}),
+                   {"expected only one of them"});
     expect_refused(run(training + Arguments{"--restarts", "-1"}), {"--restarts: -1; expected 0 to "});
-    expect_refused(run(training + Arguments{"--processes", "2"}, with({{"PATH", "/nowhere"}})),
-                   {"--processes: needs mpirun, and PATH has none"});
+    expect_refused(run(training + Arguments{"--processes", "2"}, with_environment({{"PATH", "/nowhere"}})),
+                   {"--processes: mpirun is not in PATH"});
     expect_refused(run(training + Arguments{"--restarts", "1", "--steps", "0"}), {"steps: 0"});
     for (const char* flag : {"--gpus", "--processes", "--restarts"})
-        expect_refused(run(automatic + Arguments{flag, "1"}, with(rank_1_of_2)),
-                       {flag, ": this is already rank 1 of 2 that torchrun has started; leave it out"});
+        expect_refused(run(automatic + Arguments{flag, "1"}, with_environment(rank_1_of_2)),
+                       {flag, ": this process is already rank 1 of 2, started by torchrun; remove the flag"});
     EXPECT_FALSE(exists(place / "run"));
 }
 
-TEST(Launcher, RefusesAnEnvironmentThatMakesNoSense) {
+TEST(Launcher, RefusesAContradictoryEnvironment) {
     const TemporaryDirectory place;
     const Arguments training = tiny_training(write_stories(place), place / "run");
-    expect_refused(run(training, with({{"RANK", "2"}, {"WORLD_SIZE", "2"}})),
+    expect_refused(run(training, with_environment({{"RANK", "2"}, {"WORLD_SIZE", "2"}})),
                    {"RANK: '2'; expected a whole number from 0 to 1"});
-    expect_refused(run(training, with({{"RANK", "1"}})), {"WORLD_SIZE: not set, while RANK is '1'"});
-    expect_refused(run(training, with({{"RANK", "0"},
-                                       {"WORLD_SIZE", "2"},
-                                       {"OMPI_COMM_WORLD_RANK", "1"},
-                                       {"OMPI_COMM_WORLD_SIZE", "2"}})),
+    expect_refused(run(training, with_environment({{"RANK", "1"}})),
+                   {"WORLD_SIZE: not set, while RANK is '1'"});
+    expect_refused(run(training, with_environment({{"RANK", "0"},
+                                                   {"WORLD_SIZE", "2"},
+                                                   {"OMPI_COMM_WORLD_RANK", "1"},
+                                                   {"OMPI_COMM_WORLD_SIZE", "2"}})),
                    {"RANK is 0, but OMPI_COMM_WORLD_RANK is 1"});
     expect_refused(run(training + Arguments{"--timeout", "0"}), {"--timeout: 0; expected more than 0"});
 }
 
-TEST(Launcher, BetweenHostsEveryProcessNeedsTheSecretOfTheRun) {
+TEST(Launcher, RequiresAKeyBetweenHosts) {
     const TemporaryDirectory place;
     const Arguments training = tiny_training(write_stories(place), place / "run");
     std::vector<std::pair<std::string, std::string>> environment = {
         {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "1"}};
-    expect_refused(run(training, with(environment)),
+    expect_refused(run(training, with_environment(environment)),
                    {"GRADTILE_RUN_KEY: not set", "node0", "GRADTILE_RUN_KEY=$(openssl rand -hex 32)"});
     environment.emplace_back("GRADTILE_RUN_KEY", "secret");
-    expect_refused(run(training, with(environment)),
-                   {"GRADTILE_RUN_KEY: 6 characters; expected 32"});
+    expect_refused(run(training, with_environment(environment)),
+                   {"GRADTILE_RUN_KEY: 6 characters; expected 32 to 1024 printable characters"});
 }
 
-/// MPI's start waits for the other program for ever.
-TEST(Launcher, WhenMpirunStartsAnotherProgramAsWellTheWaitEnds) {
+/// MPI_Init would wait for ever, because the other program never calls it.
+TEST(Launcher, TimesOutWhenMpirunAlsoStartsAnotherProgram) {
     if (!mpi::is_available()) GTEST_SKIP() << "no MPI here";
-    if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun in PATH";
+    if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not in PATH";
     const TemporaryDirectory place;
-    ProcessOptions options = with({{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
-    options.through = {"mpirun", "-np", "1"};
+    ProcessOptions options =
+        with_environment({{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+    options.prefix = {"mpirun", "-np", "1"};
     const Arguments training = tiny_training(write_stories(place), place / "run");
     const auto start = std::chrono::steady_clock::now();
     const Outcome outcome =
@@ -91,7 +95,7 @@ TEST(Launcher, WhenMpirunStartsAnotherProgramAsWellTheWaitEnds) {
                                        "still waits for a process that mpirun has started\n"));
 }
 
-/// Puts a program of that name in front of PATH.
+/// Writes `script` as a program named mpirun and returns a PATH that finds it first.
 std::pair<std::string, std::string> path_with_mpirun(const TemporaryDirectory& place,
                                                      const std::string& script) {
     const std::string file = place.write("mpirun", "#!/bin/sh\n" + script);
@@ -99,62 +103,63 @@ std::pair<std::string, std::string> path_with_mpirun(const TemporaryDirectory& p
     return {"PATH", concat(place.path().string(), ':', std::getenv("PATH"))};
 }
 
-/// gradtile itself may block signals or ignore them.
-TEST(Launcher, ItsProcessesStartWithNoSignalBlockedOrIgnored) {
+/// The launcher itself blocks and ignores signals.
+TEST(Launcher, StartsProcessesWithNoSignalBlockedOrIgnored) {
     const TemporaryDirectory place;
     const auto path = path_with_mpirun(place, "grep -E 'SigBlk|SigIgn' /proc/self/status\n");
     const Arguments training = tiny_training(write_stories(place), place / "run");
-    const Outcome outcome = run(training + Arguments{"--processes", "2"}, with({path}));
+    const Outcome outcome = run(training + Arguments{"--processes", "2"}, with_environment({path}));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    // The last three bits are SIGHUP, SIGINT and SIGQUIT: the test itself may run under nohup.
+    // The last three bits are SIGHUP, SIGINT and SIGQUIT, which are ignored if the test runs under nohup.
     EXPECT_THAT(outcome.out, MatchesRegex("SigBlk:\t0000000000000000\nSigIgn:\t000000000000000[0-7]\n"));
 }
 
-TEST(Launcher, MpirunIsToldOnceThatItMayRunAsRoot) {
+TEST(Launcher, AllowsMpirunToRunAsRootAndPrintsThatOnce) {
     const TemporaryDirectory place;
     const auto path =
         path_with_mpirun(place, "echo $OMPI_ALLOW_RUN_AS_ROOT $OMPI_ALLOW_RUN_AS_ROOT_CONFIRM; exit 9\n");
     const Arguments training = tiny_training(write_stories(place), place / "run");
-    const Outcome outcome =
-        run(training + Arguments{"--processes", "2", "--restarts", "1"},
-            with({path, {"OMPI_ALLOW_RUN_AS_ROOT", "0"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "0"}}));
+    const Outcome outcome = run(
+        training + Arguments{"--processes", "2", "--restarts", "1"},
+        with_environment({path, {"OMPI_ALLOW_RUN_AS_ROOT", "0"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "0"}}));
     EXPECT_EQ(outcome.exit_code, 9);
     const bool is_root = ::geteuid() == 0;
     EXPECT_EQ(outcome.out, is_root ? "1 1\n1 1\n" : "0 0\n0 0\n");
-    const std::string line = "gradtile: --processes: this user is root; mpirun is told to allow that\n";
+    const std::string line =
+        "gradtile: --processes: this user is root; OMPI_ALLOW_RUN_AS_ROOT is set for mpirun\n";
     EXPECT_EQ(outcome.err.find(line) != std::string::npos, is_root) << outcome.err;
     EXPECT_EQ(outcome.err.find(line), outcome.err.rfind(line)) << outcome.err;
 }
 
-TEST(Launcher, ProcessesStartAsAnyUserAndWithMoreThanThereAreCores) {
+TEST(Launcher, StartsMoreProcessesThanCoresAsAnyUser) {
     if (!mpi::is_available()) GTEST_SKIP() << "no MPI here";
-    if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun in PATH";
+    if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not in PATH";
     const TemporaryDirectory place;
     const Arguments training = tiny_training(write_stories(place), place / "run");
     const Outcome outcome =
         run(training + Arguments{"--processes", "4"},
-            with({{"OMPI_ALLOW_RUN_AS_ROOT", "0"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "0"}}));
+            with_environment({{"OMPI_ALLOW_RUN_AS_ROOT", "0"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "0"}}));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_EQ(steps_of(place / "run").size(), 8u);
 }
 
-TEST(Launcher, AProcessWhosePeersDoNotComeEndsWithTheirRanks) {
+TEST(Launcher, NamesTheRanksThatDoNotConnect) {
     const TemporaryDirectory place;
     const Arguments training =
         tiny_training(write_stories(place), place / "run") + Arguments{"--timeout", "1"};
-    Outcome outcome = run(training, with(rank_1_of_2));
+    Outcome outcome = run(training, with_environment(rank_1_of_2));
     EXPECT_EQ(outcome.exit_code, 3);
     EXPECT_EQ(outcome.err,
               "gradtile: rank 1: rank 0 does not answer at 127.0.0.1 port 1: Connection refused\n");
     outcome = run(
         training,
-        with({{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "28999"}}));
+        with_environment(
+            {{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "28999"}}));
     EXPECT_EQ(outcome.exit_code, 3);
-    EXPECT_EQ(outcome.err,
-              "gradtile: rank 0: start failed: ranks 1 and 2 of 3 did not connect within 1 s\n");
+    EXPECT_EQ(outcome.err, "gradtile: rank 0: start failed: ranks 1 and 2 of 3 did not connect within 1 s\n");
 }
 
-/// Long enough to be interrupted, and saved often.
+/// A training long enough to be interrupted, with frequent saves.
 Arguments long_training(const std::string& data, const std::filesystem::path& out) {
     return tiny_training(data, out) +
            Arguments{"--steps", "3000", "--save-every", "100", "--dropout", "0.1", "--quiet"};
@@ -166,14 +171,14 @@ TEST(Launcher, RestartsAKilledProcessFromItsLastCheckpoint) {
     const std::filesystem::path out = place / "run";
     expect_success(run(long_training(stories, place / "straight")));
     Program launcher(long_training(stories, out) + Arguments{"--restarts", "3"});
-    // Before there is anything; then twice somewhere in between.
+    // Once before the first step, and twice later.
     for (const std::int64_t steps : {0, 500, 1500}) {
         pid_t process = -1;
         wait_until(launcher,
-                   [&] { return steps_done(out) >= steps && (process = process_with(out, "RANK=0")) > 0; });
+                   [&] { return steps_done(out) >= steps && (process = find_process(out, "RANK=0")) > 0; });
         ASSERT_GT(process, 0);
         signal_process(process, SIGKILL);
-        wait_until(launcher, [&] { return process_with(out, "RANK=0") != process; });
+        wait_until(launcher, [&] { return find_process(out, "RANK=0") != process; });
     }
     const Outcome outcome = launcher.wait();
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -185,28 +190,28 @@ TEST(Launcher, RestartsAKilledProcessFromItsLastCheckpoint) {
     EXPECT_EQ(steps_of(out), steps_of(place / "straight"));
 }
 
-TEST(Launcher, RestartsNoMoreOftenThanAsked) {
+TEST(Launcher, RestartsAtMostAsOftenAsGiven) {
     const TemporaryDirectory place;
     const std::filesystem::path out = place / "run";
     Program launcher(long_training(write_stories(place), out) + Arguments{"--restarts", "1"});
     for (int kills = 0; kills < 2; ++kills) {
         pid_t process = -1;
         wait_until(launcher,
-                   [&] { return steps_done(out) > 0 && (process = process_with(out, "RANK=0")) > 0; });
+                   [&] { return steps_done(out) > 0 && (process = find_process(out, "RANK=0")) > 0; });
         signal_process(process, SIGKILL);
-        wait_until(launcher, [&] { return process_with(out, "RANK=0") != process; });
+        wait_until(launcher, [&] { return find_process(out, "RANK=0") != process; });
     }
     EXPECT_EQ(launcher.wait().exit_code, 128 + SIGKILL);
 }
 
-TEST(Launcher, NeverGoesOnWithARunThatWasThereBefore) {
+TEST(Launcher, NeverResumesAnEarlierRun) {
     const TemporaryDirectory place;
     const Arguments training = tiny_training(write_stories(place), place / "run") + Arguments{"--quiet"};
     expect_success(run(training));
     expect_refused(run(training + Arguments{"--restarts", "3"}), {"already holds a run"});
 }
 
-TEST(Launcher, ASignalIsPassedOnAndTheRunSavedAndASecondOneEndsItAtOnce) {
+TEST(Launcher, ForwardsASignalToSaveAndKillsOnTheSecond) {
     const TemporaryDirectory place;
     const std::string stories = write_stories(place);
     for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGHUP}) {
@@ -222,20 +227,20 @@ TEST(Launcher, ASignalIsPassedOnAndTheRunSavedAndASecondOneEndsItAtOnce) {
     const std::filesystem::path out = place / "at_once";
     Program launcher(long_training(stories, out) + Arguments{"--restarts", "1"});
     wait_until(launcher, [&] { return steps_done(out) > 0; });
-    const pid_t process = process_with(out, "RANK=0");
+    const pid_t process = find_process(out, "RANK=0");
     signal_process(process, SIGSTOP);  // so that it cannot finish its step
     launcher.send(SIGTERM);
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     launcher.send(SIGTERM);
     EXPECT_EQ(launcher.wait().exit_code, 128 + SIGTERM);
-    EXPECT_EQ(process_with(out, "RANK=0"), -1);
+    EXPECT_EQ(find_process(out, "RANK=0"), -1);
 }
 
-TEST(Launcher, AClosedTerminalEndsNoRunThatNohupHasStarted) {
+TEST(Launcher, ClosedTerminalDoesNotEndARunUnderNohup) {
     const TemporaryDirectory place;
     const std::filesystem::path out = place / "run";
     ProcessOptions options;
-    options.through = {"nohup"};
+    options.prefix = {"nohup"};
     Program launcher(
         long_training(write_stories(place), out) + Arguments{"--restarts", "1", "--steps", "1000000"},
         options);
@@ -250,7 +255,7 @@ TEST(Launcher, AClosedTerminalEndsNoRunThatNohupHasStarted) {
     EXPECT_THAT(outcome.out, HasSubstr("stopped by signal"));
 }
 
-TEST(Launcher, ItsProcessesEndWithIt) {
+TEST(Launcher, ProcessesEndWhenTheLauncherIsKilled) {
     const TemporaryDirectory place;
     const std::filesystem::path out = place / "run";
     Program launcher(long_training(write_stories(place), out) +
@@ -259,9 +264,9 @@ TEST(Launcher, ItsProcessesEndWithIt) {
     launcher.send(SIGKILL);
     EXPECT_EQ(launcher.wait().signal, SIGKILL);
     const auto start = std::chrono::steady_clock::now();
-    while (process_with(out, "RANK=0") > 0 && seconds_since(start) < 10)
+    while (find_process(out, "RANK=0") > 0 && seconds_since(start) < 10)
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    EXPECT_EQ(process_with(out, "RANK=0"), -1);
+    EXPECT_EQ(find_process(out, "RANK=0"), -1);
 }
 
 }  // namespace

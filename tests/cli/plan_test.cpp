@@ -1,4 +1,4 @@
-// What `gradtile plan` prints. The times' values are tests/train/cost_model/cost_model_test.cpp's concern.
+// Output of `gradtile plan`. tests/train/cost_model/cost_model_test.cpp tests the predicted times.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-Arguments gpt2_on(int gpus, int share) {
+Arguments gpt2_plan(int gpus, int micro_batch) {
     return {"plan",
             "--model",
             "gpt2-124m",
@@ -23,9 +23,9 @@ Arguments gpt2_on(int gpus, int share) {
             "--gpus",
             std::to_string(gpus),
             "--micro-batch",
-            std::to_string(share),
+            std::to_string(micro_batch),
             "--batch",
-            std::to_string(gpus * share)};
+            std::to_string(gpus * micro_batch)};
 }
 
 json json_of(const Arguments& arguments) {
@@ -34,18 +34,18 @@ json json_of(const Arguments& arguments) {
     return parse_json(outcome.out);
 }
 
-TEST(Plan, SaysMemoryTimeAndBytesOfEveryNumberOfGpus) {
-    const Outcome outcome = run(gpt2_on(16, 8));
+TEST(Plan, PrintsMemoryTimeAndBytesForEveryGpuCount) {
+    const Outcome outcome = run(gpt2_plan(16, 8));
     expect_success(outcome);
     for (const char* part :
-         {"128 sequences of 1024 tokens a step; each of 16 GPUs does 1 x 8; bf16, zero 0",
+         {"128 sequences of 1024 tokens per step; 16 GPUs with 1 x 8; bf16, zero 0",
           "memory for 124439808 parameters", "activations", "fits into 139 GiB", "tokens/s", "scaling",
-          "45 GB/s a GPU are assumed", "nothing beyond 4 GPUs of one node was measured"})
+          "assumed 45 GB/s per GPU", "only up to 4 GPUs of one node were measured"})
         EXPECT_THAT(outcome.out, HasSubstr(part));
 }
 
-TEST(Plan, ARowHasItsShareOfTheBatchAndARingsBytes) {
-    const json plan = json_of(gpt2_on(24, 8));
+TEST(Plan, RowsHaveTheirBatchAndTheBytesOfARing) {
+    const json plan = json_of(gpt2_plan(24, 8));
     std::vector<int> counts;
     for (const json& row : plan.at("predictions")) {
         const double n = row.at("gpus");
@@ -63,10 +63,10 @@ TEST(Plan, ARowHasItsShareOfTheBatchAndARingsBytes) {
     EXPECT_EQ(plan.at("predictions").back().at("memory_bytes"), plan.at("memory").at("total_bytes"));
 }
 
-/// Parts are equal and aligned, so each of 4 may be up to 64 elements larger than a quarter.
-TEST(Plan, ZeroSharesMastersAndOptimizerState) {
-    const json whole = json_of(gpt2_on(4, 8));
-    const json shared = json_of(gpt2_on(4, 8) + Arguments{"--zero", "1"});
+/// Shards are equal and aligned, so each of 4 may be up to 64 elements larger than a quarter.
+TEST(Plan, ZeroShardsMastersAndOptimizerState) {
+    const json whole = json_of(gpt2_plan(4, 8));
+    const json shared = json_of(gpt2_plan(4, 8) + Arguments{"--zero", "1"});
     for (const auto& [key, element] : {std::pair{"masters_bytes", 4}, std::pair{"optimizer_bytes", 8}}) {
         const auto bytes = [&](const json& plan) { return plan.at("memory").at(key).get<std::int64_t>(); };
         EXPECT_GE(4 * bytes(shared), bytes(whole)) << key;
@@ -77,24 +77,24 @@ TEST(Plan, ZeroSharesMastersAndOptimizerState) {
               whole.at("predictions").back().at("wire_bytes"));
 }
 
-TEST(Plan, SaysWhatFits) {
-    const json plan = json_of(gpt2_on(2, 64) + Arguments{"--gpu-memory", "8"});
+TEST(Plan, PrintsTheLargestMicroBatchThatFits) {
+    const json plan = json_of(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"});
     EXPECT_FALSE(plan.at("fits"));
     const int largest = plan.at("largest_micro_batch");
     EXPECT_GT(largest, 0);
-    EXPECT_TRUE(json_of(gpt2_on(2, largest) + Arguments{"--gpu-memory", "8"}).at("fits"));
-    EXPECT_FALSE(json_of(gpt2_on(2, largest + 1) + Arguments{"--gpu-memory", "8"}).at("fits"));
-    EXPECT_THAT(run(gpt2_on(2, 64) + Arguments{"--gpu-memory", "8"}).out,
+    EXPECT_TRUE(json_of(gpt2_plan(2, largest) + Arguments{"--gpu-memory", "8"}).at("fits"));
+    EXPECT_FALSE(json_of(gpt2_plan(2, largest + 1) + Arguments{"--gpu-memory", "8"}).at("fits"));
+    EXPECT_THAT(run(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"}).out,
                 HasSubstr(concat("does not fit into 8 GiB: the largest micro-batch that fits is ", largest)));
 }
 
-TEST(Plan, PlansTheMemoryThatTrainingPlans) {
+TEST(Plan, AgreesWithTheMemoryPlanOfTraining) {
     const TemporaryDirectory place;
     const Arguments training =
         tiny_training(write_stories(place), place / "run") + Arguments{"--vocabulary", "100"};
     const Outcome trained = run(training + Arguments{"--memory", "--device", "cpu"});
     expect_success(trained);
-    // The gradients do not depend on the device, and stand in both tables.
+    // The gradients do not depend on the device, so both tables have the same line for them.
     const std::size_t begin = trained.out.find("  gradients"), end = trained.out.find('\n', begin);
     ASSERT_NE(begin, std::string::npos);
     Arguments plan{"plan"};
@@ -106,20 +106,21 @@ TEST(Plan, PlansTheMemoryThatTrainingPlans) {
     EXPECT_THAT(run(plan).out, HasSubstr(trained.out.substr(begin, end - begin)));
 }
 
-TEST(Plan, FiguresGivenOverrideThoseFitted) {
+TEST(Plan, GivenConstantsOverrideFittedOnes) {
     const auto ms = [](const json& plan) {
         return plan.at("predictions").back().at("ms_per_step").get<double>();
     };
-    const Arguments nodes = gpt2_on(32, 4);
-    const double usual = ms(json_of(nodes));
-    EXPECT_GT(ms(json_of(nodes + Arguments{"--network-bandwidth", "1"})), usual);
-    EXPECT_GT(ms(json_of(nodes + Arguments{"--network-latency", "1000"})), usual);
-    EXPECT_GT(ms(json_of(nodes + Arguments{"--nvlink-bandwidth", "10"})), usual);
-    EXPECT_THAT(run(nodes + Arguments{"--network-bandwidth", "25"}).out, HasSubstr("the bandwidth is yours"));
+    const Arguments nodes = gpt2_plan(32, 4);
+    const double baseline = ms(json_of(nodes));
+    EXPECT_GT(ms(json_of(nodes + Arguments{"--network-bandwidth", "1"})), baseline);
+    EXPECT_GT(ms(json_of(nodes + Arguments{"--network-latency", "1000"})), baseline);
+    EXPECT_GT(ms(json_of(nodes + Arguments{"--nvlink-bandwidth", "10"})), baseline);
+    EXPECT_THAT(run(nodes + Arguments{"--network-bandwidth", "25"}).out,
+                HasSubstr("between nodes: your bandwidth"));
 }
 
-TEST(Plan, TheSameBatchIsSharedByFewerGpus) {
-    const json plan = json_of(gpt2_on(4, 8) + Arguments{"--same-batch"});
+TEST(Plan, SameBatchIsDividedByFewerGpus) {
+    const json plan = json_of(gpt2_plan(4, 8) + Arguments{"--same-batch"});
     for (const json& row : plan.at("predictions")) EXPECT_EQ(row.at("batch"), 32);
     EXPECT_GT(plan.at("predictions")[0].at("ms_per_step"), plan.at("predictions")[2].at("ms_per_step"));
 }
@@ -147,12 +148,12 @@ TEST(Plan, FitPrintsConstantsAndDeviations) {
             EXPECT_NEAR(row.at("deviation_percent").get<double>(), 0, 1e-6);
         }
     }
-    const Outcome planned = run(gpt2_on(4, 8) + Arguments{"--measurements", path});
+    const Outcome planned = run(gpt2_plan(4, 8) + Arguments{"--measurements", path});
     expect_success(planned);
     EXPECT_THAT(planned.out, HasSubstr("fitted to your measurements"));
 }
 
-TEST(Plan, WhatIsWrongGetsOneLine) {
+TEST(Plan, ErrorsAreOneLine) {
     expect_refused(run({"plan", "--model", "gpt2-123m"}), {"'gpt2-123m'", "'gpt2-124m'"});
     expect_refused(run({"plan", "--gpus", "0"}), {"--gpus: 0", "expected 1"});
     expect_refused(run({"plan", "--gpus", "9999999"}), {"--gpus: 9999999", "1000000"});

@@ -1,6 +1,5 @@
-// Training with several processes, from the outside: what they promise when one is killed, stopped, told to
-// stop or started with other settings. On the CPU through mpirun; with GRADTILE_FAULT_GPUS=N on N GPUs of
-// this host.
+// Training with several processes when one is killed, stopped, signalled or started with other settings. Runs
+// on the CPU through mpirun, or with GRADTILE_FAULT_GPUS=N on N GPUs of this host.
 #include <csignal>
 #include <fstream>
 #include <random>
@@ -11,8 +10,8 @@
 #include "running_program.h"
 
 #include <gradtile/core/text/json_value.h>
-#include <gradtile/train/parallel/internal/socket.h>
 #include <gradtile/train/parallel/internal/mpi.h>
+#include <gradtile/train/parallel/internal/socket.h>
 
 #include <support/signal_process.h>
 
@@ -25,8 +24,8 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
-// Promised: killed, known within 5 s; hung, within the timeout + 5 s. mpirun, or --gpus, takes up to 5 more
-// to end the process that hangs.
+// docs/multi_node.md promises: a killed process is detected within 5 s, a hanging one within the timeout + 5
+// s. mpirun or --gpus takes up to 5 s more to kill the process that hangs.
 constexpr double killed_seconds = 5.0 + 5.0;
 
 int number_in_environment(const char* name, int otherwise) {
@@ -43,8 +42,8 @@ class Processes : public testing::Test {
         if (gpus == 0) {
             if (!mpi::is_available()) GTEST_SKIP() << "no MPI here";
             if (std::system("command -v mpirun >/dev/null 2>&1") != 0)
-                GTEST_SKIP() << "there is no mpirun in PATH";
-            // As root and with more processes than cores, which Open MPI would refuse.
+                GTEST_SKIP() << "mpirun is not in PATH";
+            // The variables let Open MPI run as root and start more processes than cores.
             options_.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                                     {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
                                     {"OMPI_MCA_rmaps_base_oversubscribe", "1"}};
@@ -52,7 +51,7 @@ class Processes : public testing::Test {
         stories_ = write_stories(place_);
     }
 
-    /// Long enough to be interrupted, and saved often.
+    /// A training long enough to be interrupted, with frequent saves.
     Arguments training(const std::filesystem::path& out, double timeout = 60.0) const {
         const Arguments device = gpus > 0 ? Arguments{"--device", "cuda", "--deterministic"} : Arguments{};
         return tiny_training(stories_, out) + device + Arguments{"--batch",      std::to_string(2 * ranks_),
@@ -61,39 +60,39 @@ class Processes : public testing::Test {
                                                                  "--dropout",    "0.1",
                                                                  "--quiet",      "--timeout",
                                                                  concat(timeout)} +
-               more_settings_;
+               extra_settings_;
     }
-    /// Through gradtile's own launcher.
+    /// Starts the processes with gradtile's own launcher.
     Program launch(const Arguments& arguments) const {
         return Program(arguments + Arguments{gpus > 0 ? "--gpus" : "--processes", std::to_string(ranks_)},
                        options_);
     }
-    /// Without it, where there is another one.
+    /// Starts the processes with mpirun on the CPU, with gradtile's launcher on GPUs.
     Program start(const Arguments& arguments) const {
         if (gpus > 0) return launch(arguments);
         ProcessOptions options = options_;
-        options.through = {"mpirun", "-np", std::to_string(ranks_)};
-        if (own_directories_)
-            options.through = options.through +
-                              Arguments{"sh", "-c",
-                                        concat("cd ", place_.path().string(),
-                                               "/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec \"$0\" \"$@\"")};
+        options.prefix = {"mpirun", "-np", std::to_string(ranks_)};
+        if (directory_per_rank_)
+            options.prefix =
+                options.prefix + Arguments{"sh", "-c",
+                                           concat("cd ", place_.path().string(),
+                                                  "/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec \"$0\" \"$@\"")};
         return Program(arguments, options);
     }
-    /// A copy of the data for each rank, as on the disks of several hosts; start() then starts each where its
-    /// copy is.
-    void train_on_copies(const std::string& name, const std::string& contents) {
+    /// Writes one copy of the data for each rank, as on the disks of several hosts. start() then starts each
+    /// rank in the directory of its copy.
+    void write_data_per_rank(const std::string& name, const std::string& contents) {
         stories_ = name;
-        own_directories_ = true;
+        directory_per_rank_ = true;
         for (int rank = 0; rank < ranks_; ++rank) {
             std::filesystem::create_directory(place_ / std::to_string(rank));
             place_.write(concat(rank, '/', name), contents);
         }
     }
     static pid_t process_of(const std::filesystem::path& out, int rank) {
-        if (gpus > 0) return process_with(out, concat("RANK=", rank));
-        const pid_t of_open_mpi = process_with(out, concat("OMPI_COMM_WORLD_RANK=", rank));
-        return of_open_mpi > 0 ? of_open_mpi : process_with(out, concat("PMI_RANK=", rank));  // MPICH's
+        if (gpus > 0) return find_process(out, concat("RANK=", rank));
+        const pid_t of_open_mpi = find_process(out, concat("OMPI_COMM_WORLD_RANK=", rank));
+        return of_open_mpi > 0 ? of_open_mpi : find_process(out, concat("PMI_RANK=", rank));  // MPICH
     }
     static bool has_checkpoint(const std::filesystem::path& out) {
         std::error_code not_there_yet;
@@ -101,24 +100,24 @@ class Processes : public testing::Test {
             if (entry.path().extension() == ".h5") return true;
         return false;
     }
-    int some(int count) { return static_cast<int>(random_() % static_cast<unsigned>(count)); }
+    int random_below(int count) { return static_cast<int>(random_() % static_cast<unsigned>(count)); }
 
-    /// Waits until the run has done that many steps and has something to go on from.
+    /// Waits until the run has done `steps` steps and has a checkpoint.
     static void wait_for_steps(Program& program, const std::filesystem::path& out, std::int64_t steps) {
         wait_until(program, [&] { return steps_done(out) >= steps && has_checkpoint(out); });
         ASSERT_TRUE(program.running());
     }
 
-    void expect_named(const Outcome& outcome, int victim) {
+    void expect_victim_named(const Outcome& outcome, int lost_rank) {
         for (int rank = 0; rank < ranks_; ++rank) {
-            if (rank == victim) continue;
-            EXPECT_THAT(outcome.err,
-                        HasSubstr(concat("gradtile: rank ", rank, ": rank ", victim, " was lost at step ")));
+            if (rank == lost_rank) continue;
+            EXPECT_THAT(outcome.err, HasSubstr(concat("gradtile: rank ", rank, ": rank ", lost_rank,
+                                                      " was lost at step ")));
         }
     }
 
-    /// A checkpoint is sound, and 10 steps on from it the run is where one that was never interrupted is.
-    void expect_sound(const std::filesystem::path& out) {
+    /// Expects a sound checkpoint, and that 10 further steps lead to the same state as an uninterrupted run.
+    void expect_resumable(const std::filesystem::path& out) {
         const Outcome inspected = run({"inspect", out.string(), "--json"});
         expect_success(inspected);
         const auto step = parse_json(inspected.out).at("step").get<std::int64_t>();
@@ -132,8 +131,8 @@ class Processes : public testing::Test {
         EXPECT_EQ(steps_of(out), steps_of(straight));
     }
 
-    /// Two processes and four in turns.
-    void begin(int round) {
+    /// Two processes and four in turn.
+    void choose_ranks(int round) {
         if (gpus == 0) ranks_ = round % 2 == 0 ? 2 : 4;
     }
 
@@ -141,13 +140,13 @@ class Processes : public testing::Test {
     TemporaryDirectory place_;
     ProcessOptions options_;
     std::string stories_;
-    bool own_directories_ = false;
-    Arguments more_settings_;
+    bool directory_per_rank_ = false;
+    Arguments extra_settings_;
     std::mt19937 random_{std::random_device{}()};
     int counter_ = 0;
 };
 
-TEST_F(Processes, OnlyOneSpeaks) {
+TEST_F(Processes, OnlyRankZeroPrints) {
     Arguments loud = training(place_ / "run") + Arguments{"--steps", "8"};
     std::erase(loud, "--quiet");
     const Outcome outcome = launch(loud).wait();
@@ -158,88 +157,88 @@ TEST_F(Processes, OnlyOneSpeaks) {
     EXPECT_EQ(steps_of(place_ / "run").size(), 8u);
 }
 
-TEST_F(Processes, WhenOneIsKilledTheOthersNameIt) {
+TEST_F(Processes, OthersNameAKilledProcess) {
     for (int round = 0; round < fault_rounds; ++round) {
-        begin(round);
+        choose_ranks(round);
         const std::filesystem::path out = place_ / concat("run", round);
         Program program = start(training(out));
-        wait_for_steps(program, out, 20 + some(200));
-        const int victim = some(ranks_);
+        wait_for_steps(program, out, 20 + random_below(200));
+        const int lost_rank = random_below(ranks_);
         const auto since = steady_clock::now();
-        signal_process(process_of(out, victim), SIGKILL);
+        signal_process(process_of(out, lost_rank), SIGKILL);
         const Outcome outcome = program.wait();
         EXPECT_LT(seconds_since(since), killed_seconds);
         EXPECT_NE(outcome.exit_code, 0);
-        expect_named(outcome, victim);
-        expect_sound(out);
+        expect_victim_named(outcome, lost_rank);
+        expect_resumable(out);
     }
 }
 
-TEST_F(Processes, WhenOneHangsTheOthersNameIt) {
+TEST_F(Processes, OthersNameAHangingProcess) {
     const double timeout = 3.0;
     for (int round = 0; round < fault_rounds; ++round) {
-        begin(round);
+        choose_ranks(round);
         const std::filesystem::path out = place_ / concat("run", round);
         Program program = start(training(out, timeout));
-        wait_for_steps(program, out, 20 + some(200));
-        const int victim = some(ranks_);
+        wait_for_steps(program, out, 20 + random_below(200));
+        const int lost_rank = random_below(ranks_);
         const auto since = steady_clock::now();
-        signal_process(process_of(out, victim), SIGSTOP);
+        signal_process(process_of(out, lost_rank), SIGSTOP);
         const Outcome outcome = program.wait();
         EXPECT_LT(seconds_since(since), timeout + killed_seconds);
         EXPECT_EQ(outcome.exit_code, 3);
-        expect_named(outcome, victim);
-        expect_sound(out);
+        expect_victim_named(outcome, lost_rank);
+        expect_resumable(out);
     }
 }
 
-/// A file of tokens that somebody overwrites on one host: that rank throws in the midst of a step.
-TEST_F(Processes, WhenOneThrowsInAStepTheOthersSayWhy) {
+/// A token file is overwritten on one host, so that this rank throws in the middle of a step.
+TEST_F(Processes, ErrorInAStepSavesTheStepBeforeInAllProcesses) {
     if (gpus > 0) GTEST_SKIP() << "gradtile's own launcher has one working directory for all";
-    constexpr std::int64_t place_of_harm = 1000;
+    constexpr std::int64_t changed_token = 1000;
     std::vector<std::uint16_t> tokens(3000);
-    for (std::uint16_t& token : tokens) token = static_cast<std::uint16_t>(some(100));
-    more_settings_ = {"--vocabulary", "100"};
+    for (std::uint16_t& token : tokens) token = static_cast<std::uint16_t>(random_below(100));
+    extra_settings_ = {"--vocabulary", "100"};
     const auto overwrite = [&](int rank, std::uint16_t token) {
         std::fstream file(place_ / std::to_string(rank) / "tokens.bin",
                           std::ios::in | std::ios::out | std::ios::binary);
-        file.seekp(2 * place_of_harm);
+        file.seekp(2 * changed_token);
         file.write(reinterpret_cast<const char*>(&token), sizeof token);
     };
     for (int round = 0; round < fault_rounds; ++round) {
-        begin(round);
-        train_on_copies("tokens.bin", {reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()});
+        choose_ranks(round);
+        write_data_per_rank("tokens.bin", {reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()});
         const std::filesystem::path out = place_ / concat("run", round);
         Program program = start(training(out));
-        wait_for_steps(program, out, 20 + some(200));
-        const int victim = some(ranks_);
+        wait_for_steps(program, out, 20 + random_below(200));
+        const int lost_rank = random_below(ranks_);
         const auto since = steady_clock::now();
-        overwrite(victim, 54321);
+        overwrite(lost_rank, 54321);
         const Outcome outcome = program.wait();
         EXPECT_LT(seconds_since(since), killed_seconds);
         EXPECT_NE(outcome.exit_code, 0);
-        // It is seen when the token is read, or at the end of the epoch.
+        // The change is detected when the token is read, or at the end of the epoch.
         const std::string what =
             "tokens.bin: (.* have an id 54321, outside the vocabulary of 100|holds .*; expected .*) "
             "\\(it was changed while it was read\\)";
-        // All of them dropped that step; one says so, once the step before it is saved.
+        // All processes drop the step. One of them prints the line after saving the step before.
         const std::string line = concat("gradtile: (rank [0-9]+: )?(evaluation after )?step [0-9]+: rank ",
-                                        victim, ": [^ ]*", what, "; stopped, step [0-9]+ is saved: ");
+                                        lost_rank, ": [^ ]*", what, "; stopped, step [0-9]+ is saved: ");
         EXPECT_THAT(outcome.err, ContainsRegex(line));
         const std::string saved = " is saved: ";
         EXPECT_EQ(outcome.err.find(saved), outcome.err.rfind(saved)) << outcome.err;
-        overwrite(victim, tokens[place_of_harm]);
-        expect_sound(out);
+        overwrite(lost_rank, tokens[changed_token]);
+        expect_resumable(out);
     }
 }
 
-/// In a step of one micro-step, which all have to finish, and in one of two.
-TEST_F(Processes, DataThatOneCannotReadIsDroppedInAllAndTheStepBeforeSaved) {
+/// Tests a step of one micro-step, which all processes must finish, and a step of two.
+TEST_F(Processes, UnreadableDataDropsTheStepInAllProcesses) {
     if (gpus > 0) GTEST_SKIP() << "started through mpirun";
     const std::filesystem::path config = place_ / "config.json";
     ProcessOptions options = options_;
     options.program = GRADTILE_TRAINING_PROCESS;
-    options.through = {"mpirun", "-np", std::to_string(ranks_)};
+    options.prefix = {"mpirun", "-np", std::to_string(ranks_)};
     const auto train = [&](const std::filesystem::path& out, int micro_batch, int zero) {
         std::ofstream(config) << nlohmann::json{
             {"data", stories_}, {"out", out.string()}, {"layers", 1},
@@ -268,11 +267,11 @@ TEST_F(Processes, DataThatOneCannotReadIsDroppedInAllAndTheStepBeforeSaved) {
     }
 }
 
-/// Processes vote after each of the 4096 micro-steps.
-TEST_F(Processes, ASignalInALongStepDropsItInAll) {
+/// The step has 4096 micro-steps; after each one the processes vote whether to stop.
+TEST_F(Processes, SignalDropsALongStepInAllProcesses) {
     if (gpus > 0) GTEST_SKIP() << "a step on a GPU is finished";
     const std::filesystem::path out = place_ / "run";
-    more_settings_ = {
+    extra_settings_ = {
         "--batch", std::to_string(4096 * ranks_), "--micro-batch", "1", "--width", "64", "--context", "64"};
     Program program = start(training(out));
     wait_until(program, [&] { return exists(out / "metrics.jsonl"); });
@@ -284,16 +283,16 @@ TEST_F(Processes, ASignalInALongStepDropsItInAll) {
                                            "micro-step [0-9]+ of 4096"));
 }
 
-TEST_F(Processes, SettingsThatDifferAreNamed) {
+TEST_F(Processes, NamesDifferingSettings) {
     for (int round = 0; round < fault_rounds; ++round) {
-        begin(round);
+        choose_ranks(round);
         const std::filesystem::path out = place_ / concat("run", round);
         const std::string line = concat(
             "settings differs between ranks: lr is 0.001 on rank 0 and 0.5 on rank ", ranks_ - 1, '\n');
         const std::string port = std::to_string(listen_at("127.0.0.1", 0, SteadyClock::now()).port);
         const auto since = steady_clock::now();
         std::vector<std::unique_ptr<Program>> programs;
-        for (int rank = 0; rank < ranks_; ++rank) {  // as somebody with a shell on each host
+        for (int rank = 0; rank < ranks_; ++rank) {  // like a user with a shell on each host
             ProcessOptions options = options_;
             options.environment = {
                 {"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(ranks_)},
@@ -302,24 +301,24 @@ TEST_F(Processes, SettingsThatDifferAreNamed) {
             const Arguments other = rank == ranks_ - 1 ? Arguments{"--lr", "0.5"} : Arguments{};
             programs.push_back(std::make_unique<Program>(training(out) + other, options));
         }
-        std::string said;
+        std::string output;
         for (const auto& program : programs) {
             const Outcome outcome = program->wait();
             EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
-            said += outcome.err;
+            output += outcome.err;
         }
         EXPECT_LT(seconds_since(since), 60.0);
-        EXPECT_THAT(said, HasSubstr(line));
-        EXPECT_EQ(said.find(line), said.rfind(line)) << said;
+        EXPECT_THAT(output, HasSubstr(line));
+        EXPECT_EQ(output.find(line), output.rfind(line)) << output;
         EXPECT_FALSE(exists(out));
     }
 }
 
-TEST_F(Processes, DataThatDiffersIsNamed) {
+TEST_F(Processes, NamesDifferingData) {
     if (gpus > 0) GTEST_SKIP() << "gradtile's own launcher has one working directory for all";
-    begin(0);
+    choose_ranks(0);
     const std::string text = contents_of(stories_);
-    train_on_copies("here.txt", text);
+    write_data_per_rank("here.txt", text);
     std::string other = text;
     std::swap(other[10], other[1000]);
     ASSERT_NE(other, text);
@@ -335,47 +334,47 @@ TEST_F(Processes, DataThatDiffersIsNamed) {
     EXPECT_FALSE(exists(out));
 }
 
-TEST_F(Processes, ASignalToAnyEndsAllAfterTheSameStep) {
+TEST_F(Processes, SignalToOneProcessEndsAllAfterTheSameStep) {
     for (int round = 0; round < fault_rounds; ++round) {
-        begin(round);
+        choose_ranks(round);
         for (const int signal : {SIGTERM, SIGUSR1}) {
             const std::filesystem::path out = place_ / concat("run", round, '_', signal);
             Program program = start(training(out));
-            wait_for_steps(program, out, 1 + some(200));
-            signal_process(process_of(out, some(ranks_)), signal);
+            wait_for_steps(program, out, 1 + random_below(200));
+            signal_process(process_of(out, random_below(ranks_)), signal);
             const Outcome outcome = program.wait();
             expect_success(outcome);
             EXPECT_THAT(outcome.out, HasSubstr("stopped by "));
-            expect_sound(out);
+            expect_resumable(out);
         }
     }
 }
 
-TEST_F(Processes, ASignalToTheLauncherEndsAllAfterTheSameStep) {
+TEST_F(Processes, SignalToTheLauncherEndsAllAfterTheSameStep) {
     for (int round = 0; round < fault_rounds; ++round) {
-        begin(round);
+        choose_ranks(round);
         const std::filesystem::path out = place_ / concat("run", round);
         Program program = launch(training(out));
-        wait_for_steps(program, out, 1 + some(200));
+        wait_for_steps(program, out, 1 + random_below(200));
         program.send(SIGTERM);
         const Outcome outcome = program.wait();
-        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;  // mpirun has a word of its own for it
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;  // mpirun may print a line of its own
         EXPECT_THAT(outcome.out, HasSubstr("stopped by "));
-        expect_sound(out);
+        expect_resumable(out);
     }
 }
 
-/// Saves fail, training does not, and the last sound checkpoint stays.
-TEST_F(Processes, AFullDiskFailsOnlySaves) {
+/// Saves fail, training continues, and the last sound checkpoint is kept.
+TEST_F(Processes, FullDiskFailsOnlySaves) {
     if (gpus > 0) GTEST_SKIP() << "NCCL itself writes files that a limit on their size forbids";
     const std::filesystem::path out = place_ / "run";
     EXPECT_EQ(start(training(out) + Arguments{"--stop-after", "40"}).wait().exit_code, 0);
     ProcessOptions limited = options_;
-    // So that MPI has no files of its own.
+    // Prevents Open MPI from writing files of its own.
     limited.environment.insert(limited.environment.end(),
                                {{"OMPI_MCA_btl", "tcp,self"}, {"PMIX_MCA_gds", "hash"}});
-    limited.through = {"mpirun", "-np", std::to_string(ranks_),
-                       "sh",     "-c",  "ulimit -f 40; exec \"$0\" \"$@\""};  // room for metrics alone
+    limited.prefix = {"mpirun", "-np", std::to_string(ranks_),
+                      "sh",     "-c",  "ulimit -f 40; exec \"$0\" \"$@\""};  // enough for the metrics only
     const Arguments on = {"train", "--resume", out.string(), "--quiet", "--stop-after", "100"};
     const Outcome full = Program(on, limited).wait();
     EXPECT_EQ(full.exit_code, 1);
@@ -383,10 +382,10 @@ TEST_F(Processes, AFullDiskFailsOnlySaves) {
         EXPECT_THAT(full.err, HasSubstr(concat("step_00000", step, ".h5: cannot write: File too large")));
     EXPECT_THAT(full.err, Not(HasSubstr(" was lost ")));
     EXPECT_EQ(steps_of(out).size(), 100u);
-    expect_sound(out);
+    expect_resumable(out);
 }
 
-TEST_F(Processes, RestartsAfterOneWasKilled) {
+TEST_F(Processes, RestartsAfterAProcessWasKilled) {
     const std::filesystem::path out = place_ / "run";
     const Arguments end = {"--stop-after", "400"};
     Program program = launch(training(out) + end + Arguments{"--restarts", "1"});

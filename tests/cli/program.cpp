@@ -33,21 +33,22 @@ std::vector<std::string> Outcome::error_lines() const {
 }
 
 Program::Program(const Arguments& arguments, const ProcessOptions& options) {
-    const Arguments command = options.through + Arguments{options.program.c_str()} + arguments;
+    const Arguments command = options.prefix + Arguments{options.program.c_str()} + arguments;
     std::vector<char*> argv;
     for (const std::string& argument : command) argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);
-    const std::string out = (said_ / "out").string(), err = (said_ / "err").string();
+    const std::string out = (output_directory_ / "out").string(), err = (output_directory_ / "err").string();
     process_ = ::fork();
     check(process_ >= 0, "cannot fork");
     if (process_ > 0) return;
     write_to(STDOUT_FILENO, out.c_str());
     write_to(STDERR_FILENO, err.c_str());
-    // What a background job of a shell ignores is not for the program to ignore.
+    // If the test is a background job of a shell, it ignores these signals; the program must not inherit
+    // that.
     for (const int number : {SIGINT, SIGHUP}) ::signal(number, SIG_DFL);
     if (options.without_gpu) ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
-    if (options.largest_file) {
-        const rlimit limit{*options.largest_file, *options.largest_file};
+    if (options.max_file_bytes) {
+        const rlimit limit{*options.max_file_bytes, *options.max_file_bytes};
         if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(125);
     }
     for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
@@ -75,7 +76,8 @@ Outcome Program::wait() {
     int status = 0;
     if (!status_ && ::waitpid(process_, &status, 0) == process_) status_ = status;
     check(status_.has_value(), "cannot wait for the program");
-    Outcome outcome{.out = contents_of(said_ / "out"), .err = contents_of(said_ / "err")};
+    Outcome outcome{.out = contents_of(output_directory_ / "out"),
+                    .err = contents_of(output_directory_ / "err")};
     if (WIFEXITED(*status_)) outcome.exit_code = WEXITSTATUS(*status_);
     if (WIFSIGNALED(*status_)) outcome.signal = WTERMSIG(*status_);
     return outcome;

@@ -1,5 +1,5 @@
 #pragma once
-/// The program `gradtile` in a process of its own.
+/// Runs the program `gradtile` in a child process.
 #include <sys/types.h>
 
 #include <cstdint>
@@ -16,9 +16,9 @@ namespace gradtile::test {
 
 using Arguments = std::vector<std::string>;
 
-/// How a process ended and what it said.
+/// Exit status and output of a process.
 struct Outcome {
-    int exit_code = -1;  ///< -1: ended by a signal
+    int exit_code = -1;  ///< -1: killed by a signal
     int signal = 0;
     std::string out, err;
 
@@ -26,10 +26,10 @@ struct Outcome {
 };
 
 struct ProcessOptions {
-    std::optional<std::uint64_t> largest_file = {};  ///< bytes (RLIMIT_FSIZE): a write beyond fails
-    bool without_gpu = true;                         ///< hides the machine's GPUs
-    std::vector<std::pair<std::string, std::string>> environment = {};  ///< set on top of the test's own
-    Arguments through = {};  ///< what starts the program: mpirun -np 2
+    std::optional<std::uint64_t> max_file_bytes = {};  ///< RLIMIT_FSIZE: writes beyond it fail
+    bool without_gpu = true;                           ///< hides the machine's GPUs
+    std::vector<std::pair<std::string, std::string>> environment = {};  ///< added to the test's own
+    Arguments prefix = {};  ///< command in front of the program: mpirun -np 2
     std::string program = GRADTILE_PROGRAM;
 };
 
@@ -46,30 +46,30 @@ class Program {
     Outcome wait();
 
   private:
-    TemporaryDirectory said_;
+    TemporaryDirectory output_directory_;
     pid_t process_ = -1;
     std::optional<int> status_;
 };
 
 Outcome run(const Arguments& arguments, const ProcessOptions& options = {});
 
-/// What a refusal is: an exit code that is not 0, no signal, nothing on stdout, and one line on stderr that
-/// contains every part.
+/// Expects an error: a non-zero exit code, no signal, empty stdout, and one line on stderr that contains
+/// every part.
 void expect_refused(const Outcome& outcome, const std::vector<std::string>& parts);
-/// Exit code 0 and nothing on stderr.
+/// Expects exit code 0 and empty stderr.
 void expect_success(const Outcome& outcome);
 
 Arguments operator+(Arguments first, const Arguments& second);
 
-/// `train` with a model so small that a step takes well under a millisecond: 8 steps, one thread.
+/// Arguments of `train` for 8 steps of well under a millisecond each, on one thread.
 Arguments tiny_training(const std::string& data, const std::filesystem::path& out);
 
-/// Stories of the built-in grammar.
+/// Writes stories of the built-in grammar; returns the path.
 std::string write_stories(const TemporaryDirectory& place, std::int64_t characters = 4000);
 
 std::string contents_of(const std::filesystem::path& path);
 
-/// The lines of a run's metrics.jsonl that are steps, without what time decides.
+/// The steps in a run's metrics.jsonl, without the members that depend on time.
 std::vector<nlohmann::json> steps_of(const std::filesystem::path& run);
 
 /// Name, type, shape and checksum of every tensor of the newest sound checkpoint.

@@ -1,5 +1,5 @@
-// A run that was stopped, in whatever way, and resumed by another process equals one that was not: weights,
-// optimizer, metrics and samples, to the bit, at any number of threads.
+// A run that was stopped and resumed by another process is bit-identical to an uninterrupted run (weights,
+// optimizer, metrics and samples) with any number of threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -40,7 +40,7 @@ class ResumeByAnotherProcess : public testing::TestWithParam<Arguments> {
     std::string stories_ = write_stories(place_);
 };
 
-TEST_P(ResumeByAnotherProcess, AfterAStopEqualsARunThatWentStraight) {
+TEST_P(ResumeByAnotherProcess, EqualsAnUninterruptedRunAfterAStop) {
     expect_success(run(training("straight")));
     expect_success(run(training("stopped") + Arguments{"--stop-after", "20"}));
     EXPECT_EQ(steps_of(place_ / "stopped").size(), 20u);
@@ -49,8 +49,8 @@ TEST_P(ResumeByAnotherProcess, AfterAStopEqualsARunThatWentStraight) {
     expect_equal_runs("straight", "stopped");
 }
 
-TEST_P(ResumeByAnotherProcess, AfterASignalEqualsARunThatWentStraight) {
-    // So long that the signal surely comes before the end; how far it got is known afterwards.
+TEST_P(ResumeByAnotherProcess, EqualsAnUninterruptedRunAfterASignal) {
+    // The run never ends before the signal; the number of steps is read afterwards.
     const Arguments endless{"--steps", "100000000"};
     for (const int signal : {SIGTERM, SIGUSR1}) {
         const std::string name = signal == SIGTERM ? "terminated" : "user";
@@ -84,27 +84,28 @@ class Resume : public testing::Test {
     std::filesystem::path out_ = place_ / "run";
 };
 
-TEST_F(Resume, WithStepsMovesOnlyTheEnd) {
+TEST_F(Resume, StepsMovesOnlyTheEnd) {
     const auto longer = place_ / "longer";
     expect_success(run(tiny_training(stories_, out_)));
     expect_success(run({"train", "--resume", out_.string(), "--steps", "12", "--quiet"}));
     const auto steps = steps_of(out_);
     ASSERT_EQ(steps.size(), 12u);
-    // The horizon stays 8: beyond it the rate is at its minimum, and the first 8 steps are as they were.
+    // The schedule's horizon stays 8, so later steps have the minimum rate and the first 8 steps are
+    // unchanged.
     for (std::size_t i = 8; i < 12; ++i) EXPECT_EQ(steps[i]["lr"], 1e-4);
     expect_success(run(tiny_training(stories_, longer) + Arguments{"--quiet"}));
     const auto first = steps_of(longer);
     for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(steps[i]["loss"], first[i]["loss"]);
 }
 
-TEST_F(Resume, OfAFinishedRunDoesNothing) {
+TEST_F(Resume, FinishedRunIsUnchanged) {
     expect_success(run(tiny_training(stories_, out_)));
     const std::string before = contents_of(out_ / "metrics.jsonl");
     expect_success(run({"train", "--resume", out_.string()}));
     EXPECT_EQ(contents_of(out_ / "metrics.jsonl"), before);
 }
 
-TEST_F(Resume, OfARunKilledBeforeItsFirstCheckpointBeginsAgain) {
+TEST_F(Resume, StartsAgainWithoutACheckpoint) {
     {
         Program killed(tiny_training(stories_, out_) +
                        Arguments{"--steps", "100000000", "--save-every", "0", "--eval-every", "0"});

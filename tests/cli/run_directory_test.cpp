@@ -1,5 +1,5 @@
-// The directory of a run as users, schedulers and strangers leave it: checkpoints that are gone or belong to
-// another run, links and pipes in place of files, another working directory.
+// Unusual states of a run's directory: missing checkpoints, checkpoints of another run, links and pipes in
+// place of files, another working directory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -23,8 +23,8 @@ using testing::HasSubstr;
 using testing::Not;
 namespace fs = std::filesystem;
 
-/// Every name below a directory with its kind, contents and time of change; not the lock, which says who
-/// looked last.
+/// Every path below a directory with its type, contents and modification time. The lock is left out, because
+/// every command writes it.
 std::map<std::string, std::string> state_of_files(const fs::path& directory) {
     std::map<std::string, std::string> state;
     for (const fs::directory_entry& entry : fs::recursive_directory_iterator(directory)) {
@@ -42,17 +42,17 @@ void remove_all_in(const fs::path& directory) {
     for (const fs::directory_entry& entry : fs::directory_iterator(directory)) fs::remove(entry.path());
 }
 
-/// Neither a program that waits for ever nor one that eats the memory stops these tests. A sanitizer reserves
-/// terabytes of addresses.
-const ProcessOptions limited{.through = sanitized ? Arguments{"timeout", "60"}
-                                                  : Arguments{"prlimit", "--as=4000000000", "timeout", "60"}};
+/// Limits the time and memory of a program that hangs or allocates without bound. Under a sanitizer memory is
+/// not limited, because it reserves terabytes of address space.
+const ProcessOptions limited{.prefix = sanitized ? Arguments{"timeout", "60"}
+                                                 : Arguments{"prlimit", "--as=4000000000", "timeout", "60"}};
 
 class RunOnDisk : public testing::Test {
   protected:
     Arguments training(const fs::path& out) const {
         return tiny_training(stories_, out) + Arguments{"--save-every", "2", "--keep-last", "3", "--quiet"};
     }
-    /// Steps 1 to 6 of 8, with checkpoints of the steps 2, 4 and 6.
+    /// Trains steps 1 to 6 of 8, with checkpoints of steps 2, 4 and 6.
     void train_six_steps(const fs::path& out, const Arguments& extra = {}) const {
         expect_success(run(training(out) + extra + Arguments{"--stop-after", "6"}));
     }
@@ -75,11 +75,11 @@ class RunOnDisk : public testing::Test {
     fs::path out_ = place_ / "run";
 };
 
-// ---- Checkpoints that are gone ----
+// ---- Missing checkpoints ----
 
-using LostCheckpoint = RunOnDisk;
+using MissingCheckpoint = RunOnDisk;
 
-TEST_F(LostCheckpoint, IsMissedAndNothingChanges) {
+TEST_F(MissingCheckpoint, IsReportedAndNothingChanges) {
     train_six_steps(out_);
     const std::vector<std::string> parts{"announces the checkpoint of step 6", "step_00000006.h5 is missing",
                                          "--restart"};
@@ -95,7 +95,7 @@ TEST_F(LostCheckpoint, IsMissedAndNothingChanges) {
     expect_finished_as_straight();
 }
 
-TEST_F(LostCheckpoint, IsMissedOnADiskThatIsNotMounted) {
+TEST_F(MissingCheckpoint, IsReportedWhenItsDiskIsNotMounted) {
     train_six_steps(out_);
     fs::rename(out_ / "checkpoints", place_ / "disk");
     fs::create_symlink(place_ / "disk", out_ / "checkpoints");
@@ -106,7 +106,7 @@ TEST_F(LostCheckpoint, IsMissedOnADiskThatIsNotMounted) {
     EXPECT_TRUE(exists(place_ / "disk/step_00000008.h5"));
 }
 
-TEST_F(LostCheckpoint, RestartGoesOnFromTheNewestThatIsThere) {
+TEST_F(MissingCheckpoint, RestartResumesFromTheNewestExisting) {
     train_six_steps(out_);
     fs::remove(checkpoint(6));
     const Outcome outcome = run(resume() + Arguments{"--restart"});
@@ -116,7 +116,7 @@ TEST_F(LostCheckpoint, RestartGoesOnFromTheNewestThatIsThere) {
     expect_finished_as_straight();
 }
 
-TEST_F(LostCheckpoint, RestartBeginsAgainWhereNothingIsThere) {
+TEST_F(MissingCheckpoint, RestartStartsAgainWithoutCheckpoints) {
     train_six_steps(out_);
     remove_all_in(out_ / "checkpoints");
     const Outcome outcome = run(resume() + Arguments{"--restart"});
@@ -125,22 +125,22 @@ TEST_F(LostCheckpoint, RestartBeginsAgainWhereNothingIsThere) {
     expect_finished_as_straight();
 }
 
-TEST_F(LostCheckpoint, RestartBeginsAgainWhereNothingIsSound) {
+TEST_F(MissingCheckpoint, RestartStartsAgainWithoutASoundCheckpoint) {
     train_six_steps(out_);
     for (const int step : {2, 4, 6}) fs::resize_file(checkpoint(step), 5000);
     expect_refused_unchanged({"holds no sound checkpoint", "--restart", "step_00000006.h5"});
     const Outcome outcome = run(resume() + Arguments{"--restart"});
     EXPECT_EQ(outcome.exit_code, 0);
-    EXPECT_EQ(outcome.error_lines().size(), 3u) << outcome.err;  // each damaged file
+    EXPECT_EQ(outcome.error_lines().size(), 3u) << outcome.err;  // one line for each damaged file
     expect_finished_as_straight();
 }
 
-TEST_F(LostCheckpoint, RestartOnlyGoesWithResume) {
-    expect_refused(run(training(out_) + Arguments{"--restart"}), {"--restart: only goes with --resume"});
+TEST_F(MissingCheckpoint, RestartNeedsResume) {
+    expect_refused(run(training(out_) + Arguments{"--restart"}), {"--restart: needs --resume"});
 }
 
-/// --restart accepts one loss, at the first start; after a crash nothing may be missing.
-TEST_F(LostCheckpoint, AcceptedOnceTheLauncherRestartsFromItsOwnCheckpoints) {
+/// --restart accepts a missing checkpoint at the first start only, not after a crash.
+TEST_F(MissingCheckpoint, LauncherAcceptsItAtTheFirstStartOnly) {
     train_six_steps(out_, {"--steps", "3000", "--save-every", "100"});
     remove_all_in(out_ / "checkpoints");
     Program launcher(resume() + Arguments{"--restart", "--restarts", "1"});
@@ -148,13 +148,13 @@ TEST_F(LostCheckpoint, AcceptedOnceTheLauncherRestartsFromItsOwnCheckpoints) {
     wait_until(launcher, [&] {
         return contents_of(out_ / "metrics.jsonl").find(R"({"event":"checkpoint","step":100})") !=
                    std::string::npos &&
-               (process = process_with(out_, "RANK=0")) > 0;
+               (process = find_process(out_, "RANK=0")) > 0;
     });
     ASSERT_GT(process, 0);
     EXPECT_THAT(contents_of(concat("/proc/", process, "/cmdline")), HasSubstr(concat("--restart", '\0')));
     signal_process(process, SIGKILL);
     wait_until(launcher, [&] {
-        const pid_t next = process_with(out_, "RANK=0");
+        const pid_t next = find_process(out_, "RANK=0");
         if (next <= 0 || next == process) return false;
         process = next;
         return true;
@@ -187,7 +187,7 @@ TEST_F(ForeignCheckpoint, IsRefusedByNameAndNothingChanges) {
     expect_finished_as_straight();
 }
 
-TEST_F(ForeignCheckpoint, CopiedOverAnOwnOneIsRefused) {
+TEST_F(ForeignCheckpoint, IsRefusedInPlaceOfTheRunsOwn) {
     train_six_steps(out_);
     const fs::path other = place_ / "other";
     train_six_steps(other, {"--width", "32"});
@@ -195,7 +195,7 @@ TEST_F(ForeignCheckpoint, CopiedOverAnOwnOneIsRefused) {
     expect_refused_unchanged({"step_00000006.h5: belongs to run "});
 }
 
-TEST_F(ForeignCheckpoint, IsEveryOneWhereTheRunsIdentityIsGone) {
+TEST_F(ForeignCheckpoint, IsEveryCheckpointWithoutRunJson) {
     train_six_steps(out_);
     fs::remove(out_ / "run.json");
     expect_refused_unchanged({"step_00000006.h5: belongs to run ", "without run.json"});
@@ -203,7 +203,7 @@ TEST_F(ForeignCheckpoint, IsEveryOneWhereTheRunsIdentityIsGone) {
     expect_refused_unchanged({"run.json: is not a run's identity", "32 hexadecimal digits"});
 }
 
-TEST_F(ForeignCheckpoint, ConfigJsonMakesAnotherRunWithAnotherIdentity) {
+TEST_F(ForeignCheckpoint, ConfigJsonStartsARunWithANewIdentity) {
     train_six_steps(out_);
     const fs::path other = place_ / "other";
     expect_success(
@@ -211,11 +211,11 @@ TEST_F(ForeignCheckpoint, ConfigJsonMakesAnotherRunWithAnotherIdentity) {
     EXPECT_NE(contents_of(out_ / "run.json"), contents_of(other / "run.json"));
 }
 
-// ---- What is no regular file ----
+// ---- Files that are not regular ----
 
-using NoRegularFile = RunOnDisk;
+using NonRegularFile = RunOnDisk;
 
-TEST_F(NoRegularFile, IsRefusedAsConfigAtOnce) {
+TEST_F(NonRegularFile, IsRefusedAsConfig) {
     const fs::path pipe = place_ / "pipe.json";
     ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
     const Arguments training = tiny_training(stories_, out_);
@@ -229,7 +229,7 @@ TEST_F(NoRegularFile, IsRefusedAsConfigAtOnce) {
     EXPECT_FALSE(exists(out_));
 }
 
-TEST_F(NoRegularFile, IsRefusedInARunsDirectoryAtOnce) {
+TEST_F(NonRegularFile, IsRefusedInARunsDirectory) {
     train_six_steps(out_);
     for (const std::string name : {"metrics.jsonl", "run.json", ".lock"}) {
         const fs::path file = out_ / name;
@@ -245,7 +245,7 @@ TEST_F(NoRegularFile, IsRefusedInARunsDirectoryAtOnce) {
     expect_success(run(resume()));
 }
 
-TEST_F(NoRegularFile, IsRefusedAsTheSettingsOfARunWithoutACheckpoint) {
+TEST_F(NonRegularFile, IsRefusedAsConfigJsonOfARun) {
     train_six_steps(out_, {"--save-every", "0"});
     fs::remove_all(out_ / "checkpoints");
     fs::remove(out_ / "metrics.jsonl");
@@ -254,7 +254,7 @@ TEST_F(NoRegularFile, IsRefusedAsTheSettingsOfARunWithoutACheckpoint) {
     expect_refused_unchanged({"config.json: is not a regular file"});
 }
 
-TEST_F(NoRegularFile, IsADamagedCheckpoint) {
+TEST_F(NonRegularFile, CountsAsADamagedCheckpoint) {
     train_six_steps(out_);
     ASSERT_EQ(::mkfifo(checkpoint(7).c_str(), 0600), 0);
     ASSERT_EQ(::mkfifo((out_ / "checkpoints/best.h5").c_str(), 0600), 0);
@@ -264,46 +264,46 @@ TEST_F(NoRegularFile, IsADamagedCheckpoint) {
     EXPECT_THAT(outcome.err, HasSubstr("step_00000007.h5: is not a regular file"));
 }
 
-// ---- Directories that somebody else prepared ----
+// ---- Directories with files of others ----
 
 class PreparedDirectory : public RunOnDisk {
   protected:
     PreparedDirectory() { fs::create_directory(out_); }
-    void link(const std::string& name) const { fs::create_symlink(victim_, out_ / name); }
-    void expect_victim_untouched() const { EXPECT_EQ(contents_of(victim_), "precious"); }
+    void link(const std::string& name) const { fs::create_symlink(foreign_file_, out_ / name); }
+    void expect_foreign_file_unchanged() const { EXPECT_EQ(contents_of(foreign_file_), "precious"); }
 
-    std::string victim_ = place_.write("victim", "precious");
-    std::string absent_ = (place_ / "absent").string();
+    std::string foreign_file_ = place_.write("victim", "precious");
+    std::string missing_file_ = (place_ / "absent").string();
 };
 
-TEST_F(PreparedDirectory, LinksInPlaceOfARunsFilesAreRefused) {
+TEST_F(PreparedDirectory, RefusesLinksInPlaceOfARunsFiles) {
     for (const std::string name : {".lock", "config.json", "metrics.jsonl", "checkpoints"}) {
-        for (const std::string& target : {victim_, absent_}) {
+        for (const std::string& target : {foreign_file_, missing_file_}) {
             fs::create_symlink(target, out_ / name);
             expect_refused(run(training(out_)), {name, "is a symbolic link"});
             fs::remove(out_ / name);
         }
     }
-    expect_victim_untouched();
-    EXPECT_FALSE(exists(fs::path(absent_)));
+    expect_foreign_file_unchanged();
+    EXPECT_FALSE(exists(fs::path(missing_file_)));
     expect_success(run(training(out_)));
 }
 
-TEST_F(PreparedDirectory, LinksUnderTheNamesOfTemporariesAreNotFollowed) {
-    // The shell becomes the program, so that it knows the program's process number.
-    const std::string script = "for f in config.json run.json metrics.jsonl loss.svg; do ln -s " + victim_ +
-                               " " + out_.string() + "/$f.tmp-$$; done; exec \"$0\" \"$@\"";
+TEST_F(PreparedDirectory, DoesNotFollowLinksNamedLikeTemporaryFiles) {
+    // The shell execs the program, so $$ is the program's process id.
+    const std::string script = "for f in config.json run.json metrics.jsonl loss.svg; do ln -s " +
+                               foreign_file_ + " " + out_.string() + "/$f.tmp-$$; done; exec \"$0\" \"$@\"";
     link("loss.svg.tmp");
     link("loss.svg");
-    expect_success(run(training(out_), {.through = {"sh", "-c", script}}));
-    expect_victim_untouched();
+    expect_success(run(training(out_), {.prefix = {"sh", "-c", script}}));
+    expect_foreign_file_unchanged();
     EXPECT_TRUE(fs::is_regular_file(symlink_status(out_ / "loss.svg")));
     for (const fs::directory_entry& entry : fs::directory_iterator(out_))
         EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".tmp")));
 }
 
-TEST_F(PreparedDirectory, FurtherNamesOfForeignFilesAreRefused) {
-    fs::create_hard_link(victim_, out_ / ".lock");
+TEST_F(PreparedDirectory, RefusesHardLinks) {
+    fs::create_hard_link(foreign_file_, out_ / ".lock");
     expect_refused(run(training(out_)), {".lock: has 2 names"});
     fs::remove(out_ / ".lock");
     train_six_steps(out_);
@@ -311,10 +311,10 @@ TEST_F(PreparedDirectory, FurtherNamesOfForeignFilesAreRefused) {
     expect_refused_unchanged({"metrics.jsonl: has 2 names (hard links)"});
     fs::remove(place_ / "second");
     expect_success(run(resume()));
-    expect_victim_untouched();
+    expect_foreign_file_unchanged();
 }
 
-TEST_F(PreparedDirectory, FilesAndLinksOfAnotherUserAreRefused) {
+TEST_F(PreparedDirectory, RefusesFilesAndLinksOfAnotherUser) {
     if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
     train_six_steps(out_);
     for (const std::string name : {".lock", "metrics.jsonl"}) {
@@ -330,21 +330,21 @@ TEST_F(PreparedDirectory, FilesAndLinksOfAnotherUserAreRefused) {
     expect_success(run(resume()));
 }
 
-TEST_F(PreparedDirectory, TheDirectoryItselfMayBeALink) {
+TEST_F(PreparedDirectory, RunDirectoryMayBeALink) {
     fs::create_directory_symlink(out_, place_ / "link");
     train_six_steps(place_ / "link");
     expect_success(run({"train", "--resume", (place_ / "link").string(), "--quiet"}));
     EXPECT_EQ(steps_of(out_).size(), 8u);
 }
 
-TEST_F(PreparedDirectory, WhatAKilledProcessLeftIsRemoved) {
+TEST_F(PreparedDirectory, RemovesTemporaryFilesOfAKilledProcess) {
     train_six_steps(out_);
-    const std::vector<std::string> left{"config.json.tmp-12", "metrics.jsonl.tmp-0123456789abcdef",
-                                        "loss.svg.tmp", "checkpoints/step_00000009.h5.tmp-12"};
-    for (const std::string& name : left) std::ofstream(out_ / name) << "half";
+    const std::vector<std::string> leftovers{"config.json.tmp-12", "metrics.jsonl.tmp-0123456789abcdef",
+                                             "loss.svg.tmp", "checkpoints/step_00000009.h5.tmp-12"};
+    for (const std::string& name : leftovers) std::ofstream(out_ / name) << "half";
     std::ofstream(out_ / "notes.tmp-12") << "mine";
     expect_success(run(resume()));
-    for (const std::string& name : left) EXPECT_FALSE(exists(out_ / name)) << name;
+    for (const std::string& name : leftovers) EXPECT_FALSE(exists(out_ / name)) << name;
     EXPECT_TRUE(exists(out_ / "notes.tmp-12"));
 }
 
@@ -352,30 +352,30 @@ TEST_F(PreparedDirectory, WhatAKilledProcessLeftIsRemoved) {
 
 using WorkingDirectory = RunOnDisk;
 
-TEST_F(WorkingDirectory, DoesNotMatterToAResumedRun) {
-    const ProcessOptions here{.through = {"env", "-C", place_.path().string()}};
+TEST_F(WorkingDirectory, IsIrrelevantToAResumedRun) {
+    const ProcessOptions in_place{.prefix = {"env", "-C", place_.path().string()}};
     const Arguments relative = tiny_training("stories.txt", "run") +
                                Arguments{"--val-data", "stories.txt", "--save-every", "2", "--quiet"};
-    expect_success(run(relative + Arguments{"--stop-after", "4"}, here));
+    expect_success(run(relative + Arguments{"--stop-after", "4"}, in_place));
     const nlohmann::json config = parse_json(contents_of(out_ / "config.json"));
     EXPECT_EQ(config["data"], stories_);
     EXPECT_EQ(config["val-data"], stories_);
-    expect_success(run(resume(), {.through = {"env", "-C", "/"}}));
+    expect_success(run(resume(), {.prefix = {"env", "-C", "/"}}));
     EXPECT_EQ(steps_of(out_).size(), 8u);
 }
 
-TEST_F(WorkingDirectory, MovedDataIsGivenAgain) {
+TEST_F(WorkingDirectory, ResumeAcceptsTheNewPathOfMovedData) {
     train_six_steps(out_);
     fs::rename(stories_, place_ / "moved.txt");
     expect_refused(run(resume() + Arguments{"--stop-after", "7"}), {"stories.txt", "No such file"});
-    const ProcessOptions here{.through = {"env", "-C", place_.path().string()}};
-    expect_success(run(resume() + Arguments{"--data", "moved.txt", "--stop-after", "7"}, here));
-    expect_success(run(resume()));  // its checkpoint knows the new place
+    const ProcessOptions in_place{.prefix = {"env", "-C", place_.path().string()}};
+    expect_success(run(resume() + Arguments{"--data", "moved.txt", "--stop-after", "7"}, in_place));
+    expect_success(run(resume()));  // the checkpoint of step 7 has the new path
     fs::rename(place_ / "moved.txt", stories_);
     expect_finished_as_straight();
 }
 
-TEST_F(WorkingDirectory, ResumeTakesNoValidationDataThatTheRunDidNotHave) {
+TEST_F(WorkingDirectory, ResumeRefusesNewValidationData) {
     train_six_steps(out_);
     const auto before = state_of_files(out_);
     expect_refused(run(resume() + Arguments{"--val-data", stories_}), {"val-data: '", "at another place"});
@@ -386,13 +386,13 @@ TEST_F(WorkingDirectory, ResumeTakesNoValidationDataThatTheRunDidNotHave) {
 
 using FinishedRun = RunOnDisk;
 
-TEST_F(FinishedRun, SaysSoAndStaysAsItIs) {
+TEST_F(FinishedRun, IsReportedAndUnchanged) {
     expect_success(run(training(out_)));
     const auto before = state_of_files(out_);
     for (const Arguments& extra : {Arguments{}, Arguments{"--steps", "5"}, Arguments{"--restart"}}) {
         const Outcome outcome = run(resume() + extra);
         expect_success(outcome);
-        EXPECT_EQ(outcome.out, "the run is finished at step 8; --steps M goes further\n");
+        EXPECT_EQ(outcome.out, "the run is finished at step 8; --steps M continues it up to step M\n");
         EXPECT_EQ(state_of_files(out_), before);
     }
     expect_success(run(resume() + Arguments{"--steps", "9"}));

@@ -1,5 +1,5 @@
 #pragma once
-/// Looks into a training that runs: how far it is, and its processes.
+/// Observes a running training: its progress and its processes.
 #include <unistd.h>
 
 #include <chrono>
@@ -19,27 +19,27 @@ inline std::int64_t steps_done(const std::filesystem::path& run) {
     return lines;
 }
 
-/// Waits until `happened`, or the program has ended.
-template <class Happened>
-void wait_until(Program& program, Happened happened) {
+/// Waits until `condition` holds or the program has ended.
+template <class Condition>
+void wait_until(Program& program, Condition condition) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(100);
-    while (program.running() && !happened()) {
+    while (program.running() && !condition()) {
         check(std::chrono::steady_clock::now() < deadline, "waited too long");
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
 }
 
-/// The process that trains into `run` with that variable in its environment; -1: there is none.
-inline pid_t process_with(const std::filesystem::path& run, const std::string& variable) {
-    const auto holds = [](const std::string& text, const std::string& part) {
+/// The process that trains into `run` and has `variable` ("RANK=0") in its environment; -1: none.
+inline pid_t find_process(const std::filesystem::path& run, const std::string& variable) {
+    const auto contains = [](const std::string& text, const std::string& part) {
         return text.find('\0' + part + '\0') != std::string::npos;
     };
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
         const std::string name = entry.path().filename().string();
         if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-        if (holds('\0' + contents_of(entry.path() / "cmdline"), run.string()) &&
-            holds('\0' + contents_of(entry.path() / "environ"), variable))
+        if (contains('\0' + contents_of(entry.path() / "cmdline"), run.string()) &&
+            contains('\0' + contents_of(entry.path() / "environ"), variable))
             return std::stoi(name);
     }
     return -1;

@@ -1,4 +1,4 @@
-// The program under signals, with a terminal or a pipe that goes, from the outside.
+// The program under signals, and when its terminal or pipe is closed.
 #include <fcntl.h>
 #include <pty.h>
 #include <signal.h>
@@ -22,21 +22,30 @@ namespace {
 using std::chrono::steady_clock;
 using testing::HasSubstr;
 
-/// GRADTILE_FAULT_ROUNDS: how often a fault is repeated; 50 makes 200 signals in all.
+/// Repetitions of the signal tests: GRADTILE_FAULT_ROUNDS, or 2. A value of 50 sends 200 signals in total.
 int signal_rounds() {
     const char* const rounds = std::getenv("GRADTILE_FAULT_ROUNDS");
     return rounds != nullptr ? std::atoi(rounds) : 2;
 }
 
-/// One in which the matrix library has most of the time.
-Arguments multiplying_training(const std::string& data, const std::filesystem::path& out) {
+/// A training that spends most of its time in the matrix library.
+Arguments large_training(const std::string& data, const std::filesystem::path& out) {
     return {"train", "--data",        data, "--out",    out.string(), "--tokenizer",  "bytes", "--layers",
             "2",     "--heads",       "4",  "--width",  "128",        "--context",    "128",   "--batch",
             "8",     "--micro-batch", "4",  "--steps",  "10000000",   "--eval-every", "7",     "--save-every",
             "20",    "--warmup",      "2",  "--device", "cpu",        "--quiet"};
 }
 
-// ---- Products under signals ----
+/// Expects the program to end without saving when it receives the signal.
+void expect_end_at_once(Program& program, int signal) {
+    ASSERT_TRUE(program.running());
+    const auto since = steady_clock::now();
+    program.send(signal);
+    EXPECT_EQ(program.wait().exit_code, 128 + signal);
+    EXPECT_LT(seconds_since(since), 5.0);
+}
+
+// ---- Signals during matrix products ----
 
 struct ComputeSetting {
     const char* dtype;
@@ -51,7 +60,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, TrainingUnderSignals,
                              return std::string(info.param.dtype) + "_threads_" + info.param.threads;
                          });
 
-TEST_P(TrainingUnderSignals, EndsWellAndGoesOnToTheBit) {
+TEST_P(TrainingUnderSignals, SavesAndResumesBitIdentically) {
     const TemporaryDirectory place;
     const std::string data = write_stories(place, 40000);
     const std::filesystem::path out = place / "run", straight = place / "straight";
@@ -60,7 +69,7 @@ TEST_P(TrainingUnderSignals, EndsWellAndGoesOnToTheBit) {
     std::mt19937 random(std::random_device{}());
     std::int64_t done = 0;
     for (int round = 0; round < signal_rounds(); ++round) {
-        Program program(round == 0 ? multiplying_training(data, out) + setting : resume);
+        Program program(round == 0 ? large_training(data, out) + setting : resume);
         const std::int64_t before = done;
         wait_until(program, [&] { return static_cast<std::int64_t>(steps_of(out).size()) > before; });
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 300'000));
@@ -74,7 +83,7 @@ TEST_P(TrainingUnderSignals, EndsWellAndGoesOnToTheBit) {
     }
     const Arguments end = {"--stop-after", std::to_string(done + 3)};
     expect_success(run(resume + end));
-    expect_success(run(multiplying_training(data, straight) + setting + end));
+    expect_success(run(large_training(data, straight) + setting + end));
     EXPECT_EQ(steps_of(out).size(), static_cast<std::size_t>(done) + 3);
     EXPECT_EQ(steps_of(out), steps_of(straight));
     EXPECT_EQ(tensors_of(out), tensors_of(straight));
@@ -84,13 +93,13 @@ TEST_P(TrainingUnderSignals, EndsWellAndGoesOnToTheBit) {
 
 class LongSteps : public testing::Test {
   protected:
-    /// Steps of minutes: 4096 micro-steps.
+    /// Steps of 4096 micro-steps take minutes.
     Arguments training() const {
-        return multiplying_training(data_, out_) + Arguments{"--threads",     "1", "--batch", "4096",
-                                                             "--micro-batch", "1", "--steps", "2",
-                                                             "--save-every",  "1"};
+        return large_training(data_, out_) + Arguments{"--threads",     "1", "--batch", "4096",
+                                                       "--micro-batch", "1", "--steps", "2",
+                                                       "--save-every",  "1"};
     }
-    /// Until the program trains: it has made its directory and used a second of processor time since.
+    /// Waits until the program trains: one second after it has created metrics.jsonl.
     void wait_until_it_computes(Program& program) const {
         wait_until(program, [&] { return exists(out_ / "metrics.jsonl"); });
         std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -101,7 +110,7 @@ class LongSteps : public testing::Test {
     std::filesystem::path out_ = place_ / "run";
 };
 
-TEST_F(LongSteps, AreDroppedBetweenMicroSteps) {
+TEST_F(LongSteps, EndBetweenMicroSteps) {
     for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
         Program program(signal == SIGTERM ? training()
                                           : Arguments{"train", "--resume", out_.string(), "--quiet"});
@@ -118,27 +127,23 @@ TEST_F(LongSteps, AreDroppedBetweenMicroSteps) {
     }
 }
 
-/// One micro-step: only a second signal interrupts it.
-TEST_F(LongSteps, ASecondSignalLeavesAtOnce) {
+/// The step has one micro-step, so only a second signal interrupts it.
+TEST_F(LongSteps, EndAtOnceOnASecondSignal) {
     for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
         const std::filesystem::path out = place_ / concat("run", signal);
-        Program program(multiplying_training(data_, out) +
+        Program program(large_training(data_, out) +
                         Arguments{"--threads", "1", "--batch", "2048", "--micro-batch", "2048"});
         wait_until(program, [&] { return exists(out / "metrics.jsonl"); });
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
         program.send(signal);
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
-        ASSERT_TRUE(program.running());
-        const auto since = steady_clock::now();
-        program.send(signal);
-        EXPECT_EQ(program.wait().exit_code, 128 + signal);
-        EXPECT_LT(seconds_since(since), 5.0);
+        expect_end_at_once(program, signal);
     }
 }
 
-// ---- The start ----
+// ---- Signals during the start ----
 
-TEST(SignalAtTheStart, EndsAProcessThatWaitsForOthers) {
+TEST(SignalDuringTheStart, EndsAProcessThatWaitsForPeers) {
     const TemporaryDirectory place;
     const std::string data = write_stories(place);
     for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
@@ -150,21 +155,17 @@ TEST(SignalAtTheStart, EndsAProcessThatWaitsForOthers) {
                                                                              {"MASTER_ADDR", "127.0.0.1"},
                                                                              {"MASTER_PORT", port}}});
         std::this_thread::sleep_for(std::chrono::seconds(1));
-        ASSERT_TRUE(program.running());
-        const auto since = steady_clock::now();
-        program.send(signal);
-        EXPECT_EQ(program.wait().exit_code, 128 + signal);
-        EXPECT_LT(seconds_since(since), 5.0);
+        expect_end_at_once(program, signal);
     }
 }
 
-// ---- Output that nobody reads ----
+// ---- Output without a reader ----
 
-TEST(OutputThatNobodyReads, AClosedPipeDoesNotStopTraining) {
+TEST(OutputWithoutAReader, ClosedPipeDoesNotStopTraining) {
     const TemporaryDirectory place;
     const std::string data = write_stories(place);
     ProcessOptions options;
-    options.through = {"bash", "-c", "set -o pipefail; \"$0\" \"$@\" 2>&1 | head -n 1"};
+    options.prefix = {"bash", "-c", "set -o pipefail; \"$0\" \"$@\" 2>&1 | head -n 1"};
     const Outcome outcome =
         Program(tiny_training(data, place / "run") + Arguments{"--steps", "200"}, options).wait();
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -172,15 +173,15 @@ TEST(OutputThatNobodyReads, AClosedPipeDoesNotStopTraining) {
     EXPECT_TRUE(exists(place / "run/checkpoints/step_00000200.h5"));
 }
 
-/// The program in a process group of its own, on a terminal of its own where it is to have one.
-class Spawned {
+/// Runs the program in a new process group, either on a new pseudo-terminal or without a terminal.
+class ProgramInOwnGroup {
   public:
-    enum class On { terminal, nothing };
-    Spawned(const Arguments& arguments, On on) {
-        process_ = on == On::terminal ? forkpty(&window_, nullptr, nullptr, nullptr) : ::fork();
+    enum class Terminal { pseudo, none };
+    ProgramInOwnGroup(const Arguments& arguments, Terminal terminal) {
+        process_ = terminal == Terminal::pseudo ? forkpty(&terminal_, nullptr, nullptr, nullptr) : ::fork();
         check(process_ >= 0, "cannot start a process");
         if (process_ > 0) return;
-        if (on == On::nothing) {
+        if (terminal == Terminal::none) {
             ::setpgid(0, 0);
             const int null = ::open("/dev/null", O_RDWR);
             for (const int stream : {0, 1, 2}) ::dup2(null, stream);
@@ -193,34 +194,34 @@ class Spawned {
         ::execv(argv[0], argv.data());
         ::_exit(126);
     }
-    ~Spawned() {
+    ~ProgramInOwnGroup() {
         if (!ended_) {
             ::kill(process_, SIGKILL);
             ::waitpid(process_, nullptr, 0);
         }
-        close_window();
+        close_terminal();
     }
-    Spawned(const Spawned&) = delete;
-    Spawned& operator=(const Spawned&) = delete;
+    ProgramInOwnGroup(const ProgramInOwnGroup&) = delete;
+    ProgramInOwnGroup& operator=(const ProgramInOwnGroup&) = delete;
 
     void send(int signal) const { signal_process(process_, signal); }
     void type(const std::string& keys) const {
-        ASSERT_EQ(::write(window_, keys.data(), keys.size()), std::ssize(keys));
+        ASSERT_EQ(::write(terminal_, keys.data(), keys.size()), std::ssize(keys));
     }
-    void close_window() {
-        if (window_ >= 0) ::close(window_);
-        window_ = -1;
+    void close_terminal() {
+        if (terminal_ >= 0) ::close(terminal_);
+        terminal_ = -1;
     }
-    /// The status of its next end (or stop or continuation, with those options of waitpid).
+    /// Waits for the end of the process; with WUNTRACED or WCONTINUED also for a stop or a continuation.
     int next_status(int options = 0) {
         int status = 0;
         while (::waitpid(process_, &status, options | WNOHANG) != process_) drain();
         ended_ = WIFEXITED(status) || WIFSIGNALED(status);
         return status;
     }
-    template <class Happened>
-    void wait_for(Happened happened) {
-        while (!happened()) {
+    template <class Condition>
+    void wait_for(Condition condition) {
+        while (!condition()) {
             int status = 0;
             if (::waitpid(process_, &status, WNOHANG) == process_) {
                 ended_ = true;
@@ -231,21 +232,21 @@ class Spawned {
     }
 
   private:
-    /// Its output must be read, or it blocks.
+    /// Reads the output; otherwise the program would block.
     void drain() const {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        if (window_ < 0) return;
-        ::fcntl(window_, F_SETFL, O_NONBLOCK);
+        if (terminal_ < 0) return;
+        ::fcntl(terminal_, F_SETFL, O_NONBLOCK);
         char text[4096];
-        while (::read(window_, text, sizeof text) > 0) {
+        while (::read(terminal_, text, sizeof text) > 0) {
         }
     }
     pid_t process_ = -1;
-    int window_ = -1;
+    int terminal_ = -1;
     bool ended_ = false;
 };
 
-class OnATerminal : public testing::Test {
+class TerminalSignals : public testing::Test {
   protected:
     Arguments training() const {
         return tiny_training(data_, out_) + Arguments{"--steps", "100000000", "--save-every", "0"};
@@ -256,8 +257,8 @@ class OnATerminal : public testing::Test {
     std::filesystem::path out_ = place_ / "run";
 };
 
-TEST_F(OnATerminal, CtrlCSavesAndEnds) {
-    Spawned program(training(), Spawned::On::terminal);
+TEST_F(TerminalSignals, CtrlCSavesAndEnds) {
+    ProgramInOwnGroup program(training(), ProgramInOwnGroup::Terminal::pseudo);
     program.wait_for([&] { return has_steps(3); });
     program.type("\x03");
     const int status = program.next_status();
@@ -265,19 +266,19 @@ TEST_F(OnATerminal, CtrlCSavesAndEnds) {
     EXPECT_EQ(run({"inspect", out_.string()}).exit_code, 0);
 }
 
-/// As one process, and with the launcher as its parent.
-class WindowThatIsClosed : public OnATerminal, public testing::WithParamInterface<Arguments> {};
-INSTANTIATE_TEST_SUITE_P(As, WindowThatIsClosed, testing::Values(Arguments{}, Arguments{"--restarts", "1"}),
+/// Runs as one process, and under the launcher.
+class ClosedTerminal : public TerminalSignals, public testing::WithParamInterface<Arguments> {};
+INSTANTIATE_TEST_SUITE_P(As, ClosedTerminal, testing::Values(Arguments{}, Arguments{"--restarts", "1"}),
                          [](const auto& info) { return info.param.empty() ? "one_process" : "launcher"; });
 
-TEST_P(WindowThatIsClosed, DoesNotStopTraining) {
-    Spawned program(training() + GetParam(), Spawned::On::terminal);
+TEST_P(ClosedTerminal, DoesNotStopTraining) {
+    ProgramInOwnGroup program(training() + GetParam(), ProgramInOwnGroup::Terminal::pseudo);
     program.wait_for([&] { return has_steps(3); });
-    program.close_window();
+    program.close_terminal();
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     const std::int64_t before = steps_done(out_);
     program.wait_for([&] { return has_steps(before + 50); });
-    program.send(SIGHUP);  // the terminal is gone: this, too, may be of its end
+    program.send(SIGHUP);  // without a terminal, SIGHUP counts as sent by its end
     program.wait_for([&] { return has_steps(before + 100); });
     program.send(SIGTERM);
     const int status = program.next_status();
@@ -285,8 +286,8 @@ TEST_P(WindowThatIsClosed, DoesNotStopTraining) {
     EXPECT_EQ(run({"inspect", out_.string()}).exit_code, 0);
 }
 
-TEST_F(OnATerminal, CtrlZSuspendsAndTrainingGoesOnAfterwards) {
-    Spawned program(training(), Spawned::On::nothing);
+TEST_F(TerminalSignals, CtrlZSuspendsAndTrainingContinues) {
+    ProgramInOwnGroup program(training(), ProgramInOwnGroup::Terminal::none);
     program.wait_for([&] { return has_steps(3); });
     program.send(SIGTSTP);
     EXPECT_TRUE(WIFSTOPPED(program.next_status(WUNTRACED)));
@@ -303,11 +304,12 @@ TEST_F(OnATerminal, CtrlZSuspendsAndTrainingGoesOnAfterwards) {
 
 // ---- Other commands ----
 
-TEST(OtherCommands, AreEndedBySignalsAsEverySoftwareIs) {
+TEST(OtherCommands, HaveTheDefaultActionsOfSignals) {
     const TemporaryDirectory place;
     for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
-        Spawned program({"corpus", "--characters", "1000000000", "--out", (place / "endless.txt").string()},
-                        Spawned::On::nothing);
+        ProgramInOwnGroup program(
+            {"corpus", "--characters", "1000000000", "--out", (place / "endless.txt").string()},
+            ProgramInOwnGroup::Terminal::none);
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
         program.send(SIGTSTP);
         EXPECT_TRUE(WIFSTOPPED(program.next_status(WUNTRACED)));

@@ -1,4 +1,4 @@
-// What a person sees: the program on a pseudo-terminal of a given width.
+// Output of the program on a pseudo-terminal of a given width.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pty.h>
@@ -20,7 +20,7 @@ using testing::Not;
 
 struct Screen {
     int exit_code = -1;
-    std::string text;  ///< all that was written
+    std::string text;  ///< all output
 };
 
 Screen run_on_terminal(const Arguments& arguments, unsigned short columns, const char* term = "xterm") {
@@ -39,7 +39,7 @@ Screen run_on_terminal(const Arguments& arguments, unsigned short columns, const
     }
     Screen screen;
     char bytes[4096];
-    for (ssize_t n = 0; (n = ::read(terminal, bytes, sizeof bytes)) > 0;)  // EIO at the end
+    for (ssize_t n = 0; (n = ::read(terminal, bytes, sizeof bytes)) > 0;)  // read() fails with EIO at the end
         screen.text.append(bytes, static_cast<std::size_t>(n));
     int status = 0;
     ::waitpid(process, &status, 0);
@@ -48,7 +48,7 @@ Screen run_on_terminal(const Arguments& arguments, unsigned short columns, const
     return screen;
 }
 
-/// What follows each carriage return that no line feed follows.
+/// The lines that overwrite an earlier line: text after a carriage return without a line feed.
 std::vector<std::string> rewritten_lines(const std::string& text) {
     std::vector<std::string> lines;
     for (std::size_t at = text.find('\r'); at != std::string::npos; at = text.find('\r', at + 1))
@@ -59,7 +59,7 @@ std::vector<std::string> rewritten_lines(const std::string& text) {
 
 class Terminal : public testing::Test {
   protected:
-    /// Long enough for several redrawings.
+    /// A training long enough for several updates of the progress line.
     Arguments training(const std::string& name) const {
         return tiny_training(stories_, place_ / name) +
                Arguments{"--width", "64", "--context", "64", "--steps", "400", "--eval-every", "50"};
@@ -68,7 +68,7 @@ class Terminal : public testing::Test {
     std::string stories_ = write_stories(place_);
 };
 
-TEST_F(Terminal, TheProgressLineIsNeverWiderThanTheTerminal) {
+TEST_F(Terminal, ProgressLineIsNarrowerThanTheTerminal) {
     for (const unsigned short columns : std::initializer_list<unsigned short>{20, 50, 80}) {
         const Screen screen = run_on_terminal(training(std::to_string(columns)), columns);
         EXPECT_EQ(screen.exit_code, 0);
@@ -78,19 +78,19 @@ TEST_F(Terminal, TheProgressLineIsNeverWiderThanTheTerminal) {
         EXPECT_THAT(lines.back(), testing::StartsWith("step 400/400"));
         EXPECT_THAT(screen.text, Not(HasSubstr("\x1b")));
     }
-    // A terminal that does not say how wide it is counts as 80 columns.
+    // A terminal of unknown width counts as 80 columns.
     const Screen screen = run_on_terminal(training("unknown"), 0);
     for (const std::string& line : rewritten_lines(screen.text)) EXPECT_LT(line.size(), 80u) << line;
     EXPECT_THAT(screen.text, HasSubstr("tokens/s"));
 }
 
-TEST_F(Terminal, AnOldEvaluationIsShownWithItsStep) {
+TEST_F(Terminal, OldEvaluationIsShownWithItsStep) {
     const Screen screen = run_on_terminal(training("run"), 120, "dumb");
     EXPECT_THAT(screen.text, testing::ContainsRegex("step 50/400  loss [0-9.]+  val [0-9.]+  "));
     EXPECT_THAT(screen.text, testing::ContainsRegex("step 60/400  loss [0-9.]+  val [0-9.]+ @ 50  "));
 }
 
-TEST_F(Terminal, ADumbTerminalGetsWholeLines) {
+TEST_F(Terminal, DumbTerminalGetsWholeLines) {
     const Screen screen = run_on_terminal(training("run"), 80, "dumb");
     EXPECT_EQ(screen.exit_code, 0);
     EXPECT_TRUE(rewritten_lines(screen.text).empty());
@@ -98,7 +98,7 @@ TEST_F(Terminal, ADumbTerminalGetsWholeLines) {
     EXPECT_THAT(screen.text, Not(HasSubstr("\x1b")));
 }
 
-TEST_F(Terminal, AModelsControlCharactersAreEscapedOnATerminalOnly) {
+TEST_F(Terminal, EscapesGeneratedControlCharactersOnATerminalOnly) {
     std::string text;
     while (text.size() < 2000) text += "ab\x1b[31mc\x07\xc2\x9bhd\n";
     const auto out = place_ / "run";

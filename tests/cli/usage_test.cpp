@@ -1,4 +1,4 @@
-// The command line itself: help, exit codes, limits of every value, the settings it prints.
+// The command line: help, exit codes, limits of values, printed settings.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,13 +31,13 @@ const std::vector<Arguments> commands = {{},
                                          {"version"},
                                          {"convert"}};
 
-TEST(Usage, EveryLineOfEveryHelpFitsIn80Columns) {
+TEST(Usage, HelpFitsIn80Columns) {
     for (const Arguments& command : commands) {
         const Outcome help = run(command + Arguments{"--help"});
         expect_success(help);
         std::istringstream lines(help.out);
         for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
-        // The other way to ask, and for the program itself.
+        // `gradtile help COMMAND` prints the same.
         EXPECT_EQ(run(Arguments{"help"} + command).out, help.out);
     }
     for (const std::string& preset : preset_names()) {
@@ -55,7 +55,7 @@ TEST(Usage, HelpShowsTheDefaultsOfThePreset) {
     EXPECT_THAT(run({"train", "--help"}).out, HasSubstr("--layers INTEGER=4 "));
 }
 
-TEST(Usage, TheVersionIsPrintedHoweverItIsAskedFor) {
+TEST(Usage, EverySpellingPrintsTheVersion) {
     const Outcome version = run({"--version"});
     expect_success(version);
     EXPECT_THAT(version.out, testing::MatchesRegex("gradtile [0-9.]+\n"));
@@ -63,7 +63,7 @@ TEST(Usage, TheVersionIsPrintedHoweverItIsAskedFor) {
     EXPECT_EQ(run({"version"}).out, version.out);
 }
 
-TEST(Usage, ACommandThatIsUnknownGetsNoHelp) {
+TEST(Usage, UnknownCommandIsReportedInsteadOfHelp) {
     for (const Arguments& arguments : {Arguments{"trian", "--help"}, {"help", "trian"}, {"trian"}}) {
         const Outcome outcome = run(arguments);
         EXPECT_EQ(outcome.exit_code, 2);
@@ -73,7 +73,7 @@ TEST(Usage, ACommandThatIsUnknownGetsNoHelp) {
     EXPECT_THAT(run({"train", "--frobnicate"}).err, testing::Not(HasSubstr("did you mean")));
 }
 
-TEST(Usage, WhatCannotBeUnderstoodEndsWith2) {
+TEST(Usage, UsageErrorsExitWith2) {
     const TemporaryDirectory place;
     const std::string wrong_type = place.write("type.json", R"({"steps": "3"})");
     const std::string wrong_value = place.write("value.json", R"({"steps": 0})");
@@ -118,7 +118,7 @@ TEST(Usage, WhatCannotBeUnderstoodEndsWith2) {
     EXPECT_FALSE(exists(out));
 }
 
-TEST(Usage, AFailedCommandEndsWith1) {
+TEST(Usage, FailedCommandsExitWith1) {
     const TemporaryDirectory place;
     const std::string none = (place / "none").string();
     for (const Arguments& arguments : {Arguments{"sample", none},
@@ -136,7 +136,7 @@ TEST(Usage, AFailedCommandEndsWith1) {
     }
 }
 
-TEST(Usage, HugeValuesAreRefusedAtOnce) {
+TEST(Usage, RefusesHugeValues) {
     const TemporaryDirectory place;
     const std::string stories = write_stories(place);
     const std::string none = (place / "none").string();
@@ -172,13 +172,13 @@ TEST(Usage, HugeValuesAreRefusedAtOnce) {
     EXPECT_FALSE(std::filesystem::exists(none));
 }
 
-TEST(Usage, ARunWithoutADirectoryIsRefused) {
+TEST(Usage, RefusesARunWithoutADirectory) {
     const TemporaryDirectory place;
     const std::string stories = write_stories(place);
     expect_refused(run(tiny_training(stories, "")), {"--out ''", "expected a directory"});
 }
 
-TEST(Usage, PrintedSettingsAreTheRunsConfig) {
+TEST(Usage, PrintConfigEqualsTheRunsConfigJson) {
     const TemporaryDirectory place;
     const auto out = place / "run";
     const Arguments training = tiny_training(write_stories(place), out);

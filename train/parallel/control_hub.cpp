@@ -189,7 +189,7 @@ void ControlHub::handle(int rank, const Message& message) {
         case Message::Kind::failure:
             if (!failure_) failure_ = {rank, message.step, message.text, SteadyClock::now()};
             break;
-        case Message::Kind::welcome:
+        case Message::Kind::all_connected:
         case Message::Kind::result:
         case Message::Kind::all_left:
         case Message::Kind::loss:
