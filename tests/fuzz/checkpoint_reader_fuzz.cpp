@@ -1,7 +1,7 @@
-// The checkpoint reader against files that somebody made who wants to hurt it: sound small checkpoints,
-// changed byte by byte or in the structure of their list of tensors, and every checksum made good again
-// (header, list, tensors, body), so that nothing but the reader's own judgement refuses them. It may refuse
-// with an Error, nothing else; and what it reads is no larger than the file.
+// Fuzzes the checkpoint reader with malicious files: small valid checkpoints are modified byte by byte or in
+// the structure of their manifest, and all checksums (header, manifest, tensors, body) are then made valid,
+// so that only the reader's own checks can reject them. The reader may throw Error and nothing else, and the
+// data that it returns must not be larger than the file.
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
@@ -18,7 +18,7 @@
 namespace gradtile::test {
 namespace {
 
-/// The fuzzer's bytes as choices; zeros once they are used up.
+/// Interprets the fuzzer's bytes as choices; after the last byte all choices are 0.
 class Choices {
   public:
     Choices(const std::uint8_t* data, std::size_t size) : left_(data, size) {}
@@ -35,17 +35,17 @@ class Choices {
         for (int i = 0; i < 8; ++i) value = value << 8 | byte();
         return value;
     }
-    /// From first to last, both included.
+    /// A number from `first` to `last`, inclusive.
     std::uint64_t between(std::uint64_t first, std::uint64_t last) {
         const std::uint64_t span = last - first + 1;
         return first + (span == 0 ? word() : (span <= 256 ? byte() : word()) % span);
     }
-    std::vector<std::byte> bytes(std::size_t most) {
-        const auto taken = std::as_bytes(left_.first(std::min(most, left_.size())));
+    std::vector<std::byte> bytes(std::size_t max_count) {
+        const auto taken = std::as_bytes(left_.first(std::min(max_count, left_.size())));
         left_ = left_.subspan(taken.size());
         return {taken.begin(), taken.end()};
     }
-    /// A number at which sizes break, near one, or any.
+    /// An edge case of sizes, a number near `usual`, or any number.
     std::uint64_t size(std::uint64_t usual) {
         constexpr std::uint64_t kEdges[] = {0,          1,          4095,       4096, 1ull << 31,
                                             1ull << 32, 1ull << 62, 1ull << 63, ~0ull};
@@ -91,18 +91,19 @@ std::vector<Checkpoint> checkpoints() {
     return all;
 }
 
-// Made once, before fuzzing begins: writing uses a thread, whose coverage would be taken for the input's.
+// Created before fuzzing begins, because writing uses a thread whose coverage would be attributed to the
+// input.
 const std::vector<std::vector<std::byte>> corpus = [] {
     std::vector<std::vector<std::byte>> files;
     for (const Checkpoint& checkpoint : checkpoints()) files.push_back(file_of(checkpoint));
     return files;
 }();
 
-// Larger than every sound file above. Without a limit a file that gains an end again and again doubles each
-// time.
+// Larger than every valid file above. The limit is needed because changed_bytes() may double a file
+// repeatedly.
 constexpr std::uint64_t kLongestFile = 4 << 20;
 
-/// Any bytes of the file changed, most of them in the user block; some files lose or gain an end.
+/// Changes bytes of the file, most of them in the user block, and sometimes truncates or extends it.
 std::vector<std::byte> changed_bytes(Choices& data, std::vector<std::byte> file) {
     const auto block = get_little_endian<std::uint64_t>(file.data() + kUserBlockField);
     while (data.more()) {
@@ -244,10 +245,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t siz
     std::vector<std::byte> file;
     switch (kind % 8) {
         case 0:
-            file = data.bytes(size);  // any bytes
+            file = data.bytes(size);  // arbitrary bytes
             break;
         case 1:
-            file = test::changed_bytes(data, sound);  // with the checksums as they were
+            file = test::changed_bytes(data, sound);  // without valid checksums
             break;
         case 2:
         case 3:
@@ -272,10 +273,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t siz
     };
     const std::string read = refusal_of([&] {
         if (test::bytes_of(read_checkpoint("a.h5", {}, fs)) > bytes)
-            test::fail("more was read than the file has");
+            test::fail("the reader returned more bytes than the file has");
     });
     const std::string inspected = refusal_of([&] { inspect_checkpoint("a.h5", fs); });
-    if (read != inspected) test::fail("reading says \"" + read + "\", inspecting \"" + inspected + "\"");
+    if (read != inspected)
+        test::fail("read_checkpoint: \"" + read + "\", inspect_checkpoint: \"" + inspected + "\"");
     if (read.find('\n') != std::string::npos) test::fail("more than one line: " + read);
     return 0;
 }

@@ -1,4 +1,5 @@
-// Any bytes as a config file: either one clear Error, or settings that survive being written and read again.
+// Fuzzes the config file parser: any bytes give either one Error, or settings that are unchanged after being
+// written and read again.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -15,17 +16,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     try {
         apply_config_text(config, text, "fuzz");
     } catch (const Error&) {
-        return 0;  // refused by name
+        return 0;  // an invalid config
     }
     TrainConfig copy;
-    apply_json(copy, to_json(config), "fuzz");  // what it wrote itself it must accept
+    apply_json(copy, to_json(config), "fuzz");  // its own output must be accepted
     if (to_json(copy) != to_json(config)) std::abort();
     try {
         validate(config);
         if (config.accumulation_steps() < 1) std::abort();
         if (!activations_are_countable(config.model, config.micro_batch_size())) std::abort();
     } catch (const Error&) {
-        // a value out of its range
+        // a value out of range
     }
     return 0;
 }

@@ -1,6 +1,6 @@
-// A small coverage-guided fuzzer for compilers without libFuzzer. It takes libFuzzer's
-// -max_total_time=SECONDS, -seed=N, -max_len=BYTES and files or directories of first inputs; an input that
-// crashes the target is kept in the file crash-input.
+// A small coverage-guided fuzzer for compilers without libFuzzer. It accepts libFuzzer's
+// -max_total_time=SECONDS, -seed=N, -max_len=BYTES and files or directories of initial inputs. An input that
+// crashes the target is written to the file crash-input.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -26,9 +26,9 @@ namespace {
 using Input = std::vector<std::uint8_t>;
 
 constexpr std::size_t map_size = 1 << 16;
-std::uint8_t reached[map_size];   // by the current input: one place for every basic block, up to collisions
-std::uint8_t known[map_size];     // by any input so far
-std::uint16_t touched[map_size];  // the places that are reached
+std::uint8_t reached[map_size];   // basic blocks (by hash) that the current input reaches
+std::uint8_t known[map_size];     // basic blocks that any input so far has reached
+std::uint16_t touched[map_size];  // indices of the non-zero elements of `reached`
 std::size_t touched_count = 0;
 const Input* current = nullptr;
 
@@ -36,13 +36,13 @@ void keep_crash(int signal) {
     const int file = ::open("crash-input", O_WRONLY | O_CREAT | O_TRUNC, 0644);
     if (file >= 0 && current != nullptr && ::write(file, current->data(), current->size()) >= 0)
         ::close(file);
-    constexpr std::string_view note = "fuzz: the input is kept in crash-input\n";
+    constexpr std::string_view note = "fuzz: the input was written to crash-input\n";
     if (::write(2, note.data(), note.size()) < 0) std::_Exit(2);
     std::signal(signal, SIG_DFL);
     std::raise(signal);
 }
 
-/// Runs one input; true when it reaches something no input has reached.
+/// Runs one input; true when it reaches a basic block for the first time.
 bool is_new(const Input& input) {
     for (; touched_count > 0; --touched_count) reached[touched[touched_count - 1]] = 0;
     current = &input;
@@ -86,7 +86,7 @@ class Mutator {
                 if (at < input.size())
                     input.erase(place, place + static_cast<std::ptrdiff_t>(1 + below(input.size() - at)));
                 break;
-            case 4: {  // numbers at which sizes and counts break
+            case 4: {  // edge cases of sizes and counts
                 constexpr std::int64_t edges[] = {0,     1,          -1,         2,          127,  128,
                                                   255,   256,        -2,         1023,       1024, 32767,
                                                   65535, 0x7fffffff, 0x80000000, 0x100000000};
@@ -95,7 +95,7 @@ class Mutator {
                 if (at + width <= input.size()) std::memcpy(input.data() + at, &edge, width);
                 break;
             }
-            case 5: {  // a piece of another input
+            case 5: {  // part of another input
                 const Input& other = corpus[below(corpus.size())];
                 if (other.empty()) break;
                 const std::size_t begin = below(other.size());
@@ -127,7 +127,7 @@ extern "C" void __sanitizer_cov_trace_pc() {
     reached[place] = 1;
     touched[touched_count++] = static_cast<std::uint16_t>(place);
 }
-// A finding ends in abort(), where the input is kept.
+// A finding calls abort(), so that keep_crash() writes the input.
 extern "C" const char* __asan_default_options() {
     return "abort_on_error=1:detect_leaks=0";
 }
@@ -155,7 +155,7 @@ int main(int argc, char** argv) {
         } else if (std::filesystem::is_regular_file(argument)) {
             corpus.push_back(read_file(argument));
         } else {
-            std::fprintf(stderr, "fuzz: %s is neither an option nor a file\n", argv[i]);
+            std::fprintf(stderr, "fuzz: %s: expected an option, a file or a directory\n", argv[i]);
             return 1;
         }
     }

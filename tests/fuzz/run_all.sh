@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs every fuzz target of a build side by side for some seconds: tests/fuzz/run_all.sh BUILD_DIRECTORY SECONDS
+# Runs all fuzz targets of a build in parallel: tests/fuzz/run_all.sh BUILD_DIRECTORY SECONDS
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 build=$(cd "$1" && pwd)
-# What no sound file needs is refused before it is asked for: an allocation beyond this is a finding.
+# The readers check sizes before they allocate, so a larger allocation is a finding.
 export ASAN_OPTIONS=max_allocation_size_mb=1024
 export UBSAN_OPTIONS=print_stacktrace=1
 work=$(mktemp -d)
@@ -11,7 +11,7 @@ declare -A running
 for target in "$build"/tests/fuzz/*_fuzz; do
   [ -x "$target" ] || continue
   name=$(basename "$target")
-  mkdir "$work/$name"  # libFuzzer writes what it finds into its first directory
+  mkdir "$work/$name"  # libFuzzer writes new inputs into its first directory
   [ ! -d "$here/inputs/$name" ] || cp -r "$here/inputs/$name/." "$work/$name"
   (cd "$build" && "$target" -max_total_time="$2" "$work/$name") >"$work/$name.log" 2>&1 &
   running[$name]=$!
@@ -23,7 +23,7 @@ for name in "${!running[@]}"; do
     echo "$name, $2 s: $(tail -1 "$work/$name.log")"
   else
     failed=1
-    echo "$name found something:" >&2
+    echo "$name: a finding:" >&2
     cat "$work/$name.log" >&2
   fi
 done

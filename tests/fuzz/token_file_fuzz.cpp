@@ -1,6 +1,6 @@
-// Any bytes as a token file: either every id is inside the vocabulary it reports, or one clear Error; never a
-// crash. Then the file is cut short or overwritten while it is open: the loader goes on with ids inside the
-// vocabulary, or throws and stands where it stood.
+// Fuzzes the token file reader: any bytes give either ids inside the reported vocabulary or one Error, never
+// a crash. The file is then truncated or overwritten while it is open: the loader must either return ids
+// inside the vocabulary, or throw and keep its state.
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -20,7 +20,7 @@ void require(bool condition) {
     if (!condition) std::abort();
 }
 
-/// A regular file that lies in memory and has a path.
+/// A regular file in memory with a path.
 class MemoryFile {
   public:
     void write(std::span<const std::uint8_t> bytes) const {
@@ -70,7 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     static const MemoryFile bytes;
     const std::span<const std::uint8_t> input(data, size);
     bytes.write(input);
-    // The last byte chooses what is known of the file, and what happens to it.
+    // The last byte chooses the options of the reader and the change to the file.
     const unsigned choice = size > 0 ? data[size - 1] : 0;
     const TokenFileOptions options{.vocabulary = choice & 1 ? 1000 : 0,
                                    .type = static_cast<TokenType>((choice >> 1) % 3)};
@@ -83,7 +83,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         if (choice & 128) bytes.write(std::vector<std::uint8_t>(input.rbegin(), input.rend()));
         read_while_it_changes(file);
     } catch (const Error&) {
-        // refused by name
+        // an invalid file
     }
     return 0;
 }

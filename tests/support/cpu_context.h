@@ -1,5 +1,5 @@
 #pragma once
-/// For tests that run where the operators run everywhere: on the CPU, with more threads than one.
+/// A shared context for CPU tests, with several threads.
 #include <gradtile/core/context.h>
 
 namespace gradtile::test {

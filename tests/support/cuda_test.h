@@ -1,5 +1,5 @@
 #pragma once
-/// What tests of the CUDA side stand on: they skip, saying so, where there is no GPU.
+/// Base class of tests on a GPU; without a GPU they are skipped.
 #include <limits>
 #include <optional>
 
@@ -18,7 +18,7 @@ class CudaTest : public testing::Test {
     const Context& gpu() const { return *device_; }
     const Context cpu{Device::cpu(), 2};
 
-    /// NaN everywhere, so that what an operator leaves out shows.
+    /// A tensor of NaN, so that elements that an operator does not write are detected.
     Tensor poisoned(const Shape& shape, DType type) const {
         const Tensor x = empty(gpu(), shape, type);
         fill(gpu(), x, std::numeric_limits<double>::quiet_NaN());

@@ -1,5 +1,5 @@
 #pragma once
-/// What an action's Error says.
+/// The message of the Error that an action throws.
 #include <string>
 
 #include <gradtile/core/check.h>

@@ -1,5 +1,5 @@
 #pragma once
-/// The floating dtypes, for tests that go over all of them, and how far each rounds.
+/// The floating dtypes, for tests that cover all of them, and their rounding errors.
 #include <gradtile/core/dtype.h>
 
 namespace gradtile::test {

@@ -1,5 +1,5 @@
 #pragma once
-/// What must hold for every layer, written once: a new layer's test is one call.
+/// Checks that every layer must pass. The test of a new layer is one call:
 ///
 ///     TEST(Silu, PassesTheLayerSuite) {
 ///         test::check_layer([](ParameterStore&) { return Silu(); }, {.width = 37, .operations = 8});
@@ -17,24 +17,23 @@ namespace gradtile::test {
 
 struct LayerSuite {
     std::int64_t width = 0;  ///< last axis of x
-    /// Roundings in float32 behind one element of y or dx, for the error bound: the additions a sum over the
-    /// width nests (width / 32 lanes + 5 folds) plus the operations of the formula.
+    /// float32 roundings per element of y or dx, for the error bound: nested additions of a sum over the
+    /// width (width / 32 lanes + 5 reduction steps) plus the operations of the formula.
     double operations = 0;
     /// Leading axes of x; the last one is large enough to make several parallel blocks.
     std::vector<std::vector<std::int64_t>> leading = {{1}, {2, 3}, {5, 1, 2}, {3, 171}};
-    bool dx_cancels =
-        false;            ///< dx is a difference that leaves next to nothing: its accuracy is not compared
-    bool strided = true;  ///< x and dy may be views with strided rows
-    bool rank_2 = true;   ///< x may be [N,C]
+    bool dx_cancels = false;  ///< dx is a difference of nearly equal numbers; its accuracy is not compared
+    bool strided = true;      ///< x and dy may be views with strided rows
+    bool rank_2 = true;       ///< x may be [N,C]
 };
 
-/// What a pass over a layer leaves, on the host.
+/// Results of forward and backward, on the host.
 struct LayerResult {
     std::vector<double> y, dx, gradients;
     bool operator==(const LayerResult&) const = default;
 };
 
-/// A store whose parameters are all random (norm weights and biases too), and the layer over it.
+/// A layer with its store; all parameters are random, norm weights and biases included.
 template <class Make>
 struct LayerUnderTest {
     ParameterStore store;
@@ -43,12 +42,12 @@ struct LayerUnderTest {
     LayerUnderTest(const Context& ctx, Make& make, DType dtype) : layer(make(store)) {
         store.allocate(ctx, dtype);
         if (store.flat_elements() == 0) return;
-        // Rounded to bfloat16 at once, so that every dtype holds the same numbers.
+        // bfloat16 numbers are exact in every dtype.
         copy(ctx, store.values(), randn(ctx, store.values().shape(), DType::bf16, Seed{11}));
     }
 };
 
-/// What gradients start from: zero, or NaN behind a reset, which must leave no trace.
+/// Initial gradients: zeros, or NaN followed by reset_gradients(), which must not affect the result.
 enum class Start { zeroed, reset };
 
 template <class Make>
@@ -82,7 +81,7 @@ inline Shape with_width(const std::vector<std::int64_t>& leading, std::int64_t w
     return Shape(std::span<const std::int64_t>(axes));
 }
 
-/// The shape of y for this x, from a planning run.
+/// The shape of y for x of `shape`, from a planning run.
 template <class Make>
 Shape output_shape(const Context& ctx, Make& make, const Shape& shape) {
     LayerUnderTest<Make> test(ctx, make, DType::f32);
@@ -91,12 +90,12 @@ Shape output_shape(const Context& ctx, Make& make, const Shape& shape) {
     return test.layer.forward(plan, empty(plan, shape, DType::f32), saved).shape();
 }
 
-/// Numbers that every dtype holds exactly.
+/// Random numbers that are exact in every dtype.
 inline Tensor numbers(const Context& ctx, const Shape& shape, DType dtype, std::uint64_t seed) {
     return cast(ctx, randn(ctx, shape, DType::bf16, Seed{seed}), dtype);
 }
 
-/// The same elements as rows of a wider tensor whose other elements are not numbers.
+/// A copy of x as a slice of wider rows; the elements outside the slice are NaN.
 inline Tensor strided_copy(const Context& ctx, const Tensor& x) {
     Shape wide = x.shape();
     wide[-1] += 5;
@@ -107,8 +106,8 @@ inline Tensor strided_copy(const Context& ctx, const Tensor& x) {
     return view;
 }
 
-/// |value - reference| is at most half a unit of the dtype's last place (it was rounded once when stored) and
-/// `roundings` float32 (float64 for float64) roundings of the largest element.
+/// Expects |value - reference| to be at most one rounding in `dtype` (when the value is stored) plus
+/// `roundings` float32 roundings (float64 for float64) of the largest element.
 inline void expect_accurate(const std::vector<double>& values, const std::vector<double>& reference,
                             DType dtype, double roundings, const char* what) {
     ASSERT_EQ(values.size(), reference.size()) << what;
@@ -141,12 +140,14 @@ void check_accumulation(Make& make, const Shape& shape, const Shape& out) {
     EXPECT_EQ(once.dx, twice.dx) << "activation gradients overwrite";
     double largest = 0;
     for (const double g : once.gradients) largest = std::max(largest, std::abs(g));
-    const double bound = static_cast<double>(shape.elements()) * 0x1p-53 * largest;  // one rounding an addend
+    const double bound =
+        static_cast<double>(shape.elements()) * 0x1p-53 * largest;  // one rounding per addend
     for (std::size_t i = 0; i < once.gradients.size(); ++i)
         ASSERT_NEAR(twice.gradients[i], 2 * once.gradients[i], bound) << "parameter gradients accumulate";
 }
 
-/// After a reset the first gradient overwrites and the next ones accumulate, as onto zeros.
+/// After reset_gradients() the first backward pass replaces gradients and later ones accumulate, with the
+/// same result as after zeroing.
 template <class Make>
 void check_replacement(const Context& ctx, Make& make, const Shape& shape, const Shape& out, DType dtype) {
     const Tensor x = numbers(ctx, shape, dtype, 1), dy = numbers(ctx, out, dtype, 2);
@@ -175,9 +176,9 @@ void check_threads(Make& make, const Shape& shape, const Shape& out, DType dtype
         const Context ctx(Device::cpu(), threads);
         return run_layer(ctx, make, numbers(ctx, shape, dtype, 1), numbers(ctx, out, dtype, 2), dtype);
     };
-    const LayerResult alone = run(1);
-    EXPECT_TRUE(alone == run(2)) << "2 threads, " << dtype;
-    EXPECT_TRUE(alone == run(3)) << "3 threads, " << dtype;
+    const LayerResult one_thread = run(1);
+    EXPECT_TRUE(one_thread == run(2)) << "2 threads, " << dtype;
+    EXPECT_TRUE(one_thread == run(3)) << "3 threads, " << dtype;
 }
 
 template <class Make>
@@ -189,7 +190,7 @@ void check_strides(Make& make, const Shape& shape, const Shape& out) {
     EXPECT_TRUE(dense == strided);
 }
 
-/// A planning run touches no memory (its addresses are not mapped) and predicts the arena exactly.
+/// A planning run accesses no memory (its addresses are not mapped) and predicts the arena size exactly.
 template <class Make>
 void check_planning(Make& make, const Shape& shape, const Shape& out) {
     const Context ctx(Device::cpu(), 2);
@@ -210,7 +211,7 @@ void check_planning(Make& make, const Shape& shape, const Shape& out) {
     EXPECT_EQ(arena->bytes_in_use(), 0u);
 }
 
-/// make(ParameterStore&) -> layer with Saved, forward and backward.
+/// Runs all checks. make(ParameterStore&) returns a layer with Saved, forward and backward.
 template <class Make>
 void check_layer(Make make, const LayerSuite& suite) {
     const Context ctx(Device::cpu(), 2);
@@ -228,7 +229,7 @@ void check_layer(Make make, const LayerSuite& suite) {
         if (suite.strided) check_strides(make, shape, out);
         check_planning(make, shape, out);
     }
-    // No rows: nothing happens, and nothing is read.
+    // Without rows nothing is read, and the gradients are zero.
     const Shape none = with_width({2, 0}, suite.width);
     for (const Start start : {Start::zeroed, Start::reset}) {
         const LayerResult empty_result =

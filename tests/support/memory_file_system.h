@@ -1,6 +1,6 @@
 #pragma once
-/// File systems for tests: one in memory that remembers every operation and can say what a crash would have
-/// left of them, and one that fails a chosen call.
+/// File systems for tests: one in memory that logs every operation and computes possible states after a
+/// crash, and one that fails chosen calls.
 #include <fcntl.h>
 
 #include <cerrno>
@@ -15,14 +15,14 @@
 
 namespace gradtile::test {
 
-/// Files in memory. A path is a name; directories must be made before files in them.
+/// Files in memory. A path is a plain name; a directory must be created before its files.
 class MemoryFileSystem final : public FileSystem {
   public:
-    /// What was asked of the file system, in order.
+    /// One call that changes the file system.
     struct Operation {
         enum class Kind { write, truncate, sync, create, rename, link, remove, marker };
         Kind kind;
-        int node = 0;                        ///< file the operation is about; for sync also a directory
+        int node = 0;                        ///< file of the operation; for sync also a directory
         std::string name = {}, target = {};  ///< create, link, remove: name; rename, link: name -> target
         std::uint64_t offset = 0;            ///< truncate: the size; marker: its number
         std::vector<std::byte> data = {};
@@ -31,9 +31,9 @@ class MemoryFileSystem final : public FileSystem {
     MemoryFileSystem() { nodes_[kRoot] = {.is_directory = true}; }
 
     const std::vector<Operation>& operations() const { return log_; }
-    /// Notes a moment in the sequence of operations.
+    /// Adds a marker to the log of operations.
     void mark(std::uint64_t number) { log_.push_back({.kind = Operation::Kind::marker, .offset = number}); }
-    /// Puts a file there, without a trace in the log.
+    /// Creates a file without a log entry.
     void put(const std::string& name, std::vector<std::byte> data) {
         names_[name] = next_node_;
         nodes_[next_node_++].data = std::move(data);
@@ -41,11 +41,11 @@ class MemoryFileSystem final : public FileSystem {
     std::vector<std::byte> bytes(const std::string& name) const { return nodes_.at(names_.at(name)).data; }
     bool exists(const std::string& name) const { return names_.contains(name); }
 
-    /// What a crash after the first `count` operations may leave. An operation that was not followed by a
-    /// sync of its file (data) or its directory (names) took place only where `happened(index)` says so, data
-    /// sector by sector (512 bytes).
+    /// A possible state after a crash that follows the first `count` operations. Operations that were
+    /// followed by a sync of their file (data) or directory (names) are applied. Others are applied only
+    /// where `is_applied(index)` is true, which is called once for each sector (512 bytes) of data.
     static std::unique_ptr<MemoryFileSystem> after_crash(const std::vector<Operation>& log, std::size_t count,
-                                                         const std::function<bool(std::size_t)>& happened);
+                                                         const std::function<bool(std::size_t)>& is_applied);
 
     int open(const std::filesystem::path& path, int flags, int) override;
     int close(int file) override { return open_.erase(file) == 1 ? 0 : -EBADF; }
@@ -131,7 +131,7 @@ inline int MemoryFileSystem::rename(const std::filesystem::path& from, const std
     const auto found = names_.find(from.string());
     if (found == names_.end()) return -ENOENT;
     const auto target = names_.find(to.string());
-    if (target != names_.end() && target->second == found->second) return 0;  // as POSIX has it
+    if (target != names_.end() && target->second == found->second) return 0;  // required by POSIX
     return apply({.kind = Operation::Kind::rename,
                   .node = found->second,
                   .name = from.string(),
@@ -203,9 +203,10 @@ inline void MemoryFileSystem::perform(const Operation& operation) {
 }
 
 inline std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_crash(
-    const std::vector<Operation>& log, std::size_t count, const std::function<bool(std::size_t)>& happened) {
-    constexpr std::size_t kSector = 512;
-    // The directory a name lies in, by node: what a sync of that directory makes durable.
+    const std::vector<Operation>& log, std::size_t count,
+    const std::function<bool(std::size_t)>& is_applied) {
+    constexpr std::size_t sector_bytes = 512;
+    // Directory name -> node; a sync of the node makes the names in that directory durable.
     std::map<std::string, int> directories = {{"", kRoot}};
     for (const Operation& operation : log) {
         if (operation.kind == Operation::Kind::create) directories[operation.name] = operation.node;
@@ -226,10 +227,10 @@ inline std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_crash(
                     left->perform(operation);
                     break;
                 }
-                for (std::size_t begin = 0; begin < operation.data.size(); begin += kSector) {
-                    if (!happened(i)) continue;
+                for (std::size_t begin = 0; begin < operation.data.size(); begin += sector_bytes) {
+                    if (!is_applied(i)) continue;
                     const auto at = operation.data.begin() + static_cast<std::ptrdiff_t>(begin);
-                    const auto length = std::min(kSector, operation.data.size() - begin);
+                    const auto length = std::min(sector_bytes, operation.data.size() - begin);
                     left->perform({.kind = Operation::Kind::write,
                                    .node = operation.node,
                                    .offset = operation.offset + begin,
@@ -238,23 +239,23 @@ inline std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_crash(
                 break;
             }
             case Operation::Kind::truncate:
-                if (durable(i, operation.node) || happened(i)) left->perform(operation);
+                if (durable(i, operation.node) || is_applied(i)) left->perform(operation);
                 break;
             case Operation::Kind::create:
             case Operation::Kind::rename:
             case Operation::Kind::link:
             case Operation::Kind::remove: {
                 const std::string& name = operation.target.empty() ? operation.name : operation.target;
-                if (durable(i, directories.at(parent_of(name))) || happened(i)) left->perform(operation);
+                if (durable(i, directories.at(parent_of(name))) || is_applied(i)) left->perform(operation);
                 break;
             }
             case Operation::Kind::sync:
             case Operation::Kind::marker:
                 break;
         }
-        left->nodes_[operation.node];  // exists, even when no byte of it arrived
+        left->nodes_[operation.node];  // creates the node even when no data was written
     }
-    // A name whose directory did not survive is gone.
+    // Names in directories that were lost are lost too.
     std::erase_if(left->names_, [&](const auto& entry) {
         for (std::string up = entry.first; !up.empty();) {
             up = parent_of(up);
@@ -265,7 +266,7 @@ inline std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_crash(
     return left;
 }
 
-/// Passes everything on to another file system, but lets `fault` decide about each call first.
+/// Forwards every call to another file system unless `fault` makes it fail.
 class FaultyFileSystem final : public FileSystem {
   public:
     enum class Call {
@@ -284,10 +285,10 @@ class FaultyFileSystem final : public FileSystem {
         make_directory,
         list
     };
-    /// Returns 0 to let the call through, or what it shall return instead. A write or a read may also be
-    /// answered with a positive number: that many bytes are written or read, and no more.
+    /// Returns 0 to forward the call, or the error that the call returns instead. For a read or write a
+    /// positive number limits the bytes that are transferred.
     using Fault = std::function<std::int64_t(Call, std::size_t bytes)>;
-    /// Answers a read as if the file ended there.
+    /// Makes a read return 0, as at the end of the file.
     static constexpr std::int64_t end_of_file = INT64_MAX;
 
     FaultyFileSystem(FileSystem& base, Fault fault) : base_(base), fault_(std::move(fault)) {}
@@ -296,7 +297,7 @@ class FaultyFileSystem final : public FileSystem {
         return answer(Call::open, [&] { return base_.open(path, flags, mode); });
     }
     int close(int file) override {
-        const int closed = base_.close(file);  // a failing close closes, too
+        const int closed = base_.close(file);  // a failing close() closes the file too
         return answer(Call::close, [&] { return closed; });
     }
     std::int64_t read_at(int file, std::byte* data, std::size_t bytes, std::uint64_t offset) override {

@@ -8,8 +8,8 @@ namespace gradtile::test {
 
 class OnCuda : public CudaTest {};
 
-/// The column sums that came along with a gradient are those of its elements as they are stored: within one
-/// rounding for each of the additions that one nests, of at most all rows.
+/// Expects the column sums of a SummedGradient to equal the sums of its stored elements, within one rounding
+/// per addition (at most one addition per row).
 inline void expect_column_sums(const Context& gpu, const SummedGradient& gradient) {
     const auto& [dy, made] = gradient;
     const Tensor total = zeros(gpu, {dy.size(-1)}, accumulator_of(dy.dtype()));
@@ -29,8 +29,8 @@ inline void expect_column_sums(const Context& gpu, const SummedGradient& gradien
     }
 }
 
-/// A layer's passes on the GPU, rows dense or strided, lie as near those in float64 as the CPU's must, repeat
-/// bit for bit, and accumulate parameter gradients.
+/// Checks a layer on the GPU with dense and strided rows: accuracy against float64 within the bounds of the
+/// CPU, bit-identical repetition, and accumulation of parameter gradients.
 template <class Make>
 void check_layer_on_cuda(const Context& gpu, Make make, const LayerSuite& suite) {
     const Context cpu(Device::cpu(), 2);

@@ -1,6 +1,6 @@
 #pragma once
-/// Checkpoint files that were changed and whose checksums were all made good again: what somebody who wants
-/// to hurt the reader would make, and what damage looks like that no checksum catches.
+/// Checkpoint files that were modified and then given valid checksums: malicious files, and damage that no
+/// checksum detects.
 #include <algorithm>
 #include <functional>
 #include <span>
@@ -17,7 +17,7 @@
 
 namespace gradtile::test {
 
-/// Offsets of the header's fields, as docs/checkpoint_format.md has them.
+/// Offsets of the header's fields; see docs/checkpoint_format.md.
 enum HeaderField : std::size_t {
     kVersionField = 32,
     kBodyCrcField = 36,
@@ -30,8 +30,7 @@ enum HeaderField : std::size_t {
     kHeaderEnd = 128
 };
 
-/// The header's checksums made good for whatever the file holds. The other fields stay: they may be what was
-/// changed.
+/// Recomputes the header's checksums. Other fields stay unchanged, because a test may have modified them.
 inline void reseal_header(std::vector<std::byte>& file) {
     if (file.size() <= kHeaderEnd) return;
     const std::uint64_t block = std::clamp<std::uint64_t>(
@@ -44,7 +43,7 @@ inline void reseal_header(std::vector<std::byte>& file) {
     put_little_endian(file.data() + kHeaderCrcField, crc32c(all.first(kHeaderEnd)));
 }
 
-/// The manifest of a file whose header's sizes can be believed. Throws Error when it is not sound.
+/// The manifest of a file with correct sizes in its header. Throws Error when the manifest is invalid.
 inline CheckpointManifest manifest_of(const std::vector<std::byte>& file) {
     CheckpointHeader::Bytes start;
     check(file.size() > start.size(), "no header");
@@ -56,7 +55,7 @@ inline CheckpointManifest manifest_of(const std::vector<std::byte>& file) {
         {header.user_block, header.length - header.user_block});
 }
 
-/// Every checksum of a file made good: those of its objects too, where its manifest can be read.
+/// Recomputes all checksums of a file, including those of its objects if the manifest can be decoded.
 inline std::vector<std::byte> reseal(std::vector<std::byte> file) {
     reseal_header(file);
     try {
@@ -72,20 +71,20 @@ inline std::vector<std::byte> reseal(std::vector<std::byte> file) {
         std::copy(list.begin(), list.end(), file.begin() + kHeaderEnd);
         reseal_header(file);
     } catch (const Error&) {
-        // The reader will refuse it, too.
+        // The reader rejects such a manifest as well.
     }
     return file;
 }
 
-/// The bytes of a sound file.
+/// The bytes of a valid file.
 inline std::vector<std::byte> file_of(const Checkpoint& checkpoint) {
     MemoryFileSystem fs;
     write_checkpoint("sound.h5", checkpoint, fs);
     return fs.bytes("sound.h5");
 }
 
-/// A sound file after `change` did something to its manifest, which may grow or shrink: the body moves with
-/// the user block, and extents inside it with the body.
+/// A valid file whose manifest `change` has modified. The manifest may grow or shrink, so the body and the
+/// extents in it are moved.
 inline std::vector<std::byte> with_manifest(const std::vector<std::byte>& sound,
                                             const std::function<void(CheckpointManifest&)>& change) {
     CheckpointManifest manifest = manifest_of(sound);

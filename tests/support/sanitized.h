@@ -1,5 +1,6 @@
 #pragma once
-/// What a sanitizer slows down ten times, tests do on fewer of their large problems.
+/// Whether a sanitizer is active. It makes programs about ten times slower, so tests use fewer large
+/// problems.
 namespace gradtile::test {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

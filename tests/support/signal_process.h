@@ -1,5 +1,5 @@
 #pragma once
-/// Signals to processes that a test has started.
+/// Sends signals to processes that a test has started.
 #include <csignal>
 #include <cstring>
 
@@ -7,8 +7,8 @@
 
 namespace gradtile::test {
 
-/// kill(), but for the process ids that mean many processes: -1, of one that was not found or not made, is
-/// every process there is.
+/// kill() restricted to single processes. -1, the result of a failed search or fork, would signal every
+/// process on the machine.
 inline void signal_process(pid_t process, int signal) {
     check(process > 0, "no process to send signal ", signal, " to");
     check(::kill(process, signal) == 0, "cannot send signal ", signal, " to process ", process, ": ",

@@ -1,6 +1,5 @@
 #pragma once
-/// Checkpoint files of format version 1: one that a program of that time wrote, and what somebody who wants
-/// to hurt the reader would make of it.
+/// Checkpoint files of format version 1: one written by an old release, and malicious modifications of it.
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -17,7 +16,8 @@
 
 namespace gradtile::test {
 
-/// libhdf5 ends a file with a dataset of 2^40 bytes there, though nobody wrote one of them: refused.
+/// HDF5 storage in memory with a size limit: libhdf5 would extend a file with a dataset of 2^40 unwritten
+/// bytes to that size.
 class MemoryStorage final : public Hdf5Storage {
   public:
     static constexpr std::uint64_t most_bytes = 64 << 20;
@@ -39,7 +39,7 @@ class MemoryStorage final : public Hdf5Storage {
     }
 };
 
-/// Step 7: params/sound [20, 30] float32, params/half [3, 5] bfloat16 with its master and moment.
+/// A checkpoint of step 7: params/sound [20, 30] float32, params/half [3, 5] bfloat16 with master and moment.
 inline std::vector<std::byte> version_1_file() {
     std::ifstream in(std::filesystem::path(GRADTILE_SOURCE_DIR) / "tests/train/checkpoint/version_1.h5",
                      std::ios::binary);
@@ -48,7 +48,7 @@ inline std::vector<std::byte> version_1_file() {
     return {bytes.begin(), bytes.end()};
 }
 
-/// Puts a header in front that vouches for the rest.
+/// Replaces the header by one with valid checksums of the rest.
 inline std::vector<std::byte> seal_version_1(std::vector<std::byte> file) {
     constexpr std::size_t kBlock = Hdf5CheckpointReader::user_block;
     const std::vector<std::byte> sound = version_1_file();
@@ -61,7 +61,7 @@ inline std::vector<std::byte> seal_version_1(std::vector<std::byte> file) {
     return file;
 }
 
-/// The sound file after `change` did something to the open HDF5 file, sealed.
+/// version_1_file() after `change` has modified it as an open HDF5 file, with valid checksums.
 inline std::vector<std::byte> changed_version_1(const std::function<void(hid_t file)>& change) {
     const Hdf5Lock lock;
     MemoryStorage storage;
@@ -74,9 +74,8 @@ inline std::vector<std::byte> changed_version_1(const std::function<void(hid_t f
     return seal_version_1(std::move(storage.bytes));
 }
 
-/// A file whose checksums all hold and of which libhdf5 1.10.8 dies, dividing by zero: its first dataset says
-/// that its chunks have no element. The second number is the sum of that object header (lookup3) as HDF5
-/// would have made it.
+/// A file with valid checksums on which libhdf5 1.10.8 crashes with a division by zero: the chunks of its
+/// first dataset have no elements. The second number is HDF5's checksum (lookup3) of that object header.
 inline std::vector<std::byte> version_1_file_that_crashes_libhdf5() {
     std::vector<std::byte> file = version_1_file();
     put_little_endian(file.data() + 4477, std::uint8_t{0});
