@@ -1,5 +1,6 @@
-"""PyTorch's attention on one GPU, in the lines attention_anchor_bench --anchor reads: milliseconds forward and
-backward, medians over CUDA events. FlashAttention-2 and cuDNN in 16 bits, the memory-efficient kernel in float32."""
+"""Times PyTorch's attention on one GPU and prints the lines that attention_anchor_bench --anchor reads: median
+milliseconds of forward and backward, measured with CUDA events. 16 bits: FlashAttention-2 and cuDNN; float32: the
+memory-efficient kernel."""
 import argparse
 import statistics
 
@@ -11,8 +12,8 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 BACKENDS_16_BIT = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 BACKENDS_F32 = {"efficient": SDPBackend.EFFICIENT_ATTENTION}
 
-# batch, heads, length, head dim, causal. 16 bits: B S = 16,384 tokens of width 2,048, GPT-2 124M's attention, and
-# heads of 32.
+# (batch, heads, length, head dim, causal). 16 bits: 16,384 tokens (batch x length) of width 2,048; the attention of
+# GPT-2 124M; head dim 32.
 CASES_16_BIT = [(16384 // s, 2048 // d, s, d, causal) for d, s, causal in [
     (64, 512, 1), (64, 1024, 0), (64, 1024, 1), (64, 2048, 1), (64, 4096, 1), (64, 16384, 0), (64, 16384, 1),
     (128, 512, 1), (128, 1024, 0), (128, 1024, 1), (128, 2048, 1), (128, 4096, 1), (128, 16384, 0), (128, 16384, 1),
@@ -23,7 +24,7 @@ CASES_F32 = [(16, 16, 1024, 64, 1), (16, 16, 1024, 64, 0), (2, 12, 4096, 64, 1),
 
 def median_ms(work, rounds=9):
     times = []
-    for i in range(-2, rounds):  # two warm up
+    for i in range(-2, rounds):  # two warm-up rounds
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         work()

@@ -1,5 +1,4 @@
-// Attention on the GPU: milliseconds and TFLOP/s, forward and backward, and how many times as fast as
-// PyTorch.
+// Attention on the GPU: milliseconds and TFLOP/s of forward and backward, and the speedup over PyTorch.
 //
 //     python3 bench/attention_anchor.py [--dtype f32] > anchor.txt     # on the same machine, just before
 //     attention_anchor_bench [--anchor anchor.txt] [--dtype f32] [--case 16,16,1024,64,1 ..] [--layout bhsd]
@@ -39,7 +38,7 @@ struct Case {
         std::istringstream in(text);
         char comma = 0;
         in >> c.batch >> comma >> c.heads >> comma >> c.length >> comma >> c.head_dim >> comma >> c.causal;
-        check(!in.fail(), "case '", text, "' is not batch,heads,length,head_dim,causal");
+        check(!in.fail(), "--case: '", text, "'; expected batch,heads,length,head_dim,causal");
         return c;
     }
     std::string name() const {
@@ -66,7 +65,7 @@ struct Milliseconds {
     double forward, backward;
 };
 
-/// What another implementation took for a case.
+/// The times of another implementation for a case.
 struct Anchor {
     std::string implementation;
     Milliseconds time;
@@ -97,7 +96,7 @@ std::vector<AnchoredCase> read_anchors(const std::string& path) {
     return all;
 }
 
-/// The cases asked for, or the anchor's; with what the anchor says of them.
+/// The cases given on the command line, or those of the anchor file, with the anchor's times.
 std::vector<AnchoredCase> cases_of(const Settings& settings) {
     std::vector<AnchoredCase> known;
     if (!settings.anchor.empty()) known = read_anchors(settings.anchor);
@@ -112,8 +111,8 @@ std::vector<AnchoredCase> cases_of(const Settings& settings) {
     return all;
 }
 
-/// A [B, S, H, D] view of memory in the layout asked for. All heads hold the same numbers, since they come
-/// from the CPU; what is read and written is as large as ever.
+/// A [B, S, H, D] view of memory in the chosen layout. The numbers are drawn on the CPU and repeated for each
+/// head, which is fast and does not change the amount of memory traffic.
 Tensor operand(const Context& ctx, const Settings& settings, const Case& c, std::uint64_t seed) {
     const DType dtype = dtype_named(settings.dtype);
     const Tensor head = randn(ctx, {1, c.length, 1, c.head_dim}, dtype, Seed{seed});
@@ -147,7 +146,7 @@ class Event {
 double median_milliseconds(const Context& ctx, int rounds, const std::function<void()>& work) {
     const Event begin, end;
     std::vector<double> times;
-    for (int i = -2; i < rounds; ++i) {  // two warm up
+    for (int i = -2; i < rounds; ++i) {  // two warm-up rounds
         begin.record(ctx);
         work();
         end.record(ctx);
@@ -174,7 +173,7 @@ Milliseconds measure(const Context& ctx, const Settings& settings, const Case& c
     return {forward, backward};
 }
 
-/// How many times as fast as one implementation.
+/// Speedups over one implementation.
 class Ratios {
   public:
     void add(double x) {
@@ -192,7 +191,7 @@ class Ratios {
 
 void run(const Settings& settings) {
     const Context gpu(Device::cuda(0));
-    // Scratch comes from memory taken once, as in training.
+    // An arena allocated once, as in training.
     const Context ctx = gpu.with_allocator(std::make_shared<Arena>(Device::cuda(0), std::size_t{4} << 30));
     std::printf("%s, layout %s%s: ms, TFLOP/s (times as fast as)\n", settings.dtype.c_str(),
                 settings.layout.c_str(), settings.deterministic ? ", deterministic" : "");
@@ -224,15 +223,15 @@ int main(int argc, char** argv) try {
     Settings settings;
     app.add_option("--dtype", settings.dtype, "f64, f32, bf16, f16")->capture_default_str();
     app.add_option("--case", settings.cases,
-                   "batch,heads,length,head_dim,causal; default: the anchor's, or 16,16,1024,64,1");
+                   "batch,heads,length,head_dim,causal (default: those of the anchor, or 16,16,1024,64,1)");
     app.add_option("--layout", settings.layout, "memory order: bhsd as PyTorch's SDPA, or bshd")
         ->check(CLI::IsMember({"bhsd", "bshd"}))
         ->capture_default_str();
-    app.add_option("--rounds", settings.rounds, "timings of every pass")
+    app.add_option("--rounds", settings.rounds, "number of timings per pass")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
-    app.add_option("--anchor", settings.anchor, "what bench/attention_anchor.py printed");
-    app.add_flag("--deterministic", settings.deterministic, "gradients that are bit-equal from run to run");
+    app.add_option("--anchor", settings.anchor, "output file of bench/attention_anchor.py");
+    app.add_flag("--deterministic", settings.deterministic, "bit-identical gradients in every run");
     CLI11_PARSE(app, argc, argv);
     run(settings);
     return 0;

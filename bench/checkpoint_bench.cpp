@@ -1,7 +1,8 @@
-// What a checkpoint of GPT-2 124M with AdamW's moments costs (1.5 GB in float32): how long a step is held up,
-// against one copy of the same memory, and how fast the file becomes durable, against a plain sequential
-// write and fsync of as many bytes into the same directory. Interleaved, medians. With a GPU the state lies
-// there, and a step is held up for a copy inside the device's memory.
+// The cost of a checkpoint of GPT-2 124M with AdamW's moments (1.5 GB in float32): the time that a training
+// step is blocked, compared with one copy of the same memory, and the time until the file is durable,
+// compared with a plain sequential write and fsync of as many bytes into the same directory. Measurements are
+// interleaved; medians are printed. On a GPU the state is in device memory, and a step is blocked for a copy
+// inside it.
 //
 //     checkpoint_bench [DIRECTORY] [ROUNDS] [--device cuda]
 #include <fcntl.h>
@@ -64,7 +65,8 @@ Checkpoint gpt2_124m(const Context& ctx) {
     return c;
 }
 
-// The same bytes without any care: tensors one after the other in pieces of 1 MiB, then fsync.
+// Writes the same bytes without checksums or verification: one tensor after the other in pieces of 1 MiB,
+// then fsync.
 void write_plainly(const std::filesystem::path& path, const Checkpoint& c) {
     OpenFile file(FileSystem::posix(), path, O_WRONLY | O_CREAT | O_TRUNC);
     std::uint64_t offset = 0;
@@ -117,10 +119,10 @@ int main(int argc, char** argv) {
             }
         };
 
-        // What is removed in between is removed outside of what is timed, as the plain file is.
+        // keep_last exceeds the rounds, so that the timed saves delete no old files.
         SnapshotWriter writer(CheckpointDirectory(place, {.keep_last = rounds + 1}), ctx);
         const double reserve = seconds([&] { writer.reserve(c); });
-        std::vector<double> copy, hold, plain, save, read;
+        std::vector<double> copy, blocked, plain, save, read;
         const std::filesystem::path plain_file = place / "plain";
         make_directories(FileSystem::posix(), place);
         for (int round = 0; round < rounds; ++round) {
@@ -132,7 +134,7 @@ int main(int argc, char** argv) {
             writer.wait();
             const SaveReport report = writer.poll().at(0);
             check(report.saved, report.message);
-            hold.push_back(report.copy_seconds);
+            blocked.push_back(report.copy_seconds);
             save.push_back(report.write_seconds);
             read.push_back(seconds([&] { read_checkpoint(report.path); }));
             std::filesystem::remove(report.path);
@@ -146,11 +148,11 @@ int main(int argc, char** argv) {
         std::cout << "state: " << gigabytes << " GB, " << ctx.threads().size() << " threads, " << rounds
                   << " rounds; staging memory reserved once in " << reserve << " s\n";
         line("memcpy of the state, one thread   ", copy);
-        line("a step is held up for             ", hold);
+        line("a step is blocked for             ", blocked);
         line("plain sequential write and fsync  ", plain);
         line("checkpoint, verified and durable  ", save);
         line("reading it back, verified         ", read);
-        std::cout << "hold-up / memcpy: " << median(hold) / median(copy)
+        std::cout << "blocked / memcpy: " << median(blocked) / median(copy)
                   << "\ncheckpoint speed / plain speed: " << median(plain) / median(save) << '\n';
     } catch (const std::exception& error) {
         std::cerr << "checkpoint_bench: " << error.what() << '\n';

@@ -1,5 +1,6 @@
-"""PyTorch's training step, to be timed beside `gradtile bench train` on the same machine: GPT-2's architecture, autocast,
-torch.compile, fused AdamW, clipped gradients. Prints the median step, tokens/s over all processes and the most memory.
+"""Times PyTorch's training step, for comparison with `gradtile bench train` on the same machine: GPT-2's architecture,
+autocast, torch.compile, fused AdamW, clipped gradients. Prints the median step time, tokens/s over all processes and the
+peak memory.
 
     python3 bench/training_anchor.py --batch 64                                          # GPT-2 124M
     python3 bench/training_anchor.py --layers 24 --heads 16 --width 1024 --batch 32      # 350M

@@ -1,17 +1,18 @@
-# gradtile_options: flags every gradtile translation unit is compiled with; nothing here leaks to consumers.
+# gradtile_options: compile flags of all gradtile sources. Programs that use the library do not inherit them.
 add_library(gradtile_options INTERFACE)
 target_compile_options(gradtile_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wno-sign-conversion>
-  # No code here reads errno or floating-point traps; without these two flags GCC cannot vectorise loops with sqrt or selects.
+  # No code uses errno of math functions or floating-point traps. Without these flags GCC cannot vectorise loops with sqrt or
+  # selects.
   $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno -fno-trapping-math>)
 # Messages and debuggers show core/tensor.h itself, not the link that it was included through.
 target_compile_options(gradtile_options INTERFACE
   $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${GRADTILE_INCLUDE_ROOT}/gradtile=${PROJECT_SOURCE_DIR}>>
   $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-ffile-prefix-map=${GRADTILE_INCLUDE_ROOT}/gradtile=${PROJECT_SOURCE_DIR}>>)
-# Device code calls constexpr functions of the host: std::array's, Philox's.
+# Device code calls constexpr host functions, for example of std::array and Philox.
 target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
-# Sources with loops over elements are hot, and say so. The others decide, check and call: what they do takes no time, but compiling them
-# does, so they are optimised lightly and compiled several at a time.
+# Sources with loops over elements are declared hot (gradtile_hot_sources) and optimised fully. The run time of all other sources is
+# negligible, so they are optimised lightly and compiled several at a time, which shortens the build.
 option(GRADTILE_UNITY "Compile sources without hot loops several at a time" ON)
 # Sources of one folder are compiled together, at most six at a time: names in anonymous namespaces are unique in a folder, no further.
 function(gradtile_unity_by_folder target)
@@ -28,13 +29,13 @@ function(gradtile_unity_by_folder target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${GRADTILE_UNITY} UNITY_BUILD_MODE GROUP)
 endfunction()
 set(GRADTILE_LIGHTLY_OPTIMISED $<$<CONFIG:Release>:-O1>)
-# What nearly every source includes.
+# Headers that nearly every source includes.
 set(GRADTILE_PRECOMPILED_HEADERS <algorithm> <filesystem> <functional> <optional> <sstream> <gradtile/core/tensor.h>)
 function(gradtile_hot_sources)
   list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   set_property(TARGET gradtile APPEND PROPERTY GRADTILE_HOT_SOURCES ${ARGN})
 endfunction()
-# Moves the others from the library to gradtile_cold, whose objects it takes.
+# Moves all other sources to the object library gradtile_cold, whose objects become part of the library.
 function(gradtile_separate_cold_sources)
   get_target_property(sources gradtile SOURCES)
   get_target_property(hot gradtile GRADTILE_HOT_SOURCES)
@@ -63,7 +64,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
 endif()
 set(GRADTILE_SANITIZE "" CACHE STRING "Sanitizers to build with, for example address,undefined or thread")
 if(GRADTILE_SANITIZE)
-  # Without code for going on after a finding a file compiles in three quarters of the time.
+  # -fno-sanitize-recover generates no code for continuing after a finding, which saves a quarter of the compile time.
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${GRADTILE_SANITIZE}> $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>
                       $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>)
   # A sanitizer calls dlopen in the program's place. For that the loader follows the program's RPATH, but not its RUNPATH.

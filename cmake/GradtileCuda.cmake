@@ -1,4 +1,4 @@
-# With a CUDA toolkit the CUDA side is built; the driver is never linked, so the binary starts on a machine without one.
+# CUDA sources are built when a toolkit is found. The driver is never linked, so the program also starts on machines without one.
 set(GRADTILE_HAVE_CUDA OFF)
 set(GRADTILE_HAVE_NCCL OFF)
 if(GRADTILE_CUDA)
@@ -8,7 +8,7 @@ if(GRADTILE_CUDA)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES 90a-real)
     endif()
-    # Of the host's side alone, which checks and launches; ptxas optimises the device's at its own level, the highest.
+    # -O1 applies to host code only, which checks arguments and launches kernels. ptxas optimises device code at its default, -O3.
     set(CMAKE_CUDA_FLAGS_RELEASE "-O1 -DNDEBUG" CACHE STRING "Flags of CUDA sources in Release")
     enable_language(CUDA)
     # CMake 3.25 predates C++20 support for nvcc 13.
@@ -21,16 +21,16 @@ if(GRADTILE_CUDA)
   endif()
 endif()
 if(GRADTILE_HAVE_CUDA)
-  # cuBLAS is loaded when the first product on a GPU needs it (core/cuda/cublas.cpp), so only its header is used here.
+  # cuBLAS is loaded at the first matrix product on a GPU (core/cuda/cublas.cpp), so only its header is needed here.
   target_link_libraries(gradtile_dependencies INTERFACE CUDA::cudart_static)
-  # Loaded when several GPUs first need it, like cuBLAS.
+  # NCCL is loaded at its first use as well.
   find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
   if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
     set(GRADTILE_HAVE_NCCL ON)
     message(STATUS "gradtile: NCCL at ${NCCL_LIBRARY}")
   else()
-    message(STATUS "gradtile: no NCCL; one GPU a run")
+    message(STATUS "gradtile: no NCCL; one GPU per run")
   endif()
   message(STATUS "gradtile: CUDA ${CUDAToolkit_VERSION}, architectures ${CMAKE_CUDA_ARCHITECTURES}")
 else()

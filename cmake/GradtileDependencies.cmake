@@ -1,4 +1,4 @@
-# Finds what gradtile stands on and says how to get what is missing.
+# Finds the libraries that gradtile needs, and names the packages of missing ones.
 include(GNUInstallDirs)
 find_package(Threads REQUIRED)
 
@@ -32,7 +32,7 @@ endif()
 
 find_package(HDF5 COMPONENTS C)
 gradtile_require("HDF5" HDF5_FOUND libhdf5-dev)
-# Of OpenSSL only its libcrypto, which Debian's and Ubuntu's HDF5 stand on anyway.
+# Only OpenSSL's libcrypto is used, which HDF5 of Debian and Ubuntu depends on as well.
 find_package(OpenSSL COMPONENTS Crypto)
 gradtile_require("OpenSSL (libcrypto)" OPENSSL_FOUND libssl-dev)
 find_path(CLI11_INCLUDE_DIR CLI/CLI.hpp)
@@ -60,14 +60,14 @@ else()
 endif()
 message(STATUS "gradtile: CPU matrix library: ${gradtile_blas}")
 
-# Several processes on the CPU. The plug-in alone is linked with MPI; programs of the build find it on their RUNPATH.
+# MPI connects several processes on the CPU. Only the plug-in is linked with MPI; programs of the build find it by RUNPATH.
 find_package(MPI COMPONENTS C)
 set(GRADTILE_PLUGIN_DIR ${PROJECT_BINARY_DIR}/plugins)
 list(APPEND CMAKE_BUILD_RPATH ${GRADTILE_PLUGIN_DIR})
 if(MPI_C_FOUND)
   message(STATUS "gradtile: MPI ${MPI_C_VERSION} at ${MPI_C_LIBRARIES}")
 else()
-  message(STATUS "gradtile: no MPI; one process a run on the CPU")
+  message(STATUS "gradtile: no MPI; one process per run on the CPU")
 endif()
 
 include(GradtileCuda)

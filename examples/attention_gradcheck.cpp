@@ -1,4 +1,5 @@
-// Attention by hand: the flash algorithm against the textbook, and its gradients against finite differences.
+// Calls the attention operator directly: compares the flash algorithm with the naive one, and its gradients
+// with finite differences.
 #include <iostream>
 #include <limits>
 
@@ -8,7 +9,7 @@
 
 using namespace gradtile;
 
-/// What gradient_check wants of a function: outputs from inputs, input gradients from output gradients.
+/// The interface that gradient_check requires: forward computes outputs, backward computes input gradients.
 struct CausalAttention {
     attention::Options options;
     attention::Saved saved = {};
@@ -30,19 +31,19 @@ int main() {
     const Tensor v = randn(ctx, shape, DType::f64, Seed{3});
     const Tensor d_o = randn(ctx, shape, DType::f64, Seed{4});
 
-    attention::Options options;  // flash: only O and one log-sum-exp a row are kept
+    attention::Options options;  // flash: saves only O and one log-sum-exp per row
     options.causal = true;
     options.window.left = 32;
     attention::Saved saved;
     const Tensor o = attention::forward(ctx, q, k, v, options, saved);
     const auto gradients = attention::backward(ctx, d_o, options, saved);
 
-    options.algorithm = attention::Algorithm::naive;  // S and P stored
+    options.algorithm = attention::Algorithm::naive;  // stores S and P
     attention::Saved reference;
     const Tensor o_reference = attention::forward(ctx, q, k, v, options, reference);
     const auto gradients_reference = attention::backward(ctx, d_o, options, reference);
 
-    // Both sum over at most 113 keys, with a few roundings for each.
+    // Both algorithms sum over at most 113 keys, with a few roundings per key.
     const double bound = 4.0 * static_cast<double>(shape[1]) * std::numeric_limits<double>::epsilon();
     bool ok = true;
     const auto agree = [&](const char* name, const Tensor& x, const Tensor& expected) {
@@ -55,12 +56,12 @@ int main() {
     agree("dk", gradients.k, gradients_reference.k);
     agree("dv", gradients.v, gradients_reference.v);
 
-    // Any function with a hand-written backward can be checked like this, input by input.
+    // gradient_check works for any function with a hand-written backward.
     options.algorithm = attention::Algorithm::flash;
     const GradientReport report =
         gradient_check(ctx, CausalAttention{options}, {q, k, v}, {.elements = 16, .names = {"q", "k", "v"}});
     std::cout << report;
     ok &= report.ok();
-    std::cout << (ok ? "all gradients are right\n" : "a gradient is WRONG\n");
+    std::cout << (ok ? "all gradients are correct\n" : "a gradient is WRONG\n");
     return ok ? 0 : 1;
 }

@@ -1,5 +1,5 @@
-// Trains a small character transformer on a text it makes itself, weekdays in their order from a random one
-// on, saves nothing, and counts how many weekdays of a sample stand where they should.
+// Trains a small character transformer on generated text: lines of weekdays in order, from a random first
+// day. Saves nothing, and counts the weekdays in a sample that follow the day before.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -30,20 +30,21 @@ std::string weeks(std::uint32_t lines) {
     return text;
 }
 
-/// Of the words that follow another in their line: how many are the next day, and how many there are.
-std::pair<int, int> count_right(const std::string& text) {
-    int right = 0, all = 0;
+/// Counts the words that follow another word in their line: those that are the next day, and all.
+std::pair<int, int> count_correct(const std::string& text) {
+    int correct = 0, all = 0;
     std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line) && !lines.eof();) {  // the last line may be torn
+    for (std::string line; std::getline(lines, line) && !lines.eof();) {  // skips an incomplete last line
         std::istringstream words(line);
         std::string previous, word;
         for (words >> previous; words >> word; previous = word) {
             const auto day = std::ranges::find(days, previous);
-            right += day != days.end() && word == days[static_cast<std::size_t>(day - days.begin() + 1) % 7];
+            correct +=
+                day != days.end() && word == days[static_cast<std::size_t>(day - days.begin() + 1) % 7];
             ++all;
         }
     }
-    return {right, all};
+    return {correct, all};
 }
 
 }  // namespace
@@ -54,7 +55,7 @@ int main() {
 
     TrainConfig config;
     config.data = file.string();
-    config.out = "";  // no directory: nothing is saved
+    config.out = "";  // saves nothing
     config.model = {.layers = 2, .heads = 2, .width = 32, .context = 32};
     config.steps = 600;
     config.batch = 16;
@@ -72,9 +73,9 @@ int main() {
 
     const std::string text =
         sample(trainer.model(), {.prompt = "Monday Tuesday", .tokens = 500, .temperature = 0.8, .seed = 1});
-    const auto [right, all] = count_right(text);
-    std::cout << text << "\n\nvalidation loss " << *summary.val_loss << "; " << right << " of " << all
+    const auto [correct, all] = count_correct(text);
+    std::cout << text << "\n\nvalidation loss " << *summary.val_loss << "; " << correct << " of " << all
               << " days follow the one before\n";
-    // A model that had learnt to spell but not to count would be right one time in seven.
-    return all > 20 && right > 0.9 * all ? EXIT_SUCCESS : EXIT_FAILURE;
+    // A model that has learnt the spelling but not the order would be correct in one of seven cases.
+    return all > 20 && correct > 0.9 * all ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -1,4 +1,4 @@
-// gradtile as a library: build a model, train it, save it, load it again, write with it.
+// gradtile as a library: builds, trains, saves and loads a model, and generates text with it.
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -10,14 +10,14 @@
 using namespace gradtile;
 
 int main() {
-    const std::filesystem::path place = "embed_example";  // in the current directory
-    std::filesystem::remove_all(place);
-    std::filesystem::create_directories(place);
-    std::ofstream(place / "stories.txt") << generate_corpus(100'000, Seed{1}).text;
+    const std::filesystem::path directory = "embed_example";
+    std::filesystem::remove_all(directory);
+    std::filesystem::create_directories(directory);
+    std::ofstream(directory / "stories.txt") << generate_corpus(100'000, Seed{1}).text;
 
     TrainConfig config;
-    config.data = (place / "stories.txt").string();
-    config.out = (place / "run").string();
+    config.data = (directory / "stories.txt").string();
+    config.out = (directory / "run").string();
     config.model = {.layers = 2, .heads = 2, .width = 32, .context = 32};
     config.batch = 16;
     config.steps = 200;
@@ -35,6 +35,6 @@ int main() {
     const auto model = load_model(summary.checkpoint);
     std::cout << sample(*model, {.prompt = "One day", .tokens = 80, .temperature = 0.8}) << '\n';
 
-    // Letters by their frequencies alone would lose about 3.1 nats each.
+    // Knowing only the frequencies of letters gives a loss of about 3.1 nats per letter.
     return summary.saved && *summary.val_loss < 2.7 ? 0 : 1;
 }

@@ -1,5 +1,5 @@
-// Fits y = x W^T + b to points that lie on a plane, with the layer contract in plain sight:
-// forward, the gradient of the loss, backward, one step down the slope.
+// Fits y = x W^T + b to points on a plane. Shows the layer contract: forward, the gradient of the loss,
+// backward, and a step of gradient descent.
 #include <cmath>
 #include <iostream>
 
@@ -11,7 +11,7 @@ int main() {
     const Context ctx{Device::cpu()};
     const std::int64_t points = 256, features = 3;
 
-    // What generated the data, and what training must find again.
+    // The parameters that generate the data; training must recover them.
     const Tensor true_weight = from_host(ctx, std::vector<float>{2.0f, -1.0f, 0.5f}, {1, features});
     const double true_bias = 0.25;
     const Tensor x = randn(ctx, {points, features}, DType::f32, Seed{1});
@@ -34,7 +34,7 @@ int main() {
         const Tensor d_prediction = scale(ctx, error, 2.0 / points);
         if (step % 40 == 1) std::cout << "step " << step << "  loss " << loss << '\n';
 
-        model.accumulate_gradients(ctx, d_prediction, saved);  // x is data: nobody needs its gradient
+        model.accumulate_gradients(ctx, d_prediction, saved);  // x is data and needs no gradient
         axpy(ctx, parameters.values(), -learning_rate, parameters.gradients());
     }
 

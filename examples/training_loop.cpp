@@ -1,4 +1,4 @@
-// The training loop with nothing hidden: data, model, loss, gradients, clipping, update.
+// A training loop without the Trainer: data, model, loss, gradients, clipping, update.
 #include <cmath>
 #include <fstream>
 #include <iostream>
@@ -43,7 +43,7 @@ int main() {
         if (step == 1) first_loss = last_loss;
         if (step % 50 == 0) std::cout << "step " << step << "  loss " << last_loss << '\n';
     }
-    // An untrained model knows as much as the size of the vocabulary.
+    // An untrained model predicts uniformly over the vocabulary.
     const double untrained = std::log(static_cast<double>(data.vocabulary));
     std::cout << "from " << first_loss << " (ln V = " << untrained << ") to " << last_loss << '\n';
     return std::abs(first_loss - untrained) < 0.2 && last_loss < 2.7 ? 0 : 1;

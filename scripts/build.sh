@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing, configures and builds the program, build/release/gradtile.
-# Further arguments go to cmake, for example scripts/build.sh -DGRADTILE_NATIVE=OFF.
+# Installs missing packages, configures and builds the program build/release/gradtile.
+# Arguments are passed to cmake, for example scripts/build.sh -DGRADTILE_NATIVE=OFF.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 
 run=${1:-runs/demo}
 if [ -e "$run" ]; then
-  echo "demo.sh: $run exists already; remove it, or name another directory: scripts/demo.sh DIR" >&2
+  echo "demo.sh: $run exists already; remove it, or choose another directory: scripts/demo.sh DIR" >&2
   exit 1
 fi
 scripts/build.sh
@@ -13,7 +13,7 @@ gradtile=build/release/gradtile
 corpus=$run-corpus.txt
 mkdir -p "$(dirname "$run")"
 
-echo "--- stories from a grammar, and a model that learns them (about three minutes on two cores) ---"
+echo "--- generates stories and trains a model on them (about three minutes on two cores) ---"
 $gradtile corpus --characters 1000000 --seed 1 --out "$corpus"
 $gradtile train --preset demo --data "$corpus" --out "$run" --device cpu
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches tiny Shakespeare (1.1 MB; Karpathy's char-rnn) to data/tinyshakespeare.txt and checks that it is the known text.
+# Downloads tiny Shakespeare (1.1 MB, from Karpathy's char-rnn) to data/tinyshakespeare.txt and verifies its checksum.
 set -euo pipefail
 
 url=https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
@@ -8,7 +8,7 @@ file=$(cd "$(dirname "$0")/.." && pwd)/data/tinyshakespeare.txt
 
 is_known() { [ -f "$1" ] && echo "$sha256  $1" | sha256sum --check --status; }
 if is_known "$file"; then
-  echo "$file is already there"
+  echo "$file exists already"
   exit 0
 fi
 
@@ -24,13 +24,13 @@ else
   exit 1
 fi
 if ! "${fetch[@]}"; then
-  echo "get_shakespeare.sh: cannot fetch $url; offline? Any UTF-8 text works as --data FILE, and" \
-       "'gradtile corpus --characters 1000000 --out FILE' writes one" >&2
+  echo "get_shakespeare.sh: cannot download $url. Without a network, use any UTF-8 text as --data FILE, for example" \
+       "the output of 'gradtile corpus --characters 1000000 --out FILE'" >&2
   exit 1
 fi
 if ! is_known "$part"; then
-  echo "get_shakespeare.sh: what came from $url is not the known text (expected sha256 $sha256," \
-       "got $(sha256sum "$part" | cut -d' ' -f1))" >&2
+  echo "get_shakespeare.sh: $url: wrong content (sha256 $(sha256sum "$part" | cut -d' ' -f1)," \
+       "expected $sha256)" >&2
   exit 1
 fi
 chmod 644 "$part"

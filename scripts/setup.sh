@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs what building, testing and the demo need (Debian, Ubuntu). On another system it prints the list and stops.
+# Installs the packages for building, testing and the demo (Debian, Ubuntu). On other systems it prints a list and fails.
 set -euo pipefail
 
 required=(build-essential cmake ninja-build libhdf5-dev libssl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
 matrix_library=libdnnl-dev                # oneDNN
-second_choice=libopenblas-dev             # where the system has no oneDNN
-optional=(python3-h5py libopenmpi-dev openmpi-bin)  # the test that reads a checkpoint from Python; several processes on the CPU
+second_choice=libopenblas-dev             # for systems without oneDNN
+optional=(python3-h5py libopenmpi-dev openmpi-bin)  # for a test of checkpoints in Python, and for several processes on the CPU
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   {
@@ -20,26 +20,26 @@ installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok instal
 missing=()
 for package in "${required[@]}"; do installed "$package" || missing+=("$package"); done
 installed "$matrix_library" || installed "$second_choice" || missing+=("$matrix_library")
-wanted=()
-for package in "${optional[@]}"; do installed "$package" || wanted+=("$package"); done
-[ ${#missing[@]} -gt 0 ] || [ ${#wanted[@]} -gt 0 ] || exit 0
+missing_optional=()
+for package in "${optional[@]}"; do installed "$package" || missing_optional+=("$package"); done
+[ ${#missing[@]} -gt 0 ] || [ ${#missing_optional[@]} -gt 0 ] || exit 0
 
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
   if ! command -v sudo >/dev/null; then
-    echo "setup.sh: not root and no sudo; please install: ${missing[*]} ${wanted[*]}" >&2
+    echo "setup.sh: not root and no sudo; please install: ${missing[*]} ${missing_optional[*]}" >&2
     exit 1
   fi
   as_root=(sudo)
 fi
 install_packages() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
 
-echo "setup.sh: installing ${missing[*]} ${wanted[*]}"
+echo "setup.sh: installing ${missing[*]} ${missing_optional[*]}"
 "${as_root[@]}" apt-get update -qq
 if ! apt-cache show "$matrix_library" >/dev/null 2>&1; then
   missing=("${missing[@]/#$matrix_library/$second_choice}")
 fi
 [ ${#missing[@]} -eq 0 ] || install_packages "${missing[@]}"
-for package in "${wanted[@]}"; do
-  install_packages "$package" 2>/dev/null || echo "setup.sh: $package is not to be had here; going on without it"
+for package in "${missing_optional[@]}"; do
+  install_packages "$package" 2>/dev/null || echo "setup.sh: the optional package $package is not available; skipped"
 done

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, and runs every test. Further arguments go to ctest, for example -R Attention.
+# Installs missing packages, builds, and runs all tests. Arguments are passed to ctest, for example -R Attention.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
