@@ -36,11 +36,11 @@ std::string refusal(const Variables& variables) {
 }
 
 void expect_ranks(const RankEnvironment& environment, const RankEnvironment& expected) {
-    expect_ranks(environment, {.rank = expected.rank,
-                               .size = expected.size,
-                               .local_rank = expected.local_rank,
-                               .local_size = expected.local_size,
-                               .launcher = expected.launcher});
+    EXPECT_EQ(environment.rank, expected.rank);
+    EXPECT_EQ(environment.size, expected.size);
+    EXPECT_EQ(environment.local_rank, expected.local_rank);
+    EXPECT_EQ(environment.local_size, expected.local_size);
+    EXPECT_EQ(environment.launcher, expected.launcher);
 }
 
 const Variables torchrun = {{"RANK", "5"},
