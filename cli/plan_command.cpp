@@ -150,8 +150,9 @@ class Planner {
         if (!has_cuda_operators)
             lines.push_back(
                 "activations: those of the CPU's operators, because this build has no CUDA operators");
-        if (config.optimizer == OptimizerKind::muon)
-            lines.push_back("update: the time of AdamW; Muon's matrix products are not modelled");
+        if (config.optimizer != kind_of<AdamWSettings>)
+            lines.push_back(
+                "update: bytes as AdamW's; the optimizer's matrix products at the rate of the model's");
         return lines;
     }
 

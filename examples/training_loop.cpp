@@ -7,7 +7,7 @@
 #include <gradtile/train/corpus/corpus.h>
 #include <gradtile/train/data/data_loader.h>
 #include <gradtile/train/data/dataset.h>
-#include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/schedule.h>
 
@@ -24,7 +24,7 @@ int main() {
     parameters.allocate(ctx, DType::f32);
     parameters.initialize(ctx, Seed{1});
 
-    AdamW optimizer(ctx, parameters, {.beta2 = 0.99, .weight_decay = 0.1});
+    ElementwiseOptimizer optimizer(ctx, parameters, AdamW{.beta2 = 0.99, .weight_decay = 0.1});
     const Schedule schedule{.lr = 5e-3, .min_lr = 5e-4, .warmup = 20, .horizon = 200};
     DataLoader loader(data.train, {.context = 32, .seed = Seed{1}});
     const Batch batch = empty_batch(ctx, 16, 32);

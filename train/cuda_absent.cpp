@@ -1,7 +1,7 @@
 // The CUDA functions of gradtile/train in a build without the CUDA toolkit: each throws an Error.
 #include <gradtile/core/cuda/cuda_runtime.h>
 #include <gradtile/train/checkpoint/device_snapshot.h>
-#include <gradtile/train/optimizers/internal/adamw_backend.h>
+#include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
 #include <gradtile/train/optimizers/internal/global_norm_backend.h>
 #include <gradtile/train/optimizers/internal/muon_backend.h>
 
@@ -23,8 +23,8 @@ double DeviceSnapshot::seconds_on_stream() const {
 
 namespace gradtile::cuda {
 
-void adamw_step(const Context&, const AdamWArrays&, const AdamWBlocks&, const Tensor&, const Tensor&,
-                const AdamWOptions&, const UpdateOptions&) {
+void elementwise_step(const Context&, const ElementArrays&, const ElementBlocks&, const Tensor&,
+                      const Tensor&, const ElementwiseRule&, const UpdateOptions&) {
     operator_absent();
 }
 void sum_of_squares(const Context&, const Tensor&, const Tensor&, const Tensor&) {

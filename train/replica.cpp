@@ -22,6 +22,12 @@ FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Co
             .allocator = communicator.symmetric_memory(ctx)};
 }
 
+bool updates_whole_matrices(const TrainConfig& config, const ParameterStore& parameters) {
+    return std::ranges::any_of(parameters.parameters(), [&](const Parameter& parameter) {
+        return update_of(config, parameter).product_flops > 0.0;
+    });
+}
+
 Tensor view_of(const Tensor& flat, const Parameter& parameter) {
     return flat.slice(0, parameter.offset(), parameter.shape().elements()).reshape(parameter.shape());
 }
@@ -56,12 +62,14 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
         return;
     }
     // The exchange of whole matrices has not been run on GPUs.
-    check(ctx.device().is_cpu() || config.optimizer != OptimizerKind::muon,
-          "zero: 1 with optimizer muon runs on CPUs only; expected zero 0, or optimizer adamw");
+    check(ctx.device().is_cpu() || !updates_whole_matrices(config, model.parameters),
+          "zero: 1 with optimizer ", name_of(config.optimizer),
+          " runs on CPUs only; expected zero 0, or optimizer adamw");
     if (is_16_bit(model.parameters.dtype())) masters_ = zeros(ctx, {parallel.own_elements()}, DType::f32);
     optimizer = make_optimizer(
-        ctx, model.parameters,
-        {.ranges = parallel.own_ranges(), .gradients = parallel.gradients(), .masters = masters_}, config);
+        ctx, model.parameters, config,
+        OptimizerShard{
+            .ranges = parallel.own_ranges(), .gradients = parallel.gradients(), .masters = masters_});
 }
 
 void Replica::initialize(Seed seed) {

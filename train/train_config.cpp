@@ -180,16 +180,15 @@ void make_paths_absolute(TrainConfig& config) {
 MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks) {
     const bool sharded = config.zero == 1 && ranks > 1;
     const std::int64_t shards = sharded ? ranks : 1;
-    MemoryRequest request{.model = config.model,
-                          .dtype = storage_dtype(config.dtype),
-                          .micro_batch = config.micro_batch_size(ranks),
-                          .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
-                          .optimizer_shards = shards};
-    if (config.optimizer == OptimizerKind::muon)
-        request.optimizer_part = [=](const ParameterStore& parameters, std::int64_t elements) {
-            return largest_optimizer_part(parameters, elements, config, static_cast<int>(shards));
-        };
-    return request;
+    const auto optimizer_part = [=](const ParameterStore& parameters, std::int64_t elements) {
+        return largest_optimizer_part(parameters, elements, config, static_cast<int>(shards));
+    };
+    return {.model = config.model,
+            .dtype = storage_dtype(config.dtype),
+            .micro_batch = config.micro_batch_size(ranks),
+            .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
+            .optimizer_shards = shards,
+            .optimizer_part = optimizer_part};
 }
 
 Device resolve_device(DeviceChoice choice, int local_rank) {

@@ -13,13 +13,14 @@
 #include <gradtile/core/io/file_system.h>
 #include <gradtile/layers/transformer/model_config.h>
 #include <gradtile/train/data/token_type.h>
+#include <gradtile/train/optimizers/optimizers.h>
+#include <gradtile/train/setting_limits.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 
 namespace gradtile {
 
 struct MemoryRequest;
 
-enum class OptimizerKind { adamw, muon };
 enum class ScheduleKind { cosine, wsd, linear, constant };
 enum class TrainDType { f32, bf16 };
 enum class DeviceChoice { automatic, cpu, cuda };
@@ -39,17 +40,13 @@ struct TrainConfig {
     std::int64_t steps = 2000;
     std::int64_t batch = 12;       ///< sequences per optimizer step, over all ranks
     std::int64_t micro_batch = 0;  ///< sequences that a rank processes at once; 0: its part of the batch
-    OptimizerKind optimizer = OptimizerKind::adamw;
+    OptimizerKind optimizer = kind_of<AdamWSettings>;
+    OptimizerSettings optimizer_settings;  ///< of every optimizer
     double lr = 1e-3;
     double min_lr = 1e-4;
-    double muon_lr = 0.02;  ///< for the matrices in blocks, if optimizer is muon
-    double muon_momentum = 0.95;
     ScheduleKind schedule = ScheduleKind::cosine;
     std::int64_t warmup = 100;  ///< steps
     double wsd_decay = 0.2;     ///< wsd: the last part of the horizon, in which the rate falls
-    double beta1 = 0.9;
-    double beta2 = 0.99;
-    double epsilon = 1e-8;
     double weight_decay = 0.1;
     double clip = 1.0;               ///< largest global gradient norm; 0: no clipping
     std::int64_t max_bad_steps = 5;  ///< non-finite steps in a row before training stops
@@ -78,13 +75,6 @@ struct TrainConfig {
         return batch / (ranks * micro_batch_size(ranks));
     }
 };
-
-namespace setting_limits {
-inline constexpr double max_steps = 1e12, max_sequences = 1 << 30, max_mebibytes = double{1LL << 40};
-inline constexpr Range positive{.least = 0, .most = 1e30, .least_is_open = true},
-    proper_fraction{.least = 0, .most = 1, .most_is_open = true};
-inline constexpr Range any_value{0, 0};  ///< for settings that are not numbers
-}  // namespace setting_limits
 
 /// Calls visit(name, member, help, range) for every setting, in the order of --help; `range` limits a number.
 template <class Config, class Visit>
@@ -126,14 +116,11 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("optimizer", c.optimizer, "optimizer", any_value);
     visit("lr", c.lr, "peak learning rate", positive);
     visit("min-lr", c.min_lr, "learning rate at the horizon", Range{0, 1e30});
-    visit("muon-lr", c.muon_lr, "muon: peak learning rate of the blocks' matrices", positive);
-    visit("muon-momentum", c.muon_momentum, "muon: momentum", proper_fraction);
+    const auto visit_all = [&](auto&... settings) { (settings.visit_settings(settings, visit), ...); };
+    std::apply(visit_all, c.optimizer_settings);
     visit("schedule", c.schedule, "learning rate after warm-up", any_value);
     visit("warmup", c.warmup, "warm-up steps", Range{0, max_steps});
     visit("wsd-decay", c.wsd_decay, "wsd: last part of the horizon, where the rate falls", Range{0, 1});
-    visit("beta1", c.beta1, "AdamW: decay of the first moment", proper_fraction);
-    visit("beta2", c.beta2, "AdamW: decay of the second moment", proper_fraction);
-    visit("epsilon", c.epsilon, "AdamW: added to the root of the second moment", positive);
     visit("weight-decay", c.weight_decay, "decoupled weight decay, of matrices only", Range{0, 1e30});
     visit("clip", c.clip, "largest global gradient norm; 0: no clipping", Range{0, 1e30});
     visit("max-bad-steps", c.max_bad_steps, "non-finite steps in a row before training stops",
@@ -206,11 +193,6 @@ Device resolve_device(DeviceChoice choice, int local_rank = 0);
 TrainConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
 
-template <>
-struct EnumNames<OptimizerKind> {
-    static constexpr std::array names = {std::pair{OptimizerKind::adamw, std::string_view("adamw")},
-                                         std::pair{OptimizerKind::muon, std::string_view("muon")}};
-};
 template <>
 struct EnumNames<ScheduleKind> {
     static constexpr std::array names = {std::pair{ScheduleKind::cosine, std::string_view("cosine")},

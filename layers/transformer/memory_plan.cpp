@@ -55,9 +55,9 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     const std::int64_t multiple = 64 * request.optimizer_shards;  // equal, aligned parts
     const auto elements = static_cast<std::size_t>(rounded_up(parameters.flat_elements(), multiple));
     const std::size_t equal_part = elements / static_cast<std::size_t>(request.optimizer_shards);
-    const OptimizerPart part =
-        request.optimizer_part ? request.optimizer_part(parameters, static_cast<std::int64_t>(elements))
-                               : OptimizerPart{equal_part, equal_part * request.optimizer_bytes_per_element};
+    const OptimizerPart part = request.optimizer_part
+                                   ? request.optimizer_part(parameters, static_cast<std::int64_t>(elements))
+                                   : OptimizerPart{.elements = equal_part};
     const std::size_t summed =
         request.optimizer_shards > 1 ? part.elements : 0;  // gradients, beside all of its own
     MemoryPlan plan{.request = request,

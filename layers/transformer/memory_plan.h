@@ -1,5 +1,5 @@
 #pragma once
-/// What a training run keeps in memory, known before its first step.
+/// The memory that a training run needs, known before its first step.
 #include <cstddef>
 #include <functional>
 #include <iosfwd>
@@ -12,29 +12,28 @@
 
 namespace gradtile {
 
-/// The elements that one process's optimizer updates, and the memory of its state.
+/// What one process's optimizer updates, keeps and computes.
 struct OptimizerPart {
     std::size_t elements = 0;     ///< of the flat blocks
-    std::size_t state_bytes = 0;  ///< masters apart
+    std::size_t state_bytes = 0;  ///< without masters
+    double product_flops = 0.0;   ///< floating-point operations of matrix products
 };
 
-/// What decides how much memory a run needs.
+/// The inputs of a memory plan.
 struct MemoryRequest {
     ModelConfig model;
     DType dtype = DType::f32;
     std::int64_t micro_batch = 1;  ///< sequences of model.context tokens held at once
-    /// What the optimizer keeps per parameter element; AdamW's two float32 moments are 8 bytes.
-    std::size_t optimizer_bytes_per_element = 8;
-    bool snapshot = false;  ///< checkpoints are copied inside the device's memory first
+    bool snapshot = false;         ///< checkpoints are copied inside the device's memory first
     /// Processes that share the masters and the optimizer's state between them (ZeRO-1): each keeps its part
     /// of the flat blocks.
     std::int64_t optimizer_shards = 1;
-    /// Where elements differ in that or parts are not equal: of the process that keeps most, for flat blocks
-    /// of so many elements.
+    /// The largest part of a process, for flat blocks of so many elements. Undefined: an optimizer without
+    /// state, which updates equal parts.
     std::function<OptimizerPart(const ParameterStore&, std::int64_t elements)> optimizer_part = {};
 };
 
-/// Bytes by what they hold. Prints as the table of `gradtile train --memory`.
+/// Bytes by purpose. Prints as the table of `gradtile train --memory`.
 struct MemoryPlan {
     MemoryRequest request;
     std::int64_t parameters = 0;  ///< elements, without padding

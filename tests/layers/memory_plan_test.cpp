@@ -116,6 +116,14 @@ TEST(MemoryPlan, EachLevelOfRecomputationTakesLessMemory) {
     }
 }
 
+/// An optimizer that keeps so many bytes for each element, shared in equal parts.
+auto bytes_per_element(std::size_t bytes, std::int64_t shards = 1) {
+    return [=](const ParameterStore&, std::int64_t elements) {
+        const auto part = static_cast<std::size_t>(elements / shards);
+        return OptimizerPart{.elements = part, .state_bytes = bytes * part};
+    };
+}
+
 TEST(MemoryPlan, CountsParametersOnceEachInTheirDtype) {
     const Context ctx(Device::cpu(), 1);
     const ModelConfig model = gpt2_style(Recompute::none);
@@ -123,7 +131,7 @@ TEST(MemoryPlan, CountsParametersOnceEachInTheirDtype) {
     const Transformer transformer(model, parameters);
     const auto elements = static_cast<std::size_t>(parameters.flat_elements());
     const MemoryPlan plan =
-        plan_memory(ctx, {.model = model, .dtype = DType::bf16, .optimizer_bytes_per_element = 4});
+        plan_memory(ctx, {.model = model, .dtype = DType::bf16, .optimizer_part = bytes_per_element(4)});
     EXPECT_EQ(plan.parameters, parameters.count());
     EXPECT_EQ(plan.values, 2 * elements);
     EXPECT_EQ(plan.masters, 4 * elements);
@@ -139,6 +147,7 @@ TEST(MemoryPlan, ShardsDivideMastersAndOptimizerState) {
     MemoryRequest request{.model = gpt2_style(Recompute::none), .dtype = DType::bf16};
     const MemoryPlan whole = plan_memory(ctx, request);
     request.optimizer_shards = 3;
+    request.optimizer_part = bytes_per_element(8, 3);
     const MemoryPlan third = plan_memory(ctx, request);
     const std::size_t elements = whole.masters / 4, part = (elements / 64 + 2) / 3 * 64;
     EXPECT_EQ(third.values, 2 * 3 * part);

@@ -5,7 +5,7 @@
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
-#include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
 
 namespace gradtile {
@@ -49,7 +49,7 @@ TEST_P(Overfit, MemorisesOneBatch) {
     const Transformer model(config, parameters);
     parameters.allocate(ctx, GetParam().dtype);
     parameters.initialize(ctx, Seed{1});
-    AdamW optimizer(ctx, parameters, {.beta2 = 0.99});
+    ElementwiseOptimizer optimizer(ctx, parameters, AdamW{.beta2 = 0.99});
 
     // The first token identifies the sequence; the targets are a fixed shuffle of all other tokens.
     std::vector<std::int32_t> tokens, targets;

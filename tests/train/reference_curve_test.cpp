@@ -7,7 +7,7 @@
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
-#include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/schedule.h>
 
@@ -18,7 +18,7 @@ struct ReferenceLoss {
     double single, twice;  ///< losses of PyTorch's float32 and float64 runs
 };
 constexpr ReferenceLoss reference_curve[] = {
-#include <reference/reference_curve.inc>
+#include <tests/reference/reference_curve.inc>
 };
 
 constexpr std::int64_t batch_size = 8, curve_steps = std::size(reference_curve);
@@ -76,7 +76,8 @@ std::vector<double> loss_curve(DType dtype) {
     parameters.allocate(ctx, dtype);
     parameters.initialize(ctx, Seed{0});
     set_reference_weights(ctx, parameters);
-    AdamW optimizer(ctx, parameters, {.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1});
+    ElementwiseOptimizer optimizer(ctx, parameters,
+                                   AdamW{.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1});
     const Schedule schedule{
         .kind = ScheduleKind::cosine, .lr = 1e-3, .min_lr = 1e-4, .warmup = 20, .horizon = curve_steps};
 

@@ -96,12 +96,12 @@ inline constexpr RunSetting run_settings[] = {
     RunSetting{"bfloat16", [](TrainConfig& c) { c.dtype = TrainDType::bf16; }},
     RunSetting{"dropout", [](TrainConfig& c) { c.model.dropout = 0.2; }},
     RunSetting{"accumulation", [](TrainConfig& c) { c.micro_batch = 2; }},
-    RunSetting{"muon", [](TrainConfig& c) { c.optimizer = OptimizerKind::muon; }},
+    RunSetting{"muon", [](TrainConfig& c) { c.optimizer = kind_of<MuonSettings>; }},
     RunSetting{"everything", [](TrainConfig& c) {
                    c.dtype = TrainDType::bf16;
                    c.model.dropout = 0.1;
                    c.micro_batch = 1;
-                   c.optimizer = OptimizerKind::muon;
+                   c.optimizer = kind_of<MuonSettings>;
                    c.schedule = ScheduleKind::wsd;
                    c.ignore_token = 0;
                }}};

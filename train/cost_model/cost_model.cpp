@@ -43,20 +43,18 @@ std::size_t stage_of(const Parameter& parameter, std::int64_t layers) {
     return name.starts_with("wte.") || name.starts_with("wpe.") ? 0 : static_cast<std::size_t>(layers) + 1;
 }
 
-/// Returns the buckets that DataParallel makes for `shards` shards.
-std::vector<ParameterBucket> buckets_of(const TrainConfig& config, std::int64_t shards) {
-    ParameterStore parameters;
-    const Transformer transformer(config.model, parameters);
-    const auto processes = static_cast<int>(shards);
-    const std::int64_t elements = rounded_up(parameters.flat_elements(), flat_multiple(processes));
+/// Returns the buckets that DataParallel makes for `processes` shards.
+std::vector<ParameterBucket> buckets_of(const TrainConfig& config, const ParameterStore& parameters,
+                                        std::int64_t elements, int processes) {
     const auto all = parameters.parameters();
     const auto first_in = [&](const FlatRange& range) {
         const auto behind = std::ranges::upper_bound(all, range.begin, {}, &Parameter::offset);
         return *std::prev(behind);
     };
     std::vector<ParameterBucket> buckets;
-    for (const ShardBucket& bucket : shard_buckets(all, elements, DataParallelOptions{}.bucket_elements,
-                                                   processes, shards > 1 ? whole_cost(config) : WholeCost{}))
+    for (const ShardBucket& bucket :
+         shard_buckets(all, elements, DataParallelOptions{}.bucket_elements, processes,
+                       processes > 1 ? whole_cost(config) : WholeCost{}))
         buckets.push_back({.elements = static_cast<double>(bucket.range.length),
                            .stage = stage_of(first_in(bucket.range), config.model.layers),
                            .equal_parts = bucket.equal_parts});
@@ -144,12 +142,17 @@ double ParallelStep::elements() const {
 
 ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
     const DType dtype = storage_dtype(config.dtype);
+    const int shards = config.zero == 1 ? static_cast<int>(gpus) : 1;
+    ParameterStore parameters;
+    const Transformer transformer(config.model, parameters);
+    const std::int64_t elements = rounded_up(parameters.flat_elements(), flat_multiple(shards));
     return {.work = step_work(config.model, dtype, config.micro_batch_size(gpus)),
             .dtype = dtype,
             .layers = config.model.layers,
             .accumulation_steps = config.accumulation_steps(gpus),
             .zero = config.zero == 1,
-            .buckets = buckets_of(config, config.zero == 1 ? gpus : 1)};
+            .buckets = buckets_of(config, parameters, elements, shards),
+            .update_flops = largest_optimizer_part(parameters, elements, config, shards).product_flops};
 }
 
 double work_seconds(const Work& work, DType dtype, const CostConstants& c) {
@@ -171,7 +174,8 @@ StepCost step_cost(const ParallelStep& step, const CostConstants& constants, con
     const double small_sums = (step.zero ? 2 : 1) * all_reduce_seconds(layout, links, 0);
     if (layout.gpus() > 1) cost.exposed = both - cost.compute + small_sums;
     const double updated = step.elements() / static_cast<double>(step.zero ? layout.gpus() : 1);
-    cost.update = updated * step.work.update_bytes_of_element / constants.update_bytes;
+    cost.update = updated * step.work.update_bytes_of_element / constants.update_bytes +
+                  step.update_flops / constants.product_flops;  // GPUs multiply bfloat16 in any run
     return cost;
 }
 

@@ -70,6 +70,7 @@ struct ParallelStep {
     std::int64_t accumulation_steps = 1;
     bool zero = false;  ///< ZeRO-1
     std::vector<ParameterBucket> buckets;
+    double update_flops = 0;  ///< matrix products of the optimizer, in the process that has most of them
     double elements() const;  ///< parameters in all buckets
 };
 /// Returns what each of `gpus` processes does in a step. `config` is valid and has a vocabulary.

@@ -5,76 +5,66 @@
 ///     m = beta1 m + (1 - beta1) g             v = beta2 v + (1 - beta2) g^2
 ///     w = (1 - lr decay) w - lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + epsilon)
 ///
-/// t counts applied updates from 1. Matrices decay, vectors do not (Parameter::decays()). One pass over
-/// weights, gradients, m and v; arithmetic and state in the gradients' dtype.
+/// t counts applied updates from 1.
+#include <array>
+#include <cmath>
 #include <cstdint>
-#include <optional>
-#include <span>
-#include <vector>
+#include <string_view>
 
-#include <gradtile/train/optimizers/optimizer.h>
+#include <gradtile/core/host_device.h>
+#include <gradtile/train/setting_limits.h>
 
 namespace gradtile {
 
-struct AdamWOptions {
+/// A rule for an ElementwiseOptimizer.
+struct AdamW {
     double beta1 = 0.9;
     double beta2 = 0.999;
     double epsilon = 1e-8;  ///< outside the root
     double weight_decay = 0.0;
+
+    static constexpr std::array moments{"m", "v"};
+
+    template <class Real>
+    struct Formula {
+        Real mix1, beta2, mix2, root_correction, epsilon, step_size;
+
+        GRADTILE_HOST_DEVICE Real operator()(Real w, Real keep, Real g, Real& m, Real& v) const {
+            m = m + mix1 * (g - m);
+            v = v * beta2 + mix2 * g * g;
+            return w * keep - step_size * m / (std::sqrt(v) * root_correction + epsilon);
+        }
+    };
+    template <class Real>
+    GRADTILE_HOST_DEVICE Formula<Real> formula(double lr, std::int32_t t) const {
+        const double correction1 = 1.0 - std::pow(beta1, static_cast<double>(t));
+        const double correction2 = 1.0 - std::pow(beta2, static_cast<double>(t));
+        return {.mix1 = static_cast<Real>(1.0 - beta1),
+                .beta2 = static_cast<Real>(beta2),
+                .mix2 = static_cast<Real>(1.0 - beta2),
+                .root_correction = static_cast<Real>(1.0 / std::sqrt(correction2)),
+                .epsilon = static_cast<Real>(epsilon),
+                .step_size = static_cast<Real>(lr / correction1)};
+    }
 };
 
-/// A stretch of elements that one thread (one thread block on a GPU) updates. Offsets and lengths are
-/// multiples of 64 elements.
-struct AdamWBlock {
-    std::int64_t value;     ///< offset in the store's values
-    std::int64_t weight;    ///< in the weights that are updated: the masters, or the values themselves
-    std::int64_t gradient;  ///< in the gradients
-    std::int64_t state;     ///< in m and v
-    std::int64_t length;
-    std::int64_t decays;  ///< 1 or 0
-};
+/// The settings of --optimizer adamw.
+struct AdamWSettings {
+    using Rule = AdamW;
+    static constexpr std::string_view name = "adamw";
 
-/// The flat arrays that blocks are offsets in.
-struct AdamWArrays {
-    Tensor values = {}, weights = {}, gradients = {}, m = {}, v = {};
-};
+    double beta1 = 0.9;
+    double beta2 = 0.99;
+    double epsilon = 1e-8;
 
-/// All stretches of an optimizer.
-struct AdamWBlocks {
-    std::vector<AdamWBlock> list;
-    /// The same bytes on a GPU, int32 [12 list.size()]: uploaded once, for no step can wait for a copy.
-    Tensor on_device = {};
-    Tensor scratch = {};  ///< on a GPU: float64 [4], what one kernel of a step tells the next
-};
-
-class AdamW final : public Optimizer {
-  public:
-    /// Optimizes every parameter of an allocated store, which must outlive the optimizer. State starts at 0.
-    AdamW(const Context& ctx, const ParameterStore& store, const AdamWOptions& options);
-    /// Optimizes only the given parameters of the store.
-    AdamW(const Context& ctx, const ParameterStore& store, std::span<const Parameter> parameters,
-          const AdamWOptions& options);
-    /// Optimizes what the shard holds of the given parameters, leaving the rest of the values to others.
-    AdamW(const Context& ctx, const ParameterStore& store, std::span<const Parameter> parameters,
-          const OptimizerShard& shard, const AdamWOptions& options);
-
-    using Optimizer::step;
-    void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) override;
-    /// "m/NAME" and "v/NAME" for every parameter, "updates" the number t of the last applied update (int32).
-    /// Of a shard "m" and "v", packed (see StateTensor), and "updates".
-    std::vector<StateTensor> state() const override;
-
-  private:
-    void allocate(const Context& ctx, const std::vector<AdamWBlock>& stretches, std::int64_t state_elements);
-
-    const ParameterStore& store_;
-    std::vector<Parameter> parameters_;
-    std::vector<std::int64_t> state_offsets_;  // by parameter; of no shard
-    std::optional<std::vector<FlatRange>> shard_ranges_;
-    AdamWBlocks blocks_;
-    AdamWOptions options_;
-    AdamWArrays arrays_;
-    Tensor updates_;
+    template <class Self, class Visit>
+    static void visit_settings(Self& self, Visit& visit) {
+        visit("beta1", self.beta1, "AdamW: decay of the first moment", setting_limits::proper_fraction);
+        visit("beta2", self.beta2, "AdamW: decay of the second moment", setting_limits::proper_fraction);
+        visit("epsilon", self.epsilon, "AdamW: added to the root of the second moment",
+              setting_limits::positive);
+    }
+    AdamW rule(double weight_decay) const { return {beta1, beta2, epsilon, weight_decay}; }
 };
 
 }  // namespace gradtile

@@ -1,63 +1,65 @@
 #include <gradtile/train/optimizers/configured_optimizer.h>
 
 #include <algorithm>
+#include <vector>
 
-#include <gradtile/train/optimizers/adamw.h>
-#include <gradtile/train/optimizers/muon.h>
+#include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/parallel/data_parallel.h>
 
 namespace gradtile {
 namespace {
 
-AdamWOptions adamw_options(const TrainConfig& config) {
-    return {.beta1 = config.beta1,
-            .beta2 = config.beta2,
-            .epsilon = config.epsilon,
-            .weight_decay = config.weight_decay};
+template <class Settings>
+concept HasRule = requires {
+    typename Settings::Rule;
+};
+
+std::int64_t padded_end(const Parameter& parameter) {
+    return parameter.offset() + rounded_up(parameter.shape().elements(), parameter_alignment);
 }
 
-MuonOptions muon_options(const TrainConfig& config) {
-    return {.lr_ratio = config.muon_lr / config.lr,
-            .momentum = config.muon_momentum,
-            .weight_decay = config.weight_decay,
-            .adamw = adamw_options(config)};
-}
-
-bool is_in_block(const Parameter& parameter) {
-    return parameter.name().starts_with("h.");
-}
-
-bool is_hidden_matrix(const Parameter& parameter) {
-    return parameter.shape().rank() == 2 && is_in_block(parameter);
-}
-
-/// Tensors of the parameter's shape that its optimizer keeps: Muon's momentum, or AdamW's m and v.
-std::size_t moments_of(const TrainConfig& config, const Parameter& parameter) {
-    return config.optimizer == OptimizerKind::muon && is_hidden_matrix(parameter) ? 1 : 2;
+/// Calls visit(parameter, owner, elements) for every piece of a parameter that a process updates.
+template <class Visit>
+void visit_pieces(std::span<const Parameter> parameters, const std::vector<ShardBucket>& buckets,
+                  const Visit& visit) {
+    auto first = parameters.begin();  // both lists are in the order of the flat blocks
+    for (const ShardBucket& bucket : buckets)
+        for (const auto& [range, owner] : bucket.parts) {
+            while (first != parameters.end() && padded_end(*first) <= range.begin) ++first;
+            for (auto p = first; p != parameters.end() && p->offset() < range.end(); ++p)
+                visit(*p, owner, std::min(padded_end(*p), range.end()) - std::max(p->offset(), range.begin));
+        }
 }
 
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
-                                          const TrainConfig& config) {
-    if (config.optimizer == OptimizerKind::adamw)
-        return std::make_unique<AdamW>(ctx, parameters, adamw_options(config));
-    return std::make_unique<Muon>(ctx, parameters, is_in_block, muon_options(config));
+                                          const TrainConfig& config,
+                                          const std::optional<OptimizerShard>& shard) {
+    const auto make = [&]<class Settings>(const Settings& settings) -> std::unique_ptr<Optimizer> {
+        if constexpr (HasRule<Settings>) {
+            return std::make_unique<ElementwiseOptimizer>(ctx, parameters, parameters.parameters(),
+                                                          settings.rule(config.weight_decay), shard);
+        } else {
+            return settings.make(ctx, parameters, config, shard);
+        }
+    };
+    return visit_optimizer(config.optimizer, config.optimizer_settings, make);
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
-                                          const OptimizerShard& shard, const TrainConfig& config) {
-    if (config.optimizer == OptimizerKind::adamw)
-        return std::make_unique<AdamW>(ctx, parameters, parameters.parameters(), shard,
-                                       adamw_options(config));
-    return std::make_unique<Muon>(ctx, parameters, is_in_block, shard, muon_options(config));
+ParameterUpdate update_of(const TrainConfig& config, const Parameter& parameter) {
+    const auto ask = [&]<class Settings>(const Settings& settings) -> ParameterUpdate {
+        if constexpr (HasRule<Settings>) {
+            return {.moments = Settings::Rule::moments.size()};
+        } else {
+            return settings.update_of(parameter);
+        }
+    };
+    return visit_optimizer(config.optimizer, config.optimizer_settings, ask);
 }
 
 WholeCost whole_cost(const TrainConfig& config) {
-    if (config.optimizer == OptimizerKind::adamw) return {};
-    return [](const Parameter& parameter) {
-        return is_hidden_matrix(parameter) ? newton_schulz_flops(parameter.shape()) : 0.0;
-    };
+    return [config](const Parameter& parameter) { return update_of(config, parameter).product_flops; };
 }
 
 OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int64_t elements,
@@ -65,21 +67,21 @@ OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int6
     const std::vector<ShardBucket> buckets =
         shard_buckets(parameters.parameters(), elements, DataParallelOptions{}.bucket_elements, processes,
                       processes > 1 ? whole_cost(config) : WholeCost{});
-    const std::size_t moment = size_of(accumulator_of(storage_dtype(config.dtype)));
-    std::vector<std::size_t> state(static_cast<std::size_t>(processes), 0);
-    for (const ShardBucket& bucket : buckets)
-        for (const auto& [range, owner] : bucket.parts)
-            for (const Parameter& parameter : parameters.parameters()) {
-                const std::int64_t begin = std::max(parameter.offset(), range.begin);
-                const std::int64_t end = std::min(
-                    parameter.offset() + rounded_up(parameter.shape().elements(), parameter_alignment),
-                    range.end());
-                if (begin < end)
-                    state[static_cast<std::size_t>(owner)] +=
-                        static_cast<std::size_t>(end - begin) * moments_of(config, parameter) * moment;
-            }
-    return {.elements = static_cast<std::size_t>(largest_shard(buckets, processes)),
-            .state_bytes = *std::ranges::max_element(state)};
+    const std::size_t moment_bytes = size_of(accumulator_of(storage_dtype(config.dtype)));
+    std::vector<OptimizerPart> parts(static_cast<std::size_t>(processes));
+    visit_pieces(parameters.parameters(), buckets,
+                 [&](const Parameter& parameter, int owner, std::int64_t piece) {
+                     const ParameterUpdate update = update_of(config, parameter);
+                     OptimizerPart& part = parts[static_cast<std::size_t>(owner)];
+                     part.state_bytes += static_cast<std::size_t>(piece) * update.moments * moment_bytes;
+                     part.product_flops += update.product_flops;  // the piece is the whole parameter
+                 });
+    OptimizerPart largest{.elements = static_cast<std::size_t>(largest_shard(buckets, processes))};
+    for (const OptimizerPart& part : parts) {
+        largest.state_bytes = std::max(largest.state_bytes, part.state_bytes);
+        largest.product_flops = std::max(largest.product_flops, part.product_flops);
+    }
+    return largest;
 }
 
 }  // namespace gradtile

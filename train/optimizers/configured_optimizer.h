@@ -1,6 +1,7 @@
 #pragma once
-/// The optimizer a TrainConfig names, and how its work and memory are shared out.
+/// The optimizer that a TrainConfig names, and how processes share its work and memory.
 #include <memory>
+#include <optional>
 
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/train/optimizers/optimizer.h>
@@ -9,19 +10,20 @@
 
 namespace gradtile {
 
-/// Of every parameter of an allocated store, which must outlive it. Muon takes the blocks' matrices, AdamW
-/// the rest.
+/// Optimizes every parameter of an allocated store, which must outlive the optimizer; of these only the
+/// elements in the shard, if any.
 std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
-                                          const TrainConfig& config);
-/// Of what the shard holds.
-std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
-                                          const OptimizerShard& shard, const TrainConfig& config);
+                                          const TrainConfig& config,
+                                          const std::optional<OptimizerShard>& shard = {});
 
-/// What shards must leave whole for that optimizer: Muon's matrices, by the operations of their update.
+/// What that optimizer keeps and computes for a parameter. The store need not be allocated.
+ParameterUpdate update_of(const TrainConfig& config, const Parameter& parameter);
+
+/// The cost of parameters that shards must not cut: the operations of their update's matrix products.
 WholeCost whole_cost(const TrainConfig& config);
 
-/// What the optimizer of the process that keeps most updates and keeps, the store's flat blocks being of so
-/// many elements and shared by `processes`. The store need not be allocated.
+/// The most that one of `processes` updates, keeps and computes, for flat blocks of so many elements. The
+/// store need not be allocated.
 OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int64_t elements,
                                      const TrainConfig& config, int processes);
 

@@ -7,7 +7,9 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/internal/gemm_library.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/internal/muon_backend.h>
+#include <gradtile/train/train_config.h>
 
 namespace gradtile {
 namespace {
@@ -21,8 +23,8 @@ std::vector<Parameter> split(const ParameterStore& store,
     return chosen;
 }
 
-/// Elements of a group. A product of a few million leaves most of a large GPU idle, so a dozen such go
-/// together; on the CPU they occupy the threads, and scratch counts.
+/// Elements of a group. A product of a few million elements leaves most of a large GPU idle, so a group holds
+/// a dozen of them. On the CPU one such product occupies the threads, and small groups save scratch.
 std::int64_t group_elements(const Context& ctx, const MuonOptions& options) {
     if (options.group_elements > 0) return options.group_elements;
     return std::int64_t{ctx.device().is_cuda() ? 32 : 4} << 20;
@@ -30,7 +32,7 @@ std::int64_t group_elements(const Context& ctx, const MuonOptions& options) {
 
 constexpr int newton_schulz_steps = 5;
 
-/// x [count, rows, cols] orthogonalised, in the dtype of its products; x may be written over.
+/// Orthogonalises x [count, rows, cols], in the dtype of the products; may overwrite x.
 Tensor orthogonalized(const Context& ctx, const Tensor& x, DType products) {
     static_assert(newton_schulz_steps % 2 == 1);
     const std::int64_t count = x.size(0), rows = x.size(1), cols = x.size(2);
@@ -78,57 +80,46 @@ double newton_schulz_flops(const Shape& shape) {
 }
 
 Muon::Muon(const Context& ctx, const ParameterStore& store,
-           const std::function<bool(const Parameter&)>& is_hidden_matrix, const MuonOptions& options)
-    : store_(store),
-      hidden_(split(store, is_hidden_matrix, true)),
-      is_shard_(false),
+           const std::function<bool(const Parameter&)>& is_hidden_matrix, const MuonOptions& options,
+           const std::optional<OptimizerShard>& shard)
+    : hidden_(split(store, is_hidden_matrix, true)),
+      is_shard_(shard.has_value()),
       options_(options),
-      adamw_(ctx, store, split(store, is_hidden_matrix, false), options.adamw) {
-    arrays_ = {.values = store.values(), .weights = store.master(), .gradients = store.gradients()};
-    for (const Parameter& matrix : hidden_) {
-        const std::int64_t offset = matrix.offset();
-        matrices_.push_back({matrix, {.value = offset, .weight = offset, .gradient = offset, .momentum = 0}});
-    }
+      adamw_(std::make_unique<ElementwiseOptimizer>(ctx, store, split(store, is_hidden_matrix, false),
+                                                    options.adamw, shard)) {
+    const OptimizerShard held = shard ? *shard : whole_of(store);
+    arrays_ = {.values = store.values(),
+               .weights = held.masters.defined() ? held.masters : store.values(),
+               .gradients = held.gradients};
+    add_matrices(store, held);
     allocate(ctx);
 }
 
-Muon::Muon(const Context& ctx, const ParameterStore& store,
-           const std::function<bool(const Parameter&)>& is_hidden_matrix, const OptimizerShard& shard,
-           const MuonOptions& options)
-    : store_(store),
-      hidden_(split(store, is_hidden_matrix, true)),
-      is_shard_(true),
-      options_(options),
-      adamw_(ctx, store, split(store, is_hidden_matrix, false), shard, options.adamw) {
-    const bool has_masters = shard.masters.defined();
-    arrays_ = {.values = store.values(),
-               .weights = has_masters ? shard.masters : store.values(),
-               .gradients = shard.gradients};
+void Muon::add_matrices(const ParameterStore& store, const OptimizerShard& held) {
     for (const Parameter& matrix : hidden_) {
-        const std::vector<ShardPiece> pieces = pieces_of(store, matrix, shard);
+        const std::vector<ShardPiece> pieces = pieces_of(store, matrix, held);
         if (pieces.empty()) continue;
         const auto& [range, packed] = pieces.front();
         check(range.length >= matrix.shape().elements(), "muon: a shard holds ", range.length, " of the ",
               matrix.shape().elements(), " elements of '", matrix.name(), "'; expected all or none");
         matrices_.push_back({matrix,
                              {.value = range.begin,
-                              .weight = has_masters ? packed : range.begin,
+                              .weight = held.masters.defined() ? packed : range.begin,
                               .gradient = packed,
                               .momentum = 0}});
     }
-    allocate(ctx);
 }
 
-/// Momentum, and groups of matrices in it.
+/// Allocates the momentum and forms the groups.
 void Muon::allocate(const Context& ctx) {
-    const std::int64_t most_elements = group_elements(ctx, options_);
+    const std::int64_t max_elements = group_elements(ctx, options_);
     std::int64_t elements = 0;
     for (auto& [parameter, offsets] : matrices_) {
         const Shape& shape = parameter.shape();
         offsets.momentum = elements;
         elements += rounded_up(shape.elements(), parameter_alignment);
         const auto has_room = [&](const MuonGroup& group) {
-            return group.shape == shape && (group.count() + 1) * shape.elements() <= most_elements;
+            return group.shape == shape && (group.count() + 1) * shape.elements() <= max_elements;
         };
         auto group = std::ranges::find_if(groups_, has_room);
         if (group == groups_.end())
@@ -160,7 +151,7 @@ void Muon::step(const Context& ctx, const Tensor& rate, const UpdateOptions& opt
         on_device(ctx, cpu::muon_apply, cuda::muon_apply, arrays_, group,
                   orthogonalized(ctx, updates, products_), rate, derived, options);
     }
-    adamw_.step(ctx, rate, options);
+    adamw_->step(ctx, rate, options);
 }
 
 std::vector<StateTensor> Muon::state() const {
@@ -177,8 +168,33 @@ std::vector<StateTensor> Muon::state() const {
             state.push_back({"momentum/" + parameter.name(),
                              arrays_.momentum.slice(0, offsets.momentum, parameter.shape().elements())
                                  .reshape(parameter.shape())});
-    for (StateTensor& part : adamw_.state()) state.push_back(std::move(part));
+    for (StateTensor& part : adamw_->state()) state.push_back(std::move(part));
     return state;
+}
+
+namespace {
+
+bool is_in_block(const Parameter& parameter) {
+    return parameter.name().starts_with("h.");
+}
+
+}  // namespace
+
+std::unique_ptr<Optimizer> MuonSettings::make(const Context& ctx, const ParameterStore& store,
+                                              const TrainConfig& config,
+                                              const std::optional<OptimizerShard>& shard) const {
+    const AdamW adamw = std::get<AdamWSettings>(config.optimizer_settings).rule(config.weight_decay);
+    const MuonOptions options{.lr_ratio = lr / config.lr,
+                              .momentum = momentum,
+                              .weight_decay = config.weight_decay,
+                              .adamw = adamw};
+    return std::make_unique<Muon>(ctx, store, is_in_block, options, shard);
+}
+
+ParameterUpdate MuonSettings::update_of(const Parameter& parameter) const {
+    if (parameter.shape().rank() == 2 && is_in_block(parameter))
+        return {.moments = 1, .product_flops = newton_schulz_flops(parameter.shape())};
+    return {.moments = AdamW::moments.size()};
 }
 
 }  // namespace gradtile

@@ -5,46 +5,54 @@
 ///     M = momentum M + (1 - momentum) G             U = momentum M + (1 - momentum) G   (Nesterov)
 ///     W = (1 - lr decay) W - lr sqrt(max(1, rows / cols)) NewtonSchulz5(U)
 ///
-/// Everything that is not such a matrix (embeddings, head, vectors) is left to AdamW.
+/// AdamW updates all other parameters (embeddings, head, vectors).
 #include <functional>
+#include <memory>
 #include <optional>
+#include <string_view>
+#include <vector>
 
 #include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/optimizer.h>
+#include <gradtile/train/setting_limits.h>
 
 namespace gradtile {
+
+struct TrainConfig;
 
 struct MuonOptions {
     double lr_ratio = 20.0;  ///< the matrices' rate as a multiple of the one given to step()
     double momentum = 0.95;
     double weight_decay = 0.0;
-    AdamWOptions adamw;  ///< for the other parameters
-    /// What Newton-Schulz's products multiply: f32, bf16, or none for newton_schulz_dtype(). Gradients in
-    /// float64 are never rounded.
+    AdamW adamw;  ///< for the other parameters
+    /// The dtype of the factors in Newton-Schulz's products: f32, bf16, or none for newton_schulz_dtype().
+    /// Gradients in float64 are never rounded.
     std::optional<DType> newton_schulz = {};
-    /// Matrices of one shape are orthogonalised together up to so many elements, which decides how much
-    /// scratch a step takes; 0: as many as occupy the device.
+    /// The most elements of matrices of one shape that are orthogonalised together, which decides how much
+    /// scratch a step takes; 0: enough to occupy the device.
     std::int64_t group_elements = 0;
 };
 
-/// x [rows, cols] or a stack of such, [count, rows, cols], float32 or float64, contiguous, in place: of each
-/// matrix five steps of the quintic iteration
-/// X <- a X + (b A + c A^2) X, A = X X^T, (a, b, c) = (3.4445, -4.7750, 2.0315), from X / |X|_F. It takes
-/// every singular value that is not tiny to between 0.68 and 1.14. Products multiply x's dtype or, where
-/// `products` is bf16, bfloat16: X, A, A^2 and the polynomial are then rounded to it, as published (Jordan
-/// 2024 runs the whole iteration so), and sums are float32.
+/// Orthogonalises x [rows, cols], or each matrix of x [count, rows, cols], in place; float32 or float64,
+/// contiguous. Five steps of the quintic iteration
+///     X <- a X + (b A + c A^2) X, A = X X^T, (a, b, c) = (3.4445, -4.7750, 2.0315), from X / |X|_F
+/// take every singular value that is not tiny to between 0.68 and 1.14. Products are in x's dtype or, where
+/// `products` is bf16, in bfloat16: X, A, A^2 and the polynomial are then rounded to it, as published (Jordan
+/// 2024 runs the whole iteration in bfloat16), and sums are float32.
 void newton_schulz(const Context& ctx, const Tensor& x, DType products);
-/// bf16 where ctx's device multiplies it faster than float32, as every GPU does; else f32.
+/// bf16 where ctx's device multiplies bfloat16 faster than float32, as every GPU does; else f32.
 DType newton_schulz_dtype(const Context& ctx);
 
-/// Floating-point operations of that for one matrix.
+/// Floating-point operations of newton_schulz() for one matrix.
 double newton_schulz_flops(const Shape& shape);
 
-/// The flat arrays in which a group's matrices lie.
+/// The flat arrays that hold a group's matrices.
 struct MuonArrays {
     Tensor values = {}, weights = {}, gradients = {}, momentum = {};
 };
 
-/// Where a matrix begins in each of them, in elements. Weights are the masters, or the values themselves.
+/// Where a matrix begins in each of MuonArrays, in elements. Weights are the masters, or the values
+/// themselves.
 struct MuonOffsets {
     std::int64_t value, weight, gradient, momentum;
 };
@@ -59,13 +67,11 @@ struct MuonGroup {
 
 class Muon final : public Optimizer {
   public:
-    /// is_hidden_matrix chooses what Muon updates; it is asked only about parameters of rank 2.
+    /// is_hidden_matrix chooses what Muon updates, among the parameters of rank 2. Optimizes only the
+    /// elements in the shard, if any; throws Error when it holds a part of a hidden matrix and not all.
     Muon(const Context& ctx, const ParameterStore& store,
-         const std::function<bool(const Parameter&)>& is_hidden_matrix, const MuonOptions& options);
-    /// Optimizes what the shard holds. Throws Error when it holds a part of a hidden matrix and not all.
-    Muon(const Context& ctx, const ParameterStore& store,
-         const std::function<bool(const Parameter&)>& is_hidden_matrix, const OptimizerShard& shard,
-         const MuonOptions& options);
+         const std::function<bool(const Parameter&)>& is_hidden_matrix, const MuonOptions& options,
+         const std::optional<OptimizerShard>& shard = {});
 
     using Optimizer::step;
     void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) override;
@@ -79,17 +85,37 @@ class Muon final : public Optimizer {
         Parameter parameter;
         MuonOffsets offsets;
     };
+    void add_matrices(const ParameterStore& store, const OptimizerShard& held);
     void allocate(const Context& ctx);
 
-    const ParameterStore& store_;
     std::vector<Parameter> hidden_;  // of all processes
     std::vector<Matrix> matrices_;   // of this one
     bool is_shard_;
     MuonArrays arrays_;  // momentum: of all matrices_, packed
     std::vector<MuonGroup> groups_;
     MuonOptions options_;
-    DType products_ = DType::f32;  // of Newton-Schulz
-    AdamW adamw_;
+    DType products_ = DType::f32;       // of Newton-Schulz
+    std::unique_ptr<Optimizer> adamw_;  // for the other parameters
+};
+
+/// The settings of --optimizer muon, which updates the matrices of a model's blocks. The other parameters
+/// take AdamW's settings.
+struct MuonSettings {
+    static constexpr std::string_view name = "muon";
+
+    double lr = 0.02;
+    double momentum = 0.95;
+
+    template <class Self, class Visit>
+    static void visit_settings(Self& self, Visit& visit) {
+        visit("muon-lr", self.lr, "muon: peak learning rate of the blocks' matrices",
+              setting_limits::positive);
+        visit("muon-momentum", self.momentum, "muon: momentum", setting_limits::proper_fraction);
+    }
+    std::unique_ptr<Optimizer> make(const Context& ctx, const ParameterStore& store,
+                                    const TrainConfig& config,
+                                    const std::optional<OptimizerShard>& shard) const;
+    ParameterUpdate update_of(const Parameter& parameter) const;
 };
 
 }  // namespace gradtile

@@ -24,7 +24,7 @@ void momentum_range(const Real* __restrict gradient, Real* __restrict momentum, 
     }
 }
 
-/// Row `row` of a I + b A + c A^2, where sum holds that of A^2.
+/// Computes row `row` of a I + b A + c A^2; sum holds that row of A^2, power that of A.
 template <class T>
 void add_row(const T* __restrict power, T* __restrict sum, std::int64_t n, std::int64_t row) {
     using Real = Accumulator<T>;
@@ -57,20 +57,10 @@ void for_ranges(const Context& ctx, std::int64_t count, std::int64_t elements, c
 }
 
 template <class Real>
-double squares_of(const Real* x, std::int64_t n) {
+double range_sum_of_squares(const Real* x, std::int64_t n) {
     double sum = 0.0;
     for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
     return sum;
-}
-
-/// Calls visit(TypeTag) for the types gradients have.
-template <class Visit>
-void visit_real(DType dtype, const Visit& visit) {
-    if (dtype == DType::f64) {
-        visit(TypeTag<double>{});
-    } else {
-        visit(TypeTag<float>{});
-    }
 }
 
 }  // namespace
@@ -79,7 +69,7 @@ void muon_momentum(const Context& ctx, const MuonArrays& arrays, const MuonGroup
                    double momentum_decay, const Tensor& updates) {
     const double factor = value_of(scale);
     const std::int64_t elements = group.shape.elements();
-    visit_real(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
+    visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
         for_ranges(ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
             const MuonOffsets& at = group.matrices[static_cast<std::size_t>(i)];
             Real* const update = updates.data<Real>() + i * elements + begin;
@@ -98,16 +88,17 @@ void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& parti
     const std::int64_t count = x.size(0), elements = count == 0 ? 0 : x.elements() / count;
     const std::int64_t part = ceil_div(elements, muon_norm_parts);
     double* const sums = partial.data<double>();
-    visit_real(x.dtype(), [&]<class Real>(TypeTag<Real>) {
+    visit_gradient_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
         parallel_for(ctx, count * muon_norm_parts, [&](std::int64_t block) {
             const std::int64_t begin = std::min(elements, block % muon_norm_parts * part);
-            sums[block] = squares_of(x.data<Real>() + block / muon_norm_parts * elements + begin,
-                                     std::min(part, elements - begin));
+            sums[block] = range_sum_of_squares(x.data<Real>() + block / muon_norm_parts * elements + begin,
+                                               std::min(part, elements - begin));
         });
         visit_floating(out.dtype(), [&]<class T>(TypeTag<T>) {
             for_ranges(ctx, count, elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
-                const double* const of_matrix = sums + i * muon_norm_parts;
-                const double norm = std::sqrt(std::accumulate(of_matrix, of_matrix + muon_norm_parts, 0.0));
+                const double* const matrix_sums = sums + i * muon_norm_parts;
+                const double norm =
+                    std::sqrt(std::accumulate(matrix_sums, matrix_sums + muon_norm_parts, 0.0));
                 const auto factor = static_cast<Real>(1.0 / (norm + muon_norm_epsilon));
                 const Real* const from = x.data<Real>() + i * elements;
                 T* const to = out.data<T>() + i * elements;

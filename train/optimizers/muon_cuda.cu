@@ -1,5 +1,5 @@
-// Muon's element-wise passes on the GPU, each one kernel for all matrices of a group; its matrix products are
-// gemm's. Blocks with one blockIdx.y work on one matrix.
+// Muon's element-wise passes on the GPU: each is one kernel for all matrices of a group. gemm() computes the
+// matrix products. Blocks with the same blockIdx.y work on the same matrix.
 #include <algorithm>
 
 #include <gradtile/core/cuda/internal/cuda_check.h>
@@ -11,12 +11,12 @@ namespace {
 
 constexpr int threads_per_block = 256;
 // Enough blocks to fill the largest GPU several times over; each then strides through the elements.
-constexpr std::int64_t most_blocks = 8 * 1024;
+constexpr std::int64_t max_blocks = 8 * 1024;
 
 __device__ std::int64_t first_element() {
     return blockIdx.x * std::int64_t{threads_per_block} + threadIdx.x;
 }
-__device__ std::int64_t elements_apart() {
+__device__ std::int64_t element_stride() {
     return gridDim.x * std::int64_t{threads_per_block};
 }
 
@@ -27,28 +27,28 @@ __global__ void momentum_kernel(const Real* gradients, const MuonOffsets* matric
     const double factor = scale != nullptr ? *scale : 1.0;
     const bool refused = factor == 0.0;
     const Real* const gradient = gradients + at.gradient;
-    Real* const held = momentum + at.momentum;
+    Real* const moment = momentum + at.momentum;
     Real* const update = updates + blockIdx.y * n;
-    for (std::int64_t i = first_element(); i < n; i += elements_apart()) {
+    for (std::int64_t i = first_element(); i < n; i += element_stride()) {
         if (refused) {
             update[i] = Real{0};
             continue;
         }
         const Real g = gradient[i] * static_cast<Real>(factor);
-        const Real m = held[i] + mix * (g - held[i]);
-        held[i] = m;
+        const Real m = moment[i] + mix * (g - moment[i]);
+        moment[i] = m;
         update[i] = m + mix * (g - m);
     }
 }
 
-/// The sum over a block's threads, to thread 0. In a fixed order.
+/// Thread 0 returns the sum over a block's threads, taken in a fixed order.
 __device__ double block_sum(double sum) {
-    __shared__ double of_warp[threads_per_block / 32];
+    __shared__ double warp_sum[threads_per_block / 32];
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffff, sum, offset);
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+    if (threadIdx.x % 32 == 0) warp_sum[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x == 0)
-        for (int warp = 1; warp < threads_per_block / 32; ++warp) sum += of_warp[warp];
+        for (int warp = 1; warp < threads_per_block / 32; ++warp) sum += warp_sum[warp];
     return sum;
 }
 
@@ -57,7 +57,7 @@ template <class Real>
 __global__ void sum_of_squares_kernel(const Real* x, double* partial, std::int64_t n) {
     const Real* const matrix = x + blockIdx.y * n;
     double sum = 0.0;
-    for (std::int64_t i = first_element(); i < n; i += elements_apart()) {
+    for (std::int64_t i = first_element(); i < n; i += element_stride()) {
         const auto value = static_cast<double>(matrix[i]);
         sum += value * value;
     }
@@ -74,7 +74,7 @@ __global__ void normalize_kernel(const Real* x, const double* partial, T* out, s
     if (threadIdx.x == 0) factor = static_cast<Real>(1.0 / (sqrt(sum) + muon_norm_epsilon));
     __syncthreads();
     const std::int64_t matrix = blockIdx.y * n;
-    for (std::int64_t i = first_element(); i < n; i += elements_apart())
+    for (std::int64_t i = first_element(); i < n; i += element_stride())
         out[matrix + i] = device::convert<T>(x[matrix + i] * factor);
 }
 
@@ -85,7 +85,7 @@ __global__ void add_lower_powers_kernel(T* polynomial, const T* gram, std::int64
                    c = static_cast<Real>(Quintic::c);
     T* const sums = polynomial + blockIdx.y * n;
     const T* const powers = gram + blockIdx.y * n;
-    for (std::int64_t i = first_element(); i < n; i += elements_apart()) {
+    for (std::int64_t i = first_element(); i < n; i += element_stride()) {
         const Real sum = c * device::convert<Real>(sums[i]) + b * device::convert<Real>(powers[i]);
         const std::int64_t row = i / side;
         sums[i] = device::convert<T>(i - row * side == row ? sum + a : sum);
@@ -102,7 +102,7 @@ __global__ void apply_kernel(const Update* updates, const MuonOffsets* matrices,
     const auto step = static_cast<Real>(derived.step(*rate));
     const Update* const update = updates + blockIdx.y * n;
     Real* const weight = weights + at.weight;
-    for (std::int64_t i = first_element(); i < n; i += elements_apart()) {
+    for (std::int64_t i = first_element(); i < n; i += element_stride()) {
         const Real updated = keep * weight[i] - step * device::convert<Real>(update[i]);
         weight[i] = updated;
         if constexpr (!std::is_same_v<Real, Value>) values[at.value + i] = device::convert<Value>(updated);
@@ -110,17 +110,17 @@ __global__ void apply_kernel(const Update* updates, const MuonOffsets* matrices,
 }
 
 /// Launches kernel(arguments..., n) over n elements of each of `count` matrices, in `blocks` blocks for each;
-/// 0: as many as are worth it.
+/// 0: one block per threads_per_block elements, up to max_blocks in all.
 template <class... Parameters, class... Arguments>
 void launch(const Context& ctx, std::int64_t count, std::int64_t n, std::int64_t blocks,
             void (*kernel)(Parameters...), Arguments... arguments) {
     if (n == 0 || count == 0) return;
-    constexpr std::int64_t most_matrices = 65535;  // of a grid's second axis
-    check(count <= most_matrices, "muon: ", count, " matrices in a group; expected at most ", most_matrices);
+    constexpr std::int64_t max_matrices = 65535;  // CUDA's limit on a grid's second axis
+    check(count <= max_matrices, "muon: ", count, " matrices in a group; expected at most ", max_matrices);
     use_device(ctx.device());
     if (blocks == 0)
         blocks = std::clamp<std::int64_t>(ceil_div(n, threads_per_block), 1,
-                                          std::max<std::int64_t>(1, most_blocks / count));
+                                          std::max<std::int64_t>(1, max_blocks / count));
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(count));
     kernel<<<grid, threads_per_block, 0, static_cast<cudaStream_t>(ctx.stream())>>>(arguments..., n);
     cuda_check(cudaGetLastError());
@@ -134,21 +134,11 @@ const MuonOffsets* offsets_of(const MuonGroup& group) {
     return reinterpret_cast<const MuonOffsets*>(group.on_device.raw_data());
 }
 
-/// Calls visit(TypeTag) for the types gradients have.
-template <class Visit>
-void visit_real(DType dtype, const Visit& visit) {
-    if (dtype == DType::f64) {
-        visit(TypeTag<double>{});
-    } else {
-        visit(TypeTag<float>{});
-    }
-}
-
 }  // namespace
 
 void muon_momentum(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& scale,
                    double momentum_decay, const Tensor& updates) {
-    visit_real(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
+    visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
         launch(ctx, group.count(), group.shape.elements(), 0, momentum_kernel<Real>,
                static_cast<const Real*>(arrays.gradients.data<Real>()), offsets_of(group), pointer_of(scale),
                static_cast<Real>(1.0 - momentum_decay), arrays.momentum.data<Real>(), updates.data<Real>());
@@ -157,7 +147,7 @@ void muon_momentum(const Context& ctx, const MuonArrays& arrays, const MuonGroup
 
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out) {
     const std::int64_t count = x.size(0), elements = count == 0 ? 0 : x.elements() / count;
-    visit_real(x.dtype(), [&]<class Real>(TypeTag<Real>) {
+    visit_gradient_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
         launch(ctx, count, elements, muon_norm_parts, sum_of_squares_kernel<Real>,
                static_cast<const Real*>(x.data<Real>()), partial.data<double>());
         visit_floating(out.dtype(), [&]<class T>(TypeTag<T>) {

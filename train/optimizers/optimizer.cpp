@@ -4,10 +4,18 @@
 
 namespace gradtile {
 
+OptimizerShard whole_of(const ParameterStore& store) {
+    check(store.allocated(), "optimizer: the parameter store is not allocated");
+    return {.ranges = {{0, store.flat_elements()}},
+            .gradients = store.gradients(),
+            .masters = is_16_bit(store.dtype()) ? store.master() : Tensor()};
+}
+
 std::vector<ShardPiece> pieces_of(const ParameterStore& store, const Parameter& parameter,
                                   const OptimizerShard& shard) {
     check(shard.masters.defined() == is_16_bit(store.dtype()), "optimizer: a shard of ", store.dtype(),
-          " values needs masters exactly when these are of 16 bits");
+          " values ", shard.masters.defined() ? "has" : "lacks",
+          " masters; expected them of 16-bit values only");
     const std::int64_t parameter_end =
         parameter.offset() + rounded_up(parameter.shape().elements(), parameter_alignment);
     std::vector<ShardPiece> pieces;

@@ -70,7 +70,7 @@ TEST(CostModel, BytesOnTheWireAreThoseOfGradientsAndValues) {
 /// Every process sums the gradients of Muon's matrices, and the owners broadcast the values.
 TEST(CostModel, ZeroWithMuonSumsBlocksInEveryProcess) {
     TrainConfig config = config_of(true);
-    config.optimizer = OptimizerKind::muon;
+    config.optimizer = kind_of<MuonSettings>;
     for (const std::int64_t gpus : {2, 4, 8}) {
         config.batch = 8 * gpus;
         const ParallelStep step = parallel_step(config, gpus);

@@ -1,4 +1,4 @@
-#include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/elementwise_optimizer.h>
 
 #include <cmath>
 #include <limits>
@@ -21,7 +21,7 @@ using test::AdamWProblem;
 struct ScalarAdamW {
     double w, m = 0.0, v = 0.0;
     int t = 0;
-    void step(double g, double lr, double decay, const AdamWOptions& o) {
+    void step(double g, double lr, double decay, const AdamW& o) {
         ++t;
         w *= 1.0 - lr * decay;
         m += (g - m) * (1.0 - o.beta1);
@@ -44,7 +44,7 @@ void expect_equal_to_scalar_adamw(DType dtype) {
     ParameterStore& store = problem.store;
     std::vector<ScalarAdamW> reference;
     for (const double w : to_host(ctx, store.master())) reference.push_back({.w = w});
-    AdamW optimizer(ctx, store, adamw_options);
+    ElementwiseOptimizer optimizer(ctx, store, adamw_options);
     for (int t = 1; t <= adamw_steps; ++t) {
         problem.set_gradients(ctx, t);
         optimizer.step(ctx, adamw_lr);
@@ -79,7 +79,7 @@ TEST(AdamW, EqualsStoredNumbersOfAnIndependentProgram) {
     const Parameter matrix = store.add("matrix", {2, 2}, Init::zeros());
     store.allocate(ctx, DType::f64);
     copy(ctx, matrix.value(), from_host(ctx, std::vector{0.5, -1.25, 2.0, 0.03125}, {2, 2}, DType::f64));
-    AdamW optimizer(ctx, store, adamw_options);
+    ElementwiseOptimizer optimizer(ctx, store, adamw_options);
     const std::vector<double> sizes{1.0, 0.1, 10.0, 1e-4};
     const std::vector<double> after_1{0.4895000001188395, -1.258749998991595, 1.9880000000148046,
                                       0.02124274194114538};
@@ -105,7 +105,7 @@ TEST(AdamW, StepsByLrTimesTheSignWhenTheGradientIsConstant) {
     const Parameter vector = store.add("vector", {3}, Init::ones());
     store.allocate(ctx, DType::f64);
     store.initialize(ctx, Seed{1});
-    AdamW optimizer(ctx, store, adamw_options);
+    ElementwiseOptimizer optimizer(ctx, store, adamw_options);
     const std::vector<double> gradient{2.0, -1e-3, 1e-8};
     copy(ctx, vector.grad(), from_host(ctx, gradient, {3}, DType::f64));
     for (int t = 1; t <= adamw_steps; ++t) optimizer.step(ctx, adamw_lr);
@@ -123,7 +123,7 @@ TEST(AdamW, DecaysMatricesAndSparesVectors) {
     const Parameter vector = store.add("vector", {3}, Init::ones());
     store.allocate(ctx, DType::f64);
     store.initialize(ctx, Seed{1});
-    AdamW optimizer(ctx, store, adamw_options);
+    ElementwiseOptimizer optimizer(ctx, store, adamw_options);
     optimizer.step(ctx, adamw_lr);  // gradients are 0
     for (const double w : to_host(ctx, matrix.value()))
         EXPECT_DOUBLE_EQ(w, 1.0 - adamw_lr * adamw_options.weight_decay);
@@ -133,7 +133,7 @@ TEST(AdamW, DecaysMatricesAndSparesVectors) {
 TEST(AdamW, RoundsValuesFromMastersInTheSamePass) {
     const Context ctx;
     AdamWProblem problem(ctx, DType::bf16);
-    AdamW optimizer(ctx, problem.store, adamw_options);
+    ElementwiseOptimizer optimizer(ctx, problem.store, adamw_options);
     problem.set_gradients(ctx, 1);
     optimizer.step(ctx, adamw_lr);
     const float* master = problem.store.master().data<float>();
@@ -147,7 +147,7 @@ TEST(AdamW, DoesNotDependOnTheNumberOfThreads) {
     for (const int threads : {1, 3}) {
         const Context ctx(Device::cpu(), threads);
         AdamWProblem problem(ctx, DType::f32);
-        AdamW optimizer(ctx, problem.store, adamw_options);
+        ElementwiseOptimizer optimizer(ctx, problem.store, adamw_options);
         for (int t = 1; t <= 3; ++t) {
             problem.set_gradients(ctx, t);
             optimizer.step(ctx, adamw_lr);
@@ -160,7 +160,8 @@ TEST(AdamW, DoesNotDependOnTheNumberOfThreads) {
 TEST(AdamW, AppliesTheGradientScaleOnTheWay) {
     const Context ctx;
     AdamWProblem scaled(ctx, DType::f64), halved(ctx, DType::f64);
-    AdamW of_scaled(ctx, scaled.store, adamw_options), of_halved(ctx, halved.store, adamw_options);
+    ElementwiseOptimizer of_scaled(ctx, scaled.store, adamw_options),
+        of_halved(ctx, halved.store, adamw_options);
     for (int t = 1; t <= 3; ++t) {
         scaled.set_gradients(ctx, t);
         of_scaled.step(ctx, adamw_lr, {.gradient_scale = from_host(ctx, std::vector{0.5}, {1}, DType::f64)});
@@ -174,7 +175,7 @@ TEST(AdamW, AppliesTheGradientScaleOnTheWay) {
 TEST(AdamW, LeavesEverythingWhenTheUpdateIsRefused) {
     const Context ctx;
     AdamWProblem problem(ctx, DType::bf16);
-    AdamW optimizer(ctx, problem.store, adamw_options);
+    ElementwiseOptimizer optimizer(ctx, problem.store, adamw_options);
     problem.set_gradients(ctx, 1);
     optimizer.step(ctx, adamw_lr);
     const std::vector<double> master = to_host(ctx, problem.store.master());
@@ -193,7 +194,7 @@ TEST(AdamW, LeavesEverythingWhenTheUpdateIsRefused) {
 TEST(AdamW, LeavesGradientsAsTheyAre) {
     const Context ctx;
     AdamWProblem problem(ctx, DType::f32);
-    AdamW optimizer(ctx, problem.store, adamw_options);
+    ElementwiseOptimizer optimizer(ctx, problem.store, adamw_options);
     problem.set_gradients(ctx, 1);
     const std::vector<double> before = to_host(ctx, problem.store.gradients());
     optimizer.step(ctx, adamw_lr);
@@ -203,12 +204,12 @@ TEST(AdamW, LeavesGradientsAsTheyAre) {
 TEST(AdamW, GoesOnBitExactlyFromItsCopiedState) {
     const Context ctx;
     AdamWProblem straight(ctx, DType::f32), resumed(ctx, DType::f32);
-    AdamW first(ctx, straight.store, adamw_options);
+    ElementwiseOptimizer first(ctx, straight.store, adamw_options);
     for (int t = 1; t <= 3; ++t) {
         straight.set_gradients(ctx, t);
         first.step(ctx, adamw_lr);
     }
-    AdamW second(ctx, resumed.store, adamw_options);
+    ElementwiseOptimizer second(ctx, resumed.store, adamw_options);
     copy(ctx, resumed.store.values(), straight.store.values());
     const auto from = first.state(), to = second.state();
     ASSERT_EQ(from.size(), to.size());
@@ -229,7 +230,7 @@ TEST(AdamW, CanOptimizeAPartOfTheStore) {
     AdamWProblem problem(ctx, DType::f64);
     const std::vector<double> before = to_host(ctx, problem.store.values());
     const std::vector<Parameter> some{problem.store.find("embedding"), problem.store.find("bias")};
-    AdamW optimizer(ctx, problem.store, some, adamw_options);
+    ElementwiseOptimizer optimizer(ctx, problem.store, some, adamw_options);
     problem.set_gradients(ctx, 1);
     optimizer.step(ctx, adamw_lr);
     for (const Parameter& parameter : problem.store.parameters()) {

@@ -28,12 +28,12 @@ OptimizerPart allocated_part(const TrainConfig& config, int rank, int processes)
             }
     shard.gradients = zeros(ctx, {packed}, DType::f32);
     if (is_16_bit(store.dtype())) shard.masters = zeros(ctx, {packed}, DType::f32);
-    return {static_cast<std::size_t>(packed), make_optimizer(ctx, store, shard, config)->state_bytes() - 4};
+    return {static_cast<std::size_t>(packed), make_optimizer(ctx, store, config, shard)->state_bytes() - 4};
 }
 
 TEST(ConfiguredOptimizer, PlansWhatTheLargestShardOfMuonKeeps) {
     TrainConfig config;
-    config.optimizer = OptimizerKind::muon;
+    config.optimizer = kind_of<MuonSettings>;
     config.model = {.layers = 3, .heads = 2, .width = 64, .context = 32, .vocabulary = 101};
     config.micro_batch = 1;
     config.zero = 1;
@@ -60,7 +60,7 @@ TEST(ConfiguredOptimizer, PlansOneMomentForMuonsMatrices) {
     config.model = {.layers = 2, .heads = 2, .width = 64, .context = 32, .vocabulary = 128};
     const Context ctx(Device::cpu(), 1);
     const std::size_t adamw = plan_memory(ctx, memory_request(config, Device::cpu())).optimizer;
-    config.optimizer = OptimizerKind::muon;
+    config.optimizer = kind_of<MuonSettings>;
     const std::size_t muon = plan_memory(ctx, memory_request(config, Device::cpu())).optimizer;
     EXPECT_EQ(adamw - muon, 4u * 2 * (3 + 1 + 4 + 4) * 64 * 64);
 }

@@ -111,7 +111,8 @@ double apart(double weight, DType dtype) {
 TEST_F(CudaAdamW, UpdatesAsTheCpuDoes) {
     for (const DType dtype : floating_dtypes) {
         AdamWProblem ours(gpu(), dtype), theirs(cpu, dtype);
-        AdamW on_gpu(gpu(), ours.store, adamw_options), on_cpu(cpu, theirs.store, adamw_options);
+        ElementwiseOptimizer on_gpu(gpu(), ours.store, adamw_options),
+            on_cpu(cpu, theirs.store, adamw_options);
         for (int t = 1; t <= adamw_steps; ++t) {
             ours.set_gradients(gpu(), t);
             theirs.set_gradients(cpu, t);
@@ -129,7 +130,7 @@ TEST_F(CudaAdamW, UpdatesAsTheCpuDoes) {
 
 TEST_F(CudaAdamW, LeavesEverythingWhenTheUpdateIsRefused) {
     AdamWProblem problem(gpu(), DType::bf16);
-    AdamW optimizer(gpu(), problem.store, adamw_options);
+    ElementwiseOptimizer optimizer(gpu(), problem.store, adamw_options);
     problem.set_gradients(gpu(), 1);
     optimizer.step(gpu(), adamw_lr);
     const auto everything = [&] {
@@ -149,7 +150,7 @@ TEST_F(CudaAdamW, CanOptimizeAPartOfTheStore) {
     AdamWProblem problem(gpu(), DType::f32);
     const std::vector<double> before = to_host(gpu(), problem.store.values());
     const std::vector<Parameter> some{problem.store.find("embedding"), problem.store.find("bias")};
-    AdamW optimizer(gpu(), problem.store, some, adamw_options);
+    ElementwiseOptimizer optimizer(gpu(), problem.store, some, adamw_options);
     problem.set_gradients(gpu(), 1);
     optimizer.step(gpu(), adamw_lr);
     for (const Parameter& parameter : problem.store.parameters()) {
@@ -163,9 +164,10 @@ TEST_F(CudaAdamW, CanOptimizeAPartOfTheStore) {
 /// The rate and the count of updates lie on the device, so a replayed step moves on as an eager one does.
 TEST_F(CudaAdamW, ReplayedFromAGraphEqualsEagerToTheBit) {
     AdamWProblem eager(gpu(), DType::bf16), replayed(gpu(), DType::bf16);
-    AdamW first(gpu(), eager.store, adamw_options), second(gpu(), replayed.store, adamw_options);
+    ElementwiseOptimizer first(gpu(), eager.store, adamw_options),
+        second(gpu(), replayed.store, adamw_options);
     const Tensor rate = zeros(gpu(), {1}, DType::f64);
-    const auto step = [&](AdamW& optimizer, AdamWProblem& problem) {
+    const auto step = [&](Optimizer& optimizer, AdamWProblem& problem) {
         const Context inside = gpu().with_allocator(std::make_shared<Arena>(gpu().device(), 1 << 20));
         const Clip clip = clip_global_norm(inside, problem.store.gradients(), {.max_norm = 1.0});
         optimizer.step(inside, rate, {.gradient_scale = clip.scale});

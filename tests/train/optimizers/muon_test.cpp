@@ -168,7 +168,7 @@ TEST(Muon, LeavesEmbeddingsAndVectorsToAdamW) {
     const Context ctx;
     MuonProblem with_muon(ctx, DType::f32), with_adamw(ctx, DType::f32);
     Muon muon(ctx, with_muon.store, in_blocks, muon_options);
-    AdamW adamw(ctx, with_adamw.store, muon_options.adamw);
+    ElementwiseOptimizer adamw(ctx, with_adamw.store, muon_options.adamw);
     for (std::uint64_t t = 1; t <= 3; ++t) {
         with_muon.set_gradients(ctx, t);
         with_adamw.set_gradients(ctx, t);
@@ -269,7 +269,7 @@ struct MuonShard {
             shard.masters = zeros(ctx, {packed}, DType::f32);
             pack(ctx, store.master(), shard.ranges, shard.masters);
         }
-        optimizer = std::make_unique<Muon>(ctx, store, in_blocks, shard, muon_options);
+        optimizer = std::make_unique<Muon>(ctx, store, in_blocks, muon_options, shard);
     }
     void step(const Context& ctx, std::uint64_t t) {
         problem.set_gradients(ctx, t);

@@ -8,14 +8,13 @@
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/optimizers/muon.h>
 
 namespace gradtile::test {
 
-inline constexpr AdamWOptions adamw_options{
-    .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1};
+inline constexpr AdamW adamw_options{.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1};
 inline constexpr double adamw_lr = 1e-2;
 inline constexpr int adamw_steps = 20;
 

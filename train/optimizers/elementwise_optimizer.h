@@ -1,0 +1,74 @@
+#pragma once
+/// Optimizers that update each element from its own weight, gradient and moments: one pass over flat arrays,
+/// by a rule such as AdamW. Matrices decay, vectors do not (Parameter::decays()). Arithmetic and moments are
+/// in the gradients' dtype.
+///
+/// A rule is a struct of hyper-parameters with
+///     double weight_decay;
+///     static constexpr std::array moments{"m", ...};    names of the moments in a checkpoint
+///     template <class Real> Formula<Real> formula(double lr, std::int32_t t) const;
+/// where t counts applied updates from 1. The formula, called once per element, updates the moments and
+/// returns the new weight:
+///     Real operator()(Real w, Real keep, Real g, Real& moment...) const;
+/// keep is 1 - lr weight_decay, or 1 for a vector. Both functions are GRADTILE_HOST_DEVICE.
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <gradtile/train/optimizers/optimizer.h>
+#include <gradtile/train/optimizers/optimizers.h>
+
+namespace gradtile {
+
+/// Elements that one thread (one thread block on a GPU) updates. Offsets and lengths are multiples of 64
+/// elements.
+struct ElementBlock {
+    std::int64_t value;     ///< offset in the store's values
+    std::int64_t weight;    ///< in the weights that are updated: the masters, or the values themselves
+    std::int64_t gradient;  ///< in the gradients
+    std::int64_t moment;    ///< in each moment
+    std::int64_t length;
+    std::int64_t decays;  ///< 1 or 0
+};
+
+/// The flat arrays that the offsets of a block refer to.
+struct ElementArrays {
+    Tensor values = {}, weights = {}, gradients = {};
+    std::vector<Tensor> moments = {};  ///< in the order of the rule's names
+};
+
+/// All blocks of an optimizer.
+struct ElementBlocks {
+    std::vector<ElementBlock> list;
+    /// The same bytes on a GPU, int32 [12 list.size()]: uploaded once, since a step cannot wait for a copy.
+    Tensor on_device = {};
+    Tensor scratch = {};  ///< on a GPU: float64 [16], the formula that a step's first kernel prepares
+};
+
+class ElementwiseOptimizer final : public Optimizer {
+  public:
+    /// Optimizes every parameter of an allocated store, which must outlive the optimizer. Moments start at 0.
+    ElementwiseOptimizer(const Context& ctx, const ParameterStore& store, const ElementwiseRule& rule);
+    /// Optimizes only the given parameters of the store; of these only the elements in the shard, if any.
+    ElementwiseOptimizer(const Context& ctx, const ParameterStore& store,
+                         std::span<const Parameter> parameters, const ElementwiseRule& rule,
+                         const std::optional<OptimizerShard>& shard = {});
+
+    using Optimizer::step;
+    void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) override;
+    /// "m/NAME" of each moment and parameter, then "updates", the number t of the last applied update
+    /// (int32). Of a shard "m" of each moment, packed (see StateTensor), then "updates".
+    std::vector<StateTensor> state() const override;
+
+  private:
+    std::vector<Parameter> parameters_;
+    std::vector<FlatRange> ranges_;  // of the parameters, as packed in each moment
+    bool is_shard_;
+    ElementwiseRule rule_;
+    ElementArrays arrays_;
+    ElementBlocks blocks_;
+    Tensor updates_;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,116 @@
+// Elementwise optimizers on the GPU: a kernel of one thread decides, from what lies on the device, whether
+// and how to update; a second one updates all elements in one pass.
+#include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
+#include <gradtile/core/cuda/device/convert.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/packed.cuh>
+
+namespace gradtile::cuda {
+namespace {
+
+constexpr int threads_per_block = 256;
+constexpr int width = 4;  // elements a thread loads at once: 16 bytes of float32
+static_assert(64 % width == 0, "blocks are multiples of 64 elements");
+
+/// What all elements of a step share; lies in the optimizer's scratch.
+template <class Real, class Formula>
+struct PreparedStep {
+    double gradient_scale;  // 0: the update is refused
+    Real keep;
+    Formula formula;
+};
+
+template <class Real, class Rule, class Formula>
+__global__ void prepare_kernel(PreparedStep<Real, Formula>* prepared, std::int32_t* updates,
+                               const double* gradient_scale, const double* rate, Rule rule) {
+    device::await_predecessor();
+    const double scale = gradient_scale != nullptr ? *gradient_scale : 1.0;
+    prepared->gradient_scale = scale;
+    if (scale == 0.0) return;
+    const std::int32_t t = ++*updates;
+    prepared->keep = static_cast<Real>(1.0 - *rate * rule.weight_decay);
+    prepared->formula = rule.template formula<Real>(*rate, t);
+}
+
+template <class Real, class Value, int moments>
+struct Pointers {
+    Real* weights;
+    Value* values;  // the weights themselves when there is no master
+    const Real* gradients;
+    Real* moment[moments];
+};
+
+template <class Real, class Value, class Formula, std::size_t... k>
+__global__ void __launch_bounds__(threads_per_block)
+    update_kernel(Pointers<Real, Value, sizeof...(k)> arrays, const ElementBlock* blocks,
+                  const PreparedStep<Real, Formula>* prepared, std::index_sequence<k...>) {
+    const ElementBlock block = blocks[blockIdx.x];  // the same in every step
+    device::await_predecessor();
+    const PreparedStep<Real, Formula> step = *prepared;
+    if (step.gradient_scale == 0.0) return;
+    const Real scale = static_cast<Real>(step.gradient_scale);
+    const Real keep = block.decays != 0 ? step.keep : Real{1};
+    using Reals = device::Packed<Real, width>;
+    using Values = device::Packed<Value, width>;
+
+    for (std::int64_t i = threadIdx.x * width; i < block.length; i += threads_per_block * width) {
+        auto* const weights = reinterpret_cast<Reals*>(arrays.weights + block.weight + i);
+        const auto* const gradients = reinterpret_cast<const Reals*>(arrays.gradients + block.gradient + i);
+        Reals* const moments[] = {reinterpret_cast<Reals*>(arrays.moment[k] + block.moment + i)...};
+        Reals w = *weights, moment[] = {*moments[k]...};
+        const Reals gradient = *gradients;
+#pragma unroll
+        for (int j = 0; j < width; ++j)
+            w[j] = step.formula(w[j], keep, gradient[j] * scale, moment[k][j]...);
+        *weights = w;
+        ((*moments[k] = moment[k]), ...);
+        if constexpr (!std::is_same_v<Real, Value>) {
+            Values rounded;
+#pragma unroll
+            for (int j = 0; j < width; ++j) rounded[j] = device::convert<Value>(w[j]);
+            *reinterpret_cast<Values*>(arrays.values + block.value + i) = rounded;
+        }
+    }
+}
+
+template <class Value, class Rule, std::size_t... k>
+void step_of_type(const Context& ctx, const ElementArrays& arrays, const ElementBlocks& blocks,
+                  const Tensor& updates, const Tensor& rate, const Rule& rule, const UpdateOptions& options,
+                  std::index_sequence<k...> all_moments) {
+    using Real = Accumulator<Value>;
+    using Formula = decltype(rule.template formula<Real>(0.0, 0));
+    using Prepared = PreparedStep<Real, Formula>;
+    check(sizeof(Prepared) <= blocks.scratch.bytes(), "elementwise optimizer: ", blocks.scratch.bytes(),
+          " bytes of scratch; expected at least ", sizeof(Prepared));
+    auto* const prepared = reinterpret_cast<Prepared*>(blocks.scratch.raw_data());
+    const double* const scale =
+        options.gradient_scale.defined() ? options.gradient_scale.data<double>() : nullptr;
+    launch(ctx, prepare_kernel<Real, Rule, Formula>, dim3(1), Block{.threads = 1, .starts_early = true},
+           prepared, updates.data<std::int32_t>(), scale, static_cast<const double*>(rate.data<double>()),
+           rule);
+    if (blocks.list.empty()) return;
+    const Pointers<Real, Value, sizeof...(k)> pointers{arrays.weights.data<Real>(),
+                                                       arrays.values.data<Value>(),
+                                                       arrays.gradients.data<Real>(),
+                                                       {arrays.moments[k].template data<Real>()...}};
+    launch(ctx, update_kernel<Real, Value, Formula, k...>, dim3(static_cast<unsigned>(blocks.list.size())),
+           Block{.threads = threads_per_block, .starts_early = true}, pointers,
+           reinterpret_cast<const ElementBlock*>(blocks.on_device.raw_data()),
+           static_cast<const Prepared*>(prepared), all_moments);
+}
+
+}  // namespace
+
+void elementwise_step(const Context& ctx, const ElementArrays& arrays, const ElementBlocks& blocks,
+                      const Tensor& updates, const Tensor& rate, const ElementwiseRule& any_rule,
+                      const UpdateOptions& options) {
+    const auto step = [&]<class Rule>(const Rule& rule) {
+        visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
+            step_of_type<Value>(ctx, arrays, blocks, updates, rate, rule, options,
+                                std::make_index_sequence<Rule::moments.size()>{});
+        });
+    };
+    std::visit(step, any_rule);
+}
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,16 @@
+#pragma once
+/// The device functions of elementwise_optimizer.h.
+#include <gradtile/train/optimizers/elementwise_optimizer.h>
+
+namespace gradtile::cpu {
+/// Adds 1 to updates and updates the blocks by the rule, unless the gradient scale is 0. rate [1] float64.
+void elementwise_step(const Context& ctx, const ElementArrays& arrays, const ElementBlocks& blocks,
+                      const Tensor& updates, const Tensor& rate, const ElementwiseRule& rule,
+                      const UpdateOptions& options);
+}  // namespace gradtile::cpu
+
+namespace gradtile::cuda {
+void elementwise_step(const Context& ctx, const ElementArrays& arrays, const ElementBlocks& blocks,
+                      const Tensor& updates, const Tensor& rate, const ElementwiseRule& rule,
+                      const UpdateOptions& options);
+}  // namespace gradtile::cuda

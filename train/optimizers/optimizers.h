@@ -1,0 +1,71 @@
+#pragma once
+/// The optimizers that a run can choose, one line each. A line names the optimizer's settings; its name for
+/// --optimizer, its flags, keys of config files, help, factory, memory plan and cost follow from that struct.
+/// docs/adding_a_layer.md, "An optimizer", lists what the struct holds.
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/enum_names.h>
+#include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/muon.h>
+
+namespace gradtile {
+
+/// Optimizers that update each element by itself; ElementwiseOptimizer applies their Rule.
+using ElementwiseSettings = std::tuple<  //
+    AdamWSettings>;
+
+/// Optimizers that are classes of their own.
+using OtherSettings = std::tuple<  //
+    MuonSettings>;
+
+/// The settings of every optimizer.
+using OptimizerSettings = decltype(std::tuple_cat(ElementwiseSettings(), OtherSettings()));
+
+template <class... Settings>
+std::variant<typename Settings::Rule...> any_rule_of(std::type_identity<std::tuple<Settings...>>);
+/// The rule of any elementwise optimizer.
+using ElementwiseRule = decltype(any_rule_of(std::type_identity<ElementwiseSettings>()));
+
+/// An optimizer by its place in OptimizerSettings; see kind_of.
+enum class OptimizerKind : std::size_t {};
+
+template <class Settings, class... All>
+constexpr OptimizerKind kind_in(std::type_identity<std::tuple<All...>>) {
+    static_assert((std::is_same_v<Settings, All> || ...), "not in a list of optimizers");
+    std::size_t place = 0;
+    static_cast<void>(((std::is_same_v<Settings, All> || (++place, false)) || ...));
+    return static_cast<OptimizerKind>(place);
+}
+/// kind_of<MuonSettings> is Muon's.
+template <class Settings>
+inline constexpr OptimizerKind kind_of = kind_in<Settings>(std::type_identity<OptimizerSettings>());
+
+template <class... Settings>
+constexpr auto optimizer_names(std::type_identity<std::tuple<Settings...>>) {
+    return std::array{std::pair{kind_of<Settings>, Settings::name}...};
+}
+template <>
+struct EnumNames<OptimizerKind> {
+    static constexpr std::array names = optimizer_names(std::type_identity<OptimizerSettings>());
+};
+
+/// visit(settings) for the optimizer of that kind.
+template <class Visit>
+auto visit_optimizer(OptimizerKind kind, const OptimizerSettings& all, const Visit& visit) {
+    std::optional<decltype(visit(std::get<0>(all)))> result;
+    const auto visit_one = [&]<class Settings>(const Settings& settings) {
+        if (kind == kind_of<Settings>) result = visit(settings);
+    };
+    std::apply([&](const auto&... settings) { (visit_one(settings), ...); }, all);
+    check(result.has_value(), "optimizer: ", static_cast<std::size_t>(kind), " is not a known optimizer");
+    return std::move(*result);
+}
+
+}  // namespace gradtile

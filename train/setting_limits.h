@@ -1,0 +1,14 @@
+#pragma once
+/// Ranges of a run's settings.
+#include <cstdint>
+
+#include <gradtile/core/range.h>
+
+namespace gradtile::setting_limits {
+
+inline constexpr double max_steps = 1e12, max_sequences = 1 << 30, max_mebibytes = double{1LL << 40};
+inline constexpr Range positive{.least = 0, .most = 1e30, .least_is_open = true},
+    proper_fraction{.least = 0, .most = 1, .most_is_open = true};
+inline constexpr Range any_value{0, 0};  ///< of settings that are not numbers
+
+}  // namespace gradtile::setting_limits
