@@ -52,7 +52,7 @@ filter() {
     core_test) echo "Cuda.Copy*:Cuda.Draws*:Cuda.Axpy*:Cuda.FillWrites*:Cuda.ToDevice*${all:+:Cuda.Gemm*:GemmOnCuda.*}" ;;
     layers_test) echo "OnCuda.*${all:+:ProductsOnCuda.LinearGelu*}-*LayerSuite*:*CrossEntropy*:*ManyRows*" ;;
     model_test) echo 'OnCuda.*' ;;
-    train_test) echo "CudaGlobalNorm.*:CudaAdamW.*:CudaStepInput.*${all:+:CudaMuon.*}" ;;
+    train_test) echo "CudaGlobalNorm.*:CudaAdamW.*:CudaLion.*:CudaStepInput.*${all:+:CudaMuon.*}" ;;
     attention_test.*) attention "${2#*.}" $few ManyBackward ManyTiny ${all:+AnyHeadDim AnyOption ZeroLengths RepeatedElements} ;;
   esac
 }

@@ -41,7 +41,7 @@ const Tensor& saved_state(const Checkpoint& checkpoint, const std::string& name,
     return saved->second;
 }
 
-/// The first of all processes' names, in the order of parameters.
+/// The first parameter whose name is among `names`.
 std::string first_in_order(std::span<const Parameter> parameters, const std::vector<std::string>& names) {
     for (const Parameter& parameter : parameters)
         if (std::ranges::find(names, parameter.name()) != names.end()) return parameter.name();
@@ -135,8 +135,8 @@ void Replica::save_into(Checkpoint& checkpoint) {
         for (const StateTensor& part : optimizer->state()) checkpoint.optimizer[part.name] = part.tensor;
         return;
     }
-    communicator_.barrier(ctx);  // where one that never comes is noticed
-    // Put together in turn, and kept by process 0 in the host's memory.
+    communicator_.barrier(ctx);  // reports a process that never arrives
+    // The processes gather one kind of tensor after the other; process 0 keeps them in host memory.
     const auto add = [&](const std::string& what, const Tensor& whole, std::span<const Parameter> held,
                          const std::string& prefix, NamedTensors& tensors) {
         if (!is_root()) return;

@@ -1,8 +1,9 @@
 #pragma once
-/// Replica: one process's copy of a model in training, its optimizer and its part in what processes exchange.
+/// Replica: one process's copy of a model in training, its optimizer, and its part in the exchange between
+/// processes.
 ///
-/// Sharded (TrainConfig::zero), it keeps masters and moments of its own part only; checkpoints hold the whole
-/// in either case, so that a run goes on with any number of processes, sharded or not.
+/// A sharded replica (TrainConfig::zero) keeps masters and moments of its own part only. Checkpoints always
+/// hold the whole state, so that a run can continue with any number of processes, sharded or not.
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,7 +18,7 @@ namespace gradtile {
 
 class Replica {
   public:
-    /// Allocates; nothing is initialised yet. The communicator must outlive it.
+    /// Allocates without initialising. The communicator must outlive the replica.
     Replica(const Context& ctx, const TrainConfig& config, std::optional<Tokenizer> tokenizer,
             const Communicator& communicator);
 
@@ -25,36 +26,37 @@ class Replica {
     DataParallel parallel;
     std::unique_ptr<Optimizer> optimizer;
 
-    // Every process takes part in each of these.
-    /// Draws the weights; the same in every process.
+    // Collective: every process calls each of the following.
+    /// Draws the weights, the same in every process.
     void initialize(Seed seed);
-    /// Weights from process 0's checkpoint. `source` names it in errors.
+    /// Loads the weights from process 0's checkpoint. `source` names the checkpoint in errors.
     void load_weights(const Checkpoint& checkpoint, const std::string& source);
-    /// Weights and the optimizer's memory from process 0's checkpoint.
+    /// Loads the weights and the optimizer's state from process 0's checkpoint.
     void restore(const Checkpoint& checkpoint, const std::string& source);
-    /// Puts weights and the optimizer's memory into process 0's checkpoint: as they live, or, when sharded,
-    /// put together in host memory that the next call writes over.
+    /// Puts the weights and the optimizer's state into process 0's checkpoint: the tensors themselves, or,
+    /// when sharded, copies gathered in host memory, which the next call overwrites.
     void save_into(Checkpoint& checkpoint);
-    /// Locks the pages that save_into() will copy to, when sharded: a second for some GB, ahead of the steps.
+    /// Locks the pages that save_into() of a sharded replica copies to. That takes a second for some GB, so
+    /// call it before the first step.
     void reserve_host_memory();
 
-    /// Name of the first parameter whose summed gradient holds an infinity or NaN, in whichever process;
-    /// empty when there is none.
+    /// The name of the first parameter whose summed gradient holds an infinity or NaN in any process; empty
+    /// when there is none.
     std::string first_non_finite_gradient(const Context& ctx, ProcessGroup& group) const;
 
   private:
-    /// Of the whole model in float32, while a sharded replica takes weights or moments apart or puts them
-    /// together: the block of gradients, which means nothing between steps.
+    /// Scratch for the whole model in float32, where a sharded replica scatters or gathers weights and
+    /// moments: the block of gradients, which is unused between steps.
     const Tensor& workspace() const { return model.parameters.gradients(); }
     bool is_root() const { return communicator_.rank() == 0; }
-    /// Memory of the host for a tensor like x, page-locked if possible, that is kept from call to call.
+    /// Host memory for a tensor like x, page-locked if possible, kept from call to call.
     const Tensor& host_memory(const std::string& name, const Tensor& x);
-    /// Enqueues a copy into that.
+    /// Enqueues a copy of x into host_memory().
     const Tensor& to_host_memory(const std::string& name, const Tensor& x);
     void restore_moments(const Checkpoint& checkpoint, const std::string& source);
 
     const Communicator& communicator_;
-    Tensor masters_;  // packed; when sharded, of 16-bit values
+    Tensor masters_;  // packed; defined for 16-bit values of a sharded replica
     std::map<std::string, Tensor> on_host_;
 };
 

@@ -88,7 +88,7 @@ TEST_F(BadInput, CharactersRefuseInvalidUtf8AndBytesAcceptIt) {
 TEST_F(BadInput, SuggestsTheNearestKnownName) {
     expect_training_refused({"--stepz", "3"}, {"--stepz", "did you mean --steps?"});
     expect_training_refused({"--preset", "dem"}, {"preset", "'dem'", "'demo'"});
-    expect_training_refused({"--optimizer", "adam"}, {"--optimizer", "'adam'", "adamw or muon"});
+    expect_training_refused({"--optimizer", "adam"}, {"--optimizer", "'adam'", "adamw, lion or muon"});
     expect_training_refused({"--device", "gpu"}, {"--device", "'gpu'", "auto, cpu or cuda"});
     expect_refused(run({"trian"}), {"'trian'", "'train'"});
     expect_refused(run({"sample", "x", "--device", "gpu"}), {"--device", "'gpu'", "auto, cpu or cuda"});

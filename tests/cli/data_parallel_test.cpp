@@ -119,7 +119,8 @@ TEST_F(DataParallelTraining, ResumesWithAnotherNumberOfProcesses) {
 }
 
 TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
-    for (const auto& [dtype, optimizer] : {std::pair{"f32", "adamw"}, {"bf16", "adamw"}, {"bf16", "muon"}}) {
+    for (const auto& [dtype, optimizer] :
+         {std::pair{"f32", "adamw"}, {"bf16", "adamw"}, {"f32", "lion"}, {"bf16", "muon"}}) {
         const auto out = train(1, {"--dtype", dtype, "--optimizer", optimizer, "--stop-after", "5"});
         const std::string checkpoint = (out / "checkpoints" / "step_00000005.h5").string();
         for (const int ranks : {1, 2, 3, 4})

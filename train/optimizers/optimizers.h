@@ -1,6 +1,6 @@
 #pragma once
-/// The optimizers that a run can choose, one line each. A line names the optimizer's settings; its name for
-/// --optimizer, its flags, keys of config files, help, factory, memory plan and cost follow from that struct.
+/// The optimizers that a run can choose, by their settings. The name for --optimizer, flags, keys of config
+/// files, help, factory, memory plan and cost of an optimizer follow from that struct.
 /// docs/adding_a_layer.md, "An optimizer", lists what the struct holds.
 #include <array>
 #include <cstddef>
@@ -13,17 +13,16 @@
 #include <gradtile/core/check.h>
 #include <gradtile/core/enum_names.h>
 #include <gradtile/train/optimizers/adamw.h>
+#include <gradtile/train/optimizers/lion.h>
 #include <gradtile/train/optimizers/muon.h>
 
 namespace gradtile {
 
-/// Optimizers that update each element by itself; ElementwiseOptimizer applies their Rule.
-using ElementwiseSettings = std::tuple<  //
-    AdamWSettings>;
+/// Optimizers that update each element by itself: ElementwiseOptimizer applies Settings::Rule.
+using ElementwiseSettings = std::tuple<AdamWSettings, LionSettings>;
 
-/// Optimizers that are classes of their own.
-using OtherSettings = std::tuple<  //
-    MuonSettings>;
+/// Optimizers that are classes of their own: Settings::make() creates one.
+using OtherSettings = std::tuple<MuonSettings>;
 
 /// The settings of every optimizer.
 using OptimizerSettings = decltype(std::tuple_cat(ElementwiseSettings(), OtherSettings()));

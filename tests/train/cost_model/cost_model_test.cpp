@@ -85,6 +85,23 @@ TEST(CostModel, ZeroWithMuonSumsBlocksInEveryProcess) {
     }
 }
 
+/// Products of the update go at the rate of the model's; under ZeRO-1 processes share them, evenly to 4/3.
+TEST(CostModel, CountsTheProductsOfMuonsUpdate) {
+    const double adamw = cost_on(1, step_of()).update;
+    TrainConfig config = config_of(true);
+    config.optimizer = kind_of<MuonSettings>;
+    double flops = 0;  // of qkv, projection, up and down
+    for (const Shape& shape : {Shape{2304, 768}, Shape{768, 768}, Shape{3072, 768}, Shape{768, 3072}})
+        flops += 12 * newton_schulz_flops(shape);
+    const CostConstants constants = h200_constants();
+    const double alone = cost_on(1, parallel_step(config, 1)).update;
+    EXPECT_NEAR(alone, adamw + flops / constants.product_flops, 1e-9 * alone);
+    config.batch *= 4;
+    const double shared = cost_on(4, parallel_step(config, 4)).update - adamw / 4;
+    EXPECT_GE(shared, 0.99 * flops / constants.product_flops / 4);
+    EXPECT_LE(shared, 4.0 / 3 * flops / constants.product_flops / 4);
+}
+
 /// Under ZeRO-1, processes share 12 bytes per element of masters and moments.
 TEST(CostModel, ZeroDividesTheUpdate) {
     EXPECT_DOUBLE_EQ(cost_on(4, step_of(true)).update, cost_on(1, step_of(true)).update / 4);

@@ -188,7 +188,7 @@ TEST(AdamW, LeavesEverythingWhenTheUpdateIsRefused) {
     std::vector<std::vector<double>> state_after;
     for (const StateTensor& part : optimizer.state()) state_after.push_back(to_host(ctx, part.tensor));
     EXPECT_EQ(state_after, state);
-    EXPECT_TRUE(std::isnan(problem.store.gradients().data<float>()[0]));  // left to be looked at
+    EXPECT_TRUE(std::isnan(problem.store.gradients().data<float>()[0]));  // the error message inspects them
 }
 
 TEST(AdamW, LeavesGradientsAsTheyAre) {

@@ -9,7 +9,7 @@
 namespace gradtile {
 namespace {
 
-/// What `rank` of so many processes really updates and keeps, beside the counter of updates (4 bytes).
+/// What process `rank` allocates for its shard, without the counter of updates (4 bytes).
 OptimizerPart allocated_part(const TrainConfig& config, int rank, int processes) {
     const Context ctx(Device::cpu(), 1);
     ParameterStore store;
@@ -31,9 +31,19 @@ OptimizerPart allocated_part(const TrainConfig& config, int rank, int processes)
     return {static_cast<std::size_t>(packed), make_optimizer(ctx, store, config, shard)->state_bytes() - 4};
 }
 
-TEST(ConfiguredOptimizer, PlansWhatTheLargestShardOfMuonKeeps) {
+/// Runs once for each optimizer of the list.
+class EveryOptimizer : public testing::TestWithParam<OptimizerKind> {};
+INSTANTIATE_TEST_SUITE_P(ConfiguredOptimizer, EveryOptimizer, testing::ValuesIn([] {
+                             std::vector<OptimizerKind> kinds;
+                             for (const auto& [kind, name] : EnumNames<OptimizerKind>::names)
+                                 kinds.push_back(kind);
+                             return kinds;
+                         }()),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST_P(EveryOptimizer, KeepsInItsLargestShardWhatIsPlanned) {
     TrainConfig config;
-    config.optimizer = kind_of<MuonSettings>;
+    config.optimizer = GetParam();
     config.model = {.layers = 3, .heads = 2, .width = 64, .context = 32, .vocabulary = 101};
     config.micro_batch = 1;
     config.zero = 1;
@@ -52,6 +62,30 @@ TEST(ConfiguredOptimizer, PlansWhatTheLargestShardOfMuonKeeps) {
             EXPECT_EQ(plan.optimizer, largest.state_bytes) << processes;
             EXPECT_EQ(plan.masters, dtype == TrainDType::bf16 ? 4 * largest.elements : 0u) << processes;
         }
+}
+
+TEST_P(EveryOptimizer, KeepsWhatIsPlanned) {
+    TrainConfig config;
+    config.optimizer = GetParam();
+    config.model = {.layers = 2, .heads = 2, .width = 64, .context = 32, .vocabulary = 101};
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore store;
+    const Transformer model(config.model, store);
+    store.allocate(ctx, DType::f32);
+    EXPECT_EQ(plan_memory(ctx, memory_request(config, Device::cpu())).optimizer,
+              make_optimizer(ctx, store, config)->state_bytes() - 4);
+}
+
+TEST(ConfiguredOptimizer, RefusesAnUnknownOptimizer) {
+    TrainConfig config;
+    config.optimizer = static_cast<OptimizerKind>(99);
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore store;
+    const Transformer model(
+        config.model = {.layers = 1, .heads = 1, .width = 8, .context = 8, .vocabulary = 8}, store);
+    store.allocate(ctx, DType::f32);
+    EXPECT_THROW(make_optimizer(ctx, store, config), Error);
+    EXPECT_THROW(update_of(config, store.parameters().front()), Error);
 }
 
 /// One moment for a block's matrix, two for every other element.

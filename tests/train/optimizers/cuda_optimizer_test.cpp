@@ -1,4 +1,4 @@
-// Norm, clipping, AdamW and Muon on the GPU against the CPU.
+// Norm, clipping and optimizers on the GPU, against the CPU or a float64 reference.
 #include <cmath>
 #include <limits>
 
@@ -13,6 +13,7 @@
 #include <support/cuda_test.h>
 #include <support/floating_dtypes.h>
 
+#include "lion_problem.h"
 #include "optimizer_problems.h"
 
 namespace gradtile {
@@ -98,9 +99,9 @@ TEST_F(CudaGlobalNorm, ClippingRefusesTheUpdateWhenGradientOrLossIsNotFinite) {
 using CudaAdamW = test::CudaTest;
 
 /// As in adamw_test.cpp: a step rounds w twice (decay, subtraction) and its own part, at most
-/// lr / sqrt(1 - beta2), about 16 times. Both devices are that far off. In float64 the powers count as well:
-/// the GPU's are exact to 2 units in the last place, which 1 / (1 - beta^t) magnifies up to 100 times under a
-/// root and 10 times outside.
+/// lr / sqrt(1 - beta2), about 16 times. Each device is off by that much. In float64 the powers count as
+/// well: the GPU's are exact to 2 units in the last place, which 1 / (1 - beta^t) magnifies up to 100 times
+/// under a root and 10 times outside.
 double apart(double weight, DType dtype) {
     const double update = adamw_lr / std::sqrt(1.0 - adamw_options.beta2);
     const double of_powers = dtype == DType::f64 ? 2.0 * (100.0 / 2.0 + 10.0) : 0.0;
@@ -161,7 +162,8 @@ TEST_F(CudaAdamW, CanOptimizeAPartOfTheStore) {
     }
 }
 
-/// The rate and the count of updates lie on the device, so a replayed step moves on as an eager one does.
+/// The rate and the count of updates lie on the device, so that a replayed step advances them as an eager
+/// one.
 TEST_F(CudaAdamW, ReplayedFromAGraphEqualsEagerToTheBit) {
     AdamWProblem eager(gpu(), DType::bf16), replayed(gpu(), DType::bf16);
     ElementwiseOptimizer first(gpu(), eager.store, adamw_options),
@@ -188,6 +190,14 @@ TEST_F(CudaAdamW, ReplayedFromAGraphEqualsEagerToTheBit) {
         graph.replay(inside);
         EXPECT_EQ(to_host(gpu(), replayed.store.master()), to_host(gpu(), eager.store.master())) << t;
     }
+}
+
+// ---- Lion ----
+
+using CudaLion = test::CudaTest;
+
+TEST_F(CudaLion, EqualsItsFormula) {
+    for (const DType dtype : floating_dtypes) test::expect_equal_to_scalar_lion(gpu(), dtype);
 }
 
 // ---- Muon ----
@@ -246,7 +256,7 @@ TEST_F(CudaMuon, NewtonSchulzKeepsZeroZero) {
     }
 }
 
-/// Odd sizes, and one whose elements no block of a grid takes at once.
+/// Odd sizes, and a matrix of more elements than a grid has threads.
 TEST_F(CudaMuon, NewtonSchulzInBfloat16IsAsAccurateAsPublished) {
     for (const Shape& shape : {Shape{96, 96}, Shape{129, 67}, Shape{48, 192}, Shape{768, 256}}) {
         const Tensor x = randn(cpu, shape, DType::f32, Seed{1});

@@ -74,7 +74,7 @@ TEST(NewtonSchulz, SendsEverySingularValueThroughTheQuintic) {
         Tensor x = with_singular_values(ctx, rows, s);
         newton_schulz(ctx, x, x.dtype());
         expect_near(ctx, x, with_singular_values(ctx, rows, expected), bound);
-        // Wide: the transpose goes the same way.
+        // A wide matrix is the transpose of a tall one.
         Tensor wide = cast(ctx, with_singular_values(ctx, rows, s).transpose(0, 1), DType::f64);
         newton_schulz(ctx, wide, wide.dtype());
         expect_near(ctx, wide, with_singular_values(ctx, rows, expected).transpose(0, 1), bound);
@@ -87,7 +87,7 @@ TEST(NewtonSchulz, TakesAStackAsItTakesEachMatrix) {
         const Tensor stack = randn(ctx, shape, DType::f64, Seed{3}), separate = cast(ctx, stack, DType::f64);
         newton_schulz(ctx, stack, stack.dtype());
         for (std::int64_t i = 0; i < shape[0]; ++i) newton_schulz(ctx, separate.select(0, i), DType::f64);
-        // The same products, which a library may sum in another order for another number of them.
+        // A library may sum the same products in another order when their number differs.
         expect_near(ctx, stack, separate, 500.0 * 5 * 3 * 40 * std::numeric_limits<double>::epsilon());
     }
 }
@@ -101,8 +101,7 @@ TEST(NewtonSchulz, KeepsZeroZero) {
     }
 }
 
-/// As accurate as it is wherever Muon is used, by the same number of roundings or fewer: the published form
-/// rounds b A, c A^2, their sum, a X and B X as well.
+/// Our form rounds less often than the published one, which also rounds b A, c A^2, their sum, a X and B X.
 TEST(NewtonSchulz, InBfloat16IsAsAccurateAsPublished) {
     const Context ctx(Device::cpu(), 2);
     for (const Shape& shape : {Shape{96, 96}, Shape{128, 64}, Shape{48, 192}})
@@ -216,7 +215,7 @@ TEST(Muon, DoesNotDependOnTheNumberOfThreads) {
     }
 }
 
-/// Matrices of one shape go through the same products in one group or in several.
+/// The size of groups changes no product.
 TEST(Muon, GroupsOfAnyHeightAgree) {
     const Context ctx(Device::cpu(), 2);
     std::vector<std::vector<double>> results;
@@ -229,7 +228,7 @@ TEST(Muon, GroupsOfAnyHeightAgree) {
         optimizer.step(ctx, muon_lr);
         results.push_back(to_host(ctx, problem.store.values()));
     }
-    // A stack's sums may be in another order: rounding, times the quintic's slope.
+    // A library may sum a stack in another order: rounding, times the quintic's slope.
     const double bound = 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
     for (std::size_t i = 0; i < results[0].size(); ++i) ASSERT_NEAR(results[0][i], results[1][i], bound);
 }
@@ -247,7 +246,7 @@ TEST(Muon, NamesItsStateByParameter) {
     EXPECT_EQ(names, expected);
 }
 
-/// One process's part of a problem, as DataParallel would hand it out.
+/// The shard of one process, as DataParallel assigns it.
 struct MuonShard {
     MuonShard(const Context& ctx, DType dtype, int rank, int processes) : problem(ctx, dtype, processes) {
         const auto cost = [](const Parameter& parameter) {
@@ -324,7 +323,7 @@ TEST(Muon, ShardsTogetherAreTheWholeToTheBit) {
                     EXPECT_EQ(at, part.parameters.empty() ? 0 : part.tensor.elements());
                 }
             }
-            // Every element of every moment is held once.
+            // Shards together hold every element of every moment once.
             EXPECT_EQ(matrices, 3u * 32 * 8);
             EXPECT_EQ(moments, 2u * (20 * 8 + 32));
         }
@@ -340,7 +339,7 @@ TEST(Muon, RefusesAShardThatCutsAMatrix) {
         testing::ThrowsMessage<Error>(testing::HasSubstr("64 of the 256 elements of 'blocks.0.wide'")));
 }
 
-/// As in overfit_test.cpp: random targets, so that there is nothing to learn but the batch itself.
+/// As in overfit_test.cpp, targets are random, so that the model can only learn the batch itself.
 TEST(Muon, ModelLearnsOneBatchByHeart) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
         const Context ctx(Device::cpu(), 2);

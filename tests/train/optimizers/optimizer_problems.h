@@ -1,5 +1,5 @@
 #pragma once
-/// Parameters and gradients that the tests of the optimizers, on CPU and GPU, step through.
+/// Parameters and gradients for the tests of optimizers on CPU and GPU.
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -18,7 +18,7 @@ inline constexpr AdamW adamw_options{.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-
 inline constexpr double adamw_lr = 1e-2;
 inline constexpr int adamw_steps = 20;
 
-/// Matrices and vectors between each other, one of them longer than a block.
+/// Matrices and vectors in turn, one of them longer than a block.
 struct AdamWProblem {
     AdamWProblem(const Context& ctx, DType dtype) {
         for (const auto& [name, shape] : {std::pair<const char*, Shape>{"embedding", {37, 9}},
@@ -30,7 +30,7 @@ struct AdamWProblem {
         store.allocate(ctx, dtype);
         store.initialize(ctx, Seed{11});
     }
-    /// The gradient of element i of the flat store at step t, of sizes far apart.
+    /// The gradient of element i of the flat store at step t. Sizes span seven orders of magnitude.
     static double gradient(std::int64_t i, int t) {
         const double size = std::pow(10.0, static_cast<double>(i % 7) - 4.0);
         return static_cast<double>(
@@ -48,15 +48,14 @@ struct AdamWProblem {
     ParameterStore store;
 };
 
-inline constexpr MuonOptions muon_options{
-    .lr_ratio = 20.0,
-    .momentum = 0.95,
-    .weight_decay = 0.1,
-    .adamw = {.weight_decay = 0.1},
-    .newton_schulz = DType::f32};  // on every device, so that they can be compared
+inline constexpr MuonOptions muon_options{.lr_ratio = 20.0,
+                                          .momentum = 0.95,
+                                          .weight_decay = 0.1,
+                                          .adamw = {.weight_decay = 0.1},
+                                          .newton_schulz = DType::f32};  // the same on every device
 inline constexpr double muon_lr = 1e-3;
 
-/// Matrices for Muon, two of which it takes as one stack, and what it leaves to AdamW.
+/// Matrices for Muon, two of which form a stack, and parameters for AdamW.
 struct MuonProblem {
     MuonProblem(const Context& ctx, DType dtype, int processes = 1) {
         store.add("embedding", {20, 8}, Init::normal(0.5));
@@ -111,14 +110,14 @@ inline Tensor published_newton_schulz(const Context& ctx, const Tensor& x) {
     return tall ? cast(ctx, iterate.transpose(0, 1), DType::f32) : iterate;
 }
 
-/// |x - y| in norm.
+/// The Frobenius norm of x - y.
 inline double distance(const Context& ctx, const Tensor& x, const Tensor& y) {
     const Tensor difference = cast(ctx, x, DType::f64);
     axpy(ctx, difference, -1.0, cast(ctx, y, DType::f64));
     return item(ctx, global_norm(ctx, difference));
 }
 
-/// In long double; exact to float64's rounding for the lengths that are tested.
+/// Computed in long double: exact to float64's rounding for the tested lengths.
 inline double reference_norm(const std::vector<double>& x) {
     long double sum = 0;
     for (const double value : x) sum += static_cast<long double>(value) * static_cast<long double>(value);
