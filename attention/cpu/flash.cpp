@@ -39,7 +39,7 @@ namespace {
 
 /// The matrix of one (batch, head) of a [B, S, H, D] tensor.
 template <class T, class E>
-Rows<E> head_rows(const Tensor& x, std::int64_t batch, std::int64_t head) {
+StridedRows<E> head_rows(const Tensor& x, std::int64_t batch, std::int64_t head) {
     return {x.data<T>() + batch * x.stride(0) + head * x.stride(2), x.stride(1)};
 }
 
@@ -166,8 +166,8 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         const std::int64_t matrix = index / row_blocks, b = matrix / heads, h = matrix % heads;
         const std::int64_t begin = index % row_blocks * blocks.backward_rows;
         const IndexRange rows{begin, std::min(begin + blocks.backward_rows, queries)};
-        const Rows o_rows = head_rows<T, const T>(o.tensor(), b, h);
-        const Rows d_o_rows = head_rows<T, const T>(d_o.tensor(), b, h);
+        const StridedRows o_rows = head_rows<T, const T>(o.tensor(), b, h);
+        const StridedRows d_o_rows = head_rows<T, const T>(d_o.tensor(), b, h);
         for (std::int64_t i = rows.begin; i < rows.end; ++i) {
             const A row_lse = saved.lse.data<A>()[matrix * queries + i];
             const bool sees_nothing = row_lse == -std::numeric_limits<A>::infinity();

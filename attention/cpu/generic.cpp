@@ -53,13 +53,13 @@ void load_row(std::int64_t n, const T* from, A* to) {
 
 /// tile [keys, d] = rows of x.
 template <class T, class A>
-void load(IndexRange keys, std::int64_t d, Rows<const T> x, A* tile) {
+void load(IndexRange keys, std::int64_t d, StridedRows<const T> x, A* tile) {
     for (std::int64_t j = keys.begin; j < keys.end; ++j) load_row(d, x.row(j), tile + (j - keys.begin) * d);
 }
 
 /// tile [d, block_keys] = columns of x; columns past the range stay as they are and are never used.
 template <class T, class A>
-void load_transposed(IndexRange keys, std::int64_t d, Rows<const T> x, A* tile) {
+void load_transposed(IndexRange keys, std::int64_t d, StridedRows<const T> x, A* tile) {
     for (std::int64_t j = keys.begin; j < keys.end; ++j)
         for (std::int64_t c = 0; c < d; ++c) tile[c * block_keys + j - keys.begin] = convert<A>(x.row(j)[c]);
 }
@@ -188,9 +188,9 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
 
     const IndexRange seeing = g.mask.seeing_rows(task.keys);
     for (std::int64_t head = 0; head < task.group; ++head) {
-        const Rows<const T> q_head{task.q.data + head * task.q_head_stride, task.q.stride};
-        const Rows<const T> d_o_head{task.d_o.data + head * task.d_o_head_stride, task.d_o.stride};
-        const Rows<A> d_q_head{task.d_q.data + head * task.d_q_head_stride, task.d_q.stride};
+        const StridedRows<const T> q_head{task.q.data + head * task.q_head_stride, task.q.stride};
+        const StridedRows<const T> d_o_head{task.d_o.data + head * task.d_o_head_stride, task.d_o.stride};
+        const StridedRows<A> d_q_head{task.d_q.data + head * task.d_q_head_stride, task.d_q.stride};
         const A* lse = task.lse + head * g.mask.queries;
         const A* delta = task.delta + head * g.mask.queries;
         for (std::int64_t block = seeing.begin / block_rows; block * block_rows < seeing.end; ++block) {

@@ -10,18 +10,10 @@
 #include <cstdint>
 
 #include <gradtile/attention/mask.h>
+#include <gradtile/attention/internal/strided_rows.h>
 #include <gradtile/core/dtype.h>
 
 namespace gradtile::attention::cpu {
-
-/// A [length, columns] matrix of one head: rows `stride` elements apart (any value, 0 included), columns
-/// adjacent.
-template <class T>
-struct Rows {
-    T* data = nullptr;
-    std::int64_t stride = 0;
-    GRADTILE_ATTENTION_INLINE T* row(std::int64_t i) const { return data + i * stride; }
-};
 
 /// What all tasks of one call share.
 struct Geometry {
@@ -36,10 +28,10 @@ struct Geometry {
 template <class T>
 struct ForwardTask {
     const Geometry* geometry = nullptr;
-    Rows<const T> q;  ///< of the whole head: row i is query i
-    Rows<const T> k;
-    Rows<const T> v;
-    Rows<T> o;
+    StridedRows<const T> q;  ///< of the whole head: row i is query i
+    StridedRows<const T> k;
+    StridedRows<const T> v;
+    StridedRows<T> o;
     Accumulator<T>* lse = nullptr;  ///< [Sq] of this head, natural log
     IndexRange rows{};
 };
@@ -65,17 +57,17 @@ void pass_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_bloc
 template <class T>
 struct BackwardTask {
     const Geometry* geometry = nullptr;
-    Rows<const T> k;  ///< of the whole head
-    Rows<const T> v;
-    Rows<T> d_k;
-    Rows<T> d_v;
+    StridedRows<const T> k;  ///< of the whole head
+    StridedRows<const T> v;
+    StridedRows<T> d_k;
+    StridedRows<T> d_v;
     IndexRange keys{};
     std::int64_t key_block = 0;  ///< keys.begin / Blocks::backward_keys
 
     std::int64_t group = 1;  ///< query heads that share this K/V head
-    Rows<const T> q;         ///< of the group's first query head; head g lies q_head_stride * g further
-    Rows<const T> d_o;
-    Rows<Accumulator<T>> d_q;
+    StridedRows<const T> q;  ///< of the group's first query head; head g lies q_head_stride * g further
+    StridedRows<const T> d_o;
+    StridedRows<Accumulator<T>> d_q;
     std::int64_t q_head_stride = 0, d_o_head_stride = 0, d_q_head_stride = 0;
     const Accumulator<T>* lse = nullptr;    ///< [group, Sq] natural log; +inf for rows that see nothing, so
                                             ///< that exp(s - lse) = 0 there without a test

@@ -5,39 +5,39 @@
 #include <cstdint>
 
 #include <gradtile/attention/cuda/kernels.h>
-#include <gradtile/attention/cuda/shared_memory_limits.h>
 #include <gradtile/attention/internal/kernel_views.h>
-#include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/attention/cuda/shared_memory_limits.h>
 #include <gradtile/attention/cuda/device/head_rows.cuh>
 #include <gradtile/attention/cuda/device/row_statistics.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::attention::cuda {
 namespace {
 
 using namespace device;
-using gradtile::cuda::cuda_check;
 
-constexpr int largest_head_dim = 256;
+constexpr int max_head_dim = 256;
 
 /// The side of the tiles, and a thread for each element of a tile of S.
-struct Choice {
+struct F64Choice {
     static constexpr int tiles(int shared_limit) {
-        return shared_bytes(16, largest_head_dim, largest_head_dim) <= shared_limit ? 16 : 8;
+        return shared_bytes(16, max_head_dim, max_head_dim) <= shared_limit ? 16 : 8;
     }
     /// Of `tile` rows of q and k, v and d_o, and of two tiles of pairs.
-    static constexpr int shared_bytes(int tile, int d_qk, int d_v) {
-        return static_cast<int>(sizeof(double)) * tile * (2 * padded(d_qk) + 2 * padded(d_v) + 2 * tile);
+    static constexpr int shared_bytes(int tile, int qk_dim, int v_dim) {
+        return static_cast<int>(sizeof(double)) * tile * (2 * padded(qk_dim) + 2 * padded(v_dim) + 2 * tile);
     }
     /// Row length of a staged tile. Odd, so that threads that read down a column meet different banks.
     __host__ __device__ static constexpr int padded(int d) { return d | 1; }
 };
 __device__ constexpr int padded(int d) {
-    return Choice::padded(d);
+    return F64Choice::padded(d);
 }
 
 /// staged [tile, padded(d)] = rows first .. first + tile - 1 of x; zeros past `end`.
 template <int tile>
-__device__ void load(double* staged, Rows<const double> x, std::int64_t first, std::int64_t end, int d) {
+__device__ void load(double* staged, StridedRows<const double> x, std::int64_t first, std::int64_t end,
+                     int d) {
     for (int e = threadIdx.x; e < tile * d; e += tile * tile) {
         const int r = e / d, c = e % d;
         staged[r * padded(d) + c] = first + r < end ? x.row(first + r)[c] : 0.0;
@@ -67,7 +67,7 @@ __device__ double row_sum(double value) {
 /// Columns y, y + tile, .. of one row of a result, kept by one thread.
 template <int tile>
 struct RowSums {
-    static constexpr int columns_per_thread = largest_head_dim / tile;
+    static constexpr int columns_per_thread = max_head_dim / tile;
     double value[columns_per_thread] = {};
 
     /// += weights [tile] (`step` apart) times staged [tile, padded(d)].
@@ -91,45 +91,45 @@ struct RowSums {
     }
 };
 
-struct Problem {
+struct F64Problem {
     Sizes sizes;
     Mask mask;
     double scale;
-    HeadRows<const double> q, k, v;
+    TensorView<const double> q, k, v;
 };
 
 /// One block: `tile` query rows of one (batch, head). grid: (row blocks, batch * heads).
 template <int tile>
 __global__ void __launch_bounds__(tile* tile)
-    forward_kernel(Problem p, HeadRows<double> o_out, double* lse_out) {
+    forward_kernel(F64Problem p, TensorView<double> o_out, double* lse_out) {
     extern __shared__ double shared[];
     double* const q = shared;
-    double* const k = q + tile * padded(p.sizes.d_qk);
-    double* const v = k + tile * padded(p.sizes.d_qk);
-    double* const probabilities = v + tile * padded(p.sizes.d_v);
+    double* const k = q + tile * padded(p.sizes.qk_dim);
+    double* const v = k + tile * padded(p.sizes.qk_dim);
+    double* const probabilities = v + tile * padded(p.sizes.v_dim);
     const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // row of the tile; key, or column of O
     const std::int64_t batch = blockIdx.y / p.sizes.heads, head = blockIdx.y % p.sizes.heads;
     const std::int64_t first_row = std::int64_t{blockIdx.x} * tile, i = first_row + x;
-    const Rows<const double> k_rows = p.k.of(batch, head / p.sizes.group);
-    const Rows<const double> v_rows = p.v.of(batch, head / p.sizes.group);
+    const StridedRows<const double> k_rows = p.k.head(batch, head / p.sizes.group);
+    const StridedRows<const double> v_rows = p.v.head(batch, head / p.sizes.group);
     const double infinity = HUGE_VAL;
 
-    load<tile>(q, p.q.of(batch, head), first_row, p.mask.queries, p.sizes.d_qk);
+    load<tile>(q, p.q.head(batch, head), first_row, p.mask.queries, p.sizes.qk_dim);
     const IndexRange visible = i < p.mask.queries ? p.mask.visible_keys(i) : IndexRange{0, 0};
     const IndexRange keys = p.mask.visible_keys({first_row, min(first_row + tile, p.mask.queries)});
     double maximum = -infinity, sum = 0;
     RowSums<tile> o;
     for (std::int64_t first_key = keys.begin; first_key < keys.end; first_key += tile) {
-        __syncthreads();  // of the last block's K, V and P all have read
-        load<tile>(k, k_rows, first_key, p.mask.keys, p.sizes.d_qk);
-        load<tile>(v, v_rows, first_key, p.mask.keys, p.sizes.d_v);
+        __syncthreads();  // all threads have read the last block's K, V and P
+        load<tile>(k, k_rows, first_key, p.mask.keys, p.sizes.qk_dim);
+        load<tile>(v, v_rows, first_key, p.mask.keys, p.sizes.v_dim);
         __syncthreads();
         const bool is_visible = first_key + y >= visible.begin && first_key + y < visible.end;
-        const double s = is_visible ? p.scale * dot(q + x * padded(p.sizes.d_qk),
-                                                    k + y * padded(p.sizes.d_qk), p.sizes.d_qk)
+        const double s = is_visible ? p.scale * dot(q + x * padded(p.sizes.qk_dim),
+                                                    k + y * padded(p.sizes.qk_dim), p.sizes.qk_dim)
                                     : -infinity;
         const double new_maximum = fmax(maximum, row_max<tile>(s));
-        const double reference = new_maximum == -infinity ? 0.0 : new_maximum;  // so far nothing is visible
+        const double reference = new_maximum == -infinity ? 0.0 : new_maximum;  // nothing visible yet
         const double probability = exp(s - reference);
         const double rescale = exp(maximum - reference);
         maximum = new_maximum;
@@ -137,18 +137,18 @@ __global__ void __launch_bounds__(tile* tile)
         probabilities[x * tile + y] = probability;
         __syncthreads();
         o.multiply(rescale);
-        o.add_product(probabilities + x * tile, 1, v, p.sizes.d_v, y);
+        o.add_product(probabilities + x * tile, 1, v, p.sizes.v_dim, y);
     }
     if (i >= p.mask.queries) return;
     const bool sees_nothing = visible.end <= visible.begin;
-    o.store(o_out.of(batch, head).row(i), sees_nothing ? 0.0 : 1.0 / sum, p.sizes.d_v, y);
+    o.store(o_out.head(batch, head).row(i), sees_nothing ? 0.0 : 1.0 / sum, p.sizes.v_dim, y);
     if (y == 0) lse_out[blockIdx.y * p.mask.queries + i] = sees_nothing ? -infinity : maximum + log(sum);
 }
 
 /// The statistics of the backward pass, and the gradient of O.
-struct BackwardProblem {
-    Problem forward;
-    HeadRows<const double> d_o;
+struct F64BackwardProblem {
+    F64Problem forward;
+    TensorView<const double> d_o;
     const double* lse;    ///< +inf for rows that see nothing
     const double* delta;  ///< rowsum(dO * O)
 };
@@ -157,109 +157,111 @@ struct BackwardProblem {
 struct Pair {
     double p, d_s;
 };
-__device__ Pair pair_of(const BackwardProblem& b, bool is_visible, std::int64_t row, const double* q,
+__device__ Pair pair_of(const F64BackwardProblem& b, bool is_visible, std::int64_t row, const double* q,
                         const double* k, const double* d_o, const double* v) {
     if (!is_visible) return {0.0, 0.0};
-    const Problem& f = b.forward;
-    const double p = exp(f.scale * dot(q, k, f.sizes.d_qk) - b.lse[row]);
-    return {p, p * (dot(d_o, v, f.sizes.d_v) - b.delta[row])};
+    const F64Problem& f = b.forward;
+    const double p = exp(f.scale * dot(q, k, f.sizes.qk_dim) - b.lse[row]);
+    return {p, p * (dot(d_o, v, f.sizes.v_dim) - b.delta[row])};
 }
 
 /// dK and dV. One block: `tile` keys of one (batch, K/V head). grid: (key blocks, batch * K/V heads).
 template <int tile>
 __global__ void __launch_bounds__(tile* tile)
-    backward_keys_kernel(BackwardProblem b, HeadRows<double> d_k_out, HeadRows<double> d_v_out) {
+    backward_keys_kernel(F64BackwardProblem b, TensorView<double> d_k_out, TensorView<double> d_v_out) {
     extern __shared__ double shared[];
-    const Problem& f = b.forward;
-    const int d_qk = f.sizes.d_qk, d_v = f.sizes.d_v, key_heads = f.sizes.heads / f.sizes.group;
+    const F64Problem& f = b.forward;
+    const int qk_dim = f.sizes.qk_dim, v_dim = f.sizes.v_dim, key_heads = f.sizes.heads / f.sizes.group;
     double* const k = shared;
-    double* const v = k + tile * padded(d_qk);
-    double* const q = v + tile * padded(d_v);
-    double* const d_o = q + tile * padded(d_qk);
-    double* const p = d_o + tile * padded(d_v);
+    double* const v = k + tile * padded(qk_dim);
+    double* const q = v + tile * padded(v_dim);
+    double* const d_o = q + tile * padded(qk_dim);
+    double* const p = d_o + tile * padded(v_dim);
     double* const d_s = p + tile * tile;
     const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // key of the tile; row, or column of dK and dV
     const std::int64_t batch = blockIdx.y / key_heads, key_head = blockIdx.y % key_heads;
     const std::int64_t first_key = std::int64_t{blockIdx.x} * tile, j = first_key + x;
-    load<tile>(k, f.k.of(batch, key_head), first_key, f.mask.keys, d_qk);
-    load<tile>(v, f.v.of(batch, key_head), first_key, f.mask.keys, d_v);
+    load<tile>(k, f.k.head(batch, key_head), first_key, f.mask.keys, qk_dim);
+    load<tile>(v, f.v.head(batch, key_head), first_key, f.mask.keys, v_dim);
     const IndexRange rows = f.mask.seeing_rows({first_key, min(first_key + tile, f.mask.keys)});
     RowSums<tile> d_k_sums, d_v_sums;
     for (std::int64_t head = key_head * f.sizes.group; head < (key_head + 1) * f.sizes.group; ++head)
         for (std::int64_t first_row = rows.begin; first_row < rows.end; first_row += tile) {
             const std::int64_t i = first_row + y;
             __syncthreads();
-            load<tile>(q, f.q.of(batch, head), first_row, f.mask.queries, d_qk);
-            load<tile>(d_o, b.d_o.of(batch, head), first_row, f.mask.queries, d_v);
+            load<tile>(q, f.q.head(batch, head), first_row, f.mask.queries, qk_dim);
+            load<tile>(d_o, b.d_o.head(batch, head), first_row, f.mask.queries, v_dim);
             __syncthreads();
             const IndexRange visible = i < f.mask.queries ? f.mask.visible_keys(i) : IndexRange{0, 0};
-            const Pair pair = pair_of(
-                b, j >= visible.begin && j < visible.end, (batch * f.sizes.heads + head) * f.mask.queries + i,
-                q + y * padded(d_qk), k + x * padded(d_qk), d_o + y * padded(d_v), v + x * padded(d_v));
+            const Pair pair =
+                pair_of(b, j >= visible.begin && j < visible.end,
+                        (batch * f.sizes.heads + head) * f.mask.queries + i, q + y * padded(qk_dim),
+                        k + x * padded(qk_dim), d_o + y * padded(v_dim), v + x * padded(v_dim));
             p[x * tile + y] = pair.p;
             d_s[x * tile + y] = pair.d_s;
             __syncthreads();
-            d_v_sums.add_product(p + x * tile, 1, d_o, d_v, y);
-            d_k_sums.add_product(d_s + x * tile, 1, q, d_qk, y);
+            d_v_sums.add_product(p + x * tile, 1, d_o, v_dim, y);
+            d_k_sums.add_product(d_s + x * tile, 1, q, qk_dim, y);
         }
     if (j >= f.mask.keys) return;
-    d_k_sums.store(d_k_out.of(batch, key_head).row(j), f.scale, d_qk, y);
-    d_v_sums.store(d_v_out.of(batch, key_head).row(j), 1.0, d_v, y);
+    d_k_sums.store(d_k_out.head(batch, key_head).row(j), f.scale, qk_dim, y);
+    d_v_sums.store(d_v_out.head(batch, key_head).row(j), 1.0, v_dim, y);
 }
 
 /// dQ, with P and dS once more: a sum of its own instead of additions from every block of keys. grid as in
 /// forward_kernel.
 template <int tile>
 __global__ void __launch_bounds__(tile* tile)
-    backward_rows_kernel(BackwardProblem b, HeadRows<double> d_q_out) {
+    backward_rows_kernel(F64BackwardProblem b, TensorView<double> d_q_out) {
     extern __shared__ double shared[];
-    const Problem& f = b.forward;
-    const int d_qk = f.sizes.d_qk, d_v = f.sizes.d_v;
+    const F64Problem& f = b.forward;
+    const int qk_dim = f.sizes.qk_dim, v_dim = f.sizes.v_dim;
     double* const q = shared;
-    double* const d_o = q + tile * padded(d_qk);
-    double* const k = d_o + tile * padded(d_v);
-    double* const v = k + tile * padded(d_qk);
-    double* const d_s = v + tile * padded(d_v);
+    double* const d_o = q + tile * padded(qk_dim);
+    double* const k = d_o + tile * padded(v_dim);
+    double* const v = k + tile * padded(qk_dim);
+    double* const d_s = v + tile * padded(v_dim);
     const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // row of the tile; key, or column of dQ
     const std::int64_t batch = blockIdx.y / f.sizes.heads, head = blockIdx.y % f.sizes.heads;
     const std::int64_t first_row = std::int64_t{blockIdx.x} * tile, i = first_row + x;
-    load<tile>(q, f.q.of(batch, head), first_row, f.mask.queries, d_qk);
-    load<tile>(d_o, b.d_o.of(batch, head), first_row, f.mask.queries, d_v);
+    load<tile>(q, f.q.head(batch, head), first_row, f.mask.queries, qk_dim);
+    load<tile>(d_o, b.d_o.head(batch, head), first_row, f.mask.queries, v_dim);
     const IndexRange visible = i < f.mask.queries ? f.mask.visible_keys(i) : IndexRange{0, 0};
     const IndexRange keys = f.mask.visible_keys({first_row, min(first_row + tile, f.mask.queries)});
     RowSums<tile> d_q_sums;
     for (std::int64_t first_key = keys.begin; first_key < keys.end; first_key += tile) {
         const std::int64_t j = first_key + y;
         __syncthreads();
-        load<tile>(k, f.k.of(batch, head / f.sizes.group), first_key, f.mask.keys, d_qk);
-        load<tile>(v, f.v.of(batch, head / f.sizes.group), first_key, f.mask.keys, d_v);
+        load<tile>(k, f.k.head(batch, head / f.sizes.group), first_key, f.mask.keys, qk_dim);
+        load<tile>(v, f.v.head(batch, head / f.sizes.group), first_key, f.mask.keys, v_dim);
         __syncthreads();
-        d_s[x * tile + y] =
-            pair_of(b, j >= visible.begin && j < visible.end, blockIdx.y * f.mask.queries + i,
-                    q + x * padded(d_qk), k + y * padded(d_qk), d_o + x * padded(d_v), v + y * padded(d_v))
-                .d_s;
+        d_s[x * tile + y] = pair_of(b, j >= visible.begin && j < visible.end, blockIdx.y * f.mask.queries + i,
+                                    q + x * padded(qk_dim), k + y * padded(qk_dim), d_o + x * padded(v_dim),
+                                    v + y * padded(v_dim))
+                                .d_s;
         __syncthreads();
-        d_q_sums.add_product(d_s + x * tile, 1, k, d_qk, y);
+        d_q_sums.add_product(d_s + x * tile, 1, k, qk_dim, y);
     }
-    if (i < f.mask.queries) d_q_sums.store(d_q_out.of(batch, head).row(i), f.scale, d_qk, y);
+    if (i < f.mask.queries) d_q_sums.store(d_q_out.head(batch, head).row(i), f.scale, qk_dim, y);
 }
 
-/// Launches with blocks = (tiles of the sequence, matrices); kernel_of(SharedMemory<limit>{}) is the kernel
-/// with the tiles of that limit.
+/// Launches with blocks = (tiles of the sequence, batch_heads); kernel_of(SharedMemory<limit>{}) is the
+/// kernel with the tiles of that limit.
 template <class KernelOf, class... Arguments>
-void launch(const Context& ctx, KernelOf&& kernel_of, std::int64_t length, std::int64_t matrices,
+void launch(const Context& ctx, KernelOf&& kernel_of, std::int64_t length, std::int64_t batch_heads,
             const Sizes& sizes, const Arguments&... arguments) {
-    if (length == 0 || matrices == 0) return;
-    check(matrices <= 65535, "attention: float64 on CUDA takes at most 65535 batch * heads, not ", matrices);
+    if (length == 0 || batch_heads == 0) return;
+    check(batch_heads <= 65535, "attention: float64 on CUDA takes at most 65535 batch * heads, not ",
+          batch_heads);
     gradtile::cuda::use_device(ctx.device());
-    visit_shared_memory<Choice>(gradtile::cuda::shared_memory_of_a_block(), [&](auto limit) {
+    visit_shared_memory<F64Choice>(gradtile::cuda::shared_memory_of_a_block(), [&](auto limit) {
         const auto [kernel, tile] = kernel_of(limit);
-        const int bytes = Choice::shared_bytes(tile, sizes.d_qk, sizes.d_v);
-        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<dim3(static_cast<unsigned>((length + tile - 1) / tile), static_cast<unsigned>(matrices)),
-                 static_cast<unsigned>(tile * tile), static_cast<std::size_t>(bytes),
-                 static_cast<cudaStream_t>(ctx.stream())>>>(arguments...);
-        cuda_check(cudaGetLastError());
+        const int bytes = F64Choice::shared_bytes(tile, sizes.qk_dim, sizes.v_dim);
+        gradtile::cuda::launch(
+            ctx, kernel,
+            dim3(static_cast<unsigned>((length + tile - 1) / tile), static_cast<unsigned>(batch_heads)),
+            {.threads = static_cast<unsigned>(tile * tile), .shared_bytes = static_cast<std::size_t>(bytes)},
+            arguments...);
     });
 }
 
@@ -269,25 +271,25 @@ struct Tiled {
     int tile;
 };
 constexpr auto tiled_forward = []<int limit>(SharedMemory<limit>) {
-    constexpr int tile = Choice::tiles(limit);
+    constexpr int tile = F64Choice::tiles(limit);
     return Tiled{&forward_kernel<tile>, tile};
 };
 constexpr auto tiled_backward_keys = []<int limit>(SharedMemory<limit>) {
-    constexpr int tile = Choice::tiles(limit);
+    constexpr int tile = F64Choice::tiles(limit);
     return Tiled{&backward_keys_kernel<tile>, tile};
 };
 constexpr auto tiled_backward_rows = []<int limit>(SharedMemory<limit>) {
-    constexpr int tile = Choice::tiles(limit);
+    constexpr int tile = F64Choice::tiles(limit);
     return Tiled{&backward_rows_kernel<tile>, tile};
 };
 
-Problem problem_of(const Resolved& options, const Tensor& q, const Tensor& k, const Tensor& v) {
+F64Problem problem_of(const Resolved& options, const Tensor& q, const Tensor& k, const Tensor& v) {
     return {.sizes = sizes_of(q, k, v),
             .mask = options.mask,
             .scale = options.scale,
-            .q = head_rows<const double>(q),
-            .k = head_rows<const double>(k),
-            .v = head_rows<const double>(v)};
+            .q = tensor_view<const double>(q),
+            .k = tensor_view<const double>(k),
+            .v = tensor_view<const double>(v)};
 }
 
 }  // namespace
@@ -298,9 +300,9 @@ void flash_f64_forward(const Context& ctx, const Resolved& options, const Tensor
     const Writable o(ctx, o_out, DType::f64);
     if (ctx.is_planning()) return;
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
-    const Problem problem = problem_of(options, q.tensor(), k.tensor(), v.tensor());
+    const F64Problem problem = problem_of(options, q.tensor(), k.tensor(), v.tensor());
     launch(ctx, tiled_forward, options.mask.queries, q_in.size(0) * q_in.size(2), problem.sizes, problem,
-           head_rows<double>(o.tensor()), lse.data<double>());
+           tensor_view<double>(o.tensor()), lse.data<double>());
     o.store(ctx);
 }
 
@@ -311,17 +313,17 @@ void flash_f64_backward(const Context& ctx, const Resolved& options, const Saved
     const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
     if (ctx.is_planning()) return;
     for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
-    const Problem problem = problem_of(options, q.tensor(), k.tensor(), v.tensor());
+    const F64Problem problem = problem_of(options, q.tensor(), k.tensor(), v.tensor());
     launch_row_statistics<double>(ctx, delta, lse, saved.lse, 1.0, o.tensor(), d_o.tensor());
-    const BackwardProblem backward{.forward = problem,
-                                   .d_o = head_rows<const double>(d_o.tensor()),
-                                   .lse = lse.data<double>(),
-                                   .delta = delta.data<double>()};
+    const F64BackwardProblem backward{.forward = problem,
+                                      .d_o = tensor_view<const double>(d_o.tensor()),
+                                      .lse = lse.data<double>(),
+                                      .delta = delta.data<double>()};
     const std::int64_t batch = saved.q.size(0);
     launch(ctx, tiled_backward_keys, options.mask.keys, batch * saved.k.size(2), problem.sizes, backward,
-           head_rows<double>(d_k.tensor()), head_rows<double>(d_v.tensor()));
+           tensor_view<double>(d_k.tensor()), tensor_view<double>(d_v.tensor()));
     launch(ctx, tiled_backward_rows, options.mask.queries, batch * saved.q.size(2), problem.sizes, backward,
-           head_rows<double>(d_q.tensor()));
+           tensor_view<double>(d_q.tensor()));
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
 }
 

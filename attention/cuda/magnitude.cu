@@ -1,35 +1,35 @@
 // How large each head's numbers are, for kernels that scale them into binary16's range.
 #include <algorithm>
 
-#include <gradtile/core/cuda/internal/cuda_check.h>
 #include <gradtile/attention/cuda/device/head_rows.cuh>
 #include <gradtile/attention/cuda/device/magnitude.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::attention::cuda::device {
 namespace {
 
-/// Tensors [B, S, heads, columns] of one batch whose numbers are measured.
-struct Measured {
-    static constexpr int most = 4;
-    struct One {
-        HeadRows<const float> x;
+/// Tensors [B, S, heads, columns] of one batch.
+struct MeasureParameters {
+    static constexpr int max_tensors = 4;
+    struct Input {
+        TensorView<const float> x;
         int rows, heads, columns;
         bool vectors;  ///< has_vector_rows
-    } tensors[most];
-    int batches, key_heads;
+    } tensors[max_tensors];
+    int batch_size, key_heads;
     std::uint32_t* largest;  ///< [tensors, B, key_heads], zeros before; query heads of a group count as one
 };
 
 constexpr int measure_lanes = 16, measure_rows_at_once = 16;
 
-/// Blocks: (B * heads, rows, tensors). An infinity or NaN says nothing about the other numbers.
+/// Blocks: (B * heads, rows, tensors). Infinities and NaN are skipped: they say nothing about the others.
 __global__ void __launch_bounds__(measure_lanes* measure_rows_at_once)
-    measure_kernel(const __grid_constant__ Measured p) {
-    const Measured::One& t = p.tensors[blockIdx.z];
+    measure_kernel(const __grid_constant__ MeasureParameters p) {
+    const MeasureParameters::Input& t = p.tensors[blockIdx.z];
     const int batch = static_cast<int>(blockIdx.x) / t.heads, head = static_cast<int>(blockIdx.x) % t.heads;
-    if (batch >= p.batches) return;
+    if (batch >= p.batch_size) return;
     const int lane = static_cast<int>(threadIdx.x) % measure_lanes;
-    const Rows<const float> rows = t.x.of(batch, head);
+    const StridedRows<const float> rows = t.x.head(batch, head);
     std::uint32_t largest = 0;
     const auto measure = [&](float x) {
         const std::uint32_t bits = __float_as_uint(fabsf(x));
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(measure_lanes* measure_rows_at_once)
     }
     largest = __reduce_max_sync(~0u, largest);
     if (threadIdx.x % 32 == 0)
-        atomicMax(p.largest + (static_cast<std::int64_t>(blockIdx.z) * p.batches + batch) * p.key_heads +
+        atomicMax(p.largest + (static_cast<std::int64_t>(blockIdx.z) * p.batch_size + batch) * p.key_heads +
                       head / (t.heads / p.key_heads),
                   largest);
 }
@@ -62,28 +62,25 @@ __global__ void __launch_bounds__(measure_lanes* measure_rows_at_once)
 
 void measure(const Context& ctx, const Tensor& magnitudes, std::initializer_list<const Tensor*> tensors) {
     fill(ctx, magnitudes, 0.0);
-    Measured p{.tensors = {},
-               .batches = static_cast<int>(magnitudes.size(1)),
-               .key_heads = static_cast<int>(magnitudes.size(2)),
-               .largest = largest_of(magnitudes)};
-    std::int64_t most_heads = 0, most_rows = 0;
-    Measured::One* one = p.tensors;
+    MeasureParameters p{.tensors = {},
+                        .batch_size = static_cast<int>(magnitudes.size(1)),
+                        .key_heads = static_cast<int>(magnitudes.size(2)),
+                        .largest = largest_of(magnitudes)};
+    std::int64_t max_heads = 0, max_rows = 0;
+    MeasureParameters::Input* input = p.tensors;
     for (const Tensor* x : tensors) {
-        *one++ = {head_rows<const float>(*x), static_cast<int>(x->size(1)), static_cast<int>(x->size(2)),
-                  static_cast<int>(x->size(3)), has_vector_rows(*x)};
-        most_heads = std::max(most_heads, x->size(2));
-        most_rows = std::max(most_rows, x->size(1));
+        *input++ = {tensor_view<const float>(*x), static_cast<int>(x->size(1)), static_cast<int>(x->size(2)),
+                    static_cast<int>(x->size(3)), has_vector_rows(*x)};
+        max_heads = std::max(max_heads, x->size(2));
+        max_rows = std::max(max_rows, x->size(1));
     }
-    if (magnitudes.elements() == 0 || most_heads == 0 || most_rows == 0) return;
-    constexpr std::int64_t rows_per_block = 8 * measure_rows_at_once, most_blocks = 1024;
+    if (magnitudes.elements() == 0 || max_heads == 0 || max_rows == 0) return;
+    constexpr std::int64_t rows_per_block = 8 * measure_rows_at_once, max_blocks = 1024;
     const dim3 blocks(
-        static_cast<unsigned>(magnitudes.size(1) * most_heads),
-        static_cast<unsigned>(std::min((most_rows + rows_per_block - 1) / rows_per_block, most_blocks)),
+        static_cast<unsigned>(magnitudes.size(1) * max_heads),
+        static_cast<unsigned>(std::min((max_rows + rows_per_block - 1) / rows_per_block, max_blocks)),
         static_cast<unsigned>(tensors.size()));
-    gradtile::cuda::use_device(ctx.device());
-    measure_kernel<<<blocks, measure_lanes * measure_rows_at_once, 0,
-                     static_cast<cudaStream_t>(ctx.stream())>>>(p);
-    gradtile::cuda::cuda_check(cudaGetLastError());
+    gradtile::cuda::launch(ctx, measure_kernel, blocks, {.threads = measure_lanes * measure_rows_at_once}, p);
 }
 
 }  // namespace gradtile::attention::cuda::device

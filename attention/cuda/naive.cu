@@ -4,15 +4,14 @@
 #include <cstdint>
 
 #include <gradtile/attention/internal/attention_backend.h>
-#include <gradtile/core/cuda/internal/cuda_check.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/cuda/device/convert.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::attention::cuda {
 namespace {
 
-using gradtile::cuda::cuda_check;
 namespace core_device = gradtile::cuda::device;
 
 constexpr int threads_per_row = 128;
@@ -83,10 +82,8 @@ template <class Kernel, class... Arguments>
 void for_every_row(const Context& ctx, std::int64_t rows, Kernel kernel, Arguments... arguments) {
     if (rows == 0) return;
     check(rows <= INT32_MAX, "attention: naive on CUDA takes at most 2^31 - 1 rows, not ", rows);
-    gradtile::cuda::use_device(ctx.device());
-    kernel<<<static_cast<unsigned>(rows), threads_per_row, 0, static_cast<cudaStream_t>(ctx.stream())>>>(
-        arguments...);
-    cuda_check(cudaGetLastError());
+    gradtile::cuda::launch(ctx, kernel, dim3(static_cast<unsigned>(rows)), {.threads = threads_per_row},
+                           arguments...);
 }
 
 /// [B, S, H, D] packed by head. Query heads that share a K/V head lie next to each other, so that their rows

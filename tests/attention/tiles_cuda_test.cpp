@@ -14,11 +14,13 @@ namespace {
 std::vector<int> shared_bytes_at(int limit) {
     std::vector<int> bytes;
     const auto add = [&]<int head_dim>(SharedMemory<head_dim>) {
-        bytes.push_back(Forward<head_dim>::tiles(limit).shared_bytes(head_dim) + static_shared_bytes);
-        bytes.push_back(Backward<head_dim>::tiles(limit).shared_bytes(head_dim) + static_shared_bytes +
-                        4 * head_dim * Backward<head_dim>::whole_head_rows(limit));
-        bytes.push_back(F32Forward<head_dim>::tiles(limit).shared_bytes(head_dim));
-        bytes.push_back(F32Backward<head_dim>::tiles(limit).shared_bytes(head_dim));
+        bytes.push_back(Bits16ForwardChoice<head_dim>::tiles(limit).shared_bytes(head_dim) +
+                        static_shared_bytes);
+        bytes.push_back(Bits16BackwardChoice<head_dim>::tiles(limit).shared_bytes(head_dim) +
+                        static_shared_bytes +
+                        4 * head_dim * Bits16BackwardChoice<head_dim>::whole_head_rows(limit));
+        bytes.push_back(F32ForwardChoice<head_dim>::tiles(limit).shared_bytes(head_dim));
+        bytes.push_back(F32BackwardChoice<head_dim>::tiles(limit).shared_bytes(head_dim));
     };
     add(SharedMemory<32>{});
     add(SharedMemory<64>{});

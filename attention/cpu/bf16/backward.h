@@ -115,7 +115,7 @@ class BackwardBlock {
     InputRows d_o_of(std::int64_t head) const {
         return {task_.d_o.data + head * task_.d_o_head_stride, task_.d_o.stride};
     }
-    Rows<float> d_q_of(std::int64_t head) const {
+    StridedRows<float> d_q_of(std::int64_t head) const {
         return {task_.d_q.data + head * task_.d_q_head_stride, task_.d_q.stride};
     }
 
@@ -185,7 +185,7 @@ class BackwardBlock {
 
     /// The block's part of dQ joins the others' when its turn comes.
     void add_to_d_q(const RowBlock& block) {
-        const Rows<float> d_q = d_q_of(block.head);
+        const StridedRows<float> d_q = d_q_of(block.head);
         const __m512 scale = _mm512_set1_ps(static_cast<float>(geometry_.scale));
         const __mmask16 add = task_.starts_dq(block.rows) ? 0 : 0xffff;
         wait_for_dq_turn(task_.turns, block.head, block.index, task_.key_block);

@@ -9,7 +9,7 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-using InputRows = Rows<const bfloat16>;
+using InputRows = StridedRows<const bfloat16>;
 
 /// Sixteen rows of sixteen 32-bit words, transposed in place.
 inline void transpose_words(__m512i (&row)[16]) {
@@ -79,7 +79,7 @@ struct Interleave {
 /// Asks for rows of x that will be packed soon: rows of one head lie far apart, and no hardware prefetcher
 /// follows them.
 template <class T>
-inline void prefetch(const Rows<T>& x, IndexRange range, std::int64_t columns) {
+inline void prefetch(const StridedRows<T>& x, IndexRange range, std::int64_t columns) {
     constexpr std::int64_t elements_per_line = 64 / static_cast<std::int64_t>(sizeof(T));
     for (std::int64_t i = range.begin; i < range.end; ++i)
         for (std::int64_t d = 0; d < columns; d += elements_per_line) _mm_prefetch(x.row(i) + d, _MM_HINT_T1);
@@ -169,7 +169,7 @@ inline void store_row(bfloat16* to, const float* from, std::int64_t columns, __m
 }
 
 /// Rows `range` of x = factor * (the transpose of sums [columns, rows]), rounded to bf16.
-inline void store_transposed(const Rows<bfloat16>& x, IndexRange range, std::int64_t columns,
+inline void store_transposed(const StridedRows<bfloat16>& x, IndexRange range, std::int64_t columns,
                              const Matrix& sums, float factor) {
     for (std::int64_t first = range.begin; first < range.end; first += tile_rows) {
         for (std::int64_t d = 0; d < columns; d += 16) {

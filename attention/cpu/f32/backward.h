@@ -113,15 +113,15 @@ class BackwardBlock {
     /// One row block of one head against every tile of keys.
     void visit(std::int64_t head, std::int64_t block, std::int64_t tiles) const {
         const IndexRange rows{block * backward_rows, smaller((block + 1) * backward_rows, g_.mask.queries)};
-        const Rows<const float> q{task_.q.data + head * task_.q_head_stride, task_.q.stride};
-        const Rows<const float> d_o{task_.d_o.data + head * task_.d_o_head_stride, task_.d_o.stride};
+        const StridedRows<const float> q{task_.q.data + head * task_.q_head_stride, task_.q.stride};
+        const StridedRows<const float> d_o{task_.d_o.data + head * task_.d_o_head_stride, task_.d_o.stride};
         load_rows<V>(q, rows, g_.d_qk, row_pitch(g_.d_qk), scratch_.q);
         load_rows<V>(d_o, rows, g_.d_v, row_pitch(g_.d_v), scratch_.d_o);
         clear(scratch_.d_q, (rows.end - rows.begin) * row_pitch(g_.d_qk));
         for (std::int64_t t = 0; t < tiles; ++t) attend(head, rows, tile(t));
 
         wait_for_dq_turn(task_.turns, head, block, task_.key_block);
-        const Rows<float> d_q{task_.d_q.data + head * task_.d_q_head_stride, task_.d_q.stride};
+        const StridedRows<float> d_q{task_.d_q.data + head * task_.d_q_head_stride, task_.d_q.stride};
         if (task_.starts_dq(rows)) {
             add_to_dq<true>(rows, d_q);
         } else {
@@ -234,7 +234,7 @@ class BackwardBlock {
 
     /// dQ += scale times the task's part, or dQ = for the first K/V block of these rows.
     template <bool starts>
-    void add_to_dq(IndexRange rows, Rows<float> d_q) const {
+    void add_to_dq(IndexRange rows, StridedRows<float> d_q) const {
         const Vector scale = V::broadcast(scale_);
         const float* part = scratch_.d_q;
         for (std::int64_t i = rows.begin; i < rows.end; ++i, part += row_pitch(g_.d_qk)) {

@@ -126,7 +126,8 @@ void multiply(std::int64_t rows, IndexRange vectors, std::int64_t depth, Scalars
 
 /// tile [d, tile_tokens] = factor * transposed rows; tokens past the range become zero.
 template <class V>
-void load_transposed(Rows<const float> x, IndexRange tokens, std::int64_t d, float factor, float* tile) {
+void load_transposed(StridedRows<const float> x, IndexRange tokens, std::int64_t d, float factor,
+                     float* tile) {
     const typename V::Vector factors = V::broadcast(factor);
     for (std::int64_t token = 0; token < tile_tokens; token += V::lanes)
         for (std::int64_t column = 0; column < d; column += V::lanes) {
@@ -146,7 +147,7 @@ void load_transposed(Rows<const float> x, IndexRange tokens, std::int64_t d, flo
 /// rows = transposed tile [d, tile_tokens], token t times factors[t].
 template <class V>
 void store_transposed(const float* tile, const float* factors, IndexRange tokens, std::int64_t d,
-                      Rows<float> x) {
+                      StridedRows<float> x) {
     for (std::int64_t token = 0; tokens.begin + token < tokens.end; token += V::lanes) {
         const typename V::Vector factor = V::load(factors + token);
         for (std::int64_t column = 0; column < d; column += V::lanes) {
@@ -169,7 +170,8 @@ void store_transposed(const float* tile, const float* factors, IndexRange tokens
 /// tile [tokens, padded d] = rows, zeros behind each. Rows of a head lie a whole model width apart; read in
 /// columns, as products read them, they would fall into few cache sets.
 template <class V>
-void load_rows(Rows<const float> x, IndexRange tokens, std::int64_t d, std::int64_t padded, float* tile) {
+void load_rows(StridedRows<const float> x, IndexRange tokens, std::int64_t d, std::int64_t padded,
+               float* tile) {
     for (std::int64_t i = tokens.begin; i < tokens.end; ++i, tile += padded)
         for (std::int64_t column = 0; column < padded; column += V::lanes)
             V::store(tile + column, V::load_first(x.row(i) + column, larger(0, d - column)));

@@ -13,6 +13,7 @@
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
+#include <gradtile/attention/cuda/device/turns.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::attention::cuda {
@@ -31,8 +32,8 @@ struct DqSums {
     int padded_rows;
 
     template <int head_dim>
-    __device__ float* fragment(int matrix, int row, int column) const {
-        const std::int64_t strip = (static_cast<std::int64_t>(matrix) * padded_rows + row) / 16;
+    __device__ float* fragment(int batch_head, int row, int column) const {
+        const std::int64_t strip = (static_cast<std::int64_t>(batch_head) * padded_rows + row) / 16;
         return data + (strip * (head_dim / 8) + column / 8) * 128 + threadIdx.x % 32 * 4;
     }
 };
@@ -62,44 +63,16 @@ __device__ __forceinline__ void announce(int pair) {
 #endif
 }
 
-/// Keeps the additions to a piece of dQ in the order of the K/V blocks. Blocks take their tasks in that order
-/// (take_task), so the one waited for is running or done.
-__device__ __forceinline__ void wait_for_turn(const std::int32_t* turn, int key_block) {
-    if (threadIdx.x % 32 == 0) {
-        std::int32_t now;
-        do {
-            asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-        } while (now != key_block);
-    }
-    __syncwarp();
-}
-__device__ __forceinline__ void pass_turn(std::int32_t* turn, int key_block) {
-    __threadfence();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0)
-        asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(key_block + 1) : "memory");
-}
-
-/// Which task this block does: where additions take turns the next one that no block has, since CUDA does not
-/// promise to start blocks in the order of their index; else its own. `shared` is not in use yet.
-__device__ __forceinline__ int take_task(const BackwardParameters& p, unsigned char* shared) {
-    if (p.next_task == nullptr) return static_cast<int>(blockIdx.x);
-    auto* const task = reinterpret_cast<std::int32_t*>(shared);
-    if (threadIdx.x == 0) *task = atomicAdd(p.next_task, 1);
-    __syncthreads();
-    const std::int32_t taken = *task;
-    __syncthreads();  // the memory is free for other use
-    return taken;
-}
-
 /// 16 rows of dQ in 16 bits, from their float32 sums and by way of a warp's rows of a tile.
 template <class T, int head_dim, class RowTile>
-__device__ __forceinline__ void finish_d_q(const BackwardParameters& p, const DqSums& sums, int sums_matrix,
-                                           int matrix, int row, std::uint32_t warp_rows) {
+__device__ __forceinline__ void finish_d_q(const Bits16BackwardParameters& p, const DqSums& sums,
+                                           int sums_batch_head, int batch_head, int row,
+                                           std::uint32_t warp_rows) {
     FragmentC d_q[1][head_dim / 8];
 #pragma unroll
     for (int n = 0; n < head_dim / 8; ++n) {
-        const float4 x = *reinterpret_cast<const float4*>(sums.fragment<head_dim>(sums_matrix, row, n * 8));
+        const float4 x =
+            *reinterpret_cast<const float4*>(sums.fragment<head_dim>(sums_batch_head, row, n * 8));
         d_q[0][n][0] = x.x * p.scale;
         d_q[0][n][1] = x.y * p.scale;
         d_q[0][n][2] = x.z * p.scale;
@@ -107,14 +80,15 @@ __device__ __forceinline__ void finish_d_q(const BackwardParameters& p, const Dq
     }
     stage_rows<T, RowTile>(warp_rows, d_q);
     __syncwarp();
-    store_staged_rows<RowTile, 16>(p.d_q.head(matrix / p.heads, matrix % p.heads) + row * p.d_q.row_stride,
-                                   p.d_q.row_stride, warp_rows, p.mask.queries - row, p.qk_dim);
+    store_staged_rows<RowTile, 16>(
+        p.d_q.head(batch_head / p.sizes.heads, batch_head % p.sizes.heads).row(row), p.d_q.row_stride,
+        warp_rows, p.mask.queries - row, p.sizes.qk_dim);
 }
 
 /// What a block has in shared memory, in bytes from its beginning.
 template <int head_dim, class Policy>
-struct BackwardShared {
-    static constexpr BackwardTiles tiles = Policy::tiles;
+struct Bits16BackwardShared {
+    static constexpr Bits16BackwardTiles tiles = Policy::tiles;
     using KvTile = Tile<tiles.keys(), head_dim>;
     using RowTile = Tile<tiles.rows, head_dim>;
     using DsTile = Tile<tiles.keys(), tiles.rows>;
@@ -126,13 +100,13 @@ struct BackwardShared {
 
 /// dK and dV of a block of keys, and what it adds to dQ.
 template <class T, int head_dim, class Policy>
-__device__ __forceinline__ void differentiate_keys(const BackwardParameters& p, unsigned char* shared,
-                                                   int matrix, int key_block) {
-    using Shared = BackwardShared<head_dim, Policy>;
+__device__ __forceinline__ void differentiate_keys(const Bits16BackwardParameters& p, unsigned char* shared,
+                                                   int batch_head, int key_block) {
+    using Shared = Bits16BackwardShared<head_dim, Policy>;
     using KvTile = typename Shared::KvTile;
     using RowTile = typename Shared::RowTile;
     using DsTile = typename Shared::DsTile;
-    constexpr BackwardTiles tiles = Policy::tiles;
+    constexpr Bits16BackwardTiles tiles = Policy::tiles;
     constexpr int rows = tiles.rows;
     constexpr bool whole_head = Policy::whole_head_rows > 0;
     constexpr int m_tiles = tiles.pair_keys / 16, s_tiles = rows / 8, d_tiles = head_dim / 8;
@@ -141,13 +115,13 @@ __device__ __forceinline__ void differentiate_keys(const BackwardParameters& p, 
                         row_tiles = base + Shared::row_stages, d_s_tiles = base + Shared::d_s,
                         statistics = base + Shared::statistics;
 
-    const int key_heads = p.heads / p.group;
-    const int batch = matrix / key_heads, key_head = matrix % key_heads;
+    const int key_heads = p.sizes.heads / p.sizes.group;
+    const int batch = batch_head / key_heads, key_head = batch_head % key_heads;
     const int block_key = key_block * tiles.keys(), block_keys = min(tiles.keys(), p.mask.keys - block_key);
     const int first_row = p.mask.first_row(block_key);
-    const int past_row = p.mask.past_row(block_key + block_keys - 1);
+    const int end_row = p.mask.end_row(block_key + block_keys - 1);
     const int iterations =
-        first_row < past_row ? ((past_row - 1) / rows - first_row / rows + 1) * p.group : 0;
+        first_row < end_row ? ((end_row - 1) / rows - first_row / rows + 1) * p.sizes.group : 0;
 
     const int warp = warp_index();
     const bool makes_p = warp < tiles.pairs;  // and dV; the other of the pair makes dS and dK
@@ -160,8 +134,8 @@ __device__ __forceinline__ void differentiate_keys(const BackwardParameters& p, 
         int2 positions[4];
     } volatile kept;
     if (threadIdx.x == 0) {
-        kept.d_k = p.d_k.head(batch, key_head) + block_key * p.d_k.row_stride;
-        kept.d_v = p.d_v.head(batch, key_head) + block_key * p.d_v.row_stride;
+        kept.d_k = p.d_k.head(batch, key_head).row(block_key);
+        kept.d_v = p.d_v.head(batch, key_head).row(block_key);
         kept.batch = batch;
         kept.key = block_key;
         kept.keys = block_keys;
@@ -181,20 +155,19 @@ __device__ __forceinline__ void differentiate_keys(const BackwardParameters& p, 
     };
     const int begin_row = first_row / rows * rows;
     const auto after = [&](Position at) {
-        return at.row + rows < past_row ? Position{at.head, at.row + rows} : Position{at.head + 1, begin_row};
+        return at.row + rows < end_row ? Position{at.head, at.row + rows} : Position{at.head + 1, begin_row};
     };
     const auto load_rows = [&](int iteration, int batch, Position at) {
         const auto [head, row] = at;
         const std::uint32_t stage = row_tiles + iteration % 2 * row_stage_bytes;
-        load_tile_async<RowTile, tiles.threads()>(stage, p.q.head(batch, head) + row * p.q.row_stride,
-                                                  p.q.row_stride, p.mask.queries - row, p.qk_dim);
-        load_tile_async<RowTile, tiles.threads()>(stage + RowTile::bytes,
-                                                  p.d_o.head(batch, head) + row * p.d_o.row_stride,
-                                                  p.d_o.row_stride, p.mask.queries - row, p.v_dim);
+        load_tile_async<RowTile, tiles.threads()>(stage, p.q.head(batch, head).row(row), p.q.row_stride,
+                                                  p.mask.queries - row, p.sizes.qk_dim);
+        load_tile_async<RowTile, tiles.threads()>(stage + RowTile::bytes, p.d_o.head(batch, head).row(row),
+                                                  p.d_o.row_stride, p.mask.queries - row, p.sizes.v_dim);
         // LSE, then D: rows / 4 threads each.
         if (const int thread = static_cast<int>(threadIdx.x); thread < rows / 2) {
             const std::int64_t first =
-                static_cast<std::int64_t>(batch * p.heads + head) * p.padded_rows + row;
+                static_cast<std::int64_t>(batch * p.sizes.heads + head) * p.padded_rows + row;
             const float* const from = thread < rows / 4 ? p.lse_log2 : p.delta;
             copy_16_bytes_async(statistics + iteration % 2 * statistics_bytes + thread * 16,
                                 from + first + thread % (rows / 4) * 4, true);
@@ -228,29 +201,29 @@ __device__ __forceinline__ void differentiate_keys(const BackwardParameters& p, 
                 }
             return;
         }
-        const int q_matrix = kept.batch * p.heads + head;
+        const int q_batch_head = kept.batch * p.sizes.heads + head;
         std::int32_t* turn = nullptr;
         if (p.turns != nullptr) {
             const std::int64_t row_block =
-                (static_cast<std::int64_t>(q_matrix) * p.padded_rows + block_row) / rows;
+                (static_cast<std::int64_t>(q_batch_head) * p.padded_rows + block_row) / rows;
             turn = p.turns + row_block * tiles.warps() + warp;
-            wait_for_turn(turn, key_block);
+            WarpTurn::wait(turn, key_block);
         }
         const DqSums sums{p.d_q_sums, p.padded_rows};
 #pragma unroll
         for (int m = 0; m < warp_rows / 16; ++m)
 #pragma unroll
             for (int n = 0; n < warp_columns / 8; ++n)
-                add_float4(sums.fragment<head_dim>(q_matrix, block_row + row + m * 16, column + n * 8),
+                add_float4(sums.fragment<head_dim>(q_batch_head, block_row + row + m * 16, column + n * 8),
                            d_q[m][n]);
-        if (turn != nullptr) pass_turn(turn, key_block);
+        if (turn != nullptr) WarpTurn::pass(turn, key_block + 1);
     };
 
-    load_tile_async<KvTile, tiles.threads()>(k_tile, p.k.head(batch, key_head) + block_key * p.k.row_stride,
-                                             p.k.row_stride, block_keys, p.qk_dim);
-    load_tile_async<KvTile, tiles.threads()>(v_tile, p.v.head(batch, key_head) + block_key * p.v.row_stride,
-                                             p.v.row_stride, block_keys, p.v_dim);
-    if (const Position first{key_head * p.group, begin_row}; iterations > 0) {
+    load_tile_async<KvTile, tiles.threads()>(k_tile, p.k.head(batch, key_head).row(block_key), p.k.row_stride,
+                                             block_keys, p.sizes.qk_dim);
+    load_tile_async<KvTile, tiles.threads()>(v_tile, p.v.head(batch, key_head).row(block_key), p.v.row_stride,
+                                             block_keys, p.sizes.v_dim);
+    if (const Position first{key_head * p.sizes.group, begin_row}; iterations > 0) {
         load_rows(0, batch, first);
         remember(0, first);
     }
@@ -356,36 +329,37 @@ __device__ __forceinline__ void differentiate_keys(const BackwardParameters& p, 
     const std::int64_t row_stride = out_warp < tiles.pairs ? p.d_v.row_stride : p.d_k.row_stride;
     store_staged_rows<KvTile, tiles.pair_keys>(
         (out_warp < tiles.pairs ? kept.d_v : kept.d_k) + out_key * row_stride, row_stride, out_rows,
-        kept.keys - out_key, out_warp < tiles.pairs ? p.v_dim : p.qk_dim);
+        kept.keys - out_key, out_warp < tiles.pairs ? p.sizes.v_dim : p.sizes.qk_dim);
 }
 
-/// Policy::tiles are BackwardTiles; a type, since nvcc does not launch kernels with parameters of class
+/// Policy::tiles are Bits16BackwardTiles; a type, since nvcc does not launch kernels with parameters of class
 /// types.
 template <class T, int head_dim, class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
-    backward_kernel(const __grid_constant__ BackwardParameters p) {
+    backward_kernel(const __grid_constant__ Bits16BackwardParameters p) {
     extern __shared__ __align__(128) unsigned char shared[];
     // The first keys, which most rows see under a causal mask, are started first; what a group of heads reads
     // and adds to stays in the L2 meanwhile.
     gradtile::cuda::device::await_predecessor();  // before a task is taken: the kernel ahead sets the counter
                                                   // to 0
-    const TaskOrder::Task task = p.order(take_task(p, shared));
+    const TaskOrder::Task task =
+        p.order(p.next_task != nullptr ? take_task(p.next_task, shared) : static_cast<int>(blockIdx.x));
     if constexpr (Policy::whole_head_rows == 0) {
-        differentiate_keys<T, head_dim, Policy>(p, shared, task.matrix, task.part);
+        differentiate_keys<T, head_dim, Policy>(p, shared, task.batch_head, task.part);
     } else {
-        constexpr BackwardTiles tiles = Policy::tiles;
-        using Shared = BackwardShared<head_dim, Policy>;
+        constexpr Bits16BackwardTiles tiles = Policy::tiles;
+        using Shared = Bits16BackwardShared<head_dim, Policy>;
         for (int i = static_cast<int>(threadIdx.x); i < p.padded_rows * head_dim / 4; i += tiles.threads())
             reinterpret_cast<float4*>(shared + Shared::d_q)[i] = float4{};
         for (int key_block = 0; key_block * tiles.keys() < p.mask.keys; ++key_block) {
-            differentiate_keys<T, head_dim, Policy>(p, shared, task.matrix, key_block);
+            differentiate_keys<T, head_dim, Policy>(p, shared, task.batch_head, key_block);
             __syncthreads();  // gradients have left through the tiles of K and V, dQ's sums are complete
         }
         const DqSums sums{reinterpret_cast<float*>(shared + Shared::d_q), Policy::whole_head_rows};
         const std::uint32_t warp_rows =
             shared_address(shared) + Shared::row_stages + warp_index() * 16 * Shared::RowTile::row_bytes;
         for (int row = warp_index() * 16; row < p.mask.queries; row += tiles.warps() * 16) {
-            finish_d_q<T, head_dim, typename Shared::RowTile>(p, sums, 0, task.matrix, row, warp_rows);
+            finish_d_q<T, head_dim, typename Shared::RowTile>(p, sums, 0, task.batch_head, row, warp_rows);
             __syncwarp();
         }
     }
@@ -397,22 +371,23 @@ constexpr int prepared_rows = 32, finished_rows = 64;  // of a block; padded row
 /// is kept on chip). Eight lanes a row.
 template <class T>
 __global__ void __launch_bounds__(256)
-    prepare_backward_kernel(const __grid_constant__ BackwardParameters p, BackwardTiles tiles, int head_dim) {
+    prepare_backward_kernel(const __grid_constant__ Bits16BackwardParameters p, Bits16BackwardTiles tiles,
+                            int head_dim) {
     gradtile::cuda::device::await_predecessor();
-    const int blocks = p.padded_rows / prepared_rows, matrix = static_cast<int>(blockIdx.x) / blocks;
-    const int row =
-        (static_cast<int>(blockIdx.x) - matrix * blocks) * prepared_rows + static_cast<int>(threadIdx.x) / 8;
-    const std::int64_t index = static_cast<std::int64_t>(matrix) * p.padded_rows + row;
+    const int blocks = p.padded_rows / prepared_rows, batch_head = static_cast<int>(blockIdx.x) / blocks;
+    const int row = (static_cast<int>(blockIdx.x) - batch_head * blocks) * prepared_rows +
+                    static_cast<int>(threadIdx.x) / 8;
+    const std::int64_t index = static_cast<std::int64_t>(batch_head) * p.padded_rows + row;
     const int lane = static_cast<int>(threadIdx.x % 8);
     for (int column = lane * 4; p.d_q_sums != nullptr && column < head_dim; column += 32)
         *reinterpret_cast<float4*>(p.d_q_sums + index * head_dim + column) = float4{};
-    const int batch = matrix / p.heads, head = matrix % p.heads;
+    const int batch = batch_head / p.sizes.heads, head = batch_head % p.sizes.heads;
     const bool exists = row < p.mask.queries;
     float sum = 0;
     if (exists) {
-        const std::uint16_t* const o = p.o.head(batch, head) + row * p.o.row_stride;
-        const std::uint16_t* const d_o = p.d_o.head(batch, head) + row * p.d_o.row_stride;
-        for (int column = lane * 8; column < p.v_dim; column += 64) {
+        const std::uint16_t* const o = p.o.head(batch, head).row(row);
+        const std::uint16_t* const d_o = p.d_o.head(batch, head).row(row);
+        for (int column = lane * 8; column < p.sizes.v_dim; column += 64) {
             const uint4 a = *reinterpret_cast<const uint4*>(o + column);
             const uint4 b = *reinterpret_cast<const uint4*>(d_o + column);
             const std::uint32_t as[4] = {a.x, a.y, a.z, a.w}, bs[4] = {b.x, b.y, b.z, b.w};
@@ -427,7 +402,7 @@ __global__ void __launch_bounds__(256)
     if (lane == 0) {
         constexpr float log2_e = 1.44269504088896341f;
         const float lse =
-            exists ? p.lse[static_cast<std::int64_t>(matrix) * p.mask.queries + row] : -INFINITY;
+            exists ? p.lse[static_cast<std::int64_t>(batch_head) * p.mask.queries + row] : -INFINITY;
         p.lse_log2[index] = lse == -INFINITY ? INFINITY : fmaf(lse, log2_e, -p_exponent);
         p.delta[index] = sum / p_factor;
     }
@@ -439,16 +414,16 @@ __global__ void __launch_bounds__(256)
 
 /// After: dQ in 16 bits. A warp takes 16 rows.
 template <class T, int head_dim>
-__global__ void __launch_bounds__(128) finish_d_q_kernel(const __grid_constant__ BackwardParameters p) {
+__global__ void __launch_bounds__(128) finish_d_q_kernel(const __grid_constant__ Bits16BackwardParameters p) {
     using RowTile = Tile<finished_rows, head_dim>;
     __shared__ __align__(128) unsigned char shared[RowTile::bytes];
     gradtile::cuda::device::await_predecessor();
-    const int blocks = p.padded_rows / finished_rows, matrix = static_cast<int>(blockIdx.x) / blocks;
-    const int row = (static_cast<int>(blockIdx.x) - matrix * blocks) * finished_rows +
+    const int blocks = p.padded_rows / finished_rows, batch_head = static_cast<int>(blockIdx.x) / blocks;
+    const int row = (static_cast<int>(blockIdx.x) - batch_head * blocks) * finished_rows +
                     static_cast<int>(threadIdx.x) / 32 * 16;
     if (row >= p.mask.queries) return;
     const std::uint32_t warp_rows = shared_address(shared) + threadIdx.x / 32 * 16 * RowTile::row_bytes;
-    finish_d_q<T, head_dim, RowTile>(p, {p.d_q_sums, p.padded_rows}, matrix, matrix, row, warp_rows);
+    finish_d_q<T, head_dim, RowTile>(p, {p.d_q_sums, p.padded_rows}, batch_head, batch_head, row, warp_rows);
 }
 
 }  // namespace device

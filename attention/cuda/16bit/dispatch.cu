@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
+#include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/core/cuda/internal/cuda_check.h>
@@ -22,36 +23,18 @@ Writable writable(const Context& ctx, const Tensor& x) {
     return {ctx, x, x.dtype(), has_vector_rows(x)};
 }
 
-/// Kernels of both dtypes take bits.
-template <class T>
-device::HeadRows<T> bits_of(const Tensor& x) {
-    return {reinterpret_cast<T*>(x.raw_data()), x.stride(0), x.stride(1), x.stride(2)};
+device::TensorView<const std::uint16_t> view(const Readable& x) {
+    return device::tensor_view<const std::uint16_t>(x.tensor());
 }
-device::HeadRows<const std::uint16_t> view(const Readable& x) {
-    return bits_of<const std::uint16_t>(x.tensor());
-}
-device::HeadRows<std::uint16_t> view(const Writable& x) {
-    return bits_of<std::uint16_t>(x.tensor());
+device::TensorView<std::uint16_t> view(const Writable& x) {
+    return device::tensor_view<std::uint16_t>(x.tensor());
 }
 
-struct Sizes {
-    int batch, heads, group, qk_dim, v_dim;
-
-    Sizes(const Tensor& q, const Tensor& k, const Tensor& v)
-        : batch(static_cast<int>(q.size(0))),
-          heads(static_cast<int>(q.size(2))),
-          group(k.size(2) == 0 ? 1 : static_cast<int>(q.size(2) / k.size(2))),
-          qk_dim(static_cast<int>(q.size(3))),
-          v_dim(static_cast<int>(v.size(3))) {
-        check(q.size(1) <= device::DeviceMask::longest && k.size(1) <= device::DeviceMask::longest,
-              "attention: sequences of ", q.size(1), " and ", k.size(1), " are longer than ",
-              device::DeviceMask::longest, ", the most that 16-bit kernels of the GPU count to");
-        // A grid has 2^31 - 1 blocks, which take at least 16 rows each.
-        check(q.size(0) * q.size(2) * (q.size(1) + 128) / 16 < std::int64_t{1} << 31,
-              "attention: ", q.size(0), " x ", q.size(2), " heads of ", q.size(1),
-              " rows exceed a CUDA grid");
-    }
-};
+/// A grid has at most 2^31 - 1 blocks, which take at least 16 rows each.
+void check_grid(const Tensor& q) {
+    check(q.size(0) * q.size(2) * (q.size(1) + 128) / 16 < std::int64_t{1} << 31, "attention: ", q.size(0),
+          " x ", q.size(2), " heads of ", q.size(1), " rows exceed a CUDA grid");
+}
 
 constexpr double log2_e = std::numbers::log2e;
 
@@ -59,25 +42,23 @@ constexpr double log2_e = std::numbers::log2e;
 
 void flash_16bit_forward(const Context& ctx, const Resolved& options, const Tensor& q_in, const Tensor& k_in,
                          const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
-    const Sizes sizes(q_in, k_in, v_in);
+    const device::DeviceMask mask(options.mask);
+    check_grid(q_in);
     const Readable q = readable(ctx, q_in), k = readable(ctx, k_in), v = readable(ctx, v_in);
     const Writable o = writable(ctx, o_out);
     if (ctx.is_planning() || lse.elements() == 0) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     const bool positive = options.scale > 0;
-    const ForwardParameters parameters{
+    const Bits16ForwardParameters parameters{
         .q = view(q),
         .k = view(k),
         .v = view(v),
         .o = view(o),
         .lse = lse.data<float>(),
-        .batch = sizes.batch,
-        .heads = sizes.heads,
-        .group = sizes.group,
-        .qk_dim = sizes.qk_dim,
-        .v_dim = sizes.v_dim,
-        .mask = device::DeviceMask(options.mask),
+        .batch_size = static_cast<int>(q_in.size(0)),
+        .sizes = device::sizes_of(q_in, k_in, v_in),
+        .mask = mask,
         .scale_log2 = static_cast<float>(positive ? log2_e * options.scale : log2_e),
         .prescale = positive ? 1.0f : static_cast<float>(options.scale)};
     const auto launch = q_in.dtype() == DType::bf16 ? launch_forward<bfloat16> : launch_forward<float16>;
@@ -87,23 +68,25 @@ void flash_16bit_forward(const Context& ctx, const Resolved& options, const Tens
 
 void flash_16bit_backward(const Context& ctx, const Resolved& options, const Saved& saved,
                           const Tensor& d_o_in, const Gradients& into) {
-    const Sizes sizes(saved.q, saved.k, saved.v);
+    const device::DeviceMask mask(options.mask);
+    check_grid(saved.q);
+    const device::Sizes sizes = device::sizes_of(saved.q, saved.k, saved.v);
     const Readable q = readable(ctx, saved.q), k = readable(ctx, saved.k), v = readable(ctx, saved.v),
                    o = readable(ctx, saved.o), d_o = readable(ctx, d_o_in);
     const Writable d_q = writable(ctx, into.q), d_k = writable(ctx, into.k), d_v = writable(ctx, into.v);
     const std::int64_t padded_rows =
         (saved.q.size(1) + backward_row_padding - 1) / backward_row_padding * backward_row_padding;
-    const std::int64_t matrices = saved.q.size(0) * saved.q.size(2);
-    const int head_dim = padded_head_dim(std::max(sizes.qk_dim, sizes.v_dim));
-    const Tensor statistics = empty(ctx, {2, matrices, padded_rows}, DType::f32);
-    const Tensor d_q_sums = empty(ctx, {matrices, padded_rows, head_dim}, DType::f32);
+    const std::int64_t batch_heads = saved.q.size(0) * saved.q.size(2);
+    const int head_dim = padded_head_dim(Bits16HeadDims{}, std::max(sizes.qk_dim, sizes.v_dim));
+    const Tensor statistics = empty(ctx, {2, batch_heads, padded_rows}, DType::f32);
+    const Tensor d_q_sums = empty(ctx, {batch_heads, padded_rows, head_dim}, DType::f32);
     const std::int64_t turns_per_block = options.deterministic ? backward_turns : 0;
-    const std::int64_t turn_count = matrices * (padded_rows / backward_row_padding) * turns_per_block;
+    const std::int64_t turn_count = batch_heads * (padded_rows / backward_row_padding) * turns_per_block;
     const Tensor turns = empty(ctx, {options.deterministic ? turn_count + 1 : 0}, DType::i32);
     if (ctx.is_planning() || saved.q.elements() + saved.k.elements() == 0) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
-    const BackwardParameters parameters{
+    const Bits16BackwardParameters parameters{
         .q = view(q),
         .k = view(k),
         .v = view(v),
@@ -114,17 +97,14 @@ void flash_16bit_backward(const Context& ctx, const Resolved& options, const Sav
         .d_v = view(d_v),
         .lse = saved.lse.data<float>(),
         .lse_log2 = statistics.data<float>(),
-        .delta = statistics.data<float>() + matrices * padded_rows,
+        .delta = statistics.data<float>() + batch_heads * padded_rows,
         .d_q_sums = d_q_sums.data<float>(),
         .turns = options.deterministic ? turns.data<std::int32_t>() : nullptr,
         .next_task = options.deterministic ? turns.data<std::int32_t>() + turn_count : nullptr,
-        .batch = sizes.batch,
-        .heads = sizes.heads,
-        .group = sizes.group,
-        .qk_dim = sizes.qk_dim,
-        .v_dim = sizes.v_dim,
+        .batch_size = static_cast<int>(saved.q.size(0)),
+        .sizes = sizes,
         .padded_rows = static_cast<int>(padded_rows),
-        .mask = device::DeviceMask(options.mask),
+        .mask = mask,
         .scale_log2 = static_cast<float>(log2_e * options.scale),
         .scale = static_cast<float>(options.scale)};
     const auto launch = saved.q.dtype() == DType::bf16 ? launch_backward<bfloat16> : launch_backward<float16>;

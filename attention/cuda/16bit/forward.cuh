@@ -11,11 +11,12 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
-/// Policy::tiles are ForwardTiles; a type, since nvcc does not launch kernels with parameters of class types.
+/// Policy::tiles are Bits16ForwardTiles; a type, since nvcc does not launch kernels with parameters of class
+/// types.
 template <class T, int head_dim, class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
-    forward_kernel(const __grid_constant__ ForwardParameters p) {
-    constexpr ForwardTiles tiles = Policy::tiles;
+    forward_kernel(const __grid_constant__ Bits16ForwardParameters p) {
+    constexpr Bits16ForwardTiles tiles = Policy::tiles;
     using QTile = Tile<tiles.rows(), head_dim>;
     using KvTile = Tile<tiles.keys, head_dim>;
     constexpr int m_tiles = tiles.warp_rows / 16, s_tiles = tiles.keys / 8, o_tiles = head_dim / 8;
@@ -26,9 +27,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     // Row blocks vary fastest, so that a head's K and V stay in the L2; the last first, since under a causal
     // mask they are the most work and the short ones then fill the gaps at the end.
     const int row_blocks = (p.mask.queries + tiles.rows() - 1) / tiles.rows();
-    const int matrix = static_cast<int>(blockIdx.x / row_blocks);
+    const int batch_head = static_cast<int>(blockIdx.x / row_blocks);
     const int row_block = row_blocks - 1 - static_cast<int>(blockIdx.x % row_blocks);
-    const int batch = matrix / p.heads, head = matrix % p.heads;
+    const int batch = batch_head / p.sizes.heads, head = batch_head % p.sizes.heads;
     const int block_row = row_block * tiles.rows();
     const int block_rows = min(tiles.rows(), p.mask.queries - block_row);
 
@@ -38,45 +39,45 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         std::uint16_t* o;
         float* lse;
     } volatile pointers;
-    const std::uint16_t* const k = p.k.head(batch, head / p.group);
-    const std::uint16_t* const v = p.v.head(batch, head / p.group);
+    const std::uint16_t* const k = p.k.head(batch, head / p.sizes.group).data;
+    const std::uint16_t* const v = p.v.head(batch, head / p.sizes.group).data;
     if (threadIdx.x == 0) {
         pointers.k = k;
         pointers.v = v;
-        pointers.o = p.o.head(batch, head) + block_row * p.o.row_stride;
-        pointers.lse = p.lse + static_cast<std::int64_t>(matrix) * p.mask.queries + block_row;
+        pointers.o = p.o.head(batch, head).row(block_row);
+        pointers.lse = p.lse + static_cast<std::int64_t>(batch_head) * p.mask.queries + block_row;
     }
-    const int past_key = p.mask.past_key(block_row + block_rows - 1);
+    const int end_key = p.mask.end_key(block_row + block_rows - 1);
     const int first_block = p.mask.first_key(block_row) / tiles.keys;
-    const int past_block = (past_key + tiles.keys - 1) / tiles.keys;
+    const int end_block = (end_key + tiles.keys - 1) / tiles.keys;
 
     const auto load_kv = [&](int block, const std::uint16_t* k, const std::uint16_t* v) {
         const std::uint32_t stage = kv_tiles + block % tiles.stages * stage_bytes;
         const int key = block * tiles.keys;
         load_tile_async<KvTile, tiles.threads()>(stage, k + key * p.k.row_stride, p.k.row_stride,
-                                                 p.mask.keys - key, p.qk_dim);
+                                                 p.mask.keys - key, p.sizes.qk_dim);
         load_tile_async<KvTile, tiles.threads()>(stage + KvTile::bytes, v + key * p.v.row_stride,
-                                                 p.v.row_stride, p.mask.keys - key, p.v_dim);
+                                                 p.v.row_stride, p.mask.keys - key, p.sizes.v_dim);
     };
 
     const int warp_row = warp_index() * tiles.warp_rows;
     const std::uint32_t warp_q = q_tile + warp_row * QTile::row_bytes;
     FragmentC o[m_tiles][o_tiles];
     clear(o);
-    OnlineSoftmax<m_tiles> softmax(p.scale_log2);
+    LazyOnlineSoftmax<m_tiles> softmax(p.scale_log2);
 
     gradtile::cuda::device::await_predecessor();
-    load_tile_async<QTile, tiles.threads()>(q_tile, p.q.head(batch, head) + block_row * p.q.row_stride,
-                                            p.q.row_stride, block_rows, p.qk_dim);
+    load_tile_async<QTile, tiles.threads()>(q_tile, p.q.head(batch, head).row(block_row), p.q.row_stride,
+                                            block_rows, p.sizes.qk_dim);
 #pragma unroll
     for (int i = 0; i < tiles.stages - 1; ++i) {
-        if (first_block + i < past_block) load_kv(first_block + i, k, v);
+        if (first_block + i < end_block) load_kv(first_block + i, k, v);
         commit_copies();
     }
-    for (int block = first_block; block < past_block; ++block) {
+    for (int block = first_block; block < end_block; ++block) {
         wait_for_copies<tiles.stages - 2>();
         __syncthreads();  // this block's K and V are there, and nobody reads the stage that is loaded next
-        if (block + tiles.stages - 1 < past_block) load_kv(block + tiles.stages - 1, pointers.k, pointers.v);
+        if (block + tiles.stages - 1 < end_block) load_kv(block + tiles.stages - 1, pointers.k, pointers.v);
         commit_copies();
 
         const int row = block_row + warp_row, key = block * tiles.keys;
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     float lse[2 * m_tiles];
     softmax.finish(o, lse);
     wait_for_copies<0>();
-    if (first_block >= past_block) __syncthreads();  // no barrier has yet followed the copies of Q
+    if (first_block >= end_block) __syncthreads();  // no barrier has yet followed the copies of Q
     // The warp's rows of Q have been read for the last time, by this warp alone; O leaves through their
     // place.
     const int out_row = warp_index() * tiles.warp_rows, valid_rows = block_rows - out_row;
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     stage_rows<T, QTile>(out_rows, o);
     __syncwarp();
     store_staged_rows<QTile, tiles.warp_rows>(pointers.o + out_row * p.o.row_stride, p.o.row_stride, out_rows,
-                                              valid_rows, p.v_dim);
+                                              valid_rows, p.sizes.v_dim);
     float* const lse_rows = pointers.lse + out_row;
     if (const int lane = lane_index(); lane % 4 == 0) {
 #pragma unroll

@@ -12,19 +12,20 @@
 
 namespace gradtile::attention::cuda {
 
-struct ForwardParameters {
-    device::HeadRows<const std::uint16_t> q, k, v;  ///< bits of bfloat16 or float16
-    device::HeadRows<std::uint16_t> o;
+struct Bits16ForwardParameters {
+    device::TensorView<const std::uint16_t> q, k, v;  ///< bits of bfloat16 or float16
+    device::TensorView<std::uint16_t> o;
     float* lse;  ///< [B, Hq, Sq], natural log
-    int batch, heads, group, qk_dim, v_dim;
+    int batch_size;
+    device::Sizes sizes;
     device::DeviceMask mask;
     float scale_log2;  ///< log2(e) * scale, unless that is not positive
     float prescale;  ///< the scale, when it is not positive: S takes it before its maximum is sought; else 1
 };
 
-struct BackwardParameters {
-    device::HeadRows<const std::uint16_t> q, k, v, o, d_o;
-    device::HeadRows<std::uint16_t> d_q, d_k, d_v;
+struct Bits16BackwardParameters {
+    device::TensorView<const std::uint16_t> q, k, v, o, d_o;
+    device::TensorView<std::uint16_t> d_q, d_k, d_v;
     const float* lse;     ///< [B, Hq, Sq], natural log
     float* lse_log2;      ///< [B, Hq, padded rows]: LSE in base 2 as backward_kernel takes it
     float* delta;         ///< [B, Hq, padded rows]: D = rowsum(dO * O), likewise
@@ -32,7 +33,8 @@ struct BackwardParameters {
     std::int32_t* turns;  ///< [B, Hq, row blocks, warps] when deterministic, else null
     std::int32_t*
         next_task;  ///< when deterministic: how many blocks of backward_kernel have started; else null
-    int batch, heads, group, qk_dim, v_dim;
+    int batch_size;
+    device::Sizes sizes;
     int padded_rows;  ///< a multiple of every kernel's row block
     device::DeviceMask mask;
     device::TaskOrder order;  ///< of (batch, key head) and block of keys
@@ -42,29 +44,9 @@ struct BackwardParameters {
 
 /// Enqueue the passes of T for head dims up to the instantiation's. Throw on launch failures.
 template <class T>
-void launch_forward(const ForwardParameters& parameters, cudaStream_t stream);
+void launch_forward(const Bits16ForwardParameters& parameters, cudaStream_t stream);
 template <class T>
-void launch_backward(const BackwardParameters& parameters, cudaStream_t stream);
-
-template <int dim>
-struct HeadDim {};
-
-/// Calls f(HeadDim<n>{}) for the smallest head dim n with kernels of its own that holds d; narrower ones are
-/// padded with zeros on chip.
-template <class F>
-void visit_head_dim(int d, F&& f) {
-    if (d <= 32) return f(HeadDim<32>{});
-    if (d <= 64) return f(HeadDim<64>{});
-    if (d <= 96) return f(HeadDim<96>{});
-    if (d <= 128) return f(HeadDim<128>{});
-    if (d <= 192) return f(HeadDim<192>{});
-    return f(HeadDim<256>{});
-}
-inline int padded_head_dim(int d) {
-    int padded = 0;
-    visit_head_dim(d, [&]<int dim>(HeadDim<dim>) { padded = dim; });
-    return padded;
-}
+void launch_backward(const Bits16BackwardParameters& parameters, cudaStream_t stream);
 
 /// The backward pass works on padded rows, a multiple of every block of rows.
 constexpr int backward_row_padding = 128;

@@ -6,10 +6,12 @@
 
 namespace gradtile::attention::cuda {
 
-/// What kernels keep in shared memory beside their tiles, at most.
+using Bits16HeadDims = HeadDims<32, 64, 96, 128, 192, 256>;
+
+/// Bytes that kernels keep in shared memory beside their tiles, at most.
 inline constexpr int static_shared_bytes = 128;
 
-struct ForwardTiles {
+struct Bits16ForwardTiles {
     int warps;
     int warp_rows;  ///< 32: each K/V fragment that ldmatrix brings serves two products; 16: one
     int keys;
@@ -23,13 +25,13 @@ struct ForwardTiles {
     constexpr bool fit(int head_dim, int shared_limit) const {
         return shared_bytes(head_dim) + static_shared_bytes <= shared_limit;
     }
-    constexpr bool operator==(const ForwardTiles&) const = default;
+    constexpr bool operator==(const Bits16ForwardTiles&) const = default;
 };
 
 /// For head dims up to `head_dim`.
 template <int head_dim>
-struct Forward {
-    static constexpr ForwardTiles tiles(int shared_limit) {
+struct Bits16ForwardChoice {
+    static constexpr Bits16ForwardTiles tiles(int shared_limit) {
         // 32 rows a warp while O (head_dim registers a lane) and S (half the keys) leave two blocks room on a
         // multiprocessor; then while one's warps take exponentials the other's keep the tensor cores busy.
         if (head_dim <= 32)
@@ -38,7 +40,7 @@ struct Forward {
             return {.warps = 4, .warp_rows = 32, .keys = 128, .stages = 2, .blocks_per_sm = 2, .unrolled = 4};
         if (head_dim <= 128)
             return {.warps = 4, .warp_rows = 32, .keys = 64, .stages = 2, .blocks_per_sm = 2, .unrolled = 4};
-        ForwardTiles tiles{
+        Bits16ForwardTiles tiles{
             .warps = 8, .warp_rows = 16, .keys = 64, .stages = 2, .blocks_per_sm = 1, .unrolled = 16};
         if (!tiles.fit(head_dim, shared_limit)) tiles.keys = 32;
         if (!tiles.fit(head_dim, shared_limit)) tiles.warps = 4;
@@ -46,7 +48,7 @@ struct Forward {
     }
 };
 
-struct BackwardTiles {
+struct Bits16BackwardTiles {
     int rows;           ///< 32, 64 or 128
     int pairs;          ///< of warps
     int pair_keys;      ///< 32, or 16 where registers do not allow more
@@ -66,13 +68,13 @@ struct BackwardTiles {
     constexpr bool fit(int head_dim, int shared_limit) const {
         return shared_bytes(head_dim) + static_shared_bytes <= shared_limit;
     }
-    constexpr bool operator==(const BackwardTiles&) const = default;
+    constexpr bool operator==(const Bits16BackwardTiles&) const = default;
 };
 
 /// For head dims up to `head_dim`.
 template <int head_dim>
-struct Backward {
-    static constexpr BackwardTiles tiles(int shared_limit) {
+struct Bits16BackwardChoice {
+    static constexpr Bits16BackwardTiles tiles(int shared_limit) {
         // A gradient of 32 keys takes head_dim registers a lane, S or dP half the rows. Two blocks a
         // multiprocessor where both are small; long blocks of rows where they fit, since each costs a
         // barrier.
@@ -84,13 +86,13 @@ struct Backward {
                     .blocks_per_sm = 2,
                     .unrolled = 1,
                     .d_q_unrolled = 4};
-        BackwardTiles tiles{.rows = 64,
-                            .pairs = 4,
-                            .pair_keys = 32,
-                            .d_q_row_warps = 4,
-                            .blocks_per_sm = 1,
-                            .unrolled = 4,
-                            .d_q_unrolled = 8};
+        Bits16BackwardTiles tiles{.rows = 64,
+                                  .pairs = 4,
+                                  .pair_keys = 32,
+                                  .d_q_row_warps = 4,
+                                  .blocks_per_sm = 1,
+                                  .unrolled = 4,
+                                  .d_q_unrolled = 8};
         if (head_dim <= 64) {
             tiles.rows = 128;
             if (!tiles.fit(head_dim, shared_limit)) tiles.rows = 64;

@@ -1,35 +1,27 @@
 #pragma once
 /// A [B, S, H, D] tensor as kernels see it: any strides but the last, which is 1.
 #include <cstdint>
+#include <type_traits>
 
+#include <gradtile/attention/internal/strided_rows.h>
 #include <gradtile/core/tensor.h>
 
 namespace gradtile::attention::cuda::device {
 
-/// The rows of one head.
 template <class T>
-struct Rows {
-    T* data;
-    std::int64_t stride;
-    __device__ __forceinline__ T* row(std::int64_t i) const { return data + i * stride; }
-};
-
-template <class T>
-struct HeadRows {
+struct TensorView {
     T* data;
     std::int64_t batch_stride, row_stride, head_stride;
-    __device__ __forceinline__ T* head(std::int64_t batch, std::int64_t head) const {
-        return data + batch * batch_stride + head * head_stride;
-    }
-    __device__ __forceinline__ Rows<T> of(std::int64_t batch, std::int64_t head) const {
-        return {this->head(batch, head), row_stride};
+    __device__ __forceinline__ StridedRows<T> head(std::int64_t batch, std::int64_t head) const {
+        return {data + batch * batch_stride + head * head_stride, row_stride};
     }
 };
 
-/// head_rows<const float>(q) to read, head_rows<float>(o) to write.
+/// tensor_view<const float>(q) to read, tensor_view<float>(o) to write. T may be the unsigned integer of
+/// the elements' size, for kernels that take bits.
 template <class T>
-HeadRows<T> head_rows(const Tensor& x) {
-    return {x.data<std::remove_const_t<T>>(), x.stride(0), x.stride(1), x.stride(2)};
+TensorView<T> tensor_view(const Tensor& x) {
+    return {reinterpret_cast<T*>(x.raw_data()), x.stride(0), x.stride(1), x.stride(2)};
 }
 
 /// Whether rows are dense, begin at multiples of `bytes` and are such multiples long.
@@ -41,10 +33,10 @@ inline bool has_vector_rows(const Tensor& x, std::int64_t bytes = 16) {
     return result;
 }
 
-/// Sizes and options that every kernel of one call shares.
+/// Sizes that every kernel of one call shares.
 struct Sizes {
     int heads, group;  ///< query heads; how many of them share a K/V head
-    int d_qk, d_v;
+    int qk_dim, v_dim;
 };
 inline Sizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v) {
     const std::int64_t group = k.size(2) == 0 ? 1 : q.size(2) / k.size(2);

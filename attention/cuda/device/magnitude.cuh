@@ -20,6 +20,12 @@ struct PowerOfTwo {
     }
 };
 
+/// Of one head of a measured tensor. magnitudes: [tensors, B, key heads], what measure() found.
+__device__ __forceinline__ PowerOfTwo range_of(const std::uint32_t* magnitudes, int tensor, int batch_size,
+                                               int batch, int key_heads, int key_head) {
+    return PowerOfTwo(magnitudes[(tensor * batch_size + batch) * key_heads + key_head]);
+}
+
 /// Scratch for measure().
 inline Tensor empty_magnitudes(const Context& ctx, std::int64_t tensors, const Tensor& k) {
     return empty(ctx, {tensors, k.size(0), k.size(2)}, DType::i32);

@@ -2,6 +2,7 @@
 /// mask.h for kernels: 32-bit indices, and an unbounded side as one that is longer than both sequences, so
 /// that no row needs a branch.
 #include <gradtile/attention/mask.h>
+#include <gradtile/core/check.h>
 #include <gradtile/attention/cuda/device/mma.cuh>
 
 namespace gradtile::attention::cuda::device {
@@ -10,26 +11,29 @@ struct DeviceMask {
     int queries, keys, offset, left, right;
 
     /// Sums of four lengths must fit an int.
-    static constexpr std::int64_t longest = (std::int64_t{1} << 28) - 1;
+    static constexpr std::int64_t max_length = (std::int64_t{1} << 28) - 1;
 
+    /// Throws Error if a sequence is too long for 32-bit indices.
     explicit DeviceMask(const Mask& mask)
         : queries(static_cast<int>(mask.queries)),
           keys(static_cast<int>(mask.keys)),
           offset(static_cast<int>(mask.offset)),
           left(static_cast<int>(mask.left < 0 ? mask.queries + mask.keys : mask.left)),
-          right(static_cast<int>(mask.right < 0 ? mask.queries + mask.keys : mask.right)) {}
+          right(static_cast<int>(mask.right < 0 ? mask.queries + mask.keys : mask.right)) {
+        check(mask.queries <= max_length && mask.keys <= max_length, "attention: sequences of ", mask.queries,
+              " and ", mask.keys, " tokens; CUDA kernels take at most ", max_length);
+    }
 
-    /// Row i sees the keys [first_key(i), past_key(i)); both grow with i. May be empty, or begin beyond
+    /// Row i sees the keys [first_key(i), end_key(i)); both grow with i. May be empty, or begin beyond
     /// `keys`.
     __device__ int first_key(int row) const { return max(0, row + offset - left); }
-    __device__ int past_key(int row) const { return min(keys, row + offset + right + 1); }
-    /// Key j is seen by the rows [first_row(j), past_row(j)).
+    __device__ int end_key(int row) const { return min(keys, row + offset + right + 1); }
+    /// Key j is seen by the rows [first_row(j), end_row(j)).
     __device__ int first_row(int key) const { return max(0, key - offset - right); }
-    __device__ int past_row(int key) const { return min(queries, key - offset + left + 1); }
+    __device__ int end_row(int key) const { return min(queries, key - offset + left + 1); }
 
-    // Blocks lie on the diagonal key - row, which is all that a bounded side asks for.
-    /// Whether each of rows [row, row + rows) sees each of keys [key, key + columns); rows beyond the last
-    /// count as the others do.
+    /// Whether each of rows [row, row + rows) sees each of keys [key, key + columns). Rows beyond the last
+    /// count as if they existed. Only the diagonal key - row matters to a bounded side.
     __device__ bool sees_all(int row, int rows, int key, int columns) const {
         const int diagonal = key - row;
         return diagonal >= offset - left + rows - 1 && diagonal + columns <= offset + right + 1 &&
@@ -55,13 +59,13 @@ __device__ __forceinline__ void mask_scores(FragmentC (&s)[m_tiles][n_tiles], co
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int i = row + m * 16 + half * 8;
-            const int first = mask.first_key(i) - key, past = mask.past_key(i) - key;
+            const int first = mask.first_key(i) - key, end = mask.end_key(i) - key;
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const int j = n * 8 + e;
-                    if (j < first || j >= past) s[m][n][half * 2 + e] = -INFINITY;
+                    if (j < first || j >= end) s[m][n][half * 2 + e] = -INFINITY;
                 }
         }
 }
@@ -78,13 +82,13 @@ __device__ __forceinline__ void mask_transposed_probabilities(FragmentC (&p)[m_t
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int j = key + m * 16 + half * 8;
-            const int first = mask.first_row(j) - row, past = j < mask.keys ? mask.past_row(j) - row : 0;
+            const int first = mask.first_row(j) - row, end = j < mask.keys ? mask.end_row(j) - row : 0;
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const int i = n * 8 + e;
-                    if (i < first || i >= past) p[m][n][half * 2 + e] = 0;
+                    if (i < first || i >= end) p[m][n][half * 2 + e] = 0;
                 }
         }
 }

@@ -78,7 +78,8 @@ class LanePointer {
 };
 
 /// c[16 m_tiles, 8 n_tiles] += a * b^T for a [.., depth], b [8 n_tiles, depth], both in shared memory. Only
-/// `unrolled` steps of 16 in depth are unrolled: the compiler else fetches so far ahead that registers spill.
+/// `unrolled` steps of 16 in depth are unrolled: with more the compiler loads so far ahead that registers
+/// spill.
 template <class T, int depth, int unrolled, class TileA, class TileB, int m_tiles, int n_tiles>
 __device__ __forceinline__ void multiply_a_bt(FragmentC (&c)[m_tiles][n_tiles], LanePointer<TileA> a,
                                               LanePointer<TileB> b) {
@@ -149,6 +150,17 @@ __device__ __forceinline__ void clear(FragmentC (&c)[m_tiles][n_tiles]) {
         for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) c[m][n][e] = 0;
+}
+
+/// c *= factor.
+template <int m_tiles, int n_tiles>
+__device__ __forceinline__ void scale(FragmentC (&c)[m_tiles][n_tiles], float factor) {
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+        for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+            for (float& element : c[m][n]) element *= factor;
 }
 
 /// 16 columns of a product's accumulators, rounded, as an operand A of the next one.

@@ -1,5 +1,6 @@
 #pragma once
-/// The online softmax of a warp's rows (docs/numerics.md), in base 2.
+/// The online softmax of a warp's rows (docs/numerics.md), in base 2. A lane holds, of each row tile, row
+/// lane/4 in state 2 m and row lane/4 + 8 in state 2 m + 1.
 #include <gradtile/attention/cuda/device/mma.cuh>
 
 namespace gradtile::attention::cuda::device {
@@ -12,7 +13,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
 }
 
 /// Over the four lanes that share a row of an accumulator.
-__device__ __forceinline__ float row_maximum(float x) {
+__device__ __forceinline__ float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
@@ -21,11 +22,68 @@ __device__ __forceinline__ float row_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+inline constexpr float ln_2 = 0.693147180559945309f;
+
+/// The textbook form: P is relative to the running maximum, and each update returns the factor for what was
+/// summed before. For sums of P V that end in an addition outside the tensor cores, which takes the factor
+/// at no cost.
 template <int m_tiles>
 class OnlineSoftmax {
   public:
+    __device__ __forceinline__ OnlineSoftmax() {
+#pragma unroll
+        for (int i = 0; i < 2 * m_tiles; ++i) {
+            maximum_[i] = -INFINITY;
+            sum_[i] = 0;
+        }
+    }
+
+    /// Turns S, in units of log2(e), into P relative to the new maximum. An unchanged one gives factor 1.
+    template <int n_tiles>
+    __device__ __forceinline__ void update(FragmentC (&s)[m_tiles][n_tiles], float (&factor)[2 * m_tiles]) {
+#pragma unroll
+        for (int i = 0; i < 2 * m_tiles; ++i) {
+            FragmentC(&row)[n_tiles] = s[i / 2];
+            const int e = i % 2 * 2;
+            float largest = -INFINITY;
+#pragma unroll
+            for (int n = 0; n < n_tiles; ++n) largest = fmaxf(largest, fmaxf(row[n][e], row[n][e + 1]));
+            const float next = fmaxf(maximum_[i], row_max(largest));
+            const float reference = next == -INFINITY ? 0.0f : next;  // nothing visible yet: P = 2^-inf = 0
+            factor[i] = exp2_fast(maximum_[i] - reference);
+            maximum_[i] = next;
+            float of_lane = 0;
+#pragma unroll
+            for (int n = 0; n < n_tiles; ++n) {
+                row[n][e] = exp2_fast(row[n][e] - reference);
+                row[n][e + 1] = exp2_fast(row[n][e + 1] - reference);
+                of_lane += row[n][e] + row[n][e + 1];
+            }
+            sum_[i] = fmaf(sum_[i], factor[i], of_lane);
+        }
+    }
+
+    /// The sum of P over row i; 0 for rows that saw nothing, at least 1 for others.
+    __device__ __forceinline__ float sum(int i) const {
+        return row_sum(sum_[i]);
+    }
+    /// The natural logarithm of row i's sum of exponentials; `sum` = sum(i).
+    __device__ __forceinline__ float lse(int i, float sum) const {
+        return sum == 0 ? -INFINITY : fmaf(maximum_[i], ln_2, logf(sum));
+    }
+
+  private:
+    float maximum_[2 * m_tiles];
+    float sum_[2 * m_tiles];  ///< of P, over this lane's columns alone until the end
+};
+
+/// Rescales seldom. For sums of P V that stay in the tensor cores' accumulators, where each factor costs a
+/// multiplication of all of O.
+template <int m_tiles>
+class LazyOnlineSoftmax {
+  public:
     /// scale_log2 = log2(e) * (the scale that S lacks), positive.
-    __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2_(scale_log2) {
+    __device__ explicit LazyOnlineSoftmax(float scale_log2) : scale_log2_(scale_log2) {
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
             reference_[i] = -INFINITY;
@@ -33,11 +91,12 @@ class OnlineSoftmax {
         }
     }
 
-    /// Turns S into P relative to the row's reference; o, what was summed before, follows the reference.
+    /// Turns S into P relative to the row's reference, and rescales o, what was summed before, when the
+    /// reference moves.
     ///
-    /// The reference is not quite the running maximum: it moves only when the maximum has outgrown it by a
-    /// factor of 2^8 in P, which random scores do in the first block alone. Most blocks so save the products
-    /// of o with a factor; P <= 2^8 costs no accuracy, since floating-point numbers round relatively.
+    /// The reference follows the running maximum only when that has outgrown it by a factor of 2^8 in P,
+    /// which random scores do in the first block alone. So most blocks do not rescale o. P <= 2^8 costs no
+    /// accuracy, since floating-point numbers round relatively.
     template <int n_tiles, int o_tiles>
     __device__ __forceinline__ void update(FragmentC (&s)[m_tiles][n_tiles],
                                            FragmentC (&o)[m_tiles][o_tiles]) {
@@ -51,7 +110,7 @@ class OnlineSoftmax {
                 largest = fmaxf(largest, s[i / 2][n][i % 2 * 2]);
                 largest = fmaxf(largest, s[i / 2][n][i % 2 * 2 + 1]);
             }
-            maximum[i] = row_maximum(largest);
+            maximum[i] = row_max(largest);
             // -inf - -inf is NaN, and no comparison with it holds: a row that sees nothing yet does not move.
             moves |= (maximum[i] - reference_[i]) * scale_log2_ > 8.0f;
         }
@@ -71,15 +130,14 @@ class OnlineSoftmax {
         }
     }
 
-    /// o = sum P V / sum P, 0 for rows that saw nothing; returns LSE of row `i` in units of `s`'s scale.
+    /// o = sum P V / sum P, 0 for rows that saw nothing; lse: the natural logarithm of the sums.
     template <int o_tiles>
     __device__ __forceinline__ void finish(FragmentC (&o)[m_tiles][o_tiles], float (&lse)[2 * m_tiles]) {
-        constexpr float ln2 = 0.693147180559945309f;
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
             const float sum = row_sum(sum_[i]);
             const float inverse = sum == 0 ? 0.0f : __fdividef(1.0f, sum);
-            lse[i] = sum == 0 ? -INFINITY : fmaf(reference_[i] * scale_log2_, ln2, logf(sum));
+            lse[i] = sum == 0 ? -INFINITY : fmaf(reference_[i] * scale_log2_, ln_2, logf(sum));
 #pragma unroll
             for (int n = 0; n < o_tiles; ++n) {
                 o[i / 2][n][i % 2 * 2] *= inverse;

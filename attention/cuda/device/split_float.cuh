@@ -34,9 +34,9 @@ __device__ __forceinline__ void split(std::uint32_t (&pair)[planes], float x, fl
     pair[low] = pack<float16>((x - taken.x) * low_factor, (y - taken.y) * low_factor);
 }
 
-/// The same number, but not to the compiler: what a loop derives from it is computed again in each round
-/// instead of taking up a register for each of its variants.
-__device__ __forceinline__ std::uint32_t anew(std::uint32_t x) {
+/// Hides x from the optimizer, so that a loop recomputes the addresses that it derives from x instead of
+/// keeping each in a register.
+__device__ __forceinline__ std::uint32_t rematerialize(std::uint32_t x) {
     asm volatile("" : "+r"(x));
     return x;
 }
@@ -45,16 +45,16 @@ __device__ __forceinline__ std::uint32_t anew(std::uint32_t x) {
 template <class Tile>
 inline constexpr int split_bytes = planes* Tile::bytes;
 
-/// A tile of float32 rows on its way from global memory into its planes. Waits in registers between load()
-/// and store(), so that a tile can be under way while the last one is still in use; asynchronous copies could
-/// not split it.
+/// Copies a tile of float32 rows from global memory into its planes. Between load() and store() the tile is
+/// in registers, so that its loads run while the last tile is still in use. Asynchronous copies could not
+/// split it.
 template <class Tile, int threads>
 class SplitTile {
   public:
     /// Rows from valid_rows and columns from valid_columns on become zero. vectors: rows begin at multiples
     /// of 16 bytes, and valid_columns is a multiple of 4.
-    __device__ __forceinline__ void load(Rows<const float> rows, int first, int valid_rows, int valid_columns,
-                                         bool vectors) {
+    __device__ __forceinline__ void load(StridedRows<const float> rows, int first, int valid_rows,
+                                         int valid_columns, bool vectors) {
         const int thread = thread_index_anew();
         const int row = thread / Tile::row_chunks, column = thread % Tile::row_chunks * 8;
         const float* from = rows.row(first + row) + column;
@@ -162,6 +162,15 @@ __device__ __forceinline__ void split_operand_a(SplitA<m_tiles>& a, const Fragme
         }
 }
 
+/// All columns of accumulators as the operand A of the next product, the first n_tiles / 2 steps of `a`.
+template <int k_steps, int m_tiles, int n_tiles>
+__device__ __forceinline__ void split_operands_a(SplitA<m_tiles> (&a)[k_steps],
+                                                 const FragmentC (&c)[m_tiles][n_tiles]) {
+#pragma unroll
+    for (int k = 0; k < n_tiles / 2; ++k) split_operand_a(a[k], c, k);
+}
+
+/// Accumulators of a product a * b.
 template <int m_tiles, int n_tiles>
 class SplitSum {
   public:
@@ -196,12 +205,12 @@ template <int depth, class TileA, class TileB, int m_tiles, int n_tiles>
 __device__ __forceinline__ void multiply_split_a_bt(FragmentC (&c)[m_tiles][n_tiles],
                                                     const LanePointer<TileA>& a, int row_a,
                                                     const LanePointer<TileB>& b, int row_b) {
-    constexpr int most = 64;  // columns summed before a rounded addition
+    constexpr int max_depth = 64;  // columns summed before a rounded addition
 #pragma unroll
-    for (int begin = 0; begin < depth; begin += most) {
+    for (int begin = 0; begin < depth; begin += max_depth) {
         SplitSum<m_tiles, n_tiles> sum;
 #pragma unroll
-        for (int k = begin; k < begin + most && k < depth; k += 16) {
+        for (int k = begin; k < begin + max_depth && k < depth; k += 16) {
             SplitA<m_tiles> fragment_a;
             SplitB<n_tiles> fragment_b;
             load_a(fragment_a, a, row_a, k);

@@ -5,11 +5,13 @@
 
 namespace gradtile::attention::cuda {
 
+using F32HeadDims = HeadDims<32, 64, 128, 256>;
+
 struct F32ForwardTiles {
     int warps;
     int row_tiles;  ///< of 16 rows a warp
     int keys;
-    int blocks_per_multiprocessor;  ///< what registers are bounded for
+    int blocks_per_sm;  ///< what registers are bounded for
 
     constexpr int rows() const { return warps * row_tiles * 16; }
     constexpr int threads() const { return warps * 32; }
@@ -20,13 +22,13 @@ struct F32ForwardTiles {
 
 /// For head dims up to `head_dim`.
 template <int head_dim>
-struct F32Forward {
+struct F32ForwardChoice {
     static constexpr F32ForwardTiles tiles(int shared_limit) {
-        // Two row tiles a warp halve the reading of K and V from shared memory, which else takes as long as
+        // Two row tiles a warp halve the loads of K and V from shared memory, which otherwise take as long as
         // the products. From 128 columns on O leaves no registers for that.
-        if (head_dim <= 64) return {.warps = 4, .row_tiles = 2, .keys = 32, .blocks_per_multiprocessor = 2};
+        if (head_dim <= 64) return {.warps = 4, .row_tiles = 2, .keys = 32, .blocks_per_sm = 2};
         F32ForwardTiles tiles{
-            .warps = 8, .row_tiles = 1, .keys = head_dim <= 128 ? 64 : 32, .blocks_per_multiprocessor = 1};
+            .warps = 8, .row_tiles = 1, .keys = head_dim <= 128 ? 64 : 32, .blocks_per_sm = 1};
         if (tiles.shared_bytes(head_dim) > shared_limit) {
             tiles.warps = 4;
             tiles.keys /= 2;
@@ -38,12 +40,13 @@ struct F32Forward {
 
 struct F32BackwardTiles {
     int key_groups;  ///< of 16 keys
-    /// With 2, two warps share sixteen keys, each with half of the rows of S and half of the columns of dK
-    /// and dV, and P goes through shared memory too: what dK and dV of more than 64 columns ask of registers.
+    /// With 2, two warps share sixteen keys: each has half of the rows of S and half of the columns of dK and
+    /// dV, and P goes through shared memory too. More than 64 columns of dK and dV do not fit one warp's
+    /// registers.
     int warps_per_keys;
-    bool loads_ahead;       ///< the next rows wait in registers
+    bool loads_ahead;       ///< the next rows are loaded into registers while this step computes
     bool separate_factors;  ///< P and dS have shared memory of their own, which saves two barriers
-    int blocks_per_multiprocessor;
+    int blocks_per_sm;
 
     static constexpr int rows = 32;  ///< of Q and dO a step
     constexpr int keys() const { return key_groups * 16; }
@@ -59,7 +62,7 @@ struct F32BackwardTiles {
 
 /// For head dims up to `head_dim`.
 template <int head_dim>
-struct F32Backward {
+struct F32BackwardChoice {
     static constexpr F32BackwardTiles tiles(int shared_limit) {
         // Many keys a block: each block splits all rows of Q and dO and adds to all of dQ.
         if (head_dim <= 32)
@@ -67,18 +70,18 @@ struct F32Backward {
                     .warps_per_keys = 1,
                     .loads_ahead = true,
                     .separate_factors = true,
-                    .blocks_per_multiprocessor = 2};
+                    .blocks_per_sm = 2};
         if (head_dim <= 64)
             return {.key_groups = 8,
                     .warps_per_keys = 1,
                     .loads_ahead = true,
                     .separate_factors = true,
-                    .blocks_per_multiprocessor = 1};
+                    .blocks_per_sm = 1};
         F32BackwardTiles tiles{.key_groups = 4,
                                .warps_per_keys = 2,
                                .loads_ahead = true,
                                .separate_factors = true,
-                               .blocks_per_multiprocessor = 1};
+                               .blocks_per_sm = 1};
         if (tiles.shared_bytes(head_dim) <= shared_limit) return tiles;
         tiles.key_groups = 2;
         tiles.loads_ahead = head_dim <= 128;  // half the threads, twice the registers each
