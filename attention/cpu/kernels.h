@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <gradtile/attention/mask.h>
 #include <gradtile/attention/internal/strided_rows.h>
+#include <gradtile/attention/mask.h>
 #include <gradtile/core/dtype.h>
 
 namespace gradtile::attention::cpu {

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include <gradtile/attention/cuda/kernels.h>
-#include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/attention/cuda/shared_memory_limits.h>
+#include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/attention/cuda/device/head_rows.cuh>
 #include <gradtile/attention/cuda/device/row_statistics.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>

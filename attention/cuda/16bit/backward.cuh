@@ -90,246 +90,305 @@ template <int head_dim, class Policy>
 struct Bits16BackwardShared {
     static constexpr Bits16BackwardTiles tiles = Policy::tiles;
     using KvTile = Tile<tiles.keys(), head_dim>;
-    using RowTile = Tile<tiles.rows, head_dim>;
-    using DsTile = Tile<tiles.keys(), tiles.rows>;
+    using RowTile = Tile<tiles.rows, head_dim>;     ///< of Q or dO
+    using DsTile = Tile<tiles.keys(), tiles.rows>;  ///< of P^T, then dS^T
     static constexpr int row_stage_bytes = 2 * RowTile::bytes, statistics_bytes = 2 * tiles.rows * 4;
     static constexpr int k = 0, v = k + KvTile::bytes, row_stages = v + KvTile::bytes,
                          d_s = row_stages + 2 * row_stage_bytes, statistics = d_s + 2 * DsTile::bytes,
                          d_q = statistics + 2 * statistics_bytes;  // of a whole head
 };
 
-/// dK and dV of a block of keys, and what it adds to dQ.
+/// Rarely used values are kept in shared memory to save registers, which the gradient and S fill.
+struct RarelyUsed {
+    std::uint16_t *d_k, *d_v;  ///< of the block's first key
+    int batch, key, keys;      ///< the block's first key and how many it has
+    int2 positions[4];         ///< {head, row} of iteration i in [i % 4]
+};
+
+/// dK and dV of a block of keys, and what it adds to dQ. One iteration for each block of rows.
 template <class T, int head_dim, class Policy>
-__device__ __forceinline__ void differentiate_keys(const Bits16BackwardParameters& p, unsigned char* shared,
-                                                   int batch_head, int key_block) {
+class KeyBlock {
     using Shared = Bits16BackwardShared<head_dim, Policy>;
     using KvTile = typename Shared::KvTile;
     using RowTile = typename Shared::RowTile;
     using DsTile = typename Shared::DsTile;
-    constexpr Bits16BackwardTiles tiles = Policy::tiles;
-    constexpr int rows = tiles.rows;
-    constexpr bool whole_head = Policy::whole_head_rows > 0;
-    constexpr int m_tiles = tiles.pair_keys / 16, s_tiles = rows / 8, d_tiles = head_dim / 8;
-    constexpr int row_stage_bytes = Shared::row_stage_bytes, statistics_bytes = Shared::statistics_bytes;
-    const std::uint32_t base = shared_address(shared), k_tile = base + Shared::k, v_tile = base + Shared::v,
-                        row_tiles = base + Shared::row_stages, d_s_tiles = base + Shared::d_s,
-                        statistics = base + Shared::statistics;
+    static constexpr Bits16BackwardTiles tiles = Policy::tiles;
+    static constexpr int rows = tiles.rows, keys = tiles.keys();
+    static constexpr bool whole_head = Policy::whole_head_rows > 0;
+    static constexpr int m_tiles = tiles.pair_keys / 16, s_tiles = rows / 8, d_tiles = head_dim / 8;
 
-    const int key_heads = p.sizes.heads / p.sizes.group;
-    const int batch = batch_head / key_heads, key_head = batch_head % key_heads;
-    const int block_key = key_block * tiles.keys(), block_keys = min(tiles.keys(), p.mask.keys - block_key);
-    const int first_row = p.mask.first_row(block_key);
-    const int end_row = p.mask.end_row(block_key + block_keys - 1);
-    const int iterations =
-        first_row < end_row ? ((end_row - 1) / rows - first_row / rows + 1) * p.sizes.group : 0;
+    using Scores = FragmentC[m_tiles][s_tiles];           ///< S^T, P^T or dP^T, dS^T
+    using LeftOperand = FragmentA[s_tiles / 2][m_tiles];  ///< P^T or dS^T in 16 bits
 
-    const int warp = warp_index();
-    const bool makes_p = warp < tiles.pairs;  // and dV; the other of the pair makes dS and dK
-    const int pair = warp % tiles.pairs, warp_key = pair * tiles.pair_keys;
-
-    // What is needed seldom waits in shared memory: the gradient and S fill the registers.
-    __shared__ struct {
-        std::uint16_t *d_k, *d_v;
-        int batch, key, keys;
-        int2 positions[4];
-    } volatile kept;
-    if (threadIdx.x == 0) {
-        kept.d_k = p.d_k.head(batch, key_head).row(block_key);
-        kept.d_v = p.d_v.head(batch, key_head).row(block_key);
-        kept.batch = batch;
-        kept.key = block_key;
-        kept.keys = block_keys;
+  public:
+    __device__ __forceinline__ KeyBlock(const Bits16BackwardParameters& p, unsigned char* shared,
+                                        volatile RarelyUsed& kept, int batch_key_head, int key_block)
+        : p_(p),
+          shared_(shared),
+          kept_(kept),
+          base_(shared_address(shared)),
+          key_block_(key_block),
+          batch_(batch_key_head / (p.sizes.heads / p.sizes.group)),
+          key_head_(batch_key_head % (p.sizes.heads / p.sizes.group)),
+          first_key_(key_block * keys),
+          valid_keys_(min(keys, p.mask.keys - first_key_)) {
+        const int first_row = p.mask.first_row(first_key_);
+        const int end_row = p.mask.end_row(first_key_ + valid_keys_ - 1);
+        iterations_ = first_row < end_row ? ((end_row - 1) / rows - first_row / rows + 1) * p.sizes.group : 0;
+        row_blocks_ = {first_row / rows * rows, end_row};
+        warp_ = warp_index();
+        makes_p_ = warp_ < tiles.pairs;
+        pair_ = warp_ % tiles.pairs;
+        warp_key_ = pair_ * tiles.pair_keys;
+        if (threadIdx.x == 0) {
+            kept_.d_k = p.d_k.head(batch_, key_head_).row(first_key_);
+            kept_.d_v = p.d_v.head(batch_, key_head_).row(first_key_);
+            kept_.batch = batch_;
+            kept_.key = first_key_;
+            kept_.keys = valid_keys_;
+        }
     }
 
-    // Every block of rows, query head after query head of the group.
-    struct Position {
-        int head, row;
-    };
-    const auto position_of = [&](int iteration) {
-        return Position{kept.positions[iteration % 4].x, kept.positions[iteration % 4].y};
-    };
-    const auto remember = [&](int iteration, Position at) {
+    __device__ __forceinline__ void differentiate() {
+        load_keys_and_first_rows();
+        const std::uint32_t own_keys =
+            base_ + (makes_p_ ? Shared::k : Shared::v) + warp_key_ * KvTile::row_bytes;
+        const auto own_operand = LanePointer<KvTile>::stacked(own_keys);
+        FragmentC gradient[m_tiles][d_tiles];  // of V or of K, rows are keys
+        clear(gradient);
+        for (int i = 0; i < iterations_; ++i) {
+            wait_for_copies<0>();
+            __syncthreads();  // rows i are there, dS of i - 1 is complete, nobody needs the other stage's
+                              // rows
+            load_next_rows(i);
+            // One warp of a pair adds dQ first and the other last, so that the second waits for P no longer
+            // than the first takes to make it.
+            if (!makes_p_ && i > 0) add_d_q(i - 1);
+
+            const std::uint32_t q_rows = base_ + Shared::row_stages + i % 2 * Shared::row_stage_bytes,
+                                d_o_rows = q_rows + RowTile::bytes;
+            Scores x;
+            clear(x);
+            multiply_a_bt<T, head_dim, tiles.unrolled>(
+                x, own_operand, LanePointer<RowTile>::paired(makes_p_ ? q_rows : d_o_rows));
+            LeftOperand left;
+            const auto exchange = LanePointer<DsTile>::stacked(base_ + Shared::d_s + i % 2 * DsTile::bytes +
+                                                               warp_key_ * DsTile::row_bytes);
+            const std::uint32_t lane_statistics = base_ + Shared::statistics +
+                                                  i % 2 * Shared::statistics_bytes +
+                                                  (makes_p_ ? 0 : rows * 4) + lane_index() % 4 * 8;
+            if (makes_p_) {
+                make_p(left, x, exchange, lane_statistics, i);
+                announce(pair_);
+            } else {
+                await(pair_);
+                make_d_s(left, x, exchange, lane_statistics);
+            }
+            multiply_a_b<T>(gradient, left, LanePointer<RowTile>::stacked(makes_p_ ? d_o_rows : q_rows));
+            if (makes_p_ && i > 0) add_d_q(i - 1);
+        }
+        wait_for_copies<0>();
+        __syncthreads();
+        if (iterations_ > 0) add_d_q(iterations_ - 1);
+        __syncthreads();  // K has been read for the last time: gradients leave through the tiles
+        scale(gradient, makes_p_ ? 1 / p_factor : p_.scale);
+        store(gradient);
+    }
+
+  private:
+    __device__ __forceinline__ RowPosition position_of(int iteration) const {
+        return {kept_.positions[iteration % 4].x, kept_.positions[iteration % 4].y};
+    }
+    __device__ __forceinline__ void remember(int iteration, RowPosition at) const {
         if (thread_index_anew() != 0) return;
-        kept.positions[iteration % 4].x = at.head;
-        kept.positions[iteration % 4].y = at.row;
-    };
-    const int begin_row = first_row / rows * rows;
-    const auto after = [&](Position at) {
-        return at.row + rows < end_row ? Position{at.head, at.row + rows} : Position{at.head + 1, begin_row};
-    };
-    const auto load_rows = [&](int iteration, int batch, Position at) {
+        kept_.positions[iteration % 4].x = at.head;
+        kept_.positions[iteration % 4].y = at.row;
+    }
+
+    /// Starts copying a block of rows: Q, dO, LSE and D.
+    __device__ __forceinline__ void load_rows(int iteration, int batch, RowPosition at) const {
         const auto [head, row] = at;
-        const std::uint32_t stage = row_tiles + iteration % 2 * row_stage_bytes;
-        load_tile_async<RowTile, tiles.threads()>(stage, p.q.head(batch, head).row(row), p.q.row_stride,
-                                                  p.mask.queries - row, p.sizes.qk_dim);
-        load_tile_async<RowTile, tiles.threads()>(stage + RowTile::bytes, p.d_o.head(batch, head).row(row),
-                                                  p.d_o.row_stride, p.mask.queries - row, p.sizes.v_dim);
+        const std::uint32_t stage = base_ + Shared::row_stages + iteration % 2 * Shared::row_stage_bytes;
+        load_tile_async<RowTile, tiles.threads()>(stage, p_.q.head(batch, head).row(row), p_.q.row_stride,
+                                                  p_.mask.queries - row, p_.sizes.qk_dim);
+        load_tile_async<RowTile, tiles.threads()>(stage + RowTile::bytes, p_.d_o.head(batch, head).row(row),
+                                                  p_.d_o.row_stride, p_.mask.queries - row, p_.sizes.v_dim);
         // LSE, then D: rows / 4 threads each.
         if (const int thread = static_cast<int>(threadIdx.x); thread < rows / 2) {
             const std::int64_t first =
-                static_cast<std::int64_t>(batch * p.sizes.heads + head) * p.padded_rows + row;
-            const float* const from = thread < rows / 4 ? p.lse_log2 : p.delta;
-            copy_16_bytes_async(statistics + iteration % 2 * statistics_bytes + thread * 16,
-                                from + first + thread % (rows / 4) * 4, true);
+                static_cast<std::int64_t>(batch * p_.sizes.heads + head) * p_.padded_rows + row;
+            const float* const from = thread < rows / 4 ? p_.lse_log2 : p_.delta;
+            copy_16_bytes_async(
+                base_ + Shared::statistics + iteration % 2 * Shared::statistics_bytes + thread * 16,
+                from + first + thread % (rows / 4) * 4, true);
         }
-    };
-
-    /// This warp's part of dQ += dS K for the rows of an iteration whose dS is complete.
-    const auto add_d_q = [&](int iteration) {
-        constexpr int warp_rows = rows / tiles.d_q_row_warps;
-        constexpr int warp_columns = head_dim * tiles.d_q_row_warps / tiles.warps();
-        const int row = warp % tiles.d_q_row_warps * warp_rows;
-        const int column = warp / tiles.d_q_row_warps * warp_columns;
-        FragmentC d_q[warp_rows / 16][warp_columns / 8];
-        clear(d_q);
-        multiply_at_b<T, tiles.keys(), tiles.d_q_unrolled>(
-            d_q, LanePointer<DsTile>::paired(d_s_tiles + iteration % 2 * DsTile::bytes), row,
-            LanePointer<KvTile>::stacked(k_tile), column);
-
-        const auto [head, block_row] = position_of(iteration);
-        if constexpr (whole_head) {  // a warp's part of a tile is always the same: nobody else adds to it
-            const DqSums sums{reinterpret_cast<float*>(shared + Shared::d_q), Policy::whole_head_rows};
-#pragma unroll
-            for (int m = 0; m < warp_rows / 16; ++m)
-#pragma unroll
-                for (int n = 0; n < warp_columns / 8; ++n) {
-                    float4* const to = reinterpret_cast<float4*>(
-                        sums.fragment<head_dim>(0, block_row + row + m * 16, column + n * 8));
-                    const float4 sum = *to;
-                    *to = float4{sum.x + d_q[m][n][0], sum.y + d_q[m][n][1], sum.z + d_q[m][n][2],
-                                 sum.w + d_q[m][n][3]};
-                }
-            return;
-        }
-        const int q_batch_head = kept.batch * p.sizes.heads + head;
-        std::int32_t* turn = nullptr;
-        if (p.turns != nullptr) {
-            const std::int64_t row_block =
-                (static_cast<std::int64_t>(q_batch_head) * p.padded_rows + block_row) / rows;
-            turn = p.turns + row_block * tiles.warps() + warp;
-            WarpTurn::wait(turn, key_block);
-        }
-        const DqSums sums{p.d_q_sums, p.padded_rows};
-#pragma unroll
-        for (int m = 0; m < warp_rows / 16; ++m)
-#pragma unroll
-            for (int n = 0; n < warp_columns / 8; ++n)
-                add_float4(sums.fragment<head_dim>(q_batch_head, block_row + row + m * 16, column + n * 8),
-                           d_q[m][n]);
-        if (turn != nullptr) WarpTurn::pass(turn, key_block + 1);
-    };
-
-    load_tile_async<KvTile, tiles.threads()>(k_tile, p.k.head(batch, key_head).row(block_key), p.k.row_stride,
-                                             block_keys, p.sizes.qk_dim);
-    load_tile_async<KvTile, tiles.threads()>(v_tile, p.v.head(batch, key_head).row(block_key), p.v.row_stride,
-                                             block_keys, p.sizes.v_dim);
-    if (const Position first{key_head * p.sizes.group, begin_row}; iterations > 0) {
-        load_rows(0, batch, first);
-        remember(0, first);
     }
-    commit_copies();
-
-    const std::uint32_t own_rows = (makes_p ? k_tile : v_tile) + warp_key * KvTile::row_bytes;
-    const auto own_operand = LanePointer<KvTile>::stacked(own_rows);
-    FragmentC gradient[m_tiles][d_tiles];  // of V or of K, rows are keys
-    clear(gradient);
-    for (int i = 0; i < iterations; ++i) {
-        wait_for_copies<0>();
-        __syncthreads();  // rows i are there, dS of i - 1 is complete, nobody needs the other stage's rows
-        if (i + 1 < iterations) {
-            const Position next = after(position_of(i));
-            load_rows(i + 1, kept.batch, next);
-            remember(i + 1, next);
+    __device__ __forceinline__ void load_keys_and_first_rows() const {
+        load_tile_async<KvTile, tiles.threads()>(base_ + Shared::k,
+                                                 p_.k.head(batch_, key_head_).row(first_key_),
+                                                 p_.k.row_stride, valid_keys_, p_.sizes.qk_dim);
+        load_tile_async<KvTile, tiles.threads()>(base_ + Shared::v,
+                                                 p_.v.head(batch_, key_head_).row(first_key_),
+                                                 p_.v.row_stride, valid_keys_, p_.sizes.v_dim);
+        if (const RowPosition first{key_head_ * p_.sizes.group, row_blocks_.begin_row}; iterations_ > 0) {
+            load_rows(0, batch_, first);
+            remember(0, first);
         }
         commit_copies();
-        // One warp of a pair does this first and the other last: the second waits for P no longer than the
-        // first takes to make it.
-        if (!makes_p && i > 0) add_d_q(i - 1);
+    }
+    __device__ __forceinline__ void load_next_rows(int iteration) const {
+        if (iteration + 1 < iterations_) {
+            const RowPosition next = row_blocks_.after(position_of(iteration));
+            load_rows(iteration + 1, kept_.batch, next);
+            remember(iteration + 1, next);
+        }
+        commit_copies();
+    }
 
-        const std::uint32_t q_rows = row_tiles + i % 2 * row_stage_bytes, d_o_rows = q_rows + RowTile::bytes;
-        FragmentC x[m_tiles][s_tiles];  // S^T, P^T or dP^T, dS^T
-        clear(x);
-        multiply_a_bt<T, head_dim, tiles.unrolled>(x, own_operand,
-                                                   LanePointer<RowTile>::paired(makes_p ? q_rows : d_o_rows));
-        FragmentA left[s_tiles / 2][m_tiles];  // P^T or dS^T in 16 bits
-        const auto exchange =
-            LanePointer<DsTile>::stacked(d_s_tiles + i % 2 * DsTile::bytes + warp_key * DsTile::row_bytes);
-        const std::uint32_t row_statistic =
-            statistics + i % 2 * statistics_bytes + (makes_p ? 0 : rows * 4) + lane_index() % 4 * 8;
-        const auto statistic_of = [&](int n) {
-            float2 two;
-            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
-                         : "=f"(two.x), "=f"(two.y)
-                         : "r"(row_statistic + n * 32)
-                         : "memory");
-            return two;
-        };
-        if (makes_p) {
+    /// LSE or D of the two rows that are a lane's columns 8 n and 8 n + 1.
+    __device__ __forceinline__ static float2 statistic(std::uint32_t lane_statistics, int n) {
+        float2 two;
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                     : "=f"(two.x), "=f"(two.y)
+                     : "r"(lane_statistics + n * 32)
+                     : "memory");
+        return two;
+    }
+
+    /// S^T becomes P^T: masked, rounded as the left operand of dV, and in binary16 in the exchange.
+    __device__ __forceinline__ void make_p(LeftOperand& left, Scores& x, const LanePointer<DsTile>& exchange,
+                                           std::uint32_t lane_statistics, int iteration) const {
 #pragma unroll
-            for (int n = 0; n < s_tiles; ++n) {
-                const float2 lse = statistic_of(n);
+        for (int n = 0; n < s_tiles; ++n) {
+            const float2 lse = statistic(lane_statistics, n);
 #pragma unroll
-                for (int m = 0; m < m_tiles; ++m)
+            for (int m = 0; m < m_tiles; ++m)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e)
-                        x[m][n][e] = exp2_fast(fmaf(x[m][n][e], p.scale_log2, e % 2 == 0 ? -lse.x : -lse.y));
+                for (int e = 0; e < 4; ++e)
+                    x[m][n][e] = exp2_fast(fmaf(x[m][n][e], p_.scale_log2, e % 2 == 0 ? -lse.x : -lse.y));
+        }
+        const int row = position_of(iteration).row, key = kept_.key + warp_key_;
+        if (!p_.mask.sees_all(row, rows, key, tiles.pair_keys))
+            mask_transposed_probabilities(x, p_.mask, key, row);
+#pragma unroll
+        for (int k = 0; k < s_tiles / 2; ++k)
+#pragma unroll
+            for (int m = 0; m < m_tiles; ++m) {
+                FragmentA half;
+                pack_fragment<float16>(half, x[m][2 * k], x[m][2 * k + 1]);
+                store_matrices(half, exchange.at(m * 16, k * 16));
+                pack_fragment<T>(left[k][m], x[m][2 * k], x[m][2 * k + 1]);
             }
-            const int row = position_of(i).row, key = kept.key + warp_key;
-            if (!p.mask.sees_all(row, rows, key, tiles.pair_keys))
-                mask_transposed_probabilities(x, p.mask, key, row);
+    }
+
+    /// dP^T in x and P^T from the exchange become dS^T: the left operand of dK, and in the exchange for dQ.
+    __device__ __forceinline__ static void make_d_s(LeftOperand& left, const Scores& x,
+                                                    const LanePointer<DsTile>& exchange,
+                                                    std::uint32_t lane_statistics) {
 #pragma unroll
-            for (int k = 0; k < s_tiles / 2; ++k)
+        for (int n = 0; n < s_tiles; ++n) {
+            const float2 delta = statistic(lane_statistics, n);
 #pragma unroll
-                for (int m = 0; m < m_tiles; ++m) {
-                    FragmentA half;
-                    pack_fragment<float16>(half, x[m][2 * k], x[m][2 * k + 1]);
-                    store_matrices(half, exchange.at(m * 16, k * 16));
-                    pack_fragment<T>(left[k][m], x[m][2 * k], x[m][2 * k + 1]);
+            for (int m = 0; m < m_tiles; ++m) {
+                if (n % 2 == 0) load_matrices<false>(left[n / 2][m], exchange.at(m * 16, n * 8));
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float2 probability = unpack<float16>(left[n / 2][m][n % 2 * 2 + half]);
+                    const float* const d_p = &x[m][n][half * 2];
+                    left[n / 2][m][n % 2 * 2 + half] =
+                        pack<T>(probability.x * fmaf(d_p[0], 1 / p_factor, -delta.x),
+                                probability.y * fmaf(d_p[1], 1 / p_factor, -delta.y));
                 }
-            announce(pair);
-        } else {
-            await(pair);
-#pragma unroll
-            for (int n = 0; n < s_tiles; ++n) {
-                const float2 delta = statistic_of(n);
-#pragma unroll
-                for (int m = 0; m < m_tiles; ++m) {
-                    if (n % 2 == 0) load_matrices<false>(left[n / 2][m], exchange.at(m * 16, n * 8));
-#pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        const float2 probability = unpack<float16>(left[n / 2][m][n % 2 * 2 + half]);
-                        const float* const d_p = &x[m][n][half * 2];
-                        left[n / 2][m][n % 2 * 2 + half] =
-                            pack<T>(probability.x * fmaf(d_p[0], 1 / p_factor, -delta.x),
-                                    probability.y * fmaf(d_p[1], 1 / p_factor, -delta.y));
-                    }
-                    if (n % 2 == 1) store_matrices(left[n / 2][m], exchange.at(m * 16, n / 2 * 16));
-                }
+                if (n % 2 == 1) store_matrices(left[n / 2][m], exchange.at(m * 16, n / 2 * 16));
             }
         }
-        multiply_a_b<T>(gradient, left, LanePointer<RowTile>::stacked(makes_p ? d_o_rows : q_rows));
-        if (makes_p && i > 0) add_d_q(i - 1);
     }
-    wait_for_copies<0>();
-    __syncthreads();
-    if (iterations > 0) add_d_q(iterations - 1);
-    __syncthreads();  // K has been read for the last time: gradients leave through the tiles
 
-    const float factor = makes_p ? 1 / p_factor : p.scale;
+    static constexpr int d_q_rows = rows / tiles.d_q_row_warps;  ///< of a warp
+    static constexpr int d_q_columns = head_dim * tiles.d_q_row_warps / tiles.warps();
+    using DqFragments = FragmentC[d_q_rows / 16][d_q_columns / 8];
+
+    /// This warp's part of dQ += dS K for the rows of an iteration whose dS is complete.
+    __device__ __forceinline__ void add_d_q(int iteration) const {
+        const int row = warp_ % tiles.d_q_row_warps * d_q_rows;
+        const int column = warp_ / tiles.d_q_row_warps * d_q_columns;
+        DqFragments d_q;
+        clear(d_q);
+        multiply_at_b<T, keys, tiles.d_q_unrolled>(
+            d_q, LanePointer<DsTile>::paired(base_ + Shared::d_s + iteration % 2 * DsTile::bytes), row,
+            LanePointer<KvTile>::stacked(base_ + Shared::k), column);
+        if constexpr (whole_head) {
+            add_to_shared(d_q, position_of(iteration), row, column);
+        } else {
+            add_to_global(d_q, position_of(iteration), row, column);
+        }
+    }
+    /// A warp's part of a tile is always the same, so no other warp adds to it.
+    __device__ __forceinline__ void add_to_shared(const DqFragments& d_q, RowPosition at, int row,
+                                                  int column) const {
+        const DqSums sums{reinterpret_cast<float*>(shared_ + Shared::d_q), Policy::whole_head_rows};
 #pragma unroll
-    for (int m = 0; m < m_tiles; ++m)
+        for (int m = 0; m < d_q_rows / 16; ++m)
 #pragma unroll
-        for (int n = 0; n < d_tiles; ++n)
+            for (int n = 0; n < d_q_columns / 8; ++n) {
+                float4* const to = reinterpret_cast<float4*>(
+                    sums.fragment<head_dim>(0, at.row + row + m * 16, column + n * 8));
+                const float4 sum = *to;
+                *to = float4{sum.x + d_q[m][n][0], sum.y + d_q[m][n][1], sum.z + d_q[m][n][2],
+                             sum.w + d_q[m][n][3]};
+            }
+    }
+    /// Blocks of keys add to the same rows: in any order, or in turns.
+    __device__ __forceinline__ void add_to_global(const DqFragments& d_q, RowPosition at, int row,
+                                                  int column) const {
+        const int batch_head = kept_.batch * p_.sizes.heads + at.head;
+        std::int32_t* turn = nullptr;
+        if (p_.turns != nullptr) {
+            const std::int64_t row_block =
+                (static_cast<std::int64_t>(batch_head) * p_.padded_rows + at.row) / rows;
+            turn = p_.turns + row_block * tiles.warps() + warp_;
+            WarpTurn::wait(turn, key_block_);
+        }
+        const DqSums sums{p_.d_q_sums, p_.padded_rows};
 #pragma unroll
-            for (float& e : gradient[m][n]) e *= factor;
-    const int out_warp = warp_index(), out_key = out_warp % tiles.pairs * tiles.pair_keys;
-    const std::uint32_t out_rows = (out_warp < tiles.pairs ? k_tile : v_tile) + out_key * KvTile::row_bytes;
-    stage_rows<T, KvTile>(out_rows, gradient);
-    __syncwarp();
-    const std::int64_t row_stride = out_warp < tiles.pairs ? p.d_v.row_stride : p.d_k.row_stride;
-    store_staged_rows<KvTile, tiles.pair_keys>(
-        (out_warp < tiles.pairs ? kept.d_v : kept.d_k) + out_key * row_stride, row_stride, out_rows,
-        kept.keys - out_key, out_warp < tiles.pairs ? p.sizes.v_dim : p.sizes.qk_dim);
+        for (int m = 0; m < d_q_rows / 16; ++m)
+#pragma unroll
+            for (int n = 0; n < d_q_columns / 8; ++n)
+                add_float4(sums.fragment<head_dim>(batch_head, at.row + row + m * 16, column + n * 8),
+                           d_q[m][n]);
+        if (turn != nullptr) WarpTurn::pass(turn, key_block_ + 1);
+    }
+
+    /// The warp's rows of dV or dK, by way of its rows of K's or V's tile.
+    __device__ __forceinline__ void store(const FragmentC (&gradient)[m_tiles][d_tiles]) const {
+        const int warp = warp_index(), key = warp % tiles.pairs * tiles.pair_keys;
+        const bool is_d_v = warp < tiles.pairs;
+        const std::uint32_t staged_rows = base_ + (is_d_v ? Shared::k : Shared::v) + key * KvTile::row_bytes;
+        stage_rows<T, KvTile>(staged_rows, gradient);
+        __syncwarp();
+        const std::int64_t row_stride = is_d_v ? p_.d_v.row_stride : p_.d_k.row_stride;
+        store_staged_rows<KvTile, tiles.pair_keys>((is_d_v ? kept_.d_v : kept_.d_k) + key * row_stride,
+                                                   row_stride, staged_rows, kept_.keys - key,
+                                                   is_d_v ? p_.sizes.v_dim : p_.sizes.qk_dim);
+    }
+
+    const Bits16BackwardParameters& p_;
+    unsigned char* shared_;
+    volatile RarelyUsed& kept_;
+    std::uint32_t base_;
+    int key_block_, batch_, key_head_;
+    int first_key_, valid_keys_;
+    int iterations_;
+    RowBlocks<rows> row_blocks_;
+    int warp_, pair_, warp_key_;  ///< warp_key_: of the pair's keys the first, from first_key_ on
+    bool makes_p_;                ///< and dV; the other warp of the pair makes dS and dK
+};
+
+template <class T, int head_dim, class Policy>
+__device__ __forceinline__ void differentiate_keys(const Bits16BackwardParameters& p, unsigned char* shared,
+                                                   int batch_key_head, int key_block) {
+    __shared__ RarelyUsed kept;
+    KeyBlock<T, head_dim, Policy>(p, shared, kept, batch_key_head, key_block).differentiate();
 }
 
 /// Policy::tiles are Bits16BackwardTiles; a type, since nvcc does not launch kernels with parameters of class

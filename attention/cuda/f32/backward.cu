@@ -60,7 +60,7 @@ struct F32BackwardParameters {
     TaskOrder order;
     bool q_vectors, k_vectors, v_vectors, d_o_vectors;  ///< has_vector_rows
     bool d_q_pairs, d_k_pairs, d_v_pairs;
-    std::int32_t* turns;  ///< the next task, then turn_of's counters, when deterministic; else null
+    std::int32_t* turns;  ///< when deterministic: the next task, then the counters of Turns; else null
 };
 
 /// Adds two neighbours to a row that other blocks add to as well.
@@ -79,22 +79,28 @@ __device__ __forceinline__ void add_pair(float* row, int column, int columns, fl
     if (column + 1 < columns) atomicAdd(row + column + 1, second);
 }
 
-/// The counter of the turns at a step of rows. Blocks of keys add to the step from the last block that it
-/// sees down to the first, and the counter says how many have. Downwards, because a causal block begins at
-/// the rows where it is the last: there nobody waits, and further down the block before it is a step ahead.
+/// The turns at each step of rows. Blocks of keys add to a step from the last block that it sees down to the
+/// first, and the step's counter says how many have. Downwards, because a causal block begins at the rows
+/// where it is the last: there nobody waits, and further down the block before it is a step ahead.
 template <class Policy>
-__device__ __forceinline__ std::int32_t* turn_of(const F32BackwardParameters& p, int batch, RowPosition at) {
-    constexpr int rows = Policy::tiles.rows;
-    const int steps = (p.mask.queries + rows - 1) / rows;
-    return p.turns + 1 + (static_cast<std::int64_t>(batch) * p.sizes.heads + at.head) * steps + at.row / rows;
-}
-template <class Policy>
-__device__ __forceinline__ void wait_for_turn(const F32BackwardParameters& p, const std::int32_t* counter,
-                                              int row, int key_block) {
-    const int last_row = min(row + Policy::tiles.rows, p.mask.queries) - 1;
-    const int last_block = (p.mask.end_key(last_row) - 1) / Policy::tiles.keys();
-    if (threadIdx.x == 0) BlockTurn::wait(counter, last_block - key_block);
-}
+struct Turns {
+    static constexpr int rows = Policy::tiles.rows;
+    std::int32_t* next_task;  ///< then the counters [B * Hq, steps]; null: dQ is added to in any order
+    int steps;
+
+    __device__ __forceinline__ explicit Turns(const F32BackwardParameters& p)
+        : next_task(p.turns), steps((p.mask.queries + rows - 1) / rows) {}
+    __device__ __forceinline__ std::int32_t* counter(std::int64_t batch_head, int row) const {
+        return next_task + 1 + batch_head * steps + row / rows;
+    }
+    /// Returns when block `key_block` may add to the step at `row`.
+    __device__ __forceinline__ static void wait(const F32BackwardParameters& p, const std::int32_t* counter,
+                                                int row, int key_block) {
+        const int last_row = min(row + rows, p.mask.queries) - 1;
+        const int last_block = (p.mask.end_key(last_row) - 1) / Policy::tiles.keys();
+        if (threadIdx.x == 0) BlockTurn::wait(counter, last_block - key_block);
+    }
+};
 
 /// What the numbers of a block's tiles are multiplied by: powers of two, and the caller's scale.
 ///
@@ -408,11 +414,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     auto* const statistics = reinterpret_cast<float*>(shared + Policy::statistics);
     const WarpPart<Policy> warp_part;
 
+    const Turns<Policy> turns(p);
     const int task = p.turns ? take_task(p.turns, statistics) : static_cast<int>(blockIdx.x);
     const int key_heads = p.sizes.heads / p.sizes.group;
     const auto [batch_key_head, part] = p.order(task);
     const int batch = batch_key_head / key_heads, key_head = batch_key_head % key_heads;
-    // Upwards, because a causal mask gives the first keys the most rows; see turn_of for downwards.
+    // Upwards, because a causal mask gives the first keys the most rows; see Turns for downwards.
     const int key_block = p.turns ? p.order.parts - 1 - part : part;
     const int first_key = key_block * tiles.keys();
     const Units units(p, batch, key_head, Policy::head_dim);
@@ -441,8 +448,11 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         FragmentC probabilities[1][Policy::s_tiles], d_s[1][Policy::s_tiles];
         compute_p_and_d_s(probabilities, d_s, p, lanes, statistics, units, warp_part, first_key, at.row);
 
-        std::int32_t* const turn = p.turns ? turn_of<Policy>(p, batch, at) : nullptr;
-        if (p.turns) wait_for_turn<Policy>(p, turn, at.row, key_block);
+        std::int32_t* turn = nullptr;
+        if (p.turns) {
+            turn = turns.counter(static_cast<std::int64_t>(batch) * p.sizes.heads + at.head, at.row);
+            turns.wait(p, turn, at.row, key_block);
+        }
         add_d_k_and_d_v(d_k, d_v, probabilities, d_s, lanes, warp_part);
         if (next.head < end_head) step.store();
         add_d_q(p, lanes, units, warp_part, batch, at);
