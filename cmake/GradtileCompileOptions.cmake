@@ -14,7 +14,7 @@ target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--e
 # Sources with loops over elements are declared hot (gradtile_hot_sources) and optimised fully. The run time of all other sources is
 # negligible, so they are optimised lightly and compiled several at a time, which shortens the build.
 option(GRADTILE_UNITY "Compile sources without hot loops several at a time" ON)
-# Sources of one folder are compiled together, at most six at a time: names in anonymous namespaces are unique in a folder, no further.
+# Compiles sources of one folder together, at most six at a time, so names in anonymous namespaces must be unique within a folder only.
 function(gradtile_unity_by_folder target)
   get_target_property(sources ${target} SOURCES)
   foreach(source IN LISTS sources)
@@ -67,6 +67,6 @@ if(GRADTILE_SANITIZE)
   # -fno-sanitize-recover generates no code for continuing after a finding, which saves a quarter of the compile time.
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${GRADTILE_SANITIZE}> $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>
                       $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>)
-  # A sanitizer calls dlopen in the program's place. For that the loader follows the program's RPATH, but not its RUNPATH.
+  # Sanitizers intercept dlopen. The loader then searches the program's RPATH but not its RUNPATH, hence --disable-new-dtags.
   add_link_options(-fsanitize=${GRADTILE_SANITIZE} -Wl,--disable-new-dtags)
 endif()

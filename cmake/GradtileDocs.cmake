@@ -1,4 +1,5 @@
-# The API reference from the installed headers: cmake --build build/release --target docs; needs Doxygen (apt-get install doxygen).
+# Builds the API reference from the installed headers: cmake --build build/release --target docs. Needs Doxygen (apt-get install
+# doxygen).
 set(DOXYGEN_PROJECT_BRIEF "Training small transformers in C++ and CUDA, around one attention operator")
 find_package(Doxygen QUIET)
 if(NOT DOXYGEN_FOUND)

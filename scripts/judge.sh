@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Judges a build by software that is not gradtile's, from PyPI: usage: scripts/judge.sh [GRADTILE]   (build/release/gradtile)
-# The packages of tests/judge/requirements.txt go to build/judge; exit code 77 when they cannot be installed here.
+# Compares a build with independent software from PyPI. usage: scripts/judge.sh [GRADTILE] (default: build/release/gradtile)
+# Installs the packages of tests/judge/requirements.txt in build/judge; exit code 77 when that is not possible.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 gradtile=${1:-build/release/gradtile}
-[ -x "$gradtile" ] || { echo "judge.sh: no program at $gradtile; scripts/build.sh makes build/release/gradtile" >&2; exit 1; }
+[ -x "$gradtile" ] || { echo "judge.sh: $gradtile: no such program; scripts/build.sh builds build/release/gradtile" >&2; exit 1; }
 
 python=build/judge/bin/python
 mkdir -p build

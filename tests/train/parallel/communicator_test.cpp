@@ -12,8 +12,8 @@ TEST(MpiPlugin, LoadsWhereTheBuildFoundMpi) {
     EXPECT_EQ(mpi::is_available(), GRADTILE_HAVE_MPI);
 }
 
-/// The exit code of `processes` of a program under mpirun: as root and with more processes than cores, which
-/// Open MPI would refuse.
+/// Runs a program with mpirun and returns the exit code. The variables let Open MPI run as root and start
+/// more processes than cores.
 int run_under_mpi(int processes, const std::string& program) {
     const std::string command =
         "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "

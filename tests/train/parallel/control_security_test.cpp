@@ -500,8 +500,8 @@ TEST(StartDeadline, ReportsTheCurrentWaitAtTheDeadline) {
     std::atomic<int> calls = 0;
     std::string reported;
     {
-        StartDeadline deadline(SteadyClock::now() + milliseconds(100), [&](const std::string& waits_for) {
-            reported = waits_for;
+        StartDeadline deadline(SteadyClock::now() + milliseconds(100), [&](const std::string& waiting_for) {
+            reported = waiting_for;
             ++calls;
         });
         deadline.set_waiting_for("the first");

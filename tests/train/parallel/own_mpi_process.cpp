@@ -1,5 +1,5 @@
-// One rank of a program that uses MPI itself and gradtile beside it, started by communicator_test.cpp through
-// mpirun. The exit code is 0 when both work, before and after each other.
+// A program that uses both MPI and gradtile; communicator_test.cpp starts it through mpirun, once for each
+// rank. The exit code is 0 when both work, in either order.
 #include <cstdlib>
 #include <iostream>
 
