@@ -17,15 +17,14 @@
 #include <gradtile/attention/attention.h>
 
 // Layers and the transformer made of them.
+#include <gradtile/layers/activation_layer.h>
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/dropout.h>
 #include <gradtile/layers/embedding.h>
-#include <gradtile/layers/gelu.h>
 #include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/linear.h>
 #include <gradtile/layers/rms_norm.h>
 #include <gradtile/layers/rope.h>
-#include <gradtile/layers/swiglu.h>
 #include <gradtile/layers/transformer/transformer.h>
 
 // Training, sampling, checkpoints, and several processes.
@@ -35,9 +34,8 @@
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/evaluate.h>
 #include <gradtile/train/language_model.h>
-#include <gradtile/train/optimizers/adamw.h>
 #include <gradtile/train/optimizers/global_norm.h>
-#include <gradtile/train/optimizers/muon.h>
+#include <gradtile/train/optimizers/optimizers.h>
 #include <gradtile/train/parallel/communicator.h>
 #include <gradtile/train/sampler.h>
 #include <gradtile/train/schedule.h>

@@ -2,6 +2,8 @@
 
 namespace gradtile {
 
-const char* version() { return GRADTILE_VERSION; }
+const char* version() {
+    return GRADTILE_VERSION;
+}
 
 }  // namespace gradtile

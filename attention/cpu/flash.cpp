@@ -177,7 +177,7 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         const IndexRange visible = mask.visible_keys(rows);
         turns.data<std::int32_t>()[index] = static_cast<std::int32_t>(visible.begin / blocks.backward_keys);
         if (visible.end > visible.begin) return;
-        const Rows d_q_rows = head_rows<A, A>(d_q.tensor(), b, h);
+        const StridedRows d_q_rows = head_rows<A, A>(d_q.tensor(), b, h);
         for (std::int64_t i = rows.begin; i < rows.end; ++i)
             std::fill_n(d_q_rows.row(i), geometry.d_qk, A(0));
     });

@@ -23,7 +23,8 @@ struct Flags {
     bool paddings = false;
 };
 
-/// A linear layer of a block; `fused` is the position of an adjacent activation that one operator computes with it.
+/// A linear layer of a block; `fused` is the position of an adjacent activation that one operator computes
+/// with it.
 struct Layer {
     enum class Fused { none, after, before };
     std::string name;

@@ -129,7 +129,7 @@ void activations(Bench& bench) {
     const std::int64_t hidden = bench.model.hidden_width();
     for (const ActivationTraits& traits : activation_table)
         forward_and_backward(bench, std::string(traits.name), ActivationLayer{traits.activation},
-                  bench.numbers(tokens_by(bench, traits.gated ? 2 * hidden : hidden)));
+                             bench.numbers(tokens_by(bench, traits.gated ? 2 * hidden : hidden)));
 }
 
 void residuals(Bench& bench) {

@@ -25,7 +25,8 @@ void add_linear(std::vector<Part>& parts, const Context& ctx, const RandomNumber
                      [=, &ctx] { linear.backward(ctx, dy, Linear::Saved{x}); }});
 }
 
-/// The two layers of an MLP with an activation that is not gated; the activation is timed together with its products.
+/// The two layers of an MLP with an activation that is not gated; the activation is timed together with its
+/// products.
 void add_plain_mlp(std::vector<Part>& parts, const Context& ctx, const RandomNumbers& numbers, const Mlp& mlp,
                    std::int64_t rows, std::int64_t count) {
     const Linear &up = mlp.up, &down = mlp.down;

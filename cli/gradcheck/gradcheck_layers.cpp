@@ -88,7 +88,7 @@ void compare(std::vector<Finding>& findings, const std::vector<double>& values,
 }
 
 struct LayerCheck {
-    const char* op;
+    std::string op;
     std::string option;
     Shape shape;        ///< of x
     double operations;  ///< float32 roundings per element of y; dx has twice as many

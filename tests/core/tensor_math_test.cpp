@@ -21,6 +21,7 @@ namespace {
 using test::ctx;
 using test::epsilon_of;
 using test::floating_dtypes;
+using test::rounded;
 
 /// Views of one shape [7, 12]: contiguous, transposed, strided rows, strided elements, one row repeated.
 std::vector<Tensor> operands(const Context& ctx, DType type, std::uint64_t seed) {
@@ -28,10 +29,6 @@ std::vector<Tensor> operands(const Context& ctx, DType type, std::uint64_t seed)
             randn(ctx, {7, 20}, type, Seed{seed}).slice(1, 3, 12),
             randn(ctx, {7, 12, 3}, type, Seed{seed}).select(2, 1),
             randn(ctx, {1, 12}, type, Seed{seed}).expand({7, 12})};
-}
-
-double rounded(double value, DType type) {
-    return visit_floating(type, [&]<class T>(TypeTag<T>) { return convert<double>(convert<T>(value)); });
 }
 
 struct Operation {

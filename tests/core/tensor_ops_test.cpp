@@ -15,6 +15,7 @@ namespace {
 
 using test::ctx;
 using test::floating_dtypes;
+using test::rounded;
 
 /// Every kind of view of a [7, 12] tensor that an operator may meet, all of shape [7, 12].
 std::vector<Tensor> views(DType type, std::uint64_t seed) {
@@ -22,10 +23,6 @@ std::vector<Tensor> views(DType type, std::uint64_t seed) {
             randn(ctx, {7, 20}, type, Seed{seed}).slice(1, 3, 12),
             randn(ctx, {7, 12, 3}, type, Seed{seed}).select(2, 1),
             randn(ctx, {14, 12}, type, Seed{seed}).reshape({7, 2, 12}).select(1, 1)};
-}
-
-double rounded(double value, DType type) {
-    return visit_floating(type, [&]<class T>(TypeTag<T>) { return convert<double>(convert<T>(value)); });
 }
 
 TEST(Copy, ConvertsBetweenAllDtypesAndStrides) {

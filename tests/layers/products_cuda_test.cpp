@@ -58,7 +58,7 @@ TEST_F(ProductsOnCuda, LinearActivationForwardIsTheProductAndItsGelu) {
                     const Tensor y64 = empty(cpu, {rows, out}, DType::f64), h64 = empty_like(cpu, y64);
                     const Tensor product = empty_like(cpu, y64), size = empty_like(cpu, y64);
                     linear_activation_forward(cpu, y64, h64, exact(x), exact(w),
-                                              with_bias ? exact(b) : Tensor(), form);
+                                              with_bias ? exact(b) : Tensor(), activation);
                     gemm(cpu, product, exact(x), exact(w), {.trans_b = true});
                     gemm(cpu, size, magnitudes(x), magnitudes(w), {.trans_b = true});
                     const auto ys = to_host(gpu(), y), hs = to_host(gpu(), hidden);

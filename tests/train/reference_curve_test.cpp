@@ -18,7 +18,7 @@ struct ReferenceLoss {
     double single, twice;  ///< losses of PyTorch's float32 and float64 runs
 };
 constexpr ReferenceLoss reference_curve[] = {
-#include <tests/reference/reference_curve.inc>
+#include <reference/reference_curve.inc>
 };
 
 constexpr std::int64_t batch_size = 8, curve_steps = std::size(reference_curve);

@@ -270,11 +270,10 @@ TEST(Trainer, DescribesItsDataAndItsPartOfALargerVocabulary) {
                 testing::ElementsAre(run.config.data + ": text, 7,512 characters"));
     run.config.out = (run.directory / "wide").string();
     run.config.model.vocabulary = 5000;
-    EXPECT_THAT(
-        Trainer(run.config, run.on_message).data_description(),
-        testing::ElementsAre(run.config.data + ": text, 7,512 characters",
-                             "vocabulary 5,000 as set; the data needs 15; the rest costs only memory "
-                             "and time (a run with vocabulary 15 avoids this)"));
+    EXPECT_THAT(Trainer(run.config, run.on_message).data_description(),
+                testing::ElementsAre(run.config.data + ": text, 7,512 characters",
+                                     "vocabulary 5,000 as set; the data needs 15; the rest costs only memory "
+                                     "and time (a run with vocabulary 15 avoids this)"));
 }
 
 // ---- The directory ----

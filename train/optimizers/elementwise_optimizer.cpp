@@ -49,8 +49,8 @@ Tensor upload(const Context& ctx, const std::vector<ElementBlock>& blocks) {
 }
 
 std::span<const char* const> moment_names(const ElementwiseRule& rule) {
-    return std::visit(
-        []<class Rule>(const Rule&) { return std::span<const char* const>(Rule::moments); }, rule);
+    return std::visit([]<class Rule>(const Rule&) { return std::span<const char* const>(Rule::moments); },
+                      rule);
 }
 
 }  // namespace

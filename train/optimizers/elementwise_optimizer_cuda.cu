@@ -60,8 +60,7 @@ __global__ void __launch_bounds__(threads_per_block)
         Reals w = *weights, moment[] = {*moments[k]...};
         const Reals gradient = *gradients;
 #pragma unroll
-        for (int j = 0; j < width; ++j)
-            w[j] = step.formula(w[j], keep, gradient[j] * scale, moment[k][j]...);
+        for (int j = 0; j < width; ++j) w[j] = step.formula(w[j], keep, gradient[j] * scale, moment[k][j]...);
         *weights = w;
         ((*moments[k] = moment[k]), ...);
         if constexpr (!std::is_same_v<Real, Value>) {

@@ -335,7 +335,7 @@ TEST(Muon, RefusesAShardThatCutsAMatrix) {
     const Parameter matrix = problem.store.find("blocks.0.wide");
     const OptimizerShard shard{.ranges = {{matrix.offset(), 64}}, .gradients = zeros(ctx, {64}, DType::f32)};
     EXPECT_THAT(
-        [&] { Muon(ctx, problem.store, in_blocks, shard, muon_options); },
+        [&] { Muon(ctx, problem.store, in_blocks, muon_options, shard); },
         testing::ThrowsMessage<Error>(testing::HasSubstr("64 of the 256 elements of 'blocks.0.wide'")));
 }
 
