@@ -12,6 +12,7 @@
 #include <gradtile/core/tensor.h>
 #include <gradtile/core/tensor_math.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/core/version.h>
 
 // Attention, as an operator of its own.
 #include <gradtile/attention/attention.h>
