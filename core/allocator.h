@@ -1,5 +1,5 @@
 #pragma once
-/// Memory: Buffer owns a block, an Allocator hands blocks out, an Arena is an allocator over one planned
+/// Memory: a Buffer owns a block, an Allocator provides blocks, an Arena is an allocator over one planned
 /// block.
 #include <cstddef>
 #include <map>
@@ -10,7 +10,7 @@
 
 namespace gradtile {
 
-/// Thrown by the system's allocators: what was asked for, where, and what is free.
+/// Thrown by the system's allocators. The message says how much was requested, where, and how much is free.
 class OutOfMemory : public Error {
   public:
     explicit OutOfMemory(const std::string& message) : Error(message) {}
@@ -29,16 +29,15 @@ class Allocator {
 /// malloc (CPU) or cudaMalloc (CUDA).
 std::shared_ptr<Allocator> system_allocator(Device device);
 
-/// Host memory that `device` copies from and to by itself, beside other work: page-locked for CUDA, plain for
-/// the CPU.
+/// Host memory for asynchronous copies from and to `device`: page-locked for CUDA, plain for the CPU.
 std::shared_ptr<Allocator> transfer_allocator(Device device);
 
-/// What `preferred` has none of comes from `otherwise`. Both are of one device.
+/// Allocates from `preferred`, and from `otherwise` when that fails. Both are of one device.
 std::shared_ptr<Allocator> with_fallback(std::shared_ptr<Allocator> preferred,
                                          std::shared_ptr<Allocator> otherwise);
 
-/// For gigabytes of the kind of transfer_allocator(): where a host locks no more pages, plain memory, which
-/// is copied more slowly.
+/// As transfer_allocator(), for gigabytes: where the host cannot lock more pages, it provides plain memory,
+/// which is copied more slowly.
 std::shared_ptr<Allocator> staging_allocator(Device device);
 
 /// One block of memory, given back to its allocator on destruction.
@@ -60,13 +59,13 @@ class Buffer {
 };
 
 /// First-fit allocator over one block of fixed size. Since a training step allocates and frees in the same
-/// order every time, addresses repeat from step to step and a dry run (see Context::plan) tells the size
-/// beforehand.
+/// order every time, addresses repeat from step to step, and a dry run (see Context::plan) measures the size
+/// in advance.
 class Arena final : public Allocator {
   public:
     /// Takes the whole block from `source` at once, from the system's allocator where there is none.
     Arena(Device device, std::size_t capacity, std::shared_ptr<Allocator> source = {});
-    /// Hands out addresses that must not be touched, only to measure what a piece of work would need.
+    /// Returns addresses that must not be accessed; it only measures how much memory a piece of work needs.
     static std::shared_ptr<Arena> for_planning(Device device);
 
     std::byte* allocate(std::size_t bytes) override;

@@ -21,7 +21,7 @@ class Error : public std::runtime_error {
 };
 
 namespace detail {
-/// A value and how it is printed: what prints is compiled once for a type, not once for a message.
+/// A value and its printing function, which is compiled once per type instead of once per message.
 struct Part {
     const void* value;
     void (*print)(std::ostream& out, const void* value);

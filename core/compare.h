@@ -1,5 +1,5 @@
 #pragma once
-/// How far two tensors lie apart: what a test asserts on and a person reads.
+/// The difference between two tensors, for assertions in tests and for people.
 #include <iosfwd>
 
 #include <gradtile/core/tensor.h>
@@ -22,7 +22,7 @@ struct Comparison {
     std::int64_t different = 0;  ///< elements that are not equal
 };
 
-/// Shapes must be equal, dtypes and strides may differ. Waits for the work that makes the elements.
+/// Shapes must be equal, dtypes and strides may differ. Waits for the work that computes the elements.
 Comparison compare(const Context& ctx, const Tensor& x, const Tensor& reference);
 /// The same for tensors on the CPU.
 Comparison compare(const Tensor& x, const Tensor& reference);

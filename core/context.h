@@ -31,7 +31,7 @@ class Context {
     Context with_allocator(std::shared_ptr<Allocator> allocator) const;
     /// The same context on another stream (cudaStream_t); see SideStream.
     Context with_stream(std::shared_ptr<void> stream) const;
-    /// One that all copies of this context share.
+    /// The side stream that all copies of this context share.
     const SideStream& side() const { return *side_; }
     /// The same context for a dry run: shapes are checked and memory is counted in the planning arena, but no
     /// operator computes. Running a step under it gives the step's exact activation memory.
@@ -47,7 +47,7 @@ class Context {
     Context with_deterministic(bool wanted) const;
     bool deterministic() const { return deterministic_; }
 
-    /// What matrix products on this stream share; null on the CPU.
+    /// The state that matrix products on this stream share; null on the CPU.
     cuda::GemmState* gemm_state() const { return gemm_state_.get(); }
 
   private:
@@ -61,8 +61,8 @@ class Context {
     bool deterministic_ = false;
 };
 
-/// ctx, allocating from an Arena of `slack` times the memory that work(dry) takes, which a dry run of it
-/// tells. On a GPU an allocation of the system's costs more than many an operator.
+/// ctx, allocating from an Arena of `slack` times the memory that work(ctx) needs, measured by a dry run. On
+/// a GPU, a system allocation takes longer than many operators.
 template <class Work>
 Context with_arena_for(const Context& ctx, Work&& work, double slack = 1.0) {
     const std::shared_ptr<Arena> counting = Arena::for_planning(ctx.device());
@@ -71,8 +71,8 @@ Context with_arena_for(const Context& ctx, Work&& work, double slack = 1.0) {
     return ctx.with_allocator(std::make_shared<Arena>(ctx.device(), static_cast<std::size_t>(bytes)));
 }
 
-/// Where elements are prepared and read on the host: ctx's threads if it is the CPU's, and the system's
-/// memory.
+/// A CPU context in which elements are prepared and read: with ctx's threads if ctx is on the CPU, and with
+/// memory of the system's allocator.
 Context host_of(const Context& ctx);
 
 /// Chooses the backend in one line: on_device(ctx, cpu::gelu_forward, cuda::gelu_forward, x, y) calls the one

@@ -1,5 +1,5 @@
 #pragma once
-/// Enumerations with names, so that a config file, a flag and an error message say the same word.
+/// Enumerations with names, so that config files, flags and error messages use the same words.
 #include <array>
 #include <string>
 #include <string_view>

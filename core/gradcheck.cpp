@@ -269,7 +269,7 @@ GradientReport gradient_check(const Context& ctx, const Differentiable& function
     const Tensors gradients = function.backward(ctx, inputs, checker.sum().gradients());
     check(gradients.size() == inputs.size(), "gradient_check: backward returned ", gradients.size(),
           " gradients for ", inputs.size(), " inputs");
-    std::vector<std::vector<double>> analytic;  // taken now: forward may reuse the memory
+    std::vector<std::vector<double>> analytic;  // copied at once: forward may reuse the memory
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         if (gradients[i].defined())
             check(gradients[i].shape() == inputs[i].shape(), "gradient_check: gradient ", gradients[i],

@@ -18,7 +18,7 @@
 namespace gradtile {
 
 /// A function with its hand-written derivative. backward is always called right after forward of the same
-/// inputs, so forward may leave what backward needs behind.
+/// inputs, so forward may store state for backward.
 struct Differentiable {
     using Tensors = std::vector<Tensor>;
     /// inputs -> outputs.

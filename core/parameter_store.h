@@ -15,8 +15,8 @@ namespace gradtile {
 /// Parameters begin at a multiple of so many elements of the flat blocks.
 inline constexpr std::int64_t parameter_alignment = 64;
 
-/// How a parameter starts. Weights are drawn on the host from (seed, name), so every device starts equal and
-/// adding a layer does not move the others' draws.
+/// How a parameter is initialized. Weights are drawn on the host from (seed, name), so every device starts
+/// equal and adding a layer does not move the others' draws.
 struct Init {
     enum class Kind { constant, normal };
     Kind kind = Kind::constant;
@@ -60,8 +60,8 @@ class Parameter {
     GradientTarget begin_gradient_write() const;
     /// The next contribution overwrites grad(); until then its values are meaningless.
     void reset_gradient() const { entry_->next_write = GradientWrite::overwrite; }
-    /// The same with the rows of zeros that ParameterStore::add was asked for behind them. Whoever writes to
-    /// them writes zeros: no update touches them, and no checkpoint holds them.
+    /// The same views with the rows of zeros behind them that ParameterStore::add was asked for. Only zeros
+    /// may be written to these rows; updates and checkpoints leave them out.
     const Tensor& padded_value() const { return entry_->padded_value; }
     const Tensor& padded_grad() const { return entry_->padded_grad; }
     /// First element inside the flat blocks.
@@ -90,7 +90,8 @@ struct FlatRange {
 };
 
 struct FlatOptions {
-    /// The blocks' length is a multiple of it, itself one of 64: so that processes can have equal parts.
+    /// The blocks' length is a multiple of this, and this is a multiple of 64, so that processes can have
+    /// equal parts.
     std::int64_t multiple = 64;
     bool masters = true;                        ///< float32 masters for 16-bit values
     std::shared_ptr<Allocator> allocator = {};  ///< of values and gradients; none: the context's
@@ -102,14 +103,14 @@ class ParameterStore {
     ParameterStore(const ParameterStore&) = delete;
     ParameterStore& operator=(const ParameterStore&) = delete;
 
-    /// Declares a parameter. Its first axis is padded to a multiple of `row_multiple`, for kernels that an
-    /// odd number of rows makes slow. Throws Error on a second one of the same name, or once the store is
-    /// allocated.
+    /// Declares a parameter. Its first axis is padded to a multiple of `row_multiple`, since some kernels are
+    /// slow with an odd number of rows. Throws Error on a second parameter of the same name, or once the
+    /// store is allocated.
     Parameter add(std::string name, const Shape& shape, Init init, std::int64_t row_multiple = 1);
 
     /// Lays all parameters out in flat blocks (each starts at a multiple of 64 elements; the padding stays
     /// zero). Values in `dtype`; gradients in accumulator_of(dtype), zeroed; 16-bit values get a float32
-    /// master copy, unless somebody else keeps it.
+    /// master copy, unless the options say that it is kept elsewhere.
     void allocate(const Context& ctx, DType dtype, const FlatOptions& options = {});
     /// Draws every parameter anew from (seed, name); masters first, values rounded from them. Where 16-bit
     /// values have no masters here, the block of gradients holds them afterwards.

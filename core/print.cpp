@@ -10,11 +10,11 @@
 namespace gradtile {
 namespace {
 
-constexpr std::int64_t most_elements_in_full = 1000;
+constexpr std::int64_t max_elements_in_full = 1000;
 constexpr std::int64_t places_at_an_end = 3;
 
 bool is_shortened(const Tensor& x, int axis) {
-    return x.elements() > most_elements_in_full && x.size(axis) > 2 * places_at_an_end;
+    return x.elements() > max_elements_in_full && x.size(axis) > 2 * places_at_an_end;
 }
 
 /// The elements that are shown, as a small tensor: a large one is not brought to the host.

@@ -8,11 +8,11 @@
 
 namespace gradtile {
 
-/// Never unloaded: what it made may outlive this.
+/// Never unloaded: objects that the library created may outlive this handle.
 class SharedLibrary {
   public:
-    /// The first of `names` that is there: a name for the loader's search path, or a path. `who` begins every
-    /// message. Throws Error when none is there, with `remedy` behind the loader's reason.
+    /// Loads the first of `names` that exists: a name on the loader's search path, or a path. `who` begins
+    /// every message. Throws Error when none can be loaded, with `remedy` after the loader's reason.
     SharedLibrary(std::string who, const std::vector<std::string>& names, const std::string& remedy = "");
 
     /// function = symbol. Throws Error when the library has none of that name.

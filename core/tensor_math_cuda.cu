@@ -72,10 +72,10 @@ __global__ void __launch_bounds__(reducing_threads)
 
 template <class Combine, class To, class From>
 void reduce(const Context& ctx, To* y, const From* x, double start, const Shape& shape) {
-    constexpr std::int64_t most_blocks = 8 * 1024;
+    constexpr std::int64_t max_blocks = 8 * 1024;
     const std::int64_t rows = shape[0];
     if (rows == 0) return;
-    launch(ctx, reduce_rows_kernel<Combine, To, From>, blocks_for(std::min(rows, most_blocks), 1),
+    launch(ctx, reduce_rows_kernel<Combine, To, From>, blocks_for(std::min(rows, max_blocks), 1),
            Block{.threads = reducing_threads}, y, x, static_cast<Accumulator<From>>(start), rows, shape[1]);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Moving and combining whole tensors. Any strides; dtypes may differ where it says so.
+/// Filling, copying and adding whole tensors of any strides. Dtypes may differ where a comment says so.
 #include <span>
 #include <vector>
 
@@ -22,11 +22,12 @@ Tensor from_host(const Context& ctx, std::span<const double> values, const Shape
 Tensor from_host(const Context& ctx, std::span<const float> values, const Shape& shape,
                  DType dtype = DType::f32);
 Tensor from_host(const Context& ctx, std::span<const std::int32_t> values, const Shape& shape);
-/// x on ctx's device: itself when it lies there, else a contiguous copy of the host's. Waits for the copy.
+/// x on ctx's device: x itself if it is there already, else a contiguous copy of a host tensor. Waits for the
+/// copy.
 Tensor to_device(const Context& ctx, const Tensor& x);
-/// The elements in row-major order, as double. Waits for the work that makes them.
+/// The elements in row-major order, as double. Waits for the work that computes them.
 std::vector<double> to_host(const Context& ctx, const Tensor& x);
-/// The value of a one-element tensor; this is where a program waits for the device. 0 while planning.
+/// The value of a one-element tensor. Waits for the device. 0 while planning.
 double item(const Context& ctx, const Tensor& x);
 
 }  // namespace gradtile

@@ -34,7 +34,7 @@ class ThreadPool {
     using Trampoline = void (*)(void*, std::int64_t);
     void run_erased(std::int64_t blocks, Trampoline call, void* body);
 
-    struct Workers;  // with what threads are made of, which nobody who includes this need read
+    struct Workers;  // hides <thread> and its relatives from the sources that include this header
     int size_;
     std::unique_ptr<Workers> workers_;
 };

@@ -42,8 +42,8 @@ struct Version {  // CUDA's encoding: 13000 is 13.0
     throw Error(concat("device ", device, ": ", cudaGetErrorString(status)));
 }
 
-/// Machine code is built for the architectures that CMake was told; another GPU would fail at its first
-/// kernel, with a line that tells nobody what to do.
+/// Machine code exists only for the architectures in CMAKE_CUDA_ARCHITECTURES. On another GPU the first
+/// kernel would fail, with a message that does not say what to do.
 void check_kernels_run(Device device) {
     if (kernels_run_here()) return;
     int major = 0, minor = 0;

@@ -11,8 +11,8 @@ namespace gradtile::cuda {
 
 class GemmState;
 
-/// What an operator calls that has no CUDA side in this build. Throws Error: without a toolkit that gradtile
-/// was built without CUDA, with one that this operator has no kernel.
+/// For operators without a CUDA side in this build. Throws Error: "built without CUDA" in a build without the
+/// toolkit, else that this operator has no kernel.
 [[noreturn]] void operator_absent();
 
 std::byte* device_malloc(Device device, std::size_t bytes);
@@ -24,7 +24,7 @@ std::byte* page_locked_malloc(Device device, std::size_t bytes);
 void page_locked_free(Device device, std::byte* data) noexcept;
 enum class StreamPriority { normal, high };
 std::shared_ptr<void> make_stream(Device device, StreamPriority priority = StreamPriority::normal);
-/// What the matrix products of one stream share (gemm_state.h); allocates their workspace.
+/// The state that the matrix products of one stream share (gemm_state.h); allocates their workspace.
 std::shared_ptr<GemmState> make_gemm_state(Device device);
 /// Waits for the work enqueued on a stream; throws what that work reported.
 void synchronize(Device device, void* stream);

@@ -1,5 +1,6 @@
 #pragma once
-/// Event: a mark in a stream, for another stream to wait for, or to time what the device does between two.
+/// Event: a mark in a stream. Another stream can wait for it, and the time between two of them can be
+/// measured.
 #include <gradtile/core/device.h>
 
 namespace gradtile::cuda {
@@ -13,7 +14,7 @@ class Event {
 
     /// Sets the mark behind the work enqueued on a stream (cudaStream_t) so far.
     void record(void* stream) const;
-    /// Work enqueued on `stream` from now on runs after what the mark stands behind.
+    /// Work enqueued on `stream` from now on runs after the work before the mark.
     void wait_in(void* stream) const;
     /// Waits until the device has come to this mark.
     double milliseconds_since(const Event& start) const;

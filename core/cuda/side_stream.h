@@ -1,6 +1,6 @@
 #pragma once
-/// SideStream: a second queue of work beside a context's stream, and where the two meet. On the CPU, where a
-/// call returns when its work is done, there is nothing to meet for.
+/// SideStream: a second stream for work that runs concurrently with a context's stream, and the points where
+/// the two synchronise. On the CPU a call returns when its work is done, and nothing needs to synchronise.
 #include <memory>
 #include <optional>
 
@@ -11,14 +11,14 @@ namespace gradtile {
 
 class SideStream {
   public:
-    /// On a GPU its work goes first where both streams have some: what runs aside is short, or waited for.
+    /// On a GPU the side stream has the higher priority: its work is short, or the main stream waits for it.
     explicit SideStream(Device device);
 
-    /// ctx on the side: work enqueued there runs after all that ctx's stream has so far, and beside what that
-    /// gets from now on. Not for matrix products, which share a workspace, nor for memory of an arena that
-    /// may be given to others before join().
+    /// ctx on the side stream: work enqueued there runs after all work that ctx's stream has so far, and
+    /// concurrently with its later work. Not for matrix products, which share a workspace, nor for memory of
+    /// an arena that may be reused before join().
     Context after(const Context& ctx) const;
-    /// What ctx's stream gets from now on runs after all that the side has.
+    /// Work enqueued on ctx's stream from now on runs after all work on the side stream.
     void join(const Context& ctx) const;
 
   private:

@@ -1,6 +1,6 @@
 #pragma once
-/// StepGraph: a training step recorded once as a CUDA graph and replayed, so that a small model is not bound
-/// by its launches.
+/// StepGraph: a training step recorded once as a CUDA graph and replayed, so that launches do not limit the
+/// speed of a small model.
 #include <cstddef>
 #include <functional>
 #include <memory>

@@ -21,7 +21,7 @@ struct GemmOptions {
 void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
           const GemmOptions& options = {});
 
-/// What a CUDA context takes for its products, once, when it is made.
+/// Device memory that a CUDA context allocates for its matrix products when it is constructed.
 inline constexpr std::size_t gemm_workspace_bytes = std::size_t{32} << 20;
 
 /// Name and version of the CPU matrix library in use: "oneDNN 2.6.3" or "OpenBLAS 0.3.21".

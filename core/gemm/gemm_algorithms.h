@@ -1,7 +1,7 @@
 #pragma once
 /// Which algorithm a CUDA context uses for each of its matrix products. The first eager product of a kind
-/// times what cuBLASLt proposes, so two runs may choose differently and then agree to rounding only; a run
-/// that restores another's choices gets its bits.
+/// times the algorithms that cuBLASLt proposes. Two runs may therefore choose differently, and then agree to
+/// rounding only; a run that restores the choices of another run computes the same bits.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -11,8 +11,8 @@
 
 namespace gradtile {
 
-/// Plain numbers, to be stored as they are. They mean something to the same cuBLASLt on the same kind of GPU
-/// only; both stand in `problem`, so others never match them.
+/// Plain numbers, stored as they are. They are valid only for the same cuBLASLt on the same kind of GPU. Both
+/// are recorded in `problem`, so they never match another version or GPU.
 struct GemmAlgorithm {
     std::array<std::int64_t, 27> problem;
     std::array<std::uint64_t, 8> algorithm;
@@ -21,9 +21,9 @@ struct GemmAlgorithm {
 
 /// The choices made or restored so far, in a fixed order; none on the CPU.
 std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx);
-/// Takes over the choices that were made with this cuBLASLt on this kind of GPU, in place of those made so
-/// far for the same products, and returns how many those are; 0 on the CPU. One that turns out not to run
-/// here is made anew.
+/// Restores the choices that were made with this cuBLASLt on this kind of GPU. They replace the choices made
+/// so far for the same products. Returns the number of restored choices; 0 on the CPU. A restored algorithm
+/// that fails here is chosen again by timing.
 std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms);
 
 }  // namespace gradtile

@@ -31,8 +31,9 @@ const char* cpu_matrix_library() {
 namespace cpu {
 namespace {
 
-/// oneDNN splits every call over OpenMP's threads; gradtile's own threads each want to work alone. The
-/// setting is the calling thread's and is put back, since that thread may be a user's.
+/// Restricts OpenMP to one thread: oneDNN splits every call over OpenMP's threads, but gradtile's threads
+/// each compute their own block. The setting belongs to the calling thread, which may be a user's, and is
+/// restored.
 class OneOpenMpThread {
   public:
     OneOpenMpThread() : before_(omp_get_max_threads()) {

@@ -13,9 +13,10 @@
 namespace gradtile {
 namespace {
 
-/// OpenBLAS, loaded at the first product. It picks its kernels once, while it is loaded, and releases older
-/// than the processor fall back to SSE3 ones (five times slower on AVX-512 machines). The environment
-/// variable that names the kernels has to be set before that, which a linked library does not allow.
+/// OpenBLAS, loaded at the first product. OpenBLAS chooses its kernels once, while it is loaded, and releases
+/// older than the processor fall back to SSE3 kernels (five times slower on AVX-512 machines). The
+/// environment variable that names the kernels has to be set before that, which is impossible with a linked
+/// library.
 struct OpenBlas {
     decltype(&cblas_sgemm) sgemm;
     std::string name;

@@ -23,9 +23,9 @@ std::string shown(std::string_view text, std::size_t max_bytes = max_shown_bytes
     return text.size() > max_bytes ? result + "..." : result;
 }
 
-/// Makes a value of what the parser reads. The library's own maker reads deep texts without recursion, but
-/// destroys, copies and prints them recursively, which exhausts the stack; and of two members of one name it
-/// keeps the last without a word. This one refuses both as soon as they are read.
+/// Builds a value from the parser's events. The library's own builder reads deep texts without recursion, but
+/// destroys, copies and prints them recursively, which exhausts the stack; and it silently keeps the last of
+/// two members with one name. This builder refuses both as soon as they are read.
 class ValueBuilder final : public nlohmann::json_sax<json> {
   public:
     json take() { return std::move(root_); }

@@ -1,10 +1,10 @@
 #pragma once
-/// A JSON value to carry about and to store. Who looks inside includes <nlohmann/json.hpp>, which takes
-/// seconds to compile; who only passes it on does not. Parsing and printing take seconds more in each source
-/// that instantiates them, and so are compiled once, here.
+/// A JSON value to store and pass on without <nlohmann/json.hpp>, which takes seconds to compile. Only
+/// sources that look inside the value include that header. Parsing and printing take seconds more in each
+/// source that instantiates them, and so are compiled once, here.
 ///
-/// Every JSON text enters the program through parse_json or JsonValue::parse, which trust nothing: a text
-/// that is nested deeper than max_json_depth, that names a member twice, or that is not UTF-8 is refused.
+/// Every JSON text enters the program through parse_json or JsonValue::parse. They refuse a text that is
+/// nested deeper than max_json_depth, names a member twice, or is not UTF-8.
 #include <concepts>
 #include <cstdint>
 #include <exception>

@@ -1,6 +1,6 @@
 #pragma once
-/// Text for a person: what comes from files, from the command line and from other libraries must not change
-/// how a terminal works or looks.
+/// Text for a terminal: text from files, from the command line and from other libraries must not change how
+/// the terminal works or looks.
 #include <cstddef>
 #include <exception>
 #include <string>
@@ -24,8 +24,8 @@ inline std::string printable_name(std::string_view name) {
     return printable(name, {.most = 200});
 }
 
-/// What error says, without the words that only a programmer understands: "out of memory" for
-/// std::bad_alloc, and no "[json.exception.parse_error.101] " in front. Not yet printable().
+/// The error's message for a user: "out of memory" for std::bad_alloc, and no
+/// "[json.exception.parse_error.101] " in front. The caller still passes it through printable().
 std::string message_of(const std::exception& error);
 
 /// Prints "gradtile: MESSAGE" as one printable line on stderr, in one piece, since several processes may

@@ -9,13 +9,13 @@ namespace gradtile {
 
 struct CodePoint {
     char32_t value = 0;
-    int length = 0;  ///< bytes it takes; 0: the bytes there are not valid UTF-8
+    int length = 0;  ///< bytes of its encoding; 0: the bytes are not valid UTF-8
 };
 
 /// The code point that starts at text[offset]; offset < text.size().
 CodePoint decode_utf8(std::string_view text, std::size_t offset);
 
-/// All of it is valid.
+/// Whether the whole text is valid.
 bool is_utf8(std::string_view text);
 
 /// Appends a code point; throws Error for what UTF-8 cannot hold (surrogates, values beyond U+10FFFF).
@@ -24,7 +24,8 @@ void append_utf8(std::string& text, char32_t code_point);
 /// "U+00E9".
 std::string code_point_name(char32_t code_point);
 
-/// The byte order mark some editors put in front of UTF-8 text; it says nothing and is not part of the text.
+/// The byte order mark that some editors write before UTF-8 text. It carries no information and is not part
+/// of the text.
 inline constexpr std::string_view utf8_byte_order_mark = "\xEF\xBB\xBF";
 
 }  // namespace gradtile

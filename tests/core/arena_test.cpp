@@ -64,7 +64,7 @@ TEST(Arena, RefusesSizesNearTheEndOfTheAddressSpace) {
     EXPECT_THROW(Arena::for_planning(Device::cpu())->allocate(SIZE_MAX - 100), Error);
 }
 
-/// A made-up step: tensors come and go in nested scopes.
+/// An imitated step: allocates and frees tensors in nested scopes.
 void step(const Context& ctx) {
     const Tensor a = zeros(ctx, {1000}, DType::f32);
     Tensor kept;
@@ -99,7 +99,7 @@ TEST(Buffer, OfNoBytesAsksForNoMemory) {
     EXPECT_THROW(Buffer(arena, 1), Error);
 }
 
-/// Host memory, of which there is little.
+/// A host allocator with little memory.
 class FewBytes final : public Allocator {
   public:
     explicit FewBytes(std::size_t bytes) : left_(bytes) {}

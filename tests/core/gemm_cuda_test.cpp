@@ -1,5 +1,5 @@
-// What matrix products on a GPU do beyond gemm.h's contract, which gemm_test.cpp checks on both devices:
-// fused GELU, graphs, TF32, kept algorithms.
+// Matrix products on a GPU beyond the contract in gemm.h: fused GELU, graphs, TF32, restored algorithms.
+// gemm_test.cpp checks the contract on both devices.
 #include <cmath>
 #include <functional>
 #include <limits>

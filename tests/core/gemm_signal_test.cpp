@@ -1,4 +1,4 @@
-// Matrix products in a process that takes signals: a timer of a user's own, a profiler.
+// Matrix products in a process that receives signals, for example from a user's timer or a profiler.
 #include <signal.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -81,7 +81,7 @@ int multiply_under_signals(DType dtype, DType dtype_of_c, int threads) {
     return 0;
 }
 
-/// In a process of its own, since what is looked for ends one.
+/// Runs in a process of its own, since the failure under test crashes the process.
 void expect_products_survive_signals(DType dtype, DType dtype_of_c, int threads) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);

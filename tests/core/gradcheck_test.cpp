@@ -28,7 +28,7 @@ Tensor times(const Tensor& x, const Tensor& y) {
     return from_host(ctx, values, x.shape(), DType::f64);
 }
 
-/// y = tanh(x w), and what may be wrong about its gradient.
+/// y = tanh(x w), with optional errors in its gradient.
 struct TanhProduct {
     double wrong_factor = 1.0;        ///< of dw
     std::int64_t wrong_element = -1;  ///< of dx

@@ -60,7 +60,7 @@ TEST(JsonValue, TextThatIsNotJsonIsNoValue) {
     EXPECT_NE(refusal_of("[NaN]"), "");
 }
 
-/// The library reads any depth, and then overflows the stack where it destroys, copies or prints the value.
+/// nlohmann::json reads any depth, but overflows the stack when it destroys, copies or prints the value.
 TEST(JsonValue, RefusesDeepNesting) {
     for (const auto& [begin, end] : {std::pair{"[", "]"}, {"{\"a\":", "}"}, {"[{\"a\":", "}]"}}) {
         const std::size_t levels_of_one = std::string_view(begin)[0] == '[' && begin[1] == '{' ? 2 : 1;

@@ -10,7 +10,8 @@ namespace gradtile {
 namespace {
 
 constexpr std::int64_t n = 200000;
-/// Six standard deviations: a right generator fails such a check once in 5e8 seeds, and the seed is fixed.
+/// Six standard deviations: a correct generator fails such a check for one of 5e8 seeds, and the seed is
+/// fixed.
 constexpr double sigmas = 6.0;
 
 double mean_of_power(const std::vector<double>& values, int power) {

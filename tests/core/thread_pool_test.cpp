@@ -21,7 +21,7 @@
 namespace gradtile {
 namespace {
 
-/// Keeps a thread from running, as a scheduler does with a preempted one: a signal handler on it blocks.
+/// Stops a thread as a scheduler stops a preempted one: by a signal handler that blocks.
 class HeldThread {
   public:
     explicit HeldThread(pthread_t thread) {

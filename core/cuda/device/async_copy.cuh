@@ -8,8 +8,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// The thread's place in its block, read anew: what a loop derives from it rarely is better computed again
-/// than kept in registers beside accumulators that fill them.
+/// The thread's index in its block, read again at each use: values that a loop rarely needs are recomputed
+/// instead of kept in registers, which the accumulators fill.
 __device__ __forceinline__ unsigned thread_index_anew() {
     unsigned index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
@@ -18,7 +18,7 @@ __device__ __forceinline__ unsigned thread_index_anew() {
 __device__ __forceinline__ int lane_index() {
     return static_cast<int>(thread_index_anew() % 32);
 }
-/// The same for all lanes, and through the shuffle known to be: what follows from it takes uniform registers.
+/// Equal in all lanes. The shuffle shows this to the compiler, so that derived values use uniform registers.
 __device__ __forceinline__ int warp_index() {
     return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// How kernels are launched: on the context's stream, checked; and how one may start before the one ahead of
-/// it has ended.
+/// Launches of kernels: on the context's stream, checked. A kernel may start before its predecessor in the
+/// stream has ended.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -14,7 +14,7 @@
 
 namespace gradtile::cuda {
 
-/// What a block is made of.
+/// The resources of a thread block.
 struct Block {
     unsigned threads;
     std::size_t shared_bytes = 0;  ///< beside the kernel's own arrays
@@ -23,9 +23,10 @@ struct Block {
 
 namespace device {
 
-/// First in a kernel that starts early: its blocks come into being while the last ones of the kernel ahead
-/// still work, and here they wait until all it wrote can be read. Every block must, or a third kernel in a
-/// row would not know of the first. Code for older architectures cannot wait; see starts_early().
+/// The first call in a kernel that starts early. The kernel's blocks start while the last blocks of the
+/// preceding kernel still run; this call waits until all writes of that kernel are visible. Every block must
+/// call it: otherwise a third kernel might run before the first one has ended. Code for older architectures
+/// cannot wait; see starts_early().
 __device__ __forceinline__ void await_predecessor() {
 #if __CUDA_ARCH__ >= GRADTILE_FIRST_WAITING_ARCHITECTURE * 10
     asm volatile("griddepcontrol.wait;" ::: "memory");

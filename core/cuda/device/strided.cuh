@@ -73,11 +73,11 @@ template <int count, class Kernel, class... Arguments>
 void launch_strided(const Context& ctx, Kernel kernel, const std::array<Tensor, count>& tensors,
                     Arguments... arguments) {
     // Enough blocks to fill the largest GPU several times over; each then strides through the elements.
-    constexpr std::int64_t most_blocks = 8 * 1024;
+    constexpr std::int64_t max_blocks = 8 * 1024;
     const std::int64_t elements = tensors[0].elements();
     if (elements == 0) return;
     use_device(ctx.device());
-    const auto blocks = static_cast<unsigned>(std::min(most_blocks, ceil_div(elements, strided_threads)));
+    const auto blocks = static_cast<unsigned>(std::min(max_blocks, ceil_div(elements, strided_threads)));
     kernel<<<blocks, strided_threads, 0, static_cast<cudaStream_t>(ctx.stream())>>>(
         arguments..., Layout<count>(tensors), elements);
     cuda_check(cudaGetLastError());

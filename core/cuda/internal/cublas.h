@@ -1,6 +1,6 @@
 #pragma once
-/// cuBLAS and cuBLASLt, loaded when the first product on a GPU needs them: neither starting the program nor
-/// training on the CPU does.
+/// cuBLAS and cuBLASLt, loaded when the first product on a GPU needs them. The program starts, and trains on
+/// the CPU, without them.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 

@@ -17,8 +17,8 @@ inline void cuda_check(cudaError_t status, std::source_location where = std::sou
                     where);
 }
 
-/// Makes a device the calling thread's. Throws one line that tells a machine without a driver, with one that
-/// is too old, without a GPU, and a device number out of range apart.
+/// Makes `device` the calling thread's current device. Throws one line that distinguishes a missing driver,
+/// an old driver, a missing GPU and a device number out of range.
 void use_device(Device device);
 
 /// Whether this build holds machine code for the current device.
@@ -27,8 +27,8 @@ bool kernels_run_here();
 /// Bytes of shared memory that a block of the current device may ask for.
 int shared_memory_of_a_block();
 
-/// While it lives, this thread may allocate although a stream is being captured into a graph: what is made
-/// belongs to no graph. For what is made once, should the first use lie inside a capture.
+/// While it lives, this thread may allocate during the capture of a stream into a graph; the allocation does
+/// not become part of the graph. For state that is created at first use, which may happen inside a capture.
 class RelaxedCapture {
   public:
     RelaxedCapture() { cuda_check(cudaThreadExchangeStreamCaptureMode(&mode_)); }

@@ -1,6 +1,6 @@
 #pragma once
-/// The one thin seam between gradtile and the CPU's matrix library: a single block of a product, computed by
-/// the calling thread alone. gemm_onednn.cpp or gemm_openblas.cpp defines it; CMake chooses.
+/// The interface to the CPU's matrix library: one block of a product, computed by the calling thread alone.
+/// gemm_onednn.cpp or gemm_openblas.cpp defines it; CMake chooses.
 #include <cstdint>
 
 #include <gradtile/core/dtype.h>
@@ -27,7 +27,7 @@ void library_gemm(const GemmBlock& block, const bfloat16* a, const bfloat16* b, 
 void library_gemm(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias,
                   bfloat16* c);
 
-/// float64, where speed matters less than being there with every library: gemm_f64.cpp, our own loops.
+/// float64: gemm_f64.cpp, gradtile's own loops, so that float64 exists with every library.
 void gemm_f64(const GemmBlock& block, double alpha, const double* a, const double* b, double* c);
 
 }  // namespace gradtile::cpu

@@ -6,9 +6,9 @@
 
 namespace gradtile::cuda {
 
-/// What is done with a product while it is still in registers. GELU is the tanh form; c and hidden are 16-bit
-/// of one type. (cuBLASLt would also sum columns there, for bias gradients, at up to twice the time of
-/// reading the matrix once more: bench/results/2026-11-21-h200-gemm.md.)
+/// The operation fused behind a product, while the product is still in registers. GELU is the tanh form; c
+/// and hidden are 16-bit of one type. (cuBLASLt would also sum columns there, for bias gradients, at up to
+/// twice the time of reading the matrix once more: bench/results/2026-11-21-h200-gemm.md.)
 struct GemmFusion {
     enum class Gelu { none, forward, backward };
     Gelu gelu = Gelu::none;

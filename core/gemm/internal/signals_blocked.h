@@ -1,5 +1,5 @@
 #pragma once
-/// Keeps signal handlers off a thread's stack while code runs that the platform's rules do not hold for.
+/// Keeps signal handlers off a thread's stack while code runs that violates the platform's stack rules.
 #include <signal.h>
 
 namespace gradtile {
