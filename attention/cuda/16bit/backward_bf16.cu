@@ -1,6 +1,0 @@
-// The backward kernels of bfloat16.
-#include <gradtile/attention/cuda/16bit/backward_launch.cuh>
-
-namespace gradtile::attention::cuda {
-template void launch_backward<bfloat16>(const Bits16BackwardParameters&, cudaStream_t);
-}  // namespace gradtile::attention::cuda
