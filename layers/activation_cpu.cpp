@@ -70,7 +70,7 @@ void visit(DType dtype, Activation activation, F&& f) {
 
 void activation_forward(const Context& ctx, const Tensor& y, const Tensor& x, Activation activation) {
     visit(x.dtype(), activation, [&]<class T, class Formula>(TypeTag<T>, TypeTag<Formula>) {
-        const Rows<T> ys(y, op), xs(x, op);
+        const TensorRows<T> ys(y, op), xs(x, op);
         const std::int64_t width = ys.width();
         for_rows(ctx, ys.count(), width, [&](std::int64_t r) {
             if constexpr (activation_formulas::Gated<Formula>) {
@@ -85,7 +85,7 @@ void activation_forward(const Context& ctx, const Tensor& y, const Tensor& x, Ac
 void activation_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x,
                          Activation activation) {
     visit(x.dtype(), activation, [&]<class T, class Formula>(TypeTag<T>, TypeTag<Formula>) {
-        const Rows<T> dxs(dx, op), dys(dy, op), xs(x, op);
+        const TensorRows<T> dxs(dx, op), dys(dy, op), xs(x, op);
         const std::int64_t width = dys.width();
         for_rows(ctx, dys.count(), width, [&](std::int64_t r) {
             if constexpr (activation_formulas::Gated<Formula>) {

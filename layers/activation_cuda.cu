@@ -11,9 +11,9 @@ namespace {
 using device::Place;
 using device::vector_length;
 template <class T>
-using Output = device::Rows<T>;
+using Output = device::DeviceRows<T>;
 template <class T>
-using Input = device::Rows<const T>;
+using Input = device::DeviceRows<const T>;
 
 template <class Formula>
 struct Forward {

@@ -54,7 +54,7 @@ void drop_row(T* y, const T* x, const T* branch, std::int64_t width, const Dropo
 template <bool drop, bool residual, class T>
 void drop_rows(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& branch,
                const DropoutMask& mask) {
-    const Rows<T> ys(y, "dropout"), branches(branch, "dropout"), xs(residual ? x : branch, "dropout");
+    const TensorRows<T> ys(y, "dropout"), branches(branch, "dropout"), xs(residual ? x : branch, "dropout");
     const Philox::Key key = mask.key();
     for_rows(ctx, ys.count(), ys.width(), [&](std::int64_t r) {
         drop_row<drop, residual>(ys[r], xs[r], branches[r], ys.width(), mask, key, r);

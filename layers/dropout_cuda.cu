@@ -8,9 +8,9 @@ namespace {
 
 using device::Place;
 template <class T>
-using Output = device::Rows<T>;
+using Output = device::DeviceRows<T>;
 template <class T>
-using Input = device::Rows<const T>;
+using Input = device::DeviceRows<const T>;
 
 /// y = branch * factor (+ x)
 template <bool residual>

@@ -35,7 +35,7 @@ void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Ten
     const std::int64_t count = tokens.elements(), width = weight_grad.size(1);
     visit_floating(dy.dtype(), [&]<class T>(TypeTag<T>) {
         using Sum = Accumulator<T>;
-        const Rows<T> dys(dy, "embedding");
+        const TensorRows<T> dys(dy, "embedding");
         Sum* grad = weight_grad.data<Sum>();
         // Each block owns a range of columns and walks all positions: no element is written by two blocks,
         // and every token's rows are added in order of position.
@@ -51,7 +51,7 @@ void position_embedding_forward(const Context& ctx, const Tensor& y, const Tenso
     const std::int64_t positions = weight.size(0), width = weight.size(1);
     visit_floating(y.dtype(), [&]<class T>(TypeTag<T>) {
         using Sum = Accumulator<T>;
-        const Rows<T> ys(y, "position_embedding"), xs(x, "position_embedding");
+        const TensorRows<T> ys(y, "position_embedding"), xs(x, "position_embedding");
         const T* w = weight.data<T>();
         parallel_ranges(ctx, xs.count(), rows_per_block(width), [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t r = begin; r < end; ++r) {
@@ -69,7 +69,7 @@ void position_embedding_backward(const Context& ctx, const Tensor& weight_grad, 
     const std::int64_t positions = weight_grad.size(0), width = weight_grad.size(1);
     visit_floating(dy.dtype(), [&]<class T>(TypeTag<T>) {
         using Sum = Accumulator<T>;
-        const Rows<T> dys(dy, "position_embedding");
+        const TensorRows<T> dys(dy, "position_embedding");
         Sum* grad = weight_grad.data<Sum>();
         const std::int64_t samples = dy.size(0);
         parallel_ranges(ctx, positions, rows_per_block(width * std::max<std::int64_t>(1, samples)),

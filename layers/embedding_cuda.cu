@@ -10,9 +10,9 @@ namespace {
 
 using device::Place;
 template <class T>
-using Output = device::Rows<T>;
+using Output = device::DeviceRows<T>;
 template <class T>
-using Input = device::Rows<const T>;
+using Input = device::DeviceRows<const T>;
 
 // ---- Token embedding, forward ----
 

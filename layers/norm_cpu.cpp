@@ -50,7 +50,7 @@ template <class T, bool centred>
 void forward(const Context& ctx, const NormOutputs& out, const Tensor& x, const Tensor& weight,
              const Tensor& bias, double eps) {
     using S = Accumulator<T>;
-    const Rows<T> xs(x, "norm"), ys(out.y, "norm");
+    const TensorRows<T> xs(x, "norm"), ys(out.y, "norm");
     const std::int64_t width = xs.width();
     S* means = centred ? out.mean.data<S>() : nullptr;
     S* rstds = out.rstd.data<S>();
@@ -100,7 +100,7 @@ void differentiate_row(T* __restrict dx, S* __restrict d_weight, S* __restrict d
 template <class T, bool centred, bool accumulate>
 void backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
     using S = Accumulator<T>;
-    const Rows<T> dys(in.dy, "norm"), xs(in.x, "norm"), dxs(out.dx, "norm");
+    const TensorRows<T> dys(in.dy, "norm"), xs(in.x, "norm"), dxs(out.dx, "norm");
     const std::int64_t width = xs.width(), grain = rows_per_partial(xs.count());
     const S* means = centred ? in.mean.data<S>() : nullptr;
     const S* rstds = in.rstd.data<S>();

@@ -381,9 +381,9 @@ void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& re
     const DropoutMask mask = branch.defined() ? dropout_mask(dropout.p, key, branch) : DropoutMask{};
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         using S = Accumulator<T>;
-        NormForward<T> norm{.y = Rows<T>(out.y, "norm"),
-                            .x = Rows<const T>(x, "norm"),
-                            .branch = branch.defined() ? Rows<T>(branch, "norm") : Rows<T>(),
+        NormForward<T> norm{.y = DeviceRows<T>(out.y, "norm"),
+                            .x = DeviceRows<const T>(x, "norm"),
+                            .branch = branch.defined() ? DeviceRows<T>(branch, "norm") : DeviceRows<T>(),
                             .factors_of = DropoutFactors(mask),
                             .mean = out.mean.defined() ? out.mean.data<S>() : nullptr,
                             .rstd = out.rstd.data<S>(),
@@ -392,7 +392,7 @@ void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& re
                             .eps = static_cast<S>(eps)};
         const std::int64_t rows = norm.x.layout.rows;
         const auto add_first = [&] {
-            norm.x = Rows<const T>(residual.sum(ctx), "norm");
+            norm.x = DeviceRows<const T>(residual.sum(ctx), "norm");
             norm.branch = {};
         };
         const auto any_width = [&] {
@@ -434,9 +434,9 @@ void norm_backward(const Context& ctx, const NormGradients& out, const NormInput
     visit_floating(in.x.dtype(), [&]<class T>(TypeTag<T>) {
         using S = Accumulator<T>;
         const NormBackward<T> norm{
-            .dx = Rows<T>(out.dx, "norm"),
-            .dy = Rows<const T>(in.dy, "norm"),
-            .x = Rows<const T>(in.x, "norm"),
+            .dx = DeviceRows<T>(out.dx, "norm"),
+            .dy = DeviceRows<const T>(in.dy, "norm"),
+            .x = DeviceRows<const T>(in.x, "norm"),
             .mean = in.mean.defined() ? in.mean.data<S>() : nullptr,
             .rstd = in.rstd.data<S>(),
             .weight = in.weight.data<T>(),

@@ -28,9 +28,9 @@ RowLayout row_layout(const Tensor& x, const char* op);
 
 /// Typed rows of a tensor, for the inner loops of CPU kernels.
 template <class T>
-class Rows {
+class TensorRows {
   public:
-    Rows(const Tensor& x, const char* op) : data_(x.data<T>()), layout_(row_layout(x, op)) {}
+    TensorRows(const Tensor& x, const char* op) : data_(x.data<T>()), layout_(row_layout(x, op)) {}
     T* operator[](std::int64_t row) const { return data_ + layout_.offset(row); }
     std::int64_t count() const { return layout_.rows; }
     std::int64_t width() const { return layout_.width; }

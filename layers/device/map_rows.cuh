@@ -24,8 +24,8 @@ inline constexpr int map_blocks = (n > vector_length<T>) ? 2
 
 template <int n, class T, int inputs, int outputs>
 struct MapArguments {
-    Rows<const T> in[inputs];
-    Rows<T> out[outputs];
+    DeviceRows<const T> in[inputs];
+    DeviceRows<T> out[outputs];
     Divisor vectors_per_row;
     std::int64_t vectors;
     bool dense;  // every tensor is one run of elements
@@ -106,8 +106,9 @@ __global__ void __launch_bounds__(map_threads, (map_blocks<n, T, inputs>))
 /// columns: n = `together`, a multiple of the vector length, or 1 where a row is not made of such vectors or
 /// `vectors` says that what op reads itself is not.
 template <int together, class T, std::size_t inputs, std::size_t outputs, class Operator>
-void map_rows(const Context& ctx, const std::array<device::Rows<T>, outputs>& out,
-              const std::array<device::Rows<const T>, inputs>& in, const Operator& op, bool vectors = true) {
+void map_rows(const Context& ctx, const std::array<device::DeviceRows<T>, outputs>& out,
+              const std::array<device::DeviceRows<const T>, inputs>& in, const Operator& op,
+              bool vectors = true) {
     const std::int64_t rows = out[0].layout.rows, width = out[0].layout.width;
     const auto run = [&]<int n>(std::integral_constant<int, n>) {
         const auto is_dense = [](const auto& rows_of) { return rows_of.dense(); };

@@ -41,9 +41,9 @@ struct Statistics {
 /// root-mean-square norm, bias when there is none.
 template <class T>
 struct NormForward {
-    Rows<T> y;
-    Rows<const T> x;
-    Rows<T> branch;
+    DeviceRows<T> y;
+    DeviceRows<const T> x;
+    DeviceRows<T> branch;
     DropoutFactors factors_of;
     Accumulator<T>*mean, *rstd;
     const T *weight, *bias;
@@ -52,8 +52,8 @@ struct NormForward {
 
 template <class T>
 struct NormBackward {
-    Rows<T> dx;
-    Rows<const T> dy, x;
+    DeviceRows<T> dx;
+    DeviceRows<const T> dy, x;
     const Accumulator<T>*mean, *rstd;
     const T* weight;
     Accumulator<T>* partials;     // [gridDim.x, 2, C]

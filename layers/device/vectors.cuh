@@ -133,12 +133,12 @@ __device__ __forceinline__ void accumulate(S* to, const S (&values)[n]) {
 
 /// Rows of a tensor for a kernel; passed by value.
 template <class T>
-struct Rows {
+struct DeviceRows {
     T* data = nullptr;
     RowLayout layout;
 
-    Rows() = default;
-    Rows(const Tensor& x, const char* op)
+    DeviceRows() = default;
+    DeviceRows(const Tensor& x, const char* op)
         : data(x.data<std::remove_const_t<T>>()), layout(row_layout(x, op)) {}
 
     __device__ __forceinline__ T* operator[](std::int64_t row) const { return data + layout.offset(row); }
