@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <gradtile/core/check.h>
 #include <gradtile/core/text/formatted.h>
 
 namespace gradtile {
