@@ -22,7 +22,7 @@ TEST(Activation, EveryOnePassesTheLayerSuite) {
                          [](auto make, const test::LayerSuite& suite) { test::check_layer(make, suite); });
 }
 
-std::vector<double> gelu_of(Activation activation, const std::vector<double>& x, DType dtype) {
+std::vector<double> activated(Activation activation, const std::vector<double>& x, DType dtype) {
     const Context ctx(Device::cpu(), 1);
     ActivationLayer::Saved saved;
     return to_host(ctx, ActivationLayer{activation}.forward(
@@ -31,8 +31,8 @@ std::vector<double> gelu_of(Activation activation, const std::vector<double>& x,
 
 TEST(Gelu, HasTheDefinitionsValues) {
     const std::vector<double> xs = {-3, -1, -0.25, 0, 0.5, 2};
-    const auto exact = gelu_of(Activation::gelu, xs, DType::f64),
-               tanh = gelu_of(Activation::gelu_tanh, xs, DType::f64);
+    const auto exact = activated(Activation::gelu, xs, DType::f64),
+               tanh = activated(Activation::gelu_tanh, xs, DType::f64);
     for (std::size_t i = 0; i < xs.size(); ++i) {
         const double x = xs[i];
         EXPECT_NEAR(exact[i], x * 0.5 * std::erfc(-x / std::sqrt(2.0)), 1e-15);
@@ -41,14 +41,20 @@ TEST(Gelu, HasTheDefinitionsValues) {
     }
 }
 
+TEST(Relu2, HasTheDefinitionsValuesAndKeepsNaN) {
+    EXPECT_EQ(activated(Activation::relu2, {-3, -0.25, 0, 0.5, 3}, DType::f32),
+              (std::vector<double>{0, 0, 0, 0.25, 9}));
+    EXPECT_TRUE(std::isnan(activated(Activation::relu2, {std::nan("")}, DType::f32)[0]));
+}
+
 TEST(Gelu, StaysFiniteAtTheEndsOfTheRange) {
     for (const Activation activation : {Activation::gelu_tanh, Activation::gelu}) {
-        const auto y = gelu_of(activation, {-3e38, -200, 200, 3e38}, DType::f32);
+        const auto y = activated(activation, {-3e38, -200, 200, 3e38}, DType::f32);
         EXPECT_EQ(y[0], 0.0);
         EXPECT_EQ(y[1], 0.0);
         EXPECT_EQ(y[2], 200.0);
         EXPECT_FLOAT_EQ(static_cast<float>(y[3]), 3e38f);
-        EXPECT_TRUE(std::isnan(gelu_of(activation, {std::nan("")}, DType::f32)[0]));
+        EXPECT_TRUE(std::isnan(activated(activation, {std::nan("")}, DType::f32)[0]));
 
         const Context ctx(Device::cpu(), 1);
         const Tensor x = from_host(ctx, std::vector<double>{-3e38, -200, 200, 3e38}, {4}, DType::f32);
