@@ -177,7 +177,7 @@ TEST(TokenFile, HeaderlessIdsOf32BitsNeedTheirType) {
         EXPECT_EQ(
             message_of([&] { open_token_file(path); }),
             path +
-                ": every second 16-bit number is 0 to 3, as in a file of 32-bit tokens; say --token-type "
+                ": every second 16-bit number is 0 to 3, as in a file of 32-bit tokens; use --token-type "
                 "uint32, or uint16 if they are 16-bit tokens");
         const TokenFile file = open_token_file(path, {.type = TokenType::uint32});
         EXPECT_EQ(file.format, TokenFormat::headerless_uint32);
