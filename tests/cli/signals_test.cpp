@@ -94,27 +94,26 @@ TEST_P(TrainingUnderSignals, SavesAndResumesBitIdentically) {
 class LongSteps : public testing::Test {
   protected:
     /// Steps of 4096 micro-steps take minutes.
-    Arguments training() const {
-        return large_training(data_, out_) + Arguments{"--threads",     "1", "--batch", "4096",
-                                                       "--micro-batch", "1", "--steps", "2",
-                                                       "--save-every",  "1"};
+    Arguments training(const std::filesystem::path& out) const {
+        return large_training(data_, out) + Arguments{"--threads",     "1", "--batch", "4096",
+                                                      "--micro-batch", "1", "--steps", "2",
+                                                      "--save-every",  "1"};
     }
     /// Waits until the program trains: one second after it has created metrics.jsonl.
-    void wait_until_it_computes(Program& program) const {
-        wait_until(program, [&] { return exists(out_ / "metrics.jsonl"); });
+    void wait_until_it_computes(Program& program, const std::filesystem::path& out) const {
+        wait_until(program, [&] { return exists(out / "metrics.jsonl"); });
         std::this_thread::sleep_for(std::chrono::seconds(1));
         ASSERT_TRUE(program.running());
     }
     TemporaryDirectory place_;
     std::string data_ = write_stories(place_, 40000);
-    std::filesystem::path out_ = place_ / "run";
 };
 
 TEST_F(LongSteps, EndBetweenMicroSteps) {
     for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
-        Program program(signal == SIGTERM ? training()
-                                          : Arguments{"train", "--resume", out_.string(), "--quiet"});
-        wait_until_it_computes(program);
+        const std::filesystem::path out = place_ / concat("run", signal);
+        Program program(training(out));
+        wait_until_it_computes(program, out);
         const auto since = steady_clock::now();
         program.send(signal);
         const Outcome outcome = program.wait();
