@@ -20,42 +20,17 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 
 using ShardHeader = std::array<std::int32_t, 256>;
 
-/// The properties of one kind of llm.c shard.
-struct ShardFacts {
-    TokenFormat format;
-    std::int32_t magic;
-    std::int32_t version;
-    int id_bytes;
-    std::int64_t vocabulary;
-};
-constexpr ShardFacts gpt2_facts{TokenFormat::gpt2_shard, 20240520, 1, 2, 50257};
-constexpr ShardFacts llama3_facts{TokenFormat::llama3_shard, 20240801, 7, 4, 128256};
-
-/// Returns nullptr for a format without a header.
-const ShardFacts* facts_of(TokenFormat format) {
-    switch (format) {
-        case TokenFormat::gpt2_shard:
-            return &gpt2_facts;
-        case TokenFormat::llama3_shard:
-            return &llama3_facts;
-        case TokenFormat::headerless:
-        case TokenFormat::headerless_uint32:
-            return nullptr;
-    }
-    throw Error("token file: unknown format");
+constexpr const TokenFormatTraits& traits_of(TokenFormat format) {
+    static_assert(names_every_enumerator<TokenFormat>());
+    return token_format_table.at(static_cast<std::size_t>(format));
 }
 
-/// Says whether ids have 32 bits instead of 16.
-bool is_wide(TokenFormat format) {
-    switch (format) {
-        case TokenFormat::gpt2_shard:
-        case TokenFormat::headerless:
-            return false;
-        case TokenFormat::llama3_shard:
-        case TokenFormat::headerless_uint32:
-            return true;
-    }
-    throw Error("token file: unknown format");
+constexpr bool has_header(const TokenFormatTraits& format) {
+    return format.magic != 0;
+}
+
+constexpr int id_bytes(const TokenFormatTraits& format) {
+    return format.ids == TokenType::uint32 ? 4 : 2;
 }
 
 /// The magic numbers of llm.c's other files. Read as headerless tokens, such files would be noise.
@@ -80,25 +55,32 @@ constexpr std::int64_t header_bytes = sizeof(ShardHeader);
 
 /// The position of a file's token ids.
 struct Layout {
-    TokenFormat format;
-    int id_bytes;
+    const TokenFormatTraits& format;
     std::int64_t offset, count;
-    std::int64_t vocabulary;  // the vocabulary of the format; 0: none
 };
 
-Layout shard_layout(const DataFile& file, const Head& head, const ShardFacts& facts) {
+Layout shard_layout(const DataFile& file, const Head& head, const TokenFormatTraits& format) {
     const std::string& path = file.path();
     check(file.size() >= header_bytes, path, ": truncated: ", file.size(),
           " bytes, less than a shard's header of ", header_bytes);
-    check(head.version() == facts.version, path, ": ", name_of(facts.format), " token shard of version ",
-          head.version(), "; version ", facts.version, " is supported");
+    check(head.version() == format.version, path, ": ", format.name, " token shard of version ",
+          head.version(), "; version ", format.version, " is supported");
     check(head.tokens() >= 0, path, ": damaged: its header counts ", head.tokens(), " tokens");
-    const std::int64_t body = file.size() - header_bytes, expected = head.tokens() * facts.id_bytes;
+    const std::int64_t body = file.size() - header_bytes, expected = head.tokens() * id_bytes(format);
     check(body >= expected, path, ": truncated: its header counts ", head.tokens(), " tokens of ",
-          facts.id_bytes, " bytes, ", body, " bytes follow");
+          id_bytes(format), " bytes, ", body, " bytes follow");
     check(body == expected, path, ": damaged: its header counts ", head.tokens(), " tokens of ",
-          facts.id_bytes, " bytes, but ", body, " bytes follow");
-    return {facts.format, facts.id_bytes, header_bytes, head.tokens(), facts.vocabulary};
+          id_bytes(format), " bytes, but ", body, " bytes follow");
+    return {format, header_bytes, head.tokens()};
+}
+
+/// "20240520 (gpt2) or 20240801 (llama3)".
+std::string known_magic_numbers() {
+    std::string list;
+    for (const TokenFormatTraits& format : token_format_table)
+        if (has_header(format))
+            list += concat(list.empty() ? "" : " or ", format.magic, " (", format.name, ")");
+    return list;
 }
 
 std::int32_t byte_swapped(std::int32_t value) {
@@ -125,11 +107,10 @@ void refuse_damaged_shards(const DataFile& file, const Head& head) {
               " of llm.c, not tokens");
     check(!looks_like_magic_number(byte_swapped(head.magic())), path,
           ": wrong magic: a big-endian token shard; little-endian is supported");
-    const std::string expected =
-        concat("expected ", gpt2_facts.magic, " (GPT-2) or ", llama3_facts.magic, " (Llama 3)");
-    check(!looks_like_magic_number(head.magic()), path, ": wrong magic ", head.magic(), "; ", expected);
+    check(!looks_like_magic_number(head.magic()), path, ": wrong magic ", head.magic(), "; expected ",
+          known_magic_numbers());
     check(!has_shard_header(file, head), path, ": wrong magic ", head.magic(), " before a shard's header of ",
-          head.tokens(), " tokens, as many as the file holds; ", expected);
+          head.tokens(), " tokens, as many as the file holds; expected ", known_magic_numbers());
 }
 
 /// Returns whether every second 16-bit number is 0 to 3, but not all of them. The upper half of a 32-bit id
@@ -157,7 +138,7 @@ Layout headerless_layout(const DataFile& file, TokenType type) {
     if (type == TokenType::uint32) {
         check(file.size() % 4 == 0, path, ": odd size: ", file.size(),
               " bytes are not a whole number of 32-bit tokens");
-        return {TokenFormat::headerless_uint32, 4, 0, file.size() / 4, 0};
+        return {traits_of(TokenFormat::headerless_uint32), 0, file.size() / 4};
     }
     check(file.size() % 2 == 0, path, ": odd size: ", file.size(),
           " bytes are not a whole number of 16-bit tokens");
@@ -165,18 +146,17 @@ Layout headerless_layout(const DataFile& file, TokenType type) {
         type != TokenType::automatic || !looks_like_uint32(file), path,
         ": every second 16-bit number is 0 to 3, as in a file of 32-bit tokens; use --token-type uint32, or "
         "uint16 if they are 16-bit tokens");
-    return {TokenFormat::headerless, 2, 0, file.size() / 2, 0};
+    return {traits_of(TokenFormat::headerless), 0, file.size() / 2};
 }
 
 Layout layout_of(const DataFile& file, TokenType type) {
     check(file.size() > 0, file.path(), ": is empty; expected tokens");
     const Head head(file);
-    for (const ShardFacts& facts : {gpt2_facts, llama3_facts}) {
-        if (head.magic() != facts.magic) continue;
-        const TokenType own = facts.id_bytes == 2 ? TokenType::uint16 : TokenType::uint32;
-        check(type == TokenType::automatic || type == own, file.path(), ": is a ", name_of(facts.format),
-              " shard of ", name_of(own), " tokens, not ", name_of(type), " (token-type)");
-        return shard_layout(file, head, facts);
+    for (const TokenFormatTraits& format : token_format_table) {
+        if (!has_header(format) || head.magic() != format.magic) continue;
+        check(type == TokenType::automatic || type == format.ids, file.path(), ": is a ", format.name,
+              " shard of ", name_of(format.ids), " tokens, not ", name_of(type), " (token-type)");
+        return shard_layout(file, head, format);
     }
     refuse_damaged_shards(file, head);
     return headerless_layout(file, type);
@@ -192,7 +172,7 @@ std::int64_t largest_id(const DataFile& file, const Layout& layout, std::int64_t
     for (std::int64_t begin = 0; begin < layout.count;) {
         const std::span<Id> ids = std::span(buffer).first(
             static_cast<std::size_t>(std::min(std::ssize(buffer), layout.count - begin)));
-        file.read(layout.offset + begin * layout.id_bytes, std::as_writable_bytes(ids));
+        file.read(layout.offset + begin * id_bytes(layout.format), std::as_writable_bytes(ids));
         for (const Id id : ids) largest = std::max(largest, id);
         if (largest >= limit) {
             const auto first = std::ranges::find_if(ids, [&](Id id) { return id >= limit; });
@@ -219,13 +199,13 @@ TokenFile open_one(const std::string& path, const TokenFileOptions& options) {
     const auto file = std::make_shared<const DataFile>(path);
     const Layout layout = layout_of(*file, options.type);
     check(layout.count > 0, path, ": holds no tokens");
-    TokenFile result{.format = layout.format,
-                     .vocabulary = options.vocabulary > 0 ? options.vocabulary : layout.vocabulary,
+    TokenFile result{.format = layout.format.format,
+                     .vocabulary = options.vocabulary > 0 ? options.vocabulary : layout.format.vocabulary,
                      .contents = {content_of(*file)}};
     result.vocabulary_of_ids = result.vocabulary == 0;
     constexpr std::int64_t max_vocabulary = std::int64_t{1} << 31;  // ids become int32
     const std::int64_t limit = result.vocabulary_of_ids ? max_vocabulary : result.vocabulary;
-    const bool narrow = layout.id_bytes == 2;
+    const bool narrow = layout.format.ids == TokenType::uint16;
     // A vocabulary of 65536 contains every id of a 16-bit file, so no check is needed.
     if (result.vocabulary_of_ids || !narrow || limit <= std::numeric_limits<std::uint16_t>::max()) {
         const std::int64_t largest = narrow ? largest_id<std::uint16_t>(*file, layout, limit)
@@ -235,7 +215,7 @@ TokenFile open_one(const std::string& path, const TokenFileOptions& options) {
     result.tokens = TokenSequence::of_file({.file = file,
                                             .content = result.contents.front(),
                                             .offset = layout.offset,
-                                            .id_bytes = layout.id_bytes,
+                                            .id_bytes = id_bytes(layout.format),
                                             .count = layout.count,
                                             .vocabulary = result.vocabulary});
     return result;
@@ -248,14 +228,13 @@ bool is_token_file(std::string_view path) {
 }
 
 std::string TokenFile::description() const {
-    const bool wide = is_wide(format);
-    const char* const type = wide ? "uint32" : "uint16";
+    const TokenFormatTraits& traits = traits_of(format);
     const bool several = contents.size() > 1;
     const std::string number = several ? concat(contents.size(), " files, ") : "";
-    if (const ShardFacts* facts = facts_of(format))
-        return concat(number, "llm.c shard", several ? "s" : "", ", version ", facts->version, ", ",
-                      grouped(tokens.size()), " ", type, " tokens");
-    return concat(number, "headerless ", type, ", ", grouped(tokens.size()), " tokens",
+    if (has_header(traits))
+        return concat(number, "llm.c shard", several ? "s" : "", ", version ", traits.version, ", ",
+                      grouped(tokens.size()), " ", name_of(traits.ids), " tokens");
+    return concat(number, "headerless ", name_of(traits.ids), ", ", grouped(tokens.size()), " tokens",
                   vocabulary_of_ids ? concat(", largest id ", vocabulary - 1) : "");
 }
 
@@ -281,22 +260,22 @@ TokenFile open_token_file(const std::string& path, const TokenFileOptions& optio
 }
 
 void write_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids) {
-    const ShardFacts* const facts = facts_of(format);
-    const bool wide = is_wide(format);
+    const TokenFormatTraits& traits = traits_of(format);
+    const bool wide = traits.ids == TokenType::uint32;
     const std::int64_t limit = wide ? std::numeric_limits<std::int32_t>::max() : 65535;
     for (std::size_t i = 0; i < ids.size(); ++i)
-        check(ids[i] >= 0 && ids[i] <= limit, path, ": token ", i, " has id ", ids[i], "; a ",
-              name_of(format), " file holds 0 to ", limit);
+        check(ids[i] >= 0 && ids[i] <= limit, path, ": token ", i, " has id ", ids[i], "; a ", traits.name,
+              " file holds 0 to ", limit);
     std::ofstream file(path, std::ios::binary | std::ios::trunc);
     check(file.good(), path, ": cannot be written: ", std::strerror(errno));
     const auto write = [&](const auto& values) {
         file.write(reinterpret_cast<const char*>(values.data()),
                    static_cast<std::streamsize>(values.size() * sizeof(values[0])));
     };
-    if (facts != nullptr) {
+    if (has_header(traits)) {
         check(std::ssize(ids) <= std::numeric_limits<std::int32_t>::max(), path, ": ", ids.size(),
               " tokens are more than a shard's header can count");
-        ShardHeader header{facts->magic, facts->version, static_cast<std::int32_t>(ids.size())};
+        const ShardHeader header{traits.magic, traits.version, static_cast<std::int32_t>(ids.size())};
         write(header);
     }
     if (wide) {

@@ -17,10 +17,47 @@
 namespace gradtile {
 
 enum class TokenFormat {
-    gpt2_shard,        ///< llm.c: 256 int32 of header (20240520, 1, token count, 0 ...), then uint16 ids
-    llama3_shard,      ///< llm.c: 256 int32 of header (20240801, 7, token count, 0 ...), then uint32 ids
+    gpt2_shard,        ///< llm.c's shards of GPT-2 tokens
+    llama3_shard,      ///< llm.c's shards of Llama 3 tokens
     headerless,        ///< nanoGPT's train.bin and val.bin: only uint16 ids
     headerless_uint32  ///< only uint32 ids
+};
+
+/// A shard begins with 256 int32: magic, version, token count, 0 ... A file without header has magic 0.
+struct TokenFormatTraits {
+    TokenFormat format;
+    std::string_view name;  ///< in messages
+    TokenType ids;
+    std::int32_t magic = 0, version = 0;
+    std::int64_t vocabulary = 0;  ///< every id is below it; 0: the format has none
+};
+
+inline constexpr std::array token_format_table{
+    TokenFormatTraits{.format = TokenFormat::gpt2_shard,
+                      .name = "gpt2",
+                      .ids = TokenType::uint16,
+                      .magic = 20240520,
+                      .version = 1,
+                      .vocabulary = 50257},
+    TokenFormatTraits{.format = TokenFormat::llama3_shard,
+                      .name = "llama3",
+                      .ids = TokenType::uint32,
+                      .magic = 20240801,
+                      .version = 7,
+                      .vocabulary = 128256},
+    TokenFormatTraits{.format = TokenFormat::headerless, .name = "headerless", .ids = TokenType::uint16},
+    TokenFormatTraits{
+        .format = TokenFormat::headerless_uint32, .name = "headerless-uint32", .ids = TokenType::uint32},
+};
+
+template <>
+struct EnumNames<TokenFormat> {
+    static constexpr auto names = [] {
+        std::array<std::pair<TokenFormat, std::string_view>, token_format_table.size()> list;
+        for (std::size_t i = 0; i < list.size(); ++i)
+            list[i] = {token_format_table[i].format, token_format_table[i].name};
+        return list;
+    }();
 };
 
 struct TokenFileOptions {
@@ -44,9 +81,8 @@ struct TokenFile {
 bool is_token_file(std::string_view path);
 
 /// Opens a token file, or all files that match a pattern with *, ? or [], in the order of their names, as one
-/// sequence. The first words of a file determine its format; the vocabulary of the shard formats is 50257
-/// (GPT-2) or 128256 (Llama 3). Checks every id, unless every id of that width is below the vocabulary; each
-/// later read is checked again.
+/// sequence. The first words of a file determine its format. Checks every id, unless every id of that width
+/// is below the vocabulary; each later read is checked again.
 ///
 /// Throws Error naming the file when it is missing, empty, truncated, of odd size, of an unknown version, or
 /// not tokens; when it looks like a shard but has the wrong magic number; when it looks like 32-bit ids but
@@ -55,14 +91,5 @@ TokenFile open_token_file(const std::string& path, const TokenFileOptions& optio
 
 /// Throws Error when an id does not fit the format or the file cannot be written.
 void write_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids);
-
-template <>
-struct EnumNames<TokenFormat> {
-    static constexpr std::array names = {
-        std::pair{TokenFormat::gpt2_shard, std::string_view("gpt2")},
-        std::pair{TokenFormat::llama3_shard, std::string_view("llama3")},
-        std::pair{TokenFormat::headerless, std::string_view("headerless")},
-        std::pair{TokenFormat::headerless_uint32, std::string_view("headerless-uint32")}};
-};
 
 }  // namespace gradtile

@@ -20,9 +20,6 @@ using test::TemporaryDirectory;
 using testing::HasSubstr;
 
 const std::vector<std::int32_t> ids = {0, 5, 50256, 7, 1, 2, 3};
-constexpr TokenFormat formats[] = {TokenFormat::gpt2_shard, TokenFormat::llama3_shard,
-                                   TokenFormat::headerless, TokenFormat::headerless_uint32};
-
 /// Returns the options that open a file of this format when only the type of the format is known.
 TokenFileOptions for_format(TokenFormat format, std::int64_t vocabulary = 0) {
     const bool told = format == TokenFormat::headerless_uint32;
@@ -45,7 +42,7 @@ std::string shard(std::int32_t magic, std::int32_t version, std::int32_t count, 
 
 TEST(TokenFile, EveryFormatIsReadBackUnchanged) {
     const TemporaryDirectory place;
-    for (const TokenFormat format : formats) {
+    for (const auto& [format, name] : EnumNames<TokenFormat>::names) {
         const std::string path = place / "tokens.bin";
         write_token_file(path, format, ids);
         const TokenFile file = open_token_file(path, for_format(format));
@@ -58,8 +55,8 @@ TEST(TokenFile, EveryFormatIsReadBackUnchanged) {
 TEST(TokenFile, TheFormatsAreThoseOfLlmCAndNanoGpt) {
     const TemporaryDirectory place;
     const auto size = [&](const char* name) { return std::filesystem::file_size(place / name); };
-    for (const TokenFormat format : formats)
-        write_token_file(place / std::string(name_of(format)), format, ids);
+    for (const auto& [format, name] : EnumNames<TokenFormat>::names)
+        write_token_file(place / std::string(name), format, ids);
     EXPECT_EQ(size("gpt2"), 1024 + 7 * 2u);
     EXPECT_EQ(size("llama3"), 1024 + 7 * 4u);
     EXPECT_EQ(size("headerless"), 7 * 2u);
@@ -88,7 +85,7 @@ TEST(TokenFile, ShardsAreReadAsOneSequence) {
 
 TEST(TokenFile, AnIdOutsideTheVocabularyIsNamedWithItsPosition) {
     const TemporaryDirectory place;
-    for (const TokenFormat format : formats) {
+    for (const auto& [format, name] : EnumNames<TokenFormat>::names) {
         const std::string path = place / "tokens.bin";
         write_token_file(path, format, ids);
         EXPECT_EQ(message_of([&] { open_token_file(path, for_format(format, 50256)); }),
@@ -137,7 +134,7 @@ TEST(TokenFile, AHeaderWithAWrongMagicNumberIsRefused) {
         const std::string text = message_of([&] { open_token_file(path, {.type = type}); });
         return text.starts_with(path + ": ") ? text.substr(path.size() + 2) : text;
     };
-    const std::string expected = "expected 20240520 (GPT-2) or 20240801 (Llama 3)";
+    const std::string expected = "expected 20240520 (gpt2) or 20240801 (llama3)";
     // Off by one; a date that is no format of llm.c; with and without a valid header, for every token type.
     for (const std::int32_t magic : {20240519, 20240521, 20240802, 20241231}) {
         const std::string wrong = "wrong magic " + std::to_string(magic) + "; " + expected;
@@ -247,7 +244,7 @@ TEST(TokenFile, MoreShardsThanTheUsualLimitOnOpenFilesAreRead) {
 
 TEST(TokenFile, AnIdThatChangesAfterOpeningNeverReachesTheModel) {
     const TemporaryDirectory place;
-    for (const TokenFormat format : formats) {
+    for (const auto& [format, name] : EnumNames<TokenFormat>::names) {
         const std::string path = place / "tokens.bin";
         write_token_file(path, format, ids);
         const TokenFile file = open_token_file(path, for_format(format, 50257));
