@@ -27,8 +27,8 @@ double dot(std::int64_t n, const double* a, const double* b) {
     return sum;
 }
 
-/// Rounding error of a dot product of n terms: one rounding per partial sum. With random signs no partial
-/// sum is expected to exceed the root of the summed squares.
+/// Rounding error of a dot product of n terms: one rounding per partial sum. With random signs, a partial sum
+/// is expected to be at most the root of the summed squares.
 double dot_error(std::int64_t n, double u, const double* a, const double* b) {
     double squares = 0;
     for (std::int64_t i = 0; i < n; ++i) squares += square(a[i] * b[i]);
@@ -43,55 +43,58 @@ bool is_visible(const Problem& p, std::int64_t i, std::int64_t j) {
     return true;
 }
 
-/// A rounding is uniform within its bound e, its standard deviation e / sqrt(3). A sum of many exceeds 5
-/// standard deviations, 5 / sqrt(3) of the root of the summed e^2, once in two million elements.
-constexpr double largest_of_many = 3;
+/// Bound of the largest of millions of errors, in units of the root of the summed squared bounds. A rounding
+/// error is uniform within its bound e, so its standard deviation is e / sqrt(3). A sum of many exceeds 5
+/// standard deviations, which is 5 / sqrt(3) of that root, once in two million elements.
+constexpr double largest_error_factor = 3;
 
 /// Errors of one term of a sum.
 struct TermError {
-    double independent;       ///< of the other terms' errors
-    double coherent;          ///< of one sign for all terms, at worst
-    double factor;            ///< independent: of the term's factor in 16 bits
-    double in_one_direction;  ///< what the arithmetic alone adds to `coherent` when all have one sign
+    double independent;  ///< independent of the errors of other terms
+    double shared;       ///< may have the same sign in all terms
+    double factor;       ///< rounding of the term's factor to 16 bits; independent of other terms
+    double same_sign;    ///< bound of the arithmetic's independent errors if all have the same sign
 };
 
-/// Sums whose terms carry errors of their own.
+/// Sums of terms with errors, and the errors of these sums.
 struct Sums {
-    Vector value, independent_squared, factor_squared, coherent, in_one_direction_;
+    Vector value, independent_squared, factor_squared, shared, same_sign;
     explicit Sums(std::int64_t n)
         : value(index(n)),
           independent_squared(index(n)),
           factor_squared(index(n)),
-          coherent(index(n)),
-          in_one_direction_(index(n)) {}
+          shared(index(n)),
+          same_sign(index(n)) {}
     void add(std::int64_t at, double term, const TermError& error) {
         const std::size_t i = index(at);
         value[i] += term;
         independent_squared[i] += square(error.independent);
         factor_squared[i] += square(error.factor);
-        in_one_direction_[i] += std::abs(error.in_one_direction);
-        coherent[i] += std::abs(error.coherent);
+        shared[i] += std::abs(error.shared);
+        same_sign[i] += std::abs(error.same_sign);
     }
-    /// Roots of summed squares, what all terms share, and the rounding of the stored value.
+    /// Error of one element: the root of the summed squares, the shared errors, and the rounding of the
+    /// stored value.
     double floor(std::size_t i, double storage) const {
-        return largest_of_many * std::sqrt(independent_squared[i]) + coherent[i] +
+        return largest_error_factor * std::sqrt(independent_squared[i]) + shared[i] +
                storage * std::abs(value[i]);
     }
-    double own(std::size_t i, double storage) const {
-        return std::sqrt(independent_squared[i] + factor_squared[i]) + coherent[i] +
+    double root_mean_square(std::size_t i, double storage) const {
+        return std::sqrt(independent_squared[i] + factor_squared[i]) + shared[i] +
                storage * std::abs(value[i]);
     }
-    double in_one_direction(std::size_t i) const { return in_one_direction_[i] + coherent[i]; }
+    double systematic(std::size_t i) const { return same_sign[i] + shared[i]; }
 };
 
-/// The sums of the whole call, [B * Sk * Hkv rows].
-struct KeySums {
+/// dK and dV, sums over the rows of the whole call, [B * Sk * Hkv] rows.
+struct KeyGradientSums {
     Sums d_k, d_v;
 };
 
-class Definition {
+class ReferenceEvaluation {
   public:
-    Definition(const Context& ctx, const Problem& problem, const Inputs& in, const Roundoff& roundoff)
+    ReferenceEvaluation(const Context& ctx, const Problem& problem, const Inputs& in,
+                        const Roundoff& roundoff)
         : p_(problem),
           roundoff_(roundoff),
           u_(roundoff.arithmetic),
@@ -100,14 +103,15 @@ class Definition {
           k_(to_host(ctx, in.k)),
           v_(to_host(ctx, in.v)),
           d_o_(to_host(ctx, in.d_o)),
-          key_sums_{Sums(static_cast<std::int64_t>(k_.size())), Sums(static_cast<std::int64_t>(v_.size()))},
-          row_sum_error_(roundoff.of_sum(problem.queries * (problem.heads / problem.key_heads))) {
+          key_gradients_{Sums(static_cast<std::int64_t>(k_.size())),
+                         Sums(static_cast<std::int64_t>(v_.size()))},
+          row_sum_error_(roundoff.sum_error(problem.queries * (problem.heads / problem.key_heads))) {
         r_.value.o.assign(d_o_.size(), 0);
         r_.value.lse.assign(index(p_.batch * p_.heads * p_.queries), -infinity);
         r_.value.d_q.assign(q_.size(), 0);
         r_.floor = r_.value;
         r_.floor.lse.assign(r_.value.lse.size(), 0);
-        r_.own = r_.coherent = r_.floor;
+        r_.root_mean_square = r_.systematic = r_.floor;
         r_.d_q_by_d.assign(q_.size(), 0);
     }
 
@@ -117,44 +121,44 @@ class Definition {
             r_.value.*part = sums.value;
             for (std::size_t i = 0; i < sums.value.size(); ++i) {
                 (r_.floor.*part).push_back(sums.floor(i, roundoff_.storage));
-                (r_.own.*part).push_back(sums.own(i, roundoff_.storage));
-                (r_.coherent.*part).push_back(sums.in_one_direction(i));
+                (r_.root_mean_square.*part).push_back(sums.root_mean_square(i, roundoff_.storage));
+                (r_.systematic.*part).push_back(sums.systematic(i));
             }
         };
-        finish(key_sums_.d_k, &Result::d_k);
-        finish(key_sums_.d_v, &Result::d_v);
+        finish(key_gradients_.d_k, &Result::d_k);
+        finish(key_gradients_.d_v, &Result::d_v);
         return std::move(r_);
     }
 
   private:
-    /// Row `row` = (batch, i, head) and the keys it sees.
+    /// One query row (batch, i, head) and the keys that it sees.
     struct Row {
-        std::int64_t at, head, i, batch;
+        std::int64_t index, head, i, batch;
         const double *q, *d_o;
         std::vector<std::int64_t> visible = {};
-        Vector p = {};                           ///< of the visible keys
-        double p_error = 0, p_error_of_lse = 0;  ///< relative: of exp(s - m) and of exp(s - LSE)
-        double sum_error = 0;                    ///< relative, of a sum over its keys
-        double delta = 0;                        ///< D
-        double delta_error = 0, delta_error_shared = 0, delta_error_in_one_direction = 0;
+        Vector p = {};                           ///< probabilities of the visible keys
+        double p_error = 0, p_error_of_lse = 0;  ///< relative errors of exp(s - m) and of exp(s - LSE)
+        double sum_error = 0;                    ///< relative error of a sum over the row's keys
+        double delta = 0;                        ///< D = dO . O
+        double delta_error = 0, delta_error_shared = 0, delta_error_same_sign = 0;
     };
 
-    /// Key j of a row's head, as a row of k and v.
-    std::int64_t row_of(const Row& row, std::int64_t j) const {
+    /// Index of the row of k and v that holds key j of the row's K/V head.
+    std::int64_t key_index(const Row& row, std::int64_t j) const {
         return (row.batch * p_.keys + j) * p_.key_heads + row.head / (p_.heads / p_.key_heads);
     }
 
-    void evaluate_row(std::int64_t at) {
-        Row row{.at = at,
-                .head = at % p_.heads,
-                .i = at / p_.heads % p_.queries,
-                .batch = at / p_.heads / p_.queries,
-                .q = q_.data() + at * p_.d_qk,
-                .d_o = d_o_.data() + at * p_.d_v};
+    void evaluate_row(std::int64_t row_index) {
+        Row row{.index = row_index,
+                .head = row_index % p_.heads,
+                .i = row_index / p_.heads % p_.queries,
+                .batch = row_index / p_.heads / p_.queries,
+                .q = q_.data() + row_index * p_.d_qk,
+                .d_o = d_o_.data() + row_index * p_.d_v};
         double largest = 0, maximum = -infinity, sum = 0, score_error = 0;
         for (std::int64_t j = 0; j < p_.keys; ++j) {
             if (!is_visible(p_, row.i, j)) continue;
-            const double* const k = k_.data() + row_of(row, j) * p_.d_qk;
+            const double* const k = k_.data() + key_index(row, j) * p_.d_qk;
             row.visible.push_back(j);
             row.p.push_back(scale_ * dot(p_.d_qk, row.q, k));
             score_error = std::max(score_error, std::abs(scale_) * dot_error(p_.d_qk, u_, row.q, k));
@@ -165,89 +169,90 @@ class Definition {
         for (const double s : row.p) sum += std::exp(s - maximum);
         const double lse = maximum + std::log(sum);
         for (double& s : row.p) s = std::exp(s - lse);
-        row.sum_error = roundoff_.of_sum(std::ssize(row.visible));
+        row.sum_error = roundoff_.sum_error(std::ssize(row.visible));
         row.p_error = u_ * (3 * largest + 4) + score_error + roundoff_.exponential;
         row.p_error_of_lse = row.p_error + u_ * 3 * std::abs(lse);
         const std::size_t lse_at = index((row.batch * p_.heads + row.head) * p_.queries + row.i);
         r_.value.lse[lse_at] = lse;
-        r_.floor.lse[lse_at] = r_.own.lse[lse_at] = r_.coherent.lse[lse_at] =
+        r_.floor.lse[lse_at] = r_.root_mean_square.lse[lse_at] = r_.systematic.lse[lse_at] =
             row.p_error_of_lse + row.sum_error;
         add_output(row);
         add_gradients(row);
     }
 
-    /// O, and what its errors do to D = dO . O, which is a sum of its own that does not cancel dP's.
+    /// Computes O with its errors, and the error of D = dO . O that follows from them. This error does not
+    /// cancel the error of dP, because D and dP are rounded separately.
     void add_output(Row& row) {
         Sums o(p_.d_v);
         for (std::size_t n = 0; n < row.visible.size(); ++n) {
-            const double* const v = v_.data() + row_of(row, row.visible[n]) * p_.d_v;
+            const double* const v = v_.data() + key_index(row, row.visible[n]) * p_.d_v;
             for (std::int64_t c = 0; c < p_.d_v; ++c) {
                 const double term = row.p[n] * v[c];
-                // The sum's error enters twice: in the numerator and in the denominator.
+                // sum_error counts twice: in the numerator and in the denominator.
                 o.add(c, term,
                       {row.p_error * term, 2 * row.sum_error * term, roundoff_.factors * term,
                        row.p_error * term});
             }
         }
         row.delta = dot(p_.d_v, row.d_o, o.value.data());
-        const double of_product = dot_error(p_.d_v, u_, row.d_o, o.value.data());
-        double squares = square(of_product), in_one_direction = of_product;
+        const double product_error = dot_error(p_.d_v, u_, row.d_o, o.value.data());
+        double squares = square(product_error), same_sign = product_error;
         for (std::int64_t c = 0; c < p_.d_v; ++c) {
-            const std::size_t i = index(c), at = index(row.at * p_.d_v + c);
-            const double result = 2 * u_ * std::abs(o.value[i]);
+            const std::size_t i = index(c), at = index(row.index * p_.d_v + c);
+            const double division_error = 2 * u_ * std::abs(o.value[i]);
             r_.value.o[at] = o.value[i];
-            r_.floor.o[at] = o.floor(i, roundoff_.storage) + result;
-            r_.own.o[at] = o.own(i, roundoff_.storage) + result;
-            r_.coherent.o[at] = o.in_one_direction(i) + result;
-            squares += square(row.d_o[c] * r_.own.o[at]);
-            in_one_direction += std::abs(row.d_o[c]) * r_.coherent.o[at];
+            r_.floor.o[at] = o.floor(i, roundoff_.storage) + division_error;
+            r_.root_mean_square.o[at] = o.root_mean_square(i, roundoff_.storage) + division_error;
+            r_.systematic.o[at] = o.systematic(i) + division_error;
+            squares += square(row.d_o[c] * r_.root_mean_square.o[at]);
+            same_sign += std::abs(row.d_o[c]) * r_.systematic.o[at];
         }
         row.delta_error = std::sqrt(squares);
         row.delta_error_shared = row.sum_error * std::abs(row.delta);
-        row.delta_error_in_one_direction = in_one_direction + row.delta_error_shared;
+        row.delta_error_same_sign = same_sign + row.delta_error_shared;
     }
 
     void add_gradients(const Row& row) {
         Sums d_q(p_.d_qk);
-        Vector mean_key(index(p_.d_qk));  // what D's error multiplies in dQ: sum over j of P_ij k_j
+        // Sum over j of P_ij k_j. The derivative of dQ by D is -scale times this.
+        Vector mean_key(index(p_.d_qk));
         for (std::size_t n = 0; n < row.visible.size(); ++n) {
-            const std::int64_t key = row_of(row, row.visible[n]);
+            const std::int64_t key = key_index(row, row.visible[n]);
             const double p = row.p[n];
             const double *const k = k_.data() + key * p_.d_qk, *const v = v_.data() + key * p_.d_v;
             const double d_s = p * (dot(p_.d_v, row.d_o, v) - row.delta);
             const double d_s_error =
                 std::hypot(row.p_error_of_lse * d_s, p * dot_error(p_.d_v, u_, row.d_o, v));
-            const double factor =
-                std::sqrt(2.0) * roundoff_.factors * d_s;  // P's, where it makes dS, and dS's
+            const double factor = std::sqrt(2.0) * roundoff_.factors * d_s;  // roundings of P and of dS
             const double shared = 2 * row.sum_error * d_s;
             for (std::int64_t c = 0; c < p_.d_qk; ++c) {
                 const double at_k = scale_ * k[c], at_q = scale_ * row.q[c];
                 d_q.add(c, d_s * at_k, {d_s_error * at_k, shared * at_k, factor * at_k, d_s_error * at_k});
                 mean_key[index(c)] += p * k[c];
-                key_sums_.d_k.add(
+                key_gradients_.d_k.add(
                     key * p_.d_qk + c, d_s * at_q,
                     {std::hypot(d_s_error, p * row.delta_error) * at_q,
                      (std::abs(shared) + row_sum_error_ * std::abs(d_s) + p * row.delta_error_shared) * at_q,
-                     factor * at_q, (d_s_error + p * row.delta_error_in_one_direction) * at_q});
+                     factor * at_q, (d_s_error + p * row.delta_error_same_sign) * at_q});
             }
             for (std::int64_t c = 0; c < p_.d_v; ++c) {
                 const double term = p * row.d_o[c];
-                key_sums_.d_v.add(key * p_.d_v + c, term,
-                                  {row.p_error_of_lse * term, (row.sum_error + row_sum_error_) * term,
-                                   roundoff_.factors * term, row.p_error_of_lse * term});
+                key_gradients_.d_v.add(key * p_.d_v + c, term,
+                                       {row.p_error_of_lse * term, (row.sum_error + row_sum_error_) * term,
+                                        roundoff_.factors * term, row.p_error_of_lse * term});
             }
         }
         for (std::int64_t c = 0; c < p_.d_qk; ++c) {
-            const std::size_t i = index(c), at = index(row.at * p_.d_qk + c);
+            const std::size_t i = index(c), at = index(row.index * p_.d_qk + c);
             const double by_delta = std::abs(scale_ * mean_key[i]);
-            const double of_lse = row.p_error_of_lse * std::abs(d_q.value[i]);
-            const double shared = row.delta_error_shared * by_delta + of_lse;
+            const double lse_error = row.p_error_of_lse * std::abs(d_q.value[i]);
+            const double shared = row.delta_error_shared * by_delta + lse_error;
             r_.value.d_q[at] = d_q.value[i];
             r_.floor.d_q[at] =
-                d_q.floor(i, roundoff_.storage) + largest_of_many * row.delta_error * by_delta + shared;
-            r_.own.d_q[at] = d_q.own(i, roundoff_.storage) + row.delta_error * by_delta + shared;
-            r_.coherent.d_q[at] =
-                d_q.in_one_direction(i) + row.delta_error_in_one_direction * by_delta + of_lse;
+                d_q.floor(i, roundoff_.storage) + largest_error_factor * row.delta_error * by_delta + shared;
+            r_.root_mean_square.d_q[at] =
+                d_q.root_mean_square(i, roundoff_.storage) + row.delta_error * by_delta + shared;
+            r_.systematic.d_q[at] = d_q.systematic(i) + row.delta_error_same_sign * by_delta + lse_error;
             r_.d_q_by_d[at] = -scale_ * row.delta * mean_key[i];
         }
     }
@@ -256,12 +261,12 @@ class Definition {
     const Roundoff& roundoff_;
     const double u_, scale_;
     const Vector q_, k_, v_, d_o_;
-    KeySums key_sums_;
+    KeyGradientSums key_gradients_;
     const double row_sum_error_;
     Reference r_;
 };
 
-/// An output, and how its elements form rows.
+/// One output of attention: its member of Result and the number of columns of a row.
 struct Output {
     const char* name;
     Vector Result::*part;
@@ -276,7 +281,7 @@ std::vector<Output> outputs_of(const Problem& p) {
             {"dV", &Result::d_v, p.d_v, false}};
 }
 
-/// 0 for equal numbers, infinities included; infinity for NaN.
+/// |a - b|; 0 for equal numbers including infinities, infinity if either is NaN.
 double difference(double a, double b) {
     if (a == b) return 0;
     const double d = std::abs(a - b);
@@ -284,7 +289,7 @@ double difference(double a, double b) {
 }
 
 Vector differences(const Vector& a, const Vector& b) {
-    check(a.size() == b.size(), "accuracy: ", a.size(), " numbers compared with ", b.size());
+    check(a.size() == b.size(), "accuracy: cannot compare ", a.size(), " numbers with ", b.size());
     Vector result(a.size());
     for (std::size_t i = 0; i < a.size(); ++i) result[i] = difference(a[i], b[i]);
     return result;
@@ -296,7 +301,7 @@ Tensor plus_offset(const Context& ctx, const Tensor& x, double offset) {
     return from_host(ctx, numbers, x.shape(), x.dtype());
 }
 
-/// Row `row` of axis 1 times `factor`.
+/// Returns x with row `row` of axis 1 multiplied by `factor`.
 Tensor with_scaled_row(const Context& ctx, const Tensor& x, std::int64_t row, double factor) {
     Vector numbers = to_host(ctx, x);
     const std::int64_t length = x.size(1), width = x.size(2) * x.size(3);
@@ -344,13 +349,13 @@ Inputs offset_inputs(const Context& ctx, const Problem& p, DType dtype, double o
 
 Inputs sink_inputs(const Context& ctx, const Problem& p, DType dtype, std::int64_t sink, double height) {
     Inputs in = random_inputs(ctx, p, dtype);
-    constexpr double noise = 0x1p-5;  // of what makes scores: those of the other keys differ by so little
+    constexpr double noise = 0x1p-5;  // small, so that the scores of the other keys are nearly equal
     Vector q = to_host(ctx, in.q), k = to_host(ctx, in.k);
     for (double& e : q) e = 1 + noise * e;
     const std::int64_t width = p.key_heads * p.d_qk;
-    const double of_sink = height / (p.scale_or_default() * static_cast<double>(p.d_qk));
+    const double sink_element = height / (p.scale_or_default() * static_cast<double>(p.d_qk));
     for (std::size_t i = 0; i < k.size(); ++i)
-        k[i] = static_cast<std::int64_t>(i) / width % p.keys == sink ? of_sink : noise * k[i];
+        k[i] = static_cast<std::int64_t>(i) / width % p.keys == sink ? sink_element : noise * k[i];
     in.q = from_host(ctx, q, in.q.shape(), dtype);
     in.k = from_host(ctx, k, in.k.shape(), dtype);
     return in;
@@ -378,9 +383,9 @@ Result run(const Context& ctx, const Inputs& in, const Options& options) {
             .d_v = to_host(ctx, gradients.v)};
 }
 
-double Roundoff::of_sum(std::int64_t terms) const {
-    const std::int64_t blocks = ceil_div(terms, terms_a_block);
-    return arithmetic * static_cast<double>(std::min(terms, roundings_a_block) + blocks);
+double Roundoff::sum_error(std::int64_t terms) const {
+    const std::int64_t blocks = ceil_div(terms, terms_per_block);
+    return arithmetic * static_cast<double>(std::min(terms, roundings_per_block) + blocks);
 }
 
 Roundoff roundoff_of(DType dtype, const Device& device) {
@@ -400,9 +405,9 @@ Roundoff roundoff_of(DType dtype, const Device& device) {
     throw Error(concat("attention accuracy: ", dtype, " is not floating-point"));
 }
 
-Reference definition(const Context& ctx, const Problem& problem, const Inputs& inputs,
-                     const Roundoff& roundoff) {
-    return Definition(ctx, problem, inputs, roundoff).evaluate();
+Reference float64_reference(const Context& ctx, const Problem& problem, const Inputs& inputs,
+                            const Roundoff& roundoff) {
+    return ReferenceEvaluation(ctx, problem, inputs, roundoff).evaluate();
 }
 
 Factors factors_of(DType dtype) {
@@ -428,12 +433,12 @@ std::vector<Finding> largest_errors(const Result& naive, const Result& result, c
                      &floor = reference.floor.*output.part;
         check(values.size() == expected.size(), "accuracy: ", output.name, " has ", values.size(),
               " elements instead of ", expected.size());
-        const double of_naive = largest_difference(naive.*output.part, expected) *
-                                (output.is_forward ? factors.forward : factors.gradients);
+        const double naive_error = largest_difference(naive.*output.part, expected) *
+                                   (output.is_forward ? factors.forward : factors.gradients);
         Finding worst{.what = concat(output.name, ": largest error")};
         double worst_ratio = -1;
         for (std::size_t i = 0; i < values.size(); ++i) {
-            const double error = difference(values[i], expected[i]), bound = of_naive + floor[i];
+            const double error = difference(values[i], expected[i]), bound = naive_error + floor[i];
             const double ratio = error == 0 ? 0 : error / bound;
             if (ratio <= worst_ratio) continue;
             worst_ratio = ratio;
@@ -449,12 +454,12 @@ std::vector<Finding> largest_errors(const Result& naive, const Result& result, c
 }
 
 std::vector<Finding> root_mean_square_errors(const Result& naive, const Result& result,
-                                             const Reference& reference, const Factors& of_naive) {
+                                             const Reference& reference, const Factors& factors) {
     std::vector<Finding> findings;
     for (const Output& output : outputs_of({})) {
         const Vector& expected = reference.value.*output.part;
-        const double factor = output.is_forward ? of_naive.forward : of_naive.gradients;
-        double bound = root_mean_square(reference.own.*output.part);
+        const double factor = output.is_forward ? factors.forward : factors.gradients;
+        double bound = root_mean_square(reference.root_mean_square.*output.part);
         if (factor > 0) bound += factor * root_mean_square(differences(naive.*output.part, expected));
         findings.push_back({.what = concat(output.name, ": root mean square error"),
                             .error = root_mean_square(differences(result.*output.part, expected)),
@@ -470,10 +475,10 @@ std::vector<Finding> biases(const Problem& problem, const Result& result, const 
         const bool is_lse = output.part == &Result::lse;
         findings.push_back(bias(concat(output.name, ": bias"), values, expected,
                                 is_lse ? Vector(values.size(), 1.0) : expected,
-                                reference.coherent.*output.part, output.columns));
+                                reference.systematic.*output.part, output.columns));
     }
     findings.push_back(bias("dQ: bias along D", result.d_q, reference.value.d_q, reference.d_q_by_d,
-                            reference.coherent.d_q, problem.d_qk));
+                            reference.systematic.d_q, problem.d_qk));
     return findings;
 }
 
@@ -484,19 +489,19 @@ double root_mean_square(const Vector& x) {
 }
 
 Finding bias(std::string what, const Vector& values, const Vector& expected, const Vector& direction,
-             const Vector& coherent, std::int64_t columns) {
+             const Vector& systematic, std::int64_t columns) {
     double total = 0, squares = 0, allowed = 0;
     for (std::size_t first = 0; first < values.size(); first += index(columns)) {
-        double of_row = 0;
+        double projection = 0;
         for (std::size_t i = first; i < first + index(columns); ++i) {
-            if (values[i] == expected[i]) continue;  // infinities too
-            of_row += (values[i] - expected[i]) * direction[i];
-            allowed += coherent[i] * std::abs(direction[i]);
+            if (values[i] == expected[i]) continue;  // includes equal infinities
+            projection += (values[i] - expected[i]) * direction[i];
+            allowed += systematic[i] * std::abs(direction[i]);
         }
-        total += of_row;
-        squares += square(of_row);
+        total += projection;
+        squares += square(projection);
     }
-    constexpr double deviations = 5;  // of a normal distribution one in two million lies further out
+    constexpr double deviations = 5;  // one normally distributed number in two million is further out
     const double error = std::isnan(total) ? infinity : std::abs(total);
     return {.what = std::move(what), .error = error, .bound = deviations * std::sqrt(squares) + allowed};
 }

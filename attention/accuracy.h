@@ -1,7 +1,8 @@
 #pragma once
-/// How far a computation of attention lies from the definition, and how far it may lie (docs/numerics.md,
-/// "How accurate"). The definition is evaluated in float64, one pair (row, key) after the other, and shares
-/// no code with the operator, its mask included. For tests and `gradtile gradcheck`.
+/// Measures the errors of an attention computation against a float64 reference, and derives the bounds that
+/// the errors must keep (docs/numerics.md, "How accurate"). The reference evaluates the formulas pair by pair
+/// (row, key) and shares no code with the operator, not even the mask. Used by the tests and `gradtile
+/// gradcheck`.
 #include <iosfwd>
 #include <optional>
 #include <string>
@@ -11,7 +12,7 @@
 
 namespace gradtile::attention::accuracy {
 
-/// Shapes and options of one call.
+/// Shapes and options of one attention call.
 struct Problem {
     std::int64_t queries = 1, keys = 1;
     std::int64_t d_qk = 8, d_v = 8;
@@ -35,60 +36,62 @@ struct Inputs {
     Inputs to(const Context& ctx, DType dtype) const;
 };
 
-/// Standard normal numbers, rounded to dtype.
+/// Inputs of standard normal numbers, rounded to dtype.
 Inputs random_inputs(const Context& ctx, const Problem& problem, DType dtype);
-/// The same plus `offset` in every element of k and v. D = rowsum(dO * O) is then many times larger than the
-/// differences dP - D, so that an error in D shows.
+/// random_inputs with `offset` added to every element of k and v. This makes D = rowsum(dO * O) many times
+/// larger than the differences dP - D, so that an error in D has a visible effect.
 Inputs offset_inputs(const Context& ctx, const Problem& problem, DType dtype, double offset);
-/// An attention sink: the score of key `sink` exceeds those of the others, nearly equal ones, by about
-/// `height` in every row. problem.scale must not be 0.
+/// Inputs with an attention sink: in every row, the score of key `sink` is larger by about `height` than
+/// those of the other keys, which are nearly equal. problem.scale must not be 0.
 Inputs sink_inputs(const Context& ctx, const Problem& problem, DType dtype, std::int64_t sink, double height);
-/// One query row whose gradient is `height` times those of the others, which are nearly equal: what the sums
-/// over rows, dK and dV, are dominated by.
+/// Inputs where the gradient of one query row is `height` times those of the others, which are nearly equal.
+/// This row dominates the sums over rows, dK and dV.
 Inputs heavy_row_inputs(const Context& ctx, const Problem& problem, DType dtype, std::int64_t row,
                         double height);
 
-/// Everything a pass forward and backward gives, on the host.
+/// All results of a forward and a backward pass, on the host.
 struct Result {
     std::vector<double> o, lse, d_q, d_k, d_v;
     bool operator==(const Result&) const = default;
 };
 Result run(const Context& ctx, const Inputs& in, const Options& options);
 
-/// How a computation rounds.
+/// Rounding errors of one kind of kernel.
 struct Roundoff {
-    double arithmetic;   ///< relative, of its sums and products
-    double storage;      ///< relative, of the results it stores
-    double factors;      ///< relative, of P and dS as factors of products; 0 where they are not rounded
-    double exponential;  ///< relative error of 2^x beyond 4 roundings of the arithmetic
-    /// A sum over keys or rows is taken in blocks: so many roundings inside of one at most, and one for every
-    /// so many terms when blocks are added up.
-    std::int64_t roundings_a_block, terms_a_block;
+    double arithmetic;   ///< relative error of one addition or multiplication
+    double storage;      ///< relative error of storing a result
+    double factors;      ///< relative error of P and dS as factors of products; 0 if they are not rounded
+    double exponential;  ///< relative error of 2^x, in addition to 4 roundings of the arithmetic
+    /// A sum over keys or rows is computed in blocks of at least terms_per_block terms. A block has at most
+    /// roundings_per_block roundings, and adding it to the other blocks rounds once more.
+    std::int64_t roundings_per_block, terms_per_block;
 
-    /// Bound of a sum's error relative to the sum of its terms' magnitudes, for terms of one sign that all
-    /// round the same way.
-    double of_sum(std::int64_t terms) const;
+    /// Bound of a sum's error, relative to the sum of its terms' magnitudes. It holds even if all terms have
+    /// one sign and all roundings one direction.
+    double sum_error(std::int64_t terms) const;
 };
-/// Returns the roundoff of the kernels for a dtype on a device.
+/// Roundoff of the kernels for a dtype on a device.
 Roundoff roundoff_of(DType dtype, const Device& device);
 
+/// Results in float64, and bounds for the errors of kernels. Each bound is given element by element.
 struct Reference {
     Result value;
-    /// Element by element, what flash's own roundings may add to the error of the textbook's.
+    /// The error that flash's own roundings may add to the error of the naive form.
     Result floor;
-    /// The same with the roundings of P and dS as factors: the whole error of a 16-bit kernel, in root mean
-    /// square over many elements.
-    Result own;
-    /// Bound of the arithmetic's errors when all of them have the same sign: the part of an error that does
-    /// not average out over rows.
-    Result coherent;
+    /// Like floor, but for the root mean square over many elements, and including the roundings of P and dS
+    /// before they are multiplied. It bounds the whole error of a 16-bit kernel.
+    Result root_mean_square;
+    /// The error if all roundings of the arithmetic had the same sign: the part of an error that does not
+    /// average out over rows.
+    Result systematic;
     /// Change of dQ when every D is doubled.
     std::vector<double> d_q_by_d;
 };
-Reference definition(const Context& ctx, const Problem& problem, const Inputs& inputs,
-                     const Roundoff& roundoff);
+/// Evaluates attention and its gradients in float64, and derives the error bounds from `roundoff`.
+Reference float64_reference(const Context& ctx, const Problem& problem, const Inputs& inputs,
+                            const Roundoff& roundoff);
 
-/// How many times the naive form's error is allowed, before the floor.
+/// Factors f in the bounds f * (error of the naive form) + floor.
 struct Factors {
     double forward;
     double gradients;
@@ -96,15 +99,16 @@ struct Factors {
 /// Factors for the largest error. In 16 bits they are 1, since the naive form rounds S, P, dP and dS. In
 /// float32 both forms round equally often, in different places, so the factors are larger.
 Factors factors_of(DType dtype);
-/// Factors for the root mean square error. In 16 bits they are 0, since Reference::own bounds every rounding.
+/// Factors for the root mean square error. In 16 bits they are 0, because Reference::root_mean_square covers
+/// every rounding.
 Factors average_factors_of(DType dtype);
 
-/// One comparison; it passes when error <= bound.
+/// The outcome of one comparison, which passes if error <= bound.
 struct Finding {
-    std::string what;  ///< "dQ: largest error", say
+    std::string what;  ///< for example "dQ: largest error"
     double error = 0;
     double bound = 0;
-    std::int64_t element = -1;  ///< of the output, where a single one is meant
+    std::int64_t element = -1;  ///< index into the output; -1 if the error is of all elements together
     double value = 0, expected = 0;
 
     bool ok() const { return error <= bound; }
@@ -112,28 +116,32 @@ struct Finding {
 };
 std::ostream& operator<<(std::ostream& out, const Finding& finding);
 
-/// Every element of `result` within factor * (largest error of `naive`) + floor.
+/// Compares every element: its error must be at most factor * (largest error of `naive`) + floor. Returns for
+/// each output the element with the largest ratio of error to bound.
 std::vector<Finding> largest_errors(const Result& naive, const Result& result, const Reference& reference,
                                     const Factors& factors);
-/// Of each output, root mean squares: within factor * that of `naive`, plus that of the derived bounds.
+/// Compares the root mean square error of each output. It must be at most factor * (root mean square error of
+/// `naive`) + (root mean square of Reference::root_mean_square).
 std::vector<Finding> root_mean_square_errors(const Result& naive, const Result& result,
                                              const Reference& reference, const Factors& factors);
-/// Each row's error along the result (LSE's as it is; dQ's once more along what an error in D does) is as
-/// likely up as down: the sum over the rows lies within 5 sample standard deviations of such a sum, plus what
-/// the arithmetic may do in one direction. Only for rows that differ: those of random_inputs and
-/// offset_inputs.
+/// Checks that errors are as likely positive as negative. Every row's errors are projected onto the row's
+/// expected values. (Errors of LSE are used as they are; errors of dQ are also projected onto the effect of
+/// an error in D.) The projections must add up to at most 5 standard deviations of a sum with random signs,
+/// plus the bound Reference::systematic. The rows must differ from each other, as those of random_inputs and
+/// offset_inputs do.
 std::vector<Finding> biases(const Problem& problem, const Result& result, const Reference& reference);
 
-/// The errors' sum along `direction`, row by row of `columns`, against 5 standard deviations of what rows
-/// that err independently add up to, plus what `coherent`, a bound of each element's error of one direction,
-/// allows.
+/// Projects each row's errors, values - expected, onto `direction` and adds the projections; a row has
+/// `columns` elements. The sum must be at most 5 standard deviations of a sum with random signs, plus the sum
+/// that errors of one sign within `systematic` have.
 Finding bias(std::string what, const std::vector<double>& values, const std::vector<double>& expected,
-             const std::vector<double>& direction, const std::vector<double>& coherent, std::int64_t columns);
+             const std::vector<double>& direction, const std::vector<double>& systematic,
+             std::int64_t columns);
 
-/// 0 for no numbers.
+/// Returns 0 for an empty vector.
 double root_mean_square(const std::vector<double>& x);
 
-/// Largest |a - b|; equal infinities differ by 0, NaN from anything by infinity.
+/// Returns the largest |a - b|. Equal infinities differ by 0; NaN differs from every number by infinity.
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b);
 
 }  // namespace gradtile::attention::accuracy

@@ -10,9 +10,9 @@
 namespace gradtile::attention {
 namespace {
 
-constexpr std::int64_t largest_head_dim = 256;
+constexpr std::int64_t max_head_dim = 256;
 
-/// Calls the function of an algorithm that this version has; throws Error for any other.
+/// Calls flash() or naive(). Throws Error for the algorithms that this version does not implement.
 template <class Flash, class Naive>
 void with_algorithm(Algorithm algorithm, Flash&& flash, Naive&& naive) {
     switch (algorithm) {
@@ -27,8 +27,8 @@ void with_algorithm(Algorithm algorithm, Flash&& flash, Naive&& naive) {
     throw Error(concat("attention: algorithm ", algorithm, " is not available; choose flash or naive"));
 }
 
-/// An option of the contract that this version lacks stops the call by name: ignoring it would train a
-/// different model than the caller asked for.
+/// Throws an Error with the option's name if an option is set that this version does not implement. Ignoring
+/// it would train a different model than the caller asked for.
 void refuse_unavailable(const Options& options) {
     const auto refuse_if = [](bool is_set, const char* name) {
         check(!is_set, "attention: option ", name, " is not available; leave it at its default");
@@ -59,7 +59,7 @@ void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
           "attention: ", query_heads, " query heads are not a multiple of ", key_heads, " key/value heads");
     check(k.size(3) == q.size(3), "attention: head_dim of q is ", q.size(3), ", of k ", k.size(3));
     for (const std::int64_t d : {q.size(3), v.size(3)}) {
-        check(d >= 1 && d <= largest_head_dim, "attention: head_dim ", d, " is not in 1..", largest_head_dim);
+        check(d >= 1 && d <= max_head_dim, "attention: head_dim ", d, " is not in 1..", max_head_dim);
         check(!is_16_bit(q.dtype()) || d % 8 == 0, "attention: head_dim ", d,
               " is not a multiple of 8, which ", q.dtype(), " needs");
     }
@@ -78,7 +78,7 @@ Resolved resolve(const Options& options, const Tensor& q, const Tensor& k) {
     Resolved resolved;
     resolved.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
     check(std::isfinite(resolved.scale), "attention: scale ", resolved.scale, " is not finite");
-    // Kernels hold it in float32: what is no normal number there multiplies every score to nothing.
+    // Kernels hold the scale in float32. A scale below float32's normal numbers acts as 0.
     if (q.dtype() != DType::f64 && std::abs(resolved.scale) < std::numeric_limits<float>::min())
         resolved.scale = 0;
     resolved.deterministic = options.deterministic;
@@ -88,15 +88,15 @@ Resolved resolve(const Options& options, const Tensor& q, const Tensor& k) {
     mask.queries = q.size(1);
     mask.keys = k.size(1);
     mask.offset = options.top_left ? 0 : mask.keys - mask.queries;
-    // Sides longer than both sequences see everything; cut there, sums of indices cannot overflow.
-    const std::int64_t everything = mask.queries + mask.keys;
-    mask.left = std::min(options.window.left, everything);
-    mask.right = options.causal ? 0 : std::min(options.window.right, everything);
+    // A side longer than both sequences sees max_side. Clamping it keeps sums of indices from overflowing.
+    const std::int64_t max_side = mask.queries + mask.keys;
+    mask.left = std::min(options.window.left, max_side);
+    mask.right = options.causal ? 0 : std::min(options.window.right, max_side);
     return resolved;
 }
 
-/// Chooses the backend, also in a dry run: backends allocate their scratch, which a plan must count, and
-/// return before they touch memory.
+/// Calls the device's function, also in a dry run: the function allocates its scratch memory, which a plan
+/// must count, and returns before it touches memory.
 template <class Cpu, class Cuda, class... Args>
 void on_device_or_plan(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_function, const Args&... args) {
     if (ctx.device().is_cpu()) {

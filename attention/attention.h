@@ -1,6 +1,6 @@
 #pragma once
-/// Attention: O = softmax(scale * Q K^T + mask) V and its gradients; one contract for every algorithm and
-/// device. S and P below are the scores and the probabilities, [B, Hq, Sq, Sk]; flash never stores them.
+/// Attention, O = softmax(scale * Q K^T + mask) V, and its gradients. Every algorithm and device has this
+/// interface. S denotes the scores and P the probabilities, both [B, Hq, Sq, Sk]; flash never stores them.
 ///
 /// Sources: Vaswani et al. 2017 (eq. 1); Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 and Dao
 /// 2023 (FlashAttention, FlashAttention-2: forward algorithm 1, backward algorithm 2). docs/numerics.md
@@ -14,46 +14,47 @@
 namespace gradtile::attention {
 
 enum class Algorithm : std::uint8_t {
-    flash,  ///< FlashAttention-2: Q blocks outside forward, K/V blocks outside backward
-    naive,  ///< S and P stored; in float64 the reference for everything
-    // Named for later versions, refused in this one:
-    memory_efficient,  ///< K/V blocks with a running maximum, backward recomputed row block by row block
-    flash1,            ///< FlashAttention: K/V outside in the forward pass too
+    flash,  ///< FlashAttention-2: the outer loop is over Q blocks in forward, K/V blocks in backward
+    naive,  ///< stores S and P; in float64 the reference for other algorithms
+    // Reserved for later versions; this version refuses them:
+    memory_efficient,  ///< K/V blocks with a running maximum; backward recomputes P by row blocks
+    flash1,            ///< FlashAttention: the outer loop is over K/V blocks in forward, too
 };
 std::ostream& operator<<(std::ostream& out, Algorithm algorithm);
 
-/// Row i sees the keys j with i + off - left <= j <= i + off + right, where off = Sk - Sq (0 with
-/// Options::top_left); -1 = unbounded.
+/// Row i sees the keys j with i + off - left <= j <= i + off + right. -1 means unbounded. off = Sk - Sq, or 0
+/// with Options::top_left.
 struct Window {
     std::int64_t left = -1;
     std::int64_t right = -1;
 };
 
-/// What to compute. The defaults are plain softmax(Q K^T / sqrt(Dqk)) V. An option that this version does not
-/// provide is refused by name, never ignored.
+/// Options of a call. The defaults compute softmax(Q K^T / sqrt(Dqk)) V. A call that sets an option which
+/// this version does not implement throws an Error with the option's name.
 struct Options {
     Algorithm algorithm = Algorithm::flash;
-    std::optional<double> scale = {};  ///< of the scores; 1/sqrt(Dqk) when not given
-    bool causal = false;               ///< no key later than the query: window.right = min(window.right, 0)
-    Window window = {};                ///< sliding window
-    bool top_left = false;  ///< align causal and window with row 0 = key 0; default: last row = last key
-    /// Bit-equal gradients from run to run. The CPU's always are, dK and dV of the GPU too; there dQ's
-    /// additions then take turns, which takes the 16-bit backward pass 11 to 22% of its speed.
+    std::optional<double> scale = {};  ///< factor of the scores; default 1/sqrt(Dqk)
+    bool causal = false;    ///< a row sees no key after its own position; replaces window.right by 0
+    Window window = {};     ///< sliding window
+    bool top_left = false;  ///< align row 0 with key 0; by default the last row is aligned with the last key
+    /// Makes gradients equal to the bit from run to run. On the CPU they always are, and on a GPU dK and dV
+    /// always are. On a GPU this option also fixes the order of the additions to dQ, which costs the 16-bit
+    /// backward pass 11 to 22% of its speed.
     bool deterministic = false;
 
-    // ---- Named for later versions, refused in this one ----
+    // ---- Reserved for later versions; this version refuses them ----
     std::array<Tensor, 2> biases = {};  ///< added to S; each broadcasts to [B, Hq, Sq, Sk]
-    std::int64_t batch_divisor = 1;     ///< a bias of batch B serves a q of batch B * batch_divisor
+    std::int64_t batch_divisor = 1;     ///< a bias with batch B is used for q with batch B * batch_divisor
     Tensor alibi_slopes = {};           ///< [Hq] float32: S -= slope * |i + off - j|
     double softcap = 0;                 ///< S = softcap * tanh(S / softcap); 0 = none
-    Tensor sink = {};                   ///< [Hq] float32: a logit that takes probability and gives no value
-    double dropout_p = 0;               ///< probability that an element of P is dropped
+    Tensor sink = {};      ///< [Hq] float32: an additional logit per row, with a value vector of zeros
+    double dropout_p = 0;  ///< probability that an element of P is dropped
     std::uint64_t dropout_key = 0;  ///< Philox key: the mask is a function of (key, batch, head, row, column)
     Tensor cumulative_q = {};       ///< packed sequences: int32 [B+1] offsets into q [total, Hq, Dqk]
     Tensor cumulative_k = {};       ///< the same for k and v
 };
 
-/// What backward needs: the inputs (views, not copies), the output and one number a row.
+/// Tensors that backward needs: the inputs (views, not copies), the output, and one number per row.
 struct Saved {
     Tensor q;    ///< [B, Sq, Hq, Dqk]
     Tensor k;    ///< [B, Sk, Hkv, Dqk]
@@ -68,23 +69,22 @@ struct Gradients {
     Tensor v;  ///< [B, Sk, Hkv, Dv]
 };
 
-/// O [B, Sq, Hq, Dv] from q [B, Sq, Hq, Dqk], k [B, Sk, Hkv, Dqk], v [B, Sk, Hkv, Dv]; Hq a multiple of Hkv.
-/// One dtype: float64, float32, bfloat16 or float16 (16-bit: head dims that are multiples of 8); sums in
-/// float32 or wider. Head dims 1 to 256. Any strides, stride 0 and transposed included; any lengths, 0
-/// included. A row that sees no key gives O = 0 and LSE = -inf.
-/// On a GPU a call takes fewer than 2^28 tokens a sequence, and in float64 at most 65,535 heads of all
-/// sequences. Throws Error on shapes, dtypes or options other than these.
+/// Computes O [B, Sq, Hq, Dv] from q [B, Sq, Hq, Dqk], k [B, Sk, Hkv, Dqk], v [B, Sk, Hkv, Dv]. Hq must be a
+/// multiple of Hkv. All tensors have one dtype: float64, float32, bfloat16 or float16. Head dims are 1 to
+/// 256, in 16-bit dtypes multiples of 8. Sums are in float32 or wider. Strides may be any, including 0 and
+/// transposed layouts. Lengths may be any, including 0. A row that sees no key has O = 0 and LSE = -inf.
+/// On a GPU a sequence must have fewer than 2^28 tokens, and float64 takes at most 65,535 heads in all
+/// sequences together. Throws Error on other shapes, dtypes or options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);
-/// The same into `o`, which may be any view of that shape and dtype that does not overlap itself;
-/// overwritten.
+/// The same, but writes O to `o`: any view of that shape and dtype whose elements do not overlap.
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o);
 
-/// Gradients of a scalar with d_o = its gradient by O (shape and dtype of O, any strides). `options` must be
-/// those of the forward call. Rows that see no key get zero gradients.
+/// Computes the gradients of a scalar from d_o, the scalar's gradient by O (shape and dtype of O, any
+/// strides). `options` must be those of the forward call. Rows that see no key get zero gradients.
 Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved);
-/// The same into views the caller supplies (for example three slices of one packed dQKV tensor); overwritten.
+/// The same, but writes to views of the caller, for example three slices of one packed dQKV tensor.
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
               const Gradients& into);
 

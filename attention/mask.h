@@ -1,16 +1,16 @@
 #pragma once
-/// Which keys a query row sees, and what that means for blocks. One struct serves every algorithm.
+/// The mask: which keys a query row sees, and how much of a block is visible. All algorithms use this struct.
 #include <cstdint>
 
 #include <gradtile/core/host_device.h>
 
 namespace gradtile::attention {
 
-// Kernel files are compiled for different instruction sets; a shared inline function must never be emitted
-// out of line there, or the linker might keep the copy that an older machine cannot run.
+// Kernel files are compiled for different instruction sets. The compiler must never emit a shared inline
+// function out of line there: the linker might keep the copy that older machines cannot run.
 #define GRADTILE_ATTENTION_INLINE [[gnu::always_inline]] GRADTILE_HOST_DEVICE inline
 
-/// Half-open range of indices; empty when end <= begin.
+/// Half-open range of indices; empty if end <= begin.
 struct IndexRange {
     std::int64_t begin;
     std::int64_t end;
@@ -19,7 +19,8 @@ struct IndexRange {
 enum class Coverage : std::uint8_t { none, partial, full };
 
 /// Row i sees the keys j with i + offset - left <= j <= i + offset + right (-1 = unbounded) and 0 <= j <
-/// keys. Both ends grow with i, which is what lets blocks be judged by their corner rows.
+/// keys. Both ends grow with i, so the first and the last row of a block determine which keys the block's
+/// rows see.
 struct Mask {
     std::int64_t queries = 0;
     std::int64_t keys = 0;
@@ -27,27 +28,28 @@ struct Mask {
     std::int64_t left = -1;
     std::int64_t right = -1;
 
-    /// Keys that row i sees.
+    /// The keys that row i sees.
     GRADTILE_ATTENTION_INLINE IndexRange visible_keys(std::int64_t i) const {
-        const std::int64_t first = left < 0 ? 0 : i + offset - left;
-        const std::int64_t past = right < 0 ? keys : i + offset + right + 1;
-        const std::int64_t begin = first < 0 ? 0 : first > keys ? keys : first;
-        const std::int64_t end = past < begin ? begin : past > keys ? keys : past;
+        const std::int64_t first_key = left < 0 ? 0 : i + offset - left;
+        const std::int64_t end_key = right < 0 ? keys : i + offset + right + 1;
+        const std::int64_t begin = first_key < 0 ? 0 : first_key > keys ? keys : first_key;
+        const std::int64_t end = end_key < begin ? begin : end_key > keys ? keys : end_key;
         return {begin, end};
     }
-    /// Keys that at least one of rows [begin, end) sees, end > begin.
+    /// The keys that at least one of the rows sees; the range of rows must not be empty.
     GRADTILE_ATTENTION_INLINE IndexRange visible_keys(IndexRange rows) const {
         return {visible_keys(rows.begin).begin, visible_keys(rows.end - 1).end};
     }
-    /// Rows that see at least one of the keys [begin, end), end > begin; {0, 0} when none does.
+    /// The rows that see at least one of the keys `columns`, which must not be empty; {0, 0} if no row does.
     GRADTILE_ATTENTION_INLINE IndexRange seeing_rows(IndexRange columns) const {
-        const std::int64_t first = right < 0 ? 0 : columns.begin - offset - right;
-        const std::int64_t past = left < 0 ? queries : columns.end - offset + left;
-        const std::int64_t begin = first < 0 ? 0 : first > queries ? queries : first;
-        const std::int64_t end = past > queries ? queries : past;
+        const std::int64_t first_row = right < 0 ? 0 : columns.begin - offset - right;
+        const std::int64_t end_row = left < 0 ? queries : columns.end - offset + left;
+        const std::int64_t begin = first_row < 0 ? 0 : first_row > queries ? queries : first_row;
+        const std::int64_t end = end_row > queries ? queries : end_row;
         return begin < end ? IndexRange{begin, end} : IndexRange{0, 0};
     }
-    /// How much of the block rows x columns is visible; both ranges non-empty.
+    /// Whether none, some or all pairs of the block rows x columns are visible; both ranges must not be
+    /// empty.
     GRADTILE_ATTENTION_INLINE Coverage coverage(IndexRange rows, IndexRange columns) const {
         const IndexRange top = visible_keys(rows.begin), bottom = visible_keys(rows.end - 1);
         if (bottom.end <= columns.begin || top.begin >= columns.end) return Coverage::none;

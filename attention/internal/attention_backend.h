@@ -1,38 +1,34 @@
 #pragma once
-/// INTERNAL. What the devices implement for attention.h. Arguments are checked and options resolved. All of
-/// them are called in dry runs too: they allocate scratch from ctx, then return if ctx.is_planning().
+/// INTERNAL. The functions that each device implements for attention.h. The caller has checked the arguments
+/// and resolved the options. The functions are also called in dry runs: they allocate scratch memory from ctx
+/// and then return if ctx.is_planning().
 #include <gradtile/attention/attention.h>
 #include <gradtile/attention/mask.h>
 
 namespace gradtile::attention {
 
-/// Options that every algorithm needs, resolved against the shapes.
+/// Options with their defaults filled in for the shapes of a call.
 struct Resolved {
     double scale = 1.0;
     Mask mask;
-    bool deterministic = false;  ///< for CUDA; the CPU always is
+    bool deterministic = false;  ///< for CUDA only: the CPU's results are always deterministic
 };
 
-namespace cpu {
-void naive_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
-                   const Tensor& v, const Tensor& o, const Tensor& lse);
-void naive_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o,
-                    const Gradients& into);
-void flash_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
-                   const Tensor& v, const Tensor& o, const Tensor& lse);
-void flash_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o,
-                    const Gradients& into);
-}  // namespace cpu
+/// Writes o [B, Sq, Hq, Dv] and lse [B, Hq, Sq].
+using ForwardFunction = void(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
+                             const Tensor& v, const Tensor& o, const Tensor& lse);
+/// Writes the gradients of q, k and v.
+using BackwardFunction = void(const Context& ctx, const Resolved& options, const Saved& saved,
+                              const Tensor& d_o, const Gradients& into);
 
+// These lines declare functions.
+namespace cpu {
+ForwardFunction naive_forward, flash_forward;
+BackwardFunction naive_backward, flash_backward;
+}  // namespace cpu
 namespace cuda {
-void naive_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
-                   const Tensor& v, const Tensor& o, const Tensor& lse);
-void naive_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o,
-                    const Gradients& into);
-void flash_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
-                   const Tensor& v, const Tensor& o, const Tensor& lse);
-void flash_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o,
-                    const Gradients& into);
+ForwardFunction naive_forward, flash_forward;
+BackwardFunction naive_backward, flash_backward;
 }  // namespace cuda
 
 }  // namespace gradtile::attention

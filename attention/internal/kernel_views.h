@@ -1,16 +1,17 @@
 #pragma once
-/// INTERNAL. Tensors as kernels take them: directly where their columns are adjacent, through scratch where
-/// not.
+/// INTERNAL. Adapts tensors to the layouts that kernels support. Kernels need the elements of a row side by
+/// side; tensors with other layouts are copied to or from scratch memory.
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention {
 
-/// Rows may lie anywhere; kernels want the elements of a row side by side.
+/// Whether the elements of a row are side by side. The rows themselves may be anywhere.
 inline bool has_adjacent_columns(const Tensor& x) {
     return x.stride(-1) == 1 || x.size(-1) == 1;
 }
 
-/// An input in a layout kernels read: itself, or a copy in scratch when it is not `direct`.
+/// An input in a layout that kernels can read: the tensor itself if `direct`, else a copy in scratch memory,
+/// which load() fills.
 class Readable {
   public:
     Readable(const Context& ctx, const Tensor& x, bool direct)
@@ -26,8 +27,8 @@ class Readable {
     bool direct_;
 };
 
-/// An output in a layout kernels write: itself, or scratch (of the accumulator's dtype, say) copied at the
-/// end when it is not `direct`.
+/// An output in a layout and dtype that kernels can write: the tensor itself if `direct`, else scratch
+/// memory, which store() copies to the tensor.
 class Writable {
   public:
     Writable(const Context& ctx, const Tensor& x, DType dtype, bool direct)

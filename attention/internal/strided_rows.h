@@ -1,12 +1,13 @@
 #pragma once
-/// INTERNAL. One head of a [B, S, H, D] tensor as kernels see it, on the CPU and on the GPU.
+/// INTERNAL. A view of one head of a [B, S, H, D] tensor, for kernels on the CPU and on the GPU.
 #include <cstdint>
 
 #include <gradtile/attention/mask.h>
 
 namespace gradtile::attention {
 
-/// A [length, columns] matrix: rows `stride` elements apart (any value, 0 included), columns adjacent.
+/// A matrix [length, columns]. Its rows are `stride` elements apart (any value, including 0); the elements of
+/// a row are adjacent.
 template <class T>
 struct StridedRows {
     T* data = nullptr;

@@ -153,7 +153,8 @@ void check_attention_accuracy(const Context& ctx, DType dtype, const AccuracyRep
     const std::vector<Implementation> implementations = make_implementations(ctx, dtype);
     for (const Option& option : all_options(dtype)) {
         const Inputs in = make_inputs(cpu, option, dtype);
-        const Reference reference = definition(cpu, option.problem, in, roundoff_of(dtype, ctx.device()));
+        const Reference reference =
+            float64_reference(cpu, option.problem, in, roundoff_of(dtype, ctx.device()));
         const Result naive = run(cpu, in, option.problem.options(Algorithm::naive));
         const Inputs on_device = copy_to_device(ctx, cpu, in, option.strided);
         for (const Implementation& implementation : implementations) {

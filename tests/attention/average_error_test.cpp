@@ -35,7 +35,8 @@ void expect_accurate_on_average(const Problem& problem) {
                                 {offset_inputs(ctx, problem, dtype, 2), true}};
     if (problem.scale_or_default() != 0) inputs.push_back({sink_inputs(ctx, problem, dtype, 3, 4), false});
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-        const Reference reference = definition(ctx, problem, inputs[i].in, roundoff_of(dtype, ctx.device()));
+        const Reference reference =
+            float64_reference(ctx, problem, inputs[i].in, roundoff_of(dtype, ctx.device()));
         const Result naive = run(ctx, inputs[i].in, problem.options(Algorithm::naive));
         for (const cpu::FlashKernels<T>* kernels : every_kernel<T>()) {
             SCOPED_TRACE(::testing::Message()

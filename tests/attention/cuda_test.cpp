@@ -67,7 +67,7 @@ class AttentionCuda : public testing::Test {
         const DType coarse = dtype == DType::f64 ? DType::f32 : dtype;
         const Inputs coarse_inputs = random_inputs(cpu, problem, coarse), in = coarse_inputs.to(cpu, dtype);
         const Result naive = run(cpu, coarse_inputs, problem.options(Algorithm::naive));
-        const Reference reference = definition(cpu, problem, in, roundoff_of(dtype, Device::cuda(0)));
+        const Reference reference = float64_reference(cpu, problem, in, roundoff_of(dtype, Device::cuda(0)));
         for (const Algorithm algorithm : algorithms) {
             if (deterministic && algorithm != Algorithm::flash) continue;  // the others know no other way
             SCOPED_TRACE(::testing::Message() << algorithm);
@@ -116,7 +116,8 @@ TEST_P(AttentionCudaOf, OneDominatingTermOfALongSumCostsNoDigits) {
         for (const bool deterministic : {false, true}) {
             SCOPED_TRACE(::testing::Message() << sum.name << (deterministic ? ", deterministic" : ""));
             const Inputs in = sum.inputs(cpu, dtype);
-            const Reference reference = definition(cpu, sum.problem, in, roundoff_of(dtype, gpu().device()));
+            const Reference reference =
+                float64_reference(cpu, sum.problem, in, roundoff_of(dtype, gpu().device()));
             const Result naive = run(cpu, in, sum.problem.options(Algorithm::naive));
             Options options = sum.problem.options();
             options.deterministic = deterministic;

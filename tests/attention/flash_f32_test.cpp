@@ -11,7 +11,8 @@ void expect_every_kernel_as_accurate_as_naive(const std::vector<Problem>& proble
     const Context ctx(Device::cpu(), 2);
     for (const Problem& problem : problems) {
         const Inputs in = random_inputs(ctx, problem, DType::f32);
-        const Reference reference = definition(ctx, problem, in, roundoff_of(DType::f32, ctx.device()));
+        const Reference reference =
+            float64_reference(ctx, problem, in, roundoff_of(DType::f32, ctx.device()));
         const Result naive = run(ctx, in, problem.options(Algorithm::naive));
         for (const cpu::FlashKernels<float>* kernels : cpu::usable_kernels<float>()) {
             SCOPED_TRACE(::testing::Message() << kernels->name << ": " << problem);

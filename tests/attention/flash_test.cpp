@@ -14,7 +14,7 @@ void expect_float64_equals_definition(const Context& ctx, const Problem& problem
     SCOPED_TRACE(::testing::Message() << problem);
     const Inputs single = random_inputs(ctx, problem, DType::f32), in = single.to(ctx, DType::f64);
     const Result naive32 = run(ctx, single, problem.options(Algorithm::naive));
-    const Reference reference = definition(ctx, problem, in, roundoff_of(DType::f64, ctx.device()));
+    const Reference reference = float64_reference(ctx, problem, in, roundoff_of(DType::f64, ctx.device()));
     for (const Algorithm algorithm : algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
         expect_float64_accuracy(naive32, run(ctx, in, problem.options(algorithm)), reference);
@@ -45,7 +45,8 @@ TEST(Flash, Float16IsAsAccurateAsNaiveFloat16) {
     for (const Problem& problem : problems) {
         SCOPED_TRACE(::testing::Message() << problem);
         const Inputs in = random_inputs(ctx, problem, DType::f16);
-        const Reference reference = definition(ctx, problem, in, roundoff_of(DType::f16, ctx.device()));
+        const Reference reference =
+            float64_reference(ctx, problem, in, roundoff_of(DType::f16, ctx.device()));
         expect_accurate(DType::f16, run(ctx, in, problem.options(Algorithm::naive)),
                         run(ctx, in, problem.options()), reference);
     }

@@ -12,7 +12,7 @@ void expect_long_sums_are_accurate() {
     constexpr DType dtype = dtype_of<T>;
     for (const LongSum& sum : long_sums()) {
         const Inputs in = sum.inputs(ctx, dtype);
-        const Reference reference = definition(ctx, sum.problem, in, roundoff_of(dtype, ctx.device()));
+        const Reference reference = float64_reference(ctx, sum.problem, in, roundoff_of(dtype, ctx.device()));
         const Result naive = run(ctx, in, sum.problem.options(Algorithm::naive));
         for (const cpu::FlashKernels<T>* kernels : every_kernel<T>()) {
             SCOPED_TRACE(::testing::Message() << kernels->name << ' ' << dtype << ": " << sum.name);
@@ -38,7 +38,8 @@ TEST(LongSums, TheNaiveFormsAreAsGood) {
     for (const LongSum& sum : long_sums()) {
         SCOPED_TRACE(sum.name);
         const Inputs in = sum.inputs(ctx, DType::f32);
-        const Reference reference = definition(ctx, sum.problem, in, roundoff_of(DType::f32, ctx.device()));
+        const Reference reference =
+            float64_reference(ctx, sum.problem, in, roundoff_of(DType::f32, ctx.device()));
         const Result naive = run(ctx, in, sum.problem.options(Algorithm::naive));
         // Beside the sums it rounds S, P, dP and dS as flash does, in float32: the floor holds for it as
         // well.

@@ -76,7 +76,8 @@ TEST(Subnormal, Bfloat16LosesNoMoreThanTheSmallestNormalNumberAnAddition) {
     const Context ctx(Device::cpu(), 2);
     for (Tensor Inputs::*part : {&Inputs::v, &Inputs::d_o}) {
         const Inputs in = with_subnormal(ctx, part);
-        const Reference reference = definition(ctx, problem, in, roundoff_of(DType::bf16, ctx.device()));
+        const Reference reference =
+            float64_reference(ctx, problem, in, roundoff_of(DType::bf16, ctx.device()));
         const Result naive = run(ctx, in, problem.options(Algorithm::naive));
         for (const cpu::FlashKernels<bfloat16>* kernels : every_kernel<bfloat16>()) {
             SCOPED_TRACE(::testing::Message() << kernels->name << (part == &Inputs::v ? ", v" : ", dO"));
@@ -92,7 +93,8 @@ TEST(Subnormal, PortableKernelsLoseOnlyWhatSubnormalNumbersRound) {
     for (Tensor Inputs::*part : {&Inputs::v, &Inputs::d_o}) {
         SCOPED_TRACE(part == &Inputs::v ? "v" : "dO");
         const Inputs in = with_subnormal(ctx, part);
-        const Reference reference = definition(ctx, problem, in, roundoff_of(DType::bf16, ctx.device()));
+        const Reference reference =
+            float64_reference(ctx, problem, in, roundoff_of(DType::bf16, ctx.device()));
         const Result naive = run(ctx, in, problem.options(Algorithm::naive));
         // O's rounding, which D takes over, and each result's.
         const double d_o = largest_of(to_host(ctx, in.d_o)), scale = problem.scale_or_default(),
