@@ -1,6 +1,6 @@
-// The driver of FlashAttention-2 on the CPU: packs what kernels cannot read, cuts tasks, orders them, and
-// keeps the sums into dQ in a fixed order. The mathematics of a block lies in the kernels
-// (attention/cpu/kernels.h).
+// The driver of FlashAttention-2 on the CPU: copies tensors whose layout kernels cannot read, divides the
+// work into tasks, orders the tasks, and keeps the additions to dQ in a fixed order. The kernels
+// (attention/cpu/kernels.h) contain the mathematics of a block.
 #include <atomic>
 #include <limits>
 #include <thread>
@@ -19,8 +19,8 @@ namespace gradtile::attention::cpu {
 void wait_for_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_block,
                       std::int64_t key_block) {
     const std::atomic_ref<std::int32_t> counter(turns.counters[head * turns.blocks_per_head + row_block]);
-    // The block waited for has started before this one, so the wait is bounded by one block's work; yield
-    // early so that more threads than cores still get on.
+    // The K/V block that has the turn started before this one, so the wait is at most one block's work. Yield
+    // early, because there may be more threads than cores.
     constexpr int spins = 2000;
     for (int i = 0; counter.load(std::memory_order_acquire) != key_block; ++i) {
         if (i >= spins) std::this_thread::yield();
@@ -37,13 +37,13 @@ void pass_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_bloc
 
 namespace {
 
-/// The matrix of one (batch, head) of a [B, S, H, D] tensor.
+/// The rows of one (batch, head) of a [B, S, H, D] tensor.
 template <class T, class E>
 StridedRows<E> head_rows(const Tensor& x, std::int64_t batch, std::int64_t head) {
     return {x.data<T>() + batch * x.stride(0) + head * x.stride(2), x.stride(1)};
 }
 
-/// One piece of memory for each task that may run at the same time, all from one allocation.
+/// Scratch memory in one allocation: one piece for each task that may run at the same time.
 class TaskScratch {
   public:
     TaskScratch(const Context& ctx, std::int64_t tasks, std::size_t bytes)
@@ -53,12 +53,12 @@ class TaskScratch {
           taken_(empty(ctx, {pieces_}, DType::i32)) {}
     void clear() const { std::fill_n(taken_.data<std::int32_t>(), pieces_, 0); }
 
-    /// A piece that belongs to one running task.
+    /// A piece of the scratch memory, reserved for one running task.
     class Piece {
       public:
         explicit Piece(const TaskScratch& scratch) {
-            for (std::int64_t i = 0;;
-                 i = (i + 1) % scratch.pieces_) {  // at most pieces_ tasks run: one is free
+            // At most pieces_ tasks run at the same time, so a piece is always free.
+            for (std::int64_t i = 0;; i = (i + 1) % scratch.pieces_) {
                 flag_ = scratch.taken_.data<std::int32_t>() + i;
                 if (std::atomic_ref(*flag_).exchange(1, std::memory_order_acquire) == 0) {
                     data_ = scratch.memory_.raw_data() + i * scratch.piece_bytes_;
@@ -104,8 +104,9 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
     scratch.clear();
 
     parallel_for(ctx, tasks, [&](std::int64_t index) {
-        const std::int64_t matrix = index / row_blocks, b = matrix / heads, h = matrix % heads;
-        // Backwards: under a causal mask the last rows are the most work, and long tasks belong first.
+        const std::int64_t batch_head = index / row_blocks, b = batch_head / heads, h = batch_head % heads;
+        // From the last rows to the first: under a causal mask the last rows take longest, and long tasks
+        // should start first.
         const std::int64_t begin = (row_blocks - 1 - index % row_blocks) * block;
         const TaskScratch::Piece piece(scratch);
         kernels.forward({.geometry = &geometry,
@@ -113,14 +114,14 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
                          .k = head_rows<T, const T>(k.tensor(), b, h / group),
                          .v = head_rows<T, const T>(v.tensor(), b, h / group),
                          .o = head_rows<T, T>(o.tensor(), b, h),
-                         .lse = lse.data<Accumulator<T>>() + matrix * queries,
+                         .lse = lse.data<Accumulator<T>>() + batch_head * queries,
                          .rows = {begin, std::min(begin + block, queries)}},
                         piece.data());
     });
     o.store(ctx);
 }
 
-/// sum of a[i] * b[i], in sixteen lanes that the compiler keeps in vector registers.
+/// Dot product in 16 partial sums, which the compiler keeps in vector registers.
 template <class A, class T>
 A dot(const T* a, const T* b, std::int64_t n) {
     constexpr std::int64_t lanes = 16;
@@ -160,19 +161,20 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
     for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
     scratch.clear();
 
-    // Once a row: D = rowsum(dO * O), and LSE with +inf for rows that see nothing. Once a row block: whose
-    // turn it is to add to dQ, and dQ = 0 where nobody will.
+    // For each row: D = rowsum(dO * O), and LSE with +inf if the row sees no key. For each row block: the K/V
+    // block that is first to add to dQ, or dQ = 0 if there is none.
     parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t index) {
-        const std::int64_t matrix = index / row_blocks, b = matrix / heads, h = matrix % heads;
+        const std::int64_t batch_head = index / row_blocks, b = batch_head / heads, h = batch_head % heads;
         const std::int64_t begin = index % row_blocks * blocks.backward_rows;
         const IndexRange rows{begin, std::min(begin + blocks.backward_rows, queries)};
         const StridedRows o_rows = head_rows<T, const T>(o.tensor(), b, h);
         const StridedRows d_o_rows = head_rows<T, const T>(d_o.tensor(), b, h);
         for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-            const A row_lse = saved.lse.data<A>()[matrix * queries + i];
-            const bool sees_nothing = row_lse == -std::numeric_limits<A>::infinity();
-            lse.data<A>()[matrix * queries + i] = sees_nothing ? std::numeric_limits<A>::infinity() : row_lse;
-            delta.data<A>()[matrix * queries + i] = dot<A>(d_o_rows.row(i), o_rows.row(i), geometry.d_v);
+            const A row_lse = saved.lse.data<A>()[batch_head * queries + i];
+            const bool sees_no_key = row_lse == -std::numeric_limits<A>::infinity();
+            lse.data<A>()[batch_head * queries + i] =
+                sees_no_key ? std::numeric_limits<A>::infinity() : row_lse;
+            delta.data<A>()[batch_head * queries + i] = dot<A>(d_o_rows.row(i), o_rows.row(i), geometry.d_v);
         }
         const IndexRange visible = mask.visible_keys(rows);
         turns.data<std::int32_t>()[index] = static_cast<std::int32_t>(visible.begin / blocks.backward_keys);
@@ -182,11 +184,14 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
             std::fill_n(d_q_rows.row(i), geometry.d_qk, A(0));
     });
 
-    // K/V blocks outermost: neighbouring tasks belong to different heads and seldom wait for each other's dQ;
-    // with one head they follow each other down the rows. A task waits for lower-numbered ones alone.
+    // The K/V block is the slowest index. Neighbouring tasks then belong to different heads and rarely wait
+    // for each other. Tasks of the same head go through its row blocks in the same order, one behind the
+    // other. A task waits only for tasks with lower numbers, which have started.
     parallel_for(ctx, tasks, [&](std::int64_t index) {
-        const std::int64_t key_block = index / (batch * key_heads), matrix = index % (batch * key_heads);
-        const std::int64_t b = matrix / key_heads, key_head = matrix % key_heads, head = key_head * group;
+        const std::int64_t key_block = index / (batch * key_heads);
+        const std::int64_t batch_key_head = index % (batch * key_heads);
+        const std::int64_t b = batch_key_head / key_heads, key_head = batch_key_head % key_heads;
+        const std::int64_t head = key_head * group;  // the first query head of the group
         const std::int64_t begin = key_block * blocks.backward_keys;
         const std::int64_t first_row = (b * heads + head) * queries;
         const TaskScratch::Piece piece(scratch);

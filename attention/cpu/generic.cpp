@@ -1,5 +1,5 @@
-// Portable block kernels: plain loops that any compiler vectorises. They serve float64, float16 and machines
-// without kernels of their own.
+// Portable block kernels in plain loops that any compiler vectorises. They are used for float64 and float16,
+// and for other dtypes on machines without special kernels.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,17 +11,17 @@ namespace {
 
 constexpr std::int64_t block_rows = 32;
 constexpr std::int64_t block_keys = 64;
-constexpr std::int64_t summed_together = 16;  ///< terms of the softmax's sum
+constexpr std::int64_t terms_per_partial_sum = 16;  ///< of the softmax's sum
 
 Blocks generic_blocks(const Geometry&) {
     return {.forward_rows = block_rows, .backward_keys = block_keys, .backward_rows = block_rows};
 }
 
-/// Hands out consecutive arrays of one scratch piece.
+/// Allocates consecutive arrays from a task's scratch memory.
 template <class A>
-class Carver {
+class ScratchArrays {
   public:
-    explicit Carver(std::byte* scratch) : next_(reinterpret_cast<A*>(scratch)) {}
+    explicit ScratchArrays(std::byte* scratch) : next_(reinterpret_cast<A*>(scratch)) {}
     A* take(std::int64_t count) {
         A* taken = next_;
         next_ += count;
@@ -38,9 +38,9 @@ void add_scaled(std::int64_t n, A a, const A* __restrict x, A* __restrict y) {
     for (std::int64_t i = 0; i < n; ++i) y[i] += a * x[i];
 }
 
-/// total += x, and what that rounds off is added to error (Knuth's TwoSum).
+/// total += x. The rounding error of this addition is added to `error` (Knuth's TwoSum).
 template <class A>
-void add_exactly(A& total, A& error, A x) {
+void add_with_error(A& total, A& error, A x) {
     const A before = total, after = before + x, added = after - before;
     error += (before - (after - added)) + (x - added);
     total = after;
@@ -57,14 +57,15 @@ void load(IndexRange keys, std::int64_t d, StridedRows<const T> x, A* tile) {
     for (std::int64_t j = keys.begin; j < keys.end; ++j) load_row(d, x.row(j), tile + (j - keys.begin) * d);
 }
 
-/// tile [d, block_keys] = columns of x; columns past the range stay as they are and are never used.
+/// tile [d, block_keys] = x^T for the keys of the range. Columns beyond the range keep old values, which are
+/// never read.
 template <class T, class A>
 void load_transposed(IndexRange keys, std::int64_t d, StridedRows<const T> x, A* tile) {
     for (std::int64_t j = keys.begin; j < keys.end; ++j)
         for (std::int64_t c = 0; c < d; ++c) tile[c * block_keys + j - keys.begin] = convert<A>(x.row(j)[c]);
 }
 
-/// out[j] = scale * sum over c of row[c] * tile[c, j], for the columns of one row's visible range.
+/// out[j] = scale * sum over c of row[c] * tile[c, j], for the columns j of a range.
 template <class A>
 void scores(IndexRange columns, std::int64_t d, A scale, const A* row, const A* tile, A* out) {
     const std::int64_t n = columns.end - columns.begin;
@@ -74,7 +75,7 @@ void scores(IndexRange columns, std::int64_t d, A scale, const A* row, const A* 
     for (std::int64_t j = columns.begin; j < columns.end; ++j) out[j] *= scale;
 }
 
-/// The part of row i's visible keys inside a block, counted from the block's first key.
+/// The keys of a block that row i sees, counted from the block's first key.
 IndexRange visible_in(const Mask& mask, std::int64_t i, IndexRange keys) {
     const IndexRange visible = mask.visible_keys(i);
     return {std::max(visible.begin, keys.begin) - keys.begin, std::min(visible.end, keys.end) - keys.begin};
@@ -93,16 +94,16 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
     constexpr A infinity = std::numeric_limits<A>::infinity();
     const Geometry& g = *task.geometry;
     const A scale = static_cast<A>(g.scale);
-    Carver<A> carver(scratch);
-    A* q = carver.take(block_rows * g.d_qk);
-    A* o = carver.take(block_rows * g.d_v);
-    A* maximum = carver.take(block_rows);
-    A* sum = carver.take(block_rows);
-    A* sum_error = carver.take(block_rows);  // what the additions to `sum` have rounded off
-    A* k_transposed = carver.take(block_keys * g.d_qk);
-    A* v = carver.take(block_keys * g.d_v);
-    A* p = carver.take(block_keys);
-    A* o_of_block = carver.take(g.d_v);
+    ScratchArrays<A> arrays(scratch);
+    A* q = arrays.take(block_rows * g.d_qk);
+    A* o = arrays.take(block_rows * g.d_v);
+    A* maximum = arrays.take(block_rows);
+    A* sum = arrays.take(block_rows);
+    A* sum_error = arrays.take(block_rows);  // rounding errors of the additions to `sum`
+    A* k_transposed = arrays.take(block_keys * g.d_qk);
+    A* v = arrays.take(block_keys * g.d_v);
+    A* p = arrays.take(block_keys);
+    A* o_block = arrays.take(g.d_v);
 
     const std::int64_t rows = task.rows.end - task.rows.begin;
     load(task.rows, g.d_qk, task.q, q);
@@ -125,32 +126,33 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
                 block_maximum = std::max(block_maximum, p[j]);
             const A rescale = std::exp(maximum[r] - block_maximum);
             maximum[r] = block_maximum;
-            // The block is summed by itself: what came before may be much larger than each of its terms.
-            A sum_of_block = 0;
-            std::fill_n(o_of_block, g.d_v, A(0));
-            for (std::int64_t first = visible.begin; first < visible.end; first += summed_together) {
-                A of_sixteen = 0;
-                for (std::int64_t j = first; j < std::min(first + summed_together, visible.end); ++j) {
+            // The block is summed separately, because the sum so far may be much larger than each of its
+            // terms.
+            A block_sum = 0;
+            std::fill_n(o_block, g.d_v, A(0));
+            for (std::int64_t first = visible.begin; first < visible.end; first += terms_per_partial_sum) {
+                A partial_sum = 0;
+                for (std::int64_t j = first; j < std::min(first + terms_per_partial_sum, visible.end); ++j) {
                     p[j] = std::exp(p[j] - block_maximum);
-                    of_sixteen += p[j];
-                    add_scaled(g.d_v, p[j], v + j * g.d_v, o_of_block);
+                    partial_sum += p[j];
+                    add_scaled(g.d_v, p[j], v + j * g.d_v, o_block);
                 }
-                sum_of_block += of_sixteen;
+                block_sum += partial_sum;
             }
             sum[r] *= rescale;
             sum_error[r] *= rescale;
-            add_exactly(sum[r], sum_error[r], sum_of_block);
+            add_with_error(sum[r], sum_error[r], block_sum);
             for (std::int64_t c = 0; c < g.d_v; ++c)
-                o[r * g.d_v + c] = o[r * g.d_v + c] * rescale + o_of_block[c];
+                o[r * g.d_v + c] = o[r * g.d_v + c] * rescale + o_block[c];
         }
     }
     for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t i = task.rows.begin + r;
         const A total = sum[r] + sum_error[r];
-        const bool sees_nothing = total == 0;  // a visible row's sum is at least 1, or NaN
-        const A inverse = sees_nothing ? A(0) : A(1) / total;
+        const bool sees_no_key = total == 0;  // the sum of a row that sees a key is at least 1 or NaN
+        const A inverse = sees_no_key ? A(0) : A(1) / total;
         for (std::int64_t c = 0; c < g.d_v; ++c) task.o.row(i)[c] = convert<T>(o[r * g.d_v + c] * inverse);
-        task.lse[i] = sees_nothing ? -infinity : maximum[r] + std::log(total);
+        task.lse[i] = sees_no_key ? -infinity : maximum[r] + std::log(total);
     }
 }
 
@@ -165,19 +167,19 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
     using A = Accumulator<T>;
     const Geometry& g = *task.geometry;
     const A scale = static_cast<A>(g.scale);
-    Carver<A> carver(scratch);
-    A* k = carver.take(block_keys * g.d_qk);
-    A* k_transposed = carver.take(block_keys * g.d_qk);
-    A* v_transposed = carver.take(block_keys * g.d_v);
-    A* d_k = carver.take(block_keys * g.d_qk);
-    A* d_v = carver.take(block_keys * g.d_v);
-    A* d_k_of_rows = carver.take(block_keys * g.d_qk);  // of one block of rows, added to d_k at its end
-    A* d_v_of_rows = carver.take(block_keys * g.d_v);
-    A* p = carver.take(block_keys);
-    A* d_s = carver.take(block_keys);
-    A* q = carver.take(block_rows * g.d_qk);
-    A* d_q = carver.take(block_rows * g.d_qk);
-    A* d_o = carver.take(block_rows * g.d_v);
+    ScratchArrays<A> arrays(scratch);
+    A* k = arrays.take(block_keys * g.d_qk);
+    A* k_transposed = arrays.take(block_keys * g.d_qk);
+    A* v_transposed = arrays.take(block_keys * g.d_v);
+    A* d_k = arrays.take(block_keys * g.d_qk);
+    A* d_v = arrays.take(block_keys * g.d_v);
+    A* d_k_block = arrays.take(block_keys * g.d_qk);  // sums over one block of rows
+    A* d_v_block = arrays.take(block_keys * g.d_v);
+    A* p = arrays.take(block_keys);
+    A* d_s = arrays.take(block_keys);
+    A* q = arrays.take(block_rows * g.d_qk);
+    A* d_q = arrays.take(block_rows * g.d_qk);
+    A* d_o = arrays.take(block_rows * g.d_v);
 
     const std::int64_t keys = task.keys.end - task.keys.begin;
     load(task.keys, g.d_qk, task.k, k);
@@ -198,8 +200,8 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
             load(rows, g.d_qk, q_head, q);
             load(rows, g.d_v, d_o_head, d_o);
             std::fill_n(d_q, block_rows * g.d_qk, A(0));
-            std::fill_n(d_k_of_rows, keys * g.d_qk, A(0));
-            std::fill_n(d_v_of_rows, keys * g.d_v, A(0));
+            std::fill_n(d_k_block, keys * g.d_qk, A(0));
+            std::fill_n(d_v_block, keys * g.d_v, A(0));
             for (std::int64_t i = rows.begin; i < rows.end; ++i) {
                 const IndexRange visible = visible_in(g.mask, i, task.keys);
                 if (visible.end <= visible.begin) continue;
@@ -211,20 +213,20 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
                 for (std::int64_t j = visible.begin; j < visible.end; ++j) {
                     p[j] = std::exp(p[j] - lse[i]);
                     d_s[j] = p[j] * (d_s[j] - delta[i]);
-                    add_scaled(g.d_v, p[j], d_o_row, d_v_of_rows + j * g.d_v);
-                    add_scaled(g.d_qk, d_s[j], q_row, d_k_of_rows + j * g.d_qk);
+                    add_scaled(g.d_v, p[j], d_o_row, d_v_block + j * g.d_v);
+                    add_scaled(g.d_qk, d_s[j], q_row, d_k_block + j * g.d_qk);
                     add_scaled(g.d_qk, d_s[j], k + j * g.d_qk, d_q_row);
                 }
             }
-            add_scaled(keys * g.d_qk, A(1), d_k_of_rows, d_k);
-            add_scaled(keys * g.d_v, A(1), d_v_of_rows, d_v);
+            add_scaled(keys * g.d_qk, A(1), d_k_block, d_k);
+            add_scaled(keys * g.d_v, A(1), d_v_block, d_v);
             wait_for_dq_turn(task.turns, head, block, task.key_block);
-            const bool starts = task.starts_dq(rows);
+            const bool overwrite = task.overwrites_dq(rows);
             for (std::int64_t i = rows.begin; i < rows.end; ++i)
                 for (std::int64_t c = 0; c < g.d_qk; ++c) {
                     const A part = scale * d_q[(i - rows.begin) * g.d_qk + c];
                     A& target = d_q_head.row(i)[c];
-                    target = starts ? part : target + part;
+                    target = overwrite ? part : target + part;
                 }
             pass_dq_turn(task.turns, head, block, task.key_block);
         }

@@ -1,11 +1,11 @@
 #pragma once
-/// INTERNAL. The contract between the flash driver (attention/cpu/flash.cpp) and the block kernels of one
-/// dtype and instruction set. The driver checks, packs tensors whose last stride is not 1, cuts tasks, runs
-/// them on threads, and computes D = rowsum(dO * O); a kernel does one task on one thread, all loops over the
-/// other side's blocks included, so that it chooses its own tiles.
+/// INTERNAL. The interface between the flash driver (attention/cpu/flash.cpp) and the block kernels of one
+/// dtype and instruction set. The driver packs tensors whose last stride is not 1, divides the work into
+/// tasks, runs them on threads, and computes D = rowsum(dO * O). A kernel computes one task on one thread. It
+/// contains the loops over the blocks of the other operand, so that it can choose its own tiles.
 ///
-/// Kernel files are compiled per instruction set: include nothing there that emits inline functions, keep
-/// everything in an ISA-named inline or anonymous namespace.
+/// Kernel files are compiled per instruction set. They must not include headers that emit inline functions,
+/// and they keep everything in anonymous namespaces.
 #include <cstddef>
 #include <cstdint>
 
@@ -15,7 +15,7 @@
 
 namespace gradtile::attention::cpu {
 
-/// What all tasks of one call share.
+/// Sizes, scale and mask of one call, shared by all its tasks.
 struct Geometry {
     std::int64_t d_qk = 0;
     std::int64_t d_v = 0;
@@ -23,12 +23,13 @@ struct Geometry {
     Mask mask;  ///< mask.queries = Sq, mask.keys = Sk
 };
 
-/// One block of query rows of one (batch, query head). Writes o and lse for every row of the block: a row
-/// that sees nothing gets o = 0, lse = -inf. Inputs with NaN or inf may give NaN, masked keys never do.
+/// One block of query rows of one (batch, query head). The kernel writes o and lse for every row of the
+/// block: o = 0 and lse = -inf for a row that sees no key. Inputs with NaN or inf may give NaN; masked keys
+/// never do.
 template <class T>
 struct ForwardTask {
     const Geometry* geometry = nullptr;
-    StridedRows<const T> q;  ///< of the whole head: row i is query i
+    StridedRows<const T> q;  ///< rows of the whole head: row i is query i
     StridedRows<const T> k;
     StridedRows<const T> v;
     StridedRows<T> o;
@@ -36,28 +37,31 @@ struct ForwardTask {
     IndexRange rows{};
 };
 
-/// Keeps the additions into dQ in the order of the K/V blocks, whatever thread computes them: one counter per
-/// (query head of the group, block of Blocks::backward_rows query rows), which starts at the row block's
-/// first visible K/V block and is passed on from block to block.
+/// Orders the additions to dQ by K/V block, regardless of which threads compute the blocks. There is one
+/// counter for each query head of the group and each block of Blocks::backward_rows query rows. The counter
+/// holds the number of the K/V block whose turn it is; it starts at the first K/V block that the rows see.
 struct DqTurns {
     std::int32_t* counters = nullptr;  ///< [group, blocks_per_head]
     std::int64_t blocks_per_head = 0;
 };
-/// Returns once K/V block `key_block` may write dQ of row block `row_block` of the group's head `head`.
+/// Waits until K/V block `key_block` may write dQ of row block `row_block` of head `head` of the group.
 void wait_for_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_block,
                       std::int64_t key_block);
-/// Hands dQ of that row block on to K/V block key_block + 1.
+/// Gives the turn for that row block to K/V block key_block + 1.
 void pass_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_block, std::int64_t key_block);
 
-/// One block of keys of one (batch, K/V head), against every query head of its group and every row that sees
-/// it. Overwrites d_k and d_v for every key of the block, summed over the group (0 where no row sees the
-/// key). For every row block of Blocks::backward_rows that sees a key of the block, exactly once and in any
-/// order of heads but increasing rows: wait_for_dq_turn, then d_q = or += the block's part (see starts_dq),
-/// then pass_dq_turn. d_q needs no clearing; rows that see no key at all are the driver's.
+/// One block of keys of one (batch, K/V head), with every query head of the group and every row that sees a
+/// key of the block. The kernel overwrites d_k and d_v for every key of the block with sums over the group (0
+/// if no row sees the key).
+///
+/// For each row block of Blocks::backward_rows rows that sees a key of the block, the kernel calls
+/// wait_for_dq_turn once, writes its part of dQ to d_q (overwriting if overwrites_dq(), else adding), and
+/// calls pass_dq_turn once. The order of the heads is free; the rows of a head must increase. The driver
+/// clears dQ of rows that see no key.
 template <class T>
 struct BackwardTask {
     const Geometry* geometry = nullptr;
-    StridedRows<const T> k;  ///< of the whole head
+    StridedRows<const T> k;  ///< rows of the whole head
     StridedRows<const T> v;
     StridedRows<T> d_k;
     StridedRows<T> d_v;
@@ -65,30 +69,31 @@ struct BackwardTask {
     std::int64_t key_block = 0;  ///< keys.begin / Blocks::backward_keys
 
     std::int64_t group = 1;  ///< query heads that share this K/V head
-    StridedRows<const T> q;  ///< of the group's first query head; head g lies q_head_stride * g further
+    StridedRows<const T> q;  ///< first query head of the group; head g is q_head_stride * g further
     StridedRows<const T> d_o;
     StridedRows<Accumulator<T>> d_q;
     std::int64_t q_head_stride = 0, d_o_head_stride = 0, d_q_head_stride = 0;
-    const Accumulator<T>* lse = nullptr;    ///< [group, Sq] natural log; +inf for rows that see nothing, so
-                                            ///< that exp(s - lse) = 0 there without a test
+    const Accumulator<T>* lse = nullptr;    ///< [group, Sq] natural log; +inf for rows that see no key,
+                                            ///< which gives exp(s - lse) = 0 without a branch
     const Accumulator<T>* delta = nullptr;  ///< [group, Sq]: D = rowsum(dO * O)
     DqTurns turns;
 
-    /// Whether no earlier K/V block adds to dQ of these rows, so that this one overwrites it.
-    GRADTILE_ATTENTION_INLINE bool starts_dq(IndexRange rows) const {
+    /// Whether this K/V block overwrites dQ of the rows, because no earlier K/V block adds to it.
+    GRADTILE_ATTENTION_INLINE bool overwrites_dq(IndexRange rows) const {
         return geometry->mask.visible_keys(rows).begin >= keys.begin;
     }
 };
 
-/// Rows and keys a task covers. Must not depend on the number of threads.
+/// Numbers of rows and keys per task. They must not depend on the number of threads, because they determine
+/// the order of additions.
 struct Blocks {
     std::int64_t forward_rows = 64;
     std::int64_t backward_keys = 64;
-    std::int64_t backward_rows = 64;  ///< step in which backward adds to dQ
+    std::int64_t backward_rows = 64;  ///< rows per addition to dQ
 };
 
-/// The kernels of one dtype for one instruction set. Scratch is 64-byte aligned, private to the running task,
-/// uninitialised.
+/// The kernels of one dtype for one instruction set. Scratch memory is aligned to 64 bytes, private to the
+/// running task, and uninitialised.
 template <class T>
 struct FlashKernels {
     const char* name;
@@ -99,7 +104,7 @@ struct FlashKernels {
     void (*backward)(const BackwardTask<T>&, std::byte* scratch);
 };
 
-/// Portable kernels; float64, float16, and any dtype on a machine without its own.
+/// Portable kernels: for float64 and float16, and for other dtypes on machines without special kernels.
 template <class T>
 const FlashKernels<T>& generic_kernels();
 

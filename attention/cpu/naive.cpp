@@ -1,6 +1,6 @@
-// The textbook: S and P are whole matrices in memory, in the dtype of the inputs, as a framework without a
-// fused operator would keep them. In float64 this is the reference for every other algorithm; in 16-bit
-// dtypes its error is the yardstick of the error policy.
+// The textbook algorithm: S and P are whole matrices in memory, rounded to the dtype of the inputs, as a
+// framework without a fused operator stores them. In float64 it is the reference for every other algorithm.
+// In 16-bit dtypes the error bounds of the other algorithms are multiples of its error.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,18 +12,18 @@ namespace gradtile::attention::cpu {
 namespace {
 
 constexpr std::int64_t rows_per_block = 16;
-/// Sums over keys or rows are taken in blocks of this many terms, then over the blocks: the yardstick of the
-/// error policy may not lose more in a long sum than what it measures. Head dims are at most 256, so that
-/// sums over them need no blocks.
-constexpr std::int64_t terms_per_block = 64, largest_head_dim = 256;
+/// Sums over keys or rows are computed in blocks of this many terms, which are then added. Error bounds are
+/// multiples of this algorithm's error, so its long sums must not lose more digits than those of the other
+/// algorithms. Head dims are at most 256, so sums over them need no blocks.
+constexpr std::int64_t terms_per_block = 64, max_head_dim = 256;
 
-/// A contiguous [.., rows, columns] copy in the accumulator's dtype, of which one [rows, columns] matrix is
-/// taken at a time.
-struct Matrices {
+/// A contiguous copy [B, H, rows, columns] of a tensor, in the accumulator's dtype.
+struct PackedHeads {
     Tensor tensor;
-    Matrices(const Context& ctx, const Tensor& view, DType dtype)
+    PackedHeads(const Context& ctx, const Tensor& view, DType dtype)
         : tensor(empty(ctx, view.shape(), dtype)), source_(view) {}
     void load(const Context& ctx) const { copy(ctx, tensor, source_); }
+    /// The [rows, columns] matrix of one head.
     template <class T>
     T* at(std::int64_t batch, std::int64_t head) const {
         return tensor.data<T>() + (batch * tensor.size(1) + head) * tensor.size(2) * tensor.size(3);
@@ -54,7 +54,7 @@ void scale_row(std::int64_t n, A scale, A* row) {
     for (std::int64_t j = 0; j < n; ++j) row[j] = convert<A>(convert<T>(scale * row[j]));
 }
 
-/// row = vector [d] * matrix [d, n], summed over the head dim, then rounded to T.
+/// row [n] = scale * vector [d] * matrix [d, n], rounded to T; a sum over the head dim.
 template <class T, class A>
 void product_over_head_dim(std::int64_t d, std::int64_t n, const A* vector, const A* matrix, A scale,
                            A* row) {
@@ -63,34 +63,34 @@ void product_over_head_dim(std::int64_t d, std::int64_t n, const A* vector, cons
     scale_row<T>(n, scale, row);
 }
 
-/// row [d] = vector [keys] * matrix [keys, d], summed over the keys, then rounded to T.
+/// row [d] = scale * vector [keys] * matrix [keys, d], rounded to T; a sum over the keys.
 template <class T, class A>
 void product_over_keys(std::int64_t keys, std::int64_t d, const A* vector, const A* matrix, A scale, A* row) {
     std::fill_n(row, d, A(0));
     for (std::int64_t begin = 0; begin < keys; begin += terms_per_block) {
-        A of_block[largest_head_dim] = {};
+        A block_sum[max_head_dim] = {};
         for (std::int64_t i = begin; i < std::min(begin + terms_per_block, keys); ++i)
-            add_scaled(d, vector[i], matrix + i * d, of_block);
-        add_scaled(d, A(1), of_block, row);
+            add_scaled(d, vector[i], matrix + i * d, block_sum);
+        add_scaled(d, A(1), block_sum, row);
     }
     scale_row<T>(d, scale, row);
 }
 
-/// Sum of term(j) over the keys of a range.
+/// Sum of term(j) over the keys j of a range.
 template <class A, class Term>
 A sum_over(IndexRange keys, Term term) {
     A sum = 0;
     for (std::int64_t begin = keys.begin; begin < keys.end; begin += terms_per_block) {
-        A of_block = 0;
+        A block_sum = 0;
         for (std::int64_t j = begin; j < std::min(begin + terms_per_block, keys.end); ++j)
-            of_block += term(j);
-        sum += of_block;
+            block_sum += term(j);
+        sum += block_sum;
     }
     return sum;
 }
 
-/// Turns one row of scores into probabilities over the visible keys and zeros elsewhere, each rounded to T;
-/// returns its log-sum-exp, -inf when nothing is visible.
+/// Replaces one row of scores by probabilities, 0 for invisible keys, each rounded to T. Returns the row's
+/// log-sum-exp, -inf if no key is visible.
 template <class T, class A>
 A softmax_row(IndexRange visible, std::int64_t n, A* row) {
     constexpr A infinity = std::numeric_limits<A>::infinity();
@@ -104,7 +104,7 @@ A softmax_row(IndexRange visible, std::int64_t n, A* row) {
     return visible.begin < visible.end ? maximum + std::log(sum) : -infinity;
 }
 
-/// Rows of P for one (batch, head, block of rows), through S; also the row's LSE.
+/// Computes row i of P from row i of S. Returns the row's LSE.
 template <class T, class A>
 A probabilities(const Resolved& options, std::int64_t d, std::int64_t i, const A* q_row,
                 const A* k_transposed, A* row) {
@@ -121,24 +121,24 @@ void naive_forward_typed(const Context& ctx, const Resolved& options, const Tens
     const std::int64_t batch = q_in.size(0), queries = q_in.size(1), heads = q_in.size(2);
     const std::int64_t keys = k_in.size(1), group = k_in.size(2) == 0 ? 1 : heads / k_in.size(2);
     const std::int64_t d_qk = q_in.size(3), d_v = v_in.size(3);
-    const Matrices q(ctx, by_head(q_in), sum_type), k_transposed(ctx, by_head_transposed(k_in), sum_type);
-    const Matrices v(ctx, by_head(v_in), sum_type);
+    const PackedHeads q(ctx, by_head(q_in), sum_type), k_transposed(ctx, by_head_transposed(k_in), sum_type);
+    const PackedHeads v(ctx, by_head(v_in), sum_type);
     const Tensor p = empty(ctx, {batch, heads, queries, keys}, sum_type);
     const Tensor o = empty(ctx, {batch, heads, queries, d_v}, sum_type);
     if (ctx.is_planning()) return;
-    for (const Matrices* x : {&q, &k_transposed, &v}) x->load(ctx);
+    for (const PackedHeads* x : {&q, &k_transposed, &v}) x->load(ctx);
 
     const std::int64_t row_blocks = ceil_div(queries, rows_per_block);
     parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t task) {
-        const std::int64_t matrix = task / row_blocks, b = matrix / heads, h = matrix % heads;
+        const std::int64_t batch_head = task / row_blocks, b = batch_head / heads, h = batch_head % heads;
         const std::int64_t begin = task % row_blocks * rows_per_block;
         for (std::int64_t i = begin; i < std::min(begin + rows_per_block, queries); ++i) {
-            A* row = p.data<A>() + (matrix * queries + i) * keys;
+            A* row = p.data<A>() + (batch_head * queries + i) * keys;
             const A lse = probabilities<T>(options, d_qk, i, q.at<A>(b, h) + i * d_qk,
                                            k_transposed.at<A>(b, h / group), row);
-            lse_out.data<A>()[matrix * queries + i] = lse;
+            lse_out.data<A>()[batch_head * queries + i] = lse;
             product_over_keys<T>(keys, d_v, row, v.at<A>(b, h / group), A(1),
-                                 o.data<A>() + (matrix * queries + i) * d_v);
+                                 o.data<A>() + (batch_head * queries + i) * d_v);
         }
     });
     copy(ctx, by_head(o_out), o);
@@ -154,40 +154,40 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
     const std::int64_t keys = k_in.size(1), key_heads = k_in.size(2);
     const std::int64_t group = key_heads == 0 ? 1 : heads / key_heads;
     const std::int64_t d_qk = q_in.size(3), d_v = v_in.size(3);
-    const Matrices q(ctx, by_head(q_in), sum_type), d_o(ctx, by_head(d_o_in), sum_type);
-    const Matrices k(ctx, by_head(k_in), sum_type);
-    const Matrices k_transposed(ctx, by_head_transposed(k_in), sum_type);
-    const Matrices v_transposed(ctx, by_head_transposed(v_in), sum_type);
+    const PackedHeads q(ctx, by_head(q_in), sum_type), d_o(ctx, by_head(d_o_in), sum_type);
+    const PackedHeads k(ctx, by_head(k_in), sum_type);
+    const PackedHeads k_transposed(ctx, by_head_transposed(k_in), sum_type);
+    const PackedHeads v_transposed(ctx, by_head_transposed(v_in), sum_type);
     const Tensor p = empty(ctx, {batch, heads, queries, keys}, sum_type);
     const Tensor d_s = empty(ctx, {batch, heads, queries, keys}, sum_type);
     const Tensor d_q = empty(ctx, {batch, heads, queries, d_qk}, sum_type);
     const Tensor d_k = empty(ctx, {batch, key_heads, keys, d_qk}, sum_type);
     const Tensor d_v_sum = empty(ctx, {batch, key_heads, keys, d_v}, sum_type);
-    const Tensor of_rows =
-        empty(ctx, {batch, key_heads, keys, d_qk + d_v}, sum_type);  // of one block of rows
+    // dK and dV, summed over one block of rows.
+    const Tensor block_sums = empty(ctx, {batch, key_heads, keys, d_qk + d_v}, sum_type);
     if (ctx.is_planning()) return;
-    for (const Matrices* x : {&q, &d_o, &k, &k_transposed, &v_transposed}) x->load(ctx);
+    for (const PackedHeads* x : {&q, &d_o, &k, &k_transposed, &v_transposed}) x->load(ctx);
 
     // dP = dO V^T; dS = P * (dP - rowsum(P * dP)); dQ = scale dS K.
     const std::int64_t row_blocks = ceil_div(queries, rows_per_block);
     parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t task) {
-        const std::int64_t matrix = task / row_blocks, b = matrix / heads, h = matrix % heads;
+        const std::int64_t batch_head = task / row_blocks, b = batch_head / heads, h = batch_head % heads;
         const std::int64_t begin = task % row_blocks * rows_per_block;
         for (std::int64_t i = begin; i < std::min(begin + rows_per_block, queries); ++i) {
-            A* p_row = p.data<A>() + (matrix * queries + i) * keys;
-            A* d_s_row = d_s.data<A>() + (matrix * queries + i) * keys;
+            A* p_row = p.data<A>() + (batch_head * queries + i) * keys;
+            A* d_s_row = d_s.data<A>() + (batch_head * queries + i) * keys;
             probabilities<T>(options, d_qk, i, q.at<A>(b, h) + i * d_qk, k_transposed.at<A>(b, h / group),
                              p_row);
             product_over_head_dim<T>(d_v, keys, d_o.at<A>(b, h) + i * d_v, v_transposed.at<A>(b, h / group),
                                      A(1), d_s_row);
             const IndexRange visible = options.mask.visible_keys(i);
-            const A mean = sum_over<A>(visible, [&](std::int64_t j) { return p_row[j] * d_s_row[j]; });
+            const A delta = sum_over<A>(visible, [&](std::int64_t j) { return p_row[j] * d_s_row[j]; });
             for (std::int64_t j = 0; j < keys; ++j) {
                 const bool is_visible = j >= visible.begin && j < visible.end;
-                d_s_row[j] = is_visible ? convert<A>(convert<T>(p_row[j] * (d_s_row[j] - mean))) : A(0);
+                d_s_row[j] = is_visible ? convert<A>(convert<T>(p_row[j] * (d_s_row[j] - delta))) : A(0);
             }
             product_over_keys<T>(keys, d_qk, d_s_row, k.at<A>(b, h / group), static_cast<A>(options.scale),
-                                 d_q.data<A>() + (matrix * queries + i) * d_qk);
+                                 d_q.data<A>() + (batch_head * queries + i) * d_qk);
         }
     });
     // dV = P^T dO and dK = scale dS^T Q, summed over the query heads that share a K/V head.
@@ -195,8 +195,8 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
         const std::int64_t b = task / key_heads, key_head = task % key_heads;
         A* d_k_head = d_k.data<A>() + task * keys * d_qk;
         A* d_v_head = d_v_sum.data<A>() + task * keys * d_v;
-        A* d_k_of_rows = of_rows.data<A>() + task * keys * (d_qk + d_v);
-        A* d_v_of_rows = d_k_of_rows + keys * d_qk;
+        A* d_k_block = block_sums.data<A>() + task * keys * (d_qk + d_v);
+        A* d_v_block = d_k_block + keys * d_qk;
         std::fill_n(d_k_head, keys * d_qk, A(0));
         std::fill_n(d_v_head, keys * d_v, A(0));
         for (std::int64_t h = key_head * group; h < (key_head + 1) * group; ++h)
@@ -204,20 +204,20 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
                 const IndexRange rows{begin, std::min(begin + terms_per_block, queries)};
                 const IndexRange seen = options.mask.visible_keys(rows);
                 const std::int64_t count = std::max<std::int64_t>(0, seen.end - seen.begin);
-                std::fill_n(d_k_of_rows + seen.begin * d_qk, count * d_qk, A(0));
-                std::fill_n(d_v_of_rows + seen.begin * d_v, count * d_v, A(0));
+                std::fill_n(d_k_block + seen.begin * d_qk, count * d_qk, A(0));
+                std::fill_n(d_v_block + seen.begin * d_v, count * d_v, A(0));
                 for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-                    const std::int64_t row = ((b * heads + h) * queries + i) * keys;
-                    const A* p_row = p.data<A>() + row;
-                    const A* d_s_row = d_s.data<A>() + row;
+                    const std::int64_t row_offset = ((b * heads + h) * queries + i) * keys;
+                    const A* p_row = p.data<A>() + row_offset;
+                    const A* d_s_row = d_s.data<A>() + row_offset;
                     const IndexRange visible = options.mask.visible_keys(i);
                     for (std::int64_t j = visible.begin; j < visible.end; ++j) {
-                        add_scaled(d_v, p_row[j], d_o.at<A>(b, h) + i * d_v, d_v_of_rows + j * d_v);
-                        add_scaled(d_qk, d_s_row[j], q.at<A>(b, h) + i * d_qk, d_k_of_rows + j * d_qk);
+                        add_scaled(d_v, p_row[j], d_o.at<A>(b, h) + i * d_v, d_v_block + j * d_v);
+                        add_scaled(d_qk, d_s_row[j], q.at<A>(b, h) + i * d_qk, d_k_block + j * d_qk);
                     }
                 }
-                add_scaled(count * d_qk, A(1), d_k_of_rows + seen.begin * d_qk, d_k_head + seen.begin * d_qk);
-                add_scaled(count * d_v, A(1), d_v_of_rows + seen.begin * d_v, d_v_head + seen.begin * d_v);
+                add_scaled(count * d_qk, A(1), d_k_block + seen.begin * d_qk, d_k_head + seen.begin * d_qk);
+                add_scaled(count * d_v, A(1), d_v_block + seen.begin * d_v, d_v_head + seen.begin * d_v);
             }
         const A scale = static_cast<A>(options.scale);
         for (std::int64_t j = 0; j < keys * d_qk; ++j) d_k_head[j] *= scale;

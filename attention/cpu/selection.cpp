@@ -1,4 +1,4 @@
-// Which kernels run here, decided at run time.
+// Selects the kernels for this machine at run time.
 #include <gradtile/attention/cpu/selection.h>
 
 #include <atomic>

@@ -1,26 +1,27 @@
 #pragma once
-/// INTERNAL. The CPU kernels this build holds and which of them this machine runs.
+/// INTERNAL. The CPU kernels of this build, and which of them this machine can run.
 #include <vector>
 
 #include <gradtile/attention/cpu/kernels.h>
 
 namespace gradtile::attention::cpu {
 
-/// Defined only where the compiler knows the instruction set; call them only where the processor does.
+/// Defined only if the compiler supports the instruction set; usable only if the processor does.
 extern const FlashKernels<float> avx512_f32_kernels;
 extern const FlashKernels<float> avx2_f32_kernels;
 extern const FlashKernels<bfloat16> amx_bf16_kernels;
 extern const FlashKernels<bfloat16> avx512_bf16_kernels;
 
-/// Every set of kernels this machine runs, the fastest first, the generic ones last.
+/// All sets of kernels that this machine can run: the fastest first, the generic ones last.
 template <class T>
 const std::vector<const FlashKernels<T>*>& usable_kernels();
 
-/// What the operator uses: the fastest, unless a test forces others.
+/// The set of kernels that the operator uses: the fastest, unless a test forces another.
 template <class T>
 const FlashKernels<T>& chosen_kernels();
 
-/// Makes the operator use one set of kernels while it lives. For tests and benchmarks, one at a time.
+/// While this object exists, the operator uses the given kernels. For tests and benchmarks; at most one may
+/// exist at a time.
 template <class T>
 class ForcedKernels {
   public:

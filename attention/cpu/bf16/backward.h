@@ -1,21 +1,21 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only (see attention/cpu/bf16/tiles.h). Algorithm 2 of
-/// FlashAttention-2 in bf16 on any tile algebra: five products of bf16 operands summed in float32, the rest
-/// in float32.
+/// INTERNAL; include only in sources compiled for one instruction set. FlashAttention-2 backward (Dao 2023,
+/// algorithm 2) in bf16 for any tile algebra. The five products have bf16 operands and float32 sums;
+/// everything else is float32.
 ///
-/// One orientation throughout, rows are queries: S = Q K^T and dP = dO V^T, so that P and dS leave the
-/// softmax as right operands of dV^T = dO^T P and dK^T = Q^T dS, and dS as left operand of dQ = dS K, without
-/// being transposed. dK and dV are therefore kept transposed and turned once, at the end of their block.
+/// All squares have queries as rows: S = Q K^T and dP = dO V^T. P and dS can then be written, without a
+/// transposition, as right operands of dV^T = dO^T P and dK^T = Q^T dS, and dS also as the left operand of dQ
+/// = dS K. dK and dV are accumulated as dK^T and dV^T and transposed once, at the end of the task.
 #include <gradtile/attention/cpu/bf16/blocks.h>
 
 namespace gradtile::attention::cpu {
 namespace {
 
 struct BackwardScratch {
-    Operand k, v;                        ///< right, summed over head dim
-    Operand k_over_keys;                 ///< right, summed over keys
-    Operand q, d_o;                      ///< left, summed over head dim
-    Operand q_over_rows, d_o_over_rows;  ///< left, transposed, summed over rows
+    Operand k, v;                        ///< right operands, summed over the head dim
+    Operand k_over_keys;                 ///< right operand, summed over keys
+    Operand q, d_o;                      ///< left operands, summed over the head dim
+    Operand q_over_rows, d_o_over_rows;  ///< left operands, transposed, summed over rows
     BackwardOperands operands;
     Matrix s, d_p;       ///< one square each
     Matrix d_k, d_v;     ///< transposed: [head dim, keys]
@@ -42,14 +42,14 @@ struct BackwardScratch {
           delta(pieces.piece<float>(block.backward_rows)) {}
 };
 
-/// Rows of one query head of the group.
+/// A block of rows of one query head of the group.
 struct RowBlock {
     std::int64_t head;
     std::int64_t index;  ///< rows.begin / backward_rows
     IndexRange rows;
 };
 
-/// One block of keys against all rows that see them.
+/// Computes dK and dV of one block of keys and adds its part to dQ, over all rows that see the keys.
 template <class Tiles>
 class BackwardBlock {
   public:
@@ -94,7 +94,7 @@ class BackwardBlock {
         clear(scratch_.d_v, geometry_.d_v, task_.keys.end - task_.keys.begin);
     }
 
-    /// Rows past the end of the sequence get lse = +inf, hence P = 0.
+    /// Rows beyond the end of the sequence get lse = +inf, which gives P = 0.
     void load_rows(const RowBlock& block) {
         const InputRows q = q_of(block.head), d_o = d_o_of(block.head);
         pack_left(scratch_.q, q, block.rows, geometry_.d_qk, geometry_.scale < 0);
@@ -119,7 +119,8 @@ class BackwardBlock {
         return {task_.d_q.data + head * task_.d_q_head_stride, task_.d_q.stride};
     }
 
-    /// What the strip's place in the next row block and the end of this one will read.
+    /// Prefetches Q and dO of the strip's place in the next row block, and the strip's rows of dQ, which
+    /// add_to_d_q() updates at the end of this row block.
     void prefetch_next(const RowBlock& block, std::int64_t strip) {
         const std::int64_t row = block.rows.begin + strip * square;
         const std::int64_t next_row = row + policy_.backward_rows;
@@ -133,7 +134,7 @@ class BackwardBlock {
         const std::int64_t row = block.rows.begin + strip * square;
         return {row, smaller(row + square, block.rows.end)};
     }
-    /// Squares of the task's keys that a strip of rows sees.
+    /// The squares of the task's keys that a strip of rows sees.
     IndexRange squares_seen(const RowBlock& block, std::int64_t strip) const {
         const IndexRange seen = intersection(geometry_.mask.visible_keys(rows_of(block, strip)), task_.keys);
         return seen.begin < seen.end ? squares_of(seen, task_.keys.begin) : IndexRange{0, 0};
@@ -149,10 +150,9 @@ class BackwardBlock {
                             Sum::overwrite);
             const IndexRange keys{task_.keys.begin + j * square, task_.keys.begin + (j + 1) * square};
             if (geometry_.mask.coverage(rows, keys) != Coverage::full)
-                hide_masked(geometry_.mask, scratch_.s, rows.begin, keys);
-            probabilities_and_gradients(scratch_.operands, strip, j, scratch_.s, scratch_.d_p, scale_,
-                                        scratch_.lse + strip * square, scratch_.delta + strip * square,
-                                        interleave_);
+                mask_square(geometry_.mask, scratch_.s, rows.begin, keys);
+            compute_p_and_d_s(scratch_.operands, strip, j, scratch_.s, scratch_.d_p, scale_,
+                              scratch_.lse + strip * square, scratch_.delta + strip * square, interleave_);
         }
     }
 
@@ -183,11 +183,11 @@ class BackwardBlock {
         }
     }
 
-    /// The block's part of dQ joins the others' when its turn comes.
+    /// Waits for this K/V block's turn, then adds its part to dQ, or overwrites dQ with it.
     void add_to_d_q(const RowBlock& block) {
         const StridedRows<float> d_q = d_q_of(block.head);
         const __m512 scale = _mm512_set1_ps(static_cast<float>(geometry_.scale));
-        const __mmask16 add = task_.starts_dq(block.rows) ? 0 : 0xffff;
+        const __mmask16 add = task_.overwrites_dq(block.rows) ? 0 : 0xffff;
         wait_for_dq_turn(task_.turns, block.head, block.index, task_.key_block);
         for (std::int64_t r = 0; r < block.rows.end - block.rows.begin; ++r) {
             float* const row = d_q.row(block.rows.begin + r);

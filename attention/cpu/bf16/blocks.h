@@ -1,13 +1,13 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only (see attention/cpu/bf16/tiles.h). What the forward and the
-/// backward bf16 kernels share: how large their blocks are and how a task's scratch is divided.
+/// INTERNAL; include only in sources compiled for one instruction set. Block sizes and scratch memory of the
+/// bf16 kernels, forward and backward.
 #include <gradtile/attention/cpu/bf16/softmax.h>
 
 namespace gradtile::attention::cpu {
 namespace {
 
-/// Block sizes: multiples of a square, so that their borders are borders of squares. The figures are GFLOP/s
-/// of one causal call, 12 heads of 4096 tokens, 2 threads, on a Xeon with AMX.
+/// Block sizes, multiples of `square`. The figures below are GFLOP/s of one causal call: 12 heads of 4096
+/// tokens, 2 threads, on a Xeon with AMX.
 struct BlockPolicy {
     std::int64_t forward_rows, forward_keys, backward_rows, backward_keys;
 };
@@ -18,33 +18,35 @@ inline BlockPolicy block_policy(const Geometry& geometry) {
     const bool narrow = head_dim <= 64, wide = head_dim > 128, long_rows = queries >= 2048,
                long_keys = keys >= 4096;
     return {
-        // A task packs K and V anew, which costs 1/rows of the work; its O and a block of K and V stay in
-        // the L2 cache. Short sequences are cut finer, to give several threads something to do.
+        // Every task packs K and V, which costs 1/rows of its work. O and a block of K and V fit the L2
+        // cache. Short sequences get smaller tasks, so that all threads have work.
         .forward_rows = smaller(long_rows && !wide ? 256 : 128, queries),
-        // Head dim 64: 974 with 256 keys, 892 with 128; more would push a strip's scores out of the L1 cache.
+        // Head dim 64: 974 with 256 keys, 892 with 128. With more keys the scores of a strip would not fit
+        // the L1 cache.
         .forward_keys = smaller(wide ? 128 : 256, keys),
         // Head dim 128: 1391 with 128 rows, 1250 with 64, 1310 with 256.
         .backward_rows = 128,
-        // A task packs Q and dO anew and adds to all of dQ, which costs 1/keys of the work (head dim 64:
-        // 1320 with 256 keys, 1049 with 128); its K, V, dK, dV, and the P and dS of a row block, stay in the
-        // L2 cache.
+        // Every task packs Q and dO and adds to all of dQ, which costs 1/keys of its work (head dim 64: 1320
+        // with 256 keys, 1049 with 128). K, V, dK, dV, and P and dS of a row block, fit the L2 cache.
         .backward_keys = smaller(narrow && long_keys ? 512
                                  : wide              ? 128
                                                      : 256,
                                  keys)};
 }
 
-/// Hands out pieces of a task's scratch, each on a cache line; from a null base it only measures.
+/// Allocates arrays from a task's scratch memory, each on a cache line of its own. With a null pointer it
+/// only counts bytes.
 class ScratchPieces {
   public:
     explicit ScratchPieces(std::byte* base) : base_(base) {}
     std::size_t bytes() const { return used_; }
-    /// Room for `extent` rows (left operand) or columns (right operand), summed over `summed` elements.
+    /// An operand with `extent` rows (left) or columns (right) and `summed` elements along the summed axis.
     Operand operand(std::int64_t extent, std::int64_t summed) {
         const std::int64_t depth = round_up(summed, tile_depth) / tile_depth;
         return {piece<bfloat16>(round_up(extent, square) / tile_rows * depth * tile_elements), depth};
     }
-    /// A cache line of padding keeps a tile's sixteen rows in different cache sets.
+    /// A float32 matrix. A cache line of padding per row puts the 16 rows of a tile into different cache
+    /// sets.
     Matrix matrix(std::int64_t rows, std::int64_t columns) {
         const std::int64_t stride = round_up(columns, square) + 16;
         return {piece<float>(round_up(rows, square) * stride), stride};
@@ -61,13 +63,14 @@ class ScratchPieces {
     std::size_t used_ = 0;
 };
 
-/// Squares that the columns of `keys` touch in a block starting at key `first`.
-inline IndexRange squares_of(IndexRange keys, std::int64_t first) {
-    return {(keys.begin - first) / square, (keys.end - first + square - 1) / square};
+/// The squares that contain the given tokens, counted from token `first`.
+inline IndexRange squares_of(IndexRange tokens, std::int64_t first) {
+    return {(tokens.begin - first) / square, (tokens.end - first + square - 1) / square};
 }
 
-/// The scores' factor in base 2. The kernels want it positive: a negative one goes into Q, and 0 becomes a
-/// number too small to show, since 0 * -inf would make a masked score NaN.
+/// |scale| * log2(e), at least 1e-30. The softmax needs a positive factor; for a negative scale the kernels
+/// negate Q. Scale 0 becomes 1e-30, because 0 * -inf would make masked scores NaN; 1e-30 is too small to
+/// change a probability.
 inline float positive_scale(const Geometry& geometry) {
     const double magnitude = geometry.scale < 0 ? -geometry.scale : geometry.scale;
     const float scale = static_cast<float>(magnitude) * log2_e;

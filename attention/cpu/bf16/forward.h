@@ -1,19 +1,19 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only (see attention/cpu/bf16/tiles.h). Algorithm 1 of
-/// FlashAttention-2 in bf16 on any tile algebra: S = Q K^T and O += P V of bf16 operands summed in float32,
-/// the rest in float32.
+/// INTERNAL; include only in sources compiled for one instruction set. FlashAttention-2 forward (Dao 2023,
+/// algorithm 1) in bf16 for any tile algebra. The products S = Q K^T and O += P V have bf16 operands and
+/// float32 sums; everything else is float32.
 #include <gradtile/attention/cpu/bf16/blocks.h>
 
 namespace gradtile::attention::cpu {
 namespace {
 
 struct ForwardScratch {
-    Operand q, k;            ///< left and right, summed over head dim
-    Operand v;               ///< right, summed over keys
-    Operand p;               ///< left, summed over keys, of a strip of 32 rows
-    Matrix scores;           ///< [32, keys], of a strip
+    Operand q, k;            ///< left and right operand, summed over the head dim
+    Operand v;               ///< right operand, summed over keys
+    Operand p;               ///< left operand, summed over keys; one strip of 32 rows
+    Matrix scores;           ///< [32, keys]; one strip
     Matrix o;                ///< [rows, head dim], unnormalised
-    Statistics* statistics;  ///< one for every sixteen rows
+    Statistics* statistics;  ///< one for every 16 rows
 
     ForwardScratch(const Geometry& geometry, const BlockPolicy& block, ScratchPieces& pieces)
         : q(pieces.operand(block.forward_rows, geometry.d_qk)),
@@ -25,7 +25,7 @@ struct ForwardScratch {
           statistics(pieces.piece<Statistics>(block.forward_rows / tile_rows)) {}
 };
 
-/// One block of rows against all keys they see.
+/// Computes O and LSE of one block of rows, over all keys that the rows see.
 template <class Tiles>
 class ForwardBlock {
   public:
@@ -50,7 +50,7 @@ class ForwardBlock {
                 const IndexRange squares = squares_seen(strip, keys);
                 if (squares.end <= squares.begin) continue;
                 multiply_scores(strip, squares);
-                hide_masked_scores(strip, squares, first);
+                mask_scores(strip, squares, first);
                 exponentiate(strip, squares);
                 accumulate_output(strip, squares);
             }
@@ -70,7 +70,8 @@ class ForwardBlock {
         for (std::int64_t i = 0; i < 2 * strips_; ++i) reset(scratch_.statistics[i]);
     }
 
-    /// A share of the next block of keys, while this one is worked on.
+    /// Prefetches a part of the next block of keys. The strips of the current block together prefetch all of
+    /// it.
     void prefetch_next(std::int64_t strip, IndexRange keys) {
         const std::int64_t share = round_up(policy_.forward_keys, strips_) / strips_;
         const std::int64_t key = keys.end + strip * share;
@@ -80,7 +81,7 @@ class ForwardBlock {
         prefetch(task_.v, next, geometry_.d_v);
     }
 
-    /// Squares of the block of keys that a strip of rows sees.
+    /// The squares of the key block that a strip of rows sees.
     IndexRange squares_seen(std::int64_t strip, IndexRange keys) const {
         const IndexRange seen = intersection(geometry_.mask.visible_keys(rows_of(strip)), keys);
         return seen.begin < seen.end ? squares_of(seen, keys.begin) : IndexRange{0, 0};
@@ -93,16 +94,16 @@ class ForwardBlock {
                             strip, scratch_.k, j, {0, scratch_.q.depth}, Sum::overwrite);
     }
 
-    void hide_masked_scores(std::int64_t strip, IndexRange squares, std::int64_t first_key) {
+    void mask_scores(std::int64_t strip, IndexRange squares, std::int64_t first_key) {
         for (std::int64_t j = squares.begin; j < squares.end; ++j) {
             const IndexRange keys{first_key + j * square, first_key + (j + 1) * square};
             if (geometry_.mask.coverage(rows_of(strip), keys) != Coverage::full)
-                hide_masked(geometry_.mask, {scratch_.scores.at(0, j * square), scratch_.scores.stride},
+                mask_square(geometry_.mask, {scratch_.scores.at(0, j * square), scratch_.scores.stride},
                             rows_of(strip).begin, keys);
         }
     }
 
-    /// P = 2^(scale S - maximum); O so far goes over to the new maximum.
+    /// Computes P = 2^(scale S - maximum) and rescales O to the new maximum.
     void exponentiate(std::int64_t strip, IndexRange squares) {
         for (std::int64_t half = 0; half < 2; ++half) {
             alignas(64) float rescale[16];
@@ -134,10 +135,10 @@ class ForwardBlock {
             const Statistics& statistics = scratch_.statistics[r / tile_rows];
             const float maximum = statistics.maximum[r % tile_rows];
             const float sum = _mm512_reduce_add_ps(_mm512_load_ps(statistics.sum[r % tile_rows]));
-            const bool sees_nothing = maximum == -infinity;
-            task_.lse[row] = sees_nothing ? -infinity : ln_2 * maximum + __builtin_logf(sum);
+            const bool sees_no_key = maximum == -infinity;
+            task_.lse[row] = sees_no_key ? -infinity : ln_2 * maximum + __builtin_logf(sum);
             store_row(task_.o.row(row), scratch_.o.at(r, 0), geometry_.d_v,
-                      _mm512_set1_ps(sees_nothing ? 0.0f : 1.0f / sum));
+                      _mm512_set1_ps(sees_no_key ? 0.0f : 1.0f / sum));
         }
     }
 

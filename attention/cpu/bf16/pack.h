@@ -1,9 +1,10 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only (see attention/cpu/bf16/tiles.h). Between rows of bf16 in
-/// memory and operand tiles. Whatever lies outside the given rows and columns becomes zero.
+/// INTERNAL; include only in sources compiled for one instruction set. Packs rows of bf16 into operand tiles,
+/// and stores results as rows of bf16. In the tiles, elements outside the given rows and columns become 0.
 #include <immintrin.h>
 
 #include <gradtile/attention/cpu/bf16/tiles.h>
+#include <gradtile/attention/cpu/isa/avx512.h>
 #include <gradtile/attention/cpu/kernels.h>
 
 namespace gradtile::attention::cpu {
@@ -11,62 +12,32 @@ namespace {
 
 using InputRows = StridedRows<const bfloat16>;
 
-/// Sixteen rows of sixteen 32-bit words, transposed in place.
-inline void transpose_words(__m512i (&row)[16]) {
-    __m512i t[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {  // words of neighbouring rows
-        t[2 * i] = _mm512_unpacklo_epi32(row[2 * i], row[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(row[2 * i], row[2 * i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4;
-         ++i) {  // pairs of words: row[4 i + c] holds column c of rows 4 i .. 4 i + 3, by lanes
-        row[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        row[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        row[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        row[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {  // 128-bit lanes, a 4 x 4 transposition in two steps
-        const __m512i even_low = _mm512_shuffle_i32x4(row[c], row[4 + c], 0x88);
-        const __m512i odd_low = _mm512_shuffle_i32x4(row[c], row[4 + c], 0xdd);
-        const __m512i even_high = _mm512_shuffle_i32x4(row[8 + c], row[12 + c], 0x88);
-        const __m512i odd_high = _mm512_shuffle_i32x4(row[8 + c], row[12 + c], 0xdd);
-        t[c] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
-        t[8 + c] = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
-        t[4 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
-        t[12 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) row[i] = t[i];
-}
-
-/// The first n of `lanes` lanes; none for n <= 0.
+/// A mask of the first n lanes; of no lane if n <= 0.
 template <class LaneMask>
 inline LaneMask first_lanes(std::int64_t n) {
     constexpr std::int64_t lanes = 8 * sizeof(LaneMask);
     return static_cast<LaneMask>(n >= lanes ? ~0ull : n <= 0 ? 0ull : (1ull << n) - 1);
 }
 
-/// A band of 32 columns of some rows of a matrix.
-struct Band {
+/// 32 columns of a matrix, from `column` on.
+struct ColumnBand {
     InputRows x;
-    std::int64_t end;  ///< of the rows
+    std::int64_t end_row;
     std::int64_t column;
     __mmask32 lanes;
 
-    Band(const InputRows& rows, IndexRange range, std::int64_t first, std::int64_t columns)
-        : x(rows), end(range.end), column(first), lanes(first_lanes<__mmask32>(columns - first)) {}
-    /// The band of row i; zero where there is nothing.
+    ColumnBand(const InputRows& rows, IndexRange range, std::int64_t first, std::int64_t columns)
+        : x(rows), end_row(range.end), column(first), lanes(first_lanes<__mmask32>(columns - first)) {}
+    /// The 32 elements of row i; 0 outside the given rows and columns.
     __m512i row(std::int64_t i) const {
-        return i < end ? _mm512_maskz_loadu_epi16(lanes, x.row(i) + column) : _mm512_setzero_si512();
+        return i < end_row ? _mm512_maskz_loadu_epi16(lanes, x.row(i) + column) : _mm512_setzero_si512();
     }
 };
 
-/// Two rows interleaved element by element: elements 0..15, and 16..31.
+/// Interleaves two rows of 32 elements. first() gives elements 0 .. 15 of both rows, second() elements 16 ..
+/// 31.
 struct Interleave {
-    // Word j of `low` picks element j of the first row and, 32 further, element j of the second.
+    // Word j of `low` selects element j of the first row (index j) and of the second row (index 32 + j).
     __m512i low = _mm512_add_epi32(
         _mm512_set1_epi32(32 << 16),
         _mm512_mullo_epi32(_mm512_set1_epi32(0x10001),
@@ -76,8 +47,8 @@ struct Interleave {
     __m512i second(__m512i even, __m512i odd) const { return _mm512_permutex2var_epi16(even, high, odd); }
 };
 
-/// Asks for rows of x that will be packed soon: rows of one head lie far apart, and no hardware prefetcher
-/// follows them.
+/// Prefetches rows of x that will be packed soon. The rows of a head are far apart, so hardware prefetchers
+/// do not predict them.
 template <class T>
 inline void prefetch(const StridedRows<T>& x, IndexRange range, std::int64_t columns) {
     constexpr std::int64_t elements_per_line = 64 / static_cast<std::int64_t>(sizeof(T));
@@ -85,28 +56,28 @@ inline void prefetch(const StridedRows<T>& x, IndexRange range, std::int64_t col
         for (std::int64_t d = 0; d < columns; d += elements_per_line) _mm_prefetch(x.row(i) + d, _MM_HINT_T1);
 }
 
-// The four ways a matrix x [rows, columns] becomes an operand. Rows are those of `range`, padded to whole
-// squares by zeros, columns likewise.
+// The next four functions pack a matrix x [rows, columns] as an operand. They pack the rows of `range`. Zeros
+// pad the rows and the columns to whole squares.
 
-/// x, or -x, as left operand: tile(rows, columns).
+/// Packs x, or -x, as a left operand summed over its columns: tile(rows, columns).
 inline void pack_left(const Operand& out, const InputRows& x, IndexRange range, std::int64_t columns,
                       bool negate = false) {
     const __m512i sign = _mm512_set1_epi16(static_cast<short>(negate ? 0x8000 : 0));
     const std::int64_t rows = round_up(range.end - range.begin, square);
     for (std::int64_t k = 0; k < out.depth; ++k) {
-        const Band band(x, range, k * tile_depth, columns);
+        const ColumnBand band(x, range, k * tile_depth, columns);
         for (std::int64_t r = 0; r < rows; ++r)
             _mm512_store_si512(out.tile(r / tile_rows, k) + r % tile_rows * tile_depth,
                                _mm512_xor_si512(sign, band.row(range.begin + r)));
     }
 }
 
-/// x^T as right operand, summed over x's columns: tile(rows, columns).
+/// Packs x^T as a right operand summed over x's columns: tile(rows, columns).
 inline void pack_transposed_right(const Operand& out, const InputRows& x, IndexRange range,
                                   std::int64_t columns) {
     const std::int64_t groups = round_up(range.end - range.begin, square) / tile_rows;
     for (std::int64_t k = 0; k < out.depth; ++k) {
-        const Band band(x, range, k * tile_depth, columns);
+        const ColumnBand band(x, range, k * tile_depth, columns);
         for (std::int64_t n = 0; n < groups; ++n) {
             __m512i words[16];
 #pragma GCC unroll 16
@@ -119,12 +90,12 @@ inline void pack_transposed_right(const Operand& out, const InputRows& x, IndexR
     }
 }
 
-/// x as right operand, summed over its rows: tile(columns, rows).
+/// Packs x as a right operand summed over its rows: tile(columns, rows).
 inline void pack_right(const Operand& out, const InputRows& x, IndexRange range, std::int64_t columns) {
     const Interleave interleave;
     const std::int64_t rows = round_up(range.end - range.begin, square);
     for (std::int64_t n = 0; n < round_up(columns, square) / tile_rows; n += 2) {
-        const Band band(x, range, n * tile_rows, columns);
+        const ColumnBand band(x, range, n * tile_rows, columns);
         for (std::int64_t r = 0; r < rows; r += 2) {
             const __m512i even = band.row(range.begin + r), odd = band.row(range.begin + r + 1);
             const std::int64_t pair = r % tile_depth / 2 * tile_depth;
@@ -134,13 +105,13 @@ inline void pack_right(const Operand& out, const InputRows& x, IndexRange range,
     }
 }
 
-/// x^T as left operand, summed over x's rows: tile(columns, rows).
+/// Packs x^T as a left operand summed over x's rows: tile(columns, rows).
 inline void pack_transposed_left(const Operand& out, const InputRows& x, IndexRange range,
                                  std::int64_t columns) {
     const Interleave interleave;
     const std::int64_t depth = round_up(range.end - range.begin, square) / tile_depth;
     for (std::int64_t m = 0; m < round_up(columns, square) / tile_rows; m += 2) {
-        const Band band(x, range, m * tile_rows, columns);
+        const ColumnBand band(x, range, m * tile_rows, columns);
         for (std::int64_t k = 0; k < depth; ++k) {
             __m512i first[16], second[16];
             for (int p = 0; p < 16; ++p) {
@@ -159,7 +130,7 @@ inline void pack_transposed_left(const Operand& out, const InputRows& x, IndexRa
     }
 }
 
-/// to[0 .. columns) = factor * from, rounded to bf16.
+/// Stores to[0 .. columns) = factor * from, rounded to bf16.
 inline void store_row(bfloat16* to, const float* from, std::int64_t columns, __m512 factor) {
     for (std::int64_t d = 0; d < columns; d += 16) {
         const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_mul_ps(factor, _mm512_loadu_ps(from + d)));
@@ -168,7 +139,7 @@ inline void store_row(bfloat16* to, const float* from, std::int64_t columns, __m
     }
 }
 
-/// Rows `range` of x = factor * (the transpose of sums [columns, rows]), rounded to bf16.
+/// Rows `range` of x = factor * sums^T, rounded to bf16; sums is [columns, rows].
 inline void store_transposed(const StridedRows<bfloat16>& x, IndexRange range, std::int64_t columns,
                              const Matrix& sums, float factor) {
     for (std::int64_t first = range.begin; first < range.end; first += tile_rows) {

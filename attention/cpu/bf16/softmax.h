@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only (see attention/cpu/bf16/tiles.h). The element-wise side of
-/// the bf16 kernels: scores in, probabilities and their gradients out as operand tiles. Exponents are in
+/// INTERNAL; include only in sources compiled for one instruction set. The element-wise steps of the bf16
+/// kernels: they read scores, and write probabilities and their gradients as operand tiles. Exponents are in
 /// base 2.
 #include <immintrin.h>
 
@@ -13,9 +13,10 @@ constexpr float infinity = __builtin_inff();
 constexpr float log2_e = 1.44269504088896341f;
 constexpr float ln_2 = 0.69314718055994531f;
 
-/// 2^x to a relative error of 3e-6 (2^-18.4; the product that reads it rounds it to 2^-8); exactly 1 at 0,
-/// and 0 at -inf. x = n + f with f in [-1/2, 1/2]; 2^f by the minimax polynomial of degree 4 through 1. At x
-/// = -inf f is NaN, which vscalefps turns into 0 because its exponent is -inf.
+/// 2^x with a relative error of 3e-6; the result is rounded to bf16 (2^-8) before it is used. exp2(0) is
+/// exactly 1, and exp2(-inf) is 0. With x = n + f and f in [-1/2, 1/2], a minimax polynomial of degree 4,
+/// which is 1 at f = 0, gives 2^f. For x = -inf, f is NaN; vscalefps turns it into 0 because its exponent is
+/// -inf.
 inline __m512 exp2(__m512 x) {
     const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 f = _mm512_sub_ps(x, n);
@@ -27,13 +28,13 @@ inline __m512 exp2(__m512 x) {
     return _mm512_scalef_ps(power, n);
 }
 
-/// (low, high) rounded to bf16.
+/// Rounds 32 numbers to bf16, those of `low` first.
 inline __m512i round_pair(__m512 low, __m512 high) {
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
-/// Scores of rows [row, row + 32) by `keys` become -inf where the mask hides them.
-inline void hide_masked(const Mask& mask, const Matrix& scores, std::int64_t row, IndexRange keys) {
+/// Sets the scores of rows [row, row + 32) and the keys `keys` to -inf where the mask hides the key.
+inline void mask_square(const Mask& mask, const Matrix& scores, std::int64_t row, IndexRange keys) {
     for (std::int64_t r = 0; r < square; ++r) {
         const IndexRange visible = mask.visible_keys(row + r);
         for (std::int64_t j = keys.begin; j < keys.end; j += 16) {
@@ -45,11 +46,12 @@ inline void hide_masked(const Mask& mask, const Matrix& scores, std::int64_t row
     }
 }
 
-/// Running softmax statistics of sixteen rows; the sums stay spread over sixteen lanes until the end.
+/// Running maximum and sum of the softmax of 16 rows. A row's sum is kept as 16 partial sums until the end.
 struct Statistics {
-    /// Of scale * score so far, rounded, so that what sums are multiplied by is exactly 1 where it stays.
+    /// The maximum of scale * score so far, after rounding: the factor for an unchanged maximum is then
+    /// exactly 1.
     alignas(64) float maximum[16];
-    alignas(64) float sum[16][16];  ///< of 2^(scale * score - maximum)
+    alignas(64) float sum[16][16];  ///< sums of 2^(scale * score - maximum)
 };
 
 inline void reset(Statistics& statistics) {
@@ -57,9 +59,9 @@ inline void reset(Statistics& statistics) {
     for (auto& sum : statistics.sum) _mm512_store_ps(sum, _mm512_setzero_ps());
 }
 
-/// One step of the online softmax (FlashAttention-2, algorithm 1, lines 9-10) for sixteen rows of scores
-/// [16, columns], columns a multiple of 32, scale > 0. Writes 2^(scale * score - new maximum) as left
-/// operands into p.tile(i, first ..) and what the sums so far must be multiplied by into `rescale`.
+/// One step of the online softmax (FlashAttention-2, algorithm 1, lines 9-10) for 16 rows of scores [16,
+/// columns]; columns is a multiple of 32, and scale > 0. Writes P = 2^(scale * score - new maximum) as left
+/// operands to p.tile(i, first), p.tile(i, first + 1), .., and the factors for the sums so far to `rescale`.
 inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t columns, float scale,
                          const Operand& p, std::int64_t i, std::int64_t first, float (&rescale)[16]) {
     __m512i maxima[16];
@@ -79,7 +81,7 @@ inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int6
     const __m512 maximum = _mm512_max_ps(old_maximum, _mm512_mul_ps(largest, scales));
     _mm512_store_ps(statistics.maximum, maximum);
 
-    // A row that has seen nothing yet: any finite reference gives 2^-inf = 0.
+    // For a row without visible keys so far, any finite reference gives 2^-inf = 0.
     const __mmask16 seen = _mm512_cmp_ps_mask(maximum, _mm512_set1_ps(-infinity), _CMP_NEQ_UQ);
     alignas(64) float reference[16];
     const __m512 references = _mm512_maskz_mov_ps(seen, maximum);
@@ -89,7 +91,7 @@ inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int6
     for (int r = 0; r < 16; ++r) {
         const float* const s = scores.at(r, 0);
         const __m512 row_reference = _mm512_set1_ps(reference[r]);
-        // Summed by themselves first, since what came before may be much larger than each of them.
+        // The block is summed separately, because the sum so far may be much larger than each of its terms.
         __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
         for (std::int64_t j = 0; j < columns; j += 32) {
             const __m512 low = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + j), scales, row_reference));
@@ -104,18 +106,18 @@ inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int6
     }
 }
 
-/// What one square of 32 rows by 32 keys adds to the backward products.
+/// P and dS of a row block, as operands of the backward products.
 struct BackwardOperands {
-    Operand p;             ///< right, summed over rows
-    Operand ds;            ///< right, summed over rows
-    Operand ds_over_keys;  ///< left, summed over keys
+    Operand p;             ///< right operand, summed over rows
+    Operand ds;            ///< right operand, summed over rows
+    Operand ds_over_keys;  ///< left operand, summed over keys
 };
 
-/// P = 2^(scale * S - lse), dS = P (dP - D) for one square (FlashAttention-2, algorithm 2, lines 11-14); lse
-/// (base 2) and delta are those of its rows, i and j count squares.
-inline void probabilities_and_gradients(const BackwardOperands& out, std::int64_t i, std::int64_t j,
-                                        const Matrix& s, const Matrix& d_p, float scale, const float* lse,
-                                        const float* delta, const Interleave& interleave) {
+/// Computes P = 2^(scale * S - lse) and dS = P (dP - D) for one square (FlashAttention-2, algorithm 2, lines
+/// 11-14). lse (base 2) and delta are those of the square's rows; i and j count squares.
+inline void compute_p_and_d_s(const BackwardOperands& out, std::int64_t i, std::int64_t j, const Matrix& s,
+                              const Matrix& d_p, float scale, const float* lse, const float* delta,
+                              const Interleave& interleave) {
     const __m512 scales = _mm512_set1_ps(scale);
     for (std::int64_t row = 0; row < square; row += 2) {
         __m512i p[2], ds[2];

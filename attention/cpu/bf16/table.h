@@ -1,12 +1,12 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only (see attention/cpu/bf16/tiles.h).
+/// INTERNAL; include only in sources compiled for one instruction set. See attention/cpu/bf16/tiles.h.
 #include <gradtile/attention/cpu/bf16/backward.h>
 #include <gradtile/attention/cpu/bf16/forward.h>
 
 namespace gradtile::attention::cpu {
 namespace {
 
-/// The bf16 kernels on one tile algebra, as the driver calls them.
+/// The driver's table of bf16 kernels for one tile algebra.
 template <class Tiles>
 constexpr FlashKernels<bfloat16> bf16_kernels_on(const char* name) {
     return {.name = name,

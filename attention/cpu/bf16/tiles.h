@@ -1,43 +1,30 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only: everything here has internal linkage, so that no function
-/// compiled with AVX-512 replaces a portable one at link time.
+/// INTERNAL; include only in sources compiled for one instruction set. Everything has internal linkage, so
+/// that the linker cannot use code compiled for AVX-512 in place of a portable function.
 ///
-/// The matrix side of the bf16 kernels. A tile algebra is a class with eight tiles of 16 rows x 64 bytes:
-///   zero<t>(), load<t>(float*, stride), store<t>(float*, stride)    t an accumulator of 16 x 16 float32
-///   load<t>(bfloat16*)                                              t an operand, 1 KB as it lies in memory
-///   multiply_add<c, a, b>()                                         c += a b, summing over 32
-/// Left operands hold 16 rows x 32 summed elements. Right operands hold 16 rows of pairs: element (p, 2 j +
-/// e) is element 2 p + e along the summed axis of column j. Accumulators are tiles 0 to 3, operands 4 to 7.
+/// The matrix products of the bf16 kernels. A tile algebra is a class with eight tiles of 16 rows x 64 bytes:
+///   zero<t>(), load<t>(float*, stride), store<t>(float*, stride)    t is an accumulator, 16 x 16 float32
+///   load<t>(bfloat16*)                                              t is an operand, 1 KB of adjacent memory
+///   multiply_add<c, a, b>()                                         c += a b, summed over 32 elements
+/// A left operand holds 16 rows x 32 elements of the summed axis. A right operand holds 16 rows of pairs:
+/// element (p, 2 j + e) is element 2 p + e of column j. Tiles 0 to 3 are accumulators, tiles 4 to 7 operands.
 #include <cstddef>
 #include <cstdint>
 
-#include <gradtile/attention/mask.h>
+#include <gradtile/attention/cpu/index_math.h>
 #include <gradtile/core/dtype.h>
 
 namespace gradtile::attention::cpu {
 namespace {
 
-inline std::int64_t smaller(std::int64_t a, std::int64_t b) {
-    return a < b ? a : b;
-}
-inline std::int64_t larger(std::int64_t a, std::int64_t b) {
-    return a > b ? a : b;
-}
-inline IndexRange intersection(IndexRange a, IndexRange b) {
-    return {larger(a.begin, b.begin), smaller(a.end, b.end)};
-}
-inline std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
-    return (n + multiple - 1) / multiple * multiple;
-}
-
 constexpr std::int64_t tile_rows = 16;
-constexpr std::int64_t tile_depth = 32;  ///< elements summed over by one product
+constexpr std::int64_t tile_depth = 32;  ///< elements of the summed axis in one product
 constexpr std::int64_t tile_elements = tile_rows * tile_depth;
-/// Products are made in squares of 2 x 2 accumulators, four products for four operand loads.
+/// Products are computed in squares of 2 x 2 accumulators: four products for four operand loads.
 constexpr std::int64_t square = 2 * tile_rows;
 
-/// A matrix cut into operand tiles: tile(i, k) is the i-th 16 rows (left operand) or columns (right operand)
-/// by the k-th 32 elements of the summed axis.
+/// A matrix divided into operand tiles. tile(i, k) contains 16 rows (left operand) or 16 columns (right
+/// operand) from 16 i on, and 32 elements of the summed axis from 32 k on.
 struct Operand {
     bfloat16* data;
     std::int64_t depth;  ///< tiles along the summed axis
@@ -53,9 +40,9 @@ struct Matrix {
 
 enum class Sum : std::uint8_t { overwrite, accumulate };
 
-/// c (32 x 32) = or += a b over the given tiles of the summed axis; i and j count squares. Never inlined: the
-/// vector implementation needs nearly all registers, which a loop around it would fill with its own
-/// constants.
+/// c (32 x 32) = or += a b, summed over the tiles `depth` of the summed axis; i and j count squares of a's
+/// rows and b's columns. Not inlined: the AVX-512 implementation needs nearly all registers, and an enclosing
+/// loop would keep its own constants in them.
 template <class Tiles>
 [[gnu::noinline]] void multiply_square(Tiles& tiles, const Matrix& c, const Operand& a, std::int64_t i,
                                        const Operand& b, std::int64_t j, IndexRange depth, Sum sum) {

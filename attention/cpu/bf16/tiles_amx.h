@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only. The tile algebra on AMX (Intel Instruction Set Extensions
-/// Programming Reference, ch. 3); attention/cpu/bf16/tiles.h says what a tile algebra is.
+/// INTERNAL; include only in sources compiled for one instruction set. The tile algebra (see
+/// attention/cpu/bf16/tiles.h) on AMX (Intel Instruction Set Extensions Programming Reference, ch. 3).
 #include <cstdint>
 
 #include <gradtile/core/dtype.h>
@@ -8,9 +8,9 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-/// Owns the thread's tile registers while it lives. Inline assembly rather than the compiler's intrinsics,
-/// because those paste the tile number as text (no template argument can name a tile) and GCC 12's loads do
-/// not order themselves behind stores to the memory they read.
+/// Configures the thread's tile registers and releases them at the end. The class uses inline assembly for
+/// two reasons: the compiler's intrinsics do not accept a template argument as tile number, and GCC 12 may
+/// move their loads ahead of stores to the same memory.
 class AmxTiles {
   public:
     AmxTiles() {

@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only. The tile algebra on AVX-512 with avx512_bf16;
-/// attention/cpu/bf16/tiles.h says what a tile algebra is.
+/// INTERNAL; include only in sources compiled for one instruction set. The tile algebra (see
+/// attention/cpu/bf16/tiles.h) on AVX-512 with avx512_bf16.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -10,10 +10,11 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-/// Accumulators live in memory and pass through 16 vector registers for each product of 16 x 16 x 32, whose
-/// 256 multiply-adds hide that; operands are read where they lie, so they must stay unchanged until used. So
-/// does what an accumulator is loaded from: it is added when the accumulator is stored, so that the products
-/// in between are summed by themselves and a long sum loses little.
+/// The accumulators are in memory. Each product of 16 x 16 x 32 loads an accumulator into 16 vector registers
+/// and stores it again; its 256 multiply-adds hide this cost. Operands are not copied, so they must not
+/// change until they are used. The same holds for the memory that an accumulator is loaded from, because
+/// store() adds it. The products between load and store are thus summed separately, which keeps long sums
+/// accurate.
 class Avx512Tiles {
   public:
     template <int tile>

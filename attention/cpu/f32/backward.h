@@ -1,8 +1,8 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only. FlashAttention-2 backward (Dao 2023, algorithm 2) in
-/// float32 for one block of keys. Keys stand in vector lanes: K^T and V^T are transposed once, every product
-/// over the head dim or over the rows reads Q and dO element by element, and dK^T, dV^T stay in the cache to
-/// the end.
+/// INTERNAL; include only in sources compiled for one instruction set. FlashAttention-2 backward (Dao 2023,
+/// algorithm 2) in float32 for one block of keys. Keys are in vector lanes. K and V are transposed once. All
+/// products over the head dim or over the rows read Q and dO element by element. dK^T and dV^T stay in the
+/// cache until the end.
 #include <gradtile/attention/cpu/f32/forward.h>
 
 namespace gradtile::attention::cpu {
@@ -10,8 +10,9 @@ namespace {
 
 constexpr std::int64_t backward_rows = 64;
 
-/// Keys of one task. Several tiles share each packed block of Q and dO and one addition into dQ; short
-/// sequences rather want more tasks, and wide heads keep K, V, dK and dV in the second-level cache.
+/// Keys of one task. Long sequences get several tiles per task, which share each packed block of Q and dO and
+/// each addition to dQ. Short sequences get one, so that there are enough tasks for all threads. Wide heads
+/// get fewer tiles, so that K, V, dK and dV fit the L2 cache.
 inline std::int64_t backward_task_keys(const Geometry& g) {
     const std::int64_t d = larger(g.d_qk, g.d_v);
     if (g.mask.keys >= 1024 && d <= 128) return 4 * tile_tokens;
@@ -58,13 +59,13 @@ class BackwardBlock {
           scale_log2_(static_cast<float>(g_.scale * log2_e)) {}
 
     void run() const {
-        const std::int64_t tiles = (task_.keys.end - task_.keys.begin + tile_tokens - 1) / tile_tokens;
+        const std::int64_t tiles = tile_count(task_.keys);
         for (std::int64_t t = 0; t < tiles; ++t) start(tile(t));
         const IndexRange seeing = g_.mask.seeing_rows(task_.keys);
         for (std::int64_t head = 0; head < task_.group; ++head)
             for (std::int64_t block = seeing.begin / backward_rows; block * backward_rows < seeing.end;
                  ++block)
-                visit(head, block, tiles);
+                process_row_block(head, block, tiles);
         for (std::int64_t t = 0; t < tiles; ++t) finish(tile(t));
     }
 
@@ -74,15 +75,14 @@ class BackwardBlock {
         IndexRange keys;
         float *k, *k_transposed, *v_transposed, *d_k, *d_v;
     };
-    /// Rows (counted from the row block's first) and the vectors of keys that are computed against them.
+    /// Rows, counted from the row block's first row, and the vectors of keys that any of them sees.
     struct Strip {
         IndexRange rows;
         IndexRange vectors;
     };
 
     Tile tile(std::int64_t t) const {
-        const std::int64_t begin = task_.keys.begin + t * tile_tokens;
-        return {.keys = {begin, smaller(begin + tile_tokens, task_.keys.end)},
+        return {.keys = tile_range(task_.keys, t),
                 .k = scratch_.k + t * tile_tokens * row_pitch(g_.d_qk),
                 .k_transposed = scratch_.k_transposed + t * g_.d_qk * tile_tokens,
                 .v_transposed = scratch_.v_transposed + t * g_.d_v * tile_tokens,
@@ -110,19 +110,20 @@ class BackwardBlock {
         store_transposed<V>(tile.d_v, factors, tile.keys, g_.d_v, task_.d_v);
     }
 
-    /// One row block of one head against every tile of keys.
-    void visit(std::int64_t head, std::int64_t block, std::int64_t tiles) const {
+    /// Processes one row block of one head: adds its part to dK and dV of every tile of keys, and the task's
+    /// part to dQ of its rows.
+    void process_row_block(std::int64_t head, std::int64_t block, std::int64_t tiles) const {
         const IndexRange rows{block * backward_rows, smaller((block + 1) * backward_rows, g_.mask.queries)};
         const StridedRows<const float> q{task_.q.data + head * task_.q_head_stride, task_.q.stride};
         const StridedRows<const float> d_o{task_.d_o.data + head * task_.d_o_head_stride, task_.d_o.stride};
         load_rows<V>(q, rows, g_.d_qk, row_pitch(g_.d_qk), scratch_.q);
         load_rows<V>(d_o, rows, g_.d_v, row_pitch(g_.d_v), scratch_.d_o);
         clear(scratch_.d_q, (rows.end - rows.begin) * row_pitch(g_.d_qk));
-        for (std::int64_t t = 0; t < tiles; ++t) attend(head, rows, tile(t));
+        for (std::int64_t t = 0; t < tiles; ++t) process_tile(head, rows, tile(t));
 
         wait_for_dq_turn(task_.turns, head, block, task_.key_block);
         const StridedRows<float> d_q{task_.d_q.data + head * task_.d_q_head_stride, task_.d_q.stride};
-        if (task_.starts_dq(rows)) {
+        if (task_.overwrites_dq(rows)) {
             add_to_dq<true>(rows, d_q);
         } else {
             add_to_dq<false>(rows, d_q);
@@ -130,7 +131,7 @@ class BackwardBlock {
         pass_dq_turn(task_.turns, head, block, task_.key_block);
     }
 
-    void attend(std::int64_t head, IndexRange rows, const Tile& tile) const {
+    void process_tile(std::int64_t head, IndexRange rows, const Tile& tile) const {
         const float* lse = task_.lse + head * g_.mask.queries + rows.begin;
         const float* delta = task_.delta + head * g_.mask.queries + rows.begin;
         const std::int64_t count = rows.end - rows.begin;
@@ -156,7 +157,7 @@ class BackwardBlock {
         }
     }
 
-    /// The four products that P leads to.
+    /// Computes dS from P, then adds to dV, dK and dQ.
     void accumulate(const Tile& tile, const Strip& strip, const float* delta) const {
         score_gradients(tile, strip, delta);
         add_outer(strip, g_.d_v, scratch_.d_o, row_pitch(g_.d_v), scratch_.p, tile.d_v);
@@ -178,7 +179,7 @@ class BackwardBlock {
                     });
     }
 
-    /// P = 0 where the key is not visible.
+    /// Sets P = 0 for invisible keys.
     void mask_probabilities(const Tile& tile, const Strip& strip, std::int64_t first_row) const {
         for (std::int64_t i = strip.rows.begin; i < strip.rows.end; ++i) {
             const IndexRange visible = g_.mask.visible_keys(first_row + i);
@@ -206,7 +207,7 @@ class BackwardBlock {
                     });
     }
 
-    /// sum [d, keys] += rows^T weights: dV^T += dO^T P and dK^T += Q^T dS.
+    /// sums [d, keys] += rows^T * weights: for dV^T += dO^T P and dK^T += Q^T dS.
     void add_outer(const Strip& strip, std::int64_t d, const float* rows, std::int64_t pitch,
                    const float* weights, float* sums) const {
         const std::int64_t first = strip.rows.begin;
@@ -218,12 +219,12 @@ class BackwardBlock {
                     });
     }
 
-    /// The task's part of dQ += dS K.
+    /// Adds dS K to the task's part of dQ.
     void add_query_gradients(const Tile& tile, const Strip& strip) const {
         const std::int64_t pitch = row_pitch(g_.d_qk), first_key = strip.vectors.begin * V::lanes;
-        const std::int64_t past_key = smaller(strip.vectors.end * V::lanes, tile.keys.end - tile.keys.begin);
+        const std::int64_t end_key = smaller(strip.vectors.end * V::lanes, tile.keys.end - tile.keys.begin);
         float* const d_q = scratch_.d_q + strip.rows.begin * pitch;
-        multiply<V>(strip.rows.end - strip.rows.begin, vectors_of<V>({0, g_.d_qk}), past_key - first_key,
+        multiply<V>(strip.rows.end - strip.rows.begin, vectors_of<V>({0, g_.d_qk}), end_key - first_key,
                     Scalars{scratch_.d_s + strip.rows.begin * tile_tokens + first_key, tile_tokens, 1},
                     Vectors{tile.k + first_key * pitch, pitch},
                     [=](std::int64_t i, std::int64_t c, Vector sum) {
@@ -232,8 +233,8 @@ class BackwardBlock {
                     });
     }
 
-    /// dQ += scale times the task's part, or dQ = for the first K/V block of these rows.
-    template <bool starts>
+    /// Adds scale * (the task's part) to dQ, or overwrites dQ with it.
+    template <bool overwrite>
     void add_to_dq(IndexRange rows, StridedRows<float> d_q) const {
         const Vector scale = V::broadcast(scale_);
         const float* part = scratch_.d_q;
@@ -241,11 +242,11 @@ class BackwardBlock {
             float* const target = d_q.row(i);
             std::int64_t c = 0;
             for (; c + V::lanes <= g_.d_qk; c += V::lanes) {
-                const Vector before = starts ? V::zero() : V::load(target + c);
+                const Vector before = overwrite ? V::zero() : V::load(target + c);
                 V::store(target + c, V::fma(scale, V::load(part + c), before));
             }
             if (c == g_.d_qk) continue;
-            const Vector before = starts ? V::zero() : V::load_first(target + c, g_.d_qk - c);
+            const Vector before = overwrite ? V::zero() : V::load_first(target + c, g_.d_qk - c);
             V::store_first(target + c, V::fma(scale, V::load(part + c), before), g_.d_qk - c);
         }
     }

@@ -1,8 +1,8 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only. FlashAttention-2 forward (Dao 2023, algorithm 1) in
-/// float32 for one block of query rows. Everything stands transposed, queries in vector lanes: S^T = K Q^T
-/// and O^T += V^T P^T take K and V element by element straight from their rows, and the softmax reduces from
-/// register to register.
+/// INTERNAL; include only in sources compiled for one instruction set. FlashAttention-2 forward (Dao 2023,
+/// algorithm 1) in float32 for one block of query rows. S and O are transposed, with the queries in vector
+/// lanes. The products S^T = K Q^T and O^T += V^T P^T then read K and V element by element from their rows,
+/// and the softmax needs no reductions within a register.
 #include <cmath>
 
 #include <gradtile/attention/cpu/f32/tiles.h>
@@ -14,16 +14,17 @@ constexpr std::int64_t forward_keys = 64;
 constexpr double log2_e = 1.4426950408889634;
 constexpr double ln_2 = 0.6931471805599453;
 
-/// Floats between rows of a packed tile: an odd number of cache lines, so that reading down a column does not
-/// keep hitting the same cache sets.
+/// Floats from one row of a packed tile to the next: an odd number of cache lines, so that the elements of a
+/// column are in different cache sets.
 inline std::int64_t row_pitch(std::int64_t d) {
     constexpr std::int64_t line = 16;
     const std::int64_t lines = (d + line - 1) / line;
     return (lines % 2 == 0 ? lines + 1 : lines) * line;
 }
 
-/// Query rows of one task. Several tiles share each packed K/V block; short sequences rather want more tasks,
-/// and wide heads keep the tiles in the second-level cache.
+/// Query rows of one task. Long sequences get several tiles per task, which share each packed K/V block.
+/// Short sequences get one, so that there are enough tasks for all threads. Wide heads get fewer tiles, so
+/// that these fit the L2 cache.
 inline std::int64_t forward_task_rows(const Geometry& g) {
     const std::int64_t d = larger(g.d_qk, g.d_v);
     if (g.mask.queries >= 4096 && d <= 128) return 4 * tile_tokens;
@@ -47,7 +48,7 @@ struct ForwardScratch {
     float* o;          // [tiles, Dv, tile_tokens], not yet divided by the sum
     float* maximum;    // [tiles, tile_tokens]: running maximum of scale * log2(e) * S
     float* sum;        // [tiles, tile_tokens]: running sum of 2^(scale log2(e) S - maximum)
-    float* sum_error;  // [tiles, tile_tokens]: what the additions to `sum` have rounded off
+    float* sum_error;  // [tiles, tile_tokens]: rounding errors of the additions to `sum`
     float* k;          // [forward_keys, row_pitch]
     float* v;          // [forward_keys, row_pitch]
     float* p;          // [forward_keys, tile_tokens]: S^T, then P^T
@@ -62,8 +63,8 @@ class ForwardBlock {
         : task_(task),
           g_(*task.geometry),
           scratch_(g_, memory),
-          // The running maximum needs a positive factor: a negative scale turns Q around instead, and scale 0
-          // (all visible keys alike) turns it into zeros.
+          // The running maximum needs a positive scale. For a negative scale Q is negated instead. For scale
+          // 0, which gives all visible keys the same weight, Q becomes 0.
           q_factor_(g_.scale > 0   ? 1.0f
                     : g_.scale < 0 ? -1.0f
                                    : 0.0f),
@@ -71,33 +72,32 @@ class ForwardBlock {
                                     : static_cast<float>((g_.scale < 0 ? -g_.scale : g_.scale) * log2_e)) {}
 
     void run() {
-        const std::int64_t tiles = (task_.rows.end - task_.rows.begin + tile_tokens - 1) / tile_tokens;
+        const std::int64_t tiles = tile_count(task_.rows);
         for (std::int64_t t = 0; t < tiles; ++t) start(tile(t));
         const IndexRange visible = g_.mask.visible_keys(task_.rows);
         for (std::int64_t begin = visible.begin; begin < visible.end; begin += forward_keys) {
             const IndexRange keys{begin, smaller(begin + forward_keys, visible.end)};
             load_rows<V>(task_.k, keys, g_.d_qk, row_pitch(g_.d_qk), scratch_.k);
             load_rows<V>(task_.v, keys, g_.d_v, row_pitch(g_.d_v), scratch_.v);
-            for (std::int64_t t = 0; t < tiles; ++t) attend(tile(t), keys);
+            for (std::int64_t t = 0; t < tiles; ++t) process_tile(tile(t), keys);
         }
         for (std::int64_t t = 0; t < tiles; ++t) finish(tile(t));
     }
 
   private:
-    /// One tile of queries and its running state.
+    /// One tile of queries with its running maximum and sums.
     struct Tile {
         IndexRange rows;
         float *q, *o, *maximum, *sum, *sum_error;
     };
-    /// Keys (counted from the block's first) and the vectors of queries that are computed against them.
+    /// Keys, counted from the block's first key, and the vectors of queries that see any of them.
     struct Strip {
         IndexRange keys;
         IndexRange vectors;
     };
 
     Tile tile(std::int64_t t) const {
-        const std::int64_t begin = task_.rows.begin + t * tile_tokens;
-        return {.rows = {begin, smaller(begin + tile_tokens, task_.rows.end)},
+        return {.rows = tile_range(task_.rows, t),
                 .q = scratch_.q + t * g_.d_qk * tile_tokens,
                 .o = scratch_.o + t * g_.d_v * tile_tokens,
                 .maximum = scratch_.maximum + t * tile_tokens,
@@ -115,7 +115,7 @@ class ForwardBlock {
         }
     }
 
-    void attend(const Tile& tile, IndexRange keys) const {
+    void process_tile(const Tile& tile, IndexRange keys) const {
         alignas(64) float maximum[tile_tokens], rescale[tile_tokens];
         for (std::int64_t i = 0; i < tile_tokens; i += V::lanes)
             V::store(maximum + i, V::broadcast(-__builtin_inff()));
@@ -157,7 +157,7 @@ class ForwardBlock {
         }
     }
 
-    /// S^T = K Q^T; with track_maximum also the maximum over the strip's keys.
+    /// S^T = K Q^T. With track_maximum, `maximum` becomes the maximum over the strip's keys, too.
     template <bool track_maximum>
     void scores(const Tile& tile, const Strip& strip, float* maximum) const {
         const std::int64_t pitch = row_pitch(g_.d_qk);
@@ -173,7 +173,7 @@ class ForwardBlock {
                     });
     }
 
-    /// S = -inf where the key is not visible; then the maximum over the strip's keys.
+    /// Sets S = -inf for invisible keys, then takes the maximum over the strip's keys.
     void mask_scores(const Tile& tile, const Strip& strip, std::int64_t first_key, float* maximum) const {
         const Vector minus_infinity = V::broadcast(-__builtin_inff());
         for (std::int64_t j = strip.keys.begin; j < strip.keys.end; ++j) {
@@ -189,7 +189,8 @@ class ForwardBlock {
         }
     }
 
-    /// The running maximum takes in the block's; sums so far are rescaled to it, O will be by `rescale`.
+    /// Updates the running maximum by the block's maximum, and rescales the sums so far. Writes the factors
+    /// for O to `rescale`.
     void update_maximum(const Tile& tile, IndexRange vectors, const float* maximum, float* rescale) const {
         const Vector scale = V::broadcast(scale_log2_);
         for (std::int64_t i = vectors.begin * V::lanes; i < vectors.end * V::lanes; i += V::lanes) {
@@ -203,39 +204,39 @@ class ForwardBlock {
         }
     }
 
-    /// P^T = 2^(scale log2(e) S^T - maximum), and its sum over the strip's keys. Sixteen are summed by
-    /// themselves, and what the sum over all loses is kept: one key may outweigh all others, and they would
-    /// lose their last bits to it one by one.
+    /// P^T = 2^(scale log2(e) S^T - maximum), and its sum over the strip's keys. Every 16 keys are summed
+    /// separately, and the rounding errors of the total are kept. Otherwise, if one key outweighs all others,
+    /// each addition of another key would lose its last bits.
     void exponentials(const Tile& tile, const Strip& strip) const {
         const Vector scale = V::broadcast(scale_log2_);
         for (std::int64_t c = strip.vectors.begin; c < strip.vectors.end; ++c) {
-            // Rows that have seen nothing yet keep S = -inf; any finite maximum makes P = 0 of it.
+            // Rows without visible keys so far have S = -inf, and any finite maximum gives P = 0.
             const Vector maximum = V::replace_minus_infinity(V::load(tile.maximum + c * V::lanes), V::zero());
             const Vector offset = V::sub(V::zero(), maximum);
             Vector sum = V::zero();
             for (std::int64_t first = strip.keys.begin; first < strip.keys.end; first += strip_tokens) {
-                Vector of_sixteen = V::zero();
+                Vector partial_sum = V::zero();
                 for (std::int64_t j = first; j < smaller(first + strip_tokens, strip.keys.end); ++j) {
                     float* const p = scratch_.p + j * tile_tokens + c * V::lanes;
                     const Vector value = V::exp2(V::fma(V::load(p), scale, offset));
                     V::store(p, value);
-                    of_sixteen = V::add(of_sixteen, value);
+                    partial_sum = V::add(partial_sum, value);
                 }
-                sum = V::add(sum, of_sixteen);
+                sum = V::add(sum, partial_sum);
             }
-            add_exactly(tile.sum + c * V::lanes, tile.sum_error + c * V::lanes, sum);
+            add_with_error(tile.sum + c * V::lanes, tile.sum_error + c * V::lanes, sum);
         }
     }
 
-    /// total += x, and what that rounds off is added to error (Knuth's TwoSum).
-    static void add_exactly(float* total, float* error, Vector x) {
+    /// total += x. The rounding error of this addition is added to `error` (Knuth's TwoSum).
+    static void add_with_error(float* total, float* error, Vector x) {
         const Vector before = V::load(total), after = V::add(before, x), added = V::sub(after, before);
         const Vector lost = V::add(V::sub(before, V::sub(after, added)), V::sub(x, added));
         V::store(total, after);
         V::store(error, V::add(V::load(error), lost));
     }
 
-    /// O^T = O^T * rescale + V^T P^T, or without the rescaling.
+    /// O^T += V^T P^T. With with_rescale, O^T is multiplied by `rescale` first.
     template <bool with_rescale>
     void add_values(const Tile& tile, const Strip& strip, const float* rescale) const {
         const std::int64_t pitch = row_pitch(g_.d_v);
@@ -257,7 +258,7 @@ class ForwardBlock {
         alignas(64) float inverse[tile_tokens] = {};
         const std::int64_t rows = tile.rows.end - tile.rows.begin;
         for (std::int64_t i = 0; i < rows; ++i) {
-            // A row that sees nothing has sum 0 and maximum -inf: O = 0 and LSE = -inf.
+            // A row that sees no key has sum 0 and maximum -inf, which gives O = 0 and LSE = -inf.
             const float sum = tile.sum[i] + tile.sum_error[i];
             inverse[i] = sum == 0.0f ? 0.0f : 1.0f / sum;
             const double lse = static_cast<double>(tile.maximum[i]) * ln_2 + static_cast<double>(logf(sum));

@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only. The float32 kernels on one vector type, as the driver
-/// calls them.
+/// INTERNAL; include only in sources compiled for one instruction set. The driver's table of float32 kernels
+/// for one vector type.
 #include <gradtile/attention/cpu/f32/backward.h>
 
 namespace gradtile::attention::cpu {

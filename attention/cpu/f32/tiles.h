@@ -1,37 +1,37 @@
 #pragma once
-/// INTERNAL, for per-instruction-set sources only: everything has internal linkage. The register-blocked
-/// product that all of float32 flash attention is made of, and the transpositions around it. V is a vector
-/// type such as Avx512.
+/// INTERNAL; include only in sources compiled for one instruction set. The matrix product of the float32
+/// kernels, which keeps its sums in registers, and the loads and stores that transpose its operands. V is a
+/// vector type, for example Avx512.
 #include <cstddef>
 #include <cstdint>
 
+#include <gradtile/attention/cpu/index_math.h>
 #include <gradtile/attention/cpu/kernels.h>
 
 namespace gradtile::attention::cpu {
 namespace {
 
-/// Width of the tiles that stand transposed ([.., 64 tokens], tokens in vector lanes).
+/// Tokens in a transposed tile [.., 64 tokens], whose tokens are in vector lanes.
 constexpr std::int64_t tile_tokens = 64;
-/// Step in which partly masked blocks are cut, so that at most this much of a strip is computed in vain.
+/// Partly masked blocks are computed in strips of this many tokens, so that few invisible pairs are computed.
 constexpr std::int64_t strip_tokens = 16;
 
-inline std::int64_t smaller(std::int64_t a, std::int64_t b) {
-    return a < b ? a : b;
-}
-inline std::int64_t larger(std::int64_t a, std::int64_t b) {
-    return a > b ? a : b;
-}
-inline std::int64_t round_up(std::int64_t n, std::int64_t step) {
-    return (n + step - 1) / step * step;
-}
-inline IndexRange intersection(IndexRange a, IndexRange b) {
-    return {larger(a.begin, b.begin), smaller(a.end, b.end)};
-}
 inline bool is_empty(IndexRange range) {
     return range.end <= range.begin;
 }
 
-/// Hands out 64-byte aligned float arrays of one scratch piece; with no memory it only measures.
+/// The number of tiles that cover `tokens`.
+inline std::int64_t tile_count(IndexRange tokens) {
+    return (tokens.end - tokens.begin + tile_tokens - 1) / tile_tokens;
+}
+/// The tokens of tile t; the last tile may be shorter.
+inline IndexRange tile_range(IndexRange tokens, std::int64_t t) {
+    const std::int64_t begin = tokens.begin + t * tile_tokens;
+    return {begin, smaller(begin + tile_tokens, tokens.end)};
+}
+
+/// Allocates float arrays, aligned to 64 bytes, from a task's scratch memory. With a null pointer it only
+/// counts bytes.
 class ScratchFloats {
   public:
     explicit ScratchFloats(std::byte* base) : base_(base) {}
@@ -47,21 +47,21 @@ class ScratchFloats {
     std::size_t bytes_ = 0;
 };
 
-/// Left operand of a product, read one element at a time: element (r, k) at data[r * row_step + k *
+/// Left operand of a product, read one element at a time: element (r, k) is data[r * row_step + k *
 /// depth_step].
 struct Scalars {
     const float* data;
     std::int64_t row_step;
     std::int64_t depth_step;
 };
-/// Right operand, read in vectors: element (k, c) at data[k * depth_step + c].
+/// Right operand of a product, read in vectors: element (k, c) is data[k * depth_step + c].
 struct Vectors {
     const float* data;
     std::int64_t depth_step;
 };
 
-/// R rows x C vectors of a * b, all sums in registers; what becomes of them is the epilogue's affair:
-/// epilogue(row, vector, sum).
+/// Computes R rows x C vectors of a * b with all sums in registers, then calls epilogue(row, vector, sum) for
+/// each sum.
 template <class V, int R, int C, class Epilogue>
 [[gnu::always_inline]] inline void multiply_tile(std::int64_t depth, Scalars a, Vectors b, std::int64_t row,
                                                  std::int64_t vector, Epilogue epilogue) {
@@ -108,8 +108,9 @@ template <class V, int C, class Epilogue>
     if (rows - row >= 1) multiply_tile<V, 1, C>(depth, a, b, row, vector, epilogue);
 }
 
-/// epilogue(r, c, (a * b)[r, vector c]) for r < rows and every vector c of `vectors`. Epilogues are passed by
-/// value and should capture by value, so that their pointers stay in registers across the stores they make.
+/// Computes the given vectors of columns of a * b in rows 0 .. rows - 1, and calls epilogue(r, c, sum) for
+/// vector c of row r. Epilogues should capture by value: their pointers then stay in registers while they
+/// store.
 template <class V, class Epilogue>
 void multiply(std::int64_t rows, IndexRange vectors, std::int64_t depth, Scalars a, Vectors b,
               Epilogue epilogue) {
@@ -124,7 +125,7 @@ void multiply(std::int64_t rows, IndexRange vectors, std::int64_t depth, Scalars
     if (left == 1) multiply_columns<V, 1>(rows, depth, a, b, c, epilogue);
 }
 
-/// tile [d, tile_tokens] = factor * transposed rows; tokens past the range become zero.
+/// tile [d, tile_tokens] = factor * x^T for the given tokens; the remaining columns become 0.
 template <class V>
 void load_transposed(StridedRows<const float> x, IndexRange tokens, std::int64_t d, float factor,
                      float* tile) {
@@ -144,7 +145,7 @@ void load_transposed(StridedRows<const float> x, IndexRange tokens, std::int64_t
         }
 }
 
-/// rows = transposed tile [d, tile_tokens], token t times factors[t].
+/// Rows of x = the transpose of tile [d, tile_tokens]; the row of token t is multiplied by factors[t].
 template <class V>
 void store_transposed(const float* tile, const float* factors, IndexRange tokens, std::int64_t d,
                       StridedRows<float> x) {
@@ -167,8 +168,8 @@ void store_transposed(const float* tile, const float* factors, IndexRange tokens
     }
 }
 
-/// tile [tokens, padded d] = rows, zeros behind each. Rows of a head lie a whole model width apart; read in
-/// columns, as products read them, they would fall into few cache sets.
+/// tile [tokens, padded] = rows of x, padded with zeros. In x the rows of a head are a whole model width
+/// apart; products, which read columns, would then use only few cache sets.
 template <class V>
 void load_rows(StridedRows<const float> x, IndexRange tokens, std::int64_t d, std::int64_t padded,
                float* tile) {
@@ -177,7 +178,7 @@ void load_rows(StridedRows<const float> x, IndexRange tokens, std::int64_t d, st
             V::store(tile + column, V::load_first(x.row(i) + column, larger(0, d - column)));
 }
 
-/// The vectors of a transposed tile that hold the tokens [range) counted from the tile's first.
+/// The vectors of a transposed tile that hold the given tokens, counted from the tile's first token.
 template <class V>
 IndexRange vectors_of(IndexRange tokens) {
     return {tokens.begin / V::lanes, (tokens.end + V::lanes - 1) / V::lanes};

@@ -1,9 +1,11 @@
 #pragma once
-/// INTERNAL, for sources compiled for AVX2 and FMA only. One float32 vector type, see
-/// attention/cpu/isa/avx512.h.
+/// INTERNAL; include only in sources compiled for AVX2 and FMA. The float32 vector type of the kernels in
+/// f32/, with the same operations as Avx512 (attention/cpu/isa/avx512.h).
 #include <immintrin.h>
 
 #include <cstdint>
+
+#include <gradtile/attention/cpu/isa/exp2_polynomial.h>
 
 namespace gradtile::attention::cpu {
 namespace {
@@ -11,7 +13,7 @@ namespace {
 struct Avx2 {
     using Vector = __m256;
     static constexpr int lanes = 8;
-    // 6 x 2 accumulators of 16 registers leave room for two operands and one broadcast.
+    // 6 x 2 accumulators in 16 registers leave room for two operands and one broadcast.
     static constexpr int tile_rows = 6;
     static constexpr int tile_vectors = 2;
 
@@ -23,7 +25,7 @@ struct Avx2 {
 
     static Vector load(const float* p) { return _mm256_loadu_ps(p); }
     static void store(float* p, Vector x) { _mm256_storeu_ps(p, x); }
-    /// The first n lanes; zeros in the others.
+    /// Loads the first n lanes; the other lanes become 0.
     static Vector load_first(const float* p, std::int64_t n) { return _mm256_maskload_ps(p, first_lanes(n)); }
     static void store_first(float* p, Vector x, std::int64_t n) { _mm256_maskstore_ps(p, first_lanes(n), x); }
     static Vector broadcast(float x) { return _mm256_set1_ps(x); }
@@ -33,54 +35,49 @@ struct Avx2 {
     static Vector mul(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
     static Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
     static Vector max(Vector a, Vector b) { return _mm256_max_ps(a, b); }
-    /// x where begin <= lane < end, otherwise the other value.
+    /// Returns x in the lanes begin <= lane < end and `otherwise` in the other lanes.
     static Vector keep_lanes(Vector x, std::int64_t begin, std::int64_t end, Vector otherwise) {
         const std::int64_t from = begin < 0 ? 0 : begin, to = end < from ? from : end;
         const __m256i keep = _mm256_andnot_si256(first_lanes(from), first_lanes(to));
         return _mm256_blendv_ps(otherwise, x, _mm256_castsi256_ps(keep));
     }
-    /// otherwise where x is -inf.
+    /// Returns `otherwise` in the lanes where x is -inf, and x in the other lanes.
     static Vector replace_minus_infinity(Vector x, Vector otherwise) {
         const Vector infinity = _mm256_set1_ps(-__builtin_inff());
         return _mm256_blendv_ps(x, otherwise, _mm256_cmp_ps(x, infinity, _CMP_EQ_OQ));
     }
 
-    /// 2^x for x < 128, relative error below 2^-22.9; 0 below the normal range (-inf included), NaN for NaN.
-    /// The polynomial is the minimax one of degree 6 for 2^f on [-1/2, 1/2] with 2^0 = 1 exactly.
+    /// 2^x for x < 128, with a relative error below 2^-22.9. Gives 0 below the normal range (including -inf)
+    /// and NaN for NaN.
     static Vector exp2(Vector x) {
         const Vector normal = _mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_NLT_UQ);
-        const Vector bounded = _mm256_min_ps(_mm256_set1_ps(127.0f), x);  // in this order NaN stays
+        const Vector bounded = _mm256_min_ps(_mm256_set1_ps(127.0f), x);  // this argument order keeps NaN
         const Vector n = _mm256_round_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         const Vector f = _mm256_sub_ps(bounded, n);
-        Vector p = fma(_mm256_set1_ps(0.00015353360504377633f), f, _mm256_set1_ps(0.0013398875016719103f));
-        p = fma(p, f, _mm256_set1_ps(0.00961843691766262f));
-        p = fma(p, f, _mm256_set1_ps(0.055503323674201965f));
-        p = fma(p, f, _mm256_set1_ps(0.24022647738456726f));
-        p = fma(p, f, _mm256_set1_ps(0.6931471824645996f));
-        p = fma(p, f, _mm256_set1_ps(1.0f));
+        const Vector p = exp2_polynomial<Avx2>(f);
         const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
         const Vector scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
         const Vector is_nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
         return _mm256_and_ps(_mm256_blendv_ps(scaled, x, is_nan), normal);
     }
 
-    /// Eight rows of eight floats, transposed in place.
+    /// Transposes an 8 x 8 matrix in place.
     static void transpose(Vector (&row)[lanes]) {
         Vector t[lanes];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {  // elements of neighbouring rows
+        for (int i = 0; i < 4; ++i) {  // interleave the elements of neighbouring rows
             t[2 * i] = _mm256_unpacklo_ps(row[2 * i], row[2 * i + 1]);
             t[2 * i + 1] = _mm256_unpackhi_ps(row[2 * i], row[2 * i + 1]);
         }
 #pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i) {  // pairs: row[4 i + c] holds column c (of four) of rows 4 i .. 4 i + 3
+        for (int i = 0; i < 2; ++i) {  // half-row h of row[4 i + c] = column 4 h + c of rows 4 i .. 4 i + 3
             row[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
             row[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
             row[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
             row[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
         }
 #pragma GCC unroll 4
-        for (int c = 0; c < 4; ++c) {  // 128-bit halves
+        for (int c = 0; c < 4; ++c) {  // exchange the 128-bit halves
             t[c] = _mm256_permute2f128_ps(row[c], row[4 + c], 0x20);
             t[4 + c] = _mm256_permute2f128_ps(row[c], row[4 + c], 0x31);
         }

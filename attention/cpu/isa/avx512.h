@@ -1,18 +1,51 @@
 #pragma once
-/// INTERNAL, for sources compiled for AVX-512 only. One float32 vector type; everything has internal linkage,
-/// so that nothing compiled here can stand in for a function of another source.
+/// INTERNAL; include only in sources compiled for AVX-512. The float32 vector type of the kernels in f32/,
+/// and a transposition. Everything has internal linkage, so that the linker cannot use code compiled here in
+/// place of another source's function.
 #include <immintrin.h>
 
 #include <cstdint>
 
+#include <gradtile/attention/cpu/isa/exp2_polynomial.h>
+
 namespace gradtile::attention::cpu {
 namespace {
+
+/// Transposes a 16 x 16 matrix of 32-bit words in place.
+inline void transpose_words(__m512i (&row)[16]) {
+    __m512i t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {  // interleave the words of neighbouring rows
+        t[2 * i] = _mm512_unpacklo_epi32(row[2 * i], row[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(row[2 * i], row[2 * i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {  // lane h of row[4 i + c] = column 4 h + c of rows 4 i .. 4 i + 3
+        row[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        row[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        row[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        row[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {  // transpose the 4 x 4 matrix of 128-bit lanes, in two steps
+        const __m512i even_low = _mm512_shuffle_i32x4(row[c], row[4 + c], 0x88);
+        const __m512i odd_low = _mm512_shuffle_i32x4(row[c], row[4 + c], 0xdd);
+        const __m512i even_high = _mm512_shuffle_i32x4(row[8 + c], row[12 + c], 0x88);
+        const __m512i odd_high = _mm512_shuffle_i32x4(row[8 + c], row[12 + c], 0xdd);
+        t[c] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
+        t[8 + c] = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
+        t[4 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+        t[12 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) row[i] = t[i];
+}
 
 struct Avx512 {
     using Vector = __m512;
     static constexpr int lanes = 16;
-    // 6 x 4 accumulators of 32 registers: 24 independent sums hide the latency of two 4-cycle FMA units, and
-    // a step loads 10 operands for 24 FMAs.
+    // 6 x 4 accumulators in 32 registers: 24 independent sums hide the latency of two FMA units of 4 cycles
+    // each, and a step loads 10 operands for 24 FMAs.
     static constexpr int tile_rows = 6;
     static constexpr int tile_vectors = 4;
 
@@ -22,7 +55,7 @@ struct Avx512 {
 
     static Vector load(const float* p) { return _mm512_loadu_ps(p); }
     static void store(float* p, Vector x) { _mm512_storeu_ps(p, x); }
-    /// The first n lanes; zeros in the others.
+    /// Loads the first n lanes; the other lanes become 0.
     static Vector load_first(const float* p, std::int64_t n) {
         return _mm512_maskz_loadu_ps(first_lanes(n), p);
     }
@@ -36,65 +69,30 @@ struct Avx512 {
     static Vector mul(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
     static Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
     static Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }
-    /// x where begin <= lane < end, otherwise the other value.
+    /// Returns x in the lanes begin <= lane < end and `otherwise` in the other lanes.
     static Vector keep_lanes(Vector x, std::int64_t begin, std::int64_t end, Vector otherwise) {
         const std::int64_t from = begin < 0 ? 0 : begin, to = end < from ? from : end;
         const auto keep = static_cast<__mmask16>(first_lanes(to) & ~first_lanes(from));
         return _mm512_mask_mov_ps(otherwise, keep, x);
     }
-    /// otherwise where x is -inf.
+    /// Returns `otherwise` in the lanes where x is -inf, and x in the other lanes.
     static Vector replace_minus_infinity(Vector x, Vector otherwise) {
         const Vector infinity = _mm512_set1_ps(-__builtin_inff());
         return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, infinity, _CMP_EQ_OQ), otherwise);
     }
 
-    /// 2^x, relative error below 2^-22.9; 0 below the normal range (-inf included), NaN for NaN.
-    /// The polynomial is the minimax one of degree 6 for 2^f on [-1/2, 1/2] with 2^0 = 1 exactly.
+    /// 2^x with a relative error below 2^-22.9. Gives 0 below the normal range (including -inf) and NaN for
+    /// NaN.
     static Vector exp2(Vector x) {
         const Vector n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         const Vector f = _mm512_sub_ps(x, n);
-        Vector p = fma(_mm512_set1_ps(0.00015353360504377633f), f, _mm512_set1_ps(0.0013398875016719103f));
-        p = fma(p, f, _mm512_set1_ps(0.00961843691766262f));
-        p = fma(p, f, _mm512_set1_ps(0.055503323674201965f));
-        p = fma(p, f, _mm512_set1_ps(0.24022647738456726f));
-        p = fma(p, f, _mm512_set1_ps(0.6931471824645996f));
-        p = fma(p, f, _mm512_set1_ps(1.0f));
+        const Vector p = exp2_polynomial<Avx512>(f);
         const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
         return _mm512_maskz_scalef_ps(normal, p, n);
     }
 
-    /// Sixteen rows of sixteen floats, transposed in place.
-    static void transpose(Vector (&row)[lanes]) {
-        Vector t[lanes];
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) {  // elements of neighbouring rows
-            t[2 * i] = _mm512_unpacklo_ps(row[2 * i], row[2 * i + 1]);
-            t[2 * i + 1] = _mm512_unpackhi_ps(row[2 * i], row[2 * i + 1]);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {  // pairs: row[4 i + c] holds column c (of four) of rows 4 i .. 4 i + 3
-            const auto pair = [&](int a, int b, bool high) {
-                const __m512d x = _mm512_castps_pd(t[4 * i + a]), y = _mm512_castps_pd(t[4 * i + b]);
-                return _mm512_castpd_ps(high ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
-            };
-            row[4 * i] = pair(0, 2, false);
-            row[4 * i + 1] = pair(0, 2, true);
-            row[4 * i + 2] = pair(1, 3, false);
-            row[4 * i + 3] = pair(1, 3, true);
-        }
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; ++c) {  // 128-bit quarters, a 4 x 4 transposition in two steps
-            const Vector even_low = _mm512_shuffle_f32x4(row[c], row[4 + c], 0x88);
-            const Vector odd_low = _mm512_shuffle_f32x4(row[c], row[4 + c], 0xdd);
-            const Vector even_high = _mm512_shuffle_f32x4(row[8 + c], row[12 + c], 0x88);
-            const Vector odd_high = _mm512_shuffle_f32x4(row[8 + c], row[12 + c], 0xdd);
-            t[c] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
-            t[8 + c] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
-            t[4 + c] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
-            t[12 + c] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < lanes; ++i) row[i] = t[i];
+    static void transpose(Vector (&rows)[lanes]) {
+        transpose_words(reinterpret_cast<__m512i(&)[lanes]>(rows));
     }
 };
 
