@@ -1,4 +1,5 @@
-// The CUDA side of attention in a build without the CUDA toolkit.
+// Replaces the CUDA functions of attention in a build without the CUDA toolkit. Each function throws an
+// Error.
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/core/cuda/cuda_runtime.h>
 

@@ -1,4 +1,4 @@
-// Which kernels serve a flash call on the GPU: the one place that chooses.
+// Chooses the GPU kernels for a flash call by dtype. No other file makes this choice.
 #include <gradtile/attention/cuda/kernels.h>
 
 namespace gradtile::attention::cuda {

@@ -1,6 +1,5 @@
-// FlashAttention-2 in float64 on the GPU, in plain square tiles: the reference for gradient checks where the
-// inputs live, not a fast path. Every sum has one owner and one order, so results are the same bits in every
-// run.
+// FlashAttention-2 in float64 on the GPU, for gradient checks. It uses plain square tiles and is not
+// optimised. One thread computes each sum in a fixed order, so results are equal to the bit in every run.
 #include <cmath>
 #include <cstdint>
 
@@ -18,23 +17,25 @@ using namespace device;
 
 constexpr int max_head_dim = 256;
 
-/// The side of the tiles, and a thread for each element of a tile of S.
+/// Chooses the side length of the square tiles. A thread block has one thread for each element of a tile of
+/// S.
 struct F64Choice {
     static constexpr int tiles(int shared_limit) {
         return shared_bytes(16, max_head_dim, max_head_dim) <= shared_limit ? 16 : 8;
     }
-    /// Of `tile` rows of q and k, v and d_o, and of two tiles of pairs.
+    /// Bytes of `tile` rows of q, k, v and d_o, and of two tiles of pairs (P and dS).
     static constexpr int shared_bytes(int tile, int qk_dim, int v_dim) {
         return static_cast<int>(sizeof(double)) * tile * (2 * padded(qk_dim) + 2 * padded(v_dim) + 2 * tile);
     }
-    /// Row length of a staged tile. Odd, so that threads that read down a column meet different banks.
+    /// Row length of a tile in shared memory. It is odd, so that threads that read a column use different
+    /// banks.
     __host__ __device__ static constexpr int padded(int d) { return d | 1; }
 };
 __device__ constexpr int padded(int d) {
     return F64Choice::padded(d);
 }
 
-/// staged [tile, padded(d)] = rows first .. first + tile - 1 of x; zeros past `end`.
+/// staged [tile, padded(d)] = rows first .. first + tile - 1 of x; rows from `end` on become 0.
 template <int tile>
 __device__ void load(double* staged, StridedRows<const double> x, std::int64_t first, std::int64_t end,
                      int d) {
@@ -50,7 +51,7 @@ __device__ double dot(const double* a, const double* b, int n) {
     return sum;
 }
 
-/// The threads of a tile row work together; `value` combined over them.
+/// Reductions of `value` over the threads of one row of a tile.
 template <int tile>
 __device__ double row_max(double value) {
     for (int distance = tile / 2; distance > 0; distance /= 2)
@@ -64,13 +65,13 @@ __device__ double row_sum(double value) {
     return value;
 }
 
-/// Columns y, y + tile, .. of one row of a result, kept by one thread.
+/// Sums for one row of a result. A thread keeps columns y, y + tile, ..
 template <int tile>
 struct RowSums {
     static constexpr int columns_per_thread = max_head_dim / tile;
     double value[columns_per_thread] = {};
 
-    /// += weights [tile] (`step` apart) times staged [tile, padded(d)].
+    /// Adds weights [tile] (`step` elements apart) times staged [tile, padded(d)].
     __device__ void add_product(const double* weights, int step, const double* staged, int d, int y) {
 #pragma unroll
         for (int n = 0; n < columns_per_thread; ++n) {
@@ -98,7 +99,7 @@ struct F64Problem {
     TensorView<const double> q, k, v;
 };
 
-/// One block: `tile` query rows of one (batch, head). grid: (row blocks, batch * heads).
+/// Each thread block takes `tile` query rows of one (batch, head). Grid: (row blocks, batch * heads).
 template <int tile>
 __global__ void __launch_bounds__(tile* tile)
     forward_kernel(F64Problem p, TensorView<double> o_out, double* lse_out) {
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(tile* tile)
     double* const k = q + tile * padded(p.sizes.qk_dim);
     double* const v = k + tile * padded(p.sizes.qk_dim);
     double* const probabilities = v + tile * padded(p.sizes.v_dim);
-    const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // row of the tile; key, or column of O
+    const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // x: row of the tile; y: key, or column of O
     const std::int64_t batch = blockIdx.y / p.sizes.heads, head = blockIdx.y % p.sizes.heads;
     const std::int64_t first_row = std::int64_t{blockIdx.x} * tile, i = first_row + x;
     const StridedRows<const double> k_rows = p.k.head(batch, head / p.sizes.group);
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(tile* tile)
                                                     k + y * padded(p.sizes.qk_dim), p.sizes.qk_dim)
                                     : -infinity;
         const double new_maximum = fmax(maximum, row_max<tile>(s));
-        const double reference = new_maximum == -infinity ? 0.0 : new_maximum;  // nothing visible yet
+        const double reference = new_maximum == -infinity ? 0.0 : new_maximum;  // no visible key yet
         const double probability = exp(s - reference);
         const double rescale = exp(maximum - reference);
         maximum = new_maximum;
@@ -145,15 +146,16 @@ __global__ void __launch_bounds__(tile* tile)
     if (y == 0) lse_out[blockIdx.y * p.mask.queries + i] = sees_nothing ? -infinity : maximum + log(sum);
 }
 
-/// The statistics of the backward pass, and the gradient of O.
+/// Inputs of the backward kernels.
 struct F64BackwardProblem {
     F64Problem forward;
     TensorView<const double> d_o;
-    const double* lse;    ///< +inf for rows that see nothing
-    const double* delta;  ///< rowsum(dO * O)
+    const double* lse;    ///< +inf for rows that see no key
+    const double* delta;  ///< D = rowsum(dO * O)
 };
 
-/// P_ij and dS_ij from staged rows; row = the row's place in lse and delta.
+/// P_ij and dS_ij of one pair. pair_of() computes them from rows in shared memory; `row` is the row's index
+/// in lse and delta.
 struct Pair {
     double p, d_s;
 };
@@ -165,7 +167,8 @@ __device__ Pair pair_of(const F64BackwardProblem& b, bool is_visible, std::int64
     return {p, p * (dot(d_o, v, f.sizes.v_dim) - b.delta[row])};
 }
 
-/// dK and dV. One block: `tile` keys of one (batch, K/V head). grid: (key blocks, batch * K/V heads).
+/// Computes dK and dV. Each thread block takes `tile` keys of one (batch, K/V head). Grid: (key blocks, batch
+/// * K/V heads).
 template <int tile>
 __global__ void __launch_bounds__(tile* tile)
     backward_keys_kernel(F64BackwardProblem b, TensorView<double> d_k_out, TensorView<double> d_v_out) {
@@ -178,7 +181,8 @@ __global__ void __launch_bounds__(tile* tile)
     double* const d_o = q + tile * padded(qk_dim);
     double* const p = d_o + tile * padded(v_dim);
     double* const d_s = p + tile * tile;
-    const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // key of the tile; row, or column of dK and dV
+    const int x = threadIdx.x / tile,
+              y = threadIdx.x % tile;  // x: key of the tile; y: row, or column of dK and dV
     const std::int64_t batch = blockIdx.y / key_heads, key_head = blockIdx.y % key_heads;
     const std::int64_t first_key = std::int64_t{blockIdx.x} * tile, j = first_key + x;
     load<tile>(k, f.k.head(batch, key_head), first_key, f.mask.keys, qk_dim);
@@ -208,8 +212,8 @@ __global__ void __launch_bounds__(tile* tile)
     d_v_sums.store(d_v_out.head(batch, key_head).row(j), 1.0, v_dim, y);
 }
 
-/// dQ, with P and dS once more: a sum of its own instead of additions from every block of keys. grid as in
-/// forward_kernel.
+/// Computes dQ. It recomputes P and dS, so that each element of dQ is one sum instead of additions from every
+/// block of keys. The grid is that of forward_kernel.
 template <int tile>
 __global__ void __launch_bounds__(tile* tile)
     backward_rows_kernel(F64BackwardProblem b, TensorView<double> d_q_out) {
@@ -221,7 +225,7 @@ __global__ void __launch_bounds__(tile* tile)
     double* const k = d_o + tile * padded(v_dim);
     double* const v = k + tile * padded(qk_dim);
     double* const d_s = v + tile * padded(v_dim);
-    const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // row of the tile; key, or column of dQ
+    const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // x: row of the tile; y: key, or column of dQ
     const std::int64_t batch = blockIdx.y / f.sizes.heads, head = blockIdx.y % f.sizes.heads;
     const std::int64_t first_row = std::int64_t{blockIdx.x} * tile, i = first_row + x;
     load<tile>(q, f.q.head(batch, head), first_row, f.mask.queries, qk_dim);
@@ -245,8 +249,8 @@ __global__ void __launch_bounds__(tile* tile)
     if (i < f.mask.queries) d_q_sums.store(d_q_out.head(batch, head).row(i), f.scale, qk_dim, y);
 }
 
-/// Launches with blocks = (tiles of the sequence, batch_heads); kernel_of(SharedMemory<limit>{}) is the
-/// kernel with the tiles of that limit.
+/// Launches a kernel with the grid (tiles of the sequence, batch_heads). kernel_of(SharedMemory<limit>{})
+/// returns the kernel with the tiles of that limit.
 template <class KernelOf, class... Arguments>
 void launch(const Context& ctx, KernelOf&& kernel_of, std::int64_t length, std::int64_t batch_heads,
             const Sizes& sizes, const Arguments&... arguments) {

@@ -1,4 +1,4 @@
-// How large each head's numbers are, for kernels that scale them into binary16's range.
+// Finds the largest magnitude of each head, for kernels that scale numbers into binary16's range.
 #include <algorithm>
 
 #include <gradtile/attention/cuda/device/head_rows.cuh>
@@ -8,21 +8,23 @@
 namespace gradtile::attention::cuda::device {
 namespace {
 
-/// Tensors [B, S, heads, columns] of one batch.
+/// The tensors to measure, each [B, S, heads, columns] with the same B.
 struct MeasureParameters {
     static constexpr int max_tensors = 4;
     struct Input {
         TensorView<const float> x;
         int rows, heads, columns;
-        bool vectors;  ///< has_vector_rows
+        bool vectors;  ///< whether has_vector_rows() holds
     } tensors[max_tensors];
     int batch_size, key_heads;
-    std::uint32_t* largest;  ///< [tensors, B, key_heads], zeros before; query heads of a group count as one
+    std::uint32_t* largest;  ///< [tensors, B, key_heads], 0 before the launch; the query heads of a group
+                             ///< share an element
 };
 
 constexpr int measure_lanes = 16, measure_rows_at_once = 16;
 
-/// Blocks: (B * heads, rows, tensors). Infinities and NaN are skipped: they say nothing about the others.
+/// Grid: (B * heads, blocks of rows, tensors). Infinities and NaN are skipped, because no power of two brings
+/// them into range.
 __global__ void __launch_bounds__(measure_lanes* measure_rows_at_once)
     measure_kernel(const __grid_constant__ MeasureParameters p) {
     const MeasureParameters::Input& t = p.tensors[blockIdx.z];

@@ -1,5 +1,5 @@
-// The textbook on the GPU: S and P are whole matrices in memory, in the dtype of the inputs. The products are
-// cuBLAS's; the rows between them are one kernel each.
+// The textbook algorithm on the GPU: S and P are whole matrices in memory, in the dtype of the inputs. cuBLAS
+// computes the matrix products; one kernel computes the softmax of the rows, and one its backward pass.
 #include <cmath>
 #include <cstdint>
 
@@ -17,13 +17,13 @@ namespace core_device = gradtile::cuda::device;
 constexpr int threads_per_row = 128;
 constexpr int warps_per_row = threads_per_row / 32;
 
-/// Combines one value of every thread of the block, in a fixed order; all threads get the result.
+/// Combines one value of every thread of the block, in a fixed order. All threads get the result.
 template <class A, class Combine>
 __device__ A reduce_over_block(A value, Combine combine) {
     __shared__ A of_warp[warps_per_row];
     for (int distance = 16; distance > 0; distance /= 2)
         value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
-    __syncthreads();  // of an earlier reduction all have read
+    __syncthreads();  // all threads have read the values of the previous reduction
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
     __syncthreads();
     A result = of_warp[0];
@@ -31,8 +31,8 @@ __device__ A reduce_over_block(A value, Combine combine) {
     return result;
 }
 
-/// s [rows, keys] becomes P, row by row: probabilities over the visible keys, zeros elsewhere. One block a
-/// row; row = (batch, head, query). lse may be null.
+/// Replaces the scores s [rows, keys] by P: probabilities for visible keys, 0 for the others. One thread
+/// block per row; row = (batch, head, query). lse may be null.
 template <class T>
 __global__ void softmax_kernel(T* s, Accumulator<T>* lse, Mask mask) {
     using A = Accumulator<T>;
@@ -57,7 +57,7 @@ __global__ void softmax_kernel(T* s, Accumulator<T>* lse, Mask mask) {
     if (lse && threadIdx.x == 0) lse[row] = visible.begin < visible.end ? maximum + log(sum) : -infinity;
 }
 
-/// d_p [rows, keys] becomes dS = P * (dP - rowsum(P * dP)) where visible and zero elsewhere.
+/// Replaces d_p [rows, keys] by dS = P * (dP - rowsum(P * dP)) for visible keys, 0 for the others.
 template <class T>
 __global__ void softmax_backward_kernel(T* d_p, const T* probabilities, Mask mask) {
     using A = Accumulator<T>;
@@ -77,7 +77,7 @@ __global__ void softmax_backward_kernel(T* d_p, const T* probabilities, Mask mas
     }
 }
 
-/// Runs a kernel with one block for each of `rows` rows.
+/// Launches a kernel with one thread block for each row.
 template <class Kernel, class... Arguments>
 void for_every_row(const Context& ctx, std::int64_t rows, Kernel kernel, Arguments... arguments) {
     if (rows == 0) return;
@@ -86,8 +86,8 @@ void for_every_row(const Context& ctx, std::int64_t rows, Kernel kernel, Argumen
                            arguments...);
 }
 
-/// [B, S, H, D] packed by head. Query heads that share a K/V head lie next to each other, so that their rows
-/// form one matrix: [B * Hkv, group * Sq, D].
+/// A copy of a [B, S, H, D] tensor in the order [B, H, S, D]. Query heads that share a K/V head are adjacent
+/// in it, so their rows form one matrix: [B * Hkv, group * Sq, D].
 class ByHead {
   public:
     ByHead(const Context& ctx, const Tensor& x, std::int64_t key_heads)
@@ -105,7 +105,7 @@ class ByHead {
     Tensor matrices_;
 };
 
-/// P [B * Hkv, group * Sq, Sk] through S.
+/// Computes S and then, in the same memory, P [B * Hkv, group * Sq, Sk].
 template <class T>
 void probabilities(const Context& ctx, const Resolved& options, const Tensor& p, const ByHead& q,
                    const ByHead& k, Accumulator<T>* lse) {
@@ -147,7 +147,7 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
     for_every_row(ctx, p.size(0) * p.size(1), softmax_backward_kernel<T>, d_s.data<T>(),
                   static_cast<const T*>(p.data<T>()), options.mask);
     gemm(ctx, d_q.matrices(), d_s, k.matrices(), {.alpha = options.scale});
-    // Sums over the rows of all query heads that share the K/V head.
+    // The next two products sum over the rows of all query heads that share a K/V head.
     gemm(ctx, d_k.matrices(), d_s, q.matrices(), {.trans_a = true, .alpha = options.scale});
     gemm(ctx, d_v.matrices(), p, d_o.matrices(), {.trans_a = true});
     for (const ByHead* x : {&d_q, &d_k, &d_v}) x->store(ctx);

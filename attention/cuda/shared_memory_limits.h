@@ -1,16 +1,16 @@
 #pragma once
-/// INTERNAL. Which instantiation of a kernel serves a call: by head dim, and by the shared memory that a
-/// block may have. Plain C++: tests ask for every GPU's choice without a GPU.
+/// INTERNAL. Selects the instantiation of a kernel by head dim, and by the shared memory that a thread block
+/// may use. This header is plain C++, so that tests can check the choices for every GPU without a GPU.
 namespace gradtile::attention::cuda {
 
 template <int dim>
 struct HeadDim {};
-/// Head dims with kernels of their own, in rising order. Others run in the next larger one, padded with zeros
-/// on chip.
+/// Head dims that have kernels of their own, in increasing order. Other head dims use the kernel of the next
+/// larger one, which fills the missing columns with zeros in shared memory.
 template <int... dims>
 struct HeadDims {};
 
-/// Calls f(HeadDim<n>{}) for the smallest n of the list that holds d, or its largest.
+/// Calls f(HeadDim<n>{}) for the smallest n in the list with n >= d, or for the largest n if there is none.
 template <int first, int... rest, class F>
 void visit_head_dim(HeadDims<first, rest...>, int d, F&& f) {
     if constexpr (sizeof...(rest) > 0) {
@@ -25,14 +25,15 @@ int padded_head_dim(Dims dims, int d) {
     return padded;
 }
 
-// GPUs differ in the shared memory that a block may have, so kernels with large tiles exist in up to three
-// sizes.
+// GPUs differ in the shared memory that a thread block may use, so kernels with large tiles are compiled in
+// up to three sizes.
 
-/// Bytes a block may have on compute capability 9.0 and 10.x; on 8.0 and 8.7; on 8.6, 8.9 and 12.x.
+/// Limits of shared memory per thread block, in bytes: on compute capability 9.0 and 10.x; on 8.0 and 8.7; on
+/// 8.6, 8.9 and 12.x.
 inline constexpr int shared_memory_limits[] = {227 * 1024, 163 * 1024, 99 * 1024};
 inline constexpr int shared_memory_classes = 3;
 
-/// The least that a GPU of this build's architectures has; CMake sets it.
+/// The smallest limit among the GPUs that this build supports; CMake sets it.
 #ifdef GRADTILE_LEAST_SHARED_MEMORY
 inline constexpr int least_shared_memory = GRADTILE_LEAST_SHARED_MEMORY;
 #else
@@ -42,9 +43,9 @@ inline constexpr int least_shared_memory = shared_memory_limits[shared_memory_cl
 template <int bytes>
 struct SharedMemory {};
 
-/// Calls f(SharedMemory<limit>{}) with the largest limit that `available` bytes hold. Choice::tiles(limit) is
-/// what f compiles a kernel for: limits with the same tiles share one, and those that no GPU of this build
-/// has get none.
+/// Calls f(SharedMemory<limit>{}) with the largest limit that is at most `available` bytes. f compiles one
+/// kernel per limit, with the tiles Choice::tiles(limit). Limits with the same tiles share one kernel: f is
+/// then called with the largest of them. f is not instantiated for limits that no GPU of this build has.
 template <class Choice, int index = 0, class F>
 void visit_shared_memory(int available, F&& f) {
     constexpr int limit = shared_memory_limits[index];

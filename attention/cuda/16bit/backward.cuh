@@ -1,14 +1,15 @@
 #pragma once
-/// FlashAttention-2 backward on 16-bit tensor cores (Dao 2023, algorithm 2): a block of keys per thread
-/// block, rows of Q and dO streamed past it.
+/// FlashAttention-2 backward on 16-bit tensor cores (Dao 2023, algorithm 2). Each thread block takes a block
+/// of keys and loops over blocks of rows of Q and dO.
 ///
-/// S^T = K Q^T and dP^T = V dO^T have keys as rows, so that P^T and dS^T come out of their accumulators as
-/// the left operands of dV = P^T dO and dK = dS^T Q. Both halves of that are the same two products on
-/// different tiles, hence the division of labour: warps come in pairs that share their keys. The first makes
-/// S^T, P^T and dV, the second dP^T, dS^T and dK; P^T crosses over through shared memory. A warp so
-/// accumulates one gradient instead of two, registers allow twice the keys a warp, and each fragment that
-/// ldmatrix brings serves two products. P^T's place takes dS^T, which all warps read for dQ += dS K one block
-/// of rows later, so that neither waits for the other's arithmetic. dQ is summed in float32 in global memory.
+/// S^T = K Q^T and dP^T = V dO^T have keys as rows, so the accumulators of P^T and dS^T are already the left
+/// operands of dV = P^T dO and dK = dS^T Q. dV and dK need the same two products of different tiles. The work
+/// is therefore divided between two warps that share their keys: the first computes S^T, P^T and dV, the
+/// second dP^T, dS^T and dK. P^T goes from the first warp to the second through shared memory. So a warp
+/// accumulates one gradient instead of two, registers allow twice as many keys per warp, and each fragment
+/// that ldmatrix loads is used in two products. The second warp replaces P^T in shared memory by dS^T. All
+/// warps read dS^T for dQ += dS K one block of rows later, so that they do not wait for its computation. dQ
+/// is summed in float32 in global memory.
 #include <algorithm>
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
@@ -22,13 +23,13 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
-// P carries this power of two until dV and dS are complete: the second warp takes it in binary16, whose 11
-// bits, other than bfloat16's 8, cost dS no accuracy; P <= 1 so uses its whole range, down to 2^-29 at full
-// precision.
+// P is multiplied by this power of two until dV and dS are complete. The second warp of a pair reads P in
+// binary16, whose 11 significant bits, unlike bfloat16's 8, cost dS no accuracy. With the factor, P <= 1 uses
+// the whole range of binary16 and has full precision down to 2^-29.
 constexpr float p_exponent = 15, p_factor = 32768;
 
-/// The order of dQ's float32 sums: accumulators as they are, 16 rows x 8 columns at a time, so that a warp
-/// adds 512 adjacent bytes.
+/// The float32 sums of dQ, in the order of the accumulators: 16 rows x 8 columns at a time, so that a warp
+/// adds to 512 adjacent bytes.
 struct DqSums {
     float* data;
     int padded_rows;
@@ -50,22 +51,25 @@ __device__ __forceinline__ void add_float4(float* to, const FragmentC& x) {
 #endif
 }
 
-/// Barriers of one pair of warps: the first says that P is there, the second waits for it.
+/// Barriers of one pair of warps: the first warp announces that P is in shared memory, and the second warp
+/// awaits it.
 __device__ __forceinline__ void await(int pair) {
     asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
 }
 __device__ __forceinline__ void announce(int pair) {
 #ifdef GRADTILE_RACECHECK
-    // After bar.arrive racecheck takes the loads behind the next __syncthreads for hazards with reads before
-    // it. No announcement lies between the two, so what is clean this way is clean with bar.arrive. (For
-    // racecheck alone: synccheck calls every bar.sync that not all warps reach by the same branch divergent.)
+    // After a bar.arrive, racecheck reports false hazards between the reads before the next __syncthreads and
+    // the loads after it. Builds for racecheck therefore use bar.sync. No announcement lies between those
+    // reads and loads, so code without hazards under bar.sync has none under bar.arrive. (Other tools need
+    // bar.arrive: synccheck reports a bar.sync as divergent if not all warps reach it by the same branch.)
     await(pair);
 #else
     asm volatile("bar.arrive %0, 64;" ::"r"(pair + 1) : "memory");
 #endif
 }
 
-/// 16 rows of dQ in 16 bits, from their float32 sums and by way of a warp's rows of a tile.
+/// Rounds 16 rows of dQ from their float32 sums to 16 bits and stores them. The warp copies them through
+/// `warp_rows`, its rows of a shared tile.
 template <class T, int head_dim, class RowTile>
 __device__ __forceinline__ void finish_d_q(const Bits16BackwardParameters& p, const DqSums& sums,
                                            int sums_batch_head, int batch_head, int row,
@@ -87,27 +91,28 @@ __device__ __forceinline__ void finish_d_q(const Bits16BackwardParameters& p, co
         warp_rows, p.mask.queries - row, p.sizes.qk_dim);
 }
 
-/// What a block has in shared memory, in bytes from its beginning.
+/// The layout of a thread block's shared memory: the types of its tiles, and offsets in bytes.
 template <int head_dim, class Policy>
 struct Bits16BackwardShared {
     static constexpr Bits16BackwardTiles tiles = Policy::tiles;
     using KvTile = Tile<tiles.keys(), head_dim>;
-    using RowTile = Tile<tiles.rows, head_dim>;     ///< of Q or dO
-    using DsTile = Tile<tiles.keys(), tiles.rows>;  ///< of P^T, then dS^T
+    using RowTile = Tile<tiles.rows, head_dim>;     ///< a block of rows of Q or dO
+    using DsTile = Tile<tiles.keys(), tiles.rows>;  ///< P^T, later dS^T
     static constexpr int row_stage_bytes = 2 * RowTile::bytes, statistics_bytes = 2 * tiles.rows * 4;
     static constexpr int k = 0, v = k + KvTile::bytes, row_stages = v + KvTile::bytes,
                          d_s = row_stages + 2 * row_stage_bytes, statistics = d_s + 2 * DsTile::bytes,
-                         d_q = statistics + 2 * statistics_bytes;  // of a whole head
+                         d_q = statistics + 2 * statistics_bytes;  // d_q: dQ of a whole head
 };
 
 /// Rarely used values are kept in shared memory to save registers, which the gradient and S fill.
 struct RarelyUsed {
-    std::uint16_t *d_k, *d_v;  ///< of the block's first key
-    int batch, key, keys;      ///< the block's first key and how many it has
+    std::uint16_t *d_k, *d_v;  ///< rows of the block's first key
+    int batch, key, keys;      ///< `key` is the block's first key, `keys` the number of its keys
     int2 positions[4];         ///< {head, row} of iteration i in [i % 4]
 };
 
-/// dK and dV of a block of keys, and what it adds to dQ. One iteration for each block of rows.
+/// Computes dK and dV of a block of keys, and adds the block's part to dQ. One iteration takes one block of
+/// rows.
 template <class T, int head_dim, class Policy>
 class KeyBlock {
     using Shared = Bits16BackwardShared<head_dim, Policy>;
@@ -156,15 +161,14 @@ class KeyBlock {
         const std::uint32_t own_keys =
             base_ + (makes_p_ ? Shared::k : Shared::v) + warp_key_ * KvTile::row_bytes;
         const auto own_operand = LanePointer<KvTile>::stacked(own_keys);
-        FragmentC gradient[m_tiles][d_tiles];  // of V or of K, rows are keys
+        FragmentC gradient[m_tiles][d_tiles];  // dV or dK; its rows are keys
         clear(gradient);
         for (int i = 0; i < iterations_; ++i) {
             wait_for_copies<0>();
-            __syncthreads();  // rows i are there, dS of i - 1 is complete, nobody needs the other stage's
-                              // rows
+            __syncthreads();  // rows i are copied, dS of i - 1 is complete, no warp reads the other stage
             load_next_rows(i);
-            // One warp of a pair adds dQ first and the other last, so that the second waits for P no longer
-            // than the first takes to make it.
+            // The second warp of a pair adds to dQ before its other work, the first warp after it. So P is
+            // ready earlier, and the second warp waits less for it.
             if (!makes_p_ && i > 0) add_d_q(i - 1);
 
             const std::uint32_t q_rows = base_ + Shared::row_stages + i % 2 * Shared::row_stage_bytes,
@@ -192,7 +196,7 @@ class KeyBlock {
         wait_for_copies<0>();
         __syncthreads();
         if (iterations_ > 0) add_d_q(iterations_ - 1);
-        __syncthreads();  // K has been read for the last time: gradients leave through the tiles
+        __syncthreads();  // all warps have read K: the gradients are stored through the tiles of K and V
         scale(gradient, makes_p_ ? 1 / p_factor : p_.scale);
         store(gradient);
     }
@@ -207,7 +211,7 @@ class KeyBlock {
         kept_.positions[iteration % 4].y = at.row;
     }
 
-    /// Starts copying a block of rows: Q, dO, LSE and D.
+    /// Starts to copy a block of rows: Q, dO, LSE and D.
     __device__ __forceinline__ void load_rows(int iteration, int batch, RowPosition at) const {
         const auto [head, row] = at;
         const std::uint32_t stage = base_ + Shared::row_stages + iteration % 2 * Shared::row_stage_bytes;
@@ -215,7 +219,7 @@ class KeyBlock {
                                                   p_.mask.queries - row, p_.sizes.qk_dim);
         load_tile_async<RowTile, tiles.threads()>(stage + RowTile::bytes, p_.d_o.head(batch, head).row(row),
                                                   p_.d_o.row_stride, p_.mask.queries - row, p_.sizes.v_dim);
-        // LSE, then D: rows / 4 threads each.
+        // The first rows / 4 threads copy LSE, the next rows / 4 threads D.
         if (const int thread = static_cast<int>(threadIdx.x); thread < rows / 2) {
             const std::int64_t first =
                 static_cast<std::int64_t>(batch * p_.sizes.heads + head) * p_.padded_rows + row;
@@ -247,7 +251,7 @@ class KeyBlock {
         commit_copies();
     }
 
-    /// LSE or D of the two rows that are a lane's columns 8 n and 8 n + 1.
+    /// Returns LSE or D of the two rows that correspond to a lane's two columns of tile n.
     __device__ __forceinline__ static float2 statistic(std::uint32_t lane_statistics, int n) {
         float2 two;
         asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
@@ -257,7 +261,8 @@ class KeyBlock {
         return two;
     }
 
-    /// S^T becomes P^T: masked, rounded as the left operand of dV, and in binary16 in the exchange.
+    /// Computes P^T from S^T in x and masks it. Writes it to `left`, in T, as the left operand of dV, and to
+    /// `exchange`, in binary16.
     __device__ __forceinline__ void make_p(LeftOperand& left, Scores& x, const LanePointer<DsTile>& exchange,
                                            std::uint32_t lane_statistics, int iteration) const {
 #pragma unroll
@@ -283,7 +288,8 @@ class KeyBlock {
             }
     }
 
-    /// dP^T in x and P^T from the exchange become dS^T: the left operand of dK, and in the exchange for dQ.
+    /// Computes dS^T from dP^T in x and from P^T in `exchange`. Writes it to `left`, as the left operand of
+    /// dK, and to `exchange`, for dQ.
     __device__ __forceinline__ static void make_d_s(LeftOperand& left, const Scores& x,
                                                     const LanePointer<DsTile>& exchange,
                                                     std::uint32_t lane_statistics) {
@@ -306,11 +312,11 @@ class KeyBlock {
         }
     }
 
-    static constexpr int d_q_rows = rows / tiles.d_q_row_warps;  ///< of a warp
+    static constexpr int d_q_rows = rows / tiles.d_q_row_warps;  ///< rows of dQ per warp
     static constexpr int d_q_columns = head_dim * tiles.d_q_row_warps / tiles.warps();
     using DqFragments = FragmentC[d_q_rows / 16][d_q_columns / 8];
 
-    /// This warp's part of dQ += dS K for the rows of an iteration whose dS is complete.
+    /// Computes this warp's part of dQ += dS K, for the rows of an iteration whose dS is complete.
     __device__ __forceinline__ void add_d_q(int iteration) const {
         const int row = warp_ % tiles.d_q_row_warps * d_q_rows;
         const int column = warp_ / tiles.d_q_row_warps * d_q_columns;
@@ -325,7 +331,8 @@ class KeyBlock {
             add_to_global(d_q, position_of(iteration), row, column);
         }
     }
-    /// A warp's part of a tile is always the same, so no other warp adds to it.
+    /// In every iteration a warp adds to the same part of a tile, so no other warp adds to it at the same
+    /// time.
     __device__ __forceinline__ void add_to_shared(const DqFragments& d_q, RowPosition at, int row,
                                                   int column) const {
         const DqSums sums{reinterpret_cast<float*>(shared_ + Shared::d_q), Policy::whole_head_rows};
@@ -340,7 +347,8 @@ class KeyBlock {
                              sum.w + d_q[m][n][3]};
             }
     }
-    /// Blocks of keys add to the same rows: in any order, or in turns.
+    /// Uses atomic additions, because other blocks of keys add to the same rows, in any order or, if
+    /// deterministic, in turns.
     __device__ __forceinline__ void add_to_global(const DqFragments& d_q, RowPosition at, int row,
                                                   int column) const {
         const int batch_head = kept_.batch * p_.sizes.heads + at.head;
@@ -361,7 +369,7 @@ class KeyBlock {
         if (turn != nullptr) WarpTurn::pass(turn, key_block_ + 1);
     }
 
-    /// The warp's rows of dV or dK, by way of its rows of K's or V's tile.
+    /// Stores the warp's rows of dV or dK, through the warp's rows of the tile of K or V.
     __device__ __forceinline__ void store(const FragmentC (&gradient)[m_tiles][d_tiles]) const {
         const int warp = warp_index(), key = warp % tiles.pairs * tiles.pair_keys;
         const bool is_d_v = warp < tiles.pairs;
@@ -382,8 +390,8 @@ class KeyBlock {
     int first_key_, valid_keys_;
     int iterations_;
     RowBlocks<rows> row_blocks_;
-    int warp_, pair_, warp_key_;  ///< warp_key_: of the pair's keys the first, from first_key_ on
-    bool makes_p_;                ///< and dV; the other warp of the pair makes dS and dK
+    int warp_, pair_, warp_key_;  ///< warp_key_: the pair's first key, relative to first_key_
+    bool makes_p_;  ///< this warp computes P and dV; the other warp of the pair computes dS and dK
 };
 
 template <class T, int head_dim, class Policy>
@@ -393,16 +401,17 @@ __device__ __forceinline__ void differentiate_keys(const Bits16BackwardParameter
     KeyBlock<T, head_dim, Policy>(p, shared, kept, batch_key_head, key_block).differentiate();
 }
 
-/// Policy::tiles are Bits16BackwardTiles; a type, since nvcc does not launch kernels with parameters of class
-/// types.
+/// Policy::tiles is a Bits16BackwardTiles. Policy is a type, because nvcc does not launch kernels that have
+/// template parameters of class types.
 template <class T, int head_dim, class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
     backward_kernel(const __grid_constant__ Bits16BackwardParameters p) {
     extern __shared__ __align__(128) unsigned char shared[];
-    // The first keys, which most rows see under a causal mask, are started first; what a group of heads reads
-    // and adds to stays in the L2 meanwhile.
-    gradtile::cuda::device::await_predecessor();  // before a task is taken: the kernel ahead sets the counter
-                                                  // to 0
+    // Blocks of the first keys start first, because under a causal mask most rows see them. The tensors of a
+    // set of heads stay in the L2 cache during this time.
+    //
+    // Before take_task(): the previous kernel sets the counter to 0.
+    gradtile::cuda::device::await_predecessor();
     const TaskOrder::Task task =
         p.order(p.next_task != nullptr ? take_task(p.next_task, shared) : static_cast<int>(blockIdx.x));
     if constexpr (Policy::whole_head_rows == 0) {
@@ -414,7 +423,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
             reinterpret_cast<float4*>(shared + Shared::d_q)[i] = float4{};
         for (int key_block = 0; key_block * tiles.keys() < p.mask.keys; ++key_block) {
             differentiate_keys<T, head_dim, Policy>(p, shared, task.batch_head, key_block);
-            __syncthreads();  // gradients have left through the tiles of K and V, dQ's sums are complete
+            __syncthreads();  // the gradients are stored through the tiles of K and V; dQ's sums are complete
         }
         const DqSums sums{reinterpret_cast<float*>(shared + Shared::d_q), Policy::whole_head_rows};
         const std::uint32_t warp_rows =
@@ -426,10 +435,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     }
 }
 
-constexpr int prepared_rows = 32, finished_rows = 64;  // of a block; padded rows are a multiple
+constexpr int prepared_rows = 32, finished_rows = 64;  // rows per thread block; both divide padded_rows
 
-/// Before: LSE in base 2, D = rowsum(dO * O), whose turn it is to add to dQ, which begins at 0 (unless that
-/// is kept on chip). Eight lanes a row.
+/// Runs before backward_kernel. Computes LSE in base 2 and D = rowsum(dO * O), sets the counters of the
+/// turns, and sets the sums of dQ to 0 unless dQ is kept in shared memory. Eight lanes per row.
 template <class T>
 __global__ void __launch_bounds__(256)
     prepare_backward_kernel(const __grid_constant__ Bits16BackwardParameters p, Bits16BackwardTiles tiles,
@@ -473,7 +482,7 @@ __global__ void __launch_bounds__(256)
             p.turns[index / tiles.rows * tiles.warps() + warp] = p.mask.first_key(row) / tiles.keys();
 }
 
-/// After: dQ in 16 bits. A warp takes 16 rows.
+/// Runs after backward_kernel. Rounds dQ to 16 bits; each warp takes 16 rows.
 template <class T, int head_dim>
 __global__ void __launch_bounds__(128) finish_d_q_kernel(const __grid_constant__ Bits16BackwardParameters p) {
     using RowTile = Tile<finished_rows, head_dim>;
@@ -489,22 +498,24 @@ __global__ void __launch_bounds__(128) finish_d_q_kernel(const __grid_constant__
 
 }  // namespace device
 
-/// A type, since nvcc does not launch kernels with parameters of class types.
+/// Passes the tiles as a type, because nvcc does not launch kernels that have template parameters of class
+/// types.
 template <int head_dim, int shared_limit>
 struct Bits16BackwardPolicy {
     static constexpr Bits16BackwardTiles tiles = Bits16BackwardChoice<head_dim>::tiles(shared_limit);
     static constexpr int whole_head_rows = 0;
 };
-/// A thread block takes a whole head.
+/// The same for kernels whose thread blocks process whole heads.
 template <int head_dim, int shared_limit>
 struct Bits16WholeHeadPolicy : Bits16BackwardPolicy<head_dim, shared_limit> {
     static constexpr int whole_head_rows = Bits16BackwardChoice<head_dim>::whole_head_rows(shared_limit);
 };
 
-/// Fewer heads leave processors idle unless their keys are shared out.
+/// With fewer heads than this, thread blocks that process whole heads would leave multiprocessors idle.
 constexpr std::int64_t enough_whole_heads = 256;
 
-/// Short heads, and many: one kernel that keeps dQ on chip, so that nothing is added to in global memory.
+/// For many short heads: launches one kernel that keeps dQ in shared memory, so that no sums in global memory
+/// are needed.
 template <class T, int head_dim, class Policy>
 void launch_whole_heads(Bits16BackwardParameters p, cudaStream_t stream) {
     using namespace gradtile::cuda;
@@ -539,15 +550,17 @@ void launch_backward_kernels(const Bits16BackwardParameters& p, cudaStream_t str
                   Block{.threads = 256, .starts_early = true}, p, tiles, head_dim);
     }
     if (p.mask.keys > 0) {
-        // Of a head's rows: Q and dO, which every block of keys reads, and the float32 sums it adds to. Where
-        // that goes in turns, blocks that run together had better add to different heads: one group of all.
+        // Bytes per row of a head that should stay in the L2 cache: Q and dO, which every block of keys
+        // reads, and the float32 sums of dQ, to which every block adds. With turns this is 0, which puts all
+        // heads into one set of TaskOrder: blocks that run at the same time should then add to different
+        // heads.
         const std::int64_t row_bytes = p.turns != nullptr ? 0
                                                           : 2 * (p.sizes.qk_dim + p.sizes.v_dim) +
                                                                 std::int64_t{sizeof(float)} * head_dim;
         const std::int64_t batch_key_heads = batch_heads / p.sizes.group,
                            key_blocks = blocks(p.mask.keys, tiles.keys());
         Bits16BackwardParameters ordered = p;
-        if (rows == 0) ordered.next_task = nullptr;  // nothing has set it to 0, and nobody waits
+        if (rows == 0) ordered.next_task = nullptr;  // no kernel has set it to 0, and no block waits
         ordered.order = device::TaskOrder(batch_key_heads, static_cast<int>(key_blocks),
                                           p.sizes.group * p.padded_rows * row_bytes);
         launch_on(stream, device::backward_kernel<T, head_dim, Policy>,

@@ -1,5 +1,5 @@
-// 16-bit flash attention on the GPU: what tensors the kernels take as they are, scratch, and the launches.
-// Runs on sm_80 and later.
+// 16-bit flash attention on the GPU: copies tensors whose layout kernels cannot read, allocates scratch
+// memory, and launches the kernels. Requires sm_80 or later.
 #include <cmath>
 #include <numbers>
 
@@ -15,7 +15,7 @@ namespace {
 
 using device::has_vector_rows;
 
-// Kernels move 16 bytes of a row at a time.
+// Kernels read and write 16 bytes of a row at a time.
 Readable readable(const Context& ctx, const Tensor& x) {
     return {ctx, x, has_vector_rows(x)};
 }
@@ -30,7 +30,7 @@ device::TensorView<std::uint16_t> view(const Writable& x) {
     return device::tensor_view<std::uint16_t>(x.tensor());
 }
 
-/// A grid has at most 2^31 - 1 blocks, which take at least 16 rows each.
+/// A grid has at most 2^31 - 1 blocks, and each block takes at least 16 rows.
 void check_grid(const Tensor& q) {
     check(q.size(0) * q.size(2) * (q.size(1) + 128) / 16 < std::int64_t{1} << 31, "attention: ", q.size(0),
           " x ", q.size(2), " heads of ", q.size(1), " rows exceed a CUDA grid");

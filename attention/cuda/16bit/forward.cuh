@@ -1,6 +1,6 @@
 #pragma once
-/// FlashAttention-2 forward on 16-bit tensor cores (Dao 2023, algorithm 1): a block of query rows per thread
-/// block, K/V blocks streamed past it, S and P in registers.
+/// FlashAttention-2 forward on 16-bit tensor cores (Dao 2023, algorithm 1). Each thread block takes a block
+/// of query rows and loops over the blocks of K and V. S and P stay in registers.
 #include <algorithm>
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
@@ -13,8 +13,8 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
-/// Policy::tiles are Bits16ForwardTiles; a type, since nvcc does not launch kernels with parameters of class
-/// types.
+/// Policy::tiles is a Bits16ForwardTiles. Policy is a type, because nvcc does not launch kernels that have
+/// template parameters of class types.
 template <class T, int head_dim, class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
     forward_kernel(const __grid_constant__ Bits16ForwardParameters p) {
@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     extern __shared__ __align__(128) unsigned char shared[];
     const std::uint32_t q_tile = shared_address(shared), kv_tiles = q_tile + QTile::bytes;
 
-    // Row blocks vary fastest, so that a head's K and V stay in the L2; the last first, since under a causal
-    // mask they are the most work and the short ones then fill the gaps at the end.
+    // Row blocks vary fastest, so that a head's K and V stay in the L2 cache. The last row blocks come first:
+    // under a causal mask they have the most work, and short blocks then fill the end of the run.
     const int row_blocks = (p.mask.queries + tiles.rows() - 1) / tiles.rows();
     const int batch_head = static_cast<int>(blockIdx.x / row_blocks);
     const int row_block = row_blocks - 1 - static_cast<int>(blockIdx.x % row_blocks);
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const int block_row = row_block * tiles.rows();
     const int block_rows = min(tiles.rows(), p.mask.queries - block_row);
 
-    // What is needed seldom waits in shared memory: O and S fill the registers.
+    // Rarely used values are kept in shared memory, because O and S fill the registers.
     __shared__ struct {
         const std::uint16_t *k, *v;
         std::uint16_t* o;
@@ -78,12 +78,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     }
     for (int block = first_block; block < end_block; ++block) {
         wait_for_copies<tiles.stages - 2>();
-        __syncthreads();  // this block's K and V are there, and nobody reads the stage that is loaded next
+        __syncthreads();  // this block's K and V are copied, and no warp reads the stage that is loaded next
         if (block + tiles.stages - 1 < end_block) load_kv(block + tiles.stages - 1, pointers.k, pointers.v);
         commit_copies();
 
         const int row = block_row + warp_row, key = block * tiles.keys;
-        // On the diagonal of a causal mask the upper warps may have nothing to do.
+        // On the diagonal of a causal mask, the warps of the first rows may see no key.
         if (!p.mask.sees_any(row, tiles.warp_rows, key, tiles.keys)) continue;
         const std::uint32_t stage = kv_tiles + block % tiles.stages * stage_bytes;
         FragmentC s[m_tiles][s_tiles];
@@ -109,9 +109,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     float lse[2 * m_tiles];
     softmax.finish(o, lse);
     wait_for_copies<0>();
-    if (first_block >= end_block) __syncthreads();  // no barrier has yet followed the copies of Q
-    // The warp's rows of Q have been read for the last time, by this warp alone; O leaves through their
-    // place.
+    if (first_block >= end_block) __syncthreads();  // without keys, no barrier has followed the copies of Q
+    // Only this warp reads its rows of Q, and it has finished reading. O is stored through their shared
+    // memory.
     const int out_row = warp_index() * tiles.warp_rows, valid_rows = block_rows - out_row;
     const std::uint32_t out_rows = q_tile + out_row * QTile::row_bytes;
     __syncwarp();
@@ -129,7 +129,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
 }  // namespace device
 
-/// A type, since nvcc does not launch kernels with parameters of class types.
+/// Passes the tiles as a type, because nvcc does not launch kernels that have template parameters of class
+/// types.
 template <int head_dim, int shared_limit>
 struct Bits16ForwardPolicy {
     static constexpr Bits16ForwardTiles tiles = Bits16ForwardChoice<head_dim>::tiles(shared_limit);

@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. What the 16-bit flash kernels of the GPU are launched with, and their launchers, each compiled
-/// in a file of its own.
+/// INTERNAL. Parameters of the 16-bit kernels of the GPU, and the functions that launch these kernels. Each
+/// instantiation of these functions is compiled in a source file of its own.
 #include <cstdint>
 
 #include <cuda_runtime_api.h>
@@ -19,38 +19,37 @@ struct Bits16ForwardParameters {
     int batch_size;
     device::Sizes sizes;
     device::DeviceMask mask;
-    float scale_log2;  ///< log2(e) * scale, unless that is not positive
-    float prescale;  ///< the scale, when it is not positive: S takes it before its maximum is sought; else 1
+    float scale_log2;  ///< log2(e) * scale if the scale is positive, else log2(e)
+    float prescale;  ///< 1 if the scale is positive, else the scale: multiplies S before the maximum is taken
 };
 
 struct Bits16BackwardParameters {
     device::TensorView<const std::uint16_t> q, k, v, o, d_o;
     device::TensorView<std::uint16_t> d_q, d_k, d_v;
     const float* lse;     ///< [B, Hq, Sq], natural log
-    float* lse_log2;      ///< [B, Hq, padded rows]: LSE in base 2 as backward_kernel takes it
-    float* delta;         ///< [B, Hq, padded rows]: D = rowsum(dO * O), likewise
-    float* d_q_sums;      ///< dQ / scale in float32, in the order of the accumulators (see DqSums)
-    std::int32_t* turns;  ///< [B, Hq, row blocks, warps] when deterministic, else null
-    std::int32_t*
-        next_task;  ///< when deterministic: how many blocks of backward_kernel have started; else null
+    float* lse_log2;      ///< [B, Hq, padded rows]: log2(e) * LSE - p_exponent; +inf for rows that see no key
+    float* delta;         ///< [B, Hq, padded rows]: D / p_factor, where D = rowsum(dO * O)
+    float* d_q_sums;      ///< dQ / scale in float32, in the order of DqSums
+    std::int32_t* turns;  ///< [B, Hq, row blocks, warps] if deterministic, else null
+    std::int32_t* next_task;  ///< number of started blocks of backward_kernel if deterministic, else null
     int batch_size;
     device::Sizes sizes;
     int padded_rows;  ///< a multiple of every kernel's row block
     device::DeviceMask mask;
-    device::TaskOrder order;  ///< of (batch, key head) and block of keys
+    device::TaskOrder order;  ///< order of the tasks: (batch, key head) and block of keys
     float scale_log2;         ///< log2(e) * scale
     float scale;
 };
 
-/// Enqueue the passes of T for head dims up to the instantiation's. Throw on launch failures.
+/// These functions enqueue the forward and the backward pass of T. They throw Error if a launch fails.
 template <class T>
 void launch_forward(const Bits16ForwardParameters& parameters, cudaStream_t stream);
 template <class T>
 void launch_backward(const Bits16BackwardParameters& parameters, cudaStream_t stream);
 
-/// The backward pass works on padded rows, a multiple of every block of rows.
+/// The backward pass pads the rows to a multiple of this number, which is a multiple of every block of rows.
 constexpr int backward_row_padding = 128;
-/// Pieces of dQ per padded rows that are added to in turns: most warps, least rows a block.
+/// Counters of turns per backward_row_padding rows: at most 8 warps for each block of at least 32 rows.
 constexpr int backward_turns = 8 * backward_row_padding / 32;
 
 }  // namespace gradtile::attention::cuda

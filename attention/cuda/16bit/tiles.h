@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. Block sizes of the 16-bit kernels of the GPU. Figures behind the choices, made on a GPU that
-/// allows a block 227 KB of shared memory: bench/results/2026-11-21-h200-attention.md. The smaller ones were
+/// INTERNAL. Tile sizes of the 16-bit kernels of the GPU. The sizes for 227 KB of shared memory per thread
+/// block were measured: bench/results/2026-11-21-h200-attention.md. The sizes for less shared memory were
 /// chosen to fit.
 #include <gradtile/attention/cuda/shared_memory_limits.h>
 
@@ -8,15 +8,15 @@ namespace gradtile::attention::cuda {
 
 using Bits16HeadDims = HeadDims<32, 64, 96, 128, 192, 256>;
 
-/// Bytes that kernels keep in shared memory beside their tiles, at most.
+/// Upper bound of the shared memory that a kernel uses in addition to its tiles, in bytes.
 inline constexpr int static_shared_bytes = 128;
 
 struct Bits16ForwardTiles {
     int warps;
-    int warp_rows;  ///< 32: each K/V fragment that ldmatrix brings serves two products; 16: one
+    int warp_rows;  ///< 32: two products for each K/V fragment that ldmatrix loads; 16: one product
     int keys;
-    int stages;         ///< K/V blocks in shared memory
-    int blocks_per_sm;  ///< what registers are bounded for
+    int stages;         ///< K/V blocks that are in shared memory at the same time
+    int blocks_per_sm;  ///< thread blocks per multiprocessor; limits the registers per thread
     int unrolled;       ///< see multiply_a_bt
 
     constexpr int threads() const { return 32 * warps; }
@@ -28,12 +28,13 @@ struct Bits16ForwardTiles {
     constexpr bool operator==(const Bits16ForwardTiles&) const = default;
 };
 
-/// For head dims up to `head_dim`.
+/// Tile sizes of the kernel for head dims up to `head_dim`.
 template <int head_dim>
 struct Bits16ForwardChoice {
     static constexpr Bits16ForwardTiles tiles(int shared_limit) {
-        // 32 rows a warp while O (head_dim registers a lane) and S (half the keys) leave two blocks room on a
-        // multiprocessor; then while one's warps take exponentials the other's keep the tensor cores busy.
+        // 32 rows per warp where two thread blocks then still fit a multiprocessor; per lane, O takes
+        // head_dim registers and S half as many as there are keys. With two blocks, the warps of one use the
+        // tensor cores while those of the other compute exponentials.
         if (head_dim <= 32)
             return {.warps = 4, .warp_rows = 32, .keys = 64, .stages = 2, .blocks_per_sm = 3, .unrolled = 2};
         if (head_dim <= 64)
@@ -50,12 +51,12 @@ struct Bits16ForwardChoice {
 
 struct Bits16BackwardTiles {
     int rows;           ///< 32, 64 or 128
-    int pairs;          ///< of warps
-    int pair_keys;      ///< 32, or 16 where registers do not allow more
-    int d_q_row_warps;  ///< warps along the rows of dQ; the others divide its columns
-    int blocks_per_sm;  ///< what registers are bounded for
+    int pairs;          ///< pairs of warps
+    int pair_keys;      ///< keys per pair: 32, or 16 where registers do not allow more
+    int d_q_row_warps;  ///< number of warps along the rows of dQ; warps() / d_q_row_warps along its columns
+    int blocks_per_sm;  ///< thread blocks per multiprocessor; limits the registers per thread
     int unrolled;       ///< see multiply_a_bt
-    int d_q_unrolled;   ///< the same for dQ's product
+    int d_q_unrolled;   ///< `unrolled` of the product dS K
 
     constexpr int warps() const { return 2 * pairs; }
     constexpr int threads() const { return 32 * warps(); }
@@ -71,13 +72,13 @@ struct Bits16BackwardTiles {
     constexpr bool operator==(const Bits16BackwardTiles&) const = default;
 };
 
-/// For head dims up to `head_dim`.
+/// Tile sizes of the kernel for head dims up to `head_dim`.
 template <int head_dim>
 struct Bits16BackwardChoice {
     static constexpr Bits16BackwardTiles tiles(int shared_limit) {
-        // A gradient of 32 keys takes head_dim registers a lane, S or dP half the rows. Two blocks a
-        // multiprocessor where both are small; long blocks of rows where they fit, since each costs a
-        // barrier.
+        // Per lane, a gradient of 32 keys takes head_dim registers, and S or dP half as many as there are
+        // rows. Where both are small, two thread blocks share a multiprocessor. Blocks of rows are as long as
+        // fits, because each costs a barrier.
         if (head_dim <= 32)
             return {.rows = 64,
                     .pairs = 4,
@@ -113,7 +114,7 @@ struct Bits16BackwardChoice {
             }
             return tiles;
         }
-        // The gradient of 32 keys would take all the registers there are.
+        // A gradient of 32 keys would take all registers.
         tiles.unrolled = 12;
         tiles.pair_keys = 16;
         if (!tiles.fit(head_dim, shared_limit)) tiles.rows = 32;
@@ -121,8 +122,9 @@ struct Bits16BackwardChoice {
         return tiles;
     }
 
-    /// Up to so many rows a thread block may take a whole head, one block of keys after the other, with dQ in
-    /// shared memory: what the tiles leave of it holds that many. 0: not worth a kernel of its own.
+    /// Maximum rows of a head that one thread block can process alone. Such a thread block loops over the
+    /// blocks of keys and keeps dQ in the shared memory that the tiles leave free. 0 if the head dim has no
+    /// such kernel.
     static constexpr int whole_head_rows(int shared_limit) {
         if (head_dim != 64) return 0;
         const int left = shared_limit - static_shared_bytes - tiles(shared_limit).shared_bytes(head_dim);

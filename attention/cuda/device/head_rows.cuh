@@ -1,5 +1,5 @@
 #pragma once
-/// A [B, S, H, D] tensor as kernels see it: any strides but the last, which is 1.
+/// Views of [B, S, H, D] tensors for kernels. The last stride is 1; the other strides may have any value.
 #include <cstdint>
 #include <type_traits>
 
@@ -17,14 +17,15 @@ struct TensorView {
     }
 };
 
-/// tensor_view<const float>(q) to read, tensor_view<float>(o) to write. T may be the unsigned integer of
-/// the elements' size, for kernels that take bits.
+/// Returns a view: tensor_view<const float>(q) to read, tensor_view<float>(o) to write. T may also be the
+/// unsigned integer of the elements' size, for kernels that work with bits.
 template <class T>
 TensorView<T> tensor_view(const Tensor& x) {
     return {reinterpret_cast<T*>(x.raw_data()), x.stride(0), x.stride(1), x.stride(2)};
 }
 
-/// Whether rows are dense, begin at multiples of `bytes` and are such multiples long.
+/// Whether kernels can read and write rows in vectors of `bytes` bytes: the elements of a row are adjacent,
+/// and the address and the length of every row are multiples of `bytes`.
 inline bool has_vector_rows(const Tensor& x, std::int64_t bytes = 16) {
     const std::int64_t elements = bytes / static_cast<std::int64_t>(size_of(x.dtype()));
     bool result = x.stride(3) == 1 && x.size(3) % elements == 0 &&
@@ -33,9 +34,9 @@ inline bool has_vector_rows(const Tensor& x, std::int64_t bytes = 16) {
     return result;
 }
 
-/// Sizes that every kernel of one call shares.
+/// Sizes that all kernels of a call need.
 struct Sizes {
-    int heads, group;  ///< query heads; how many of them share a K/V head
+    int heads, group;  ///< the query heads, and how many of them share a K/V head
     int qk_dim, v_dim;
 };
 inline Sizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v) {

@@ -1,5 +1,6 @@
 #pragma once
-/// How large a head's numbers are, and the power of two that brings them into binary16's range.
+/// The largest magnitude of each head, and the power of two that brings a head's numbers into binary16's
+/// range.
 #include <cstdint>
 #include <initializer_list>
 
@@ -7,12 +8,12 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// A power of two that brings the largest of some magnitudes into [2^13, 2^14), and its inverse; both are
-/// normal numbers, so magnitudes below 2^-113 stay smaller.
+/// The power of two that scales the largest magnitude into [2^13, 2^14), and its inverse. Both are normal
+/// float32 numbers, so a largest magnitude below 2^-113 is scaled to less than 2^13.
 struct PowerOfTwo {
     float factor, inverse;
 
-    /// largest: the bits of a float32, finite and not negative.
+    /// `largest` is the bits of a float32 that is finite and not negative.
     __device__ explicit PowerOfTwo(std::uint32_t largest) {
         const int exponent = min(2 * 127 + 13 - static_cast<int>(largest >> 23), 253);
         factor = __int_as_float(exponent << 23);
@@ -20,13 +21,14 @@ struct PowerOfTwo {
     }
 };
 
-/// Of one head of a measured tensor. magnitudes: [tensors, B, key heads], what measure() found.
+/// Returns the power of two for one head of one tensor. magnitudes: [tensors, B, key heads], written by
+/// measure().
 __device__ __forceinline__ PowerOfTwo range_of(const std::uint32_t* magnitudes, int tensor, int batch_size,
                                                int batch, int key_heads, int key_head) {
     return PowerOfTwo(magnitudes[(tensor * batch_size + batch) * key_heads + key_head]);
 }
 
-/// Scratch for measure().
+/// Allocates the memory that measure() writes, [tensors, B, key heads].
 inline Tensor empty_magnitudes(const Context& ctx, std::int64_t tensors, const Tensor& k) {
     return empty(ctx, {tensors, k.size(0), k.size(2)}, DType::i32);
 }
@@ -35,8 +37,8 @@ inline std::uint32_t* largest_of(const Tensor& magnitudes) {
     return reinterpret_cast<std::uint32_t*>(magnitudes.data<std::int32_t>());
 }
 
-/// The largest finite magnitude of each tensor [B, S, heads, D] per batch and key head, as bits of a float32;
-/// the query heads of a group count as one. At most four tensors.
+/// Writes the largest finite magnitude of each tensor [B, S, heads, D] per batch and key head, as the bits of
+/// a float32. The query heads of a group share one element. There may be at most four tensors.
 void measure(const Context& ctx, const Tensor& magnitudes, std::initializer_list<const Tensor*> tensors);
 
 }  // namespace gradtile::attention::cuda::device

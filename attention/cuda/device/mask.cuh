@@ -1,6 +1,6 @@
 #pragma once
-/// mask.h for kernels: 32-bit indices, and an unbounded side as one that is longer than both sequences, so
-/// that no row needs a branch.
+/// The mask of mask.h for kernels, with 32-bit indices. A side that is longer than both sequences stands for
+/// an unbounded side, so kernels need no branch for it.
 #include <gradtile/attention/mask.h>
 #include <gradtile/core/check.h>
 #include <gradtile/attention/cuda/device/mma.cuh>
@@ -10,7 +10,7 @@ namespace gradtile::attention::cuda::device {
 struct DeviceMask {
     int queries, keys, offset, left, right;
 
-    /// Sums of four lengths must fit an int.
+    /// A sum of four lengths must fit an int.
     static constexpr std::int64_t max_length = (std::int64_t{1} << 28) - 1;
 
     /// Throws Error if a sequence is too long for 32-bit indices.
@@ -24,30 +24,30 @@ struct DeviceMask {
               " and ", mask.keys, " tokens; CUDA kernels take at most ", max_length);
     }
 
-    /// Row i sees the keys [first_key(i), end_key(i)); both grow with i. May be empty, or begin beyond
-    /// `keys`.
+    /// Row i sees the keys [first_key(i), end_key(i)). Both grow with i. The range may be empty, and
+    /// first_key(i) may exceed `keys`.
     __device__ int first_key(int row) const { return max(0, row + offset - left); }
     __device__ int end_key(int row) const { return min(keys, row + offset + right + 1); }
-    /// Key j is seen by the rows [first_row(j), end_row(j)).
+    /// The rows [first_row(j), end_row(j)) see key j.
     __device__ int first_row(int key) const { return max(0, key - offset - right); }
     __device__ int end_row(int key) const { return min(queries, key - offset + left + 1); }
 
-    /// Whether each of rows [row, row + rows) sees each of keys [key, key + columns). Rows beyond the last
-    /// count as if they existed. Only the diagonal key - row matters to a bounded side.
+    /// Whether every row of [row, row + rows) sees every key of [key, key + columns). Rows beyond the last
+    /// one are treated like existing rows. The sides of the window limit only the diagonal key - row.
     __device__ bool sees_all(int row, int rows, int key, int columns) const {
         const int diagonal = key - row;
         return diagonal >= offset - left + rows - 1 && diagonal + columns <= offset + right + 1 &&
                key + columns <= keys;
     }
-    /// Whether any of these rows may see any of these keys.
+    /// Whether some of these rows may see some of these keys.
     __device__ bool sees_any(int row, int rows, int key, int columns) const {
         const int diagonal = key - row;
         return diagonal + columns > offset - left && diagonal < offset + right + rows && key < keys;
     }
 };
 
-/// S = -inf where a row does not see a key, for accumulators whose rows are queries. (row, key) is the first
-/// element's of the warp.
+/// Sets S = -inf where a row does not see a key. The accumulators' rows are queries; (row, key) is the warp's
+/// first pair.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void mask_scores(FragmentC (&s)[m_tiles][n_tiles], const DeviceMask& mask, int row,
                                             int key) {
@@ -70,7 +70,8 @@ __device__ __forceinline__ void mask_scores(FragmentC (&s)[m_tiles][n_tiles], co
         }
 }
 
-/// P = 0 there, for accumulators whose rows are keys.
+/// Sets P = 0 where a row does not see a key. The accumulators' rows are keys; (row, key) is the warp's first
+/// pair.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void mask_transposed_probabilities(FragmentC (&p)[m_tiles][n_tiles],
                                                               const DeviceMask& mask, int key, int row) {

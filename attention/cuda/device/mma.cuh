@@ -1,6 +1,7 @@
 #pragma once
 /// Tensor-core instructions of sm_80 for one warp: m16n8k16 products of 16-bit operands with float32 sums,
-/// and the loads that bring their operands from shared memory. PTX ISA 9.7.14 draws the fragments.
+/// and the instructions that load operands from shared memory. PTX ISA 9.7.14 shows the layout of the
+/// fragments.
 #include <cstdint>
 #include <type_traits>
 
@@ -9,14 +10,14 @@
 
 namespace gradtile::attention::cuda::device {
 
-using namespace gradtile::cuda::device;  // what kernels of all kinds share
+using namespace gradtile::cuda::device;  // helpers of all kernels
 
 /// One 16 x 16 operand A: {rows 0-7, rows 8-15} of columns 0-7, then of columns 8-15.
 using FragmentA = std::uint32_t[4];
 /// One 16 x 8 accumulator: row lane/4 in [0], [1], row lane/4 + 8 in [2], [3]; columns 2 (lane % 4) + {0, 1}.
 using FragmentC = float[4];
 
-/// c += a * b for b of 16 x 8.
+/// c += a * b, where b is 16 x 8.
 template <class T>
 __device__ __forceinline__ void mma(FragmentC& c, const FragmentA& a, std::uint32_t b0, std::uint32_t b1) {
     if constexpr (std::is_same_v<T, bfloat16>) {
@@ -33,9 +34,9 @@ __device__ __forceinline__ void mma(FragmentC& c, const FragmentA& a, std::uint3
     }
 }
 
-/// Four 8 x 8 matrices of 16-bit elements; lane i names row i % 8 of matrix i / 8. Afterwards a lane holds,
-/// of each, row lane/4 and columns 2 (lane % 4) + {0, 1}; transposed: the elements that the transpose has
-/// there.
+/// Loads four 8 x 8 matrices of 16-bit elements. Lane i passes the address of row i % 8 of matrix i / 8. A
+/// lane receives the elements in row lane/4, columns 2 (lane % 4) + {0, 1} of every matrix or, if
+/// `transposed`, of its transpose.
 template <bool transposed>
 __device__ __forceinline__ void load_matrices(std::uint32_t (&x)[4], std::uint32_t address) {
     if constexpr (transposed) {
@@ -49,7 +50,8 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&x)[4], std::uint32
     }
 }
 
-/// The reverse of load_matrices<false>. `address` is for stmatrix, which sm_90 added.
+/// Stores four matrices: the reverse of load_matrices<false>, with the same addresses. Uses stmatrix, which
+/// sm_90 added.
 __device__ __forceinline__ void store_matrices(const std::uint32_t (&x)[4], std::uint32_t address) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]),
@@ -59,14 +61,14 @@ __device__ __forceinline__ void store_matrices(const std::uint32_t (&x)[4], std:
     const unsigned lane = threadIdx.x % 32;
 #pragma unroll
     for (unsigned matrix = 0; matrix < 4; ++matrix) {
-        // The lane that names the row this lane holds a piece of.
+        // Lane matrix * 8 + lane / 4 has the address of the row whose elements this lane holds.
         const std::uint32_t row = __shfl_sync(~0u, address, matrix * 8 + lane / 4);
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + lane % 4 * 4), "r"(x[matrix]) : "memory");
     }
 #endif
 }
 
-/// Two float32 rounded to nearest even, the first in the lower half.
+/// Rounds two float32 numbers to nearest even; `low` is in the lower half of the result.
 template <class T>
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {
     std::uint32_t result;

@@ -1,5 +1,6 @@
 #pragma once
-/// What the backward pass needs of each row before its K/V blocks.
+/// Computes the two numbers per row that the backward pass needs before its loop over K/V blocks: D and the
+/// scaled LSE.
 #include <cmath>
 
 #include <gradtile/attention/cuda/device/head_rows.cuh>
@@ -8,24 +9,24 @@
 
 namespace gradtile::attention::cuda::device {
 
-inline constexpr int statistics_threads = 256, statistics_lanes = 16;  // lanes a row
+inline constexpr int statistics_threads = 256, statistics_lanes = 16;  // lanes per row
 
 template <class T>
 struct RowStatistics {
     using A = Accumulator<T>;
     A* delta;       ///< [B, H, Sq]: D = rowsum(dO * O)
-    A* scaled_lse;  ///< [B, H, Sq]: lse * lse_factor; +inf for rows that see nothing, since exp(s - inf) = 0
+    A* scaled_lse;  ///< [B, H, Sq]: lse * lse_factor; +inf for rows that see no key, since exp(s - inf) = 0
     const A* lse;   ///< [B, H, Sq]
     A lse_factor;
     TensorView<const T> o, d_o;
-    TensorView<T> cleared;  ///< gradients that are added to later become 0; data may be null
+    TensorView<T> cleared;  ///< a gradient to which kernels add later; becomes 0. data may be null
     int cleared_columns;
-    bool vectors;  ///< rows of float32 are 16 bytes apart and long
+    bool vectors;  ///< T is float, and has_vector_rows() holds for all tensors
     std::int64_t rows, queries;
     Sizes sizes;
 };
 
-/// Elements c to c + 3 of a row; zeros from `columns` on.
+/// Elements c to c + 3 of a row; elements from `columns` on are 0.
 template <class T>
 struct Four {
     Accumulator<T> e[4];
@@ -59,7 +60,8 @@ __global__ void __launch_bounds__(statistics_threads)
         const T* const d_o = p.d_o.head(batch, head).row(i);
         T* const cleared = p.cleared.head(batch, head).row(i);
         const int columns = p.cleared.data == nullptr ? 0 : p.cleared_columns;
-        // Four neighbours a lane in any layout, so that sums do not depend on it.
+        // In every layout each lane takes four adjacent elements, so that the order of additions does not
+        // depend on the layout.
         for (int c = lane * 4; c < p.sizes.v_dim; c += statistics_lanes * 4) {
             const auto x = load_four(o, c, p.sizes.v_dim, p.vectors),
                        y = load_four(d_o, c, p.sizes.v_dim, p.vectors);
@@ -81,9 +83,9 @@ __global__ void __launch_bounds__(statistics_threads)
     p.scaled_lse[row] = p.lse[row] == -infinity ? infinity : p.lse[row] * p.lse_factor;
 }
 
-/// Computes delta and scaled_lse [B, H, Sq] from o and d_o [B, Sq, H, Dv] in a layout that kernels read, and
-/// clears `cleared`, a gradient [B, Sq, H, Dqk], if given. lse_factor: log2(e) for exponents in base 2,
-/// else 1.
+/// Computes delta and scaled_lse [B, H, Sq] from o and d_o [B, Sq, H, Dv], whose layouts kernels must be able
+/// to read. Sets `cleared`, a gradient [B, Sq, H, Dqk], to 0 if it is given. lse_factor is log2(e) for
+/// exponents in base 2, else 1.
 template <class T>
 void launch_row_statistics(const Context& ctx, const Tensor& delta, const Tensor& scaled_lse,
                            const Tensor& lse, double lse_factor, const Tensor& o, const Tensor& d_o,

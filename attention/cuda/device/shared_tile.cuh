@@ -1,6 +1,6 @@
 #pragma once
-/// Tiles of 16-bit elements in shared memory, laid out so that neither row-wise copies nor ldmatrix meet bank
-/// conflicts, and the products of such tiles.
+/// Tiles of 16-bit elements in shared memory, and the products of such tiles. The layout of the tiles avoids
+/// bank conflicts of row-wise copies and of ldmatrix.
 #include <cstdint>
 
 #include <gradtile/attention/cuda/device/mma.cuh>
@@ -8,9 +8,10 @@
 namespace gradtile::attention::cuda::device {
 
 /// A row-major tile whose 16-byte chunks are permuted within a row (XOR swizzle). ldmatrix reads the same
-/// chunk of 8 rows at once: these must lie in 8 different groups of 4 banks. Rows of 128 k bytes all start at
-/// bank 0, so the chunk number is XORed with the row's; rows of 128 k + 64 bytes alternate between banks 0
-/// and 16, so that two rows share a XOR of two bits.
+/// chunk of 8 rows at the same time, so these chunks must be in 8 different groups of 4 banks. If rows are a
+/// multiple of 128 bytes long, all start at bank 0, and the chunk number is XORed with the row number.
+/// Otherwise rows are an odd multiple of 64 bytes long and start at bank 0 or 16 alternately; then two
+/// neighbouring rows share an XOR with two bits.
 template <int rows_, int columns_>
 struct Tile {
     static constexpr int rows = rows_;
@@ -18,7 +19,7 @@ struct Tile {
     static constexpr int row_bytes = 2 * columns;
     static constexpr int bytes = rows * row_bytes;
     static constexpr int row_chunks = columns / 8;
-    static constexpr int span_bytes = columns % 64 == 0 ? 128 : 64;  ///< chunks stay within such a stretch
+    static constexpr int span_bytes = columns % 64 == 0 ? 128 : 64;  ///< chunks are permuted within spans
     static_assert(columns % 32 == 0 && rows % 8 == 0);
 
     __device__ static constexpr std::uint32_t offset(int row, int chunk) {
@@ -27,13 +28,14 @@ struct Tile {
     }
 };
 
-/// Starts copying a tile: rows from `valid_rows` and columns from `valid_columns` (a multiple of 8) on become
-/// zero.
+/// Starts an asynchronous copy of a tile. Rows from `valid_rows` on and columns from `valid_columns` on (a
+/// multiple of 8) become 0.
 template <class Tile, int threads, class T>
 __device__ __forceinline__ void load_tile_async(std::uint32_t tile, const T* source, std::int64_t row_stride,
                                                 int valid_rows, int valid_columns) {
-    // A thread keeps its column, and its rows lie so far apart that the swizzle does not change: one address
-    // on each side and constant steps. A few threads may have nothing to do.
+    // Each thread copies chunks of one column. Where possible its rows are a multiple of 8 apart, so that the
+    // swizzle does not change: one address on each side and constant steps suffice. Some threads may have
+    // nothing to copy.
     constexpr int at_once = threads / Tile::row_chunks, step = at_once >= 8 ? at_once / 8 * 8 : at_once;
     const int thread = static_cast<int>(thread_index_anew());
     if (step * Tile::row_chunks != threads && thread >= step * Tile::row_chunks) return;
@@ -51,8 +53,9 @@ __device__ __forceinline__ void load_tile_async(std::uint32_t tile, const T* sou
     }
 }
 
-/// Where a lane points ldmatrix at a tile. With the matrices numbered 0-3, `stacked` takes them as
-/// [0 2; 1 3] blocks of 8 x 8 (operand A, or B transposed), `paired` as [0 1; 2 3] (B, or A transposed).
+/// The address in a tile that a lane passes to ldmatrix. ldmatrix loads a 16 x 16 block as four 8 x 8
+/// matrices, numbered 0 to 3. `stacked` arranges them as [0 2; 1 3] (operand A, or B transposed), `paired` as
+/// [0 1; 2 3] (operand B, or A transposed).
 template <class Tile>
 class LanePointer {
   public:
@@ -64,8 +67,8 @@ class LanePointer {
         const int lane = lane_index();
         return LanePointer(tile + Tile::offset((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1));
     }
-    /// The 16 x 16 block at (row, column), both multiples of 16. Constants, when loops are unrolled: a XOR
-    /// shared by all rows and an immediate offset. Tiles start at multiples of 128 bytes.
+    /// The address for the 16 x 16 block at (row, column), both multiples of 16. In unrolled loops it is an
+    /// XOR, the same for all rows, plus a constant. Tiles must start at multiples of 128 bytes.
     __device__ std::uint32_t at(int row, int column) const {
         const int in_span = column * 2 % Tile::span_bytes, spans = column * 2 - in_span;
         return (base_ ^ static_cast<std::uint32_t>(in_span)) +
@@ -77,9 +80,9 @@ class LanePointer {
     std::uint32_t base_;
 };
 
-/// c[16 m_tiles, 8 n_tiles] += a * b^T for a [.., depth], b [8 n_tiles, depth], both in shared memory. Only
-/// `unrolled` steps of 16 in depth are unrolled: with more the compiler loads so far ahead that registers
-/// spill.
+/// c[16 m_tiles, 8 n_tiles] += a * b^T for a [.., depth] and b [8 n_tiles, depth], both in shared memory.
+/// Only `unrolled` steps of 16 along the depth are unrolled: with more the compiler loads so far ahead that
+/// registers spill.
 template <class T, int depth, int unrolled, class TileA, class TileB, int m_tiles, int n_tiles>
 __device__ __forceinline__ void multiply_a_bt(FragmentC (&c)[m_tiles][n_tiles], LanePointer<TileA> a,
                                               LanePointer<TileB> b) {
@@ -101,7 +104,7 @@ __device__ __forceinline__ void multiply_a_bt(FragmentC (&c)[m_tiles][n_tiles], 
     }
 }
 
-/// c += a * b for a in registers, b [16 k_steps, 8 n_tiles] in shared memory.
+/// c += a * b, for a in registers and b [16 k_steps, 8 n_tiles] in shared memory.
 template <class T, class TileB, int k_steps, int m_tiles, int n_tiles>
 __device__ __forceinline__ void multiply_a_b(FragmentC (&c)[m_tiles][n_tiles],
                                              const FragmentA (&a)[k_steps][m_tiles], LanePointer<TileB> b) {
@@ -119,8 +122,8 @@ __device__ __forceinline__ void multiply_a_b(FragmentC (&c)[m_tiles][n_tiles],
         }
 }
 
-/// c += a^T * b for a [depth, 16 m_tiles], b [depth, 8 n_tiles], both in shared memory and from the given
-/// columns of their tiles on (multiples of 16).
+/// c += a^T * b for a [depth, 16 m_tiles] and b [depth, 8 n_tiles], both in shared memory, read from the
+/// given columns of their tiles on (multiples of 16).
 template <class T, int depth, int unrolled, class TileA, class TileB, int m_tiles, int n_tiles>
 __device__ __forceinline__ void multiply_at_b(FragmentC (&c)[m_tiles][n_tiles], LanePointer<TileA> a,
                                               int a_column, LanePointer<TileB> b, int b_column) {
@@ -163,7 +166,7 @@ __device__ __forceinline__ void scale(FragmentC (&c)[m_tiles][n_tiles], float fa
             for (float& element : c[m][n]) element *= factor;
 }
 
-/// 16 columns of a product's accumulators, rounded, as an operand A of the next one.
+/// Rounds 16 columns of a product's accumulators to operand A of the next product.
 template <class T>
 __device__ __forceinline__ void pack_fragment(FragmentA& a, const FragmentC& left, const FragmentC& right) {
     a[0] = pack<T>(left[0], left[1]);
@@ -172,7 +175,8 @@ __device__ __forceinline__ void pack_fragment(FragmentA& a, const FragmentC& lef
     a[3] = pack<T>(right[2], right[3]);
 }
 
-/// All the accumulators of a product as the operand A of the next one: c's columns become k.
+/// Rounds all accumulators of a product to operand A of the next product; the columns of c become the summed
+/// axis.
 template <class T, int m_tiles, int n_tiles>
 __device__ __forceinline__ void as_operand_a(FragmentA (&a)[n_tiles / 2][m_tiles],
                                              const FragmentC (&c)[m_tiles][n_tiles]) {
@@ -182,8 +186,8 @@ __device__ __forceinline__ void as_operand_a(FragmentA (&a)[n_tiles / 2][m_tiles
         for (int m = 0; m < m_tiles; ++m) pack_fragment<T>(a[k][m], c[m][2 * k], c[m][2 * k + 1]);
 }
 
-/// Rows of a warp's results on their way out: fragments to the warp's own rows of a shared tile, from where
-/// they leave 16 bytes a lane.
+/// Writes a warp's results to its own rows of a shared tile. From there store_staged_rows() copies them to
+/// global memory, 16 bytes per lane.
 template <class T, class Tile, int m_tiles, int n_tiles>
 __device__ __forceinline__ void stage_rows(std::uint32_t warp_rows, const FragmentC (&c)[m_tiles][n_tiles]) {
     FragmentA packed[n_tiles / 2][m_tiles];

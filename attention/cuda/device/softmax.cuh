@@ -1,18 +1,18 @@
 #pragma once
-/// The online softmax of a warp's rows (docs/numerics.md), in base 2. A lane holds, of each row tile, row
-/// lane/4 in state 2 m and row lane/4 + 8 in state 2 m + 1.
+/// The online softmax of a warp's rows (docs/numerics.md), in base 2. A lane has two states per row tile m:
+/// state 2 m belongs to row lane/4, state 2 m + 1 to row lane/4 + 8.
 #include <gradtile/attention/cuda/device/mma.cuh>
 
 namespace gradtile::attention::cuda::device {
 
-/// 2^x; relative error 2^-22, results below 2^-126 are 0.
+/// 2^x with a relative error of 2^-22; results below 2^-126 are 0.
 __device__ __forceinline__ float exp2_fast(float x) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
 
-/// Over the four lanes that share a row of an accumulator.
+/// Reductions over the four lanes that share a row of an accumulator.
 __device__ __forceinline__ float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -24,9 +24,9 @@ __device__ __forceinline__ float row_sum(float x) {
 
 inline constexpr float ln_2 = 0.693147180559945309f;
 
-/// The textbook form: P is relative to the running maximum, and each update returns the factor for what was
-/// summed before. For sums of P V that end in an addition outside the tensor cores, which takes the factor
-/// at no cost.
+/// The textbook form: P is relative to the running maximum, and each update returns the factor for the
+/// previous sums. Used where P V is added to O outside the tensor cores: that addition applies the factor at
+/// no cost.
 template <int m_tiles>
 class OnlineSoftmax {
   public:
@@ -38,7 +38,7 @@ class OnlineSoftmax {
         }
     }
 
-    /// Turns S, in units of log2(e), into P relative to the new maximum. An unchanged one gives factor 1.
+    /// Replaces S * log2(e) by P relative to the new maximum. An unchanged maximum gives factor 1.
     template <int n_tiles>
     __device__ __forceinline__ void update(FragmentC (&s)[m_tiles][n_tiles], float (&factor)[2 * m_tiles]) {
 #pragma unroll
@@ -49,7 +49,7 @@ class OnlineSoftmax {
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n) largest = fmaxf(largest, fmaxf(row[n][e], row[n][e + 1]));
             const float next = fmaxf(maximum_[i], row_max(largest));
-            const float reference = next == -INFINITY ? 0.0f : next;  // nothing visible yet: P = 2^-inf = 0
+            const float reference = next == -INFINITY ? 0.0f : next;  // no visible key yet: P = 2^-inf = 0
             factor[i] = exp2_fast(maximum_[i] - reference);
             maximum_[i] = next;
             float of_lane = 0;
@@ -63,26 +63,26 @@ class OnlineSoftmax {
         }
     }
 
-    /// The sum of P over row i; 0 for rows that saw nothing, at least 1 for others.
+    /// The sum of P over row i: 0 for a row without visible keys, at least 1 for others.
     __device__ __forceinline__ float sum(int i) const {
         return row_sum(sum_[i]);
     }
-    /// The natural logarithm of row i's sum of exponentials; `sum` = sum(i).
+    /// The natural log-sum-exp of row i; `sum` must be sum(i).
     __device__ __forceinline__ float lse(int i, float sum) const {
         return sum == 0 ? -INFINITY : fmaf(maximum_[i], ln_2, logf(sum));
     }
 
   private:
     float maximum_[2 * m_tiles];
-    float sum_[2 * m_tiles];  ///< of P, over this lane's columns alone until the end
+    float sum_[2 * m_tiles];  ///< of P over this lane's columns only; row_sum() adds the lanes
 };
 
-/// Rescales seldom. For sums of P V that stay in the tensor cores' accumulators, where each factor costs a
-/// multiplication of all of O.
+/// An online softmax that rarely rescales. Used where P V is summed in the accumulators of the tensor cores:
+/// there each rescaling multiplies all of O.
 template <int m_tiles>
 class LazyOnlineSoftmax {
   public:
-    /// scale_log2 = log2(e) * (the scale that S lacks), positive.
+    /// scale_log2 = log2(e) * (the scale that is not yet applied to S); it must be positive.
     __device__ explicit LazyOnlineSoftmax(float scale_log2) : scale_log2_(scale_log2) {
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
@@ -91,12 +91,12 @@ class LazyOnlineSoftmax {
         }
     }
 
-    /// Turns S into P relative to the row's reference, and rescales o, what was summed before, when the
-    /// reference moves.
+    /// Replaces S by P relative to the row's reference. If the reference changes, rescales o, the sum of the
+    /// previous blocks.
     ///
-    /// The reference follows the running maximum only when that has outgrown it by a factor of 2^8 in P,
-    /// which random scores do in the first block alone. So most blocks do not rescale o. P <= 2^8 costs no
-    /// accuracy, since floating-point numbers round relatively.
+    /// The reference follows the running maximum only if P would otherwise exceed 2^8. With random scores
+    /// this happens only in the first block, so most blocks do not rescale o. Values of P up to 2^8 cost no
+    /// accuracy, because floating-point roundings are relative.
     template <int n_tiles, int o_tiles>
     __device__ __forceinline__ void update(FragmentC (&s)[m_tiles][n_tiles],
                                            FragmentC (&o)[m_tiles][o_tiles]) {
@@ -111,7 +111,8 @@ class LazyOnlineSoftmax {
                 largest = fmaxf(largest, s[i / 2][n][i % 2 * 2 + 1]);
             }
             maximum[i] = row_max(largest);
-            // -inf - -inf is NaN, and no comparison with it holds: a row that sees nothing yet does not move.
+            // -inf - -inf is NaN, and every comparison with NaN is false. So a row without visible keys keeps
+            // its reference.
             moves |= (maximum[i] - reference_[i]) * scale_log2_ > 8.0f;
         }
         if (__any_sync(~0u, moves)) move_reference(maximum, o);
@@ -130,7 +131,8 @@ class LazyOnlineSoftmax {
         }
     }
 
-    /// o = sum P V / sum P, 0 for rows that saw nothing; lse: the natural logarithm of the sums.
+    /// Computes o = sum P V / sum P (0 for rows without visible keys) and lse, the natural log-sum-exp of the
+    /// rows.
     template <int o_tiles>
     __device__ __forceinline__ void finish(FragmentC (&o)[m_tiles][o_tiles], float (&lse)[2 * m_tiles]) {
 #pragma unroll
@@ -165,8 +167,8 @@ class LazyOnlineSoftmax {
     }
 
     float scale_log2_;
-    float reference_[2 * m_tiles];  ///< what P is relative to, in units of S
-    float sum_[2 * m_tiles];        ///< of P, over this lane's columns alone until the end
+    float reference_[2 * m_tiles];  ///< in units of S; P = 1 where S equals it
+    float sum_[2 * m_tiles];        ///< of P over this lane's columns only; row_sum() adds the lanes
 };
 
 }  // namespace gradtile::attention::cuda::device

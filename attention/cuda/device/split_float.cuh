@@ -1,20 +1,21 @@
 #pragma once
-/// Products of float32 matrices on the tensor cores, to float32's accuracy.
+/// Products of float32 matrices on tensor cores, with the accuracy of float32.
 ///
-/// A float32 number is the sum of two binary16 numbers, 11 significant bits each and the second with a sign
-/// of its own: x = high + 2^-11 low, off by at most 2^-23 of it. Binary16 has five bits of exponent, hence
-/// two measures: the low part is stored 2^11 times as large, so that it has high's range, and every head's
-/// numbers are first multiplied by a power of two that brings the largest just below 2^14
-/// (device/magnitude.cuh). All 22 bits are then kept down to 2^-28 of the largest, and what is smaller is off
-/// by 2^-50 of it.
+/// A float32 number x is represented by two binary16 numbers: x = high + 2^-11 low. Each has 11 significant
+/// bits, and `low` has its own sign, so the relative error is at most 2^-23. Binary16 has only five bits of
+/// exponent. Therefore the low part is stored multiplied by 2^11, so that it has the range of the high part,
+/// and the numbers of every head are first multiplied by a power of two that brings the largest just below
+/// 2^14 (device/magnitude.cuh). Numbers down to 2^-28 of the largest then keep all 22 bits. Smaller numbers
+/// have an error of at most 2^-50 of the largest.
 ///
-/// Of the four products of two such sums three matter; the fourth lies below 2^-22 of the whole, 2^-24 on
-/// average. Three products of bf16 would keep 16 bits; six of them keep 24 and cost twice as much, as would
-/// three of tf32.
+/// A product of two such sums has four terms, of which three are computed. The fourth, low * low, is at most
+/// 2^-22 of the whole, 2^-24 on average. Three products of bf16 would have only 16 bits. Six products of bf16
+/// have 24 bits and cost twice as much, as do three products of tf32.
 ///
-/// Tensor cores cut off where a float32 addition rounds, so errors of long sums would pile up in one
-/// direction. Hence the two accumulators: `large` takes the leading product alone, a few times before it is
-/// added, rounded, to a sum outside; `small` takes the two others, whose cut-offs are 2^-11 of those.
+/// Tensor cores truncate the sums that a float32 addition rounds, so the errors of long sums would add up in
+/// one direction. Therefore there are two accumulators. `large` sums only the leading product, over a few
+/// steps, and is then added, with rounding, to a sum outside. `small` sums the other two products; its
+/// truncation errors are 2^-11 of those of `large`.
 #include <cstdint>
 
 #include <gradtile/attention/cuda/device/head_rows.cuh>
@@ -25,9 +26,9 @@ namespace gradtile::attention::cuda::device {
 
 enum Plane { high, low };
 inline constexpr int planes = 2;
-inline constexpr float low_factor = 2048;  ///< of what high leaves over
+inline constexpr float low_factor = 2048;  ///< low = (x - high) * low_factor
 
-/// Two numbers, each as two binary16: packed pairs.
+/// Splits x and y: pair[high] and pair[low] each hold two packed binary16 numbers.
 __device__ __forceinline__ void split(std::uint32_t (&pair)[planes], float x, float y) {
     pair[high] = pack<float16>(x, y);
     const float2 taken = unpack<float16>(pair[high]);
@@ -41,18 +42,18 @@ __device__ __forceinline__ std::uint32_t rematerialize(std::uint32_t x) {
     return x;
 }
 
-/// In shared memory: a Tile per plane, one after the other.
+/// Bytes of a split tile in shared memory: one Tile per plane, one after the other.
 template <class Tile>
 inline constexpr int split_bytes = planes* Tile::bytes;
 
-/// Copies a tile of float32 rows from global memory into its planes. Between load() and store() the tile is
-/// in registers, so that its loads run while the last tile is still in use. Asynchronous copies could not
-/// split it.
+/// Copies a tile of float32 rows from global memory to shared memory and splits it into planes. Between
+/// load() and store() the tile is in registers, so its loads can run while the previous tile is still in use.
+/// Asynchronous copies could not split it.
 template <class Tile, int threads>
 class SplitTile {
   public:
-    /// Rows from valid_rows and columns from valid_columns on become zero. vectors: rows begin at multiples
-    /// of 16 bytes, and valid_columns is a multiple of 4.
+    /// Rows from valid_rows on and columns from valid_columns on become 0. `vectors` requires that rows begin
+    /// at multiples of 16 bytes and that valid_columns is a multiple of 4.
     __device__ __forceinline__ void load(StridedRows<const float> rows, int first, int valid_rows,
                                          int valid_columns, bool vectors) {
         const int thread = thread_index_anew();
@@ -77,8 +78,8 @@ class SplitTile {
         }
     }
 
-    /// Stores factor, a power of two, times the rows. plane_bytes: from one plane to the next, when this is a
-    /// part of a longer tile.
+    /// Stores the rows times `factor`, a power of two. plane_bytes is the distance of the planes; it differs
+    /// from the default if this tile is a part of a longer one.
     __device__ __forceinline__ void store(std::uint32_t tile, float factor,
                                           int plane_bytes = Tile::bytes) const {
         const int thread = thread_index_anew();
@@ -89,7 +90,7 @@ class SplitTile {
             std::uint32_t pair[4][planes];
 #pragma unroll
             for (int p = 0; p < 4; ++p) split(pair[p], x_[i][2 * p] * factor, x_[i][2 * p + 1] * factor);
-            // Steps of eight rows keep the swizzle: one address and constants.
+            // A step of 8 rows does not change the swizzle, so one address and constant offsets suffice.
             const std::uint32_t to = step % 8 == 0
                                          ? tile + Tile::offset(row, chunk) + i * step * Tile::row_bytes
                                          : tile + Tile::offset(row + i * step, chunk);
@@ -103,18 +104,19 @@ class SplitTile {
     }
 
   private:
-    static constexpr int step = threads / Tile::row_chunks;  // rows; a thread keeps its columns
+    // Rows from one round to the next; a thread keeps its columns.
+    static constexpr int step = threads / Tile::row_chunks;
     static constexpr int rounds = (Tile::rows + step - 1) / step;
     float x_[rounds][8];
 };
 
-/// Operands of 16 columns (A) and 16 rows (B) in registers.
+/// Split operands in registers: A has 16 columns, B has 16 rows.
 template <int m_tiles>
 using SplitA = FragmentA[planes][m_tiles];
 template <int n_tiles>
 using SplitB = std::uint32_t[planes][n_tiles][2];
 
-/// The 16 m_tiles x 16 block at (row, column) of an A tile; transposed: of a tile that holds A^T.
+/// Loads the 16 m_tiles x 16 block of A at (row, column) from a tile that holds A or, if `transposed`, A^T.
 template <bool transposed = false, class Tile, int m_tiles>
 __device__ __forceinline__ void load_a(SplitA<m_tiles>& a, const LanePointer<Tile>& from, int row,
                                        int column) {
@@ -127,7 +129,8 @@ __device__ __forceinline__ void load_a(SplitA<m_tiles>& a, const LanePointer<Til
                                  plane * Tile::bytes);
 }
 
-/// transposed = false: of a tile that holds B^T [8 n_tiles, 16], true: B [16, 8 n_tiles], at (row, column).
+/// Loads B [16, 8 n_tiles] from a tile that holds B^T or, if `transposed`, B. (row, column) is the tile's
+/// first element to load.
 template <bool transposed, class Tile, int n_tiles>
 __device__ __forceinline__ void load_b(SplitB<n_tiles>& b, const LanePointer<Tile>& from, int row,
                                        int column) {
@@ -146,7 +149,7 @@ __device__ __forceinline__ void load_b(SplitB<n_tiles>& b, const LanePointer<Til
         }
 }
 
-/// Columns [16 k, 16 k + 16) of accumulators as operand A of the next product.
+/// Splits columns [16 k, 16 k + 16) of accumulators into operand A of the next product.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void split_operand_a(SplitA<m_tiles>& a, const FragmentC (&c)[m_tiles][n_tiles],
                                                 int k) {
@@ -162,7 +165,8 @@ __device__ __forceinline__ void split_operand_a(SplitA<m_tiles>& a, const Fragme
         }
 }
 
-/// All columns of accumulators as the operand A of the next product, the first n_tiles / 2 steps of `a`.
+/// Splits all columns of accumulators into operands A of the next product: the first n_tiles / 2 steps of
+/// `a`.
 template <int k_steps, int m_tiles, int n_tiles>
 __device__ __forceinline__ void split_operands_a(SplitA<m_tiles> (&a)[k_steps],
                                                  const FragmentC (&c)[m_tiles][n_tiles]) {
@@ -170,7 +174,7 @@ __device__ __forceinline__ void split_operands_a(SplitA<m_tiles> (&a)[k_steps],
     for (int k = 0; k < n_tiles / 2; ++k) split_operand_a(a[k], c, k);
 }
 
-/// Accumulators of a product a * b.
+/// Accumulators of a product of split operands.
 template <int m_tiles, int n_tiles>
 class SplitSum {
   public:
@@ -200,12 +204,13 @@ class SplitSum {
     FragmentC large_[m_tiles][n_tiles], small_[m_tiles][n_tiles];
 };
 
-/// c [16 m_tiles, 8 n_tiles] = a * b^T over `depth` columns; a, b: tiles [.., depth] from the given rows on.
+/// c [16 m_tiles, 8 n_tiles] = a * b^T, summed over `depth` columns. a and b are tiles [.., depth], read from
+/// row row_a or row_b on.
 template <int depth, class TileA, class TileB, int m_tiles, int n_tiles>
 __device__ __forceinline__ void multiply_split_a_bt(FragmentC (&c)[m_tiles][n_tiles],
                                                     const LanePointer<TileA>& a, int row_a,
                                                     const LanePointer<TileB>& b, int row_b) {
-    constexpr int max_depth = 64;  // columns summed before a rounded addition
+    constexpr int max_depth = 64;  // columns per partial sum, which is then added with rounding
 #pragma unroll
     for (int begin = 0; begin < depth; begin += max_depth) {
         SplitSum<m_tiles, n_tiles> sum;
@@ -227,7 +232,7 @@ __device__ __forceinline__ void multiply_split_a_bt(FragmentC (&c)[m_tiles][n_ti
     }
 }
 
-/// sum += a * b for a in registers, b [16 k_steps, ..] in shared memory from `column` on.
+/// sum += a * b, for a in registers and b [16 k_steps, ..] in shared memory, read from `column` on.
 template <class TileB, int k_steps, int m_tiles, int n_tiles>
 __device__ __forceinline__ void multiply_split_a_b(SplitSum<m_tiles, n_tiles>& sum,
                                                    const SplitA<m_tiles> (&a)[k_steps],
@@ -240,7 +245,8 @@ __device__ __forceinline__ void multiply_split_a_b(SplitSum<m_tiles, n_tiles>& s
     }
 }
 
-/// Two neighbours of one row of a result. pairs: rows begin at multiples of 8 bytes and have even lengths.
+/// Stores two adjacent elements of a row. `pairs` requires that rows begin at multiples of 8 bytes and have
+/// even lengths.
 __device__ __forceinline__ void store_pair(float* row, int column, int columns, float first, float second,
                                            bool pairs) {
     if (pairs) {

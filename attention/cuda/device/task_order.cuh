@@ -1,21 +1,22 @@
 #pragma once
-/// Which work a thread block does, and in what order.
+/// Assigns tasks to thread blocks and orders them.
 #include <algorithm>
 #include <cstdint>
 
 namespace gradtile::attention::cuda::device {
 
-/// Maps a block's index to a (batch, head) and a part of its sequence. Blocks start in the order of their
-/// index. Long tasks belong first, so that short ones fill the end of the run: parts are numbered by falling
-/// work, and part 0 of all heads precedes part 1. But the parts of one head read the same tensors, so heads
-/// are taken in sets that the L2 cache holds at once.
+/// Maps a thread block's index to a (batch, head) and a part of its sequence. Thread blocks start in the
+/// order of their index. Long tasks should start first, so that short tasks fill the end of the run. Parts
+/// are therefore numbered by decreasing work, and part 0 of all heads precedes part 1. But the parts of one
+/// head read the same tensors, so this order is applied within sets of heads that fit the L2 cache at the
+/// same time.
 struct TaskOrder {
     int batch_heads = 0, parts = 0, cached_heads = 1;
 
     TaskOrder() = default;
     TaskOrder(std::int64_t batch_head_count, int part_count, std::int64_t bytes_per_head)
         : batch_heads(static_cast<int>(batch_head_count)), parts(part_count) {
-        constexpr std::int64_t cache_bytes = 24 << 20;  // half of what Hopper's L2 holds
+        constexpr std::int64_t cache_bytes = 24 << 20;  // half of Hopper's L2 cache
         cached_heads =
             static_cast<int>(std::clamp<std::int64_t>(cache_bytes / std::max<std::int64_t>(1, bytes_per_head),
                                                       1, std::max<std::int64_t>(1, batch_head_count)));
@@ -32,13 +33,14 @@ struct TaskOrder {
     }
 };
 
-/// The blocks of rows that see a block of keys: query head after query head of the group, rows upwards.
+/// Iterates over the blocks of rows that see a block of keys: over the query heads of the group and, for each
+/// head, over the rows in increasing order.
 struct RowPosition {
     int head, row;
 };
 template <int rows>
 struct RowBlocks {
-    int begin_row, end_row;  ///< of every head; begin_row is a multiple of `rows`
+    int begin_row, end_row;  ///< the same for every head; begin_row is a multiple of `rows`
 
     __device__ RowPosition after(RowPosition at) const {
         return at.row + rows < end_row ? RowPosition{at.head, at.row + rows}

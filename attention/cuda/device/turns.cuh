@@ -1,13 +1,14 @@
 #pragma once
 /// Deterministic dQ: the blocks of keys that add to one piece of dQ take turns, so that its float32 additions
-/// happen in the same order in every run. A counter in global memory for each piece tells whose turn it is.
+/// have the same order in every run. For each piece, a counter in global memory says which block has the
+/// turn.
 #include <cstdint>
 
 namespace gradtile::attention::cuda::device {
 
-/// The next task that no block has taken yet. CUDA does not promise to start blocks in the order of their
-/// index, and a block may wait only for blocks that run already. Every thread calls this; `shared` is free
-/// for other use afterwards.
+/// Returns the number of the next task. Tasks are numbered in the order in which thread blocks start: CUDA
+/// does not guarantee that blocks start in the order of their index, and a block may only wait for blocks
+/// that already run. All threads must call this. `shared` is free for other use afterwards.
 __device__ __forceinline__ int take_task(std::int32_t* next_task, void* shared) {
     auto* const task = static_cast<std::int32_t*>(shared);
     if (threadIdx.x == 0) *task = atomicAdd(next_task, 1);
@@ -23,7 +24,7 @@ __device__ __forceinline__ std::int32_t load_acquire(const std::int32_t* counter
     return value;
 }
 
-/// For a piece of dQ that one warp of each block adds to. All lanes call.
+/// The turns of a piece of dQ to which one warp of each block adds. All lanes of the warp must call.
 struct WarpTurn {
     __device__ __forceinline__ static void wait(const std::int32_t* counter, int turn) {
         if (threadIdx.x % 32 == 0) {
@@ -40,11 +41,13 @@ struct WarpTurn {
     }
 };
 
-/// For a piece of dQ that all warps of a block add to. One thread calls, with barriers between the calls and
-/// the additions; before the barrier ahead of pass() every thread has executed __threadfence().
+/// The turns of a piece of dQ to which all warps of a block add. One thread calls, with barriers between the
+/// calls and the additions. Every thread must execute __threadfence() before the barrier that precedes
+/// pass().
 struct BlockTurn {
     __device__ __forceinline__ static void wait(const std::int32_t* counter, int turn) {
-        // Far longer than any kernel runs: only a defect gets there, and an error is better than a hang.
+        // Far longer than any kernel runs, so only a defect reaches this limit. An error is better than a
+        // hang.
         constexpr int max_polls = 1 << 28;
         for (int polls = 0; load_acquire(counter) != turn; ++polls) {
             if (polls == max_polls) __trap();

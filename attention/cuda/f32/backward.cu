@@ -1,9 +1,9 @@
-// The backward pass of FlashAttention-2 in float32 on the GPU (Dao 2023, algorithm 2): a block of keys per
-// thread block, with its dK and dV in registers; steps of query rows are streamed past it, and each block
-// adds its part to dQ.
+// The backward pass of FlashAttention-2 in float32 on the GPU (Dao 2023, algorithm 2). Each thread block
+// takes a block of keys, keeps its dK and dV in registers, loops over steps of query rows, and adds its part
+// to dQ.
 //
-// S and P are computed transposed, keys down: then the accumulators of P^T and dS^T are already operand A of
-// dV += P^T dO and dK += dS^T Q, and only dQ += dS K needs dS in shared memory.
+// S and P are computed transposed, with keys as rows. The accumulators of P^T and dS^T are then already
+// operand A of dV += P^T dO and dK += dS^T Q, and only dQ += dS K needs dS in shared memory.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -27,19 +27,20 @@ namespace {
 
 using namespace device;
 
-/// What a choice of tiles means for the kernel.
+/// The sizes and the layout of shared memory of the backward kernel, fixed at compile time.
 template <int head_dim_, int shared_limit>
 struct F32BackwardPolicy {
     static constexpr int head_dim = head_dim_;
     static constexpr F32BackwardTiles tiles = F32BackwardChoice<head_dim>::tiles(shared_limit);
-    static constexpr int s_tiles = tiles.rows / tiles.warps_per_keys / 8;  ///< of a warp's S^T
-    static constexpr int columns = head_dim / tiles.warps_per_keys;        ///< of a warp's dK and dV
-    static constexpr int d_q_columns = head_dim / (tiles.warps() / 2);     ///< of a warp's dQ, 16 rows
+    static constexpr int s_tiles = tiles.rows / tiles.warps_per_keys / 8;  ///< tiles of a warp's part of S^T
+    static constexpr int columns = head_dim / tiles.warps_per_keys;        ///< columns of a warp's dK and dV
+    static constexpr int d_q_columns = head_dim / (tiles.warps() / 2);     ///< columns of a warp's dQ
     using KvTile = Tile<tiles.keys(), head_dim>;
-    using KvPiece = Tile<std::min(tiles.keys(), 32), head_dim>;  ///< in registers while it is copied
-    using RowTile = Tile<tiles.rows, head_dim>;                  ///< of Q or dO
-    using DsTile = Tile<tiles.keys(), tiles.rows>;               ///< of dS^T or P^T
-    // In shared memory, in bytes from its beginning. P^T takes the place of dS^T unless both must be there.
+    using KvPiece = Tile<std::min(tiles.keys(), 32), head_dim>;  ///< the keys that are copied at a time
+    using RowTile = Tile<tiles.rows, head_dim>;                  ///< a step of Q or dO
+    using DsTile = Tile<tiles.keys(), tiles.rows>;               ///< dS^T or P^T
+    // Offsets in shared memory, in bytes. P^T uses the memory of dS^T unless both are needed at the same
+    // time.
     static constexpr int k = 0, v = k + split_bytes<KvTile>, q = v + split_bytes<KvTile>,
                          d_o = q + split_bytes<RowTile>, d_s = d_o + split_bytes<RowTile>,
                          p = d_s + (tiles.factor_tiles() - 1) * split_bytes<DsTile>,
@@ -50,20 +51,20 @@ struct F32BackwardPolicy {
 struct F32BackwardParameters {
     TensorView<const float> q, k, v, d_o;
     TensorView<float> d_q, d_k, d_v;
-    const float* lse_log2;            ///< [B, Hq, Sq]: LSE in base 2; +inf for rows that see nothing
+    const float* lse_log2;            ///< [B, Hq, Sq]: LSE in base 2; +inf for rows that see no key
     const float* delta;               ///< [B, Hq, Sq]: D = rowsum(dO * O)
-    const std::uint32_t* magnitudes;  ///< of q, k, v, d_o: see measure()
+    const std::uint32_t* magnitudes;  ///< largest magnitudes of q, k, v, d_o: see measure()
     DeviceMask mask;
     Sizes sizes;
     int batch_size;
     float scale, scale_log2;  ///< scale_log2 = log2(e) * scale
     TaskOrder order;
-    bool q_vectors, k_vectors, v_vectors, d_o_vectors;  ///< has_vector_rows
+    bool q_vectors, k_vectors, v_vectors, d_o_vectors;  ///< whether has_vector_rows() holds
     bool d_q_pairs, d_k_pairs, d_v_pairs;
-    std::int32_t* turns;  ///< when deterministic: the next task, then the counters of Turns; else null
+    std::int32_t* turns;  ///< if deterministic: the next task, then the counters of Turns; else null
 };
 
-/// Adds two neighbours to a row that other blocks add to as well.
+/// Adds two adjacent numbers to a row to which other blocks add, too.
 __device__ __forceinline__ void add_pair(float* row, int column, int columns, float first, float second,
                                          bool pairs) {
 #if __CUDA_ARCH__ >= 900
@@ -79,13 +80,14 @@ __device__ __forceinline__ void add_pair(float* row, int column, int columns, fl
     if (column + 1 < columns) atomicAdd(row + column + 1, second);
 }
 
-/// The turns at each step of rows. Blocks of keys add to a step from the last block that it sees down to the
-/// first, and the step's counter says how many have. Downwards, because a causal block begins at the rows
-/// where it is the last: there nobody waits, and further down the block before it is a step ahead.
+/// The order in which blocks of keys add to dQ, for each step of rows. The last block that the rows see adds
+/// first, the first block last; the step's counter says how many blocks have added. With this order blocks
+/// rarely wait under a causal mask: a block starts with the rows for which it is the last block, so it need
+/// not wait there, and at later rows the block before it in the order is a step ahead.
 template <class Policy>
 struct Turns {
     static constexpr int rows = Policy::tiles.rows;
-    std::int32_t* next_task;  ///< then the counters [B * Hq, steps]; null: dQ is added to in any order
+    std::int32_t* next_task;  ///< followed by the counters [B * Hq, steps]; null: no fixed order
     int steps;
 
     __device__ __forceinline__ explicit Turns(const F32BackwardParameters& p)
@@ -93,7 +95,7 @@ struct Turns {
     __device__ __forceinline__ std::int32_t* counter(std::int64_t batch_head, int row) const {
         return next_task + 1 + batch_head * steps + row / rows;
     }
-    /// Returns when block `key_block` may add to the step at `row`.
+    /// Waits until block `key_block` may add to the step at `row`.
     __device__ __forceinline__ static void wait(const F32BackwardParameters& p, const std::int32_t* counter,
                                                 int row, int key_block) {
         const int last_row = min(row + rows, p.mask.queries) - 1;
@@ -102,17 +104,20 @@ struct Turns {
     }
 };
 
-/// What the numbers of a block's tiles are multiplied by: powers of two, and the caller's scale.
+/// Factors that bring the tiles of a block into binary16's range, and factors that convert the sums back.
+/// They are powers of two, times the caller's scale where a gradient or S needs it.
 ///
-/// P <= 1 takes 2^14 with it. |dP - D| <= 2 columns max|V| max|dO|, since O lies among the rows of V; in
-/// units of V and dO that is 2^29 columns, so that dS comes below 2^15.
+/// P <= 1 is multiplied by 2^14. |dP - D| <= 2 columns max|V| max|dO|, because the rows of O are averages of
+/// rows of V. V and dO are scaled to less than 2^14, so this bound becomes 2^29 columns. The factor of dS,
+/// 2^-14 / columns, brings dS below 2^15.
 struct Units {
     PowerOfTwo q, k, v, d_o;
-    float score, d_p;     ///< S (log2) and dP as they are summed -> as P and dS take them
-    float d_q, d_k, d_v;  ///< sums -> gradients
+    float score, d_p;     ///< convert the sums S and dP to base 2 and to the units of dS
+    float d_q, d_k, d_v;  ///< convert sums to gradients
     static constexpr float probability = 16384;
 
-    /// D as dS takes it. Factors of heads that are 0 are so large that their product alone would overflow.
+    /// Converts D to the units of dS. The order of the factors matters: those of all-zero heads are so large
+    /// that their product alone would overflow.
     __device__ __forceinline__ float delta(float of_row) const {
         return of_row * v.factor * d_p * d_o.factor;
     }
@@ -137,8 +142,8 @@ struct Units {
     }
 };
 
-/// Copies a step of rows to shared memory: Q, dO, LSE and D. load() starts the loads of the next step while
-/// this one is in use, store() writes them.
+/// Copies a step of rows to shared memory: Q, dO, LSE and D. load() starts to load the next step while this
+/// step is in use, and store() writes the next step.
 template <class Policy>
 class RowStep {
   public:
@@ -197,7 +202,7 @@ class RowStep {
     SplitTile<Piece, Policy::tiles.threads()> q_, d_o_;
 };
 
-/// Where a lane reads and writes the tiles.
+/// A lane's addresses in the tiles.
 template <class Policy>
 struct Lanes {
     LanePointer<typename Policy::KvTile> k, v;
@@ -216,11 +221,11 @@ struct Lanes {
           p(p.stacked(base + Policy::p)) {}
 };
 
-/// A warp's part of its block: sixteen keys, and of these some rows of S and some columns of dK and dV.
+/// A warp's part of its block: 16 keys and, for these keys, some rows of S and some columns of dK and dV.
 template <class Policy>
 struct WarpPart {
     int warp, lane;
-    int key, row, column;  ///< from the beginning of the block's
+    int key, row, column;  ///< relative to the block's first key, row and column
 
     __device__ __forceinline__ WarpPart()
         : warp(static_cast<int>(threadIdx.x) / 32), lane(static_cast<int>(threadIdx.x) % 32) {
@@ -231,7 +236,7 @@ struct WarpPart {
     }
 };
 
-/// The block's K and V, split, to shared memory.
+/// Splits the block's K and V and copies them to shared memory.
 template <class Policy>
 __device__ __forceinline__ void load_keys(const F32BackwardParameters& p, std::uint32_t base,
                                           const Units& units, int batch, int key_head, int first_key) {
@@ -248,7 +253,7 @@ __device__ __forceinline__ void load_keys(const F32BackwardParameters& p, std::u
     }
 }
 
-/// P^T and dS^T of a warp's keys and rows; (first_key, first_row) is the block's first pair.
+/// Computes P^T and dS^T of a warp's keys and rows; (first_key, first_row) is the block's first pair.
 template <class Policy>
 __device__ __forceinline__ void compute_p_and_d_s(FragmentC (&probabilities)[1][Policy::s_tiles],
                                                   FragmentC (&d_s)[1][Policy::s_tiles],
@@ -283,7 +288,7 @@ __device__ __forceinline__ void compute_p_and_d_s(FragmentC (&probabilities)[1][
             d_s[0][n][e] = probabilities[0][n][e] * fmaf(d_s[0][n][e], units.d_p, -delta[n * 8 + e % 2]);
 }
 
-/// The warp's part of P^T or dS^T to shared memory; `factor` holds it in its first steps.
+/// Stores the warp's part of P^T or dS^T, the first s_tiles / 2 steps of `factor`, to shared memory.
 template <class Policy, int k_steps>
 __device__ __forceinline__ void store_factor(const LanePointer<typename Policy::DsTile>& to,
                                              const SplitA<1> (&factor)[k_steps],
@@ -295,7 +300,7 @@ __device__ __forceinline__ void store_factor(const LanePointer<typename Policy::
             store_matrices(factor[k][plane][0],
                            to.at(part.key, part.row + k * 16) + plane * Policy::DsTile::bytes);
 }
-/// All rows of P^T or dS^T for the warp's keys from shared memory.
+/// Loads all rows of P^T or dS^T for the warp's keys from shared memory.
 template <class Policy, int k_steps>
 __device__ __forceinline__ void load_factor(SplitA<1> (&factor)[k_steps],
                                             const LanePointer<typename Policy::DsTile>& from,
@@ -319,8 +324,8 @@ __device__ __forceinline__ void add_product(FragmentC (&c)[1][n_tiles], const Sp
     }
 }
 
-/// dV += P^T dO, dK += dS^T Q. Warps that share keys exchange their rows of P^T and dS^T through shared
-/// memory. Ends with a barrier: dS^T is there for dQ, and all warps have read Q and dO.
+/// dV += P^T dO and dK += dS^T Q. Warps that share keys exchange their rows of P^T and dS^T through shared
+/// memory. Ends with a barrier, after which dS^T is in shared memory for dQ and all warps have read Q and dO.
 template <class Policy>
 __device__ __forceinline__ void add_d_k_and_d_v(FragmentC (&d_k)[1][Policy::columns / 8],
                                                 FragmentC (&d_v)[1][Policy::columns / 8],
@@ -357,14 +362,14 @@ __device__ __forceinline__ void add_d_k_and_d_v(FragmentC (&d_k)[1][Policy::colu
     }
 }
 
-/// dQ += scale dS K: sixteen rows and a part of the columns a warp.
+/// dQ += scale dS K. Each warp computes 16 rows and a part of the columns.
 template <class Policy>
 __device__ __forceinline__ void add_d_q(const F32BackwardParameters& p, const Lanes<Policy>& lanes,
                                         const Units& units, const WarpPart<Policy>& part, int batch,
                                         RowPosition at) {
     const int row = at.row + part.warp % 2 * 16 + part.lane / 4;
     const StridedRows<float> d_q_rows = p.d_q.head(batch, at.head);
-    constexpr int group = Policy::d_q_columns >= 32 ? 4 : 2;  // of eight columns
+    constexpr int group = Policy::d_q_columns >= 32 ? 4 : 2;  // tiles of eight columns at a time
 #pragma unroll
     for (int c = 0; c < Policy::d_q_columns; c += group * 8) {
         const int column = part.warp / 2 * Policy::d_q_columns + c;
@@ -390,7 +395,7 @@ __device__ __forceinline__ void add_d_q(const F32BackwardParameters& p, const La
     }
 }
 
-/// The warp's rows of dK or dV, times factor.
+/// Stores the warp's rows of dK or dV, times `factor`.
 template <int n_tiles>
 __device__ __forceinline__ void store_rows(const FragmentC (&c)[1][n_tiles], StridedRows<float> to, int row,
                                            int end, int column, int columns, float factor, bool pairs) {
@@ -419,7 +424,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const int key_heads = p.sizes.heads / p.sizes.group;
     const auto [batch_key_head, part] = p.order(task);
     const int batch = batch_key_head / key_heads, key_head = batch_key_head % key_heads;
-    // Upwards, because a causal mask gives the first keys the most rows; see Turns for downwards.
+    // In increasing order, because under a causal mask most rows see the first keys. With turns, in
+    // decreasing order: see Turns.
     const int key_block = p.turns ? p.order.parts - 1 - part : part;
     const int first_key = key_block * tiles.keys();
     const Units units(p, batch, key_head, Policy::head_dim);
@@ -457,7 +463,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         if (next.head < end_head) step.store();
         add_d_q(p, lanes, units, warp_part, batch, at);
         if (p.turns) __threadfence();
-        __syncthreads();  // the next step is there; all warps have read dS
+        __syncthreads();  // the next step is in shared memory; all warps have read dS
         if (p.turns && threadIdx.x == 0) BlockTurn::pass(turn);
         at = next;
     }

@@ -1,5 +1,5 @@
-// The forward pass of FlashAttention-2 in float32 on the GPU (Dao 2023, algorithm 1): a block of query rows
-// per thread block, K/V tiles streamed past it.
+// The forward pass of FlashAttention-2 in float32 on the GPU (Dao 2023, algorithm 1). Each thread block takes
+// a block of query rows and loops over the tiles of K and V.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -25,26 +25,26 @@ struct F32ForwardParameters {
     TensorView<const float> q, k, v;
     TensorView<float> o;
     float* lse;                       ///< [B, Hq, Sq], natural log
-    const std::uint32_t* magnitudes;  ///< of q, k, v: see measure()
+    const std::uint32_t* magnitudes;  ///< largest magnitudes of q, k, v: see measure()
     DeviceMask mask;
     Sizes sizes;
     int batch_size;
     float scale_log2;  ///< log2(e) * scale
     TaskOrder order;
-    bool q_vectors, k_vectors, v_vectors;  ///< has_vector_rows
+    bool q_vectors, k_vectors, v_vectors;  ///< whether has_vector_rows() holds
     bool o_pairs;
 };
 
-/// What a choice of tiles means for the kernel.
+/// The sizes and the layout of shared memory of the forward kernel, fixed at compile time.
 template <int head_dim_, int shared_limit>
 struct F32ForwardPolicy {
     static constexpr int head_dim = head_dim_;
     static constexpr F32ForwardTiles tiles = F32ForwardChoice<head_dim>::tiles(shared_limit);
     static constexpr int m_tiles = tiles.row_tiles, s_tiles = tiles.keys / 8, o_tiles = head_dim / 8;
     using QTile = Tile<tiles.rows(), head_dim>;
-    using QPiece = Tile<2 * tiles.keys, head_dim>;  ///< of Q, in registers while it is copied
+    using QPiece = Tile<2 * tiles.keys, head_dim>;  ///< the rows of Q that are copied at a time
     using KvTile = Tile<tiles.keys, head_dim>;
-    // In shared memory, in bytes from its beginning.
+    // Offsets in shared memory, in bytes.
     static constexpr int q = 0, k = q + split_bytes<QTile>, v = k + split_bytes<KvTile>;
     static_assert(v + split_bytes<KvTile> == tiles.shared_bytes(head_dim));
 };
@@ -53,7 +53,7 @@ struct F32ForwardPolicy {
 template <class VTile, int k_steps, int m_tiles, int o_tiles>
 __device__ __forceinline__ void add_p_v(FragmentC (&o)[m_tiles][o_tiles], const float (&factor)[2 * m_tiles],
                                         const SplitA<m_tiles> (&p)[k_steps], const LanePointer<VTile>& v) {
-    constexpr int group = 4;  // of eight columns
+    constexpr int group = 4;  // tiles of eight columns at a time
 #pragma unroll
     for (int column = 0; column < o_tiles; column += group) {
         SplitSum<m_tiles, group> sum;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void add_p_v(FragmentC (&o)[m_tiles][o_tiles], const 
     }
 }
 
-/// O = o / (sum of P) and LSE of a warp's rows; `row` is the lane's first.
+/// Stores O = o / (sum of P) and LSE of a warp's rows; `row` is the lane's first row.
 template <int m_tiles, int o_tiles>
 __device__ __forceinline__ void store_o(const F32ForwardParameters& p, const FragmentC (&o)[m_tiles][o_tiles],
                                         const OnlineSoftmax<m_tiles>& softmax, float v_inverse,
@@ -105,13 +105,14 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     extern __shared__ __align__(1024) unsigned char shared[];
     const std::uint32_t base = shared_address(shared), k_tile = base + Policy::k, v_tile = base + Policy::v;
 
-    // The last rows first: under a causal mask they are the most work.
+    // The last rows come first: under a causal mask they have the most work.
     const auto [batch_head, part] = p.order(static_cast<int>(blockIdx.x));
     const int row_block = p.order.parts - 1 - part;
     const int batch = batch_head / p.sizes.heads, head = batch_head % p.sizes.heads;
     const int key_head = head / p.sizes.group;
     const int first_row = row_block * rows;
-    // Under a causal mask the last warp has the most work; blocks take turns which scheduler that burdens.
+    // Under a causal mask the last warp has the most work. Every second block numbers its warps in reverse,
+    // so that this work is spread over the schedulers.
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int warp_row = (row_block % 2 == 0 ? warp : tiles.warps - 1 - warp) * m_tiles * 16;
     const int lane_row = first_row + warp_row + lane / 4;
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const int end_key = p.mask.end_key(last_row);
     const int first_key = p.mask.first_key(first_row) / keys * keys;
 
-    SplitTile<KvTile, threads> next;  // K or V, the one needed next
+    SplitTile<KvTile, threads> next;  // the next tile of K or V
     next.load(k_rows, first_key, end_key - first_key, p.sizes.qk_dim, p.k_vectors);
 #pragma unroll 1
     for (int row = 0; row < rows; row += QPiece::rows) {
@@ -164,12 +165,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
             split_operands_a(probabilities, s);
         }
         next.store(v_tile, v_range.factor);
-        __syncthreads();  // V is there; all warps have read K
+        __syncthreads();  // V is in shared memory; all warps have read K
 
         next.load(k_rows, key + keys, end_key - key - keys, p.sizes.qk_dim, p.k_vectors);
         if (sees_any) add_p_v(o, factor, probabilities, v_lane);
         next.store(k_tile, k_range.factor);
-        __syncthreads();  // the next K is there; all warps have read V
+        __syncthreads();  // the next K is in shared memory; all warps have read V
     }
     store_o(p, o, softmax, v_range.inverse, batch_head, p.o.head(batch, head), lane_row);
 }

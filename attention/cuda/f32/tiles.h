@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. Block sizes of the float32 kernels of the GPU. Figures behind the choices:
+/// INTERNAL. Tile sizes of the float32 kernels of the GPU. Measurements behind the choices:
 /// bench/results/2026-11-21-h200-attention-f32.md.
 #include <gradtile/attention/cuda/shared_memory_limits.h>
 
@@ -9,23 +9,23 @@ using F32HeadDims = HeadDims<32, 64, 128, 256>;
 
 struct F32ForwardTiles {
     int warps;
-    int row_tiles;  ///< of 16 rows a warp
+    int row_tiles;  ///< tiles of 16 rows per warp
     int keys;
-    int blocks_per_sm;  ///< what registers are bounded for
+    int blocks_per_sm;  ///< thread blocks per multiprocessor; limits the registers per thread
 
     constexpr int rows() const { return warps * row_tiles * 16; }
     constexpr int threads() const { return warps * 32; }
-    /// Q, K and V in two planes of 16 bits (device/split_float.cuh).
+    /// Bytes of Q, K and V, each in two planes of 16 bits (device/split_float.cuh).
     constexpr int shared_bytes(int head_dim) const { return 2 * 2 * head_dim * (rows() + 2 * keys); }
     constexpr bool operator==(const F32ForwardTiles&) const = default;
 };
 
-/// For head dims up to `head_dim`.
+/// Tile sizes of the kernel for head dims up to `head_dim`.
 template <int head_dim>
 struct F32ForwardChoice {
     static constexpr F32ForwardTiles tiles(int shared_limit) {
-        // Two row tiles a warp halve the loads of K and V from shared memory, which otherwise take as long as
-        // the products. From 128 columns on O leaves no registers for that.
+        // Two row tiles per warp halve the loads of K and V from shared memory, which otherwise take as long
+        // as the products. From 128 columns on, O leaves no registers for a second row tile.
         if (head_dim <= 64) return {.warps = 4, .row_tiles = 2, .keys = 32, .blocks_per_sm = 2};
         F32ForwardTiles tiles{
             .warps = 8, .row_tiles = 1, .keys = head_dim <= 128 ? 64 : 32, .blocks_per_sm = 1};
@@ -39,32 +39,32 @@ struct F32ForwardChoice {
 };
 
 struct F32BackwardTiles {
-    int key_groups;  ///< of 16 keys
-    /// With 2, two warps share sixteen keys: each has half of the rows of S and half of the columns of dK and
-    /// dV, and P goes through shared memory too. More than 64 columns of dK and dV do not fit one warp's
-    /// registers.
+    int key_groups;  ///< groups of 16 keys
+    /// Warps that share a group of 16 keys. With 2, each warp computes half of the rows of S and half of the
+    /// columns of dK and dV, and P is exchanged through shared memory, too. One warp's registers hold at most
+    /// 64 columns of dK and dV.
     int warps_per_keys;
-    bool loads_ahead;       ///< the next rows are loaded into registers while this step computes
-    bool separate_factors;  ///< P and dS have shared memory of their own, which saves two barriers
+    bool loads_ahead;       ///< the next step's rows are loaded into registers during this step
+    bool separate_factors;  ///< P and dS have separate shared memory, which saves two barriers
     int blocks_per_sm;
 
-    static constexpr int rows = 32;  ///< of Q and dO a step
+    static constexpr int rows = 32;  ///< rows of Q and dO per step
     constexpr int keys() const { return key_groups * 16; }
     constexpr int warps() const { return key_groups * warps_per_keys; }
     constexpr int threads() const { return warps() * 32; }
     constexpr int factor_tiles() const { return warps_per_keys == 2 && separate_factors ? 2 : 1; }
-    /// K, V, Q, dO, dS and P in two planes, and two numbers a row.
+    /// Bytes of K, V, Q, dO, dS and P in two planes each, and of two floats per row.
     constexpr int shared_bytes(int head_dim) const {
         return 2 * 2 * (2 * (keys() + rows) * head_dim + factor_tiles() * keys() * rows) + 2 * 4 * rows;
     }
     constexpr bool operator==(const F32BackwardTiles&) const = default;
 };
 
-/// For head dims up to `head_dim`.
+/// Tile sizes of the kernel for head dims up to `head_dim`.
 template <int head_dim>
 struct F32BackwardChoice {
     static constexpr F32BackwardTiles tiles(int shared_limit) {
-        // Many keys a block: each block splits all rows of Q and dO and adds to all of dQ.
+        // Blocks have many keys, because each block must split all rows of Q and dO and add to all of dQ.
         if (head_dim <= 32)
             return {.key_groups = 4,
                     .warps_per_keys = 1,
@@ -84,7 +84,7 @@ struct F32BackwardChoice {
                                .blocks_per_sm = 1};
         if (tiles.shared_bytes(head_dim) <= shared_limit) return tiles;
         tiles.key_groups = 2;
-        tiles.loads_ahead = head_dim <= 128;  // half the threads, twice the registers each
+        tiles.loads_ahead = head_dim <= 128;  // half as many threads have twice as many registers each
         if (tiles.shared_bytes(head_dim) <= shared_limit) return tiles;
         tiles.key_groups = 1;
         tiles.separate_factors = false;
