@@ -41,19 +41,19 @@ done
 # every instantiation of attention and no products. The layers' suites are thousands of launches; other
 # tests run the same kernels.
 attention() {
-  local of=AttentionCudaOf dtype=$1
+  local of=AttentionCudaDtypes dtype=$1
   shift
   for name in "$@"; do printf '*%s.%s*/%s:' "$of" "$name" "$dtype"; done
 }
 filter() {
-  local few=SumsInOrder tool=$1
+  local few=DeterministicGradients tool=$1
   case $tool in memcheck | synccheck) local all=yes ;; *) local all= ;; esac
   case $2 in
     core_test) echo "Cuda.Copy*:Cuda.Draws*:Cuda.Axpy*:Cuda.FillWrites*:Cuda.ToDevice*${all:+:Cuda.Gemm*:GemmOnCuda.*}" ;;
     layers_test) echo "OnCuda.*${all:+:ProductsOnCuda.LinearGelu*}-*LayerSuite*:*CrossEntropy*:*ManyRows*" ;;
     model_test) echo 'OnCuda.*' ;;
     train_test) echo "CudaGlobalNorm.*:CudaAdamW.*:CudaLion.*:CudaStepInput.*${all:+:CudaMuon.*}" ;;
-    attention_test.*) attention "${2#*.}" $few ManyBackward ManyTiny ${all:+AnyHeadDim AnyOption ZeroLengths RepeatedElements} ;;
+    attention_test.*) attention "${2#*.}" $few ManyBackward ManyTiny ${all:+IsAsAccurateAsNaiveAtAnyHeadDim IsAsAccurateAsNaiveUnderAnyOption ZeroLengths ExpandedTensors} ;;
   esac
 }
 names="core_test layers_test model_test train_test"

@@ -1,5 +1,5 @@
 #pragma once
-/// What the attention tests share.
+/// Includes and names that all attention tests use.
 #include <cmath>
 #include <optional>
 #include <ostream>

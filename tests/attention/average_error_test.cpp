@@ -1,5 +1,6 @@
-// Every kernel's errors on average: root mean squares within the derived bounds, and no bias over the rows. A
-// wrong factor of a percent hides below 16-bit roundings in any one element; over a thousand it does not.
+// Average errors of every kernel: the root mean square is within the derived bounds, and the errors have no
+// bias over the rows. In one element, a wrong factor of a percent is smaller than a 16-bit rounding; averaged
+// over a thousand elements, it is visible.
 #include "every_kernel.h"
 #include "problems.h"
 #include "reference.h"
@@ -7,7 +8,7 @@
 namespace gradtile::attention::test {
 namespace {
 
-/// Rows enough for a bias to show.
+/// Problems with enough rows to detect a bias.
 std::vector<Problem> problems_of_many_rows() {
     return {{.queries = 150, .keys = 170, .d_qk = 64, .d_v = 64, .batch = 2, .heads = 2, .key_heads = 2},
             {.queries = 150,
@@ -22,17 +23,18 @@ std::vector<Problem> problems_of_many_rows() {
             {.queries = 300, .keys = 300, .d_qk = 16, .d_v = 16, .causal = true, .scale = -0.4}};
 }
 
-/// In three kinds of numbers: random; D far from 0 beside dP - D; a key that takes most of the probability.
+/// Uses three kinds of inputs: random numbers; numbers whose D is much larger than dP - D; a key that takes
+/// most of the probability.
 template <class T>
 void expect_accurate_on_average(const Problem& problem) {
     const Context ctx(Device::cpu(), 2);
     constexpr DType dtype = dtype_of<T>;
-    struct Numbers {
+    struct TestInputs {
         Inputs in;
         bool rows_differ;
     };
-    std::vector<Numbers> inputs{{random_inputs(ctx, problem, dtype), true},
-                                {offset_inputs(ctx, problem, dtype, 2), true}};
+    std::vector<TestInputs> inputs{{random_inputs(ctx, problem, dtype), true},
+                                   {offset_inputs(ctx, problem, dtype, 2), true}};
     if (problem.scale_or_default() != 0) inputs.push_back({sink_inputs(ctx, problem, dtype, 3, 4), false});
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         const Reference reference =
@@ -49,19 +51,19 @@ void expect_accurate_on_average(const Problem& problem) {
     }
 }
 
-TEST(AverageError, OfFloat32IsWithinItsBounds) {
+TEST(AverageError, Float32KernelsAreWithinTheBounds) {
     for (const Problem& problem : problems_of_many_rows()) expect_accurate_on_average<float>(problem);
 }
-TEST(AverageError, OfBfloat16IsWithinItsBounds) {
+TEST(AverageError, Bfloat16KernelsAreWithinTheBounds) {
     for (const Problem& problem : problems_of_many_rows()) expect_accurate_on_average<bfloat16>(problem);
 }
-TEST(AverageError, OfFloat16IsWithinItsBounds) {
+TEST(AverageError, Float16KernelsAreWithinTheBounds) {
     for (const Problem& problem : problems_of_many_rows()) expect_accurate_on_average<float16>(problem);
 }
-TEST(AverageError, OfBfloat16IsWithinItsBoundsAtAnyLength) {
+TEST(AverageError, Bfloat16KernelsAreWithinTheBoundsAtAnyLength) {
     for (const Problem& problem : problems_of_lengths()) expect_accurate_on_average<bfloat16>(problem);
 }
-TEST(AverageError, OfBfloat16IsWithinItsBoundsUnderAnyOption) {
+TEST(AverageError, Bfloat16KernelsAreWithinTheBoundsUnderAnyOption) {
     for (const Problem& problem : problems_of_options()) expect_accurate_on_average<bfloat16>(problem);
 }
 

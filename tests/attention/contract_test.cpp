@@ -1,4 +1,5 @@
-// What attention.h promises at the edges: zero lengths, rows and keys that meet nobody, what is refused.
+// The promises of attention.h in special cases: zero lengths, rows without visible keys, keys that no row
+// sees, refused arguments.
 #include <gmock/gmock.h>
 
 #include "reference.h"
@@ -12,7 +13,7 @@ using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
 template <class Body>
-void for_every_form(Body&& body) {
+void for_every_dtype_and_algorithm(Body&& body) {
     for (const DType dtype : floating_dtypes)
         for (const Algorithm algorithm : algorithms) {
             SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm);
@@ -20,7 +21,7 @@ void for_every_form(Body&& body) {
         }
 }
 
-/// The elements with index [begin, begin + length) of an axis.
+/// The elements with index [begin, begin + length) along an axis.
 std::vector<double> part(const Context& ctx, const Tensor& x, int axis, std::int64_t begin,
                          std::int64_t length) {
     return to_host(ctx, x.slice(axis, begin, length));
@@ -29,7 +30,7 @@ std::vector<double> part(const Context& ctx, const Tensor& x, int axis, std::int
 TEST(AttentionContract, WithoutKeysOutputsAndGradientsAreZero) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 5, .keys = 0, .causal = true, .batch = 2, .heads = 2, .key_heads = 1};
-    for_every_form([&](DType dtype, Algorithm algorithm) {
+    for_every_dtype_and_algorithm([&](DType dtype, Algorithm algorithm) {
         const Result result = run(ctx, random_inputs(ctx, problem, dtype), problem.options(algorithm));
         EXPECT_THAT(result.o, Each(0.0));
         EXPECT_THAT(result.lse, Each(-infinity));
@@ -42,7 +43,7 @@ TEST(AttentionContract, WithoutKeysOutputsAndGradientsAreZero) {
 TEST(AttentionContract, WithoutQueriesTheGradientsOfKeysAndValuesAreZero) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 0, .keys = 5, .causal = true, .batch = 2, .heads = 2, .key_heads = 1};
-    for_every_form([&](DType dtype, Algorithm algorithm) {
+    for_every_dtype_and_algorithm([&](DType dtype, Algorithm algorithm) {
         const Result result = run(ctx, random_inputs(ctx, problem, dtype), problem.options(algorithm));
         EXPECT_THAT(result.o, IsEmpty());
         EXPECT_THAT(result.lse, IsEmpty());
@@ -53,9 +54,9 @@ TEST(AttentionContract, WithoutQueriesTheGradientsOfKeysAndValuesAreZero) {
     });
 }
 
-TEST(AttentionContract, AnEmptyBatchOrNoHeadsIsLegal) {
+TEST(AttentionContract, AnEmptyBatchAndZeroHeadsAreValid) {
     const Context ctx(Device::cpu(), 2);
-    for_every_form([&](DType dtype, Algorithm algorithm) {
+    for_every_dtype_and_algorithm([&](DType dtype, Algorithm algorithm) {
         for (const Problem& problem : {Problem{.queries = 3, .keys = 4, .batch = 0},
                                        {.queries = 3, .keys = 4, .heads = 0, .key_heads = 0}})
             EXPECT_THAT(run(ctx, random_inputs(ctx, problem, dtype), problem.options(algorithm)).o,
@@ -63,10 +64,10 @@ TEST(AttentionContract, AnEmptyBatchOrNoHeadsIsLegal) {
     });
 }
 
-TEST(AttentionContract, OneKeyGivesItsValueAndPassesNoGradientToQueriesAndKeys) {
+TEST(AttentionContract, ASingleKeyGivesItsValue) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 1, .keys = 1};
-    for_every_form([&](DType dtype, Algorithm algorithm) {
+    for_every_dtype_and_algorithm([&](DType dtype, Algorithm algorithm) {
         const Inputs in = random_inputs(ctx, problem, dtype);
         const Result result = run(ctx, in, problem.options(algorithm));
         EXPECT_EQ(result.o, to_host(ctx, in.v));
@@ -74,22 +75,24 @@ TEST(AttentionContract, OneKeyGivesItsValueAndPassesNoGradientToQueriesAndKeys) 
     });
 }
 
-TEST(AttentionContract, RowsThatSeeNothingGiveZeroAndZeroGradients) {
+TEST(AttentionContract, RowsWithoutVisibleKeysHaveZeroOutputsAndGradients) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{
         .queries = 150, .keys = 50, .d_qk = 16, .d_v = 24, .causal = true, .heads = 2, .key_heads = 1};
-    constexpr std::int64_t blind = 100;  // rows above the bottom-right diagonal
-    for_every_form([&](DType dtype, Algorithm algorithm) {
+    constexpr std::int64_t rows_without_keys = 100;  // the rows above the bottom-right diagonal
+    for_every_dtype_and_algorithm([&](DType dtype, Algorithm algorithm) {
         const Inputs in = random_inputs(ctx, problem, dtype);
         Saved saved;
         const Tensor o = forward(ctx, in.q, in.k, in.v, problem.options(algorithm), saved);
         const Gradients all = backward(ctx, in.d_o, problem.options(algorithm), saved);
-        EXPECT_THAT(part(ctx, o, 1, 0, blind), Each(0.0));
-        EXPECT_THAT(part(ctx, saved.lse, 2, 0, blind), Each(-infinity));
-        EXPECT_THAT(part(ctx, all.q, 1, 0, blind), Each(0.0));
+        EXPECT_THAT(part(ctx, o, 1, 0, rows_without_keys), Each(0.0));
+        EXPECT_THAT(part(ctx, saved.lse, 2, 0, rows_without_keys), Each(-infinity));
+        EXPECT_THAT(part(ctx, all.q, 1, 0, rows_without_keys), Each(0.0));
 
-        // The same problem without those rows.
-        const auto seeing = [&](const Tensor& x) { return x.slice(1, blind, problem.queries - blind); };
+        // The same problem without those rows gives the same O.
+        const auto seeing = [&](const Tensor& x) {
+            return x.slice(1, rows_without_keys, problem.queries - rows_without_keys);
+        };
         Saved saved_seeing;
         const Tensor o_seeing =
             forward(ctx, seeing(in.q), in.k, in.v, problem.options(algorithm), saved_seeing);
@@ -97,10 +100,10 @@ TEST(AttentionContract, RowsThatSeeNothingGiveZeroAndZeroGradients) {
     });
 }
 
-TEST(AttentionContract, WhatIsGivenForRowsThatSeeNothingChangesNothing) {
+TEST(AttentionContract, InputsOfRowsWithoutVisibleKeysDoNotChangeResults) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 150, .keys = 50, .d_qk = 16, .d_v = 24, .causal = true};
-    for_every_form([&](DType dtype, Algorithm algorithm) {
+    for_every_dtype_and_algorithm([&](DType dtype, Algorithm algorithm) {
         const Inputs in = random_inputs(ctx, problem, dtype);
         const Result expected = run(ctx, in, problem.options(algorithm));
         fill(ctx, in.q.slice(1, 0, 100), 3);
@@ -109,11 +112,11 @@ TEST(AttentionContract, WhatIsGivenForRowsThatSeeNothingChangesNothing) {
     });
 }
 
-TEST(AttentionContract, KeysThatNoRowSeesGetZeroGradients) {
+TEST(AttentionContract, KeysThatNoRowSeesHaveZeroGradients) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{
         .queries = 30, .keys = 150, .d_qk = 16, .d_v = 24, .causal = true, .top_left = true};
-    for_every_form([&](DType dtype, Algorithm algorithm) {
+    for_every_dtype_and_algorithm([&](DType dtype, Algorithm algorithm) {
         const Inputs in = random_inputs(ctx, problem, dtype);
         Saved saved;
         forward(ctx, in.q, in.k, in.v, problem.options(algorithm), saved);
@@ -132,8 +135,8 @@ TEST(AttentionContract, TheDefaultScaleIsOneOverTheRootOfTheHeadDim) {
     EXPECT_EQ(run(ctx, in, problem.options()), expected);
 }
 
-/// Rows 0 to 39 see no key at all.
-TEST(AttentionContract, AScaleThatFloat32CannotHoldIsNone) {
+/// In this problem rows 0 to 39 see no key.
+TEST(AttentionContract, AScaleBelowTheNormalNumbersOfFloat32ActsAsZero) {
     const Context ctx(Device::cpu(), 2);
     Problem none{.queries = 110, .keys = 70, .causal = true};
     none.scale = 0.0;
@@ -145,36 +148,36 @@ TEST(AttentionContract, AScaleThatFloat32CannotHoldIsNone) {
     }
 }
 
-TEST(AttentionContract, CausalIsAWindowWithoutARightSide) {
+TEST(AttentionContract, CausalEqualsAWindowWithRightSideZero) {
     const Context ctx(Device::cpu(), 2);
     Problem causal{.queries = 70, .keys = 90, .causal = true, .window = {.left = 20, .right = 30}};
     const Problem window{.queries = 70, .keys = 90, .window = {.left = 20, .right = 0}};
     const Inputs in = random_inputs(ctx, causal, DType::f32);
     EXPECT_EQ(run(ctx, in, causal.options()), run(ctx, in, window.options()));
-    // Sides beyond any sequence see everything, without overflow.
+    // Sides longer than any sequence see everything, without overflow.
     const Problem all{.queries = 70, .keys = 90};
     constexpr std::int64_t far = std::numeric_limits<std::int64_t>::max();
     const Problem wide{.queries = 70, .keys = 90, .window = {.left = far, .right = far}};
     EXPECT_EQ(run(ctx, in, wide.options()), run(ctx, in, all.options()));
 }
 
-TEST(AttentionContract, ANaNReachesEveryRowThatSeesIt) {
+TEST(AttentionContract, ANaNInputMakesEveryRowThatSeesItNaN) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 70, .keys = 70, .d_qk = 16, .d_v = 16, .causal = true};
     constexpr std::int64_t place = 20;
-    for_every_form([&](DType dtype, Algorithm algorithm) {
+    for_every_dtype_and_algorithm([&](DType dtype, Algorithm algorithm) {
         for (Tensor Inputs::*poisoned : {&Inputs::q, &Inputs::k, &Inputs::v}) {
             Inputs in = random_inputs(ctx, problem, dtype);
             fill(ctx, (in.*poisoned).slice(1, place, 1).slice(3, 5, 1), std::nan(""));
             const Result result = run(ctx, in, problem.options(algorithm));
-            const std::int64_t past = poisoned == &Inputs::q ? place + 1 : problem.queries;
-            for (std::int64_t i = place; i < past; ++i)
+            const std::int64_t end = poisoned == &Inputs::q ? place + 1 : problem.queries;
+            for (std::int64_t i = place; i < end; ++i)
                 EXPECT_TRUE(std::isnan(result.o[static_cast<std::size_t>(i * problem.d_v + 5)])) << i;
         }
     });
 }
 
-/// The message of the Error that the call throws; empty when it throws none.
+/// The message of the Error that the call throws; empty if it throws none.
 template <class Call>
 std::string refusal(Call&& call) {
     try {
@@ -200,7 +203,7 @@ class AttentionRefuses : public ::testing::Test {
     Tensor make(const Shape& shape, DType dtype = DType::f32) const { return zeros(ctx, shape, dtype); }
 };
 
-TEST_F(AttentionRefuses, EveryOptionThatIsNotAvailableByName) {
+TEST_F(AttentionRefuses, UnavailableOptionsByName) {
     Saved saved;
     forward(ctx, in.q, in.k, in.v, {}, saved);
     const auto expect_refused = [&](const char* name, const Options& options) {
@@ -224,20 +227,20 @@ TEST_F(AttentionRefuses, EveryOptionThatIsNotAvailableByName) {
     expect_refused("flash1", {.algorithm = Algorithm::flash1});
 }
 
-TEST_F(AttentionRefuses, PackedSequencesByNameAlthoughTheirShapesDiffer) {
+TEST_F(AttentionRefuses, PackedSequencesByNameBeforeItChecksShapes) {
     const Tensor packed = make({10, 4, 8}), offsets = make({3}, DType::i32);
     EXPECT_THAT(forward_refusal(packed, packed, packed, {.cumulative_q = offsets, .cumulative_k = offsets}),
                 HasSubstr("cumulative_q"));
 }
 
-TEST_F(AttentionRefuses, ScalesAndWindowsWithoutMeaning) {
+TEST_F(AttentionRefuses, ScalesThatAreNotFiniteAndNegativeWindows) {
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.scale = std::nan("")}), HasSubstr("scale"));
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.scale = infinity}), HasSubstr("scale"));
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.window = {.left = -2}}), HasSubstr("window {-2, -1}"));
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.window = {.right = -7}}), HasSubstr("window {-1, -7}"));
 }
 
-TEST_F(AttentionRefuses, ShapesThatDoNotFit) {
+TEST_F(AttentionRefuses, ShapesThatDoNotMatch) {
     const auto expect_refused = [&](const Tensor& q, const Tensor& k, const Tensor& v, const char* message) {
         EXPECT_THAT(forward_refusal(q, k, v),
                     ::testing::AllOf(StartsWith("attention: "), HasSubstr(message)));
@@ -254,10 +257,10 @@ TEST_F(AttentionRefuses, ShapesThatDoNotFit) {
     expect_refused(in.q, in.k, make({1, 6, 2, 0}), "head_dim 0 is not in 1..256");
 }
 
-TEST_F(AttentionRefuses, DtypesThatDifferOrDoNotFloat) {
+TEST_F(AttentionRefuses, DtypesThatDifferOrAreNotFloatingPoint) {
     EXPECT_THAT(forward_refusal(in.q, in.k, cast(ctx, in.v, DType::f64)), HasSubstr("one floating dtype"));
-    const Tensor whole = make({1, 4, 2, 8}, DType::i32);
-    EXPECT_THAT(forward_refusal(whole, whole, whole), HasSubstr("one floating dtype"));
+    const Tensor integers = make({1, 4, 2, 8}, DType::i32);
+    EXPECT_THAT(forward_refusal(integers, integers, integers), HasSubstr("one floating dtype"));
     for (const DType dtype : {DType::bf16, DType::f16}) {
         const Tensor x = make({1, 4, 2, 12}, dtype);
         EXPECT_THAT(forward_refusal(x, x, x), HasSubstr("head_dim 12 is not a multiple of 8"));
@@ -276,14 +279,14 @@ TEST_F(AttentionRefuses, OutputsAndGradientsOfAnotherShapeOrDtype) {
                 }),
                 HasSubstr("attention: d_o is"));
     EXPECT_THAT(refusal([&] { backward(ctx, Tensor(), {}, saved); }), HasSubstr("attention: d_o is"));
-    const Gradients right{empty_like(ctx, in.q), empty_like(ctx, in.k), empty_like(ctx, in.v)};
+    const Gradients valid{empty_like(ctx, in.q), empty_like(ctx, in.k), empty_like(ctx, in.v)};
     const auto refusal_into = [&](const Gradients& into) {
         return refusal([&] { backward(ctx, in.d_o, {}, saved, into); });
     };
-    EXPECT_EQ(refusal_into(right), "");
-    EXPECT_THAT(refusal_into({in.k, right.k, right.v}), HasSubstr("attention: gradient of q is"));
-    EXPECT_THAT(refusal_into({right.q, in.q, right.v}), HasSubstr("attention: gradient of k is"));
-    EXPECT_THAT(refusal_into({right.q, right.k, Tensor()}), HasSubstr("attention: gradient of v is"));
+    EXPECT_EQ(refusal_into(valid), "");
+    EXPECT_THAT(refusal_into({in.k, valid.k, valid.v}), HasSubstr("attention: gradient of q is"));
+    EXPECT_THAT(refusal_into({valid.q, in.q, valid.v}), HasSubstr("attention: gradient of k is"));
+    EXPECT_THAT(refusal_into({valid.q, valid.k, Tensor()}), HasSubstr("attention: gradient of v is"));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Attention on the GPU: every algorithm and dtype over the CPU's grid of problems, against float64 on the CPU
-// and within the bounds that the CPU's own kernels keep. Without a GPU these tests skip.
+// Attention on the GPU: every algorithm and dtype, on the problems of the CPU tests, against float64 on the
+// CPU and with the bounds of the CPU kernels. Without a GPU these tests are skipped.
 #include <array>
 #include <cstdlib>
 #include <limits>
@@ -14,15 +14,15 @@
 namespace gradtile::attention::test {
 namespace {
 
-/// How often a result that must repeat is repeated: GRADTILE_TEST_ROUNDS, for more of a search for races, or
-/// less under a tool that makes everything slow.
-int rounds(int by_default) {
+/// Number of runs that must give equal results. GRADTILE_TEST_ROUNDS overrides the default: more runs to
+/// search for races, fewer under slow tools.
+int rounds(int default_rounds) {
     const char* const text = std::getenv("GRADTILE_TEST_ROUNDS");
-    return text ? std::max(1, std::atoi(text)) : by_default;
+    return text ? std::max(1, std::atoi(text)) : default_rounds;
 }
 
-/// For compute-sanitizer, which sees the ends of allocations and whether they were written: no arena, and no
-/// poison that would count as written.
+/// Whether to use neither an arena nor poisoned memory. compute-sanitizer needs this to detect accesses
+/// beyond an allocation and reads of memory that was never written.
 bool plain_memory() {
     return std::getenv("GRADTILE_TEST_PLAIN_MEMORY") != nullptr;
 }
@@ -41,7 +41,7 @@ class AttentionCuda : public testing::Test {
     const Context& gpu() const { return *gpu_; }
     const Context cpu{Device::cpu()};
 
-    /// All memory holds NaN; nothing may be allocated.
+    /// Fills all memory of the arena with NaN. No tensor may be allocated at this time.
     void poison() const {
         if (plain_memory()) return;
         fill(gpu(), empty(gpu(), {arena_bytes / 4 - 1024}, DType::f32),
@@ -58,18 +58,18 @@ class AttentionCuda : public testing::Test {
         return run(gpu(), on_gpu(in), options);
     }
 
-    /// Naive on the GPU keeps to the textbook's error up to the order of its sums, flash to the policy of its
-    /// dtype.
+    /// The naive algorithm on the GPU must be as accurate as on the CPU, up to the order of its sums. Flash
+    /// must be within the bounds of its dtype.
     void expect_accurate(const Problem& problem, DType dtype, bool deterministic = false) const {
         if (is_16_bit(dtype) && (problem.d_qk % 8 != 0 || problem.d_v % 8 != 0)) return;
         SCOPED_TRACE(::testing::Message() << problem << ' ' << dtype);
-        // float64 results are judged by what the same problem loses in float32.
+        // The bound of float64 results is derived from the error of the same problem in float32.
         const DType coarse = dtype == DType::f64 ? DType::f32 : dtype;
         const Inputs coarse_inputs = random_inputs(cpu, problem, coarse), in = coarse_inputs.to(cpu, dtype);
         const Result naive = run(cpu, coarse_inputs, problem.options(Algorithm::naive));
         const Reference reference = float64_reference(cpu, problem, in, roundoff_of(dtype, Device::cuda(0)));
         for (const Algorithm algorithm : algorithms) {
-            if (deterministic && algorithm != Algorithm::flash) continue;  // the others know no other way
+            if (deterministic && algorithm != Algorithm::flash) continue;  // the option concerns flash only
             SCOPED_TRACE(::testing::Message() << algorithm);
             Options options = problem.options(algorithm);
             options.deterministic = deterministic;
@@ -92,26 +92,26 @@ class AttentionCuda : public testing::Test {
     std::optional<Context> gpu_;
 };
 
-class AttentionCudaOf : public AttentionCuda, public testing::WithParamInterface<DType> {};
+class AttentionCudaDtypes : public AttentionCuda, public testing::WithParamInterface<DType> {};
 
-TEST_P(AttentionCudaOf, AnyLengthIsAsAccurateAsNaive) {
+TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveAtAnyLength) {
     expect_accurate(problems_of_lengths(), GetParam());
 }
-TEST_P(AttentionCudaOf, LongSequencesAreAsAccurateAsNaive) {
+TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveForLongSequences) {
     expect_accurate(long_problems(), GetParam());
 }
-TEST_P(AttentionCudaOf, AnyHeadDimIsAsAccurateAsNaive) {
+TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveAtAnyHeadDim) {
     expect_accurate(
         problems_of_head_dims({1, 7, 8, 16, 24, 32, 33, 40, 64, 80, 96, 112, 128, 160, 192, 255, 256}),
         GetParam());
 }
-TEST_P(AttentionCudaOf, AnyOptionIsAsAccurateAsNaive) {
+TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAnyOption) {
     expect_accurate(problems_of_options(), GetParam());
 }
 
-TEST_P(AttentionCudaOf, OneDominatingTermOfALongSumCostsNoDigits) {
+TEST_P(AttentionCudaDtypes, LongSumsAreAccurateInSpiteOfADominatingTerm) {
     const DType dtype = GetParam();
-    if (dtype == DType::f64) return;  // the reference itself
+    if (dtype == DType::f64) return;  // float64 is the reference
     for (const LongSum& sum : long_sums())
         for (const bool deterministic : {false, true}) {
             SCOPED_TRACE(::testing::Message() << sum.name << (deterministic ? ", deterministic" : ""));
@@ -125,8 +125,8 @@ TEST_P(AttentionCudaOf, OneDominatingTermOfALongSumCostsNoDigits) {
         }
 }
 
-/// Of every instantiation one problem of several blocks.
-TEST_P(AttentionCudaOf, SumsInOrderAreAsAccurateAsNaive) {
+/// One problem of several blocks for every instantiation of the kernels.
+TEST_P(AttentionCudaDtypes, DeterministicGradientsAreAsAccurateAsNaive) {
     for (const std::int64_t d : {32, 64, 96, 128, 192, 256})
         expect_accurate({.queries = 140,
                          .keys = 135,
@@ -136,15 +136,15 @@ TEST_P(AttentionCudaOf, SumsInOrderAreAsAccurateAsNaive) {
                          .heads = 2,
                          .window = {.left = 100}},
                         GetParam(), true);
-    // The last keys are seen by no row.
+    // No row sees the last keys.
     expect_accurate(
         {.queries = 100, .keys = 256, .d_qk = 64, .d_v = 64, .window = {.right = 5}, .top_left = true},
         GetParam(), true);
 }
 
-/// Enough heads, short enough, for the kernel of 16-bit types that takes whole ones.
-TEST_P(AttentionCudaOf, ManyShortHeadsAreAsAccurateAsNaive) {
-    if (!is_16_bit(GetParam())) GTEST_SKIP() << "takes them like any others";
+/// Enough heads, and short ones, so that the 16-bit kernel is used whose thread blocks process whole heads.
+TEST_P(AttentionCudaDtypes, ManyShortHeadsAreAsAccurateAsNaive) {
+    if (!is_16_bit(GetParam())) GTEST_SKIP() << "this dtype has no kernel for whole heads";
     const Problem causal{.queries = 140,
                          .keys = 135,
                          .d_qk = 64,
@@ -153,20 +153,20 @@ TEST_P(AttentionCudaOf, ManyShortHeadsAreAsAccurateAsNaive) {
                          .batch = 64,
                          .heads = 4,
                          .key_heads = 4};
-    Problem windowed = causal, narrow = causal, blind = causal, longest = causal;
+    Problem windowed = causal, narrow = causal, rows_without_keys = causal, longest = causal;
     windowed.window = {.left = 20, .right = 3};
     windowed.causal = false;
     narrow.d_qk = 40;
     narrow.causal = false;
-    blind.queries = 150;  // the first 100 rows see nothing, some of the keys' blocks nobody
-    blind.keys = 50;
+    rows_without_keys.queries = 150;  // the first 100 rows see no key, and no row sees some blocks of keys
+    rows_without_keys.keys = 50;
     longest.queries = longest.keys = 256;
-    expect_accurate({causal, windowed, narrow, blind, longest}, GetParam());
+    expect_accurate({causal, windowed, narrow, rows_without_keys, longest}, GetParam());
     expect_accurate(causal, GetParam(), /*deterministic=*/true);
 }
 
-/// The same kernel over two blocks each way and no more, for tools that make everything slow.
-TEST_P(AttentionCudaOf, ManyTinyHeadsAreAsAccurateAsNaive) {
+/// The same kernel with only two blocks in each direction, for slow tools.
+TEST_P(AttentionCudaDtypes, ManyTinyHeadsAreAsAccurateAsNaive) {
     expect_accurate({.queries = 70,
                      .keys = 70,
                      .d_qk = 64,
@@ -178,7 +178,7 @@ TEST_P(AttentionCudaOf, ManyTinyHeadsAreAsAccurateAsNaive) {
                     GetParam());
 }
 
-TEST_P(AttentionCudaOf, ZeroLengthsAndEmptyBatchesAreLegal) {
+TEST_P(AttentionCudaDtypes, ZeroLengthsAndEmptyBatchesAreValid) {
     const auto all_zero = ::testing::Each(0.0);
     for (const Algorithm algorithm : algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
@@ -197,7 +197,7 @@ TEST_P(AttentionCudaOf, ZeroLengthsAndEmptyBatchesAreLegal) {
     }
 }
 
-TEST_P(AttentionCudaOf, HugeScoresStayFinite) {
+TEST_P(AttentionCudaDtypes, HugeScoresGiveFiniteResults) {
     const Problem problem{.queries = 40, .keys = 70, .causal = true, .scale = 100};
     for (const Algorithm algorithm : algorithms) {
         const Result result = run_on_gpu(random_inputs(cpu, problem, GetParam()), problem.options(algorithm));
@@ -207,10 +207,11 @@ TEST_P(AttentionCudaOf, HugeScoresStayFinite) {
     }
 }
 
-/// Every head is scaled by its largest element, and one of zeros has none.
-TEST_P(AttentionCudaOf, AllZeroInputsBesideTinyOnesGiveZerosAndNoNaN) {
+/// Kernels scale every head by its largest element, and an all-zero head has none.
+TEST_P(AttentionCudaDtypes, AnAllZeroInputWithTinyOtherInputsGivesZerosWithoutNaN) {
     const Problem problem{.queries = 70, .keys = 90, .d_qk = 64, .d_v = 64, .causal = true};
-    // Squares are 0 in what sums are kept in; float16 has nothing smaller.
+    // `tiny` is so small that its square is 0 in the dtype of the sums, except in float16, where it is the
+    // smallest number.
     const double tiny = GetParam() == DType::f64 ? 0x1p-1000 : GetParam() == DType::f16 ? 0x1p-24 : 0x1p-120;
     for (const bool deterministic : {false, true})
         for (int zero = 0; zero < 4; ++zero) {
@@ -234,9 +235,9 @@ TEST_P(AttentionCudaOf, AllZeroInputsBesideTinyOnesGiveZerosAndNoNaN) {
         }
 }
 
-/// dK and dV always, dQ when asked to; several blocks of every kernel in both directions, with more blocks
-/// than fit the GPU at once.
-TEST_P(AttentionCudaOf, GradientsRepeatBitForBit) {
+/// dK and dV are equal to the bit in every run, dQ if `deterministic` is set. The problems have several
+/// blocks of every kernel in both directions, and more blocks than fit the GPU at once.
+TEST_P(AttentionCudaDtypes, GradientsAreEqualToTheBitInEveryRun) {
     for (const Problem& problem : {Problem{.queries = 700,
                                   .keys = 650,
                                   .d_qk = 64,
@@ -272,7 +273,7 @@ TEST_P(AttentionCudaOf, GradientsRepeatBitForBit) {
         }
 }
 
-TEST_P(AttentionCudaOf, ManyBackwardPassesGiveTheSameBits) {
+TEST_P(AttentionCudaDtypes, ManyBackwardPassesGiveTheSameBits) {
     const Problem problem{.queries = 190,
                           .keys = 170,
                           .d_qk = 64,
@@ -283,7 +284,7 @@ TEST_P(AttentionCudaOf, ManyBackwardPassesGiveTheSameBits) {
                           .key_heads = 2};
     const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
     for (const bool deterministic : {false, true}) {
-        SCOPED_TRACE(deterministic ? "deterministic" : "in any order");
+        SCOPED_TRACE(deterministic ? "deterministic" : "not deterministic");
         Options options = problem.options();
         options.deterministic = deterministic;
         Saved saved;
@@ -298,7 +299,7 @@ TEST_P(AttentionCudaOf, ManyBackwardPassesGiveTheSameBits) {
     }
 }
 
-/// The dQ that additions in any order give differs by their roundings alone.
+/// Without `deterministic`, dQ differs by the roundings of additions in another order only.
 void expect_same_but_for_rounding(const std::vector<double>& a, const std::vector<double>& b, DType dtype) {
     double largest = 0;
     for (const double e : b) largest = std::max(largest, std::abs(e));
@@ -306,10 +307,10 @@ void expect_same_but_for_rounding(const std::vector<double>& a, const std::vecto
                             : dtype == DType::f32 ? 0x1p-24
                             : dtype == DType::f16 ? 0x1p-11
                                                   : 0x1p-8;
-    EXPECT_LE(largest_difference(a, b), 8 * roundoff * largest);  // a handful of blocks, one rounding each
+    EXPECT_LE(largest_difference(a, b), 8 * roundoff * largest);  // one rounding for each of a few blocks
 }
 
-TEST_P(AttentionCudaOf, TensorsMayLieAnyWay) {
+TEST_P(AttentionCudaDtypes, TensorsMayHaveAnyStrides) {
     const Problem problem{.queries = 45,
                           .keys = 70,
                           .d_qk = 24,
@@ -339,7 +340,7 @@ TEST_P(AttentionCudaOf, TensorsMayLieAnyWay) {
             case Layout::aligned_wider_rows:
                 return memory({b, s, h, d + 16}).slice(3, 8, d);
         }
-        throw Error("no such layout");
+        throw Error("unknown layout");
     };
     for (const Algorithm algorithm : algorithms) {
         const Result expected = run(gpu(), in, problem.options(algorithm));
@@ -367,7 +368,7 @@ TEST_P(AttentionCudaOf, TensorsMayLieAnyWay) {
     }
 }
 
-TEST_P(AttentionCudaOf, RepeatedElementsCountLikeCopies) {
+TEST_P(AttentionCudaDtypes, ExpandedTensorsGiveTheSameResultsAsCopies) {
     const Problem problem{.queries = 45,
                           .keys = 70,
                           .d_qk = 24,
@@ -394,7 +395,7 @@ TEST_P(AttentionCudaOf, RepeatedElementsCountLikeCopies) {
     }
 }
 
-TEST_P(AttentionCudaOf, PackedQkvAndItsGradientNeedNoCopies) {
+TEST_P(AttentionCudaDtypes, SlicesOfAPackedQkvTensorGiveTheSameResults) {
     const Problem square{.queries = 65,
                          .keys = 65,
                          .d_qk = 32,
@@ -425,7 +426,7 @@ TEST_P(AttentionCudaOf, PackedQkvAndItsGradientNeedNoCopies) {
     }
 }
 
-TEST_P(AttentionCudaOf, ADryRunCountsWhatARealRunUses) {
+TEST_P(AttentionCudaDtypes, ADryRunPredictsThePeakMemoryOfARealRun) {
     const Problem problem{
         .queries = 130, .keys = 90, .d_qk = 40, .d_v = 24, .causal = true, .heads = 4, .key_heads = 2};
     const Inputs host = random_inputs(cpu, problem, GetParam());
@@ -453,7 +454,7 @@ TEST_P(AttentionCudaOf, ADryRunCountsWhatARealRunUses) {
         }
 }
 
-TEST_P(AttentionCudaOf, FlashScratchGrowsWithTheLengthNotWithItsSquare) {
+TEST_P(AttentionCudaDtypes, FlashMemoryGrowsLinearlyWithTheLength) {
     const auto bytes = [&](std::int64_t length) {
         const Problem p{.queries = length, .keys = length, .d_qk = 64, .d_v = 64, .causal = true};
         const auto arena = Arena::for_planning(Device::cuda(0));
@@ -467,10 +468,10 @@ TEST_P(AttentionCudaOf, FlashScratchGrowsWithTheLengthNotWithItsSquare) {
     EXPECT_LE(bytes(1 << 17), 2.0 * bytes(1 << 16) + 4096);
 }
 
-/// x [B, S, H, D] with every head's numbers multiplied by 2^(exponent + step * (batch + head /
-/// heads_per_step)): exact in float32.
-Tensor in_other_units(const Context& ctx, const Tensor& x, int exponent, int step,
-                      std::int64_t heads_per_step) {
+/// Returns x [B, S, H, D] with the numbers of every head multiplied by 2^(exponent + step * (batch + head /
+/// heads_per_step)), which is exact in float32.
+Tensor scaled_by_powers_of_two(const Context& ctx, const Tensor& x, int exponent, int step,
+                               std::int64_t heads_per_step) {
     std::vector<double> numbers = to_host(ctx, x);
     const std::int64_t columns = x.size(3), heads = x.size(2), per_batch = x.size(1) * heads * columns;
     for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -482,8 +483,9 @@ Tensor in_other_units(const Context& ctx, const Tensor& x, int exponent, int ste
     return from_host(ctx, numbers, x.shape(), x.dtype());
 }
 
-/// Factors are split into binary16 numbers, whose exponents are few: each head brings its own unit.
-TEST_F(AttentionCuda, Float32KeepsItsBitsInAnyUnitOfAnyHead) {
+/// The kernels split factors into binary16 numbers, which have few exponents. They therefore scale every head
+/// by a power of two of its own.
+TEST_F(AttentionCuda, ScalingAFloat32HeadByAPowerOfTwoScalesItsResultsExactly) {
     const Problem problem{.queries = 70,
                           .keys = 90,
                           .d_qk = 24,
@@ -495,28 +497,28 @@ TEST_F(AttentionCuda, Float32KeepsItsBitsInAnyUnitOfAnyHead) {
     const Inputs in = on_gpu(random_inputs(cpu, problem, DType::f32));
     Options options = problem.options();
     options.deterministic = true;
-    const auto in_units = [&](const Tensor& x, int exponent, int step) {
-        return in_other_units(gpu(), x, exponent, step, x.size(2) / problem.key_heads);
+    const auto scaled = [&](const Tensor& x, int exponent, int step) {
+        return scaled_by_powers_of_two(gpu(), x, exponent, step, x.size(2) / problem.key_heads);
     };
-    // Scores stay the same: what q gains k loses.
-    const Inputs other{in_units(in.q, 30, -17), in_units(in.k, -30, 17), in_units(in.v, 50, -33),
-                       in_units(in.d_o, -70, 20)};
-    const auto pass = [&](const Inputs& x) {
+    // The scores do not change: k is divided by the factor of q.
+    const Inputs scaled_inputs{scaled(in.q, 30, -17), scaled(in.k, -30, 17), scaled(in.v, 50, -33),
+                               scaled(in.d_o, -70, 20)};
+    const auto run_passes = [&](const Inputs& x) {
         Saved saved;
         const Tensor o = forward(gpu(), x.q, x.k, x.v, options, saved);
         return std::pair{std::pair{o, saved.lse}, backward(gpu(), x.d_o, options, saved)};
     };
-    const auto [forward, gradients] = pass(in);
-    const auto [other_forward, other_gradients] = pass(other);
+    const auto [forward, gradients] = run_passes(in);
+    const auto [scaled_forward, scaled_gradients] = run_passes(scaled_inputs);
     const auto host = [&](const Tensor& x) { return to_host(gpu(), x); };
-    EXPECT_EQ(host(other_forward.second), host(forward.second));
-    EXPECT_EQ(host(other_forward.first), host(in_units(forward.first, 50, -33)));
-    EXPECT_EQ(host(other_gradients.v), host(in_units(gradients.v, -70, 20)));
-    EXPECT_EQ(host(other_gradients.q), host(in_units(gradients.q, -50, 4)));
-    EXPECT_EQ(host(other_gradients.k), host(in_units(gradients.k, 10, -30)));
+    EXPECT_EQ(host(scaled_forward.second), host(forward.second));
+    EXPECT_EQ(host(scaled_forward.first), host(scaled(forward.first, 50, -33)));
+    EXPECT_EQ(host(scaled_gradients.v), host(scaled(gradients.v, -70, 20)));
+    EXPECT_EQ(host(scaled_gradients.q), host(scaled(gradients.q, -50, 4)));
+    EXPECT_EQ(host(scaled_gradients.k), host(scaled(gradients.k, 10, -30)));
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryDtype, AttentionCudaOf, testing::ValuesIn(floating_dtypes),
+INSTANTIATE_TEST_SUITE_P(EveryDtype, AttentionCudaDtypes, testing::ValuesIn(floating_dtypes),
                          [](const auto& dtype) { return std::string(name_of(dtype.param)); });
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-/// All sets of kernels for a dtype that this machine runs, the AMX program on emulated tiles included.
+/// All sets of kernels for a dtype that this machine can run, including the AMX kernels on emulated tiles.
 #include <gradtile/core/cpu/cpu_features.h>
 
 #include "attention_testing.h"

@@ -1,5 +1,5 @@
 #pragma once
-/// Needs a CPU with avx512_bf16 (for all but the products).
+/// The bf16 kernels on emulated AMX tiles. All steps except the products need a CPU with avx512_bf16.
 #include <gradtile/attention/cpu/kernels.h>
 
 namespace gradtile::attention::cpu {

@@ -1,7 +1,5 @@
-// The bf16 kernels, each set that this machine runs and the AMX program on emulated tiles, against float64.
-#include <gradtile/attention/cpu/selection.h>
-#include <gradtile/core/cpu/cpu_features.h>
-
+// The bf16 kernels against float64: every set that this machine can run, and the AMX kernels on emulated
+// tiles.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,20 +13,12 @@
 
 #include <support/sanitized.h>
 
-#include "flash_bf16_emulated.h"
+#include "every_kernel.h"
 
 namespace gradtile::attention {
 namespace {
 
 using Bf16Kernels = cpu::FlashKernels<bfloat16>;
-
-std::vector<const Bf16Kernels*> kernels_to_test() {
-    auto kernels = cpu::usable_kernels<bfloat16>();
-#if defined(GRADTILE_HAVE_AVX512_BF16)
-    if (cpu_has_avx512_bf16()) kernels.push_back(&cpu::emulated_bf16_kernels);
-#endif
-    return kernels;
-}
 
 struct Case {
     std::int64_t queries, keys, d_qk, d_v;
@@ -86,7 +76,7 @@ double largest(const std::vector<double>& x) {
     return value;
 }
 
-/// max |a - b|; equal infinities differ by 0, NaN from anything by infinity.
+/// The largest |a - b|; equal infinities differ by 0, NaN differs from every number by infinity.
 double distance(const std::vector<double>& a, const std::vector<double>& b) {
     EXPECT_EQ(a.size(), b.size());
     double value = 0;
@@ -99,11 +89,11 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
     return value;
 }
 
-constexpr double bf16_roundoff = 1.0 / 256;       // 8 significant bits, to nearest
-constexpr double f32_roundoff = 1.0 / (1 << 24);  // 24
+constexpr double bf16_roundoff = 1.0 / 256;       // 8 significant bits, rounded to nearest
+constexpr double f32_roundoff = 1.0 / (1 << 24);  // 24 significant bits
 
-/// Both forms round their result once to bf16; beyond the naive form's error that rounding is allowed, and
-/// `floor`.
+/// Expects an error of at most the naive form's error, plus one rounding of the result to bf16 (both forms
+/// round it), plus `floor`.
 void expect_within(const char* what, const std::vector<double>& flash, const std::vector<double>& naive,
                    const std::vector<double>& reference, double floor = 0) {
     EXPECT_LE(distance(flash, reference),
@@ -111,9 +101,10 @@ void expect_within(const char* what, const std::vector<double>& flash, const std
         << what;
 }
 
-/// What flash loses and naive does not: it takes D = rowsum(dO * O) from the rounded O instead of rowsum(P *
-/// dP). That makes D wrong by up to e_i = u sum_d |dO_id O_id| in row i, dQ by scale * e_i * sum_j P_ij |k_j|
-/// and dK by scale * sum_i P_ij e_i |q_i|. The sum of P_ij e_i over i is the dV of a dO whose rows are e_i.
+/// The part of flash's error that the naive form does not have. Flash computes D = rowsum(dO * O) from the
+/// rounded O instead of rowsum(P * dP). In row i this makes D wrong by up to e_i = u sum_d |dO_id O_id|, dQ
+/// by scale * e_i * sum_j P_ij |k_j|, and dK by scale * sum_i P_ij e_i |q_i|. The sum of P_ij e_i over i is
+/// the dV of a dO whose rows are e_i.
 struct FloorOfDelta {
     double d_q = 0, d_k = 0;
     FloorOfDelta(const Context& ctx, const Case& c, const Inputs& in, const Result& reference) {
@@ -127,11 +118,11 @@ struct FloorOfDelta {
                 error += roundoff * std::abs(d_o[row + d] * reference.o[row + d]);
             std::fill_n(errors.begin() + static_cast<std::ptrdiff_t>(row), columns, error);
         }
-        Inputs of_errors = in;
-        of_errors.d_o = from_host(ctx, errors, in.d_o.shape(), DType::f64);
+        Inputs inputs_with_errors = in;
+        inputs_with_errors.d_o = from_host(ctx, errors, in.d_o.shape(), DType::f64);
         const double scale = std::abs(c.scale.value_or(1 / std::sqrt(static_cast<double>(c.d_qk))));
         d_q = scale * largest(errors) * largest(to_host(ctx, in.k));
-        d_k = scale * largest(compute(ctx, c, of_errors, Algorithm::naive, DType::f64).d_v) *
+        d_k = scale * largest(compute(ctx, c, inputs_with_errors, Algorithm::naive, DType::f64).d_v) *
               largest(to_host(ctx, in.q));
     }
 };
@@ -141,7 +132,7 @@ void expect_as_accurate_as_naive(const Context& ctx, const Case& c) {
     const Result reference = compute(ctx, c, in, Algorithm::naive, DType::f64);
     const Result naive = compute(ctx, c, in, Algorithm::naive, DType::bf16);
     const FloorOfDelta floor_of_delta(ctx, c, in, reference);
-    for (const Bf16Kernels* kernels : kernels_to_test()) {
+    for (const Bf16Kernels* kernels : test::every_kernel<bfloat16>()) {
         SCOPED_TRACE(testing::Message() << kernels->name << ": " << c);
         const cpu::ForcedKernels<bfloat16> forced(kernels);
         const Result flash = compute(ctx, c, in, Algorithm::flash, DType::bf16);
@@ -149,8 +140,8 @@ void expect_as_accurate_as_naive(const Context& ctx, const Case& c) {
         expect_within("dQ", flash.d_q, naive.d_q, reference.d_q, floor_of_delta.d_q);
         expect_within("dK", flash.d_k, naive.d_k, reference.d_k, floor_of_delta.d_k);
         expect_within("dV", flash.d_v, naive.d_v, reference.d_v);
-        // LSE is float32 from float32 sums: a sum of d_qk products, 2^x good to 3e-6, a sum of `keys` terms,
-        // and a few operations on the result.
+        // LSE is computed in float32. Its errors come from a sum of d_qk products, from 2^x (3e-6), from a
+        // sum of `keys` terms, and from a few operations on the result.
         const double scale = std::abs(c.scale.value_or(1 / std::sqrt(static_cast<double>(c.d_qk))));
         const double products =
             static_cast<double>(c.d_qk) * scale * largest(to_host(ctx, in.q)) * largest(to_host(ctx, in.k));
@@ -196,7 +187,7 @@ TEST(FlashBf16, UnequalLengthsAreAsAccurateAsNaive) {
                     ctx, {.queries = queries, .keys = keys, .d_qk = d_qk, .d_v = d_v, .causal = causal});
 }
 
-TEST(FlashBf16, SeveralBlocksAreAsAccurateAsNaive) {
+TEST(FlashBf16, SequencesOfSeveralBlocksAreAsAccurateAsNaive) {
     const Context ctx(Device::cpu(), 2);
     expect_as_accurate_as_naive(
         ctx, {.queries = 100, .keys = 4200, .d_qk = 64, .d_v = 64, .causal = true, .heads = 1});
@@ -230,26 +221,27 @@ TEST(FlashBf16, AnyScaleIsAsAccurateAsNaive) {
     for (const double scale : {-0.3, 0.0, 1.0})
         expect_as_accurate_as_naive(
             ctx, {.queries = 70, .keys = 90, .d_qk = 16, .d_v = 16, .causal = true, .scale = scale});
-    // Scores of some thousands: all but a few probabilities underflow.
+    // The scores are in the thousands, so all but a few probabilities underflow.
     expect_as_accurate_as_naive(
         ctx, {.queries = 70, .keys = 90, .d_qk = 64, .d_v = 64, .causal = true, .spread = 300});
 }
 
-TEST(FlashBf16, RowsThatSeeNothingGiveZeroAndZeroGradients) {
+TEST(FlashBf16, RowsWithoutVisibleKeysHaveZeroOutputsAndGradients) {
     const Context ctx(Device::cpu(), 2);
     const Case c{.queries = 300, .keys = 100, .d_qk = 40, .d_v = 24, .causal = true};
     const Inputs in(ctx, c);
-    for (const Bf16Kernels* kernels : kernels_to_test()) {
+    for (const Bf16Kernels* kernels : test::every_kernel<bfloat16>()) {
         SCOPED_TRACE(kernels->name);
         const cpu::ForcedKernels<bfloat16> forced(kernels);
         const Result result = compute(ctx, c, in, Algorithm::flash, DType::bf16);
-        const std::size_t blind = 200;  // rows 0..199 lie above the bottom-right diagonal
+        const std::size_t rows_without_keys = 200;  // rows 0..199 lie above the bottom-right diagonal
         const auto first = [](const std::vector<double>& x, std::size_t n) {
             return std::vector<double>(x.begin(), x.begin() + n);
         };
-        EXPECT_THAT(first(result.o, blind * 2 * 24), testing::Each(0.0));
-        EXPECT_THAT(first(result.d_q, blind * 2 * 40), testing::Each(0.0));
-        EXPECT_THAT(first(result.lse, blind), testing::Each(-std::numeric_limits<double>::infinity()));
+        EXPECT_THAT(first(result.o, rows_without_keys * 2 * 24), testing::Each(0.0));
+        EXPECT_THAT(first(result.d_q, rows_without_keys * 2 * 40), testing::Each(0.0));
+        EXPECT_THAT(first(result.lse, rows_without_keys),
+                    testing::Each(-std::numeric_limits<double>::infinity()));
         EXPECT_THAT(result.d_k, testing::Each(testing::Truly([](double x) { return std::isfinite(x); })));
     }
 }
@@ -257,7 +249,7 @@ TEST(FlashBf16, RowsThatSeeNothingGiveZeroAndZeroGradients) {
 TEST(FlashBf16, ResultsDoNotDependOnTheNumberOfThreads) {
     const Case c{
         .queries = 700, .keys = 650, .d_qk = 64, .d_v = 40, .causal = true, .heads = 4, .key_heads = 2};
-    for (const Bf16Kernels* kernels : kernels_to_test()) {
+    for (const Bf16Kernels* kernels : test::every_kernel<bfloat16>()) {
         SCOPED_TRACE(kernels->name);
         const cpu::ForcedKernels<bfloat16> forced(kernels);
         const Context one(Device::cpu(), 1);
@@ -275,16 +267,16 @@ TEST(FlashBf16, ResultsDoNotDependOnTheNumberOfThreads) {
     }
 }
 
-TEST(FlashBf16, WhatMemoryHeldBeforeDoesNotShow) {
+TEST(FlashBf16, ResultsDoNotDependOnUninitialisedMemory) {
     for (const Case& c : {Case{.queries = 150, .keys = 140, .d_qk = 40, .d_v = 24, .causal = true},
                           Case{.queries = 33, .keys = 7, .d_qk = 8, .d_v = 8}}) {
         const Context plain(Device::cpu(), 2);
         const Inputs in(plain, c);
-        for (const Bf16Kernels* kernels : kernels_to_test()) {
+        for (const Bf16Kernels* kernels : test::every_kernel<bfloat16>()) {
             SCOPED_TRACE(testing::Message() << kernels->name << ": " << c);
             const cpu::ForcedKernels<bfloat16> forced(kernels);
             const Result expected = compute(plain, c, in, Algorithm::flash, DType::bf16);
-            // Outputs and scratch come from memory full of NaN.
+            // Outputs and scratch memory come from an arena full of NaN.
             constexpr std::int64_t bytes = 32 << 20;
             const Context poisoned = plain.with_allocator(std::make_shared<Arena>(Device::cpu(), bytes));
             fill(poisoned, empty(poisoned, {bytes / 4}, DType::f32),
@@ -299,12 +291,12 @@ TEST(FlashBf16, WhatMemoryHeldBeforeDoesNotShow) {
     }
 }
 
-TEST(FlashBf16, OnlyTheOutputsAreWritten) {
+TEST(FlashBf16, NothingIsWrittenOutsideTheOutputs) {
     const Context ctx(Device::cpu(), 2);
     const Case c{
         .queries = 37, .keys = 50, .d_qk = 40, .d_v = 24, .causal = true, .heads = 2, .key_heads = 2};
     const Inputs in(ctx, c);
-    // Every output is a slice of something wider whose other elements are 7.
+    // Every output is a slice of a wider tensor whose other elements are 7.
     const auto within = [&](const Shape& shape) {
         Shape wider = shape;
         wider[3] += 16;
@@ -312,7 +304,7 @@ TEST(FlashBf16, OnlyTheOutputsAreWritten) {
         fill(ctx, x, 7);
         return x;
     };
-    for (const Bf16Kernels* kernels : kernels_to_test()) {
+    for (const Bf16Kernels* kernels : test::every_kernel<bfloat16>()) {
         SCOPED_TRACE(kernels->name);
         const cpu::ForcedKernels<bfloat16> forced(kernels);
         const Result expected = compute(ctx, c, in, Algorithm::flash, DType::bf16);
@@ -334,7 +326,7 @@ TEST(FlashBf16, OnlyTheOutputsAreWritten) {
     }
 }
 
-TEST(FlashBf16, PackedQkvGivesWhatSeparateTensorsGive) {
+TEST(FlashBf16, PackedQkvGivesTheSameResultsAsSeparateTensors) {
     const Context ctx(Device::cpu(), 2);
     const Case c{.queries = 90,
                  .keys = 90,
@@ -352,7 +344,7 @@ TEST(FlashBf16, PackedQkvGivesWhatSeparateTensorsGive) {
         *view = packed.select(2, index);
         copy(ctx, *view, *source);
     }
-    for (const Bf16Kernels* kernels : kernels_to_test()) {
+    for (const Bf16Kernels* kernels : test::every_kernel<bfloat16>()) {
         SCOPED_TRACE(kernels->name);
         const cpu::ForcedKernels<bfloat16> forced(kernels);
         const Result expected = compute(ctx, c, in, Algorithm::flash, DType::bf16);

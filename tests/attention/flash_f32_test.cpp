@@ -1,4 +1,4 @@
-// The float32 kernels, every set that this machine runs.
+// The float32 kernels against float64: every set that this machine can run.
 #include <gmock/gmock.h>
 
 #include "problems.h"
@@ -22,21 +22,21 @@ void expect_every_kernel_as_accurate_as_naive(const std::vector<Problem>& proble
     }
 }
 
-TEST(FlashF32, AnyLengthIsAsAccurateAsNaive) {
+TEST(FlashF32, IsAsAccurateAsNaiveAtAnyLength) {
     expect_every_kernel_as_accurate_as_naive(problems_of_lengths());
 }
-TEST(FlashF32, LongSequencesAreAsAccurateAsNaive) {
+TEST(FlashF32, IsAsAccurateAsNaiveForLongSequences) {
     expect_every_kernel_as_accurate_as_naive(long_problems());
 }
-TEST(FlashF32, AnyHeadDimIsAsAccurateAsNaive) {
+TEST(FlashF32, IsAsAccurateAsNaiveAtAnyHeadDim) {
     expect_every_kernel_as_accurate_as_naive(
         problems_of_head_dims({1, 7, 8, 16, 32, 33, 40, 64, 80, 96, 128, 160, 255, 256}));
 }
-TEST(FlashF32, AnyOptionIsAsAccurateAsNaive) {
+TEST(FlashF32, IsAsAccurateAsNaiveUnderAnyOption) {
     expect_every_kernel_as_accurate_as_naive(problems_of_options());
 }
 
-TEST(FlashF32, HugeScoresStayFinite) {
+TEST(FlashF32, HugeScoresGiveFiniteResults) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{
         .queries = 40, .keys = 70, .d_qk = 8, .d_v = 8, .causal = true, .scale = 1e4};  // P is 0 or 1
@@ -68,8 +68,8 @@ TEST(FlashF32, ResultsDoNotDependOnTheNumberOfThreads) {
 
 TEST(FlashF32, BlocksOutsideTheMaskAreNeverComputed) {
     const Context ctx(Device::cpu(), 2);
-    // NaN outlives a product with P = 0: only blocks that are not computed at all leave the rest clean. No
-    // kernel's blocks are longer than 256.
+    // NaN * 0 is NaN, even where P = 0. So outputs are finite only if blocks outside the mask are not
+    // computed at all. No kernel's blocks are longer than 256.
     const std::int64_t block = 256, length = 4 * block;
     const auto is_finite = ::testing::Each(::testing::Truly([](double e) { return std::isfinite(e); }));
     for (const cpu::FlashKernels<float>* kernels : cpu::usable_kernels<float>()) {
@@ -84,7 +84,8 @@ TEST(FlashF32, BlocksOutsideTheMaskAreNeverComputed) {
         EXPECT_THAT(to_host(ctx, o.slice(1, 0, block)), is_finite);
         EXPECT_THAT(to_host(ctx, causal.q.slice(1, 0, block)), is_finite);
 
-        // The other end: no row of the last half sees a key of the first quarter, nor the other way round.
+        // The same at the left end of a window: no row of the last half sees a key of the first quarter, and
+        // no key of the last half is seen by a row of the first quarter.
         problem.window = {.left = block - 1};
         in = random_inputs(ctx, problem, DType::f32);
         for (const Tensor& x : {in.q, in.k, in.v, in.d_o}) fill(ctx, x.slice(1, 0, block), NAN);
@@ -95,7 +96,7 @@ TEST(FlashF32, BlocksOutsideTheMaskAreNeverComputed) {
     }
 }
 
-TEST(FlashF32, ANaNReachesEveryRowThatSeesIt) {
+TEST(FlashF32, ANaNInputMakesEveryRowThatSeesItNaN) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 70, .keys = 70, .d_qk = 16, .d_v = 16, .causal = true};
     for (const cpu::FlashKernels<float>* kernels : cpu::usable_kernels<float>()) {

@@ -1,5 +1,5 @@
-// The portable flash kernels and the naive form against the definition, in float64 and float16, and what the
-// driver promises for every dtype: results that depend on nothing but the inputs.
+// The portable flash kernels and the naive algorithm against the reference, in float64 and float16. For every
+// dtype: results depend on the inputs only.
 #include <gmock/gmock.h>
 
 #include <support/sanitized.h>
@@ -10,7 +10,7 @@
 namespace gradtile::attention::test {
 namespace {
 
-void expect_float64_equals_definition(const Context& ctx, const Problem& problem) {
+void expect_float64_matches_reference(const Context& ctx, const Problem& problem) {
     SCOPED_TRACE(::testing::Message() << problem);
     const Inputs single = random_inputs(ctx, problem, DType::f32), in = single.to(ctx, DType::f64);
     const Result naive32 = run(ctx, single, problem.options(Algorithm::naive));
@@ -21,20 +21,20 @@ void expect_float64_equals_definition(const Context& ctx, const Problem& problem
     }
 }
 
-TEST(Attention, Float64IsTheDefinitionAtAnyLength) {
+TEST(Attention, Float64MatchesTheReferenceAtAnyLength) {
     const Context ctx(Device::cpu(), 2);
-    for (const Problem& problem : problems_of_lengths()) expect_float64_equals_definition(ctx, problem);
+    for (const Problem& problem : problems_of_lengths()) expect_float64_matches_reference(ctx, problem);
 }
 
-TEST(Attention, Float64IsTheDefinitionAtAnyHeadDim) {
+TEST(Attention, Float64MatchesTheReferenceAtAnyHeadDim) {
     const Context ctx(Device::cpu(), 2);
     for (const Problem& problem : problems_of_head_dims({1, 7, 8, 33, 64, 160, 256}))
-        expect_float64_equals_definition(ctx, problem);
+        expect_float64_matches_reference(ctx, problem);
 }
 
-TEST(Attention, Float64IsTheDefinitionUnderAnyOption) {
+TEST(Attention, Float64MatchesTheReferenceUnderAnyOption) {
     const Context ctx(Device::cpu(), 2);
-    for (const Problem& problem : problems_of_options()) expect_float64_equals_definition(ctx, problem);
+    for (const Problem& problem : problems_of_options()) expect_float64_matches_reference(ctx, problem);
 }
 
 TEST(Flash, Float16IsAsAccurateAsNaiveFloat16) {

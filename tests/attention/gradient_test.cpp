@@ -1,4 +1,4 @@
-// Finite differences in float64, for every input of both algorithms.
+// Compares the gradients with finite differences in float64, for every input of both algorithms.
 #include <gradtile/core/gradcheck.h>
 
 #include "attention_testing.h"
@@ -6,7 +6,7 @@
 namespace gradtile::attention::test {
 namespace {
 
-/// Attention in the form that the gradient checker calls.
+/// Attention with the interface that gradient_check() needs.
 struct Operator {
     Options options;
     Saved saved = {};
@@ -32,7 +32,8 @@ void expect_gradients_are_right(const Problem& problem) {
     }
 }
 
-// Every row sees two keys at least: with one, P = 1 and dQ = dK = 0, which only rounding tells from zero.
+// Every row sees at least two keys. A row that sees one key has P = 1 and dQ = dK = 0, and the computed
+// values are only rounding errors.
 TEST(AttentionGradient, IsRightForOneRowAndForTwoKeys) {
     expect_gradients_are_right({.queries = 1, .keys = 2, .d_qk = 1, .d_v = 1});
     expect_gradients_are_right({.queries = 1, .keys = 70, .d_qk = 8, .d_v = 8});
@@ -46,7 +47,7 @@ TEST(AttentionGradient, IsRightForUnequalHeadDims) {
     expect_gradients_are_right({.queries = 40, .keys = 50, .d_qk = 7, .d_v = 33, .causal = true});
     expect_gradients_are_right({.queries = 40, .keys = 50, .d_qk = 33, .d_v = 7});
 }
-TEST(AttentionGradient, IsRightWhereRowsSeeNothing) {
+TEST(AttentionGradient, IsRightForRowsWithoutVisibleKeys) {
     expect_gradients_are_right({.queries = 90, .keys = 33, .d_qk = 8, .d_v = 8, .causal = true});
     expect_gradients_are_right(
         {.queries = 33, .keys = 90, .d_qk = 8, .d_v = 8, .causal = true, .top_left = true});

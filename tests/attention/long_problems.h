@@ -1,6 +1,6 @@
 #pragma once
-/// Sums of thousands of terms of which one outweighs all others. One running sum would lose the small terms'
-/// last bits to the large one, each time in the same direction.
+/// Problems whose sums have thousands of terms, of which one is much larger than all others. A single running
+/// sum would lose the last bits of the small terms, each time in the same direction.
 #include <string>
 #include <type_traits>
 
@@ -17,7 +17,8 @@ struct LongSum {
     Inputs inputs(const Context& ctx, DType dtype) const { return make(ctx, problem, dtype); }
 };
 
-/// An attention sink at either end of the keys, and a row whose gradient outweighs those of the others.
+/// Attention sinks at the first and at the last key, and a row whose gradient is much larger than those of
+/// the others.
 inline std::vector<LongSum> long_sums() {
     std::vector<LongSum> sums;
     const auto add_sink = [&]<int height>(std::int64_t keys, std::integral_constant<int, height>) {
@@ -33,7 +34,7 @@ inline std::vector<LongSum> long_sums() {
                             return sink_inputs(ctx, p, t, p.keys - 1, height);
                         }});
     };
-    // exp(-17) is just below 2^-24: added to 1 one by one, 8192 such terms would be lost altogether.
+    // exp(-17) is just below 2^-24: if 8192 such terms are added to 1 one by one, all of them are lost.
     add_sink(8192, std::integral_constant<int, 10>());
     add_sink(8192, std::integral_constant<int, 17>());
     add_sink(8192, std::integral_constant<int, 20>());
@@ -41,7 +42,8 @@ inline std::vector<LongSum> long_sums() {
     const Problem rows{.queries = 8192, .keys = 12, .d_qk = 64, .d_v = 64};
     sums.push_back({"the gradient of the first of 8192 rows outweighs the others", rows,
                     [](const Context& ctx, const Problem& p, DType t) {
-                        return heavy_row_inputs(ctx, p, t, 0, t == DType::f16 ? 500 : 1e7);  // dP in range
+                        return heavy_row_inputs(ctx, p, t, 0,
+                                                t == DType::f16 ? 500 : 1e7);  // keeps dP finite
                     }});
     return sums;
 }

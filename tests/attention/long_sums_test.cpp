@@ -1,4 +1,4 @@
-// Long sums with one dominating term, by every kernel of this machine and every dtype.
+// Long sums with one dominating term, for every kernel of this machine and every dtype.
 #include "every_kernel.h"
 #include "long_problems.h"
 #include "reference.h"
@@ -22,18 +22,19 @@ void expect_long_sums_are_accurate() {
     }
 }
 
-TEST(LongSums, OneDominatingTermCostsFloat32NoDigits) {
+TEST(LongSums, Float32IsAccurateInSpiteOfADominatingTerm) {
     expect_long_sums_are_accurate<float>();
 }
-TEST(LongSums, OneDominatingTermCostsBfloat16NoDigits) {
+TEST(LongSums, Bfloat16IsAccurateInSpiteOfADominatingTerm) {
     expect_long_sums_are_accurate<bfloat16>();
 }
-TEST(LongSums, OneDominatingTermCostsFloat16NoDigits) {
+TEST(LongSums, Float16IsAccurateInSpiteOfADominatingTerm) {
     expect_long_sums_are_accurate<float16>();
 }
 
-/// The yardstick itself: were its sums worse than blocked ones, it would hide what it is to show.
-TEST(LongSums, TheNaiveFormsAreAsGood) {
+/// The bounds of all kernels are multiples of the naive form's error. If its sums lost digits, the bounds
+/// would hide that a kernel loses digits.
+TEST(LongSums, TheNaiveFormIsWithinTheFloorOfFlash) {
     const Context ctx(Device::cpu(), 2);
     for (const LongSum& sum : long_sums()) {
         SCOPED_TRACE(sum.name);
@@ -41,8 +42,8 @@ TEST(LongSums, TheNaiveFormsAreAsGood) {
         const Reference reference =
             float64_reference(ctx, sum.problem, in, roundoff_of(DType::f32, ctx.device()));
         const Result naive = run(ctx, in, sum.problem.options(Algorithm::naive));
-        // Beside the sums it rounds S, P, dP and dS as flash does, in float32: the floor holds for it as
-        // well.
+        // Apart from its sums, the naive form rounds S, P, dP and dS like flash in float32, so flash's floor
+        // is a bound for it, too.
         expect_as_accurate_as(reference.value, naive, reference, {.forward = 0, .gradients = 0});
     }
 }

@@ -1,4 +1,4 @@
-// The mask's ranges and coverages against every pair (row, key), for all small sizes.
+// Compares the mask's ranges and coverages with every pair (row, key), for all small sizes.
 #include <gradtile/attention/mask.h>
 
 #include <vector>
@@ -8,7 +8,7 @@
 namespace gradtile::attention {
 namespace {
 
-/// A mask, and which pairs it shows by its definition.
+/// A mask, and its visible pairs computed from the definition.
 struct MaskByDefinition {
     Mask mask;
 
@@ -57,7 +57,7 @@ bool is_in(std::int64_t i, IndexRange range) {
     return i >= range.begin && i < range.end;
 }
 
-TEST(Mask, VisibleKeysOfARowAreThoseOfTheDefinition) {
+TEST(Mask, VisibleKeysOfARowMatchTheDefinition) {
     for (const MaskByDefinition& c : small_masks())
         for (std::int64_t i = 0; i < c.mask.queries; ++i)
             for (std::int64_t j = 0; j < c.mask.keys; ++j)
@@ -73,7 +73,7 @@ TEST(Mask, VisibleKeysOfABlockOfRowsAreTheUnionOfItsRows) {
                     << describe(c, rows, {j, j + 1});
 }
 
-TEST(Mask, SeeingRowsAreThoseThatSeeAKeyOfTheBlock) {
+TEST(Mask, SeeingRowsOfABlockOfKeysAreTheRowsThatSeeOneOfThem) {
     for (const MaskByDefinition& c : small_masks())
         for (const IndexRange keys : ranges_within(c.mask.keys))
             for (std::int64_t i = 0; i < c.mask.queries; ++i)
@@ -94,9 +94,9 @@ TEST(Mask, CoverageSaysWhetherNoPairOrEveryPairIsVisible) {
             }
 }
 
-// What the driver's turns of dQ rest on: a row block meets exactly the key blocks between its first and its
-// last visible key, and those are the key blocks that find it among their seeing rows.
-TEST(Mask, RowBlocksAndKeyBlocksAgreeOnWhichMeet) {
+// The turns of dQ on the CPU depend on this: the key blocks from a row block's first to its last visible key
+// are exactly the key blocks whose seeing_rows() contain a row of the row block.
+TEST(Mask, RowBlocksAndKeyBlocksAgreeOnWhichOfThemHaveVisiblePairs) {
     for (const MaskByDefinition& c : small_masks())
         for (const std::int64_t block : {1, 2, 3})
             for (std::int64_t row = 0; row < c.mask.queries; row += block)

@@ -1,5 +1,5 @@
-// Memory: what outputs and scratch held before does not show, dry runs count what real runs use, and nothing
-// grows with Sq x Sk.
+// Memory: results do not depend on uninitialised memory, dry runs predict the memory of real runs, and
+// scratch memory does not grow with Sq x Sk.
 #include <limits>
 #include <memory>
 
@@ -10,7 +10,7 @@
 namespace gradtile::attention::test {
 namespace {
 
-TEST(AttentionMemory, WhatItHeldBeforeDoesNotShow) {
+TEST(AttentionMemory, ResultsDoNotDependOnUninitialisedMemory) {
     const Context plain(Device::cpu(), 2);
     for (const Problem& problem : {Problem{.queries = 150,
                                   .keys = 140,
@@ -35,8 +35,8 @@ TEST(AttentionMemory, WhatItHeldBeforeDoesNotShow) {
             }
 }
 
-/// A pass forward and backward; inputs and gradients come from ctx too.
-void pass(const Context& ctx, const Problem& p, DType dtype, Algorithm algorithm) {
+/// Runs a forward and a backward pass; inputs and gradients are allocated from ctx, too.
+void run_passes(const Context& ctx, const Problem& p, DType dtype, Algorithm algorithm) {
     const Inputs in{.q = zeros(ctx, {p.batch, p.queries, p.heads, p.d_qk}, dtype),
                     .k = zeros(ctx, {p.batch, p.keys, p.key_heads, p.d_qk}, dtype),
                     .v = zeros(ctx, {p.batch, p.keys, p.key_heads, p.d_v}, dtype),
@@ -48,12 +48,12 @@ void pass(const Context& ctx, const Problem& p, DType dtype, Algorithm algorithm
 
 std::size_t planned_bytes(const Context& ctx, const Problem& problem, DType dtype, Algorithm algorithm) {
     const auto plan = Arena::for_planning(Device::cpu());
-    pass(ctx.plan(plan), problem, dtype, algorithm);
+    run_passes(ctx.plan(plan), problem, dtype, algorithm);
     EXPECT_EQ(plan->bytes_in_use(), 0u);
     return plan->peak_bytes();
 }
 
-TEST(AttentionMemory, ADryRunCountsWhatARealRunUses) {
+TEST(AttentionMemory, ADryRunPredictsThePeakMemoryOfARealRun) {
     const Problem problem{
         .queries = 130, .keys = 90, .d_qk = 40, .d_v = 24, .causal = true, .heads = 4, .key_heads = 2};
     for (const int threads : {1, 2, 3})
@@ -62,15 +62,15 @@ TEST(AttentionMemory, ADryRunCountsWhatARealRunUses) {
                 SCOPED_TRACE(::testing::Message() << threads << " threads " << dtype << ' ' << algorithm);
                 const Context ctx(Device::cpu(), threads);
                 const std::size_t planned = planned_bytes(ctx, problem, dtype, algorithm);
-                // An arena of just that size: one byte more would be refused.
+                // An arena of exactly this size: it would refuse one more byte.
                 const auto arena = std::make_shared<Arena>(Device::cpu(), planned);
-                pass(ctx.with_allocator(arena), problem, dtype, algorithm);
+                run_passes(ctx.with_allocator(arena), problem, dtype, algorithm);
                 EXPECT_EQ(arena->peak_bytes(), planned);
                 EXPECT_EQ(arena->bytes_in_use(), 0u);
             }
 }
 
-/// What the passes take beyond inputs and outputs, from a dry run.
+/// Bytes that the passes need in addition to inputs and outputs, from a dry run.
 struct Scratch {
     std::size_t forward, backward;
 };
@@ -91,7 +91,7 @@ Scratch scratch_bytes(const Context& ctx, const Problem& p, DType dtype) {
     return {.forward = forward_bytes, .backward = arena->peak_bytes() - before_backward};
 }
 
-TEST(AttentionMemory, ScratchOfALongBackwardIsAFewMegabytes) {
+TEST(AttentionMemory, ScratchOfALongSequenceIsAFewMegabytes) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{
         .queries = 4096, .keys = 4096, .d_qk = 64, .d_v = 64, .causal = true, .heads = 12, .key_heads = 12};
@@ -109,23 +109,24 @@ TEST(AttentionMemory, ScratchOfALongBackwardIsAFewMegabytes) {
     EXPECT_LT(scratch.backward, 4 * megabyte + float32_d_q);
 }
 
-TEST(AttentionMemory, GrowsWithTheLengthNotWithItsSquare) {
+TEST(AttentionMemory, FlashMemoryGrowsLinearlyWithTheLength) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : floating_dtypes) {
         const auto bytes = [&](std::int64_t length) {
             const Problem problem{.queries = length, .keys = length, .causal = true};
             return static_cast<double>(planned_bytes(ctx, problem, dtype, Algorithm::flash));
         };
-        // The kernels' own blocks do not grow at all, so doubling the length less than doubles the sum.
+        // The kernels' own blocks do not grow with the length, so doubling the length less than doubles the
+        // total.
         EXPECT_LT(bytes(1 << 17), 2.0 * bytes(1 << 16)) << dtype;
         EXPECT_LT(bytes(1 << 16), 2.0 * bytes(1 << 15)) << dtype;
     }
 }
 
-TEST(AttentionMemory, RunsAtLength65536WithinWhatItsPlanSays) {
+TEST(AttentionMemory, RunsAtLength65536InTheMemoryThatADryRunPredicts) {
     const Context ctx(Device::cpu(), 2);
     constexpr std::int64_t length = 65'536;
-    // P alone would be 17 GB. The window keeps the time linear too.
+    // P alone would need 17 GB. The window makes the time linear in the length, too.
     const Problem problem{.queries = length, .keys = length, .causal = true, .window = {.left = 200}};
     for (const DType dtype : {DType::f32, DType::bf16}) {
         SCOPED_TRACE(::testing::Message() << dtype);
@@ -139,7 +140,8 @@ TEST(AttentionMemory, RunsAtLength65536WithinWhatItsPlanSays) {
         Saved saved;
         const Tensor o = forward(inside, in.q, in.k, in.v, problem.options(), saved);
         const Gradients gradients = backward(inside, in.d_o, problem.options(), saved);
-        // The last rows see the last keys alone: the same without the rest of the sequence.
+        // The last rows see only the last keys, so their results equal those of a call with only the end of
+        // the sequence.
         const auto end = [](const Tensor& x) { return x.slice(1, length - 512, 512); };
         Saved saved_end;
         const Tensor o_end = forward(ctx, end(in.q), end(in.k), end(in.v), problem.options(), saved_end);
@@ -147,8 +149,8 @@ TEST(AttentionMemory, RunsAtLength65536WithinWhatItsPlanSays) {
             return to_host(ctx, x.slice(1, x.size(1) - 256, 256));
         };
         const std::vector<double> values = last_rows(o), expected = last_rows(o_end);
-        // Blocks may fall differently: sums of float32 differ by the roundings of 201 terms, and in bfloat16
-        // P, whose rows sum to 1, and O are rounded, twice each.
+        // Block borders may differ between the calls. float32 sums then differ by the roundings of 201 terms.
+        // In bfloat16, P (whose rows sum to 1) and O are also rounded, in both calls.
         double largest_v = 0;
         for (const double e : to_host(ctx, end(in.v))) largest_v = std::max(largest_v, std::abs(e));
         const double bound = (201 * 4 * 0x1p-24 + (dtype == DType::f32 ? 0 : 4 * 0x1p-8)) * largest_v;

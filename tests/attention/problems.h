@@ -1,5 +1,5 @@
 #pragma once
-/// The grid of problems on which every algorithm, dtype and kernel is compared with float64.
+/// The problems on which every algorithm, dtype and kernel is compared with float64.
 #include <utility>
 
 #include <support/sanitized.h>
@@ -8,7 +8,7 @@
 
 namespace gradtile::attention::test {
 
-/// Lengths of one block and of many, that no block divides, and with rows that see nothing.
+/// Lengths of one block and of many, lengths that no block divides, and lengths where some rows see no key.
 inline std::vector<Problem> problems_of_lengths() {
     std::vector<Problem> problems;
     for (const auto& [queries, keys] : {std::pair{1, 1},
@@ -37,7 +37,7 @@ inline std::vector<Problem> problems_of_lengths() {
     return problems;
 }
 
-/// Several blocks of every kernel in both directions.
+/// Lengths of several blocks of every kernel, in both directions.
 inline std::vector<Problem> long_problems() {
     if (gradtile::test::sanitized)
         return {{.queries = 600, .keys = 601, .d_qk = 64, .d_v = 64, .causal = true},
@@ -56,7 +56,7 @@ inline std::vector<Problem> problems_of_head_dims(std::initializer_list<std::int
     return problems;
 }
 
-/// Dqk != Dv, shared K/V heads, windows, both corners, scales.
+/// Dqk != Dv, shared K/V heads, windows, both alignments of the mask, and scales.
 inline std::vector<Problem> problems_of_options() {
     std::vector<Problem> problems{
         {.queries = 65, .keys = 81, .d_qk = 40, .d_v = 96},

@@ -1,5 +1,5 @@
 #pragma once
-/// Expectations on what attention/accuracy.h finds.
+/// GoogleTest expectations about the comparisons of attention/accuracy.h.
 #include <limits>
 
 #include "attention_testing.h"
@@ -8,18 +8,18 @@ namespace gradtile::attention::test {
 
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// Every element of `result` lies within factor * (largest error of `naive`) + floor of the reference.
+/// Expects every element of `result` within factor * (largest error of `naive`) + floor of the reference.
 void expect_as_accurate_as(const Result& naive, const Result& result, const Reference& reference,
                            const Factors& factors);
 
-/// The same by the dtype's policy, and in root mean square.
+/// Expects every element and the root mean square error of `result` within the bounds of the dtype.
 void expect_accurate(DType dtype, const Result& naive, const Result& result, const Reference& reference);
-/// Errors have no direction. Only for rows that differ.
+/// Expects errors without a preferred sign. The rows of the problem must differ from each other.
 void expect_no_bias(const Problem& problem, const Result& result, const Reference& reference);
 
-/// `result` was computed in float64 from inputs that are float32 numbers. It makes the roundings of the
-/// float32 computation, 2^29 times smaller; `naive32` shows how large those are. The reference makes them
-/// too, so both sides' errors are allowed.
+/// Expects the accuracy of a float64 computation. `result` comes from inputs that are float32 numbers. Its
+/// roundings are those of a float32 computation, 2^29 times smaller, and `naive32` shows how large those are.
+/// The reference rounds in float64, too, so the bound allows the errors of both.
 void expect_float64_accuracy(const Result& naive32, const Result& result, const Reference& reference);
 
 }  // namespace gradtile::attention::test

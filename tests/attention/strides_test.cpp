@@ -1,5 +1,5 @@
-// Any strides, in inputs, outputs and gradients: the result is that of contiguous tensors, bit for bit, and
-// nothing but the outputs is written.
+// Inputs, outputs and gradients with any strides: results equal those of contiguous tensors bit for bit, and
+// only the outputs are written.
 #include <gmock/gmock.h>
 
 #include "attention_testing.h"
@@ -9,18 +9,18 @@ namespace {
 
 enum class Layout {
     heads_first,   ///< [B, H, S, D] in memory, as PyTorch's SDPA takes them
-    transposed,    ///< [B, H, D, S]: columns far apart, rows adjacent
-    every_second,  ///< last stride 2
-    wider_rows,    ///< a slice of wider rows
+    transposed,    ///< [B, H, D, S] in memory: the rows are adjacent, the elements of a row are not
+    every_second,  ///< the last stride is 2
+    wider_rows,    ///< a slice of wider rows, not aligned
 };
 constexpr Layout layouts[] = {Layout::heads_first, Layout::transposed, Layout::every_second,
                               Layout::wider_rows};
 
-/// A [B, S, H, D] view laid out so, and all the memory it is a part of.
-struct Placed {
+/// A [B, S, H, D] view with a given layout, and all the memory that contains it.
+struct LaidOut {
     Tensor view, memory;
 };
-Placed place(const Context& ctx, const Shape& shape, DType dtype, Layout layout) {
+LaidOut empty_with_layout(const Context& ctx, const Shape& shape, DType dtype, Layout layout) {
     const std::int64_t b = shape[0], s = shape[1], h = shape[2], d = shape[3];
     switch (layout) {
         case Layout::heads_first: {
@@ -40,11 +40,11 @@ Placed place(const Context& ctx, const Shape& shape, DType dtype, Layout layout)
             return {memory.slice(3, 1, d), memory};
         }
     }
-    throw Error("no such layout");
+    throw Error("unknown layout");
 }
 
-Tensor placed_copy(const Context& ctx, const Tensor& x, Layout layout) {
-    const Tensor view = place(ctx, x.shape(), x.dtype(), layout).view;
+Tensor copy_with_layout(const Context& ctx, const Tensor& x, Layout layout) {
+    const Tensor view = empty_with_layout(ctx, x.shape(), x.dtype(), layout).view;
     copy(ctx, view, x);
     return view;
 }
@@ -54,7 +54,7 @@ const Problem problem{
 
 /// Calls body(dtype, options) for every dtype and algorithm.
 template <class Body>
-void for_every_form(const Problem& p, Body&& body) {
+void for_every_dtype_and_algorithm(const Problem& p, Body&& body) {
     for (const DType dtype : floating_dtypes)
         for (const Algorithm algorithm : algorithms) {
             SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm);
@@ -62,42 +62,42 @@ void for_every_form(const Problem& p, Body&& body) {
         }
 }
 
-TEST(AttentionStrides, InputsMayLieAnyWay) {
+TEST(AttentionStrides, InputsMayHaveAnyStrides) {
     const Context ctx(Device::cpu(), 2);
-    for_every_form(problem, [&](DType dtype, const Options& options) {
+    for_every_dtype_and_algorithm(problem, [&](DType dtype, const Options& options) {
         const Inputs in = random_inputs(ctx, problem, dtype);
         const Result expected = run(ctx, in, options);
         for (const Layout layout : layouts) {
             SCOPED_TRACE(static_cast<int>(layout));
-            const Inputs views{placed_copy(ctx, in.q, layout), placed_copy(ctx, in.k, layout),
-                               placed_copy(ctx, in.v, layout), placed_copy(ctx, in.d_o, layout)};
+            const Inputs views{copy_with_layout(ctx, in.q, layout), copy_with_layout(ctx, in.k, layout),
+                               copy_with_layout(ctx, in.v, layout), copy_with_layout(ctx, in.d_o, layout)};
             EXPECT_EQ(run(ctx, views, options), expected);
         }
     });
 }
 
-TEST(AttentionStrides, OutputsMayLieAnyWayAndNothingElseIsWritten) {
+TEST(AttentionStrides, OutputsMayHaveAnyStridesAndNothingElseIsWritten) {
     const Context ctx(Device::cpu(), 2);
-    for_every_form(problem, [&](DType dtype, const Options& options) {
+    for_every_dtype_and_algorithm(problem, [&](DType dtype, const Options& options) {
         const Inputs in = random_inputs(ctx, problem, dtype);
         const Result expected = run(ctx, in, options);
         for (const Layout layout : layouts) {
             SCOPED_TRACE(static_cast<int>(layout));
             constexpr double untouched = 7;
             const auto output = [&](const Tensor& like) {
-                const Placed placed = place(ctx, like.shape(), dtype, layout);
-                fill(ctx, placed.memory, untouched);
-                return placed;
+                const LaidOut laid_out = empty_with_layout(ctx, like.shape(), dtype, layout);
+                fill(ctx, laid_out.memory, untouched);
+                return laid_out;
             };
-            const Placed o = output(in.d_o), d_q = output(in.q), d_k = output(in.k), d_v = output(in.v);
+            const LaidOut o = output(in.d_o), d_q = output(in.q), d_k = output(in.k), d_v = output(in.v);
             Saved saved;
             forward(ctx, in.q, in.k, in.v, options, saved, o.view);
             backward(ctx, in.d_o, options, saved, {.q = d_q.view, .k = d_k.view, .v = d_v.view});
-            const auto expect_written = [&](const char* name, const Placed& placed,
+            const auto expect_written = [&](const char* name, const LaidOut& laid_out,
                                             const std::vector<double>& values) {
-                EXPECT_EQ(to_host(ctx, placed.view), values) << name;
-                fill(ctx, placed.view, untouched);
-                EXPECT_THAT(to_host(ctx, placed.memory), ::testing::Each(untouched)) << name;
+                EXPECT_EQ(to_host(ctx, laid_out.view), values) << name;
+                fill(ctx, laid_out.view, untouched);
+                EXPECT_THAT(to_host(ctx, laid_out.memory), ::testing::Each(untouched)) << name;
             };
             expect_written("dQ", d_q, expected.d_q);
             expect_written("dK", d_k, expected.d_k);
@@ -107,11 +107,11 @@ TEST(AttentionStrides, OutputsMayLieAnyWayAndNothingElseIsWritten) {
     });
 }
 
-TEST(AttentionStrides, RepeatedElementsCountLikeCopies) {
+TEST(AttentionStrides, ExpandedTensorsGiveTheSameResultsAsCopies) {
     const Context ctx(Device::cpu(), 2);
-    for_every_form(problem, [&](DType dtype, const Options& options) {
+    for_every_dtype_and_algorithm(problem, [&](DType dtype, const Options& options) {
         const Inputs in = random_inputs(ctx, problem, dtype);
-        // The gradient of a sum, one K/V for the whole batch, and a single key repeated.
+        // Cases: the gradient of a sum, one K/V for the whole batch, one key repeated, one column repeated.
         const Tensor ones = empty(ctx, {1, 1, 1, 1}, dtype);
         fill(ctx, ones, 1);
         const auto expect_same = [&](const char* what, const Inputs& repeated) {
@@ -128,7 +128,7 @@ TEST(AttentionStrides, RepeatedElementsCountLikeCopies) {
     });
 }
 
-TEST(AttentionStrides, PackedQkvAndItsGradientNeedNoCopies) {
+TEST(AttentionStrides, SlicesOfAPackedQkvTensorGiveTheSameResults) {
     const Context ctx(Device::cpu(), 2);
     const Problem square{.queries = 65,
                          .keys = 65,
@@ -138,7 +138,7 @@ TEST(AttentionStrides, PackedQkvAndItsGradientNeedNoCopies) {
                          .batch = 2,
                          .heads = 3,
                          .key_heads = 3};
-    for_every_form(square, [&](DType dtype, const Options& options) {
+    for_every_dtype_and_algorithm(square, [&](DType dtype, const Options& options) {
         const Inputs in = random_inputs(ctx, square, dtype);
         const Result expected = run(ctx, in, options);
         const Tensor packed = empty(ctx, {2, 65, 3, 3, 32}, dtype), gradient = empty_like(ctx, packed);

@@ -1,6 +1,6 @@
-// bfloat16 has the exponents of float32, so that its numbers may be subnormal, below 2^-126. The instructions
-// that multiply bf16 (vdpbf16ps, tdpbf16ps) and round to it (vcvtne2ps2bf16, vcvtneps2bf16) take such numbers
-// for 0 and give 0 for them: docs/numerics.md, "Subnormal numbers".
+// bfloat16 has the exponents of float32, so numbers below 2^-126 are subnormal. The instructions that
+// multiply bf16 (vdpbf16ps, tdpbf16ps) and those that round to it (vcvtne2ps2bf16, vcvtneps2bf16) read such
+// numbers as 0 and give 0 for such results: docs/numerics.md, "Subnormal numbers".
 #include <algorithm>
 #include <cmath>
 
@@ -11,13 +11,13 @@ namespace gradtile::attention::test {
 namespace {
 
 constexpr double smallest_normal = 0x1p-126;
-constexpr double subnormal_rounding = 0x1p-134;  // half the distance of bfloat16's subnormal numbers
+constexpr double subnormal_rounding = 0x1p-134;  // half the distance between bfloat16's subnormal numbers
 
 const Problem problem{
     .queries = 70, .keys = 90, .d_qk = 32, .d_v = 32, .causal = true, .heads = 2, .key_heads = 1};
 
-/// Every number divided by 2^126: half of them become subnormal, the others are barely normal.
-Tensor at_the_edge(const Context& ctx, const Tensor& x) {
+/// Multiplies every number by 2^-126: half of the numbers become subnormal, the others are just above 2^-126.
+Tensor scaled_to_subnormal(const Context& ctx, const Tensor& x) {
     std::vector<double> numbers = to_host(ctx, x);
     for (double& e : numbers) e *= smallest_normal;
     return from_host(ctx, numbers, x.shape(), x.dtype());
@@ -29,20 +29,20 @@ double largest_of(const std::vector<double>& x) {
     return largest;
 }
 
-/// What may be lost beside the usual bounds: an absolute error for each output.
+/// The absolute error of each output that flushing to 0 may add to the usual bounds.
 struct Lost {
     double o, d_q, d_k, d_v;
 };
 
-/// A sum of n products loses less than the smallest normal number t at each addition, t times the other
-/// factor where a factor is subnormal, and t where the result is stored.
+/// Each addition of a sum of products loses less than the smallest normal number t. A subnormal factor loses
+/// t times the other factor. Storing the result loses t.
 Lost lost_to_flushing(const Context& ctx, const Inputs& in) {
     const double t = smallest_normal, keys = static_cast<double>(problem.keys),
                  rows = static_cast<double>(problem.queries * problem.heads / problem.key_heads),
                  columns = static_cast<double>(problem.d_v), scale = problem.scale_or_default();
     const double q = largest_of(to_host(ctx, in.q)), k = largest_of(to_host(ctx, in.k)),
                  v = largest_of(to_host(ctx, in.v)), d_o = largest_of(to_host(ctx, in.d_o));
-    // dP sums over the columns; D takes over what O lost; P <= 1.
+    // dP is a sum over the columns. D includes the error of O. P <= 1.
     const double o = t * (keys + 2), d_p = t * columns * (1 + v + d_o), d_s = 2 * d_p + columns * d_o * o + t;
     return {.o = o,
             .d_q = scale * keys * (k * (d_s + t) + t) + t,
@@ -52,9 +52,9 @@ Lost lost_to_flushing(const Context& ctx, const Inputs& in) {
 
 void expect_within(const char* what, const std::vector<double>& result, const std::vector<double>& naive,
                    const std::vector<double>& expected, const std::vector<double>& floor, double lost) {
-    const double of_naive = largest_difference(naive, expected);
+    const double naive_error = largest_difference(naive, expected);
     for (std::size_t i = 0; i < result.size(); ++i)
-        ASSERT_LE(std::abs(result[i] - expected[i]), of_naive + floor[i] + lost) << what << ' ' << i;
+        ASSERT_LE(std::abs(result[i] - expected[i]), naive_error + floor[i] + lost) << what << ' ' << i;
 }
 
 void expect_lost_at_most(const Result& result, const Result& naive, const Reference& reference,
@@ -68,11 +68,11 @@ void expect_lost_at_most(const Result& result, const Result& naive, const Refere
 
 Inputs with_subnormal(const Context& ctx, Tensor Inputs::*part) {
     Inputs in = random_inputs(ctx, problem, DType::bf16);
-    in.*part = at_the_edge(ctx, in.*part);
+    in.*part = scaled_to_subnormal(ctx, in.*part);
     return in;
 }
 
-TEST(Subnormal, Bfloat16LosesNoMoreThanTheSmallestNormalNumberAnAddition) {
+TEST(Subnormal, Bfloat16KernelsLoseAtMostTheSmallestNormalNumberPerAddition) {
     const Context ctx(Device::cpu(), 2);
     for (Tensor Inputs::*part : {&Inputs::v, &Inputs::d_o}) {
         const Inputs in = with_subnormal(ctx, part);
@@ -87,7 +87,7 @@ TEST(Subnormal, Bfloat16LosesNoMoreThanTheSmallestNormalNumberAnAddition) {
     }
 }
 
-TEST(Subnormal, PortableKernelsLoseOnlyWhatSubnormalNumbersRound) {
+TEST(Subnormal, PortableKernelsKeepSubnormalNumbersUpToRounding) {
     const Context ctx(Device::cpu(), 2);
     const cpu::ForcedKernels<bfloat16> forced(&cpu::generic_kernels<bfloat16>());
     for (Tensor Inputs::*part : {&Inputs::v, &Inputs::d_o}) {
@@ -96,27 +96,27 @@ TEST(Subnormal, PortableKernelsLoseOnlyWhatSubnormalNumbersRound) {
         const Reference reference =
             float64_reference(ctx, problem, in, roundoff_of(DType::bf16, ctx.device()));
         const Result naive = run(ctx, in, problem.options(Algorithm::naive));
-        // O's rounding, which D takes over, and each result's.
+        // The kernels round O, which changes D, and they round every result.
         const double d_o = largest_of(to_host(ctx, in.d_o)), scale = problem.scale_or_default(),
-                     of_delta = static_cast<double>(problem.d_v) * d_o * subnormal_rounding,
+                     delta_error = static_cast<double>(problem.d_v) * d_o * subnormal_rounding,
                      rows = static_cast<double>(problem.queries * problem.heads / problem.key_heads);
         expect_lost_at_most(
             run(ctx, in, problem.options()), naive, reference,
             {.o = subnormal_rounding,
-             .d_q = scale * of_delta * largest_of(to_host(ctx, in.k)) + subnormal_rounding,
-             .d_k = scale * of_delta * rows * largest_of(to_host(ctx, in.q)) + subnormal_rounding,
+             .d_q = scale * delta_error * largest_of(to_host(ctx, in.k)) + subnormal_rounding,
+             .d_k = scale * delta_error * rows * largest_of(to_host(ctx, in.q)) + subnormal_rounding,
              .d_v = subnormal_rounding});
     }
 }
 
-/// Far from the edge nothing is lost: results keep their bits under any power of two.
-TEST(Subnormal, NumbersAboveTheEdgeKeepTheirBits) {
+/// Inputs far above the subnormal range lose nothing: multiplying v by a power of two multiplies the results
+/// exactly.
+TEST(Subnormal, ScalingNormalNumbersByAPowerOfTwoScalesTheResultsExactly) {
     const Context ctx(Device::cpu(), 2);
     const Inputs in = random_inputs(ctx, problem, DType::bf16);
     Inputs small = in;
     std::vector<double> v = to_host(ctx, in.v);
-    constexpr double factor =
-        0x1p-60;  // products with P and with dO stay 2^-100 and larger, where they count
+    constexpr double factor = 0x1p-60;  // the products with P and dO that matter are above 2^-100
     for (double& e : v) e *= factor;
     small.v = from_host(ctx, v, in.v.shape(), DType::bf16);
     for (const cpu::FlashKernels<bfloat16>* kernels : every_kernel<bfloat16>()) {

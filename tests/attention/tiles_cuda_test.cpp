@@ -1,5 +1,5 @@
-// Which block sizes the GPU's kernels take where a block may have less shared memory than on the GPU they
-// were tuned on. Needs no GPU.
+// The tile sizes of the GPU kernels for every limit of shared memory per thread block, also the limits of
+// GPUs on which they were not tuned. These tests need no GPU.
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace gradtile::attention::cuda {
 namespace {
 
-/// Of every kernel, by head dim, at one limit.
+/// Bytes of shared memory of every kernel and head dim at one limit.
 std::vector<int> shared_bytes_at(int limit) {
     std::vector<int> bytes;
     const auto add = [&]<int head_dim>(SharedMemory<head_dim>) {
@@ -31,12 +31,12 @@ std::vector<int> shared_bytes_at(int limit) {
     return bytes;
 }
 
-TEST(AttentionTilesCuda, EveryHeadDimFitsTheSharedMemoryOfEveryGpu) {
+TEST(AttentionTilesCuda, TilesOfEveryHeadDimFitTheSharedMemoryOfEveryGpu) {
     for (const int limit : shared_memory_limits)
         for (const int bytes : shared_bytes_at(limit)) EXPECT_LE(bytes, limit);
 }
 
-TEST(AttentionTilesCuda, LessSharedMemoryNeverMeansLargerTiles) {
+TEST(AttentionTilesCuda, TilesDoNotGrowWhenTheSharedMemoryShrinks) {
     for (int index = 1; index < shared_memory_classes; ++index) {
         const std::vector<int> more = shared_bytes_at(shared_memory_limits[index - 1]),
                                less = shared_bytes_at(shared_memory_limits[index]);
@@ -44,19 +44,19 @@ TEST(AttentionTilesCuda, LessSharedMemoryNeverMeansLargerTiles) {
     }
 }
 
-struct Choice {
+struct ExampleChoice {
     static constexpr int tiles(int limit) { return limit >= shared_memory_limits[1] ? 2 : 1; }
 };
 
-TEST(AttentionTilesCuda, AGpuTakesTheLargestTilesThatItHolds) {
+TEST(AttentionTilesCuda, AGpuGetsTheLargestTilesThatFitItsSharedMemory) {
     const auto chosen = [](int available) {
         int limit = 0;
-        visit_shared_memory<Choice>(available, [&]<int bytes>(SharedMemory<bytes>) { limit = bytes; });
+        visit_shared_memory<ExampleChoice>(available, [&]<int bytes>(SharedMemory<bytes>) { limit = bytes; });
         return limit;
     };
     EXPECT_EQ(chosen(shared_memory_limits[0]), shared_memory_limits[0]);
     EXPECT_EQ(chosen(shared_memory_limits[1]), shared_memory_limits[0])
-        << "the same tiles: one kernel for both";
+        << "limits with the same tiles share one kernel";
     EXPECT_EQ(chosen(shared_memory_limits[1] - 1), shared_memory_limits[2]);
     EXPECT_EQ(chosen(shared_memory_limits[2]), shared_memory_limits[2]);
 }

@@ -1,8 +1,8 @@
 #pragma once
 /// The tile algebra of attention/cpu/bf16/tiles.h in plain C++, with the semantics of AMX's tileloadd,
-/// tilestored and tdpbf16ps (Intel Instruction Set Extensions Programming Reference, ch. 3): loads copy,
-/// products sum the even and the odd elements of each pair of bf16 separately before adding both to the
-/// accumulator. Denormals are kept, AMX flushes them.
+/// tilestored and tdpbf16ps (Intel Instruction Set Extensions Programming Reference, ch. 3). A product sums
+/// the even and the odd elements of each pair of bf16 separately before it adds both to the accumulator.
+/// Subnormal numbers are kept; AMX flushes them to 0.
 #include <bit>
 #include <cstdint>
 #include <cstring>
