@@ -35,6 +35,9 @@ double dot_error(std::int64_t n, double u, const double* a, const double* b) {
     return u * std::sqrt(static_cast<double>(n) * squares);
 }
 
+/// The masks of all problems with dropout; the first sample shows that it counts.
+const DropoutKey dropout_key = DropoutKey::of_step(/*run_seed=*/21, /*step=*/3, /*first_sample=*/5);
+
 bool is_visible(const Problem& p, std::int64_t i, std::int64_t j) {
     const std::int64_t diagonal = p.top_left ? i : i + p.keys - p.queries;
     if (p.causal && j > diagonal) return false;
@@ -86,10 +89,17 @@ struct Sums {
     double systematic(std::size_t i) const { return same_sign[i] + shared[i]; }
 };
 
-/// dK and dV, sums over the rows of the whole call, [B * Sk * Hkv] rows.
-struct KeyGradientSums {
+/// dK and dV [B * Sk * Hkv] rows, the gradients of the biases' elements and of the sink [Hq]: sums over the
+/// rows of the whole call.
+struct CallSums {
     Sums d_k, d_v;
+    std::array<Sums, max_biases> d_biases;
+    Sums d_sink;
 };
+
+Vector numbers_of(const Context& ctx, const Tensor& x) {
+    return x.defined() ? to_host(ctx, x) : Vector();
+}
 
 class ReferenceEvaluation {
   public:
@@ -103,8 +113,15 @@ class ReferenceEvaluation {
           k_(to_host(ctx, in.k)),
           v_(to_host(ctx, in.v)),
           d_o_(to_host(ctx, in.d_o)),
-          key_gradients_{Sums(static_cast<std::int64_t>(k_.size())),
-                         Sums(static_cast<std::int64_t>(v_.size()))},
+          biases_{numbers_of(ctx, in.biases[0]), numbers_of(ctx, in.biases[1])},
+          alibi_slopes_(numbers_of(ctx, in.alibi_slopes)),
+          sink_(numbers_of(ctx, in.sink)),
+          d_lse_(numbers_of(ctx, in.d_lse)),
+          dropout_(dropout_draws("definition", problem.dropout_p, dropout_key, Device::cpu())),
+          sums_{Sums(std::ssize(k_)),
+                Sums(std::ssize(v_)),
+                {Sums(std::ssize(biases_[0])), Sums(std::ssize(biases_[1]))},
+                Sums(std::ssize(sink_))},
           row_sum_error_(roundoff.sum_error(problem.queries * (problem.heads / problem.key_heads))) {
         r_.value.o.assign(d_o_.size(), 0);
         r_.value.lse.assign(index(p_.batch * p_.heads * p_.queries), -infinity);
@@ -117,16 +134,20 @@ class ReferenceEvaluation {
 
     Reference evaluate() {
         for (std::int64_t row = 0; row < p_.batch * p_.queries * p_.heads; ++row) evaluate_row(row);
-        const auto finish = [&](const Sums& sums, Vector Result::*part) {
+        const auto finish = [&](const Sums& sums, Vector Result::*part, double storage) {
             r_.value.*part = sums.value;
             for (std::size_t i = 0; i < sums.value.size(); ++i) {
-                (r_.floor.*part).push_back(sums.floor(i, roundoff_.storage));
-                (r_.root_mean_square.*part).push_back(sums.root_mean_square(i, roundoff_.storage));
+                (r_.floor.*part).push_back(sums.floor(i, storage));
+                (r_.root_mean_square.*part).push_back(sums.root_mean_square(i, storage));
                 (r_.systematic.*part).push_back(sums.systematic(i));
             }
         };
-        finish(key_gradients_.d_k, &Result::d_k);
-        finish(key_gradients_.d_v, &Result::d_v);
+        finish(sums_.d_k, &Result::d_k, roundoff_.storage);
+        finish(sums_.d_v, &Result::d_v, roundoff_.storage);
+        constexpr double of_float32 = 0x1p-24;
+        finish(sums_.d_biases[0], &Result::d_bias_0, of_float32);
+        finish(sums_.d_biases[1], &Result::d_bias_1, of_float32);
+        finish(sums_.d_sink, &Result::d_sink, of_float32);
         return std::move(r_);
     }
 
@@ -136,16 +157,72 @@ class ReferenceEvaluation {
         std::int64_t index, head, i, batch;
         const double *q, *d_o;
         std::vector<std::int64_t> visible = {};
-        Vector p = {};                           ///< probabilities of the visible keys
-        double p_error = 0, p_error_of_lse = 0;  ///< relative errors of exp(s - m) and of exp(s - LSE)
-        double sum_error = 0;                    ///< relative error of a sum over the row's keys
-        double delta = 0;                        ///< D = dO . O
+        Vector p = {};                                  ///< probabilities of the visible keys, before dropout
+        Vector dropout = {};                            ///< factors of P: 0 or the scale of kept elements
+        Vector derivative = {}, derivative_error = {};  ///< derivatives of the scores by the products
+        double p_error = 0, p_error_of_lse = 0;         ///< relative errors of exp(s - m) and of exp(s - LSE)
+        double sum_error = 0;                           ///< relative error of a sum over the row's keys
+        double delta = 0;                               ///< D = dO . O - dLSE
         double delta_error = 0, delta_error_shared = 0, delta_error_same_sign = 0;
     };
 
     /// Index of the row of k and v that holds key j of the row's K/V head.
     std::int64_t key_index(const Row& row, std::int64_t j) const {
         return (row.batch * p_.keys + j) * p_.key_heads + row.head / (p_.heads / p_.key_heads);
+    }
+
+    struct Score {
+        double value, error;
+        double derivative, derivative_error;  ///< by the product
+    };
+    /// softcap * tanh(scale q.k / softcap) - slope |i + off - j| + biases.
+    Score score_of(const Row& row, std::int64_t j) const {
+        const double* const k = k_.data() + key_index(row, j) * p_.d_qk;
+        Score score{.value = scale_ * dot(p_.d_qk, row.q, k),
+                    .error = std::abs(scale_) * dot_error(p_.d_qk, u_, row.q, k),
+                    .derivative = 1,
+                    .derivative_error = 0};
+        if (p_.softcap != 0) {
+            constexpr double roundings = 8;  // of the quotient, tanh and the product
+            const double t = std::tanh(score.value / p_.softcap);
+            score.derivative = 1 - t * t;
+            score.derivative_error = 2 * std::abs(t) * score.derivative * score.error / p_.softcap +
+                                     roundings * u_ * (score.derivative + std::abs(t));
+            score.error = score.derivative * score.error + roundings * u_ * p_.softcap * std::abs(t);
+            score.value = p_.softcap * t;
+        }
+        const auto add = [&](double term) {
+            score.value += term;
+            if (std::isfinite(term)) score.error += 2 * u_ * (std::abs(term) + std::abs(score.value));
+        };
+        if (p_.alibi) {
+            const std::int64_t diagonal = p_.top_left ? row.i : row.i + p_.keys - p_.queries;
+            add(-alibi_slopes_[index(row.head)] * static_cast<double>(std::abs(diagonal - j)));
+        }
+        for (std::size_t n = 0; n < max_biases; ++n)
+            if (!biases_[n].empty()) add(biases_[n][index(bias_element(n, row, j))]);
+        return score;
+    }
+
+    /// The element of bias n that is added to a score.
+    std::int64_t bias_element(std::size_t n, const Row& row, std::int64_t j) const {
+        const Shape& shape = p_.biases[n];
+        const std::int64_t batch = shape[0] == p_.batch ? row.batch
+                                   : shape[0] == 1      ? 0
+                                                        : row.batch / p_.batch_divisor;
+        const std::int64_t head = shape[1] == 1 ? 0 : row.head, i = shape[2] == 1 ? 0 : row.i;
+        return ((batch * shape[1] + head) * shape[2] + i) * shape[3] + (shape[3] == 1 ? 0 : j);
+    }
+
+    double dropout_factor(const Row& row, std::int64_t j) const {
+        if (dropout_.threshold == 0) return 1;
+        const Philox::Counter words =
+            Philox::draw({static_cast<std::uint32_t>(j / 8), static_cast<std::uint32_t>(row.i),
+                          static_cast<std::uint32_t>(row.head),
+                          static_cast<std::uint32_t>(dropout_.first_sample + row.batch)},
+                         dropout_.key());
+        const std::uint32_t bits = words[index(j % 8 / 2)] >> (16 * (j % 2)) & 0xffffu;
+        return bits < dropout_.threshold ? 0 : dropout_.scale;
     }
 
     void evaluate_row(std::int64_t row_index) {
@@ -155,18 +232,24 @@ class ReferenceEvaluation {
                 .batch = row_index / p_.heads / p_.queries,
                 .q = q_.data() + row_index * p_.d_qk,
                 .d_o = d_o_.data() + row_index * p_.d_v};
-        double largest = 0, maximum = -infinity, sum = 0, score_error = 0;
+        const double sink = sink_.empty() ? -infinity : sink_[index(row.head)];
+        double largest = sink > -infinity ? std::abs(sink) : 0, maximum = sink, sum = 0, score_error = 0;
         for (std::int64_t j = 0; j < p_.keys; ++j) {
             if (!is_visible(p_, row.i, j)) continue;
-            const double* const k = k_.data() + key_index(row, j) * p_.d_qk;
+            const Score score = score_of(row, j);
+            if (score.value == -infinity) continue;
             row.visible.push_back(j);
-            row.p.push_back(scale_ * dot(p_.d_qk, row.q, k));
-            score_error = std::max(score_error, std::abs(scale_) * dot_error(p_.d_qk, u_, row.q, k));
-            largest = std::max(largest, std::abs(row.p.back()));
-            maximum = std::max(maximum, row.p.back());
+            row.p.push_back(score.value);
+            row.dropout.push_back(dropout_factor(row, j));
+            row.derivative.push_back(score.derivative);
+            row.derivative_error.push_back(score.derivative_error);
+            score_error = std::max(score_error, score.error);
+            largest = std::max(largest, std::abs(score.value));
+            maximum = std::max(maximum, score.value);
         }
-        if (row.visible.empty()) return;
+        if (maximum == -infinity) return;
         for (const double s : row.p) sum += std::exp(s - maximum);
+        sum += std::exp(sink - maximum);
         const double lse = maximum + std::log(sum);
         for (double& s : row.p) s = std::exp(s - lse);
         row.sum_error = roundoff_.sum_error(std::ssize(row.visible));
@@ -177,6 +260,7 @@ class ReferenceEvaluation {
         r_.floor.lse[lse_at] = r_.root_mean_square.lse[lse_at] = r_.systematic.lse[lse_at] =
             row.p_error_of_lse + row.sum_error;
         add_output(row);
+        add_sink_gradient(row, std::exp(sink - lse));
         add_gradients(row);
     }
 
@@ -187,16 +271,19 @@ class ReferenceEvaluation {
         for (std::size_t n = 0; n < row.visible.size(); ++n) {
             const double* const v = v_.data() + key_index(row, row.visible[n]) * p_.d_v;
             for (std::int64_t c = 0; c < p_.d_v; ++c) {
-                const double term = row.p[n] * v[c];
+                const double term = row.dropout[n] * row.p[n] * v[c];
                 // sum_error counts twice: in the numerator and in the denominator.
                 o.add(c, term,
                       {row.p_error * term, 2 * row.sum_error * term, roundoff_.factors * term,
                        row.p_error * term});
             }
         }
-        row.delta = dot(p_.d_v, row.d_o, o.value.data());
-        const double product_error = dot_error(p_.d_v, u_, row.d_o, o.value.data());
-        double squares = square(product_error), same_sign = product_error;
+        const double d_lse =
+            d_lse_.empty() ? 0 : d_lse_[index((row.batch * p_.heads + row.head) * p_.queries + row.i)];
+        row.delta = dot(p_.d_v, row.d_o, o.value.data()) - d_lse;
+        const double of_product =
+            dot_error(p_.d_v, u_, row.d_o, o.value.data()) + (d_lse == 0 ? 0 : u_ * std::abs(row.delta));
+        double squares = square(of_product), same_sign = of_product;
         for (std::int64_t c = 0; c < p_.d_v; ++c) {
             const std::size_t i = index(c), at = index(row.index * p_.d_v + c);
             const double division_error = 2 * u_ * std::abs(o.value[i]);
@@ -212,6 +299,31 @@ class ReferenceEvaluation {
         row.delta_error_same_sign = same_sign + row.delta_error_shared;
     }
 
+    /// Biases receive dS, whose sum may have as many terms as there are rows, heads and batches.
+    void add_bias_gradients(const Row& row, std::size_t n, double d_score, double d_score_error) {
+        const double p = row.p[n];
+        const double terms = static_cast<double>(p_.batch * p_.heads * p_.queries * p_.keys);
+        for (std::size_t b = 0; b < max_biases; ++b) {
+            if (biases_[b].empty()) continue;
+            const double terms_of_element = terms / static_cast<double>(biases_[b].size());
+            sums_.d_biases[b].add(
+                bias_element(b, row, row.visible[n]), d_score,
+                {std::hypot(d_score_error, p * row.delta_error),
+                 (2 * row.sum_error + u_ * terms_of_element) * std::abs(d_score) + p * row.delta_error_shared,
+                 std::sqrt(2.0) * roundoff_.factors * d_score,
+                 d_score_error + p * row.delta_error_same_sign});
+        }
+    }
+
+    /// dSink = -(sum over rows of exp(sink - LSE) D).
+    void add_sink_gradient(const Row& row, double p_of_sink) {
+        if (sink_.empty()) return;
+        sums_.d_sink.add(row.head, -p_of_sink * row.delta,
+                         {std::hypot(row.p_error_of_lse * p_of_sink * row.delta, p_of_sink * row.delta_error),
+                          2 * row.sum_error * p_of_sink * row.delta + p_of_sink * row.delta_error_shared, 0,
+                          p_of_sink * row.delta_error_same_sign});
+    }
+
     void add_gradients(const Row& row) {
         Sums d_q(p_.d_qk);
         // Sum over j of P_ij k_j. The derivative of dQ by D is -scale times this.
@@ -220,26 +332,34 @@ class ReferenceEvaluation {
             const std::int64_t key = key_index(row, row.visible[n]);
             const double p = row.p[n];
             const double *const k = k_.data() + key * p_.d_qk, *const v = v_.data() + key * p_.d_v;
-            const double d_s = p * (dot(p_.d_v, row.d_o, v) - row.delta);
+            const double kept = row.dropout[n];
+            const double d_score = p * (kept * dot(p_.d_v, row.d_o, v) - row.delta);
+            const double d_score_error =
+                std::hypot(row.p_error_of_lse * d_score, p * kept * dot_error(p_.d_v, u_, row.d_o, v));
+            add_bias_gradients(row, n, d_score, d_score_error);
+            const double derivative = row.derivative[n];
+            const double d_s = d_score * derivative;
             const double d_s_error =
-                std::hypot(row.p_error_of_lse * d_s, p * dot_error(p_.d_v, u_, row.d_o, v));
+                std::hypot(derivative * d_score_error, row.derivative_error[n] * d_score);
+            const double p_of_delta = p * derivative;                        // the factor of an error in D
             const double factor = std::sqrt(2.0) * roundoff_.factors * d_s;  // roundings of P and of dS
             const double shared = 2 * row.sum_error * d_s;
             for (std::int64_t c = 0; c < p_.d_qk; ++c) {
                 const double at_k = scale_ * k[c], at_q = scale_ * row.q[c];
                 d_q.add(c, d_s * at_k, {d_s_error * at_k, shared * at_k, factor * at_k, d_s_error * at_k});
-                mean_key[index(c)] += p * k[c];
-                key_gradients_.d_k.add(
-                    key * p_.d_qk + c, d_s * at_q,
-                    {std::hypot(d_s_error, p * row.delta_error) * at_q,
-                     (std::abs(shared) + row_sum_error_ * std::abs(d_s) + p * row.delta_error_shared) * at_q,
-                     factor * at_q, (d_s_error + p * row.delta_error_same_sign) * at_q});
+                mean_key[index(c)] += p_of_delta * k[c];
+                sums_.d_k.add(key * p_.d_qk + c, d_s * at_q,
+                              {std::hypot(d_s_error, p_of_delta * row.delta_error) * at_q,
+                               (std::abs(shared) + row_sum_error_ * std::abs(d_s) +
+                                p_of_delta * row.delta_error_shared) *
+                                   at_q,
+                               factor * at_q, (d_s_error + p_of_delta * row.delta_error_same_sign) * at_q});
             }
             for (std::int64_t c = 0; c < p_.d_v; ++c) {
-                const double term = p * row.d_o[c];
-                key_gradients_.d_v.add(key * p_.d_v + c, term,
-                                       {row.p_error_of_lse * term, (row.sum_error + row_sum_error_) * term,
-                                        roundoff_.factors * term, row.p_error_of_lse * term});
+                const double term = kept * p * row.d_o[c];
+                sums_.d_v.add(key * p_.d_v + c, term,
+                              {row.p_error_of_lse * term, (row.sum_error + row_sum_error_) * term,
+                               roundoff_.factors * term, row.p_error_of_lse * term});
             }
         }
         for (std::int64_t c = 0; c < p_.d_qk; ++c) {
@@ -261,7 +381,10 @@ class ReferenceEvaluation {
     const Roundoff& roundoff_;
     const double u_, scale_;
     const Vector q_, k_, v_, d_o_;
-    KeyGradientSums key_gradients_;
+    const std::array<Vector, max_biases> biases_;
+    const Vector alibi_slopes_, sink_, d_lse_;
+    const DropoutDraws dropout_;
+    CallSums sums_;
     const double row_sum_error_;
     Reference r_;
 };
@@ -274,11 +397,10 @@ struct Output {
     bool is_forward;
 };
 std::vector<Output> outputs_of(const Problem& p) {
-    return {{"O", &Result::o, p.d_v, true},
-            {"LSE", &Result::lse, 1, true},
-            {"dQ", &Result::d_q, p.d_qk, false},
-            {"dK", &Result::d_k, p.d_qk, false},
-            {"dV", &Result::d_v, p.d_v, false}};
+    return {{"O", &Result::o, p.d_v, true},           {"LSE", &Result::lse, 1, true},
+            {"dQ", &Result::d_q, p.d_qk, false},      {"dK", &Result::d_k, p.d_qk, false},
+            {"dV", &Result::d_v, p.d_v, false},       {"dBias 0", &Result::d_bias_0, 1, false},
+            {"dBias 1", &Result::d_bias_1, 1, false}, {"dSink", &Result::d_sink, 1, false}};
 }
 
 /// |a - b|; 0 for equal numbers including infinities, infinity if either is NaN.
@@ -313,7 +435,15 @@ Tensor with_scaled_row(const Context& ctx, const Tensor& x, std::int64_t row, do
 }  // namespace
 
 Options Problem::options(Algorithm algorithm) const {
-    return {.algorithm = algorithm, .scale = scale, .causal = causal, .window = window, .top_left = top_left};
+    return {.algorithm = algorithm,
+            .scale = scale,
+            .causal = causal,
+            .window = window,
+            .top_left = top_left,
+            .softcap = softcap,
+            .batch_divisor = batch_divisor,
+            .dropout_p = dropout_p,
+            .dropout_key = dropout_key};
 }
 double Problem::scale_or_default() const {
     return scale.value_or(1.0 / std::sqrt(static_cast<double>(d_qk)));
@@ -326,18 +456,40 @@ std::ostream& operator<<(std::ostream& out, const Problem& p) {
     if (p.window.left >= 0 || p.window.right >= 0)
         out << ", window {" << p.window.left << ", " << p.window.right << '}';
     if (p.scale) out << ", scale " << *p.scale;
+    if (p.softcap != 0) out << ", softcap " << p.softcap;
+    if (p.alibi) out << ", ALiBi";
+    if (p.sink) out << ", sink";
+    for (const Shape& bias : p.biases)
+        if (bias.rank() > 0) out << ", bias " << bias;
+    if (p.batch_divisor > 1) out << ", batch divisor " << p.batch_divisor;
+    if (p.dropout_p > 0) out << ", dropout " << p.dropout_p;
+    if (p.d_lse) out << ", dLSE";
     return out;
 }
 
 Inputs Inputs::to(const Context& ctx, DType dtype) const {
-    return {cast(ctx, q, dtype), cast(ctx, k, dtype), cast(ctx, v, dtype), cast(ctx, d_o, dtype)};
+    Inputs converted = *this;
+    for (Tensor* x : {&converted.q, &converted.k, &converted.v, &converted.d_o}) *x = cast(ctx, *x, dtype);
+    if (d_lse.defined()) converted.d_lse = cast(ctx, d_lse, accumulator_of(dtype));
+    return converted;
 }
 
 Inputs random_inputs(const Context& ctx, const Problem& p, DType dtype) {
-    return {.q = randn(ctx, {p.batch, p.queries, p.heads, p.d_qk}, dtype, Seed{11}),
-            .k = randn(ctx, {p.batch, p.keys, p.key_heads, p.d_qk}, dtype, Seed{12}),
-            .v = randn(ctx, {p.batch, p.keys, p.key_heads, p.d_v}, dtype, Seed{13}),
-            .d_o = randn(ctx, {p.batch, p.queries, p.heads, p.d_v}, dtype, Seed{14})};
+    Inputs in{.q = randn(ctx, {p.batch, p.queries, p.heads, p.d_qk}, dtype, Seed{11}),
+              .k = randn(ctx, {p.batch, p.keys, p.key_heads, p.d_qk}, dtype, Seed{12}),
+              .v = randn(ctx, {p.batch, p.keys, p.key_heads, p.d_v}, dtype, Seed{13}),
+              .d_o = randn(ctx, {p.batch, p.queries, p.heads, p.d_v}, dtype, Seed{14})};
+    for (std::size_t n = 0; n < max_biases; ++n)
+        if (p.biases[n].rank() > 0) in.biases[n] = randn(ctx, p.biases[n], DType::f32, Seed{15 + n});
+    if (p.alibi) {
+        Vector slopes;  // those of the paper for a power of two heads
+        for (std::int64_t h = 1; h <= p.heads; ++h)
+            slopes.push_back(std::exp2(-8.0 * static_cast<double>(h) / static_cast<double>(p.heads)));
+        in.alibi_slopes = from_host(ctx, slopes, {p.heads}, DType::f32);
+    }
+    if (p.sink) in.sink = randn(ctx, {p.heads}, DType::f32, Seed{17});
+    if (p.d_lse) in.d_lse = randn(ctx, {p.batch, p.heads, p.queries}, accumulator_of(dtype), Seed{18});
+    return in;
 }
 
 Inputs offset_inputs(const Context& ctx, const Problem& p, DType dtype, double offset) {
@@ -372,15 +524,21 @@ Inputs heavy_row_inputs(const Context& ctx, const Problem& p, DType dtype, std::
     return in;
 }
 
-Result run(const Context& ctx, const Inputs& in, const Options& options) {
+Result run(const Context& ctx, const Inputs& in, Options options) {
+    options.biases = in.biases;
+    options.alibi_slopes = in.alibi_slopes;
+    options.sink = in.sink;
     Saved saved;
     const Tensor o = forward(ctx, in.q, in.k, in.v, options, saved);
-    const Gradients gradients = backward(ctx, in.d_o, options, saved);
+    const Gradients gradients = backward(ctx, in.d_o, options, saved, in.d_lse);
     return {.o = to_host(ctx, o),
             .lse = to_host(ctx, saved.lse),
             .d_q = to_host(ctx, gradients.q),
             .d_k = to_host(ctx, gradients.k),
-            .d_v = to_host(ctx, gradients.v)};
+            .d_v = to_host(ctx, gradients.v),
+            .d_bias_0 = numbers_of(ctx, gradients.biases[0]),
+            .d_bias_1 = numbers_of(ctx, gradients.biases[1]),
+            .d_sink = numbers_of(ctx, gradients.sink)};
 }
 
 double Roundoff::sum_error(std::int64_t terms) const {

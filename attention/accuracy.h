@@ -21,7 +21,14 @@ struct Problem {
     Window window = {};
     bool top_left = false;
     std::optional<double> scale = {};
+    double softcap = 0;
+    bool alibi = false, sink = false;
+    std::array<Shape, max_biases> biases = {};  ///< rank 0: none
+    std::int64_t batch_divisor = 1;
+    double dropout_p = 0;
+    bool d_lse = false;  ///< the gradient by the LSE is not 0
 
+    /// Without the tensors, which Inputs hold.
     Options options(Algorithm algorithm = Algorithm::flash) const;
     double scale_or_default() const;
 };
@@ -32,6 +39,10 @@ struct Inputs {
     Tensor k;    ///< [B, Sk, Hkv, Dqk]
     Tensor v;    ///< [B, Sk, Hkv, Dv]
     Tensor d_o;  ///< [B, Sq, Hq, Dv]
+    // Undefined where the problem lacks the option.
+    std::array<Tensor, max_biases> biases = {};  ///< float32
+    Tensor alibi_slopes = {}, sink = {};         ///< [Hq] float32
+    Tensor d_lse = {};                           ///< [B, Hq, Sq]
 
     Inputs to(const Context& ctx, DType dtype) const;
 };
@@ -51,10 +62,10 @@ Inputs heavy_row_inputs(const Context& ctx, const Problem& problem, DType dtype,
 
 /// All results of a forward and a backward pass, on the host.
 struct Result {
-    std::vector<double> o, lse, d_q, d_k, d_v;
+    std::vector<double> o, lse, d_q, d_k, d_v, d_bias_0 = {}, d_bias_1 = {}, d_sink = {};
     bool operator==(const Result&) const = default;
 };
-Result run(const Context& ctx, const Inputs& in, const Options& options);
+Result run(const Context& ctx, const Inputs& in, Options options);
 
 /// Rounding errors of one kind of kernel.
 struct Roundoff {

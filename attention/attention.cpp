@@ -27,20 +27,23 @@ void with_algorithm(Algorithm algorithm, Flash&& flash, Naive&& naive) {
     throw Error(concat("attention: algorithm ", algorithm, " is not available; choose flash or naive"));
 }
 
-/// Throws an Error with the option's name if an option is set that this version does not implement. Ignoring
-/// it would train a different model than the caller asked for.
-void refuse_unavailable(const Options& options) {
-    const auto refuse_if = [](bool is_set, const char* name) {
-        check(!is_set, "attention: option ", name, " is not available; leave it at its default");
+/// Throws an Error with the option's name if an option is set that this version does not implement on the
+/// device. Ignoring it would train a different model than the caller asked for.
+void refuse_unavailable(const Options& options, Device device, bool has_d_lse = false) {
+    const auto refuse_if = [](bool is_set, const char* name, const char* where = "") {
+        check(!is_set, "attention: option ", name, " is not available", where, "; leave it at its default");
     };
-    refuse_if(options.biases[0].defined() || options.biases[1].defined(), "biases");
-    refuse_if(options.batch_divisor != 1, "batch_divisor");
-    refuse_if(options.alibi_slopes.defined(), "alibi_slopes");
-    refuse_if(options.softcap != 0, "softcap");
-    refuse_if(options.sink.defined(), "sink");
-    refuse_if(options.dropout_p != 0, "dropout_p");
     refuse_if(options.cumulative_q.defined(), "cumulative_q");
     refuse_if(options.cumulative_k.defined(), "cumulative_k");
+    if (device.is_cuda()) {
+        constexpr const char* where = " on GPUs";
+        refuse_if(options.biases[0].defined() || options.biases[1].defined(), "biases", where);
+        refuse_if(options.alibi_slopes.defined(), "alibi_slopes", where);
+        refuse_if(options.softcap != 0, "softcap", where);
+        refuse_if(options.sink.defined(), "sink", where);
+        refuse_if(options.dropout_p != 0, "dropout_p", where);
+        refuse_if(has_d_lse, "d_lse", where);
+    }
     with_algorithm(
         options.algorithm, [] {}, [] {});
 }
@@ -74,6 +77,59 @@ void check_like(const char* name, const Tensor& x, const Shape& shape, DType dty
           ", expected ", shape, ' ', dtype);
 }
 
+/// A tensor of one float32 for each query head.
+void check_per_head(const char* name, const Tensor& x, const Tensor& q) {
+    check_like(name, x, {q.size(2)}, DType::f32);
+    check(x.device() == q.device(), "attention: ", name, " is ", x, ", expected it on ", q.device());
+}
+
+ScoreOptions::Bias resolve_bias(const Tensor& bias, std::int64_t batch_divisor, const Tensor& q,
+                                std::int64_t keys) {
+    const Shape scores{q.size(0), q.size(2), q.size(1), keys};
+    check(bias.rank() == 4 && bias.device() == q.device() &&
+              (bias.dtype() == q.dtype() || bias.dtype() == DType::f32),
+          "attention: bias is ", bias, ", expected rank 4, ", q.dtype(), " or float32, on ", q.device());
+    ScoreOptions::Bias resolved{.data = bias.raw_data(), .dtype = bias.dtype()};
+    const bool is_divided = bias.size(0) != 1 && bias.size(0) * batch_divisor == q.size(0);
+    for (int axis = 0; axis < 4; ++axis) {
+        check(bias.size(axis) == 1 || bias.size(axis) == scores[axis] || (axis == 0 && is_divided),
+              "attention: bias ", bias, " does not broadcast to ", scores, " with batch_divisor ",
+              batch_divisor);
+        resolved.strides[static_cast<std::size_t>(axis)] = bias.size(axis) == 1 ? 0 : bias.stride(axis);
+    }
+    if (is_divided) resolved.batch_divisor = batch_divisor;
+    return resolved;
+}
+
+ScoreOptions resolve_scores(const Options& options, const Tensor& q, std::int64_t keys) {
+    ScoreOptions scores;
+    check(options.softcap >= 0 && std::isfinite(options.softcap), "attention: softcap ", options.softcap,
+          "; expected 0 (none) or a positive number");
+    scores.softcap = options.softcap;
+    scores.dropout = dropout_draws("attention", options.dropout_p, options.dropout_key, q.device());
+    scores.plain = options.softcap == 0 && scores.dropout.threshold == 0;
+    check(options.batch_divisor >= 1, "attention: batch_divisor ", options.batch_divisor,
+          "; expected at least 1");
+    for (std::size_t n = 0; n < max_biases; ++n) {
+        if (!options.biases[n].defined()) continue;
+        scores.biases[n] = resolve_bias(options.biases[n], options.batch_divisor, q, keys);
+        scores.plain = false;
+    }
+    if (options.alibi_slopes.defined()) {
+        check_per_head("alibi_slopes", options.alibi_slopes, q);
+        scores.alibi_slopes = options.alibi_slopes.data<float>();
+        scores.alibi_stride = options.alibi_slopes.stride(0);
+        scores.plain = false;
+    }
+    if (options.sink.defined()) {
+        check_per_head("sink", options.sink, q);
+        scores.sink = options.sink.data<float>();
+        scores.sink_stride = options.sink.stride(0);
+        scores.plain = false;
+    }
+    return scores;
+}
+
 Resolved resolve(const Options& options, const Tensor& q, const Tensor& k) {
     Resolved resolved;
     resolved.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
@@ -88,11 +144,33 @@ Resolved resolve(const Options& options, const Tensor& q, const Tensor& k) {
     mask.queries = q.size(1);
     mask.keys = k.size(1);
     mask.offset = options.top_left ? 0 : mask.keys - mask.queries;
-    // A side longer than both sequences sees max_side. Clamping it keeps sums of indices from overflowing.
+    // A side of max_side sees every key. Clamping longer sides keeps sums of indices from overflowing.
     const std::int64_t max_side = mask.queries + mask.keys;
     mask.left = std::min(options.window.left, max_side);
     mask.right = options.causal ? 0 : std::min(options.window.right, max_side);
+    resolved.scores = resolve_scores(options, q, mask.keys);
+    resolved.scores.offset = mask.offset;
     return resolved;
+}
+
+void check_option_gradients(const Options& options, const Gradients& into, const Tensor& q) {
+    for (std::size_t n = 0; n < max_biases; ++n) {
+        const Tensor &bias = options.biases[n], &gradient = into.biases[n];
+        if (!gradient.defined()) continue;
+        check(bias.defined(), "attention: a gradient of biases[", n, "] without that bias");
+        check_like("gradient of a bias", gradient, bias.shape(), bias.dtype());
+    }
+    if (!into.sink.defined()) return;
+    check(options.sink.defined(), "attention: a gradient of the sink without a sink");
+    check_per_head("gradient of sink", into.sink, q);
+}
+
+/// A new tensor of x's shape and dtype that has stride 0 along the axes where x has.
+Tensor empty_broadcast_like(const Context& ctx, const Tensor& x) {
+    Shape shape = x.shape();
+    for (int axis = 0; axis < x.rank(); ++axis)
+        if (x.stride(axis) == 0 && shape[axis] > 1) shape[axis] = 1;
+    return empty(ctx, shape, x.dtype()).expand(x.shape());
 }
 
 /// Calls the device's function, also in a dry run: the function allocates its scratch memory, which a plan
@@ -124,7 +202,7 @@ std::ostream& operator<<(std::ostream& out, Algorithm algorithm) {
 
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o) {
-    refuse_unavailable(options);
+    refuse_unavailable(options, q.device());
     check_inputs(q, k, v);
     check_like("o", o, output_shape(q, v), q.dtype());
     const Resolved resolved = resolve(options, q, k);
@@ -145,7 +223,7 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved) {
-    refuse_unavailable(options);
+    refuse_unavailable(options, q.device());
     check_inputs(q, k, v);
     const Tensor o = empty(ctx, output_shape(q, v), q.dtype());
     forward(ctx, q, k, v, options, saved, o);
@@ -153,32 +231,39 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
 }
 
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
-              const Gradients& into) {
-    refuse_unavailable(options);
+              const Gradients& into, const Tensor& d_lse) {
     const auto& [q, k, v, o, lse] = saved;
+    refuse_unavailable(options, q.device(), d_lse.defined());
     check_inputs(q, k, v);
     check_like("saved o", o, output_shape(q, v), q.dtype());
     check_like("saved lse", lse, {q.size(0), q.size(2), q.size(1)}, accumulator_of(q.dtype()));
     check_like("d_o", d_o, o.shape(), o.dtype());
+    if (d_lse.defined()) check_like("d_lse", d_lse, lse.shape(), lse.dtype());
     check_like("gradient of q", into.q, q.shape(), q.dtype());
     check_like("gradient of k", into.k, k.shape(), k.dtype());
     check_like("gradient of v", into.v, v.shape(), v.dtype());
+    check_option_gradients(options, into, q);
     const Resolved resolved = resolve(options, q, k);
+    const OutputGradients d_out{d_o, d_lse};
     with_algorithm(
         options.algorithm,
         [&] {
-            on_device_or_plan(ctx, cpu::flash_backward, cuda::flash_backward, resolved, saved, d_o, into);
+            on_device_or_plan(ctx, cpu::flash_backward, cuda::flash_backward, resolved, saved, d_out, into);
         },
         [&] {
-            on_device_or_plan(ctx, cpu::naive_backward, cuda::naive_backward, resolved, saved, d_o, into);
+            on_device_or_plan(ctx, cpu::naive_backward, cuda::naive_backward, resolved, saved, d_out, into);
         });
 }
 
-Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved) {
-    const Gradients gradients{.q = empty(ctx, saved.q.shape(), saved.q.dtype()),
-                              .k = empty(ctx, saved.k.shape(), saved.k.dtype()),
-                              .v = empty(ctx, saved.v.shape(), saved.v.dtype())};
-    backward(ctx, d_o, options, saved, gradients);
+Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
+                   const Tensor& d_lse) {
+    Gradients gradients{.q = empty(ctx, saved.q.shape(), saved.q.dtype()),
+                        .k = empty(ctx, saved.k.shape(), saved.k.dtype()),
+                        .v = empty(ctx, saved.v.shape(), saved.v.dtype())};
+    for (std::size_t n = 0; n < max_biases; ++n)
+        if (options.biases[n].defined()) gradients.biases[n] = empty_broadcast_like(ctx, options.biases[n]);
+    if (options.sink.defined()) gradients.sink = empty(ctx, options.sink.shape(), DType::f32);
+    backward(ctx, d_o, options, saved, gradients, d_lse);
     return gradients;
 }
 

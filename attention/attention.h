@@ -9,9 +9,12 @@
 #include <cstdint>
 #include <optional>
 
+#include <gradtile/core/dropout_key.h>
 #include <gradtile/core/tensor.h>
 
 namespace gradtile::attention {
+
+inline constexpr std::size_t max_biases = 2;
 
 enum class Algorithm : std::uint8_t {
     flash,  ///< FlashAttention-2: the outer loop is over Q blocks in forward, K/V blocks in backward
@@ -42,16 +45,24 @@ struct Options {
     /// backward pass 11 to 22% of its speed.
     bool deterministic = false;
 
+    // ---- Options of the scores and probabilities; this version refuses them on GPUs ----
+    //   s = softcap * tanh(scale q.k / softcap) - slope |i + off - j| + biases
+
+    double softcap = 0;        ///< 0 = none (Gemma Team 2024, "Gemma 2")
+    Tensor alibi_slopes = {};  ///< [Hq] float32 (Press et al. 2022, "ALiBi")
+    /// Terms of the scores, float32 or q's dtype. Each broadcasts to [B, Hq, Sq, Sk] along axes of length 1
+    /// or stride 0. -inf hides a key.
+    std::array<Tensor, max_biases> biases = {};
+    /// A bias with batch B is used for q with batch B * batch_divisor: q's batch b reads batch b /
+    /// batch_divisor.
+    std::int64_t batch_divisor = 1;
+    Tensor sink = {};             ///< [Hq] float32: an additional logit per row, with a value vector of zeros
+    double dropout_p = 0;         ///< probability that an element of P is dropped; the others are scaled up
+    DropoutKey dropout_key = {};  ///< a default one drops nothing: evaluation
+
     // ---- Reserved for later versions; this version refuses them ----
-    std::array<Tensor, 2> biases = {};  ///< added to S; each broadcasts to [B, Hq, Sq, Sk]
-    std::int64_t batch_divisor = 1;     ///< a bias with batch B is used for q with batch B * batch_divisor
-    Tensor alibi_slopes = {};           ///< [Hq] float32: S -= slope * |i + off - j|
-    double softcap = 0;                 ///< S = softcap * tanh(S / softcap); 0 = none
-    Tensor sink = {};      ///< [Hq] float32: an additional logit per row, with a value vector of zeros
-    double dropout_p = 0;  ///< probability that an element of P is dropped
-    std::uint64_t dropout_key = 0;  ///< Philox key: the mask is a function of (key, batch, head, row, column)
-    Tensor cumulative_q = {};       ///< packed sequences: int32 [B+1] offsets into q [total, Hq, Dqk]
-    Tensor cumulative_k = {};       ///< the same for k and v
+    Tensor cumulative_q = {};  ///< packed sequences: int32 [B+1] offsets into q [total, Hq, Dqk]
+    Tensor cumulative_k = {};  ///< the same for k and v
 };
 
 /// Tensors that backward needs: the inputs (views, not copies), the output, and one number per row.
@@ -67,6 +78,10 @@ struct Gradients {
     Tensor q;  ///< [B, Sq, Hq, Dqk]
     Tensor k;  ///< [B, Sk, Hkv, Dqk]
     Tensor v;  ///< [B, Sk, Hkv, Dv]
+    /// Gradients of the biases, in their dtypes and shapes. Along an axis of length 1 or stride 0 an element
+    /// holds the sum, which is taken in float32 (float64 for float64 inputs) in a fixed order.
+    std::array<Tensor, max_biases> biases = {};
+    Tensor sink = {};  ///< [Hq] float32
 };
 
 /// Computes O [B, Sq, Hq, Dv] from q [B, Sq, Hq, Dqk], k [B, Sk, Hkv, Dqk], v [B, Sk, Hkv, Dv]. Hq must be a
@@ -82,10 +97,14 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
              Saved& saved, const Tensor& o);
 
 /// Computes the gradients of a scalar from d_o, the scalar's gradient by O (shape and dtype of O, any
-/// strides). `options` must be those of the forward call. Rows that see no key get zero gradients.
-Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved);
-/// The same, but writes to views of the caller, for example three slices of one packed dQKV tensor.
+/// strides), and d_lse, its gradient by the LSE (shape and dtype of saved.lse; undefined: 0). `options` must
+/// be those of the forward call. Rows that see no key get zero gradients. The result includes the gradients
+/// of the biases and the sink that are set.
+Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
+                   const Tensor& d_lse = {});
+/// The same, but writes to views of the caller, for example three slices of one packed dQKV tensor. Gradients
+/// of biases and sink are computed only where `into` has a tensor for them.
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
-              const Gradients& into);
+              const Gradients& into, const Tensor& d_lse = {});
 
 }  // namespace gradtile::attention

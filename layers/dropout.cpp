@@ -1,26 +1,12 @@
 #include <gradtile/layers/dropout.h>
 
-#include <cmath>
-
 #include <gradtile/layers/internal/dropout_backend.h>
 #include <gradtile/layers/rows.h>
 
 namespace gradtile {
 
 DropoutMask dropout_mask(double p, const DropoutKey& key, const Tensor& x) {
-    check(p >= 0.0 && p < 1.0, "dropout: p = ", p, " is not in [0, 1)");
-    DropoutMask mask;
-    if (!key.training) return mask;
-    mask.threshold = static_cast<std::uint32_t>(std::lround(65536.0 * p));
-    check(mask.threshold < 65536, "dropout: p = ", p, " drops everything");
-    mask.seed = key.seed;
-    if (key.live_seed.defined()) {
-        check(key.live_seed.device() == x.device(), "dropout: a live seed in ", key.live_seed, " for ", x);
-        mask.live_seed = key.live_seed.data<std::int32_t>();
-        mask.purposes = key.purposes;
-    }
-    mask.scale = 65536.0 / (65536.0 - mask.threshold);
-    mask.first_sample = key.first_sample;
+    DropoutMask mask{dropout_draws("dropout", p, key, x.device())};
     for (int axis = x.rank() > 2 ? 1 : 0; axis < x.rank() - 1; ++axis) mask.tokens *= x.size(axis);
     return mask;
 }

@@ -9,6 +9,7 @@
 #include <immintrin.h>
 #endif
 
+#include <gradtile/attention/cpu/bias_gradients.h>
 #include <gradtile/attention/cpu/selection.h>
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/internal/kernel_views.h>
@@ -87,6 +88,16 @@ Geometry geometry_of(const Resolved& options, const Tensor& q, const Tensor& v) 
     return {.d_qk = q.size(3), .d_v = v.size(3), .scale = options.scale, .mask = options.mask};
 }
 
+/// The rules of all heads, [batch * heads]; empty when every score is its product.
+template <class A>
+std::vector<ScoreRule<A>> rules_of(const ScoreOptions& scores, std::int64_t batch, std::int64_t heads) {
+    std::vector<ScoreRule<A>> rules;
+    if (scores.plain) return rules;
+    for (std::int64_t b = 0; b < batch; ++b)
+        for (std::int64_t h = 0; h < heads; ++h) rules.push_back(scores.rule_of<A>(b, h));
+    return rules;
+}
+
 template <class T>
 void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Resolved& options,
                    const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const Tensor& o_out,
@@ -102,6 +113,7 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
     if (ctx.is_planning()) return;
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     scratch.clear();
+    const auto rules = rules_of<Accumulator<T>>(options.scores, batch, heads);
 
     parallel_for(ctx, tasks, [&](std::int64_t index) {
         const std::int64_t batch_head = index / row_blocks, b = batch_head / heads, h = batch_head % heads;
@@ -115,7 +127,8 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
                          .v = head_rows<T, const T>(v.tensor(), b, h / group),
                          .o = head_rows<T, T>(o.tensor(), b, h),
                          .lse = lse.data<Accumulator<T>>() + batch_head * queries,
-                         .rows = {begin, std::min(begin + block, queries)}},
+                         .rows = {begin, std::min(begin + block, queries)},
+                         .rule = rules.empty() ? nullptr : &rules[static_cast<std::size_t>(batch_head)]},
                         piece.data());
     });
     o.store(ctx);
@@ -139,7 +152,7 @@ A dot(const T* a, const T* b, std::int64_t n) {
 
 template <class T>
 void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Resolved& options,
-                    const Saved& saved, const Tensor& d_o_in, const Gradients& into) {
+                    const Saved& saved, const OutputGradients& d_out, const Gradients& into) {
     using A = Accumulator<T>;
     const Geometry geometry = geometry_of(options, saved.q, saved.v);
     const Mask& mask = geometry.mask;
@@ -149,20 +162,34 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
     const Blocks blocks = kernels.blocks(geometry);
     const std::int64_t row_blocks = ceil_div(queries, blocks.backward_rows);
     const std::int64_t key_blocks = ceil_div(keys, blocks.backward_keys);
-    const std::int64_t tasks = batch * key_heads * key_blocks;
 
-    const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_o_in);
+    const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_out.o);
+    const Readable d_lse(ctx, d_out.lse.defined() ? d_out.lse : saved.lse,
+                         /*direct=*/!d_out.lse.defined() || d_out.lse.is_contiguous());
     const Writable d_q(ctx, into.q, dtype_of<A>), d_k(ctx, into.k, dtype_of<T>),
         d_v(ctx, into.v, dtype_of<T>);
     const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
     const Tensor turns = empty(ctx, {batch, heads, row_blocks}, DType::i32);
+    const BiasGradients<A> bias_gradients(ctx, options.scores, into);
+    // Tasks that add to the same sums of a bias's gradient become one.
+    const auto groups = bias_gradients.groups(batch, key_heads, key_blocks);
+    const std::int64_t batch_groups = ceil_div(batch, groups.batches);
+    const std::int64_t head_groups = ceil_div(key_heads, groups.heads);
+    const std::int64_t tasks = ceil_div(key_blocks, groups.key_blocks) * batch_groups * head_groups;
     const TaskScratch scratch(ctx, tasks, kernels.backward_scratch_bytes(geometry));
     if (ctx.is_planning()) return;
-    for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
+    for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
     scratch.clear();
+    bias_gradients.clear(ctx);
+    const auto rules = rules_of<A>(options.scores, batch, heads);
+    std::vector<BiasGradientsOfHead<A>> gradients_of_heads;
+    if (bias_gradients.any())
+        for (std::int64_t b = 0; b < batch; ++b)
+            for (std::int64_t h = 0; h < heads; ++h)
+                gradients_of_heads.push_back(bias_gradients.of_head(b, h));
 
-    // For each row: D = rowsum(dO * O), and LSE with +inf if the row sees no key. For each row block: the K/V
-    // block that is first to add to dQ, or dQ = 0 if there is none.
+    // For each row: D = rowsum(dO * O) - dLSE, and LSE with +inf if the row sees no key. For each row block:
+    // the K/V block that is first to add to dQ, or dQ = 0 if there is none.
     parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t index) {
         const std::int64_t batch_head = index / row_blocks, b = batch_head / heads, h = batch_head % heads;
         const std::int64_t begin = index % row_blocks * blocks.backward_rows;
@@ -170,11 +197,13 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         const StridedRows o_rows = head_rows<T, const T>(o.tensor(), b, h);
         const StridedRows d_o_rows = head_rows<T, const T>(d_o.tensor(), b, h);
         for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-            const A row_lse = saved.lse.data<A>()[batch_head * queries + i];
+            const std::int64_t row = batch_head * queries + i;
+            const A row_lse = saved.lse.data<A>()[row];
             const bool sees_no_key = row_lse == -std::numeric_limits<A>::infinity();
-            lse.data<A>()[batch_head * queries + i] =
-                sees_no_key ? std::numeric_limits<A>::infinity() : row_lse;
-            delta.data<A>()[batch_head * queries + i] = dot<A>(d_o_rows.row(i), o_rows.row(i), geometry.d_v);
+            lse.data<A>()[row] = sees_no_key ? std::numeric_limits<A>::infinity() : row_lse;
+            A d = dot<A>(d_o_rows.row(i), o_rows.row(i), geometry.d_v);
+            if (d_out.lse.defined() && !sees_no_key) d -= d_lse.tensor().data<A>()[row];
+            delta.data<A>()[row] = d;
         }
         const IndexRange visible = mask.visible_keys(rows);
         turns.data<std::int32_t>()[index] = static_cast<std::int32_t>(visible.begin / blocks.backward_keys);
@@ -184,38 +213,57 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
             std::fill_n(d_q_rows.row(i), geometry.d_qk, A(0));
     });
 
+    const auto process = [&](std::int64_t key_block, std::int64_t b, std::int64_t key_head,
+                             std::byte* memory) {
+        const std::int64_t head = key_head * group, first_head = b * heads + head;
+        const std::int64_t begin = key_block * blocks.backward_keys;
+        const auto of_group = [&](const auto& list) {
+            return list.empty() ? nullptr : list.data() + first_head;
+        };
+        kernels.backward({.geometry = &geometry,
+                          .k = head_rows<T, const T>(k.tensor(), b, key_head),
+                          .v = head_rows<T, const T>(v.tensor(), b, key_head),
+                          .d_k = head_rows<T, T>(d_k.tensor(), b, key_head),
+                          .d_v = head_rows<T, T>(d_v.tensor(), b, key_head),
+                          .keys = {begin, std::min(begin + blocks.backward_keys, keys)},
+                          .key_block = key_block,
+                          .group = group,
+                          .q = head_rows<T, const T>(q.tensor(), b, head),
+                          .d_o = head_rows<T, const T>(d_o.tensor(), b, head),
+                          .d_q = head_rows<A, A>(d_q.tensor(), b, head),
+                          .q_head_stride = q.tensor().stride(2),
+                          .d_o_head_stride = d_o.tensor().stride(2),
+                          .d_q_head_stride = d_q.tensor().stride(2),
+                          .lse = lse.data<A>() + first_head * queries,
+                          .delta = delta.data<A>() + first_head * queries,
+                          .turns = {turns.data<std::int32_t>() + first_head * row_blocks, row_blocks},
+                          .rules = of_group(rules),
+                          .bias_gradients = of_group(gradients_of_heads)},
+                         memory);
+    };
     // The K/V block is the slowest index. Neighbouring tasks then belong to different heads and rarely wait
     // for each other. Tasks of the same head go through its row blocks in the same order, one behind the
     // other. A task waits only for tasks with lower numbers, which have started.
     parallel_for(ctx, tasks, [&](std::int64_t index) {
-        const std::int64_t key_block = index / (batch * key_heads);
-        const std::int64_t batch_key_head = index % (batch * key_heads);
-        const std::int64_t b = batch_key_head / key_heads, key_head = batch_key_head % key_heads;
-        const std::int64_t head = key_head * group;  // the first query head of the group
-        const std::int64_t begin = key_block * blocks.backward_keys;
-        const std::int64_t first_row = (b * heads + head) * queries;
+        const std::int64_t first_block = index / (batch_groups * head_groups) * groups.key_blocks;
+        const std::int64_t first_batch = index / head_groups % batch_groups * groups.batches;
+        const std::int64_t first_head = index % head_groups * groups.heads;
         const TaskScratch::Piece piece(scratch);
-        kernels.backward(
-            {.geometry = &geometry,
-             .k = head_rows<T, const T>(k.tensor(), b, key_head),
-             .v = head_rows<T, const T>(v.tensor(), b, key_head),
-             .d_k = head_rows<T, T>(d_k.tensor(), b, key_head),
-             .d_v = head_rows<T, T>(d_v.tensor(), b, key_head),
-             .keys = {begin, std::min(begin + blocks.backward_keys, keys)},
-             .key_block = key_block,
-             .group = group,
-             .q = head_rows<T, const T>(q.tensor(), b, head),
-             .d_o = head_rows<T, const T>(d_o.tensor(), b, head),
-             .d_q = head_rows<A, A>(d_q.tensor(), b, head),
-             .q_head_stride = q.tensor().stride(2),
-             .d_o_head_stride = d_o.tensor().stride(2),
-             .d_q_head_stride = d_q.tensor().stride(2),
-             .lse = lse.data<A>() + first_row,
-             .delta = delta.data<A>() + first_row,
-             .turns = {turns.data<std::int32_t>() + (b * heads + head) * row_blocks, row_blocks}},
-            piece.data());
+        for (std::int64_t block = first_block; block < std::min(first_block + groups.key_blocks, key_blocks);
+             ++block)
+            for (std::int64_t b = first_batch; b < std::min(first_batch + groups.batches, batch); ++b)
+                for (std::int64_t h = first_head; h < std::min(first_head + groups.heads, key_heads); ++h)
+                    process(block, b, h, piece.data());
     });
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+    bias_gradients.store(ctx);
+    if (into.sink.defined()) store_sink_gradient<A>(ctx, options.scores, saved.lse, delta, into.sink);
+}
+
+/// The fastest kernels that take these scores.
+template <class T>
+const FlashKernels<T>& kernels_for(const ScoreOptions& scores) {
+    return scores.plain ? chosen_kernels<T>() : generic_kernels<T>();
 }
 
 }  // namespace
@@ -223,14 +271,14 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
 void flash_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
                    const Tensor& v, const Tensor& o, const Tensor& lse) {
     visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
-        forward_typed<T>(ctx, chosen_kernels<T>(), options, q, k, v, o, lse);
+        forward_typed<T>(ctx, kernels_for<T>(options.scores), options, q, k, v, o, lse);
     });
 }
 
-void flash_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o,
-                    const Gradients& into) {
+void flash_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+                    const OutputGradients& d_out, const Gradients& into) {
     visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
-        backward_typed<T>(ctx, chosen_kernels<T>(), options, saved, d_o, into);
+        backward_typed<T>(ctx, kernels_for<T>(options.scores), options, saved, d_out, into);
     });
 }
 

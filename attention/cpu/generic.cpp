@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include <gradtile/attention/cpu/bias_gradients.h>
 #include <gradtile/attention/cpu/kernels.h>
 
 namespace gradtile::attention::cpu {
@@ -75,6 +76,35 @@ void scores(IndexRange columns, std::int64_t d, A scale, const A* row, const A* 
     for (std::int64_t j = columns.begin; j < columns.end; ++j) out[j] *= scale;
 }
 
+/// Scores of row i from products with the keys first_key + j.
+template <class A>
+void apply(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key, IndexRange columns, A* s) {
+    for (std::int64_t j = columns.begin; j < columns.end; ++j) s[j] = rule.score(s[j], i, first_key + j);
+}
+
+/// Multiplies probabilities of row i by the factors of dropout.
+template <class A>
+void drop(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key, IndexRange columns, A* p) {
+    if (rule.dropout_threshold == 0) return;
+    DropoutRow<A> dropout(rule, i);
+    for (std::int64_t j = columns.begin; j < columns.end; ++j) p[j] *= dropout.factor(first_key + j);
+}
+
+/// One row of the backward pass. On entry p holds the products and d_s holds dO V^T; afterwards p holds the
+/// probabilities that multiply V, d_score holds dS, and d_s the gradient of the products.
+template <class A>
+void differentiate(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key, IndexRange columns,
+                   A lse, A delta, A* p, A* d_s, A* d_score) {
+    DropoutRow<A> dropout(rule, i);
+    for (std::int64_t j = columns.begin; j < columns.end; ++j) {
+        const A product = p[j], factor = dropout.factor(first_key + j);
+        const A probability = std::exp(rule.score(product, i, first_key + j) - lse);
+        p[j] = factor * probability;
+        d_score[j] = probability * (factor * d_s[j] - delta);
+        d_s[j] = d_score[j] * rule.derivative(product);
+    }
+}
+
 /// The keys of a block that row i sees, counted from the block's first key.
 IndexRange visible_in(const Mask& mask, std::int64_t i, IndexRange keys) {
     const IndexRange visible = mask.visible_keys(i);
@@ -108,8 +138,10 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
     const std::int64_t rows = task.rows.end - task.rows.begin;
     load(task.rows, g.d_qk, task.q, q);
     std::fill_n(o, rows * g.d_v, A(0));
-    std::fill_n(maximum, rows, -infinity);
-    std::fill_n(sum, rows, A(0));
+    // The sink counts as a key whose value is 0.
+    const A sink = task.rule != nullptr ? task.rule->sink : -infinity;
+    std::fill_n(maximum, rows, sink);
+    std::fill_n(sum, rows, sink > -infinity ? A(1) : A(0));
     std::fill_n(sum_error, rows, A(0));
 
     const IndexRange all = g.mask.visible_keys(task.rows);
@@ -121,24 +153,27 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
             const IndexRange visible = visible_in(g.mask, task.rows.begin + r, keys);
             if (visible.end <= visible.begin) continue;
             scores(visible, g.d_qk, scale, q + r * g.d_qk, k_transposed, p);
+            if (task.rule != nullptr) apply(*task.rule, task.rows.begin + r, keys.begin, visible, p);
             A block_maximum = maximum[r];
             for (std::int64_t j = visible.begin; j < visible.end; ++j)
                 block_maximum = std::max(block_maximum, p[j]);
-            const A rescale = std::exp(maximum[r] - block_maximum);
+            // While all scores are -inf, any finite reference makes P = 0.
+            const A reference = block_maximum == -infinity ? A(0) : block_maximum;
+            const A rescale = std::exp(maximum[r] - reference);
             maximum[r] = block_maximum;
             // The block is summed separately, because the sum so far may be much larger than each of its
             // terms.
             A block_sum = 0;
-            std::fill_n(o_block, g.d_v, A(0));
             for (std::int64_t first = visible.begin; first < visible.end; first += terms_per_partial_sum) {
                 A partial_sum = 0;
-                for (std::int64_t j = first; j < std::min(first + terms_per_partial_sum, visible.end); ++j) {
-                    p[j] = std::exp(p[j] - block_maximum);
-                    partial_sum += p[j];
-                    add_scaled(g.d_v, p[j], v + j * g.d_v, o_block);
-                }
+                for (std::int64_t j = first; j < std::min(first + terms_per_partial_sum, visible.end); ++j)
+                    partial_sum += p[j] = std::exp(p[j] - reference);
                 block_sum += partial_sum;
             }
+            if (task.rule != nullptr) drop(*task.rule, task.rows.begin + r, keys.begin, visible, p);
+            std::fill_n(o_block, g.d_v, A(0));
+            for (std::int64_t j = visible.begin; j < visible.end; ++j)
+                add_scaled(g.d_v, p[j], v + j * g.d_v, o_block);
             sum[r] *= rescale;
             sum_error[r] *= rescale;
             add_with_error(sum[r], sum_error[r], block_sum);
@@ -156,9 +191,49 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
     }
 }
 
+/// Adds dS of one block of rows and keys to the gradients of biases. A bias that is broadcast over rows is
+/// summed over the block first, so that a long sum loses no digits.
+template <class A>
+class BlockBiasGradients {
+  public:
+    /// columns: [max_biases, block_keys] scratch.
+    BlockBiasGradients(const BiasGradientsOfHead<A>* gradients, std::int64_t first_key, A* columns)
+        : gradients_(gradients), first_key_(first_key), columns_(columns) {
+        if (gradients_ != nullptr) std::fill_n(columns_, block_keys * max_biases, A(0));
+    }
+    void add(std::int64_t i, IndexRange visible, const A* d_s) const {
+        if (gradients_ == nullptr) return;
+        const std::int64_t n = visible.end - visible.begin;
+        for (std::size_t b = 0; b < max_biases; ++b) {
+            const BiasGradientRows<A>& rows = (*gradients_)[b];
+            if (rows.data == nullptr) continue;
+            if (rows.row_stride == 0) {
+                add_scaled(n, A(1), d_s + visible.begin, columns_of(b) + visible.begin);
+            } else {
+                rows.add(i, first_key_ + visible.begin, n, d_s + visible.begin);
+            }
+        }
+    }
+    void finish(std::int64_t keys) const {
+        if (gradients_ == nullptr) return;
+        for (std::size_t b = 0; b < max_biases; ++b) {
+            const BiasGradientRows<A>& rows = (*gradients_)[b];
+            if (rows.data != nullptr && rows.row_stride == 0) rows.add(0, first_key_, keys, columns_of(b));
+        }
+    }
+
+  private:
+    A* columns_of(std::size_t bias) const { return columns_ + static_cast<std::int64_t>(bias) * block_keys; }
+
+    const BiasGradientsOfHead<A>* gradients_;
+    std::int64_t first_key_;
+    A* columns_;
+};
+
 template <class T>
 std::size_t backward_scratch_bytes(const Geometry& g) {
-    const std::int64_t count = block_keys * (4 * g.d_qk + 3 * g.d_v + 2) + block_rows * (2 * g.d_qk + g.d_v);
+    const std::int64_t count =
+        block_keys * (4 * g.d_qk + 3 * g.d_v + 3 + max_biases) + block_rows * (2 * g.d_qk + g.d_v);
     return static_cast<std::size_t>(count) * sizeof(Accumulator<T>);
 }
 
@@ -177,6 +252,8 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
     A* d_v_block = arrays.take(block_keys * g.d_v);
     A* p = arrays.take(block_keys);
     A* d_s = arrays.take(block_keys);
+    A* d_score = arrays.take(block_keys);
+    A* bias_columns = arrays.take(block_keys * max_biases);
     A* q = arrays.take(block_rows * g.d_qk);
     A* d_q = arrays.take(block_rows * g.d_qk);
     A* d_o = arrays.take(block_rows * g.d_v);
@@ -202,6 +279,9 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
             std::fill_n(d_q, block_rows * g.d_qk, A(0));
             std::fill_n(d_k_block, keys * g.d_qk, A(0));
             std::fill_n(d_v_block, keys * g.d_v, A(0));
+            BlockBiasGradients<A> bias_sums(
+                task.bias_gradients != nullptr ? &task.bias_gradients[head] : nullptr, task.keys.begin,
+                bias_columns);
             for (std::int64_t i = rows.begin; i < rows.end; ++i) {
                 const IndexRange visible = visible_in(g.mask, i, task.keys);
                 if (visible.end <= visible.begin) continue;
@@ -210,14 +290,23 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
                 A* d_q_row = d_q + (i - rows.begin) * g.d_qk;
                 scores(visible, g.d_qk, scale, q_row, k_transposed, p);
                 scores(visible, g.d_v, A(1), d_o_row, v_transposed, d_s);
+                if (task.rules != nullptr) {
+                    differentiate(task.rules[head], i, task.keys.begin, visible, lse[i], delta[i], p, d_s,
+                                  d_score);
+                    bias_sums.add(i, visible, d_score);
+                } else {
+                    for (std::int64_t j = visible.begin; j < visible.end; ++j) {
+                        p[j] = std::exp(p[j] - lse[i]);
+                        d_s[j] = p[j] * (d_s[j] - delta[i]);
+                    }
+                }
                 for (std::int64_t j = visible.begin; j < visible.end; ++j) {
-                    p[j] = std::exp(p[j] - lse[i]);
-                    d_s[j] = p[j] * (d_s[j] - delta[i]);
                     add_scaled(g.d_v, p[j], d_o_row, d_v_block + j * g.d_v);
                     add_scaled(g.d_qk, d_s[j], q_row, d_k_block + j * g.d_qk);
                     add_scaled(g.d_qk, d_s[j], k + j * g.d_qk, d_q_row);
                 }
             }
+            bias_sums.finish(keys);
             add_scaled(keys * g.d_qk, A(1), d_k_block, d_k);
             add_scaled(keys * g.d_v, A(1), d_v_block, d_v);
             wait_for_dq_turn(task.turns, head, block, task.key_block);

@@ -11,9 +11,13 @@
 
 #include <gradtile/attention/internal/strided_rows.h>
 #include <gradtile/attention/mask.h>
+#include <gradtile/attention/score_rule.h>
 #include <gradtile/core/dtype.h>
 
 namespace gradtile::attention::cpu {
+
+template <class A>
+struct BiasGradientRows;
 
 /// Sizes, scale and mask of one call, shared by all its tasks.
 struct Geometry {
@@ -35,6 +39,8 @@ struct ForwardTask {
     StridedRows<T> o;
     Accumulator<T>* lse = nullptr;  ///< [Sq] of this head, natural log
     IndexRange rows{};
+    /// The head's rule; null when score = product. Only the generic kernels take one.
+    const ScoreRule<Accumulator<T>>* rule = nullptr;
 };
 
 /// Orders the additions to dQ by K/V block, regardless of which threads compute the blocks. There is one
@@ -75,8 +81,11 @@ struct BackwardTask {
     std::int64_t q_head_stride = 0, d_o_head_stride = 0, d_q_head_stride = 0;
     const Accumulator<T>* lse = nullptr;    ///< [group, Sq] natural log; +inf for rows that see no key,
                                             ///< which gives exp(s - lse) = 0 without a branch
-    const Accumulator<T>* delta = nullptr;  ///< [group, Sq]: D = rowsum(dO * O)
+    const Accumulator<T>* delta = nullptr;  ///< [group, Sq]: D = rowsum(dO * O) - dLSE
     DqTurns turns;
+    /// [group]; null when score = product. Only the generic kernels take them.
+    const ScoreRule<Accumulator<T>>* rules = nullptr;
+    const std::array<BiasGradientRows<Accumulator<T>>, max_biases>* bias_gradients = nullptr;  ///< [group]
 
     /// Whether this K/V block overwrites dQ of the rows, because no earlier K/V block adds to it.
     GRADTILE_ATTENTION_INLINE bool overwrites_dq(IndexRange rows) const {

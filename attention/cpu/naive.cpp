@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include <gradtile/attention/cpu/bias_gradients.h>
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -90,27 +91,46 @@ A sum_over(IndexRange keys, Term term) {
 }
 
 /// Replaces one row of scores by probabilities, 0 for invisible keys, each rounded to T. Returns the row's
-/// log-sum-exp, -inf if no key is visible.
+/// log-sum-exp, -inf if no key is visible and the sink is -inf.
 template <class T, class A>
-A softmax_row(IndexRange visible, std::int64_t n, A* row) {
+A softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
     constexpr A infinity = std::numeric_limits<A>::infinity();
-    A maximum = -infinity;
+    A maximum = sink;
     for (std::int64_t j = visible.begin; j < visible.end; ++j) maximum = std::max(maximum, row[j]);
-    const A sum = sum_over<A>(visible, [&](std::int64_t j) { return row[j] = std::exp(row[j] - maximum); });
+    const A reference = maximum == -infinity ? A(0) : maximum;
+    const A of_keys =
+        sum_over<A>(visible, [&](std::int64_t j) { return row[j] = std::exp(row[j] - reference); });
+    const A sum = of_keys + std::exp(sink - reference);
+    const bool sees_nothing = sum == 0;  // else the sum is at least 1, or NaN
     for (std::int64_t j = 0; j < n; ++j) {
-        const bool is_visible = j >= visible.begin && j < visible.end;
+        const bool is_visible = j >= visible.begin && j < visible.end && !sees_nothing;
         row[j] = is_visible ? convert<A>(convert<T>(row[j] / sum)) : A(0);
     }
-    return visible.begin < visible.end ? maximum + std::log(sum) : -infinity;
+    return sees_nothing ? -infinity : reference + std::log(sum);
 }
 
-/// Computes row i of P from row i of S. Returns the row's LSE.
+/// Computes row i of P from row i of S, and the derivatives of the scores by the products unless
+/// `derivatives` is null. Returns the row's LSE.
 template <class T, class A>
-A probabilities(const Resolved& options, std::int64_t d, std::int64_t i, const A* q_row,
-                const A* k_transposed, A* row) {
+A probabilities(const Resolved& options, const ScoreRule<A>& rule, std::int64_t d, std::int64_t i,
+                const A* q_row, const A* k_transposed, A* row, A* derivatives = nullptr) {
     const std::int64_t keys = options.mask.keys;
+    const IndexRange visible = options.mask.visible_keys(i);
     product_over_head_dim<T>(d, keys, q_row, k_transposed, static_cast<A>(options.scale), row);
-    return softmax_row<T>(options.mask.visible_keys(i), keys, row);
+    if (!options.scores.plain)
+        for (std::int64_t j = visible.begin; j < visible.end; ++j) {
+            if (derivatives != nullptr) derivatives[j] = rule.derivative(row[j]);
+            row[j] = convert<A>(convert<T>(rule.score(row[j], i, j)));
+        }
+    return softmax_row<T>(visible, keys, rule.sink, row);
+}
+
+/// Multiplies row i of P by the factors of dropout.
+template <class T, class A>
+void drop(const ScoreRule<A>& rule, std::int64_t i, std::int64_t keys, A* p) {
+    if (rule.dropout_threshold == 0) return;
+    DropoutRow<A> dropout(rule, i);
+    for (std::int64_t j = 0; j < keys; ++j) p[j] = convert<A>(convert<T>(p[j] * dropout.factor(j)));
 }
 
 template <class T>
@@ -132,11 +152,13 @@ void naive_forward_typed(const Context& ctx, const Resolved& options, const Tens
     parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t task) {
         const std::int64_t batch_head = task / row_blocks, b = batch_head / heads, h = batch_head % heads;
         const std::int64_t begin = task % row_blocks * rows_per_block;
+        const ScoreRule<A> rule = options.scores.rule_of<A>(b, h);
         for (std::int64_t i = begin; i < std::min(begin + rows_per_block, queries); ++i) {
             A* row = p.data<A>() + (batch_head * queries + i) * keys;
-            const A lse = probabilities<T>(options, d_qk, i, q.at<A>(b, h) + i * d_qk,
+            const A lse = probabilities<T>(options, rule, d_qk, i, q.at<A>(b, h) + i * d_qk,
                                            k_transposed.at<A>(b, h / group), row);
             lse_out.data<A>()[batch_head * queries + i] = lse;
+            drop<T>(rule, i, keys, row);
             product_over_keys<T>(keys, d_v, row, v.at<A>(b, h / group), A(1),
                                  o.data<A>() + (batch_head * queries + i) * d_v);
         }
@@ -146,7 +168,7 @@ void naive_forward_typed(const Context& ctx, const Resolved& options, const Tens
 
 template <class T>
 void naive_backward_typed(const Context& ctx, const Resolved& options, const Saved& saved,
-                          const Tensor& d_o_in, const Gradients& into) {
+                          const OutputGradients& d_out, const Gradients& into) {
     using A = Accumulator<T>;
     constexpr DType sum_type = dtype_of<A>;
     const auto& [q_in, k_in, v_in, o_in, lse_in] = saved;
@@ -154,7 +176,7 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
     const std::int64_t keys = k_in.size(1), key_heads = k_in.size(2);
     const std::int64_t group = key_heads == 0 ? 1 : heads / key_heads;
     const std::int64_t d_qk = q_in.size(3), d_v = v_in.size(3);
-    const PackedHeads q(ctx, by_head(q_in), sum_type), d_o(ctx, by_head(d_o_in), sum_type);
+    const PackedHeads q(ctx, by_head(q_in), sum_type), d_o(ctx, by_head(d_out.o), sum_type);
     const PackedHeads k(ctx, by_head(k_in), sum_type);
     const PackedHeads k_transposed(ctx, by_head_transposed(k_in), sum_type);
     const PackedHeads v_transposed(ctx, by_head_transposed(v_in), sum_type);
@@ -165,29 +187,50 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
     const Tensor d_v_sum = empty(ctx, {batch, key_heads, keys, d_v}, sum_type);
     // dK and dV, summed over one block of rows.
     const Tensor block_sums = empty(ctx, {batch, key_heads, keys, d_qk + d_v}, sum_type);
+    const BiasGradients<A> bias_gradients(ctx, options.scores, into);
+    const bool has_softcap = options.scores.softcap != 0;
+    const Tensor derivatives = empty(ctx, has_softcap ? d_s.shape() : Shape{0}, sum_type);
+    // dS before the softcap's derivative: what biases receive.
+    const Tensor d_scores = has_softcap && bias_gradients.any() ? empty_like(ctx, d_s) : d_s;
+    const Tensor d_lse = empty(ctx, d_out.lse.defined() ? lse_in.shape() : Shape{0}, sum_type);
+    const Tensor deltas = empty(ctx, into.sink.defined() ? lse_in.shape() : Shape{0}, sum_type);
     if (ctx.is_planning()) return;
+    if (d_out.lse.defined()) copy(ctx, d_lse, d_out.lse);
     for (const PackedHeads* x : {&q, &d_o, &k, &k_transposed, &v_transposed}) x->load(ctx);
 
-    // dP = dO V^T; dS = P * (dP - rowsum(P * dP)); dQ = scale dS K.
+    // dP = dO V^T; dS = P * (dP - D) with D = rowsum(P * dP) - dLSE; dQ = scale dS K. Dropout masks dP.
     const std::int64_t row_blocks = ceil_div(queries, rows_per_block);
     parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t task) {
         const std::int64_t batch_head = task / row_blocks, b = batch_head / heads, h = batch_head % heads;
         const std::int64_t begin = task % row_blocks * rows_per_block;
+        const ScoreRule<A> rule = options.scores.rule_of<A>(b, h);
         for (std::int64_t i = begin; i < std::min(begin + rows_per_block, queries); ++i) {
-            A* p_row = p.data<A>() + (batch_head * queries + i) * keys;
-            A* d_s_row = d_s.data<A>() + (batch_head * queries + i) * keys;
-            probabilities<T>(options, d_qk, i, q.at<A>(b, h) + i * d_qk, k_transposed.at<A>(b, h / group),
-                             p_row);
+            const std::int64_t row = batch_head * queries + i;
+            A* p_row = p.data<A>() + row * keys;
+            A* d_s_row = d_s.data<A>() + row * keys;
+            A* const derivatives_row = has_softcap ? derivatives.data<A>() + row * keys : nullptr;
+            const A lse = probabilities<T>(options, rule, d_qk, i, q.at<A>(b, h) + i * d_qk,
+                                           k_transposed.at<A>(b, h / group), p_row, derivatives_row);
             product_over_head_dim<T>(d_v, keys, d_o.at<A>(b, h) + i * d_v, v_transposed.at<A>(b, h / group),
                                      A(1), d_s_row);
+            drop<T>(rule, i, keys, d_s_row);
             const IndexRange visible = options.mask.visible_keys(i);
-            const A delta = sum_over<A>(visible, [&](std::int64_t j) { return p_row[j] * d_s_row[j]; });
+            A delta = sum_over<A>(visible, [&](std::int64_t j) { return p_row[j] * d_s_row[j]; });
+            if (d_out.lse.defined() && lse > -std::numeric_limits<A>::infinity())
+                delta -= d_lse.data<A>()[row];
+            if (into.sink.defined()) deltas.data<A>()[row] = delta;
             for (std::int64_t j = 0; j < keys; ++j) {
                 const bool is_visible = j >= visible.begin && j < visible.end;
                 d_s_row[j] = is_visible ? convert<A>(convert<T>(p_row[j] * (d_s_row[j] - delta))) : A(0);
             }
+            if (has_softcap) {
+                if (bias_gradients.any()) std::copy_n(d_s_row, keys, d_scores.data<A>() + row * keys);
+                for (std::int64_t j = visible.begin; j < visible.end; ++j)
+                    d_s_row[j] = convert<A>(convert<T>(d_s_row[j] * derivatives_row[j]));
+            }
+            drop<T>(rule, i, keys, p_row);  // what multiplies V
             product_over_keys<T>(keys, d_qk, d_s_row, k.at<A>(b, h / group), static_cast<A>(options.scale),
-                                 d_q.data<A>() + (batch_head * queries + i) * d_qk);
+                                 d_q.data<A>() + row * d_qk);
         }
     });
     // dV = P^T dO and dK = scale dS^T Q, summed over the query heads that share a K/V head.
@@ -225,6 +268,15 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
     copy(ctx, by_head(into.q), d_q);
     copy(ctx, by_head(into.k), d_k);
     copy(ctx, by_head(into.v), d_v_sum);
+    if (bias_gradients.any()) {
+        bias_gradients.clear(ctx);
+        for (std::int64_t row = 0; row < batch * heads * queries; ++row)
+            for (const BiasGradientRows<A>& rows :
+                 bias_gradients.of_head(row / queries / heads, row / queries % heads))
+                if (rows.data != nullptr) rows.add(row % queries, 0, keys, d_scores.data<A>() + row * keys);
+        bias_gradients.store(ctx);
+    }
+    if (into.sink.defined()) store_sink_gradient<A>(ctx, options.scores, lse_in, deltas, into.sink);
 }
 
 }  // namespace
@@ -235,10 +287,10 @@ void naive_forward(const Context& ctx, const Resolved& options, const Tensor& q,
                    [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, q, k, v, o, lse); });
 }
 
-void naive_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o,
-                    const Gradients& into) {
+void naive_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+                    const OutputGradients& d_out, const Gradients& into) {
     visit_floating(saved.q.dtype(),
-                   [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_o, into); });
+                   [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });
 }
 
 }  // namespace gradtile::attention::cpu

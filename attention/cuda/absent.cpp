@@ -14,14 +14,14 @@ void naive_forward(const Context&, const Resolved&, const Tensor&, const Tensor&
                    const Tensor&, const Tensor&) {
     absent();
 }
-void naive_backward(const Context&, const Resolved&, const Saved&, const Tensor&, const Gradients&) {
+void naive_backward(const Context&, const Resolved&, const Saved&, const OutputGradients&, const Gradients&) {
     absent();
 }
 void flash_forward(const Context&, const Resolved&, const Tensor&, const Tensor&, const Tensor&,
                    const Tensor&, const Tensor&) {
     absent();
 }
-void flash_backward(const Context&, const Resolved&, const Saved&, const Tensor&, const Gradients&) {
+void flash_backward(const Context&, const Resolved&, const Saved&, const OutputGradients&, const Gradients&) {
     absent();
 }
 

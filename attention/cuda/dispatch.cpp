@@ -11,13 +11,13 @@ void flash_forward(const Context& ctx, const Resolved& options, const Tensor& q,
     kernels(ctx, options, q, k, v, o, lse);
 }
 
-void flash_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o,
-                    const Gradients& into) {
+void flash_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+                    const OutputGradients& d_out, const Gradients& into) {
     const DType dtype = saved.q.dtype();
     const auto kernels = dtype == DType::f64   ? flash_f64_backward
                          : dtype == DType::f32 ? flash_f32_backward
                                                : flash_16bit_backward;
-    kernels(ctx, options, saved, d_o, into);
+    kernels(ctx, options, saved, d_out.o, into);
 }
 
 }  // namespace gradtile::attention::cuda

@@ -161,10 +161,10 @@ void naive_forward(const Context& ctx, const Resolved& options, const Tensor& q,
                    [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, q, k, v, o, lse); });
 }
 
-void naive_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o,
-                    const Gradients& into) {
+void naive_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+                    const OutputGradients& d_out, const Gradients& into) {
     visit_floating(saved.q.dtype(),
-                   [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_o, into); });
+                   [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out.o, into); });
 }
 
 }  // namespace gradtile::attention::cuda

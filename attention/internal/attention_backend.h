@@ -4,6 +4,7 @@
 /// and then return if ctx.is_planning().
 #include <gradtile/attention/attention.h>
 #include <gradtile/attention/mask.h>
+#include <gradtile/attention/score_rule.h>
 
 namespace gradtile::attention {
 
@@ -11,15 +12,22 @@ namespace gradtile::attention {
 struct Resolved {
     double scale = 1.0;
     Mask mask;
+    ScoreOptions scores;         ///< plain on CUDA
     bool deterministic = false;  ///< for CUDA only: the CPU's results are always deterministic
+};
+
+/// Gradients of a scalar by the outputs of the forward pass.
+struct OutputGradients {
+    Tensor o;
+    Tensor lse;  ///< undefined: 0
 };
 
 /// Writes o [B, Sq, Hq, Dv] and lse [B, Hq, Sq].
 using ForwardFunction = void(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
                              const Tensor& v, const Tensor& o, const Tensor& lse);
-/// Writes the gradients of q, k and v.
+/// Writes the gradients that `into` has tensors for.
 using BackwardFunction = void(const Context& ctx, const Resolved& options, const Saved& saved,
-                              const Tensor& d_o, const Gradients& into);
+                              const OutputGradients& d_out, const Gradients& into);
 
 // These lines declare functions.
 namespace cpu {

@@ -65,7 +65,7 @@ Problem sized(std::int64_t queries, std::int64_t keys, std::int64_t head_dim, Pr
 }
 
 /// Head dims of every dispatch, lengths around every tile size, and each option of attention.h alone.
-std::vector<Option> all_options(DType dtype) {
+std::vector<Option> all_options(DType dtype, bool on_cpu) {
     const bool any_head_dim = !is_16_bit(dtype);
     std::vector<Option> options{
         {"no mask", sized(130, 150, 64, {.batch = 2, .heads = 2, .key_heads = 2})},
@@ -92,6 +92,27 @@ std::vector<Option> all_options(DType dtype) {
          Values::off_zero},
         {"first of 8192 keys dominates", sized(8, 8192, 64), Values::first_key_dominates},
         {"last of 8192 keys dominates", sized(8, 8192, 64), Values::last_key_dominates}};
+    if (on_cpu) {
+        const Problem base{.batch = 2, .heads = 4, .key_heads = 2};
+        const auto add = [&](const char* name, auto&& change) {
+            change(options.emplace_back(Option{name, sized(130, 150, 32, base)}).problem);
+        };
+        add("softcap", [](Problem& p) { p.softcap = 1.5; });
+        add("ALiBi", [](Problem& p) { p.causal = p.alibi = true; });
+        add("sink", [](Problem& p) { p.sink = true; });
+        add("gradient through the LSE", [](Problem& p) { p.d_lse = true; });
+        add("dropout", [](Problem& p) { p.dropout_p = 0.25; });
+        add("bias of every score", [](Problem& p) { p.biases[0] = {2, 4, 130, 150}; });
+        add("mask bias and pair bias", [](Problem& p) {
+            p.biases = {Shape{2, 1, 1, 150}, Shape{1, 4, 130, 150}};
+        });
+        add("all score options", [](Problem& p) {
+            p.causal = p.alibi = p.sink = p.d_lse = true;
+            p.softcap = 2;
+            p.dropout_p = 0.1;
+            p.biases[0] = {1, 1, 130, 150};
+        });
+    }
     std::vector<std::int64_t> head_dims = {8, 16, 32, 48, 80, 96, 128, 160, 192, 256};
     if (any_head_dim) head_dims.insert(head_dims.end(), {1, 33, 255});
     for (const std::int64_t d : head_dims)
@@ -130,7 +151,9 @@ Inputs copy_to_device(const Context& ctx, const Context& cpu, const Inputs& in, 
         copy(ctx, view, dense);
         return view;
     };
-    return {copy_tensor(in.q), copy_tensor(in.k), copy_tensor(in.v), copy_tensor(in.d_o)};
+    Inputs copied = in;
+    for (Tensor* x : {&copied.q, &copied.k, &copied.v, &copied.d_o}) *x = copy_tensor(*x);
+    return copied;
 }
 
 std::vector<Finding> compare_results(const Option& option, DType dtype, const Result& naive,
@@ -151,7 +174,7 @@ std::vector<Finding> compare_results(const Option& option, DType dtype, const Re
 void check_attention_accuracy(const Context& ctx, DType dtype, const AccuracyReport& report) {
     const Context cpu = ctx.device().is_cpu() ? ctx : Context(Device::cpu());
     const std::vector<Implementation> implementations = make_implementations(ctx, dtype);
-    for (const Option& option : all_options(dtype)) {
+    for (const Option& option : all_options(dtype, ctx.device().is_cpu())) {
         const Inputs in = make_inputs(cpu, option, dtype);
         const Reference reference =
             float64_reference(cpu, option.problem, in, roundoff_of(dtype, ctx.device()));

@@ -52,24 +52,38 @@ GradientReport check_activation(const Context& ctx, const ActivationTraits& trai
 struct AttentionShape {
     std::int64_t queries, keys, heads, kv_heads, d_qk, d_v;
 };
+constexpr AttentionShape unequal_shape{7, 13, 4, 2, 6, 10};
 
-GradientReport check_attention(const Context& ctx, const attention::Options& options,
-                               const AttentionShape& s) {
+/// Checks q, k, v, the biases of these shapes and, with lse_is_output, the gradient that arrives at the LSE.
+GradientReport check_attention(const Context& ctx, const attention::Options& options, const AttentionShape& s,
+                               const std::vector<Shape>& biases = {}, bool lse_is_output = false) {
     attention::Saved saved;
-    const Differentiable function{[&](const Context& c, const Tensors& x) {
-                                      saved = {};
-                                      return Tensors{attention::forward(c, x[0], x[1], x[2], options, saved)};
-                                  },
-                                  [&](const Context& c, const Tensors&, const Tensors& d_o) {
-                                      const attention::Gradients gradients =
-                                          attention::backward(c, d_o[0], options, saved);
-                                      return Tensors{gradients.q, gradients.k, gradients.v};
-                                  }};
-    return gradient_check(
-        ctx, function,
-        {input(ctx, {2, s.queries, s.heads, s.d_qk}, 1), input(ctx, {2, s.keys, s.kv_heads, s.d_qk}, 2),
-         input(ctx, {2, s.keys, s.kv_heads, s.d_v}, 3)},
-        {.names = {"q", "k", "v"}});
+    const auto with_biases = [&](const Tensors& x) {
+        attention::Options all = options;
+        for (std::size_t n = 0; n < biases.size(); ++n) all.biases[n] = x[3 + n];
+        return all;
+    };
+    const Differentiable function{
+        [&](const Context& c, const Tensors& x) {
+            saved = {};
+            Tensors outputs{attention::forward(c, x[0], x[1], x[2], with_biases(x), saved)};
+            if (lse_is_output) outputs.push_back(saved.lse);
+            return outputs;
+        },
+        [&](const Context& c, const Tensors& x, const Tensors& d) {
+            const attention::Gradients gradients =
+                attention::backward(c, d[0], with_biases(x), saved, lse_is_output ? d[1] : Tensor());
+            Tensors all{gradients.q, gradients.k, gradients.v};
+            for (std::size_t n = 0; n < biases.size(); ++n) all.push_back(gradients.biases[n]);
+            return all;
+        }};
+    Tensors inputs{input(ctx, {2, s.queries, s.heads, s.d_qk}, 1),
+                   input(ctx, {2, s.keys, s.kv_heads, s.d_qk}, 2),
+                   input(ctx, {2, s.keys, s.kv_heads, s.d_v}, 3)};
+    std::vector<std::string> names{"q", "k", "v", "bias 0", "bias 1"};
+    for (std::size_t n = 0; n < biases.size(); ++n) inputs.push_back(input(ctx, biases[n], 4 + n));
+    names.resize(inputs.size());
+    return gradient_check(ctx, function, inputs, {}, {.names = std::move(names)});
 }
 
 GradientReport check_rope(const Context& ctx) {
@@ -161,6 +175,10 @@ GradientReport check_transformer(const Context& ctx, const ModelConfig& config) 
     return gradient_check(ctx, function, {}, store.parameters(), {.elements = 16});
 }
 
+Tensor per_head(const Context& ctx, std::vector<float> values) {
+    return from_host(ctx, values, {std::ssize(values)});
+}
+
 std::vector<CheckedOperator> make_operators() {
     using attention::Algorithm;
     const ModelConfig gpt2{.layers = 2, .heads = 2, .width = 8, .context = 5, .vocabulary = 11};
@@ -178,13 +196,51 @@ std::vector<CheckedOperator> make_operators() {
              return check_attention(c, {}, {9, 9, 2, 2, 8, 8});
          }},
         {"attention-flash-causal",
-         [](const Context& c) {
-             return check_attention(c, {.causal = true}, {7, 13, 4, 2, 6, 10});
-         }},
+         [](const Context& c) { return check_attention(c, {.causal = true}, unequal_shape); }},
         {"attention-naive-causal",
          [](const Context& c) {
-             return check_attention(c, {.algorithm = Algorithm::naive, .causal = true}, {7, 13, 4, 2, 6, 10});
+             return check_attention(c, {.algorithm = Algorithm::naive, .causal = true}, unequal_shape);
          }},
+        {"attention-window",
+         [](const Context& c) {
+             return check_attention(c, {.window = {.left = 5, .right = 2}}, unequal_shape);
+         }},
+        {.name = "attention-bias",
+         .check =
+             [](const Context& c) {
+                 return check_attention(c, {}, unequal_shape, {{2, 1, 1, 13}, {1, 4, 7, 13}});
+             },
+         .on_gpus = false},
+        {.name = "attention-softcap",
+         .check = [](const Context& c) { return check_attention(c, {.softcap = 1.5}, unequal_shape); },
+         .on_gpus = false},
+        {.name = "attention-alibi",
+         .check =
+             [](const Context& c) {
+                 return check_attention(c, {.alibi_slopes = per_head(c, {0.5, 0.25, 0.125, 0.0625})},
+                                        unequal_shape);
+             },
+         .on_gpus = false},
+        {.name = "attention-sink",
+         .check =
+             [](const Context& c) {
+                 return check_attention(c, {.sink = per_head(c, {1, 0, -1, 2})}, unequal_shape);
+             },
+         .on_gpus = false},
+        {.name = "attention-dropout",
+         .check =
+             [](const Context& c) {
+                 return check_attention(
+                     c, {.dropout_p = 0.3, .dropout_key = DropoutKey::of_step(/*run_seed=*/7, /*step=*/1)},
+                     unequal_shape);
+             },
+         .on_gpus = false},
+        {.name = "attention-lse",
+         .check =
+             [](const Context& c) {
+                 return check_attention(c, {.causal = true}, unequal_shape, {}, /*lse_is_output=*/true);
+             },
+         .on_gpus = false},
         {"linear",
          [](const Context& c) {
              return check_layer<Linear>(c, {3, 5, 6}, 6, 9);

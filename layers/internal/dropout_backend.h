@@ -4,23 +4,9 @@
 
 namespace gradtile {
 
-/// The mask of one call. threshold = 0 keeps everything.
-struct DropoutMask {
-    std::uint64_t seed = 0;
-    const std::int32_t* live_seed = nullptr;  ///< when not null the seed is here, to be mixed with `purposes`
-    SeedPurposes purposes{};
-    std::uint32_t threshold = 0;  ///< dropped when the 16 bits are below it
-    double scale = 1.0;
-    std::int64_t tokens = 1;  ///< rows a sample
-    std::int64_t first_sample = 0;
-
-    /// To be asked for where the numbers are drawn: on the device, when the kernel runs.
-    GRADTILE_HOST_DEVICE Philox::Key key() const {
-        if (live_seed == nullptr) return philox_key(seed);
-        const auto low = static_cast<std::uint32_t>(live_seed[0]);
-        const auto high = static_cast<std::uint32_t>(live_seed[1]);
-        return philox_key(purposes.mixed_with(std::uint64_t{high} << 32 | low));
-    }
+/// The mask of one call.
+struct DropoutMask : DropoutDraws {
+    std::int64_t tokens = 1;  ///< rows of a sample
 };
 
 /// The mask of one call on x, checked.

@@ -212,14 +212,6 @@ TEST_F(AttentionRefuses, UnavailableOptionsByName) {
         EXPECT_THAT(forward_refusal(in.q, in.k, in.v, options), matches);
         EXPECT_THAT(refusal([&] { backward(ctx, in.d_o, options, saved); }), matches);
     };
-    const Tensor per_head = make({4});
-    expect_refused("biases", {.biases = {make({1, 1, 4, 6}), Tensor()}});
-    expect_refused("biases", {.biases = {Tensor(), make({1, 1, 4, 6})}});
-    expect_refused("batch_divisor", {.batch_divisor = 2});
-    expect_refused("alibi_slopes", {.alibi_slopes = per_head});
-    expect_refused("softcap", {.softcap = 30});
-    expect_refused("sink", {.sink = per_head});
-    expect_refused("dropout_p", {.dropout_p = 0.1});
     const Tensor offsets = make({2}, DType::i32);
     expect_refused("cumulative_q", {.cumulative_q = offsets, .cumulative_k = offsets});
     expect_refused("cumulative_k", {.cumulative_k = offsets});

@@ -87,4 +87,49 @@ inline std::vector<Problem> problems_of_options() {
     return problems;
 }
 
+/// Every option that changes scores or probabilities, alone and with the others. Several blocks in both
+/// directions, heads that share keys, rows that see nothing.
+inline std::vector<Problem> problems_of_score_options() {
+    const Problem base{
+        .queries = 70, .keys = 150, .d_qk = 16, .d_v = 24, .batch = 4, .heads = 4, .key_heads = 2};
+    std::vector<Problem> problems;
+    const auto add = [&](auto&& change) { change(problems.emplace_back(base)); };
+    add([](Problem& p) { p.softcap = 1.5; });
+    add([](Problem& p) { p.alibi = true; });
+    add([](Problem& p) { p.sink = true; });
+    add([](Problem& p) { p.dropout_p = 0.25; });
+    add([](Problem& p) { p.d_lse = true; });
+    // A bias of every broadcast: axes of length 1 in every combination that papers use, and then some.
+    for (const Shape& bias :
+         {Shape{4, 4, 70, 150}, Shape{1, 4, 70, 150}, Shape{4, 1, 1, 150}, Shape{4, 1, 70, 150},
+          Shape{1, 1, 70, 150}, Shape{4, 4, 70, 1}, Shape{1, 4, 1, 1}, Shape{1, 1, 1, 1}})
+        add([&](Problem& p) { p.biases[0] = bias; });
+    add([](Problem& p) {  // Evoformer: a mask bias and a pair bias over several sequences
+        p.biases = {Shape{4, 1, 1, 150}, Shape{2, 4, 70, 150}};
+        p.batch_divisor = 2;
+    });
+    add([](Problem& p) { p.causal = p.alibi = p.sink = true; });
+    add([](Problem& p) {
+        p.queries = 150;
+        p.keys = 70;  // the first rows see nothing
+        p.causal = p.sink = p.d_lse = true;
+        p.biases[0] = {1, 4, 150, 70};
+    });
+    add([](Problem& p) {
+        p.queries = 150;
+        p.keys = 70;
+        p.causal = p.d_lse = true;
+        p.softcap = 2;
+        p.dropout_p = 0.5;
+    });
+    add([](Problem& p) {  // all of them
+        p.causal = p.alibi = p.sink = p.d_lse = p.top_left = true;
+        p.window.left = 40;
+        p.softcap = 2;
+        p.dropout_p = 0.1;
+        p.biases = {Shape{1, 1, 70, 150}, Shape{4, 4, 1, 150}};
+    });
+    return problems;
+}
+
 }  // namespace gradtile::attention::test

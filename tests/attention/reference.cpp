@@ -39,6 +39,9 @@ void expect_float64_accuracy(const Result& naive32, const Result& result, const 
     expect("dQ", 3, &Result::d_q);
     expect("dK", 3, &Result::d_k);
     expect("dV", 3, &Result::d_v);
+    expect("dBias 0", 3, &Result::d_bias_0);
+    expect("dBias 1", 3, &Result::d_bias_1);
+    expect("dSink", 3, &Result::d_sink);
 }
 
 }  // namespace gradtile::attention::test

@@ -1,0 +1,117 @@
+#pragma once
+/// INTERNAL. The gradients of biases on the CPU: sums of dS over the axes along which a bias is broadcast.
+#include <algorithm>
+#include <vector>
+
+#include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile::attention::cpu {
+
+/// The sums of one bias that one (batch, head) adds to; strides of 0 along summed axes.
+template <class A>
+struct BiasGradientRows {
+    A* data = nullptr;  ///< null: no gradient is requested
+    std::int64_t row_stride = 0, column_stride = 0;
+
+    /// Adds dS of row i and columns [first, first + n).
+    void add(std::int64_t i, std::int64_t first, std::int64_t n, const A* d_s) const {
+        A* const row = data + i * row_stride + first * column_stride;
+        if (column_stride == 0) {
+            A sum = 0;
+            for (std::int64_t j = 0; j < n; ++j) sum += d_s[j];
+            *row += sum;
+            return;
+        }
+        for (std::int64_t j = 0; j < n; ++j) row[j * column_stride] += d_s[j];
+    }
+};
+template <class A>
+using BiasGradientsOfHead = std::array<BiasGradientRows<A>, max_biases>;
+
+/// The sums of all requested bias gradients. Two heads, batches or key blocks that add to the same sums must
+/// do so one after the other: see Groups.
+template <class A>
+class BiasGradients {
+  public:
+    BiasGradients(const Context& ctx, const ScoreOptions& scores, const Gradients& into) {
+        for (std::size_t n = 0; n < max_biases; ++n) {
+            if (!into.biases[n].defined()) continue;
+            Bias& bias = biases_[n];
+            bias.into = into.biases[n];
+            bias.batch_divisor = scores.biases[n].batch_divisor;
+            for (int axis = 0; axis < 4; ++axis)
+                if (bias.into.stride(axis) == 0 && bias.into.size(axis) > 1)
+                    bias.into = bias.into.slice(axis, 0, 1);
+            bias.sums = empty(ctx, bias.into.shape(), dtype_of<A>);
+        }
+    }
+
+    /// How many consecutive batches, heads and blocks of keys one task must process by itself.
+    struct Groups {
+        std::int64_t batches = 1, heads = 1, key_blocks = 1;
+    };
+    Groups groups(std::int64_t batches, std::int64_t heads, std::int64_t key_blocks) const {
+        Groups groups;
+        for (const Bias& bias : biases_) {
+            if (!bias.sums.defined()) continue;
+            groups.batches = std::max(groups.batches, bias.sums.size(0) == 1 ? batches : bias.batch_divisor);
+            if (bias.sums.size(1) == 1) groups.heads = heads;
+            if (bias.sums.size(3) == 1) groups.key_blocks = key_blocks;
+        }
+        return groups;
+    }
+
+    bool any() const {
+        return std::ranges::any_of(biases_, [](const Bias& bias) { return bias.sums.defined(); });
+    }
+    void clear(const Context& ctx) const {
+        for (const Bias& bias : biases_)
+            if (bias.sums.defined()) fill(ctx, bias.sums, 0.0);
+    }
+    BiasGradientsOfHead<A> of_head(std::int64_t batch, std::int64_t head) const {
+        BiasGradientsOfHead<A> rows{};
+        for (std::size_t n = 0; n < max_biases; ++n) {
+            const auto& [into, sums, batch_divisor] = biases_[n];
+            if (!sums.defined()) continue;
+            const auto stride = [&](int axis) { return sums.size(axis) == 1 ? 0 : sums.stride(axis); };
+            rows[n] = {sums.template data<A>() + batch / batch_divisor * stride(0) + head * stride(1),
+                       stride(2), stride(3)};
+        }
+        return rows;
+    }
+    /// Rounds the sums into the gradients.
+    void store(const Context& ctx) const {
+        for (const Bias& bias : biases_)
+            if (bias.sums.defined()) copy(ctx, bias.into, bias.sums);
+    }
+
+  private:
+    struct Bias {
+        Tensor into = {}, sums = {};
+        std::int64_t batch_divisor = 1;
+    };
+    std::array<Bias, max_biases> biases_;
+};
+
+/// The sink's gradient of each head, -(sum over rows of exp(sink - LSE) D), where D = rowsum(dO O) - dLSE and
+/// lse [B, H, Sq] are the forward's. A is the type of both.
+template <class A>
+void store_sink_gradient(const Context& ctx, const ScoreOptions& scores, const Tensor& lse,
+                         const Tensor& delta, const Tensor& into) {
+    const std::int64_t batch = lse.size(0), heads = lse.size(1), queries = lse.size(2);
+    parallel_for(ctx, heads, [&](std::int64_t head) {
+        const double sink = scores.rule_of<double>(0, head).sink;
+        double sum = 0;
+        if (sink > -std::numeric_limits<double>::infinity())
+            for (std::int64_t b = 0; b < batch; ++b)
+                for (std::int64_t i = 0; i < queries; ++i) {
+                    const std::int64_t row = (b * heads + head) * queries + i;
+                    sum -= std::exp(sink - static_cast<double>(lse.data<A>()[row])) *
+                           static_cast<double>(delta.data<A>()[row]);
+                }
+        into.data<float>()[head * into.stride(0)] = static_cast<float>(sum);
+    });
+}
+
+}  // namespace gradtile::attention::cpu

@@ -1,0 +1,325 @@
+// Softcap, ALiBi, biases, sink, dropout and the gradient by the LSE, on the CPU.
+#include <gmock/gmock.h>
+
+#include <gradtile/core/gradcheck.h>
+
+#include <support/error_message.h>
+
+#include "every_kernel.h"
+#include "problems.h"
+#include "reference.h"
+
+namespace gradtile::attention::test {
+namespace {
+
+using gradtile::test::message_of;
+using testing::HasSubstr;
+
+TEST(ScoreOptions, Float64IsTheDefinition) {
+    const Context ctx(Device::cpu(), 2);
+    for (const Problem& problem : problems_of_score_options()) {
+        SCOPED_TRACE(::testing::Message() << problem);
+        const Inputs single = random_inputs(ctx, problem, DType::f32), in = single.to(ctx, DType::f64);
+        const Result naive32 = run(ctx, single, problem.options(Algorithm::naive));
+        const Reference reference = definition(ctx, problem, in, roundoff_of(DType::f64, ctx.device()));
+        for (const Algorithm algorithm : algorithms) {
+            SCOPED_TRACE(::testing::Message() << algorithm);
+            expect_float64_accuracy(naive32, run(ctx, in, problem.options(algorithm)), reference);
+        }
+    }
+}
+
+/// Sinks and biases stay float32, so they take part as tensors of that dtype.
+class IsAsAccurateAsNaive : public testing::TestWithParam<DType> {};
+
+TEST_P(IsAsAccurateAsNaive, UnderEveryScoreOption) {
+    const Context ctx(Device::cpu(), 2);
+    for (const Problem& problem : problems_of_score_options()) {
+        SCOPED_TRACE(::testing::Message() << problem);
+        const Inputs in = random_inputs(ctx, problem, GetParam());
+        const Reference reference = definition(ctx, problem, in, roundoff_of(GetParam(), ctx.device()));
+        const Result naive = run(ctx, in, problem.options(Algorithm::naive));
+        expect_accurate(GetParam(), naive, run(ctx, in, problem.options()), reference);
+    }
+}
+INSTANTIATE_TEST_SUITE_P(ScoreOptions, IsAsAccurateAsNaive,
+                         testing::Values(DType::f32, DType::bf16, DType::f16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+/// Attention as a function of q, k, v and the tensors of options.
+struct BiasedOperator {
+    Options options;
+    Tensor d_lse;
+    Saved saved = {};
+
+    Tensor forward(const Context& ctx, const std::vector<Tensor>& x) {
+        return attention::forward(ctx, x[0], x[1], x[2], with(x), saved);
+    }
+    std::vector<Tensor> backward(const Context& ctx, const std::vector<Tensor>& x, const Tensor& d_o) {
+        const Gradients g = attention::backward(ctx, d_o, with(x), saved);
+        return {g.q, g.k, g.v, g.biases[0], g.biases[1]};
+    }
+
+  private:
+    Options with(const std::vector<Tensor>& x) const {
+        Options all = options;
+        all.biases = {x[3], x[4]};
+        return all;
+    }
+};
+
+TEST(ScoreOptions, GradientsAreThoseOfFiniteDifferences) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 40,
+                          .keys = 70,
+                          .d_qk = 8,
+                          .d_v = 8,
+                          .causal = true,
+                          .batch = 4,
+                          .heads = 4,
+                          .key_heads = 2,
+                          .softcap = 1.5,
+                          .alibi = true,
+                          .sink = true,
+                          .biases = {Shape{4, 1, 1, 70}, Shape{2, 4, 40, 70}},
+                          .batch_divisor = 2,
+                          .dropout_p = 0.25};
+    const Inputs in = random_inputs(ctx, problem, DType::f64);
+    for (const Algorithm algorithm : algorithms) {
+        SCOPED_TRACE(::testing::Message() << algorithm);
+        Options options = problem.options(algorithm);
+        options.alibi_slopes = in.alibi_slopes;
+        options.sink = in.sink;
+        const GradientReport report = gradient_check(
+            ctx, BiasedOperator{options, {}},
+            {in.q, in.k, in.v, cast(ctx, in.biases[0], DType::f64), cast(ctx, in.biases[1], DType::f64)},
+            {.elements = 32, .names = {"q", "k", "v", "mask bias", "pair bias"}});
+        EXPECT_TRUE(report.ok()) << report;
+    }
+}
+
+/// The sink and the LSE are float32 and an output: central differences of float64 runs, by hand.
+TEST(ScoreOptions, GradientsOfTheSinkAndThroughTheLseAreThoseOfFiniteDifferences) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 20,
+                          .keys = 70,
+                          .d_qk = 8,
+                          .d_v = 8,
+                          .batch = 2,
+                          .heads = 2,
+                          .key_heads = 1,
+                          .softcap = 2,
+                          .sink = true,
+                          .d_lse = true};
+    const Inputs in = random_inputs(ctx, problem, DType::f64);
+    const auto loss = [&](const Inputs& at) {
+        Options options = problem.options();
+        options.sink = at.sink;
+        Saved saved;
+        const std::vector<double> o = to_host(ctx, forward(ctx, at.q, at.k, at.v, options, saved));
+        const std::vector<double> lse = to_host(ctx, saved.lse), d_o = to_host(ctx, in.d_o),
+                                  d_lse = to_host(ctx, in.d_lse);
+        double sum = 0;
+        for (std::size_t i = 0; i < o.size(); ++i) sum += o[i] * d_o[i];
+        for (std::size_t i = 0; i < lse.size(); ++i) sum += lse[i] * d_lse[i];
+        return sum;
+    };
+    const Result result = run(ctx, in, problem.options());
+    const auto difference = [&](Tensor Inputs::*tensor, std::size_t element, double step) {
+        double sides[2];
+        for (const int side : {0, 1}) {
+            Inputs moved = in;
+            std::vector<double> numbers = to_host(ctx, in.*tensor);
+            numbers[element] += side == 0 ? step : -step;
+            moved.*tensor = from_host(ctx, numbers, (in.*tensor).shape(), (in.*tensor).dtype());
+            sides[side] = loss(moved);
+        }
+        return (sides[0] - sides[1]) / (2 * step);
+    };
+    constexpr double step = 0x1p-10;  // truncation step^2, rounding 2^-53 / step
+    for (const std::size_t head : {0u, 1u})
+        EXPECT_NEAR(difference(&Inputs::sink, head, step), result.d_sink[head],
+                    1e-5 * (1 + std::abs(result.d_sink[head])));
+    for (const std::size_t element : {0u, 17u, 100u, 319u}) {
+        EXPECT_NEAR(difference(&Inputs::q, element, step), result.d_q[element], 1e-5);
+        EXPECT_NEAR(difference(&Inputs::k, element, step), result.d_k[element], 1e-5);
+    }
+}
+
+/// Keys with a bias of -inf are the keys that a mask hides.
+TEST(ScoreOptions, ABiasOfMinusInfinityHidesKeys) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem causal{
+        .queries = 70, .keys = 70, .d_qk = 16, .d_v = 16, .causal = true, .heads = 2, .key_heads = 2};
+    Problem hidden = causal;
+    hidden.causal = false;
+    hidden.biases[0] = {1, 1, 70, 70};
+    std::vector<double> bias(70 * 70);
+    for (std::size_t i = 0; i < 70; ++i)
+        for (std::size_t j = 0; j < 70; ++j) bias[i * 70 + j] = j > i ? -infinity : 0;
+    for (const DType dtype : floating_dtypes)
+        for (const Algorithm algorithm : algorithms) {
+            SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm);
+            Inputs in = random_inputs(ctx, causal, dtype);
+            const Reference reference = definition(ctx, causal, in, roundoff_of(dtype, ctx.device()));
+            const Result naive = run(ctx, in, causal.options(Algorithm::naive));
+            in.biases[0] = from_host(ctx, bias, {1, 1, 70, 70}, DType::f32);
+            Result result = run(ctx, in, hidden.options(algorithm));
+            for (std::size_t i = 0; i < bias.size(); ++i)
+                EXPECT_TRUE(std::isfinite(result.d_bias_0[i]) && (bias[i] == 0 || result.d_bias_0[i] == 0))
+                    << i;
+            result.d_bias_0.clear();
+            if (algorithm == Algorithm::naive) {
+                expect_as_accurate_as(naive, result, reference, factors_of(DType::f32));
+            } else {
+                expect_accurate(dtype, naive, result, reference);
+            }
+        }
+}
+
+TEST(ScoreOptions, RowsWhoseScoresAreAllMinusInfinitySeeNothing) {
+    const Context ctx(Device::cpu(), 2);
+    for (const bool with_sink : {false, true})
+        for (const DType dtype : floating_dtypes)
+            for (const Algorithm algorithm : algorithms) {
+                SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm << " sink " << with_sink);
+                const Problem problem{.queries = 40,
+                                      .keys = 70,
+                                      .d_qk = 8,
+                                      .d_v = 8,
+                                      .sink = with_sink,
+                                      .biases = {Shape{1, 1, 40, 1}},
+                                      .d_lse = true};
+                Inputs in = random_inputs(ctx, problem, dtype);
+                std::vector<double> bias(40, 0.5);
+                bias[3] = bias[39] = -infinity;
+                in.biases[0] = from_host(ctx, bias, {1, 1, 40, 1}, DType::f32);
+                const Result result = run(ctx, in, problem.options(algorithm));
+                for (const std::size_t row : {3u, 39u}) {
+                    EXPECT_EQ(result.lse[row], with_sink ? to_host(ctx, in.sink)[0] : -infinity);
+                    for (std::size_t c = 0; c < 8; ++c) {
+                        EXPECT_EQ(result.o[row * 8 + c], 0);
+                        EXPECT_EQ(result.d_q[row * 8 + c], 0);
+                    }
+                    EXPECT_EQ(result.d_bias_0[row], 0);
+                }
+                for (const auto* numbers :
+                     {&result.d_q, &result.d_k, &result.d_v, &result.d_bias_0, &result.d_sink})
+                    for (const double x : *numbers) EXPECT_TRUE(std::isfinite(x));
+            }
+}
+
+/// A stride of 0 sums like an axis of length 1, in the gradient's own memory.
+TEST(ScoreOptions, ABiasMayBeAnExpandedView) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 40,
+                          .keys = 70,
+                          .d_qk = 8,
+                          .d_v = 8,
+                          .batch = 3,
+                          .heads = 2,
+                          .key_heads = 2,
+                          .biases = {Shape{1, 2, 40, 70}}};
+    Inputs in = random_inputs(ctx, problem, DType::f32);
+    const Result narrow = run(ctx, in, problem.options());
+    in.biases[0] = in.biases[0].expand({3, 2, 40, 70});
+    Saved saved;
+    Options options = problem.options();
+    options.biases = in.biases;
+    forward(ctx, in.q, in.k, in.v, options, saved);
+    const Gradients wide = backward(ctx, in.d_o, options, saved);
+    EXPECT_EQ(wide.biases[0].shape(), Shape({3, 2, 40, 70}));
+    EXPECT_EQ(wide.biases[0].stride(0), 0);
+    EXPECT_EQ(to_host(ctx, wide.biases[0].slice(0, 0, 1)), narrow.d_bias_0);
+}
+
+TEST(ScoreOptions, OnlyRequestedGradientsAreComputed) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 40,
+                          .keys = 70,
+                          .d_qk = 8,
+                          .d_v = 8,
+                          .sink = true,
+                          .biases = {Shape{1, 1, 40, 70}, Shape{1, 1, 1, 70}}};
+    const Inputs in = random_inputs(ctx, problem, DType::f32);
+    const Result all = run(ctx, in, problem.options());
+    Options options = problem.options();
+    options.biases = in.biases;
+    options.sink = in.sink;
+    Saved saved;
+    forward(ctx, in.q, in.k, in.v, options, saved);
+    const Gradients into{.q = empty_like(ctx, in.q),
+                         .k = empty_like(ctx, in.k),
+                         .v = empty_like(ctx, in.v),
+                         .biases = {Tensor(), empty_like(ctx, in.biases[1])}};
+    backward(ctx, in.d_o, options, saved, into);
+    EXPECT_EQ(to_host(ctx, into.q), all.d_q);
+    EXPECT_EQ(to_host(ctx, into.biases[1]), all.d_bias_1);
+}
+
+TEST(ScoreOptions, ResultsDoNotDependOnTheNumberOfThreads) {
+    const Context one(Device::cpu(), 1);
+    for (const Problem& problem : problems_of_score_options())
+        for (const DType dtype : {DType::f32, DType::bf16}) {
+            SCOPED_TRACE(::testing::Message() << problem << ' ' << dtype);
+            const Inputs in = random_inputs(one, problem, dtype);
+            const Result expected = run(one, in, problem.options());
+            for (const int threads : {2, 3})
+                EXPECT_EQ(run(Context(Device::cpu(), threads), in, problem.options()), expected) << threads;
+        }
+}
+
+/// Evaluation, probability 0 and a default key drop nothing; a key is another mask for another step and
+/// sample.
+TEST(ScoreOptions, DropoutFollowsItsKey) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 40, .keys = 70, .d_qk = 8, .d_v = 8};
+    const Inputs in = random_inputs(ctx, problem, DType::f64);
+    const auto output = [&](double p, const DropoutKey& key) {
+        Options options = problem.options();
+        options.dropout_p = p;
+        options.dropout_key = key;
+        return run(ctx, in, options).o;
+    };
+    const auto plain = run(ctx, in, problem.options()).o;
+    EXPECT_EQ(output(0.5, {}), plain);
+    EXPECT_EQ(output(0, DropoutKey::of_step(1, 2)), plain);
+    const auto dropped = output(0.5, DropoutKey::of_step(1, 2));
+    EXPECT_NE(dropped, plain);
+    EXPECT_EQ(output(0.5, DropoutKey::of_step(1, 2)), dropped);
+    EXPECT_NE(output(0.5, DropoutKey::of_step(1, 3)), dropped);
+    EXPECT_NE(output(0.5, DropoutKey::of_step(1, 2, /*first_sample=*/1)), dropped);
+    const auto words = DropoutKey::live_seed_of(1, 2);
+    const Tensor live_seed = from_host(ctx, std::vector<std::int32_t>(words.begin(), words.end()), {2});
+    EXPECT_EQ(output(0.5, DropoutKey::of_live_step(live_seed)), dropped);
+}
+
+TEST(ScoreOptions, WrongOptionsAreRefusedByName) {
+    const Context ctx(Device::cpu(), 1);
+    const Problem problem{
+        .queries = 4, .keys = 6, .d_qk = 8, .d_v = 8, .batch = 4, .heads = 2, .key_heads = 2};
+    const Inputs in = random_inputs(ctx, problem, DType::f32);
+    const auto message = [&](const Options& options) {
+        return message_of([&] {
+            Saved saved;
+            forward(ctx, in.q, in.k, in.v, options, saved);
+        });
+    };
+    const auto make = [&](const Shape& shape, DType dtype = DType::f32) { return zeros(ctx, shape, dtype); };
+    EXPECT_THAT(message({.softcap = -1}), HasSubstr("softcap -1; expected 0 (none) or a positive number"));
+    EXPECT_THAT(message({.biases = {make({4, 3, 4, 6})}}), HasSubstr("does not broadcast to [4, 2, 4, 6]"));
+    EXPECT_THAT(message({.biases = {make({2, 2, 4, 6})}}), HasSubstr("with batch_divisor 1"));
+    EXPECT_EQ(message({.biases = {make({2, 2, 4, 6})}, .batch_divisor = 2}), "no error");
+    EXPECT_THAT(message({.biases = {make({4, 6})}}), HasSubstr("expected rank 4"));
+    EXPECT_THAT(message({.biases = {make({1, 1, 4, 6}, DType::bf16)}}), HasSubstr("float32 or float32"));
+    EXPECT_THAT(message({.batch_divisor = 0}), HasSubstr("batch_divisor 0; expected at least 1"));
+    EXPECT_THAT(message({.alibi_slopes = make({3})}), HasSubstr("alibi_slopes is"));
+    EXPECT_THAT(message({.sink = make({2}, DType::f64)}), HasSubstr("sink is"));
+    EXPECT_THAT(message({.dropout_p = 1.0, .dropout_key = DropoutKey::of_step(1, 1)}),
+                HasSubstr("attention: dropout probability 1 is not in [0, 1)"));
+    EXPECT_THAT(message({.dropout_p = 0.999999, .dropout_key = DropoutKey::of_step(1, 1)}),
+                HasSubstr("drops everything"));
+}
+
+}  // namespace
+}  // namespace gradtile::attention::test
