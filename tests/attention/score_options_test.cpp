@@ -21,7 +21,7 @@ TEST(ScoreOptions, Float64IsTheDefinition) {
         SCOPED_TRACE(::testing::Message() << problem);
         const Inputs single = random_inputs(ctx, problem, DType::f32), in = single.to(ctx, DType::f64);
         const Result naive32 = run(ctx, single, problem.options(Algorithm::naive));
-        const Reference reference = definition(ctx, problem, in, roundoff_of(DType::f64, ctx.device()));
+        const Reference reference = float64_reference(ctx, problem, in, roundoff_of(DType::f64, ctx.device()));
         for (const Algorithm algorithm : algorithms) {
             SCOPED_TRACE(::testing::Message() << algorithm);
             expect_float64_accuracy(naive32, run(ctx, in, problem.options(algorithm)), reference);
@@ -37,7 +37,7 @@ TEST_P(IsAsAccurateAsNaive, UnderEveryScoreOption) {
     for (const Problem& problem : problems_of_score_options()) {
         SCOPED_TRACE(::testing::Message() << problem);
         const Inputs in = random_inputs(ctx, problem, GetParam());
-        const Reference reference = definition(ctx, problem, in, roundoff_of(GetParam(), ctx.device()));
+        const Reference reference = float64_reference(ctx, problem, in, roundoff_of(GetParam(), ctx.device()));
         const Result naive = run(ctx, in, problem.options(Algorithm::naive));
         expect_accurate(GetParam(), naive, run(ctx, in, problem.options()), reference);
     }
@@ -161,7 +161,7 @@ TEST(ScoreOptions, ABiasOfMinusInfinityHidesKeys) {
         for (const Algorithm algorithm : algorithms) {
             SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm);
             Inputs in = random_inputs(ctx, causal, dtype);
-            const Reference reference = definition(ctx, causal, in, roundoff_of(dtype, ctx.device()));
+            const Reference reference = float64_reference(ctx, causal, in, roundoff_of(dtype, ctx.device()));
             const Result naive = run(ctx, in, causal.options(Algorithm::naive));
             in.biases[0] = from_host(ctx, bias, {1, 1, 70, 70}, DType::f32);
             Result result = run(ctx, in, hidden.options(algorithm));
