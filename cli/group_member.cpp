@@ -12,7 +12,7 @@
 namespace gradtile::cli {
 namespace {
 
-constexpr Range timeout_range{.least = 0, .most = 1e7, .least_is_open = true};  // seconds
+constexpr Range timeout_range{.min = 0, .max = 1e7, .min_is_open = true};  // seconds
 
 /// mpirun kills all processes a tenth of a second after the first one ends. Each process waits one second so
 /// that every message is printed before that.

@@ -26,7 +26,7 @@ std::filesystem::path checkpoint_file(const std::filesystem::path& path) {
 /// Prints JSON from a file with control characters escaped, so that a terminal is safe; the JSON value is
 /// unchanged.
 void print_json(const JsonValue& value, int indent = 2) {
-    std::cout << printable(value.dump(indent), {.most = 0, .multiline = true}) << '\n';
+    std::cout << printable(value.dump(indent), {.max_characters = 0, .multiline = true}) << '\n';
 }
 
 int inspect(const std::string& path, bool json) {
@@ -40,7 +40,7 @@ int inspect(const std::string& path, bool json) {
                                    {"dtype", name_of(t.dtype)},
                                    {"shape", std::vector<std::int64_t>(t.shape.begin(), t.shape.end())},
                                    {"crc32c", t.crc32c}}));
-        print_json(JsonValue::object({{"file", printable(file.string(), {.most = 0})},
+        print_json(JsonValue::object({{"file", printable(file.string(), {.max_characters = 0})},
                                       {"step", info.step},
                                       {"bytes", info.file_bytes},
                                       {"tensors", tensors},

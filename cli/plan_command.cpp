@@ -276,7 +276,7 @@ int plan(const Flags& flags) {
     check_flag("--gpus-per-node", flags.gpus_per_node, gpus);
     // The constructor throws unless the GPUs fill all nodes.
     rethrow_as_usage_error([&] { (void)GpuLayout(flags.gpus, flags.gpus_per_node); });
-    check_flag("--gpu-memory", flags.gpu_memory, {.least = 0, .most = 1e6, .least_is_open = true});
+    check_flag("--gpu-memory", flags.gpu_memory, {.min = 0, .max = 1e6, .min_is_open = true});
     check_flag("--nvlink-bandwidth", flags.nvlink_bandwidth, link);
     check_flag("--network-bandwidth", flags.network_bandwidth, link);
     check_flag("--network-latency", flags.network_latency, link);

@@ -44,7 +44,7 @@ void check_output() {
 
 std::string text_for_output(const std::string& text) {
     if (::isatty(STDOUT_FILENO) != 1) return text;
-    return printable(text, {.most = 0, .multiline = true});
+    return printable(text, {.max_characters = 0, .multiline = true});
 }
 
 }  // namespace gradtile::cli

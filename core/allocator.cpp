@@ -20,8 +20,8 @@ std::size_t round_up(std::size_t bytes) {
     return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/// Blocks of several megabytes ask for huge pages: a step walks hundreds of megabytes, and with 4 KiB pages a
-/// strided product misses the TLB at every row.
+/// Blocks of several megabytes request huge pages: a step accesses hundreds of megabytes, and with 4 KiB
+/// pages a strided product misses the TLB in every row.
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
 std::byte* host_malloc(std::size_t bytes) {
@@ -132,7 +132,7 @@ Arena::Arena(Device device, std::size_t capacity, std::shared_ptr<Allocator> sou
 }
 
 Arena::Arena(Device device) : device_(device), capacity_(SIZE_MAX / 4) {
-    constexpr std::uintptr_t never_touched = std::uintptr_t{1} << 40;  // only offsets from it matter
+    constexpr std::uintptr_t never_touched = std::uintptr_t{1} << 40;  // never accessed: only offsets matter
     base_ = reinterpret_cast<std::byte*>(never_touched);
     free_.emplace(0, capacity_);
 }
@@ -142,7 +142,7 @@ std::shared_ptr<Arena> Arena::for_planning(Device device) {
 }
 
 std::byte* Arena::allocate(std::size_t bytes) {
-    // A request beyond the capacity fits nowhere, and rounding one near SIZE_MAX up would wrap around.
+    // A request larger than the capacity must fail, but rounding up a size near SIZE_MAX would wrap to 0.
     const std::size_t needed = bytes > capacity_ ? SIZE_MAX : round_up(bytes);
     for (auto gap = free_.begin(); gap != free_.end(); ++gap) {
         const auto [offset, length] = *gap;

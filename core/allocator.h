@@ -1,6 +1,6 @@
 #pragma once
-/// Memory: a Buffer owns a block, an Allocator provides blocks, an Arena is an allocator over one planned
-/// block.
+/// Memory: a Buffer owns a block, an Allocator provides blocks, an Arena is an allocator over one block of
+/// planned size.
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -16,8 +16,8 @@ class OutOfMemory : public Error {
     explicit OutOfMemory(const std::string& message) : Error(message) {}
 };
 
-/// Source of device memory. allocate() returns at least 64-byte aligned memory (256 on CUDA) and throws Error
-/// when there is none. Allocators are used from one thread at a time.
+/// Source of device memory. allocate() returns memory that is aligned to at least 64 bytes (256 on CUDA), and
+/// throws Error when there is not enough. Only one thread at a time may use an allocator.
 class Allocator {
   public:
     virtual ~Allocator() = default;
@@ -32,12 +32,12 @@ std::shared_ptr<Allocator> system_allocator(Device device);
 /// Host memory for asynchronous copies from and to `device`: page-locked for CUDA, plain for the CPU.
 std::shared_ptr<Allocator> transfer_allocator(Device device);
 
-/// Allocates from `preferred`, and from `otherwise` when that fails. Both are of one device.
+/// Allocates from `preferred`, and from `otherwise` when `preferred` fails. Both have the same device.
 std::shared_ptr<Allocator> with_fallback(std::shared_ptr<Allocator> preferred,
                                          std::shared_ptr<Allocator> otherwise);
 
-/// As transfer_allocator(), for gigabytes: where the host cannot lock more pages, it provides plain memory,
-/// which is copied more slowly.
+/// Like transfer_allocator(), for gigabytes: provides plain memory, which is copied more slowly, when the
+/// host cannot lock more pages.
 std::shared_ptr<Allocator> staging_allocator(Device device);
 
 /// One block of memory, given back to its allocator on destruction.
@@ -63,9 +63,9 @@ class Buffer {
 /// in advance.
 class Arena final : public Allocator {
   public:
-    /// Takes the whole block from `source` at once, from the system's allocator where there is none.
+    /// Allocates the whole block from `source`; from the system's allocator if `source` is null.
     Arena(Device device, std::size_t capacity, std::shared_ptr<Allocator> source = {});
-    /// Returns addresses that must not be accessed; it only measures how much memory a piece of work needs.
+    /// An arena that only measures how much memory a piece of work needs. Its addresses must not be accessed.
     static std::shared_ptr<Arena> for_planning(Device device);
 
     std::byte* allocate(std::size_t bytes) override;
@@ -74,7 +74,7 @@ class Arena final : public Allocator {
 
     std::size_t capacity() const { return capacity_; }
     std::size_t bytes_in_use() const { return in_use_; }
-    /// Highest end address ever used: the capacity that the same sequence of requests needs.
+    /// The highest end of an allocation so far: the capacity that the same sequence of requests needs.
     std::size_t peak_bytes() const { return peak_; }
     void reset_peak() { peak_ = in_use_; }
 

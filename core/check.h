@@ -9,7 +9,7 @@
 
 namespace gradtile {
 
-/// what() is the one line a user reads; where() is the place in the code that refused.
+/// what() is the message for the user, one line; where() is the place in the code that threw.
 class Error : public std::runtime_error {
   public:
     explicit Error(const std::string& message, std::source_location where = std::source_location::current())
@@ -30,14 +30,14 @@ template <class T>
 Part part(const T& value) {
     return {&value, [](std::ostream& out, const void* it) { out << *static_cast<const T*>(it); }};
 }
-inline Part part(const char* text) {  // so that texts of every length are one type
+inline Part part(const char* text) {  // string literals of all lengths have one type
     return {text, [](std::ostream& out, const void* it) { out << static_cast<const char*>(it); }};
 }
 std::string concat(std::initializer_list<Part> parts);
 [[noreturn]] void refuse(std::initializer_list<Part> parts, std::source_location where);
 }  // namespace detail
 
-/// Concatenates its arguments as operator<< prints them.
+/// Concatenates its arguments in the form that operator<< prints.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
     return detail::concat({detail::part(parts)...});

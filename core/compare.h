@@ -6,8 +6,8 @@
 
 namespace gradtile {
 
-/// The largest differences between a tensor and its reference, elements taken as float64. Equal infinities
-/// and two NaNs count as equal; a NaN on one side only, or an infinity, as an infinite error.
+/// The largest differences between a tensor and its reference, computed in float64. Equal infinities and two
+/// NaNs count as equal. A NaN or an infinity on one side only counts as an infinite error.
 struct Comparison {
     struct Place {
         double error = 0.0;
@@ -22,7 +22,8 @@ struct Comparison {
     std::int64_t different = 0;  ///< elements that are not equal
 };
 
-/// Shapes must be equal, dtypes and strides may differ. Waits for the work that computes the elements.
+/// Compares tensors of equal shapes; dtypes and strides may differ. Waits for the work that computes the
+/// elements.
 Comparison compare(const Context& ctx, const Tensor& x, const Tensor& reference);
 /// The same for tensors on the CPU.
 Comparison compare(const Tensor& x, const Tensor& reference);

@@ -1,5 +1,6 @@
 #pragma once
-/// Context: where an operator runs. Every operator takes one first; copies are cheap and share everything.
+/// Context: the device, stream, threads and memory of an operator. Every operator takes a context as its
+/// first argument. Copies are cheap and share everything.
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -23,27 +24,27 @@ class Context {
 
     Device device() const { return allocator_->device(); }
     ThreadPool& threads() const { return *threads_; }
-    /// The CUDA stream work is enqueued on (cudaStream_t); nullptr on the CPU.
+    /// The CUDA stream that operators enqueue their work on (cudaStream_t); nullptr on the CPU.
     void* stream() const { return stream_.get(); }
     const std::shared_ptr<Allocator>& allocator() const { return allocator_; }
 
-    /// The same context, allocating from another source (an activation arena).
+    /// The same context with another allocator (an activation arena, for example).
     Context with_allocator(std::shared_ptr<Allocator> allocator) const;
     /// The same context on another stream (cudaStream_t); see SideStream.
     Context with_stream(std::shared_ptr<void> stream) const;
     /// The side stream that all copies of this context share.
     const SideStream& side() const { return *side_; }
-    /// The same context for a dry run: shapes are checked and memory is counted in the planning arena, but no
-    /// operator computes. Running a step under it gives the step's exact activation memory.
+    /// The same context for a dry run: operators check shapes and allocate from the planning arena, but do
+    /// not compute. A step in this context gives the step's exact activation memory.
     Context plan(std::shared_ptr<Arena> planning_arena) const;
     bool is_planning() const { return planning_; }
 
-    /// The same context whose float32 matrix products on CUDA may round their operands to TF32 (10 explicit
-    /// bits of mantissa): several times faster, and no longer float32. Off unless asked for.
+    /// The same context, in which float32 matrix products on CUDA may round their operands to TF32 (10
+    /// explicit mantissa bits). The products are several times faster but less accurate. The default is off.
     Context with_tf32(bool allowed) const;
     bool tf32() const { return tf32_; }
-    /// The same context, promising the same bits from run to run. The CPU always does; on CUDA no algorithm
-    /// is chosen by timing then.
+    /// The same context with bit-identical results from run to run. The CPU is always deterministic. A
+    /// deterministic context on CUDA chooses no algorithm by timing.
     Context with_deterministic(bool wanted) const;
     bool deterministic() const { return deterministic_; }
 
@@ -61,8 +62,8 @@ class Context {
     bool deterministic_ = false;
 };
 
-/// ctx, allocating from an Arena of `slack` times the memory that work(ctx) needs, measured by a dry run. On
-/// a GPU, a system allocation takes longer than many operators.
+/// ctx with an Arena of `slack` times the memory that work(ctx) needs; a dry run measures it. An arena saves
+/// time on a GPU, where a system allocation takes longer than many operators.
 template <class Work>
 Context with_arena_for(const Context& ctx, Work&& work, double slack = 1.0) {
     const std::shared_ptr<Arena> counting = Arena::for_planning(ctx.device());
@@ -71,12 +72,12 @@ Context with_arena_for(const Context& ctx, Work&& work, double slack = 1.0) {
     return ctx.with_allocator(std::make_shared<Arena>(ctx.device(), static_cast<std::size_t>(bytes)));
 }
 
-/// A CPU context in which elements are prepared and read: with ctx's threads if ctx is on the CPU, and with
-/// memory of the system's allocator.
+/// A CPU context for preparing and reading elements on the host. Shares ctx's threads if ctx is on the CPU;
+/// allocates from the system.
 Context host_of(const Context& ctx);
 
-/// Chooses the backend in one line: on_device(ctx, cpu::gelu_forward, cuda::gelu_forward, x, y) calls the one
-/// of ctx's device with (ctx, x, y), and nothing when ctx only plans.
+/// Calls the function for ctx's device with (ctx, args...), or nothing in a dry run:
+/// on_device(ctx, cpu::rope_rotate, cuda::rope_rotate, x, cosines, sines, inverse).
 template <class Cpu, class Cuda, class... Args>
 void on_device(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_function, Args&&... args) {
     if (ctx.is_planning()) return;
@@ -88,9 +89,9 @@ void on_device(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_function, Arg
 }
 
 /// Calls body(block) for block = 0 .. blocks-1 on ctx's threads. Blocks are started in increasing order, one
-/// at a time per thread, so that a block may wait for a lower one. Cut work into blocks whose borders do not
-/// depend on the number of threads, and results will not either. A call from inside one of several blocks
-/// runs serially. The first exception is rethrown.
+/// at a time per thread, so that a block may wait for a lower one. If the
+/// borders of the blocks do not depend on the number of threads, results do not either. A call from inside a
+/// block runs serially if there are several blocks. The first exception is rethrown.
 template <class Body>
 void parallel_for(const Context& ctx, std::int64_t blocks, Body&& body) {
     ctx.threads().run(blocks, std::forward<Body>(body));

@@ -5,7 +5,7 @@
 
 namespace gradtile {
 
-/// Owns a file descriptor: closes it on every way out.
+/// Owns a file descriptor and closes it.
 class Descriptor {
   public:
     Descriptor() = default;

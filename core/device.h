@@ -1,5 +1,5 @@
 #pragma once
-/// Where memory lives and work runs.
+/// A CPU or a GPU, which has memory and runs operators.
 #include <iosfwd>
 
 namespace gradtile {
@@ -21,7 +21,7 @@ class Device {
     Kind kind_;
     int index_;
 };
-/// Prints cpu or cuda:0.
+/// Prints "cpu" or "cuda:0".
 std::ostream& operator<<(std::ostream& out, Device device);
 
 /// Number of usable CUDA devices; 0 without a toolkit at build time, a driver, or a GPU.

@@ -1,5 +1,5 @@
 #pragma once
-/// Element types and conversions between them. 16-bit floats are storage types: arithmetic happens in
+/// Element types and conversions between them. 16-bit floats are storage types; arithmetic with them is in
 /// float32.
 #include <bit>
 #include <cstddef>
@@ -69,7 +69,7 @@ constexpr std::string_view name_of(DType type) {
 }
 std::ostream& operator<<(std::ostream& out, DType type);
 
-/// The dtype called "float32" or "f32" and so on; throws Error naming the known ones otherwise.
+/// Returns the dtype with a long or short name ("float32", "f32"). Throws Error that lists the known names.
 DType dtype_named(std::string_view name);
 
 constexpr bool is_floating(DType type) {
@@ -99,15 +99,15 @@ consteval DType dtype_of() {
 template <class T>
 inline constexpr DType dtype_of = detail::dtype_of<T>();
 
-/// The type sums are kept in: float64 for float64, float32 for everything shorter.
+/// The type of sums over elements of type T: float64 for float64, else float32.
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
-/// The dtype of gradients, statistics and master weights that belong to values of this dtype.
+/// The dtype of sums, gradients, statistics and master weights for values of this dtype.
 constexpr DType accumulator_of(DType type) {
     return type == DType::f64 ? DType::f64 : DType::f32;
 }
 
-/// value as another element type; 16-bit floats pass through float32.
+/// Converts a value to another element type; a 16-bit float is converted to float32 first.
 template <class To, class From>
 inline To convert(From value) {
     if constexpr (std::is_same_v<To, From>) {
@@ -141,7 +141,7 @@ decltype(auto) visit_floating(DType type, F&& f) {
         case DType::i32:
             break;
     }
-    throw Error("an int32 tensor stands where a floating-point one is required");
+    throw Error("an int32 tensor is used where a floating-point tensor is required");
 }
 
 }  // namespace gradtile

@@ -1,5 +1,5 @@
 #pragma once
-/// Enumerations with names, so that config files, flags and error messages use the same words.
+/// Names of enumerators, so that config files, flags and error messages use the same words.
 #include <array>
 #include <string>
 #include <string_view>
@@ -10,7 +10,7 @@
 namespace gradtile {
 
 /// Specialise with `static constexpr std::array names = {std::pair{Enum::value, std::string_view("name")},
-/// ...}`: every enumerator in the order of the enumeration, which the compiler checks.
+/// ...}`. It lists every enumerator in the order of the enumeration; the compiler checks this.
 template <class Enum>
 struct EnumNames;
 
@@ -20,7 +20,7 @@ concept NamedEnum = requires {
 };
 
 namespace detail {
-/// Whether an enumerator has this value. Compilers print any other value as a cast, "(Norm)2".
+/// Whether an enumerator has this value. __PRETTY_FUNCTION__ shows other values as a cast, "(Norm)2".
 template <auto value>
 consteval bool is_enumerator() {
     const std::string_view function = __PRETTY_FUNCTION__;
@@ -46,7 +46,7 @@ constexpr std::string_view name_of(Enum value) {
     return index < EnumNames<Enum>::names.size() ? EnumNames<Enum>::names[index].second : "unknown";
 }
 
-/// "cosine, wsd, linear or constant".
+/// Returns all names as a list: "cosine, wsd, linear or constant".
 template <NamedEnum Enum>
 std::string choices_of() {
     constexpr auto& names = EnumNames<Enum>::names;

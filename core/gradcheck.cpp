@@ -17,7 +17,7 @@ using Tensors = Differentiable::Tensors;
 constexpr double step_ratio = 0x1p-12;
 constexpr double conclusive_fraction = 1e-3;
 
-/// The random weights w that make one number of all outputs, and the outputs' values at one point.
+/// The sum L over all outputs with random weights w, and differences of L between two points.
 class WeightedSum {
   public:
     WeightedSum(const Context& ctx, const Tensors& outputs, std::uint64_t seed) {
@@ -37,10 +37,10 @@ class WeightedSum {
 
     struct Difference {
         double value = 0.0;  ///< L(plus) - L(minus)
-        double size = 0.0;   ///< of the outputs that moved, weighted
-        double noise = 0.0;  ///< one rounding of each of them
+        double size = 0.0;   ///< weighted sum of the sizes of the outputs that changed
+        double noise = 0.0;  ///< the error if each of these outputs is off by one rounding
     };
-    /// Differences are taken output by output: those that do not depend on the input cancel exactly.
+    /// Subtracts output by output, so that outputs that do not depend on the input cancel exactly.
     Difference difference(const Context& ctx, const Tensors& plus, const Tensors& minus) const {
         Difference result;
         for (std::size_t i = 0; i < plus.size(); ++i) {
@@ -62,9 +62,9 @@ class WeightedSum {
     std::vector<double> sizes_, epsilons_;
 };
 
-/// The tensor under test and how it is moved.
+/// One perturbation of the input under test.
 struct Probe {
-    std::int64_t element;  ///< -1: all, along `signs`
+    std::int64_t element;  ///< index; -1: all elements, each in the direction of its sign
     double step;
 };
 
@@ -129,20 +129,20 @@ Tensors Checker::forward_at(const Tensor& x, std::vector<double> values, const s
 
 Checker::Derivative Checker::differentiate(const Tensor& x, const std::vector<double>& values,
                                            const std::vector<double>& signs, const Probe& probe) const {
-    double slope[2] = {}, size = 0.0, noise = 0.0;  // of steps h and 2h
+    double slope[2] = {}, size = 0.0, noise = 0.0;  // slopes of steps h and 2h
     for (const int i : {0, 1}) {
         const double h = probe.step * (i + 1);
         const Tensors plus = forward_at(x, values, signs, probe, h);
         const Tensors minus = forward_at(x, values, signs, probe, -h);
         const WeightedSum::Difference difference = sum_.difference(ctx_, plus, minus);
-        // What was really added: x + h is rounded.
+        // The width that was really used, because x + h is rounded.
         double width = 2.0 * h;
         if (probe.element >= 0) {
             const double at = values[static_cast<std::size_t>(probe.element)];
             width = (at + h) - (at - h);
         }
         slope[i] = difference.value / width;
-        // An output whose change rounds to nothing at one step may still move by a rounding at the other.
+        // An output whose change is rounded away with one step may change by a rounding with the other step.
         size = std::max(size, difference.size);
         noise = std::max(noise, difference.noise);
     }
@@ -166,7 +166,7 @@ GradientReport::Input Checker::check_input(const std::string& name, const Tensor
     const double rms = std::sqrt(squares / static_cast<double>(count));
     const double scale = rms > 0.0 ? rms : 1.0;
 
-    // A random order by sorting on random words: the first options.elements are the sample.
+    // The first options.elements of a random order are the sample. Sorting by random words makes the order.
     std::vector<std::int64_t> order(values.size());
     std::iota(order.begin(), order.end(), std::int64_t{0});
     std::vector<double> signs(values.size());
@@ -185,7 +185,7 @@ GradientReport::Input Checker::check_input(const std::string& name, const Tensor
         });
         order.resize(static_cast<std::size_t>(options_.elements));
         std::sort(order.begin(), order.end());
-        // All elements move at once: by less each, so that the sum moves as far as for one.
+        // All elements change at once, each by less, so that the output changes as much as for one element.
         probes.push_back({-1, step_ratio * scale / std::sqrt(static_cast<double>(count))});
     }
     for (const std::int64_t element : order)
@@ -238,7 +238,7 @@ void check_perturbable(const std::string& name, const Tensor& x) {
               " with strides ", x.strides(), " repeats elements; check the tensor it is expanded from");
 }
 
-/// A gradient that overwrote its tensor is the one that was added, but for rounding.
+/// The gradient written by overwriting must equal the gradient written by adding, except for rounding.
 void check_replacement(GradientReport::Input& report, const std::vector<double>& replaced,
                        const std::vector<double>& added, double bound) {
     for (std::size_t i = 0; i < added.size() && report.ok; ++i) {
@@ -269,7 +269,7 @@ GradientReport gradient_check(const Context& ctx, const Differentiable& function
     const Tensors gradients = function.backward(ctx, inputs, checker.sum().gradients());
     check(gradients.size() == inputs.size(), "gradient_check: backward returned ", gradients.size(),
           " gradients for ", inputs.size(), " inputs");
-    std::vector<std::vector<double>> analytic;  // copied at once: forward may reuse the memory
+    std::vector<std::vector<double>> analytic;  // copied before the next forward, which may reuse the memory
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         if (gradients[i].defined())
             check(gradients[i].shape() == inputs[i].shape(), "gradient_check: gradient ", gradients[i],

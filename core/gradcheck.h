@@ -1,8 +1,8 @@
 #pragma once
-/// Checking gradients against finite differences, input by input, with a bound that is derived and printed.
+/// Compares gradients with finite differences, input by input, with a derived error bound.
 ///
 ///     const auto report = gradient_check(ctx, my_attention, {q, k, v});
-///     std::cout << report;                  // one line an input
+///     std::cout << report;                  // one line per input
 ///     EXPECT_TRUE(gradient_check_layer(ctx, layer, x, store.parameters()).ok());
 #include <concepts>
 #include <functional>
@@ -17,37 +17,37 @@
 
 namespace gradtile {
 
-/// A function with its hand-written derivative. backward is always called right after forward of the same
+/// A function and its hand-written derivative. Each call of backward directly follows forward of the same
 /// inputs, so forward may store state for backward.
 struct Differentiable {
     using Tensors = std::vector<Tensor>;
     /// inputs -> outputs.
     std::function<Tensors(const Context&, const Tensors& inputs)> forward;
-    /// (inputs, gradient of each output) -> gradient of each input, in its shape. An undefined Tensor says
-    /// that the input has no gradient (it is then not checked).
+    /// (inputs, gradient of each output) -> gradient of each input, in the input's shape. An undefined Tensor
+    /// means that the input has no gradient; this input is not checked.
     std::function<Tensors(const Context&, const Tensors& inputs, const Tensors& grad_outputs)> backward;
 };
 
 struct GradientCheckOptions {
     std::uint64_t seed = 1;
-    /// Elements of each input that are perturbed, drawn at random (all when it has no more). Inputs with more
-    /// are also checked along one random direction, which every element takes part in.
+    /// The number of random elements of each input that are perturbed; in a smaller input, all elements.
+    /// Larger inputs are also checked along one random direction that contains all elements.
     int elements = 128;
-    /// How many roundings' worth of error an output carries, in units of eps times its size. Independent
-    /// roundings add up like the root of their number, so 32 stands for about 1000 operations an output.
+    /// The error of an output, in units of eps times its size. Independent rounding errors grow with the
+    /// square root of their number, so 32 allows about 1000 operations per output.
     double roundings = 32.0;
-    /// Names for the report; "input 0" and so on by default.
+    /// Names of the inputs in the report; the default is "input 0" and so on.
     std::vector<std::string> names = {};
 };
 
-/// What the check found for one input (or parameter): the element with the largest error / bound.
+/// The results of a check: for each input or parameter, the element with the largest error / bound.
 struct GradientReport {
     struct Input {
         std::string name;
         Shape shape;
         int checked = 0;       ///< derivatives compared
-        int inconclusive = 0;  ///< of those: the bound was too wide to tell (a kink, or a bad scale)
-        Shape place = {};      ///< of the worst element; all -1: the random direction
+        int inconclusive = 0;  ///< of these, those whose bound was too wide (a kink, or a bad scale)
+        Shape place = {};      ///< index of the worst element; all -1 for the random direction
         double analytic = 0.0, numeric = 0.0;
         double error = 0.0, bound = 0.0;
         bool ok = true;
@@ -55,23 +55,24 @@ struct GradientReport {
     std::vector<Input> inputs;
     bool ok() const;
 };
-/// One line an input.
+/// Prints one line per input.
 std::ostream& operator<<(std::ostream& out, const GradientReport& report);
 
 /// Compares the analytic gradient of L = sum over outputs of sum(w * output), w fixed random weights, with
 /// central differences D(h) = (L(x + h) - L(x - h)) / 2h, h = 2^-12 max(|x|, rms of the input), extrapolated
 /// to R = (4 D(h) - D(2h)) / 3. An element is right when |analytic - R| is at most
 ///     |D(2h) - D(h)| / 3                              truncation: D(h) = L' + c h^2 + O(h^4)
-///     + roundings * eps * sum |w| size / h            rounding of the outputs that moved at all
+///     + roundings * eps * sum |w| size / h            rounding of the outputs that changed
 ///     + roundings * eps * largest |analytic|          rounding of backward itself.
-/// An input is right when all its elements are and at most one in ten is inconclusive (bound over a
-/// thousandth of the gradient's size).
+/// An input is right when all its elements are right and at most one in ten is inconclusive (its bound
+/// exceeds a thousandth of the gradient's size).
 ///
-/// Inputs are float64 on ctx's device; each is perturbed in place and put back. Parameters are float64 too;
-/// backward must write as begin_gradient_write() says: it is run twice, each time after forward, once with a
-/// grad() that is not zero, to which it must ADD, and once after reset_gradient() with a grad() of NaN, which
-/// it must OVERWRITE. Throws Error for other dtypes, for views that overlap themselves, and when backward
-/// returns gradients of other shapes. Source: Press et al., Numerical Recipes, 5.7.
+/// Inputs are float64 on ctx's device; each is perturbed in place and then restored. Parameters are float64,
+/// too. backward must write their gradients as begin_gradient_write() says. To test this, backward runs
+/// twice, each time after forward: once with non-zero gradients, to which it must ADD, and once after
+/// reset_gradient() with gradients of NaN, which it must OVERWRITE. Throws Error on other dtypes, on views
+/// with overlapping elements, and when backward returns gradients of other shapes. Source: Press et al.,
+/// Numerical Recipes, 5.7.
 GradientReport gradient_check(const Context& ctx, const Differentiable& function,
                               const std::vector<Tensor>& inputs, std::span<const Parameter> parameters,
                               const GradientCheckOptions& options = {});
@@ -85,8 +86,8 @@ inline std::vector<Tensor> as_list(std::vector<Tensor> many) {
 }
 }  // namespace detail
 
-/// For any object with forward(ctx, inputs) -> output and backward(ctx, inputs, grad_output) -> gradients;
-/// outputs and gradients are one Tensor or a vector of them.
+/// Checks an object with forward(ctx, inputs) -> output and backward(ctx, inputs, grad_output) -> gradients.
+/// Outputs and gradients are one Tensor or a vector of tensors.
 template <class Function>
 GradientReport gradient_check(const Context& ctx, Function&& function, const std::vector<Tensor>& inputs,
                               const GradientCheckOptions& options = {}) {
@@ -103,7 +104,7 @@ GradientReport gradient_check(const Context& ctx, Function&& function, const std
     return gradient_check(ctx, differentiable, inputs, std::span<const Parameter>{}, options);
 }
 
-/// For a layer: forward(ctx, x, saved) -> y, backward(ctx, dy, saved) -> dx, parameters listed.
+/// Checks a layer with forward(ctx, x, saved) -> y and backward(ctx, dy, saved) -> dx, and its `parameters`.
 template <class Layer>
 GradientReport gradient_check_layer(const Context& ctx, Layer& layer, const Tensor& x,
                                     std::span<const Parameter> parameters = {},

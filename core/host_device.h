@@ -1,5 +1,5 @@
 #pragma once
-/// Marks the functions that kernels call as well as the host.
+/// Marks functions that both the host and kernels call.
 
 #if defined(__CUDACC__)
 #define GRADTILE_HOST_DEVICE __host__ __device__

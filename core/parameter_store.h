@@ -1,5 +1,5 @@
 #pragma once
-/// Parameters: one flat block of values and one of gradients with named views, so that the optimizer, an
+/// Parameters: one flat block of values and one of gradients, with named views. So the optimizer, an
 /// all-reduce and a checkpoint are single passes over contiguous memory.
 #include <memory>
 #include <span>
@@ -12,11 +12,11 @@
 
 namespace gradtile {
 
-/// Parameters begin at a multiple of so many elements of the flat blocks.
+/// In the flat blocks, each parameter begins at a multiple of this number of elements.
 inline constexpr std::int64_t parameter_alignment = 64;
 
-/// How a parameter is initialized. Weights are drawn on the host from (seed, name), so every device starts
-/// equal and adding a layer does not move the others' draws.
+/// How a parameter is initialized. The host draws weights from (seed, name), so that initial weights are
+/// equal on every device and do not change when another layer is added.
 struct Init {
     enum class Kind { constant, normal };
     Kind kind = Kind::constant;
@@ -27,21 +27,21 @@ struct Init {
     static Init normal(double std) { return {Kind::normal, std}; }
 };
 
-/// overwrite: grad = contribution, whatever grad held; accumulate: grad += contribution.
+/// overwrite: grad = contribution; accumulate: grad += contribution.
 enum class GradientWrite { overwrite, accumulate };
 
-/// Where one contribution to a gradient goes, and how it is written.
+/// The destination of one contribution to a gradient, and how to write it.
 struct GradientTarget {
-    Tensor grad = {};  ///< undefined where there is no parameter
+    Tensor grad = {};  ///< undefined when the layer has no such parameter
     GradientWrite write = GradientWrite::accumulate;
 
     bool accumulates() const { return write == GradientWrite::accumulate; }
 };
-/// For operators that can only add: the target's grad, zeroed first if it is to be overwritten.
+/// For operators that can only add: returns the target's grad, after zeroing it if it is to be overwritten.
 Tensor ready_to_add(const Context& ctx, const GradientTarget& target);
 
-/// One named parameter; a handle that stays valid as long as its store. value() and grad() exist once the
-/// store is allocated.
+/// A handle of one named parameter, valid as long as its store. value() and grad() exist once the store is
+/// allocated.
 class Parameter {
   public:
     Parameter() = default;
@@ -49,22 +49,22 @@ class Parameter {
     const std::string& name() const { return entry_->name; }
     const Shape& shape() const { return entry_->shape; }
     const Init& init() const { return entry_->init; }
-    /// Matrices decay, vectors (biases, norm weights) do not.
+    /// Whether weight decay applies: to matrices, but not to vectors (biases, norm weights).
     bool decays() const { return entry_->shape.rank() >= 2; }
-    /// In the store's compute dtype.
+    /// The value, in the store's compute dtype.
     const Tensor& value() const { return entry_->value; }
-    /// Accumulated gradient: float32 (float64 when the values are).
+    /// The accumulated gradient: float32 (float64 for float64 values).
     const Tensor& grad() const { return entry_->grad; }
     /// Changes the store: call exactly once per contribution to the gradient, just before writing it. The
     /// first call after a reset returns overwrite, later ones accumulate. (const: a Parameter is a handle.)
     GradientTarget begin_gradient_write() const;
     /// The next contribution overwrites grad(); until then its values are meaningless.
     void reset_gradient() const { entry_->next_write = GradientWrite::overwrite; }
-    /// The same views with the rows of zeros behind them that ParameterStore::add was asked for. Only zeros
-    /// may be written to these rows; updates and checkpoints leave them out.
+    /// value() and grad() with the rows of zeros that ParameterStore::add appended. Only zeros may be written
+    /// to these rows. Updates and checkpoints skip them.
     const Tensor& padded_value() const { return entry_->padded_value; }
     const Tensor& padded_grad() const { return entry_->padded_grad; }
-    /// First element inside the flat blocks.
+    /// Index of the first element in the flat blocks.
     std::int64_t offset() const { return entry_->offset; }
 
   private:
@@ -82,7 +82,7 @@ class Parameter {
     std::shared_ptr<Entry> entry_;
 };
 
-/// A stretch of the flat blocks, in elements.
+/// A range of the flat blocks, in elements.
 struct FlatRange {
     std::int64_t begin = 0, length = 0;
     std::int64_t end() const { return begin + length; }
@@ -90,11 +90,11 @@ struct FlatRange {
 };
 
 struct FlatOptions {
-    /// The blocks' length is a multiple of this, and this is a multiple of 64, so that processes can have
-    /// equal parts.
+    /// The length of the blocks is a multiple of this, so that processes can have equal parts. Must itself be
+    /// a multiple of 64.
     std::int64_t multiple = 64;
     bool masters = true;                        ///< float32 masters for 16-bit values
-    std::shared_ptr<Allocator> allocator = {};  ///< of values and gradients; none: the context's
+    std::shared_ptr<Allocator> allocator = {};  ///< for values and gradients; null: the context's
 };
 
 class ParameterStore {
@@ -103,23 +103,23 @@ class ParameterStore {
     ParameterStore(const ParameterStore&) = delete;
     ParameterStore& operator=(const ParameterStore&) = delete;
 
-    /// Declares a parameter. Its first axis is padded to a multiple of `row_multiple`, since some kernels are
-    /// slow with an odd number of rows. Throws Error on a second parameter of the same name, or once the
-    /// store is allocated.
+    /// Declares a parameter. Its first axis is padded to a multiple of `row_multiple`, because some kernels
+    /// are slow with an odd number of rows. Throws Error on a second parameter of the same name, and after
+    /// allocate().
     Parameter add(std::string name, const Shape& shape, Init init, std::int64_t row_multiple = 1);
 
-    /// Lays all parameters out in flat blocks (each starts at a multiple of 64 elements; the padding stays
-    /// zero). Values in `dtype`; gradients in accumulator_of(dtype), zeroed; 16-bit values get a float32
-    /// master copy, unless the options say that it is kept elsewhere.
+    /// Allocates the flat blocks and the views of all parameters (each starts at a multiple of 64 elements;
+    /// the padding stays zero). Values have `dtype`, gradients accumulator_of(dtype); gradients are zeroed.
+    /// 16-bit values get a float32 master copy if options.masters is set.
     void allocate(const Context& ctx, DType dtype, const FlatOptions& options = {});
-    /// Draws every parameter anew from (seed, name); masters first, values rounded from them. Where 16-bit
-    /// values have no masters here, the block of gradients holds them afterwards.
+    /// Draws every parameter from (seed, name). 16-bit values are rounded from their masters. If this store
+    /// has no masters for 16-bit values, the block of gradients holds the masters afterwards.
     void initialize(const Context& ctx, Seed seed);
 
     bool allocated() const { return values_.defined(); }
     DType dtype() const { return dtype_; }
     std::span<const Parameter> parameters() const { return parameters_; }
-    /// Throws Error naming it when there is none.
+    /// Returns the parameter with this name. Throws Error with the name when there is none.
     const Parameter& find(const std::string& name) const;
     /// Sum of the parameters' elements, without padding.
     std::int64_t count() const;
@@ -128,14 +128,15 @@ class ParameterStore {
 
     const Tensor& values() const { return values_; }        ///< [flat_elements], compute dtype
     const Tensor& gradients() const { return gradients_; }  ///< [flat_elements], float32 or float64
-    /// What the optimizer updates: the float32 masters for 16-bit values, else the values themselves.
+    /// The weights that the optimizer updates: the float32 masters of 16-bit values, else the values
+    /// themselves.
     const Tensor& master() const { return master_.defined() ? master_ : values_; }
     bool has_master() const { return master_.defined(); }
-    /// The view of master() that belongs to a parameter, in its shape.
+    /// The parameter's view of master(), in the parameter's shape.
     Tensor master_of(const Parameter& parameter) const;
 
-    /// Call at the start of a step: the first contribution to each gradient overwrites what the last step
-    /// left. Saves the pass that would zero the gradients and the reading of those zeros.
+    /// Call at the start of a step: the first contribution to each gradient then overwrites the last step's
+    /// gradient. This saves a pass that writes zeros, and reading them.
     void reset_gradients() const;
     /// Zeroes the gradients that received no contribution since reset_gradients().
     void zero_unwritten_gradients(const Context& ctx) const;

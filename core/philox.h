@@ -1,7 +1,7 @@
 #pragma once
 /// Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"
-/// (SC11): a pure function of (counter, key), hence the same draws on every device and for every way of
-/// cutting the work.
+/// (SC11). It is a pure function of (counter, key), so the numbers do not depend on the device or on how work
+/// is divided.
 #include <array>
 #include <cstdint>
 
@@ -18,13 +18,13 @@ struct Philox {
     /// All 64 bits of a product.
     GRADTILE_HOST_DEVICE static constexpr std::uint64_t wide_product(std::uint32_t a, std::uint32_t b) {
 #ifdef __CUDA_ARCH__
-        // Two 32-bit products; as 64-bit factors, even with empty upper halves, they would cost more.
+        // Two 32-bit products cost less than one product of 64-bit factors, even if the upper halves are 0.
         return std::uint64_t{__umulhi(a, b)} << 32 | a * b;
 #else
         return std::uint64_t{a} * b;
 #endif
     }
-    /// One round of (c0, c1, c2, c3), and the key of the next.
+    /// One round, applied to (c0, c1, c2, c3) in place.
     GRADTILE_HOST_DEVICE static constexpr void round(std::uint32_t& c0, std::uint32_t& c1, std::uint32_t& c2,
                                                      std::uint32_t& c3, Key key) {
         const std::uint64_t product_0 = wide_product(0xD2511F53u, c0);
@@ -67,7 +67,8 @@ struct Philox {
     }
 };
 
-/// Mixes a seed with what it is used for, so that unrelated draws never share a key (splitmix64's finaliser).
+/// Mixes a seed with a number for its purpose, so that unrelated draws have different keys (splitmix64's
+/// finaliser).
 GRADTILE_HOST_DEVICE constexpr std::uint64_t mix_seed(std::uint64_t seed, std::uint64_t purpose) {
     std::uint64_t z = seed + 0x9E3779B97F4A7C15u * (purpose + 1);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;

@@ -17,7 +17,7 @@ bool is_shortened(const Tensor& x, int axis) {
     return x.elements() > max_elements_in_full && x.size(axis) > 2 * places_at_an_end;
 }
 
-/// The elements that are shown, as a small tensor: a large one is not brought to the host.
+/// The elements that are shown, as a small tensor, so that only they are copied to the host.
 Tensor shown_part(const Context& ctx, const Tensor& x) {
     Tensor shown = x;
     for (int axis = 0; axis < x.rank(); ++axis) {
@@ -73,7 +73,7 @@ class Printer {
         text_.append(width_ - number.size(), ' ').append(number);
     }
 
-    /// Numbers stand on one line, rows on lines of their own, matrices with an empty line between them.
+    /// Numbers of a row are on one line, each row has its own line, and an empty line separates matrices.
     void separate(int axis) {
         const int inner_axes = x_.rank() - 1 - axis;
         text_ += inner_axes == 0 ? ", " : ",";

@@ -9,11 +9,12 @@ struct Seed {
     std::uint64_t value = 0;
 };
 
-/// Standard normal (Box-Muller on Philox words, in float64), row-major element order.
+/// A tensor of standard normal numbers (Box-Muller on Philox words, in float64); i counts elements in
+/// row-major order.
 Tensor randn(const Context& ctx, const Shape& shape, DType dtype, Seed seed);
-/// Uniform on [0, 1).
+/// A tensor of uniform numbers in [0, 1).
 Tensor rand(const Context& ctx, const Shape& shape, DType dtype, Seed seed);
-/// x = mean + std * normal, in place; x contiguous.
+/// Fills x with mean + std * (standard normal numbers); x is contiguous.
 void fill_normal(const Context& ctx, const Tensor& x, double mean, double std, Seed seed);
 
 }  // namespace gradtile

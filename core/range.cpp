@@ -21,10 +21,10 @@ std::string text_of(double bound) {
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const Range& range) {
-    const std::string least = text_of(range.least), most = text_of(range.most);
-    if (!range.least_is_open && !range.most_is_open) return out << least << " to " << most;
-    return out << (range.least_is_open ? "more than " + least : least + " or more")
-               << (range.most_is_open ? ", less than " : ", at most ") << most;
+    const std::string min = text_of(range.min), max = text_of(range.max);
+    if (!range.min_is_open && !range.max_is_open) return out << min << " to " << max;
+    return out << (range.min_is_open ? "more than " + min : min + " or more")
+               << (range.max_is_open ? ", less than " : ", at most ") << max;
 }
 
 void detail::refuse_value(const char* name, const char* value, const Range& range,

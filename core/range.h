@@ -1,5 +1,5 @@
 #pragma once
-/// Which values a number may have, and products of sizes that cannot overflow unseen.
+/// Ranges of allowed values, and products of sizes with a check for overflow.
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -9,15 +9,14 @@
 
 namespace gradtile {
 
-/// From `least` to `most`, both allowed unless they are open.
+/// The interval from `min` to `max`. A bound is allowed unless it is open.
 struct Range {
-    double least, most;
-    bool least_is_open = false, most_is_open = false;
+    double min, max;
+    bool min_is_open = false, max_is_open = false;
 
     /// False for NaN.
     bool contains(double value) const {
-        return (least_is_open ? value > least : value >= least) &&
-               (most_is_open ? value < most : value <= most);
+        return (min_is_open ? value > min : value >= min) && (max_is_open ? value < max : value <= max);
     }
 };
 /// "1 to 4096", "more than 0, at most 1", "0 or more, less than 1".
@@ -36,15 +35,15 @@ void check_range(const char* name, Number value, const Range& range,
         detail::refuse_value(name, concat(value).c_str(), range, where);
 }
 
-/// The product of sizes, none of them negative; none when it is above `most`.
-inline std::optional<std::int64_t> product_up_to(std::int64_t most,
+/// The product of sizes >= 0; nullopt if the product is larger than `max`.
+inline std::optional<std::int64_t> product_up_to(std::int64_t max,
                                                  std::initializer_list<std::int64_t> sizes) {
     std::int64_t product = 1;
     for (const std::int64_t size : sizes) {
         if (size == 0) return 0;
         if (__builtin_mul_overflow(product, size, &product)) return std::nullopt;
     }
-    return product <= most ? std::optional(product) : std::nullopt;
+    return product <= max ? std::optional(product) : std::nullopt;
 }
 
 }  // namespace gradtile

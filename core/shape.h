@@ -1,5 +1,5 @@
 #pragma once
-/// Shapes and strides: up to six axes, counted in elements, row-major unless a view says otherwise.
+/// Shapes and strides of up to six axes. Strides are in elements; the default order is row-major.
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -10,7 +10,7 @@
 
 namespace gradtile {
 
-/// A short list of axis lengths (or strides): no heap, cheap to copy.
+/// A list of axis lengths or strides, without heap memory and cheap to copy.
 class Shape {
   public:
     static constexpr int max_rank = 6;
@@ -45,7 +45,7 @@ class Shape {
 };
 using Strides = Shape;
 
-/// n / divisor rounded up: how many pieces of `divisor` cover n >= 0.
+/// n / divisor, rounded up: the number of pieces of size `divisor` that cover n >= 0.
 constexpr std::int64_t ceil_div(std::int64_t n, std::int64_t divisor) {
     return (n + divisor - 1) / divisor;
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// Libraries that are loaded when their first function is needed, so that the program starts where they are
-/// missing.
+/// Libraries that are loaded when their first function is needed, so that the program starts on machines
+/// without them.
 #include <string>
 #include <vector>
 
@@ -8,14 +8,14 @@
 
 namespace gradtile {
 
-/// Never unloaded: objects that the library created may outlive this handle.
+/// A loaded library. It is never unloaded, because objects that the library created may outlive this handle.
 class SharedLibrary {
   public:
-    /// Loads the first of `names` that exists: a name on the loader's search path, or a path. `who` begins
-    /// every message. Throws Error when none can be loaded, with `remedy` after the loader's reason.
+    /// Loads the first of `names` that can be loaded: a name on the loader's search path, or a path. Error
+    /// messages begin with `who`. Throws Error with the loader's reason and `remedy` when none can be loaded.
     SharedLibrary(std::string who, const std::vector<std::string>& names, const std::string& remedy = "");
 
-    /// function = symbol. Throws Error when the library has none of that name.
+    /// Sets `function` to the address of `symbol`. Throws Error when the library has no such symbol.
     template <class Function>
     void find(const char* symbol, Function& function) const {
         function = reinterpret_cast<Function>(address_of(symbol));

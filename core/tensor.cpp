@@ -110,21 +110,21 @@ Tensor Tensor::reshape(Shape shape) const {
     if (open >= 0) shape[open] = known == 0 ? 0 : elements() / known;
     check(shape.elements() == elements(), "tensor: reshape of ", shape_, " to ", shape);
 
-    // Walk both shapes from the back; a new axis must lie inside a run of old axes that is contiguous in
-    // itself.
+    // Goes through both shapes from the last axis. Each new axis must lie inside a run: neighbouring old axes
+    // with one common step.
     Tensor view = *this;
     view.shape_ = shape;
     view.strides_ = contiguous_strides(shape);
     if (elements() == 0 || is_contiguous()) return view;
     int old_axis = rank() - 1;
     std::int64_t run_left = 1,
-                 run_stride = 1;  // elements of the current run not yet handed out, and their step
+                 run_stride = 1;  // elements of the current run without a new axis yet, and their step
     for (int i = shape.rank() - 1; i >= 0; --i) {
         if (shape[i] == 1) {
             view.strides_[i] = 1;
             continue;
         }
-        while (run_left == 1) {  // open a new run: the longest stretch of old axes with one common step
+        while (run_left == 1) {  // begin a new run: the longest sequence of old axes with one common step
             check(old_axis >= 0, "tensor: reshape of ", shape_, " to ", shape);
             run_left = shape_[old_axis];
             run_stride = strides_[old_axis];

@@ -12,9 +12,9 @@ namespace gradtile {
 
 class Tensor {
   public:
-    /// No tensor: defined() is false.
+    /// An undefined tensor: defined() is false.
     Tensor() = default;
-    /// A view of memory that `owner` keeps alive (owner may be null for memory the caller keeps alive).
+    /// A view of memory that `owner` keeps alive. If `owner` is null, the caller keeps the memory alive.
     Tensor(std::shared_ptr<const void> owner, std::byte* data, Device device, DType dtype, Shape shape,
            Strides strides);
     /// A contiguous tensor over memory of the caller, which no tensor frees: shape.elements() elements of
@@ -36,7 +36,7 @@ class Tensor {
     Device device() const { return device_; }
     bool is_contiguous() const;
 
-    /// First element; throws unless T is the tensor's element type.
+    /// A pointer to the first element. Throws Error unless T is the tensor's element type.
     template <class T>
     T* data() const {
         check(dtype_ == dtype_of<T>, "tensor: a ", dtype_, " tensor read as ", dtype_of<T>);
@@ -44,16 +44,16 @@ class Tensor {
     }
     std::byte* raw_data() const { return data_; }
 
-    // Views. All throw Error on axes or ranges that do not exist.
-    /// [.., axis, ..] with only [begin, begin+length) of that axis.
+    // Views of the same elements. All throw Error on axes or ranges that do not exist.
+    /// Keeps only the range [begin, begin+length) of an axis.
     Tensor slice(int axis, std::int64_t begin, std::int64_t length) const;
-    /// Drops an axis, keeping one index of it.
+    /// Keeps one index of an axis and removes the axis.
     Tensor select(int axis, std::int64_t index) const;
     Tensor transpose(int axis_a, int axis_b) const;
-    /// The same elements in another shape; throws when the strides do not allow it without a copy. One axis
-    /// may be -1.
+    /// Changes the shape; throws Error when the strides would require a copy. The length of one axis may be
+    /// -1, and then follows from the others.
     Tensor reshape(Shape shape) const;
-    /// Axes of length 1 (or missing leading axes) repeated with stride 0.
+    /// Repeats axes of length 1, and missing leading axes, with stride 0.
     Tensor expand(Shape shape) const;
 
   private:
@@ -66,12 +66,12 @@ class Tensor {
     bool dtype_known_ = false;
 };
 
-// Making tensors; memory comes from ctx's allocator.
+// New tensors, with memory from ctx's allocator.
 Tensor empty(const Context& ctx, const Shape& shape, DType dtype);
 Tensor empty_like(const Context& ctx, const Tensor& x);
 Tensor zeros(const Context& ctx, const Shape& shape, DType dtype);
 
-/// "q: [2, 113, 4, 64] float32 on cpu": for messages.
+/// Prints "[2, 113, 4, 64] float32 on cpu".
 std::ostream& operator<<(std::ostream& out, const Tensor& x);
 
 }  // namespace gradtile

@@ -47,7 +47,7 @@ Tensor contiguous(const Context& ctx, const Tensor& x) {
     return x.is_contiguous() ? x : cast(ctx, x, x.dtype());
 }
 
-/// [R] from the contiguous rows [R, N].
+/// The reductions [R] of contiguous rows [R, N].
 Tensor reduced_rows(const Context& ctx, const Tensor& rows, Reduction reduction) {
     const DType dtype = reduction == Reduction::sum ? accumulator_of(rows.dtype()) : rows.dtype();
     Tensor y = empty(ctx, {rows.size(0)}, dtype);
@@ -61,14 +61,14 @@ Tensor reduced(const Context& ctx, const char* what, const Tensor& x, int axis, 
     Shape shape = x.shape();
     shape[axis] = 1;
     const Tensor rows = contiguous(ctx, x.transpose(axis, -1)).reshape({shape.elements(), length});
-    // The other axes of `rows` are in the order of the transposed x.
+    // The transposition changed the order of the other axes.
     Shape transposed = shape;
     std::swap(transposed[axis], transposed[-1]);
     const Tensor y = reduced_rows(ctx, rows, reduction).reshape(transposed).transpose(axis, -1);
     return contiguous(ctx, y);
 }
 
-/// Elements a row of the first of the two stages that reduce a whole tensor.
+/// A whole tensor is reduced in two stages. The rows of the first stage have this many elements.
 constexpr std::int64_t whole_block = 1 << 14;
 
 Tensor reduced(const Context& ctx, const char* what, const Tensor& x, Reduction reduction) {

@@ -1,19 +1,22 @@
 #pragma once
-/// Arithmetic on whole tensors, enough for a loss of one's own and its gradient:
+/// Arithmetic on whole tensors, for losses of your own and their gradients. Example, the mean squared error:
 ///
-///     // mean squared error: loss = mean((prediction - target)^2), d_prediction = 2 (prediction - target) /
-///     n const Tensor error = subtract(ctx, prediction, target); const Tensor loss = mean(ctx, multiply(ctx,
-///     error, error)); const Tensor d_prediction = scale(ctx, error, 2.0 / error.elements());
+/// @code
+/// const Tensor error = subtract(ctx, prediction, target);
+/// const Tensor loss = mean(ctx, multiply(ctx, error, error));
+/// // d_prediction = 2 (prediction - target) / n
+/// const Tensor d_prediction = scale(ctx, error, 2.0 / error.elements());
+/// @endcode
 ///
-/// Every function returns a new contiguous tensor on ctx's device and takes tensors of any strides. Operands
-/// are floating-point tensors on ctx's device, else Error. Results are computed in float32 (float64 for
-/// float64) and rounded once, to the dtype returned.
+/// Every function takes floating-point tensors of any strides on ctx's device and returns a new contiguous
+/// tensor there; throws Error on other operands. Results are computed in float32 (float64 for float64) and
+/// rounded once, to the dtype of the result.
 #include <gradtile/core/tensor.h>
 
 namespace gradtile {
 
-// Elementwise. a and b have one dtype, the result's. Their shapes broadcast: axes are matched from the last,
-// and one of length 1, or missing, is repeated. Throws Error on other shapes or on two dtypes.
+// Elementwise. a, b and the result have the same dtype. Shapes broadcast: axes are matched from the last one,
+// and an axis that is missing or has length 1 is repeated. Throws Error on other shapes and on two dtypes.
 Tensor add(const Context& ctx, const Tensor& a, const Tensor& b);
 Tensor subtract(const Context& ctx, const Tensor& a, const Tensor& b);
 Tensor multiply(const Context& ctx, const Tensor& a, const Tensor& b);
@@ -25,16 +28,17 @@ Tensor exp(const Context& ctx, const Tensor& x);
 /// The natural logarithm.
 Tensor log(const Context& ctx, const Tensor& x);
 
-// Reductions along one axis (a negative one counts from the last). The axis stays, with length 1, so that the
-// result broadcasts against x. Orders of addition are fixed: results do not depend on the number of threads.
-/// float32 (float64 for float64).
+// Reductions along one axis (a negative axis counts from the last). The axis stays, with length 1, so that
+// the result broadcasts against x. The order of additions is fixed and does not depend on the number of
+// threads.
+/// The result is float32 (float64 for float64 x).
 Tensor sum(const Context& ctx, const Tensor& x, int axis);
-/// As sum(). Throws Error when the axis has length 0.
+/// The result is float32 (float64 for float64 x). Throws Error when the axis has length 0.
 Tensor mean(const Context& ctx, const Tensor& x, int axis);
-/// x's dtype; NaN where an element is NaN. Throws Error when the axis has length 0.
+/// The result has x's dtype and is NaN if an element is NaN. Throws Error when the axis has length 0.
 Tensor max(const Context& ctx, const Tensor& x, int axis);
 
-// Reductions over all elements, to shape []: item() reads the number.
+// Reductions over all elements. The result has shape []; item() returns its number.
 Tensor sum(const Context& ctx, const Tensor& x);
 Tensor mean(const Context& ctx, const Tensor& x);
 Tensor max(const Context& ctx, const Tensor& x);

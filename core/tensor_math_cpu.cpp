@@ -6,7 +6,7 @@
 namespace gradtile::cpu {
 namespace {
 
-/// y = op(x), elementwise, in the accumulator's type.
+/// y = op(x) for each element, computed in the accumulator's type.
 template <class Op>
 void map(const Context& ctx, const Tensor& y, const Tensor& x, Op op) {
     const std::int64_t step = last_stride(x);
@@ -67,7 +67,7 @@ T max_of(const T* x, std::int64_t n) {
     return convert<T>(lanes.fold(larger));
 }
 
-/// ys[r] = reduce(row r).
+/// y[r] = reduce(row r of x).
 template <class To, class From, class Reduce>
 void for_each_row(const Context& ctx, To* ys, const From* xs, const Shape& shape, Reduce reduce) {
     const std::int64_t n = shape[1], grain = std::max<std::int64_t>(1, elements_per_block / (n + 1));

@@ -50,11 +50,11 @@ constexpr int reducing_threads = 256;
 struct Larger {
     template <class S>
     __device__ S operator()(S a, S b) const {
-        return a != a || a >= b ? a : b;  // NaN stays
+        return a != a || a >= b ? a : b;  // keeps a NaN
     }
 };
 
-/// y[r] = combine over row r of x, a block a row.
+/// y[r] = the reduction of row r of x with `combine`. One block per row.
 template <class Combine, class To, class From>
 __global__ void __launch_bounds__(reducing_threads)
     reduce_rows_kernel(To* y, const From* x, Accumulator<From> start, std::int64_t rows, std::int64_t n) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Filling, copying and adding whole tensors of any strides. Dtypes may differ where a comment says so.
+/// Fills, copies and adds whole tensors of any strides. Dtypes may differ only where a comment says so.
 #include <span>
 #include <vector>
 
@@ -9,25 +9,25 @@ namespace gradtile {
 
 /// x = value.
 void fill(const Context& ctx, const Tensor& x, double value);
-/// destination = source, converted to destination's dtype; shapes must be equal. Same device.
+/// destination = source, converted to destination's dtype. Shapes and devices must be equal.
 void copy(const Context& ctx, const Tensor& destination, const Tensor& source);
-/// y += alpha * x; shapes must be equal, dtypes may differ (the sum is rounded once, to y's dtype).
+/// y += alpha * x. Shapes must be equal; dtypes may differ (the sum is rounded once, to y's dtype).
 void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x);
-/// A contiguous copy of x in the given dtype.
+/// Returns a contiguous copy of x in the given dtype.
 Tensor cast(const Context& ctx, const Tensor& x, DType dtype);
 
-/// A contiguous tensor on ctx's device that holds the given host values in row-major order, converted to
+/// Returns a contiguous tensor on ctx's device with the given host values in row-major order, converted to
 /// dtype. Waits for the copy. Throws Error unless there are shape.elements() values.
 Tensor from_host(const Context& ctx, std::span<const double> values, const Shape& shape, DType dtype);
 Tensor from_host(const Context& ctx, std::span<const float> values, const Shape& shape,
                  DType dtype = DType::f32);
 Tensor from_host(const Context& ctx, std::span<const std::int32_t> values, const Shape& shape);
-/// x on ctx's device: x itself if it is there already, else a contiguous copy of a host tensor. Waits for the
+/// Returns x itself if it is on ctx's device, else a contiguous copy of a host tensor there. Waits for the
 /// copy.
 Tensor to_device(const Context& ctx, const Tensor& x);
-/// The elements in row-major order, as double. Waits for the work that computes them.
+/// Returns the elements of x in row-major order, as double. Waits for the work that computes them.
 std::vector<double> to_host(const Context& ctx, const Tensor& x);
-/// The value of a one-element tensor. Waits for the device. 0 while planning.
+/// Returns the value of a tensor with one element, after waiting for the device. Returns 0 in a dry run.
 double item(const Context& ctx, const Tensor& x);
 
 }  // namespace gradtile

@@ -64,15 +64,16 @@ struct ThreadPool::Workers {
         void* body = nullptr;
         std::int64_t blocks = 0;
     };
-    // The caller waits for blocks, not for threads: where another program occupies a core, a thread may wake
-    // milliseconds after the others have finished its share. So only a thread with a claimed block, not yet
-    // reported finished, may read `job`; for any other the job may be over and the next one being written.
+    // The caller waits for blocks, not for threads: if another program occupies a core, a thread may wake
+    // milliseconds after the other threads have finished all blocks. So a thread may read `job` only while it
+    // holds a claimed block that it has not yet reported as finished. At any other time the job may be over,
+    // and the caller may be writing the next one.
     Job job;
-    std::atomic<std::int64_t> unclaimed{0};    // blocks no thread has taken; failed claims make it negative
+    std::atomic<std::int64_t> unclaimed{0};    // blocks without a thread; failed claims make it negative
     std::atomic<std::int64_t> unfinished{0};   // blocks the caller waits for
-    std::atomic<std::uint32_t> generation{0};  // a new value starts the threads
+    std::atomic<std::uint32_t> generation{0};  // a new value wakes the threads
     std::atomic<bool> stop{false};
-    std::mutex caller_mutex;  // two threads may share a context; their calls take turns
+    std::mutex caller_mutex;  // calls of threads that share a context run one after the other
     std::mutex failure_mutex;
     std::exception_ptr failure;
     std::vector<std::thread> threads;

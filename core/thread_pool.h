@@ -1,7 +1,7 @@
 #pragma once
-/// A small pool of threads for parallel_for (see context.h): the caller works too, idle workers spin briefly
-/// and then sleep. Not OpenMP, because ThreadSanitizer cannot see through libgomp and because blocks must
-/// start in order.
+/// A small pool of threads for parallel_for (see context.h). The calling thread works, too; idle threads spin
+/// briefly and then sleep. OpenMP is not used, because ThreadSanitizer does not understand libgomp and
+/// because blocks must start in order.
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -13,13 +13,13 @@ int usable_cores();
 
 class ThreadPool {
   public:
-    /// threads = 0: one per usable core.
+    /// threads = 0 makes one thread per usable core.
     explicit ThreadPool(int threads = 0);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
-    /// Threads that work on a call, the caller included.
+    /// The number of threads that work on a call, including the caller.
     int size() const { return size_; }
 
     template <class Body>
@@ -34,7 +34,7 @@ class ThreadPool {
     using Trampoline = void (*)(void*, std::int64_t);
     void run_erased(std::int64_t blocks, Trampoline call, void* body);
 
-    struct Workers;  // hides <thread> and its relatives from the sources that include this header
+    struct Workers;  // defined in the .cpp, so that this header does not include <thread>
     int size_;
     std::unique_ptr<Workers> workers_;
 };

@@ -2,8 +2,8 @@
 
 namespace gradtile {
 
-/// The version of this library as "MAJOR.MINOR.PATCH" (semver.org): `gradtile --version`, the installed
-/// package and `gradtile` in a checkpoint's /meta/json say the same.
+/// The version of this library as "MAJOR.MINOR.PATCH" (semver.org). `gradtile --version`, the installed
+/// package and checkpoints contain the same version.
 const char* version();
 
 }  // namespace gradtile

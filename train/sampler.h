@@ -21,7 +21,7 @@ struct SampleOptions {
 /// Allowed values of the numbers in SampleOptions.
 namespace sample_limits {
 inline constexpr Range tokens{0, 1e9}, temperature{0, 1e6}, top_k{0, 2147483647},
-    top_p{.least = 0, .most = 1, .least_is_open = true};
+    top_p{.min = 0, .max = 1, .min_is_open = true};
 }
 
 /// Returns the next token for a model's logits. Applies temperature, then top_k, then top_p, and draws with

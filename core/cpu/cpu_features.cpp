@@ -12,8 +12,8 @@ namespace gradtile {
 
 #if defined(__x86_64__)
 
-// __builtin_cpu_supports also asks whether the operating system saves the registers. It does not know bf16
-// and AMX in every compiler that gradtile is built with, hence CPUID for those.
+// __builtin_cpu_supports also tests whether the operating system saves the registers. In some of the
+// supported compilers it does not know bf16 and AMX, so CPUID is used for them.
 namespace {
 
 struct CpuidLeaf {
@@ -25,7 +25,8 @@ bool has_bit(unsigned word, int bit) {
     return (word >> bit & 1u) != 0;
 }
 
-/// Whether the operating system saves the tile registers (bits 17 and 18 of XCR0). Only where XGETBV exists.
+/// Whether the operating system saves the tile registers (bits 17 and 18 of XCR0). Requires the instruction
+/// XGETBV.
 bool operating_system_saves_tiles() {
     constexpr unsigned tile_state = 0b11u << 17;
     unsigned low = 0, high = 0;

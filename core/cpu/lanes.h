@@ -1,12 +1,13 @@
 #pragma once
-/// Sums and maxima over a row in a fixed number of interleaved lanes. Without -ffast-math a compiler may not
-/// reorder a floating-point sum, so a plain loop runs at one element per addition's latency; lanes state the
-/// order, which then is the same on every machine and vectorises.
+/// Sums and maxima over a row in a fixed number of interleaved lanes. Without -ffast-math, a compiler may not
+/// reorder a floating-point sum, so a plain loop takes the latency of one addition per element. Lanes specify
+/// an order that is the same on every machine and can be vectorised.
 #include <cstdint>
 
 namespace gradtile {
 
-inline constexpr int lane_count = 32;  // two AVX-512 or four AVX2 registers of float hide the adder's latency
+/// Two AVX-512 or four AVX2 registers of floats hide the latency of additions.
+inline constexpr int lane_count = 32;
 
 template <class T>
 struct Lanes {
@@ -17,7 +18,7 @@ struct Lanes {
     }
     T& operator[](int l) { return lane[l]; }
 
-    /// Lanes folded pairwise: l with l + 16, then with l + 8, and so on.
+    /// Combines the lanes pairwise: lane l with l + 16, then with l + 8, and so on.
     template <class Fold>
     T fold(Fold&& combine) {
         for (int half = lane_count / 2; half > 0; half /= 2)

@@ -1,11 +1,12 @@
 #pragma once
-/// exp, log, tanh, erf and sigmoid without branches, so that a plain loop over an array vectorises; libm's
-/// float functions are calls. The double overloads are libm's: float64 is for verification, not for speed.
+/// exp, log, tanh, erf and sigmoid without branches, so that a plain loop over an array vectorises; calls of
+/// libm's float functions would not. The double overloads call libm, because float64 is for verification, not
+/// for speed.
 ///
 /// Largest errors over all float inputs, in units in the last place (measured in
 /// tests/core/vector_math_test): exp 1.1, log 0.9, tanh 1.4, erf 1.4, sigmoid 2.5, normal 8 + x^2/2. NaN
-/// stays NaN; results of exp below the smallest normal float are 0. Coefficients: minimax fits, the lowest
-/// ones rounded to float first.
+/// stays NaN; results of exp below the smallest normal float are 0. Coefficients are minimax fits, in which
+/// the coefficients of the lowest powers were rounded to float first.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -26,7 +27,8 @@ inline std::uint32_t to_bits(float x) {
 inline float with_sign_of(float magnitude, float sign) {
     return from_bits((to_bits(magnitude) & 0x7fffffffu) | (to_bits(sign) & 0x80000000u));
 }
-/// ln 2 in two parts; the high one has 9 trailing zero bits, so that its product with an exponent is exact.
+/// ln 2 as a sum of two parts. The high part has 9 trailing zero bits, so its product with an exponent is
+/// exact.
 inline constexpr float ln2_high = 0.693145751953125f;
 inline constexpr float ln2_low = 1.42860682030941723e-6f;
 }  // namespace detail
@@ -117,7 +119,7 @@ inline float sigmoid(float x) {
     return 1.0f / (1.0f + exp(-x));
 }
 
-/// Phi(x), the normal distribution function, and e^(-x^2/2), its density times sqrt(2 pi): they share an
+/// Phi(x), the normal distribution function, and e^(-x^2/2), its density times sqrt(2 pi). Both need the same
 /// exponential.
 template <class T>
 struct Normal {
@@ -125,8 +127,8 @@ struct Normal {
 };
 
 /// Phi(-|x|) = e^(-x^2/2) R / 2 with R = erfcx(|x| / sqrt 2) = t p(t), t = 1 / (1 + 0.37 |x| / sqrt 2): the
-/// tail keeps its relative accuracy, up to the rounding of x^2. The caller brings the exponential and t =
-/// 1 / normal_divisor(x), for which devices have instructions of their own.
+/// relative accuracy of the tail is limited only by the rounding of x^2. The caller computes the exponential
+/// and t = 1 / normal_divisor(x), because devices have special instructions for them.
 GRADTILE_HOST_DEVICE constexpr float normal_divisor(float x) {
     return 1.0f + 0.261629509f * (x < 0.0f ? -x : x);
 }

@@ -14,7 +14,7 @@ namespace {
 
 SharedLibrary library_of_toolkit(const char* stem) {
     const std::string name = concat(stem, ".so.", CUDART_VERSION / 1000);
-    // The second: of a toolkit that the loader's search path does not list.
+    // The second path is for a toolkit that is not on the loader's search path.
     return {"cuda", {name, GRADTILE_CUDA_LIBRARY_DIR "/" + name}};
 }
 
@@ -96,7 +96,8 @@ cublasHandle_t cublas_handle(const Context& ctx) {
         handle.reset(created);
     }
     cublas_check(cublas().set_stream(handle.get(), static_cast<cudaStream_t>(ctx.stream())), "gemm");
-    // After the stream, whose setting resets it. With memory of ours cuBLAS allocates none, captured or not.
+    // After set_stream, which resets the workspace. With this workspace, cuBLAS allocates no memory, even
+    // during a capture.
     cublas_check(cublas().set_workspace(handle.get(), ctx.gemm_state()->workspace(), gemm_workspace_bytes),
                  "gemm");
     return handle.get();

@@ -1,5 +1,5 @@
-// The host side of CUDA, over the statically linked runtime. The runtime loads the driver when it is first
-// asked for something, so a binary built with CUDA starts, and trains on the CPU, where there is none.
+// CUDA calls of the host, with the statically linked runtime. The runtime loads the driver at the first call,
+// so a program that was built with CUDA also starts, and trains on the CPU, on machines without a driver.
 #include <gradtile/core/cuda/cuda_runtime.h>
 
 #include <gradtile/core/allocator.h>
@@ -29,7 +29,7 @@ struct Version {  // CUDA's encoding: 13000 is 13.0
     if (driver == 0)
         throw Error(concat("device ", device, ": no NVIDIA driver on this machine; use --device cpu"));
     if (status == cudaErrorInsufficientDriver)
-        throw Error(concat("device ", device, ": the NVIDIA driver serves CUDA ", Version{driver},
+        throw Error(concat("device ", device, ": the NVIDIA driver supports CUDA ", Version{driver},
                            " and gradtile was built with ", Version{CUDART_VERSION},
                            "; update the driver or use --device cpu"));
     const int count = cuda_device_count();
@@ -64,7 +64,7 @@ void operator_absent() {
 void use_device(Device device) {
     const cudaError_t status = cudaSetDevice(device.index());
     if (status != cudaSuccess) [[unlikely]] {
-        (void)cudaGetLastError();  // a refused device must not poison the next call's check
+        (void)cudaGetLastError();  // clears the error, which the next check would report
         explain(device, status);
     }
 }

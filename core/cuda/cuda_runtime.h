@@ -1,6 +1,6 @@
 #pragma once
-/// The few CUDA runtime calls that core needs on the host, declared without CUDA headers: cuda_runtime.cpp
-/// defines them over the runtime, absent.cpp (a build without the toolkit) throws "built without CUDA".
+/// The CUDA runtime calls that core needs on the host, declared without CUDA headers. cuda_runtime.cpp
+/// implements them; in a build without the toolkit, absent.cpp throws "built without CUDA".
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -11,22 +11,22 @@ namespace gradtile::cuda {
 
 class GemmState;
 
-/// For operators without a CUDA side in this build. Throws Error: "built without CUDA" in a build without the
-/// toolkit, else that this operator has no kernel.
+/// Throws Error for an operator that this build does not implement on CUDA. The message is "built without
+/// CUDA" in a build without the toolkit, and else that the operator has no kernel.
 [[noreturn]] void operator_absent();
 
 std::byte* device_malloc(Device device, std::size_t bytes);
-/// What device_malloc throws when there is not enough.
+/// Throws the OutOfMemory error of device_malloc.
 [[noreturn]] void throw_out_of_memory(Device device, std::size_t bytes);
 void device_free(Device device, std::byte* data) noexcept;
-/// Host memory that the device reads and writes by itself.
+/// Allocates host memory that the device can read and write directly.
 std::byte* page_locked_malloc(Device device, std::size_t bytes);
 void page_locked_free(Device device, std::byte* data) noexcept;
 enum class StreamPriority { normal, high };
 std::shared_ptr<void> make_stream(Device device, StreamPriority priority = StreamPriority::normal);
 /// The state that the matrix products of one stream share (gemm_state.h); allocates their workspace.
 std::shared_ptr<GemmState> make_gemm_state(Device device);
-/// Waits for the work enqueued on a stream; throws what that work reported.
+/// Waits for the work enqueued on a stream. Throws Error if that work failed.
 void synchronize(Device device, void* stream);
 /// Copies bytes between host and device memory in stream order.
 void copy_bytes(std::byte* destination, const std::byte* source, std::size_t bytes, Device device,
@@ -41,7 +41,7 @@ struct DeviceProperties {
     std::string name;  ///< "NVIDIA H200"
     int major, minor;  ///< compute capability
     int multiprocessors;
-    double clock_hz;  ///< highest
+    double clock_hz;  ///< the highest clock rate
 };
 DeviceProperties device_properties(Device device);
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Event: a mark in a stream. Another stream can wait for it, and the time between two of them can be
+/// Event: a mark in a stream. Another stream can wait for an event, and the time between two events can be
 /// measured.
 #include <gradtile/core/device.h>
 
@@ -12,11 +12,11 @@ class Event {
     Event(const Event&) = delete;
     Event& operator=(const Event&) = delete;
 
-    /// Sets the mark behind the work enqueued on a stream (cudaStream_t) so far.
+    /// Marks the end of the work that is enqueued on a stream (cudaStream_t) so far.
     void record(void* stream) const;
-    /// Work enqueued on `stream` from now on runs after the work before the mark.
+    /// Later work of `stream` runs after the work before the mark.
     void wait_in(void* stream) const;
-    /// Waits until the device has come to this mark.
+    /// Waits until the device has reached this mark. Returns the time since `start`.
     double milliseconds_since(const Event& start) const;
 
   private:

@@ -9,24 +9,23 @@
 
 namespace gradtile {
 
-/// What a replay does is fixed when the graph is captured: kernels, shapes and addresses. Hence everything
-/// that changes from step to step (data, learning rate, dropout's seed) must lie in device memory that stays
-/// where it is, and everything the body allocates must come from an Arena that nothing else holds memory of
-/// during a replay.
+/// The capture fixes kernels, shapes and addresses for all replays. So inputs that change from step to step
+/// (data, learning rate, dropout seed) must be in device memory at fixed addresses. Everything that the body
+/// allocates must come from an Arena, and nothing else may hold memory of this Arena during a replay.
 class StepGraph {
   public:
-    /// Measured on an H200: a node takes 2.7 kB of device memory, which no plan counts. So many take 390 MiB
-    /// of the 512 that available_memory() leaves for what CUDA itself needs.
+    /// A node takes 2.7 kB of device memory (measured on an H200), which the memory plan does not count.
+    /// 150,000 nodes take 390 MiB of the 512 MiB that available_memory() reserves for CUDA itself.
     static constexpr std::size_t nodes_within_overhead = 150'000;
 
     bool captured() const { return graph_ != nullptr; }
 
-    /// Records what `body` enqueues on ctx's stream; none of it runs. Run the body once before, so that
-    /// whatever is set up at first use (libraries, tables) is. Throws Error when something in it cannot be
-    /// captured, such as a wait for the device, or is more than `most_nodes`; then there is no graph and the
-    /// stream is as before.
+    /// Records the work that `body` enqueues on ctx's stream, without running it. Run the body once before,
+    /// to initialise libraries and tables that are set up at first use. Throws Error if part of the work
+    /// cannot be captured (a wait for the device, for example) or the graph has more than `max_nodes`; then
+    /// there is no graph, and the stream is unchanged.
     void capture(const Context& ctx, const std::function<void()>& body,
-                 std::size_t most_nodes = nodes_within_overhead);
+                 std::size_t max_nodes = nodes_within_overhead);
     /// Enqueues the recorded work on ctx's stream.
     void replay(const Context& ctx) const;
     /// Kernels, copies and fills in the graph.

@@ -12,7 +12,7 @@ struct DestroyGraph {
 };
 using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, DestroyGraph>;
 
-/// Ends a capture in any case; the graph is null when it was broken.
+/// Ends a capture. Returns null if the capture was invalid.
 Graph end_capture(cudaStream_t stream) {
     cudaGraph_t graph = nullptr;
     if (cudaStreamEndCapture(stream, &graph) != cudaSuccess) graph = nullptr;
@@ -20,30 +20,31 @@ Graph end_capture(cudaStream_t stream) {
 }
 
 Graph record(cudaStream_t stream, const std::function<void()>& body) {
-    // Only this thread is held to what a capture allows: another may be writing a checkpoint.
+    // ThreadLocal: only this thread must not call what a capture forbids. Another thread may write a
+    // checkpoint at the same time.
     cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     try {
         body();
     } catch (...) {
         end_capture(stream);
-        (void)cudaGetLastError();  // the refused call's error must not meet the next check
+        (void)cudaGetLastError();  // clears the refused call's error, which the next check would report
         throw;
     }
     Graph graph = end_capture(stream);
     (void)cudaGetLastError();
-    check(graph != nullptr, "cuda graph: the step does something that cannot be captured");
+    check(graph != nullptr, "cuda graph: the step contains an operation that cannot be captured");
     return graph;
 }
 
 }  // namespace
 
-void StepGraph::capture(const Context& ctx, const std::function<void()>& body, std::size_t most_nodes) {
+void StepGraph::capture(const Context& ctx, const std::function<void()>& body, std::size_t max_nodes) {
     cuda::use_device(ctx.device());
     graph_ = nullptr;
     const Graph graph = record(static_cast<cudaStream_t>(ctx.stream()), body);
     cuda_check(cudaGraphGetNodes(graph.get(), nullptr, &nodes_));
-    check(nodes_ <= most_nodes, "cuda graph: the step has ", nodes_, " kernels, copies and fills; at most ",
-          most_nodes, " are worth their memory");
+    check(nodes_ <= max_nodes, "cuda graph: the step has ", nodes_, " kernels, copies and fills; at most ",
+          max_nodes, " fit the memory that is reserved for CUDA");
     cudaGraphExec_t executable = nullptr;
     cuda_check(cudaGraphInstantiate(&executable, graph.get(), 0));
     graph_ = {executable, [](void* g) { (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(g)); }};

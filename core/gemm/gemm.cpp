@@ -5,7 +5,7 @@
 namespace gradtile {
 namespace {
 
-/// A view whose rows are contiguous: transposed views become their base plus a flag.
+/// A matrix with contiguous rows. A transposed view becomes the matrix it is a view of, and a flag.
 struct Operand {
     Tensor matrix;  // [.., rows, columns], last stride 1 (or one column)
     bool transposed;

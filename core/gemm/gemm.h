@@ -12,12 +12,12 @@ struct GemmOptions {
     Tensor bias = {};  ///< [N], added to every row of c; none when undefined
 };
 
-/// c [.., M, N], op(a) [.., M, K], op(b) [.., K, N]; leading axes (at most two) are a batch and must agree,
-/// stride 0 included. Rows may be strided and views transposed; one of the last two strides of each operand
-/// must be 1 (c: the last one). Dtypes of (a, b -> c): f64 -> f64; f32 -> f32; bf16 -> bf16 or f32; f16 ->
-/// f16 or f32; sums in float32 (f64: float64). The result does not depend on the number of threads: c is cut
-/// into fixed blocks, each one call of the matrix library. Throws Error on shapes, strides or dtypes other
-/// than these.
+/// c [.., M, N], op(a) [.., M, K], op(b) [.., K, N]. The leading axes (at most two) are a batch and must be
+/// equal; a and b may repeat matrices with stride 0. Rows may be strided and views transposed, but one of the
+/// last two strides of a and of b, and the last stride of c, must be 1. Dtypes of (a, b -> c): f64 -> f64;
+/// f32 -> f32; bf16 -> bf16 or f32; f16 -> f16 or f32. Sums are in float32 (f64: float64). The result does
+/// not depend on the number of threads, because c is cut into fixed blocks, each computed by one call of the
+/// matrix library. Throws Error on other shapes, strides or dtypes.
 void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
           const GemmOptions& options = {});
 

@@ -11,15 +11,15 @@
 
 namespace gradtile {
 
-/// Plain numbers, stored as they are. They are valid only for the same cuBLASLt on the same kind of GPU. Both
-/// are recorded in `problem`, so they never match another version or GPU.
+/// The algorithm of one kind of product, as plain numbers. It is valid only for the same cuBLASLt on the same
+/// kind of GPU. `problem` contains both, so a choice never matches another version or GPU.
 struct GemmAlgorithm {
     std::array<std::int64_t, 27> problem;
     std::array<std::uint64_t, 8> algorithm;
     friend bool operator==(const GemmAlgorithm&, const GemmAlgorithm&) = default;
 };
 
-/// The choices made or restored so far, in a fixed order; none on the CPU.
+/// Returns the choices made or restored so far, in a fixed order; an empty list on the CPU.
 std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx);
 /// Restores the choices that were made with this cuBLASLt on this kind of GPU. They replace the choices made
 /// so far for the same products. Returns the number of restored choices; 0 on the CPU. A restored algorithm

@@ -1,5 +1,5 @@
-// Matrix products on the CPU: c is cut into fixed blocks, and each block is one call of the matrix library by
-// one thread, with the bias added while the block is still in cache.
+// Matrix products on the CPU. c is cut into fixed blocks. For each block, one thread calls the matrix library
+// once and adds the bias while the block is still in cache.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -14,22 +14,24 @@ struct BlockShape {
     std::int64_t rows, columns;
 };
 
-/// The largest block. Each call of the library packs its strips of a and b anew, so blocks must be large, and
-/// they must be smaller than c to be shared. Measured with oneDNN on one AMX core and one AVX-512 core:
+/// The largest block. Each call of the library packs its strips of a and b, so blocks must be large; but
+/// there must be several, so that threads can share the work. Measured with oneDNN on one AMX core and one
+/// AVX-512 core:
 ///  - float32: 512 x 288 of 4096 x 1152 x 384 keeps 97% of the whole product's speed; 128 x 128 loses 5 to
 ///    10%, 64 x 64 10 to 25%.
-///  - bfloat16: AMX multiplies six times faster while packing stays as slow, so a strip of b has to serve
-///    about 1000 rows (256 rows reach half to two thirds of the speed); and oneDNN has its fast kernel for
-///    operands without gaps alone, so rows of c and b stay whole up to 1536 columns.
+///  - bfloat16: AMX multiplies six times faster, but packing is not faster, so a strip of b must be used for
+///    about 1000 rows (256 rows reach half to two thirds of the speed). oneDNN's fast kernel requires
+///    operands without gaps between rows, so rows of c and b are not cut up to 1536 columns.
 constexpr BlockShape largest_block(DType type) {
     return type == DType::bf16 ? BlockShape{1024, 1536} : BlockShape{512, 512};
 }
 
-/// How c [m, n] = a [m, k] b [k, n] is cut. A function of the shapes alone, so that results do not depend on
-/// the number of threads. k stays whole: even the weight gradients of the smallest models have enough blocks.
-/// The side longer in terms of the largest block is halved until the block is no larger, and there are at
-/// least four (two threads always balance, four can), but not below 4 million operations (about 20 us in
-/// float32), where starting a block would be felt. Halving rounds up to 16 elements: whole cache lines.
+/// The block shape of c [m, n] = a [m, k] b [k, n]. It depends on the shapes only, so that results do not
+/// depend on the number of threads. k is not cut, because even the weight gradients of the smallest models
+/// have enough blocks. Halves the longer side, relative to the largest block, until the block is not larger
+/// than that and there are at least four blocks (enough to balance two threads). A block of 4 million
+/// operations (about 20 us in float32) or fewer is not halved, because starting a block takes time. Halves
+/// are rounded up to 16 elements, which are whole cache lines.
 constexpr BlockShape block_shape(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t batch,
                                  BlockShape largest) {
     constexpr std::int64_t enough_blocks = 4, smallest_work = std::int64_t{4} << 20;
@@ -49,20 +51,20 @@ constexpr BlockShape block_shape(std::int64_t m, std::int64_t n, std::int64_t k,
     }
 }
 
-/// Grow-only scratch of one thread.
+/// Returns one thread's scratch memory for `elements`; it only grows.
 template <class T>
 T* scratch(std::vector<T>& held, std::int64_t elements) {
     if (std::ssize(held) < elements) held.resize(static_cast<std::size_t>(elements));
     return held.data();
 }
 
-/// to [rows, columns], packed, = from with rows `ld` apart.
+/// Copies `from`, whose rows are `ld` elements apart, to `to` [rows, columns] without gaps.
 template <class From>
 void widen(std::int64_t rows, std::int64_t columns, const From* from, std::int64_t ld, float* to) {
     for (std::int64_t i = 0; i < rows; ++i)
         for (std::int64_t j = 0; j < columns; ++j) to[i * columns + j] = convert<float>(from[i * ld + j]);
 }
-/// to [columns, rows], packed, = the transpose of from [rows, columns].
+/// Copies the transpose of `from` [rows, columns] to `to` [columns, rows] without gaps.
 template <class From>
 void widen_transposed(std::int64_t rows, std::int64_t columns, const From* from, std::int64_t ld, float* to) {
     constexpr std::int64_t tile = 16;
@@ -72,9 +74,8 @@ void widen_transposed(std::int64_t rows, std::int64_t columns, const From* from,
                 to[j * rows + i] = convert<float>(from[i * ld + j]);
 }
 
-/// A block of operands the library does not multiply as they are: copied to float32 in stretches of k. Used
-/// for float16, for bfloat16 without processor support, and for a^T b^T, which oneDNN is up to three times
-/// slower at.
+/// Multiplies a block after copying its operands to float32, 512 elements of k at a time. Used for float16,
+/// for bfloat16 without processor support, and for a^T b^T, for which oneDNN is up to three times slower.
 template <class In>
 void gemm_widened(const GemmBlock& block, const In* a, const In* b, float* c) {
     constexpr std::int64_t depth = 512;
@@ -102,7 +103,7 @@ void gemm_widened(const GemmBlock& block, const In* a, const In* b, float* c) {
     }
 }
 
-/// One block with the sums in c, which is float32 (float64 for float64).
+/// Multiplies one block with sums in c, which is float32 (float64 for float64).
 template <class In>
 void gemm_block(const GemmBlock& block, double alpha, const In* a, const In* b, Accumulator<In>* c) {
     if (block.k == 0) {
@@ -123,7 +124,7 @@ void gemm_block(const GemmBlock& block, double alpha, const In* a, const In* b, 
     }
 }
 
-/// Element (row, column) of the stored matrix x, batch i of up to two leading axes.
+/// A stored matrix with up to two leading batch axes.
 template <class T>
 struct Operand {
     T* data;
@@ -142,7 +143,7 @@ struct Operand {
     }
 };
 
-/// bias[first, first + count) in the type sums are kept in.
+/// bias[first, first + count), converted to the type of the sums.
 template <class Sum>
 const Sum* bias_of_block(const Tensor& bias, std::int64_t first, std::int64_t count) {
     thread_local std::vector<Sum> held;
@@ -172,8 +173,8 @@ void finish_block(const GemmBlock& block, const float* sums, float alpha, const 
     }
 }
 
-/// c = round(a b (+ bias)) where the library rounds by itself, which saves a pass over float32 sums; through
-/// a block without gaps when c has some, for the library's fast kernel.
+/// c = round(a b (+ bias)). The library rounds, which saves a pass over float32 sums. If c has gaps between
+/// rows, the product goes to a block without gaps first, because only then the library uses its fast kernel.
 void multiply_and_round(GemmBlock block, const bfloat16* a, const bfloat16* b, const float* bias,
                         bfloat16* c) {
     if (block.ldc == block.n) return library_gemm(block, a, b, bias, c);

@@ -1,5 +1,4 @@
-// Matrix products on the GPU: through cuBLASLt, and through cuBLAS in float64 and where cuBLASLt has no
-// kernel.
+// Matrix products on the GPU: cuBLASLt, or cuBLAS for float64 and when cuBLASLt has no kernel.
 #include <algorithm>
 #include <limits>
 
@@ -12,8 +11,7 @@ namespace gradtile::cuda {
 namespace {
 
 int to_int(std::int64_t value) {
-    check(value <= std::numeric_limits<int>::max(), "gemm: ", value,
-          " is more than cuBLAS's 32-bit sizes hold");
+    check(value <= std::numeric_limits<int>::max(), "gemm: ", value, " does not fit cuBLAS's 32-bit sizes");
     return static_cast<int>(value);
 }
 
@@ -28,7 +26,7 @@ std::int64_t batch_step(const Tensor& x) {
 }  // namespace
 
 void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b, const GemmOptions& options) {
-    if (c.rank() > 3) {  // cuBLAS knows one batch axis
+    if (c.rank() > 3) {  // cuBLAS supports one batch axis
         for (std::int64_t i = 0; i < c.size(0); ++i)
             cuda::gemm(ctx, c.select(0, i), a.select(0, i), b.select(0, i), options);
         return;
@@ -37,7 +35,8 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
     const bool wide = accumulator_of(a.dtype()) == DType::f64;
     if (k > 0 && !wide && gemm_lt(ctx, c, a, b, options)) return;
     if (options.bias.defined()) {
-        // The bias goes into c first, so that a 16-bit c is rounded once more only when it also accumulates.
+        // The bias is written to c before the product is added. So a 16-bit c is rounded one more time only
+        // if the product also accumulates.
         const Tensor bias = options.bias.expand(c.shape());
         if (options.accumulate) {
             cuda::axpy(ctx, c, 1.0, bias);
@@ -54,8 +53,8 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
         if (!options.accumulate) cuda::fill(ctx, c, 0.0);
         return;
     }
-    // Row-major c = op(a) op(b) is column-major c^T = op(b)^T op(a)^T, and a row-major matrix is its own
-    // transpose in column-major order.
+    // Row-major c = op(a) op(b) is column-major c^T = op(b)^T op(a)^T, and the memory of a row-major matrix
+    // is its transpose in column-major order.
     const double alpha = options.alpha, beta = options.accumulate ? 1.0 : 0.0;
     const float alpha_32 = static_cast<float>(alpha), beta_32 = static_cast<float>(beta);
     const void* scale = wide ? static_cast<const void*>(&alpha) : &alpha_32;

@@ -1,5 +1,5 @@
-// float64 products: cache- and register-blocked loops in GCC's vector types. They serve reference values and
-// finite differences, so they need to be sound and decently fast, and there with every matrix library.
+// float64 products: cache- and register-blocked loops in GCC's vector types. They compute reference values
+// and finite differences, so they must be correct, reasonably fast, and independent of the matrix library.
 #include <algorithm>
 #include <vector>
 
@@ -15,16 +15,16 @@ constexpr int lanes = 4;
 #endif
 using Vector = double __attribute__((vector_size(lanes * sizeof(double))));
 
-// The tile of c held in registers: 6 x 2 vectors leave room for two of b and one of a among 16 registers.
+// The tile of c in registers. 6 x 2 vectors of c, two of b and one of a fit in 16 registers.
 constexpr int tile_rows = 6;
 constexpr int tile_vectors = 2;
 constexpr int tile_columns = tile_vectors * lanes;
-// A strip of b [depth, tile_columns] (32 KiB with AVX-512) stays in the first-level cache while the panel of
-// a [rows, depth] (192 KiB) streams from the second level.
+// A strip of b [depth, tile_columns] (32 KiB with AVX-512) stays in the first-level cache, while a panel of a
+// [rows, depth] (192 KiB) is read from the second level.
 constexpr std::int64_t depth = 256;
 constexpr std::int64_t panel_rows = 16 * tile_rows;
 
-/// Element (row, column) of op(x).
+/// The matrix op(x).
 struct Matrix {
     const double* data;
     std::int64_t row_step, column_step;
@@ -33,7 +33,7 @@ struct Matrix {
     }
 };
 
-/// sum[i][j] = a[:, i] . b[:, j] over packed strips: a [depth][tile_rows], b [depth][tile_columns].
+/// sum[i][j] = sum over p of a[p, i] b[p, j], for packed strips a [k, tile_rows] and b [k, tile_columns].
 void multiply_tile(std::int64_t k, const double* a, const double* b, Vector (&sum)[tile_rows][tile_vectors]) {
     Vector held[tile_rows][tile_vectors] = {};
     for (std::int64_t p = 0; p < k; ++p) {

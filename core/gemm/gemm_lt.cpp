@@ -18,7 +18,7 @@ std::int64_t distance_of_matrices(const Tensor& x) {
     return x.rank() > 2 ? x.stride(0) : 0;
 }
 
-/// The largest power of two up to 256 that divides an address; 256 for none.
+/// The largest power of two up to 256 that divides an address; 256 for a null pointer.
 std::int64_t alignment_of(const void* address) {
     return std::int64_t{1} << std::min(8, std::countr_zero(reinterpret_cast<std::uintptr_t>(address)));
 }
@@ -42,7 +42,7 @@ bool gemm_lt(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor&
     const Tensor &bias = options.bias, &hidden = fusion.hidden;
     const bool to_tf32 = a.dtype() == DType::f32 && ctx.tf32();
     const GemmProblem problem{
-        .library = 0,  // the state knows the machine
+        .library = 0,  // GemmState fills in the machine
         .architecture = 0,
         .multiprocessors = 0,
         .m = c.size(-2),

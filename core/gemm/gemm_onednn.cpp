@@ -1,9 +1,9 @@
-// The CPU matrix library: oneDNN. float32 goes through its BLAS-like call, which is faster than its matmul
-// primitive on plain layouts; bfloat16 has no such call and goes through matmul.
+// The CPU matrix library oneDNN. float32 uses its BLAS-like call, which is faster than its matmul primitive
+// for plain layouts. bfloat16 has no such call and uses matmul.
 //
-// oneDNN's generated code (seen with 2.6.3) keeps data below the stack pointer, beyond the 128 bytes that a
-// signal handler leaves alone: a handler that runs on that stack corrupts the heap. Asynchronous signals are
-// blocked around every call, because a program that links this library may have handlers of its own.
+// oneDNN's generated code (seen with 2.6.3) keeps data more than 128 bytes below the stack pointer, where a
+// signal handler overwrites it; this corrupts the heap. So asynchronous signals are blocked during every
+// call: a program that links this library may have signal handlers.
 #include <omp.h>
 #include <dnnl.hpp>
 
@@ -31,9 +31,9 @@ const char* cpu_matrix_library() {
 namespace cpu {
 namespace {
 
-/// Restricts OpenMP to one thread: oneDNN splits every call over OpenMP's threads, but gradtile's threads
-/// each compute their own block. The setting belongs to the calling thread, which may be a user's, and is
-/// restored.
+/// Restricts OpenMP to one thread, because each of gradtile's threads computes its own block and oneDNN would
+/// split every call over OpenMP's threads. The destructor restores the setting of the calling thread, which
+/// may be a user's thread.
 class OneOpenMpThread {
   public:
     OneOpenMpThread() : before_(omp_get_max_threads()) {
@@ -49,7 +49,7 @@ class OneOpenMpThread {
     int before_;
 };
 
-/// A matmul for one block shape with the memory descriptions it wants.
+/// A matmul primitive for one block shape, and its memory objects.
 struct Matmul {
     dnnl::matmul primitive;
     dnnl::memory a, b, bias, c, scratch;
@@ -57,7 +57,7 @@ struct Matmul {
     std::size_t scratch_bytes;
 };
 
-/// Everything of a block but the addresses.
+/// All properties of a block except its addresses.
 using Key = std::array<std::int64_t, 7>;
 
 struct HashKey {
@@ -68,8 +68,8 @@ struct HashKey {
     }
 };
 
-/// Each thread keeps the primitives it has used: nothing is locked, and oneDNN's own cache shares the machine
-/// code between threads.
+/// The primitives that one thread has used. A cache per thread needs no lock; oneDNN's own cache shares the
+/// machine code between threads.
 class MatmulCache {
   public:
     void run(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias, void* c,
@@ -150,8 +150,8 @@ class MatmulCache {
 }  // namespace
 
 void library_gemm(const GemmBlock& block, const float* a, const float* b, float* c) {
-    const SignalsBlocked undisturbed;
-    const OneOpenMpThread alone;
+    const SignalsBlocked no_signals;
+    const OneOpenMpThread one_thread;
     const dnnl_status_t status =
         dnnl_sgemm(block.trans_a ? 'T' : 'N', block.trans_b ? 'T' : 'N', block.m, block.n, block.k,
                    block.alpha, a, block.lda, b, block.ldb, block.accumulate ? 1.0f : 0.0f, c, block.ldc);
@@ -160,8 +160,8 @@ void library_gemm(const GemmBlock& block, const float* a, const float* b, float*
 }
 
 bool library_has_bfloat16() {
-    // Below AVX-512 oneDNN has only its scalar reference loop for bfloat16; with AVX-512 but without its bf16
-    // instructions it emulates them, slower than widening does.
+    // Without AVX-512, oneDNN has only a scalar reference loop for bfloat16. With AVX-512 but without its
+    // bf16 instructions, oneDNN emulates them, which is slower than converting to float32.
     static const bool has = (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) &
                              static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16)) ==
                             static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
@@ -171,8 +171,8 @@ bool library_has_bfloat16() {
 namespace {
 void matmul(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias, void* c,
             dnnl::memory::data_type type_of_c) {
-    const SignalsBlocked undisturbed;  // while primitives are made, too: that runs generated code
-    const OneOpenMpThread alone;
+    const SignalsBlocked no_signals;  // also while a primitive is created, which runs generated code
+    const OneOpenMpThread one_thread;
     thread_local MatmulCache cache;
     try {
         cache.run(block, a, b, bias, c, type_of_c);

@@ -1,4 +1,4 @@
-// The CPU matrix library: OpenBLAS, second choice where oneDNN is absent.
+// The CPU matrix library OpenBLAS, used when oneDNN is absent.
 #include <cblas.h>
 
 #include <cstdlib>
@@ -13,10 +13,10 @@
 namespace gradtile {
 namespace {
 
-/// OpenBLAS, loaded at the first product. OpenBLAS chooses its kernels once, while it is loaded, and releases
-/// older than the processor fall back to SSE3 kernels (five times slower on AVX-512 machines). The
-/// environment variable that names the kernels has to be set before that, which is impossible with a linked
-/// library.
+/// OpenBLAS, loaded at the first product. It chooses its kernels while it is loaded; releases older than the
+/// processor choose SSE3 kernels, which are five times slower on AVX-512 machines. An environment variable
+/// can select the kernels, but must be set before the library is loaded, so the program cannot be linked with
+/// it.
 struct OpenBlas {
     decltype(&cblas_sgemm) sgemm;
     std::string name;

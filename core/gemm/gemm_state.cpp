@@ -14,12 +14,12 @@
 namespace gradtile::cuda {
 namespace {
 
-constexpr int proposals = 8;  // the heuristic names no more (cuBLASLt 13.1), its favourite first
-/// A training step has some twenty kinds of products. Text sampled token by token has four new ones a token,
-/// used once each, for which timing does not pay.
-constexpr std::size_t most_timed = 256;
+constexpr int proposals = 8;  // the heuristic returns at most 8, best estimate first (cuBLASLt 13.1)
+/// The number of kinds of products that are timed. A training step has about twenty. Sampling text adds four
+/// kinds per token, each used once, so timing all of them would cost more than it saves.
+constexpr std::size_t max_timed = 256;
 
-/// Legal, but not something this algorithm or this library can do.
+/// Whether the product is valid, but this algorithm or library does not support it.
 bool refused(cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
            status == CUBLAS_STATUS_ARCH_MISMATCH;
@@ -33,8 +33,9 @@ bool is_capturing(cudaStream_t stream) {
 
 }  // namespace
 
-/// A problem in cuBLASLt's descriptors. Row-major c = op(a) op(b) is column-major c^T = op(b)^T op(a)^T, and
-/// a row-major matrix is its own transpose in column-major order: b goes first, and M and N change places.
+/// A problem as cuBLASLt's descriptors. Row-major c = op(a) op(b) is column-major c^T = op(b)^T op(a)^T, and
+/// the memory of a row-major matrix is its transpose in column-major order. So b is passed before a, and M
+/// and N are exchanged.
 class GemmState::Operation {
   public:
     Operation(const GemmProblem& p, const GemmPointers& pointers, float alpha)
@@ -57,7 +58,7 @@ class GemmState::Operation {
         lay_out(c_, p.out_type, p.m, p.n, p.c_row, p.c_step);
     }
 
-    /// Launches into `result`, laid out as c; what is accumulated to is read from c.
+    /// Launches the product. Writes to `result`, which has c's layout; an accumulating product reads c.
     cublasStatus_t launch(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm, void* workspace,
                           cudaStream_t stream, void* result) const {
         return lt_.matmul(handle, mutable_(operation_), &alpha_, at.b, mutable_(b_), at.a, mutable_(a_),
@@ -65,7 +66,7 @@ class GemmState::Operation {
                           gemm_workspace_bytes, stream);
     }
 
-    /// Whether numbers from elsewhere are an algorithm for this problem, and the workspace is large enough.
+    /// Whether a restored algorithm is valid for this problem and needs no more than the workspace.
     bool accepts(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const {
         cublasLtMatmulHeuristicResult_t result{};
         const cublasStatus_t status =
@@ -81,7 +82,7 @@ class GemmState::Operation {
             cublas_check(lt_.preference_set(&preference, attribute, &value, sizeof value), "gemm");
         };
         prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{gemm_workspace_bytes});
-        // Parts of a sum over K are never added in a 16-bit output's type.
+        // Partial sums over K must not be added in a 16-bit output's type.
         std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         if (problem.out_type == CUDA_R_32F) reductions |= CUBLASLT_REDUCTION_SCHEME_INPLACE;
         prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
@@ -117,7 +118,7 @@ class GemmState::Operation {
         cublas_check(lt_.operation_set(&operation_, attribute, &value, sizeof value), "gemm");
     }
 
-    /// Rows and columns as row-major.
+    /// Describes a row-major matrix.
     void lay_out(cublasLtMatrixLayoutOpaque_t& layout, std::int64_t type, std::int64_t rows,
                  std::int64_t columns, std::int64_t row_distance, std::int64_t step) {
         cublas_check(lt_.layout_init(&layout, sizeof layout, static_cast<cudaDataType_t>(type),
@@ -132,7 +133,7 @@ class GemmState::Operation {
                      "gemm");
     }
 
-    /// cuBLASLt takes descriptors it only reads as pointers to non-const.
+    /// cuBLASLt only reads descriptors, but takes pointers to non-const.
     template <class Opaque>
     static Opaque* mutable_(const Opaque& descriptor) {
         return const_cast<Opaque*>(&descriptor);
@@ -172,36 +173,36 @@ void GemmState::place(GemmProblem& problem) const {
     problem.multiprocessors = multiprocessors_;
 }
 
-/// Puts the fastest first; true when in_steps is faster still. A GPU's clock falls while it warms up, so the
-/// contestants take turns.
+/// Sorts the candidates by their time. Returns true when in_steps is faster than all of them. The clock of a
+/// GPU falls while it warms up, so the candidates are timed in turns.
 bool GemmState::sort_by_time(const Operation& operation, cudaStream_t stream,
                              const std::function<void()>& in_steps,
                              std::vector<cublasLtMatmulAlgo_t>& candidates) {
-    // What accumulates must not do so more than once: it reads c as it will, and writes elsewhere.
+    // A product that accumulates must change c only once, so its timed launches read c and write to a buffer.
     void* result = operation.at.c;
     std::optional<Buffer> elsewhere;
     if (operation.problem.accumulates != 0) {
         try {
             elsewhere.emplace(system_allocator(device_), operation.bytes_of_c());
         } catch (const OutOfMemory&) {
-            return false;  // the heuristic's order stays
+            return false;  // keeps the heuristic's order
         }
         result = elsewhere->data();
     }
-    struct Contestant {
-        std::optional<cublasLtMatmulAlgo_t> algorithm;  // none: in_steps
+    struct Timing {
+        std::optional<cublasLtMatmulAlgo_t> algorithm;  // nullopt: in_steps
         float milliseconds = 0;
     };
-    std::vector<Contestant> contestants(candidates.begin(), candidates.end());
-    if (in_steps) contestants.push_back({std::nullopt});
+    std::vector<Timing> timings(candidates.begin(), candidates.end());
+    if (in_steps) timings.push_back({std::nullopt});
 
     const Event start(device_), end(device_);
-    const auto milliseconds = [&](const Contestant& contestant, int times) {
+    const auto milliseconds = [&](const Timing& timing, int times) {
         start.record(stream);
         for (int i = 0; i < times; ++i) {
-            if (!contestant.algorithm) {
+            if (!timing.algorithm) {
                 in_steps();
-            } else if (operation.launch(handle_, *contestant.algorithm, workspace_.data(), stream, result) !=
+            } else if (operation.launch(handle_, *timing.algorithm, workspace_.data(), stream, result) !=
                        CUBLAS_STATUS_SUCCESS) {
                 return std::numeric_limits<float>::infinity();
             }
@@ -210,37 +211,36 @@ bool GemmState::sort_by_time(const Operation& operation, cudaStream_t stream,
         return static_cast<float>(end.milliseconds_since(start) / times);
     };
     const auto sort = [&] {
-        std::stable_sort(
-            contestants.begin(), contestants.end(),
-            [](const Contestant& x, const Contestant& y) { return x.milliseconds < y.milliseconds; });
+        std::stable_sort(timings.begin(), timings.end(),
+                         [](const Timing& x, const Timing& y) { return x.milliseconds < y.milliseconds; });
     };
-    for (Contestant& contestant : contestants) {
-        (void)milliseconds(contestant, 1);  // loads the kernel
-        contestant.milliseconds = milliseconds(contestant, 1);
-        // One launch of a short kernel says more about launching than about the kernel.
-        if (contestant.milliseconds < 0.1f) contestant.milliseconds = milliseconds(contestant, 10);
+    for (Timing& timing : timings) {
+        (void)milliseconds(timing, 1);  // loads the kernel
+        timing.milliseconds = milliseconds(timing, 1);
+        // The time of one short launch is mostly launch overhead.
+        if (timing.milliseconds < 0.1f) timing.milliseconds = milliseconds(timing, 10);
     }
     sort();
-    // The final: those within 30 % of the first, half a millisecond at a time, so that the clock's resolution
-    // of half a microsecond does not count.
-    const float first = contestants.front().milliseconds;
+    // Candidates within 30 % of the fastest are timed again, half a millisecond each time, so that the
+    // clock's resolution of half a microsecond does not matter.
+    const float first = timings.front().milliseconds;
     const int times = std::clamp(static_cast<int>(0.5f / first), 1, 50);
-    const auto final_end = std::find_if(contestants.begin(), contestants.end(),
-                                        [&](const Contestant& x) { return x.milliseconds > 1.3f * first; });
-    std::for_each(contestants.begin(), final_end, [](Contestant& x) { x.milliseconds = 0; });
+    const auto fast_end = std::find_if(timings.begin(), timings.end(),
+                                       [&](const Timing& x) { return x.milliseconds > 1.3f * first; });
+    std::for_each(timings.begin(), fast_end, [](Timing& x) { x.milliseconds = 0; });
     constexpr int rounds = 4;
     for (int round = 0; round < rounds; ++round)
-        std::for_each(contestants.begin(), final_end,
-                      [&](Contestant& x) { x.milliseconds += milliseconds(x, times) / rounds; });
-    std::for_each(final_end, contestants.end(),
-                  [](Contestant& x) { x.milliseconds = std::numeric_limits<float>::infinity(); });
+        std::for_each(timings.begin(), fast_end,
+                      [&](Timing& x) { x.milliseconds += milliseconds(x, times) / rounds; });
+    std::for_each(fast_end, timings.end(),
+                  [](Timing& x) { x.milliseconds = std::numeric_limits<float>::infinity(); });
     sort();
     ++timed_;
 
     candidates.clear();
-    for (const Contestant& contestant : contestants)
-        if (contestant.algorithm) candidates.push_back(*contestant.algorithm);
-    return !contestants.front().algorithm;
+    for (const Timing& timing : timings)
+        if (timing.algorithm) candidates.push_back(*timing.algorithm);
+    return !timings.front().algorithm;
 }
 
 bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers& at, float alpha,
@@ -267,7 +267,7 @@ bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers&
         chosen_.erase(known);
     }
     std::vector<cublasLtMatmulAlgo_t> candidates = operation.proposed(handle_);
-    const bool may_time = timed_ < most_timed && !ctx.deterministic() && !is_capturing(stream);
+    const bool may_time = timed_ < max_timed && !ctx.deterministic() && !is_capturing(stream);
     if (may_time && candidates.size() + (in_steps ? 1 : 0) > 1 && !candidates.empty() &&
         sort_by_time(operation, stream, in_steps, candidates))
         candidates.clear();
@@ -280,7 +280,7 @@ bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers&
     return false;
 }
 
-// What is not cuBLASLt's to do is stored as an algorithm of zeros.
+// A product for which cuBLASLt is not used is stored as an algorithm of zeros.
 
 std::vector<GemmAlgorithm> GemmState::algorithms() {
     const std::lock_guard lock(mutex_);

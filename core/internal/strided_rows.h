@@ -1,12 +1,12 @@
 #pragma once
-/// How operators on the CPU walk tensors of any strides: in parallel stretches along the last axis.
+/// Parallel loops over tensors of any strides on the CPU, in runs of elements along the last axis.
 #include <algorithm>
 
 #include <gradtile/core/tensor.h>
 
 namespace gradtile::cpu {
 
-/// Elements a parallel block: fixed, so that work is cut the same for any number of threads.
+/// Elements per parallel block. The number is fixed, so that blocks do not depend on the number of threads.
 inline constexpr std::int64_t elements_per_block = 1 << 14;
 
 /// Element offset of the index-th element in row-major order.
@@ -19,13 +19,13 @@ inline std::int64_t offset_of(const Tensor& x, std::int64_t index) {
     return offset;
 }
 
-/// Distance between neighbours inside the stretches of for_rows().
+/// Distance between neighbouring elements in a run of for_rows().
 inline std::int64_t last_stride(const Tensor& x) {
     return x.rank() == 0 || x.is_contiguous() ? 1 : x.stride(-1);
 }
 
-/// Calls row(offset of each tensor.., count) for stretches of `count` elements, last_stride() apart, that
-/// together cover the tensors, which have one shape. When all are contiguous a stretch spans several rows.
+/// Covers tensors of one shape with runs of `count` elements that are last_stride() apart, and calls
+/// row(offset of each tensor.., count) for each run. If all tensors are contiguous, a run spans several rows.
 template <class Row, class... Others>
 void for_rows(const Context& ctx, Row&& row, const Tensor& first, const Others&... others) {
     const std::int64_t count = first.elements();

@@ -1,5 +1,5 @@
 #pragma once
-/// What the two devices implement for tensor_math.h. y is contiguous.
+/// The CPU and CUDA implementations behind tensor_math.h. The result y is contiguous.
 #include <gradtile/core/tensor.h>
 
 namespace gradtile {
@@ -9,11 +9,12 @@ enum class MathFunction { exp, log };
 enum class Reduction { sum, max };
 
 namespace cpu {
-/// y = a op b; all of one shape and dtype.
+/// y = a op b; a, b and y have the same shape and dtype.
 void combine(const Context& ctx, const Tensor& y, const Tensor& a, const Tensor& b, Arithmetic op);
 void scale(const Context& ctx, const Tensor& y, const Tensor& x, double factor);
 void apply(const Context& ctx, const Tensor& y, const Tensor& x, MathFunction function);
-/// y [R] from x [R, N], contiguous; y has x's dtype for max, its accumulator's for sum.
+/// y [R] = the reduction of each row of x [R, N], contiguous. y has x's dtype for max, and
+/// accumulator_of(x.dtype()) for sum.
 void reduce_rows(const Context& ctx, const Tensor& y, const Tensor& x, Reduction reduction);
 }  // namespace cpu
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What the two devices implement for tensor_ops.h.
+/// The CPU and CUDA implementations behind tensor_ops.h.
 #include <gradtile/core/tensor.h>
 
 namespace gradtile::cpu {

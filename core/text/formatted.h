@@ -1,12 +1,12 @@
 #pragma once
-/// Numbers as text, in printf's formats.
+/// Formats numbers as text.
 #include <cstdint>
 #include <cstdio>
 #include <string>
 
 namespace gradtile {
 
-/// The result is truncated to 255 characters.
+/// printf into a string. The result is truncated to 255 characters.
 template <class... Args>
 std::string formatted(const char* format, Args... args) {
     char text[256];
@@ -14,7 +14,7 @@ std::string formatted(const char* format, Args... args) {
     return text;
 }
 
-/// "1,115,394".
+/// Returns a number with separators: "1,115,394".
 inline std::string grouped(std::int64_t number) {
     const std::string digits = std::to_string(number);
     std::string text;

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t max_shown_bytes = 60;
 constexpr std::size_t max_reason_bytes = 160;
 
-/// Printable ASCII on one line, shortened: what a stranger wrote may be anything.
+/// Untrusted text for a message: one shortened line of printable ASCII.
 std::string shown(std::string_view text, std::size_t max_bytes = max_shown_bytes) {
     std::string result(text.substr(0, max_bytes));
     std::replace_if(
@@ -23,9 +23,9 @@ std::string shown(std::string_view text, std::size_t max_bytes = max_shown_bytes
     return text.size() > max_bytes ? result + "..." : result;
 }
 
-/// Builds a value from the parser's events. The library's own builder reads deep texts without recursion, but
-/// destroys, copies and prints them recursively, which exhausts the stack; and it silently keeps the last of
-/// two members with one name. This builder refuses both as soon as they are read.
+/// Builds a value from the parser's events. The library's own builder accepts deeply nested texts, and then
+/// exhausts the stack when it destroys, copies or prints them recursively. It also silently keeps the last of
+/// two members with the same name. This builder refuses both while it reads the text.
 class ValueBuilder final : public nlohmann::json_sax<json> {
   public:
     json take() { return std::move(root_); }
@@ -43,7 +43,7 @@ class ValueBuilder final : public nlohmann::json_sax<json> {
     bool end_object() override { return close(); }
     bool key(std::string& name) override {
         const auto [member, is_new] = open_.back()->get_ref<json::object_t&>().emplace(name, nullptr);
-        check(is_new, "'", shown(name), "' is there twice in one object");
+        check(is_new, "'", shown(name), "' occurs twice in one object");
         member_ = &member->second;
         return true;
     }
@@ -75,8 +75,8 @@ class ValueBuilder final : public nlohmann::json_sax<json> {
     }
 
     json root_;
-    std::vector<json*> open_;  // arrays and objects, each inside the one before
-    json* member_ = nullptr;   // of the innermost object: what the last key named
+    std::vector<json*> open_;  // the open arrays and objects, from the outermost to the innermost
+    json* member_ = nullptr;   // the member of the innermost object that the last key named
 };
 
 /// Returns the path of a string in `value` that is not UTF-8, like "a.b.3"; empty if there is none.

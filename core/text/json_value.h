@@ -20,7 +20,7 @@
 
 namespace gradtile {
 
-/// Arrays and objects inside each other. The deepest text that gradtile itself writes has 6.
+/// The largest depth of nested arrays and objects. gradtile itself writes texts of depth 6 or less.
 constexpr int max_json_depth = 64;
 
 class JsonValue {
@@ -28,7 +28,7 @@ class JsonValue {
     struct Member;
 
     JsonValue();  ///< null
-    // NOLINTBEGIN(google-explicit-constructor): each is the same value.
+    // NOLINTBEGIN(google-explicit-constructor): the conversions keep the value.
     JsonValue(nlohmann::json value);
     JsonValue(bool value);
     JsonValue(double value);
@@ -41,14 +41,14 @@ class JsonValue {
     JsonValue(std::string_view value);
     JsonValue(const std::string& value) : JsonValue(std::string_view(value)) {}
     JsonValue(const char* value) : JsonValue(std::string_view(value)) {}
-    /// An array.
+    /// Makes an array.
     template <class T>
     JsonValue(const std::vector<T>& values)
         : JsonValue(std::vector<JsonValue>(values.begin(), values.end())) {}
     JsonValue(const std::vector<JsonValue>& values);
     // NOLINTEND(google-explicit-constructor)
     static JsonValue object(std::initializer_list<Member> members = {});
-    /// Of an object.
+    /// Sets a member of an object.
     void set(std::string_view name, JsonValue value);
     std::vector<std::string> names() const;
 
@@ -57,9 +57,9 @@ class JsonValue {
     JsonValue& operator=(JsonValue other) noexcept;
     ~JsonValue();
 
-    /// Empty when parse_json refuses the text.
+    /// Returns nullopt when parse_json refuses the text.
     static std::optional<JsonValue> parse(std::string_view text);
-    /// json_text of it.
+    /// Returns json_text(**this, indent).
     std::string dump(int indent = -1) const;
 
     nlohmann::json& operator*() { return *value_; }
@@ -76,14 +76,14 @@ struct JsonValue::Member {
     JsonValue value;
 };
 
-/// On one line, or indented by so many spaces. Throws Error that names the member when a text inside is not
-/// UTF-8 (a path need not be). A number that is not finite is written as null.
+/// Prints a value on one line, or with `indent` spaces per level. Throws Error with the member's name when a
+/// text in the value is not UTF-8 (file names may be any bytes). A number that is not finite becomes null.
 std::string json_text(const nlohmann::json& value, int indent = -1);
-/// For an error's line: a number or a short text as it is, a long one shortened, "[...]", "{...}".
+/// Describes a value in an error message: a number or text (shortened if it is long), "[...]" or "{...}".
 std::string json_excerpt(const nlohmann::json& value);
-/// Throws Error, one line of at most 200 characters that says where and why: "line 1, column 5: syntax error
-/// while parsing value - unexpected end of input", "nested more than 64 levels deep", "'steps' is there twice
-/// in one object". An integer beyond 64 bits becomes a floating-point number.
+/// Parses a text. Throws Error with one line of at most 200 characters: "line 1, column 5: syntax error while
+/// parsing value - unexpected end of input", "nested more than 64 levels deep", "'steps' occurs twice in one
+/// object". An integer that does not fit 64 bits becomes a floating-point number.
 nlohmann::json parse_json(std::string_view text);
 /// Returns the text of an nlohmann::json::exception as one short line, without the library's prefix.
 std::string reason_of(const std::exception& error);

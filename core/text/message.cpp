@@ -20,7 +20,8 @@ struct CodePoints {
     char32_t first, last;
 };
 
-/// What a terminal acts on or does not show; joiners (U+200C, U+200D) stay, since words and emoji need them.
+/// Characters that control a terminal or are invisible. Joiners (U+200C, U+200D) are not in the list, because
+/// words and emoji need them.
 constexpr CodePoints escaped[] = {{0x0000, 0x001F}, {0x007F, 0x009F},  // control characters
                                   {0x00AD, 0x00AD}, {0x061C, 0x061C}, {0x180E, 0x180E},
                                   {0x200B, 0x200B}, {0x200E, 0x200F},  // direction
@@ -56,12 +57,12 @@ std::string escape(char32_t c) {
             break;
     }
     if (c < 0x10000) return hexadecimal("\\u%04x", c);
-    const char32_t offset = c - 0x10000;  // JSON writes such characters as UTF-16 does
+    const char32_t offset = c - 0x10000;  // JSON escapes such characters as UTF-16 surrogate pairs
     return hexadecimal("\\u%04x", 0xD800 + (offset >> 10)) +
            hexadecimal("\\u%04x", 0xDC00 + (offset & 0x3FF));
 }
 
-/// The first character of `rest` as it is shown; removes it from `rest`.
+/// Removes the first character from `rest` and returns its printable form.
 std::string take_shown(std::string_view& rest, bool multiline) {
     const CodePoint c = decode_utf8(rest, 0);
     const std::size_t length = c.length == 0 ? 1 : static_cast<std::size_t>(c.length);
@@ -72,30 +73,31 @@ std::string take_shown(std::string_view& rest, bool multiline) {
     return stays ? std::string(bytes) : escape(c.value);
 }
 
-/// Characters of valid UTF-8.
+/// The number of characters in valid UTF-8.
 std::size_t length_of(std::string_view text) {
     return static_cast<std::size_t>(
         std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
 }
 
-/// As many characters of `text` as fit into `most`, as they are shown; `rest` becomes what is left.
-std::string take_shown_up_to(std::size_t most, std::string_view& rest, bool multiline) {
+/// Removes characters from `rest` while their printable forms fit into `max_characters`; returns these forms.
+std::string take_shown_up_to(std::size_t max_characters, std::string_view& rest, bool multiline) {
     std::string shown;
     for (std::size_t length = 0; !rest.empty();) {
         std::string_view after = rest;
         const std::string next = take_shown(after, multiline);
         length += length_of(next);
-        if (length > most) break;
+        if (length > max_characters) break;
         shown += next;
         rest = after;
     }
     return shown;
 }
 
-/// The last characters of `text` that fit into `most`, as they are shown.
-std::string last_shown(std::size_t most, std::string_view text, bool multiline) {
-    // No character takes more than 4 bytes; the cut may leave the end of one.
-    if (text.size() > 4 * most) text.remove_prefix(text.size() - 4 * most);
+/// The printable forms of the last characters of `text`, as many as fit into `max_characters`.
+std::string last_shown(std::size_t max_characters, std::string_view text, bool multiline) {
+    // A character has at most 4 bytes. The cut may split a character, so its remaining bytes are removed,
+    // too.
+    if (text.size() > 4 * max_characters) text.remove_prefix(text.size() - 4 * max_characters);
     for (int i = 0; i < 3 && !text.empty() && (text.front() & 0xC0) == 0x80; ++i) text.remove_prefix(1);
     std::vector<std::string> pieces;
     while (!text.empty()) pieces.push_back(take_shown(text, multiline));
@@ -103,7 +105,7 @@ std::string last_shown(std::size_t most, std::string_view text, bool multiline) 
     std::size_t length = 0;
     for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
         length += length_of(*piece);
-        if (length > most) break;
+        if (length > max_characters) break;
         shown.insert(0, *piece);
     }
     return shown;
@@ -112,13 +114,14 @@ std::string last_shown(std::size_t most, std::string_view text, bool multiline) 
 }  // namespace
 
 std::string printable(std::string_view text, const PrintableOptions& options) {
-    const std::size_t most = options.most == 0 ? std::string::npos : options.most;
+    const std::size_t max_characters =
+        options.max_characters == 0 ? std::string::npos : options.max_characters;
     std::string_view rest = text;
-    const std::string whole = take_shown_up_to(most, rest, options.multiline);
+    const std::string whole = take_shown_up_to(max_characters, rest, options.multiline);
     if (rest.empty()) return whole;
-    // The middle is left out: the beginning names the file, and the end what was expected.
+    // The middle is left out, because the beginning names the file and the end says what was expected.
     const std::string note = concat(" ...[", text.size(), " bytes]... ");
-    const std::size_t kept = most - std::min(most, note.size());
+    const std::size_t kept = max_characters - std::min(max_characters, note.size());
     rest = text;
     const std::string head = take_shown_up_to((kept + 1) / 2, rest, options.multiline);
     return head + note + last_shown(kept / 2, rest, options.multiline);

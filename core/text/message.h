@@ -9,19 +9,19 @@
 namespace gradtile {
 
 struct PrintableOptions {
-    std::size_t most = 2000;  ///< characters; of longer text the middle is left out; 0: as long as it is
-    bool multiline = false;   ///< line breaks and tabs stay as they are
+    std::size_t max_characters = 2000;  ///< the middle of a longer text is left out; 0: no limit
+    bool multiline = false;             ///< line breaks and tabs stay as they are
 };
 
-/// Valid UTF-8 that a terminal shows as it stands. Control characters (C0, DEL, C1), line and paragraph
-/// separators, invisible characters and those that change the direction of text are escaped as JSON escapes
-/// them: "\n", "\u001b", "\u202e". Bytes that are not UTF-8 become "\xNN". So JSON text stays the same JSON,
-/// and printable text stays the same text.
+/// Returns valid UTF-8 that a terminal shows unchanged. Control characters (C0, DEL, C1), line and paragraph
+/// separators, invisible characters and characters that change the direction of text are escaped as JSON
+/// escapes them: "\n", "\u001b", "\u202e". Bytes that are not UTF-8 become "\xNN". So JSON text stays the
+/// same JSON, and printable text stays the same text.
 std::string printable(std::string_view text, const PrintableOptions& options = {});
 
-/// A name from a file: at most 200 characters.
+/// Returns a name from a file as printable text of at most 200 characters.
 inline std::string printable_name(std::string_view name) {
-    return printable(name, {.most = 200});
+    return printable(name, {.max_characters = 200});
 }
 
 /// The error's message for a user: "out of memory" for std::bad_alloc, and no

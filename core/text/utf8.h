@@ -9,19 +9,20 @@ namespace gradtile {
 
 struct CodePoint {
     char32_t value = 0;
-    int length = 0;  ///< bytes of its encoding; 0: the bytes are not valid UTF-8
+    int length = 0;  ///< number of bytes; 0: the bytes are not valid UTF-8
 };
 
 /// The code point that starts at text[offset]; offset < text.size().
 CodePoint decode_utf8(std::string_view text, std::size_t offset);
 
-/// Whether the whole text is valid.
+/// Whether the whole text is valid UTF-8.
 bool is_utf8(std::string_view text);
 
-/// Appends a code point; throws Error for what UTF-8 cannot hold (surrogates, values beyond U+10FFFF).
+/// Appends a code point. Throws Error for values that UTF-8 cannot encode: surrogates, and values beyond
+/// U+10FFFF.
 void append_utf8(std::string& text, char32_t code_point);
 
-/// "U+00E9".
+/// Returns a name like "U+00E9".
 std::string code_point_name(char32_t code_point);
 
 /// The byte order mark that some editors write before UTF-8 text. It carries no information and is not part

@@ -88,9 +88,8 @@ ModelConfig as_llama(ModelConfig config);
 namespace model_limits {
 inline constexpr Range layers{1, 10'000}, heads{1, 1 << 16}, kv_heads{0, 1 << 16}, width{1, 1 << 20},
     hidden{0, 1 << 22}, context{1, 1 << 24}, vocabulary{0, 1 << 27},
-    rope_base{.least = 1, .most = 1e12, .least_is_open = true},
-    norm_epsilon{.least = 0, .most = 1, .least_is_open = true},
-    dropout{.least = 0, .most = 1, .most_is_open = true};
+    rope_base{.min = 1, .max = 1e12, .min_is_open = true},
+    norm_epsilon{.min = 0, .max = 1, .min_is_open = true}, dropout{.min = 0, .max = 1, .max_is_open = true};
 /// Parameters of a model, and numbers that a micro-batch's activations hold: so few that their bytes, with
 /// gradients and moments, can be added up.
 inline constexpr std::int64_t parameters = std::int64_t{1} << 50, activations = std::int64_t{1} << 57;

@@ -134,7 +134,7 @@ TEST_F(BadInput, ConfigFileIsReadStrictly) {
     expect_config_refused(R"([1])", {"is an array", "an object of settings"});
     expect_config_refused(R"({"steps": 3)", {"not JSON", "line 1"});
     expect_config_refused("", {"not JSON"});
-    expect_config_refused(R"({"steps": 3, "lr": 0.1, "steps": 4})", {"'steps' is there twice"});
+    expect_config_refused(R"({"steps": 3, "lr": 0.1, "steps": 4})", {"'steps' occurs twice"});
     expect_config_refused(R"({"steps": )" + std::string(100'000, '[') + std::string(100'000, ']') + "}",
                           {"nested more than 64 levels deep"});
     expect_config_refused(R"({"steps": ")" + std::string(100'000, 'x') + "\"}",

@@ -209,7 +209,7 @@ TEST_F(Cuda, WhatCannotBeCapturedIsRefusedAndTheStreamGoesOn) {
     const auto three_fills = [&] {
         for (int i = 0; i < 3; ++i) fill(gpu(), x, i);
     };
-    EXPECT_THROW(graph.capture(gpu(), three_fills, /*most_nodes=*/2), Error);
+    EXPECT_THROW(graph.capture(gpu(), three_fills, /*max_nodes=*/2), Error);
     EXPECT_FALSE(graph.captured());
     fill(gpu(), x, 3.0);
     EXPECT_THAT(to_host(gpu(), x), testing::Each(3.0));

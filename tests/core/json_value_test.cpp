@@ -81,8 +81,8 @@ TEST(JsonValue, ReadsWideTextsInLinearTime) {
 }
 
 TEST(JsonValue, RefusesAMemberThatIsThereTwice) {
-    EXPECT_EQ(refusal_of(R"({"steps": 1, "lr": 2, "steps": 3})"), "'steps' is there twice in one object");
-    EXPECT_EQ(refusal_of(R"([{"a": {"b": 1, "b": 1}}])"), "'b' is there twice in one object");
+    EXPECT_EQ(refusal_of(R"({"steps": 1, "lr": 2, "steps": 3})"), "'steps' occurs twice in one object");
+    EXPECT_EQ(refusal_of(R"([{"a": {"b": 1, "b": 1}}])"), "'b' occurs twice in one object");
     EXPECT_EQ(refusal_of(R"([{"a": 1}, {"a": {"a": 1}}])"), "");
 }
 

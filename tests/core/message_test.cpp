@@ -43,7 +43,7 @@ TEST(Message, EscapesBytesThatAreNotUtf8) {
 }
 
 TEST(Message, TheModelsTextKeepsItsLinesAndTabs) {
-    EXPECT_EQ(printable("a\n\tb\r\x1b", {.most = 0, .multiline = true}), "a\n\tb\\r\\u001b");
+    EXPECT_EQ(printable("a\n\tb\r\x1b", {.max_characters = 0, .multiline = true}), "a\n\tb\\r\\u001b");
 }
 
 TEST(Message, LongTextLosesItsMiddle) {
@@ -61,15 +61,16 @@ TEST(Message, LongTextLosesItsMiddle) {
     chinese += "\xE8\xAF\xAD";
     EXPECT_TRUE(is_utf8(printable_name(chinese)));
     EXPECT_LT(printable_name(chinese).size(), chinese.size());
-    for (std::size_t most = 1; most < 40; ++most) EXPECT_TRUE(is_utf8(printable(chinese, {.most = most})));
+    for (std::size_t max_characters = 1; max_characters < 40; ++max_characters)
+        EXPECT_TRUE(is_utf8(printable(chinese, {.max_characters = max_characters})));
 }
 
 TEST(Message, PrintableTextIsPrintedAsItStands) {
     std::string every_byte;
     for (int i = 0; i < 1024; ++i) every_byte += static_cast<char>(i * 7);
-    for (const std::size_t most : {0u, 50u, 333u, 100000u}) {
-        const std::string once = printable(every_byte, {.most = most});
-        EXPECT_EQ(printable(once, {.most = most}), once);
+    for (const std::size_t max_characters : {0u, 50u, 333u, 100000u}) {
+        const std::string once = printable(every_byte, {.max_characters = max_characters});
+        EXPECT_EQ(printable(once, {.max_characters = max_characters}), once);
         EXPECT_TRUE(is_utf8(once));
         for (const char c : once) EXPECT_FALSE(c == 0x7F || (c >= 0 && c < 0x20));
     }
@@ -81,7 +82,7 @@ TEST(Message, JsonStaysTheSameJson) {
         if (c < 0xD800 || c > 0xDFFF) append_utf8(text, c);
     append_utf8(text, 0xE0041);
     const nlohmann::json value{{"name", text}};
-    const std::string shown = printable(json_text(value, 2), {.most = 0, .multiline = true});
+    const std::string shown = printable(json_text(value, 2), {.max_characters = 0, .multiline = true});
     EXPECT_EQ(parse_json(shown), value);
     EXPECT_EQ(shown.find("\xE2\x80\xAE"), std::string::npos);
 }

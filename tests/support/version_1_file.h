@@ -20,7 +20,7 @@ namespace gradtile::test {
 /// bytes to that size.
 class MemoryStorage final : public Hdf5Storage {
   public:
-    static constexpr std::uint64_t most_bytes = 64 << 20;
+    static constexpr std::uint64_t max_bytes = 64 << 20;
     std::vector<std::byte> bytes;
 
     std::uint64_t size() const override { return bytes.size(); }
@@ -29,12 +29,12 @@ class MemoryStorage final : public Hdf5Storage {
         std::memcpy(data, bytes.data() + address, count);
     }
     void write(const std::byte* data, std::size_t count, std::uint64_t address, bool) override {
-        check(address <= most_bytes && count <= most_bytes - address, "too large for a test");
+        check(address <= max_bytes && count <= max_bytes - address, "too large for a test");
         bytes.resize(std::max<std::size_t>(bytes.size(), address + count));
         std::memcpy(bytes.data() + address, data, count);
     }
     void truncate(std::uint64_t size) override {
-        check(size <= most_bytes, "too large for a test");
+        check(size <= max_bytes, "too large for a test");
         bytes.resize(size);
     }
 };

@@ -206,7 +206,7 @@ class KeyBlock {
         return {kept_.positions[iteration % 4].x, kept_.positions[iteration % 4].y};
     }
     __device__ __forceinline__ void remember(int iteration, RowPosition at) const {
-        if (thread_index_anew() != 0) return;
+        if (reread_thread_index() != 0) return;
         kept_.positions[iteration % 4].x = at.head;
         kept_.positions[iteration % 4].y = at.row;
     }

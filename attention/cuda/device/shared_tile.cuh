@@ -37,7 +37,7 @@ __device__ __forceinline__ void load_tile_async(std::uint32_t tile, const T* sou
     // swizzle does not change: one address on each side and constant steps suffice. Some threads may have
     // nothing to copy.
     constexpr int at_once = threads / Tile::row_chunks, step = at_once >= 8 ? at_once / 8 * 8 : at_once;
-    const int thread = static_cast<int>(thread_index_anew());
+    const int thread = static_cast<int>(reread_thread_index());
     if (step * Tile::row_chunks != threads && thread >= step * Tile::row_chunks) return;
     const int row = thread / Tile::row_chunks, chunk = thread % Tile::row_chunks;
     const T* from = source + row * row_stride + chunk * 8;

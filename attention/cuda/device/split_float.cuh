@@ -56,7 +56,7 @@ class SplitTile {
     /// at multiples of 16 bytes and that valid_columns is a multiple of 4.
     __device__ __forceinline__ void load(StridedRows<const float> rows, int first, int valid_rows,
                                          int valid_columns, bool vectors) {
-        const int thread = thread_index_anew();
+        const int thread = reread_thread_index();
         const int row = thread / Tile::row_chunks, column = thread % Tile::row_chunks * 8;
         const float* from = rows.row(first + row) + column;
 #pragma unroll
@@ -82,7 +82,7 @@ class SplitTile {
     /// from the default if this tile is a part of a longer one.
     __device__ __forceinline__ void store(std::uint32_t tile, float factor,
                                           int plane_bytes = Tile::bytes) const {
-        const int thread = thread_index_anew();
+        const int thread = reread_thread_index();
         const int row = thread / Tile::row_chunks, chunk = thread % Tile::row_chunks;
 #pragma unroll
         for (int i = 0; i < rounds; ++i) {

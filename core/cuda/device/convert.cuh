@@ -1,5 +1,5 @@
 #pragma once
-/// Element conversions on the GPU, bit for bit those of dtype.h on the CPU.
+/// Element conversions on the GPU, with the same bits as those of dtype.h on the CPU.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -10,7 +10,7 @@
 
 namespace gradtile::cuda::device {
 
-/// value as To; 16-bit floats pass through float32.
+/// Converts a value to type To; a 16-bit float is converted to float32 first.
 template <class To, class From>
 __device__ __forceinline__ To convert(From value) {
     if constexpr (std::is_same_v<To, From>) {

@@ -1,6 +1,6 @@
 #pragma once
-/// Launches of kernels: on the context's stream, checked. A kernel may start before its predecessor in the
-/// stream has ended.
+/// Checked kernel launches on the context's stream. A kernel may start before its predecessor in the stream
+/// has ended.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -17,7 +17,7 @@ namespace gradtile::cuda {
 /// The resources of a thread block.
 struct Block {
     unsigned threads;
-    std::size_t shared_bytes = 0;  ///< beside the kernel's own arrays
+    std::size_t shared_bytes = 0;  ///< dynamic shared memory, in addition to the kernel's arrays
     bool starts_early = false;     ///< the kernel begins with await_predecessor()
 };
 
@@ -61,11 +61,12 @@ inline int processors_of(const Context& ctx) {
     return count;
 }
 
-/// kernel(arguments...) on `grid` blocks, on the current device.
+/// Launches kernel(arguments...) with `grid` blocks on the current device.
 template <class... Parameters, class... Arguments>
 void launch_on(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, Block block,
                Arguments&&... arguments) {
-    constexpr std::size_t surely_granted = 32 << 10;  // of 48 KB, from which the kernel's own arrays go
+    // Every kernel may use 48 KB of shared memory without an attribute, including its own arrays.
+    constexpr std::size_t surely_granted = 32 << 10;
     if (block.shared_bytes > surely_granted)
         cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(block.shared_bytes)));
@@ -82,7 +83,7 @@ void launch_on(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, Bl
     cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
-/// The same, on the context's device and stream.
+/// The same on the context's device and stream.
 template <class... Parameters, class... Arguments>
 void launch(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, Block block,
             Arguments&&... arguments) {
@@ -91,10 +92,10 @@ void launch(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, Block 
               std::forward<Arguments>(arguments)...);
 }
 
-/// Blocks along a grid's first axis for `items` pieces of work, `per_block` in each.
+/// A grid whose first axis has enough blocks for `items` pieces of work, `per_block` in each block.
 inline dim3 blocks_for(std::int64_t items, std::int64_t per_block) {
     const std::int64_t blocks = ceil_div(items, per_block);
-    check(blocks <= 0x7fffffff, "cuda: ", items, " pieces of work are more than one launch takes");
+    check(blocks <= 0x7fffffff, "cuda: ", items, " pieces of work are too many for one launch");
     return dim3(static_cast<unsigned>(std::max<std::int64_t>(1, blocks)));
 }
 

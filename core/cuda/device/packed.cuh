@@ -3,7 +3,7 @@
 
 namespace gradtile::cuda::device {
 
-/// n elements at an address that is a multiple of their size together, or of 16 bytes where that is less.
+/// n elements. Their address is a multiple of their total size, or of 16 bytes if the total size is larger.
 template <class T, int n>
 struct alignas(sizeof(T) * n < 16 ? sizeof(T) * n : 16) Packed {
     T element[n];

@@ -1,5 +1,6 @@
 #pragma once
-/// Sums and maxima over the threads that share a row. The order of the additions is fixed, so are the bits.
+/// Sums and maxima over the threads that share a row. The order of additions is fixed, so results are
+/// bit-identical from run to run.
 #include <cuda_runtime.h>
 
 namespace gradtile::cuda::device {
@@ -11,7 +12,8 @@ struct Sum {
     }
 };
 
-/// combine over groups of `lanes` neighbouring lanes of a warp, which must all be there; every lane gets it.
+/// Combines the values of groups of `lanes` neighbouring lanes. All lanes of the warp must take part; every
+/// lane receives the result of its group.
 template <int lanes, class S, class Combine>
 __device__ __forceinline__ S reduce_lanes(S value, Combine combine) {
 #pragma unroll
@@ -20,7 +22,8 @@ __device__ __forceinline__ S reduce_lanes(S value, Combine combine) {
     return value;
 }
 
-/// combine over a team: a part of a warp, a warp, or the whole block of `team` threads. Every thread gets it.
+/// Combines the values of a team: a part of a warp, a warp, or a whole block of `team` threads. Every thread
+/// receives the result.
 template <int team, class S, class Combine>
 __device__ __forceinline__ S reduce_team(S value, Combine combine) {
     if constexpr (team <= 32) {
@@ -30,7 +33,7 @@ __device__ __forceinline__ S reduce_team(S value, Combine combine) {
         static_assert(team % 32 == 0 && (warps & (warps - 1)) == 0 && warps <= 32);
         __shared__ S of_warp[warps];
         value = reduce_lanes<32>(value, combine);
-        __syncthreads();  // the previous reduction has been read
+        __syncthreads();  // waits until all threads have read the previous result
         if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
         __syncthreads();
         return reduce_lanes<warps>(of_warp[threadIdx.x % warps], combine);

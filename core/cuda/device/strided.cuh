@@ -1,5 +1,5 @@
 #pragma once
-/// How elementwise kernels find the elements of tensors of any strides.
+/// Addresses of elements for elementwise kernels over tensors of any strides.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace gradtile::cuda {
 
-/// The axes that `count` tensors of one shape share. Neighbouring axes are merged where all tensors allow it:
-/// contiguous tensors have one axis.
+/// The common axes of `count` tensors of one shape. Neighbouring axes are merged if all tensors allow it;
+/// contiguous tensors have one merged axis.
 template <int count>
 struct Layout {
     int rank = 0;
@@ -41,7 +41,7 @@ struct Layout {
     }
 };
 
-/// Where the index-th element lies in each tensor.
+/// The offset of one element in each tensor.
 template <int count>
 struct Offsets {
     std::int64_t at[count];
@@ -68,11 +68,12 @@ __device__ void for_elements(const Layout<count>& layout, std::int64_t elements,
         body(offsets_of(layout, i));
 }
 
-/// Launches kernel(arguments..., layout, elements) over the elements of the tensors, which have one shape.
+/// Launches kernel(arguments..., layout, elements) for all elements of tensors of one shape.
 template <int count, class Kernel, class... Arguments>
 void launch_strided(const Context& ctx, Kernel kernel, const std::array<Tensor, count>& tensors,
                     Arguments... arguments) {
-    // Enough blocks to fill the largest GPU several times over; each then strides through the elements.
+    // Enough blocks to fill the largest GPU several times. Each thread processes every (blocks * threads)-th
+    // element.
     constexpr std::int64_t max_blocks = 8 * 1024;
     const std::int64_t elements = tensors[0].elements();
     if (elements == 0) return;

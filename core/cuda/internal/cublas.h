@@ -1,6 +1,6 @@
 #pragma once
-/// cuBLAS and cuBLASLt, loaded when the first product on a GPU needs them. The program starts, and trains on
-/// the CPU, without them.
+/// cuBLAS and cuBLASLt, loaded at the first product on a GPU. Without them, the program starts and trains on
+/// the CPU.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 
@@ -9,7 +9,7 @@
 
 namespace gradtile::cuda {
 
-/// cublasGemmStridedBatchedEx, whose C++ overloads decltype cannot choose between.
+/// The type of cublasGemmStridedBatchedEx. decltype cannot be used, because the function has C++ overloads.
 using CublasGemmStridedBatched = cublasStatus_t (*)(cublasHandle_t, cublasOperation_t, cublasOperation_t,
                                                     int m, int n, int k, const void* alpha, const void* a,
                                                     cudaDataType, int lda, long long a_step, const void* b,
@@ -24,10 +24,10 @@ struct Cublas {
     decltype(&cublasSetWorkspace_v2) set_workspace;
     CublasGemmStridedBatched gemm_strided_batched;
 };
-/// Throws Error when the library cannot be loaded.
+/// Loads cuBLAS. Throws Error when the library cannot be loaded.
 const Cublas& cublas();
 
-/// The functions behind cublasLt.h's inline ones carry _internal in their names.
+/// The functions of cuBLASLt. cublasLt.h calls those with _internal in their names from inline functions.
 struct CublasLt {
     decltype(&cublasLtCreate) create;
     decltype(&cublasLtDestroy) destroy;
@@ -43,15 +43,15 @@ struct CublasLt {
     decltype(&cublasLtMatmulAlgoCheck) algorithm_check;
     decltype(&cublasLtMatmul) matmul;
 };
-/// Throws Error when the library cannot be loaded.
+/// Loads cuBLASLt. Throws Error when the library cannot be loaded.
 const CublasLt& cublas_lt();
 
-/// The calling thread's handle for ctx's device, working on ctx's stream with the workspace of its products.
+/// Returns the calling thread's handle for ctx's device, with ctx's stream and workspace.
 cublasHandle_t cublas_handle(const Context& ctx);
 
 void cublas_check(cublasStatus_t status, const char* what);
 
-/// Throws Error for int32.
+/// Returns cuBLAS's name of a dtype. Throws Error for int32.
 cudaDataType_t cublas_type(DType type);
 
 }  // namespace gradtile::cuda

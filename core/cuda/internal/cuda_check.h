@@ -1,5 +1,5 @@
 #pragma once
-/// For the sources that include CUDA's headers: every runtime call is checked, and runs on its device.
+/// Checks and device selection for sources that include CUDA's headers.
 #include <cuda_runtime_api.h>
 
 #include <source_location>
@@ -9,7 +9,7 @@
 
 namespace gradtile::cuda {
 
-/// Throws Error naming the failure and the place that met it.
+/// Throws Error with CUDA's description and the caller's file and line, unless `status` is success.
 inline void cuda_check(cudaError_t status, std::source_location where = std::source_location::current()) {
     if (status != cudaSuccess) [[unlikely]]
         throw Error(concat("cuda: ", cudaGetErrorName(status), ": ", cudaGetErrorString(status), " (",
@@ -24,11 +24,12 @@ void use_device(Device device);
 /// Whether this build holds machine code for the current device.
 bool kernels_run_here();
 
-/// Bytes of shared memory that a block of the current device may ask for.
+/// The largest shared memory of a block on the current device, in bytes.
 int shared_memory_of_a_block();
 
-/// While it lives, this thread may allocate during the capture of a stream into a graph; the allocation does
-/// not become part of the graph. For state that is created at first use, which may happen inside a capture.
+/// While this object exists, the thread may allocate memory during the capture of a graph; the allocation
+/// does not become part of the graph. For state that is created at its first use, which may be inside a
+/// capture.
 class RelaxedCapture {
   public:
     RelaxedCapture() { cuda_check(cudaThreadExchangeStreamCaptureMode(&mode_)); }

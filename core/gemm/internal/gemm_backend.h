@@ -1,5 +1,6 @@
 #pragma once
-/// What the two devices implement for gemm.h: operands checked, rows contiguous.
+/// The CPU and CUDA implementations behind gemm.h. gemm() has checked the operands and made their rows
+/// contiguous.
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/gemm_algorithms.h>
 

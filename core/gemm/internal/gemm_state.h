@@ -1,5 +1,5 @@
 #pragma once
-/// How cuBLASLt's algorithms are chosen, by timing, and kept.
+/// The choice of cuBLASLt's algorithms by timing, and the table of choices.
 #include <cublasLt.h>
 
 #include <functional>
@@ -14,8 +14,8 @@
 
 namespace gradtile::cuda {
 
-/// Everything the choice of an algorithm depends on, as plain numbers; types and epilogues in cuBLASLt's
-/// numbering, alignments in bytes.
+/// The key of a choice: everything that the choice of an algorithm depends on. Types and epilogues have
+/// cuBLASLt's numbers; alignments are in bytes.
 struct GemmProblem {
     std::int64_t library, architecture, multiprocessors;
     std::int64_t m, n, k, batch;
@@ -27,14 +27,14 @@ struct GemmProblem {
     friend auto operator<=>(const GemmProblem&, const GemmProblem&) = default;
 };
 
-/// Where one product's operands lie; null where there is none.
+/// The addresses of a product's operands; null for an absent operand.
 struct GemmPointers {
     const void *a, *b, *bias;
     void *c, *hidden;
 };
 
-/// What the products of one stream share: cuBLASLt's handle, its workspace, the algorithms chosen so far. One
-/// workspace serves them all, since a stream runs one product at a time.
+/// The state that the products of one stream share: cuBLASLt's handle, its workspace, the algorithms chosen
+/// so far. One workspace is enough, because a stream runs one product at a time.
 class GemmState {
   public:
     explicit GemmState(Device device);
@@ -57,12 +57,12 @@ class GemmState {
                       std::vector<cublasLtMatmulAlgo_t>& candidates);
 
     Device device_;
-    std::recursive_mutex mutex_;  // steps that compete with a fused product are products as well
+    std::recursive_mutex mutex_;  // recursive, because in_steps() runs products, too
     std::int64_t library_ = 0, architecture_ = 0, multiprocessors_ = 0;
     cublasLtHandle_t handle_ = nullptr;
-    Buffer workspace_;  // from the start, so that plans made on the context see it taken
-    std::map<GemmProblem, std::optional<cublasLtMatmulAlgo_t>> chosen_;  // none: not by cuBLASLt
-    std::set<GemmProblem> restored_;  // whose algorithm has not run here yet
+    Buffer workspace_;  // allocated by the constructor, so that memory plans see it in use
+    std::map<GemmProblem, std::optional<cublasLtMatmulAlgo_t>> chosen_;  // nullopt: do not use cuBLASLt
+    std::set<GemmProblem> restored_;  // restored algorithms that have not run yet
     std::size_t timed_ = 0;
 };
 

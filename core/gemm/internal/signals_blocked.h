@@ -1,13 +1,14 @@
 #pragma once
-/// Keeps signal handlers off a thread's stack while code runs that violates the platform's stack rules.
+/// Blocks signals while a thread runs code that breaks the platform's stack rules, so that no signal handler
+/// overwrites data on its stack.
 #include <signal.h>
 
 namespace gradtile {
 
-/// While it lives, the calling thread takes no asynchronous signal; one that comes meanwhile is taken by
-/// another thread, or by this one when the object dies. What the thread's own instructions cause (SIGSEGV,
-/// SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT) is delivered as ever. Two system calls, 0.2 us together.
-/// May be nested.
+/// While this object exists, the calling thread receives no asynchronous signals. Another thread receives
+/// them, or this thread after the destructor. Signals that the thread's own instructions cause (SIGSEGV,
+/// SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT) are still delivered. Costs two system calls, 0.2 us
+/// together. May be nested.
 class SignalsBlocked {
   public:
     SignalsBlocked() {
