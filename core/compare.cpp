@@ -27,7 +27,7 @@ double distance(double value, double reference) {
 }  // namespace
 
 Comparison compare(const Context& ctx, const Tensor& x, const Tensor& reference) {
-    check(x.shape() == reference.shape(), "compare: ", x, " with ", reference);
+    check(x.shape() == reference.shape(), "compare: ", x, " with ", reference, "; shapes must be equal");
     const auto values = to_host(ctx, x), references = to_host(ctx, reference);
     Comparison result;
     result.elements = std::ssize(values);
@@ -56,7 +56,7 @@ Comparison compare(const Context& ctx, const Tensor& x, const Tensor& reference)
 
 Comparison compare(const Tensor& x, const Tensor& reference) {
     check(x.device().is_cpu() && reference.device().is_cpu(), "compare: ", x, " with ", reference,
-          " needs a context");
+          "; without a context, both must be on the CPU");
     return compare(Context(Device::cpu(), 1), x, reference);
 }
 

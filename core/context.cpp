@@ -15,7 +15,7 @@ Context::Context(Device device, int threads)
 
 Context Context::with_allocator(std::shared_ptr<Allocator> allocator) const {
     check(allocator->device() == device(), "context: an allocator of ", allocator->device(),
-          " for a context of ", device());
+          " in a context of ", device(), "; devices must be equal");
     Context copy = *this;
     copy.allocator_ = std::move(allocator);
     return copy;

@@ -235,7 +235,7 @@ void check_perturbable(const std::string& name, const Tensor& x) {
           "; finite differences need float64");
     for (int axis = 0; axis < x.rank(); ++axis)
         check(x.size(axis) <= 1 || x.stride(axis) != 0, "gradient_check: ", name, " ", x.shape(),
-              " with strides ", x.strides(), " repeats elements; check the tensor it is expanded from");
+              " with strides ", x.strides(), " repeats elements; check the tensor that it was expanded from");
 }
 
 /// The gradient written by overwriting must equal the gradient written by adding, except for rounding.
@@ -273,7 +273,7 @@ GradientReport gradient_check(const Context& ctx, const Differentiable& function
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         if (gradients[i].defined())
             check(gradients[i].shape() == inputs[i].shape(), "gradient_check: gradient ", gradients[i],
-                  " for ", name_of_input(i), " ", inputs[i]);
+                  " of ", name_of_input(i), " ", inputs[i], "; shapes must be equal");
         analytic.push_back(gradients[i].defined() ? to_host(ctx, gradients[i]) : std::vector<double>{});
     }
     for (const Parameter& parameter : parameters) {

@@ -48,7 +48,7 @@ Parameter ParameterStore::add(std::string name, const Shape& shape, Init init, s
 void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions& options) {
     check(!allocated(), "parameter store: allocated twice");
     check(options.multiple >= 1 && options.multiple % parameter_alignment == 0,
-          "parameter store: blocks of a multiple of ", options.multiple, " elements; expected one of ",
+          "parameter store: blocks of a multiple of ", options.multiple, " elements; expected a multiple of ",
           parameter_alignment);
     dtype_ = dtype;
     flat_elements_ = rounded_up(flat_elements_, options.multiple);

@@ -94,7 +94,8 @@ std::string to_string(const Context& ctx, const Tensor& x) {
     const std::string description = concat(x);
     if (!x.defined()) return description;
     const Context where = x.device().is_cpu() ? host_of(ctx) : ctx;
-    check(x.device() == where.device(), "to_string: ", x, " in a context of ", ctx.device());
+    check(x.device() == where.device(), "to_string: ", x, " in a context of ", ctx.device(),
+          "; devices must be equal");
     const Tensor shown = shown_part(where, x);
     std::vector<std::string> numbers;
     for (const double value : to_host(where, shown)) numbers.push_back(text_of(value, x.dtype()));
@@ -102,7 +103,8 @@ std::string to_string(const Context& ctx, const Tensor& x) {
 }
 
 std::string to_string(const Tensor& x) {
-    check(!x.defined() || x.device().is_cpu(), "to_string: ", x, " needs a context");
+    check(!x.defined() || x.device().is_cpu(), "to_string: ", x,
+          "; without a context, the tensor must be on the CPU");
     return to_string(Context(Device::cpu(), 1), x);
 }
 

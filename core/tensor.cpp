@@ -10,7 +10,7 @@ namespace gradtile {
 std::int64_t Shape::elements() const {
     std::int64_t product = 1;
     for (const std::int64_t axis : *this) {
-        check(axis >= 0, "shape ", *this, ": negative axis");
+        check(axis >= 0, "shape ", *this, ": an axis is negative");
         check(!__builtin_mul_overflow(product, axis, &product), "shape ", *this,
               ": more elements than 63 bits can count");
     }
@@ -47,7 +47,8 @@ Tensor::Tensor(std::shared_ptr<const void> owner, std::byte* data, Device device
       device_(device),
       dtype_(dtype),
       dtype_known_(true) {
-    check(shape.rank() == strides.rank(), "tensor: shape ", shape, " with strides ", strides);
+    check(shape.rank() == strides.rank(), "tensor: shape ", shape, " with strides ", strides,
+          "; ranks must be equal");
 }
 
 Tensor Tensor::from_blob(void* data, const Shape& shape, DType dtype, Device device) {
@@ -68,7 +69,7 @@ bool Tensor::is_contiguous() const {
 
 Tensor Tensor::slice(int axis, std::int64_t begin, std::int64_t length) const {
     check(begin >= 0 && length >= 0 && begin + length <= size(axis), "tensor: slice [", begin, ", ",
-          begin + length, ") of axis ", axis, " of ", shape_);
+          begin + length, ") of axis ", axis, " of ", shape_, " is out of range");
     Tensor view = *this;
     view.shape_[axis] = length;
     view.data_ += begin * stride(axis) * static_cast<std::int64_t>(size_of(dtype_));
@@ -108,7 +109,8 @@ Tensor Tensor::reshape(Shape shape) const {
         }
     }
     if (open >= 0) shape[open] = known == 0 ? 0 : elements() / known;
-    check(shape.elements() == elements(), "tensor: reshape of ", shape_, " to ", shape);
+    check(shape.elements() == elements(), "tensor: reshape of ", shape_, " to ", shape,
+          "; numbers of elements must be equal");
 
     // Goes through both shapes from the last axis. Each new axis must lie inside a run: neighbouring old axes
     // with one common step.
@@ -142,14 +144,16 @@ Tensor Tensor::reshape(Shape shape) const {
 }
 
 Tensor Tensor::expand(Shape shape) const {
-    check(shape.rank() >= rank(), "tensor: expand of ", shape_, " to ", shape);
+    check(shape.rank() >= rank(), "tensor: expand of ", shape_, " to ", shape,
+          "; the result must not have fewer axes");
     Tensor view = *this;
     view.shape_ = shape;
     view.strides_ = shape;
     const int missing = shape.rank() - rank();
     for (int i = 0; i < shape.rank(); ++i) {
         const std::int64_t own = i < missing ? 1 : shape_[i - missing];
-        check(own == shape[i] || own == 1, "tensor: expand of ", shape_, " to ", shape);
+        check(own == shape[i] || own == 1, "tensor: expand of ", shape_, " to ", shape,
+              "; only axes of length 1 can be expanded");
         view.strides_[i] = own == shape[i] && i >= missing ? strides_[i - missing] : 0;
     }
     return view;

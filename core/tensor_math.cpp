@@ -10,7 +10,8 @@ namespace {
 
 void check_operand(const Context& ctx, const char* what, const Tensor& x) {
     check(x.defined() && is_floating(x.dtype()), what, ": ", x, "; expected a floating-point tensor");
-    check(x.device() == ctx.device(), what, ": ", x, " in a context of ", ctx.device());
+    check(x.device() == ctx.device(), what, ": ", x, " in a context of ", ctx.device(),
+          "; devices must be equal");
 }
 
 Shape broadcast_shape(const char* what, const Tensor& a, const Tensor& b) {

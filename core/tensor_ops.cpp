@@ -10,12 +10,13 @@ void fill(const Context& ctx, const Tensor& x, double value) {
 }
 
 void copy(const Context& ctx, const Tensor& destination, const Tensor& source) {
-    check(destination.shape() == source.shape(), "copy: ", source, " to ", destination);
+    check(destination.shape() == source.shape(), "copy: ", source, " to ", destination,
+          "; shapes must be equal");
     on_device(ctx, cpu::copy, cuda::copy, destination, source);
 }
 
 void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x) {
-    check(y.shape() == x.shape(), "axpy: ", x, " to ", y);
+    check(y.shape() == x.shape(), "axpy: ", x, " added to ", y, "; shapes must be equal");
     on_device(ctx, cpu::axpy, cuda::axpy, y, alpha, x);
 }
 
@@ -27,7 +28,8 @@ Tensor cast(const Context& ctx, const Tensor& x, DType dtype) {
 
 Tensor to_device(const Context& ctx, const Tensor& x) {
     if (x.device() == ctx.device()) return x;
-    check(x.device().is_cpu() && ctx.device().is_cuda(), "to_device: ", x, " to ", ctx.device());
+    check(x.device().is_cpu() && ctx.device().is_cuda(), "to_device: ", x, " to ", ctx.device(),
+          "; expected a CPU tensor and a CUDA device");
     Tensor result = empty(ctx, x.shape(), x.dtype());
     if (ctx.is_planning() || x.elements() == 0) return result;
     const Tensor packed = x.is_contiguous() ? x : cast(host_of(ctx), x, x.dtype());
@@ -40,7 +42,7 @@ namespace {
 template <class T>
 Tensor from_values(const Context& ctx, std::span<const T> values, const Shape& shape, DType dtype) {
     check(static_cast<std::int64_t>(values.size()) == shape.elements(), "from_host: ", values.size(),
-          " values for shape ", shape);
+          " values for shape ", shape, "; expected ", shape.elements());
     // from_blob has no view of constant memory; this one is only read.
     const Tensor host = Tensor::from_blob(const_cast<T*>(values.data()), shape, dtype_of<T>);
     if (ctx.device().is_cpu()) return cast(ctx, host, dtype);
@@ -76,7 +78,7 @@ std::vector<double> to_host(const Context& ctx, const Tensor& x) {
 }
 
 double item(const Context& ctx, const Tensor& x) {
-    check(x.elements() == 1, "item: ", x, " has not exactly one element");
+    check(x.elements() == 1, "item: ", x, "; expected exactly one element");
     return to_host(ctx, x)[0];
 }
 

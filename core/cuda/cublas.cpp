@@ -82,7 +82,7 @@ cudaDataType_t cublas_type(DType type) {
         case DType::i32:
             break;
     }
-    throw Error("gemm: int32 operands");
+    throw Error("gemm: int32 operands; expected floating-point operands");
 }
 
 cublasHandle_t cublas_handle(const Context& ctx) {

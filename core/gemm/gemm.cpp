@@ -27,18 +27,19 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
     const std::int64_t m = c.size(-2), n = c.size(-1), k = a.size(options.trans_a ? -2 : -1);
     check(a.size(options.trans_a ? -1 : -2) == m && b.size(options.trans_b ? -1 : -2) == k &&
               b.size(options.trans_b ? -2 : -1) == n,
-          "gemm: ", c, " = ", a, (options.trans_a ? "^T" : ""), " * ", b, (options.trans_b ? "^T" : ""));
+          "gemm: ", c, " = ", a, (options.trans_a ? "^T" : ""), " * ", b, (options.trans_b ? "^T" : ""),
+          "; shapes do not fit");
     for (int axis = 0; axis < c.rank() - 2; ++axis)
-        check(a.size(axis) == c.size(axis) && b.size(axis) == c.size(axis), "gemm: batch axes of ", c, " = ",
-              a, " * ", b);
+        check(a.size(axis) == c.size(axis) && b.size(axis) == c.size(axis), "gemm: ", c, " = ", a, " * ", b,
+              "; batch axes must be equal");
     check(a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == accumulator_of(a.dtype())),
-          "gemm: dtypes ", c.dtype(), " = ", a.dtype(), " * ", b.dtype());
+          "gemm: dtypes ", c.dtype(), " = ", a.dtype(), " * ", b.dtype(), " are not supported");
     check((c.stride(-1) == 1 || n <= 1) && (c.stride(-2) >= n || m <= 1), "gemm: c has strides ", c.strides(),
           "; the last must be 1 and rows must not overlap");
     if (options.bias.defined())
         check(options.bias.rank() == 1 && options.bias.size(0) == n && options.bias.is_contiguous() &&
                   (options.bias.dtype() == a.dtype() || options.bias.dtype() == accumulator_of(a.dtype())),
-              "gemm: bias ", options.bias, " for ", n, " columns of ", c.dtype());
+              "gemm: bias ", options.bias, " does not fit ", n, " columns of ", c.dtype());
     if (c.elements() == 0) return;
 
     const Operand left = normalized(a, options.trans_a, "a");

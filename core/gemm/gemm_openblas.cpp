@@ -69,7 +69,7 @@ bool library_has_bfloat16() {
 
 namespace {
 [[noreturn]] void no_bfloat16() {
-    throw Error("gemm: OpenBLAS has no bfloat16 product; blocks are widened instead");
+    throw Error("gemm: OpenBLAS has no bfloat16 product; expected float32 blocks");
 }
 }  // namespace
 

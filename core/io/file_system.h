@@ -1,6 +1,6 @@
 #pragma once
 /// The file operations that a checkpoint's safety depends on. The functions are virtual, so that tests can
-/// record their order, make the n-th call fail, and replay what a crash would have left.
+/// record their order, make the n-th call fail, and replay the states after a crash.
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
