@@ -7,59 +7,62 @@
 
 namespace gradtile {
 
-/// Purposes a seed is yet to be mixed with, in order: for a seed that only the kernel will know.
+/// A list of numbers that mix_seed() mixes into a seed, one after the other. Needed if the seed is known only
+/// when the kernel runs.
 struct SeedPurposes {
-    static constexpr int most = 3;  // block, place in the block, and one to spare
-    std::array<std::uint64_t, most> values{};
+    static constexpr int max_count = 3;  // block, place in the block, and one more
+    std::array<std::uint64_t, max_count> values{};
     int count = 0;
 
     SeedPurposes then(std::uint64_t purpose) const {
-        check(count < most, "dropout: a key is refined at most ", most, " times");
+        check(count < max_count, "dropout: at() was called more than ", max_count,
+              " times on a key with a seed tensor");
         SeedPurposes longer = *this;
         longer.values[static_cast<std::size_t>(longer.count++)] = purpose;
         return longer;
     }
     GRADTILE_HOST_DEVICE std::uint64_t mixed_with(std::uint64_t seed) const {
 #ifdef __CUDA_ARCH__
-#pragma unroll  // an index only known at run time would move the kernel's arguments to local memory
+#pragma unroll  // constant indices, because other indices would move the kernel's arguments to local memory
 #endif
-        for (int i = 0; i < most; ++i)
+        for (int i = 0; i < max_count; ++i)
             if (i < count) seed = mix_seed(seed, values[static_cast<std::size_t>(i)]);
         return seed;
     }
 };
 
-/// Which random numbers a pass draws. A default one means evaluation: nothing is dropped. A sample's numbers
-/// are its own, however the global batch is cut into micro-batches and shared out over processes.
+/// Selects the random numbers of a pass. The default key means evaluation: nothing is dropped. The numbers of
+/// a sample do not depend on how the global batch is divided into micro-batches and processes.
 ///
-/// A key of a step knows its seed. A live one reads it from device memory when the kernel runs, so that a
-/// captured CUDA graph draws other numbers each time it is replayed; the numbers are the same ones.
+/// A key has a seed, or a seed tensor. A kernel reads the seed tensor when it runs, so a captured CUDA graph
+/// draws new numbers at each replay. For equal seeds, both kinds of key draw the same numbers.
 struct DropoutKey {
     bool training = false;
-    std::uint64_t seed = 0;         ///< unused in a live key
-    std::int64_t first_sample = 0;  ///< this micro-batch's first sequence within the global batch
-    Tensor live_seed = {};       ///< int32 [2] on the device: low and high half of mix_seed(run_seed, step)
-    SeedPurposes purposes = {};  ///< what a live seed is then mixed with
+    std::uint64_t seed = 0;         ///< unused if there is a seed tensor
+    std::int64_t first_sample = 0;  ///< index of this micro-batch's first sequence in the global batch
+    Tensor seed_tensor = {};  ///< int32 [2] on the device: the low and high half of mix_seed(run_seed, step)
+    SeedPurposes purposes = {};  ///< mixed into the seed of the seed tensor
 
     static DropoutKey of_step(std::uint64_t run_seed, std::int64_t step, std::int64_t first_sample = 0) {
         return {.training = true, .seed = step_seed(run_seed, step), .first_sample = first_sample};
     }
-    /// The key of the step whose seed stands in `live_seed` when the work runs, see live_seed_of.
-    static DropoutKey of_live_step(const Tensor& live_seed, std::int64_t first_sample = 0) {
-        check(live_seed.dtype() == DType::i32 && live_seed.shape() == Shape{2} && live_seed.is_contiguous(),
-              "dropout: a live seed in ", live_seed, "; contiguous int32 [2] expected");
-        return {.training = true, .first_sample = first_sample, .live_seed = live_seed};
+    /// The key of a step whose seed the kernel reads from `seed_tensor`; seed_words() gives its elements.
+    static DropoutKey of_seed_tensor(const Tensor& seed_tensor, std::int64_t first_sample = 0) {
+        check(seed_tensor.dtype() == DType::i32 && seed_tensor.shape() == Shape{2} &&
+                  seed_tensor.is_contiguous(),
+              "dropout: seed tensor ", seed_tensor, "; expected contiguous int32 [2]");
+        return {.training = true, .first_sample = first_sample, .seed_tensor = seed_tensor};
     }
-    /// What a live seed holds during `step`.
-    static std::array<std::int32_t, 2> live_seed_of(std::uint64_t run_seed, std::int64_t step) {
+    /// The elements of the seed tensor for `step`.
+    static std::array<std::int32_t, 2> seed_words(std::uint64_t run_seed, std::int64_t step) {
         const std::uint64_t seed = step_seed(run_seed, step);
         return {static_cast<std::int32_t>(static_cast<std::uint32_t>(seed)),
                 static_cast<std::int32_t>(static_cast<std::uint32_t>(seed >> 32))};
     }
-    /// The key of one place in the model; every place must have its own number.
+    /// The key of one place in the model. Different places must have different numbers.
     DropoutKey at(std::uint64_t site) const {
         DropoutKey key = *this;
-        if (live_seed.defined()) {
+        if (seed_tensor.defined()) {
             key.purposes = purposes.then(site);
         } else {
             key.seed = mix_seed(seed, site);
@@ -73,26 +76,27 @@ struct DropoutKey {
     }
 };
 
-/// The numbers of one call, as kernels draw them. threshold = 0 keeps everything.
+/// The numbers that the kernels of one call draw. threshold = 0 keeps all elements.
 struct DropoutDraws {
     std::uint64_t seed = 0;
-    const std::int32_t* live_seed = nullptr;  ///< if not null, the seed, which `purposes` are mixed into
+    const std::int32_t* seed_words = nullptr;  ///< if not null, the seed is here and `purposes` are mixed in
     SeedPurposes purposes{};
-    std::uint32_t threshold = 0;  ///< an element is dropped when its 16 bits are below the threshold
-    double scale = 1.0;           ///< factor of the elements that are kept
+    std::uint32_t threshold = 0;  ///< an element is dropped if its 16 bits are less
+    double scale = 1.0;           ///< factor of the kept elements
     std::int64_t first_sample = 0;
 
-    /// Call it where the numbers are drawn: on the device, when the kernel runs.
+    /// Must be called on the device while the operator runs, because seed_words is in device memory.
     GRADTILE_HOST_DEVICE Philox::Key key() const {
-        if (live_seed == nullptr) return philox_key(seed);
-        const auto low = static_cast<std::uint32_t>(live_seed[0]);
-        const auto high = static_cast<std::uint32_t>(live_seed[1]);
+        if (seed_words == nullptr) return philox_key(seed);
+        const auto low = static_cast<std::uint32_t>(seed_words[0]);
+        const auto high = static_cast<std::uint32_t>(seed_words[1]);
         return philox_key(purposes.mixed_with(std::uint64_t{high} << 32 | low));
     }
 };
 
-/// The draws that drop with probability p, rounded to a multiple of 2^-16, on a device. `what` names the
-/// caller in errors: Error when p is not in [0, 1) or rounds to 1, or a live seed lies on another device.
+/// Returns the draws that drop an element with probability p, rounded to a multiple of 2^-16. Throws an Error
+/// that begins with `what` if p is not in [0, 1) or is rounded to 1, or if the seed tensor is not on the
+/// device.
 DropoutDraws dropout_draws(const char* what, double p, const DropoutKey& key, const Device& device);
 
 }  // namespace gradtile

@@ -1,5 +1,5 @@
 #pragma once
-/// The MLP's activations: their enumeration and the one table of their properties. The formulas stand in
+/// The activations of the MLP: the enumeration and the table of their properties. The formulas are in
 /// activation_formulas.h.
 #include <gradtile/core/enum_names.h>
 
@@ -14,10 +14,12 @@ enum class Activation {
 
 struct ActivationTraits {
     Activation activation;
-    std::string_view name;  ///< in flags, config files and reports
-    /// y [.., C] of x [.., 2C] that packs gate and up, so that the MLP has a third matrix; else of x [.., C].
+    std::string_view name;  ///< the name in flags, config files and reports
+    /// A gated activation maps x [.., 2C], which packs gate and up, to y [.., C]; the MLP then has a third
+    /// matrix. Other activations map x [.., C] to y [.., C].
     bool gated;
-    /// Float32 roundings that one element of y may carry, dx twice as many: for error bounds.
+    /// For error bounds: the error of an element of y is at most this many float32 roundings, the error of an
+    /// element of dx at most twice as many.
     int roundings;
 };
 

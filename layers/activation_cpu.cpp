@@ -6,7 +6,7 @@
 namespace gradtile::cpu {
 namespace {
 
-/// vector_math for the formulas: loops over them vectorise.
+/// The functions of vector_math for the formulas, so that loops over the formulas vectorise.
 struct Math {
     template <class S>
     static S sigmoid(S x) {
@@ -58,7 +58,7 @@ void gated_backward_row(T* d_gate, T* d_up, const T* dy, const T* gate, const T*
     }
 }
 
-/// Calls f(TypeTag<T>{}, TypeTag<Formula>{}) with the element type and the formula of that precision.
+/// Calls f(TypeTag<T>{}, TypeTag<Formula>{}) with the element type T and the formula in T's accumulator type.
 template <class F>
 void visit(DType dtype, Activation activation, F&& f) {
     visit_floating(dtype, [&]<class T>(TypeTag<T> type) {

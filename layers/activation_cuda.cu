@@ -1,4 +1,4 @@
-// activation_layer.h on the GPU.
+// Activations on the GPU.
 #include <gradtile/layers/internal/activation_backend.h>
 #include <gradtile/layers/internal/activation_formulas.h>
 #include <gradtile/layers/device/activation_math.cuh>
@@ -34,7 +34,7 @@ struct Backward {
     }
 };
 
-/// The same on the way to dx's column sums.
+/// Backward that also sums the columns of dx: a Source of column_sums.cuh.
 template <class T, class Formula>
 struct BackwardSummed {
     template <int n>
@@ -53,7 +53,7 @@ struct BackwardSummed {
             fetched.x.read(x + row * x_stride + column);
             return fetched;
         }
-        /// What is summed is what was stored.
+        /// Computes dx, stores it, and returns the stored values, which the caller sums.
         template <class S>
         __device__ void finish(S (&values)[n], const Both& fetched, std::int64_t row,
                                std::int64_t column) const {
@@ -93,7 +93,7 @@ struct GatedBackward {
     }
 };
 
-/// The gate's half (0) or the up half (1) of packed rows [gate, up].
+/// The gate (which = 0) or up (which = 1) half of packed rows [gate, up].
 template <class View>
 View half_of(View rows, int which) {
     rows.layout.width /= 2;
@@ -103,7 +103,7 @@ View half_of(View rows, int which) {
 
 constexpr const char* op = "activation";
 
-/// Calls f(TypeTag<T>{}, TypeTag<Formula>{}) with the element type and the formula of that precision.
+/// Calls f(TypeTag<T>{}, TypeTag<Formula>{}) with the element type T and the formula in T's accumulator type.
 template <class F>
 void visit(DType dtype, Activation activation, F&& f) {
     visit_floating(dtype, [&]<class T>(TypeTag<T> type) {
@@ -147,7 +147,7 @@ void activation_backward_summed(const Context& ctx, const SummedGradient& gradie
     const Tensor& dx = gradient.dy;
     visit(x.dtype(), activation, [&]<class T, class Formula>(TypeTag<T>, TypeTag<Formula>) {
         if constexpr (activation_formulas::Gated<Formula>) {
-            throw Error(concat("activation: column sums of the gradient of ", name_of(activation)));
+            throw Error(concat("activation: no column sums for the gated activation ", name_of(activation)));
         } else {
             bool vectors = true;
             for (const Tensor* matrix : {&dx, &dy, &x})

@@ -1,4 +1,4 @@
-// ActivationLayer: checks, memory, and the choice of the device.
+// ActivationLayer: checks, allocation, and the choice of the backend.
 #include <gradtile/layers/activation_layer.h>
 
 #include <gradtile/layers/internal/activation_backend.h>
@@ -8,7 +8,8 @@ namespace gradtile {
 namespace {
 
 void check_same(const char* op, const Tensor& a, const Tensor& b) {
-    check(a.shape() == b.shape() && a.dtype() == b.dtype(), op, ": ", a, " beside ", b);
+    check(a.shape() == b.shape() && a.dtype() == b.dtype(), op, ": ", a, " and ", b,
+          "; expected equal shapes and dtypes");
     check(is_floating(a.dtype()), op, ": ", a, " is not floating-point");
     row_layout(a, op);
     row_layout(b, op);
@@ -17,9 +18,11 @@ void check_same(const char* op, const Tensor& a, const Tensor& b) {
 void check_halves(const char* op, const Tensor& packed, const Tensor& half) {
     check(packed.rank() == half.rank() && packed.dtype() == half.dtype() &&
               packed.size(-1) == 2 * half.size(-1),
-          op, ": packed gate and up ", packed, " beside ", half);
+          op, ": packed gate and up ", packed, " and y or dy ", half,
+          "; expected a last axis of half the length");
     for (int axis = 0; axis < half.rank() - 1; ++axis)
-        check(packed.size(axis) == half.size(axis), op, ": packed gate and up ", packed, " beside ", half);
+        check(packed.size(axis) == half.size(axis), op, ": packed gate and up ", packed, " and y or dy ",
+              half, "; expected equal leading axes");
     row_layout(packed, op);
     row_layout(half, op);
 }

@@ -1,30 +1,30 @@
 #pragma once
-/// Column sums of a gradient dy [.., C]: the gradient of a bias [C] that was added to every row. Whoever
-/// makes dy can add its columns up on the way, for next to nothing; made later they cost a pass over memory.
-/// So they travel beside dy, in parts that are yet to be added.
+/// Column sums of a gradient dy [.., C], which are the gradient of a bias [C] that was added to every row.
+/// The operator that computes dy can sum its columns in the same pass at almost no cost; a separate pass
+/// would read dy again. So column sums can be attached to dy, as partial sums over blocks of rows.
 #include <gradtile/core/parameter_store.h>
 
 namespace gradtile {
 
-/// A gradient and, where the pass that made it has summed its columns, those sums.
+/// A gradient, and its column sums if the operator that computed the gradient also computed them.
 struct SummedGradient {
     Tensor dy;                ///< [.., C]
-    Tensor column_sums = {};  ///< [parts, C] in accumulator_of(dy.dtype()), or undefined
+    Tensor column_sums = {};  ///< partial sums [parts, C] in accumulator_of(dy.dtype()), or undefined
 
     SummedGradient() = default;
-    SummedGradient(Tensor gradient, Tensor its_column_sums = {})
-        : dy(std::move(gradient)), column_sums(std::move(its_column_sums)) {}
+    SummedGradient(Tensor gradient, Tensor sums = {})
+        : dy(std::move(gradient)), column_sums(std::move(sums)) {}
 };
 
-/// Whether a pass is to sum the columns of what it makes.
-enum class ColumnSums { unwanted, wanted };
+/// Whether an operator should compute the column sums of its result.
+enum class ColumnSums { skip, compute };
 
-/// Rows behind one part where a matrix is summed in a pass of its own, or of a GELU's.
+/// The number of rows in one partial sum of a separate pass, or of an activation's backward pass.
 inline constexpr std::int64_t column_sum_rows = 128;
 
-/// Room for the parts of rows x columns of x, in the type sums are kept in.
-Tensor room_for_column_sums(const Context& ctx, const Tensor& x /*[.., C]*/);
-/// Writes the column sums of dy to `total` [C]; computes them unless they travel with dy.
+/// Allocates the partial column sums of x, in accumulator_of(x.dtype()).
+Tensor empty_column_sums(const Context& ctx, const Tensor& x /*[.., C]*/);
+/// Writes the column sums of dy to `total` [C]. Computes them unless they are attached to dy.
 void add_column_sums(const Context& ctx, const GradientTarget& total, const SummedGradient& dy);
 
 }  // namespace gradtile

@@ -5,7 +5,7 @@
 namespace gradtile::cuda {
 namespace {
 
-/// A matrix that is summed as it is.
+/// A Source of column_sums.cuh that sums the elements of a matrix.
 template <class T>
 struct Matrix {
     template <int n>

@@ -10,8 +10,8 @@
 namespace gradtile::cpu {
 namespace {
 
-/// Probabilities times factor, from exponentials that stand in `row`; `to` may start where row does and be
-/// narrower, so narrow values are staged.
+/// to = row * factor. `to` may start at the same address as `row` and have a narrower type, so converted
+/// values are collected in a small buffer before they overwrite the row.
 template <class Out, class Sum>
 void store_scaled(Out* to, const Sum* row, std::int64_t width, Sum factor) {
     constexpr std::int64_t stage = 256;
@@ -34,7 +34,7 @@ void loss_of_row(double& loss, Out* d_logits, Sum* logits, std::int64_t width, s
     }
     Lanes<Sum> maxima(-std::numeric_limits<Sum>::infinity());
     for_lanes(width, [&](std::int64_t i, int lane) {
-        maxima[lane] = maxima[lane] < logits[i] ? logits[i] : maxima[lane];  // a NaN shows in the sum
+        maxima[lane] = maxima[lane] < logits[i] ? logits[i] : maxima[lane];  // a NaN makes the sum NaN
     });
     const Sum largest = maxima.max(), target_logit = logits[target];
     Lanes<Sum> exponentials;
@@ -85,8 +85,8 @@ void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& 
                                 rows + r * logits.stride(0), width, target[r], static_cast<Sum>(factor));
                     });
             } else {
-                throw Error(concat("cross_entropy: gradients in ", d_logits.dtype(), " of logits in ",
-                                   logits.dtype()));
+                throw Error(
+                    concat("cross_entropy: d_logits are ", d_logits.dtype(), " and logits ", logits.dtype()));
             }
         });
     });

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int count_threads = 1024;
 
-/// count = targets that are not ignored.
+/// count = the number of targets that are not ignored.
 __global__ void __launch_bounds__(count_threads)
     count_kernel(double* count, const std::int32_t* targets, std::int64_t n) {
     device::await_predecessor();
@@ -52,24 +52,26 @@ struct CrossEntropy {
     const std::int32_t* targets;
     const double* count;
     double scale;
-    bool gradients;  // are to take the logits' place
-    bool keep_row;   // the block has shared memory for it
+    bool gradients;  // overwrite the logits with their gradients
+    bool keep_row;   // keep the row in shared memory
 };
 
-/// Logits in flight of one thread.
+/// The number of logits that a thread loads at the same time.
 template <class S>
 inline constexpr int items = sizeof(S) == 4 ? 16 : 4;
 
 // ---- Softmax of a row, by a team of threads ----
-// Its largest logit and the sum of exponentials are found together (online: Milakov and Gimelshein 2018).
+// The largest logit and the sum of exponentials are computed in one pass (online softmax, Milakov and
+// Gimelshein 2018).
 
-/// Of some logits: the largest, and the sum of e^(logit - largest).
+/// The largest of the logits so far, and the sum of e^(logit - largest) over them.
 template <class S>
 struct Softmax {
     S largest = -std::numeric_limits<S>::infinity();
     S sum = 0;
 
-    /// What to subtract: while there are only -infinities, their difference would not be a number.
+    /// The number to subtract from logits. While all logits are -infinity it is 0, because -infinity minus
+    /// itself is NaN.
     __device__ S base() const { return largest == -std::numeric_limits<S>::infinity() ? S(0) : largest; }
 
     template <int n>
@@ -100,8 +102,8 @@ __device__ Softmax<S> combined(const Softmax<S>& own) {
     return all;
 }
 
-/// The gradient of a row's loss with respect to its logits, but for the target's, from which `factor` is yet
-/// to be subtracted.
+/// The gradient of a row's loss with respect to a logit. The caller subtracts `factor` from the gradient of
+/// the target's logit.
 template <class S>
 struct RowGradient {
     S largest, share, factor;
@@ -111,7 +113,7 @@ struct RowGradient {
     }
 };
 
-/// Writes the loss; returns how to make the gradient.
+/// Writes the loss and returns the function that computes the gradient.
 template <class L, class S = Accumulator<L>>
 __device__ RowGradient<S> finish_loss(const CrossEntropy<L>& c, std::int64_t row, const Softmax<S>& all,
                                       S target_logit, bool writes) {
@@ -122,7 +124,7 @@ __device__ RowGradient<S> finish_loss(const CrossEntropy<L>& c, std::int64_t row
     return {all.largest, factor / all.sum, factor};
 }
 
-/// A row that is ignored has loss and gradient 0; one whose target is none, NaN.
+/// Writes the loss and gradient of a row without a valid target: 0 if the target is ignored, else NaN.
 template <int team, class L>
 __device__ void write_row_without_target(const CrossEntropy<L>& c, std::int64_t row, int thread,
                                          bool ignored) {
@@ -133,11 +135,11 @@ __device__ void write_row_without_target(const CrossEntropy<L>& c, std::int64_t 
     for (int i = thread; i < c.width; i += team) c.logits[row * c.stride + i] = value;
 }
 
-// ---- Narrow rows: a warp each ----
+// ---- Narrow rows: one warp per row ----
 
 constexpr int narrow_threads = 256;
 
-/// The widest row a warp holds.
+/// The width of the widest row that a warp holds.
 template <class L>
 inline constexpr int narrow = 32 * items<Accumulator<L>>;
 
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
     using S = Accumulator<L>;
     device::await_predecessor();
     const std::int64_t row = blockIdx.x * std::int64_t{narrow_threads / 32} + threadIdx.x / 32;
-    if (row >= c.rows) return;  // a warp leaves as a whole
+    if (row >= c.rows) return;  // all lanes of a warp have the same row
     const int lane = threadIdx.x % 32, target = c.targets[row];
     if (target < 0 || target >= c.width) {
         write_row_without_target<32>(c, row, lane, target == ignored_target);
@@ -163,7 +165,7 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
     own.add(values);
     const RowGradient<S> gradient = finish_loss(c, row, combined<32>(own), target_logit, lane == 0);
     if (!c.gradients) return;
-    __syncwarp();  // the target's logit has been read
+    __syncwarp();  // the target's logit must be read before it is overwritten
 #pragma unroll
     for (int k = 0; k < items<S>; ++k) {
         const int i = lane + k * 32;
@@ -172,32 +174,33 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
     }
 }
 
-// ---- Wide rows: a block each ----
-// A block walks a row twice: for the softmax and for the gradient. A row that fits shared memory is kept
-// there in between, every thread seeing its own vectors only; a longer one is read again. Blocks go from row
-// to row: where rows are kept, each vector of the next one sets out for the place of the one whose gradient
-// is being written, so that memory is read and written at the same time; else the next one's first logits are
-// on their way.
+// ---- Wide rows: one block per row ----
+// A block uses each row twice: for the softmax and for the gradient. A row that fits in shared memory is kept
+// there in between; every thread accesses only its own vectors. A longer row is read twice. Each block
+// processes several rows. If rows are kept, a thread that writes a vector of the gradient also starts to copy
+// a vector of the next row to the freed place in shared memory, so that global memory is read and written at
+// the same time. Otherwise the next row's first logits are loaded while the gradient is written.
 
-constexpr int wide_threads = 512;               // few, so that each has registers for many logits
-constexpr std::size_t bytes_of_sums = 3 << 10;  // of a block's shared memory at most; the rest can keep a row
+constexpr int wide_threads = 512;               // few, so that each thread has registers for many logits
+constexpr std::size_t bytes_of_sums = 3 << 10;  // shared memory for reductions; the rest can hold a row
 
-/// A row as the 16-byte vectors that memory has, and up to n - 1 elements on either side of them.
+/// A row as aligned 16-byte vectors, and up to n - 1 elements before and after them.
 template <class L>
 struct WideRow {
     using S = Accumulator<L>;
     static constexpr int n = device::vector_length<L>;
-    static constexpr int held = 2 * items<S> / n;  // vectors of a thread that are in flight together
+    static constexpr int held = 2 * items<S> / n;  // vectors that a thread loads at the same time
     static constexpr int step = held * wide_threads;
     L* data;
     int width, head, vectors;
 
     __device__ WideRow(L* row, int elements) : data(row), width(elements) {
-        const int past = static_cast<int>(reinterpret_cast<std::uintptr_t>(row) / sizeof(L) % n);
-        head = (n - past) % n;
+        const int misalignment = static_cast<int>(reinterpret_cast<std::uintptr_t>(row) / sizeof(L) % n);
+        head = (n - misalignment) % n;
         vectors = (width - head) / n;
     }
-    /// Threads below edges() take an element before or after the vectors: this one.
+    /// The number of elements before and after the vectors. Thread i < edges() processes the element at
+    /// edge().
     __device__ int edges() const { return width - vectors * n; }
     __device__ int edge() const {
         const int i = static_cast<int>(threadIdx.x);
@@ -206,7 +209,7 @@ struct WideRow {
     __device__ bool has_edge() const { return static_cast<int>(threadIdx.x) < edges(); }
     __device__ uint4* vector(int i) const { return reinterpret_cast<uint4*>(data + head) + i; }
 
-    /// The thread's vectors from the one at `begin` on.
+    /// Loads the next `held` vectors of this thread, from vector `begin` of the row on.
     __device__ __forceinline__ void load(uint4 (&packed)[held], int begin) const {
 #pragma unroll
         for (int k = 0; k < held; ++k) {
@@ -216,7 +219,8 @@ struct WideRow {
     }
 };
 
-/// Adds the thread's vectors from the one at `begin` on, as vector_of(i, k) has them.
+/// Adds the next `held` vectors of this thread, from vector `begin` of the row on. vector_of(i, k) returns
+/// vector i of the row, the thread's k-th.
 template <class L, class S, class VectorOf>
 __device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& row, int begin,
                                             VectorOf&& vector_of) {
@@ -234,7 +238,8 @@ __device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& r
     own.add(reinterpret_cast<const S(&)[row.held * row.n]>(values));
 }
 
-/// What the thread sees of the row; `packed` are its first vectors, or else all are kept.
+/// The softmax over this thread's elements of the row. They are in `kept`; if `kept` is null, `packed` holds
+/// the first ones and the others are loaded.
 template <class L, class S = Accumulator<L>>
 __device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, uint4 (&packed)[WideRow<L>::held],
                                                  const uint4* kept) {
@@ -256,7 +261,7 @@ __device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, uint4 (&
     return own;
 }
 
-/// The thread's vector i of the gradient, made of the logits'.
+/// Computes vector i of the gradient from the logits and writes it.
 template <class L, class S = Accumulator<L>>
 __device__ __forceinline__ void write_vector(const WideRow<L>& row, int i, const uint4& logits, int target,
                                              const RowGradient<S>& gradient) {
@@ -272,7 +277,7 @@ __device__ __forceinline__ void write_vector(const WideRow<L>& row, int i, const
     *row.vector(i) = device::pack<L>(values);
 }
 
-/// The gradient takes the logits' place, but for the vectors.
+/// Writes the gradient of the elements before and after the vectors.
 template <class L, class S = Accumulator<L>>
 __device__ __forceinline__ void write_edges(const WideRow<L>& row, int target,
                                             const RowGradient<S>& gradient) {
@@ -282,14 +287,15 @@ __device__ __forceinline__ void write_edges(const WideRow<L>& row, int target,
                               (row.edge() == target ? gradient.factor : S(0)));
 }
 
-/// Starts copying the thread's vector i of a row to its place.
+/// Starts copying vector i of a row to shared memory.
 template <class L>
 __device__ __forceinline__ void keep_vector(const WideRow<L>& row, uint4* kept, int i) {
     using namespace device;
     if (i < row.vectors) copy_16_bytes_async(shared_address(kept + i), row.vector(i), true);
 }
 
-/// Blocks a processor: two rows of 16 bits fit its shared memory, one is read while the other is written.
+/// Blocks per multiprocessor. The shared memory holds two rows of 16-bit logits, so one is read while the
+/// other is written.
 template <class L>
 inline constexpr int wide_blocks = sizeof(L) == 2 ? 2 : 1;
 
@@ -299,7 +305,7 @@ __global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(cons
     extern __shared__ uint4 shared_row[];
     uint4* const kept = c.keep_row ? shared_row : nullptr;
     const int thread = static_cast<int>(threadIdx.x);
-    // Past the last row: one of no elements.
+    // After the last row, returns a row without elements.
     const auto row_at = [&](std::int64_t row) {
         return row < c.rows ? WideRow<L>(c.logits + row * c.stride, c.width) : WideRow<L>(c.logits, 0);
     };
@@ -314,7 +320,7 @@ __global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(cons
     int target = c.targets[blockIdx.x];
     for (std::int64_t row = blockIdx.x; row < c.rows; row += gridDim.x) {
         const WideRow<L> logits = row_at(row), next = row_at(row + gridDim.x);
-        const int its_target = target;
+        const int row_target = target;
         const bool valid = target >= 0 && target < c.width;
         const S target_logit = valid ? device::convert<S>(logits.data[target]) : S(0);
         if (row + gridDim.x < c.rows) target = c.targets[row + gridDim.x];
@@ -324,26 +330,26 @@ __global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(cons
             const Softmax<S> all = combined<wide_threads>(softmax_of(logits, packed, kept));
             gradient = finish_loss(c, row, all, target_logit, thread == 0);
         } else {
-            write_row_without_target<wide_threads>(c, row, thread, its_target == ignored_target);
+            write_row_without_target<wide_threads>(c, row, thread, row_target == ignored_target);
         }
         const bool writes = valid && c.gradients;
         if (kept == nullptr) next.load(packed, 0);
-        if (writes) write_edges(logits, its_target, gradient);
+        if (writes) write_edges(logits, row_target, gradient);
         if (kept != nullptr) {
             const int vectors = writes ? logits.vectors : 0;
             int i = thread;
 #pragma unroll 4
             for (; i < vectors; i += wide_threads) {
-                const uint4 its_logits = kept[i];
+                const uint4 row_logits = kept[i];
                 keep_vector(next, kept, i);
-                write_vector(logits, i, its_logits, its_target, gradient);
+                write_vector(logits, i, row_logits, row_target, gradient);
             }
             for (; i < next.vectors; i += wide_threads) keep_vector(next, kept, i);
             device::commit_copies();
         } else if (writes) {
 #pragma unroll 4
             for (int i = thread; i < logits.vectors; i += wide_threads)
-                write_vector(logits, i, *logits.vector(i), its_target, gradient);
+                write_vector(logits, i, *logits.vector(i), row_target, gradient);
         }
     }
 }
@@ -351,10 +357,10 @@ __global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(cons
 template <class L>
 void launch_wide(const Context& ctx, CrossEntropy<L> c) {
     const std::size_t row_bytes = static_cast<std::size_t>(c.width) * sizeof(L) / 16 * 16;
-    const std::size_t most_kept_bytes = static_cast<std::size_t>(shared_memory_of_a_block()) - bytes_of_sums;
-    c.keep_row = c.gradients && row_bytes <= most_kept_bytes;
+    const std::size_t max_kept_bytes = static_cast<std::size_t>(shared_memory_of_a_block()) - bytes_of_sums;
+    c.keep_row = c.gradients && row_bytes <= max_kept_bytes;
     const int blocks =
-        processors_of(ctx) * (c.keep_row && row_bytes > most_kept_bytes / 2 ? 1 : wide_blocks<L>);
+        processors_of(ctx) * (c.keep_row && row_bytes > max_kept_bytes / 2 ? 1 : wide_blocks<L>);
     launch(ctx, wide_kernel<L>, blocks_for(std::min<std::int64_t>(c.rows, blocks), 1),
            Block{wide_threads, c.keep_row ? row_bytes : 0}, c);
 }
@@ -370,11 +376,12 @@ void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& 
                         const Tensor& logits, const Tensor& targets, const Tensor& count, double scale) {
     const std::int64_t rows = logits.size(0), width = logits.size(1);
     if (rows == 0) return;
-    check(width < std::numeric_limits<int>::max() / 2, "cross_entropy: a vocabulary of ", width);
+    check(width < std::numeric_limits<int>::max() / 2, "cross_entropy: a vocabulary of ", width,
+          " is too large");
     check(
         !d_logits.defined() || (d_logits.raw_data() == logits.raw_data() &&
                                 d_logits.dtype() == logits.dtype() && d_logits.strides() == logits.strides()),
-        "cross_entropy: gradients ", d_logits, " of logits ", logits, "; the same memory expected");
+        "cross_entropy: d_logits ", d_logits, " and logits ", logits, "; expected the same memory");
     visit_floating(logits.dtype(), [&]<class L>(TypeTag<L>) {
         const CrossEntropy<L> arguments{.losses = losses.data<double>(),
                                         .logits = logits.data<L>(),

@@ -10,7 +10,7 @@
 namespace gradtile {
 namespace {
 
-/// The matrix and its gradient [columns, C]: on a GPU with the rows of zeros behind the vocabulary's.
+/// The weight and its gradient [columns, C]; on a GPU including the rows of zeros after the vocabulary's.
 struct Projection {
     Tensor weight, grad;
     std::int64_t columns() const { return weight.size(0); }
@@ -20,10 +20,10 @@ struct Projection {
           grad(ctx.device().is_cpu() ? parameter.grad() : parameter.padded_grad()) {}
 };
 
-/// Logits [rows, columns] of as many rows as exist at the same time. Every chunk reads and writes the whole
-/// weight gradient once, so chunks must not be short. On the CPU 64 MiB are 333 rows of GPT-2's vocabulary.
-/// On a GPU that would be 197 chunks of 65,536 tokens, whose 154 MB gradients take as long as the products: 1
-/// GiB.
+/// Allocates the logits [rows, columns] of a chunk. Every chunk reads and writes the whole weight gradient
+/// once, so chunks must not be small. On the CPU a chunk has 64 MiB, which are 333 rows for GPT-2's
+/// vocabulary. On a GPU, 65,536 tokens would be 197 such chunks, and accessing the gradient of 154 MB in each
+/// would take as long as the products; so a chunk has 1 GiB there.
 Tensor chunk_of_logits(const Context& ctx, std::int64_t rows, std::int64_t columns, DType dtype) {
     const bool cpu = ctx.device().is_cpu();
     const std::int64_t budget = cpu ? std::int64_t{64} << 20 : std::int64_t{1} << 30;
@@ -34,13 +34,14 @@ Tensor chunk_of_logits(const Context& ctx, std::int64_t rows, std::int64_t colum
     return empty(ctx, {std::max<std::int64_t>(1, std::min(rows, fitting)), columns}, dtype);
 }
 
-/// The type of logits that are to become gradients: on a GPU x's, so that half as much passes through memory.
+/// The type of logits in training. On a GPU it is x's type, which halves the memory traffic of 16-bit
+/// training.
 DType training_logits(const Context& ctx, DType dtype) {
     return ctx.device().is_cpu() ? accumulator_of(dtype) : dtype;
 }
 
-/// The same rows, as a 16-bit matrix over the memory of a float32 one (every row at the start of its old
-/// place): rounded logit gradients need no memory of their own.
+/// A 16-bit matrix in the memory of a float32 matrix, with rows at the same addresses. Rounded gradients of
+/// logits then need no additional memory.
 Tensor as_16_bit_rows(const Tensor& matrix, DType dtype) {
     return Tensor(std::make_shared<Tensor>(matrix), matrix.raw_data(), matrix.device(), dtype, matrix.shape(),
                   {2 * matrix.stride(0), 1});
@@ -53,14 +54,16 @@ struct Flat {
 
 Flat flattened(const Tensor& x, const Tensor& targets, const Parameter& weight) {
     check(x.rank() >= 1 && x.size(-1) == weight.shape()[1] && x.dtype() == weight.value().dtype(),
-          "cross_entropy: x ", x, " for weight ", weight.value());
+          "cross_entropy: x ", x, " does not fit weight ", weight.value());
     bool same = targets.dtype() == DType::i32 && targets.rank() == x.rank() - 1 && targets.is_contiguous();
     for (int axis = 0; same && axis < targets.rank(); ++axis) same = targets.size(axis) == x.size(axis);
-    check(same, "cross_entropy: targets ", targets, " for x ", x, "; contiguous int32, one a row expected");
+    check(same, "cross_entropy: targets ", targets, " for x ", x,
+          "; expected contiguous int32, one target per row");
     return {x.reshape({targets.elements(), x.size(-1)}), targets.reshape({targets.elements()})};
 }
 
-/// What the losses' sum is divided by. Counting on the CPU also refuses targets outside the vocabulary.
+/// The number that the sum of losses is divided by. On the CPU targets are always counted, because counting
+/// also refuses targets outside the vocabulary.
 Tensor divisor(const Context& ctx, const Tensor& targets, std::int64_t vocabulary,
                const Tensor& target_count) {
     if (target_count.defined() && !ctx.device().is_cpu()) return target_count;
@@ -69,7 +72,8 @@ Tensor divisor(const Context& ctx, const Tensor& targets, std::int64_t vocabular
     return target_count.defined() ? target_count : count;
 }
 
-/// All, but in a dry run those of two chunks: the others take the same memory, and there may be billions.
+/// The number of rows to process. A dry run processes only two chunks, because further chunks use the same
+/// memory and there may be billions.
 std::int64_t rows_to_visit(const Context& ctx, std::int64_t rows, std::int64_t chunk) {
     return ctx.is_planning() ? std::min(rows, 2 * chunk) : rows;
 }
@@ -82,7 +86,7 @@ CrossEntropyHead::CrossEntropyHead(ParameterStore& parameters, const std::string
                             vocabulary_multiple)) {}
 
 CrossEntropyHead::CrossEntropyHead(const Parameter& shared) : weight(shared) {
-    check(weight.shape().rank() == 2, "cross_entropy: weight ", weight.shape(), "; [V, C] expected");
+    check(weight.shape().rank() == 2, "cross_entropy: weight ", weight.shape(), "; expected [V, C]");
 }
 
 Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tensor& targets, Saved& saved,
@@ -149,7 +153,7 @@ Tensor CrossEntropyHead::loss(const Context& ctx, const Tensor& x, const Tensor&
 
 Tensor CrossEntropyHead::logits(const Context& ctx, const Tensor& x) const {
     check(x.rank() >= 1 && x.size(-1) == weight.shape()[1] && x.dtype() == weight.value().dtype(),
-          "cross_entropy: x ", x, " for weight ", weight.value());
+          "cross_entropy: x ", x, " does not fit weight ", weight.value());
     Shape shape = x.shape();
     shape[-1] = weight.shape()[0];
     Tensor result = empty(ctx, shape, accumulator_of(x.dtype()));

@@ -1,53 +1,56 @@
 #pragma once
-/// The end of a language model: projection onto the vocabulary and softmax cross-entropy, in chunks of rows,
-/// so that the full logits never exist in training.
+/// The last layer of a language model: projection onto the vocabulary and softmax cross-entropy. Training
+/// works on chunks of rows, so that the full logits are never stored.
 #include <string>
 
 #include <gradtile/core/parameter_store.h>
 
 namespace gradtile {
 
-/// logits = x weight^T, loss = mean over the targets that count of logsumexp(logits) - logits[target].
-/// x [..,C] in the weight's dtype, targets [..] int32: -1 means "ignored", any other value outside [0, V)
-/// throws Error naming position, value and V on the CPU. A GPU step waits for nothing, so there such a target
-/// makes the loss NaN, and the trainer refuses the step; data files are checked against the vocabulary on the
-/// host when they are opened. Softmax and loss are float32 (float64 for float64 x), the mean is summed in
-/// float64. Logits are float32, too; only in training on a GPU are those of a 16-bit x rounded to its type.
+/// logits = x weight^T; loss = the mean of logsumexp(logits) - logits[target] over all targets that are not
+/// ignored. x [..,C] has the weight's dtype; targets [..] are int32, and -1 means "ignored". On the CPU, any
+/// other target outside [0, V) throws Error with position, value and V. A GPU step does not wait for the
+/// device, so there such a target makes the loss NaN, and the trainer refuses the step; the host checks data
+/// files against the vocabulary when it opens them. Logits, softmax and loss are float32 (float64 for float64
+/// x), and the mean is summed in float64. Only in training on a GPU, logits of a 16-bit x are rounded to x's
+/// type.
 struct CrossEntropyHead {
-    /// The gradient is made together with the loss, chunk by chunk; this is what remains of it.
+    /// forward computes the gradients together with the loss, chunk by chunk, so backward only needs dx.
     struct Saved {
         Tensor dx;  ///< [..,C]
     };
 
-    /// The logits that exist at the same time, and their gradients over the same memory.
+    /// The logits of one chunk, and their gradients in the same memory.
     struct Chunk {
-        Tensor logits;    ///< [rows, columns]; on a GPU with columns of zeros behind the vocabulary's
+        Tensor logits;    ///< [rows, columns]; on a GPU with columns of zeros after the vocabulary's
         Tensor d_logits;  ///< the same shape in x's dtype
     };
 
     /// Registers name.weight [V,C], normal with the given standard deviation.
     CrossEntropyHead(ParameterStore& parameters, const std::string& name, std::int64_t vocabulary,
                      std::int64_t width, double init_std = 0.02);
-    /// Shares a weight [V,C], usually the token embedding's; fast on a GPU when it was added to its store
-    /// with vocabulary_multiple.
+    /// Shares a weight [V,C], usually the token embedding's. On a GPU, the weight should be padded to
+    /// vocabulary_multiple (ParameterStore::add), else products are slow.
     explicit CrossEntropyHead(const Parameter& weight);
 
-    /// The sum of the losses over target_count, float64 [1] on the device: where none is given, over how many
-    /// targets count, so that it is their mean (0 when every target is ignored). Micro-batches of one step,
-    /// given the count of the whole step, sum to its mean, however the targets are spread over them. In the
-    /// same pass the weight's gradient accumulates, times gradient_scale: what the loss is multiplied with
-    /// later must be given here.
+    /// Returns the sum of the losses divided by target_count, float64 [1] on the device. The default count is
+    /// the number of targets that are not ignored; the result is then their mean (0 when all are ignored).
+    /// With the count of a whole step, the results of its micro-batches add up to the mean of the step. The
+    /// same pass adds the gradient of gradient_scale * loss to the weight's gradient, so a factor of the loss
+    /// must be given here.
     Tensor forward(const Context& ctx, const Tensor& x, const Tensor& targets, Saved& saved,
                    double gradient_scale = 1.0, const Tensor& target_count = {}) const;
-    /// dx [..,C] of gradient_scale * loss.
+    /// Returns dx [..,C], the gradient of gradient_scale * loss.
     Tensor backward(const Context& ctx, const Saved& saved) const;
 
-    /// What forward allocates to work through `rows` rows of x.
+    /// Allocates the chunk that forward uses for `rows` rows of x.
     Chunk training_chunk(const Context& ctx, std::int64_t rows) const;
 
-    /// For evaluation, without gradients: float64 [2], the sum of the losses and how many targets counted.
+    /// For evaluation, without gradients. Returns float64 [2]: the sum of the losses and the number of
+    /// targets that are not ignored.
     Tensor loss(const Context& ctx, const Tensor& x, const Tensor& targets) const;
-    /// [..,V] in float32 (float64 for float64 x): for sampling, from the few rows that need it.
+    /// For sampling: returns logits [..,V] in float32 (float64 for float64 x). x should have few rows,
+    /// because all their logits are stored.
     Tensor logits(const Context& ctx, const Tensor& x) const;
 
     Parameter weight;

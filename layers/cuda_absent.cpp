@@ -1,4 +1,4 @@
-// The CUDA side of the layers in a build without the CUDA toolkit.
+// The CUDA functions of the layers in a build without the CUDA toolkit. They throw Error.
 #include <gradtile/core/cuda/cuda_runtime.h>
 #include <gradtile/layers/internal/activation_backend.h>
 #include <gradtile/layers/internal/column_sums_backend.h>

@@ -43,7 +43,7 @@ SummedGradient Dropout::backward(const Context& ctx, const SummedGradient& gradi
 Tensor Dropout::add_residual(const Context& ctx, const Tensor& x, const Tensor& branch, const DropoutKey& key,
                              Saved& saved) const {
     check(x.shape() == branch.shape() && x.dtype() == branch.dtype(), "dropout: residual ", x, " + branch ",
-          branch);
+          branch, "; shapes and dtypes must be equal");
     row_layout(x, "dropout");
     row_layout(branch, "dropout");
     saved.key = key;

@@ -1,30 +1,31 @@
 #pragma once
-/// Dropout (Srivastava et al. 2014), scaled so that evaluation needs no change, and the residual sum that
-/// ends a transformer branch.
+/// Dropout (Srivastava et al. 2014), scaled in training so that evaluation needs no scaling, and the residual
+/// sum at the end of a transformer branch.
 ///
-/// The mask is a pure function of where an element stands in training, never stored: Philox4x32-10 with the
-/// counter {column / 8, token, 0, sample in the global batch} gives 128 bits for 8 columns, column c taking
-/// 16 of them: u = (words[c % 8 / 2] >> 16 * (c % 2)) & 0xffff. It is kept when u >= round(65536 p) and
-/// scaled by 65536 / (65536 - round(65536 p)).
+/// The mask is never stored, because it is a pure function of an element's place in the training run:
+/// Philox4x32-10 with the counter {column / 8, token, 0, sample in the global batch} gives 128 bits for 8
+/// columns. Column c uses 16 of them, u = (words[c % 8 / 2] >> 16 * (c % 2)) & 0xffff. An element is kept if
+/// u >= round(65536 p), and is then scaled by 65536 / (65536 - round(65536 p)).
 #include <gradtile/core/dropout_key.h>
 #include <gradtile/layers/column_sums.h>
 
 namespace gradtile {
 
-/// x [B,..,C], any float dtype: axis 0 counts samples, the axes between tokens, the last columns. A rank-2 x
-/// is one sample. Rows are contiguous.
+/// Dropout on x [B,..,C] of any floating dtype: axis 0 counts samples, the axes in between count tokens, and
+/// the last axis counts columns. A rank-2 x is one sample. Rows are contiguous.
 struct Dropout {
     struct Saved {
         DropoutKey key;
     };
 
-    /// x * mask * scale; x itself, not a copy, when nothing is dropped.
+    /// Returns x * mask * scale, or x itself (not a copy) when nothing is dropped.
     Tensor forward(const Context& ctx, const Tensor& x, const DropoutKey& key, Saved& saved) const;
-    /// dy * mask * scale; dy itself, with its column sums, when nothing was dropped.
+    /// Returns dy * mask * scale, or dy itself, with its column sums, when nothing was dropped.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
     SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved) const;
-    /// branch = x + branch * mask * scale in one pass, and returns it: the end of a residual branch, whose
-    /// own output nobody needs again. Its backward is dx = dy, d_branch = backward(dy).
+    /// Computes branch = x + branch * mask * scale in one pass and returns branch. This is the end of a
+    /// residual branch, whose own output is not needed again. The gradients are dx = dy, d_branch =
+    /// backward(dy).
     Tensor add_residual(const Context& ctx, const Tensor& x, const Tensor& branch, const DropoutKey& key,
                         Saved& saved) const;
 

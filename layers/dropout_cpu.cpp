@@ -8,11 +8,12 @@
 namespace gradtile::cpu {
 namespace {
 
-constexpr int draws = 16;           // Philox calls side by side: one AVX-512 register of counters
-constexpr int segment = 8 * draws;  // columns they decide about
-static_assert(std::endian::native == std::endian::little, "16-bit halves of a word are read from memory");
+constexpr int draws = 16;           // Philox calls at the same time: their counters fill an AVX-512 register
+constexpr int segment = 8 * draws;  // columns whose bits these calls give
+static_assert(std::endian::native == std::endian::little,
+              "16-bit halves of words are read from memory in little-endian order");
 
-/// The 16 bits of columns 8 * first_group .. + segment of one row.
+/// Draws the 16 bits of each of `segment` columns of one row, starting at column 8 * first_group.
 void draw_segment(std::uint16_t* bits, std::uint32_t first_group, std::uint32_t token, std::uint32_t sample,
                   Philox::Key key) {
     std::uint32_t words[4 * draws];
@@ -20,7 +21,7 @@ void draw_segment(std::uint16_t* bits, std::uint32_t first_group, std::uint32_t 
     std::memcpy(bits, words, sizeof words);
 }
 
-/// y = branch * factor (+ x), factor = scale where kept and 0 where dropped.
+/// y = branch * factor (+ x), where factor is the scale for kept elements and 0 for dropped ones.
 template <bool drop, bool residual, class T>
 void drop_row(T* y, const T* x, const T* branch, std::int64_t width, const DropoutMask& mask, Philox::Key key,
               std::int64_t row) {

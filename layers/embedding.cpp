@@ -9,20 +9,20 @@
 
 namespace gradtile {
 
-/// A GPU's positions sorted by token, on the side of a context's stream. Their memory is the context's again
-/// when its stream has met the side, at the latest at the end of this object's life.
+/// Token positions that a GPU sorts on a context's side stream. Before their memory returns to the context's
+/// allocator, the context's stream joins the side stream, at the latest in the destructor.
 class Embedding::TokenOrder {
   public:
     TokenOrder(const Context& ctx, const Tensor& tokens, std::int64_t vocabulary)
         : ctx_(ctx), sorted_(empty(ctx, {cuda::token_order_elements(tokens.elements())}, DType::i32)) {
         if (ctx.is_planning()) return;
         cuda::order_by_token(ctx.side().after(ctx), sorted_, tokens, vocabulary);
-        is_aside_ = true;
+        is_running_ = true;
     }
     ~TokenOrder() {
         try {
             join();
-        } catch (const Error&) {  // the stream's next user hears of it
+        } catch (const Error&) {  // the next call on the stream reports the error
         }
     }
     TokenOrder(const TokenOrder&) = delete;
@@ -35,12 +35,12 @@ class Embedding::TokenOrder {
 
   private:
     void join() const {
-        if (std::exchange(is_aside_, false)) ctx_.side().join(ctx_);
+        if (std::exchange(is_running_, false)) ctx_.side().join(ctx_);
     }
 
     Context ctx_;
     Tensor sorted_;
-    mutable bool is_aside_ = false;
+    mutable bool is_running_ = false;
 };
 
 Embedding::Embedding(ParameterStore& parameters, const std::string& name, std::int64_t vocabulary,
@@ -50,7 +50,7 @@ Embedding::Embedding(ParameterStore& parameters, const std::string& name, std::i
 
 Tensor Embedding::forward(const Context& ctx, const Tensor& tokens, Saved& saved) const {
     check(tokens.dtype() == DType::i32 && tokens.is_contiguous(), "embedding: tokens ", tokens,
-          "; contiguous int32 expected");
+          "; expected contiguous int32");
     check(tokens.rank() < Shape::max_rank, "embedding: tokens ", tokens, " have too many axes");
     saved.tokens = tokens;
     std::vector<std::int64_t> shape(tokens.shape().begin(), tokens.shape().end());
@@ -60,7 +60,7 @@ Tensor Embedding::forward(const Context& ctx, const Tensor& tokens, Saved& saved
     return y;
 }
 
-void Embedding::order_aside(const Context& ctx, Saved& saved) const {
+void Embedding::start_token_sort(const Context& ctx, Saved& saved) const {
     if (ctx.device().is_cpu()) return;
     saved.order = std::make_shared<TokenOrder>(ctx, saved.tokens, weight.shape()[0]);
 }
@@ -69,7 +69,7 @@ void Embedding::backward(const Context& ctx, const Tensor& dy, const Saved& save
     check(dy.dtype() == weight.value().dtype() && dy.rank() == saved.tokens.rank() + 1 &&
               dy.size(-1) == weight.shape()[1] &&
               dy.elements() == saved.tokens.elements() * weight.shape()[1],
-          "embedding: dy ", dy, " for tokens ", saved.tokens, " and weight ", weight.shape());
+          "embedding: dy ", dy, " does not fit tokens ", saved.tokens, " and weight ", weight.shape());
     row_layout(dy, "embedding");
     const Tensor grad = ready_to_add(ctx, weight.begin_gradient_write());
     if (ctx.device().is_cpu()) {
@@ -90,9 +90,9 @@ PositionEmbedding::PositionEmbedding(ParameterStore& parameters, const std::stri
 Tensor PositionEmbedding::forward(const Context& ctx, const Tensor& x, Saved& saved,
                                   std::int64_t start) const {
     check(x.rank() == 3 && x.size(2) == weight.shape()[1] && x.dtype() == weight.value().dtype(),
-          "position_embedding: x ", x, " for weight ", weight.value());
+          "position_embedding: x ", x, " does not fit weight ", weight.value());
     check(start >= 0 && start + x.size(1) <= weight.shape()[0], "position_embedding: positions ", start,
-          " to ", start + x.size(1), " of ", weight.shape()[0]);
+          " to ", start + x.size(1), "; there are ", weight.shape()[0]);
     row_layout(x, "position_embedding");
     saved.start = start;
     Tensor y = empty(ctx, x.shape(), x.dtype());
@@ -103,7 +103,7 @@ Tensor PositionEmbedding::forward(const Context& ctx, const Tensor& x, Saved& sa
 
 Tensor PositionEmbedding::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     check(dy.rank() == 3 && dy.size(2) == weight.shape()[1] && dy.dtype() == weight.value().dtype(),
-          "position_embedding: dy ", dy, " for weight ", weight.value());
+          "position_embedding: dy ", dy, " does not fit weight ", weight.value());
     row_layout(dy, "position_embedding");
     on_device(ctx, cpu::position_embedding_backward, cuda::position_embedding_backward,
               ready_to_add(ctx, weight.begin_gradient_write()).slice(0, saved.start, dy.size(1)), dy);

@@ -17,28 +17,28 @@ using Input = device::DeviceRows<const T>;
 // ---- Token embedding, forward ----
 
 constexpr int gather_threads = 256;
-constexpr int gather_unroll = 2;  // pieces of one thread that are on their way together
+constexpr int gather_unroll = 2;  // vectors that a thread loads at the same time
 
-/// y[i] = weight[ids[i]], n columns at a time; a token outside the vocabulary gives a row of NaN. A row of
-/// the weight may be read again, one of y is not.
+/// y[i] = weight[ids[i]], n columns per vector. A token outside the vocabulary gives a row of NaN. Rows of y
+/// are stored with store_streaming, because only rows of the weight are read again.
 template <int n, class T>
 __global__ void __launch_bounds__(gather_threads)
     gather_kernel(T* y, const T* weight, const std::int32_t* ids, std::int64_t vocabulary,
                   device::Divisor vectors_per_row, std::int64_t vectors) {
     const std::int64_t begin = blockIdx.x * std::int64_t{gather_threads * gather_unroll} + threadIdx.x;
     std::int64_t rows[gather_unroll];
-    std::int32_t its_ids[gather_unroll];
+    std::int32_t ids_of_rows[gather_unroll];
     device::Fetched<n, T> fetched[gather_unroll];
     device::await_predecessor();
 #pragma unroll
     for (int u = 0; u < gather_unroll; ++u) {
         const std::int64_t index = begin + u * gather_threads;
         rows[u] = vectors_per_row.quotient_of(index);
-        its_ids[u] = index < vectors ? ids[rows[u]] : -1;
+        ids_of_rows[u] = index < vectors ? ids[rows[u]] : -1;
     }
 #pragma unroll
     for (int u = 0; u < gather_unroll; ++u) {
-        const std::int64_t id = its_ids[u];
+        const std::int64_t id = ids_of_rows[u];
         if (id < 0 || id >= vocabulary) continue;
         const std::int64_t in_row = begin + u * gather_threads - rows[u] * vectors_per_row.value;
         fetched[u].read(weight + (id * vectors_per_row.value + in_row) * n);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(gather_threads)
         const std::int64_t index = begin + u * gather_threads;
         if (index >= vectors) break;
         S values[n];
-        if (its_ids[u] >= 0 && its_ids[u] < vocabulary) {
+        if (ids_of_rows[u] >= 0 && ids_of_rows[u] < vocabulary) {
             fetched[u].values(values);
         } else {
 #pragma unroll
@@ -60,12 +60,13 @@ __global__ void __launch_bounds__(gather_threads)
 }
 
 // ---- Token embedding, backward ----
-// Every token's rows are added in order of position, cut at places that only the tokens decide. A warp takes
-// 32 vectors of a row; a grid's second axis is for the others. Few registers, so that many warps have
-// something on their way: with more rows a warp at a time, and half as many warps, it took longer.
+// The rows of each token are added in order of position, in runs whose borders depend only on the tokens. A
+// warp adds 32 vectors of each row; the grid's second axis divides wider rows. Threads use few registers, so
+// that many warps can load at the same time. More rows at a time per warp, with half as many warps, took
+// longer.
 
 constexpr int add_threads = 128, add_warps = add_threads / 32;
-constexpr int add_unroll = 4;  // rows on their way to a warp together
+constexpr int add_unroll = 4;  // rows that a warp loads at the same time
 
 template <class T>
 struct EmbeddingGradient {
@@ -73,11 +74,11 @@ struct EmbeddingGradient {
     Input<T> dy;
     device::TokenRuns runs;
     int width;
-    Accumulator<T>* partials;  // [slots, C]: sums of the pieces of long runs
-    int piece_blocks;          // the first blocks, which take pieces in turn; the others take windows
+    Accumulator<T>* partials;  // [slots, C]: partial sums over the pieces of long runs
+    int piece_blocks;          // the first blocks add pieces in turn; the others add windows
 };
 
-/// sums += the rows at places [begin, end) of a warp's 64, two positions in each of its lanes.
+/// sums += the rows at places [begin, end). The warp holds the positions of 64 places, two in each lane.
 template <int n, class T, class S = Accumulator<T>>
 __device__ __forceinline__ void add_rows(S (&sums)[n], const EmbeddingGradient<T>& g, int begin, int end,
                                          const std::int32_t (&positions)[2], int column) {
@@ -101,11 +102,11 @@ __device__ __forceinline__ void add_rows(S (&sums)[n], const EmbeddingGradient<T
     }
 }
 
-/// The short runs that begin in a window, as one warp sees them: the sorted places [begin, end) behind its
-/// first, two in each lane.
+/// The short runs that begin in a window. A warp holds 64 sorted places from the window's first on, two in
+/// each lane; the runs are at the places [begin, end) of these.
 struct WindowRuns {
     std::int32_t tokens[2], positions[2];
-    std::uint64_t begins;  ///< the places where a token's run begins
+    std::uint64_t begins;  ///< bit i is set if a run begins at place i
     int begin, end;
 
     __device__ __forceinline__ WindowRuns(const device::TokenRuns& runs, std::int64_t window) {
@@ -133,7 +134,7 @@ struct WindowRuns {
         const int length = next_begin(last) - last;
         end = length <= device::short_run ? last + length : last;
     }
-    /// 64 where none is left.
+    /// The place after `place` where the next run begins; 64 if there is none.
     __device__ __forceinline__ int next_begin(int place) const {
         const std::uint64_t later = begins >> (place + 1);
         return later == 0 ? 64 : place + __ffsll(static_cast<long long>(later));
@@ -146,8 +147,8 @@ struct WindowRuns {
     }
 };
 
-/// A warp adds the short runs that begin in a window. While one is added, the gradient and the first row of
-/// the next are on their way.
+/// A warp adds the short runs that begin in a window. While it adds one run, it loads the gradient and the
+/// first row of the next.
 template <int n, class T>
 __device__ __forceinline__ void add_short_runs(const EmbeddingGradient<T>& g, int window) {
     using S = Accumulator<T>;
@@ -183,7 +184,7 @@ __device__ __forceinline__ void add_short_runs(const EmbeddingGradient<T>& g, in
     }
 }
 
-/// A block adds the `pieces` partial sums of a run to its gradient.
+/// Adds the `pieces` partial sums of a run to the run's gradient.
 template <int n, class S>
 __device__ __forceinline__ void add_partials(S* gradient, const S* partials, int pieces, int width) {
     S sums[n] = {};
@@ -204,8 +205,9 @@ __device__ __forceinline__ void add_partials(S* gradient, const S* partials, int
     device::accumulate<n>(gradient, sums);
 }
 
-/// A block adds a piece of a long run: to the gradient, where it is the only one, else to the partial sums,
-/// which the last of the run's blocks adds up.
+/// A block adds the rows of a piece. If the run has only this piece, the sum is added to the gradient.
+/// Otherwise it is stored as a partial sum, and the block that finishes last adds all partial sums of the run
+/// to the gradient.
 template <int n, class T>
 __device__ __forceinline__ void add_piece(const EmbeddingGradient<T>& g, const device::RunPiece& piece) {
     using S = Accumulator<T>;
@@ -214,7 +216,8 @@ __device__ __forceinline__ void add_piece(const EmbeddingGradient<T>& g, const d
     __shared__ alignas(16) S of_warp[add_warps][columns];
     __shared__ bool is_last;
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    const int own = static_cast<int>(threadIdx.x) * m;  // column of the group, in the sums over warps
+    // The thread's column of a group when the sums of the warps are added.
+    const int own = static_cast<int>(threadIdx.x) * m;
     S* const gradient = g.weight + g.runs.sorted.keys[piece.begin] * std::int64_t{g.width};
     S* const partials = g.partials + piece.slot * std::int64_t{g.width};
     const int pieces = piece.pieces();
@@ -287,11 +290,11 @@ struct AddPosition {
 };
 
 constexpr int sample_threads = 256;
-constexpr int sample_unroll = 8;  // samples of one thread that are on their way together
-constexpr int most_sample_lanes = 8;
+constexpr int sample_unroll = 8;  // samples that a thread loads at the same time
+constexpr int max_sample_lanes = 8;
 
-/// weight_grad[t] += sum over samples of dy[sample, t], n columns a thread; `lanes` threads share them, each
-/// with every lanes-th sample. One thread for all samples reads 4 KiB in a row with its block.
+/// weight_grad[t] += the sum over samples of dy[sample, t]. `lanes` threads share n columns; each adds every
+/// lanes-th sample. With one lane, a block reads 4 KiB of neighbouring elements at a time.
 template <int n, class T>
 __global__ void __launch_bounds__(sample_threads, 3)
     add_samples_kernel(Accumulator<T>* weight_grad, Input<T> dy, std::int64_t samples, std::int64_t positions,
@@ -337,16 +340,16 @@ __global__ void __launch_bounds__(sample_threads, 3)
     if (inside) device::store<n>(weight_grad + index * n, sums);
 }
 
-/// Threads that share a sum over the samples: as few as keep a GPU's processors in work, whatever the GPU, so
-/// that the bits are the same.
+/// The number of threads that share a sum over samples: the smallest that gives enough threads for a large
+/// GPU. It is the same for every GPU, so that results do not depend on the GPU.
 int sample_lanes(std::int64_t vectors, std::int64_t samples) {
     constexpr std::int64_t enough_threads = 96 << 10;
     int lanes = 1;
-    while (lanes < most_sample_lanes && 2 * lanes <= samples && vectors * lanes < enough_threads) lanes *= 2;
+    while (lanes < max_sample_lanes && 2 * lanes <= samples && vectors * lanes < enough_threads) lanes *= 2;
     return lanes;
 }
 
-/// Calls f with the vector length of T when the condition holds, else with 1.
+/// Calls f with the vector length of T if vectors are possible, else with 1.
 template <class T, class F>
 void with_vectors(bool possible, F&& f) {
     if (possible) {
@@ -379,13 +382,14 @@ std::int64_t token_order_elements(std::int64_t positions) {
 void order_by_token(const Context& ctx, const Tensor& order, const Tensor& tokens, std::int64_t vocabulary) {
     const std::int64_t count = tokens.elements();
     if (count == 0) return;
-    check(count < std::numeric_limits<std::int32_t>::max(), "embedding: ", count, " positions at once");
+    check(count < std::numeric_limits<std::int32_t>::max(), "embedding: ", count,
+          " positions are too many for one pass");
     find_token_runs(ctx, order.data<std::int32_t>(), tokens.data<std::int32_t>(), count,
                     static_cast<std::int32_t>(vocabulary));
 }
 
 Shape embedding_backward_scratch(std::int64_t positions, std::int64_t width) {
-    return {device::TokenRuns{.count = positions}.most_slots(), width};
+    return {device::TokenRuns{.count = positions}.max_slots(), width};
 }
 
 void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy, const Tensor& order,
@@ -393,7 +397,7 @@ void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Ten
     const std::int64_t vocabulary = weight_grad.size(0), width = weight_grad.size(1);
     if (dy.elements() == 0) return;
     const std::int64_t count = dy.elements() / width;
-    check(width <= std::int64_t{1} << 30, "embedding: ", width, " columns");
+    check(width <= std::int64_t{1} << 30, "embedding: ", width, " columns; expected at most 2^30");
     visit_floating(dy.dtype(), [&]<class T>(TypeTag<T>) {
         using S = Accumulator<T>;
         EmbeddingGradient<T> gradient{
@@ -403,13 +407,13 @@ void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Ten
             .width = static_cast<int>(width),
             .partials = scratch.data<S>(),
             .piece_blocks = 0};
-        // A list of pieces is rarely longer, and how long only the device knows.
+        // Only the device knows the number of pieces; it is rarely larger.
         constexpr std::int64_t enough_blocks = 512;
-        gradient.piece_blocks = static_cast<int>(std::min(gradient.runs.most_pieces(), enough_blocks));
+        gradient.piece_blocks = static_cast<int>(std::min(gradient.runs.max_pieces(), enough_blocks));
         const bool vectors = gradient.dy.in_vectors() && device::on_vector_boundary(weight_grad) &&
                              device::on_vector_boundary(scratch);
         with_vectors<T>(vectors, [&]<int n>(std::integral_constant<int, n>) {
-            dim3 blocks = blocks_for(gradient.runs.most_windows(), add_warps);
+            dim3 blocks = blocks_for(gradient.runs.max_windows(), add_warps);
             blocks.x += static_cast<unsigned>(gradient.piece_blocks);
             blocks.y =
                 static_cast<unsigned>(std::min<std::int64_t>(ceil_div(width, 32 * n), device::arrival_lanes));

@@ -8,11 +8,11 @@
 
 namespace gradtile {
 
-/// y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, row by row; x [.., C]. Rows are contiguous;
+/// y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias for each row of x [.., C]. Rows are contiguous;
 /// leading axes may be strided (two groups, see rows.h). Statistics are float32 (float64 for float64 x).
 struct LayerNorm {
     struct Saved {
-        Tensor x;           ///< [.., C], the input itself, or the residual's sum
+        Tensor x;           ///< [.., C]: the input, or the sum of a residual
         Tensor mean, rstd;  ///< [rows]
     };
 
@@ -21,14 +21,15 @@ struct LayerNorm {
               double eps = 1e-5);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
-    /// Of the residual's sum, which backward is about and which is left in saved.x.
+    /// Normalises the sum of a residual and stores the sum in saved.x. backward then computes the gradient
+    /// with respect to the sum.
     Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
-    /// dx, contiguous; the parameters' gradients go where Parameter::begin_gradient_write() says.
+    /// Returns dx, contiguous. Writes the parameters' gradients as Parameter::begin_gradient_write() says.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
-    /// dx += the gradient: where a residual branch leaves the stream, dx already holds the stream's gradient.
-    /// Returns dx, with its column sums where they are wanted and come along.
+    /// Adds the gradient to dx, which already holds the gradient of the residual stream that the branch
+    /// leaves. Returns dx, on a GPU with its column sums if requested.
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
-                                ColumnSums sums = ColumnSums::unwanted) const;
+                                ColumnSums sums = ColumnSums::skip) const;
 
     Parameter weight, bias;
     double eps;

@@ -5,7 +5,7 @@
 namespace gradtile {
 namespace {
 
-/// [.., columns] as the matrix [rows, columns].
+/// Reshapes [.., columns] to a matrix [rows, columns].
 Tensor rows_of(const Tensor& x) {
     const std::int64_t columns = x.size(-1);
     return x.rank() == 2 ? x : x.reshape({columns == 0 ? 0 : x.elements() / columns, columns});

@@ -9,14 +9,14 @@ namespace gradtile {
 
 struct LinearOptions {
     bool bias = true;
-    Init init = Init::normal(0.02);  ///< of the weight; the bias starts at zero
+    Init init = Init::normal(0.02);  ///< of the weight; the bias is initialised to zero
 };
 
 /// y[.., o] = sum_i x[.., i] W[o, i] + b[o].
 ///   x [.., in], y [.., out] in the parameters' dtype; weight [out, in], bias [out] or none.
 ///   dx = dy W,  dW += dy^T x,  db += sum over rows of dy.
-/// Sums run in float32 (float64 for float64 values); so are the gradients of weight and bias, whose bits do
-/// not depend on the number of threads. Throws Error on shapes or dtypes other than these.
+/// Sums, and the gradients of weight and bias, are float32 (float64 for float64 values). Results do not
+/// depend on the number of threads. Throws Error on other shapes or dtypes.
 struct Linear {
     struct Saved {
         Tensor x;  // [.., in]
@@ -34,7 +34,7 @@ struct Linear {
     Tensor forward(const Context& ctx, const Tensor& x /*[.., in]*/, Saved& saved) const;
     /// Returns dx [.., in].
     Tensor backward(const Context& ctx, const SummedGradient& dy /*[.., out]*/, const Saved& saved) const;
-    /// The parameters' part of backward alone, for a first layer, whose dx nobody reads.
+    /// Like backward, but does not compute dx: for a first layer, and when another operator computes dx.
     void accumulate_gradients(const Context& ctx, const SummedGradient& dy /*[.., out]*/,
                               const Saved& saved) const;
 };

@@ -5,7 +5,7 @@
 namespace gradtile {
 namespace {
 
-/// [.., columns] as the matrix [rows, columns].
+/// Reshapes [.., columns] to a matrix [rows, columns].
 Tensor matrix_of(const Tensor& x, const char* op) {
     check(x.rank() >= 1 && is_floating(x.dtype()), op, ": ", x, " is not a floating-point matrix");
     const std::int64_t columns = x.size(-1);
@@ -18,7 +18,8 @@ Tensor matrix_of(const Tensor& x, const char* op) {
 }
 
 void check_plain(const char* op, Activation activation) {
-    check(!traits_of(activation).gated, op, ": ", name_of(activation), " is gated");
+    check(!traits_of(activation).gated, op, ": the activation ", name_of(activation),
+          " is gated; expected one that is not");
 }
 
 }  // namespace
@@ -31,13 +32,13 @@ void linear_activation_forward(const Context& ctx, const Tensor& y, const Tensor
     const Tensor w = matrix_of(weight, op);
     check(y.shape() == hidden.shape() && hiddens.size(0) == xs.size(0) && hiddens.size(1) == w.size(0) &&
               xs.size(1) == w.size(1),
-          op, ": hidden ", hidden, " and y ", y, " of x ", x, " and weight ", weight);
+          op, ": hidden ", hidden, " and y ", y, " do not fit x ", x, " and weight ", weight);
     check(x.dtype() == w.dtype() && hidden.dtype() == w.dtype() && y.dtype() == w.dtype(), op, ": hidden ",
-          hidden, " and y ", y, " of x ", x, " and weight ", weight, "; dtypes must be equal");
+          hidden, ", y ", y, ", x ", x, " and weight ", weight, "; dtypes must be equal");
     if (bias.defined())
         check(bias.rank() == 1 && bias.size(0) == w.size(0) && bias.is_contiguous() &&
                   (bias.dtype() == w.dtype() || bias.dtype() == accumulator_of(w.dtype())),
-              op, ": bias ", bias, " beside weight ", weight);
+              op, ": bias ", bias, " does not fit weight ", weight);
     if (hidden.elements() == 0) return;
     on_device(ctx, cpu::linear_activation_forward, cuda::linear_activation_forward, ys, hiddens, xs, w, bias,
               activation);
@@ -52,15 +53,15 @@ void linear_activation_backward(const Context& ctx, const SummedGradient& into, 
     const Tensor hiddens = matrix_of(hidden, op), w = matrix_of(weight, op);
     check(d_hidden.shape() == hidden.shape() && hiddens.size(0) == dys.size(0) &&
               hiddens.size(1) == w.size(1) && dys.size(1) == w.size(0),
-          op, ": d_hidden ", d_hidden, " of dy ", dy, ", weight ", weight, " and hidden ", hidden);
+          op, ": d_hidden ", d_hidden, " does not fit dy ", dy, ", weight ", weight, " and hidden ", hidden);
     check(dy.dtype() == w.dtype() && hidden.dtype() == w.dtype() && d_hidden.dtype() == w.dtype(), op,
-          ": d_hidden ", d_hidden, " of dy ", dy, ", weight ", weight, " and hidden ", hidden,
+          ": d_hidden ", d_hidden, ", dy ", dy, ", weight ", weight, " and hidden ", hidden,
           "; dtypes must be equal");
     if (column_sums.defined()) {
         const std::int64_t parts = ceil_div(hiddens.size(0), column_sum_rows);
         check(column_sums.shape() == Shape{parts, hiddens.size(1)} && column_sums.is_contiguous() &&
                   column_sums.dtype() == accumulator_of(hidden.dtype()),
-              op, ": column sums ", column_sums, " of d_hidden ", d_hidden);
+              op, ": column sums ", column_sums, " do not fit d_hidden ", d_hidden);
     }
     if (hidden.elements() == 0) return;
     on_device(ctx, cpu::linear_activation_backward, cuda::linear_activation_backward,

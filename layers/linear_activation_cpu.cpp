@@ -1,6 +1,6 @@
-// The product, then the activation in a pass of its own. GELU on each block of the product, by the thread
-// that had just computed it, was measured and was slower: 6x384 in float32 by 1 to 2%, 4x128 by 3%
-// (bench/results, 2026-11-21-cpu-fused-gelu.md).
+// linear_activation.h on the CPU: the product, then the activation in a separate pass. Applying GELU to each
+// block of the product directly after computing the block was slower in float32: 1 to 2% for a 6x384 model,
+// 3% for 4x128 (bench/results/2026-11-21-cpu-fused-gelu.md).
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/layers/internal/activation_backend.h>
 #include <gradtile/layers/internal/column_sums_backend.h>

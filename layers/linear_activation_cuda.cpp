@@ -1,4 +1,4 @@
-// linear_activation.h on the GPU: the activation and its derivative inside the product where cuBLASLt has it.
+// linear_activation.h on the GPU: cuBLASLt fuses the activation or its derivative with the product if it can.
 #include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_lt.h>
 #include <gradtile/layers/internal/activation_backend.h>
@@ -8,7 +8,8 @@
 namespace gradtile::cuda {
 namespace {
 
-/// cuBLASLt has one activation that keeps its input: GELU's tanh form, for 16-bit results.
+/// Whether cuBLASLt can fuse the activation. The only activation that it fuses and whose input it also stores
+/// is GELU's tanh form, for 16-bit results.
 bool may_fuse(const Tensor& x, Activation activation) {
     return activation == Activation::gelu_tanh && is_16_bit(x.dtype()) && x.size(1) > 0;
 }
@@ -23,8 +24,8 @@ void linear_activation_forward(const Context& ctx, const Tensor& y, const Tensor
         cuda::gemm(ctx, hidden, x, weight, options);
         cuda::activation_forward(ctx, y, hidden, activation);
     };
-    // Where bits are promised y is the activation of what hidden holds, so that it can be made again from
-    // there.
+    // A deterministic context computes y from the rounded values in hidden, so that recomputing y from hidden
+    // gives the same bits.
     const bool fuse = may_fuse(x, activation) && !ctx.deterministic();
     if (!fuse || !gemm_lt(ctx, y, x, weight, options, fusion, in_steps)) in_steps();
 }

@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm: checks, memory, and the choice of the device.
+// LayerNorm and RMSNorm: checks, allocation, and the choice of the backend.
 #include <gradtile/layers/internal/norm_backend.h>
 #include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/rms_norm.h>
@@ -7,7 +7,7 @@
 namespace gradtile {
 namespace {
 
-/// What a forward pass leaves: y, and what backward reads.
+/// The result y of a forward pass, and the values that backward needs.
 struct Normalized {
     Tensor y, x, mean, rstd;
 };
@@ -15,10 +15,11 @@ struct Normalized {
 Normalized normalize(const Context& ctx, const char* op, const Residual& residual, const Parameter& weight,
                      const Tensor& bias, double eps, bool centred) {
     const auto& [x, branch, dropout, key] = residual;
-    check(x.size(-1) == weight.shape()[0], op, ": x ", x, " for width ", weight.shape()[0]);
-    check(x.dtype() == weight.value().dtype(), op, ": x ", x, " with weights in ", weight.value().dtype());
+    check(x.size(-1) == weight.shape()[0], op, ": x ", x, "; expected [.., ", weight.shape()[0], "]");
+    check(x.dtype() == weight.value().dtype(), op, ": x ", x, " and weights in ", weight.value().dtype(),
+          "; dtypes must be equal");
     check(!branch.defined() || (branch.shape() == x.shape() && branch.dtype() == x.dtype()), op,
-          ": residual ", x, " + branch ", branch);
+          ": residual ", x, " + branch ", branch, "; shapes and dtypes must be equal");
     const std::int64_t rows = row_layout(x, op).rows;
     const DType statistic = accumulator_of(x.dtype());
     const NormOutputs out{.y = empty(ctx, x.shape(), x.dtype()),
@@ -29,13 +30,14 @@ Normalized normalize(const Context& ctx, const char* op, const Residual& residua
     return {out.y, branch.defined() ? branch : x, out.mean, out.rstd};
 }
 
-/// Returns dx's column sums if they are wanted and come along: on the CPU a pass of its own costs no more.
+/// Computes dx and the parameters' gradients. Returns dx's column sums if they are requested, except on the
+/// CPU, where a separate pass is as fast.
 Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, NormGradients out,
-                     ColumnSums sums = ColumnSums::unwanted) {
-    check(in.dy.shape() == in.x.shape() && in.dy.dtype() == in.x.dtype(), op, ": dy ", in.dy, " for x ",
-          in.x);
+                     ColumnSums sums = ColumnSums::skip) {
+    check(in.dy.shape() == in.x.shape() && in.dy.dtype() == in.x.dtype(), op, ": dy ", in.dy, " for x ", in.x,
+          "; shapes and dtypes must be equal");
     check(out.dx.shape() == in.x.shape() && out.dx.dtype() == in.x.dtype(), op, ": dx ", out.dx, " for x ",
-          in.x);
+          in.x, "; shapes and dtypes must be equal");
     row_layout(in.dy, op);
     row_layout(out.dx, op);
     const RowLayout layout = row_layout(in.x, op);
@@ -46,7 +48,7 @@ Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, N
     const bool cpu = ctx.device().is_cpu();
     const std::int64_t parts = (cpu ? cpu::norm_partials : cuda::norm_partials)(layout.rows, layout.width);
     const DType sum = accumulator_of(in.x.dtype());
-    if (sums == ColumnSums::wanted && !cpu) out.column_sums = empty(ctx, {parts, layout.width}, sum);
+    if (sums == ColumnSums::compute && !cpu) out.column_sums = empty(ctx, {parts, layout.width}, sum);
     out.partials = empty(ctx, {parts, 2, layout.width}, sum);
     on_device(ctx, cpu::norm_backward, cuda::norm_backward, out, in);
     return out.column_sums;
@@ -65,10 +67,10 @@ Tensor LayerNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) con
 }
 
 Tensor LayerNorm::forward(const Context& ctx, const Residual& residual, Saved& saved) const {
-    const Normalized made = normalize(ctx, "layer_norm", residual, weight,
-                                      bias.defined() ? bias.value() : Tensor(), eps, /*centred=*/true);
-    saved = {made.x, made.mean, made.rstd};
-    return made.y;
+    const Normalized normalized = normalize(ctx, "layer_norm", residual, weight,
+                                            bias.defined() ? bias.value() : Tensor(), eps, /*centred=*/true);
+    saved = {normalized.x, normalized.mean, normalized.rstd};
+    return normalized.y;
 }
 
 Tensor LayerNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
@@ -96,9 +98,10 @@ Tensor RMSNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const
 }
 
 Tensor RMSNorm::forward(const Context& ctx, const Residual& residual, Saved& saved) const {
-    const Normalized made = normalize(ctx, "rms_norm", residual, weight, Tensor(), eps, /*centred=*/false);
-    saved = {made.x, made.rstd};
-    return made.y;
+    const Normalized normalized =
+        normalize(ctx, "rms_norm", residual, weight, Tensor(), eps, /*centred=*/false);
+    saved = {normalized.x, normalized.rstd};
+    return normalized.y;
 }
 
 Tensor RMSNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {

@@ -7,7 +7,7 @@
 namespace gradtile::cpu {
 namespace {
 
-/// At most 64 partial sums, enough to keep as many threads busy; at least 16 rows behind each.
+/// Rows per partial sum. There are at most 64 partial sums, enough for 64 threads, of at least 16 rows each.
 std::int64_t rows_per_partial(std::int64_t rows) {
     return std::max<std::int64_t>(16, (rows + 63) / 64);
 }
@@ -17,8 +17,8 @@ struct Statistics {
     S mean, rstd;
 };
 
-/// The row is in the cache after the first sum, so the variance is taken around the mean, without
-/// cancellation.
+/// Computes the variance from differences to the mean, which avoids cancellation. The second pass over the
+/// row reads the cache.
 template <bool centred, class T, class S = Accumulator<T>>
 Statistics<S> statistics_of(const T* x, std::int64_t width, S eps) {
     const S count = static_cast<S>(width);
@@ -96,7 +96,8 @@ void differentiate_row(T* __restrict dx, S* __restrict d_weight, S* __restrict d
     }
 }
 
-/// Parameter gradients: every block sums its rows into its own partials, which are then added in block order.
+/// Each block sums the parameters' gradients over its rows into its own partial sums. These are then added in
+/// block order.
 template <class T, bool centred, bool accumulate>
 void backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
     using S = Accumulator<T>;

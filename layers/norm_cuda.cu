@@ -11,7 +11,7 @@ using namespace device;
 
 // ---- Forward ----
 
-/// The row is in registers, so the variance is taken around the mean, without cancellation.
+/// Computes the variance from differences to the mean, which avoids cancellation. The row is in registers.
 template <class Team, class T, int n, class S = Accumulator<T>>
 __device__ __forceinline__ Statistics<S> statistics_of(const S (&x)[Team::held][n], int lane, int vectors,
                                                        bool centred, S eps) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ Statistics<S> statistics_of(const S (&x)[Team::held][
 #pragma unroll
         for (int k = 0; k < Team::held; ++k)
 #pragma unroll
-            for (int i = 0; i < n; ++i) sum += x[k][i];  // zeros where the row has ended
+            for (int i = 0; i < n; ++i) sum += x[k][i];  // x is zero after the end of the row
         mean = reduce_team<Team::team>(sum, Sum{}) / count;
     }
 #pragma unroll
@@ -34,7 +34,7 @@ __device__ __forceinline__ Statistics<S> statistics_of(const S (&x)[Team::held][
     return {mean, 1 / sqrt(reduce_team<Team::team>(squares, Sum{}) / count + eps)};
 }
 
-/// x += branch * factors, rounded to T and left in branch's place.
+/// x += branch * factors, rounded to T. Also stores the sum in branch.
 template <class T, int n, class S = Accumulator<T>>
 __device__ __forceinline__ void add_branch(S (&x)[n], T* branch, const DropoutFactors& factors_of,
                                            Philox::Key key, Place at) {
@@ -56,30 +56,30 @@ __global__ void __launch_bounds__(Team::threads) held_forward_kernel(const NormF
     using S = Accumulator<T>;
     constexpr int n = vector_length<T>;
     const int lane = threadIdx.x % Team::team, vectors = static_cast<int>(norm.x.layout.width / n);
-    // From the end: see map_rows.cuh.
+    // From the last row to the first, see map_rows.cuh.
     const std::int64_t row =
         (gridDim.x - 1 - blockIdx.x) * std::int64_t{Team::teams} + threadIdx.x / Team::team;
-    const bool there = row < norm.x.layout.rows;  // the lanes of a warp reduce together, rows or not
+    const bool has_row = row < norm.x.layout.rows;  // lanes without a row still take part in reductions
     S x[Team::held][n] = {};
     await_predecessor();
-    const T* from = norm.x[there ? row : 0];
+    const T* from = norm.x[has_row ? row : 0];
 #pragma unroll
     for (int k = 0; k < Team::held; ++k) {
         const int vector = lane + k * Team::team;
-        if (there && vector < vectors) load<n>(x[k], from + vector * n);
+        if (has_row && vector < vectors) load<n>(x[k], from + vector * n);
     }
     if constexpr (adds) {
         const Philox::Key key = norm.factors_of.mask.key();
-        T* branch = norm.branch[there ? row : 0];
+        T* branch = norm.branch[has_row ? row : 0];
 #pragma unroll
         for (int k = 0; k < Team::held; ++k) {
             const int vector = lane + k * Team::team;
-            if (there && vector < vectors)
+            if (has_row && vector < vectors)
                 add_branch<T>(x[k], branch + vector * n, norm.factors_of, key, {row, vector * n});
         }
     }
     const auto statistics = statistics_of<Team, T>(x, lane, vectors, norm.mean != nullptr, norm.eps);
-    if (!there) return;
+    if (!has_row) return;
     if (lane == 0) {
         if (norm.mean != nullptr) norm.mean[row] = statistics.mean;
         norm.rstd[row] = statistics.rstd;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(Team::threads) held_forward_kernel(const NormF
     }
 }
 
-/// One block a row, of any width.
+/// One block per row, of any width.
 template <class T>
 __global__ void __launch_bounds__(long_row_threads) long_forward_kernel(const NormForward<T> norm) {
     using S = Accumulator<T>;
@@ -129,12 +129,12 @@ __global__ void __launch_bounds__(long_row_threads) long_forward_kernel(const No
 
 // ---- Backward ----
 // With n = (x - mean) rstd and g = dy weight:  dx = rstd (g - mean(g) - n mean(g n)), where mean(g) is 0 for
-// the root-mean-square norm; dweight += dy n; dbias += dy. Every block sums the parameters' gradients of its
-// rows, each thread those of its own columns, and leaves them in its part of `partials`; dx's column sums
-// likewise, where they are wanted.
+// RMSNorm; dweight += dy n; dbias += dy. Every block sums the parameters' gradients over its rows, each
+// thread for its own columns, and stores them in its part of `partials`. If requested, dx's column sums are
+// computed in the same way.
 
-/// A thread's vectors of the rows its team is about to take, in shared memory. No other thread reads them, so
-/// that no barrier is needed.
+/// A thread's vectors of the rows that its team processes next, in shared memory. No other thread reads them,
+/// so no barrier is needed.
 template <class Team>
 struct FetchedRows {
     uint4* places;
@@ -148,7 +148,7 @@ struct FetchedRows {
         std::size_t{16} * Team::fetched_rows * fetched_tensors * Team::held * Team::backward_threads;
 };
 
-/// What a thread sums of its columns: the gradients of weight and bias, and dx.
+/// A thread's sums over its columns: the gradients of weight and bias, and, if requested, dx.
 template <class S, int held, int n, bool sums_dx>
 struct ColumnSums {
     static constexpr int kinds = sums_dx ? 3 : 2;
@@ -159,7 +159,7 @@ struct ColumnSums {
     }
 };
 
-/// Starts copying a row; its statistics come along in registers.
+/// Starts copying a row to shared memory, and returns its statistics.
 template <class Team, class T, class S = Accumulator<T>>
 __device__ __forceinline__ Statistics<S> fetch_row(const NormBackward<T>& norm,
                                                    const FetchedRows<Team>& fetched, int stage,
@@ -187,8 +187,8 @@ __device__ __forceinline__ Statistics<S> fetch_row(const NormBackward<T>& norm,
     return statistics;
 }
 
-/// One row that has arrived: adds to the thread's sums and writes dx. Lanes that hold one vector have its
-/// weights at hand.
+/// Processes a row in shared memory: adds to the thread's sums and writes dx. If lanes hold only one vector,
+/// its weights are in `only_weights`.
 template <class Team, bool sums_dx, class T, int n, class S = Accumulator<T>>
 __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
                                                   ColumnSums<S, Team::held, n, sums_dx>& sums,
@@ -197,7 +197,7 @@ __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
                                                   const Fetched<n, T>& only_weights, std::int64_t row,
                                                   int lane, int vectors) {
     using Rows = FetchedRows<Team>;
-    const bool there = row >= 0;
+    const bool has_row = row >= 0;
     S sum_g = 0, sum_gn = 0;
     S x[n], dy[n], weight[n];
     const auto read = [&](int k) {
@@ -212,7 +212,7 @@ __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
 #pragma unroll
     for (int k = 0; k < Team::held; ++k) {
         const int vector = lane + k * Team::team;
-        if (!there || vector >= vectors) break;
+        if (!has_row || vector >= vectors) break;
         read(k);
 #pragma unroll
         for (int i = 0; i < n; ++i) {
@@ -226,7 +226,7 @@ __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
     const S share = 1 / static_cast<S>(vectors * n);
     const S mean_g = norm.mean != nullptr ? reduce_team<Team::team>(sum_g, Sum{}) * share : S(0);
     const S mean_gn = reduce_team<Team::team>(sum_gn, Sum{}) * share;
-    if (!there) return;
+    if (!has_row) return;
     T* to = norm.dx[row];
 #pragma unroll
     for (int k = 0; k < Team::held; ++k) {
@@ -250,7 +250,7 @@ __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
     }
 }
 
-/// The sums of the block's teams, added up in their order, into its part of the results.
+/// Adds the sums of the block's teams in their order and stores them in the block's part of the results.
 template <class Team, bool sums_dx, class T, int n, class S = Accumulator<T>>
 __device__ __forceinline__ void store_sums(const NormBackward<T>& norm,
                                            const ColumnSums<S, Team::held, n, sums_dx>& sums, uint4* shared,
@@ -263,7 +263,7 @@ __device__ __forceinline__ void store_sums(const NormBackward<T>& norm,
     constexpr int kinds = ColumnSums<S, Team::held, n, sums_dx>::kinds, teams = Team::backward_teams;
     static_assert(std::size_t{kinds} * Team::backward_threads * Team::held * n * sizeof(S) <=
                   FetchedRows<Team>::bytes);
-    S* const of_teams = reinterpret_cast<S*>(shared);  // [kinds, teams, width], where the rows were
+    S* const of_teams = reinterpret_cast<S*>(shared);  // [kinds, teams, width], in the memory of the rows
     __syncthreads();
 #pragma unroll
     for (int kind = 0; kind < kinds; ++kind)
@@ -298,21 +298,21 @@ __global__ void __launch_bounds__(Team::backward_threads,
     extern __shared__ uint4 shared[];
     const FetchedRows<Team> fetched{shared};
     const int lane = threadIdx.x % Team::team, vectors = static_cast<int>(norm.x.layout.width / n);
-    // From the last row to the first (see map_rows.cuh), below which there are none.
+    // From the last row to the first, see map_rows.cuh. A team whose index has become negative has no row.
     const std::int64_t step = gridDim.x * std::int64_t{Team::backward_teams};
     std::int64_t last = norm.x.layout.rows - 1 - blockIdx.x * std::int64_t{Team::backward_teams};
     std::int64_t row = last - threadIdx.x / Team::team;
-    const auto fetch = [&](int stage, std::int64_t its_row) {
-        return fetch_row(norm, fetched, stage, its_row, lane, vectors);
+    const auto fetch = [&](int stage, std::int64_t row_to_fetch) {
+        return fetch_row(norm, fetched, stage, row_to_fetch, lane, vectors);
     };
     ColumnSums<S, Team::held, n, sums_dx> sums;
     await_predecessor();
-    Fetched<n, T> only_weights{};  // of a lane that holds one vector
+    Fetched<n, T> only_weights{};  // the weights, if lanes hold only one vector
     if (Team::held == 1 && lane < vectors) only_weights.read(norm.weight + lane * n);
-    Statistics<S> statistics[Team::fetched_rows];  // the row's, and those of the rows on their way
+    Statistics<S> statistics[Team::fetched_rows];  // of the current row and of the rows that are being copied
 #pragma unroll
     for (int i = 0; i < Team::fetched_rows; ++i) statistics[i] = fetch(i, row - i * step);
-    // The lanes of a warp go on together, since they reduce together, rows or not.
+    // All lanes of a warp stay in the loop, because lanes without a row still take part in reductions.
     int stage = 0;
     for (; last >= 0; last -= step) {
         device::wait_for_copies<Team::fetched_rows - 1>();
@@ -327,8 +327,8 @@ __global__ void __launch_bounds__(Team::backward_threads,
     store_sums<Team, sums_dx, T>(norm, sums, shared, lane, vectors);
 }
 
-/// One row at a time and block, of any width. The block's partial sums grow in memory, where every thread has
-/// its own columns.
+/// Processes rows of any width, one at a time per block. The block's partial sums are in global memory; every
+/// thread has its own columns.
 template <class T>
 __global__ void __launch_bounds__(long_row_threads) long_backward_kernel(const NormBackward<T> norm) {
     using S = Accumulator<T>;
@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(long_row_threads) long_backward_kernel(const N
     }
 }
 
-/// Whole vectors everywhere, so that a team may hold the row. float64 is for verification: the simple way.
+/// Whether a team may hold rows of T in registers. float64 is for verification and uses the simple kernels.
 template <class T>
 constexpr bool may_be_held = sizeof(T) <= 4;
 
@@ -403,7 +403,7 @@ void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& re
             if (norm.x.in_vectors() && norm.y.in_vectors() && on_vector_boundary(weight) &&
                 (!bias.defined() || on_vector_boundary(bias)) &&
                 (!branch.defined() || norm.branch.in_vectors())) {
-                // A draw decides about as many columns as a 16-bit vector has.
+                // A draw of random numbers is for 8 columns, which are one vector only in 16 bits.
                 if (mask.threshold != 0 && vector_length<T> != dropout_group) add_first();
                 with_row_team(x.size(-1) / vector_length<T>, [&]<class Team>(Team) {
                     if constexpr (std::is_null_pointer_v<Team>) {
@@ -423,8 +423,9 @@ void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& re
     });
 }
 
-/// As many blocks as an H200's processors hold: two each of GPT-2's widths, three of heads and of wider rows,
-/// which take a block each. The number does not depend on the GPU, so that neither memory nor bits do.
+/// The number of blocks that an H200's 132 multiprocessors hold: two each for GPT-2's widths, three each for
+/// heads and for wider rows. The number is the same for every GPU, so that memory plans and results do not
+/// depend on the GPU.
 std::int64_t norm_partials(std::int64_t rows, std::int64_t width) {
     const std::int64_t blocks = width > 64 && width <= 1280 ? 264 : 396;
     return std::min(blocks, ceil_div(rows, 16));

@@ -1,6 +1,6 @@
 #pragma once
-/// How forward and backward tell others where they are, so that layers need not know who exchanges values
-/// and gradients between processes, or when.
+/// Callbacks from forward and backward. With them, another part of the program exchanges values and gradients
+/// between processes, and layers do not depend on it.
 #include <functional>
 
 #include <gradtile/core/parameter_store.h>
@@ -8,17 +8,18 @@
 namespace gradtile {
 
 struct ForwardHooks {
-    /// Called before the parameters up to and including `last`, in the store's order, are first read: where
-    /// values that are still on their way can be waited for.
+    /// Called before the first read of the parameters up to and including `last`, in the store's order. The
+    /// callback can wait until their values have arrived from other processes.
     std::function<void(const Parameter& last)> before_use = {};
 };
 
 struct BackwardHooks {
-    /// Called once per parameter, right after the last contribution to its gradient was enqueued.
+    /// Called once per parameter, directly after the last contribution to its gradient was enqueued.
     std::function<void(const Parameter&)> gradient_complete = {};
-    /// Called right before a block's attention is enqueued. Its kernels have many short thread blocks, so an
-    /// exchange that starts now costs them its share of the multiprocessors for as long as it lasts. Beside a
-    /// matrix product, whose thread blocks stay for the whole product, it would hold up all of it.
+    /// Called directly before a block's attention is enqueued, which is a good time to start an exchange.
+    /// Attention kernels have many short thread blocks, so an exchange only takes its share of the
+    /// multiprocessors while it runs. The thread blocks of a matrix product run as long as the product, so an
+    /// exchange would delay the whole product.
     std::function<void()> before_attention = {};
 };
 

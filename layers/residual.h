@@ -1,18 +1,19 @@
 #pragma once
-/// The residual stream between a branch's end and the norm behind it.
+/// The residual stream between the end of a branch and the next norm.
 #include <gradtile/layers/dropout.h>
 
 namespace gradtile {
 
-/// x + dropout(branch), not yet added: the norm that reads it adds on its way, so that the sum is written
-/// once and not read again. x and branch [B,..,C] have one shape and dtype; rows are contiguous.
+/// The sum x + dropout(branch), which is not computed yet. The next norm adds the two terms while it reads
+/// them, which saves one read of the sum. x and branch [B,..,C] have the same shape and dtype; rows are
+/// contiguous.
 struct Residual {
     Tensor x;
-    Tensor branch = {};  ///< undefined: nothing is to be added
+    Tensor branch = {};  ///< undefined: the sum is x
     Dropout dropout = {};
     DropoutKey key = {};
 
-    /// Adds now: in branch's memory, or x itself.
+    /// Computes the sum in branch's memory and returns it; returns x itself if there is no branch.
     Tensor sum(const Context& ctx) const {
         Dropout::Saved unused;
         return branch.defined() ? dropout.add_residual(ctx, x, branch, key, unused) : x;

@@ -8,11 +8,11 @@
 
 namespace gradtile {
 
-/// y = x / sqrt(mean(x^2) + eps) * weight, row by row; x [.., C]. Rows are contiguous; leading axes may be
+/// y = x / sqrt(mean(x^2) + eps) * weight for each row of x [.., C]. Rows are contiguous; leading axes may be
 /// strided (two groups, see rows.h), so that heads [B,S,H,D] of a packed projection can be normalised.
 struct RMSNorm {
     struct Saved {
-        Tensor x;     ///< [.., C], the input itself, or the residual's sum
+        Tensor x;     ///< [.., C]: the input, or the sum of a residual
         Tensor rstd;  ///< [rows], float32 (float64 for float64 x)
     };
 
@@ -20,13 +20,14 @@ struct RMSNorm {
     RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double eps = 1e-5);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
-    /// Of the residual's sum, which backward is about and which is left in saved.x.
+    /// Normalises the sum of a residual and stores the sum in saved.x. backward then computes the gradient
+    /// with respect to the sum.
     Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
-    /// dx, contiguous; the weight's gradient goes where Parameter::begin_gradient_write() says.
+    /// Returns dx, contiguous. Writes the weight's gradient as Parameter::begin_gradient_write() says.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
-    /// dx += the gradient. Returns dx, with its column sums where they are wanted and come along.
+    /// Adds the gradient to dx. Returns dx, on a GPU with its column sums if requested.
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
-                                ColumnSums sums = ColumnSums::unwanted) const;
+                                ColumnSums sums = ColumnSums::skip) const;
 
     Parameter weight;
     double eps;

@@ -7,17 +7,17 @@
 namespace gradtile {
 
 /// Rotates each pair (x[i], x[i + D/2]) of a head at position t by the angle t * base^(-2i/D). x [B,S,H,D],
-/// any float dtype, the last axis contiguous; batch, position and head axes may be strided, so that the query
-/// and key heads of a packed projection are rotated where they lie, in one call.
+/// any floating dtype, the last axis contiguous. Batch, position and head axes may be strided, so one call
+/// can rotate the query and key heads of a packed projection in place.
 class Rope {
   public:
-    /// Angles for positions 0 .. max_positions-1 are computed once, in float64. D must be even. A GPU gets
-    /// its copy of them when it first rotates, which allocates memory beside ctx's and waits.
+    /// Computes the angles of positions 0 .. max_positions-1 in float64. D must be even. The first rotation
+    /// on a GPU copies them there: it allocates system memory of the device and waits for the copy.
     Rope(std::int64_t head_dim, std::int64_t max_positions, double base = 10000.0);
 
-    /// x is rotated in place; its first token stands at position `start`. Nothing needs saving.
+    /// Rotates x in place. `start` is the position of x's first token. backward needs no saved values.
     void forward(const Context& ctx, const Tensor& x, std::int64_t start = 0) const;
-    /// dx = the gradient with respect to the unrotated x, in place: the inverse rotation.
+    /// Rotates dx back in place, which gives the gradient with respect to the unrotated x.
     void backward(const Context& ctx, const Tensor& dx, std::int64_t start = 0) const;
 
     std::int64_t head_dim() const;

@@ -13,8 +13,8 @@ struct Rotation {
     const Accumulator<T>*cosines, *sines;  // [length, half]
     std::int64_t length, heads, half;
     std::int64_t sample_stride, token_stride, head_stride;
-    Accumulator<T> sign;   // -1 rotates back
-    std::int64_t vectors;  // pairs of vectors to be rotated
+    Accumulator<T> sign;   // -1: inverse rotation
+    std::int64_t vectors;  // pairs (x[i], x[i + half]), divided by the vector length
 };
 
 /// Each thread rotates n pairs (x[i], x[i + half]) of one head.
@@ -72,7 +72,7 @@ void rope_rotate(const Context& ctx, const Tensor& x, const Tensor& cosines, con
                    rotation);
         };
         constexpr int n = device::vector_length<T>;
-        // Whatever the start, the tables' rows are on 16-byte boundaries when they are whole vectors.
+        // Rows of the tables are on 16-byte boundaries for every `start`, if a row has whole vectors.
         const bool vectors = device::on_vector_boundary(x) && rotation.half % n == 0 &&
                              rotation.sample_stride % n == 0 && rotation.token_stride % n == 0 &&
                              rotation.head_stride % n == 0;

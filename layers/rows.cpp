@@ -3,7 +3,7 @@
 namespace gradtile {
 
 RowLayout row_layout(const Tensor& x, const char* op) {
-    check(x.rank() >= 1, op, ": ", x, " has no last axis to work along");
+    check(x.rank() >= 1, op, ": ", x, " has no axes; expected at least one");
     RowLayout layout;
     layout.width = x.size(-1);
     layout.rows = 1;
@@ -14,7 +14,8 @@ RowLayout row_layout(const Tensor& x, const char* op) {
     check(x.stride(-1) == 1 || layout.width == 1, op, ": ", x, " with strides ", x.strides(),
           "; the last axis must be contiguous");
 
-    // Merge from the back: an axis joins a group when it continues the group's step.
+    // Merges axes from the last to the first. An axis belongs to the current group if its stride is the
+    // length of the group.
     int axis = x.rank() - 2;
     const auto take_group = [&](std::int64_t& count, std::int64_t& stride) {
         count = 1;
@@ -33,7 +34,7 @@ RowLayout row_layout(const Tensor& x, const char* op) {
     take_group(layout.inner, layout.inner_stride);
     take_group(outer, layout.outer_stride);
     check(axis < 0, op, ": the leading axes of ", x, " with strides ", x.strides(),
-          " do not merge into two groups of rows");
+          " cannot be merged into two groups of rows");
     return layout;
 }
 

@@ -1,6 +1,5 @@
 #pragma once
-/// A tensor [.., C] seen as rows of C contiguous elements: what every operator over the last axis walks
-/// along.
+/// A tensor [.., C] as a list of rows of C contiguous elements, for operators over the last axis.
 #include <algorithm>
 
 #include <gradtile/core/host_device.h>
@@ -8,8 +7,8 @@
 
 namespace gradtile {
 
-/// Where row r of a [.., C] view starts. The leading axes are merged into at most two groups, which covers a
-/// dense tensor, a slice of its last axis, and one head group [B,S,H,D] of a packed projection.
+/// The start of each row of a view [.., C]. The leading axes are merged into at most two groups. This allows
+/// a dense tensor, a slice of its last axis, and a group of heads [B,S,H,D] of a packed projection.
 struct RowLayout {
     std::int64_t rows = 0;
     std::int64_t width = 0;
@@ -18,15 +17,16 @@ struct RowLayout {
     std::int64_t inner_stride = 0;
 
     GRADTILE_HOST_DEVICE std::int64_t offset(std::int64_t row) const {
-        if (row < inner) return row * inner_stride;  // no division when all axes merge into one group
+        if (row < inner) return row * inner_stride;  // avoids a division if all axes are one group
         return (row / inner) * outer_stride + (row % inner) * inner_stride;
     }
 };
 
-/// Throws Error naming `op` unless the last axis is contiguous and the leading ones merge into two groups.
+/// Returns the layout of x. Throws Error with the name `op` unless the last axis is contiguous and the
+/// leading axes can be merged into two groups.
 RowLayout row_layout(const Tensor& x, const char* op);
 
-/// Typed rows of a tensor, for the inner loops of CPU kernels.
+/// The rows of a tensor as pointers to T, for CPU kernels.
 template <class T>
 class TensorRows {
   public:
@@ -40,8 +40,9 @@ class TensorRows {
     RowLayout layout_;
 };
 
-/// Rows of one parallel block for operators that treat each row alone: about 16,384 elements, so that a block
-/// is worth a thread's while and stays in its cache. Depends on the shape only.
+/// The number of rows in a parallel block, for operators that compute each row independently. A block has
+/// about 16,384 elements: enough work for a thread, and small enough for its cache. Depends on the shape
+/// only.
 inline std::int64_t rows_per_block(std::int64_t width) {
     constexpr std::int64_t elements = 1 << 14;
     return std::max<std::int64_t>(1, elements / std::max<std::int64_t>(1, width));

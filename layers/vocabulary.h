@@ -1,15 +1,14 @@
 #pragma once
-/// How matrices with a row for each token are laid out, and the one id that is no token's.
+/// The padding of matrices with one row per token, and the id that is not a token.
 #include <cstdint>
 
 namespace gradtile {
 
-/// Rows of a [V,C] matrix are padded with zeros to a multiple of this. A vocabulary is as odd as its
-/// tokenizer makes it (GPT-2: 50257), and an odd size makes tensor-core products up to seven times slower on
-/// a GPU.
+/// A matrix [V,C] is padded with rows of zeros to a multiple of this. Without padding, a vocabulary of odd
+/// size (GPT-2: 50257) makes tensor-core products on a GPU up to seven times slower.
 inline constexpr std::int64_t vocabulary_multiple = 64;
 
-/// A target that does not count in the loss.
+/// A target with this value does not contribute to the loss.
 inline constexpr std::int32_t ignored_target = -1;
 
 }  // namespace gradtile

@@ -38,7 +38,7 @@ StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptio
     rate_ = view(device_, rate_at, DType::f64, {1});
     vote_ = view(device_, vote_at, DType::f64, {1});
     target_count_ = view(device_, target_count_at, DType::f64, {1});
-    live_seed_ = view(device_, seed_at, DType::i32, {2});
+    seed_tensor_ = view(device_, seed_at, DType::i32, {2});
     const Shape batch{options.micro_batch, loader_.context()};
     for (std::int64_t i = 0; i < options.micro_steps; ++i) {
         const std::int64_t first = tokens_at + i * batch.elements();
@@ -63,7 +63,7 @@ void StepInput::draw(std::int64_t step) {
     std::int32_t* const words = host_[next_].data<std::int32_t>();
     const double rate = options_.schedule(step);
     std::memcpy(words + rate_at, &rate, sizeof rate);
-    const std::array<std::int32_t, 2> seed = DropoutKey::live_seed_of(options_.seed, step);
+    const std::array<std::int32_t, 2> seed = DropoutKey::seed_words(options_.seed, step);
     std::memcpy(words + seed_at, seed.data(), sizeof seed);
     const std::int64_t of_micro_step = tokens_ / options_.micro_steps;
     const auto count = static_cast<std::size_t>(of_micro_step);

@@ -35,8 +35,8 @@ class StepInput {
     void upload(const Context& ctx, double vote = 0.0);
 
     // The current step's input, on the device.
-    const Tensor& rate() const { return rate_; }            ///< [1] float64
-    const Tensor& live_seed() const { return live_seed_; }  ///< [2] int32, see DropoutKey::of_live_step
+    const Tensor& rate() const { return rate_; }                ///< [1] float64
+    const Tensor& seed_tensor() const { return seed_tensor_; }  ///< [2] int32, see DropoutKey::of_seed_tensor
     const Tensor& target_count() const {
         return target_count_;
     }                                             ///< [1] float64: targets of the step on all ranks
@@ -62,7 +62,7 @@ class StepInput {
     std::size_t next_ = 0;  // index of the host block that is prepared next
     // int32: rate, seed, vote, target count, tokens, targets. On the CPU it is the first host block.
     Tensor device_;
-    Tensor rate_, live_seed_, vote_, target_count_;
+    Tensor rate_, seed_tensor_, vote_, target_count_;
     std::vector<Batch> batches_;
     std::optional<Prepared> prepared_;
     JsonValue state_;

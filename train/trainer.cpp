@@ -50,7 +50,7 @@ Trainer::Outcome Trainer::compute_step(const Context& ctx) {
         const Tensor of_micro_batch = model().transformer.forward(
             ctx, batch.tokens, batch.targets, saved,
             {.target_count = input_->target_count(),
-             .dropout = DropoutKey::of_live_step(input_->live_seed(), first_sample),
+             .dropout = DropoutKey::of_seed_tensor(input_->seed_tensor(), first_sample),
              .hooks = gather});
         model().transformer.backward(ctx, saved,
                                      last ? parallel.overlap_sums_with_backward(ctx) : BackwardHooks());

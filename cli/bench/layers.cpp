@@ -113,7 +113,7 @@ void norms(Bench& bench) {
     bench.measure("layer_norm backward_add", 4 * x.bytes(),
                   [&] { layer_norm.backward_add(ctx, dy, saved, dx); });
     bench.measure("layer_norm backward_add, column sums", 4 * x.bytes(),
-                  [&] { layer_norm.backward_add(ctx, dy, saved, dx, ColumnSums::wanted); });
+                  [&] { layer_norm.backward_add(ctx, dy, saved, dx, ColumnSums::compute); });
     const Tensor branch = bench.numbers(x.shape());
     for (const double p : {0.0, 0.1})
         bench.measure(p > 0 ? "residual, dropout, layer_norm" : "residual, layer_norm", 4 * x.bytes(), [&] {
@@ -175,13 +175,13 @@ void embeddings(Bench& bench) {
         bench.measure("embedding forward" + kind, dy.bytes() + elements * size_of(bench.dtype),
                       [&] { embedding.forward(ctx, tokens, saved); });
         // As in a training step, the tokens are sorted before backward begins.
-        embedding.order_aside(ctx, saved);
+        embedding.start_token_sort(ctx, saved);
         bench.measure("embedding backward" + kind,
                       dy.bytes() + 2 * elements * size_of(accumulator_of(bench.dtype)),
                       [&] { embedding.backward(ctx, dy, saved); });
         bench.measure("embedding order" + kind, 3 * tokens.bytes(), [&] {
             Embedding::Saved again{tokens};
-            embedding.order_aside(ctx, again);
+            embedding.start_token_sort(ctx, again);
         });
     }
     PositionEmbedding::Saved saved;
@@ -242,7 +242,7 @@ void column_sums(Bench& bench) {
     }
     if (ctx.device().is_cpu()) return;
     const Tensor x = bench.numbers({rows, bench.model.hidden_width()}), dy = bench.numbers(x.shape());
-    const SummedGradient dx(empty_like(ctx, x), room_for_column_sums(ctx, x));
+    const SummedGradient dx(empty_like(ctx, x), empty_column_sums(ctx, x));
     bench.measure("gelu-tanh backward, column sums", 3 * x.bytes(), [&] {
         if (!ctx.is_planning()) cuda::activation_backward_summed(ctx, dx, dy, x, Activation::gelu_tanh);
     });

@@ -124,7 +124,7 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
                          if (model.wpe) model.wpe->forward(ctx, y, positions);
                      }});
     Embedding::Saved embedded{tokens};
-    model.wte.order_aside(ctx, embedded);
+    model.wte.start_token_sort(ctx, embedded);
     parts.push_back({"embedding backward", 1, 0, [=, &ctx, &model] {
                          if (model.wpe) model.wpe->backward(ctx, dx, {});
                          model.wte.backward(ctx, dx, embedded);

@@ -87,7 +87,7 @@ class Training {
         tokens = generated_tokens(ctx, {config_.micro_batch_size(), config_.model.context},
                                   config_.model.vocabulary);
         rate_ = from_host(ctx, std::vector<double>{1e-4}, {1}, DType::f64);
-        live_seed_ = zeros(ctx, {2}, DType::i32);
+        seed_tensor_ = zeros(ctx, {2}, DType::i32);
     }
 
     /// Enqueues one step. The targets are the tokens themselves, because the loss does not matter here.
@@ -99,7 +99,7 @@ class Training {
         for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
             const ForwardOptions options{
                 .gradient_scale = 1.0 / static_cast<double>(micro_steps),
-                .dropout = DropoutKey::of_live_step(live_seed_, micro_step * tokens.size(0))};
+                .dropout = DropoutKey::of_seed_tensor(seed_tensor_, micro_step * tokens.size(0))};
             Transformer::Saved saved;
             loss = {};  // frees the arena, as at the start of every micro-step in training
             loss = model.forward(ctx, tokens, targets, saved, options);
@@ -117,7 +117,7 @@ class Training {
 
   private:
     TrainConfig config_;
-    Tensor rate_, live_seed_;
+    Tensor rate_, seed_tensor_;
 };
 
 /// Captures a step into `graph`. Returns "graph of 210 nodes (12 ms, 4 MiB)".

@@ -1,9 +1,9 @@
 #pragma once
-/// The functions of one element that activations are made of. In float32 the exponential is the hardware's
-/// 2^x and the quotient its reciprocal: e^x is then off by about |x| + 2 units in the last place, which the
-/// bounds of tests/layers/activation_test.cpp have room for, since wherever |x| is large the result no longer
-/// depends on e^x. Below the smallest normal float results are 0, as in vector_math.h; the intrinsics' care
-/// for subnormal numbers would cost as many instructions again. float64 takes the library's functions.
+/// The functions of one element that activations use. float32 uses the hardware's instructions for 2^x and
+/// 1/x. The error of e^x is then about |x| + 2 units in the last place. This is within the bounds of
+/// tests/layers/activation_test.cpp, because activations do not depend on e^x where |x| is large. Results
+/// below the smallest normal float are 0, as in vector_math.h; the intrinsics that compute subnormal results
+/// take twice as many instructions. float64 uses the library's functions.
 #include <numbers>
 
 #include <gradtile/core/cpu/vector_math.h>

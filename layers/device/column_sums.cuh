@@ -1,5 +1,6 @@
 #pragma once
-/// Column sums of a matrix on its way through a kernel: 128 rows a block, which a second stage adds up.
+/// Column sums of a matrix that a kernel reads or computes. A block sums 128 rows; a second kernel adds these
+/// partial sums.
 #include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/device/partial_sums.cuh>
 #include <gradtile/layers/device/vectors.cuh>
@@ -7,14 +8,15 @@
 namespace gradtile::cuda {
 namespace device {
 
-constexpr int sum_columns_wide = 32;  // vectors of columns a block takes
-constexpr int sum_lanes = 4;          // threads that share a column, each with every fourth row
-constexpr int sum_fetches = 8;        // vectors on their way to a thread together
+constexpr int sum_columns_wide = 32;  // vectors of columns per block
+constexpr int sum_lanes = 4;          // threads per column, each with every fourth row
+constexpr int sum_fetches = 8;        // vectors that a thread loads at the same time
 
-/// parts[block] = the sums of column_sum_rows rows, n columns a thread. source.read(row, column) fetches n
-/// elements of each of Source::inputs matrices, source.finish(values, fetched, row, column) makes of them
-/// what is to be summed. Source::blocks fit on a processor at least: where none is named the compiler takes
-/// so few registers that less is on its way (a GELU's backward took 399 us so, and takes 313).
+/// parts[block] = the column sums of column_sum_rows rows, with n columns per thread. source.read(row,
+/// column) loads n elements of each of Source::inputs matrices. source.finish(values, fetched, row, column)
+/// computes the values to be summed from them. Source::blocks is the minimum number of blocks per
+/// multiprocessor; without it, the compiler uses so few registers that fewer loads overlap (GELU's backward
+/// took 399 us instead of 313).
 template <int n, class S, class Source>
 __global__ void __launch_bounds__(sum_columns_wide* sum_lanes, Source::blocks)
     column_sums_kernel(S* parts, const Source source, std::int64_t rows, std::int64_t columns,
@@ -23,7 +25,7 @@ __global__ void __launch_bounds__(sum_columns_wide* sum_lanes, Source::blocks)
     __shared__ S shared[sum_lanes][sum_columns_wide][n];
     await_predecessor();
     const int lane_x = threadIdx.x % sum_columns_wide, lane_y = threadIdx.x / sum_columns_wide;
-    const unsigned block = gridDim.x - 1 - blockIdx.x;  // from the end, see map_rows.cuh
+    const unsigned block = gridDim.x - 1 - blockIdx.x;  // from the last row to the first, see map_rows.cuh
     const std::int64_t column = (block % column_blocks * std::int64_t{sum_columns_wide} + lane_x) * n;
     const std::int64_t row_block = block / column_blocks, begin = row_block * column_sum_rows;
     const std::int64_t end = begin + column_sum_rows < rows ? begin + column_sum_rows : rows;
@@ -57,8 +59,8 @@ __global__ void __launch_bounds__(sum_columns_wide* sum_lanes, Source::blocks)
 
 }  // namespace device
 
-/// parts [ceil(rows / column_sum_rows), columns] = the column sums of what Source<n> makes of rows x columns;
-/// n columns a thread: the vector length of T where `vectors`, else 1.
+/// parts [ceil(rows / column_sum_rows), columns] = the column sums of the values of Source<n>. n is the
+/// number of columns per thread: the vector length of T if `vectors` is set, else 1.
 template <class T, template <int> class Source, class... Arguments>
 void sum_columns_of(const Context& ctx, const Tensor& parts, std::int64_t rows, bool vectors,
                     const Arguments&... arguments) {

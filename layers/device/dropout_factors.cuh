@@ -1,20 +1,20 @@
 #pragma once
-/// Dropout's random numbers where they are used: dropout.h says which.
+/// Draws dropout's random numbers in a kernel. dropout.h defines the numbers.
 #include <gradtile/layers/internal/dropout_backend.h>
 #include <gradtile/layers/device/place.cuh>
 
 namespace gradtile::cuda::device {
 
-constexpr int dropout_group = 8;  // columns that one Philox draw decides about
+constexpr int dropout_group = 8;  // columns whose bits one Philox draw gives
 
-/// The mask's factors: scale where kept, 0 where dropped.
+/// The factors of a mask: `scale` for kept elements, 0 for dropped ones.
 struct DropoutFactors {
     DropoutMask mask;
     Divisor tokens;
 
-    explicit DropoutFactors(const DropoutMask& its) : mask(its), tokens(its.tokens) {}
+    explicit DropoutFactors(const DropoutMask& dropout_mask) : mask(dropout_mask), tokens(mask.tokens) {}
 
-    /// For n columns; key = mask.key(), which a thread asks for once.
+    /// Computes the factors of n columns. key = mask.key(), which a thread should compute only once.
     template <class S, int n>
     __device__ __forceinline__ void draw(S (&factors)[n], Philox::Key key, Place at) const {
         static_assert(n == dropout_group || n == 1);

@@ -1,6 +1,6 @@
 #pragma once
-/// Element-wise operators over the rows of tensors of one shape: reads some, writes others, 16 bytes at a
-/// time where all of them allow it. An output may be one of the inputs.
+/// Element-wise operators over the rows of tensors of one shape. Tensors are read and written 16 bytes at a
+/// time if all of them allow it. An output may be one of the inputs.
 #include <array>
 
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -12,9 +12,9 @@ namespace device {
 
 constexpr int map_threads = 256;
 
-/// A thread reads so many times n elements of each input together, ahead of the arithmetic on those before
-/// them; so many blocks on a processor keep enough on their way. float32's and float64's dropout takes more
-/// than 16 bytes at a time, so more registers.
+/// Each thread prefetches map_unroll groups of n elements per input. map_blocks blocks per multiprocessor
+/// keep enough loads in flight. Dropout in float32 and float64 processes more than 16 bytes at a time and
+/// needs more registers, so it has fewer blocks.
 template <int inputs>
 inline constexpr int map_unroll = inputs == 1 ? 2 : 1;
 template <int n, class T, int inputs>
@@ -28,10 +28,10 @@ struct MapArguments {
     DeviceRows<T> out[outputs];
     Divisor vectors_per_row;
     std::int64_t vectors;
-    bool dense;  // every tensor is one run of elements
+    bool dense;  // the rows of every tensor are adjacent in memory
 };
 
-/// What an operator makes of itself once a thread, or itself.
+/// Returns op.prepared(), which an operator can define for work that each thread does once; else op itself.
 template <class Operator>
 __device__ __forceinline__ auto prepared(const Operator& op) {
     if constexpr (requires { op.prepared(); }) {
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(map_threads, (map_blocks<n, T, inputs>))
             }
         }
     };
-    // From the end: what the operator before wrote last is still in the L2, and what this one writes last is
-    // what the next reads first.
+    // Processes rows from the last to the first: the rows that the previous kernel wrote last are still in
+    // the L2 cache, and the next kernel first reads the rows that this kernel writes last.
     const std::int64_t step = gridDim.x * std::int64_t{map_threads * unroll};
     std::int64_t last =
         arguments.vectors - 1 - (blockIdx.x * std::int64_t{map_threads * unroll} + threadIdx.x);
@@ -102,9 +102,9 @@ __global__ void __launch_bounds__(map_threads, (map_blocks<n, T, inputs>))
 
 }  // namespace device
 
-/// out = op(in) with op(S (&out)[outputs][n], const S (&in)[inputs][n], Place), called for n neighbouring
-/// columns: n = `together`, a multiple of the vector length, or 1 where a row is not made of such vectors or
-/// `vectors` says that what op reads itself is not.
+/// out = op(in). Calls op(S (&out)[outputs][n], const S (&in)[inputs][n], Place) for n neighbouring columns.
+/// n is `together`, a multiple of the vector length, if all rows consist of aligned groups of `together`
+/// elements. Otherwise, or if `vectors` is false because op itself reads unaligned data, n is 1.
 template <int together, class T, std::size_t inputs, std::size_t outputs, class Operator>
 void map_rows(const Context& ctx, const std::array<device::DeviceRows<T>, outputs>& out,
               const std::array<device::DeviceRows<const T>, inputs>& in, const Operator& op,

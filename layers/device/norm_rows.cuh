@@ -1,7 +1,7 @@
 #pragma once
-/// How LayerNorm and RMSNorm lay rows over threads: a team of threads owns a row and holds it in registers,
-/// so that memory is read once. Rows that are too long or not made of whole 16-byte vectors are read again
-/// from the cache instead.
+/// How LayerNorm and RMSNorm distribute rows over threads. A team of threads processes a row and holds it in
+/// registers, so that memory is read once. Rows that are too long, or do not consist of whole 16-byte
+/// vectors, are read several times instead; the later reads hit the cache.
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/reduce.cuh>
 #include <gradtile/layers/device/dropout_factors.cuh>
@@ -10,35 +10,35 @@
 namespace gradtile::cuda {
 namespace device {
 
-/// `team` threads hold `held` vectors each. Teams of a warp or less share a block.
+/// A team of `team` threads, of which each holds `held` vectors. Teams of at most one warp share a block.
 template <int team_threads, int held_vectors>
 struct RowTeam {
     static constexpr int team = team_threads, held = held_vectors;
-    static constexpr int threads = team > 32 ? team : held == 4 ? 384 : 256;  // of a block
+    static constexpr int threads = team > 32 ? team : held == 4 ? 384 : 256;  // threads per block
     static constexpr int teams = threads / team;
-    static constexpr int most_vectors = team * held;
+    static constexpr int max_vectors = team * held;
 
-    // Backward holds three sums a column in registers, which leaves room for so many threads of a block and
-    // blocks of a processor.
+    // Backward holds three sums per column in registers. This limits the number of threads per block and of
+    // blocks per multiprocessor.
     static constexpr int backward_threads = team > 32 ? team : held <= 3 ? 256 : 192;
     static constexpr int backward_teams = backward_threads / team;
     static constexpr int backward_blocks = held == 1 || team == 128 ? 3 : team <= 32 ? 2 : 1;
-    // Rows of x, dy and dx in its shared memory: one is worked on while the others arrive. Short ones must be
-    // many to keep memory busy.
+    // The number of rows in a team's shared memory: one is processed while the others are loaded. Short rows
+    // need more of them to use the memory bandwidth.
     static constexpr int fetched_rows = held == 1 ? 4 : 2;
 };
 
-constexpr int fetched_tensors = 3;
+constexpr int fetched_tensors = 3;  // x, dy and dx
 
-constexpr int long_row_threads = 256;  // of a block that reads its row again
+constexpr int long_row_threads = 256;  // threads of a block for a row that is not held in registers
 
 template <class S>
 struct Statistics {
     S mean, rstd;
 };
 
-/// x [.., C], or x + branch * factors, which then takes branch's place, -> y; mean is null for the
-/// root-mean-square norm, bias when there is none.
+/// The arguments of y = norm(x), or of y = norm(x + branch * factors), which also stores the sum in branch.
+/// mean is null for RMSNorm; bias is null if there is none.
 template <class T>
 struct NormForward {
     DeviceRows<T> y;
@@ -63,26 +63,27 @@ struct NormBackward {
 
 }  // namespace device
 
-/// Calls f(RowTeam) with the smallest team that holds rows of so many vectors, f(nullptr) when none does.
-/// 64 16-bit columns, a head, are one vector a lane of a quarter of a warp, 384 three a lane of half a warp,
-/// GPT-2's 768, 1024 and 1280 three, four and five of a warp.
+/// Calls f(RowTeam) with the smallest team that holds rows of this number of vectors, or f(nullptr) if no
+/// team does. Examples for 16-bit rows: a head of 64 columns is one vector for each of 8 threads; 384 columns
+/// are three vectors for each of 16 threads; GPT-2's 768, 1024 and 1280 columns are three, four and five
+/// vectors for each of 32 threads.
 template <class F>
 void with_row_team(std::int64_t vectors, F&& f) {
-    if (vectors <= device::RowTeam<8, 1>::most_vectors) {
+    if (vectors <= device::RowTeam<8, 1>::max_vectors) {
         f(device::RowTeam<8, 1>{});
-    } else if (vectors <= device::RowTeam<16, 3>::most_vectors) {
+    } else if (vectors <= device::RowTeam<16, 3>::max_vectors) {
         f(device::RowTeam<16, 3>{});
-    } else if (vectors <= device::RowTeam<32, 3>::most_vectors) {
+    } else if (vectors <= device::RowTeam<32, 3>::max_vectors) {
         f(device::RowTeam<32, 3>{});
-    } else if (vectors <= device::RowTeam<32, 4>::most_vectors) {
+    } else if (vectors <= device::RowTeam<32, 4>::max_vectors) {
         f(device::RowTeam<32, 4>{});
-    } else if (vectors <= device::RowTeam<32, 5>::most_vectors) {
+    } else if (vectors <= device::RowTeam<32, 5>::max_vectors) {
         f(device::RowTeam<32, 5>{});
-    } else if (vectors <= device::RowTeam<128, 2>::most_vectors) {
+    } else if (vectors <= device::RowTeam<128, 2>::max_vectors) {
         f(device::RowTeam<128, 2>{});
-    } else if (vectors <= device::RowTeam<128, 4>::most_vectors) {
+    } else if (vectors <= device::RowTeam<128, 4>::max_vectors) {
         f(device::RowTeam<128, 4>{});
-    } else if (vectors <= device::RowTeam<256, 4>::most_vectors) {
+    } else if (vectors <= device::RowTeam<256, 4>::max_vectors) {
         f(device::RowTeam<256, 4>{});
     } else {
         f(nullptr);

@@ -1,5 +1,5 @@
 #pragma once
-/// The second stage of sums over many rows: what the blocks of a kernel summed is added up in a fixed order.
+/// The second stage of sums over many rows: adds the partial sums of a kernel's blocks in a fixed order.
 #include <array>
 
 #include <gradtile/core/parameter_store.h>
@@ -8,10 +8,10 @@
 namespace gradtile::cuda {
 namespace device {
 
-constexpr int partial_columns = 32;  // a block takes so many columns,
-constexpr int partial_lanes = 32;    // and so many threads share each
+constexpr int partial_columns = 32;  // columns per block
+constexpr int partial_lanes = 32;    // threads per column
 
-/// totals[d][c] = or += sum over b of partials[b, d, c]; blockIdx.y = d.
+/// totals[d][c] = or += the sum over b of partials[b, d, c], where d is blockIdx.y.
 template <class S, int destinations>
 struct PartialSums {
     S* totals[destinations];
@@ -46,21 +46,21 @@ __global__ void __launch_bounds__(partial_columns* partial_lanes)
 
 }  // namespace device
 
-/// Writes the sums over b of partials [blocks, destinations, columns] to totals[d] [columns]; only the last
-/// total may be absent.
+/// Writes the sums over the blocks of partials [blocks, destinations, columns] to totals[d] [columns]. Only
+/// the last total may be undefined.
 template <class S, int destinations>
 void add_partials(const Context& ctx, const std::array<GradientTarget, destinations>& totals,
                   const S* partials, std::int64_t blocks) {
     device::PartialSums<S, destinations> sums{
         .partials = partials, .blocks = blocks, .columns = totals[0].grad.elements()};
-    unsigned wanted = 0;
+    unsigned defined = 0;
     for (const GradientTarget& total : totals) {
         if (!total.grad.defined()) break;
-        sums.totals[wanted] = total.grad.data<S>();
-        sums.accumulate[wanted++] = total.accumulates();
+        sums.totals[defined] = total.grad.data<S>();
+        sums.accumulate[defined++] = total.accumulates();
     }
     dim3 grid = blocks_for(sums.columns, device::partial_columns);
-    grid.y = wanted;
+    grid.y = defined;
     launch(ctx, device::add_partials_kernel<S, destinations>, grid,
            Block{.threads = device::partial_columns * device::partial_lanes, .starts_early = true}, sums);
 }

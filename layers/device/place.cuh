@@ -1,24 +1,25 @@
 #pragma once
-/// Where a thread's elements stand, and the divisions that tell it.
+/// The row and column of a thread's elements, and fast divisions to compute them.
 #include <cstdint>
 
 #include <cuda_runtime.h>
 
 namespace gradtile::cuda::device {
 
-/// First of some neighbouring elements of a row.
+/// The first of several neighbouring elements of a row.
 struct Place {
     std::int64_t row, column;
 };
 
-/// index / divisor; nearly always both fit 32 bits, where a division costs a third.
+/// Returns index / divisor. If both fit 32 bits, which is nearly always so, a 32-bit division takes a third
+/// of the time.
 __device__ __forceinline__ std::int64_t quotient(std::int64_t index, std::int64_t divisor) {
     if (((index | divisor) >> 32) == 0) return static_cast<unsigned>(index) / static_cast<unsigned>(divisor);
     return index / divisor;
 }
 
-/// A divisor known on the host: a multiplication and a shift where dividend and divisor fit 31 bits (Granlund
-/// and Montgomery 1994), as they nearly always do.
+/// A divisor that the host knows. If dividend and divisor fit 31 bits, which is nearly always so, the
+/// division is a multiplication and a shift (Granlund and Montgomery 1994).
 struct Divisor {
     std::int64_t value;
     std::uint32_t multiplier = 0;

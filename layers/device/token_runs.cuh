@@ -1,48 +1,50 @@
 #pragma once
-/// What to add for the gradient of an embedding: positions sorted by token, cut into work. A token's
-/// positions are a run of sorted places. A short run is one warp's, who takes all that begin in a window of
-/// places; a long one is cut into pieces of one block each.
+/// Divides the work of an embedding's gradient. Positions are sorted by token, so the positions of a token
+/// are a run of neighbouring sorted places. A warp adds all short runs that begin in a window of places. A
+/// long run is cut into pieces, and a block adds each piece.
 #include <gradtile/layers/device/token_sort.cuh>
 
 namespace gradtile::cuda {
 namespace device {
 
-constexpr int short_run = 32;  // places at most
-constexpr int run_window = 8;
-constexpr int run_piece = 128;
-constexpr int arrival_lanes = 4;  // groups of columns whose blocks are counted each for itself
+constexpr int short_run = 32;   // the largest length of a short run, in places
+constexpr int run_window = 8;   // places per window
+constexpr int run_piece = 128;  // places per piece
+// The columns of a piece are divided over at most this many blocks. Each of them counts finished pieces
+// separately.
+constexpr int arrival_lanes = 4;
 
-/// A block's part of a long run.
+/// A piece of a long run.
 struct RunPiece {
-    std::int32_t begin, end;  ///< sorted places of the whole run
-    std::int32_t index;       ///< of the piece in it
-    std::int32_t slot;        ///< of the run's first partial sum; a run of one piece has none
+    std::int32_t begin, end;  ///< the sorted places of the whole run
+    std::int32_t index;       ///< the index of this piece in the run
+    std::int32_t slot;        ///< the slot of the run's first partial sum; unused if the run has one piece
 
     __device__ __forceinline__ int pieces() const { return (end - begin + run_piece - 1) / run_piece; }
 };
 static_assert(sizeof(RunPiece) == 4 * sizeof(std::int32_t));
 
-/// How much there is of each; the order within pieces and windows is any.
+/// The lengths of the lists of pieces, windows and slots. Pieces and windows are in no particular order.
 struct RunCounts {
     std::int32_t pieces, windows, slots;
 };
 
-/// Where in a block of int32 elements things are.
+/// The arrays of token runs in one block of int32 elements.
 struct TokenRuns {
     SortedTokens sorted;
-    std::int64_t count;  ///< of positions
+    std::int64_t count;  ///< number of positions
     std::int32_t vocabulary;
     RunPiece* pieces;
-    std::int32_t* windows;  ///< that short runs begin in
+    std::int32_t* windows;  ///< the windows in which short runs begin
     RunCounts* counts;
-    std::int32_t* arrivals;  ///< [slots, arrival_lanes]: of a run's blocks; 0 between passes
+    std::int32_t* arrivals;  ///< [slots, arrival_lanes]: finished pieces of a run; 0 between passes
 
-    __host__ __device__ std::int64_t most_slots() const { return count / (run_piece / 2); }
-    std::int64_t most_pieces() const { return count / (short_run + 1); }
-    std::int64_t most_windows() const { return ceil_div(count, run_window); }
+    __host__ __device__ std::int64_t max_slots() const { return count / (run_piece / 2); }
+    std::int64_t max_pieces() const { return count / (short_run + 1); }
+    std::int64_t max_windows() const { return ceil_div(count, run_window); }
 };
 
-/// The place behind the run that begins at `begin`.
+/// The first place after the run that begins at `begin`.
 __device__ __forceinline__ std::int64_t run_end(const std::int32_t* keys, std::int64_t begin,
                                                 std::int64_t count) {
     const std::int32_t token = keys[begin];
@@ -56,10 +58,10 @@ __device__ __forceinline__ std::int64_t run_end(const std::int32_t* keys, std::i
 
 constexpr int cut_threads = 256;
 
-/// One thread a sorted place.
+/// Makes the lists of pieces and windows. One thread per sorted place.
 static __global__ void __launch_bounds__(cut_threads) cut_runs_kernel(const TokenRuns runs) {
     constexpr unsigned warp = 0xffffffffu;
-    constexpr int windows = 32 / run_window;  // of a warp
+    constexpr int windows = 32 / run_window;  // windows per warp
     const std::int64_t i = blockIdx.x * std::int64_t{cut_threads} + threadIdx.x;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     await_predecessor();
@@ -82,43 +84,44 @@ static __global__ void __launch_bounds__(cut_threads) cut_runs_kernel(const Toke
         }
     }
     const unsigned shorts = __ballot_sync(warp, begins && !is_long);
-    const bool wanted = lane < windows && (shorts >> lane * run_window & ((1u << run_window) - 1)) != 0;
-    const unsigned all_wanted = __ballot_sync(warp, wanted);
+    const bool is_occupied = lane < windows && (shorts >> lane * run_window & ((1u << run_window) - 1)) != 0;
+    const unsigned all_occupied = __ballot_sync(warp, is_occupied);
     std::int32_t to = 0;
-    if (lane == 0 && all_wanted != 0) to = atomicAdd(&runs.counts->windows, __popc(all_wanted));
-    to = __shfl_sync(warp, to, 0) + __popc(all_wanted & ((1u << lane) - 1));
-    if (wanted) runs.windows[to] = static_cast<std::int32_t>(i / 32 * windows + lane);
-    for (std::int64_t a = i; a < runs.most_slots() * arrival_lanes;
-         a += std::int64_t{gridDim.x} * cut_threads)
+    if (lane == 0 && all_occupied != 0) to = atomicAdd(&runs.counts->windows, __popc(all_occupied));
+    to = __shfl_sync(warp, to, 0) + __popc(all_occupied & ((1u << lane) - 1));
+    if (is_occupied) runs.windows[to] = static_cast<std::int32_t>(i / 32 * windows + lane);
+    for (std::int64_t a = i; a < runs.max_slots() * arrival_lanes; a += std::int64_t{gridDim.x} * cut_threads)
         runs.arrivals[a] = 0;
 }
 
 }  // namespace device
 
-/// int32 elements of memory that so many positions take.
+/// The number of int32 elements of memory for `count` positions.
 inline std::int64_t token_runs_elements(std::int64_t count) {
     const device::TokenRuns sizes{.count = count};
     constexpr std::int64_t piece = sizeof(device::RunPiece) / sizeof(std::int32_t);
-    return piece * sizes.most_pieces() + piece + sizes.most_windows() +
-           device::arrival_lanes * sizes.most_slots() + sort_scratch(count);
+    return piece * sizes.max_pieces() + piece + sizes.max_windows() +
+           device::arrival_lanes * sizes.max_slots() + sort_scratch(count);
 }
 
 inline device::TokenRuns token_runs(std::int32_t* memory, std::int64_t count, std::int32_t vocabulary) {
     device::TokenRuns runs{.count = count, .vocabulary = vocabulary};
-    runs.pieces = reinterpret_cast<device::RunPiece*>(memory);  // first, for their alignment
-    runs.counts = reinterpret_cast<device::RunCounts*>(runs.pieces + runs.most_pieces());
+    // Pieces are first, because they need the largest alignment.
+    runs.pieces = reinterpret_cast<device::RunPiece*>(memory);
+    runs.counts = reinterpret_cast<device::RunCounts*>(runs.pieces + runs.max_pieces());
     runs.windows = reinterpret_cast<std::int32_t*>(runs.counts + 1) + 1;
-    runs.arrivals = runs.windows + runs.most_windows();
-    runs.sorted = sorted_tokens(runs.arrivals + device::arrival_lanes * runs.most_slots(), count, vocabulary);
+    runs.arrivals = runs.windows + runs.max_windows();
+    runs.sorted = sorted_tokens(runs.arrivals + device::arrival_lanes * runs.max_slots(), count, vocabulary);
     return runs;
 }
 
-/// Sorts and cuts; token_runs() tells afterwards where everything is.
+/// Sorts positions by token and makes the lists of runs. token_runs() then returns the addresses of the
+/// lists.
 inline void find_token_runs(const Context& ctx, std::int32_t* memory, const std::int32_t* tokens,
                             std::int64_t count, std::int32_t vocabulary) {
     using namespace device;
     const TokenRuns runs = token_runs(memory, count, vocabulary);
-    std::int32_t* const sort_memory = runs.arrivals + arrival_lanes * runs.most_slots();
+    std::int32_t* const sort_memory = runs.arrivals + arrival_lanes * runs.max_slots();
     sort_tokens(ctx, sort_memory, tokens, count, vocabulary, reinterpret_cast<std::int32_t*>(runs.counts),
                 sizeof(RunCounts) / sizeof(std::int32_t));
     launch(ctx, cut_runs_kernel, blocks_for(count, cut_threads),

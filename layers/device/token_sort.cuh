@@ -1,7 +1,7 @@
 #pragma once
-/// Positions 0 .. n-1 in the order of the tokens that stand there, equal ones in order of position: a stable
-/// radix sort (least significant digit first), for sums over equal tokens whose order never changes. It takes
-/// one kernel a digit and one more: each pass counts the next one's digits on its way.
+/// Sorts positions 0 .. n-1 by their token with a stable radix sort (least significant digit first). Equal
+/// tokens stay in order of position, so sums over them always have the same order. The sort takes one kernel
+/// per digit, and one more for the first counts: each pass also counts the digits of the next pass.
 #include <cstdint>
 
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -10,28 +10,29 @@ namespace gradtile::cuda {
 namespace device {
 
 constexpr int digit_bits = 8, digits = 1 << digit_bits;
-constexpr int sort_threads = digits;  // one a digit
+constexpr int sort_threads = digits;  // one thread per digit
 constexpr int sort_warps = sort_threads / 32;
-constexpr int sort_rounds = 4;  // keys of one thread
+constexpr int sort_rounds = 4;  // keys per thread
 constexpr int sort_tile = sort_threads * sort_rounds;
 
 __device__ __forceinline__ unsigned digit_of(std::int32_t key, int shift) {
     return static_cast<unsigned>(key) >> shift & (digits - 1);
 }
 
-/// Tokens outside the vocabulary come after all others, as the one after its last.
+/// The sort key of a token. Tokens outside the vocabulary get the key `vocabulary`, so they come last.
 __device__ __forceinline__ std::int32_t key_of(std::int32_t token, std::int32_t vocabulary) {
     return token >= 0 && token < vocabulary ? token : vocabulary;
 }
 
-/// Where round r of a thread reads: a warp owns 32 * sort_rounds neighbouring keys and takes them in order.
+/// The index of a thread's key in a round. A warp has 32 * sort_rounds neighbouring keys and reads them in
+/// order.
 __device__ __forceinline__ std::int64_t sort_index(int round) {
     return blockIdx.x * std::int64_t{sort_tile} + threadIdx.x / 32 * (32 * sort_rounds) + round * 32 +
            threadIdx.x % 32;
 }
 
-/// counts[tile][digit] = keys of the tile with the first digit. Of the later passes they begin at 0, and so
-/// do the words of `zeroed`.
+/// counts[tile][digit] = the number of keys in the tile whose first digit is `digit`. Sets the counts of
+/// later passes, and the words of `zeroed`, to 0.
 static __global__ void __launch_bounds__(sort_threads)
     count_digits_kernel(std::int32_t* counts, const std::int32_t* tokens, std::int64_t n,
                         std::int32_t vocabulary, int passes, std::int32_t* zeroed, int zeroed_words) {
@@ -51,7 +52,7 @@ static __global__ void __launch_bounds__(sort_threads)
     if (blockIdx.x == 0 && threadIdx.x < zeroed_words) zeroed[threadIdx.x] = 0;
 }
 
-/// The sum of a value over the lower threads of the block.
+/// The sum of `value` over the threads of the block with a lower index.
 template <int threads>
 __device__ __forceinline__ int exclusive_sum(int value) {
     __shared__ int of_warp[threads / 32];
@@ -71,8 +72,8 @@ __device__ __forceinline__ int exclusive_sum(int value) {
     return before + inclusive - value;
 }
 
-/// One pass: moves every key, and the position it came from, to its place among those of its digit. In the
-/// first one from_positions is null: token i stands at position i. next_counts is null in the last.
+/// The arguments of a pass, which sorts keys and their positions by one digit. In the first pass,
+/// from_positions is null, because token i has position i. In the last pass, next_counts is null.
 struct SortPass {
     std::int32_t *to_keys, *to_positions;
     const std::int32_t *from_keys, *from_positions;
@@ -83,8 +84,8 @@ struct SortPass {
     int shift;
 };
 
-/// Where the tile's first key of the thread's digit goes: behind all lower digits, and behind the digit's
-/// keys of the tiles before.
+/// The destination of the tile's first key with the thread's digit: after all keys with lower digits, and
+/// after the keys with this digit in earlier tiles.
 __device__ __forceinline__ int place_of_digit(const std::int32_t* counts) {
     int before = 0, total = 0;
 #pragma unroll 32
@@ -97,7 +98,7 @@ __device__ __forceinline__ int place_of_digit(const std::int32_t* counts) {
 }
 
 static __global__ void __launch_bounds__(sort_threads) scatter_kernel(const SortPass pass) {
-    __shared__ int next[sort_warps][digits];  // counts of the warps, then where their next key goes
+    __shared__ int next[sort_warps][digits];  // each warp's count, then the destination of its next key
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int w = 0; w < sort_warps; ++w) next[w][threadIdx.x] = 0;
     __syncthreads();
@@ -125,7 +126,7 @@ static __global__ void __launch_bounds__(sort_threads) scatter_kernel(const Sort
 #pragma unroll
     for (int round = 0; round < sort_rounds; ++round) {
         const bool inside = sort_index(round) < pass.n;
-        // Lanes past the end keep to themselves.
+        // Lanes without a key get a digit that no key has.
         const unsigned digit = inside ? digit_of(keys[round], pass.shift) : digits;
         const unsigned peers = __match_any_sync(0xffffffffu, digit);
         const int rank = __popc(peers & ((1u << lane) - 1));
@@ -152,24 +153,25 @@ inline int sort_passes(std::int32_t vocabulary) {
     return passes;
 }
 
-/// Keys and positions, sorted; both in the scratch they were sorted in.
+/// Sorted keys and their positions, in the scratch memory of the sort.
 struct SortedTokens {
     const std::int32_t *keys, *positions;
 };
 
-/// int32 elements of scratch that sorting n tokens takes.
+/// The number of int32 elements of scratch memory for sorting n tokens.
 inline std::int64_t sort_scratch(std::int64_t n) {
-    constexpr std::int64_t most_passes = ceil_div(31, device::digit_bits);
-    return 4 * n + most_passes * device::digits * ceil_div(n, device::sort_tile);
+    constexpr std::int64_t max_passes = ceil_div(31, device::digit_bits);
+    return 4 * n + max_passes * device::digits * ceil_div(n, device::sort_tile);
 }
 
-/// Where sort_tokens() leaves them: passes go from one half of the scratch to the other.
+/// The addresses of sort_tokens()'s results. They depend on the number of passes, because each pass writes to
+/// the other half of the scratch memory.
 inline SortedTokens sorted_tokens(const std::int32_t* scratch, std::int64_t n, std::int32_t vocabulary) {
     const std::int32_t* const keys = scratch + (sort_passes(vocabulary) % 2 == 1 ? 0 : 2 * n);
     return {keys, keys + n};
 }
 
-/// Sorts n tokens, those outside the vocabulary as `vocabulary`; clears some words on the way.
+/// Sorts n tokens. Also sets the words of `zeroed` to 0.
 inline void sort_tokens(const Context& ctx, std::int32_t* scratch, const std::int32_t* tokens, std::int64_t n,
                         std::int32_t vocabulary, std::int32_t* zeroed, int zeroed_words) {
     using namespace device;

@@ -1,12 +1,12 @@
 #pragma once
-/// Neighbouring elements moved 16 bytes at a time, which is what memory bandwidth asks for; arithmetic sees
-/// them in their accumulator's type.
+/// Loads and stores of 16 bytes, which use the memory bandwidth best. In registers, elements have their
+/// accumulator's type.
 #include <gradtile/layers/rows.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 
 namespace gradtile::cuda::device {
 
-/// Elements of T in 16 bytes.
+/// The number of elements of type T in 16 bytes.
 template <class T>
 inline constexpr int vector_length = 16 / static_cast<int>(sizeof(T));
 
@@ -60,7 +60,8 @@ __device__ __forceinline__ uint4 pack(const Accumulator<T>* from) {
     return {words[0], words[1], words[2], words[3]};
 }
 
-/// to = from[0 .. n-1]. n is 1, or a multiple of the vector length and `from` on a 16-byte boundary.
+/// to = from[0 .. n-1]. n is 1, or a multiple of the vector length; then `from` must be on a 16-byte
+/// boundary.
 template <int n, class T>
 __device__ __forceinline__ void load(Accumulator<T> (&to)[n], const T* from) {
     if constexpr (n == 1) {
@@ -73,7 +74,8 @@ __device__ __forceinline__ void load(Accumulator<T> (&to)[n], const T* from) {
     }
 }
 
-/// n neighbouring elements as they lie in memory, with the same alignment: on their way, in few registers.
+/// n neighbouring elements that a thread has loaded but not converted yet, which takes fewer registers.
+/// Alignment as for load().
 template <int n, class T>
 struct Fetched {
     uint4 vectors[n / vector_length<T>];
@@ -97,7 +99,7 @@ struct Fetched<1, T> {
     }
 };
 
-/// to[0 .. n-1] = from, with the same alignment.
+/// to[0 .. n-1] = from. Alignment as for load().
 template <int n, class T>
 __device__ __forceinline__ void store(T* to, const Accumulator<T> (&from)[n]) {
     if constexpr (n == 1) {
@@ -109,7 +111,7 @@ __device__ __forceinline__ void store(T* to, const Accumulator<T> (&from)[n]) {
     }
 }
 
-/// The same, for what goes first where the L2 needs room: the kernel's own reads stay.
+/// Like store(), but the L2 cache evicts the stored data first and keeps the data that the kernel reads.
 template <int n, class T>
 __device__ __forceinline__ void store_streaming(T* to, const Accumulator<T> (&from)[n]) {
     if constexpr (n == 1) {
@@ -121,7 +123,7 @@ __device__ __forceinline__ void store_streaming(T* to, const Accumulator<T> (&fr
     }
 }
 
-/// to[0 .. n-1] += values, with the same alignment.
+/// to[0 .. n-1] += values. Alignment as for load().
 template <int n, class S>
 __device__ __forceinline__ void accumulate(S* to, const S (&values)[n]) {
     S sums[n];
@@ -131,7 +133,7 @@ __device__ __forceinline__ void accumulate(S* to, const S (&values)[n]) {
     store<n>(to, sums);
 }
 
-/// Rows of a tensor for a kernel; passed by value.
+/// The rows of a tensor, passed to a kernel by value.
 template <class T>
 struct DeviceRows {
     T* data = nullptr;
@@ -143,11 +145,11 @@ struct DeviceRows {
 
     __device__ __forceinline__ T* operator[](std::int64_t row) const { return data + layout.offset(row); }
 
-    /// Each row begins where the one before it ends.
+    /// Whether each row begins at the end of the previous row.
     bool dense() const {
         return layout.rows <= 1 || (layout.inner == layout.rows && layout.inner_stride == layout.width);
     }
-    /// Every row is whole vectors on 16-byte boundaries, n elements long or a multiple of it.
+    /// Whether rows begin on 16-byte boundaries and their length is a multiple of n.
     bool in_vectors(int n = vector_length<std::remove_const_t<T>>) const {
         constexpr int aligned = vector_length<std::remove_const_t<T>>;
         return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && layout.width % n == 0 &&
@@ -155,7 +157,7 @@ struct DeviceRows {
     }
 };
 
-/// The first elements of a tensor lie on a 16-byte boundary.
+/// Whether a tensor begins on a 16-byte boundary.
 inline bool on_vector_boundary(const Tensor& x) {
     return reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// What the two devices implement for activation_layer.h.
+/// The CPU and CUDA implementations behind activation_layer.h.
 #include <gradtile/layers/activation.h>
 #include <gradtile/layers/column_sums.h>
 
@@ -13,7 +13,7 @@ namespace gradtile::cuda {
 void activation_forward(const Context& ctx, const Tensor& y, const Tensor& x, Activation activation);
 void activation_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x,
                          Activation activation);
-/// dx and its column sums in one pass; matrices, no gated activation.
+/// Computes dx and its column sums in one pass. Operands are matrices; the activation is not gated.
 void activation_backward_summed(const Context& ctx, const SummedGradient& dx, const Tensor& dy,
                                 const Tensor& x, Activation activation);
 }  // namespace gradtile::cuda

@@ -1,8 +1,9 @@
 #pragma once
-/// The activations' mathematics of one element, for CPU and GPU alike. S is float or double. Math supplies
-/// the device's functions: sigmoid(x), times_normal(x) = x Phi(x), and normal(x), a vector_math::Normal.
+/// The formulas of the activations for one element, on CPU and GPU. S is float or double. Math has the
+/// functions of the device: sigmoid(x), times_normal(x) = x Phi(x), and normal(x), which returns a
+/// vector_math::Normal.
 ///
-/// A plain formula has value(x) and slope(x) = value'(x); a gated one value(gate, up) and
+/// A plain formula has value(x) and slope(x) = value'(x). A gated formula has value(gate, up) and
 /// gradient(dy, gate, up).
 #include <numbers>
 
@@ -85,7 +86,7 @@ void visit(Activation activation, F&& f) {
         case Activation::relu2:
             return detail::pass_formula<Activation::relu2, ReluSquared<Math, S>>(f);
     }
-    throw Error("activation: no formula");
+    throw Error("activation: this activation has no formula");
 }
 
 }  // namespace gradtile::activation_formulas

@@ -1,19 +1,19 @@
 #pragma once
-/// What the two devices implement for dropout.h.
+/// The CPU and CUDA implementations behind dropout.h.
 #include <gradtile/layers/dropout.h>
 
 namespace gradtile {
 
 /// The mask of one call.
 struct DropoutMask : DropoutDraws {
-    std::int64_t tokens = 1;  ///< rows of a sample
+    std::int64_t tokens = 1;  ///< rows per sample
 };
 
-/// The mask of one call on x, checked.
+/// Checks the arguments and returns the mask of one call on x.
 DropoutMask dropout_mask(double p, const DropoutKey& key, const Tensor& x);
 
 namespace cpu {
-/// y = branch * mask * scale (+ x when defined); y may be branch itself.
+/// y = branch * mask * scale (+ x if defined). y may be branch itself.
 void dropout(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& branch,
              const DropoutMask& mask);
 }  // namespace cpu

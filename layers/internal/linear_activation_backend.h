@@ -1,5 +1,6 @@
 #pragma once
-/// What the two devices implement for linear_activation.h: matrices with contiguous rows, checked, not empty.
+/// The CPU and CUDA implementations behind linear_activation.h. Operands are checked, non-empty matrices with
+/// contiguous rows.
 #include <gradtile/layers/activation.h>
 #include <gradtile/layers/column_sums.h>
 

@@ -6,7 +6,7 @@ namespace {
 template <class Layer>
 const typename Layer::Saved& saved_of(const ConfiguredNorm::Saved& saved) {
     const auto* own = std::get_if<typename Layer::Saved>(&saved);
-    check(own != nullptr, "norm: backward without a matching forward");
+    check(own != nullptr, "norm: backward requires the saved values of a forward pass with the same norm");
     return *own;
 }
 
@@ -56,7 +56,7 @@ Tensor ConfiguredNorm::forward(const Context& ctx, Residual& residual, Saved& sa
         norm);
 }
 
-Tensor ConfiguredNorm::output_again(const Context& ctx, const Saved& saved) const {
+Tensor ConfiguredNorm::recompute_output(const Context& ctx, const Saved& saved) const {
     return std::visit(
         [&]<class Layer>(const Layer& layer) {
             typename Layer::Saved same;

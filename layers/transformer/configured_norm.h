@@ -1,5 +1,5 @@
 #pragma once
-/// The norm a ModelConfig names: one type for blocks that take either.
+/// The norm that a ModelConfig selects, as one type for both norms.
 #include <string>
 #include <variant>
 
@@ -10,7 +10,7 @@
 
 namespace gradtile {
 
-/// What checkpoints call a norm: "ln_1" or "norm_1" for the suffix "1".
+/// The name of a norm's parameters in checkpoints: "ln_1" or "norm_1" for the suffix "1".
 std::string norm_name(Norm norm, const std::string& suffix);
 
 /// LayerNorm or RMSNorm over the last axis of x [.., C].
@@ -21,18 +21,17 @@ struct ConfiguredNorm {
     ConfiguredNorm(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
-    /// Of a residual, which is added up: afterwards its x is the sum.
+    /// Normalises the sum of a residual, and replaces the residual by its sum.
     Tensor forward(const Context& ctx, Residual& residual, Saved& saved) const;
-    /// The output of the forward pass that left `saved`, bit for bit.
-    Tensor output_again(const Context& ctx, const Saved& saved) const;
+    /// Recomputes the output of the forward pass that wrote `saved`, with the same bits.
+    Tensor recompute_output(const Context& ctx, const Saved& saved) const;
     /// Returns dx.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                     const BackwardHooks& hooks = {}) const;
-    /// dx += the gradient: where a residual branch leaves the stream. Returns dx, with its column sums where
-    /// they are wanted and come along.
+    /// Adds the gradient to dx, which already holds the gradient of the residual stream. Returns dx, on a GPU
+    /// with its column sums if requested.
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
-                                ColumnSums sums = ColumnSums::unwanted,
-                                const BackwardHooks& hooks = {}) const;
+                                ColumnSums sums = ColumnSums::skip, const BackwardHooks& hooks = {}) const;
 };
 
 }  // namespace gradtile

@@ -12,8 +12,9 @@ inline constexpr double initial_std = 0.02;
 inline Init weight_init() {
     return Init::normal(initial_std);
 }
-/// Matrices whose output is added to the residual stream: the stream is the sum of 2 * layers of them, so
-/// each starts smaller by the root of that and the sum's variance does not grow with depth.
+/// The initial values of matrices whose output is added to the residual stream. The stream is a sum of 2 *
+/// layers such outputs, so the standard deviation is divided by sqrt(2 * layers). Then the variance of the
+/// sum does not grow with depth.
 inline Init residual_init(const ModelConfig& config) {
     return Init::normal(initial_std / std::sqrt(2.0 * static_cast<double>(config.layers)));
 }

@@ -9,7 +9,7 @@
 namespace gradtile {
 namespace {
 
-/// "1.23 GiB": what a person compares with a machine's memory.
+/// Formats bytes for people: "1.23 GiB".
 std::string readable(std::size_t bytes) {
     const char* unit = "MiB";
     double amount = static_cast<double>(bytes) / (1 << 20);
@@ -22,7 +22,8 @@ std::string readable(std::size_t bytes) {
     return out.str();
 }
 
-/// Forward and backward of one micro-batch in an unbounded arena that counts only.
+/// Measures the peak memory of forward and backward with one micro-batch. Parameters and inputs are allocated
+/// in another arena, so they are not counted.
 std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
     const Context outside = ctx.plan(Arena::for_planning(ctx.device()));
     ParameterStore parameters;
@@ -52,14 +53,14 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
           " is too large to plan");
     ParameterStore parameters;
     const Transformer model(request.model, parameters);
-    const std::int64_t multiple = 64 * request.optimizer_shards;  // equal, aligned parts
+    const std::int64_t multiple = 64 * request.optimizer_shards;  // for equal, aligned parts
     const auto elements = static_cast<std::size_t>(rounded_up(parameters.flat_elements(), multiple));
     const std::size_t equal_part = elements / static_cast<std::size_t>(request.optimizer_shards);
     const OptimizerPart part = request.optimizer_part
                                    ? request.optimizer_part(parameters, static_cast<std::int64_t>(elements))
                                    : OptimizerPart{.elements = equal_part};
-    const std::size_t summed =
-        request.optimizer_shards > 1 ? part.elements : 0;  // gradients, beside all of its own
+    // In addition to all its own gradients, a process stores the sums of its part.
+    const std::size_t summed = request.optimizer_shards > 1 ? part.elements : 0;
     MemoryPlan plan{.request = request,
                     .parameters = parameters.count(),
                     .values = elements * size_of(request.dtype),
@@ -78,7 +79,8 @@ std::int64_t largest_micro_batch_that_fits(const Context& ctx, MemoryRequest req
         return plan_memory(ctx, request).total() <= budget;
     };
     if (!fits(1)) return 0;
-    // Memory grows with the batch: double until it no longer fits, then halve the gap.
+    // Memory grows with the micro-batch, so doubling finds an upper bound and bisection the largest that
+    // fits.
     std::int64_t fitting = 1, too_large = 2;
     while (fits(too_large)) {
         fitting = too_large;
@@ -93,19 +95,19 @@ std::int64_t largest_micro_batch_that_fits(const Context& ctx, MemoryRequest req
 
 std::string what_would_fit(const Context& ctx, const MemoryRequest& request, std::size_t budget) {
     const std::int64_t largest = largest_micro_batch_that_fits(ctx, request, budget);
-    std::string keeping_less;
+    std::string alternatives;
     for (const auto& [level, name] : EnumNames<Recompute>::names) {
         if (level <= request.model.recompute) continue;
         MemoryRequest other = request;
         other.model.recompute = level;
         const std::int64_t more = largest_micro_batch_that_fits(ctx, other, budget);
         if (more > largest)
-            keeping_less += concat(keeping_less.empty() ? " (recompute " : ", ", name, ": ", more);
+            alternatives += concat(alternatives.empty() ? " (recompute " : ", ", name, ": ", more);
     }
-    if (!keeping_less.empty()) keeping_less += ')';
+    if (!alternatives.empty()) alternatives += ')';
     return concat(largest == 0 ? std::string("not even a micro-batch of 1 fits")
                                : concat("the largest micro-batch that fits is ", largest),
-                  keeping_less);
+                  alternatives);
 }
 
 MemoryPlan plan_within(const Context& ctx, const MemoryRequest& request, std::size_t budget) {

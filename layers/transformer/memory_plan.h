@@ -1,5 +1,5 @@
 #pragma once
-/// The memory that a training run needs, known before its first step.
+/// Computes the memory that a training run needs before the run starts.
 #include <cstddef>
 #include <functional>
 #include <iosfwd>
@@ -12,10 +12,10 @@
 
 namespace gradtile {
 
-/// What one process's optimizer updates, keeps and computes.
+/// One process's share of the optimizer.
 struct OptimizerPart {
-    std::size_t elements = 0;     ///< of the flat blocks
-    std::size_t state_bytes = 0;  ///< without masters
+    std::size_t elements = 0;     ///< elements of the flat blocks that this process updates
+    std::size_t state_bytes = 0;  ///< moments, without masters
     double product_flops = 0.0;   ///< floating-point operations of matrix products
 };
 
@@ -23,43 +23,43 @@ struct OptimizerPart {
 struct MemoryRequest {
     ModelConfig model;
     DType dtype = DType::f32;
-    std::int64_t micro_batch = 1;  ///< sequences of model.context tokens held at once
-    bool snapshot = false;         ///< checkpoints are copied inside the device's memory first
-    /// Processes that share the masters and the optimizer's state between them (ZeRO-1): each keeps its part
-    /// of the flat blocks.
+    std::int64_t micro_batch = 1;  ///< sequences of model.context tokens that are processed at once
+    bool snapshot = false;         ///< a checkpoint is first copied within the device's memory
+    /// The number of processes over which masters and optimizer state are divided (ZeRO-1).
     std::int64_t optimizer_shards = 1;
-    /// The largest part of a process, for flat blocks of so many elements. Undefined: an optimizer without
-    /// state, which updates equal parts.
+    /// Returns the largest part of any process, for flat blocks of `elements` elements. Undefined: equal
+    /// parts, and an optimizer without state.
     std::function<OptimizerPart(const ParameterStore&, std::int64_t elements)> optimizer_part = {};
 };
 
-/// Bytes by purpose. Prints as the table of `gradtile train --memory`.
+/// The bytes for each purpose. operator<< prints the table of `gradtile train --memory`.
 struct MemoryPlan {
     MemoryRequest request;
     std::int64_t parameters = 0;  ///< elements, without padding
     std::size_t values = 0;       ///< parameters in the run's dtype
     std::size_t masters = 0;      ///< float32 masters of 16-bit parameters
-    std::size_t gradients = 0;    ///< with optimizer shards also the sums of this process's part
+    std::size_t gradients = 0;    ///< with optimizer shards, including the sums for this process's part
     std::size_t optimizer = 0;
-    std::size_t activations = 0;  ///< capacity of an Arena in which forward and backward just fit
-    std::size_t snapshot = 0;     ///< copy of what a checkpoint holds
+    std::size_t activations = 0;  ///< the smallest Arena that is enough for forward and backward
+    std::size_t snapshot = 0;     ///< copy of the state that a checkpoint stores
     std::size_t total() const { return values + masters + gradients + optimizer + activations + snapshot; }
 };
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
 
-/// Runs forward and backward once without computing (Context::plan), so `activations` is what the real step
-/// takes, to the byte. Tokens and targets lie outside. With Context().plan(Arena::for_planning(device)) the
-/// device need not be there.
+/// Makes a plan with a dry run of forward and backward (Context::plan), so `activations` is exactly the
+/// memory of a real step. Tokens and targets are not included. With
+/// Context().plan(Arena::for_planning(device)), this machine needs no such device.
 MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request);
 
 /// The largest micro-batch whose plan's total is at most `budget` bytes; 0 when not even one sequence fits.
 std::int64_t largest_micro_batch_that_fits(const Context& ctx, MemoryRequest request, std::size_t budget);
 
-/// "the largest micro-batch that fits is 5 (recompute activations: 9, block: 30)": at the request's level of
-/// recomputation and those that keep less.
+/// Describes the largest micro-batch for the request's level of recomputation, and for the levels that save
+/// less: "the largest micro-batch that fits is 5 (recompute activations: 9, block: 30)".
 std::string what_would_fit(const Context& ctx, const MemoryRequest& request, std::size_t budget);
 
-/// The plan, or Error with one line: what was asked for, what it needs, the budget, and what would fit.
+/// Returns the plan if it fits the budget. Otherwise throws Error with the micro-batch, the memory it needs,
+/// the budget, and the result of what_would_fit().
 MemoryPlan plan_within(const Context& ctx, const MemoryRequest& request, std::size_t budget);
 
 }  // namespace gradtile

@@ -47,7 +47,7 @@ Tensor Mlp::backward(const Context& ctx, const SummedGradient& dy, const Saved& 
     SummedGradient d_hidden;
     if (traits_of(activation).gated) {
         const Tensor d_activated = down.backward(ctx, dy, at_down);
-        at_down = {};  // what was made again is gone before d_hidden comes
+        at_down = {};  // frees a recomputed activation before d_hidden is allocated
         announce(hooks, down.weight, down.bias);
         d_hidden = ActivationLayer{activation}.backward(ctx, d_activated, {saved.hidden});
     } else {
@@ -55,7 +55,7 @@ Tensor Mlp::backward(const Context& ctx, const SummedGradient& dy, const Saved& 
         at_down = {};
         announce(hooks, down.weight, down.bias);
         d_hidden = empty(ctx, saved.hidden.shape(), saved.hidden.dtype());
-        if (up.bias.defined()) d_hidden.column_sums = room_for_column_sums(ctx, saved.hidden);
+        if (up.bias.defined()) d_hidden.column_sums = empty_column_sums(ctx, saved.hidden);
         linear_activation_backward(ctx, d_hidden, dy.dy, down.weight.value(), saved.hidden, activation);
     }
     Tensor dx = up.backward(ctx, d_hidden, saved.up);

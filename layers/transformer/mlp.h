@@ -1,5 +1,5 @@
 #pragma once
-/// The block's feed-forward part.
+/// The feed-forward layer of a transformer block.
 #include <string>
 
 #include <gradtile/layers/linear.h>
@@ -16,7 +16,7 @@ struct Mlp {
     struct Saved {
         Linear::Saved up;    // x [.., C]
         Tensor hidden;       // [.., hidden] or [.., 2*hidden], before the activation
-        Linear::Saved down;  // the activation's output [.., hidden]; undefined: backward makes it again
+        Linear::Saved down;  // the activation's output [.., hidden]; undefined: backward recomputes it
     };
     Activation activation;
     Linear up, down;
@@ -24,7 +24,7 @@ struct Mlp {
     Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
-    /// Forward without its last product: all that backward reads, when only that is wanted again.
+    /// Forward without its last product. Recomputes everything that backward needs.
     void forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Returns dx.
     Tensor backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,

@@ -31,12 +31,12 @@ void validate(const ModelConfig& c) {
     check_range("norm-epsilon", c.norm_epsilon, model_limits::norm_epsilon);
     check_range("rope-base", c.rope_base, model_limits::rope_base);
     check(c.width % c.heads == 0, "heads: ", c.heads, " does not divide width ", c.width);
-    check(c.head_dim() <= 256, "heads: ", c.heads, " heads of width ", c.width, " are ", c.head_dim(),
-          " wide each; expected at most 256");
+    check(c.head_dim() <= 256, "heads: ", c.heads, " heads and width ", c.width, " give a head width of ",
+          c.head_dim(), "; expected at most 256");
     check(c.heads % c.key_value_heads() == 0, "kv-heads: ", c.kv_heads, " does not divide heads ", c.heads);
     check(!rotates_heads(c.positions) || c.head_dim() % 2 == 0,
-          "positions: rope needs an even head width, not ", c.head_dim());
-    // An upper bound of every layer's matrices; the embeddings' are within the limits of their sizes.
+          "positions: rope requires an even head width; it is ", c.head_dim());
+    // 7 * width * widest is an upper bound for a block's matrices. The ranges above limit the embeddings.
     const std::int64_t widest = std::max(c.width, c.hidden_width());
     check(product_up_to(model_limits::parameters, {c.layers, 7, c.width, widest}).has_value(),
           "layers: ", c.layers, " layers of width ", c.width, " and MLP width ", c.hidden_width(),
@@ -44,8 +44,8 @@ void validate(const ModelConfig& c) {
 }
 
 bool activations_are_countable(const ModelConfig& c, std::int64_t micro_batch) {
-    // More than any layer keeps: q, k, v, o, norms, residuals, and the MLP's; the head's logits come in
-    // chunks.
+    // An upper bound for a block's saved values: q, k, v, o, norms, residuals and the MLP. The head stores
+    // logits only in chunks.
     const std::int64_t of_a_token = 16 * c.width + 6 * c.hidden_width() + 2 * c.heads;
     return product_up_to(model_limits::activations, {micro_batch, c.context, c.layers + 1, of_a_token})
         .has_value();

@@ -1,5 +1,5 @@
 #pragma once
-/// What a transformer is made of. GPT-2 style and Llama style models differ in these values alone.
+/// The configuration of a transformer. GPT-2 style and Llama style models differ only in these values.
 #include <cstdint>
 
 #include <gradtile/core/enum_names.h>
@@ -10,7 +10,7 @@ namespace gradtile {
 
 enum class Norm { layer, rms };
 enum class Positions { learned, rope };
-/// Whether a table of vectors is added to the token embeddings.
+/// Whether a learned vector per position is added to the token embeddings.
 constexpr bool adds_embeddings(Positions positions) {
     switch (positions) {
         case Positions::learned:
@@ -30,18 +30,21 @@ constexpr bool rotates_heads(Positions positions) {
     }
     throw Error("positions: unknown kind");
 }
-/// What backward computes again instead of keeping: nothing; what a pass over memory makes again from what is
-/// kept (norms' and activations' outputs, not matrix products or attention); or each block from its input.
-/// Results are the same to the bit; on CUDA in a deterministic context, where no algorithm is timed.
+/// The values that backward recomputes instead of saving them:
+///   none         no values
+///   activations  the outputs of norms and activations, each in one pass over memory
+///   block        all values of a block, from the block's input
+/// Results are bit-identical for all levels; on CUDA only in a deterministic context, which does not time
+/// algorithms.
 enum class Recompute { none, activations, block };
 
 struct ModelConfig {
     std::int64_t layers = 4;
     std::int64_t heads = 4;
-    std::int64_t kv_heads = 0;  ///< 0: as many as heads; else heads must be a multiple (GQA, MQA)
+    std::int64_t kv_heads = 0;  ///< 0: equal to heads; else a divisor of heads (GQA, MQA)
     std::int64_t width = 128;   ///< a multiple of heads
     std::int64_t hidden = 0;    ///< width inside the MLP; 0: 4*width, or if gated 8/3*width rounded up to 64
-    std::int64_t context = 64;  ///< longest sequence, tokens
+    std::int64_t context = 64;  ///< length of the longest sequence in tokens
     std::int64_t vocabulary = 0;  ///< 0: taken from the tokenizer
     Norm norm = Norm::layer;
     Activation activation = Activation::gelu_tanh;
@@ -51,9 +54,9 @@ struct ModelConfig {
     bool bias = true;       ///< biases in linear layers and layer norms
     bool tied_head = true;  ///< the output head is the token embedding
     bool qk_norm = false;   ///< RMSNorm over each head's q and k
-    double dropout = 0.0;   ///< on embeddings and residual branches
+    double dropout = 0.0;   ///< probability, for embeddings and residual branches
     Recompute recompute = Recompute::none;
-    bool deterministic = false;  ///< on a GPU: bit-equal gradients from run to run; the CPU's always are
+    bool deterministic = false;  ///< bit-identical gradients on a GPU; on the CPU they always are
 
     std::int64_t head_dim() const { return width / heads; }
     std::int64_t key_value_heads() const { return kv_heads == 0 ? heads : kv_heads; }
@@ -69,8 +72,8 @@ struct MatrixShape {
     std::int64_t out, in;
     std::int64_t elements() const { return out * in; }
 };
-/// The four weight matrices of a block: the attention's q, k and v packed, its output projection, and the
-/// MLP's, `up` with gate and up packed if the activation is gated.
+/// The four weight matrices of a block: attention's packed q, k and v, attention's output projection, and the
+/// two of the MLP. `up` packs gate and up if the activation is gated.
 struct BlockMatrices {
     MatrixShape qkv, proj, up, down;
     std::int64_t elements() const {
@@ -79,26 +82,27 @@ struct BlockMatrices {
 };
 BlockMatrices block_matrices(const ModelConfig& config);
 
-/// Llama's choices (Touvron et al. 2023) in place of GPT-2's, everything else as given: RMSNorm, SwiGLU,
-/// rotary positions, no biases, an output head of its own.
+/// Replaces GPT-2's choices by Llama's (Touvron et al. 2023): RMSNorm, SwiGLU, rotary positions, no biases,
+/// an output head with its own weight. Other settings stay as they are.
 ModelConfig as_llama(ModelConfig config);
 
-/// Which values the numbers above may have: far beyond any model of today, but finite, so that whatever a
-/// file says about a model is judged at once and no product of sizes overflows.
+/// The allowed ranges of the settings. They are far larger than any model of today, but finite, so that a
+/// malicious file is refused at once and no product of sizes overflows.
 namespace model_limits {
 inline constexpr Range layers{1, 10'000}, heads{1, 1 << 16}, kv_heads{0, 1 << 16}, width{1, 1 << 20},
     hidden{0, 1 << 22}, context{1, 1 << 24}, vocabulary{0, 1 << 27},
     rope_base{.min = 1, .max = 1e12, .min_is_open = true},
     norm_epsilon{.min = 0, .max = 1, .min_is_open = true}, dropout{.min = 0, .max = 1, .max_is_open = true};
-/// Parameters of a model, and numbers that a micro-batch's activations hold: so few that their bytes, with
-/// gradients and moments, can be added up.
+/// The largest numbers of parameters, and of elements of a micro-batch's activations. Their sizes in bytes,
+/// including gradients and moments, can be added without overflow.
 inline constexpr std::int64_t parameters = std::int64_t{1} << 50, activations = std::int64_t{1} << 57;
 }  // namespace model_limits
 
-/// Throws Error naming the setting, its value and what was expected (head count not dividing width, ...).
+/// Throws Error with the setting, its value and the expected values, unless the config is valid.
 void validate(const ModelConfig& config);
 
-/// Whether activations of `micro_batch` sequences stay below model_limits::activations; of a valid model.
+/// Whether the activations of `micro_batch` sequences have at most model_limits::activations elements. The
+/// config must be valid.
 bool activations_are_countable(const ModelConfig& config, std::int64_t micro_batch);
 
 template <>

@@ -22,13 +22,13 @@ MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::st
     if (rotates_heads(config.positions)) rope.emplace(head_dim, config.context, config.rope_base);
 }
 
-/// Heads [first, first + count) of packed [B,T,(Hq+2Hkv)*D] as a view [B,T,count,D].
+/// A view [B,T,count,D] of the heads [first, first + count) of packed [B,T,(Hq+2Hkv)*D].
 Tensor MultiHeadAttention::heads_of(const Tensor& packed, std::int64_t first, std::int64_t count) const {
     return packed.slice(-1, first * head_dim, count * head_dim)
         .reshape({packed.size(0), packed.size(1), count, head_dim});
 }
 
-/// Heads as attention sees them: normalised and rotated, as far as the config has it.
+/// The queries or keys for attention: normalised and rotated, if the config says so.
 Tensor MultiHeadAttention::normalised(const Context& ctx, const std::optional<RMSNorm>& norm,
                                       const Tensor& projected, RMSNorm::Saved& saved) const {
     const Tensor x = norm ? norm->forward(ctx, projected, saved) : projected;

@@ -1,6 +1,6 @@
 #pragma once
-/// Causal self-attention with its projections (Vaswani et al. 2017, section 3.2.2), the layer around the
-/// attention operator.
+/// The causal self-attention layer (Vaswani et al. 2017, section 3.2.2): the attention operator and its
+/// projections.
 #include <optional>
 #include <string>
 
@@ -15,24 +15,24 @@ namespace gradtile {
 
 /// y = proj(attention(q, k, v)) with [q | k | v] = qkv(x); x and y [B,T,C].
 ///
-/// One matrix product makes all heads: row (b, t) of its result holds Hq query heads, then Hkv key heads,
-/// then Hkv value heads of D = C / Hq elements each (Hkv < Hq: grouped queries). q, k and v are strided views
-/// of it, [B,T,H,D], and so are their gradients: nothing is copied. With config.qk_norm each query and key
-/// head is RMS-normalised over D first, into tensors of its own; with Positions::rope both are then rotated
-/// in place.
+/// One matrix product computes all heads: row (b, t) of its result holds Hq query heads, then Hkv key heads,
+/// then Hkv value heads, with D = C / Hq elements each (Hkv < Hq: grouped queries). q, k and v are strided
+/// views [B,T,H,D] of this result, and their gradients are views in the same way, so nothing is copied. With
+/// config.qk_norm, each query and key head is first RMS-normalised over D, into new tensors. With
+/// Positions::rope, queries and keys are then rotated in place.
 ///
 /// Parameters: name.qkv, name.proj (weight, bias), name.q_norm.weight and name.k_norm.weight [D].
 struct MultiHeadAttention {
     struct Saved {
         Linear::Saved qkv;  // x [B,T,C]
         RMSNorm::Saved q_norm, k_norm;
-        // q, k, v, o, lse; nothing of size T x T. With qk_norm q and k may be missing: backward makes them
-        // again from q_norm and k_norm.
+        // q, k, v, o, lse; nothing of size T x T. With qk_norm, q and k may be undefined: backward then
+        // recomputes them from q_norm and k_norm.
         attention::Saved attention;
         Linear::Saved proj;  // o as [B,T,C]
     };
     std::int64_t heads, kv_heads, head_dim;
-    attention::Options options;  // causal; deterministic as the config asks
+    attention::Options options;  // causal, and deterministic if the config is
     Linear qkv, proj;
     std::optional<RMSNorm> q_norm, k_norm;
     std::optional<Rope> rope;

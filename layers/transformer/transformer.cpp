@@ -11,7 +11,8 @@ const ModelConfig& checked(const ModelConfig& config) {
     return config;
 }
 
-/// Each place that drops has its own masks: the embeddings' site is 0, block i's is i + 1.
+/// The embeddings and each block have their own dropout masks: the number of the embeddings is 0, of block i
+/// it is i + 1.
 DropoutKey block_key(const DropoutKey& key, std::size_t block) {
     return key.at(block + 1);
 }
@@ -27,16 +28,17 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
               : std::nullopt),
       dropout{config.dropout},
       blocks([&] {
-          std::vector<TransformerBlock> made;
+          std::vector<TransformerBlock> list;
           for (std::int64_t i = 0; i < config.layers; ++i)
-              made.emplace_back(parameters, "h." + std::to_string(i), config);
-          return made;
+              list.emplace_back(parameters, "h." + std::to_string(i), config);
+          return list;
       }()),
       norm_f(parameters, norm_name(config.norm, "f"), config),
       head(config.tied_head
                ? CrossEntropyHead(wte.weight)
                : CrossEntropyHead(parameters, "head", config.vocabulary, config.width, initial_std)) {
-    for (TransformerBlock& block : blocks) block.attn.rope = blocks.front().attn.rope;  // one table for all
+    // All blocks share one table of angles.
+    for (TransformerBlock& block : blocks) block.attn.rope = blocks.front().attn.rope;
     last_parameter_ = parameters.parameters().back();
 }
 
@@ -62,7 +64,7 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
     };
     before_use(wpe ? wpe->weight : wte.weight);
     Residual stream{embed(ctx, tokens, options.dropout, saved)};
-    wte.order_aside(ctx, saved.wte);
+    wte.start_token_sort(ctx, saved.wte);
     saved.blocks.assign(blocks.size(), {});
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         before_use(blocks[i].last_parameter);
@@ -74,7 +76,8 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
 }
 
 void Transformer::backward(const Context& ctx, const Saved& saved, const BackwardHooks& hooks) const {
-    check(saved.blocks.size() == blocks.size(), "transformer: backward without forward");
+    check(saved.blocks.size() == blocks.size(),
+          "transformer: backward requires the saved values of a forward pass");
     Tensor dx = head.backward(ctx, saved.head);
     if (!config.tied_head) announce(hooks, head.weight);
     SummedGradient stream = norm_f.backward(ctx, dx, saved.norm_f, hooks);
@@ -89,7 +92,8 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
     announce(hooks, wte.weight);
 }
 
-/// The last block's output [B,T,C], before the last norm; each block's activations die with it.
+/// The last block's output [B,T,C], before the last norm. The activations of each block are freed after the
+/// block.
 Tensor Transformer::features(const Context& ctx, const Tensor& tokens) const {
     check_tokens(tokens);
     Saved saved;

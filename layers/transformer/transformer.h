@@ -1,6 +1,6 @@
 #pragma once
-/// The language model: GPT-2 style (Radford et al. 2019) and Llama style (Touvron et al. 2023) from one
-/// config.
+/// The language model. The config selects GPT-2 style (Radford et al. 2019), Llama style (Touvron et al.
+/// 2023), or a mixture.
 #include <functional>
 #include <optional>
 #include <vector>
@@ -11,12 +11,13 @@
 
 namespace gradtile {
 
-/// What one training pass is told beside the data.
+/// The options of a forward pass in training.
 struct ForwardOptions {
-    double gradient_scale = 1.0;  ///< gradients are those of this times the loss
-    /// float64 [1] on the device: what the sum of the losses is divided by; none: by how many targets count.
+    double gradient_scale = 1.0;  ///< backward computes the gradient of gradient_scale * loss
+    /// float64 [1] on the device: the divisor of the sum of losses. Undefined: the number of targets that are
+    /// not ignored.
     Tensor target_count = {};
-    DropoutKey dropout = {};  ///< a default one drops nothing
+    DropoutKey dropout = {};  ///< the default key drops nothing
     ForwardHooks hooks = {};
 };
 
@@ -25,8 +26,9 @@ struct ForwardOptions {
 /// Parameters (out x in), GPT-2 style:   wte.weight [V,C], wpe.weight [context,C],
 ///     h.I.{ln_1,ln_2}.{weight,bias}, h.I.attn.{qkv,proj}.{weight,bias}, h.I.mlp.{fc,proj}.{weight,bias},
 ///     ln_f.{weight,bias}, head.weight [V,C] unless tied to wte.weight.
-/// Llama style: no wpe, norm_1, norm_2 and norm_f for the ln_*, h.I.mlp.{gate_up,down}, and with qk_norm
-///     h.I.attn.{q_norm,k_norm}.weight [D].
+/// Llama style: no wpe; norm_1, norm_2 and norm_f instead of ln_1, ln_2 and ln_f; h.I.mlp.{gate_up,down};
+/// with
+///     qk_norm also h.I.attn.{q_norm,k_norm}.weight [D].
 struct Transformer {
     struct Saved {
         Embedding::Saved wte;
@@ -44,22 +46,23 @@ struct Transformer {
     ConfiguredNorm norm_f;
     CrossEntropyHead head;
 
-    /// Declares the parameters; the store is allocated and initialised by the caller. Throws Error on an
-    /// invalid config or one without a vocabulary.
+    /// Declares the parameters; the caller then allocates and initialises the store. Throws Error if the
+    /// config is invalid or has no vocabulary.
     Transformer(const ModelConfig& config, ParameterStore& parameters);
 
-    /// The mean loss over the targets that are not -1, float64 [1] on the device. tokens and targets [B,T]
-    /// int32, T at most the context. The head's weight gradient accumulates already here, see
-    /// CrossEntropyHead; everything else in backward.
+    /// Returns the mean loss over the targets that are not -1, float64 [1] on the device. tokens and targets
+    /// are int32 [B,T] with T at most the context. forward already adds to the gradient of the head's weight
+    /// (see CrossEntropyHead); backward adds to all other gradients.
     Tensor forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
                    const ForwardOptions& options = {}) const;
-    /// Accumulates every parameter's gradient; `hooks` hear of each one once, as soon as it is complete.
+    /// Adds to every parameter's gradient. Calls hooks.gradient_complete once per parameter, as soon as its
+    /// gradient is complete.
     void backward(const Context& ctx, const Saved& saved, const BackwardHooks& hooks = {}) const;
 
-    /// Float64 [2]: the sum of the losses and the number of targets that counted. Nothing is kept, no
-    /// gradient is touched, nothing is dropped.
+    /// Returns float64 [2]: the sum of the losses and the number of targets that are not ignored. Saves no
+    /// values, changes no gradients, and uses no dropout.
     Tensor evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets) const;
-    /// [B,V] float32 (float64 for float64 weights): what follows the last of tokens [B,T].
+    /// Returns the logits [B,V] of the token after tokens [B,T], in float32 (float64 for float64 weights).
     Tensor logits(const Context& ctx, const Tensor& tokens) const;
 
   private:
@@ -69,13 +72,13 @@ struct Transformer {
     Tensor features(const Context& ctx, const Tensor& tokens) const;
 };
 
-/// Elements of all parameters; nothing is allocated.
+/// The number of elements of all parameters. Allocates nothing.
 std::int64_t parameter_count(const ModelConfig& config);
 
-/// Floating-point operations of one training step per token (forward 1/3, backward 2/3): 6 for each element
-/// of a weight matrix that a token is multiplied with, the head's included and embedding look-ups not, and 12
-/// * width per layer for each visible key, (T + 1) / 2 of them on average. Recomputation is not counted: this
-/// is the numerator of model FLOP utilisation.
+/// Floating-point operations of a training step per token (forward 1/3, backward 2/3). Each element of a
+/// weight matrix costs 6; the head is included, embedding look-ups are not. Each visible key costs 12 * width
+/// per layer; a token sees (T + 1) / 2 keys on average. Recomputation is not counted, because this is the
+/// numerator of model FLOP utilisation.
 double flops_per_token(const ModelConfig& config, std::int64_t sequence);
 
 }  // namespace gradtile

@@ -11,7 +11,7 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
       recompute(config.recompute),
       last_parameter(parameters.parameters().back()) {}
 
-/// The stream up to the second norm, the attention's branch not yet added.
+/// Computes the residual up to the second norm: the stream and attention's branch.
 Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
                                              Activations& saved) const {
     const Tensor branch = attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn);
@@ -19,24 +19,24 @@ Residual TransformerBlock::forward_attention(const Context& ctx, Residual& strea
     return {stream.x, branch, dropout, key.at(0)};
 }
 
-Residual TransformerBlock::forward_keeping(const Context& ctx, Residual& stream, const DropoutKey& key,
-                                           Activations& saved) const {
+Residual TransformerBlock::forward_and_save(const Context& ctx, Residual& stream, const DropoutKey& key,
+                                            Activations& saved) const {
     Residual middle = forward_attention(ctx, stream, key, saved);
     const Tensor branch = mlp.forward(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
     saved.mlp_dropout.key = key.at(1);
     return {middle.x, branch, dropout, key.at(1)};
 }
 
-/// Leaves out what backward makes again.
-void TransformerBlock::forget_cheap(Activations& kept) const {
+/// Frees the saved values that backward recomputes.
+void TransformerBlock::drop_recomputable(Activations& kept) const {
     kept.attn.qkv.x = {};
     if (attn.q_norm) kept.attn.attention.q = kept.attn.attention.k = {};
     kept.mlp.up.x = {};
     kept.mlp.down.x = {};
 }
 
-TransformerBlock::Activations TransformerBlock::recomputed(const Context& ctx, const Tensor& x,
-                                                           const DropoutKey& key) const {
+TransformerBlock::Activations TransformerBlock::recompute_activations(const Context& ctx, const Tensor& x,
+                                                                      const DropoutKey& key) const {
     Activations saved;
     Residual stream{x};
     Residual middle = forward_attention(ctx, stream, key, saved);
@@ -49,15 +49,15 @@ Residual TransformerBlock::forward(const Context& ctx, Residual stream, const Dr
                                    Saved& saved) const {
     switch (recompute) {
         case Recompute::none:
-            return forward_keeping(ctx, stream, key, saved.activations.emplace());
+            return forward_and_save(ctx, stream, key, saved.activations.emplace());
         case Recompute::activations: {
-            Residual out = forward_keeping(ctx, stream, key, saved.activations.emplace());
-            forget_cheap(*saved.activations);
+            Residual out = forward_and_save(ctx, stream, key, saved.activations.emplace());
+            drop_recomputable(*saved.activations);
             return out;
         }
         case Recompute::block: {
             Activations discarded;
-            Residual out = forward_keeping(ctx, stream, key, discarded);
+            Residual out = forward_and_save(ctx, stream, key, discarded);
             saved.input = stream.x;
             saved.dropout = key;
             return out;
@@ -68,21 +68,25 @@ Residual TransformerBlock::forward(const Context& ctx, Residual stream, const Dr
 
 SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
                                           const BackwardHooks& hooks) const {
-    check(saved.activations || saved.input.defined(), "transformer_block: backward without forward");
-    Activations kept = saved.activations ? *saved.activations : recomputed(ctx, saved.input, saved.dropout);
+    check(saved.activations || saved.input.defined(),
+          "transformer_block: backward requires the saved values of a forward pass");
+    Activations kept =
+        saved.activations ? *saved.activations : recompute_activations(ctx, saved.input, saved.dropout);
 
     const Tensor& stream = dy.dy;
-    const bool sums_serve = attn.proj.bias.defined() && !dropout.drops(kept.attn_dropout.key);
-    const ColumnSums sums = sums_serve ? ColumnSums::wanted : ColumnSums::unwanted;
+    // The column sums of dx are the gradient of the last bias in the branch below, unless dropout scales dx
+    // first.
+    const bool has_use = attn.proj.bias.defined() && !dropout.drops(kept.attn_dropout.key);
+    const ColumnSums sums = has_use ? ColumnSums::compute : ColumnSums::skip;
     SummedGradient middle;
     {
-        if (!kept.mlp.up.x.defined()) kept.mlp.up.x = norm_2.output_again(ctx, kept.norm_2);
+        if (!kept.mlp.up.x.defined()) kept.mlp.up.x = norm_2.recompute_output(ctx, kept.norm_2);
         const SummedGradient d_branch = dropout.backward(ctx, dy, kept.mlp_dropout);
         middle = norm_2.backward_add(ctx, mlp.backward(ctx, d_branch, kept.mlp, hooks), kept.norm_2, stream,
                                      sums, hooks);
     }
-    kept.mlp = {};  // what was made again is no longer needed
-    if (!kept.attn.qkv.x.defined()) kept.attn.qkv.x = norm_1.output_again(ctx, kept.norm_1);
+    kept.mlp = {};  // frees recomputed values
+    if (!kept.attn.qkv.x.defined()) kept.attn.qkv.x = norm_1.recompute_output(ctx, kept.norm_1);
     const SummedGradient d_branch = dropout.backward(ctx, middle, kept.attn_dropout);
     return norm_1.backward_add(ctx, attn.backward(ctx, d_branch, kept.attn, hooks), kept.norm_1, stream, sums,
                                hooks);

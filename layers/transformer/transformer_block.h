@@ -12,16 +12,18 @@ namespace gradtile {
 
 /// x = x + dropout(attn(norm_1(x)));  x = x + dropout(mlp(norm_2(x)));  x [B,T,C].
 ///
-/// What forward keeps, in units of x, for GPT-2's shapes (LSE and statistics are left out):
-///   Recompute::none         16: x, norm_1's output, qkv 3, o, the middle, norm_2's output, MLP 4 + 4
-///   Recompute::activations  10: without both norms' outputs and the activation's, which backward makes again
-///                               when it comes to them, each in one pass over memory
-///   Recompute::block         1: x. Backward runs forward again first, with the same dropout masks and
-///                               without the MLP's last product
+/// The values that forward saves, in units of x, for GPT-2's shapes (without LSE and statistics):
+///   Recompute::none         16: x, norm_1's output, qkv 3, o, norm_2's input and output, MLP 4 + 4
+///   Recompute::activations  10: all except the outputs of both norms and of the activation. Backward
+///   recomputes
+///                               each in one pass over memory, just before it is needed
+///   Recompute::block         1: x. Backward first repeats the forward pass with the same dropout masks,
+///   except
+///                               the MLP's last product
 ///
 /// Parameters of block name: name.ln_1, name.attn, name.ln_2, name.mlp (Norm::rms: norm_1, norm_2).
 struct TransformerBlock {
-    /// What one pass through the block leaves for backward.
+    /// The saved values of all layers of the block.
     struct Activations {
         ConfiguredNorm::Saved norm_1;
         MultiHeadAttention::Saved attn;
@@ -31,9 +33,11 @@ struct TransformerBlock {
         Dropout::Saved mlp_dropout;
     };
     struct Saved {
-        Tensor input;                            // with Recompute::block: [B,T,C]
-        DropoutKey dropout;                      // and the key of its masks,
-        std::optional<Activations> activations;  // else these
+        // With Recompute::block, only the input [B,T,C] and the dropout key are saved; else only the
+        // activations.
+        Tensor input;
+        DropoutKey dropout;
+        std::optional<Activations> activations;
     };
     ConfiguredNorm norm_1;
     MultiHeadAttention attn;
@@ -41,25 +45,26 @@ struct TransformerBlock {
     Mlp mlp;
     Dropout dropout;
     Recompute recompute;
-    Parameter last_parameter;  ///< in the order in which the store lays them out
+    Parameter last_parameter;  ///< the block's last parameter in the store's order
 
     TransformerBlock(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
-    /// `key` names the block's dropout masks; a default one drops nothing. The MLP's branch is left for the
-    /// next norm to add.
+    /// `key` selects the block's dropout masks; the default key drops nothing. The next norm adds the MLP's
+    /// branch to the stream.
     Residual forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved) const;
-    /// Returns dx in dy's memory: the residual stream's gradient passes through and each branch adds to it.
-    /// The sums of its columns, where the norms have made them, are the gradient of a branch's last bias.
+    /// Returns dx in dy's memory, because each branch only adds to the gradient of the residual stream. If
+    /// norms have computed dx's column sums, these are attached; they are the gradient of the last bias in
+    /// the branch below.
     SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
                             const BackwardHooks& hooks = {}) const;
 
   private:
     Residual forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
                                Activations& saved) const;
-    Residual forward_keeping(const Context& ctx, Residual& stream, const DropoutKey& key,
-                             Activations& saved) const;
-    void forget_cheap(Activations& kept) const;
-    Activations recomputed(const Context& ctx, const Tensor& x, const DropoutKey& key) const;
+    Residual forward_and_save(const Context& ctx, Residual& stream, const DropoutKey& key,
+                              Activations& saved) const;
+    void drop_recomputable(Activations& kept) const;
+    Activations recompute_activations(const Context& ctx, const Tensor& x, const DropoutKey& key) const;
 };
 
 }  // namespace gradtile

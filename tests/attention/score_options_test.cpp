@@ -21,7 +21,8 @@ TEST(ScoreOptions, Float64IsTheDefinition) {
         SCOPED_TRACE(::testing::Message() << problem);
         const Inputs single = random_inputs(ctx, problem, DType::f32), in = single.to(ctx, DType::f64);
         const Result naive32 = run(ctx, single, problem.options(Algorithm::naive));
-        const Reference reference = float64_reference(ctx, problem, in, roundoff_of(DType::f64, ctx.device()));
+        const Reference reference =
+            float64_reference(ctx, problem, in, roundoff_of(DType::f64, ctx.device()));
         for (const Algorithm algorithm : algorithms) {
             SCOPED_TRACE(::testing::Message() << algorithm);
             expect_float64_accuracy(naive32, run(ctx, in, problem.options(algorithm)), reference);
@@ -37,7 +38,8 @@ TEST_P(IsAsAccurateAsNaive, UnderEveryScoreOption) {
     for (const Problem& problem : problems_of_score_options()) {
         SCOPED_TRACE(::testing::Message() << problem);
         const Inputs in = random_inputs(ctx, problem, GetParam());
-        const Reference reference = float64_reference(ctx, problem, in, roundoff_of(GetParam(), ctx.device()));
+        const Reference reference =
+            float64_reference(ctx, problem, in, roundoff_of(GetParam(), ctx.device()));
         const Result naive = run(ctx, in, problem.options(Algorithm::naive));
         expect_accurate(GetParam(), naive, run(ctx, in, problem.options()), reference);
     }
@@ -289,9 +291,9 @@ TEST(ScoreOptions, DropoutFollowsItsKey) {
     EXPECT_EQ(output(0.5, DropoutKey::of_step(1, 2)), dropped);
     EXPECT_NE(output(0.5, DropoutKey::of_step(1, 3)), dropped);
     EXPECT_NE(output(0.5, DropoutKey::of_step(1, 2, /*first_sample=*/1)), dropped);
-    const auto words = DropoutKey::live_seed_of(1, 2);
-    const Tensor live_seed = from_host(ctx, std::vector<std::int32_t>(words.begin(), words.end()), {2});
-    EXPECT_EQ(output(0.5, DropoutKey::of_live_step(live_seed)), dropped);
+    const auto words = DropoutKey::seed_words(1, 2);
+    const Tensor seed_tensor = from_host(ctx, std::vector<std::int32_t>(words.begin(), words.end()), {2});
+    EXPECT_EQ(output(0.5, DropoutKey::of_seed_tensor(seed_tensor)), dropped);
 }
 
 TEST(ScoreOptions, WrongOptionsAreRefusedByName) {
@@ -318,7 +320,7 @@ TEST(ScoreOptions, WrongOptionsAreRefusedByName) {
     EXPECT_THAT(message({.dropout_p = 1.0, .dropout_key = DropoutKey::of_step(1, 1)}),
                 HasSubstr("attention: dropout probability 1 is not in [0, 1)"));
     EXPECT_THAT(message({.dropout_p = 0.999999, .dropout_key = DropoutKey::of_step(1, 1)}),
-                HasSubstr("drops everything"));
+                HasSubstr("would drop all elements"));
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 namespace gradtile {
 namespace {
 
-/// Every activation, at `widths` of y.
+/// Calls check(make, suite) for every activation and every width of y; the suite has the width of x.
 template <class Check>
 void for_every_activation(const std::vector<std::int64_t>& widths, Check&& check) {
     for (const ActivationTraits& traits : activation_table)
@@ -17,7 +17,7 @@ void for_every_activation(const std::vector<std::int64_t>& widths, Check&& check
         }
 }
 
-TEST(Activation, EveryOnePassesTheLayerSuite) {
+TEST(Activation, EveryActivationPassesTheLayerSuite) {
     for_every_activation({1, 37, 160},
                          [](auto make, const test::LayerSuite& suite) { test::check_layer(make, suite); });
 }
@@ -29,7 +29,7 @@ std::vector<double> activated(Activation activation, const std::vector<double>& 
                             ctx, from_host(ctx, x, {static_cast<std::int64_t>(x.size())}, dtype), saved));
 }
 
-TEST(Gelu, HasTheDefinitionsValues) {
+TEST(Gelu, EqualsItsDefinition) {
     const std::vector<double> xs = {-3, -1, -0.25, 0, 0.5, 2};
     const auto exact = activated(Activation::gelu, xs, DType::f64),
                tanh = activated(Activation::gelu_tanh, xs, DType::f64);
@@ -41,13 +41,13 @@ TEST(Gelu, HasTheDefinitionsValues) {
     }
 }
 
-TEST(Relu2, HasTheDefinitionsValuesAndKeepsNaN) {
+TEST(Relu2, EqualsItsDefinitionAndKeepsNaN) {
     EXPECT_EQ(activated(Activation::relu2, {-3, -0.25, 0, 0.5, 3}, DType::f32),
               (std::vector<double>{0, 0, 0, 0.25, 9}));
     EXPECT_TRUE(std::isnan(activated(Activation::relu2, {std::nan("")}, DType::f32)[0]));
 }
 
-TEST(Gelu, StaysFiniteAtTheEndsOfTheRange) {
+TEST(Gelu, IsFiniteForTheLargestInputs) {
     for (const Activation activation : {Activation::gelu_tanh, Activation::gelu}) {
         const auto y = activated(activation, {-3e38, -200, 200, 3e38}, DType::f32);
         EXPECT_EQ(y[0], 0.0);
@@ -64,7 +64,7 @@ TEST(Gelu, StaysFiniteAtTheEndsOfTheRange) {
     }
 }
 
-TEST(Gelu, WorksInPlace) {
+TEST(Gelu, OutputsMayOverwriteInputs) {
     const Context ctx(Device::cpu(), 2);
     const ActivationLayer gelu;
     ActivationLayer::Saved saved;
@@ -77,7 +77,7 @@ TEST(Gelu, WorksInPlace) {
     EXPECT_EQ(to_host(ctx, x), y);
 }
 
-TEST(SwiGlu, WritesItsGradientOverItsInput) {
+TEST(SwiGlu, GradientMayOverwriteTheInput) {
     const Context ctx(Device::cpu(), 2);
     const ActivationLayer swiglu{Activation::swiglu};
     ActivationLayer::Saved saved;
@@ -98,7 +98,7 @@ TEST_F(OnCuda, EveryActivationPassesTheLayerSuite) {
     });
 }
 
-TEST_F(OnCuda, GeluStaysFiniteAtTheEndsOfTheRange) {
+TEST_F(OnCuda, GeluIsFiniteForTheLargestInputs) {
     const Tensor x =
         from_host(gpu(), std::vector<double>{-3e38, -200, 200, 3e38, std::nan("")}, {5}, DType::f32);
     const Tensor dy = from_host(gpu(), std::vector<double>(5, 1.0), {5}, DType::f32);
@@ -116,7 +116,7 @@ TEST_F(OnCuda, GeluStaysFiniteAtTheEndsOfTheRange) {
     }
 }
 
-TEST_F(OnCuda, GeluBackwardSumsTheColumnsOfWhatItStores) {
+TEST_F(OnCuda, GeluBackwardComputesTheColumnSumsOfItsResult) {
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
         for (const Activation activation : {Activation::gelu_tanh, Activation::gelu})
             for (const std::int64_t width : {1, 7, 64, 776})
@@ -126,7 +126,7 @@ TEST_F(OnCuda, GeluBackwardSumsTheColumnsOfWhatItStores) {
                     const Tensor dy = randn(gpu(), {rows, width}, dtype, Seed{2});
                     const Tensor dx = empty_like(gpu(), x);
                     cuda::activation_backward(gpu(), dx, dy, x, activation);
-                    const SummedGradient summed(empty_like(gpu(), x), room_for_column_sums(gpu(), x));
+                    const SummedGradient summed(empty_like(gpu(), x), empty_column_sums(gpu(), x));
                     cuda::activation_backward_summed(gpu(), summed, dy, x, activation);
                     EXPECT_EQ(to_host(gpu(), dx), to_host(gpu(), summed.dy));
                     test::expect_column_sums(gpu(), summed);

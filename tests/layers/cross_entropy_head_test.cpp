@@ -24,7 +24,7 @@ struct HeadResult {
     bool operator==(const HeadResult&) const = default;
 };
 
-/// The textbook: all logits, float64.
+/// The textbook formulas with all logits in float64.
 HeadResult naive(const std::vector<double>& x, const std::vector<double>& w,
                  const std::vector<std::int32_t>& targets, std::size_t width, double scale) {
     const std::size_t rows = targets.size(), vocabulary = w.size() / width;
@@ -89,7 +89,7 @@ HeadResult run_naive(const Context& ctx, const Case& c, double scale = 1.0) {
 
 const Case cases[] = {{1, 1, 3, false},    {1, 65, 16, false},  {7, 2, 5, true},
                       {100, 65, 24, true}, {33, 1000, 7, true}, {64, 4099, 12, false}};
-// 300,000 float32 logits are 1.2 MB, so that 64 MiB hold 48 rows.
+// 300,000 float32 logits are 1.2 MB, so a chunk of 64 MiB holds 48 rows.
 const Case several_chunks{110, 300000, 3, true};
 
 double largest_of(const std::vector<double>& values) {
@@ -98,12 +98,12 @@ double largest_of(const std::vector<double>& values) {
     return largest;
 }
 
-TEST(CrossEntropyHead, EqualsTheNaiveFormInFloat64) {
+TEST(CrossEntropyHead, EqualsTheTextbookFormulasInFloat64) {
     const Context ctx(Device::cpu(), 2);
     for (const Case& c : cases) {
         SCOPED_TRACE(concat(c.rows, " x ", c.vocabulary, " x ", c.width));
         const HeadResult result = run_head(ctx, c, DType::f64, 0.25), reference = run_naive(ctx, c, 0.25);
-        const double terms = static_cast<double>(c.rows + c.vocabulary + c.width);  // in the longest sums
+        const double terms = static_cast<double>(c.rows + c.vocabulary + c.width);  // of the longest sums
         const double dx_size = largest_of(reference.dx), dw_size = largest_of(reference.dw);
         EXPECT_NEAR(result.loss, reference.loss, terms * 0x1p-52 * (1 + reference.loss));
         for (std::size_t i = 0; i < result.dx.size(); ++i)
@@ -117,14 +117,14 @@ double rounding_of(DType dtype) {
     return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0.0;
 }
 
-/// What rounding 16-bit logits of order sqrt(width) changes in them; only a GPU's training does so.
+/// The error from rounding logits of size sqrt(width) to 16 bits, which only training on a GPU does.
 double rounding_of_logits(const Context& ctx, const Case& c, DType dtype) {
     return ctx.device().is_cpu() ? 0.0 : rounding_of(dtype) * 4 * std::sqrt(static_cast<double>(c.width));
 }
 
-/// Errors of the logits (a sum of `width` products of numbers of order 1, in float32) move p by as much,
-/// relatively; the sums over rows and vocabulary add a rounding an addend. In bfloat16, d_logits and dx are
-/// rounded once each, as in float16.
+/// Expects errors within this bound: a logit is a float32 sum of `width` products of size 1, and its absolute
+/// error is the relative error of p. Sums over rows and over the vocabulary have one rounding per addend. In
+/// bfloat16 and float16, d_logits and dx are rounded once each.
 void expect_close(const Context& ctx, const Case& c, DType dtype) {
     const HeadResult result = run_head(ctx, c, dtype), reference = run_naive(Context(Device::cpu(), 2), c);
     const double logit_error =
@@ -132,7 +132,7 @@ void expect_close(const Context& ctx, const Case& c, DType dtype) {
         rounding_of_logits(ctx, c, dtype);
     const double sums = static_cast<double>(c.rows + c.vocabulary) * 0x1p-24;
     const double store = rounding_of(dtype);
-    // Most d_logits are subnormal numbers in float16; |x|, |w| < 5.
+    // In float16 most d_logits are subnormal; |x| and |w| are below 5.
     const double subnormal = dtype == DType::f16 ? 5 * 0x1p-25 : 0.0;
     EXPECT_NEAR(result.loss, reference.loss, 2 * logit_error + sums * (1 + reference.loss));
     const double bound = 2 * logit_error + sums + 2 * store;
@@ -146,7 +146,7 @@ void expect_close(const Context& ctx, const Case& c, DType dtype) {
             << dtype << ' ' << i;
 }
 
-TEST(CrossEntropyHead, Float32AndBfloat16AreAsCloseAsTheirRoundings) {
+TEST(CrossEntropyHead, Float32AndBfloat16ErrorsAreWithinRoundingBounds) {
     for (const Case& c : cases)
         for (const DType dtype : {DType::f32, DType::bf16}) {
             SCOPED_TRACE(concat(c.rows, " x ", c.vocabulary, " x ", c.width));
@@ -154,7 +154,7 @@ TEST(CrossEntropyHead, Float32AndBfloat16AreAsCloseAsTheirRoundings) {
         }
 }
 
-TEST(CrossEntropyHead, ChunksOfRowsAddUp) {
+TEST(CrossEntropyHead, SeveralChunksGiveTheSameResultAsOne) {
     expect_close(Context(Device::cpu(), 2), several_chunks, DType::f32);
 }
 
@@ -165,7 +165,8 @@ TEST(CrossEntropyHead, GradientsMatchFiniteDifferences) {
     const Tensor x = randn(ctx, {4, 5, 6}, DType::f64, Seed{2});
     CrossEntropyHead::Saved saved;
     using Tensors = Differentiable::Tensors;
-    // The weight's gradient is made by forward, which therefore runs once, scaled, where backward is asked.
+    // CrossEntropyHead::forward computes the weight's gradient. So the function's value comes from loss(),
+    // and its backward calls forward with the scale.
     const Differentiable function{
         [&](const Context& c, const Tensors& in) {
             const auto total = to_host(c, test.head.loss(c, in[0], targets));
@@ -193,7 +194,7 @@ TEST(CrossEntropyHead, AccumulatesTheWeightGradientAndScalesIt) {
     const HeadResult once = run_head(ctx, cases[3], DType::f64);
     const HeadResult twice_half = run_head(ctx, cases[3], DType::f64, 0.5, 2);
     const double bound = 0x1p-52 * static_cast<double>(cases[3].rows) * largest_of(once.dw);
-    EXPECT_EQ(once.loss, twice_half.loss) << "the scale is the gradients' alone";
+    EXPECT_EQ(once.loss, twice_half.loss) << "the scale must not change the loss";
     for (std::size_t i = 0; i < once.dw.size(); ++i) ASSERT_NEAR(twice_half.dw[i], once.dw[i], bound);
     for (std::size_t i = 0; i < once.dx.size(); ++i) ASSERT_DOUBLE_EQ(2 * twice_half.dx[i], once.dx[i]);
 }
@@ -211,7 +212,7 @@ TEST(CrossEntropyHead, AllTargetsIgnoredGivesZeroLossAndZeroGradients) {
     }
 }
 
-TEST(CrossEntropyHead, HugeLogitsOverflowNothing) {
+TEST(CrossEntropyHead, LargeLogitsDoNotOverflow) {
     const Context ctx(Device::cpu(), 1);
     Head test(ctx, 3, 1, DType::f32);
     copy(ctx, test.head.weight.value(),
@@ -225,7 +226,7 @@ TEST(CrossEntropyHead, HugeLogitsOverflowNothing) {
     for (const double d : to_host(ctx, test.head.backward(ctx, saved))) EXPECT_TRUE(std::isfinite(d));
 }
 
-TEST(CrossEntropyHead, EvaluationSumsTheSameLosses) {
+TEST(CrossEntropyHead, EvaluationReturnsTheSumOfTheTrainingLosses) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
         const Case& c = cases[3];
@@ -265,7 +266,7 @@ TEST(CrossEntropyHead, SharesATiedWeight) {
     EXPECT_EQ(store.parameters().size(), 1u);
 }
 
-TEST(CrossEntropyHead, NamesATargetOutsideTheVocabulary) {
+TEST(CrossEntropyHead, RefusesATargetOutsideTheVocabularyByName) {
     const Context ctx(Device::cpu(), 2);
     Head test(ctx, 9, 3, DType::f32);
     CrossEntropyHead::Saved saved;
@@ -293,7 +294,7 @@ TEST(CrossEntropyHead, ANaNLogitMakesTheLossNaN) {
     EXPECT_TRUE(std::isnan(item(ctx, test.head.forward(ctx, x, targets, saved))));
 }
 
-TEST(CrossEntropyHead, NeverHoldsAllLogitsAndPlansItsMemoryExactly) {
+TEST(CrossEntropyHead, DoesNotStoreAllLogitsAndPlansItsMemoryExactly) {
     const Context ctx(Device::cpu(), 2);
     const Case& c = several_chunks;
     Head test(ctx, c.vocabulary, c.width, DType::bf16);
@@ -319,8 +320,8 @@ TEST(CrossEntropyHead, NeverHoldsAllLogitsAndPlansItsMemoryExactly) {
 
 using test::OnCuda;
 
-/// Rows of a warp, rows kept in shared memory (two of a processor, or one), and rows too long for that.
-TEST_F(OnCuda, CrossEntropyHeadIsAsCloseAsItsRoundings) {
+/// Rows that a warp holds, rows in shared memory (one or two per multiprocessor), and longer rows.
+TEST_F(OnCuda, CrossEntropyHeadErrorsAreWithinRoundingBounds) {
     std::vector<Case> all(std::begin(cases), std::end(cases));
     all.push_back({20, 2048, 8, true});
     all.push_back({20, 2049, 8, true});
@@ -365,7 +366,7 @@ TEST_F(OnCuda, CrossEntropyHeadIgnoresTargetsAndCountsTheOthers) {
         }
 }
 
-TEST_F(OnCuda, CrossEntropyHeadMakesTheLossOfAnUnknownTargetNaN) {
+TEST_F(OnCuda, CrossEntropyHeadReturnsNaNForTargetsOutsideTheVocabulary) {
     for (const std::int64_t vocabulary : {9, 5000})
         for (const std::int32_t bad : {5000, -2, 2147483647, -2147483647 - 1}) {
             Head test(gpu(), vocabulary, 3, DType::f32);
@@ -377,7 +378,7 @@ TEST_F(OnCuda, CrossEntropyHeadMakesTheLossOfAnUnknownTargetNaN) {
         }
 }
 
-TEST_F(OnCuda, CrossEntropyHeadSurvivesHugeLogitsAndReportsNaNs) {
+TEST_F(OnCuda, CrossEntropyHeadHandlesLargeLogitsAndNaNs) {
     Head test(gpu(), 3, 1, DType::f32);
     copy(gpu(), test.head.weight.value(),
          from_host(gpu(), std::vector<double>{1000, -1000, 999}, {3, 1}, DType::f32));

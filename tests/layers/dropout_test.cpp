@@ -6,7 +6,7 @@ namespace {
 
 const DropoutKey key = DropoutKey::of_step(7, 3, 5).at(2);
 
-/// Dropout with its key, so that it has the signature of a layer.
+/// Dropout with a fixed key, which gives it the signature of a layer.
 struct KeyedDropout {
     using Saved = Dropout::Saved;
     Dropout dropout;
@@ -18,7 +18,7 @@ struct KeyedDropout {
     }
 };
 
-/// The mask as dropout.h defines it, one element at a time.
+/// Whether an element is kept, by the definition in dropout.h.
 bool kept(const DropoutKey& k, double p, std::int64_t sample, std::int64_t token, std::int64_t column) {
     const Philox::Counter words =
         Philox::draw({static_cast<std::uint32_t>(column / 8), static_cast<std::uint32_t>(token), 0,
@@ -34,7 +34,7 @@ TEST(Dropout, PassesTheLayerSuite) {
                           {.width = width, .operations = 2});
 }
 
-TEST(Dropout, DrawsTheMaskItsHeaderDefines) {
+TEST(Dropout, DrawsTheMaskThatTheHeaderDefines) {
     const Context ctx(Device::cpu(), 2);
     const Dropout dropout{.p = 0.2};
     Dropout::Saved saved;
@@ -51,7 +51,7 @@ TEST(Dropout, DrawsTheMaskItsHeaderDefines) {
     }
 }
 
-TEST(Dropout, DropsTheShareItWasAskedFor) {
+TEST(Dropout, DropsAFractionPOfTheElements) {
     const Context ctx(Device::cpu(), 2);
     const Tensor ones = empty(ctx, {4, 64, 384}, DType::f32);
     fill(ctx, ones, 1.0);
@@ -60,7 +60,8 @@ TEST(Dropout, DropsTheShareItWasAskedFor) {
         const auto y = to_host(ctx, Dropout{.p = p}.forward(ctx, ones, key, saved));
         const double n = static_cast<double>(y.size());
         const auto dropped = static_cast<double>(std::count(y.begin(), y.end(), 0.0));
-        EXPECT_NEAR(dropped, n * p, 5 * std::sqrt(n * p * (1 - p)) + n / 65536) << "five standard deviations";
+        EXPECT_NEAR(dropped, n * p, 5 * std::sqrt(n * p * (1 - p)) + n / 65536)
+            << "more than five standard deviations";
     }
 }
 
@@ -77,7 +78,7 @@ TEST(Dropout, TheMaskOfASampleDoesNotDependOnTheMicroBatch) {
     EXPECT_EQ(to_host(ctx, half), to_host(ctx, all.slice(0, 2, 2)));
 }
 
-TEST(Dropout, KeysOfOtherStepsAndSitesDrawOtherMasks) {
+TEST(Dropout, DifferentStepsAndPlacesDrawDifferentMasks) {
     const Context ctx(Device::cpu(), 1);
     const Tensor ones = empty(ctx, {1, 64}, DType::f32);
     fill(ctx, ones, 1.0);
@@ -93,8 +94,8 @@ TEST(Dropout, KeysOfOtherStepsAndSitesDrawOtherMasks) {
     EXPECT_NE(base, mask(DropoutKey::of_step(1, 2, 3).at(5)));
 }
 
-/// A graph replays the same live key while the seed it reads changes.
-TEST(Dropout, ALiveKeyDrawsTheMasksOfTheStepItsSeedIsOf) {
+/// A CUDA graph replays the same key while the elements of its seed tensor change.
+TEST(Dropout, AKeyWithASeedTensorDrawsTheMasksOfTheStepInTheTensor) {
     const Context ctx(Device::cpu(), 2);
     const Tensor ones = empty(ctx, {3, 5, 70}, DType::f32);
     fill(ctx, ones, 1.0);
@@ -107,26 +108,26 @@ TEST(Dropout, ALiveKeyDrawsTheMasksOfTheStepItsSeedIsOf) {
         for (const double dx : to_host(ctx, dropout.backward(ctx, ones, saved))) all.push_back(dx);
         return all;
     };
-    const Tensor live_seed = zeros(ctx, {2}, DType::i32);
+    const Tensor seed_tensor = zeros(ctx, {2}, DType::i32);
     for (const std::int64_t first_sample : {0, 7}) {
-        const DropoutKey live = DropoutKey::of_live_step(live_seed, first_sample);
+        const DropoutKey key_of_tensor = DropoutKey::of_seed_tensor(seed_tensor, first_sample);
         for (const std::int64_t step : {1, 2, 1000}) {
-            const auto words = DropoutKey::live_seed_of(11, step);
-            copy(ctx, live_seed, from_host(ctx, words, {2}));
-            EXPECT_EQ(masks(live), masks(DropoutKey::of_step(11, step, first_sample))) << step;
+            const auto words = DropoutKey::seed_words(11, step);
+            copy(ctx, seed_tensor, from_host(ctx, words, {2}));
+            EXPECT_EQ(masks(key_of_tensor), masks(DropoutKey::of_step(11, step, first_sample))) << step;
         }
     }
 }
 
-TEST(Dropout, RefusesALiveKeyItCannotFollow) {
+TEST(Dropout, RefusesInvalidSeedTensors) {
     const Context ctx(Device::cpu(), 1);
-    EXPECT_THROW(DropoutKey::of_live_step(zeros(ctx, {3}, DType::i32)), Error);
-    EXPECT_THROW(DropoutKey::of_live_step(zeros(ctx, {2}, DType::f32)), Error);
-    const DropoutKey live = DropoutKey::of_live_step(zeros(ctx, {2}, DType::i32));
-    EXPECT_THROW(live.at(1).at(1).at(1).at(1), Error);
+    EXPECT_THROW(DropoutKey::of_seed_tensor(zeros(ctx, {3}, DType::i32)), Error);
+    EXPECT_THROW(DropoutKey::of_seed_tensor(zeros(ctx, {2}, DType::f32)), Error);
+    const DropoutKey key_of_tensor = DropoutKey::of_seed_tensor(zeros(ctx, {2}, DType::i32));
+    EXPECT_THROW(key_of_tensor.at(1).at(1).at(1).at(1), Error);
 }
 
-TEST(Dropout, IsTheIdentityWithoutACopyInEvaluationAndAtPZero) {
+TEST(Dropout, ReturnsItsInputInEvaluationAndIfPIsZero) {
     const Context ctx(Device::cpu(), 1);
     const Tensor x = randn(ctx, {3, 8}, DType::f32, Seed{1});
     Dropout::Saved saved;
@@ -136,7 +137,7 @@ TEST(Dropout, IsTheIdentityWithoutACopyInEvaluationAndAtPZero) {
     EXPECT_EQ(Dropout{.p = 0.0}.backward(ctx, x, saved).raw_data(), x.raw_data());
 }
 
-TEST(Dropout, AddResidualIsTheSumOfTheStreamAndTheDroppedBranch) {
+TEST(Dropout, AddResidualAddsTheDroppedBranchToTheStream) {
     const Context ctx(Device::cpu(), 2);
     for (const double p : {0.0, 0.3}) {
         const Dropout dropout{.p = p};
@@ -155,7 +156,7 @@ TEST(Dropout, AddResidualIsTheSumOfTheStreamAndTheDroppedBranch) {
     }
 }
 
-TEST(Dropout, RefusesProbabilitiesThatAreNone) {
+TEST(Dropout, RefusesInvalidProbabilities) {
     const Context ctx(Device::cpu(), 1);
     const Tensor x = zeros(ctx, {3, 8}, DType::f32);
     Dropout::Saved saved;
@@ -174,12 +175,12 @@ TEST_F(OnCuda, DropoutPassesTheLayerSuite) {
                                   {.width = width, .operations = 2});
 }
 
-/// Both kinds of key; a live one is followed when its seed changes.
-TEST_F(OnCuda, DropoutDrawsTheCpusMasks) {
+/// Checks both kinds of key, and a seed tensor whose elements change.
+TEST_F(OnCuda, DropoutDrawsTheSameMasksAsTheCpu) {
     const Dropout dropout{.p = 0.4};
-    const auto words_of = [](std::int64_t step) { return DropoutKey::live_seed_of(7, step); };
-    const Tensor live_seed = from_host(gpu(), words_of(1), {2});
-    const DropoutKey live = DropoutKey::of_live_step(live_seed, 5).at(2).at(1);
+    const auto words_of = [](std::int64_t step) { return DropoutKey::seed_words(7, step); };
+    const Tensor seed_tensor = from_host(gpu(), words_of(1), {2});
+    const DropoutKey key_of_tensor = DropoutKey::of_seed_tensor(seed_tensor, 5).at(2).at(1);
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
         for (const std::int64_t width : {1, 7, 64, 768, 1000})
             for (const std::int64_t step : {2, 3}) {
@@ -191,12 +192,12 @@ TEST_F(OnCuda, DropoutDrawsTheCpusMasks) {
                 const DropoutKey fixed = DropoutKey::of_step(7, step, 5).at(2).at(1);
                 const auto expected = masked(cpu, fixed);
                 EXPECT_EQ(masked(gpu(), fixed), expected) << dtype << ' ' << width;
-                copy(gpu(), live_seed, from_host(gpu(), words_of(step), {2}));
-                EXPECT_EQ(masked(gpu(), live), expected) << dtype << ' ' << width << " live";
+                copy(gpu(), seed_tensor, from_host(gpu(), words_of(step), {2}));
+                EXPECT_EQ(masked(gpu(), key_of_tensor), expected) << dtype << ' ' << width << " seed tensor";
             }
 }
 
-/// The sum is rounded once, in float32 where the elements are shorter.
+/// The sum is rounded once.
 TEST_F(OnCuda, DropoutAddsTheResidual) {
     for (const double p : {0.0, 0.3})
         for (const std::int64_t width : {41, 64}) {

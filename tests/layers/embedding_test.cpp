@@ -34,7 +34,7 @@ TEST(Embedding, GradientMatchesFiniteDifferences) {
     EXPECT_TRUE(report.ok()) << report;
 }
 
-/// weight.grad() after `passes` backward passes.
+/// Returns weight.grad() after `passes` backward passes.
 std::vector<double> weight_gradient(int threads, std::int64_t count, std::int64_t vocabulary,
                                     std::int64_t width, DType dtype, int passes = 1) {
     const Context ctx(Device::cpu(), threads);
@@ -97,7 +97,7 @@ TEST(Embedding, GathersRowsOfEveryDtype) {
     }
 }
 
-TEST(Embedding, NamesATokenOutsideTheVocabulary) {
+TEST(Embedding, RefusesATokenOutsideTheVocabularyByName) {
     const Context ctx(Device::cpu(), 2);
     ParameterStore store;
     const Embedding embedding(store, "tokens", 9, 3);
@@ -149,15 +149,15 @@ struct EmbeddingPass {
     bool operator==(const EmbeddingPass&) const = default;
 };
 
-struct HowToPass {
-    bool strided = false;  // dy
-    bool order_aside = false;
+struct PassOptions {
+    bool strided = false;  // whether dy has strided rows
+    bool start_token_sort = false;
     int backward_passes = 1;
 };
 
 EmbeddingPass embedding_pass(const Context& ctx, const std::vector<std::int32_t>& ids,
                              std::int64_t vocabulary, std::int64_t width, DType dtype,
-                             const HowToPass& how = {}) {
+                             const PassOptions& options = {}) {
     ParameterStore store;
     const Embedding embedding(store, "tokens", vocabulary, width);
     store.allocate(ctx, dtype);
@@ -165,10 +165,10 @@ EmbeddingPass embedding_pass(const Context& ctx, const std::vector<std::int32_t>
     const auto count = std::ssize(ids);
     Embedding::Saved saved;
     const Tensor y = embedding.forward(ctx, from_host(ctx, ids, {count}), saved);
-    if (how.order_aside) embedding.order_aside(ctx, saved);
+    if (options.start_token_sort) embedding.start_token_sort(ctx, saved);
     const Tensor numbers = test::numbers(ctx, {count, width}, dtype, 2);
-    const Tensor dy = how.strided ? test::strided_copy(ctx, numbers) : numbers;
-    for (int i = 0; i < how.backward_passes; ++i) embedding.backward(ctx, dy, saved);
+    const Tensor dy = options.strided ? test::strided_copy(ctx, numbers) : numbers;
+    for (int i = 0; i < options.backward_passes; ++i) embedding.backward(ctx, dy, saved);
     return {to_host(ctx, y), to_host(ctx, embedding.weight.grad())};
 }
 
@@ -176,7 +176,8 @@ struct EmbeddingCase {
     std::int64_t count, vocabulary, width;
 };
 
-/// Against float64 on the CPU, and the same bits twice, whenever the order of the tokens was found.
+/// Expects the results of float64 on the CPU, and the same bits whether tokens are sorted after forward or in
+/// backward.
 void expect_gathered_and_added(const Context& cpu, const Context& gpu, const std::vector<std::int32_t>& ids,
                                std::int64_t vocabulary, std::int64_t width) {
     const EmbeddingPass exact = embedding_pass(cpu, ids, vocabulary, width, DType::f64);
@@ -187,16 +188,18 @@ void expect_gathered_and_added(const Context& cpu, const Context& gpu, const std
         for (const bool strided : {false, true}) {
             SCOPED_TRACE(
                 concat(ids.size(), ' ', vocabulary, ' ', width, ' ', dtype, strided ? " strided" : ""));
-            const HowToPass how{.strided = strided}, aside{.strided = strided, .order_aside = true};
-            const EmbeddingPass pass = embedding_pass(gpu, ids, vocabulary, width, dtype, how);
+            const PassOptions options{.strided = strided},
+                sorted_early{.strided = strided, .start_token_sort = true};
+            const EmbeddingPass pass = embedding_pass(gpu, ids, vocabulary, width, dtype, options);
             test::expect_accurate(pass.y, exact.y, dtype, 1, "y");
             test::expect_accurate(pass.gradient, exact.gradient, accumulator_of(dtype), longest, "gradient");
-            EXPECT_TRUE(pass == embedding_pass(gpu, ids, vocabulary, width, dtype, aside)) << "two runs";
+            EXPECT_TRUE(pass == embedding_pass(gpu, ids, vocabulary, width, dtype, sorted_early))
+                << "two runs";
         }
 }
 
-/// Few and many tokens, short and long runs of equal ones, one to three digits of the sort, several tiles;
-/// all widths that a warp takes at once, and wider ones.
+/// Covers few and many tokens, short and long runs of equal tokens, one to three digits of the sort, several
+/// tiles of the sort, and rows that are narrower and wider than a warp processes at once.
 TEST_F(OnCuda, EmbeddingGathersRowsAndAddsTheirGradients) {
     const EmbeddingCase embedding_cases[] = {
         {1, 1, 1},      {700, 1, 7},     {700, 3, 64},     {700, 65, 768},
@@ -207,16 +210,16 @@ TEST_F(OnCuda, EmbeddingGathersRowsAndAddsTheirGradients) {
         expect_gathered_and_added(cpu, gpu(), some_tokens(count, vocabulary), vocabulary, width);
 }
 
-/// Runs of all lengths around those at which they are cut, beginning anywhere between two cuts; and a token
-/// in every second place.
-TEST_F(OnCuda, EmbeddingCutsLongRuns) {
+/// Covers lengths just below and above those at which runs are cut, runs that begin at any place in a window,
+/// and a token at every second position.
+TEST_F(OnCuda, EmbeddingAddsLongRunsInPieces) {
     const int lengths[] = {1,  31, 32, 33, 64,  65,  5,   95,  96,  97,  32, 32, 33, 33,  30,
                            34, 7,  8,  9,  127, 128, 129, 255, 256, 257, 1,  2,  33, 400, 1};
     std::vector<std::int32_t> runs, halves;
     for (std::int32_t token = 0; token < std::ssize(lengths); ++token)
         runs.insert(runs.end(), static_cast<std::size_t>(lengths[token]), token);
     std::vector<std::int32_t> shuffled(runs.size());
-    constexpr std::size_t stride = 601;  // a prime, so that every place is filled once
+    constexpr std::size_t stride = 601;  // a prime number, so every place is filled once
     for (std::size_t i = 0; i < runs.size(); ++i) shuffled[i * stride % runs.size()] = runs[i];
     for (std::int32_t i = 0; i < 6000; ++i) halves.push_back(i % 2 == 0 ? 300 : i % 500);
     for (const std::int64_t width : {8, 13, 768}) {
@@ -225,18 +228,18 @@ TEST_F(OnCuda, EmbeddingCutsLongRuns) {
     }
 }
 
-/// Blocks that count each other leave their counts as they found them.
-TEST_F(OnCuda, EmbeddingAddsTwiceByOneOrder) {
+/// The kernel must reset its counts of finished pieces, because a second pass uses them again.
+TEST_F(OnCuda, EmbeddingBackwardMayUseSortedPositionsTwice) {
     const auto ids = some_tokens(9000, 7);
     for (const std::int64_t width : {13, 768, 4096}) {
-        const HowToPass twice{.order_aside = true, .backward_passes = 2};
+        const PassOptions twice{.start_token_sort = true, .backward_passes = 2};
         const auto pass = embedding_pass(gpu(), ids, 7, width, DType::f32, twice);
         const auto exact = embedding_pass(cpu, ids, 7, width, DType::f64, twice);
         test::expect_accurate(pass.gradient, exact.gradient, DType::f32, 2 * 9000.0 / 7, "gradient");
     }
 }
 
-TEST_F(OnCuda, EmbeddingGivesBackTheMemoryOfAnOrderThatNobodyUsed) {
+TEST_F(OnCuda, EmbeddingFreesSortedPositionsThatBackwardDidNotUse) {
     const Context ctx = gpu().with_allocator(std::make_shared<Arena>(Device::cuda(0), 8 << 20));
     ParameterStore store;
     const Embedding embedding(store, "tokens", 50000, 8);
@@ -245,20 +248,20 @@ TEST_F(OnCuda, EmbeddingGivesBackTheMemoryOfAnOrderThatNobodyUsed) {
     for (int round = 0; round < 20; ++round) {
         {
             Embedding::Saved saved{tokens};
-            embedding.order_aside(ctx, saved);
+            embedding.start_token_sort(ctx, saved);
         }
-        const Tensor after = zeros(ctx, {500000}, DType::f32);  // where the order was, among others
+        const Tensor after = zeros(ctx, {500000}, DType::f32);  // includes the memory of the sorted positions
         EXPECT_THAT(to_host(ctx, after), ::testing::Each(0.0));
     }
 }
 
-TEST_F(OnCuda, EmbeddingOfNoTokensLeavesTheGradient) {
+TEST_F(OnCuda, EmbeddingWithoutTokensDoesNotChangeTheGradient) {
     const auto pass = embedding_pass(gpu(), {}, 9, 8, DType::f32);
     EXPECT_TRUE(pass.y.empty());
     EXPECT_EQ(pass.gradient, std::vector<double>(9 * 8, 0.0));
 }
 
-TEST_F(OnCuda, EmbeddingMakesTheRowsOfUnknownTokensNaNAndGivesThemNoGradient) {
+TEST_F(OnCuda, EmbeddingRowsOfTokensOutsideTheVocabularyAreNaNAndHaveNoGradient) {
     for (const std::int64_t width : {3, 8}) {
         const auto pass =
             embedding_pass(gpu(), {8, 9, -1, 0, 2147483647, -2147483647 - 1}, 9, width, DType::f32);
@@ -277,7 +280,7 @@ TEST_F(OnCuda, EmbeddingMakesTheRowsOfUnknownTokensNaNAndGivesThemNoGradient) {
     }
 }
 
-/// One thread for all samples, and up to eight, each with several rounds.
+/// Covers sums over samples by one to eight threads, with several rounds per thread.
 TEST_F(OnCuda, PositionEmbeddingPassesTheLayerSuite) {
     for (const std::int64_t width : {1, 7, 64, 768, 1000, 1001})
         test::check_layer_on_cuda(

@@ -16,13 +16,14 @@ namespace {
 constexpr DType all_dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 constexpr Activation plain_activations[] = {Activation::gelu_tanh, Activation::gelu};
 
-/// One element, a ragged one, and one of several blocks of the product.
+/// One element, sizes that are not multiples of a vector, and a product of several blocks.
 struct Sizes {
     std::int64_t rows, in, out;
 };
 constexpr Sizes all_sizes[] = {{1, 1, 1}, {7, 5, 13}, {1100, 70, 530}};
 
-/// What is not written stays NaN. The rows lie `padding` elements further apart than they need.
+/// A matrix of NaN, so that elements that an operator does not write are detected. There are `padding`
+/// elements between rows.
 Tensor unwritten(const Context& ctx, std::int64_t rows, std::int64_t columns, DType dtype,
                  std::int64_t padding = 0) {
     const Tensor x = empty(ctx, {rows, columns + padding}, dtype);
@@ -37,7 +38,7 @@ Tensor random_matrix(const Context& ctx, std::int64_t rows, std::int64_t columns
     return x;
 }
 
-TEST(LinearActivation, ForwardEqualsLinearThenGeluToTheBit) {
+TEST(LinearActivation, ForwardIsBitIdenticalToLinearThenActivation) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : all_dtypes)
         for (const Activation activation : plain_activations)
@@ -59,7 +60,7 @@ TEST(LinearActivation, ForwardEqualsLinearThenGeluToTheBit) {
                 }
 }
 
-TEST(LinearActivation, BackwardEqualsLinearThenGeluToTheBit) {
+TEST(LinearActivation, BackwardIsBitIdenticalToLinearThenActivation) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : all_dtypes)
         for (const Activation activation : plain_activations)
@@ -77,8 +78,8 @@ TEST(LinearActivation, BackwardEqualsLinearThenGeluToTheBit) {
             }
 }
 
-/// The sums that come along are those that would be made later, to the bit.
-TEST(LinearActivation, BackwardSumsTheColumnsOfWhatItStores) {
+/// The attached column sums have the same bits as column sums that are computed later.
+TEST(LinearActivation, BackwardComputesTheColumnSumsOfItsResult) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : all_dtypes)
         for (const Sizes& size : all_sizes) {
@@ -86,7 +87,7 @@ TEST(LinearActivation, BackwardSumsTheColumnsOfWhatItStores) {
             const Tensor weight = random_matrix(ctx, size.in, size.out, dtype, 2);
             const Tensor hidden = random_matrix(ctx, size.rows, size.out, dtype, 3, 5);
             SummedGradient d_hidden = unwritten(ctx, size.rows, size.out, dtype, 2);
-            d_hidden.column_sums = room_for_column_sums(ctx, d_hidden.dy);
+            d_hidden.column_sums = empty_column_sums(ctx, d_hidden.dy);
             linear_activation_backward(ctx, d_hidden, dy, weight, hidden, Activation::gelu_tanh);
             const Tensor total = zeros(ctx, {size.out}, accumulator_of(dtype)),
                          later = zeros(ctx, {size.out}, accumulator_of(dtype));
@@ -115,7 +116,7 @@ TEST(LinearActivation, ResultsDoNotDependOnTheNumberOfThreads) {
     }
 }
 
-TEST(LinearActivation, TakesLeadingAxesAndNoRows) {
+TEST(LinearActivation, AcceptsLeadingAxesAndEmptyOperands) {
     const Context ctx(Device::cpu(), 2);
     const Tensor weight = random_matrix(ctx, 6, 4, DType::f32, 2);
     const Tensor x = random_matrix(ctx, 10, 4, DType::f32, 1);

@@ -25,7 +25,7 @@ struct LinearFixture {
     }
 };
 
-/// Every element of y nests `in` additions and the bias, every element of dx `out` of them.
+/// An element of y is a sum of `in` products and the bias; an element of dx is a sum of `out` products.
 TEST(Linear, PassesTheLayerSuite) {
     for (const auto& [in, out] : {std::array<std::int64_t, 2>{1, 1}, {7, 40}, {48, 5}})
         for (const bool bias : {false, true})
@@ -34,7 +34,7 @@ TEST(Linear, PassesTheLayerSuite) {
                 {.width = in, .operations = static_cast<double>(std::max(in, out) + 1)});
 }
 
-TEST(Linear, GradientsWithoutTheInputsAreTheSame) {
+TEST(Linear, AccumulateGradientsWritesTheSameGradientsAsBackward) {
     LinearFixture whole(7, 5, true), parameters_only(7, 5, true);
     const Tensor x = randn(whole.ctx, {9, 7}, DType::f64, Seed{3});
     const Tensor dy = randn(whole.ctx, {9, 5}, DType::f64, Seed{4});
@@ -44,8 +44,8 @@ TEST(Linear, GradientsWithoutTheInputsAreTheSame) {
               to_host(whole.ctx, parameters_only.parameters.gradients()));
 }
 
-/// Whatever they are: nobody sums the columns again.
-TEST(Linear, TakesTheColumnSumsThatComeAlong) {
+/// The attached sums are not those of dy, which shows that backward does not sum the columns again.
+TEST(Linear, UsesAttachedColumnSums) {
     LinearFixture f(7, 5, true);
     const Tensor x = randn(f.ctx, {9, 7}, DType::f64, Seed{3});
     const Tensor dy = randn(f.ctx, {9, 5}, DType::f64, Seed{4});
@@ -63,7 +63,7 @@ TEST(Linear, TakesTheColumnSumsThatComeAlong) {
     EXPECT_THROW(f.linear.backward(f.ctx, {dy, zeros(f.ctx, {2, 4}, DType::f64)}, {x}), Error);
 }
 
-/// Large enough for several blocks of every product and of the column sums.
+/// The shapes give several blocks in every product and in the column sums.
 TEST(Linear, BitsDoNotDependOnTheNumberOfThreads) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
         std::vector<double> expected;
@@ -91,7 +91,8 @@ TEST(Linear, RefusesOtherShapesAndDtypesByName) {
     f.linear.forward(f.ctx, zeros(f.ctx, {3, 4}, DType::f64), saved);
     EXPECT_THROW(f.linear.backward(f.ctx, zeros(f.ctx, {3, 4}, DType::f64), saved), Error);
     EXPECT_THROW(f.linear.backward(f.ctx, zeros(f.ctx, {2, 6}, DType::f64), saved), Error);
-    const Tensor transposed = zeros(f.ctx, {6, 3}, DType::f64).transpose(0, 1);  // the bias sums whole rows
+    // Column sums require contiguous rows.
+    const Tensor transposed = zeros(f.ctx, {6, 3}, DType::f64).transpose(0, 1);
     EXPECT_THROW(f.linear.backward(f.ctx, transposed, saved), Error);
 }
 
@@ -99,7 +100,7 @@ TEST(Linear, RefusesOtherShapesAndDtypesByName) {
 
 using test::OnCuda;
 
-TEST_F(OnCuda, ColumnSumsAddToWhatIsThere) {
+TEST_F(OnCuda, ColumnSumsAreAddedToThePreviousTotals) {
     for (const std::int64_t columns : {1, 7, 64, 768, 1000})
         for (const std::int64_t rows : {1, 127, 129, 5000})
             for (const bool strided : {false, true}) {
@@ -119,8 +120,8 @@ TEST_F(OnCuda, ColumnSumsAddToWhatIsThere) {
                 };
                 const auto exact = run(cpu, DType::f64);
                 const auto sizes = run(cpu, DType::f64, /*magnitudes=*/true);
-                // A thread's 16 rows, the 8 threads of a block, a 32nd of the blocks, 32 of those, the old
-                // sum.
+                // Nested additions: 16 rows of a thread, 8 threads of a block, a 32nd of all blocks, 32 of
+                // these sums, and the previous total.
                 const double nested = 16 + 8 + static_cast<double>(rows) / (128 * 32) + 32 + 2;
                 for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
                     SCOPED_TRACE(concat(rows, " x ", columns, ' ', dtype, strided ? " strided" : ""));

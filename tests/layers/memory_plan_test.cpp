@@ -51,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"llama_bf16", llama_style(Recompute::none), DType::bf16}),
     [](const auto& info) { return info.param.name; });
 
-/// One training step with its activations in `arena`; returns the flat gradients.
+/// Runs one training step with activations in `arena`. Returns the flat gradients.
 std::vector<double> train_step(const Context& ctx, const std::shared_ptr<Arena>& arena,
                                const MemoryRequest& request) {
     ParameterStore parameters;
@@ -70,7 +70,7 @@ std::vector<double> train_step(const Context& ctx, const std::shared_ptr<Arena>&
     return to_host(ctx, parameters.gradients());
 }
 
-TEST_P(MemoryPlanOf, PlannedActivationsAreTheRealPeakAndTrainingWorksInExactlyThatMuch) {
+TEST_P(MemoryPlanOf, PlannedActivationsAreTheExactMemoryThatAStepNeeds) {
     const Context ctx(Device::cpu(), 2);
     const MemoryRequest request{.model = GetParam().model, .dtype = GetParam().dtype, .micro_batch = 3};
     const MemoryPlan plan = plan_memory(ctx, request);
@@ -85,7 +85,7 @@ TEST_P(MemoryPlanOf, PlannedActivationsAreTheRealPeakAndTrainingWorksInExactlyTh
     EXPECT_THROW(train_step(ctx, too_small, request), Error);
 }
 
-TEST_P(MemoryPlanOf, EvaluatingAndSamplingFitInTheTrainingArena) {
+TEST_P(MemoryPlanOf, EvaluationAndSamplingFitInTheTrainingArena) {
     const Context ctx(Device::cpu(), 2);
     const MemoryRequest request{.model = GetParam().model, .dtype = GetParam().dtype, .micro_batch = 3};
     const auto arena = std::make_shared<Arena>(ctx.device(), plan_memory(ctx, request).activations);
@@ -98,7 +98,8 @@ TEST_P(MemoryPlanOf, EvaluatingAndSamplingFitInTheTrainingArena) {
     EXPECT_NO_THROW(model.logits(inside, tokens));
 }
 
-/// Of a layer's 16 units of x, activations keep 10 and blocks 1 (GPT-2's shapes; LSE and statistics aside).
+/// A layer saves 16 times its input x; 10 times with recomputed activations, once with recomputed blocks
+/// (GPT-2's shapes, without LSE and statistics).
 TEST(MemoryPlan, EachLevelOfRecomputationTakesLessMemory) {
     const Context ctx(Device::cpu(), 1);
     const auto bytes_of = [&](Recompute recompute, std::int64_t layers) {
@@ -112,11 +113,12 @@ TEST(MemoryPlan, EachLevelOfRecomputationTakesLessMemory) {
           std::pair{Recompute::block, 1.0}}) {
         const double layer = (bytes_of(recompute, 24) - bytes_of(recompute, 12)) / 12;
         EXPECT_GE(layer, units * unit) << name_of(recompute);
-        EXPECT_LE(layer, (units + 0.25) * unit) << name_of(recompute);  // 4 statistics and 2 lse a row of 32
+        // A row of 32 elements also has 4 statistics and 2 LSE.
+        EXPECT_LE(layer, (units + 0.25) * unit) << name_of(recompute);
     }
 }
 
-/// An optimizer that keeps so many bytes for each element, shared in equal parts.
+/// An optimizer with `bytes` bytes of state per element, divided into equal shards.
 auto bytes_per_element(std::size_t bytes, std::int64_t shards = 1) {
     return [=](const ParameterStore&, std::int64_t elements) {
         const auto part = static_cast<std::size_t>(elements / shards);
@@ -124,7 +126,7 @@ auto bytes_per_element(std::size_t bytes, std::int64_t shards = 1) {
     };
 }
 
-TEST(MemoryPlan, CountsParametersOnceEachInTheirDtype) {
+TEST(MemoryPlan, CountsTheBytesOfParametersInTheirDtypes) {
     const Context ctx(Device::cpu(), 1);
     const ModelConfig model = gpt2_style(Recompute::none);
     ParameterStore parameters;
@@ -141,7 +143,7 @@ TEST(MemoryPlan, CountsParametersOnceEachInTheirDtype) {
     EXPECT_EQ(plan_memory(ctx, {.model = model, .dtype = DType::f32}).masters, 0u);
 }
 
-/// Parts are equal and aligned to 64 elements. Beside all its gradients a process keeps the sums of its part.
+/// Parts are equal and aligned to 64 elements. A process stores all gradients, and the sums for its part.
 TEST(MemoryPlan, ShardsDivideMastersAndOptimizerState) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request{.model = gpt2_style(Recompute::none), .dtype = DType::bf16};
@@ -159,19 +161,19 @@ TEST(MemoryPlan, ShardsDivideMastersAndOptimizerState) {
     EXPECT_THROW(plan_memory(ctx, request), Error);
 }
 
-/// A dry run asks nothing of the device, so a plan can be made where there is none. A GPU's logits have a
-/// vocabulary padded to 64 in chunks of up to 1 GiB, so its activations are not the CPU's.
-TEST(MemoryPlan, OfAGpuNeedsNoGpu) {
+/// A dry run does not access the device, so it can be made on a machine without a GPU. On a GPU, logits have
+/// a padded vocabulary and chunks of up to 1 GiB, so activations need other memory than on the CPU.
+TEST(MemoryPlan, APlanForAGpuNeedsNoGpu) {
     const Context nowhere = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cuda()));
     const MemoryRequest request{.model = gpt2_style(Recompute::none), .micro_batch = 3};
-    if (!GRADTILE_HAVE_CUDA) GTEST_SKIP() << "built without CUDA, whose side knows a GPU's scratch";
+    if (!GRADTILE_HAVE_CUDA) GTEST_SKIP() << "built without CUDA, so the scratch memory of a GPU is unknown";
     const MemoryPlan plan = plan_memory(nowhere, request);
     EXPECT_EQ(plan.values, plan_memory(Context(Device::cpu(), 1), request).values);
     const std::size_t logits = 3 * 40 * 64 * size_of(DType::f32);
     EXPECT_GT(plan.activations, logits);
 }
 
-TEST(MemoryPlan, TheLargestBatchFitsAndOneMoreDoesNot) {
+TEST(MemoryPlan, FindsTheLargestMicroBatchThatFits) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request{.model = gpt2_style(Recompute::none), .micro_batch = 11};
     const std::size_t budget = plan_memory(ctx, request).total() + 1;
@@ -180,7 +182,7 @@ TEST(MemoryPlan, TheLargestBatchFitsAndOneMoreDoesNot) {
     EXPECT_EQ(largest_micro_batch_that_fits(ctx, request, 1000), 0);
 }
 
-TEST(MemoryPlan, ABatchThatDoesNotFitIsRefusedInOneLineWithTheLargestThatDoes) {
+TEST(MemoryPlan, RefusesAMicroBatchThatDoesNotFitAndNamesTheLargestThatDoes) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request{.model = gpt2_style(Recompute::none), .micro_batch = 5};
     const std::size_t budget = plan_memory(ctx, request).total();
@@ -198,7 +200,7 @@ TEST(MemoryPlan, ABatchThatDoesNotFitIsRefusedInOneLineWithTheLargestThatDoes) {
     EXPECT_THROW(plan_within(ctx, request, 1000), Error);
 }
 
-TEST(MemoryPlan, PrintsOneLineForEachKind) {
+TEST(MemoryPlan, PrintsOneLineForEachPurpose) {
     std::ostringstream out;
     out << plan_memory(Context(Device::cpu(), 1),
                        {.model = gpt2_style(Recompute::block), .dtype = DType::bf16});

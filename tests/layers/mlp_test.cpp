@@ -32,7 +32,8 @@ TEST(Mlp, NamesAndShapesFollowTheActivation) {
     const Mlp gated(llama, "mlp", {.width = 96, .activation = Activation::swiglu, .bias = false});
     EXPECT_EQ(gpt2.find("mlp.fc.weight").shape(), (Shape{384, 96}));
     EXPECT_EQ(gpt2.find("mlp.proj.bias").shape(), (Shape{96}));
-    EXPECT_EQ(llama.find("mlp.gate_up.weight").shape(), (Shape{512, 96}));  // 8/3 * 96 = 256, gate and up
+    // Gate and up have 8/3 * 96 = 256 rows each.
+    EXPECT_EQ(llama.find("mlp.gate_up.weight").shape(), (Shape{512, 96}));
     EXPECT_EQ(llama.find("mlp.down.weight").shape(), (Shape{96, 256}));
 }
 

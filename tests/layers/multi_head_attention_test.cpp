@@ -52,7 +52,7 @@ TEST(MultiHeadAttention, GradientsThroughRotationAndHeadNormsEqualFiniteDifferen
     expect_exact_gradients(config);
 }
 
-TEST(MultiHeadAttention, EqualsTheTextbookHeadByHead) {
+TEST(MultiHeadAttention, EqualsTheTextbookFormulasForEachHead) {
     const std::int64_t heads = 3, width = 12, head_dim = width / heads, length = 5;
     AttentionFixture f(shape_of(heads, 0, width));
     const Tensor x = randn(f.ctx, {1, length, width}, DType::f64, Seed{3});
@@ -78,11 +78,11 @@ TEST(MultiHeadAttention, EqualsTheTextbookHeadByHead) {
     }
     const auto expected = to_host(f.ctx, f.attn.proj.forward(f.ctx, o, unused));
     ASSERT_EQ(y.size(), expected.size());
-    // Two dozen roundings on the way, relative to terms of size |W| |o| * width < 100.
+    // An output has about two dozen roundings, relative to terms of size |W| |o| * width < 100.
     for (std::size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], expected[i], 24 * 2.3e-16 * 100.0);
 }
 
-TEST(MultiHeadAttention, KeepsViewsOfOneProjectionAndNothingOfSizeTxT) {
+TEST(MultiHeadAttention, SavesViewsOfOneProjectionAndNothingOfSizeTxT) {
     AttentionFixture f(shape_of(2, 0, 8));
     const Tensor x = randn(f.ctx, {2, 9, 8}, DType::f64, Seed{3});
     const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);

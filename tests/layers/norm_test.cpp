@@ -5,14 +5,14 @@
 namespace gradtile {
 namespace {
 
-// Two sums over the width (32 lanes, folded in 5 steps) and about ten operations around them; the sums'
-// errors enter every element multiplied by at most the row's largest normalised value, sqrt(width).
+// Two sums over the width (32 lanes, combined in 5 steps) and about ten other operations. The errors of the
+// sums are multiplied by a normalised value, which is at most sqrt(width).
 double operations(std::int64_t width) {
     return (static_cast<double>(width) / 32 + 5) * 2 + 10;
 }
 
 TEST(LayerNorm, PassesTheLayerSuite) {
-    for (const std::int64_t width : {2, 37, 96})  // of two normalised numbers, dx is what eps leaves of it
+    for (const std::int64_t width : {2, 37, 96})  // with width 2, dx is 0 except for the effect of eps
         for (const bool bias : {false, true})
             test::check_layer([&](ParameterStore& store) { return LayerNorm(store, "norm", width, bias); },
                               {.width = width, .operations = operations(width), .dx_cancels = width == 2});
@@ -45,7 +45,7 @@ TEST(LayerNorm, RowsHaveMeanZeroAndVarianceOne) {
     }
 }
 
-TEST(LayerNorm, BackwardAddAddsTheGradientToWhatIsThere) {
+TEST(LayerNorm, BackwardAddAddsTheGradientToDx) {
     const Context ctx(Device::cpu(), 2);
     ParameterStore store;
     const LayerNorm norm(store, "norm", 48, true);
@@ -63,7 +63,7 @@ TEST(LayerNorm, BackwardAddAddsTheGradientToWhatIsThere) {
         EXPECT_NEAR(sum[i], before[i] + alone[i], 0x1p-52 * (std::abs(before[i]) + std::abs(alone[i])));
 }
 
-TEST(LayerNorm, OnTheCpuColumnSumsAreLeftToWhoeverNeedsThem) {
+TEST(LayerNorm, DoesNotComputeColumnSumsOnTheCpu) {
     const Context ctx(Device::cpu(), 1);
     ParameterStore store;
     const LayerNorm norm(store, "norm", 8, true);
@@ -71,12 +71,12 @@ TEST(LayerNorm, OnTheCpuColumnSumsAreLeftToWhoeverNeedsThem) {
     LayerNorm::Saved saved;
     const Tensor x = randn(ctx, {3, 8}, DType::f32, Seed{1}), stream = zeros(ctx, {3, 8}, DType::f32);
     norm.forward(ctx, x, saved);
-    const SummedGradient dx = norm.backward_add(ctx, x, saved, stream, ColumnSums::wanted);
+    const SummedGradient dx = norm.backward_add(ctx, x, saved, stream, ColumnSums::compute);
     EXPECT_EQ(dx.dy.raw_data(), stream.raw_data());
     EXPECT_FALSE(dx.column_sums.defined());
 }
 
-TEST(RMSNorm, NormalisesTheHeadsOfAPackedProjectionWhereTheyLie) {
+TEST(RMSNorm, NormalisesTheHeadsOfAPackedProjection) {
     const Context ctx(Device::cpu(), 2);
     ParameterStore store;
     const RMSNorm norm(store, "q_norm", 16);
@@ -89,7 +89,7 @@ TEST(RMSNorm, NormalisesTheHeadsOfAPackedProjectionWhereTheyLie) {
     EXPECT_EQ(to_host(ctx, y), to_host(ctx, norm.forward(ctx, cast(ctx, keys, DType::f32), saved_dense)));
 }
 
-TEST(LayerNorm, RefusesWhatItCannotRead) {
+TEST(LayerNorm, RefusesOtherShapesDtypesAndStrides) {
     const Context ctx(Device::cpu(), 1);
     ParameterStore store;
     const LayerNorm norm(store, "norm", 8, true);
@@ -100,7 +100,8 @@ TEST(LayerNorm, RefusesWhatItCannotRead) {
     EXPECT_THROW(norm.forward(ctx, zeros(ctx, {8, 8}, DType::f32).transpose(0, 1), saved), Error);
 }
 
-/// Norm and sum in one pass leave the bits of the sum made first and normalised then.
+/// Expects a norm of a residual to give the same bits as computing the sum first and normalising it
+/// afterwards.
 template <class Norm>
 void expect_residual_is_summed_first(const Context& ctx, DType dtype, std::int64_t width, double p) {
     SCOPED_TRACE(concat(dtype, ", width ", width, ", dropout ", p));
@@ -114,7 +115,7 @@ void expect_residual_is_summed_first(const Context& ctx, DType dtype, std::int64
     store.allocate(ctx, dtype);
     copy(ctx, store.values(), randn(ctx, store.values().shape(), dtype, Seed{1}));
     const DropoutKey key = DropoutKey::of_step(1, 2, 4);
-    // Rows of a wider tensor, as a stream may lie in one.
+    // Strided rows, as a slice of a wider tensor has.
     const auto stream = [&](std::uint64_t seed) {
         return randn(ctx, {3, 11, width + 8}, dtype, Seed{seed}).slice(-1, 0, width);
     };
@@ -129,7 +130,7 @@ void expect_residual_is_summed_first(const Context& ctx, DType dtype, std::int64
     EXPECT_EQ(to_host(ctx, saved_together.rstd), to_host(ctx, saved.rstd));
 }
 
-TEST(Norm, AddsAResidualFirst) {
+TEST(Norm, AddsAResidualBeforeItNormalises) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
         for (const double p : {0.0, 0.3}) {
@@ -152,7 +153,8 @@ TEST(Norm, RefusesABranchOfAnotherShape) {
 
 using test::OnCuda;
 
-// Held by parts of a warp, warps and blocks; read again where rows are longer or no whole vectors.
+// Rows that a part of a warp, a warp or a block holds in registers, longer rows, and rows without whole
+// vectors.
 constexpr std::int64_t cuda_widths[] = {1, 7, 64, 384, 768, 1000, 1024, 1280, 2056, 4096, 8192, 9001};
 
 TEST_F(OnCuda, LayerNormPassesTheLayerSuite) {
@@ -175,7 +177,7 @@ TEST_F(OnCuda, RMSNormPassesTheLayerSuite) {
                                    .dx_cancels = width == 1});
 }
 
-TEST_F(OnCuda, NormAddsAResidualFirst) {
+TEST_F(OnCuda, NormAddsAResidualBeforeItNormalises) {
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
         for (const double p : {0.0, 0.3})
             for (const std::int64_t width : {16, 37, 384, 768, 1024, 1280, 1600, 4096, 20000}) {
@@ -184,15 +186,15 @@ TEST_F(OnCuda, NormAddsAResidualFirst) {
             }
 }
 
-/// More rows than the blocks of one launch take at a time, and than are on their way to a team together.
-TEST_F(OnCuda, LayerNormWalksManyRows) {
+/// More rows than all blocks of a launch process at the same time, and more than a team prefetches.
+TEST_F(OnCuda, LayerNormPassesTheLayerSuiteWithManyRows) {
     for (const std::int64_t width : {8, 128, 768})
         test::check_layer_on_cuda(
             gpu(), [&](ParameterStore& store) { return LayerNorm(store, "norm", width, true); },
             {.width = width, .operations = operations(width), .leading = {{width == 8 ? 70000 : 5000}}});
 }
 
-TEST_F(OnCuda, NormBackwardAddAddsTheGradientToWhatIsThere) {
+TEST_F(OnCuda, NormBackwardAddAddsTheGradientToDx) {
     for (const std::int64_t width : {48, 77}) {
         ParameterStore store;
         const LayerNorm norm(store, "norm", width, true);
@@ -211,7 +213,7 @@ TEST_F(OnCuda, NormBackwardAddAddsTheGradientToWhatIsThere) {
     }
 }
 
-/// The same dx, to the bit, and its column sums.
+/// Expects that backward_add with column sums gives the same bits of dx as without, and correct column sums.
 template <class Norm>
 void expect_summed_backward_add(const Context& gpu, const Norm& norm, ParameterStore& store, DType dtype,
                                 std::int64_t rows, std::int64_t width) {
@@ -224,13 +226,13 @@ void expect_summed_backward_add(const Context& gpu, const Norm& norm, ParameterS
     const auto stream = [&] { return randn(gpu, {rows, width}, dtype, Seed{4}); };
     norm.forward(gpu, x, saved);
     const SummedGradient plain = norm.backward_add(gpu, dy, saved, stream());
-    const SummedGradient summed = norm.backward_add(gpu, dy, saved, stream(), ColumnSums::wanted);
+    const SummedGradient summed = norm.backward_add(gpu, dy, saved, stream(), ColumnSums::compute);
     EXPECT_FALSE(plain.column_sums.defined());
     EXPECT_EQ(to_host(gpu, plain.dy), to_host(gpu, summed.dy));
     test::expect_column_sums(gpu, summed);
 }
 
-TEST_F(OnCuda, NormBackwardAddSumsTheColumnsOfWhatItStores) {
+TEST_F(OnCuda, NormBackwardAddComputesTheColumnSumsOfItsResult) {
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
         for (const std::int64_t width : cuda_widths)
             for (const std::int64_t rows : {1, 19, width == 384 ? 4500 : width <= 1280 ? 2300 : 600}) {
@@ -242,7 +244,7 @@ TEST_F(OnCuda, NormBackwardAddSumsTheColumnsOfWhatItStores) {
             }
 }
 
-TEST_F(OnCuda, RMSNormNormalisesTheHeadsOfAPackedProjectionWhereTheyLie) {
+TEST_F(OnCuda, RMSNormNormalisesTheHeadsOfAPackedProjection) {
     ParameterStore store;
     const RMSNorm norm(store, "q_norm", 16);
     store.allocate(gpu(), DType::f32);

@@ -1,4 +1,4 @@
-// The layers that are matrix products with something fused to them, on a GPU, against float64.
+// Matrix products with fused operations on a GPU, compared with float64 on the CPU.
 #include <cmath>
 #include <optional>
 
@@ -37,14 +37,16 @@ constexpr Sizes all_sizes[] = {{7, 5, 13}, {256, 128, 512}, {200, 96, 384}};
 constexpr DType all_types[] = {DType::f32, DType::bf16, DType::f16};
 constexpr Activation plain_activations[] = {Activation::gelu_tanh, Activation::gelu};
 
-/// 16-bit GELU may use the hardware's tanh, off by 2^-11 of its value; float32 a polynomial of a few units.
+/// The relative error of tanh: 16-bit GELU may use the hardware's tanh with an error of 2^-11; float32 uses a
+/// polynomial with an error of a few units in the last place.
 double tanh_error(DType type) {
     return type == DType::f32 ? 0x1p-20 : 0x1p-11;
 }
 
-/// hidden: (in + 3) eps32 sum |x||w| for summing, one rounding for the product and one for the bias. y: the
-/// same through a slope of at most 1.13, one rounding, tanh's error times |hidden| / 2.
-TEST_F(ProductsOnCuda, LinearActivationForwardIsTheProductAndItsGelu) {
+/// The bound for hidden: (in + 3) eps32 sum |x||w| for the sum, one rounding of the product and one after
+/// adding the bias. The bound for y: the bound for hidden times the largest slope 1.13, one rounding, and
+/// tanh's error times |hidden| / 2.
+TEST_F(ProductsOnCuda, LinearActivationForwardErrorsAreWithinRoundingBounds) {
     for (const DType type : all_types)
         for (const Activation activation : plain_activations)
             for (const auto& [rows, in, out] : all_sizes)
@@ -77,9 +79,9 @@ TEST_F(ProductsOnCuda, LinearActivationForwardIsTheProductAndItsGelu) {
                 }
 }
 
-/// One rounding of the product, one of the result; tanh's error through the derivative's own, at most
-/// 1/2 + |x| * 0.8 (1 + 0.134 x^2).
-TEST_F(ProductsOnCuda, LinearActivationBackwardIsTheProductTimesTheSlope) {
+/// The bound: one rounding of the product, one of the result, and tanh's error times the derivative of the
+/// slope with respect to tanh, at most 1/2 + |x| * 0.8 (1 + 0.134 x^2).
+TEST_F(ProductsOnCuda, LinearActivationBackwardErrorsAreWithinRoundingBounds) {
     for (const DType type : all_types)
         for (const Activation activation : plain_activations)
             for (const auto& [rows, in, out] : all_sizes) {
@@ -88,7 +90,7 @@ TEST_F(ProductsOnCuda, LinearActivationBackwardIsTheProductTimesTheSlope) {
                 const Tensor hidden = randn(gpu(), {rows, out}, type, Seed{3});
                 const Tensor dh = poisoned({rows, out}, type);
                 linear_activation_backward(gpu(), dh, dy, w, hidden, activation);
-                const SummedGradient summed{poisoned({rows, out}, type), room_for_column_sums(gpu(), dh)};
+                const SummedGradient summed{poisoned({rows, out}, type), empty_column_sums(gpu(), dh)};
                 linear_activation_backward(gpu(), summed, dy, w, hidden, activation);
                 test::expect_column_sums(gpu(), summed);
 
@@ -113,11 +115,10 @@ TEST_F(ProductsOnCuda, LinearActivationBackwardIsTheProductTimesTheSlope) {
             }
 }
 
-/// An odd vocabulary, whose padding must take part in nothing. A logit gradient p - 1 or p is off by
-/// d = |.| (eps / 2 for storing, 2 (C + 3) eps32 sum |x||w| for the logits' error and 2 eps / 2 |logit| for
-/// rounding them to 16 bits) + 8 eps32 for exp and sum; its products carry d on, sum in float32, and round dx
-/// once.
-TEST_F(ProductsOnCuda, HeadsOddVocabularyIsPaddedWithoutATrace) {
+/// The bound: the gradient of a logit, g = p or p - 1, has the error d = |g| (eps / 2 for storing g + 2 (C +
+/// 3) eps32 sum |x||w| for the error of the logit + 2 eps / 2 |logit| for rounding it to 16 bits) + 8 eps32
+/// for exp and sum. The products multiply d, add in float32, and round dx once.
+TEST_F(ProductsOnCuda, PaddingOfAnOddVocabularyDoesNotChangeTheHeadsResults) {
     const std::int64_t rows = 96, vocabulary = 203, width = 64;
     for (const DType type : all_types) {
         ParameterStore store;
@@ -134,7 +135,7 @@ TEST_F(ProductsOnCuda, HeadsOddVocabularyIsPaddedWithoutATrace) {
 
         const auto xs = to_host(gpu(), x), ws = to_host(gpu(), head.weight.value());
         std::vector<double> dx(rows * width), dw(vocabulary * width), dx_bound(dx), dw_bound(dw);
-        // Logits are float32 sums of 64 terms around 1, rounded once more when the type is a 16-bit one.
+        // Logits are float32 sums of 64 terms of size 1. They are rounded once more if the type has 16 bits.
         const double rounding = is_16_bit(type) ? epsilon_of(type) / 2 : 0.0;
         double expected_loss = 0, loss_bound = 1e-4, counted = 0;
         for (const std::int32_t target : targets) counted += target >= 0;
@@ -154,7 +155,7 @@ TEST_F(ProductsOnCuda, HeadsOddVocabularyIsPaddedWithoutATrace) {
             }
             const double target_logit = logits[targets[r]];
             expected_loss += (std::log(sum) - target_logit) / counted;
-            double largest = 0, mean = std::abs(target_logit);  // of the logits' sizes
+            double largest = 0, mean = std::abs(target_logit);  // of the sizes of the logits
             for (std::int64_t v = 0; v < vocabulary; ++v) {
                 largest = std::max(largest, std::abs(logits[v]));
                 mean += p[v] / sum * std::abs(logits[v]);

@@ -4,7 +4,7 @@
 namespace gradtile {
 namespace {
 
-/// Rope on a copy, with the signature of a layer: x [..,H*D] or [B,S,H*D] is seen as heads of `head_dim`.
+/// Rope with the signature of a layer. Rotates a copy of x [..,H*D], viewed as heads of `head_dim`.
 struct RopeLayer {
     struct Saved {};
     Rope rope;
@@ -55,7 +55,7 @@ TEST(Rope, RotatesPairsByTheAnglesOfThePaper) {
                 }
 }
 
-TEST(Rope, ScoresDependOnTheDistanceAlone) {
+TEST(Rope, ScoresDependOnlyOnTheDistance) {
     const Context ctx(Device::cpu(), 1);
     const Rope rope(32, 100);
     const auto rotated = [&](std::uint64_t seed, std::int64_t position) {

@@ -26,7 +26,8 @@ struct BlockFixture {
         x = randn(ctx, {2, 6, 8}, DType::f64, Seed{3});
         dy = randn(ctx, x.shape(), DType::f64, Seed{4});
     }
-    // The block as a layer with one key for its masks; backward consumes dy, so it gets a copy.
+    // The block with a fixed dropout key, which gives it the signature of a layer. backward overwrites dy, so
+    // it gets a copy.
     using Saved = TransformerBlock::Saved;
     Tensor forward(const Context& c, const Tensor& input, Saved& saved) const {
         return block.forward(c, {input}, key, saved).sum(c);
@@ -61,8 +62,8 @@ TEST(TransformerBlock, RecomputingGivesTheSameBits) {
     }
 }
 
-/// Beside the input, which is the caller's: q, k, v, o, the middle, the MLP's hidden one.
-TEST(TransformerBlock, RecomputingActivationsKeepsWhatIsDear) {
+/// Saved values in addition to the caller's input: q, k, v, o, norm_2's input, and the MLP's hidden values.
+TEST(TransformerBlock, RecomputingActivationsSavesOnlyExpensiveValues) {
     BlockFixture f(Recompute::activations);
     const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
     TransformerBlock::Saved saved;
@@ -72,11 +73,12 @@ TEST(TransformerBlock, RecomputingActivationsKeepsWhatIsDear) {
     std::int64_t expected = 0;
     for (const std::int64_t columns : {3 * width, width, width, 4 * width})
         expected += rounded(rows * columns * value);
-    expected += rounded(rows * heads * value) + 4 * rounded(rows * value);  // lse; two norms' statistics
+    expected +=
+        rounded(rows * heads * value) + 4 * rounded(rows * value);  // LSE, and the statistics of two norms
     EXPECT_EQ(arena->bytes_in_use(), static_cast<std::size_t>(expected));
 }
 
-TEST(TransformerBlock, RecomputingBlocksKeepsNothingButTheInput) {
+TEST(TransformerBlock, RecomputingBlocksSavesOnlyTheInput) {
     BlockFixture f(Recompute::block);
     const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
     TransformerBlock::Saved saved;
@@ -110,7 +112,7 @@ TEST(TransformerBlock, EveryGradientIsAnnouncedOnceWhenComplete) {
         EXPECT_EQ(at_announcement[i], to_host(f.ctx, f.parameters.find(announced[i]).grad())) << announced[i];
 }
 
-TEST(TransformerBlock, AttentionOfBackwardIsAnnouncedOnce) {
+TEST(TransformerBlock, BackwardAnnouncesAttentionOnce) {
     for (const Recompute recompute : {Recompute::none, Recompute::block}) {
         BlockFixture f(recompute);
         TransformerBlock::Saved saved;

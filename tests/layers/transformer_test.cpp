@@ -28,7 +28,7 @@ ModelConfig tiny_llama() {
                      .qk_norm = true});
 }
 
-/// Tokens from a small congruential generator, some targets ignored.
+/// Pseudo-random tokens.
 Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t vocabulary,
                         std::uint32_t state) {
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.elements()));
@@ -38,19 +38,20 @@ Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t voc
     }
     return from_host(ctx, tokens, shape);
 }
+/// Sets every fifth target to "ignored".
 Tensor with_ignored(const Tensor& targets) {
     for (std::int64_t i = 0; i < targets.elements(); i += 5) targets.data<std::int32_t>()[i] = -1;
     return targets;
 }
 
-/// The first `length` tokens of each sequence, contiguous.
+/// A contiguous copy of the first `length` tokens of each sequence.
 Tensor first_tokens(const Context& ctx, const Tensor& tokens, std::int64_t length) {
     const Tensor prefix = empty(ctx, {tokens.size(0), length}, DType::i32);
     copy(ctx, prefix, tokens.slice(1, 0, length));
     return prefix;
 }
 
-/// A model with its parameters, drawn large enough that every gradient is felt.
+/// A model whose random parameters are large enough that no gradient is negligible.
 struct ModelFixture {
     Context ctx;
     ParameterStore parameters;
@@ -127,7 +128,7 @@ TEST_P(TransformerStyles, GradientsWithDropoutEqualFiniteDifferencesOfTheSameMas
 
 TEST_P(TransformerStyles, RecomputingGivesTheSameLossAndGradientBits) {
     ModelConfig config = GetParam();
-    config.width = 8 * config.heads;  // bfloat16's attention takes multiples of 8
+    config.width = 8 * config.heads;  // bfloat16 attention requires head dims that are multiples of 8
     config.dropout = 0.25;
     const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
@@ -172,7 +173,7 @@ TEST_P(TransformerStyles, TheGradientScaleScalesTheGradientsAndNotTheLoss) {
         EXPECT_EQ(0.25 * gradients[i], quarter[i]);  // a power of 2
 }
 
-/// However unevenly the targets that count are spread over them.
+/// The targets that are not ignored are distributed unevenly over the micro-batches.
 TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
     ModelConfig config = GetParam();
     ModelFixture f(config, DType::f64, 2, 4);
@@ -200,7 +201,7 @@ TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
     const auto halves = to_host(f.ctx, f.parameters.gradients());
     double largest = 0.0;
     for (const double g : whole) largest = std::max(largest, std::abs(g));
-    // Both are sums of the same ~1e3 products in another order.
+    // Both are sums of the same 1,000 products, approximately, in different orders.
     for (std::size_t i = 0; i < whole.size(); ++i) ASSERT_NEAR(whole[i], halves[i], 1e3 * 2.3e-16 * largest);
 }
 
@@ -220,14 +221,14 @@ TEST_P(TransformerStyles, EvaluationEqualsTheTrainingLossWithoutDropout) {
     EXPECT_THAT(to_host(f.ctx, f.parameters.gradients()), ::testing::Each(0.0));
 }
 
-TEST_P(TransformerStyles, LogitsOfTheLastTokenGiveItsLossAndIgnoreWhatComesAfter) {
+TEST_P(TransformerStyles, LogitsOfTheLastTokenGiveItsLossAndDoNotDependOnLaterTokens) {
     ModelFixture f(GetParam());
     const std::int64_t length = 4, vocabulary = f.model.config.vocabulary;
     const Tensor prefix = first_tokens(f.ctx, f.tokens, length);
     const auto logits = to_host(f.ctx, f.model.logits(f.ctx, prefix));
     ASSERT_EQ(logits.size(), static_cast<std::size_t>(3 * vocabulary));
 
-    // The loss at position length-1 alone, of the whole sequence: what follows must not matter.
+    // The whole sequence, with a loss only at position length-1. The later tokens must not change it.
     std::vector<std::int32_t> only_last(18, -1);
     double expected = 0.0;
     for (std::size_t b = 0; b < 3; ++b) {
@@ -243,7 +244,7 @@ TEST_P(TransformerStyles, LogitsOfTheLastTokenGiveItsLossAndIgnoreWhatComesAfter
     EXPECT_NEAR(result[0], expected, 1e3 * 2.3e-16 * std::abs(expected));
 }
 
-TEST_P(TransformerStyles, ResetGradientsLeaveNoTrace) {
+TEST_P(TransformerStyles, ResetGradientsDoNotAffectLaterGradients) {
     for (const DType dtype : {DType::f64, DType::f32}) {
         ModelFixture f(GetParam(), dtype);
         std::vector<std::vector<double>> results;
@@ -277,10 +278,10 @@ TEST_P(TransformerStyles, EveryParameterIsAnnouncedOnceWithItsFinalGradient) {
         EXPECT_EQ(gradient, to_host(f.ctx, f.parameters.find(name).grad())) << name;
 }
 
-/// Every stored activation or gradient is rounded by at most 2^-8 of its size. About twelve of them lie in a
-/// row in each block, eight at the ends; were they all to push the same way, a logit would be off by their
-/// sum.
-TEST_P(TransformerStyles, Bfloat16IsAsCloseToFloat64AsItsRoundingsAllow) {
+/// Each stored activation or gradient has a rounding error of at most 2^-8 of its size. A path through the
+/// model has about twelve of them in each block and eight outside the blocks. In the worst case their errors
+/// add up in a logit.
+TEST_P(TransformerStyles, Bfloat16ErrorsAreWithinRoundingBounds) {
     ModelConfig config = GetParam();
     config.width = 64;
     ModelFixture rounded(config, DType::bf16), exact(config, DType::f64);
@@ -295,12 +296,12 @@ TEST_P(TransformerStyles, Bfloat16IsAsCloseToFloat64AsItsRoundingsAllow) {
     rounded.fresh_gradients({});
     exact.fresh_gradients({});
     EXPECT_EQ(rounded.parameters.gradients().dtype(), DType::f32);
-    // Backward adds as many roundings again.
+    // Backward has as many roundings as forward, so the bound is twice as large.
     const Comparison difference = compare(rounded.parameters.gradients(), exact.parameters.gradients());
     EXPECT_LT(difference.norm_error, 2.0 * roundings * unit) << difference;
 }
 
-TEST(Transformer, ATiedEmbeddingGetsTheGradientsOfBothItsUses) {
+TEST(Transformer, ATiedEmbeddingReceivesTheGradientsOfBothUses) {
     ModelConfig tied = tiny_gpt2(), own = tied;
     own.tied_head = false;
     ModelFixture one(tied), two(own);
@@ -320,7 +321,7 @@ TEST(Transformer, ATiedEmbeddingGetsTheGradientsOfBothItsUses) {
     EXPECT_THAT(as_head, ::testing::Contains(::testing::Ne(0.0)));
 }
 
-/// Radford et al. 2019; the counts are those of the published checkpoints.
+/// The parameter counts of the published checkpoints (Radford et al. 2019).
 TEST(Transformer, CountsTheParametersOfGpt2WithoutAllocatingThem) {
     const auto gpt2 = [](std::int64_t layers, std::int64_t heads, std::int64_t width) {
         return parameter_count(
@@ -369,7 +370,7 @@ TEST(Transformer, CountsTheFlopsOfEachMatrixOnce) {
     EXPECT_DOUBLE_EQ(flops_per_token(config, 3), 6 * 54 + 12 * 2 * 2);
 }
 
-TEST(Transformer, RefusesWrongTokensInOneLine) {
+TEST(Transformer, RefusesInvalidTokensInOneLine) {
     ModelFixture f(tiny_gpt2());
     Transformer::Saved saved;
     const Tensor long_one = zeros(f.ctx, {1, 8}, DType::i32);

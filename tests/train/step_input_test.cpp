@@ -47,7 +47,7 @@ void expect_steps_in_order(const Context& ctx, bool prepares_next) {
         EXPECT_EQ(item(ctx, input.rate()), cosine_options().schedule(step));
         const std::uint64_t seed = mix_seed(9, static_cast<std::uint64_t>(step));
         EXPECT_THAT(
-            to_host(ctx, input.live_seed()),
+            to_host(ctx, input.seed_tensor()),
             testing::ElementsAre(static_cast<std::int32_t>(seed), static_cast<std::int32_t>(seed >> 32)));
         std::int64_t target_count = 0;
         for (std::int64_t i = 0; i < micro_steps; ++i) {
