@@ -19,7 +19,8 @@ class SideStream;
 
 class Context {
   public:
-    /// threads = 0 uses every core this process may run on. Results do not depend on the number of threads.
+    /// threads = 0 uses every core that this process may run on. Results do not depend on the number of
+    /// threads.
     explicit Context(Device device = Device::cpu(), int threads = 0);
 
     Device device() const { return allocator_->device(); }

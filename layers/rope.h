@@ -6,13 +6,13 @@
 
 namespace gradtile {
 
-/// Rotates each pair (x[i], x[i + D/2]) of a head at position t by the angle t * base^(-2i/D). x [B,S,H,D],
-/// any floating dtype, the last axis contiguous. Batch, position and head axes may be strided, so one call
-/// can rotate the query and key heads of a packed projection in place.
+/// Rotates each pair (x[i], x[i + D/2]) of a head at position t by the angle t * base^(-2i/D). x [B,S,H,D]
+/// has any floating dtype and a contiguous last axis. Batch, position and head axes may be strided, so one
+/// call can rotate the query and key heads of a packed projection in place.
 class Rope {
   public:
     /// Computes the angles of positions 0 .. max_positions-1 in float64. D must be even. The first rotation
-    /// on a GPU copies them there: it allocates system memory of the device and waits for the copy.
+    /// on a GPU copies the angles to memory of its system allocator, and waits for the copy.
     Rope(std::int64_t head_dim, std::int64_t max_positions, double base = 10000.0);
 
     /// Rotates x in place. `start` is the position of x's first token. backward needs no saved values.

@@ -14,8 +14,8 @@ RowLayout row_layout(const Tensor& x, const char* op) {
     check(x.stride(-1) == 1 || layout.width == 1, op, ": ", x, " with strides ", x.strides(),
           "; the last axis must be contiguous");
 
-    // Merges axes from the last to the first. An axis belongs to the current group if its stride is the
-    // length of the group.
+    // Merges axes from the last to the first. An axis joins the current group if its stride is the
+    // group's stride times the group's length.
     int axis = x.rank() - 2;
     const auto take_group = [&](std::int64_t& count, std::int64_t& stride) {
         count = 1;

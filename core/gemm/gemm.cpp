@@ -5,7 +5,8 @@
 namespace gradtile {
 namespace {
 
-/// A matrix with contiguous rows. A transposed view becomes the matrix it is a view of, and a flag.
+/// A matrix with contiguous rows. For a transposed view, it is the matrix before the transposition and a
+/// flag.
 struct Operand {
     Tensor matrix;  // [.., rows, columns], last stride 1 (or one column)
     bool transposed;

@@ -46,7 +46,7 @@ class FileSystem {
     static FileSystem& posix();
 };
 
-/// "No space left on device" for -ENOSPC or ENOSPC.
+/// Describes an errno value of either sign: "No space left on device" for -ENOSPC and ENOSPC.
 std::string describe_errno(std::int64_t code);
 
 /// Throws Error "cannot WHAT: reason" when a FileSystem result is negative; otherwise returns the result. A

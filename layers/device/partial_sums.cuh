@@ -11,7 +11,7 @@ namespace device {
 constexpr int partial_columns = 32;  // columns per block
 constexpr int partial_lanes = 32;    // threads per column
 
-/// totals[d][c] = or += the sum over b of partials[b, d, c], where d is blockIdx.y.
+/// Writes or adds the sum over b of partials[b, d, c] to totals[d][c]; d is blockIdx.y.
 template <class S, int destinations>
 struct PartialSums {
     S* totals[destinations];

@@ -365,7 +365,8 @@ TEST(Transformer, StartsWithGpt2sInitialisation) {
 }
 
 TEST(Transformer, CountsTheFlopsOfEachMatrixOnce) {
-    // One head of width 2, hidden 8, vocabulary 3: 2*6 + 2*2 + 2*16 + 2*3 = 54 weights; 3 tokens see 2 keys.
+    // One head of width 2, hidden 8, vocabulary 3: 2*6 + 2*2 + 2*16 + 2*3 = 54 weights. Tokens see 2 keys on
+    // average.
     const ModelConfig config{.layers = 1, .heads = 1, .width = 2, .context = 3, .vocabulary = 3};
     EXPECT_DOUBLE_EQ(flops_per_token(config, 3), 6 * 54 + 12 * 2 * 2);
 }
