@@ -89,7 +89,8 @@ class DropoutRow {
         const auto c = static_cast<std::uint32_t>(column);
         if (c / 8 != group_) {
             group_ = c / 8;
-            words_ = Philox::draw({group_, row_, rule_.head, rule_.sample}, rule_.key);
+            const Philox::Counter counter{group_, row_, rule_.head, rule_.sample};
+            words_ = Philox::draw(counter, rule_.key);
         }
         const std::uint32_t bits = words_[c % 8 / 2] >> 16 * (c % 2) & 0xffffu;
         return bits >= rule_.dropout_threshold ? rule_.dropout_scale : A(0);
