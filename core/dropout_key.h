@@ -1,5 +1,5 @@
 #pragma once
-/// The random numbers of dropout, for layers and attention alike.
+/// The random numbers of dropout, for layers and attention.
 #include <array>
 
 #include <gradtile/core/philox.h>

@@ -34,10 +34,10 @@ inline constexpr int shared_memory_limits[] = {227 * 1024, 163 * 1024, 99 * 1024
 inline constexpr int shared_memory_classes = 3;
 
 /// The smallest limit among the GPUs that this build supports; CMake sets it.
-#ifdef GRADTILE_LEAST_SHARED_MEMORY
-inline constexpr int least_shared_memory = GRADTILE_LEAST_SHARED_MEMORY;
+#ifdef GRADTILE_MIN_SHARED_MEMORY
+inline constexpr int min_shared_memory = GRADTILE_MIN_SHARED_MEMORY;
 #else
-inline constexpr int least_shared_memory = shared_memory_limits[shared_memory_classes - 1];
+inline constexpr int min_shared_memory = shared_memory_limits[shared_memory_classes - 1];
 #endif
 
 template <int bytes>
@@ -49,7 +49,7 @@ struct SharedMemory {};
 template <class Choice, int index = 0, class F>
 void visit_shared_memory(int available, F&& f) {
     constexpr int limit = shared_memory_limits[index];
-    if constexpr (limit > least_shared_memory) {
+    if constexpr (limit > min_shared_memory) {
         if (available < limit) return visit_shared_memory<Choice, index + 1>(available, f);
     }
     constexpr int first_alike = [] {
