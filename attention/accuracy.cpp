@@ -157,12 +157,13 @@ class ReferenceEvaluation {
         std::int64_t index, head, i, batch;
         const double *q, *d_o;
         std::vector<std::int64_t> visible = {};
-        Vector p = {};                                  ///< probabilities of the visible keys, before dropout
-        Vector dropout = {};                            ///< factors of P: 0 or the scale of kept elements
-        Vector derivative = {}, derivative_error = {};  ///< derivatives of the scores by the products
-        double p_error = 0, p_error_of_lse = 0;         ///< relative errors of exp(s - m) and of exp(s - LSE)
-        double sum_error = 0;                           ///< relative error of a sum over the row's keys
-        double delta = 0;                               ///< D = dO . O - dLSE
+        Vector p = {};        ///< probabilities of the visible keys, before dropout
+        Vector dropout = {};  ///< factors of P: 0 or the scale of kept elements
+        Vector derivative = {},
+               derivative_error = {};            ///< derivatives of the scores with respect to the products
+        double p_error = 0, p_error_of_lse = 0;  ///< relative errors of exp(s - m) and of exp(s - LSE)
+        double sum_error = 0;                    ///< relative error of a sum over the row's keys
+        double delta = 0;                        ///< D = dO . O - dLSE
         double delta_error = 0, delta_error_shared = 0, delta_error_same_sign = 0;
     };
 

@@ -26,7 +26,7 @@ struct Problem {
     std::array<Shape, max_biases> biases = {};  ///< rank 0: none
     std::int64_t batch_divisor = 1;
     double dropout_p = 0;
-    bool d_lse = false;  ///< the gradient by the LSE is not 0
+    bool d_lse = false;  ///< the gradient with respect to the LSE is not 0
 
     /// Without the tensors, which Inputs hold.
     Options options(Algorithm algorithm = Algorithm::flash) const;

@@ -96,10 +96,10 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o);
 
-/// Computes the gradients of a scalar from d_o, the scalar's gradient by O (shape and dtype of O, any
-/// strides), and d_lse, its gradient by the LSE (shape and dtype of saved.lse; undefined: 0). `options` must
-/// be those of the forward call. Rows that see no key get zero gradients. The result includes the gradients
-/// of the biases and the sink that are set.
+/// Computes the gradients of a scalar L from d_o = dL/dO (shape and dtype of O, any strides) and d_lse =
+/// dL/dLSE (shape and dtype of saved.lse; undefined: 0). `options` must be those of the forward call. Rows
+/// that see no key get zero gradients. The result includes the gradients of the biases and the sink that are
+/// set.
 Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
                    const Tensor& d_lse = {});
 /// The same, but writes to views of the caller, for example three slices of one packed dQKV tensor. Gradients

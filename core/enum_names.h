@@ -10,7 +10,7 @@
 namespace gradtile {
 
 /// Specialise with `static constexpr std::array names = {std::pair{Enum::value, std::string_view("name")},
-/// ...}`. It lists every enumerator in the order of the enumeration; the compiler checks this.
+/// ...}`. The array must list every enumerator in the order of the enumeration; the compiler checks this.
 template <class Enum>
 struct EnumNames;
 

@@ -11,8 +11,9 @@ namespace gradtile {
 /// A loaded library. It is never unloaded, because objects that the library created may outlive this handle.
 class SharedLibrary {
   public:
-    /// Loads the first of `names` that can be loaded: a name on the loader's search path, or a path. Error
-    /// messages begin with `who`. Throws Error with the loader's reason and `remedy` when none can be loaded.
+    /// Loads the first of `names` that can be loaded. Each is a path, or a name that the loader searches for.
+    /// If none can be loaded, throws Error with the loader's reason and `remedy`; the message begins with
+    /// `who`.
     SharedLibrary(std::string who, const std::vector<std::string>& names, const std::string& remedy = "");
 
     /// Sets `function` to the address of `symbol`. Throws Error when the library has no such symbol.

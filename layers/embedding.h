@@ -26,8 +26,8 @@ struct Embedding {
     /// Starts sorting token positions on the side stream. Call after forward. On a GPU, backward needs the
     /// sorted positions, which depend on the tokens only; without this call, backward sorts them itself.
     void start_token_sort(const Context& ctx, Saved& saved) const;
-    /// Adds to the weight's gradient. The rows of a token are added in order of position, so the sum is the
-    /// same in every run and for every number of threads. Tokens have no gradient.
+    /// Adds to the weight's gradient. The rows of dy that belong to a token are added in order of position,
+    /// so the sum is the same in every run and for every number of threads. Tokens have no gradient.
     void backward(const Context& ctx, const Tensor& dy /*[B,T,C]*/, const Saved& saved) const;
 
     Parameter weight;

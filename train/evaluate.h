@@ -35,11 +35,11 @@ Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens,
 /// The same with activations allocated from `ctx` (a training arena).
 Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options = {});
-/// Returns only the mean loss and does not decode the text. Each process evaluates every size()-th batch.
+/// Returns only the mean loss and decodes no text. Each process evaluates every communicator.size()-th batch.
 ///
-/// All processes call `go_on` in the same order, after each round of one batch per process, with the number
-/// of windows that all processes have done. `go_on` returns the same value in all of them; false stops the
-/// evaluation, and the result is empty.
+/// After each round of one batch per process, every process calls `go_on` with the number of windows that all
+/// processes together have evaluated. `go_on` must return the same value in every process. If it returns
+/// false, the evaluation stops and the result is nullopt.
 std::optional<double> mean_loss(const Context& ctx, const Transformer& model, EvaluationData& data,
                                 const Communicator& communicator,
                                 const std::function<bool(std::int64_t windows_done)>& go_on);

@@ -109,7 +109,7 @@ A softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
     return sees_nothing ? -infinity : reference + std::log(sum);
 }
 
-/// Computes row i of P from row i of S, and the derivatives of the scores by the products unless
+/// Computes row i of P from row i of S, and the derivatives of the scores with respect to the products unless
 /// `derivatives` is null. Returns the row's LSE.
 template <class T, class A>
 A probabilities(const Resolved& options, const ScoreRule<A>& rule, std::int64_t d, std::int64_t i,

@@ -16,7 +16,7 @@ struct Resolved {
     bool deterministic = false;  ///< for CUDA only: the CPU's results are always deterministic
 };
 
-/// Gradients of a scalar by the outputs of the forward pass.
+/// Gradients with respect to the outputs of the forward pass.
 struct OutputGradients {
     Tensor o;
     Tensor lse;  ///< undefined: 0

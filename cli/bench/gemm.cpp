@@ -178,7 +178,8 @@ void measure_head(Bench& bench, const std::string& name, const Chunk& chunk, std
                    [&] { gemm(ctx, dw, d_logits, x, {.trans_a = true}); }});
 }
 
-/// Alternatives that training does not use: the head with less padding of its vocabulary, or in short chunks.
+/// Measures the output head in forms that training does not use: with less padding of the vocabulary, and in
+/// chunks of few rows.
 void measure_other_heads(Bench& bench, const Chunk& chunk, const ModelConfig& model) {
     for (const std::int64_t multiple : {1, 2, 8, 16}) {
         const std::int64_t columns = rounded_up(model.vocabulary, multiple);

@@ -101,7 +101,8 @@ class Training {
                 .gradient_scale = 1.0 / static_cast<double>(micro_steps),
                 .dropout = DropoutKey::of_seed_tensor(seed_tensor_, micro_step * tokens.size(0))};
             Transformer::Saved saved;
-            loss = {};  // frees the arena, as at the start of every micro-step in training
+            loss = {};  // releases the last tensor, so that the arena is empty, as at the start of every
+                        // micro-step in training
             loss = model.forward(ctx, tokens, targets, saved, options);
             model.backward(ctx, saved);
         }

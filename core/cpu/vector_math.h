@@ -91,7 +91,7 @@ inline float tanh(float x) {
     return detail::with_sign_of(t < 0.625f ? near : far, x);
 }
 
-/// x + x p(x^2) near 0, 1 - e^-q(|x|) elsewhere; 1 from |x| = 4 on, to float's precision.
+/// x + x p(x^2) near 0, else sign(x) (1 - e^-q(|x|)). For |x| >= 4 the result is rounded to 1 or -1.
 inline float erf(float x) {
     const float magnitude = detail::with_sign_of(x, 1.0f), square = x * x;
     const float t = magnitude > 4.0f ? 4.0f : magnitude;
@@ -126,9 +126,10 @@ struct Normal {
     T distribution, gaussian;
 };
 
-/// Phi(-|x|) = e^(-x^2/2) R / 2 with R = erfcx(|x| / sqrt 2) = t p(t), t = 1 / (1 + 0.37 |x| / sqrt 2): the
-/// relative accuracy of the tail is limited only by the rounding of x^2. The caller computes the exponential
-/// and t = 1 / normal_divisor(x), because devices have special instructions for them.
+/// The tail is Phi(-|x|) = e^(-x^2/2) R / 2. R = erfcx(|x| / sqrt 2) is computed as t p(t) with a polynomial
+/// p and t = 1 / (1 + 0.37 |x| / sqrt 2). Because the exponential is a separate factor, only the rounding of
+/// x^2 limits the relative accuracy. The caller computes the exponential and t = 1 / normal_divisor(x),
+/// because devices have special instructions for them.
 GRADTILE_HOST_DEVICE constexpr float normal_divisor(float x) {
     return 1.0f + 0.261629509f * (x < 0.0f ? -x : x);
 }

@@ -159,7 +159,9 @@ std::uint32_t fletcher32(std::span<const std::byte> bytes) {
     for (; words > 0; --words, p += 2) {
         add(static_cast<std::uint32_t>(p[0]) | static_cast<std::uint32_t>(p[1]) << 8);
     }
-    if (bytes.size() % 2 != 0) add(static_cast<std::uint32_t>(p[0]));  // high half of a big-endian word
+    // The last byte is the high half of a big-endian word, so it is the low half here: the sums are swapped
+    // below.
+    if (bytes.size() % 2 != 0) add(static_cast<std::uint32_t>(p[0]));
 
     const auto written = [any](std::uint64_t sum) {
         const std::uint64_t swapped = sum * 256 % kModulus;

@@ -1,4 +1,4 @@
-// Softcap, ALiBi, biases, sink, dropout and the gradient by the LSE, on the CPU.
+// Softcap, ALiBi, biases, sink, dropout and the gradient with respect to the LSE, on the CPU.
 #include <gmock/gmock.h>
 
 #include <gradtile/core/gradcheck.h>

@@ -55,7 +55,7 @@ struct FusedCase {
     DType type;
     std::int64_t rows, in, out, padding;
     bool bias;
-    bool must_fuse;  // the shapes of models; others may fall back
+    bool must_fuse;  // true for the shapes of models; other shapes may fall back to two operators
 };
 
 const FusedCase fused_cases[] = {

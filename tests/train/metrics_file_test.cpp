@@ -82,8 +82,8 @@ TEST(MetricsFile, IsTruncatedToTheCheckpointsStep) {
     EXPECT_EQ(lines_of(path), expected);
 }
 
-/// A checkpoint with a pending evaluation, of a run that wrote the step's line and was killed before the next
-/// checkpoint.
+/// A run saved a checkpoint with a pending evaluation, later wrote the line of that step, and was killed
+/// before the next checkpoint. The resumed run evaluates and writes the line again.
 TEST(MetricsFile, IsTruncatedBeforeAnUnwrittenLine) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";

@@ -32,15 +32,15 @@ class CheckpointDirectory {
     /// Lists the step files by name, newest first, without best.h5. Opens no file.
     std::vector<Entry> list() const;
 
+    struct Saved {
+        std::string problem;   ///< empty: none
+        bool is_best = false;  ///< best.h5 is this checkpoint
+    };
     /// Writes a checkpoint (see write_checkpoint()). If `best`, links it as best.h5, too. Once the checkpoint
     /// is safe on disk, removes the checkpoints that the retention policy does not keep. Checkpoints of later
     /// steps, which exist when a run was resumed from an earlier step, are neither counted nor removed.
     /// Throws Error when the save fails; the older checkpoints are then unchanged. A failure after the
     /// checkpoint was safe is returned as a message.
-    struct Saved {
-        std::string problem;   ///< empty: none
-        bool is_best = false;  ///< best.h5 is this checkpoint
-    };
     Saved save(const Checkpoint& checkpoint, bool best = false) const;
 
     struct Loaded {

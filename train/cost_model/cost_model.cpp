@@ -31,7 +31,8 @@ Passes passes_of(const ParallelStep& step, const CostConstants& constants) {
     passes.forward = {piece(work.embed_forward)};
     passes.forward.insert(passes.forward.end(), blocks, piece(work.block_forward));
     passes.forward.push_back(piece(work.head));
-    passes.backward = {QueuedPiece{}};  // the forward pass has computed the head's gradient
+    // The head's piece is empty: its gradient is computed in the forward pass.
+    passes.backward = {QueuedPiece{}};
     passes.backward.insert(passes.backward.end(), blocks, piece(work.block_backward));
     passes.backward.push_back(piece(work.embed_backward));
     return passes;

@@ -42,7 +42,7 @@ constexpr OptimizerKind kind_in(std::type_identity<std::tuple<All...>>) {
     static_cast<void>(((std::is_same_v<Settings, All> || (++place, false)) || ...));
     return static_cast<OptimizerKind>(place);
 }
-/// kind_of<MuonSettings> is Muon's.
+/// The kind of the optimizer with these settings: kind_of<MuonSettings> for Muon.
 template <class Settings>
 inline constexpr OptimizerKind kind_of = kind_in<Settings>(std::type_identity<OptimizerSettings>());
 

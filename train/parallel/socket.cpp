@@ -45,7 +45,7 @@ struct LocalAddress {
     in6_addr v6{};
 };
 
-/// Parses a numeric address or "localhost"; nothing for other names.
+/// Parses a numeric address or "localhost". Returns nullopt for other names.
 std::optional<LocalAddress> parse_numeric_address(const std::string& address) {
     LocalAddress found;
     if (::inet_pton(AF_INET, address == "localhost" ? "127.0.0.1" : address.c_str(), &found.v4) == 1)

@@ -108,9 +108,9 @@ template <class V, int C, class Epilogue>
     if (rows - row >= 1) multiply_tile<V, 1, C>(depth, a, b, row, vector, epilogue);
 }
 
-/// Computes the given vectors of columns of a * b in rows 0 .. rows - 1, and calls epilogue(r, c, sum) for
-/// vector c of row r. Epilogues should capture by value: their pointers then stay in registers while they
-/// store.
+/// Computes rows 0 .. rows - 1 of a * b in the columns of the SIMD vectors `vectors`, and calls epilogue(r,
+/// c, sum) for vector c of row r. An epilogue should capture by value, so that the pointers it captured stay
+/// in registers while it stores.
 template <class V, class Epilogue>
 void multiply(std::int64_t rows, IndexRange vectors, std::int64_t depth, Scalars a, Vectors b,
               Epilogue epilogue) {

@@ -35,7 +35,7 @@ struct F32ForwardParameters {
     bool o_pairs;
 };
 
-/// The sizes and the layout of shared memory of the forward kernel, fixed at compile time.
+/// The forward kernel's tile sizes and its layout of shared memory, fixed at compile time.
 template <int head_dim_, int shared_limit>
 struct F32ForwardPolicy {
     static constexpr int head_dim = head_dim_;

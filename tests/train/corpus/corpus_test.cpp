@@ -121,7 +121,7 @@ TEST(Corpus, OtherTextIsNotParsedAsStories) {
          {std::string(), std::string("First Citizen:\nBefore we proceed any further, hear me speak.\n\n"),
           text.substr(0, text.size() - 1), text.substr(1), text + "\n", text + "The end."})
         EXPECT_FALSE(parse_corpus(other).has_value());
-    // A pronoun that disagrees with its name is outside the grammar.
+    // A pronoun that does not fit its character ("he" for a girl) is not in the grammar.
     std::string wrong = text;
     const std::size_t she =
         wrong.find(" she ") < wrong.find(" he ") ? wrong.find(" she ") : wrong.find(" he ");
