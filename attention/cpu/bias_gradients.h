@@ -1,6 +1,7 @@
 #pragma once
 /// INTERNAL. The gradients of biases on the CPU: sums of dS over the axes along which a bias is broadcast.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include <gradtile/attention/internal/attention_backend.h>

@@ -6,6 +6,7 @@
 
 #include <gradtile/attention/cpu/bias_gradients.h>
 #include <gradtile/attention/cpu/kernels.h>
+#include <gradtile/attention/cpu/score_rows.h>
 
 namespace gradtile::attention::cpu {
 namespace {
@@ -76,32 +77,27 @@ void scores(IndexRange columns, std::int64_t d, A scale, const A* row, const A* 
     for (std::int64_t j = columns.begin; j < columns.end; ++j) out[j] *= scale;
 }
 
-/// Scores of row i from products with the keys first_key + j.
+/// Scratch for one row of the backward pass under a rule, [block_keys] each.
 template <class A>
-void apply(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key, IndexRange columns, A* s) {
-    for (std::int64_t j = columns.begin; j < columns.end; ++j) s[j] = rule.score(s[j], i, first_key + j);
-}
+struct RuleScratch {
+    A *d_score, *derivatives, *factors;
+};
 
-/// Multiplies probabilities of row i by the factors of dropout.
+/// One row of the backward pass under a rule, for n keys from first_key on. At the beginning p holds the
+/// products and d_s holds dO V^T. At the end p holds the probabilities that multiply V, scratch.d_score holds
+/// dS, and d_s the gradient of the products.
 template <class A>
-void drop(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key, IndexRange columns, A* p) {
-    if (rule.dropout_threshold == 0) return;
-    DropoutRow<A> dropout(rule, i);
-    for (std::int64_t j = columns.begin; j < columns.end; ++j) p[j] *= dropout.factor(first_key + j);
-}
-
-/// One row of the backward pass. On entry p holds the products and d_s holds dO V^T; afterwards p holds the
-/// probabilities that multiply V, d_score holds dS, and d_s the gradient of the products.
-template <class A>
-void differentiate(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key, IndexRange columns,
-                   A lse, A delta, A* p, A* d_s, A* d_score) {
-    DropoutRow<A> dropout(rule, i);
-    for (std::int64_t j = columns.begin; j < columns.end; ++j) {
-        const A product = p[j], factor = dropout.factor(first_key + j);
-        const A probability = std::exp(rule.score(product, i, first_key + j) - lse);
+void differentiate(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key, std::int64_t n, A lse,
+                   A delta, A* p, A* d_s, const RuleScratch<A>& scratch) {
+    score_derivatives(rule, n, p, scratch.derivatives);
+    apply_rule(rule, i, first_key, n, p);
+    std::fill_n(scratch.factors, n, A(1));
+    apply_dropout(rule, i, first_key, n, scratch.factors);
+    for (std::int64_t j = 0; j < n; ++j) {
+        const A probability = vector_math::exp(p[j] - lse), factor = scratch.factors[j];
         p[j] = factor * probability;
-        d_score[j] = probability * (factor * d_s[j] - delta);
-        d_s[j] = d_score[j] * rule.derivative(product);
+        scratch.d_score[j] = probability * (factor * d_s[j] - delta);
+        d_s[j] = scratch.d_score[j] * scratch.derivatives[j];
     }
 }
 
@@ -153,7 +149,9 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
             const IndexRange visible = visible_in(g.mask, task.rows.begin + r, keys);
             if (visible.end <= visible.begin) continue;
             scores(visible, g.d_qk, scale, q + r * g.d_qk, k_transposed, p);
-            if (task.rule != nullptr) apply(*task.rule, task.rows.begin + r, keys.begin, visible, p);
+            const std::int64_t i = task.rows.begin + r, first_key = keys.begin + visible.begin;
+            const std::int64_t count = visible.end - visible.begin;
+            if (task.rule != nullptr) apply_rule(*task.rule, i, first_key, count, p + visible.begin);
             A block_maximum = maximum[r];
             for (std::int64_t j = visible.begin; j < visible.end; ++j)
                 block_maximum = std::max(block_maximum, p[j]);
@@ -161,16 +159,18 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
             const A reference = block_maximum == -infinity ? A(0) : block_maximum;
             const A rescale = std::exp(maximum[r] - reference);
             maximum[r] = block_maximum;
+            for (std::int64_t j = visible.begin; j < visible.end; ++j)
+                p[j] = vector_math::exp(p[j] - reference);
             // The block is summed separately, because the sum so far may be much larger than each of its
             // terms.
             A block_sum = 0;
             for (std::int64_t first = visible.begin; first < visible.end; first += terms_per_partial_sum) {
                 A partial_sum = 0;
                 for (std::int64_t j = first; j < std::min(first + terms_per_partial_sum, visible.end); ++j)
-                    partial_sum += p[j] = std::exp(p[j] - reference);
+                    partial_sum += p[j];
                 block_sum += partial_sum;
             }
-            if (task.rule != nullptr) drop(*task.rule, task.rows.begin + r, keys.begin, visible, p);
+            if (task.rule != nullptr) apply_dropout(*task.rule, i, first_key, count, p + visible.begin);
             std::fill_n(o_block, g.d_v, A(0));
             for (std::int64_t j = visible.begin; j < visible.end; ++j)
                 add_scaled(g.d_v, p[j], v + j * g.d_v, o_block);
@@ -201,6 +201,7 @@ class BlockBiasGradients {
         : gradients_(gradients), first_key_(first_key), columns_(columns) {
         if (gradients_ != nullptr) std::fill_n(columns_, block_keys * max_biases, A(0));
     }
+    /// d_s holds the visible keys alone.
     void add(std::int64_t i, IndexRange visible, const A* d_s) const {
         if (gradients_ == nullptr) return;
         const std::int64_t n = visible.end - visible.begin;
@@ -208,9 +209,9 @@ class BlockBiasGradients {
             const BiasGradientRows<A>& rows = (*gradients_)[b];
             if (rows.data == nullptr) continue;
             if (rows.row_stride == 0) {
-                add_scaled(n, A(1), d_s + visible.begin, columns_of(b) + visible.begin);
+                add_scaled(n, A(1), d_s, columns_of(b) + visible.begin);
             } else {
-                rows.add(i, first_key_ + visible.begin, n, d_s + visible.begin);
+                rows.add(i, first_key_ + visible.begin, n, d_s);
             }
         }
     }
@@ -233,7 +234,7 @@ class BlockBiasGradients {
 template <class T>
 std::size_t backward_scratch_bytes(const Geometry& g) {
     const std::int64_t count =
-        block_keys * (4 * g.d_qk + 3 * g.d_v + 3 + max_biases) + block_rows * (2 * g.d_qk + g.d_v);
+        block_keys * (4 * g.d_qk + 3 * g.d_v + 5 + max_biases) + block_rows * (2 * g.d_qk + g.d_v);
     return static_cast<std::size_t>(count) * sizeof(Accumulator<T>);
 }
 
@@ -252,7 +253,8 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
     A* d_v_block = arrays.take(block_keys * g.d_v);
     A* p = arrays.take(block_keys);
     A* d_s = arrays.take(block_keys);
-    A* d_score = arrays.take(block_keys);
+    const RuleScratch<A> rule_scratch{arrays.take(block_keys), arrays.take(block_keys),
+                                      arrays.take(block_keys)};
     A* bias_columns = arrays.take(block_keys * max_biases);
     A* q = arrays.take(block_rows * g.d_qk);
     A* d_q = arrays.take(block_rows * g.d_qk);
@@ -291,12 +293,13 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
                 scores(visible, g.d_qk, scale, q_row, k_transposed, p);
                 scores(visible, g.d_v, A(1), d_o_row, v_transposed, d_s);
                 if (task.rules != nullptr) {
-                    differentiate(task.rules[head], i, task.keys.begin, visible, lse[i], delta[i], p, d_s,
-                                  d_score);
-                    bias_sums.add(i, visible, d_score);
+                    differentiate(task.rules[head], i, task.keys.begin + visible.begin,
+                                  visible.end - visible.begin, lse[i], delta[i], p + visible.begin,
+                                  d_s + visible.begin, rule_scratch);
+                    bias_sums.add(i, visible, rule_scratch.d_score);
                 } else {
                     for (std::int64_t j = visible.begin; j < visible.end; ++j) {
-                        p[j] = std::exp(p[j] - lse[i]);
+                        p[j] = vector_math::exp(p[j] - lse[i]);
                         d_s[j] = p[j] * (d_s[j] - delta[i]);
                     }
                 }

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include <gradtile/attention/cpu/bias_gradients.h>
+#include <gradtile/attention/cpu/score_rows.h>
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -117,11 +118,11 @@ A probabilities(const Resolved& options, const ScoreRule<A>& rule, std::int64_t 
     const std::int64_t keys = options.mask.keys;
     const IndexRange visible = options.mask.visible_keys(i);
     product_over_head_dim<T>(d, keys, q_row, k_transposed, static_cast<A>(options.scale), row);
-    if (!options.scores.plain)
-        for (std::int64_t j = visible.begin; j < visible.end; ++j) {
-            if (derivatives != nullptr) derivatives[j] = rule.derivative(row[j]);
-            row[j] = convert<A>(convert<T>(rule.score(row[j], i, j)));
-        }
+    if (!options.scores.plain) {
+        if (derivatives != nullptr) score_derivatives(rule, keys, row, derivatives);
+        apply_rule(rule, i, 0, keys, row);
+        for (std::int64_t j = 0; j < keys; ++j) row[j] = convert<A>(convert<T>(row[j]));
+    }
     return softmax_row<T>(visible, keys, rule.sink, row);
 }
 
@@ -129,8 +130,8 @@ A probabilities(const Resolved& options, const ScoreRule<A>& rule, std::int64_t 
 template <class T, class A>
 void drop(const ScoreRule<A>& rule, std::int64_t i, std::int64_t keys, A* p) {
     if (rule.dropout_threshold == 0) return;
-    DropoutRow<A> dropout(rule, i);
-    for (std::int64_t j = 0; j < keys; ++j) p[j] = convert<A>(convert<T>(p[j] * dropout.factor(j)));
+    apply_dropout(rule, i, 0, keys, p);
+    for (std::int64_t j = 0; j < keys; ++j) p[j] = convert<A>(convert<T>(p[j]));
 }
 
 template <class T>

@@ -17,7 +17,7 @@ void flash_backward(const Context& ctx, const Resolved& options, const Saved& sa
     const auto kernels = dtype == DType::f64   ? flash_f64_backward
                          : dtype == DType::f32 ? flash_f32_backward
                                                : flash_16bit_backward;
-    kernels(ctx, options, saved, d_out.o, into);
+    kernels(ctx, options, saved, d_out, into);
 }
 
 }  // namespace gradtile::attention::cuda

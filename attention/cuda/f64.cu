@@ -310,9 +310,9 @@ void flash_f64_forward(const Context& ctx, const Resolved& options, const Tensor
     o.store(ctx);
 }
 
-void flash_f64_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o_in,
-                        const Gradients& into) {
-    const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_o_in);
+void flash_f64_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+                        const OutputGradients& d_out, const Gradients& into) {
+    const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_out.o);
     const Writable d_q(ctx, into.q, DType::f64), d_k(ctx, into.k, DType::f64), d_v(ctx, into.v, DType::f64);
     const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
     if (ctx.is_planning()) return;

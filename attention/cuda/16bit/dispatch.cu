@@ -67,12 +67,12 @@ void flash_16bit_forward(const Context& ctx, const Resolved& options, const Tens
 }
 
 void flash_16bit_backward(const Context& ctx, const Resolved& options, const Saved& saved,
-                          const Tensor& d_o_in, const Gradients& into) {
+                          const OutputGradients& d_out, const Gradients& into) {
     const device::DeviceMask mask(options.mask);
     check_grid(saved.q);
     const device::Sizes sizes = device::sizes_of(saved.q, saved.k, saved.v);
     const Readable q = readable(ctx, saved.q), k = readable(ctx, saved.k), v = readable(ctx, saved.v),
-                   o = readable(ctx, saved.o), d_o = readable(ctx, d_o_in);
+                   o = readable(ctx, saved.o), d_o = readable(ctx, d_out.o);
     const Writable d_q = writable(ctx, into.q), d_k = writable(ctx, into.k), d_v = writable(ctx, into.v);
     const std::int64_t padded_rows =
         (saved.q.size(1) + backward_row_padding - 1) / backward_row_padding * backward_row_padding;

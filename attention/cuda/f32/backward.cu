@@ -502,11 +502,11 @@ void launch_backward(const Context& ctx, F32BackwardParameters parameters, std::
 
 }  // namespace
 
-void flash_f32_backward(const Context& ctx, const Resolved& options, const Saved& saved, const Tensor& d_o_in,
-                        const Gradients& into) {
+void flash_f32_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+                        const OutputGradients& d_out, const Gradients& into) {
     const DeviceMask mask(options.mask);
     const std::int64_t batch = saved.q.size(0), queries = saved.q.size(1), heads = saved.q.size(2);
-    const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_o_in);
+    const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_out.o);
     const Writable d_q(ctx, into.q, DType::f32), d_k(ctx, into.k, DType::f32), d_v(ctx, into.v, DType::f32);
     const Tensor lse_log2 = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
     constexpr std::int64_t rows_per_step = F32BackwardTiles::rows;
