@@ -73,11 +73,12 @@ class BiasGradients {
     BiasGradientsOfHead<A> of_head(std::int64_t batch, std::int64_t head) const {
         BiasGradientsOfHead<A> rows{};
         for (std::size_t n = 0; n < max_biases; ++n) {
-            const auto& [into, sums, batch_divisor] = biases_[n];
+            const Tensor& sums = biases_[n].sums;
             if (!sums.defined()) continue;
             const auto stride = [&](int axis) { return sums.size(axis) == 1 ? 0 : sums.stride(axis); };
-            rows[n] = {sums.template data<A>() + batch / batch_divisor * stride(0) + head * stride(1),
-                       stride(2), stride(3)};
+            rows[n] = {
+                sums.template data<A>() + batch / biases_[n].batch_divisor * stride(0) + head * stride(1),
+                stride(2), stride(3)};
         }
         return rows;
     }
