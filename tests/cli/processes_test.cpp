@@ -105,7 +105,7 @@ class Processes : public testing::Test {
     /// Waits until the run has done `steps` steps and has a checkpoint.
     static void wait_for_steps(Program& program, const std::filesystem::path& out, std::int64_t steps) {
         wait_until(program, [&] { return steps_done(out) >= steps && has_checkpoint(out); });
-        ASSERT_TRUE(program.running());
+        if (!program.running()) throw Error("the run ended early: " + program.wait().err);
     }
 
     void expect_victim_named(const Outcome& outcome, int lost_rank) {
@@ -175,7 +175,7 @@ TEST_F(Processes, OthersNameAKilledProcess) {
 }
 
 TEST_F(Processes, OthersNameAHangingProcess) {
-    const double timeout = 3.0;
+    const double timeout = 5.0;  // a busy machine stops a process for 3 s now and then
     for (int round = 0; round < fault_rounds; ++round) {
         choose_ranks(round);
         const std::filesystem::path out = place_ / concat("run", round);
