@@ -90,7 +90,8 @@ ScoreOptions::Bias resolve_bias(const Tensor& bias, std::int64_t batch_divisor, 
               (bias.dtype() == q.dtype() || bias.dtype() == DType::f32),
           "attention: bias is ", bias, ", expected rank 4, ", q.dtype(), " or float32, on ", q.device());
     ScoreOptions::Bias resolved{.data = bias.raw_data(), .dtype = bias.dtype()};
-    const bool is_divided = bias.size(0) != 1 && bias.size(0) * batch_divisor == q.size(0);
+    const bool is_divided =
+        bias.size(0) != 1 && q.size(0) % batch_divisor == 0 && bias.size(0) == q.size(0) / batch_divisor;
     for (int axis = 0; axis < 4; ++axis) {
         check(bias.size(axis) == 1 || bias.size(axis) == scores[axis] || (axis == 0 && is_divided),
               "attention: bias ", bias, " does not broadcast to ", scores, " with batch_divisor ",
@@ -103,8 +104,11 @@ ScoreOptions::Bias resolve_bias(const Tensor& bias, std::int64_t batch_divisor, 
 
 ScoreOptions resolve_scores(const Options& options, const Tensor& q, std::int64_t keys) {
     ScoreOptions scores;
-    check(options.softcap >= 0 && std::isfinite(options.softcap), "attention: softcap ", options.softcap,
-          "; expected 0 (none) or a positive number");
+    // Within these limits the softcap and its quotients with scores are normal numbers in float32.
+    constexpr double min_softcap = 1e-20, max_softcap = 1e20;
+    check(options.softcap == 0 || (options.softcap >= min_softcap && options.softcap <= max_softcap),
+          "attention: softcap ", options.softcap, "; expected 0 (none) or ", min_softcap, " to ",
+          max_softcap);
     scores.softcap = options.softcap;
     scores.dropout = dropout_draws("attention", options.dropout_p, options.dropout_key, q.device());
     scores.plain = options.softcap == 0 && scores.dropout.threshold == 0;

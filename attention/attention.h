@@ -48,7 +48,7 @@ struct Options {
     // ---- Options of the scores and probabilities; this version refuses them on GPUs ----
     //   s = softcap * tanh(scale q.k / softcap) - slope |i + off - j| + biases
 
-    double softcap = 0;        ///< 0 = none (Gemma Team 2024, "Gemma 2")
+    double softcap = 0;        ///< 0 = none, else 1e-20 to 1e20 (Gemma Team 2024, "Gemma 2")
     Tensor alibi_slopes = {};  ///< [Hq] float32 (Press et al. 2022, "ALiBi")
     /// Terms of the scores, float32 or q's dtype. Each broadcasts to [B, Hq, Sq, Sk] along axes of length 1
     /// or stride 0. -inf hides a key.

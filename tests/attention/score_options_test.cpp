@@ -296,6 +296,22 @@ TEST(ScoreOptions, DropoutFollowsItsKey) {
     EXPECT_EQ(output(0.5, DropoutKey::of_seed_tensor(seed_tensor)), dropped);
 }
 
+TEST(ScoreOptions, TheLimitsOfSoftcapGiveTheLimitsOfTheFormula) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem plain{.queries = 40, .keys = 70, .d_qk = 8, .d_v = 8};
+    for (const DType dtype : floating_dtypes) {
+        SCOPED_TRACE(::testing::Message() << dtype);
+        const Inputs in = random_inputs(ctx, plain, dtype);
+        const Reference reference = float64_reference(ctx, plain, in, roundoff_of(dtype, ctx.device()));
+        const Result naive = run(ctx, in, plain.options(Algorithm::naive));
+        Problem problem = plain;
+        problem.softcap = 1e20;  // tanh(x) = x
+        expect_as_accurate_as(naive, run(ctx, in, problem.options()), reference, factors_of(dtype));
+        problem.softcap = 1e-20;  // all scores are 0
+        for (const double lse : run(ctx, in, problem.options()).lse) EXPECT_NEAR(lse, std::log(70.0), 1e-5);
+    }
+}
+
 TEST(ScoreOptions, WrongOptionsAreRefusedByName) {
     const Context ctx(Device::cpu(), 1);
     const Problem problem{
@@ -308,12 +324,16 @@ TEST(ScoreOptions, WrongOptionsAreRefusedByName) {
         });
     };
     const auto make = [&](const Shape& shape, DType dtype = DType::f32) { return zeros(ctx, shape, dtype); };
-    EXPECT_THAT(message({.softcap = -1}), HasSubstr("softcap -1; expected 0 (none) or a positive number"));
+    for (const double softcap : {-1.0, 1e-50, 1e300, infinity, std::nan("")})
+        EXPECT_THAT(message({.softcap = softcap}), HasSubstr("; expected 0 (none) or 1e-20 to 1e+20"));
     EXPECT_THAT(message({.biases = {make({4, 3, 4, 6})}}), HasSubstr("does not broadcast to [4, 2, 4, 6]"));
     EXPECT_THAT(message({.biases = {make({2, 2, 4, 6})}}), HasSubstr("with batch_divisor 1"));
     EXPECT_EQ(message({.biases = {make({2, 2, 4, 6})}, .batch_divisor = 2}), "no error");
     EXPECT_THAT(message({.biases = {make({4, 6})}}), HasSubstr("expected rank 4"));
     EXPECT_THAT(message({.biases = {make({1, 1, 4, 6}, DType::bf16)}}), HasSubstr("float32 or float32"));
+    EXPECT_THAT(
+        message({.biases = {make({2, 2, 4, 6})}, .batch_divisor = std::numeric_limits<std::int64_t>::max()}),
+        HasSubstr("does not broadcast"));
     EXPECT_THAT(message({.batch_divisor = 0}), HasSubstr("batch_divisor 0; expected at least 1"));
     EXPECT_THAT(message({.alibi_slopes = make({3})}), HasSubstr("alibi_slopes is"));
     EXPECT_THAT(message({.sink = make({2}, DType::f64)}), HasSubstr("sink is"));
