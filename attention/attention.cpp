@@ -27,23 +27,14 @@ void with_algorithm(Algorithm algorithm, Flash&& flash, Naive&& naive) {
     throw Error(concat("attention: algorithm ", algorithm, " is not available; choose flash or naive"));
 }
 
-/// Throws an Error with the option's name if an option is set that this version does not implement on the
-/// device. Ignoring it would train a different model than the caller asked for.
-void refuse_unavailable(const Options& options, Device device, bool has_d_lse = false) {
-    const auto refuse_if = [](bool is_set, const char* name, const char* where = "") {
-        check(!is_set, "attention: option ", name, " is not available", where, "; leave it at its default");
+/// Throws an Error with the option's name if an option is set that this version does not implement. Ignoring
+/// it would train a different model than the caller asked for.
+void refuse_unavailable(const Options& options) {
+    const auto refuse_if = [](bool is_set, const char* name) {
+        check(!is_set, "attention: option ", name, " is not available; leave it at its default");
     };
     refuse_if(options.cumulative_q.defined(), "cumulative_q");
     refuse_if(options.cumulative_k.defined(), "cumulative_k");
-    if (device.is_cuda()) {
-        constexpr const char* where = " on GPUs";
-        refuse_if(options.biases[0].defined() || options.biases[1].defined(), "biases", where);
-        refuse_if(options.alibi_slopes.defined(), "alibi_slopes", where);
-        refuse_if(options.softcap != 0, "softcap", where);
-        refuse_if(options.sink.defined(), "sink", where);
-        refuse_if(options.dropout_p != 0, "dropout_p", where);
-        refuse_if(has_d_lse, "d_lse", where);
-    }
     with_algorithm(
         options.algorithm, [] {}, [] {});
 }
@@ -61,11 +52,8 @@ void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
     check(key_heads > 0 ? query_heads > 0 && query_heads % key_heads == 0 : query_heads == 0,
           "attention: ", query_heads, " query heads are not a multiple of ", key_heads, " key/value heads");
     check(k.size(3) == q.size(3), "attention: head_dim of q is ", q.size(3), ", of k ", k.size(3));
-    for (const std::int64_t d : {q.size(3), v.size(3)}) {
+    for (const std::int64_t d : {q.size(3), v.size(3)})
         check(d >= 1 && d <= max_head_dim, "attention: head_dim ", d, " is not in 1..", max_head_dim);
-        check(!is_16_bit(q.dtype()) || d % 8 == 0, "attention: head_dim ", d,
-              " is not a multiple of 8, which ", q.dtype(), " needs");
-    }
 }
 
 Shape output_shape(const Tensor& q, const Tensor& v) {
@@ -206,7 +194,7 @@ std::ostream& operator<<(std::ostream& out, Algorithm algorithm) {
 
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o) {
-    refuse_unavailable(options, q.device());
+    refuse_unavailable(options);
     check_inputs(q, k, v);
     check_like("o", o, output_shape(q, v), q.dtype());
     const Resolved resolved = resolve(options, q, k);
@@ -227,7 +215,7 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved) {
-    refuse_unavailable(options, q.device());
+    refuse_unavailable(options);
     check_inputs(q, k, v);
     const Tensor o = empty(ctx, output_shape(q, v), q.dtype());
     forward(ctx, q, k, v, options, saved, o);
@@ -237,7 +225,7 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
               const Gradients& into, const Tensor& d_lse) {
     const auto& [q, k, v, o, lse] = saved;
-    refuse_unavailable(options, q.device(), d_lse.defined());
+    refuse_unavailable(options);
     check_inputs(q, k, v);
     check_like("saved o", o, output_shape(q, v), q.dtype());
     check_like("saved lse", lse, {q.size(0), q.size(2), q.size(1)}, accumulator_of(q.dtype()));

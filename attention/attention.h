@@ -45,7 +45,7 @@ struct Options {
     /// backward pass 11 to 22% of its speed.
     bool deterministic = false;
 
-    // ---- Options of the scores and probabilities; this version refuses them on GPUs ----
+    // ---- Options of the scores and probabilities ----
     //   s = softcap * tanh(scale q.k / softcap) - slope |i + off - j| + biases
 
     double softcap = 0;        ///< 0 = none, else 1e-20 to 1e20 (Gemma Team 2024, "Gemma 2")
@@ -86,10 +86,10 @@ struct Gradients {
 
 /// Computes O [B, Sq, Hq, Dv] from q [B, Sq, Hq, Dqk], k [B, Sk, Hkv, Dqk], v [B, Sk, Hkv, Dv]. Hq must be a
 /// multiple of Hkv. All tensors have one dtype: float64, float32, bfloat16 or float16. Head dims are 1 to
-/// 256, in 16-bit dtypes multiples of 8. Sums are in float32 or wider. Strides may be any, including 0 and
-/// transposed layouts. Lengths may be any, including 0. A row that sees no key has O = 0 and LSE = -inf.
-/// On a GPU a sequence must have fewer than 2^28 tokens, and float64 takes at most 65,535 heads in all
-/// sequences together. Throws Error on other shapes, dtypes or options.
+/// 256. (A GPU copies 16-bit tensors whose head dim is no multiple of 8.) Sums are in float32 or wider.
+/// Strides may be any, including 0 and transposed layouts. Lengths may be any, including 0. A row that sees
+/// no key has O = 0 and LSE = -inf. On a GPU a sequence must have fewer than 2^28 tokens, and float64 takes
+/// at most 65,535 heads in all sequences together. Throws Error on other shapes, dtypes or options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);
 /// The same, but writes O to `o`: any view of that shape and dtype whose elements do not overlap.

@@ -11,6 +11,7 @@
 
 #include <gradtile/attention/attention.h>
 #include <gradtile/attention/mask.h>
+#include <gradtile/core/host_device.h>
 
 namespace gradtile::attention {
 
@@ -21,7 +22,7 @@ struct BiasRows {
     std::int64_t row_stride = 0, column_stride = 0;  ///< in elements; 0 where the bias is broadcast
 
     template <class T>
-    T element(std::int64_t i, std::int64_t j) const {
+    GRADTILE_HOST_DEVICE T element(std::int64_t i, std::int64_t j) const {
         return reinterpret_cast<const T*>(data)[i * row_stride + j * column_stride];
     }
 };
@@ -43,7 +44,7 @@ struct ScoreRule {
     Philox::Key key{};
 
     /// ALiBi's term of a score.
-    A alibi(std::int64_t i, std::int64_t j) const {
+    GRADTILE_HOST_DEVICE A alibi(std::int64_t i, std::int64_t j) const {
         const std::int64_t distance = i + offset - j;
         return -alibi_slope * static_cast<A>(distance < 0 ? -distance : distance);
     }
@@ -69,8 +70,9 @@ struct ScoreOptions {
     std::int64_t alibi_stride = 0, sink_stride = 0;
     DropoutDraws dropout{};
 
+    /// On a GPU it reads the slopes, the sink and the seed, so kernels must call it while they run.
     template <class A>
-    ScoreRule<A> rule_of(std::int64_t batch, std::int64_t head) const {
+    GRADTILE_HOST_DEVICE ScoreRule<A> rule_of(std::int64_t batch, std::int64_t head) const {
         ScoreRule<A> rule;
         rule.softcap = static_cast<A>(softcap);
         if (alibi_slopes != nullptr) rule.alibi_slope = static_cast<A>(alibi_slopes[head * alibi_stride]);

@@ -55,7 +55,7 @@ struct Condition {
 }  // namespace detail
 
 /// Throws Error with the concatenated parts unless the condition holds:
-/// check(d % 8 == 0, "flash_attention: head_dim ", d, " is not a multiple of 8").
+/// check(d <= 256, "attention: head_dim ", d, " is not in 1..256").
 template <class... Parts>
 void check(detail::Condition condition, const Parts&... parts) {
     if (!condition.holds) [[unlikely]]

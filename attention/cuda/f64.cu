@@ -3,11 +3,13 @@
 #include <cmath>
 #include <cstdint>
 
+#include <gradtile/attention/cuda/bias_gradients.h>
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/cuda/shared_memory_limits.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/attention/cuda/device/head_rows.cuh>
 #include <gradtile/attention/cuda/device/row_statistics.cuh>
+#include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::attention::cuda {
@@ -97,6 +99,7 @@ struct F64Problem {
     Mask mask;
     double scale;
     TensorView<const double> q, k, v;
+    ScoreOptions scores;
 };
 
 /// Each thread block takes `tile` query rows of one (batch, head). Grid: (row blocks, batch * heads).
@@ -114,6 +117,7 @@ __global__ void __launch_bounds__(tile* tile)
     const StridedRows<const double> k_rows = p.k.head(batch, head / p.sizes.group);
     const StridedRows<const double> v_rows = p.v.head(batch, head / p.sizes.group);
     const double infinity = HUGE_VAL;
+    const ScoreRule<double> rule = p.scores.rule_of<double>(batch, head);
 
     load<tile>(q, p.q.head(batch, head), first_row, p.mask.queries, p.sizes.qk_dim);
     const IndexRange visible = i < p.mask.queries ? p.mask.visible_keys(i) : IndexRange{0, 0};
@@ -125,25 +129,35 @@ __global__ void __launch_bounds__(tile* tile)
         load<tile>(k, k_rows, first_key, p.mask.keys, p.sizes.qk_dim);
         load<tile>(v, v_rows, first_key, p.mask.keys, p.sizes.v_dim);
         __syncthreads();
-        const bool is_visible = first_key + y >= visible.begin && first_key + y < visible.end;
-        const double s = is_visible ? p.scale * dot(q + x * padded(p.sizes.qk_dim),
-                                                    k + y * padded(p.sizes.qk_dim), p.sizes.qk_dim)
-                                    : -infinity;
+        const std::int64_t j = first_key + y;
+        const bool is_visible = j >= visible.begin && j < visible.end;
+        double s = -infinity;
+        if (is_visible) {
+            const double product =
+                p.scale * dot(q + x * padded(p.sizes.qk_dim), k + y * padded(p.sizes.qk_dim), p.sizes.qk_dim);
+            s = score_of<double>(rule, product, static_cast<int>(i), static_cast<int>(j)).value;
+        }
         const double new_maximum = fmax(maximum, row_max<tile>(s));
         const double reference = new_maximum == -infinity ? 0.0 : new_maximum;  // no visible key yet
         const double probability = exp(s - reference);
         const double rescale = exp(maximum - reference);
         maximum = new_maximum;
         sum = sum * rescale + row_sum<tile>(probability);
-        probabilities[x * tile + y] = probability;
+        probabilities[x * tile + y] =
+            is_visible ? probability * kept(rule, static_cast<int>(i), static_cast<int>(j)) : 0.0;
         __syncthreads();
         o.multiply(rescale);
         o.add_product(probabilities + x * tile, 1, v, p.sizes.v_dim, y);
     }
     if (i >= p.mask.queries) return;
-    const bool sees_nothing = visible.end <= visible.begin;
-    o.store(o_out.head(batch, head).row(i), sees_nothing ? 0.0 : 1.0 / sum, p.sizes.v_dim, y);
-    if (y == 0) lse_out[blockIdx.y * p.mask.queries + i] = sees_nothing ? -infinity : maximum + log(sum);
+    if (rule.sink > -infinity) {
+        const double with_sink = fmax(maximum, rule.sink), rescale = exp(maximum - with_sink);
+        o.multiply(rescale);
+        sum = sum * rescale + exp(rule.sink - with_sink);
+        maximum = with_sink;
+    }
+    o.store(o_out.head(batch, head).row(i), sum == 0 ? 0.0 : rule.dropout_scale / sum, p.sizes.v_dim, y);
+    if (y == 0) lse_out[blockIdx.y * p.mask.queries + i] = sum == 0 ? -infinity : maximum + log(sum);
 }
 
 /// Inputs of the backward kernels.
@@ -151,20 +165,26 @@ struct F64BackwardProblem {
     F64Problem forward;
     TensorView<const double> d_o;
     const double* lse;    ///< +inf for rows that see no key
-    const double* delta;  ///< D = rowsum(dO * O)
+    const double* delta;  ///< D = rowsum(dO * O) - dLSE
 };
 
-/// P_ij and dS_ij of one pair. pair_of() computes them from rows in shared memory; `row` is the row's index
-/// in lse and delta.
+/// What multiplies dO in dV (P without dropped elements) and K and Q in dQ and dK, for one pair. pair_of()
+/// computes both from rows in shared memory; `statistics` is the row's index in lse and delta.
 struct Pair {
     double p, d_s;
 };
-__device__ Pair pair_of(const F64BackwardProblem& b, bool is_visible, std::int64_t row, const double* q,
-                        const double* k, const double* d_o, const double* v) {
-    if (!is_visible) return {0.0, 0.0};
+__device__ Pair pair_of(const F64BackwardProblem& b, const ScoreRule<double>& rule, std::int64_t i,
+                        std::int64_t j, std::int64_t statistics, const double* q, const double* k,
+                        const double* d_o, const double* v) {
     const F64Problem& f = b.forward;
-    const double p = exp(f.scale * dot(q, k, f.sizes.qk_dim) - b.lse[row]);
-    return {p, p * (dot(d_o, v, f.sizes.v_dim) - b.delta[row])};
+    const IndexRange visible = i < f.mask.queries ? f.mask.visible_keys(i) : IndexRange{0, 0};
+    if (j < visible.begin || j >= visible.end) return {0.0, 0.0};
+    const int row = static_cast<int>(i), key = static_cast<int>(j);
+    const Score<double> score = score_of<double>(rule, f.scale * dot(q, k, f.sizes.qk_dim), row, key);
+    const double p = exp(score.value - b.lse[statistics]);
+    const double factor = kept(rule, row, key) * rule.dropout_scale;
+    const double d_s = p * (factor * dot(d_o, v, f.sizes.v_dim) - b.delta[statistics]);
+    return {p * factor, d_s * score.derivative};
 }
 
 /// Computes dK and dV. Each thread block takes `tile` keys of one (batch, K/V head). Grid: (key blocks, batch
@@ -189,24 +209,24 @@ __global__ void __launch_bounds__(tile* tile)
     load<tile>(v, f.v.head(batch, key_head), first_key, f.mask.keys, v_dim);
     const IndexRange rows = f.mask.seeing_rows({first_key, min(first_key + tile, f.mask.keys)});
     RowSums<tile> d_k_sums, d_v_sums;
-    for (std::int64_t head = key_head * f.sizes.group; head < (key_head + 1) * f.sizes.group; ++head)
+    for (std::int64_t head = key_head * f.sizes.group; head < (key_head + 1) * f.sizes.group; ++head) {
+        const ScoreRule<double> rule = f.scores.rule_of<double>(batch, head);
         for (std::int64_t first_row = rows.begin; first_row < rows.end; first_row += tile) {
             const std::int64_t i = first_row + y;
             __syncthreads();
             load<tile>(q, f.q.head(batch, head), first_row, f.mask.queries, qk_dim);
             load<tile>(d_o, b.d_o.head(batch, head), first_row, f.mask.queries, v_dim);
             __syncthreads();
-            const IndexRange visible = i < f.mask.queries ? f.mask.visible_keys(i) : IndexRange{0, 0};
-            const Pair pair =
-                pair_of(b, j >= visible.begin && j < visible.end,
-                        (batch * f.sizes.heads + head) * f.mask.queries + i, q + y * padded(qk_dim),
-                        k + x * padded(qk_dim), d_o + y * padded(v_dim), v + x * padded(v_dim));
+            const Pair pair = pair_of(b, rule, i, j, (batch * f.sizes.heads + head) * f.mask.queries + i,
+                                      q + y * padded(qk_dim), k + x * padded(qk_dim), d_o + y * padded(v_dim),
+                                      v + x * padded(v_dim));
             p[x * tile + y] = pair.p;
             d_s[x * tile + y] = pair.d_s;
             __syncthreads();
             d_v_sums.add_product(p + x * tile, 1, d_o, v_dim, y);
             d_k_sums.add_product(d_s + x * tile, 1, q, qk_dim, y);
         }
+    }
     if (j >= f.mask.keys) return;
     d_k_sums.store(d_k_out.head(batch, key_head).row(j), f.scale, qk_dim, y);
     d_v_sums.store(d_v_out.head(batch, key_head).row(j), 1.0, v_dim, y);
@@ -230,8 +250,8 @@ __global__ void __launch_bounds__(tile* tile)
     const std::int64_t first_row = std::int64_t{blockIdx.x} * tile, i = first_row + x;
     load<tile>(q, f.q.head(batch, head), first_row, f.mask.queries, qk_dim);
     load<tile>(d_o, b.d_o.head(batch, head), first_row, f.mask.queries, v_dim);
-    const IndexRange visible = i < f.mask.queries ? f.mask.visible_keys(i) : IndexRange{0, 0};
     const IndexRange keys = f.mask.visible_keys({first_row, min(first_row + tile, f.mask.queries)});
+    const ScoreRule<double> rule = f.scores.rule_of<double>(batch, head);
     RowSums<tile> d_q_sums;
     for (std::int64_t first_key = keys.begin; first_key < keys.end; first_key += tile) {
         const std::int64_t j = first_key + y;
@@ -239,9 +259,8 @@ __global__ void __launch_bounds__(tile* tile)
         load<tile>(k, f.k.head(batch, head / f.sizes.group), first_key, f.mask.keys, qk_dim);
         load<tile>(v, f.v.head(batch, head / f.sizes.group), first_key, f.mask.keys, v_dim);
         __syncthreads();
-        d_s[x * tile + y] = pair_of(b, j >= visible.begin && j < visible.end, blockIdx.y * f.mask.queries + i,
-                                    q + x * padded(qk_dim), k + y * padded(qk_dim), d_o + x * padded(v_dim),
-                                    v + y * padded(v_dim))
+        d_s[x * tile + y] = pair_of(b, rule, i, j, blockIdx.y * f.mask.queries + i, q + x * padded(qk_dim),
+                                    k + y * padded(qk_dim), d_o + x * padded(v_dim), v + y * padded(v_dim))
                                 .d_s;
         __syncthreads();
         d_q_sums.add_product(d_s + x * tile, 1, k, qk_dim, y);
@@ -293,7 +312,8 @@ F64Problem problem_of(const Resolved& options, const Tensor& q, const Tensor& k,
             .scale = options.scale,
             .q = tensor_view<const double>(q),
             .k = tensor_view<const double>(k),
-            .v = tensor_view<const double>(v)};
+            .v = tensor_view<const double>(v),
+            .scores = options.scores};
 }
 
 }  // namespace
@@ -315,10 +335,12 @@ void flash_f64_backward(const Context& ctx, const Resolved& options, const Saved
     const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_out.o);
     const Writable d_q(ctx, into.q, DType::f64), d_k(ctx, into.k, DType::f64), d_v(ctx, into.v, DType::f64);
     const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
+    const Readable d_lse = contiguous(ctx, d_out.lse);
     if (ctx.is_planning()) return;
-    for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
+    for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
     const F64Problem problem = problem_of(options, q.tensor(), k.tensor(), v.tensor());
-    launch_row_statistics<double>(ctx, delta, lse, saved.lse, 1.0, o.tensor(), d_o.tensor());
+    launch_row_statistics<double>(ctx, delta, lse, saved.lse, 1.0, o.tensor(), d_o.tensor(),
+                                  /*cleared=*/{}, d_lse.tensor(), /*delta_factor=*/1.0);
     const F64BackwardProblem backward{.forward = problem,
                                       .d_o = tensor_view<const double>(d_o.tensor()),
                                       .lse = lse.data<double>(),
@@ -329,6 +351,13 @@ void flash_f64_backward(const Context& ctx, const Resolved& options, const Saved
     launch(ctx, tiled_backward_rows, options.mask.queries, batch * saved.q.size(2), problem.sizes, backward,
            tensor_view<double>(d_q.tensor()));
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+    launch_bias_gradients<double>(ctx, options,
+                                  {q.tensor(), k.tensor(), v.tensor(), d_o.tensor(), saved.lse.data<double>(),
+                                   delta.data<double>(), /*delta_factor=*/1.0},
+                                  into);
+    if (into.sink.defined())
+        launch_sink_gradient(ctx, options.scores, saved.lse, delta.data<double>(), saved.q.size(1), 1.0,
+                             into.sink);
 }
 
 }  // namespace gradtile::attention::cuda

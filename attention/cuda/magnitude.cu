@@ -10,7 +10,7 @@ namespace {
 
 /// The tensors to measure, each [B, S, heads, columns] with the same B.
 struct MeasureParameters {
-    static constexpr int max_tensors = 4;
+    static constexpr int max_tensors = 5;
     struct Input {
         TensorView<const float> x;
         int rows, heads, columns;

@@ -1,11 +1,16 @@
 // The textbook algorithm on the GPU: S and P are whole matrices in memory, in the dtype of the inputs. cuBLAS
-// computes the matrix products; one kernel computes the softmax of the rows, and one its backward pass.
+// computes the matrix products; one kernel computes the softmax of the rows, and one its backward pass. Both
+// apply the score rule.
 #include <cmath>
 #include <cstdint>
 
+#include <gradtile/attention/cuda/bias_gradients.h>
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/attention/cuda/device/bias_sums.cuh>
+#include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
@@ -31,50 +36,117 @@ __device__ A reduce_over_block(A value, Combine combine) {
     return result;
 }
 
-/// Replaces the scores s [rows, keys] by P: probabilities for visible keys, 0 for the others. One thread
-/// block per row; row = (batch, head, query). lse may be null.
-template <class T>
-__global__ void softmax_kernel(T* s, Accumulator<T>* lse, Mask mask) {
-    using A = Accumulator<T>;
-    const std::int64_t row = blockIdx.x;
-    const IndexRange visible = mask.visible_keys(row % mask.queries);
-    T* const p = s + row * mask.keys;
-    const A infinity = static_cast<A>(HUGE_VAL);
+/// What the kernels of a row read.
+struct RowRules {
+    Mask mask;
+    ScoreOptions scores;
+    std::int64_t heads;
 
-    A maximum = -infinity;
-    for (std::int64_t j = visible.begin + threadIdx.x; j < visible.end; j += threads_per_row)
+    template <class A>
+    __device__ ScoreRule<A> rule_of(std::int64_t row) const {
+        const std::int64_t batch_head = row / mask.queries;
+        return scores.rule_of<A>(batch_head / heads, batch_head % heads);
+    }
+};
+
+/// Replaces the products s [rows, keys] by P: probabilities for visible keys, 0 for the others. One thread
+/// block per row; row = (batch, head, query). `derivatives` [rows, keys] receives those of the scores. lse
+/// and derivatives may be null. With drops_elements, dropout multiplies P.
+template <class T>
+__global__ void softmax_kernel(T* s, T* derivatives, Accumulator<T>* lse,
+                               const __grid_constant__ RowRules rules, bool drops_elements) {
+    using A = Accumulator<T>;
+    const std::int64_t row = blockIdx.x, query = row % rules.mask.queries;
+    const int i = static_cast<int>(query);
+    const IndexRange visible = rules.mask.visible_keys(query);
+    T* const p = s + row * rules.mask.keys;
+    const A infinity = static_cast<A>(HUGE_VAL);
+    const ScoreRule<A> rule = rules.rule_of<A>(row);
+
+    A maximum = rule.sink;
+    for (std::int64_t j = visible.begin + threadIdx.x; j < visible.end; j += threads_per_row) {
+        if (!rules.scores.plain) {
+            const auto score =
+                device::score_of<T>(rule, core_device::convert<A>(p[j]), i, static_cast<int>(j));
+            p[j] = core_device::convert<T>(score.value);
+            if (derivatives)
+                derivatives[row * rules.mask.keys + j] = core_device::convert<T>(score.derivative);
+        }
         maximum = max(maximum, core_device::convert<A>(p[j]));
+    }
     maximum = reduce_over_block(maximum, [](A a, A b) { return max(a, b); });
+    const A reference = maximum == -infinity ? A(0) : maximum;
     A sum = 0;
     for (std::int64_t j = visible.begin + threadIdx.x; j < visible.end; j += threads_per_row)
-        sum += exp(core_device::convert<A>(p[j]) - maximum);
-    sum = reduce_over_block(sum, [](A a, A b) { return a + b; });
-    for (std::int64_t j = threadIdx.x; j < mask.keys; j += threads_per_row) {
-        const bool is_visible = j >= visible.begin && j < visible.end;
-        p[j] =
-            core_device::convert<T>(is_visible ? exp(core_device::convert<A>(p[j]) - maximum) / sum : A(0));
+        sum += exp(core_device::convert<A>(p[j]) - reference);
+    sum = reduce_over_block(sum, [](A a, A b) { return a + b; }) + exp(rule.sink - reference);
+    for (std::int64_t j = threadIdx.x; j < rules.mask.keys; j += threads_per_row) {
+        A probability = 0;
+        if (j >= visible.begin && j < visible.end && sum != 0)
+            probability = exp(core_device::convert<A>(p[j]) - reference) / sum;
+        if (drops_elements) probability *= device::kept(rule, i, static_cast<int>(j)) * rule.dropout_scale;
+        p[j] = core_device::convert<T>(probability);
     }
-    if (lse && threadIdx.x == 0) lse[row] = visible.begin < visible.end ? maximum + log(sum) : -infinity;
+    if (lse && threadIdx.x == 0) lse[row] = sum == 0 ? -infinity : maximum + log(sum);
 }
 
-/// Replaces d_p [rows, keys] by dS = P * (dP - rowsum(P * dP)) for visible keys, 0 for the others.
+/// Replaces d_p [rows, keys] by dS = P * (Z dP - D) for visible keys, 0 for the others, and P by Z P. Z holds
+/// dropout's factors; D = rowsum(P * Z dP) - d_lse. lse and d_lse may be null; delta receives D unless it is.
 template <class T>
-__global__ void softmax_backward_kernel(T* d_p, const T* probabilities, Mask mask) {
+__global__ void softmax_backward_kernel(T* d_p, T* probabilities, const Accumulator<T>* lse,
+                                        const Accumulator<T>* d_lse, Accumulator<T>* delta,
+                                        const __grid_constant__ RowRules rules) {
     using A = Accumulator<T>;
-    const std::int64_t row = blockIdx.x;
-    const IndexRange visible = mask.visible_keys(row % mask.queries);
-    T* const d_s = d_p + row * mask.keys;
-    const T* const p = probabilities + row * mask.keys;
+    const std::int64_t row = blockIdx.x, query = row % rules.mask.queries;
+    const IndexRange visible = rules.mask.visible_keys(query);
+    T* const d_s = d_p + row * rules.mask.keys;
+    T* const p = probabilities + row * rules.mask.keys;
+    const ScoreRule<A> rule = rules.rule_of<A>(row);
+    const auto factor = [&](std::int64_t j) {
+        return device::kept(rule, static_cast<int>(query), static_cast<int>(j)) * rule.dropout_scale;
+    };
 
     A mean = 0;
     for (std::int64_t j = visible.begin + threadIdx.x; j < visible.end; j += threads_per_row)
-        mean += core_device::convert<A>(p[j]) * core_device::convert<A>(d_s[j]);
+        mean += core_device::convert<A>(p[j]) * core_device::convert<A>(d_s[j]) * factor(j);
     mean = reduce_over_block(mean, [](A a, A b) { return a + b; });
-    for (std::int64_t j = threadIdx.x; j < mask.keys; j += threads_per_row) {
+    if (d_lse && lse[row] != static_cast<A>(-HUGE_VAL)) mean -= d_lse[row];
+    if (delta && threadIdx.x == 0) delta[row] = mean;
+    for (std::int64_t j = threadIdx.x; j < rules.mask.keys; j += threads_per_row) {
         const bool is_visible = j >= visible.begin && j < visible.end;
-        d_s[j] = core_device::convert<T>(
-            is_visible ? core_device::convert<A>(p[j]) * (core_device::convert<A>(d_s[j]) - mean) : A(0));
+        const A probability = core_device::convert<A>(p[j]);
+        const A d_score =
+            is_visible ? probability * (core_device::convert<A>(d_s[j]) * factor(j) - mean) : A(0);
+        d_s[j] = core_device::convert<T>(d_score);
+        if (rule.dropout_threshold != 0) p[j] = core_device::convert<T>(probability * factor(j));
     }
+}
+
+/// Multiplies dS [rows, keys] by the derivatives of the scores, for visible keys.
+template <class T>
+__global__ void differentiate_scores_kernel(T* d_s, const T* derivatives, Mask mask) {
+    using A = Accumulator<T>;
+    const std::int64_t row = blockIdx.x, begin = row * mask.keys;
+    const IndexRange visible = mask.visible_keys(row % mask.queries);
+    for (std::int64_t j = visible.begin + threadIdx.x; j < visible.end; j += threads_per_row)
+        d_s[begin + j] = core_device::convert<T>(core_device::convert<A>(d_s[begin + j]) *
+                                                 core_device::convert<A>(derivatives[begin + j]));
+}
+
+/// Sums dS [B, H, Sq, Sk] to the gradient of a bias. One thread block for each element of the gradient.
+template <class T>
+__global__ void sum_bias_gradient_kernel(const T* d_s, const __grid_constant__ BiasGradient g, int heads,
+                                         std::int64_t queries, std::int64_t keys) {
+    using A = Accumulator<T>;
+    const device::BiasBlock block(g, queries, keys, 1, 1);
+    A sum = 0;
+    block.for_each_tile(g, [&](int batch, int head, std::int64_t i, std::int64_t j) {
+        if ((i + j) % threads_per_row == threadIdx.x)
+            sum +=
+                core_device::convert<A>(d_s[((std::int64_t{batch} * heads + head) * queries + i) * keys + j]);
+    });
+    sum = reduce_over_block(sum, [](A a, A b) { return a + b; });
+    if (threadIdx.x == 0) block.store(g, 0, 0, sum, queries, keys);
 }
 
 /// Launches a kernel with one thread block for each row.
@@ -105,12 +177,8 @@ class ByHead {
     Tensor matrices_;
 };
 
-/// Computes S and then, in the same memory, P [B * Hkv, group * Sq, Sk].
-template <class T>
-void probabilities(const Context& ctx, const Resolved& options, const Tensor& p, const ByHead& q,
-                   const ByHead& k, Accumulator<T>* lse) {
-    gemm(ctx, p, q.matrices(), k.matrices(), {.trans_b = true, .alpha = options.scale});
-    for_every_row(ctx, p.size(0) * p.size(1), softmax_kernel<T>, p.data<T>(), lse, options.mask);
+RowRules rules_of(const Resolved& options, const Tensor& q) {
+    return {options.mask, options.scores, q.size(2)};
 }
 
 Tensor scores(const Context& ctx, const ByHead& q, const ByHead& k) {
@@ -127,25 +195,53 @@ void naive_forward_typed(const Context& ctx, const Resolved& options, const Tens
     const Tensor p = scores(ctx, q, k);
     if (ctx.is_planning()) return;
     for (const ByHead* x : {&q, &k, &v}) x->load(ctx);
-    probabilities<T>(ctx, options, p, q, k, lse.data<Accumulator<T>>());
+    gemm(ctx, p, q.matrices(), k.matrices(), {.trans_b = true, .alpha = options.scale});
+    for_every_row(ctx, p.size(0) * p.size(1), softmax_kernel<T>, p.data<T>(), static_cast<T*>(nullptr),
+                  lse.data<Accumulator<T>>(), rules_of(options, q_in), /*drops_elements=*/true);
     gemm(ctx, o.matrices(), p, v.matrices());
     o.store(ctx);
 }
 
 template <class T>
 void naive_backward_typed(const Context& ctx, const Resolved& options, const Saved& saved,
-                          const Tensor& d_o_in, const Gradients& into) {
-    const std::int64_t key_heads = saved.k.size(2);
+                          const OutputGradients& d_out, const Gradients& into) {
+    using A = Accumulator<T>;
+    const std::int64_t key_heads = saved.k.size(2), queries = saved.q.size(1), keys = saved.k.size(1);
     const ByHead q(ctx, saved.q, key_heads), k(ctx, saved.k, key_heads), v(ctx, saved.v, key_heads),
-        d_o(ctx, d_o_in, key_heads);
+        d_o(ctx, d_out.o, key_heads);
     const ByHead d_q(ctx, into.q, key_heads), d_k(ctx, into.k, key_heads), d_v(ctx, into.v, key_heads);
     const Tensor p = scores(ctx, q, k), d_s = scores(ctx, q, k);
+    const bool has_softcap = options.scores.softcap != 0;
+    const Tensor derivatives = empty(ctx, has_softcap ? p.shape() : Shape{0}, p.dtype());
+    const Tensor delta = empty(ctx, into.sink.defined() ? saved.lse.shape() : Shape{0}, dtype_of<A>);
+    const Readable d_lse = contiguous(ctx, d_out.lse);
     if (ctx.is_planning()) return;
     for (const ByHead* x : {&q, &k, &v, &d_o}) x->load(ctx);
-    probabilities<T>(ctx, options, p, q, k, nullptr);
+    d_lse.load(ctx);
+    const std::int64_t rows = p.size(0) * p.size(1);
+    const RowRules rules = rules_of(options, saved.q);
+    gemm(ctx, p, q.matrices(), k.matrices(), {.trans_b = true, .alpha = options.scale});
+    for_every_row(ctx, rows, softmax_kernel<T>, p.data<T>(), has_softcap ? derivatives.data<T>() : nullptr,
+                  static_cast<A*>(nullptr), rules, /*drops_elements=*/false);
     gemm(ctx, d_s, d_o.matrices(), v.matrices(), {.trans_b = true});  // dP
-    for_every_row(ctx, p.size(0) * p.size(1), softmax_backward_kernel<T>, d_s.data<T>(),
-                  static_cast<const T*>(p.data<T>()), options.mask);
+    for_every_row(ctx, rows, softmax_backward_kernel<T>, d_s.data<T>(), p.data<T>(),
+                  static_cast<const A*>(saved.lse.data<A>()),
+                  d_out.lse.defined() ? static_cast<const A*>(d_lse.tensor().data<A>()) : nullptr,
+                  into.sink.defined() ? delta.data<A>() : nullptr, rules);
+    for (std::size_t n = 0; n < max_biases; ++n) {
+        if (!into.biases[n].defined() || into.biases[n].elements() == 0) continue;
+        const BiasGradient gradient(into.biases[n], options.scores.biases[n], saved.q.size(0),
+                                    saved.q.size(2));
+        gradtile::cuda::launch(ctx, sum_bias_gradient_kernel<T>,
+                               dim3(device::bias_blocks(gradient, queries, keys, 1, 1)),
+                               {.threads = threads_per_row}, static_cast<const T*>(d_s.data<T>()), gradient,
+                               static_cast<int>(saved.q.size(2)), queries, keys);
+    }
+    if (into.sink.defined())
+        launch_sink_gradient<A>(ctx, options.scores, saved.lse, delta.data<A>(), queries, 1.0, into.sink);
+    if (has_softcap)
+        for_every_row(ctx, rows, differentiate_scores_kernel<T>, d_s.data<T>(),
+                      static_cast<const T*>(derivatives.data<T>()), options.mask);
     gemm(ctx, d_q.matrices(), d_s, k.matrices(), {.alpha = options.scale});
     // The next two products sum over the rows of all query heads that share a K/V head.
     gemm(ctx, d_k.matrices(), d_s, q.matrices(), {.trans_a = true, .alpha = options.scale});
@@ -164,7 +260,7 @@ void naive_forward(const Context& ctx, const Resolved& options, const Tensor& q,
 void naive_backward(const Context& ctx, const Resolved& options, const Saved& saved,
                     const OutputGradients& d_out, const Gradients& into) {
     visit_floating(saved.q.dtype(),
-                   [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out.o, into); });
+                   [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });
 }
 
 }  // namespace gradtile::attention::cuda

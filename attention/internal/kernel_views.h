@@ -10,15 +10,27 @@ inline bool has_adjacent_columns(const Tensor& x) {
     return x.stride(-1) == 1 || x.size(-1) == 1;
 }
 
+/// x's shape with the columns rounded up to a multiple of `multiple`.
+inline Shape with_padded_columns(const Tensor& x, std::int64_t multiple) {
+    Shape shape = x.shape();
+    if (multiple > 1) shape[x.rank() - 1] = (x.size(-1) + multiple - 1) / multiple * multiple;
+    return shape;
+}
+
 /// An input in a layout that kernels can read: the tensor itself if `direct`, else a copy in scratch memory,
-/// which load() fills.
+/// which load() fills. Zeros pad the copy's columns to a multiple of `column_multiple`.
 class Readable {
   public:
-    Readable(const Context& ctx, const Tensor& x, bool direct)
-        : source_(x), tensor_(direct ? x : empty(ctx, x.shape(), x.dtype())), direct_(direct) {}
+    Readable(const Context& ctx, const Tensor& x, bool direct, std::int64_t column_multiple = 1)
+        : source_(x),
+          tensor_(direct ? x : empty(ctx, with_padded_columns(x, column_multiple), x.dtype())),
+          direct_(direct) {}
     Readable(const Context& ctx, const Tensor& x) : Readable(ctx, x, has_adjacent_columns(x)) {}
     void load(const Context& ctx) const {
-        if (!direct_) copy(ctx, tensor_, source_);
+        if (direct_) return;
+        if (tensor_.size(-1) == source_.size(-1)) return copy(ctx, tensor_, source_);
+        fill(ctx, tensor_, 0);
+        copy(ctx, tensor_.slice(tensor_.rank() - 1, 0, source_.size(-1)), source_);
     }
     const Tensor& tensor() const { return tensor_; }
 
@@ -27,16 +39,23 @@ class Readable {
     bool direct_;
 };
 
+/// A tensor whose elements are all side by side: the tensor itself, or a copy. An undefined tensor stays so.
+inline Readable contiguous(const Context& ctx, const Tensor& x) {
+    return {ctx, x, !x.defined() || x.is_contiguous()};
+}
+
 /// An output in a layout and dtype that kernels can write: the tensor itself if `direct`, else scratch
-/// memory, which store() copies to the tensor.
+/// memory, which store() copies to the tensor, without the columns that pad it to `column_multiple`.
 class Writable {
   public:
-    Writable(const Context& ctx, const Tensor& x, DType dtype, bool direct)
-        : target_(x), tensor_(direct ? x : empty(ctx, x.shape(), dtype)), direct_(direct) {}
+    Writable(const Context& ctx, const Tensor& x, DType dtype, bool direct, std::int64_t column_multiple = 1)
+        : target_(x),
+          tensor_(direct ? x : empty(ctx, with_padded_columns(x, column_multiple), dtype)),
+          direct_(direct) {}
     Writable(const Context& ctx, const Tensor& x, DType dtype)
         : Writable(ctx, x, dtype, has_adjacent_columns(x) && x.dtype() == dtype) {}
     void store(const Context& ctx) const {
-        if (!direct_) copy(ctx, target_, tensor_);
+        if (!direct_) copy(ctx, target_, tensor_.slice(tensor_.rank() - 1, 0, target_.size(-1)));
     }
     const Tensor& tensor() const { return tensor_; }
 

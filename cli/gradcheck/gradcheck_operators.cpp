@@ -209,38 +209,32 @@ std::vector<CheckedOperator> make_operators() {
          .check =
              [](const Context& c) {
                  return check_attention(c, {}, unequal_shape, {{2, 1, 1, 13}, {1, 4, 7, 13}});
-             },
-         .on_gpus = false},
+             }},
         {.name = "attention-softcap",
-         .check = [](const Context& c) { return check_attention(c, {.softcap = 1.5}, unequal_shape); },
-         .on_gpus = false},
+         .check = [](const Context& c) { return check_attention(c, {.softcap = 1.5}, unequal_shape); }},
         {.name = "attention-alibi",
          .check =
              [](const Context& c) {
                  return check_attention(c, {.alibi_slopes = per_head(c, {0.5, 0.25, 0.125, 0.0625})},
                                         unequal_shape);
-             },
-         .on_gpus = false},
+             }},
         {.name = "attention-sink",
          .check =
              [](const Context& c) {
                  return check_attention(c, {.sink = per_head(c, {1, 0, -1, 2})}, unequal_shape);
-             },
-         .on_gpus = false},
+             }},
         {.name = "attention-dropout",
          .check =
              [](const Context& c) {
                  return check_attention(
                      c, {.dropout_p = 0.3, .dropout_key = DropoutKey::of_step(/*run_seed=*/7, /*step=*/1)},
                      unequal_shape);
-             },
-         .on_gpus = false},
+             }},
         {.name = "attention-lse",
          .check =
              [](const Context& c) {
                  return check_attention(c, {.causal = true}, unequal_shape, {}, /*lse_is_output=*/true);
-             },
-         .on_gpus = false},
+             }},
         {"linear",
          [](const Context& c) {
              return check_layer<Linear>(c, {3, 5, 6}, 6, 9);

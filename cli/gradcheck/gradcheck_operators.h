@@ -12,7 +12,6 @@ namespace gradtile::cli {
 struct CheckedOperator {
     std::string name;
     std::function<GradientReport(const Context&)> check;
-    bool on_gpus = true;  ///< false: GPUs have no kernel for it yet
 };
 
 const std::vector<CheckedOperator>& checked_operators();

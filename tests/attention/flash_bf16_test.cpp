@@ -156,6 +156,10 @@ TEST(FlashBf16, ShortSequencesAreAsAccurateAsNaive) {
     const Context ctx(Device::cpu(), 2);
     for (const std::int64_t length : {1, 2, 5, 17, 64})
         for (const auto& [d_qk, d_v] : {std::pair{8, 8},
+                                        {1, 1},
+                                        {7, 33},
+                                        {33, 7},
+                                        {255, 255},
                                         {32, 32},
                                         {40, 40},
                                         {64, 64},

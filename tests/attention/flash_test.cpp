@@ -39,7 +39,7 @@ TEST(Attention, Float64MatchesTheReferenceUnderAnyOption) {
 
 TEST(Flash, Float16IsAsAccurateAsNaiveFloat16) {
     const Context ctx(Device::cpu(), 2);
-    std::vector<Problem> problems = problems_of_head_dims({8, 16, 40, 80, 128, 256});
+    std::vector<Problem> problems = problems_of_head_dims({1, 7, 8, 16, 33, 40, 80, 128, 255, 256});
     for (const auto& more : {problems_of_lengths(), problems_of_options()})
         problems.insert(problems.end(), more.begin(), more.end());
     for (const Problem& problem : problems) {

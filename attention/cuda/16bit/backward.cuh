@@ -14,6 +14,7 @@
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
+#include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
 #include <gradtile/attention/cuda/device/turns.cuh>
@@ -23,11 +24,9 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
-// P is multiplied by this power of two until dV and dS are complete. The second warp of a pair reads P in
-// binary16, whose 11 significant bits, unlike bfloat16's 8, cost dS no accuracy. With the factor, P <= 1 uses
-// the whole range of binary16 and has full precision down to 2^-29.
-constexpr float p_exponent = 15, p_factor = 32768;
-
+// P is multiplied by p_factor = 2^p_exponent until dV and dS are complete. The second warp of a pair reads P
+// in binary16, whose 11 significant bits, unlike bfloat16's 8, cost dS no accuracy. With the factor, P <= 1
+// uses the whole range of binary16 and has full precision down to 2^-29.
 /// The float32 sums of dQ, in the order of the accumulators: 16 rows x 8 columns at a time, so that a warp
 /// adds to 512 adjacent bytes.
 struct DqSums {
@@ -79,10 +78,11 @@ __device__ __forceinline__ void finish_d_q(const Bits16BackwardParameters& p, co
     for (int n = 0; n < head_dim / 8; ++n) {
         const float4 x =
             *reinterpret_cast<const float4*>(sums.fragment<head_dim>(sums_batch_head, row, n * 8));
-        d_q[0][n][0] = x.x * p.scale;
-        d_q[0][n][1] = x.y * p.scale;
-        d_q[0][n][2] = x.z * p.scale;
-        d_q[0][n][3] = x.w * p.scale;
+        const float factor = p.scale * p.dropout_scale;
+        d_q[0][n][0] = x.x * factor;
+        d_q[0][n][1] = x.y * factor;
+        d_q[0][n][2] = x.z * factor;
+        d_q[0][n][3] = x.w * factor;
     }
     stage_rows<T, RowTile>(warp_rows, d_q);
     __syncwarp();
@@ -111,6 +111,15 @@ struct RarelyUsed {
     int2 positions[4];         ///< {head, row} of iteration i in [i % 4]
 };
 
+/// The score rules of the head of this iteration and of the next, in [head % 2]. Empty for a kernel that
+/// applies none.
+template <bool has_rule>
+struct RulesOfHeads {
+    SharedRule of_head[2];
+};
+template <>
+struct RulesOfHeads<false> {};
+
 /// Computes dK and dV of a block of keys, and adds the block's part to dQ. One iteration takes one block of
 /// rows.
 template <class T, int head_dim, class Policy>
@@ -128,11 +137,14 @@ class KeyBlock {
     using LeftOperand = FragmentA[s_tiles / 2][m_tiles];  ///< P^T or dS^T in 16 bits
 
   public:
+    using Rules = RulesOfHeads<Policy::has_rule>;
     __device__ __forceinline__ KeyBlock(const Bits16BackwardParameters& p, unsigned char* shared,
-                                        volatile RarelyUsed& kept, int batch_key_head, int key_block)
+                                        volatile RarelyUsed& kept, Rules& rules, int batch_key_head,
+                                        int key_block)
         : p_(p),
           shared_(shared),
           kept_(kept),
+          rules_(rules),
           base_(shared_address(shared)),
           key_block_(key_block),
           batch_(batch_key_head / (p.sizes.heads / p.sizes.group)),
@@ -184,7 +196,11 @@ class KeyBlock {
                                                   i % 2 * Shared::statistics_bytes +
                                                   (makes_p_ ? 0 : rows * 4) + lane_index() % 4 * 8;
             if (makes_p_) {
-                make_p(left, x, exchange, lane_statistics, i);
+                if constexpr (Policy::has_rule) {
+                    make_p_under_rule(left, x, exchange, lane_statistics, i);
+                } else {
+                    make_p(left, x, exchange, lane_statistics, i);
+                }
                 announce(pair_);
             } else {
                 await(pair_);
@@ -197,7 +213,7 @@ class KeyBlock {
         __syncthreads();
         if (iterations_ > 0) add_d_q(iterations_ - 1);
         __syncthreads();  // all warps have read K: the gradients are stored through the tiles of K and V
-        scale(gradient, makes_p_ ? 1 / p_factor : p_.scale);
+        scale(gradient, (makes_p_ ? 1 / p_factor : p_.scale) * p_.dropout_scale);
         store(gradient);
     }
 
@@ -207,6 +223,10 @@ class KeyBlock {
     }
     __device__ __forceinline__ void remember(int iteration, RowPosition at) const {
         if (reread_thread_index() != 0) return;
+        if constexpr (Policy::has_rule) {
+            if (iteration == 0 || at.head != kept_.positions[(iteration - 1) % 4].x)
+                rules_.of_head[at.head % 2].set(p_.scores.rule_of<float>(kept_.batch, at.head));
+        }
         kept_.positions[iteration % 4].x = at.head;
         kept_.positions[iteration % 4].y = at.row;
     }
@@ -288,6 +308,57 @@ class KeyBlock {
             }
     }
 
+    /// The same under a score rule. `left` receives P^T without dropped elements, `exchange` the product of
+    /// P^T and the derivative of the scores, with the sign bit set where an element is dropped.
+    __device__ __forceinline__ void make_p_under_rule(LeftOperand& left, Scores& x,
+                                                      const LanePointer<DsTile>& exchange,
+                                                      std::uint32_t lane_statistics, int iteration) const {
+        const RowPosition at = position_of(iteration);
+        const ScoreRule<float>& rule = rules_.of_head[at.head % 2].get();
+        const int key = kept_.key + warp_key_, lane_key = key + lane_index() / 4,
+                  lane_row = at.row + lane_index() % 4 * 2;
+#pragma unroll
+        for (int k = 0; k < s_tiles / 2; ++k) {
+            FragmentC crossing[m_tiles][2];
+#pragma unroll
+            for (int n = 2 * k; n < 2 * k + 2; ++n) {
+                const float2 lse = statistic(lane_statistics, n);
+                const KeptOfColumns kept(rule, at.row + n * 8, key);
+#pragma unroll
+                for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        const int i = lane_row + n * 8 + e % 2, j = lane_key + m * 16 + e / 2 * 8;
+                        const bool is_visible = i < p_.mask.queries && j < p_.mask.keys &&
+                                                j >= p_.mask.first_key(i) && j < p_.mask.end_key(i);
+                        float p = 0, crosses = 0;
+                        if (is_visible) {
+                            const Score<float> score = score_of<T>(rule, x[m][n][e] * p_.scale, i, j);
+                            p = exp2_fast(fmaf(score.value, log2_e, e % 2 == 0 ? -lse.x : -lse.y));
+                            crosses = p * score.derivative;
+                        }
+                        const bool is_kept = kept(m, e);
+                        x[m][n][e] = is_kept ? p : 0.0f;
+                        crossing[m][n % 2][e] = is_kept ? crosses : -crosses;
+                    }
+            }
+#pragma unroll
+            for (int m = 0; m < m_tiles; ++m) {
+                FragmentA half;
+                pack_fragment<float16>(half, crossing[m][0], crossing[m][1]);
+                store_matrices(half, exchange.at(m * 16, k * 16));
+                pack_fragment<T>(left[k][m], x[m][2 * k], x[m][2 * k + 1]);
+            }
+        }
+    }
+
+    /// dS of one pair. `probability` is what crossed: under a rule, dropped elements are negative.
+    __device__ __forceinline__ static float d_s_of(float probability, float d_p, float delta) {
+        if constexpr (!Policy::has_rule) return probability * fmaf(d_p, 1 / p_factor, -delta);
+        const bool is_dropped = __float_as_int(probability) < 0;
+        return fabsf(probability) * (is_dropped ? -delta : fmaf(d_p, 1 / p_factor, -delta));
+    }
+
     /// Computes dS^T from dP^T in x and from P^T in `exchange`. Writes it to `left`, as the left operand of
     /// dK, and to `exchange`, for dQ.
     __device__ __forceinline__ static void make_d_s(LeftOperand& left, const Scores& x,
@@ -303,9 +374,8 @@ class KeyBlock {
                 for (int half = 0; half < 2; ++half) {
                     const float2 probability = unpack<float16>(left[n / 2][m][n % 2 * 2 + half]);
                     const float* const d_p = &x[m][n][half * 2];
-                    left[n / 2][m][n % 2 * 2 + half] =
-                        pack<T>(probability.x * fmaf(d_p[0], 1 / p_factor, -delta.x),
-                                probability.y * fmaf(d_p[1], 1 / p_factor, -delta.y));
+                    left[n / 2][m][n % 2 * 2 + half] = pack<T>(d_s_of(probability.x, d_p[0], delta.x),
+                                                               d_s_of(probability.y, d_p[1], delta.y));
                 }
                 if (n % 2 == 1) store_matrices(left[n / 2][m], exchange.at(m * 16, n / 2 * 16));
             }
@@ -385,6 +455,7 @@ class KeyBlock {
     const Bits16BackwardParameters& p_;
     unsigned char* shared_;
     volatile RarelyUsed& kept_;
+    Rules& rules_;
     std::uint32_t base_;
     int key_block_, batch_, key_head_;
     int first_key_, valid_keys_;
@@ -398,7 +469,8 @@ template <class T, int head_dim, class Policy>
 __device__ __forceinline__ void differentiate_keys(const Bits16BackwardParameters& p, unsigned char* shared,
                                                    int batch_key_head, int key_block) {
     __shared__ RarelyUsed kept;
-    KeyBlock<T, head_dim, Policy>(p, shared, kept, batch_key_head, key_block).differentiate();
+    __shared__ RulesOfHeads<Policy::has_rule> rules;
+    KeyBlock<T, head_dim, Policy>(p, shared, kept, rules, batch_key_head, key_block).differentiate();
 }
 
 /// Policy::tiles is a Bits16BackwardTiles. Policy is a type, because nvcc does not launch kernels that have
@@ -470,11 +542,11 @@ __global__ void __launch_bounds__(256)
     }
     for (int distance = 1; distance < 8; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
     if (lane == 0) {
-        constexpr float log2_e = 1.44269504088896341f;
-        const float lse =
-            exists ? p.lse[static_cast<std::int64_t>(batch_head) * p.mask.queries + row] : -INFINITY;
+        const std::int64_t at = static_cast<std::int64_t>(batch_head) * p.mask.queries + row;
+        const float lse = exists ? p.lse[at] : -INFINITY;
         p.lse_log2[index] = lse == -INFINITY ? INFINITY : fmaf(lse, log2_e, -p_exponent);
-        p.delta[index] = sum / p_factor;
+        if (p.d_lse != nullptr && lse != -INFINITY) sum -= p.d_lse[at];
+        p.delta[index] = sum / (p_factor * p.dropout_scale);
     }
     if (p.next_task != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.next_task = 0;
     if (p.turns != nullptr && row % tiles.rows == 0)
@@ -500,14 +572,15 @@ __global__ void __launch_bounds__(128) finish_d_q_kernel(const __grid_constant__
 
 /// Passes the tiles as a type, because nvcc does not launch kernels that have template parameters of class
 /// types.
-template <int head_dim, int shared_limit>
+template <class Choice, int shared_limit, bool has_rule_>
 struct Bits16BackwardPolicy {
-    static constexpr Bits16BackwardTiles tiles = Bits16BackwardChoice<head_dim>::tiles(shared_limit);
+    static constexpr Bits16BackwardTiles tiles = Choice::tiles(shared_limit);
     static constexpr int whole_head_rows = 0;
+    static constexpr bool has_rule = has_rule_;  ///< whether the kernel applies score rules
 };
 /// The same for kernels whose thread blocks process whole heads.
 template <int head_dim, int shared_limit>
-struct Bits16WholeHeadPolicy : Bits16BackwardPolicy<head_dim, shared_limit> {
+struct Bits16WholeHeadPolicy : Bits16BackwardPolicy<Bits16BackwardChoice<head_dim>, shared_limit, false> {
     static constexpr int whole_head_rows = Bits16BackwardChoice<head_dim>::whole_head_rows(shared_limit);
 };
 
@@ -579,18 +652,26 @@ template <class T>
 void launch_backward(const Bits16BackwardParameters& p, cudaStream_t stream) {
     visit_head_dim(
         Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim), [&]<int head_dim>(HeadDim<head_dim>) {
-            visit_shared_memory<Bits16BackwardChoice<head_dim>>(
-                gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
-                    using Whole = Bits16WholeHeadPolicy<head_dim, limit>;
-                    if constexpr (Whole::whole_head_rows > 0) {
-                        const int longest = std::max(p.mask.queries, p.mask.keys);
-                        if (p.mask.queries > 0 && p.mask.keys > 0 && longest <= Whole::whole_head_rows &&
-                            p.sizes.group == 1 &&
-                            std::int64_t{p.batch_size} * p.sizes.heads >= enough_whole_heads)
-                            return launch_whole_heads<T, head_dim, Whole>(p, stream);
-                    }
-                    launch_backward_kernels<T, head_dim, Bits16BackwardPolicy<head_dim, limit>>(p, stream);
+            const int shared_bytes = gradtile::cuda::shared_memory_of_a_block();
+            if (!p.scores.plain) {
+                using Choice = Bits16RuleBackwardChoice<head_dim>;
+                return visit_shared_memory<Choice>(shared_bytes, [&]<int limit>(SharedMemory<limit>) {
+                    launch_backward_kernels<T, head_dim, Bits16BackwardPolicy<Choice, limit, true>>(p,
+                                                                                                    stream);
                 });
+            }
+            using Choice = Bits16BackwardChoice<head_dim>;
+            visit_shared_memory<Choice>(shared_bytes, [&]<int limit>(SharedMemory<limit>) {
+                using Whole = Bits16WholeHeadPolicy<head_dim, limit>;
+                if constexpr (Whole::whole_head_rows > 0) {
+                    const int longest = std::max(p.mask.queries, p.mask.keys);
+                    if (p.mask.queries > 0 && p.mask.keys > 0 && longest <= Whole::whole_head_rows &&
+                        p.sizes.group == 1 &&
+                        std::int64_t{p.batch_size} * p.sizes.heads >= enough_whole_heads)
+                        return launch_whole_heads<T, head_dim, Whole>(p, stream);
+                }
+                launch_backward_kernels<T, head_dim, Bits16BackwardPolicy<Choice, limit, false>>(p, stream);
+            });
         });
 }
 

@@ -15,12 +15,13 @@ namespace {
 
 using device::has_vector_rows;
 
-// Kernels read and write 16 bytes of a row at a time.
+// Kernels read and write 16 bytes, 8 columns of a row, at a time. Columns of zeros change no result.
+constexpr std::int64_t vector_columns = 8;
 Readable readable(const Context& ctx, const Tensor& x) {
-    return {ctx, x, has_vector_rows(x)};
+    return {ctx, x, has_vector_rows(x), vector_columns};
 }
 Writable writable(const Context& ctx, const Tensor& x) {
-    return {ctx, x, x.dtype(), has_vector_rows(x)};
+    return {ctx, x, x.dtype(), has_vector_rows(x), vector_columns};
 }
 
 device::TensorView<const std::uint16_t> view(const Readable& x) {
@@ -49,7 +50,8 @@ void flash_16bit_forward(const Context& ctx, const Resolved& options, const Tens
     if (ctx.is_planning() || lse.elements() == 0) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
-    const bool positive = options.scale > 0;
+    // softmax's maximum is taken of S times prescale, and rules apply to products with the whole scale.
+    const bool scales_late = options.scale > 0 && options.scores.plain;
     const Bits16ForwardParameters parameters{
         .q = view(q),
         .k = view(k),
@@ -57,10 +59,11 @@ void flash_16bit_forward(const Context& ctx, const Resolved& options, const Tens
         .o = view(o),
         .lse = lse.data<float>(),
         .batch_size = static_cast<int>(q_in.size(0)),
-        .sizes = device::sizes_of(q_in, k_in, v_in),
+        .sizes = device::sizes_of(q.tensor(), k.tensor(), v.tensor()),
         .mask = mask,
-        .scale_log2 = static_cast<float>(positive ? log2_e * options.scale : log2_e),
-        .prescale = positive ? 1.0f : static_cast<float>(options.scale)};
+        .scale_log2 = static_cast<float>(scales_late ? log2_e * options.scale : log2_e),
+        .prescale = scales_late ? 1.0f : static_cast<float>(options.scale),
+        .scores = options.scores};
     const auto launch = q_in.dtype() == DType::bf16 ? launch_forward<bfloat16> : launch_forward<float16>;
     launch(parameters, static_cast<cudaStream_t>(ctx.stream()));
     o.store(ctx);
@@ -70,9 +73,9 @@ void flash_16bit_backward(const Context& ctx, const Resolved& options, const Sav
                           const OutputGradients& d_out, const Gradients& into) {
     const device::DeviceMask mask(options.mask);
     check_grid(saved.q);
-    const device::Sizes sizes = device::sizes_of(saved.q, saved.k, saved.v);
     const Readable q = readable(ctx, saved.q), k = readable(ctx, saved.k), v = readable(ctx, saved.v),
                    o = readable(ctx, saved.o), d_o = readable(ctx, d_out.o);
+    const device::Sizes sizes = device::sizes_of(q.tensor(), k.tensor(), v.tensor());
     const Writable d_q = writable(ctx, into.q), d_k = writable(ctx, into.k), d_v = writable(ctx, into.v);
     const std::int64_t padded_rows =
         (saved.q.size(1) + backward_row_padding - 1) / backward_row_padding * backward_row_padding;
@@ -82,10 +85,11 @@ void flash_16bit_backward(const Context& ctx, const Resolved& options, const Sav
     const Tensor d_q_sums = empty(ctx, {batch_heads, padded_rows, head_dim}, DType::f32);
     const std::int64_t turns_per_block = options.deterministic ? backward_turns : 0;
     const std::int64_t turn_count = batch_heads * (padded_rows / backward_row_padding) * turns_per_block;
+    const Readable d_lse = contiguous(ctx, d_out.lse);
     const Tensor turns = empty(ctx, {options.deterministic ? turn_count + 1 : 0}, DType::i32);
     if (ctx.is_planning() || saved.q.elements() + saved.k.elements() == 0) return;
     gradtile::cuda::use_device(ctx.device());
-    for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
+    for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
     const Bits16BackwardParameters parameters{
         .q = view(q),
         .k = view(k),
@@ -96,6 +100,7 @@ void flash_16bit_backward(const Context& ctx, const Resolved& options, const Sav
         .d_k = view(d_k),
         .d_v = view(d_v),
         .lse = saved.lse.data<float>(),
+        .d_lse = d_out.lse.defined() ? d_lse.tensor().data<float>() : nullptr,
         .lse_log2 = statistics.data<float>(),
         .delta = statistics.data<float>() + batch_heads * padded_rows,
         .d_q_sums = d_q_sums.data<float>(),
@@ -106,10 +111,22 @@ void flash_16bit_backward(const Context& ctx, const Resolved& options, const Sav
         .padded_rows = static_cast<int>(padded_rows),
         .mask = mask,
         .scale_log2 = static_cast<float>(log2_e * options.scale),
-        .scale = static_cast<float>(options.scale)};
+        .scale = static_cast<float>(options.scale),
+        .dropout_scale = static_cast<float>(options.scores.dropout.scale),
+        .scores = options.scores};
     const auto launch = saved.q.dtype() == DType::bf16 ? launch_backward<bfloat16> : launch_backward<float16>;
     launch(parameters, static_cast<cudaStream_t>(ctx.stream()));
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+    const bool is_bf16 = saved.q.dtype() == DType::bf16;
+    const auto launch_gradient = is_bf16 ? launch_bias_gradient<bfloat16> : launch_bias_gradient<float16>;
+    for (std::size_t n = 0; n < max_biases; ++n)
+        if (const Tensor& d_bias = into.biases[n]; d_bias.defined() && d_bias.elements() > 0)
+            launch_gradient(parameters,
+                            BiasGradient(d_bias, options.scores.biases[n], saved.q.size(0), saved.q.size(2)),
+                            static_cast<cudaStream_t>(ctx.stream()));
+    if (into.sink.defined())
+        launch_sink_gradient(ctx, options.scores, saved.lse, parameters.delta, padded_rows,
+                             double{p_factor} * options.scores.dropout.scale, into.sink);
 }
 
 }  // namespace gradtile::attention::cuda

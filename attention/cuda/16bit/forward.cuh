@@ -5,6 +5,7 @@
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
+#include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -69,6 +70,11 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     LazyOnlineSoftmax<m_tiles> softmax(p.scale_log2);
 
     gradtile::cuda::device::await_predecessor();
+    __shared__ SharedRule rule;
+    if constexpr (Policy::has_rule) {
+        if (threadIdx.x == 0) rule.set(p.scores.rule_of<float>(batch, head));
+        __syncthreads();
+    }
     load_tile_async<QTile, tiles.threads()>(q_tile, p.q.head(batch, head).row(block_row), p.q.row_stride,
                                             block_rows, p.sizes.qk_dim);
 #pragma unroll
@@ -98,8 +104,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 #pragma unroll
                     for (float& score : s[m][n]) score *= p.prescale;
         }
+        if constexpr (Policy::has_rule) apply_rule<T>(s, rule.get(), row, key, p.mask.queries, p.mask.keys);
         if (!p.mask.sees_all(row, tiles.warp_rows, key, tiles.keys)) mask_scores(s, p.mask, row, key);
         softmax.update(s, o);
+        if constexpr (Policy::has_rule) drop(s, rule.get(), row, key);
 
         FragmentA probabilities[s_tiles / 2][m_tiles];
         as_operand_a<T>(probabilities, s);
@@ -107,7 +115,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     }
 
     float lse[2 * m_tiles];
-    softmax.finish(o, lse);
+    if constexpr (Policy::has_rule) {
+        softmax.add_sink(rule.get().sink, o);
+        softmax.finish(o, lse, rule.get().dropout_scale);
+    } else {
+        softmax.finish(o, lse);
+    }
     wait_for_copies<0>();
     if (first_block >= end_block) __syncthreads();  // without keys, no barrier has followed the copies of Q
     // Only this warp reads its rows of Q, and it has finished reading. O is stored through their shared
@@ -131,9 +144,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
 /// Passes the tiles as a type, because nvcc does not launch kernels that have template parameters of class
 /// types.
-template <int head_dim, int shared_limit>
+template <class Choice, int shared_limit, bool has_rule_>
 struct Bits16ForwardPolicy {
-    static constexpr Bits16ForwardTiles tiles = Bits16ForwardChoice<head_dim>::tiles(shared_limit);
+    static constexpr Bits16ForwardTiles tiles = Choice::tiles(shared_limit);
+    static constexpr bool has_rule = has_rule_;  ///< whether the kernel applies score rules
 };
 
 template <class T, int head_dim, class Policy>
@@ -153,10 +167,18 @@ template <class T>
 void launch_forward(const Bits16ForwardParameters& p, cudaStream_t stream) {
     visit_head_dim(
         Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim), [&]<int head_dim>(HeadDim<head_dim>) {
-            visit_shared_memory<Bits16ForwardChoice<head_dim>>(
-                gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
-                    launch_forward_kernel<T, head_dim, Bits16ForwardPolicy<head_dim, limit>>(p, stream);
-                });
+            const auto launch = [&]<class Choice, bool has_rule>() {
+                visit_shared_memory<Choice>(
+                    gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
+                        launch_forward_kernel<T, head_dim, Bits16ForwardPolicy<Choice, limit, has_rule>>(
+                            p, stream);
+                    });
+            };
+            if (p.scores.plain) {
+                launch.template operator()<Bits16ForwardChoice<head_dim>, false>();
+            } else {
+                launch.template operator()<Bits16RuleForwardChoice<head_dim>, true>();
+            }
         });
 }
 

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <gradtile/attention/cuda/bias_gradients.h>
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/cuda/device/head_rows.cuh>
 #include <gradtile/attention/cuda/device/mask.cuh>
@@ -21,16 +22,18 @@ struct Bits16ForwardParameters {
     device::DeviceMask mask;
     float scale_log2;  ///< log2(e) * scale if the scale is positive, else log2(e)
     float prescale;  ///< 1 if the scale is positive, else the scale: multiplies S before the maximum is taken
+    ScoreOptions scores;  ///< if they are not plain, prescale is the scale and scale_log2 is log2(e)
 };
 
 struct Bits16BackwardParameters {
     device::TensorView<const std::uint16_t> q, k, v, o, d_o;
     device::TensorView<std::uint16_t> d_q, d_k, d_v;
-    const float* lse;     ///< [B, Hq, Sq], natural log
-    float* lse_log2;      ///< [B, Hq, padded rows]: log2(e) * LSE - p_exponent; +inf for rows that see no key
-    float* delta;         ///< [B, Hq, padded rows]: D / p_factor, where D = rowsum(dO * O)
-    float* d_q_sums;      ///< dQ / scale in float32, in the order of DqSums
-    std::int32_t* turns;  ///< [B, Hq, row blocks, warps] if deterministic, else null
+    const float* lse;    ///< [B, Hq, Sq], natural log
+    const float* d_lse;  ///< [B, Hq, Sq]; null: 0
+    float* lse_log2;     ///< [B, Hq, padded rows]: log2(e) * LSE - p_exponent; +inf for rows that see no key
+    float* delta;  ///< [B, Hq, padded rows]: D / (p_factor * dropout_scale), where D = rowsum(dO * O) - dLSE
+    float* d_q_sums;          ///< dQ / scale in float32, in the order of DqSums
+    std::int32_t* turns;      ///< [B, Hq, row blocks, warps] if deterministic, else null
     std::int32_t* next_task;  ///< number of started blocks of backward_kernel if deterministic, else null
     int batch_size;
     device::Sizes sizes;
@@ -39,6 +42,8 @@ struct Bits16BackwardParameters {
     device::TaskOrder order;  ///< order of the tasks: (batch, key head) and block of keys
     float scale_log2;         ///< log2(e) * scale
     float scale;
+    float dropout_scale;  ///< 1 without dropout. The kernels compute P, dP and dS without this factor.
+    ScoreOptions scores;
 };
 
 /// These functions enqueue the forward and the backward pass of T. They throw Error if a launch fails.
@@ -46,6 +51,14 @@ template <class T>
 void launch_forward(const Bits16ForwardParameters& parameters, cudaStream_t stream);
 template <class T>
 void launch_backward(const Bits16BackwardParameters& parameters, cudaStream_t stream);
+
+/// Enqueues the gradient of a bias. lse_log2 and delta of `parameters` must have been computed.
+template <class T>
+void launch_bias_gradient(const Bits16BackwardParameters& parameters, const BiasGradient& gradient,
+                          cudaStream_t stream);
+
+/// P and D are multiplied by powers of two between the kernels of a backward pass: see backward.cuh.
+constexpr float p_exponent = 15, p_factor = 32768;
 
 /// The backward pass pads the rows to a multiple of this number, which is a multiple of every block of rows.
 constexpr int backward_row_padding = 128;

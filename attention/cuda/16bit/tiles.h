@@ -10,6 +10,8 @@ using Bits16HeadDims = HeadDims<32, 64, 96, 128, 192, 256>;
 
 /// Upper bound of the shared memory that a kernel uses in addition to its tiles, in bytes.
 inline constexpr int static_shared_bytes = 128;
+/// The same for the rules of two heads.
+inline constexpr int rule_shared_bytes = 512;
 
 struct Bits16ForwardTiles {
     int warps;
@@ -46,6 +48,18 @@ struct Bits16ForwardChoice {
         if (!tiles.fit(head_dim, shared_limit)) tiles.keys = 32;
         if (!tiles.fit(head_dim, shared_limit)) tiles.warps = 4;
         return tiles;
+    }
+};
+
+/// Tile sizes of the kernel that applies score rules. Its warps have 16 rows, because rules need registers.
+template <int head_dim>
+struct Bits16RuleForwardChoice {
+    static constexpr Bits16ForwardTiles tiles(int shared_limit) {
+        if (head_dim <= 64)
+            return {.warps = 4, .warp_rows = 16, .keys = 64, .stages = 2, .blocks_per_sm = 3, .unrolled = 4};
+        if (head_dim <= 128)
+            return {.warps = 4, .warp_rows = 16, .keys = 64, .stages = 2, .blocks_per_sm = 2, .unrolled = 4};
+        return Bits16ForwardChoice<head_dim>::tiles(shared_limit - rule_shared_bytes);
     }
 };
 
@@ -130,6 +144,36 @@ struct Bits16BackwardChoice {
         const int left = shared_limit - static_shared_bytes - tiles(shared_limit).shared_bytes(head_dim);
         const int d_q_row_bytes = 4 * head_dim, rows = tiles(shared_limit).rows;
         return left < rows * d_q_row_bytes ? 0 : left / d_q_row_bytes / rows * rows;
+    }
+};
+
+/// Tile sizes of the kernel that applies score rules, with smaller tiles for the registers that rules need.
+template <int head_dim>
+struct Bits16RuleBackwardChoice {
+    static constexpr Bits16BackwardTiles tiles(int shared_limit) {
+        Bits16BackwardTiles tiles = Bits16BackwardChoice<head_dim>::tiles(shared_limit - rule_shared_bytes);
+        tiles.blocks_per_sm = 1;
+        if (tiles.rows > 64) tiles.rows = 64;
+        if (head_dim > 64) tiles.pair_keys = 16;
+        return tiles;
+    }
+};
+
+/// Tile sizes of the kernel for gradients of biases: each warp takes 16 rows.
+template <int head_dim>
+struct Bits16BiasGradientChoice {
+    struct Tiles {
+        int rows, keys;
+        constexpr int threads() const { return rows / 16 * 32; }
+        /// Bytes of the rows of Q, dO, K and V.
+        constexpr int shared_bytes() const { return 2 * 2 * head_dim * (rows + keys); }
+        constexpr bool operator==(const Tiles&) const = default;
+    };
+    static constexpr Tiles tiles(int shared_limit) {
+        Tiles tiles{.rows = 64, .keys = 64};
+        if (tiles.shared_bytes() + rule_shared_bytes > shared_limit) tiles.keys = 32;
+        if (tiles.shared_bytes() + rule_shared_bytes > shared_limit) tiles.rows = 32;
+        return tiles;
     }
 };
 

@@ -19,6 +19,13 @@ struct PowerOfTwo {
         factor = __int_as_float(exponent << 23);
         inverse = __int_as_float((254 - exponent) << 23);
     }
+    /// log2(factor), from -126 to 126.
+    __device__ int exponent() const { return (__float_as_int(factor) >> 23) - 127; }
+    __device__ void limit_exponent(int largest) {
+        const int exponent_bits = 127 + max(-126, min(exponent(), largest));
+        factor = __int_as_float(exponent_bits << 23);
+        inverse = __int_as_float((254 - exponent_bits) << 23);
+    }
 };
 
 /// Returns the power of two for one head of one tensor. magnitudes: [tensors, B, key heads], written by
@@ -38,7 +45,7 @@ inline std::uint32_t* largest_of(const Tensor& magnitudes) {
 }
 
 /// Writes the largest finite magnitude of each tensor [B, S, heads, D] per batch and key head, as the bits of
-/// a float32. The query heads of a group share one element. There may be at most four tensors.
+/// a float32. The query heads of a group share one element. There may be at most five tensors.
 void measure(const Context& ctx, const Tensor& magnitudes, std::initializer_list<const Tensor*> tensors);
 
 }  // namespace gradtile::attention::cuda::device

@@ -14,10 +14,11 @@ inline constexpr int statistics_threads = 256, statistics_lanes = 16;  // lanes 
 template <class T>
 struct RowStatistics {
     using A = Accumulator<T>;
-    A* delta;       ///< [B, H, Sq]: D = rowsum(dO * O)
-    A* scaled_lse;  ///< [B, H, Sq]: lse * lse_factor; +inf for rows that see no key, since exp(s - inf) = 0
-    const A* lse;   ///< [B, H, Sq]
-    A lse_factor;
+    A* delta;        ///< [B, H, Sq]: delta_factor * D, where D = rowsum(dO * O) - dLSE
+    A* scaled_lse;   ///< [B, H, Sq]: lse * lse_factor; +inf for rows that see no key, since exp(s - inf) = 0
+    const A* lse;    ///< [B, H, Sq]
+    const A* d_lse;  ///< [B, H, Sq]; null: 0
+    A lse_factor, delta_factor;
     TensorView<const T> o, d_o;
     TensorView<T> cleared;  ///< a gradient to which kernels add later; becomes 0. data may be null
     int cleared_columns;
@@ -79,17 +80,19 @@ __global__ void __launch_bounds__(statistics_threads)
         sum += __shfl_xor_sync(0xffffffffu, sum, distance);
     if (lane != 0 || row >= p.rows) return;
     const A infinity = static_cast<A>(HUGE_VAL);
-    p.delta[row] = sum;
-    p.scaled_lse[row] = p.lse[row] == -infinity ? infinity : p.lse[row] * p.lse_factor;
+    const bool sees_keys = p.lse[row] != -infinity;
+    if (p.d_lse != nullptr && sees_keys) sum -= p.d_lse[row];
+    p.delta[row] = sum * p.delta_factor;
+    p.scaled_lse[row] = sees_keys ? p.lse[row] * p.lse_factor : infinity;
 }
 
 /// Computes delta and scaled_lse [B, H, Sq] from o and d_o [B, Sq, H, Dv], whose layouts kernels must be able
 /// to read. Sets `cleared`, a gradient [B, Sq, H, Dqk], to 0 if it is given. lse_factor is log2(e) for
-/// exponents in base 2, else 1.
+/// exponents in base 2, else 1. d_lse [B, H, Sq] is contiguous or undefined; delta_factor multiplies D.
 template <class T>
 void launch_row_statistics(const Context& ctx, const Tensor& delta, const Tensor& scaled_lse,
                            const Tensor& lse, double lse_factor, const Tensor& o, const Tensor& d_o,
-                           const Tensor& cleared = {}) {
+                           const Tensor& cleared, const Tensor& d_lse, double delta_factor) {
     using A = Accumulator<T>;
     const std::int64_t rows = lse.elements();
     if (rows == 0) return;
@@ -97,7 +100,9 @@ void launch_row_statistics(const Context& ctx, const Tensor& delta, const Tensor
     const RowStatistics<T> parameters{.delta = delta.data<A>(),
                                       .scaled_lse = scaled_lse.data<A>(),
                                       .lse = lse.data<A>(),
+                                      .d_lse = d_lse.defined() ? d_lse.data<A>() : nullptr,
                                       .lse_factor = static_cast<A>(lse_factor),
+                                      .delta_factor = static_cast<A>(delta_factor),
                                       .o = tensor_view<const T>(o),
                                       .d_o = tensor_view<const T>(d_o),
                                       .cleared = clears ? tensor_view<T>(cleared) : TensorView<T>{},

@@ -166,6 +166,19 @@ __device__ __forceinline__ void scale(FragmentC (&c)[m_tiles][n_tiles], float fa
             for (float& element : c[m][n]) element *= factor;
 }
 
+/// Multiplies row i of a lane's rows by factor[i]: row lane/4 of row tile m is number 2 m, row lane/4 + 8 is
+/// number 2 m + 1.
+template <int m_tiles, int n_tiles>
+__device__ __forceinline__ void scale_rows(FragmentC (&c)[m_tiles][n_tiles],
+                                           const float (&factor)[2 * m_tiles]) {
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+        for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) c[m][n][e] *= factor[2 * m + e / 2];
+}
+
 /// Rounds 16 columns of a product's accumulators to operand A of the next product.
 template <class T>
 __device__ __forceinline__ void pack_fragment(FragmentA& a, const FragmentC& left, const FragmentC& right) {

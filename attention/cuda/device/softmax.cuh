@@ -22,7 +22,7 @@ __device__ __forceinline__ float row_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-inline constexpr float ln_2 = 0.693147180559945309f;
+inline constexpr float ln_2 = 0.693147180559945309f, log2_e = 1.44269504088896341f;
 
 /// The textbook form: P is relative to the running maximum, and each update returns the factor for the
 /// previous sums. Used where P V is added to O outside the tensor cores: that addition applies the factor at
@@ -60,6 +60,20 @@ class OnlineSoftmax {
                 of_lane += row[n][e] + row[n][e + 1];
             }
             sum_[i] = fmaf(sum_[i], factor[i], of_lane);
+        }
+    }
+
+    /// Adds a logit without a key, in base 2, to every row. Returns the factor for the previous sums.
+    __device__ __forceinline__ void add_sink(float sink_log2, float (&factor)[2 * m_tiles]) {
+#pragma unroll
+        for (int i = 0; i < 2 * m_tiles; ++i) {
+            const float next = fmaxf(maximum_[i], sink_log2);
+            const float reference = next == -INFINITY ? 0.0f : next;
+            factor[i] = exp2_fast(maximum_[i] - reference);
+            maximum_[i] = next;
+            // One lane of the four that share a row adds it.
+            sum_[i] =
+                fmaf(sum_[i], factor[i], lane_index() % 4 == 0 ? exp2_fast(sink_log2 - reference) : 0.0f);
         }
     }
 
@@ -131,14 +145,29 @@ class LazyOnlineSoftmax {
         }
     }
 
-    /// Computes o = sum P V / sum P (0 for rows without visible keys) and lse, the natural log-sum-exp of the
-    /// rows.
+    /// Adds a logit without a key, in the units of S, to every row. Call it after the last update(): P is
+    /// then relative to the largest score as long as it is summed.
     template <int o_tiles>
-    __device__ __forceinline__ void finish(FragmentC (&o)[m_tiles][o_tiles], float (&lse)[2 * m_tiles]) {
+    __device__ __forceinline__ void add_sink(float sink, FragmentC (&o)[m_tiles][o_tiles]) {
+        if (sink == -INFINITY) return;
+        float all[2 * m_tiles];
+#pragma unroll
+        for (float& x : all) x = sink;
+        move_reference(all, o);
+#pragma unroll
+        for (int i = 0; i < 2 * m_tiles; ++i)
+            if (lane_index() % 4 == 0) sum_[i] += exp2_fast((sink - reference_[i]) * scale_log2_);
+    }
+
+    /// Computes o = factor sum P V / sum P (0 for rows without visible keys) and lse, the natural log-sum-exp
+    /// of the rows.
+    template <int o_tiles>
+    __device__ __forceinline__ void finish(FragmentC (&o)[m_tiles][o_tiles], float (&lse)[2 * m_tiles],
+                                           float factor = 1.0f) {
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
             const float sum = row_sum(sum_[i]);
-            const float inverse = sum == 0 ? 0.0f : __fdividef(1.0f, sum);
+            const float inverse = sum == 0 ? 0.0f : __fdividef(factor, sum);
             lse[i] = sum == 0 ? -INFINITY : fmaf(reference_[i] * scale_log2_, ln_2, logf(sum));
 #pragma unroll
             for (int n = 0; n < o_tiles; ++n) {

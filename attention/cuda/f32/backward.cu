@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <numbers>
 
+#include <gradtile/attention/cuda/bias_gradients.h>
 #include <gradtile/attention/cuda/f32/tiles.h>
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/internal/kernel_views.h>
@@ -16,6 +17,7 @@
 #include <gradtile/attention/cuda/device/magnitude.cuh>
 #include <gradtile/attention/cuda/device/mask.cuh>
 #include <gradtile/attention/cuda/device/row_statistics.cuh>
+#include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
 #include <gradtile/attention/cuda/device/split_float.cuh>
 #include <gradtile/attention/cuda/device/task_order.cuh>
@@ -28,9 +30,10 @@ namespace {
 using namespace device;
 
 /// The sizes and the layout of shared memory of the backward kernel, fixed at compile time.
-template <int head_dim_, int shared_limit>
+template <int head_dim_, int shared_limit, bool has_rule_>
 struct F32BackwardPolicy {
     static constexpr int head_dim = head_dim_;
+    static constexpr bool has_rule = has_rule_;  ///< whether the kernel applies score rules
     static constexpr F32BackwardTiles tiles = F32BackwardChoice<head_dim>::tiles(shared_limit);
     static constexpr int s_tiles = tiles.rows / tiles.warps_per_keys / 8;  ///< tiles of a warp's part of S^T
     static constexpr int columns = head_dim / tiles.warps_per_keys;        ///< columns of a warp's dK and dV
@@ -52,12 +55,15 @@ struct F32BackwardParameters {
     TensorView<const float> q, k, v, d_o;
     TensorView<float> d_q, d_k, d_v;
     const float* lse_log2;            ///< [B, Hq, Sq]: LSE in base 2; +inf for rows that see no key
-    const float* delta;               ///< [B, Hq, Sq]: D = rowsum(dO * O)
-    const std::uint32_t* magnitudes;  ///< largest magnitudes of q, k, v, d_o: see measure()
+    const float* delta;               ///< [B, Hq, Sq]: D / dropout_scale, where D = rowsum(dO * O) - dLSE
+    const std::uint32_t* magnitudes;  ///< largest magnitudes of q, k, v, d_o and d_lse: see measure()
+    bool has_d_lse;
     DeviceMask mask;
     Sizes sizes;
     int batch_size;
     float scale, scale_log2;  ///< scale_log2 = log2(e) * scale
+    float dropout_scale;      ///< 1 without dropout. P, dP and dS are computed without this factor.
+    ScoreOptions scores;
     TaskOrder order;
     bool q_vectors, k_vectors, v_vectors, d_o_vectors;  ///< whether has_vector_rows() holds
     bool d_q_pairs, d_k_pairs, d_v_pairs;
@@ -107,12 +113,13 @@ struct Turns {
 /// Factors that bring the tiles of a block into binary16's range, and factors that convert the sums back.
 /// They are powers of two, times the caller's scale where a gradient or S needs it.
 ///
-/// P <= 1 is multiplied by 2^14. |dP - D| <= 2 columns max|V| max|dO|, because the rows of O are averages of
-/// rows of V. V and dO are scaled to less than 2^14, so this bound becomes 2^29 columns. The factor of dS,
-/// 2^-14 / columns, brings dS below 2^15.
+/// P <= 1 is multiplied by 2^14. |dP - D| <= 2 columns max|V| max|dO| + max|dLSE|, because the rows of O are
+/// averages of rows of V. V and dO are scaled to less than 2^14, so the first term becomes 2^29 columns. The
+/// factor of dS, 2^-14 / columns, brings dS below 2^15. With a larger dLSE it is less.
 struct Units {
     PowerOfTwo q, k, v, d_o;
     float score, d_p;     ///< convert the sums S and dP to base 2 and to the units of dS
+    float product;        ///< converts the sum S to scale q k
     float d_q, d_k, d_v;  ///< convert sums to gradients
     static constexpr float probability = 16384;
 
@@ -128,10 +135,20 @@ struct Units {
           v(range(p, 2, batch, key_head)),
           d_o(range(p, 3, batch, key_head)) {
         const float d_s = 1.0f / (16384.0f * static_cast<float>(columns));
+        if (p.has_d_lse) {
+            // dLSE becomes less than 2^28. V has less precision then, because only dP needs V here, and dO
+            // keeps its own for dV. Only where V's factor cannot be small enough, dO's becomes smaller.
+            const int sum_of_exponents = 14 + range(p, 4, batch, key_head).exponent();
+            v.limit_exponent(sum_of_exponents - d_o.exponent());
+            d_o.limit_exponent(sum_of_exponents - v.exponent());
+        }
         score = p.scale_log2 * q.inverse * k.inverse;
+        product = p.scale * q.inverse * k.inverse;
         d_p = d_s / probability;
-        d_v = d_o.inverse / probability;
-        const float d_s_inverse = v.inverse / d_s * d_o.inverse * p.scale;
+        d_v = d_o.inverse / probability * p.dropout_scale;
+        // In an order whose intermediate results stay in range, too.
+        const float v_and_d_o = v.inverse > 1 ? v.inverse * d_o.inverse / d_s : v.inverse / d_s * d_o.inverse;
+        const float d_s_inverse = v_and_d_o * p.scale * p.dropout_scale;
         d_q = d_s_inverse * k.inverse;
         d_k = d_s_inverse * q.inverse;
     }
@@ -253,14 +270,56 @@ __device__ __forceinline__ void load_keys(const F32BackwardParameters& p, std::u
     }
 }
 
-/// Computes P^T and dS^T of a warp's keys and rows; (first_key, first_row) is the block's first pair.
+/// Computes P^T from the sums S^T, without dropped elements.
 template <class Policy>
-__device__ __forceinline__ void compute_p_and_d_s(FragmentC (&probabilities)[1][Policy::s_tiles],
-                                                  FragmentC (&d_s)[1][Policy::s_tiles],
-                                                  const F32BackwardParameters& p, const Lanes<Policy>& lanes,
-                                                  const float* statistics, const Units& units,
-                                                  const WarpPart<Policy>& part, int first_key,
-                                                  int first_row) {
+__device__ __forceinline__ void make_p(FragmentC (&x)[1][Policy::s_tiles], const F32BackwardParameters& p,
+                                       const float* lse, const Units& units, int key, int row) {
+    constexpr int s_tiles = Policy::s_tiles;
+#pragma unroll
+    for (int n = 0; n < s_tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            x[0][n][e] = exp2_fast(fmaf(x[0][n][e], units.score, -lse[n * 8 + e % 2])) * Units::probability;
+    if (!p.mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed_probabilities(x, p.mask, key, row);
+}
+
+/// The same under a score rule. Also computes the derivatives of the scores, and returns which elements are
+/// kept: bit 4 n + e for element e of tile n.
+template <class Policy>
+__device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Policy::s_tiles],
+                                                           FragmentC (&derivatives)[1][Policy::s_tiles],
+                                                           const F32BackwardParameters& p,
+                                                           const ScoreRule<float>& rule, const float* lse,
+                                                           const Units& units, int key, int row) {
+    constexpr int s_tiles = Policy::s_tiles;
+    static_assert(s_tiles * 4 <= 32);
+    const int lane_key = key + lane_index() / 4, lane_row = row + lane_index() % 4 * 2;
+    std::uint32_t kept_elements = 0;
+#pragma unroll
+    for (int n = 0; n < s_tiles; ++n) {
+        const KeptOfColumns kept(rule, row + n * 8, key);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int i = lane_row + n * 8 + e % 2, j = lane_key + e / 2 * 8;
+            float& element = x[0][n][e];
+            Score<float> score{element * units.product, 1.0f};
+            if (i < p.mask.queries && j < p.mask.keys) score = score_of<float>(rule, score.value, i, j);
+            element = exp2_fast(fmaf(score.value, log2_e, -lse[n * 8 + e % 2])) * Units::probability;
+            derivatives[0][n][e] = score.derivative;
+            kept_elements |= std::uint32_t{kept(0, e)} << (n * 4 + e);
+        }
+    }
+    if (!p.mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed_probabilities(x, p.mask, key, row);
+    return kept_elements;
+}
+
+/// Computes P^T, without dropped elements, and dS^T of a warp's keys and rows; (first_key, first_row) is the
+/// block's first pair.
+template <class Policy>
+__device__ __forceinline__ void compute_p_and_d_s(
+    FragmentC (&probabilities)[1][Policy::s_tiles], FragmentC (&d_s)[1][Policy::s_tiles],
+    const F32BackwardParameters& p, const ScoreRule<float>* rule, const Lanes<Policy>& lanes,
+    const float* statistics, const Units& units, const WarpPart<Policy>& part, int first_key, int first_row) {
     constexpr int s_tiles = Policy::s_tiles;
     const int row = first_row + part.row, key = first_key + part.key;
     if (!p.mask.sees_any(row, s_tiles * 8, key, 16)) {
@@ -271,21 +330,29 @@ __device__ __forceinline__ void compute_p_and_d_s(FragmentC (&probabilities)[1][
     const float* const lse = statistics + part.row + part.lane % 4 * 2;
     const float* const delta = lse + Policy::tiles.rows;
     multiply_split_a_bt<Policy::head_dim>(probabilities, lanes.k, part.key, lanes.q, part.row);
-#pragma unroll
-    for (int n = 0; n < s_tiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            probabilities[0][n][e] =
-                exp2_fast(fmaf(probabilities[0][n][e], units.score, -lse[n * 8 + e % 2])) *
-                Units::probability;
-    if (!p.mask.sees_all(row, s_tiles * 8, key, 16))
-        mask_transposed_probabilities(probabilities, p.mask, key, row);
+    [[maybe_unused]] FragmentC derivatives[1][s_tiles];
+    [[maybe_unused]] std::uint32_t kept_elements = 0;
+    if constexpr (Policy::has_rule) {
+        kept_elements = make_p_under_rule<Policy>(probabilities, derivatives, p, *rule, lse, units, key, row);
+    } else {
+        make_p<Policy>(probabilities, p, lse, units, key, row);
+    }
     multiply_split_a_bt<Policy::head_dim>(d_s, lanes.v, part.key, lanes.d_o, part.row);
 #pragma unroll
     for (int n = 0; n < s_tiles; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            d_s[0][n][e] = probabilities[0][n][e] * fmaf(d_s[0][n][e], units.d_p, -delta[n * 8 + e % 2]);
+        for (int e = 0; e < 4; ++e) {
+            float& element = d_s[0][n][e];
+            const float of_row = delta[n * 8 + e % 2];
+            if constexpr (Policy::has_rule) {
+                const bool is_kept = kept_elements >> (n * 4 + e) & 1u;
+                element = probabilities[0][n][e] * derivatives[0][n][e] *
+                          (is_kept ? fmaf(element, units.d_p, -of_row) : -of_row);
+                if (!is_kept) probabilities[0][n][e] = 0;
+            } else {
+                element = probabilities[0][n][e] * fmaf(element, units.d_p, -of_row);
+            }
+        }
 }
 
 /// Stores the warp's part of P^T or dS^T, the first s_tiles / 2 steps of `factor`, to shared memory.
@@ -441,6 +508,14 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     clear(d_v);
     RowStep<Policy> step(p, batch, base, statistics, units);
     RowPosition at{key_head * p.sizes.group, row_blocks.begin_row};
+    // The rules of the head of this step and of the next, in [head % 2].
+    __shared__ SharedRule rules[Policy::has_rule ? 2 : 1];
+    const auto prepare_rule = [&](int head) {
+        if constexpr (Policy::has_rule) {
+            if (threadIdx.x == 0) rules[head % 2].set(p.scores.rule_of<float>(batch, head));
+        }
+    };
+    if (at.head < end_head) prepare_rule(at.head);
     if (at.head < end_head) {
         step.load(at);
         step.store();
@@ -449,10 +524,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     while (at.head < end_head) {
         const RowPosition next = row_blocks.after(at);
         if (next.head < end_head) step.load(next);
+        if (next.head < end_head && next.head != at.head) prepare_rule(next.head);
 
         const Lanes<Policy> lanes(rematerialize(base));
         FragmentC probabilities[1][Policy::s_tiles], d_s[1][Policy::s_tiles];
-        compute_p_and_d_s(probabilities, d_s, p, lanes, statistics, units, warp_part, first_key, at.row);
+        compute_p_and_d_s(probabilities, d_s, p, Policy::has_rule ? &rules[at.head % 2].get() : nullptr,
+                          lanes, statistics, units, warp_part, first_key, at.row);
 
         std::int32_t* turn = nullptr;
         if (p.turns) {
@@ -476,12 +553,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
                p.d_v_pairs);
 }
 
-template <int head_dim>
+template <int head_dim, bool has_rule>
 void launch_backward(const Context& ctx, F32BackwardParameters parameters, std::int64_t batch_key_heads) {
     gradtile::cuda::use_device(ctx.device());
     visit_shared_memory<F32BackwardChoice<head_dim>>(
         gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
-            using Policy = F32BackwardPolicy<head_dim, limit>;
+            using Policy = F32BackwardPolicy<head_dim, limit, has_rule>;
             constexpr F32BackwardTiles tiles = Policy::tiles;
             const int key_blocks = (parameters.mask.keys + tiles.keys() - 1) / tiles.keys();
             const std::int64_t blocks = batch_key_heads * key_blocks;
@@ -510,16 +587,24 @@ void flash_f32_backward(const Context& ctx, const Resolved& options, const Saved
     const Writable d_q(ctx, into.q, DType::f32), d_k(ctx, into.k, DType::f32), d_v(ctx, into.v, DType::f32);
     const Tensor lse_log2 = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
     constexpr std::int64_t rows_per_step = F32BackwardTiles::rows;
-    const Tensor magnitudes = empty_magnitudes(ctx, 4, saved.k);
+    const bool has_d_lse = d_out.lse.defined();
+    const Tensor magnitudes = empty_magnitudes(ctx, has_d_lse ? 5 : 4, saved.k);
     const std::int64_t steps = (queries + rows_per_step - 1) / rows_per_step;
     Tensor turns;
     if (options.deterministic) turns = empty(ctx, {1 + batch * heads * steps}, DType::i32);
+    const Readable d_lse = contiguous(ctx, d_out.lse);
     if (ctx.is_planning()) return;
-    for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
+    for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
     constexpr double log2_e = std::numbers::log2e;
-    measure(ctx, magnitudes, {&q.tensor(), &k.tensor(), &v.tensor(), &d_o.tensor()});
+    if (has_d_lse) {
+        const Tensor d_lse_column = d_lse.tensor().reshape({batch, heads, queries, 1}).transpose(1, 2);
+        measure(ctx, magnitudes, {&q.tensor(), &k.tensor(), &v.tensor(), &d_o.tensor(), &d_lse_column});
+    } else {
+        measure(ctx, magnitudes, {&q.tensor(), &k.tensor(), &v.tensor(), &d_o.tensor()});
+    }
+    const double dropout_scale = options.scores.dropout.scale;
     launch_row_statistics<float>(ctx, delta, lse_log2, saved.lse, log2_e, o.tensor(), d_o.tensor(),
-                                 d_q.tensor());
+                                 d_q.tensor(), d_lse.tensor(), 1 / dropout_scale);
     if (turns.defined()) fill(ctx, turns, 0.0);
     const F32BackwardParameters parameters{.q = tensor_view<const float>(q.tensor()),
                                            .k = tensor_view<const float>(k.tensor()),
@@ -531,11 +616,14 @@ void flash_f32_backward(const Context& ctx, const Resolved& options, const Saved
                                            .lse_log2 = lse_log2.data<float>(),
                                            .delta = delta.data<float>(),
                                            .magnitudes = largest_of(magnitudes),
+                                           .has_d_lse = has_d_lse,
                                            .mask = mask,
                                            .sizes = sizes_of(saved.q, saved.k, saved.v),
                                            .batch_size = static_cast<int>(batch),
                                            .scale = static_cast<float>(options.scale),
                                            .scale_log2 = static_cast<float>(options.scale * log2_e),
+                                           .dropout_scale = static_cast<float>(dropout_scale),
+                                           .scores = options.scores,
                                            .order = {},
                                            .q_vectors = has_vector_rows(q.tensor()),
                                            .k_vectors = has_vector_rows(k.tensor()),
@@ -547,9 +635,21 @@ void flash_f32_backward(const Context& ctx, const Resolved& options, const Saved
                                            .turns = turns.defined() ? turns.data<std::int32_t>() : nullptr};
     visit_head_dim(F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
                    [&]<int head_dim>(HeadDim<head_dim>) {
-                       launch_backward<head_dim>(ctx, parameters, batch * saved.k.size(2));
+                       const std::int64_t batch_key_heads = batch * saved.k.size(2);
+                       if (options.scores.plain) {
+                           launch_backward<head_dim, false>(ctx, parameters, batch_key_heads);
+                       } else {
+                           launch_backward<head_dim, true>(ctx, parameters, batch_key_heads);
+                       }
                    });
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+    launch_bias_gradients<float>(ctx, options,
+                                 {q.tensor(), k.tensor(), v.tensor(), d_o.tensor(), saved.lse.data<float>(),
+                                  delta.data<float>(), static_cast<float>(dropout_scale)},
+                                 into);
+    if (into.sink.defined())
+        launch_sink_gradient(ctx, options.scores, saved.lse, delta.data<float>(), queries, dropout_scale,
+                             into.sink);
 }
 
 }  // namespace gradtile::attention::cuda

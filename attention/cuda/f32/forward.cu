@@ -11,6 +11,7 @@
 #include <gradtile/attention/cuda/device/head_rows.cuh>
 #include <gradtile/attention/cuda/device/magnitude.cuh>
 #include <gradtile/attention/cuda/device/mask.cuh>
+#include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
 #include <gradtile/attention/cuda/device/split_float.cuh>
 #include <gradtile/attention/cuda/device/task_order.cuh>
@@ -30,15 +31,17 @@ struct F32ForwardParameters {
     Sizes sizes;
     int batch_size;
     float scale_log2;  ///< log2(e) * scale
+    ScoreOptions scores;
     TaskOrder order;
     bool q_vectors, k_vectors, v_vectors;  ///< whether has_vector_rows() holds
     bool o_pairs;
 };
 
 /// The forward kernel's tile sizes and its layout of shared memory, fixed at compile time.
-template <int head_dim_, int shared_limit>
+template <int head_dim_, int shared_limit, bool has_rule_>
 struct F32ForwardPolicy {
     static constexpr int head_dim = head_dim_;
+    static constexpr bool has_rule = has_rule_;  ///< whether the kernel applies score rules
     static constexpr F32ForwardTiles tiles = F32ForwardChoice<head_dim>::tiles(shared_limit);
     static constexpr int m_tiles = tiles.row_tiles, s_tiles = tiles.keys / 8, o_tiles = head_dim / 8;
     using QTile = Tile<tiles.rows(), head_dim>;
@@ -125,6 +128,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     };
     const PowerOfTwo q_range = range(0), k_range = range(1), v_range = range(2);
     const float score_factor = p.scale_log2 * q_range.inverse * k_range.inverse;
+    __shared__ SharedRule rule;
+    if constexpr (Policy::has_rule) {
+        if (threadIdx.x == 0) rule.set(p.scores.rule_of<float>(batch, head));
+    }
 
     const int last_row = min(first_row + rows, p.mask.queries) - 1;
     const int end_key = p.mask.end_key(last_row);
@@ -159,9 +166,15 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
             FragmentC s[m_tiles][Policy::s_tiles];
             multiply_split_a_bt<Policy::head_dim>(s, q_lane, warp_row, k_lane, 0);
             scale(s, score_factor);
+            if constexpr (Policy::has_rule) {
+                scale(s, ln_2);
+                apply_rule<float>(s, rule.get(), first_row + warp_row, key, p.mask.queries, p.mask.keys);
+                scale(s, log2_e);
+            }
             if (!p.mask.sees_all(first_row + warp_row, m_tiles * 16, key, keys))
                 mask_scores(s, p.mask, first_row + warp_row, key);
             softmax.update(s, factor);
+            if constexpr (Policy::has_rule) drop(s, rule.get(), first_row + warp_row, key);
             split_operands_a(probabilities, s);
         }
         next.store(v_tile, v_range.factor);
@@ -172,15 +185,22 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         next.store(k_tile, k_range.factor);
         __syncthreads();  // the next K is in shared memory; all warps have read V
     }
-    store_o(p, o, softmax, v_range.inverse, batch_head, p.o.head(batch, head), lane_row);
+    float v_factor = v_range.inverse;
+    if constexpr (Policy::has_rule) {
+        v_factor *= rule.get().dropout_scale;
+        float factor[2 * m_tiles];
+        softmax.add_sink(rule.get().sink * log2_e, factor);
+        scale_rows(o, factor);
+    }
+    store_o(p, o, softmax, v_factor, batch_head, p.o.head(batch, head), lane_row);
 }
 
-template <int head_dim>
+template <int head_dim, bool has_rule>
 void launch_forward(const Context& ctx, F32ForwardParameters parameters, std::int64_t batch_heads) {
     gradtile::cuda::use_device(ctx.device());
     visit_shared_memory<F32ForwardChoice<head_dim>>(
         gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
-            using Policy = F32ForwardPolicy<head_dim, limit>;
+            using Policy = F32ForwardPolicy<head_dim, limit, has_rule>;
             constexpr F32ForwardTiles tiles = Policy::tiles;
             const int row_blocks = (parameters.mask.queries + tiles.rows() - 1) / tiles.rows();
             const std::int64_t blocks = batch_heads * row_blocks;
@@ -220,15 +240,21 @@ void flash_f32_forward(const Context& ctx, const Resolved& options, const Tensor
         .sizes = sizes_of(q_in, k_in, v_in),
         .batch_size = static_cast<int>(q_in.size(0)),
         .scale_log2 = static_cast<float>(options.scale * std::numbers::log2e),
+        .scores = options.scores,
         .order = {},
         .q_vectors = has_vector_rows(q.tensor()),
         .k_vectors = has_vector_rows(k.tensor()),
         .v_vectors = has_vector_rows(v.tensor()),
         .o_pairs = has_vector_rows(o.tensor(), 8)};
     const std::int64_t batch_heads = q_in.size(0) * q_in.size(2);
-    visit_head_dim(
-        F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
-        [&]<int head_dim>(HeadDim<head_dim>) { launch_forward<head_dim>(ctx, parameters, batch_heads); });
+    visit_head_dim(F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
+                   [&]<int head_dim>(HeadDim<head_dim>) {
+                       if (options.scores.plain) {
+                           launch_forward<head_dim, false>(ctx, parameters, batch_heads);
+                       } else {
+                           launch_forward<head_dim, true>(ctx, parameters, batch_heads);
+                       }
+                   });
     o.store(ctx);
 }
 

@@ -1,0 +1,157 @@
+#include <cmath>
+
+#include <gradtile/attention/cuda/bias_gradients.h>
+#include <gradtile/attention/cuda/device/bias_sums.cuh>
+#include <gradtile/attention/cuda/device/head_rows.cuh>
+#include <gradtile/attention/cuda/device/score_rule.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
+
+namespace gradtile::attention::cuda {
+
+BiasGradient::BiasGradient(const Tensor& into, const ScoreOptions::Bias& bias, std::int64_t batch_size,
+                           std::int64_t query_heads)
+    : data(into.raw_data()), dtype(into.dtype()) {
+    bool is_summed[4];
+    for (int axis = 0; axis < 4; ++axis) {
+        is_summed[axis] = into.size(axis) == 1 || into.stride(axis) == 0;
+        strides[axis] = is_summed[axis] ? 0 : into.stride(axis);
+    }
+    batches = is_summed[0] ? 1 : static_cast<int>(into.size(0));
+    heads = is_summed[1] ? 1 : static_cast<int>(into.size(1));
+    sums_rows = is_summed[2];
+    sums_keys = is_summed[3];
+    summed_batches = static_cast<int>(is_summed[0] ? batch_size : bias.batch_divisor);
+    summed_heads = static_cast<int>(is_summed[1] ? query_heads : 1);
+}
+
+namespace {
+
+using namespace device;
+
+constexpr int sink_threads = 256;
+
+/// One thread block per head. Its threads add in a fixed order.
+template <class A>
+__global__ void __launch_bounds__(sink_threads)
+    sink_gradient_kernel(const float* sink, std::int64_t sink_stride, const A* lse, const A* delta,
+                         std::int64_t delta_rows, double delta_factor, int batch_size, int queries,
+                         float* into, std::int64_t into_stride) {
+    const int heads = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x);
+    const double logit = static_cast<double>(sink[head * sink_stride]);
+    double sum = 0;
+    for (std::int64_t row = threadIdx.x; row < std::int64_t{batch_size} * queries; row += sink_threads) {
+        const std::int64_t batch_head = row / queries * heads + head, i = row % queries;
+        const double of_row = static_cast<double>(lse[batch_head * queries + i]);
+        if (logit > -HUGE_VAL)
+            sum -= exp(logit - of_row) * static_cast<double>(delta[batch_head * delta_rows + i]);
+    }
+    __shared__ double sums[sink_threads];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int thread = 1; thread < sink_threads; ++thread) sum += sums[thread];
+    into[head * into_stride] = static_cast<float>(sum * delta_factor);
+}
+
+template <class A>
+struct BiasGradientProblem {
+    TensorView<const A> q, k, v, d_o;
+    const A *lse, *delta;
+    A delta_factor;
+    Sizes sizes;
+    Mask mask;
+    A scale;
+    ScoreOptions scores;
+};
+
+template <class A>
+__device__ A dot(const A* a, const A* b, int n) {
+    A sum = 0;
+    for (int c = 0; c < n; ++c) sum = fma(a[c], b[c], sum);
+    return sum;
+}
+
+constexpr int bias_tile = 16;  // rows and keys of a tile; one thread per pair
+
+/// Each thread block computes a tile of the gradient: one row or key of it where rows or keys are summed.
+template <class A>
+__global__ void __launch_bounds__(bias_tile* bias_tile)
+    bias_gradient_kernel(const __grid_constant__ BiasGradientProblem<A> p,
+                         const __grid_constant__ BiasGradient g) {
+    const BiasBlock block(g, p.mask.queries, p.mask.keys, bias_tile, bias_tile);
+    const int x = threadIdx.x / bias_tile, y = threadIdx.x % bias_tile;
+    A sum = 0;
+    block.for_each_tile(g, [&](int batch, int head, std::int64_t row, std::int64_t key) {
+        const std::int64_t i = row + x, j = key + y;
+        if (i >= p.mask.queries || j >= p.mask.keys) return;
+        const IndexRange visible = p.mask.visible_keys(i);
+        if (j < visible.begin || j >= visible.end) return;
+        const std::int64_t statistics = (std::int64_t{batch} * p.sizes.heads + head) * p.mask.queries + i;
+        const A lse = p.lse[statistics];
+        if (lse == static_cast<A>(-HUGE_VAL)) return;  // all scores of the row are -inf
+        const ScoreRule<A> rule = p.scores.template rule_of<A>(batch, head);
+        const int key_head = head / p.sizes.group;
+        const A product =
+            p.scale * dot(p.q.head(batch, head).row(i), p.k.head(batch, key_head).row(j), p.sizes.qk_dim);
+        const A d_p = dot(p.d_o.head(batch, head).row(i), p.v.head(batch, key_head).row(j), p.sizes.v_dim);
+        const int row_index = static_cast<int>(i), key_index = static_cast<int>(j);
+        const A probability = exp(score_of<A>(rule, product, row_index, key_index).value - lse);
+        const A factor = kept(rule, row_index, key_index) * rule.dropout_scale;
+        sum += probability * (d_p * factor - p.delta[statistics] * p.delta_factor);
+    });
+    __shared__ A sums[bias_tile][bias_tile];
+    sums[x][y] = sum;
+    __syncthreads();
+    if ((g.sums_rows && x > 0) || (g.sums_keys && y > 0)) return;
+    A total = 0;
+    for (int r = x; r < (g.sums_rows ? bias_tile : x + 1); ++r)
+        for (int c = y; c < (g.sums_keys ? bias_tile : y + 1); ++c) total += sums[r][c];
+    block.store(g, x, y, total, p.mask.queries, p.mask.keys);
+}
+
+}  // namespace
+
+template <class A>
+void launch_sink_gradient(const Context& ctx, const ScoreOptions& scores, const Tensor& lse, const A* delta,
+                          std::int64_t delta_rows, double delta_factor, const Tensor& into) {
+    if (into.elements() == 0) return;
+    gradtile::cuda::launch(ctx, sink_gradient_kernel<A>, dim3(static_cast<unsigned>(lse.size(1))),
+                           {.threads = sink_threads}, scores.sink, scores.sink_stride, lse.data<A>(), delta,
+                           delta_rows, delta_factor, static_cast<int>(lse.size(0)),
+                           static_cast<int>(lse.size(2)), into.data<float>(), into.stride(0));
+}
+template void launch_sink_gradient(const Context&, const ScoreOptions&, const Tensor&, const float*,
+                                   std::int64_t, double, const Tensor&);
+template void launch_sink_gradient(const Context&, const ScoreOptions&, const Tensor&, const double*,
+                                   std::int64_t, double, const Tensor&);
+
+template <class A>
+void launch_bias_gradients(const Context& ctx, const Resolved& options, const BiasGradientInputs<A>& inputs,
+                           const Gradients& into) {
+    for (std::size_t n = 0; n < max_biases; ++n) {
+        if (!into.biases[n].defined() || into.biases[n].elements() == 0) continue;
+        const BiasGradient gradient(into.biases[n], options.scores.biases[n], inputs.q.size(0),
+                                    inputs.q.size(2));
+        const BiasGradientProblem<A> problem{.q = tensor_view<const A>(inputs.q),
+                                             .k = tensor_view<const A>(inputs.k),
+                                             .v = tensor_view<const A>(inputs.v),
+                                             .d_o = tensor_view<const A>(inputs.d_o),
+                                             .lse = inputs.lse,
+                                             .delta = inputs.delta,
+                                             .delta_factor = inputs.delta_factor,
+                                             .sizes = sizes_of(inputs.q, inputs.k, inputs.v),
+                                             .mask = options.mask,
+                                             .scale = static_cast<A>(options.scale),
+                                             .scores = options.scores};
+        gradtile::cuda::launch(
+            ctx, bias_gradient_kernel<A>,
+            dim3(bias_blocks(gradient, options.mask.queries, options.mask.keys, bias_tile, bias_tile)),
+            {.threads = bias_tile * bias_tile}, problem, gradient);
+    }
+}
+template void launch_bias_gradients(const Context&, const Resolved&, const BiasGradientInputs<float>&,
+                                    const Gradients&);
+template void launch_bias_gradients(const Context&, const Resolved&, const BiasGradientInputs<double>&,
+                                    const Gradients&);
+
+}  // namespace gradtile::attention::cuda

@@ -1,0 +1,46 @@
+#pragma once
+/// INTERNAL. Gradients of biases and of the sink on the GPU. The gradient of a bias is a sum of dS over the
+/// axes along which the bias is broadcast. One thread block computes each element of it alone, in a fixed
+/// order: it recomputes P and dS of all pairs that contribute. So the kernels need neither atomic additions
+/// nor scratch memory, and their results are equal to the bit in every run.
+#include <cuda_runtime_api.h>
+
+#include <gradtile/attention/internal/attention_backend.h>
+
+namespace gradtile::attention::cuda {
+
+/// The gradient of one bias.
+struct BiasGradient {
+    std::byte* data = nullptr;
+    DType dtype = DType::f32;
+    std::int64_t strides[4] = {};  ///< [batch, head, row, column], in elements
+    int batches = 1, heads = 1;    ///< lengths of the gradient's first two axes
+    bool sums_rows = false, sums_keys = false;
+    int summed_batches = 1, summed_heads = 1;  ///< batches and heads of q that add to one element
+
+    /// `into` has the shape of the bias; stride 0 stands for length 1.
+    BiasGradient(const Tensor& into, const ScoreOptions::Bias& bias, std::int64_t batch_size,
+                 std::int64_t query_heads);
+};
+
+/// Computes into.sink = -(sum over rows of exp(sink - LSE) D). lse [B, H, Sq]; D = delta_factor * delta[(b *
+/// H + h) * delta_rows + i].
+template <class A>
+void launch_sink_gradient(const Context& ctx, const ScoreOptions& scores, const Tensor& lse, const A* delta,
+                          std::int64_t delta_rows, double delta_factor, const Tensor& into);
+
+/// What a kernel for gradients of biases in float64 or float32 reads.
+template <class A>
+struct BiasGradientInputs {
+    Tensor q, k, v, d_o;  ///< in layouts that kernels can read
+    const A* lse;         ///< [B, H, Sq], natural log
+    const A* delta;       ///< [B, H, Sq]: D / delta_factor
+    A delta_factor;
+};
+
+/// Computes the gradients of the biases that `into` has tensors for, for float64 and float32.
+template <class A>
+void launch_bias_gradients(const Context& ctx, const Resolved& options, const BiasGradientInputs<A>& inputs,
+                           const Gradients& into);
+
+}  // namespace gradtile::attention::cuda

@@ -1,0 +1,74 @@
+#pragma once
+/// The part of a bias's gradient that one thread block computes, and the tiles of pairs that it sums.
+#include <gradtile/attention/cuda/bias_gradients.h>
+#include <gradtile/core/check.h>
+#include <gradtile/core/cuda/device/convert.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+/// Thread blocks of one gradient: one for each tile of rows and keys, batch and head of the gradient.
+inline unsigned bias_blocks(const BiasGradient& g, std::int64_t queries, std::int64_t keys, int tile_rows,
+                            int tile_keys) {
+    const std::int64_t row_tiles = g.sums_rows ? 1 : (queries + tile_rows - 1) / tile_rows;
+    const std::int64_t key_tiles = g.sums_keys ? 1 : (keys + tile_keys - 1) / tile_keys;
+    const std::int64_t blocks = row_tiles * key_tiles * g.batches * g.heads;
+    check(blocks <= INT32_MAX, "attention: a bias gradient of ", blocks,
+          " tiles; CUDA launches at most 2^31 - 1 blocks");
+    return static_cast<unsigned>(blocks);
+}
+
+struct BiasBlock {
+    int batch, head;        ///< of the gradient
+    std::int64_t row, key;  ///< the tile's first pair; 0 along summed axes
+    std::int64_t end_row, end_key;
+    int tile_rows, tile_keys;
+
+    __device__ BiasBlock(const BiasGradient& g, std::int64_t queries, std::int64_t keys, int rows_of_tile,
+                         int keys_of_tile)
+        : tile_rows(rows_of_tile), tile_keys(keys_of_tile) {
+        const std::int64_t row_tiles = g.sums_rows ? 1 : (queries + tile_rows - 1) / tile_rows;
+        const std::int64_t key_tiles = g.sums_keys ? 1 : (keys + tile_keys - 1) / tile_keys;
+        std::int64_t index = blockIdx.x;
+        key = index % key_tiles * tile_keys;
+        index /= key_tiles;
+        row = index % row_tiles * tile_rows;
+        index /= row_tiles;
+        head = static_cast<int>(index % g.heads);
+        batch = static_cast<int>(index / g.heads);
+        end_row = g.sums_rows ? queries : row + 1;
+        end_key = g.sums_keys ? keys : key + 1;
+    }
+
+    /// Calls f(batch, head, row, key) for every tile of q's heads that adds to this block, in a fixed order.
+    template <class F>
+    __device__ __forceinline__ void for_each_tile(const BiasGradient& g, F&& f) const {
+        for (int b = batch * g.summed_batches; b < (batch + 1) * g.summed_batches; ++b)
+            for (int h = head * g.summed_heads; h < (head + 1) * g.summed_heads; ++h)
+                for (std::int64_t i = row; i < end_row; i += tile_rows)
+                    for (std::int64_t j = key; j < end_key; j += tile_keys) f(b, h, i, j);
+    }
+
+    /// Writes element (x, y) of the tile, unless it lies beyond the gradient's end.
+    template <class A>
+    __device__ __forceinline__ void store(const BiasGradient& g, int x, int y, A sum, std::int64_t queries,
+                                          std::int64_t keys) const {
+        const std::int64_t i = row + x, j = key + y;
+        if ((!g.sums_rows && i >= queries) || (!g.sums_keys && j >= keys)) return;
+        const std::int64_t at =
+            batch * g.strides[0] + head * g.strides[1] + i * g.strides[2] + j * g.strides[3];
+        visit_bias_type(g.dtype, [&]<class T>(T) {
+            reinterpret_cast<T*>(g.data)[at] = gradtile::cuda::device::convert<T>(sum);
+        });
+    }
+
+  private:
+    template <class F>
+    __device__ __forceinline__ static void visit_bias_type(DType dtype, F&& f) {
+        if (dtype == DType::f32) return f(0.0f);
+        if (dtype == DType::f64) return f(0.0);
+        if (dtype == DType::bf16) return f(bfloat16{});
+        f(float16{});
+    }
+};
+
+}  // namespace gradtile::attention::cuda::device
