@@ -15,8 +15,12 @@ struct Philox {
 
     static constexpr int rounds = 10;
 
+    // Kernels compiled for one instruction set call these functions, and must not emit them out of line: the
+    // linker might keep a copy that other machines cannot run.
+
     /// All 64 bits of a product.
-    GRADTILE_HOST_DEVICE static constexpr std::uint64_t wide_product(std::uint32_t a, std::uint32_t b) {
+    [[gnu::always_inline]] GRADTILE_HOST_DEVICE static constexpr std::uint64_t wide_product(std::uint32_t a,
+                                                                                            std::uint32_t b) {
 #ifdef __CUDA_ARCH__
         // Two 32-bit products cost less than one product of 64-bit factors, even if the upper halves are 0.
         return std::uint64_t{__umulhi(a, b)} << 32 | a * b;
@@ -25,8 +29,10 @@ struct Philox {
 #endif
     }
     /// One round, applied to (c0, c1, c2, c3) in place.
-    GRADTILE_HOST_DEVICE static constexpr void round(std::uint32_t& c0, std::uint32_t& c1, std::uint32_t& c2,
-                                                     std::uint32_t& c3, Key key) {
+    [[gnu::always_inline]] GRADTILE_HOST_DEVICE static constexpr void round(std::uint32_t& c0,
+                                                                            std::uint32_t& c1,
+                                                                            std::uint32_t& c2,
+                                                                            std::uint32_t& c3, Key key) {
         const std::uint64_t product_0 = wide_product(0xD2511F53u, c0);
         const std::uint64_t product_1 = wide_product(0xCD9E8D57u, c2);
         c0 = static_cast<std::uint32_t>(product_1 >> 32) ^ c1 ^ key[0];
@@ -34,7 +40,7 @@ struct Philox {
         c2 = static_cast<std::uint32_t>(product_0 >> 32) ^ c3 ^ key[1];
         c3 = static_cast<std::uint32_t>(product_0);
     }
-    GRADTILE_HOST_DEVICE static constexpr Key next_key(Key key) {
+    [[gnu::always_inline]] GRADTILE_HOST_DEVICE static constexpr Key next_key(Key key) {
         return {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};  // golden ratio, sqrt(3) - 1
     }
     GRADTILE_HOST_DEVICE static constexpr Counter draw(Counter counter, Key key) {
@@ -46,24 +52,49 @@ struct Philox {
     }
     /// words[4 * l .. 4 * l + 3] = draw({first[0] + l, first[1], first[2], first[3]}, key) for l = 0 .. n-1,
     /// in a loop over l that vectorises.
-    static void draw_many(std::uint32_t* words, int n, Counter first, Key key) {
-        std::array<Key, rounds> keys;
-        for (Key& of_round : keys) {
-            of_round = key;
-            key = next_key(key);
-        }
+    [[gnu::always_inline]] static void draw_many(std::uint32_t* words, int n, Counter first, Key key) {
+        const std::array<Key, rounds> keys = keys_of_rounds(key);
         for (int l = 0; l < n; ++l) {
             std::uint32_t c0 = first[0] + static_cast<std::uint32_t>(l), c1 = first[1], c2 = first[2],
                           c3 = first[3];
-#ifndef __CUDACC__
-#pragma GCC unroll 10  // an inner loop would keep the outer one from being vectorised
-#endif
-            for (int i = 0; i < rounds; ++i) round(c0, c1, c2, c3, keys[static_cast<std::size_t>(i)]);
+            all_rounds(c0, c1, c2, c3, keys);
             words[4 * l] = c0;
             words[4 * l + 1] = c1;
             words[4 * l + 2] = c2;
             words[4 * l + 3] = c3;
         }
+    }
+    /// words[w][l] = word w of draw({first[0], first[1] + l, first[2], first[3]}, key), in a loop over l that
+    /// vectorises.
+    template <int n>
+    [[gnu::always_inline]] static void draw_rows(std::uint32_t (&words)[4][n], Counter first, Key key) {
+        const std::array<Key, rounds> keys = keys_of_rounds(key);
+        for (int l = 0; l < n; ++l) {
+            std::uint32_t c0 = first[0], c1 = first[1] + static_cast<std::uint32_t>(l), c2 = first[2],
+                          c3 = first[3];
+            all_rounds(c0, c1, c2, c3, keys);
+            words[0][l] = c0;
+            words[1][l] = c1;
+            words[2][l] = c2;
+            words[3][l] = c3;
+        }
+    }
+
+  private:
+    [[gnu::always_inline]] static std::array<Key, rounds> keys_of_rounds(Key key) {
+        std::array<Key, rounds> keys;
+        for (Key& of_round : keys) {
+            of_round = key;
+            key = next_key(key);
+        }
+        return keys;
+    }
+    [[gnu::always_inline]] static void all_rounds(std::uint32_t& c0, std::uint32_t& c1, std::uint32_t& c2,
+                                                  std::uint32_t& c3, const std::array<Key, rounds>& keys) {
+#ifndef __CUDACC__
+#pragma GCC unroll 10  // an inner loop would keep the outer one from being vectorised
+#endif
+        for (int i = 0; i < rounds; ++i) round(c0, c1, c2, c3, keys[static_cast<std::size_t>(i)]);
     }
 };
 

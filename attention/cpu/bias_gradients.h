@@ -4,31 +4,11 @@
 #include <cmath>
 #include <vector>
 
+#include <gradtile/attention/cpu/bias_gradient_rows.h>
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention::cpu {
-
-/// The sums of one bias that one (batch, head) adds to; strides of 0 along summed axes.
-template <class A>
-struct BiasGradientRows {
-    A* data = nullptr;  ///< null: no gradient is requested
-    std::int64_t row_stride = 0, column_stride = 0;
-
-    /// Adds dS of row i and columns [first, first + n).
-    void add(std::int64_t i, std::int64_t first, std::int64_t n, const A* d_s) const {
-        A* const row = data + i * row_stride + first * column_stride;
-        if (column_stride == 0) {
-            A sum = 0;
-            for (std::int64_t j = 0; j < n; ++j) sum += d_s[j];
-            *row += sum;
-            return;
-        }
-        for (std::int64_t j = 0; j < n; ++j) row[j * column_stride] += d_s[j];
-    }
-};
-template <class A>
-using BiasGradientsOfHead = std::array<BiasGradientRows<A>, max_biases>;
 
 /// The sums of all requested bias gradients. Two heads, batches or key blocks that add to the same sums must
 /// do so one after the other: see Groups.

@@ -260,10 +260,11 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
     if (into.sink.defined()) store_sink_gradient<A>(ctx, options.scores, saved.lse, delta, into.sink);
 }
 
-/// The fastest kernels that take these scores.
+/// The chosen kernels if they take these scores.
 template <class T>
 const FlashKernels<T>& kernels_for(const ScoreOptions& scores) {
-    return scores.plain ? chosen_kernels<T>() : generic_kernels<T>();
+    const FlashKernels<T>& chosen = chosen_kernels<T>();
+    return scores.plain || chosen.take_rules ? chosen : generic_kernels<T>();
 }
 
 }  // namespace

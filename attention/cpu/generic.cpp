@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include <gradtile/attention/cpu/bias_gradients.h>
+#include <gradtile/attention/cpu/bias_gradient_rows.h>
 #include <gradtile/attention/cpu/kernels.h>
 #include <gradtile/attention/cpu/score_rows.h>
 
@@ -77,30 +77,6 @@ void scores(IndexRange columns, std::int64_t d, A scale, const A* row, const A* 
     for (std::int64_t j = columns.begin; j < columns.end; ++j) out[j] *= scale;
 }
 
-/// Scratch for one row of the backward pass under a rule, [block_keys] each.
-template <class A>
-struct RuleScratch {
-    A *d_score, *derivatives, *factors;
-};
-
-/// One row of the backward pass under a rule, for n keys from first_key on. At the beginning p holds the
-/// products and d_s holds dO V^T. At the end p holds the probabilities that multiply V, scratch.d_score holds
-/// dS, and d_s the gradient of the products.
-template <class A>
-void differentiate(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key, std::int64_t n, A lse,
-                   A delta, A* p, A* d_s, const RuleScratch<A>& scratch) {
-    score_derivatives(rule, n, p, scratch.derivatives);
-    apply_rule(rule, i, first_key, n, p);
-    std::fill_n(scratch.factors, n, A(1));
-    apply_dropout(rule, i, first_key, n, scratch.factors);
-    for (std::int64_t j = 0; j < n; ++j) {
-        const A probability = vector_math::exp(p[j] - lse), factor = scratch.factors[j];
-        p[j] = factor * probability;
-        scratch.d_score[j] = probability * (factor * d_s[j] - delta);
-        d_s[j] = scratch.d_score[j] * scratch.derivatives[j];
-    }
-}
-
 /// The keys of a block that row i sees, counted from the block's first key.
 IndexRange visible_in(const Mask& mask, std::int64_t i, IndexRange keys) {
     const IndexRange visible = mask.visible_keys(i);
@@ -151,7 +127,7 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
             scores(visible, g.d_qk, scale, q + r * g.d_qk, k_transposed, p);
             const std::int64_t i = task.rows.begin + r, first_key = keys.begin + visible.begin;
             const std::int64_t count = visible.end - visible.begin;
-            if (task.rule != nullptr) apply_rule(*task.rule, i, first_key, count, p + visible.begin);
+            if (task.rule != nullptr) apply_rule<T>(*task.rule, i, first_key, count, p + visible.begin);
             A block_maximum = maximum[r];
             for (std::int64_t j = visible.begin; j < visible.end; ++j)
                 block_maximum = std::max(block_maximum, p[j]);
@@ -190,46 +166,6 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
         task.lse[i] = sees_no_key ? -infinity : maximum[r] + std::log(total);
     }
 }
-
-/// Adds dS of one block of rows and keys to the gradients of biases. A bias that is broadcast over rows is
-/// summed over the block first, so that a long sum loses no digits.
-template <class A>
-class BlockBiasGradients {
-  public:
-    /// columns: [max_biases, block_keys] scratch.
-    BlockBiasGradients(const BiasGradientsOfHead<A>* gradients, std::int64_t first_key, A* columns)
-        : gradients_(gradients), first_key_(first_key), columns_(columns) {
-        if (gradients_ != nullptr) std::fill_n(columns_, block_keys * max_biases, A(0));
-    }
-    /// d_s holds the visible keys alone.
-    void add(std::int64_t i, IndexRange visible, const A* d_s) const {
-        if (gradients_ == nullptr) return;
-        const std::int64_t n = visible.end - visible.begin;
-        for (std::size_t b = 0; b < max_biases; ++b) {
-            const BiasGradientRows<A>& rows = (*gradients_)[b];
-            if (rows.data == nullptr) continue;
-            if (rows.row_stride == 0) {
-                add_scaled(n, A(1), d_s, columns_of(b) + visible.begin);
-            } else {
-                rows.add(i, first_key_ + visible.begin, n, d_s);
-            }
-        }
-    }
-    void finish(std::int64_t keys) const {
-        if (gradients_ == nullptr) return;
-        for (std::size_t b = 0; b < max_biases; ++b) {
-            const BiasGradientRows<A>& rows = (*gradients_)[b];
-            if (rows.data != nullptr && rows.row_stride == 0) rows.add(0, first_key_, keys, columns_of(b));
-        }
-    }
-
-  private:
-    A* columns_of(std::size_t bias) const { return columns_ + static_cast<std::int64_t>(bias) * block_keys; }
-
-    const BiasGradientsOfHead<A>* gradients_;
-    std::int64_t first_key_;
-    A* columns_;
-};
 
 template <class T>
 std::size_t backward_scratch_bytes(const Geometry& g) {
@@ -283,7 +219,7 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
             std::fill_n(d_v_block, keys * g.d_v, A(0));
             BlockBiasGradients<A> bias_sums(
                 task.bias_gradients != nullptr ? &task.bias_gradients[head] : nullptr, task.keys.begin,
-                bias_columns);
+                block_keys, bias_columns);
             for (std::int64_t i = rows.begin; i < rows.end; ++i) {
                 const IndexRange visible = visible_in(g.mask, i, task.keys);
                 if (visible.end <= visible.begin) continue;
@@ -293,9 +229,9 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
                 scores(visible, g.d_qk, scale, q_row, k_transposed, p);
                 scores(visible, g.d_v, A(1), d_o_row, v_transposed, d_s);
                 if (task.rules != nullptr) {
-                    differentiate(task.rules[head], i, task.keys.begin + visible.begin,
-                                  visible.end - visible.begin, lse[i], delta[i], p + visible.begin,
-                                  d_s + visible.begin, rule_scratch);
+                    differentiate<T>(task.rules[head], i, task.keys.begin + visible.begin,
+                                     visible.end - visible.begin, lse[i], delta[i], p + visible.begin,
+                                     d_s + visible.begin, rule_scratch);
                     bias_sums.add(i, visible, rule_scratch.d_score);
                 } else {
                     for (std::int64_t j = visible.begin; j < visible.end; ++j) {
@@ -309,7 +245,7 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
                     add_scaled(g.d_qk, d_s[j], k + j * g.d_qk, d_q_row);
                 }
             }
-            bias_sums.finish(keys);
+            bias_sums.finish();
             add_scaled(keys * g.d_qk, A(1), d_k_block, d_k);
             add_scaled(keys * g.d_v, A(1), d_v_block, d_v);
             wait_for_dq_turn(task.turns, head, block, task.key_block);
@@ -336,7 +272,7 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
 template <class T>
 const FlashKernels<T>& generic_kernels() {
     static constexpr FlashKernels<T> kernels{
-        "generic",  generic_blocks, forward_scratch_bytes<T>, backward_scratch_bytes<T>,
+        "generic",  true,       generic_blocks, forward_scratch_bytes<T>, backward_scratch_bytes<T>,
         forward<T>, backward<T>};
     return kernels;
 }

@@ -39,7 +39,7 @@ struct ForwardTask {
     StridedRows<T> o;
     Accumulator<T>* lse = nullptr;  ///< [Sq] of this head, natural log
     IndexRange rows{};
-    /// The head's rule; null when score = product. Only the generic kernels take one.
+    /// The head's rule; null when score = product.
     const ScoreRule<Accumulator<T>>* rule = nullptr;
 };
 
@@ -83,7 +83,7 @@ struct BackwardTask {
                                             ///< which gives exp(s - lse) = 0 without a branch
     const Accumulator<T>* delta = nullptr;  ///< [group, Sq]: D = rowsum(dO * O) - dLSE
     DqTurns turns;
-    /// [group]; null when score = product. Only the generic kernels take them.
+    /// [group]; null when score = product.
     const ScoreRule<Accumulator<T>>* rules = nullptr;
     const std::array<BiasGradientRows<Accumulator<T>>, max_biases>* bias_gradients = nullptr;  ///< [group]
 
@@ -106,6 +106,7 @@ struct Blocks {
 template <class T>
 struct FlashKernels {
     const char* name;
+    bool take_rules;  ///< else the generic kernels compute calls whose tasks have rules
     Blocks (*blocks)(const Geometry&);
     std::size_t (*forward_scratch_bytes)(const Geometry&);
     std::size_t (*backward_scratch_bytes)(const Geometry&);

@@ -119,8 +119,7 @@ A probabilities(const Resolved& options, const ScoreRule<A>& rule, std::int64_t 
     const IndexRange visible = options.mask.visible_keys(i);
     product_over_head_dim<T>(d, keys, q_row, k_transposed, static_cast<A>(options.scale), row);
     if (!options.scores.plain) {
-        if (derivatives != nullptr) score_derivatives(rule, keys, row, derivatives);
-        apply_rule(rule, i, 0, keys, row);
+        apply_rule<T>(rule, i, 0, keys, row, derivatives);
         for (std::int64_t j = 0; j < keys; ++j) row[j] = convert<A>(convert<T>(row[j]));
     }
     return softmax_row<T>(visible, keys, rule.sink, row);

@@ -1,59 +1,125 @@
 #pragma once
-/// INTERNAL. The score rule on rows of neighbouring keys, in loops that the compiler vectorises.
-#include <algorithm>
-
+/// INTERNAL. The score rule on neighbouring pairs (row, key), in loops that the compiler vectorises. Kernel
+/// files of every instruction set include this header, so all functions are always inlined (see
+/// GRADTILE_ATTENTION_INLINE).
 #include <gradtile/attention/score_rule.h>
 #include <gradtile/core/cpu/vector_math.h>
 
 namespace gradtile::attention::cpu {
 
-/// Turns products of row i with the keys first_key .. first_key + n - 1 into scores.
+/// Turns n products into softcap * tanh(product / softcap), in place.
 template <class A>
-void apply_rule(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key, std::int64_t n, A* s) {
-    if (rule.softcap != 0)
-        for (std::int64_t j = 0; j < n; ++j) s[j] = rule.softcap * vector_math::tanh(s[j] / rule.softcap);
-    if (rule.alibi_slope != 0)
-        for (std::int64_t j = 0; j < n; ++j) s[j] += rule.alibi(i, first_key + j);
-    for (const BiasRows& bias : rule.biases)
-        if (bias.data != nullptr)
-            visit_floating(bias.dtype, [&]<class T>(TypeTag<T>) {
-                for (std::int64_t j = 0; j < n; ++j)
-                    s[j] += convert<A>(bias.template element<T>(i, first_key + j));
-            });
+GRADTILE_ATTENTION_INLINE void apply_softcap(A softcap, std::int64_t n, A* s) {
+    for (std::int64_t j = 0; j < n; ++j) s[j] = softcap * vector_math::tanh(s[j] / softcap);
+}
+/// The same; also computes the derivatives of the results.
+template <class A>
+GRADTILE_ATTENTION_INLINE void apply_softcap(A softcap, std::int64_t n, A* s, A* derivatives) {
+    for (std::int64_t j = 0; j < n; ++j) {
+        const A t = vector_math::tanh(s[j] / softcap);
+        s[j] = softcap * t;
+        derivatives[j] = (1 - t) * (1 + t);
+    }
 }
 
-/// Computes the derivatives of n scores with respect to their products.
+/// Adds ALiBi's term to n scores, whose distances from the diagonal are `distance`, distance + step, ... (of
+/// either sign). float64 holds every distance exactly and converts in vectors, unlike int64.
 template <class A>
-void score_derivatives(const ScoreRule<A>& rule, std::int64_t n, const A* products, A* derivatives) {
-    std::fill_n(derivatives, n, A(1));
-    if (rule.softcap == 0) return;
-    for (std::int64_t j = 0; j < n; ++j) {
-        const A t = vector_math::tanh(products[j] / rule.softcap);
-        derivatives[j] = (1 - t) * (1 + t);
+GRADTILE_ATTENTION_INLINE void add_alibi(A slope, std::int64_t distance, int step, std::int64_t n, A* s) {
+    constexpr std::int64_t chunk = 1 << 20;  // 32-bit counters inside
+    for (std::int64_t done = 0; done < n; done += chunk) {
+        const auto first = static_cast<double>(distance + step * done);
+        const int count = static_cast<int>(n - done < chunk ? n - done : chunk);
+        for (int j = 0; j < count; ++j)
+            s[done + j] -= slope * static_cast<A>(std::fabs(first + static_cast<double>(step * j)));
+    }
+}
+
+/// Adds a bias of element type T to n scores of row i.
+template <class T, class A>
+GRADTILE_ATTENTION_INLINE void add_bias_elements(const BiasRows& bias, std::int64_t i, std::int64_t first_key,
+                                                 std::int64_t n, A* s) {
+    const T* const row =
+        reinterpret_cast<const T*>(bias.data) + i * bias.row_stride + first_key * bias.column_stride;
+    if (bias.column_stride == 1) {
+        for (std::int64_t j = 0; j < n; ++j) s[j] += convert<A>(row[j]);
+    } else {
+        for (std::int64_t j = 0; j < n; ++j) s[j] += convert<A>(row[j * bias.column_stride]);
+    }
+}
+
+/// Turns products of row i with the keys first_key .. first_key + n - 1 into scores, in place. T is the dtype
+/// of q. Unless `derivatives` is null, also computes the derivatives of the scores with respect to the
+/// products.
+template <class T, class A>
+GRADTILE_ATTENTION_INLINE void apply_rule(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key,
+                                          std::int64_t n, A* s, A* derivatives = nullptr) {
+    if (rule.softcap == 0) {
+        if (derivatives != nullptr)
+            for (std::int64_t j = 0; j < n; ++j) derivatives[j] = 1;
+    } else if (derivatives == nullptr) {
+        apply_softcap(rule.softcap, n, s);
+    } else {
+        apply_softcap(rule.softcap, n, s, derivatives);
+    }
+    if (rule.alibi_slope != 0) add_alibi(rule.alibi_slope, i + rule.offset - first_key, -1, n, s);
+    for (const BiasRows& bias : rule.biases) {
+        if (bias.data == nullptr) continue;
+        // A bias is float32 or has the dtype of q.
+        if (bias.dtype == dtype_of<T>) {
+            add_bias_elements<T>(bias, i, first_key, n, s);
+        } else {
+            add_bias_elements<float>(bias, i, first_key, n, s);
+        }
     }
 }
 
 /// Multiplies x of row i and the keys first_key .. first_key + n - 1 by the factors of dropout: 0, or the
 /// scale of kept elements.
 template <class A>
-void apply_dropout(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key, std::int64_t n, A* x) {
+GRADTILE_ATTENTION_INLINE void apply_dropout(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key,
+                                             std::int64_t n, A* x) {
     if (rule.dropout_threshold == 0) return;
-    constexpr std::int64_t draws = 16, columns_per_draw = 8, segment = draws * columns_per_draw;
+    constexpr std::int64_t draws = 8, columns_per_draw = 8, segment = draws * columns_per_draw;
+    const int threshold = static_cast<int>(rule.dropout_threshold);
     for (std::int64_t done = 0; done < n;) {
-        const std::int64_t column = first_key + done, group = column / columns_per_draw;
-        const std::int64_t skipped = column % columns_per_draw;
-        const std::int64_t count = std::min(segment - skipped, n - done);
+        const std::int64_t column = first_key + done, skipped = column % columns_per_draw;
+        const std::int64_t count = segment - skipped < n - done ? segment - skipped : n - done;
         std::uint32_t words[4 * draws];
-        Philox::draw_many(
-            words, draws,
-            {static_cast<std::uint32_t>(group), static_cast<std::uint32_t>(i), rule.head, rule.sample},
-            rule.key);
-        for (std::int64_t j = 0; j < count; ++j) {
-            const std::int64_t bits_at = skipped + j;
-            const std::uint32_t bits = words[bits_at / 2] >> 16 * (bits_at % 2) & 0xffffu;
-            x[done + j] *= bits >= rule.dropout_threshold ? rule.dropout_scale : A(0);
-        }
+        Philox::draw_many(words, draws,
+                          {static_cast<std::uint32_t>(column / columns_per_draw),
+                           static_cast<std::uint32_t>(i), rule.head, rule.sample},
+                          rule.key);
+        std::uint16_t bits[segment];  // of the columns in order, on a little-endian machine
+        static_assert(sizeof bits == sizeof words && std::endian::native == std::endian::little);
+        __builtin_memcpy(bits, words, sizeof bits);
+        for (std::int64_t j = 0; j < count; ++j)
+            x[done + j] *= bits[skipped + j] >= threshold ? rule.dropout_scale : A(0);
         done += count;
+    }
+}
+
+/// Scratch for one row of the backward pass under a rule, one element per key each.
+template <class A>
+struct RuleScratch {
+    A *d_score, *derivatives, *factors;
+};
+
+/// One row of the backward pass under a rule, for n keys from first_key on. At the beginning p holds the
+/// products and d_s holds dO V^T. At the end p holds the probabilities that multiply V, scratch.d_score holds
+/// dS, and d_s the gradient of the products.
+template <class T, class A>
+GRADTILE_ATTENTION_INLINE void differentiate(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key,
+                                             std::int64_t n, A lse, A delta, A* p, A* d_s,
+                                             const RuleScratch<A>& scratch) {
+    apply_rule<T>(rule, i, first_key, n, p, scratch.derivatives);
+    for (std::int64_t j = 0; j < n; ++j) scratch.factors[j] = 1;
+    apply_dropout(rule, i, first_key, n, scratch.factors);
+    for (std::int64_t j = 0; j < n; ++j) {
+        const A probability = vector_math::exp(p[j] - lse), factor = scratch.factors[j];
+        p[j] = factor * probability;
+        scratch.d_score[j] = probability * (factor * d_s[j] - delta);
+        d_s[j] = scratch.d_score[j] * scratch.derivatives[j];
     }
 }
 

@@ -17,14 +17,17 @@
 
 namespace gradtile::vector_math {
 
+// Kernels compiled for one instruction set use exp and tanh. A copy out of line there might be the one that
+// the linker keeps, and other machines could not run it: hence always_inline.
+
 namespace detail {
-inline float from_bits(std::uint32_t bits) {
+[[gnu::always_inline]] inline float from_bits(std::uint32_t bits) {
     return std::bit_cast<float>(bits);
 }
-inline std::uint32_t to_bits(float x) {
+[[gnu::always_inline]] inline std::uint32_t to_bits(float x) {
     return std::bit_cast<std::uint32_t>(x);
 }
-inline float with_sign_of(float magnitude, float sign) {
+[[gnu::always_inline]] inline float with_sign_of(float magnitude, float sign) {
     return from_bits((to_bits(magnitude) & 0x7fffffffu) | (to_bits(sign) & 0x80000000u));
 }
 /// ln 2 as a sum of two parts. The high part has 9 trailing zero bits, so its product with an exponent is
@@ -34,7 +37,7 @@ inline constexpr float ln2_low = 1.42860682030941723e-6f;
 }  // namespace detail
 
 /// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2.
-inline float exp(float x) {
+[[gnu::always_inline]] inline float exp(float x) {
     constexpr float largest = 88.7228317f;      // ln of the largest float
     constexpr float smallest = -87.3365402f;    // ln of the smallest normal float
     constexpr float round_to_int = 12582912.f;  // 1.5 * 2^23: adding it leaves the integer in the low bits
@@ -79,7 +82,7 @@ inline float log(float x) {
 }
 
 /// x + x^3 p(x^2) near 0, 1 - 2 / (e^2x + 1) elsewhere.
-inline float tanh(float x) {
+[[gnu::always_inline]] inline float tanh(float x) {
     const float t = detail::with_sign_of(x, 1.0f), square = x * x;
     float p = -5.692296196e-03f;
     p = p * square + 2.062816732e-02f;

@@ -3,6 +3,7 @@
 /// algorithm 2) in float32 for one block of keys. Keys are in vector lanes. K and V are transposed once. All
 /// products over the head dim or over the rows read Q and dO element by element. dK^T and dV^T stay in the
 /// cache until the end.
+#include <gradtile/attention/cpu/bias_gradient_rows.h>
 #include <gradtile/attention/cpu/f32/forward.h>
 
 namespace gradtile::attention::cpu {
@@ -119,7 +120,13 @@ class BackwardBlock {
         load_rows<V>(q, rows, g_.d_qk, row_pitch(g_.d_qk), scratch_.q);
         load_rows<V>(d_o, rows, g_.d_v, row_pitch(g_.d_v), scratch_.d_o);
         clear(scratch_.d_q, (rows.end - rows.begin) * row_pitch(g_.d_qk));
-        for (std::int64_t t = 0; t < tiles; ++t) process_tile(head, rows, tile(t));
+        for (std::int64_t t = 0; t < tiles; ++t) {
+            if (task_.rules != nullptr) {
+                process_tile_under_rule(head, rows, tile(t));
+            } else {
+                process_tile(head, rows, tile(t));
+            }
+        }
 
         wait_for_dq_turn(task_.turns, head, block, task_.key_block);
         const StridedRows<float> d_q{task_.d_q.data + head * task_.d_q_head_stride, task_.d_q.stride};
@@ -157,9 +164,77 @@ class BackwardBlock {
         }
     }
 
+    void process_tile_under_rule(std::int64_t head, IndexRange rows, const Tile& tile) const {
+        const Coverage coverage = g_.mask.coverage(rows, tile.keys);
+        if (coverage == Coverage::none) return;
+        alignas(64) float columns[max_biases * tile_tokens];
+        const BlockBiasGradients<float> bias_sums(
+            task_.bias_gradients != nullptr ? task_.bias_gradients + head : nullptr, tile.keys.begin,
+            tile.keys.end - tile.keys.begin, columns);
+        const std::int64_t count = rows.end - rows.begin;
+        const std::int64_t length = coverage == Coverage::full ? count : strip_tokens;
+        for (std::int64_t i = 0; i < count; i += length) {
+            const IndexRange strip_rows{i, smaller(i + length, count)};
+            const IndexRange visible = intersection(
+                g_.mask.visible_keys({rows.begin + strip_rows.begin, rows.begin + strip_rows.end}),
+                tile.keys);
+            if (is_empty(visible)) continue;
+            const Strip strip{
+                strip_rows, vectors_of<V>({visible.begin - tile.keys.begin, visible.end - tile.keys.begin})};
+            multiply_rows(strip, g_.d_qk, scratch_.q, tile.k_transposed, scratch_.p);
+            multiply_rows(strip, g_.d_v, scratch_.d_o, tile.v_transposed, scratch_.d_s);
+            for (std::int64_t r = strip_rows.begin; r < strip_rows.end; ++r)
+                differentiate_row(head, rows.begin, r, tile, strip.vectors, bias_sums);
+            add_gradients(tile, strip);
+        }
+        bias_sums.finish();
+    }
+
+    /// out = rows * tile.
+    void multiply_rows(const Strip& strip, std::int64_t d, const float* rows, const float* tile,
+                       float* out) const {
+        const std::int64_t pitch = row_pitch(d), first = strip.rows.begin;
+        float* const target = out + first * tile_tokens;
+        multiply<V>(strip.rows.end - first, strip.vectors, d, Scalars{rows + first * pitch, pitch, 1},
+                    Vectors{tile, tile_tokens}, [=](std::int64_t i, std::int64_t c, Vector sum) {
+                        V::store(target + i * tile_tokens + c * V::lanes, sum);
+                    });
+    }
+
+    /// Row r of the row block: turns Q K^T into the probabilities that multiply V, and dO V^T into the
+    /// gradient of the products. Both become 0 for invisible keys.
+    void differentiate_row(std::int64_t head, std::int64_t first_row, std::int64_t r, const Tile& tile,
+                           IndexRange vectors, const BlockBiasGradients<float>& bias_sums) const {
+        const std::int64_t i = first_row + r, at = head * g_.mask.queries + i;
+        const IndexRange seen = intersection(g_.mask.visible_keys(i), tile.keys);
+        const std::int64_t n = larger(0, seen.end - seen.begin);
+        const IndexRange visible{seen.begin - tile.keys.begin, seen.begin - tile.keys.begin + n};
+        float* const p = scratch_.p + r * tile_tokens;
+        float* const d_s = scratch_.d_s + r * tile_tokens;
+        if (n > 0) {
+            alignas(64) float d_score[tile_tokens], derivatives[tile_tokens], factors[tile_tokens];
+            for (std::int64_t j = visible.begin; j < visible.end; ++j) p[j] *= scale_;
+            differentiate<float>(task_.rules[head], i, seen.begin, n, task_.lse[at], task_.delta[at],
+                                 p + visible.begin, d_s + visible.begin,
+                                 RuleScratch<float>{d_score, derivatives, factors});
+            bias_sums.add(i, visible, d_score);
+        }
+        for (std::int64_t c = vectors.begin; c < vectors.end; ++c)
+            for (float* const x : {p, d_s}) {
+                const Vector kept = V::keep_lanes(V::load(x + c * V::lanes), visible.begin - c * V::lanes,
+                                                  larger(0, visible.end - c * V::lanes), V::zero());
+                V::store(x + c * V::lanes, kept);
+            }
+    }
+
     /// Computes dS from P, then adds to dV, dK and dQ.
     void accumulate(const Tile& tile, const Strip& strip, const float* delta) const {
         score_gradients(tile, strip, delta);
+        add_gradients(tile, strip);
+    }
+
+    /// Adds to dV, dK and dQ.
+    void add_gradients(const Tile& tile, const Strip& strip) const {
         add_outer(strip, g_.d_v, scratch_.d_o, row_pitch(g_.d_v), scratch_.p, tile.d_v);
         add_outer(strip, g_.d_qk, scratch_.q, row_pitch(g_.d_qk), scratch_.d_s, tile.d_k);
         add_query_gradients(tile, strip);

@@ -5,7 +5,7 @@
 /// and the softmax needs no reductions within a register.
 #include <cmath>
 
-#include <gradtile/attention/cpu/f32/tiles.h>
+#include <gradtile/attention/cpu/f32/score_columns.h>
 
 namespace gradtile::attention::cpu {
 namespace {
@@ -46,14 +46,17 @@ struct ForwardScratch {
     std::int64_t tiles;
     float* q;          // [tiles, Dqk, tile_tokens]
     float* o;          // [tiles, Dv, tile_tokens], not yet divided by the sum
-    float* maximum;    // [tiles, tile_tokens]: running maximum of scale * log2(e) * S
-    float* sum;        // [tiles, tile_tokens]: running sum of 2^(scale log2(e) S - maximum)
+    float* maximum;    // [tiles, tile_tokens]: running maximum of S, see ForwardBlock
+    float* sum;        // [tiles, tile_tokens]: running sum of exp(S - maximum)
     float* sum_error;  // [tiles, tile_tokens]: rounding errors of the additions to `sum`
     float* k;          // [forward_keys, row_pitch]
     float* v;          // [forward_keys, row_pitch]
     float* p;          // [forward_keys, tile_tokens]: S^T, then P^T
 };
 
+/// Without a rule the running maximum is that of scale * log2(e) * Q K^T, which costs one operation per pair.
+/// Under a rule it is that of the scores themselves: a sink or a bias may be as large as float32 allows, and
+/// must not overflow.
 template <class V>
 class ForwardBlock {
     using Vector = typename V::Vector;
@@ -68,6 +71,7 @@ class ForwardBlock {
           q_factor_(g_.scale > 0   ? 1.0f
                     : g_.scale < 0 ? -1.0f
                                    : 0.0f),
+          scale_(static_cast<float>(g_.scale < 0 ? -g_.scale : g_.scale)),
           scale_log2_(g_.scale == 0 ? 1.0f
                                     : static_cast<float>((g_.scale < 0 ? -g_.scale : g_.scale) * log2_e)) {}
 
@@ -79,7 +83,13 @@ class ForwardBlock {
             const IndexRange keys{begin, smaller(begin + forward_keys, visible.end)};
             load_rows<V>(task_.k, keys, g_.d_qk, row_pitch(g_.d_qk), scratch_.k);
             load_rows<V>(task_.v, keys, g_.d_v, row_pitch(g_.d_v), scratch_.v);
-            for (std::int64_t t = 0; t < tiles; ++t) process_tile(tile(t), keys);
+            for (std::int64_t t = 0; t < tiles; ++t) {
+                if (task_.rule != nullptr) {
+                    process_tile_under_rule(tile(t), keys);
+                } else {
+                    process_tile(tile(t), keys);
+                }
+            }
         }
         for (std::int64_t t = 0; t < tiles; ++t) finish(tile(t));
     }
@@ -90,6 +100,7 @@ class ForwardBlock {
         IndexRange rows;
         float *q, *o, *maximum, *sum, *sum_error;
     };
+    static constexpr int max_strips = forward_keys / strip_tokens;
     /// Keys, counted from the block's first key, and the vectors of queries that see any of them.
     struct Strip {
         IndexRange keys;
@@ -108,9 +119,12 @@ class ForwardBlock {
     void start(const Tile& tile) const {
         load_transposed<V>(task_.q, tile.rows, g_.d_qk, q_factor_, tile.q);
         for (std::int64_t i = 0; i < g_.d_v * tile_tokens; i += V::lanes) V::store(tile.o + i, V::zero());
+        // The sink counts as a key whose value is 0.
+        const float sink = task_.rule != nullptr ? task_.rule->sink : -__builtin_inff();
+        const float sum = sink > -__builtin_inff() ? 1.0f : 0.0f;
         for (std::int64_t i = 0; i < tile_tokens; i += V::lanes) {
-            V::store(tile.maximum + i, V::broadcast(-__builtin_inff()));
-            V::store(tile.sum + i, V::zero());
+            V::store(tile.maximum + i, V::broadcast(sink));
+            V::store(tile.sum + i, V::broadcast(sum));
             V::store(tile.sum_error + i, V::zero());
         }
     }
@@ -126,35 +140,80 @@ class ForwardBlock {
         if (coverage == Coverage::full) {
             const Strip block{{0, count}, all};
             scores<true>(tile, block, maximum);
-            update_maximum(tile, all, maximum, rescale);
-            exponentials(tile, block);
+            update_maximum<false>(tile, all, maximum, rescale);
+            exponentials<false>(tile, block);
             add_values<true>(tile, block, rescale);
             return;
         }
-        Strip strips[forward_keys / strip_tokens];
-        int strip_count = 0;
-        for (std::int64_t j = 0; j < count; j += strip_tokens) {
-            const IndexRange strip{j, smaller(j + strip_tokens, count)};
-            const IndexRange seeing = intersection(
-                g_.mask.seeing_rows({keys.begin + strip.begin, keys.begin + strip.end}), tile.rows);
-            if (is_empty(seeing)) continue;
-            strips[strip_count++] = {
-                strip, vectors_of<V>({seeing.begin - tile.rows.begin, seeing.end - tile.rows.begin})};
-        }
+        Strip strips[max_strips];
+        const int strip_count = split(tile, keys, strip_tokens, strips);
         for (int s = 0; s < strip_count; ++s) {
             scores<false>(tile, strips[s], maximum);
             mask_scores(tile, strips[s], keys.begin, maximum);
         }
-        update_maximum(tile, all, maximum, rescale);
+        update_maximum<false>(tile, all, maximum, rescale);
+        rescale_outputs(tile, all, rescale);
+        for (int s = 0; s < strip_count; ++s) {
+            exponentials<false>(tile, strips[s]);
+            add_values<false>(tile, strips[s], rescale);
+        }
+    }
+
+    void process_tile_under_rule(const Tile& tile, IndexRange keys) const {
+        alignas(64) float maximum[tile_tokens], rescale[tile_tokens];
+        for (std::int64_t i = 0; i < tile_tokens; i += V::lanes)
+            V::store(maximum + i, V::broadcast(-__builtin_inff()));
+        const IndexRange all = vectors_of<V>({0, tile.rows.end - tile.rows.begin});
+        const Coverage coverage = g_.mask.coverage(tile.rows, keys);
+        if (coverage == Coverage::none) return;
+        Strip strips[max_strips];
+        const int strip_count =
+            split(tile, keys, coverage == Coverage::full ? forward_keys : strip_tokens, strips);
+        for (int s = 0; s < strip_count; ++s) {
+            scores<false>(tile, strips[s], maximum);
+            apply_rule<V>(*task_.rule, scale_, block_of(tile, strips[s], keys.begin));
+            mask_scores(tile, strips[s], keys.begin, maximum);
+        }
+        update_maximum<true>(tile, all, maximum, rescale);
+        rescale_outputs(tile, all, rescale);
+        for (int s = 0; s < strip_count; ++s) {
+            exponentials<true>(tile, strips[s]);
+            apply_dropout<V>(*task_.rule, block_of(tile, strips[s], keys.begin));
+            add_values<false>(tile, strips[s], rescale);
+        }
+    }
+
+    /// Divides a block of keys into strips of `length` keys, without those that no row of the tile sees.
+    int split(const Tile& tile, IndexRange keys, std::int64_t length, Strip (&strips)[max_strips]) const {
+        const std::int64_t count = keys.end - keys.begin;
+        int found = 0;
+        for (std::int64_t j = 0; j < count; j += length) {
+            const IndexRange strip{j, smaller(j + length, count)};
+            const IndexRange seeing = intersection(
+                g_.mask.seeing_rows({keys.begin + strip.begin, keys.begin + strip.end}), tile.rows);
+            if (is_empty(seeing)) continue;
+            strips[found++] = {strip,
+                               vectors_of<V>({seeing.begin - tile.rows.begin, seeing.end - tile.rows.begin})};
+        }
+        return found;
+    }
+
+    /// A strip's pairs in scratch_.p.
+    TransposedBlock block_of(const Tile& tile, const Strip& strip, std::int64_t first_key) const {
+        const std::int64_t first_lane = strip.vectors.begin * V::lanes;
+        return {.s = scratch_.p + strip.keys.begin * tile_tokens + first_lane,
+                .keys = {first_key + strip.keys.begin, first_key + strip.keys.end},
+                .first_query = tile.rows.begin + first_lane,
+                .lanes = (strip.vectors.end - strip.vectors.begin) * V::lanes,
+                .end_query = tile.rows.end};
+    }
+
+    void rescale_outputs(const Tile& tile, IndexRange vectors, const float* rescale) const {
         for (std::int64_t d = 0; d < g_.d_v; ++d)
-            for (std::int64_t c = all.begin; c < all.end; ++c) {
+            for (std::int64_t c = vectors.begin; c < vectors.end; ++c) {
                 float* const o = tile.o + d * tile_tokens + c * V::lanes;
                 V::store(o, V::mul(V::load(o), V::load(rescale + c * V::lanes)));
             }
-        for (int s = 0; s < strip_count; ++s) {
-            exponentials(tile, strips[s]);
-            add_values<false>(tile, strips[s], rescale);
-        }
     }
 
     /// S^T = K Q^T. With track_maximum, `maximum` becomes the maximum over the strip's keys, too.
@@ -191,12 +250,13 @@ class ForwardBlock {
 
     /// Updates the running maximum by the block's maximum, and rescales the sums so far. Writes the factors
     /// for O to `rescale`.
+    template <bool under_rule>
     void update_maximum(const Tile& tile, IndexRange vectors, const float* maximum, float* rescale) const {
-        const Vector scale = V::broadcast(scale_log2_);
+        const Vector scale = V::broadcast(under_rule ? 1.0f : scale_log2_);
         for (std::int64_t i = vectors.begin * V::lanes; i < vectors.end * V::lanes; i += V::lanes) {
             const Vector old = V::load(tile.maximum + i);
             const Vector now = V::max(old, V::mul(scale, V::load(maximum + i)));
-            const Vector factor = V::exp2(V::sub(old, V::replace_minus_infinity(now, V::zero())));
+            const Vector factor = power<under_rule>(V::sub(old, V::replace_minus_infinity(now, V::zero())));
             V::store(tile.maximum + i, now);
             V::store(tile.sum + i, V::mul(V::load(tile.sum + i), factor));
             V::store(tile.sum_error + i, V::mul(V::load(tile.sum_error + i), factor));
@@ -204,9 +264,17 @@ class ForwardBlock {
         }
     }
 
-    /// P^T = 2^(scale log2(e) S^T - maximum), and its sum over the strip's keys. Every 16 keys are summed
+    /// exp of a difference to the running maximum, in the units of the maximum.
+    template <bool under_rule>
+    static Vector power(Vector x) {
+        if constexpr (under_rule) return V::exp2(V::mul(V::broadcast(static_cast<float>(log2_e)), x));
+        return V::exp2(x);
+    }
+
+    /// P^T = exp(S^T - maximum), and its sum over the strip's keys. Every 16 keys are summed
     /// separately, and the rounding errors of the total are kept. Otherwise, if one key outweighs all others,
     /// each addition of another key would lose its last bits.
+    template <bool under_rule>
     void exponentials(const Tile& tile, const Strip& strip) const {
         const Vector scale = V::broadcast(scale_log2_);
         for (std::int64_t c = strip.vectors.begin; c < strip.vectors.end; ++c) {
@@ -218,7 +286,8 @@ class ForwardBlock {
                 Vector partial_sum = V::zero();
                 for (std::int64_t j = first; j < smaller(first + strip_tokens, strip.keys.end); ++j) {
                     float* const p = scratch_.p + j * tile_tokens + c * V::lanes;
-                    const Vector value = V::exp2(V::fma(V::load(p), scale, offset));
+                    const Vector value = under_rule ? power<true>(V::add(V::load(p), offset))
+                                                    : V::exp2(V::fma(V::load(p), scale, offset));
                     V::store(p, value);
                     partial_sum = V::add(partial_sum, value);
                 }
@@ -257,11 +326,12 @@ class ForwardBlock {
     void finish(const Tile& tile) const {
         alignas(64) float inverse[tile_tokens] = {};
         const std::int64_t rows = tile.rows.end - tile.rows.begin;
+        const double unit = task_.rule != nullptr ? 1.0 : ln_2;
         for (std::int64_t i = 0; i < rows; ++i) {
             // A row that sees no key has sum 0 and maximum -inf, which gives O = 0 and LSE = -inf.
             const float sum = tile.sum[i] + tile.sum_error[i];
             inverse[i] = sum == 0.0f ? 0.0f : 1.0f / sum;
-            const double lse = static_cast<double>(tile.maximum[i]) * ln_2 + static_cast<double>(logf(sum));
+            const double lse = static_cast<double>(tile.maximum[i]) * unit + static_cast<double>(logf(sum));
             task_.lse[tile.rows.begin + i] = static_cast<float>(lse);
         }
         store_transposed<V>(tile.o, inverse, tile.rows, g_.d_v, task_.o);
@@ -271,6 +341,7 @@ class ForwardBlock {
     const Geometry& g_;
     ForwardScratch scratch_;
     float q_factor_;
+    float scale_;  // without its sign
     float scale_log2_;
 };
 

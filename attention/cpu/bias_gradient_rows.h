@@ -1,0 +1,82 @@
+#pragma once
+/// INTERNAL. Where one (batch, head) adds dS to the gradients of its biases. Kernel files of every
+/// instruction set include this header, so all functions are always inlined (see GRADTILE_ATTENTION_INLINE).
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include <gradtile/attention/mask.h>
+#include <gradtile/attention/score_rule.h>
+
+namespace gradtile::attention::cpu {
+
+/// The sums of one bias that one (batch, head) adds to; strides of 0 along summed axes.
+template <class A>
+struct BiasGradientRows {
+    A* data = nullptr;  ///< null: no gradient is requested
+    std::int64_t row_stride = 0, column_stride = 0;
+
+    /// Adds dS of row i and columns [first, first + n).
+    GRADTILE_ATTENTION_INLINE void add(std::int64_t i, std::int64_t first, std::int64_t n,
+                                       const A* d_s) const {
+        A* const row = data + i * row_stride + first * column_stride;
+        if (column_stride == 0) {
+            A sum = 0;
+            for (std::int64_t j = 0; j < n; ++j) sum += d_s[j];
+            *row += sum;
+        } else if (column_stride == 1) {
+            for (std::int64_t j = 0; j < n; ++j) row[j] += d_s[j];
+        } else {
+            for (std::int64_t j = 0; j < n; ++j) row[j * column_stride] += d_s[j];
+        }
+    }
+};
+template <class A>
+using BiasGradientsOfHead = std::array<BiasGradientRows<A>, max_biases>;
+
+/// Adds dS of one block of rows and keys to the gradients of biases. A bias that is broadcast over rows is
+/// summed over the block first, so that a long sum loses no digits.
+template <class A>
+class BlockBiasGradients {
+  public:
+    /// columns: [max_biases, keys] scratch. gradients may be null: nothing is summed.
+    GRADTILE_ATTENTION_INLINE BlockBiasGradients(const BiasGradientsOfHead<A>* gradients,
+                                                 std::int64_t first_key, std::int64_t keys, A* columns)
+        : gradients_(gradients), first_key_(first_key), keys_(keys), columns_(columns) {
+        if (gradients_ == nullptr) return;
+        for (std::int64_t j = 0; j < keys_ * static_cast<std::int64_t>(max_biases); ++j) columns_[j] = 0;
+    }
+    /// Adds dS of row i. d_s holds only the visible keys, which are counted from first_key.
+    GRADTILE_ATTENTION_INLINE void add(std::int64_t i, IndexRange visible, const A* d_s) const {
+        if (gradients_ == nullptr) return;
+        const std::int64_t n = visible.end - visible.begin;
+        for (std::size_t b = 0; b < max_biases; ++b) {
+            const BiasGradientRows<A>& rows = (*gradients_)[b];
+            if (rows.data == nullptr) continue;
+            if (rows.row_stride == 0) {
+                A* const columns = columns_of(b) + visible.begin;
+                for (std::int64_t j = 0; j < n; ++j) columns[j] += d_s[j];
+            } else {
+                rows.add(i, first_key_ + visible.begin, n, d_s);
+            }
+        }
+    }
+    GRADTILE_ATTENTION_INLINE void finish() const {
+        if (gradients_ == nullptr) return;
+        for (std::size_t b = 0; b < max_biases; ++b) {
+            const BiasGradientRows<A>& rows = (*gradients_)[b];
+            if (rows.data != nullptr && rows.row_stride == 0) rows.add(0, first_key_, keys_, columns_of(b));
+        }
+    }
+
+  private:
+    GRADTILE_ATTENTION_INLINE A* columns_of(std::size_t bias) const {
+        return columns_ + static_cast<std::int64_t>(bias) * keys_;
+    }
+
+    const BiasGradientsOfHead<A>* gradients_;
+    std::int64_t first_key_, keys_;
+    A* columns_;
+};
+
+}  // namespace gradtile::attention::cpu

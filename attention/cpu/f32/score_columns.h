@@ -1,0 +1,104 @@
+#pragma once
+/// INTERNAL; include only in sources compiled for one instruction set. The score rule on transposed tiles,
+/// whose rows are keys and whose vector lanes are queries.
+#include <gradtile/attention/cpu/f32/tiles.h>
+#include <gradtile/attention/cpu/score_rows.h>
+
+namespace gradtile::attention::cpu {
+namespace {
+
+/// Part of a transposed tile [keys, tile_tokens]: the pairs of `keys` with `lanes` queries from first_query
+/// on. Queries from end_query on do not exist, but have lanes.
+struct TransposedBlock {
+    float* s;  ///< the pair of the first key and the first query
+    IndexRange keys;
+    std::int64_t first_query, lanes, end_query;
+
+    float* row(std::int64_t key) const { return s + (key - keys.begin) * tile_tokens; }
+};
+
+/// Loads the bias of row i and n keys, n > 0; the other lanes become 0.
+template <class V>
+typename V::Vector load_bias(const BiasRows& bias, std::int64_t i, std::int64_t first_key, std::int64_t n) {
+    const float* const row = reinterpret_cast<const float*>(bias.data) + i * bias.row_stride;
+    if (bias.column_stride == 1) return V::load_first(row + first_key, n);
+    alignas(64) float elements[V::lanes] = {};
+    for (std::int64_t j = 0; j < smaller(n, V::lanes); ++j)
+        elements[j] = row[(first_key + j) * bias.column_stride];
+    return V::load(elements);
+}
+
+template <class V>
+void add_bias(const BiasRows& bias, const TransposedBlock& block) {
+    if (bias.row_stride == 0) {
+        const float* const row = reinterpret_cast<const float*>(bias.data);
+        for (std::int64_t key = block.keys.begin; key < block.keys.end; ++key) {
+            const typename V::Vector term = V::broadcast(row[key * bias.column_stride]);
+            float* const s = block.row(key);
+            for (std::int64_t l = 0; l < block.lanes; l += V::lanes)
+                V::store(s + l, V::add(V::load(s + l), term));
+        }
+        return;
+    }
+    for (std::int64_t l = 0; l < block.lanes; l += V::lanes)
+        for (std::int64_t key = block.keys.begin; key < block.keys.end; key += V::lanes) {
+            const std::int64_t n = block.keys.end - key;
+            typename V::Vector square[V::lanes];
+#pragma GCC unroll 16
+            for (int r = 0; r < V::lanes; ++r) {
+                const std::int64_t i = block.first_query + l + r;
+                square[r] = i < block.end_query ? load_bias<V>(bias, i, key, n) : V::zero();
+            }
+            V::transpose(square);
+            for (int j = 0; j < smaller(n, V::lanes); ++j) {
+                float* const s = block.row(key + j) + l;
+                V::store(s, V::add(V::load(s), square[j]));
+            }
+        }
+}
+
+/// Turns dot products into scores; product = scale * dot product.
+template <class V>
+void apply_rule(const ScoreRule<float>& rule, float scale, const TransposedBlock& block) {
+    for (std::int64_t key = block.keys.begin; key < block.keys.end; ++key) {
+        float* const s = block.row(key);
+        for (std::int64_t l = 0; l < block.lanes; ++l) s[l] *= scale;
+        if (rule.softcap != 0) apply_softcap(rule.softcap, block.lanes, s);
+        if (rule.alibi_slope != 0)
+            add_alibi(rule.alibi_slope, block.first_query + rule.offset - key, 1, block.lanes, s);
+    }
+    for (const BiasRows& bias : rule.biases)
+        if (bias.data != nullptr) add_bias<V>(bias, block);
+}
+
+/// Multiplies P by the factors of dropout. A draw serves eight neighbouring keys of one query, so the draws
+/// of V::lanes queries fill vectors.
+template <class V>
+void apply_dropout(const ScoreRule<float>& rule, const TransposedBlock& block) {
+    if (rule.dropout_threshold == 0) return;
+    constexpr std::int64_t keys_per_draw = 8;
+    const int threshold = static_cast<int>(rule.dropout_threshold);
+    for (std::int64_t l = 0; l < block.lanes; l += V::lanes)
+        for (std::int64_t group = block.keys.begin / keys_per_draw; group * keys_per_draw < block.keys.end;
+             ++group) {
+            alignas(64) std::uint32_t words[4][V::lanes];
+            Philox::draw_rows(words,
+                              {static_cast<std::uint32_t>(group),
+                               static_cast<std::uint32_t>(block.first_query + l), rule.head, rule.sample},
+                              rule.key);
+            const IndexRange keys =
+                intersection({group * keys_per_draw, (group + 1) * keys_per_draw}, block.keys);
+            for (std::int64_t key = keys.begin; key < keys.end; ++key) {
+                const std::uint32_t* const word = words[key % keys_per_draw / 2];
+                const int shift = 16 * static_cast<int>(key % 2);
+                float* const p = block.row(key) + l;
+                for (int lane = 0; lane < V::lanes; ++lane)
+                    p[lane] *= static_cast<int>(word[lane] >> shift & 0xffffu) >= threshold
+                                   ? rule.dropout_scale
+                                   : 0.0f;
+            }
+        }
+}
+
+}  // namespace
+}  // namespace gradtile::attention::cpu
