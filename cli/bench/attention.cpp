@@ -4,6 +4,7 @@
 #include <array>
 #include <iostream>
 #include <optional>
+#include <string>
 
 #include <gradtile/attention/attention.h>
 #include <gradtile/cli/bench/benchmarks.h>
@@ -11,6 +12,7 @@
 #include <gradtile/cli/bench/table.h>
 #include <gradtile/cli/devices.h>
 #include <gradtile/cli/usage_error.h>
+#include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
 namespace {
@@ -37,7 +39,26 @@ struct Shapes {
     }
 };
 
+/// Options that change scores and probabilities.
+struct ScoreFlags {
+    double softcap = 0, dropout = 0;
+    bool alibi = false, sink = false;
+    std::string bias;  ///< the axes along which it is not broadcast, out of "bhqk"; empty: none
+
+    void check() const {
+        const std::string axes = "bhqk";
+        std::size_t next = 0;
+        for (const char axis : bias) {
+            next = axes.find(axis, next);
+            check_usage(next != std::string::npos, "--bias: ", bias,
+                        "; expected letters of bhqk in this order, for example bhqk, hqk or bk");
+            ++next;
+        }
+    }
+};
+
 struct Flags {
+    ScoreFlags score;
     std::optional<std::int64_t> batch, heads, kv_heads, length, head_dim;
     DeviceChoice device = DeviceChoice::automatic;
     std::optional<TrainDType> dtype;
@@ -78,8 +99,13 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
 /// Forward and backward on tensors allocated with ctx.
 class Passes {
   public:
-    Passes(const Context& ctx, const Shapes& shapes, DType dtype, const attention::Options& options)
-        : ctx_(ctx), options_(options), numbers_(ctx) {
+    Passes(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags)
+        : ctx_(ctx),
+          options_{.causal = flags.causal,
+                   .deterministic = flags.deterministic,
+                   .softcap = flags.score.softcap,
+                   .dropout_p = flags.score.dropout},
+          numbers_(ctx) {
         const auto of_heads = [&](std::int64_t heads) {
             return numbers_(ctx, {shapes.batch, shapes.length, heads, shapes.head_dim}, dtype);
         };
@@ -87,6 +113,8 @@ class Passes {
         o_ = of_heads(shapes.heads), d_o_ = of_heads(shapes.heads);
         gradients_ = {
             .q = of_heads(shapes.heads), .k = of_heads(shapes.kv_heads), .v = of_heads(shapes.kv_heads)};
+        if (flags.score.dropout > 0) options_.dropout_key = DropoutKey::of_step(1, 1);
+        add_score_tensors(shapes, flags.score);
     }
 
     void forward() {
@@ -98,6 +126,26 @@ class Passes {
     std::size_t lse_bytes() const { return saved_.lse.bytes(); }
 
   private:
+    void add_score_tensors(const Shapes& shapes, const ScoreFlags& flags) {
+        if (flags.alibi) {
+            options_.alibi_slopes = empty(ctx_, {shapes.heads}, DType::f32);
+            if (!ctx_.is_planning()) fill(ctx_, options_.alibi_slopes, 1.0 / 64);
+        }
+        if (flags.sink) {
+            options_.sink = numbers_(ctx_, {shapes.heads}, DType::f32);
+            gradients_.sink = empty_like(ctx_, options_.sink);
+        }
+        if (flags.bias.empty()) return;
+        const auto length_of = [&](char axis, std::int64_t length) {
+            return flags.bias.find(axis) == std::string::npos ? 1 : length;
+        };
+        options_.biases[0] = numbers_(ctx_,
+                                      {length_of('b', shapes.batch), length_of('h', shapes.heads),
+                                       length_of('q', shapes.length), length_of('k', shapes.length)},
+                                      DType::f32);
+        gradients_.biases[0] = empty_like(ctx_, options_.biases[0]);
+    }
+
     Context ctx_;
     attention::Options options_;
     RandomNumbers numbers_;  // kept alive: its freed block would hide part of the scratch memory
@@ -109,9 +157,9 @@ class Passes {
 struct Scratch {
     std::size_t forward, backward;  // bytes
 };
-Scratch scratch_of(const Context& ctx, const Shapes& shapes, DType dtype, const attention::Options& options) {
+Scratch scratch_of(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags) {
     const auto arena = Arena::for_planning(ctx.device());
-    Passes passes(ctx.plan(arena), shapes, dtype, options);
+    Passes passes(ctx.plan(arena), shapes, dtype, flags);
     const auto peak_of = [&](auto&& work) {
         const std::size_t before = arena->bytes_in_use();
         arena->reset_peak();
@@ -124,8 +172,7 @@ Scratch scratch_of(const Context& ctx, const Shapes& shapes, DType dtype, const 
 
 void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags, double ceiling,
              Table& table) {
-    const attention::Options options{.causal = flags.causal, .deterministic = flags.deterministic};
-    Passes passes(ctx, shapes, dtype, options);
+    Passes passes(ctx, shapes, dtype, flags);
     if (ctx.is_planning()) {
         passes.forward();
         passes.backward();
@@ -141,7 +188,7 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
                    ms, 1e-12 * flops_per_s, flops_per_s / ceiling, 1e-6 * static_cast<double>(scratch)});
     };
     const double flops = shapes.forward_flops(flags.causal);
-    const Scratch scratch = scratch_of(ctx, shapes, dtype, options);
+    const Scratch scratch = scratch_of(ctx, shapes, dtype, flags);
     if (flags.pass == Pass::backward) {
         passes.forward();  // fills `saved`, which backward reads
     } else {
@@ -154,6 +201,7 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
 int bench_attention(const Flags& flags) {
     check_flag("--threads", flags.threads, threads_range);
     check_flag("--runs", flags.runs, runs_range);
+    flags.score.check();
     const Device device = resolve_device(flags.device);
     const std::vector<Shapes> list = shapes_of(flags, device);
     const DType dtype =
@@ -203,6 +251,14 @@ void add_bench_attention(Command& bench) {
     add_size("--head-dim", flags->head_dim, "width of a head (default: 64)");
     command.add_switch("--causal", "mask keys after the query (default: yes)",
                        [flags](bool causal) { flags->causal = causal; });
+    command.add_value("--softcap", flags->score.softcap, "c in scores c * tanh(product / c); 0: none");
+    command.add_switch("--alibi", flags->score.alibi, "subtract a multiple of the distance from scores");
+    command.add_value<std::string>("--bias",
+                                   "add a bias with these axes to the scores and compute its gradient: bhqk "
+                                   "or a part, for example hqk or bk (default: no bias)",
+                                   [flags](const std::string& axes) { flags->score.bias = axes; });
+    command.add_switch("--sink", flags->score.sink, "add a logit without a value to every row");
+    command.add_value("--dropout", flags->score.dropout, "probability of dropping an element of P");
     command.add_value("--pass", flags->pass, "passes to time");
     command.add_value<TrainDType>("--dtype", "dtype of the tensors; default: bf16 on a GPU, else f32",
                                   [flags](TrainDType dtype) { flags->dtype = dtype; });

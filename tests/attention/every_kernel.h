@@ -1,5 +1,7 @@
 #pragma once
 /// All sets of kernels for a dtype that this machine can run, including the AMX kernels on emulated tiles.
+#include <type_traits>
+
 #include <gradtile/core/cpu/cpu_features.h>
 
 #include "attention_testing.h"
@@ -15,6 +17,27 @@ std::vector<const cpu::FlashKernels<T>*> every_kernel() {
         if (cpu_has_avx512_bf16()) kernels.push_back(&cpu::emulated_bf16_kernels);
 #endif
     return kernels;
+}
+
+/// Calls body(algorithm) for the naive form, and for flash with every set of kernels that computes the dtype.
+template <class Body>
+void for_every_algorithm(DType dtype, Body&& body) {
+    {
+        SCOPED_TRACE(::testing::Message() << dtype << ' ' << Algorithm::naive);
+        body(Algorithm::naive);
+    }
+    visit_floating(dtype, [&]<class T>(TypeTag<T>) {
+        if constexpr (std::is_same_v<T, double>) {
+            SCOPED_TRACE(::testing::Message() << dtype << ' ' << Algorithm::flash);
+            body(Algorithm::flash);
+        } else {
+            for (const cpu::FlashKernels<T>* kernels : every_kernel<T>()) {
+                SCOPED_TRACE(::testing::Message() << dtype << ' ' << kernels->name);
+                const cpu::ForcedKernels<T> forced(kernels);
+                body(Algorithm::flash);
+            }
+        }
+    });
 }
 
 }  // namespace gradtile::attention::test

@@ -5,26 +5,44 @@
 
 #include <gmock/gmock.h>
 
-#include "attention_testing.h"
+#include "every_kernel.h"
 
 namespace gradtile::attention::test {
 namespace {
 
+Problem problem_with_score_options() {
+    return {.queries = 130,
+            .keys = 90,
+            .d_qk = 40,
+            .d_v = 24,
+            .causal = true,
+            .batch = 2,
+            .heads = 4,
+            .key_heads = 2,
+            .softcap = 2,
+            .alibi = true,
+            .sink = true,
+            .biases = {Shape{2, 1, 1, 90}, Shape{1, 4, 130, 90}},
+            .dropout_p = 0.1,
+            .d_lse = true};
+}
+
 TEST(AttentionMemory, ResultsDoNotDependOnUninitialisedMemory) {
     const Context plain(Device::cpu(), 2);
-    for (const Problem& problem : {Problem{.queries = 150,
-                                  .keys = 140,
-                                  .d_qk = 40,
-                                  .d_v = 24,
-                                  .causal = true,
-                                  .heads = 2,
-                                  .key_heads = 1,
-                                  .window = {.left = 70}},
+    for (const Problem& problem : {problem_with_score_options(),
+                                   {.queries = 150,
+                                   .keys = 140,
+                                   .d_qk = 40,
+                                   .d_v = 24,
+                                   .causal = true,
+                                   .heads = 2,
+                                   .key_heads = 1,
+                                   .window = {.left = 70}},
                                    {.queries = 33, .keys = 7, .causal = true},
                                    {.queries = 7, .keys = 33, .causal = true, .top_left = true}})
         for (const DType dtype : floating_dtypes)
-            for (const Algorithm algorithm : algorithms) {
-                SCOPED_TRACE(::testing::Message() << problem << ' ' << dtype << ' ' << algorithm);
+            for_every_algorithm(dtype, [&](Algorithm algorithm) {
+                SCOPED_TRACE(::testing::Message() << problem);
                 const Inputs in = random_inputs(plain, problem, dtype);
                 const Result expected = run(plain, in, problem.options(algorithm));
                 constexpr std::int64_t bytes = 16 << 20;
@@ -32,7 +50,7 @@ TEST(AttentionMemory, ResultsDoNotDependOnUninitialisedMemory) {
                 fill(poisoned, empty(poisoned, {bytes / 4}, DType::f32),
                      std::numeric_limits<double>::quiet_NaN());
                 EXPECT_EQ(run(poisoned, in, problem.options(algorithm)), expected);
-            }
+            });
 }
 
 /// Runs a forward and a backward pass; inputs and gradients are allocated from ctx, too.
@@ -41,9 +59,14 @@ void run_passes(const Context& ctx, const Problem& p, DType dtype, Algorithm alg
                     .k = zeros(ctx, {p.batch, p.keys, p.key_heads, p.d_qk}, dtype),
                     .v = zeros(ctx, {p.batch, p.keys, p.key_heads, p.d_v}, dtype),
                     .d_o = zeros(ctx, {p.batch, p.queries, p.heads, p.d_v}, dtype)};
+    Options options = p.options(algorithm);
+    for (std::size_t n = 0; n < max_biases; ++n)
+        if (p.biases[n].rank() > 0) options.biases[n] = zeros(ctx, p.biases[n], DType::f32);
+    if (p.alibi) options.alibi_slopes = zeros(ctx, {p.heads}, DType::f32);
+    if (p.sink) options.sink = zeros(ctx, {p.heads}, DType::f32);
     Saved saved;
-    forward(ctx, in.q, in.k, in.v, p.options(algorithm), saved);
-    backward(ctx, in.d_o, p.options(algorithm), saved);
+    forward(ctx, in.q, in.k, in.v, options, saved);
+    backward(ctx, in.d_o, options, saved, p.d_lse ? empty_like(ctx, saved.lse) : Tensor());
 }
 
 std::size_t planned_bytes(const Context& ctx, const Problem& problem, DType dtype, Algorithm algorithm) {
@@ -54,20 +77,21 @@ std::size_t planned_bytes(const Context& ctx, const Problem& problem, DType dtyp
 }
 
 TEST(AttentionMemory, ADryRunPredictsThePeakMemoryOfARealRun) {
-    const Problem problem{
+    const Problem plain{
         .queries = 130, .keys = 90, .d_qk = 40, .d_v = 24, .causal = true, .heads = 4, .key_heads = 2};
-    for (const int threads : {1, 2, 3})
-        for (const DType dtype : floating_dtypes)
-            for (const Algorithm algorithm : algorithms) {
-                SCOPED_TRACE(::testing::Message() << threads << " threads " << dtype << ' ' << algorithm);
-                const Context ctx(Device::cpu(), threads);
-                const std::size_t planned = planned_bytes(ctx, problem, dtype, algorithm);
-                // An arena of exactly this size: it would refuse one more byte.
-                const auto arena = std::make_shared<Arena>(Device::cpu(), planned);
-                run_passes(ctx.with_allocator(arena), problem, dtype, algorithm);
-                EXPECT_EQ(arena->peak_bytes(), planned);
-                EXPECT_EQ(arena->bytes_in_use(), 0u);
-            }
+    for (const Problem& problem : {plain, problem_with_score_options()})
+        for (const int threads : {1, 2, 3})
+            for (const DType dtype : floating_dtypes)
+                for_every_algorithm(dtype, [&](Algorithm algorithm) {
+                    SCOPED_TRACE(::testing::Message() << threads << " threads " << problem);
+                    const Context ctx(Device::cpu(), threads);
+                    const std::size_t planned = planned_bytes(ctx, problem, dtype, algorithm);
+                    // An arena of exactly this size: it would refuse one more byte.
+                    const auto arena = std::make_shared<Arena>(Device::cpu(), planned);
+                    run_passes(ctx.with_allocator(arena), problem, dtype, algorithm);
+                    EXPECT_EQ(arena->peak_bytes(), planned);
+                    EXPECT_EQ(arena->bytes_in_use(), 0u);
+                });
 }
 
 /// Bytes that the passes need in addition to inputs and outputs, from a dry run.

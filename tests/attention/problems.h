@@ -132,4 +132,37 @@ inline std::vector<Problem> problems_of_score_options() {
     return problems;
 }
 
+/// Score options at lengths and head dims that no block divides: several tasks in both directions, grouped
+/// heads, windows, scales of either sign. Head dims are multiples of `unit`.
+inline std::vector<Problem> problems_of_score_option_shapes(std::int64_t unit) {
+    const Problem base{.queries = 131,
+                       .keys = 147,
+                       .d_qk = 5 * unit,
+                       .d_v = 3 * unit,
+                       .heads = 2,
+                       .key_heads = 1,
+                       .softcap = 2,
+                       .alibi = true,
+                       .sink = true,
+                       .dropout_p = 0.25,
+                       .d_lse = true};
+    std::vector<Problem> problems;
+    const auto add = [&](auto&& change) {
+        Problem& p = problems.emplace_back(base);
+        change(p);
+        p.biases = {Shape{1, p.heads, p.queries, p.keys}, Shape{p.batch, 1, 1, p.keys}};
+    };
+    add([](Problem& p) { p.causal = true; });
+    add([](Problem& p) { p.window = {.left = 70, .right = 13}; });
+    add([](Problem& p) { p.window = {.left = 9, .right = 77}, p.heads = 4, p.key_heads = 2, p.batch = 2; });
+    add([](Problem& p) { p.queries = 1; });
+    add([](Problem& p) { p.keys = 1; });
+    add([](Problem& p) { p.scale = -0.5; });
+    add([](Problem& p) { p.scale = 0.0; });
+    add([&](Problem& p) { p.d_qk = unit, p.d_v = unit == 1 ? 33 : 72, p.causal = p.top_left = true; });
+    add([](Problem& p) { p.queries = 531, p.keys = 275, p.heads = 1, p.causal = p.top_left = true; });
+    add([](Problem& p) { p.queries = 275, p.keys = 531, p.heads = 1, p.causal = true; });
+    return problems;
+}
+
 }  // namespace gradtile::attention::test

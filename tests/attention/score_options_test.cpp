@@ -31,18 +31,29 @@ TEST(ScoreOptions, Float64IsTheDefinition) {
 }
 
 /// Sinks and biases stay float32, so they take part as tensors of that dtype.
-class IsAsAccurateAsNaive : public testing::TestWithParam<DType> {};
+class IsAsAccurateAsNaive : public testing::TestWithParam<DType> {
+  protected:
+    void expect_every_kernel_accurate(const std::vector<Problem>& problems) const {
+        const Context ctx(Device::cpu(), 2);
+        for (const Problem& problem : problems) {
+            SCOPED_TRACE(::testing::Message() << problem);
+            const Inputs in = random_inputs(ctx, problem, GetParam());
+            const Reference reference =
+                float64_reference(ctx, problem, in, roundoff_of(GetParam(), ctx.device()));
+            const Result naive = run(ctx, in, problem.options(Algorithm::naive));
+            for_every_algorithm(GetParam(), [&](Algorithm algorithm) {
+                if (algorithm != Algorithm::naive)
+                    expect_accurate(GetParam(), naive, run(ctx, in, problem.options(algorithm)), reference);
+            });
+        }
+    }
+};
 
 TEST_P(IsAsAccurateAsNaive, UnderEveryScoreOption) {
-    const Context ctx(Device::cpu(), 2);
-    for (const Problem& problem : problems_of_score_options()) {
-        SCOPED_TRACE(::testing::Message() << problem);
-        const Inputs in = random_inputs(ctx, problem, GetParam());
-        const Reference reference =
-            float64_reference(ctx, problem, in, roundoff_of(GetParam(), ctx.device()));
-        const Result naive = run(ctx, in, problem.options(Algorithm::naive));
-        expect_accurate(GetParam(), naive, run(ctx, in, problem.options()), reference);
-    }
+    expect_every_kernel_accurate(problems_of_score_options());
+}
+TEST_P(IsAsAccurateAsNaive, UnderScoreOptionsAtAnyShape) {
+    expect_every_kernel_accurate(problems_of_score_option_shapes(is_16_bit(GetParam()) ? 8 : 1));
 }
 INSTANTIATE_TEST_SUITE_P(ScoreOptions, IsAsAccurateAsNaive,
                          testing::Values(DType::f32, DType::bf16, DType::f16),
@@ -160,8 +171,7 @@ TEST(ScoreOptions, ABiasOfMinusInfinityHidesKeys) {
     for (std::size_t i = 0; i < 70; ++i)
         for (std::size_t j = 0; j < 70; ++j) bias[i * 70 + j] = j > i ? -infinity : 0;
     for (const DType dtype : floating_dtypes)
-        for (const Algorithm algorithm : algorithms) {
-            SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm);
+        for_every_algorithm(dtype, [&](Algorithm algorithm) {
             Inputs in = random_inputs(ctx, causal, dtype);
             const Reference reference = float64_reference(ctx, causal, in, roundoff_of(dtype, ctx.device()));
             const Result naive = run(ctx, in, causal.options(Algorithm::naive));
@@ -176,15 +186,15 @@ TEST(ScoreOptions, ABiasOfMinusInfinityHidesKeys) {
             } else {
                 expect_accurate(dtype, naive, result, reference);
             }
-        }
+        });
 }
 
 TEST(ScoreOptions, RowsWhoseScoresAreAllMinusInfinitySeeNothing) {
     const Context ctx(Device::cpu(), 2);
     for (const bool with_sink : {false, true})
         for (const DType dtype : floating_dtypes)
-            for (const Algorithm algorithm : algorithms) {
-                SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm << " sink " << with_sink);
+            for_every_algorithm(dtype, [&](Algorithm algorithm) {
+                SCOPED_TRACE(::testing::Message() << "sink " << with_sink);
                 const Problem problem{.queries = 40,
                                       .keys = 70,
                                       .d_qk = 8,
@@ -208,7 +218,133 @@ TEST(ScoreOptions, RowsWhoseScoresAreAllMinusInfinitySeeNothing) {
                 for (const auto* numbers :
                      {&result.d_q, &result.d_k, &result.d_v, &result.d_bias_0, &result.d_sink})
                     for (const double x : *numbers) EXPECT_TRUE(std::isfinite(x));
+            });
+}
+
+std::vector<double> row_of(const std::vector<double>& rows, std::size_t row, std::size_t columns) {
+    const auto begin = rows.begin() + static_cast<std::ptrdiff_t>(row * columns);
+    return {begin, begin + static_cast<std::ptrdiff_t>(columns)};
+}
+const auto all_nan = testing::Each(testing::Truly([](double x) { return std::isnan(x); }));
+
+/// Its row of O, LSE, dQ and of the bias's gradient becomes NaN, and so do dK and dV of the keys that the row
+/// sees. Everything else stays equal to the bit.
+TEST(ScoreOptions, ANaNInABiasReachesItsRowAlone) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 80,
+                          .keys = 80,
+                          .d_qk = 8,
+                          .d_v = 8,
+                          .causal = true,
+                          .softcap = 3,
+                          .sink = true,
+                          .biases = {Shape{1, 1, 80, 80}}};
+    constexpr std::size_t bad = 37;
+    for (const DType dtype : floating_dtypes)
+        for_every_algorithm(dtype, [&](Algorithm algorithm) {
+            Inputs in = random_inputs(ctx, problem, dtype);
+            const Result expected = run(ctx, in, problem.options(algorithm));
+            std::vector<double> bias = to_host(ctx, in.biases[0]);
+            bias[bad * 80 + 20] = std::nan("");
+            in.biases[0] = from_host(ctx, bias, {1, 1, 80, 80}, DType::f32);
+            const Result result = run(ctx, in, problem.options(algorithm));
+            EXPECT_TRUE(std::isnan(result.lse[bad]));
+            for (std::size_t row = 0; row < 80; ++row) {
+                SCOPED_TRACE(row);
+                for (std::vector<double> Result::*part :
+                     {&Result::o, &Result::d_q, &Result::d_k, &Result::d_v}) {
+                    const bool is_of_key = part == &Result::d_k || part == &Result::d_v;
+                    if (is_of_key ? row <= bad : row == bad) {
+                        EXPECT_THAT(row_of(result.*part, row, 8), all_nan);
+                    } else {
+                        EXPECT_EQ(row_of(result.*part, row, 8), row_of(expected.*part, row, 8));
+                    }
+                }
+                if (row == bad) {
+                    for (std::size_t j = 0; j < 80; ++j)
+                        EXPECT_EQ(std::isnan(result.d_bias_0[bad * 80 + j]), j <= bad) << j;
+                } else {
+                    EXPECT_EQ(result.lse[row], expected.lse[row]);
+                    EXPECT_EQ(row_of(result.d_bias_0, row, 80), row_of(expected.d_bias_0, row, 80));
+                }
             }
+        });
+}
+
+/// A softcap makes the calls with and without a sink use the same code: a call without options has its own.
+TEST(ScoreOptions, AnExtremeSinkTakesAllOrNothing) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem without{
+        .queries = 80, .keys = 150, .d_qk = 8, .d_v = 8, .causal = true, .softcap = 3, .d_lse = true};
+    Problem with = without;
+    with.sink = true;
+    for (const DType dtype : floating_dtypes)
+        for_every_algorithm(dtype, [&](Algorithm algorithm) {
+            Inputs in = random_inputs(ctx, without, dtype);
+            const Result expected = run(ctx, in, without.options(algorithm));
+            in.sink = from_host(ctx, std::vector<double>{-1e30}, {1}, DType::f32);
+            Result nothing = run(ctx, in, with.options(algorithm));
+            EXPECT_EQ(nothing.d_sink, std::vector<double>{0});
+            nothing.d_sink.clear();
+            EXPECT_EQ(nothing, expected);
+
+            in.sink = from_host(ctx, std::vector<double>{1e30}, {1}, DType::f32);
+            const Result all = run(ctx, in, with.options(algorithm));
+            EXPECT_THAT(all.lse, testing::Each(to_host(ctx, in.sink)[0]));
+            for (const auto* numbers : {&all.o, &all.d_q, &all.d_k, &all.d_v})
+                EXPECT_THAT(*numbers, testing::Each(0));
+            EXPECT_TRUE(std::isfinite(all.d_sink[0]));
+        });
+}
+
+/// A bias in q's dtype: its numbers are used as they are, and its gradient is the float32 sum, rounded once.
+TEST(ScoreOptions, ABiasMayHaveTheDtypeOfTheInputs) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 70,
+                          .keys = 90,
+                          .d_qk = 8,
+                          .d_v = 8,
+                          .batch = 2,
+                          .heads = 2,
+                          .key_heads = 1,
+                          .biases = {Shape{1, 2, 70, 90}, Shape{2, 1, 1, 90}}};
+    for (const DType dtype : {DType::bf16, DType::f16})
+        for_every_algorithm(dtype, [&](Algorithm algorithm) {
+            Inputs in = random_inputs(ctx, problem, dtype);
+            for (Tensor& bias : in.biases) bias = cast(ctx, bias, dtype);
+            const Result result = run(ctx, in, problem.options(algorithm));
+            for (Tensor& bias : in.biases) bias = cast(ctx, bias, DType::f32);
+            Result expected = run(ctx, in, problem.options(algorithm));
+            for (auto* sums : {&expected.d_bias_0, &expected.d_bias_1}) {
+                const Tensor exact = from_host(ctx, *sums, {std::ssize(*sums)}, DType::f32);
+                *sums = to_host(ctx, cast(ctx, exact, dtype));
+            }
+            EXPECT_EQ(result, expected);
+        });
+}
+
+TEST(ScoreOptions, ABiasMayHaveAnyStrides) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem problem{.queries = 70,
+                          .keys = 90,
+                          .d_qk = 8,
+                          .d_v = 8,
+                          .causal = true,
+                          .heads = 2,
+                          .key_heads = 1,
+                          .biases = {Shape{1, 2, 70, 90}, Shape{1, 1, 70, 90}}};
+    for (const DType dtype : floating_dtypes)
+        for_every_algorithm(dtype, [&](Algorithm algorithm) {
+            Inputs in = random_inputs(ctx, problem, dtype);
+            const Result expected = run(ctx, in, problem.options(algorithm));
+            // Keys outermost; and every second element of longer rows.
+            const Tensor keys_outermost = zeros(ctx, {1, 90, 70, 2}, DType::f32).transpose(1, 3);
+            const Tensor every_second = zeros(ctx, {1, 1, 70, 90, 2}, DType::f32).select(4, 1);
+            copy(ctx, keys_outermost, in.biases[0]);
+            copy(ctx, every_second, in.biases[1]);
+            in.biases = {keys_outermost, every_second};
+            EXPECT_EQ(run(ctx, in, problem.options(algorithm)), expected);
+        });
 }
 
 /// A stride of 0 sums like an axis of length 1, in the gradient's own memory.
@@ -265,9 +401,12 @@ TEST(ScoreOptions, ResultsDoNotDependOnTheNumberOfThreads) {
         for (const DType dtype : {DType::f32, DType::bf16}) {
             SCOPED_TRACE(::testing::Message() << problem << ' ' << dtype);
             const Inputs in = random_inputs(one, problem, dtype);
-            const Result expected = run(one, in, problem.options());
-            for (const int threads : {2, 3})
-                EXPECT_EQ(run(Context(Device::cpu(), threads), in, problem.options()), expected) << threads;
+            for_every_algorithm(dtype, [&](Algorithm algorithm) {
+                const Result expected = run(one, in, problem.options(algorithm));
+                for (const int threads : {2, 3})
+                    EXPECT_EQ(run(Context(Device::cpu(), threads), in, problem.options(algorithm)), expected)
+                        << threads;
+            });
         }
 }
 

@@ -118,6 +118,11 @@ TEST(Bench, AttentionTimesTheGivenShape) {
     EXPECT_GT(rows[1].at("scratch_mb"), 1e-6 * 4 * 32 * 4);             // at least D, one float per row
     expect_table(shape + Arguments{"--no-causal", "--pass", "backward", "--dtype", "bf16"},
                  {"ceiling", "full", "backward"});
+    // The gradients of a bias of [4, 32, 32] are summed in scratch memory.
+    const std::vector<json> with_options = rows_of(
+        shape + Arguments{"--softcap", "30", "--alibi", "--bias", "hqk", "--sink", "--dropout", "0.1"});
+    ASSERT_EQ(with_options.size(), 2u);
+    EXPECT_GT(with_options[1].at("scratch_mb"), 1e-6 * 4 * (4 * 32 * 32 + 32 * 4));
 }
 
 TEST(Bench, ErrorsAreOneLine) {
@@ -141,6 +146,7 @@ TEST(Bench, ErrorsAreOneLine) {
     expect_refused(run({"bench", "attention", "--length", "0"}), {"--length: 0", "expected 1"});
     expect_refused(run({"bench", "attention", "--heads", "4", "--kv-heads", "3"}),
                    {"--kv-heads: 3", "4 heads"});
+    expect_refused(run({"bench", "attention", "--bias", "qh"}), {"--bias: qh", "expected letters of bhqk"});
     if (cuda_device_count() > 0) return;
     for (const char* what : {"attention", "gemm", "layers", "train"})
         expect_refused(run({"bench", what, "--device", "cuda"}), {"device cuda", "use --device cpu"});
