@@ -24,7 +24,8 @@ class BiasGradients {
             for (int axis = 0; axis < 4; ++axis)
                 if (bias.into.stride(axis) == 0 && bias.into.size(axis) > 1)
                     bias.into = bias.into.slice(axis, 0, 1);
-            bias.sums = empty(ctx, bias.into.shape(), dtype_of<A>);
+            bias.sums =
+                bias.into.dtype() == dtype_of<A> ? bias.into : empty(ctx, bias.into.shape(), dtype_of<A>);
         }
     }
 
@@ -62,10 +63,10 @@ class BiasGradients {
         }
         return rows;
     }
-    /// Rounds the sums into the gradients.
+    /// Rounds the sums into the gradients; sums of the gradient's dtype are there already.
     void store(const Context& ctx) const {
         for (const Bias& bias : biases_)
-            if (bias.sums.defined()) copy(ctx, bias.into, bias.sums);
+            if (bias.sums.defined() && bias.into.dtype() != dtype_of<A>) copy(ctx, bias.into, bias.sums);
     }
 
   private:

@@ -82,6 +82,7 @@ GRADTILE_ATTENTION_INLINE void apply_dropout(const ScoreRule<A>& rule, std::int6
     if (rule.dropout_threshold == 0) return;
     constexpr std::int64_t draws = 8, columns_per_draw = 8, segment = draws * columns_per_draw;
     const int threshold = static_cast<int>(rule.dropout_threshold);
+    const A scale = rule.dropout_scale;
     for (std::int64_t done = 0; done < n;) {
         const std::int64_t column = first_key + done, skipped = column % columns_per_draw;
         const std::int64_t count = segment - skipped < n - done ? segment - skipped : n - done;
@@ -93,8 +94,7 @@ GRADTILE_ATTENTION_INLINE void apply_dropout(const ScoreRule<A>& rule, std::int6
         std::uint16_t bits[segment];  // of the columns in order, on a little-endian machine
         static_assert(sizeof bits == sizeof words && std::endian::native == std::endian::little);
         __builtin_memcpy(bits, words, sizeof bits);
-        for (std::int64_t j = 0; j < count; ++j)
-            x[done + j] *= bits[skipped + j] >= threshold ? rule.dropout_scale : A(0);
+        for (std::int64_t j = 0; j < count; ++j) x[done + j] *= bits[skipped + j] >= threshold ? scale : A(0);
         done += count;
     }
 }

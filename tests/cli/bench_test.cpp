@@ -118,11 +118,9 @@ TEST(Bench, AttentionTimesTheGivenShape) {
     EXPECT_GT(rows[1].at("scratch_mb"), 1e-6 * 4 * 32 * 4);             // at least D, one float per row
     expect_table(shape + Arguments{"--no-causal", "--pass", "backward", "--dtype", "bf16"},
                  {"ceiling", "full", "backward"});
-    // The gradients of a bias of [4, 32, 32] are summed in scratch memory.
     const std::vector<json> with_options = rows_of(
         shape + Arguments{"--softcap", "30", "--alibi", "--bias", "hqk", "--sink", "--dropout", "0.1"});
     ASSERT_EQ(with_options.size(), 2u);
-    EXPECT_GT(with_options[1].at("scratch_mb"), 1e-6 * 4 * (4 * 32 * 32 + 32 * 4));
 }
 
 TEST(Bench, ErrorsAreOneLine) {

@@ -78,6 +78,7 @@ void apply_dropout(const ScoreRule<float>& rule, const TransposedBlock& block) {
     if (rule.dropout_threshold == 0) return;
     constexpr std::int64_t keys_per_draw = 8;
     const int threshold = static_cast<int>(rule.dropout_threshold);
+    const typename V::Vector scale = V::broadcast(rule.dropout_scale);
     for (std::int64_t l = 0; l < block.lanes; l += V::lanes)
         for (std::int64_t group = block.keys.begin / keys_per_draw; group * keys_per_draw < block.keys.end;
              ++group) {
@@ -92,10 +93,7 @@ void apply_dropout(const ScoreRule<float>& rule, const TransposedBlock& block) {
                 const std::uint32_t* const word = words[key % keys_per_draw / 2];
                 const int shift = 16 * static_cast<int>(key % 2);
                 float* const p = block.row(key) + l;
-                for (int lane = 0; lane < V::lanes; ++lane)
-                    p[lane] *= static_cast<int>(word[lane] >> shift & 0xffffu) >= threshold
-                                   ? rule.dropout_scale
-                                   : 0.0f;
+                V::store(p, V::mul(V::load(p), V::if_half_at_least(threshold, word, shift, scale)));
             }
         }
 }

@@ -47,6 +47,16 @@ struct Avx2 {
         return _mm256_blendv_ps(x, otherwise, _mm256_cmp_ps(x, infinity, _CMP_EQ_OQ));
     }
 
+    /// Returns x in the lanes where the 16 bits of `words` from bit `shift` on are at least `threshold`, and
+    /// 0 in the other lanes.
+    static Vector if_half_at_least(int threshold, const std::uint32_t* words, int shift, Vector x) {
+        const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+        const __m256i halves =
+            _mm256_and_si256(_mm256_srl_epi32(all, _mm_cvtsi32_si128(shift)), _mm256_set1_epi32(0xffff));
+        const __m256i less = _mm256_cmpgt_epi32(_mm256_set1_epi32(threshold), halves);
+        return _mm256_andnot_ps(_mm256_castsi256_ps(less), x);
+    }
+
     /// 2^x for x < 128, with a relative error below 2^-22.9. Gives 0 below the normal range (including -inf)
     /// and NaN for NaN.
     static Vector exp2(Vector x) {

@@ -81,6 +81,14 @@ struct Avx512 {
         return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, infinity, _CMP_EQ_OQ), otherwise);
     }
 
+    /// Returns x in the lanes where the 16 bits of `words` from bit `shift` on are at least `threshold`, and
+    /// 0 in the other lanes.
+    static Vector if_half_at_least(int threshold, const std::uint32_t* words, int shift, Vector x) {
+        const __m512i halves = _mm512_and_si512(
+            _mm512_srl_epi32(_mm512_loadu_si512(words), _mm_cvtsi32_si128(shift)), _mm512_set1_epi32(0xffff));
+        return _mm512_maskz_mov_ps(_mm512_cmpge_epi32_mask(halves, _mm512_set1_epi32(threshold)), x);
+    }
+
     /// 2^x with a relative error below 2^-22.9. Gives 0 below the normal range (including -inf) and NaN for
     /// NaN.
     static Vector exp2(Vector x) {
