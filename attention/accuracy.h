@@ -47,6 +47,9 @@ struct Inputs {
     Inputs to(const Context& ctx, DType dtype) const;
 };
 
+/// Returns the elements of x on the host; none if x is undefined.
+std::vector<double> numbers_of(const Context& ctx, const Tensor& x);
+
 /// Inputs of standard normal numbers, rounded to dtype.
 Inputs random_inputs(const Context& ctx, const Problem& problem, DType dtype);
 /// random_inputs with `offset` added to every element of k and v. This makes D = rowsum(dO * O) many times
@@ -99,6 +102,7 @@ struct Reference {
     std::vector<double> d_q_by_d;
 };
 /// Evaluates attention and its gradients in float64, and derives the error bounds from `roundoff`.
+/// Defined in float64_reference.cpp.
 Reference float64_reference(const Context& ctx, const Problem& problem, const Inputs& inputs,
                             const Roundoff& roundoff);
 
