@@ -108,7 +108,8 @@ class ReferenceEvaluation {
           alibi_slopes_(numbers_of(ctx, in.alibi_slopes)),
           sink_(numbers_of(ctx, in.sink)),
           d_lse_(numbers_of(ctx, in.d_lse)),
-          dropout_(dropout_draws("accuracy", problem.dropout_p, problem.options().dropout_key, Device::cpu())),
+          dropout_(
+              dropout_draws("accuracy", problem.dropout_p, problem.options().dropout_key, Device::cpu())),
           sums_{Sums(std::ssize(k_)),
                 Sums(std::ssize(v_)),
                 {Sums(std::ssize(biases_[0])), Sums(std::ssize(biases_[1]))},
