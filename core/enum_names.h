@@ -19,6 +19,16 @@ concept NamedEnum = requires {
     EnumNames<T>::names;
 };
 
+/// Returns the array `names` of EnumNames from a table of structs, which has a member for the enumerator and
+/// one for its name.
+template <class Traits, std::size_t size, class Enum>
+consteval auto names_in_table(const std::array<Traits, size>& table, Enum Traits::*value,
+                              std::string_view Traits::*name) {
+    std::array<std::pair<Enum, std::string_view>, size> names;
+    for (std::size_t i = 0; i < size; ++i) names[i] = {table[i].*value, table[i].*name};
+    return names;
+}
+
 namespace detail {
 /// Whether an enumerator has this value. __PRETTY_FUNCTION__ shows other values as a cast, "(Norm)2".
 template <auto value>

@@ -33,12 +33,8 @@ inline constexpr std::array activation_table{
 
 template <>
 struct EnumNames<Activation> {
-    static constexpr auto names = [] {
-        std::array<std::pair<Activation, std::string_view>, activation_table.size()> list;
-        for (std::size_t i = 0; i < list.size(); ++i)
-            list[i] = {activation_table[i].activation, activation_table[i].name};
-        return list;
-    }();
+    static constexpr auto names =
+        names_in_table(activation_table, &ActivationTraits::activation, &ActivationTraits::name);
 };
 
 constexpr const ActivationTraits& traits_of(Activation activation) {

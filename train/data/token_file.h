@@ -52,12 +52,8 @@ inline constexpr std::array token_format_table{
 
 template <>
 struct EnumNames<TokenFormat> {
-    static constexpr auto names = [] {
-        std::array<std::pair<TokenFormat, std::string_view>, token_format_table.size()> list;
-        for (std::size_t i = 0; i < list.size(); ++i)
-            list[i] = {token_format_table[i].format, token_format_table[i].name};
-        return list;
-    }();
+    static constexpr auto names =
+        names_in_table(token_format_table, &TokenFormatTraits::format, &TokenFormatTraits::name);
 };
 
 struct TokenFileOptions {
