@@ -1,6 +1,6 @@
 #pragma once
-/// Everything that a program which embeds gradtile usually needs. Compiling is faster with the headers one by
-/// one.
+/// Includes the headers that most programs with gradtile need. A program that includes only the headers it
+/// uses compiles faster.
 
 // Tensors, arithmetic, random numbers, matrix products; comparing, printing and checking gradients.
 #include <gradtile/core/compare.h>
@@ -14,7 +14,7 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/version.h>
 
-// Attention, as an operator of its own.
+// Attention as a separate operator.
 #include <gradtile/attention/attention.h>
 
 // Layers and the transformer made of them.

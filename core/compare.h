@@ -25,7 +25,7 @@ struct Comparison {
 /// Compares tensors of equal shapes; dtypes and strides may differ. Waits for the work that computes the
 /// elements.
 Comparison compare(const Context& ctx, const Tensor& x, const Tensor& reference);
-/// The same for tensors on the CPU.
+/// Compares tensors on the CPU.
 Comparison compare(const Tensor& x, const Tensor& reference);
 
 /// One line: both errors, their places and sizes.

@@ -29,22 +29,22 @@ class Context {
     void* stream() const { return stream_.get(); }
     const std::shared_ptr<Allocator>& allocator() const { return allocator_; }
 
-    /// The same context with another allocator (an activation arena, for example).
+    /// Returns this context with another allocator (an activation arena, for example).
     Context with_allocator(std::shared_ptr<Allocator> allocator) const;
-    /// The same context on another stream (cudaStream_t); see SideStream.
+    /// Returns this context on another stream (cudaStream_t); see SideStream.
     Context with_stream(std::shared_ptr<void> stream) const;
     /// The side stream that all copies of this context share.
     const SideStream& side() const { return *side_; }
-    /// The same context for a dry run: operators check shapes and allocate from the planning arena, but do
-    /// not compute. A step in this context gives the step's exact activation memory.
+    /// Returns this context for a dry run: operators check shapes and allocate from the planning arena, but
+    /// do not compute. A step in this context gives the step's exact activation memory.
     Context plan(std::shared_ptr<Arena> planning_arena) const;
     bool is_planning() const { return planning_; }
 
-    /// The same context, in which float32 matrix products on CUDA may round their operands to TF32 (10
+    /// Returns a context in which float32 matrix products on CUDA may round their operands to TF32 (10
     /// explicit mantissa bits). The products are several times faster but less accurate. The default is off.
     Context with_tf32(bool allowed) const;
     bool tf32() const { return tf32_; }
-    /// The same context with bit-identical results from run to run. The CPU is always deterministic. A
+    /// Returns a context whose results are bit-identical from run to run. The CPU is always deterministic. A
     /// deterministic context on CUDA chooses no algorithm by timing.
     Context with_deterministic(bool wanted) const;
     bool deterministic() const { return deterministic_; }

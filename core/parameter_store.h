@@ -56,7 +56,8 @@ class Parameter {
     /// The accumulated gradient: float32 (float64 for float64 values).
     const Tensor& grad() const { return entry_->grad; }
     /// Changes the store: call exactly once per contribution to the gradient, just before writing it. The
-    /// first call after a reset returns overwrite, later ones accumulate. (const: a Parameter is a handle.)
+    /// first call after a reset returns overwrite, later ones accumulate. (The function is const because a
+    /// Parameter is a handle.)
     GradientTarget begin_gradient_write() const;
     /// The next contribution overwrites grad(); until then its values are meaningless.
     void reset_gradient() const { entry_->next_write = GradientWrite::overwrite; }
@@ -136,7 +137,7 @@ class ParameterStore {
     Tensor master_of(const Parameter& parameter) const;
 
     /// Call at the start of a step: the first contribution to each gradient then overwrites the last step's
-    /// gradient. This saves a pass that writes zeros, and reading them.
+    /// gradient. This saves a pass that writes zeros, and the read of these zeros.
     void reset_gradients() const;
     /// Zeroes the gradients that received no contribution since reset_gradients().
     void zero_unwritten_gradients(const Context& ctx) const;

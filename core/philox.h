@@ -92,7 +92,7 @@ struct Philox {
     [[gnu::always_inline]] static void all_rounds(std::uint32_t& c0, std::uint32_t& c1, std::uint32_t& c2,
                                                   std::uint32_t& c3, const std::array<Key, rounds>& keys) {
 #ifndef __CUDACC__
-#pragma GCC unroll 10  // an inner loop would keep the outer one from being vectorised
+#pragma GCC unroll 10  // an inner loop would prevent the compiler from vectorising the outer loop
 #endif
         for (int i = 0; i < rounds; ++i) round(c0, c1, c2, c3, keys[static_cast<std::size_t>(i)]);
     }

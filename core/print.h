@@ -16,7 +16,7 @@ namespace gradtile {
 /// first three and last three places of each axis are shown. Accepts any dtype, strides and device; waits for
 /// the work that computes x.
 std::string to_string(const Context& ctx, const Tensor& x);
-/// The same for a tensor on the CPU.
+/// Returns the text of a tensor on the CPU.
 std::string to_string(const Tensor& x);
 
 }  // namespace gradtile

@@ -44,7 +44,9 @@ class Tensor {
     }
     std::byte* raw_data() const { return data_; }
 
-    // Views of the same elements. All throw Error on axes or ranges that do not exist.
+    // The next functions return views of the same elements. They throw Error on axes or ranges that do not
+    // exist.
+
     /// Keeps only the range [begin, begin+length) of an axis.
     Tensor slice(int axis, std::int64_t begin, std::int64_t length) const;
     /// Keeps one index of an axis and removes the axis.

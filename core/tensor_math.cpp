@@ -69,7 +69,7 @@ Tensor reduced(const Context& ctx, const char* what, const Tensor& x, int axis, 
     return contiguous(ctx, y);
 }
 
-/// A whole tensor is reduced in two stages. The rows of the first stage have this many elements.
+/// A whole tensor is reduced in two stages. The first stage reduces rows of this many elements.
 constexpr std::int64_t whole_block = 1 << 14;
 
 Tensor reduced(const Context& ctx, const char* what, const Tensor& x, Reduction reduction) {

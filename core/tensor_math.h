@@ -1,5 +1,5 @@
 #pragma once
-/// Arithmetic on whole tensors, for losses of your own and their gradients. Example, the mean squared error:
+/// Arithmetic on whole tensors, for user-defined losses and their gradients. Example, the mean squared error:
 ///
 /// @code
 /// const Tensor error = subtract(ctx, prediction, target);
@@ -9,7 +9,7 @@
 /// @endcode
 ///
 /// Every function takes floating-point tensors of any strides on ctx's device and returns a new contiguous
-/// tensor there; throws Error on other operands. Results are computed in float32 (float64 for float64) and
+/// tensor there. On other operands it throws Error. Results are computed in float32 (float64 for float64) and
 /// rounded once, to the dtype of the result.
 #include <gradtile/core/tensor.h>
 

@@ -43,7 +43,7 @@ template <class T>
 Tensor from_values(const Context& ctx, std::span<const T> values, const Shape& shape, DType dtype) {
     check(static_cast<std::int64_t>(values.size()) == shape.elements(), "from_host: ", values.size(),
           " values for shape ", shape, "; expected ", shape.elements());
-    // from_blob has no view of constant memory; this one is only read.
+    // from_blob takes non-const memory, but this tensor is only read.
     const Tensor host = Tensor::from_blob(const_cast<T*>(values.data()), shape, dtype_of<T>);
     if (ctx.device().is_cpu()) return cast(ctx, host, dtype);
     return to_device(ctx, host.dtype() == dtype ? host : cast(host_of(ctx), host, dtype));

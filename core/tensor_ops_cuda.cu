@@ -1,4 +1,4 @@
-// fill, copy and axpy on the GPU for any strides.
+// The functions fill, copy and axpy on the GPU, for tensors of any strides.
 #include <gradtile/core/cuda/internal/cuda_check.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
 #include <gradtile/core/cuda/device/convert.cuh>

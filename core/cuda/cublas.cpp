@@ -96,8 +96,8 @@ cublasHandle_t cublas_handle(const Context& ctx) {
         handle.reset(created);
     }
     cublas_check(cublas().set_stream(handle.get(), static_cast<cudaStream_t>(ctx.stream())), "gemm");
-    // After set_stream, which resets the workspace. With this workspace, cuBLAS allocates no memory, even
-    // during a capture.
+    // Called after set_stream, because set_stream resets the workspace. With this workspace, cuBLAS allocates
+    // no memory, even during a capture.
     cublas_check(cublas().set_workspace(handle.get(), ctx.gemm_state()->workspace(), gemm_workspace_bytes),
                  "gemm");
     return handle.get();

@@ -20,8 +20,8 @@ Graph end_capture(cudaStream_t stream) {
 }
 
 Graph record(cudaStream_t stream, const std::function<void()>& body) {
-    // ThreadLocal: only this thread must not call what a capture forbids. Another thread may write a
-    // checkpoint at the same time.
+    // In the mode ThreadLocal, a capture forbids certain calls in this thread only. Another thread may write
+    // a checkpoint at the same time.
     cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     try {
         body();

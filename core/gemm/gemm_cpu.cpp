@@ -21,7 +21,7 @@ struct BlockShape {
 ///    10%, 64 x 64 10 to 25%.
 ///  - bfloat16: AMX multiplies six times faster, but packing is not faster, so a strip of b must be used for
 ///    about 1000 rows (256 rows reach half to two thirds of the speed). oneDNN's fast kernel requires
-///    operands without gaps between rows, so rows of c and b are not cut up to 1536 columns.
+///    operands without gaps between rows, so rows of c and b of up to 1536 columns are not cut.
 constexpr BlockShape largest_block(DType type) {
     return type == DType::bf16 ? BlockShape{1024, 1536} : BlockShape{512, 512};
 }
@@ -29,9 +29,9 @@ constexpr BlockShape largest_block(DType type) {
 /// The block shape of c [m, n] = a [m, k] b [k, n]. It depends on the shapes only, so that results do not
 /// depend on the number of threads. k is not cut, because even the weight gradients of the smallest models
 /// have enough blocks. Halves the longer side, relative to the largest block, until the block is not larger
-/// than that and there are at least four blocks (enough to balance two threads). A block of 4 million
-/// operations (about 20 us in float32) or fewer is not halved, because starting a block takes time. Halves
-/// are rounded up to 16 elements, which are whole cache lines.
+/// than the largest block and there are at least four blocks (enough to balance two threads). A block of 4
+/// million operations (about 20 us in float32) or fewer is not halved, because starting a block takes time.
+/// Halves are rounded up to 16 elements, which are whole cache lines.
 constexpr BlockShape block_shape(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t batch,
                                  BlockShape largest) {
     constexpr std::int64_t enough_blocks = 4, smallest_work = std::int64_t{4} << 20;
@@ -174,7 +174,7 @@ void finish_block(const GemmBlock& block, const float* sums, float alpha, const 
 }
 
 /// c = round(a b (+ bias)). The library rounds, which saves a pass over float32 sums. If c has gaps between
-/// rows, the product goes to a block without gaps first, because only then the library uses its fast kernel.
+/// rows, the product goes to a block without gaps first, because the library uses its fast kernel only then.
 void multiply_and_round(GemmBlock block, const bfloat16* a, const bfloat16* b, const float* bias,
                         bfloat16* c) {
     if (block.ldc == block.n) return library_gemm(block, a, b, bias, c);

@@ -35,7 +35,7 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
     const bool wide = accumulator_of(a.dtype()) == DType::f64;
     if (k > 0 && !wide && gemm_lt(ctx, c, a, b, options)) return;
     if (options.bias.defined()) {
-        // The bias is written to c before the product is added. So a 16-bit c is rounded one more time only
+        // The bias is written to c before the product is added. So a 16-bit c is rounded a second time only
         // if the product also accumulates.
         const Tensor bias = options.bias.expand(c.shape());
         if (options.accumulate) {

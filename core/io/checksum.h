@@ -12,7 +12,7 @@ namespace gradtile {
 /// followed by b.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t previous = 0);
 
-/// Returns the CRC of two messages in a row, from the CRC of each and the length of the second.
+/// Returns the CRC of two messages in a row, from the CRC of each message and the length of the second.
 std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_length);
 
 /// Fletcher-32 over big-endian 16-bit words with end-around carry, as HDF5's fletcher32 filter stores it. An

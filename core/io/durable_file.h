@@ -21,8 +21,9 @@ class DurableFile {
     /// Reserves disk space, so that a full disk fails before anything is written. If the file system cannot
     /// reserve, the writes themselves report a full disk.
     void reserve(std::uint64_t bytes);
-    /// Truncates the file to `size` (this also frees what was reserved beyond), then: fsync, close, rename,
-    /// fsync of the directory. Sync::none omits both fsyncs: after a power cut the file may be empty.
+    /// Truncates the file to `size` (which also frees the disk space reserved beyond it), then calls fsync,
+    /// close, rename, and fsync on the directory. With Sync::none neither fsync is called: after a power cut
+    /// the file may be empty.
     enum class Sync { file_and_directory, none };
     void commit(std::uint64_t size, Sync sync = Sync::file_and_directory);
 

@@ -44,7 +44,7 @@ std::int64_t FileSystem::size(int file) {
     return S_ISREG(status.st_mode) ? static_cast<std::int64_t>(status.st_size) : -EINVAL;
 }
 int FileSystem::reserve(int file, std::uint64_t bytes) {
-    // Not posix_fallocate, which writes every block if the file system cannot reserve space.
+    // Does not call posix_fallocate, which writes every block if the file system cannot reserve space.
     return or_errno_int(::fallocate(file, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)));
 }
 int FileSystem::truncate(int file, std::uint64_t bytes) {

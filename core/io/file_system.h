@@ -91,9 +91,9 @@ OpenFile open_regular_file(FileSystem& fs, const std::filesystem::path& path,
                            SymbolicLinks links = SymbolicLinks::follow);
 
 /// Opens a file in a run's directory; `flags` are those of open(2). Another user may have prepared the
-/// directory so that the name leads to a foreign file. So throws Error, without the file's name, when the
-/// name is a symbolic link, or the file has several names (hard links), is not a regular file, or belongs to
-/// another user.
+/// directory so that the name leads to a foreign file. So this function throws Error, without the file's
+/// name, when the name is a symbolic link, or the file has several names (hard links), is not a regular file,
+/// or belongs to another user.
 OpenFile open_own_file(const std::filesystem::path& path, int flags);
 
 /// Returns the user that owns the files this process creates in a directory. The result is not always
@@ -130,7 +130,7 @@ class TextLines {
 /// Returns `bytes` random bytes from the kernel as hexadecimal digits, for names that nobody can predict.
 std::string random_hex(std::size_t bytes);
 
-/// fsync of a directory: only then are renames, links and removals in it durable.
+/// Calls fsync on a directory. Only this makes renames, links and removals in the directory durable.
 void sync_directory(FileSystem& fs, const std::filesystem::path& directory);
 
 /// Creates a directory and its missing parents, durably. Throws Error, without the directory's name.

@@ -1,7 +1,7 @@
 #pragma once
 /// A JSON value to store and pass on without <nlohmann/json.hpp>, which takes seconds to compile. Only
-/// sources that look inside the value include that header. Parsing and printing take seconds more in each
-/// source that instantiates them, and so are compiled once, here.
+/// sources that look inside the value include that header. Parsing and printing would add seconds to each
+/// source that instantiates them, so they are compiled once, in json_value.cpp.
 ///
 /// Every JSON text enters the program through parse_json or JsonValue::parse. They refuse a text that is
 /// nested deeper than max_json_depth, names a member twice, or is not UTF-8.

@@ -9,7 +9,7 @@
 #include <gradtile/core/cuda/internal/cuda_check.h>
 
 /// The first PTX version (cudaFuncAttributes::ptxVersion, a tenth of __CUDA_ARCH__) whose kernels can wait
-/// for the kernel ahead of them.
+/// for the previous kernel.
 #define GRADTILE_FIRST_WAITING_ARCHITECTURE 90
 
 namespace gradtile::cuda {
@@ -38,7 +38,7 @@ __device__ __forceinline__ void await_predecessor() {
 
 /// Whether a kernel that begins with await_predecessor() may start early on the current device. The kernel's
 /// own code decides, not the device: code for an older architecture, compiled by the driver for a newer GPU,
-/// holds no instruction to wait with.
+/// does not contain the instruction that waits.
 inline bool starts_early(const void* kernel) {
     int device = 0;
     cuda_check(cudaGetDevice(&device));
@@ -83,7 +83,7 @@ void launch_on(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, Bl
     cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
-/// The same on the context's device and stream.
+/// Launches kernel(arguments...) on the context's device and stream.
 template <class... Parameters, class... Arguments>
 void launch(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, Block block,
             Arguments&&... arguments) {

@@ -9,8 +9,8 @@
 
 namespace gradtile::cuda {
 
-/// The common axes of `count` tensors of one shape. Neighbouring axes are merged if all tensors allow it;
-/// contiguous tensors have one merged axis.
+/// The common axes of `count` tensors of one shape. Neighbouring axes are merged if the strides of all
+/// tensors allow it; contiguous tensors have one merged axis.
 template <int count>
 struct Layout {
     int rank = 0;

@@ -25,8 +25,8 @@ void library_gemm(const GemmBlock& block, const float* a, const float* b, float*
 bool library_has_bfloat16();
 /// Multiplies a bfloat16 block with float32 sums. alpha must be 1. Requires library_has_bfloat16().
 void library_gemm(const GemmBlock& block, const bfloat16* a, const bfloat16* b, float* c);
-/// The same with a bfloat16 result: adds bias [n] (null for none), then rounds once. accumulate must be
-/// false.
+/// Multiplies a bfloat16 block with a bfloat16 result: adds bias [n] (null for none), then rounds once.
+/// accumulate must be false.
 void library_gemm(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias,
                   bfloat16* c);
 
