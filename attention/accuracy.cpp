@@ -18,7 +18,7 @@ std::size_t index(std::int64_t i) {
     return static_cast<std::size_t>(i);
 }
 
-/// The masks of all problems with dropout; the first sample shows that it counts.
+/// The key of all problems with dropout. The first sample is not 0, so that a kernel that ignores it fails.
 const DropoutKey dropout_key = DropoutKey::of_step(/*run_seed=*/21, /*step=*/3, /*first_sample=*/5);
 
 /// One output of attention: its member of Result and the number of columns of a row.
@@ -118,7 +118,7 @@ Inputs random_inputs(const Context& ctx, const Problem& p, DType dtype) {
     for (std::size_t n = 0; n < max_biases; ++n)
         if (p.biases[n].rank() > 0) in.biases[n] = randn(ctx, p.biases[n], DType::f32, Seed{15 + n});
     if (p.alibi) {
-        Vector slopes;  // those of the paper for a power of two heads
+        Vector slopes;  // the paper's slopes for a number of heads that is a power of two
         for (std::int64_t h = 1; h <= p.heads; ++h)
             slopes.push_back(std::exp2(-8.0 * static_cast<double>(h) / static_cast<double>(p.heads)));
         in.alibi_slopes = from_host(ctx, slopes, {p.heads}, DType::f32);

@@ -23,12 +23,12 @@ struct Problem {
     std::optional<double> scale = {};
     double softcap = 0;
     bool alibi = false, sink = false;
-    std::array<Shape, max_biases> biases = {};  ///< rank 0: none
+    std::array<Shape, max_biases> biases = {};  ///< rank 0: no bias
     std::int64_t batch_divisor = 1;
     double dropout_p = 0;
     bool d_lse = false;  ///< the gradient with respect to the LSE is not 0
 
-    /// Without the tensors, which Inputs hold.
+    /// Returns the options without their tensors, which are in Inputs.
     Options options(Algorithm algorithm = Algorithm::flash) const;
     double scale_or_default() const;
 };
@@ -147,8 +147,8 @@ std::vector<Finding> root_mean_square_errors(const Result& naive, const Result& 
 std::vector<Finding> biases(const Problem& problem, const Result& result, const Reference& reference);
 
 /// Projects each row's errors, values - expected, onto `direction` and adds the projections; a row has
-/// `columns` elements. The sum must be at most 5 standard deviations of a sum with random signs, plus the sum
-/// that errors of one sign within `systematic` have.
+/// `columns` elements. The sum must be at most 5 standard deviations of a sum with random signs, plus the
+/// largest sum that errors within `systematic` can have.
 Finding bias(std::string what, const std::vector<double>& values, const std::vector<double>& expected,
              const std::vector<double>& direction, const std::vector<double>& systematic,
              std::int64_t columns);

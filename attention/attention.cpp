@@ -166,7 +166,7 @@ Tensor empty_broadcast_like(const Context& ctx, const Tensor& x) {
 }
 
 /// Calls the device's function, also in a dry run: the function allocates its scratch memory, which a plan
-/// must count, and returns before it touches memory.
+/// must count, and returns before it accesses elements.
 template <class Cpu, class Cuda, class... Args>
 void on_device_or_plan(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_function, const Args&... args) {
     if (ctx.device().is_cpu()) {

@@ -39,7 +39,7 @@ struct Options {
     std::optional<double> scale = {};  ///< factor of the scores; default 1/sqrt(Dqk)
     bool causal = false;    ///< a row sees no key after its own position; replaces window.right by 0
     Window window = {};     ///< sliding window
-    bool top_left = false;  ///< align row 0 with key 0; by default the last row is aligned with the last key
+    bool top_left = false;  ///< aligns row 0 with key 0; by default the last row is aligned with the last key
     /// Makes gradients equal to the bit from run to run. On the CPU they always are, and on a GPU dK and dV
     /// always are. On a GPU this option also fixes the order of the additions to dQ, which costs the 16-bit
     /// backward pass 11 to 22% of its speed.
@@ -58,11 +58,11 @@ struct Options {
     std::int64_t batch_divisor = 1;
     Tensor sink = {};             ///< [Hq] float32: an additional logit per row, with a value vector of zeros
     double dropout_p = 0;         ///< probability that an element of P is dropped; the others are scaled up
-    DropoutKey dropout_key = {};  ///< a default one drops nothing: evaluation
+    DropoutKey dropout_key = {};  ///< the default key drops nothing, as in evaluation
 
     // ---- Reserved for later versions; this version refuses them ----
     Tensor cumulative_q = {};  ///< packed sequences: int32 [B+1] offsets into q [total, Hq, Dqk]
-    Tensor cumulative_k = {};  ///< the same for k and v
+    Tensor cumulative_k = {};  ///< packed sequences: offsets into k and v
 };
 
 /// Tensors that backward needs: the inputs (views, not copies), the output, and one number per row.
@@ -92,7 +92,8 @@ struct Gradients {
 /// at most 65,535 heads in all sequences together. Throws Error on other shapes, dtypes or options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);
-/// The same, but writes O to `o`: any view of that shape and dtype whose elements do not overlap.
+/// Computes O like the function above, but writes it to `o`: any view of that shape and dtype whose elements
+/// do not overlap.
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o);
 
@@ -102,8 +103,9 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
 /// set.
 Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
                    const Tensor& d_lse = {});
-/// The same, but writes to views of the caller, for example three slices of one packed dQKV tensor. Gradients
-/// of biases and sink are computed only where `into` has a tensor for them.
+/// Computes gradients like the function above, but writes them to views of the caller, for example three
+/// slices of one packed dQKV tensor. Gradients of biases and sink are computed only where `into` has a tensor
+/// for them.
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
               const Gradients& into, const Tensor& d_lse = {});
 

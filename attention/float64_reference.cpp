@@ -166,7 +166,7 @@ class ReferenceEvaluation {
 
     struct Score {
         double value, error;
-        double derivative, derivative_error;  ///< by the product
+        double derivative, derivative_error;  ///< of the score with respect to the product
     };
     /// softcap * tanh(scale q.k / softcap) - slope |i + off - j| + biases.
     Score score_of(const Row& row, std::int64_t j) const {
@@ -319,7 +319,7 @@ class ReferenceEvaluation {
 
     void add_gradients(const Row& row) {
         Sums d_q(p_.d_qk);
-        // Sum over j of P_ij k_j. The derivative of dQ by D is -scale times this.
+        // Sum over j of P_ij k_j. The derivative of dQ with respect to D is -scale times this sum.
         Vector mean_key(index(p_.d_qk));
         for (std::size_t n = 0; n < row.visible.size(); ++n) {
             const std::int64_t key = key_index(row, row.visible[n]);

@@ -3,7 +3,8 @@
 ///
 ///     score(i, j) = softcap * tanh(product / softcap) - slope |i + offset - j| + biases(i, j)
 ///
-/// with product = scale * q_i . k_j. Every algorithm uses this struct, as it uses Mask for the visible keys.
+/// with product = scale * q_i . k_j. Every algorithm takes these numbers from ScoreRule, as it takes the
+/// visible keys from Mask.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +16,7 @@
 
 namespace gradtile::attention {
 
-/// One bias as one (batch, head) reads it.
+/// The part of a bias that one (batch, head) reads.
 struct BiasRows {
     const std::byte* data = nullptr;  ///< element (0, 0); null: no bias
     DType dtype = DType::f32;
@@ -50,9 +51,9 @@ struct ScoreRule {
     }
 };
 
-/// The options behind the rules of all heads of one call, resolved against its shapes.
+/// The options of one call, from which rule_of() makes the rule of each head.
 struct ScoreOptions {
-    /// A bias in memory; strides of 0 where it is broadcast.
+    /// A bias in memory. Its stride is 0 along axes where it is broadcast.
     struct Bias {
         const std::byte* data = nullptr;
         DType dtype = DType::f32;

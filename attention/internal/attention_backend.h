@@ -29,7 +29,7 @@ using ForwardFunction = void(const Context& ctx, const Resolved& options, const 
 using BackwardFunction = void(const Context& ctx, const Resolved& options, const Saved& saved,
                               const OutputGradients& d_out, const Gradients& into);
 
-// These lines declare functions.
+// Each of these lines declares a function of the type ForwardFunction or BackwardFunction.
 namespace cpu {
 ForwardFunction naive_forward, flash_forward;
 BackwardFunction naive_backward, flash_backward;
