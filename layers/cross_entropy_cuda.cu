@@ -220,7 +220,7 @@ struct WideRow {
 };
 
 /// Adds the next `held` vectors of this thread, from vector `begin` of the row on. vector_of(i, k) returns
-/// vector i of the row, the thread's k-th.
+/// vector i of the row, which is the thread's k-th vector.
 template <class L, class S, class VectorOf>
 __device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& row, int begin,
                                             VectorOf&& vector_of) {

@@ -15,7 +15,7 @@ namespace gradtile {
 /// x), and the mean is summed in float64. Only in training on a GPU, logits of a 16-bit x are rounded to x's
 /// type.
 struct CrossEntropyHead {
-    /// forward computes the gradients together with the loss, chunk by chunk, so backward only needs dx.
+    /// forward computes the gradients together with the loss, chunk by chunk, so backward only computes dx.
     struct Saved {
         Tensor dx;  ///< [..,C]
     };
@@ -30,7 +30,7 @@ struct CrossEntropyHead {
     CrossEntropyHead(ParameterStore& parameters, const std::string& name, std::int64_t vocabulary,
                      std::int64_t width, double init_std = 0.02);
     /// Shares a weight [V,C], usually the token embedding's. On a GPU, the weight should be padded to
-    /// vocabulary_multiple (ParameterStore::add), else products are slow.
+    /// vocabulary_multiple (ParameterStore::add), otherwise products are slow.
     explicit CrossEntropyHead(const Parameter& weight);
 
     /// Returns the sum of the losses divided by target_count, float64 [1] on the device. The default count is

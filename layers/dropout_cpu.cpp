@@ -9,7 +9,7 @@ namespace gradtile::cpu {
 namespace {
 
 constexpr int draws = 16;           // Philox calls at the same time: their counters fill an AVX-512 register
-constexpr int segment = 8 * draws;  // columns per group of calls: one call gives 16 bits to each of 8 columns
+constexpr int segment = 8 * draws;  // columns per group of calls; one call gives each of 8 columns 16 bits
 static_assert(std::endian::native == std::endian::little,
               "16-bit halves of words are read from memory in little-endian order");
 

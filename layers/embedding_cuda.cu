@@ -103,7 +103,7 @@ __device__ __forceinline__ void add_rows(S (&sums)[n], const EmbeddingGradient<T
 }
 
 /// The short runs that begin in a window. A warp holds 64 sorted places from the window's first on, two in
-/// each lane; the runs are at the places [begin, end) of these.
+/// each lane; the runs are at the places [begin, end) of these 64.
 struct WindowRuns {
     std::int32_t tokens[2], positions[2];
     std::uint64_t begins;  ///< bit i is set if a run begins at place i
@@ -407,7 +407,7 @@ void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Ten
             .width = static_cast<int>(width),
             .partials = scratch.data<S>(),
             .piece_blocks = 0};
-        // Only the device knows the number of pieces; it is rarely larger.
+        // The number of pieces, which only the device knows, is rarely larger than this.
         constexpr std::int64_t enough_blocks = 512;
         gradient.piece_blocks = static_cast<int>(std::min(gradient.runs.max_pieces(), enough_blocks));
         const bool vectors = gradient.dy.in_vectors() && device::on_vector_boundary(weight_grad) &&

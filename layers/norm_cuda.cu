@@ -187,8 +187,8 @@ __device__ __forceinline__ Statistics<S> fetch_row(const NormBackward<T>& norm,
     return statistics;
 }
 
-/// Processes a row in shared memory: adds to the thread's sums and writes dx. If lanes hold only one vector,
-/// its weights are in `only_weights`.
+/// Processes a row that is in shared memory: adds its terms to the thread's sums and writes dx. If a thread
+/// holds only one vector of each row, `only_weights` holds the weights of its columns.
 template <class Team, bool sums_dx, class T, int n, class S = Accumulator<T>>
 __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
                                                   ColumnSums<S, Team::held, n, sums_dx>& sums,
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(Team::backward_threads,
     };
     ColumnSums<S, Team::held, n, sums_dx> sums;
     await_predecessor();
-    Fetched<n, T> only_weights{};  // the weights, if lanes hold only one vector
+    Fetched<n, T> only_weights{};  // the weights, if a thread holds only one vector of each row
     if (Team::held == 1 && lane < vectors) only_weights.read(norm.weight + lane * n);
     Statistics<S> statistics[Team::fetched_rows];  // of the current row and of the rows that are being copied
 #pragma unroll

@@ -25,7 +25,7 @@ struct RMSNorm {
     Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
     /// Returns dx, contiguous. Writes the weight's gradient as Parameter::begin_gradient_write() says.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
-    /// Adds the gradient to dx. Returns dx, on a GPU with its column sums if requested.
+    /// Adds the gradient with respect to x to dx. Returns dx, on a GPU with its column sums if requested.
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
                                 ColumnSums sums = ColumnSums::skip) const;
 

@@ -12,7 +12,7 @@ namespace gradtile {
 class Rope {
   public:
     /// Computes the angles of positions 0 .. max_positions-1 in float64. D must be even. The first rotation
-    /// on a GPU copies the angles to memory of its system allocator, and waits for the copy.
+    /// on a GPU copies the angles to memory of the GPU's system allocator, and waits for the copy.
     Rope(std::int64_t head_dim, std::int64_t max_positions, double base = 10000.0);
 
     /// Rotates x in place. `start` is the position of x's first token. backward needs no saved values.

@@ -5,7 +5,7 @@
 
 namespace gradtile::cuda::device {
 
-constexpr int dropout_group = 8;  // columns whose bits one Philox draw gives
+constexpr int dropout_group = 8;  // number of columns that share one Philox draw
 
 /// The factors of a mask: `scale` for kept elements, 0 for dropped ones.
 struct DropoutFactors {

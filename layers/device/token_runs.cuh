@@ -10,8 +10,8 @@ namespace device {
 constexpr int short_run = 32;   // the largest length of a short run, in places
 constexpr int run_window = 8;   // places per window
 constexpr int run_piece = 128;  // places per piece
-// The columns of a piece are divided over at most this many blocks. Each of them counts finished pieces
-// separately.
+// The columns of a piece are divided over at most this many blocks. Each of these blocks counts finished
+// pieces separately.
 constexpr int arrival_lanes = 4;
 
 /// A piece of a long run.

@@ -28,8 +28,8 @@ struct ConfiguredNorm {
     /// Returns dx.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                     const BackwardHooks& hooks = {}) const;
-    /// Adds the gradient to dx, which already holds the gradient of the residual stream. Returns dx, on a GPU
-    /// with its column sums if requested.
+    /// Adds the gradient with respect to x to dx, which already holds the gradient of the residual stream.
+    /// Returns dx, on a GPU with its column sums if requested.
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
                                 ColumnSums sums = ColumnSums::skip, const BackwardHooks& hooks = {}) const;
 };

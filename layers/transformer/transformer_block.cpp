@@ -11,7 +11,7 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
       recompute(config.recompute),
       last_parameter(parameters.parameters().back()) {}
 
-/// Computes the residual up to the second norm: the stream and attention's branch.
+/// Computes the residual before the second norm: the residual stream, and attention's output as the branch.
 Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
                                              Activations& saved) const {
     const Tensor branch = attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn);

@@ -49,8 +49,8 @@ struct TransformerBlock {
 
     TransformerBlock(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
-    /// `key` selects the block's dropout masks; the default key drops nothing. The next norm adds the MLP's
-    /// branch to the stream.
+    /// `key` selects the block's dropout masks; the default key drops nothing. Returns the residual stream
+    /// and the MLP's output, which the next norm adds.
     Residual forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved) const;
     /// Returns dx in dy's memory, because each branch only adds to the gradient of the residual stream. If
     /// norms have computed dx's column sums, these are attached; they are the gradient of the last bias in
