@@ -14,8 +14,8 @@ namespace gradtile {
 
 namespace {
 
-// Upper limits for reading and writing a sound file of this size. The child needs its tensors once, libhdf5's
-// largest chunk twice, and stacks and buffers of a few threads.
+// Upper limits for reading and writing a sound file of this size. The child needs memory for the file's
+// tensors, twice for libhdf5's largest chunk, and for stacks and buffers of a few threads.
 ProcessLimits limits_for(std::uint64_t file_bytes) {
     constexpr std::uint64_t kMemory = std::uint64_t{512} << 20;
     constexpr std::uint64_t kSeconds = 60;
@@ -129,7 +129,7 @@ ConvertedRun convert_run(const std::filesystem::path& old_run, const std::filesy
         convert_checkpoints(old_run, converted, result);
     } catch (...) {
         std::error_code ignored;
-        remove_all(new_run, ignored);  // this function created it
+        remove_all(new_run, ignored);  // this function created the directory
         throw;
     }
     return result;

@@ -13,7 +13,8 @@ struct Evaluation {
     double loss = 0.0;         ///< mean -ln p of the counted targets
     std::int64_t targets = 0;  ///< number of counted targets
     double perplexity = 0.0;   ///< e^loss
-    /// Measured on the text of the targets; only with a tokenizer, and if every target counts.
+    /// The loss in bits per character and per byte of the targets' text. Set only if there is a tokenizer and
+    /// every target counts.
     std::optional<double> bits_per_character = {}, bits_per_byte = {};
 };
 
@@ -32,7 +33,7 @@ struct EvaluateOptions {
 /// once, from the tokens before it in its window. Throws Error for fewer than two tokens.
 Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options = {});
-/// The same with activations allocated from `ctx` (a training arena).
+/// Evaluates like the function above, with activations allocated from `ctx` (a training arena).
 Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options = {});
 /// Returns only the mean loss and decodes no text. Each process evaluates every communicator.size()-th batch.

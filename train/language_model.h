@@ -29,15 +29,15 @@ struct LanguageModel {
 /// is missing, unknown, of another shape or not floating-point. After an error nothing has been copied.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source);
-/// The same for masters that a flat block other than the store's holds.
+/// Copies the weights like the function above, but the masters into a flat block other than the store's.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
                      const Checkpoint& checkpoint, const std::string& source);
 
-/// Checks what resuming needs in addition: parameters of `dtype`, and float32 masters exactly if `dtype` has
-/// 16 bits. Throws Error "SOURCE: ..." naming the tensor, the dtype found and the dtype expected.
+/// Checks what a resumed run needs in addition: parameters of `dtype`, and float32 masters exactly if `dtype`
+/// has 16 bits. Throws Error "SOURCE: ..." naming the tensor, the dtype found and the dtype expected.
 void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::string& source);
 
-/// Receives one line for the user.
+/// A function that receives one line for the user.
 using MessageHandler = std::function<void(const std::string&)>;
 
 /// Loads a checkpoint file, or the newest sound one of a run's directory (or of its checkpoints/). Throws

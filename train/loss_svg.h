@@ -11,8 +11,8 @@ namespace gradtile {
 /// losses (dots); axes with round numbers. Long runs are averaged to one point per pixel.
 std::string loss_svg(const LossHistory& history, const std::string& title);
 
-/// Writes the picture, complete or not at all. Without fsync, because training would wait for the disk.
-/// Throws Error.
+/// Writes the picture, complete or not at all. Calls no fsync, because training would wait for the disk.
+/// Throws Error when the file cannot be written.
 void write_loss_svg(const std::filesystem::path& path, const LossHistory& history, const std::string& title);
 
 }  // namespace gradtile

@@ -72,7 +72,7 @@ class LineWriter {
 void truncate_to_step(const std::filesystem::path& path, std::int64_t last_step, MetricsFile::Last last) {
     DurableFile file(path);
     LineWriter kept(file.file());
-    bool has_event = last_step == 0;  // step 0 is the start, not a checkpoint
+    bool has_event = last_step == 0;  // step 0 is the start of the run, which has no checkpoint
     for_lines(path, "", [&](std::string_view line, const json& object) {
         const auto step = object["step"].get<std::int64_t>();
         if (step > last_step) return;

@@ -7,7 +7,7 @@
 namespace gradtile {
 namespace {
 
-/// Stories of `gradtile corpus`, by characters; about three minutes on two cores.
+/// Learns stories of `gradtile corpus` by characters, in about three minutes on two cores.
 TrainConfig demo() {
     TrainConfig c;
     c.model = {.layers = 4, .heads = 4, .width = 128, .context = 128, .bias = false};
@@ -22,7 +22,7 @@ TrainConfig demo() {
     return c;
 }
 
-/// nanoGPT's Shakespeare by characters, sized for a CPU.
+/// nanoGPT's example of Shakespeare by characters, in a size for a CPU.
 TrainConfig shakespeare_char_cpu() {
     TrainConfig c;
     c.model = {
@@ -33,7 +33,7 @@ TrainConfig shakespeare_char_cpu() {
     return c;
 }
 
-/// nanoGPT's Shakespeare by characters.
+/// nanoGPT's example of Shakespeare by characters.
 TrainConfig shakespeare_char() {
     TrainConfig c;
     c.model = {.layers = 6,

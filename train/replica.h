@@ -36,8 +36,8 @@ class Replica {
     /// Puts the weights and the optimizer's state into process 0's checkpoint: the tensors themselves, or,
     /// when sharded, copies gathered in host memory, which the next call overwrites.
     void save_into(Checkpoint& checkpoint);
-    /// Locks the pages that save_into() of a sharded replica copies to. That takes a second for some GB, so
-    /// call it before the first step.
+    /// Locks the pages that save_into() of a sharded replica copies to. Locking takes a second for some GB,
+    /// so call this function before the first step.
     void reserve_host_memory();
 
     /// The name of the first parameter whose summed gradient holds an infinity or NaN in any process; empty
@@ -49,7 +49,8 @@ class Replica {
     /// moments: the block of gradients, which is unused between steps.
     const Tensor& workspace() const { return model.parameters.gradients(); }
     bool is_root() const { return communicator_.rank() == 0; }
-    /// Host memory for a tensor like x, page-locked if possible, kept from call to call.
+    /// Returns host memory for a tensor of x's shape and dtype. It is page-locked if possible, and kept from
+    /// call to call.
     const Tensor& host_memory(const std::string& name, const Tensor& x);
     /// Enqueues a copy of x into host_memory().
     const Tensor& to_host_memory(const std::string& name, const Tensor& x);

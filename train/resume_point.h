@@ -20,9 +20,9 @@ struct ResumePoint {
 ///
 /// metrics.jsonl announces every save that is safe on disk. If the file of the newest announced checkpoint is
 /// missing (the user removed it, or its disk is not mounted), resuming would silently train the lost steps
-/// again. So throws Error, unless `restart` allows the run to continue without that file. A file that exists
-/// but is damaged is named in `messages`, and the newest sound one is used; throws Error if there is no sound
-/// one, unless `restart`.
+/// again. So the function throws Error, unless `restart` allows the run to continue without that file. A file
+/// that exists but is damaged is named in `messages`, and the newest sound file is used. If there is no sound
+/// file, the function throws Error, unless `restart` is set.
 ///
 /// Throws Error when the newest sound checkpoint has another identity than the run, regardless of `restart`.
 ResumePoint find_resume_point(const RunDirectory& run, bool restart);

@@ -58,7 +58,8 @@ std::int32_t choose_token(std::span<const double> logits, const SampleOptions& o
     const auto most_likely = std::ranges::max_element(logits);
     if (options.temperature == 0.0) return static_cast<std::int32_t>(most_likely - logits.begin());
 
-    // Sorts from the most likely token down, and equal ones by id, so that the order is unique.
+    // Sorts from the most likely token to the least likely, and tokens of equal probability by id, so that
+    // the order is unique.
     std::vector<std::int32_t> tokens(logits.size());
     std::iota(tokens.begin(), tokens.end(), 0);
     const auto logit = [&](std::int32_t token) { return logits[static_cast<std::size_t>(token)]; };

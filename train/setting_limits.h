@@ -9,6 +9,6 @@ namespace gradtile::setting_limits {
 inline constexpr double max_steps = 1e12, max_sequences = 1 << 30, max_mebibytes = double{1LL << 40};
 inline constexpr Range positive{.min = 0, .max = 1e30, .min_is_open = true},
     proper_fraction{.min = 0, .max = 1, .max_is_open = true};
-inline constexpr Range any_value{0, 0};  ///< of settings that are not numbers
+inline constexpr Range any_value{0, 0};  ///< the range of settings that are not numbers
 
 }  // namespace gradtile::setting_limits

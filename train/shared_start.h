@@ -13,7 +13,7 @@
 namespace gradtile {
 
 struct Start {
-    std::string source;                         ///< the file, for messages
+    std::string source;                         ///< name of the checkpoint's file, for messages
     std::optional<Checkpoint> checkpoint = {};  ///< empty: start from step 0; only rank 0 has the tensors
 };
 

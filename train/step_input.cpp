@@ -74,7 +74,7 @@ void StepInput::draw(std::int64_t step) {
             target_count += loader_.next({tokens, count}, {tokens + tokens_, count});
         }
     } catch (...) {
-        loader_.restore(state_);  // a part of the micro-steps may have been read
+        loader_.restore(state_);  // undoes the reads of micro-steps before the error
         throw;
     }
     put_target_count(static_cast<double>(target_count));

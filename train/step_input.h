@@ -18,8 +18,8 @@ struct StepInputOptions {
 };
 
 /// On a GPU the host prepares the next step's input in page-locked memory while the device works on the
-/// current step (two host copies that alternate), and one copy in stream order transfers it. On the CPU there
-/// is one copy.
+/// current step (two host copies that alternate), and one transfer in stream order copies it to the device.
+/// On the CPU there is one host copy.
 class StepInput {
   public:
     StepInput(const Context& ctx, DataLoader loader, const StepInputOptions& options);

@@ -9,9 +9,10 @@
 namespace gradtile {
 
 struct StepReport {
-    std::int64_t step = 0;                ///< counted from 1
-    double loss = 0.0;                    ///< mean loss of the step's targets
-    std::optional<double> val_loss = {};  ///< of the whole validation split, if evaluated
+    std::int64_t step = 0;  ///< counted from 1
+    double loss = 0.0;      ///< mean loss of the step's targets
+    std::optional<double> val_loss =
+        {};  ///< mean loss of the whole validation split, if it was evaluated after this step
     double lr = 0.0;
     double grad_norm = 0.0;     ///< gradient norm before clipping
     double tokens_per_s = 0.0;  ///< computed from ms
@@ -21,7 +22,7 @@ struct StepReport {
     std::string not_finite = {};
 };
 
-/// For a checkpoint; a number that is not finite is read back as NaN.
+/// Returns the report as JSON for a checkpoint. A number that is not finite is read back as NaN.
 JsonValue to_json(const StepReport& report);
 /// Throws Error when a member is missing.
 StepReport step_report_from(const JsonValue& saved);

@@ -22,7 +22,8 @@ struct BlockTraffic {
     double norms_recomputed;  ///< recomputed norm outputs: read, written
     double activation;        ///< traffic of the activation in addition to the products around it
     double activation_recomputed;
-    double bias_gradients;  ///< reads every linear layer's output gradient once more
+    double bias_gradients;  ///< the sums for bias gradients, which read every linear layer's output gradient
+                            ///< once more
     double positions;       ///< rotary positions: q and k read and written, forward or backward
 };
 

@@ -13,7 +13,7 @@ struct Work {
     double product_flops = 0;
     double attention_flops = 0;
     double bytes = 0;
-    double blocks = 0;  ///< forward and backward pass of one block count 1
+    double blocks = 0;  ///< the forward and the backward pass of one block count as 1 together
 
     Work& operator+=(const Work& other);
     friend Work operator+(Work a, const Work& b) { return a += b; }
@@ -23,9 +23,9 @@ struct Work {
 /// The parts of a micro-batch's forward and backward pass, in the order they run, and an update.
 struct StepWork {
     Work embed_forward;
-    Work block_forward;   ///< for each block
+    Work block_forward;   ///< work of one block
     Work head;            ///< loss, its gradient and the head's weight gradient, computed in one forward pass
-    Work block_backward;  ///< for each block, including recomputation
+    Work block_backward;  ///< work of one block, including recomputation
     Work embed_backward;
     /// Bytes that gradient norm and update read and write per parameter element; every optimizer counts as
     /// AdamW.

@@ -40,7 +40,7 @@ StopSignals::StopSignals() : requests_(request_signals()) {
 
 StopSignals::~StopSignals() {
     ending_ = true;
-    pthread_kill(thread_.native_handle(), SIGUSR1);  // wakes that thread only
+    pthread_kill(thread_.native_handle(), SIGUSR1);  // the signal goes to thread_ only
     thread_.join();
     pthread_sigmask(SIG_SETMASK, &former_mask_, nullptr);
     for (std::size_t i = 0; i < ignored.size(); ++i) sigaction(ignored[i], &former_[i], nullptr);

@@ -12,8 +12,8 @@ namespace gradtile {
 
 /// While a StopSignals exists, the first SIGTERM, SIGUSR1, SIGINT (Ctrl-C) or SIGHUP is stored as a request,
 /// and a second signal of the same kind ends the process at once with status 128 + its number. A second
-/// signal of another kind does not, because a launcher passes SIGTERM on as SIGUSR1 to processes that may
-/// have received SIGTERM, too.
+/// signal of another kind does not end the process, because a launcher passes SIGTERM on as SIGUSR1 to
+/// processes that may have received SIGTERM, too.
 ///
 /// Until the first call of requested(), the first signal ends the process at once. So a start that reads
 /// data, plans memory or waits for other processes can be interrupted.
@@ -54,7 +54,7 @@ class StopSignals {
     mutable std::atomic<bool> answered_{false};
     std::atomic<bool> ending_{false};
     std::atomic<int> received_{0};
-    std::thread thread_;  // last: it uses all of the above
+    std::thread thread_;  // declared last, because the thread uses all members above
 };
 
 }  // namespace gradtile

@@ -165,7 +165,7 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
 
 void make_paths_absolute(TrainConfig& config) {
     const auto make_absolute = [](const char* name, std::string& path) {
-        if (path.empty()) return;  // not given
+        if (path.empty()) return;  // no file was given
         std::error_code error;
         const std::string whole = std::filesystem::absolute(path, error).string();
         check(!error, name, ": '", path, "': the working directory is not known: ", error.message());

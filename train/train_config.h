@@ -41,7 +41,7 @@ struct TrainConfig {
     std::int64_t batch = 12;       ///< sequences per optimizer step, over all ranks
     std::int64_t micro_batch = 0;  ///< sequences that a rank processes at once; 0: its part of the batch
     OptimizerKind optimizer = kind_of<AdamWSettings>;
-    OptimizerSettings optimizer_settings;  ///< of every optimizer
+    OptimizerSettings optimizer_settings;  ///< the settings of every optimizer
     double lr = 1e-3;
     double min_lr = 1e-4;
     ScheduleKind schedule = ScheduleKind::cosine;
@@ -53,7 +53,7 @@ struct TrainConfig {
 
     // Run
     std::string out = "runs/default";
-    std::string init_from;  ///< start from this checkpoint's weights, with a new optimizer state
+    std::string init_from;  ///< checkpoint whose weights the run starts from, with a new optimizer state
     std::uint64_t seed = 1;
     std::int64_t threads = 0;  ///< 0: one per core
     TrainDType dtype = TrainDType::f32;
@@ -64,8 +64,8 @@ struct TrainConfig {
     std::int64_t keep_last = 2;
     std::int64_t keep_every = 0;     ///< also keeps checkpoints whose step is a multiple; 0: none
     std::int64_t memory_budget = 0;  ///< MiB for the memory of a step; 0: what the device has available
-    bool cuda_graph = true;          ///< replay a step as one graph instead of launching its kernels
-    std::int64_t zero = 0;           ///< 1: processes share masters and optimizer state between them (ZeRO-1)
+    bool cuda_graph = true;  ///< replays a step as one CUDA graph instead of launching its kernels one by one
+    std::int64_t zero = 0;   ///< 1: processes share masters and optimizer state between them (ZeRO-1)
 
     // The part of a step that each of `ranks` processes does.
     std::int64_t micro_batch_size(std::int64_t ranks = 1) const {
@@ -170,12 +170,12 @@ nlohmann::json to_json(const TrainConfig& config);
 /// Overwrites the settings that the object `settings` contains. `source` names the file in errors. The error
 /// for an unknown key names the nearest known key; the error for a wrong type names the expected type.
 void apply_json(TrainConfig& config, const nlohmann::json& settings, const std::string& source);
-/// The same from JSON text.
+/// Overwrites settings like the function above, from JSON text.
 void apply_config_text(TrainConfig& config, std::string_view text, const std::string& source);
 /// Returns the text of a JSON file of settings: a regular file of at most max_config_bytes.
 constexpr std::uint64_t max_config_bytes = std::uint64_t{1} << 20;
 std::string config_file_text(const std::string& path, SymbolicLinks links = SymbolicLinks::follow);
-/// Reads and applies such a file.
+/// Reads a JSON file of settings and applies it.
 void apply_config_file(TrainConfig& config, const std::string& path,
                        SymbolicLinks links = SymbolicLinks::follow);
 
@@ -183,13 +183,13 @@ void apply_config_file(TrainConfig& config, const std::string& path,
 /// Error naming a setting whose path is not UTF-8.
 void make_paths_absolute(TrainConfig& config);
 
-/// auto: a GPU if there is one, else the CPU. The processes of a host have numbers `local_rank`, and each
-/// uses the GPU of its number, unless it sees only one GPU. Throws Error when cuda is requested and there is
-/// no GPU.
+/// Returns the device for a choice. auto means a GPU if there is one, else the CPU. The process with number
+/// `local_rank` on its host uses the GPU of this number, unless it sees only one GPU. Throws Error when cuda
+/// is requested and there is no GPU.
 Device resolve_device(DeviceChoice choice, int local_rank = 0);
 
-/// demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m, gpt2-350m, gpt2-774m, llama-tiny. The error for
-/// an unknown name names the nearest known one.
+/// Returns the settings of a preset: demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m, gpt2-350m,
+/// gpt2-774m, llama-tiny. The error for an unknown name names the nearest known one.
 TrainConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
 

@@ -193,7 +193,7 @@ void Trainer::report_part(StepPart::Kind kind, std::int64_t done, std::int64_t a
     if (on_part_) on_part_({.step = step, .kind = kind, .done = done, .all = all});
 }
 
-/// The optimizer has not changed weights and state.
+/// The optimizer has refused the update: weights and state are unchanged.
 void Trainer::handle_bad_step(StepReport& report) {
     ++bad_steps_;
     ++bad_steps_in_a_row_;

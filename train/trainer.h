@@ -39,8 +39,9 @@ struct Resume {
     std::optional<std::int64_t> threads = {};
     std::optional<DeviceChoice> device = {};
     std::optional<std::int64_t> zero = {};
-    std::optional<std::string> data = {};      ///< the new path of the same data
-    std::optional<std::string> val_data = {};  ///< likewise; only for a run with validation data
+    std::optional<std::string> data = {};  ///< the new path of the same data
+    std::optional<std::string> val_data =
+        {};  ///< the new path of the same validation data; only for a run with separate validation data
     /// Resumes from an older checkpoint when the newest announced one is missing; see find_resume_point().
     bool restart = false;
 };
@@ -72,15 +73,16 @@ class Trainer {
     /// processes share the batch of a step and end with the same weights. Only rank 0 reads and writes the
     /// run's directory and calls on_message.
     ///
-    /// With Purpose::plan nothing is written to config.out; memory_plan() is what the run would hold.
+    /// With Purpose::plan nothing is written to config.out, and memory_plan() returns the memory that the run
+    /// would need.
     enum class Purpose { train, plan };
     explicit Trainer(TrainConfig config, MessageHandler on_message = print_message,
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
                      Purpose purpose = Purpose::train);
     /// Resumes the run from the newest sound checkpoint. Newer damaged checkpoints are named through
     /// on_message. A run that was killed before its first checkpoint starts again. find_resume_point() lists
-    /// what is refused. Nothing in the directory changes before all checks have passed, and nothing at all if
-    /// the run is finished.
+    /// what is refused. The directory does not change before all checks have passed, and does not change at
+    /// all if the run is finished.
     explicit Trainer(const Resume& resume, MessageHandler on_message = print_message,
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>());
     ~Trainer();
@@ -179,7 +181,7 @@ class Trainer {
     std::unique_ptr<EvaluationData> validation_;  // null without a validation split
     Schedule schedule_;
     Tensor result_;       // [3] float64: the step's loss, votes to stop, gradient norm
-    Tensor host_result_;  // the same in host memory
+    Tensor host_result_;  // host memory that result_ is copied to
     std::unique_ptr<Context> arena_ctx_;
     StepGraph graph_;
     // The first step is not captured, because libraries and tables are initialised in it. The second one is.
@@ -209,7 +211,7 @@ class Trainer {
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
     std::optional<double> val_loss_, best_val_loss_;
     std::optional<double> best_saved_val_loss_;           // the loss of best.h5
-    std::map<std::int64_t, double> pending_best_losses_;  // of running saves for best.h5, by step
+    std::map<std::int64_t, double> pending_best_losses_;  // losses of the running saves for best.h5, by step
 };
 
 }  // namespace gradtile

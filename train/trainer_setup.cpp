@@ -18,7 +18,8 @@
 #include <gradtile/train/saved_algorithms.h>
 #include <gradtile/train/shared_start.h>
 
-/// How a Trainer is made from settings or from a checkpoint, and the checkpoint that describes its state.
+/// Makes a Trainer from settings or from a checkpoint, and makes the checkpoint that describes a Trainer's
+/// state.
 namespace gradtile {
 namespace {
 

@@ -40,8 +40,8 @@ NamedTensors& tensors_of(Checkpoint& checkpoint, std::string_view group);
 ///
 /// Tensors are on the CPU, with 1 to 6 axes, any strides and any dtype; the file stores them row-major.
 /// Throws Error, naming the tensor, if a tensor holds an infinity or a NaN. Throws Error when the file system
-/// fails. After an error no temporary file is left, and `path` has the new content only if the fsync of the
-/// directory, the last step, was what failed.
+/// fails. After an error no temporary file is left. `path` then has its old content, unless only the last
+/// step failed, the fsync of the directory.
 void write_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint,
                       FileSystem& fs = FileSystem::posix());
 

@@ -112,7 +112,8 @@ std::vector<CheckpointDirectory::Entry> CheckpointDirectory::candidates(
         with_file_name("checkpoint", best_path(), [&] {
             const OpenFile file = open_regular_file(*fs_, best_path(), SymbolicLinks::refuse);
             const std::int64_t step = read_header(file, best_path()).step;
-            // The step file of the same step comes first: it is the usual name.
+            // If best.h5 and a step file have the same step, the step file comes first, because it is the
+            // usual name.
             const auto place = std::find_if(entries.begin(), entries.end(),
                                             [step](const Entry& entry) { return entry.step < step; });
             entries.insert(place, {step, best_path()});

@@ -45,7 +45,7 @@ class CheckpointDirectory {
 
     struct Loaded {
         std::optional<Checkpoint> checkpoint;  ///< the newest sound checkpoint; empty when there is none
-        std::filesystem::path path;            ///< its file
+        std::filesystem::path path;            ///< the checkpoint's file
         std::vector<std::string> damaged;      ///< one line for each newer file that is damaged
     };
     /// Reads the files from the newest step downwards until one is sound. best.h5 counts as a checkpoint of

@@ -12,7 +12,7 @@ namespace gradtile {
 
 namespace {
 
-// `head -1` prints it, and a transfer that converts line ends damages it visibly.
+// The first line of the file. `head -1` prints it, and a transfer that converts line ends damages it visibly.
 constexpr std::string_view kMagic = "gradtile checkpoint\r\n\x1a\n";
 
 // Offsets of the little-endian fields; every other byte of the header is zero. Version, step and length lie

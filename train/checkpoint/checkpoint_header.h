@@ -1,5 +1,5 @@
 #pragma once
-/// The first bytes of a checkpoint file; with them a reader can check the rest. The header and the manifest
+/// The first bytes of a checkpoint file, with which a reader can check the rest. The header and the manifest
 /// (see checkpoint_manifest.h) fill HDF5's user block, which HDF5 tools skip. docs/checkpoint_format.md gives
 /// the layout.
 #include <array>

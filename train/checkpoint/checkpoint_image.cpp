@@ -36,7 +36,7 @@ void CheckpointImage::write(const std::byte* data, std::size_t bytes, std::uint6
     if (address != writeback_end_) writeback_begin_ = address;
     writeback_end_ = address + bytes;
     if (writeback_end_ - writeback_begin_ >= kWriteback) {
-        // Only a hint: fsync reports a failure.
+        // The call is only a hint; if it fails, fsync reports the failure.
         file_.file_system().start_writeback(file_.descriptor(), writeback_begin_,
                                             writeback_end_ - writeback_begin_);
         writeback_begin_ = writeback_end_;

@@ -23,7 +23,8 @@ constexpr std::uint64_t kFixedBytes = 2 + 1 + 1 + 4 + 8;
 constexpr std::uint64_t kAxisBytes = 8;
 constexpr std::uint64_t kExtentBytes = 16;
 
-// With smaller extents on average, a reader would spend more time per extent than on its bytes.
+// The smallest average size of an extent. For smaller extents, a reader would spend more time per extent than
+// on the extent's bytes.
 constexpr std::uint64_t kMinAverageExtent = 4096;
 
 std::uint8_t code_of(const std::optional<DType>& dtype) {

@@ -4,8 +4,8 @@
 /// gives the layout.
 ///
 /// The manifest is binary and not JSON for two reasons. Its size is known before the first address is, so the
-/// user block can be sized before libhdf5 begins. And a reader needs no more memory than a small multiple of
-/// its bytes.
+/// user block can be sized before libhdf5 begins. And a reader of the manifest needs no more memory than a
+/// small multiple of the manifest's size.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -30,8 +30,9 @@ struct StoredObject {
     std::string name;            ///< includes the group: "params/head.weight", "config/json"
     std::optional<DType> dtype;  ///< empty: a text, whose shape is [bytes]
     Shape shape;
-    std::uint32_t crc32c = 0;         ///< checksum of the bytes in `extents`, in that order
-    std::vector<FileExtent> extents;  ///< their bytes, in this order, are the row-major elements
+    std::uint32_t crc32c = 0;  ///< checksum of the bytes in `extents`, in that order
+    std::vector<FileExtent>
+        extents;  ///< the bytes of these extents, in this order, are the row-major elements
 
     std::uint64_t bytes() const {
         return static_cast<std::uint64_t>(shape.elements()) * (dtype ? size_of(*dtype) : 1);

@@ -64,7 +64,7 @@ std::vector<Segment> segments_of(const CheckpointContents& contents, std::span<s
 }
 
 void read_segments(const OpenFile& file, std::span<Segment> segments) {
-    // Small enough to stay in the cache between the read and the checksum.
+    // The size of one read: small enough that the bytes stay in the cache until the checksum is computed.
     constexpr std::uint64_t kPiece = std::uint64_t{256} << 10;
     const auto scratch = std::make_unique_for_overwrite<std::byte[]>(kPiece);
     for (Segment& segment : segments) {
@@ -80,7 +80,8 @@ void read_segments(const OpenFile& file, std::span<Segment> segments) {
 
 // Divides the segments into consecutive groups of about equal bytes, one for each thread.
 std::vector<std::span<Segment>> shares_of(std::span<Segment> segments, std::uint64_t bytes) {
-    // One thread is slower than the page cache; more threads than these gain little.
+    // The maximum number of threads. One thread is slower than the page cache, and more than these gain
+    // little.
     constexpr std::uint64_t kMaxThreads = 4;
     constexpr std::uint64_t kMinBytesPerThread = std::uint64_t{16} << 20;
     const std::uint64_t threads = std::clamp<std::uint64_t>(

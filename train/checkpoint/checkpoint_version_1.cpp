@@ -27,7 +27,7 @@ struct Version1Header {
     std::uint64_t length = 0;
 };
 
-// A finished file for libhdf5 to read. The header's checksum covers all of it.
+// A finished file that libhdf5 reads. The header's checksum covers the whole file.
 class FileStorage final : public Hdf5Storage {
   public:
     FileStorage(const OpenFile& file, std::uint64_t size) : file_(file), size_(size) {}

@@ -16,7 +16,7 @@ namespace {
 
 namespace schema = checkpoint_schema;
 
-// libhdf5 allocates its structures in blocks of this size, and not between the chunks.
+// libhdf5 allocates its structures in blocks of this size, so that they do not lie between the chunks.
 constexpr hsize_t kMetadataBlock = hsize_t{64} << 10;
 
 std::array<hsize_t, Shape::max_rank> dims_of(const Shape& shape) {
@@ -42,7 +42,7 @@ class Writer {
         hdf5_check(H5Pset_meta_block_size(access.get(), kMetadataBlock), "set the metadata block size");
         file_ =
             Hdf5File(H5Fcreate("checkpoint", H5F_ACC_TRUNC, creation.get(), access.get()), "create the file");
-        // Readers expect the groups of tensors even where they are empty.
+        // Readers expect the groups of tensors even if a group is empty.
         for (const std::string_view group : schema::tensor_groups) make_groups(concat(group, '/'));
     }
 

@@ -18,16 +18,16 @@ struct SnapshotPart {
     bool operator==(const SnapshotPart&) const = default;
 };
 
-/// The training thread calls take(). Any thread may call download(), but before the next take().
+/// The training thread calls take(). Any thread may call download(), but only before the next take().
 class DeviceSnapshot {
   public:
-    /// For tensors that ctx's stream changes.
+    /// Makes snapshots of tensors that the work on ctx's stream changes.
     explicit DeviceSnapshot(const Context& ctx);
     ~DeviceSnapshot();
     DeviceSnapshot(const DeviceSnapshot&) = delete;
     DeviceSnapshot& operator=(const DeviceSnapshot&) = delete;
 
-    /// Allocates what take() of the same parts needs, so that the first take() does not.
+    /// Allocates the memory that take() of the same parts needs, so that the first take() allocates nothing.
     void reserve(const std::vector<SnapshotPart>& parts);
     /// Enqueues the copy within the device on the stream and returns.
     void take(const std::vector<SnapshotPart>& parts);

@@ -20,7 +20,8 @@ double seconds_since(Clock::time_point begin) {
 }
 
 constexpr std::uint64_t kAlignment = 64;
-// Large enough for an efficient copy by a thread, small enough to divide the work evenly.
+// The bytes that a thread copies at once: enough for an efficient copy, and few enough to divide the work
+// evenly.
 constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
 
 std::uint64_t staged_bytes(const Tensor& x) {
@@ -95,7 +96,7 @@ void SnapshotWriter::grow_staging(std::uint64_t bytes) {
     staging_.reset();  // frees the old buffer before the new one is allocated
     staging_ = std::make_shared<Buffer>(staging_allocator(ctx_.device()), static_cast<std::size_t>(bytes));
     if (ctx_.device().is_cuda()) return;  // page-locked memory is already mapped
-    // Only a hint: larger pages make the first access several times faster.
+    // Requests larger pages, which make the first access several times faster. The call is only a hint.
     constexpr std::uintptr_t kPage = 4096;
     const auto begin = (reinterpret_cast<std::uintptr_t>(staging_->data()) + kPage - 1) / kPage * kPage;
     const auto end = reinterpret_cast<std::uintptr_t>(staging_->data() + bytes) / kPage * kPage;
@@ -137,7 +138,7 @@ SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
     visit_tensors(live, staged, [&](const NamedTensors& tensors, NamedTensors& copies) {
         for (const auto& [name, x] : tensors) {
             if (!x.defined()) {
-                copies.emplace(name, x);  // write_checkpoint() refuses it and names it
+                copies.emplace(name, x);  // write_checkpoint() refuses this tensor and names it
                 continue;
             }
             copies.emplace_hint(

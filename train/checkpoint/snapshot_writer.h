@@ -49,12 +49,13 @@ class SnapshotWriter {
     /// Copies the state and starts to save it. The state may change once this function returns. `best` also
     /// links the checkpoint as best.h5. Errors of memory or files do not throw here; poll() reports them.
     void save(const Checkpoint& live, bool best = false);
-    /// The same without a copy, for tensors on the host that do not change before wait() returns.
+    /// Starts to save the state without a copy. The tensors are on the host and must not change before wait()
+    /// returns.
     void save_in_place(Checkpoint checkpoint, bool best = false);
     bool busy() const;
     /// Returns the results of the saves that ended since the last call, oldest first.
     std::vector<SaveReport> poll();
-    /// Waits for the running save; poll() then reports all.
+    /// Waits for the running save. poll() then returns the results of all saves.
     void wait();
 
   private:
@@ -82,7 +83,7 @@ class SnapshotWriter {
     std::optional<Job> job_;  // set while a save is running
     bool stop_ = false;
     std::vector<SaveReport> reports_;
-    std::thread thread_;  // last: it uses all of the above
+    std::thread thread_;  // declared last, because the thread uses all members above
 };
 
 }  // namespace gradtile

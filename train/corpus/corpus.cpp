@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t story_purpose = 0x73746F72;  // "stor": gives the corpus a key of its own
 
-/// Built once; immutable afterwards.
+/// The grammar is built once and then immutable.
 const Grammar& story_grammar() {
     static const Grammar grammar(story_grammar_notation, "story");
     return grammar;

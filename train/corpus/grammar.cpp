@@ -272,7 +272,8 @@ std::vector<std::string> Grammar::beginnings_of(std::span<const Symbol> symbols)
     for (const Symbol& symbol : symbols) {
         if (symbol.kind == Kind::literal) {
             extend({symbol.text});
-            // Enough to distinguish; a second list of words would multiply the number of texts.
+            // A word and the literal after it distinguish enough; a second list of words would multiply the
+            // number of texts.
             if (has_word) break;
         } else if (symbol.kind == Kind::rule) {
             if (has_word) break;

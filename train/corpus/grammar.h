@@ -12,8 +12,8 @@
 namespace gradtile {
 
 /// A grammar whose rules share the attributes of a story: the hero is drawn once, at the first mention, and
-/// every later mention and pronoun agrees with it. Attributes have finitely many values, so the notation
-/// abbreviates a context-free grammar.
+/// every later mention and pronoun agrees with this choice. Attributes have finitely many values, so the
+/// notation abbreviates a context-free grammar.
 ///
 /// Notation. A definition begins in the first column and continues on indented lines; `|` stands before every
 /// alternative; blanks around an alternative do not count; `\n` is a line break and `\s` a blank; `#` begins

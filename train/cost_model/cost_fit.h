@@ -15,8 +15,8 @@ enum class Timed {
     attention,  ///< only the attention of one process's step
     update,     ///< gradient norm and optimizer of one process's step
     all_reduce,
-    reduce_scatter,  ///< its bytes are those of all processes' parts together
-    all_gather,      ///< its bytes are those of all processes' parts together
+    reduce_scatter,  ///< `bytes` is the size of all processes' parts together
+    all_gather,      ///< `bytes` is the size of all processes' parts together
     broadcast
 };
 

@@ -176,7 +176,7 @@ StepCost step_cost(const ParallelStep& step, const CostConstants& constants, con
     if (layout.gpus() > 1) cost.exposed = both - cost.compute + small_sums;
     const double updated = step.elements() / static_cast<double>(step.zero ? layout.gpus() : 1);
     cost.update = updated * step.work.update_bytes_of_element / constants.update_bytes +
-                  step.update_flops / constants.product_flops;  // GPUs multiply bfloat16 in any run
+                  step.update_flops / constants.product_flops;  // in bfloat16, whatever the run's dtype
     return cost;
 }
 

@@ -10,7 +10,7 @@
 
 namespace gradtile {
 
-/// The speeds of a kind of GPU and of the links within a node, per second; latencies in seconds.
+/// The speeds of a kind of GPU and of the links within a node, per second, and latencies in seconds.
 struct CostConstants {
     double product_flops;        ///< matrix products in bfloat16
     double attention_flops;      ///< attention in bfloat16
@@ -52,9 +52,9 @@ std::vector<std::string> h200_provenance();
 /// Parameters that one collective transfers, in the order of the flat blocks.
 struct ParameterBucket {
     double elements = 0;
-    /// The stage of its first parameter: 0 for the embeddings, 1 .. layers for the blocks, layers + 1 for the
-    /// head. The forward pass first needs the bucket in this stage, and the backward pass completes its last
-    /// gradient there.
+    /// The stage of the bucket's first parameter: 0 for the embeddings, 1 .. layers for the blocks, layers +
+    /// 1 for the head. The forward pass first needs the bucket in this stage, and the backward pass completes
+    /// its last gradient there.
     std::size_t stage = 0;
     /// Under ZeRO-1, true: the bucket is cut into equal parts, which are reduce-scattered and gathered.
     /// False: whole parameters have owners (see DataParallel), so every process sums the bucket and the

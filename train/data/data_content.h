@@ -35,8 +35,9 @@ DataContent content_of(const DataFile& file);
 /// Returns the content of a text in memory, hashed by every byte.
 DataContent content_of(std::string_view text);
 
-/// Throws Error when the open file no longer holds `content`. A different length fails at once; a different
-/// time of last change makes the samples be compared. One system call when the file was not changed.
+/// Throws Error when the open file no longer holds `content`. A different length fails at once; if only the
+/// time of last change differs, the samples are compared. Makes one system call when the file was not
+/// changed.
 void require_unchanged(const DataFile& file, const DataContent& content);
 
 }  // namespace gradtile

@@ -27,8 +27,8 @@ class DataFile {
     /// error.
     void read(std::int64_t offset, std::span<std::byte> out) const;
 
-    /// Returns whether the file's length or time of last change differs from when it was opened. One system
-    /// call.
+    /// Returns whether the file's length or time of last change differs from when it was opened. Makes one
+    /// system call.
     bool was_modified() const;
     /// Throws Error when the file's length has changed.
     void require_same_size() const;
@@ -41,7 +41,7 @@ class DataFile {
 };
 
 /// Raises the limit on open files, if the system allows it, so that `count` data files and some hundred other
-/// files can be open: each shard of a data set stays open, and the usual limit is 1024.
+/// files can be open. Each shard of a data set stays open, and the usual limit is 1024.
 void raise_open_file_limit(std::size_t count);
 
 }  // namespace gradtile

@@ -8,7 +8,7 @@
 namespace gradtile {
 namespace {
 
-// The uses of a seed; each has its own key.
+// The purposes that a seed is used for; each purpose has its own key.
 enum Purpose : std::uint64_t { phase_purpose = 0x70686173, order_purpose = 0x6f726472 };
 
 /// Fills one row with the inputs [begin, end) and the tokens that follow them; the rest of the row is token 0

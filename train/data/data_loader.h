@@ -49,14 +49,13 @@ class DataLoader {
     /// takes the r-th group of B. B is the spans' size / T and may change from call to call. Returns the
     /// number of targets that count in the windows of all ranks.
     std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
-    /// The same for contiguous host tensors.
+    /// Fills contiguous host tensors in the same way.
     std::int64_t next(const Batch& batch);
 
     std::int64_t context() const { return options_.context; }
     std::int64_t epoch() const { return cursor_.epoch; }  ///< counted from 0
-    std::int64_t position() const {
-        return cursor_.position;
-    }  ///< windows of the epoch that all ranks have taken
+    /// Returns the windows of the epoch that all ranks have taken.
+    std::int64_t position() const { return cursor_.position; }
     std::int64_t windows() const { return cursor_.windows(); }  ///< windows in this epoch
     /// Returns the passes over the data so far: epoch + position / windows.
     double epochs_done() const {
@@ -95,8 +94,8 @@ class DataLoader {
 };
 
 /// Validation batches: non-overlapping windows over the whole sequence, in order. The last window may be
-/// short, so a loss weighted by next()'s counts is the loss over the whole split. Errors are those of
-/// DataLoader.
+/// short, so a loss weighted by next()'s counts is the loss over the whole split. It throws the same errors
+/// as DataLoader.
 class SequentialLoader {
   public:
     /// Throws Error naming the sequence when it has fewer than two tokens.

@@ -15,13 +15,14 @@
 namespace gradtile {
 
 struct DatasetOptions {
-    std::string data{};         ///< text file, or token file (.bin; a pattern selects several shards)
-    std::string val_data{};     ///< empty: the last part of data
-    double val_fraction = 0.1;  ///< size of that part
+    std::string data{};  ///< name of a text file, or of a token file (.bin; a pattern selects several shards)
+    std::string val_data{};                               ///< empty: the last part of data
+    double val_fraction = 0.1;                            ///< size of that part
     TokenizerKind tokenizer = TokenizerKind::characters;  ///< for text only
     TokenType token_type = TokenType::automatic;          ///< for token files without a header only
     std::int64_t vocabulary = 0;  ///< for token files: every id is below it; 0: see open_token_file
-    /// Dataset::content of the run that is resumed; other data is refused. null: no comparison.
+    /// Dataset::content of the run that is resumed: data with another content is refused. null: no
+    /// comparison.
     JsonValue expected_content{};
 };
 

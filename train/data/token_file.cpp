@@ -33,7 +33,8 @@ constexpr int id_bytes(const TokenFormatTraits& format) {
     return format.ids == TokenType::uint32 ? 4 : 2;
 }
 
-/// The magic numbers of llm.c's other files. Read as headerless tokens, such files would be noise.
+/// The magic numbers of llm.c's other files. If such files were read as headerless tokens, the tokens would
+/// be noise.
 constexpr std::array other_llm_c_files = {
     std::pair{20240326, std::string_view("a model")}, std::pair{20240327, std::string_view("a debug state")},
     std::pair{20240328, std::string_view("a tokenizer")},
@@ -87,7 +88,7 @@ std::int32_t byte_swapped(std::int32_t value) {
     return static_cast<std::int32_t>(__builtin_bswap32(static_cast<std::uint32_t>(value)));
 }
 
-/// llm.c's magic numbers are dates of 2024. Read as two uint16, no such number is two ids of GPT-2.
+/// llm.c's magic numbers are dates of 2024. No such number, read as two uint16, is a pair of GPT-2's ids.
 bool looks_like_magic_number(std::int32_t value) {
     return value / 10000 == 2024;
 }
@@ -99,7 +100,8 @@ bool has_shard_header(const DataFile& file, const Head& head) {
            (head.tokens() * 2 == body || head.tokens() * 4 == body);
 }
 
-/// Refuses files that are not headerless token files: read as such they would be noise.
+/// Refuses files that are not headerless token files: if other files were read as token files, the tokens
+/// would be noise.
 void refuse_damaged_shards(const DataFile& file, const Head& head) {
     const std::string& path = file.path();
     for (const auto& [other, what] : other_llm_c_files)

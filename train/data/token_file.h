@@ -17,8 +17,8 @@
 namespace gradtile {
 
 enum class TokenFormat {
-    gpt2_shard,        ///< llm.c's shards of GPT-2 tokens
-    llama3_shard,      ///< llm.c's shards of Llama 3 tokens
+    gpt2_shard,        ///< a shard of GPT-2 tokens, as llm.c writes it
+    llama3_shard,      ///< a shard of Llama 3 tokens, as llm.c writes it
     headerless,        ///< nanoGPT's train.bin and val.bin: only uint16 ids
     headerless_uint32  ///< only uint32 ids
 };

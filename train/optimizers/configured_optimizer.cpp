@@ -74,7 +74,7 @@ OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int6
                      const ParameterUpdate update = update_of(config, parameter);
                      OptimizerPart& part = parts[static_cast<std::size_t>(owner)];
                      part.state_bytes += static_cast<std::size_t>(piece) * update.moments * moment_bytes;
-                     part.product_flops += update.product_flops;  // the piece is the whole parameter
+                     part.product_flops += update.product_flops;  // this process updates the whole parameter
                  });
     OptimizerPart largest{.elements = static_cast<std::size_t>(largest_shard(buckets, processes))};
     for (const OptimizerPart& part : parts) {

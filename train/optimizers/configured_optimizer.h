@@ -10,20 +10,21 @@
 
 namespace gradtile {
 
-/// Optimizes every parameter of an allocated store, which must outlive the optimizer; of these only the
-/// elements in the shard, if any.
+/// Makes the optimizer that `config` names, for every parameter of an allocated store, which must outlive the
+/// optimizer. If there is a shard, the optimizer updates only the elements in the shard.
 std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
                                           const TrainConfig& config,
                                           const std::optional<OptimizerShard>& shard = {});
 
-/// What that optimizer keeps and computes for a parameter. The store need not be allocated.
+/// Returns the moments and operations that the optimizer needs to update a parameter. The parameter's store
+/// need not be allocated.
 ParameterUpdate update_of(const TrainConfig& config, const Parameter& parameter);
 
 /// The cost of parameters that shards must not cut: the operations of their update's matrix products.
 WholeCost whole_cost(const TrainConfig& config);
 
-/// The most that one of `processes` updates, keeps and computes, for flat blocks of so many elements. The
-/// store need not be allocated.
+/// Returns the largest part of the optimizer that one of `processes` processes has, for flat blocks of
+/// `elements` elements. The store need not be allocated.
 OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int64_t elements,
                                      const TrainConfig& config, int processes);
 

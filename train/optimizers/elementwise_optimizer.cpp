@@ -8,10 +8,11 @@
 namespace gradtile {
 namespace {
 
-// Moments, gradient and weight of a block fit the second-level cache.
+// The elements of a block: so few that the block's moments, gradients and weights fit the second-level cache.
 constexpr std::int64_t block_elements = 1 << 14;
 
-/// Where ranges of parameters lie in the arrays; neighbours that decay alike are one.
+/// The places of parameters in the arrays. Neighbouring parameters that both decay, or both do not, form one
+/// range.
 class BlockLayout {
   public:
     void add(const ElementBlock& added) {

@@ -25,11 +25,11 @@ namespace gradtile {
 /// elements.
 struct ElementBlock {
     std::int64_t value;     ///< offset in the store's values
-    std::int64_t weight;    ///< in the weights that are updated: the masters, or the values themselves
-    std::int64_t gradient;  ///< in the gradients
-    std::int64_t moment;    ///< in each moment
+    std::int64_t weight;    ///< offset in the weights that are updated: the masters, or the values themselves
+    std::int64_t gradient;  ///< offset in the gradients
+    std::int64_t moment;    ///< offset in each moment
     std::int64_t length;
-    std::int64_t decays;  ///< 1 or 0
+    std::int64_t decays;  ///< 1 if weight decay applies, else 0
 };
 
 /// The flat arrays that the offsets of a block refer to.
@@ -41,7 +41,8 @@ struct ElementArrays {
 /// All blocks of an optimizer.
 struct ElementBlocks {
     std::vector<ElementBlock> list;
-    /// The same bytes on a GPU, int32 [12 list.size()]: uploaded once, since a step cannot wait for a copy.
+    /// On a GPU: a copy of `list` as int32 [12 list.size()]. It is copied to the GPU once, because a step
+    /// cannot wait for a copy.
     Tensor on_device = {};
     Tensor scratch = {};  ///< on a GPU: float64 [16], the formula that a step's first kernel prepares
 };
@@ -50,20 +51,22 @@ class ElementwiseOptimizer final : public Optimizer {
   public:
     /// Optimizes every parameter of an allocated store, which must outlive the optimizer. Moments start at 0.
     ElementwiseOptimizer(const Context& ctx, const ParameterStore& store, const ElementwiseRule& rule);
-    /// Optimizes only the given parameters of the store; of these only the elements in the shard, if any.
+    /// Optimizes only the given parameters of the store. If there is a shard, updates only their elements in
+    /// the shard.
     ElementwiseOptimizer(const Context& ctx, const ParameterStore& store,
                          std::span<const Parameter> parameters, const ElementwiseRule& rule,
                          const std::optional<OptimizerShard>& shard = {});
 
     using Optimizer::step;
     void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) override;
-    /// "m/NAME" of each moment and parameter, then "updates", the number t of the last applied update
-    /// (int32). Of a shard "m" of each moment, packed (see StateTensor), then "updates".
+    /// Returns "m/NAME" for each moment m and each parameter NAME, then "updates", the number t of the last
+    /// applied update (int32). For a shard returns one packed tensor "m" for each moment (see StateTensor),
+    /// then "updates".
     std::vector<StateTensor> state() const override;
 
   private:
     std::vector<Parameter> parameters_;
-    std::vector<FlatRange> ranges_;  // of the parameters, as packed in each moment
+    std::vector<FlatRange> ranges_;  // the parameters' ranges, as packed in each moment
     bool is_shard_;
     ElementwiseRule rule_;
     ElementArrays arrays_;

@@ -1,5 +1,6 @@
-// Elementwise optimizers on the GPU: a kernel of one thread decides, from what lies on the device, whether
-// and how to update; a second one updates all elements in one pass.
+// Elementwise optimizers on the GPU. A first kernel of one thread reads rate and gradient scale from device
+// memory, and decides whether to update and with which formula. A second kernel updates all elements in one
+// pass.
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -9,10 +10,10 @@ namespace gradtile::cuda {
 namespace {
 
 constexpr int threads_per_block = 256;
-constexpr int width = 4;  // elements a thread loads at once: 16 bytes of float32
+constexpr int width = 4;  // elements that a thread loads at once: 16 bytes of float32
 static_assert(64 % width == 0, "blocks are multiples of 64 elements");
 
-/// What all elements of a step share; lies in the optimizer's scratch.
+/// The numbers that all elements of a step use. They are stored in the optimizer's scratch memory.
 template <class Real, class Formula>
 struct PreparedStep {
     double gradient_scale;  // 0: the update is refused
@@ -44,7 +45,8 @@ template <class Real, class Value, class Formula, std::size_t... k>
 __global__ void __launch_bounds__(threads_per_block)
     update_kernel(Pointers<Real, Value, sizeof...(k)> arrays, const ElementBlock* blocks,
                   const PreparedStep<Real, Formula>* prepared, std::index_sequence<k...>) {
-    const ElementBlock block = blocks[blockIdx.x];  // the same in every step
+    const ElementBlock block =
+        blocks[blockIdx.x];  // read before await_predecessor(), because no kernel changes it
     device::await_predecessor();
     const PreparedStep<Real, Formula> step = *prepared;
     if (step.gradient_scale == 0.0) return;

@@ -17,8 +17,8 @@ Tensor global_norm(const Context& ctx, const Tensor& x);
 struct ClipOptions {
     double max_norm = 0.0;  ///< 0: no clipping
     Tensor loss = {};       ///< one floating-point element that must be finite, too
-    /// If the gradients are one part of several: replaces a part's sum of squares, [1] float64, by the sum
-    /// over all parts.
+    /// Set if the gradients are one part of several. Replaces the part's sum of squares, [1] float64, by the
+    /// sum over all parts.
     std::function<void(const Tensor& sum_of_squares)> add_other_parts = {};
 };
 

@@ -23,8 +23,9 @@ std::vector<Parameter> split(const ParameterStore& store,
     return chosen;
 }
 
-/// Elements of a group. A product of a few million elements leaves most of a large GPU idle, so a group holds
-/// a dozen of them. On the CPU one such product occupies the threads, and small groups save scratch.
+/// The maximum number of elements in a group. A product with a few million elements leaves most of a large
+/// GPU idle, so a group has a dozen such products. On the CPU one such product occupies the threads, and
+/// small groups need less scratch memory.
 std::int64_t group_elements(const Context& ctx, const MuonOptions& options) {
     if (options.group_elements > 0) return options.group_elements;
     return std::int64_t{ctx.device().is_cuda() ? 32 : 4} << 20;
@@ -32,7 +33,7 @@ std::int64_t group_elements(const Context& ctx, const MuonOptions& options) {
 
 constexpr int newton_schulz_steps = 5;
 
-/// Orthogonalises x [count, rows, cols], in the dtype of the products; may overwrite x.
+/// Returns x [count, rows, cols] orthogonalised, in the dtype of the products. May overwrite x.
 Tensor orthogonalized(const Context& ctx, const Tensor& x, DType products) {
     static_assert(newton_schulz_steps % 2 == 1);
     const std::int64_t count = x.size(0), rows = x.size(1), cols = x.size(2);

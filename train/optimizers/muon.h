@@ -21,26 +21,26 @@ namespace gradtile {
 struct TrainConfig;
 
 struct MuonOptions {
-    double lr_ratio = 20.0;  ///< the matrices' rate as a multiple of the one given to step()
+    double lr_ratio = 20.0;  ///< the matrices' learning rate divided by the rate given to step()
     double momentum = 0.95;
     double weight_decay = 0.0;
     AdamW adamw;  ///< for the other parameters
     /// The dtype of the factors in Newton-Schulz's products: f32, bf16, or none for newton_schulz_dtype().
     /// Gradients in float64 are never rounded.
     std::optional<DType> newton_schulz = {};
-    /// The most elements of matrices of one shape that are orthogonalised together, which decides how much
-    /// scratch a step takes; 0: enough to occupy the device.
+    /// The maximum number of elements that are orthogonalised together, in matrices of one shape. It
+    /// determines the scratch memory of a step. 0: enough elements to occupy the device.
     std::int64_t group_elements = 0;
 };
 
 /// Orthogonalises x [rows, cols], or each matrix of x [count, rows, cols], in place; float32 or float64,
 /// contiguous. Five steps of the quintic iteration
 ///     X <- a X + (b A + c A^2) X, A = X X^T, (a, b, c) = (3.4445, -4.7750, 2.0315), from X / |X|_F
-/// take every singular value that is not tiny to between 0.68 and 1.14. Products are in x's dtype or, where
-/// `products` is bf16, in bfloat16: X, A, A^2 and the polynomial are then rounded to it, as published (Jordan
-/// 2024 runs the whole iteration in bfloat16), and sums are float32.
+/// bring every singular value that is not tiny to between 0.68 and 1.14. Products are in x's dtype, or in
+/// bfloat16 if `products` is bf16. X, A, A^2 and the polynomial are then rounded to bfloat16, and sums are
+/// float32 (Jordan 2024 runs the whole iteration in bfloat16).
 void newton_schulz(const Context& ctx, const Tensor& x, DType products);
-/// bf16 where ctx's device multiplies bfloat16 faster than float32, as every GPU does; else f32.
+/// Returns bf16 if ctx's device multiplies bfloat16 faster than float32, as every GPU does; otherwise f32.
 DType newton_schulz_dtype(const Context& ctx);
 
 /// Floating-point operations of newton_schulz() for one matrix.
@@ -51,32 +51,33 @@ struct MuonArrays {
     Tensor values = {}, weights = {}, gradients = {}, momentum = {};
 };
 
-/// Where a matrix begins in each of MuonArrays, in elements. Weights are the masters, or the values
-/// themselves.
+/// The offsets of a matrix in the arrays of MuonArrays, in elements. The weights are the masters, or the
+/// values themselves.
 struct MuonOffsets {
     std::int64_t value, weight, gradient, momentum;
 };
 
-/// Matrices of one shape, updated together.
+/// Matrices of one shape, which are updated together.
 struct MuonGroup {
     Shape shape;
     std::vector<MuonOffsets> matrices;
-    Tensor on_device = {};  ///< the same bytes on a GPU, int32 [8 matrices.size()]
+    Tensor on_device = {};  ///< on a GPU: a copy of `matrices` as int32 [8 matrices.size()]
     std::int64_t count() const { return std::ssize(matrices); }
 };
 
 class Muon final : public Optimizer {
   public:
-    /// is_hidden_matrix chooses what Muon updates, among the parameters of rank 2. Optimizes only the
-    /// elements in the shard, if any; throws Error when it holds a part of a hidden matrix and not all.
+    /// is_hidden_matrix selects the parameters of rank 2 that Muon updates. If there is a shard, updates only
+    /// the elements in the shard. Throws Error when the shard contains a part of a hidden matrix but not the
+    /// whole matrix.
     Muon(const Context& ctx, const ParameterStore& store,
          const std::function<bool(const Parameter&)>& is_hidden_matrix, const MuonOptions& options,
          const std::optional<OptimizerShard>& shard = {});
 
     using Optimizer::step;
     void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) override;
-    /// "momentum/NAME" for every matrix, then the state of AdamW. Of a shard "momentum", packed (see
-    /// StateTensor).
+    /// Returns "momentum/NAME" for every matrix, then the state of AdamW. For a shard returns one packed
+    /// tensor "momentum" (see StateTensor) instead of the matrices' tensors.
     std::vector<StateTensor> state() const override;
 
   private:
@@ -88,13 +89,13 @@ class Muon final : public Optimizer {
     void add_matrices(const ParameterStore& store, const OptimizerShard& held);
     void allocate(const Context& ctx);
 
-    std::vector<Parameter> hidden_;  // of all processes
-    std::vector<Matrix> matrices_;   // of this one
+    std::vector<Parameter> hidden_;  // hidden matrices of all processes
+    std::vector<Matrix> matrices_;   // hidden matrices of this process
     bool is_shard_;
-    MuonArrays arrays_;  // momentum: of all matrices_, packed
+    MuonArrays arrays_;  // the momentum of all matrices_ is packed
     std::vector<MuonGroup> groups_;
     MuonOptions options_;
-    DType products_ = DType::f32;       // of Newton-Schulz
+    DType products_ = DType::f32;       // dtype of Newton-Schulz's products
     std::unique_ptr<Optimizer> adamw_;  // for the other parameters
 };
 

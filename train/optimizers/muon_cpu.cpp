@@ -24,7 +24,8 @@ void momentum_range(const Real* __restrict gradient, Real* __restrict momentum, 
     }
 }
 
-/// Computes row `row` of a I + b A + c A^2; sum holds that row of A^2, power that of A.
+/// Computes row `row` of a I + b A + c A^2. At the call `sum` holds this row of A^2, and `power` holds this
+/// row of A.
 template <class T>
 void add_row(const T* __restrict power, T* __restrict sum, std::int64_t n, std::int64_t row) {
     using Real = Accumulator<T>;

@@ -10,7 +10,8 @@ namespace gradtile::cuda {
 namespace {
 
 constexpr int threads_per_block = 256;
-// Enough blocks to fill the largest GPU several times over; each then strides through the elements.
+// The maximum number of blocks, which fill the largest GPU several times. Each block processes elements at
+// regular distances.
 constexpr std::int64_t max_blocks = 8 * 1024;
 
 __device__ std::int64_t first_element() {
@@ -41,7 +42,7 @@ __global__ void momentum_kernel(const Real* gradients, const MuonOffsets* matric
     }
 }
 
-/// Thread 0 returns the sum over a block's threads, taken in a fixed order.
+/// Thread 0 returns the sum over a block's threads, which is computed in a fixed order.
 __device__ double block_sum(double sum) {
     __shared__ double warp_sum[threads_per_block / 32];
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffff, sum, offset);
@@ -109,8 +110,9 @@ __global__ void apply_kernel(const Update* updates, const MuonOffsets* matrices,
     }
 }
 
-/// Launches kernel(arguments..., n) over n elements of each of `count` matrices, in `blocks` blocks for each;
-/// 0: one block per threads_per_block elements, up to max_blocks in all.
+/// Launches kernel(arguments..., n) for n elements of each of `count` matrices, with `blocks` blocks per
+/// matrix. If `blocks` is 0, a matrix has one block per threads_per_block elements, and all matrices together
+/// have at most max_blocks.
 template <class... Parameters, class... Arguments>
 void launch(const Context& ctx, std::int64_t count, std::int64_t n, std::int64_t blocks,
             void (*kernel)(Parameters...), Arguments... arguments) {

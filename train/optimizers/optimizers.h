@@ -1,7 +1,7 @@
 #pragma once
-/// The optimizers that a run can choose, by their settings. The name for --optimizer, flags, keys of config
-/// files, help, factory, memory plan and cost of an optimizer follow from that struct.
-/// docs/adding_a_layer.md, "An optimizer", lists what the struct holds.
+/// The optimizers that a run can choose. Each is listed by a struct of settings, which defines its name for
+/// --optimizer, flags, keys of config files, help, factory, memory plan and cost. docs/adding_a_layer.md, "An
+/// optimizer", lists what the struct holds.
 #include <array>
 #include <cstddef>
 #include <optional>
@@ -18,10 +18,10 @@
 
 namespace gradtile {
 
-/// Optimizers that update each element by itself: ElementwiseOptimizer applies Settings::Rule.
+/// Optimizers that update each element separately: ElementwiseOptimizer applies Settings::Rule.
 using ElementwiseSettings = std::tuple<AdamWSettings, LionSettings>;
 
-/// Optimizers that are classes of their own: Settings::make() creates one.
+/// Optimizers with a class of their own, which Settings::make() creates.
 using OtherSettings = std::tuple<MuonSettings>;
 
 /// The settings of every optimizer.
@@ -32,7 +32,7 @@ std::variant<typename Settings::Rule...> any_rule_of(std::type_identity<std::tup
 /// The rule of any elementwise optimizer.
 using ElementwiseRule = decltype(any_rule_of(std::type_identity<ElementwiseSettings>()));
 
-/// An optimizer by its place in OptimizerSettings; see kind_of.
+/// An optimizer. Its number is its index in OptimizerSettings; see kind_of.
 enum class OptimizerKind : std::size_t {};
 
 template <class Settings, class... All>
@@ -55,7 +55,7 @@ struct EnumNames<OptimizerKind> {
     static constexpr std::array names = optimizer_names(std::type_identity<OptimizerSettings>());
 };
 
-/// visit(settings) for the optimizer of that kind.
+/// Calls visit(settings) with the settings of the optimizer of that kind.
 template <class Visit>
 auto visit_optimizer(OptimizerKind kind, const OptimizerSettings& all, const Visit& visit) {
     std::optional<decltype(visit(std::get<0>(all)))> result;

@@ -22,7 +22,7 @@ class SingleProcessCommunicator final : public Communicator {
     SingleProcessCommunicator() : Communicator(0, 1) {}
 
   private:
-    // Never called: Communicator skips every exchange when there is one process.
+    // These functions are never called, because Communicator skips every exchange when there is one process.
     void do_all_reduce(const Context&, const Tensor&) const override {}
     void do_reduce_scatter(const Context&, const Tensor&, const Tensor&) const override {}
     void do_all_gather(const Context&, const Tensor&, const Tensor&) const override {}

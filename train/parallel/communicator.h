@@ -23,10 +23,11 @@ class Communicator {
     /// x = the sum of all processes' x.
     void all_reduce(const Context& ctx, const Tensor& x) const;
     /// Process r's `part` [n] becomes elements [r n, (r+1) n) of the sum of all processes' `whole` [size n].
-    /// part may be that slice of whole itself; the rest of whole is then left as it was or overwritten.
+    /// `part` may be that slice of `whole` itself; the other elements of `whole` then may or may not be
+    /// overwritten.
     void reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const;
-    /// The inverse: `whole` becomes the concatenation of all processes' parts, by rank. part may be this
-    /// process's slice of whole.
+    /// The inverse: `whole` becomes the concatenation of all processes' parts, by rank. `part` may be this
+    /// process's slice of `whole`.
     void all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const;
     /// x = x of process `root`.
     void broadcast(const Context& ctx, const Tensor& x, int root = 0) const;

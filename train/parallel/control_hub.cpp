@@ -103,7 +103,7 @@ void ControlHub::admit_pending() {
                      });
 }
 
-/// Why a process is refused; empty when it is admitted.
+/// Returns the reason why a process is refused; empty when it is admitted.
 std::optional<std::string> ControlHub::rejection_reason(const Identity& identity) const {
     if (identity.version != options_.version)
         return concat("it is gradtile ", identity.version, ", rank 0 is gradtile ", options_.version);
@@ -286,8 +286,8 @@ void ControlHub::check_for_losses() {
     send_final(loss);
 }
 
-/// The ranks that the others wait for: ranks that have been silent for long; otherwise ranks that do not
-/// wait; otherwise ranks at the lowest step. Empty: all wait at the same step.
+/// Returns the ranks that the others wait for: the ranks without a recent heartbeat; if there are none, the
+/// ranks that do not wait; if all wait, the ranks at the lowest step. Empty: all wait at the same step.
 std::vector<int> ControlHub::blocking_ranks(SteadyTime now) const {
     const auto those = [&](auto&& is_late) {
         std::vector<int> late;

@@ -39,7 +39,7 @@ std::string encode(const Message& m) {
     return fields;
 }
 
-/// Reads one field after another; throws when the bytes end early.
+/// Reads one field after another. Throws Error when the bytes end within a field.
 class FieldReader {
   public:
     explicit FieldReader(std::string_view bytes) : left_(bytes) {}

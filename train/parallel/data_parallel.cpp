@@ -32,11 +32,11 @@ void pack(const Context& ctx, const Tensor& whole, std::span<const FlatRange> ra
 /// A bucket and its progress in the current step.
 struct DataParallel::Bucket {
     FlatRange range;
-    ShardBucket shards = {};                     // when sharded
+    ShardBucket shards = {};                     // only if the optimizer is sharded
     std::vector<FlatRange> own = {};             // this process's ranges of `shards`
-    FlatRange packed = {};                       // position of those ranges in the packed gradients
+    FlatRange packed = {};                       // position of the ranges `own` in the packed gradients
     std::int64_t parameters = 0;                 // number of parameters with elements in the bucket
-    std::int64_t pending = 0;                    // number of these without a gradient yet
+    std::int64_t pending = 0;                    // number of these parameters that have no gradient yet
     std::unique_ptr<cuda::Event> gathered = {};  // on a GPU: recorded once the values are gathered
 };
 

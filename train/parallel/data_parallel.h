@@ -66,8 +66,8 @@ class DataParallel {
     void gather_values(const Context& ctx);
 
     // ---- Optimizer state (sharded) ----
-    /// Collective. whole [flat] = the packed state of all processes, each placed at its `ranges`. Elements
-    /// outside all ranges are undefined.
+    /// Collective: writes the packed state of every process to its `ranges` of whole [flat]. Elements outside
+    /// all ranges are undefined.
     void unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
                 const Tensor& whole) const;
 

@@ -233,7 +233,8 @@ void ProcessGroup::Watch::handle_loss(const Message& loss) {
         if (complete_ && loss.rank != rank_ && !waiting_for_.empty())
             line +=
                 concat("; rank ", rank_, " waited ", loss.texts.empty() ? "in " : "for it in ", waiting_for_);
-        // This process already ends with this error, either alone or together with all others.
+        // The main thread already ends this process with the error, either alone or together with all other
+        // processes.
         known = own_failure_ && failed && (loss.rank == rank_ || why == *own_failure_);
         printed_by_other_rank_ = known && loss.rank != rank_;
     }

@@ -82,8 +82,8 @@ void configure_nccl(bool deterministic) {
     set_default("NCCL_SYM_CTAS", "32");
 }
 
-/// An error of NCCL's own threads, such as a broken network connection. Without this check a collective
-/// would wait for ever.
+/// Reports an error of NCCL's own threads, such as a broken network connection. Without this check a
+/// collective would wait for ever.
 ncclResult_t async_error(ncclComm_t comm) {
     ncclResult_t error = ncclSuccess;
     const ncclResult_t asked = nccl().comm_get_async_error(comm, &error);
@@ -95,7 +95,7 @@ class NcclCommunicator final : public Communicator {
     NcclCommunicator(Device device, ProcessGroup& group, ncclComm_t comm)
         : Communicator(group.rank(), group.size()),
           group_(group),
-          // Abort, because ncclCommDestroy waits for peers that may be gone.
+          // Aborts the communicator, because ncclCommDestroy would wait for peers that may be gone.
           comm_(comm, [](ncclComm_t c) { (void)nccl().comm_abort(c); }),
           inspection_(group.inspect([comm]() -> std::optional<std::string> {
               const ncclResult_t error = async_error(comm);

@@ -27,7 +27,7 @@ std::byte* NcclMemory::allocate(std::size_t bytes) {
 
 void NcclMemory::release(std::byte* data, std::size_t) noexcept {
     if (cudaSetDevice(device_.index()) != cudaSuccess) return;
-    (void)cudaDeviceSynchronize();  // as cudaFree does
+    (void)cudaDeviceSynchronize();  // waits for the device, as cudaFree does
     const auto window = windows_.find(data);
     (void)nccl().comm_window_deregister(comm_.get(), window->second);
     windows_.erase(window);

@@ -18,9 +18,10 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t message_bytes_without_texts = 4096;
-// The previous run may still hold the port for a moment.
+// The previous run may still use the port for a moment.
 constexpr auto max_wait_for_port = std::chrono::seconds(5);
-// Waits with a deadline of their own, which report more detail, end before StartDeadline does.
+// The seconds by which StartDeadline is later than the deadlines of other waits, whose messages have more
+// detail.
 constexpr double start_grace_seconds = 1.0;
 
 SteadyTime after(SteadyTime start, double seconds) {
@@ -113,7 +114,7 @@ Connection open_hub(const RankEnvironment& environment, double timeout, SteadyTi
     return {MessageStream(std::move(own), keys, max_bytes), std::move(hub), std::move(key_file)};
 }
 
-/// Connects a rank other than 0; the result is authenticated in both directions.
+/// Connects a rank other than 0 to rank 0. The connection is authenticated in both directions.
 Connection connect_to_hub(const RankEnvironment& environment, SteadyTime deadline, std::size_t max_bytes) {
     const Rendezvous rendezvous = uses_mpi_rendezvous(environment) ? rendezvous_from(mpi::broadcast(""))
                                                                    : rendezvous_from_environment(environment);
@@ -131,7 +132,7 @@ Connection connect_to_hub(const RankEnvironment& environment, SteadyTime deadlin
     }
 }
 
-/// Connects within the timeout, which includes MPI's start.
+/// Connects all processes within the timeout, which includes the start of MPI.
 Connection connect(const RankEnvironment& environment, const ProcessGroupOptions& options,
                    SteadyTime deadline) {
     StartDeadline start(after(deadline, start_grace_seconds), [&options](const std::string& what) {

@@ -70,8 +70,8 @@ class ProcessGroup {
 
     /// Ends the run: returns once all processes have called it.
     void leave();
-    /// Notifies the others that this process is about to end with an error. False: all processes end with the
-    /// same error, and another one prints it.
+    /// Notifies the others that this process is about to end with an error. Returns false if all processes
+    /// end with the same error and another process prints it.
     bool fail(const std::string& message) noexcept;
 
   private:

@@ -40,7 +40,7 @@ class Environment {
     }
     bool has(const char* name) const { return text(name).has_value(); }
 
-    /// A whole number from `min` to `max`, when the variable is set.
+    /// Returns a variable's whole number from `min` to `max`; empty when the variable is not set.
     std::optional<std::int64_t> number(const char* name, std::int64_t min, std::int64_t max) const {
         const std::optional<std::string> value = text(name);
         if (!value) return std::nullopt;
@@ -150,7 +150,8 @@ std::string first_host(const char* name, const std::string& list) {
     return host;
 }
 
-/// Derived from job and step, so that every task computes the same port; below Linux's ephemeral ports.
+/// The port is computed from job and step, so that every task computes the same one. It is below Linux's
+/// ephemeral ports.
 int port_of_step(const Environment& environment) {
     constexpr std::int64_t max_id = std::numeric_limits<std::uint32_t>::max();
     const std::int64_t job = environment.number("SLURM_JOB_ID", 0, max_id).value_or(0);
@@ -242,7 +243,8 @@ RankEnvironment read_rank_environment(const EnvironmentLookup& lookup) {
                   .local_size = static_cast<int>(place->local_size.value_or(local_rank + 1)),
                   .launcher = place->from->launcher};
     } else if (is_srun_task(environment)) {
-        // Read last: srun also starts mpirun's and torchrun's own daemons, once on each node.
+        // Slurm's variables are read last, because srun also starts the daemons of mpirun and torchrun, once
+        // on each node.
         result = read_srun_environment(environment);
     }
     if (result.size > 1) {

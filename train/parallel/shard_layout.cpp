@@ -15,7 +15,7 @@ ShardBucket split_equally(const FlatRange& range, int processes) {
     return bucket;
 }
 
-/// One owner per parameter. Parameters of cost 0 have the owner of their predecessor.
+/// Returns the owner of each parameter. A parameter of cost 0 has the same owner as the parameter before it.
 std::vector<int> owners_of(std::span<const double> costs, int processes) {
     std::vector<std::size_t> order(costs.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -41,7 +41,7 @@ void append(ShardBucket& bucket, const OwnedRange& part) {
     }
 }
 
-/// Divides `within` into buckets at parameter borders; every parameter goes whole to its owner.
+/// Divides `within` into buckets at parameter borders. No parameter is cut: its owner updates all of it.
 std::vector<ShardBucket> buckets_of_whole_parameters(std::span<const Parameter> parameters,
                                                      std::span<const int> owners, const FlatRange& within,
                                                      std::int64_t min_elements) {
@@ -103,7 +103,8 @@ std::vector<ShardBucket> shard_buckets(std::span<const Parameter> parameters, st
     const auto begin = static_cast<std::size_t>(first - costs.begin());
     const auto count = static_cast<std::size_t>(last - first);
     const std::span<const Parameter> whole = parameters.subspan(begin, count);
-    // Both borders move outwards to a multiple of `multiple`, because equal parts need one.
+    // Both borders move outwards to a multiple of `multiple`, because only such lengths can be cut into equal
+    // parts.
     const std::int64_t end = last == costs.end() ? elements : parameters[begin + count].offset();
     const std::int64_t whole_begin = whole.front().offset() / multiple * multiple;
     const std::int64_t whole_end = elements - (elements - end) / multiple * multiple;

@@ -18,8 +18,8 @@ std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, c
 /// The length of the flat blocks must be a multiple of this, so that parts are equal and aligned.
 std::int64_t flat_multiple(int parts);
 
-/// The cost (in any unit) of updating a parameter that one process must update whole, as Muon must a matrix;
-/// 0 for parameters that can be cut. Empty: all parameters can be cut.
+/// The cost (in any unit) of updating a parameter that one process must update whole, such as a matrix under
+/// Muon; 0 for parameters that can be cut. Empty: all parameters can be cut.
 using WholeCost = std::function<double(const Parameter&)>;
 
 struct OwnedRange {
@@ -34,11 +34,11 @@ struct ShardBucket {
     std::vector<OwnedRange> parts;  ///< contiguous; together they are `range`
 };
 
-/// Buckets and owners of flat blocks of `elements`, a multiple of flat_multiple(processes). Where every
-/// parameter can be cut, parts are equal. Between the first and the last parameter with a whole_cost,
-/// parameters are assigned whole: in order of decreasing cost, each to the process with the least load
-/// (Graham 1969: at most 4/3 of the optimal maximum load). Parameters of cost 0 in between go with their
-/// predecessor.
+/// Buckets and owners of flat blocks of `elements`, a multiple of flat_multiple(processes). If every
+/// parameter of a bucket can be cut, the bucket's parts are equal. Between the first and the last parameter
+/// with a whole_cost, parameters are assigned whole: in order of decreasing cost, each to the process with
+/// the least load (Graham 1969: at most 4/3 of the optimal maximum load). Parameters of cost 0 in between
+/// have the same owner as the parameter before them.
 std::vector<ShardBucket> shard_buckets(std::span<const Parameter> parameters, std::int64_t elements,
                                        std::int64_t min_elements, int processes,
                                        const WholeCost& whole_cost = {});

@@ -16,7 +16,7 @@ class CheckpointPlan {
     /// Throws Error naming a tensor that cannot be stored (undefined, no axis, bad name).
     explicit CheckpointPlan(const Checkpoint& checkpoint);
 
-    /// The addresses and checksums are zero until write_hdf5() has run.
+    /// The manifest. Its addresses and checksums are zero until write_hdf5() has run.
     const CheckpointManifest& manifest() const { return manifest_; }
     std::uint64_t user_block() const { return user_block_; }
     /// Returns an upper bound of the file's size.

@@ -1,6 +1,6 @@
 #pragma once
-/// How libhdf5 is called: from one thread at a time, every handle owned, every call checked, no messages
-/// printed, no plugins loaded.
+/// Calls of libhdf5: one thread at a time calls it, every handle has an owner, every call is checked, and
+/// libhdf5 prints no messages and loads no plugins.
 #include <mutex>
 #include <string>
 #include <utility>
@@ -50,7 +50,7 @@ class Hdf5Handle {
     Hdf5Handle& operator=(const Hdf5Handle&) = delete;
 
     hid_t get() const { return id_; }
-    /// Closes now and throws when that fails.
+    /// Closes the id now and throws Error when libhdf5 cannot close it.
     void close(const std::string& what) {
         if (id_ >= 0) hdf5_check(Close(std::exchange(id_, -1)), what);
     }

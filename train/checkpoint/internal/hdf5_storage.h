@@ -19,11 +19,12 @@ class Hdf5Storage {
     virtual ~Hdf5Storage() = default;
     virtual std::uint64_t size() const = 0;
     virtual void read(std::byte* data, std::size_t bytes, std::uint64_t address) = 0;
-    /// `is_metadata`: libhdf5's own structures, as opposed to the elements of datasets.
+    /// `is_metadata` is true for libhdf5's own structures and false for the elements of datasets.
     virtual void write(const std::byte* data, std::size_t bytes, std::uint64_t address, bool is_metadata) = 0;
     virtual void truncate(std::uint64_t size) = 0;
 
-    /// Stores the CRC-32C of bytes that libhdf5 will pass to write() next, at the same place in memory.
+    /// Announces bytes that libhdf5 will pass to write() next, at the same place in memory, and their
+    /// CRC-32C.
     void announce(std::span<const std::byte> bytes, std::uint32_t crc) { announced_ = {bytes, crc, {}}; }
     /// Returns the address at which libhdf5 wrote the announced bytes; empty if it has not written them.
     std::optional<std::uint64_t> announced_address() const { return announced_.address; }
@@ -44,7 +45,8 @@ class Hdf5Storage {
     }
 
   protected:
-    /// Returns the announced CRC if these bytes are the announced ones; otherwise computes it.
+    /// Returns the CRC-32C of these bytes: the announced one if announce() was called for them; otherwise
+    /// computes it.
     std::uint32_t crc_of(std::span<const std::byte> bytes) const {
         return is_announced(bytes) ? announced_.crc : crc32c(bytes);
     }

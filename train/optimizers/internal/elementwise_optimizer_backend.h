@@ -3,7 +3,8 @@
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 
 namespace gradtile::cpu {
-/// Adds 1 to updates and updates the blocks by the rule, unless the gradient scale is 0. rate [1] float64.
+/// Adds 1 to `updates` and updates the blocks by the rule, unless the gradient scale is 0. `rate` is [1]
+/// float64.
 void elementwise_step(const Context& ctx, const ElementArrays& arrays, const ElementBlocks& blocks,
                       const Tensor& updates, const Tensor& rate, const ElementwiseRule& rule,
                       const UpdateOptions& options);

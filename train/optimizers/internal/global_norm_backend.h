@@ -9,7 +9,7 @@ inline constexpr std::int64_t norm_block = 1 << 15;
 namespace gradtile::cpu {
 /// Writes norm, [1] float64, from `partial`: float64, one sum of squares for each norm_block elements of x.
 void global_norm(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& norm);
-/// The same without the square root, for sums that are added to other sums.
+/// Writes the sum of squares, [1] float64, without the square root, so that it can be added to other sums.
 void sum_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& sum);
 /// Replaces x, [1] float64, by its square root.
 void square_root(const Context& ctx, const Tensor& x);

@@ -6,7 +6,8 @@
 
 namespace gradtile {
 
-/// How a matrix's rate follows from the optimizer's; computed on the device, where the optimizer's rate lies.
+/// Computes a matrix's learning rate from the optimizer's. Kernels call it, because the optimizer's rate is
+/// in device memory.
 struct MuonRate {
     double lr_ratio, weight_decay;
     double shape_factor;  ///< sqrt(max(1, rows / cols))
@@ -39,18 +40,20 @@ void visit_gradient_type(DType dtype, const Visit& visit) {
 }  // namespace gradtile
 
 namespace gradtile::cpu {
-/// momentum = lerp(momentum, scale * gradient), updates [count, rows, cols] = lerp towards it once more
-/// (Nesterov). When scale is 0, momentum stays and updates are 0.
+/// With g = scale * gradient and d = momentum_decay: momentum = d * momentum + (1 - d) * g, and then updates
+/// [count, rows, cols] = d * momentum + (1 - d) * g (Nesterov). When scale is 0, momentum does not change and
+/// updates are 0.
 void muon_momentum(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& scale,
                    double momentum_decay, const Tensor& updates);
-/// out [count, rows, cols] = each matrix of x divided by its norm + epsilon; out may be x, or of a shorter
-/// dtype. partial: [count, muon_norm_parts] float64, scratch.
+/// out [count, rows, cols] = each matrix of x divided by its norm + epsilon; `out` may be x itself, or may
+/// have a shorter dtype. `partial` is scratch memory, [count, muon_norm_parts] float64.
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out);
-/// polynomial [count, n, n] holds A^2 and becomes a I + b A + c A^2, where gram [count, n, n] holds A.
+/// polynomial = a I + b A + c A^2, for A in gram [count, n, n] and A^2 in polynomial [count, n, n] at the
+/// call.
 void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor& gram);
-/// weights = keep * weights - step * updates (see MuonRate), and values rounded from them; does nothing when
-/// the gradient scale is 0. updates [count, rows, cols], of a floating-point dtype no longer than the
-/// weights'.
+/// weights = keep * weights - step * updates (see MuonRate); values are the rounded weights. Does nothing
+/// when the gradient scale is 0. updates is [count, rows, cols], of a floating-point dtype that is not longer
+/// than that of the weights.
 void muon_apply(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& updates,
                 const Tensor& rate, const MuonRate& derived, const UpdateOptions& options);
 }  // namespace gradtile::cpu

@@ -32,7 +32,7 @@ class ControlHub {
         MessageStream stream;
         SteadyTime last_message;
         std::int64_t step = -1;
-        std::string waiting_for = {};  // empty: it does not wait
+        std::string waiting_for = {};  // empty: the process does not wait
         double wait_seconds = 0.0;
         bool left = false;
         std::optional<std::string> contribution = {};

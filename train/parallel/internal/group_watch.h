@@ -21,11 +21,11 @@ struct ProcessGroup::Watch {
     /// The texts of all processes, by rank.
     std::vector<std::string> exchange(const std::string& text);
     void report_step(std::int64_t step);
-    /// False: an outer wait is active already and stays the one reported.
+    /// Returns false if another wait is active already; reports then continue to name that one.
     bool begin_waiting(const char* what);
     void end_waiting();
     void begin_inspection(const Inspection& inspection, FaultProbe probe);
-    /// Returns once the thread is not calling the probe.
+    /// Removes the probe. Returns once the thread is not calling it.
     void end_inspection(const Inspection& inspection);
     void leave();
     bool fail(const std::string& message);
@@ -69,7 +69,7 @@ struct ProcessGroup::Watch {
     std::optional<std::vector<std::string>> result_;
     std::optional<std::string> lost_;
     std::optional<std::string> own_failure_;
-    bool printed_by_other_rank_ = false;  // own_failure_ is
+    bool printed_by_other_rank_ = false;  // another rank prints own_failure_
 
     std::thread thread_;
 };

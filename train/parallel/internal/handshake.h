@@ -42,8 +42,9 @@ struct Proof {
 struct Verdict {
     enum class Kind : std::uint32_t {
         accepted,
-        refused,    ///< see `reason`
-        wrong_key,  ///< its code is zero: rank 0 computes no HMAC for a process without the key
+        refused,    ///< refused for `reason`
+        wrong_key,  ///< the verdict's code is zero, because rank 0 computes no HMAC for a process without the
+                    ///< key
     };
     Kind kind;
     std::array<char, 220> reason;  // padded with zeros

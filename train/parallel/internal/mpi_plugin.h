@@ -28,6 +28,6 @@ struct GradtileMpi {
     void (*describe)(int status, char* text, int capacity);
 };
 
-/// The only exported symbol of the plug-in.
+/// This function is the only exported symbol of the plug-in.
 const GradtileMpi* gradtile_mpi();
 }

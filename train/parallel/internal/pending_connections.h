@@ -14,14 +14,14 @@ namespace gradtile {
 
 class PendingConnections {
   public:
-    /// At most `capacity` at a time.
+    /// Holds at most `capacity` connections at a time.
     PendingConnections(std::string key, std::size_t capacity);
 
     /// Accepts waiting connections. When there are more than `capacity`, the oldest one without a greeting is
     /// dropped, or the oldest of all; a process of the run then connects again.
     void accept(const Listener& listener);
 
-    /// Why a process that knows the key is refused; empty when it is admitted.
+    /// Returns the reason why a process that knows the key is refused; empty when it is admitted.
     using RejectionReason = std::function<std::optional<std::string>(const Identity& identity)>;
     /// Receives the connection of an admitted process.
     using Admission = std::function<void(const Identity& identity, MessageStream stream)>;

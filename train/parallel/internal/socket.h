@@ -52,8 +52,8 @@ struct Connected {
     Descriptor socket;
     Address address;
 };
-/// Tries the addresses in turn until one answers. Throws Error at the deadline, with the last attempt's
-/// problem.
+/// Tries the addresses in turn until one answers. At the deadline throws Error with the problem of the last
+/// attempt.
 Connected connect_to_one_of(const std::vector<Address>& addresses, SteadyTime deadline);
 
 /// Addresses under which other hosts may reach this one: its interfaces' addresses and its name.
