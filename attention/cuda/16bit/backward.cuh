@@ -315,31 +315,50 @@ class KeyBlock {
                                                       std::uint32_t lane_statistics, int iteration) const {
         const RowPosition at = position_of(iteration);
         const ScoreRule<float>& rule = rules_.of_head[at.head % 2].get();
-        const int key = kept_.key + warp_key_, lane_key = key + lane_index() / 4,
-                  lane_row = at.row + lane_index() % 4 * 2;
+        const int key = kept_.key + warp_key_;
+        scale(x, p_.scale);
+        // 16 queries at a time, because the derivatives need registers, too.
+        const bool sees_all = p_.mask.sees_all(at.row, rows, key, tiles.pair_keys);
 #pragma unroll
         for (int k = 0; k < s_tiles / 2; ++k) {
-            FragmentC crossing[m_tiles][2];
+            FragmentC s[m_tiles][2], crossing[m_tiles][2];
+            const int row = at.row + k * 16;
 #pragma unroll
-            for (int n = 2 * k; n < 2 * k + 2; ++n) {
-                const float2 lse = statistic(lane_statistics, n);
-                const KeptOfColumns kept(rule, at.row + n * 8, key);
+            for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+                for (int n = 0; n < 2; ++n)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        s[m][n][e] = x[m][2 * k + n][e];
+                        crossing[m][n][e] = 1;
+                        if (rule.softcap != 0) {
+                            const float t = tanh(s[m][n][e] / rule.softcap);
+                            s[m][n][e] = rule.softcap * t;
+                            crossing[m][n][e] = (1 - t) * (1 + t);
+                        }
+                    }
+            add_terms<T, RowsAre::keys>(s, rule, row, key, p_.mask.queries, p_.mask.keys);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const float2 lse = statistic(lane_statistics, 2 * k + n);
+#pragma unroll
+                for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        s[m][n][e] = exp2_fast(fmaf(s[m][n][e], log2_e, e % 2 == 0 ? -lse.x : -lse.y));
+            }
+            if (!sees_all) mask_transposed_probabilities(s, p_.mask, key, row);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const KeptOfColumns kept(rule, row + n * 8, key);
 #pragma unroll
                 for (int m = 0; m < m_tiles; ++m)
 #pragma unroll
                     for (int e = 0; e < 4; ++e) {
-                        const int i = lane_row + n * 8 + e % 2, j = lane_key + m * 16 + e / 2 * 8;
-                        const bool is_visible = i < p_.mask.queries && j < p_.mask.keys &&
-                                                j >= p_.mask.first_key(i) && j < p_.mask.end_key(i);
-                        float p = 0, crosses = 0;
-                        if (is_visible) {
-                            const Score<float> score = score_of<T>(rule, x[m][n][e] * p_.scale, i, j);
-                            p = exp2_fast(fmaf(score.value, log2_e, e % 2 == 0 ? -lse.x : -lse.y));
-                            crosses = p * score.derivative;
-                        }
                         const bool is_kept = kept(m, e);
-                        x[m][n][e] = is_kept ? p : 0.0f;
-                        crossing[m][n % 2][e] = is_kept ? crosses : -crosses;
+                        const float crosses = s[m][n][e] * crossing[m][n][e];
+                        crossing[m][n][e] = is_kept ? crosses : -crosses;
+                        if (!is_kept) s[m][n][e] = 0;
                     }
             }
 #pragma unroll
@@ -347,7 +366,7 @@ class KeyBlock {
                 FragmentA half;
                 pack_fragment<float16>(half, crossing[m][0], crossing[m][1]);
                 store_matrices(half, exchange.at(m * 16, k * 16));
-                pack_fragment<T>(left[k][m], x[m][2 * k], x[m][2 * k + 1]);
+                pack_fragment<T>(left[k][m], s[m][0], s[m][1]);
             }
         }
     }

@@ -14,7 +14,7 @@ namespace gradtile::attention::cuda {
 namespace device {
 
 template <class T, int head_dim, class Policy>
-__global__ void __launch_bounds__(Policy::tiles.threads())
+__global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
     bias_gradient_kernel(const __grid_constant__ Bits16BackwardParameters p,
                          const __grid_constant__ BiasGradient g) {
     constexpr auto tiles = Policy::tiles;
@@ -59,28 +59,24 @@ __global__ void __launch_bounds__(Policy::tiles.threads())
         multiply_a_bt<T, head_dim, 2>(d_p, LanePointer<RowTile>::stacked(d_o_tile + warp_bytes),
                                       LanePointer<KeyTile>::paired(v_tile));
         drop(d_p, rule.get(), row + warp_row, key);
+        scale(s, p.scale);
+        apply_rule<T>(s, rule.get(), row + warp_row, key, p.mask.queries, p.mask.keys);
+        if (!p.mask.sees_all(row + warp_row, 16, key, tiles.keys))
+            mask_scores(s, p.mask, row + warp_row, key);
+        // Rows of the padding have an LSE of +inf, so P is 0 there.
         const std::int64_t statistics =
-            (static_cast<std::int64_t>(batch) * p.sizes.heads + head) * p.padded_rows;
-        for_each_pair(s, row + warp_row, key, [&](float& x, int i, int j) {
-            const bool is_visible = i < p.mask.queries && j >= p.mask.first_key(i) && j < p.mask.end_key(i);
-            if (!is_visible) {
-                x = 0;
-                return;
-            }
-            const float score = score_of<T>(rule.get(), x * p.scale, i, j).value;
-            x = exp2_fast(fmaf(score, log2_e, -p.lse_log2[statistics + i]));
-        });
-        const int lane_row = row + warp_row + lane_index() / 4;
+            (static_cast<std::int64_t>(batch) * p.sizes.heads + head) * p.padded_rows + row + warp_row +
+            lane_index() / 4;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            // Padded rows have a number, too, but rows beyond the padding have none.
-            const int i = lane_row + half * 8;
-            const float delta = i < p.mask.queries ? p.delta[statistics + i] : 0.0f;
+            const float lse = p.lse_log2[statistics + half * 8], delta = p.delta[statistics + half * 8];
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
-                for (int e = half * 2; e < half * 2 + 2; ++e)
-                    sum[0][n][e] += s[0][n][e] * fmaf(d_p[0][n][e], 1 / p_factor, -delta);
+                for (int e = half * 2; e < half * 2 + 2; ++e) {
+                    const float probability = exp2_fast(fmaf(s[0][n][e], log2_e, -lse));
+                    sum[0][n][e] += probability * fmaf(d_p[0][n][e], 1 / p_factor, -delta);
+                }
         }
     });
 
@@ -88,7 +84,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads())
     __syncthreads();
     auto* const sums = reinterpret_cast<float*>(shared);
     static_assert(tiles.rows * tiles.keys * 4 <= 2 * (RowTile::bytes + KeyTile::bytes));
-    for_each_pair(sum, warp_row, 0, [&](float& x, int i, int j) { sums[i * tiles.keys + j] = x; });
+    const int lane_element = (warp_row + lane_index() / 4) * tiles.keys + lane_index() % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            sums[lane_element + e / 2 * 8 * tiles.keys + n * 8 + e % 2] = sum[0][n][e];
     __syncthreads();
     const int rows = g.sums_rows ? 1 : tiles.rows, keys = g.sums_keys ? 1 : tiles.keys;
     for (int element = static_cast<int>(threadIdx.x); element < rows * keys; element += tiles.threads()) {

@@ -164,6 +164,7 @@ template <int head_dim>
 struct Bits16BiasGradientChoice {
     struct Tiles {
         int rows, keys;
+        static constexpr int blocks_per_sm = 2;  ///< by registers; large head dims fill shared memory earlier
         constexpr int threads() const { return rows / 16 * 32; }
         /// Bytes of the rows of Q, dO, K and V.
         constexpr int shared_bytes() const { return 2 * 2 * head_dim * (rows + keys); }

@@ -65,27 +65,97 @@ __device__ __forceinline__ std::uint32_t kept_keys(const ScoreRule<float>& rule,
     return bits | __shfl_xor_sync(~0u, bits, 2);
 }
 
-/// Calls f(element, query, key) for every element of accumulators whose rows are queries; (row, key) is the
-/// warp's first pair.
-template <int m_tiles, int n_tiles, class F>
-__device__ __forceinline__ void for_each_pair(FragmentC (&c)[m_tiles][n_tiles], int row, int key, F&& f) {
-    row += lane_index() / 4;
-    key += lane_index() % 4 * 2;
+/// Whether the rows of accumulators are queries, as in the forward pass, or keys, as in the backward pass.
+enum class RowsAre : std::uint8_t { queries, keys };
+
+/// Adds a matrix to accumulators. x is the element that belongs to the warp's first accumulator; rows and
+/// columns beyond end_row and end_column do not exist. With `inside`, all exist.
+template <bool inside, class B, int m_tiles, int n_tiles>
+__device__ __forceinline__ void add_matrix(FragmentC (&c)[m_tiles][n_tiles], const B* x,
+                                           std::int64_t row_stride, std::int64_t column_stride, int end_row,
+                                           int end_column) {
+    const int lane_row = lane_index() / 4, lane_column = lane_index() % 4 * 2;
+    x += lane_row * row_stride + lane_column * column_stride;
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = m * 16 + half * 8;
+            if (!inside && lane_row + row >= end_row) continue;
+            const B* const of_row = x + row * row_stride;
+#pragma unroll
+            for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    if (inside || lane_column + n * 8 + e < end_column)
+                        c[m][n][half * 2 + e] +=
+                            gradtile::cuda::device::convert<float>(of_row[(n * 8 + e) * column_stride]);
+        }
+}
+
+template <class B, RowsAre rows_are, int m_tiles, int n_tiles>
+__device__ __forceinline__ void add_bias(FragmentC (&s)[m_tiles][n_tiles], const BiasRows& bias, int row,
+                                         int key, int queries, int keys) {
+    const B* const x =
+        reinterpret_cast<const B*>(bias.data) + row * bias.row_stride + key * bias.column_stride;
+    const bool by_query = rows_are == RowsAre::queries;
+    const std::int64_t row_stride = by_query ? bias.row_stride : bias.column_stride,
+                       column_stride = by_query ? bias.column_stride : bias.row_stride;
+    const int end_row = by_query ? queries - row : keys - key,
+              end_column = by_query ? keys - key : queries - row;
+    if (end_row >= m_tiles * 16 && end_column >= n_tiles * 8) {
+        add_matrix<true>(s, x, row_stride, column_stride, end_row, end_column);
+    } else {
+        add_matrix<false>(s, x, row_stride, column_stride, end_row, end_column);
+    }
+}
+
+template <RowsAre rows_are, int m_tiles, int n_tiles>
+__device__ __forceinline__ void add_alibi(FragmentC (&s)[m_tiles][n_tiles], const ScoreRule<float>& rule,
+                                          int row, int key) {
+    constexpr int sign = rows_are == RowsAre::queries ? 1 : -1;
+    const int from_lane = sign * (lane_index() / 4 - lane_index() % 4 * 2);
+    const auto distance = static_cast<float>(row + static_cast<int>(rule.offset) - key + from_lane);
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m)
 #pragma unroll
         for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) f(c[m][n][e], row + m * 16 + e / 2 * 8, key + n * 8 + e % 2);
+            for (int e = 0; e < 4; ++e) {
+                const int step = sign * (m * 16 + e / 2 * 8 - n * 8 - e % 2);
+                s[m][n][e] -= rule.alibi_slope * fabsf(distance + static_cast<float>(step));
+            }
+}
+
+/// Adds the terms of the scores beside the product. (row, key) is the warp's first pair.
+template <class T, RowsAre rows_are, int m_tiles, int n_tiles>
+__device__ __forceinline__ void add_terms(FragmentC (&s)[m_tiles][n_tiles], const ScoreRule<float>& rule,
+                                          int row, int key, int queries, int keys) {
+    if (rule.alibi_slope != 0) add_alibi<rows_are>(s, rule, row, key);
+#pragma unroll 1
+    for (const BiasRows& bias : rule.biases) {
+        if (bias.data == nullptr) continue;
+        if (bias.dtype == DType::f32) {
+            add_bias<float, rows_are>(s, bias, row, key, queries, keys);
+        } else {
+            add_bias<T, rows_are>(s, bias, row, key, queries, keys);
+        }
+    }
 }
 
 /// Turns products into scores. The accumulators' rows are queries.
 template <class T, int m_tiles, int n_tiles>
 __device__ __forceinline__ void apply_rule(FragmentC (&s)[m_tiles][n_tiles], const ScoreRule<float>& rule,
                                            int row, int key, int queries, int keys) {
-    for_each_pair(s, row, key, [&](float& element, int i, int j) {
-        if (i < queries && j < keys) element = score_of<T>(rule, element, i, j).value;
-    });
+    if (rule.softcap != 0) {
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+                for (float& x : s[m][n]) x = rule.softcap * tanh(x / rule.softcap);
+    }
+    add_terms<T, RowsAre::queries>(s, rule, row, key, queries, keys);
 }
 
 /// Sets dropped elements to 0. The accumulators' rows are queries.

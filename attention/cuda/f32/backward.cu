@@ -293,19 +293,26 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
                                                            const Units& units, int key, int row) {
     constexpr int s_tiles = Policy::s_tiles;
     static_assert(s_tiles * 4 <= 32);
-    const int lane_key = key + lane_index() / 4, lane_row = row + lane_index() % 4 * 2;
+    scale(x, units.product);
+#pragma unroll
+    for (int n = 0; n < s_tiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            derivatives[0][n][e] = 1;
+            if (rule.softcap != 0) {
+                const float t = tanh(x[0][n][e] / rule.softcap);
+                x[0][n][e] = rule.softcap * t;
+                derivatives[0][n][e] = (1 - t) * (1 + t);
+            }
+        }
+    add_terms<float, RowsAre::keys>(x, rule, row, key, p.mask.queries, p.mask.keys);
     std::uint32_t kept_elements = 0;
 #pragma unroll
     for (int n = 0; n < s_tiles; ++n) {
         const KeptOfColumns kept(rule, row + n * 8, key);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int i = lane_row + n * 8 + e % 2, j = lane_key + e / 2 * 8;
-            float& element = x[0][n][e];
-            Score<float> score{element * units.product, 1.0f};
-            if (i < p.mask.queries && j < p.mask.keys) score = score_of<float>(rule, score.value, i, j);
-            element = exp2_fast(fmaf(score.value, log2_e, -lse[n * 8 + e % 2])) * Units::probability;
-            derivatives[0][n][e] = score.derivative;
+            x[0][n][e] = exp2_fast(fmaf(x[0][n][e], log2_e, -lse[n * 8 + e % 2])) * Units::probability;
             kept_elements |= std::uint32_t{kept(0, e)} << (n * 4 + e);
         }
     }
