@@ -61,8 +61,10 @@ struct ScoreOptions {
         std::int64_t batch_divisor = 1;
     };
 
-    /// No option is set: score = product.
+    /// No option is set.
     bool plain = true;
+    /// No option but a sink is set: scores are products, and nothing is dropped.
+    bool scores_are_products = true;
     double softcap = 0;
     std::int64_t offset = 0;
     std::array<Bias, max_biases> biases{};

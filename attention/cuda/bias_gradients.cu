@@ -81,14 +81,16 @@ __global__ void __launch_bounds__(bias_tile* bias_tile)
     const BiasBlock block(g, p.mask.queries, p.mask.keys, bias_tile, bias_tile);
     const int x = threadIdx.x / bias_tile, y = threadIdx.x % bias_tile;
     A sum = 0;
-    block.for_each_tile(g, [&](int batch, int head, std::int64_t row, std::int64_t key) {
+    const int count = block.count(g);
+    for (int n = 0; n < count; ++n) {
+        const auto [batch, head, row, key] = block(g, n);
         const std::int64_t i = row + x, j = key + y;
-        if (i >= p.mask.queries || j >= p.mask.keys) return;
+        if (i >= p.mask.queries || j >= p.mask.keys) continue;
         const IndexRange visible = p.mask.visible_keys(i);
-        if (j < visible.begin || j >= visible.end) return;
+        if (j < visible.begin || j >= visible.end) continue;
         const std::int64_t statistics = (std::int64_t{batch} * p.sizes.heads + head) * p.mask.queries + i;
         const A lse = p.lse[statistics];
-        if (lse == static_cast<A>(-HUGE_VAL)) return;  // all scores of the row are -inf
+        if (lse == static_cast<A>(-HUGE_VAL)) continue;  // all scores of the row are -inf
         const ScoreRule<A> rule = p.scores.template rule_of<A>(batch, head);
         const int key_head = head / p.sizes.group;
         const A product =
@@ -98,7 +100,7 @@ __global__ void __launch_bounds__(bias_tile* bias_tile)
         const A probability = exp(score_of<A>(rule, product, row_index, key_index).value - lse);
         const A factor = kept(rule, row_index, key_index) * rule.dropout_scale;
         sum += probability * (d_p * factor - p.delta[statistics] * p.delta_factor);
-    });
+    }
     __shared__ A sums[bias_tile][bias_tile];
     sums[x][y] = sum;
     __syncthreads();

@@ -140,11 +140,11 @@ __global__ void sum_bias_gradient_kernel(const T* d_s, const __grid_constant__ B
     using A = Accumulator<T>;
     const device::BiasBlock block(g, queries, keys, 1, 1);
     A sum = 0;
-    block.for_each_tile(g, [&](int batch, int head, std::int64_t i, std::int64_t j) {
-        if ((i + j) % threads_per_row == threadIdx.x)
-            sum +=
-                core_device::convert<A>(d_s[((std::int64_t{batch} * heads + head) * queries + i) * keys + j]);
-    });
+    const int count = block.count(g);
+    for (int n = static_cast<int>(threadIdx.x); n < count; n += threads_per_row) {
+        const auto [batch, head, i, j] = block(g, n);
+        sum += core_device::convert<A>(d_s[((std::int64_t{batch} * heads + head) * queries + i) * keys + j]);
+    }
     sum = reduce_over_block(sum, [](A a, A b) { return a + b; });
     if (threadIdx.x == 0) block.store(g, 0, 0, sum, queries, keys);
 }

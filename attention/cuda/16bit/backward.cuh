@@ -313,60 +313,61 @@ class KeyBlock {
     __device__ __forceinline__ void make_p_under_rule(LeftOperand& left, Scores& x,
                                                       const LanePointer<DsTile>& exchange,
                                                       std::uint32_t lane_statistics, int iteration) const {
-        const RowPosition at = position_of(iteration);
-        const ScoreRule<float>& rule = rules_.of_head[at.head % 2].get();
-        const int key = kept_.key + warp_key_;
+        const ScoreRule<float>& rule = rules_.of_head[position_of(iteration).head % 2].get();
+        const bool drops = rule.dropout_threshold != 0;
+        if (rule.softcap != 0) {
+            drops ? make_p_under_rule<true, true>(rule, left, x, exchange, lane_statistics, iteration)
+                  : make_p_under_rule<true, false>(rule, left, x, exchange, lane_statistics, iteration);
+        } else {
+            drops ? make_p_under_rule<false, true>(rule, left, x, exchange, lane_statistics, iteration)
+                  : make_p_under_rule<false, false>(rule, left, x, exchange, lane_statistics, iteration);
+        }
+    }
+    template <bool caps, bool drops>
+    __device__ __forceinline__ void make_p_under_rule(const ScoreRule<float>& rule, LeftOperand& left,
+                                                      Scores& x, const LanePointer<DsTile>& exchange,
+                                                      std::uint32_t lane_statistics, int iteration) const {
+        const int first_row = position_of(iteration).row, key = kept_.key + warp_key_;
+        const bool sees_all = p_.mask.sees_all(first_row, rows, key, tiles.pair_keys);
         scale(x, p_.scale);
-        // 16 queries at a time, because the derivatives need registers, too.
-        const bool sees_all = p_.mask.sees_all(at.row, rows, key, tiles.pair_keys);
+        // 16 queries at a time, because the derivatives of a softcap need registers, too.
 #pragma unroll
         for (int k = 0; k < s_tiles / 2; ++k) {
-            FragmentC s[m_tiles][2], crossing[m_tiles][2];
-            const int row = at.row + k * 16;
-#pragma unroll
-            for (int m = 0; m < m_tiles; ++m)
-#pragma unroll
-                for (int n = 0; n < 2; ++n)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        s[m][n][e] = x[m][2 * k + n][e];
-                        crossing[m][n][e] = 1;
-                        if (rule.softcap != 0) {
-                            const float t = tanh(s[m][n][e] / rule.softcap);
-                            s[m][n][e] = rule.softcap * t;
-                            crossing[m][n][e] = (1 - t) * (1 + t);
-                        }
-                    }
-            add_terms<T, RowsAre::keys>(s, rule, row, key, p_.mask.queries, p_.mask.keys);
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                const float2 lse = statistic(lane_statistics, 2 * k + n);
-#pragma unroll
-                for (int m = 0; m < m_tiles; ++m)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e)
-                        s[m][n][e] = exp2_fast(fmaf(s[m][n][e], log2_e, e % 2 == 0 ? -lse.x : -lse.y));
-            }
-            if (!sees_all) mask_transposed_probabilities(s, p_.mask, key, row);
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                const KeptOfColumns kept(rule, row + n * 8, key);
-#pragma unroll
-                for (int m = 0; m < m_tiles; ++m)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const bool is_kept = kept(m, e);
-                        const float crosses = s[m][n][e] * crossing[m][n][e];
-                        crossing[m][n][e] = is_kept ? crosses : -crosses;
-                        if (!is_kept) s[m][n][e] = 0;
-                    }
+            const int row = first_row + k * 16;
+            FragmentC p[m_tiles][2], derivatives[m_tiles][2];
+            for_each_element(p, [&](float& score, int m, int n, int e) {
+                score = x[m][2 * k + n][e];
+                if constexpr (caps) {
+                    const float t = tanh(score / rule.softcap);
+                    score = rule.softcap * t;
+                    derivatives[m][n][e] = (1 - t) * (1 + t);
+                }
+            });
+            add_terms<T, RowsAre::keys>(p, rule, row, key, p_.mask.queries, p_.mask.keys);
+            const float2 lse[2] = {statistic(lane_statistics, 2 * k), statistic(lane_statistics, 2 * k + 1)};
+            for_each_element(p, [&](float& score, int, int n, int e) {
+                score = exp2_fast(fmaf(score, log2_e, e % 2 == 0 ? -lse[n].x : -lse[n].y));
+            });
+            if (!sees_all) mask_transposed_probabilities(p, p_.mask, key, row);
+
+            FragmentC crossing[m_tiles][2];
+            for_each_element(p, [&](float& probability, int m, int n, int e) {
+                crossing[m][n][e] = caps ? probability * derivatives[m][n][e] : probability;
+            });
+            if constexpr (drops) {
+                const KeptOfColumns kept[2] = {{rule, row, key}, {rule, row + 8, key}};
+                for_each_element(p, [&](float& probability, int m, int n, int e) {
+                    if (kept[n](m, e)) return;
+                    probability = 0;
+                    crossing[m][n][e] = -crossing[m][n][e];
+                });
             }
 #pragma unroll
             for (int m = 0; m < m_tiles; ++m) {
                 FragmentA half;
                 pack_fragment<float16>(half, crossing[m][0], crossing[m][1]);
                 store_matrices(half, exchange.at(m * 16, k * 16));
-                pack_fragment<T>(left[k][m], s[m][0], s[m][1]);
+                pack_fragment<T>(left[k][m], p[m][0], p[m][1]);
             }
         }
     }
@@ -672,7 +673,7 @@ void launch_backward(const Bits16BackwardParameters& p, cudaStream_t stream) {
     visit_head_dim(
         Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim), [&]<int head_dim>(HeadDim<head_dim>) {
             const int shared_bytes = gradtile::cuda::shared_memory_of_a_block();
-            if (!p.scores.plain) {
+            if (!p.scores.scores_are_products) {
                 using Choice = Bits16RuleBackwardChoice<head_dim>;
                 return visit_shared_memory<Choice>(shared_bytes, [&]<int limit>(SharedMemory<limit>) {
                     launch_backward_kernels<T, head_dim, Bits16BackwardPolicy<Choice, limit, true>>(p,

@@ -13,83 +13,127 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
+/// The rows of Q, dO, K and V of one tile of pairs in shared memory.
+template <int head_dim, class Policy>
+struct BiasGradientStage {
+    static constexpr auto tiles = Policy::tiles;
+    using RowTile = Tile<tiles.rows, head_dim>;
+    using KeyTile = Tile<tiles.keys, head_dim>;
+    static constexpr int bytes = 2 * (RowTile::bytes + KeyTile::bytes);
+    std::uint32_t q, d_o, k, v;
+
+    __device__ explicit BiasGradientStage(std::uint32_t base)
+        : q(base), d_o(q + RowTile::bytes), k(d_o + RowTile::bytes), v(k + KeyTile::bytes) {}
+
+    __device__ __forceinline__ void load(const Bits16BackwardParameters& p,
+                                         const BiasBlock::Pairs& at) const {
+        const int row = static_cast<int>(at.row), key = static_cast<int>(at.key);
+        const int key_head = at.head / p.sizes.group;
+        load_rows<RowTile>(q, p.q, at.batch, at.head, row, p.mask.queries, p.sizes.qk_dim);
+        load_rows<RowTile>(d_o, p.d_o, at.batch, at.head, row, p.mask.queries, p.sizes.v_dim);
+        load_rows<KeyTile>(k, p.k, at.batch, key_head, key, p.mask.keys, p.sizes.qk_dim);
+        load_rows<KeyTile>(v, p.v, at.batch, key_head, key, p.mask.keys, p.sizes.v_dim);
+    }
+
+  private:
+    template <class Shared>
+    __device__ __forceinline__ static void load_rows(std::uint32_t to,
+                                                     const TensorView<const std::uint16_t>& x, int batch,
+                                                     int head, int row, int end, int columns) {
+        load_tile_async<Shared, tiles.threads()>(to, x.head(batch, head).row(row), x.row_stride, end - row,
+                                                 columns);
+    }
+};
+
 template <class T, int head_dim, class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
     bias_gradient_kernel(const __grid_constant__ Bits16BackwardParameters p,
                          const __grid_constant__ BiasGradient g) {
     constexpr auto tiles = Policy::tiles;
-    constexpr int n_tiles = tiles.keys / 8;
-    using RowTile = Tile<tiles.rows, head_dim>;
-    using KeyTile = Tile<tiles.keys, head_dim>;
+    constexpr int s_tiles = tiles.keys / 8;
+    using Stage = BiasGradientStage<head_dim, Policy>;
+    using RowTile = typename Stage::RowTile;
+    using KeyTile = typename Stage::KeyTile;
     extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ SharedRule rule;
-    const std::uint32_t q_tile = shared_address(shared), d_o_tile = q_tile + RowTile::bytes,
-                        k_tile = d_o_tile + RowTile::bytes, v_tile = k_tile + KeyTile::bytes;
+    __shared__ SharedRule rules[tiles.stages];
     const int warp_row = warp_index() * 16;
     const std::uint32_t warp_bytes = warp_row * RowTile::row_bytes;
     gradtile::cuda::device::await_predecessor();
 
     const BiasBlock block(g, p.mask.queries, p.mask.keys, tiles.rows, tiles.keys);
-    FragmentC sum[1][n_tiles];
-    clear(sum);
-    block.for_each_tile(g, [&](int batch, int head, std::int64_t first_row, std::int64_t first_key) {
-        const int row = static_cast<int>(first_row), key = static_cast<int>(first_key);
-        if (!p.mask.sees_any(row, tiles.rows, key, tiles.keys)) return;
-        __syncthreads();  // all warps have read the last tiles
-        const int key_head = head / p.sizes.group;
-        const int rows_left = p.mask.queries - row, keys_left = p.mask.keys - key;
-        load_tile_async<RowTile, tiles.threads()>(q_tile, p.q.head(batch, head).row(row), p.q.row_stride,
-                                                  rows_left, p.sizes.qk_dim);
-        load_tile_async<RowTile, tiles.threads()>(d_o_tile, p.d_o.head(batch, head).row(row),
-                                                  p.d_o.row_stride, rows_left, p.sizes.v_dim);
-        load_tile_async<KeyTile, tiles.threads()>(k_tile, p.k.head(batch, key_head).row(key), p.k.row_stride,
-                                                  keys_left, p.sizes.qk_dim);
-        load_tile_async<KeyTile, tiles.threads()>(v_tile, p.v.head(batch, key_head).row(key), p.v.row_stride,
-                                                  keys_left, p.sizes.v_dim);
+    const int count = block.count(g);
+    const auto next_visible = [&](int n) {
+        for (; n < count; ++n) {
+            const BiasBlock::Pairs at = block(g, n);
+            if (p.mask.sees_any(static_cast<int>(at.row), tiles.rows, static_cast<int>(at.key), tiles.keys))
+                break;
+        }
+        return n;
+    };
+    const auto stage = [&](int number) {
+        return Stage(shared_address(shared) + number % tiles.stages * Stage::bytes);
+    };
+    const auto start = [&](int number, int n) {
+        if (n < count) {
+            const BiasBlock::Pairs at = block(g, n);
+            stage(number).load(p, at);
+            if (threadIdx.x == 0)
+                rules[number % tiles.stages].set(p.scores.rule_of<float>(at.batch, at.head));
+        }
         commit_copies();
-        if (threadIdx.x == 0) rule.set(p.scores.rule_of<float>(batch, head));
-        wait_for_copies<0>();
-        __syncthreads();
+    };
 
-        FragmentC s[1][n_tiles], d_p[1][n_tiles];
+    FragmentC sum[1][s_tiles];
+    clear(sum);
+    int n = next_visible(0);
+    start(0, n);
+    for (int number = 0; n < count; ++number) {
+        const int next = next_visible(n + 1);
+        wait_for_copies<0>();
+        __syncthreads();  // this tile is copied, and no warp reads the stage of the last tile
+        if constexpr (tiles.stages > 1) start(number + 1, next);
+
+        const BiasBlock::Pairs at = block(g, n);
+        const int row = static_cast<int>(at.row) + warp_row, key = static_cast<int>(at.key);
+        const Stage tile = stage(number);
+        const ScoreRule<float>& rule = rules[number % tiles.stages].get();
+        FragmentC s[1][s_tiles], d_p[1][s_tiles];
         clear(s);
         clear(d_p);
-        multiply_a_bt<T, head_dim, 2>(s, LanePointer<RowTile>::stacked(q_tile + warp_bytes),
-                                      LanePointer<KeyTile>::paired(k_tile));
-        multiply_a_bt<T, head_dim, 2>(d_p, LanePointer<RowTile>::stacked(d_o_tile + warp_bytes),
-                                      LanePointer<KeyTile>::paired(v_tile));
-        drop(d_p, rule.get(), row + warp_row, key);
+        multiply_a_bt<T, head_dim, 2>(s, LanePointer<RowTile>::stacked(tile.q + warp_bytes),
+                                      LanePointer<KeyTile>::paired(tile.k));
+        multiply_a_bt<T, head_dim, 2>(d_p, LanePointer<RowTile>::stacked(tile.d_o + warp_bytes),
+                                      LanePointer<KeyTile>::paired(tile.v));
+        drop(d_p, rule, row, key);
         scale(s, p.scale);
-        apply_rule<T>(s, rule.get(), row + warp_row, key, p.mask.queries, p.mask.keys);
-        if (!p.mask.sees_all(row + warp_row, 16, key, tiles.keys))
-            mask_scores(s, p.mask, row + warp_row, key);
+        apply_rule<T>(s, rule, row, key, p.mask.queries, p.mask.keys);
+        if (!p.mask.sees_all(row, 16, key, tiles.keys)) mask_scores(s, p.mask, row, key);
         // Rows of the padding have an LSE of +inf, so P is 0 there.
         const std::int64_t statistics =
-            (static_cast<std::int64_t>(batch) * p.sizes.heads + head) * p.padded_rows + row + warp_row +
+            (static_cast<std::int64_t>(at.batch) * p.sizes.heads + at.head) * p.padded_rows + row +
             lane_index() / 4;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float lse = p.lse_log2[statistics + half * 8], delta = p.delta[statistics + half * 8];
-#pragma unroll
-            for (int n = 0; n < n_tiles; ++n)
-#pragma unroll
-                for (int e = half * 2; e < half * 2 + 2; ++e) {
-                    const float probability = exp2_fast(fmaf(s[0][n][e], log2_e, -lse));
-                    sum[0][n][e] += probability * fmaf(d_p[0][n][e], 1 / p_factor, -delta);
-                }
+        const float lse[2] = {p.lse_log2[statistics], p.lse_log2[statistics + 8]},
+                    delta[2] = {p.delta[statistics], p.delta[statistics + 8]};
+        for_each_element(sum, [&](float& element, int m, int column, int e) {
+            const float probability = exp2_fast(fmaf(s[m][column][e], log2_e, -lse[e / 2]));
+            element += probability * fmaf(d_p[m][column][e], 1 / p_factor, -delta[e / 2]);
+        });
+        if constexpr (tiles.stages == 1) {
+            __syncthreads();  // all warps have read the tile
+            start(number + 1, next);
         }
-    });
+        n = next;
+    }
 
     // Sums over rows or keys of the tile go through shared memory, in a fixed order.
+    wait_for_copies<0>();
     __syncthreads();
     auto* const sums = reinterpret_cast<float*>(shared);
-    static_assert(tiles.rows * tiles.keys * 4 <= 2 * (RowTile::bytes + KeyTile::bytes));
+    static_assert(tiles.rows * tiles.keys * 4 <= tiles.stages * Stage::bytes);
     const int lane_element = (warp_row + lane_index() / 4) * tiles.keys + lane_index() % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < n_tiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            sums[lane_element + e / 2 * 8 * tiles.keys + n * 8 + e % 2] = sum[0][n][e];
+    for_each_element(sum, [&](float& element, int, int column, int e) {
+        sums[lane_element + e / 2 * 8 * tiles.keys + column * 8 + e % 2] = element;
+    });
     __syncthreads();
     const int rows = g.sums_rows ? 1 : tiles.rows, keys = g.sums_keys ? 1 : tiles.keys;
     for (int element = static_cast<int>(threadIdx.x); element < rows * keys; element += tiles.threads()) {

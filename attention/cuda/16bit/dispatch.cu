@@ -51,7 +51,7 @@ void flash_16bit_forward(const Context& ctx, const Resolved& options, const Tens
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     // softmax's maximum is taken of S times prescale, and rules apply to products with the whole scale.
-    const bool scales_late = options.scale > 0 && options.scores.plain;
+    const bool scales_late = options.scale > 0 && options.scores.scores_are_products;
     const Bits16ForwardParameters parameters{
         .q = view(q),
         .k = view(k),

@@ -119,6 +119,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         softmax.add_sink(rule.get().sink, o);
         softmax.finish(o, lse, rule.get().dropout_scale);
     } else {
+        // In the units of S, to which scale_log2 is still to be applied.
+        if (p.scores.sink != nullptr)
+            softmax.add_sink(p.scores.sink[head * p.scores.sink_stride] * (log2_e / p.scale_log2), o);
         softmax.finish(o, lse);
     }
     wait_for_copies<0>();
@@ -174,7 +177,7 @@ void launch_forward(const Bits16ForwardParameters& p, cudaStream_t stream) {
                             p, stream);
                     });
             };
-            if (p.scores.plain) {
+            if (p.scores.scores_are_products) {
                 launch.template operator()<Bits16ForwardChoice<head_dim>, false>();
             } else {
                 launch.template operator()<Bits16RuleForwardChoice<head_dim>, true>();

@@ -51,15 +51,15 @@ struct Bits16ForwardChoice {
     }
 };
 
-/// Tile sizes of the kernel that applies score rules. Its warps have 16 rows, because rules need registers.
+/// Tile sizes of the kernel that applies score rules. Rules need registers, so S has fewer columns.
 template <int head_dim>
 struct Bits16RuleForwardChoice {
     static constexpr Bits16ForwardTiles tiles(int shared_limit) {
-        if (head_dim <= 64)
-            return {.warps = 4, .warp_rows = 16, .keys = 64, .stages = 2, .blocks_per_sm = 3, .unrolled = 4};
-        if (head_dim <= 128)
-            return {.warps = 4, .warp_rows = 16, .keys = 64, .stages = 2, .blocks_per_sm = 2, .unrolled = 4};
-        return Bits16ForwardChoice<head_dim>::tiles(shared_limit - rule_shared_bytes);
+        Bits16ForwardTiles tiles = Bits16ForwardChoice<head_dim>::tiles(shared_limit - rule_shared_bytes);
+        if (head_dim <= 32) tiles.blocks_per_sm = 2;
+        if (head_dim > 32 && head_dim <= 64) tiles.keys = 64;
+        if (head_dim > 64 && head_dim <= 128) tiles.keys = 32;
+        return tiles;
     }
 };
 
@@ -154,7 +154,7 @@ struct Bits16RuleBackwardChoice {
         Bits16BackwardTiles tiles = Bits16BackwardChoice<head_dim>::tiles(shared_limit - rule_shared_bytes);
         tiles.blocks_per_sm = 1;
         if (tiles.rows > 64) tiles.rows = 64;
-        if (head_dim > 64) tiles.pair_keys = 16;
+        if (head_dim > 128) tiles.pair_keys = 16;
         return tiles;
     }
 };
@@ -163,17 +163,21 @@ struct Bits16RuleBackwardChoice {
 template <int head_dim>
 struct Bits16BiasGradientChoice {
     struct Tiles {
-        int rows, keys;
+        int rows, keys, stages;
         static constexpr int blocks_per_sm = 2;  ///< by registers; large head dims fill shared memory earlier
         constexpr int threads() const { return rows / 16 * 32; }
-        /// Bytes of the rows of Q, dO, K and V.
-        constexpr int shared_bytes() const { return 2 * 2 * head_dim * (rows + keys); }
+        /// Bytes of the rows of Q, dO, K and V in all stages.
+        constexpr int shared_bytes() const { return stages * 2 * 2 * head_dim * (rows + keys); }
+        constexpr bool fit(int shared_limit) const {
+            return shared_bytes() + rule_shared_bytes <= shared_limit;
+        }
         constexpr bool operator==(const Tiles&) const = default;
     };
     static constexpr Tiles tiles(int shared_limit) {
-        Tiles tiles{.rows = 64, .keys = 64};
-        if (tiles.shared_bytes() + rule_shared_bytes > shared_limit) tiles.keys = 32;
-        if (tiles.shared_bytes() + rule_shared_bytes > shared_limit) tiles.rows = 32;
+        Tiles tiles{.rows = 64, .keys = 64, .stages = 2};
+        if (!tiles.fit(shared_limit)) tiles.keys = 32;
+        if (!tiles.fit(shared_limit)) tiles.stages = 1;
+        if (!tiles.fit(shared_limit)) tiles.rows = 32;
         return tiles;
     }
 };

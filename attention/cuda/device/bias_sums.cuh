@@ -39,13 +39,23 @@ struct BiasBlock {
         end_key = g.sums_keys ? keys : key + 1;
     }
 
-    /// Calls f(batch, head, row, key) for every tile of q's heads that adds to this block, in a fixed order.
-    template <class F>
-    __device__ __forceinline__ void for_each_tile(const BiasGradient& g, F&& f) const {
-        for (int b = batch * g.summed_batches; b < (batch + 1) * g.summed_batches; ++b)
-            for (int h = head * g.summed_heads; h < (head + 1) * g.summed_heads; ++h)
-                for (std::int64_t i = row; i < end_row; i += tile_rows)
-                    for (std::int64_t j = key; j < end_key; j += tile_keys) f(b, h, i, j);
+    /// A tile of pairs of one of q's heads.
+    struct Pairs {
+        int batch, head;
+        std::int64_t row, key;
+    };
+    /// The tiles of pairs that add to this block, numbered in the order of their additions.
+    __device__ int count(const BiasGradient& g) const {
+        return g.summed_batches * g.summed_heads * row_steps() * key_steps();
+    }
+    __device__ Pairs operator()(const BiasGradient& g, int index) const {
+        const int key_step = index % key_steps();
+        index /= key_steps();
+        const int row_step = index % row_steps();
+        index /= row_steps();
+        return {batch * g.summed_batches + index / g.summed_heads,
+                head * g.summed_heads + index % g.summed_heads, row + std::int64_t{row_step} * tile_rows,
+                key + std::int64_t{key_step} * tile_keys};
     }
 
     /// Writes element (x, y) of the tile, unless it lies beyond the gradient's end.
@@ -62,6 +72,9 @@ struct BiasBlock {
     }
 
   private:
+    __device__ int row_steps() const { return static_cast<int>((end_row - row + tile_rows - 1) / tile_rows); }
+    __device__ int key_steps() const { return static_cast<int>((end_key - key + tile_keys - 1) / tile_keys); }
+
     template <class F>
     __device__ __forceinline__ static void visit_bias_type(DType dtype, F&& f) {
         if (dtype == DType::f32) return f(0.0f);

@@ -15,16 +15,18 @@ struct PowerOfTwo {
 
     /// `largest` is the bits of a float32 that is finite and not negative.
     __device__ explicit PowerOfTwo(std::uint32_t largest) {
-        const int exponent = min(2 * 127 + 13 - static_cast<int>(largest >> 23), 253);
-        factor = __int_as_float(exponent << 23);
-        inverse = __int_as_float((254 - exponent) << 23);
+        set_exponent(min(127 + 13 - static_cast<int>(largest >> 23), 126));
     }
+    /// 2^exponent, for -126 to 126.
+    __device__ static float of_exponent(int exponent) { return __int_as_float((127 + exponent) << 23); }
     /// log2(factor), from -126 to 126.
     __device__ int exponent() const { return (__float_as_int(factor) >> 23) - 127; }
-    __device__ void limit_exponent(int largest) {
-        const int exponent_bits = 127 + max(-126, min(exponent(), largest));
-        factor = __int_as_float(exponent_bits << 23);
-        inverse = __int_as_float((254 - exponent_bits) << 23);
+    __device__ void limit_exponent(int largest) { set_exponent(max(-126, min(exponent(), largest))); }
+
+  private:
+    __device__ void set_exponent(int exponent) {
+        factor = of_exponent(exponent);
+        inverse = of_exponent(-exponent);
     }
 };
 

@@ -155,6 +155,17 @@ __device__ __forceinline__ void clear(FragmentC (&c)[m_tiles][n_tiles]) {
             for (int e = 0; e < 4; ++e) c[m][n][e] = 0;
 }
 
+/// Calls f(element, m, n, e) for every element of accumulators.
+template <int m_tiles, int n_tiles, class F>
+__device__ __forceinline__ void for_each_element(FragmentC (&c)[m_tiles][n_tiles], F&& f) {
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+        for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) f(c[m][n][e], m, n, e);
+}
+
 /// c *= factor.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void scale(FragmentC (&c)[m_tiles][n_tiles], float factor) {

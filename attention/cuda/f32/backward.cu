@@ -120,13 +120,14 @@ struct Units {
     PowerOfTwo q, k, v, d_o;
     float score, d_p;     ///< convert the sums S and dP to base 2 and to the units of dS
     float product;        ///< converts the sum S to scale q k
+    float v_and_d_o[2];   ///< two powers of two whose product is v.factor * d_o.factor
     float d_q, d_k, d_v;  ///< convert sums to gradients
     static constexpr float probability = 16384;
 
-    /// Converts D to the units of dS. The order of the factors matters: those of all-zero heads are so large
-    /// that their product alone would overflow.
+    /// Converts D to the units of dS. The order of the factors keeps intermediate results in range: the
+    /// factors of all-zero heads are so large that their product alone would overflow.
     __device__ __forceinline__ float delta(float of_row) const {
-        return of_row * v.factor * d_p * d_o.factor;
+        return of_row * v_and_d_o[0] * d_p * v_and_d_o[1];
     }
 
     __device__ Units(const F32BackwardParameters& p, int batch, int key_head, int columns)
@@ -146,9 +147,10 @@ struct Units {
         product = p.scale * q.inverse * k.inverse;
         d_p = d_s / probability;
         d_v = d_o.inverse / probability * p.dropout_scale;
-        // In an order whose intermediate results stay in range, too.
-        const float v_and_d_o = v.inverse > 1 ? v.inverse * d_o.inverse / d_s : v.inverse / d_s * d_o.inverse;
-        const float d_s_inverse = v_and_d_o * p.scale * p.dropout_scale;
+        const int exponent = v.exponent() + d_o.exponent();
+        v_and_d_o[0] = PowerOfTwo::of_exponent(exponent / 2);
+        v_and_d_o[1] = PowerOfTwo::of_exponent(exponent - exponent / 2);
+        const float d_s_inverse = 1 / v_and_d_o[0] * (p.scale * p.dropout_scale / d_s) * (1 / v_and_d_o[1]);
         d_q = d_s_inverse * k.inverse;
         d_k = d_s_inverse * q.inverse;
     }
@@ -643,7 +645,7 @@ void flash_f32_backward(const Context& ctx, const Resolved& options, const Saved
     visit_head_dim(F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
                    [&]<int head_dim>(HeadDim<head_dim>) {
                        const std::int64_t batch_key_heads = batch * saved.k.size(2);
-                       if (options.scores.plain) {
+                       if (options.scores.scores_are_products) {
                            launch_backward<head_dim, false>(ctx, parameters, batch_key_heads);
                        } else {
                            launch_backward<head_dim, true>(ctx, parameters, batch_key_heads);

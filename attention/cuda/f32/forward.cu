@@ -186,10 +186,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         __syncthreads();  // the next K is in shared memory; all warps have read V
     }
     float v_factor = v_range.inverse;
-    if constexpr (Policy::has_rule) {
-        v_factor *= rule.get().dropout_scale;
+    if constexpr (Policy::has_rule) v_factor *= rule.get().dropout_scale;
+    if (p.scores.sink != nullptr) {
         float factor[2 * m_tiles];
-        softmax.add_sink(rule.get().sink * log2_e, factor);
+        softmax.add_sink(p.scores.sink[head * p.scores.sink_stride] * log2_e, factor);
         scale_rows(o, factor);
     }
     store_o(p, o, softmax, v_factor, batch_head, p.o.head(batch, head), lane_row);
@@ -249,7 +249,7 @@ void flash_f32_forward(const Context& ctx, const Resolved& options, const Tensor
     const std::int64_t batch_heads = q_in.size(0) * q_in.size(2);
     visit_head_dim(F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
                    [&]<int head_dim>(HeadDim<head_dim>) {
-                       if (options.scores.plain) {
+                       if (options.scores.scores_are_products) {
                            launch_forward<head_dim, false>(ctx, parameters, batch_heads);
                        } else {
                            launch_forward<head_dim, true>(ctx, parameters, batch_heads);
