@@ -335,14 +335,8 @@ class KeyBlock {
         for (int k = 0; k < s_tiles / 2; ++k) {
             const int row = first_row + k * 16;
             FragmentC p[m_tiles][2], derivatives[m_tiles][2];
-            for_each_element(p, [&](float& score, int m, int n, int e) {
-                score = x[m][2 * k + n][e];
-                if constexpr (caps) {
-                    const float t = tanh(score / rule.softcap);
-                    score = rule.softcap * t;
-                    derivatives[m][n][e] = (1 - t) * (1 + t);
-                }
-            });
+            for_each_element(p, [&](float& score, int m, int n, int e) { score = x[m][2 * k + n][e]; });
+            if constexpr (caps) apply_softcap(p, rule.softcap, derivatives);
             add_terms<T, RowsAre::keys>(p, rule, row, key, p_.mask.queries, p_.mask.keys);
             const float2 lse[2] = {statistic(lane_statistics, 2 * k), statistic(lane_statistics, 2 * k + 1)};
             for_each_element(p, [&](float& score, int, int n, int e) {

@@ -1,10 +1,25 @@
 #pragma once
 /// The rule of score_rule.h in kernels: for single pairs, and for the accumulators of tensor cores.
 #include <gradtile/attention/score_rule.h>
-#include <gradtile/attention/cuda/device/mma.cuh>
+#include <gradtile/attention/cuda/device/shared_tile.cuh>
+#include <gradtile/attention/cuda/device/softmax.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 
 namespace gradtile::attention::cuda::device {
+
+/// tanh with a relative error of 2^-21, and without branches.
+__device__ __forceinline__ float tanh_fast(float x) {
+    const float y = fabsf(x), square = x * x;
+    const float large = 1 - __fdividef(2.0f, exp2_fast(y * (2 * log2_e)) + 1);
+    // tanh(y) / y - 1 as a polynomial in y^2, which interpolates it at Chebyshev nodes of [0, 0.64^2].
+    float small = -0.00599296125f;
+    small = fmaf(small, square, 0.0209241482f);
+    small = fmaf(small, square, -0.0538351413f);
+    small = fmaf(small, square, 0.133326635f);
+    small = fmaf(small, square, -0.333333279f);
+    small = fmaf(small * square, y, y);
+    return copysignf(y < 0.625f ? small : large, x);
+}
 
 /// A score, and its derivative with respect to the product.
 template <class A>
@@ -68,9 +83,13 @@ __device__ __forceinline__ std::uint32_t kept_keys(const ScoreRule<float>& rule,
 /// Whether the rows of accumulators are queries, as in the forward pass, or keys, as in the backward pass.
 enum class RowsAre : std::uint8_t { queries, keys };
 
+/// How add_matrix() may read a matrix: element by element with a check of the ends; without that check,
+/// because all elements exist; or two neighbours of a row at once, which are adjacent and aligned in memory.
+enum class MatrixReads : std::uint8_t { checked, all_exist, pairs };
+
 /// Adds a matrix to accumulators. x is the element that belongs to the warp's first accumulator; rows and
-/// columns beyond end_row and end_column do not exist. With `inside`, all exist.
-template <bool inside, class B, int m_tiles, int n_tiles>
+/// columns beyond end_row and end_column do not exist.
+template <MatrixReads reads, class B, int m_tiles, int n_tiles>
 __device__ __forceinline__ void add_matrix(FragmentC (&c)[m_tiles][n_tiles], const B* x,
                                            std::int64_t row_stride, std::int64_t column_stride, int end_row,
                                            int end_column) {
@@ -81,15 +100,28 @@ __device__ __forceinline__ void add_matrix(FragmentC (&c)[m_tiles][n_tiles], con
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = m * 16 + half * 8;
-            if (!inside && lane_row + row >= end_row) continue;
+            if (reads == MatrixReads::checked && lane_row + row >= end_row) continue;
             const B* const of_row = x + row * row_stride;
 #pragma unroll
-            for (int n = 0; n < n_tiles; ++n)
+            for (int n = 0; n < n_tiles; ++n) {
+                float* const pair = &c[m][n][half * 2];
+                if constexpr (reads == MatrixReads::pairs) {
+                    float2 terms;
+                    if constexpr (std::is_same_v<B, float>) {
+                        terms = *reinterpret_cast<const float2*>(of_row + n * 8);
+                    } else {
+                        terms = unpack<B>(*reinterpret_cast<const std::uint32_t*>(of_row + n * 8));
+                    }
+                    pair[0] += terms.x;
+                    pair[1] += terms.y;
+                } else {
 #pragma unroll
-                for (int e = 0; e < 2; ++e)
-                    if (inside || lane_column + n * 8 + e < end_column)
-                        c[m][n][half * 2 + e] +=
-                            gradtile::cuda::device::convert<float>(of_row[(n * 8 + e) * column_stride]);
+                    for (int e = 0; e < 2; ++e)
+                        if (reads == MatrixReads::all_exist || lane_column + n * 8 + e < end_column)
+                            pair[e] +=
+                                gradtile::cuda::device::convert<float>(of_row[(n * 8 + e) * column_stride]);
+                }
+            }
         }
 }
 
@@ -103,11 +135,14 @@ __device__ __forceinline__ void add_bias(FragmentC (&s)[m_tiles][n_tiles], const
                        column_stride = by_query ? bias.column_stride : bias.row_stride;
     const int end_row = by_query ? queries - row : keys - key,
               end_column = by_query ? keys - key : queries - row;
-    if (end_row >= m_tiles * 16 && end_column >= n_tiles * 8) {
-        add_matrix<true>(s, x, row_stride, column_stride, end_row, end_column);
-    } else {
-        add_matrix<false>(s, x, row_stride, column_stride, end_row, end_column);
+    if (end_row < m_tiles * 16 || end_column < n_tiles * 8)
+        return add_matrix<MatrixReads::checked>(s, x, row_stride, column_stride, end_row, end_column);
+    if constexpr (rows_are == RowsAre::queries) {
+        const auto address = reinterpret_cast<std::uintptr_t>(x);
+        if (column_stride == 1 && row_stride % 2 == 0 && address % (2 * sizeof(B)) == 0)
+            return add_matrix<MatrixReads::pairs>(s, x, row_stride, column_stride, end_row, end_column);
     }
+    add_matrix<MatrixReads::all_exist>(s, x, row_stride, column_stride, end_row, end_column);
 }
 
 template <RowsAre rows_are, int m_tiles, int n_tiles>
@@ -143,18 +178,24 @@ __device__ __forceinline__ void add_terms(FragmentC (&s)[m_tiles][n_tiles], cons
     }
 }
 
+/// Turns products into softcap * tanh(products / softcap). `derivatives` receives the derivatives by the
+/// products, unless it is null.
+template <int m_tiles, int n_tiles>
+__device__ __forceinline__ void apply_softcap(FragmentC (&s)[m_tiles][n_tiles], float softcap,
+                                              FragmentC (*derivatives)[n_tiles] = nullptr) {
+    const float inverse = 1 / softcap;
+    for_each_element(s, [&](float& score, int m, int n, int e) {
+        const float t = tanh_fast(score * inverse);
+        score = softcap * t;
+        if (derivatives != nullptr) derivatives[m][n][e] = (1 - t) * (1 + t);
+    });
+}
+
 /// Turns products into scores. The accumulators' rows are queries.
 template <class T, int m_tiles, int n_tiles>
 __device__ __forceinline__ void apply_rule(FragmentC (&s)[m_tiles][n_tiles], const ScoreRule<float>& rule,
                                            int row, int key, int queries, int keys) {
-    if (rule.softcap != 0) {
-#pragma unroll
-        for (int m = 0; m < m_tiles; ++m)
-#pragma unroll
-            for (int n = 0; n < n_tiles; ++n)
-#pragma unroll
-                for (float& x : s[m][n]) x = rule.softcap * tanh(x / rule.softcap);
-    }
+    if (rule.softcap != 0) apply_softcap(s, rule.softcap);
     add_terms<T, RowsAre::queries>(s, rule, row, key, queries, keys);
 }
 

@@ -296,17 +296,11 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
     constexpr int s_tiles = Policy::s_tiles;
     static_assert(s_tiles * 4 <= 32);
     scale(x, units.product);
-#pragma unroll
-    for (int n = 0; n < s_tiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            derivatives[0][n][e] = 1;
-            if (rule.softcap != 0) {
-                const float t = tanh(x[0][n][e] / rule.softcap);
-                x[0][n][e] = rule.softcap * t;
-                derivatives[0][n][e] = (1 - t) * (1 + t);
-            }
-        }
+    if (rule.softcap != 0) {
+        apply_softcap(x, rule.softcap, derivatives);
+    } else {
+        for_each_element(derivatives, [](float& derivative, int, int, int) { derivative = 1; });
+    }
     add_terms<float, RowsAre::keys>(x, rule, row, key, p.mask.queries, p.mask.keys);
     std::uint32_t kept_elements = 0;
 #pragma unroll
