@@ -46,14 +46,14 @@ attention() {
   for name in "$@"; do printf '*%s.%s*/%s:' "$of" "$name" "$dtype"; done
 }
 filter() {
-  local few='DeterministicGradients IsAsAccurateAsNaiveUnderAllScoreOptionsAtAnyHeadDim' tool=$1
+  local few='DeterministicGradients BiasesOfEveryDtype RowsWhoseScores DropoutDrops' tool=$1
   case $tool in memcheck | synccheck) local all=yes ;; *) local all= ;; esac
   case $2 in
     core_test) echo "Cuda.Copy*:Cuda.Draws*:Cuda.Axpy*:Cuda.FillWrites*:Cuda.ToDevice*${all:+:Cuda.Gemm*:GemmOnCuda.*}" ;;
     layers_test) echo "OnCuda.*${all:+:ProductsOnCuda.LinearGelu*}-*LayerSuite*:*CrossEntropy*:*ManyRows*" ;;
     model_test) echo 'OnCuda.*' ;;
     train_test) echo "CudaGlobalNorm.*:CudaAdamW.*:CudaLion.*:CudaStepInput.*${all:+:CudaMuon.*}" ;;
-    attention_test.*) attention "${2#*.}" $few ManyBackward ManyTiny ${all:+IsAsAccurateAsNaiveAtAnyHeadDim IsAsAccurateAsNaiveUnderAnyOption IsAsAccurateAsNaiveUnderEveryScoreOption BiasesOfEveryDtype ZeroLengths ExpandedTensors} ;;
+    attention_test.*) attention "${2#*.}" $few ManyBackward ManyTiny ${all:+IsAsAccurateAsNaiveAtAnyHeadDim IsAsAccurateAsNaiveUnderAnyOption IsAsAccurateAsNaiveUnderEveryScoreOption IsAsAccurateAsNaiveUnderAllScoreOptions ZeroLengths ExpandedTensors} ;;
   esac
 }
 names="core_test layers_test model_test train_test"

@@ -203,7 +203,6 @@ __device__ __forceinline__ void apply_rule(FragmentC (&s)[m_tiles][n_tiles], con
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void drop(FragmentC (&p)[m_tiles][n_tiles], const ScoreRule<float>& rule, int row,
                                      int key) {
-    static_assert(n_tiles % 4 == 0);
     if (rule.dropout_threshold == 0) return;
     const int lane = lane_index();
 #pragma unroll
@@ -215,7 +214,7 @@ __device__ __forceinline__ void drop(FragmentC (&p)[m_tiles][n_tiles], const Sco
                 const std::uint32_t bits =
                     kept_keys(rule, row + m * 16 + half * 8 + lane / 4, key + n * 8) >> lane % 4 * 2;
 #pragma unroll
-                for (int c = 0; c < 8; ++c)
+                for (int c = 0; c < 8 && n + c / 2 < n_tiles; ++c)
                     if ((bits >> (c / 2 * 8 + c % 2) & 1u) == 0) p[m][n + c / 2][half * 2 + c % 2] = 0;
             }
 }
