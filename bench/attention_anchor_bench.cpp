@@ -5,7 +5,7 @@
 //     [--rounds 9] [--deterministic]
 //
 // A case is batch, heads, length, head dim, causal. FLOPs: 4 B H S^2 D forward, half of it under a causal
-// mask; backward 2.5 times as many. Medians over CUDA events around one call each.
+// mask; backward 2.5 times as many. Times are medians of single calls, measured with CUDA events.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -191,7 +191,7 @@ class Ratios {
 
 void run(const Settings& settings) {
     const Context gpu(Device::cuda(0));
-    // An arena allocated once, as in training.
+    // Uses an arena that is allocated once, as in training.
     const Context ctx = gpu.with_allocator(std::make_shared<Arena>(Device::cuda(0), std::size_t{4} << 30));
     std::printf("%s, layout %s%s: ms, TFLOP/s (times as fast as)\n", settings.dtype.c_str(),
                 settings.layout.c_str(), settings.deterministic ? ", deterministic" : "");

@@ -1,8 +1,8 @@
 // The cost of a checkpoint of GPT-2 124M with AdamW's moments (1.5 GB in float32): the time that a training
 // step is blocked, compared with one copy of the same memory, and the time until the file is durable,
 // compared with a plain sequential write and fsync of as many bytes into the same directory. Measurements are
-// interleaved; medians are printed. On a GPU the state is in device memory, and a step is blocked for a copy
-// inside it.
+// interleaved; medians are printed. On a GPU the state is in device memory, and a step is blocked only for a
+// copy within this memory.
 //
 //     checkpoint_bench [DIRECTORY] [ROUNDS] [--device cuda]
 #include <fcntl.h>
@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
             }
         };
 
-        // keep_last exceeds the rounds, so that the timed saves delete no old files.
+        // keep_last exceeds the number of rounds, so that the timed saves delete no old files.
         SnapshotWriter writer(CheckpointDirectory(place, {.keep_last = rounds + 1}), ctx);
         const double reserve = seconds([&] { writer.reserve(c); });
         std::vector<double> copy, blocked, plain, save, read;

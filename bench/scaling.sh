@@ -20,7 +20,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$gradtile" corpus --characters 2000000 --out "$work/stories.txt" > /dev/null
 
-# The median over all steps but the first five, in which algorithms are chosen and the graph is captured.
+# Computes the median over all steps except the first five, in which algorithms are chosen and the graph is captured.
 median_ms() {
     sed -n 's/.*"ms": *\([0-9.e+-]*\).*/\1/p' "$1" | tail -n +6 | sort -g | awk '{ms[NR] = $1} END {print ms[int((NR + 1) / 2)]}'
 }

@@ -50,8 +50,8 @@ std::string unknown_argument(CLI::App& program) {
                   command_line_of(place), " --help");
 }
 
-/// Makes the action fail when its output is its result and cannot be written. A closed pipe fails without a
-/// message.
+/// Returns an action that, with Output::result, fails when standard output cannot be written. If the pipe is
+/// closed, it fails without a message.
 Action with_checked_output(Action action, Output output = Output::result) {
     return [action = std::move(action), output] {
         try {
@@ -181,7 +181,8 @@ Command CommandLine::add_command(const std::string& name, const std::string& hel
 }
 
 Action CommandLine::parse(int argc, const char* const* argv) {
-    // Common spellings from other programs. `help COMMAND` is parsed as `COMMAND --help`, see below.
+    // Accepts spellings that are common in other programs. `help COMMAND` is parsed as `COMMAND --help`, see
+    // below.
     parser_->add_subcommand("help", "Print the help of a command: gradtile help [COMMAND]");
     add_command("version", "Print the version").set_action([this] {
         std::cout << version_ << '\n';
@@ -205,7 +206,7 @@ Action CommandLine::parse(int argc, const char* const* argv) {
     } catch (const CLI::ParseError& error) {
         throw UsageError(
             concat(error.what(), "; see ", command_line_of(recognised_command(*parser_)), " --help"));
-    } catch (const Error& error) {  // from parse_value()
+    } catch (const Error& error) {  // thrown by parse_value()
         throw UsageError(error.what(), error.where());
     }
     if (chosen_) return chosen_;

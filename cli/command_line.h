@@ -34,7 +34,7 @@ class Command {
     void add_value(const std::string& flag, std::string help, std::function<void(const T&)> use) {
         add_value_of_type<T>(flag, std::move(help), std::move(use), "");
     }
-    /// As above; --help shows the default.
+    /// Like the function above; --help also shows the default.
     template <class T>
     void add_value(const std::string& flag, std::string help, const T& shown_default,
                    std::function<void(const T&)> use) {

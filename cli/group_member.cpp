@@ -21,7 +21,7 @@ constexpr auto message_grace = std::chrono::seconds(1);
 /// Ends the process without destructors and without MPI_Finalize: both may wait for processes that are gone.
 [[noreturn]] void exit_without_cleanup(int exit_code) {
     std::this_thread::sleep_for(message_grace);
-    // The thread that holds the stream's lock may be stuck.
+    // Does not wait for the stream's lock, because the thread that holds it may be stuck.
     if (::ftrylockfile(stdout) == 0) ::fflush_unlocked(stdout);
     ::_exit(exit_code);
 }

@@ -11,8 +11,8 @@
 namespace gradtile::cli {
 namespace {
 
-/// The file itself, or the newest valid checkpoint of a run's directory. Damaged newer checkpoints are
-/// reported.
+/// Returns the file itself, or the newest valid checkpoint of a run's directory. Damaged newer checkpoints
+/// are reported.
 std::filesystem::path checkpoint_file(const std::filesystem::path& path) {
     if (!std::filesystem::is_directory(path)) return path;
     const bool is_run = std::filesystem::is_directory(path / "checkpoints");

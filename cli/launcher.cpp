@@ -118,7 +118,7 @@ pid_t start(const std::vector<std::string>& command, const Environment& environm
 std::vector<Child> start_ranks(int processes, const std::vector<std::string>& arguments) {
     std::vector<std::string> command = {own_program()};
     command.insert(command.end(), arguments.begin(), arguments.end());
-    const int port = listen_at("127.0.0.1", 0, SteadyClock::now()).port;  // a port that was just free
+    const int port = listen_at("127.0.0.1", 0, SteadyClock::now()).port;  // a port that was free a moment ago
     const std::string key = random_key();
     std::vector<Child> children;
     for (int rank = 0; rank < processes; ++rank) {

@@ -16,10 +16,10 @@ struct Launch {
     int processes = 1;
     Method method = Method::fork;
     int restarts = 0;
-    /// Arguments after the program's name: of the first start, and of a restart that finds a run in
-    /// `directory`.
+    /// The arguments after the program's name: those of the first start, and those of a restart that finds a
+    /// run in `directory`.
     std::vector<std::string> arguments = {}, resume_arguments = {};
-    std::filesystem::path directory = {};  ///< of the run; empty: the run saves nothing
+    std::filesystem::path directory = {};  ///< the run's directory; empty: the run saves nothing
     bool resumes = false;                  ///< the first start resumes the run in `directory`
 };
 

@@ -31,7 +31,7 @@ struct Flags {
     SettingFlags settings;
     std::string model, config_file;
     std::int64_t gpus = 1, gpus_per_node = 8;
-    double gpu_memory = 139;  // GiB: an H200
+    double gpu_memory = 139;  // in GiB; the default is that of an H200
     // GB/s and microseconds; 0: the fitted or assumed value.
     double nvlink_bandwidth = 0, network_bandwidth = 0, network_latency = 0;
     std::vector<std::string> fit, measurements;
@@ -113,7 +113,8 @@ class Planner {
                                              budget());
     }
 
-    /// Predictions for one GPU, powers of two up to flags_.gpus that fill nodes, and flags_.gpus.
+    /// Predicts for one GPU, for each power of two below flags_.gpus that fills whole nodes, and for
+    /// flags_.gpus.
     std::vector<Prediction> predictions() const {
         std::set<std::int64_t> counts{1, flags_.gpus};
         for (std::int64_t n = 2; n < flags_.gpus; n *= 2) counts.insert(n);
@@ -238,7 +239,7 @@ void print_json(const Planner& planner, const Flags& flags) {
 
 void print_plan(const Planner& planner, const Flags& flags) {
     const TrainConfig& c = planner.config;
-    const MemoryPlan memory = planner.memory();  // may throw, so called before anything is printed
+    const MemoryPlan memory = planner.memory();  // called before anything is printed, because it may throw
     std::cout << c.batch << " sequences of " << c.model.context << " tokens per step; " << flags.gpus
               << (flags.gpus == 1 ? " GPU" : " GPUs") << " with " << c.accumulation_steps(flags.gpus) << " x "
               << c.micro_batch_size(flags.gpus) << "; " << name_of(c.dtype) << ", zero " << c.zero << '\n'

@@ -75,7 +75,7 @@ Resume resume_of(const Flags& flags) {
 
 /// The settings that a resumed run would have. Reads the run's files without locking the run.
 TrainConfig config_of_run(const Flags& flags) {
-    resume_of(flags);  // throws for settings that cannot change
+    resume_of(flags);  // throws when a flag sets a setting that cannot change
     TrainConfig config;
     apply_config_file(config, (std::filesystem::path(flags.resume) / "config.json").string());
     flags.settings.apply(config);
@@ -192,7 +192,8 @@ int train(const Flags& flags) {
     // Static, so that signals stay handled until the process ends: a late SIGUSR1 after SIGTERM must not kill
     // a process that is about to exit.
     static const StopSignals signals;
-    std::unique_ptr<Trainer> trainer;  // not in the lambda: its destructor may wait for other processes
+    // Declared outside the lambda, because its destructor may wait for other processes.
+    std::unique_ptr<Trainer> trainer;
     return run_in_group(flags.group.timeout, [&](const std::shared_ptr<ProcessGroup>& group) {
         trainer = make_trainer(flags, group);
         return train_to_end(flags, *trainer, *group, signals);

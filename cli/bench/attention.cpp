@@ -121,7 +121,7 @@ class Passes {
         saved_ = {};  // frees memory first, so that the arena's state equals the dry run's
         attention::forward(ctx_, q_, k_, v_, options_, saved_, o_);
     }
-    /// Backward of the last forward().
+    /// Runs the backward pass of the last forward().
     void backward() { attention::backward(ctx_, d_o_, options_, saved_, gradients_); }
     std::size_t lse_bytes() const { return saved_.lse.bytes(); }
 
@@ -148,7 +148,8 @@ class Passes {
 
     Context ctx_;
     attention::Options options_;
-    RandomNumbers numbers_;  // kept alive: its freed block would hide part of the scratch memory
+    RandomNumbers numbers_;  // kept alive, because its freed memory could serve as scratch memory, which
+                             // would then not be counted
     Tensor q_, k_, v_, o_, d_o_;
     attention::Gradients gradients_;
     attention::Saved saved_;

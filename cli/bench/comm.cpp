@@ -144,7 +144,8 @@ void add_bench_comm(Command& bench) {
     command.set_action([flags] {
         check_flags(*flags);
         if (flags->group.launches()) return launch(make_launch(flags->group, flags->device, "--gpus"));
-        std::unique_ptr<Communicator> communicator;  // not in the lambda: its destructor may wait for others
+        // Declared outside the lambda, because its destructor may wait for other processes.
+        std::unique_ptr<Communicator> communicator;
         return run_in_group(flags->group.timeout, [&](const std::shared_ptr<ProcessGroup>& group) {
             const Context ctx(resolve_device(flags->device, group->environment().local_rank), 1);
             communicator = make_communicator(ctx, *group);

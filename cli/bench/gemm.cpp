@@ -23,8 +23,8 @@ struct Flags {
     bool paddings = false;
 };
 
-/// A linear layer of a block; `fused` is the position of an adjacent activation that one operator computes
-/// with it.
+/// A linear layer of a block; `fused` says whether the same operator also computes an activation, before or
+/// after the layer.
 struct Layer {
     enum class Fused { none, after, before };
     std::string name;
@@ -45,7 +45,7 @@ std::vector<Layer> layers_of(const ModelConfig& model) {
     return layers;
 }
 
-/// One product of a step, as in training and plain.
+/// One product of a step, in both forms: as in training, and plain.
 struct Product {
     std::string name, pass;
     std::int64_t m, n, k;
@@ -54,7 +54,7 @@ struct Product {
     std::function<void()> plain = {};  ///< empty: equal to `trained`
 };
 
-/// Times products and sums their time per step. With a planning context nothing is timed.
+/// Times products and adds up their times per step. With a planning context nothing is timed.
 class Bench {
   public:
     Bench(const Context& context, DType type, const Sampling& sampling, Table& table)
@@ -158,7 +158,7 @@ Chunk chunk_of(const Context& ctx, const Step& step) {
     return {logits.size(0), logits.size(1), logits.dtype()};
 }
 
-/// The three products of the vocabulary's head over a chunk; a step has `count` chunks.
+/// The three products of the output head over a chunk; a step has `count` chunks.
 void measure_head(Bench& bench, const std::string& name, const Chunk& chunk, std::int64_t width,
                   double count) {
     const Context& ctx = bench.ctx;

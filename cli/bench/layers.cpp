@@ -1,5 +1,6 @@
 // gradtile bench layers: times the memory-bound operators at a training step's shapes, compared with a copy
-// within the device's memory. Bytes count each tensor that is read or written, once.
+// within the device's memory. The bytes of an operator are those of the tensors that it reads or writes, each
+// counted once.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -47,7 +48,7 @@ class Bench {
     Tensor numbers(const Shape& shape, DType type) const { return numbers_(ctx, shape, type); }
     void fill(const Tensor& x) const { numbers_.fill(ctx, x); }
 
-    /// `body` reads and writes `bytes`. The first call measures the copy.
+    /// Times `body`, which reads and writes `bytes` bytes. The first call also measures the copy.
     void measure(const std::string& name, std::size_t bytes, const std::function<void()>& body) {
         if (ctx.is_planning()) return body();
         const double ms = median_milliseconds(ctx, sampling_, body);

@@ -57,8 +57,8 @@ std::string ProductCeiling::name() const {
 }
 
 ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sampling& sampling) {
-    // Larger than every cache. The ceiling is not a strict bound: on an H200 (709 TFLOP/s here) some of
-    // GPT-2's products reach 1.1 times it.
+    // The matrices are larger than every cache. The ceiling is not a strict bound: on an H200 (709 TFLOP/s
+    // here) some of GPT-2's products reach 1.1 times it.
     const std::int64_t size = ctx.device().is_cuda() ? 8192 : 2048;
     const RandomNumbers numbers(ctx);
     const Tensor a = numbers(ctx, {size, size}, dtype), b = numbers(ctx, {size, size}, dtype);

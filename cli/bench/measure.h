@@ -35,8 +35,9 @@ struct ProductCeiling {
 };
 ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sampling& sampling);
 
-/// Normally distributed numbers for large tensors. Zeros would not do: a GPU's power draw, and so its clock,
-/// depends on the data. The numbers repeat after a million, because generating more on the host is slow.
+/// Normally distributed numbers for large tensors. Zeros would give wrong times, because a GPU's power draw,
+/// and so its clock, depends on the data. The numbers repeat after a million, because generating more on the
+/// host is slow.
 class RandomNumbers {
   public:
     explicit RandomNumbers(const Context& ctx);

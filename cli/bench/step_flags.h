@@ -41,7 +41,7 @@ class StepFlags {
 /// The context that the step's settings describe.
 Context context_of(const TrainConfig& config);
 
-/// "gpt2-124m, 64 x 1024 tokens at once, float32 on cpu with 2 threads".
+/// Describes the step: "gpt2-124m, 64 x 1024 tokens at once, float32 on cpu with 2 threads".
 std::string title_of(const Step& step, const Context& ctx);
 
 }  // namespace gradtile::cli

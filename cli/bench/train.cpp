@@ -27,7 +27,7 @@ struct Flags {
         : step(command, {"layers", "norm", "activation", "positions", "bias", "tied-head", "qk-norm",
                          "dropout", "micro-batch", "optimizer", "deterministic", "cuda-graph", "tf32"}) {}
     StepFlags step;
-    // One row for each value; empty: the preset's.
+    // Values of settings. The table has one row for each combination. An empty list means the preset's value.
     std::vector<std::int64_t> batches;
     std::vector<TrainDType> dtypes;
     std::vector<Recompute> levels;

@@ -64,7 +64,8 @@ Problem sized(std::int64_t queries, std::int64_t keys, std::int64_t head_dim, Pr
     return problem;
 }
 
-/// Head dims of every dispatch, lengths around every tile size, and each option of attention.h alone.
+/// Problems with head dims for every kernel, with lengths near every tile size, and with each single option
+/// of attention.h.
 std::vector<Option> all_options() {
     std::vector<Option> options{
         {"no mask", sized(130, 150, 64, {.batch = 2, .heads = 2, .key_heads = 2})},

@@ -148,7 +148,7 @@ void check_linear(const Context& ctx, DType dtype, const AccuracyReport& report)
                          report});
 }
 
-/// Two sums over the width (32 lanes, reduced in 5 steps) and about ten other operations.
+/// The roundings of two sums over the width (32 lanes, reduced in 5 steps) and of about ten other operations.
 double norm_operations(std::int64_t width) {
     return (static_cast<double>(width) / 32 + 5) * 2 + 10;
 }
@@ -187,7 +187,7 @@ void check_positions(const Context& ctx, DType dtype, const AccuracyReport& repo
                 {"positions", "width 37", {3, 57, 37}, 1, dtype, report});
 }
 
-/// Rope on a copy, with the interface of a layer.
+/// Rope with the interface of a layer. Rotates a copy of its input.
 struct RopeLayer {
     struct Saved {};
     Rope rope;
