@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# compute-sanitizer over the CUDA tests at small shapes: 0 errors expected. First each tool must see the bug planted
-# for it. Tests run side by side; logs go to LOGS. For a build with -DGRADTILE_COMPUTE_SANITIZER=ON, and with =racecheck for that tool.
-# usage: tests/sanitize_cuda.sh [BUILD_DIR] [LOGS] [JOBS]   JOBS: a regular expression for names like racecheck.core_test, as in
+# Runs the CUDA tests at small shapes under compute-sanitizer, and expects 0 errors. Before that, each tool must
+# report the bug that tests/sanitizer/planted_bugs.cu contains for it. Several tests run at the same time; logs are
+# written to LOGS. Needs a build with -DGRADTILE_COMPUTE_SANITIZER=ON, or =racecheck for the tool racecheck. usage:
+# tests/sanitize_cuda.sh [BUILD_DIR] [LOGS] [JOBS] JOBS: a regular expression for names like racecheck.core_test, as
+# in
 #   tests/sanitize_cuda.sh build/sanitizer logs '^(memcheck|initcheck|synccheck)' && tests/sanitize_cuda.sh build/racecheck logs ^racecheck
 set -uo pipefail
 build=${1:-build/release}
 logs=${2:-$build/sanitizer}
 only=${3:-.}
-seconds=${GRADTILE_SANITIZE_SECONDS:-300}  # a job
+seconds=${GRADTILE_SANITIZE_SECONDS:-300}  # time limit of a job
 at_once=${GRADTILE_SANITIZE_JOBS:-$(nproc)}
 tools="memcheck racecheck initcheck synccheck"
 mkdir -p "$logs"
-# Every tensor in memory of its own, unpoisoned: its ends are seen, and what is read before it is written.
+# Each tensor gets a separate allocation without poison, so that the tools detect accesses beyond its ends and reads
+# before the first write.
 export GRADTILE_TEST_PLAIN_MEMORY=1 GRADTILE_TEST_ROUNDS=2
 
 find_program() { find "$build" -name "$1" -type f -perm -u+x | head -1; }
@@ -36,10 +39,10 @@ for tool in $tools; do
   fi
 done
 
-# Small shapes; not what provokes errors, repeats itself or only plans memory. racecheck and initcheck slow kernels
-# down a hundred times and more, and initcheck takes what cuBLASLt writes by TMA for unwritten: they get one problem of
-# every instantiation of attention and no products. The layers' suites are thousands of launches; other
-# tests run the same kernels.
+# Selects tests with small shapes, without tests that provoke errors, repeat others or only plan memory. racecheck and
+# initcheck slow kernels down a hundred times or more, and initcheck does not see what cuBLASLt writes by TMA. So
+# these two tools run one problem for each instantiation of attention, and no matrix products. The suites of the
+# layers are left out, because they have thousands of launches and other tests run the same kernels.
 attention() {
   local of=AttentionCudaDtypes dtype=$1
   shift

@@ -23,8 +23,8 @@ TextLength text_of_targets(const Tokenizer& tokenizer, const TokenSequence& toke
         tokens.read(begin, ids);
         for (const char byte : tokenizer.decode(ids)) {
             ++text.bytes;
-            text.characters +=
-                (byte & 0xc0) != 0x80;  // counts every byte that is not a UTF-8 continuation byte
+            // Counts every byte that is not a UTF-8 continuation byte.
+            text.characters += (byte & 0xc0) != 0x80;
         }
     }
     return text;

@@ -11,8 +11,8 @@ namespace gradtile {
 struct StepReport {
     std::int64_t step = 0;  ///< counted from 1
     double loss = 0.0;      ///< mean loss of the step's targets
-    std::optional<double> val_loss =
-        {};  ///< mean loss of the whole validation split, if it was evaluated after this step
+    /// Mean loss of the whole validation split, if it was evaluated after this step.
+    std::optional<double> val_loss = {};
     double lr = 0.0;
     double grad_norm = 0.0;     ///< gradient norm before clipping
     double tokens_per_s = 0.0;  ///< computed from ms

@@ -40,8 +40,8 @@ struct Resume {
     std::optional<DeviceChoice> device = {};
     std::optional<std::int64_t> zero = {};
     std::optional<std::string> data = {};  ///< the new path of the same data
-    std::optional<std::string> val_data =
-        {};  ///< the new path of the same validation data; only for a run with separate validation data
+    /// The new path of the same validation data; only for a run with separate validation data.
+    std::optional<std::string> val_data = {};
     /// Resumes from an older checkpoint when the newest announced one is missing; see find_resume_point().
     bool restart = false;
 };

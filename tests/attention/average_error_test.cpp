@@ -1,6 +1,6 @@
 // Average errors of every kernel: the root mean square is within the derived bounds, and the errors have no
-// bias over the rows. In one element, a wrong factor of a percent is smaller than a 16-bit rounding; averaged
-// over a thousand elements, it is visible.
+// bias over the rows. In one element, a factor that is wrong by one percent changes less than a 16-bit
+// rounding does; averaged over a thousand elements, the change is visible.
 #include "every_kernel.h"
 #include "problems.h"
 #include "reference.h"

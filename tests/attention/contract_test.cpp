@@ -89,7 +89,7 @@ TEST(AttentionContract, RowsWithoutVisibleKeysHaveZeroOutputsAndGradients) {
         EXPECT_THAT(part(ctx, saved.lse, 2, 0, rows_without_keys), Each(-infinity));
         EXPECT_THAT(part(ctx, all.q, 1, 0, rows_without_keys), Each(0.0));
 
-        // The same problem without those rows gives the same O.
+        // The problem without these rows gives the same O.
         const auto seeing = [&](const Tensor& x) {
             return x.slice(1, rows_without_keys, problem.queries - rows_without_keys);
         };

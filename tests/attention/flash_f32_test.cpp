@@ -84,8 +84,8 @@ TEST(FlashF32, BlocksOutsideTheMaskAreNeverComputed) {
         EXPECT_THAT(to_host(ctx, o.slice(1, 0, block)), is_finite);
         EXPECT_THAT(to_host(ctx, causal.q.slice(1, 0, block)), is_finite);
 
-        // The same at the left end of a window: no row of the last half sees a key of the first quarter, and
-        // no key of the last half is seen by a row of the first quarter.
+        // The test of unused blocks at the left end of a window: no row of the last half sees a key of the
+        // first quarter, and no key of the last half is seen by a row of the first quarter.
         problem.window = {.left = block - 1};
         in = random_inputs(ctx, problem, DType::f32);
         for (const Tensor& x : {in.q, in.k, in.v, in.d_o}) fill(ctx, x.slice(1, 0, block), NAN);

@@ -86,7 +86,7 @@ TEST(AttentionMemory, ADryRunPredictsThePeakMemoryOfARealRun) {
                     SCOPED_TRACE(::testing::Message() << threads << " threads " << problem);
                     const Context ctx(Device::cpu(), threads);
                     const std::size_t planned = planned_bytes(ctx, problem, dtype, algorithm);
-                    // An arena of exactly this size: it would refuse one more byte.
+                    // An arena of exactly this size, which would refuse one more byte.
                     const auto arena = std::make_shared<Arena>(Device::cpu(), planned);
                     run_passes(ctx.with_allocator(arena), problem, dtype, algorithm);
                     EXPECT_EQ(arena->peak_bytes(), planned);

@@ -99,7 +99,7 @@ inline std::vector<Problem> problems_of_score_options() {
     add([](Problem& p) { p.sink = true; });
     add([](Problem& p) { p.dropout_p = 0.25; });
     add([](Problem& p) { p.d_lse = true; });
-    // A bias of every broadcast: axes of length 1 in every combination that papers use, and then some.
+    // A bias with every broadcast that papers use, and with others: axes of length 1 in several combinations.
     for (const Shape& bias :
          {Shape{4, 4, 70, 150}, Shape{1, 4, 70, 150}, Shape{4, 1, 1, 150}, Shape{4, 1, 70, 150},
           Shape{1, 1, 70, 150}, Shape{4, 4, 70, 1}, Shape{1, 4, 1, 1}, Shape{1, 1, 1, 1}})
@@ -122,7 +122,7 @@ inline std::vector<Problem> problems_of_score_options() {
         p.softcap = 2;
         p.dropout_p = 0.5;
     });
-    add([](Problem& p) {  // all of them
+    add([](Problem& p) {  // all options
         p.causal = p.alibi = p.sink = p.d_lse = p.top_left = true;
         p.window.left = 40;
         p.softcap = 2;

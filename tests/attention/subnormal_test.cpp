@@ -116,7 +116,8 @@ TEST(Subnormal, ScalingNormalNumbersByAPowerOfTwoScalesTheResultsExactly) {
     const Inputs in = random_inputs(ctx, problem, DType::bf16);
     Inputs small = in;
     std::vector<double> v = to_host(ctx, in.v);
-    constexpr double factor = 0x1p-60;  // the products with P and dO that matter are above 2^-100
+    // All products with P and dO that contribute to a result are above 2^-100.
+    constexpr double factor = 0x1p-60;
     for (double& e : v) e *= factor;
     small.v = from_host(ctx, v, in.v.shape(), DType::bf16);
     for (const cpu::FlashKernels<bfloat16>* kernels : every_kernel<bfloat16>()) {

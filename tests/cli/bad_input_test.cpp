@@ -33,7 +33,7 @@ std::string shard(std::int32_t announced, const std::vector<std::uint16_t>& ids)
 
 class BadInput : public testing::Test {
   protected:
-    /// Expects an error, and no new directory for the run.
+    /// Expects that the program prints an error and creates no directory for the run.
     void expect_training_refused(const Arguments& extra, const std::vector<std::string>& parts,
                                  const std::string& data = {}) {
         const auto out = place_ / "run";

@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-/// One timing of a model that takes well under a millisecond.
+/// Flags for a single timing of a model whose step takes well under a millisecond.
 Arguments tiny(const std::string& what) {
     return {"bench",   what, "--device",  "cpu", "--threads", "1", "--runs",       "1", "--width", "16",
             "--heads", "2",  "--context", "16",  "--batch",   "2", "--vocabulary", "65"};

@@ -24,7 +24,7 @@ void flip_bit(const std::filesystem::path& path, std::uint64_t offset) {
 
 class CheckpointInput : public testing::Test {
   protected:
-    /// A finished run of 8 steps with checkpoints of steps 4 and 8.
+    /// Makes a finished run of 8 steps, with checkpoints of steps 4 and 8.
     CheckpointInput() {
         expect_success(run(tiny_training(stories_, out_) + Arguments{"--save-every", "4", "--quiet"}));
     }
@@ -46,7 +46,8 @@ class CheckpointInput : public testing::Test {
         const Outcome resumed = run({"train", "--resume", out_.string(), "--quiet"});
         EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
         EXPECT_THAT(resumed.err, HasSubstr("step_00000008.h5"));
-        expect_success(run({"inspect", newest().string()}));  // written again by the run resumed from step 4
+        // The run that was resumed from step 4 has written this file again.
+        expect_success(run({"inspect", newest().string()}));
         EXPECT_EQ(steps_of(out_).size(), 8u);
     }
 

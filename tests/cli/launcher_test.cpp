@@ -171,7 +171,7 @@ TEST(Launcher, RestartsAKilledProcessFromItsLastCheckpoint) {
     const std::filesystem::path out = place / "run";
     expect_success(run(long_training(stories, place / "straight")));
     Program launcher(long_training(stories, out) + Arguments{"--restarts", "3"});
-    // Once before the first step, and twice later.
+    // Sends the signal once before the first step, and twice later.
     for (const std::int64_t steps : {0, 500, 1500}) {
         pid_t process = -1;
         wait_until(launcher,

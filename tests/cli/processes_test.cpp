@@ -131,7 +131,7 @@ class Processes : public testing::Test {
         EXPECT_EQ(steps_of(out), steps_of(straight));
     }
 
-    /// Two processes and four in turn.
+    /// Runs alternately with two and with four processes.
     void choose_ranks(int round) {
         if (gpus == 0) ranks_ = round % 2 == 0 ? 2 : 4;
     }
@@ -175,7 +175,7 @@ TEST_F(Processes, OthersNameAKilledProcess) {
 }
 
 TEST_F(Processes, OthersNameAHangingProcess) {
-    const double timeout = 5.0;  // a busy machine stops a process for 3 s now and then
+    const double timeout = 5.0;  // longer than the 3 s for which a busy machine sometimes stops a process
     for (int round = 0; round < fault_rounds; ++round) {
         choose_ranks(round);
         const std::filesystem::path out = place_ / concat("run", round);
@@ -192,7 +192,8 @@ TEST_F(Processes, OthersNameAHangingProcess) {
     }
 }
 
-/// A token file is overwritten on one host, so that this rank throws in the middle of a step.
+/// A token file is overwritten on one host, so that the rank on this host throws an Error in the middle of a
+/// step.
 TEST_F(Processes, ErrorInAStepSavesTheStepBeforeInAllProcesses) {
     if (gpus > 0) GTEST_SKIP() << "gradtile's own launcher has one working directory for all";
     constexpr std::int64_t changed_token = 1000;
@@ -221,7 +222,8 @@ TEST_F(Processes, ErrorInAStepSavesTheStepBeforeInAllProcesses) {
         const std::string what =
             "tokens.bin: (.* have an id 54321, outside the vocabulary of 100|holds .*; expected .*) "
             "\\(it was changed while it was read\\)";
-        // All processes drop the step. One of them prints the line after saving the step before.
+        // All processes drop the step. The last complete step is saved, and then one process prints the error
+        // line.
         const std::string line = concat("gradtile: (rank [0-9]+: )?(evaluation after )?step [0-9]+: rank ",
                                         lost_rank, ": [^ ]*", what, "; stopped, step [0-9]+ is saved: ");
         EXPECT_THAT(outcome.err, ContainsRegex(line));

@@ -231,7 +231,7 @@ class ProgramInOwnGroup {
     }
 
   private:
-    /// Reads the output; otherwise the program would block.
+    /// Reads the program's output, because the program would otherwise block.
     void drain() const {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
         if (terminal_ < 0) return;
@@ -277,7 +277,7 @@ TEST_P(ClosedTerminal, DoesNotStopTraining) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     const std::int64_t before = steps_done(out_);
     program.wait_for([&] { return has_steps(before + 50); });
-    program.send(SIGHUP);  // without a terminal, SIGHUP counts as sent by its end
+    program.send(SIGHUP);  // the terminal is gone, so this SIGHUP counts as sent because of that
     program.wait_for([&] { return has_steps(before + 100); });
     program.send(SIGTERM);
     const int status = program.next_status();

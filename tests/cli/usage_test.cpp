@@ -37,7 +37,7 @@ TEST(Usage, HelpFitsIn80Columns) {
         expect_success(help);
         std::istringstream lines(help.out);
         for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
-        // `gradtile help COMMAND` prints the same.
+        // `gradtile help COMMAND` prints the same text as `gradtile COMMAND --help`.
         EXPECT_EQ(run(Arguments{"help"} + command).out, help.out);
     }
     for (const std::string& preset : preset_names()) {

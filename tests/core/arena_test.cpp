@@ -22,7 +22,7 @@ TEST(Arena, GivesAlignedBlocksThatDoNotOverlap) {
     EXPECT_GE(third, second + 257);
 }
 
-TEST(Arena, ReusesWhatWasReleased) {
+TEST(Arena, ReusesReleasedMemory) {
     Arena arena(Device::cpu(), 1 << 12);
     std::byte* first = arena.allocate(1 << 12);
     EXPECT_THROW(arena.allocate(1), Error);
@@ -43,7 +43,7 @@ TEST(Arena, MergesNeighboursInAnyOrderOfRelease) {
     } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST(Arena, RefusesWhatDoesNotFitInOneLineThatNamesTheSizes) {
+TEST(Arena, RefusesABlockThatDoesNotFitAndNamesTheSizes) {
     Arena arena(Device::cpu(), 4096);
     std::byte* held = arena.allocate(1024);
     try {
@@ -64,7 +64,7 @@ TEST(Arena, RefusesSizesNearTheEndOfTheAddressSpace) {
     EXPECT_THROW(Arena::for_planning(Device::cpu())->allocate(SIZE_MAX - 100), Error);
 }
 
-/// An imitated step: allocates and frees tensors in nested scopes.
+/// Imitates a training step: allocates and frees tensors in nested scopes.
 void step(const Context& ctx) {
     const Tensor a = zeros(ctx, {1000}, DType::f32);
     Tensor kept;
@@ -84,7 +84,7 @@ TEST(Arena, PlanningGivesExactlyThePeakOfTheRealRun) {
     step(ctx.plan(plan));
     EXPECT_EQ(plan->bytes_in_use(), 0u);
     const auto arena = std::make_shared<Arena>(Device::cpu(), plan->peak_bytes());
-    for (int i = 0; i < 3; ++i) step(ctx.with_allocator(arena));  // fits exactly, step after step
+    for (int i = 0; i < 3; ++i) step(ctx.with_allocator(arena));  // every step fits exactly
     EXPECT_EQ(arena->peak_bytes(), plan->peak_bytes());
     EXPECT_EQ(arena->bytes_in_use(), 0u);
     const auto smaller = std::make_shared<Arena>(Device::cpu(), plan->peak_bytes() - 256);
@@ -92,7 +92,7 @@ TEST(Arena, PlanningGivesExactlyThePeakOfTheRealRun) {
     EXPECT_EQ(smaller->bytes_in_use(), 0u) << "an exception releases what the step held";
 }
 
-TEST(Buffer, OfNoBytesAsksForNoMemory) {
+TEST(Buffer, OfZeroBytesAllocatesNothing) {
     const auto arena = std::make_shared<Arena>(Device::cpu(), 0);
     const Buffer nothing(arena, 0);
     EXPECT_EQ(nothing.data(), nullptr);
@@ -119,7 +119,7 @@ class FewBytes final : public Allocator {
     std::size_t left_;
 };
 
-TEST(FallbackAllocator, GivesEveryBlockBackToWhereItCameFrom) {
+TEST(FallbackAllocator, ReturnsEachBlockToItsAllocator) {
     const auto preferred = std::make_shared<FewBytes>(1024), otherwise = std::make_shared<FewBytes>(4096);
     const auto both = with_fallback(preferred, otherwise);
     {
@@ -132,7 +132,7 @@ TEST(FallbackAllocator, GivesEveryBlockBackToWhereItCameFrom) {
     EXPECT_EQ(otherwise->left(), 4096u);
 }
 
-TEST(SystemAllocator, RefusesWhatCannotBeHad) {
+TEST(SystemAllocator, RefusesMoreMemoryThanExists) {
     EXPECT_THROW(system_allocator(Device::cpu())->allocate(SIZE_MAX - 10), Error);
     EXPECT_THROW(system_allocator(Device::cpu())->allocate(PTRDIFF_MAX), Error);
 }

@@ -21,7 +21,7 @@ std::vector<std::byte> random_bytes(std::size_t n, std::uint32_t seed) {
 }
 
 TEST(Crc32c, GivesThePublishedValues) {
-    // RFC 3720, appendix B.4, and the check value of the CRC catalogue.
+    // Expected values: RFC 3720, appendix B.4, and the check value in the CRC catalogue.
     EXPECT_EQ(crc32c(bytes_of("123456789")), 0xe3069283u);
     EXPECT_EQ(crc32c(std::vector(32, std::byte{0x00})), 0x8a9136aau);
     EXPECT_EQ(crc32c(std::vector(32, std::byte{0xff})), 0x62a8ab43u);

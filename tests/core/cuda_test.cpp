@@ -28,13 +28,13 @@ TEST(CudaAbsence, IsOneClearLine) {
         EXPECT_THAT(message, testing::HasSubstr("--device cpu"));
         EXPECT_EQ(message.find('\n'), std::string::npos);
     }
-    const Context cpu(Device::cpu(), 1);  // and the CPU is not affected
+    const Context cpu(Device::cpu(), 1);  // a context on the CPU still works
     EXPECT_EQ(item(cpu, from_host(cpu, std::vector<double>{3.0}, {1}, DType::f32)), 3.0);
 }
 
 class Cuda : public test::CudaTest {};
 
-/// Views of shape [7, 12], each kind once.
+/// One view of shape [7, 12] for each kind of strides.
 std::vector<Tensor> views(const Context& ctx, DType type, std::uint64_t seed) {
     return {randn(ctx, {7, 12}, type, Seed{seed}), randn(ctx, {12, 7}, type, Seed{seed}).transpose(0, 1),
             randn(ctx, {7, 20}, type, Seed{seed}).slice(1, 3, 12),
@@ -42,11 +42,11 @@ std::vector<Tensor> views(const Context& ctx, DType type, std::uint64_t seed) {
             randn(ctx, {7, 1, 12}, type, Seed{seed}).select(1, 0)};
 }
 
-TEST_F(Cuda, RefusesADeviceThatIsNotThere) {
+TEST_F(Cuda, RefusesAMissingDevice) {
     EXPECT_THROW(Context(Device::cuda(cuda_device_count())), Error);
 }
 
-TEST_F(Cuda, RefusesMoreMemoryThanThereIsAndGoesOn) {
+TEST_F(Cuda, RefusesMoreMemoryThanExistsAndStaysUsable) {
     EXPECT_THROW(empty(gpu(), {std::int64_t{1} << 45}, DType::f32), Error);
     EXPECT_EQ(item(gpu(), zeros(gpu(), {1}, DType::f32)), 0.0);
 }
@@ -87,14 +87,15 @@ TEST_F(Cuda, CopyWritesIntoViews) {
     }
 }
 
-/// One fused multiply-add on the GPU, two roundings on the CPU: half a unit in the last place of the sum's
-/// type apart, then one rounding to y's.
+/// The GPU computes a fused multiply-add with one rounding, the CPU rounds twice. So the sums could differ by
+/// half a unit in the last place, before each is rounded to y's type.
 TEST_F(Cuda, AxpyAgreesToOneRounding) {
     for (const DType to : floating_dtypes)
         for (const DType from : floating_dtypes) {
             const Tensor y = randn(gpu(), {7, 12}, to, Seed{1}), y_cpu = randn(cpu, {7, 12}, to, Seed{1});
             const auto xs = views(gpu(), from, 2), xs_cpu = views(cpu, from, 2);
-            axpy(gpu(), y, -0.5, xs[1]);  // a power of two: both are exact up to the last rounding
+            // The factor is a power of two, so the product is exact and both devices round once.
+            axpy(gpu(), y, -0.5, xs[1]);
             axpy(cpu, y_cpu, -0.5, xs_cpu[1]);
             EXPECT_EQ(to_host(gpu(), y), to_host(cpu, y_cpu)) << to << " += " << from;
         }
@@ -114,9 +115,9 @@ TEST_F(Cuda, FillReachesEveryElementOfALargeTensor) {
     EXPECT_THAT(to_host(gpu(), x), testing::Each(-2.0));
 }
 
-/// Both sides sum k products in the accumulator's type: each is off by at most k eps / 2 sum |a||b|, so they
-/// lie within k eps sum |a||b| of each other (2 k eps where the products' own rounding counts); storing adds
-/// one rounding each.
+/// Both devices sum k products in the accumulator's type. The error of each sum is at most k eps / 2 sum
+/// |a||b|, so the sums differ by at most k eps sum |a||b| (2 k eps if the products are also rounded). Each
+/// device rounds once more when it stores the result.
 TEST_F(Cuda, GemmAgreesWithTheCpuWithinTheErrorOfBoth) {
     const std::int64_t batch = 3, m = 37, n = 21, k = 65;
     for (const DType in : floating_dtypes)
@@ -161,7 +162,7 @@ TEST_F(Cuda, GemmAgreesWithTheCpuWithinTheErrorOfBoth) {
                         }
 }
 
-TEST_F(Cuda, ToDeviceBringsAnyHostView) {
+TEST_F(Cuda, ToDeviceCopiesAnyHostView) {
     for (const Tensor& view : views(cpu, DType::bf16, 4)) {
         const Tensor there = to_device(gpu(), view);
         EXPECT_EQ(there.device(), gpu().device());
@@ -173,7 +174,7 @@ TEST_F(Cuda, ToDeviceBringsAnyHostView) {
 
 // ---- Captured graphs ----
 
-TEST_F(Cuda, AGraphRepeatsWhatWasRecordedOnWhatLiesThereNow) {
+TEST_F(Cuda, AReplayedGraphUsesTheCurrentValues) {
     const Tensor x = zeros(gpu(), {1000}, DType::f32), y = zeros(gpu(), {1000}, DType::f32);
     StepGraph graph;
     EXPECT_THROW(graph.replay(gpu()), Error);
@@ -190,7 +191,7 @@ TEST_F(Cuda, AGraphRepeatsWhatWasRecordedOnWhatLiesThereNow) {
     }
 }
 
-TEST_F(Cuda, AGraphHoldsMatrixProducts) {
+TEST_F(Cuda, AGraphMayContainMatrixProducts) {
     const Tensor a = randn(gpu(), {64, 96}, DType::bf16, Seed{1}),
                  b = randn(gpu(), {96, 48}, DType::bf16, Seed{2});
     const Tensor eager = empty(gpu(), {64, 48}, DType::bf16), replayed = zeros(gpu(), {64, 48}, DType::bf16);
@@ -201,10 +202,11 @@ TEST_F(Cuda, AGraphHoldsMatrixProducts) {
     EXPECT_EQ(to_host(gpu(), replayed), to_host(gpu(), eager));
 }
 
-TEST_F(Cuda, WhatCannotBeCapturedIsRefusedAndTheStreamGoesOn) {
+TEST_F(Cuda, WorkThatCannotBeCapturedIsRefusedAndTheStreamStaysUsable) {
     const Tensor x = zeros(gpu(), {10}, DType::f32);
     StepGraph graph;
-    EXPECT_THROW(graph.capture(gpu(), [&] { to_host(gpu(), x); }), Error);  // waits for the device
+    // to_host waits for the device, which a capture forbids.
+    EXPECT_THROW(graph.capture(gpu(), [&] { to_host(gpu(), x); }), Error);
     EXPECT_FALSE(graph.captured());
     const auto three_fills = [&] {
         for (int i = 0; i < 3; ++i) fill(gpu(), x, i);
@@ -218,7 +220,7 @@ TEST_F(Cuda, WhatCannotBeCapturedIsRefusedAndTheStreamGoesOn) {
     EXPECT_THAT(to_host(gpu(), x), testing::Each(4.0));
 }
 
-TEST_F(Cuda, GemmTakesStridedViewsTwoBatchAxesAndAnEmptyInnerAxis) {
+TEST_F(Cuda, GemmAcceptsStridedViewsTwoBatchAxesAndAnEmptyInnerAxis) {
     const auto run = [](const Context& ctx) {
         const Tensor a = randn(ctx, {2, 9, 3, 16}, DType::f32, Seed{1}).transpose(1, 2);
         const Tensor b = randn(ctx, {2, 1, 16, 5}, DType::f32, Seed{2}).expand({2, 3, 16, 5});

@@ -53,7 +53,8 @@ TYPED_TEST(SixteenBits, EveryPatternSurvivesTheRoundTrip) {
     }
 }
 
-/// Between two neighbours: below the middle down, above it up, the middle itself to the even one.
+/// Numbers between two neighbours are rounded down if they are below the middle, and up if they are above it.
+/// The middle is rounded to the even neighbour.
 TYPED_TEST(SixteenBits, RoundsToNearestAndTiesToEven) {
     for (std::uint32_t bits = 0; bits + 1 < this->infinity; ++bits) {
         const double low = this->value_of(bits), high = this->value_of(bits + 1);

@@ -43,7 +43,7 @@ struct GeluAt {
     }
 };
 
-/// sum and sum of magnitudes over p of left(p) right(p).
+/// A sum of n terms, and the sum of their magnitudes.
 struct Dot {
     double value = 0, size = 0;
     Dot(std::int64_t n, const std::function<double(std::int64_t)>& term) {
@@ -65,13 +65,12 @@ const FusedCase fused_cases[] = {
     {DType::f16, 1, 64, 72, 0, true, false},
 };
 
-/// The hardware's tanh is off by 2^-11 of its value (PTX ISA, tanh.approx.f32).
+/// The relative error of the hardware's tanh is 2^-11 (PTX ISA, tanh.approx.f32).
 constexpr double tanh_error = 0x1p-11;
 
-/// hidden is rounded once for the product and once for the bias, as gemm() may.
-/// Bound of y: that of rounding the pre-activation h to the 16-bit type before the GELU, as two operators
-/// would, whose slope is at most 1.13; plus the sum's error, the output's rounding and tanh's error times |x|
-/// / 2.
+/// The bound for hidden: the error of the sum, one rounding of the product and one after adding the bias, as
+/// in gemm(). The bound for y: the bound for hidden times GELU's largest slope, 1.13, because two separate
+/// operators would also round hidden; one rounding of the output; and tanh's error times |hidden| / 2.
 TEST_F(GemmOnCuda, GeluForwardIsAsAccurateAsTwoOperators) {
     for (const auto& [type, rows, in, out, padding, with_bias, must_fuse] : fused_cases) {
         const Tensor x = randn(ctx(), {rows, in + padding}, type, Seed{1}).slice(1, 0, in);
@@ -105,8 +104,8 @@ TEST_F(GemmOnCuda, GeluForwardIsAsAccurateAsTwoOperators) {
     }
 }
 
-/// Bound: product and result each rounded once to the 16-bit type, as two operators would; plus the sum's
-/// error and tanh's, which the derivative multiplies by |d slope / d tanh|.
+/// The bound: one rounding of the product and one of the result to the 16-bit type, as two separate operators
+/// would round; the sum's error; and tanh's error times |d slope / d tanh|.
 TEST_F(GemmOnCuda, GeluBackwardIsAsAccurateAsTwoOperators) {
     for (const auto& [type, rows, in, out, padding, with_bias, must_fuse] : fused_cases) {
         const Tensor dy = randn(ctx(), {rows, in + padding}, type, Seed{1}).slice(1, 0, in);
@@ -133,8 +132,8 @@ TEST_F(GemmOnCuda, GeluBackwardIsAsAccurateAsTwoOperators) {
     }
 }
 
-/// A graph of one product, replayed, on a context that has never computed before: its workspace and handle
-/// are made while the stream is captured.
+/// Captures one product as a graph and replays it. The context has never computed before, so its workspace
+/// and handle are created during the capture.
 TEST_F(GemmOnCuda, ProductsCanBeCapturedAndReplayed) {
     for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
         const Tensor a = randn(ctx(), {256, 192}, type, Seed{1}), b = randn(ctx(), {320, 192}, type, Seed{2});
@@ -144,7 +143,7 @@ TEST_F(GemmOnCuda, ProductsCanBeCapturedAndReplayed) {
         };
         const Context plain = Context(Device::cuda(0), 1).with_deterministic(true);
         const Tensor expected = poisoned({256, 320}, type), c = poisoned({256, 320}, type);
-        to_host(ctx(), c);  // what was enqueued on ctx's stream is done
+        to_host(ctx(), c);  // waits for the work on ctx's stream
         product(plain, expected);
         const auto bits = to_host(plain, expected);
 
@@ -167,9 +166,9 @@ TEST_F(GemmOnCuda, ProductsCanBeCapturedAndReplayed) {
     }
 }
 
-/// True float32 is within k eps / 2 of sum |a||b|; TF32 drops 13 bits of each operand, and with random
-/// operands its error is far beyond that: it is measured against the float32 bound itself.
-TEST_F(GemmOnCuda, Float32IsFloat32UnlessTf32IsAskedFor) {
+/// The error of a float32 product is at most k eps / 2 sum |a||b|. TF32 drops 13 bits of each operand, so its
+/// error for random operands is several times this bound.
+TEST_F(GemmOnCuda, Float32IsFloat32UnlessTf32IsRequested) {
     const std::int64_t m = 256, n = 256, k = 64;
     const Tensor a = randn(ctx(), {m, k}, DType::f32, Seed{1}), b = randn(ctx(), {n, k}, DType::f32, Seed{2});
     const auto as = to_host(ctx(), a), bs = to_host(ctx(), b);
@@ -191,8 +190,8 @@ TEST_F(GemmOnCuda, Float32IsFloat32UnlessTf32IsAskedFor) {
     EXPECT_GT(worst_in_bounds(ctx().with_tf32(true)), 4.0);
 }
 
-/// A choice made by timing, carried to a deterministic context, gives its bits again; and timing a product
-/// that accumulates adds to c once.
+/// An algorithm that was chosen by timing gives the same bits in a deterministic context that restores it.
+/// Timing a product that accumulates adds to c only once.
 TEST_F(GemmOnCuda, ChosenAlgorithmsCanBeCarriedToAnotherContext) {
     const Tensor a = randn(ctx(), {4096, 256}, DType::bf16, Seed{1});
     const Tensor b = randn(ctx(), {4096, 128}, DType::bf16, Seed{2});
@@ -217,8 +216,8 @@ TEST_F(GemmOnCuda, ChosenAlgorithmsCanBeCarriedToAnotherContext) {
         ASSERT_NEAR(twice[i], 2 * first[i], 4097 * 0x1p-23 * 4096 * 25);  // |a|, |b| < 5
 }
 
-/// An algorithm that cannot run this product is replaced, not reported.
-TEST_F(GemmOnCuda, AChoiceThatDoesNotFitIsMadeAnew) {
+/// A restored algorithm that cannot run this product is replaced without an error.
+TEST_F(GemmOnCuda, AnAlgorithmThatCannotRunIsReplaced) {
     const auto square = [&](const Context& on, DType type) {
         const Tensor a = randn(on, {64, 64}, type, Seed{1}), c = empty(on, {64, 64}, DType::f32);
         gemm(on, c, a, a);

@@ -46,7 +46,7 @@ Tensor random_matrix(const Context& ctx, std::int64_t rows, std::int64_t columns
     return y;
 }
 
-/// Multiplies for 0.4 s with a signal every 200 us: 0, or what is wrong.
+/// Multiplies for 0.4 s while a signal arrives every 200 us. Returns 0, or a number for the fault.
 int multiply_under_signals(DType dtype, DType dtype_of_c, int threads) {
     const Context ctx(Device::cpu(), threads);
     struct Case {
@@ -71,7 +71,7 @@ int multiply_under_signals(DType dtype, DType dtype_of_c, int threads) {
     const itimerval often{{0, 200}, {0, 200}};
     setitimer(ITIMER_REAL, &often, nullptr);
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(400);
-    // A signal may be late on a loaded machine, so the count decides as well as the clock.
+    // Signals may be late on a loaded machine, so the loop also waits for a number of signals.
     while (std::chrono::steady_clock::now() < end || signals_taken < 200)
         for (std::size_t i = 0; i < cases.size(); ++i) {
             const Product& p = products[i];
@@ -81,7 +81,7 @@ int multiply_under_signals(DType dtype, DType dtype_of_c, int threads) {
     return 0;
 }
 
-/// Runs in a process of its own, since the failure under test crashes the process.
+/// Runs in a separate process, because the fault under test crashes the process.
 void expect_products_survive_signals(DType dtype, DType dtype_of_c, int threads) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
@@ -104,7 +104,7 @@ TEST(GemmUnderSignals, Bfloat16IsUnharmedByAUsersTimer) {
     }
 }
 
-TEST(GemmUnderSignals, TheCallersSignalMaskIsAsItWas) {
+TEST(GemmUnderSignals, RestoresTheCallersSignalMask) {
     const Context ctx(Device::cpu(), 1);
     sigset_t wanted, former, after;
     sigemptyset(&wanted);

@@ -36,17 +36,18 @@ std::vector<InAndOut> all_pairs_on(Device device) {
     return types;
 }
 
-/// [.., rows, columns] normal numbers; rows lie `padding` elements further apart than they need.
+/// Returns normally distributed numbers [.., rows, columns], with `padding` unused elements after each row.
 Tensor operand(const Context& ctx, Shape shape, DType type, std::uint64_t seed, std::int64_t padding = 0) {
     Shape padded = shape;
     padded[-1] += padding;
     return randn(ctx, padded, type, Seed{seed}).slice(-1, 0, shape[-1]);
 }
 
-/// Checks c against c0, a, b in float64. Bound: a sum of k products, in any order, is off by at most
-/// k * eps / 2 * sum |a||b| to first order (Higham, Accuracy and Stability, 3.1); alpha, c and the bias add
-/// three more roundings, storing c one in its own dtype. eps instead of eps / 2 covers instructions that do
-/// not round to nearest. 16-bit inputs multiply exactly in float32.
+/// Compares c with the product of a and b (and c0) in float64. The bound: the error of a sum of k products,
+/// in any order, is at most k * eps / 2 * sum |a||b| to first order (Higham, Accuracy and Stability, 3.1).
+/// alpha, c and the bias add three roundings, and storing c adds one in c's dtype. The bound has eps instead
+/// of eps / 2, because some instructions do not round to nearest. Products of 16-bit numbers are exact in
+/// float32.
 void expect_product(const Context& ctx, const Tensor& c, const Tensor& c0, const Tensor& a, const Tensor& b,
                     const GemmOptions& options) {
     const Tensor left = options.trans_a ? a.transpose(-1, -2) : a;
@@ -70,10 +71,11 @@ void expect_product(const Context& ctx, const Tensor& c, const Tensor& c0, const
         if (options.accumulate) expected += before[e], size += std::abs(before[e]);
         if (!bias.empty()) expected += bias[j], size += std::abs(bias[j]);
         double bound = (static_cast<double>(k) + 3) * sum_epsilon * size +
-                       epsilon_of(c.dtype()) / 2 * std::abs(expected) + 0x1p-24;  // f16's subnormals
+                       // The distance of f16's subnormal numbers is 2^-24.
+                       epsilon_of(c.dtype()) / 2 * std::abs(expected) + 0x1p-24;
         if (ctx.device().is_cuda() && is_16_bit(c.dtype())) {
-            // What is added to the product may be added one by one, in any order, each sum rounded to c's
-            // type.
+            // The old c and the bias may be added to the product one by one, in any order, and each sum may
+            // be rounded to c's type.
             const double half = epsilon_of(c.dtype()) / 2, product = options.alpha * sum;
             if (options.accumulate || !bias.empty()) bound += half * std::abs(product);
             if (options.accumulate && !bias.empty())
@@ -93,7 +95,7 @@ class GemmOfTypes : public testing::TestWithParam<InAndOut> {
     }
     Context ctx{cuda_device_count() > 0 ? GetParam().device : Device::cpu(), 2};
 
-    /// One product of [m, k] and [k, n] with every operand's rows padded.
+    /// Checks one product of [m, k] and [k, n]. The rows of all operands are padded.
     void run(std::int64_t m, std::int64_t n, std::int64_t k, GemmOptions options, std::int64_t padding = 3) {
         const auto [in, out, device] = GetParam();
         const Tensor a = operand(ctx, options.trans_a ? Shape{k, m} : Shape{m, k}, in, 1, padding);
@@ -122,7 +124,8 @@ TEST_P(GemmOfTypes, AlignedShapesOfATransformer) {
     run(512, 768, 256, {.trans_b = true}, 0);
     run(512, 256, 768, {}, 0);
     run(256, 768, 512, {.trans_a = true, .accumulate = true}, 0);
-    run(128, 1003, 64, {.trans_b = true}, 5);  // an odd vocabulary in aligned rows
+    // Rows of odd length on aligned addresses, like logits of an odd vocabulary.
+    run(128, 1003, 64, {.trans_b = true}, 5);
     run(128, 64, 1003, {}, 5);
 }
 
@@ -149,7 +152,7 @@ TEST_P(GemmOfTypes, EmptyInnerAxisGivesZeroOrLeavesC) {
     run(20, 30, 0, {.bias = randn(ctx, {30}, GetParam().in, Seed{4})});
 }
 
-TEST_P(GemmOfTypes, NoRowsOrColumnsIsNoWork) {
+TEST_P(GemmOfTypes, AcceptsZeroRowsOrColumns) {
     run(0, 30, 4, {});
     run(20, 0, 4, {});
 }
@@ -203,7 +206,7 @@ INSTANTIATE_TEST_SUITE_P(Gemm, GemmOfTypes, testing::ValuesIn(all_pairs_on(Devic
 INSTANTIATE_TEST_SUITE_P(GemmOnCuda, GemmOfTypes, testing::ValuesIn(all_pairs_on(Device::cuda(0))),
                          [](const auto& info) { return testing::PrintToString(info.param); });
 
-TEST(Gemm, NonFiniteValuesArriveAndAnOverwrittenNanDoesNot) {
+TEST(Gemm, NonFiniteInputsReachTheResultAndAnOverwrittenNanDoesNot) {
     const Context ctx(Device::cpu(), 1);
     const double nan = std::numeric_limits<double>::quiet_NaN();
     for (const auto& [in, out, device] : all_pairs) {
@@ -218,7 +221,7 @@ TEST(Gemm, NonFiniteValuesArriveAndAnOverwrittenNanDoesNot) {
     }
 }
 
-TEST(Gemm, RefusesWhatDoesNotFitInOneLine) {
+TEST(Gemm, RefusesMismatchedOperandsInOneLine) {
     const Context ctx(Device::cpu(), 1);
     const auto f32 = [&](const Shape& shape) { return zeros(ctx, shape, DType::f32); };
     const auto message = [&](const Tensor& c, const Tensor& a, const Tensor& b, GemmOptions options = {}) {

@@ -58,7 +58,7 @@ std::vector<Tensor> inputs_of(std::int64_t rows, std::int64_t inner, std::int64_
             randn(ctx, {inner, columns}, DType::f64, Seed{2})};
 }
 
-TEST(GradientCheck, AcceptsARightGradientAndPutsInputsBack) {
+TEST(GradientCheck, AcceptsACorrectGradientAndRestoresTheInputs) {
     const auto inputs = inputs_of(5, 3, 4);
     const auto before = to_host(ctx, inputs[0]);
     const auto report = gradient_check(ctx, TanhProduct{}, inputs);
@@ -127,7 +127,7 @@ TEST(GradientCheck, ChecksStridedInputs) {
     EXPECT_TRUE(report.ok()) << report;
 }
 
-TEST(GradientCheck, SaysWhenAKinkMakesTheBoundTooWideToTell) {
+TEST(GradientCheck, ReportsThatAKinkMakesTheBoundTooWide) {
     struct Absolute {
         Tensor forward(const Context&, const std::vector<Tensor>& xs) const {
             return map(xs[0], [](double v) { return std::abs(v - 0x1p-12); });
@@ -169,7 +169,7 @@ struct TinyLinear {
     }
 };
 
-TEST(GradientCheck, ChecksALayerWithItsParametersAndCatchesWhatAddsOrReplacesUnasked) {
+TEST(GradientCheck, ChecksALayerWithItsParametersAndCatchesWrongAccumulation) {
     ParameterStore store;
     TinyLinear layer{store.add("weight", {4, 3}, Init::normal(0.02)), store.add("bias", {4}, Init::zeros())};
     store.allocate(ctx, DType::f64);
@@ -187,13 +187,13 @@ TEST(GradientCheck, ChecksALayerWithItsParametersAndCatchesWhatAddsOrReplacesUna
     }
 }
 
-TEST(GradientCheck, PrintsOneLineAnInput) {
+TEST(GradientCheck, PrintsOneLinePerInput) {
     std::ostringstream out;
     out << gradient_check(ctx, TanhProduct{.wrong_factor = 2}, inputs_of(5, 3, 4), {.names = {"x", "w"}});
     EXPECT_THAT(out.str(), testing::MatchesRegex("x \\[5, 3\\]: ok.*\nw \\[3, 4\\]: WRONG.*\n"));
 }
 
-TEST(GradientCheck, AReportOfNothingIsNotOk) {
+TEST(GradientCheck, AnEmptyReportIsNotOk) {
     EXPECT_FALSE(GradientReport{}.ok());
 }
 

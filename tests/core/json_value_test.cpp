@@ -11,7 +11,7 @@
 namespace gradtile {
 namespace {
 
-TEST(JsonValue, WritesWhatItIsGiven) {
+TEST(JsonValue, WritesTheGivenValues) {
     JsonValue value = JsonValue::object({{"yes", true},
                                          {"small", -3},
                                          {"large", std::uint64_t{1} << 63},
@@ -76,11 +76,12 @@ TEST(JsonValue, RefusesDeepNesting) {
 
 TEST(JsonValue, ReadsWideTextsInLinearTime) {
     std::string text = "[{}";
-    for (int i = 0; i < 300'000; ++i) text += ",{}";  // a second of work when each looked at all before it
+    // Takes a second if each member is compared with all members before it.
+    for (int i = 0; i < 300'000; ++i) text += ",{}";
     EXPECT_EQ(parse_json(text + "]").size(), 300'001u);
 }
 
-TEST(JsonValue, RefusesAMemberThatIsThereTwice) {
+TEST(JsonValue, RefusesADuplicateMember) {
     EXPECT_EQ(refusal_of(R"({"steps": 1, "lr": 2, "steps": 3})"), "'steps' occurs twice in one object");
     EXPECT_EQ(refusal_of(R"([{"a": {"b": 1, "b": 1}}])"), "'b' occurs twice in one object");
     EXPECT_EQ(refusal_of(R"([{"a": 1}, {"a": {"a": 1}}])"), "");
@@ -110,7 +111,7 @@ TEST(JsonValue, RefusalsAreOneShortLine) {
 TEST(JsonValue, KeepsNumbersToTheLastBit) {
     const std::string text = "[9223372036854775807,-9223372036854775808,18446744073709551615,5e-324,0.1]";
     EXPECT_EQ(JsonValue(parse_json(text)).dump(), text);
-    // An integer beyond 64 bits is a real number: no setting that counts takes it.
+    // An integer that does not fit 64 bits becomes a real number, which settings of integer type refuse.
     EXPECT_FALSE(parse_json("18446744073709551616").is_number_integer());
     EXPECT_FALSE(parse_json("-9223372036854775809").is_number_integer());
     EXPECT_EQ(JsonValue(std::nan("")).dump(), "null");

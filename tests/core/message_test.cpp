@@ -19,14 +19,14 @@ TEST(Message, NamesInEveryScriptStayAsTheyAre) {
         EXPECT_EQ(printable(name), name);
 }
 
-TEST(Message, EscapesWhatATerminalActsOn) {
+TEST(Message, EscapesCharactersThatControlATerminal) {
     EXPECT_EQ(printable("a\x1b[2Jb"), "a\\u001b[2Jb");
     EXPECT_EQ(printable("\x1b]0;title\x07"), "\\u001b]0;title\\u0007");
     EXPECT_EQ(printable("a\nb\tc\rd\be\f"), "a\\nb\\tc\\rd\\be\\f");
     EXPECT_EQ(printable(std::string_view("\0\x7f", 2)), "\\u0000\\u007f");
     EXPECT_EQ(printable("\xC2\x9B"
                         "31m"),
-              "\\u009b31m");  // CSI in one character
+              "\\u009b31m");  // the control character CSI, which begins an escape sequence
     EXPECT_EQ(printable("gpj.\xE2\x80\xAE"
                         "exe"),
               "gpj.\\u202eexe");  // right-to-left override
@@ -38,7 +38,7 @@ TEST(Message, EscapesBytesThatAreNotUtf8) {
     EXPECT_EQ(printable("caf\xe9.txt"), "caf\\xe9.txt");
     EXPECT_EQ(printable("\x9b"
                         "31m"),
-              "\\x9b31m");  // CSI in an 8-bit terminal
+              "\\x9b31m");  // the byte that is CSI on an 8-bit terminal
     EXPECT_EQ(printable("\xE8\xAF"), "\\xe8\\xaf");
 }
 
@@ -46,7 +46,7 @@ TEST(Message, TheModelsTextKeepsItsLinesAndTabs) {
     EXPECT_EQ(printable("a\n\tb\r\x1b", {.max_characters = 0, .multiline = true}), "a\n\tb\\r\\u001b");
 }
 
-TEST(Message, LongTextLosesItsMiddle) {
+TEST(Message, OmitsTheMiddleOfALongText) {
     const std::string name = "begin" + std::string(100000, '\x01') + "end: expected less";
     const std::string shown = printable(name);
     EXPECT_LE(shown.size(), 2000u);
@@ -54,7 +54,7 @@ TEST(Message, LongTextLosesItsMiddle) {
     EXPECT_TRUE(shown.ends_with("\\u0001end: expected less"));
     EXPECT_NE(shown.find(" ...[100023 bytes]... "), std::string::npos);
 
-    // Characters count, not bytes; none is cut in two.
+    // The limit counts characters and not bytes, and no character is cut in two.
     std::string chinese;
     for (int i = 0; i < 200; ++i) chinese += "\xE8\xAF\xAD";
     EXPECT_EQ(printable_name(chinese), chinese);
@@ -65,7 +65,7 @@ TEST(Message, LongTextLosesItsMiddle) {
         EXPECT_TRUE(is_utf8(printable(chinese, {.max_characters = max_characters})));
 }
 
-TEST(Message, PrintableTextIsPrintedAsItStands) {
+TEST(Message, PrintableTextIsUnchanged) {
     std::string every_byte;
     for (int i = 0; i < 1024; ++i) every_byte += static_cast<char>(i * 7);
     for (const std::size_t max_characters : {0u, 50u, 333u, 100000u}) {
@@ -87,7 +87,7 @@ TEST(Message, JsonStaysTheSameJson) {
     EXPECT_EQ(shown.find("\xE2\x80\xAE"), std::string::npos);
 }
 
-TEST(Message, OfAnErrorOfALibraryIsInPlainWords) {
+TEST(Message, ErrorsOfLibrariesAreInPlainWords) {
     EXPECT_EQ(message_of(std::bad_alloc()), "out of memory");
     EXPECT_EQ(message_of(std::bad_array_new_length()), "out of memory");
     EXPECT_EQ(message_of(std::runtime_error("[x] y")), "[x] y");

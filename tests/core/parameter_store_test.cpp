@@ -61,7 +61,7 @@ TEST(ParameterStore, SixteenBitValuesAreTheirMastersRounded) {
     EXPECT_EQ(to_host(ctx, store.values()), to_host(ctx, cast(ctx, store.master(), DType::bf16)));
 }
 
-TEST(ParameterStore, AnotherLayerDoesNotMoveTheOthersDraws) {
+TEST(ParameterStore, AnotherLayerDoesNotChangeTheInitialWeightsOfOthers) {
     const Store small(DType::f32);
     ParameterStore large;
     large.add("earlier", {7, 7}, Init::normal(1.0));
@@ -102,7 +102,7 @@ TEST(ParameterStore, ZeroesGradientsWithoutAContribution) {
     EXPECT_EQ(store.bias.begin_gradient_write().write, GradientWrite::accumulate);
 }
 
-TEST(ParameterStore, WhatCanOnlyAddFindsZerosWhereItShouldReplace) {
+TEST(ParameterStore, AnOperatorThatOnlyAddsGetsZerosForTheFirstContribution) {
     const Store store(DType::f32);
     fill(ctx, store.gradients(), 3.0);
     EXPECT_THAT(to_host(ctx, ready_to_add(ctx, store.bias.begin_gradient_write())), testing::Each(3.0));

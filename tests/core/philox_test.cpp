@@ -5,7 +5,7 @@
 namespace gradtile {
 namespace {
 
-// Known answers for philox4x32-10 that its authors publish with Random123 (kat_vectors).
+// Results of philox4x32-10 that its authors publish with Random123 (kat_vectors).
 TEST(Philox, GivesItsPublishedAnswers) {
     EXPECT_EQ(Philox::draw({0, 0, 0, 0}, {0, 0}),
               (Philox::Counter{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}));

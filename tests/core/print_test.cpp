@@ -67,7 +67,7 @@ TEST(ToString, ReadsEveryDtypeAndView) {
     EXPECT_EQ(to_string(from_host(ctx, tokens, {2})), "[2] int32 on cpu\n[          7, -2147483647]");
 }
 
-TEST(ToString, HasAFormForScalarsEmptyTensorsAndNone) {
+TEST(ToString, PrintsScalarsAndEmptyAndUndefinedTensors) {
     EXPECT_EQ(to_string(from_host(ctx, std::vector<float>{2.5}, {})), "[] float32 on cpu\n2.5");
     EXPECT_EQ(to_string(empty(ctx, {0}, DType::f32)), "[0] float32 on cpu\n[]");
     EXPECT_EQ(to_string(empty(ctx, {2, 0}, DType::f32)), "[2, 0] float32 on cpu\n[[],\n []]");

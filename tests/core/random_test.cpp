@@ -10,8 +10,8 @@ namespace gradtile {
 namespace {
 
 constexpr std::int64_t n = 200000;
-/// Six standard deviations: a correct generator fails such a check for one of 5e8 seeds, and the seed is
-/// fixed.
+/// The bounds are six standard deviations. A correct generator exceeds them for one seed in 5e8, and the seed
+/// is fixed.
 constexpr double sigmas = 6.0;
 
 double mean_of_power(const std::vector<double>& values, int power) {
@@ -19,7 +19,7 @@ double mean_of_power(const std::vector<double>& values, int power) {
     for (const double value : values) sum += std::pow(value, power);
     return sum / static_cast<double>(values.size());
 }
-/// Bound on a mean of n independent draws with this variance.
+/// The bound for the mean of n independent draws with this variance.
 double bound(double variance) {
     return sigmas * std::sqrt(variance / static_cast<double>(n));
 }
@@ -32,7 +32,7 @@ TEST(Random, NormalMomentsLieWithinTheirStandardErrors) {
     EXPECT_NEAR(mean_of_power(x, 2), 1.0, bound(3 - 1));
     EXPECT_NEAR(mean_of_power(x, 3), 0.0, bound(15));
     EXPECT_NEAR(mean_of_power(x, 4), 3.0, bound(105 - 9));
-    double neighbours = 0.0;  // the two numbers of one Box-Muller pair, and of adjacent pairs
+    double neighbours = 0.0;  // correlations of the two numbers of a Box-Muller pair, and of adjacent pairs
     for (std::size_t i = 0; i + 1 < x.size(); ++i) neighbours += x[i] * x[i + 1];
     EXPECT_NEAR(neighbours / static_cast<double>(n), 0.0, bound(1));
 }
@@ -59,7 +59,7 @@ TEST(Random, DrawsDependOnSeedAndIndexAlone) {
     EXPECT_NE(to_host(one, randn(one, {20001}, DType::f64, Seed{6})), x);
 }
 
-TEST(Random, ShorterDtypesAreTheSameDrawsRounded) {
+TEST(Random, OtherDtypesAreTheSameNumbersRounded) {
     const Context ctx(Device::cpu(), 2);
     const auto x = to_host(ctx, randn(ctx, {1000}, DType::f64, Seed{5}));
     const auto shorter = to_host(ctx, randn(ctx, {1000}, DType::bf16, Seed{5}));
@@ -73,11 +73,12 @@ TEST(Random, FillNormalShiftsAndScalesInPlace) {
     const Tensor x = zeros(ctx, {501}, DType::f64);
     fill_normal(ctx, x, 3.0, 0.02, Seed{5});
     const auto got = to_host(ctx, x);
-    // Whether the product is rounded before the sum is the compiler's choice in either place: within 4 ulp.
+    // The compiler may fuse the multiplication and the addition here or in fill_normal(), so the bound is 4
+    // units in the last place.
     for (std::size_t i = 0; i < got.size(); ++i) EXPECT_DOUBLE_EQ(got[i], 3.0 + 0.02 * standard[i]);
 }
 
-TEST(Random, NoElementsAreNoDraws) {
+TEST(Random, AcceptsTensorsWithoutElements) {
     const Context ctx(Device::cpu(), 2);
     EXPECT_TRUE(to_host(ctx, randn(ctx, {0, 3}, DType::f32, Seed{1})).empty());
     EXPECT_EQ(to_host(ctx, rand(ctx, {}, DType::f32, Seed{1})).size(), 1u);

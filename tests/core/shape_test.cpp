@@ -32,7 +32,7 @@ TEST(Shape, HoldsAtMostSixAxes) {
     EXPECT_THROW((Shape{1, 2, 3, 4, 5, 6, 7}), Error);
 }
 
-TEST(Shape, EqualityLooksAtRankAndAxes) {
+TEST(Shape, EqualityComparesRankAndAxes) {
     EXPECT_EQ((Shape{2, 3}), (Shape{2, 3}));
     EXPECT_NE((Shape{2, 3}), (Shape{2, 3, 1}));
     EXPECT_NE((Shape{2}), (Shape{2, 0}));

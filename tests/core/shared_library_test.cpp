@@ -14,14 +14,14 @@ using testing::EndsWith;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-TEST(SharedLibrary, CallsWhatItFinds) {
+TEST(SharedLibrary, CallsAFunctionOfTheLibrary) {
     const SharedLibrary mathematics("test", {"libm-of-no-such-version.so", "libm.so.6"});
     double (*magnitude)(double) = nullptr;
     mathematics.find("fabs", magnitude);
     EXPECT_EQ(magnitude(-3.0), 3.0);
 }
 
-TEST(SharedLibrary, MissingOneIsNamedWithWhatToDo) {
+TEST(SharedLibrary, MissingLibraryIsNamedWithItsRemedy) {
     EXPECT_THAT(message_of([] {
                     SharedLibrary("test", {"libabsent.so.1", "libabsent.so"}, "apt-get install libabsent1");
                 }),

@@ -42,8 +42,9 @@ const Operation operations[] = {
     {divide, [](double a, double b) { return a / b; }},
 };
 
-/// The accumulator's type rounds a float64 result as its own operation does: float64 has more than twice the
-/// digits of float32.
+/// The expected values are computed in float64 and rounded to the accumulator's type. This gives the same
+/// bits as the operation in the accumulator's type, because float64 has more than twice the digits of
+/// float32.
 TEST(Arithmetic, IsExactUpToTheRoundingsOfItsDtypes) {
     for (const DType type : floating_dtypes)
         for (const Tensor& a : operands(ctx, type, 1))
@@ -93,8 +94,8 @@ TEST(Scale, RoundsTheProductOnce) {
         }
 }
 
-/// vector_math.h states 1.1 and 0.9 units in the last place of float32; float64 is libm's, below 1. Storing
-/// rounds once more.
+/// The bounds: vector_math.h states errors of 1.1 and 0.9 units in the last place of float32; libm's float64
+/// functions have less than 1. Storing rounds once more.
 double function_bound(double exact, DType type) {
     return 1.1 * epsilon_of(accumulator_of(type)) * std::abs(exact) +
            (is_16_bit(type) ? 0.5 * epsilon_of(type) * std::abs(exact) + 0x1p-25 : 0.0);
@@ -112,7 +113,8 @@ TEST(ExpAndLog, AreAccurateToTheirLastPlaces) {
         }
 }
 
-/// Integers below 2^8 that every dtype holds, and whose sums float32 holds: any order of additions is exact.
+/// Integers below 2^8, which are exact in every dtype. Their sums are exact in float32, so the order of
+/// additions does not matter.
 Tensor small_integers(const Context& ctx, const Shape& shape, DType type) {
     std::vector<double> values(static_cast<std::size_t>(shape.elements()));
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i * 37 % 101) - 50;
@@ -136,7 +138,7 @@ TEST(Sum, AlongEveryAxisKeepsTheAxis) {
     }
 }
 
-TEST(Sum, OfAllElementsTakesEveryOneOnce) {
+TEST(Sum, OfAllElementsCountsEachOnce) {
     for (const std::int64_t n : {0, 1, 31, 16384, 16385, 3 * 16384, 100003}) {
         const Tensor x = small_integers(ctx, {n}, DType::bf16);
         double expected = 0;
@@ -184,13 +186,13 @@ TEST(Max, FindsTheLargestAndKeepsNaN) {
     EXPECT_THROW(max(ctx, zeros(ctx, {2, 0}, DType::f32), 1), Error);
 }
 
-TEST(TensorMath, NeedsNoElementsWhenItPlans) {
+TEST(TensorMath, AccessesNoElementsInADryRun) {
     const Context plan = ctx.plan(Arena::for_planning(Device::cpu()));
     const Tensor x = empty(plan, {40, 1000}, DType::bf16);
     EXPECT_EQ(mean(plan, multiply(plan, exp(plan, x), x)).shape(), Shape{});
 }
 
-/// What a user writes: a loss and its gradient from these functions alone.
+/// A loss and its gradient from these functions alone, as a user would write them.
 Differentiable mean_squared_error() {
     return {[](const Context& c, const std::vector<Tensor>& in) {
                 const Tensor error = subtract(c, in[0], in[1]);
@@ -209,7 +211,7 @@ Tensor log_sum_exp(const Context& c, const Tensor& logits) {
     return add(c, log(c, sum(c, exp(c, subtract(c, logits, largest)), -1)), largest);
 }
 
-/// mean over rows of logsumexp(logits)^2.
+/// The loss is the mean over rows of logsumexp(logits)^2.
 Differentiable z_loss() {
     return {[](const Context& c, const std::vector<Tensor>& in) {
                 const Tensor z = log_sum_exp(c, in[0]);
@@ -237,7 +239,8 @@ TEST(TensorMath, WritesZLossAndItsGradient) {
 
 class TensorMathCuda : public test::CudaTest {};
 
-/// One rounding in the accumulator's type, correctly rounded on both devices, and one to the dtype.
+/// Both devices round correctly: once in the accumulator's type, and once to the dtype. So the bits are
+/// equal.
 TEST_F(TensorMathCuda, ArithmeticHasTheBitsOfTheCpu) {
     for (const DType type : floating_dtypes) {
         const auto as = operands(gpu(), type, 1), bs = operands(gpu(), type, 2);
@@ -252,7 +255,7 @@ TEST_F(TensorMathCuda, ArithmeticHasTheBitsOfTheCpu) {
     }
 }
 
-/// CUDA's expf and logf: at most 2 units in the last place.
+/// The errors of CUDA's expf and logf are at most 2 units in the last place.
 TEST_F(TensorMathCuda, FunctionsAreAccurateToTheirLastPlaces) {
     for (const DType type : floating_dtypes)
         for (const Tensor& x : operands(gpu(), type, 1)) {

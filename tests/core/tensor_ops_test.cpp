@@ -47,7 +47,7 @@ TEST(Copy, RepeatsStrideZeroSources) {
     EXPECT_THAT(to_host(ctx, x), testing::Each(2.5));
 }
 
-TEST(Copy, LeavesTheElementsBetweenRowsAlone) {
+TEST(Copy, DoesNotWriteBetweenRows) {
     const Tensor x = zeros(ctx, {7, 20}, DType::f32);
     copy(ctx, x.slice(1, 3, 12), randn(ctx, {7, 12}, DType::f32, Seed{1}));
     EXPECT_THAT(to_host(ctx, x.slice(1, 0, 3)), testing::Each(0.0));
@@ -71,7 +71,8 @@ TEST(Axpy, AddsOverAllDtypesAndStrides) {
             for (const Tensor& y : views(to, 1))
                 for (const Tensor& x : views(from, 2)) {
                     const auto before = to_host(ctx, y), xs = to_host(ctx, x);
-                    axpy(ctx, y, -0.5, x);  // a power of two: the product is exact, one rounding is left
+                    axpy(ctx, y, -0.5, x);  // the factor is a power of two, so the product is exact and only
+                                            // the sum is rounded
                     const auto got = to_host(ctx, y);
                     const DType sum_type = accumulator_of(to);
                     for (std::size_t i = 0; i < got.size(); ++i) {
@@ -81,7 +82,7 @@ TEST(Axpy, AddsOverAllDtypesAndStrides) {
                 }
 }
 
-TEST(Axpy, OfATensorOntoItselfDoubles) {
+TEST(Axpy, OfATensorWithItselfDoublesIt) {
     const Tensor x = randn(ctx, {1001}, DType::f32, Seed{1});
     const auto before = to_host(ctx, x);
     axpy(ctx, x, 1.0, x);
@@ -100,13 +101,13 @@ TEST(Fill, WritesEveryViewAndNothingElse) {
     }
 }
 
-TEST(Fill, OfManyElementsReachesThemAll) {
+TEST(Fill, ReachesEveryElementOfALargeTensor) {
     const Tensor x = empty(ctx, {100003}, DType::bf16);
     fill(ctx, x, -2.0);
     EXPECT_THAT(to_host(ctx, x), testing::Each(-2.0));
 }
 
-TEST(FromHost, TakesFloatsInEveryDtype) {
+TEST(FromHost, AcceptsFloatsForEveryDtype) {
     const std::vector<float> values{1, -2.5, 1.0f / 3};
     const Tensor x = from_host(ctx, values, {3, 1});
     EXPECT_EQ(x.dtype(), DType::f32);
@@ -130,7 +131,7 @@ TEST(FromHost, RefusesAnotherNumberOfValues) {
     EXPECT_EQ(from_host(ctx, std::vector<float>{}, {0, 3}).shape(), (Shape{0, 3}));
 }
 
-TEST(TensorOps, EmptyTensorsAreNoWork) {
+TEST(TensorOps, AcceptEmptyTensors) {
     const Tensor x = empty(ctx, {0, 5}, DType::f32);
     fill(ctx, x, 1.0);
     copy(ctx, x, x);

@@ -136,7 +136,7 @@ TEST(FromBlob, RefusesNullAndUnalignedMemory) {
     EXPECT_NO_THROW(Tensor::from_blob(odd, {1}, DType::bf16));
 }
 
-TEST(Tensor, AnUndefinedOneIsNotDefined) {
+TEST(Tensor, IsUndefinedByDefault) {
     EXPECT_FALSE(Tensor().defined());
     EXPECT_TRUE(counting({0}).defined());
 }

@@ -21,7 +21,7 @@
 namespace gradtile {
 namespace {
 
-/// Stops a thread as a scheduler stops a preempted one: by a signal handler that blocks.
+/// Stops a thread, like a scheduler that preempts it, with a signal handler that blocks.
 class HeldThread {
   public:
     explicit HeldThread(pthread_t thread) {
@@ -37,7 +37,7 @@ class HeldThread {
     ~HeldThread() {
         release();
         char byte;
-        EXPECT_EQ(read(held_[0], &byte, 1), 1);  // the handler is past its last use of the pipes
+        EXPECT_EQ(read(held_[0], &byte, 1), 1);  // the handler no longer uses the pipes
         sigaction(SIGUSR2, &before_, nullptr);
         for (const int end : {held_[0], held_[1], released_[0], released_[1]}) close(end);
     }
@@ -86,7 +86,8 @@ TEST(ThreadPool, DoesNotWaitForAThreadThatGetsNoTimeToRun) {
     HeldThread held(other_thread_of(pool));
     std::atomic<bool> finished{false};
     bool was_held = true;
-    std::thread rescue([&] {  // so that a pool that waits for the thread fails here instead of hanging
+    std::thread rescue([&] {  // releases the thread after 5 s, so that a pool that waits for it fails the
+                              // test and does not hang
         for (int i = 0; i < 500 && !finished.load(); ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
         was_held = finished.load();
@@ -102,15 +103,16 @@ TEST(ThreadPool, DoesNotWaitForAThreadThatGetsNoTimeToRun) {
     rescue.join();
     EXPECT_TRUE(was_held) << "the caller waited for a thread that had no block";
     EXPECT_EQ(sum, 3 * (99 * 100 / 2));
-    other_thread_of(pool);  // returns only if the thread that missed a hundred jobs takes part in the next
+    other_thread_of(pool);  // returns only if the thread that missed a hundred jobs works on the next one
 }
 
-TEST(ThreadPool, ALateThreadTouchesNothingOfAJobThatIsOver) {
-    ThreadPool pool(8);  // more threads than most cores: some wake when their job has been over for long
+TEST(ThreadPool, ALateThreadDoesNotAccessAFinishedJob) {
+    // More threads than most machines have cores: some wake long after their job has ended.
+    ThreadPool pool(8);
     std::int64_t sum = 0;
     for (int job = 0; job < 3000; ++job) {
-        // Freed memory that the next round gets again: a late read or call would be seen by a sanitizer, a
-        // late write by the sum.
+        // The memory is freed after each round and allocated again in the next. A sanitizer detects a late
+        // read or call, and the sum detects a late write.
         auto parts = std::make_unique<std::int64_t[]>(2);
         const auto body = std::make_unique<std::function<void(std::int64_t)>>(
             [&parts, job](std::int64_t block) { parts[static_cast<std::size_t>(block)] += job; });
@@ -154,7 +156,7 @@ TEST(ThreadPool, WritesOfBlocksAreVisibleToTheCaller) {
     ThreadPool pool(3);
     std::int64_t sum = 0;
     for (int round = 0; round < 2000; ++round) {
-        std::int64_t parts[4] = {};  // plain memory: the pool itself must order it
+        std::int64_t parts[4] = {};  // not atomic: the pool itself must order the accesses
         pool.run(4, [&](std::int64_t block) { parts[block] = block + round; });
         sum += std::accumulate(std::begin(parts), std::end(parts), std::int64_t{0});
     }
@@ -166,7 +168,7 @@ TEST(ThreadPool, StartsBlocksInOrderSoThatABlockMayWaitForALowerOne) {
     std::atomic<std::int64_t> done{0};
     pool.run(200, [&](std::int64_t block) {
         while (done.load() < block)
-            std::this_thread::yield();  // deadlocks if a higher block kept a lower out
+            std::this_thread::yield();  // waits forever if a higher block prevents a lower one from starting
         ++done;
     });
     EXPECT_EQ(done.load(), 200);
@@ -209,7 +211,7 @@ TEST(ThreadPool, NestedCallsRunSeriallyOnTheSameThreadEvenAfterAnException) {
     EXPECT_EQ(inner_runs.load(), 24);
 }
 
-TEST(ThreadPool, TakesTenThousandTinyJobs) {
+TEST(ThreadPool, RunsTenThousandTinyJobs) {
     ThreadPool pool(2);
     std::int64_t sum = 0;
     for (int job = 0; job < 10000; ++job) {
@@ -239,7 +241,7 @@ TEST(ThreadPool, WorksWithManyMoreThreadsThanCores) {
     EXPECT_EQ(runs.load(), 20 * 64);
 }
 
-TEST(ThreadPool, ComesAndGoesWithoutWork) {
+TEST(ThreadPool, CanBeCreatedAndDestroyedWithoutWork) {
     for (int i = 0; i < 50; ++i) ThreadPool pool(4);
 }
 

@@ -17,7 +17,8 @@ double ulps(float y, double exact) {
     return std::abs(static_cast<double>(y) - exact) / unit;
 }
 
-/// Every 61st float of [low, high] (both of one sign), evaluated in one loop over arrays as the kernels do.
+/// Every 61st float of [low, high], which have the same sign. The functions are evaluated in a loop over
+/// arrays, as in kernels.
 std::vector<float> grid(float low, float high) {
     std::vector<float> xs;
     const auto a = std::bit_cast<std::uint32_t>(std::abs(low)),
@@ -85,9 +86,9 @@ TEST(VectorMath, ErrorsAreWithinTheDocumentedUlps) {
     EXPECT_LE(worst_ulps(-tiny, -87.0f, fast_sigmoid, exact_sigmoid), 2.5);
 }
 
-// Roundings, in half units: t = 1 / (1 + c |x|) carries three, and t p(t) multiplies its relative error by up
-// to 3; p's sum adds three, e^(-x^2/2) two and the two products two: 16 half units. Rounding x^2 moves the
-// exponent by up to x^2/2 units more.
+// The bound counts errors in halves of a unit in the last place: t = 1 / (1 + c |x|) has 3, which t p(t)
+// multiplies by up to 3, so 9; the sum p adds 3, e^(-x^2/2) adds 2, and the two products add 2. The sum is 16
+// halves, or 8 units. Rounding x^2 changes the result by up to x^2/2 units more.
 TEST(VectorMath, NormalDistributionKeepsTheRelativeAccuracyOfItsTail) {
     for (const float sign : {1.0f, -1.0f})
         for (const float magnitude : grid(tiny, 12.0f)) {
@@ -137,7 +138,7 @@ TEST(VectorMath, ALoopOverAnArrayGivesTheSameBitsAsSingleCalls) {
     std::vector<float> ys(xs.size());
     for (std::size_t i = 0; i < xs.size(); ++i) ys[i] = vector_math::exp(-xs[i]);
     for (std::size_t i = 0; i < xs.size(); i += 1009) {
-        volatile float x = -xs[i];  // keeps this call out of the vector loop
+        volatile float x = -xs[i];  // volatile, so that this call is not vectorised
         EXPECT_EQ(ys[i], vector_math::exp(x));
     }
 }

@@ -91,8 +91,8 @@ std::vector<Checkpoint> checkpoints() {
     return all;
 }
 
-// Created before fuzzing begins, because writing uses a thread whose coverage would be attributed to the
-// input.
+// The files are created before fuzzing begins. Writing them uses a thread, whose coverage would otherwise be
+// attributed to an input.
 const std::vector<std::vector<std::byte>> corpus = [] {
     std::vector<std::vector<std::byte>> files;
     for (const Checkpoint& checkpoint : checkpoints()) files.push_back(file_of(checkpoint));

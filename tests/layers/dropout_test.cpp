@@ -18,7 +18,7 @@ struct KeyedDropout {
     }
 };
 
-/// Whether an element is kept, by the definition in dropout.h.
+/// Returns whether an element is kept, according to the definition in dropout.h.
 bool kept(const DropoutKey& k, double p, std::int64_t sample, std::int64_t token, std::int64_t column) {
     const Philox::Counter words =
         Philox::draw({static_cast<std::uint32_t>(column / 8), static_cast<std::uint32_t>(token), 0,
@@ -197,7 +197,7 @@ TEST_F(OnCuda, DropoutDrawsTheSameMasksAsTheCpu) {
             }
 }
 
-/// The sum is rounded once.
+/// The bound is one rounding of the sum.
 TEST_F(OnCuda, DropoutAddsTheResidual) {
     for (const double p : {0.0, 0.3})
         for (const std::int64_t width : {41, 64}) {

@@ -4,7 +4,7 @@
 namespace gradtile {
 namespace {
 
-/// Rope with the signature of a layer. Rotates a copy of x [..,H*D], viewed as heads of `head_dim`.
+/// Rope with the interface of a layer. Rotates a copy of x [..,H*D], viewed as heads of `head_dim`.
 struct RopeLayer {
     struct Saved {};
     Rope rope;

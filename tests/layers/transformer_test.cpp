@@ -201,7 +201,7 @@ TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
     const auto halves = to_host(f.ctx, f.parameters.gradients());
     double largest = 0.0;
     for (const double g : whole) largest = std::max(largest, std::abs(g));
-    // Both are sums of the same 1,000 products, approximately, in different orders.
+    // Both results are sums of about 1,000 products, the same ones in different orders.
     for (std::size_t i = 0; i < whole.size(); ++i) ASSERT_NEAR(whole[i], halves[i], 1e3 * 2.3e-16 * largest);
 }
 

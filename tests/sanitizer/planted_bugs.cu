@@ -1,5 +1,6 @@
-// One defect of each kind that compute-sanitizer looks for, to prove that it would be seen: sanitize_cuda.sh
-// runs them beside the tests. Built with -DGRADTILE_COMPUTE_SANITIZER=ON or racecheck, linked into nothing.
+// A program with one defect of each kind that compute-sanitizer detects. sanitize_cuda.sh runs it before the
+// tests, to prove that each tool reports such a defect. Built only with -DGRADTILE_COMPUTE_SANITIZER=ON or
+// racecheck.
 #include <cstdio>
 #include <cstring>
 
@@ -9,7 +10,7 @@ namespace {
 
 constexpr int threads = 64;
 
-/// For memcheck: the last thread writes behind the end.
+/// For memcheck: the last thread writes beyond the end of the array.
 __global__ void out_of_bounds(int* x, int elements) {
     const int i = static_cast<int>(threadIdx.x) + 1;
     if (i <= elements) x[i] = i;
@@ -27,7 +28,7 @@ __global__ void uninitialised(int* x) {
     x[threadIdx.x] += 1;
 }
 
-/// For synccheck: a barrier that half of a warp goes past.
+/// For synccheck: only half of a warp reaches the barrier.
 __global__ void divergent_barrier(int* x) {
     if (threadIdx.x % 2 == 0) __syncthreads();
     x[threadIdx.x] = static_cast<int>(threadIdx.x);

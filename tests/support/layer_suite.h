@@ -22,7 +22,7 @@ struct LayerSuite {
     double operations = 0;
     /// Leading axes of x; the last one is large enough to make several parallel blocks.
     std::vector<std::vector<std::int64_t>> leading = {{1}, {2, 3}, {5, 1, 2}, {3, 171}};
-    bool dx_cancels = false;  ///< dx is a difference of nearly equal numbers; its accuracy is not compared
+    bool dx_cancels = false;  ///< dx is a difference of nearly equal numbers, so its accuracy is not compared
     bool strided = true;      ///< x and dy may be views with strided rows
     bool rank_2 = true;       ///< x may be [N,C]
 };

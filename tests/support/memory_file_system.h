@@ -253,9 +253,9 @@ inline std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_crash(
             case Operation::Kind::marker:
                 break;
         }
-        left->nodes_[operation.node];  // creates the node even when no data was written
+        left->nodes_[operation.node];  // creates the file even if no data was written to it
     }
-    // Names in directories that were lost are lost too.
+    // If a directory is lost, the names in it are lost, too.
     std::erase_if(left->names_, [&](const auto& entry) {
         for (std::string up = entry.first; !up.empty();) {
             up = parent_of(up);

@@ -92,7 +92,8 @@ TEST_P(CudaTrainerSettings, ResumedRunEqualsUninterruptedRunToTheBit) {
 }
 
 /// A resumed run is equal to the bit without config.model.deterministic, too, if nothing is added in a
-/// varying order. Only the attention's dQ is, when a row sees more than two K blocks; these runs have one.
+/// varying order. Only attention's dQ is added in a varying order, when a row sees more than two K blocks; in
+/// these runs a row sees one.
 TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     run.config.model.deterministic = false;
     run.config.steps = 20;

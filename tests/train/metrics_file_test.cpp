@@ -65,7 +65,7 @@ TEST(MetricsFile, IsTruncatedToTheCheckpointsStep) {
         MetricsFile metrics(path);
         for (std::int64_t step = 1; step <= 6; ++step) {
             metrics.write(report(step));
-            if (step == 3) metrics.write_checkpoint_event(2);  // saves are reported later
+            if (step == 3) metrics.write_checkpoint_event(2);  // the save of step 2 is reported at step 3
         }
         metrics.write_checkpoint_event(5);
     }

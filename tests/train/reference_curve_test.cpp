@@ -103,7 +103,7 @@ TEST(ReferenceCurve, Float32TrainingFollowsPyTorch) {
 }
 
 /// PyTorch clips by max_norm / (norm + 1e-6). The gradient differs by 1e-6 of its value, and AdamW's
-/// normalisation nearly cancels this difference. Everything else agrees to float64 rounding.
+/// normalisation nearly cancels this difference. All other operations agree to float64 rounding.
 TEST(ReferenceCurve, Float64TrainingFollowsPyTorch) {
     const auto losses = loss_curve(DType::f64);
     for (std::size_t i = 0; i < losses.size(); ++i)

@@ -35,7 +35,7 @@ TEST(RunLock, RefusesADirectoryThatAnotherProcessHoldsAndNamesBoth) {
     EXPECT_THAT(message, HasSubstr(directory.path().string()));
     EXPECT_THAT(message, HasSubstr("in use by process " + std::to_string(holder)));
 
-    // The lock is released in whatever way the holder ends.
+    // The kernel releases the lock, no matter how its holder ends.
     test::signal_process(holder, SIGKILL);
     ::waitpid(holder, nullptr, 0);
     const RunLock lock(directory.path());

@@ -132,7 +132,7 @@ TEST(StepInput, AStepThatCannotBeReadLeavesNothingPrepared) {
     input.upload(ctx);
     reference.next(expected);
     const JsonValue after_one = input.state();
-    // So short that only some micro-steps of step 2 can be read.
+    // The file is so short that only some micro-steps of step 2 can be read.
     std::filesystem::resize_file(path, 600);
     EXPECT_THAT(test::message_of([&] { input.prepare(2); }), HasSubstr("ends at byte 600; expected 1000"));
     EXPECT_EQ(input.state(), after_one);

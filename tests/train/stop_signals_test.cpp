@@ -190,7 +190,7 @@ TEST(StopSignals, AHungUpTerminalIsNoRequest) {
         while (write(STDOUT_FILENO, "x", 1) == 1) usleep(1000);  // until the terminal hangs up
         pause_for_signals();
         require(!signals.requested());
-        send_to_self(SIGHUP);  // a shell sends SIGHUP on after the terminal is gone
+        send_to_self(SIGHUP);  // a shell forwards SIGHUP after the terminal is gone
         pause_for_signals();
         require(!signals.requested());
         send_to_self(SIGTERM);

@@ -36,7 +36,7 @@ struct TinyRun {
         config.eval_every = 5;
         config.save_every = 5;
         config.threads = 1;
-        config.device = DeviceChoice::cpu;  // a test that needs a GPU selects it
+        config.device = DeviceChoice::cpu;  // tests of the GPU set this themselves
         config.out = (directory / "run").string();
     }
     /// Returns the lines of metrics.jsonl without times.
@@ -69,7 +69,7 @@ struct TinyRun {
         }
         std::ofstream(file) << kept;
     }
-    /// Restores the directory of a run that was killed before it saved such a checkpoint.
+    /// Restores the directory of a run that was killed before it saved checkpoints of steps after `step`.
     void remove_saves_after(std::int64_t step) const {
         const CheckpointDirectory checkpoints(std::filesystem::path(config.out) / "checkpoints");
         for (const CheckpointDirectory::Entry& entry : checkpoints.list())

@@ -146,7 +146,7 @@ TEST(TrainConfig, ProductsOfSizesAreLimited) {
     EXPECT_NO_THROW(validate(config));
 }
 
-/// For any sizes in a file: they are refused, or nothing that is computed from them overflows.
+/// For any sizes in a file, either the sizes are refused, or no number that is computed from them overflows.
 TEST(TrainConfig, AnySizesAreCheckedQuickly) {
     const std::int64_t sizes[] = {-1, 0, 1, 2, 3, 64, 4096, 10'000, 1 << 20, 1 << 24, 1 << 30, INT64_MAX};
     std::uint64_t random = 1;
@@ -218,7 +218,8 @@ TEST(TrainConfig, SettingsDetermineTheMemoryRequest) {
     EXPECT_TRUE(request.snapshot);
     EXPECT_TRUE(memory_request(config, Device::cpu()).snapshot);
     config.zero = 1;
-    EXPECT_FALSE(memory_request(config, Device::cuda(), 4).snapshot);  // the host assembles it
+    // The host assembles the state of a sharded run, so there is no snapshot.
+    EXPECT_FALSE(memory_request(config, Device::cuda(), 4).snapshot);
     EXPECT_EQ(memory_request(config, Device::cuda(), 4).optimizer_shards, 4);
 }
 

@@ -62,7 +62,7 @@ std::vector<std::string> losses(const std::filesystem::path& run) {
     return lines;
 }
 
-/// Sends signals to the run at random moments until it finishes. Returns how often a signal stopped it.
+/// Sends signals to the run at random moments until it finishes. Returns how often a signal stopped the run.
 int interrupt_until_done(const std::filesystem::path& directory, std::span<const int> signals) {
     const std::filesystem::path config_file = directory / "config.json";
     std::ofstream(config_file) << to_json(config_of(directory, "run"));

@@ -51,7 +51,7 @@ TEST(Trainer, LearnsAndWritesAllFilesOfItsDirectory) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
-/// The learning rate rises and so do the losses: the first evaluation stays the lowest.
+/// The learning rate rises, and so do the losses, so the first evaluation has the lowest loss.
 TEST(Trainer, AFailedSaveOfTheBestIsNotTheBest) {
     TinyRun run;
     run.config.steps = run.config.warmup = 100;
@@ -75,7 +75,7 @@ TEST(Trainer, AFailedSaveOfTheBestIsNotTheBest) {
     EXPECT_THAT(run.messages, testing::ElementsAre(HasSubstr("best.h5: cannot rename into place")));
 }
 
-/// --memory: plans a run in a directory in which the run may already be training.
+/// `gradtile train --memory` plans a run in a directory in which this run may already be training.
 TEST(Trainer, APlanDoesNotChangeTheDirectory) {
     TinyRun run;
     Trainer trainer(run.config, run.on_message);
@@ -203,7 +203,8 @@ TEST(Trainer, ResumeIgnoresInvalidMatrixAlgorithms) {
     { Trainer(run.config, run.on_message).run(/*stop_after=*/5); }
     const std::filesystem::path path = std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5";
     Checkpoint checkpoint = read_checkpoint(path);
-    EXPECT_FALSE(checkpoint.meta->contains("matrix_algorithms"));  // the CPU has none
+    // A run on the CPU has no matrix algorithms.
+    EXPECT_FALSE(checkpoint.meta->contains("matrix_algorithms"));
     for (const json& nonsense : {json("fast"), json::array({1, 2}), json{{{"problem", {1}}}}}) {
         (*checkpoint.meta)["matrix_algorithms"] = nonsense;
         write_checkpoint(path, checkpoint);

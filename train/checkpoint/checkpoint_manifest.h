@@ -31,8 +31,8 @@ struct StoredObject {
     std::optional<DType> dtype;  ///< empty: a text, whose shape is [bytes]
     Shape shape;
     std::uint32_t crc32c = 0;  ///< checksum of the bytes in `extents`, in that order
-    std::vector<FileExtent>
-        extents;  ///< the bytes of these extents, in this order, are the row-major elements
+    /// The bytes of these extents, in this order, are the row-major elements.
+    std::vector<FileExtent> extents;
 
     std::uint64_t bytes() const {
         return static_cast<std::uint64_t>(shape.elements()) * (dtype ? size_of(*dtype) : 1);

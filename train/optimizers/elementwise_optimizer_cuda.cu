@@ -45,8 +45,8 @@ template <class Real, class Value, class Formula, std::size_t... k>
 __global__ void __launch_bounds__(threads_per_block)
     update_kernel(Pointers<Real, Value, sizeof...(k)> arrays, const ElementBlock* blocks,
                   const PreparedStep<Real, Formula>* prepared, std::index_sequence<k...>) {
-    const ElementBlock block =
-        blocks[blockIdx.x];  // read before await_predecessor(), because no kernel changes it
+    // Read before await_predecessor(), because no kernel changes it.
+    const ElementBlock block = blocks[blockIdx.x];
     device::await_predecessor();
     const PreparedStep<Real, Formula> step = *prepared;
     if (step.gradient_scale == 0.0) return;

@@ -22,8 +22,8 @@ constexpr const char* advice =
     "; set GRADTILE_RUN_KEY to the same secret for every process instead (openssl rand -hex 32 makes one)";
 
 std::string key_directory() {
-    return concat("/tmp/gradtile-",
-                  ::geteuid());  // TMPDIR is not used, because it may differ between processes
+    // TMPDIR is not used, because it may differ between processes.
+    return concat("/tmp/gradtile-", ::geteuid());
 }
 std::string key_name(int port) {
     return concat("port-", port, ".key");

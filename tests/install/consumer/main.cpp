@@ -1,4 +1,5 @@
-// What an outside project sees: headers under <gradtile/...>, one target, no build-tree paths.
+// A program outside this project. It includes headers as <gradtile/...>, links one target, and uses no path
+// of the build tree.
 #include <cmath>
 #include <iostream>
 

@@ -100,7 +100,8 @@ std::string first_loss(const std::vector<MemoryFileSystem::Operation>& log,
         std::vector<std::function<bool(std::size_t)>> fates = {
             [](std::size_t) { return false; },  // none of it was written
             [](std::size_t) { return true; },   // all of it was written
-            // Names were written and data was not, and the reverse: file systems write them in any order.
+            // Either names were written and data was not, or data was written and names were not: file
+            // systems write them in any order.
             [&](std::size_t i) { return log[i].kind != Kind::write && log[i].kind != Kind::truncate; },
             [&](std::size_t i) { return log[i].kind == Kind::write || log[i].kind == Kind::truncate; },
         };
@@ -122,8 +123,8 @@ TEST(CheckpointCrash, AtEveryOperationLeavesTheNewestReportedSave) {
     EXPECT_EQ(first_loss(memory.operations(), checkpoints, test::test_rounds(4)), "");
 }
 
-// The test must be able to find a loss: it does when the fsyncs of the files or of the directories are
-// omitted.
+// The replay must be able to find a loss. It finds one when the fsyncs of the files, or those of the
+// directories, are omitted.
 TEST(CheckpointCrash, WouldLoseSavesWithoutTheSyncs) {
     const auto checkpoints = checkpoints_to_save(2);
     for (const bool directories : {false, true}) {
@@ -149,8 +150,8 @@ TEST(CheckpointCrash, ANameWithoutItsDataIsRefused) {
     for (std::size_t i = 1; i < log.size(); ++i) {
         if (log[i].kind == Kind::rename && log[i - 1].kind == Kind::sync) std::swap(log[i], log[i - 1]);
     }
-    // A file system without ordering: a crash between the two operations leaves the final name on a partial
-    // file.
+    // On a file system without ordering, a crash between the two operations leaves a partial file under the
+    // final name.
     EXPECT_EQ(first_loss(log, checkpoints, 4), "");
 }
 
@@ -187,8 +188,8 @@ std::size_t save_under(
     const auto loaded = sound.load_newest();
     EXPECT_TRUE(loaded.checkpoint.has_value()) << description;
     if (loaded.checkpoint) {
-        // A save may fail after the file had its name, at the directory's fsync: the file is complete, but
-        // its durability was not promised.
+        // A save may fail in the last step, the directory's fsync. The file then has its final name and is
+        // complete, but its durability was not promised.
         const std::int64_t step = loaded.checkpoint->step;
         EXPECT_TRUE(step == 2 || (step == 1 && !outcome.saved)) << description << ": " << step;
         EXPECT_TRUE(same_params(*loaded.checkpoint, checkpoints[static_cast<std::size_t>(step - 1)]))

@@ -115,7 +115,7 @@ TEST(CheckpointDirectory, FallsBackToTheBestWhenNothingNewerIsSound) {
 }
 
 TEST(CheckpointDirectory, RetentionKeepsANewCheckpointDespiteLaterDamagedOnes) {
-    // A run that was resumed from before a damaged file: the damaged one must not count as the newest.
+    // The run was resumed from a step before a damaged file. The damaged file must not count as the newest.
     const Context ctx;
     const TemporaryDirectory place;
     const CheckpointDirectory directory(place.path(), {.keep_last = 1});

@@ -104,7 +104,7 @@ TEST(CheckpointKill, AtAnyMomentLosesNoReportedSave) {
         }
         ASSERT_FALSE(testing::Test::HasFailure()) << "round " << round;
     }
-    // Otherwise all kills were between saves, and the test tested nothing.
+    // If no save was interrupted, all kills were between saves, and the test proved nothing.
     EXPECT_GT(killed_with_temporary, 0);
     EXPECT_GT(reported, 0);
     std::cout << "  " << rounds << " kills, " << killed_with_temporary << " of them inside a save; step "

@@ -34,7 +34,7 @@ TEST(ReadTextFile, ReadsRegularFilesUpToItsLimit) {
     const std::string long_file = place.write("long", std::string(300'000, 'x'));
     EXPECT_EQ(read_text_file(long_file, 300'000).size(), 300'000u);
     EXPECT_THAT(read_text_file("/proc/self/status", 1 << 20),
-                HasSubstr("VmRSS"));  // its size is reported as 0
+                HasSubstr("VmRSS"));  // the kernel reports the size 0 for this file
     EXPECT_THAT(error_of([] { read_text_file("/proc/self/status", 100); }),
                 HasSubstr("more than 100 bytes; expected at most 100"));
 }

@@ -152,7 +152,7 @@ TEST(HostileVersion1, UnknownElementTypesAreRefused) {
     const Hdf5Type opaque(H5Tcreate(H5T_OPAQUE, 4), "type");
     for (const hid_t type : {text.get(), sequence.get(), compound.get(), array.get(), opaque.get(),
                              H5T_IEEE_F32BE, H5T_STD_I64LE, H5T_STD_U8LE, H5T_STD_REF_OBJ}) {
-        // Without the filter, because some of these types do not allow it.
+        // Written without the filter, because some of these types do not allow it.
         EXPECT_THAT(refusal_with_dataset(type, {.fletcher = false}),
                     HasSubstr("params/bad: elements of a type that tensors do not have"));
     }

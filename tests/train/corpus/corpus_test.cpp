@@ -131,8 +131,8 @@ TEST(Corpus, OtherTextIsNotParsedAsStories) {
 }
 
 TEST(Corpus, TheRealisedProbabilityIsTheEntropyOfTheChoices) {
-    // -ln p of a story has the grammar's entropy as its mean; two halves of many stories agree on it. The
-    // bound is five standard errors of the difference, estimated from the stories themselves.
+    // The mean of -ln p over stories is the grammar's entropy, so the means of two halves of many stories are
+    // nearly equal. The bound is five standard errors of the difference, estimated from the stories.
     const Corpus corpus = generate_corpus(1000000, Seed{13});
     const std::size_t half = corpus.stories.size() / 2;
     double sum[2] = {}, squares = 0;

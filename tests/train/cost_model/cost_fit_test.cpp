@@ -92,7 +92,8 @@ TEST(CostFit, MeasurementsWithoutWeightDoNotCount) {
     EXPECT_NEAR(fit.constants.product_flops, shipped.product_flops, 1e-8 * shipped.product_flops);
 }
 
-/// `gradtile plan --fit` of this file prints the constants to put into the program, with four digits.
+/// `gradtile plan --fit` prints, for this file, the constants that the program must contain, with four
+/// digits.
 TEST(CostFit, ShippedConstantsAreTheFitOfTheShippedMeasurements) {
     const std::vector<Measurement> measurements =
         read_measurements(GRADTILE_SOURCE_DIR "/bench/results/2026-11-21-h200-steps.jsonl");
@@ -105,7 +106,8 @@ TEST(CostFit, ShippedConstantsAreTheFitOfTheShippedMeasurements) {
     visit_constants(shipped, [&](const char* name, double value, double, const char*) {
         EXPECT_NEAR(value / fitted[i++], 1, 5e-4) << name;
     });
-    // Only whole steps without recomputation: the promise excludes models below 100M parameters.
+    // Compares only whole steps without recomputation, because the documented accuracy excludes models below
+    // 100M parameters.
     for (const Measurement& m : measurements)
         if (m.what == Timed::step && m.weight > 0 && m.config.model.recompute == Recompute::none) {
             EXPECT_NEAR(predicted_ms(m, shipped) / m.ms, 1, 0.03) << description_of(m);

@@ -85,12 +85,13 @@ TEST(CostModel, ZeroWithMuonSumsBlocksInEveryProcess) {
     }
 }
 
-/// Products of the update go at the rate of the model's; under ZeRO-1 processes share them, evenly to 4/3.
+/// The optimizer's products run at the same rate as the model's. Under ZeRO-1 the processes share them, and
+/// no process has more than 4/3 of the average.
 TEST(CostModel, CountsTheProductsOfMuonsUpdate) {
     const double adamw = cost_on(1, step_of()).update;
     TrainConfig config = config_of(true);
     config.optimizer = kind_of<MuonSettings>;
-    double flops = 0;  // of qkv, projection, up and down
+    double flops = 0;  // operations of the products for qkv, projection, up and down
     for (const Shape& shape : {Shape{2304, 768}, Shape{768, 768}, Shape{3072, 768}, Shape{768, 3072}})
         flops += 12 * newton_schulz_flops(shape);
     const CostConstants constants = h200_constants();

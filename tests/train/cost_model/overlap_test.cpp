@@ -19,14 +19,14 @@ TEST(Overlap, IndependentQueuesTakeTheLongerTime) {
     EXPECT_EQ(overlapped_seconds(Pieces{}, Pieces{}, 0), 0);
 }
 
-/// Gradients: a transfer starts when its piece and the previous transfer are done.
+/// For gradients, a transfer starts when its piece of computation and the previous transfer are done.
 TEST(Overlap, ATransferWaitsForItsPieceAndForTheOneBeforeIt) {
     const Pieces backward{{1}, {1}, {1}};
     EXPECT_DOUBLE_EQ(overlapped_seconds(backward, Pieces{{0.5, 0}, {0.5, 2}}, 0), 3.5);
     EXPECT_DOUBLE_EQ(overlapped_seconds(backward, Pieces{{1.5, 0}, {1.5, 1}, {1.5, 2}}, 0), 1 + 4.5);
 }
 
-/// Values: a piece starts when its transfer and the previous piece are done.
+/// For values, a piece of computation starts when its transfer and the previous piece are done.
 TEST(Overlap, ComputationWaitsForItsTransfer) {
     EXPECT_DOUBLE_EQ(overlapped_seconds(Pieces{{1, 0}, {1, 1}}, Pieces{{0.25}, {0.5}}, 0), 2.25);
     EXPECT_DOUBLE_EQ(overlapped_seconds(Pieces{{1, 0}, {1, 1}}, Pieces{{0.25}, {2}}, 0), 3.25);

@@ -70,7 +70,7 @@ TEST(Permutation, EveryOrderOfFourIsAboutEquallyLikely) {
     ASSERT_EQ(counts.size(), 24u);
     double chi_squared = 0;
     for (const auto& [order, count] : counts) chi_squared += (count - 1000.0) * (count - 1000.0) / 1000.0;
-    EXPECT_LT(chi_squared, 49.7);  // 23 degrees of freedom: exceeded by chance once in a thousand
+    EXPECT_LT(chi_squared, 49.7);  // the 99.9% quantile for 23 degrees of freedom
 }
 
 TEST(DataLoader, AnEpochShowsEveryTokenAsATargetExactlyOnce) {
@@ -105,7 +105,8 @@ TEST(DataLoader, EpochsDifferInOrderAndPhase) {
                 first_tokens.back() = row.tokens[0];
             }
     }
-    EXPECT_GE(phases.size(), 6u);  // 20 draws from 10: fewer than 6 distinct has probability below 1e-4
+    // 20 draws from 10 phases give fewer than 6 different ones with probability below 1e-4.
+    EXPECT_GE(phases.size(), 6u);
     EXPECT_GT(std::set(first_tokens.begin(), first_tokens.end()).size(), 10u);
 }
 

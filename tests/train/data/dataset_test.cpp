@@ -206,7 +206,8 @@ TEST(Dataset, ADamagedRecordOfTheDataIsRefusedByName) {
         options.expected_content = *JsonValue::parse(record);
         EXPECT_THAT(message_of([&] { load_dataset(options); }), HasSubstr("a.txt: ")) << record;
     }
-    for (const char* const none : {"null", "{}", "[]", "7"}) {  // as versions without a record wrote it
+    // Values that older versions, without a record of the content, wrote.
+    for (const char* const none : {"null", "{}", "[]", "7"}) {
         options.expected_content = *JsonValue::parse(none);
         EXPECT_EQ(message_of([&] { load_dataset(options); }), "no error") << none;
     }

@@ -135,7 +135,8 @@ TEST(TokenFile, AHeaderWithAWrongMagicNumberIsRefused) {
         return text.starts_with(path + ": ") ? text.substr(path.size() + 2) : text;
     };
     const std::string expected = "expected 20240520 (gpt2) or 20240801 (llama3)";
-    // Off by one; a date that is no format of llm.c; with and without a valid header, for every token type.
+    // Tests magic numbers that are wrong by one, and a date that is no format of llm.c, with and without a
+    // valid header, for every token type.
     for (const std::int32_t magic : {20240519, 20240521, 20240802, 20241231}) {
         const std::string wrong = "wrong magic " + std::to_string(magic) + "; " + expected;
         EXPECT_EQ(message(shard(magic, 1, 100, 200)), wrong);
@@ -183,7 +184,8 @@ TEST(TokenFile, HeaderlessIdsOf32BitsNeedTheirType) {
         EXPECT_TRUE(std::equal(read.begin(), read.end(), wide.begin(), wide.end()));
         EXPECT_EQ(open_token_file(path, {.type = TokenType::uint16}).tokens.size(), 6'000'000);
     }
-    // 16-bit ids that are similar to 32-bit ids: a vocabulary of four, so no id is larger; and too few ids.
+    // Tests 16-bit ids that resemble 32-bit ids: ids of a vocabulary of four, where every id is 0 to 3, and
+    // files with few ids.
     std::vector<std::uint16_t> small(1000), few = {300, 0, 300, 1, 300, 0};
     for (std::size_t i = 0; i < small.size(); ++i) small[i] = static_cast<std::uint16_t>(i * i % 4);
     EXPECT_EQ(open_token_file(place.write("small.bin", bytes_of(small))).format, TokenFormat::headerless);

@@ -17,7 +17,7 @@ using test::adamw_options;
 using test::adamw_steps;
 using test::AdamWProblem;
 
-/// torch.optim.AdamW for one element, in float64.
+/// The formula of torch.optim.AdamW for one element, in float64.
 struct ScalarAdamW {
     double w, m = 0.0, v = 0.0;
     int t = 0;
@@ -31,8 +31,9 @@ struct ScalarAdamW {
     }
 };
 
-/// Rounding of `adamw_steps` updates in a dtype of the given epsilon. A step rounds w twice (decay,
-/// subtraction) and its own part, at most lr * 1 / sqrt(1 - beta2), about 16 times.
+/// The rounding error of `adamw_steps` updates in a dtype with this epsilon. Each step rounds w twice (after
+/// decay and after subtraction), and rounds the update, which is at most lr / sqrt(1 - beta2), about 16
+/// times.
 double rounding_bound(double weight, double epsilon) {
     const double update = adamw_lr / std::sqrt(1.0 - adamw_options.beta2);
     return adamw_steps * epsilon * (2.0 * (std::abs(weight) + adamw_steps * update) + 16.0 * update);
@@ -73,7 +74,8 @@ TEST(AdamW, UpdatesFloat32MastersOfBfloat16) {
 }
 
 TEST(AdamW, EqualsStoredNumbersOfAnIndependentProgram) {
-    // torch.optim.AdamW rewritten in numpy: lr 1e-2, betas 0.9 and 0.99, decay 0.1.
+    // Expected values from the formula of torch.optim.AdamW in numpy, with lr 1e-2, betas 0.9 and 0.99, decay
+    // 0.1.
     const Context ctx;
     ParameterStore store;
     const Parameter matrix = store.add("matrix", {2, 2}, Init::zeros());
@@ -99,7 +101,7 @@ TEST(AdamW, EqualsStoredNumbersOfAnIndependentProgram) {
 }
 
 TEST(AdamW, StepsByLrTimesTheSignWhenTheGradientIsConstant) {
-    // Both corrected moments are then g and g^2, hence w_t = w_0 - t lr g / (|g| + epsilon).
+    // For constant gradients the corrected moments are g and g^2, so w_t = w_0 - t lr g / (|g| + epsilon).
     const Context ctx;
     ParameterStore store;
     const Parameter vector = store.add("vector", {3}, Init::ones());
@@ -116,7 +118,7 @@ TEST(AdamW, StepsByLrTimesTheSignWhenTheGradientIsConstant) {
             rounding_bound(1.0, std::numeric_limits<double>::epsilon()));
 }
 
-TEST(AdamW, DecaysMatricesAndSparesVectors) {
+TEST(AdamW, DecaysMatricesAndNotVectors) {
     const Context ctx;
     ParameterStore store;
     const Parameter matrix = store.add("matrix", {2, 3}, Init::ones());
@@ -157,7 +159,7 @@ TEST(AdamW, DoesNotDependOnTheNumberOfThreads) {
     EXPECT_EQ(results[0], results[1]);
 }
 
-TEST(AdamW, AppliesTheGradientScaleOnTheWay) {
+TEST(AdamW, AppliesTheGradientScale) {
     const Context ctx;
     AdamWProblem scaled(ctx, DType::f64), halved(ctx, DType::f64);
     ElementwiseOptimizer of_scaled(ctx, scaled.store, adamw_options),
@@ -172,7 +174,7 @@ TEST(AdamW, AppliesTheGradientScaleOnTheWay) {
     EXPECT_EQ(to_host(ctx, scaled.store.values()), to_host(ctx, halved.store.values()));
 }
 
-TEST(AdamW, LeavesEverythingWhenTheUpdateIsRefused) {
+TEST(AdamW, ChangesNothingWhenTheUpdateIsRefused) {
     const Context ctx;
     AdamWProblem problem(ctx, DType::bf16);
     ElementwiseOptimizer optimizer(ctx, problem.store, adamw_options);
@@ -188,10 +190,11 @@ TEST(AdamW, LeavesEverythingWhenTheUpdateIsRefused) {
     std::vector<std::vector<double>> state_after;
     for (const StateTensor& part : optimizer.state()) state_after.push_back(to_host(ctx, part.tensor));
     EXPECT_EQ(state_after, state);
-    EXPECT_TRUE(std::isnan(problem.store.gradients().data<float>()[0]));  // the error message inspects them
+    // The refused gradients are kept, so that the error message can name them.
+    EXPECT_TRUE(std::isnan(problem.store.gradients().data<float>()[0]));
 }
 
-TEST(AdamW, LeavesGradientsAsTheyAre) {
+TEST(AdamW, DoesNotChangeGradients) {
     const Context ctx;
     AdamWProblem problem(ctx, DType::f32);
     ElementwiseOptimizer optimizer(ctx, problem.store, adamw_options);
@@ -201,7 +204,7 @@ TEST(AdamW, LeavesGradientsAsTheyAre) {
     EXPECT_EQ(to_host(ctx, problem.store.gradients()), before);
 }
 
-TEST(AdamW, GoesOnBitExactlyFromItsCopiedState) {
+TEST(AdamW, ContinuesBitIdenticallyFromACopyOfItsState) {
     const Context ctx;
     AdamWProblem straight(ctx, DType::f32), resumed(ctx, DType::f32);
     ElementwiseOptimizer first(ctx, straight.store, adamw_options);

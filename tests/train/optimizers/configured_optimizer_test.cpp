@@ -9,7 +9,8 @@
 namespace gradtile {
 namespace {
 
-/// What process `rank` allocates for its shard, without the counter of updates (4 bytes).
+/// The bytes of optimizer state that process `rank` allocates for its shard, without the counter of updates
+/// (4 bytes).
 OptimizerPart allocated_part(const TrainConfig& config, int rank, int processes) {
     const Context ctx(Device::cpu(), 1);
     ParameterStore store;
@@ -41,7 +42,7 @@ INSTANTIATE_TEST_SUITE_P(ConfiguredOptimizer, EveryOptimizer, testing::ValuesIn(
                          }()),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-TEST_P(EveryOptimizer, KeepsInItsLargestShardWhatIsPlanned) {
+TEST_P(EveryOptimizer, HasThePlannedBytesInItsLargestShard) {
     TrainConfig config;
     config.optimizer = GetParam();
     config.model = {.layers = 3, .heads = 2, .width = 64, .context = 32, .vocabulary = 101};
@@ -64,7 +65,7 @@ TEST_P(EveryOptimizer, KeepsInItsLargestShardWhatIsPlanned) {
         }
 }
 
-TEST_P(EveryOptimizer, KeepsWhatIsPlanned) {
+TEST_P(EveryOptimizer, HasThePlannedBytes) {
     TrainConfig config;
     config.optimizer = GetParam();
     config.model = {.layers = 2, .heads = 2, .width = 64, .context = 32, .vocabulary = 101};

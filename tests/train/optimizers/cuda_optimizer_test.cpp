@@ -37,8 +37,9 @@ using test::reference_norm;
 
 using CudaGlobalNorm = test::CudaTest;
 
-/// Lengths around a warp, a thread block, a partial sum, and more partial sums than the second stage has
-/// threads. A float64 sum of n squares and its root are off by at most (n + 2) epsilon, whatever the order.
+/// Lengths near those of a warp, a thread block and a partial sum, and a length with more partial sums than
+/// the second stage has threads. The relative error of a float64 sum of n squares and its root is at most (n
+/// + 2) epsilon, for any order of additions.
 TEST_F(CudaGlobalNorm, EqualsTheLongDoubleSumAtAnyLength) {
     for (const std::int64_t n : {1, 31, 33, 257, 32767, 32768, 32769, 100001, 1030 * 32768 + 7})
         for (const DType dtype : floating_dtypes) {
@@ -52,7 +53,7 @@ TEST_F(CudaGlobalNorm, EqualsTheLongDoubleSumAtAnyLength) {
         }
 }
 
-TEST_F(CudaGlobalNorm, OfNothingIsZero) {
+TEST_F(CudaGlobalNorm, OfAnEmptyTensorIsZero) {
     EXPECT_EQ(item(gpu(), global_norm(gpu(), empty(gpu(), {0}, DType::f32))), 0.0);
 }
 
@@ -98,11 +99,12 @@ TEST_F(CudaGlobalNorm, ClippingRefusesTheUpdateWhenGradientOrLossIsNotFinite) {
 
 using CudaAdamW = test::CudaTest;
 
-/// As in adamw_test.cpp: a step rounds w twice (decay, subtraction) and its own part, at most
-/// lr / sqrt(1 - beta2), about 16 times. Each device is off by that much. In float64 the powers count as
-/// well: the GPU's are exact to 2 units in the last place, which 1 / (1 - beta^t) magnifies up to 100 times
-/// under a root and 10 times outside.
-double apart(double weight, DType dtype) {
+/// The largest difference of a weight between CPU and GPU: twice the rounding error of one device. Each step
+/// rounds w twice (after decay and after subtraction), and rounds the update, which is at most lr / sqrt(1 -
+/// beta2), about 16 times (see adamw_test.cpp). In float64 the error of beta^t counts, too: on a GPU it is 2
+/// units in the last place, and 1 / (1 - beta^t) multiplies it by up to 100 under the root and up to 10
+/// outside it.
+double difference_bound(double weight, DType dtype) {
     const double update = adamw_lr / std::sqrt(1.0 - adamw_options.beta2);
     const double of_powers = dtype == DType::f64 ? 2.0 * (100.0 / 2.0 + 10.0) : 0.0;
     return 2.0 * adamw_steps * epsilon_of(accumulator_of(dtype)) *
@@ -122,14 +124,15 @@ TEST_F(CudaAdamW, UpdatesAsTheCpuDoes) {
         }
         const auto got = to_host(gpu(), ours.store.master()), expected = to_host(cpu, theirs.store.master());
         for (std::size_t i = 0; i < got.size(); ++i)
-            ASSERT_NEAR(got[i], expected[i], apart(expected[i], dtype)) << dtype << " element " << i;
+            ASSERT_NEAR(got[i], expected[i], difference_bound(expected[i], dtype))
+                << dtype << " element " << i;
         EXPECT_EQ(to_host(gpu(), ours.store.values()),
                   to_host(gpu(), cast(gpu(), ours.store.master(), dtype)));
         EXPECT_EQ(item(gpu(), on_gpu.state().back().tensor), adamw_steps);
     }
 }
 
-TEST_F(CudaAdamW, LeavesEverythingWhenTheUpdateIsRefused) {
+TEST_F(CudaAdamW, ChangesNothingWhenTheUpdateIsRefused) {
     AdamWProblem problem(gpu(), DType::bf16);
     ElementwiseOptimizer optimizer(gpu(), problem.store, adamw_options);
     problem.set_gradients(gpu(), 1);
@@ -162,8 +165,8 @@ TEST_F(CudaAdamW, CanOptimizeAPartOfTheStore) {
     }
 }
 
-/// The rate and the count of updates lie on the device, so that a replayed step advances them as an eager
-/// one.
+/// The rate and the count of updates are in device memory, so a replayed step uses and advances them like a
+/// step without a graph.
 TEST_F(CudaAdamW, ReplayedFromAGraphEqualsEagerToTheBit) {
     AdamWProblem eager(gpu(), DType::bf16), replayed(gpu(), DType::bf16);
     ElementwiseOptimizer first(gpu(), eager.store, adamw_options),
@@ -216,9 +219,9 @@ TEST_F(CudaMuon, UpdatesAsTheCpuDoes) {
             on_gpu.step(gpu(), muon_lr);
             on_cpu.step(cpu, muon_lr);
         }
-        // Each side's orthogonal update is off by rounding (5 steps of 3 products of up to 32 terms) times
-        // the quintic's slope (< 500), scaled by the matrix's rate (at most 2 * 20 * lr); then the sum
-        // rounds.
+        // On each device, the error of the orthogonalised update is the rounding of 5 steps with 3 products
+        // of up to 32 terms, times the quintic's slope (below 500), times the matrix's rate (at most 2 * 20 *
+        // lr). Subtracting the update from the weight rounds once more.
         const double orthogonal = 500.0 * 5 * 3 * 32 * epsilon_of(accumulator_of(dtype));
         const double bound =
             2.0 * updates *
@@ -234,7 +237,7 @@ TEST_F(CudaMuon, UpdatesAsTheCpuDoes) {
     }
 }
 
-TEST_F(CudaMuon, LeavesEverythingWhenTheUpdateIsRefused) {
+TEST_F(CudaMuon, ChangesNothingWhenTheUpdateIsRefused) {
     MuonProblem problem(gpu(), DType::bf16);
     Muon optimizer(gpu(), problem.store, in_blocks, muon_options);
     problem.set_gradients(gpu(), 1);
@@ -248,7 +251,7 @@ TEST_F(CudaMuon, LeavesEverythingWhenTheUpdateIsRefused) {
     EXPECT_THAT(to_host(gpu(), problem.store.gradients()), testing::Each(testing::IsNan()));
 }
 
-TEST_F(CudaMuon, NewtonSchulzKeepsZeroZero) {
+TEST_F(CudaMuon, NewtonSchulzOfZeroIsZero) {
     for (const DType products : {DType::f32, DType::bf16}) {
         const Tensor x = zeros(gpu(), {4, 8}, DType::f32);
         newton_schulz(gpu(), x, products);
@@ -269,20 +272,20 @@ TEST_F(CudaMuon, NewtonSchulzInBfloat16IsAsAccurateAsPublished) {
     }
 }
 
-TEST_F(CudaMuon, ABatchIsWhatItsMatricesAre) {
+TEST_F(CudaMuon, OrthogonalizesAStackLikeSeparateMatrices) {
     for (const Shape& shape : {Shape{12, 64, 192}, Shape{12, 192, 64}, Shape{70, 33, 17}}) {
         const Tensor stack = randn(gpu(), shape, DType::f64, Seed{3}),
                      separate = cast(gpu(), stack, DType::f64);
         newton_schulz(gpu(), stack, DType::f64);
         for (std::int64_t i = 0; i < shape[0]; ++i) newton_schulz(gpu(), separate.select(0, i), DType::f64);
         const std::vector<double> together = to_host(gpu(), stack), alone = to_host(gpu(), separate);
-        // As in NewtonSchulz.TakesAStackAsItTakesEachMatrix.
+        // The bound is that of NewtonSchulz.OrthogonalizesAStackLikeSeparateMatrices.
         const double bound = 500.0 * 5 * 3 * 192 * std::numeric_limits<double>::epsilon();
         for (std::size_t i = 0; i < together.size(); ++i) ASSERT_NEAR(together[i], alone[i], bound) << i;
     }
 }
 
-TEST_F(CudaMuon, MultipliesBfloat16UnlessAskedOtherwise) {
+TEST_F(CudaMuon, MultipliesBfloat16ByDefault) {
     EXPECT_EQ(newton_schulz_dtype(gpu()), DType::bf16);
     std::vector<std::vector<double>> masters;
     for (const std::optional<DType> products : {std::optional<DType>{}, {DType::bf16}, {DType::f32}}) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Lion against a float64 reference, on CPU and GPU.
+/// Compares Lion with a float64 reference, on CPU and GPU.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -30,14 +30,15 @@ struct ScalarLion {
         largest_gradient = std::max(largest_gradient, std::abs(g));
         smallest_direction = std::min(smallest_direction, std::abs(direction));
     }
-    /// Whether no step's direction is so near 0 that rounding decides its sign. A momentum, at most the
-    /// largest gradient, is off by 4 roundings a step, and a direction by 4 more.
+    /// Returns false if the direction of some step is so close to 0 that rounding may change its sign. The
+    /// momentum, which is at most the largest gradient, has 4 roundings per step, and the direction has 4
+    /// more.
     bool has_certain_signs(double epsilon) const {
         return smallest_direction > 4.0 * (lion_steps + 1) * epsilon * largest_gradient;
     }
 };
 
-/// A step rounds w twice (decay, subtraction), and lr once.
+/// The bound: each step rounds w twice (after decay and after subtraction), and lr once.
 inline void expect_equal_to_scalar_lion(const Context& ctx, DType dtype) {
     AdamWProblem problem(ctx, dtype);
     ParameterStore& store = problem.store;

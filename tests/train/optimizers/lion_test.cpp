@@ -53,7 +53,7 @@ TEST(Lion, KeepsOneMomentumForEachParameter) {
     EXPECT_EQ(names, expected);
 }
 
-TEST(Lion, LeavesEverythingWhenTheUpdateIsRefused) {
+TEST(Lion, ChangesNothingWhenTheUpdateIsRefused) {
     const Context ctx;
     AdamWProblem problem(ctx, DType::bf16);
     ElementwiseOptimizer optimizer(ctx, problem.store, lion_rule);

@@ -26,13 +26,13 @@ using test::muon_options;
 using test::MuonProblem;
 using test::published_newton_schulz;
 
-/// The quintic that each singular value goes through, applied to a scalar.
+/// The five quintic steps that Newton-Schulz applies to each singular value.
 double newton_schulz_of_scalar(double s) {
     for (int i = 0; i < 5; ++i) s = 3.4445 * s - 4.7750 * s * s * s + 2.0315 * s * s * s * s * s;
     return s;
 }
 
-/// rows x cols with orthonormal columns (rows >= cols): columns of the Sylvester Hadamard matrix.
+/// Returns a matrix with orthonormal columns, rows >= cols: columns of the Sylvester Hadamard matrix.
 Tensor hadamard_columns(const Context& ctx, std::int64_t rows, std::int64_t cols) {
     Tensor x = empty(ctx, {rows, cols}, DType::f64);
     for (std::int64_t i = 0; i < rows; ++i)
@@ -43,7 +43,7 @@ Tensor hadamard_columns(const Context& ctx, std::int64_t rows, std::int64_t cols
     return x;
 }
 
-/// U diag(s) V^T with known singular vectors, and the same with other singular values.
+/// Returns U diag(s) V^T. The singular vectors U and V are the same for all s.
 Tensor with_singular_values(const Context& ctx, std::int64_t rows, const std::vector<double>& s) {
     const auto n = static_cast<std::int64_t>(s.size());
     const Tensor u = hadamard_columns(ctx, rows, n), v = hadamard_columns(ctx, n, n);
@@ -60,7 +60,7 @@ void expect_near(const Context& ctx, const Tensor& x, const Tensor& expected, do
     for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], bound) << i;
 }
 
-TEST(NewtonSchulz, SendsEverySingularValueThroughTheQuintic) {
+TEST(NewtonSchulz, AppliesTheQuinticToEverySingularValue) {
     const Context ctx;
     const std::vector<double> s{2.0, 1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05};
     double squares = 0.0;
@@ -68,7 +68,8 @@ TEST(NewtonSchulz, SendsEverySingularValueThroughTheQuintic) {
     std::vector<double> expected;
     for (const double value : s)
         expected.push_back(newton_schulz_of_scalar(value / (std::sqrt(squares) + 1e-7)));
-    // Five steps of products of at most 32 terms, amplified by at most the quintic's slope, 3.4445^5 < 500.
+    // The roundings of five steps with three products of at most 32 terms, multiplied by the largest slope of
+    // the five quintics, 3.4445^5 < 500.
     const double bound = 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
     for (const std::int64_t rows : {8, 32}) {
         Tensor x = with_singular_values(ctx, rows, s);
@@ -81,7 +82,7 @@ TEST(NewtonSchulz, SendsEverySingularValueThroughTheQuintic) {
     }
 }
 
-TEST(NewtonSchulz, TakesAStackAsItTakesEachMatrix) {
+TEST(NewtonSchulz, OrthogonalizesAStackLikeSeparateMatrices) {
     const Context ctx(Device::cpu(), 2);
     for (const Shape& shape : {Shape{3, 24, 40}, Shape{3, 40, 24}, Shape{3, 32, 32}, Shape{1, 5, 1}}) {
         const Tensor stack = randn(ctx, shape, DType::f64, Seed{3}), separate = cast(ctx, stack, DType::f64);
@@ -92,7 +93,7 @@ TEST(NewtonSchulz, TakesAStackAsItTakesEachMatrix) {
     }
 }
 
-TEST(NewtonSchulz, KeepsZeroZero) {
+TEST(NewtonSchulz, OfZeroIsZero) {
     const Context ctx;
     for (const DType products : {DType::f32, DType::bf16}) {
         const Tensor x = zeros(ctx, {4, 8}, DType::f32);
@@ -101,7 +102,8 @@ TEST(NewtonSchulz, KeepsZeroZero) {
     }
 }
 
-/// Our form rounds less often than the published one, which also rounds b A, c A^2, their sum, a X and B X.
+/// gradtile's form rounds less often than the published one, which also rounds b A, c A^2, their sum, a X and
+/// B X.
 TEST(NewtonSchulz, InBfloat16IsAsAccurateAsPublished) {
     const Context ctx(Device::cpu(), 2);
     for (const Shape& shape : {Shape{96, 96}, Shape{128, 64}, Shape{48, 192}})
@@ -118,7 +120,7 @@ TEST(NewtonSchulz, InBfloat16IsAsAccurateAsPublished) {
         }
 }
 
-TEST(NewtonSchulz, RefusesProductsItDoesNotHave) {
+TEST(NewtonSchulz, RefusesUnsupportedDtypesOfProducts) {
     const Context ctx(Device::cpu(), 1);
     const Tensor x = zeros(ctx, {2, 2}, DType::f64);
     EXPECT_THROW(newton_schulz(ctx, x, DType::bf16), Error);
@@ -157,7 +159,8 @@ TEST(Muon, UpdatesMatricesByOrthogonalisedNesterovMomentum) {
             fresh.set_gradients(ctx, t);
             muon.step(ctx, muon_lr);
         }
-        // Rounding of the momentum (eps), amplified by the quintic's slope (< 500), three steps.
+        // The bound: the rounding of the momentum (eps) times the quintic's slope (below 500), in three
+        // steps.
         expect_near(ctx, fresh.store.find(name).value(), expected,
                     3 * 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon());
     }
@@ -181,7 +184,7 @@ TEST(Muon, LeavesEmbeddingsAndVectorsToAdamW) {
               to_host(ctx, with_adamw.store.find("blocks.0.tall").value()));
 }
 
-TEST(Muon, LeavesEverythingWhenTheUpdateIsRefused) {
+TEST(Muon, ChangesNothingWhenTheUpdateIsRefused) {
     const Context ctx;
     MuonProblem problem(ctx, DType::bf16);
     Muon optimizer(ctx, problem.store, in_blocks, muon_options);
@@ -215,8 +218,8 @@ TEST(Muon, DoesNotDependOnTheNumberOfThreads) {
     }
 }
 
-/// The size of groups changes no product.
-TEST(Muon, GroupsOfAnyHeightAgree) {
+/// Groups of any size compute the same products.
+TEST(Muon, ResultsDoNotDependOnTheGroupSize) {
     const Context ctx(Device::cpu(), 2);
     std::vector<std::vector<double>> results;
     for (const std::int64_t group_elements : {0, 1}) {
@@ -228,7 +231,7 @@ TEST(Muon, GroupsOfAnyHeightAgree) {
         optimizer.step(ctx, muon_lr);
         results.push_back(to_host(ctx, problem.store.values()));
     }
-    // A library may sum a stack in another order: rounding, times the quintic's slope.
+    // A library may sum a stack in another order. The bound is the rounding times the quintic's slope.
     const double bound = 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
     for (std::size_t i = 0; i < results[0].size(); ++i) ASSERT_NEAR(results[0][i], results[1][i], bound);
 }
@@ -280,7 +283,7 @@ struct MuonShard {
     std::unique_ptr<Muon> optimizer;
 };
 
-TEST(Muon, ShardsTogetherAreTheWholeToTheBit) {
+TEST(Muon, ShardsTogetherEqualTheUnshardedUpdateToTheBit) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
         for (const int processes : {2, 3, 5}) {
@@ -323,7 +326,7 @@ TEST(Muon, ShardsTogetherAreTheWholeToTheBit) {
                     EXPECT_EQ(at, part.parameters.empty() ? 0 : part.tensor.elements());
                 }
             }
-            // Shards together hold every element of every moment once.
+            // All shards together hold each element of each moment exactly once.
             EXPECT_EQ(matrices, 3u * 32 * 8);
             EXPECT_EQ(moments, 2u * (20 * 8 + 32));
         }
@@ -340,7 +343,7 @@ TEST(Muon, RefusesAShardThatCutsAMatrix) {
 }
 
 /// As in overfit_test.cpp, targets are random, so that the model can only learn the batch itself.
-TEST(Muon, ModelLearnsOneBatchByHeart) {
+TEST(Muon, AModelMemorisesOneBatch) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
         const Context ctx(Device::cpu(), 2);
         ParameterStore parameters;

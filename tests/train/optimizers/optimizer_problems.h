@@ -18,7 +18,7 @@ inline constexpr AdamW adamw_options{.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-
 inline constexpr double adamw_lr = 1e-2;
 inline constexpr int adamw_steps = 20;
 
-/// Matrices and vectors in turn, one of them longer than a block.
+/// Parameters that are alternately matrices and vectors. One of them is longer than a block.
 struct AdamWProblem {
     AdamWProblem(const Context& ctx, DType dtype) {
         for (const auto& [name, shape] : {std::pair<const char*, Shape>{"embedding", {37, 9}},
@@ -36,7 +36,7 @@ struct AdamWProblem {
         return static_cast<double>(
             static_cast<float>(size * std::sin(0.37 * static_cast<double>(i) + 1.3 * t)));
     }
-    /// The same on every device; the padding between parameters stays 0.
+    /// Sets gradients that are equal on every device. The padding between parameters stays 0.
     void set_gradients(const Context& ctx, int t) {
         for (const Parameter& parameter : store.parameters()) {
             std::vector<double> values(static_cast<std::size_t>(parameter.shape().elements()));
@@ -48,11 +48,12 @@ struct AdamWProblem {
     ParameterStore store;
 };
 
+// The products are float32 on every device, so that results can be compared.
 inline constexpr MuonOptions muon_options{.lr_ratio = 20.0,
                                           .momentum = 0.95,
                                           .weight_decay = 0.1,
                                           .adamw = {.weight_decay = 0.1},
-                                          .newton_schulz = DType::f32};  // the same on every device
+                                          .newton_schulz = DType::f32};
 inline constexpr double muon_lr = 1e-3;
 
 /// Matrices for Muon, two of which form a stack, and parameters for AdamW.
@@ -81,7 +82,7 @@ inline Tensor rounded(const Context& ctx, const Tensor& x) {
     return cast(ctx, cast(ctx, x, DType::bf16), x.dtype());
 }
 
-/// alpha x + beta y, each product and the sum rounded to bfloat16.
+/// Returns alpha x + beta y. Each product and the sum is rounded to bfloat16.
 inline Tensor rounded_sum(const Context& ctx, double alpha, const Tensor& x, double beta, const Tensor& y) {
     const Tensor left = zeros(ctx, x.shape(), x.dtype()), right = zeros(ctx, x.shape(), x.dtype());
     axpy(ctx, left, alpha, x);
@@ -91,7 +92,8 @@ inline Tensor rounded_sum(const Context& ctx, double alpha, const Tensor& x, dou
     return rounded(ctx, sum);
 }
 
-/// zeropower_via_newtonschulz5 as published (github.com/KellerJordan/Muon), where every tensor is bfloat16.
+/// The published function zeropower_via_newtonschulz5 (github.com/KellerJordan/Muon), in which every tensor
+/// is bfloat16.
 inline Tensor published_newton_schulz(const Context& ctx, const Tensor& x) {
     const bool tall = x.size(0) > x.size(1);
     const Tensor scaled = zeros(ctx, x.shape(), DType::f32);
@@ -117,7 +119,7 @@ inline double distance(const Context& ctx, const Tensor& x, const Tensor& y) {
     return item(ctx, global_norm(ctx, difference));
 }
 
-/// Computed in long double: exact to float64's rounding for the tested lengths.
+/// Computed in long double. For the tested lengths the result is exact up to the rounding to float64.
 inline double reference_norm(const std::vector<double>& x) {
     long double sum = 0;
     for (const double value : x) sum += static_cast<long double>(value) * static_cast<long double>(value);

@@ -62,7 +62,7 @@ class RawConnection {
     Descriptor socket_;
 };
 
-/// Rank 0's hub, without the rest of its process.
+/// Rank 0's hub, without the other parts of rank 0's process.
 struct Hub {
     explicit Hub(int size) {
         auto [own, hub_end] = connected_pair();

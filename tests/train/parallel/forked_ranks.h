@@ -68,9 +68,9 @@ class ForkedRanks {
                 .key = key_};
     }
     int port() const { return port_; }
-    /// Applies to processes that are started later.
+    /// Sets the timeout of processes that are started later.
     void set_timeout(double timeout) { timeout_ = timeout; }
-    /// Without a key, rank 0 hands one to the others through a KeyFile.
+    /// If there is no key, rank 0 distributes one to the other processes through a KeyFile.
     void set_key(const std::string& key) { key_ = key; }
 
     void start(int rank, const Body& body) { start(environment(rank), rank, body); }

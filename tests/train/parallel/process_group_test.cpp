@@ -253,7 +253,7 @@ TEST(ProcessGroup, NamesTheRankThatMissesACollective) {
         expect_notified(exits, 3, victim,
                         concat("rank ", victim, " was lost at step 7 (the others waited for 1 s)"),
                         1.0 + slack_seconds);
-        // The victim is notified as well.
+        // The process that hangs is notified as well.
         EXPECT_EQ(exits[static_cast<std::size_t>(victim)].exit_code, 3);
         EXPECT_EQ(exits[static_cast<std::size_t>(victim)].output,
                   concat("rank ", victim, " was lost at step 7 (the others waited for 1 s)"));

@@ -87,7 +87,7 @@ TEST(RankEnvironment, AvoidsTorchrunsOwnPort) {
 TEST(RankEnvironment, ReadsOpenMpisVariables) {
     const RankEnvironment e = read(open_mpi);
     expect_ranks(e, {.rank = 2, .size = 4, .local_rank = 0, .local_size = 2, .launcher = "mpirun"});
-    EXPECT_EQ(e.address, "");  // rank 0 broadcasts it through MPI
+    EXPECT_EQ(e.address, "");  // rank 0 broadcasts the address through MPI
     EXPECT_EQ(e.port, 0);
 }
 
@@ -260,7 +260,7 @@ TEST(RankEnvironment, RefusesAnUnknownAddressOfRankZero) {
 TEST(RankEnvironment, RefusesLaunchersThatContradictEachOther) {
     const Variables agreeing = {{"RANK", "2"}, {"WORLD_SIZE", "4"}};
     EXPECT_EQ(read(open_mpi + agreeing).rank, 2);
-    EXPECT_EQ(read(open_mpi + agreeing).local_size, 2);  // set by only one of them
+    EXPECT_EQ(read(open_mpi + agreeing).local_size, 2);  // a variable that only one of the launchers sets
     EXPECT_EQ(refusal(open_mpi + Variables{{"RANK", "1"}, {"WORLD_SIZE", "4"}}),
               "RANK is 1, but OMPI_COMM_WORLD_RANK is 2; expected them to be equal, or only one to be set");
     EXPECT_EQ(refusal(open_mpi + Variables{{"RANK", "2"}, {"WORLD_SIZE", "8"}}),
