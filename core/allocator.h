@@ -32,7 +32,8 @@ std::shared_ptr<Allocator> system_allocator(Device device);
 /// Host memory for asynchronous copies from and to `device`: page-locked for CUDA, plain for the CPU.
 std::shared_ptr<Allocator> transfer_allocator(Device device);
 
-/// Allocates from `preferred`, and from `otherwise` when `preferred` fails. Both have the same device.
+/// Allocates from `preferred`, and from `otherwise` when `preferred` fails. Both allocators have the same
+/// device.
 std::shared_ptr<Allocator> with_fallback(std::shared_ptr<Allocator> preferred,
                                          std::shared_ptr<Allocator> otherwise);
 

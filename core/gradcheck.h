@@ -46,7 +46,7 @@ struct GradientReport {
         std::string name;
         Shape shape;
         int checked = 0;       ///< derivatives compared
-        int inconclusive = 0;  ///< of these, those whose bound was too wide (a kink, or a bad scale)
+        int inconclusive = 0;  ///< compared derivatives whose bound was too wide (a kink, or a bad scale)
         Shape place = {};      ///< index of the worst element; all -1 for the random direction
         double analytic = 0.0, numeric = 0.0;
         double error = 0.0, bound = 0.0;

@@ -37,7 +37,8 @@ struct GradientTarget {
 
     bool accumulates() const { return write == GradientWrite::accumulate; }
 };
-/// For operators that can only add: returns the target's grad, after zeroing it if it is to be overwritten.
+/// Used by operators that can only add: returns the target's grad, after zeroing it if it is to be
+/// overwritten.
 Tensor ready_to_add(const Context& ctx, const GradientTarget& target);
 
 /// A handle of one named parameter, valid as long as its store. value() and grad() exist once the store is
@@ -91,8 +92,8 @@ struct FlatRange {
 };
 
 struct FlatOptions {
-    /// The length of the blocks is a multiple of this, so that processes can have equal parts. Must itself be
-    /// a multiple of 64.
+    /// The length of the blocks is a multiple of this number, so that processes can have equal parts. Must
+    /// itself be a multiple of 64.
     std::int64_t multiple = 64;
     bool masters = true;                        ///< float32 masters for 16-bit values
     std::shared_ptr<Allocator> allocator = {};  ///< for values and gradients; null: the context's

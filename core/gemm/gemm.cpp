@@ -5,7 +5,7 @@
 namespace gradtile {
 namespace {
 
-/// A matrix with contiguous rows. For a transposed view, it is the matrix before the transposition and a
+/// A matrix with contiguous rows. A transposed view is stored as the matrix before the transposition, and a
 /// flag.
 struct Operand {
     Tensor matrix;  // [.., rows, columns], last stride 1 (or one column)

@@ -28,8 +28,8 @@ bool kernels_run_here();
 int shared_memory_of_a_block();
 
 /// While this object exists, the thread may allocate memory during the capture of a graph; the allocation
-/// does not become part of the graph. For state that is created at its first use, which may be inside a
-/// capture.
+/// does not become part of the graph. Needed by state that is created at its first use, because this use may
+/// be during a capture.
 class RelaxedCapture {
   public:
     RelaxedCapture() { cuda_check(cudaThreadExchangeStreamCaptureMode(&mode_)); }
