@@ -18,8 +18,8 @@ struct ActivationTraits {
     /// A gated activation maps x [.., 2C], which packs gate and up, to y [.., C]; the MLP then has a third
     /// matrix. Other activations map x [.., C] to y [.., C].
     bool gated;
-    /// For error bounds: the error of an element of y is at most this many float32 roundings, the error of an
-    /// element of dx at most twice as many.
+    /// Used in error bounds: the error of an element of y is at most this many float32 roundings, the error
+    /// of an element of dx at most twice as many.
     int roundings;
 };
 

@@ -46,10 +46,10 @@ struct CrossEntropyHead {
     /// Allocates the chunk that forward uses for `rows` rows of x.
     Chunk training_chunk(const Context& ctx, std::int64_t rows) const;
 
-    /// For evaluation, without gradients. Returns float64 [2]: the sum of the losses and the number of
-    /// targets that are not ignored.
+    /// Used for evaluation; computes no gradients. Returns float64 [2]: the sum of the losses and the number
+    /// of targets that are not ignored.
     Tensor loss(const Context& ctx, const Tensor& x, const Tensor& targets) const;
-    /// For sampling: returns logits [..,V] in float32 (float64 for float64 x). x should have few rows,
+    /// Used for sampling: returns logits [..,V] in float32 (float64 for float64 x). x should have few rows,
     /// because all their logits are stored.
     Tensor logits(const Context& ctx, const Tensor& x) const;
 

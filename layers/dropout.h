@@ -23,8 +23,8 @@ struct Dropout {
     /// Returns dy * mask * scale, or dy itself, with its column sums, when nothing was dropped.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
     SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved) const;
-    /// Computes branch = x + branch * mask * scale in one pass and returns branch. This is the end of a
-    /// residual branch, whose own output is not needed again. The gradients are dx = dy, d_branch =
+    /// Computes branch = x + branch * mask * scale in one pass and returns branch. A residual branch ends
+    /// with this sum; the branch's own output is not needed again. The gradients are dx = dy, d_branch =
     /// backward(dy).
     Tensor add_residual(const Context& ctx, const Tensor& x, const Tensor& branch, const DropoutKey& key,
                         Saved& saved) const;

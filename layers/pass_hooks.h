@@ -1,6 +1,6 @@
 #pragma once
-/// Callbacks from forward and backward. With them, another part of the program exchanges values and gradients
-/// between processes, and layers do not depend on it.
+/// Callbacks from forward and backward. Another part of the program uses these callbacks to exchange values
+/// and gradients between processes, so layers do not depend on that part.
 #include <functional>
 
 #include <gradtile/core/parameter_store.h>

@@ -4,8 +4,9 @@
 
 namespace gradtile {
 
-/// A matrix [V,C] is padded with rows of zeros to a multiple of this. Without padding, a vocabulary of odd
-/// size (GPT-2: 50257) makes tensor-core products on a GPU up to seven times slower.
+/// A matrix [V,C] is padded with rows of zeros, so that the number of rows is a multiple of this number.
+/// Without padding, a vocabulary of odd size (GPT-2: 50257) makes tensor-core products on a GPU up to seven
+/// times slower.
 inline constexpr std::int64_t vocabulary_multiple = 64;
 
 /// A target with this value does not contribute to the loss.

@@ -7,7 +7,7 @@ namespace gradtile::cuda::device {
 
 constexpr int dropout_group = 8;  // number of columns that share one Philox draw
 
-/// The factors of a mask: `scale` for kept elements, 0 for dropped ones.
+/// The factors of a mask: `scale` for a kept element, 0 for a dropped element.
 struct DropoutFactors {
     DropoutMask mask;
     Divisor tokens;

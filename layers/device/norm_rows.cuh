@@ -18,8 +18,8 @@ struct RowTeam {
     static constexpr int teams = threads / team;
     static constexpr int max_vectors = team * held;
 
-    // Backward holds three sums per column in registers. This limits the number of threads per block and of
-    // blocks per multiprocessor.
+    // Backward holds three sums per column in registers. The size of these sums limits the number of threads
+    // per block and of blocks per multiprocessor.
     static constexpr int backward_threads = team > 32 ? team : held <= 3 ? 256 : 192;
     static constexpr int backward_teams = backward_threads / team;
     static constexpr int backward_blocks = held == 1 || team == 128 ? 3 : team <= 32 ? 2 : 1;
