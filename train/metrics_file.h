@@ -27,12 +27,12 @@ struct LossHistory {
 
 class MetricsFile {
   public:
-    /// Opens the file for appending, or creates it. With `last_step` >= 0, first restores the state that the
-    /// file had when the checkpoint of that step was saved: removes the lines of later steps, a truncated
-    /// last line, and lines that are not JSON or longer than max_line_bytes, and adds the checkpoint's event
-    /// if it is missing. Last::unwritten means that the checkpoint was saved before the line of last_step was
-    /// written; that line is then removed, too. Throws Error when the file does not belong to this user alone
-    /// (see open_own_file()).
+    /// Opens the file for appending, or creates it. If `last_step` is 0 or more, first restores the state
+    /// that the file had when the checkpoint of that step was saved: removes the lines of later steps, a
+    /// truncated last line, and lines that are not JSON or longer than max_line_bytes, and adds the
+    /// checkpoint's event if it is missing. Last::unwritten means that the checkpoint was saved before the
+    /// line of last_step was written; that line is then removed, too. Throws Error when the file does not
+    /// belong to this user alone (see open_own_file()).
     enum class Last { written, unwritten };
     explicit MetricsFile(const std::filesystem::path& path, std::int64_t last_step = -1,
                          Last last = Last::written);

@@ -196,8 +196,8 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     try {
         allocate(ctx, std::move(dataset));
     } catch (const OutOfMemory& error) {
-        // Another process took memory that was free when the plan was made. Without this run's own memory
-        // the message says what would fit.
+        // Another process took memory that was free when the plan was made. This run's own memory is freed
+        // first, so that the message says what would fit.
         arena_ctx_.reset();
         input_.reset();
         replica_.reset();

@@ -12,7 +12,7 @@ namespace gradtile {
 
 struct RetentionPolicy {
     std::int64_t keep_last = 2;   ///< number of newest checkpoints to keep, at least 1
-    std::int64_t keep_every = 0;  ///< also keeps checkpoints whose step is a multiple of this; 0: none
+    std::int64_t keep_every = 0;  ///< also keeps checkpoints whose step is a multiple of this number; 0: none
 };
 
 class CheckpointDirectory {

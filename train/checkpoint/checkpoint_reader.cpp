@@ -21,7 +21,7 @@ struct Segment {
     std::uint32_t crc = 0;
 };
 
-// For each object, the positions of its extents' segments in the list of segments.
+// Contains, for each object, the positions of its extents' segments in the list of segments.
 using SegmentIndex = std::vector<std::vector<std::size_t>>;
 
 // Returns the body in file order: the extents of all objects, and between them the bytes that only HDF5

@@ -82,7 +82,7 @@ class Writer {
     }
 
   private:
-    // Without time stamps, so that equal checkpoints are equal files.
+    // Writes no time stamps, so that equal checkpoints are equal files.
     void make_groups(const std::string& path) {
         for (std::size_t slash = path.find('/'); slash != std::string::npos;
              slash = path.find('/', slash + 1)) {

@@ -1,6 +1,6 @@
 #pragma once
 /// Saves checkpoints during training. A step waits only for one copy of the state in memory (in GPU memory if
-/// the state is there); a separate thread does the rest.
+/// the state is there); a separate thread does the other work.
 #include <condition_variable>
 #include <memory>
 #include <mutex>

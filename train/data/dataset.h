@@ -31,8 +31,8 @@ struct Dataset {
     TokenSequence validation{};            ///< empty when val_fraction is 0 and there is no val_data
     std::optional<Tokenizer> tokenizer{};  ///< none for token files
     std::int64_t vocabulary = 0;
-    /// For validation text that generate_corpus() wrote: the lowest loss that is possible on it, nats per
-    /// character.
+    /// If generate_corpus() wrote the validation text: the lowest loss that is possible on this text, in nats
+    /// per character.
     std::optional<double> source_nll{};
     /// Identifies the data: {"data": [CONTENT, ...]}, and "val-data" likewise if it has a file of its own;
     /// one CONTENT per shard, as DataContent::to_json() writes it. Paths are not part of it.

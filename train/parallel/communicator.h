@@ -36,7 +36,7 @@ class Communicator {
 
     /// Allocator for tensors that are exchanged often. Between GPUs of one host, sums of tensors in such
     /// memory occupy fewer multiprocessors, and gathers occupy none. Every process allocates the same sizes
-    /// in the same order. Without symmetric memory this is ctx's allocator.
+    /// in the same order. Returns ctx's allocator if there is no symmetric memory.
     virtual std::shared_ptr<Allocator> symmetric_memory(const Context& ctx) const { return ctx.allocator(); }
 
   protected:

@@ -7,8 +7,8 @@
 /// al. 2020, "ZeRO: memory optimizations toward training trillion parameter models"): a process receives the
 /// sums of its own shard and updates that shard; the values are gathered at the start of the next step,
 /// overlapping its forward pass. Some parameters must be updated whole by one process. Their gradients are
-/// summed in every process, and the owners broadcast the new values. That allows shards of unequal lengths
-/// and costs three transfers of a bucket instead of two.
+/// summed in every process, and the owners broadcast the new values. This method allows shards of unequal
+/// lengths, and costs three transfers of a bucket instead of two.
 ///
 /// On a GPU exchanges run on a separate stream and can be captured with the step; on the CPU a call blocks
 /// until the exchange is complete.

@@ -65,7 +65,7 @@ void require_matching_mpi_world(const RankEnvironment& environment) {
           "; expected the mpirun of the MPI that gradtile was built with");
 }
 
-/// Rank 0 broadcasts this through MPI.
+/// Returns the key and the addresses that rank 0 broadcasts through MPI.
 Rendezvous rendezvous_to_broadcast(const RankEnvironment& environment, int port) {
     Rendezvous rendezvous{.key = random_key()};
     if (is_single_host(environment)) {

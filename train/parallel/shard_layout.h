@@ -15,7 +15,7 @@ namespace gradtile {
 std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, const FlatRange& within,
                                         std::int64_t min_elements, std::int64_t multiple);
 
-/// The length of the flat blocks must be a multiple of this, so that parts are equal and aligned.
+/// The length of the flat blocks must be a multiple of this number, so that parts are equal and aligned.
 std::int64_t flat_multiple(int parts);
 
 /// The cost (in any unit) of updating a parameter that one process must update whole, such as a matrix under
