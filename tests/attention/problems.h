@@ -87,8 +87,8 @@ inline std::vector<Problem> problems_of_options() {
     return problems;
 }
 
-/// Every option that changes scores or probabilities, alone and with the others. Several blocks in both
-/// directions, heads that share keys, rows that see nothing.
+/// Problems with every option that changes scores or probabilities, alone and combined. Several blocks in
+/// both directions, heads that share keys, rows that see nothing.
 inline std::vector<Problem> problems_of_score_options() {
     const Problem base{
         .queries = 70, .keys = 150, .d_qk = 16, .d_v = 24, .batch = 4, .heads = 4, .key_heads = 2};

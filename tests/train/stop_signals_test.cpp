@@ -152,7 +152,8 @@ TEST(StopSignals, OneAtATime) {
 
 // ---- A terminal that hangs up ----
 
-/// A process with its own terminal, as a terminal window has, and the other end of that terminal.
+/// A process that has its own pseudo-terminal, like a shell in a terminal window, and the other end of this
+/// terminal.
 struct OnTerminal {
     int window = -1;
     pid_t process = -1;
