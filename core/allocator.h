@@ -37,8 +37,8 @@ std::shared_ptr<Allocator> transfer_allocator(Device device);
 std::shared_ptr<Allocator> with_fallback(std::shared_ptr<Allocator> preferred,
                                          std::shared_ptr<Allocator> otherwise);
 
-/// Like transfer_allocator(), for gigabytes: provides plain memory, which is copied more slowly, when the
-/// host cannot lock more pages.
+/// Like transfer_allocator(), but for gigabytes. When the host cannot lock more pages, the allocator provides
+/// plain memory, which is copied more slowly.
 std::shared_ptr<Allocator> staging_allocator(Device device);
 
 /// One block of memory, given back to its allocator on destruction.

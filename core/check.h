@@ -30,7 +30,7 @@ template <class T>
 Part part(const T& value) {
     return {&value, [](std::ostream& out, const void* it) { out << *static_cast<const T*>(it); }};
 }
-inline Part part(const char* text) {  // makes one type of string literals of all lengths
+inline Part part(const char* text) {  // converts string literals of all lengths to one type
     return {text, [](std::ostream& out, const void* it) { out << static_cast<const char*>(it); }};
 }
 std::string concat(std::initializer_list<Part> parts);

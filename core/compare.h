@@ -28,7 +28,7 @@ Comparison compare(const Context& ctx, const Tensor& x, const Tensor& reference)
 /// Compares tensors on the CPU.
 Comparison compare(const Tensor& x, const Tensor& reference);
 
-/// One line: both errors, their places and sizes.
+/// Returns one line with the largest absolute and relative errors, their indices and their values.
 std::ostream& operator<<(std::ostream& out, const Comparison& comparison);
 
 }  // namespace gradtile

@@ -38,7 +38,7 @@ class WeightedSum {
     struct Difference {
         double value = 0.0;  ///< L(plus) - L(minus)
         double size = 0.0;   ///< weighted sum of the sizes of the outputs that changed
-        double noise = 0.0;  ///< the error if each of these outputs is off by one rounding
+        double noise = 0.0;  ///< the error of `value` if each of these outputs has an error of one rounding
     };
     /// Subtracts output by output, so that outputs that do not depend on the input cancel exactly.
     Difference difference(const Context& ctx, const Tensors& plus, const Tensors& minus) const {

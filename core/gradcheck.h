@@ -21,7 +21,7 @@ namespace gradtile {
 /// inputs, so forward may store state for backward.
 struct Differentiable {
     using Tensors = std::vector<Tensor>;
-    /// inputs -> outputs.
+    /// Computes the outputs from the inputs.
     std::function<Tensors(const Context&, const Tensors& inputs)> forward;
     /// (inputs, gradient of each output) -> gradient of each input, in the input's shape. An undefined Tensor
     /// means that the input has no gradient; this input is not checked.

@@ -126,7 +126,7 @@ Tensor Tensor::reshape(Shape shape) const {
             view.strides_[i] = 1;
             continue;
         }
-        while (run_left == 1) {  // begin a new run: the longest sequence of old axes with one common step
+        while (run_left == 1) {  // begins a new run, the longest sequence of old axes with one common step
             check(old_axis >= 0, "tensor: reshape of ", shape_, " to ", shape);
             run_left = shape_[old_axis];
             run_stride = strides_[old_axis];

@@ -42,7 +42,7 @@ bool gemm_lt(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor&
     const Tensor &bias = options.bias, &hidden = fusion.hidden;
     const bool to_tf32 = a.dtype() == DType::f32 && ctx.tf32();
     const GemmProblem problem{
-        .library = 0,  // GemmState fills in this and the next two
+        .library = 0,  // GemmState fills in this member and the next two
         .architecture = 0,
         .multiprocessors = 0,
         .m = c.size(-2),

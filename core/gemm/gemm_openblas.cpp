@@ -31,7 +31,8 @@ struct OpenBlas {
         library.find("cblas_sgemm", sgemm);
         void (*set_num_threads)(int) = nullptr;
         library.find("openblas_set_num_threads", set_num_threads);
-        set_num_threads(1);  // each of gradtile's threads computes its own block alone
+        // OpenBLAS uses one thread, because each of gradtile's threads computes a separate block.
+        set_num_threads(1);
         const char* (*get_config)() = nullptr;
         library.find("openblas_get_config", get_config);
         name = get_config();

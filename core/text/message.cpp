@@ -142,7 +142,7 @@ void print_message(const std::string& message) {
     for (std::string_view rest = line; !rest.empty();) {
         const ssize_t written = ::write(STDERR_FILENO, rest.data(), rest.size());
         if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return;  // nowhere else to report it
+        if (written <= 0) return;  // a failed write to stderr cannot be reported
         rest.remove_prefix(static_cast<std::size_t>(written));
     }
 }
