@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
 // a vector of the next row to the freed place in shared memory, so that global memory is read and written at
 // the same time. Otherwise the next row's first logits are loaded while the gradient is written.
 
-constexpr int wide_threads = 512;               // few, so that each thread has registers for many logits
+constexpr int wide_threads = 512;  // the number is small, so that each thread has registers for many logits
 constexpr std::size_t bytes_of_sums = 3 << 10;  // shared memory for reductions; the rest can hold a row
 
 /// A row as aligned 16-byte vectors, and up to n - 1 elements before and after them.

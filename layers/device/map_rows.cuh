@@ -102,9 +102,9 @@ __global__ void __launch_bounds__(map_threads, (map_blocks<n, T, inputs>))
 
 }  // namespace device
 
-/// out = op(in). Calls op(S (&out)[outputs][n], const S (&in)[inputs][n], Place) for n neighbouring columns.
-/// n is `together`, a multiple of the vector length, if all rows consist of aligned groups of `together`
-/// elements. Otherwise, or if `vectors` is false because op itself reads unaligned data, n is 1.
+/// Computes out = op(in). Calls op(S (&out)[outputs][n], const S (&in)[inputs][n], Place) for n neighbouring
+/// columns. n is `together`, a multiple of the vector length, if all rows consist of aligned groups of
+/// `together` elements. Otherwise, or if `vectors` is false because op itself reads unaligned data, n is 1.
 template <int together, class T, std::size_t inputs, std::size_t outputs, class Operator>
 void map_rows(const Context& ctx, const std::array<device::DeviceRows<T>, outputs>& out,
               const std::array<device::DeviceRows<const T>, inputs>& in, const Operator& op,

@@ -75,7 +75,7 @@ __device__ __forceinline__ void load(Accumulator<T> (&to)[n], const T* from) {
 }
 
 /// n neighbouring elements that a thread has loaded but not converted yet, which takes fewer registers.
-/// Alignment as for load().
+/// The alignment must be that of load().
 template <int n, class T>
 struct Fetched {
     uint4 vectors[n / vector_length<T>];
@@ -99,7 +99,7 @@ struct Fetched<1, T> {
     }
 };
 
-/// to[0 .. n-1] = from. Alignment as for load().
+/// to[0 .. n-1] = from. The alignment must be that of load().
 template <int n, class T>
 __device__ __forceinline__ void store(T* to, const Accumulator<T> (&from)[n]) {
     if constexpr (n == 1) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void store_streaming(T* to, const Accumulator<T> (&fr
     }
 }
 
-/// to[0 .. n-1] += values. Alignment as for load().
+/// to[0 .. n-1] += values. The alignment must be that of load().
 template <int n, class S>
 __device__ __forceinline__ void accumulate(S* to, const S (&values)[n]) {
     S sums[n];
