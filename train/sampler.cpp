@@ -19,7 +19,8 @@ void validate(const SampleOptions& options) {
 
 /// Returns draw number `index` of a seed: uniform in [0, 1) with 53 bits.
 double uniform(std::uint64_t seed, std::int64_t index) {
-    constexpr std::uint64_t purpose = 0x73616d70;  // gives sampling a key of its own
+    // The purpose gives sampling a different key from other uses of the seed.
+    constexpr std::uint64_t purpose = 0x73616d70;
     const auto counter = static_cast<std::uint64_t>(index);
     const Philox::Counter words =
         Philox::draw({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},

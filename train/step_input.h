@@ -24,8 +24,9 @@ class StepInput {
   public:
     StepInput(const Context& ctx, DataLoader loader, const StepInputOptions& options);
 
-    /// Draws the data of step `step` on the host, unless this was done before. Steps come in order. Throws
-    /// Error when the data cannot be read; then nothing is prepared, and the next call reads the same data.
+    /// Draws the data of step `step` on the host, unless this was done before. Steps are prepared in order.
+    /// Throws Error when the data cannot be read; then nothing is prepared, and the next call reads the same
+    /// data.
     void prepare(std::int64_t step);
     /// Prepares a step whose data could not be read, when the other processes wait for this process's
     /// gradients. The target count is so small that the gradients are infinite, so every process refuses the

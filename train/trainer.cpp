@@ -142,8 +142,9 @@ void Trainer::draw_input(std::int64_t step) {
     input_->prepare(step);
 }
 
-/// If the data cannot be read, a single process abandons the step. One of several processes takes part with
-/// an input that makes all processes refuse the update, and thereby informs them.
+/// If the data cannot be read, a single process abandons the step. One of several processes takes part in the
+/// step, with an input that makes all processes refuse the update; in this way the others learn of the
+/// failure.
 void Trainer::prepare_input(std::int64_t step) {
     try {
         draw_input(step);

@@ -54,7 +54,8 @@ struct RunSummary {
     /// If a step was dropped to stop: the micro-steps that it had done, and all its micro-steps. 0: no step
     /// was dropped.
     std::int64_t dropped_micro_steps = 0, micro_steps_of_dropped = 0;
-    bool evaluation_pending = false;      ///< the last step is not evaluated; a resumed run does it first
+    /// The last step is not evaluated yet; a resumed run begins with this evaluation.
+    bool evaluation_pending = false;
     std::filesystem::path checkpoint;     ///< the newest checkpoint that is safe on disk; empty: none
     std::optional<double> val_loss;       ///< newest validation loss
     std::optional<double> best_val_loss;  ///< lowest validation loss, that of best.h5

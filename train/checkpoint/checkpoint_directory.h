@@ -29,7 +29,7 @@ class CheckpointDirectory {
         std::int64_t step;
         std::filesystem::path path;
     };
-    /// Lists the step files by name, newest first, without best.h5. Opens no file.
+    /// Lists the step files by name, newest first, without best.h5. Does not open the files.
     std::vector<Entry> list() const;
 
     struct Saved {

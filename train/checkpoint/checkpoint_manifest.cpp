@@ -108,7 +108,7 @@ std::vector<FileExtent> read_extents(ManifestReader& in, std::uint64_t bytes, co
     check(count <= in.left() / kExtentBytes, "damaged: the list of tensors ends inside an entry");
     check(count <= 1 + bytes / kMinAverageExtent, name, ": ", bytes, " bytes in ", count, " pieces");
     std::vector<FileExtent> extents(static_cast<std::size_t>(count));
-    // No overflow: each extent is inside the file, and the check below stops at `bytes`.
+    // The sum cannot overflow, because each extent is inside the file, and the check below stops at `bytes`.
     std::uint64_t sum = 0;
     for (FileExtent& extent : extents) {
         extent.begin = in.number<std::uint64_t>();

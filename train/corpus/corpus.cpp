@@ -11,7 +11,8 @@
 namespace gradtile {
 namespace {
 
-constexpr std::uint64_t story_purpose = 0x73746F72;  // "stor": gives the corpus a key of its own
+// "stor". The purpose gives the corpus a different key from other uses of the seed.
+constexpr std::uint64_t story_purpose = 0x73746F72;
 
 /// The grammar is built once and then immutable.
 const Grammar& story_grammar() {

@@ -38,7 +38,7 @@ std::optional<std::vector<Story>> parse_corpus(std::string_view text);
 double source_nll_per_character(std::span<const Story> stories);
 
 /// Returns where to split a text into training and validation: the border between two stories that is nearest
-/// to `fraction` of the text. Empty for fewer than two stories.
+/// to `fraction` of the text. Returns nothing for fewer than two stories.
 std::optional<std::size_t> nearest_story_border(std::span<const Story> stories, double fraction);
 
 }  // namespace gradtile

@@ -57,8 +57,8 @@ struct ParameterBucket {
     /// its last gradient there.
     std::size_t stage = 0;
     /// Under ZeRO-1, true: the bucket is cut into equal parts, which are reduce-scattered and gathered.
-    /// False: whole parameters have owners (see DataParallel), so every process sums the bucket and the
-    /// owners broadcast their values.
+    /// If it is false, whole parameters have owners (see DataParallel): every process sums the bucket, and
+    /// the owners broadcast their values.
     bool equal_parts = true;
 };
 

@@ -16,8 +16,8 @@ struct Peaks {
     }
 };
 
-/// Dense peaks from data sheets. The clock under load is lower than the highest clock, so these figures are
-/// more accurate than highest clock times operations per cycle.
+/// The dense peak rates that data sheets state. The clock under load is lower than the highest clock, so
+/// these figures are more accurate than highest clock times operations per cycle.
 struct NamedPeaks {
     std::string_view part_of_name;
     Peaks peaks;

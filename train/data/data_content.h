@@ -13,9 +13,9 @@
 
 namespace gradtile {
 
-/// Length and hash. The hash is "sha256:..." of every byte, as sha256sum prints it, or "sha256-sampled:..."
-/// of the parts that visit_samples() visits. The samples detect accidents; a person who knows their places
-/// can change a large file between them.
+/// The length and the hash of a file. The hash is "sha256:..." of every byte, as sha256sum prints it, or
+/// "sha256-sampled:..." of the parts that visit_samples() visits. The samples detect accidents; a person who
+/// knows their places can change a large file between them.
 struct DataContent {
     std::int64_t bytes = 0;
     std::string hash;

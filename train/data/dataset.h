@@ -21,8 +21,8 @@ struct DatasetOptions {
     TokenizerKind tokenizer = TokenizerKind::characters;  ///< for text only
     TokenType token_type = TokenType::automatic;          ///< for token files without a header only
     std::int64_t vocabulary = 0;  ///< for token files: every id is below it; 0: see open_token_file
-    /// Dataset::content of the run that is resumed: data with another content is refused. null: no
-    /// comparison.
+    /// Dataset::content of the run that is resumed: data with another content is refused. null means that
+    /// nothing is compared.
     JsonValue expected_content{};
 };
 

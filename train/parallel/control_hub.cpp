@@ -233,8 +233,8 @@ void ControlHub::send_heartbeats() {
 
 // ---- Losses ----
 
-/// This process may have been stopped (SIGSTOP) itself. Others then timed out on it and ended. The remaining
-/// processes must learn that rank 0 was the cause, not those that ended.
+/// This process may have been stopped (SIGSTOP) itself. The other processes then waited until the timeout,
+/// and ended. The remaining processes must learn that rank 0 was the cause, not those that ended.
 void ControlHub::check_own_pause() {
     if (SteadyClock::now() - last_heartbeat_ < timeout_) return;
     send_final({.kind = Message::Kind::loss,

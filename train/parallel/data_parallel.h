@@ -44,7 +44,7 @@ class DataParallel {
 
     // ---- Gradients ----
     /// Hooks for the last backward pass of a step: they start the sums of complete buckets before each
-    /// attention. Empty with one process.
+    /// attention. Returns no hooks if there is only one process.
     BackwardHooks overlap_sums_with_backward(const Context& ctx);
     /// Work enqueued on ctx's stream after this call sees gradients() summed.
     void finish_gradients(const Context& ctx);
@@ -60,7 +60,8 @@ class DataParallel {
     const std::vector<FlatRange>& own_ranges() const { return own_ranges_; }
     std::int64_t own_elements() const;
     /// Called after every process has updated its shard: starts to gather all values, in the order of their
-    /// use, and returns hooks that make the forward pass wait for them. Empty unless sharded.
+    /// use, and returns hooks that make the forward pass wait for them. Returns no hooks if the optimizer is
+    /// not sharded.
     ForwardHooks overlap_gather_with_forward(const Context& ctx);
     /// Gathers all values before further work on ctx's stream.
     void gather_values(const Context& ctx);

@@ -138,7 +138,7 @@ void ProcessGroup::Watch::run() {
     }
 }
 
-/// Sends queued messages and handles received ones. False: the connection is no longer needed.
+/// Sends queued messages and handles received ones. Returns false when the connection is no longer needed.
 bool ProcessGroup::Watch::exchange_messages() {
     std::vector<Message> queued;
     {

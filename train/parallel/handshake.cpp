@@ -27,7 +27,7 @@ std::string text_of(const std::array<char, count>& text) {
 /// Result of waiting for the other end.
 enum class Outcome { done, closed, too_late };
 
-/// Waits until the socket is ready for `events`. False: the deadline passed first.
+/// Waits until the socket is ready for `events`. Returns false when the deadline passes first.
 bool wait_for(const Descriptor& socket, short events, SteadyTime deadline) {
     while (true) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SteadyClock::now()).count();

@@ -1,5 +1,6 @@
-// Collectives between CPUs. MPI (through its plug-in) moves the bytes. The sums are computed here, in rank
-// order, so that results do not depend on the algorithm that an MPI library chooses for a message size.
+// Collectives between processes on CPUs. MPI (through its plug-in) moves the bytes. The sums are computed
+// here, in rank order, so that results do not depend on the algorithm that an MPI library chooses for a
+// message size.
 #include <algorithm>
 #include <vector>
 

@@ -23,8 +23,8 @@ bool send_whole(const Descriptor& socket, const T& message) {
     return ::send(*socket, bytes.data(), bytes.size(), MSG_NOSIGNAL) == std::ssize(bytes);
 }
 
-/// Appends received bytes until `received` holds `bytes`, and never reads more. False: the connection was
-/// closed before that.
+/// Appends received bytes until `received` holds `bytes`, and never reads more. Returns false when the
+/// connection was closed before that.
 bool receive_up_to(std::size_t bytes, const Descriptor& socket, std::string& received) {
     std::array<char, 256> part;
     while (received.size() < bytes) {

@@ -52,7 +52,8 @@ Rendezvous rendezvous_from(const std::string& text) {
 bool uses_mpi_rendezvous(const RankEnvironment& environment) {
     return environment.address.empty();
 }
-/// When all processes are on this host, rank 0 listens on the loopback interface only. Empty: all interfaces.
+/// When all processes are on this host, rank 0 listens on the loopback interface only. Returns an empty text
+/// for all interfaces.
 std::string listen_host(const RankEnvironment& environment) {
     return is_single_host(environment) && !is_loopback(environment.address) ? "127.0.0.1"
                                                                             : environment.address;
@@ -186,7 +187,7 @@ ProcessGroup::ProcessGroup(const RankEnvironment& environment, ProcessGroupOptio
     const SteadyTime deadline = after(SteadyClock::now(), options.timeout);
     Connection connection = connect(environment, options, deadline);
     // The hub's message at the deadline names the missing ranks. This process waits two seconds longer for
-    // it.
+    // that message.
     watch_ = std::make_unique<Watch>(environment, std::move(options), std::move(connection.stream),
                                      std::move(connection.hub), deadline + std::chrono::seconds(2));
 }

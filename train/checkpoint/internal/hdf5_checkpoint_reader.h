@@ -21,7 +21,7 @@ class Hdf5CheckpointReader {
 
     Hdf5CheckpointReader(Hdf5Storage& storage, std::uint64_t file_bytes);
 
-    /// In name order.
+    /// Returns the tensors in name order.
     const std::vector<TensorInfo>& tensors() const { return tensors_; }
     /// Fills tensor.bytes() bytes and compares them with the tensor's checksum.
     void read(const TensorInfo& tensor, std::byte* data) const;

@@ -44,12 +44,12 @@ class MessageStream {
     int descriptor() const { return *socket_; }
 
     void send(const Message& message);
-    /// Writes as much as the socket accepts now. False: the connection is broken.
+    /// Writes as much as the socket accepts now. Returns false when the connection is broken.
     bool flush();
     bool has_unsent() const { return sent_ < out_.size(); }
 
-    /// Reads the bytes that have arrived. False: the other end has closed; next() still returns earlier
-    /// messages.
+    /// Reads the bytes that have arrived. Returns false when the other end has closed the connection; next()
+    /// still returns earlier messages.
     bool receive();
     /// The next complete message, if one has arrived. Throws Error on invalid bytes.
     std::optional<Message> next();

@@ -17,7 +17,8 @@ struct Nccl {
     decltype(&ncclBroadcast) broadcast;
     decltype(&ncclGetErrorString) error_string;
 
-    // Symmetric memory: null before NCCL 2.28. The types are spelled out because the header may be older.
+    // The functions for symmetric memory, which are null before NCCL 2.28. The types are spelled out because
+    // the header may be older.
     ncclResult_t (*mem_alloc)(void** data, std::size_t bytes);
     ncclResult_t (*mem_free)(void* data);
     ncclResult_t (*comm_window_register)(ncclComm_t comm, void* data, std::size_t bytes, void** window,
