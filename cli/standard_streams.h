@@ -7,8 +7,8 @@
 namespace gradtile::cli {
 
 /// Opens /dev/null for each closed descriptor of 0, 1 and 2. Otherwise a file of the run could get one of
-/// them and receive the printed text. As in gnulib's stdopen(), each is opened in the wrong direction
-/// (read-only for output), so that reading and writing still fail. Call before any file is opened.
+/// them and receive the printed text. As in gnulib's stdopen(), each descriptor is opened in the wrong
+/// direction (read-only for output), so that reading and writing still fail. Call before any file is opened.
 void open_missing_streams();
 
 /// The reader of standard output has ended (`| head`): the command ends without a message.

@@ -32,7 +32,7 @@ struct Flags {
     std::string filter;
 };
 
-/// Times operators. With a planning context they only allocate.
+/// Times operators. With a planning context the operators only allocate.
 class Bench {
   public:
     Bench(const Context& context, const Step& step, const Sampling& sampling, Table& table)

@@ -18,7 +18,7 @@ namespace gradtile::cli {
 struct Part {
     std::string name;
     std::int64_t count;  ///< runs per step
-    double flops;        ///< of one run; 0 for memory-bound operators
+    double flops;        ///< floating-point operations of one run; 0 for memory-bound operators
     std::function<void()> work;
 };
 
