@@ -14,7 +14,8 @@ void expect_as_accurate_as(const Result& naive, const Result& result, const Refe
 
 /// Expects every element and the root mean square error of `result` within the bounds of the dtype.
 void expect_accurate(DType dtype, const Result& naive, const Result& result, const Reference& reference);
-/// Expects errors without a preferred sign. The rows of the problem must differ from each other.
+/// Expects that positive and negative errors are equally likely. The rows of the problem must differ from
+/// each other.
 void expect_no_bias(const Problem& problem, const Result& result, const Reference& reference);
 
 /// Expects the accuracy of a float64 computation. `result` comes from inputs that are float32 numbers. Its

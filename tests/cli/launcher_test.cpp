@@ -228,7 +228,7 @@ TEST(Launcher, ForwardsASignalToSaveAndKillsOnTheSecond) {
     Program launcher(long_training(stories, out) + Arguments{"--restarts", "1"});
     wait_until(launcher, [&] { return steps_done(out) > 0; });
     const pid_t process = find_process(out, "RANK=0");
-    signal_process(process, SIGSTOP);  // so that it cannot finish its step
+    signal_process(process, SIGSTOP);  // so that the process cannot finish its step
     launcher.send(SIGTERM);
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     launcher.send(SIGTERM);

@@ -277,7 +277,7 @@ TEST_P(ClosedTerminal, DoesNotStopTraining) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     const std::int64_t before = steps_done(out_);
     program.wait_for([&] { return has_steps(before + 50); });
-    program.send(SIGHUP);  // the terminal is gone, so this SIGHUP counts as sent because of that
+    program.send(SIGHUP);  // ignored like the hangup itself, because the terminal is gone
     program.wait_for([&] { return has_steps(before + 100); });
     program.send(SIGTERM);
     const int status = program.next_status();

@@ -37,7 +37,7 @@ std::string refusal_of(const std::string& text) {
     return "";
 }
 
-/// `levels` arrays or objects inside each other.
+/// A text of `levels` arrays or objects, nested in each other.
 std::string nested(std::size_t levels, const std::string& begin, const std::string& end) {
     std::string text;
     for (std::size_t i = 0; i < levels; ++i) text += begin;

@@ -99,8 +99,8 @@ const std::vector<std::vector<std::byte>> corpus = [] {
     return files;
 }();
 
-// Larger than every valid file above. The limit is needed because changed_bytes() may double a file
-// repeatedly.
+// The largest size of a file, which is larger than every valid file above. The limit is needed because
+// changed_bytes() may double a file repeatedly.
 constexpr std::uint64_t kLongestFile = 4 << 20;
 
 /// Changes bytes of the file, most of them in the user block, and sometimes truncates or extends it.

@@ -23,7 +23,7 @@ __global__ void race(int* x) {
     x[threadIdx.x] = shared[threads - 1 - threadIdx.x];
 }
 
-/// For initcheck: adds to memory that nobody wrote.
+/// For initcheck: adds to memory that was never written.
 __global__ void uninitialised(int* x) {
     x[threadIdx.x] += 1;
 }

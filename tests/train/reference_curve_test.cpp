@@ -31,8 +31,8 @@ constexpr std::uint32_t mix(std::uint32_t x) {
     return x ^ (x >> 16);
 }
 
-/// Matrices are multiples of 2^-27 in [-1/16, 1/16), exact in float32. Vectors keep their initial ones and
-/// zeros.
+/// Matrices are multiples of 2^-27 in [-1/16, 1/16), exact in float32. Vectors keep their initial values,
+/// which are ones or zeros.
 void set_reference_weights(const Context& ctx, const ParameterStore& parameters) {
     std::uint32_t index = 0;
     for (const Parameter& parameter : parameters.parameters()) {

@@ -34,7 +34,7 @@ struct RunToResume : TinyRun {
     std::string refusal() const {
         return message_of([&] { Trainer(Resume{.directory = config.out}, [](const std::string&) {}); });
     }
-    /// Changes a checkpoint and writes it back.
+    /// Changes a checkpoint of the run and writes its file again.
     template <class Change>
     void change(std::int64_t step, Change&& change) const {
         Checkpoint checkpoint = read_checkpoint(this->checkpoint(step));

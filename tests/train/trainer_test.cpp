@@ -305,7 +305,7 @@ TEST(Trainer, RefusesToResumeADirectoryWithoutARun) {
 // ---- Numbers ----
 
 TEST(Trainer, MicroBatchesGiveTheGradientOfTheWholeBatch) {
-    // 4 sequences at once or one by one.
+    // Processes 4 sequences at once or one by one.
     std::vector<std::vector<StepReport>> reports;
     for (const std::int64_t micro_batch : {4, 2, 1}) {
         TinyRun run;

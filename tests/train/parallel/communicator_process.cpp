@@ -116,7 +116,7 @@ int main(int argc, char** argv) {
             const auto communicator = make_communicator(ctx, group);
             const auto symmetric = communicator->symmetric_memory(ctx);
             std::vector<Context> contexts = {ctx};
-            // One arena: each allocation of symmetric memory is a collective call.
+            // Uses one arena, because each allocation of symmetric memory is a collective call.
             if (symmetric != ctx.allocator())
                 contexts.push_back(ctx.with_allocator(
                     std::make_shared<Arena>(ctx.device(), std::size_t{1} << 30, symmetric)));

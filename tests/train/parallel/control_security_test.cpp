@@ -462,7 +462,7 @@ TEST(RunKey, RefusesADirectoryOfAnotherUser) {
         return output;
     };
     ASSERT_TRUE(std::filesystem::create_directory(directory));
-    EXPECT_THAT(refusal(), HasSubstr(directory));  // it belongs to root
+    EXPECT_THAT(refusal(), HasSubstr(directory));  // the directory belongs to root
     std::filesystem::remove(directory);
     ASSERT_EQ(::symlink("/tmp", directory.c_str()), 0);
     EXPECT_THAT(refusal(), HasSubstr(directory));
