@@ -1,6 +1,6 @@
 #pragma once
 /// Parameters: one flat block of values and one of gradients, with named views. So the optimizer, an
-/// all-reduce and a checkpoint are single passes over contiguous memory.
+/// all-reduce and a checkpoint each need only one pass over contiguous memory.
 #include <memory>
 #include <span>
 #include <string>
