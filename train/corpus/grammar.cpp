@@ -243,7 +243,8 @@ bool Grammar::is_taken(const Symbol& introduction, std::size_t index, const Bind
 
 // ---- The three conditions --------------------------------------------------------------------------------
 
-/// Condition 1, and the beginnings that condition 2 compares. visits: 0 not seen, 1 being visited, 2 done.
+/// Checks condition 1, and collects the beginnings that condition 2 compares. Values of `visits`: 0 not seen,
+/// 1 being visited, 2 done.
 void Grammar::find_beginnings(std::size_t index, std::vector<int>& visits) {
     Rule& rule = rules_[index];
     check(visits[index] != 1, "grammar: ", rule.name, " contains itself");
