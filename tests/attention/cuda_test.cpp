@@ -284,7 +284,8 @@ TEST_P(AttentionCudaDtypes, DeterministicGradientsAreAsAccurateAsNaive) {
         GetParam(), true);
 }
 
-/// Enough heads, and short ones, so that the 16-bit kernel is used whose thread blocks process whole heads.
+/// Problems with many short heads, for which the 16-bit kernel is used whose thread blocks process whole
+/// heads.
 TEST_P(AttentionCudaDtypes, ManyShortHeadsAreAsAccurateAsNaive) {
     if (!is_16_bit(GetParam())) GTEST_SKIP() << "this dtype has no kernel for whole heads";
     const Problem causal{.queries = 140,

@@ -8,7 +8,8 @@
 
 namespace gradtile::attention::test {
 
-/// Lengths of one block and of many, lengths that no block divides, and lengths where some rows see no key.
+/// Problems with lengths of one block and of many blocks, with lengths that are not multiples of a block, and
+/// with lengths where some rows see no key.
 inline std::vector<Problem> problems_of_lengths() {
     std::vector<Problem> problems;
     for (const auto& [queries, keys] : {std::pair{1, 1},
@@ -37,7 +38,7 @@ inline std::vector<Problem> problems_of_lengths() {
     return problems;
 }
 
-/// Lengths of several blocks of every kernel, in both directions.
+/// Problems with so many rows and keys that every kernel processes several blocks of each.
 inline std::vector<Problem> long_problems() {
     if (gradtile::test::sanitized)
         return {{.queries = 600, .keys = 601, .d_qk = 64, .d_v = 64, .causal = true},
@@ -56,7 +57,8 @@ inline std::vector<Problem> problems_of_head_dims(std::initializer_list<std::int
     return problems;
 }
 
-/// Dqk != Dv, shared K/V heads, windows, both alignments of the mask, and scales.
+/// Problems with Dqk != Dv, with shared K/V heads, with windows, with both alignments of the mask, and with
+/// several scales.
 inline std::vector<Problem> problems_of_options() {
     std::vector<Problem> problems{
         {.queries = 65, .keys = 81, .d_qk = 40, .d_v = 96},

@@ -16,7 +16,7 @@
 namespace gradtile::test {
 namespace {
 
-/// Little-endian integers as in a token file.
+/// Returns integers as little-endian bytes, as in a token file.
 template <class Id>
 std::string bytes_of(const std::vector<Id>& ids) {
     return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(Id)};

@@ -48,8 +48,8 @@ TEST(Bench, GemmListsEveryProductAndTheCeiling) {
         if (row.at("product") == "ceiling" || row.at("product") == "step") continue;
         flops += row.at("tflops").get<double>() * row.at("us").get<double>() * row.at("count").get<double>();
     }
-    // 3 products (forward and two gradients) with 32 rows: 12 C^2 weights in each of 3 blocks, 65 C in the
-    // head.
+    // The step has 3 products (forward and two gradients) with 32 rows for each weight: 12 C^2 weights in
+    // each of 3 blocks, and 65 C in the head.
     EXPECT_NEAR(flops, 6e-6 * 32 * (3 * 12 * 16 * 16 + 65 * 16), 1e-6 * flops);
     expect_table(tiny("gemm") + Arguments{"--preset", "llama-tiny", "--kv-heads", "1", "--dtype", "bf16"},
                  {"llama-tiny", "bfloat16", "gate_up", "down"});

@@ -137,7 +137,7 @@ TEST(Plan, FitPrintsConstantsAndDeviations) {
     expect_success(outcome);
     for (const char* part : {"nvlink_bytes", "nvlink_latency", "contention", "all_reduce", "off by %"})
         EXPECT_THAT(outcome.out, HasSubstr(part));
-    // Two measurements, two constants: 6 l + 1.5e9 / b = 10 ms, 6 l + 1.5e7 / b = 0.2 ms.
+    // Two measurements determine two constants: 6 l + 1.5e9 / b = 10 ms, 6 l + 1.5e7 / b = 0.2 ms.
     const Outcome rows = run({"plan", "--fit", path, "--json"});
     expect_success(rows);
     std::istringstream lines(rows.out);

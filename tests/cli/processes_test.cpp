@@ -294,7 +294,8 @@ TEST_F(Processes, NamesDifferingSettings) {
         const std::string port = std::to_string(listen_at("127.0.0.1", 0, SteadyClock::now()).port);
         const auto since = steady_clock::now();
         std::vector<std::unique_ptr<Program>> programs;
-        for (int rank = 0; rank < ranks_; ++rank) {  // like a user with a shell on each host
+        // Starts each rank separately, like a user with a shell on each host.
+        for (int rank = 0; rank < ranks_; ++rank) {
             ProcessOptions options = options_;
             options.environment = {
                 {"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(ranks_)},

@@ -69,10 +69,10 @@ std::string write_stories(const TemporaryDirectory& place, std::int64_t characte
 
 std::string contents_of(const std::filesystem::path& path);
 
-/// The steps in a run's metrics.jsonl, without the members that depend on time.
+/// Returns the steps in a run's metrics.jsonl, without the members that depend on time.
 std::vector<nlohmann::json> steps_of(const std::filesystem::path& run);
 
-/// Name, type, shape and checksum of every tensor of the newest sound checkpoint.
+/// Returns name, type, shape and checksum of every tensor of the newest sound checkpoint.
 nlohmann::json tensors_of(const std::filesystem::path& run);
 
 }  // namespace gradtile::test

@@ -35,7 +35,7 @@ class Choices {
         for (int i = 0; i < 8; ++i) value = value << 8 | byte();
         return value;
     }
-    /// A number from `first` to `last`, inclusive.
+    /// Returns a number from `first` to `last`, inclusive.
     std::uint64_t between(std::uint64_t first, std::uint64_t last) {
         const std::uint64_t span = last - first + 1;
         return first + (span == 0 ? word() : (span <= 256 ? byte() : word()) % span);
@@ -45,7 +45,7 @@ class Choices {
         left_ = left_.subspan(taken.size());
         return {taken.begin(), taken.end()};
     }
-    /// An edge case of sizes, a number near `usual`, or any number.
+    /// Returns an edge case of sizes, a number near `usual`, or any number.
     std::uint64_t size(std::uint64_t usual) {
         constexpr std::uint64_t kEdges[] = {0,          1,          4095,       4096, 1ull << 31,
                                             1ull << 32, 1ull << 62, 1ull << 63, ~0ull};

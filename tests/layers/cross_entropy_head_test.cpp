@@ -103,7 +103,8 @@ TEST(CrossEntropyHead, EqualsTheTextbookFormulasInFloat64) {
     for (const Case& c : cases) {
         SCOPED_TRACE(concat(c.rows, " x ", c.vocabulary, " x ", c.width));
         const HeadResult result = run_head(ctx, c, DType::f64, 0.25), reference = run_naive(ctx, c, 0.25);
-        const double terms = static_cast<double>(c.rows + c.vocabulary + c.width);  // of the longest sums
+        // An upper bound for the terms of the longest sum.
+        const double terms = static_cast<double>(c.rows + c.vocabulary + c.width);
         const double dx_size = largest_of(reference.dx), dw_size = largest_of(reference.dw);
         EXPECT_NEAR(result.loss, reference.loss, terms * 0x1p-52 * (1 + reference.loss));
         for (std::size_t i = 0; i < result.dx.size(); ++i)
@@ -320,7 +321,7 @@ TEST(CrossEntropyHead, DoesNotStoreAllLogitsAndPlansItsMemoryExactly) {
 
 using test::OnCuda;
 
-/// Rows that a warp holds, rows in shared memory (one or two per multiprocessor), and longer rows.
+/// Tests rows that a warp holds, rows in shared memory (one or two per multiprocessor), and longer rows.
 TEST_F(OnCuda, CrossEntropyHeadErrorsAreWithinRoundingBounds) {
     std::vector<Case> all(std::begin(cases), std::end(cases));
     all.push_back({20, 2048, 8, true});

@@ -16,7 +16,7 @@ namespace {
 constexpr DType all_dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 constexpr Activation plain_activations[] = {Activation::gelu_tanh, Activation::gelu};
 
-/// One element, sizes that are not multiples of a vector, and a product of several blocks.
+/// Shapes of one element, of sizes that are not multiples of a vector, and of a product of several blocks.
 struct Sizes {
     std::int64_t rows, in, out;
 };

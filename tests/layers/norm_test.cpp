@@ -5,8 +5,8 @@
 namespace gradtile {
 namespace {
 
-// Two sums over the width (32 lanes, combined in 5 steps) and about ten other operations. The errors of the
-// sums are multiplied by a normalised value, which is at most sqrt(width).
+// The roundings of two sums over the width (32 lanes, combined in 5 steps) and of about ten other operations.
+// The errors of the sums are multiplied by a normalised value, which is at most sqrt(width).
 double operations(std::int64_t width) {
     return (static_cast<double>(width) / 32 + 5) * 2 + 10;
 }
@@ -115,7 +115,7 @@ void expect_residual_is_summed_first(const Context& ctx, DType dtype, std::int64
     store.allocate(ctx, dtype);
     copy(ctx, store.values(), randn(ctx, store.values().shape(), dtype, Seed{1}));
     const DropoutKey key = DropoutKey::of_step(1, 2, 4);
-    // Strided rows, as a slice of a wider tensor has.
+    // Tests strided rows, like those of a slice of a wider tensor.
     const auto stream = [&](std::uint64_t seed) {
         return randn(ctx, {3, 11, width + 8}, dtype, Seed{seed}).slice(-1, 0, width);
     };
@@ -153,7 +153,7 @@ TEST(Norm, RefusesABranchOfAnotherShape) {
 
 using test::OnCuda;
 
-// Rows that a part of a warp, a warp or a block holds in registers, longer rows, and rows without whole
+// Tests rows that a part of a warp, a warp or a block holds in registers, longer rows, and rows without whole
 // vectors.
 constexpr std::int64_t cuda_widths[] = {1, 7, 64, 384, 768, 1000, 1024, 1280, 2056, 4096, 8192, 9001};
 
@@ -186,7 +186,7 @@ TEST_F(OnCuda, NormAddsAResidualBeforeItNormalises) {
             }
 }
 
-/// More rows than all blocks of a launch process at the same time, and more than a team prefetches.
+/// Tests more rows than all blocks of a launch process at the same time, and more than a team prefetches.
 TEST_F(OnCuda, LayerNormPassesTheLayerSuiteWithManyRows) {
     for (const std::int64_t width : {8, 128, 768})
         test::check_layer_on_cuda(

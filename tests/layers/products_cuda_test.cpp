@@ -155,7 +155,7 @@ TEST_F(ProductsOnCuda, PaddingOfAnOddVocabularyDoesNotChangeTheHeadsResults) {
             }
             const double target_logit = logits[targets[r]];
             expected_loss += (std::log(sum) - target_logit) / counted;
-            double largest = 0, mean = std::abs(target_logit);  // of the sizes of the logits
+            double largest = 0, mean = std::abs(target_logit);  // magnitudes of the logits
             for (std::int64_t v = 0; v < vocabulary; ++v) {
                 largest = std::max(largest, std::abs(logits[v]));
                 mean += p[v] / sum * std::abs(logits[v]);

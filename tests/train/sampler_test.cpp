@@ -139,7 +139,8 @@ TEST(Evaluate, PredictsEveryTokenButTheFirstOnceWhateverTheBatch) {
     EXPECT_NEAR(one.perplexity, std::exp(one.loss), 1e-12 * one.perplexity);
     EXPECT_NEAR(*one.bits_per_character, one.loss / std::log(2.0), 1e-12);
     EXPECT_EQ(one.bits_per_byte, one.bits_per_character);  // ASCII
-    // Sums of three float64 numbers in another order; the windows themselves are equal.
+    // Both losses are sums of three float64 numbers, added in different orders; the windows themselves are
+    // equal.
     EXPECT_NEAR(evaluate(*small.model, tokens, {.batch = 3}).loss, one.loss, 1e-6 * one.loss);
 
     // Computes the loss window by window from the logits.

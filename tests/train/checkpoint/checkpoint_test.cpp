@@ -35,8 +35,8 @@ TEST(Checkpoint, KeepsEveryDtypeAndEveryShapeBitForBit) {
     const Context ctx;
     const TemporaryDirectory directory;
     Checkpoint meant;
-    // Larger than a chunk along the first axis, the last axis, or an axis between; smaller than a chunk;
-    // empty.
+    // Shapes that are larger than a chunk along the first axis, the last axis, or an axis between; a shape
+    // smaller than a chunk; an empty shape.
     const std::vector<Shape> shapes = {{1},          {3},       {500'000},     {1000, 777},
                                        {2, 300'000}, {5, 3, 7}, {3, 400, 500}, {2, 3, 1, 5, 2, 7},
                                        {0},          {4, 0, 3}};

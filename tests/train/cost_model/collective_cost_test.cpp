@@ -35,7 +35,7 @@ TEST(CollectiveCost, AllReduceSendsTheBytesOfARing) {
 TEST(CollectiveCost, OneNodeUsesNoNetwork) {
     const GpuLayout node(4, 8);
     EXPECT_EQ(all_reduce_wire_bytes(node, 1e9).network, 0);
-    // Six steps of a ring, and 1.5 times the bytes.
+    // The ring has six steps, and each GPU sends 1.5 times the bytes.
     EXPECT_DOUBLE_EQ(all_reduce_seconds(node, links, 1e9), 6 * 5e-6 + 1.5e9 / 300e9);
     EXPECT_DOUBLE_EQ(scatter_seconds(node, links, 1e9), 3 * 5e-6 + 0.75e9 / 300e9);
     EXPECT_DOUBLE_EQ(broadcast_seconds(node, links, 1e9), 3 * 5e-6 + 1e9 / 300e9);
