@@ -30,7 +30,8 @@ std::string weeks(std::uint32_t lines) {
     return text;
 }
 
-/// Counts the words that follow another word in their line: those that are the next day, and all.
+/// Looks at each pair of neighbouring words in a line. Counts the pairs in which the second word is the day
+/// after the first, and counts all pairs.
 std::pair<int, int> count_correct(const std::string& text) {
     int correct = 0, all = 0;
     std::istringstream lines(text);
