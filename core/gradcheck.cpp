@@ -142,7 +142,8 @@ Checker::Derivative Checker::differentiate(const Tensor& x, const std::vector<do
             width = (at + h) - (at - h);
         }
         slope[i] = difference.value / width;
-        // An output whose change is rounded away with one step may change by a rounding with the other step.
+        // One step may leave an output unchanged because of rounding, while the other step changes it by one
+        // rounding.
         size = std::max(size, difference.size);
         noise = std::max(noise, difference.noise);
     }

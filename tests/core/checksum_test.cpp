@@ -73,7 +73,8 @@ TEST(Fletcher32, MatchesItsDefinition) {
             auto bytes = random_bytes(n, static_cast<std::uint32_t>(n));
             if (kind == 1)
                 bytes.assign(
-                    n, std::byte{0xff});  // every sum is a multiple of 65535, and the largest possible one
+                    n,
+                    std::byte{0xff});  // every sum is a multiple of 65535, and has its largest possible value
             if (kind == 2) bytes.assign(n, std::byte{0});
             EXPECT_EQ(fletcher32(bytes), fletcher32_by_definition(bytes)) << n << ' ' << kind;
         }

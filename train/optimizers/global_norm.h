@@ -22,7 +22,7 @@ struct ClipOptions {
     std::function<void(const Tensor& sum_of_squares)> add_other_parts = {};
 };
 
-/// Both are [1] float64 on the device; the host does not wait for them.
+/// The results of clipping. Both tensors are [1] float64 on the device; the host does not wait for them.
 struct Clip {
     Tensor norm;   ///< norm before clipping
     Tensor scale;  ///< min(1, max_norm / norm); 0 when norm or loss is not finite (see UpdateOptions)
