@@ -61,7 +61,7 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
         optimizer = make_optimizer(ctx, model.parameters, config);
         return;
     }
-    // Refused, because the exchange of whole matrices was never tested on GPUs.
+    // gradtile refuses this combination, because the exchange of whole matrices was never tested on GPUs.
     check(ctx.device().is_cpu() || !updates_whole_matrices(config, model.parameters),
           "zero: 1 with optimizer ", name_of(config.optimizer),
           " runs on CPUs only; expected zero 0, or optimizer adamw");
