@@ -50,7 +50,8 @@ TEST_P(ResumeByAnotherProcess, EqualsAnUninterruptedRunAfterAStop) {
 }
 
 TEST_P(ResumeByAnotherProcess, EqualsAnUninterruptedRunAfterASignal) {
-    // The run never ends before the signal; the number of steps is read afterwards.
+    // The run is so long that the signal always arrives before its end. The test reads afterwards how many
+    // steps it has done.
     const Arguments endless{"--steps", "100000000"};
     for (const int signal : {SIGTERM, SIGUSR1}) {
         const std::string name = signal == SIGTERM ? "terminated" : "user";

@@ -307,7 +307,8 @@ TEST(ControlSecurity, DropsASilentConnectionAfterTheHandshakeTime) {
 
 // ---- Messages after the handshake ----
 
-/// A receiving MessageStream, and the raw other end of its connection as an attacker controls it.
+/// A MessageStream that receives, and the socket at the other end of its connection, through which the test
+/// sends arbitrary bytes like an attacker.
 struct Channel {
     Channel() {
         auto [a, b] = connected_pair();
