@@ -28,8 +28,9 @@ bool StartTerminal::is_hung_up() const {
 
 bool StartTerminal::has_sent(const siginfo_t& hangup) const {
     if (hangup.si_code == SI_KERNEL) return true;
-    // A shell whose terminal hangs up sends SIGHUP on, perhaps before the terminal is gone. A SIGHUP from the
-    // shell's kill command has the same sender, so only the terminal's state distinguishes the two.
+    // A shell whose terminal hangs up forwards SIGHUP to its jobs, perhaps before the terminal is gone. A
+    // SIGHUP from the shell's kill command has the same sender, so only the terminal's state distinguishes
+    // the two.
     constexpr int attempts = 20;
     const bool may_be_passed_on = existed_ && hangup.si_pid == ::getsid(0);
     for (int i = 0; i < attempts && may_be_passed_on && !is_hung_up(); ++i)

@@ -85,7 +85,8 @@ TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
     }
 }
 
-/// Uses the bound of bfloat16 curves, because Newton-Schulz multiplies in bfloat16 on processors that can.
+/// Uses the bound of bfloat16 curves, because Newton-Schulz multiplies in bfloat16 on processors with such
+/// instructions.
 TEST_F(DataParallelTraining, MuonResumesWithAnotherNumberOfProcesses) {
     const Arguments muon = {"--optimizer", "muon", "--batch", "12"};
     const auto uninterrupted = train(1, muon);

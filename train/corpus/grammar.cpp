@@ -166,8 +166,8 @@ class GrammarReader {
                 return symbol;
             }
         }
-        // `text` keeps a mention's form until every introduction has been read, because they determine the
-        // attributes' classes.
+        // `text` keeps a mention's form until every introduction has been read, because introductions
+        // determine the attributes' classes.
         symbol.kind = Kind::mention;
         symbol.text = slot.substr(std::min(dot + 1, slot.size()));
         symbol.attribute = attribute_named(name);

@@ -169,7 +169,7 @@ TEST_F(HostileManifest, BytesOutsideTheBodyAreNeverRead) {
                 HasSubstr("outside the file's body"));
 }
 
-// Without this limit a small file could make the reader allocate any amount of memory.
+// If tensors could overlap, a small file could make the reader allocate any amount of memory.
 TEST_F(HostileManifest, OverlappingTensorsAreRefused) {
     EXPECT_THAT(refusal_of_list([](auto& objects) {
                     find(objects, "params/second").extents = find(objects, "params/first").extents;
