@@ -44,7 +44,7 @@ std::vector<Checkpoint> checkpoints_to_save(std::int64_t steps) {
     std::vector<Checkpoint> checkpoints;
     for (std::int64_t step = 1; step <= steps; ++step) {
         checkpoints.push_back(generated_checkpoint(ctx, step));
-        // Large enough to be written separately from libhdf5's structures.
+        // The tensor is so large that it is written separately from libhdf5's structures.
         checkpoints.back().params["large"] =
             randn(ctx, {150, 300}, DType::f32, Seed{static_cast<std::uint64_t>(step)});
     }
