@@ -26,8 +26,8 @@ struct LayerNorm {
     Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
     /// Returns dx, contiguous. Writes the parameters' gradients as Parameter::begin_gradient_write() says.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
-    /// Adds the gradient with respect to x to dx, which already holds the gradient of the residual stream
-    /// that the branch leaves. Returns dx, on a GPU with its column sums if requested.
+    /// Adds the gradient with respect to x to dx, which already holds the other gradient of the residual
+    /// stream. Returns dx, on a GPU with its column sums if requested.
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
                                 ColumnSums sums = ColumnSums::skip) const;
 

@@ -34,7 +34,7 @@ namespace gradtile {
 /// The settings that may change when a run is resumed; all others stay as they were.
 struct Resume {
     std::filesystem::path directory;
-    std::optional<std::int64_t> steps = {};  ///< a new last step; the schedule's horizon stays
+    std::optional<std::int64_t> steps = {};  ///< a new last step; the schedule's horizon does not change
     std::optional<std::int64_t> save_every = {};
     std::optional<std::int64_t> threads = {};
     std::optional<DeviceChoice> device = {};

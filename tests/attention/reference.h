@@ -18,9 +18,9 @@ void expect_accurate(DType dtype, const Result& naive, const Result& result, con
 /// each other.
 void expect_no_bias(const Problem& problem, const Result& result, const Reference& reference);
 
-/// Expects the accuracy of a float64 computation. `result` comes from inputs that are float32 numbers. Its
-/// roundings are those of a float32 computation, 2^29 times smaller, and `naive32` shows how large those are.
-/// The reference rounds in float64, too, so the bound allows the errors of both.
+/// Expects the accuracy of a float64 computation. `result` comes from inputs that are float32 numbers. The
+/// roundings of `result` are 2^29 times smaller than those of a float32 computation, whose size `naive32`
+/// shows. The reference rounds in float64, too, so the bound allows the errors of both.
 void expect_float64_accuracy(const Result& naive32, const Result& result, const Reference& reference);
 
 }  // namespace gradtile::attention::test

@@ -54,7 +54,7 @@ class DataLoader {
 
     std::int64_t context() const { return options_.context; }
     std::int64_t epoch() const { return cursor_.epoch; }  ///< counted from 0
-    /// Returns the windows of the epoch that all ranks have taken.
+    /// Returns the number of windows of the epoch that all ranks together have taken.
     std::int64_t position() const { return cursor_.position; }
     std::int64_t windows() const { return cursor_.windows(); }  ///< windows in this epoch
     /// Returns the passes over the data so far: epoch + position / windows.
