@@ -64,6 +64,23 @@ struct Philox {
             words[4 * l + 3] = c3;
         }
     }
+    /// The same for `rows` neighbouring values of the second counter: l = row * groups + group, and draw l
+    /// has the counter {first[0] + group, first[1] + row, first[2], first[3]}.
+    template <int groups, int rows>
+    [[gnu::always_inline]] static void draw_grid(std::uint32_t (&words)[4 * groups * rows], Counter first,
+                                                 Key key) {
+        static_assert((groups & (groups - 1)) == 0, "a power of 2, so that the division vectorises");
+        const std::array<Key, rounds> keys = keys_of_rounds(key);
+        for (std::uint32_t l = 0; l < groups * rows; ++l) {
+            std::uint32_t c0 = first[0] + l % groups, c1 = first[1] + l / groups, c2 = first[2],
+                          c3 = first[3];
+            all_rounds(c0, c1, c2, c3, keys);
+            words[4 * l] = c0;
+            words[4 * l + 1] = c1;
+            words[4 * l + 2] = c2;
+            words[4 * l + 3] = c3;
+        }
+    }
     /// words[w][l] = word w of draw({first[0], first[1] + l, first[2], first[3]}, key), in a loop over l that
     /// vectorises.
     template <int n>

@@ -46,6 +46,18 @@ class BlockBiasGradients {
         if (gradients_ == nullptr) return;
         for (std::int64_t j = 0; j < keys_ * static_cast<std::int64_t>(max_biases); ++j) columns_[j] = 0;
     }
+    /// Prefetches the sums of rows x keys, see prefetch_biases().
+    GRADTILE_ATTENTION_INLINE void prefetch(IndexRange rows, IndexRange keys) const {
+        if (gradients_ == nullptr) return;
+        constexpr std::int64_t line = 64 / sizeof(A);
+        for (std::size_t b = 0; b < max_biases; ++b) {
+            const BiasGradientRows<A>& sums = (*gradients_)[b];
+            if (sums.data == nullptr || sums.row_stride == 0 || sums.column_stride != 1) continue;
+            for (std::int64_t i = rows.begin; i < rows.end; ++i)
+                for (std::int64_t j = keys.begin; j < keys.end; j += line)
+                    __builtin_prefetch(sums.data + i * sums.row_stride + j, 1);
+        }
+    }
     /// Adds dS of row i. d_s holds only the visible keys, which are counted from first_key.
     GRADTILE_ATTENTION_INLINE void add(std::int64_t i, IndexRange visible, const A* d_s) const {
         if (gradients_ == nullptr) return;

@@ -260,26 +260,19 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
     if (into.sink.defined()) store_sink_gradient<A>(ctx, options.scores, saved.lse, delta, into.sink);
 }
 
-/// The chosen kernels if they take these scores.
-template <class T>
-const FlashKernels<T>& kernels_for(const ScoreOptions& scores) {
-    const FlashKernels<T>& chosen = chosen_kernels<T>();
-    return scores.plain || chosen.take_rules ? chosen : generic_kernels<T>();
-}
-
 }  // namespace
 
 void flash_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
                    const Tensor& v, const Tensor& o, const Tensor& lse) {
     visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
-        forward_typed<T>(ctx, kernels_for<T>(options.scores), options, q, k, v, o, lse);
+        forward_typed<T>(ctx, chosen_kernels<T>(), options, q, k, v, o, lse);
     });
 }
 
 void flash_backward(const Context& ctx, const Resolved& options, const Saved& saved,
                     const OutputGradients& d_out, const Gradients& into) {
     visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
-        backward_typed<T>(ctx, kernels_for<T>(options.scores), options, saved, d_out, into);
+        backward_typed<T>(ctx, chosen_kernels<T>(), options, saved, d_out, into);
     });
 }
 

@@ -229,6 +229,8 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
                 scores(visible, g.d_qk, scale, q_row, k_transposed, p);
                 scores(visible, g.d_v, A(1), d_o_row, v_transposed, d_s);
                 if (task.rules != nullptr) {
+                    dropout_factors(task.rules[head], i, task.keys.begin + visible.begin,
+                                    visible.end - visible.begin, rule_scratch.factors);
                     differentiate<T>(task.rules[head], i, task.keys.begin + visible.begin,
                                      visible.end - visible.begin, lse[i], delta[i], p + visible.begin,
                                      d_s + visible.begin, rule_scratch);
@@ -272,7 +274,7 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
 template <class T>
 const FlashKernels<T>& generic_kernels() {
     static constexpr FlashKernels<T> kernels{
-        "generic",  true,       generic_blocks, forward_scratch_bytes<T>, backward_scratch_bytes<T>,
+        "generic",  generic_blocks, forward_scratch_bytes<T>, backward_scratch_bytes<T>,
         forward<T>, backward<T>};
     return kernels;
 }

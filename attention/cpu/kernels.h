@@ -106,7 +106,6 @@ struct Blocks {
 template <class T>
 struct FlashKernels {
     const char* name;
-    bool take_rules;  ///< else the generic kernels compute calls whose tasks have rules
     Blocks (*blocks)(const Geometry&);
     std::size_t (*forward_scratch_bytes)(const Geometry&);
     std::size_t (*backward_scratch_bytes)(const Geometry&);

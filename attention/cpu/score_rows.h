@@ -74,6 +74,19 @@ GRADTILE_ATTENTION_INLINE void apply_rule(const ScoreRule<A>& rule, std::int64_t
     }
 }
 
+/// Prefetches the biases of rows x keys. Their rows are far apart in memory, so hardware prefetchers do not
+/// predict them; a matrix product between the prefetch and the use hides the latency.
+template <class T, class A>
+GRADTILE_ATTENTION_INLINE void prefetch_biases(const ScoreRule<A>& rule, IndexRange rows, IndexRange keys) {
+    for (const BiasRows& bias : rule.biases) {
+        if (bias.data == nullptr || bias.row_stride == 0 || bias.column_stride != 1) continue;
+        const std::int64_t bytes = bias.dtype == dtype_of<T> ? sizeof(T) : sizeof(float), line = 64;
+        for (std::int64_t i = rows.begin; i < rows.end; ++i)
+            for (std::int64_t at = keys.begin * bytes; at < keys.end * bytes; at += line)
+                __builtin_prefetch(bias.data + i * bias.row_stride * bytes + at);
+    }
+}
+
 /// Multiplies x of row i and the keys first_key .. first_key + n - 1 by the factors of dropout: 0, or the
 /// scale of kept elements.
 template <class A>
@@ -99,6 +112,15 @@ GRADTILE_ATTENTION_INLINE void apply_dropout(const ScoreRule<A>& rule, std::int6
     }
 }
 
+/// Computes the factors of dropout for row i and the keys first_key .. first_key + n - 1; without dropout
+/// they are 1.
+template <class A>
+GRADTILE_ATTENTION_INLINE void dropout_factors(const ScoreRule<A>& rule, std::int64_t i,
+                                               std::int64_t first_key, std::int64_t n, A* factors) {
+    for (std::int64_t j = 0; j < n; ++j) factors[j] = 1;
+    apply_dropout(rule, i, first_key, n, factors);
+}
+
 /// Scratch for one row of the backward pass under a rule, one element per key each.
 template <class A>
 struct RuleScratch {
@@ -106,15 +128,13 @@ struct RuleScratch {
 };
 
 /// One row of the backward pass under a rule, for n keys from first_key on. At the beginning p holds the
-/// products and d_s holds dO V^T. At the end p holds the probabilities that multiply V, scratch.d_score holds
-/// dS, and d_s the gradient of the products.
+/// products, d_s holds dO V^T, and scratch.factors the factors of dropout. At the end p holds the
+/// probabilities that multiply V, scratch.d_score holds dS, and d_s the gradient of the products.
 template <class T, class A>
 GRADTILE_ATTENTION_INLINE void differentiate(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key,
                                              std::int64_t n, A lse, A delta, A* p, A* d_s,
                                              const RuleScratch<A>& scratch) {
     apply_rule<T>(rule, i, first_key, n, p, scratch.derivatives);
-    for (std::int64_t j = 0; j < n; ++j) scratch.factors[j] = 1;
-    apply_dropout(rule, i, first_key, n, scratch.factors);
     for (std::int64_t j = 0; j < n; ++j) {
         const A probability = vector_math::exp(p[j] - lse), factor = scratch.factors[j];
         p[j] = factor * probability;

@@ -7,6 +7,7 @@
 /// transposition, as right operands of dV^T = dO^T P and dK^T = Q^T dS, and dS also as the left operand of dQ
 /// = dS K. dK and dV are accumulated as dK^T and dV^T and transposed once, at the end of the task.
 #include <gradtile/attention/cpu/bf16/blocks.h>
+#include <gradtile/attention/cpu/bias_gradient_rows.h>
 
 namespace gradtile::attention::cpu {
 namespace {
@@ -17,10 +18,11 @@ struct BackwardScratch {
     Operand q, d_o;                      ///< left operands, summed over the head dim
     Operand q_over_rows, d_o_over_rows;  ///< left operands, transposed, summed over rows
     BackwardOperands operands;
-    Matrix s, d_p;       ///< one square each
-    Matrix d_k, d_v;     ///< transposed: [head dim, keys]
-    Matrix d_q;          ///< [rows, head dim]
-    float *lse, *delta;  ///< [rows]; lse in base 2
+    Matrix s, d_p;        ///< one square each
+    Matrix d_k, d_v;      ///< transposed: [head dim, keys]
+    Matrix d_q;           ///< [rows, head dim]
+    float *lse, *delta;   ///< [rows]; lse in base 2, under a rule natural
+    float* bias_columns;  ///< [max_biases, keys]
 
     BackwardScratch(const Geometry& geometry, const BlockPolicy& block, ScratchPieces& pieces)
         : k(pieces.operand(block.backward_keys, geometry.d_qk)),
@@ -39,7 +41,8 @@ struct BackwardScratch {
           d_v(pieces.matrix(geometry.d_v, block.backward_keys)),
           d_q(pieces.matrix(block.backward_rows, geometry.d_qk)),
           lse(pieces.piece<float>(block.backward_rows)),
-          delta(pieces.piece<float>(block.backward_rows)) {}
+          delta(pieces.piece<float>(block.backward_rows)),
+          bias_columns(pieces.piece<float>(block.backward_keys * static_cast<std::int64_t>(max_biases))) {}
 };
 
 /// A block of rows of one query head of the group.
@@ -70,12 +73,16 @@ class BackwardBlock {
                 const RowBlock block{
                     head, i, {first, smaller(first + policy_.backward_rows, geometry_.mask.queries)}};
                 load_rows(block);
+                const BlockBiasGradients<float> bias_sums(
+                    task_.bias_gradients != nullptr ? task_.bias_gradients + head : nullptr, task_.keys.begin,
+                    task_.keys.end - task_.keys.begin, scratch_.bias_columns);
                 for (std::int64_t strip = 0; strip < squares_of(block.rows, first).end; ++strip) {
                     prefetch_next(block, strip);
                     const IndexRange squares = squares_seen(block, strip);
-                    recompute(block, strip, squares);
+                    recompute(block, strip, squares, bias_sums);
                     multiply_d_q(strip, squares);
                 }
+                bias_sums.finish();
                 accumulate_d_k_and_d_v(block);
                 add_to_d_q(block);
             }
@@ -103,8 +110,9 @@ class BackwardBlock {
         pack_transposed_left(scratch_.d_o_over_rows, d_o, block.rows, geometry_.d_v);
         const std::int64_t count = block.rows.end - block.rows.begin;
         const std::int64_t at = block.head * geometry_.mask.queries + block.rows.begin;
+        const float unit = task_.rules != nullptr ? 1.0f : log2_e;
         for (std::int64_t r = 0; r < policy_.backward_rows; ++r) {
-            scratch_.lse[r] = r < count ? log2_e * task_.lse[at + r] : infinity;
+            scratch_.lse[r] = r < count ? unit * task_.lse[at + r] : infinity;
             scratch_.delta[r] = r < count ? task_.delta[at + r] : 0.0f;
         }
     }
@@ -141,18 +149,87 @@ class BackwardBlock {
     }
 
     /// S = Q K^T, dP = dO V^T, P = exp(S - LSE), dS = P (dP - D), one square after the other.
-    void recompute(const RowBlock& block, std::int64_t strip, IndexRange squares) {
+    void recompute(const RowBlock& block, std::int64_t strip, IndexRange squares,
+                   const BlockBiasGradients<float>& bias_sums) {
         const IndexRange rows = rows_of(block, strip);
         for (std::int64_t j = squares.begin; j < squares.end; ++j) {
+            const IndexRange keys{task_.keys.begin + j * square, task_.keys.begin + (j + 1) * square};
+            const IndexRange existing = intersection(keys, task_.keys);
+            if (task_.rules != nullptr) {
+                prefetch_biases<bfloat16>(task_.rules[block.head], rows, existing);
+                bias_sums.prefetch(rows, existing);
+            }
             multiply_square(tiles_, scratch_.s, scratch_.q, strip, scratch_.k, j, {0, scratch_.q.depth},
                             Sum::overwrite);
             multiply_square(tiles_, scratch_.d_p, scratch_.d_o, strip, scratch_.v, j, {0, scratch_.d_o.depth},
                             Sum::overwrite);
-            const IndexRange keys{task_.keys.begin + j * square, task_.keys.begin + (j + 1) * square};
+            if (task_.rules != nullptr) {
+                differentiate_square(block, strip, existing, bias_sums);
+                store_p_and_d_s(scratch_.operands, strip, j, scratch_.s, scratch_.d_p, interleave_);
+                continue;
+            }
             if (geometry_.mask.coverage(rows, keys) != Coverage::full)
                 mask_square(geometry_.mask, scratch_.s, rows.begin, keys);
             compute_p_and_d_s(scratch_.operands, strip, j, scratch_.s, scratch_.d_p, scale_,
                               scratch_.lse + strip * square, scratch_.delta + strip * square, interleave_);
+        }
+    }
+
+    /// Under a rule: turns scratch_.s into the probabilities that multiply V, and scratch_.d_p into the
+    /// gradient of the products. Both become 0 for invisible pairs.
+    void differentiate_square(const RowBlock& block, std::int64_t strip, IndexRange keys,
+                              const BlockBiasGradients<float>& bias_sums) {
+        const ScoreRule<float>& rule = task_.rules[block.head];
+        const float scale = static_cast<float>(geometry_.scale < 0 ? -geometry_.scale : geometry_.scale);
+        const IndexRange rows = rows_of(block, strip);
+        alignas(64) float factors[square][square];
+        square_dropout_factors(rule, rows.begin, keys.begin, factors);
+        for (std::int64_t r = 0; r < square; ++r) {
+            const std::int64_t i = rows.begin + r;
+            float* const p = scratch_.s.at(r, 0);
+            float* const d_s = scratch_.d_p.at(r, 0);
+            const IndexRange seen =
+                i < rows.end ? intersection(geometry_.mask.visible_keys(i), keys) : IndexRange{0, 0};
+            const IndexRange visible{seen.begin - keys.begin, seen.end - keys.begin};
+            if (seen.begin < seen.end) {
+                alignas(64) float d_score[square], derivatives[square];
+                const std::int64_t n = seen.end - seen.begin, at = strip * square + r;
+                for (std::int64_t j = visible.begin; j < visible.end; ++j) p[j] *= scale;
+                differentiate<bfloat16>(rule, i, seen.begin, n, scratch_.lse[at], scratch_.delta[at],
+                                        p + visible.begin, d_s + visible.begin,
+                                        RuleScratch<float>{d_score, derivatives, factors[r] + visible.begin});
+                bias_sums.add(i, {seen.begin - task_.keys.begin, seen.end - task_.keys.begin}, d_score);
+            }
+            for (std::int64_t j = 0; j < square; j += 16) {
+                const auto lanes = static_cast<__mmask16>(first_lanes<__mmask16>(visible.end - j) &
+                                                          ~first_lanes<__mmask16>(visible.begin - j));
+                _mm512_storeu_ps(p + j, _mm512_maskz_loadu_ps(lanes, p + j));
+                _mm512_storeu_ps(d_s + j, _mm512_maskz_loadu_ps(lanes, d_s + j));
+            }
+        }
+    }
+
+    /// The factors of dropout for a square, whose first key is a multiple of 32.
+    static void square_dropout_factors(const ScoreRule<float>& rule, std::int64_t first_row,
+                                       std::int64_t first_key, float (&factors)[square][square]) {
+        for (auto& row : factors)
+            for (float& factor : row) factor = 1;
+        if (rule.dropout_threshold == 0) return;
+        constexpr int keys_per_draw = 8, groups = square / keys_per_draw, rows = 4;
+        const int threshold = static_cast<int>(rule.dropout_threshold);
+        const float scale = rule.dropout_scale;
+        for (std::int64_t r = 0; r < square; r += rows) {
+            std::uint32_t words[4 * groups * rows];
+            Philox::draw_grid<groups, rows>(
+                words,
+                {static_cast<std::uint32_t>(first_key / keys_per_draw),
+                 static_cast<std::uint32_t>(first_row + r), rule.head, rule.sample},
+                rule.key);
+            std::uint16_t bits[rows * square];
+            static_assert(sizeof bits == sizeof words);
+            __builtin_memcpy(bits, words, sizeof bits);
+            for (std::int64_t j = 0; j < rows * square; ++j)
+                (&factors[r][0])[j] = bits[j] >= threshold ? scale : 0.0f;
         }
     }
 

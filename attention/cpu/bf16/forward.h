@@ -14,6 +14,7 @@ struct ForwardScratch {
     Matrix scores;           ///< [32, keys]; one strip
     Matrix o;                ///< [rows, head dim], unnormalised
     Statistics* statistics;  ///< one for every 16 rows
+    float* factors;          ///< [keys], of dropout; one row
 
     ForwardScratch(const Geometry& geometry, const BlockPolicy& block, ScratchPieces& pieces)
         : q(pieces.operand(block.forward_rows, geometry.d_qk)),
@@ -22,7 +23,8 @@ struct ForwardScratch {
           p(pieces.operand(square, block.forward_keys)),
           scores(pieces.matrix(square, block.forward_keys)),
           o(pieces.matrix(block.forward_rows, geometry.d_v)),
-          statistics(pieces.piece<Statistics>(block.forward_rows / tile_rows)) {}
+          statistics(pieces.piece<Statistics>(block.forward_rows / tile_rows)),
+          factors(pieces.piece<float>(block.forward_keys)) {}
 };
 
 /// Computes O and LSE of one block of rows, over all keys that the rows see.
@@ -49,9 +51,12 @@ class ForwardBlock {
                 prefetch_next(strip, keys);
                 const IndexRange squares = squares_seen(strip, keys);
                 if (squares.end <= squares.begin) continue;
+                if (task_.rule != nullptr)
+                    prefetch_biases<bfloat16>(*task_.rule, rows_of(strip), keys_of(squares, keys));
                 multiply_scores(strip, squares);
+                if (task_.rule != nullptr) apply_rule_to(strip, squares, keys);
                 mask_scores(strip, squares, first);
-                exponentiate(strip, squares);
+                exponentiate(strip, squares, first);
                 accumulate_output(strip, squares);
             }
         }
@@ -67,7 +72,8 @@ class ForwardBlock {
     void load_rows() {
         pack_left(scratch_.q, task_.q, task_.rows, geometry_.d_qk, geometry_.scale < 0);
         clear(scratch_.o, strips_ * square, geometry_.d_v);
-        for (std::int64_t i = 0; i < 2 * strips_; ++i) reset(scratch_.statistics[i]);
+        for (std::int64_t i = 0; i < 2 * strips_; ++i)
+            reset(scratch_.statistics[i], task_.rule != nullptr ? task_.rule->sink : -infinity);
     }
 
     /// Prefetches a part of the next block of keys. The strips of the current block together prefetch all of
@@ -87,11 +93,30 @@ class ForwardBlock {
         return seen.begin < seen.end ? squares_of(seen, keys.begin) : IndexRange{0, 0};
     }
 
+    /// The keys of squares of a key block.
+    static IndexRange keys_of(IndexRange squares, IndexRange keys) {
+        return {keys.begin + squares.begin * square, smaller(keys.begin + squares.end * square, keys.end)};
+    }
+
     /// S = Q K^T.
     void multiply_scores(std::int64_t strip, IndexRange squares) {
         for (std::int64_t j = squares.begin; j < squares.end; ++j)
             multiply_square(tiles_, {scratch_.scores.at(0, j * square), scratch_.scores.stride}, scratch_.q,
                             strip, scratch_.k, j, {0, scratch_.q.depth}, Sum::overwrite);
+    }
+
+    /// Turns dot products into scores. Keys after the last visible one keep their dot products, which the
+    /// mask hides.
+    void apply_rule_to(std::int64_t strip, IndexRange squares, IndexRange keys) {
+        const IndexRange rows = rows_of(strip);
+        const IndexRange seen = keys_of(squares, keys);
+        const std::int64_t n = seen.end - seen.begin;
+        const float scale = static_cast<float>(geometry_.scale < 0 ? -geometry_.scale : geometry_.scale);
+        for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+            float* const s = scratch_.scores.at(i - rows.begin, squares.begin * square);
+            for (std::int64_t j = 0; j < n; ++j) s[j] *= scale;
+            apply_rule<bfloat16>(*task_.rule, i, seen.begin, n, s);
+        }
     }
 
     void mask_scores(std::int64_t strip, IndexRange squares, std::int64_t first_key) {
@@ -103,14 +128,22 @@ class ForwardBlock {
         }
     }
 
-    /// Computes P = 2^(scale S - maximum) and rescales O to the new maximum.
-    void exponentiate(std::int64_t strip, IndexRange squares) {
+    /// Computes P = exp(S - maximum) and rescales O to the new maximum.
+    void exponentiate(std::int64_t strip, IndexRange squares, std::int64_t first_key) {
+        const std::int64_t columns = (squares.end - squares.begin) * square;
         for (std::int64_t half = 0; half < 2; ++half) {
             alignas(64) float rescale[16];
             const Matrix s{scratch_.scores.at(half * tile_rows, squares.begin * square),
                            scratch_.scores.stride};
-            softmax_step(scratch_.statistics[2 * strip + half], s, (squares.end - squares.begin) * square,
-                         scale_, scratch_.p, half, squares.begin, rescale);
+            Statistics& statistics = scratch_.statistics[2 * strip + half];
+            if (task_.rule == nullptr) {
+                softmax_step(statistics, s, columns, PlainScores{_mm512_set1_ps(scale_)}, scratch_.p, half,
+                             squares.begin, rescale);
+            } else {
+                const RuleScores scores{*task_.rule, rows_of(strip).begin + half * tile_rows,
+                                        first_key + squares.begin * square, columns, scratch_.factors};
+                softmax_step(statistics, s, columns, scores, scratch_.p, half, squares.begin, rescale);
+            }
             for (int r = 0; r < 16; ++r) {
                 if (rescale[r] == 1.0f) continue;
                 float* const o = scratch_.o.at(strip * square + half * tile_rows + r, 0);
@@ -130,13 +163,14 @@ class ForwardBlock {
 
     /// O = O / sum and LSE = maximum + ln(sum).
     void write_output() {
+        const float unit = task_.rule != nullptr ? 1.0f : ln_2;
         for (std::int64_t row = task_.rows.begin; row < task_.rows.end; ++row) {
             const std::int64_t r = row - task_.rows.begin;
             const Statistics& statistics = scratch_.statistics[r / tile_rows];
             const float maximum = statistics.maximum[r % tile_rows];
             const float sum = _mm512_reduce_add_ps(_mm512_load_ps(statistics.sum[r % tile_rows]));
-            const bool sees_no_key = maximum == -infinity;
-            task_.lse[row] = sees_no_key ? -infinity : ln_2 * maximum + __builtin_logf(sum);
+            const bool sees_no_key = sum == 0.0f;  // the maximum may have skipped a NaN, but the sum has not
+            task_.lse[row] = sees_no_key ? -infinity : unit * maximum + __builtin_logf(sum);
             store_row(task_.o.row(row), scratch_.o.at(r, 0), geometry_.d_v,
                       _mm512_set1_ps(sees_no_key ? 0.0f : 1.0f / sum));
         }

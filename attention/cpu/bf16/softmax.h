@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include <gradtile/attention/cpu/bf16/pack.h>
+#include <gradtile/attention/cpu/score_rows.h>
 
 namespace gradtile::attention::cpu {
 namespace {
@@ -46,24 +47,61 @@ inline void mask_square(const Mask& mask, const Matrix& scores, std::int64_t row
     }
 }
 
-/// Running maximum and sum of the softmax of 16 rows. A row's sum is kept as 16 partial sums until the end.
-struct Statistics {
-    /// The maximum of scale * score so far, after rounding: the factor for an unchanged maximum is then
-    /// exactly 1.
-    alignas(64) float maximum[16];
-    alignas(64) float sum[16][16];  ///< sums of 2^(scale * score - maximum)
+/// How the softmax of a call without a rule reads scores: the products without their scale. Its maximum is
+/// that of scale * score in base 2, which costs one operation per pair.
+struct PlainScores {
+    __m512 scale;
+
+    /// The maximum of scores, in the units of the running maximum.
+    __m512 maximum(__m512 score) const { return _mm512_mul_ps(score, scale); }
+    /// The exponent of P in base 2.
+    __m512 exponent(__m512 score, __m512 reference) const { return _mm512_fmsub_ps(score, scale, reference); }
+    /// The exponent of a factor for sums so far.
+    __m512 exponent(__m512 difference) const { return difference; }
+    /// What multiplies P of row r in O; null: 1.
+    const float* factors(std::int64_t) const { return nullptr; }
 };
 
-inline void reset(Statistics& statistics) {
-    _mm512_store_ps(statistics.maximum, _mm512_set1_ps(-infinity));
-    for (auto& sum : statistics.sum) _mm512_store_ps(sum, _mm512_setzero_ps());
+/// The same under a rule, which was applied to the scores. The maximum is that of the scores themselves: a
+/// sink or a bias may be as large as float32 allows, and must not overflow.
+struct RuleScores {
+    const ScoreRule<float>& rule;
+    std::int64_t first_row, first_key, columns;
+    float* memory;  ///< [columns]
+
+    __m512 maximum(__m512 score) const { return score; }
+    __m512 exponent(__m512 score, __m512 reference) const {
+        return exponent(_mm512_sub_ps(score, reference));
+    }
+    __m512 exponent(__m512 difference) const { return _mm512_mul_ps(_mm512_set1_ps(log2_e), difference); }
+    const float* factors(std::int64_t r) const {
+        if (rule.dropout_threshold == 0) return nullptr;
+        dropout_factors(rule, first_row + r, first_key, columns, memory);
+        return memory;
+    }
+};
+
+/// Running maximum and sum of the softmax of 16 rows. A row's sum is kept as 16 partial sums until the end.
+struct Statistics {
+    /// The maximum so far, after rounding: the factor for an unchanged maximum is then exactly 1.
+    alignas(64) float maximum[16];
+    alignas(64) float sum[16][16];  ///< sums of exp(score - maximum)
+};
+
+/// The sink counts as a key whose value is 0; -inf: no sink.
+inline void reset(Statistics& statistics, float sink) {
+    _mm512_store_ps(statistics.maximum, _mm512_set1_ps(sink));
+    const __m512 one_in_total = _mm512_maskz_mov_ps(1, _mm512_set1_ps(1.0f));
+    for (auto& sum : statistics.sum)
+        _mm512_store_ps(sum, sink > -infinity ? one_in_total : _mm512_setzero_ps());
 }
 
 /// One step of the online softmax (FlashAttention-2, algorithm 1, lines 9-10) for 16 rows of scores [16,
-/// columns]; columns is a multiple of 32, and scale > 0. Writes P = 2^(scale * score - new maximum) as left
+/// columns]; columns is a multiple of 32. Writes P = exp(score - new maximum), times its factors, as left
 /// operands to p.tile(i, first), p.tile(i, first + 1), .., and the factors for the sums so far to `rescale`.
-inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t columns, float scale,
-                         const Operand& p, std::int64_t i, std::int64_t first, float (&rescale)[16]) {
+template <class Scores>
+void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t columns, const Scores& reading,
+                  const Operand& p, std::int64_t i, std::int64_t first, float (&rescale)[16]) {
     __m512i maxima[16];
     for (int r = 0; r < 16; ++r) {
         const float* const s = scores.at(r, 0);
@@ -77,8 +115,8 @@ inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int6
     transpose_words(maxima);
     __m512 largest = _mm512_castsi512_ps(maxima[0]);
     for (const __m512i& lane : maxima) largest = _mm512_max_ps(largest, _mm512_castsi512_ps(lane));
-    const __m512 scales = _mm512_set1_ps(scale), old_maximum = _mm512_load_ps(statistics.maximum);
-    const __m512 maximum = _mm512_max_ps(old_maximum, _mm512_mul_ps(largest, scales));
+    const __m512 old_maximum = _mm512_load_ps(statistics.maximum);
+    const __m512 maximum = _mm512_max_ps(old_maximum, reading.maximum(largest));
     _mm512_store_ps(statistics.maximum, maximum);
 
     // For a row without visible keys so far, any finite reference gives 2^-inf = 0.
@@ -86,18 +124,23 @@ inline void softmax_step(Statistics& statistics, const Matrix& scores, std::int6
     alignas(64) float reference[16];
     const __m512 references = _mm512_maskz_mov_ps(seen, maximum);
     _mm512_store_ps(reference, references);
-    _mm512_storeu_ps(rescale, exp2(_mm512_sub_ps(old_maximum, references)));
+    _mm512_storeu_ps(rescale, exp2(reading.exponent(_mm512_sub_ps(old_maximum, references))));
 
     for (int r = 0; r < 16; ++r) {
         const float* const s = scores.at(r, 0);
         const __m512 row_reference = _mm512_set1_ps(reference[r]);
+        const float* const factors = reading.factors(r);
         // The block is summed separately, because the sum so far may be much larger than each of its terms.
         __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
         for (std::int64_t j = 0; j < columns; j += 32) {
-            const __m512 low = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + j), scales, row_reference));
-            const __m512 high = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + j + 16), scales, row_reference));
+            __m512 low = exp2(reading.exponent(_mm512_loadu_ps(s + j), row_reference));
+            __m512 high = exp2(reading.exponent(_mm512_loadu_ps(s + j + 16), row_reference));
             even = _mm512_add_ps(even, low);
             odd = _mm512_add_ps(odd, high);
+            if (factors != nullptr) {
+                low = _mm512_mul_ps(low, _mm512_loadu_ps(factors + j));
+                high = _mm512_mul_ps(high, _mm512_loadu_ps(factors + j + 16));
+            }
             _mm512_store_si512(p.tile(i, first + j / 32) + r * tile_depth, round_pair(low, high));
         }
         const __m512 before = _mm512_load_ps(statistics.sum[r]);
@@ -112,6 +155,21 @@ struct BackwardOperands {
     Operand ds;            ///< right operand, summed over rows
     Operand ds_over_keys;  ///< left operand, summed over keys
 };
+
+/// Stores rows `row` and row + 1 of P and dS of one square; i and j count squares.
+[[gnu::always_inline]] inline void store_row_pair(const BackwardOperands& out, std::int64_t i, std::int64_t j,
+                                                  std::int64_t row, const __m512i (&p)[2],
+                                                  const __m512i (&ds)[2], const Interleave& interleave) {
+    for (int e = 0; e < 2; ++e) {
+        bfloat16* const tile = out.ds_over_keys.tile(2 * i + row / tile_rows, j);
+        _mm512_store_si512(tile + (row + e) % tile_rows * tile_depth, ds[e]);
+    }
+    const std::int64_t pair = row / 2 * tile_depth;
+    _mm512_store_si512(out.p.tile(2 * j, i) + pair, interleave.first(p[0], p[1]));
+    _mm512_store_si512(out.p.tile(2 * j + 1, i) + pair, interleave.second(p[0], p[1]));
+    _mm512_store_si512(out.ds.tile(2 * j, i) + pair, interleave.first(ds[0], ds[1]));
+    _mm512_store_si512(out.ds.tile(2 * j + 1, i) + pair, interleave.second(ds[0], ds[1]));
+}
 
 /// Computes P = 2^(scale * S - lse) and dS = P (dP - D) for one square (FlashAttention-2, algorithm 2, lines
 /// 11-14). lse (base 2) and delta are those of the square's rows; i and j count squares.
@@ -135,14 +193,21 @@ inline void compute_p_and_d_s(const BackwardOperands& out, std::int64_t i, std::
             }
             p[e] = round_pair(p_half[0], p_half[1]);
             ds[e] = round_pair(ds_half[0], ds_half[1]);
-            bfloat16* const tile = out.ds_over_keys.tile(2 * i + row / tile_rows, j);
-            _mm512_store_si512(tile + (row + e) % tile_rows * tile_depth, ds[e]);
         }
-        const std::int64_t pair = row / 2 * tile_depth;
-        _mm512_store_si512(out.p.tile(2 * j, i) + pair, interleave.first(p[0], p[1]));
-        _mm512_store_si512(out.p.tile(2 * j + 1, i) + pair, interleave.second(p[0], p[1]));
-        _mm512_store_si512(out.ds.tile(2 * j, i) + pair, interleave.first(ds[0], ds[1]));
-        _mm512_store_si512(out.ds.tile(2 * j + 1, i) + pair, interleave.second(ds[0], ds[1]));
+        store_row_pair(out, i, j, row, p, ds, interleave);
+    }
+}
+
+/// Stores P and dS of one square; i and j count squares.
+inline void store_p_and_d_s(const BackwardOperands& out, std::int64_t i, std::int64_t j, const Matrix& p,
+                            const Matrix& d_s, const Interleave& interleave) {
+    const auto row_of = [](const Matrix& x, std::int64_t row) {
+        return round_pair(_mm512_loadu_ps(x.at(row, 0)), _mm512_loadu_ps(x.at(row, 16)));
+    };
+    for (std::int64_t row = 0; row < square; row += 2) {
+        const __m512i p_rows[2] = {row_of(p, row), row_of(p, row + 1)};
+        const __m512i ds_rows[2] = {row_of(d_s, row), row_of(d_s, row + 1)};
+        store_row_pair(out, i, j, row, p_rows, ds_rows, interleave);
     }
 }
 

@@ -10,7 +10,6 @@ namespace {
 template <class Tiles>
 constexpr FlashKernels<bfloat16> bf16_kernels_on(const char* name) {
     return {.name = name,
-            .take_rules = false,
             .blocks =
                 [](const Geometry& geometry) {
                     const BlockPolicy policy = block_policy(geometry);

@@ -181,6 +181,9 @@ class BackwardBlock {
             if (is_empty(visible)) continue;
             const Strip strip{
                 strip_rows, vectors_of<V>({visible.begin - tile.keys.begin, visible.end - tile.keys.begin})};
+            prefetch_biases<float>(task_.rules[head],
+                                   {rows.begin + strip_rows.begin, rows.begin + strip_rows.end}, visible);
+            bias_sums.prefetch({rows.begin + strip_rows.begin, rows.begin + strip_rows.end}, visible);
             multiply_rows(strip, g_.d_qk, scratch_.q, tile.k_transposed, scratch_.p);
             multiply_rows(strip, g_.d_v, scratch_.d_o, tile.v_transposed, scratch_.d_s);
             for (std::int64_t r = strip_rows.begin; r < strip_rows.end; ++r)
@@ -214,6 +217,7 @@ class BackwardBlock {
         if (n > 0) {
             alignas(64) float d_score[tile_tokens], derivatives[tile_tokens], factors[tile_tokens];
             for (std::int64_t j = visible.begin; j < visible.end; ++j) p[j] *= scale_;
+            dropout_factors(task_.rules[head], i, seen.begin, n, factors);
             differentiate<float>(task_.rules[head], i, seen.begin, n, task_.lse[at], task_.delta[at],
                                  p + visible.begin, d_s + visible.begin,
                                  RuleScratch<float>{d_score, derivatives, factors});

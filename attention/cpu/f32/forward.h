@@ -170,8 +170,10 @@ class ForwardBlock {
         const int strip_count =
             split(tile, keys, coverage == Coverage::full ? forward_keys : strip_tokens, strips);
         for (int s = 0; s < strip_count; ++s) {
+            const TransposedBlock block = block_of(tile, strips[s], keys.begin);
+            prefetch_biases<float>(*task_.rule, tile.rows, block.keys);
             scores<false>(tile, strips[s], maximum);
-            apply_rule<V>(*task_.rule, scale_, block_of(tile, strips[s], keys.begin));
+            apply_rule<V>(*task_.rule, scale_, block);
             mask_scores(tile, strips[s], keys.begin, maximum);
         }
         update_maximum<true>(tile, all, maximum, rescale);

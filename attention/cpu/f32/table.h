@@ -9,7 +9,6 @@ namespace {
 template <class V>
 constexpr FlashKernels<float> f32_kernels_on(const char* name) {
     return {.name = name,
-            .take_rules = true,
             .blocks =
                 [](const Geometry& geometry) {
                     return Blocks{.forward_rows = forward_task_rows(geometry),
