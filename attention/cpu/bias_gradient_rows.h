@@ -55,7 +55,7 @@ class BlockBiasGradients {
             if (sums.data == nullptr || sums.row_stride == 0 || sums.column_stride != 1) continue;
             for (std::int64_t i = rows.begin; i < rows.end; ++i)
                 for (std::int64_t j = keys.begin; j < keys.end; j += line)
-                    __builtin_prefetch(sums.data + i * sums.row_stride + j, 1);
+                    __builtin_prefetch(sums.data + i * sums.row_stride + j, 1, 2);
         }
     }
     /// Adds dS of row i. d_s holds only the visible keys, which are counted from first_key.
