@@ -135,12 +135,12 @@ inline std::vector<Problem> problems_of_score_options() {
 }
 
 /// Score options at lengths and head dims that no block divides: several tasks in both directions, grouped
-/// heads, windows, scales of either sign. Head dims are multiples of `unit`.
-inline std::vector<Problem> problems_of_score_option_shapes(std::int64_t unit) {
+/// heads, windows, scales of either sign.
+inline std::vector<Problem> problems_of_score_option_shapes() {
     const Problem base{.queries = 131,
                        .keys = 147,
-                       .d_qk = 5 * unit,
-                       .d_v = 3 * unit,
+                       .d_qk = 5,
+                       .d_v = 3,
                        .heads = 2,
                        .key_heads = 1,
                        .softcap = 2,
@@ -161,7 +161,7 @@ inline std::vector<Problem> problems_of_score_option_shapes(std::int64_t unit) {
     add([](Problem& p) { p.keys = 1; });
     add([](Problem& p) { p.scale = -0.5; });
     add([](Problem& p) { p.scale = 0.0; });
-    add([&](Problem& p) { p.d_qk = unit, p.d_v = unit == 1 ? 33 : 72, p.causal = p.top_left = true; });
+    add([&](Problem& p) { p.d_qk = 1, p.d_v = 33, p.causal = p.top_left = true; });
     add([](Problem& p) { p.queries = 531, p.keys = 275, p.heads = 1, p.causal = p.top_left = true; });
     add([](Problem& p) { p.queries = 275, p.keys = 531, p.heads = 1, p.causal = true; });
     return problems;
