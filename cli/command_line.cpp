@@ -126,6 +126,11 @@ void Command::add_positional(const std::string& name, std::string& value, const 
     parser_.add_option(name, value, help)->required();
 }
 
+void Command::add_positionals(const std::string& name, std::vector<std::string>& values,
+                              const std::string& help) {
+    parser_.add_option(name, values, help)->required();
+}
+
 void Command::add_text(const std::string& flag, const std::string& help,
                        const std::function<void(const std::string&)>& use, const char* type,
                        const std::string& shown_default) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <gradtile/cli/flag_values.h>
 
@@ -28,6 +29,9 @@ class Command {
   public:
     /// A required argument without a flag.
     void add_positional(const std::string& name, std::string& value, const std::string& help);
+
+    /// One or more arguments without a flag.
+    void add_positionals(const std::string& name, std::vector<std::string>& values, const std::string& help);
 
     /// Calls use(value) when the flag is given. The choices of an enumeration are added to the help.
     template <class T>

@@ -79,6 +79,8 @@ Tokenizer new_tokenizer(TokenizerKind kind, std::string_view text, const std::st
             return Tokenizer::characters_of(text, path);
         case TokenizerKind::bytes:
             return Tokenizer::bytes();
+        case TokenizerKind::bpe:
+            throw Error(concat(path, ": --tokenizer names no BPE tokenizer; expected its file"));
     }
     throw Error("tokenizer: unknown kind");
 }

@@ -6,6 +6,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/utf8.h>
+#include <gradtile/train/tokenizers/tokenizer_json.h>
 
 namespace gradtile {
 namespace {
@@ -49,11 +50,32 @@ Tokenizer Tokenizer::characters_of(std::string_view text, std::string_view sourc
     return characters(std::move(alphabet));
 }
 
+Tokenizer Tokenizer::byte_pairs(BytePairVocabulary vocabulary, std::string_view source) {
+    return Tokenizer(BytePairs{std::make_shared<const BytePairEncoding>(std::move(vocabulary), source)});
+}
+
+bool Tokenizer::BytePairs::operator==(const BytePairs& other) const {
+    return encoding == other.encoding || encoding->vocabulary() == other.encoding->vocabulary();
+}
+
+const BytePairEncoding* Tokenizer::byte_pair_encoding() const {
+    const auto* rules = std::get_if<BytePairs>(&rules_);
+    return rules ? rules->encoding.get() : nullptr;
+}
+
 TokenizerKind Tokenizer::kind() const {
+    if (byte_pair_encoding()) return TokenizerKind::bpe;
     return std::holds_alternative<Bytes>(rules_) ? TokenizerKind::bytes : TokenizerKind::characters;
 }
 
+bool Tokenizer::has_text(std::int32_t id) const {
+    if (const BytePairEncoding* const encoding = byte_pair_encoding())
+        return encoding->text_of(id).has_value();
+    return id >= 0 && id < vocab_size();
+}
+
 std::int64_t Tokenizer::vocab_size() const {
+    if (const BytePairEncoding* const encoding = byte_pair_encoding()) return encoding->vocab_size();
     const auto* rules = std::get_if<Characters>(&rules_);
     return rules ? std::ssize(rules->alphabet) : 256;
 }
@@ -63,7 +85,10 @@ std::string Tokenizer::name() const {
     return kind() == TokenizerKind::bytes ? kind_name : concat(kind_name, " (", vocab_size(), ")");
 }
 
-std::vector<std::int32_t> Tokenizer::encode(std::string_view text, std::string_view source) const {
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, std::string_view source,
+                                            const EncodeOptions& options) const {
+    if (const BytePairEncoding* const encoding = byte_pair_encoding())
+        return encoding->encode(text, source, options);
     std::vector<std::int32_t> ids;
     ids.reserve(text.size());
     if (const auto* rules = std::get_if<Characters>(&rules_)) {
@@ -83,6 +108,15 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, std::string_v
 std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
     std::string text;
     text.reserve(ids.size());
+    if (const BytePairEncoding* const encoding = byte_pair_encoding()) {
+        for (const std::int32_t id : ids) {
+            const std::optional<std::string_view> token = encoding->text_of(id);
+            check(token.has_value(), "tokenizer: token id ", id, " has no text in the vocabulary of ",
+                  vocab_size());
+            text += *token;
+        }
+        return text;
+    }
     const auto* rules = std::get_if<Characters>(&rules_);
     for (const std::int32_t id : ids) {
         check(id >= 0 && id < vocab_size(), "tokenizer: token id ", id, " is outside the vocabulary of ",
@@ -103,7 +137,20 @@ nlohmann::json Tokenizer::to_json() const {
         for (const char32_t c : rules->alphabet) append_utf8(alphabet, c);
         value["characters"] = std::move(alphabet);
     }
+    if (const BytePairEncoding* const encoding = byte_pair_encoding()) {
+        value["merges_by_id"] = encoding->vocabulary().merges_by_id;
+        value["tokenizer"] = tokenizer_json_of(encoding->vocabulary());
+    }
     return value;
+}
+
+Tokenizer Tokenizer::byte_pairs_from_json(const nlohmann::json& value, const std::string& source) {
+    check(value.contains("tokenizer") && value.contains("merges_by_id") && value["merges_by_id"].is_boolean(),
+          source, ": expected members tokenizer and merges_by_id");
+    BytePairVocabulary vocabulary = vocabulary_of_tokenizer_json(value["tokenizer"], source);
+    vocabulary.merges_by_id = value["merges_by_id"].get<bool>();
+    if (vocabulary.merges_by_id) vocabulary.merges.clear();
+    return byte_pairs(std::move(vocabulary), source);
 }
 
 Tokenizer Tokenizer::from_json(const nlohmann::json& value, std::string_view source) {
@@ -114,6 +161,8 @@ Tokenizer Tokenizer::from_json(const nlohmann::json& value, std::string_view sou
     switch (kind) {
         case TokenizerKind::bytes:
             return bytes();
+        case TokenizerKind::bpe:
+            return byte_pairs_from_json(value, concat(source, ": tokenizer"));
         case TokenizerKind::characters:
             break;
     }

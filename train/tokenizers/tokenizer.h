@@ -2,6 +2,7 @@
 /// Tokenizers: text to token ids and back.
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,15 +13,18 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <gradtile/core/enum_names.h>
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
+#include <gradtile/train/tokenizers/encode_options.h>
 
 namespace gradtile {
 
-enum class TokenizerKind { characters, bytes };
+enum class TokenizerKind { characters, bytes, bpe };
 
 template <>
 struct EnumNames<TokenizerKind> {
     static constexpr std::array names = {std::pair{TokenizerKind::characters, std::string_view("characters")},
-                                         std::pair{TokenizerKind::bytes, std::string_view("bytes")}};
+                                         std::pair{TokenizerKind::bytes, std::string_view("bytes")},
+                                         std::pair{TokenizerKind::bpe, std::string_view("bpe")}};
 };
 
 /// An immutable value. Two tokenizers are equal if they give the same ids for every text.
@@ -28,6 +32,8 @@ struct EnumNames<TokenizerKind> {
 /// bytes: the token id is the byte, vocabulary 256; accepts any text, UTF-8 or not.
 /// characters: the distinct code points of a text in increasing order, as nanoGPT numbers them; accepts
 /// UTF-8.
+/// bpe: byte-level byte-pair encoding, see BytePairEncoding; accepts any text. load_tokenizer() reads one
+/// from a file.
 ///
 /// Nothing is normalised: a carriage return or a byte order mark is a token like any other, and
 /// decode(encode(text)) == text. (load_dataset() drops a byte order mark at the start of a file first; see
@@ -38,19 +44,28 @@ class Tokenizer {
     /// Throws Error naming `source` and the byte offset where the text is not UTF-8, and when it is empty.
     static Tokenizer characters_of(std::string_view text, std::string_view source);
 
+    /// Throws Error that begins with `source`; see BytePairEncoding.
+    static Tokenizer byte_pairs(BytePairVocabulary vocabulary, std::string_view source);
+
     TokenizerKind kind() const;
+    /// Every id is below it. A BPE vocabulary may have ids without a text; see has_text.
     std::int64_t vocab_size() const;
-    /// "bytes", or "characters (65)".
+    bool has_text(std::int32_t id) const;
+    /// null for other kinds than bpe.
+    const BytePairEncoding* byte_pair_encoding() const;
+    /// "bytes", "characters (65)" or "bpe (50257)".
     std::string name() const;
 
     /// Returns the ids of a text; empty for an empty text. Throws Error naming `source` and the byte offset
     /// of invalid UTF-8 or of a character outside the vocabulary.
-    std::vector<std::int32_t> encode(std::string_view text, std::string_view source) const;
-    /// Returns the text of the ids. Throws Error for an id outside the vocabulary. Bytes are returned
-    /// unchanged, valid UTF-8 or not.
+    std::vector<std::int32_t> encode(std::string_view text, std::string_view source,
+                                     const EncodeOptions& options = {}) const;
+    /// Returns the text of the ids. Throws Error for an id without a text. Bytes are returned
+    /// unchanged, valid UTF-8 or not; StreamingDecoder returns whole characters.
     std::string decode(std::span<const std::int32_t> ids) const;
 
-    /// Returns the value for a checkpoint: {"kind": "bytes"} or {"kind": "characters", "characters": "..."}.
+    /// Returns the value for a checkpoint: {"kind": "bytes"}, {"kind": "characters", "characters": "..."} or
+    /// {"kind": "bpe", "merges_by_id": false, "tokenizer": {...}}, with tokenizer.json's object.
     nlohmann::json to_json() const;
     /// Throws Error naming `source` when the value is not what to_json() writes.
     static Tokenizer from_json(const nlohmann::json& value, std::string_view source);
@@ -66,10 +81,15 @@ class Tokenizer {
         std::vector<std::int32_t> id_of;  ///< by code point, up to the largest in the alphabet; -1: none
         bool operator==(const Characters&) const = default;
     };
-    using Rules = std::variant<Bytes, Characters>;
+    struct BytePairs {
+        std::shared_ptr<const BytePairEncoding> encoding;
+        bool operator==(const BytePairs& other) const;
+    };
+    using Rules = std::variant<Bytes, Characters, BytePairs>;
 
     explicit Tokenizer(Rules rules) : rules_(std::move(rules)) {}
     static Tokenizer characters(std::vector<char32_t> alphabet);
+    static Tokenizer byte_pairs_from_json(const nlohmann::json& value, const std::string& source);
 
     Rules rules_;
 };

@@ -1,0 +1,78 @@
+// gradtile tokenize: encodes texts as a token file.
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+
+#include <unistd.h>
+
+#include <gradtile/cli/commands.h>
+#include <gradtile/cli/usage_error.h>
+#include <gradtile/core/text/formatted.h>
+#include <gradtile/core/text/message.h>
+#include <gradtile/train/data/tokenize_files.h>
+#include <gradtile/train/tokenizers/tokenizer_files.h>
+
+namespace gradtile::cli {
+namespace {
+
+/// A line on standard error after each file; rewritten in place on a terminal.
+class BytesProgress {
+  public:
+    void show(std::int64_t bytes, std::int64_t of) {
+        using namespace std::chrono;
+        const double seconds = duration<double>(steady_clock::now() - start_).count();
+        std::fprintf(stderr, "%s%.1f of %.1f MB, %.1f MB/s%s", is_terminal_ ? "\r" : "", megabytes(bytes),
+                     megabytes(of), megabytes(bytes) / std::max(seconds, 1e-9),
+                     is_terminal_ && bytes < of ? "" : "\n");
+    }
+
+  private:
+    static double megabytes(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
+    bool is_terminal_ = ::isatty(STDERR_FILENO) == 1;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+void print_written(const std::string& path, std::int64_t documents, std::int64_t tokens, TokenFormat format) {
+    std::cout << printable(path) << ": " << grouped(tokens) << " tokens of " << grouped(documents)
+              << (documents == 1 ? " document, " : " documents, ") << name_of(format) << '\n';
+}
+
+}  // namespace
+
+void add_tokenize(CommandLine& program) {
+    struct Flags {
+        TokenizeOptions options;
+        std::string tokenizer;
+        std::int64_t threads = 0;
+    };
+    const auto flags = std::make_shared<Flags>();
+    Command command = program.add_command("tokenize", "Encode texts as a token file to train on");
+    TokenizeOptions& options = flags->options;
+    command.add_positionals("files", options.files, "texts; each is one document");
+    command.add_value("--tokenizer", flags->tokenizer,
+                      "tokenizer.json, encoder.json with vocab.bpe, or a rank file of tiktoken");
+    command.add_value("--format", options.style, "llm.c's shards, or nanoGPT's files without a header");
+    command.add_value("--out", options.out, "token file to write (.bin)");
+    command.add_value("--separator", options.separator,
+                      "added token, <|endoftext|> for example: its text ends a document within a file, and "
+                      "its id is written before each document; empty: none");
+    command.add_value("--val-fraction", options.val_fraction,
+                      "last part of the documents, written to --val-out; 0: none");
+    command.add_value("--val-out", options.val_out, "token file for them");
+    command.add_value("--threads", flags->threads, "number of threads; 0: one per core");
+    for (const char* flag : {"--tokenizer", "--out"}) command.require(flag);
+    command.set_action([flags] {
+        TokenizeOptions& chosen = flags->options;
+        check_flag("--threads", flags->threads, {0, 4096});
+        chosen.threads = static_cast<int>(flags->threads);
+        BytesProgress progress;
+        chosen.on_progress = [&](std::int64_t bytes, std::int64_t of) { progress.show(bytes, of); };
+        const TokenizeResult result = tokenize_files(load_tokenizer(flags->tokenizer), chosen);
+        print_written(chosen.out, result.documents, result.tokens, result.format);
+        if (result.val_documents > 0)
+            print_written(chosen.val_out, result.val_documents, result.val_tokens, result.format);
+        return 0;
+    });
+}
+
+}  // namespace gradtile::cli

@@ -1,0 +1,52 @@
+#pragma once
+/// Texts to token files.
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gradtile/core/enum_names.h>
+#include <gradtile/train/data/token_file.h>
+#include <gradtile/train/tokenizers/tokenizer.h>
+
+namespace gradtile {
+
+/// Whose token files to write.
+enum class TokenFileStyle {
+    llmc,    ///< llm.c's shards: gpt2's if the vocabulary is at most GPT-2's, else llama3's
+    nanogpt  ///< no header: uint16, or uint32 if the vocabulary has more than 65,536 tokens
+};
+
+template <>
+struct EnumNames<TokenFileStyle> {
+    static constexpr std::array names = {std::pair{TokenFileStyle::llmc, std::string_view("llmc")},
+                                         std::pair{TokenFileStyle::nanogpt, std::string_view("nanogpt")}};
+};
+
+struct TokenizeOptions {
+    std::vector<std::string> files{};  ///< each is a document, or several (see separator)
+    TokenFileStyle style = TokenFileStyle::llmc;
+    std::string out{};
+    /// An added token of the tokenizer. Files are cut into documents where its text occurs, and its id is
+    /// written before each document. Empty: no separators; each file is a document.
+    std::string separator{};
+    double val_fraction = 0.0;  ///< the last part of the documents goes to val_out
+    std::string val_out{};
+    int threads = 0;  ///< 0: one per core
+    /// Called with the bytes that are done, of so many.
+    std::function<void(std::int64_t bytes, std::int64_t of)> on_progress{};
+};
+
+struct TokenizeResult {
+    std::int64_t documents = 0, tokens = 0, val_documents = 0, val_tokens = 0;
+    TokenFormat format{};
+};
+
+/// Encodes files in their order and writes one token file, or two with a val_fraction. Documents are encoded
+/// one by one; empty ones are left out. All tokens are held in memory until they are written.
+///
+/// Throws Error naming the file or the option when a file cannot be read, the tokenizer has no such
+/// separator, the format cannot hold the vocabulary, or the documents are too few to be split.
+TokenizeResult tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions& options);
+
+}  // namespace gradtile

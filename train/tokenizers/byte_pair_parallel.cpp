@@ -1,0 +1,185 @@
+// Encodes a long text on several threads, with the ids that one thread gives.
+//
+// The text is cut into jobs at added tokens and invalid UTF-8, where pieces end anyway. A long run between
+// them is cut into chunks at arbitrary characters. Where a search for the next piece leads depends only on
+// the text and on where the search starts, so two scans that have one border in common agree from there on.
+// Each chunk is therefore encoded from its first character on, and its first pieces are dropped up to a
+// border that the scan of the text before it also reaches, which is usually one of the first.
+#include <algorithm>
+#include <mutex>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/thread_pool.h>
+#include <gradtile/train/tokenizers/internal/byte_pair_worker.h>
+
+namespace gradtile {
+namespace {
+
+constexpr std::size_t chunk_bytes = std::size_t{1} << 19;
+
+}  // namespace
+
+class BytePairEncoding::ParallelEncoding {
+  public:
+    ParallelEncoding(const BytePairEncoding& encoding, std::string_view text, std::string_view source,
+                     const EncodeOptions& options)
+        : encoding_(encoding), text_(text), source_(source) {
+        const auto& finders = encoding.tables_->finders(options.special_tokens);
+        for_each_added_token(text, finders,
+                             [&](std::string_view part, std::int32_t id) { add_part(part, id); });
+    }
+
+    std::vector<std::int32_t> run(int threads) {
+        ThreadPool pool(threads);
+        pool.run(std::ssize(jobs_), [this](std::int64_t i) {
+            WorkerLoan worker(*this);
+            encode(jobs_[static_cast<std::size_t>(i)], *worker);
+        });
+        return joined();
+    }
+
+  private:
+    using Ids = std::vector<std::int32_t>;
+    struct Part {
+        std::string_view text;
+        std::int32_t id;  // of an added token; -1: text
+    };
+    /// A piece ends at `position` of the run; so many ids come before.
+    struct Border {
+        std::size_t position, ids;
+    };
+    struct Job {
+        std::vector<Part> parts{};
+        // Or a chunk [begin, end) of a run of valid UTF-8.
+        std::string_view run{};
+        std::size_t begin = 0, end = 0;
+        std::size_t stop = 0;  // the end of the last piece that begins before `end`
+        std::vector<Border> borders{};
+        std::size_t bytes = 0;
+        Ids ids{};
+        bool is_chunk() const { return !run.empty(); }
+    };
+    /// Enough for scans to meet: whitespace and letters separate pieces in every text but the strangest.
+    static constexpr std::size_t max_borders = 4096;
+
+    /// A worker for one job; as many are made as threads work at once.
+    class WorkerLoan {
+      public:
+        explicit WorkerLoan(ParallelEncoding& owner) : owner_(owner) {
+            const std::scoped_lock lock(owner.mutex_);
+            if (owner.idle_.empty()) {
+                worker_ = std::make_unique<Worker>(owner.encoding_, owner.text_, owner.source_);
+            } else {
+                worker_ = std::move(owner.idle_.back());
+                owner.idle_.pop_back();
+            }
+        }
+        ~WorkerLoan() {
+            const std::scoped_lock lock(owner_.mutex_);
+            owner_.idle_.push_back(std::move(worker_));
+        }
+        WorkerLoan(const WorkerLoan&) = delete;
+        WorkerLoan& operator=(const WorkerLoan&) = delete;
+        Worker& operator*() const { return *worker_; }
+
+      private:
+        ParallelEncoding& owner_;
+        std::unique_ptr<Worker> worker_;
+    };
+
+    void add_part(std::string_view part, std::int32_t id) {
+        if (id >= 0) return add_short({part, id});
+        for (std::size_t at = 0; at < part.size();) {
+            const std::size_t end = end_of_utf8(part, at);
+            if (end > at) add_run(part.substr(at, end - at));
+            at = end_of_invalid_utf8(part, end);
+            if (at > end) add_short({part.substr(end, at - end), -1});
+        }
+    }
+
+    void add_short(Part part) {
+        if (jobs_.empty() || jobs_.back().is_chunk() || jobs_.back().bytes >= chunk_bytes)
+            jobs_.emplace_back();
+        jobs_.back().parts.push_back(part);
+        jobs_.back().bytes += part.text.size();
+    }
+
+    void add_run(std::string_view run) {
+        // Text between two matches of several patterns may be long; its scans would rarely meet.
+        if (run.size() < 2 * chunk_bytes || encoding_.tables_->splitter.patterns() != 1)
+            return add_short({run, -1});
+        const auto is_start = [&](std::size_t at) { return (run[at] & 0xC0) != 0x80; };
+        for (std::size_t begin = 0; begin < run.size();) {
+            std::size_t end = std::min(begin + chunk_bytes, run.size());
+            while (end < run.size() && !is_start(end)) ++end;
+            jobs_.push_back({.run = run, .begin = begin, .end = end});
+            begin = end;
+        }
+    }
+
+    static void encode(Job& job, Worker& worker) {
+        if (!job.is_chunk()) {
+            for (const Part& part : job.parts) {
+                if (part.id >= 0) {
+                    job.ids.push_back(part.id);
+                } else {
+                    worker.encode_plain(part.text, job.ids);
+                }
+            }
+            return;
+        }
+        job.ids.reserve((job.end - job.begin) / 3);
+        job.stop = job.begin;
+        job.borders.push_back({job.begin, 0});
+        while (job.stop < job.end) {
+            job.stop = worker.encode_next(job.run, job.stop, job.ids);
+            if (job.borders.size() < max_borders) job.borders.push_back({job.stop, job.ids.size()});
+        }
+    }
+
+    Ids joined() {
+        std::size_t count = 0;
+        for (const Job& job : jobs_) count += job.ids.size();
+        Ids ids;
+        ids.reserve(count);
+        WorkerLoan worker(*this);
+        std::size_t at = 0;  // of the run that the previous job is a chunk of
+        for (Job& job : jobs_) {
+            if (!job.is_chunk()) {
+                ids.insert(ids.end(), job.ids.begin(), job.ids.end());
+            } else {
+                if (job.begin == 0) at = 0;
+                append_chunk(job, at, *worker, ids);
+            }
+            job.ids = {};
+        }
+        return ids;
+    }
+
+    /// Appends the ids of the chunk from `at` on, where the text before it ends.
+    static void append_chunk(const Job& job, std::size_t& at, Worker& worker, Ids& ids) {
+        while (at < job.end) {
+            const auto border = std::ranges::lower_bound(job.borders, at, {}, &Border::position);
+            if (border != job.borders.end() && border->position == at) {
+                ids.insert(ids.end(), job.ids.begin() + static_cast<std::ptrdiff_t>(border->ids),
+                           job.ids.end());
+                at = job.stop;
+                return;
+            }
+            at = worker.encode_next(job.run, at, ids);
+        }
+    }
+
+    const BytePairEncoding& encoding_;
+    std::string_view text_, source_;
+    std::vector<Job> jobs_;
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Worker>> idle_;
+};
+
+std::vector<std::int32_t> BytePairEncoding::encode_in_parallel(std::string_view text, std::string_view source,
+                                                               const EncodeOptions& options) const {
+    return ParallelEncoding(*this, text, source, options).run(options.threads);
+}
+
+}  // namespace gradtile

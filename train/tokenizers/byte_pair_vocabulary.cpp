@@ -1,0 +1,20 @@
+#include <gradtile/train/tokenizers/byte_pair_vocabulary.h>
+
+namespace gradtile {
+
+std::string_view gpt2_pattern() {
+    return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+}
+
+std::string_view cl100k_pattern() {
+    // As tiktoken has it since 0.4: whitespace at the very end of a text is one piece.
+    return R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+)"
+           R"(|\s++\z|\s*[\r\n]|\s+(?!\S)|\s)";
+}
+
+std::string_view llama3_pattern() {
+    return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+           R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+}
+
+}  // namespace gradtile

@@ -1,0 +1,72 @@
+#pragma once
+/// One thread's state that encodes a text.
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
+#include <gradtile/train/tokenizers/internal/byte_pair_merging.h>
+#include <gradtile/train/tokenizers/internal/byte_pair_tables.h>
+#include <gradtile/train/tokenizers/internal/piece_cache.h>
+
+namespace gradtile {
+
+class BytePairEncoding::Worker {
+  public:
+    using Ids = std::vector<std::int32_t>;
+
+    /// Encodes parts of `text`, which outlives the worker.
+    Worker(const BytePairEncoding& encoding, std::string_view text, std::string_view source)
+        : tables_(*encoding.tables_),
+          whole_pieces_(encoding.vocabulary_.whole_pieces),
+          text_(text),
+          source_(source),
+          cutter_(tables_.splitter),
+          merging_(tables_.pairs),
+          cache_(text.size()) {}
+
+    /// The whole text, added tokens included.
+    void encode_all(SpecialTokens special, Ids& out);
+    /// Text without added tokens.
+    void encode_plain(std::string_view part, Ids& out) {
+        cutter_.cut(part, [&](std::string_view piece) { encode_piece(piece, out); });
+    }
+    /// The pieces of valid UTF-8 up to the next match; see TextSplitter::Cutter::cut_next.
+    std::size_t encode_next(std::string_view run, std::size_t from, Ids& out) {
+        return cutter_.cut_next(run, from, [&](std::string_view piece) { encode_piece(piece, out); });
+    }
+    /// A part of the text that no pattern cuts.
+    void encode_piece(std::string_view piece, Ids& out);
+
+  private:
+    void merge_piece(std::string_view piece);
+    [[noreturn]] void refuse_byte(const char& byte) const;
+
+    const Tables& tables_;
+    bool whole_pieces_;
+    std::string_view text_, source_;
+    TextSplitter::Cutter cutter_;
+    BytePairMerging merging_;
+    PieceCache cache_;
+    Ids merged_;  // of merge_piece
+};
+
+/// Calls visit(part, id) for the parts of a text in order: added tokens with their ids, and the text between
+/// them with -1.
+template <class Finders, class Visit>
+void for_each_added_token(std::string_view text, const Finders& finders, Visit&& visit) {
+    const auto split = [](std::string_view whole, const AddedTokenFinder& finder, auto&& found) {
+        for (std::size_t at = 0; at < whole.size();) {
+            const AddedTokenFinder::Found token = finder.find(whole, at);
+            if (token.begin > at) found(whole.substr(at, token.begin - at), -1);
+            if (token.length > 0) found(whole.substr(token.begin, token.length), token.id);
+            at = token.begin + token.length;
+        }
+    };
+    split(text, finders.first, [&](std::string_view part, std::int32_t id) {
+        if (id >= 0) return visit(part, id);
+        split(part, finders.second, visit);
+    });
+}
+
+}  // namespace gradtile

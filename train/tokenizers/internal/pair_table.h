@@ -1,0 +1,54 @@
+#pragma once
+/// A hash table from two adjacent tokens to their merge.
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+namespace gradtile {
+
+class PairTable {
+  public:
+    static constexpr std::uint32_t no_rank = 0xFFFFFFFF;
+
+    struct Merge {
+        std::uint32_t rank = no_rank;  ///< the smallest is merged first
+        std::int32_t result = -1;
+    };
+
+    explicit PairTable(std::size_t expected_pairs = 0)
+        : slots_(std::bit_ceil(2 * expected_pairs + 2)), shift_(64 - std::countr_zero(slots_.size())) {}
+
+    /// Sets the merge of a pair. At most the expected number of pairs fits.
+    void set(std::int32_t left, std::int32_t right, Merge merge) {
+        Slot& slot = slots_[index_of(key_of(left, right))];
+        slot = {key_of(left, right), merge};
+    }
+
+    /// The merge of a pair; its rank is no_rank when there is none.
+    Merge find(std::int32_t left, std::int32_t right) const {
+        return slots_[index_of(key_of(left, right))].merge;
+    }
+
+  private:
+    struct Slot {
+        std::uint64_t key = empty;
+        Merge merge{};
+    };
+    static constexpr std::uint64_t empty = ~std::uint64_t{0};  // no pair: ids are not negative
+
+    static std::uint64_t key_of(std::int32_t left, std::int32_t right) {
+        return std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
+    }
+    /// The slot of the key, or the free one where it belongs.
+    std::size_t index_of(std::uint64_t key) const {
+        // Fibonacci hashing: the high bits of a product with 2^64 / golden ratio.
+        std::size_t at = (key ^ key >> 29) * 0x9E3779B97F4A7C15u >> shift_;
+        while (slots_[at].key != key && slots_[at].key != empty) at = (at + 1) & (slots_.size() - 1);
+        return at;
+    }
+
+    std::vector<Slot> slots_;
+    int shift_;
+};
+
+}  // namespace gradtile

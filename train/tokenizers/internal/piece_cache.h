@@ -1,0 +1,73 @@
+#pragma once
+/// The token ids of pieces that were seen lately: most pieces of a text are frequent words.
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace gradtile {
+
+/// One place per hash value; a newer piece replaces an older one. Holds short pieces with few tokens only.
+class PieceCache {
+  public:
+    static constexpr std::size_t max_piece_bytes = 24;
+    static constexpr std::size_t max_ids = 5;
+
+    /// For a text of so many bytes.
+    explicit PieceCache(std::size_t text_bytes)
+        : slots_(std::bit_ceil(std::min<std::size_t>(text_bytes / 4 + 1, max_slots))) {}
+
+    struct Key {
+        std::array<std::uint64_t, 3> words{};
+        std::uint32_t length = 0;
+        bool operator==(const Key&) const = default;
+        std::uint64_t hash() const {
+            std::uint64_t h = words[0] * 0x9E3779B97F4A7C15u ^ length;
+            h = (h ^ h >> 32 ^ words[1]) * 0xD6E8FEB86659FD93u;
+            h = (h ^ h >> 32 ^ words[2]) * 0x9E3779B97F4A7C15u;
+            return h ^ h >> 29;
+        }
+    };
+
+    struct Slot {
+        Key key{};  // length 0: free
+        std::uint32_t count = 0;
+        std::array<std::int32_t, max_ids> ids{};
+        std::span<const std::int32_t> tokens() const { return {ids.data(), count}; }
+    };
+
+    /// The key of a piece of 1 to max_piece_bytes bytes. `readable` counts the bytes from its start to the
+    /// end of the text.
+    static Key key_of(std::string_view piece, std::size_t readable) {
+        Key key{.length = static_cast<std::uint32_t>(piece.size())};
+        if (readable < sizeof(key.words)) {
+            std::memcpy(key.words.data(), piece.data(), piece.size());
+            return key;
+        }
+        // A copy of constant length and a mask are faster than a copy of variable length.
+        std::memcpy(key.words.data(), piece.data(), sizeof(key.words));
+        for (std::size_t i = 0; i < key.words.size(); ++i) {
+            const std::size_t used = std::min<std::size_t>(piece.size() - std::min(piece.size(), 8 * i), 8);
+            key.words[i] &= used == 8 ? ~std::uint64_t{0} : (std::uint64_t{1} << 8 * used) - 1;
+        }
+        return key;
+    }
+
+    Slot& slot_of(const Key& key) { return slots_[key.hash() & (slots_.size() - 1)]; }
+
+    static void store(Slot& slot, const Key& key, std::span<const std::int32_t> ids) {
+        if (ids.size() > max_ids) return;
+        slot.key = key;
+        slot.count = static_cast<std::uint32_t>(ids.size());
+        std::copy(ids.begin(), ids.end(), slot.ids.begin());
+    }
+
+  private:
+    static constexpr std::size_t max_slots = 1 << 15;  // 56 bytes each: about the second-level cache
+    std::vector<Slot> slots_;
+};
+
+}  // namespace gradtile

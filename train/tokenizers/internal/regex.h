@@ -1,0 +1,51 @@
+#pragma once
+/// Regular expressions of tokenizers: what tokenizer.json and tiktoken write, matched by PCRE2.
+///
+/// The classes \s, \d, \p{...} are those of the Unicode version that the machine's PCRE2 was built with: 14.0
+/// in PCRE2 10.40 to 10.42 (Debian 12, Ubuntu 24.04), 15.0 in 10.43. PCRE2 is loaded at the first use.
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace gradtile {
+
+class Regex {
+  public:
+    /// Compiles a pattern. Throws Error that begins with `source` when the pattern is wrong, when it uses
+    /// what means something else in the tokenizers library (see pcre2_pattern.h), and in a build without
+    /// PCRE2.
+    Regex(const std::string& pattern, std::string_view source);
+    ~Regex();
+    Regex(const Regex&) = delete;
+    Regex& operator=(const Regex&) = delete;
+
+    struct Range {
+        std::size_t begin = 0, end = 0;
+        bool operator==(const Range&) const = default;
+    };
+
+    /// The state of one thread that searches with a pattern.
+    class Matcher {
+      public:
+        explicit Matcher(const Regex& regex);
+        ~Matcher();
+        Matcher(Matcher&& other) noexcept;
+        Matcher& operator=(Matcher&&) = delete;
+
+        /// Returns the first match at or after `from` that is not empty; {text.size(), text.size()} when
+        /// there is none. `text` is valid UTF-8 and `from` the start of a character. Throws Error when the
+        /// search needs more steps than PCRE2's limit.
+        Range find(std::string_view text, std::size_t from);
+
+      private:
+        struct State;
+        std::unique_ptr<State> state_;
+    };
+
+  private:
+    struct Code;
+    std::unique_ptr<Code> code_;
+};
+
+}  // namespace gradtile

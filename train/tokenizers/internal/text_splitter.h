@@ -1,0 +1,80 @@
+#pragma once
+/// Cuts text into the pieces within which byte pairs are merged.
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gradtile/train/tokenizers/internal/regex.h>
+
+namespace gradtile {
+
+/// The end of the valid UTF-8 that begins at `from`.
+std::size_t end_of_utf8(std::string_view text, std::size_t from);
+/// The end of the bytes from `from` on that no valid UTF-8 character begins at.
+std::size_t end_of_invalid_utf8(std::string_view text, std::size_t from);
+
+/// The patterns of a tokenizer. Immutable.
+class TextSplitter {
+  public:
+    TextSplitter(const std::vector<std::string>& patterns, std::string_view source) {
+        for (const std::string& pattern : patterns)
+            patterns_.push_back(std::make_unique<Regex>(pattern, source));
+    }
+
+    std::size_t patterns() const { return patterns_.size(); }
+
+    /// The state of one thread that cuts texts.
+    class Cutter {
+      public:
+        explicit Cutter(const TextSplitter& splitter) {
+            for (const auto& pattern : splitter.patterns_) matchers_.emplace_back(*pattern);
+        }
+
+        /// Calls visit(piece) for the pieces of a text, UTF-8 or not, in order.
+        template <class Visit>
+        void cut(std::string_view text, Visit&& visit) {
+            for (std::size_t at = 0; at < text.size();) {
+                const std::size_t end = end_of_utf8(text, at);
+                if (end > at) cut_utf8(text.substr(at, end - at), 0, visit);
+                at = end_of_invalid_utf8(text, end);
+                if (at > end) visit(text.substr(end, at - end));
+            }
+        }
+
+        /// Calls visit(piece) for the pieces of valid UTF-8 up to the first match of the first pattern at or
+        /// after `from`, and returns the end of that match.
+        template <class Visit>
+        std::size_t cut_next(std::string_view text, std::size_t from, Visit&& visit) {
+            return next(text, from, 0, visit);
+        }
+
+      private:
+        template <class Visit>
+        void cut_utf8(std::string_view text, std::size_t level, Visit& visit) {
+            if (level == matchers_.size()) return visit(text);
+            for (std::size_t at = 0; at < text.size();) at = next(text, at, level, visit);
+        }
+
+        template <class Visit>
+        std::size_t next(std::string_view text, std::size_t from, std::size_t level, Visit& visit) {
+            if (level == matchers_.size()) {  // no pattern at all
+                visit(text.substr(from));
+                return text.size();
+            }
+            const Regex::Range match = matchers_[level].find(text, from);
+            if (match.begin > from) cut_utf8(text.substr(from, match.begin - from), level + 1, visit);
+            if (match.end > match.begin)
+                cut_utf8(text.substr(match.begin, match.end - match.begin), level + 1, visit);
+            return match.end;
+        }
+
+        std::vector<Regex::Matcher> matchers_;
+    };
+
+  private:
+    std::vector<std::unique_ptr<Regex>> patterns_;
+};
+
+}  // namespace gradtile

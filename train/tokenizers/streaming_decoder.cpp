@@ -1,0 +1,47 @@
+#include <gradtile/train/tokenizers/streaming_decoder.h>
+
+#include <span>
+#include <utility>
+
+#include <gradtile/core/text/utf8.h>
+
+namespace gradtile {
+namespace {
+
+/// Whether some bytes after these would make them one character.
+bool is_start_of_character(std::string_view bytes) {
+    const auto lead = static_cast<unsigned char>(bytes.front());
+    const std::size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
+    if (bytes.size() >= length) return false;
+    // Of the bytes that may follow, one of the two ends of their range is valid after every valid start.
+    for (const char filler : {'\x80', '\xBF'}) {
+        std::string whole(bytes);
+        whole.resize(length, filler);
+        if (decode_utf8(whole, 0).length > 0) return true;
+    }
+    return false;
+}
+
+/// The length of the text without a character at its end that is incomplete.
+std::size_t complete_length(std::string_view text) {
+    constexpr std::size_t max_incomplete = 3;
+    for (std::size_t count = std::min(max_incomplete, text.size()); count > 0; --count)
+        if (is_start_of_character(text.substr(text.size() - count))) return text.size() - count;
+    return text.size();
+}
+
+}  // namespace
+
+std::string StreamingDecoder::next(std::int32_t id) {
+    std::string text = std::exchange(incomplete_, {}) + tokenizer_.decode(std::span(&id, 1));
+    const std::size_t complete = complete_length(text);
+    incomplete_ = text.substr(complete);
+    text.resize(complete);
+    return text;
+}
+
+std::string StreamingDecoder::finish() {
+    return std::exchange(incomplete_, {});
+}
+
+}  // namespace gradtile

@@ -1,0 +1,174 @@
+#include <gradtile/train/tokenizers/tokenizer_files.h>
+
+#include <array>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/train/data/data_file.h>
+#include <gradtile/train/tokenizers/tokenizer_json.h>
+
+namespace gradtile {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The largest in use have 30 MB.
+constexpr std::int64_t max_tokenizer_bytes = std::int64_t{1} << 28;
+
+std::string tokenizer_file_text(const std::string& path) {
+    const DataFile file(path);
+    check(file.size() <= max_tokenizer_bytes, path, ": has ", file.size(),
+          " bytes; expected a tokenizer of at most ", max_tokenizer_bytes);
+    std::string text(static_cast<std::size_t>(file.size()), '\0');
+    file.read(0, std::as_writable_bytes(std::span(text)));
+    return text;
+}
+
+nlohmann::json tokenizer_file_json(const std::string& path) {
+    try {
+        return parse_json(tokenizer_file_text(path));
+    } catch (const Error& error) {
+        const std::string reason = error.what();
+        throw Error(reason.starts_with(path) ? reason : concat(path, ": ", reason));
+    }
+}
+
+/// Returns the first of the names that exists in the folder of `path`.
+std::string file_beside(const std::string& path, std::initializer_list<const char*> names) {
+    std::string list;
+    for (const char* const name : names) {
+        const fs::path file = fs::path(path).parent_path() / name;
+        if (fs::exists(file)) return file.string();
+        list += concat(list.empty() ? "" : " or ", name);
+    }
+    throw Error(concat(path, ": expected ", list, " in the same folder"));
+}
+
+BytePairVocabulary vocabulary_of_file_pair(const std::string& encoder, const std::string& merges) {
+    return vocabulary_of_encoder_json(tokenizer_file_json(encoder), tokenizer_file_text(merges), encoder);
+}
+
+constexpr std::array<std::int8_t, 256> base64_values() {
+    std::array<std::int8_t, 256> values{};
+    values.fill(-1);
+    constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (std::size_t i = 0; i < digits.size(); ++i)
+        values[static_cast<unsigned char>(digits[i])] = static_cast<std::int8_t>(i);
+    return values;
+}
+
+/// Returns the bytes of base64 (RFC 4648); nullopt when the text is not that.
+std::optional<std::string> bytes_of_base64(std::string_view text) {
+    static constexpr std::array values = base64_values();
+    if (text.empty() || text.size() % 4 != 0) return std::nullopt;
+    const std::size_t padding = text.ends_with("==") ? 2 : text.ends_with('=') ? 1 : 0;
+    text.remove_suffix(padding);
+    std::string bytes;
+    unsigned bits = 0;
+    int held = 0;
+    for (const char c : text) {
+        const std::int8_t value = values[static_cast<unsigned char>(c)];
+        if (value < 0) return std::nullopt;
+        bits = bits << 6 | static_cast<unsigned>(value);
+        held += 6;
+        if (held < 8) continue;
+        held -= 8;
+        bytes += static_cast<char>(bits >> held & 0xFF);
+    }
+    return bytes;
+}
+
+struct KnownRanks {
+    std::string_view name;  // contained in the file's name
+    std::string_view (*pattern)();
+    std::vector<AddedToken> added;
+};
+
+KnownRanks known_ranks(const std::string& path) {
+    const std::string name = fs::path(path).filename().string();
+    const AddedToken gpt2_end{.id = 50256, .text = "<|endoftext|>"};
+    const std::vector<KnownRanks> known = {{"cl100k_base",
+                                            cl100k_pattern,
+                                            {{.id = 100257, .text = "<|endoftext|>"},
+                                             {.id = 100258, .text = "<|fim_prefix|>"},
+                                             {.id = 100259, .text = "<|fim_middle|>"},
+                                             {.id = 100260, .text = "<|fim_suffix|>"},
+                                             {.id = 100276, .text = "<|endofprompt|>"}}},
+                                           {"r50k_base", gpt2_pattern, {gpt2_end}},
+                                           {"p50k_base", gpt2_pattern, {gpt2_end}},
+                                           {"cl100k", cl100k_pattern, {}},
+                                           {"gpt2", gpt2_pattern, {}}};
+    for (const KnownRanks& ranks : known)
+        if (name.find(ranks.name) != std::string::npos) return ranks;
+    throw Error(concat(path, ": the name of a rank file tells the split; expected cl100k_base, r50k_base, ",
+                       "p50k_base, cl100k or gpt2 in it"));
+}
+
+}  // namespace
+
+BytePairVocabulary vocabulary_of_ranks(std::string_view text, std::string_view source) {
+    BytePairVocabulary vocabulary{.merges_by_id = true, .whole_pieces = true};
+    for (std::int64_t number = 1; !text.empty(); ++number) {
+        const std::size_t end = std::min(text.find('\n'), text.size());
+        const std::string_view line = text.substr(0, end);
+        text.remove_prefix(std::min(end + 1, text.size()));
+        if (line.empty()) continue;
+        const std::size_t space = std::min(line.find(' '), line.size());
+        std::optional<std::string> bytes = bytes_of_base64(line.substr(0, space));
+        std::int32_t rank = -1;
+        const char* const last = line.data() + line.size();
+        const auto parsed = std::from_chars(std::min(line.data() + space + 1, last), last, rank);
+        check(bytes && parsed.ec == std::errc() && parsed.ptr == last && rank >= 0 &&
+                  rank < max_byte_pair_vocabulary,
+              source, ": line ", number, ": expected a token in base64, a space and its rank (0 to ",
+              max_byte_pair_vocabulary - 1, ")");
+        const auto index = static_cast<std::size_t>(rank);
+        if (index >= vocabulary.tokens.size()) vocabulary.tokens.resize(index + 1);
+        check(vocabulary.tokens[index].empty(), source, ": line ", number, ": rank ", rank, " occurs twice");
+        vocabulary.tokens[index] = std::move(*bytes);
+    }
+    return vocabulary;
+}
+
+Tokenizer load_tokenizer(const std::string& path) {
+    if (fs::is_directory(path)) {
+        const fs::path file = fs::path(path) / "tokenizer.json";
+        check(fs::exists(file), path, ": is a directory without tokenizer.json");
+        return load_tokenizer(file.string());
+    }
+    const std::string name = fs::path(path).filename().string();
+    const auto byte_pairs = [&](BytePairVocabulary vocabulary) {
+        return Tokenizer::byte_pairs(std::move(vocabulary), path);
+    };
+    if (name.ends_with("merges.txt") || name.ends_with(".bpe"))
+        return byte_pairs(vocabulary_of_file_pair(file_beside(path, {"encoder.json", "vocab.json"}), path));
+    if (name.ends_with(".tiktoken")) {
+        const KnownRanks known = known_ranks(path);
+        BytePairVocabulary vocabulary = vocabulary_of_ranks(tokenizer_file_text(path), path);
+        vocabulary.patterns.emplace_back(known.pattern());
+        vocabulary.added = known.added;
+        return byte_pairs(std::move(vocabulary));
+    }
+    const nlohmann::json value = tokenizer_file_json(path);
+    // "model" may also be a word of the vocabulary, with its id.
+    if (value.is_object() && !value.value("model", nlohmann::json()).is_object() && name != "tokenizer.json")
+        return byte_pairs(vocabulary_of_encoder_json(
+            value, tokenizer_file_text(file_beside(path, {"vocab.bpe", "merges.txt"})), path));
+    return byte_pairs(vocabulary_of_tokenizer_json(value, path));
+}
+
+void save_tokenizer(const std::string& path, const Tokenizer& tokenizer) {
+    const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
+    check(encoding != nullptr, path, ": tokenizer.json holds BPE tokenizers; this one is ", tokenizer.name());
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    file << json_text(tokenizer_json_of(encoding->vocabulary()), 2) << '\n';
+    file.close();
+    check(file.good(), path, ": cannot be written");
+}
+
+}  // namespace gradtile
