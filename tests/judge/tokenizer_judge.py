@@ -211,4 +211,5 @@ def main():
         raise SystemExit(f"{judge.failures} comparisons failed")
 
 
-main()
+if __name__ == "__main__":
+    main()

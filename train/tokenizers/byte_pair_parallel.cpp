@@ -16,6 +16,8 @@ namespace gradtile {
 namespace {
 
 constexpr std::size_t chunk_bytes = std::size_t{1} << 19;
+/// So far beyond its end a chunk's last piece is searched for.
+constexpr std::size_t max_overhang = std::size_t{1} << 14;
 
 }  // namespace
 
@@ -131,10 +133,24 @@ class BytePairEncoding::ParallelEncoding {
         job.ids.reserve((job.end - job.begin) / 3);
         job.stop = job.begin;
         job.borders.push_back({job.begin, 0});
+        // A longer piece at the end is left to joined(): if every chunk of one endless word searched for the
+        // word's end, the time would grow with the square of the word's length.
+        const bool is_last = job.end + max_overhang >= job.run.size();
+        const std::string_view part = is_last ? job.run : whole_characters(job.run, job.end + max_overhang);
         while (job.stop < job.end) {
-            job.stop = worker.encode_next(job.run, job.stop, job.ids);
+            const std::optional<std::size_t> next = is_last
+                                                        ? worker.encode_next(part, job.stop, job.ids)
+                                                        : worker.encode_next_in_part(part, job.stop, job.ids);
+            if (!next) break;
+            job.stop = *next;
             if (job.borders.size() < max_borders) job.borders.push_back({job.stop, job.ids.size()});
         }
+    }
+
+    /// The first bytes of a text without a part of a character at their end.
+    static std::string_view whole_characters(std::string_view text, std::size_t bytes) {
+        while ((text[bytes] & 0xC0) == 0x80) --bytes;
+        return text.substr(0, bytes);
     }
 
     Ids joined() {
@@ -164,10 +180,11 @@ class BytePairEncoding::ParallelEncoding {
                 ids.insert(ids.end(), job.ids.begin() + static_cast<std::ptrdiff_t>(border->ids),
                            job.ids.end());
                 at = job.stop;
-                return;
+                break;
             }
             at = worker.encode_next(job.run, at, ids);
         }
+        while (at < job.end) at = worker.encode_next(job.run, at, ids);
     }
 
     const BytePairEncoding& encoding_;

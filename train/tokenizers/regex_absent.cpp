@@ -19,5 +19,8 @@ Regex::Matcher::Matcher(Matcher&&) noexcept = default;
 Regex::Range Regex::Matcher::find(std::string_view text, std::size_t) {
     return {text.size(), text.size()};
 }
+std::optional<Regex::Range> Regex::Matcher::find_in_part(std::string_view, std::size_t) {
+    return std::nullopt;
+}
 
 }  // namespace gradtile

@@ -86,7 +86,7 @@ Regex::Regex(const std::string& pattern, std::string_view source)
     code_->handle = compiled(translated, error, offset);
     check(code_->handle != nullptr, source, ": pattern '", pattern, "': ", pcre2_reason(error));
     // Matching works without machine code as well, only slower.
-    pcre2().jit_compile(code_->handle.get(), PCRE2_JIT_COMPLETE);
+    pcre2().jit_compile(code_->handle.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
 }
 Regex::~Regex() = default;
 
@@ -103,15 +103,25 @@ Regex::Matcher::~Matcher() {
 }
 Regex::Matcher::Matcher(Matcher&& other) noexcept = default;
 
-Regex::Range Regex::Matcher::find(std::string_view text, std::size_t from) {
+int Regex::Matcher::search(std::string_view text, std::size_t from, unsigned options) const {
     const int found = pcre2().match(state_->code->handle.get(), units(text), text.size(), from,
-                                    PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, state_->data, nullptr);
-    if (found == PCRE2_ERROR_NOMATCH) return {text.size(), text.size()};
-    if (found < 0)
+                                    PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY | options, state_->data, nullptr);
+    if (found < 0 && found != PCRE2_ERROR_NOMATCH && found != PCRE2_ERROR_PARTIAL)
         throw Error(concat(state_->code->source, ": pattern '", state_->code->pattern,
                            "': ", pcre2_reason(found), " at byte ", from, " of a text"));
+    return found;
+}
+
+Regex::Range Regex::Matcher::find(std::string_view text, std::size_t from) {
+    if (search(text, from, 0) < 0) return {text.size(), text.size()};
     const PCRE2_SIZE* const offsets = pcre2().ovector_of(state_->data);
     return {offsets[0], offsets[1]};
+}
+
+std::optional<Regex::Range> Regex::Matcher::find_in_part(std::string_view part, std::size_t from) {
+    if (search(part, from, PCRE2_PARTIAL_HARD) < 0) return std::nullopt;
+    const PCRE2_SIZE* const offsets = pcre2().ovector_of(state_->data);
+    return Range{offsets[0], offsets[1]};
 }
 
 }  // namespace gradtile

@@ -35,6 +35,10 @@ class BytePairEncoding::Worker {
     std::size_t encode_next(std::string_view run, std::size_t from, Ids& out) {
         return cutter_.cut_next(run, from, [&](std::string_view piece) { encode_piece(piece, out); });
     }
+    std::optional<std::size_t> encode_next_in_part(std::string_view part, std::size_t from, Ids& out) {
+        return cutter_.cut_next_in_part(part, from,
+                                        [&](std::string_view piece) { encode_piece(piece, out); });
+    }
     /// A part of the text that no pattern cuts.
     void encode_piece(std::string_view piece, Ids& out);
 

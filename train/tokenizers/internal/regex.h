@@ -5,6 +5,7 @@
 /// in PCRE2 10.40 to 10.42 (Debian 12, Ubuntu 24.04), 15.0 in 10.43. PCRE2 is loaded at the first use.
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -38,7 +39,13 @@ class Regex {
         /// search needs more steps than PCRE2's limit.
         Range find(std::string_view text, std::size_t from);
 
+        /// As find, in the first part of a longer text: nullopt when the text after `part` could change the
+        /// result.
+        std::optional<Range> find_in_part(std::string_view part, std::size_t from);
+
       private:
+        int search(std::string_view text, std::size_t from, unsigned options) const;
+
         struct State;
         std::unique_ptr<State> state_;
     };

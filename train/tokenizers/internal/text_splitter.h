@@ -1,6 +1,7 @@
 #pragma once
 /// Cuts text into the pieces within which byte pairs are merged.
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -48,6 +49,17 @@ class TextSplitter {
         template <class Visit>
         std::size_t cut_next(std::string_view text, std::size_t from, Visit&& visit) {
             return next(text, from, 0, visit);
+        }
+
+        /// As cut_next, of a splitter with one pattern, in the first part of a longer text: nullopt, without
+        /// a visit, when the text after `part` could change the pieces.
+        template <class Visit>
+        std::optional<std::size_t> cut_next_in_part(std::string_view part, std::size_t from, Visit&& visit) {
+            const std::optional<Regex::Range> match = matchers_.front().find_in_part(part, from);
+            if (!match) return std::nullopt;
+            if (match->begin > from) visit(part.substr(from, match->begin - from));
+            visit(part.substr(match->begin, match->end - match->begin));
+            return match->end;
         }
 
       private:

@@ -1,0 +1,373 @@
+// Byte-level BPE against ids of the tokenizers and tiktoken libraries, and against hostile files.
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/philox.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/utf8.h>
+#include <gradtile/train/tokenizers/byte_characters.h>
+#include <gradtile/train/tokenizers/internal/pcre2_pattern.h>
+#include <gradtile/train/tokenizers/streaming_decoder.h>
+#include <gradtile/train/tokenizers/tokenizer_files.h>
+#include <gradtile/train/tokenizers/tokenizer_json.h>
+
+#include <support/error_message.h>
+#include <support/temporary_directory.h>
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+using test::message_of;
+using test::TemporaryDirectory;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+std::string reference(const std::string& name) {
+    return std::string(GRADTILE_SOURCE_DIR) + "/tests/reference/tokenizers/" + name;
+}
+
+std::string text_of_file(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+json json_of_file(const std::string& path) {
+    return parse_json(text_of_file(path));
+}
+
+constexpr EncodeOptions recognised{.special_tokens = SpecialTokens::recognised};
+
+void expect_ids(const Tokenizer& tokenizer, const json& cases, const EncodeOptions& options = {}) {
+    ASSERT_GT(cases.size(), 20u);
+    for (const json& one : cases) {
+        const auto text = one["text"].get<std::string>();
+        EXPECT_EQ(tokenizer.encode(text, "t", options), one["ids"].get<std::vector<std::int32_t>>()) << text;
+        EXPECT_EQ(tokenizer.decode(tokenizer.encode(text, "t", options)), text);
+    }
+}
+
+std::string random_bytes(std::size_t n, std::uint32_t seed) {
+    std::string bytes;
+    for (std::uint32_t i = 0; i < n; ++i) {
+        const auto drawn = Philox::draw({i, 0, 0, 0}, {seed, 0});
+        // Parts of UTF-8 sequences, ASCII and whitespace, in any order.
+        constexpr std::string_view some = "ab '\n\t1!\xC3\xA9\xE4\xB8\xAD\xF0\x9F\x98\x80\xED\xA0\x80\xFF";
+        bytes += drawn[0] % 4 == 0 ? static_cast<char>(drawn[1]) : some[drawn[1] % some.size()];
+    }
+    return bytes;
+}
+
+class BytePairs : public testing::Test {
+  protected:
+    Tokenizer gpt2_ = load_tokenizer(reference("gpt2.json"));
+    Tokenizer llama3_ = load_tokenizer(reference("llama3.json"));
+    Tokenizer cl100k_ = load_tokenizer(reference("cl100k.tiktoken"));
+    TemporaryDirectory place_;
+
+    std::string refusal_of(const json& value) const {
+        const std::string path = place_.write("tokenizer.json", json_text(value));
+        const std::string message = message_of([&] { load_tokenizer(path); });
+        EXPECT_THAT(message, AllOf(StartsWith(path), testing::Not(HasSubstr("\n"))));
+        return message;
+    }
+};
+
+TEST_F(BytePairs, IdsAreThoseOfTheTokenizersLibrary) {
+    const json gpt2 = json_of_file(reference("gpt2_ids.json")),
+               llama3 = json_of_file(reference("llama3_ids.json"));
+    expect_ids(gpt2_, gpt2["as_text"]);
+    expect_ids(gpt2_, gpt2["recognised"], recognised);
+    expect_ids(llama3_, llama3["as_text"]);
+    expect_ids(llama3_, llama3["recognised"], recognised);
+    EXPECT_NE(gpt2["as_text"], gpt2["recognised"]);
+}
+
+TEST_F(BytePairs, IdsOfARankFileAreThoseOfTiktoken) {
+    expect_ids(cl100k_, json_of_file(reference("cl100k_ids.json"))["as_text"]);
+}
+
+TEST_F(BytePairs, InvalidUtf8ComesBackByteForByte) {
+    for (std::uint32_t seed = 0; seed < 20; ++seed) {
+        const std::string text = random_bytes(3000, seed);
+        ASSERT_FALSE(is_utf8(text));
+        for (const Tokenizer* tokenizer : {&gpt2_, &llama3_, &cl100k_})
+            for (const EncodeOptions& options : {EncodeOptions{}, recognised})
+                ASSERT_EQ(tokenizer->decode(tokenizer->encode(text, "t", options)), text);
+    }
+}
+
+TEST_F(BytePairs, IdsDoNotDependOnTheNumberOfThreads) {
+    std::string text;
+    for (std::uint32_t seed = 0; seed < 4; ++seed) {
+        for (const json& one : json_of_file(reference("gpt2_ids.json"))["as_text"])
+            text += one["text"].get<std::string>();
+        text += random_bytes(50, seed);
+        while (text.size() < (seed + 1) * 1'500'000) text += text.substr(text.size() / 2 + seed);
+    }
+    for (const Tokenizer* tokenizer : {&gpt2_, &llama3_, &cl100k_})
+        for (const SpecialTokens special : {SpecialTokens::as_text, SpecialTokens::recognised}) {
+            const auto one = tokenizer->encode(text, "t", {.special_tokens = special, .threads = 1});
+            const auto three = tokenizer->encode(text, "t", {.special_tokens = special, .threads = 3});
+            EXPECT_TRUE(one == three);  // EXPECT_EQ would print millions of ids
+            EXPECT_TRUE(tokenizer->decode(three) == text);
+        }
+    // Chunks of one endless word, or of one endless run of spaces, share no border with the scan before them.
+    for (const char c : {'a', ' ', '7'}) {
+        const std::string word(3'000'000, c);
+        EXPECT_TRUE(cl100k_.encode(word, "t", {.threads = 1}) == cl100k_.encode(word, "t", {.threads = 3}));
+    }
+}
+
+TEST_F(BytePairs, ALongWordTakesNoQuadraticTime) {
+    // At n^2 steps, these 8 million bytes would take days.
+    std::string word;
+    for (std::uint32_t i = 0; i < 8'000'000; ++i)
+        word += static_cast<char>('a' + Philox::draw({i}, {1})[0] % 26);
+    const auto ids = llama3_.encode(word, "t", {.threads = 1});
+    EXPECT_LT(ids.size(), word.size());
+    EXPECT_TRUE(llama3_.decode(ids) == word);
+}
+
+TEST_F(BytePairs, AStreamNeverEndsWithinACharacter) {
+    std::string text = "é中😀\u180e\u0085 naïve ";
+    for (const std::string& part :
+         {std::string(text), text + "\xE4\xB8", text + "\xFF\xC0 " + text, random_bytes(2000, 7)}) {
+        for (const Tokenizer* tokenizer : {&gpt2_, &llama3_}) {
+            StreamingDecoder stream(*tokenizer);
+            std::string all;
+            for (const std::int32_t id : tokenizer->encode(part, "t")) {
+                const std::string piece = stream.next(id);
+                EXPECT_TRUE(is_utf8(piece) || !is_utf8(part)) << piece;
+                all += piece;
+            }
+            const std::string rest = stream.finish();
+            EXPECT_LE(rest.size(), 3u);
+            EXPECT_EQ(all + rest, part);
+            EXPECT_TRUE(rest.empty() || !is_utf8(part));
+        }
+    }
+    // A byte that cannot continue a character frees those before it.
+    StreamingDecoder stream(Tokenizer::bytes());
+    EXPECT_EQ(stream.next(0xE4), "");
+    EXPECT_EQ(stream.next(0xB8), "");
+    EXPECT_EQ(stream.next('a'),
+              "\xE4\xB8"
+              "a");
+    EXPECT_EQ(stream.next(0xED), "");
+    EXPECT_EQ(stream.next(0xA0), "\xED\xA0");  // would become a surrogate
+    EXPECT_EQ(stream.next(0xF0), "");
+    EXPECT_EQ(stream.finish(), "\xF0");
+    EXPECT_THROW(stream.next(256), Error);
+}
+
+TEST_F(BytePairs, ACheckpointsJsonIsTheSameTokenizer) {
+    for (const Tokenizer* tokenizer : {&gpt2_, &llama3_, &cl100k_}) {
+        const Tokenizer copy = Tokenizer::from_json(parse_json(json_text(tokenizer->to_json())), "c.h5");
+        EXPECT_EQ(copy, *tokenizer);
+        EXPECT_EQ(copy.name(), tokenizer->name());
+        EXPECT_EQ(copy.kind(), TokenizerKind::bpe);
+        const std::string text = "hello world<|endoftext|> \n\n world's 1234";
+        EXPECT_EQ(copy.encode(text, "t", recognised), tokenizer->encode(text, "t", recognised));
+    }
+    EXPECT_NE(gpt2_, llama3_);
+    EXPECT_NE(gpt2_, Tokenizer::bytes());
+    EXPECT_EQ(gpt2_.name(), "bpe (420)");
+    json damaged = gpt2_.to_json();
+    damaged["tokenizer"]["model"]["vocab"]["a"] = 5000000;
+    EXPECT_THAT(message_of([&] { Tokenizer::from_json(damaged, "c.h5"); }), StartsWith("c.h5: tokenizer"));
+    damaged.erase("merges_by_id");
+    EXPECT_THAT(message_of([&] { Tokenizer::from_json(damaged, "c.h5"); }), StartsWith("c.h5: tokenizer"));
+}
+
+TEST_F(BytePairs, ASavedFileIsReadAgain) {
+    const std::string path = (place_ / "saved.json").string();
+    save_tokenizer(path, llama3_);
+    EXPECT_EQ(load_tokenizer(path), llama3_);
+    EXPECT_THAT(message_of([&] { save_tokenizer(path, Tokenizer::bytes()); }),
+                HasSubstr("this one is bytes"));
+    EXPECT_THAT(message_of([&] { save_tokenizer((place_ / "none/x.json").string(), gpt2_); }),
+                HasSubstr("cannot be written"));
+    // Merges by rank become a list for other programs.
+    save_tokenizer(path, cl100k_);
+    expect_ids(load_tokenizer(path), json_of_file(reference("cl100k_ids.json"))["as_text"]);
+}
+
+TEST_F(BytePairs, MergesHaveTwoSpellingsAndVocabulariesTwoFiles) {
+    json value = json_of_file(reference("gpt2.json"));
+    json pairs = json::array(), words = json::array();
+    std::string lines = "#version: 0.2\n";
+    for (const json& merge : value["model"]["merges"]) {
+        const auto left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
+        pairs.push_back({left, right});
+        words.push_back(left + " " + right);
+        lines += left + " " + right + "\n";
+    }
+    for (const json& merges : {pairs, words}) {
+        value["model"]["merges"] = merges;
+        EXPECT_EQ(load_tokenizer(place_.write("tokenizer.json", json_text(value))), gpt2_);
+    }
+    EXPECT_EQ(load_tokenizer(place_.path().string()), gpt2_);  // the directory
+    const std::string encoder = place_.write("encoder.json", json_text(value["model"]["vocab"]));
+    EXPECT_THAT(message_of([&] { load_tokenizer(encoder); }), HasSubstr("expected vocab.bpe or merges.txt"));
+    const std::string merges = place_.write("vocab.bpe", lines);
+    const Tokenizer pair = load_tokenizer(encoder);
+    EXPECT_EQ(load_tokenizer(merges), pair);
+    const std::string text = "hello world's <|endoftext|>";
+    EXPECT_EQ(pair.encode(text, "t", recognised), gpt2_.encode(text, "t", recognised));
+    EXPECT_EQ(pair.encode(text, "t"), gpt2_.encode(text, "t"));
+}
+
+TEST_F(BytePairs, ATruncatedFileIsRefused) {
+    const std::string whole = text_of_file(reference("gpt2.json"));
+    for (std::size_t size = 0; size < whole.size(); size += 1 + whole.size() / 200) {
+        const std::string path = place_.write("tokenizer.json", whole.substr(0, size));
+        ASSERT_THAT(message_of([&] { load_tokenizer(path); }), StartsWith(path)) << size;
+    }
+    const std::string ranks = text_of_file(reference("cl100k.tiktoken"));
+    const std::string path = place_.write("cl100k.tiktoken", ranks.substr(0, 1001));
+    EXPECT_THAT(message_of([&] { load_tokenizer(path); }), AllOf(StartsWith(path), HasSubstr("line ")));
+}
+
+TEST_F(BytePairs, HostileJsonIsRefusedByName) {
+    const json good = json_of_file(reference("gpt2.json"));
+    const auto with = [&](const char* pointer, const json& value) {
+        json changed = good;
+        changed[json::json_pointer(pointer)] = value;
+        return refusal_of(changed);
+    };
+    EXPECT_THAT(with("/model/vocab/a", 4194304), AllOf(HasSubstr("\"a\""), HasSubstr("4194303")));
+    EXPECT_THAT(with("/model/vocab/a", 18446744073709551615u), HasSubstr("expected an integer"));
+    EXPECT_THAT(with("/model/vocab/a", -1), HasSubstr("expected an integer"));
+    EXPECT_THAT(with("/model/vocab/a", 1.5), HasSubstr("expected an integer"));
+    EXPECT_THAT(with("/model/vocab/a", good["model"]["vocab"]["b"]), HasSubstr("occurs twice"));
+    EXPECT_THAT(with("/model/vocab/\u2581", 1000), HasSubstr("not written in the characters"));
+    EXPECT_THAT(with("/model/merges/0", "a nosuchtoken"),
+                HasSubstr("\"nosuchtoken\" is not in the vocabulary"));
+    EXPECT_THAT(with("/model/merges/0", "a b c"), HasSubstr("a space between"));
+    EXPECT_THAT(with("/model/merges/0", "abc"), HasSubstr("a space between"));
+    EXPECT_THAT(with("/model/merges/0", 3), HasSubstr("merges: 3"));
+    EXPECT_THAT(with("/model/merges/0", json::array({"a"})), HasSubstr("merges"));
+    EXPECT_THAT(with("/model/merges", nullptr), HasSubstr("merges"));
+    EXPECT_THAT(with("/model/type", "Unigram"), HasSubstr("model.type: \"Unigram\""));
+    EXPECT_THAT(with("/model/dropout", 0.1), HasSubstr("model.dropout"));
+    EXPECT_THAT(with("/normalizer", {{"type", "NFC"}}), HasSubstr("normalizer"));
+    EXPECT_THAT(with("/pre_tokenizer/add_prefix_space", true), HasSubstr("add_prefix_space"));
+    EXPECT_THAT(with("/pre_tokenizer/type", "Metaspace"), HasSubstr("\"Metaspace\""));
+    EXPECT_THAT(with("/pre_tokenizer", nullptr), HasSubstr("pre_tokenizer"));
+    EXPECT_THAT(with("/added_tokens/0/id", 5), HasSubstr("has id 5, which is"));
+    EXPECT_THAT(with("/added_tokens/0/content", ""), HasSubstr("is empty"));
+    EXPECT_THAT(with("/added_tokens/0/lstrip", true), HasSubstr("lstrip"));
+    EXPECT_THAT(with("/added_tokens/0", 1), HasSubstr("added_tokens"));
+    EXPECT_THAT(with("/model", json::array()), HasSubstr("model"));
+    EXPECT_THAT(refusal_of("text"), HasSubstr("expected an object"));
+
+    const std::string path =
+        place_.write("tokenizer.json", std::string(100000, '[') + std::string(100000, ']'));
+    EXPECT_THAT(message_of([&] { load_tokenizer(path); }), HasSubstr("nested more than 64 levels deep"));
+    const std::string surrogate = place_.write("tokenizer.json", R"({"model":{"vocab":{"\ud800":1}}})");
+    EXPECT_THAT(message_of([&] { load_tokenizer(surrogate); }), HasSubstr("surrogate"));
+}
+
+TEST_F(BytePairs, HostilePatternsAreRefusedByName) {
+    const auto with = [&](const std::string& pattern) {
+        json value = json_of_file(reference("llama3.json"));
+        value["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pattern;
+        return refusal_of(value);
+    };
+    EXPECT_THAT(with("(a"), HasSubstr("missing closing parenthesis"));
+    EXPECT_THAT(with("\\w+"), HasSubstr("\\w is not supported"));
+    EXPECT_THAT(with("[a[b]]"), HasSubstr("'[' in a character class"));
+    EXPECT_THAT(with("[a&&b]"), HasSubstr("'&&'"));
+    EXPECT_THAT(with("a$"), HasSubstr("the anchor $"));
+    EXPECT_THAT(with("\\p{Nonsense}"), HasSubstr("pattern"));
+    EXPECT_THAT(with("a\\"), HasSubstr("a backslash at the end"));
+    EXPECT_THAT(with(std::string(10000, 'a')), HasSubstr("a pattern of 10000 bytes"));
+
+    // A search that would take 2^40 steps ends with an error.
+    json value = json_of_file(reference("llama3.json"));
+    value["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a|a)+b";
+    const Tokenizer slow = load_tokenizer(place_.write("tokenizer.json", json_text(value)));
+    EXPECT_THAT(message_of([&] { slow.encode(std::string(40, 'a') + "xb", "t"); }), HasSubstr("limit"));
+}
+
+TEST_F(BytePairs, AVocabularyWithoutAByteNamesIt) {
+    const Tokenizer tokenizer =
+        Tokenizer::byte_pairs({.tokens = {"a", "b", "ab"}, .merges = {{0, 1, 2}}}, "v");
+    EXPECT_THAT(tokenizer.encode("abba", "t"), ElementsAre(2, 1, 0));
+    EXPECT_EQ(message_of([&] { tokenizer.encode("ab\xFF", "poem.txt"); }),
+              "poem.txt: byte 0xFF at byte offset 2 has no token in the vocabulary");
+    EXPECT_TRUE(tokenizer.encode("", "t").empty());
+}
+
+TEST_F(BytePairs, AVocabularyIsChecked) {
+    const auto refusal = [](BytePairVocabulary vocabulary) {
+        return message_of([&] { Tokenizer::byte_pairs(std::move(vocabulary), "v"); });
+    };
+    EXPECT_THAT(refusal({}), HasSubstr("has no tokens"));
+    EXPECT_THAT(refusal({.tokens = {"a", "a"}}), HasSubstr("tokens 0 and 1 are both 'a'"));
+    EXPECT_THAT(refusal({.tokens = {"a", "b"}, .merges = {{0, 1, 2}}}), HasSubstr("merge 0 has token 2"));
+    EXPECT_THAT(refusal({.tokens = {"a", "b", "ba"}, .merges = {{0, 1, 2}}}),
+                HasSubstr("together are not 'ba'"));
+    EXPECT_THAT(refusal({.tokens = {std::string(3000, 'a')}}), HasSubstr("has 3000 bytes"));
+    EXPECT_THAT(refusal({.tokens = {"a"}, .added = {{.id = -1, .text = "x"}}}), HasSubstr("has id -1"));
+    EXPECT_THAT(refusal({.tokens = {"a"}, .added = {{.id = 1, .text = "x"}, {.id = 2, .text = "x"}}}),
+                HasSubstr("occurs twice"));
+}
+
+TEST_F(BytePairs, IdsMayHaveHoles) {
+    const Tokenizer tokenizer =
+        Tokenizer::byte_pairs({.tokens = {"a", "", "b"}, .added = {{.id = 9, .text = "<end>"}}}, "v");
+    EXPECT_EQ(tokenizer.vocab_size(), 10);
+    EXPECT_THAT(tokenizer.encode("ab<end>", "t", recognised), ElementsAre(0, 2, 9));
+    for (const std::int32_t id : {1, 5, 10, -1}) {
+        EXPECT_FALSE(tokenizer.has_text(id));
+        EXPECT_THROW(tokenizer.decode(std::vector{id}), Error);
+    }
+    EXPECT_TRUE(tokenizer.has_text(9));
+}
+
+TEST(BytePairRanks, DamagedLinesAreNamed) {
+    for (const char* text : {"YQ== ", "YQ== x", "YQ==", "YQ 0", "Y%== 0", " 0", "YQ== -1", "YQ== 4194304",
+                             "YQ== 0 1", "YQ== 99999999999999999999", "YQ== 0\nYg== 0"})
+        EXPECT_THAT(message_of([&] { vocabulary_of_ranks(text, "r.tiktoken"); }),
+                    StartsWith("r.tiktoken: line "))
+            << text;
+    EXPECT_THAT(vocabulary_of_ranks("YQ== 1\nYWJj 0\n", "r").tokens, ElementsAre("abc", "a"));
+    const TemporaryDirectory place;
+    EXPECT_THAT(message_of([&] { load_tokenizer(place.write("x.tiktoken", "YQ== 0")); }),
+                HasSubstr("the name of a rank file tells the split"));
+}
+
+TEST(ByteCharacters, EveryByteHasOneCharacter) {
+    std::string bytes;
+    for (int byte = 0; byte < 256; ++byte) bytes += static_cast<char>(byte);
+    const std::string characters = characters_of_bytes(bytes);
+    EXPECT_TRUE(is_utf8(characters));
+    EXPECT_EQ(bytes_of_characters(characters), bytes);
+    EXPECT_EQ(characters_of_bytes(" \n\xAD"), "\u0120\u010A\u0143");  // of GPT-2's vocabulary
+    EXPECT_EQ(bytes_of_characters("\u0144"), std::nullopt);
+    EXPECT_EQ(bytes_of_characters(" "), std::nullopt);
+    EXPECT_EQ(bytes_of_characters("\xFF"), std::nullopt);
+}
+
+TEST(Pcre2Pattern, WhitespaceAndScriptsAreThoseOfTheJudges) {
+    const auto is_script = [](const std::string& name) { return name == "Han"; };
+    const auto translated = [&](std::string_view pattern) { return pcre2_pattern(pattern, "p", is_script); };
+    EXPECT_EQ(translated(R"([^\s\p{Han}\p{L}]|\S\\s)"),
+              R"([^\p{White_Space}\p{sc:Han}\p{L}]|\P{White_Space}\\s)");
+    EXPECT_EQ(translated(R"(\p{^Han}\P{Han}\pL)"), R"(\p{^sc:Han}\P{sc:Han}\pL)");
+    EXPECT_EQ(translated(gpt2_pattern()).find(R"(\s)"), std::string::npos);
+    EXPECT_THAT(message_of([&] { translated("(*LIMIT_MATCH=1)"); }), HasSubstr("(*"));
+    EXPECT_THAT(message_of([&] { translated("\xFF"); }), HasSubstr("not UTF-8"));
+}
+
+}  // namespace
+}  // namespace gradtile
