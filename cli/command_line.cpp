@@ -131,6 +131,10 @@ void Command::add_positionals(const std::string& name, std::vector<std::string>&
     parser_.add_option(name, values, help)->required();
 }
 
+void Command::add_list(const std::string& flag, std::vector<std::string>& values, const std::string& help) {
+    parser_.add_option(flag, values, help);
+}
+
 void Command::add_text(const std::string& flag, const std::string& help,
                        const std::function<void(const std::string&)>& use, const char* type,
                        const std::string& shown_default) {

@@ -50,6 +50,8 @@ class Command {
         add_value_of_type<T>(
             flag, std::move(help), [&member](const T& value) { member = value; }, text_of(member));
     }
+    /// A flag with one or more values.
+    void add_list(const std::string& flag, std::vector<std::string>& values, const std::string& help);
     /// Change the text that --help shows for a flag added earlier.
     void show_default(const std::string& flag, const std::string& shown_default);
     void show_help(const std::string& flag, const std::string& help);

@@ -11,6 +11,7 @@ void add_gradcheck(CommandLine& program);
 void add_inspect(CommandLine& program);
 void add_convert(CommandLine& program);
 void add_corpus(CommandLine& program);
+void add_tokenizer(CommandLine& program);
 void add_tokenize(CommandLine& program);
 void add_bench(CommandLine& program);
 void add_plan(CommandLine& program);

@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
     cli::add_inspect(program);
     cli::add_convert(program);
     cli::add_corpus(program);
+    cli::add_tokenizer(program);
     cli::add_tokenize(program);
     cli::add_bench(program);
     cli::add_plan(program);

@@ -1,10 +1,7 @@
 // gradtile tokenize: encodes texts as a token file.
-#include <chrono>
-#include <cstdio>
 #include <iostream>
 
-#include <unistd.h>
-
+#include <gradtile/cli/bytes_progress.h>
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/formatted.h>
@@ -14,23 +11,6 @@
 
 namespace gradtile::cli {
 namespace {
-
-/// A line on standard error after each file; rewritten in place on a terminal.
-class BytesProgress {
-  public:
-    void show(std::int64_t bytes, std::int64_t of) {
-        using namespace std::chrono;
-        const double seconds = duration<double>(steady_clock::now() - start_).count();
-        std::fprintf(stderr, "%s%.1f of %.1f MB, %.1f MB/s%s", is_terminal_ ? "\r" : "", megabytes(bytes),
-                     megabytes(of), megabytes(bytes) / std::max(seconds, 1e-9),
-                     is_terminal_ && bytes < of ? "" : "\n");
-    }
-
-  private:
-    static double megabytes(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
-    bool is_terminal_ = ::isatty(STDERR_FILENO) == 1;
-    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 void print_written(const std::string& path, std::int64_t documents, std::int64_t tokens, TokenFormat format) {
     std::cout << printable(path) << ": " << grouped(tokens) << " tokens of " << grouped(documents)

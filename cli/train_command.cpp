@@ -14,8 +14,10 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/cost_model/device_peak.h>
 #include <gradtile/train/data/dataset.h>
+#include <gradtile/train/data/token_file.h>
 #include <gradtile/train/progress.h>
 #include <gradtile/train/stop_signals.h>
+#include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/trainer.h>
 
 namespace gradtile::cli {
@@ -175,12 +177,14 @@ int print_config(const Flags& flags) {
     rethrow_as_usage_error([&] { validate(config); });
     make_paths_absolute(config);
     if (config.model.vocabulary == 0 && !config.data.empty())
-        config.model.vocabulary = load_dataset({.data = config.data,
-                                                .val_data = config.val_data,
-                                                .val_fraction = config.val_fraction,
-                                                .tokenizer = config.tokenizer,
-                                                .token_type = config.token_type})
-                                      .vocabulary;
+        config.model.vocabulary =
+            load_dataset({.data = config.data,
+                          .val_data = config.val_data,
+                          .val_fraction = config.val_fraction,
+                          .tokenizer = tokenizer_kind_of(config.tokenizer),
+                          .token_type = config.token_type},
+                         is_token_file(config.data) ? std::nullopt : tokenizer_of_setting(config.tokenizer))
+                .vocabulary;
     std::cout << json_text(to_json(config), 2) << '\n';
     check_output();
     return 0;

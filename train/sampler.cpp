@@ -99,12 +99,17 @@ std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<co
     for (const std::int32_t token : prompt)
         check(token >= 0 && token < config.vocabulary, "sample: token ", token,
               " of the prompt is outside the vocabulary of ", config.vocabulary);
+    std::vector<std::int32_t> without_text;
+    for (std::int32_t token = 0; model.tokenizer && token < static_cast<std::int32_t>(drawable); ++token)
+        if (!model.tokenizer->has_text(token)) without_text.push_back(token);
+    constexpr double never_drawn = -1e300;
     std::vector<std::int32_t> text(prompt.begin(), prompt.end());
     for (std::int64_t i = 0; i < options.tokens; ++i) {
         const auto length = std::min<std::int64_t>(std::ssize(text), config.context);
         const std::span<const std::int32_t> window(text.end() - length, text.end());
         const Tensor logits = model.transformer.logits(ctx, from_host(ctx, window, {1, length}));
-        const std::vector<double> values = to_host(ctx, logits);
+        std::vector<double> values = to_host(ctx, logits);
+        for (const std::int32_t token : without_text) values[static_cast<std::size_t>(token)] = never_drawn;
         text.push_back(choose_token(std::span(values).first(drawable), options, uniform(options.seed, i)));
     }
     text.erase(text.begin(), text.begin() + std::ssize(prompt));
@@ -115,7 +120,9 @@ std::string sample(const LanguageModel& model, const SampleOptions& options) {
     check(model.tokenizer.has_value(), "sample: the model was trained on token files and has no tokenizer");
     const Tokenizer& tokenizer = *model.tokenizer;
     const std::vector<std::int32_t> prompt =
-        options.prompt.empty() ? start_tokens(tokenizer) : tokenizer.encode(options.prompt, "prompt");
+        options.prompt.empty()
+            ? start_tokens(tokenizer)
+            : tokenizer.encode(options.prompt, "prompt", {.special_tokens = SpecialTokens::recognised});
     return options.prompt + tokenizer.decode(sample_tokens(model, prompt, options));
 }
 

@@ -14,6 +14,7 @@
 #include <gradtile/core/text/nearest_name.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/layers/transformer/memory_plan.h>
+#include <gradtile/train/tokenizers/tokenizer_files.h>
 
 namespace gradtile {
 namespace {
@@ -174,6 +175,8 @@ void make_paths_absolute(TrainConfig& config) {
     };
     make_absolute("data", config.data);
     make_absolute("val-data", config.val_data);
+    if (tokenizer_kind_of(config.tokenizer) == TokenizerKind::bpe)
+        make_absolute("tokenizer", config.tokenizer);
     make_absolute("init-from", config.init_from);
 }
 

@@ -12,11 +12,13 @@
 #include <gradtile/core/version.h>
 #include <gradtile/train/available_memory.h>
 #include <gradtile/train/data/dataset.h>
+#include <gradtile/train/data/token_file.h>
 #include <gradtile/train/evaluate.h>
 #include <gradtile/train/optional_json.h>
 #include <gradtile/train/resume_point.h>
 #include <gradtile/train/saved_algorithms.h>
 #include <gradtile/train/shared_start.h>
+#include <gradtile/train/tokenizers/tokenizer_files.h>
 
 /// Makes a Trainer from settings or from a checkpoint, and makes the checkpoint that describes a Trainer's
 /// state.
@@ -29,7 +31,7 @@ DatasetOptions dataset_options(const TrainConfig& config) {
     return {.data = config.data,
             .val_data = config.val_data,
             .val_fraction = config.val_fraction,
-            .tokenizer = config.tokenizer,
+            .tokenizer = tokenizer_kind_of(config.tokenizer),
             .token_type = config.token_type,
             .vocabulary = config.model.vocabulary};
 }
@@ -159,12 +161,13 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     communicator_ = make_communicator(ctx, *group_);
     DatasetOptions options = dataset_options(config_);
     options.expected_content = expected_content;
-    Dataset dataset = load_dataset(options, tokenizer);
-    if (dataset.tokenizer) {
-        const TokenizerKind kind = dataset.tokenizer->kind();
-        if (kind != config_.tokenizer)
-            on_message_(concat("the checkpoint's tokenizer is used: ", name_of(kind), ", not ",
-                               name_of(config_.tokenizer)));
+    // A token file needs no tokenizer.
+    const bool reads_text = !is_token_file(config_.data);
+    Dataset dataset =
+        load_dataset(options, tokenizer || !reads_text ? tokenizer : tokenizer_of_setting(config_.tokenizer));
+    if (dataset.tokenizer && dataset.tokenizer->kind() != tokenizer_kind_of(config_.tokenizer)) {
+        const std::string_view kind = name_of(dataset.tokenizer->kind());
+        on_message_(concat("the checkpoint's tokenizer is used: ", kind, ", not ", config_.tokenizer));
         config_.tokenizer = kind;
     }
     if (config_.model.vocabulary == 0) config_.model.vocabulary = dataset.vocabulary;

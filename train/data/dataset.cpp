@@ -17,8 +17,8 @@ using nlohmann::json;
 /// Reads a file's text into memory.
 std::string read_text(const std::string& path, TokenizerKind kind) {
     const DataFile file(path);
-    // The 32-bit ids of characters need memory besides the text.
-    const std::size_t bytes_each = kind == TokenizerKind::characters ? 5 : 1;
+    // 32-bit ids need memory besides the text.
+    const std::size_t bytes_each = kind == TokenizerKind::bytes ? 1 : 5;
     const std::size_t available = available_memory(Device::cpu());
     check(static_cast<std::size_t>(file.size()) <= available / bytes_each, path, ": ", file.size(),
           " bytes of text need ", bytes_each, " times that in memory; ", available,
@@ -80,7 +80,7 @@ Tokenizer new_tokenizer(TokenizerKind kind, std::string_view text, const std::st
         case TokenizerKind::bytes:
             return Tokenizer::bytes();
         case TokenizerKind::bpe:
-            throw Error(concat(path, ": --tokenizer names no BPE tokenizer; expected its file"));
+            throw Error(concat(path, ": a BPE tokenizer is not made from the text; expected its file"));
     }
     throw Error("tokenizer: unknown kind");
 }
@@ -93,13 +93,14 @@ Source open_text(const std::string& path, const SourceOptions& options) {
     const std::string_view part = part_to_tokenize(text, kind, path);
     source.tokenizer = options.tokenizer ? *options.tokenizer : new_tokenizer(kind, part, path);
     source.vocabulary = source.tokenizer->vocab_size();
-    source.stories = parse_corpus(part);
+    if (kind != TokenizerKind::bpe) source.stories = parse_corpus(part);  // one token a character
     if (kind == TokenizerKind::bytes) {
         source.tokens = TokenSequence::of_bytes(std::move(text), path);
     } else {
         source.tokens = TokenSequence(source.tokenizer->encode(part, path), path);
     }
-    source.description = concat("text, ", grouped(source.tokens.size()), " ", name_of(kind));
+    source.description = concat("text, ", grouped(source.tokens.size()), " ",
+                                kind == TokenizerKind::bpe ? "BPE tokens" : name_of(kind));
     return source;
 }
 

@@ -43,7 +43,7 @@ struct Dataset {
 
 /// Reads the files, makes the tokenizer from the training file's text, and splits: training is the first
 /// int((1 - val_fraction) * N) of N tokens, as in nanoGPT. A text of generate_corpus() is split at the
-/// nearest border between two stories. A byte order mark at the start of a text is dropped, except by the
+/// nearest border between two stories, except by a BPE tokenizer. A byte order mark at the start of a text is dropped, except by the
 /// byte tokenizer. Text is read into memory; token files stay on disk. If the vocabulary comes from the ids
 /// of a token file without a header, the ids of val_data count, too.
 ///

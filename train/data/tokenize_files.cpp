@@ -17,18 +17,6 @@ TokenFormat format_for(const Tokenizer& tokenizer, const TokenizeOptions& option
     throw Error(concat("format llmc: holds vocabularies of up to 128256; the tokenizer's has ", vocabulary));
 }
 
-std::string document_text(const std::string& path) {
-    const DataFile file(path);
-    const auto bytes = static_cast<std::size_t>(file.size());
-    const std::size_t available = available_memory(Device::cpu());
-    constexpr std::size_t bytes_each = 3;  // the text and its tokens, of some three bytes or more
-    check(bytes <= available / bytes_each, path, ": ", bytes, " bytes of text need ", bytes_each,
-          " times that in memory; ", available, " bytes are available");
-    std::string text(bytes, '\0');
-    file.read(0, std::as_writable_bytes(std::span(text)));
-    return text;
-}
-
 /// Collects the tokens of documents, and where each begins.
 class DocumentTokens {
   public:
@@ -75,6 +63,18 @@ class DocumentTokens {
 };
 
 }  // namespace
+
+std::string document_text(const std::string& path) {
+    const DataFile file(path);
+    const auto bytes = static_cast<std::size_t>(file.size());
+    const std::size_t available = available_memory(Device::cpu());
+    constexpr std::size_t bytes_each = 3;  // the text and its tokens, of some three bytes or more
+    check(bytes <= available / bytes_each, path, ": ", bytes, " bytes of text need ", bytes_each,
+          " times that in memory; ", available, " bytes are available");
+    std::string text(bytes, '\0');
+    file.read(0, std::as_writable_bytes(std::span(text)));
+    return text;
+}
 
 TokenizeResult tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions& options) {
     check(!options.files.empty(), "tokenize: no file given");

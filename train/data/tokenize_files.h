@@ -42,6 +42,9 @@ struct TokenizeResult {
     TokenFormat format{};
 };
 
+/// Reads a text into memory. Throws Error naming the file when it and its tokens would not fit.
+std::string document_text(const std::string& path);
+
 /// Encodes files in their order and writes one token file, or two with a val_fraction. Documents are encoded
 /// one by one; empty ones are left out. All tokens are held in memory until they are written.
 ///

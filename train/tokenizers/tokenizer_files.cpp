@@ -162,6 +162,19 @@ Tokenizer load_tokenizer(const std::string& path) {
     return byte_pairs(vocabulary_of_tokenizer_json(value, path));
 }
 
+TokenizerKind tokenizer_kind_of(const std::string& setting) {
+    for (const TokenizerKind kind : {TokenizerKind::characters, TokenizerKind::bytes})
+        if (setting == name_of(kind)) return kind;
+    return TokenizerKind::bpe;
+}
+
+std::optional<Tokenizer> tokenizer_of_setting(const std::string& setting) {
+    if (tokenizer_kind_of(setting) != TokenizerKind::bpe) return std::nullopt;
+    check(fs::exists(setting), "tokenizer: '", setting,
+          "': no such file; expected characters, bytes, or the file of a BPE tokenizer");
+    return load_tokenizer(setting);
+}
+
 void save_tokenizer(const std::string& path, const Tokenizer& tokenizer) {
     const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
     check(encoding != nullptr, path, ": tokenizer.json holds BPE tokenizers; this one is ", tokenizer.name());

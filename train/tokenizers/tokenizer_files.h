@@ -1,5 +1,6 @@
 #pragma once
 /// Tokenizers in files of other projects.
+#include <optional>
 #include <string>
 
 #include <gradtile/train/tokenizers/tokenizer.h>
@@ -14,6 +15,12 @@ namespace gradtile {
 ///   "cl100k" or "gpt2" has that split and no special tokens.
 /// Throws Error naming the file.
 Tokenizer load_tokenizer(const std::string& path);
+
+/// What a setting "characters", "bytes" or the path of a BPE tokenizer's file means.
+TokenizerKind tokenizer_kind_of(const std::string& setting);
+/// The tokenizer of such a setting; nullopt when it is made from the text. Throws Error when the setting is
+/// neither a kind nor a file.
+std::optional<Tokenizer> tokenizer_of_setting(const std::string& setting);
 
 /// Writes a BPE tokenizer as tokenizer.json. Throws Error naming the file, and for other kinds of tokenizers.
 void save_tokenizer(const std::string& path, const Tokenizer& tokenizer);

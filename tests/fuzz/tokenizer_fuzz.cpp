@@ -1,0 +1,54 @@
+// Fuzzes tokenizer.json: any bytes give one Error or a tokenizer that returns every text unchanged. What follows
+// the first NUL byte is the text.
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/train/tokenizers/streaming_decoder.h>
+#include <gradtile/train/tokenizers/tokenizer_json.h>
+
+namespace {
+
+using namespace gradtile;
+
+void require(bool condition) {
+    if (!condition) std::abort();
+}
+
+void require_round_trip(const Tokenizer& tokenizer, std::string_view text, const EncodeOptions& options) {
+    std::vector<std::int32_t> ids;
+    try {
+        ids = tokenizer.encode(text, "fuzz", options);
+    } catch (const Error&) {
+        return;  // a byte without a token, or a pattern that takes too many steps
+    }
+    require(tokenizer.decode(ids) == text);
+    StreamingDecoder stream(tokenizer);
+    std::string streamed;
+    for (const std::int32_t id : ids) streamed += stream.next(id);
+    require(streamed + stream.finish() == text);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+    const std::string_view input(reinterpret_cast<const char*>(data), size);
+    const std::size_t end = std::min(input.find('\0'), size);
+    const std::string_view text = input.substr(std::min(end + 1, size));
+    try {
+        const nlohmann::json value = parse_json(input.substr(0, end));
+        const Tokenizer tokenizer =
+            Tokenizer::byte_pairs(vocabulary_of_tokenizer_json(value, "fuzz"), "fuzz");
+        // Its own output must be accepted.
+        require(Tokenizer::from_json(tokenizer.to_json(), "fuzz") == tokenizer);
+        for (const SpecialTokens special : {SpecialTokens::as_text, SpecialTokens::recognised})
+            require_round_trip(tokenizer, text, {.special_tokens = special});
+    } catch (const Error&) {
+        // an invalid file
+    }
+    return 0;
+}
