@@ -1,8 +1,8 @@
 // gradtile tokenize: encodes texts as a token file.
 #include <iostream>
 
-#include <gradtile/cli/bytes_progress.h>
 #include <gradtile/cli/commands.h>
+#include <gradtile/cli/line_progress.h>
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/message.h>
@@ -45,9 +45,10 @@ void add_tokenize(CommandLine& program) {
         TokenizeOptions& chosen = flags->options;
         check_flag("--threads", flags->threads, {0, 4096});
         chosen.threads = static_cast<int>(flags->threads);
-        BytesProgress progress;
-        chosen.on_progress = [&](std::int64_t bytes, std::int64_t of) { progress.show(bytes, of); };
+        LineProgress progress;
+        chosen.on_progress = [&](std::int64_t bytes, std::int64_t of) { progress.show_bytes(bytes, of); };
         const TokenizeResult result = tokenize_files(load_tokenizer(flags->tokenizer), chosen);
+        progress.end();
         print_written(chosen.out, result.documents, result.tokens, result.format);
         if (result.val_documents > 0)
             print_written(chosen.val_out, result.val_documents, result.val_tokens, result.format);

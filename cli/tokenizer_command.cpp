@@ -1,8 +1,8 @@
 // gradtile tokenizer: trains tokenizers.
 #include <iostream>
 
-#include <gradtile/cli/bytes_progress.h>
 #include <gradtile/cli/commands.h>
+#include <gradtile/cli/line_progress.h>
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/message.h>
@@ -24,21 +24,21 @@ int train_tokenizer(Flags& flags) {
     check_flag("--threads", flags.threads, {0, 4096});
     flags.options.threads = static_cast<int>(flags.threads);
     std::erase(flags.options.special_tokens, "");
-    flags.options.on_progress = [](std::int64_t merges, std::int64_t of) {
-        show_progress(concat(grouped(merges), " of ", grouped(of), " merges"), merges == of);
+    LineProgress progress;
+    flags.options.on_progress = [&](std::int64_t merges, std::int64_t of) {
+        progress.show(concat(grouped(merges), " of ", grouped(of), " merges"));
     };
     BytePairTrainer trainer(flags.options);
     std::int64_t all_bytes = 0, done = 0;
     for (const std::string& path : flags.data) all_bytes += DataFile(path).size();
-    BytesProgress progress;
     for (const std::string& path : flags.data) {
         const std::string text = document_text(path);
         trainer.add(text);
-        progress.show(done += std::ssize(text), all_bytes);
+        progress.show_bytes(done += std::ssize(text), all_bytes);
     }
     check(trainer.distinct_pieces() > 0, flags.data.front(), ": is empty; expected text");
     const Tokenizer tokenizer = Tokenizer::byte_pairs(trainer.train(), flags.out);
-    end_progress();
+    progress.end();
     save_tokenizer(flags.out, tokenizer);
     std::cout << printable(flags.out) << ": " << grouped(tokenizer.vocab_size()) << " tokens, from "
               << grouped(trainer.distinct_pieces()) << " different pieces of text\n";

@@ -29,8 +29,8 @@ class Commands : public testing::Test {
 TEST_F(Commands, HelpListsEveryCommandAndSetting) {
     const Outcome help = run({"--help"});
     expect_success(help);
-    for (const char* command :
-         {"train", "sample", "eval", "gradcheck", "inspect", "convert", "corpus", "bench"}) {
+    for (const char* command : {"train", "sample", "eval", "gradcheck", "inspect", "convert", "corpus",
+                                "tokenizer", "tokenize", "bench"}) {
         EXPECT_THAT(help.out, HasSubstr(command));
         const Outcome own = run({command, "--help"});
         expect_success(own);
@@ -53,6 +53,46 @@ TEST_F(Commands, TheProgramItsLibraryAndItsCheckpointsAgreeOnTheVersion) {
     expect_success(inspected);
     EXPECT_EQ(nlohmann::json::parse(inspected.out)["meta"]["gradtile"], version());
 }
+
+#if GRADTILE_HAVE_PCRE2
+TEST_F(Commands, TextIsReadAndSampledByATrainedTokenizer) {
+    const std::string tokenizer = place_ / "tokenizer.json";
+    const Outcome made =
+        run({"tokenizer", "train", "--data", stories_, "--vocabulary", "300", "--out", tokenizer});
+    expect_success(made);
+    EXPECT_THAT(made.out, HasSubstr("300 tokens"));
+    expect_success(run(tiny_training(stories_, out_) + Arguments{"--tokenizer", tokenizer}));
+    std::filesystem::remove(tokenizer);  // the checkpoint holds it
+    const Outcome sampled = run({"sample", out_.string(), "--prompt", "The ", "--tokens", "5"});
+    expect_success(sampled);
+    EXPECT_THAT(sampled.out, testing::StartsWith("The "));
+    EXPECT_THAT(run({"eval", out_.string(), "--data", stories_}).out, HasSubstr("BPE tokens"));
+    expect_success(run({"train", "--resume", out_.string(), "--steps", "12"}));
+}
+
+TEST_F(Commands, TokenizeSplitsDocumentsAtTheSeparator) {
+    const std::string tokenizer = place_ / "tokenizer.json";
+    const std::string text =
+        place_.write("documents.txt", "one<|endoftext|>two<|endoftext|><|endoftext|>three");
+    expect_success(
+        run({"tokenizer", "train", "--data", stories_, "--vocabulary", "257", "--out", tokenizer}));
+    const std::string out = place_ / "a.bin", val = place_ / "b.bin";
+    const Outcome split =
+        run({"tokenize", text, "--tokenizer", tokenizer, "--format", "nanogpt", "--out", out, "--separator",
+             "<|endoftext|>", "--val-fraction", "0.3", "--val-out", val});
+    expect_success(split);
+    EXPECT_THAT(split.out, HasSubstr("8 tokens of 2 documents"));  // a token a byte, and two separators
+    EXPECT_THAT(split.out, HasSubstr("6 tokens of 1 document"));
+    EXPECT_EQ(std::filesystem::file_size(out), 16u);
+    expect_refused(run({"tokenize", text, "--tokenizer", tokenizer, "--out", out, "--separator", "<|none|>"}),
+                   {"<|none|>", "is not an added token"});
+    expect_refused(run({"tokenize", text, "--tokenizer", tokenizer, "--out", out, "--val-fraction", "0.5"}),
+                   {"val-out"});
+    expect_refused(run({"tokenize", text, "--tokenizer", tokenizer, "--out", out, "--val-fraction", "0.5",
+                        "--val-out", val}),
+                   {"only one document"});
+}
+#endif
 
 TEST_F(Commands, TrainAndEvalDescribeTheirData) {
     const std::string shard = place_ / "train.bin", val = place_ / "val.bin";

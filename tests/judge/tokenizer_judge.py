@@ -192,6 +192,23 @@ def judge_other_spellings(judge, path, tokenizer):
         judge.require_equal(file, judge.ids(pair / file, judge.files), reference, tokenizer.decode)
 
 
+def judge_trainer(judge, size, files, special):
+    """Vocabulary and merges, ties included, of the same texts."""
+    out = judge.directory / "trained.json"
+    subprocess.run([judge.gradtile, "tokenizer", "train", "--data", *files, "--vocabulary", str(size), "--special-tokens", *special, "--out", out],
+                   check=True, capture_output=True)
+    actual = json.loads(out.read_text())["model"]
+    texts = [path.read_bytes().decode() for path in files]
+    expected = json.loads(trained(GPT2, size, texts, special, byte_level=True).to_str())["model"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in expected["merges"]]
+    same = actual["vocab"] == expected["vocab"] and actual["merges"] == merges
+    print(f"trainer, {size} tokens of {sum(map(len, texts))} characters: {'0 differences' if same else 'different'}")
+    if not same:
+        first = next((i for i, (a, b) in enumerate(zip(actual["merges"], merges)) if a != b), min(len(actual["merges"]), len(merges)))
+        print(f"  {len(actual['merges'])} and {len(merges)} merges, different at {first}: {actual['merges'][first:first + 3]} {merges[first:first + 3]}")
+        judge.failures += 1
+
+
 def main():
     gradtile, directory = sys.argv[1], Path(sys.argv[2])
     characters = int(sys.argv[3]) if len(sys.argv) > 3 else 400_000
@@ -207,6 +224,15 @@ def main():
     judge_tokenizers(judge, "nanochat", trained(NANOCHAT, 3000, texts, []))
     judge_tiktoken(judge, "cl100k", CL100K, trained(LLAMA3, 5000, texts, []))
     judge_tiktoken(judge, "gpt2", GPT2, trained(GPT2, 2000, texts, []))
+    judge_trainer(judge, 3000, judge.files, ["<|endoftext|>", "<|user|>"])
+    sources = []
+    for number, source in enumerate(text.sources):
+        sources.append(directory / f"source_{number:03}.txt")
+        sources[-1].write_text(source)
+    judge_trainer(judge, 8000, sources, ["<|endoftext|>"])
+    repeated = directory / "repeated.txt"
+    repeated.write_text("".join(f"{'ab' * n} {'aaaa' * n} {'abcabc' * n}\n" for n in range(40)))
+    judge_trainer(judge, 600, [repeated], ["<|endoftext|>"])
     if judge.failures:
         raise SystemExit(f"{judge.failures} comparisons failed")
 

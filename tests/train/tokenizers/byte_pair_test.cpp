@@ -11,6 +11,7 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/train/tokenizers/byte_characters.h>
+#include <gradtile/train/tokenizers/byte_pair_trainer.h>
 #include <gradtile/train/tokenizers/internal/pcre2_pattern.h>
 #include <gradtile/train/tokenizers/streaming_decoder.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
@@ -332,6 +333,41 @@ TEST_F(BytePairs, IdsMayHaveHoles) {
         EXPECT_THROW(tokenizer.decode(std::vector{id}), Error);
     }
     EXPECT_TRUE(tokenizer.has_text(9));
+}
+
+BytePairTrainerOptions options_for(std::int64_t vocabulary, int threads) {
+    return {.vocabulary = vocabulary, .special_tokens = {"<e>"}, .threads = threads};
+}
+
+TEST(BytePairTrainer, TheMostFrequentPairIsMergedFirstAndTiesGoToSmallerIds) {
+    BytePairTrainer trainer(options_for(262, 1));
+    trainer.add("abab cd cd xyz xyz");  // ab twice, " c" twice, cd twice, " x", xy and yz twice
+    const BytePairVocabulary vocabulary = trainer.train();
+    EXPECT_EQ(vocabulary.tokens[0], "<e>");
+    EXPECT_EQ(vocabulary.tokens[1], "!");  // the first byte that stands for itself
+    // Ids are in the order of the characters that stand for bytes: a < b < c < ... < space (U+0120).
+    EXPECT_THAT(std::vector(vocabulary.tokens.begin() + 257, vocabulary.tokens.end()),
+                ElementsAre("ab", "cd", "xy", " cd", " xy"));
+}
+
+TEST(BytePairTrainer, TheResultDoesNotDependOnTheNumberOfThreads) {
+    std::string text;
+    while (text.size() < 9'000'000)
+        text +=
+            "line " + std::to_string(text.size() * 2654435761u % 1000) + "  of text\n\n \t\nbyte \xFF é\n";
+    BytePairTrainer one(options_for(400, 1)), three(options_for(400, 3));
+    one.add(text);
+    three.add(text);
+    EXPECT_EQ(one.distinct_pieces(), three.distinct_pieces());
+    EXPECT_EQ(one.train(), three.train());
+}
+
+TEST(BytePairTrainer, StopsWhenTheTextHasNoMorePairs) {
+    BytePairTrainer trainer(options_for(1000, 1));
+    EXPECT_EQ(trainer.train().tokens.size(), 257u);
+    trainer.add("aaaa");
+    EXPECT_EQ(trainer.train().tokens.size(), 259u);  // aa, aaaa
+    EXPECT_THAT(message_of([] { BytePairTrainer(options_for(256, 1)); }), HasSubstr("expected 257"));
 }
 
 TEST(BytePairRanks, DamagedLinesAreNamed) {
