@@ -122,8 +122,8 @@ ScoreOptions resolve_scores(const Options& options, const Tensor& q, std::int64_
     return scores;
 }
 
-Resolved resolve(const Options& options, const Tensor& q, const Tensor& k) {
-    Resolved resolved;
+ResolvedOptions resolve(const Options& options, const Tensor& q, const Tensor& k) {
+    ResolvedOptions resolved;
     resolved.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
     check(std::isfinite(resolved.scale), "attention: scale ", resolved.scale, " is not finite");
     // Kernels hold the scale in float32. A scale below float32's normal numbers acts as 0.
@@ -197,7 +197,7 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
     refuse_unavailable(options);
     check_inputs(q, k, v);
     check_like("o", o, output_shape(q, v), q.dtype());
-    const Resolved resolved = resolve(options, q, k);
+    const ResolvedOptions resolved = resolve(options, q, k);
     saved = {.q = q,
              .k = k,
              .v = v,
@@ -235,7 +235,7 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
     check_like("gradient of k", into.k, k.shape(), k.dtype());
     check_like("gradient of v", into.v, v.shape(), v.dtype());
     check_option_gradients(options, into, q);
-    const Resolved resolved = resolve(options, q, k);
+    const ResolvedOptions resolved = resolve(options, q, k);
     const OutputGradients d_out{d_o, d_lse};
     with_algorithm(
         options.algorithm,

@@ -84,7 +84,7 @@ class TaskScratch {
     Tensor taken_;
 };
 
-Geometry geometry_of(const Resolved& options, const Tensor& q, const Tensor& v) {
+Geometry geometry_of(const ResolvedOptions& options, const Tensor& q, const Tensor& v) {
     return {.d_qk = q.size(3), .d_v = v.size(3), .scale = options.scale, .mask = options.mask};
 }
 
@@ -99,7 +99,7 @@ std::vector<ScoreRule<A>> rules_of(const ScoreOptions& scores, std::int64_t batc
 }
 
 template <class T>
-void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Resolved& options,
+void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const ResolvedOptions& options,
                    const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const Tensor& o_out,
                    const Tensor& lse) {
     const Geometry geometry = geometry_of(options, q_in, v_in);
@@ -151,7 +151,7 @@ A dot(const T* a, const T* b, std::int64_t n) {
 }
 
 template <class T>
-void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Resolved& options,
+void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const ResolvedOptions& options,
                     const Saved& saved, const OutputGradients& d_out, const Gradients& into) {
     using A = Accumulator<T>;
     const Geometry geometry = geometry_of(options, saved.q, saved.v);
@@ -262,14 +262,14 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
 
 }  // namespace
 
-void flash_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
+void flash_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                    const Tensor& v, const Tensor& o, const Tensor& lse) {
     visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
         forward_typed<T>(ctx, chosen_kernels<T>(), options, q, k, v, o, lse);
     });
 }
 
-void flash_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+void flash_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                     const OutputGradients& d_out, const Gradients& into) {
     visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
         backward_typed<T>(ctx, chosen_kernels<T>(), options, saved, d_out, into);

@@ -113,7 +113,7 @@ A softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
 /// Computes row i of P from row i of S, and the derivatives of the scores with respect to the products unless
 /// `derivatives` is null. Returns the row's LSE.
 template <class T, class A>
-A probabilities(const Resolved& options, const ScoreRule<A>& rule, std::int64_t d, std::int64_t i,
+A probabilities(const ResolvedOptions& options, const ScoreRule<A>& rule, std::int64_t d, std::int64_t i,
                 const A* q_row, const A* k_transposed, A* row, A* derivatives = nullptr) {
     const std::int64_t keys = options.mask.keys;
     const IndexRange visible = options.mask.visible_keys(i);
@@ -134,8 +134,8 @@ void drop(const ScoreRule<A>& rule, std::int64_t i, std::int64_t keys, A* p) {
 }
 
 template <class T>
-void naive_forward_typed(const Context& ctx, const Resolved& options, const Tensor& q_in, const Tensor& k_in,
-                         const Tensor& v_in, const Tensor& o_out, const Tensor& lse_out) {
+void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
+                         const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse_out) {
     using A = Accumulator<T>;
     constexpr DType sum_type = dtype_of<A>;
     const std::int64_t batch = q_in.size(0), queries = q_in.size(1), heads = q_in.size(2);
@@ -167,7 +167,7 @@ void naive_forward_typed(const Context& ctx, const Resolved& options, const Tens
 }
 
 template <class T>
-void naive_backward_typed(const Context& ctx, const Resolved& options, const Saved& saved,
+void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                           const OutputGradients& d_out, const Gradients& into) {
     using A = Accumulator<T>;
     constexpr DType sum_type = dtype_of<A>;
@@ -281,13 +281,13 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
 
 }  // namespace
 
-void naive_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
+void naive_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                    const Tensor& v, const Tensor& o, const Tensor& lse) {
     visit_floating(q.dtype(),
                    [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, q, k, v, o, lse); });
 }
 
-void naive_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+void naive_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                     const OutputGradients& d_out, const Gradients& into) {
     visit_floating(saved.q.dtype(),
                    [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });

@@ -10,18 +10,20 @@ namespace {
 }
 }  // namespace
 
-void naive_forward(const Context&, const Resolved&, const Tensor&, const Tensor&, const Tensor&,
+void naive_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&, const Tensor&,
                    const Tensor&, const Tensor&) {
     absent();
 }
-void naive_backward(const Context&, const Resolved&, const Saved&, const OutputGradients&, const Gradients&) {
+void naive_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
+                    const Gradients&) {
     absent();
 }
-void flash_forward(const Context&, const Resolved&, const Tensor&, const Tensor&, const Tensor&,
+void flash_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&, const Tensor&,
                    const Tensor&, const Tensor&) {
     absent();
 }
-void flash_backward(const Context&, const Resolved&, const Saved&, const OutputGradients&, const Gradients&) {
+void flash_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
+                    const Gradients&) {
     absent();
 }
 

@@ -128,8 +128,8 @@ template void launch_sink_gradient(const Context&, const ScoreOptions&, const Te
                                    std::int64_t, double, const Tensor&);
 
 template <class A>
-void launch_bias_gradients(const Context& ctx, const Resolved& options, const BiasGradientInputs<A>& inputs,
-                           const Gradients& into) {
+void launch_bias_gradients(const Context& ctx, const ResolvedOptions& options,
+                           const BiasGradientInputs<A>& inputs, const Gradients& into) {
     for (std::size_t n = 0; n < max_biases; ++n) {
         if (!into.biases[n].defined() || into.biases[n].elements() == 0) continue;
         const BiasGradient gradient(into.biases[n], options.scores.biases[n], inputs.q.size(0),
@@ -151,9 +151,9 @@ void launch_bias_gradients(const Context& ctx, const Resolved& options, const Bi
             {.threads = bias_tile * bias_tile}, problem, gradient);
     }
 }
-template void launch_bias_gradients(const Context&, const Resolved&, const BiasGradientInputs<float>&,
+template void launch_bias_gradients(const Context&, const ResolvedOptions&, const BiasGradientInputs<float>&,
                                     const Gradients&);
-template void launch_bias_gradients(const Context&, const Resolved&, const BiasGradientInputs<double>&,
+template void launch_bias_gradients(const Context&, const ResolvedOptions&, const BiasGradientInputs<double>&,
                                     const Gradients&);
 
 }  // namespace gradtile::attention::cuda

@@ -40,7 +40,7 @@ struct BiasGradientInputs {
 
 /// Computes the gradients of the biases that `into` has tensors for, for float64 and float32.
 template <class A>
-void launch_bias_gradients(const Context& ctx, const Resolved& options, const BiasGradientInputs<A>& inputs,
-                           const Gradients& into);
+void launch_bias_gradients(const Context& ctx, const ResolvedOptions& options,
+                           const BiasGradientInputs<A>& inputs, const Gradients& into);
 
 }  // namespace gradtile::attention::cuda

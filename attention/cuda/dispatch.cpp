@@ -3,7 +3,7 @@
 
 namespace gradtile::attention::cuda {
 
-void flash_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
+void flash_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                    const Tensor& v, const Tensor& o, const Tensor& lse) {
     const auto kernels = q.dtype() == DType::f64   ? flash_f64_forward
                          : q.dtype() == DType::f32 ? flash_f32_forward
@@ -11,7 +11,7 @@ void flash_forward(const Context& ctx, const Resolved& options, const Tensor& q,
     kernels(ctx, options, q, k, v, o, lse);
 }
 
-void flash_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+void flash_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                     const OutputGradients& d_out, const Gradients& into) {
     const DType dtype = saved.q.dtype();
     const auto kernels = dtype == DType::f64   ? flash_f64_backward

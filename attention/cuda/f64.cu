@@ -306,7 +306,7 @@ constexpr auto tiled_backward_rows = []<int limit>(SharedMemory<limit>) {
     return Tiled{&backward_rows_kernel<tile>, tile};
 };
 
-F64Problem problem_of(const Resolved& options, const Tensor& q, const Tensor& k, const Tensor& v) {
+F64Problem problem_of(const ResolvedOptions& options, const Tensor& q, const Tensor& k, const Tensor& v) {
     return {.sizes = sizes_of(q, k, v),
             .mask = options.mask,
             .scale = options.scale,
@@ -318,8 +318,8 @@ F64Problem problem_of(const Resolved& options, const Tensor& q, const Tensor& k,
 
 }  // namespace
 
-void flash_f64_forward(const Context& ctx, const Resolved& options, const Tensor& q_in, const Tensor& k_in,
-                       const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
+void flash_f64_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
+                       const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
     const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
     const Writable o(ctx, o_out, DType::f64);
     if (ctx.is_planning()) return;
@@ -330,7 +330,7 @@ void flash_f64_forward(const Context& ctx, const Resolved& options, const Tensor
     o.store(ctx);
 }
 
-void flash_f64_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+void flash_f64_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                         const OutputGradients& d_out, const Gradients& into) {
     const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_out.o);
     const Writable d_q(ctx, into.q, DType::f64), d_k(ctx, into.k, DType::f64), d_v(ctx, into.v, DType::f64);

@@ -177,7 +177,7 @@ class ByHead {
     Tensor matrices_;
 };
 
-RowRules rules_of(const Resolved& options, const Tensor& q) {
+RowRules rules_of(const ResolvedOptions& options, const Tensor& q) {
     return {options.mask, options.scores, q.size(2)};
 }
 
@@ -187,8 +187,8 @@ Tensor scores(const Context& ctx, const ByHead& q, const ByHead& k) {
 }
 
 template <class T>
-void naive_forward_typed(const Context& ctx, const Resolved& options, const Tensor& q_in, const Tensor& k_in,
-                         const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
+void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
+                         const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
     const std::int64_t key_heads = k_in.size(2);
     const ByHead q(ctx, q_in, key_heads), k(ctx, k_in, key_heads), v(ctx, v_in, key_heads),
         o(ctx, o_out, key_heads);
@@ -203,7 +203,7 @@ void naive_forward_typed(const Context& ctx, const Resolved& options, const Tens
 }
 
 template <class T>
-void naive_backward_typed(const Context& ctx, const Resolved& options, const Saved& saved,
+void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                           const OutputGradients& d_out, const Gradients& into) {
     using A = Accumulator<T>;
     const std::int64_t key_heads = saved.k.size(2), queries = saved.q.size(1), keys = saved.k.size(1);
@@ -251,13 +251,13 @@ void naive_backward_typed(const Context& ctx, const Resolved& options, const Sav
 
 }  // namespace
 
-void naive_forward(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
+void naive_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                    const Tensor& v, const Tensor& o, const Tensor& lse) {
     visit_floating(q.dtype(),
                    [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, q, k, v, o, lse); });
 }
 
-void naive_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+void naive_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                     const OutputGradients& d_out, const Gradients& into) {
     visit_floating(saved.q.dtype(),
                    [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });

@@ -9,7 +9,7 @@
 namespace gradtile::attention {
 
 /// Options with their defaults filled in for the shapes of a call.
-struct Resolved {
+struct ResolvedOptions {
     double scale = 1.0;
     Mask mask;
     ScoreOptions scores;         ///< plain on CUDA
@@ -23,10 +23,10 @@ struct OutputGradients {
 };
 
 /// Writes o [B, Sq, Hq, Dv] and lse [B, Hq, Sq].
-using ForwardFunction = void(const Context& ctx, const Resolved& options, const Tensor& q, const Tensor& k,
-                             const Tensor& v, const Tensor& o, const Tensor& lse);
+using ForwardFunction = void(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                             const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse);
 /// Writes the gradients that `into` has tensors for.
-using BackwardFunction = void(const Context& ctx, const Resolved& options, const Saved& saved,
+using BackwardFunction = void(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                               const OutputGradients& d_out, const Gradients& into);
 
 // Each of these lines declares a function of the type ForwardFunction or BackwardFunction.

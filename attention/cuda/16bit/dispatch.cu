@@ -41,8 +41,8 @@ constexpr double log2_e = std::numbers::log2e;
 
 }  // namespace
 
-void flash_16bit_forward(const Context& ctx, const Resolved& options, const Tensor& q_in, const Tensor& k_in,
-                         const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
+void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
+                         const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
     const device::DeviceMask mask(options.mask);
     check_grid(q_in);
     const Readable q = readable(ctx, q_in), k = readable(ctx, k_in), v = readable(ctx, v_in);
@@ -69,7 +69,7 @@ void flash_16bit_forward(const Context& ctx, const Resolved& options, const Tens
     o.store(ctx);
 }
 
-void flash_16bit_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                           const OutputGradients& d_out, const Gradients& into) {
     const device::DeviceMask mask(options.mask);
     check_grid(saved.q);

@@ -582,7 +582,7 @@ void launch_backward(const Context& ctx, F32BackwardParameters parameters, std::
 
 }  // namespace
 
-void flash_f32_backward(const Context& ctx, const Resolved& options, const Saved& saved,
+void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                         const OutputGradients& d_out, const Gradients& into) {
     const DeviceMask mask(options.mask);
     const std::int64_t batch = saved.q.size(0), queries = saved.q.size(1), heads = saved.q.size(2);

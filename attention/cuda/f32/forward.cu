@@ -220,8 +220,8 @@ void launch_forward(const Context& ctx, F32ForwardParameters parameters, std::in
 
 }  // namespace
 
-void flash_f32_forward(const Context& ctx, const Resolved& options, const Tensor& q_in, const Tensor& k_in,
-                       const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
+void flash_f32_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
+                       const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
     const DeviceMask mask(options.mask);
     const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
     const Writable o(ctx, o_out, DType::f32);
