@@ -29,10 +29,10 @@ struct TrainConfig {
     ModelConfig model;
 
     // Data
-    std::string data;           ///< text file, or token file (.bin)
-    std::string val_data;       ///< empty: the last part of data
-    double val_fraction = 0.1;  ///< part of data kept for validation when val_data is empty
-    std::string tokenizer = "characters";  ///< or "bytes", or a BPE tokenizer's file (load_tokenizer)
+    std::string data;                             ///< text file, or token file (.bin)
+    std::string val_data;                         ///< empty: the last part of data
+    double val_fraction = 0.1;                    ///< part of data kept for validation when val_data is empty
+    std::string tokenizer = "characters";         ///< or "bytes", or a BPE tokenizer's file (load_tokenizer)
     TokenType token_type = TokenType::automatic;  ///< for token files without a header
     std::int64_t ignore_token = -1;               ///< targets of this id do not count; -1: none
 
@@ -105,7 +105,9 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("data", c.data, "text file, or token file (.bin) to train on", any_value);
     visit("val-data", c.val_data, "file to validate on; empty: the last part of data", any_value);
     visit("val-fraction", c.val_fraction, "part of data kept for validation", proper_fraction);
-    visit("tokenizer", c.tokenizer, "how text becomes tokens: characters, bytes, or the file of a BPE tokenizer (tokenizer.json)", any_value);
+    visit("tokenizer", c.tokenizer,
+          "how text becomes tokens: characters, bytes, or the file of a BPE tokenizer (tokenizer.json)",
+          any_value);
     visit("token-type", c.token_type, "integers of a token file that has no header; auto: uint16", any_value);
     visit("ignore-token", c.ignore_token, "targets of this id do not count; -1: none", Range{-1, 2147483647});
 

@@ -1,0 +1,120 @@
+#pragma once
+/// What the 16-bit backward pass does row by row, before and after its kernel over the blocks of keys: D and
+/// LSE, and the float32 sums of dQ.
+#include <gradtile/attention/cuda/16bit/parameters.h>
+#include <gradtile/attention/cuda/16bit/tiles.h>
+#include <gradtile/attention/cuda/device/shared_tile.cuh>
+#include <gradtile/attention/cuda/device/softmax.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+/// The float32 sums of dQ, in the order of the accumulators: 16 rows x 8 columns at a time, so that a warp
+/// adds to 512 adjacent bytes.
+struct DqSums {
+    float* data;
+    int padded_rows;
+
+    template <int head_dim>
+    __device__ float* fragment(int batch_head, int row, int column) const {
+        const std::int64_t strip = (static_cast<std::int64_t>(batch_head) * padded_rows + row) / 16;
+        return data + (strip * (head_dim / 8) + column / 8) * 128 + threadIdx.x % 32 * 4;
+    }
+};
+
+__device__ __forceinline__ void add_float4(float* to, const FragmentC& x) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
+                 "f"(x[3])
+                 : "memory");
+#else
+    for (int e = 0; e < 4; ++e) atomicAdd(to + e, x[e]);
+#endif
+}
+
+/// Rounds 16 rows of dQ from their float32 sums to 16 bits and stores them. The warp copies them through
+/// `warp_rows`, its rows of a shared tile.
+template <class T, int head_dim, class RowTile>
+__device__ __forceinline__ void finish_d_q(const Bits16BackwardParameters& p, const DqSums& sums,
+                                           int sums_batch_head, int batch_head, int row,
+                                           std::uint32_t warp_rows) {
+    FragmentC d_q[1][head_dim / 8];
+#pragma unroll
+    for (int n = 0; n < head_dim / 8; ++n) {
+        const float4 x =
+            *reinterpret_cast<const float4*>(sums.fragment<head_dim>(sums_batch_head, row, n * 8));
+        const float factor = p.scale * p.dropout_scale;
+        d_q[0][n][0] = x.x * factor;
+        d_q[0][n][1] = x.y * factor;
+        d_q[0][n][2] = x.z * factor;
+        d_q[0][n][3] = x.w * factor;
+    }
+    stage_rows<T, RowTile>(warp_rows, d_q);
+    __syncwarp();
+    store_staged_rows<RowTile, 16>(
+        p.d_q.head(batch_head / p.sizes.heads, batch_head % p.sizes.heads).row(row), p.d_q.row_stride,
+        warp_rows, p.mask.queries - row, p.sizes.qk_dim);
+}
+
+constexpr int prepared_rows = 32, finished_rows = 64;  // rows per thread block; both divide padded_rows
+
+/// Runs before backward_kernel. Computes LSE in base 2 and D = rowsum(dO * O), sets the counters of the
+/// turns, and sets the sums of dQ to 0 unless dQ is kept in shared memory. Eight lanes per row.
+template <class T>
+__global__ void __launch_bounds__(256)
+    prepare_backward_kernel(const __grid_constant__ Bits16BackwardParameters p, Bits16BackwardTiles tiles,
+                            int head_dim) {
+    gradtile::cuda::device::await_predecessor();
+    const int blocks = p.padded_rows / prepared_rows, batch_head = static_cast<int>(blockIdx.x) / blocks;
+    const int row = (static_cast<int>(blockIdx.x) - batch_head * blocks) * prepared_rows +
+                    static_cast<int>(threadIdx.x) / 8;
+    const std::int64_t index = static_cast<std::int64_t>(batch_head) * p.padded_rows + row;
+    const int lane = static_cast<int>(threadIdx.x % 8);
+    for (int column = lane * 4; p.d_q_sums != nullptr && column < head_dim; column += 32)
+        *reinterpret_cast<float4*>(p.d_q_sums + index * head_dim + column) = float4{};
+    const int batch = batch_head / p.sizes.heads, head = batch_head % p.sizes.heads;
+    const bool exists = row < p.mask.queries;
+    float sum = 0;
+    if (exists) {
+        const std::uint16_t* const o = p.o.head(batch, head).row(row);
+        const std::uint16_t* const d_o = p.d_o.head(batch, head).row(row);
+        for (int column = lane * 8; column < p.sizes.v_dim; column += 64) {
+            const uint4 a = *reinterpret_cast<const uint4*>(o + column);
+            const uint4 b = *reinterpret_cast<const uint4*>(d_o + column);
+            const std::uint32_t as[4] = {a.x, a.y, a.z, a.w}, bs[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 x = unpack<T>(as[i]), y = unpack<T>(bs[i]);
+                sum = fmaf(x.x, y.x, fmaf(x.y, y.y, sum));
+            }
+        }
+    }
+    for (int distance = 1; distance < 8; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    if (lane == 0) {
+        const std::int64_t at = static_cast<std::int64_t>(batch_head) * p.mask.queries + row;
+        const float lse = exists ? p.lse[at] : -INFINITY;
+        p.lse_log2[index] = lse == -INFINITY ? INFINITY : fmaf(lse, log2_e, -p_exponent);
+        if (p.d_lse != nullptr && lse != -INFINITY) sum -= p.d_lse[at];
+        p.delta[index] = sum / (p_factor * p.dropout_scale);
+    }
+    if (p.next_task != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.next_task = 0;
+    if (p.turns != nullptr && row % tiles.rows == 0)
+        for (int warp = lane; warp < tiles.warps(); warp += 8)
+            p.turns[index / tiles.rows * tiles.warps() + warp] = p.mask.first_key(row) / tiles.keys();
+}
+
+/// Runs after backward_kernel. Rounds dQ to 16 bits; each warp takes 16 rows.
+template <class T, int head_dim>
+__global__ void __launch_bounds__(128) finish_d_q_kernel(const __grid_constant__ Bits16BackwardParameters p) {
+    using RowTile = Tile<finished_rows, head_dim>;
+    __shared__ __align__(128) unsigned char shared[RowTile::bytes];
+    gradtile::cuda::device::await_predecessor();
+    const int blocks = p.padded_rows / finished_rows, batch_head = static_cast<int>(blockIdx.x) / blocks;
+    const int row = (static_cast<int>(blockIdx.x) - batch_head * blocks) * finished_rows +
+                    static_cast<int>(threadIdx.x) / 32 * 16;
+    if (row >= p.mask.queries) return;
+    const std::uint32_t warp_rows = shared_address(shared) + threadIdx.x / 32 * 16 * RowTile::row_bytes;
+    finish_d_q<T, head_dim, RowTile>(p, {p.d_q_sums, p.padded_rows}, batch_head, batch_head, row, warp_rows);
+}
+
+}  // namespace gradtile::attention::cuda::device

@@ -1,0 +1,87 @@
+#pragma once
+/// The parameters of the float32 backward kernel, and the powers of two by which it scales its factors.
+#include <cstdint>
+
+#include <gradtile/attention/score_rule.h>
+#include <gradtile/attention/cuda/device/head_rows.cuh>
+#include <gradtile/attention/cuda/device/magnitude.cuh>
+#include <gradtile/attention/cuda/device/mask.cuh>
+#include <gradtile/attention/cuda/device/task_order.cuh>
+
+namespace gradtile::attention::cuda {
+
+struct F32BackwardParameters {
+    device::TensorView<const float> q, k, v, d_o;
+    device::TensorView<float> d_q, d_k, d_v;
+    const float* lse_log2;            ///< [B, Hq, Sq]: LSE in base 2; +inf for rows that see no key
+    const float* delta;               ///< [B, Hq, Sq]: D / dropout_scale, where D = rowsum(dO * O) - dLSE
+    const std::uint32_t* magnitudes;  ///< largest magnitudes of q, k, v, d_o and d_lse: see measure()
+    bool has_d_lse;
+    device::DeviceMask mask;
+    device::Sizes sizes;
+    int batch_size;
+    float scale, scale_log2;  ///< scale_log2 = log2(e) * scale
+    float dropout_scale;      ///< 1 without dropout. P, dP and dS are computed without this factor.
+    ScoreOptions scores;
+    device::TaskOrder order;
+    bool q_vectors, k_vectors, v_vectors, d_o_vectors;  ///< whether has_vector_rows() holds
+    bool d_q_pairs, d_k_pairs, d_v_pairs;
+    std::int32_t* turns;  ///< if deterministic: the next task, then the counters of Turns; else null
+};
+
+namespace device {
+
+/// Factors that bring the tiles of a block into binary16's range, and factors that convert the sums back.
+/// They are powers of two, times the caller's scale where a gradient or S needs it.
+///
+/// P <= 1 is multiplied by 2^14. |dP - D| <= 2 columns max|V| max|dO| + max|dLSE|, because the rows of O are
+/// averages of rows of V. V and dO are scaled to less than 2^14, so the first term becomes 2^29 columns. The
+/// factor of dS, 2^-14 / columns, brings dS below 2^15. With a larger dLSE it is less.
+struct Units {
+    PowerOfTwo q, k, v, d_o;
+    float score, d_p;     ///< convert the sums S and dP to base 2 and to the units of dS
+    float product;        ///< converts the sum S to scale q k
+    float v_and_d_o[2];   ///< two powers of two whose product is v.factor * d_o.factor
+    float d_q, d_k, d_v;  ///< convert sums to gradients
+    static constexpr float probability = 16384;
+
+    /// Converts D to the units of dS. The order of the factors keeps intermediate results in range: the
+    /// factors of all-zero heads are so large that their product alone would overflow.
+    __device__ __forceinline__ float delta(float of_row) const {
+        return of_row * v_and_d_o[0] * d_p * v_and_d_o[1];
+    }
+
+    __device__ Units(const F32BackwardParameters& p, int batch, int key_head, int columns)
+        : q(range(p, 0, batch, key_head)),
+          k(range(p, 1, batch, key_head)),
+          v(range(p, 2, batch, key_head)),
+          d_o(range(p, 3, batch, key_head)) {
+        const float d_s = 1.0f / (16384.0f * static_cast<float>(columns));
+        if (p.has_d_lse) {
+            // dLSE becomes less than 2^28. V has less precision then, because only dP needs V here, and dO
+            // keeps its own for dV. Only where V's factor cannot be small enough, dO's becomes smaller.
+            const int sum_of_exponents = 14 + range(p, 4, batch, key_head).exponent();
+            v.limit_exponent(sum_of_exponents - d_o.exponent());
+            d_o.limit_exponent(sum_of_exponents - v.exponent());
+        }
+        score = p.scale_log2 * q.inverse * k.inverse;
+        product = p.scale * q.inverse * k.inverse;
+        d_p = d_s / probability;
+        d_v = d_o.inverse / probability * p.dropout_scale;
+        const int exponent = v.exponent() + d_o.exponent();
+        v_and_d_o[0] = PowerOfTwo::of_exponent(exponent / 2);
+        v_and_d_o[1] = PowerOfTwo::of_exponent(exponent - exponent / 2);
+        const float d_s_inverse = 1 / v_and_d_o[0] * (p.scale * p.dropout_scale / d_s) * (1 / v_and_d_o[1]);
+        d_q = d_s_inverse * k.inverse;
+        d_k = d_s_inverse * q.inverse;
+    }
+
+  private:
+    __device__ static PowerOfTwo range(const F32BackwardParameters& p, int tensor, int batch, int key_head) {
+        return range_of(p.magnitudes, tensor, p.batch_size, batch, p.sizes.heads / p.sizes.group, key_head);
+    }
+};
+
+}  // namespace device
+
+}  // namespace gradtile::attention::cuda

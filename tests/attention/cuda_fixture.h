@@ -1,0 +1,100 @@
+#pragma once
+/// The fixture of the tests of attention on the GPU. Without a GPU these tests are skipped.
+#include <cstdlib>
+#include <memory>
+#include <optional>
+
+#include <gtest/gtest.h>
+
+#include "problems.h"
+#include "reference.h"
+
+namespace gradtile::attention::test {
+
+/// Number of runs that must give equal results. GRADTILE_TEST_ROUNDS overrides the default: more runs to
+/// search for races, fewer under slow tools.
+inline int rounds(int default_rounds) {
+    const char* const text = std::getenv("GRADTILE_TEST_ROUNDS");
+    return text ? std::max(1, std::atoi(text)) : default_rounds;
+}
+
+/// Whether to use neither an arena nor poisoned memory. compute-sanitizer needs this to detect accesses
+/// beyond an allocation and reads of memory that was never written.
+inline bool plain_memory() {
+    return std::getenv("GRADTILE_TEST_PLAIN_MEMORY") != nullptr;
+}
+
+inline constexpr std::int64_t arena_bytes = 256 << 20;
+
+class AttentionCuda : public testing::Test {
+  protected:
+    void SetUp() override {
+        if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
+        const Context gpu(Device::cuda(0), 1);
+        gpu_.emplace(
+            plain_memory() ? gpu : gpu.with_allocator(std::make_shared<Arena>(Device::cuda(0), arena_bytes)));
+        poison();
+    }
+    const Context& gpu() const { return *gpu_; }
+    const Context cpu{Device::cpu()};
+
+    /// Fills all memory of the arena with NaN. No tensor may be allocated at this time.
+    void poison() const {
+        if (plain_memory()) return;
+        fill(gpu(), empty(gpu(), {arena_bytes / 4 - 1024}, DType::f32),
+             std::numeric_limits<double>::quiet_NaN());
+    }
+    Inputs on_gpu(const Inputs& in) const {
+        const auto move = [&](const Tensor& x) {
+            return x.defined() ? from_host(gpu(), to_host(cpu, x), x.shape(), x.dtype()) : x;
+        };
+        return {.q = move(in.q),
+                .k = move(in.k),
+                .v = move(in.v),
+                .d_o = move(in.d_o),
+                .biases = {move(in.biases[0]), move(in.biases[1])},
+                .alibi_slopes = move(in.alibi_slopes),
+                .sink = move(in.sink),
+                .d_lse = move(in.d_lse)};
+    }
+    Result run_on_gpu(const Inputs& in, const Options& options) const {
+        poison();
+        return run(gpu(), on_gpu(in), options);
+    }
+
+    /// The naive algorithm on the GPU must be as accurate as on the CPU, up to the order of its sums. Flash
+    /// must be within the bounds of its dtype.
+    void expect_accurate(const Problem& problem, DType dtype, bool deterministic = false) const {
+        SCOPED_TRACE(::testing::Message() << problem << ' ' << dtype);
+        // The bound of float64 results is derived from the error of the same problem in float32.
+        const DType coarse = dtype == DType::f64 ? DType::f32 : dtype;
+        const Inputs coarse_inputs = random_inputs(cpu, problem, coarse), in = coarse_inputs.to(cpu, dtype);
+        const Result naive = run(cpu, coarse_inputs, problem.options(Algorithm::naive));
+        const Reference reference = float64_reference(cpu, problem, in, roundoff_of(dtype, Device::cuda(0)));
+        for (const Algorithm algorithm : algorithms) {
+            if (deterministic && algorithm != Algorithm::flash) continue;  // the option concerns flash only
+            SCOPED_TRACE(::testing::Message() << algorithm);
+            Options options = problem.options(algorithm);
+            options.deterministic = deterministic;
+            const Result result = run_on_gpu(in, options);
+            if (dtype == DType::f64) {
+                expect_float64_accuracy(naive, result, reference);
+            } else {
+                const bool is_16_bit_flash = is_16_bit(dtype) && algorithm == Algorithm::flash;
+                expect_as_accurate_as(naive, result, reference,
+                                      is_16_bit_flash ? Factors{.forward = 1, .gradients = 1}
+                                                      : Factors{.forward = 2, .gradients = 3});
+            }
+        }
+    }
+    void expect_accurate(const std::vector<Problem>& problems, DType dtype) const {
+        for (const Problem& problem : problems) expect_accurate(problem, dtype);
+    }
+
+  private:
+    std::optional<Context> gpu_;
+};
+
+class AttentionCudaDtypes : public AttentionCuda, public testing::WithParamInterface<DType> {};
+
+}  // namespace gradtile::attention::test

@@ -1,0 +1,149 @@
+// Softcap, ALiBi, biases, sink, dropout and the gradient with respect to the LSE on the GPU: every algorithm
+// and dtype, on the problems of the CPU tests, against float64 on the CPU.
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+
+#include "cuda_fixture.h"
+
+namespace gradtile::attention::test {
+namespace {
+
+TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderEveryScoreOption) {
+    expect_accurate(problems_of_score_options(), GetParam());
+}
+/// One problem for every instantiation of the kernels that apply score rules.
+TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAllScoreOptionsAtAnyHeadDim) {
+    for (const std::int64_t d : {1, 32, 64, 96, 128, 192, 256})
+        for (const bool deterministic : {false, true})
+            expect_accurate({.queries = 140,
+                             .keys = 135,
+                             .d_qk = d,
+                             .d_v = d,
+                             .causal = true,
+                             .batch = 2,
+                             .heads = 4,
+                             .key_heads = 2,
+                             .softcap = 2,
+                             .alibi = true,
+                             .sink = true,
+                             .biases = {Shape{2, 1, 1, 135}, Shape{1, 4, 140, 135}},
+                             .dropout_p = 0.25,
+                             .d_lse = true},
+                            GetParam(), deterministic);
+}
+
+/// Dropout must drop the same elements on every device.
+TEST_P(AttentionCudaDtypes, DropoutDropsTheSameElementsAsOnTheCpu) {
+    // With V = 1 and equal scores, the outputs are the fractions of kept elements; with one key per column of
+    // V, they are the mask itself.
+    const Problem problem{.queries = 77,
+                          .keys = 64,
+                          .d_qk = 8,
+                          .d_v = 64,
+                          .batch = 2,
+                          .heads = 3,
+                          .key_heads = 3,
+                          .scale = 0.0,
+                          .dropout_p = 0.4};
+    Inputs in = random_inputs(cpu, problem, GetParam());
+    std::vector<double> identity(static_cast<std::size_t>(in.v.elements()));
+    for (std::size_t i = 0; i < identity.size(); ++i) identity[i] = i / (3 * 64) % 64 == i % 64 ? 1 : 0;
+    in.v = from_host(cpu, identity, in.v.shape(), GetParam());
+    const auto is_kept = [](const std::vector<double>& o) {
+        std::vector<bool> kept;
+        for (const double x : o) kept.push_back(x != 0);
+        return kept;
+    };
+    const std::vector<bool> expected = is_kept(run(cpu, in, problem.options()).o);
+    for (const Algorithm algorithm : algorithms)
+        EXPECT_EQ(is_kept(run_on_gpu(in, problem.options(algorithm)).o), expected) << algorithm;
+}
+
+/// Sinks and slopes are float32, biases may have the dtype of q, and all may be strided views.
+TEST_P(AttentionCudaDtypes, BiasesOfEveryDtypeAndLayoutGiveTheSameResults) {
+    const Problem problem{.queries = 70,
+                          .keys = 90,
+                          .d_qk = 16,
+                          .d_v = 16,
+                          .batch = 2,
+                          .heads = 2,
+                          .key_heads = 2,
+                          .biases = {Shape{2, 2, 70, 90}}};
+    Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
+    in.biases[0] = cast(gpu(), cast(gpu(), in.biases[0], GetParam()), DType::f32);
+    const Result expected = run(gpu(), in, problem.options());
+    Inputs same = in;
+    same.biases[0] = cast(gpu(), in.biases[0], GetParam());
+    const Result typed = run(gpu(), same, problem.options());
+    EXPECT_EQ(typed.o, expected.o);
+    EXPECT_EQ(typed.d_v, expected.d_v);
+    const Tensor transposed = empty(gpu(), {2, 2, 90, 70}, DType::f32).transpose(2, 3);
+    copy(gpu(), transposed, in.biases[0]);
+    same.biases[0] = transposed;
+    const Result strided = run(gpu(), same, problem.options());
+    EXPECT_EQ(strided.o, expected.o);
+    EXPECT_EQ(strided.d_bias_0, expected.d_bias_0);
+}
+
+/// The magnitude of dLSE has no bound in those of V and dO, by which the float32 kernels scale dS.
+TEST_F(AttentionCuda, GradientsThroughTheLseMayDominate) {
+    const Problem problem{.queries = 70, .keys = 90, .d_qk = 24, .d_v = 40, .causal = true, .d_lse = true};
+    for (const double exponent : {-60, 0, 30, 90})
+        for (const bool with_d_o : {false, true}) {
+            SCOPED_TRACE(::testing::Message() << exponent << with_d_o);
+            Inputs in = random_inputs(cpu, problem, DType::f32);
+            std::vector<double> d_lse = to_host(cpu, in.d_lse);
+            for (double& x : d_lse) x = std::ldexp(x, static_cast<int>(exponent));
+            in.d_lse = from_host(cpu, d_lse, in.d_lse.shape(), DType::f32);
+            if (!with_d_o) fill(cpu, in.d_o, 0);
+            const Reference reference =
+                float64_reference(cpu, problem, in, roundoff_of(DType::f32, Device::cuda(0)));
+            const Result naive = run(cpu, in, problem.options(Algorithm::naive));
+            const Result result = run_on_gpu(in, problem.options());
+            expect_as_accurate_as(naive, result, reference, Factors{.forward = 2, .gradients = 3});
+            if (!with_d_o) {
+                EXPECT_THAT(result.d_v, ::testing::Each(0.0));
+            }
+        }
+}
+
+TEST_P(AttentionCudaDtypes, RowsWhoseScoresAreAllMinusInfinitySeeNothing) {
+    for (const bool with_sink : {false, true})
+        for (const Algorithm algorithm : algorithms) {
+            SCOPED_TRACE(::testing::Message() << algorithm << " sink " << with_sink);
+            const Problem problem{.queries = 40,
+                                  .keys = 70,
+                                  .d_qk = 8,
+                                  .d_v = 8,
+                                  .sink = with_sink,
+                                  .biases = {Shape{1, 1, 40, 1}},
+                                  .d_lse = true};
+            Inputs in = random_inputs(cpu, problem, GetParam());
+            std::vector<double> bias(40, 0.5);
+            bias[3] = bias[39] = -std::numeric_limits<double>::infinity();
+            in.biases[0] = from_host(cpu, bias, {1, 1, 40, 1}, DType::f32);
+            const Result result = run_on_gpu(in, problem.options(algorithm));
+            const double lse_of_nothing =
+                with_sink ? to_host(cpu, in.sink)[0] : -std::numeric_limits<double>::infinity();
+            for (const std::size_t row : {3u, 39u}) {
+                if (with_sink) {
+                    EXPECT_NEAR(result.lse[row], lse_of_nothing, 1e-6);
+                } else {
+                    EXPECT_EQ(result.lse[row], lse_of_nothing);
+                }
+                for (std::size_t c = 0; c < 8; ++c) {
+                    EXPECT_EQ(result.o[row * 8 + c], 0);
+                    EXPECT_EQ(result.d_q[row * 8 + c], 0);
+                }
+                EXPECT_EQ(result.d_bias_0[row], 0);
+            }
+            for (const auto* numbers :
+                 {&result.d_q, &result.d_k, &result.d_v, &result.d_bias_0, &result.d_sink})
+                for (const double x : *numbers) EXPECT_TRUE(std::isfinite(x));
+        }
+}
+
+}  // namespace
+}  // namespace gradtile::attention::test
