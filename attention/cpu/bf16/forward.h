@@ -33,6 +33,7 @@ class ForwardBlock {
   public:
     ForwardBlock(const ForwardTask<bfloat16>& task, ScratchPieces pieces)
         : task_(task),
+          rule_(without_dropout_scale(task.rule)),
           geometry_(*task.geometry),
           policy_(block_policy(geometry_)),
           scale_(positive_scale(geometry_)),
@@ -140,7 +141,7 @@ class ForwardBlock {
                 softmax_step(statistics, s, columns, PlainScores{_mm512_set1_ps(scale_)}, scratch_.p, half,
                              squares.begin, rescale);
             } else {
-                const RuleScores scores{*task_.rule, rows_of(strip).begin + half * tile_rows,
+                const RuleScores scores{rule_, rows_of(strip).begin + half * tile_rows,
                                         first_key + squares.begin * square, columns, scratch_.factors};
                 softmax_step(statistics, s, columns, scores, scratch_.p, half, squares.begin, rescale);
             }
@@ -164,6 +165,7 @@ class ForwardBlock {
     /// O = O / sum and LSE = maximum + ln(sum).
     void write_output() {
         const float unit = task_.rule != nullptr ? 1.0f : ln_2;
+        const float dropout_scale = task_.rule != nullptr ? task_.rule->dropout_scale : 1.0f;
         for (std::int64_t row = task_.rows.begin; row < task_.rows.end; ++row) {
             const std::int64_t r = row - task_.rows.begin;
             const Statistics& statistics = scratch_.statistics[r / tile_rows];
@@ -172,11 +174,21 @@ class ForwardBlock {
             const bool sees_no_key = sum == 0.0f;  // the maximum may have skipped a NaN, but the sum has not
             task_.lse[row] = sees_no_key ? -infinity : unit * maximum + __builtin_logf(sum);
             store_row(task_.o.row(row), scratch_.o.at(r, 0), geometry_.d_v,
-                      _mm512_set1_ps(sees_no_key ? 0.0f : 1.0f / sum));
+                      _mm512_set1_ps(sees_no_key ? 0.0f : dropout_scale / sum));
         }
     }
 
+    /// P of a row's largest score is 1. Times dropout's scale, it would have the same rounding error in every
+    /// row. Therefore P has factors 0 and 1, and write_output() applies the scale.
+    static ScoreRule<float> without_dropout_scale(const ScoreRule<float>* rule) {
+        ScoreRule<float> result{};
+        if (rule != nullptr) result = *rule;
+        result.dropout_scale = 1;
+        return result;
+    }
+
     const ForwardTask<bfloat16>& task_;
+    const ScoreRule<float> rule_;
     const Geometry& geometry_;
     const BlockPolicy policy_;
     const float scale_;

@@ -300,7 +300,8 @@ class KeyBlock {
 
             FragmentC crossing[m_tiles][2];
             for_each_element(p, [&](float& probability, int m, int n, int e) {
-                crossing[m][n][e] = caps ? probability * derivatives[m][n][e] : probability;
+                crossing[m][n][e] = probability;
+                if constexpr (caps) crossing[m][n][e] *= derivatives[m][n][e];
             });
             if constexpr (drops) {
                 const KeptOfColumns kept[2] = {{rule, row, key}, {rule, row + 8, key}};
