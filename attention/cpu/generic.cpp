@@ -218,8 +218,8 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
             std::fill_n(d_k_block, keys * g.d_qk, A(0));
             std::fill_n(d_v_block, keys * g.d_v, A(0));
             BlockBiasGradients<A> bias_sums(
-                task.bias_gradients != nullptr ? &task.bias_gradients[head] : nullptr, task.keys.begin,
-                block_keys, bias_columns);
+                task.bias_gradients != nullptr ? &task.bias_gradients[head] : nullptr, task.keys.begin, keys,
+                bias_columns);
             for (std::int64_t i = rows.begin; i < rows.end; ++i) {
                 const IndexRange visible = visible_in(g.mask, i, task.keys);
                 if (visible.end <= visible.begin) continue;

@@ -106,10 +106,10 @@ TEST_F(BytePairs, InvalidUtf8ComesBackByteForByte) {
 }
 
 TEST_F(BytePairs, IdsDoNotDependOnTheNumberOfThreads) {
+    const json ids = json_of_file(reference("gpt2_ids.json"));
     std::string text;
     for (std::uint32_t seed = 0; seed < 4; ++seed) {
-        for (const json& one : json_of_file(reference("gpt2_ids.json"))["as_text"])
-            text += one["text"].get<std::string>();
+        for (const json& one : ids["as_text"]) text += one["text"].get<std::string>();
         text += random_bytes(50, seed);
         while (text.size() < (seed + 1) * 1'500'000) text += text.substr(text.size() / 2 + seed);
     }
