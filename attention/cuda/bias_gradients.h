@@ -29,7 +29,7 @@ template <class A>
 void launch_sink_gradient(const Context& ctx, const ScoreOptions& scores, const Tensor& lse, const A* delta,
                           std::int64_t delta_rows, double delta_factor, const Tensor& into);
 
-/// What a kernel for gradients of biases in float64 or float32 reads.
+/// The inputs of the kernels that compute gradients of biases in float64 or float32.
 template <class A>
 struct BiasGradientInputs {
     Tensor q, k, v, d_o;  ///< in layouts that kernels can read

@@ -36,7 +36,7 @@ __device__ A reduce_over_block(A value, Combine combine) {
     return result;
 }
 
-/// What the kernels of a row read.
+/// The mask and the score rules of all rows of a call.
 struct RowRules {
     Mask mask;
     ScoreOptions scores;

@@ -46,6 +46,8 @@ struct ScoreFlags {
     std::string bias;  ///< the axes along which it is not broadcast, out of "bhqk"; empty: none
 
     void check() const {
+        check_flag("--softcap", softcap, {0, 1e20});
+        check_flag("--dropout", dropout, {0, 1, /*min_is_open=*/false, /*max_is_open=*/true});
         const std::string axes = "bhqk";
         std::size_t next = 0;
         for (const char axis : bias) {

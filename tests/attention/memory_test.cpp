@@ -6,30 +6,14 @@
 #include <gmock/gmock.h>
 
 #include "every_kernel.h"
+#include "problems.h"
 
 namespace gradtile::attention::test {
 namespace {
 
-Problem problem_with_score_options() {
-    return {.queries = 130,
-            .keys = 90,
-            .d_qk = 40,
-            .d_v = 24,
-            .causal = true,
-            .batch = 2,
-            .heads = 4,
-            .key_heads = 2,
-            .softcap = 2,
-            .alibi = true,
-            .sink = true,
-            .biases = {Shape{2, 1, 1, 90}, Shape{1, 4, 130, 90}},
-            .dropout_p = 0.1,
-            .d_lse = true};
-}
-
 TEST(AttentionMemory, ResultsDoNotDependOnUninitialisedMemory) {
     const Context plain(Device::cpu(), 2);
-    for (const Problem& problem : {problem_with_score_options(),
+    for (const Problem& problem : {problem_with_every_score_option(130, 90, 40, 24),
                                    {.queries = 150,
                                    .keys = 140,
                                    .d_qk = 40,
@@ -79,7 +63,7 @@ std::size_t planned_bytes(const Context& ctx, const Problem& problem, DType dtyp
 TEST(AttentionMemory, ADryRunPredictsThePeakMemoryOfARealRun) {
     const Problem plain{
         .queries = 130, .keys = 90, .d_qk = 40, .d_v = 24, .causal = true, .heads = 4, .key_heads = 2};
-    for (const Problem& problem : {plain, problem_with_score_options()})
+    for (const Problem& problem : {plain, problem_with_every_score_option(130, 90, 40, 24)})
         for (const int threads : {1, 2, 3})
             for (const DType dtype : floating_dtypes)
                 for_every_algorithm(dtype, [&](Algorithm algorithm) {

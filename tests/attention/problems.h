@@ -89,6 +89,25 @@ inline std::vector<Problem> problems_of_options() {
     return problems;
 }
 
+/// All options that change scores or probabilities in one problem: two sequences, heads that share keys.
+inline Problem problem_with_every_score_option(std::int64_t queries, std::int64_t keys, std::int64_t d_qk,
+                                               std::int64_t d_v) {
+    return {.queries = queries,
+            .keys = keys,
+            .d_qk = d_qk,
+            .d_v = d_v,
+            .causal = true,
+            .batch = 2,
+            .heads = 4,
+            .key_heads = 2,
+            .softcap = 2,
+            .alibi = true,
+            .sink = true,
+            .biases = {Shape{2, 1, 1, keys}, Shape{1, 4, queries, keys}},
+            .dropout_p = 0.1,
+            .d_lse = true};
+}
+
 /// Problems with every option that changes scores or probabilities, alone and combined. Several blocks in
 /// both directions, heads that share keys, rows that see nothing.
 inline std::vector<Problem> problems_of_score_options() {

@@ -144,6 +144,8 @@ TEST(Bench, ErrorsAreOneLine) {
     expect_refused(run({"bench", "attention", "--length", "0"}), {"--length: 0", "expected 1"});
     expect_refused(run({"bench", "attention", "--heads", "4", "--kv-heads", "3"}),
                    {"--kv-heads: 3", "4 heads"});
+    expect_refused(run({"bench", "attention", "--softcap", "-1"}), {"--softcap: -1", "0 to 1e+20"});
+    expect_refused(run({"bench", "attention", "--dropout", "1"}), {"--dropout: 1", "less than 1"});
     expect_refused(run({"bench", "attention", "--bias", "qh"}), {"--bias: qh", "expected letters of bhqk"});
     if (cuda_device_count() > 0) return;
     for (const char* what : {"attention", "gemm", "layers", "train"})

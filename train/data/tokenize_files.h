@@ -11,7 +11,7 @@
 
 namespace gradtile {
 
-/// Whose token files to write.
+/// The format of the token files that are written.
 enum class TokenFileStyle {
     llmc,    ///< llm.c's shards: gpt2's if the vocabulary is at most GPT-2's, else llama3's
     nanogpt  ///< no header: uint16, or uint32 if the vocabulary has more than 65,536 tokens

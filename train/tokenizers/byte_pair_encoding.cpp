@@ -90,7 +90,7 @@ void BytePairEncoding::add_merges(std::string_view source) {
         check(!parts[0].empty() && !parts[1].empty() && concat(parts[0], parts[1]) == parts[2], source,
               ": merge ", rank, ": ", shown_bytes(parts[0]), " and ", shown_bytes(parts[1]),
               " together are not ", shown_bytes(parts[2]));
-        // Of two merges of one pair the later counts, as in the tokenizers library.
+        // If a pair has two merges, the later merge replaces the earlier one, as in the tokenizers library.
         tables_->pairs.set(merge.left, merge.right, {rank++, merge.result});
     }
 }

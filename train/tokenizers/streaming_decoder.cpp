@@ -13,7 +13,8 @@ bool is_start_of_character(std::string_view bytes) {
     const auto lead = static_cast<unsigned char>(bytes.front());
     const std::size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
     if (bytes.size() >= length) return false;
-    // Of the bytes that may follow, one of the two ends of their range is valid after every valid start.
+    // A valid start can always be completed by continuation bytes that are all 0x80 or all 0xBF: some lead
+    // bytes exclude one end of the range 0x80 to 0xBF, but none excludes both.
     for (const char filler : {'\x80', '\xBF'}) {
         std::string whole(bytes);
         whole.resize(length, filler);
