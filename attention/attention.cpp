@@ -27,37 +27,68 @@ void with_algorithm(Algorithm algorithm, Flash&& flash, Naive&& naive) {
     throw Error(concat("attention: algorithm ", algorithm, " is not available; choose flash or naive"));
 }
 
-/// Throws an Error with the option's name if an option is set that this version does not implement. Ignoring
-/// it would train a different model than the caller asked for.
-void refuse_unavailable(const Options& options) {
-    const auto refuse_if = [](bool is_set, const char* name) {
-        check(!is_set, "attention: option ", name, " is not available; leave it at its default");
-    };
-    refuse_if(options.cumulative_q.defined(), "cumulative_q");
-    refuse_if(options.cumulative_k.defined(), "cumulative_k");
-    with_algorithm(
-        options.algorithm, [] {}, [] {});
+bool is_packed(const Options& options) {
+    return options.cumulative_q.defined() || options.cumulative_k.defined();
 }
 
-void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
-    check(q.rank() == 4 && k.rank() == 4 && v.rank() == 4,
-          "attention: q, k, v must be [batch, length, heads, head_dim]: q ", q, ", k ", k, ", v ", v);
+void check_offsets(const char* name, const Tensor& offsets, const Tensor& q) {
+    check(offsets.defined(), "attention: packed sequences need cumulative_q and cumulative_k; ", name,
+          " is not set");
+    check(offsets.rank() == 1 && offsets.dtype() == DType::i32 && offsets.is_contiguous() &&
+              offsets.size(0) >= 1 && offsets.device() == q.device(),
+          "attention: ", name, " is ", offsets, ", expected contiguous int32 [sequences + 1] on ",
+          q.device());
+}
+
+PackedSequences resolve_packed(const Options& options, const Tensor& q) {
+    if (!is_packed(options)) return {};
+    check_offsets("cumulative_q", options.cumulative_q, q);
+    check_offsets("cumulative_k", options.cumulative_k, q);
+    const std::int64_t count = options.cumulative_q.size(0) - 1;
+    check(options.cumulative_k.size(0) == count + 1, "attention: cumulative_q has ", count,
+          " sequences, cumulative_k ", options.cumulative_k.size(0) - 1);
+    for (const Tensor& bias : options.biases)
+        check(!bias.defined(), "attention: biases are not available for packed sequences");
+    check(false, "attention: option cumulative_q is not available on ", q.device());
+    return {options.cumulative_q, options.cumulative_k, count, options.top_left};
+}
+
+/// Backends see packed sequences as one batch. Without packed sequences this returns x.
+Tensor with_batch_axis(const PackedSequences& packed, const Tensor& x) {
+    if (!packed || !x.defined()) return x;
+    return x.rank() == 2 ? x.expand({1, x.size(0), x.size(1)})
+                         : x.expand({1, x.size(0), x.size(1), x.size(2)});
+}
+Saved with_batch_axis(const PackedSequences& packed, const Saved& x) {
+    return {with_batch_axis(packed, x.q), with_batch_axis(packed, x.k), with_batch_axis(packed, x.v),
+            with_batch_axis(packed, x.o), with_batch_axis(packed, x.lse)};
+}
+
+void check_inputs(const Options& options, const Tensor& q, const Tensor& k, const Tensor& v) {
+    const int rank = is_packed(options) ? 3 : 4;
+    check(q.rank() == rank && k.rank() == rank && v.rank() == rank, "attention: q, k, v must be [",
+          rank == 3 ? "rows" : "batch, length", ", heads, head_dim]: q ", q, ", k ", k, ", v ", v);
     check(is_floating(q.dtype()) && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
           "attention: q, k, v must share one floating dtype: q ", q, ", k ", k, ", v ", v);
-    check(k.size(0) == q.size(0) && v.size(0) == q.size(0), "attention: batch sizes differ: q ", q, ", k ", k,
-          ", v ", v);
-    check(v.size(1) == k.size(1) && v.size(2) == k.size(2),
+    check(rank == 3 || (k.size(0) == q.size(0) && v.size(0) == q.size(0)),
+          "attention: batch sizes differ: q ", q, ", k ", k, ", v ", v);
+    check(v.size(-3) == k.size(-3) && v.size(-2) == k.size(-2),
           "attention: k and v must agree in length and heads: k ", k, ", v ", v);
-    const std::int64_t query_heads = q.size(2), key_heads = k.size(2);
+    const std::int64_t query_heads = q.size(-2), key_heads = k.size(-2);
     check(key_heads > 0 ? query_heads > 0 && query_heads % key_heads == 0 : query_heads == 0,
           "attention: ", query_heads, " query heads are not a multiple of ", key_heads, " key/value heads");
-    check(k.size(3) == q.size(3), "attention: head_dim of q is ", q.size(3), ", of k ", k.size(3));
-    for (const std::int64_t d : {q.size(3), v.size(3)})
+    check(k.size(-1) == q.size(-1), "attention: head_dim of q is ", q.size(-1), ", of k ", k.size(-1));
+    for (const std::int64_t d : {q.size(-1), v.size(-1)})
         check(d >= 1 && d <= max_head_dim, "attention: head_dim ", d, " is not in 1..", max_head_dim);
 }
 
 Shape output_shape(const Tensor& q, const Tensor& v) {
-    return {q.size(0), q.size(1), q.size(2), v.size(3)};
+    Shape shape = q.shape();
+    shape[q.rank() - 1] = v.size(-1);
+    return shape;
+}
+Shape lse_shape(const Tensor& q) {
+    return q.rank() == 3 ? Shape{q.size(1), q.size(0)} : Shape{q.size(0), q.size(2), q.size(1)};
 }
 
 void check_like(const char* name, const Tensor& x, const Shape& shape, DType dtype) {
@@ -122,8 +153,10 @@ ScoreOptions resolve_scores(const Options& options, const Tensor& q, std::int64_
     return scores;
 }
 
-ResolvedOptions resolve(const Options& options, const Tensor& q, const Tensor& k) {
+ResolvedOptions resolve(const Options& options, const PackedSequences& packed, const Tensor& q,
+                        const Tensor& k) {
     ResolvedOptions resolved;
+    resolved.packed = packed;
     resolved.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
     check(std::isfinite(resolved.scale), "attention: scale ", resolved.scale, " is not finite");
     // Kernels hold the scale in float32. A scale below float32's normal numbers acts as 0.
@@ -194,29 +227,27 @@ std::ostream& operator<<(std::ostream& out, Algorithm algorithm) {
 
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o) {
-    refuse_unavailable(options);
-    check_inputs(q, k, v);
+    check_inputs(options, q, k, v);
     check_like("o", o, output_shape(q, v), q.dtype());
-    const ResolvedOptions resolved = resolve(options, q, k);
-    saved = {.q = q,
-             .k = k,
-             .v = v,
-             .o = o,
-             .lse = empty(ctx, {q.size(0), q.size(2), q.size(1)}, accumulator_of(q.dtype()))};
+    const PackedSequences packed = resolve_packed(options, q);
+    saved = {.q = q, .k = k, .v = v, .o = o, .lse = empty(ctx, lse_shape(q), accumulator_of(q.dtype()))};
+    const Saved of_batch = with_batch_axis(packed, saved);
+    const ResolvedOptions resolved = resolve(options, packed, of_batch.q, of_batch.k);
     with_algorithm(
         options.algorithm,
         [&] {
-            on_device_or_plan(ctx, cpu::flash_forward, cuda::flash_forward, resolved, q, k, v, o, saved.lse);
+            on_device_or_plan(ctx, cpu::flash_forward, cuda::flash_forward, resolved, of_batch.q, of_batch.k,
+                              of_batch.v, of_batch.o, of_batch.lse);
         },
         [&] {
-            on_device_or_plan(ctx, cpu::naive_forward, cuda::naive_forward, resolved, q, k, v, o, saved.lse);
+            on_device_or_plan(ctx, cpu::naive_forward, cuda::naive_forward, resolved, of_batch.q, of_batch.k,
+                              of_batch.v, of_batch.o, of_batch.lse);
         });
 }
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved) {
-    refuse_unavailable(options);
-    check_inputs(q, k, v);
+    check_inputs(options, q, k, v);
     const Tensor o = empty(ctx, output_shape(q, v), q.dtype());
     forward(ctx, q, k, v, options, saved, o);
     return o;
@@ -225,25 +256,30 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
               const Gradients& into, const Tensor& d_lse) {
     const auto& [q, k, v, o, lse] = saved;
-    refuse_unavailable(options);
-    check_inputs(q, k, v);
+    check_inputs(options, q, k, v);
     check_like("saved o", o, output_shape(q, v), q.dtype());
-    check_like("saved lse", lse, {q.size(0), q.size(2), q.size(1)}, accumulator_of(q.dtype()));
+    check_like("saved lse", lse, lse_shape(q), accumulator_of(q.dtype()));
     check_like("d_o", d_o, o.shape(), o.dtype());
     if (d_lse.defined()) check_like("d_lse", d_lse, lse.shape(), lse.dtype());
     check_like("gradient of q", into.q, q.shape(), q.dtype());
     check_like("gradient of k", into.k, k.shape(), k.dtype());
     check_like("gradient of v", into.v, v.shape(), v.dtype());
-    check_option_gradients(options, into, q);
-    const ResolvedOptions resolved = resolve(options, q, k);
-    const OutputGradients d_out{d_o, d_lse};
+    const PackedSequences packed = resolve_packed(options, q);
+    const auto batch = [&](const Tensor& x) { return with_batch_axis(packed, x); };
+    const Saved of_batch = with_batch_axis(packed, saved);
+    const ResolvedOptions resolved = resolve(options, packed, of_batch.q, of_batch.k);
+    check_option_gradients(options, into, of_batch.q);
+    const OutputGradients d_out{batch(d_o), batch(d_lse)};
+    const Gradients gradients{batch(into.q), batch(into.k), batch(into.v), into.biases, into.sink};
     with_algorithm(
         options.algorithm,
         [&] {
-            on_device_or_plan(ctx, cpu::flash_backward, cuda::flash_backward, resolved, saved, d_out, into);
+            on_device_or_plan(ctx, cpu::flash_backward, cuda::flash_backward, resolved, of_batch, d_out,
+                              gradients);
         },
         [&] {
-            on_device_or_plan(ctx, cpu::naive_backward, cuda::naive_backward, resolved, saved, d_out, into);
+            on_device_or_plan(ctx, cpu::naive_backward, cuda::naive_backward, resolved, of_batch, d_out,
+                              gradients);
         });
 }
 

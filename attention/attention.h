@@ -60,12 +60,22 @@ struct Options {
     double dropout_p = 0;         ///< probability that an element of P is dropped; the others are scaled up
     DropoutKey dropout_key = {};  ///< the default key drops nothing, as in evaluation
 
-    // ---- Reserved for later versions; this version refuses them ----
-    Tensor cumulative_q = {};  ///< packed sequences: int32 [B+1] offsets into q [total, Hq, Dqk]
-    Tensor cumulative_k = {};  ///< packed sequences: offsets into k and v
+    // ---- Packed sequences ----
+
+    /// Sequences of different lengths that lie one after the other, without padding. Sequence b has the rows
+    /// cumulative_q[b] to cumulative_q[b + 1] - 1 of q and the keys cumulative_k[b] to cumulative_k[b + 1] -
+    /// 1 of k and v: int32 [B + 1] on q's device, contiguous, both set or none. q, k, v and o then have no
+    /// batch axis: q is [total rows, Hq, Dqk], k is [total keys, Hkv, Dqk]; lse is [Hq, total rows]. A row
+    /// sees keys of its own sequence only, and the mask, ALiBi and dropout count rows and keys from its
+    /// start. Lengths may be 0. Rows and keys after the last sequence belong to none: O and gradients are 0
+    /// there, LSE is -inf. The first offset is 0 and offsets do not decrease; the CPU throws Error on others,
+    /// while a GPU, whose kernels read them when they run, limits them to the tensors. Biases are refused.
+    Tensor cumulative_q = {};
+    Tensor cumulative_k = {};
 };
 
-/// Tensors that backward needs: the inputs (views, not copies), the output, and one number per row.
+/// Tensors that backward needs: the inputs (views, not copies), the output, and one number per row. Packed
+/// sequences have no batch axis: see Options::cumulative_q.
 struct Saved {
     Tensor q;    ///< [B, Sq, Hq, Dqk]
     Tensor k;    ///< [B, Sk, Hkv, Dqk]

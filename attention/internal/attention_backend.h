@@ -8,11 +8,22 @@
 
 namespace gradtile::attention {
 
+/// The packed sequences of a call. Tensors then have batch 1, and sequence b takes a part of their rows.
+struct PackedSequences {
+    Tensor q_offsets, k_offsets;  ///< int32 [count + 1], contiguous; undefined: the call is not packed
+    std::int64_t count = 0;
+    bool top_left = false;  ///< the mask's offset is 0, else the keys minus the rows of the sequence
+
+    explicit operator bool() const { return q_offsets.defined(); }
+};
+
 /// Options with their defaults filled in for the shapes of a call.
 struct ResolvedOptions {
     double scale = 1.0;
+    /// The lengths and the offset are those of a whole tensor; packed sequences have their own.
     Mask mask;
-    ScoreOptions scores;         ///< plain on CUDA
+    ScoreOptions scores;
+    PackedSequences packed;
     bool deterministic = false;  ///< for CUDA only: the CPU's results are always deterministic
 };
 
