@@ -35,15 +35,22 @@ template <class A>
 __global__ void __launch_bounds__(sink_threads)
     sink_gradient_kernel(const float* sink, std::int64_t sink_stride, const A* lse, const A* delta,
                          std::int64_t delta_rows, double delta_factor, int batch_size, int queries,
-                         float* into, std::int64_t into_stride) {
+                         float* into, std::int64_t into_stride, PackedOffsets padded) {
     const int heads = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x);
     const double logit = static_cast<double>(sink[head * sink_stride]);
     double sum = 0;
     for (std::int64_t row = threadIdx.x; row < std::int64_t{batch_size} * queries; row += sink_threads) {
         const std::int64_t batch_head = row / queries * heads + head, i = row % queries;
         const double of_row = static_cast<double>(lse[batch_head * queries + i]);
-        if (logit > -HUGE_VAL)
-            sum -= exp(logit - of_row) * static_cast<double>(delta[batch_head * delta_rows + i]);
+        // Only rows without a sink, which follow packed sequences, have an LSE of -inf here.
+        if (logit == -HUGE_VAL || of_row == -HUGE_VAL) continue;
+        std::int64_t delta_row = i;
+        if (padded) {
+            const int sequence = padded.sequence_of_query(static_cast<int>(i)),
+                      first = padded.queries(sequence).begin;
+            delta_row += packed_padded_row(sequence, first) - first;
+        }
+        sum -= exp(logit - of_row) * static_cast<double>(delta[batch_head * delta_rows + delta_row]);
     }
     __shared__ double sums[sink_threads];
     sums[threadIdx.x] = sum;
@@ -115,17 +122,18 @@ __global__ void __launch_bounds__(bias_tile* bias_tile)
 
 template <class A>
 void launch_sink_gradient(const Context& ctx, const ScoreOptions& scores, const Tensor& lse, const A* delta,
-                          std::int64_t delta_rows, double delta_factor, const Tensor& into) {
+                          std::int64_t delta_rows, double delta_factor, const Tensor& into,
+                          const PackedOffsets& padded) {
     if (into.elements() == 0) return;
     gradtile::cuda::launch(ctx, sink_gradient_kernel<A>, dim3(static_cast<unsigned>(lse.size(1))),
                            {.threads = sink_threads}, scores.sink, scores.sink_stride, lse.data<A>(), delta,
                            delta_rows, delta_factor, static_cast<int>(lse.size(0)),
-                           static_cast<int>(lse.size(2)), into.data<float>(), into.stride(0));
+                           static_cast<int>(lse.size(2)), into.data<float>(), into.stride(0), padded);
 }
 template void launch_sink_gradient(const Context&, const ScoreOptions&, const Tensor&, const float*,
-                                   std::int64_t, double, const Tensor&);
+                                   std::int64_t, double, const Tensor&, const PackedOffsets&);
 template void launch_sink_gradient(const Context&, const ScoreOptions&, const Tensor&, const double*,
-                                   std::int64_t, double, const Tensor&);
+                                   std::int64_t, double, const Tensor&, const PackedOffsets&);
 
 template <class A>
 void launch_bias_gradients(const Context& ctx, const ResolvedOptions& options,

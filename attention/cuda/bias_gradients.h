@@ -5,6 +5,7 @@
 /// nor scratch memory, and their results are equal to the bit in every run.
 #include <cuda_runtime_api.h>
 
+#include <gradtile/attention/cuda/packed_tasks.h>
 #include <gradtile/attention/internal/attention_backend.h>
 
 namespace gradtile::attention::cuda {
@@ -24,10 +25,11 @@ struct BiasGradient {
 };
 
 /// Computes into.sink = -(sum over rows of exp(sink - LSE) D). lse [B, H, Sq]; D = delta_factor * delta[(b *
-/// H + h) * delta_rows + i].
+/// H + h) * delta_rows + i]. With `padded`, row i of packed sequences is at its padded row instead.
 template <class A>
 void launch_sink_gradient(const Context& ctx, const ScoreOptions& scores, const Tensor& lse, const A* delta,
-                          std::int64_t delta_rows, double delta_factor, const Tensor& into);
+                          std::int64_t delta_rows, double delta_factor, const Tensor& into,
+                          const PackedOffsets& padded = {});
 
 /// The inputs of the kernels that compute gradients of biases in float64 or float32.
 template <class A>

@@ -7,6 +7,7 @@
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/cuda/shared_memory_limits.h>
 #include <gradtile/attention/internal/kernel_views.h>
+#include <gradtile/attention/cuda/device/block_sequence.cuh>
 #include <gradtile/attention/cuda/device/head_rows.cuh>
 #include <gradtile/attention/cuda/device/row_statistics.cuh>
 #include <gradtile/attention/cuda/device/score_rule.cuh>
@@ -73,14 +74,16 @@ struct RowSums {
     static constexpr int columns_per_thread = max_head_dim / tile;
     double value[columns_per_thread] = {};
 
-    /// Adds weights [tile] (`step` elements apart) times staged [tile, padded(d)].
+    /// Adds weights [tile] (`step` elements apart) times staged [tile, padded(d)]. A weight of 0 belongs to a
+    /// pair that may be of two packed sequences: a NaN of one must not reach the other.
     __device__ void add_product(const double* weights, int step, const double* staged, int d, int y) {
 #pragma unroll
         for (int n = 0; n < columns_per_thread; ++n) {
             const int c = y + n * tile;
             if (c < d)
                 for (int j = 0; j < tile; ++j)
-                    value[n] = fma(weights[j * step], staged[j * padded(d) + c], value[n]);
+                    if (const double weight = weights[j * step]; weight != 0)
+                        value[n] = fma(weight, staged[j * padded(d) + c], value[n]);
         }
     }
     __device__ void multiply(double factor) {
@@ -100,6 +103,22 @@ struct F64Problem {
     double scale;
     TensorView<const double> q, k, v;
     ScoreOptions scores;
+    PackedOffsets packed;
+
+    __device__ SequenceOfPair sequence_of_query(std::int64_t batch, std::int64_t i) const {
+        return SequenceOfPair::of_query(mask, packed, batch, i);
+    }
+    /// The keys that at least one of the rows [first, end) sees: both ends grow with the row.
+    __device__ IndexRange visible_keys(std::int64_t batch, std::int64_t first, std::int64_t end) const {
+        return {sequence_of_query(batch, first).visible_keys(first).begin,
+                sequence_of_query(batch, end - 1).visible_keys(end - 1).end};
+    }
+    /// Contains the rows that see at least one of the keys [first, end).
+    __device__ IndexRange seeing_rows(std::int64_t batch, std::int64_t first, std::int64_t end) const {
+        if (!packed) return mask.seeing_rows({first, end});
+        return {SequenceOfPair::of_key(mask, packed, batch, first).queries().begin,
+                SequenceOfPair::of_key(mask, packed, batch, end - 1).queries().end};
+    }
 };
 
 /// Each thread block takes `tile` query rows of one (batch, head). Grid: (row blocks, batch * heads).
@@ -117,11 +136,14 @@ __global__ void __launch_bounds__(tile* tile)
     const StridedRows<const double> k_rows = p.k.head(batch, head / p.sizes.group);
     const StridedRows<const double> v_rows = p.v.head(batch, head / p.sizes.group);
     const double infinity = HUGE_VAL;
-    const ScoreRule<double> rule = p.scores.rule_of<double>(batch, head);
+    const std::int64_t end_row = min(first_row + tile, p.mask.queries);
+    const SequenceOfPair sequence = p.sequence_of_query(batch, min(i, end_row - 1));
+    const ScoreRule<double> rule = sequence.rule_of<double>(p.scores, head);
 
     load<tile>(q, p.q.head(batch, head), first_row, p.mask.queries, p.sizes.qk_dim);
-    const IndexRange visible = i < p.mask.queries ? p.mask.visible_keys(i) : IndexRange{0, 0};
-    const IndexRange keys = p.mask.visible_keys({first_row, min(first_row + tile, p.mask.queries)});
+    const IndexRange visible = i < p.mask.queries ? sequence.visible_keys(i) : IndexRange{0, 0};
+    const IndexRange keys = p.visible_keys(batch, first_row, end_row);
+    const int row = static_cast<int>(i - sequence.first_query);
     double maximum = -infinity, sum = 0;
     RowSums<tile> o;
     for (std::int64_t first_key = keys.begin; first_key < keys.end; first_key += tile) {
@@ -130,12 +152,13 @@ __global__ void __launch_bounds__(tile* tile)
         load<tile>(v, v_rows, first_key, p.mask.keys, p.sizes.v_dim);
         __syncthreads();
         const std::int64_t j = first_key + y;
+        const int key = static_cast<int>(j - sequence.first_key);
         const bool is_visible = j >= visible.begin && j < visible.end;
         double s = -infinity;
         if (is_visible) {
             const double product =
                 p.scale * dot(q + x * padded(p.sizes.qk_dim), k + y * padded(p.sizes.qk_dim), p.sizes.qk_dim);
-            s = score_of<double>(rule, product, static_cast<int>(i), static_cast<int>(j)).value;
+            s = score_of<double>(rule, product, row, key).value;
         }
         const double new_maximum = fmax(maximum, row_max<tile>(s));
         const double reference = new_maximum == -infinity ? 0.0 : new_maximum;  // no visible key yet
@@ -143,8 +166,7 @@ __global__ void __launch_bounds__(tile* tile)
         const double rescale = exp(maximum - reference);
         maximum = new_maximum;
         sum = sum * rescale + row_sum<tile>(probability);
-        probabilities[x * tile + y] =
-            is_visible ? probability * kept(rule, static_cast<int>(i), static_cast<int>(j)) : 0.0;
+        probabilities[x * tile + y] = is_visible ? probability * kept(rule, row, key) : 0.0;
         __syncthreads();
         o.multiply(rescale);
         o.add_product(probabilities + x * tile, 1, v, p.sizes.v_dim, y);
@@ -173,13 +195,15 @@ struct F64BackwardProblem {
 struct Pair {
     double p, d_s;
 };
-__device__ Pair pair_of(const F64BackwardProblem& b, const ScoreRule<double>& rule, std::int64_t i,
-                        std::int64_t j, std::int64_t statistics, const double* q, const double* k,
-                        const double* d_o, const double* v) {
+__device__ Pair pair_of(const F64BackwardProblem& b, const SequenceOfPair& sequence,
+                        const ScoreRule<double>& rule, std::int64_t i, std::int64_t j,
+                        std::int64_t statistics, const double* q, const double* k, const double* d_o,
+                        const double* v) {
     const F64Problem& f = b.forward;
-    const IndexRange visible = i < f.mask.queries ? f.mask.visible_keys(i) : IndexRange{0, 0};
+    const IndexRange visible = i < f.mask.queries ? sequence.visible_keys(i) : IndexRange{0, 0};
     if (j < visible.begin || j >= visible.end) return {0.0, 0.0};
-    const int row = static_cast<int>(i), key = static_cast<int>(j);
+    const int row = static_cast<int>(i - sequence.first_query),
+              key = static_cast<int>(j - sequence.first_key);
     const Score<double> score = score_of<double>(rule, f.scale * dot(q, k, f.sizes.qk_dim), row, key);
     const double p = exp(score.value - b.lse[statistics]);
     const double factor = kept(rule, row, key) * rule.dropout_scale;
@@ -207,19 +231,22 @@ __global__ void __launch_bounds__(tile* tile)
     const std::int64_t first_key = std::int64_t{blockIdx.x} * tile, j = first_key + x;
     load<tile>(k, f.k.head(batch, key_head), first_key, f.mask.keys, qk_dim);
     load<tile>(v, f.v.head(batch, key_head), first_key, f.mask.keys, v_dim);
-    const IndexRange rows = f.mask.seeing_rows({first_key, min(first_key + tile, f.mask.keys)});
+    const std::int64_t end_key = min(first_key + tile, f.mask.keys);
+    const IndexRange rows = f.seeing_rows(batch, first_key, end_key);
+    const SequenceOfPair sequence = SequenceOfPair::of_key(f.mask, f.packed, batch, min(j, end_key - 1));
     RowSums<tile> d_k_sums, d_v_sums;
     for (std::int64_t head = key_head * f.sizes.group; head < (key_head + 1) * f.sizes.group; ++head) {
-        const ScoreRule<double> rule = f.scores.rule_of<double>(batch, head);
+        const ScoreRule<double> rule = sequence.rule_of<double>(f.scores, head);
         for (std::int64_t first_row = rows.begin; first_row < rows.end; first_row += tile) {
             const std::int64_t i = first_row + y;
             __syncthreads();
             load<tile>(q, f.q.head(batch, head), first_row, f.mask.queries, qk_dim);
             load<tile>(d_o, b.d_o.head(batch, head), first_row, f.mask.queries, v_dim);
             __syncthreads();
-            const Pair pair = pair_of(b, rule, i, j, (batch * f.sizes.heads + head) * f.mask.queries + i,
-                                      q + y * padded(qk_dim), k + x * padded(qk_dim), d_o + y * padded(v_dim),
-                                      v + x * padded(v_dim));
+            const Pair pair =
+                pair_of(b, sequence, rule, i, j, (batch * f.sizes.heads + head) * f.mask.queries + i,
+                        q + y * padded(qk_dim), k + x * padded(qk_dim), d_o + y * padded(v_dim),
+                        v + x * padded(v_dim));
             p[x * tile + y] = pair.p;
             d_s[x * tile + y] = pair.d_s;
             __syncthreads();
@@ -250,8 +277,10 @@ __global__ void __launch_bounds__(tile* tile)
     const std::int64_t first_row = std::int64_t{blockIdx.x} * tile, i = first_row + x;
     load<tile>(q, f.q.head(batch, head), first_row, f.mask.queries, qk_dim);
     load<tile>(d_o, b.d_o.head(batch, head), first_row, f.mask.queries, v_dim);
-    const IndexRange keys = f.mask.visible_keys({first_row, min(first_row + tile, f.mask.queries)});
-    const ScoreRule<double> rule = f.scores.rule_of<double>(batch, head);
+    const std::int64_t end_row = min(first_row + tile, f.mask.queries);
+    const IndexRange keys = f.visible_keys(batch, first_row, end_row);
+    const SequenceOfPair sequence = f.sequence_of_query(batch, min(i, end_row - 1));
+    const ScoreRule<double> rule = sequence.rule_of<double>(f.scores, head);
     RowSums<tile> d_q_sums;
     for (std::int64_t first_key = keys.begin; first_key < keys.end; first_key += tile) {
         const std::int64_t j = first_key + y;
@@ -259,9 +288,10 @@ __global__ void __launch_bounds__(tile* tile)
         load<tile>(k, f.k.head(batch, head / f.sizes.group), first_key, f.mask.keys, qk_dim);
         load<tile>(v, f.v.head(batch, head / f.sizes.group), first_key, f.mask.keys, v_dim);
         __syncthreads();
-        d_s[x * tile + y] = pair_of(b, rule, i, j, blockIdx.y * f.mask.queries + i, q + x * padded(qk_dim),
-                                    k + y * padded(qk_dim), d_o + x * padded(v_dim), v + y * padded(v_dim))
-                                .d_s;
+        d_s[x * tile + y] =
+            pair_of(b, sequence, rule, i, j, blockIdx.y * f.mask.queries + i, q + x * padded(qk_dim),
+                    k + y * padded(qk_dim), d_o + x * padded(v_dim), v + y * padded(v_dim))
+                .d_s;
         __syncthreads();
         d_q_sums.add_product(d_s + x * tile, 1, k, qk_dim, y);
     }
@@ -313,7 +343,8 @@ F64Problem problem_of(const ResolvedOptions& options, const Tensor& q, const Ten
             .q = tensor_view<const double>(q),
             .k = tensor_view<const double>(k),
             .v = tensor_view<const double>(v),
-            .scores = options.scores};
+            .scores = options.scores,
+            .packed = PackedOffsets(options)};
 }
 
 }  // namespace

@@ -8,30 +8,35 @@
 namespace gradtile::attention::cuda::device {
 namespace {
 
-/// The tensors to measure, each [B, S, heads, columns] with the same B.
+/// The tensors to measure, each [B, S, heads, columns] with the same B, or one batch of packed sequences.
 struct MeasureParameters {
     static constexpr int max_tensors = 5;
     struct Input {
         TensorView<const float> x;
         int rows, heads, columns;
         bool vectors;  ///< whether has_vector_rows() holds
+        bool of_queries;
     } tensors[max_tensors];
-    int batch_size, key_heads;
-    std::uint32_t* largest;  ///< [tensors, B, key_heads], 0 before the launch; the query heads of a group
-                             ///< share an element
+    int sequences, key_heads;
+    std::uint32_t* largest;  ///< [tensors, sequences, key_heads], 0 before the launch; the query heads of a
+                             ///< group share an element
+    PackedOffsets packed;
 };
 
 constexpr int measure_lanes = 16, measure_rows_at_once = 16;
 
-/// Grid: (B * heads, blocks of rows, tensors). Infinities and NaN are skipped, because no power of two brings
-/// them into range.
+/// Grid: (sequences * heads, blocks of rows, tensors). Infinities and NaN are skipped, because no power of
+/// two brings them into range.
 __global__ void __launch_bounds__(measure_lanes* measure_rows_at_once)
     measure_kernel(const __grid_constant__ MeasureParameters p) {
     const MeasureParameters::Input& t = p.tensors[blockIdx.z];
-    const int batch = static_cast<int>(blockIdx.x) / t.heads, head = static_cast<int>(blockIdx.x) % t.heads;
-    if (batch >= p.batch_size) return;
+    const int sequence = static_cast<int>(blockIdx.x) / t.heads,
+              head = static_cast<int>(blockIdx.x) % t.heads;
+    if (sequence >= p.sequences) return;
+    PackedOffsets::Range range{0, t.rows};
+    if (p.packed) range = t.of_queries ? p.packed.queries(sequence) : p.packed.keys(sequence);
     const int lane = static_cast<int>(threadIdx.x) % measure_lanes;
-    const StridedRows<const float> rows = t.x.head(batch, head);
+    const StridedRows<const float> rows = t.x.head(p.packed ? 0 : sequence, head);
     std::uint32_t largest = 0;
     const auto measure = [&](float x) {
         const std::uint32_t bits = __float_as_uint(fabsf(x));
@@ -39,7 +44,8 @@ __global__ void __launch_bounds__(measure_lanes* measure_rows_at_once)
     };
     const int thread_row = static_cast<int>(blockIdx.y * measure_rows_at_once + threadIdx.x / measure_lanes);
 #pragma unroll 8
-    for (int row = thread_row; row < t.rows; row += static_cast<int>(gridDim.y) * measure_rows_at_once) {
+    for (int row = range.begin + thread_row; row < range.end;
+         row += static_cast<int>(gridDim.y) * measure_rows_at_once) {
         const float* const x = rows.row(row);
         if (t.vectors) {
             for (int c = lane * 4; c < t.columns; c += measure_lanes * 4) {
@@ -55,33 +61,36 @@ __global__ void __launch_bounds__(measure_lanes* measure_rows_at_once)
     }
     largest = __reduce_max_sync(~0u, largest);
     if (threadIdx.x % 32 == 0)
-        atomicMax(p.largest + (static_cast<std::int64_t>(blockIdx.z) * p.batch_size + batch) * p.key_heads +
+        atomicMax(p.largest + (static_cast<std::int64_t>(blockIdx.z) * p.sequences + sequence) * p.key_heads +
                       head / (t.heads / p.key_heads),
                   largest);
 }
 
 }  // namespace
 
-void measure(const Context& ctx, const Tensor& magnitudes, std::initializer_list<const Tensor*> tensors) {
+void measure(const Context& ctx, const Tensor& magnitudes, const PackedOffsets& packed,
+             std::initializer_list<Measured> tensors) {
     fill(ctx, magnitudes, 0.0);
     MeasureParameters p{.tensors = {},
-                        .batch_size = static_cast<int>(magnitudes.size(1)),
+                        .sequences = static_cast<int>(magnitudes.size(1)),
                         .key_heads = static_cast<int>(magnitudes.size(2)),
-                        .largest = largest_of(magnitudes)};
+                        .largest = largest_of(magnitudes),
+                        .packed = packed};
     std::int64_t max_heads = 0, max_rows = 0;
     MeasureParameters::Input* input = p.tensors;
-    for (const Tensor* x : tensors) {
-        *input++ = {tensor_view<const float>(*x), static_cast<int>(x->size(1)), static_cast<int>(x->size(2)),
-                    static_cast<int>(x->size(3)), has_vector_rows(*x)};
-        max_heads = std::max(max_heads, x->size(2));
-        max_rows = std::max(max_rows, x->size(1));
+    for (const auto& [x, of_queries] : tensors) {
+        *input++ = {tensor_view<const float>(x), static_cast<int>(x.size(1)), static_cast<int>(x.size(2)),
+                    static_cast<int>(x.size(3)), has_vector_rows(x),          of_queries};
+        max_heads = std::max(max_heads, x.size(2));
+        max_rows = std::max(max_rows, x.size(1));
     }
     if (magnitudes.elements() == 0 || max_heads == 0 || max_rows == 0) return;
     constexpr std::int64_t rows_per_block = 8 * measure_rows_at_once, max_blocks = 1024;
-    const dim3 blocks(
-        static_cast<unsigned>(magnitudes.size(1) * max_heads),
-        static_cast<unsigned>(std::min((max_rows + rows_per_block - 1) / rows_per_block, max_blocks)),
-        static_cast<unsigned>(tensors.size()));
+    // Packed sequences are short on average.
+    const std::int64_t rows = packed ? ceil_div(max_rows, magnitudes.size(1)) : max_rows;
+    const dim3 blocks(static_cast<unsigned>(magnitudes.size(1) * max_heads),
+                      static_cast<unsigned>(std::min(ceil_div(rows, rows_per_block), max_blocks)),
+                      static_cast<unsigned>(tensors.size()));
     gradtile::cuda::launch(ctx, measure_kernel, blocks, {.threads = measure_lanes * measure_rows_at_once}, p);
 }
 

@@ -10,6 +10,7 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/attention/cuda/device/bias_sums.cuh>
+#include <gradtile/attention/cuda/device/block_sequence.cuh>
 #include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -41,11 +42,14 @@ struct RowRules {
     Mask mask;
     ScoreOptions scores;
     std::int64_t heads;
+    PackedOffsets packed;
 
+    __device__ device::SequenceOfPair sequence_of(std::int64_t row) const {
+        return device::SequenceOfPair::of_query(mask, packed, row / mask.queries / heads, row % mask.queries);
+    }
     template <class A>
     __device__ ScoreRule<A> rule_of(std::int64_t row) const {
-        const std::int64_t batch_head = row / mask.queries;
-        return scores.rule_of<A>(batch_head / heads, batch_head % heads);
+        return sequence_of(row).rule_of<A>(scores, row / mask.queries % heads);
     }
 };
 
@@ -57,8 +61,10 @@ __global__ void softmax_kernel(T* s, T* derivatives, Accumulator<T>* lse,
                                const __grid_constant__ RowRules rules, bool drops_elements) {
     using A = Accumulator<T>;
     const std::int64_t row = blockIdx.x, query = row % rules.mask.queries;
-    const int i = static_cast<int>(query);
-    const IndexRange visible = rules.mask.visible_keys(query);
+    const device::SequenceOfPair sequence = rules.sequence_of(row);
+    const IndexRange visible = sequence.visible_keys(query);
+    const int i = static_cast<int>(query - sequence.first_query);
+    const auto key = [&](std::int64_t j) { return static_cast<int>(j - sequence.first_key); };
     T* const p = s + row * rules.mask.keys;
     const A infinity = static_cast<A>(HUGE_VAL);
     const ScoreRule<A> rule = rules.rule_of<A>(row);
@@ -66,8 +72,7 @@ __global__ void softmax_kernel(T* s, T* derivatives, Accumulator<T>* lse,
     A maximum = rule.sink;
     for (std::int64_t j = visible.begin + threadIdx.x; j < visible.end; j += threads_per_row) {
         if (!rules.scores.plain) {
-            const auto score =
-                device::score_of<T>(rule, core_device::convert<A>(p[j]), i, static_cast<int>(j));
+            const auto score = device::score_of<T>(rule, core_device::convert<A>(p[j]), i, key(j));
             p[j] = core_device::convert<T>(score.value);
             if (derivatives)
                 derivatives[row * rules.mask.keys + j] = core_device::convert<T>(score.derivative);
@@ -84,7 +89,7 @@ __global__ void softmax_kernel(T* s, T* derivatives, Accumulator<T>* lse,
         A probability = 0;
         if (j >= visible.begin && j < visible.end && sum != 0)
             probability = exp(core_device::convert<A>(p[j]) - reference) / sum;
-        if (drops_elements) probability *= device::kept(rule, i, static_cast<int>(j)) * rule.dropout_scale;
+        if (drops_elements) probability *= device::kept(rule, i, key(j)) * rule.dropout_scale;
         p[j] = core_device::convert<T>(probability);
     }
     if (lse && threadIdx.x == 0) lse[row] = sum == 0 ? -infinity : maximum + log(sum);
@@ -98,12 +103,15 @@ __global__ void softmax_backward_kernel(T* d_p, T* probabilities, const Accumula
                                         const __grid_constant__ RowRules rules) {
     using A = Accumulator<T>;
     const std::int64_t row = blockIdx.x, query = row % rules.mask.queries;
-    const IndexRange visible = rules.mask.visible_keys(query);
+    const device::SequenceOfPair sequence = rules.sequence_of(row);
+    const IndexRange visible = sequence.visible_keys(query);
     T* const d_s = d_p + row * rules.mask.keys;
     T* const p = probabilities + row * rules.mask.keys;
     const ScoreRule<A> rule = rules.rule_of<A>(row);
     const auto factor = [&](std::int64_t j) {
-        return device::kept(rule, static_cast<int>(query), static_cast<int>(j)) * rule.dropout_scale;
+        return device::kept(rule, static_cast<int>(query - sequence.first_query),
+                            static_cast<int>(j - sequence.first_key)) *
+               rule.dropout_scale;
     };
 
     A mean = 0;
@@ -124,10 +132,11 @@ __global__ void softmax_backward_kernel(T* d_p, T* probabilities, const Accumula
 
 /// Multiplies dS [rows, keys] by the derivatives of the scores, for visible keys.
 template <class T>
-__global__ void differentiate_scores_kernel(T* d_s, const T* derivatives, Mask mask) {
+__global__ void differentiate_scores_kernel(T* d_s, const T* derivatives,
+                                            const __grid_constant__ RowRules rules) {
     using A = Accumulator<T>;
-    const std::int64_t row = blockIdx.x, begin = row * mask.keys;
-    const IndexRange visible = mask.visible_keys(row % mask.queries);
+    const std::int64_t row = blockIdx.x, begin = row * rules.mask.keys;
+    const IndexRange visible = rules.sequence_of(row).visible_keys(row % rules.mask.queries);
     for (std::int64_t j = visible.begin + threadIdx.x; j < visible.end; j += threads_per_row)
         d_s[begin + j] = core_device::convert<T>(core_device::convert<A>(d_s[begin + j]) *
                                                  core_device::convert<A>(derivatives[begin + j]));
@@ -158,6 +167,17 @@ void for_every_row(const Context& ctx, std::int64_t rows, Kernel kernel, Argumen
                            arguments...);
 }
 
+/// Sets what follows the last packed sequence to 0: the products take the whole matrices, and NaN there would
+/// reach every sequence. x [heads, rows, columns]; one thread block per head.
+template <class T>
+__global__ void clear_rest_kernel(T* x, PackedOffsets packed, bool of_queries, std::int64_t rows,
+                                  std::int64_t columns) {
+    const int first = (of_queries ? packed.queries(packed.count) : packed.keys(packed.count)).begin;
+    T* const head = x + blockIdx.x * rows * columns;
+    for (std::int64_t i = first * columns + threadIdx.x; i < rows * columns; i += threads_per_row)
+        head[i] = T{};
+}
+
 /// A copy of a [B, S, H, D] tensor in the order [B, H, S, D]. Query heads that share a K/V head are adjacent
 /// in it, so their rows form one matrix: [B * Hkv, group * Sq, D].
 class ByHead {
@@ -168,6 +188,13 @@ class ByHead {
           matrices_(packed_.reshape(
               {x.size(0) * key_heads, key_heads == 0 ? 0 : x.size(2) / key_heads * x.size(1), x.size(3)})) {}
     void load(const Context& ctx) const { copy(ctx, packed_, view_); }
+    template <class T>
+    void clear_rest(const Context& ctx, const PackedOffsets& packed, bool of_queries) const {
+        if (!packed || packed_.elements() == 0) return;
+        gradtile::cuda::launch(ctx, clear_rest_kernel<T>, dim3(static_cast<unsigned>(packed_.size(1))),
+                               {.threads = threads_per_row}, packed_.data<T>(), packed, of_queries,
+                               packed_.size(2), packed_.size(3));
+    }
     void store(const Context& ctx) const { copy(ctx, view_, packed_); }
     const Tensor& matrices() const { return matrices_; }
 
@@ -178,7 +205,7 @@ class ByHead {
 };
 
 RowRules rules_of(const ResolvedOptions& options, const Tensor& q) {
-    return {options.mask, options.scores, q.size(2)};
+    return {options.mask, options.scores, q.size(2), PackedOffsets(options)};
 }
 
 Tensor scores(const Context& ctx, const ByHead& q, const ByHead& k) {
@@ -194,7 +221,11 @@ void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, con
         o(ctx, o_out, key_heads);
     const Tensor p = scores(ctx, q, k);
     if (ctx.is_planning()) return;
-    for (const ByHead* x : {&q, &k, &v}) x->load(ctx);
+    const PackedOffsets packed(options);
+    for (const ByHead* x : {&q, &k, &v}) {
+        x->load(ctx);
+        x->clear_rest<T>(ctx, packed, x == &q);
+    }
     gemm(ctx, p, q.matrices(), k.matrices(), {.trans_b = true, .alpha = options.scale});
     for_every_row(ctx, p.size(0) * p.size(1), softmax_kernel<T>, p.data<T>(), static_cast<T*>(nullptr),
                   lse.data<Accumulator<T>>(), rules_of(options, q_in), /*drops_elements=*/true);
@@ -216,7 +247,11 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
     const Tensor delta = empty(ctx, into.sink.defined() ? saved.lse.shape() : Shape{0}, dtype_of<A>);
     const Readable d_lse = contiguous(ctx, d_out.lse);
     if (ctx.is_planning()) return;
-    for (const ByHead* x : {&q, &k, &v, &d_o}) x->load(ctx);
+    const PackedOffsets packed(options);
+    for (const ByHead* x : {&q, &k, &v, &d_o}) {
+        x->load(ctx);
+        x->clear_rest<T>(ctx, packed, x == &q || x == &d_o);
+    }
     d_lse.load(ctx);
     const std::int64_t rows = p.size(0) * p.size(1);
     const RowRules rules = rules_of(options, saved.q);
@@ -241,7 +276,7 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
         launch_sink_gradient<A>(ctx, options.scores, saved.lse, delta.data<A>(), queries, 1.0, into.sink);
     if (has_softcap)
         for_every_row(ctx, rows, differentiate_scores_kernel<T>, d_s.data<T>(),
-                      static_cast<const T*>(derivatives.data<T>()), options.mask);
+                      static_cast<const T*>(derivatives.data<T>()), rules);
     gemm(ctx, d_q.matrices(), d_s, k.matrices(), {.alpha = options.scale});
     // The next two products sum over the rows of all query heads that share a K/V head.
     gemm(ctx, d_k.matrices(), d_s, q.matrices(), {.trans_a = true, .alpha = options.scale});

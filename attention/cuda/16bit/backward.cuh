@@ -93,20 +93,20 @@ class KeyBlock {
   public:
     using Rules = RulesOfHeads<Policy::has_rule>;
     __device__ __forceinline__ KeyBlock(const Bits16BackwardParameters& p, unsigned char* shared,
-                                        volatile RarelyUsed& kept, Rules& rules, int batch_key_head,
-                                        int key_block)
+                                        volatile RarelyUsed& kept, Rules& rules,
+                                        const BlockSequence& sequence, int key_head, int key_block)
         : p_(p),
           shared_(shared),
           kept_(kept),
           rules_(rules),
+          sequence_(sequence),
           base_(shared_address(shared)),
           key_block_(key_block),
-          batch_(batch_key_head / (p.sizes.heads / p.sizes.group)),
-          key_head_(batch_key_head % (p.sizes.heads / p.sizes.group)),
+          key_head_(key_head),
           first_key_(key_block * keys),
-          valid_keys_(min(keys, p.mask.keys - first_key_)) {
-        const int first_row = p.mask.first_row(first_key_);
-        const int end_row = p.mask.end_row(first_key_ + valid_keys_ - 1);
+          valid_keys_(min(keys, mask().keys - first_key_)) {
+        const int first_row = mask().first_row(first_key_);
+        const int end_row = mask().end_row(first_key_ + valid_keys_ - 1);
         iterations_ = first_row < end_row ? ((end_row - 1) / rows - first_row / rows + 1) * p.sizes.group : 0;
         row_blocks_ = {first_row / rows * rows, end_row};
         warp_ = warp_index();
@@ -114,9 +114,9 @@ class KeyBlock {
         pair_ = warp_ % tiles.pairs;
         warp_key_ = pair_ * tiles.pair_keys;
         if (threadIdx.x == 0) {
-            kept_.d_k = p.d_k.head(batch_, key_head_).row(first_key_);
-            kept_.d_v = p.d_v.head(batch_, key_head_).row(first_key_);
-            kept_.batch = batch_;
+            kept_.d_k = sequence.keys(p.d_k, key_head_).row(first_key_);
+            kept_.d_v = sequence.keys(p.d_v, key_head_).row(first_key_);
+            kept_.batch = sequence.batch;
             kept_.key = first_key_;
             kept_.keys = valid_keys_;
         }
@@ -172,6 +172,7 @@ class KeyBlock {
     }
 
   private:
+    __device__ __forceinline__ const DeviceMask& mask() const { return sequence_.mask; }
     __device__ __forceinline__ RowPosition position_of(int iteration) const {
         return {kept_.positions[iteration % 4].x, kept_.positions[iteration % 4].y};
     }
@@ -179,7 +180,7 @@ class KeyBlock {
         if (reread_thread_index() != 0) return;
         if constexpr (Policy::has_rule) {
             if (iteration == 0 || at.head != kept_.positions[(iteration - 1) % 4].x)
-                rules_.of_head[at.head % 2].set(p_.scores.rule_of<float>(kept_.batch, at.head));
+                rules_.of_head[at.head % 2].set(sequence_.rule_of<float>(p_.scores, at.head));
         }
         kept_.positions[iteration % 4].x = at.head;
         kept_.positions[iteration % 4].y = at.row;
@@ -189,14 +190,17 @@ class KeyBlock {
     __device__ __forceinline__ void load_rows(int iteration, int batch, RowPosition at) const {
         const auto [head, row] = at;
         const std::uint32_t stage = base_ + Shared::row_stages + iteration % 2 * Shared::row_stage_bytes;
-        load_tile_async<RowTile, tiles.threads()>(stage, p_.q.head(batch, head).row(row), p_.q.row_stride,
-                                                  p_.mask.queries - row, p_.sizes.qk_dim);
-        load_tile_async<RowTile, tiles.threads()>(stage + RowTile::bytes, p_.d_o.head(batch, head).row(row),
-                                                  p_.d_o.row_stride, p_.mask.queries - row, p_.sizes.v_dim);
+        const int tensor_row = sequence_.first_query + row;
+        load_tile_async<RowTile, tiles.threads()>(stage, p_.q.head(batch, head).row(tensor_row),
+                                                  p_.q.row_stride, mask().queries - row, p_.sizes.qk_dim);
+        load_tile_async<RowTile, tiles.threads()>(stage + RowTile::bytes,
+                                                  p_.d_o.head(batch, head).row(tensor_row), p_.d_o.row_stride,
+                                                  mask().queries - row, p_.sizes.v_dim);
         // The first rows / 4 threads copy LSE, the next rows / 4 threads D.
         if (const int thread = static_cast<int>(threadIdx.x); thread < rows / 2) {
             const std::int64_t first =
-                static_cast<std::int64_t>(batch * p_.sizes.heads + head) * p_.padded_rows + row;
+                static_cast<std::int64_t>(batch * p_.sizes.heads + head) * p_.padded_rows +
+                sequence_.first_padded_row + row;
             const float* const from = thread < rows / 4 ? p_.lse_log2 : p_.delta;
             copy_16_bytes_async(
                 base_ + Shared::statistics + iteration % 2 * Shared::statistics_bytes + thread * 16,
@@ -205,13 +209,13 @@ class KeyBlock {
     }
     __device__ __forceinline__ void load_keys_and_first_rows() const {
         load_tile_async<KvTile, tiles.threads()>(base_ + Shared::k,
-                                                 p_.k.head(batch_, key_head_).row(first_key_),
+                                                 sequence_.keys(p_.k, key_head_).row(first_key_),
                                                  p_.k.row_stride, valid_keys_, p_.sizes.qk_dim);
         load_tile_async<KvTile, tiles.threads()>(base_ + Shared::v,
-                                                 p_.v.head(batch_, key_head_).row(first_key_),
+                                                 sequence_.keys(p_.v, key_head_).row(first_key_),
                                                  p_.v.row_stride, valid_keys_, p_.sizes.v_dim);
         if (const RowPosition first{key_head_ * p_.sizes.group, row_blocks_.begin_row}; iterations_ > 0) {
-            load_rows(0, batch_, first);
+            load_rows(0, sequence_.batch, first);
             remember(0, first);
         }
         commit_copies();
@@ -249,8 +253,8 @@ class KeyBlock {
                     x[m][n][e] = exp2_fast(fmaf(x[m][n][e], p_.scale_log2, e % 2 == 0 ? -lse.x : -lse.y));
         }
         const int row = position_of(iteration).row, key = kept_.key + warp_key_;
-        if (!p_.mask.sees_all(row, rows, key, tiles.pair_keys))
-            mask_transposed_probabilities(x, p_.mask, key, row);
+        if (!mask().sees_all(row, rows, key, tiles.pair_keys))
+            mask_transposed_probabilities(x, mask(), key, row);
 #pragma unroll
         for (int k = 0; k < s_tiles / 2; ++k)
 #pragma unroll
@@ -282,7 +286,7 @@ class KeyBlock {
                                                       Scores& x, const LanePointer<DsTile>& exchange,
                                                       std::uint32_t lane_statistics, int iteration) const {
         const int first_row = position_of(iteration).row, key = kept_.key + warp_key_;
-        const bool sees_all = p_.mask.sees_all(first_row, rows, key, tiles.pair_keys);
+        const bool sees_all = mask().sees_all(first_row, rows, key, tiles.pair_keys);
         scale(x, p_.scale);
         // 16 queries at a time, because the derivatives of a softcap need registers, too.
 #pragma unroll
@@ -291,12 +295,12 @@ class KeyBlock {
             FragmentC p[m_tiles][2], derivatives[m_tiles][2];
             for_each_element(p, [&](float& score, int m, int n, int e) { score = x[m][2 * k + n][e]; });
             if constexpr (caps) apply_softcap(p, rule.softcap, derivatives);
-            add_terms<T, RowsAre::keys>(p, rule, row, key, p_.mask.queries, p_.mask.keys);
+            add_terms<T, RowsAre::keys>(p, rule, row, key, mask().queries, mask().keys);
             const float2 lse[2] = {statistic(lane_statistics, 2 * k), statistic(lane_statistics, 2 * k + 1)};
             for_each_element(p, [&](float& score, int, int n, int e) {
                 score = exp2_fast(fmaf(score, log2_e, e % 2 == 0 ? -lse[n].x : -lse[n].y));
             });
-            if (!sees_all) mask_transposed_probabilities(p, p_.mask, key, row);
+            if (!sees_all) mask_transposed_probabilities(p, mask(), key, row);
 
             FragmentC crossing[m_tiles][2];
             for_each_element(p, [&](float& probability, int m, int n, int e) {
@@ -390,11 +394,12 @@ class KeyBlock {
     /// deterministic, in turns.
     __device__ __forceinline__ void add_to_global(const DqFragments& d_q, RowPosition at, int row,
                                                   int column) const {
-        const int batch_head = kept_.batch * p_.sizes.heads + at.head;
+        const int batch_head = kept_.batch * p_.sizes.heads + at.head,
+                  padded_row = sequence_.first_padded_row + at.row;
         std::int32_t* turn = nullptr;
         if (p_.turns != nullptr) {
             const std::int64_t row_block =
-                (static_cast<std::int64_t>(batch_head) * p_.padded_rows + at.row) / rows;
+                (static_cast<std::int64_t>(batch_head) * p_.padded_rows + padded_row) / rows;
             turn = p_.turns + row_block * tiles.warps() + warp_;
             WarpTurn::wait(turn, key_block_);
         }
@@ -403,7 +408,7 @@ class KeyBlock {
         for (int m = 0; m < d_q_rows / 16; ++m)
 #pragma unroll
             for (int n = 0; n < d_q_columns / 8; ++n)
-                add_float4(sums.fragment<head_dim>(batch_head, at.row + row + m * 16, column + n * 8),
+                add_float4(sums.fragment<head_dim>(batch_head, padded_row + row + m * 16, column + n * 8),
                            d_q[m][n]);
         if (turn != nullptr) WarpTurn::pass(turn, key_block_ + 1);
     }
@@ -425,8 +430,9 @@ class KeyBlock {
     unsigned char* shared_;
     volatile RarelyUsed& kept_;
     Rules& rules_;
+    const BlockSequence& sequence_;
     std::uint32_t base_;
-    int key_block_, batch_, key_head_;
+    int key_block_, key_head_;
     int first_key_, valid_keys_;
     int iterations_;
     RowBlocks<rows> row_blocks_;
@@ -436,10 +442,11 @@ class KeyBlock {
 
 template <class T, int head_dim, class Policy>
 __device__ __forceinline__ void differentiate_keys(const Bits16BackwardParameters& p, unsigned char* shared,
-                                                   int batch_key_head, int key_block) {
+                                                   const BlockSequence& sequence, int key_head,
+                                                   int key_block) {
     __shared__ RarelyUsed kept;
     __shared__ RulesOfHeads<Policy::has_rule> rules;
-    KeyBlock<T, head_dim, Policy>(p, shared, kept, rules, batch_key_head, key_block).differentiate();
+    KeyBlock<T, head_dim, Policy>(p, shared, kept, rules, sequence, key_head, key_block).differentiate();
 }
 
 /// Policy::tiles is a Bits16BackwardTiles. Policy is a type, because nvcc does not launch kernels that have
@@ -448,29 +455,43 @@ template <class T, int head_dim, class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
     backward_kernel(const __grid_constant__ Bits16BackwardParameters p) {
     extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ BlockSequence shared_sequence;
     // Blocks of the first keys start first, because under a causal mask most rows see them. The tensors of a
     // set of heads stay in the L2 cache during this time.
     //
     // Before take_task(): the previous kernel sets the counter to 0.
     gradtile::cuda::device::await_predecessor();
-    const TaskOrder::Task task =
-        p.order(p.next_task != nullptr ? take_task(p.next_task, shared) : static_cast<int>(blockIdx.x));
+    const int index = p.next_task != nullptr ? take_task(p.next_task, shared) : static_cast<int>(blockIdx.x);
+    const int key_heads = p.sizes.heads / p.sizes.group;
+    if (Policy::may_be_packed && p.packed) {
+        // With turns, blocks that run at the same time should add to different heads.
+        const int key_head = p.turns != nullptr ? index % key_heads : index / p.key_tasks.count;
+        const PackedTask task =
+            p.key_tasks.first[p.turns != nullptr ? index / key_heads : index % p.key_tasks.count];
+        if (task.sequence < 0) return;
+        if (threadIdx.x == 0) shared_sequence = BlockSequence::of_task(p.mask, p.packed, task);
+        __syncthreads();
+        return differentiate_keys<T, head_dim, Policy>(p, shared, shared_sequence, key_head, task.block);
+    }
+    const TaskOrder::Task task = p.order(index);
+    const auto sequence = BlockSequence::of_batch(p.mask, task.batch_head / key_heads);
+    const int key_head = task.batch_head % key_heads;
     if constexpr (Policy::whole_head_rows == 0) {
-        differentiate_keys<T, head_dim, Policy>(p, shared, task.batch_head, task.part);
+        differentiate_keys<T, head_dim, Policy>(p, shared, sequence, key_head, task.part);
     } else {
         constexpr Bits16BackwardTiles tiles = Policy::tiles;
         using Shared = Bits16BackwardShared<head_dim, Policy>;
         for (int i = static_cast<int>(threadIdx.x); i < p.padded_rows * head_dim / 4; i += tiles.threads())
             reinterpret_cast<float4*>(shared + Shared::d_q)[i] = float4{};
         for (int key_block = 0; key_block * tiles.keys() < p.mask.keys; ++key_block) {
-            differentiate_keys<T, head_dim, Policy>(p, shared, task.batch_head, key_block);
+            differentiate_keys<T, head_dim, Policy>(p, shared, sequence, key_head, key_block);
             __syncthreads();  // the gradients are stored through the tiles of K and V; dQ's sums are complete
         }
         const DqSums sums{reinterpret_cast<float*>(shared + Shared::d_q), Policy::whole_head_rows};
         const std::uint32_t warp_rows =
             shared_address(shared) + Shared::row_stages + warp_index() * 16 * Shared::RowTile::row_bytes;
         for (int row = warp_index() * 16; row < p.mask.queries; row += tiles.warps() * 16) {
-            finish_d_q<T, head_dim, typename Shared::RowTile>(p, sums, 0, task.batch_head, row, warp_rows);
+            finish_d_q<T, head_dim, typename Shared::RowTile>(p, sums, 0, sequence, key_head, row, warp_rows);
             __syncwarp();
         }
     }
@@ -480,15 +501,17 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
 /// Passes the tiles as a type, because nvcc does not launch kernels that have template parameters of class
 /// types.
-template <class Choice, int shared_limit, bool has_rule_>
+template <class Choice, int shared_limit, bool has_rule_, bool may_be_packed_>
 struct Bits16BackwardPolicy {
     static constexpr Bits16BackwardTiles tiles = Choice::tiles(shared_limit);
     static constexpr int whole_head_rows = 0;
-    static constexpr bool has_rule = has_rule_;  ///< whether the kernel applies score rules
+    static constexpr bool has_rule = has_rule_;            ///< whether the kernel applies score rules
+    static constexpr bool may_be_packed = may_be_packed_;  ///< whether the call may have packed sequences
 };
 /// The same for kernels whose thread blocks process whole heads.
 template <int head_dim, int shared_limit>
-struct Bits16WholeHeadPolicy : Bits16BackwardPolicy<Bits16BackwardChoice<head_dim>, shared_limit, false> {
+struct Bits16WholeHeadPolicy
+    : Bits16BackwardPolicy<Bits16BackwardChoice<head_dim>, shared_limit, false, false> {
     static constexpr int whole_head_rows = Bits16BackwardChoice<head_dim>::whole_head_rows(shared_limit);
 };
 
@@ -515,13 +538,22 @@ void launch_whole_heads(Bits16BackwardParameters p, cudaStream_t stream) {
 }
 
 template <class T, int head_dim, class Policy>
-void launch_backward_kernels(const Bits16BackwardParameters& p, cudaStream_t stream) {
+void launch_backward_kernels(Bits16BackwardParameters p, cudaStream_t stream) {
     using namespace gradtile::cuda;
     constexpr Bits16BackwardTiles tiles = Policy::tiles;
     constexpr int shared_bytes = tiles.shared_bytes(head_dim);
     static_assert(shared_bytes * tiles.blocks_per_sm <= 227 * 1024);
+    std::int64_t padded_rows = p.padded_rows, key_blocks = (p.mask.keys + tiles.keys() - 1) / tiles.keys();
+    if (p.packed) {
+        p.padded_tasks = make_packed_tasks(stream, p.packed, PackedOrder::last_rows_first,
+                                           backward_row_padding, p.padded_tasks.first);
+        p.key_tasks = make_packed_tasks(stream, p.packed, PackedOrder::first_keys_first, tiles.keys(),
+                                        p.key_tasks.first);
+        padded_rows = std::int64_t{p.padded_tasks.count} * backward_row_padding;
+        key_blocks = p.key_tasks.count;
+    }
     const std::int64_t batch_heads = static_cast<std::int64_t>(p.batch_size) * p.sizes.heads,
-                       rows = batch_heads * p.padded_rows;
+                       rows = p.mask.queries > 0 ? batch_heads * padded_rows : 0;
     const auto blocks = [](std::int64_t work, std::int64_t per_block) {
         return static_cast<unsigned>((work + per_block - 1) / per_block);
     };
@@ -538,8 +570,7 @@ void launch_backward_kernels(const Bits16BackwardParameters& p, cudaStream_t str
         const std::int64_t row_bytes = p.turns != nullptr ? 0
                                                           : 2 * (p.sizes.qk_dim + p.sizes.v_dim) +
                                                                 std::int64_t{sizeof(float)} * head_dim;
-        const std::int64_t batch_key_heads = batch_heads / p.sizes.group,
-                           key_blocks = blocks(p.mask.keys, tiles.keys());
+        const std::int64_t batch_key_heads = batch_heads / p.sizes.group;
         Bits16BackwardParameters ordered = p;
         if (rows == 0) ordered.next_task = nullptr;  // no kernel has set it to 0, and no block waits
         ordered.order = device::TaskOrder(batch_key_heads, static_cast<int>(key_blocks),
@@ -564,12 +595,16 @@ void launch_backward(const Bits16BackwardParameters& p, cudaStream_t stream) {
             if (!p.scores.scores_are_products) {
                 using Choice = Bits16RuleBackwardChoice<head_dim>;
                 return visit_shared_memory<Choice>(shared_bytes, [&]<int limit>(SharedMemory<limit>) {
-                    launch_backward_kernels<T, head_dim, Bits16BackwardPolicy<Choice, limit, true>>(p,
-                                                                                                    stream);
+                    using Policy = Bits16BackwardPolicy<Choice, limit, true, true>;
+                    launch_backward_kernels<T, head_dim, Policy>(p, stream);
                 });
             }
             using Choice = Bits16BackwardChoice<head_dim>;
             visit_shared_memory<Choice>(shared_bytes, [&]<int limit>(SharedMemory<limit>) {
+                if (p.packed) {
+                    using Policy = Bits16BackwardPolicy<Choice, limit, false, true>;
+                    return launch_backward_kernels<T, head_dim, Policy>(p, stream);
+                }
                 using Whole = Bits16WholeHeadPolicy<head_dim, limit>;
                 if constexpr (Whole::whole_head_rows > 0) {
                     const int longest = std::max(p.mask.queries, p.mask.keys);
@@ -578,7 +613,8 @@ void launch_backward(const Bits16BackwardParameters& p, cudaStream_t stream) {
                         std::int64_t{p.batch_size} * p.sizes.heads >= enough_whole_heads)
                         return launch_whole_heads<T, head_dim, Whole>(p, stream);
                 }
-                launch_backward_kernels<T, head_dim, Bits16BackwardPolicy<Choice, limit, false>>(p, stream);
+                using Policy = Bits16BackwardPolicy<Choice, limit, false, false>;
+                launch_backward_kernels<T, head_dim, Policy>(p, stream);
             });
         });
 }

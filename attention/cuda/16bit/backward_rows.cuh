@@ -36,13 +36,13 @@ __device__ __forceinline__ void add_float4(float* to, const FragmentC& x) {
 /// `warp_rows`, its rows of a shared tile.
 template <class T, int head_dim, class RowTile>
 __device__ __forceinline__ void finish_d_q(const Bits16BackwardParameters& p, const DqSums& sums,
-                                           int sums_batch_head, int batch_head, int row,
-                                           std::uint32_t warp_rows) {
+                                           int sums_batch_head, const BlockSequence& sequence, int head,
+                                           int row, std::uint32_t warp_rows) {
     FragmentC d_q[1][head_dim / 8];
 #pragma unroll
     for (int n = 0; n < head_dim / 8; ++n) {
-        const float4 x =
-            *reinterpret_cast<const float4*>(sums.fragment<head_dim>(sums_batch_head, row, n * 8));
+        const float4 x = *reinterpret_cast<const float4*>(
+            sums.fragment<head_dim>(sums_batch_head, sequence.first_padded_row + row, n * 8));
         const float factor = p.scale * p.dropout_scale;
         d_q[0][n][0] = x.x * factor;
         d_q[0][n][1] = x.y * factor;
@@ -51,12 +51,38 @@ __device__ __forceinline__ void finish_d_q(const Bits16BackwardParameters& p, co
     }
     stage_rows<T, RowTile>(warp_rows, d_q);
     __syncwarp();
-    store_staged_rows<RowTile, 16>(
-        p.d_q.head(batch_head / p.sizes.heads, batch_head % p.sizes.heads).row(row), p.d_q.row_stride,
-        warp_rows, p.mask.queries - row, p.sizes.qk_dim);
+    store_staged_rows<RowTile, 16>(sequence.queries(p.d_q, head).row(row), p.d_q.row_stride, warp_rows,
+                                   sequence.mask.queries - row, p.sizes.qk_dim);
 }
 
 constexpr int prepared_rows = 32, finished_rows = 64;  // rows per thread block; both divide padded_rows
+
+/// The rows of one sequence and head that a thread block takes, `rows` of the padded ones.
+template <int rows>
+struct PaddedRows {
+    BlockSequence sequence;
+    int head, first_row;
+    bool exist = true;
+
+    __device__ explicit PaddedRows(const Bits16BackwardParameters& p) {
+        constexpr int parts = backward_row_padding / rows;
+        const int index = static_cast<int>(blockIdx.x);
+        if (p.packed) {
+            const int block = index / parts;
+            head = block / p.padded_tasks.count;
+            const PackedTask task = p.padded_tasks.first[block % p.padded_tasks.count];
+            sequence = BlockSequence::of_task(p.mask, p.packed, task);
+            first_row = task.block * backward_row_padding + index % parts * rows;
+            exist = task.sequence >= 0;
+        } else {
+            const int blocks = p.padded_rows / rows, batch_head = index / blocks;
+            head = batch_head % p.sizes.heads;
+            sequence = BlockSequence::of_batch(p.mask, batch_head / p.sizes.heads);
+            first_row = (index - batch_head * blocks) * rows;
+        }
+    }
+    __device__ int batch_head(const Sizes& sizes) const { return sequence.batch * sizes.heads + head; }
+};
 
 /// Runs before backward_kernel. Computes LSE in base 2 and D = rowsum(dO * O), sets the counters of the
 /// turns, and sets the sums of dQ to 0 unless dQ is kept in shared memory. Eight lanes per row.
@@ -65,19 +91,22 @@ __global__ void __launch_bounds__(256)
     prepare_backward_kernel(const __grid_constant__ Bits16BackwardParameters p, Bits16BackwardTiles tiles,
                             int head_dim) {
     gradtile::cuda::device::await_predecessor();
-    const int blocks = p.padded_rows / prepared_rows, batch_head = static_cast<int>(blockIdx.x) / blocks;
-    const int row = (static_cast<int>(blockIdx.x) - batch_head * blocks) * prepared_rows +
-                    static_cast<int>(threadIdx.x) / 8;
-    const std::int64_t index = static_cast<std::int64_t>(batch_head) * p.padded_rows + row;
+    if (p.next_task != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.next_task = 0;
+    const PaddedRows<prepared_rows> of_block(p);
+    if (!of_block.exist) return;
+    const BlockSequence& sequence = of_block.sequence;
+    const int batch_head = of_block.batch_head(p.sizes);
+    const int row = of_block.first_row + static_cast<int>(threadIdx.x) / 8;
+    const std::int64_t index =
+        static_cast<std::int64_t>(batch_head) * p.padded_rows + sequence.first_padded_row + row;
     const int lane = static_cast<int>(threadIdx.x % 8);
     for (int column = lane * 4; p.d_q_sums != nullptr && column < head_dim; column += 32)
         *reinterpret_cast<float4*>(p.d_q_sums + index * head_dim + column) = float4{};
-    const int batch = batch_head / p.sizes.heads, head = batch_head % p.sizes.heads;
-    const bool exists = row < p.mask.queries;
+    const bool exists = row < sequence.mask.queries;
     float sum = 0;
     if (exists) {
-        const std::uint16_t* const o = p.o.head(batch, head).row(row);
-        const std::uint16_t* const d_o = p.d_o.head(batch, head).row(row);
+        const std::uint16_t* const o = sequence.queries(p.o, of_block.head).row(row);
+        const std::uint16_t* const d_o = sequence.queries(p.d_o, of_block.head).row(row);
         for (int column = lane * 8; column < p.sizes.v_dim; column += 64) {
             const uint4 a = *reinterpret_cast<const uint4*>(o + column);
             const uint4 b = *reinterpret_cast<const uint4*>(d_o + column);
@@ -91,16 +120,16 @@ __global__ void __launch_bounds__(256)
     }
     for (int distance = 1; distance < 8; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
     if (lane == 0) {
-        const std::int64_t at = static_cast<std::int64_t>(batch_head) * p.mask.queries + row;
+        const std::int64_t at =
+            static_cast<std::int64_t>(batch_head) * p.mask.queries + sequence.first_query + row;
         const float lse = exists ? p.lse[at] : -INFINITY;
         p.lse_log2[index] = lse == -INFINITY ? INFINITY : fmaf(lse, log2_e, -p_exponent);
         if (p.d_lse != nullptr && lse != -INFINITY) sum -= p.d_lse[at];
         p.delta[index] = sum / (p_factor * p.dropout_scale);
     }
-    if (p.next_task != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.next_task = 0;
     if (p.turns != nullptr && row % tiles.rows == 0)
         for (int warp = lane; warp < tiles.warps(); warp += 8)
-            p.turns[index / tiles.rows * tiles.warps() + warp] = p.mask.first_key(row) / tiles.keys();
+            p.turns[index / tiles.rows * tiles.warps() + warp] = sequence.mask.first_key(row) / tiles.keys();
 }
 
 /// Runs after backward_kernel. Rounds dQ to 16 bits; each warp takes 16 rows.
@@ -109,12 +138,12 @@ __global__ void __launch_bounds__(128) finish_d_q_kernel(const __grid_constant__
     using RowTile = Tile<finished_rows, head_dim>;
     __shared__ __align__(128) unsigned char shared[RowTile::bytes];
     gradtile::cuda::device::await_predecessor();
-    const int blocks = p.padded_rows / finished_rows, batch_head = static_cast<int>(blockIdx.x) / blocks;
-    const int row = (static_cast<int>(blockIdx.x) - batch_head * blocks) * finished_rows +
-                    static_cast<int>(threadIdx.x) / 32 * 16;
-    if (row >= p.mask.queries) return;
+    const PaddedRows<finished_rows> of_block(p);
+    const int row = of_block.first_row + static_cast<int>(threadIdx.x) / 32 * 16;
+    if (!of_block.exist || row >= of_block.sequence.mask.queries) return;
     const std::uint32_t warp_rows = shared_address(shared) + threadIdx.x / 32 * 16 * RowTile::row_bytes;
-    finish_d_q<T, head_dim, RowTile>(p, {p.d_q_sums, p.padded_rows}, batch_head, batch_head, row, warp_rows);
+    finish_d_q<T, head_dim, RowTile>(p, {p.d_q_sums, p.padded_rows}, of_block.batch_head(p.sizes),
+                                     of_block.sequence, of_block.head, row, warp_rows);
 }
 
 }  // namespace gradtile::attention::cuda::device

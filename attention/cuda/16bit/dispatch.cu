@@ -31,10 +31,11 @@ device::TensorView<std::uint16_t> view(const Writable& x) {
     return device::tensor_view<std::uint16_t>(x.tensor());
 }
 
-/// A grid has at most 2^31 - 1 blocks, and each block takes at least 16 rows.
-void check_grid(const Tensor& q) {
-    check(q.size(0) * q.size(2) * (q.size(1) + 128) / 16 < std::int64_t{1} << 31, "attention: ", q.size(0),
-          " x ", q.size(2), " heads of ", q.size(1), " rows exceed a CUDA grid");
+/// A grid has at most 2^31 - 1 blocks, and each block takes at least 16 rows or ends a sequence.
+void check_grid(const Tensor& q, const PackedSequences& packed) {
+    const std::int64_t blocks = q.size(0) * (q.size(1) + 128) / 16 + packed.count + 1;
+    check(q.size(2) * blocks < std::int64_t{1} << 31, "attention: ", q.size(0), " x ", q.size(2),
+          " heads of ", q.size(1), " rows exceed a CUDA grid");
 }
 
 constexpr double log2_e = std::numbers::log2e;
@@ -44,9 +45,11 @@ constexpr double log2_e = std::numbers::log2e;
 void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
                          const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
     const device::DeviceMask mask(options.mask);
-    check_grid(q_in);
+    check_grid(q_in, options.packed);
     const Readable q = readable(ctx, q_in), k = readable(ctx, k_in), v = readable(ctx, v_in);
     const Writable o = writable(ctx, o_out);
+    const PackedOffsets packed(options);
+    const Tensor row_tasks = packed_task_table(ctx, options.packed, q_in.size(1));
     if (ctx.is_planning() || lse.elements() == 0) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
@@ -63,7 +66,9 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
         .mask = mask,
         .scale_log2 = static_cast<float>(scales_late ? log2_e * options.scale : log2_e),
         .prescale = scales_late ? 1.0f : static_cast<float>(options.scale),
-        .scores = options.scores};
+        .scores = options.scores,
+        .packed = packed,
+        .row_tasks = {packed_tasks_in(row_tasks)}};
     const auto launch = q_in.dtype() == DType::bf16 ? launch_forward<bfloat16> : launch_forward<float16>;
     launch(parameters, static_cast<cudaStream_t>(ctx.stream()));
     o.store(ctx);
@@ -72,13 +77,15 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
 void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                           const OutputGradients& d_out, const Gradients& into) {
     const device::DeviceMask mask(options.mask);
-    check_grid(saved.q);
+    check_grid(saved.q, options.packed);
     const Readable q = readable(ctx, saved.q), k = readable(ctx, saved.k), v = readable(ctx, saved.v),
                    o = readable(ctx, saved.o), d_o = readable(ctx, d_out.o);
     const device::Sizes sizes = device::sizes_of(q.tensor(), k.tensor(), v.tensor());
     const Writable d_q = writable(ctx, into.q), d_k = writable(ctx, into.k), d_v = writable(ctx, into.v);
-    const std::int64_t padded_rows =
-        (saved.q.size(1) + backward_row_padding - 1) / backward_row_padding * backward_row_padding;
+    const PackedOffsets packed(options);
+    const std::int64_t padded_rows = options.packed ? padded_packed_rows(options.packed, saved.q.size(1))
+                                                    : (saved.q.size(1) + backward_row_padding - 1) /
+                                                          backward_row_padding * backward_row_padding;
     const std::int64_t batch_heads = saved.q.size(0) * saved.q.size(2);
     const int head_dim = padded_head_dim(Bits16HeadDims{}, std::max(sizes.qk_dim, sizes.v_dim));
     const Tensor statistics = empty(ctx, {2, batch_heads, padded_rows}, DType::f32);
@@ -87,6 +94,8 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     const std::int64_t turn_count = batch_heads * (padded_rows / backward_row_padding) * turns_per_block;
     const Readable d_lse = contiguous(ctx, d_out.lse);
     const Tensor turns = empty(ctx, {options.deterministic ? turn_count + 1 : 0}, DType::i32);
+    const Tensor key_tasks = packed_task_table(ctx, options.packed, saved.k.size(1)),
+                 padded_tasks = packed_task_table(ctx, options.packed, saved.q.size(1));
     if (ctx.is_planning() || saved.q.elements() + saved.k.elements() == 0) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
@@ -113,7 +122,10 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         .scale_log2 = static_cast<float>(log2_e * options.scale),
         .scale = static_cast<float>(options.scale),
         .dropout_scale = static_cast<float>(options.scores.dropout.scale),
-        .scores = options.scores};
+        .scores = options.scores,
+        .packed = packed,
+        .key_tasks = {packed_tasks_in(key_tasks)},
+        .padded_tasks = {packed_tasks_in(padded_tasks)}};
     const auto launch = saved.q.dtype() == DType::bf16 ? launch_backward<bfloat16> : launch_backward<float16>;
     launch(parameters, static_cast<cudaStream_t>(ctx.stream()));
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
@@ -126,7 +138,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
                             static_cast<cudaStream_t>(ctx.stream()));
     if (into.sink.defined())
         launch_sink_gradient(ctx, options.scores, saved.lse, parameters.delta, padded_rows,
-                             double{p_factor} * options.scores.dropout.scale, into.sink);
+                             double{p_factor} * options.scores.dropout.scale, into.sink, packed);
 }
 
 }  // namespace gradtile::attention::cuda

@@ -5,6 +5,7 @@
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
+#include <gradtile/attention/cuda/device/block_sequence.cuh>
 #include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
@@ -29,12 +30,32 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
     // Row blocks vary fastest, so that a head's K and V stay in the L2 cache. The last row blocks come first:
     // under a causal mask they have the most work, and short blocks then fill the end of the run.
-    const int row_blocks = (p.mask.queries + tiles.rows() - 1) / tiles.rows();
-    const int batch_head = static_cast<int>(blockIdx.x / row_blocks);
-    const int row_block = row_blocks - 1 - static_cast<int>(blockIdx.x % row_blocks);
-    const int batch = batch_head / p.sizes.heads, head = batch_head % p.sizes.heads;
+    __shared__ BlockSequence shared_sequence;
+    BlockSequence own_sequence;
+    int head, row_block;
+    const bool is_packed = Policy::may_be_packed && p.packed;
+    if constexpr (Policy::may_be_packed) gradtile::cuda::device::await_predecessor();
+    if (is_packed) {
+        head = static_cast<int>(blockIdx.x) / p.row_tasks.count;
+        const PackedTask task = p.row_tasks.first[static_cast<int>(blockIdx.x) % p.row_tasks.count];
+        if (task.sequence < 0) return;
+        row_block = task.block;
+        own_sequence = BlockSequence::of_task(p.mask, p.packed, task);
+    } else {
+        const int row_blocks = (p.mask.queries + tiles.rows() - 1) / tiles.rows();
+        const int batch_head = static_cast<int>(blockIdx.x / row_blocks);
+        row_block = row_blocks - 1 - static_cast<int>(blockIdx.x % row_blocks);
+        head = batch_head % p.sizes.heads;
+        own_sequence = BlockSequence::of_batch(p.mask, batch_head / p.sizes.heads);
+    }
+    if constexpr (Policy::may_be_packed) {
+        if (threadIdx.x == 0) shared_sequence = own_sequence;
+        __syncthreads();
+    }
+    const BlockSequence& sequence = Policy::may_be_packed ? shared_sequence : own_sequence;
+    const DeviceMask& mask = sequence.mask;
     const int block_row = row_block * tiles.rows();
-    const int block_rows = min(tiles.rows(), p.mask.queries - block_row);
+    const int block_rows = min(tiles.rows(), mask.queries - block_row);
 
     // Rarely used values are kept in shared memory, because O and S fill the registers.
     __shared__ struct {
@@ -42,25 +63,26 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         std::uint16_t* o;
         float* lse;
     } volatile pointers;
-    const std::uint16_t* const k = p.k.head(batch, head / p.sizes.group).data;
-    const std::uint16_t* const v = p.v.head(batch, head / p.sizes.group).data;
+    const std::uint16_t* const k = sequence.keys(p.k, head / p.sizes.group).data;
+    const std::uint16_t* const v = sequence.keys(p.v, head / p.sizes.group).data;
     if (threadIdx.x == 0) {
         pointers.k = k;
         pointers.v = v;
-        pointers.o = p.o.head(batch, head).row(block_row);
-        pointers.lse = p.lse + static_cast<std::int64_t>(batch_head) * p.mask.queries + block_row;
+        pointers.o = sequence.queries(p.o, head).row(block_row);
+        pointers.lse = p.lse + std::int64_t{sequence.batch * p.sizes.heads + head} * p.mask.queries +
+                       sequence.first_query + block_row;
     }
-    const int end_key = p.mask.end_key(block_row + block_rows - 1);
-    const int first_block = p.mask.first_key(block_row) / tiles.keys;
+    const int end_key = mask.end_key(block_row + block_rows - 1);
+    const int first_block = mask.first_key(block_row) / tiles.keys;
     const int end_block = (end_key + tiles.keys - 1) / tiles.keys;
 
     const auto load_kv = [&](int block, const std::uint16_t* k, const std::uint16_t* v) {
         const std::uint32_t stage = kv_tiles + block % tiles.stages * stage_bytes;
         const int key = block * tiles.keys;
         load_tile_async<KvTile, tiles.threads()>(stage, k + key * p.k.row_stride, p.k.row_stride,
-                                                 p.mask.keys - key, p.sizes.qk_dim);
+                                                 mask.keys - key, p.sizes.qk_dim);
         load_tile_async<KvTile, tiles.threads()>(stage + KvTile::bytes, v + key * p.v.row_stride,
-                                                 p.v.row_stride, p.mask.keys - key, p.sizes.v_dim);
+                                                 p.v.row_stride, mask.keys - key, p.sizes.v_dim);
     };
 
     const int warp_row = warp_index() * tiles.warp_rows;
@@ -69,14 +91,14 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     clear(o);
     LazyOnlineSoftmax<m_tiles> softmax(p.scale_log2);
 
-    gradtile::cuda::device::await_predecessor();
+    if constexpr (!Policy::may_be_packed) gradtile::cuda::device::await_predecessor();
     __shared__ SharedRule rule;
     if constexpr (Policy::has_rule) {
-        if (threadIdx.x == 0) rule.set(p.scores.rule_of<float>(batch, head));
+        if (threadIdx.x == 0) rule.set(sequence.rule_of<float>(p.scores, head));
         __syncthreads();
     }
-    load_tile_async<QTile, tiles.threads()>(q_tile, p.q.head(batch, head).row(block_row), p.q.row_stride,
-                                            block_rows, p.sizes.qk_dim);
+    load_tile_async<QTile, tiles.threads()>(q_tile, sequence.queries(p.q, head).row(block_row),
+                                            p.q.row_stride, block_rows, p.sizes.qk_dim);
 #pragma unroll
     for (int i = 0; i < tiles.stages - 1; ++i) {
         if (first_block + i < end_block) load_kv(first_block + i, k, v);
@@ -90,7 +112,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
         const int row = block_row + warp_row, key = block * tiles.keys;
         // On the diagonal of a causal mask, the warps of the first rows may see no key.
-        if (!p.mask.sees_any(row, tiles.warp_rows, key, tiles.keys)) continue;
+        if (!mask.sees_any(row, tiles.warp_rows, key, tiles.keys)) continue;
         const std::uint32_t stage = kv_tiles + block % tiles.stages * stage_bytes;
         FragmentC s[m_tiles][s_tiles];
         clear(s);
@@ -104,8 +126,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 #pragma unroll
                     for (float& score : s[m][n]) score *= p.prescale;
         }
-        if constexpr (Policy::has_rule) apply_rule<T>(s, rule.get(), row, key, p.mask.queries, p.mask.keys);
-        if (!p.mask.sees_all(row, tiles.warp_rows, key, tiles.keys)) mask_scores(s, p.mask, row, key);
+        if constexpr (Policy::has_rule) apply_rule<T>(s, rule.get(), row, key, mask.queries, mask.keys);
+        if (!mask.sees_all(row, tiles.warp_rows, key, tiles.keys)) mask_scores(s, mask, row, key);
         softmax.update(s, o);
         if constexpr (Policy::has_rule) drop(s, rule.get(), row, key);
 
@@ -120,7 +142,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         softmax.finish(o, lse, rule.get().dropout_scale);
     } else {
         // In the units of S, to which scale_log2 is still to be applied.
-        if (p.scores.sink != nullptr)
+        if (p.scores.sink != nullptr && !sequence.is_rest)
             softmax.add_sink(p.scores.sink[head * p.scores.sink_stride] * (log2_e / p.scale_log2), o);
         softmax.finish(o, lse);
     }
@@ -147,18 +169,24 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
 /// Passes the tiles as a type, because nvcc does not launch kernels that have template parameters of class
 /// types.
-template <class Choice, int shared_limit, bool has_rule_>
+template <class Choice, int shared_limit, bool has_rule_, bool may_be_packed_>
 struct Bits16ForwardPolicy {
     static constexpr Bits16ForwardTiles tiles = Choice::tiles(shared_limit);
-    static constexpr bool has_rule = has_rule_;  ///< whether the kernel applies score rules
+    static constexpr bool has_rule = has_rule_;            ///< whether the kernel applies score rules
+    static constexpr bool may_be_packed = may_be_packed_;  ///< whether the call may have packed sequences
 };
 
 template <class T, int head_dim, class Policy>
-void launch_forward_kernel(const Bits16ForwardParameters& p, cudaStream_t stream) {
+void launch_forward_kernel(Bits16ForwardParameters p, cudaStream_t stream) {
     constexpr Bits16ForwardTiles tiles = Policy::tiles;
     constexpr int shared_bytes = tiles.shared_bytes(head_dim);
     static_assert(shared_bytes * tiles.blocks_per_sm <= 227 * 1024);
-    const int row_blocks = (p.mask.queries + tiles.rows() - 1) / tiles.rows();
+    int row_blocks = (p.mask.queries + tiles.rows() - 1) / tiles.rows();
+    if (p.packed) {
+        p.row_tasks = make_packed_tasks(stream, p.packed, PackedOrder::last_rows_first, tiles.rows(),
+                                        p.row_tasks.first);
+        row_blocks = p.row_tasks.count;
+    }
     const auto blocks =
         static_cast<unsigned>(static_cast<std::int64_t>(p.batch_size) * p.sizes.heads * row_blocks);
     gradtile::cuda::launch_on(stream, device::forward_kernel<T, head_dim, Policy>, blocks,
@@ -170,17 +198,19 @@ template <class T>
 void launch_forward(const Bits16ForwardParameters& p, cudaStream_t stream) {
     visit_head_dim(
         Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim), [&]<int head_dim>(HeadDim<head_dim>) {
-            const auto launch = [&]<class Choice, bool has_rule>() {
+            const auto launch = [&]<class Choice, bool has_rule, bool may_be_packed>() {
                 visit_shared_memory<Choice>(
                     gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
-                        launch_forward_kernel<T, head_dim, Bits16ForwardPolicy<Choice, limit, has_rule>>(
-                            p, stream);
+                        using Policy = Bits16ForwardPolicy<Choice, limit, has_rule, may_be_packed>;
+                        launch_forward_kernel<T, head_dim, Policy>(p, stream);
                     });
             };
-            if (p.scores.scores_are_products) {
-                launch.template operator()<Bits16ForwardChoice<head_dim>, false>();
+            if (!p.scores.scores_are_products) {
+                launch.template operator()<Bits16RuleForwardChoice<head_dim>, true, true>();
+            } else if (p.packed) {
+                launch.template operator()<Bits16ForwardChoice<head_dim>, false, true>();
             } else {
-                launch.template operator()<Bits16RuleForwardChoice<head_dim>, true>();
+                launch.template operator()<Bits16ForwardChoice<head_dim>, false, false>();
             }
         });
 }

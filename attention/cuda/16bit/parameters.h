@@ -6,7 +6,9 @@
 #include <cuda_runtime_api.h>
 
 #include <gradtile/attention/cuda/bias_gradients.h>
+#include <gradtile/attention/cuda/packed_tasks.h>
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/cuda/device/block_sequence.cuh>
 #include <gradtile/attention/cuda/device/head_rows.cuh>
 #include <gradtile/attention/cuda/device/mask.cuh>
 #include <gradtile/attention/cuda/device/task_order.cuh>
@@ -23,6 +25,8 @@ struct Bits16ForwardParameters {
     float scale_log2;  ///< log2(e) * scale if the scale is positive, else log2(e)
     float prescale;  ///< 1 if the scale is positive, else the scale: multiplies S before the maximum is taken
     ScoreOptions scores;  ///< if they are not plain, prescale is the scale and scale_log2 is log2(e)
+    PackedOffsets packed;
+    PackedTasks row_tasks;  ///< blocks of rows if packed; at launch only its memory
 };
 
 struct Bits16BackwardParameters {
@@ -37,13 +41,16 @@ struct Bits16BackwardParameters {
     std::int32_t* next_task;  ///< number of started blocks of backward_kernel if deterministic, else null
     int batch_size;
     device::Sizes sizes;
-    int padded_rows;  ///< a multiple of every kernel's row block
+    int padded_rows;  ///< of a batch; a multiple of every kernel's row block
     device::DeviceMask mask;
     device::TaskOrder order;  ///< order of the tasks: (batch, key head) and block of keys
     float scale_log2;         ///< log2(e) * scale
     float scale;
     float dropout_scale;  ///< 1 without dropout. The kernels compute P, dP and dS without this factor.
     ScoreOptions scores;
+    PackedOffsets packed;
+    PackedTasks key_tasks;     ///< blocks of keys if packed; at launch only its memory
+    PackedTasks padded_tasks;  ///< the same for blocks of backward_row_padding rows
 };
 
 /// These functions enqueue the forward and the backward pass of T. They throw Error if a launch fails.
@@ -61,7 +68,7 @@ void launch_bias_gradient(const Bits16BackwardParameters& parameters, const Bias
 constexpr float p_exponent = 15, p_factor = 32768;
 
 /// The backward pass pads the rows to a multiple of this number, which is a multiple of every block of rows.
-constexpr int backward_row_padding = 128;
+constexpr int backward_row_padding = packed_row_padding;
 /// Counters of turns per backward_row_padding rows: at most 8 warps for each block of at least 32 rows.
 constexpr int backward_turns = 8 * backward_row_padding / 32;
 

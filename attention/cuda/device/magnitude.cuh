@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include <gradtile/attention/cuda/packed_tasks.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention::cuda::device {
@@ -30,24 +31,33 @@ struct PowerOfTwo {
     }
 };
 
-/// Returns the power of two for one head of one tensor. magnitudes: [tensors, B, key heads], written by
-/// measure().
-__device__ __forceinline__ PowerOfTwo range_of(const std::uint32_t* magnitudes, int tensor, int batch_size,
-                                               int batch, int key_heads, int key_head) {
-    return PowerOfTwo(magnitudes[(tensor * batch_size + batch) * key_heads + key_head]);
+/// Returns the power of two for one head of one tensor. magnitudes: [tensors, sequences, key heads], written
+/// by measure().
+__device__ __forceinline__ PowerOfTwo range_of(const std::uint32_t* magnitudes, int tensor, int sequences,
+                                               int sequence, int key_heads, int key_head) {
+    return PowerOfTwo(magnitudes[(tensor * sequences + sequence) * key_heads + key_head]);
 }
 
-/// Allocates the memory that measure() writes, [tensors, B, key heads].
-inline Tensor empty_magnitudes(const Context& ctx, std::int64_t tensors, const Tensor& k) {
-    return empty(ctx, {tensors, k.size(0), k.size(2)}, DType::i32);
+/// Allocates the memory that measure() writes, [tensors, sequences, key heads]. What follows packed sequences
+/// counts as one more.
+inline Tensor empty_magnitudes(const Context& ctx, std::int64_t tensors, const ResolvedOptions& options,
+                               const Tensor& k) {
+    const std::int64_t sequences = options.packed ? options.packed.count + 1 : k.size(0);
+    return empty(ctx, {tensors, sequences, k.size(2)}, DType::i32);
 }
 
 inline std::uint32_t* largest_of(const Tensor& magnitudes) {
     return reinterpret_cast<std::uint32_t*>(magnitudes.data<std::int32_t>());
 }
 
-/// Writes the largest finite magnitude of each tensor [B, S, heads, D] per batch and key head, as the bits of
-/// a float32. The query heads of a group share one element. There may be at most five tensors.
-void measure(const Context& ctx, const Tensor& magnitudes, std::initializer_list<const Tensor*> tensors);
+/// A tensor [B, S, heads, D] whose rows belong to queries or to keys.
+struct Measured {
+    Tensor x;
+    bool of_queries = false;
+};
+/// Writes the largest finite magnitude of each tensor per sequence and key head, as the bits of a float32.
+/// The query heads of a group share one element. There may be at most five tensors.
+void measure(const Context& ctx, const Tensor& magnitudes, const PackedOffsets& packed,
+             std::initializer_list<Measured> tensors);
 
 }  // namespace gradtile::attention::cuda::device

@@ -13,6 +13,7 @@ struct DeviceMask {
     /// A sum of four lengths must fit an int.
     static constexpr std::int64_t max_length = (std::int64_t{1} << 28) - 1;
 
+    DeviceMask() = default;
     /// Throws Error if a sequence is too long for 32-bit indices.
     explicit DeviceMask(const Mask& mask)
         : queries(static_cast<int>(mask.queries)),

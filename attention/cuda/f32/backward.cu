@@ -34,7 +34,8 @@ using namespace device;
 template <int head_dim_, int shared_limit, bool has_rule_>
 struct F32BackwardPolicy {
     static constexpr int head_dim = head_dim_;
-    static constexpr bool has_rule = has_rule_;  ///< whether the kernel applies score rules
+    /// Whether the kernel applies score rules and takes packed sequences.
+    static constexpr bool has_rule = has_rule_, may_be_packed = has_rule_;
     static constexpr F32BackwardTiles tiles = F32BackwardChoice<head_dim>::tiles(shared_limit);
     static constexpr int s_tiles = tiles.rows / tiles.warps_per_keys / 8;  ///< tiles of a warp's part of S^T
     static constexpr int columns = head_dim / tiles.warps_per_keys;        ///< columns of a warp's dK and dV
@@ -79,15 +80,16 @@ struct Turns {
     int steps;
 
     __device__ __forceinline__ explicit Turns(const F32BackwardParameters& p)
-        : next_task(p.turns), steps((p.mask.queries + rows - 1) / rows) {}
-    __device__ __forceinline__ std::int32_t* counter(std::int64_t batch_head, int row) const {
-        return next_task + 1 + batch_head * steps + row / rows;
+        : next_task(p.turns), steps(p.turn_steps) {}
+    /// `padded_row` is the step's first row; it counts padded rows if sequences are packed.
+    __device__ __forceinline__ std::int32_t* counter(std::int64_t batch_head, int padded_row) const {
+        return next_task + 1 + batch_head * steps + padded_row / rows;
     }
     /// Waits until block `key_block` may add to the step at `row`.
-    __device__ __forceinline__ static void wait(const F32BackwardParameters& p, const std::int32_t* counter,
-                                                int row, int key_block) {
-        const int last_row = min(row + rows, p.mask.queries) - 1;
-        const int last_block = (p.mask.end_key(last_row) - 1) / Policy::tiles.keys();
+    __device__ __forceinline__ static void wait(const DeviceMask& mask, const std::int32_t* counter, int row,
+                                                int key_block) {
+        const int last_row = min(row + rows, mask.queries) - 1;
+        const int last_block = (mask.end_key(last_row) - 1) / Policy::tiles.keys();
         if (threadIdx.x == 0) BlockTurn::wait(counter, last_block - key_block);
     }
 };
@@ -97,24 +99,27 @@ struct Turns {
 template <class Policy>
 class RowStep {
   public:
-    __device__ __forceinline__ RowStep(const F32BackwardParameters& p, int batch, std::uint32_t base,
-                                       float* statistics, const Units& units)
-        : p_(p), batch_(batch), base_(base), statistics_(statistics), units_(units) {}
+    __device__ __forceinline__ RowStep(const F32BackwardParameters& p, const BlockSequence& sequence,
+                                       std::uint32_t base, float* statistics, const Units& units)
+        : p_(p), sequence_(sequence), base_(base), statistics_(statistics), units_(units) {}
 
     __device__ __forceinline__ void load(RowPosition at) {
         at_ = at;
         const auto [head, row] = at;
         const int thread = static_cast<int>(threadIdx.x);
         if (thread < rows) {
-            const bool valid = row + thread < p_.mask.queries;
+            const bool valid = row + thread < sequence_.mask.queries;
             const std::int64_t index =
-                (static_cast<std::int64_t>(batch_) * p_.sizes.heads + head) * p_.mask.queries + row + thread;
+                (std::int64_t{sequence_.batch} * p_.sizes.heads + head) * p_.mask.queries +
+                sequence_.first_query + row + thread;
             lse_ = valid ? p_.lse_log2[index] : INFINITY;  // P = 2^-inf = 0
             delta_ = valid ? units_.delta(p_.delta[index]) : 0.0f;
         }
         if constexpr (Policy::tiles.loads_ahead) {
-            q_.load(p_.q.head(batch_, head), row, p_.mask.queries - row, p_.sizes.qk_dim, p_.q_vectors);
-            d_o_.load(p_.d_o.head(batch_, head), row, p_.mask.queries - row, p_.sizes.v_dim, p_.d_o_vectors);
+            q_.load(sequence_.queries(p_.q, head), row, sequence_.mask.queries - row, p_.sizes.qk_dim,
+                    p_.q_vectors);
+            d_o_.load(sequence_.queries(p_.d_o, head), row, sequence_.mask.queries - row, p_.sizes.v_dim,
+                      p_.d_o_vectors);
         }
     }
     __device__ __forceinline__ void store() {
@@ -126,10 +131,10 @@ class RowStep {
         if constexpr (!Policy::tiles.loads_ahead) {
 #pragma unroll 1
             for (int r = 0; r < rows; r += Piece::rows) {
-                const int first = at_.row + r, valid = p_.mask.queries - first;
-                q_.load(p_.q.head(batch_, at_.head), first, valid, p_.sizes.qk_dim, p_.q_vectors);
+                const int first = at_.row + r, valid = sequence_.mask.queries - first;
+                q_.load(sequence_.queries(p_.q, at_.head), first, valid, p_.sizes.qk_dim, p_.q_vectors);
                 q_.store(base_ + Policy::q + r * RowTile::row_bytes, units_.q.factor, RowTile::bytes);
-                d_o_.load(p_.d_o.head(batch_, at_.head), first, valid, p_.sizes.v_dim, p_.d_o_vectors);
+                d_o_.load(sequence_.queries(p_.d_o, at_.head), first, valid, p_.sizes.v_dim, p_.d_o_vectors);
                 d_o_.store(base_ + Policy::d_o + r * RowTile::row_bytes, units_.d_o.factor, RowTile::bytes);
             }
         } else {
@@ -143,7 +148,7 @@ class RowStep {
     using RowTile = typename Policy::RowTile;
     using Piece = std::conditional_t<Policy::tiles.loads_ahead, RowTile, Tile<8, RowTile::columns>>;
     const F32BackwardParameters& p_;
-    int batch_;
+    const BlockSequence& sequence_;
     RowPosition at_{};
     std::uint32_t base_;
     float* statistics_;
@@ -189,23 +194,25 @@ struct WarpPart {
 /// Splits the block's K and V and copies them to shared memory.
 template <class Policy>
 __device__ __forceinline__ void load_keys(const F32BackwardParameters& p, std::uint32_t base,
-                                          const Units& units, int batch, int key_head, int first_key) {
+                                          const Units& units, const BlockSequence& sequence, int key_head,
+                                          int first_key) {
     using KvTile = typename Policy::KvTile;
     using KvPiece = typename Policy::KvPiece;
 #pragma unroll 1
     for (int key = 0; key < KvTile::rows; key += KvPiece::rows) {
         SplitTile<KvPiece, Policy::tiles.threads()> piece;
-        const int first = first_key + key, valid = p.mask.keys - first, offset = key * KvTile::row_bytes;
-        piece.load(p.k.head(batch, key_head), first, valid, p.sizes.qk_dim, p.k_vectors);
+        const int first = first_key + key, valid = sequence.mask.keys - first,
+                  offset = key * KvTile::row_bytes;
+        piece.load(sequence.keys(p.k, key_head), first, valid, p.sizes.qk_dim, p.k_vectors);
         piece.store(base + Policy::k + offset, units.k.factor, KvTile::bytes);
-        piece.load(p.v.head(batch, key_head), first, valid, p.sizes.v_dim, p.v_vectors);
+        piece.load(sequence.keys(p.v, key_head), first, valid, p.sizes.v_dim, p.v_vectors);
         piece.store(base + Policy::v + offset, units.v.factor, KvTile::bytes);
     }
 }
 
 /// Computes P^T from the sums S^T, without dropped elements.
 template <class Policy>
-__device__ __forceinline__ void make_p(FragmentC (&x)[1][Policy::s_tiles], const F32BackwardParameters& p,
+__device__ __forceinline__ void make_p(FragmentC (&x)[1][Policy::s_tiles], const DeviceMask& mask,
                                        const float* lse, const Units& units, int key, int row) {
     constexpr int s_tiles = Policy::s_tiles;
 #pragma unroll
@@ -213,7 +220,7 @@ __device__ __forceinline__ void make_p(FragmentC (&x)[1][Policy::s_tiles], const
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             x[0][n][e] = exp2_fast(fmaf(x[0][n][e], units.score, -lse[n * 8 + e % 2])) * Units::probability;
-    if (!p.mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed_probabilities(x, p.mask, key, row);
+    if (!mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed_probabilities(x, mask, key, row);
 }
 
 /// The same under a score rule. Also computes the derivatives of the scores, and returns which elements are
@@ -221,7 +228,7 @@ __device__ __forceinline__ void make_p(FragmentC (&x)[1][Policy::s_tiles], const
 template <class Policy>
 __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Policy::s_tiles],
                                                            FragmentC (&derivatives)[1][Policy::s_tiles],
-                                                           const F32BackwardParameters& p,
+                                                           const DeviceMask& mask,
                                                            const ScoreRule<float>& rule, const float* lse,
                                                            const Units& units, int key, int row) {
     constexpr int s_tiles = Policy::s_tiles;
@@ -232,7 +239,7 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
     } else {
         for_each_element(derivatives, [](float& derivative, int, int, int) { derivative = 1; });
     }
-    add_terms<float, RowsAre::keys>(x, rule, row, key, p.mask.queries, p.mask.keys);
+    add_terms<float, RowsAre::keys>(x, rule, row, key, mask.queries, mask.keys);
     std::uint32_t kept_elements = 0;
 #pragma unroll
     for (int n = 0; n < s_tiles; ++n) {
@@ -243,20 +250,22 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
             kept_elements |= std::uint32_t{kept(0, e)} << (n * 4 + e);
         }
     }
-    if (!p.mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed_probabilities(x, p.mask, key, row);
+    if (!mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed_probabilities(x, mask, key, row);
     return kept_elements;
 }
 
 /// Computes P^T, without dropped elements, and dS^T of a warp's keys and rows; (first_key, first_row) is the
 /// block's first pair.
 template <class Policy>
-__device__ __forceinline__ void compute_p_and_d_s(
-    FragmentC (&probabilities)[1][Policy::s_tiles], FragmentC (&d_s)[1][Policy::s_tiles],
-    const F32BackwardParameters& p, const ScoreRule<float>* rule, const Lanes<Policy>& lanes,
-    const float* statistics, const Units& units, const WarpPart<Policy>& part, int first_key, int first_row) {
+__device__ __forceinline__ void compute_p_and_d_s(FragmentC (&probabilities)[1][Policy::s_tiles],
+                                                  FragmentC (&d_s)[1][Policy::s_tiles],
+                                                  const DeviceMask& mask, const ScoreRule<float>* rule,
+                                                  const Lanes<Policy>& lanes, const float* statistics,
+                                                  const Units& units, const WarpPart<Policy>& part,
+                                                  int first_key, int first_row) {
     constexpr int s_tiles = Policy::s_tiles;
     const int row = first_row + part.row, key = first_key + part.key;
-    if (!p.mask.sees_any(row, s_tiles * 8, key, 16)) {
+    if (!mask.sees_any(row, s_tiles * 8, key, 16)) {
         clear(probabilities);
         clear(d_s);
         return;
@@ -267,9 +276,10 @@ __device__ __forceinline__ void compute_p_and_d_s(
     [[maybe_unused]] FragmentC derivatives[1][s_tiles];
     [[maybe_unused]] std::uint32_t kept_elements = 0;
     if constexpr (Policy::has_rule) {
-        kept_elements = make_p_under_rule<Policy>(probabilities, derivatives, p, *rule, lse, units, key, row);
+        kept_elements =
+            make_p_under_rule<Policy>(probabilities, derivatives, mask, *rule, lse, units, key, row);
     } else {
-        make_p<Policy>(probabilities, p, lse, units, key, row);
+        make_p<Policy>(probabilities, mask, lse, units, key, row);
     }
     multiply_split_a_bt<Policy::head_dim>(d_s, lanes.v, part.key, lanes.d_o, part.row);
 #pragma unroll
@@ -366,10 +376,10 @@ __device__ __forceinline__ void add_d_k_and_d_v(FragmentC (&d_k)[1][Policy::colu
 /// dQ += scale dS K. Each warp computes 16 rows and a part of the columns.
 template <class Policy>
 __device__ __forceinline__ void add_d_q(const F32BackwardParameters& p, const Lanes<Policy>& lanes,
-                                        const Units& units, const WarpPart<Policy>& part, int batch,
-                                        RowPosition at) {
+                                        const Units& units, const WarpPart<Policy>& part,
+                                        const BlockSequence& sequence, RowPosition at) {
     const int row = at.row + part.warp % 2 * 16 + part.lane / 4;
-    const StridedRows<float> d_q_rows = p.d_q.head(batch, at.head);
+    const StridedRows<float> d_q_rows = sequence.queries(p.d_q, at.head);
     constexpr int group = Policy::d_q_columns >= 32 ? 4 : 2;  // tiles of eight columns at a time
 #pragma unroll
     for (int c = 0; c < Policy::d_q_columns; c += group * 8) {
@@ -385,7 +395,7 @@ __device__ __forceinline__ void add_d_q(const F32BackwardParameters& p, const La
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            if (row + half * 8 >= p.mask.queries) continue;
+            if (row + half * 8 >= sequence.mask.queries) continue;
             float* const to = d_q_rows.row(row + half * 8);
 #pragma unroll
             for (int n = 0; n < group; ++n)
@@ -423,30 +433,48 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const Turns<Policy> turns(p);
     const int task = p.turns ? take_task(p.turns, statistics) : static_cast<int>(blockIdx.x);
     const int key_heads = p.sizes.heads / p.sizes.group;
-    const auto [batch_key_head, part] = p.order(task);
-    const int batch = batch_key_head / key_heads, key_head = batch_key_head % key_heads;
+    BlockSequence own_sequence;
+    __shared__ BlockSequence shared_sequence;
+    int key_head, key_block;
     // In increasing order, because under a causal mask most rows see the first keys. With turns, in
     // decreasing order: see Turns.
-    const int key_block = p.turns ? p.order.parts - 1 - part : part;
+    if (Policy::may_be_packed && p.packed) {
+        key_head = p.turns ? task % key_heads : task / p.key_tasks.count;
+        const PackedTask of_block = p.key_tasks.first[p.turns ? task / key_heads : task % p.key_tasks.count];
+        if (of_block.sequence < 0) return;
+        key_block = of_block.block;
+        own_sequence = BlockSequence::of_task(p.mask, p.packed, of_block);
+    } else {
+        const auto [batch_key_head, part] = p.order(task);
+        key_head = batch_key_head % key_heads;
+        key_block = p.turns ? p.order.parts - 1 - part : part;
+        own_sequence = BlockSequence::of_batch(p.mask, batch_key_head / key_heads);
+    }
+    if constexpr (Policy::may_be_packed) {
+        if (threadIdx.x == 0) shared_sequence = own_sequence;
+        __syncthreads();
+    }
+    const BlockSequence& sequence = Policy::may_be_packed ? shared_sequence : own_sequence;
+    const DeviceMask& mask = sequence.mask;
     const int first_key = key_block * tiles.keys();
-    const Units units(p, batch, key_head, Policy::head_dim);
-    load_keys<Policy>(p, base, units, batch, key_head, first_key);
+    const Units units(p, sequence.index, key_head, Policy::head_dim);
+    load_keys<Policy>(p, base, units, sequence, key_head, first_key);
 
-    const RowBlocks<tiles.rows> row_blocks{p.mask.first_row(first_key) / tiles.rows * tiles.rows,
-                                           p.mask.end_row(min(first_key + tiles.keys(), p.mask.keys) - 1)};
-    const bool is_seen = p.mask.first_row(first_key) < row_blocks.end_row;
+    const RowBlocks<tiles.rows> row_blocks{mask.first_row(first_key) / tiles.rows * tiles.rows,
+                                           mask.end_row(min(first_key + tiles.keys(), mask.keys) - 1)};
+    const bool is_seen = mask.first_row(first_key) < row_blocks.end_row;
     const int end_head = is_seen ? (key_head + 1) * p.sizes.group : 0;
 
     FragmentC d_k[1][Policy::columns / 8], d_v[1][Policy::columns / 8];
     clear(d_k);
     clear(d_v);
-    RowStep<Policy> step(p, batch, base, statistics, units);
+    RowStep<Policy> step(p, sequence, base, statistics, units);
     RowPosition at{key_head * p.sizes.group, row_blocks.begin_row};
     // The rules of the head of this step and of the next, in [head % 2].
     __shared__ SharedRule rules[Policy::has_rule ? 2 : 1];
     const auto prepare_rule = [&](int head) {
         if constexpr (Policy::has_rule) {
-            if (threadIdx.x == 0) rules[head % 2].set(p.scores.rule_of<float>(batch, head));
+            if (threadIdx.x == 0) rules[head % 2].set(sequence.rule_of<float>(p.scores, head));
         }
     };
     if (at.head < end_head) prepare_rule(at.head);
@@ -462,17 +490,18 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
         const Lanes<Policy> lanes(rematerialize(base));
         FragmentC probabilities[1][Policy::s_tiles], d_s[1][Policy::s_tiles];
-        compute_p_and_d_s(probabilities, d_s, p, Policy::has_rule ? &rules[at.head % 2].get() : nullptr,
+        compute_p_and_d_s(probabilities, d_s, mask, Policy::has_rule ? &rules[at.head % 2].get() : nullptr,
                           lanes, statistics, units, warp_part, first_key, at.row);
 
         std::int32_t* turn = nullptr;
         if (p.turns) {
-            turn = turns.counter(static_cast<std::int64_t>(batch) * p.sizes.heads + at.head, at.row);
-            turns.wait(p, turn, at.row, key_block);
+            turn = turns.counter(std::int64_t{sequence.batch} * p.sizes.heads + at.head,
+                                 sequence.first_padded_row + at.row);
+            turns.wait(mask, turn, at.row, key_block);
         }
         add_d_k_and_d_v(d_k, d_v, probabilities, d_s, lanes, warp_part);
         if (next.head < end_head) step.store();
-        add_d_q(p, lanes, units, warp_part, batch, at);
+        add_d_q(p, lanes, units, warp_part, sequence, at);
         if (p.turns) __threadfence();
         __syncthreads();  // the next step is in shared memory; all warps have read dS
         if (p.turns && threadIdx.x == 0) BlockTurn::pass(turn);
@@ -481,9 +510,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
     const int key = first_key + warp_part.key + warp_part.lane / 4;
     const int column = warp_part.column + warp_part.lane % 4 * 2;
-    store_rows(d_k, p.d_k.head(batch, key_head), key, p.mask.keys, column, p.sizes.qk_dim, units.d_k,
+    store_rows(d_k, sequence.keys(p.d_k, key_head), key, mask.keys, column, p.sizes.qk_dim, units.d_k,
                p.d_k_pairs);
-    store_rows(d_v, p.d_v.head(batch, key_head), key, p.mask.keys, column, p.sizes.v_dim, units.d_v,
+    store_rows(d_v, sequence.keys(p.d_v, key_head), key, mask.keys, column, p.sizes.v_dim, units.d_v,
                p.d_v_pairs);
 }
 
@@ -494,7 +523,14 @@ void launch_backward(const Context& ctx, F32BackwardParameters parameters, std::
         gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
             using Policy = F32BackwardPolicy<head_dim, limit, has_rule>;
             constexpr F32BackwardTiles tiles = Policy::tiles;
-            const int key_blocks = (parameters.mask.keys + tiles.keys() - 1) / tiles.keys();
+            int key_blocks = (parameters.mask.keys + tiles.keys() - 1) / tiles.keys();
+            if (parameters.packed && key_blocks > 0) {
+                parameters.key_tasks = make_packed_tasks(
+                    static_cast<cudaStream_t>(ctx.stream()), parameters.packed,
+                    parameters.turns ? PackedOrder::last_keys_first : PackedOrder::first_keys_first,
+                    tiles.keys(), parameters.key_tasks.first);
+                key_blocks = parameters.key_tasks.count;
+            }
             const std::int64_t blocks = batch_key_heads * key_blocks;
             if (blocks == 0) return;
             check(blocks <= INT32_MAX, "attention: ", blocks,
@@ -522,19 +558,25 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
     const Tensor lse_log2 = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
     constexpr std::int64_t rows_per_step = F32BackwardTiles::rows;
     const bool has_d_lse = d_out.lse.defined();
-    const Tensor magnitudes = empty_magnitudes(ctx, has_d_lse ? 5 : 4, saved.k);
-    const std::int64_t steps = (queries + rows_per_step - 1) / rows_per_step;
+    const Tensor magnitudes = empty_magnitudes(ctx, has_d_lse ? 5 : 4, options, saved.k);
+    static_assert(packed_row_padding % rows_per_step == 0);
+    const std::int64_t steps =
+        (options.packed ? padded_packed_rows(options.packed, queries) : queries + rows_per_step - 1) /
+        rows_per_step;
+    const Tensor key_tasks = packed_task_table(ctx, options.packed, saved.k.size(1));
     Tensor turns;
     if (options.deterministic) turns = empty(ctx, {1 + batch * heads * steps}, DType::i32);
     const Readable d_lse = contiguous(ctx, d_out.lse);
     if (ctx.is_planning()) return;
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
     constexpr double log2_e = std::numbers::log2e;
+    const PackedOffsets packed(options);
+    const Measured of_q{q.tensor(), true}, of_k{k.tensor()}, of_v{v.tensor()}, of_d_o{d_o.tensor(), true};
     if (has_d_lse) {
         const Tensor d_lse_column = d_lse.tensor().reshape({batch, heads, queries, 1}).transpose(1, 2);
-        measure(ctx, magnitudes, {&q.tensor(), &k.tensor(), &v.tensor(), &d_o.tensor(), &d_lse_column});
+        measure(ctx, magnitudes, packed, {of_q, of_k, of_v, of_d_o, {d_lse_column, true}});
     } else {
-        measure(ctx, magnitudes, {&q.tensor(), &k.tensor(), &v.tensor(), &d_o.tensor()});
+        measure(ctx, magnitudes, packed, {of_q, of_k, of_v, of_d_o});
     }
     const double dropout_scale = options.scores.dropout.scale;
     launch_row_statistics<float>(ctx, delta, lse_log2, saved.lse, log2_e, o.tensor(), d_o.tensor(),
@@ -553,11 +595,13 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
                                            .has_d_lse = has_d_lse,
                                            .mask = mask,
                                            .sizes = sizes_of(saved.q, saved.k, saved.v),
-                                           .batch_size = static_cast<int>(batch),
+                                           .measured_sequences = static_cast<int>(magnitudes.size(1)),
                                            .scale = static_cast<float>(options.scale),
                                            .scale_log2 = static_cast<float>(options.scale * log2_e),
                                            .dropout_scale = static_cast<float>(dropout_scale),
                                            .scores = options.scores,
+                                           .packed = packed,
+                                           .key_tasks = {packed_tasks_in(key_tasks)},
                                            .order = {},
                                            .q_vectors = has_vector_rows(q.tensor()),
                                            .k_vectors = has_vector_rows(k.tensor()),
@@ -566,11 +610,12 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
                                            .d_q_pairs = has_vector_rows(d_q.tensor(), 8),
                                            .d_k_pairs = has_vector_rows(d_k.tensor(), 8),
                                            .d_v_pairs = has_vector_rows(d_v.tensor(), 8),
-                                           .turns = turns.defined() ? turns.data<std::int32_t>() : nullptr};
+                                           .turns = turns.defined() ? turns.data<std::int32_t>() : nullptr,
+                                           .turn_steps = static_cast<int>(steps)};
     visit_head_dim(F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
                    [&]<int head_dim>(HeadDim<head_dim>) {
                        const std::int64_t batch_key_heads = batch * saved.k.size(2);
-                       if (options.scores.scores_are_products) {
+                       if (options.scores.scores_are_products && !packed) {
                            launch_backward<head_dim, false>(ctx, parameters, batch_key_heads);
                        } else {
                            launch_backward<head_dim, true>(ctx, parameters, batch_key_heads);

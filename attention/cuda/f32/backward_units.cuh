@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include <gradtile/attention/score_rule.h>
+#include <gradtile/attention/cuda/device/block_sequence.cuh>
 #include <gradtile/attention/cuda/device/head_rows.cuh>
 #include <gradtile/attention/cuda/device/magnitude.cuh>
 #include <gradtile/attention/cuda/device/mask.cuh>
@@ -19,14 +20,17 @@ struct F32BackwardParameters {
     bool has_d_lse;
     device::DeviceMask mask;
     device::Sizes sizes;
-    int batch_size;
+    int measured_sequences;   ///< sequences in `magnitudes`
     float scale, scale_log2;  ///< scale_log2 = log2(e) * scale
     float dropout_scale;      ///< 1 without dropout. P, dP and dS are computed without this factor.
     ScoreOptions scores;
+    PackedOffsets packed;
+    PackedTasks key_tasks;  ///< blocks of keys if packed
     device::TaskOrder order;
     bool q_vectors, k_vectors, v_vectors, d_o_vectors;  ///< whether has_vector_rows() holds
     bool d_q_pairs, d_k_pairs, d_v_pairs;
     std::int32_t* turns;  ///< if deterministic: the next task, then the counters of Turns; else null
+    int turn_steps;       ///< steps of one (batch, head)
 };
 
 namespace device {
@@ -51,16 +55,16 @@ struct Units {
         return of_row * v_and_d_o[0] * d_p * v_and_d_o[1];
     }
 
-    __device__ Units(const F32BackwardParameters& p, int batch, int key_head, int columns)
-        : q(range(p, 0, batch, key_head)),
-          k(range(p, 1, batch, key_head)),
-          v(range(p, 2, batch, key_head)),
-          d_o(range(p, 3, batch, key_head)) {
+    __device__ Units(const F32BackwardParameters& p, int sequence, int key_head, int columns)
+        : q(range(p, 0, sequence, key_head)),
+          k(range(p, 1, sequence, key_head)),
+          v(range(p, 2, sequence, key_head)),
+          d_o(range(p, 3, sequence, key_head)) {
         const float d_s = 1.0f / (16384.0f * static_cast<float>(columns));
         if (p.has_d_lse) {
             // dLSE becomes less than 2^28. V has less precision then, because only dP needs V here, and dO
             // keeps its own for dV. Only where V's factor cannot be small enough, dO's becomes smaller.
-            const int sum_of_exponents = 14 + range(p, 4, batch, key_head).exponent();
+            const int sum_of_exponents = 14 + range(p, 4, sequence, key_head).exponent();
             v.limit_exponent(sum_of_exponents - d_o.exponent());
             d_o.limit_exponent(sum_of_exponents - v.exponent());
         }
@@ -77,8 +81,10 @@ struct Units {
     }
 
   private:
-    __device__ static PowerOfTwo range(const F32BackwardParameters& p, int tensor, int batch, int key_head) {
-        return range_of(p.magnitudes, tensor, p.batch_size, batch, p.sizes.heads / p.sizes.group, key_head);
+    __device__ static PowerOfTwo range(const F32BackwardParameters& p, int tensor, int sequence,
+                                       int key_head) {
+        return range_of(p.magnitudes, tensor, p.measured_sequences, sequence, p.sizes.heads / p.sizes.group,
+                        key_head);
     }
 };
 

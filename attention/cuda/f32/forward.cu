@@ -8,6 +8,7 @@
 #include <gradtile/attention/cuda/f32/tiles.h>
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/internal/kernel_views.h>
+#include <gradtile/attention/cuda/device/block_sequence.cuh>
 #include <gradtile/attention/cuda/device/head_rows.cuh>
 #include <gradtile/attention/cuda/device/magnitude.cuh>
 #include <gradtile/attention/cuda/device/mask.cuh>
@@ -29,9 +30,11 @@ struct F32ForwardParameters {
     const std::uint32_t* magnitudes;  ///< largest magnitudes of q, k, v: see measure()
     DeviceMask mask;
     Sizes sizes;
-    int batch_size;
-    float scale_log2;  ///< log2(e) * scale
+    int measured_sequences;  ///< sequences in `magnitudes`
+    float scale_log2;        ///< log2(e) * scale
     ScoreOptions scores;
+    PackedOffsets packed;
+    PackedTasks row_tasks;  ///< blocks of rows if packed
     TaskOrder order;
     bool q_vectors, k_vectors, v_vectors;  ///< whether has_vector_rows() holds
     bool o_pairs;
@@ -41,7 +44,8 @@ struct F32ForwardParameters {
 template <int head_dim_, int shared_limit, bool has_rule_>
 struct F32ForwardPolicy {
     static constexpr int head_dim = head_dim_;
-    static constexpr bool has_rule = has_rule_;  ///< whether the kernel applies score rules
+    /// Whether the kernel applies score rules and takes packed sequences.
+    static constexpr bool has_rule = has_rule_, may_be_packed = has_rule_;
     static constexpr F32ForwardTiles tiles = F32ForwardChoice<head_dim>::tiles(shared_limit);
     static constexpr int m_tiles = tiles.row_tiles, s_tiles = tiles.keys / 8, o_tiles = head_dim / 8;
     using QTile = Tile<tiles.rows(), head_dim>;
@@ -76,13 +80,16 @@ __device__ __forceinline__ void add_p_v(FragmentC (&o)[m_tiles][o_tiles], const 
 template <int m_tiles, int o_tiles>
 __device__ __forceinline__ void store_o(const F32ForwardParameters& p, const FragmentC (&o)[m_tiles][o_tiles],
                                         const OnlineSoftmax<m_tiles>& softmax, float v_inverse,
-                                        int batch_head, const StridedRows<float>& o_rows, int row) {
+                                        const BlockSequence& sequence, int head, int row) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
+    const StridedRows<float> o_rows = sequence.queries(p.o, head);
+    float* const lse =
+        p.lse + std::int64_t{sequence.batch * p.sizes.heads + head} * p.mask.queries + sequence.first_query;
 #pragma unroll
     for (int i = 0; i < 2 * m_tiles; ++i) {
         const int o_row = row + i / 2 * 16 + i % 2 * 8;
         const float sum = softmax.sum(i);
-        if (o_row >= p.mask.queries) continue;
+        if (o_row >= sequence.mask.queries) continue;
         const float inverse = sum == 0 ? 0.0f : v_inverse / sum;
         float* const to = o_rows.row(o_row);
 #pragma unroll
@@ -91,8 +98,7 @@ __device__ __forceinline__ void store_o(const F32ForwardParameters& p, const Fra
             store_pair(to, n * 8 + lane % 4 * 2, p.sizes.v_dim, pair[0] * inverse, pair[1] * inverse,
                        p.o_pairs);
         }
-        if (lane % 4 == 0)
-            p.lse[static_cast<std::int64_t>(batch_head) * p.mask.queries + o_row] = softmax.lse(i, sum);
+        if (lane % 4 == 0) lse[o_row] = softmax.lse(i, sum);
     }
 }
 
@@ -109,9 +115,27 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const std::uint32_t base = shared_address(shared), k_tile = base + Policy::k, v_tile = base + Policy::v;
 
     // The last rows come first: under a causal mask they have the most work.
-    const auto [batch_head, part] = p.order(static_cast<int>(blockIdx.x));
-    const int row_block = p.order.parts - 1 - part;
-    const int batch = batch_head / p.sizes.heads, head = batch_head % p.sizes.heads;
+    BlockSequence own_sequence;
+    __shared__ BlockSequence shared_sequence;
+    int head, row_block;
+    if (Policy::may_be_packed && p.packed) {
+        head = static_cast<int>(blockIdx.x) / p.row_tasks.count;
+        const PackedTask task = p.row_tasks.first[static_cast<int>(blockIdx.x) % p.row_tasks.count];
+        if (task.sequence < 0) return;
+        row_block = task.block;
+        own_sequence = BlockSequence::of_task(p.mask, p.packed, task);
+    } else {
+        const auto [batch_head, part] = p.order(static_cast<int>(blockIdx.x));
+        row_block = p.order.parts - 1 - part;
+        head = batch_head % p.sizes.heads;
+        own_sequence = BlockSequence::of_batch(p.mask, batch_head / p.sizes.heads);
+    }
+    if constexpr (Policy::may_be_packed) {
+        if (threadIdx.x == 0) shared_sequence = own_sequence;
+        __syncthreads();
+    }
+    const BlockSequence& sequence = Policy::may_be_packed ? shared_sequence : own_sequence;
+    const DeviceMask& mask = sequence.mask;
     const int key_head = head / p.sizes.group;
     const int first_row = row_block * rows;
     // Under a causal mask the last warp has the most work. Every second block numbers its warps in reverse,
@@ -119,31 +143,31 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int warp_row = (row_block % 2 == 0 ? warp : tiles.warps - 1 - warp) * m_tiles * 16;
     const int lane_row = first_row + warp_row + lane / 4;
-    const StridedRows<const float> k_rows = p.k.head(batch, key_head);
-    const StridedRows<const float> v_rows = p.v.head(batch, key_head);
+    const StridedRows<const float> k_rows = sequence.keys(p.k, key_head);
+    const StridedRows<const float> v_rows = sequence.keys(p.v, key_head);
 
     const int key_heads = p.sizes.heads / p.sizes.group;
     const auto range = [&](int tensor) {
-        return range_of(p.magnitudes, tensor, p.batch_size, batch, key_heads, key_head);
+        return range_of(p.magnitudes, tensor, p.measured_sequences, sequence.index, key_heads, key_head);
     };
     const PowerOfTwo q_range = range(0), k_range = range(1), v_range = range(2);
     const float score_factor = p.scale_log2 * q_range.inverse * k_range.inverse;
     __shared__ SharedRule rule;
     if constexpr (Policy::has_rule) {
-        if (threadIdx.x == 0) rule.set(p.scores.rule_of<float>(batch, head));
+        if (threadIdx.x == 0) rule.set(sequence.rule_of<float>(p.scores, head));
     }
 
-    const int last_row = min(first_row + rows, p.mask.queries) - 1;
-    const int end_key = p.mask.end_key(last_row);
-    const int first_key = p.mask.first_key(first_row) / keys * keys;
+    const int last_row = min(first_row + rows, mask.queries) - 1;
+    const int end_key = mask.end_key(last_row);
+    const int first_key = mask.first_key(first_row) / keys * keys;
 
     SplitTile<KvTile, threads> next;  // the next tile of K or V
     next.load(k_rows, first_key, end_key - first_key, p.sizes.qk_dim, p.k_vectors);
 #pragma unroll 1
     for (int row = 0; row < rows; row += QPiece::rows) {
         SplitTile<QPiece, threads> piece;
-        piece.load(p.q.head(batch, head), first_row + row, p.mask.queries - first_row - row, p.sizes.qk_dim,
-                   p.q_vectors);
+        piece.load(sequence.queries(p.q, head), first_row + row, mask.queries - first_row - row,
+                   p.sizes.qk_dim, p.q_vectors);
         piece.store(base + row * QTile::row_bytes, q_range.factor, QTile::bytes);
     }
     next.store(k_tile, k_range.factor);
@@ -153,7 +177,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     FragmentC o[m_tiles][Policy::o_tiles];
     clear(o);
     for (int key = first_key; key < end_key; key += keys) {
-        const bool sees_any = p.mask.sees_any(first_row + warp_row, m_tiles * 16, key, keys);
+        const bool sees_any = mask.sees_any(first_row + warp_row, m_tiles * 16, key, keys);
         SplitA<m_tiles> probabilities[Policy::s_tiles / 2];
         float factor[2 * m_tiles];
 
@@ -168,11 +192,11 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
             scale(s, score_factor);
             if constexpr (Policy::has_rule) {
                 scale(s, ln_2);
-                apply_rule<float>(s, rule.get(), first_row + warp_row, key, p.mask.queries, p.mask.keys);
+                apply_rule<float>(s, rule.get(), first_row + warp_row, key, mask.queries, mask.keys);
                 scale(s, log2_e);
             }
-            if (!p.mask.sees_all(first_row + warp_row, m_tiles * 16, key, keys))
-                mask_scores(s, p.mask, first_row + warp_row, key);
+            if (!mask.sees_all(first_row + warp_row, m_tiles * 16, key, keys))
+                mask_scores(s, mask, first_row + warp_row, key);
             softmax.update(s, factor);
             if constexpr (Policy::has_rule) drop(s, rule.get(), first_row + warp_row, key);
             split_operands_a(probabilities, s);
@@ -187,12 +211,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     }
     float v_factor = v_range.inverse;
     if constexpr (Policy::has_rule) v_factor *= rule.get().dropout_scale;
-    if (p.scores.sink != nullptr) {
+    if (p.scores.sink != nullptr && !sequence.is_rest) {
         float factor[2 * m_tiles];
         softmax.add_sink(p.scores.sink[head * p.scores.sink_stride] * log2_e, factor);
         scale_rows(o, factor);
     }
-    store_o(p, o, softmax, v_factor, batch_head, p.o.head(batch, head), lane_row);
+    store_o(p, o, softmax, v_factor, sequence, head, lane_row);
 }
 
 template <int head_dim, bool has_rule>
@@ -202,7 +226,13 @@ void launch_forward(const Context& ctx, F32ForwardParameters parameters, std::in
         gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
             using Policy = F32ForwardPolicy<head_dim, limit, has_rule>;
             constexpr F32ForwardTiles tiles = Policy::tiles;
-            const int row_blocks = (parameters.mask.queries + tiles.rows() - 1) / tiles.rows();
+            int row_blocks = (parameters.mask.queries + tiles.rows() - 1) / tiles.rows();
+            if (parameters.packed) {
+                parameters.row_tasks =
+                    make_packed_tasks(static_cast<cudaStream_t>(ctx.stream()), parameters.packed,
+                                      PackedOrder::last_rows_first, tiles.rows(), parameters.row_tasks.first);
+                row_blocks = parameters.row_tasks.count;
+            }
             const std::int64_t blocks = batch_heads * row_blocks;
             check(blocks <= INT32_MAX, "attention: ", blocks,
                   " blocks of rows; CUDA launches at most 2^31 - 1");
@@ -225,10 +255,12 @@ void flash_f32_forward(const Context& ctx, const ResolvedOptions& options, const
     const DeviceMask mask(options.mask);
     const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
     const Writable o(ctx, o_out, DType::f32);
-    const Tensor magnitudes = empty_magnitudes(ctx, 3, k_in);
+    const Tensor magnitudes = empty_magnitudes(ctx, 3, options, k_in);
+    const Tensor row_tasks = packed_task_table(ctx, options.packed, q_in.size(1));
     if (ctx.is_planning() || lse.elements() == 0) return;
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
-    measure(ctx, magnitudes, {&q.tensor(), &k.tensor(), &v.tensor()});
+    const PackedOffsets packed(options);
+    measure(ctx, magnitudes, packed, {{q.tensor(), true}, {k.tensor()}, {v.tensor()}});
     const F32ForwardParameters parameters{
         .q = tensor_view<const float>(q.tensor()),
         .k = tensor_view<const float>(k.tensor()),
@@ -238,9 +270,11 @@ void flash_f32_forward(const Context& ctx, const ResolvedOptions& options, const
         .magnitudes = largest_of(magnitudes),
         .mask = mask,
         .sizes = sizes_of(q_in, k_in, v_in),
-        .batch_size = static_cast<int>(q_in.size(0)),
+        .measured_sequences = static_cast<int>(magnitudes.size(1)),
         .scale_log2 = static_cast<float>(options.scale * std::numbers::log2e),
         .scores = options.scores,
+        .packed = packed,
+        .row_tasks = {packed_tasks_in(row_tasks)},
         .order = {},
         .q_vectors = has_vector_rows(q.tensor()),
         .k_vectors = has_vector_rows(k.tensor()),
@@ -249,7 +283,7 @@ void flash_f32_forward(const Context& ctx, const ResolvedOptions& options, const
     const std::int64_t batch_heads = q_in.size(0) * q_in.size(2);
     visit_head_dim(F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
                    [&]<int head_dim>(HeadDim<head_dim>) {
-                       if (options.scores.scores_are_products) {
+                       if (options.scores.scores_are_products && !packed) {
                            launch_forward<head_dim, false>(ctx, parameters, batch_heads);
                        } else {
                            launch_forward<head_dim, true>(ctx, parameters, batch_heads);

@@ -1,0 +1,108 @@
+#pragma once
+/// INTERNAL. Packed sequences on the GPU. The host does not know their lengths: kernels read the offsets when
+/// they run, so that a captured CUDA graph can be replayed with others. A small kernel first makes a table of
+/// tasks, a block of rows or keys of one sequence each, as long as the longest that the totals allow.
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/cuda/device/mask.cuh>
+
+namespace gradtile::attention::cuda {
+
+/// The offsets of packed sequences. Offsets outside the tensors are limited to them. What follows the last
+/// sequence counts as sequence number `count`: its rows see no keys and its keys are seen by no rows.
+struct PackedOffsets {
+    const std::int32_t *q = nullptr, *k = nullptr;  ///< [count + 1]; null: the call is not packed
+    int count = 0;
+    int total_queries = 0, total_keys = 0;
+    bool top_left = false;
+
+    PackedOffsets() = default;
+    explicit PackedOffsets(const ResolvedOptions& options) {
+        if (!options.packed) return;
+        q = options.packed.q_offsets.data<std::int32_t>();
+        k = options.packed.k_offsets.data<std::int32_t>();
+        count = static_cast<int>(options.packed.count);
+        total_queries = static_cast<int>(options.mask.queries);
+        total_keys = static_cast<int>(options.mask.keys);
+        top_left = options.packed.top_left;
+    }
+    GRADTILE_HOST_DEVICE explicit operator bool() const { return q != nullptr; }
+
+    struct Range {
+        int begin, end;
+    };
+    __device__ Range queries(int sequence) const { return range(q, sequence, total_queries); }
+    __device__ Range keys(int sequence) const { return range(k, sequence, total_keys); }
+    /// The sequence of a row of q.
+    __device__ int sequence_of_query(int row) const { return sequence_of(q, row); }
+    __device__ int sequence_of_key(int key) const { return sequence_of(k, key); }
+
+  private:
+    __device__ Range range(const std::int32_t* offsets, int sequence, int total) const {
+        const int begin = max(0, min(offsets[sequence], total));
+        return {begin, sequence == count ? total : max(begin, min(offsets[sequence + 1], total))};
+    }
+    /// The last sequence that begins at or before `position`.
+    __device__ int sequence_of(const std::int32_t* offsets, int position) const {
+        int first = 0, last = count;
+        while (first < last) {
+            const int middle = (first + last + 1) / 2;
+            if (offsets[middle] <= position) {
+                first = middle;
+            } else {
+                last = middle - 1;
+            }
+        }
+        return first;
+    }
+};
+
+/// In scratch memory with padded rows, packed sequences begin at multiples of this number.
+constexpr int packed_row_padding = 128;
+/// Padded rows of all packed sequences together.
+inline std::int64_t padded_packed_rows(const PackedSequences& packed, std::int64_t total) {
+    return (total / packed_row_padding + packed.count + 2) * packed_row_padding;
+}
+/// The first padded row of a sequence. Its rows, rounded up, end before the next sequence begins.
+GRADTILE_HOST_DEVICE inline int packed_padded_row(int sequence, int first_query) {
+    return (first_query / packed_row_padding + sequence) * packed_row_padding;
+}
+
+/// A block of rows or keys of one sequence.
+struct alignas(16) PackedTask {
+    int sequence;  ///< -1: the table has more elements than there are tasks
+    int block;     ///< the block's number within the sequence
+    int first_query, queries, first_key, keys;
+    int unused[2];
+};
+
+/// The tasks of one kernel; empty unless the call is packed.
+struct PackedTasks {
+    PackedTask* first = nullptr;
+    int count = 0;  ///< elements of the table, which depends on the totals only
+
+    GRADTILE_HOST_DEVICE explicit operator bool() const { return first != nullptr; }
+};
+
+/// Allocates a table for all blocks of at least 16 rows or keys; an empty one unless the call is packed.
+inline Tensor packed_task_table(const Context& ctx, const PackedSequences& packed, std::int64_t total) {
+    const std::int64_t tasks = packed ? total / 16 + packed.count + 1 : 0;
+    return empty(ctx, {tasks * std::int64_t{sizeof(PackedTask) / sizeof(std::int32_t)}}, DType::i32);
+}
+inline PackedTask* packed_tasks_in(const Tensor& table) {
+    return table.elements() == 0 ? nullptr : reinterpret_cast<PackedTask*>(table.data<std::int32_t>());
+}
+
+/// What is divided into blocks, and which block of a sequence comes first in the table. The blocks that come
+/// first in a sequence are those that a causal mask gives the most work.
+enum class PackedOrder : std::uint8_t { last_rows_first, first_keys_first, last_keys_first };
+
+/// Enqueues the kernel that writes the tasks of `block` rows or keys to `table`. Long sequences come first,
+/// block by block, so that short tasks fill the end of a run.
+PackedTasks make_packed_tasks(cudaStream_t stream, const PackedOffsets& offsets, PackedOrder order, int block,
+                              PackedTask* table);
+
+}  // namespace gradtile::attention::cuda

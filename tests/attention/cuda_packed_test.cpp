@@ -1,0 +1,264 @@
+// Packed sequences on the GPU: every algorithm and dtype against dense calls, one for each sequence.
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+
+#include <gradtile/core/cuda/step_graph.h>
+
+#include "cuda_fixture.h"
+
+namespace gradtile::attention::test {
+namespace {
+
+struct Lengths {
+    std::vector<std::int64_t> queries, keys;
+    std::int64_t rest = 0;  ///< rows and keys after the last sequence
+};
+
+std::vector<std::int32_t> offsets_of(const std::vector<std::int64_t>& lengths) {
+    std::vector<std::int32_t> offsets{0};
+    for (const std::int64_t length : lengths)
+        offsets.push_back(offsets.back() + static_cast<std::int32_t>(length));
+    return offsets;
+}
+
+/// The sequences of one packed call. `shape` has one batch; its lengths are those of all sequences together.
+struct PackedInputs {
+    Problem shape;
+    std::vector<std::int32_t> q_offsets, k_offsets;
+    Inputs in;
+
+    PackedInputs(const Context& cpu, Problem problem, const Lengths& lengths, DType dtype)
+        : shape(std::move(problem)),
+          q_offsets(offsets_of(lengths.queries)),
+          k_offsets(offsets_of(lengths.keys)) {
+        shape.queries = q_offsets.back() + lengths.rest;
+        shape.keys = k_offsets.back() + lengths.rest;
+        in = random_inputs(cpu, shape, dtype);
+        // Nobody may read what follows the sequences.
+        for (Tensor* x : {&in.q, &in.k, &in.v, &in.d_o}) {
+            const std::int64_t used = x->size(1) - lengths.rest;
+            fill(cpu, x->slice(1, used, lengths.rest), std::numeric_limits<double>::quiet_NaN());
+        }
+    }
+    std::size_t count() const { return q_offsets.size() - 1; }
+
+    Tensor offsets(const Context& ctx, const std::vector<std::int32_t>& of) const {
+        return from_host(ctx, of, {static_cast<std::int64_t>(of.size())});
+    }
+    Options options(const Context& ctx, Algorithm algorithm) const {
+        Options options = shape.options(algorithm);
+        options.cumulative_q = offsets(ctx, q_offsets);
+        options.cumulative_k = offsets(ctx, k_offsets);
+        return options;
+    }
+    static Inputs without_batch(Inputs x) {
+        for (Tensor* t : {&x.q, &x.k, &x.v, &x.d_o}) *t = t->select(0, 0);
+        if (x.d_lse.defined()) x.d_lse = x.d_lse.select(0, 0);
+        return x;
+    }
+    Inputs of_sequence(Inputs x, std::size_t b) const {
+        const std::int64_t row = q_offsets[b], rows = q_offsets[b + 1] - row, key = k_offsets[b],
+                           keys = k_offsets[b + 1] - key;
+        for (Tensor* t : {&x.q, &x.d_o}) *t = t->slice(1, row, rows);
+        for (Tensor* t : {&x.k, &x.v}) *t = t->slice(1, key, keys);
+        if (x.d_lse.defined()) x.d_lse = x.d_lse.slice(2, row, rows);
+        return x;
+    }
+};
+
+double largest_of(const std::vector<double>& x) {
+    double largest = 0;
+    for (const double e : x) largest = std::max(largest, std::abs(e));
+    return largest;
+}
+
+/// Compares a part of `packed`, [heads, rows] or [rows, heads, columns], with a dense result.
+struct Part {
+    const std::vector<double>& packed;
+    std::int64_t first, stride, count;  ///< pieces of `piece` numbers
+    std::int64_t piece;
+
+    void expect_near(const std::vector<double>& dense, double tolerance, const char* name) const {
+        const double allowed = tolerance * std::max(1.0, largest_of(dense));
+        for (std::int64_t n = 0; n < count; ++n)
+            for (std::int64_t i = 0; i < piece; ++i) {
+                const double x = packed[static_cast<std::size_t>(first + n * stride + i)],
+                             y = dense[static_cast<std::size_t>(n * piece + i)];
+                if (x == y) continue;
+                ASSERT_NEAR(x, y, allowed) << name << ' ' << n << ' ' << i;
+            }
+    }
+};
+
+class AttentionCudaPacked : public AttentionCudaDtypes {
+  protected:
+    /// Dense kernels may cut a sequence into other blocks than packed ones, so that sums differ by their
+    /// order: 16 roundings of the largest element.
+    double tolerance() const {
+        const double unit = GetParam() == DType::f64    ? 0x1p-52
+                            : GetParam() == DType::f32  ? 0x1p-22
+                            : GetParam() == DType::bf16 ? 0x1p-8
+                                                        : 0x1p-11;
+        return 16 * unit;
+    }
+    void expect_equal_to_dense(const Problem& problem, const Lengths& lengths, bool deterministic = false) {
+        const PackedInputs packed(cpu, problem, lengths, GetParam());
+        for (const Algorithm algorithm : algorithms) {
+            SCOPED_TRACE(::testing::Message() << packed.shape << ' ' << GetParam() << ' ' << algorithm);
+            poison();
+            const Inputs in = on_gpu(packed.in);
+            Options options = packed.options(gpu(), algorithm);
+            options.deterministic = deterministic;
+            const Result result = run(gpu(), PackedInputs::without_batch(in), options);
+            std::vector<double> d_sink(result.d_sink.size());
+            const std::int64_t heads = problem.heads, key_heads = problem.key_heads;
+            for (std::size_t b = 0; b < packed.count(); ++b) {
+                SCOPED_TRACE(::testing::Message() << "sequence " << b);
+                Options dense = packed.shape.options(algorithm);
+                dense.deterministic = deterministic;
+                dense.dropout_key.first_sample += static_cast<std::int64_t>(b);
+                const Result expected = run(gpu(), packed.of_sequence(in, b), dense);
+                const std::int64_t row = packed.q_offsets[b], rows = packed.q_offsets[b + 1] - row,
+                                   key = packed.k_offsets[b], keys = packed.k_offsets[b + 1] - key;
+                const auto of_rows = [&](const std::vector<double>& x, std::int64_t width) {
+                    return Part{x, row * width, 0, 1, rows * width};
+                };
+                const auto of_keys = [&](const std::vector<double>& x, std::int64_t width) {
+                    return Part{x, key * width, 0, 1, keys * width};
+                };
+                Part{result.lse, row, packed.shape.queries, heads, rows}.expect_near(expected.lse,
+                                                                                     tolerance(), "lse");
+                of_rows(result.o, heads * problem.d_v).expect_near(expected.o, tolerance(), "o");
+                of_rows(result.d_q, heads * problem.d_qk).expect_near(expected.d_q, tolerance(), "dq");
+                of_keys(result.d_k, key_heads * problem.d_qk).expect_near(expected.d_k, tolerance(), "dk");
+                of_keys(result.d_v, key_heads * problem.d_v).expect_near(expected.d_v, tolerance(), "dv");
+                for (std::size_t h = 0; h < d_sink.size(); ++h) d_sink[h] += expected.d_sink[h];
+            }
+            const double sinks = static_cast<double>(packed.count());
+            for (std::size_t h = 0; h < d_sink.size(); ++h)
+                EXPECT_NEAR(result.d_sink[h], d_sink[h],
+                            sinks * tolerance() * std::max(1.0, std::abs(d_sink[h])));
+            expect_nothing_in_rest(packed, result, lengths.rest);
+        }
+    }
+    void expect_nothing_in_rest(const PackedInputs& packed, const Result& result, std::int64_t rest) {
+        const auto expect_zeros = [&](const std::vector<double>& x, std::int64_t length) {
+            for (std::size_t i =
+                     x.size() / static_cast<std::size_t>(length) * static_cast<std::size_t>(length - rest);
+                 i < x.size(); ++i)
+                ASSERT_EQ(x[i], 0);
+        };
+        for (const auto* x : {&result.o, &result.d_q}) expect_zeros(*x, packed.shape.queries);
+        for (const auto* x : {&result.d_k, &result.d_v}) expect_zeros(*x, packed.shape.keys);
+        for (std::int64_t head = 0; head < packed.shape.heads; ++head)
+            for (std::int64_t row = packed.shape.queries - rest; row < packed.shape.queries; ++row)
+                ASSERT_EQ(result.lse[static_cast<std::size_t>(head * packed.shape.queries + row)], -infinity);
+    }
+};
+
+const Lengths mixed{
+    .queries = {70, 0, 5, 200, 1, 64, 0, 129, 3}, .keys = {70, 9, 0, 200, 1, 64, 0, 140, 300}, .rest = 37};
+const Lengths equal{.queries = {1, 257, 128, 30}, .keys = {1, 257, 128, 30}};
+
+TEST_P(AttentionCudaPacked, EqualDenseCalls) {
+    const Problem base{.d_qk = 32, .d_v = 32, .heads = 4, .key_heads = 2};
+    for (const Lengths& lengths : {mixed, equal})
+        for (const bool causal : {false, true})
+            for (const bool deterministic : {false, true}) {
+                Problem problem = base;
+                problem.causal = causal;
+                expect_equal_to_dense(problem, lengths, deterministic);
+            }
+    Problem window = base;
+    window.window = {.left = 40, .right = 3};
+    expect_equal_to_dense(window, mixed);
+    window.top_left = true;
+    expect_equal_to_dense(window, mixed, /*deterministic=*/true);
+}
+TEST_P(AttentionCudaPacked, EqualDenseCallsAtEveryHeadDim) {
+    for (const std::int64_t d : {1, 16, 64, 96, 128, 192, 256})
+        expect_equal_to_dense({.d_qk = d, .d_v = d, .causal = true, .heads = 2, .key_heads = 2}, mixed);
+    expect_equal_to_dense({.d_qk = 192, .d_v = 128, .causal = true, .heads = 2, .key_heads = 1}, equal);
+}
+TEST_P(AttentionCudaPacked, EqualDenseCallsUnderEveryScoreOption) {
+    const Problem base{.d_qk = 16, .d_v = 24, .heads = 4, .key_heads = 2};
+    const auto expect = [&](auto&& change) {
+        Problem problem = base;
+        change(problem);
+        expect_equal_to_dense(problem, mixed);
+    };
+    expect([](Problem& p) { p.softcap = 1.5; });
+    expect([](Problem& p) { p.alibi = true; });
+    expect([](Problem& p) { p.sink = true; });
+    expect([](Problem& p) { p.dropout_p = 0.25; });
+    expect([](Problem& p) { p.d_lse = true; });
+    expect([](Problem& p) { p.causal = p.sink = p.d_lse = true; });
+    for (const std::int64_t d : {16, 64, 96, 128, 192, 256})
+        expect([&](Problem& p) {
+            p.d_qk = p.d_v = d;
+            p.causal = p.sink = p.alibi = p.d_lse = true;
+            p.softcap = 2;
+            p.dropout_p = 0.1;
+        });
+}
+
+TEST_P(AttentionCudaPacked, ManyShortSequencesAndNone) {
+    Lengths many{.queries = std::vector<std::int64_t>(70, 3), .keys = std::vector<std::int64_t>(70, 2)};
+    const Problem problem{.d_qk = 8, .d_v = 8, .causal = true, .heads = 1, .key_heads = 1};
+    expect_equal_to_dense(problem, many);
+    expect_equal_to_dense(problem, {.queries = {}, .keys = {}, .rest = 20});
+    expect_equal_to_dense(problem, {.queries = {0, 0}, .keys = {0, 0}});
+    expect_equal_to_dense(problem, {.queries = {0, 3}, .keys = {5, 0}});
+}
+
+/// A graph is captured once and replayed with other offsets.
+TEST_P(AttentionCudaPacked, ReplayedGraphsTakeOtherLengths) {
+    const Problem problem{.d_qk = 32, .d_v = 32, .causal = true, .heads = 2, .key_heads = 2};
+    const PackedInputs first(cpu, problem, {.queries = {100, 20, 8}, .keys = {100, 20, 8}}, GetParam()),
+        second(cpu, problem, {.queries = {1, 0, 127}, .keys = {1, 0, 127}}, GetParam());
+    const Inputs in = PackedInputs::without_batch(on_gpu(first.in));
+    Options options = first.options(gpu(), Algorithm::flash);
+    options.deterministic = true;
+    Saved saved;
+    Gradients gradients;
+    StepGraph graph;
+    const auto step = [&] {
+        forward(gpu(), in.q, in.k, in.v, options, saved);
+        gradients = backward(gpu(), in.d_o, options, saved);
+    };
+    step();
+    graph.capture(gpu(), step, 1000);
+    ASSERT_TRUE(graph.captured());
+    for (const PackedInputs* lengths : {&first, &second}) {
+        copy(gpu(), options.cumulative_q, lengths->offsets(gpu(), lengths->q_offsets));
+        copy(gpu(), options.cumulative_k, lengths->offsets(gpu(), lengths->k_offsets));
+        graph.replay(gpu());
+        const Result expected = run(gpu(), in, options);
+        EXPECT_EQ(to_host(gpu(), saved.o), expected.o);
+        EXPECT_EQ(to_host(gpu(), saved.lse), expected.lse);
+        EXPECT_EQ(to_host(gpu(), gradients.q), expected.d_q);
+        EXPECT_EQ(to_host(gpu(), gradients.k), expected.d_k);
+        EXPECT_EQ(to_host(gpu(), gradients.v), expected.d_v);
+    }
+}
+
+/// Kernels must not read foreign memory; compute-sanitizer watches.
+TEST_P(AttentionCudaPacked, WrongOffsetsStayInsideTheTensors) {
+    const Problem problem{.d_qk = 32, .d_v = 32, .causal = true, .heads = 2, .key_heads = 1};
+    PackedInputs packed(cpu, problem, {.queries = {60, 40}, .keys = {60, 40}}, GetParam());
+    const Inputs in = PackedInputs::without_batch(on_gpu(packed.in));
+    for (const std::vector<std::int32_t>& wrong :
+         {std::vector<std::int32_t>{-7, 2000000000, 100}, std::vector<std::int32_t>{90, 10, 50},
+          std::vector<std::int32_t>{0, 100, 0, 100, 0, 100}}) {
+        packed.q_offsets = packed.k_offsets = wrong;
+        for (const Algorithm algorithm : algorithms) run(gpu(), in, packed.options(gpu(), algorithm));
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryDtype, AttentionCudaPacked, testing::ValuesIn(floating_dtypes),
+                         [](const auto& dtype) { return std::string(name_of(dtype.param)); });
+
+}  // namespace
+}  // namespace gradtile::attention::test
