@@ -94,14 +94,13 @@ struct Part {
 
 class AttentionCudaPacked : public AttentionCudaDtypes {
   protected:
-    /// Dense kernels may cut a sequence into other blocks than packed ones, so that sums differ by their
-    /// order: 16 roundings of the largest element.
+    /// The kernels of a dense call may differ, so that sums are rounded in another order.
     double tolerance() const {
         const double unit = GetParam() == DType::f64    ? 0x1p-52
                             : GetParam() == DType::f32  ? 0x1p-22
                             : GetParam() == DType::bf16 ? 0x1p-8
                                                         : 0x1p-11;
-        return 16 * unit;
+        return 4 * unit;
     }
     void expect_equal_to_dense(const Problem& problem, const Lengths& lengths, bool deterministic = false) {
         const PackedInputs packed(cpu, problem, lengths, GetParam());
@@ -139,11 +138,12 @@ class AttentionCudaPacked : public AttentionCudaDtypes {
             const double sinks = static_cast<double>(packed.count());
             for (std::size_t h = 0; h < d_sink.size(); ++h)
                 EXPECT_NEAR(result.d_sink[h], d_sink[h],
-                            sinks * tolerance() * std::max(1.0, std::abs(d_sink[h])));
+                            sinks * std::max(tolerance(), 0x1p-20) * std::max(1.0, std::abs(d_sink[h])));
             expect_nothing_in_rest(packed, result, lengths.rest);
         }
     }
     void expect_nothing_in_rest(const PackedInputs& packed, const Result& result, std::int64_t rest) {
+        if (rest == 0) return;
         const auto expect_zeros = [&](const std::vector<double>& x, std::int64_t length) {
             for (std::size_t i =
                      x.size() / static_cast<std::size_t>(length) * static_cast<std::size_t>(length - rest);

@@ -96,7 +96,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     const Tensor turns = empty(ctx, {options.deterministic ? turn_count + 1 : 0}, DType::i32);
     const Tensor key_tasks = packed_task_table(ctx, options.packed, saved.k.size(1)),
                  padded_tasks = packed_task_table(ctx, options.packed, saved.q.size(1));
-    if (ctx.is_planning() || saved.q.elements() + saved.k.elements() == 0) return;
+    if (ctx.is_planning()) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
     const Bits16BackwardParameters parameters{
@@ -127,7 +127,8 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         .key_tasks = {packed_tasks_in(key_tasks)},
         .padded_tasks = {packed_tasks_in(padded_tasks)}};
     const auto launch = saved.q.dtype() == DType::bf16 ? launch_backward<bfloat16> : launch_backward<float16>;
-    launch(parameters, static_cast<cudaStream_t>(ctx.stream()));
+    if (saved.q.elements() + saved.k.elements() > 0)
+        launch(parameters, static_cast<cudaStream_t>(ctx.stream()));
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
     const bool is_bf16 = saved.q.dtype() == DType::bf16;
     const auto launch_gradient = is_bf16 ? launch_bias_gradient<bfloat16> : launch_bias_gradient<float16>;
