@@ -29,6 +29,15 @@ struct Bits16ForwardParameters {
     PackedTasks row_tasks;  ///< blocks of rows if packed; at launch only its memory
 };
 
+/// The parts of a forward pass whose keys are split: see few_queries.h.
+struct Bits16SplitParameters {
+    int heads_together, splits, keys_per_split;
+    int first_key, end_key;  ///< the keys that some query sees
+    std::int64_t all_rows;   ///< B * Hq * Sq
+    int columns;             ///< row length of `o`
+    float *o, *lse;          ///< [splits, all_rows, columns], [splits, all_rows]; unused without splits
+};
+
 struct Bits16BackwardParameters {
     device::TensorView<const std::uint16_t> q, k, v, o, d_o;
     device::TensorView<std::uint16_t> d_q, d_k, d_v;
@@ -56,6 +65,9 @@ struct Bits16BackwardParameters {
 /// These functions enqueue the forward and the backward pass of T. They throw Error if a launch fails.
 template <class T>
 void launch_forward(const Bits16ForwardParameters& parameters, cudaStream_t stream);
+template <class T>
+void launch_few_queries(const Bits16ForwardParameters& parameters, const Bits16SplitParameters& split,
+                        cudaStream_t stream);
 template <class T>
 void launch_backward(const Bits16BackwardParameters& parameters, cudaStream_t stream);
 

@@ -1,0 +1,240 @@
+#pragma once
+/// The forward pass for few queries and many keys on 16-bit tensor cores: see few_queries.h. The warps of a
+/// thread block divide the rows and the keys of each block of keys. They merge their results by LSE, as the
+/// thread blocks that share a row do afterwards.
+#include <gradtile/attention/cuda/16bit/few_queries.h>
+#include <gradtile/attention/cuda/16bit/parameters.h>
+#include <gradtile/attention/cuda/16bit/tiles.h>
+#include <gradtile/attention/cuda/device/score_rule.cuh>
+#include <gradtile/attention/cuda/device/shared_tile.cuh>
+#include <gradtile/attention/cuda/device/softmax.cuh>
+#include <gradtile/core/cuda/device/convert.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
+
+namespace gradtile::attention::cuda {
+
+namespace device {
+
+/// Merges results of disjoint sets of keys. weight() is the factor of one result, in which O is divided by
+/// its own sum of P.
+struct LseMerge {
+    float maximum = -INFINITY, sum = 0;
+
+    __device__ void add(float lse) {
+        const float next = fmaxf(maximum, lse);
+        if (next == -INFINITY) return;
+        sum = sum * exp2_fast((maximum - next) * log2_e) + exp2_fast((lse - next) * log2_e);
+        maximum = next;
+    }
+    __device__ float weight(float lse) const {
+        return sum == 0 ? 0.0f : __fdividef(exp2_fast((lse - maximum) * log2_e), sum);
+    }
+    __device__ float lse() const { return sum == 0 ? -INFINITY : fmaf(1.0f, maximum, logf(sum)); }
+};
+
+__device__ __forceinline__ float sink_of(const ScoreOptions& scores, int head) {
+    return scores.sink == nullptr ? -INFINITY : scores.sink[head * scores.sink_stride];
+}
+
+/// Grid: (splits, batch * heads / heads_together).
+template <class T, int head_dim, int row_tiles, bool has_rule>
+__global__ void __launch_bounds__(FewQueriesTiles::threads,
+                                  FewQueriesTiles{head_dim, row_tiles}.blocks_per_sm())
+    few_queries_kernel(const __grid_constant__ Bits16ForwardParameters p,
+                       const __grid_constant__ Bits16SplitParameters split) {
+    constexpr FewQueriesTiles tiles{head_dim, row_tiles};
+    constexpr int stages = tiles.stages(), keys = FewQueriesTiles::keys, rows = 16 * row_tiles,
+                  key_warps = 4 / row_tiles, warp_keys = keys / key_warps;
+    using QTile = Tile<rows, head_dim>;
+    using KvTile = Tile<keys, head_dim>;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const std::uint32_t q_tile = shared_address(shared), kv_tiles = q_tile + QTile::bytes;
+    gradtile::cuda::device::await_predecessor();
+
+    const int head_sets = p.sizes.heads / split.heads_together;
+    const int batch = static_cast<int>(blockIdx.y) / head_sets,
+              first_head = static_cast<int>(blockIdx.y) % head_sets * split.heads_together;
+    const int queries = p.mask.queries, all_rows = queries * split.heads_together;
+    const int first_key = split.first_key + static_cast<int>(blockIdx.x) * split.keys_per_split;
+    const int end_key = min(split.end_key, first_key + split.keys_per_split);
+    const StridedRows<const std::uint16_t> k = p.k.head(batch, first_head / p.sizes.group),
+                                           v = p.v.head(batch, first_head / p.sizes.group);
+    const auto load_kv = [&](int block) {
+        const int key = first_key + block * keys;
+        if (key < end_key) {
+            const std::uint32_t stage = kv_tiles + block % stages * 2 * KvTile::bytes;
+            load_tile_async<KvTile, FewQueriesTiles::threads>(stage, k.row(key), k.stride, end_key - key,
+                                                              p.sizes.qk_dim);
+            load_tile_async<KvTile, FewQueriesTiles::threads>(stage + KvTile::bytes, v.row(key), v.stride,
+                                                              end_key - key, p.sizes.v_dim);
+        }
+        commit_copies();
+    };
+    // Row r is query r % queries of head first_head + r / queries.
+    for (int n = static_cast<int>(threadIdx.x); n < rows * QTile::row_chunks; n += FewQueriesTiles::threads) {
+        const int row = n / QTile::row_chunks, chunk = n % QTile::row_chunks;
+        const bool exists = row < all_rows && chunk * 8 < p.sizes.qk_dim;
+        const std::uint16_t* const from =
+            exists ? p.q.head(batch, first_head + row / queries).row(row % queries) + chunk * 8 : p.q.data;
+        copy_16_bytes_async(q_tile + QTile::offset(row, chunk), from, exists);
+    }
+#pragma unroll
+    for (int block = 0; block < stages - 1; ++block) load_kv(block);
+    __shared__ SharedRule rule;
+    if constexpr (has_rule) {
+        if (threadIdx.x == 0) rule.set(p.scores.rule_of<float>(batch, first_head));
+    }
+
+    const int warp = warp_index(), lane = lane_index();
+    const int warp_row = warp / key_warps * 16, warp_key = warp % key_warps * warp_keys;
+    IndexRange visible[2];  // of the lane's two rows
+    for (int half = 0; half < 2; ++half) {
+        const int row = warp_row + half * 8 + lane / 4, query = row % queries;
+        visible[half] =
+            row < all_rows ? IndexRange{p.mask.first_key(query), p.mask.end_key(query)} : IndexRange{0, 0};
+    }
+    FragmentC o[1][head_dim / 8];
+    clear(o);
+    LazyOnlineSoftmax<1> softmax(p.scale_log2);
+    for (int block = 0; first_key + block * keys < end_key; ++block) {
+        wait_for_copies<stages - 2>();
+        __syncthreads();  // this block's K and V are copied, and no warp reads the stage that is loaded next
+        load_kv(block + stages - 1);
+        const std::uint32_t stage =
+            kv_tiles + block % stages * 2 * KvTile::bytes + warp_key * KvTile::row_bytes;
+        const int key = first_key + block * keys + warp_key;
+        FragmentC s[1][warp_keys / 8];
+        clear(s);
+        multiply_a_bt<T, head_dim, 4>(s, LanePointer<QTile>::stacked(q_tile + warp_row * QTile::row_bytes),
+                                      LanePointer<KvTile>::paired(stage));
+        if (p.prescale != 1.0f) scale(s, p.prescale);
+        if constexpr (has_rule) apply_rule<T>(s, rule.get(), warp_row, key, queries, p.mask.keys);
+        for_each_element(s, [&](float& score, int, int n, int e) {
+            const int j = key + n * 8 + lane % 4 * 2 + e % 2;
+            if (j < visible[e / 2].begin || j >= visible[e / 2].end || j >= end_key) score = -INFINITY;
+        });
+        softmax.update(s, o);
+        if constexpr (has_rule) drop(s, rule.get(), warp_row, key);
+        FragmentA probabilities[warp_keys / 16][1];
+        as_operand_a<T>(probabilities, s);
+        multiply_a_b<T>(o, probabilities, LanePointer<KvTile>::stacked(stage + KvTile::bytes));
+    }
+    float lse[2];
+    if constexpr (has_rule) {
+        softmax.finish(o, lse, rule.get().dropout_scale);
+    } else {
+        softmax.finish(o, lse);
+    }
+
+    // The results of the warps, in the memory of K and V.
+    wait_for_copies<0>();
+    __syncthreads();
+    auto* const warp_o = reinterpret_cast<float*>(shared + QTile::bytes);  // [key_warps, rows, head_dim]
+    __shared__ float warp_lse[key_warps][rows];
+    for (int half = 0; half < 2; ++half) {
+        const int row = warp_row + half * 8 + lane / 4;
+        float* const to = warp_o + (warp % key_warps * rows + row) * head_dim + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < head_dim / 8; ++n)
+            *reinterpret_cast<float2*>(to + n * 8) = float2{o[0][n][half * 2], o[0][n][half * 2 + 1]};
+        if (lane % 4 == 0) warp_lse[warp % key_warps][row] = lse[half];
+    }
+    __syncthreads();
+    const bool is_whole = gridDim.x == 1;
+    for (int n = static_cast<int>(threadIdx.x); n < all_rows * (head_dim / 2);
+         n += FewQueriesTiles::threads) {
+        const int row = n / (head_dim / 2), column = n % (head_dim / 2) * 2;
+        const int head = first_head + row / queries, query = row % queries;
+        if (column >= p.sizes.v_dim) continue;
+        LseMerge merge;
+        for (int part = 0; part < key_warps; ++part) merge.add(warp_lse[part][row]);
+        if (is_whole) merge.add(sink_of(p.scores, head));
+        float2 sum{0, 0};
+        for (int part = 0; part < key_warps; ++part) {
+            const float weight = merge.weight(warp_lse[part][row]);
+            const float2 of_warp =
+                *reinterpret_cast<const float2*>(warp_o + (part * rows + row) * head_dim + column);
+            sum = {fmaf(weight, of_warp.x, sum.x), fmaf(weight, of_warp.y, sum.y)};
+        }
+        const std::int64_t index = (std::int64_t{batch} * p.sizes.heads + head) * queries + query;
+        if (is_whole) {
+            *reinterpret_cast<std::uint32_t*>(p.o.head(batch, head).row(query) + column) =
+                pack<T>(sum.x, sum.y);
+            if (column == 0) p.lse[index] = merge.lse();
+        } else {
+            const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * split.all_rows + index;
+            *reinterpret_cast<float2*>(split.o + part * split.columns + column) = sum;
+            if (column == 0) split.lse[part] = merge.lse();
+        }
+    }
+}
+
+/// Merges the results of the splits. Grid: all rows [B, Hq, Sq].
+template <class T>
+__global__ void __launch_bounds__(FewQueriesTiles::threads)
+    merge_splits_kernel(const __grid_constant__ Bits16ForwardParameters p,
+                        const __grid_constant__ Bits16SplitParameters split) {
+    constexpr int warps = FewQueriesTiles::threads / 32, max_columns = 256;
+    __shared__ float of_warp[warps][max_columns];
+    gradtile::cuda::device::await_predecessor();
+    const std::int64_t index = blockIdx.x;
+    const int query = static_cast<int>(index % p.mask.queries),
+              batch_head = static_cast<int>(index / p.mask.queries);
+    const int batch = batch_head / p.sizes.heads, head = batch_head % p.sizes.heads;
+    const int warp = warp_index(), lane = lane_index();
+    LseMerge merge;
+    for (int part = 0; part < split.splits; ++part) merge.add(split.lse[part * split.all_rows + index]);
+    merge.add(sink_of(p.scores, head));
+    for (int column = lane * 2; column < p.sizes.v_dim; column += 64) {
+        float2 sum{0, 0};
+#pragma unroll 4
+        for (int part = warp; part < split.splits; part += warps) {
+            const std::int64_t at = part * split.all_rows + index;
+            const float weight = merge.weight(split.lse[at]);
+            const float2 o = *reinterpret_cast<const float2*>(split.o + at * split.columns + column);
+            sum = {fmaf(weight, o.x, sum.x), fmaf(weight, o.y, sum.y)};
+        }
+        of_warp[warp][column] = sum.x;
+        of_warp[warp][column + 1] = sum.y;
+    }
+    __syncthreads();
+    for (int column = static_cast<int>(threadIdx.x); column < p.sizes.v_dim;
+         column += FewQueriesTiles::threads) {
+        float sum = 0;
+        for (int n = 0; n < warps; ++n) sum += of_warp[n][column];
+        p.o.head(batch, head).row(query)[column] = static_cast<std::uint16_t>(pack<T>(sum, 0.0f));
+    }
+    if (threadIdx.x == 0) p.lse[index] = merge.lse();
+}
+
+}  // namespace device
+
+template <class T>
+void launch_few_queries(const Bits16ForwardParameters& p, const Bits16SplitParameters& split,
+                        cudaStream_t stream) {
+    using gradtile::cuda::launch_on;
+    const int rows = split.heads_together * p.mask.queries;
+    const auto launch = [&]<int head_dim, int row_tiles>() {
+        const auto kernel = p.scores.scores_are_products
+                                ? device::few_queries_kernel<T, head_dim, row_tiles, false>
+                                : device::few_queries_kernel<T, head_dim, row_tiles, true>;
+        const dim3 grid(static_cast<unsigned>(split.splits),
+                        static_cast<unsigned>(p.batch_size * (p.sizes.heads / split.heads_together)));
+        launch_on(stream, kernel, grid,
+                  {.threads = FewQueriesTiles::threads,
+                   .shared_bytes = FewQueriesTiles{head_dim, row_tiles}.shared_bytes(),
+                   .starts_early = true},
+                  p, split);
+    };
+    visit_head_dim(Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim),
+                   [&]<int head_dim>(HeadDim<head_dim>) {
+                       if (rows <= 16) return launch.template operator()<head_dim, 1>();
+                       if (rows <= 32) return launch.template operator()<head_dim, 2>();
+                       launch.template operator()<head_dim, 4>();
+                   });
+    if (split.splits > 1)
+        launch_on(stream, device::merge_splits_kernel<T>, dim3(static_cast<unsigned>(split.all_rows)),
+                  {.threads = FewQueriesTiles::threads, .starts_early = true}, p, split);
+}
+
+}  // namespace gradtile::attention::cuda

@@ -1,0 +1,100 @@
+#pragma once
+/// INTERNAL. Few queries against many keys, as when a model generates text: the plan of the kernels in
+/// few_queries.cuh. This header is plain C++, so that tests can check plans without a GPU.
+///
+/// One thread block takes all rows of a K/V head: the queries of all query heads that share it. If there are
+/// fewer such blocks than the GPU can run, the keys are split between several blocks, whose results are
+/// merged by their LSE.
+#include <algorithm>
+#include <cstdint>
+
+namespace gradtile::attention::cuda {
+
+struct FewQueriesTiles {
+    static constexpr int threads = 128, keys = 64;
+    static constexpr int max_rows = 64;
+    int head_dim, row_tiles;  ///< row_tiles: tiles of 16 rows, 1, 2 or 4
+
+    /// Blocks of K and V in shared memory: about 96 KB, which two thread blocks of a multiprocessor fill.
+    constexpr int stages() const { return head_dim <= 32 ? 8 : head_dim <= 64 ? 6 : head_dim <= 96 ? 4 : 3; }
+    constexpr int shared_bytes() const { return 2 * head_dim * (16 * row_tiles + 2 * stages() * keys); }
+    constexpr int blocks_per_sm() const { return head_dim <= 128 ? 2 : 1; }
+};
+
+struct FewQueriesShape {
+    std::int64_t batch, queries, keys;  ///< keys: those that some query sees
+    std::int64_t heads, group;          ///< query heads, and how many of them share a K/V head
+    int head_dim;                       ///< that of the kernel
+    bool rule_of_each_head;             ///< score rules differ between heads: heads are not put together
+};
+
+/// How a call is divided. With heads_together = 0 the call does not take this path.
+struct FewQueriesPlan {
+    int heads_together = 0;  ///< query heads of a thread block
+    int row_tiles = 0;
+    int splits = 1, keys_per_split = 0;  ///< keys_per_split: a multiple of FewQueriesTiles::keys
+    std::int64_t blocks_per_split = 0;
+    int places = 0;  ///< thread blocks that run at the same time
+
+    explicit operator bool() const { return heads_together > 0; }
+    /// Divides `key_blocks` blocks of keys into at most `most` splits of equal length, none of them empty.
+    void split(std::int64_t key_blocks, int most) {
+        const std::int64_t length = (key_blocks + most - 1) / most;
+        splits = static_cast<int>((key_blocks + length - 1) / length);
+        keys_per_split = static_cast<int>(length * FewQueriesTiles::keys);
+    }
+    /// The part of the places that work, averaged over the run.
+    double occupancy(std::int64_t key_blocks) const {
+        const std::int64_t blocks = blocks_per_split * splits, runs = (blocks + places - 1) / places;
+        const double work = static_cast<double>(blocks_per_split * key_blocks),
+                     time = static_cast<double>(runs * (keys_per_split / FewQueriesTiles::keys));
+        return work / (time * places);
+    }
+};
+
+/// With fewer keys the kernels of long queries take as long.
+inline constexpr std::int64_t fewest_keys_of_few_queries = 512;
+inline constexpr int most_splits = 256;
+/// More blocks than this many times those that run at the same time gain nothing.
+inline constexpr int most_runs = 4;
+/// A bound for GPUs of up to 192 multiprocessors, for a dry run without a GPU.
+inline constexpr int most_places = 2 * 192;
+
+inline int limit_of_splits(std::int64_t blocks_per_split, std::int64_t key_blocks, int places) {
+    const std::int64_t of_runs =
+        std::max<std::int64_t>(1, std::int64_t{most_runs} * places / blocks_per_split);
+    return static_cast<int>(std::min<std::int64_t>({most_splits, key_blocks, of_runs}));
+}
+
+/// Splits the keys so that at least 95% of the best occupancy is reached, with as few splits as possible (the
+/// rule of FlashAttention's num_splits). `shared_bytes` is the most that a thread block may use.
+inline FewQueriesPlan plan_few_queries(const FewQueriesShape& shape, int processors, int shared_bytes) {
+    if (shape.queries < 1 || shape.queries > FewQueriesTiles::max_rows || shape.batch * shape.heads == 0 ||
+        shape.keys < fewest_keys_of_few_queries)
+        return {};
+    FewQueriesPlan plan;
+    plan.heads_together = shape.rule_of_each_head ? 1 : static_cast<int>(shape.group);
+    while (shape.group % plan.heads_together != 0 ||
+           plan.heads_together * shape.queries > FewQueriesTiles::max_rows)
+        --plan.heads_together;
+    const std::int64_t rows = plan.heads_together * shape.queries;
+    plan.row_tiles = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
+    const FewQueriesTiles tiles{shape.head_dim, plan.row_tiles};
+    if (tiles.shared_bytes() > shared_bytes) return {};
+    plan.blocks_per_split = shape.batch * (shape.heads / plan.heads_together);
+    plan.places = processors * tiles.blocks_per_sm();
+    const std::int64_t key_blocks = (shape.keys + FewQueriesTiles::keys - 1) / FewQueriesTiles::keys;
+    const int limit = limit_of_splits(plan.blocks_per_split, key_blocks, plan.places);
+    double best = 0;
+    for (int most = 1; most <= limit; ++most) {
+        plan.split(key_blocks, most);
+        best = std::max(best, plan.occupancy(key_blocks));
+    }
+    int most = 1;
+    do {
+        plan.split(key_blocks, most++);
+    } while (plan.occupancy(key_blocks) < 0.95 * best);
+    return plan;
+}
+
+}  // namespace gradtile::attention::cuda

@@ -1,0 +1,134 @@
+// Few queries against many keys on the GPU: the plan, which needs no GPU, and the results of its kernels.
+#include <gmock/gmock.h>
+
+#include <gradtile/attention/cuda/16bit/few_queries.h>
+
+#include "cuda_fixture.h"
+
+namespace gradtile::attention::test {
+namespace {
+
+using namespace cuda;
+
+constexpr int shared_bytes = 227 * 1024, processors = 132;
+const FewQueriesShape one_query{.batch = 1,
+                                .queries = 1,
+                                .keys = 8192,
+                                .heads = 32,
+                                .group = 4,
+                                .head_dim = 128,
+                                .rule_of_each_head = false};
+
+TEST(FewQueriesPlan, PutsTheHeadsOfAGroupTogether) {
+    FewQueriesShape shape = one_query;
+    EXPECT_EQ(plan_few_queries(shape, processors, shared_bytes).heads_together, 4);
+    EXPECT_EQ(plan_few_queries(shape, processors, shared_bytes).blocks_per_split, 8);
+    shape.queries = 17;  // 4 x 17 rows do not fit
+    EXPECT_EQ(plan_few_queries(shape, processors, shared_bytes).heads_together, 2);
+    shape.queries = 64;
+    EXPECT_EQ(plan_few_queries(shape, processors, shared_bytes).heads_together, 1);
+    shape.queries = 1, shape.rule_of_each_head = true;
+    EXPECT_EQ(plan_few_queries(shape, processors, shared_bytes).heads_together, 1);
+}
+TEST(FewQueriesPlan, LeavesOtherCallsToTheUsualKernels) {
+    FewQueriesShape shape = one_query;
+    shape.queries = 65;
+    EXPECT_FALSE(plan_few_queries(shape, processors, shared_bytes));
+    shape = one_query, shape.keys = 511;
+    EXPECT_FALSE(plan_few_queries(shape, processors, shared_bytes));
+    shape = one_query;
+    EXPECT_FALSE(plan_few_queries(shape, processors, /*shared_bytes=*/48 * 1024));
+}
+/// The plan is the smallest number of splits within 95% of the best occupancy, and every split has keys.
+TEST(FewQueriesPlan, SplitsAsLittleAsFullOccupancyAllows) {
+    for (const std::int64_t batch : {1, 3, 8, 33, 200})
+        for (const std::int64_t keys : {512, 1000, 8192, 131072})
+            for (const std::int64_t heads : {1, 8, 12, 32}) {
+                SCOPED_TRACE(::testing::Message() << batch << ' ' << keys << ' ' << heads);
+                FewQueriesShape shape = one_query;
+                shape.batch = batch, shape.keys = keys, shape.heads = heads, shape.group = 1;
+                const FewQueriesPlan plan = plan_few_queries(shape, processors, shared_bytes);
+                ASSERT_TRUE(plan);
+                EXPECT_EQ(plan.keys_per_split % FewQueriesTiles::keys, 0);
+                EXPECT_GE(std::int64_t{plan.splits} * plan.keys_per_split, keys);
+                EXPECT_LT(std::int64_t{plan.splits - 1} * plan.keys_per_split, keys);
+                EXPECT_LE(plan.splits * batch * heads, std::max(most_runs * plan.places, 6400));
+                const std::int64_t key_blocks = (keys + 63) / 64;
+                if (batch * heads * key_blocks <= plan.places) {
+                    EXPECT_EQ(plan.splits, key_blocks);  // more places than blocks of keys
+                }
+                // Fewer splits would leave more than 5% of this plan's places idle.
+                if (plan.splits == 1) continue;
+                FewQueriesPlan fewer = plan;
+                fewer.split(key_blocks, plan.splits - 1);
+                EXPECT_LT(fewer.occupancy(key_blocks), plan.occupancy(key_blocks));
+            }
+    // 8 x 32 blocks of four blocks of keys each fill 97% of 264 places.
+    EXPECT_EQ(plan_few_queries(one_query, processors, shared_bytes).splits, 32);
+    FewQueriesShape full = one_query;
+    full.batch = 33;  // 264 blocks
+    EXPECT_EQ(plan_few_queries(full, processors, shared_bytes).splits, 1);
+}
+
+class AttentionCudaFewQueries : public AttentionCudaDtypes {};
+
+TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaive) {
+    for (const std::int64_t queries : {1, 2, 5, 16, 17, 33, 64})
+        for (const std::int64_t keys : {512, 1000, 4100})
+            expect_accurate({.queries = queries,
+                             .keys = keys,
+                             .d_qk = 64,
+                             .d_v = 64,
+                             .causal = queries % 2 == 0,
+                             .batch = 2,
+                             .heads = 4,
+                             .key_heads = queries % 3 == 0 ? 4 : 1},
+                            GetParam());
+}
+TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaiveAtAnyHeadDim) {
+    for (const std::int64_t d : {1, 24, 32, 80, 96, 128, 160, 192, 256})
+        for (const std::int64_t queries : {1, 20, 50})
+            expect_accurate({.queries = queries,
+                             .keys = 700,
+                             .d_qk = d,
+                             .d_v = d == 192 ? 128 : d,
+                             .causal = true,
+                             .heads = 2,
+                             .key_heads = 1},
+                            GetParam());
+}
+TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaiveUnderEveryOption) {
+    const Problem base{
+        .queries = 6, .keys = 900, .d_qk = 32, .d_v = 24, .batch = 2, .heads = 4, .key_heads = 2};
+    const auto expect = [&](auto&& change) {
+        Problem problem = base;
+        change(problem);
+        expect_accurate(problem, GetParam());
+    };
+    expect([](Problem& p) { p.window = {.left = 700, .right = 3}; });
+    expect([](Problem& p) { p.window = {.left = 600}, p.causal = true; });
+    expect([](Problem& p) { p.top_left = true, p.window.right = 800; });
+    expect([](Problem& p) { p.scale = -0.3; });
+    expect([](Problem& p) { p.sink = p.causal = true; });
+    expect([](Problem& p) { p.softcap = 1.5; });
+    expect([](Problem& p) { p.alibi = p.causal = true; });
+    expect([](Problem& p) { p.dropout_p = 0.25; });
+    expect([](Problem& p) { p.d_lse = true; });
+    for (const std::int64_t queries : {1, 6, 60})
+        expect_accurate(problem_with_every_score_option(queries, 900, 64, 64), GetParam());
+}
+/// Two keys dominate, in different splits.
+TEST_P(AttentionCudaFewQueries, SplitsWithoutWeightDoNotCount) {
+    const Problem problem{.queries = 3, .keys = 4096, .d_qk = 64, .d_v = 64, .heads = 2, .key_heads = 1};
+    const Inputs in = accuracy::sink_inputs(cpu, problem, GetParam(), 3000, 200);
+    const Result result = run_on_gpu(in, problem.options()), expected = run(cpu, in, problem.options());
+    for (std::size_t i = 0; i < result.o.size(); ++i) ASSERT_NEAR(result.o[i], expected.o[i], 0.02);
+    for (std::size_t i = 0; i < result.lse.size(); ++i)
+        ASSERT_NEAR(result.lse[i], expected.lse[i], 1e-5 * std::abs(expected.lse[i]));
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryDtype, AttentionCudaFewQueries, testing::ValuesIn(floating_dtypes),
+                         [](const auto& dtype) { return std::string(name_of(dtype.param)); });
+
+}  // namespace
+}  // namespace gradtile::attention::test
