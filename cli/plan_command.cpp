@@ -19,10 +19,12 @@ namespace {
 constexpr double gib = 1 << 30, mib = 1 << 20;
 
 bool is_plan_setting(std::string_view setting) {
-    constexpr std::string_view names[] = {"layers",     "heads",      "kv-heads",    "width",   "hidden",
-                                          "context",    "vocabulary", "norm",        "bias",    "tied-head",
-                                          "activation", "positions",  "qk-norm",     "dropout", "recompute",
-                                          "batch",      "dtype",      "micro-batch", "zero",    "optimizer"};
+    constexpr std::string_view names[] = {
+        "layers",     "heads",          "kv-heads",    "width",   "hidden",
+        "context",    "vocabulary",     "norm",        "bias",    "tied-head",
+        "activation", "positions",      "qk-norm",     "dropout", "recompute",
+        "window",     "window-pattern", "softcap",     "sinks",   "attention-dropout",
+        "batch",      "dtype",          "micro-batch", "zero",    "optimizer"};
     return std::find(std::begin(names), std::end(names), setting) != std::end(names);
 }
 

@@ -24,7 +24,7 @@ class Rope {
     std::int64_t max_positions() const;
 
   private:
-    class Tables;
+    struct Tables;
     void rotate(const Context& ctx, const Tensor& x, std::int64_t start, bool inverse) const;
     std::shared_ptr<Tables> tables_;  // copies of a Rope share them
 };

@@ -62,9 +62,8 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
     const double rows = as_double(micro_batch * model.context);
     const double element = as_double(static_cast<std::int64_t>(size_of(dtype)));
     const double row_bytes = rows * element;
-    const double visible_keys = as_double(model.context + 1) / 2.0;
-    const double scores =
-        rows * as_double(model.width) * visible_keys;  // operations of q.k, summed over heads
+    // Operations of q.k, summed over heads: the mean of the layers, which may have windows.
+    const double scores = rows * as_double(model.width) * mean_visible_keys(model, model.context);
     // In a step each row is multiplied by all matrices three times: once forward, twice backward.
     const double products = 2.0 * rows * as_double(block_matrices(model).elements());
     const BlockTraffic traffic = block_traffic(model);

@@ -97,7 +97,17 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("bias", c.model.bias, "biases in linear layers and layer norms", any_value);
     visit("tied-head", c.model.tied_head, "output head shares the token embedding", any_value);
     visit("qk-norm", c.model.qk_norm, "RMSNorm on every head's q and k", any_value);
+    visit("window", c.model.window, "keys a token sees in attention, itself included; 0: all before it",
+          model_limits::window);
+    visit("window-pattern", c.model.window_pattern,
+          "every N-th layer sees the whole context instead of the window; 0: no layer",
+          model_limits::window_pattern);
+    visit("softcap", c.model.softcap, "attention scores s become softcap*tanh(s/softcap); 0: off",
+          model_limits::softcap);
+    visit("sinks", c.model.sinks, "a learned logit per head, to which attention can give weight", any_value);
     visit("dropout", c.model.dropout, "dropout probability of embeddings and residual branches",
+          model_limits::dropout);
+    visit("attention-dropout", c.model.attention_dropout, "dropout probability of attention's probabilities",
           model_limits::dropout);
     visit("recompute", c.model.recompute,
           "what backward recomputes to save memory: nothing, cheap activations, whole blocks", any_value);

@@ -1,5 +1,6 @@
 #include <gradtile/cli/bench/step_parts.h>
 
+#include <map>
 #include <memory>
 
 #include <gradtile/cli/bench/measure.h>
@@ -55,6 +56,31 @@ void add_plain_mlp(std::vector<Part>& parts, const Context& ctx, const RandomNum
         {"fc backward", count, 2.0 * flops, [=, &ctx] { up.backward(ctx, d_hidden, Linear::Saved{x}); }});
 }
 
+/// Attention of the layers with each window.
+void add_attention(std::vector<Part>& parts, const Context& ctx, const ModelConfig& config,
+                   const MultiHeadAttention::Saved& saved) {
+    const attention::Saved operands = saved.attention;
+    const std::int64_t length = operands.q.size(1), rows = operands.q.size(0) * length;
+    std::map<std::int64_t, std::int64_t> layers_with;
+    for (std::int64_t layer = 0; layer < config.layers; ++layer) ++layers_with[config.window_of(layer)];
+    for (const auto& [window, layers] : layers_with) {
+        attention::Options options = saved.options;
+        options.window.left = window - 1;
+        ModelConfig alike = config;  // all layers have this window
+        alike.window = window;
+        alike.window_pattern = 0;
+        const double flops =
+            4.0 * static_cast<double>(rows * config.width) * mean_visible_keys(alike, length);
+        const std::string name = window == 0 ? "attention" : concat("attention, window ", window);
+        parts.push_back({name + " forward", layers, flops, [=, &ctx] {
+                             attention::Saved again;
+                             attention::forward(ctx, operands.q, operands.k, operands.v, options, again);
+                         }});
+        parts.push_back({name + " backward", layers, 2.5 * flops,
+                         [=, &ctx] { attention::backward(ctx, operands.o, options, operands); }});
+    }
+}
+
 }  // namespace
 
 std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
@@ -75,15 +101,7 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
     auto attention_saved = std::make_shared<MultiHeadAttention::Saved>();
     block.attn.forward(ctx, x, *attention_saved);
     const attention::Saved operands = attention_saved->attention;
-    attention::Options causal;
-    causal.causal = true;
-    const double attention_flops = 2.0 * static_cast<double>(rows * config.width * (tokens.size(1) + 1));
-    parts.push_back({"attention forward", layers, attention_flops, [=, &ctx] {
-                         attention::Saved saved;
-                         attention::forward(ctx, operands.q, operands.k, operands.v, causal, saved);
-                     }});
-    parts.push_back({"attention backward", layers, 2.5 * attention_flops,
-                     [=, &ctx] { attention::backward(ctx, operands.o, causal, operands); }});
+    add_attention(parts, ctx, config, *attention_saved);
     if (block.attn.rope)
         parts.push_back({"rope (q and k)", 2 * layers, 0, [=, &ctx, &block] {
                              block.attn.rope->forward(ctx, operands.q);

@@ -25,7 +25,8 @@ namespace {
 struct Flags {
     explicit Flags(Command& command)
         : step(command, {"layers", "norm", "activation", "positions", "bias", "tied-head", "qk-norm",
-                         "dropout", "micro-batch", "optimizer", "deterministic", "cuda-graph", "tf32"}) {}
+                         "window", "window-pattern", "softcap", "sinks", "dropout", "attention-dropout",
+                         "micro-batch", "optimizer", "deterministic", "cuda-graph", "tf32"}) {}
     StepFlags step;
     // Values of settings. The table has one row for each combination. An empty list means the preset's value.
     std::vector<std::int64_t> batches;

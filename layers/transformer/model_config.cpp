@@ -10,6 +10,18 @@ BlockMatrices block_matrices(const ModelConfig& c) {
             .down = {.out = c.width, .in = hidden}};
 }
 
+double mean_visible_keys(const ModelConfig& c, std::int64_t sequence) {
+    double sum = 0.0;
+    for (std::int64_t layer = 0; layer < c.layers; ++layer) {
+        const std::int64_t window = c.window_of(layer);
+        const auto length = static_cast<double>(sequence);
+        // The first tokens see 1, 2, ... `most` keys, the others `most`.
+        const double most = window == 0 ? length : static_cast<double>(std::min(window, sequence));
+        sum += most - most * (most - 1) / (2 * length);
+    }
+    return sum / static_cast<double>(c.layers);
+}
+
 ModelConfig as_llama(ModelConfig config) {
     config.norm = Norm::rms;
     config.activation = Activation::swiglu;
@@ -28,6 +40,12 @@ void validate(const ModelConfig& c) {
     check_range("context", c.context, model_limits::context);
     check_range("vocabulary", c.vocabulary, model_limits::vocabulary);
     check_range("dropout", c.dropout, model_limits::dropout);
+    check_range("attention-dropout", c.attention_dropout, model_limits::dropout);
+    check_range("window", c.window, model_limits::window);
+    check_range("window-pattern", c.window_pattern, model_limits::window_pattern);
+    check_range("softcap", c.softcap, model_limits::softcap);
+    check(c.softcap == 0 || c.softcap >= model_limits::min_softcap, "softcap: ", c.softcap,
+          "; expected 0 (none) or at least ", model_limits::min_softcap);
     check_range("norm-epsilon", c.norm_epsilon, model_limits::norm_epsilon);
     check_range("rope-base", c.rope_base, model_limits::rope_base);
     check(c.width % c.heads == 0, "heads: ", c.heads, " does not divide width ", c.width);

@@ -9,13 +9,16 @@
 namespace gradtile {
 
 enum class Norm { layer, rms };
-enum class Positions { learned, rope };
+/// Where a token stands: a learned vector per position, rotated queries and keys, or ALiBi's terms of the
+/// scores.
+enum class Positions { learned, rope, alibi };
 /// Whether a learned vector per position is added to the token embeddings.
 constexpr bool adds_embeddings(Positions positions) {
     switch (positions) {
         case Positions::learned:
             return true;
         case Positions::rope:
+        case Positions::alibi:
             return false;
     }
     throw Error("positions: unknown kind");
@@ -24,6 +27,7 @@ constexpr bool adds_embeddings(Positions positions) {
 constexpr bool rotates_heads(Positions positions) {
     switch (positions) {
         case Positions::learned:
+        case Positions::alibi:
             return false;
         case Positions::rope:
             return true;
@@ -54,12 +58,24 @@ struct ModelConfig {
     bool bias = true;       ///< biases in linear layers and layer norms
     bool tied_head = true;  ///< the output head is the token embedding
     bool qk_norm = false;   ///< RMSNorm over each head's q and k
-    double dropout = 0.0;   ///< probability, for embeddings and residual branches
+    /// Keys that a token sees in a layer with a window: itself and the window - 1 tokens before it. 0: all.
+    std::int64_t window = 0;
+    /// Every layer whose number (from 1) is a multiple sees the whole context; 0: no layer does. 2 alternates
+    /// as Gemma 2 and GPT-OSS do, 6 is Gemma 3's pattern. Without a window it has no effect.
+    std::int64_t window_pattern = 0;
+    double softcap = 0.0;  ///< attention's scores s become softcap * tanh(s / softcap) (Gemma 2); 0: none
+    bool sinks = false;    ///< each head has a learned logit without a key (Agarwal et al. 2025, GPT-OSS)
+    double dropout = 0.0;  ///< probability, for embeddings and residual branches
+    double attention_dropout = 0.0;  ///< probability, for attention's probabilities
     Recompute recompute = Recompute::none;
     bool deterministic = false;  ///< bit-identical gradients on a GPU; on the CPU they always are
 
     std::int64_t head_dim() const { return width / heads; }
     std::int64_t key_value_heads() const { return kv_heads == 0 ? heads : kv_heads; }
+    /// The window of layer number `layer`, counted from 0; 0: the whole context.
+    std::int64_t window_of(std::int64_t layer) const {
+        return window_pattern != 0 && (layer + 1) % window_pattern == 0 ? 0 : window;
+    }
     std::int64_t hidden_width() const {
         if (hidden != 0) return hidden;
         return traits_of(activation).gated ? (8 * width / 3 + 63) / 64 * 64 : 4 * width;
@@ -82,6 +98,9 @@ struct BlockMatrices {
 };
 BlockMatrices block_matrices(const ModelConfig& config);
 
+/// The keys that a token of a sequence sees: the mean over tokens and layers.
+double mean_visible_keys(const ModelConfig& config, std::int64_t sequence);
+
 /// Replaces GPT-2's choices by Llama's (Touvron et al. 2023): RMSNorm, SwiGLU, rotary positions, no biases,
 /// an output head with its own weight. Other settings stay as they are.
 ModelConfig as_llama(ModelConfig config);
@@ -92,7 +111,10 @@ namespace model_limits {
 inline constexpr Range layers{1, 10'000}, heads{1, 1 << 16}, kv_heads{0, 1 << 16}, width{1, 1 << 20},
     hidden{0, 1 << 22}, context{1, 1 << 24}, vocabulary{0, 1 << 27},
     rope_base{.min = 1, .max = 1e12, .min_is_open = true},
-    norm_epsilon{.min = 0, .max = 1, .min_is_open = true}, dropout{.min = 0, .max = 1, .max_is_open = true};
+    norm_epsilon{.min = 0, .max = 1, .min_is_open = true}, dropout{.min = 0, .max = 1, .max_is_open = true},
+    window{0, 1 << 24}, window_pattern{0, 10'000}, softcap{0, 1e20};
+/// Smaller softcaps than this, except 0, are refused (attention::Options::softcap).
+inline constexpr double min_softcap = 1e-20;
 /// The largest numbers of parameters, and of elements of a micro-batch's activations. Their sizes in bytes,
 /// including gradients and moments, can be added without overflow.
 inline constexpr std::int64_t parameters = std::int64_t{1} << 50, activations = std::int64_t{1} << 57;
@@ -113,7 +135,8 @@ struct EnumNames<Norm> {
 template <>
 struct EnumNames<Positions> {
     static constexpr std::array names = {std::pair{Positions::learned, std::string_view("learned")},
-                                         std::pair{Positions::rope, std::string_view("rope")}};
+                                         std::pair{Positions::rope, std::string_view("rope")},
+                                         std::pair{Positions::alibi, std::string_view("alibi")}};
 };
 template <>
 struct EnumNames<Recompute> {

@@ -4,13 +4,29 @@
 #include <gradtile/layers/transformer/initialization.h>
 
 namespace gradtile {
+namespace {
+
+void add_gradient(const Context& ctx, const Parameter& parameter, const Tensor& contribution) {
+    const GradientTarget target = parameter.begin_gradient_write();
+    if (target.accumulates()) {
+        axpy(ctx, target.grad, 1.0, contribution);
+    } else {
+        copy(ctx, target.grad, contribution);
+    }
+}
+
+}  // namespace
 
 MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::string& name,
-                                       const ModelConfig& config)
+                                       const ModelConfig& config, std::int64_t layer)
     : heads(config.heads),
       kv_heads(config.key_value_heads()),
       head_dim(config.head_dim()),
-      options{.causal = true, .deterministic = config.deterministic},
+      options{.causal = true,
+              .window = {.left = config.window_of(layer) - 1},  // -1 is unbounded
+              .deterministic = config.deterministic,
+              .softcap = config.softcap,
+              .dropout_p = config.attention_dropout},
       qkv(parameters, name + ".qkv", block_matrices(config).qkv.in, block_matrices(config).qkv.out,
           {.bias = config.bias, .init = weight_init()}),
       proj(parameters, name + ".proj", block_matrices(config).proj.in, block_matrices(config).proj.out,
@@ -20,6 +36,18 @@ MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::st
         k_norm.emplace(parameters, name + ".k_norm", head_dim, config.norm_epsilon);
     }
     if (rotates_heads(config.positions)) rope.emplace(head_dim, config.context, config.rope_base);
+    if (config.positions == Positions::alibi) alibi.emplace(heads);
+    if (config.sinks) sinks = parameters.add(name + ".sinks", {heads}, Init::zeros());
+}
+
+attention::Options MultiHeadAttention::options_of_pass(const Context& ctx, const DropoutKey& key) const {
+    attention::Options pass = options;
+    pass.dropout_key = key;
+    if (alibi) pass.alibi_slopes = alibi->on_device(ctx);
+    if (sinks.defined())
+        pass.sink =
+            sinks.value().dtype() == DType::f32 ? sinks.value() : cast(ctx, sinks.value(), DType::f32);
+    return pass;
 }
 
 /// A view [B,T,count,D] of the heads [first, first + count) of packed [B,T,(Hq+2Hkv)*D].
@@ -44,13 +72,15 @@ attention::Saved MultiHeadAttention::operands_of(const Context& ctx, const Saved
     return operands;
 }
 
-Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& saved,
+                                   const DropoutKey& key) const {
     check(x.rank() == 3, "multi_head_attention: x is ", x, "; expected [B, T, ", qkv.in_features(), "]");
     const Tensor packed = qkv.forward(ctx, x, saved.qkv);
     const Tensor q = normalised(ctx, q_norm, heads_of(packed, 0, heads), saved.q_norm);
     const Tensor k = normalised(ctx, k_norm, heads_of(packed, heads, kv_heads), saved.k_norm);
     const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
-    const Tensor o = attention::forward(ctx, q, k, v, options, saved.attention);
+    saved.options = options_of_pass(ctx, key);
+    const Tensor o = attention::forward(ctx, q, k, v, saved.options, saved.attention);
     return proj.forward(ctx, o.reshape({x.size(0), x.size(1), heads * head_dim}), saved.proj);
 }
 
@@ -64,10 +94,15 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
     const Tensor dq = heads_of(d_packed, 0, heads);
     const Tensor dk = heads_of(d_packed, heads, kv_heads);
     const Tensor dv = heads_of(d_packed, heads + kv_heads, kv_heads);
+    const Tensor d_sink = sinks.defined() ? empty(ctx, {heads}, DType::f32) : Tensor();
     announce_attention(hooks);
-    attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), options, operands_of(ctx, saved),
-                        {.q = dq, .k = dk, .v = dv});
+    attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), saved.options, operands_of(ctx, saved),
+                        {.q = dq, .k = dk, .v = dv, .sink = d_sink});
     d_o = {};
+    if (sinks.defined()) {
+        add_gradient(ctx, sinks, d_sink);
+        announce(hooks, sinks);
+    }
     if (rope) {
         rope->backward(ctx, dq);
         rope->backward(ctx, dk);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <gradtile/attention/attention.h>
+#include <gradtile/layers/alibi.h>
 #include <gradtile/layers/linear.h>
 #include <gradtile/layers/pass_hooks.h>
 #include <gradtile/layers/rms_norm.h>
@@ -19,9 +20,11 @@ namespace gradtile {
 /// then Hkv value heads, with D = C / Hq elements each (Hkv < Hq: grouped queries). q, k and v are strided
 /// views [B,T,H,D] of this result, and their gradients are views in the same way, so nothing is copied. With
 /// config.qk_norm, each query and key head is first RMS-normalised over D, into new tensors. With
-/// Positions::rope, queries and keys are then rotated in place.
+/// Positions::rope, queries and keys are then rotated in place. The config's window, softcap, sinks, dropout
+/// and Positions::alibi are options of the attention operator.
 ///
-/// Parameters: name.qkv, name.proj (weight, bias), name.q_norm.weight and name.k_norm.weight [D].
+/// Parameters: name.qkv, name.proj (weight, bias), name.q_norm.weight and name.k_norm.weight [D], name.sinks
+/// [Hq] (zeros at first).
 struct MultiHeadAttention {
     struct Saved {
         Linear::Saved qkv;  // x [B,T,C]
@@ -29,17 +32,26 @@ struct MultiHeadAttention {
         // q, k, v, o, lse; nothing of size T x T. With qk_norm, q and k may be undefined: backward then
         // recomputes them from q_norm and k_norm.
         attention::Saved attention;
-        Linear::Saved proj;  // o as [B,T,C]
+        attention::Options options;  // of the forward call
+        Linear::Saved proj;          // o as [B,T,C]
     };
     std::int64_t heads, kv_heads, head_dim;
-    attention::Options options;  // causal, and deterministic if the config is
+    attention::Options options;  // without the tensors and the dropout key, which options_of_pass() adds
     Linear qkv, proj;
     std::optional<RMSNorm> q_norm, k_norm;
     std::optional<Rope> rope;
+    std::optional<AlibiSlopes> alibi;
+    Parameter sinks;
 
-    MultiHeadAttention(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
+    /// `layer` is the number of the layer in the model, which determines its window.
+    MultiHeadAttention(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
+                       std::int64_t layer = 0);
 
-    Tensor forward(const Context& ctx, const Tensor& x /*[B,T,C]*/, Saved& saved) const;
+    /// `key` selects the probabilities that dropout drops; the default key drops none.
+    Tensor forward(const Context& ctx, const Tensor& x /*[B,T,C]*/, Saved& saved,
+                   const DropoutKey& key = {}) const;
+    /// The options of a call of attention in a pass with this dropout key.
+    attention::Options options_of_pass(const Context& ctx, const DropoutKey& key) const;
     /// Returns dx [B,T,C].
     Tensor backward(const Context& ctx, const SummedGradient& dy /*[B,T,C]*/, const Saved& saved,
                     const BackwardHooks& hooks = {}) const;

@@ -30,15 +30,18 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
       blocks([&] {
           std::vector<TransformerBlock> list;
           for (std::int64_t i = 0; i < config.layers; ++i)
-              list.emplace_back(parameters, "h." + std::to_string(i), config);
+              list.emplace_back(parameters, "h." + std::to_string(i), config, i);
           return list;
       }()),
       norm_f(parameters, norm_name(config.norm, "f"), config),
       head(config.tied_head
                ? CrossEntropyHead(wte.weight)
                : CrossEntropyHead(parameters, "head", config.vocabulary, config.width, initial_std)) {
-    // All blocks share one table of angles.
-    for (TransformerBlock& block : blocks) block.attn.rope = blocks.front().attn.rope;
+    // All blocks share one table of angles, or of slopes.
+    for (TransformerBlock& block : blocks) {
+        block.attn.rope = blocks.front().attn.rope;
+        block.attn.alibi = blocks.front().attn.alibi;
+    }
     last_parameter_ = parameters.parameters().back();
 }
 
@@ -129,8 +132,7 @@ double flops_per_token(const ModelConfig& config, std::int64_t sequence) {
     const double width = real(config.width);
     const double matrices =
         real(config.layers) * real(block_matrices(config).elements()) + width * real(config.vocabulary);
-    const double visible_keys = real(sequence + 1) / 2.0;
-    return 6.0 * matrices + 12.0 * real(config.layers) * width * visible_keys;
+    return 6.0 * matrices + 12.0 * real(config.layers) * width * mean_visible_keys(config, sequence);
 }
 
 }  // namespace gradtile

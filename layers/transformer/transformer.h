@@ -28,7 +28,7 @@ struct ForwardOptions {
 ///     ln_f.{weight,bias}, head.weight [V,C] unless tied to wte.weight.
 /// Llama style: no wpe; norm_1, norm_2 and norm_f instead of ln_1, ln_2 and ln_f; h.I.mlp.{gate_up,down};
 /// with
-///     qk_norm also h.I.attn.{q_norm,k_norm}.weight [D].
+///     qk_norm also h.I.attn.{q_norm,k_norm}.weight [D]. With sinks: h.I.attn.sinks [heads].
 struct Transformer {
     struct Saved {
         Embedding::Saved wte;
@@ -77,7 +77,7 @@ std::int64_t parameter_count(const ModelConfig& config);
 
 /// Floating-point operations of a training step per token (forward 1/3, backward 2/3). Each element of a
 /// weight matrix costs 6; the head is included, embedding look-ups are not. Each visible key costs 12 * width
-/// per layer; a token sees (T + 1) / 2 keys on average. Recomputation is not counted, because this is the
+/// per layer (mean_visible_keys()). Recomputation is not counted, because this is the
 /// numerator of model FLOP utilisation.
 double flops_per_token(const ModelConfig& config, std::int64_t sequence);
 

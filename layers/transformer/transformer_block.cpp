@@ -2,9 +2,9 @@
 
 namespace gradtile {
 TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string& name,
-                                   const ModelConfig& config)
+                                   const ModelConfig& config, std::int64_t layer)
     : norm_1(parameters, name + "." + norm_name(config.norm, "1"), config),
-      attn(parameters, name + ".attn", config),
+      attn(parameters, name + ".attn", config, layer),
       norm_2(parameters, name + "." + norm_name(config.norm, "2"), config),
       mlp(parameters, name + ".mlp", config),
       dropout{config.dropout},
@@ -14,7 +14,7 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
 /// Computes the residual before the second norm: the residual stream, and attention's output as the branch.
 Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
                                              Activations& saved) const {
-    const Tensor branch = attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn);
+    const Tensor branch = attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn, key.at(2));
     saved.attn_dropout.key = key.at(0);
     return {stream.x, branch, dropout, key.at(0)};
 }

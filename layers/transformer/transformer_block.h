@@ -47,7 +47,9 @@ struct TransformerBlock {
     Recompute recompute;
     Parameter last_parameter;  ///< the block's last parameter in the store's order
 
-    TransformerBlock(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
+    /// `layer` is the number of the block in the model, see MultiHeadAttention.
+    TransformerBlock(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
+                     std::int64_t layer = 0);
 
     /// `key` selects the block's dropout masks; the default key drops nothing. Returns the residual stream
     /// and the MLP's output, which the next norm adds.

@@ -31,6 +31,17 @@ ModelConfig llama_style(Recompute recompute) {
                      .recompute = recompute});
 }
 
+ModelConfig with_attention_options(Recompute recompute) {
+    ModelConfig config = llama_style(recompute);
+    config.positions = Positions::alibi;
+    config.window = 7;
+    config.window_pattern = 2;
+    config.softcap = 30;
+    config.sinks = true;
+    config.attention_dropout = 0.1;
+    return config;
+}
+
 struct Case {
     const char* name;
     ModelConfig model;
@@ -48,7 +59,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"llama_f32", llama_style(Recompute::none), DType::f32},
                       Case{"llama_f32_activations", llama_style(Recompute::activations), DType::f32},
                       Case{"llama_f32_block", llama_style(Recompute::block), DType::f32},
-                      Case{"llama_bf16", llama_style(Recompute::none), DType::bf16}),
+                      Case{"llama_bf16", llama_style(Recompute::none), DType::bf16},
+                      Case{"options_f32", with_attention_options(Recompute::none), DType::f32},
+                      Case{"options_bf16_activations", with_attention_options(Recompute::activations),
+                           DType::bf16},
+                      Case{"options_bf16_block", with_attention_options(Recompute::block), DType::bf16}),
     [](const auto& info) { return info.param.name; });
 
 /// Runs one training step with activations in `arena`. Returns the flat gradients.

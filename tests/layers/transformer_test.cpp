@@ -28,6 +28,18 @@ ModelConfig tiny_llama() {
                      .qk_norm = true});
 }
 
+/// Every option of attention that a model can have.
+ModelConfig tiny_options() {
+    ModelConfig config = tiny_llama();
+    config.positions = Positions::alibi;
+    config.window = 3;
+    config.window_pattern = 2;
+    config.softcap = 2.0;
+    config.sinks = true;
+    config.attention_dropout = 0.2;
+    return config;
+}
+
 /// Pseudo-random tokens.
 Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t vocabulary,
                         std::uint32_t state) {
@@ -91,8 +103,10 @@ struct ModelFixture {
 };
 
 class TransformerStyles : public ::testing::TestWithParam<ModelConfig> {};
-INSTANTIATE_TEST_SUITE_P(Both, TransformerStyles, ::testing::Values(tiny_gpt2(), tiny_llama()),
-                         [](const auto& info) { return info.index == 0 ? "gpt2" : "llama"; });
+INSTANTIATE_TEST_SUITE_P(All, TransformerStyles, ::testing::Values(tiny_gpt2(), tiny_llama(), tiny_options()),
+                         [](const auto& info) {
+                             return info.index == 0 ? "gpt2" : info.index == 1 ? "llama" : "options";
+                         });
 
 GradientReport check_gradients(ModelFixture& f, const ForwardOptions& options) {
     using Tensors = Differentiable::Tensors;
@@ -107,7 +121,11 @@ GradientReport check_gradients(ModelFixture& f, const ForwardOptions& options) {
             f.gradients(scaled);
             return Tensors{};
         }};
-    return gradient_check(f.ctx, training_step, {}, f.parameters.parameters(), {.elements = 24});
+    // Sinks and their gradients are float32, so the bounds of float64 do not apply to them.
+    std::vector<Parameter> checked;
+    for (const Parameter& parameter : f.parameters.parameters())
+        if (!parameter.name().ends_with(".sinks")) checked.push_back(parameter);
+    return gradient_check(f.ctx, training_step, {}, checked, {.elements = 24});
 }
 
 TEST_P(TransformerStyles, GradientsEqualFiniteDifferences) {
@@ -124,6 +142,83 @@ TEST_P(TransformerStyles, GradientsWithDropoutEqualFiniteDifferencesOfTheSameMas
     EXPECT_NE(f.loss(options), f.loss({}));
     const GradientReport report = check_gradients(f, options);
     EXPECT_TRUE(report.ok()) << report;
+}
+
+/// Finite differences with steps that are exact in float32.
+TEST(Transformer, GradientsOfSinksEqualFiniteDifferences) {
+    ModelFixture f(tiny_options());
+    const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
+    const Tensor &values = f.model.blocks[0].attn.sinks.value(),
+                 &others = f.model.blocks[1].attn.sinks.value();
+    for (const Tensor& sinks : {values, others}) fill(f.ctx, sinks, 0.5);
+    f.fresh_gradients(options);
+    for (const TransformerBlock& block : f.model.blocks) {
+        const Parameter& sinks = block.attn.sinks;
+        const std::vector<double> gradients = to_host(f.ctx, sinks.grad());
+        for (std::int64_t h = 0; h < sinks.shape()[0]; ++h) {
+            const auto slope = [&](double step) {
+                double& value = sinks.value().data<double>()[h];
+                value = 0.5 + step;
+                const double above = f.loss(options);
+                value = 0.5 - step;
+                const double below = f.loss(options);
+                value = 0.5;
+                return (above - below) / (2 * step);
+            };
+            const double near = slope(0x1p-10), far = slope(0x1p-9), exact = (4 * near - far) / 3;
+            EXPECT_GT(std::abs(exact), 1e-6) << "no gradient to check";
+            // Truncation, the roundings of the losses, and those of a float32 sum.
+            const double bound =
+                std::abs(far - near) / 3 + 1e3 * 0x1p-53 / 0x1p-10 + 4 * 0x1p-24 * std::abs(exact);
+            EXPECT_NEAR(gradients[static_cast<std::size_t>(h)], exact, bound) << sinks.name() << ' ' << h;
+        }
+    }
+}
+
+TEST(Transformer, EveryAttentionOptionChangesTheLoss) {
+    const ModelConfig all = tiny_options();
+    ModelFixture with(all);
+    const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
+    const double loss = with.loss(options);
+    EXPECT_EQ(with.loss(options), loss);
+    struct Without {
+        const char* name;
+        void (*change)(ModelConfig&);
+    };
+    for (const Without& without :
+         {Without{"window", [](ModelConfig& c) { c.window = 0; }},
+          Without{"window_pattern", [](ModelConfig& c) { c.window_pattern = 0; }},
+          Without{"softcap", [](ModelConfig& c) { c.softcap = 0; }},
+          Without{"attention_dropout", [](ModelConfig& c) { c.attention_dropout = 0; }}}) {
+        ModelConfig config = all;
+        without.change(config);
+        ModelFixture f(config);
+        EXPECT_NE(f.loss(options), loss) << without.name;
+    }
+    fill(with.ctx, with.model.blocks[0].attn.sinks.value(), 0.0);
+    EXPECT_NE(with.loss(options), loss) << "sinks";
+}
+
+/// The masks belong to samples of the global batch, not to rows of a micro-batch.
+TEST(Transformer, AttentionDropoutDependsOnTheSampleAndTheLayer) {
+    ModelConfig config = tiny_options();
+    config.attention_dropout = 0.5;
+    ModelFixture f(config, DType::f64, 2, 4);
+    const DropoutKey key = DropoutKey::of_step(3, 1, 0);
+    const auto outputs = [&](std::int64_t layer, const Tensor& x, const DropoutKey& k) {
+        MultiHeadAttention::Saved saved;
+        return to_host(f.ctx,
+                       f.model.blocks[static_cast<std::size_t>(layer)].attn.forward(f.ctx, x, saved, k));
+    };
+    const Tensor x = randn(f.ctx, {4, 6, config.width}, DType::f64, Seed{5});
+    const auto all = outputs(0, x, key);
+    DropoutKey second_half = key;
+    second_half.first_sample = 2;
+    const auto half = outputs(0, x.slice(0, 2, 2), second_half);
+    EXPECT_TRUE(std::equal(half.begin(), half.end(), all.begin() + std::ssize(all) / 2));
+    EXPECT_NE(outputs(0, x, key.at(0)), outputs(0, x, key.at(1)));
+    EXPECT_EQ(outputs(0, x, {}), outputs(0, x, DropoutKey{}));
+    EXPECT_NE(outputs(0, x, {}), all);
 }
 
 TEST_P(TransformerStyles, RecomputingGivesTheSameLossAndGradientBits) {
@@ -201,8 +296,15 @@ TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
     const auto halves = to_host(f.ctx, f.parameters.gradients());
     double largest = 0.0;
     for (const double g : whole) largest = std::max(largest, std::abs(g));
-    // Both results are sums of about 1,000 products, the same ones in different orders.
-    for (std::size_t i = 0; i < whole.size(); ++i) ASSERT_NEAR(whole[i], halves[i], 1e3 * 2.3e-16 * largest);
+    // Both results are sums of about 1,000 products, the same ones in different orders. The gradients of
+    // sinks are rounded to float32 before they are added: three roundings.
+    for (const Parameter& parameter : f.parameters.parameters()) {
+        const double roundings = parameter.name().ends_with(".sinks") ? 3 * 0x1p-24 : 1e3 * 2.3e-16;
+        for (std::int64_t n = 0; n < parameter.shape().elements(); ++n) {
+            const auto i = static_cast<std::size_t>(parameter.offset() + n);
+            ASSERT_NEAR(whole[i], halves[i], roundings * largest) << parameter.name();
+        }
+    }
 }
 
 TEST_P(TransformerStyles, EvaluationEqualsTheTrainingLossWithoutDropout) {
@@ -333,8 +435,8 @@ TEST(Transformer, CountsTheParametersOfGpt2WithoutAllocatingThem) {
 }
 
 TEST(Transformer, NamesItsParametersAsDocumented) {
-    ParameterStore gpt2, llama;
-    const Transformer a(tiny_gpt2(), gpt2), b(tiny_llama(), llama);
+    ParameterStore gpt2, llama, options;
+    const Transformer a(tiny_gpt2(), gpt2), b(tiny_llama(), llama), c(tiny_options(), options);
     const auto names = [](const ParameterStore& store) {
         std::vector<std::string> result;
         for (const Parameter& parameter : store.parameters())
@@ -352,6 +454,9 @@ TEST(Transformer, NamesItsParametersAsDocumented) {
                                                      "h.0.attn.k_norm.weight", "h.0.norm_2.weight",
                                                      "h.0.mlp.gate_up.weight", "h.0.mlp.down.weight",
                                                      "norm_f.weight", "head.weight"));
+    EXPECT_THAT(names(options), ::testing::Contains("h.0.attn.sinks"));
+    EXPECT_EQ(options.find("h.0.attn.sinks").shape(), (Shape{4}));
+    EXPECT_FALSE(options.find("h.0.attn.sinks").decays());
 }
 
 TEST(Transformer, StartsWithGpt2sInitialisation) {
@@ -362,6 +467,42 @@ TEST(Transformer, StartsWithGpt2sInitialisation) {
     EXPECT_EQ(parameters.find("h.1.attn.proj.weight").init().value, 0.02 / 2.0);
     EXPECT_EQ(parameters.find("h.0.attn.qkv.bias").init().value, 0.0);
     EXPECT_EQ(parameters.find("ln_f.weight").init().value, 1.0);
+}
+
+TEST(Transformer, LayersHaveTheWindowsOfThePattern) {
+    ModelConfig config{.layers = 6, .window = 5};
+    const auto windows = [&](std::int64_t pattern) {
+        config.window_pattern = pattern;
+        std::vector<std::int64_t> result;
+        for (std::int64_t layer = 0; layer < config.layers; ++layer)
+            result.push_back(config.window_of(layer));
+        return result;
+    };
+    EXPECT_THAT(windows(0), ::testing::ElementsAre(5, 5, 5, 5, 5, 5));
+    EXPECT_THAT(windows(2), ::testing::ElementsAre(5, 0, 5, 0, 5, 0));
+    EXPECT_THAT(windows(6), ::testing::ElementsAre(5, 5, 5, 5, 5, 0));
+}
+
+/// Compares with counting: token t sees min(t + 1, window) keys.
+TEST(Transformer, CountsTheVisibleKeysOfWindows) {
+    for (const std::int64_t window : {0, 1, 4, 9, 20}) {
+        double seen = 0;
+        for (std::int64_t t = 0; t < 9; ++t)
+            seen += static_cast<double>(window == 0 ? t + 1 : std::min(t + 1, window));
+        EXPECT_DOUBLE_EQ(mean_visible_keys({.layers = 3, .window = window}, 9), seen / 9);
+    }
+    EXPECT_DOUBLE_EQ(mean_visible_keys({.layers = 2, .window = 1, .window_pattern = 2}, 9), (1.0 + 5.0) / 2);
+}
+
+/// With one key there is nothing to choose from: a window of 1 gives each token its own value.
+TEST(Transformer, AWindowOfOneSeesTheTokenItself) {
+    ModelConfig config = tiny_gpt2();
+    config.window = 1;
+    ModelFixture f(config);
+    const Tensor x = randn(f.ctx, {1, 6, config.width}, DType::f64, Seed{5});
+    MultiHeadAttention::Saved saved;
+    f.model.blocks[0].attn.forward(f.ctx, x, saved);
+    EXPECT_EQ(to_host(f.ctx, saved.attention.o), to_host(f.ctx, saved.attention.v));
 }
 
 TEST(Transformer, CountsTheFlopsOfEachMatrixOnce) {

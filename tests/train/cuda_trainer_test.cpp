@@ -187,6 +187,8 @@ TEST_F(CudaTrainer, RecomputingGivesTheSameBits) {
         for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16}) {
             model.deterministic = true;
             model.dropout = 0.1;
+            model.attention_dropout = 0.1;
+            model.sinks = true;
             run.config.out = "";
             run.config.dtype = dtype;
             std::vector<std::vector<double>> kept;

@@ -30,15 +30,47 @@ ModelConfig llama_style() {
                      .qk_norm = true});
 }
 
+ModelConfig with_option(void (*change)(ModelConfig&)) {
+    ModelConfig config = llama_style();
+    change(config);
+    return config;
+}
+void add_alibi(ModelConfig& c) {
+    c.positions = Positions::alibi;
+}
+void add_window(ModelConfig& c) {
+    c.window = 4;
+    c.window_pattern = 2;
+}
+void add_softcap(ModelConfig& c) {
+    c.softcap = 5.0;
+}
+void add_sinks(ModelConfig& c) {
+    c.sinks = true;
+}
+void add_attention_dropout(ModelConfig& c) {
+    c.attention_dropout = 0.1;
+}
+void add_all(ModelConfig& c) {
+    for (const auto add : {add_alibi, add_window, add_softcap, add_sinks, add_attention_dropout}) add(c);
+}
+
 class Overfit : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Models, Overfit,
-                         ::testing::Values(Case{"gpt2_f32", gpt2_style(Recompute::none), DType::f32},
-                                           Case{"gpt2_bf16", gpt2_style(Recompute::none), DType::bf16},
-                                           Case{"gpt2_f32_recomputed", gpt2_style(Recompute::block),
-                                                DType::f32},
-                                           Case{"llama_f32", llama_style(), DType::f32},
-                                           Case{"llama_bf16", llama_style(), DType::bf16}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Models, Overfit,
+    ::testing::Values(Case{"gpt2_f32", gpt2_style(Recompute::none), DType::f32},
+                      Case{"gpt2_bf16", gpt2_style(Recompute::none), DType::bf16},
+                      Case{"gpt2_f32_recomputed", gpt2_style(Recompute::block), DType::f32},
+                      Case{"llama_f32", llama_style(), DType::f32},
+                      Case{"llama_bf16", llama_style(), DType::bf16},
+                      Case{"alibi", with_option(add_alibi), DType::f32},
+                      Case{"window", with_option(add_window), DType::f32},
+                      Case{"softcap", with_option(add_softcap), DType::f32},
+                      Case{"sinks", with_option(add_sinks), DType::f32},
+                      Case{"attention_dropout", with_option(add_attention_dropout), DType::f32},
+                      Case{"all_options_f32", with_option(add_all), DType::f32},
+                      Case{"all_options_bf16", with_option(add_all), DType::bf16}),
+    [](const auto& info) { return info.param.name; });
 
 /// Targets are random, so the model can only memorise the batch. The loss starts at ln V, the entropy of a
 /// uniform guess, and must fall to a hundredth of it.
@@ -65,7 +97,8 @@ TEST_P(Overfit, MemorisesOneBatch) {
     for (int step = 1; step <= 150; ++step) {
         parameters.reset_gradients();
         Transformer::Saved saved;
-        const Tensor result = model.forward(ctx, inputs, wanted, saved);
+        const Tensor result =
+            model.forward(ctx, inputs, wanted, saved, {.dropout = DropoutKey::of_step(1, step)});
         model.backward(ctx, saved);
         const Clip clip = clip_global_norm(ctx, parameters.gradients(), {.max_norm = 1.0});
         optimizer.step(ctx, 3e-3, {.gradient_scale = clip.scale});

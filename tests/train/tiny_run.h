@@ -95,11 +95,23 @@ inline constexpr RunSetting run_settings[] = {
     RunSetting{"float32", [](TrainConfig&) {}},
     RunSetting{"bfloat16", [](TrainConfig& c) { c.dtype = TrainDType::bf16; }},
     RunSetting{"dropout", [](TrainConfig& c) { c.model.dropout = 0.2; }},
+    RunSetting{"attention",
+               [](TrainConfig& c) {
+                   c.model.positions = Positions::alibi;
+                   c.model.window = 5;
+                   c.model.window_pattern = 2;
+                   c.model.softcap = 10;
+                   c.model.sinks = true;
+                   c.model.attention_dropout = 0.2;
+               }},
     RunSetting{"accumulation", [](TrainConfig& c) { c.micro_batch = 2; }},
     RunSetting{"muon", [](TrainConfig& c) { c.optimizer = kind_of<MuonSettings>; }},
     RunSetting{"everything", [](TrainConfig& c) {
                    c.dtype = TrainDType::bf16;
                    c.model.dropout = 0.1;
+                   c.model.attention_dropout = 0.1;
+                   c.model.sinks = true;
+                   c.model.window = 7;
                    c.micro_batch = 1;
                    c.optimizer = kind_of<MuonSettings>;
                    c.schedule = ScheduleKind::wsd;

@@ -1,0 +1,30 @@
+#include <gradtile/layers/alibi.h>
+
+#include <bit>
+#include <cmath>
+
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+/// Slope number `index` (from 0) of a power of two of heads.
+double slope_of(std::int64_t index, std::int64_t heads) {
+    return std::exp2(-8.0 * static_cast<double>(index + 1) / static_cast<double>(heads));
+}
+
+}  // namespace
+
+std::vector<double> alibi_slopes(std::int64_t heads) {
+    check(heads >= 1, "alibi: ", heads, " heads; expected at least 1");
+    const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(heads)));
+    std::vector<double> slopes;
+    for (std::int64_t i = 0; i < power; ++i) slopes.push_back(slope_of(i, power));
+    for (std::int64_t i = 0; i < heads - power; ++i) slopes.push_back(slope_of(2 * i, 2 * power));
+    return slopes;
+}
+
+AlibiSlopes::AlibiSlopes(std::int64_t heads)
+    : slopes_(from_host(Context(Device::cpu(), 1), alibi_slopes(heads), {heads}, DType::f64)) {}
+
+}  // namespace gradtile
