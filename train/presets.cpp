@@ -42,7 +42,8 @@ TrainConfig shakespeare_char() {
                .context = 256,
                .activation = Activation::gelu,
                .bias = false,
-               .dropout = 0.2};
+               .dropout = 0.2,
+               .attention_dropout = 0.2};
     c.batch = 64;
     c.steps = 5000;
     c.eval_every = 250;
@@ -79,6 +80,36 @@ TrainConfig llama_tiny() {
     return c;
 }
 
+/// llama-tiny with Gemma 2's attention: a window in every second layer, and a softcap.
+TrainConfig gemma2_tiny() {
+    TrainConfig c = llama_tiny();
+    c.model.window = 32;
+    c.model.window_pattern = 2;
+    c.model.softcap = 50;
+    c.out = "runs/gemma2-tiny";
+    return c;
+}
+
+/// llama-tiny with GPT-OSS's attention: a window in every second layer, and sinks.
+TrainConfig gpt_oss_tiny() {
+    TrainConfig c = llama_tiny();
+    c.model.window = 32;
+    c.model.window_pattern = 2;
+    c.model.sinks = true;
+    c.out = "runs/gpt-oss-tiny";
+    return c;
+}
+
+/// A small model of the GPT-2 type with ALiBi in place of learned positions.
+TrainConfig alibi_tiny() {
+    TrainConfig c;
+    c.model = {.layers = 6, .heads = 6, .width = 192, .context = 128, .positions = Positions::alibi};
+    c.batch = 12;
+    c.steps = 3000;
+    c.out = "runs/alibi-tiny";
+    return c;
+}
+
 const std::map<std::string, std::function<TrainConfig()>>& presets() {
     static const std::map<std::string, std::function<TrainConfig()>> table{
         {"demo", demo},
@@ -88,6 +119,9 @@ const std::map<std::string, std::function<TrainConfig()>>& presets() {
         {"gpt2-350m", [] { return gpt2(24, 16, 1024, 3e-4, "runs/gpt2-350m"); }},
         {"gpt2-774m", [] { return gpt2(36, 20, 1280, 2.5e-4, "runs/gpt2-774m"); }},
         {"llama-tiny", llama_tiny},
+        {"gemma2-tiny", gemma2_tiny},
+        {"gpt-oss-tiny", gpt_oss_tiny},
+        {"alibi-tiny", alibi_tiny},
     };
     return table;
 }

@@ -120,6 +120,11 @@ TEST_F(BadInput, NamesSettingsOutOfRange) {
     expect_training_refused({"--heads", "3"}, {"heads", "3", "16"});
     expect_training_refused({"--steps", "0"}, {"steps: 0", "expected 1 to"});
     expect_training_refused({"--dropout", "1.5"}, {"dropout", "1.5"});
+    expect_training_refused({"--attention-dropout", "1"}, {"attention-dropout: 1", "less than 1"});
+    expect_training_refused({"--window", "-1"}, {"window: -1", "expected 0 to"});
+    expect_training_refused({"--window-pattern", "20000"}, {"window-pattern: 20000", "expected 0 to"});
+    expect_training_refused({"--softcap", "1e-30"}, {"softcap: 1e-30", "0 (none) or at least 1e-20"});
+    expect_training_refused({"--positions", "alibo"}, {"'alibo'", "learned, rope or alibi"});
     expect_training_refused({"--lr", "nan"}, {"lr", "nan"});
     expect_training_refused({"--micro-batch", "3"}, {"micro-batch: 3", "does not divide batch 4"});
     expect_training_refused({"--threads", "-2"}, {"threads: -2", "expected 0"});

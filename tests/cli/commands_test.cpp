@@ -161,6 +161,26 @@ TEST_F(Commands, LastRepeatedFlagCountsAndFlagsOverrideTheConfig) {
     EXPECT_EQ(made["bias"], false);
 }
 
+/// The checkpoint holds the options of attention: eval repeats the run's last evaluation, which has no
+/// dropout.
+TEST_F(Commands, EvalAndSampleUseTheAttentionOfTheModel) {
+    const std::string val = place_.write("val.txt", contents_of(stories_).substr(0, 1500));
+    const Arguments options = {"--val-data",  val,         "--heads",  "4",
+                               "--positions", "alibi",     "--window", "5",
+                               "--sinks",     "--layers",  "2",        "--window-pattern",
+                               "2",           "--softcap", "10",       "--attention-dropout",
+                               "0.3"};
+    expect_success(run(tiny() + options));
+    const Outcome eval = run({"eval", out_.string(), "--data", val, "--json"});
+    expect_success(eval);
+    const double trained = steps_of(out_).back()["val_loss"];
+    EXPECT_NEAR(parse_json(eval.out)["loss"].get<double>(), trained, 1e-8 * trained);
+    const Arguments sample = {"sample", out_.string(), "--tokens", "40", "--seed", "3"};
+    const Outcome once = run(sample);
+    expect_success(once);
+    EXPECT_EQ(run(sample).out, once.out);
+}
+
 TEST_F(Commands, ConfigOfARunReproducesIt) {
     expect_success(run(tiny() + Arguments{"--dtype", "bf16", "--optimizer", "muon", "--schedule", "wsd",
                                           "--dropout", "0.1", "--no-bias", "--recompute", "block"}));

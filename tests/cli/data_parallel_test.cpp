@@ -69,12 +69,29 @@ TEST_F(DataParallelTraining, ShardedHasTheLossCurveOfOneProcess) {
     expect_same_curve(bf16, train(2, {"--dtype", "bf16", "--zero", "1"}), 2e-3);
 }
 
+/// A dropped probability depends on the sample's place in the step's batch, so every number of processes
+/// drops the same ones. Other masks would change the losses by far more than the bound.
+TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfAttention) {
+    const Arguments options = {
+        "--attention-dropout", "0.2", "--sinks", "--positions", "alibi", "--window", "5", "--softcap", "20"};
+    const auto one_process = train(1, options);
+    expect_same_curve(one_process, train(2, options));
+    expect_same_curve(one_process, train(4, options + Arguments{"--zero", "1"}));
+    const auto other_masks = train(1, options + Arguments{"--attention-dropout", "0.1"});
+    EXPECT_NEAR(steps_of(one_process)[0]["loss"], steps_of(other_masks)[0]["loss"], 0.1);
+    EXPECT_GT(std::abs(steps_of(one_process)[0]["loss"].get<double>() -
+                       steps_of(other_masks)[0]["loss"].get<double>()),
+              1e-4);
+}
+
 /// Each matrix is updated whole by its owner, with the same sums as in an unsharded run. Clipping is off,
 /// because its norm is summed in another order.
 TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
     for (const auto& [dtype, ranks] : {std::pair{"f32", 3}, {"bf16", 2}}) {
-        const Arguments flags = {"--optimizer", "muon", "--clip",       "0",  "--batch",   "12",
-                                 "--dtype",     dtype,  "--stop-after", "12", "--dropout", "0.1"};
+        const Arguments flags = {
+            "--optimizer", "muon",         "--clip", "0",         "--batch", "12",      "--dtype",
+            dtype,         "--stop-after", "12",     "--dropout", "0.1",     "--sinks", "--attention-dropout",
+            "0.1"};
         const auto whole = train(ranks, flags), sharded = train(ranks, flags + Arguments{"--zero", "1"});
         const auto of_whole = steps_of(whole), of_sharded = steps_of(sharded);
         ASSERT_EQ(of_whole.size(), 12u);

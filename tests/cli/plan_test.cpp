@@ -44,6 +44,17 @@ TEST(Plan, PrintsMemoryTimeAndBytesForEveryGpuCount) {
         EXPECT_THAT(outcome.out, HasSubstr(part));
 }
 
+/// A token sees at most 128 of 1024 keys; half of the layers keep 512.5 on average.
+TEST(Plan, WindowsTakeLessTime) {
+    const auto ms = [](const Arguments& more) {
+        return json_of(gpt2_plan(1, 8) + more).at("predictions")[0].at("ms_per_step").get<double>();
+    };
+    const double whole = ms({}), half = ms({"--window", "128", "--window-pattern", "2"}),
+                 all = ms({"--window", "128"});
+    EXPECT_LT(half, whole);
+    EXPECT_NEAR(half, (whole + all) / 2, 1e-6 * whole);
+}
+
 TEST(Plan, RowsHaveTheirBatchAndTheBytesOfARing) {
     const json plan = json_of(gpt2_plan(24, 8));
     std::vector<int> counts;

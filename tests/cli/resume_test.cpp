@@ -78,7 +78,8 @@ TEST_P(ResumeByAnotherProcess, EqualsAnUninterruptedRunAfterASignal) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, ResumeByAnotherProcess,
                          testing::Values(Arguments{"--dtype", "f32"},
                                          Arguments{"--dtype", "bf16", "--dropout", "0.1", "--micro-batch",
-                                                   "2"}),
+                                                   "2", "--attention-dropout", "0.2", "--sinks", "--window",
+                                                   "6", "--softcap", "30"}),
                          [](const auto& info) { return info.param[1]; });
 
 class Resume : public testing::Test {

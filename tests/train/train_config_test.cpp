@@ -33,6 +33,20 @@ TEST(TrainConfig, EverySettingSurvivesJson) {
     }
 }
 
+/// A checkpoint of an older version has no settings for the options of attention.
+TEST(TrainConfig, SettingsThatAnOlderRunLacksAreOff) {
+    json older = to_json(preset("llama-tiny"));
+    for (const char* name : {"window", "window-pattern", "softcap", "sinks", "attention-dropout"})
+        EXPECT_EQ(older.erase(name), 1u) << name;
+    TrainConfig config;
+    apply_json(config, older, "config.json");
+    EXPECT_EQ(config.model, preset("llama-tiny").model);
+    EXPECT_EQ(config.model.window_of(0), 0);
+    EXPECT_EQ(config.model.softcap, 0.0);
+    EXPECT_EQ(config.model.attention_dropout, 0.0);
+    EXPECT_FALSE(config.model.sinks);
+}
+
 TEST(TrainConfig, EveryPresetIsValid) {
     for (const std::string& name : preset_names()) EXPECT_NO_THROW(validate(preset(name))) << name;
 }
