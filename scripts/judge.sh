@@ -1,26 +1,39 @@
 #!/usr/bin/env bash
-# Compares a build with independent software from PyPI. usage: scripts/judge.sh [GRADTILE] (default: build/release/gradtile)
+# Compares a build with independent software from PyPI. usage: scripts/judge.sh [--torch] [GRADTILE] (default: build/release/gradtile)
 # Installs the packages of tests/judge/requirements.txt in build/judge; exit code 77 when that is not possible.
+# With --torch also PyTorch, 4 GB, in build/judge-torch: it trains the models of tests/reference/training_losses.json again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+with_torch=false
+if [ "${1:-}" = --torch ]; then with_torch=true; shift; fi
 gradtile=${1:-build/release/gradtile}
 [ -x "$gradtile" ] || { echo "judge.sh: $gradtile: no such program; scripts/build.sh builds build/release/gradtile" >&2; exit 1; }
 
-python=build/judge/bin/python
-mkdir -p build
-if ! cmp --silent tests/judge/requirements.txt build/judge/installed.txt; then
-  rm -rf build/judge
-  if ! { python3 -m venv build/judge && "$python" -m pip install --quiet --timeout 30 --retries 2 -r tests/judge/requirements.txt; } >build/judge.log 2>&1; then
-    echo "judge.sh: cannot install tests/judge/requirements.txt (needs python3 with venv, and PyPI): $(tail -1 build/judge.log)" >&2
+# usage: install VENV REQUIREMENTS
+install() {
+  cmp --silent "$2" "$1/installed.txt" && return
+  rm -rf "$1"
+  if ! { python3 -m venv "$1" && "$1/bin/python" -m pip install --quiet --timeout 30 --retries 2 -r "$2"; } >"$1.log" 2>&1; then
+    echo "judge.sh: cannot install $2 (needs python3 with venv, and PyPI): $(tail -1 "$1.log")" >&2
     exit 77
   fi
-  cp tests/judge/requirements.txt build/judge/installed.txt
-fi
+  cp "$2" "$1/installed.txt"
+}
+# usage: judge VENV PROGRAM
+judge() {
+  echo "== $2"
+  mkdir "$work/$(basename "$2" .py)"
+  "$1/bin/python" "$2" "$gradtile" "$work/$(basename "$2" .py)"
+}
 
+mkdir -p build
+install build/judge tests/judge/requirements.txt
+if $with_torch; then install build/judge-torch tests/judge/torch_requirements.txt; fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-for judge in tests/judge/*_judge.py; do
-  echo "== $judge"
-  mkdir "$work/$(basename "$judge" .py)"
-  "$python" "$judge" "$gradtile" "$work/$(basename "$judge" .py)"
+for program in tests/judge/*_judge.py; do
+  case $program in
+    */training_judge.py) if $with_torch; then judge build/judge-torch "$program"; else echo "== $program: only with --torch"; fi ;;
+    *) judge build/judge "$program" ;;
+  esac
 done

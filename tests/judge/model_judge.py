@@ -19,6 +19,8 @@ MODELS = {
     "GPT-2": ["--dropout", "0.1"],
     "GPT-2 without biases, exact GELU, a head of its own": ["--no-bias", "--activation", "gelu", "--no-tied-head"],
     "Llama": ["--norm", "rms", "--activation", "swiglu", "--positions", "rope", "--kv-heads", "2", "--no-bias", "--no-tied-head"],
+    "windows, softcap and sinks": ["--window", "9", "--window-pattern", "2", "--softcap", "3", "--sinks", "--attention-dropout", "0.1"],
+    "ALiBi": ["--positions", "alibi", "--heads", "3"],
     "grouped queries with normalised heads": ["--kv-heads", "1", "--qk-norm", "--positions", "rope", "--rope-base", "500", "--optimizer", "muon"],
 }
 # gradtile's float32 against float64. The loss of a row has an error of at most a few hundred roundings of 6e-8, 2e-5 in all; the mean over
@@ -60,6 +62,33 @@ def rotate(x, base):
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def alibi_slopes(heads):
+    """Press et al. 2022, with the rule of the authors' program for numbers that are no power of two."""
+    def of_power(n):
+        return [2 ** (-8 * (i + 1) / n) for i in range(n)]
+    power = 2 ** (heads.bit_length() - 1)
+    return jnp.array(of_power(power) + of_power(2 * power)[0::2][: heads - power])
+
+
+def attend(q, k, v, config, window, sinks):
+    """q [B,T,H,D]. Without the options of gradtile's attention it is JAX's own attention, which has no softcap and no sinks."""
+    alibi = config["positions"] == "alibi"
+    if not (window or config["softcap"] or sinks is not None or alibi):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    length, heads, dim = q.shape[1:]
+    k, v = (jnp.repeat(t, heads // t.shape[2], 2) for t in (k, v))
+    scores = jnp.einsum("bihd,bjhd->bhij", q, k) / dim**0.5
+    if config["softcap"]:
+        scores = config["softcap"] * jnp.tanh(scores / config["softcap"])
+    distance = jnp.arange(length)[:, None] - jnp.arange(length)
+    if alibi:
+        scores = scores - alibi_slopes(heads)[:, None, None] * distance
+    scores = jnp.where((distance >= 0) & ((distance < window) | (window == 0)), scores, -jnp.inf)
+    if sinks is not None:
+        scores = jnp.concatenate([scores, jnp.broadcast_to(sinks[None, :, None, None], scores.shape[:3] + (1,))], -1)
+    return jnp.einsum("bhij,bjhd->bihd", jax.nn.softmax(scores, -1)[..., :length], v)
+
+
 def losses(parameters, config, tokens, targets):
     """-ln p of each target [B,T]."""
     epsilon = config["norm-epsilon"]
@@ -74,7 +103,7 @@ def losses(parameters, config, tokens, targets):
             return rms_norm(x, parameters[name + ".weight"], epsilon)
         return layer_norm(x, parameters[name + ".weight"], parameters.get(name + ".bias", 0.0), epsilon)
 
-    def attention(name, x):
+    def attention(name, x, layer):
         batch, length, width = x.shape
         heads, kv_heads = config["heads"], config["kv-heads"] or config["heads"]
         dim = width // heads
@@ -85,7 +114,8 @@ def losses(parameters, config, tokens, targets):
             k = rms_norm(k, parameters[name + ".k_norm.weight"], epsilon)
         if config["positions"] == "rope":
             q, k = rotate(q, config["rope-base"]), rotate(k, config["rope-base"])
-        o = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        whole = config["window-pattern"] and (layer + 1) % config["window-pattern"] == 0
+        o = attend(q, k, v, config, 0 if whole else config["window"], parameters.get(name + ".sinks"))
         return linear(name + ".proj", o.reshape(batch, length, width))
 
     def mlp(name, x):
@@ -99,7 +129,7 @@ def losses(parameters, config, tokens, targets):
         x = x + parameters["wpe.weight"][: tokens.shape[1]]
     for layer in range(config["layers"]):
         block = f"h.{layer}."
-        x = x + attention(block + "attn", norm([block + "ln_1", block + "norm_1"], x))
+        x = x + attention(block + "attn", norm([block + "ln_1", block + "norm_1"], x), layer)
         x = x + mlp(block + "mlp", norm([block + "ln_2", block + "norm_2"], x))
     x = norm(["ln_f", "norm_f"], x)
     head = parameters["wte.weight" if config["tied-head"] else "head.weight"]

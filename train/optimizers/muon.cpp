@@ -179,6 +179,18 @@ bool is_in_block(const Parameter& parameter) {
     return parameter.name().starts_with("h.");
 }
 
+std::optional<DType> dtype_of_products(MuonProducts products) {
+    switch (products) {
+        case MuonProducts::automatic:
+            return std::nullopt;
+        case MuonProducts::f32:
+            return DType::f32;
+        case MuonProducts::bf16:
+            return DType::bf16;
+    }
+    throw Error("muon-products: unknown");
+}
+
 }  // namespace
 
 std::unique_ptr<Optimizer> MuonSettings::make(const Context& ctx, const ParameterStore& store,
@@ -188,7 +200,8 @@ std::unique_ptr<Optimizer> MuonSettings::make(const Context& ctx, const Paramete
     const MuonOptions options{.lr_ratio = lr / config.lr,
                               .momentum = momentum,
                               .weight_decay = config.weight_decay,
-                              .adamw = adamw};
+                              .adamw = adamw,
+                              .newton_schulz = dtype_of_products(products)};
     return std::make_unique<Muon>(ctx, store, is_in_block, options, shard);
 }
 

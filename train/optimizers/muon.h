@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include <gradtile/core/enum_names.h>
 #include <gradtile/train/optimizers/adamw.h>
 #include <gradtile/train/optimizers/optimizer.h>
 #include <gradtile/train/setting_limits.h>
@@ -99,6 +100,9 @@ class Muon final : public Optimizer {
     std::unique_ptr<Optimizer> adamw_;  // for the other parameters
 };
 
+/// The dtype of the factors in Newton-Schulz's products. automatic: newton_schulz_dtype().
+enum class MuonProducts { automatic, f32, bf16 };
+
 /// The settings of --optimizer muon, which updates the matrices of a model's blocks. The other parameters
 /// take AdamW's settings.
 struct MuonSettings {
@@ -106,17 +110,28 @@ struct MuonSettings {
 
     double lr = 0.02;
     double momentum = 0.95;
+    MuonProducts products = MuonProducts::automatic;
 
     template <class Self, class Visit>
     static void visit_settings(Self& self, Visit& visit) {
         visit("muon-lr", self.lr, "muon: peak learning rate of the blocks' matrices",
               setting_limits::positive);
         visit("muon-momentum", self.momentum, "muon: momentum", setting_limits::proper_fraction);
+        visit("muon-products", self.products,
+              "muon: type of Newton-Schulz's matrix products; auto: bf16 where it is faster",
+              setting_limits::any_value);
     }
     std::unique_ptr<Optimizer> make(const Context& ctx, const ParameterStore& store,
                                     const TrainConfig& config,
                                     const std::optional<OptimizerShard>& shard) const;
     ParameterUpdate update_of(const Parameter& parameter) const;
+};
+
+template <>
+struct EnumNames<MuonProducts> {
+    static constexpr std::array names = {std::pair{MuonProducts::automatic, std::string_view("auto")},
+                                         std::pair{MuonProducts::f32, std::string_view("f32")},
+                                         std::pair{MuonProducts::bf16, std::string_view("bf16")}};
 };
 
 }  // namespace gradtile

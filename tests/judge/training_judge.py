@@ -1,0 +1,327 @@
+"""Judges training: PyTorch trains the same models from the same weights on the same batches, and the losses must agree.
+
+usage: training_judge.py GRADTILE DIRECTORY [--write]    (scripts/judge.sh --torch calls it)
+
+The losses of PyTorch in float64 stand in tests/reference/training_losses.json, with which PyTorchParity of tests/cli compares the trainer. This
+program computes them again; --write replaces the file.
+"""
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+REFERENCE = Path(__file__).parent.parent / "reference" / "training_losses.json"
+STEPS = 100
+COMMON = ["--layers", "3", "--width", "32", "--heads", "4", "--context", "24", "--batch", "8", "--warmup", "10", "--lr", "1e-3", "--min-lr", "1e-4"]
+LLAMA = ["--norm", "rms", "--activation", "swiglu", "--positions", "rope", "--no-bias", "--no-tied-head", "--kv-heads", "2", "--qk-norm"]
+CASES = {
+    "gpt2": [],
+    "llama": LLAMA,
+    "muon": LLAMA + ["--optimizer", "muon", "--muon-lr", "0.01", "--muon-products", "f32"],
+    "window": ["--window", "5", "--window-pattern", "2"],
+    "softcap": LLAMA + ["--softcap", "1.5"],
+    "sinks": LLAMA + ["--sinks", "--window", "7"],
+    "alibi": ["--positions", "alibi", "--heads", "2"],
+    "alibi-3-heads": ["--positions", "alibi", "--heads", "3", "--width", "48"],
+    "all-options": ["--positions", "alibi", "--kv-heads", "2", "--qk-norm", "--window", "6", "--window-pattern", "3", "--softcap", "2", "--sinks"],
+}
+# A float32 run of 100 steps is within 4e-7 of the float64 run (numerics.md), for gradtile as for PyTorch.
+BOUND = 1e-6
+
+
+def run(*command):
+    finished = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if finished.returncode != 0:
+        raise SystemExit(f"{' '.join(map(str, command))}\nended with {finished.returncode}: {finished.stderr}")
+    return finished.stdout
+
+
+def text_of_words(count):
+    """As test::some_text() in tests/train/tiny_run.h."""
+    words = ["the ", "cat ", "sat ", "on ", "a ", "mat.\n", "dog ", "ran "]
+    state, text = 7, ""
+    for _ in range(count):
+        state = (state * 1664525 + 1013904223) % 2**32
+        text += words[state >> 29]
+    return text
+
+
+def read_checkpoint(path):
+    with h5py.File(path) as file:
+        parameters = {}
+        file["params"].visititems(
+            lambda name, item: parameters.update({name: np.asarray(item[()], np.float64)}) if isinstance(item, h5py.Dataset) else None)
+        return parameters, json.loads(file["config/json"][0]), json.loads(file["data/json"][0])["tokenizer"]
+
+
+# ---- The order of the data: train/data/data_loader.h, permutation.h, core/philox.h ----
+
+M32, M64 = 2**32 - 1, 2**64 - 1
+
+
+def philox(counter, key):
+    """Philox4x32-10 (Salmon et al. 2011)."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ k[0], b & M32, (a >> 32) ^ c[3] ^ k[1], a & M32]
+        k = [(k[0] + 0x9E3779B9) & M32, (k[1] + 0xBB67AE85) & M32]
+    return c
+
+
+def mix_seed(seed, purpose):
+    z = (seed + 0x9E3779B97F4A7C15 * (purpose + 1)) & M64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & M64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & M64
+    return z ^ (z >> 31)
+
+
+def key_of(seed):
+    return seed & M32, seed >> 32
+
+
+def permuted(i, n, key):
+    half = max(4, ((n - 1).bit_length() + 1) // 2)
+    mask = 2**half - 1
+    while True:
+        left, right = i >> half, i & mask
+        for number in range(8):
+            left ^= philox([right, number, 0, 0], key)[0] & mask
+            left, right = right, left
+        i = left << half | right
+        if i < n:
+            return i
+
+
+def windows(ids, context, seed):
+    """Yields (tokens, targets) of every window of every epoch; the targets of short windows are filled with -100, which F.cross_entropy ignores."""
+    predictions, epoch = len(ids) - 1, 0
+    while True:
+        draw = philox([epoch & M32, epoch >> 32, 0, 0], key_of(mix_seed(seed, 0x70686173)))
+        phase = (draw[0] << 32 | draw[1]) % context
+        count = (phase > 0) + -(-(predictions - phase) // context)
+        order = key_of(mix_seed(mix_seed(seed, 0x6F726472), epoch))
+        for position in range(count):
+            border = (phase - context if phase > 0 else 0) + permuted(position, count, order) * context
+            begin, end = max(border, 0), min(border + context, predictions)
+            rest = context - (end - begin)
+            yield ids[begin:end] + [0] * rest, ids[begin + 1 : end + 1] + [-100] * rest
+        epoch += 1
+
+
+def batches(ids, config):
+    source = windows(ids, config["context"], config["seed"])
+    for _ in range(STEPS):
+        rows = [next(source) for _ in range(config["batch"])]
+        yield torch.tensor([row[0] for row in rows]), torch.tensor([row[1] for row in rows])
+
+
+# ---- The model ----
+
+
+def alibi_slopes(heads):
+    """Press et al. 2022, with the rule of the authors' program for numbers that are no power of two."""
+    def of_power(n):
+        return [2 ** (-8 * (i + 1) / n) for i in range(n)]
+    power = 2 ** int(math.log2(heads))
+    return of_power(power) + of_power(2 * power)[0::2][: heads - power]
+
+
+def rotate(x, base):
+    """x [B,H,T,D]: pairs (i, i + D/2), Su et al. 2021."""
+    half = x.shape[-1] // 2
+    angles = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def attention(q, k, v, config, layer, sinks):
+    """Dense: S and P are [B,H,T,T], and a sink is one more column of logits whose probability is thrown away."""
+    length, heads = q.shape[2], q.shape[1]
+    k, v = (t.repeat_interleave(heads // t.shape[1], 1) for t in (k, v))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if config["softcap"]:
+        scores = config["softcap"] * torch.tanh(scores / config["softcap"])
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    if config["positions"] == "alibi":
+        scores = scores - torch.tensor(alibi_slopes(heads), dtype=q.dtype)[:, None, None] * distance.abs()
+    visible = distance >= 0
+    whole = config["window-pattern"] and (layer + 1) % config["window-pattern"] == 0
+    if config["window"] and not whole:
+        visible = visible & (distance < config["window"])
+    scores = scores.masked_fill(~visible, -math.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[None, :, None, None].expand(q.shape[0], heads, length, 1)], -1)
+    return torch.softmax(scores, -1)[..., :length] @ v
+
+
+def loss_of(p, config, tokens, targets):
+    width, heads, kv_heads = config["width"], config["heads"], config["kv-heads"] or config["heads"]
+    epsilon, dim = config["norm-epsilon"], config["width"] // config["heads"]
+
+    def linear(name, x):
+        return F.linear(x, p[name + ".weight"], p.get(name + ".bias"))
+
+    def norm(place, x):
+        if config["norm"] == "rms":
+            return F.rms_norm(x, (width,), p[f"{place[0]}norm_{place[1]}.weight"], epsilon)
+        return F.layer_norm(x, (width,), p[f"{place[0]}ln_{place[1]}.weight"], p.get(f"{place[0]}ln_{place[1]}.bias"), epsilon)
+
+    x = F.embedding(tokens, p["wte.weight"])
+    if config["positions"] == "learned":
+        x = x + p["wpe.weight"][: tokens.shape[1]]
+    for layer in range(config["layers"]):
+        block = f"h.{layer}."
+        qkv = linear(block + "attn.qkv", norm((block, 1), x))
+        q, k, v = (t.unflatten(-1, (-1, dim)) for t in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], -1))
+        if config["qk-norm"]:
+            q = F.rms_norm(q, (dim,), p[block + "attn.q_norm.weight"], epsilon)
+            k = F.rms_norm(k, (dim,), p[block + "attn.k_norm.weight"], epsilon)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        if config["positions"] == "rope":
+            q, k = rotate(q, config["rope-base"]), rotate(k, config["rope-base"])
+        o = attention(q, k, v, config, layer, p.get(block + "attn.sinks"))
+        x = x + linear(block + "attn.proj", o.transpose(1, 2).flatten(2))
+        h = norm((block, 2), x)
+        if config["activation"] == "swiglu":
+            gate, up = linear(block + "mlp.gate_up", h).chunk(2, -1)
+            x = x + linear(block + "mlp.down", F.silu(gate) * up)
+        else:
+            x = x + linear(block + "mlp.proj", F.gelu(linear(block + "mlp.fc", h), approximate="tanh"))
+    logits = F.linear(norm(("", "f"), x), p["wte.weight" if config["tied-head"] else "head.weight"])
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+# ---- Training ----
+
+
+def newton_schulz(g):
+    """Jordan 2024, with products in g's dtype."""
+    x = g / (g.norm() + 1e-7)
+    if x.shape[0] > x.shape[1]:
+        return newton_schulz_steps(x.T).T
+    return newton_schulz_steps(x)
+
+
+def newton_schulz_steps(x):
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * (a @ a)) @ x
+    return x
+
+
+class Muon(torch.optim.Optimizer):
+    """Jordan 2024: Nesterov momentum, orthogonalised. torch.optim.Muon has the same form, but multiplies bfloat16."""
+
+    def __init__(self, parameters, momentum, decay):
+        super().__init__(parameters, {"lr": 0.0, "momentum": momentum, "decay": decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for w in group["params"]:
+                m = self.state[w].setdefault("m", torch.zeros_like(w))
+                m.lerp_(w.grad, 1 - group["momentum"])
+                update = newton_schulz(torch.lerp(w.grad, m, group["momentum"]))
+                w.mul_(1 - group["lr"] * group["decay"])
+                w.sub_(update, alpha=group["lr"] * math.sqrt(max(1, w.shape[0] / w.shape[1])))
+
+
+def learning_rate(step, config):
+    lr, least, warmup = config["lr"], config["min-lr"], config["warmup"]
+    if step <= warmup:
+        return lr * step / warmup
+    t = (step - warmup) / (STEPS - warmup)
+    return least + (lr - least) * (1 + math.cos(math.pi * t)) / 2
+
+
+def train(initial, config, ids, dtype):
+    p = {name: torch.tensor(value, dtype=dtype, requires_grad=True) for name, value in initial.items()}
+    muon = config["optimizer"] == "muon"
+    hidden = [w for name, w in p.items() if muon and w.dim() == 2 and name.startswith("h.")]
+    others = [w for w in p.values() if not any(w is h for h in hidden)]
+    adamw = torch.optim.AdamW(
+        [{"params": [w for w in others if w.dim() == 2], "weight_decay": config["weight-decay"]},
+         {"params": [w for w in others if w.dim() == 1], "weight_decay": 0.0}],
+        lr=0.0, betas=(config["beta1"], config["beta2"]), eps=config["epsilon"])
+    optimizers = [(adamw, 1.0)]
+    if muon:
+        optimizers.append((Muon(hidden, config["muon-momentum"], config["weight-decay"]), config["muon-lr"] / config["lr"]))
+    losses = []
+    for step, (tokens, targets) in enumerate(batches(ids, config), 1):
+        for w in p.values():
+            w.grad = None
+        loss = loss_of(p, config, tokens, targets)
+        loss.backward()
+        # torch.nn.utils.clip_grad_norm_ adds 1e-6 to the norm.
+        norm = torch.stack([w.grad.double().square().sum() for w in p.values()]).sum().sqrt().item()
+        for w in p.values():
+            w.grad.mul_(min(1.0, config["clip"] / norm))
+        for optimizer, ratio in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = ratio * learning_rate(step, config)
+            optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def worst(a, b):
+    return max(abs(x / y - 1) for x, y in zip(a, b, strict=True))
+
+
+def judge(gradtile, directory, name, flags, reference):
+    """Returns PyTorch's float64 losses, and whether all agree."""
+    text = directory / "text.txt"
+    text.write_text(text_of_words(400), encoding="utf-8")
+    train_flags = ["--data", text, "--val-data", text, "--eval-every", "0", "--quiet", "--device", "cpu", *COMMON, *flags]
+    # A first step with a rate of almost 0 and AdamW shows the initial weights: those of 0 become 1e-30.
+    first = directory / f"{name}-first"
+    run(gradtile, "train", *train_flags, "--out", first, "--steps", "1", "--warmup", "0", "--optimizer", "adamw", "--lr", "1e-30", "--min-lr", "1e-30")
+    initial, _, tokenizer = read_checkpoint(first / "checkpoints" / "step_00000001.h5")
+    out = directory / name
+    run(gradtile, "train", *train_flags, "--out", out, "--steps", STEPS)
+    _, config, _ = read_checkpoint(out / "checkpoints" / f"step_{STEPS:08}.h5")
+    said = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    ours = [line["loss"] for line in said if "loss" in line]
+
+    vocabulary = {character: number for number, character in enumerate(tokenizer["characters"])}
+    ids = [vocabulary[character] for character in text.read_text(encoding="utf-8")]
+    single, double = (train(initial, config, ids, dtype) for dtype in (torch.float32, torch.float64))
+    to_double, to_single, again = worst(ours, double), worst(ours, single), worst(double, reference or double)
+    ok = to_double <= BOUND and again <= 1e-9
+    print(f"{name}: loss {double[0]:.4f} to {double[-1]:.4f}; gradtile's float32 differs from PyTorch's float64 by {to_double:.1e}, from its float32 by "
+          f"{to_single:.1e}; PyTorch's float32 from its float64 by {worst(single, double):.1e}; the committed losses by {again:.1e}"
+          f"{'' if ok else ' IS BEYOND THE BOUND'}")
+    return double, ok
+
+
+def main(gradtile, directory, write):
+    torch.set_num_threads(1)
+    committed = {} if write or not REFERENCE.exists() else json.loads(REFERENCE.read_text())["cases"]
+    cases, failed = {}, False
+    for name, flags in CASES.items():
+        known = committed.get(name)
+        if not write and (known is None or known["flags"] != COMMON + flags):
+            raise SystemExit(f"{REFERENCE}: has no losses of '{name}' with these flags; run with --write")
+        losses, ok = judge(gradtile, directory, name, flags, known and known["losses"])
+        cases[name] = {"flags": COMMON + flags, "losses": losses}
+        failed |= not ok
+    if write:
+        lines = [f'"{name}": {{"flags": {json.dumps(case["flags"])},\n"losses": {json.dumps([float(f"{x:.12g}") for x in case["losses"]])}}}'
+                 for name, case in cases.items()]
+        REFERENCE.write_text(f'{{"about": "Losses of PyTorch {torch.__version__} in float64, written by tests/judge/training_judge.py", "cases": {{\n'
+                             + ",\n".join(lines) + "\n}}\n")
+    return failed
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4) or sys.argv[3:] not in ([], ["--write"]):
+        raise SystemExit(__doc__)
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["--write"]))
