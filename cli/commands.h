@@ -10,6 +10,8 @@ void add_eval(CommandLine& program);
 void add_gradcheck(CommandLine& program);
 void add_inspect(CommandLine& program);
 void add_convert(CommandLine& program);
+void add_import(CommandLine& program);
+void add_export(CommandLine& program);
 void add_corpus(CommandLine& program);
 void add_tokenizer(CommandLine& program);
 void add_tokenize(CommandLine& program);

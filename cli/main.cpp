@@ -20,6 +20,8 @@ int main(int argc, char** argv) {
     cli::add_gradcheck(program);
     cli::add_inspect(program);
     cli::add_convert(program);
+    cli::add_import(program);
+    cli::add_export(program);
     cli::add_corpus(program);
     cli::add_tokenizer(program);
     cli::add_tokenize(program);

@@ -33,13 +33,20 @@ struct Flags {
     std::optional<std::int64_t> restarts;
 };
 
-/// Applies preset, config file and flags in this order; later values override earlier ones.
+/// Applies preset, the model of --init-from, config file and flags in this order; later values override
+/// earlier ones.
 TrainConfig config_of(const Flags& flags) {
     check_usage(!flags.restart, "--restart: needs --resume");
-    TrainConfig config;
-    if (!flags.preset.empty()) config = preset(flags.preset);
-    if (!flags.config_file.empty()) apply_user_config(config, flags.config_file);
-    flags.settings.apply(config);
+    const auto settings = [&](const std::string& init_from) {
+        TrainConfig config;
+        if (!flags.preset.empty()) config = preset(flags.preset);
+        if (!init_from.empty()) adopt_model(config, init_from);
+        if (!flags.config_file.empty()) apply_user_config(config, flags.config_file);
+        flags.settings.apply(config);
+        return config;
+    };
+    TrainConfig config = settings({});
+    if (!config.init_from.empty()) config = settings(config.init_from);
     check_usage(!config.out.empty(), "--out '': expected a directory for the run's files");
     return config;
 }

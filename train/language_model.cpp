@@ -101,6 +101,23 @@ Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions&
     return *std::move(loaded.checkpoint);
 }
 
+void adopt_model(TrainConfig& config, const std::filesystem::path& path) {
+    check(exists(path), path.string(), ": no such file or directory");
+    TrainConfig found;
+    const std::filesystem::path own = path / "config.json", of_run = path.parent_path() / "config.json";
+    if (!is_directory(path)) {
+        apply_json(found, *inspect_checkpoint(path).config, path.string());
+    } else if (exists(own) || exists(of_run)) {  // a run's directory, or the checkpoints in it
+        apply_config_file(found, (exists(own) ? own : of_run).string());
+    } else {
+        apply_json(found, *load_checkpoint(path, {.training_state = false}).config, path.string());
+    }
+    found.model.dropout = config.model.dropout;
+    found.model.recompute = config.model.recompute;
+    found.model.deterministic = config.model.deterministic;
+    config.model = found.model;
+}
+
 std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source) {
     if (!checkpoint.data->contains("tokenizer")) return std::nullopt;
     return Tokenizer::from_json(checkpoint.data->at("tokenizer"), source);

@@ -12,6 +12,8 @@
 
 namespace gradtile {
 
+struct TrainConfig;
+
 struct LanguageModel {
     /// Allocates the parameters without initialising them.
     LanguageModel(const Context& ctx, const ModelConfig& config, DType dtype,
@@ -44,6 +46,10 @@ using MessageHandler = std::function<void(const std::string&)>;
 /// Error when there is none. on_message receives a line for each damaged file that is skipped.
 Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
                            const MessageHandler& on_message = {});
+/// Replaces the settings of the model by those of the checkpoint that load_checkpoint(path) would load,
+/// except the settings of training: dropout, recompute, deterministic. Reads no tensors. Throws Error naming
+/// the file.
+void adopt_model(TrainConfig& config, const std::filesystem::path& path);
 /// Returns the tokenizer that a checkpoint's model was trained with; empty for token files.
 std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source);
 

@@ -34,7 +34,13 @@ ResumePoint find_resume_point(const RunDirectory& run, bool restart) {
     const CheckpointDirectory checkpoints(run.checkpoints());
     const std::int64_t announced = MetricsFile::newest_checkpoint(run.metrics_file());
     CheckpointDirectory::Loaded loaded = checkpoints.load_newest();
-    if (loaded.checkpoint) check_same_run(run, *loaded.checkpoint, loaded.path.string());
+    if (loaded.checkpoint) {
+        check_same_run(run, *loaded.checkpoint, loaded.path.string());
+        check(!loaded.checkpoint->meta->contains(imported_key), "resume: '", run.path().string(),
+              "' holds imported weights without the state of a training; start a run from them with "
+              "--init-from ",
+              run.path().string());
+    }
     const std::int64_t step = loaded.checkpoint ? loaded.checkpoint->step : 0;
     const std::string place = loaded.checkpoint ? concat("step ", step) : std::string("the start");
 

@@ -33,5 +33,8 @@ std::string run_identity_of(const Checkpoint& checkpoint, const std::string& sou
 
 /// The key of the run's identity in a checkpoint's meta.
 constexpr const char* run_identity_key = "run";
+/// The key of the description of imported weights in a checkpoint's meta. Such a checkpoint has no state of
+/// training, so find_resume_point() refuses it.
+constexpr const char* imported_key = "imported";
 
 }  // namespace gradtile

@@ -139,7 +139,7 @@ void visit_settings(Config& c, Visit&& visit) {
           Range{1, max_steps});
 
     visit("out", c.out, "directory of the run", any_value);
-    visit("init-from", c.init_from, "checkpoint whose weights to start from", any_value);
+    visit("init-from", c.init_from, "run or checkpoint whose model and weights to start from", any_value);
     visit("seed", c.seed, "seed of weights, data order and dropout", Range{0, 18446744073709551615.0});
     visit("threads", c.threads, "number of threads; 0: one per core", Range{0, 4096});
     visit("dtype", c.dtype, "type of weights and activations; bf16 keeps float32 masters", any_value);

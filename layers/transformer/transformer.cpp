@@ -121,6 +121,11 @@ Tensor Transformer::logits(const Context& ctx, const Tensor& tokens) const {
     return head.logits(ctx, norm_f.forward(ctx, last, discarded));
 }
 
+Tensor Transformer::logits_of_all(const Context& ctx, const Tensor& tokens) const {
+    ConfiguredNorm::Saved discarded;
+    return head.logits(ctx, norm_f.forward(ctx, features(ctx, tokens), discarded));
+}
+
 std::int64_t parameter_count(const ModelConfig& config) {
     ParameterStore parameters;
     const Transformer model(config, parameters);

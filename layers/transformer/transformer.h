@@ -64,6 +64,8 @@ struct Transformer {
     Tensor evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets) const;
     /// Returns the logits [B,V] of the token after tokens [B,T], in float32 (float64 for float64 weights).
     Tensor logits(const Context& ctx, const Tensor& tokens) const;
+    /// Returns the logits [B,T,V] after each of the tokens [B,T], to compare them with other software's.
+    Tensor logits_of_all(const Context& ctx, const Tensor& tokens) const;
 
   private:
     Parameter last_parameter_;

@@ -30,7 +30,7 @@ TEST_F(Commands, HelpListsEveryCommandAndSetting) {
     const Outcome help = run({"--help"});
     expect_success(help);
     for (const char* command : {"train", "sample", "eval", "gradcheck", "inspect", "convert", "corpus",
-                                "tokenizer", "tokenize", "bench"}) {
+                                "tokenizer", "tokenize", "bench", "import", "export"}) {
         EXPECT_THAT(help.out, HasSubstr(command));
         const Outcome own = run({command, "--help"});
         expect_success(own);
@@ -68,6 +68,32 @@ TEST_F(Commands, TextIsReadAndSampledByATrainedTokenizer) {
     EXPECT_THAT(sampled.out, testing::StartsWith("The "));
     EXPECT_THAT(run({"eval", out_.string(), "--data", stories_}).out, HasSubstr("BPE tokens"));
     expect_success(run({"train", "--resume", out_.string(), "--steps", "12"}));
+}
+
+TEST_F(Commands, AnExportedRunComesBackWithItsTokenizerAndIsTrainedFurther) {
+    const std::string tokenizer = place_ / "tokenizer.json", folder = place_ / "exported",
+                      again = place_ / "again";
+    expect_success(
+        run({"tokenizer", "train", "--data", stories_, "--vocabulary", "300", "--out", tokenizer}));
+    expect_success(run(tiny_training(stories_, out_) + Arguments{"--tokenizer", tokenizer}));
+    expect_success(run({"export", out_.string(), "--out", folder}));
+    expect_success(
+        run({"export", out_.string(), "--format", "gguf", "--out", (place_ / "model.gguf").string()}));
+    const Outcome imported = run({"import", folder, "--out", again});
+    expect_success(imported);
+    EXPECT_THAT(imported.out, HasSubstr("bpe (300)"));
+    const std::string logits = place_ / "logits.safetensors";
+    EXPECT_EQ(run({"eval", out_.string(), "--data", stories_, "--json"}).out,
+              run({"eval", again, "--data", stories_, "--json", "--logits", logits}).out);
+    EXPECT_GT(std::filesystem::file_size(logits), 0u);
+    EXPECT_EQ(run({"sample", out_.string(), "--prompt", "The "}).out,
+              run({"sample", again, "--prompt", "The "}).out);
+    // The model's shape comes with the weights.
+    const Outcome tuned =
+        run({"train", "--init-from", again, "--data", stories_, "--out", (place_ / "tuned").string(),
+             "--steps", "2", "--batch", "2", "--device", "cpu", "--threads", "1"});
+    EXPECT_EQ(tuned.exit_code, 0) << tuned.err;
+    expect_refused(run({"train", "--resume", again}), {"imported weights", "--init-from"});
 }
 
 TEST_F(Commands, TokenizeSplitsDocumentsAtTheSeparator) {

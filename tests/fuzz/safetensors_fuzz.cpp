@@ -1,0 +1,73 @@
+// Fuzzes the safetensors reader: any bytes give one Error, or tensors that cover the data exactly once. The
+// file then shrinks while it is open: reading must give an Error or the tensor.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <string>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/descriptor.h>
+#include <gradtile/train/formats/safetensors.h>
+
+namespace {
+
+using namespace gradtile;
+
+void require(bool condition) {
+    if (!condition) std::abort();
+}
+
+/// A regular file in memory with a path.
+class MemoryFile {
+  public:
+    void write(std::span<const std::uint8_t> bytes) const {
+        require(::ftruncate(*file_, 0) == 0);
+        require(::pwrite(*file_, bytes.data(), bytes.size(), 0) == std::ssize(bytes));
+    }
+    const std::string& path() const { return path_; }
+
+  private:
+    Descriptor file_{::memfd_create("fuzz", MFD_CLOEXEC)};
+    std::string path_ = "/proc/self/fd/" + std::to_string(*file_);
+};
+
+void require_whole(const SafetensorsFile& file, std::size_t size) {
+    std::uint64_t end = 0;
+    for (const SafetensorsEntry& entry : file.header().entries) {
+        require(entry.begin == end && entry.end >= entry.begin && file.find(entry.name) != nullptr);
+        end = entry.end;
+    }
+    require(end < size);
+}
+
+void read_all(const SafetensorsFile& file) {
+    for (const SafetensorsEntry& entry : file.header().entries) {
+        try {
+            const Tensor x = file.read(entry);
+            require(x.bytes() == entry.end - entry.begin);
+        } catch (const Error&) {
+            // a dtype or a number of axes that a Tensor cannot have
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+    static const MemoryFile bytes;
+    const std::span<const std::uint8_t> input(data, size);
+    bytes.write(input);
+    try {
+        const SafetensorsFile file(bytes.path());
+        require_whole(file, size);
+        read_all(file);
+        bytes.write(input.first(size / 2));  // the file shrinks while it is open
+        read_all(file);
+    } catch (const Error&) {
+        // an invalid file
+    }
+    return 0;
+}

@@ -1,0 +1,50 @@
+#pragma once
+/// Models for other projects.
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include <gradtile/core/enum_names.h>
+#include <gradtile/train/checkpoint/checkpoint.h>
+
+namespace gradtile {
+
+enum class ExportFormat {
+    safetensors,  ///< a folder for transformers: model.safetensors, config.json, tokenizer.json
+    gguf          ///< a file for llama.cpp
+};
+enum class ExportDType { run, f32, bf16, f16 };
+
+struct ExportOptions {
+    ExportFormat format = ExportFormat::safetensors;
+    std::string out;  ///< the folder or file to write; must not hold such files already
+    /// run: the dtype of the run. float32 comes from the masters of a bf16 run.
+    ExportDType dtype = ExportDType::run;
+};
+
+struct ExportResult {
+    std::vector<std::string> files;
+    std::vector<std::string> notes;  ///< lines for the user: what the target does not hold
+};
+
+/// Writes the model of a checkpoint. `source` names it in errors. Throws Error naming the setting that the
+/// target cannot hold (query and key norms, for example), and the tensor whose values float16 cannot hold.
+/// Nothing is written then.
+ExportResult export_model(const Checkpoint& checkpoint, const std::string& source,
+                          const ExportOptions& options);
+
+template <>
+struct EnumNames<ExportFormat> {
+    static constexpr std::array names = {
+        std::pair{ExportFormat::safetensors, std::string_view("safetensors")},
+        std::pair{ExportFormat::gguf, std::string_view("gguf")}};
+};
+template <>
+struct EnumNames<ExportDType> {
+    static constexpr std::array names = {std::pair{ExportDType::run, std::string_view("run")},
+                                         std::pair{ExportDType::f32, std::string_view("f32")},
+                                         std::pair{ExportDType::bf16, std::string_view("bf16")},
+                                         std::pair{ExportDType::f16, std::string_view("f16")}};
+};
+
+}  // namespace gradtile

@@ -1,0 +1,94 @@
+#include <gradtile/train/formats/gguf_metadata.h>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/check.h>
+#include <gradtile/train/tokenizers/tokenizer_json.h>
+
+namespace gradtile {
+namespace {
+
+/// llama.cpp's numbers of file types (enum llama_ftype) and token types (enum llama_token_type).
+constexpr std::uint32_t ftype_f32 = 0, ftype_f16 = 1, ftype_bf16 = 32;
+constexpr std::int32_t normal_token = 1, control_token = 3, user_token = 4, unused_token = 5;
+
+std::uint32_t u32(std::int64_t value) {
+    return static_cast<std::uint32_t>(value);  // the settings' limits are below 2^32
+}
+
+std::uint32_t file_type(DType dtype) {
+    return dtype == DType::f16 ? ftype_f16 : dtype == DType::bf16 ? ftype_bf16 : ftype_f32;
+}
+
+/// llama.cpp's name of a split.
+std::string split_name(const BytePairVocabulary& vocabulary, const std::string& source) {
+    if (vocabulary.patterns.size() == 1 && vocabulary.patterns.front() == gpt2_pattern()) return "gpt-2";
+    if (vocabulary.patterns.size() == 1 && vocabulary.patterns.front() == llama3_pattern())
+        return "llama-bpe";
+    throw Error(concat(source, ": the tokenizer's split has no name in GGUF; expected GPT-2's or Llama 3's"));
+}
+
+/// tokenizer.json has the tokens in GPT-2's characters for bytes, which GGUF uses as well.
+GgufMetadata byte_pair_metadata(const BytePairVocabulary& vocabulary, std::int64_t size,
+                                const std::string& source) {
+    const nlohmann::json json = tokenizer_json_of(vocabulary);
+    std::vector<std::string> tokens(static_cast<std::size_t>(size)), merges;
+    std::vector<std::int32_t> types(tokens.size(), unused_token);
+    for (std::size_t id = 0; id < tokens.size(); ++id) tokens[id] = concat("[PAD", id, "]");
+    for (const auto& [token, id] : json["model"]["vocab"].items()) {
+        tokens[id.get<std::size_t>()] = token;
+        types[id.get<std::size_t>()] = normal_token;
+    }
+    for (const AddedToken& token : vocabulary.added) {
+        tokens[static_cast<std::size_t>(token.id)] = token.text;
+        types[static_cast<std::size_t>(token.id)] = token.special ? control_token : user_token;
+    }
+    for (const auto& merge : json["model"]["merges"]) merges.push_back(merge.get<std::string>());
+    return {{"tokenizer.ggml.model", std::string("gpt2")},
+            {"tokenizer.ggml.pre", split_name(vocabulary, source)},
+            {"tokenizer.ggml.tokens", std::move(tokens)},
+            {"tokenizer.ggml.token_type", std::move(types)},
+            {"tokenizer.ggml.merges", std::move(merges)}};
+}
+
+}  // namespace
+
+GgufMetadata gguf_model_metadata(const ModelConfig& config, DType dtype, const std::string& source) {
+    const bool llama = rotates_heads(config.positions);
+    const std::string name = llama ? "llama" : "gpt2", prefix = name + ".";
+    check(llama || config.activation == Activation::gelu_tanh, source, ": activation ",
+          name_of(config.activation), " cannot be stored in GGUF's gpt2; it has gelu-tanh");
+    check(!llama || !config.bias, source, ": bias true cannot be stored in GGUF's llama; it has none");
+    GgufMetadata metadata{
+        {"general.architecture", name},
+        {"general.file_type", file_type(dtype)},
+        {prefix + "vocab_size", u32(config.vocabulary)},
+        {prefix + "context_length", u32(config.context)},
+        {prefix + "embedding_length", u32(config.width)},
+        {prefix + "block_count", u32(config.layers)},
+        {prefix + "feed_forward_length", u32(config.hidden_width())},
+        {prefix + "attention.head_count", u32(config.heads)},
+        {prefix + (llama ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon"),
+         static_cast<float>(config.norm_epsilon)}};
+    if (!llama) return metadata;
+    metadata.emplace_back(prefix + "attention.head_count_kv", u32(config.key_value_heads()));
+    metadata.emplace_back(prefix + "rope.dimension_count", u32(config.head_dim()));
+    metadata.emplace_back(prefix + "rope.freq_base", static_cast<float>(config.rope_base));
+    return metadata;
+}
+
+GgufMetadata gguf_tokenizer_metadata(const Tokenizer* tokenizer, std::int64_t vocabulary,
+                                     const std::string& source) {
+    const BytePairEncoding* const encoding = tokenizer ? tokenizer->byte_pair_encoding() : nullptr;
+    if (!encoding) return {{"tokenizer.ggml.model", std::string("none")}};
+    GgufMetadata metadata = byte_pair_metadata(encoding->vocabulary(), vocabulary, source);
+    const auto end = encoding->added_token("<|endoftext|>");
+    const auto first = end ? end : encoding->added_token("<|begin_of_text|>");
+    const auto last = end ? end : encoding->added_token("<|end_of_text|>");
+    if (first) metadata.emplace_back("tokenizer.ggml.bos_token_id", u32(*first));
+    if (last) metadata.emplace_back("tokenizer.ggml.eos_token_id", u32(*last));
+    metadata.emplace_back("tokenizer.ggml.add_bos_token", false);
+    return metadata;
+}
+
+}  // namespace gradtile

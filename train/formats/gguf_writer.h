@@ -1,0 +1,27 @@
+#pragma once
+/// Writes GGUF files, version 3 (github.com/ggml-org/ggml, docs/gguf.md): the format of llama.cpp.
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <gradtile/core/tensor.h>
+#include <gradtile/train/formats/safetensors.h>
+
+namespace gradtile {
+
+/// The types of metadata that this program writes.
+using GgufValue = std::variant<std::uint32_t, float, bool, std::string, std::vector<std::string>,
+                               std::vector<std::int32_t>>;
+
+struct GgufFile {
+    std::vector<std::pair<std::string, GgufValue>> metadata;
+    std::vector<NamedTensor> tensors = {};  ///< F32, F16 or BF16, on the CPU, with any strides
+};
+
+/// Writes a file durably (see DurableFile): tensors begin at multiples of 32 bytes. Throws Error naming the
+/// file, and the tensor of another dtype.
+void write_gguf(const std::string& path, const GgufFile& file);
+
+}  // namespace gradtile

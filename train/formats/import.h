@@ -1,0 +1,42 @@
+#pragma once
+/// Weights of other projects as runs of this one.
+#include <optional>
+#include <string>
+
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/tokenizers/tokenizer.h>
+#include <gradtile/train/train_config.h>
+
+namespace gradtile {
+
+struct ImportedModel {
+    std::string description = {};  ///< "Hugging Face llama, bfloat16"
+    ModelConfig config = {};
+    TrainDType dtype = TrainDType::f32;  ///< bf16 if every weight is stored so, else f32
+    NamedTensors parameters = {};        ///< in dtype; float16 and narrower weights are widened exactly
+    std::optional<Tokenizer> tokenizer = {};
+};
+
+struct ImportOptions {
+    /// A tokenizer's file (see load_tokenizer), or "none". Empty: tokenizer.json, or vocab.json with
+    /// merges.txt, beside the weights if there is one.
+    std::string tokenizer;
+};
+
+/// Reads a model from
+/// - a folder of Hugging Face transformers, or a .safetensors file or its index in one: config.json of type
+///   gpt2 or llama, model.safetensors or model.safetensors.index.json;
+/// - a .bin file of llm.c: GPT-2, version 3 (float32) or 5 (bfloat16).
+/// Buffers of masks and rotary frequencies are skipped. Throws Error naming the file, and the tensor that is
+/// missing, unknown or of another shape.
+ImportedModel import_model(const std::string& path, const ImportOptions& options = {});
+
+/// Returns the checkpoint of a model: step 0 without an optimizer's state, with masters for bf16 weights.
+Checkpoint checkpoint_of(const ImportedModel& model, const std::string& identity);
+
+/// Makes the directory of a run that holds the model as its only checkpoint. `sample` and `eval` read it, and
+/// training starts from its weights with the setting init-from. Throws Error when the directory holds a run.
+/// Returns the checkpoint's path.
+std::filesystem::path write_imported_run(const ImportedModel& model, const std::string& directory);
+
+}  // namespace gradtile

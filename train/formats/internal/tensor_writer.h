@@ -1,0 +1,42 @@
+#pragma once
+/// Writes a file from its beginning to its end: bytes, integers and the elements of tensors.
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gradtile/core/io/durable_file.h>
+#include <gradtile/core/io/little_endian.h>
+#include <gradtile/core/tensor.h>
+
+namespace gradtile {
+
+/// The file appears under its name when commit() returns; see DurableFile. Errors name the file.
+class TensorWriter {
+  public:
+    explicit TensorWriter(const std::string& path);
+
+    void write(std::span<const std::byte> bytes);
+    /// Writes the elements in row-major order. `x` is on the CPU, with any strides.
+    void write(const Tensor& x);
+    template <std::integral T>
+    void write_integer(T value) {
+        std::byte bytes[sizeof value];
+        put_little_endian(bytes, value);
+        write(bytes);
+    }
+    /// Writes zeros up to a multiple of `alignment` bytes.
+    void align(std::uint64_t alignment);
+    std::uint64_t offset() const { return offset_; }
+    void commit();
+
+  private:
+    std::string path_;
+    std::optional<DurableFile> file_;
+    std::vector<std::byte> buffer_;
+    std::uint64_t offset_ = 0;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,50 @@
+#pragma once
+/// The tensors of one or several files, and a model's parameters made from them.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/formats/safetensors.h>
+#include <gradtile/train/formats/weight_names.h>
+#include <gradtile/train/train_config.h>
+
+namespace gradtile {
+
+/// The tensors of a .safetensors file, or of all files that an index names.
+class WeightFiles {
+  public:
+    /// `path` is a .safetensors file or a .safetensors.index.json. Throws Error naming the file: also when
+    /// the index names a file outside its folder, a tensor that the file lacks, or not every tensor.
+    explicit WeightFiles(const std::string& path);
+
+    bool has(std::string_view name) const { return place_of_.contains(name); }
+    std::vector<std::string> names() const;
+    /// Throws Error naming file and tensor unless its shape is `shape` and its dtype is a float's.
+    void check_tensor(const std::string& name, const Shape& shape) const;
+    DType dtype(const std::string& name) const;
+    Tensor read(const std::string& name) const;
+
+  private:
+    struct Place {
+        std::size_t file;
+        const SafetensorsEntry* entry;
+    };
+    void add_index(const std::string& path);
+
+    std::vector<SafetensorsFile> files_;
+    std::map<std::string, Place, std::less<>> place_of_;
+};
+
+struct LoadedWeights {
+    TrainDType dtype = TrainDType::f32;
+    NamedTensors parameters = {};
+};
+
+/// Checks the shapes of all tensors before it reads the first, then reads the parameters. A prefix
+/// "transformer." or "model." may be absent in the files. Throws Error naming a tensor that is missing, that
+/// has another shape, or that is not part of the model.
+LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightPlace> places,
+                           const std::string& source);
+
+}  // namespace gradtile

@@ -1,0 +1,22 @@
+#pragma once
+/// GPT-2 models in llm.c's .bin format (github.com/karpathy/llm.c, train_gpt2.py, write_model): 256 int32,
+/// then the weights.
+///
+/// Header: magic 20240326, version 3 (float32) or 5 (bfloat16), context, vocabulary, layers, heads, width,
+/// padded vocabulary. Weights: wte [padded vocabulary, C] and wpe, then each kind of a block's weights for
+/// all blocks (ln_1, qkv, proj, ln_2, fc, fc's projection; weight before bias; matrices [out, in]), then
+/// ln_f.
+#include <string>
+
+#include <gradtile/train/formats/import.h>
+
+namespace gradtile {
+
+/// Whether the file begins with llm.c's magic number for models.
+bool is_llmc_model(const std::string& path);
+
+/// Throws Error naming the file: for another version, sizes outside the model's limits, and a file whose
+/// length is not the one that the header gives.
+ImportedModel read_llmc_model(const std::string& path);
+
+}  // namespace gradtile

@@ -1,0 +1,72 @@
+#pragma once
+/// The safetensors format, in which models are exchanged: 8 bytes that hold the length N of the header, N
+/// bytes of JSON that describe the tensors, then their elements, little-endian and row-major.
+/// github.com/huggingface/safetensors describes the format.
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gradtile/core/tensor.h>
+#include <gradtile/train/data/data_file.h>
+
+namespace gradtile {
+
+/// The largest header. A longer one is refused before it is read.
+constexpr std::uint64_t max_safetensors_header = 100'000'000;
+
+struct SafetensorsEntry {
+    std::string name;
+    std::string dtype;                     ///< as in the file: "F32", "BF16", "BOOL" ...
+    std::vector<std::int64_t> shape = {};  ///< any number of axes
+    /// Range of the elements in bytes, from the end of the header on.
+    std::uint64_t begin = 0, end = 0;
+
+    bool operator==(const SafetensorsEntry&) const = default;
+};
+
+struct SafetensorsHeader {
+    std::vector<SafetensorsEntry> entries = {};  ///< in the order of their elements
+    std::map<std::string, std::string> metadata = {};
+};
+
+/// Reads a header's JSON for a file whose elements take `data_bytes`. Throws Error that begins with `source`
+/// unless the text is an object of tensors, each of a known dtype, whose ranges have the size that dtype and
+/// shape say and cover all bytes once: no hole, no overlap, nothing behind the last tensor. Names and members
+/// that occur twice are refused, as are unknown members.
+SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
+                                           std::string_view source);
+
+/// A file that is open for reading. Any bytes give either an Error or tensors of the stated sizes; memory use
+/// is a small multiple of the file's size.
+class SafetensorsFile {
+  public:
+    /// Reads and checks the header. Throws Error naming the file.
+    explicit SafetensorsFile(const std::string& path);
+
+    const std::string& path() const { return file_.path(); }
+    const SafetensorsHeader& header() const { return header_; }
+    /// null when the file has no such tensor.
+    const SafetensorsEntry* find(std::string_view name) const;
+    /// Reads a tensor into new memory on the CPU. Throws Error naming file and tensor when its dtype is not
+    /// F64, F32, BF16, F16 or I32, or when it has more axes than a Tensor can have.
+    Tensor read(const SafetensorsEntry& entry) const;
+
+  private:
+    DataFile file_;
+    std::uint64_t data_offset_ = 0;
+    SafetensorsHeader header_;
+    std::map<std::string, std::size_t, std::less<>> index_;
+};
+
+/// A tensor of a file to be written. Elements are computed by views: any strides are allowed.
+using NamedTensor = std::pair<std::string, Tensor>;
+
+/// Writes a file durably (see DurableFile), with the tensors in the given order. They are on the CPU, with
+/// any strides. Throws Error naming the file.
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace gradtile
