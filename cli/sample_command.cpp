@@ -1,10 +1,15 @@
-// gradtile sample: generates text with a trained model.
+// gradtile sample: generates text with a trained model, and prints it while it grows.
+#include <unistd.h>
+
 #include <iostream>
+#include <iterator>
 
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/model_argument.h>
 #include <gradtile/cli/standard_streams.h>
 #include <gradtile/cli/usage_error.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/utf8.h>
 #include <gradtile/train/sampler.h>
 
 namespace gradtile::cli {
@@ -13,16 +18,92 @@ namespace {
 struct Flags {
     ModelArgument model;
     SampleOptions options;
+    std::string prompt_file;
+    std::int64_t samples = 1;
+    bool json = false;
 };
 
-int sample_text(const Flags& flags) {
-    const SampleOptions& o = flags.options;
-    check_flag("--tokens", o.tokens, sample_limits::tokens);
-    check_flag("--temperature", o.temperature, sample_limits::temperature);
-    check_flag("--top-k", o.top_k, sample_limits::top_k);
-    check_flag("--top-p", o.top_p, sample_limits::top_p);
+constexpr Range samples_range{1, 1e6};
+constexpr std::uint64_t max_prompt_bytes = std::uint64_t{1} << 26;
+
+/// Returns the text of --prompt-file without one line break at its end, which editors and echo add.
+std::string prompt_of_file(const std::string& path) {
+    std::string text;
+    if (path == "-") {
+        std::cin >> std::noskipws;
+        for (std::istreambuf_iterator<char> next(std::cin), end; next != end; ++next) {
+            text += *next;
+            check(text.size() <= max_prompt_bytes, "standard input: a prompt of more than ", max_prompt_bytes,
+                  " bytes");
+        }
+    } else {
+        text = read_text_file(path, max_prompt_bytes);
+    }
+    if (text.ends_with('\n')) text.pop_back();
+    if (text.ends_with('\r')) text.pop_back();
+    return text;
+}
+
+/// Replaces bytes that are not UTF-8 by U+FFFD, because JSON holds only UTF-8.
+std::string text_for_json(const std::string& text) {
+    std::string valid;
+    for (std::size_t offset = 0; offset < text.size();) {
+        const CodePoint point = decode_utf8(text, offset);
+        append_utf8(valid, point.length > 0 ? point.value : U'\uFFFD');
+        offset += static_cast<std::size_t>(std::max(point.length, 1));
+    }
+    return valid;
+}
+
+void print_json_sample(const LanguageModel& model, const SampleOptions& options) {
+    const SampledText sampled = sample_text(model, options);
+    const JsonValue line = JsonValue::object({{"prompt", text_for_json(options.prompt)},
+                                              {"text", text_for_json(sampled.text)},
+                                              {"tokens", sampled.tokens},
+                                              {"stopped", sampled.stopped}});
+    std::cout << line.dump() << '\n';
+    check_output();
+}
+
+/// Prints each piece at once, and ends when nobody reads the output any more.
+void print_sample(const LanguageModel& model, const SampleOptions& options) {
+    bool prompt_is_printed = false;  // an error in the prompt leaves standard output empty
+    const auto print_prompt = [&] {
+        if (!prompt_is_printed) std::cout << text_for_output(options.prompt);
+        prompt_is_printed = true;
+    };
+    sample_text(model, options, [&](std::string_view piece) {
+        print_prompt();
+        std::cout << text_for_output(std::string(piece));
+        check_output();
+    });
+    print_prompt();
+    std::cout << '\n';
+    check_output();
+}
+
+int sample_texts(const Flags& flags) {
+    SampleOptions options = flags.options;
+    check_flag("--tokens", options.tokens, sample_limits::tokens);
+    check_flag("--temperature", options.temperature, sample_limits::temperature);
+    check_flag("--top-k", options.top_k, sample_limits::top_k);
+    check_flag("--top-p", options.top_p, sample_limits::top_p);
+    check_flag("--min-p", options.min_p, sample_limits::min_p);
+    check_flag("--repetition-penalty", options.repetition_penalty, sample_limits::repetition_penalty);
+    check_flag("--num-samples", flags.samples, samples_range);
+    check_usage(flags.prompt_file.empty() || options.prompt.empty(),
+                "--prompt-file: the prompt is given by --prompt; expected one of them");
+    if (!flags.prompt_file.empty()) options.prompt = prompt_of_file(flags.prompt_file);
     const auto model = flags.model.load();
-    std::cout << text_for_output(sample(*model, o)) << '\n';
+    for (std::int64_t i = 0; i < flags.samples; ++i) {
+        options.number = static_cast<std::uint64_t>(i);
+        if (flags.json) {
+            print_json_sample(*model, options);
+        } else {
+            if (i > 0) std::cout << "---\n";
+            print_sample(*model, options);
+        }
+    }
     return 0;
 }
 
@@ -33,14 +114,25 @@ void add_sample(CommandLine& program) {
     Command command = program.add_command("sample", "Generate text with a trained model");
     flags->model.add_to(command);
     SampleOptions& options = flags->options;
-    command.add_value("--prompt", options.prompt, "text that the model continues");
+    command.add_value("--prompt", options.prompt,
+                      "text that the model continues; empty: the text begins after a line break");
+    command.add_value("--prompt-file", flags->prompt_file,
+                      "file of the prompt, or - for standard input; one line break at its end is left out");
     command.add_value("--tokens", options.tokens, "number of tokens to draw");
+    command.add_list("--stop", options.stop, "texts before which the generated text ends");
+    command.add_value("--num-samples", flags->samples, "number of texts, separated by lines ---");
     command.add_value("--temperature", options.temperature,
                       "divisor of the logits; 0: always the most likely token");
     command.add_value("--top-k", options.top_k, "draw among the k most likely tokens; 0: all");
     command.add_value("--top-p", options.top_p, "draw among the most likely tokens with total probability p");
+    command.add_value("--min-p", options.min_p,
+                      "draw among tokens at least this many times as likely as the most likely one");
+    command.add_value("--repetition-penalty", options.repetition_penalty,
+                      "more than 1: tokens of the text so far become less likely");
     command.add_value("--seed", options.seed, "seed of the random draws");
-    command.set_action([flags] { return sample_text(*flags); });
+    command.add_switch("--json", flags->json,
+                       "print one JSON object a text: prompt, text, tokens, stopped (by --stop)");
+    command.set_action([flags] { return sample_texts(*flags); });
 }
 
 }  // namespace gradtile::cli

@@ -5,7 +5,9 @@
 #include <numeric>
 
 #include <gradtile/core/philox.h>
-#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/next_token.h>
+#include <gradtile/train/stop_texts.h>
+#include <gradtile/train/tokenizers/streaming_decoder.h>
 
 namespace gradtile {
 namespace {
@@ -15,15 +17,18 @@ void validate(const SampleOptions& options) {
     check_range("sample: temperature", options.temperature, sample_limits::temperature);
     check_range("sample: top-k", options.top_k, sample_limits::top_k);
     check_range("sample: top-p", options.top_p, sample_limits::top_p);
+    check_range("sample: min-p", options.min_p, sample_limits::min_p);
+    check_range("sample: repetition-penalty", options.repetition_penalty, sample_limits::repetition_penalty);
 }
 
-/// Returns draw number `index` of a seed: uniform in [0, 1) with 53 bits.
-double uniform(std::uint64_t seed, std::int64_t index) {
+/// Returns draw number `index` of a text: uniform in [0, 1) with 53 bits.
+double uniform(std::uint64_t seed, std::uint64_t number, std::int64_t index) {
     // The purpose gives sampling a different key from other uses of the seed.
     constexpr std::uint64_t purpose = 0x73616d70;
     const auto counter = static_cast<std::uint64_t>(index);
     const Philox::Counter words =
-        Philox::draw({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
+        Philox::draw({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
+                      static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32)},
                      philox_key(mix_seed(seed, purpose)));
     return static_cast<double>((std::uint64_t{words[0]} << 32 | words[1]) >> 11) * 0x1p-53;
 }
@@ -37,19 +42,28 @@ std::vector<std::int32_t> start_tokens(const Tokenizer& tokenizer) {
     }
 }
 
-/// Returns the context for sampling. On a GPU, each token needs activations of another length. The arena has
-/// twice the size that the longest length needs, because the lengths leave gaps that the dry run does not
-/// have. Each length has matrix products of new shapes, for which timing algorithms takes longer than it
-/// saves, so the context is deterministic and does not time them.
-Context sampling_context(const LanguageModel& model) {
-    if (model.ctx.device().is_cpu()) return model.ctx;
-    return with_arena_for(
-        model.ctx.with_deterministic(true),
-        [&](const Context& dry) {
-            model.transformer.logits(dry, empty(dry, {1, model.transformer.config.context}, DType::i32));
-        },
-        /*slack=*/2.0);
-}
+/// The ids that are never drawn: the vocabulary may be larger than the tokenizer's, and have holes.
+class UndrawableTokens {
+  public:
+    explicit UndrawableTokens(const LanguageModel& model)
+        : drawable_(static_cast<std::size_t>(model.transformer.config.vocabulary)) {
+        if (!model.tokenizer) return;
+        const auto known = static_cast<std::size_t>(model.tokenizer->vocab_size());
+        drawable_ = std::min(drawable_, known);
+        for (std::int32_t token = 0; token < static_cast<std::int32_t>(drawable_); ++token)
+            if (!model.tokenizer->has_text(token)) without_text_.push_back(static_cast<std::size_t>(token));
+    }
+    /// Returns the logits of the other tokens, with a value for holes that is never drawn.
+    std::span<double> removed_from(std::vector<double>& logits) const {
+        constexpr double never_drawn = -1e300;
+        for (const std::size_t token : without_text_) logits[token] = never_drawn;
+        return std::span(logits).first(drawable_);
+    }
+
+  private:
+    std::size_t drawable_;
+    std::vector<std::size_t> without_text_;
+};
 
 }  // namespace
 
@@ -71,6 +85,10 @@ std::int32_t choose_token(std::span<const double> logits, const SampleOptions& o
         std::ranges::nth_element(tokens, tokens.begin() + options.top_k, likelier);
         tokens.resize(static_cast<std::size_t>(options.top_k));
     }
+    if (options.min_p > 0.0) {
+        const double least = *most_likely + options.temperature * std::log(options.min_p);
+        std::erase_if(tokens, [&](std::int32_t token) { return logit(token) < least; });
+    }
     std::ranges::sort(tokens, likelier);
 
     std::vector<double> cumulative;
@@ -87,43 +105,68 @@ std::int32_t choose_token(std::span<const double> logits, const SampleOptions& o
     return tokens[index];
 }
 
+void penalise_repetition(std::span<double> logits, std::span<const std::int32_t> text, double penalty) {
+    if (penalty == 1.0) return;
+    std::vector<bool> seen(logits.size());
+    for (const std::int32_t token : text) {
+        const auto index = static_cast<std::size_t>(token);
+        if (index >= logits.size() || seen[index]) continue;
+        seen[index] = true;
+        logits[index] = logits[index] > 0.0 ? logits[index] / penalty : logits[index] * penalty;
+    }
+}
+
 std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
-                                        const SampleOptions& options) {
+                                        const SampleOptions& options, const TokenHandler& on_token) {
     validate(options);
     check(!prompt.empty(), "sample: the prompt has no token");
-    const ModelConfig& config = model.transformer.config;
-    const Context ctx = sampling_context(model);
-    // The vocabulary may be larger than the tokenizer's. Ids without text are never drawn.
-    const auto drawable = static_cast<std::size_t>(
-        model.tokenizer ? std::min(model.tokenizer->vocab_size(), config.vocabulary) : config.vocabulary);
+    const std::int64_t vocabulary = model.transformer.config.vocabulary;
     for (const std::int32_t token : prompt)
-        check(token >= 0 && token < config.vocabulary, "sample: token ", token,
-              " of the prompt is outside the vocabulary of ", config.vocabulary);
-    std::vector<std::int32_t> without_text;
-    for (std::int32_t token = 0; model.tokenizer && token < static_cast<std::int32_t>(drawable); ++token)
-        if (!model.tokenizer->has_text(token)) without_text.push_back(token);
-    constexpr double never_drawn = -1e300;
+        check(token >= 0 && token < vocabulary, "sample: token ", token,
+              " of the prompt is outside the vocabulary of ", vocabulary);
+    NextToken next(model, options.use_cache);
+    const UndrawableTokens undrawable(model);
     std::vector<std::int32_t> text(prompt.begin(), prompt.end());
     for (std::int64_t i = 0; i < options.tokens; ++i) {
-        const auto length = std::min<std::int64_t>(std::ssize(text), config.context);
-        const std::span<const std::int32_t> window(text.end() - length, text.end());
-        const Tensor logits = model.transformer.logits(ctx, from_host(ctx, window, {1, length}));
-        std::vector<double> values = to_host(ctx, logits);
-        for (const std::int32_t token : without_text) values[static_cast<std::size_t>(token)] = never_drawn;
-        text.push_back(choose_token(std::span(values).first(drawable), options, uniform(options.seed, i)));
+        std::vector<double> values = next.logits(text);
+        penalise_repetition(values, text, options.repetition_penalty);
+        text.push_back(
+            choose_token(undrawable.removed_from(values), options, uniform(options.seed, options.number, i)));
+        if (on_token && !on_token(text.back())) break;
     }
     text.erase(text.begin(), text.begin() + std::ssize(prompt));
     return text;
 }
 
-std::string sample(const LanguageModel& model, const SampleOptions& options) {
-    check(model.tokenizer.has_value(), "sample: the model was trained on token files and has no tokenizer");
+SampledText sample_text(const LanguageModel& model, const SampleOptions& options,
+                        const std::function<void(std::string_view)>& on_text) {
+    check(
+        model.tokenizer.has_value(),
+        "sample: the model has no tokenizer, because it was trained on token files or imported without one");
     const Tokenizer& tokenizer = *model.tokenizer;
     const std::vector<std::int32_t> prompt =
         options.prompt.empty()
             ? start_tokens(tokenizer)
             : tokenizer.encode(options.prompt, "prompt", {.special_tokens = SpecialTokens::recognised});
-    return options.prompt + tokenizer.decode(sample_tokens(model, prompt, options));
+    SampledText result;
+    StreamingDecoder decoder(tokenizer);
+    StopTexts stop(options.stop);
+    const auto add = [&](const std::string& piece) {
+        result.text += piece;
+        if (on_text && !piece.empty()) on_text(piece);
+    };
+    result.tokens = sample_tokens(model, prompt, options, [&](std::int32_t token) {
+        add(stop.next(decoder.next(token)));
+        return !stop.found();
+    });
+    add(stop.next(decoder.finish()));
+    add(stop.finish());
+    result.stopped = stop.found();
+    return result;
+}
+
+std::string sample(const LanguageModel& model, const SampleOptions& options) {
+    return options.prompt + sample_text(model, options).text;
 }
 
 }  // namespace gradtile

@@ -1,7 +1,9 @@
 #pragma once
 /// Sampling: text from a model, token by token.
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gradtile/core/range.h>
@@ -15,27 +17,51 @@ struct SampleOptions {
     double temperature = 1.0;   ///< divides the logits; 0: always the most likely token
     std::int64_t top_k = 0;     ///< draw among the k most likely tokens; 0: all
     double top_p = 1.0;         ///< draw among the fewest most likely tokens whose probabilities add up to p
+    double min_p = 0.0;         ///< draw among tokens at least min_p times as likely as the most likely one
+    /// Makes tokens of the text so far less likely: a positive logit is divided by it, a negative one
+    /// multiplied (Keskar et al. 2019, "CTRL", section 4.1). 1: does nothing.
+    double repetition_penalty = 1.0;
+    std::vector<std::string> stop = {};  ///< the text ends before the first of these texts
     std::uint64_t seed = 1;
+    std::uint64_t number = 0;  ///< texts of different numbers are independent, with the same seed
+    bool use_cache = true;     ///< see NextToken
 };
 
 /// Allowed values of the numbers in SampleOptions.
 namespace sample_limits {
 inline constexpr Range tokens{0, 1e9}, temperature{0, 1e6}, top_k{0, 2147483647},
-    top_p{.min = 0, .max = 1, .min_is_open = true};
+    top_p{.min = 0, .max = 1, .min_is_open = true}, min_p{0, 1},
+    repetition_penalty{.min = 0, .max = 1e6, .min_is_open = true};
 }
 
-/// Returns the next token for a model's logits. Applies temperature, then top_k, then top_p, and draws with
-/// u, a uniform number in [0, 1). Temperature 0 takes the largest logit, and the smallest id among equal
+/// Returns the next token for a model's logits. Applies temperature, then top_k, min_p and top_p, and draws
+/// with u, a uniform number in [0, 1). Temperature 0 takes the largest logit, and the smallest id among equal
 /// ones. Throws Error when a logit is not finite.
 std::int32_t choose_token(std::span<const double> logits, const SampleOptions& options, double u);
 
-/// Returns the drawn tokens. Draw i uses the Philox counter {i, ..} under the seed; the model sees the last
-/// `context` tokens. Throws Error for an empty prompt and for ids outside the vocabulary.
-std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
-                                        const SampleOptions& options);
+/// Applies the repetition penalty to the logits of the tokens in `text`.
+void penalise_repetition(std::span<double> logits, std::span<const std::int32_t> text, double penalty);
 
-/// Returns the prompt followed by the drawn text. Throws Error when the model has no tokenizer, or when the
-/// prompt contains a character that the tokenizer does not know.
+/// Receives a drawn token; returns false to end the text with it.
+using TokenHandler = std::function<bool(std::int32_t token)>;
+
+/// Returns the drawn tokens. Draw i uses the Philox counter {i, number} under the seed; the model sees the
+/// tokens of a TextWindow. Throws Error for an empty prompt and for ids outside the vocabulary.
+std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
+                                        const SampleOptions& options, const TokenHandler& on_token = {});
+
+struct SampledText {
+    std::string text;                  ///< without the prompt, up to a stop text
+    std::vector<std::int32_t> tokens;  ///< all drawn tokens, those of a stop text included
+    bool stopped = false;              ///< by a stop text
+};
+
+/// Continues the prompt. on_text receives the text piece by piece, in whole characters. Throws Error when the
+/// model has no tokenizer, or when the prompt contains a character that the tokenizer does not know.
+SampledText sample_text(const LanguageModel& model, const SampleOptions& options,
+                        const std::function<void(std::string_view piece)>& on_text = {});
+
+/// Returns the prompt followed by the text of sample_text().
 std::string sample(const LanguageModel& model, const SampleOptions& options);
 
 }  // namespace gradtile

@@ -56,11 +56,13 @@ Tensor MultiHeadAttention::heads_of(const Tensor& packed, std::int64_t first, st
         .reshape({packed.size(0), packed.size(1), count, head_dim});
 }
 
-/// The queries or keys for attention: normalised and rotated, if the config says so.
+/// The queries or keys for attention: normalised and rotated, if the config says so. `start` is the position
+/// of the first token.
 Tensor MultiHeadAttention::normalised(const Context& ctx, const std::optional<RMSNorm>& norm,
-                                      const Tensor& projected, RMSNorm::Saved& saved) const {
+                                      const Tensor& projected, RMSNorm::Saved& saved,
+                                      std::int64_t start) const {
     const Tensor x = norm ? norm->forward(ctx, projected, saved) : projected;
-    if (rope) rope->forward(ctx, x);
+    if (rope) rope->forward(ctx, x, start);
     return x;
 }
 

@@ -10,6 +10,7 @@
 #include <gradtile/layers/pass_hooks.h>
 #include <gradtile/layers/rms_norm.h>
 #include <gradtile/layers/rope.h>
+#include <gradtile/layers/transformer/key_value_cache.h>
 #include <gradtile/layers/transformer/model_config.h>
 
 namespace gradtile {
@@ -52,6 +53,10 @@ struct MultiHeadAttention {
                    const DropoutKey& key = {}) const;
     /// The options of a call of attention in a pass with this dropout key.
     attention::Options options_of_pass(const Context& ctx, const DropoutKey& key) const;
+    /// Computes y for the tokens at positions start .. start+T-1, without dropout. `cache` holds keys and
+    /// values of the tokens before them; theirs are appended.
+    Tensor forward_with_cache(const Context& ctx, const Tensor& x /*[B,T,C]*/, std::int64_t start,
+                              const KeyValueCache::Layer& cache) const;
     /// Returns dx [B,T,C].
     Tensor backward(const Context& ctx, const SummedGradient& dy /*[B,T,C]*/, const Saved& saved,
                     const BackwardHooks& hooks = {}) const;
@@ -59,7 +64,7 @@ struct MultiHeadAttention {
   private:
     Tensor heads_of(const Tensor& packed, std::int64_t first, std::int64_t count) const;
     Tensor normalised(const Context& ctx, const std::optional<RMSNorm>& norm, const Tensor& projected,
-                      RMSNorm::Saved& saved) const;
+                      RMSNorm::Saved& saved, std::int64_t start = 0) const;
     attention::Saved operands_of(const Context& ctx, const Saved& saved) const;
 };
 

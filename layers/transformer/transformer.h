@@ -64,6 +64,9 @@ struct Transformer {
     Tensor evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets) const;
     /// Returns the logits [B,V] of the token after tokens [B,T], in float32 (float64 for float64 weights).
     Tensor logits(const Context& ctx, const Tensor& tokens) const;
+    /// Returns the same for tokens [B,T] that follow those in the cache, and appends them to the cache.
+    /// Throws Error when they are more than the context in all.
+    Tensor logits(const Context& ctx, const Tensor& tokens, KeyValueCache& cache) const;
     /// Returns the logits [B,T,V] after each of the tokens [B,T], to compare them with other software's.
     Tensor logits_of_all(const Context& ctx, const Tensor& tokens) const;
 

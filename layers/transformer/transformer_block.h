@@ -54,6 +54,10 @@ struct TransformerBlock {
     /// `key` selects the block's dropout masks; the default key drops nothing. Returns the residual stream
     /// and the MLP's output, which the next norm adds.
     Residual forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved) const;
+    /// Computes forward for the tokens at positions start .. start+T-1; see
+    /// MultiHeadAttention::forward_with_cache.
+    Residual forward_with_cache(const Context& ctx, Residual stream, std::int64_t start,
+                                const KeyValueCache::Layer& cache) const;
     /// Returns dx in dy's memory, because each branch only adds to the gradient of the residual stream. If
     /// norms have computed dx's column sums, these are attached; they are the gradient of the last bias in
     /// the branch below.

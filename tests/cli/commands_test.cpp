@@ -54,6 +54,48 @@ TEST_F(Commands, TheProgramItsLibraryAndItsCheckpointsAgreeOnTheVersion) {
     EXPECT_EQ(nlohmann::json::parse(inspected.out)["meta"]["gradtile"], version());
 }
 
+TEST_F(Commands, SampleReadsPromptsFromFilesAndStandardInput) {
+    expect_success(run(tiny_training(stories_, out_)));
+    const Arguments sampling{"sample", out_.string(), "--tokens", "20", "--seed", "4"};
+    const std::string expected = run(sampling + Arguments{"--prompt", "The "}).out;
+    EXPECT_EQ(expected.size(), 25u);
+    const std::string file = place_.write("prompt.txt", "The \n");
+    EXPECT_EQ(run(sampling + Arguments{"--prompt-file", file}).out, expected);
+    const Outcome piped = run(sampling + Arguments{"--prompt-file", "-"},
+                              {.prefix = {"sh", "-c", "printf 'The \\n' | \"$0\" \"$@\""}});
+    expect_success(piped);
+    EXPECT_EQ(piped.out, expected);
+    expect_refused(run(sampling + Arguments{"--prompt", "a", "--prompt-file", file}), {"--prompt-file"});
+    expect_refused(run(sampling + Arguments{"--prompt-file", (place_ / "none").string()}), {"none"});
+    expect_success(run({"sample", out_.string(), "--tokens", "5"}));  // needs no prompt
+}
+
+TEST_F(Commands, SampleStopsRepeatsAndPrintsJson) {
+    expect_success(run(tiny_training(stories_, out_)));
+    const Arguments sampling{"sample", out_.string(), "--tokens", "40", "--prompt", "The ", "--json"};
+    const Outcome two = run(sampling + Arguments{"--num-samples", "2"});
+    expect_success(two);
+    std::istringstream lines(two.out);
+    std::vector<json> samples;
+    for (std::string line; std::getline(lines, line);) samples.push_back(json::parse(line));
+    ASSERT_EQ(samples.size(), 2u);
+    EXPECT_EQ(samples[0]["prompt"], "The ");
+    EXPECT_EQ(samples[0]["tokens"].size(), 40u);
+    EXPECT_FALSE(samples[0]["stopped"]);
+    EXPECT_NE(samples[0]["text"], samples[1]["text"]);
+    const auto text = samples[0]["text"].get<std::string>();
+    const json cut = json::parse(run(sampling + Arguments{"--stop", text.substr(10, 4), "zzzz"}).out);
+    EXPECT_TRUE(cut["stopped"]);
+    EXPECT_EQ(cut["text"], text.substr(0, text.find(text.substr(10, 4))));
+    const Outcome plain = run({"sample", out_.string(), "--tokens", "3", "--num-samples", "3", "--min-p",
+                               "0.1", "--repetition-penalty", "1.2"});
+    expect_success(plain);
+    EXPECT_THAT(plain.out, HasSubstr("\n---\n"));
+    expect_refused(run(sampling + Arguments{"--num-samples", "0"}), {"--num-samples: 0"});
+    expect_refused(run(sampling + Arguments{"--min-p", "2"}), {"--min-p: 2"});
+    expect_refused(run(sampling + Arguments{"--repetition-penalty", "0"}), {"--repetition-penalty: 0"});
+}
+
 #if GRADTILE_HAVE_PCRE2
 TEST_F(Commands, TextIsReadAndSampledByATrainedTokenizer) {
     const std::string tokenizer = place_ / "tokenizer.json";

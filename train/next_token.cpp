@@ -1,0 +1,51 @@
+#include <gradtile/train/next_token.h>
+
+#include <algorithm>
+
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+/// Returns the context for generation. On a GPU, tokens need activations of different lengths. The arena has
+/// twice the size that the longest length needs, because the lengths leave gaps that the dry run does not
+/// have. Each length has matrix products of new shapes, for which timing algorithms takes longer than it
+/// saves, so the context is deterministic and does not time them.
+Context generation_context(const LanguageModel& model) {
+    if (model.ctx.device().is_cpu()) return model.ctx;
+    const Transformer& transformer = model.transformer;
+    return with_arena_for(
+        model.ctx.with_deterministic(true),
+        [&](const Context& dry) {
+            KeyValueCache cache(dry, transformer.config, model.parameters.dtype());
+            transformer.logits(dry, empty(dry, {1, transformer.config.context}, DType::i32), cache);
+        },
+        /*slack=*/2.0);
+}
+
+}  // namespace
+
+std::int64_t TextWindow::begin_of(std::int64_t length) {
+    if (begin_ < 0) begin_ = std::max<std::int64_t>(0, length - context_);
+    while (length - begin_ > context_) begin_ += (context_ + 1) / 2;
+    return begin_;
+}
+
+NextToken::NextToken(const LanguageModel& model, bool use_cache)
+    : model_(model), ctx_(generation_context(model)), window_(model.transformer.config.context) {
+    if (use_cache)
+        cache_ = std::make_unique<KeyValueCache>(ctx_, model.transformer.config, model.parameters.dtype());
+}
+
+std::vector<double> NextToken::logits(std::span<const std::int32_t> text) {
+    check(!text.empty(), "next token: the text has no token");
+    const std::int64_t begin = window_.begin_of(std::ssize(text));
+    if (cache_ && begin != begin_) cache_->clear();
+    begin_ = begin;
+    const auto unread = text.subspan(static_cast<std::size_t>(begin + (cache_ ? cache_->length : 0)));
+    const Tensor tokens = from_host(ctx_, unread, {1, std::ssize(unread)});
+    return to_host(ctx_, cache_ ? model_.transformer.logits(ctx_, tokens, *cache_)
+                                : model_.transformer.logits(ctx_, tokens));
+}
+
+}  // namespace gradtile

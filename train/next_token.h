@@ -1,0 +1,46 @@
+#pragma once
+/// The logits of the next token of a growing text.
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <gradtile/layers/transformer/key_value_cache.h>
+#include <gradtile/train/language_model.h>
+
+namespace gradtile {
+
+/// Says which tokens of a text the model sees: at first the last `context` tokens. Each time the text has
+/// grown beyond the context, the oldest half of the window is dropped. So a window seldom changes its
+/// beginning: with learned or rotary positions, a change gives every cached key another position, and the
+/// whole window must be read again.
+class TextWindow {
+  public:
+    explicit TextWindow(std::int64_t context) : context_(context) {}
+    /// Returns the first visible token of a text of `length` tokens. A text may only grow from call to call.
+    std::int64_t begin_of(std::int64_t length);
+
+  private:
+    std::int64_t context_;
+    std::int64_t begin_ = -1;  // -1: no text yet
+};
+
+/// Gives the same logits with a cache and without, up to rounding.
+class NextToken {
+  public:
+    /// Without a cache, every call computes the whole window. Keeps a reference to the model.
+    NextToken(const LanguageModel& model, bool use_cache);
+
+    /// Returns the logits [V] after `text`, which must continue the text of the previous call and have at
+    /// least one token.
+    std::vector<double> logits(std::span<const std::int32_t> text);
+
+  private:
+    const LanguageModel& model_;
+    Context ctx_;
+    TextWindow window_;
+    std::int64_t begin_ = 0;
+    std::unique_ptr<KeyValueCache> cache_;  // null: no cache
+};
+
+}  // namespace gradtile
