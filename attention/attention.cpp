@@ -6,25 +6,37 @@
 #include <ostream>
 
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/core/enum_names.h>
+
+namespace gradtile {
+template <>
+struct EnumNames<attention::Algorithm> {
+    using enum attention::Algorithm;
+    static constexpr std::array names = {std::pair{flash2, std::string_view("flash2")},
+                                         std::pair{naive, std::string_view("naive")},
+                                         std::pair{memory_efficient, std::string_view("memory_efficient")},
+                                         std::pair{flash1, std::string_view("flash1")}};
+};
+}  // namespace gradtile
 
 namespace gradtile::attention {
 namespace {
 
 constexpr std::int64_t max_head_dim = 256;
 
-/// Calls flash() or naive(). Throws Error for the algorithms that this version does not implement.
-template <class Flash, class Naive>
-void with_algorithm(Algorithm algorithm, Flash&& flash, Naive&& naive) {
-    switch (algorithm) {
-        case Algorithm::flash:
-            return flash();
-        case Algorithm::naive:
-            return naive();
-        case Algorithm::memory_efficient:
-        case Algorithm::flash1:
-            break;
-    }
-    throw Error(concat("attention: algorithm ", algorithm, " is not available; choose flash or naive"));
+bool is_cpu_only(Algorithm algorithm) {
+    return algorithm == Algorithm::memory_efficient || algorithm == Algorithm::flash1;
+}
+
+/// Throws an Error with the algorithm's name if it is not available on ctx's device or with the options.
+void refuse_unavailable_algorithm(const Context& ctx, const Options& options) {
+    if (!is_cpu_only(options.algorithm)) return;
+    check(ctx.device().is_cpu(), "attention: algorithm ", options.algorithm,
+          " is not available on cuda yet; choose flash2 or naive");
+    for (const auto& [tensor, name] :
+         {std::pair{&options.cumulative_q, "cumulative_q"}, {&options.cumulative_k, "cumulative_k"}})
+        check(!tensor->defined(), "attention: packed sequences (", name,
+              ") are not available with algorithm ", options.algorithm, "; choose flash2 or naive");
 }
 
 bool is_packed(const Options& options) {
@@ -60,8 +72,13 @@ Tensor with_batch_axis(const PackedSequences& packed, const Tensor& x) {
                          : x.expand({1, x.size(0), x.size(1), x.size(2)});
 }
 Saved with_batch_axis(const PackedSequences& packed, const Saved& x) {
-    return {with_batch_axis(packed, x.q), with_batch_axis(packed, x.k), with_batch_axis(packed, x.v),
-            with_batch_axis(packed, x.o), with_batch_axis(packed, x.lse)};
+    return {with_batch_axis(packed, x.q),
+            with_batch_axis(packed, x.k),
+            with_batch_axis(packed, x.v),
+            with_batch_axis(packed, x.o),
+            with_batch_axis(packed, x.lse),
+            {},
+            {}};
 }
 
 void check_inputs(const Options& options, const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -212,41 +229,44 @@ void on_device_or_plan(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_funct
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, Algorithm algorithm) {
-    switch (algorithm) {
-        case Algorithm::flash:
-            return out << "flash";
-        case Algorithm::naive:
-            return out << "naive";
-        case Algorithm::memory_efficient:
-            return out << "memory_efficient";
-        case Algorithm::flash1:
-            return out << "flash1";
-    }
-    throw Error("attention: unknown algorithm");
+    return out << name_of(algorithm);
+}
+
+Algorithm algorithm_named(std::string_view text, std::string_view setting) {
+    return text == "flash" ? Algorithm::flash2 : enum_named<Algorithm>(text, setting);
 }
 
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o) {
+    refuse_unavailable_algorithm(ctx, options);
     check_inputs(options, q, k, v);
     check_like("o", o, output_shape(q, v), q.dtype());
     const PackedSequences packed = resolve_packed(options, q);
     saved = {.q = q, .k = k, .v = v, .o = o, .lse = empty(ctx, lse_shape(q), accumulator_of(q.dtype()))};
+    if (options.algorithm == Algorithm::flash1) {
+        saved.row_max = empty_like(ctx, saved.lse);
+        saved.row_sum = empty_like(ctx, saved.lse);
+    }
     const Saved of_batch = with_batch_axis(packed, saved);
     const ResolvedOptions resolved = resolve(options, packed, of_batch.q, of_batch.k);
-    with_algorithm(
-        options.algorithm,
-        [&] {
-            on_device_or_plan(ctx, cpu::flash_forward, cuda::flash_forward, resolved, of_batch.q, of_batch.k,
-                              of_batch.v, of_batch.o, of_batch.lse);
-        },
-        [&] {
-            on_device_or_plan(ctx, cpu::naive_forward, cuda::naive_forward, resolved, of_batch.q, of_batch.k,
-                              of_batch.v, of_batch.o, of_batch.lse);
-        });
+    switch (options.algorithm) {
+        case Algorithm::flash2:
+            return on_device_or_plan(ctx, cpu::flash_forward, cuda::flash_forward, resolved, of_batch.q,
+                                     of_batch.k, of_batch.v, of_batch.o, of_batch.lse);
+        case Algorithm::naive:
+            return on_device_or_plan(ctx, cpu::naive_forward, cuda::naive_forward, resolved, of_batch.q,
+                                     of_batch.k, of_batch.v, of_batch.o, of_batch.lse);
+        case Algorithm::memory_efficient:
+            return cpu::memory_efficient_forward(ctx, resolved, q, k, v, o, saved.lse);
+        case Algorithm::flash1:
+            return cpu::flash1_forward(ctx, resolved, saved);
+    }
+    throw Error("attention: unknown algorithm");
 }
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved) {
+    refuse_unavailable_algorithm(ctx, options);
     check_inputs(options, q, k, v);
     const Tensor o = empty(ctx, output_shape(q, v), q.dtype());
     forward(ctx, q, k, v, options, saved, o);
@@ -255,7 +275,8 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
 
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
               const Gradients& into, const Tensor& d_lse) {
-    const auto& [q, k, v, o, lse] = saved;
+    const Tensor &q = saved.q, &k = saved.k, &v = saved.v, &o = saved.o, &lse = saved.lse;
+    refuse_unavailable_algorithm(ctx, options);
     check_inputs(options, q, k, v);
     check_like("saved o", o, output_shape(q, v), q.dtype());
     check_like("saved lse", lse, lse_shape(q), accumulator_of(q.dtype()));
@@ -271,16 +292,21 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
     check_option_gradients(options, into, of_batch.q);
     const OutputGradients d_out{batch(d_o), batch(d_lse)};
     const Gradients gradients{batch(into.q), batch(into.k), batch(into.v), into.biases, into.sink};
-    with_algorithm(
-        options.algorithm,
-        [&] {
-            on_device_or_plan(ctx, cpu::flash_backward, cuda::flash_backward, resolved, of_batch, d_out,
-                              gradients);
-        },
-        [&] {
-            on_device_or_plan(ctx, cpu::naive_backward, cuda::naive_backward, resolved, of_batch, d_out,
-                              gradients);
-        });
+    switch (options.algorithm) {
+        case Algorithm::flash2:
+            return on_device_or_plan(ctx, cpu::flash_backward, cuda::flash_backward, resolved, of_batch,
+                                     d_out, gradients);
+        case Algorithm::naive:
+            return on_device_or_plan(ctx, cpu::naive_backward, cuda::naive_backward, resolved, of_batch,
+                                     d_out, gradients);
+        case Algorithm::memory_efficient:
+            return cpu::memory_efficient_backward(ctx, resolved, saved, d_out, into);
+        case Algorithm::flash1:
+            check_like("saved row_max", saved.row_max, lse.shape(), lse.dtype());
+            check_like("saved row_sum", saved.row_sum, lse.shape(), lse.dtype());
+            return cpu::flash1_backward(ctx, resolved, saved, d_out, into);
+    }
+    throw Error("attention: unknown algorithm");
 }
 
 Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,

@@ -2,12 +2,14 @@
 /// Attention, O = softmax(scale * Q K^T + mask) V, and its gradients. Every algorithm and device has this
 /// interface. S denotes the scores and P the probabilities, both [B, Hq, Sq, Sk]; flash never stores them.
 ///
-/// Sources: Vaswani et al. 2017 (eq. 1); Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 and Dao
-/// 2023 (FlashAttention, FlashAttention-2: forward algorithm 1, backward algorithm 2). docs/numerics.md
-/// derives the backward pass and the error bounds.
+/// Sources: Vaswani et al. 2017 (eq. 1); Milakov & Gimelshein 2018 (online softmax); Rabe & Staats 2021
+/// (memory-efficient attention); Dao et al. 2022 (FlashAttention: forward algorithm 1, backward algorithm 4);
+/// Dao 2023 (FlashAttention-2: forward algorithm 1, backward algorithm 2). docs/numerics.md derives the
+/// backward pass and the error bounds.
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include <gradtile/core/dropout_key.h>
 #include <gradtile/core/tensor.h>
@@ -17,13 +19,17 @@ namespace gradtile::attention {
 inline constexpr std::size_t max_biases = 2;
 
 enum class Algorithm : std::uint8_t {
-    flash,  ///< FlashAttention-2: the outer loop is over Q blocks in forward, K/V blocks in backward
-    naive,  ///< stores S and P; in float64 the reference for other algorithms
-    // Reserved for later versions; this version refuses them:
-    memory_efficient,  ///< K/V blocks with a running maximum; backward recomputes P by row blocks
+    flash2,  ///< FlashAttention-2: the outer loop is over Q blocks in forward, K/V blocks in backward
+    naive,   ///< stores S and P; in float64 the reference for other algorithms
+    // On the CPU only, and without packed sequences:
+    memory_efficient,  ///< Rabe & Staats: K/V blocks with a running maximum; unfused, in linear memory
     flash1,            ///< FlashAttention: the outer loop is over K/V blocks in forward, too
+    flash = flash2,    ///< the same algorithm
 };
 std::ostream& operator<<(std::ostream& out, Algorithm algorithm);
+/// Returns the algorithm of this name; "flash" is flash2. Throws Error "SETTING: 'TEXT' is unknown; expected
+/// ...".
+Algorithm algorithm_named(std::string_view text, std::string_view setting);
 
 /// Row i sees the keys j with i + off - left <= j <= i + off + right. -1 means unbounded. off = Sk - Sq, or 0
 /// with Options::top_left.
@@ -35,7 +41,7 @@ struct Window {
 /// Options of a call. The defaults compute softmax(Q K^T / sqrt(Dqk)) V. A call that sets an option which
 /// this version does not implement throws an Error with the option's name.
 struct Options {
-    Algorithm algorithm = Algorithm::flash;
+    Algorithm algorithm = Algorithm::flash2;
     std::optional<double> scale = {};  ///< factor of the scores; default 1/sqrt(Dqk)
     bool causal = false;    ///< a row sees no key after its own position; replaces window.right by 0
     Window window = {};     ///< sliding window
@@ -82,6 +88,9 @@ struct Saved {
     Tensor v;    ///< [B, Sk, Hkv, Dv]
     Tensor o;    ///< [B, Sq, Hq, Dv]
     Tensor lse;  ///< [B, Hq, Sq], natural log; float32 (float64 for float64 inputs)
+    // Of Algorithm::flash1 only, in shape and dtype of lse: m and l of the paper, LSE = m + ln l.
+    Tensor row_max = {};  ///< the row's largest score
+    Tensor row_sum = {};  ///< the sum of exp(score - row_max)
 };
 
 struct Gradients {

@@ -171,7 +171,7 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
                           const OutputGradients& d_out, const Gradients& into) {
     using A = Accumulator<T>;
     constexpr DType sum_type = dtype_of<A>;
-    const auto& [q_in, k_in, v_in, o_in, lse_in] = saved;
+    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &lse_in = saved.lse;
     const std::int64_t batch = q_in.size(0), queries = q_in.size(1), heads = q_in.size(2);
     const std::int64_t keys = k_in.size(1), key_heads = k_in.size(2);
     const std::int64_t group = key_heads == 0 ? 1 : heads / key_heads;

@@ -42,8 +42,10 @@ using BackwardFunction = void(const Context& ctx, const ResolvedOptions& options
 
 // Each of these lines declares a function of the type ForwardFunction or BackwardFunction.
 namespace cpu {
-ForwardFunction naive_forward, flash_forward;
-BackwardFunction naive_backward, flash_backward;
+ForwardFunction naive_forward, flash_forward, memory_efficient_forward;
+BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flash1_backward;
+/// Like a ForwardFunction; also writes saved.row_max and saved.row_sum. The other tensors of saved are set.
+void flash1_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved);
 }  // namespace cpu
 namespace cuda {
 ForwardFunction naive_forward, flash_forward;

@@ -18,6 +18,10 @@ namespace gradtile::attention::test {
 
 using namespace accuracy;
 using gradtile::test::floating_dtypes;
-inline constexpr Algorithm algorithms[] = {Algorithm::flash, Algorithm::naive};
+inline constexpr Algorithm algorithms[] = {Algorithm::flash2, Algorithm::naive, Algorithm::memory_efficient,
+                                           Algorithm::flash1};
+/// The algorithms that have one implementation for all dtypes.
+inline constexpr Algorithm tiled_algorithms[] = {Algorithm::memory_efficient, Algorithm::flash1};
+inline constexpr Algorithm cuda_algorithms[] = {Algorithm::flash2, Algorithm::naive};
 
 }  // namespace gradtile::attention::test

@@ -215,8 +215,50 @@ TEST_F(AttentionRefuses, UnavailableOptionsByName) {
     const Tensor offsets = make({2}, DType::i32);
     expect_refused("cumulative_q", {.cumulative_q = offsets, .cumulative_k = offsets});
     expect_refused("cumulative_k", {.cumulative_k = offsets});
-    expect_refused("memory_efficient", {.algorithm = Algorithm::memory_efficient});
-    expect_refused("flash1", {.algorithm = Algorithm::flash1});
+}
+
+TEST_F(AttentionRefuses, PackedSequencesWithTheAlgorithmsThatLackThem) {
+    const Tensor offsets = make({2}, DType::i32);
+    for (const Algorithm algorithm : tiled_algorithms) {
+        const auto names_both = [&](const char* option) {
+            return ::testing::AllOf(HasSubstr(concat("algorithm ", algorithm)), HasSubstr(option));
+        };
+        EXPECT_THAT(
+            forward_refusal(in.q, in.k, in.v,
+                            {.algorithm = algorithm, .cumulative_q = offsets, .cumulative_k = offsets}),
+            names_both("cumulative_q"));
+        EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.algorithm = algorithm, .cumulative_k = offsets}),
+                    names_both("cumulative_k"));
+    }
+}
+
+/// A context for a dry run stands for a device that need not exist.
+TEST_F(AttentionRefuses, AlgorithmsThatTheDeviceLacksByName) {
+    const Context cuda = ctx.plan(Arena::for_planning(Device::cuda(0)));
+    const Tensor q = empty(cuda, {1, 4, 4, 8}, DType::f32);
+    for (const Algorithm algorithm : tiled_algorithms) {
+        Saved saved;
+        EXPECT_THAT(refusal([&] { forward(cuda, q, q, q, {.algorithm = algorithm}, saved); }),
+                    HasSubstr(concat("algorithm ", algorithm, " is not available on cuda yet")));
+    }
+}
+
+/// flash1's backward pass needs m and l, which other algorithms do not save.
+TEST_F(AttentionRefuses, BackwardOfFlash1WithoutItsStatistics) {
+    Saved saved;
+    forward(ctx, in.q, in.k, in.v, {}, saved);
+    EXPECT_THAT(refusal([&] { backward(ctx, in.d_o, {.algorithm = Algorithm::flash1}, saved); }),
+                HasSubstr("saved row_max"));
+}
+
+TEST(AttentionAlgorithm, HasANameAndFlashIsFlash2) {
+    EXPECT_EQ(Algorithm::flash, Algorithm::flash2);
+    EXPECT_EQ(algorithm_named("flash", "--algorithm"), Algorithm::flash2);
+    EXPECT_EQ(concat(Algorithm::flash), "flash2");
+    for (const Algorithm algorithm : algorithms)
+        EXPECT_EQ(algorithm_named(concat(algorithm), "--algorithm"), algorithm);
+    EXPECT_EQ(refusal([] { algorithm_named("flash3", "--algorithm"); }),
+              "--algorithm: 'flash3' is unknown; expected flash2, naive, memory_efficient or flash1");
 }
 
 TEST_F(AttentionRefuses, PackedSequencesByNameBeforeItChecksShapes) {

@@ -71,7 +71,7 @@ class AttentionCuda : public testing::Test {
         const Inputs coarse_inputs = random_inputs(cpu, problem, coarse), in = coarse_inputs.to(cpu, dtype);
         const Result naive = run(cpu, coarse_inputs, problem.options(Algorithm::naive));
         const Reference reference = float64_reference(cpu, problem, in, roundoff_of(dtype, Device::cuda(0)));
-        for (const Algorithm algorithm : algorithms) {
+        for (const Algorithm algorithm : cuda_algorithms) {
             if (deterministic && algorithm != Algorithm::flash) continue;  // the option concerns flash only
             SCOPED_TRACE(::testing::Message() << algorithm);
             Options options = problem.options(algorithm);

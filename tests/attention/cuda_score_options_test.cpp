@@ -43,7 +43,7 @@ TEST_P(AttentionCudaDtypes, DropoutDropsTheSameElementsAsOnTheCpu) {
     };
     const std::vector<bool> expected = is_kept(run(cpu, in, problem.options()).o);
     EXPECT_THAT(expected, ::testing::AllOf(::testing::Contains(true), ::testing::Contains(false)));
-    for (const Algorithm algorithm : algorithms)
+    for (const Algorithm algorithm : cuda_algorithms)
         EXPECT_EQ(is_kept(run_on_gpu(in, problem.options(algorithm)).o), expected) << algorithm;
 }
 
@@ -97,7 +97,7 @@ TEST_F(AttentionCuda, GradientsThroughTheLseMayDominate) {
 
 TEST_P(AttentionCudaDtypes, RowsWhoseScoresAreAllMinusInfinitySeeNothing) {
     for (const bool with_sink : {false, true})
-        for (const Algorithm algorithm : algorithms) {
+        for (const Algorithm algorithm : cuda_algorithms) {
             SCOPED_TRACE(::testing::Message() << algorithm << " sink " << with_sink);
             const Problem problem{.queries = 40,
                                   .keys = 70,

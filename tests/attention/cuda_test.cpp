@@ -103,7 +103,7 @@ TEST_P(AttentionCudaDtypes, ManyTinyHeadsAreAsAccurateAsNaive) {
 
 TEST_P(AttentionCudaDtypes, ZeroLengthsAndEmptyBatchesAreValid) {
     const auto all_zero = ::testing::Each(0.0);
-    for (const Algorithm algorithm : algorithms) {
+    for (const Algorithm algorithm : cuda_algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
         const Problem no_keys{.queries = 5, .keys = 0}, no_queries{.queries = 0, .keys = 5},
             no_batch{.queries = 5, .keys = 5, .batch = 0};
@@ -122,7 +122,7 @@ TEST_P(AttentionCudaDtypes, ZeroLengthsAndEmptyBatchesAreValid) {
 
 TEST_P(AttentionCudaDtypes, HugeScoresGiveFiniteResults) {
     const Problem problem{.queries = 40, .keys = 70, .causal = true, .scale = 100};
-    for (const Algorithm algorithm : algorithms) {
+    for (const Algorithm algorithm : cuda_algorithms) {
         const Result result = run_on_gpu(random_inputs(cpu, problem, GetParam()), problem.options(algorithm));
         for (const auto* x : {&result.o, &result.lse, &result.d_q, &result.d_k, &result.d_v})
             EXPECT_THAT(*x, ::testing::Each(::testing::Truly([](double e) { return std::isfinite(e); })))
@@ -265,7 +265,7 @@ TEST_P(AttentionCudaDtypes, TensorsMayHaveAnyStrides) {
         }
         throw Error("unknown layout");
     };
-    for (const Algorithm algorithm : algorithms) {
+    for (const Algorithm algorithm : cuda_algorithms) {
         const Result expected = run(gpu(), in, problem.options(algorithm));
         for (const Layout layout : {Layout::heads_first, Layout::transposed, Layout::every_second,
                                     Layout::wider_rows, Layout::aligned_wider_rows}) {
@@ -307,7 +307,7 @@ TEST_P(AttentionCudaDtypes, ExpandedTensorsGiveTheSameResultsAsCopies) {
                           .k = in.k.slice(0, 0, 1).expand(in.k.shape()),
                           .v = in.v.slice(1, 3, 1).expand(in.v.shape()),
                           .d_o = ones.expand(in.d_o.shape())};
-    for (const Algorithm algorithm : algorithms) {
+    for (const Algorithm algorithm : cuda_algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
         const Result result = run(gpu(), repeated, problem.options(algorithm)),
                      expected = run(gpu(), repeated.to(gpu(), GetParam()), problem.options(algorithm));
@@ -328,7 +328,7 @@ TEST_P(AttentionCudaDtypes, SlicesOfAPackedQkvTensorGiveTheSameResults) {
                          .heads = 3,
                          .key_heads = 3};
     const Inputs in = on_gpu(random_inputs(cpu, square, GetParam()));
-    for (const Algorithm algorithm : algorithms) {
+    for (const Algorithm algorithm : cuda_algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
         const Result expected = run(gpu(), in, square.options(algorithm));
         const Tensor packed = empty(gpu(), {2, 65, 3, 3, 32}, GetParam()),
@@ -353,7 +353,7 @@ TEST_P(AttentionCudaDtypes, ADryRunPredictsThePeakMemoryOfARealRun) {
     const Problem problem{
         .queries = 130, .keys = 90, .d_qk = 40, .d_v = 24, .causal = true, .heads = 4, .key_heads = 2};
     const Inputs host = random_inputs(cpu, problem, GetParam());
-    for (const Algorithm algorithm : algorithms)
+    for (const Algorithm algorithm : cuda_algorithms)
         for (const bool transposed : {false, true}) {
             SCOPED_TRACE(::testing::Message() << algorithm << transposed);
             const auto peak = [&](const Context& ctx, Arena& arena) {

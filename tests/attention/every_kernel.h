@@ -19,12 +19,13 @@ std::vector<const cpu::FlashKernels<T>*> every_kernel() {
     return kernels;
 }
 
-/// Calls body(algorithm) for the naive form, and for flash with every set of kernels that computes the dtype.
+/// Calls body(algorithm) for the naive form, for the tiled algorithms, and for flash with every set of
+/// kernels that computes the dtype.
 template <class Body>
 void for_every_algorithm(DType dtype, Body&& body) {
-    {
-        SCOPED_TRACE(::testing::Message() << dtype << ' ' << Algorithm::naive);
-        body(Algorithm::naive);
+    for (const Algorithm algorithm : {Algorithm::naive, Algorithm::memory_efficient, Algorithm::flash1}) {
+        SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm);
+        body(algorithm);
     }
     visit_floating(dtype, [&]<class T>(TypeTag<T>) {
         if constexpr (std::is_same_v<T, double>) {

@@ -1,0 +1,191 @@
+#pragma once
+/// INTERNAL. FlashAttention (Dao et al. 2022): algorithm 1 forward, algorithm 4 backward, with the options of
+/// attention.h. The outer loop of both passes is over blocks of keys. O and the softmax's statistics of each
+/// row, the maximum m and the sum l, lie in slow memory and are updated by every block of keys.
+#include <gradtile/attention/cpu/tiled/heads.h>
+
+namespace gradtile::attention::cpu::tiled {
+
+/// What lies in fast memory during the forward pass.
+template <class A>
+struct Flash1ForwardTiles {
+    FastMatrix<A> k, v;           ///< [B_c, d]
+    FastMatrix<A> q, o;           ///< [B_r, d]
+    FastMatrix<A> l, m;           ///< [B_r, 1]
+    FastMatrix<A> s;              ///< [B_r, B_c]
+    FastMatrix<A> o_block, part;  ///< [1, d]
+    Flash1ForwardTiles(FastMemory& fast, const Geometry& g, BlockSizes b)
+        : k(fast.matrix<A>(b.keys, g.d_qk)),
+          v(fast.matrix<A>(b.keys, g.d_v)),
+          q(fast.matrix<A>(b.rows, g.d_qk)),
+          o(fast.matrix<A>(b.rows, g.d_v)),
+          l(fast.matrix<A>(b.rows, 1)),
+          m(fast.matrix<A>(b.rows, 1)),
+          s(fast.matrix<A>(b.rows, b.keys)),
+          o_block(fast.matrix<A>(1, g.d_v)),
+          part(fast.matrix<A>(1, g.d_v)) {}
+};
+
+/// And during the backward pass.
+template <class A>
+struct Flash1BackwardTiles {
+    FastMatrix<A> k, v, d_k, d_v;    ///< [B_c, d]
+    FastMatrix<A> q, o, d_o, d_q;    ///< [B_r, d]
+    FastMatrix<A> l, m, d_lse;       ///< [B_r, 1]
+    FastMatrix<A> p, d_s;            ///< [B_r, B_c]
+    FastMatrix<A> sums, part;        ///< [1, d]
+    FastMatrix<A> bias_columns;      ///< [max_biases, B_c]
+    DifferentiationRows<A> scratch;  ///< [1, B_c] each
+    Flash1BackwardTiles(FastMemory& fast, const Geometry& g, BlockSizes b)
+        : k(fast.matrix<A>(b.keys, g.d_qk)),
+          v(fast.matrix<A>(b.keys, g.d_v)),
+          d_k(fast.matrix<A>(b.keys, g.d_qk)),
+          d_v(fast.matrix<A>(b.keys, g.d_v)),
+          q(fast.matrix<A>(b.rows, g.d_qk)),
+          o(fast.matrix<A>(b.rows, g.d_v)),
+          d_o(fast.matrix<A>(b.rows, g.d_v)),
+          d_q(fast.matrix<A>(b.rows, g.d_qk)),
+          l(fast.matrix<A>(b.rows, 1)),
+          m(fast.matrix<A>(b.rows, 1)),
+          d_lse(fast.matrix<A>(b.rows, 1)),
+          p(fast.matrix<A>(b.rows, b.keys)),
+          d_s(fast.matrix<A>(b.rows, b.keys)),
+          sums(fast.matrix<A>(1, std::max(g.d_qk, g.d_v))),
+          part(fast.matrix<A>(1, std::max(g.d_qk, g.d_v))),
+          bias_columns(fast.matrix<A>(max_biases, b.keys)),
+          scratch(fast, b.keys) {}
+};
+
+/// The paper's block sizes for a fast memory of M elements, B_c = ceil(M / 4d) and B_r = min(B_c, d). The
+/// paper counts orders of magnitude. fitting_blocks() halves the sizes until all tiles fit.
+template <class A, class Tiles>
+BlockSizes flash1_blocks(const Geometry& g, std::size_t fast_memory_bytes) {
+    const std::int64_t d = std::max(g.d_qk, g.d_v);
+    const std::int64_t m = static_cast<std::int64_t>(fast_memory_bytes / sizeof(A));
+    const std::int64_t keys = std::max(ceil_div(m, 4 * d), std::int64_t{1});
+    const BlockSizes wanted{
+        .rows = std::clamp<std::int64_t>(std::min(keys, d), 1, std::max<std::int64_t>(g.mask.queries, 1)),
+        .keys = std::clamp<std::int64_t>(keys, 1, std::max<std::int64_t>(g.mask.keys, 1))};
+    return fitting_blocks(wanted, fast_memory_bytes,
+                          [&](FastMemory& fast, BlockSizes blocks) { Tiles(fast, g, blocks); });
+}
+
+/// Lines 10 to 13 of algorithm 1 for row r of the tile: P~, m~ and l~ of the tile, then m, l and O of all
+/// keys so far.
+template <class A>
+void update_flash1_row(const Tile& tile, std::int64_t r, const ScoreRule<A>& rule,
+                       const Flash1ForwardTiles<A>& tiles) {
+    const IndexRange visible = tile.visible(r);
+    if (visible.begin == visible.end) return;
+    A *const p = tiles.s.row(r), *const o = tiles.o.row(r);
+    const A tile_max = row_maximum(visible, p);
+    const A tile_sum = exponentials(visible, finite_reference(tile_max), p);
+    apply_dropout(rule, tile.rows.begin + r, tile.keys.begin + visible.begin, visible.end - visible.begin,
+                  p + visible.begin);
+    multiply_row(tile, r, p, tiles.v, tiles.o_block, tiles.part);
+
+    const A m = std::max(tiles.m[r], tile_max), reference = finite_reference(m);
+    const A old_part = tiles.l[r] * std::exp(tiles.m[r] - reference);
+    const A tile_scale = std::exp(tile_max - reference);
+    const A l = old_part + tile_scale * tile_sum;
+    const A inverse = l == 0 ? A(0) : A(1) / l;
+    for (std::int64_t c = 0; c < tiles.o.columns; ++c)
+        o[c] = (old_part * o[c] + tile_scale * tiles.o_block.data[c]) * inverse;
+    tiles.m[r] = m;
+    tiles.l[r] = l;
+}
+
+/// Algorithm 1.
+template <class T>
+void flash1_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& fast) {
+    using A = Accumulator<T>;
+    const Geometry& g = head.geometry;
+    const A sink = head.rule.sink;  // counts as a key whose value is 0
+    fill_slow(fast, A(0), head.o);
+    fill_slow(fast, sink > minus_infinity<A> ? A(1) : A(0), head.row_sum);
+    fill_slow(fast, sink, head.row_max);
+    const FastMemory::Scope scope(fast);
+    const Flash1ForwardTiles<A> tiles(fast, g, blocks);
+    for_each_block({0, g.mask.keys}, blocks.keys, g.mask.keys, [&](IndexRange keys) {
+        fast.load(head.k.rows(keys), tiles.k);
+        fast.load(head.v.rows(keys), tiles.v);
+        for_each_block(g.mask.seeing_rows(keys), blocks.rows, g.mask.queries, [&](IndexRange rows) {
+            const Tile tile{g.mask, rows, keys};
+            fast.load(head.q.rows(rows), tiles.q);
+            fast.load(head.o.rows(rows), tiles.o);
+            fast.load(head.row_sum.rows(rows), tiles.l);
+            fast.load(head.row_max.rows(rows), tiles.m);
+            multiply_transposed(tile, static_cast<A>(g.scale), tiles.q, tiles.k, tiles.s);
+            apply_rule_to_tile<T>(tile, head.rule, tiles.s);
+            for (std::int64_t r = 0; r < tile.row_count(); ++r) update_flash1_row(tile, r, head.rule, tiles);
+            fast.store(tiles.o, head.o.rows(rows));
+            fast.store(tiles.l, head.row_sum.rows(rows));
+            fast.store(tiles.m, head.row_max.rows(rows));
+        });
+    });
+    // LSE, which the paper's later versions keep instead of l and m.
+    for_each_block({0, g.mask.queries}, blocks.rows, g.mask.queries, [&](IndexRange rows) {
+        fast.load(head.row_sum.rows(rows), tiles.l);
+        fast.load(head.row_max.rows(rows), tiles.m);
+        for (std::int64_t r = 0; r < rows.end - rows.begin; ++r)
+            tiles.l[r] = tiles.l[r] == 0 ? minus_infinity<A> : tiles.m[r] + std::log(tiles.l[r]);
+        fast.store(tiles.l, head.lse.rows(rows));
+    });
+}
+
+/// Lines 9 to 25 of algorithm 4: what the rows of one query head add to dK and dV of a block of keys, and
+/// what the keys add to dQ.
+template <class T, class A>
+void add_flash1_gradients(const BackwardHead<T>& heads, const QueryHead<T>& head, IndexRange keys,
+                          BlockSizes blocks, const Flash1BackwardTiles<A>& t, FastMemory& fast) {
+    const Geometry& g = heads.geometry;
+    const A scale = static_cast<A>(g.scale);
+    for_each_block(g.mask.seeing_rows(keys), blocks.rows, g.mask.queries, [&](IndexRange rows) {
+        const Tile tile{g.mask, rows, keys};
+        fast.load(head.q.rows(rows), t.q);
+        fast.load(head.o.rows(rows), t.o);
+        fast.load(head.d_o.rows(rows), t.d_o);
+        fast.load(head.d_q.rows(rows), t.d_q);
+        fast.load(head.row_sum.rows(rows), t.l);
+        fast.load(head.row_max.rows(rows), t.m);
+        if (head.d_lse.columns() > 0) fast.load(head.d_lse.rows(rows), t.d_lse);
+        multiply_transposed(tile, scale, t.q, t.k, t.p);
+        multiply_transposed(tile, A(1), t.d_o, t.v, t.d_s);
+        BlockBiasGradients<A> bias_sums(head.bias_gradients, keys.begin, tile.key_count(),
+                                        t.bias_columns.data);
+        const auto statistics = [&](std::int64_t r) {
+            const A l = t.l[r], d_lse = head.d_lse.columns() > 0 ? t.d_lse[r] : A(0);
+            return RowStatistics<A>{.reference = finite_reference(t.m[r]),
+                                    .inverse_sum = l == 0 ? A(0) : A(1) / l,
+                                    .delta = delta_of(g.d_v, t.d_o.row(r), t.o.row(r), d_lse, l != 0)};
+        };
+        differentiate_tile<T>(tile, head.rule, statistics, t.p, t.d_s, t.scratch, bias_sums);
+        bias_sums.finish();
+        add_transposed_product(tile, A(1), t.p, t.d_o, t.d_v, t.sums);
+        add_product(tile, scale, t.d_s, t.k, t.d_q, t.sums, t.part);
+        add_transposed_product(tile, scale, t.d_s, t.q, t.d_k, t.sums);
+        fast.store(t.d_q, head.d_q.rows(rows));
+    });
+}
+
+/// Algorithm 4.
+template <class T>
+void flash1_backward(const BackwardHead<T>& heads, BlockSizes blocks, FastMemory& fast) {
+    using A = Accumulator<T>;
+    const Geometry& g = heads.geometry;
+    for (const QueryHead<T>& head : heads.query_heads) fill_slow(fast, A(0), head.d_q);
+    const FastMemory::Scope scope(fast);
+    const Flash1BackwardTiles<A> tiles(fast, g, blocks);
+    for_each_block({0, g.mask.keys}, blocks.keys, g.mask.keys, [&](IndexRange keys) {
+        fast.load(heads.k.rows(keys), tiles.k);
+        fast.load(heads.v.rows(keys), tiles.v);
+        std::fill_n(tiles.d_k.data, blocks.keys * g.d_qk, A(0));
+        std::fill_n(tiles.d_v.data, blocks.keys * g.d_v, A(0));
+        for (const QueryHead<T>& head : heads.query_heads)
+            add_flash1_gradients(heads, head, keys, blocks, tiles, fast);
+        fast.store(tiles.d_k, heads.d_k.rows(keys));
+        fast.store(tiles.d_v, heads.d_v.rows(keys));
+    });
+}
+
+}  // namespace gradtile::attention::cpu::tiled

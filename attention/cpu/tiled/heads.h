@@ -1,0 +1,80 @@
+#pragma once
+/// INTERNAL. The arguments of the tiled algorithms: the matrices of one head, which all lie in slow memory.
+/// Sums accumulate in matrices of the accumulator's type A, so a 16-bit type T is rounded once, at the end.
+#include <span>
+
+#include <gradtile/attention/cpu/tiled/tile.h>
+
+namespace gradtile::attention::cpu::tiled {
+
+/// The forward pass of one (batch, query head).
+template <class T>
+struct ForwardHead {
+    using A = Accumulator<T>;
+    Geometry geometry;
+    ScoreRule<A> rule;
+    SlowMatrix<const T> q, k, v;
+    SlowMatrix<A> o;        ///< written
+    SlowMatrix<A> lse;      ///< [Sq, 1], written
+    SlowMatrix<A> row_max;  ///< [Sq, 1]: m
+    SlowMatrix<A> row_sum;  ///< [Sq, 1]: l
+};
+
+/// What one of the query heads of a (batch, K/V head) adds to the backward pass.
+template <class T>
+struct QueryHead {
+    using A = Accumulator<T>;
+    ScoreRule<A> rule;
+    SlowMatrix<const T> q, o, d_o;
+    SlowMatrix<const A> lse, d_lse;        ///< [Sq, 1]; d_lse has no columns if it is 0
+    SlowMatrix<const A> row_max, row_sum;  ///< [Sq, 1] of flash1
+    SlowMatrix<A> delta;                   ///< [Sq, 1]: D = rowsum(dO * O) - dLSE
+    SlowMatrix<A> d_q;                     ///< written
+    const BiasGradientsOfHead<A>* bias_gradients = nullptr;
+};
+
+/// The backward pass of one (batch, K/V head).
+template <class T>
+struct BackwardHead {
+    using A = Accumulator<T>;
+    Geometry geometry;
+    SlowMatrix<const T> k, v;
+    SlowMatrix<A> d_k, d_v;  ///< written
+    std::span<const QueryHead<T>> query_heads;
+};
+
+/// Writes a number to all elements of a matrix in slow memory.
+template <class A>
+void fill_slow(FastMemory& fast, A value, const SlowMatrix<A>& to) {
+    const FastMemory::Scope scope(fast);
+    const FastMatrix<A> row = fast.matrix<A>(1, to.columns());
+    std::fill_n(row.data, to.columns(), value);
+    for (std::int64_t i = 0; i < to.rows(); ++i) fast.store(row, to.rows({i, i + 1}));
+}
+
+/// D of one row. The gradient of a row's LSE counts only if the row sees a key.
+template <class A>
+A delta_of(std::int64_t d_v, const A* d_o, const A* o, A d_lse, bool sees_a_key) {
+    return dot_product(d_v, d_o, o) - (sees_a_key ? d_lse : A(0));
+}
+
+/// Computes head.delta from O, dO, LSE and dLSE.
+template <class T>
+void store_deltas(const Geometry& g, const QueryHead<T>& head, FastMemory& fast) {
+    using A = Accumulator<T>;
+    const FastMemory::Scope scope(fast);
+    const auto o = fast.matrix<A>(1, g.d_v), d_o = fast.matrix<A>(1, g.d_v);
+    const auto lse = fast.matrix<A>(1, 1), d_lse = fast.matrix<A>(1, 1), delta = fast.matrix<A>(1, 1);
+    d_lse[0] = 0;
+    for (std::int64_t i = 0; i < g.mask.queries; ++i) {
+        const IndexRange row{i, i + 1};
+        fast.load(head.o.rows(row), o);
+        fast.load(head.d_o.rows(row), d_o);
+        fast.load(head.lse.rows(row), lse);
+        fast.load(head.d_lse.rows(row), d_lse);
+        delta[0] = delta_of(g.d_v, d_o.data, o.data, d_lse[0], lse[0] != minus_infinity<A>);
+        fast.store(delta, head.delta.rows(row));
+    }
+}
+
+}  // namespace gradtile::attention::cpu::tiled

@@ -1,0 +1,211 @@
+#pragma once
+/// INTERNAL. The mathematics of one tile, the pairs rows x keys of one head, on matrices in fast memory. The
+/// invisible pairs of a tile are skipped, so that NaN in a key reaches only the rows that see the key.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <gradtile/attention/cpu/bias_gradient_rows.h>
+#include <gradtile/attention/cpu/kernels.h>
+#include <gradtile/attention/cpu/score_rows.h>
+#include <gradtile/attention/cpu/tiled/memory.h>
+
+namespace gradtile::attention::cpu::tiled {
+
+template <class A>
+inline constexpr A minus_infinity = -std::numeric_limits<A>::infinity();
+
+/// What is equal for all tiles of one (batch, query head).
+template <class A>
+struct HeadRule {
+    Geometry geometry;
+    ScoreRule<A> scores;
+    A scale() const { return static_cast<A>(geometry.scale); }
+};
+
+/// Rows and keys are indices into the head.
+struct Tile {
+    const Mask& mask;
+    IndexRange rows, keys;
+
+    std::int64_t row_count() const { return rows.end - rows.begin; }
+    std::int64_t key_count() const { return keys.end - keys.begin; }
+    /// The keys that row r of the tile sees, counted from the tile's first key. Not empty: begin < end.
+    IndexRange visible(std::int64_t r) const {
+        const IndexRange all = mask.visible_keys(rows.begin + r);
+        const std::int64_t begin = std::max(all.begin, keys.begin) - keys.begin;
+        return {begin, std::max(begin, std::min(all.end, keys.end) - keys.begin)};
+    }
+};
+
+/// The blocks of `size` indices that contain the range; the last block ends at `end` at the latest.
+template <class Body>
+void for_each_block(IndexRange range, std::int64_t size, std::int64_t end, Body&& body) {
+    if (range.begin >= range.end) return;
+    for (std::int64_t begin = range.begin / size * size; begin < range.end; begin += size)
+        body(IndexRange{begin, std::min(begin + size, end)});
+}
+
+/// y += a * x.
+template <class A>
+void add_multiple(std::int64_t n, A a, const A* __restrict x, A* __restrict y) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] += a * x[i];
+}
+
+/// Dot product in 16 partial sums, which the compiler keeps in vector registers.
+template <class A>
+A dot_product(std::int64_t n, const A* a, const A* b) {
+    constexpr std::int64_t lanes = 16;
+    A sums[lanes] = {};
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+        for (std::int64_t lane = 0; lane < lanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
+    for (std::int64_t lane = 0; i + lane < n; ++lane) sums[lane] += a[i + lane] * b[i + lane];
+    A sum = 0;
+    for (const A lane : sums) sum += lane;
+    return sum;
+}
+
+/// out = scale * x y^T for the visible pairs; x has a row for each row of the tile, y for each key.
+template <class A>
+void multiply_transposed(const Tile& tile, A scale, const FastMatrix<A>& x, const FastMatrix<A>& y,
+                         const FastMatrix<A>& out) {
+    for (std::int64_t r = 0; r < tile.row_count(); ++r) {
+        const IndexRange visible = tile.visible(r);
+        for (std::int64_t j = visible.begin; j < visible.end; ++j)
+            out.row(r)[j] = scale * dot_product(x.columns, x.row(r), y.row(j));
+    }
+}
+
+/// Products to scores, in place.
+template <class T, class A>
+void apply_rule_to_tile(const Tile& tile, const ScoreRule<A>& rule, const FastMatrix<A>& s) {
+    for (std::int64_t r = 0; r < tile.row_count(); ++r) {
+        const IndexRange visible = tile.visible(r);
+        apply_rule<T>(rule, tile.rows.begin + r, tile.keys.begin + visible.begin, visible.end - visible.begin,
+                      s.row(r) + visible.begin);
+    }
+}
+
+/// Multiplies the probabilities by the factors of dropout.
+template <class A>
+void apply_dropout_to_tile(const Tile& tile, const ScoreRule<A>& rule, const FastMatrix<A>& p) {
+    for (std::int64_t r = 0; r < tile.row_count(); ++r) {
+        const IndexRange visible = tile.visible(r);
+        apply_dropout(rule, tile.rows.begin + r, tile.keys.begin + visible.begin, visible.end - visible.begin,
+                      p.row(r) + visible.begin);
+    }
+}
+
+template <class A>
+A row_maximum(IndexRange visible, const A* s) {
+    A maximum = minus_infinity<A>;
+    for (std::int64_t j = visible.begin; j < visible.end; ++j) maximum = std::max(maximum, s[j]);
+    return maximum;
+}
+
+/// A finite number to subtract before the exponential. If all scores are -inf, any such number makes P = 0.
+template <class A>
+A finite_reference(A maximum) {
+    return maximum == minus_infinity<A> ? A(0) : maximum;
+}
+
+/// s = exp(s - reference). Returns the row's sum, in partial sums, so that a long row loses no digits.
+template <class A>
+A exponentials(IndexRange visible, A reference, A* s) {
+    constexpr std::int64_t terms = 16;
+    for (std::int64_t j = visible.begin; j < visible.end; ++j) s[j] = vector_math::exp(s[j] - reference);
+    A sum = 0;
+    for (std::int64_t first = visible.begin; first < visible.end; first += terms) {
+        A partial_sum = 0;
+        for (std::int64_t j = first; j < std::min(first + terms, visible.end); ++j) partial_sum += s[j];
+        sum += partial_sum;
+    }
+    return sum;
+}
+
+/// sums = p_r v for one row r of the tile: a sum over the visible keys, in partial sums of 64 terms.
+/// sums and part: one row each of v's columns.
+template <class A>
+void multiply_row(const Tile& tile, std::int64_t r, const A* p, const FastMatrix<A>& v,
+                  const FastMatrix<A>& sums, const FastMatrix<A>& part) {
+    constexpr std::int64_t terms = 64;
+    const IndexRange visible = tile.visible(r);
+    std::fill_n(sums.data, v.columns, A(0));
+    for (std::int64_t first = visible.begin; first < visible.end; first += terms) {
+        std::fill_n(part.data, v.columns, A(0));
+        for (std::int64_t j = first; j < std::min(first + terms, visible.end); ++j)
+            add_multiple(v.columns, p[j], v.row(j), part.data);
+        add_multiple(v.columns, A(1), part.data, sums.data);
+    }
+}
+
+/// out += scale * p v.
+template <class A>
+void add_product(const Tile& tile, A scale, const FastMatrix<A>& p, const FastMatrix<A>& v,
+                 const FastMatrix<A>& out, const FastMatrix<A>& sums, const FastMatrix<A>& part) {
+    for (std::int64_t r = 0; r < tile.row_count(); ++r) {
+        multiply_row(tile, r, p.row(r), v, sums, part);
+        add_multiple(v.columns, scale, sums.data, out.row(r));
+    }
+}
+
+/// out += scale * p^T y. A key's sum over the tile's rows is added as a whole.
+template <class A>
+void add_transposed_product(const Tile& tile, A scale, const FastMatrix<A>& p, const FastMatrix<A>& y,
+                            const FastMatrix<A>& out, const FastMatrix<A>& sums) {
+    for (std::int64_t j = 0; j < tile.key_count(); ++j) {
+        const IndexRange seeing = tile.mask.seeing_rows({tile.keys.begin + j, tile.keys.begin + j + 1});
+        const std::int64_t begin = std::max(seeing.begin - tile.rows.begin, std::int64_t{0});
+        const std::int64_t end = std::min(seeing.end - tile.rows.begin, tile.row_count());
+        if (begin >= end) continue;
+        std::fill_n(sums.data, y.columns, A(0));
+        for (std::int64_t r = begin; r < end; ++r) add_multiple(y.columns, p.row(r)[j], y.row(r), sums.data);
+        add_multiple(y.columns, scale, sums.data, out.row(j));
+    }
+}
+
+/// One row of scratch for each of three numbers of a pair; see differentiate_tile().
+template <class A>
+struct DifferentiationRows {
+    FastMatrix<A> factors, derivatives, d_score;
+    DifferentiationRows(FastMemory& fast, std::int64_t keys)
+        : factors(fast.matrix<A>(1, keys)),
+          derivatives(fast.matrix<A>(1, keys)),
+          d_score(fast.matrix<A>(1, keys)) {}
+};
+
+/// P = exp(score - reference) * inverse_sum; dS = P * (dP - delta).
+template <class A>
+struct RowStatistics {
+    A reference, inverse_sum, delta;
+};
+
+/// The backward pass through the softmax. At the beginning s holds the products scale q.k, and d_p holds
+/// dO V^T. At the end s holds the probabilities that multiply V, and d_p holds dS, the gradient of the
+/// products. statistics(r) returns the RowStatistics of row r of the tile.
+template <class T, class A, class Statistics>
+void differentiate_tile(const Tile& tile, const ScoreRule<A>& rule, Statistics&& statistics,
+                        const FastMatrix<A>& s, const FastMatrix<A>& d_p, const DifferentiationRows<A>& rows,
+                        const BlockBiasGradients<A>& bias_gradients) {
+    for (std::int64_t r = 0; r < tile.row_count(); ++r) {
+        const IndexRange visible = tile.visible(r);
+        const std::int64_t i = tile.rows.begin + r, first_key = tile.keys.begin + visible.begin;
+        const std::int64_t n = visible.end - visible.begin;
+        if (n == 0) continue;
+        const RowStatistics<A> row = statistics(r);
+        A *const p = s.row(r) + visible.begin, *const d_s = d_p.row(r) + visible.begin;
+        A *const factors = rows.factors.data, *const derivatives = rows.derivatives.data;
+        dropout_factors(rule, i, first_key, n, factors);
+        apply_rule<T>(rule, i, first_key, n, p, derivatives);
+        for (std::int64_t j = 0; j < n; ++j) {
+            const A probability = vector_math::exp(p[j] - row.reference) * row.inverse_sum;
+            p[j] = factors[j] * probability;
+            rows.d_score.data[j] = probability * (factors[j] * d_s[j] - row.delta);
+            d_s[j] = rows.d_score.data[j] * derivatives[j];
+        }
+        bias_gradients.add(i, visible, rows.d_score.data);
+    }
+}
+
+}  // namespace gradtile::attention::cpu::tiled
