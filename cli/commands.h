@@ -17,5 +17,6 @@ void add_tokenizer(CommandLine& program);
 void add_tokenize(CommandLine& program);
 void add_bench(CommandLine& program);
 void add_plan(CommandLine& program);
+void add_lab(CommandLine& program);
 
 }  // namespace gradtile::cli

@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
     cli::add_sample(program);
     cli::add_eval(program);
     cli::add_gradcheck(program);
+    cli::add_lab(program);
     cli::add_inspect(program);
     cli::add_convert(program);
     cli::add_import(program);

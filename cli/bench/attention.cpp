@@ -1,6 +1,6 @@
-// gradtile bench attention: time of the flash kernels' forward and backward, compared with a large square
-// product. FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many (five
-// products instead of two). Scratch: memory of a pass without its inputs and outputs.
+// gradtile bench attention: time of attention's forward and backward, compared with a large square product.
+// FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many (five products
+// instead of two). Scratch: memory of a pass without its inputs and outputs.
 #include <array>
 #include <iostream>
 #include <optional>
@@ -62,6 +62,7 @@ struct ScoreFlags {
 struct Flags {
     ScoreFlags score;
     std::optional<std::int64_t> batch, heads, kv_heads, length, head_dim;
+    attention::Algorithm algorithm = attention::Algorithm::flash2;
     DeviceChoice device = DeviceChoice::automatic;
     std::optional<TrainDType> dtype;
     Pass pass = Pass::both;
@@ -103,7 +104,8 @@ class Passes {
   public:
     Passes(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags)
         : ctx_(ctx),
-          options_{.causal = flags.causal,
+          options_{.algorithm = flags.algorithm,
+                   .causal = flags.causal,
                    .deterministic = flags.deterministic,
                    .softcap = flags.score.softcap,
                    .dropout_p = flags.score.dropout},
@@ -125,7 +127,13 @@ class Passes {
     }
     /// Runs the backward pass of the last forward().
     void backward() { attention::backward(ctx_, d_o_, options_, saved_, gradients_); }
-    std::size_t lse_bytes() const { return saved_.lse.bytes(); }
+    /// Bytes of the row statistics that forward() left for backward().
+    std::size_t saved_bytes() const {
+        std::size_t bytes = 0;
+        for (const Tensor* x : {&saved_.lse, &saved_.row_max, &saved_.row_sum})
+            if (x->defined()) bytes += x->bytes();
+        return bytes;
+    }
 
   private:
     void add_score_tensors(const Shapes& shapes, const ScoreFlags& flags) {
@@ -169,8 +177,8 @@ Scratch scratch_of(const Context& ctx, const Shapes& shapes, DType dtype, const 
         work();
         return arena->peak_bytes() - before;
     };
-    const std::size_t with_lse = peak_of([&] { passes.forward(); });
-    return {.forward = with_lse - passes.lse_bytes(), .backward = peak_of([&] { passes.backward(); })};
+    const std::size_t with_saved = peak_of([&] { passes.forward(); });
+    return {.forward = with_saved - passes.saved_bytes(), .backward = peak_of([&] { passes.backward(); })};
 }
 
 void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags, double ceiling,
@@ -187,8 +195,9 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
         const double flops_per_s = flops / ms * 1e3;
         const auto number = [](std::int64_t value) { return static_cast<double>(value); };
         table.add({number(shapes.batch), number(shapes.heads), number(shapes.kv_heads), number(shapes.length),
-                   number(shapes.head_dim), std::string(flags.causal ? "causal" : "full"), std::string(pass),
-                   ms, 1e-12 * flops_per_s, flops_per_s / ceiling, 1e-6 * static_cast<double>(scratch)});
+                   number(shapes.head_dim), concat(flags.algorithm),
+                   std::string(flags.causal ? "causal" : "full"), std::string(pass), ms, 1e-12 * flops_per_s,
+                   flops_per_s / ceiling, 1e-6 * static_cast<double>(scratch)});
     };
     const double flops = shapes.forward_flops(flags.causal);
     const Scratch scratch = scratch_of(ctx, shapes, dtype, flags);
@@ -215,6 +224,7 @@ int bench_attention(const Flags& flags) {
                  {"kv_heads", "Hkv", Column::Kind::number, 4},
                  {"length", "S", Column::Kind::number, 6},
                  {"head_dim", "D", Column::Kind::number, 4},
+                 {"algorithm", "algorithm", Column::Kind::text, 16},
                  {"mask", "mask", Column::Kind::text, 6},
                  {"pass", "pass", Column::Kind::text, 8},
                  {"ms", "ms"},
@@ -252,6 +262,11 @@ void add_bench_attention(Command& bench) {
     add_size("--kv-heads", flags->kv_heads, "key and value heads (default: the number of query heads)");
     add_size("--length", flags->length, "tokens per sequence (default: 1024)");
     add_size("--head-dim", flags->head_dim, "width of a head (default: 64)");
+    command.add_value<std::string>("--algorithm",
+                                   "flash2, naive, memory_efficient or flash1; the last two on the CPU only",
+                                   concat(flags->algorithm), [flags](const std::string& name) {
+                                       flags->algorithm = attention::algorithm_named(name, "--algorithm");
+                                   });
     command.add_switch("--causal", "mask keys after the query (default: yes)",
                        [flags](bool causal) { flags->causal = causal; });
     command.add_value("--softcap", flags->score.softcap, "c in scores c * tanh(product / c); 0: none");

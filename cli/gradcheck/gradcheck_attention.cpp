@@ -27,13 +27,7 @@ void add_cpu_kernels(const Context& ctx, std::vector<Implementation>& implementa
 
 std::vector<Implementation> make_implementations(const Context& ctx, DType dtype) {
     std::vector<Implementation> implementations;
-    if (ctx.device().is_cpu()) {
-        if (dtype == DType::f32) add_cpu_kernels<float>(ctx, implementations);
-        if (dtype == DType::bf16) add_cpu_kernels<bfloat16>(ctx, implementations);
-        if (dtype == DType::f16) add_cpu_kernels<float16>(ctx, implementations);
-        return implementations;
-    }
-    const auto add = [&](const std::string& name, Algorithm algorithm, bool deterministic) {
+    const auto add = [&](const std::string& name, Algorithm algorithm, bool deterministic = false) {
         implementations.push_back({name,
                                    [&ctx, algorithm, deterministic](const Inputs& in, Options options) {
                                        options.algorithm = algorithm;
@@ -42,9 +36,17 @@ std::vector<Implementation> make_implementations(const Context& ctx, DType dtype
                                    },
                                    algorithm == Algorithm::naive});
     };
-    add("cuda", Algorithm::flash, false);
-    add("cuda, deterministic", Algorithm::flash, true);
-    add("cuda, naive", Algorithm::naive, false);
+    if (ctx.device().is_cpu()) {
+        if (dtype == DType::f32) add_cpu_kernels<float>(ctx, implementations);
+        if (dtype == DType::bf16) add_cpu_kernels<bfloat16>(ctx, implementations);
+        if (dtype == DType::f16) add_cpu_kernels<float16>(ctx, implementations);
+        for (const Algorithm algorithm : {Algorithm::memory_efficient, Algorithm::flash1})
+            add(concat(algorithm), algorithm);
+        return implementations;
+    }
+    add("cuda", Algorithm::flash2);
+    add("cuda, deterministic", Algorithm::flash2, /*deterministic=*/true);
+    add("cuda, naive", Algorithm::naive);
     return implementations;
 }
 

@@ -76,7 +76,7 @@ DType checked_dtype(const std::string& name, const Device& device) {
 bool check_derivatives(const Context& ctx, const Flags& flags) {
     bool all_ok = true;
     for (const CheckedOperator& op : checked_operators()) {
-        if (flags.op != "all" && flags.op != op.name) continue;
+        if (flags.op == "all" ? op.on_cpu_only && ctx.device().is_cuda() : flags.op != op.name) continue;
         const GradientReport report = op.check(ctx);
         all_ok = all_ok && report.ok();
         if (flags.json) {
@@ -118,6 +118,12 @@ bool check_accuracy(const Context& ctx, DType dtype, const Flags& flags) {
     return failed == 0;
 }
 
+/// flash is the old name of flash2.
+std::string current_name(const std::string& op) {
+    if (op == "attention-flash") return "attention-flash2";
+    return op == "attention-flash-causal" ? "attention-flash2-causal" : op;
+}
+
 int gradcheck(const Flags& flags) {
     const Context ctx(resolve_device(flags.device));
     std::vector<DType> dtypes;
@@ -143,7 +149,8 @@ void add_gradcheck(CommandLine& program) {
     for (const CheckedOperator& op : checked_operators()) names += ", " + op.name;
     names += "; in other dtypes than f64: all";
     for (const AccuracyCheck& op : accuracy_checks()) names += ", " + op.name;
-    command.add_value("--op", flags->op, names);
+    command.add_value<std::string>("--op", names, flags->op,
+                                   [flags](const std::string& op) { flags->op = current_name(op); });
     command.add_value<std::vector<std::string>>(
         "--dtype",
         "dtypes to check, separated by commas; f64: against finite differences; f32, bf16, f16: every kernel "

@@ -179,6 +179,19 @@ Tensor per_head(const Context& ctx, std::vector<float> values) {
     return from_host(ctx, values, {std::ssize(values)});
 }
 
+/// All options that change scores or probabilities, and the gradient that arrives at the LSE.
+GradientReport check_every_score_option(const Context& ctx, attention::Algorithm algorithm) {
+    return check_attention(ctx,
+                           {.algorithm = algorithm,
+                            .causal = true,
+                            .softcap = 1.5,
+                            .alibi_slopes = per_head(ctx, {0.5, 0.25, 0.125, 0.0625}),
+                            .sink = per_head(ctx, {1, 0, -1, 2}),
+                            .dropout_p = 0.3,
+                            .dropout_key = DropoutKey::of_step(/*run_seed=*/7, /*step=*/1)},
+                           unequal_shape, {{2, 1, 1, 13}, {1, 4, 7, 13}}, /*lse_is_output=*/true);
+}
+
 std::vector<CheckedOperator> make_operators() {
     using attention::Algorithm;
     const ModelConfig gpt2{.layers = 2, .heads = 2, .width = 8, .context = 5, .vocabulary = 11};
@@ -191,16 +204,22 @@ std::vector<CheckedOperator> make_operators() {
                                         .vocabulary = 11,
                                         .qk_norm = true});
     std::vector<CheckedOperator> operators{
-        {"attention-flash",
+        {"attention-flash2",
          [](const Context& c) {
              return check_attention(c, {}, {9, 9, 2, 2, 8, 8});
          }},
-        {"attention-flash-causal",
+        {"attention-flash2-causal",
          [](const Context& c) { return check_attention(c, {.causal = true}, unequal_shape); }},
         {"attention-naive-causal",
          [](const Context& c) {
              return check_attention(c, {.algorithm = Algorithm::naive, .causal = true}, unequal_shape);
          }},
+        {.name = "attention-memory-efficient",
+         .check = [](const Context& c) { return check_every_score_option(c, Algorithm::memory_efficient); },
+         .on_cpu_only = true},
+        {.name = "attention-flash1",
+         .check = [](const Context& c) { return check_every_score_option(c, Algorithm::flash1); },
+         .on_cpu_only = true},
         {"attention-window",
          [](const Context& c) {
              return check_attention(c, {.window = {.left = 5, .right = 2}}, unequal_shape);

@@ -121,6 +121,9 @@ TEST(Bench, AttentionTimesTheGivenShape) {
     const std::vector<json> with_options = rows_of(
         shape + Arguments{"--softcap", "30", "--alibi", "--bias", "hqk", "--sink", "--dropout", "0.1"});
     ASSERT_EQ(with_options.size(), 2u);
+    for (const char* algorithm : {"flash2", "naive", "memory_efficient", "flash1"})
+        EXPECT_EQ(rows_of(shape + Arguments{"--algorithm", algorithm})[0].at("algorithm"), algorithm);
+    EXPECT_EQ(rows_of(shape + Arguments{"--algorithm", "flash"})[0].at("algorithm"), "flash2");
 }
 
 TEST(Bench, ErrorsAreOneLine) {
@@ -147,6 +150,8 @@ TEST(Bench, ErrorsAreOneLine) {
     expect_refused(run({"bench", "attention", "--softcap", "-1"}), {"--softcap: -1", "0 to 1e+20"});
     expect_refused(run({"bench", "attention", "--dropout", "1"}), {"--dropout: 1", "less than 1"});
     expect_refused(run({"bench", "attention", "--bias", "qh"}), {"--bias: qh", "expected letters of bhqk"});
+    expect_refused(run({"bench", "attention", "--algorithm", "flash3"}),
+                   {"--algorithm: 'flash3'", "flash2, naive, memory_efficient or flash1"});
     if (cuda_device_count() > 0) return;
     for (const char* what : {"attention", "gemm", "layers", "train"})
         expect_refused(run({"bench", what, "--device", "cuda"}), {"device cuda", "use --device cpu"});

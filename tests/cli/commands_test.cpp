@@ -30,7 +30,7 @@ TEST_F(Commands, HelpListsEveryCommandAndSetting) {
     const Outcome help = run({"--help"});
     expect_success(help);
     for (const char* command : {"train", "sample", "eval", "gradcheck", "inspect", "convert", "corpus",
-                                "tokenizer", "tokenize", "bench", "import", "export"}) {
+                                "tokenizer", "tokenize", "bench", "import", "export", "lab"}) {
         EXPECT_THAT(help.out, HasSubstr(command));
         const Outcome own = run({command, "--help"});
         expect_success(own);
@@ -312,6 +312,10 @@ TEST_F(Commands, SamplesDependOnTheirSeed) {
 }
 
 TEST(Gradcheck, PrintsOneJsonObjectPerInput) {
+    // The old name of flash2.
+    EXPECT_THAT(run({"gradcheck", "--op", "attention-flash"}).out, HasSubstr("attention-flash2\n"));
+    for (const char* op : {"attention-flash1", "attention-memory-efficient"})
+        EXPECT_THAT(run({"gradcheck", "--op", op}).out, HasSubstr("all gradients agree"));
     const Outcome outcome = run({"gradcheck", "--op", "linear", "--json"});
     expect_success(outcome);
     std::istringstream lines(outcome.out);

@@ -31,6 +31,7 @@ const std::vector<Arguments> commands = {{},
                                          {"bench", "attention"},
                                          {"bench", "comm"},
                                          {"plan"},
+                                         {"lab"},
                                          {"version"},
                                          {"convert"}};
 
@@ -109,6 +110,7 @@ TEST(Usage, UsageErrorsExitWith2) {
                                        {"bench", "gemm", "--runs", "0"},
                                        {"bench", "attention", "--heads", "3", "--kv-heads", "2"},
                                        {"bench", "layers", "--filter", "nothing"},
+                                       {"lab", "--length", "0"},
                                        {"train", "--resume", "x", "--lr", "1"},
                                        {"train", "--resume", "x", "--preset", "demo"},
                                        {"train", "--gpus", "1", "--processes", "1"},
@@ -179,7 +181,10 @@ TEST(Usage, RefusesHugeValues) {
           {"bench", "train", "--layers", "1000000000"},
           {"bench", "attention", "--length", huge},
           {"bench", "attention", "--batch", "4096", "--heads", "4096", "--length", "1048576"},
-          {"bench", "comm", "--bytes", huge}})
+          {"bench", "comm", "--bytes", huge},
+          {"lab", "--length", huge},
+          {"lab", "--head-dim", huge},
+          {"lab", "--fast-memory", huge}})
         expect_refused(run(arguments), {});
     EXPECT_FALSE(std::filesystem::exists(none));
 }

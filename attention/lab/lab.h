@@ -1,0 +1,71 @@
+#pragma once
+/// The lab: attention from naive to FlashAttention-2, and softmax alone, on a memory of two levels (Dao et
+/// al. 2022, section 2.1). The slow memory has any size, the fast memory a fixed one. The algorithms access
+/// slow memory through load() and store() only, which count, so the reported traffic is what an algorithm
+/// did, never a formula. memory_efficient and flash1 are the operator's own code. One head, float32, no mask.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <gradtile/core/context.h>
+
+namespace gradtile::attention::lab {
+
+struct Setup {
+    std::int64_t length = 1024;           ///< N: queries and keys
+    std::int64_t head_dim = 64;           ///< d
+    std::int64_t fast_memory = 64 << 10;  ///< bytes
+};
+
+/// The smallest fast memory in bytes with which every algorithm runs at this head dim.
+std::int64_t smallest_fast_memory(std::int64_t head_dim);
+
+/// One pass of one algorithm.
+struct Measurement {
+    std::string name;                             ///< naive, memory_efficient, flash1, flash2
+    std::string pass;                             ///< forward, backward
+    std::int64_t block_rows = 0, block_keys = 0;  ///< what the algorithm processes at once
+    std::int64_t loads = 0, stores = 0;           ///< elements moved from and to slow memory
+    std::int64_t slow_bytes = 0;                  ///< of both
+    /// The papers' order of magnitude without its constant, 4 bytes an element: N d + N^2 for naive and
+    /// memory_efficient, N^2 d^2 / M for flash1 and flash2, M in elements.
+    double formula_bytes = 0;
+    std::int64_t peak_bytes = 0;       ///< of slow memory, inputs and outputs included
+    std::int64_t peak_fast_bytes = 0;  ///< of fast memory
+    double ms = 0;                     ///< of the counted run, one thread
+    double error = 0;                  ///< largest error against float64, over all outputs of the pass
+};
+
+/// Softmax of one long row.
+struct SoftmaxMeasurement {
+    /// naive: e^x / sum e^x. safe: subtracts the maximum. online: maximum and sum in one pass.
+    /// online_statistics: online without the final pass, whose work a fused consumer does. unfused: safe as
+    /// four operations that each read and write slow memory. fused: the whole row in fast memory.
+    std::string name;
+    std::int64_t loads = 0, stores = 0, slow_bytes = 0;
+    double formula_bytes = 0;  ///< 2+1, 3+1, 2+1, 1+0, 4+2 and 1+1 accesses an element
+    double ms = 0;
+    double error = 0;  ///< largest relative error against float64; of online_statistics: of the sum
+};
+
+/// Runs all algorithms, forward and backward, in the order of their publication. Throws Error if the fast
+/// memory is smaller than smallest_fast_memory().
+std::vector<Measurement> measure_attention(const Setup& setup);
+/// Runs the softmaxes on a row of setup.length elements. `fused` runs only if the row fits the fast memory.
+std::vector<SoftmaxMeasurement> measure_softmax(const Setup& setup);
+
+/// A claim of the literature, and what this machine's run says about it.
+struct Verdict {
+    std::string claim;
+    bool holds = false;
+    std::string figures = {};
+};
+/// Judges the claims. Runs the algorithms at other lengths and sizes of the fast memory, too.
+std::vector<Verdict> judge_claims(const Setup& setup, const std::vector<Measurement>& attention,
+                                  const std::vector<SoftmaxMeasurement>& softmax);
+
+/// The exponent p of the power law y = c x^p that fits best: the slope of the regression line of log y on
+/// log x. Needs two different x; all numbers are positive.
+double log_log_slope(const std::vector<double>& x, const std::vector<double>& y);
+
+}  // namespace gradtile::attention::lab

@@ -1,0 +1,260 @@
+// gradtile lab: attention from naive to FlashAttention-2 on a memory of two levels, side by side, counted.
+#include <iostream>
+#include <optional>
+#include <tuple>
+
+#include <gradtile/attention/lab/lab.h>
+#include <gradtile/cli/bench/table.h>
+#include <gradtile/cli/commands.h>
+#include <gradtile/cli/usage_error.h>
+#include <gradtile/core/text/formatted.h>
+#include <gradtile/core/text/json_value.h>
+
+namespace gradtile {
+namespace {
+enum class Sweep { length, fast_memory, head_dim };
+}
+template <>
+struct EnumNames<Sweep> {
+    static constexpr std::array names = {std::pair{Sweep::length, std::string_view("length")},
+                                         std::pair{Sweep::fast_memory, std::string_view("fast-memory")},
+                                         std::pair{Sweep::head_dim, std::string_view("head-dim")}};
+};
+}  // namespace gradtile
+
+namespace gradtile::cli {
+namespace {
+
+using attention::lab::log_log_slope;
+using attention::lab::measure_attention;
+using attention::lab::measure_softmax;
+using attention::lab::Measurement;
+using attention::lab::Setup;
+using attention::lab::smallest_fast_memory;
+using attention::lab::SoftmaxMeasurement;
+using attention::lab::Verdict;
+
+struct LabFlags {
+    Setup setup;
+    std::optional<Sweep> sweep;
+    bool json = false;
+};
+
+JsonValue as_json(const Measurement& m) {
+    return JsonValue::object({{"name", m.name},
+                              {"pass", m.pass},
+                              {"block_rows", m.block_rows},
+                              {"block_keys", m.block_keys},
+                              {"loads", m.loads},
+                              {"stores", m.stores},
+                              {"slow_bytes", m.slow_bytes},
+                              {"formula_bytes", m.formula_bytes},
+                              {"peak_bytes", m.peak_bytes},
+                              {"peak_fast_bytes", m.peak_fast_bytes},
+                              {"ms", m.ms},
+                              {"error", m.error}});
+}
+JsonValue as_json(const SoftmaxMeasurement& m) {
+    return JsonValue::object({{"name", m.name},
+                              {"loads", m.loads},
+                              {"stores", m.stores},
+                              {"slow_bytes", m.slow_bytes},
+                              {"formula_bytes", m.formula_bytes},
+                              {"ms", m.ms},
+                              {"error", m.error}});
+}
+JsonValue as_json(const Verdict& verdict) {
+    return JsonValue::object(
+        {{"claim", verdict.claim}, {"holds", verdict.holds}, {"figures", verdict.figures}});
+}
+template <class T>
+JsonValue list_as_json(const std::vector<T>& list) {
+    std::vector<JsonValue> values;
+    for (const T& item : list) values.push_back(as_json(item));
+    return values;
+}
+
+JsonValue setup_as_json(const Setup& setup) {
+    return JsonValue::object(
+        {{"length", setup.length}, {"head_dim", setup.head_dim}, {"fast_memory", setup.fast_memory}});
+}
+
+double megabytes(double bytes) {
+    return 1e-6 * bytes;
+}
+double number(std::int64_t value) {
+    return static_cast<double>(value);
+}
+
+void print_attention(const std::vector<Measurement>& measurements) {
+    Table table({{"name", "algorithm", Column::Kind::text, 16},
+                 {"pass", "pass", Column::Kind::text, 8},
+                 {"blocks", "rows x keys", Column::Kind::text, 11},
+                 {"loads", "loads M"},
+                 {"stores", "stores M"},
+                 {"slow", "slow MB"},
+                 {"formula", "formula MB", Column::Kind::number, 10},
+                 {"peak", "peak MB"},
+                 {"fast", "fast KiB"},
+                 {"ms", "ms"},
+                 {"error", "error", Column::Kind::text, 7}},
+                /*json=*/false);
+    for (const Measurement& m : measurements)
+        table.add({m.name, m.pass, concat(m.block_rows, " x ", m.block_keys), 1e-6 * number(m.loads),
+                   1e-6 * number(m.stores), megabytes(number(m.slow_bytes)), megabytes(m.formula_bytes),
+                   megabytes(number(m.peak_bytes)), number(m.peak_fast_bytes) / 1024, m.ms,
+                   formatted("%.1e", m.error)});
+}
+
+void print_softmax(const std::vector<SoftmaxMeasurement>& measurements, std::int64_t length) {
+    Table table({{"name", "softmax", Column::Kind::text, 18},
+                 {"loads", "loads/x"},
+                 {"stores", "stores/x"},
+                 {"slow", "slow MB"},
+                 {"formula", "formula MB", Column::Kind::number, 10},
+                 {"ms", "ms"},
+                 {"error", "error", Column::Kind::text, 7}},
+                /*json=*/false);
+    for (const SoftmaxMeasurement& m : measurements)
+        table.add({m.name, number(m.loads) / number(length), number(m.stores) / number(length),
+                   megabytes(number(m.slow_bytes)), megabytes(m.formula_bytes), m.ms,
+                   formatted("%.1e", m.error)});
+}
+
+int compare(const LabFlags& flags) {
+    const Setup& setup = flags.setup;
+    const std::vector<Measurement> attention = measure_attention(setup);
+    const std::vector<SoftmaxMeasurement> softmax = measure_softmax(setup);
+    const std::vector<Verdict> verdicts = attention::lab::judge_claims(setup, attention, softmax);
+    if (flags.json) {
+        JsonValue all = setup_as_json(setup);
+        all.set("algorithms", list_as_json(attention));
+        all.set("softmax", list_as_json(softmax));
+        all.set("verdicts", list_as_json(verdicts));
+        std::cout << all.dump() << '\n';
+        return 0;
+    }
+    std::cout << "one head, N = " << setup.length << ", d = " << setup.head_dim
+              << ", float32, fast memory M = " << setup.fast_memory << " bytes; one thread" << std::endl;
+    print_attention(attention);
+    std::cout << "formula: N d + N^2 (naive, memory_efficient) and N^2 d^2 / M (flash) elements, without "
+                 "constants\n\nsoftmax of a row of "
+              << setup.length << " elements" << std::endl;
+    print_softmax(softmax, setup.length);
+    std::cout << '\n';
+    for (const Verdict& verdict : verdicts)
+        std::cout << (verdict.holds ? "holds:          " : "does not hold:  ") << verdict.claim
+                  << "\n                " << verdict.figures << '\n';
+    return 0;
+}
+
+std::int64_t Setup::*member_of(Sweep sweep) {
+    if (sweep == Sweep::length) return &Setup::length;
+    return sweep == Sweep::head_dim ? &Setup::head_dim : &Setup::fast_memory;
+}
+
+struct SweepPoint {
+    std::int64_t value;
+    std::vector<Measurement> attention;
+};
+
+/// The given value and up to four halvings of it.
+std::vector<SweepPoint> run_sweep(const LabFlags& flags) {
+    constexpr int points = 5;
+    std::int64_t Setup::*const member = member_of(*flags.sweep);
+    std::vector<SweepPoint> results;
+    for (int i = points - 1; i >= 0; --i) {
+        Setup setup = flags.setup;
+        setup.*member >>= i;
+        if (setup.*member >= 1 && setup.fast_memory >= smallest_fast_memory(setup.head_dim))
+            results.push_back({setup.*member, measure_attention(setup)});
+    }
+    check_usage(results.size() >= 2, "--sweep ", name_of(*flags.sweep), ": halving ", flags.setup.*member,
+                " leaves fewer than two points; give a larger value");
+    return results;
+}
+
+/// One number of algorithm `index` at every point.
+template <class Number>
+std::vector<double> along(const std::vector<SweepPoint>& points, std::size_t index,
+                          Number Measurement::*member) {
+    std::vector<double> numbers;
+    for (const SweepPoint& point : points)
+        numbers.push_back(static_cast<double>(point.attention[index].*member));
+    return numbers;
+}
+
+int sweep(const LabFlags& flags) {
+    const std::vector<SweepPoint> points = run_sweep(flags);
+    std::vector<double> values;
+    std::vector<Column> columns{{"name", "algorithm", Column::Kind::text, 16},
+                                {"pass", "pass", Column::Kind::text, 8},
+                                {"what", "MB", Column::Kind::text, 5}};
+    std::vector<std::string> titles;
+    for (const SweepPoint& point : points) {
+        values.push_back(number(point.value));
+        titles.push_back(std::to_string(point.value));
+    }
+    for (const std::string& title : titles) columns.push_back({title.c_str(), title.c_str()});
+    columns.push_back({"slope", "slope"});
+    Table table(columns, /*json=*/false);
+    std::vector<JsonValue> algorithms;
+    if (!flags.json)
+        std::cout << "sweep of " << name_of(*flags.sweep) << "; N = " << flags.setup.length
+                  << ", d = " << flags.setup.head_dim << ", M = " << flags.setup.fast_memory
+                  << " bytes where they are fixed; slope: of log MB on log " << name_of(*flags.sweep)
+                  << std::endl;
+    for (std::size_t i = 0; i < points.front().attention.size(); ++i) {
+        const Measurement& m = points.front().attention[i];
+        JsonValue row = JsonValue::object({{"name", m.name}, {"pass", m.pass}});
+        for (const auto& [key, title, member] : {std::tuple{"slow_bytes", "slow", &Measurement::slow_bytes},
+                                                 {"peak_bytes", "peak", &Measurement::peak_bytes}}) {
+            const std::vector<double> numbers = along(points, i, member);
+            const double slope = log_log_slope(values, numbers);
+            row.set(key, numbers);
+            row.set(concat(key, "_slope"), slope);
+            std::vector<Cell> cells{m.name, m.pass, title};
+            for (const double bytes : numbers) cells.emplace_back(megabytes(bytes));
+            cells.emplace_back(slope);
+            if (!flags.json) table.add(cells);
+        }
+        algorithms.push_back(std::move(row));
+    }
+    if (!flags.json) return 0;
+    JsonValue all = setup_as_json(flags.setup);
+    all.set("sweep", std::string(name_of(*flags.sweep)));
+    all.set("values", values);
+    all.set("algorithms", algorithms);
+    std::cout << all.dump() << '\n';
+    return 0;
+}
+
+int lab(const LabFlags& flags) {
+    const Setup& setup = flags.setup;
+    check_flag("--length", setup.length, {1, 16384});
+    check_flag("--head-dim", setup.head_dim, {1, 256});
+    check_flag("--fast-memory", setup.fast_memory, {1, 1 << 30});
+    const std::int64_t smallest = smallest_fast_memory(setup.head_dim);
+    check_usage(setup.fast_memory >= smallest, "--fast-memory: ", setup.fast_memory, "; expected at least ",
+                smallest, " bytes for --head-dim ", setup.head_dim);
+    return flags.sweep ? sweep(flags) : compare(flags);
+}
+
+}  // namespace
+
+void add_lab(CommandLine& program) {
+    const auto flags = std::make_shared<LabFlags>();
+    Command command = program.add_command(
+        "lab", "Run attention from naive to FlashAttention-2 side by side and count its memory traffic");
+    command.add_value("--length", flags->setup.length, "queries and keys of the head, N");
+    command.add_value("--head-dim", flags->setup.head_dim, "width of the head, d");
+    command.add_value("--fast-memory", flags->setup.fast_memory, "size of the fast memory in bytes, M");
+    command.add_value<Sweep>("--sweep",
+                             "repeat with this number at its value and at up to four halvings of it, and fit "
+                             "power laws to traffic and peak memory",
+                             [flags](const Sweep& sweep) { flags->sweep = sweep; });
+    command.add_switch("--json", flags->json, "print one JSON object");
+    command.set_action([flags] { return lab(*flags); });
+}
+
+}  // namespace gradtile::cli

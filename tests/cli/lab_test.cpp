@@ -1,0 +1,94 @@
+// Output of `gradtile lab`. Counts are tested in tests/attention/lab_test.cpp.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/text/json_value.h>
+
+#include "program.h"
+
+namespace gradtile::test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+const Arguments small_lab{"lab", "--length", "96", "--head-dim", "16", "--fast-memory", "8192"};
+
+json json_of(const Arguments& arguments) {
+    const Outcome outcome = run(arguments + Arguments{"--json"});
+    expect_success(outcome);
+    return parse_json(outcome.out);
+}
+
+TEST(LabCommand, PrintsEveryAlgorithmSoftmaxAndVerdict) {
+    const json all = json_of(small_lab);
+    EXPECT_EQ(all.at("length"), 96);
+    EXPECT_EQ(all.at("head_dim"), 16);
+    EXPECT_EQ(all.at("fast_memory"), 8192);
+    std::vector<std::string> passes;
+    for (const json& row : all.at("algorithms")) {
+        passes.push_back(row.at("name").get<std::string>() + ' ' + row.at("pass").get<std::string>());
+        for (const char* key : {"loads", "stores", "slow_bytes", "peak_bytes", "peak_fast_bytes",
+                                "formula_bytes", "block_rows", "block_keys", "error"})
+            EXPECT_GT(row.at(key).get<double>(), 0) << key;
+        EXPECT_EQ(row.at("slow_bytes"), 4 * (row.at("loads").get<int>() + row.at("stores").get<int>()));
+        EXPECT_GE(row.at("ms").get<double>(), 0);
+        const bool is_flash = row.at("name").get<std::string>().starts_with("flash");
+        EXPECT_DOUBLE_EQ(row.at("formula_bytes"),
+                         4 * (is_flash ? 96.0 * 96 * 16 * 16 / (8192 / 4) : 96.0 * 16 + 96 * 96));
+    }
+    EXPECT_THAT(passes, testing::ElementsAre("naive forward", "naive backward", "memory_efficient forward",
+                                             "memory_efficient backward", "flash1 forward", "flash1 backward",
+                                             "flash2 forward", "flash2 backward"));
+    std::vector<std::string> softmax;
+    for (const json& row : all.at("softmax")) softmax.push_back(row.at("name"));
+    EXPECT_THAT(softmax,
+                testing::ElementsAre("naive", "safe", "online", "online_statistics", "unfused", "fused"));
+    EXPECT_GE(all.at("verdicts").size(), 6u);
+
+    const Outcome table = run(small_lab);
+    expect_success(table);
+    for (const char* part : {"N = 96, d = 16", "M = 8192 bytes", "memory_efficient", "flash2", "rows x keys",
+                             "online_statistics", "holds: ", "six transfers"})
+        EXPECT_THAT(table.out, HasSubstr(part));
+}
+
+TEST(LabCommand, SweepsFitPowerLaws) {
+    const auto slopes_of = [](const json& sweep, const std::string& name, const char* key) {
+        for (const json& row : sweep.at("algorithms"))
+            if (row.at("name") == name && row.at("pass") == "forward") return row.at(key).get<double>();
+        throw std::runtime_error("no " + name);
+    };
+    const json by_length =
+        json_of({"lab", "--sweep", "length", "--length", "512", "--head-dim", "8", "--fast-memory", "8192"});
+    EXPECT_EQ(by_length.at("sweep"), "length");
+    EXPECT_EQ(by_length.at("values"), json({32, 64, 128, 256, 512}));
+    EXPECT_GT(slopes_of(by_length, "naive", "peak_bytes_slope"), 1.7);
+    EXPECT_NEAR(slopes_of(by_length, "flash2", "peak_bytes_slope"), 1, 1e-9);
+    const json by_memory = json_of(
+        {"lab", "--sweep", "fast-memory", "--length", "256", "--head-dim", "16", "--fast-memory", "32768"});
+    EXPECT_LT(slopes_of(by_memory, "flash2", "slow_bytes_slope"), -0.5);
+    EXPECT_NEAR(slopes_of(by_memory, "flash2", "peak_bytes_slope"), 0, 1e-9);
+
+    const Outcome table = run({"lab", "--sweep", "head-dim", "--length", "64", "--head-dim", "64"});
+    expect_success(table);
+    for (const char* part : {"sweep of head-dim", "slope", "  16  ", "peak", "flash1"})
+        EXPECT_THAT(table.out, HasSubstr(part));
+}
+
+TEST(LabCommand, RefusesWrongFlagsByName) {
+    const auto refused = [](const Arguments& flags, const std::vector<std::string>& parts) {
+        const Outcome outcome = run(Arguments{"lab"} + flags);
+        EXPECT_EQ(outcome.exit_code, 2);
+        expect_refused(outcome, parts);
+    };
+    refused({"--length", "0"}, {"--length: 0", "expected 1 to 16384"});
+    refused({"--head-dim", "257"}, {"--head-dim: 257", "expected 1 to 256"});
+    refused({"--fast-memory", "100"}, {"--fast-memory: 100", "expected at least", "--head-dim 64"});
+    refused({"--sweep", "batch"}, {"--sweep: 'batch'", "length, fast-memory or head-dim"});
+    refused({"--sweep", "length", "--length", "1"}, {"--sweep length", "fewer than two points"});
+    refused({"extra"}, {"extra"});
+}
+
+}  // namespace
+}  // namespace gradtile::test
