@@ -273,6 +273,18 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
     return o;
 }
 
+std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Options& options) {
+    refuse_unavailable_algorithm(ctx, options);
+    check_inputs(options, q, k, v);
+    if (options.algorithm != Algorithm::flash2) return concat(options.algorithm, ": one set of kernels");
+    const PackedSequences packed = resolve_packed(options, q);
+    const Saved of_batch = with_batch_axis(packed, {.q = q, .k = k, .v = v});
+    const ResolvedOptions resolved = resolve(options, packed, of_batch.q, of_batch.k);
+    const auto explain = ctx.device().is_cpu() ? cpu::explain_flash_forward : cuda::explain_flash_forward;
+    return explain(ctx, resolved, of_batch.q, of_batch.k, of_batch.v);
+}
+
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
               const Gradients& into, const Tensor& d_lse) {
     const Tensor &q = saved.q, &k = saved.k, &v = saved.v, &o = saved.o, &lse = saved.lse;

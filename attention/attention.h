@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include <gradtile/core/dropout_key.h>
@@ -115,6 +116,10 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
 /// do not overlap.
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o);
+
+/// One line for people: which kernels compute this forward call, on which tiles, and why.
+std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Options& options);
 
 /// Computes the gradients of a scalar L from d_o = dL/dO (shape and dtype of O, any strides) and d_lse =
 /// dL/dLSE (shape and dtype of saved.lse; undefined: 0). `options` must be those of the forward call. Rows

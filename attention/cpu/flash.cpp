@@ -237,4 +237,12 @@ void flash_backward(const Context& ctx, const ResolvedOptions& options, const Sa
     });
 }
 
+std::string explain_flash_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                                  const Tensor&, const Tensor&) {
+    std::string kernels;
+    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) { kernels = chosen_kernels<T>().name; });
+    return concat(kernels, " kernels of the CPU on ", ctx.threads().size(), " threads",
+                  options.scores.plain ? "" : ", with score rules");
+}
+
 }  // namespace gradtile::attention::cpu

@@ -10,6 +10,10 @@ namespace {
 }
 }  // namespace
 
+std::string explain_flash_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&,
+                                  const Tensor&) {
+    absent();
+}
 void naive_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&, const Tensor&,
                    const Tensor&, const Tensor&) {
     absent();

@@ -19,5 +19,6 @@ BackwardFunction flash_f32_backward;
 /// bfloat16 and float16.
 ForwardFunction flash_16bit_forward;
 BackwardFunction flash_16bit_backward;
+ExplainFunction explain_16bit_forward;
 
 }  // namespace gradtile::attention::cuda

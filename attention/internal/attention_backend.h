@@ -40,14 +40,20 @@ using ForwardFunction = void(const Context& ctx, const ResolvedOptions& options,
 using BackwardFunction = void(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                               const OutputGradients& d_out, const Gradients& into);
 
-// Each of these lines declares a function of the type ForwardFunction or BackwardFunction.
+/// Says how flash_forward computes a call.
+using ExplainFunction = std::string(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                                    const Tensor& k, const Tensor& v);
+
+// Each of these lines declares a function of one of the types above.
 namespace cpu {
+ExplainFunction explain_flash_forward;
 ForwardFunction naive_forward, flash_forward, memory_efficient_forward;
 BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flash1_backward;
 /// Like a ForwardFunction; also writes saved.row_max and saved.row_sum. The other tensors of saved are set.
 void flash1_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved);
 }  // namespace cpu
 namespace cuda {
+ExplainFunction explain_flash_forward;
 ForwardFunction naive_forward, flash_forward;
 BackwardFunction naive_backward, flash_backward;
 }  // namespace cuda

@@ -1,6 +1,7 @@
 // gradtile bench attention: time of attention's forward and backward, compared with a large square product.
 // FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many (five products
-// instead of two). Scratch: memory of a pass without its inputs and outputs.
+// instead of two). GB/s: q, k, v and o, and for the backward pass their gradients, divided by the time.
+// Scratch: memory of a pass without its inputs and outputs.
 #include <array>
 #include <iostream>
 #include <optional>
@@ -30,12 +31,21 @@ namespace gradtile::cli {
 namespace {
 
 struct Shapes {
-    std::int64_t batch, heads, kv_heads, length, head_dim;
+    std::int64_t batch, heads, kv_heads, queries, length, head_dim;
 
+    /// The pairs of a row and a key that it sees: the last row is aligned with the last key.
+    double pairs(bool causal) const {
+        const double q = static_cast<double>(queries), k = static_cast<double>(length);
+        if (!causal) return q * k;
+        return queries == length ? k * k / 2 : q <= k ? q * (k - (q - 1) / 2) : k * (k + 1) / 2;
+    }
     double forward_flops(bool causal) const {
-        const double all = 4.0 * static_cast<double>(batch * heads * head_dim) * static_cast<double>(length) *
-                           static_cast<double>(length);
-        return causal ? all / 2 : all;
+        return 4.0 * static_cast<double>(batch * heads * head_dim) * pairs(causal);
+    }
+    /// Elements of q, k, v and o.
+    double forward_elements() const {
+        return static_cast<double>(batch * head_dim) *
+               static_cast<double>(2 * heads * queries + 2 * kv_heads * length);
     }
 };
 
@@ -67,25 +77,32 @@ struct Flags {
     std::optional<TrainDType> dtype;
     Pass pass = Pass::both;
     std::int64_t threads = 0, runs = 9;
-    bool causal = true, deterministic = false, json = false;
+    bool causal = true, deterministic = false, explain = false, json = false;
 };
 
 /// Shapes of GPT-2, of long contexts and of grouped queries.
 std::vector<Shapes> default_shapes(Device device) {
     if (device.is_cuda())
-        return {{16, 12, 12, 1024, 64}, {16, 16, 16, 1024, 128}, {4, 16, 16, 4096, 64},
-                {4, 16, 16, 4096, 128}, {4, 32, 8, 4096, 128},   {1, 16, 16, 16384, 128}};
-    return {{12, 4, 4, 64, 32}, {16, 6, 6, 256, 64}, {1, 12, 12, 1024, 64}, {1, 12, 4, 1024, 64}};
+        return {{16, 12, 12, 1024, 1024, 64}, {16, 16, 16, 1024, 1024, 128}, {4, 16, 16, 4096, 4096, 64},
+                {4, 16, 16, 4096, 4096, 128}, {4, 32, 8, 4096, 4096, 128},   {1, 16, 16, 16384, 16384, 128}};
+    return {{12, 4, 4, 64, 64, 32},
+            {16, 6, 6, 256, 256, 64},
+            {1, 12, 12, 1024, 1024, 64},
+            {1, 12, 4, 1024, 1024, 64}};
 }
 
 /// The shapes given by flags, or the default list.
 std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
-    if (!flags.batch && !flags.heads && !flags.kv_heads && !flags.length && !flags.head_dim)
+    if (!flags.batch && !flags.heads && !flags.kv_heads && !flags.queries && !flags.length && !flags.head_dim)
         return default_shapes(device);
     const bool gpu = device.is_cuda();
-    const std::int64_t heads = flags.heads.value_or(gpu ? 16 : 12);
-    const Shapes shapes{flags.batch.value_or(gpu ? 16 : 1), heads, flags.kv_heads.value_or(heads),
-                        flags.length.value_or(1024), flags.head_dim.value_or(64)};
+    const std::int64_t heads = flags.heads.value_or(gpu ? 16 : 12), length = flags.length.value_or(1024);
+    const Shapes shapes{.batch = flags.batch.value_or(gpu ? 16 : 1),
+                        .heads = heads,
+                        .kv_heads = flags.kv_heads.value_or(heads),
+                        .queries = flags.queries.value_or(length),
+                        .length = length,
+                        .head_dim = flags.head_dim.value_or(64)};
     const auto expect = [](const char* flag, std::int64_t value, std::int64_t max_value) {
         check_flag(flag, value, {1, static_cast<double>(max_value)});
     };
@@ -93,6 +110,7 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
     expect("--heads", shapes.heads, 4096);
     expect("--kv-heads", shapes.kv_heads, shapes.heads);
     expect("--length", shapes.length, 1 << 20);
+    expect("--queries", shapes.queries, 1 << 20);
     expect("--head-dim", shapes.head_dim, 256);
     check_usage(shapes.heads % shapes.kv_heads == 0, "--kv-heads: ", shapes.kv_heads, " does not divide ",
                 shapes.heads, " heads");
@@ -110,13 +128,15 @@ class Passes {
                    .softcap = flags.score.softcap,
                    .dropout_p = flags.score.dropout},
           numbers_(ctx) {
-        const auto of_heads = [&](std::int64_t heads) {
-            return numbers_(ctx, {shapes.batch, shapes.length, heads, shapes.head_dim}, dtype);
+        const auto of_queries = [&] {
+            return numbers_(ctx, {shapes.batch, shapes.queries, shapes.heads, shapes.head_dim}, dtype);
         };
-        q_ = of_heads(shapes.heads), k_ = of_heads(shapes.kv_heads), v_ = of_heads(shapes.kv_heads);
-        o_ = of_heads(shapes.heads), d_o_ = of_heads(shapes.heads);
-        gradients_ = {
-            .q = of_heads(shapes.heads), .k = of_heads(shapes.kv_heads), .v = of_heads(shapes.kv_heads)};
+        const auto of_keys = [&] {
+            return numbers_(ctx, {shapes.batch, shapes.length, shapes.kv_heads, shapes.head_dim}, dtype);
+        };
+        q_ = of_queries(), k_ = of_keys(), v_ = of_keys();
+        o_ = of_queries(), d_o_ = of_queries();
+        gradients_ = {.q = of_queries(), .k = of_keys(), .v = of_keys()};
         if (flags.score.dropout > 0) options_.dropout_key = DropoutKey::of_step(1, 1);
         add_score_tensors(shapes, flags.score);
     }
@@ -125,6 +145,7 @@ class Passes {
         saved_ = {};  // frees memory first, so that the arena's state equals the dry run's
         attention::forward(ctx_, q_, k_, v_, options_, saved_, o_);
     }
+    std::string explain() const { return attention::explain_forward(ctx_, q_, k_, v_, options_); }
     /// Runs the backward pass of the last forward().
     void backward() { attention::backward(ctx_, d_o_, options_, saved_, gradients_); }
     /// Bytes of the row statistics that forward() left for backward().
@@ -151,7 +172,7 @@ class Passes {
         };
         options_.biases[0] = numbers_(ctx_,
                                       {length_of('b', shapes.batch), length_of('h', shapes.heads),
-                                       length_of('q', shapes.length), length_of('k', shapes.length)},
+                                       length_of('q', shapes.queries), length_of('k', shapes.length)},
                                       DType::f32);
         gradients_.biases[0] = empty_like(ctx_, options_.biases[0]);
     }
@@ -189,25 +210,27 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
         passes.backward();
         return;
     }
-    const auto row = [&](const char* pass, double flops, std::size_t scratch,
+    const auto row = [&](const char* pass, double flops, double bytes, std::size_t scratch,
                          const std::function<void()>& work) {
         const double ms = median_milliseconds(ctx, {.runs = flags.runs}, work);
         const double flops_per_s = flops / ms * 1e3;
         const auto number = [](std::int64_t value) { return static_cast<double>(value); };
-        table.add({number(shapes.batch), number(shapes.heads), number(shapes.kv_heads), number(shapes.length),
-                   number(shapes.head_dim), concat(flags.algorithm),
-                   std::string(flags.causal ? "causal" : "full"), std::string(pass), ms, 1e-12 * flops_per_s,
-                   flops_per_s / ceiling, 1e-6 * static_cast<double>(scratch)});
+        table.add({number(shapes.batch), number(shapes.heads), number(shapes.kv_heads),
+                   number(shapes.queries), number(shapes.length), number(shapes.head_dim),
+                   concat(flags.algorithm), std::string(flags.causal ? "causal" : "full"), std::string(pass),
+                   ms, 1e-12 * flops_per_s, flops_per_s / ceiling, 1e-6 * bytes / ms,
+                   1e-6 * static_cast<double>(scratch)});
     };
     const double flops = shapes.forward_flops(flags.causal);
+    const double bytes = shapes.forward_elements() * static_cast<double>(size_of(dtype));
     const Scratch scratch = scratch_of(ctx, shapes, dtype, flags);
     if (flags.pass == Pass::backward) {
         passes.forward();  // fills `saved`, which backward reads
     } else {
-        row("forward", flops, scratch.forward, [&] { passes.forward(); });
+        row("forward", flops, bytes, scratch.forward, [&] { passes.forward(); });
     }
     if (flags.pass != Pass::forward)
-        row("backward", 2.5 * flops, scratch.backward, [&] { passes.backward(); });
+        row("backward", 2.5 * flops, 2 * bytes, scratch.backward, [&] { passes.backward(); });
 }
 
 int bench_attention(const Flags& flags) {
@@ -222,6 +245,7 @@ int bench_attention(const Flags& flags) {
     Table table({{"batch", "B", Column::Kind::number, 4},
                  {"heads", "H", Column::Kind::number, 4},
                  {"kv_heads", "Hkv", Column::Kind::number, 4},
+                 {"queries", "Sq", Column::Kind::number, 6},
                  {"length", "S", Column::Kind::number, 6},
                  {"head_dim", "D", Column::Kind::number, 4},
                  {"algorithm", "algorithm", Column::Kind::text, 16},
@@ -230,6 +254,7 @@ int bench_attention(const Flags& flags) {
                  {"ms", "ms"},
                  {"tflops", "TFLOP/s"},
                  {"of_ceiling", "of ceiling", Column::Kind::percent, 10},
+                 {"gb_per_s", "GB/s"},
                  {"scratch_mb", "scratch MB", Column::Kind::number, 10}},
                 flags.json);
     std::optional<ProductCeiling> ceiling;
@@ -237,6 +262,12 @@ int bench_attention(const Flags& flags) {
         const Context arena_ctx = with_arena_for(ctx, "bench attention", [&](const Context& dry) {
             measure(dry, shapes, dtype, flags, 0, table);
         });
+        if (flags.explain) {
+            std::cout << shapes.batch << " x " << shapes.heads << " heads over " << shapes.kv_heads << ", "
+                      << shapes.queries << " x " << shapes.length << ", head dim " << shapes.head_dim << ": "
+                      << Passes(arena_ctx, shapes, dtype, flags).explain() << std::endl;
+            continue;
+        }
         if (!ceiling) {
             ceiling = measure_product_ceiling(ctx, dtype, {.runs = flags.runs});
             if (!flags.json)
@@ -260,7 +291,9 @@ void add_bench_attention(Command& bench) {
     add_size("--batch", flags->batch, "sequences (default: 16 on a GPU, else 1)");
     add_size("--heads", flags->heads, "query heads (default: 16 on a GPU, else 12)");
     add_size("--kv-heads", flags->kv_heads, "key and value heads (default: the number of query heads)");
-    add_size("--length", flags->length, "tokens per sequence (default: 1024)");
+    add_size("--length", flags->length, "keys per sequence (default: 1024)");
+    add_size("--queries", flags->queries,
+             "queries per sequence, the last ones under a causal mask (default: as many as keys)");
     add_size("--head-dim", flags->head_dim, "width of a head (default: 64)");
     command.add_value<std::string>("--algorithm",
                                    "flash2, naive, memory_efficient or flash1; the last two on the CPU only",
@@ -284,6 +317,8 @@ void add_bench_attention(Command& bench) {
     command.add_value("--threads", flags->threads, "number of threads; 0: all cores");
     command.add_switch("--deterministic", flags->deterministic,
                        "bit-identical results in every run on a GPU, at some cost; always so on the CPU");
+    command.add_switch("--explain", flags->explain,
+                       "print which kernels compute the forward pass, and why, and time nothing");
     command.add_value("--runs", flags->runs, "number of timings; their median is reported");
     command.add_switch("--json", flags->json, "print one JSON object per row");
     command.set_action([flags] { return bench_attention(*flags); });

@@ -123,6 +123,19 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
     o.store(ctx);
 }
 
+std::string explain_16bit_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                                  const Tensor& k, const Tensor& v) {
+    const int head_dim = padded_head_dim(Bits16HeadDims{}, static_cast<int>(std::max(q.size(3), v.size(3))));
+    const char* const rules = options.scores.scores_are_products ? "" : ", with score rules";
+    if (const FewQueriesPlan plan = few_queries_plan(ctx, options, q, k, v))
+        return concat("few queries: ", plan.heads_together * q.size(1), " rows of ", plan.heads_together,
+                      " heads together, ", plan.splits, " splits of ", plan.keys_per_split, " keys, ",
+                      plan.blocks_per_split * plan.splits, " thread blocks on ", plan.places,
+                      " places; head dim ", head_dim, rules);
+    return concat("long queries: a thread block for each block of rows; head dim ", head_dim, rules,
+                  options.packed ? ", packed sequences" : "");
+}
+
 void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                           const OutputGradients& d_out, const Gradients& into) {
     const device::DeviceMask mask(options.mask);
