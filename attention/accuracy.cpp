@@ -71,6 +71,8 @@ Vector numbers_of(const Context& ctx, const Tensor& x) {
 }
 
 Options Problem::options(Algorithm algorithm) const {
+    DropoutKey key = dropout_key;
+    key.first_sample += first_sample;
     return {.algorithm = algorithm,
             .scale = scale,
             .causal = causal,
@@ -79,7 +81,7 @@ Options Problem::options(Algorithm algorithm) const {
             .softcap = softcap,
             .batch_divisor = batch_divisor,
             .dropout_p = dropout_p,
-            .dropout_key = dropout_key};
+            .dropout_key = key};
 }
 double Problem::scale_or_default() const {
     return scale.value_or(1.0 / std::sqrt(static_cast<double>(d_qk)));

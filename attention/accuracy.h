@@ -26,7 +26,8 @@ struct Problem {
     std::array<Shape, max_biases> biases = {};  ///< rank 0: no bias
     std::int64_t batch_divisor = 1;
     double dropout_p = 0;
-    bool d_lse = false;  ///< the gradient with respect to the LSE is not 0
+    std::int64_t first_sample = 0;  ///< dropout's number of the first sequence
+    bool d_lse = false;             ///< the gradient with respect to the LSE is not 0
 
     /// Returns the options without their tensors, which are in Inputs.
     Options options(Algorithm algorithm = Algorithm::flash) const;

@@ -61,7 +61,6 @@ PackedSequences resolve_packed(const Options& options, const Tensor& q) {
           " sequences, cumulative_k ", options.cumulative_k.size(0) - 1);
     for (const Tensor& bias : options.biases)
         check(!bias.defined(), "attention: biases are not available for packed sequences");
-    check(!q.device().is_cpu(), "attention: option cumulative_q is not available on ", q.device());
     return {options.cumulative_q, options.cumulative_k, count, options.top_left};
 }
 

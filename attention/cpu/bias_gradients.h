@@ -77,24 +77,14 @@ class BiasGradients {
     std::array<Bias, max_biases> biases_;
 };
 
-/// The sink's gradient of each head, -(sum over rows of exp(sink - LSE) D), where D = rowsum(dO O) - dLSE and
-/// lse [B, H, Sq] are the forward's. A is the type of both.
+/// Subtracts a part of the sink's gradient, (sum over rows of exp(sink - LSE) D), from `sum`; D = rowsum(dO
+/// O)
+/// - dLSE. The LSE of a row without keys may be -inf or +inf, because its D is 0.
 template <class A>
-void store_sink_gradient(const Context& ctx, const ScoreOptions& scores, const Tensor& lse,
-                         const Tensor& delta, const Tensor& into) {
-    const std::int64_t batch = lse.size(0), heads = lse.size(1), queries = lse.size(2);
-    parallel_for(ctx, heads, [&](std::int64_t head) {
-        const double sink = scores.rule_of<double>(0, head).sink;
-        double sum = 0;
-        if (sink > -std::numeric_limits<double>::infinity())
-            for (std::int64_t b = 0; b < batch; ++b)
-                for (std::int64_t i = 0; i < queries; ++i) {
-                    const std::int64_t row = (b * heads + head) * queries + i;
-                    sum -= std::exp(sink - static_cast<double>(lse.data<A>()[row])) *
-                           static_cast<double>(delta.data<A>()[row]);
-                }
-        into.data<float>()[head * into.stride(0)] = static_cast<float>(sum);
-    });
+void add_sink_gradient(double sink, std::int64_t rows, const A* lse, const A* delta, double& sum) {
+    if (sink == -std::numeric_limits<double>::infinity()) return;
+    for (std::int64_t i = 0; i < rows; ++i)
+        sum -= std::exp(sink - static_cast<double>(lse[i])) * static_cast<double>(delta[i]);
 }
 
 }  // namespace gradtile::attention::cpu

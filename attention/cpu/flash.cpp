@@ -1,6 +1,7 @@
 // The driver of FlashAttention-2 on the CPU: copies tensors whose layout kernels cannot read, divides the
 // work into tasks, orders the tasks, and keeps the additions to dQ in a fixed order. The kernels
 // (attention/cpu/kernels.h) contain the mathematics of a block.
+#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <thread>
@@ -11,6 +12,7 @@
 
 #include <gradtile/attention/cpu/bias_gradients.h>
 #include <gradtile/attention/cpu/selection.h>
+#include <gradtile/attention/cpu/sequences.h>
 #include <gradtile/attention/cpu/task_scratch.h>
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/internal/kernel_views.h>
@@ -39,58 +41,110 @@ void pass_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_bloc
 
 namespace {
 
-/// The rows of one (batch, head) of a [B, S, H, D] tensor.
+/// The rows of one head of a [B, S, H, D] tensor, from row `first` of a batch on.
 template <class T, class E>
-StridedRows<E> head_rows(const Tensor& x, std::int64_t batch, std::int64_t head) {
-    return {x.data<T>() + batch * x.stride(0) + head * x.stride(2), x.stride(1)};
+StridedRows<E> head_rows(const Tensor& x, std::int64_t batch, std::int64_t first, std::int64_t head) {
+    return {x.data<T>() + batch * x.stride(0) + first * x.stride(1) + head * x.stride(2), x.stride(1)};
 }
-
-Geometry geometry_of(const ResolvedOptions& options, const Tensor& q, const Tensor& v) {
-    return {.d_qk = q.size(3), .d_v = v.size(3), .scale = options.scale, .mask = options.mask};
-}
-
-/// The rules of all heads, [batch * heads]; empty when every score is its product.
+/// The numbers of a sequence's rows in one head of a [B, H, S] tensor.
 template <class A>
-std::vector<ScoreRule<A>> rules_of(const ScoreOptions& scores, std::int64_t batch, std::int64_t heads) {
+A* row_numbers(const Tensor& x, const Sequence& s, std::int64_t head) {
+    return x.data<A>() + s.batch * x.stride(0) + head * x.stride(1) + s.first_row * x.stride(2);
+}
+
+Geometry geometry_of(const ResolvedOptions& options, const Mask& mask, const Tensor& q, const Tensor& v) {
+    return {.d_qk = q.size(3), .d_v = v.size(3), .scale = options.scale, .mask = mask};
+}
+std::vector<Geometry> geometries_of(const ResolvedOptions& options, const std::vector<Sequence>& sequences,
+                                    const Tensor& q, const Tensor& v) {
+    std::vector<Geometry> geometries;
+    for (const Sequence& s : sequences) geometries.push_back(geometry_of(options, s.mask, q, v));
+    return geometries;
+}
+
+/// The rules of all heads, [sequences, heads]; empty when every score is its product.
+template <class A>
+std::vector<ScoreRule<A>> rules_of(const ResolvedOptions& options, const std::vector<Sequence>& sequences,
+                                   std::int64_t heads) {
     std::vector<ScoreRule<A>> rules;
+    ScoreOptions scores = options.scores;
     if (scores.plain) return rules;
-    for (std::int64_t b = 0; b < batch; ++b)
-        for (std::int64_t h = 0; h < heads; ++h) rules.push_back(scores.rule_of<A>(b, h));
+    for (const Sequence& s : sequences) {
+        scores.offset = s.mask.offset;
+        for (std::int64_t h = 0; h < heads; ++h) rules.push_back(scores.rule_of<A>(s.index, h));
+    }
     return rules;
+}
+
+/// Numbers the tasks of all sequences in one range, so that threads never wait between sequences.
+class TaskNumbers {
+  public:
+    void add_sequence(std::int64_t tasks) { ends_.push_back(count() + tasks); }
+    std::int64_t count() const { return ends_.empty() ? 0 : ends_.back(); }
+    /// The first task of a sequence.
+    std::int64_t first(std::size_t sequence) const { return sequence == 0 ? 0 : ends_[sequence - 1]; }
+    std::size_t sequence_of(std::int64_t task) const {
+        return static_cast<std::size_t>(std::ranges::upper_bound(ends_, task) - ends_.begin());
+    }
+
+  private:
+    std::vector<std::int64_t> ends_;
+};
+
+/// The number of tasks that may run at the same time: `of_batch`, or for packed sequences, whose lengths a
+/// dry run does not know, as many as there are threads.
+std::int64_t concurrent_tasks(const Context& ctx, const ResolvedOptions& options, std::int64_t of_batch) {
+    return options.packed ? ctx.threads().size() : of_batch;
 }
 
 template <class T>
 void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const ResolvedOptions& options,
                    const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const Tensor& o_out,
                    const Tensor& lse) {
-    const Geometry geometry = geometry_of(options, q_in, v_in);
+    using A = Accumulator<T>;
+    const Geometry whole = geometry_of(options, options.mask, q_in, v_in);
     const std::int64_t batch = q_in.size(0), queries = q_in.size(1), heads = q_in.size(2);
     const std::int64_t group = k_in.size(2) == 0 ? 1 : heads / k_in.size(2);
-    const std::int64_t block = kernels.blocks(geometry).forward_rows;
-    const std::int64_t row_blocks = ceil_div(queries, block), tasks = batch * heads * row_blocks;
+    const std::int64_t of_batch = batch * heads * ceil_div(queries, kernels.blocks(whole).forward_rows);
     const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
     const Writable o(ctx, o_out, q_in.dtype());
-    const TaskScratch scratch(ctx, tasks, kernels.forward_scratch_bytes(geometry));
+    const TaskScratch scratch(ctx, concurrent_tasks(ctx, options, of_batch),
+                              kernels.forward_scratch_bytes(whole));
     if (ctx.is_planning()) return;
+    const std::vector<Sequence> sequences = sequences_of(options, q_in);
+    const auto geometries = geometries_of(options, sequences, q_in, v_in);
+    const auto rules = rules_of<A>(options, sequences, heads);
+    TaskNumbers tasks;
+    for (const Geometry& g : geometries)
+        tasks.add_sequence(heads * ceil_div(g.mask.queries, kernels.blocks(g).forward_rows));
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
+    fill(ctx, rows_after_last(options.packed, o.tensor()), 0);
+    fill(ctx, rows_after_last(options.packed, lse.transpose(1, 2)), -std::numeric_limits<double>::infinity());
     scratch.clear();
-    const auto rules = rules_of<Accumulator<T>>(options.scores, batch, heads);
 
-    parallel_for(ctx, tasks, [&](std::int64_t index) {
-        const std::int64_t batch_head = index / row_blocks, b = batch_head / heads, h = batch_head % heads;
+    parallel_for(ctx, tasks.count(), [&](std::int64_t task) {
+        const std::size_t at = tasks.sequence_of(task);
+        const Sequence& s = sequences[at];
+        const Geometry& geometry = geometries[at];
+        const std::int64_t block = kernels.blocks(geometry).forward_rows;
+        const std::int64_t row_blocks = ceil_div(s.mask.queries, block);
+        const std::int64_t index = task - tasks.first(at), h = index / row_blocks;
         // From the last rows to the first: under a causal mask the last rows take longest, and long tasks
         // should start first.
         const std::int64_t begin = (row_blocks - 1 - index % row_blocks) * block;
         const TaskScratch::Piece piece(scratch);
-        kernels.forward({.geometry = &geometry,
-                         .q = head_rows<T, const T>(q.tensor(), b, h),
-                         .k = head_rows<T, const T>(k.tensor(), b, h / group),
-                         .v = head_rows<T, const T>(v.tensor(), b, h / group),
-                         .o = head_rows<T, T>(o.tensor(), b, h),
-                         .lse = lse.data<Accumulator<T>>() + batch_head * queries,
-                         .rows = {begin, std::min(begin + block, queries)},
-                         .rule = rules.empty() ? nullptr : &rules[static_cast<std::size_t>(batch_head)]},
-                        piece.data());
+        kernels.forward(
+            {.geometry = &geometry,
+             .q = head_rows<T, const T>(q.tensor(), s.batch, s.first_row, h),
+             .k = head_rows<T, const T>(k.tensor(), s.batch, s.first_key, h / group),
+             .v = head_rows<T, const T>(v.tensor(), s.batch, s.first_key, h / group),
+             .o = head_rows<T, T>(o.tensor(), s.batch, s.first_row, h),
+             .lse = row_numbers<A>(lse, s, h),
+             .rows = {begin, std::min(begin + block, s.mask.queries)},
+             .rule = rules.empty()
+                         ? nullptr
+                         : &rules[at * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)]},
+            piece.data());
     });
     o.store(ctx);
 }
@@ -111,17 +165,44 @@ A dot(const T* a, const T* b, std::int64_t n) {
     return sum;
 }
 
+/// A block of keys of one sequence.
+struct KeyBlock {
+    std::size_t sequence;
+    std::int64_t block;
+};
+/// The blocks of keys of all sequences, in the order in which they start. Blocks of keys are the slowest
+/// index: neighbouring blocks then belong to different sequences and rarely wait for each other. Each group
+/// belongs to one task.
+struct KeyBlockOrder {
+    std::vector<KeyBlock> blocks;
+    std::vector<IndexRange> groups;
+};
+KeyBlockOrder order_of_key_blocks(const std::vector<std::int64_t>& blocks_of_sequences,
+                                  std::int64_t blocks_of_group, std::int64_t sequences_of_group) {
+    KeyBlockOrder order;
+    const auto sequences = std::ssize(blocks_of_sequences);
+    const std::int64_t most = sequences == 0 ? 0 : std::ranges::max(blocks_of_sequences);
+    for (std::int64_t first_block = 0; first_block < most; first_block += blocks_of_group)
+        for (std::int64_t first = 0; first < sequences; first += sequences_of_group) {
+            const std::int64_t begin = std::ssize(order.blocks);
+            for (std::int64_t block = first_block; block < first_block + blocks_of_group; ++block)
+                for (std::int64_t s = first; s < std::min(first + sequences_of_group, sequences); ++s)
+                    if (const auto at = static_cast<std::size_t>(s); block < blocks_of_sequences[at])
+                        order.blocks.push_back({at, block});
+            if (std::ssize(order.blocks) > begin) order.groups.push_back({begin, std::ssize(order.blocks)});
+        }
+    return order;
+}
+
 template <class T>
 void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const ResolvedOptions& options,
                     const Saved& saved, const OutputGradients& d_out, const Gradients& into) {
     using A = Accumulator<T>;
-    const Geometry geometry = geometry_of(options, saved.q, saved.v);
-    const Mask& mask = geometry.mask;
+    const Geometry whole = geometry_of(options, options.mask, saved.q, saved.v);
     const std::int64_t batch = saved.q.size(0), queries = saved.q.size(1), heads = saved.q.size(2);
     const std::int64_t keys = saved.k.size(1), key_heads = saved.k.size(2);
     const std::int64_t group = key_heads == 0 ? 1 : heads / key_heads;
-    const Blocks blocks = kernels.blocks(geometry);
-    const std::int64_t row_blocks = ceil_div(queries, blocks.backward_rows);
+    const Blocks blocks = kernels.blocks(whole);
     const std::int64_t key_blocks = ceil_div(keys, blocks.backward_keys);
 
     const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_out.o);
@@ -129,96 +210,133 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
                          /*direct=*/!d_out.lse.defined() || d_out.lse.is_contiguous());
     const Writable d_q(ctx, into.q, dtype_of<A>), d_k(ctx, into.k, dtype_of<T>),
         d_v(ctx, into.v, dtype_of<T>);
+    // [heads, rows] of each sequence, one after the other.
     const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
-    const Tensor turns = empty(ctx, {batch, heads, row_blocks}, DType::i32);
+    // Each packed sequence may end with a part of a row block.
+    const std::int64_t row_blocks = batch * ceil_div(queries, blocks.backward_rows) + options.packed.count;
+    const Tensor turns = empty(ctx, {heads, row_blocks}, DType::i32);
     const BiasGradients<A> bias_gradients(ctx, options.scores, into);
     // Tasks that add to the same sums of a bias's gradient become one.
     const auto groups = bias_gradients.groups(batch, key_heads, key_blocks);
-    const std::int64_t batch_groups = ceil_div(batch, groups.batches);
     const std::int64_t head_groups = ceil_div(key_heads, groups.heads);
-    const std::int64_t tasks = ceil_div(key_blocks, groups.key_blocks) * batch_groups * head_groups;
-    const TaskScratch scratch(ctx, tasks, kernels.backward_scratch_bytes(geometry));
+    const std::int64_t of_batch =
+        ceil_div(key_blocks, groups.key_blocks) * ceil_div(batch, groups.batches) * head_groups;
+    const TaskScratch scratch(ctx, concurrent_tasks(ctx, options, of_batch),
+                              kernels.backward_scratch_bytes(whole));
     if (ctx.is_planning()) return;
+    const std::vector<Sequence> sequences = sequences_of(options, saved.q);
+    const auto geometries = geometries_of(options, sequences, saved.q, saved.v);
+    const auto rules = rules_of<A>(options, sequences, heads);
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
+    fill(ctx, rows_after_last(options.packed, d_q.tensor()), 0);
+    fill(ctx, keys_after_last(options.packed, d_k.tensor()), 0);
+    fill(ctx, keys_after_last(options.packed, d_v.tensor()), 0);
     scratch.clear();
     bias_gradients.clear(ctx);
-    const auto rules = rules_of<A>(options.scores, batch, heads);
     std::vector<BiasGradientsOfHead<A>> gradients_of_heads;
     if (bias_gradients.any())
-        for (std::int64_t b = 0; b < batch; ++b)
+        for (const Sequence& s : sequences)
             for (std::int64_t h = 0; h < heads; ++h)
-                gradients_of_heads.push_back(bias_gradients.of_head(b, h));
+                gradients_of_heads.push_back(bias_gradients.of_head(s.index, h));
+
+    TaskNumbers row_tasks;  // [heads, row blocks] of each sequence
+    std::vector<std::int64_t> key_blocks_of_sequences;
+    for (const Geometry& g : geometries) {
+        row_tasks.add_sequence(heads * ceil_div(g.mask.queries, blocks.backward_rows));
+        key_blocks_of_sequences.push_back(ceil_div(g.mask.keys, kernels.blocks(g).backward_keys));
+    }
+    /// Where `lse` and `delta` hold the numbers of a head of a sequence.
+    const auto numbers_at = [&](const Sequence& s, std::int64_t head) {
+        return heads * (s.batch * queries + s.first_row) + head * s.mask.queries;
+    };
 
     // For each row: D = rowsum(dO * O) - dLSE, and LSE with +inf if the row sees no key. For each row block:
     // the K/V block that is first to add to dQ, or dQ = 0 if there is none.
-    parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t index) {
-        const std::int64_t batch_head = index / row_blocks, b = batch_head / heads, h = batch_head % heads;
-        const std::int64_t begin = index % row_blocks * blocks.backward_rows;
-        const IndexRange rows{begin, std::min(begin + blocks.backward_rows, queries)};
-        const StridedRows o_rows = head_rows<T, const T>(o.tensor(), b, h);
-        const StridedRows d_o_rows = head_rows<T, const T>(d_o.tensor(), b, h);
+    parallel_for(ctx, row_tasks.count(), [&](std::int64_t task) {
+        const std::size_t at = row_tasks.sequence_of(task);
+        const Sequence& s = sequences[at];
+        const Geometry& geometry = geometries[at];
+        const std::int64_t blocks_per_head = ceil_div(s.mask.queries, blocks.backward_rows);
+        const std::int64_t index = task - row_tasks.first(at), h = index / blocks_per_head;
+        const std::int64_t begin = index % blocks_per_head * blocks.backward_rows;
+        const IndexRange rows{begin, std::min(begin + blocks.backward_rows, s.mask.queries)};
+        const StridedRows o_rows = head_rows<T, const T>(o.tensor(), s.batch, s.first_row, h);
+        const StridedRows d_o_rows = head_rows<T, const T>(d_o.tensor(), s.batch, s.first_row, h);
+        A* const lse_of_head = lse.data<A>() + numbers_at(s, h);
+        A* const delta_of_head = delta.data<A>() + numbers_at(s, h);
         for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-            const std::int64_t row = batch_head * queries + i;
-            const A row_lse = saved.lse.data<A>()[row];
+            const A row_lse = row_numbers<A>(saved.lse, s, h)[i];
             const bool sees_no_key = row_lse == -std::numeric_limits<A>::infinity();
-            lse.data<A>()[row] = sees_no_key ? std::numeric_limits<A>::infinity() : row_lse;
+            lse_of_head[i] = sees_no_key ? std::numeric_limits<A>::infinity() : row_lse;
             A d = dot<A>(d_o_rows.row(i), o_rows.row(i), geometry.d_v);
-            if (d_out.lse.defined() && !sees_no_key) d -= d_lse.tensor().data<A>()[row];
-            delta.data<A>()[row] = d;
+            if (d_out.lse.defined() && !sees_no_key) d -= row_numbers<A>(d_lse.tensor(), s, h)[i];
+            delta_of_head[i] = d;
         }
-        const IndexRange visible = mask.visible_keys(rows);
-        turns.data<std::int32_t>()[index] = static_cast<std::int32_t>(visible.begin / blocks.backward_keys);
+        const IndexRange visible = s.mask.visible_keys(rows);
+        turns.data<std::int32_t>()[task] =
+            static_cast<std::int32_t>(visible.begin / kernels.blocks(geometry).backward_keys);
         if (visible.end > visible.begin) return;
-        const StridedRows d_q_rows = head_rows<A, A>(d_q.tensor(), b, h);
+        const StridedRows d_q_rows = head_rows<A, A>(d_q.tensor(), s.batch, s.first_row, h);
         for (std::int64_t i = rows.begin; i < rows.end; ++i)
             std::fill_n(d_q_rows.row(i), geometry.d_qk, A(0));
     });
 
-    const auto process = [&](std::int64_t key_block, std::int64_t b, std::int64_t key_head,
-                             std::byte* memory) {
-        const std::int64_t head = key_head * group, first_head = b * heads + head;
-        const std::int64_t begin = key_block * blocks.backward_keys;
+    const auto process = [&](const KeyBlock& keys_of_task, std::int64_t key_head, std::byte* memory) {
+        const std::size_t at = keys_of_task.sequence;
+        const Sequence& s = sequences[at];
+        const Geometry& geometry = geometries[at];
+        const std::int64_t head = key_head * group;
+        const std::int64_t backward_keys = kernels.blocks(geometry).backward_keys;
+        const std::int64_t begin = keys_of_task.block * backward_keys;
+        const std::int64_t blocks_per_head = ceil_div(s.mask.queries, blocks.backward_rows);
         const auto of_group = [&](const auto& list) {
-            return list.empty() ? nullptr : list.data() + first_head;
+            return list.empty() ? nullptr : list.data() + static_cast<std::int64_t>(at) * heads + head;
         };
         kernels.backward({.geometry = &geometry,
-                          .k = head_rows<T, const T>(k.tensor(), b, key_head),
-                          .v = head_rows<T, const T>(v.tensor(), b, key_head),
-                          .d_k = head_rows<T, T>(d_k.tensor(), b, key_head),
-                          .d_v = head_rows<T, T>(d_v.tensor(), b, key_head),
-                          .keys = {begin, std::min(begin + blocks.backward_keys, keys)},
-                          .key_block = key_block,
+                          .k = head_rows<T, const T>(k.tensor(), s.batch, s.first_key, key_head),
+                          .v = head_rows<T, const T>(v.tensor(), s.batch, s.first_key, key_head),
+                          .d_k = head_rows<T, T>(d_k.tensor(), s.batch, s.first_key, key_head),
+                          .d_v = head_rows<T, T>(d_v.tensor(), s.batch, s.first_key, key_head),
+                          .keys = {begin, std::min(begin + backward_keys, s.mask.keys)},
+                          .key_block = keys_of_task.block,
                           .group = group,
-                          .q = head_rows<T, const T>(q.tensor(), b, head),
-                          .d_o = head_rows<T, const T>(d_o.tensor(), b, head),
-                          .d_q = head_rows<A, A>(d_q.tensor(), b, head),
+                          .q = head_rows<T, const T>(q.tensor(), s.batch, s.first_row, head),
+                          .d_o = head_rows<T, const T>(d_o.tensor(), s.batch, s.first_row, head),
+                          .d_q = head_rows<A, A>(d_q.tensor(), s.batch, s.first_row, head),
                           .q_head_stride = q.tensor().stride(2),
                           .d_o_head_stride = d_o.tensor().stride(2),
                           .d_q_head_stride = d_q.tensor().stride(2),
-                          .lse = lse.data<A>() + first_head * queries,
-                          .delta = delta.data<A>() + first_head * queries,
-                          .turns = {turns.data<std::int32_t>() + first_head * row_blocks, row_blocks},
+                          .lse = lse.data<A>() + numbers_at(s, head),
+                          .delta = delta.data<A>() + numbers_at(s, head),
+                          .turns = {turns.data<std::int32_t>() + row_tasks.first(at) + head * blocks_per_head,
+                                    blocks_per_head},
                           .rules = of_group(rules),
                           .bias_gradients = of_group(gradients_of_heads)},
                          memory);
     };
-    // The K/V block is the slowest index. Neighbouring tasks then belong to different heads and rarely wait
-    // for each other. Tasks of the same head go through its row blocks in the same order, one behind the
-    // other. A task waits only for tasks with lower numbers, which have started.
-    parallel_for(ctx, tasks, [&](std::int64_t index) {
-        const std::int64_t first_block = index / (batch_groups * head_groups) * groups.key_blocks;
-        const std::int64_t first_batch = index / head_groups % batch_groups * groups.batches;
-        const std::int64_t first_head = index % head_groups * groups.heads;
+    // Tasks of the same head go through its row blocks in the same order, one behind the other. A task waits
+    // only for tasks with lower numbers, which have started.
+    const KeyBlockOrder order =
+        order_of_key_blocks(key_blocks_of_sequences, groups.key_blocks, groups.batches);
+    parallel_for(ctx, std::ssize(order.groups) * head_groups, [&](std::int64_t task) {
+        const IndexRange of_task = order.groups[static_cast<std::size_t>(task / head_groups)];
+        const std::int64_t first_head = task % head_groups * groups.heads;
         const TaskScratch::Piece piece(scratch);
-        for (std::int64_t block = first_block; block < std::min(first_block + groups.key_blocks, key_blocks);
-             ++block)
-            for (std::int64_t b = first_batch; b < std::min(first_batch + groups.batches, batch); ++b)
-                for (std::int64_t h = first_head; h < std::min(first_head + groups.heads, key_heads); ++h)
-                    process(block, b, h, piece.data());
+        for (std::int64_t i = of_task.begin; i < of_task.end; ++i)
+            for (std::int64_t h = first_head; h < std::min(first_head + groups.heads, key_heads); ++h)
+                process(order.blocks[static_cast<std::size_t>(i)], h, piece.data());
     });
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
     bias_gradients.store(ctx);
-    if (into.sink.defined()) store_sink_gradient<A>(ctx, options.scores, saved.lse, delta, into.sink);
+    if (!into.sink.defined()) return;
+    parallel_for(ctx, heads, [&](std::int64_t h) {
+        const double sink = options.scores.rule_of<double>(0, h).sink;
+        double sum = 0;
+        for (const Sequence& s : sequences)
+            add_sink_gradient(sink, s.mask.queries, lse.data<A>() + numbers_at(s, h),
+                              delta.data<A>() + numbers_at(s, h), sum);
+        into.sink.data<float>()[h * into.sink.stride(0)] = static_cast<float>(sum);
+    });
 }
 
 }  // namespace

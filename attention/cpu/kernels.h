@@ -98,11 +98,12 @@ struct BackwardTask {
 struct Blocks {
     std::int64_t forward_rows = 64;
     std::int64_t backward_keys = 64;
-    std::int64_t backward_rows = 64;  ///< rows per addition to dQ
+    std::int64_t backward_rows = 64;  ///< rows per addition to dQ; the same for all lengths
 };
 
 /// The kernels of one dtype for one instruction set. Scratch memory is aligned to 64 bytes, private to the
-/// running task, and uninitialised.
+/// running task, and uninitialised. Longer sequences never need less: the size for a whole tensor suffices
+/// for every sequence packed in it.
 template <class T>
 struct FlashKernels {
     const char* name;

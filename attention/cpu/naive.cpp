@@ -7,6 +7,7 @@
 
 #include <gradtile/attention/cpu/bias_gradients.h>
 #include <gradtile/attention/cpu/score_rows.h>
+#include <gradtile/attention/cpu/sequences.h>
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -157,7 +158,7 @@ void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, con
             A* row = p.data<A>() + (batch_head * queries + i) * keys;
             const A lse = probabilities<T>(options, rule, d_qk, i, q.at<A>(b, h) + i * d_qk,
                                            k_transposed.at<A>(b, h / group), row);
-            lse_out.data<A>()[batch_head * queries + i] = lse;
+            lse_out.data<A>()[b * lse_out.stride(0) + h * lse_out.stride(1) + i] = lse;
             drop<T>(rule, i, keys, row);
             product_over_keys<T>(keys, d_v, row, v.at<A>(b, h / group), A(1),
                                  o.data<A>() + (batch_head * queries + i) * d_v);
@@ -276,21 +277,83 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
                 if (rows.data != nullptr) rows.add(row % queries, 0, keys, d_scores.data<A>() + row * keys);
         bias_gradients.store(ctx);
     }
-    if (into.sink.defined()) store_sink_gradient<A>(ctx, options.scores, lse_in, deltas, into.sink);
+    if (!into.sink.defined()) return;
+    // float64 holds the sum of one packed sequence, float32 that of a call.
+    visit_floating(into.sink.dtype(), [&]<class Sink>(TypeTag<Sink>) {
+        for (std::int64_t h = 0; h < heads; ++h) {
+            const double sink = options.scores.rule_of<double>(0, h).sink;
+            double sum = 0;
+            for (std::int64_t b = 0; b < batch; ++b)
+                add_sink_gradient(sink, queries,
+                                  lse_in.data<A>() + b * lse_in.stride(0) + h * lse_in.stride(1),
+                                  deltas.data<A>() + (b * heads + h) * queries, sum);
+            into.sink.data<Sink>()[h * into.sink.stride(0)] = convert<Sink>(sum);
+        }
+    });
+}
+
+void naive_forward_of_batch(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                            const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse) {
+    visit_floating(q.dtype(),
+                   [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, q, k, v, o, lse); });
+}
+void naive_backward_of_batch(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
+                             const OutputGradients& d_out, const Gradients& into) {
+    visit_floating(saved.q.dtype(),
+                   [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });
+}
+
+/// The parts of tensors that belong to a packed sequence. Undefined tensors stay so.
+Tensor rows_of(const Sequence& s, const Tensor& x) {
+    return x.slice(1, s.first_row, s.mask.queries);
+}
+Tensor keys_of(const Sequence& s, const Tensor& x) {
+    return x.slice(1, s.first_key, s.mask.keys);
+}
+Tensor lse_of(const Sequence& s, const Tensor& lse) {
+    return lse.defined() ? lse.slice(2, s.first_row, s.mask.queries) : lse;
 }
 
 }  // namespace
 
+// Packed sequences are calls of their own, one after the other. A dry run plans for one as long as the
+// tensors.
 void naive_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                    const Tensor& v, const Tensor& o, const Tensor& lse) {
-    visit_floating(q.dtype(),
-                   [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, q, k, v, o, lse); });
+    if (!options.packed || ctx.is_planning()) return naive_forward_of_batch(ctx, options, q, k, v, o, lse);
+    for (const Sequence& s : sequences_of(options, q))
+        naive_forward_of_batch(ctx, options_of(options, s), rows_of(s, q), keys_of(s, k), keys_of(s, v),
+                               rows_of(s, o), lse_of(s, lse));
+    fill(ctx, rows_after_last(options.packed, o), 0);
+    fill(ctx, rows_after_last(options.packed, lse.transpose(1, 2)), -std::numeric_limits<double>::infinity());
 }
 
 void naive_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                     const OutputGradients& d_out, const Gradients& into) {
-    visit_floating(saved.q.dtype(),
-                   [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });
+    if (!options.packed) return naive_backward_of_batch(ctx, options, saved, d_out, into);
+    Gradients gradients = into;
+    if (into.sink.defined()) gradients.sink = empty(ctx, into.sink.shape(), DType::f64);
+    if (ctx.is_planning()) return naive_backward_of_batch(ctx, options, saved, d_out, gradients);
+    std::vector<double> sink_sums(static_cast<std::size_t>(saved.q.size(2)));
+    for (const Sequence& s : sequences_of(options, saved.q)) {
+        gradients.q = rows_of(s, into.q);
+        gradients.k = keys_of(s, into.k);
+        gradients.v = keys_of(s, into.v);
+        naive_backward_of_batch(ctx, options_of(options, s),
+                                {rows_of(s, saved.q), keys_of(s, saved.k), keys_of(s, saved.v),
+                                 rows_of(s, saved.o), lse_of(s, saved.lse)},
+                                {rows_of(s, d_out.o), lse_of(s, d_out.lse)}, gradients);
+        if (into.sink.defined())
+            for (std::size_t h = 0; h < sink_sums.size(); ++h)
+                sink_sums[h] += gradients.sink.data<double>()[h];
+    }
+    fill(ctx, rows_after_last(options.packed, into.q), 0);
+    fill(ctx, keys_after_last(options.packed, into.k), 0);
+    fill(ctx, keys_after_last(options.packed, into.v), 0);
+    if (!into.sink.defined()) return;
+    for (std::size_t h = 0; h < sink_sums.size(); ++h)
+        into.sink.data<float>()[static_cast<std::int64_t>(h) * into.sink.stride(0)] =
+            static_cast<float>(sink_sums[h]);
 }
 
 }  // namespace gradtile::attention::cpu

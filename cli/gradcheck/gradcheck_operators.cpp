@@ -86,6 +86,32 @@ GradientReport check_attention(const Context& ctx, const attention::Options& opt
     return gradient_check(ctx, function, inputs, {}, {.names = std::move(names)});
 }
 
+/// Packed sequences, two of them without rows or keys, and tokens after the last one.
+GradientReport check_packed_attention(const Context& ctx) {
+    const auto offsets = [&](const std::vector<std::int32_t>& list) {
+        return from_host(ctx, list, {std::ssize(list)});
+    };
+    const attention::Options options{.causal = true,
+                                     .dropout_p = 0.3,
+                                     .dropout_key = DropoutKey::of_step(/*run_seed=*/7, /*step=*/1),
+                                     .cumulative_q = offsets({0, 7, 7, 12, 15}),
+                                     .cumulative_k = offsets({0, 9, 13, 13, 21})};
+    attention::Saved saved;
+    const Differentiable function{
+        [&](const Context& c, const Tensors& x) {
+            saved = {};
+            const Tensor o = attention::forward(c, x[0], x[1], x[2], options, saved);
+            return Tensors{o};
+        },
+        [&](const Context& c, const Tensors&, const Tensors& d) {
+            const attention::Gradients gradients = attention::backward(c, d[0], options, saved);
+            return Tensors{gradients.q, gradients.k, gradients.v};
+        }};
+    return gradient_check(ctx, function,
+                          {input(ctx, {16, 4, 6}, 1), input(ctx, {23, 2, 6}, 2), input(ctx, {23, 2, 10}, 3)},
+                          {}, {.names = {"q", "k", "v"}});
+}
+
 GradientReport check_rope(const Context& ctx) {
     const Rope rope(6, 16);
     const Differentiable function{[&](const Context& c, const Tensors& x) {
@@ -254,6 +280,7 @@ std::vector<CheckedOperator> make_operators() {
              [](const Context& c) {
                  return check_attention(c, {.causal = true}, unequal_shape, {}, /*lse_is_output=*/true);
              }},
+        {"attention-packed", check_packed_attention},
         {"linear",
          [](const Context& c) {
              return check_layer<Linear>(c, {3, 5, 6}, 6, 9);

@@ -203,20 +203,6 @@ class AttentionRefuses : public ::testing::Test {
     Tensor make(const Shape& shape, DType dtype = DType::f32) const { return zeros(ctx, shape, dtype); }
 };
 
-TEST_F(AttentionRefuses, UnavailableOptionsByName) {
-    Saved saved;
-    forward(ctx, in.q, in.k, in.v, {}, saved);
-    const auto expect_refused = [&](const char* name, const Options& options) {
-        const auto matches =
-            ::testing::AllOf(StartsWith("attention: "), HasSubstr(name), HasSubstr("not available"));
-        EXPECT_THAT(forward_refusal(in.q, in.k, in.v, options), matches);
-        EXPECT_THAT(refusal([&] { backward(ctx, in.d_o, options, saved); }), matches);
-    };
-    const Tensor offsets = make({2}, DType::i32);
-    expect_refused("cumulative_q", {.cumulative_q = offsets, .cumulative_k = offsets});
-    expect_refused("cumulative_k", {.cumulative_k = offsets});
-}
-
 TEST_F(AttentionRefuses, PackedSequencesWithTheAlgorithmsThatLackThem) {
     const Tensor offsets = make({2}, DType::i32);
     for (const Algorithm algorithm : tiled_algorithms) {
@@ -259,12 +245,6 @@ TEST(AttentionAlgorithm, HasANameAndFlashIsFlash2) {
         EXPECT_EQ(algorithm_named(concat(algorithm), "--algorithm"), algorithm);
     EXPECT_EQ(refusal([] { algorithm_named("flash3", "--algorithm"); }),
               "--algorithm: 'flash3' is unknown; expected flash2, naive, memory_efficient or flash1");
-}
-
-TEST_F(AttentionRefuses, PackedSequencesByNameBeforeItChecksShapes) {
-    const Tensor packed = make({10, 4, 8}), offsets = make({3}, DType::i32);
-    EXPECT_THAT(forward_refusal(packed, packed, packed, {.cumulative_q = offsets, .cumulative_k = offsets}),
-                HasSubstr("cumulative_q"));
 }
 
 TEST_F(AttentionRefuses, ScalesThatAreNotFiniteAndNegativeWindows) {

@@ -1,0 +1,235 @@
+#include "packed_problems.h"
+
+#include <numeric>
+
+#include <support/sanitized.h>
+
+#include "reference.h"
+
+namespace gradtile::attention::test {
+namespace {
+
+std::int64_t sum(const std::vector<std::int32_t>& lengths) {
+    return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+}
+/// The index of the first token of sequence s.
+std::int64_t start(const std::vector<std::int32_t>& lengths, std::size_t s) {
+    return std::accumulate(lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(s),
+                           std::int64_t{0});
+}
+Tensor offsets_of(const Context& ctx, const std::vector<std::int32_t>& lengths) {
+    std::vector<std::int32_t> offsets{0};
+    for (const std::int32_t length : lengths) offsets.push_back(offsets.back() + length);
+    return from_host(ctx, offsets, {std::ssize(offsets)});
+}
+
+/// Views of one sequence's tokens in [tokens, H, D], as [1, length, H, D].
+Tensor tokens_of(const Tensor& x, std::int64_t first, std::int64_t length) {
+    return x.slice(0, first, length).expand({1, length, x.size(1), x.size(2)});
+}
+
+/// Concatenates results of sequences, and fills up the unused tokens.
+class Assembly {
+  public:
+    Assembly(const PackedProblem& problem, double unused_lse) : p_(problem) {
+        const auto make = [](std::int64_t n, double value = 0) {
+            return std::vector<double>(static_cast<std::size_t>(n), value);
+        };
+        const Problem& each = p_.each;
+        all_ = {.o = make(p_.rows() * each.heads * each.d_v),
+                .lse = make(each.heads * p_.rows(), unused_lse),
+                .d_q = make(p_.rows() * each.heads * each.d_qk),
+                .d_k = make(p_.key_count() * each.key_heads * each.d_qk),
+                .d_v = make(p_.key_count() * each.key_heads * each.d_v),
+                .d_sink = make(each.sink ? each.heads : 0)};
+    }
+    void put(std::size_t s, const Result& part) {
+        const Problem& each = p_.each;
+        const std::int64_t row = start(p_.queries, s), key = start(p_.keys, s), rows = p_.queries[s];
+        const auto copy_to = [](std::vector<double>& to, std::int64_t at, const std::vector<double>& from) {
+            std::copy(from.begin(), from.end(), to.begin() + at);
+        };
+        copy_to(all_.o, row * each.heads * each.d_v, part.o);
+        copy_to(all_.d_q, row * each.heads * each.d_qk, part.d_q);
+        copy_to(all_.d_k, key * each.key_heads * each.d_qk, part.d_k);
+        copy_to(all_.d_v, key * each.key_heads * each.d_v, part.d_v);
+        for (std::int64_t h = 0; h < each.heads; ++h)
+            std::copy_n(part.lse.begin() + h * rows, rows, all_.lse.begin() + h * p_.rows() + row);
+        for (std::size_t h = 0; h < all_.d_sink.size(); ++h) all_.d_sink[h] += part.d_sink[h];
+    }
+    Result take() { return std::move(all_); }
+
+  private:
+    const PackedProblem& p_;
+    Result all_;
+};
+
+}  // namespace
+
+std::int64_t PackedProblem::rows() const {
+    return sum(queries) + unused_rows;
+}
+std::int64_t PackedProblem::key_count() const {
+    return sum(keys) + unused_keys;
+}
+Problem PackedProblem::sequence(std::size_t s) const {
+    Problem problem = each;
+    problem.batch = 1;
+    problem.queries = queries[s];
+    problem.keys = keys[s];
+    problem.first_sample = static_cast<std::int64_t>(s);
+    return problem;
+}
+
+std::ostream& operator<<(std::ostream& out, const PackedProblem& p) {
+    out << p.queries.size() << " sequences:";
+    for (std::size_t s = 0; s < std::min<std::size_t>(p.queries.size(), 6); ++s)
+        out << ' ' << p.queries[s] << 'x' << p.keys[s];
+    return out << ", unused " << p.unused_rows << 'x' << p.unused_keys << ", each like " << p.each;
+}
+
+PackedInputs PackedInputs::to(const Context& ctx, DType dtype) const {
+    return {in.to(ctx, dtype), cumulative_q, cumulative_k};
+}
+PackedInputs PackedInputs::on(const Context& ctx) const {
+    PackedInputs copies = *this;
+    for (Tensor* x : {&copies.in.q, &copies.in.k, &copies.in.v, &copies.in.d_o, &copies.in.alibi_slopes,
+                      &copies.in.sink, &copies.in.d_lse, &copies.cumulative_q, &copies.cumulative_k})
+        if (x->defined()) *x = to_device(ctx, *x);
+    return copies;
+}
+
+PackedInputs random_inputs(const Context& ctx, const PackedProblem& p, DType dtype) {
+    Problem as_batch = p.each;
+    as_batch.batch = 1;
+    as_batch.queries = p.rows();
+    as_batch.keys = p.key_count();
+    PackedInputs packed{accuracy::random_inputs(ctx, as_batch, dtype), offsets_of(ctx, p.queries),
+                        offsets_of(ctx, p.keys)};
+    for (Tensor* x : {&packed.in.q, &packed.in.k, &packed.in.v, &packed.in.d_o, &packed.in.d_lse})
+        if (x->defined()) *x = x->select(0, 0);
+    return packed;
+}
+
+Inputs inputs_of_sequence(const PackedProblem& p, const PackedInputs& packed, std::size_t s) {
+    const std::int64_t row = start(p.queries, s), key = start(p.keys, s);
+    Inputs in = packed.in;
+    in.q = tokens_of(in.q, row, p.queries[s]);
+    in.d_o = tokens_of(in.d_o, row, p.queries[s]);
+    in.k = tokens_of(in.k, key, p.keys[s]);
+    in.v = tokens_of(in.v, key, p.keys[s]);
+    if (in.d_lse.defined())
+        in.d_lse = in.d_lse.slice(1, row, p.queries[s]).expand({1, p.each.heads, p.queries[s]});
+    return in;
+}
+
+Result run(const Context& ctx, const PackedInputs& packed, Options options) {
+    options.cumulative_q = packed.cumulative_q;
+    options.cumulative_k = packed.cumulative_k;
+    return accuracy::run(ctx, packed.in, options);
+}
+
+Result run_each(const Context& ctx, const PackedProblem& problem, const PackedInputs& in,
+                Algorithm algorithm) {
+    Assembly results(problem, -infinity);
+    for (std::size_t s = 0; s < problem.queries.size(); ++s)
+        results.put(s, accuracy::run(ctx, inputs_of_sequence(problem, in, s),
+                                     problem.sequence(s).options(algorithm)));
+    return results.take();
+}
+
+Reference float64_reference(const Context& ctx, const PackedProblem& problem, const PackedInputs& in,
+                            const Roundoff& roundoff) {
+    Assembly value(problem, -infinity), floor(problem, 0), root_mean_square(problem, 0),
+        systematic(problem, 0);
+    for (std::size_t s = 0; s < problem.queries.size(); ++s) {
+        const Reference part = accuracy::float64_reference(ctx, problem.sequence(s),
+                                                           inputs_of_sequence(problem, in, s), roundoff);
+        value.put(s, part.value);
+        floor.put(s, part.floor);
+        root_mean_square.put(s, part.root_mean_square);
+        systematic.put(s, part.systematic);
+    }
+    return {.value = value.take(),
+            .floor = floor.take(),
+            .root_mean_square = root_mean_square.take(),
+            .systematic = systematic.take(),
+            .d_q_by_d = {}};
+}
+
+std::vector<PackedProblem> packed_problems() {
+    const Problem each{.d_qk = 16, .d_v = 24, .heads = 4, .key_heads = 2};
+    const std::vector<std::int32_t> queries{70, 0, 5, 131, 1, 9, 0, 64}, keys{70, 8, 0, 70, 1, 140, 0, 65};
+    std::vector<PackedProblem> problems;
+    const auto add = [&](auto&& change) {
+        PackedProblem p{each, queries, keys};
+        change(p);
+        problems.push_back(std::move(p));
+    };
+    const auto add_option = [&](auto&& change) { add([&](PackedProblem& p) { change(p.each); }); };
+    add_option([](Problem&) {});
+    add_option([](Problem& p) { p.causal = true; });
+    add_option([](Problem& p) { p.causal = p.top_left = true; });
+    add_option([](Problem& p) { p.window = {.left = 20, .right = 7}; });
+    add_option([](Problem& p) { p.causal = true, p.window.left = 33; });
+    add_option([](Problem& p) { p.causal = p.alibi = true; });
+    add_option([](Problem& p) { p.softcap = 1.5; });
+    add_option([](Problem& p) { p.sink = p.d_lse = true; });
+    add_option([](Problem& p) { p.d_lse = p.causal = true; });
+    add_option([](Problem& p) { p.dropout_p = 0.25; });
+    add_option([](Problem& p) { p.scale = -0.3; });
+    const auto set_all = [](Problem& p) {
+        p.causal = p.alibi = p.sink = p.d_lse = true;
+        p.window.left = 50;
+        p.softcap = 2;
+        p.dropout_p = 0.1;
+    };
+    add_option(set_all);
+    for (const std::int64_t key_heads : {1, 4})
+        add_option([&](Problem& p) { p.causal = true, p.key_heads = key_heads; });
+    for (const auto& [d_qk, d_v] : {std::pair{1, 3}, {33, 8}, {64, 64}, {80, 128}, {192, 128}, {256, 256}})
+        for (const bool with_options : {false, true})
+            add_option([&, d_qk = d_qk, d_v = d_v](Problem& p) {
+                p.d_qk = d_qk;
+                p.d_v = d_v;
+                p.heads = 2;
+                p.key_heads = 1;
+                p.causal = true;
+                if (with_options) set_all(p);
+            });
+    // One sequence, equal lengths, no sequence, and sequences that are all empty.
+    add([](PackedProblem& p) { p.each.causal = true, p.queries = {150}, p.keys = {150}; });
+    add([](PackedProblem& p) { p.queries = p.keys = {64, 64, 64}; });
+    add([](PackedProblem& p) { p.queries = {}, p.keys = {}, p.unused_rows = 5, p.unused_keys = 7; });
+    add([](PackedProblem& p) { p.queries = {0, 0}, p.keys = {0, 0}; });
+    add([&](PackedProblem& p) {
+        set_all(p.each);
+        p.queries = {0, 40};
+        p.keys = {40, 0};
+    });
+    // Many short sequences, with tokens after the last one.
+    for (const bool with_options : {false, true})
+        add([&](PackedProblem& p) {
+            p.each.causal = true;
+            if (with_options) set_all(p.each);
+            p.queries.clear();
+            p.keys.clear();
+            for (int s = 0; s < 60; ++s) {
+                p.queries.push_back(s * 7 % 5);
+                p.keys.push_back(s % 3 == 0 ? s * 5 % 9 : s * 7 % 5);
+            }
+            p.unused_rows = 37;
+            p.unused_keys = 70;
+        });
+    // Lengths at which kernels choose other blocks.
+    if (!gradtile::test::sanitized)
+        add([](PackedProblem& p) {
+            p.each = {.d_qk = 16, .d_v = 16, .causal = true, .heads = 2, .key_heads = 1, .sink = true};
+            p.queries = {600, 3, 1100, 130};
+            p.keys = {520, 3, 1100, 257};
+            p.unused_rows = 1;
+        });
+    return problems;
+}
+
+}  // namespace gradtile::attention::test
