@@ -3,8 +3,11 @@
 // instead of two). GB/s: q, k, v and o, and for the backward pass their gradients, divided by the time.
 // Scratch: memory of a pass without its inputs and outputs.
 #include <array>
+#include <charconv>
 #include <iostream>
+#include <numeric>
 #include <optional>
+#include <sstream>
 #include <string>
 
 #include <gradtile/attention/attention.h>
@@ -32,15 +35,22 @@ namespace {
 
 struct Shapes {
     std::int64_t batch, heads, kv_heads, queries, length, head_dim;
+    std::vector<std::int64_t> packed = {};  ///< lengths of packed sequences, which replace batch and length
 
     /// The pairs of a row and a key that it sees: the last row is aligned with the last key.
-    double pairs(bool causal) const {
-        const double q = static_cast<double>(queries), k = static_cast<double>(length);
+    static double pairs_of(std::int64_t queries, std::int64_t keys, bool causal) {
+        const double q = static_cast<double>(queries), k = static_cast<double>(keys);
         if (!causal) return q * k;
-        return queries == length ? k * k / 2 : q <= k ? q * (k - (q - 1) / 2) : k * (k + 1) / 2;
+        return queries == keys ? k * k / 2 : q <= k ? q * (k - (q - 1) / 2) : k * (k + 1) / 2;
+    }
+    double pairs(bool causal) const {
+        if (packed.empty()) return static_cast<double>(batch) * pairs_of(queries, length, causal);
+        double sum = 0;
+        for (const std::int64_t tokens : packed) sum += pairs_of(tokens, tokens, causal);
+        return sum;
     }
     double forward_flops(bool causal) const {
-        return 4.0 * static_cast<double>(batch * heads * head_dim) * pairs(causal);
+        return 4.0 * static_cast<double>(heads * head_dim) * pairs(causal);
     }
     /// Elements of q, k, v and o.
     double forward_elements() const {
@@ -93,16 +103,17 @@ std::vector<Shapes> default_shapes(Device device) {
 
 /// The shapes given by flags, or the default list.
 std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
-    if (!flags.batch && !flags.heads && !flags.kv_heads && !flags.queries && !flags.length && !flags.head_dim)
+    if (flags.packed.empty() && !flags.batch && !flags.heads && !flags.kv_heads && !flags.queries &&
+        !flags.length && !flags.head_dim)
         return default_shapes(device);
     const bool gpu = device.is_cuda();
     const std::int64_t heads = flags.heads.value_or(gpu ? 16 : 12), length = flags.length.value_or(1024);
-    const Shapes shapes{.batch = flags.batch.value_or(gpu ? 16 : 1),
-                        .heads = heads,
-                        .kv_heads = flags.kv_heads.value_or(heads),
-                        .queries = flags.queries.value_or(length),
-                        .length = length,
-                        .head_dim = flags.head_dim.value_or(64)};
+    Shapes shapes{.batch = flags.batch.value_or(gpu ? 16 : 1),
+                  .heads = heads,
+                  .kv_heads = flags.kv_heads.value_or(heads),
+                  .queries = flags.queries.value_or(length),
+                  .length = length,
+                  .head_dim = flags.head_dim.value_or(64)};
     const auto expect = [](const char* flag, std::int64_t value, std::int64_t max_value) {
         check_flag(flag, value, {1, static_cast<double>(max_value)});
     };
@@ -112,9 +123,35 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
     expect("--length", shapes.length, 1 << 20);
     expect("--queries", shapes.queries, 1 << 20);
     expect("--head-dim", shapes.head_dim, 256);
+    if (!flags.packed.empty()) {
+        check_usage(!flags.batch && !flags.length && !flags.queries,
+                    "--packed gives the lengths; leave out --batch, --length and --queries");
+        shapes.packed = flags.packed;
+        shapes.batch = 1;
+        shapes.length = std::accumulate(flags.packed.begin(), flags.packed.end(), std::int64_t{0});
+        shapes.queries = shapes.length;
+    }
     check_usage(shapes.heads % shapes.kv_heads == 0, "--kv-heads: ", shapes.kv_heads, " does not divide ",
                 shapes.heads, " heads");
     return {shapes};
+}
+
+/// The numbers of a list such as 64,2048,512.
+std::vector<std::int64_t> lengths_in(const std::string& list) {
+    std::vector<std::int64_t> lengths;
+    std::istringstream text(list);
+    for (std::string item; std::getline(text, item, ',');) {
+        std::int64_t length = 0;
+        const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), length);
+        check_usage(
+            error == std::errc() && end == item.data() + item.size() && length >= 0 && length <= 1 << 20,
+            "--packed: '", item, "' in ", list, "; expected lengths of 0 to 1048576");
+        lengths.push_back(length);
+    }
+    check_usage(
+        !lengths.empty() && std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}) <= 1 << 24,
+        "--packed: ", list, "; expected lengths of 1 to 16777216 tokens together");
+    return lengths;
 }
 
 /// Forward and backward on tensors allocated with ctx.
@@ -137,6 +174,7 @@ class Passes {
         q_ = of_queries(), k_ = of_keys(), v_ = of_keys();
         o_ = of_queries(), d_o_ = of_queries();
         gradients_ = {.q = of_queries(), .k = of_keys(), .v = of_keys()};
+        if (!shapes.packed.empty()) pack(shapes);
         if (flags.score.dropout > 0) options_.dropout_key = DropoutKey::of_step(1, 1);
         add_score_tensors(shapes, flags.score);
     }
@@ -157,6 +195,18 @@ class Passes {
     }
 
   private:
+    /// Removes the batch axis of every tensor and sets the offsets of the sequences.
+    void pack(const Shapes& shapes) {
+        for (Tensor* x : {&q_, &k_, &v_, &o_, &d_o_, &gradients_.q, &gradients_.k, &gradients_.v})
+            *x = x->select(0, 0);
+        std::vector<std::int32_t> offsets{0};
+        for (const std::int64_t tokens : shapes.packed)
+            offsets.push_back(offsets.back() + static_cast<std::int32_t>(tokens));
+        const Shape shape{static_cast<std::int64_t>(offsets.size())};
+        options_.cumulative_q =
+            ctx_.is_planning() ? empty(ctx_, shape, DType::i32) : from_host(ctx_, offsets, shape);
+        options_.cumulative_k = options_.cumulative_q;
+    }
     void add_score_tensors(const Shapes& shapes, const ScoreFlags& flags) {
         if (flags.alibi) {
             options_.alibi_slopes = empty(ctx_, {shapes.heads}, DType::f32);
@@ -295,6 +345,9 @@ void add_bench_attention(Command& bench) {
     add_size("--queries", flags->queries,
              "queries per sequence, the last ones under a causal mask (default: as many as keys)");
     add_size("--head-dim", flags->head_dim, "width of a head (default: 64)");
+    command.add_value<std::string>(
+        "--packed", "lengths of packed sequences, for example 64,2048,512, in place of --batch and --length",
+        [flags](const std::string& list) { flags->packed = lengths_in(list); });
     command.add_value<std::string>("--algorithm",
                                    "flash2, naive, memory_efficient or flash1; the last two on the CPU only",
                                    concat(flags->algorithm), [flags](const std::string& name) {
