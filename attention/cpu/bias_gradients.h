@@ -77,9 +77,8 @@ class BiasGradients {
     std::array<Bias, max_biases> biases_;
 };
 
-/// Subtracts a part of the sink's gradient, (sum over rows of exp(sink - LSE) D), from `sum`; D = rowsum(dO
-/// O)
-/// - dLSE. The LSE of a row without keys may be -inf or +inf, because its D is 0.
+/// Subtracts a part of the sink's gradient from `sum`: the sum over some rows of exp(sink - LSE) D, where D =
+/// rowsum(dO O) - dLSE. With a sink the LSE of no row is -inf.
 template <class A>
 void add_sink_gradient(double sink, std::int64_t rows, const A* lse, const A* delta, double& sum) {
     if (sink == -std::numeric_limits<double>::infinity()) return;

@@ -149,7 +149,17 @@ void tiled_backward(const Context& ctx, const ResolvedOptions& options, const Sa
     });
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
     bias_gradients.store(ctx);
-    if (into.sink.defined()) store_sink_gradient<A>(ctx, options.scores, saved.lse, deltas, into.sink);
+    if (!into.sink.defined()) return;
+    const std::int64_t queries = saved.q.size(1);
+    parallel_for(ctx, heads, [&](std::int64_t head) {
+        double sum = 0;
+        for (std::int64_t b = 0; b < batch; ++b) {
+            const std::int64_t first = (b * heads + head) * queries;
+            add_sink_gradient(options.scores.rule_of<double>(b, head).sink, queries,
+                              saved.lse.data<A>() + first, deltas.data<A>() + first, sum);
+        }
+        into.sink.data<float>()[head * into.sink.stride(0)] = static_cast<float>(sum);
+    });
 }
 
 }  // namespace
