@@ -278,10 +278,10 @@ std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k
     check_inputs(options, q, k, v);
     if (options.algorithm != Algorithm::flash2) return concat(options.algorithm, ": one set of kernels");
     const PackedSequences packed = resolve_packed(options, q);
-    const Saved of_batch = with_batch_axis(packed, {.q = q, .k = k, .v = v});
-    const ResolvedOptions resolved = resolve(options, packed, of_batch.q, of_batch.k);
+    const Tensor q_batch = with_batch_axis(packed, q), k_batch = with_batch_axis(packed, k),
+                 v_batch = with_batch_axis(packed, v);
     const auto explain = ctx.device().is_cpu() ? cpu::explain_flash_forward : cuda::explain_flash_forward;
-    return explain(ctx, resolved, of_batch.q, of_batch.k, of_batch.v);
+    return explain(ctx, resolve(options, packed, q_batch, k_batch), q_batch, k_batch, v_batch);
 }
 
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,

@@ -81,7 +81,8 @@ struct ScoreFlags {
 
 struct Flags {
     ScoreFlags score;
-    std::optional<std::int64_t> batch, heads, kv_heads, length, head_dim;
+    std::optional<std::int64_t> batch, heads, kv_heads, queries, length, head_dim;
+    std::vector<std::int64_t> packed;
     attention::Algorithm algorithm = attention::Algorithm::flash2;
     DeviceChoice device = DeviceChoice::automatic;
     std::optional<TrainDType> dtype;
