@@ -63,7 +63,7 @@ TEST(FewQueriesPlan, SplitsAsLittleAsFullOccupancyAllows) {
                 fewer.split(key_blocks, plan.splits - 1);
                 EXPECT_LT(fewer.occupancy(key_blocks), plan.occupancy(key_blocks));
             }
-    // 8 x 32 blocks of four blocks of keys each fill 97% of 264 places.
+    // 8 x 32 blocks on 264 places, each with four blocks of keys.
     EXPECT_EQ(plan_few_queries(one_query, processors, shared_bytes).splits, 32);
     FewQueriesShape full = one_query;
     full.batch = 33;  // 264 blocks

@@ -42,7 +42,7 @@ class PackedAttention : public testing::TestWithParam<Place> {
     template <class Body>
     void for_every_implementation(Body&& body) const {
         if (!gpu_) return for_every_algorithm(dtype(), body);
-        for (const Algorithm algorithm : algorithms) {
+        for (const Algorithm algorithm : packed_algorithms) {
             SCOPED_TRACE(::testing::Message() << algorithm);
             body(algorithm);
         }
@@ -299,7 +299,7 @@ TEST(PackedAttentionOnTheCpu, GradientsAreThoseOfFiniteDifferences) {
                                 /*unused_rows=*/2,
                                 /*unused_keys=*/3};
     const PackedInputs in = random_inputs(ctx, problem, DType::f64);
-    for (const Algorithm algorithm : algorithms) {
+    for (const Algorithm algorithm : packed_algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
         Options options = problem.each.options(algorithm);
         options.cumulative_q = in.cumulative_q;
@@ -328,7 +328,7 @@ TEST(PackedAttentionOnTheCpu, WrongOffsetsAreRefusedByNameIndexAndValue) {
         });
     };
     const Tensor good = offsets({0, 4, 10});
-    for (const Algorithm algorithm : algorithms) {
+    for (const Algorithm algorithm : packed_algorithms) {
         EXPECT_EQ(message(good, good, algorithm), "no error");
         EXPECT_THAT(message(offsets({1, 4, 10}), good, algorithm),
                     HasSubstr("cumulative_q[0] is 1; expected 0"));
@@ -351,7 +351,7 @@ TEST(PackedAttentionOnTheCpu, WrongOffsetsAreRefusedByNameIndexAndValue) {
 TEST(PackedAttentionOnTheCpu, BackwardRefusesWrongOffsets) {
     const Context ctx(Device::cpu(), 2);
     const Tensor x = zeros(ctx, {10, 2, 8}, DType::f32);
-    for (const Algorithm algorithm : algorithms) {
+    for (const Algorithm algorithm : packed_algorithms) {
         const Tensor offsets = from_host(ctx, std::vector<std::int32_t>{0, 4, 10}, {3});
         const Options options{.algorithm = algorithm, .cumulative_q = offsets, .cumulative_k = offsets};
         Saved saved;

@@ -20,16 +20,18 @@ namespace device {
 struct LseMerge {
     float maximum = -INFINITY, sum = 0;
 
-    __device__ void add(float lse) {
-        const float next = fmaxf(maximum, lse);
+    __device__ void add(const LseMerge& other) {
+        const float next = fmaxf(maximum, other.maximum);
         if (next == -INFINITY) return;
-        sum = sum * exp2_fast((maximum - next) * log2_e) + exp2_fast((lse - next) * log2_e);
+        sum = sum * exp2_fast((maximum - next) * log2_e) +
+              other.sum * exp2_fast((other.maximum - next) * log2_e);
         maximum = next;
     }
+    __device__ void add(float lse) { add(LseMerge{lse, lse == -INFINITY ? 0.0f : 1.0f}); }
     __device__ float weight(float lse) const {
         return sum == 0 ? 0.0f : __fdividef(exp2_fast((lse - maximum) * log2_e), sum);
     }
-    __device__ float lse() const { return sum == 0 ? -INFINITY : fmaf(1.0f, maximum, logf(sum)); }
+    __device__ float lse() const { return sum == 0 ? -INFINITY : maximum + logf(sum); }
 };
 
 __device__ __forceinline__ float sink_of(const ScoreOptions& scores, int head) {
@@ -44,7 +46,8 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
                        const __grid_constant__ Bits16SplitParameters split) {
     constexpr FewQueriesTiles tiles{head_dim, row_tiles};
     constexpr int stages = tiles.stages(), keys = FewQueriesTiles::keys, rows = 16 * row_tiles,
-                  key_warps = 4 / row_tiles, warp_keys = keys / key_warps;
+                  m_tiles = tiles.warp_row_tiles(), key_warps = 4 * m_tiles / row_tiles,
+                  warp_keys = keys / key_warps;
     using QTile = Tile<rows, head_dim>;
     using KvTile = Tile<keys, head_dim>;
     extern __shared__ __align__(128) unsigned char shared[];
@@ -86,16 +89,18 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
     }
 
     const int warp = warp_index(), lane = lane_index();
-    const int warp_row = warp / key_warps * 16, warp_key = warp % key_warps * warp_keys;
-    IndexRange visible[2];  // of the lane's two rows
-    for (int half = 0; half < 2; ++half) {
-        const int row = warp_row + half * 8 + lane / 4, query = row % queries;
-        visible[half] =
-            row < all_rows ? IndexRange{p.mask.first_key(query), p.mask.end_key(query)} : IndexRange{0, 0};
+    const int warp_row = warp / key_warps * m_tiles * 16, warp_key = warp % key_warps * warp_keys;
+    struct {
+        int first_key, end_key;
+    } visible[2 * m_tiles];  // of the lane's rows
+#pragma unroll
+    for (int i = 0; i < 2 * m_tiles; ++i) {
+        const int row = warp_row + i * 8 + lane / 4, query = row % queries;
+        visible[i] = {p.mask.first_key(query), row < all_rows ? min(end_key, p.mask.end_key(query)) : 0};
     }
-    FragmentC o[1][head_dim / 8];
+    FragmentC o[m_tiles][head_dim / 8];
     clear(o);
-    LazyOnlineSoftmax<1> softmax(p.scale_log2);
+    LazyOnlineSoftmax<m_tiles> softmax(p.scale_log2);
     for (int block = 0; first_key + block * keys < end_key; ++block) {
         wait_for_copies<stages - 2>();
         __syncthreads();  // this block's K and V are copied, and no warp reads the stage that is loaded next
@@ -103,23 +108,24 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
         const std::uint32_t stage =
             kv_tiles + block % stages * 2 * KvTile::bytes + warp_key * KvTile::row_bytes;
         const int key = first_key + block * keys + warp_key;
-        FragmentC s[1][warp_keys / 8];
+        FragmentC s[m_tiles][warp_keys / 8];
         clear(s);
         multiply_a_bt<T, head_dim, 4>(s, LanePointer<QTile>::stacked(q_tile + warp_row * QTile::row_bytes),
                                       LanePointer<KvTile>::paired(stage));
         if (p.prescale != 1.0f) scale(s, p.prescale);
         if constexpr (has_rule) apply_rule<T>(s, rule.get(), warp_row, key, queries, p.mask.keys);
-        for_each_element(s, [&](float& score, int, int n, int e) {
+        for_each_element(s, [&](float& score, int m, int n, int e) {
+            const auto [first, end] = visible[2 * m + e / 2];
             const int j = key + n * 8 + lane % 4 * 2 + e % 2;
-            if (j < visible[e / 2].begin || j >= visible[e / 2].end || j >= end_key) score = -INFINITY;
+            if (j < first || j >= end) score = -INFINITY;
         });
         softmax.update(s, o);
         if constexpr (has_rule) drop(s, rule.get(), warp_row, key);
-        FragmentA probabilities[warp_keys / 16][1];
+        FragmentA probabilities[warp_keys / 16][m_tiles];
         as_operand_a<T>(probabilities, s);
         multiply_a_b<T>(o, probabilities, LanePointer<KvTile>::stacked(stage + KvTile::bytes));
     }
-    float lse[2];
+    float lse[2 * m_tiles];
     if constexpr (has_rule) {
         softmax.finish(o, lse, rule.get().dropout_scale);
     } else {
@@ -131,13 +137,16 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
     __syncthreads();
     auto* const warp_o = reinterpret_cast<float*>(shared + QTile::bytes);  // [key_warps, rows, head_dim]
     __shared__ float warp_lse[key_warps][rows];
-    for (int half = 0; half < 2; ++half) {
-        const int row = warp_row + half * 8 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < 2 * m_tiles; ++i) {
+        const int row = warp_row + i * 8 + lane / 4;
         float* const to = warp_o + (warp % key_warps * rows + row) * head_dim + lane % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < head_dim / 8; ++n)
-            *reinterpret_cast<float2*>(to + n * 8) = float2{o[0][n][half * 2], o[0][n][half * 2 + 1]};
-        if (lane % 4 == 0) warp_lse[warp % key_warps][row] = lse[half];
+        for (int n = 0; n < head_dim / 8; ++n) {
+            const float* const pair = &o[i / 2][n][i % 2 * 2];
+            *reinterpret_cast<float2*>(to + n * 8) = float2{pair[0], pair[1]};
+        }
+        if (lane % 4 == 0) warp_lse[warp % key_warps][row] = lse[i];
     }
     __syncthreads();
     const bool is_whole = gridDim.x == 1;
@@ -174,23 +183,31 @@ template <class T>
 __global__ void __launch_bounds__(FewQueriesTiles::threads)
     merge_splits_kernel(const __grid_constant__ Bits16ForwardParameters p,
                         const __grid_constant__ Bits16SplitParameters split) {
-    constexpr int warps = FewQueriesTiles::threads / 32, max_columns = 256;
-    __shared__ float of_warp[warps][max_columns];
+    constexpr int threads = FewQueriesTiles::threads, warps = threads / 32, max_columns = 256;
+    __shared__ float lse[most_splits], of_warp[warps][max_columns];
     gradtile::cuda::device::await_predecessor();
     const std::int64_t index = blockIdx.x;
     const int query = static_cast<int>(index % p.mask.queries),
               batch_head = static_cast<int>(index / p.mask.queries);
     const int batch = batch_head / p.sizes.heads, head = batch_head % p.sizes.heads;
     const int warp = warp_index(), lane = lane_index();
-    LseMerge merge;
-    for (int part = 0; part < split.splits; ++part) merge.add(split.lse[part * split.all_rows + index]);
+    for (int part = static_cast<int>(threadIdx.x); part < split.splits; part += threads)
+        lse[part] = split.lse[part * split.all_rows + index];
+    __syncthreads();
+    LseMerge merge;  // every warp merges all of them: each lane some, then the lanes
+    for (int part = lane; part < split.splits; part += 32) merge.add(lse[part]);
+    for (int distance = 16; distance > 0; distance /= 2) {
+        const LseMerge other{__shfl_xor_sync(~0u, merge.maximum, distance),
+                             __shfl_xor_sync(~0u, merge.sum, distance)};
+        merge.add(other);
+    }
     merge.add(sink_of(p.scores, head));
     for (int column = lane * 2; column < p.sizes.v_dim; column += 64) {
         float2 sum{0, 0};
-#pragma unroll 4
+#pragma unroll 8
         for (int part = warp; part < split.splits; part += warps) {
             const std::int64_t at = part * split.all_rows + index;
-            const float weight = merge.weight(split.lse[at]);
+            const float weight = merge.weight(lse[part]);
             const float2 o = *reinterpret_cast<const float2*>(split.o + at * split.columns + column);
             sum = {fmaf(weight, o.x, sum.x), fmaf(weight, o.y, sum.y)};
         }
@@ -198,8 +215,7 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads)
         of_warp[warp][column + 1] = sum.y;
     }
     __syncthreads();
-    for (int column = static_cast<int>(threadIdx.x); column < p.sizes.v_dim;
-         column += FewQueriesTiles::threads) {
+    for (int column = static_cast<int>(threadIdx.x); column < p.sizes.v_dim; column += threads) {
         float sum = 0;
         for (int n = 0; n < warps; ++n) sum += of_warp[n][column];
         p.o.head(batch, head).row(query)[column] = static_cast<std::uint16_t>(pack<T>(sum, 0.0f));

@@ -17,6 +17,9 @@ struct FewQueriesTiles {
 
     /// Blocks of K and V in shared memory: about 96 KB, which two thread blocks of a multiprocessor fill.
     constexpr int stages() const { return head_dim <= 32 ? 8 : head_dim <= 64 ? 6 : head_dim <= 96 ? 4 : 3; }
+    /// Tiles of rows that a warp takes. Two halve the reads of K and V from shared memory; from 192 columns
+    /// on O would take all registers.
+    constexpr int warp_row_tiles() const { return row_tiles == 4 && head_dim <= 128 ? 2 : 1; }
     constexpr int shared_bytes() const { return 2 * head_dim * (16 * row_tiles + 2 * stages() * keys); }
     constexpr int blocks_per_sm() const { return head_dim <= 128 ? 2 : 1; }
 };
@@ -27,6 +30,9 @@ struct FewQueriesShape {
     int head_dim;                       ///< that of the kernel
     bool rule_of_each_head;             ///< score rules differ between heads: heads are not put together
 };
+
+/// Time that a thread block takes in addition to its keys, in blocks of keys.
+inline constexpr std::int64_t start_up = 2;
 
 /// How a call is divided. With heads_together = 0 the call does not take this path.
 struct FewQueriesPlan {
@@ -47,7 +53,7 @@ struct FewQueriesPlan {
     double occupancy(std::int64_t key_blocks) const {
         const std::int64_t blocks = blocks_per_split * splits, runs = (blocks + places - 1) / places;
         const double work = static_cast<double>(blocks_per_split * key_blocks),
-                     time = static_cast<double>(runs * (keys_per_split / FewQueriesTiles::keys));
+                     time = static_cast<double>(runs * (keys_per_split / FewQueriesTiles::keys + start_up));
         return work / (time * places);
     }
 };
