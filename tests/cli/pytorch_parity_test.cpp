@@ -15,8 +15,8 @@
 namespace gradtile::test {
 namespace {
 
-constexpr const char* models[] = {"gpt2",  "llama", "muon",          "window",     "softcap",
-                                  "sinks", "alibi", "alibi-3-heads", "all-options"};
+constexpr const char* models[] = {"gpt2",    "llama", "muon",  "window",        "softcap",
+                                  "dropout", "sinks", "alibi", "alibi-3-heads", "all-options"};
 
 nlohmann::json reference_cases() {
     const std::string path = GRADTILE_SOURCE_DIR "/tests/reference/training_losses.json";

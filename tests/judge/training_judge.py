@@ -27,6 +27,7 @@ CASES = {
     "window": ["--window", "5", "--window-pattern", "2"],
     "softcap": LLAMA + ["--softcap", "1.5"],
     "sinks": LLAMA + ["--sinks", "--window", "7"],
+    "dropout": ["--dropout", "0.1", "--attention-dropout", "0.2", "--micro-batch", "2"],
     "alibi": ["--positions", "alibi", "--heads", "2"],
     "alibi-3-heads": ["--positions", "alibi", "--heads", "3", "--width", "48"],
     "all-options": ["--positions", "alibi", "--kv-heads", "2", "--qk-norm", "--window", "6", "--window-pattern", "3", "--softcap", "2", "--sinks"],
@@ -123,6 +124,40 @@ def batches(ids, config):
         yield torch.tensor([row[0] for row in rows]), torch.tensor([row[1] for row in rows])
 
 
+# ---- Dropout: core/dropout_key.h, layers/dropout.h, attention/score_rule.h ----
+
+
+class Masks:
+    """The factors of dropout in one step. `place` numbers the embeddings (0), or a block (from 1) and a place in it."""
+
+    def __init__(self, config, step):
+        self.seed = mix_seed(config["seed"], step)
+        self.residual, self.attention = config["dropout"], config["attention-dropout"]
+
+    def factors(self, p, place, samples, heads, rows, columns):
+        """Returns [samples, heads, rows, columns]: 0 or the scale of kept elements."""
+        seed = self.seed
+        for purpose in place:
+            seed = mix_seed(seed, purpose)
+        axes = np.ogrid[:samples, :heads, :rows, : -(-columns // 8)]
+        words = philox([axis.astype(np.uint64) for axis in reversed(axes)], key_of(seed))
+        bits = np.stack([word >> shift & 0xFFFF for word in words for shift in (0, 16)], -1)
+        threshold = round(65536 * p)
+        kept = bits.reshape(samples, heads, rows, -1)[..., :columns] >= threshold
+        return torch.tensor(kept * (65536 / (65536 - threshold)))
+
+    def drop(self, x, *place):
+        """x [B,T,C]: embeddings, or the output of a branch."""
+        if self.residual == 0:
+            return x
+        return x * self.factors(self.residual, place, x.shape[0], 1, *x.shape[1:])[:, 0].to(x.dtype)
+
+    def drop_probabilities(self, x, layer):
+        if self.attention == 0:
+            return x
+        return x * self.factors(self.attention, (layer + 1, 2), *x.shape).to(x.dtype)
+
+
 # ---- The model ----
 
 
@@ -143,7 +178,7 @@ def rotate(x, base):
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def attention(q, k, v, config, layer, sinks):
+def attention(q, k, v, config, layer, sinks, masks):
     """Dense: S and P are [B,H,T,T], and a sink is one more column of logits whose probability is thrown away."""
     length, heads = q.shape[2], q.shape[1]
     k, v = (t.repeat_interleave(heads // t.shape[1], 1) for t in (k, v))
@@ -160,10 +195,10 @@ def attention(q, k, v, config, layer, sinks):
     scores = scores.masked_fill(~visible, -math.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks[None, :, None, None].expand(q.shape[0], heads, length, 1)], -1)
-    return torch.softmax(scores, -1)[..., :length] @ v
+    return masks.drop_probabilities(torch.softmax(scores, -1)[..., :length], layer) @ v
 
 
-def loss_of(p, config, tokens, targets):
+def loss_of(p, config, tokens, targets, masks):
     width, heads, kv_heads = config["width"], config["heads"], config["kv-heads"] or config["heads"]
     epsilon, dim = config["norm-epsilon"], config["width"] // config["heads"]
 
@@ -178,6 +213,7 @@ def loss_of(p, config, tokens, targets):
     x = F.embedding(tokens, p["wte.weight"])
     if config["positions"] == "learned":
         x = x + p["wpe.weight"][: tokens.shape[1]]
+    x = masks.drop(x, 0)
     for layer in range(config["layers"]):
         block = f"h.{layer}."
         qkv = linear(block + "attn.qkv", norm((block, 1), x))
@@ -188,14 +224,15 @@ def loss_of(p, config, tokens, targets):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if config["positions"] == "rope":
             q, k = rotate(q, config["rope-base"]), rotate(k, config["rope-base"])
-        o = attention(q, k, v, config, layer, p.get(block + "attn.sinks"))
-        x = x + linear(block + "attn.proj", o.transpose(1, 2).flatten(2))
+        o = attention(q, k, v, config, layer, p.get(block + "attn.sinks"), masks)
+        x = x + masks.drop(linear(block + "attn.proj", o.transpose(1, 2).flatten(2)), layer + 1, 0)
         h = norm((block, 2), x)
         if config["activation"] == "swiglu":
             gate, up = linear(block + "mlp.gate_up", h).chunk(2, -1)
-            x = x + linear(block + "mlp.down", F.silu(gate) * up)
+            branch = linear(block + "mlp.down", F.silu(gate) * up)
         else:
-            x = x + linear(block + "mlp.proj", F.gelu(linear(block + "mlp.fc", h), approximate="tanh"))
+            branch = linear(block + "mlp.proj", F.gelu(linear(block + "mlp.fc", h), approximate="tanh"))
+        x = x + masks.drop(branch, layer + 1, 1)
     logits = F.linear(norm(("", "f"), x), p["wte.weight" if config["tied-head"] else "head.weight"])
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -259,7 +296,7 @@ def train(initial, config, ids, dtype):
     for step, (tokens, targets) in enumerate(batches(ids, config), 1):
         for w in p.values():
             w.grad = None
-        loss = loss_of(p, config, tokens, targets)
+        loss = loss_of(p, config, tokens, targets, Masks(config, step))
         loss.backward()
         # torch.nn.utils.clip_grad_norm_ adds 1e-6 to the norm.
         norm = torch.stack([w.grad.double().square().sum() for w in p.values()]).sum().sqrt().item()
