@@ -22,7 +22,6 @@ using testing::HasSubstr;
 struct GenerationCase {
     const char* name;
     void (*change)(ModelConfig&);
-    attention::Window window = {};
 
     friend void PrintTo(const GenerationCase& c, std::ostream* out) { *out << c.name; }
 };
@@ -41,7 +40,22 @@ const GenerationCase generation_cases[] = {
          c.positions = Positions::rope;
          c.qk_norm = true;
      }},
-    {"window", [](ModelConfig& c) { c.positions = Positions::rope; }, {.left = 3, .right = 0}},
+    {"window",
+     [](ModelConfig& c) {
+         c.positions = Positions::rope;
+         c.window = 4;
+     }},
+    {"alibi", [](ModelConfig& c) { c.positions = Positions::alibi; }},
+    {"attention_options",
+     [](ModelConfig& c) {
+         c.positions = Positions::alibi;
+         c.kv_heads = 2;
+         c.window = 5;
+         c.window_pattern = 2;
+         c.softcap = 3;
+         c.sinks = true;
+         c.attention_dropout = 0.5;  // has no effect
+     }},
     {"odd_context", [](ModelConfig& c) { c.context = 11; }},
     {"one_token", [](ModelConfig& c) { c.context = 1; }},
 };
@@ -56,8 +70,8 @@ class Generation : public testing::TestWithParam<GenerationCase> {
         // Larger weights than the initial ones, so that the logits depend on every token.
         for (const Parameter& parameter : made->parameters.parameters())
             if (parameter.shape().rank() == 2) axpy(made->ctx, parameter.value(), 7.0, parameter.value());
-        for (TransformerBlock& block : made->transformer.blocks)
-            block.attn.options.window = GetParam().window;
+        for (const TransformerBlock& block : made->transformer.blocks)
+            if (block.attn.sinks.defined()) fill(made->ctx, block.attn.sinks.value(), 1.5);
         return made;
     }
     static constexpr std::array<std::int32_t, 5> prompt{3, 1, 4, 1, 5};

@@ -139,6 +139,8 @@ ModelConfig comparable(ModelConfig config) {
     config.hidden = config.hidden_width();
     const ModelConfig plain;
     config.dropout = plain.dropout;
+    config.attention_dropout = plain.attention_dropout;
+    if (config.window == 0) config.window_pattern = plain.window_pattern;  // it has no effect
     config.recompute = plain.recompute;
     config.deterministic = plain.deterministic;
     if (!rotates_heads(config.positions)) config.rope_base = plain.rope_base;
@@ -178,7 +180,7 @@ json gpt2_json(const ModelConfig& c) {
             {"vocab_size", c.vocabulary},
             {"activation_function", name},
             {"layer_norm_epsilon", c.norm_epsilon},
-            {"attn_pdrop", 0.0},
+            {"attn_pdrop", c.attention_dropout},
             {"embd_pdrop", c.dropout},
             {"resid_pdrop", c.dropout}};
 }
@@ -197,6 +199,7 @@ json llama_json(const ModelConfig& c) {
             {"hidden_act", "silu"},
             {"attention_bias", c.bias},
             {"mlp_bias", c.bias},
+            {"attention_dropout", c.attention_dropout},
             {"rms_norm_eps", c.norm_epsilon},
             {"rope_theta", c.rope_base},
             {"rope_scaling", nullptr}};

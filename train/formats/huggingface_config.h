@@ -23,7 +23,7 @@ HuggingFaceModel read_huggingface_config(const nlohmann::json& value, std::strin
 
 /// Returns a config.json from which read_huggingface_config() reads an equal config. Throws Error that begins
 /// with `source` and names the setting when neither model type can express the config (query and key norms,
-/// for example). Settings of training (dropout, recompute, deterministic) are not compared.
+/// for example). Settings of training (dropouts, recompute, deterministic) are not compared.
 nlohmann::json huggingface_config_of(const ModelConfig& config, DType dtype, const Tokenizer* tokenizer,
                                      std::string_view source);
 

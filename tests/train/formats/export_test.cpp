@@ -95,6 +95,12 @@ TEST(Export, SettingsThatATargetCannotHoldAreNamed) {
                 HasSubstr("norm \"layer\""));
     EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.activation = Activation::relu2; })),
                 HasSubstr("activation \"relu2\""));
+    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.window = 8; })), HasSubstr("window 8"));
+    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.softcap = 30; })), HasSubstr("softcap 30"));
+    EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.sinks = true; }), ExportFormat::gguf),
+                HasSubstr("sinks true"));
+    EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.positions = Positions::alibi; })),
+                HasSubstr("positions \"alibi\""));
     EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.qk_norm = true; }), ExportFormat::gguf),
                 HasSubstr("qk-norm"));
     EXPECT_THAT(
@@ -102,6 +108,16 @@ TEST(Export, SettingsThatATargetCannotHoldAreNamed) {
         HasSubstr("activation gelu cannot be stored in GGUF's gpt2"));
     EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.bias = true; }), ExportFormat::gguf),
                 HasSubstr("bias true cannot be stored in GGUF's llama"));
+}
+
+TEST(Export, DropoutsDoNotPreventAnExport) {
+    const TemporaryDirectory place;
+    ModelConfig config = small_gpt2();
+    config.dropout = config.attention_dropout = 0.2;
+    config.window_pattern = 2;  // without a window it has no effect
+    const Checkpoint checkpoint = checkpoint_of(random_model(config), "x");
+    export_model(checkpoint, "run", {.out = (place / "out").string()});
+    expect_equal_bits(import_model((place / "out").string()).parameters, checkpoint.params);
 }
 
 TEST(Export, ValuesThatFloat16CannotHoldAreRefusedByTensor) {
