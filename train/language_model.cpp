@@ -113,6 +113,7 @@ void adopt_model(TrainConfig& config, const std::filesystem::path& path) {
         apply_json(found, *load_checkpoint(path, {.training_state = false}).config, path.string());
     }
     found.model.dropout = config.model.dropout;
+    found.model.attention_dropout = config.model.attention_dropout;
     found.model.recompute = config.model.recompute;
     found.model.deterministic = config.model.deterministic;
     config.model = found.model;

@@ -47,8 +47,8 @@ using MessageHandler = std::function<void(const std::string&)>;
 Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
                            const MessageHandler& on_message = {});
 /// Replaces the settings of the model by those of the checkpoint that load_checkpoint(path) would load,
-/// except the settings of training: dropout, recompute, deterministic. Reads no tensors. Throws Error naming
-/// the file.
+/// except the settings of training: both dropouts, recompute, deterministic. Reads no tensors. Throws Error
+/// naming the file.
 void adopt_model(TrainConfig& config, const std::filesystem::path& path);
 /// Returns the tokenizer that a checkpoint's model was trained with; empty for token files.
 std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source);

@@ -30,8 +30,9 @@ deny(attention/cuda/ "attention/cpu/")
 deny("layers/[^/]*$" "layers/transformer/")
 deny("layers/(internal|device)/" "layers/transformer/")
 # A part of a run knows its settings and other parts that it stands on, not the run.
-deny("train/(checkpoint|corpus|cost_model|data|optimizers|parallel|tokenizers)/" "train/(trainer|replica|run_|evaluate|sampler|progress|metrics_file)")
-deny("train/(corpus|data|tokenizers|checkpoint)/" "train/(cost_model|parallel|optimizers)/")
+deny("train/(checkpoint|corpus|cost_model|data|formats|optimizers|parallel|tokenizers)/" "train/(trainer|replica|run_|resume_point|evaluate|sampler|progress|metrics_file)")
+deny("train/(corpus|data|tokenizers|checkpoint|formats)/" "train/(cost_model|parallel|optimizers)/")
+deny("train/(corpus|data|tokenizers|checkpoint|optimizers|parallel)/" "train/formats/")
 deny("train/optimizers/" "train/cost_model/")
 deny("train/(corpus|optimizers|parallel)/" "train/(checkpoint|data|tokenizers)/")
 

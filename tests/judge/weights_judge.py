@@ -1,6 +1,6 @@
 """Judges import and export of weights: transformers, safetensors and gguf must agree with the program on the same models.
 
-usage: weights_judge.py GRADTILE DIRECTORY    (scripts/judge.sh calls it)
+usage: weights_judge.py GRADTILE DIRECTORY    (scripts/judge.sh --torch calls it)
 
 Random models are made by transformers, so none is downloaded. Each is imported; its logits in float32 must equal transformers' logits. Then it
 is exported as safetensors, which transformers must read with bit-equal weights and equal logits, and as GGUF, which gguf must read with

@@ -1,6 +1,6 @@
 """Makes tests/reference/weights: small random models of transformers, the logits that transformers computes, and one model in llm.c's format.
 
-usage: make_weights_reference.py    (with the packages of tests/judge/requirements.txt; tested with transformers 5.23.0, torch 2.15.0)
+usage: make_weights_reference.py    (with the packages of tests/judge/torch_requirements.txt; tested with transformers 5.23.0, torch 2.15.0)
 """
 import shutil
 import sys

@@ -10,10 +10,11 @@
 #include <gradtile/train/formats/gguf_metadata.h>
 #include <gradtile/train/formats/gguf_writer.h>
 #include <gradtile/train/formats/huggingface_config.h>
+#include <gradtile/train/formats/internal/tensor_writer.h>
 #include <gradtile/train/formats/safetensors.h>
 #include <gradtile/train/language_model.h>
-#include <gradtile/train/run_directory.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
+#include <gradtile/train/train_config.h>
 
 namespace gradtile {
 namespace {
@@ -65,7 +66,10 @@ class Exporter {
         } else {
             note_tokenizer("tokenizer.json");
         }
-        write_text_file(fs::absolute(config_file), json_text(config, 2) + '\n');
+        const std::string config_text = json_text(config, 2) + '\n';
+        TensorWriter writer(config_file);
+        writer.write(std::as_bytes(std::span(config_text)));
+        writer.commit();
         result_.files.insert(result_.files.begin(), {weights, config_file});
         return std::move(result_);
     }

@@ -1,5 +1,5 @@
 #pragma once
-/// Weights of other projects as runs of this one.
+/// Models of other projects.
 #include <optional>
 #include <string>
 
@@ -30,13 +30,5 @@ struct ImportOptions {
 /// Buffers of masks and rotary frequencies are skipped. Throws Error naming the file, and the tensor that is
 /// missing, unknown or of another shape.
 ImportedModel import_model(const std::string& path, const ImportOptions& options = {});
-
-/// Returns the checkpoint of a model: step 0 without an optimizer's state, with masters for bf16 weights.
-Checkpoint checkpoint_of(const ImportedModel& model, const std::string& identity);
-
-/// Makes the directory of a run that holds the model as its only checkpoint. `sample` and `eval` read it, and
-/// training starts from its weights with the setting init-from. Throws Error when the directory holds a run.
-/// Returns the checkpoint's path.
-std::filesystem::path write_imported_run(const ImportedModel& model, const std::string& directory);
 
 }  // namespace gradtile

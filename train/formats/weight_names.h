@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <gradtile/core/shape.h>
 #include <gradtile/layers/transformer/model_config.h>
 
 namespace gradtile {

@@ -12,8 +12,8 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 #include <gradtile/train/formats/export.h>
-#include <gradtile/train/formats/import.h>
 #include <gradtile/train/formats/safetensors.h>
+#include <gradtile/train/imported_run.h>
 #include <gradtile/train/language_model.h>
 
 #include <support/temporary_directory.h>
