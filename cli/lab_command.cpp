@@ -6,6 +6,7 @@
 #include <gradtile/attention/lab/lab.h>
 #include <gradtile/cli/bench/table.h>
 #include <gradtile/cli/commands.h>
+#include <gradtile/cli/lab_svg.h>
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/json_value.h>
@@ -37,6 +38,7 @@ using attention::lab::Verdict;
 struct LabFlags {
     Setup setup;
     std::optional<Sweep> sweep;
+    std::string svg;  ///< path; empty: no picture
     bool json = false;
 };
 
@@ -184,6 +186,12 @@ std::vector<double> along(const std::vector<SweepPoint>& points, std::size_t ind
     return numbers;
 }
 
+LabCurve curve_of(const Measurement& m, const std::vector<double>& bytes, double slope) {
+    LabCurve curve{.name = m.name, .dashed = m.pass == "backward", .y = {}, .slope = slope};
+    for (const double b : bytes) curve.y.push_back(megabytes(b));
+    return curve;
+}
+
 int sweep(const LabFlags& flags) {
     const std::vector<SweepPoint> points = run_sweep(flags);
     std::vector<double> values;
@@ -199,6 +207,11 @@ int sweep(const LabFlags& flags) {
     columns.push_back({"slope", "slope"});
     Table table(columns, /*json=*/false);
     std::vector<JsonValue> algorithms;
+    LabPicture picture{.title = "Traffic of attention (in the legend: slopes)",
+                       .x_title = std::string(name_of(*flags.sweep)),
+                       .y_title = "MB moved between slow and fast memory",
+                       .x = values,
+                       .curves = {}};
     if (!flags.json)
         std::cout << "sweep of " << name_of(*flags.sweep) << "; N = " << flags.setup.length
                   << ", d = " << flags.setup.head_dim << ", M = " << flags.setup.fast_memory
@@ -211,6 +224,7 @@ int sweep(const LabFlags& flags) {
                                                  {"peak_bytes", "peak", &Measurement::peak_bytes}}) {
             const std::vector<double> numbers = along(points, i, member);
             const double slope = log_log_slope(values, numbers);
+            if (member == &Measurement::slow_bytes) picture.curves.push_back(curve_of(m, numbers, slope));
             row.set(key, numbers);
             row.set(concat(key, "_slope"), slope);
             std::vector<Cell> cells{m.name, m.pass, title};
@@ -220,6 +234,7 @@ int sweep(const LabFlags& flags) {
         }
         algorithms.push_back(std::move(row));
     }
+    if (!flags.svg.empty()) write_lab_svg(flags.svg, picture);
     if (!flags.json) return 0;
     JsonValue all = setup_as_json(flags.setup);
     all.set("sweep", std::string(name_of(*flags.sweep)));
@@ -237,6 +252,7 @@ int lab(const LabFlags& flags) {
     const std::int64_t smallest = smallest_fast_memory(setup.head_dim);
     check_usage(setup.fast_memory >= smallest, "--fast-memory: ", setup.fast_memory, "; expected at least ",
                 smallest, " bytes for --head-dim ", setup.head_dim);
+    check_usage(flags.svg.empty() || flags.sweep, "--svg: a picture needs --sweep ", choices_of<Sweep>());
     return flags.sweep ? sweep(flags) : compare(flags);
 }
 
@@ -253,6 +269,8 @@ void add_lab(CommandLine& program) {
                              "repeat with this number at its value and at up to four halvings of it, and fit "
                              "power laws to traffic and peak memory",
                              [flags](const Sweep& sweep) { flags->sweep = sweep; });
+    command.add_value<std::string>("--svg", "write the sweep's traffic as a picture to this file",
+                                   [flags](const std::string& path) { flags->svg = path; });
     command.add_switch("--json", flags->json, "print one JSON object");
     command.set_action([flags] { return lab(*flags); });
 }

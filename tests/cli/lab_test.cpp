@@ -76,6 +76,26 @@ TEST(LabCommand, SweepsFitPowerLaws) {
         EXPECT_THAT(table.out, HasSubstr(part));
 }
 
+TEST(LabCommand, DrawsASweep) {
+    const TemporaryDirectory place;
+    const std::string picture = (place / "sweep.svg").string();
+    expect_success(run({"lab", "--sweep", "fast-memory", "--length", "64", "--head-dim", "8", "--fast-memory",
+                        "16384", "--svg", picture}));
+    const std::string svg = contents_of(picture);
+    EXPECT_TRUE(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    std::size_t curves = 0;
+    for (std::size_t at = svg.find("<path "); at != std::string::npos; at = svg.find("<path ", at + 1))
+        ++curves;
+    EXPECT_EQ(curves, 8u);
+    for (const char* part : {">fast-memory<", ">16384<", "flash2 backward", "stroke-dasharray"})
+        EXPECT_THAT(svg, HasSubstr(part));
+    EXPECT_THAT(svg, testing::Not(HasSubstr("nan")));
+    const Outcome failed = run({"lab", "--sweep", "length", "--length", "64", "--head-dim", "8", "--svg",
+                                (place / "none" / "x.svg").string()});
+    EXPECT_EQ(failed.exit_code, 1);
+    EXPECT_THAT(failed.err, HasSubstr("none/x.svg"));
+}
+
 TEST(LabCommand, RefusesWrongFlagsByName) {
     const auto refused = [](const Arguments& flags, const std::vector<std::string>& parts) {
         const Outcome outcome = run(Arguments{"lab"} + flags);
@@ -87,6 +107,7 @@ TEST(LabCommand, RefusesWrongFlagsByName) {
     refused({"--fast-memory", "100"}, {"--fast-memory: 100", "expected at least", "--head-dim 64"});
     refused({"--sweep", "batch"}, {"--sweep: 'batch'", "length, fast-memory or head-dim"});
     refused({"--sweep", "length", "--length", "1"}, {"--sweep length", "fewer than two points"});
+    refused({"--svg", "x.svg"}, {"--svg: a picture needs --sweep"});
     refused({"extra"}, {"extra"});
 }
 

@@ -1,0 +1,26 @@
+#pragma once
+/// A picture of a sweep of `gradtile lab`: curves on logarithmic axes.
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace gradtile::cli {
+
+struct LabCurve {
+    std::string name;       ///< algorithms of one name have one color
+    bool dashed = false;    ///< the backward pass
+    std::vector<double> y;  ///< positive, one for each x
+    double slope = 0;
+};
+
+struct LabPicture {
+    std::string title, x_title, y_title;
+    std::vector<double> x;  ///< positive, increasing
+    std::vector<LabCurve> curves;
+};
+
+std::string lab_svg(const LabPicture& picture);
+/// Replaces the file at once. Throws Error with the path if it cannot be written.
+void write_lab_svg(const std::filesystem::path& path, const LabPicture& picture);
+
+}  // namespace gradtile::cli
