@@ -15,14 +15,6 @@ namespace gradtile::attention::cpu::tiled {
 template <class A>
 inline constexpr A minus_infinity = -std::numeric_limits<A>::infinity();
 
-/// What is equal for all tiles of one (batch, query head).
-template <class A>
-struct HeadRule {
-    Geometry geometry;
-    ScoreRule<A> scores;
-    A scale() const { return static_cast<A>(geometry.scale); }
-};
-
 /// Rows and keys are indices into the head.
 struct Tile {
     const Mask& mask;
@@ -30,7 +22,7 @@ struct Tile {
 
     std::int64_t row_count() const { return rows.end - rows.begin; }
     std::int64_t key_count() const { return keys.end - keys.begin; }
-    /// The keys that row r of the tile sees, counted from the tile's first key. Not empty: begin < end.
+    /// The keys that row r of the tile sees, counted from the tile's first key.
     IndexRange visible(std::int64_t r) const {
         const IndexRange all = mask.visible_keys(rows.begin + r);
         const std::int64_t begin = std::max(all.begin, keys.begin) - keys.begin;
