@@ -44,10 +44,13 @@ int eval(const Flags& flags) {
                 " windows of ", model->transformer.config.context, " tokens are too many at once");
     const LoadedTokens data =
         load_tokens(flags.data, model->tokenizer,
-                    {.vocabulary = model->transformer.config.vocabulary, .token_type = flags.token_type});
+                    {.vocabulary = model->transformer.config.vocabulary,
+                     .token_type = flags.token_type,
+                     .special_tokens = model->packing ? SpecialTokens::recognised : SpecialTokens::as_text});
     if (!flags.logits.empty()) write_logits(flags.logits, *model, data.tokens);
     const Evaluation result =
-        evaluate(*model, data.tokens, {.batch = flags.batch, .ignore_token = model->ignore_token});
+        evaluate(*model, data.tokens,
+                 {.batch = flags.batch, .ignore_token = model->ignore_token, .packing = model->packing});
     if (flags.json) {
         JsonValue line = JsonValue::object(
             {{"loss", result.loss}, {"perplexity", result.perplexity}, {"targets", result.targets}});

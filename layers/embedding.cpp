@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <gradtile/core/cuda/side_stream.h>
+#include <gradtile/core/tensor_math.h>
 #include <gradtile/layers/internal/embedding_backend.h>
 #include <gradtile/layers/rows.h>
 #include <gradtile/layers/vocabulary.h>
@@ -65,22 +66,32 @@ void Embedding::start_token_sort(const Context& ctx, Saved& saved) const {
     saved.order = std::make_shared<TokenOrder>(ctx, saved.tokens, weight.shape()[0]);
 }
 
+namespace {
+
+/// Adds each row of dy to the gradient's row of its token. `order` is of these tokens; without one, a GPU
+/// sorts them here.
+void add_rows_of_tokens(const Context& ctx, const Parameter& weight, const Tensor& dy, const Tensor& tokens,
+                        std::shared_ptr<const Embedding::TokenOrder> order) {
+    const Tensor grad = ready_to_add(ctx, weight.begin_gradient_write());
+    if (ctx.device().is_cpu()) {
+        if (!ctx.is_planning()) cpu::embedding_backward(ctx, grad, dy, tokens);
+        return;
+    }
+    if (!order) order = std::make_shared<Embedding::TokenOrder>(ctx, tokens, weight.shape()[0]);
+    const Tensor scratch =
+        empty(ctx, cuda::embedding_backward_scratch(tokens.elements(), weight.shape()[1]), grad.dtype());
+    if (!ctx.is_planning()) cuda::embedding_backward(ctx, grad, dy, order->sorted(), scratch);
+}
+
+}  // namespace
+
 void Embedding::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     check(dy.dtype() == weight.value().dtype() && dy.rank() == saved.tokens.rank() + 1 &&
               dy.size(-1) == weight.shape()[1] &&
               dy.elements() == saved.tokens.elements() * weight.shape()[1],
           "embedding: dy ", dy, " does not fit tokens ", saved.tokens, " and weight ", weight.shape());
     row_layout(dy, "embedding");
-    const Tensor grad = ready_to_add(ctx, weight.begin_gradient_write());
-    if (ctx.device().is_cpu()) {
-        if (!ctx.is_planning()) cpu::embedding_backward(ctx, grad, dy, saved.tokens);
-        return;
-    }
-    const auto order =
-        saved.order ? saved.order : std::make_shared<TokenOrder>(ctx, saved.tokens, weight.shape()[0]);
-    const Tensor scratch = empty(
-        ctx, cuda::embedding_backward_scratch(saved.tokens.elements(), weight.shape()[1]), grad.dtype());
-    if (!ctx.is_planning()) cuda::embedding_backward(ctx, grad, dy, order->sorted(), scratch);
+    add_rows_of_tokens(ctx, weight, dy, saved.tokens, saved.order);
 }
 
 PositionEmbedding::PositionEmbedding(ParameterStore& parameters, const std::string& name,
@@ -94,17 +105,35 @@ Tensor PositionEmbedding::forward(const Context& ctx, const Tensor& x, Saved& sa
     check(start >= 0 && start + x.size(1) <= weight.shape()[0], "position_embedding: positions ", start,
           " to ", start + x.size(1), "; there are ", weight.shape()[0]);
     row_layout(x, "position_embedding");
-    saved.start = start;
+    saved = {.start = start};
     Tensor y = empty(ctx, x.shape(), x.dtype());
     on_device(ctx, cpu::position_embedding_forward, cuda::position_embedding_forward, y, x,
               weight.value().slice(0, start, x.size(1)));
     return y;
 }
 
+Tensor PositionEmbedding::forward_at(const Context& ctx, const Tensor& x, const Tensor& positions,
+                                     Saved& saved) const {
+    check(x.rank() == 3 && x.size(2) == weight.shape()[1] && x.dtype() == weight.value().dtype(),
+          "position_embedding: x ", x, " does not fit weight ", weight.value());
+    check(positions.dtype() == DType::i32 && positions.is_contiguous() &&
+              positions.shape() == Shape({x.size(0), x.size(1)}),
+          "position_embedding: positions ", positions, "; expected contiguous int32 [", x.size(0), ", ",
+          x.size(1), ']');
+    saved = {.positions = positions};
+    const Tensor rows = empty(ctx, x.shape(), x.dtype());
+    on_device(ctx, cpu::embedding_forward, cuda::embedding_forward, rows, positions, weight.value());
+    return add(ctx, x, rows);
+}
+
 Tensor PositionEmbedding::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     check(dy.rank() == 3 && dy.size(2) == weight.shape()[1] && dy.dtype() == weight.value().dtype(),
           "position_embedding: dy ", dy, " does not fit weight ", weight.value());
     row_layout(dy, "position_embedding");
+    if (saved.positions.defined()) {
+        add_rows_of_tokens(ctx, weight, dy, saved.positions, {});
+        return dy;
+    }
     on_device(ctx, cpu::position_embedding_backward, cuda::position_embedding_backward,
               ready_to_add(ctx, weight.begin_gradient_write()).slice(0, saved.start, dy.size(1)), dy);
     return dy;

@@ -37,6 +37,7 @@ struct Embedding {
 struct PositionEmbedding {
     struct Saved {
         std::int64_t start = 0;
+        Tensor positions = {};  ///< of forward_at()
     };
 
     /// Registers name.weight [T_max,C], normal with the given standard deviation.
@@ -45,6 +46,9 @@ struct PositionEmbedding {
 
     /// `start` is the position of x's first token. Throws Error when start + T exceeds T_max.
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved, std::int64_t start = 0) const;
+    /// Adds weight[positions[b,t]] to x[b,t]; positions int32 [B,T], contiguous. On the CPU, a position
+    /// outside [0, T_max) throws Error; on a GPU its row becomes NaN.
+    Tensor forward_at(const Context& ctx, const Tensor& x, const Tensor& positions, Saved& saved) const;
     /// Adds the sum over samples, in their order, to the weight's gradient. Returns dx, which is dy itself.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
 

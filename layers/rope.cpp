@@ -4,6 +4,7 @@
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/device_copies.h>
+#include <gradtile/layers/internal/embedding_backend.h>
 #include <gradtile/layers/internal/rope_backend.h>
 
 namespace gradtile {
@@ -46,9 +47,45 @@ void Rope::backward(const Context& ctx, const Tensor& dx, std::int64_t start) co
     rotate(ctx, dx, start, /*inverse=*/true);
 }
 
-void Rope::rotate(const Context& ctx, const Tensor& x, std::int64_t start, bool inverse) const {
+Rope::Angles Rope::angles_at(const Context& ctx, const Tensor& positions, DType dtype) const {
+    check(positions.dtype() == DType::i32 && positions.is_contiguous(), "rope: positions ", positions,
+          "; expected contiguous int32");
+    const std::int64_t tokens = positions.elements();
+    const Shape shape{tokens, head_dim() / 2};
+    const Angles angles{empty(ctx, shape, accumulator_of(dtype)), empty(ctx, shape, accumulator_of(dtype))};
+    // A table is an embedding of positions.
+    const auto look_up = [&](const Tensor& rows, const DeviceCopies& table) {
+        on_device(ctx, cpu::embedding_forward, cuda::embedding_forward, rows, positions.reshape({tokens}),
+                  table.on_device(ctx, accumulator_of(dtype)));
+    };
+    look_up(angles.cosines, tables_->cosines);
+    look_up(angles.sines, tables_->sines);
+    return angles;
+}
+
+void Rope::forward(const Context& ctx, const Tensor& x, const Angles& angles) const {
+    rotate(ctx, x, angles, /*inverse=*/false);
+}
+
+void Rope::backward(const Context& ctx, const Tensor& dx, const Angles& angles) const {
+    rotate(ctx, dx, angles, /*inverse=*/true);
+}
+
+void Rope::check_heads(const Tensor& x) const {
     check(x.rank() == 4 && x.size(3) == head_dim(), "rope: x ", x, "; expected [B, S, H, ", head_dim(), "]");
     check(x.stride(3) == 1, "rope: x ", x, " with strides ", x.strides(), "; the last must be 1");
+}
+
+void Rope::rotate(const Context& ctx, const Tensor& x, const Angles& angles, bool inverse) const {
+    check_heads(x);
+    check(x.size(0) == 1 && x.size(1) == angles.cosines.size(0), "rope: x ", x, " and angles of ",
+          angles.cosines.size(0), " tokens");
+    if (x.elements() == 0) return;
+    on_device(ctx, cpu::rope_rotate, cuda::rope_rotate, x, angles.cosines, angles.sines, inverse);
+}
+
+void Rope::rotate(const Context& ctx, const Tensor& x, std::int64_t start, bool inverse) const {
+    check_heads(x);
     check(start >= 0 && start + x.size(1) <= max_positions(), "rope: positions ", start, " to ",
           start + x.size(1), "; there are ", max_positions());
     if (x.elements() == 0) return;

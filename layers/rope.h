@@ -15,6 +15,17 @@ class Rope {
     /// on a GPU copies the angles to memory of the GPU's system allocator, and waits for the copy.
     Rope(std::int64_t head_dim, std::int64_t max_positions, double base = 10000.0);
 
+    /// Cosines and sines [N, D/2] of N tokens with any positions, for values of one dtype.
+    struct Angles {
+        Tensor cosines = {}, sines = {};
+    };
+    /// Looks up the angles of `positions` (int32, N elements). On the CPU, a position outside 0 ..
+    /// max_positions-1 throws Error; on a GPU its angles are NaN.
+    Angles angles_at(const Context& ctx, const Tensor& positions, DType dtype) const;
+
+    /// Rotates x [1,N,H,D] in place by the given angles.
+    void forward(const Context& ctx, const Tensor& x, const Angles& angles) const;
+    void backward(const Context& ctx, const Tensor& dx, const Angles& angles) const;
     /// Rotates x in place. `start` is the position of x's first token. backward needs no saved values.
     void forward(const Context& ctx, const Tensor& x, std::int64_t start = 0) const;
     /// Rotates dx back in place, which gives the gradient with respect to the unrotated x.
@@ -25,7 +36,9 @@ class Rope {
 
   private:
     struct Tables;
+    void check_heads(const Tensor& x) const;
     void rotate(const Context& ctx, const Tensor& x, std::int64_t start, bool inverse) const;
+    void rotate(const Context& ctx, const Tensor& x, const Angles& angles, bool inverse) const;
     std::shared_ptr<Tables> tables_;  // copies of a Rope share them
 };
 

@@ -53,7 +53,9 @@ std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, 
             const Batch on_device = upload(ctx, batch);
             // The host adds the losses in order in float64, so the sum depends on the batch size only by
             // rounding.
-            sum.loss += item(ctx, model.evaluate(ctx, on_device.tokens, on_device.targets).slice(0, 0, 1));
+            sum.loss += item(
+                ctx,
+                model.evaluate(ctx, on_device.tokens, on_device.targets, on_device.documents).slice(0, 0, 1));
             loader.skip((stride - 1) * rows);
         }
         done = std::min(done + stride * rows, windows);
@@ -65,7 +67,11 @@ std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, 
 }  // namespace
 
 Batch upload(const Context& ctx, const Batch& host) {
-    return {to_device(ctx, host.tokens), to_device(ctx, host.targets)};
+    Batch batch{to_device(ctx, host.tokens), to_device(ctx, host.targets)};
+    if (host.documents)
+        batch.documents = {.offsets = to_device(ctx, host.documents.offsets),
+                           .positions = to_device(ctx, host.documents.positions)};
+    return batch;
 }
 
 std::optional<double> mean_loss(const Context& ctx, const Transformer& model, EvaluationData& data,
@@ -86,8 +92,8 @@ Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, con
     const Context inside = with_arena_for(model.ctx, [&](const Context& dry) {
         const std::int64_t context = model.transformer.config.context;
         const std::int64_t windows = SequentialLoader(tokens, context, options.ignore_token).windows();
-        const Batch batch = empty_batch(dry, std::min(options.batch, windows), context);
-        model.transformer.evaluate(dry, batch.tokens, batch.targets);
+        const Batch batch = empty_batch(dry, std::min(options.batch, windows), context, options.packing);
+        model.transformer.evaluate(dry, batch.tokens, batch.targets, batch.documents);
     });
     return evaluate(inside, model, tokens, options);
 }
@@ -95,9 +101,9 @@ Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, con
 Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options) {
     const std::int64_t context = model.transformer.config.context;
-    SequentialLoader loader(tokens, context, options.ignore_token);
+    SequentialLoader loader(tokens, context, options.ignore_token, options.packing);
     const std::int64_t rows = std::min(options.batch, loader.windows());
-    EvaluationData data{std::move(loader), empty_batch(host_of(ctx), rows, context)};
+    EvaluationData data{std::move(loader), empty_batch(host_of(ctx), rows, context, options.packing)};
     const LossSum sum = *sum_losses(ctx, model.transformer, data, 0, 1, [](std::int64_t) { return true; });
     Evaluation result{.loss = sum.loss / static_cast<double>(sum.targets), .targets = sum.targets};
     result.perplexity = std::exp(result.loss);

@@ -27,6 +27,7 @@ struct EvaluationData {
 struct EvaluateOptions {
     std::int64_t batch = 12;  ///< windows per batch; changes the result only by rounding
     std::int64_t ignore_token = -1;
+    Packing packing = {};  ///< as in training
 };
 
 /// Evaluates non-overlapping windows of the model's context, in order: every token but the first is predicted

@@ -134,6 +134,7 @@ std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, con
         std::make_unique<LanguageModel>(Context(options.device, options.threads), config.model,
                                         storage_dtype(config.dtype), tokenizer_of(checkpoint, source));
     model->ignore_token = config.ignore_token;
+    model->packing = packing_of(config, model->tokenizer);
     copy_parameters(model->ctx, model->parameters, checkpoint, source);
     return model;
 }

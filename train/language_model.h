@@ -8,6 +8,7 @@
 
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/data/packing.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 
 namespace gradtile {
@@ -24,6 +25,7 @@ struct LanguageModel {
     ParameterStore parameters;
     Transformer transformer;
     std::int64_t ignore_token = -1;  ///< targets of this id did not count in training; -1: all counted
+    Packing packing = {};            ///< of the windows that it was trained on
 };
 
 /// Copies a checkpoint's weights into an allocated store, between any floating-point dtypes: from its masters

@@ -25,8 +25,9 @@ StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptio
     : loader_(std::move(loader)),
       options_(options),
       tokens_(options.micro_steps * options.micro_batch * loader_.context()),
+      offsets_(loader_.packing() ? loader_.packing().documents_of(options.micro_batch) + 1 : 0),
       state_(loader_.state()) {
-    const Shape words{tokens_at + 2 * tokens_};
+    const Shape words{tokens_at + (offsets_ > 0 ? 3 : 2) * tokens_ + options.micro_steps * offsets_};
     const Context host = Context(Device::cpu(), 1).with_allocator(transfer_allocator(ctx.device()));
     host_[0] = empty(host, words, DType::i32);
     if (ctx.device().is_cuda()) {
@@ -44,6 +45,10 @@ StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptio
         const std::int64_t first = tokens_at + i * batch.elements();
         batches_.push_back(
             {view(device_, first, DType::i32, batch), view(device_, first + tokens_, DType::i32, batch)});
+        if (offsets_ == 0) continue;
+        batches_.back().documents = {
+            .offsets = view(device_, tokens_at + 3 * tokens_ + i * offsets_, DType::i32, {offsets_}),
+            .positions = view(device_, first + 2 * tokens_, DType::i32, batch)};
     }
 }
 
@@ -71,7 +76,12 @@ void StepInput::draw(std::int64_t step) {
     try {
         for (std::int64_t i = 0; i < options_.micro_steps; ++i) {
             std::int32_t* const tokens = words + tokens_at + i * of_micro_step;
-            target_count += loader_.next({tokens, count}, {tokens + tokens_, count});
+            DocumentSpans documents;
+            if (offsets_ > 0)
+                documents = {
+                    {tokens + 2 * tokens_, count},
+                    {words + tokens_at + 3 * tokens_ + i * offsets_, static_cast<std::size_t>(offsets_)}};
+            target_count += loader_.next({tokens, count}, {tokens + tokens_, count}, documents);
         }
     } catch (...) {
         loader_.restore(state_);  // undoes the reads of micro-steps before the error

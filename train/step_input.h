@@ -58,10 +58,12 @@ class StepInput {
 
     DataLoader loader_;
     StepInputOptions options_;
-    std::int64_t tokens_;  // tokens of a step
+    std::int64_t tokens_;   // tokens of a step
+    std::int64_t offsets_;  // offsets of documents of a micro-step; 0: not packed
     std::array<Tensor, 2> host_;
     std::size_t next_ = 0;  // index of the host block that is prepared next
-    // int32: rate, seed, vote, target count, tokens, targets. On the CPU it is the first host block.
+    // int32: rate, seed, vote, target count, tokens, targets, then positions and offsets of documents. On the
+    // CPU it is the first host block.
     Tensor device_;
     Tensor rate_, seed_tensor_, vote_, target_count_;
     std::vector<Batch> batches_;

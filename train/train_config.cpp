@@ -142,6 +142,22 @@ void apply_config_file(TrainConfig& config, const std::string& path, SymbolicLin
     apply_config_text(config, config_file_text(path, links), path);
 }
 
+namespace {
+
+std::int64_t max_documents_of(const TrainConfig& c) {
+    if (!c.packed) return 0;
+    const std::int64_t wanted =
+        c.max_documents > 0 ? c.max_documents : std::max<std::int64_t>(8, c.model.context / 8);
+    return std::min(wanted, c.model.context);
+}
+
+}  // namespace
+
+Packing packing_of(const TrainConfig& c, const std::optional<Tokenizer>& tokenizer) {
+    if (!c.packed) return {};
+    return {document_rule(c.document_token, tokenizer), max_documents_of(c)};
+}
+
 void validate(const TrainConfig& c, std::int64_t ranks) {
     visit_settings(c, [](const char* name, const auto& member, const char*, const Range& range) {
         using Member = std::remove_cvref_t<decltype(member)>;
@@ -161,6 +177,9 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
           "micro-batch: ", c.micro_batch_size(ranks), " sequences of ", c.model.context, " tokens in ",
           c.model.layers, " layers of width ", c.model.width,
           " are too many; expected activations of at most 2^57 numbers");
+    // Its masks count documents, whose numbers depend on how a batch is divided.
+    check(!c.packed || c.model.attention_dropout == 0, "attention-dropout: ", c.model.attention_dropout,
+          "; expected 0 with packed documents");
     check(c.min_lr <= c.lr, "min-lr: ", c.min_lr, "; expected 0 to lr (", c.lr, ")");
 }
 
@@ -189,6 +208,7 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
     return {.model = config.model,
             .dtype = storage_dtype(config.dtype),
             .micro_batch = config.micro_batch_size(ranks),
+            .max_documents = config.micro_batch_size(ranks) * max_documents_of(config),
             .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
             .optimizer_shards = shards,
             .optimizer_part = optimizer_part};

@@ -12,6 +12,7 @@
 #include <gradtile/core/dtype.h>
 #include <gradtile/core/io/file_system.h>
 #include <gradtile/layers/transformer/model_config.h>
+#include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/token_type.h>
 #include <gradtile/train/optimizers/optimizers.h>
 #include <gradtile/train/setting_limits.h>
@@ -35,6 +36,10 @@ struct TrainConfig {
     std::string tokenizer = "characters";         ///< or "bytes", or a BPE tokenizer's file (load_tokenizer)
     TokenType token_type = TokenType::automatic;  ///< for token files without a header
     std::int64_t ignore_token = -1;               ///< targets of this id do not count; -1: none
+
+    bool packed = false;               ///< attention within documents, which begin inside windows
+    std::int64_t document_token = -1;  ///< packed: begins a document; -1: the data's own rule
+    std::int64_t max_documents = 0;    ///< packed: in a window; 0: context / 8, at least 8
 
     // Optimisation
     std::int64_t steps = 2000;
@@ -121,6 +126,17 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("token-type", c.token_type, "integers of a token file that has no header; auto: uint16", any_value);
     visit("ignore-token", c.ignore_token, "targets of this id do not count; -1: none", Range{-1, 2147483647});
 
+    visit("packed", c.packed,
+          "attention within each document, whose positions start at 0; documents begin at the end-of-text "
+          "token of llm.c's shards and of BPE tokenizers, and after blank lines in other text",
+          any_value);
+    visit("document-token", c.document_token, "packed: id that begins a document; -1: see packed",
+          Range{-1, 2147483647});
+    visit(
+        "max-documents", c.max_documents,
+        "packed: documents in a window, tokens of later ones are not trained on; 0: context / 8, at least 8",
+        Range{0, 1 << 24});
+
     visit("steps", c.steps, "optimizer steps; the schedule's horizon", Range{1, max_steps});
     visit("batch", c.batch, "sequences an optimizer step sees, over all ranks", Range{1, max_sequences});
     visit("micro-batch", c.micro_batch, "sequences a rank holds at once; 0: all of its part of the batch",
@@ -169,6 +185,10 @@ constexpr DType storage_dtype(TrainDType dtype) {
     }
     throw Error("dtype: unknown");
 }
+
+/// The packing of a run's windows; none unless config.packed. Throws Error if it is not known where documents
+/// begin.
+Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& tokenizer);
 
 /// Throws Error naming the setting, its value and what was expected. Checks the settings for a run of `ranks`
 /// processes.

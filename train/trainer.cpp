@@ -51,7 +51,8 @@ Trainer::Outcome Trainer::compute_step(const Context& ctx) {
             ctx, batch.tokens, batch.targets, saved,
             {.target_count = input_->target_count(),
              .dropout = DropoutKey::of_seed_tensor(input_->seed_tensor(), first_sample),
-             .hooks = gather});
+             .hooks = gather,
+             .documents = batch.documents});
         model().transformer.backward(ctx, saved,
                                      last ? parallel.overlap_sums_with_backward(ctx) : BackwardHooks());
         axpy(ctx, loss, 1.0, of_micro_batch);

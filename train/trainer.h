@@ -134,6 +134,7 @@ class Trainer {
 
   private:
     void build(const std::optional<Tokenizer>& tokenizer, const JsonValue& expected_content = {});
+    void choose_document_token(const Dataset& dataset);
     void allocate(const Context& ctx, Dataset dataset);
     void plan_arena();
     void prepare_saves(const std::filesystem::path& checkpoints);

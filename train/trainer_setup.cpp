@@ -33,7 +33,8 @@ DatasetOptions dataset_options(const TrainConfig& config) {
             .val_fraction = config.val_fraction,
             .tokenizer = tokenizer_kind_of(config.tokenizer),
             .token_type = config.token_type,
-            .vocabulary = config.model.vocabulary};
+            .vocabulary = config.model.vocabulary,
+            .special_tokens = config.packed ? SpecialTokens::recognised : SpecialTokens::as_text};
 }
 
 /// Adds {"the content of data (train.bin)": {"bytes": ..., "hash": ...}} for each file, to compare the data
@@ -173,6 +174,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     if (config_.model.vocabulary == 0) config_.model.vocabulary = dataset.vocabulary;
     check(config_.model.vocabulary >= dataset.vocabulary, "vocabulary: ", config_.model.vocabulary,
           "; the data needs ", dataset.vocabulary);
+    if (config_.packed) choose_document_token(dataset);
     train_tokens_ = dataset.train.size();
     validation_tokens_ = dataset.validation.size();
     source_nll_ = dataset.source_nll;
@@ -209,9 +211,16 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     }
 }
 
+/// Records the token in the settings, so that a resumed run and `gradtile eval` divide data in the same way.
+void Trainer::choose_document_token(const Dataset& dataset) {
+    if (config_.document_token < 0) config_.document_token = dataset.separator;
+    packing_of(config_, dataset.tokenizer);  // throws if it is not known where documents begin
+}
+
 /// Allocates everything that a run holds during training.
 void Trainer::allocate(const Context& ctx, Dataset dataset) {
     const std::int64_t ranks = group_->size();
+    const Packing packing = packing_of(config_, dataset.tokenizer);
     replica_ = std::make_unique<Replica>(ctx, config_, std::move(dataset.tokenizer), *communicator_);
     schedule_ = Schedule::of(config_);
     end_ = config_.steps;
@@ -223,7 +232,8 @@ void Trainer::allocate(const Context& ctx, Dataset dataset) {
                                               .seed = Seed{config_.seed},
                                               .rank = group_->rank(),
                                               .ranks = ranks,
-                                              .ignore_token = config_.ignore_token}),
+                                              .ignore_token = config_.ignore_token,
+                                              .packing = packing}),
         StepInputOptions{.micro_steps = config_.accumulation_steps(ranks),
                          .micro_batch = config_.micro_batch_size(ranks),
                          .schedule = schedule_,
@@ -234,10 +244,10 @@ void Trainer::allocate(const Context& ctx, Dataset dataset) {
             ? result_
             : zeros(host_of(ctx).with_allocator(transfer_allocator(ctx.device())), {3}, DType::f64);
     if (dataset.validation.size() > 0) {
-        SequentialLoader loader(dataset.validation, context, config_.ignore_token);
+        SequentialLoader loader(dataset.validation, context, config_.ignore_token, packing);
         const std::int64_t windows = std::min(config_.micro_batch_size(ranks), loader.windows());
         validation_ = std::make_unique<EvaluationData>(
-            EvaluationData{std::move(loader), empty_batch(host_of(ctx), windows, context)});
+            EvaluationData{std::move(loader), empty_batch(host_of(ctx), windows, context, packing)});
     }
     plan_arena();
 }
@@ -249,7 +259,7 @@ void Trainer::plan_arena() {
     compute_step(dry);
     if (validation_) {
         const Batch batch = upload(dry, validation_->batch);
-        model().transformer.evaluate(dry, batch.tokens, batch.targets);
+        model().transformer.evaluate(dry, batch.tokens, batch.targets, batch.documents);
     }
     plan_.activations = counting->peak_bytes();
     plan_.optimizer = optimizer().state_bytes();

@@ -35,7 +35,10 @@ std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
 
     const auto arena = Arena::for_planning(ctx.device());
     const Context inside = ctx.plan(arena);
-    const ForwardOptions training{.dropout = DropoutKey::of_step(0, 1, 0)};
+    ForwardOptions training{.dropout = DropoutKey::of_step(0, 1, 0)};
+    if (request.max_documents > 0)
+        training.documents = {.offsets = empty(outside, {request.max_documents + 1}, DType::i32),
+                              .positions = empty(outside, batch, DType::i32)};
     Transformer::Saved saved;
     const Tensor loss = model.forward(inside, tokens, targets, saved, training);
     model.backward(inside, saved);

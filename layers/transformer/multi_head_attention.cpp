@@ -56,33 +56,66 @@ Tensor MultiHeadAttention::heads_of(const Tensor& packed, std::int64_t first, st
         .reshape({packed.size(0), packed.size(1), count, head_dim});
 }
 
+namespace {
+
+/// x [B,T,H,D] as the operator takes it: with packed documents as [B T,H,D].
+Tensor operand(const Documents& documents, const Tensor& x) {
+    return documents ? x.reshape({x.size(0) * x.size(1), x.size(2), x.size(3)}) : x;
+}
+/// x [B,T,H,D] as [1,B T,H,D].
+Tensor one_sequence(const Tensor& x) {
+    return x.reshape({1, x.size(0) * x.size(1), x.size(2), x.size(3)});
+}
+
+}  // namespace
+
+/// The angles of packed documents; undefined without documents or rotations.
+Rope::Angles MultiHeadAttention::angles_of(const Context& ctx, const Documents& documents,
+                                           DType dtype) const {
+    return documents && rope ? rope->angles_at(ctx, documents.positions, dtype) : Rope::Angles();
+}
+
 /// The queries or keys for attention: normalised and rotated, if the config says so. `start` is the position
-/// of the first token.
+/// of the first token, unless `angles` are those of all tokens.
 Tensor MultiHeadAttention::normalised(const Context& ctx, const std::optional<RMSNorm>& norm,
-                                      const Tensor& projected, RMSNorm::Saved& saved,
-                                      std::int64_t start) const {
+                                      const Tensor& projected, RMSNorm::Saved& saved, std::int64_t start,
+                                      const Rope::Angles& angles) const {
     const Tensor x = norm ? norm->forward(ctx, projected, saved) : projected;
-    if (rope) rope->forward(ctx, x, start);
+    if (angles.cosines.defined()) {
+        rope->forward(ctx, one_sequence(x), angles);
+    } else if (rope) {
+        rope->forward(ctx, x, start);
+    }
     return x;
 }
 
 attention::Saved MultiHeadAttention::operands_of(const Context& ctx, const Saved& saved) const {
     attention::Saved operands = saved.attention;
+    if (operands.q.defined() && operands.k.defined()) return operands;
     RMSNorm::Saved same;
-    if (!operands.q.defined()) operands.q = normalised(ctx, q_norm, saved.q_norm.x, same);
-    if (!operands.k.defined()) operands.k = normalised(ctx, k_norm, saved.k_norm.x, same);
+    const Documents& documents = saved.documents;
+    const Rope::Angles angles = angles_of(ctx, documents, saved.q_norm.x.dtype());
+    if (!operands.q.defined())
+        operands.q = operand(documents, normalised(ctx, q_norm, saved.q_norm.x, same, 0, angles));
+    if (!operands.k.defined())
+        operands.k = operand(documents, normalised(ctx, k_norm, saved.k_norm.x, same, 0, angles));
     return operands;
 }
 
-Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& saved,
-                                   const DropoutKey& key) const {
+Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& saved, const DropoutKey& key,
+                                   const Documents& documents) const {
     check(x.rank() == 3, "multi_head_attention: x is ", x, "; expected [B, T, ", qkv.in_features(), "]");
     const Tensor packed = qkv.forward(ctx, x, saved.qkv);
-    const Tensor q = normalised(ctx, q_norm, heads_of(packed, 0, heads), saved.q_norm);
-    const Tensor k = normalised(ctx, k_norm, heads_of(packed, heads, kv_heads), saved.k_norm);
+    saved.documents = documents;
+    Rope::Angles angles = angles_of(ctx, documents, x.dtype());
+    const Tensor q = normalised(ctx, q_norm, heads_of(packed, 0, heads), saved.q_norm, 0, angles);
+    const Tensor k = normalised(ctx, k_norm, heads_of(packed, heads, kv_heads), saved.k_norm, 0, angles);
+    angles = {};
     const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
     saved.options = options_of_pass(ctx, key);
-    const Tensor o = attention::forward(ctx, q, k, v, saved.options, saved.attention);
+    saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
+    const Tensor o = attention::forward(ctx, operand(documents, q), operand(documents, k),
+                                        operand(documents, v), saved.options, saved.attention);
     return proj.forward(ctx, o.reshape({x.size(0), x.size(1), heads * head_dim}), saved.proj);
 }
 
@@ -98,14 +131,22 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
     const Tensor dv = heads_of(d_packed, heads + kv_heads, kv_heads);
     const Tensor d_sink = sinks.defined() ? empty(ctx, {heads}, DType::f32) : Tensor();
     announce_attention(hooks);
+    const Documents& documents = saved.documents;
     attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), saved.options, operands_of(ctx, saved),
-                        {.q = dq, .k = dk, .v = dv, .sink = d_sink});
+                        {.q = operand(documents, dq),
+                         .k = operand(documents, dk),
+                         .v = operand(documents, dv),
+                         .sink = d_sink});
     d_o = {};
     if (sinks.defined()) {
         add_gradient(ctx, sinks, d_sink);
         announce(hooks, sinks);
     }
-    if (rope) {
+    if (rope && documents) {
+        const Rope::Angles angles = angles_of(ctx, documents, dy.dtype());
+        rope->backward(ctx, one_sequence(dq), angles);
+        rope->backward(ctx, one_sequence(dk), angles);
+    } else if (rope) {
         rope->backward(ctx, dq);
         rope->backward(ctx, dk);
     }

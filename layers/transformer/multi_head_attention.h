@@ -6,6 +6,7 @@
 
 #include <gradtile/attention/attention.h>
 #include <gradtile/layers/alibi.h>
+#include <gradtile/layers/documents.h>
 #include <gradtile/layers/linear.h>
 #include <gradtile/layers/pass_hooks.h>
 #include <gradtile/layers/rms_norm.h>
@@ -35,6 +36,7 @@ struct MultiHeadAttention {
         attention::Saved attention;
         attention::Options options;  // of the forward call
         Linear::Saved proj;          // o as [B,T,C]
+        Documents documents;
     };
     std::int64_t heads, kv_heads, head_dim;
     attention::Options options;  // without the tensors and the dropout key, which options_of_pass() adds
@@ -48,9 +50,10 @@ struct MultiHeadAttention {
     MultiHeadAttention(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
                        std::int64_t layer = 0);
 
-    /// `key` selects the probabilities that dropout drops; the default key drops none.
-    Tensor forward(const Context& ctx, const Tensor& x /*[B,T,C]*/, Saved& saved,
-                   const DropoutKey& key = {}) const;
+    /// `key` selects the probabilities that dropout drops; the default key drops none. With
+    /// `documents`, attention and positions are those of packed documents; q, k, v and o are then [B T,H,D].
+    Tensor forward(const Context& ctx, const Tensor& x /*[B,T,C]*/, Saved& saved, const DropoutKey& key = {},
+                   const Documents& documents = {}) const;
     /// The options of a call of attention in a pass with this dropout key.
     attention::Options options_of_pass(const Context& ctx, const DropoutKey& key) const;
     /// Computes y for the tokens at positions start .. start+T-1, without dropout. `cache` holds keys and
@@ -63,8 +66,9 @@ struct MultiHeadAttention {
 
   private:
     Tensor heads_of(const Tensor& packed, std::int64_t first, std::int64_t count) const;
+    Rope::Angles angles_of(const Context& ctx, const Documents& documents, DType dtype) const;
     Tensor normalised(const Context& ctx, const std::optional<RMSNorm>& norm, const Tensor& projected,
-                      RMSNorm::Saved& saved, std::int64_t start = 0) const;
+                      RMSNorm::Saved& saved, std::int64_t start = 0, const Rope::Angles& angles = {}) const;
     attention::Saved operands_of(const Context& ctx, const Saved& saved) const;
 };
 

@@ -52,10 +52,12 @@ void Transformer::check_tokens(const Tensor& tokens) const {
           " tokens; the context is ", config.context);
 }
 
-Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const DropoutKey& key,
-                          Saved& saved) const {
+Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const DropoutKey& key, Saved& saved,
+                          const Documents& documents) const {
     Tensor x = wte.forward(ctx, tokens, saved.wte);
-    if (wpe) x = wpe->forward(ctx, x, saved.wpe);
+    if (wpe)
+        x = documents ? wpe->forward_at(ctx, x, documents.positions, saved.wpe)
+                      : wpe->forward(ctx, x, saved.wpe);
     return dropout.forward(ctx, x, key.at(0), saved.dropout);
 }
 
@@ -66,12 +68,13 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
         if (options.hooks.before_use) options.hooks.before_use(last);
     };
     before_use(wpe ? wpe->weight : wte.weight);
-    Residual stream{embed(ctx, tokens, options.dropout, saved)};
+    Residual stream{embed(ctx, tokens, options.dropout, saved, options.documents)};
     wte.start_token_sort(ctx, saved.wte);
     saved.blocks.assign(blocks.size(), {});
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         before_use(blocks[i].last_parameter);
-        stream = blocks[i].forward(ctx, stream, block_key(options.dropout, i), saved.blocks[i]);
+        stream =
+            blocks[i].forward(ctx, stream, block_key(options.dropout, i), saved.blocks[i], options.documents);
     }
     before_use(last_parameter_);
     const Tensor x = norm_f.forward(ctx, stream, saved.norm_f);
@@ -97,20 +100,21 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
 
 /// The last block's output [B,T,C], before the last norm. The activations of each block are freed after the
 /// block.
-Tensor Transformer::features(const Context& ctx, const Tensor& tokens) const {
+Tensor Transformer::features(const Context& ctx, const Tensor& tokens, const Documents& documents) const {
     check_tokens(tokens);
     Saved saved;
-    Residual stream{embed(ctx, tokens, {}, saved)};
+    Residual stream{embed(ctx, tokens, {}, saved, documents)};
     for (const TransformerBlock& block : blocks) {
         TransformerBlock::Saved discarded;
-        stream = block.forward(ctx, stream, {}, discarded);
+        stream = block.forward(ctx, stream, {}, discarded, documents);
     }
     return stream.sum(ctx);
 }
 
-Tensor Transformer::evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets) const {
+Tensor Transformer::evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets,
+                             const Documents& documents) const {
     ConfiguredNorm::Saved discarded;
-    return head.loss(ctx, norm_f.forward(ctx, features(ctx, tokens), discarded), targets);
+    return head.loss(ctx, norm_f.forward(ctx, features(ctx, tokens, documents), discarded), targets);
 }
 
 Tensor Transformer::logits(const Context& ctx, const Tensor& tokens) const {

@@ -19,6 +19,9 @@ struct ForwardOptions {
     Tensor target_count = {};
     DropoutKey dropout = {};  ///< the default key drops nothing
     ForwardHooks hooks = {};
+    /// Packed documents: attention within each, and positions from its start. Undefined: each row of the
+    /// batch is one.
+    Documents documents = {};
 };
 
 /// Token embedding (+ learned positions), dropout, `layers` blocks, a last norm, the vocabulary head.
@@ -61,7 +64,8 @@ struct Transformer {
 
     /// Returns float64 [2]: the sum of the losses and the number of targets that are not ignored. Saves no
     /// values, changes no gradients, and uses no dropout.
-    Tensor evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets) const;
+    Tensor evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets,
+                    const Documents& documents = {}) const;
     /// Returns the logits [B,V] of the token after tokens [B,T], in float32 (float64 for float64 weights).
     Tensor logits(const Context& ctx, const Tensor& tokens) const;
     /// Returns the same for tokens [B,T] that follow those in the cache, and appends them to the cache.
@@ -73,8 +77,9 @@ struct Transformer {
   private:
     Parameter last_parameter_;
     void check_tokens(const Tensor& tokens) const;
-    Tensor embed(const Context& ctx, const Tensor& tokens, const DropoutKey& key, Saved& saved) const;
-    Tensor features(const Context& ctx, const Tensor& tokens) const;
+    Tensor embed(const Context& ctx, const Tensor& tokens, const DropoutKey& key, Saved& saved,
+                 const Documents& documents) const;
+    Tensor features(const Context& ctx, const Tensor& tokens, const Documents& documents = {}) const;
 };
 
 /// The number of elements of all parameters. Allocates nothing.

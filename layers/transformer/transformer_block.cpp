@@ -13,15 +13,16 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
 
 /// Computes the residual before the second norm: the residual stream, and attention's output as the branch.
 Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
-                                             Activations& saved) const {
-    const Tensor branch = attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn, key.at(2));
+                                             Activations& saved, const Documents& documents) const {
+    const Tensor branch =
+        attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn, key.at(2), documents);
     saved.attn_dropout.key = key.at(0);
     return {stream.x, branch, dropout, key.at(0)};
 }
 
 Residual TransformerBlock::forward_and_save(const Context& ctx, Residual& stream, const DropoutKey& key,
-                                            Activations& saved) const {
-    Residual middle = forward_attention(ctx, stream, key, saved);
+                                            Activations& saved, const Documents& documents) const {
+    Residual middle = forward_attention(ctx, stream, key, saved, documents);
     const Tensor branch = mlp.forward(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
     saved.mlp_dropout.key = key.at(1);
     return {middle.x, branch, dropout, key.at(1)};
@@ -35,31 +36,32 @@ void TransformerBlock::drop_recomputable(Activations& kept) const {
     kept.mlp.down.x = {};
 }
 
-TransformerBlock::Activations TransformerBlock::recompute_activations(const Context& ctx, const Tensor& x,
-                                                                      const DropoutKey& key) const {
+TransformerBlock::Activations TransformerBlock::recompute_activations(const Context& ctx,
+                                                                      const Saved& inputs) const {
     Activations saved;
-    Residual stream{x};
-    Residual middle = forward_attention(ctx, stream, key, saved);
+    Residual stream{inputs.input};
+    Residual middle = forward_attention(ctx, stream, inputs.dropout, saved, inputs.documents);
     mlp.forward_hidden(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
-    saved.mlp_dropout.key = key.at(1);
+    saved.mlp_dropout.key = inputs.dropout.at(1);
     return saved;
 }
 
-Residual TransformerBlock::forward(const Context& ctx, Residual stream, const DropoutKey& key,
-                                   Saved& saved) const {
+Residual TransformerBlock::forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved,
+                                   const Documents& documents) const {
     switch (recompute) {
         case Recompute::none:
-            return forward_and_save(ctx, stream, key, saved.activations.emplace());
+            return forward_and_save(ctx, stream, key, saved.activations.emplace(), documents);
         case Recompute::activations: {
-            Residual out = forward_and_save(ctx, stream, key, saved.activations.emplace());
+            Residual out = forward_and_save(ctx, stream, key, saved.activations.emplace(), documents);
             drop_recomputable(*saved.activations);
             return out;
         }
         case Recompute::block: {
             Activations discarded;
-            Residual out = forward_and_save(ctx, stream, key, discarded);
+            Residual out = forward_and_save(ctx, stream, key, discarded, documents);
             saved.input = stream.x;
             saved.dropout = key;
+            saved.documents = documents;
             return out;
         }
     }
@@ -70,8 +72,7 @@ SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradie
                                           const BackwardHooks& hooks) const {
     check(saved.activations || saved.input.defined(),
           "transformer_block: backward requires the saved values of a forward pass");
-    Activations kept =
-        saved.activations ? *saved.activations : recompute_activations(ctx, saved.input, saved.dropout);
+    Activations kept = saved.activations ? *saved.activations : recompute_activations(ctx, saved);
 
     const Tensor& stream = dy.dy;
     // The column sums of dx are the gradient of the last bias in the branch below, unless dropout scales dx

@@ -33,10 +33,11 @@ struct TransformerBlock {
         Dropout::Saved mlp_dropout;
     };
     struct Saved {
-        // With Recompute::block, only the input [B,T,C] and the dropout key are saved; else only the
-        // activations.
+        // With Recompute::block, only the input [B,T,C], the dropout key and the documents are saved;
+        // else only the activations.
         Tensor input;
         DropoutKey dropout;
+        Documents documents;
         std::optional<Activations> activations;
     };
     ConfiguredNorm norm_1;
@@ -53,7 +54,8 @@ struct TransformerBlock {
 
     /// `key` selects the block's dropout masks; the default key drops nothing. Returns the residual stream
     /// and the MLP's output, which the next norm adds.
-    Residual forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved) const;
+    Residual forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved,
+                     const Documents& documents = {}) const;
     /// Computes forward for the tokens at positions start .. start+T-1; see
     /// MultiHeadAttention::forward_with_cache.
     Residual forward_with_cache(const Context& ctx, Residual stream, std::int64_t start,
@@ -66,11 +68,11 @@ struct TransformerBlock {
 
   private:
     Residual forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
-                               Activations& saved) const;
-    Residual forward_and_save(const Context& ctx, Residual& stream, const DropoutKey& key,
-                              Activations& saved) const;
+                               Activations& saved, const Documents& documents) const;
+    Residual forward_and_save(const Context& ctx, Residual& stream, const DropoutKey& key, Activations& saved,
+                              const Documents& documents) const;
     void drop_recomputable(Activations& kept) const;
-    Activations recompute_activations(const Context& ctx, const Tensor& x, const DropoutKey& key) const;
+    Activations recompute_activations(const Context& ctx, const Saved& inputs) const;
 };
 
 }  // namespace gradtile

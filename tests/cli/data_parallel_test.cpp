@@ -61,6 +61,12 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcess) {
     for (const int ranks : {2, 4}) expect_same_curve(one_process, train(ranks, {"--dropout", "0.1"}));
 }
 
+TEST_F(DataParallelTraining, PackedHasTheLossCurveOfOneProcess) {
+    const Arguments packed = {"--packed", "--document-token", "10", "--tokenizer", "bytes"};
+    const auto one_process = train(1, packed);
+    for (const int ranks : {2, 4}) expect_same_curve(one_process, train(ranks, packed));
+}
+
 TEST_F(DataParallelTraining, ShardedHasTheLossCurveOfOneProcess) {
     const auto one_process = train(1);
     for (const char* ranks : {"2", "4"})

@@ -15,6 +15,7 @@ struct Case {
     const char* name;
     ModelConfig model;
     DType dtype;
+    bool packed = false;  ///< each row of the batch is two documents
 };
 
 ModelConfig gpt2_style(Recompute recompute) {
@@ -61,6 +62,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Case{"gpt2_f32", gpt2_style(Recompute::none), DType::f32},
                       Case{"gpt2_bf16", gpt2_style(Recompute::none), DType::bf16},
                       Case{"gpt2_f32_recomputed", gpt2_style(Recompute::block), DType::f32},
+                      Case{"gpt2_f32_packed", gpt2_style(Recompute::block), DType::f32, true},
+                      Case{"llama_bf16_packed", llama_style(), DType::bf16, true},
                       Case{"llama_f32", llama_style(), DType::f32},
                       Case{"llama_bf16", llama_style(), DType::bf16},
                       Case{"alibi", with_option(add_alibi), DType::f32},
@@ -92,13 +95,22 @@ TEST_P(Overfit, MemorisesOneBatch) {
     }
     const Tensor inputs = from_host(ctx, tokens, {4, 16}), wanted = from_host(ctx, targets, {4, 16});
 
+    ForwardOptions options;
+    if (GetParam().packed) {
+        std::vector<std::int32_t> offsets, positions;
+        for (std::int32_t i = 0; i <= 4 * 16; i += 8) offsets.push_back(i);
+        for (std::int32_t i = 0; i < 4 * 16; ++i) positions.push_back(i % 8);
+        options.documents = {.offsets = from_host(ctx, offsets, {std::ssize(offsets)}),
+                             .positions = from_host(ctx, positions, {4, 16})};
+    }
+
     const double uniform = std::log(static_cast<double>(config.vocabulary));
     double first = 0.0, loss = 0.0;
     for (int step = 1; step <= 150; ++step) {
         parameters.reset_gradients();
         Transformer::Saved saved;
-        const Tensor result =
-            model.forward(ctx, inputs, wanted, saved, {.dropout = DropoutKey::of_step(1, step)});
+        options.dropout = DropoutKey::of_step(1, step);
+        const Tensor result = model.forward(ctx, inputs, wanted, saved, options);
         model.backward(ctx, saved);
         const Clip clip = clip_global_norm(ctx, parameters.gradients(), {.max_norm = 1.0});
         optimizer.step(ctx, 3e-3, {.gradient_scale = clip.scale});

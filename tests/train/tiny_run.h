@@ -106,6 +106,11 @@ inline constexpr RunSetting run_settings[] = {
                }},
     RunSetting{"accumulation", [](TrainConfig& c) { c.micro_batch = 2; }},
     RunSetting{"muon", [](TrainConfig& c) { c.optimizer = kind_of<MuonSettings>; }},
+    RunSetting{"packed",
+               [](TrainConfig& c) {
+                   c.packed = true;
+                   c.document_token = 0;  // the line break, so that documents are lines
+               }},
     RunSetting{"everything", [](TrainConfig& c) {
                    c.dtype = TrainDType::bf16;
                    c.model.dropout = 0.1;

@@ -10,6 +10,8 @@
 #include "tiny_run.h"
 
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/data/token_file.h>
+#include <gradtile/train/evaluate.h>
 #include <gradtile/train/sampler.h>
 
 #include <support/error_message.h>
@@ -328,6 +330,92 @@ TEST(Trainer, MicroBatchesGiveTheGradientOfTheWholeBatch) {
         for (std::size_t step = 1; step < 8; ++step)
             EXPECT_NEAR(reports[i][step].loss, reports[0][step].loss, 100 * bound * reports[0][step].loss);
     }
+}
+
+/// Each line of the text is a document. The first window of a run holds several; the loss of the first step
+/// is that of the documents one by one.
+TEST(Trainer, PackedTrainsOnDocumentsAsIfEachWereAlone) {
+    TinyRun run;
+    run.config.out = "";
+    run.config.packed = true;
+    run.config.document_token = 0;
+    run.config.model.context = 48;
+    run.config.steps = 1;
+    Trainer trainer(run.config, run.on_message);
+    const LanguageModel& model = trainer.model();
+    // The trainer's first batch, from a loader of its own.
+    const std::vector<std::int32_t> ids = model.tokenizer->encode(test::some_text(2000), "text");
+    const auto kept = static_cast<std::size_t>(0.9 * static_cast<double>(ids.size()));
+    const Packing packing = packing_of(trainer.config(), model.tokenizer);
+    DataLoader loader(TokenSequence({ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(kept)}, "text"),
+                      {.context = 48, .seed = {run.config.seed}, .packing = packing});
+    const Context ctx(Device::cpu(), 1);
+    const Batch batch = empty_batch(ctx, 4, 48, packing);
+    const auto counted = static_cast<double>(loader.next(batch));
+    const auto* const offsets = batch.documents.offsets.data<std::int32_t>();
+    const Tensor tokens = batch.tokens.reshape({4 * 48}), targets = batch.targets.reshape({4 * 48});
+    double loss = 0;
+    int documents = 0;
+    for (std::int64_t d = 0; d + 1 < batch.documents.offsets.size(0); ++d) {
+        const std::int64_t length = offsets[d + 1] - offsets[d];
+        if (length == 0) continue;
+        const auto part = [&](const Tensor& x) {
+            return x.slice(0, offsets[d], length).reshape({1, length});
+        };
+        loss += item(ctx, model.transformer.evaluate(ctx, part(tokens), part(targets)).slice(0, 0, 1));
+        ++documents;
+    }
+    EXPECT_GT(documents, 8);
+    std::optional<StepReport> first;
+    trainer.on_step([&](const StepReport& report) { first = report; });
+    trainer.run();
+    // As below: well below 1e3 roundings.
+    const double bound = 1e3 * std::numeric_limits<float>::epsilon();
+    EXPECT_NEAR(first->loss, loss / counted, bound * loss / counted);
+}
+
+TEST(Trainer, PackedNeedsToKnowWhereDocumentsBegin) {
+    TinyRun run;
+    run.config.out = "";
+    run.config.packed = true;
+    write_token_file((run.directory / "tokens.bin").string(), TokenFormat::headerless,
+                     std::vector<std::int32_t>(500, 3));
+    run.config.data = (run.directory / "tokens.bin").string();
+    EXPECT_THAT(message_of([&] { Trainer(run.config, run.on_message); }),
+                HasSubstr("packed: it is not known where documents begin"));
+    run.config.document_token = 3;
+    EXPECT_EQ(message_of([&] { Trainer(run.config, run.on_message); }), "no error");
+}
+
+/// Shards say which token begins a document; the run records it.
+TEST(Trainer, PackedTakesTheSeparatorOfShards) {
+    TinyRun run;
+    run.config.out = "";
+    run.config.packed = true;
+    run.config.data = (run.directory / "shard.bin").string();
+    write_token_file(run.config.data, TokenFormat::gpt2_shard, std::vector<std::int32_t>(500, 3));
+    EXPECT_EQ(Trainer(run.config, run.on_message).config().document_token, 50256);
+}
+
+/// `gradtile eval` divides text as training does: blank lines of text.
+TEST(Trainer, PackedEvaluatesAsItTrains) {
+    TinyRun run;
+    std::string text;
+    for (int i = 0; i < 150; ++i) text += "the cat sat\n\non the mat. a dog\n ran\n\n\nthe end. ";
+    run.config.data = run.directory.write("blank.txt", text);
+    run.config.packed = true;
+    run.config.steps = 10;
+    Trainer trainer(run.config, run.on_message);
+    const RunSummary summary = trainer.run();
+    const auto model = load_model(summary.checkpoint);
+    EXPECT_EQ(model->packing.rule.kind, DocumentRule::Kind::blank_lines);
+    const std::vector<std::int32_t> ids = model->tokenizer->encode(text, "text");
+    const auto kept = static_cast<std::ptrdiff_t>(0.9 * static_cast<double>(ids.size()));
+    const TokenSequence validation({ids.begin() + kept, ids.end()}, "text");
+    const double packed = evaluate(*model, validation, {.packing = model->packing}).loss;
+    ASSERT_TRUE(summary.val_loss);
+    EXPECT_NEAR(packed, *summary.val_loss, 1e-5 * packed);
+    EXPECT_GT(std::abs(evaluate(*model, validation).loss - packed), 1e-3);
 }
 
 TEST(Trainer, StopsAfterTooManyBadStepsAndKeepsTheLastGoodCheckpoint) {

@@ -12,36 +12,77 @@ namespace {
 enum Purpose : std::uint64_t { phase_purpose = 0x70686173, order_purpose = 0x6f726472 };
 
 /// Fills one row with the inputs [begin, end) and the tokens that follow them; the rest of the row is token 0
-/// with ignored targets. Returns how many targets count. `window` is scratch memory: inputs and targets
-/// overlap, so they are read together.
+/// with ignored targets. Appends the starts of packed documents to `starts`. Returns how many targets count.
+/// `window` is scratch memory: inputs and targets overlap, so they are read together.
 std::int64_t fill_window(const TokenSequence& sequence, std::int64_t begin, std::int64_t end,
-                         std::int64_t context, std::int64_t ignore_token, std::vector<std::int32_t>& window,
-                         std::int32_t* tokens, std::int32_t* targets) {
+                         const WindowOptions& options, std::vector<std::int32_t>& window,
+                         const WindowRow& row, std::vector<std::int32_t>& starts) {
     const std::int64_t length = end - begin;
+    // Two more tokens show whether the first tokens follow a blank line.
+    const std::int64_t before = options.packing && length > 0 ? std::min<std::int64_t>(begin, 2) : 0;
     if (length > 0) {
-        window.resize(static_cast<std::size_t>(length + 1));
-        sequence.read(begin, window);
-        std::copy_n(window.begin(), length, tokens);
-        std::copy_n(window.begin() + 1, length, targets);
+        window.resize(static_cast<std::size_t>(before + length + 1));
+        sequence.read(begin - before, window);
+        std::copy_n(window.begin() + before, length, row.tokens);
+        std::copy_n(window.begin() + before + 1, length, row.targets);
     }
-    std::fill(tokens + length, tokens + context, 0);
-    std::fill(targets + length, targets + context, ignored_target);
-    if (ignore_token < 0) return length;
-    std::int64_t ignored = 0;
+    std::fill(row.tokens + length, row.tokens + options.context, 0);
+    std::fill(row.targets + length, row.targets + options.context, ignored_target);
+    if (options.packing)
+        divide_into_documents(options.packing, window, static_cast<std::size_t>(before), length,
+                              options.context, row, starts);
+    std::int64_t counted = 0;
     for (std::int64_t i = 0; i < length; ++i) {
-        if (targets[i] != ignore_token) continue;
-        targets[i] = ignored_target;
-        ++ignored;
+        if (options.ignore_token >= 0 && row.targets[i] == options.ignore_token)
+            row.targets[i] = ignored_target;
+        counted += row.targets[i] != ignored_target;
     }
-    return length - ignored;
+    return counted;
 }
 
-std::int64_t rows_of(std::span<std::int32_t> tokens, std::span<std::int32_t> targets, std::int64_t context) {
-    check(tokens.size() == targets.size() && std::ssize(tokens) % context == 0,
-          "data loader: ", tokens.size(), " tokens and ", targets.size(),
-          " targets; expected the same multiple of context ", context);
-    return std::ssize(tokens) / context;
-}
+/// The rows of a batch, and the offsets of the documents in them.
+class BatchRows {
+  public:
+    BatchRows(const WindowOptions& options, std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
+              const DocumentSpans& documents)
+        : options_(options), tokens_(tokens), targets_(targets), documents_(documents) {
+        const std::int64_t context = options.context;
+        check(tokens.size() == targets.size() && std::ssize(tokens) % context == 0,
+              "data loader: ", tokens.size(), " tokens and ", targets.size(),
+              " targets; expected the same multiple of context ", context);
+        if (!options.packing) return;
+        const std::int64_t offsets = options.packing.documents_of(count()) + 1;
+        check(documents.positions.size() == tokens.size() && std::ssize(documents.offsets) == offsets,
+              "data loader: ", documents.positions.size(), " positions and ", documents.offsets.size(),
+              " offsets of documents; expected ", tokens.size(), " and ", offsets);
+    }
+    std::int64_t count() const { return std::ssize(tokens_) / options_.context; }
+    std::int64_t fill(const TokenSequence& sequence, std::int64_t row, std::int64_t begin, std::int64_t end,
+                      std::vector<std::int32_t>& window) {
+        const std::int64_t first = row * options_.context;
+        const auto known = starts_.size();
+        const std::int64_t counted =
+            fill_window(sequence, begin, end, options_, window,
+                        {tokens_.data() + first, targets_.data() + first,
+                         options_.packing ? documents_.positions.data() + first : nullptr},
+                        starts_);
+        for (std::size_t i = known; i < starts_.size(); ++i) starts_[i] += static_cast<std::int32_t>(first);
+        return counted;
+    }
+    /// Writes the offsets when all rows are filled. The last one is repeated: unused documents are empty.
+    void finish() const {
+        if (!options_.packing) return;
+        std::ranges::copy(starts_, documents_.offsets.begin());
+        std::ranges::fill(documents_.offsets.subspan(starts_.size()),
+                          static_cast<std::int32_t>(tokens_.size()));
+    }
+
+  private:
+    WindowOptions options_;
+    std::span<std::int32_t> tokens_, targets_;
+    DocumentSpans documents_;
+    std::vector<std::int32_t> starts_;
+};
 
 std::span<std::int32_t> host_elements(const Tensor& x, std::int64_t context) {
     check(x.defined() && x.device().is_cpu() && x.rank() == 2 && x.size(1) == context && x.is_contiguous(),
@@ -49,10 +90,22 @@ std::span<std::int32_t> host_elements(const Tensor& x, std::int64_t context) {
     return {x.data<std::int32_t>(), static_cast<std::size_t>(x.elements())};
 }
 
+DocumentSpans spans_of(const Documents& documents, std::int64_t context) {
+    if (!documents) return {};
+    const Tensor& offsets = documents.offsets;
+    return {host_elements(documents.positions, context),
+            {offsets.data<std::int32_t>(), static_cast<std::size_t>(offsets.elements())}};
+}
+
 }  // namespace
 
-Batch empty_batch(const Context& ctx, std::int64_t batch_size, std::int64_t context) {
-    return {empty(ctx, {batch_size, context}, DType::i32), empty(ctx, {batch_size, context}, DType::i32)};
+Batch empty_batch(const Context& ctx, std::int64_t batch_size, std::int64_t context, const Packing& packing) {
+    const Shape shape{batch_size, context};
+    Batch batch{empty(ctx, shape, DType::i32), empty(ctx, shape, DType::i32)};
+    if (packing)
+        batch.documents = {.offsets = empty(ctx, {packing.documents_of(batch_size) + 1}, DType::i32),
+                           .positions = empty(ctx, shape, DType::i32)};
+    return batch;
 }
 
 DataLoader::DataLoader(TokenSequence tokens, DataLoaderOptions options)
@@ -92,35 +145,42 @@ DataLoader::Window DataLoader::window_at(const Cursor& cursor) const {
 
 std::int64_t DataLoader::count_targets(const Window& window) {
     const std::int64_t length = window.end - window.begin;
+    if (options_.packing) {
+        const std::int64_t context = options_.context;
+        other_row_.resize(static_cast<std::size_t>(3 * context));
+        std::int32_t* const row = other_row_.data();
+        std::vector<std::int32_t> starts;
+        return fill_window(tokens_, window.begin, window.end, window_options(), window_,
+                           {row, row + context, row + 2 * context}, starts);
+    }
     if (options_.ignore_token < 0) return length;
     window_.resize(static_cast<std::size_t>(length));
     tokens_.read(window.begin + 1, window_);
     return length - std::ranges::count(window_, options_.ignore_token);
 }
 
-std::int64_t DataLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-    const std::int64_t context = options_.context, rows = rows_of(tokens, targets, context);
+std::int64_t DataLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
+                              const DocumentSpans& documents) {
+    BatchRows rows(window_options(), tokens, targets, documents);
     Cursor at = cursor_;  // becomes the loader's position when everything has been read
     std::int64_t counted = 0;
     for (std::int64_t rank = 0; rank < options_.ranks; ++rank)
-        for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t row = 0; row < rows.count(); ++row) {
             const Window window = window_at(at);
-            counted +=
-                rank == options_.rank
-                    ? fill_window(tokens_, window.begin, window.end, context, options_.ignore_token, window_,
-                                  tokens.data() + row * context, targets.data() + row * context)
-                    : count_targets(window);
+            counted += rank == options_.rank ? rows.fill(tokens_, row, window.begin, window.end, window_)
+                                             : count_targets(window);
             if (++at.position < at.windows()) continue;
             tokens_.require_unchanged();
             at = start_of(at.epoch + 1);
         }
+    rows.finish();
     cursor_ = at;
     return counted;
 }
 
 std::int64_t DataLoader::next(const Batch& batch) {
-    return next(host_elements(batch.tokens, options_.context),
-                host_elements(batch.targets, options_.context));
+    return next(host_elements(batch.tokens, options_.context), host_elements(batch.targets, options_.context),
+                spans_of(batch.documents, options_.context));
 }
 
 JsonValue DataLoader::state() const {
@@ -153,23 +213,25 @@ void DataLoader::restore(const JsonValue& saved) {
     cursor_ = cursor;
 }
 
-SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context, std::int64_t ignore_token)
-    : tokens_(std::move(tokens)), context_(context), ignore_token_(ignore_token) {
+SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context, std::int64_t ignore_token,
+                                   const Packing& packing)
+    : tokens_(std::move(tokens)), options_{context, ignore_token, packing} {
     check(context >= 1, "data loader: context ", context, "; expected at least 1");
     check(tokens_.size() >= 2, tokens_.source(), ": ", tokens_.size(),
           " tokens to validate on; expected at least 2");
 }
 
-std::int64_t SequentialLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets) {
-    const std::int64_t rows = rows_of(tokens, targets, context_);
+std::int64_t SequentialLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
+                                    const DocumentSpans& documents) {
+    BatchRows rows(options_, tokens, targets, documents);
+    const std::int64_t context = options_.context;
     std::int64_t counted = 0, window = window_;
-    for (std::int64_t row = 0; row < rows; ++row) {
-        const std::int64_t begin = std::min(window * context_, tokens_.size() - 1);
-        const std::int64_t end = std::min(begin + context_, tokens_.size() - 1);
-        counted += fill_window(tokens_, begin, end, context_, ignore_token_, scratch_,
-                               tokens.data() + row * context_, targets.data() + row * context_);
+    for (std::int64_t row = 0; row < rows.count(); ++row) {
+        const std::int64_t begin = std::min(window * context, tokens_.size() - 1);
+        counted += rows.fill(tokens_, row, begin, std::min(begin + context, tokens_.size() - 1), scratch_);
         if (window < windows()) ++window;
     }
+    rows.finish();
     window_ = window;
     return counted;
 }
@@ -180,7 +242,8 @@ void SequentialLoader::rewind() {
 }
 
 std::int64_t SequentialLoader::next(const Batch& batch) {
-    return next(host_elements(batch.tokens, context_), host_elements(batch.targets, context_));
+    return next(host_elements(batch.tokens, options_.context), host_elements(batch.targets, options_.context),
+                spans_of(batch.documents, options_.context));
 }
 
 }  // namespace gradtile

@@ -8,7 +8,9 @@
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor.h>
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/layers/documents.h>
 #include <gradtile/layers/vocabulary.h>
+#include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/permutation.h>
 #include <gradtile/train/data/token_sequence.h>
 
@@ -18,8 +20,22 @@ namespace gradtile {
 struct Batch {
     Tensor tokens;   ///< int32 [B,T]
     Tensor targets;  ///< int32 [B,T]
+    Documents documents = {};
 };
-Batch empty_batch(const Context& ctx, std::int64_t batch_size, std::int64_t context);
+Batch empty_batch(const Context& ctx, std::int64_t batch_size, std::int64_t context,
+                  const Packing& packing = {});
+
+/// Host memory for Documents: positions [B T] and offsets [B * max_documents + 1].
+struct DocumentSpans {
+    std::span<std::int32_t> positions = {}, offsets = {};
+};
+
+/// How a loader fills rows of T tokens.
+struct WindowOptions {
+    std::int64_t context = 0;
+    std::int64_t ignore_token = -1;
+    Packing packing = {};
+};
 
 struct DataLoaderOptions {
     std::int64_t context = 0;  ///< tokens in a window, T
@@ -27,6 +43,7 @@ struct DataLoaderOptions {
     std::int64_t rank = 0;     ///< rank of this process, see next()
     std::int64_t ranks = 1;
     std::int64_t ignore_token = -1;  ///< targets of this id are ignored; -1: none
+    Packing packing = {};            ///< documents begin inside windows
 };
 
 /// Training batches; epochs follow each other without end.
@@ -48,11 +65,14 @@ class DataLoader {
     /// Fills B rows of T tokens. The ranks together take the next B * ranks windows of the order; rank r
     /// takes the r-th group of B. B is the spans' size / T and may change from call to call. Returns the
     /// number of targets that count in the windows of all ranks.
-    std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
+    /// Packed windows need `documents`.
+    std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
+                      const DocumentSpans& documents = {});
     /// Fills contiguous host tensors in the same way.
     std::int64_t next(const Batch& batch);
 
     std::int64_t context() const { return options_.context; }
+    const Packing& packing() const { return options_.packing; }
     std::int64_t epoch() const { return cursor_.epoch; }  ///< counted from 0
     /// Returns the number of windows of the epoch that all ranks together have taken.
     std::int64_t position() const { return cursor_.position; }
@@ -90,7 +110,11 @@ class DataLoader {
     TokenSequence tokens_;
     DataLoaderOptions options_;
     Cursor cursor_;
-    std::vector<std::int32_t> window_;  // scratch
+    WindowOptions window_options() const {
+        return {options_.context, options_.ignore_token, options_.packing};
+    }
+    std::vector<std::int32_t> window_;     // scratch
+    std::vector<std::int32_t> other_row_;  // scratch: a packed row of another rank
 };
 
 /// Validation batches: non-overlapping windows over the whole sequence, in order. The last window may be
@@ -99,23 +123,25 @@ class DataLoader {
 class SequentialLoader {
   public:
     /// Throws Error naming the sequence when it has fewer than two tokens.
-    SequentialLoader(TokenSequence tokens, std::int64_t context, std::int64_t ignore_token = -1);
+    SequentialLoader(TokenSequence tokens, std::int64_t context, std::int64_t ignore_token = -1,
+                     const Packing& packing = {});
 
     bool done() const { return window_ == windows(); }
     /// Skips up to `windows_to_skip` of the windows that are left.
     void skip(std::int64_t windows_to_skip) { window_ = std::min(window_ + windows_to_skip, windows()); }
-    std::int64_t windows() const { return (tokens_.size() - 2) / context_ + 1; }
+    std::int64_t windows() const { return (tokens_.size() - 2) / options_.context + 1; }
+    const Packing& packing() const { return options_.packing; }
     /// Fills B rows with the next windows and returns the number of targets that count. Rows past the end
     /// hold token 0 with ignored targets.
-    std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets);
+    std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
+                      const DocumentSpans& documents = {});
     std::int64_t next(const Batch& batch);
     /// Returns to the first window. Throws Error when a file was changed since it was opened.
     void rewind();
 
   private:
     TokenSequence tokens_;
-    std::int64_t context_;
-    std::int64_t ignore_token_;
+    WindowOptions options_;
     std::int64_t window_ = 0;
     std::vector<std::int32_t> scratch_;
 };

@@ -7,6 +7,7 @@
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/train/available_memory.h>
 #include <gradtile/train/corpus/corpus.h>
+#include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/token_file.h>
 
 namespace gradtile {
@@ -40,6 +41,7 @@ std::string_view part_to_tokenize(std::string_view text, TokenizerKind kind, con
 struct Source {
     TokenSequence tokens{};
     std::int64_t vocabulary = 0;
+    std::int32_t separator = -1;
     bool vocabulary_of_ids = false;  // see TokenFile::vocabulary_of_ids
     std::optional<Tokenizer> tokenizer{};
     std::optional<std::vector<Story>> stories{};
@@ -51,6 +53,7 @@ struct SourceOptions {
     std::optional<Tokenizer> tokenizer = {};  ///< for text; empty: made from the text
     TokenizerKind kind = TokenizerKind::characters;
     TokenFileOptions token_file = {};
+    SpecialTokens special_tokens = SpecialTokens::as_text;
     JsonValue expected_content = {};  ///< list of contents, or null
 };
 
@@ -93,21 +96,29 @@ Source open_text(const std::string& path, const SourceOptions& options) {
     const std::string_view part = part_to_tokenize(text, kind, path);
     source.tokenizer = options.tokenizer ? *options.tokenizer : new_tokenizer(kind, part, path);
     source.vocabulary = source.tokenizer->vocab_size();
+    source.separator = separator_of(*source.tokenizer).value_or(-1);
     if (kind != TokenizerKind::bpe) source.stories = parse_corpus(part);  // one token a character
     if (kind == TokenizerKind::bytes) {
         source.tokens = TokenSequence::of_bytes(std::move(text), path);
     } else {
-        source.tokens = TokenSequence(source.tokenizer->encode(part, path), path);
+        source.tokens = TokenSequence(
+            source.tokenizer->encode(part, path, {.special_tokens = options.special_tokens}), path);
     }
     source.description = concat("text, ", grouped(source.tokens.size()), " ",
                                 kind == TokenizerKind::bpe ? "BPE tokens" : name_of(kind));
     return source;
 }
 
+std::int32_t separator_of(TokenFormat format) {
+    const auto traits = std::ranges::find(token_format_table, format, &TokenFormatTraits::format);
+    return traits == token_format_table.end() ? -1 : traits->separator;
+}
+
 Source open_tokens(const std::string& path, const SourceOptions& options) {
     TokenFile file = open_token_file(path, options.token_file);
     require_same_content(path, file.contents, options.expected_content);
     Source source{.vocabulary = file.vocabulary,
+                  .separator = separator_of(file.format),
                   .vocabulary_of_ids = file.vocabulary_of_ids,
                   .description = file.description()};
     source.tokens = std::move(file.tokens);
@@ -158,7 +169,8 @@ LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>
     require_tokenizer(path, tokenizer);
     Source source =
         open_source(path, {.tokenizer = tokenizer,
-                           .token_file = {.vocabulary = options.vocabulary, .type = options.token_type}});
+                           .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
+                           .special_tokens = options.special_tokens});
     return {std::move(source.tokens), std::move(source.description)};
 }
 
@@ -169,9 +181,11 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
     SourceOptions how{.tokenizer = tokenizer,
                       .kind = options.tokenizer,
                       .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
+                      .special_tokens = options.special_tokens,
                       .expected_content = recorded(options.expected_content, "data")};
     Source source = open_source(options.data, how);
     Dataset dataset{.vocabulary = source.vocabulary,
+                    .separator = source.separator,
                     .content = json{{"data", contents_to_json(source.contents)}},
                     .description = {concat(options.data, ": ", source.description)}};
     dataset.tokenizer = source.tokenizer;

@@ -21,6 +21,8 @@ struct DatasetOptions {
     TokenizerKind tokenizer = TokenizerKind::characters;  ///< for text only
     TokenType token_type = TokenType::automatic;          ///< for token files without a header only
     std::int64_t vocabulary = 0;  ///< for token files: every id is below it; 0: see open_token_file
+    /// Of a BPE tokenizer's text; recognised where documents are divided at the separator.
+    SpecialTokens special_tokens = SpecialTokens::as_text;
     /// Dataset::content of the run that is resumed: data with another content is refused. null means that
     /// nothing is compared.
     JsonValue expected_content{};
@@ -31,6 +33,7 @@ struct Dataset {
     TokenSequence validation{};            ///< empty when val_fraction is 0 and there is no val_data
     std::optional<Tokenizer> tokenizer{};  ///< none for token files
     std::int64_t vocabulary = 0;
+    std::int32_t separator = -1;  ///< the id that begins documents; -1: not known, or there is none
     /// If generate_corpus() wrote the validation text: the lowest loss that is possible on this text, in nats
     /// per character.
     std::optional<double> source_nll{};
@@ -62,6 +65,7 @@ struct LoadedTokens {
 struct LoadTokensOptions {
     std::int64_t vocabulary = 0;  ///< for token files: see TokenFileOptions
     TokenType token_type = TokenType::automatic;
+    SpecialTokens special_tokens = SpecialTokens::as_text;  ///< of a BPE tokenizer's text
 };
 
 /// Loads a text with the tokenizer, or a token file (.bin) whose ids fit the vocabulary.

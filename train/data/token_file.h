@@ -30,6 +30,7 @@ struct TokenFormatTraits {
     TokenType ids;
     std::int32_t magic = 0, version = 0;
     std::int64_t vocabulary = 0;  ///< every id is below it; 0: the format has none
+    std::int32_t separator = -1;  ///< the id that llm.c writes before each document; -1: none is known
 };
 
 inline constexpr std::array token_format_table{
@@ -38,13 +39,15 @@ inline constexpr std::array token_format_table{
                       .ids = TokenType::uint16,
                       .magic = 20240520,
                       .version = 1,
-                      .vocabulary = 50257},
+                      .vocabulary = 50257,
+                      .separator = 50256},
     TokenFormatTraits{.format = TokenFormat::llama3_shard,
                       .name = "llama3",
                       .ids = TokenType::uint32,
                       .magic = 20240801,
                       .version = 7,
-                      .vocabulary = 128256},
+                      .vocabulary = 128256,
+                      .separator = 128000},
     TokenFormatTraits{.format = TokenFormat::headerless, .name = "headerless", .ids = TokenType::uint16},
     TokenFormatTraits{
         .format = TokenFormat::headerless_uint32, .name = "headerless-uint32", .ids = TokenType::uint32},

@@ -1,0 +1,193 @@
+// Packed documents give the losses and gradients of the same documents in batches of their own.
+#include <algorithm>
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include <gradtile/core/gradcheck.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/transformer/memory_plan.h>
+#include <gradtile/layers/transformer/transformer.h>
+
+namespace gradtile {
+namespace {
+
+struct PackedCase {
+    const char* name;
+    ModelConfig model;
+};
+
+ModelConfig small_gpt2(Recompute recompute) {
+    return {.layers = 2, .heads = 2, .width = 16, .context = 12, .vocabulary = 19, .recompute = recompute};
+}
+ModelConfig small_llama(Recompute recompute) {
+    ModelConfig config = as_llama({.layers = 2,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .width = 32,
+                                   .context = 12,
+                                   .vocabulary = 19,
+                                   .qk_norm = true});
+    config.recompute = recompute;
+    return config;
+}
+
+class PackedTransformer : public ::testing::TestWithParam<PackedCase> {};
+INSTANTIATE_TEST_SUITE_P(Models, PackedTransformer,
+                         ::testing::Values(PackedCase{"gpt2", small_gpt2(Recompute::none)},
+                                           PackedCase{"gpt2_block", small_gpt2(Recompute::block)},
+                                           PackedCase{"llama", small_llama(Recompute::none)},
+                                           PackedCase{"llama_activations",
+                                                      small_llama(Recompute::activations)},
+                                           PackedCase{"llama_block", small_llama(Recompute::block)}),
+                         [](const auto& info) { return info.param.name; });
+
+/// Two windows of 12 tokens, in documents of these document_lengths; the last two are empty.
+const std::vector<std::int32_t> document_lengths{5, 1, 6, 12, 0, 0};
+
+struct PackedModel {
+    explicit PackedModel(const ModelConfig& config, DType dtype = DType::f32) : model(config, parameters) {
+        parameters.allocate(ctx, dtype);
+        fill_normal(ctx, parameters.values(), 0.1, 0.3, Seed{5});
+        std::vector<std::int32_t> ids, next, offsets{0}, positions;
+        for (std::int32_t i = 0; i < 24; ++i) {
+            ids.push_back((7 * i + i * i) % 19);
+            next.push_back(i % 5 == 3 ? -1 : (5 * i + 2) % 19);
+        }
+        for (const std::int32_t length : document_lengths) {
+            offsets.push_back(offsets.back() + length);
+            for (std::int32_t i = 0; i < length; ++i) positions.push_back(i);
+        }
+        tokens = from_host(ctx, ids, {2, 12});
+        targets = from_host(ctx, next, {2, 12});
+        documents = {.offsets = from_host(ctx, offsets, {std::ssize(offsets)}),
+                     .positions = from_host(ctx, positions, {2, 12})};
+    }
+    /// The loss, then the gradients of all parameters.
+    std::vector<double> packed() {
+        parameters.reset_gradients();
+        Transformer::Saved saved;
+        const double loss = item(ctx, model.forward(ctx, tokens, targets, saved, {.documents = documents}));
+        model.backward(ctx, saved);
+        return with_gradients(loss);
+    }
+    /// The same from one pass per document.
+    std::vector<double> one_by_one() {
+        parameters.reset_gradients();
+        const Tensor count = from_host(ctx, std::vector<double>{counted()}, {1}, DType::f64);
+        double loss = 0;
+        std::int64_t first = 0;
+        for (const std::int32_t length : document_lengths) {
+            if (length == 0) continue;
+            const auto part = [&](const Tensor& x) {
+                return x.reshape({24}).slice(0, first, length).reshape({1, length});
+            };
+            Transformer::Saved saved;
+            loss +=
+                item(ctx, model.forward(ctx, part(tokens), part(targets), saved, {.target_count = count}));
+            model.backward(ctx, saved);
+            first += length;
+        }
+        return with_gradients(loss);
+    }
+    double counted() const {
+        const std::vector<double> all = to_host(ctx, targets);
+        return static_cast<double>(std::ranges::count_if(all, [](double x) { return x >= 0; }));
+    }
+
+    const Context ctx{Device::cpu(), 2};
+    ParameterStore parameters;
+    const Transformer model;
+    Tensor tokens, targets;
+    Documents documents;
+
+  private:
+    std::vector<double> with_gradients(double loss) {
+        parameters.zero_unwritten_gradients(ctx);
+        std::vector<double> all{loss};
+        const std::vector<double> gradients = to_host(ctx, parameters.gradients());
+        all.insert(all.end(), gradients.begin(), gradients.end());
+        return all;
+    }
+};
+
+/// In float32 both differ by roundings of sums over at most 24 tokens of a small model: 2^-24 of the largest
+/// gradient for each of about a thousand operations that lead to it.
+TEST_P(PackedTransformer, EqualsTheDocumentsOneByOne) {
+    for (const DType dtype : {DType::f64, DType::f32}) {
+        PackedModel f(GetParam().model, dtype);
+        const std::vector<double> packed = f.packed(), expected = f.one_by_one();
+        double largest = 0;
+        for (const double x : expected) largest = std::max(largest, std::abs(x));
+        const double bound = 1000 * (dtype == DType::f64 ? 0x1p-53 : 0x1p-24) * largest;
+        ASSERT_EQ(packed.size(), expected.size());
+        for (std::size_t i = 0; i < packed.size(); ++i) ASSERT_NEAR(packed[i], expected[i], bound) << i;
+    }
+}
+
+TEST_P(PackedTransformer, DiffersFromOneDocumentPerWindow) {
+    PackedModel f(GetParam().model);
+    const std::vector<double> packed = f.packed();
+    f.documents = {};
+    const std::vector<double> whole = f.packed();
+    double largest = 0, difference = 0;
+    for (std::size_t i = 1; i < packed.size(); ++i) {
+        largest = std::max(largest, std::abs(packed[i]));
+        difference = std::max(difference, std::abs(packed[i] - whole[i]));
+    }
+    EXPECT_GT(difference, 0.01 * largest);
+}
+
+TEST_P(PackedTransformer, EvaluatesLikeTraining) {
+    PackedModel f(GetParam().model);
+    const double trained = f.packed().front();
+    const std::vector<double> sums =
+        to_host(f.ctx, f.model.evaluate(f.ctx, f.tokens, f.targets, f.documents));
+    EXPECT_EQ(sums[1], f.counted());
+    EXPECT_NEAR(sums[0] / sums[1], trained, 1e-5 * trained);
+}
+
+TEST_P(PackedTransformer, GradientsAreThoseOfFiniteDifferences) {
+    PackedModel f(GetParam().model, DType::f64);
+    const Differentiable function{
+        [&](const Context& c, const Differentiable::Tensors&) {
+            return Differentiable::Tensors{
+                f.model.evaluate(c, f.tokens, f.targets, f.documents).slice(0, 0, 1)};
+        },
+        [&](const Context& c, const Differentiable::Tensors&, const Differentiable::Tensors& d_loss) {
+            Transformer::Saved saved;
+            f.model.forward(c, f.tokens, f.targets, saved,
+                            {.gradient_scale = f.counted() * item(c, d_loss[0]), .documents = f.documents});
+            f.model.backward(c, saved);
+            return Differentiable::Tensors{};
+        }};
+    const GradientReport report =
+        gradient_check(f.ctx, function, {}, f.parameters.parameters(), {.elements = 12});
+    EXPECT_TRUE(report.ok()) << report;
+}
+
+/// A plan does not know the documents; its memory must suffice for all.
+TEST_P(PackedTransformer, RunsInThePlannedMemory) {
+    PackedModel f(GetParam().model);
+    const std::vector<double> expected = f.packed();
+    const MemoryPlan plan = plan_memory(
+        f.ctx, {.model = GetParam().model, .micro_batch = 2, .max_documents = std::ssize(document_lengths)});
+    const Context inside = f.ctx.with_allocator(std::make_shared<Arena>(Device::cpu(), plan.activations));
+    f.parameters.reset_gradients();
+    Transformer::Saved saved;
+    const ForwardOptions options{.dropout = DropoutKey::of_step(1, 1, 0), .documents = f.documents};
+    EXPECT_EQ(item(f.ctx, f.model.forward(inside, f.tokens, f.targets, saved, options)), expected.front());
+    f.model.backward(inside, saved);
+}
+
+TEST(PackedDocuments, RefusesPositionsOutsideTheContext) {
+    for (const PackedCase& c : {PackedCase{"gpt2", small_gpt2(Recompute::none)},
+                                PackedCase{"llama", small_llama(Recompute::none)}}) {
+        PackedModel f(c.model);
+        f.documents.positions.data<std::int32_t>()[3] = 12;
+        EXPECT_THROW(f.packed(), Error) << c.name;
+    }
+}
+
+}  // namespace
+}  // namespace gradtile

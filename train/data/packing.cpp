@@ -1,0 +1,61 @@
+#include <gradtile/train/data/packing.h>
+
+#include <algorithm>
+
+#include <gradtile/layers/vocabulary.h>
+
+namespace gradtile {
+
+bool DocumentRule::begins_document(std::span<const std::int32_t> tokens, std::size_t i) const {
+    switch (kind) {
+        case Kind::none:
+            return false;
+        case Kind::separator:
+            return tokens[i] == token;
+        case Kind::blank_lines:
+            return i >= 2 && tokens[i] != token && tokens[i - 1] == token && tokens[i - 2] == token;
+    }
+    throw Error("packing: unknown rule");
+}
+
+std::optional<std::int32_t> separator_of(const Tokenizer& tokenizer) {
+    const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
+    return encoding == nullptr ? std::nullopt : encoding->added_token("<|endoftext|>");
+}
+
+DocumentRule document_rule(std::int64_t document_token, const std::optional<Tokenizer>& tokenizer) {
+    if (document_token >= 0)
+        return {DocumentRule::Kind::separator, static_cast<std::int32_t>(document_token)};
+    check(tokenizer && tokenizer->kind() != TokenizerKind::bpe,
+          "packed: it is not known where documents begin in these tokens; expected document-token, the id "
+          "of the token that begins a document");
+    return {DocumentRule::Kind::blank_lines, tokenizer->encode("\n", "packed: the line break").front()};
+}
+
+void divide_into_documents(const Packing& packing, std::span<const std::int32_t> read, std::size_t first,
+                           std::int64_t length, std::int64_t context, const WindowRow& row,
+                           std::vector<std::int32_t>& starts) {
+    const DocumentRule& rule = packing.rule;
+    std::int64_t start = 0, documents = 1;
+    starts.push_back(0);
+    for (std::int64_t i = 0; i < context; ++i) {
+        if (i > 0 && i <= length && rule.begins_document(read, first + static_cast<std::size_t>(i))) {
+            if (!rule.predicts_first_token()) row.targets[i - 1] = ignored_target;
+            if (documents == packing.max_documents && i < length) {
+                std::fill(row.targets + i, row.targets + length, ignored_target);
+                length = i;  // the rest belongs to the last document, and none of its targets counts
+            } else if (i < length) {
+                ++documents;
+                start = i;
+                starts.push_back(static_cast<std::int32_t>(i));
+            }
+        }
+        row.positions[i] = static_cast<std::int32_t>(i - start);
+    }
+    // The token after the window, if it is full.
+    if (length == context && rule.begins_document(read, first + static_cast<std::size_t>(length)) &&
+        !rule.predicts_first_token())
+        row.targets[length - 1] = ignored_target;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,61 @@
+#pragma once
+/// Packing: which documents a window of tokens holds.
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <gradtile/train/tokenizers/tokenizer.h>
+
+namespace gradtile {
+
+/// Where documents begin. The first token of a window begins one, too: a document that began before it is cut
+/// there.
+struct DocumentRule {
+    enum class Kind {
+        none,        ///< a window is one document
+        separator,   ///< at each token `token`
+        blank_lines  ///< after blank lines; `token` is a line break
+    };
+    Kind kind = Kind::none;
+    std::int32_t token = -1;
+
+    /// Whether tokens[i] begins a document. Reads the two tokens before it; those before the span are no line
+    /// breaks.
+    bool begins_document(std::span<const std::int32_t> tokens, std::size_t i) const;
+    /// Whether the last token of a document predicts the first token of the next: only if this is the
+    /// separator, which says no more than that a document ends.
+    bool predicts_first_token() const { return kind != Kind::blank_lines; }
+};
+
+/// The windows of a batch as packed documents.
+struct Packing {
+    DocumentRule rule = {};
+    /// The documents of a window. Where a window has more, the targets after the last of them are ignored.
+    std::int64_t max_documents = 1;
+
+    explicit operator bool() const { return rule.kind != DocumentRule::Kind::none; }
+    /// The documents of `windows` windows; 0 if they are not packed.
+    std::int64_t documents_of(std::int64_t windows) const { return *this ? windows * max_documents : 0; }
+};
+
+/// The id with which a tokenizer's documents begin: BPE's <|endoftext|>, if it has this token.
+std::optional<std::int32_t> separator_of(const Tokenizer& tokenizer);
+/// The rule of a run: documents begin at `document_token`, or if it is -1 after blank lines of a text. Throws
+/// Error if there is neither.
+DocumentRule document_rule(std::int64_t document_token, const std::optional<Tokenizer>& tokenizer);
+
+/// One row of a batch: inputs, targets and, if packed, the position of each token in its document.
+struct WindowRow {
+    std::int32_t* tokens;
+    std::int32_t* targets;
+    std::int32_t* positions = nullptr;
+};
+/// Divides the first `length` tokens of a row of `context` into documents: ignores targets in other
+/// documents, writes the positions, and appends to `starts` where documents begin. `read` holds the row's
+/// tokens and the one after them, from index `first` on; tokens before `first` only help to find borders.
+void divide_into_documents(const Packing& packing, std::span<const std::int32_t> read, std::size_t first,
+                           std::int64_t length, std::int64_t context, const WindowRow& row,
+                           std::vector<std::int32_t>& starts);
+
+}  // namespace gradtile
