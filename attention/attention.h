@@ -21,7 +21,9 @@ inline constexpr std::size_t max_biases = 2;
 
 enum class Algorithm : std::uint8_t {
     flash2,  ///< FlashAttention-2: the outer loop is over Q blocks in forward, K/V blocks in backward
-    naive,   ///< stores S and P; in float64 the reference for other algorithms
+    /// Stores S and P; in float64 the reference for other algorithms. On a GPU its products take all pairs,
+    /// so that a NaN in a hidden key or in another packed sequence reaches every row.
+    naive,
     // On the CPU only, and without packed sequences:
     memory_efficient,  ///< Rabe & Staats: K/V blocks with a running maximum; unfused, in linear memory
     flash1,            ///< FlashAttention: the outer loop is over K/V blocks in forward, too
