@@ -15,6 +15,7 @@
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/16bit/backward_rows.cuh>
+#include <gradtile/attention/cuda/16bit/backward_shared.cuh>
 #include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
@@ -28,51 +29,6 @@ namespace device {
 // P is multiplied by p_factor = 2^p_exponent until dV and dS are complete. The second warp of a pair reads P
 // in binary16, whose 11 significant bits, unlike bfloat16's 8, cost dS no accuracy. With the factor, P <= 1
 // uses the whole range of binary16 and has full precision down to 2^-29.
-/// Barriers of one pair of warps: the first warp announces that P is in shared memory, and the second warp
-/// awaits it.
-__device__ __forceinline__ void await(int pair) {
-    asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
-}
-__device__ __forceinline__ void announce(int pair) {
-#ifdef GRADTILE_RACECHECK
-    // After a bar.arrive, racecheck reports false hazards between the reads before the next __syncthreads and
-    // the loads after it. Builds for racecheck therefore use bar.sync. No announcement lies between those
-    // reads and loads, so code without hazards under bar.sync has none under bar.arrive. (Other tools need
-    // bar.arrive: synccheck reports a bar.sync as divergent if not all warps reach it by the same branch.)
-    await(pair);
-#else
-    asm volatile("bar.arrive %0, 64;" ::"r"(pair + 1) : "memory");
-#endif
-}
-
-/// The layout of a thread block's shared memory: the types of its tiles, and offsets in bytes.
-template <int head_dim, class Policy>
-struct Bits16BackwardShared {
-    static constexpr Bits16BackwardTiles tiles = Policy::tiles;
-    using KvTile = Tile<tiles.keys(), head_dim>;
-    using RowTile = Tile<tiles.rows, head_dim>;     ///< a block of rows of Q or dO
-    using DsTile = Tile<tiles.keys(), tiles.rows>;  ///< P^T, later dS^T
-    static constexpr int row_stage_bytes = 2 * RowTile::bytes, statistics_bytes = 2 * tiles.rows * 4;
-    static constexpr int k = 0, v = k + KvTile::bytes, row_stages = v + KvTile::bytes,
-                         d_s = row_stages + 2 * row_stage_bytes, statistics = d_s + 2 * DsTile::bytes,
-                         d_q = statistics + 2 * statistics_bytes;  // d_q: dQ of a whole head
-};
-
-/// Rarely used values are kept in shared memory to save registers, which the gradient and S fill.
-struct RarelyUsed {
-    std::uint16_t *d_k, *d_v;  ///< rows of the block's first key
-    int batch, key, keys;      ///< `key` is the block's first key, `keys` the number of its keys
-    int2 positions[4];         ///< {head, row} of iteration i in [i % 4]
-};
-
-/// The score rules of the head of this iteration and of the next, in [head % 2]. Empty for a kernel that
-/// applies none.
-template <bool has_rule>
-struct RulesOfHeads {
-    SharedRule of_head[2];
-};
-template <>
-struct RulesOfHeads<false> {};
 
 /// Computes dK and dV of a block of keys, and adds the block's part to dQ. One iteration takes one block of
 /// rows.

@@ -1,0 +1,104 @@
+#pragma once
+/// The steps of query rows over which the float32 backward kernel loops: how a step comes to shared memory,
+/// and in which order blocks of keys add to its dQ.
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include <gradtile/attention/cuda/device/block_sequence.cuh>
+#include <gradtile/attention/cuda/device/split_float.cuh>
+#include <gradtile/attention/cuda/device/task_order.cuh>
+#include <gradtile/attention/cuda/device/turns.cuh>
+#include <gradtile/attention/cuda/f32/backward_units.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+/// The order in which blocks of keys add to dQ, for each step of rows. The last block that the rows see adds
+/// first, the first block last; the step's counter says how many blocks have added. With this order blocks
+/// rarely wait under a causal mask: a block starts with the rows for which it is the last block, so it need
+/// not wait there, and at later rows the block before it in the order is a step ahead.
+template <class Policy>
+struct Turns {
+    static constexpr int rows = Policy::tiles.rows;
+    std::int32_t* next_task;  ///< followed by the counters [B * Hq, steps]; null: no fixed order
+    int steps;
+
+    __device__ __forceinline__ explicit Turns(const F32BackwardParameters& p)
+        : next_task(p.turns), steps(p.turn_steps) {}
+    /// `padded_row` is the step's first row; it counts padded rows if sequences are packed.
+    __device__ __forceinline__ std::int32_t* counter(std::int64_t batch_head, int padded_row) const {
+        return next_task + 1 + batch_head * steps + padded_row / rows;
+    }
+    /// Waits until block `key_block` may add to the step at `row`.
+    __device__ __forceinline__ static void wait(const DeviceMask& mask, const std::int32_t* counter, int row,
+                                                int key_block) {
+        const int last_row = min(row + rows, mask.queries) - 1;
+        const int last_block = (mask.end_key(last_row) - 1) / Policy::tiles.keys();
+        if (threadIdx.x == 0) BlockTurn::wait(counter, last_block - key_block);
+    }
+};
+
+/// Copies a step of rows to shared memory: Q, dO, LSE and D. load() starts to load the next step while this
+/// step is in use, and store() writes the next step.
+template <class Policy>
+class RowStep {
+  public:
+    __device__ __forceinline__ RowStep(const F32BackwardParameters& p, const BlockSequence& sequence,
+                                       std::uint32_t base, float* statistics, const Units& units)
+        : p_(p), sequence_(sequence), base_(base), statistics_(statistics), units_(units) {}
+
+    __device__ __forceinline__ void load(RowPosition at) {
+        at_ = at;
+        const auto [head, row] = at;
+        const int thread = static_cast<int>(threadIdx.x);
+        if (thread < rows) {
+            const bool valid = row + thread < sequence_.mask.queries;
+            const std::int64_t index =
+                (std::int64_t{sequence_.batch} * p_.sizes.heads + head) * p_.mask.queries +
+                sequence_.first_query + row + thread;
+            lse_ = valid ? p_.lse_log2[index] : INFINITY;  // P = 2^-inf = 0
+            delta_ = valid ? units_.delta(p_.delta[index]) : 0.0f;
+        }
+        if constexpr (Policy::tiles.loads_ahead) {
+            q_.load(sequence_.queries(p_.q, head), row, sequence_.mask.queries - row, p_.sizes.qk_dim,
+                    p_.q_vectors);
+            d_o_.load(sequence_.queries(p_.d_o, head), row, sequence_.mask.queries - row, p_.sizes.v_dim,
+                      p_.d_o_vectors);
+        }
+    }
+    __device__ __forceinline__ void store() {
+        const int thread = static_cast<int>(threadIdx.x);
+        if (thread < rows) {
+            statistics_[thread] = lse_;
+            statistics_[rows + thread] = delta_;
+        }
+        if constexpr (!Policy::tiles.loads_ahead) {
+#pragma unroll 1
+            for (int r = 0; r < rows; r += Piece::rows) {
+                const int first = at_.row + r, valid = sequence_.mask.queries - first;
+                q_.load(sequence_.queries(p_.q, at_.head), first, valid, p_.sizes.qk_dim, p_.q_vectors);
+                q_.store(base_ + Policy::q + r * RowTile::row_bytes, units_.q.factor, RowTile::bytes);
+                d_o_.load(sequence_.queries(p_.d_o, at_.head), first, valid, p_.sizes.v_dim, p_.d_o_vectors);
+                d_o_.store(base_ + Policy::d_o + r * RowTile::row_bytes, units_.d_o.factor, RowTile::bytes);
+            }
+        } else {
+            q_.store(base_ + Policy::q, units_.q.factor);
+            d_o_.store(base_ + Policy::d_o, units_.d_o.factor);
+        }
+    }
+
+  private:
+    static constexpr int rows = Policy::tiles.rows;
+    using RowTile = typename Policy::RowTile;
+    using Piece = std::conditional_t<Policy::tiles.loads_ahead, RowTile, Tile<8, RowTile::columns>>;
+    const F32BackwardParameters& p_;
+    const BlockSequence& sequence_;
+    RowPosition at_{};
+    std::uint32_t base_;
+    float* statistics_;
+    const Units& units_;
+    float lse_ = 0, delta_ = 0;
+    SplitTile<Piece, Policy::tiles.threads()> q_, d_o_;
+};
+
+}  // namespace gradtile::attention::cuda::device
