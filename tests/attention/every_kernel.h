@@ -19,13 +19,13 @@ std::vector<const cpu::FlashKernels<T>*> every_kernel() {
     return kernels;
 }
 
-/// Calls body(algorithm) for the naive form, for the tiled algorithms, and for flash with every set of
-/// kernels that computes the dtype.
+/// Calls body(algorithm) for the algorithms that take packed sequences: the naive form, and flash with every
+/// set of kernels that computes the dtype.
 template <class Body>
-void for_every_algorithm(DType dtype, Body&& body) {
-    for (const Algorithm algorithm : {Algorithm::naive, Algorithm::memory_efficient, Algorithm::flash1}) {
-        SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm);
-        body(algorithm);
+void for_every_packed_algorithm(DType dtype, Body&& body) {
+    {
+        SCOPED_TRACE(::testing::Message() << dtype << ' ' << Algorithm::naive);
+        body(Algorithm::naive);
     }
     visit_floating(dtype, [&]<class T>(TypeTag<T>) {
         if constexpr (std::is_same_v<T, double>) {
@@ -39,6 +39,16 @@ void for_every_algorithm(DType dtype, Body&& body) {
             }
         }
     });
+}
+
+/// The same for all algorithms.
+template <class Body>
+void for_every_algorithm(DType dtype, Body&& body) {
+    for (const Algorithm algorithm : tiled_algorithms) {
+        SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm);
+        body(algorithm);
+    }
+    for_every_packed_algorithm(dtype, body);
 }
 
 }  // namespace gradtile::attention::test

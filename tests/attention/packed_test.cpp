@@ -38,10 +38,11 @@ class PackedAttention : public testing::TestWithParam<Place> {
     DType dtype() const { return GetParam().dtype; }
     const Context& ctx() const { return gpu_ ? *gpu_ : cpu; }
 
-    /// Calls body(algorithm) for all algorithms and sets of kernels of the device.
+    /// Calls body(algorithm) for all algorithms that take packed sequences, and sets of kernels of the
+    /// device.
     template <class Body>
     void for_every_implementation(Body&& body) const {
-        if (!gpu_) return for_every_algorithm(dtype(), body);
+        if (!gpu_) return for_every_packed_algorithm(dtype(), body);
         for (const Algorithm algorithm : packed_algorithms) {
             SCOPED_TRACE(::testing::Message() << algorithm);
             body(algorithm);
@@ -196,7 +197,7 @@ TEST(PackedAttentionOnTheCpu, EqualsDenseCallsToTheBit) {
     const Context ctx(Device::cpu(), 2);
     for (const PackedProblem& problem : packed_problems())
         for (const DType dtype : floating_dtypes)
-            for_every_algorithm(dtype, [&](Algorithm algorithm) {
+            for_every_packed_algorithm(dtype, [&](Algorithm algorithm) {
                 SCOPED_TRACE(::testing::Message() << problem);
                 const PackedInputs in = random_inputs(ctx, problem, dtype);
                 Result packed = run(ctx, in, problem.each.options(algorithm));
@@ -257,7 +258,7 @@ TEST(PackedAttentionOnTheCpu, ADryRunPlansForAllLengths) {
     std::vector<std::int32_t> steps;
     for (std::int32_t i = 0; i <= 100; ++i) steps.push_back(6 * i);
     for (const DType dtype : floating_dtypes)
-        for_every_algorithm(dtype, [&](Algorithm algorithm) {
+        for_every_packed_algorithm(dtype, [&](Algorithm algorithm) {
             const auto plan = Arena::for_planning(Device::cpu());
             run_passes(plain.plan(plan), dtype, algorithm, offsets({0, 600}));
             for (const auto& lengths : {std::vector<std::int32_t>{0, 600}, {0, 1, 599, 600}, {0}, steps}) {

@@ -48,11 +48,12 @@ pid_t start_process(const std::filesystem::path& config_file) {
     return error == 0 ? process : -1;
 }
 
-/// Returns the steps' lines of metrics.jsonl without times.
+/// Returns the steps' lines of metrics.jsonl without times. A line without its end is still being written, or
+/// was when the process was killed.
 std::vector<std::string> losses(const std::filesystem::path& run) {
     std::vector<std::string> lines;
     std::ifstream file(run / "metrics.jsonl");
-    for (std::string line; std::getline(file, line);) {
+    for (std::string line; std::getline(file, line) && !file.eof();) {
         nlohmann::json object = parse_json(line);
         if (object.contains("event")) continue;
         object.erase("ms");
