@@ -70,7 +70,7 @@ Verdict judge_ratio(const char* claim, const char* unit, double naive, double fl
                                  naive, unit, flash, unit, ratio, low, high)};
 }
 
-/// Goes through all numbers of binary16 from 0 up.
+/// Goes up from 0 in steps of 2^-7, the spacing of binary16 between 8 and 16.
 Verdict judge_overflow() {
     Verdict verdict{.claim = "naive softmax overflows in binary16 where e^x > 65504"};
     const auto overflows = [](float x, float terms) {

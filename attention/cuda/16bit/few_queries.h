@@ -15,7 +15,8 @@ struct FewQueriesTiles {
     static constexpr int max_rows = 64;
     int head_dim, row_tiles;  ///< row_tiles: tiles of 16 rows, 1, 2 or 4
 
-    /// Blocks of K and V in shared memory: about 96 KB, which two thread blocks of a multiprocessor fill.
+    /// Blocks of K and V in shared memory: 64 to 96 KB up to head dim 128, where two thread blocks share a
+    /// multiprocessor, and 144 or 192 KB beyond.
     constexpr int stages() const { return head_dim <= 32 ? 8 : head_dim <= 64 ? 6 : head_dim <= 96 ? 4 : 3; }
     /// Tiles of rows that a warp takes. Two halve the reads of K and V from shared memory; from 192 columns
     /// on O would take all registers.
