@@ -6,6 +6,7 @@
 #include <gradtile/attention/lab/lab.h>
 #include <gradtile/cli/bench/table.h>
 #include <gradtile/cli/commands.h>
+#include <gradtile/cli/lab_page.h>
 #include <gradtile/cli/lab_svg.h>
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/formatted.h>
@@ -33,12 +34,17 @@ using attention::lab::Measurement;
 using attention::lab::Setup;
 using attention::lab::smallest_fast_memory;
 using attention::lab::SoftmaxMeasurement;
+using attention::lab::Trace;
+using attention::lab::trace_attention;
 using attention::lab::Verdict;
 
+/// Values of flags that were not given depend on whether a page is written.
 struct LabFlags {
     Setup setup;
+    std::optional<std::int64_t> length, head_dim, fast_memory;
     std::optional<Sweep> sweep;
-    std::string svg;  ///< path; empty: no picture
+    std::string svg;   ///< path; empty: no picture
+    std::string html;  ///< path; empty: no page
     bool json = false;
 };
 
@@ -244,8 +250,25 @@ int sweep(const LabFlags& flags) {
     return 0;
 }
 
-int lab(const LabFlags& flags) {
-    const Setup& setup = flags.setup;
+/// A page shows every step, so its defaults are small: a few blocks of rows and keys.
+constexpr Setup page_defaults{.length = 64, .head_dim = 16, .fast_memory = 4096};
+constexpr std::int64_t max_page_length = 256, max_page_steps = 100'000;
+
+int write_page(const LabFlags& flags) {
+    const std::vector<Trace> traces = trace_attention(flags.setup, max_page_steps);
+    write_lab_page(flags.html, flags.setup, traces);
+    std::size_t steps = 0;
+    for (const Trace& trace : traces) steps += trace.steps.size();
+    std::cout << "wrote " << flags.html << ": " << traces.size() << " passes, " << steps << " steps\n";
+    return 0;
+}
+
+int lab(LabFlags& flags) {
+    Setup& setup = flags.setup;
+    if (!flags.html.empty()) setup = page_defaults;
+    setup.length = flags.length.value_or(setup.length);
+    setup.head_dim = flags.head_dim.value_or(setup.head_dim);
+    setup.fast_memory = flags.fast_memory.value_or(setup.fast_memory);
     check_flag("--length", setup.length, {1, 16384});
     check_flag("--head-dim", setup.head_dim, {1, 256});
     check_flag("--fast-memory", setup.fast_memory, {1, 1 << 30});
@@ -253,7 +276,11 @@ int lab(const LabFlags& flags) {
     check_usage(setup.fast_memory >= smallest, "--fast-memory: ", setup.fast_memory, "; expected at least ",
                 smallest, " bytes for --head-dim ", setup.head_dim);
     check_usage(flags.svg.empty() || flags.sweep, "--svg: a picture needs --sweep ", choices_of<Sweep>());
-    return flags.sweep ? sweep(flags) : compare(flags);
+    if (flags.html.empty()) return flags.sweep ? sweep(flags) : compare(flags);
+    check_usage(!flags.sweep && !flags.json, "--html: it cannot be combined with --sweep or --json");
+    check_usage(setup.length <= max_page_length, "--length: ", setup.length, "; expected 1 to ",
+                max_page_length, " with --html, because the page holds every step");
+    return write_page(flags);
 }
 
 }  // namespace
@@ -262,15 +289,30 @@ void add_lab(CommandLine& program) {
     const auto flags = std::make_shared<LabFlags>();
     Command command = program.add_command(
         "lab", "Run attention from naive to FlashAttention-2 side by side and count its memory traffic");
-    command.add_value("--length", flags->setup.length, "queries and keys of the head, N");
-    command.add_value("--head-dim", flags->setup.head_dim, "width of the head, d");
-    command.add_value("--fast-memory", flags->setup.fast_memory, "size of the fast memory in bytes, M");
+    const auto add_size = [&](const char* name, const char* help, std::int64_t Setup::*member,
+                              std::optional<std::int64_t> LabFlags::*given) {
+        command.add_value<std::int64_t>(
+            name, concat(help, "; with --html ", page_defaults.*member), flags->setup.*member,
+            [flags, given](const std::int64_t& value) { (*flags).*given = value; });
+    };
+    add_size("--length", "queries and keys of the head, N", &Setup::length, &LabFlags::length);
+    add_size("--head-dim", "width of the head, d", &Setup::head_dim, &LabFlags::head_dim);
+    add_size("--fast-memory", "size of the fast memory in bytes, M", &Setup::fast_memory,
+             &LabFlags::fast_memory);
     command.add_value<Sweep>("--sweep",
                              "repeat with this number at its value and at up to four halvings of it, and fit "
                              "power laws to traffic and peak memory",
                              [flags](const Sweep& sweep) { flags->sweep = sweep; });
-    command.add_value<std::string>("--svg", "write the sweep's traffic as a picture to this file",
-                                   [flags](const std::string& path) { flags->svg = path; });
+    const auto add_file = [&](const char* name, const char* help, std::string LabFlags::*member) {
+        command.add_value<std::string>(name, help, [flags, name, member](const std::string& path) {
+            check_usage(!path.empty(), name, ": ''; expected the name of a file");
+            (*flags).*member = path;
+        });
+    };
+    add_file("--svg", "write the sweep's traffic as a picture to this file", &LabFlags::svg);
+    add_file("--html",
+             "write a page that shows every step of every algorithm to this file; it needs no network",
+             &LabFlags::html);
     command.add_switch("--json", flags->json, "print one JSON object");
     command.set_action([flags] { return lab(*flags); });
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <gradtile/core/io/durable_file.h>
+#include <gradtile/cli/text_file.h>
 #include <gradtile/core/text/formatted.h>
 
 namespace gradtile::cli {
@@ -104,12 +104,7 @@ std::string lab_svg(const LabPicture& picture) {
 }
 
 void write_lab_svg(const std::filesystem::path& path, const LabPicture& picture) {
-    const std::string svg = lab_svg(picture);
-    with_file_name("picture", path, [&] {
-        DurableFile file(path);
-        file.file().write(reinterpret_cast<const std::byte*>(svg.data()), svg.size(), 0);
-        file.commit(svg.size(), DurableFile::Sync::none);
-    });
+    write_text_file("picture", path, lab_svg(picture));
 }
 
 }  // namespace gradtile::cli

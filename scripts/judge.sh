@@ -35,6 +35,7 @@ trap 'rm -rf "$work"' EXIT
 for program in tests/judge/*_judge.py; do
   case $program in
     */training_judge.py | */weights_judge.py) if $with_torch; then judge build/judge-torch "$program"; else echo "== $program: only with --torch"; fi ;;
+    */lab_page_judge.py) if command -v chromium google-chrome >/dev/null; then judge build/judge "$program"; else echo "== $program: only with chromium"; fi ;;
     *) judge build/judge "$program" ;;
   esac
 done

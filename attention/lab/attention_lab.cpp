@@ -1,13 +1,17 @@
-// The attention algorithms of the lab: what each keeps in slow memory, and the counted runs.
+// The counted and recorded runs of the lab's attention algorithms.
 #include <chrono>
+#include <cmath>
 #include <functional>
+#include <optional>
 
 #include <gradtile/attention/attention.h>
 #include <gradtile/attention/cpu/tiled/flash1.h>
 #include <gradtile/attention/cpu/tiled/memory_efficient.h>
 #include <gradtile/attention/lab/internal/flash2.h>
 #include <gradtile/attention/lab/internal/naive.h>
+#include <gradtile/attention/lab/internal/trace_recorder.h>
 #include <gradtile/attention/lab/lab.h>
+#include <gradtile/attention/lab/trace.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -47,22 +51,41 @@ double largest_error(const Numbers& x, const std::vector<double>& expected) {
     return largest;
 }
 
-/// One algorithm's run: the forward pass, then the backward pass. Members are what lies in slow memory.
+/// The block sizes of memory_efficient: those of the operator, and smaller ones for short lengths. The
+/// blocks' numbers of elements grow as N, so that memory is linear; the paper proposes blocks of sqrt(N)
+/// keys.
+BlockSizes memory_efficient_blocks_of(const Setup& setup) {
+    const auto root = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(setup.length))));
+    return {.rows = std::min({memory_efficient_blocks.rows, 2 * root, setup.length}),
+            .keys = std::min({memory_efficient_blocks.keys, 4 * root, setup.length})};
+}
+
+/// The traces of several passes, which may have max_steps steps together.
+struct Recording {
+    std::int64_t max_steps;
+    std::int64_t steps = 0;
+    std::vector<Trace> traces = {};
+};
+
+/// One algorithm's run: the forward pass, then the backward pass. Its members are the matrices in slow
+/// memory.
 class Run {
   public:
-    Run(const Setup& setup, const Inputs& inputs, std::string name)
+    /// recording: receives a trace of each pass, unless it is null.
+    Run(const Setup& setup, const Inputs& inputs, std::string name, Recording* recording)
         : setup_(setup),
           inputs_(inputs),
           name_(std::move(name)),
+          recording_(recording),
           fast_bytes_(static_cast<std::size_t>(setup.fast_memory)),
           fast_elements_(fast_bytes_),
           geometry_{.d_qk = setup.head_dim,
                     .d_v = setup.head_dim,
                     .scale = 1 / std::sqrt(static_cast<double>(setup.head_dim)),
                     .mask = {.queries = setup.length, .keys = setup.length}},
-          q_(matrix(inputs.q)),
-          k_(matrix(inputs.k)),
-          v_(matrix(inputs.v)) {}
+          q_(matrix("Q", inputs.q)),
+          k_(matrix("K", inputs.k)),
+          v_(matrix("V", inputs.v)) {}
 
     void measure(std::vector<Measurement>& results) {
         if (name_ == "naive") return measure_naive(results);
@@ -74,16 +97,16 @@ class Run {
     using Matrix = SlowTensor<float>;
     using MatrixPointer = std::unique_ptr<Matrix>;
 
-    MatrixPointer matrix(std::int64_t rows, std::int64_t columns) {
-        return std::make_unique<Matrix>(slow_, rows, columns);
+    MatrixPointer matrix(const char* name, std::int64_t rows, std::int64_t columns) {
+        return std::make_unique<Matrix>(slow_, rows, columns, name);
     }
-    MatrixPointer matrix() { return matrix(setup_.length, setup_.head_dim); }
-    MatrixPointer matrix(const Numbers& numbers) {
-        MatrixPointer x = matrix();
-        x->elements() = numbers;
+    MatrixPointer matrix(const char* name) { return matrix(name, setup_.length, setup_.head_dim); }
+    MatrixPointer matrix(const char* name, const Numbers& numbers) {
+        MatrixPointer x = matrix(name);
+        x->assign(numbers.data());
         return x;
     }
-    MatrixPointer row_numbers() { return matrix(setup_.length, 1); }
+    MatrixPointer row_numbers(const char* name) { return matrix(name, setup_.length, 1); }
     static SlowMatrix<float> view(const MatrixPointer& x) { return x ? x->matrix() : SlowMatrix<float>(); }
 
     ForwardHead<float> forward_head() {
@@ -112,10 +135,16 @@ class Run {
 
     /// Counts and times one pass.
     Measurement count(const char* pass, BlockSizes blocks, const std::function<void(FastMemory&)>& work) {
-        FastMemory fast(fast_elements_.data(), fast_bytes_);
+        std::optional<TraceRecorder> recorder;
+        if (recording_ != nullptr) recorder.emplace(slow_, recording_->steps, recording_->max_steps);
+        FastMemory fast(fast_elements_.data(), fast_bytes_, recorder ? &*recorder : nullptr);
         const auto begin = std::chrono::steady_clock::now();
         work(fast);
         const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begin;
+        if (recorder) {
+            recording_->traces.push_back(recorder->take());
+            recording_->steps += static_cast<std::int64_t>(recording_->traces.back().steps.size());
+        }
         const double n = static_cast<double>(setup_.length), d = static_cast<double>(setup_.head_dim);
         const double m = static_cast<double>(setup_.fast_memory) / sizeof(float);
         const bool is_flash = name_.starts_with("flash");
@@ -140,8 +169,10 @@ class Run {
     }
     void count_backward(std::vector<Measurement>& results, BlockSizes blocks,
                         const std::function<void(const BackwardHead<float>&, FastMemory&)>& work) {
-        d_o_ = matrix(inputs_.d_o);
-        for (MatrixPointer* x : {&d_q_, &d_k_, &d_v_}) *x = matrix();
+        d_o_ = matrix("dO", inputs_.d_o);
+        d_q_ = matrix("dQ");
+        d_k_ = matrix("dK");
+        d_v_ = matrix("dV");
         const QueryHead<float> head = query_head();
         const BackwardHead<float> heads{.geometry = geometry_,
                                         .k = view(k_),
@@ -157,9 +188,15 @@ class Run {
                                  largest_error(d_v_->elements(), inputs_.d_v)});
     }
 
+    void make_statistics() {
+        lse_ = row_numbers("LSE");
+        row_max_ = row_numbers("m");
+        row_sum_ = row_numbers("l");
+    }
+
     void measure_naive(std::vector<Measurement>& results) {
-        o_ = matrix();
-        const MatrixPointer p = matrix(setup_.length, setup_.length);
+        o_ = matrix("O");
+        const MatrixPointer p = matrix("P", setup_.length, setup_.length);
         const BlockSizes all{setup_.length, setup_.length};
         count_forward(results, all, [&](const ForwardHead<float>& head, FastMemory& fast) {
             naive_forward(head, view(p), fast, slow_);
@@ -171,26 +208,26 @@ class Run {
     }
 
     void measure_memory_efficient(std::vector<Measurement>& results) {
-        const BlockSizes blocks = memory_efficient_blocks;
-        o_ = matrix();
-        for (MatrixPointer* x : {&lse_, &row_max_, &row_sum_}) *x = row_numbers();
-        const MatrixPointer s = matrix(blocks.rows, blocks.keys);
-        MatrixPointer rescale = matrix(blocks.rows, 1);
+        const BlockSizes blocks = memory_efficient_blocks_of(setup_);
+        o_ = matrix("O");
+        make_statistics();
+        const MatrixPointer s = matrix("S", blocks.rows, blocks.keys);
+        MatrixPointer rescale = matrix("rescale", blocks.rows, 1);
         count_forward(results, blocks, [&](const ForwardHead<float>& head, FastMemory& fast) {
-            memory_efficient_forward(head, BlockMatrices<float>{view(s), {}, view(rescale)}, fast);
+            memory_efficient_forward(head, blocks, BlockMatrices<float>{view(s), {}, view(rescale)}, fast);
         });
         for (MatrixPointer* x : {&row_max_, &row_sum_, &rescale}) x->reset();
-        const MatrixPointer d_p = matrix(blocks.rows, blocks.keys);
-        delta_ = row_numbers();
+        const MatrixPointer d_p = matrix("dP", blocks.rows, blocks.keys);
+        delta_ = row_numbers("D");
         count_backward(results, blocks, [&](const BackwardHead<float>& heads, FastMemory& fast) {
-            memory_efficient_backward(heads, BlockMatrices<float>{view(s), view(d_p), {}}, fast);
+            memory_efficient_backward(heads, blocks, BlockMatrices<float>{view(s), view(d_p), {}}, fast);
         });
     }
 
     void measure_flash1(std::vector<Measurement>& results) {
-        o_ = matrix();
-        for (MatrixPointer* x : {&lse_, &row_max_, &row_sum_}) *x = row_numbers();
-        BlockSizes blocks = flash1_blocks<float, Flash1ForwardTiles<float>>(geometry_, fast_bytes_);
+        o_ = matrix("O");
+        make_statistics();
+        BlockSizes blocks = flash1_blocks<float, FlashForwardTiles<float>>(geometry_, fast_bytes_);
         count_forward(results, blocks, [&](const ForwardHead<float>& head, FastMemory& fast) {
             flash1_forward(head, blocks, fast);
         });
@@ -202,13 +239,13 @@ class Run {
     }
 
     void measure_flash2(std::vector<Measurement>& results) {
-        o_ = matrix();
-        lse_ = row_numbers();
+        o_ = matrix("O");
+        lse_ = row_numbers("LSE");
         BlockSizes blocks = flash2_forward_blocks<float>(geometry_, fast_bytes_);
         count_forward(results, blocks, [&](const ForwardHead<float>& head, FastMemory& fast) {
             flash2_forward(head, blocks, fast);
         });
-        delta_ = row_numbers();
+        delta_ = row_numbers("D");
         blocks = flash1_blocks<float, Flash2BackwardTiles<float>>(geometry_, fast_bytes_);
         count_backward(results, blocks, [&](const BackwardHead<float>& heads, FastMemory& fast) {
             flash2_backward(heads, blocks, fast);
@@ -218,6 +255,7 @@ class Run {
     const Setup& setup_;
     const Inputs& inputs_;
     std::string name_;
+    Recording* recording_;
     std::size_t fast_bytes_;
     std::vector<std::byte> fast_elements_;
     Geometry geometry_;
@@ -238,7 +276,9 @@ std::int64_t smallest_fast_memory(std::int64_t head_dim) {
     return std::max(rows_of_a_block, static_cast<std::int64_t>(one_pair));
 }
 
-std::vector<Measurement> measure_attention(const Setup& setup) {
+namespace {
+
+std::vector<Measurement> run_algorithms(const Setup& setup, Recording* recording) {
     check(setup.length >= 1 && setup.head_dim >= 1, "lab: length ", setup.length, ", head_dim ",
           setup.head_dim, "; expected at least 1");
     check(setup.fast_memory >= smallest_fast_memory(setup.head_dim), "lab: a fast memory of ",
@@ -247,8 +287,21 @@ std::vector<Measurement> measure_attention(const Setup& setup) {
     const Inputs inputs(setup);
     std::vector<Measurement> results;
     for (const char* name : {"naive", "memory_efficient", "flash1", "flash2"})
-        Run(setup, inputs, name).measure(results);
+        Run(setup, inputs, name, recording).measure(results);
     return results;
+}
+
+}  // namespace
+
+std::vector<Measurement> measure_attention(const Setup& setup) {
+    return run_algorithms(setup, nullptr);
+}
+
+std::vector<Trace> trace_attention(const Setup& setup, std::int64_t max_steps) {
+    Recording recording{max_steps};
+    const std::vector<Measurement> measurements = run_algorithms(setup, &recording);
+    for (std::size_t i = 0; i < measurements.size(); ++i) recording.traces[i].measurement = measurements[i];
+    return std::move(recording.traces);
 }
 
 }  // namespace gradtile::attention::lab

@@ -39,7 +39,7 @@ std::vector<SoftmaxMeasurement> measure_softmax(const Setup& setup) {
     const Tensor numbers = randn(ctx, {n}, DType::f32, Seed{5});
     SlowMemory slow;
     SlowTensor<float> x(slow, 1, n), y(slow, 1, n);
-    x.elements().assign(numbers.data<float>(), numbers.data<float>() + n);
+    x.assign(numbers.data<float>());
     const Expected expected(x.elements());
 
     const auto fast_bytes = static_cast<std::size_t>(setup.fast_memory);

@@ -14,14 +14,14 @@ using testing::HasSubstr;
 
 const Arguments small_lab{"lab", "--length", "96", "--head-dim", "16", "--fast-memory", "8192"};
 
-json json_of(const Arguments& arguments) {
+json lab_json(const Arguments& arguments) {
     const Outcome outcome = run(arguments + Arguments{"--json"});
     expect_success(outcome);
     return parse_json(outcome.out);
 }
 
 TEST(LabCommand, PrintsEveryAlgorithmSoftmaxAndVerdict) {
-    const json all = json_of(small_lab);
+    const json all = lab_json(small_lab);
     EXPECT_EQ(all.at("length"), 96);
     EXPECT_EQ(all.at("head_dim"), 16);
     EXPECT_EQ(all.at("fast_memory"), 8192);
@@ -60,12 +60,12 @@ TEST(LabCommand, SweepsFitPowerLaws) {
         throw std::runtime_error("no " + name);
     };
     const json by_length =
-        json_of({"lab", "--sweep", "length", "--length", "512", "--head-dim", "8", "--fast-memory", "8192"});
+        lab_json({"lab", "--sweep", "length", "--length", "512", "--head-dim", "8", "--fast-memory", "8192"});
     EXPECT_EQ(by_length.at("sweep"), "length");
     EXPECT_EQ(by_length.at("values"), json({32, 64, 128, 256, 512}));
     EXPECT_GT(slopes_of(by_length, "naive", "peak_bytes_slope"), 1.7);
     EXPECT_NEAR(slopes_of(by_length, "flash2", "peak_bytes_slope"), 1, 1e-9);
-    const json by_memory = json_of(
+    const json by_memory = lab_json(
         {"lab", "--sweep", "fast-memory", "--length", "256", "--head-dim", "16", "--fast-memory", "32768"});
     EXPECT_LT(slopes_of(by_memory, "flash2", "slow_bytes_slope"), -0.5);
     EXPECT_NEAR(slopes_of(by_memory, "flash2", "peak_bytes_slope"), 0, 1e-9);

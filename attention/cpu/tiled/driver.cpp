@@ -1,5 +1,5 @@
-// memory_efficient and flash1 on the CPU: a task computes one head, on matrices that the tiled algorithms see
-// as slow memory. The fast memory is the task's scratch memory.
+// memory_efficient and flash1 on the CPU. A task computes one head. The tensors are the slow memory of the
+// tiled algorithms, and the task's scratch memory is their fast memory.
 #include <gradtile/attention/cpu/bias_gradients.h>
 #include <gradtile/attention/cpu/task_scratch.h>
 #include <gradtile/attention/cpu/tiled/flash1.h>
@@ -13,8 +13,8 @@ namespace {
 
 using namespace tiled;
 
-/// M of the block sizes, in elements. It makes flash1's blocks at least 64 keys long at every head dim, so
-/// that sums over many keys are made of partial sums (docs/numerics.md). 256 KiB of float32 fit an L2 cache.
+/// The fast memory's size M in elements. It makes flash1's blocks at least 64 keys long at every head dim, so
+/// that a sum over many keys is a sum of partial sums (docs/numerics.md). 256 KiB of float32 fit an L2 cache.
 constexpr std::int64_t fast_memory_elements = 1 << 16;
 constexpr std::int64_t elements_per_block = memory_efficient_blocks.rows * memory_efficient_blocks.keys;
 
@@ -175,7 +175,7 @@ void memory_efficient_forward(const Context& ctx, const ResolvedOptions& options
                     .row_sum = empty_like(ctx, lse)};
     visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
         tiled_forward<T>(ctx, options, all, [](const ForwardHead<T>& head, auto& memory) {
-            tiled::memory_efficient_forward(head, memory.block, memory.fast);
+            tiled::memory_efficient_forward(head, memory_efficient_blocks, memory.block, memory.fast);
         });
     });
 }
@@ -184,7 +184,7 @@ void memory_efficient_backward(const Context& ctx, const ResolvedOptions& option
                                const OutputGradients& d_out, const Gradients& into) {
     visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
         tiled_backward<T>(ctx, options, saved, d_out, into, [](const BackwardHead<T>& heads, auto& memory) {
-            tiled::memory_efficient_backward(heads, memory.block, memory.fast);
+            tiled::memory_efficient_backward(heads, memory_efficient_blocks, memory.block, memory.fast);
         });
     });
 }
@@ -194,7 +194,7 @@ void flash1_forward(const Context& ctx, const ResolvedOptions& options, const Sa
         using A = Accumulator<T>;
         tiled_forward<T>(ctx, options, saved, [](const ForwardHead<T>& head, auto& memory) {
             const BlockSizes blocks =
-                flash1_blocks<A, Flash1ForwardTiles<A>>(head.geometry, memory.fast.capacity());
+                flash1_blocks<A, FlashForwardTiles<A>>(head.geometry, memory.fast.capacity());
             tiled::flash1_forward(head, blocks, memory.fast);
         });
     });

@@ -1,63 +1,26 @@
 #pragma once
 /// INTERNAL. FlashAttention (Dao et al. 2022): algorithm 1 forward, algorithm 4 backward, with the options of
-/// attention.h. The outer loop of both passes is over blocks of keys. O and the softmax's statistics of each
-/// row, the maximum m and the sum l, lie in slow memory and are updated by every block of keys.
-#include <gradtile/attention/cpu/tiled/heads.h>
+/// attention.h. The outer loop of both passes is over blocks of keys. Every block of keys loads, updates and
+/// stores O, and the maximum m and the sum l of each row's softmax.
+#include <gradtile/attention/cpu/tiled/flash_tiles.h>
 
 namespace gradtile::attention::cpu::tiled {
 
-/// What lies in fast memory during the forward pass.
 template <class A>
-struct Flash1ForwardTiles {
-    FastMatrix<A> k, v;           ///< [B_c, d]
-    FastMatrix<A> q, o;           ///< [B_r, d]
-    FastMatrix<A> l, m;           ///< [B_r, 1]
-    FastMatrix<A> s;              ///< [B_r, B_c]
-    FastMatrix<A> o_block, part;  ///< [1, d]
-    Flash1ForwardTiles(FastMemory& fast, const Geometry& g, BlockSizes b)
-        : k(fast.matrix<A>(b.keys, g.d_qk)),
-          v(fast.matrix<A>(b.keys, g.d_v)),
-          q(fast.matrix<A>(b.rows, g.d_qk)),
-          o(fast.matrix<A>(b.rows, g.d_v)),
-          l(fast.matrix<A>(b.rows, 1)),
-          m(fast.matrix<A>(b.rows, 1)),
-          s(fast.matrix<A>(b.rows, b.keys)),
-          o_block(fast.matrix<A>(1, g.d_v)),
-          part(fast.matrix<A>(1, g.d_v)) {}
-};
-
-/// And during the backward pass.
-template <class A>
-struct Flash1BackwardTiles {
-    FastMatrix<A> k, v, d_k, d_v;    ///< [B_c, d]
-    FastMatrix<A> q, o, d_o, d_q;    ///< [B_r, d]
-    FastMatrix<A> l, m, d_lse;       ///< [B_r, 1]
-    FastMatrix<A> p, d_s;            ///< [B_r, B_c]
-    FastMatrix<A> sums, part;        ///< [1, d]
-    FastMatrix<A> bias_columns;      ///< [max_biases, B_c]
-    DifferentiationRows<A> scratch;  ///< [1, B_c] each
+struct Flash1BackwardTiles : FlashBackwardTiles<A> {
+    FastMatrix<A> o;            ///< [B_r, d]
+    FastMatrix<A> l, m, d_lse;  ///< [B_r, 1]
     Flash1BackwardTiles(FastMemory& fast, const Geometry& g, BlockSizes b)
-        : k(fast.matrix<A>(b.keys, g.d_qk)),
-          v(fast.matrix<A>(b.keys, g.d_v)),
-          d_k(fast.matrix<A>(b.keys, g.d_qk)),
-          d_v(fast.matrix<A>(b.keys, g.d_v)),
-          q(fast.matrix<A>(b.rows, g.d_qk)),
-          o(fast.matrix<A>(b.rows, g.d_v)),
-          d_o(fast.matrix<A>(b.rows, g.d_v)),
-          d_q(fast.matrix<A>(b.rows, g.d_qk)),
-          l(fast.matrix<A>(b.rows, 1)),
-          m(fast.matrix<A>(b.rows, 1)),
-          d_lse(fast.matrix<A>(b.rows, 1)),
-          p(fast.matrix<A>(b.rows, b.keys)),
-          d_s(fast.matrix<A>(b.rows, b.keys)),
-          sums(fast.matrix<A>(1, std::max(g.d_qk, g.d_v))),
-          part(fast.matrix<A>(1, std::max(g.d_qk, g.d_v))),
-          bias_columns(fast.matrix<A>(max_biases, b.keys)),
-          scratch(fast, b.keys) {}
+        : FlashBackwardTiles<A>(fast, g, b),
+          o(fast.matrix<A>(b.rows, g.d_v, "O")),
+          l(fast.matrix<A>(b.rows, 1, "l")),
+          m(fast.matrix<A>(b.rows, 1, "m")),
+          d_lse(fast.matrix<A>(b.rows, 1, "dLSE")) {}
 };
 
-/// The paper's block sizes for a fast memory of M elements, B_c = ceil(M / 4d) and B_r = min(B_c, d). The
-/// paper counts orders of magnitude. fitting_blocks() halves the sizes until all tiles fit.
+/// The paper's block sizes for a fast memory of M elements, B_c = ceil(M / 4d) and B_r = min(B_c, d). They
+/// leave no room for S, since the paper counts orders of magnitude. fitting_blocks() halves the sizes until
+/// all tiles fit.
 template <class A, class Tiles>
 BlockSizes flash1_blocks(const Geometry& g, std::size_t fast_memory_bytes) {
     const std::int64_t d = std::max(g.d_qk, g.d_v);
@@ -70,11 +33,11 @@ BlockSizes flash1_blocks(const Geometry& g, std::size_t fast_memory_bytes) {
                           [&](FastMemory& fast, BlockSizes blocks) { Tiles(fast, g, blocks); });
 }
 
-/// Lines 10 to 13 of algorithm 1 for row r of the tile: P~, m~ and l~ of the tile, then m, l and O of all
-/// keys so far.
+/// Lines 10 to 13 of algorithm 1 for row r of the tile: computes the tile's P~, m~ and l~, then merges them
+/// with m, l and O of the keys before the tile.
 template <class A>
 void update_flash1_row(const Tile& tile, std::int64_t r, const ScoreRule<A>& rule,
-                       const Flash1ForwardTiles<A>& tiles) {
+                       const FlashForwardTiles<A>& tiles) {
     const IndexRange visible = tile.visible(r);
     if (visible.begin == visible.end) return;
     A *const p = tiles.s.row(r), *const o = tiles.o.row(r);
@@ -93,6 +56,7 @@ void update_flash1_row(const Tile& tile, std::int64_t r, const ScoreRule<A>& rul
         o[c] = (old_part * o[c] + tile_scale * tiles.o_block.data[c]) * inverse;
     tiles.m[r] = m;
     tiles.l[r] = l;
+    report_statistics(tiles.m, tile.rows.begin + r, m, l);
 }
 
 /// Algorithm 1.
@@ -105,7 +69,7 @@ void flash1_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& f
     fill_slow(fast, sink > minus_infinity<A> ? A(1) : A(0), head.row_sum);
     fill_slow(fast, sink, head.row_max);
     const FastMemory::Scope scope(fast);
-    const Flash1ForwardTiles<A> tiles(fast, g, blocks);
+    const FlashForwardTiles<A> tiles(fast, g, blocks);
     for_each_block({0, g.mask.keys}, blocks.keys, g.mask.keys, [&](IndexRange keys) {
         fast.load(head.k.rows(keys), tiles.k);
         fast.load(head.v.rows(keys), tiles.v);
@@ -123,7 +87,7 @@ void flash1_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& f
             fast.store(tiles.m, head.row_max.rows(rows));
         });
     });
-    // LSE, which the paper's later versions keep instead of l and m.
+    // The LSE, which later versions of the paper's program keep instead of l and m.
     for_each_block({0, g.mask.queries}, blocks.rows, g.mask.queries, [&](IndexRange rows) {
         fast.load(head.row_sum.rows(rows), tiles.l);
         fast.load(head.row_max.rows(rows), tiles.m);
@@ -133,8 +97,8 @@ void flash1_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& f
     });
 }
 
-/// Lines 9 to 25 of algorithm 4: what the rows of one query head add to dK and dV of a block of keys, and
-/// what the keys add to dQ.
+/// Lines 9 to 25 of algorithm 4, the inner loop: adds the contributions of one query head's rows to dK and
+/// dV of a block of keys, and the contributions of these keys to dQ.
 template <class T, class A>
 void add_flash1_gradients(const BackwardHead<T>& heads, const QueryHead<T>& head, IndexRange keys,
                           BlockSizes blocks, const Flash1BackwardTiles<A>& t, FastMemory& fast) {
@@ -149,21 +113,13 @@ void add_flash1_gradients(const BackwardHead<T>& heads, const QueryHead<T>& head
         fast.load(head.row_sum.rows(rows), t.l);
         fast.load(head.row_max.rows(rows), t.m);
         if (head.d_lse.columns() > 0) fast.load(head.d_lse.rows(rows), t.d_lse);
-        multiply_transposed(tile, scale, t.q, t.k, t.p);
-        multiply_transposed(tile, A(1), t.d_o, t.v, t.d_s);
-        BlockBiasGradients<A> bias_sums(head.bias_gradients, keys.begin, tile.key_count(),
-                                        t.bias_columns.data);
         const auto statistics = [&](std::int64_t r) {
             const A l = t.l[r], d_lse = head.d_lse.columns() > 0 ? t.d_lse[r] : A(0);
             return RowStatistics<A>{.reference = finite_reference(t.m[r]),
                                     .inverse_sum = l == 0 ? A(0) : A(1) / l,
                                     .delta = delta_of(g.d_v, t.d_o.row(r), t.o.row(r), d_lse, l != 0)};
         };
-        differentiate_tile<T>(tile, head.rule, statistics, t.p, t.d_s, t.scratch, bias_sums);
-        bias_sums.finish();
-        add_transposed_product(tile, A(1), t.p, t.d_o, t.d_v, t.sums);
-        add_product(tile, scale, t.d_s, t.k, t.d_q, t.sums, t.part);
-        add_transposed_product(tile, scale, t.d_s, t.q, t.d_k, t.sums);
+        add_tile_gradients(tile, head, scale, statistics, t);
         fast.store(t.d_q, head.d_q.rows(rows));
     });
 }
@@ -179,8 +135,8 @@ void flash1_backward(const BackwardHead<T>& heads, BlockSizes blocks, FastMemory
     for_each_block({0, g.mask.keys}, blocks.keys, g.mask.keys, [&](IndexRange keys) {
         fast.load(heads.k.rows(keys), tiles.k);
         fast.load(heads.v.rows(keys), tiles.v);
-        std::fill_n(tiles.d_k.data, blocks.keys * g.d_qk, A(0));
-        std::fill_n(tiles.d_v.data, blocks.keys * g.d_v, A(0));
+        fill(tiles.d_k, A(0));
+        fill(tiles.d_v, A(0));
         for (const QueryHead<T>& head : heads.query_heads)
             add_flash1_gradients(heads, head, keys, blocks, tiles, fast);
         fast.store(tiles.d_k, heads.d_k.rows(keys));

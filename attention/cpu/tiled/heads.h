@@ -20,7 +20,7 @@ struct ForwardHead {
     SlowMatrix<A> row_sum;  ///< [Sq, 1]: l
 };
 
-/// What one of the query heads of a (batch, K/V head) adds to the backward pass.
+/// The backward pass of one of the query heads that share a (batch, K/V head).
 template <class T>
 struct QueryHead {
     using A = Accumulator<T>;
@@ -45,14 +45,19 @@ struct BackwardHead {
 
 /// Writes a number to all elements of a matrix in slow memory.
 template <class A>
-void fill_slow(FastMemory& fast, A value, const SlowMatrix<A>& to) {
-    const FastMemory::Scope scope(fast);
-    const FastMatrix<A> row = fast.matrix<A>(1, to.columns());
-    std::fill_n(row.data, to.columns(), value);
-    for (std::int64_t i = 0; i < to.rows(); ++i) fast.store(row, to.rows({i, i + 1}));
+void fill_slow(FastMemory& fast, A value, const SlowMatrix<A>& to,
+               SourceLine caller = SourceLine::current()) {
+    const FastMemory::Scope scope(fast, caller);
+    const std::int64_t fitting =
+        static_cast<std::int64_t>(fast.free_bytes() / sizeof(A)) / std::max<std::int64_t>(to.columns(), 1);
+    const std::int64_t rows = std::clamp<std::int64_t>(fitting, 1, 16);
+    const FastMatrix<A> block = fast.matrix<A>(rows, to.columns(), "block");
+    fill(block, value);
+    for_each_block({0, to.rows()}, rows, to.rows(),
+                   [&](IndexRange range) { fast.store(block, to.rows(range)); });
 }
 
-/// D of one row. The gradient of a row's LSE counts only if the row sees a key.
+/// D of one row. A row that sees no key has a constant LSE, so its dLSE is ignored.
 template <class A>
 A delta_of(std::int64_t d_v, const A* d_o, const A* o, A d_lse, bool sees_a_key) {
     return dot_product(d_v, d_o, o) - (sees_a_key ? d_lse : A(0));
@@ -60,11 +65,13 @@ A delta_of(std::int64_t d_v, const A* d_o, const A* o, A d_lse, bool sees_a_key)
 
 /// Computes head.delta from O, dO, LSE and dLSE.
 template <class T>
-void store_deltas(const Geometry& g, const QueryHead<T>& head, FastMemory& fast) {
+void store_deltas(const Geometry& g, const QueryHead<T>& head, FastMemory& fast,
+                  SourceLine caller = SourceLine::current()) {
     using A = Accumulator<T>;
-    const FastMemory::Scope scope(fast);
-    const auto o = fast.matrix<A>(1, g.d_v), d_o = fast.matrix<A>(1, g.d_v);
-    const auto lse = fast.matrix<A>(1, 1), d_lse = fast.matrix<A>(1, 1), delta = fast.matrix<A>(1, 1);
+    const FastMemory::Scope scope(fast, caller);
+    const auto o = fast.matrix<A>(1, g.d_v, "O"), d_o = fast.matrix<A>(1, g.d_v, "dO");
+    const auto lse = fast.matrix<A>(1, 1, "LSE"), d_lse = fast.matrix<A>(1, 1, "dLSE");
+    const auto delta = fast.matrix<A>(1, 1, "D");
     d_lse[0] = 0;
     for (std::int64_t i = 0; i < g.mask.queries; ++i) {
         const IndexRange row{i, i + 1};

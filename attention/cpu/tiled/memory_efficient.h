@@ -1,32 +1,34 @@
 #pragma once
-/// INTERNAL. Memory-efficient attention (Rabe & Staats 2021): a block of rows at a time goes through the
-/// blocks of keys with a running maximum and sum, and the output is rescaled when the maximum moves. Memory
-/// is linear in the length. Each step is an operation of its own, as in the paper's JAX program, so the
-/// scores and probabilities of one block go through slow memory, and the traffic is quadratic like that of
-/// naive attention. The backward pass recomputes the probabilities from the LSE, block by block.
+/// INTERNAL. Memory-efficient attention (Rabe & Staats 2021). The forward pass computes one block of rows and
+/// keys after the other. Each row keeps a running maximum and a running sum, and its output is rescaled when
+/// the maximum changes. Memory is linear in the length. As in the paper's JAX program, every operation reads
+/// its operands from slow memory and writes its results to slow memory, including the scores and
+/// probabilities of a block. The traffic is therefore quadratic, like that of naive attention. The backward
+/// pass recomputes the probabilities from the LSE, block by block.
 #include <gradtile/attention/cpu/tiled/unfused.h>
 
 namespace gradtile::attention::cpu::tiled {
 
-/// At most 64 rows, so that a sum over many rows is made of partial sums. A multiple of the tiles of unfused
-/// operations.
+/// The blocks of the operator. 64 rows at most make a sum over many rows a sum of partial sums, which is more
+/// accurate.
 inline constexpr BlockSizes memory_efficient_blocks{.rows = 64, .keys = 128};
 
-/// The block's matrices in slow memory, of memory_efficient_blocks: scores and probabilities, in the backward
-/// pass dP and dS, and one number per row.
+/// The matrices of one block in slow memory. s holds scores, then probabilities; d_p holds dP, then dS. Both
+/// are as large as the blocks. rescale [rows, 1].
 template <class A>
 struct BlockMatrices {
     SlowMatrix<A> s, d_p, rescale;
 };
 
-/// Makes P~ = exp(S - m) of S, in place, and updates the rows' maximum m and sum l. `rescale` receives
-/// exp(m_old - m), the factor that corrects earlier results.
+/// Replaces S by P~ = exp(S - m), in place, and updates the rows' maximum m and sum l. Writes exp(m_old - m),
+/// the factor that corrects earlier results, to `rescale`.
 template <class T, class A>
 void update_softmax(const Tile& tile, const ForwardHead<T>& head, const BlockMatrices<A>& block,
-                    FastMemory& fast) {
-    const FastMemory::Scope scope(fast);
-    const auto s = fast.matrix<A>(1, tile.key_count());
-    const auto m = fast.matrix<A>(1, 1), l = fast.matrix<A>(1, 1), rescale = fast.matrix<A>(1, 1);
+                    FastMemory& fast, SourceLine caller = SourceLine::current()) {
+    const FastMemory::Scope scope(fast, caller);
+    const auto s = fast.matrix<A>(1, tile.key_count(), "S");
+    const auto m = fast.matrix<A>(1, 1, "m"), l = fast.matrix<A>(1, 1, "l");
+    const auto rescale = fast.matrix<A>(1, 1, "rescale");
     for (std::int64_t i = tile.rows.begin; i < tile.rows.end; ++i) {
         const Tile row{tile.mask, {i, i + 1}, tile.keys};
         const IndexRange in_block = within(row.rows, tile.rows), visible = row.visible(0);
@@ -39,6 +41,7 @@ void update_softmax(const Tile& tile, const ForwardHead<T>& head, const BlockMat
         rescale[0] = std::exp(m[0] - reference);
         l[0] = l[0] * rescale[0] + exponentials(visible, reference, s.data);
         m[0] = maximum;
+        report_statistics(m, i, m[0], l[0]);
         apply_dropout_to_tile(row, head.rule, s);
         fast.store(s, scores);
         fast.store(m, head.row_max.rows(row.rows));
@@ -49,10 +52,10 @@ void update_softmax(const Tile& tile, const ForwardHead<T>& head, const BlockMat
 
 /// LSE = m + ln l.
 template <class T>
-void store_lse(const ForwardHead<T>& head, FastMemory& fast) {
+void store_lse(const ForwardHead<T>& head, FastMemory& fast, SourceLine caller = SourceLine::current()) {
     using A = Accumulator<T>;
-    const FastMemory::Scope scope(fast);
-    const auto m = fast.matrix<A>(1, 1), l = fast.matrix<A>(1, 1);
+    const FastMemory::Scope scope(fast, caller);
+    const auto m = fast.matrix<A>(1, 1, "m"), l = fast.matrix<A>(1, 1, "l");
     for (std::int64_t i = 0; i < head.lse.rows(); ++i) {
         const IndexRange row{i, i + 1};
         fast.load(head.row_max.rows(row), m);
@@ -63,13 +66,13 @@ void store_lse(const ForwardHead<T>& head, FastMemory& fast) {
 }
 
 template <class T, class A>
-void memory_efficient_forward(const ForwardHead<T>& head, const BlockMatrices<A>& block, FastMemory& fast) {
+void memory_efficient_forward(const ForwardHead<T>& head, BlockSizes sizes, const BlockMatrices<A>& block,
+                              FastMemory& fast) {
     const Geometry& g = head.geometry;
     const A sink = head.rule.sink;  // counts as a key whose value is 0
     fill_slow(fast, A(0), head.o);
     fill_slow(fast, sink > minus_infinity<A> ? A(1) : A(0), head.row_sum);
     fill_slow(fast, sink, head.row_max);
-    const BlockSizes sizes = memory_efficient_blocks;
     for_each_block({0, g.mask.queries}, sizes.rows, g.mask.queries, [&](IndexRange rows) {
         for_each_block(g.mask.visible_keys(rows), sizes.keys, g.mask.keys, [&](IndexRange keys) {
             const Tile tile{g.mask, rows, keys};
@@ -85,15 +88,15 @@ void memory_efficient_forward(const ForwardHead<T>& head, const BlockMatrices<A>
     store_lse(head, fast);
 }
 
-/// Makes the probabilities that multiply V of the products, and dS of dP, in place.
+/// Replaces the products by the probabilities that multiply V, and dP by dS, in place.
 template <class T, class A>
 void differentiate_block(const Tile& tile, const QueryHead<T>& head, const BlockMatrices<A>& block,
-                         FastMemory& fast) {
-    const FastMemory::Scope scope(fast);
+                         FastMemory& fast, SourceLine caller = SourceLine::current()) {
+    const FastMemory::Scope scope(fast, caller);
     const std::int64_t keys = tile.key_count();
-    const auto s = fast.matrix<A>(1, keys), d_p = fast.matrix<A>(1, keys);
-    const auto lse = fast.matrix<A>(1, 1), delta = fast.matrix<A>(1, 1);
-    const auto bias_columns = fast.matrix<A>(max_biases, keys);
+    const auto s = fast.matrix<A>(1, keys, "S"), d_p = fast.matrix<A>(1, keys, "dP");
+    const auto lse = fast.matrix<A>(1, 1, "LSE"), delta = fast.matrix<A>(1, 1, "D");
+    const auto bias_columns = fast.matrix<A>(max_biases, keys, "dBias");
     const DifferentiationRows<A> scratch(fast, keys);
     BlockBiasGradients<A> bias_sums(head.bias_gradients, tile.keys.begin, keys, bias_columns.data);
     for (std::int64_t i = tile.rows.begin; i < tile.rows.end; ++i) {
@@ -114,7 +117,7 @@ void differentiate_block(const Tile& tile, const QueryHead<T>& head, const Block
     bias_sums.finish();
 }
 
-/// The gradients of one block of pairs, which are added to dQ, dK and dV.
+/// Adds the contributions of one block of pairs to dQ, dK and dV.
 template <class T, class A>
 void add_block_gradients(const Tile& tile, const BackwardHead<T>& heads, const QueryHead<T>& head,
                          const BlockMatrices<A>& block, FastMemory& fast) {
@@ -131,12 +134,11 @@ void add_block_gradients(const Tile& tile, const BackwardHead<T>& heads, const Q
 }
 
 template <class T, class A>
-void memory_efficient_backward(const BackwardHead<T>& heads, const BlockMatrices<A>& block,
+void memory_efficient_backward(const BackwardHead<T>& heads, BlockSizes sizes, const BlockMatrices<A>& block,
                                FastMemory& fast) {
     const Geometry& g = heads.geometry;
     fill_slow(fast, A(0), heads.d_k);
     fill_slow(fast, A(0), heads.d_v);
-    const BlockSizes sizes = memory_efficient_blocks;
     for (const QueryHead<T>& head : heads.query_heads) {
         store_deltas(g, head, fast);
         fill_slow(fast, A(0), head.d_q);

@@ -30,7 +30,27 @@ struct Tile {
     }
 };
 
-/// The blocks of `size` indices that contain the range; the last block ends at `end` at the latest.
+/// Reports that `result` was computed from the pairs of a tile.
+template <class A>
+void report_computed(const FastMatrix<A>& result, const Tile& tile, SourceLine where) {
+    if (result.observer != nullptr) result.observer->computed(result.data, tile.rows, tile.keys, where);
+}
+/// Reports a row's running maximum and sum. `in_memory`: any matrix of the fast memory.
+template <class A>
+void report_statistics(const FastMatrix<A>& in_memory, std::int64_t row, A maximum, A sum,
+                       SourceLine where = SourceLine::current()) {
+    if (in_memory.observer != nullptr) in_memory.observer->updated_statistics(row, maximum, sum, where);
+}
+
+/// Sets all elements to a number.
+template <class A>
+void fill(const FastMatrix<A>& x, A value, SourceLine where = SourceLine::current()) {
+    std::fill_n(x.data, x.rows * x.columns, value);
+    if (x.observer != nullptr) x.observer->computed(x.data, {}, {}, where);
+}
+
+/// Calls body(block) for the blocks of `size` indices that contain the range. Blocks begin at multiples of
+/// `size`; the last one ends at `end` at the latest.
 template <class Body>
 void for_each_block(IndexRange range, std::int64_t size, std::int64_t end, Body&& body) {
     if (range.begin >= range.end) return;
@@ -61,7 +81,8 @@ A dot_product(std::int64_t n, const A* a, const A* b) {
 /// out = scale * x y^T for the visible pairs; x has a row for each row of the tile, y for each key.
 template <class A>
 void multiply_transposed(const Tile& tile, A scale, const FastMatrix<A>& x, const FastMatrix<A>& y,
-                         const FastMatrix<A>& out) {
+                         const FastMatrix<A>& out, SourceLine where = SourceLine::current()) {
+    report_computed(out, tile, where);
     for (std::int64_t r = 0; r < tile.row_count(); ++r) {
         const IndexRange visible = tile.visible(r);
         for (std::int64_t j = visible.begin; j < visible.end; ++j)
@@ -135,7 +156,9 @@ void multiply_row(const Tile& tile, std::int64_t r, const A* p, const FastMatrix
 /// out += scale * p v.
 template <class A>
 void add_product(const Tile& tile, A scale, const FastMatrix<A>& p, const FastMatrix<A>& v,
-                 const FastMatrix<A>& out, const FastMatrix<A>& sums, const FastMatrix<A>& part) {
+                 const FastMatrix<A>& out, const FastMatrix<A>& sums, const FastMatrix<A>& part,
+                 SourceLine where = SourceLine::current()) {
+    report_computed(out, tile, where);
     for (std::int64_t r = 0; r < tile.row_count(); ++r) {
         multiply_row(tile, r, p.row(r), v, sums, part);
         add_multiple(v.columns, scale, sums.data, out.row(r));
@@ -145,7 +168,9 @@ void add_product(const Tile& tile, A scale, const FastMatrix<A>& p, const FastMa
 /// out += scale * p^T y. A key's sum over the tile's rows is added as a whole.
 template <class A>
 void add_transposed_product(const Tile& tile, A scale, const FastMatrix<A>& p, const FastMatrix<A>& y,
-                            const FastMatrix<A>& out, const FastMatrix<A>& sums) {
+                            const FastMatrix<A>& out, const FastMatrix<A>& sums,
+                            SourceLine where = SourceLine::current()) {
+    report_computed(out, tile, where);
     for (std::int64_t j = 0; j < tile.key_count(); ++j) {
         const IndexRange seeing = tile.mask.seeing_rows({tile.keys.begin + j, tile.keys.begin + j + 1});
         const std::int64_t begin = std::max(seeing.begin - tile.rows.begin, std::int64_t{0});
@@ -162,9 +187,9 @@ template <class A>
 struct DifferentiationRows {
     FastMatrix<A> factors, derivatives, d_score;
     DifferentiationRows(FastMemory& fast, std::int64_t keys)
-        : factors(fast.matrix<A>(1, keys)),
-          derivatives(fast.matrix<A>(1, keys)),
-          d_score(fast.matrix<A>(1, keys)) {}
+        : factors(fast.matrix<A>(1, keys, "factors")),
+          derivatives(fast.matrix<A>(1, keys, "derivatives")),
+          d_score(fast.matrix<A>(1, keys, "dScore")) {}
 };
 
 /// P = exp(score - reference) * inverse_sum; dS = P * (dP - delta).
@@ -179,7 +204,10 @@ struct RowStatistics {
 template <class T, class A, class Statistics>
 void differentiate_tile(const Tile& tile, const ScoreRule<A>& rule, Statistics&& statistics,
                         const FastMatrix<A>& s, const FastMatrix<A>& d_p, const DifferentiationRows<A>& rows,
-                        const BlockBiasGradients<A>& bias_gradients) {
+                        const BlockBiasGradients<A>& bias_gradients,
+                        SourceLine where = SourceLine::current()) {
+    report_computed(s, tile, where);
+    report_computed(d_p, tile, where);
     for (std::int64_t r = 0; r < tile.row_count(); ++r) {
         const IndexRange visible = tile.visible(r);
         const std::int64_t i = tile.rows.begin + r, first_key = tile.keys.begin + visible.begin;

@@ -1,7 +1,8 @@
 #pragma once
-/// INTERNAL. Operations whose operands and results lie in slow memory, like those of a framework that does
-/// not fuse operations. Each goes through its matrices in tiles. `pairs` are the pairs (row, key) of the
-/// matrices; pairs that the mask hides are 0.
+/// INTERNAL. Matrix operations that read their operands from slow memory and write their results to slow
+/// memory, as a framework does that runs one operation after the other. An operation loads, computes and
+/// stores one tile at a time. The argument `pairs` gives the rows and keys of the matrices. Pairs that the
+/// mask hides are 0 in every result.
 #include <gradtile/attention/cpu/tiled/heads.h>
 
 namespace gradtile::attention::cpu::tiled {
@@ -15,12 +16,12 @@ BlockSizes tiles_for(const FastMemory& fast, const Tile& pairs, Allocate&& alloc
                           fast.free_bytes(), allocate);
 }
 
-/// The part of a range that is counted from the beginning of `of`.
+/// The same indices, counted from the beginning of `of`.
 inline IndexRange within(IndexRange range, IndexRange of) {
     return {range.begin - of.begin, range.end - of.begin};
 }
 
-/// Calls body(tile) for the tiles of the pairs.
+/// Calls body(tile) for every tile of the pairs, row by row.
 template <class Body>
 void for_each_tile(const Tile& pairs, BlockSizes sizes, Body&& body) {
     for (std::int64_t i = pairs.rows.begin; i < pairs.rows.end; i += sizes.rows)
@@ -33,14 +34,15 @@ void for_each_tile(const Tile& pairs, BlockSizes sizes, Body&& body) {
 /// out [rows, keys] = scale * x y^T. x and y have the rows and the keys of `pairs`.
 template <class A, class X, class Y>
 void store_transposed_product(const Tile& pairs, A scale, const SlowMatrix<X>& x, const SlowMatrix<Y>& y,
-                              const SlowMatrix<A>& out, FastMemory& fast) {
-    const FastMemory::Scope scope(fast);
+                              const SlowMatrix<A>& out, FastMemory& fast,
+                              SourceLine caller = SourceLine::current()) {
+    const FastMemory::Scope scope(fast, caller);
     struct Tiles {
         FastMatrix<A> x, y, out;
         Tiles(FastMemory& memory, std::int64_t d, BlockSizes b)
-            : x(memory.matrix<A>(b.rows, d)),
-              y(memory.matrix<A>(b.keys, d)),
-              out(memory.matrix<A>(b.rows, b.keys)) {}
+            : x(memory.matrix<A>(b.rows, d, "x")),
+              y(memory.matrix<A>(b.keys, d, "y")),
+              out(memory.matrix<A>(b.rows, b.keys, "x yᵀ")) {}
     };
     const BlockSizes sizes =
         tiles_for(fast, pairs, [&](FastMemory& memory, BlockSizes b) { Tiles(memory, x.columns(), b); });
@@ -51,27 +53,28 @@ void store_transposed_product(const Tile& pairs, A scale, const SlowMatrix<X>& x
         if (loaded != rows.begin) fast.load(x.rows(rows), tiles.x);
         loaded = rows.begin;
         fast.load(y.rows(keys), tiles.y);
-        std::fill_n(tiles.out.data, sizes.rows * sizes.keys, A(0));
+        fill(tiles.out, A(0));
         multiply_transposed(tile, scale, tiles.x, tiles.y, tiles.out);
         fast.store(tiles.out, out.block(rows, keys));
     });
 }
 
-/// out [rows, d] += scale * p y, after each row of out was multiplied by `factors` [rows, 1] unless that has
-/// no columns. p has the pairs, y the keys.
+/// out [rows, d] = factors * out + scale * p y, with one factor per row in `factors` [rows, 1]. If `factors`
+/// has no columns, all factors are 1. p [rows, keys], y [keys, d].
 template <class A, class Y>
 void add_product_to_slow(const Tile& pairs, A scale, const SlowMatrix<A>& p, const SlowMatrix<Y>& y,
-                         const SlowMatrix<A>& factors, const SlowMatrix<A>& out, FastMemory& fast) {
-    const FastMemory::Scope scope(fast);
+                         const SlowMatrix<A>& factors, const SlowMatrix<A>& out, FastMemory& fast,
+                         SourceLine caller = SourceLine::current()) {
+    const FastMemory::Scope scope(fast, caller);
     struct Tiles {
         FastMatrix<A> p, y, out, factors, sums, part;
         Tiles(FastMemory& memory, std::int64_t d, BlockSizes b)
-            : p(memory.matrix<A>(b.rows, b.keys)),
-              y(memory.matrix<A>(b.keys, d)),
-              out(memory.matrix<A>(b.rows, d)),
-              factors(memory.matrix<A>(b.rows, 1)),
-              sums(memory.matrix<A>(1, d)),
-              part(memory.matrix<A>(1, d)) {}
+            : p(memory.matrix<A>(b.rows, b.keys, "p")),
+              y(memory.matrix<A>(b.keys, d, "y")),
+              out(memory.matrix<A>(b.rows, d, "p y")),
+              factors(memory.matrix<A>(b.rows, 1, "factors")),
+              sums(memory.matrix<A>(1, d, "sums")),
+              part(memory.matrix<A>(1, d, "sums")) {}
     };
     const std::int64_t d = y.columns();
     const BlockSizes sizes =
@@ -92,18 +95,19 @@ void add_product_to_slow(const Tile& pairs, A scale, const SlowMatrix<A>& p, con
     });
 }
 
-/// out [keys, d] += scale * p^T y. p has the pairs, y the rows.
+/// out [keys, d] += scale * p^T y. p [rows, keys], y [rows, d].
 template <class A, class Y>
 void add_transposed_product_to_slow(const Tile& pairs, A scale, const SlowMatrix<A>& p,
-                                    const SlowMatrix<Y>& y, const SlowMatrix<A>& out, FastMemory& fast) {
-    const FastMemory::Scope scope(fast);
+                                    const SlowMatrix<Y>& y, const SlowMatrix<A>& out, FastMemory& fast,
+                                    SourceLine caller = SourceLine::current()) {
+    const FastMemory::Scope scope(fast, caller);
     struct Tiles {
         FastMatrix<A> p, y, out, sums;
         Tiles(FastMemory& memory, std::int64_t d, BlockSizes b)
-            : p(memory.matrix<A>(b.rows, b.keys)),
-              y(memory.matrix<A>(b.rows, d)),
-              out(memory.matrix<A>(b.keys, d)),
-              sums(memory.matrix<A>(1, d)) {}
+            : p(memory.matrix<A>(b.rows, b.keys, "p")),
+              y(memory.matrix<A>(b.rows, d, "y")),
+              out(memory.matrix<A>(b.keys, d, "pᵀ y")),
+              sums(memory.matrix<A>(1, d, "sums")) {}
     };
     const std::int64_t d = y.columns();
     const BlockSizes sizes =
@@ -123,11 +127,12 @@ void add_transposed_product_to_slow(const Tile& pairs, A scale, const SlowMatrix
     });
 }
 
-/// x = y / sums, row by row; a row whose sum is 0 becomes 0.
+/// Divides each row of x by its element of sums [rows, 1]; a row whose sum is 0 becomes 0.
 template <class A>
-void divide_rows(const SlowMatrix<A>& sums, const SlowMatrix<A>& x, FastMemory& fast) {
-    const FastMemory::Scope scope(fast);
-    const auto row = fast.matrix<A>(1, x.columns()), sum = fast.matrix<A>(1, 1);
+void divide_rows(const SlowMatrix<A>& sums, const SlowMatrix<A>& x, FastMemory& fast,
+                 SourceLine caller = SourceLine::current()) {
+    const FastMemory::Scope scope(fast, caller);
+    const auto row = fast.matrix<A>(1, x.columns(), "x"), sum = fast.matrix<A>(1, 1, "sum");
     for (std::int64_t i = 0; i < x.rows(); ++i) {
         fast.load(sums.rows({i, i + 1}), sum);
         fast.load(x.rows({i, i + 1}), row);

@@ -2,58 +2,20 @@
 /// INTERNAL. FlashAttention-2 (Dao 2023): algorithm 1 forward, with the outer loop over blocks of rows, so
 /// that O and the statistics stay in fast memory; algorithm 2 backward, with the outer loop over blocks of
 /// keys, from the LSE and D alone.
-#include <gradtile/attention/cpu/tiled/heads.h>
+#include <gradtile/attention/cpu/tiled/flash_tiles.h>
 
 namespace gradtile::attention::lab {
 
-using cpu::BlockBiasGradients;
 using cpu::Geometry;
 using namespace cpu::tiled;
 
 template <class A>
-struct Flash2ForwardTiles {
-    FastMatrix<A> q, o;           ///< [B_r, d]
-    FastMatrix<A> l, m;           ///< [B_r, 1]
-    FastMatrix<A> k, v;           ///< [B_c, d]
-    FastMatrix<A> s;              ///< [B_r, B_c]
-    FastMatrix<A> o_block, part;  ///< [1, d]
-    Flash2ForwardTiles(FastMemory& fast, const Geometry& g, BlockSizes b)
-        : q(fast.matrix<A>(b.rows, g.d_qk)),
-          o(fast.matrix<A>(b.rows, g.d_v)),
-          l(fast.matrix<A>(b.rows, 1)),
-          m(fast.matrix<A>(b.rows, 1)),
-          k(fast.matrix<A>(b.keys, g.d_qk)),
-          v(fast.matrix<A>(b.keys, g.d_v)),
-          s(fast.matrix<A>(b.rows, b.keys)),
-          o_block(fast.matrix<A>(1, g.d_v)),
-          part(fast.matrix<A>(1, g.d_v)) {}
-};
-
-template <class A>
-struct Flash2BackwardTiles {
-    FastMatrix<A> k, v, d_k, d_v;    ///< [B_c, d]
-    FastMatrix<A> q, d_o, d_q;       ///< [B_r, d]
-    FastMatrix<A> lse, delta;        ///< [B_r, 1]
-    FastMatrix<A> p, d_s;            ///< [B_r, B_c]
-    FastMatrix<A> sums, part;        ///< [1, d]
-    FastMatrix<A> bias_columns;      ///< [max_biases, B_c]
-    DifferentiationRows<A> scratch;  ///< [1, B_c] each
+struct Flash2BackwardTiles : FlashBackwardTiles<A> {
+    FastMatrix<A> lse, delta;  ///< [B_r, 1]
     Flash2BackwardTiles(FastMemory& fast, const Geometry& g, BlockSizes b)
-        : k(fast.matrix<A>(b.keys, g.d_qk)),
-          v(fast.matrix<A>(b.keys, g.d_v)),
-          d_k(fast.matrix<A>(b.keys, g.d_qk)),
-          d_v(fast.matrix<A>(b.keys, g.d_v)),
-          q(fast.matrix<A>(b.rows, g.d_qk)),
-          d_o(fast.matrix<A>(b.rows, g.d_v)),
-          d_q(fast.matrix<A>(b.rows, g.d_qk)),
-          lse(fast.matrix<A>(b.rows, 1)),
-          delta(fast.matrix<A>(b.rows, 1)),
-          p(fast.matrix<A>(b.rows, b.keys)),
-          d_s(fast.matrix<A>(b.rows, b.keys)),
-          sums(fast.matrix<A>(1, std::max(g.d_qk, g.d_v))),
-          part(fast.matrix<A>(1, std::max(g.d_qk, g.d_v))),
-          bias_columns(fast.matrix<A>(max_biases, b.keys)),
-          scratch(fast, b.keys) {}
+        : FlashBackwardTiles<A>(fast, g, b),
+          lse(fast.matrix<A>(b.rows, 1, "LSE")),
+          delta(fast.matrix<A>(b.rows, 1, "D")) {}
 };
 
 /// The paper leaves the sizes to the hardware. Blocks of the outer loop are as long as FlashAttention's, M /
@@ -68,7 +30,7 @@ BlockSizes flash2_forward_blocks(const Geometry& g, std::size_t fast_memory_byte
         {.rows = std::clamp<std::int64_t>(std::min(outer, d), 1, std::max<std::int64_t>(g.mask.keys, 1)),
          .keys = std::clamp<std::int64_t>(outer, 1, std::max<std::int64_t>(g.mask.queries, 1))},
         fast_memory_bytes, [&](FastMemory& fast, BlockSizes b) {
-            Flash2ForwardTiles<A>(fast, g, {.rows = b.keys, .keys = b.rows});
+            FlashForwardTiles<A>(fast, g, {.rows = b.keys, .keys = b.rows});
         });
     return {.rows = swapped.keys, .keys = swapped.rows};
 }
@@ -79,12 +41,12 @@ void flash2_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& f
     using A = Accumulator<T>;
     const Geometry& g = head.geometry;
     const FastMemory::Scope scope(fast);
-    const Flash2ForwardTiles<A> t(fast, g, blocks);
+    const FlashForwardTiles<A> t(fast, g, blocks);
     for_each_block({0, g.mask.queries}, blocks.rows, g.mask.queries, [&](IndexRange rows) {
         fast.load(head.q.rows(rows), t.q);
-        std::fill_n(t.o.data, blocks.rows * g.d_v, A(0));
-        std::fill_n(t.l.data, blocks.rows, head.rule.sink > minus_infinity<A> ? A(1) : A(0));
-        std::fill_n(t.m.data, blocks.rows, head.rule.sink);
+        fill(t.o, A(0));
+        fill(t.l, head.rule.sink > minus_infinity<A> ? A(1) : A(0));
+        fill(t.m, head.rule.sink);
         for_each_block(g.mask.visible_keys(rows), blocks.keys, g.mask.keys, [&](IndexRange keys) {
             const Tile tile{g.mask, rows, keys};
             fast.load(head.k.rows(keys), t.k);
@@ -98,6 +60,7 @@ void flash2_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& f
                 t.l[r] = rescale * t.l[r] + exponentials(visible, reference, t.s.row(r));
                 t.m[r] = m;
                 for (std::int64_t c = 0; c < g.d_v; ++c) t.o.row(r)[c] *= rescale;
+                report_statistics(t.m, rows.begin + r, m, t.l[r]);
             }
             apply_dropout_to_tile(tile, head.rule, t.s);
             add_product(tile, A(1), t.s, t.v, t.o, t.o_block, t.part);
@@ -130,26 +93,18 @@ void flash2_backward(const BackwardHead<T>& heads, BlockSizes blocks, FastMemory
         fast.load(head.d_q.rows(tile.rows), t.d_q);
         fast.load(head.lse.rows(tile.rows), t.lse);
         fast.load(head.delta.rows(tile.rows), t.delta);
-        multiply_transposed(tile, scale, t.q, t.k, t.p);
-        multiply_transposed(tile, A(1), t.d_o, t.v, t.d_s);
-        BlockBiasGradients<A> bias_sums(head.bias_gradients, tile.keys.begin, tile.key_count(),
-                                        t.bias_columns.data);
         const auto statistics = [&](std::int64_t r) {
             return RowStatistics<A>{
                 .reference = finite_reference(t.lse[r]), .inverse_sum = A(1), .delta = t.delta[r]};
         };
-        differentiate_tile<T>(tile, head.rule, statistics, t.p, t.d_s, t.scratch, bias_sums);
-        bias_sums.finish();
-        add_transposed_product(tile, A(1), t.p, t.d_o, t.d_v, t.sums);
-        add_product(tile, scale, t.d_s, t.k, t.d_q, t.sums, t.part);
-        add_transposed_product(tile, scale, t.d_s, t.q, t.d_k, t.sums);
+        add_tile_gradients(tile, head, scale, statistics, t);
         fast.store(t.d_q, head.d_q.rows(tile.rows));
     };
     for_each_block({0, g.mask.keys}, blocks.keys, g.mask.keys, [&](IndexRange keys) {
         fast.load(heads.k.rows(keys), t.k);
         fast.load(heads.v.rows(keys), t.v);
-        std::fill_n(t.d_k.data, blocks.keys * g.d_qk, A(0));
-        std::fill_n(t.d_v.data, blocks.keys * g.d_v, A(0));
+        fill(t.d_k, A(0));
+        fill(t.d_v, A(0));
         for (const QueryHead<T>& head : heads.query_heads)
             for_each_block(g.mask.seeing_rows(keys), blocks.rows, g.mask.queries, [&](IndexRange rows) {
                 add_gradients(head, Tile{g.mask, rows, keys});

@@ -1,0 +1,29 @@
+#pragma once
+/// The page of `gradtile lab --html`: one file with recorded runs of the lab's algorithms, the lines of their
+/// sources, and the script that plays them. The files of cli/lab_page/ and the sources are embedded by the
+/// build.
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gradtile/attention/lab/trace.h>
+
+namespace gradtile {
+
+struct EmbeddedFile {
+    std::string_view path;  ///< in the repository
+    std::string_view text;
+};
+
+namespace cli {
+
+std::span<const EmbeddedFile> lab_page_files();
+std::string lab_page(const attention::lab::Setup& setup, const std::vector<attention::lab::Trace>& traces);
+/// Replaces the file at once. Throws Error with the path if it cannot be written.
+void write_lab_page(const std::filesystem::path& path, const attention::lab::Setup& setup,
+                    const std::vector<attention::lab::Trace>& traces);
+
+}  // namespace cli
+}  // namespace gradtile
