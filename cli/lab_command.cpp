@@ -3,7 +3,7 @@
 #include <optional>
 #include <tuple>
 
-#include <gradtile/attention/lab/lab.h>
+#include <gradtile/attention/lab/machine.h>
 #include <gradtile/cli/bench/table.h>
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/lab_page.h>
@@ -28,6 +28,7 @@ namespace gradtile::cli {
 namespace {
 
 using attention::lab::log_log_slope;
+using attention::lab::Machine;
 using attention::lab::measure_attention;
 using attention::lab::measure_softmax;
 using attention::lab::Measurement;
@@ -57,6 +58,7 @@ JsonValue as_json(const Measurement& m) {
                               {"stores", m.stores},
                               {"slow_bytes", m.slow_bytes},
                               {"formula_bytes", m.formula_bytes},
+                              {"flops", m.flops},
                               {"peak_bytes", m.peak_bytes},
                               {"peak_fast_bytes", m.peak_fast_bytes},
                               {"ms", m.ms},
@@ -74,6 +76,12 @@ JsonValue as_json(const SoftmaxMeasurement& m) {
 JsonValue as_json(const Verdict& verdict) {
     return JsonValue::object(
         {{"claim", verdict.claim}, {"holds", verdict.holds}, {"figures", verdict.figures}});
+}
+JsonValue as_json(const Machine& machine) {
+    return JsonValue::object({{"copy_bytes_per_s", machine.roofline.bytes_per_s},
+                              {"product_flops_per_s", machine.roofline.flops_per_s},
+                              {"standard_ms", machine.speed.standard_ms},
+                              {"flash2_ms", machine.speed.flash2_ms}});
 }
 template <class T>
 JsonValue list_as_json(const std::vector<T>& list) {
@@ -129,15 +137,38 @@ void print_softmax(const std::vector<SoftmaxMeasurement>& measurements, std::int
                    formatted("%.1e", m.error)});
 }
 
+/// At least the time that the roofline allows, if slow memory had the bandwidth of this machine's memory.
+void print_roofline(const std::vector<Measurement>& measurements, const Machine& machine) {
+    const double rate = machine.roofline.flops_per_s, bandwidth = machine.roofline.bytes_per_s;
+    std::cout << formatted(
+        "\nroofline of this machine, one CPU thread: copy %.1f GB/s, product %.1f GFLOP/s, ridge %.1f "
+        "FLOP/byte\n",
+        1e-9 * bandwidth, 1e-9 * rate, machine.roofline.ridge());
+    Table table({{"name", "algorithm", Column::Kind::text, 16},
+                 {"pass", "pass", Column::Kind::text, 8},
+                 {"gflop", "GFLOP"},
+                 {"intensity", "FLOP/byte"},
+                 {"bound", "bound", Column::Kind::text, 8},
+                 {"ms", "at least ms", Column::Kind::number, 11}},
+                /*json=*/false);
+    for (const Measurement& m : measurements) {
+        const double compute = m.flops / rate, transfer = number(m.slow_bytes) / bandwidth;
+        table.add({m.name, m.pass, 1e-9 * m.flops, m.intensity(), compute >= transfer ? "compute" : "memory",
+                   1e3 * std::max(compute, transfer)});
+    }
+}
+
 int compare(const LabFlags& flags) {
     const Setup& setup = flags.setup;
     const std::vector<Measurement> attention = measure_attention(setup);
     const std::vector<SoftmaxMeasurement> softmax = measure_softmax(setup);
-    const std::vector<Verdict> verdicts = attention::lab::judge_claims(setup, attention, softmax);
+    const Machine machine{attention::lab::measure_roofline(), attention::lab::measure_speed(setup)};
+    const std::vector<Verdict> verdicts = attention::lab::judge_claims(setup, attention, softmax, machine);
     if (flags.json) {
         JsonValue all = setup_as_json(setup);
         all.set("algorithms", list_as_json(attention));
         all.set("softmax", list_as_json(softmax));
+        all.set("machine", as_json(machine));
         all.set("verdicts", list_as_json(verdicts));
         std::cout << all.dump() << '\n';
         return 0;
@@ -149,6 +180,7 @@ int compare(const LabFlags& flags) {
                  "constants\n\nsoftmax of a row of "
               << setup.length << " elements" << std::endl;
     print_softmax(softmax, setup.length);
+    print_roofline(attention, machine);
     std::cout << '\n';
     for (const Verdict& verdict : verdicts)
         std::cout << (verdict.holds ? "holds:          " : "does not hold:  ") << verdict.claim

@@ -133,6 +133,12 @@ class Run {
                 .d_q = view(d_q_)};
     }
 
+    /// The number of products of N x d x N multiplications and additions: Q K^T and P V forward; dV, dP, dQ
+    /// and dK backward, where naive alone need not compute Q K^T again.
+    double products(const std::string& pass) const {
+        if (pass == "forward") return 2;
+        return name_ == "naive" ? 4 : 5;
+    }
     /// Counts and times one pass.
     Measurement count(const char* pass, BlockSizes blocks, const std::function<void(FastMemory&)>& work) {
         std::optional<TraceRecorder> recorder;
@@ -156,6 +162,7 @@ class Run {
                 .stores = fast.traffic().stores,
                 .slow_bytes = fast.traffic().bytes,
                 .formula_bytes = sizeof(float) * (is_flash ? n * n * d * d / m : n * d + n * n),
+                .flops = products(pass) * 2 * n * n * d,
                 .peak_bytes = slow_.peak_bytes(),
                 .peak_fast_bytes = static_cast<std::int64_t>(fast.peak_bytes()),
                 .ms = elapsed.count()};

@@ -30,10 +30,14 @@ struct Measurement {
     /// The papers' order of magnitude without its constant, 4 bytes an element: N d + N^2 for naive and
     /// memory_efficient, N^2 d^2 / M for flash1 and flash2, M in elements.
     double formula_bytes = 0;
+    double flops = 0;                  ///< of the matrix products
     std::int64_t peak_bytes = 0;       ///< of slow memory, inputs and outputs included
     std::int64_t peak_fast_bytes = 0;  ///< of fast memory
     double ms = 0;                     ///< of the counted run, one thread
     double error = 0;                  ///< largest error against float64, over all outputs of the pass
+
+    /// The arithmetic intensity, FLOP per byte moved.
+    double intensity() const { return flops / static_cast<double>(slow_bytes); }
 };
 
 /// Softmax of one long row.
@@ -53,16 +57,6 @@ struct SoftmaxMeasurement {
 std::vector<Measurement> measure_attention(const Setup& setup);
 /// Runs the softmaxes on a row of setup.length elements. `fused` runs only if the row fits the fast memory.
 std::vector<SoftmaxMeasurement> measure_softmax(const Setup& setup);
-
-/// A claim of the literature, and what this machine's run says about it.
-struct Verdict {
-    std::string claim;
-    bool holds = false;
-    std::string figures = {};
-};
-/// Judges the claims. Runs the algorithms at other lengths and sizes of the fast memory, too.
-std::vector<Verdict> judge_claims(const Setup& setup, const std::vector<Measurement>& attention,
-                                  const std::vector<SoftmaxMeasurement>& softmax);
 
 /// The exponent p of the power law y = c x^p that fits best: the slope of the regression line of log y on
 /// log x. Needs two different x; all numbers are positive.

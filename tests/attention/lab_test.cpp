@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <gradtile/attention/cpu/tiled/memory.h>
-#include <gradtile/attention/lab/lab.h>
+#include <gradtile/attention/lab/machine.h>
 
 #include <support/error_message.h>
 
@@ -207,19 +207,52 @@ TEST(Lab, RunsInTheSmallestFastMemoryAndInNone) {
 
 TEST(Lab, JudgesTheClaimsByItsFigures) {
     const lab::Setup setup{.length = 512, .head_dim = 32, .fast_memory = 1 << 15};
-    const auto verdicts = judge_claims(setup, measure_attention(setup), measure_softmax(setup));
-    const auto verdict = [&](const char* words) {
-        for (const lab::Verdict& v : verdicts)
+    const auto attention = measure_attention(setup);
+    const auto softmax = measure_softmax(setup);
+    const auto verdict = [&](const char* words, const lab::Machine& machine) {
+        for (const lab::Verdict& v : judge_claims(setup, attention, softmax, machine))
             if (v.claim.find(words) != std::string::npos) return v;
         throw Error(concat("no verdict on ", words));
     };
-    EXPECT_TRUE(verdict("memory is linear").holds);
-    EXPECT_TRUE(verdict("falls as 1/M").holds);
-    EXPECT_TRUE(verdict("5 to 20 times less").holds);
-    EXPECT_TRUE(verdict("six transfers").holds);
+    // A machine between the intensities of naive and flash2, on which flash2 is 3 times faster.
+    const double naive = measurement(attention, "naive", "forward").intensity();
+    const double flash2 = measurement(attention, "flash2", "backward").intensity();
+    ASSERT_LT(naive, flash2);
+    const lab::Machine machine{.roofline = {.bytes_per_s = 1e9, .flops_per_s = 1e9 * flash2},
+                               .speed = {.standard_ms = 3, .flash2_ms = 1}};
+    EXPECT_TRUE(verdict("memory is linear", machine).holds);
+    EXPECT_TRUE(verdict("falls as 1/M", machine).holds);
+    EXPECT_TRUE(verdict("5 to 20 times less", machine).holds);
+    EXPECT_TRUE(verdict("six transfers", machine).holds);
+    EXPECT_TRUE(verdict("compute-bound", machine).holds);
+    EXPECT_TRUE(verdict("2 to 4 times faster", machine).holds);
+    EXPECT_THAT(verdict("2 to 4 times faster", machine).figures, HasSubstr("3.0 times"));
     // The largest binary16 number is 65504 and ln(65520), half a step further, is 11.0902.
-    EXPECT_TRUE(verdict("binary16").holds);
-    EXPECT_THAT(verdict("binary16").figures, HasSubstr("from x = 11.0938 on"));
+    EXPECT_TRUE(verdict("binary16", machine).holds);
+    EXPECT_THAT(verdict("binary16", machine).figures, HasSubstr("from x = 11.0938 on"));
+
+    // Memory so fast that nothing is memory-bound, and kernels that are not faster.
+    const lab::Machine other{.roofline = {.bytes_per_s = 1e12, .flops_per_s = 1e9},
+                             .speed = {.standard_ms = 1, .flash2_ms = 1}};
+    EXPECT_FALSE(verdict("compute-bound", other).holds);
+    EXPECT_FALSE(verdict("2 to 4 times faster", other).holds);
+}
+
+TEST(Lab, MeasuresThisMachine) {
+    const lab::Roofline roofline = lab::measure_roofline();
+    EXPECT_TRUE(std::isfinite(roofline.ridge()) && roofline.ridge() > 0);
+    const lab::Speed speed = lab::measure_speed({.length = 33, .head_dim = 5});
+    EXPECT_GT(speed.standard_ms, 0);
+    EXPECT_GT(speed.flash2_ms, 0);
+}
+
+/// Two products of N x N x d forward. Backward four, and S again unless P was kept.
+TEST(Lab, IntensityIsTheWorkOfTheProductsPerByte) {
+    for (const Measurement& m : measure_attention({.length = 64, .head_dim = 16, .fast_memory = 4096})) {
+        const double products = m.pass == "forward" ? 2 : m.name == "naive" ? 4 : 5;
+        EXPECT_EQ(m.flops, products * 2 * 64 * 64 * 16) << m.name << ' ' << m.pass;
+        EXPECT_EQ(m.intensity(), m.flops / static_cast<double>(m.slow_bytes));
+    }
 }
 
 TEST(Lab, SlopesAreTheExponentsOfPowerLaws) {

@@ -29,7 +29,7 @@ TEST(LabCommand, PrintsEveryAlgorithmSoftmaxAndVerdict) {
     for (const json& row : all.at("algorithms")) {
         passes.push_back(row.at("name").get<std::string>() + ' ' + row.at("pass").get<std::string>());
         for (const char* key : {"loads", "stores", "slow_bytes", "peak_bytes", "peak_fast_bytes",
-                                "formula_bytes", "block_rows", "block_keys", "error"})
+                                "formula_bytes", "flops", "block_rows", "block_keys", "error"})
             EXPECT_GT(row.at(key).get<double>(), 0) << key;
         EXPECT_EQ(row.at("slow_bytes"), 4 * (row.at("loads").get<int>() + row.at("stores").get<int>()));
         EXPECT_GE(row.at("ms").get<double>(), 0);
@@ -44,12 +44,15 @@ TEST(LabCommand, PrintsEveryAlgorithmSoftmaxAndVerdict) {
     for (const json& row : all.at("softmax")) softmax.push_back(row.at("name"));
     EXPECT_THAT(softmax,
                 testing::ElementsAre("naive", "safe", "online", "online_statistics", "unfused", "fused"));
-    EXPECT_GE(all.at("verdicts").size(), 6u);
+    EXPECT_GE(all.at("verdicts").size(), 7u);
+    for (const char* key : {"copy_bytes_per_s", "product_flops_per_s", "standard_ms", "flash2_ms"})
+        EXPECT_GT(all.at("machine").at(key).get<double>(), 0) << key;
 
     const Outcome table = run(small_lab);
     expect_success(table);
-    for (const char* part : {"N = 96, d = 16", "M = 8192 bytes", "memory_efficient", "flash2", "rows x keys",
-                             "online_statistics", "holds: ", "six transfers"})
+    for (const char* part :
+         {"N = 96, d = 16", "M = 8192 bytes", "memory_efficient", "flash2", "rows x keys",
+          "online_statistics", "holds: ", "six transfers", "roofline of this machine", "FLOP/byte"})
         EXPECT_THAT(table.out, HasSubstr(part));
 }
 
