@@ -1,4 +1,4 @@
-#include <gradtile/cli/lab_page.h>
+#include <gradtile/cli/lab/page.h>
 
 #include <algorithm>
 
@@ -123,11 +123,11 @@ std::string without_tags(const std::string& json) {
 }  // namespace
 
 std::string lab_page(const Setup& setup, const std::vector<Trace>& traces) {
-    std::string page(file_text("cli/lab_page/page.html"));
-    insert(page, "style", file_text("cli/lab_page/page.css"));
+    std::string page(file_text("cli/lab/page/page.html"));
+    insert(page, "style", file_text("cli/lab/page/page.css"));
     insert(page, "script",
-           concat(file_text("cli/lab_page/trace.js"), file_text("cli/lab_page/view.js"),
-                  file_text("cli/lab_page/controls.js")));
+           concat(file_text("cli/lab/page/trace.js"), file_text("cli/lab/page/view.js"),
+                  file_text("cli/lab/page/controls.js")));
     insert(page, "trace", without_tags(json_of(setup, traces)));
     return page;
 }

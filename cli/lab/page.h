@@ -1,6 +1,6 @@
 #pragma once
 /// The page of `gradtile lab --html`: one file with recorded runs of the lab's algorithms, the lines of their
-/// sources, and the script that plays them. The files of cli/lab_page/ and the sources are embedded by the
+/// sources, and the script that plays them. The files of cli/lab/page/ and the sources are embedded by the
 /// build.
 #include <filesystem>
 #include <span>

@@ -1,4 +1,4 @@
-#include <gradtile/cli/lab_svg.h>
+#include <gradtile/cli/lab/sweep_picture.h>
 
 #include <algorithm>
 #include <cmath>

@@ -6,8 +6,9 @@
 #include <gradtile/attention/lab/machine.h>
 #include <gradtile/cli/bench/table.h>
 #include <gradtile/cli/commands.h>
-#include <gradtile/cli/lab_page.h>
-#include <gradtile/cli/lab_svg.h>
+#include <gradtile/cli/lab/ncu_comparison.h>
+#include <gradtile/cli/lab/page.h>
+#include <gradtile/cli/lab/sweep_picture.h>
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/json_value.h>
@@ -46,6 +47,8 @@ struct LabFlags {
     std::optional<Sweep> sweep;
     std::string svg;   ///< path; empty: no picture
     std::string html;  ///< path; empty: no page
+    std::string ncu;   ///< path; empty: no comparison
+    std::int64_t heads = 1;
     bool json = false;
 };
 
@@ -307,6 +310,14 @@ int lab(LabFlags& flags) {
     const std::int64_t smallest = smallest_fast_memory(setup.head_dim);
     check_usage(setup.fast_memory >= smallest, "--fast-memory: ", setup.fast_memory, "; expected at least ",
                 smallest, " bytes for --head-dim ", setup.head_dim);
+    check_flag("--heads", flags.heads, {1, 1 << 20});
+    check_usage(flags.heads == 1 || !flags.ncu.empty(), "--heads: ", flags.heads, "; it needs --ncu");
+    check_usage(flags.ncu.empty() || (!flags.sweep && flags.html.empty()),
+                "--ncu: it cannot be combined with --sweep or --html");
+    if (!flags.ncu.empty()) {
+        print_ncu_comparison(read_ncu_csv(flags.ncu), setup, flags.heads, flags.json);
+        return 0;
+    }
     check_usage(flags.svg.empty() || flags.sweep, "--svg: a picture needs --sweep ", choices_of<Sweep>());
     if (flags.html.empty()) return flags.sweep ? sweep(flags) : compare(flags);
     check_usage(!flags.sweep && !flags.json, "--html: it cannot be combined with --sweep or --json");
@@ -345,6 +356,12 @@ void add_lab(CommandLine& program) {
     add_file("--html",
              "write a page that shows every step of every algorithm to this file; it needs no network",
              &LabFlags::html);
+    add_file("--ncu",
+             "compare flash2's counted bytes with those of gradtile's kernels in this CSV file of ncu --csv "
+             "--page raw "
+             "--metrics dram__bytes_read.sum,dram__bytes_write.sum,lts__t_bytes.sum",
+             &LabFlags::ncu);
+    command.add_value("--heads", flags->heads, "batch x heads of the call that ncu measured; with --ncu");
     command.add_switch("--json", flags->json, "print one JSON object");
     command.set_action([flags] { return lab(*flags); });
 }

@@ -1,0 +1,14 @@
+#pragma once
+/// `gradtile lab --ncu`: the bytes that Nsight Compute measured for flash2's kernels, beside the lab's
+/// counts.
+#include <gradtile/attention/lab/lab.h>
+#include <gradtile/cli/lab/ncu_csv.h>
+
+namespace gradtile::cli {
+
+/// Prints a table, or one JSON object. heads: batch x heads of the measured call, by which the count of one
+/// head is multiplied.
+void print_ncu_comparison(const std::vector<KernelTraffic>& kernels, const attention::lab::Setup& setup,
+                          std::int64_t heads, bool json);
+
+}  // namespace gradtile::cli
