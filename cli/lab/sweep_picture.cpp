@@ -9,8 +9,8 @@
 namespace gradtile::cli {
 namespace {
 
-constexpr double picture_width = 860, picture_height = 500;
-constexpr double left = 80, right = 230, top = 44,
+constexpr double picture_width = 890, picture_height = 500;
+constexpr double left = 80, right = 260, top = 44,
                  bottom = 56;  // margins around the plot; legend at the right
 constexpr const char* colors[] = {"#c8471f", "#b08900", "#2f6fb5", "#2b8a57"};
 
