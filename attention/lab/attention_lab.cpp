@@ -133,8 +133,8 @@ class Run {
                 .d_q = view(d_q_)};
     }
 
-    /// The number of products of N x d x N multiplications and additions: Q K^T and P V forward; dV, dP, dQ
-    /// and dK backward, where naive alone need not compute Q K^T again.
+    /// The number of matrix products of 2 N^2 d FLOP. Forward: Q K^T and P V. Backward: dV, dP, dQ and dK,
+    /// and Q K^T again except in naive, which keeps P.
     double products(const std::string& pass) const {
         if (pass == "forward") return 2;
         return name_ == "naive" ? 4 : 5;
@@ -275,7 +275,7 @@ class Run {
 
 std::int64_t smallest_fast_memory(std::int64_t head_dim) {
     const Geometry g{.d_qk = head_dim, .d_v = head_dim, .scale = 1, .mask = {.queries = 1, .keys = 1}};
-    // memory_efficient goes through whole rows of a block: P, dP, three rows of scratch and two of biases.
+    // memory_efficient holds rows of a block in fast memory: P, dP, three rows of scratch and two of biases.
     const std::int64_t rows_of_a_block =
         8 * memory_efficient_blocks.keys * static_cast<std::int64_t>(sizeof(float));
     const std::size_t one_pair =

@@ -116,7 +116,7 @@ Verdict judge_bound(const std::vector<Measurement>& attention, const Roofline& r
     return verdict;
 }
 
-/// Traffic of flash2's forward pass at several sizes of the fast memory, each four times the one before.
+/// Traffic of flash2's forward pass at five sizes of the fast memory, each four times the previous one.
 Verdict judge_traffic(const Setup& setup) {
     Verdict verdict{.claim = "slow-memory traffic falls as 1/M until every tensor is moved once"};
     const double compulsory = 4 * 4.0 * static_cast<double>(setup.length * setup.head_dim);  // Q, K, V, O

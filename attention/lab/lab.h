@@ -24,8 +24,8 @@ std::int64_t smallest_fast_memory(std::int64_t head_dim);
 struct Measurement {
     std::string name;                             ///< naive, memory_efficient, flash1, flash2
     std::string pass;                             ///< forward, backward
-    std::int64_t block_rows = 0, block_keys = 0;  ///< what the algorithm processes at once
-    std::int64_t loads = 0, stores = 0;           ///< elements moved from and to slow memory
+    std::int64_t block_rows = 0, block_keys = 0;  ///< rows and keys of a block
+    std::int64_t loads = 0, stores = 0;           ///< elements copied from and to slow memory
     std::int64_t slow_bytes = 0;                  ///< of both
     /// The papers' order of magnitude without its constant, 4 bytes an element: N d + N^2 for naive and
     /// memory_efficient, N^2 d^2 / M for flash1 and flash2, M in elements.
@@ -43,8 +43,8 @@ struct Measurement {
 /// Softmax of one long row.
 struct SoftmaxMeasurement {
     /// naive: e^x / sum e^x. safe: subtracts the maximum. online: maximum and sum in one pass.
-    /// online_statistics: online without the final pass, whose work a fused consumer does. unfused: safe as
-    /// four operations that each read and write slow memory. fused: the whole row in fast memory.
+    /// online_statistics: online without the last pass, because a later operation can divide. unfused: safe,
+    /// as four operations that each read slow memory; two of them write it. fused: the row is in fast memory.
     std::string name;
     std::int64_t loads = 0, stores = 0, slow_bytes = 0;
     double formula_bytes = 0;  ///< 2+1, 3+1, 2+1, 1+0, 4+2 and 1+1 accesses an element

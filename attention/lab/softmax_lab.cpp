@@ -44,7 +44,7 @@ std::vector<SoftmaxMeasurement> measure_softmax(const Setup& setup) {
 
     const auto fast_bytes = static_cast<std::size_t>(setup.fast_memory);
     std::vector<std::byte> fast_elements(fast_bytes);
-    // A row is longer than the fast memory in the model: a block is at most half of it.
+    // The model is a row that does not fit the fast memory, so a block is at most half of the fast memory.
     const std::int64_t capacity = setup.fast_memory / static_cast<std::int64_t>(sizeof(float));
     const std::int64_t block = std::max<std::int64_t>(1, std::min(capacity / 2, n));
     std::vector<SoftmaxMeasurement> results;

@@ -134,6 +134,11 @@ TEST(LabPage, RefusesWhatItCannotShowInOneLine) {
             {"more than 100000 steps", "shorter length"});
     refused({"--html", (place / "none" / "lab.html").string()}, {"none/lab.html"});
     refused({"--html", ""}, {"--html"});
+    refused({"--html", place.path().string()}, {"is not a regular file"});
+    const std::filesystem::path device = place / "device";
+    std::filesystem::create_symlink("/dev/null", device);
+    refused({"--html", device.string()}, {"device", "is not a regular file"});
+    EXPECT_TRUE(std::filesystem::is_symlink(device));
 }
 
 }  // namespace

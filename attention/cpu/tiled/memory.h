@@ -42,8 +42,9 @@ class MemoryObserver {
     virtual void computed(const void* result, IndexRange rows, IndexRange keys, SourceLine where) = 0;
     /// A row's running maximum and sum after an update.
     virtual void updated_statistics(std::int64_t row, double maximum, double sum, SourceLine where) = 0;
-    /// An operation was called from this line, and has returned.
+    /// An operation begins, which `caller` calls.
     virtual void entered(SourceLine caller) = 0;
+    /// The operation that began last ends.
     virtual void returned() = 0;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 /// INTERNAL. The mathematics of one tile, the pairs rows x keys of one head, on matrices in fast memory. The
-/// invisible pairs of a tile are skipped, so that NaN in a key reaches only the rows that see the key.
+/// pairs that the mask hides are skipped, so that NaN in a key reaches only the rows that see the key.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -90,7 +90,7 @@ void multiply_transposed(const Tile& tile, A scale, const FastMatrix<A>& x, cons
     }
 }
 
-/// Products to scores, in place.
+/// Replaces the products of a tile by scores, in place.
 template <class T, class A>
 void apply_rule_to_tile(const Tile& tile, const ScoreRule<A>& rule, const FastMatrix<A>& s) {
     for (std::int64_t r = 0; r < tile.row_count(); ++r) {
@@ -138,7 +138,7 @@ A exponentials(IndexRange visible, A reference, A* s) {
 }
 
 /// sums = p_r v for one row r of the tile: a sum over the visible keys, in partial sums of 64 terms.
-/// sums and part: one row each of v's columns.
+/// `sums` and `part`, which is scratch, have one row with as many columns as v.
 template <class A>
 void multiply_row(const Tile& tile, std::int64_t r, const A* p, const FastMatrix<A>& v,
                   const FastMatrix<A>& sums, const FastMatrix<A>& part) {
@@ -165,7 +165,7 @@ void add_product(const Tile& tile, A scale, const FastMatrix<A>& p, const FastMa
     }
 }
 
-/// out += scale * p^T y. A key's sum over the tile's rows is added as a whole.
+/// out += scale * p^T y. A key's terms are summed over the tile's rows first; their sum is added to `out`.
 template <class A>
 void add_transposed_product(const Tile& tile, A scale, const FastMatrix<A>& p, const FastMatrix<A>& y,
                             const FastMatrix<A>& out, const FastMatrix<A>& sums,
@@ -182,7 +182,7 @@ void add_transposed_product(const Tile& tile, A scale, const FastMatrix<A>& p, c
     }
 }
 
-/// One row of scratch for each of three numbers of a pair; see differentiate_tile().
+/// Scratch memory of differentiate_tile(): three rows with one number per key.
 template <class A>
 struct DifferentiationRows {
     FastMatrix<A> factors, derivatives, d_score;

@@ -7,7 +7,8 @@
 
 namespace gradtile::attention::cpu::tiled {
 
-/// The largest square tiles for which `allocate` needs at most the free bytes of the fast memory.
+/// The sizes of the largest tiles, at most 128 x 128, with which `allocate` needs no more than the free bytes
+/// of the fast memory.
 template <class Allocate>
 BlockSizes tiles_for(const FastMemory& fast, const Tile& pairs, Allocate&& allocate) {
     constexpr std::int64_t largest = 128;
@@ -47,7 +48,7 @@ void store_transposed_product(const Tile& pairs, A scale, const SlowMatrix<X>& x
     const BlockSizes sizes =
         tiles_for(fast, pairs, [&](FastMemory& memory, BlockSizes b) { Tiles(memory, x.columns(), b); });
     const Tiles tiles(fast, x.columns(), sizes);
-    std::int64_t loaded = -1;  // the first of the rows in tiles.x
+    std::int64_t loaded = -1;  // the first row of x in tiles.x; -1: none
     for_each_tile(pairs, sizes, [&](const Tile& tile) {
         const IndexRange rows = within(tile.rows, pairs.rows), keys = within(tile.keys, pairs.keys);
         if (loaded != rows.begin) fast.load(x.rows(rows), tiles.x);

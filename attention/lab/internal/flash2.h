@@ -18,14 +18,15 @@ struct Flash2BackwardTiles : FlashBackwardTiles<A> {
           delta(fast.matrix<A>(b.rows, 1, "D")) {}
 };
 
-/// The paper leaves the sizes to the hardware. Blocks of the outer loop are as long as FlashAttention's, M /
-/// 4d, and those of the inner loop at most d. The inner loop's are halved first.
+/// The block sizes of the forward pass, which the paper leaves open. A block of the outer loop has M / 4d
+/// rows, as many as FlashAttention's has keys; one of the inner loop has at most d keys. If the tiles do not
+/// fit, the keys are halved first.
 template <class A>
 BlockSizes flash2_forward_blocks(const Geometry& g, std::size_t fast_memory_bytes) {
     const std::int64_t d = std::max(g.d_qk, g.d_v);
     const auto m = static_cast<std::int64_t>(fast_memory_bytes / sizeof(A));
     const std::int64_t outer = ceil_div(m, 4 * d);
-    // fitting_blocks() halves `rows` first.
+    // fitting_blocks() halves `rows` first, so rows and keys are exchanged here.
     const BlockSizes swapped = fitting_blocks(
         {.rows = std::clamp<std::int64_t>(std::min(outer, d), 1, std::max<std::int64_t>(g.mask.keys, 1)),
          .keys = std::clamp<std::int64_t>(outer, 1, std::max<std::int64_t>(g.mask.queries, 1))},

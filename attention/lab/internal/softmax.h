@@ -14,8 +14,8 @@ struct RowSum {
     float maximum, sum;
 };
 
-/// Loads the row once, block by block; body(elements, count) may change them and has them stored if `y` is
-/// not null.
+/// Loads the row once, block by block, and calls body(elements, count), which may change the elements. Then
+/// stores them to `y` if it is not null.
 template <class Body>
 void pass_over(const SlowMatrix<const float>& x, const SlowMatrix<float>* y, std::int64_t block,
                FastMemory& fast, Body&& body) {
