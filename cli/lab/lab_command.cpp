@@ -6,6 +6,7 @@
 #include <gradtile/attention/lab/machine.h>
 #include <gradtile/cli/bench/table.h>
 #include <gradtile/cli/commands.h>
+#include <gradtile/cli/lab/key_splits.h>
 #include <gradtile/cli/lab/ncu_comparison.h>
 #include <gradtile/cli/lab/page.h>
 #include <gradtile/cli/lab/sweep_picture.h>
@@ -75,6 +76,12 @@ JsonValue as_json(const SoftmaxMeasurement& m) {
                               {"formula_bytes", m.formula_bytes},
                               {"ms", m.ms},
                               {"error", m.error}});
+}
+JsonValue as_json(const KeySplit& s) {
+    return JsonValue::object({{"heads", s.heads},
+                              {"splits", s.splits},
+                              {"occupancy_of_one", s.occupancy_of_one},
+                              {"occupancy", s.occupancy}});
 }
 JsonValue as_json(const Verdict& verdict) {
     return JsonValue::object(
@@ -161,16 +168,31 @@ void print_roofline(const std::vector<Measurement>& measurements, const Machine&
     }
 }
 
+void print_key_splits(const std::vector<KeySplit>& splits, std::int64_t length) {
+    if (splits.empty()) return;
+    std::cout << "\none query per head, " << length << " keys: parts of the keys (num_splits) on a GPU of "
+              << example_multiprocessors << " multiprocessors, computed" << std::endl;
+    Table table({{"heads", "heads"},
+                 {"one", "occupancy of 1 part", Column::Kind::percent, 19},
+                 {"splits", "parts"},
+                 {"occupancy", "occupancy", Column::Kind::percent}},
+                /*json=*/false);
+    for (const KeySplit& s : splits)
+        table.add({number(s.heads), s.occupancy_of_one, number(s.splits), s.occupancy});
+}
+
 int compare(const LabFlags& flags) {
     const Setup& setup = flags.setup;
     const std::vector<Measurement> attention = measure_attention(setup);
     const std::vector<SoftmaxMeasurement> softmax = measure_softmax(setup);
     const Machine machine{attention::lab::measure_roofline(), attention::lab::measure_speed(setup)};
     const std::vector<Verdict> verdicts = attention::lab::judge_claims(setup, attention, softmax, machine);
+    const std::vector<KeySplit> splits = key_splits(setup.length, setup.head_dim);
     if (flags.json) {
         JsonValue all = setup_as_json(setup);
         all.set("algorithms", list_as_json(attention));
         all.set("softmax", list_as_json(softmax));
+        all.set("key_splits", list_as_json(splits));
         all.set("machine", as_json(machine));
         all.set("verdicts", list_as_json(verdicts));
         std::cout << all.dump() << '\n';
@@ -184,6 +206,7 @@ int compare(const LabFlags& flags) {
               << setup.length << " elements" << std::endl;
     print_softmax(softmax, setup.length);
     print_roofline(attention, machine);
+    print_key_splits(splits, setup.length);
     std::cout << '\n';
     for (const Verdict& verdict : verdicts)
         std::cout << (verdict.holds ? "holds:          " : "does not hold:  ") << verdict.claim

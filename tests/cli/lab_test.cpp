@@ -56,6 +56,21 @@ TEST(LabCommand, PrintsEveryAlgorithmSoftmaxAndVerdict) {
         EXPECT_THAT(table.out, HasSubstr(part));
 }
 
+/// The rule of num_splits: few heads leave a GPU idle unless the keys are split; many heads need no splits.
+TEST(LabCommand, ShowsHowAGpuSplitsTheKeysOfOneQuery) {
+    EXPECT_TRUE(lab_json(small_lab).at("key_splits").empty());  // 96 keys
+    const json splits = lab_json({"lab", "--length", "512", "--head-dim", "40"}).at("key_splits");
+    ASSERT_EQ(splits.size(), 6u);
+    for (const json& row : splits) {
+        EXPECT_GE(row.at("occupancy"), row.at("occupancy_of_one"));
+        EXPECT_LE(row.at("occupancy").get<double>(), 1);
+        EXPECT_GE(row.at("splits").get<int>(), 1);
+    }
+    EXPECT_GT(splits.front().at("splits").get<int>(), 1);
+    EXPECT_EQ(splits.back().at("splits").get<int>(), 1);
+    EXPECT_LT(splits.front().at("occupancy_of_one").get<double>(), 0.01);
+}
+
 TEST(LabCommand, SweepsFitPowerLaws) {
     const auto slopes_of = [](const json& sweep, const std::string& name, const char* key) {
         for (const json& row : sweep.at("algorithms"))

@@ -1,0 +1,34 @@
+#include <gradtile/cli/lab/key_splits.h>
+
+#include <gradtile/attention/cuda/16bit/few_queries.h>
+
+namespace gradtile::cli {
+
+std::vector<KeySplit> key_splits(std::int64_t keys, std::int64_t head_dim) {
+    using namespace attention::cuda;
+    int kernel_head_dim = 0;
+    for (const int width : {256, 192, 128, 96, 64, 32})
+        if (head_dim <= width) kernel_head_dim = width;
+    std::vector<KeySplit> splits;
+    for (const std::int64_t heads : {1, 4, 16, 64, 256, 1024}) {
+        const FewQueriesShape shape{.batch = 1,
+                                    .queries = 1,
+                                    .keys = keys,
+                                    .heads = heads,
+                                    .group = 1,
+                                    .head_dim = kernel_head_dim,
+                                    .rule_of_each_head = false};
+        FewQueriesPlan plan = plan_few_queries(shape, example_multiprocessors, example_shared_bytes);
+        if (!plan) return {};
+        const std::int64_t key_blocks = (keys + FewQueriesTiles::keys - 1) / FewQueriesTiles::keys;
+        KeySplit& split = splits.emplace_back(KeySplit{.heads = heads,
+                                                       .splits = plan.splits,
+                                                       .occupancy_of_one = 0,
+                                                       .occupancy = plan.occupancy(key_blocks)});
+        plan.split(key_blocks, 1);
+        split.occupancy_of_one = plan.occupancy(key_blocks);
+    }
+    return splits;
+}
+
+}  // namespace gradtile::cli
