@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compares a build with independent software from PyPI. usage: scripts/judge.sh [--torch] [GRADTILE] (default: build/release/gradtile)
 # Installs the packages of tests/judge/requirements.txt in build/judge; exit code 77 when that is not possible.
+# The page of `gradtile lab --html` is judged in Chromium, if that is installed.
 # With --torch also PyTorch and transformers, 5 GB, in build/judge-torch: they train the models of tests/reference/training_losses.json
 # again, and compare weights that are imported and exported.
 set -euo pipefail

@@ -1,6 +1,7 @@
 // Traces of the lab: what they record, against the counted run and the sources.
 #include <cmath>
 #include <fstream>
+#include <map>
 
 #include <gmock/gmock.h>
 

@@ -45,7 +45,7 @@ class View {
     const step = playback.current();
     this.showAction(step);
     this.showCounters();
-    this.showMatrices(step);
+    this.showMatrices(step, row);
     this.showFastMemory(step);
     this.showStatistics(row);
     this.showCode(step);
@@ -69,7 +69,7 @@ class View {
       frames.push({frame, rows, columns, counts});
     };
     pass.matrices.forEach(([name, rows, columns]) => add(name, rows, columns, false));
-    add("query x key, now", data.length, data.length, true);
+    add("query x key", data.length, data.length, true);
     const places = pass.matrices.map(([name], i) => i).sort((a, b) => ORDER.indexOf(pass.matrices[a][0]) - ORDER.indexOf(pass.matrices[b][0]));
     byId("matrices").replaceChildren(...places.map((i) => figures[i]), figures[figures.length - 1]);
     this.frames = frames;
@@ -107,18 +107,19 @@ class View {
     byId("step").value = playback.position;
   }
 
-  showMatrices(step) {
+  showMatrices(step, row) {
     const {playback} = this, parts = this.frames.map(() => []);
     for (const {holds} of playback.tiles())
       if (holds && holds.kind !== COMPUTE) parts[holds.matrix].push(["resident", holds]);
     const pairs = this.frames.length - 1;
     for (const region of playback.visited.values()) parts[pairs].push(["visited", region]);
     if (step && step.kind === COMPUTE && step.size > 0) parts[pairs].push(["resident", step]);
+    parts[pairs].push(["row", {row, endRow: row + 1, column: 0, endColumn: data.length}]);
     if (step && (step.kind === LOAD || step.kind === STORE)) parts[step.matrix].push([step.kind === LOAD ? "load" : "store", step]);
     this.frames.forEach(({frame, rows, columns, counts}, i) => {
       frame.replaceChildren(...parts[i].map(([name, region]) => place(element("i", name), rows, columns, region)));
       if (i === pairs) {
-        counts.textContent = `${rows} x ${columns}`;
+        counts.textContent = `${rows} x ${columns}, line: row ${row}`;
         return;
       }
       const times = (elements) => +(elements / (rows * columns)).toFixed(1);
