@@ -131,7 +131,10 @@ class View {
   showFastMemory(step) {
     const bar = [], chips = [];
     for (const tile of this.playback.tiles()) {
-      const held = tile.holds, name = held ? this.playback.nameOf(held, tile.name) : tile.name;
+      const held = tile.holds, region = held ? this.playback.nameOf(held, tile.name) : tile.name;
+      // A tile of another name than its matrix: "x = Q[0:16]" was loaded, "l → LSE[0:16]" will be or was stored.
+      const isAlike = region.startsWith(`${tile.name}[`) || region === tile.name;
+      const name = isAlike ? region : `${tile.name} ${held.kind === LOAD ? "=" : "→"} ${region}`;
       const color = colorOf(held && held.kind !== COMPUTE ? this.playback.pass.matrices[held.matrix][0] : tile.name);
       const active = step && step.tile === tile.index, classes = `${held ? "" : "empty"} ${active ? "active" : ""}`;
       const part = 100 * tile.bytes / data.fast_memory;
