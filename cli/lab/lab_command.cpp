@@ -380,9 +380,9 @@ void add_lab(CommandLine& program) {
              "write a page that shows every step of every algorithm to this file; it needs no network",
              &LabFlags::html);
     add_file("--ncu",
-             "compare flash2's counted bytes with those of gradtile's kernels in this CSV file of ncu --csv "
-             "--page raw "
-             "--metrics dram__bytes_read.sum,dram__bytes_write.sum,lts__t_bytes.sum",
+             "compare flash2's counted bytes with those that Nsight Compute measured: the output of ncu "
+             "--csv --page "
+             "raw (docs/using.md)",
              &LabFlags::ncu);
     command.add_value("--heads", flags->heads, "batch x heads of the call that ncu measured; with --ncu");
     command.add_switch("--json", flags->json, "print one JSON object");
