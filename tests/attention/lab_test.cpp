@@ -1,8 +1,11 @@
 // The lab: what it counts, against numbers derived here; and that its algorithms compute attention.
+#include <fstream>
+
 #include <gmock/gmock.h>
 
 #include <gradtile/attention/cpu/tiled/memory.h>
 #include <gradtile/attention/lab/machine.h>
+#include <gradtile/core/text/formatted.h>
 
 #include <support/error_message.h>
 
@@ -252,6 +255,25 @@ TEST(Lab, IntensityIsTheWorkOfTheProductsPerByte) {
         const double products = m.pass == "forward" ? 2 : m.name == "naive" ? 4 : 5;
         EXPECT_EQ(m.flops, products * 2 * 64 * 64 * 16) << m.name << ' ' << m.pass;
         EXPECT_EQ(m.intensity(), m.flops / static_cast<double>(m.slow_bytes));
+    }
+}
+
+/// docs/attention_story.md prints these numbers beside `gradtile lab`, with four digits.
+TEST(Lab, TheStoryHasTheFiguresOfTheLab) {
+    std::ifstream file(GRADTILE_SOURCE_DIR "/docs/attention_story.md");
+    const std::string story{std::istreambuf_iterator<char>(file), {}};
+    for (const Measurement& m : measure_attention({})) {
+        SCOPED_TRACE(m.name + ' ' + m.pass);
+        const double moved = 1e-6 * static_cast<double>(m.slow_bytes);
+        if (m.pass == "forward") {
+            EXPECT_THAT(story, HasSubstr(formatted("| %s | %#.4g | %#.4g |", m.name.c_str(), moved,
+                                                   1e-6 * static_cast<double>(m.peak_bytes))));
+        } else if (m.name != "memory_efficient") {
+            EXPECT_THAT(story, HasSubstr(formatted("%#.4g", moved)));
+        }
+        if (m.name == "naive" || m.name == "flash2") {
+            EXPECT_THAT(story, HasSubstr(formatted("%.1f", m.intensity())));
+        }
     }
 }
 
