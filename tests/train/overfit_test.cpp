@@ -64,6 +64,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"gpt2_f32_recomputed", gpt2_style(Recompute::block), DType::f32},
                       Case{"gpt2_f32_packed", gpt2_style(Recompute::block), DType::f32, true},
                       Case{"llama_bf16_packed", llama_style(), DType::bf16, true},
+                      Case{"attention_dropout_packed", with_option(add_attention_dropout), DType::f32, true},
+                      Case{"all_options_packed", with_option(add_all), DType::f32, true},
                       Case{"llama_f32", llama_style(), DType::f32},
                       Case{"llama_bf16", llama_style(), DType::bf16},
                       Case{"alibi", with_option(add_alibi), DType::f32},
