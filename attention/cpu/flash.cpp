@@ -11,6 +11,7 @@
 #endif
 
 #include <gradtile/attention/cpu/bias_gradients.h>
+#include <gradtile/attention/cpu/key_parts.h>
 #include <gradtile/attention/cpu/selection.h>
 #include <gradtile/attention/cpu/sequences.h>
 #include <gradtile/attention/cpu/task_scratch.h>
@@ -91,6 +92,15 @@ class TaskNumbers {
     std::vector<std::int64_t> ends_;
 };
 
+/// The blocks of rows of all heads in a call that is not packed.
+std::int64_t row_tasks_of_batch(const Tensor& q, const Blocks& blocks) {
+    return q.size(0) * q.size(2) * ceil_div(q.size(1), blocks.forward_rows);
+}
+/// Packed calls divide no keys: their lengths are not known when scratch memory is allocated.
+KeyParts key_parts_of(const ResolvedOptions& options, const Tensor& q, const Blocks& blocks) {
+    return options.packed ? KeyParts() : divide_keys(options.mask, row_tasks_of_batch(q, blocks));
+}
+
 /// The number of tasks that may run at the same time: `of_batch`, or for packed sequences, whose lengths a
 /// dry run does not know, as many as there are threads.
 std::int64_t concurrent_tasks(const Context& ctx, const ResolvedOptions& options, std::int64_t of_batch) {
@@ -103,20 +113,23 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
                    const Tensor& lse) {
     using A = Accumulator<T>;
     const Geometry whole = geometry_of(options, options.mask, q_in, v_in);
-    const std::int64_t batch = q_in.size(0), queries = q_in.size(1), heads = q_in.size(2);
-    const std::int64_t group = k_in.size(2) == 0 ? 1 : heads / k_in.size(2);
-    const std::int64_t of_batch = batch * heads * ceil_div(queries, kernels.blocks(whole).forward_rows);
+    const std::int64_t heads = q_in.size(2), group = k_in.size(2) == 0 ? 1 : heads / k_in.size(2);
+    const KeyParts parts = key_parts_of(options, q_in, kernels.blocks(whole));
+    const std::int64_t of_batch = row_tasks_of_batch(q_in, kernels.blocks(whole)) * parts.count;
     const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
     const Writable o(ctx, o_out, q_in.dtype());
     const TaskScratch scratch(ctx, concurrent_tasks(ctx, options, of_batch),
                               kernels.forward_scratch_bytes(whole));
+    const PartResults<A> part_results(ctx, parts, q_in, v_in.size(3));
     if (ctx.is_planning()) return;
     const std::vector<Sequence> sequences = sequences_of(options, q_in);
     const auto geometries = geometries_of(options, sequences, q_in, v_in);
-    const auto rules = rules_of<A>(options, sequences, heads);
+    auto rules = rules_of<A>(options, sequences, heads);
+    if (parts.divided())  // merge_key_parts() adds the sink
+        for (ScoreRule<A>& rule : rules) rule.sink = -std::numeric_limits<A>::infinity();
     TaskNumbers tasks;
     for (const Geometry& g : geometries)
-        tasks.add_sequence(heads * ceil_div(g.mask.queries, kernels.blocks(g).forward_rows));
+        tasks.add_sequence(heads * ceil_div(g.mask.queries, kernels.blocks(g).forward_rows) * parts.count);
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     fill(ctx, rows_after_last(options.packed, o.tensor()), 0);
     fill(ctx, rows_after_last(options.packed, lse.transpose(1, 2)), -std::numeric_limits<double>::infinity());
@@ -128,24 +141,31 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
         const Geometry& geometry = geometries[at];
         const std::int64_t block = kernels.blocks(geometry).forward_rows;
         const std::int64_t row_blocks = ceil_div(s.mask.queries, block);
-        const std::int64_t index = task - tasks.first(at), h = index / row_blocks;
+        const std::int64_t index = (task - tasks.first(at)) / parts.count, h = index / row_blocks;
+        const std::int64_t part = (task - tasks.first(at)) % parts.count;
         // From the last rows to the first: under a causal mask the last rows take longest, and long tasks
         // should start first.
         const std::int64_t begin = (row_blocks - 1 - index % row_blocks) * block;
         const TaskScratch::Piece piece(scratch);
-        kernels.forward(
-            {.geometry = &geometry,
-             .q = head_rows<T, const T>(q.tensor(), s.batch, s.first_row, h),
-             .k = head_rows<T, const T>(k.tensor(), s.batch, s.first_key, h / group),
-             .v = head_rows<T, const T>(v.tensor(), s.batch, s.first_key, h / group),
-             .o = head_rows<T, T>(o.tensor(), s.batch, s.first_row, h),
-             .lse = row_numbers<A>(lse, s, h),
-             .rows = {begin, std::min(begin + block, s.mask.queries)},
-             .rule = rules.empty()
-                         ? nullptr
-                         : &rules[at * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)]},
-            piece.data());
+        ForwardTask<T> block_task{
+            .geometry = &geometry,
+            .q = head_rows<T, const T>(q.tensor(), s.batch, s.first_row, h),
+            .k = head_rows<T, const T>(k.tensor(), s.batch, s.first_key, h / group),
+            .v = head_rows<T, const T>(v.tensor(), s.batch, s.first_key, h / group),
+            .o = head_rows<T, T>(o.tensor(), s.batch, s.first_row, h),
+            .lse = row_numbers<A>(lse, s, h),
+            .rows = {begin, std::min(begin + block, s.mask.queries)},
+            .rule = rules.empty()
+                        ? nullptr
+                        : &rules[at * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)]};
+        if (parts.divided()) {
+            block_task.part = parts.part(part);
+            block_task.part_o = part_results.o(part, s.batch, h);
+            block_task.part_lse = part_results.lse(part, s.batch, h);
+        }
+        kernels.forward(block_task, piece.data());
     });
+    if (parts.divided()) merge_key_parts<T>(ctx, parts, part_results, options.scores, o.tensor(), lse);
     o.store(ctx);
 }
 
@@ -356,11 +376,19 @@ void flash_backward(const Context& ctx, const ResolvedOptions& options, const Sa
 }
 
 std::string explain_flash_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
-                                  const Tensor&, const Tensor&) {
+                                  const Tensor&, const Tensor& v) {
     std::string kernels;
-    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) { kernels = chosen_kernels<T>().name; });
+    KeyParts parts;
+    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+        kernels = chosen_kernels<T>().name;
+        parts =
+            key_parts_of(options, q, chosen_kernels<T>().blocks(geometry_of(options, options.mask, q, v)));
+    });
     return concat(kernels, " kernels of the CPU on ", ctx.threads().size(), " threads",
-                  options.scores.plain ? "" : ", with score rules");
+                  options.scores.plain ? "" : ", with score rules",
+                  parts.divided()
+                      ? concat(", keys in ", parts.count, " parts of ", parts.length, ", merged by their LSE")
+                      : "");
 }
 
 }  // namespace gradtile::attention::cpu

@@ -27,9 +27,9 @@ struct Geometry {
     Mask mask;  ///< mask.queries = Sq, mask.keys = Sk
 };
 
-/// One block of query rows of one (batch, query head). The kernel writes o and lse for every row of the
-/// block: o = 0 and lse = -inf for a row that sees no key. Inputs with NaN or inf may give NaN; masked keys
-/// never do.
+/// One block of query rows of one (batch, query head), and all keys or one part of them. The kernel writes O
+/// and the LSE for every row of the block: O = 0 and LSE = -inf for a row that sees no key. Inputs with NaN
+/// or inf may give NaN; masked keys never do.
 template <class T>
 struct ForwardTask {
     const Geometry* geometry = nullptr;
@@ -41,6 +41,18 @@ struct ForwardTask {
     IndexRange rows{};
     /// The head's rule; null when score = product.
     const ScoreRule<Accumulator<T>>* rule = nullptr;
+
+    /// One part of the keys, see key_parts.h. The kernel ignores other keys, and writes O and the LSE to
+    /// part_o and part_lse [Sq] instead of o and lse. The part begins at a multiple of 256.
+    IndexRange part{0, INT64_MAX};
+    StridedRows<Accumulator<T>> part_o{};
+    double* part_lse = nullptr;  ///< null: the task has all keys
+
+    /// The keys that the kernel must visit.
+    GRADTILE_ATTENTION_INLINE IndexRange keys() const {
+        const IndexRange seen = geometry->mask.visible_keys(rows);
+        return {seen.begin > part.begin ? seen.begin : part.begin, seen.end < part.end ? seen.end : part.end};
+    }
 };
 
 /// Orders the additions to dQ by K/V block, regardless of which threads compute the blocks. There is one

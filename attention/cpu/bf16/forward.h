@@ -42,7 +42,7 @@ class ForwardBlock {
 
     void run() {
         load_rows();
-        const IndexRange visible = geometry_.mask.visible_keys(task_.rows);
+        const IndexRange visible = task_.keys();
         for (std::int64_t first = visible.begin / square * square; first < visible.end;
              first += policy_.forward_keys) {
             const IndexRange keys{first, smaller(first + policy_.forward_keys, visible.end)};
@@ -172,9 +172,17 @@ class ForwardBlock {
             const float maximum = statistics.maximum[r % tile_rows];
             const float sum = _mm512_reduce_add_ps(_mm512_load_ps(statistics.sum[r % tile_rows]));
             const bool sees_no_key = sum == 0.0f;  // the maximum may have skipped a NaN, but the sum has not
-            task_.lse[row] = sees_no_key ? -infinity : unit * maximum + __builtin_logf(sum);
-            store_row(task_.o.row(row), scratch_.o.at(r, 0), geometry_.d_v,
-                      _mm512_set1_ps(sees_no_key ? 0.0f : dropout_scale / sum));
+            const __m512 factor = _mm512_set1_ps(sees_no_key ? 0.0f : dropout_scale / sum);
+            const float* const o = scratch_.o.at(r, 0);
+            if (task_.part_lse != nullptr) {
+                const double exact_unit = task_.rule != nullptr ? 1.0 : 0.6931471805599453;
+                task_.part_lse[row] =
+                    exact_unit * static_cast<double>(maximum) + __builtin_log(static_cast<double>(sum));
+                store_row(task_.part_o.row(row), o, geometry_.d_v, factor);
+            } else {
+                task_.lse[row] = sees_no_key ? -infinity : unit * maximum + __builtin_logf(sum);
+                store_row(task_.o.row(row), o, geometry_.d_v, factor);
+            }
         }
     }
 
