@@ -68,8 +68,7 @@ class DividedKeys : public testing::TestWithParam<DType> {
         const Reference reference =
             float64_reference(ctx, problem, in, roundoff_of(GetParam(), ctx.device()));
         const Result naive = run(ctx, in, problem.options(Algorithm::naive));
-        for_every_packed_algorithm(GetParam(), [&](Algorithm algorithm) {
-            if (algorithm == Algorithm::naive) return;
+        for_every_kernel(GetParam(), [&] {
             EXPECT_THAT(explain_forward(ctx, in.q, in.k, in.v, problem.options()),
                         ::testing::HasSubstr("merged by their LSE"));
             expect_accurate(GetParam(), naive, run(ctx, in, problem.options()), reference);
@@ -130,9 +129,8 @@ TEST_P(DividedKeys, PartsWithoutWeightDoNotCount) {
         const Reference reference =
             float64_reference(ctx, problem, in, roundoff_of(GetParam(), ctx.device()));
         const Result naive = run(ctx, in, problem.options(Algorithm::naive));
-        for_every_packed_algorithm(GetParam(), [&](Algorithm algorithm) {
-            if (algorithm == Algorithm::naive) return;
-            expect_accurate(GetParam(), naive, run(ctx, in, problem.options(algorithm)), reference);
+        for_every_kernel(GetParam(), [&] {
+            expect_accurate(GetParam(), naive, run(ctx, in, problem.options()), reference);
         });
     }
 }
@@ -143,10 +141,10 @@ TEST_P(DividedKeys, GiveTheSameBitsForEveryNumberOfThreads) {
     for (const bool plain : {true, false}) {
         if (plain) problem = {.queries = 5, .keys = 3000, .d_qk = 24, .d_v = 40, .causal = true};
         const Inputs in = random_inputs(one, problem, GetParam());
-        for_every_packed_algorithm(GetParam(), [&](Algorithm algorithm) {
-            const Result expected = run(one, in, problem.options(algorithm));
+        for_every_kernel(GetParam(), [&] {
+            const Result expected = run(one, in, problem.options());
             for (const int threads : {2, 3, 7})
-                EXPECT_EQ(run(Context(Device::cpu(), threads), in, problem.options(algorithm)), expected)
+                EXPECT_EQ(run(Context(Device::cpu(), threads), in, problem.options()), expected)
                     << threads << " threads";
         });
         problem = problem_with_every_score_option(5, 3000, 24, 40);
@@ -166,9 +164,8 @@ TEST_P(DividedKeys, HiddenKeysHaveNoEffect) {
     fill(ctx, in.biases[0].slice(2, 2, 1).slice(3, 2048, keys - 2048), minus_infinity);
     const Reference reference = float64_reference(ctx, problem, in, roundoff_of(GetParam(), ctx.device()));
     const Result naive = run(ctx, in, problem.options(Algorithm::naive));
-    for_every_packed_algorithm(GetParam(), [&](Algorithm algorithm) {
-        if (algorithm == Algorithm::naive) return;
-        const Result result = run(ctx, in, problem.options(algorithm));
+    for_every_kernel(GetParam(), [&] {
+        const Result result = run(ctx, in, problem.options());
         EXPECT_EQ(result.lse[0], minus_infinity);
         EXPECT_THAT(std::vector<double>(result.o.begin(), result.o.begin() + 16), ::testing::Each(0.0));
         expect_accurate(GetParam(), naive, result, reference);
@@ -182,8 +179,8 @@ TEST_P(DividedKeys, ANaNInOnePartMakesEveryRowThatSeesItNaN) {
     for (Tensor Inputs::*part : {&Inputs::k, &Inputs::v}) {
         const Inputs in = random_inputs(ctx, problem, GetParam());
         fill(ctx, (in.*part).slice(1, 2000, 1), NAN);
-        for_every_packed_algorithm(GetParam(), [&](Algorithm algorithm) {
-            const Result result = run(ctx, in, problem.options(algorithm));
+        for_every_kernel(GetParam(), [&] {
+            const Result result = run(ctx, in, problem.options());
             EXPECT_THAT(result.o, is_nan);
             if (part == &Inputs::k) {
                 EXPECT_THAT(result.lse, is_nan);

@@ -8,6 +8,8 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
 
+#include <support/small_models.h>
+
 namespace gradtile {
 namespace {
 
@@ -21,25 +23,11 @@ ModelConfig gpt2_style(Recompute recompute) {
             .recompute = recompute};
 }
 ModelConfig llama_style(Recompute recompute) {
-    return as_llama({.layers = 3,
-                     .heads = 4,
-                     .kv_heads = 2,
-                     .width = 32,
-                     .context = 40,
-                     .vocabulary = 50,
-                     .qk_norm = true,
-                     .recompute = recompute});
+    return test::llama_style(
+        {.layers = 3, .width = 32, .context = 40, .vocabulary = 50, .recompute = recompute});
 }
-
 ModelConfig with_attention_options(Recompute recompute) {
-    ModelConfig config = llama_style(recompute);
-    config.positions = Positions::alibi;
-    config.window = 7;
-    config.window_pattern = 2;
-    config.softcap = 30;
-    config.sinks = true;
-    config.attention_dropout = 0.1;
-    return config;
+    return test::with_attention_options(llama_style(recompute));
 }
 
 struct Case {

@@ -11,6 +11,7 @@
 #include <gradtile/layers/transformer/transformer.h>
 
 #include <support/error_message.h>
+#include <support/small_models.h>
 
 namespace gradtile {
 namespace {
@@ -24,15 +25,8 @@ ModelConfig small_gpt2(Recompute recompute) {
     return {.layers = 2, .heads = 2, .width = 16, .context = 12, .vocabulary = 19, .recompute = recompute};
 }
 ModelConfig small_llama(Recompute recompute) {
-    ModelConfig config = as_llama({.layers = 2,
-                                   .heads = 4,
-                                   .kv_heads = 2,
-                                   .width = 32,
-                                   .context = 12,
-                                   .vocabulary = 19,
-                                   .qk_norm = true});
-    config.recompute = recompute;
-    return config;
+    return test::llama_style(
+        {.layers = 2, .width = 32, .context = 12, .vocabulary = 19, .recompute = recompute});
 }
 
 class PackedTransformer : public ::testing::TestWithParam<PackedCase> {};

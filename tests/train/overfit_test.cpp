@@ -8,6 +8,8 @@
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
 
+#include <support/small_models.h>
+
 namespace gradtile {
 namespace {
 
@@ -22,13 +24,7 @@ ModelConfig gpt2_style(Recompute recompute) {
     return {.layers = 2, .heads = 2, .width = 32, .context = 16, .vocabulary = 64, .recompute = recompute};
 }
 ModelConfig llama_style() {
-    return as_llama({.layers = 2,
-                     .heads = 4,
-                     .kv_heads = 2,
-                     .width = 32,
-                     .context = 16,
-                     .vocabulary = 64,
-                     .qk_norm = true});
+    return test::llama_style({.layers = 2, .width = 32, .context = 16, .vocabulary = 64});
 }
 
 ModelConfig with_option(void (*change)(ModelConfig&)) {
