@@ -47,7 +47,7 @@ template <class T, class E>
 StridedRows<E> head_rows(const Tensor& x, std::int64_t batch, std::int64_t first, std::int64_t head) {
     return {x.data<T>() + batch * x.stride(0) + first * x.stride(1) + head * x.stride(2), x.stride(1)};
 }
-/// The numbers of a sequence's rows in one head of a [B, H, S] tensor.
+/// One number per row of a sequence, in one head of a [B, H, S] tensor such as the LSE.
 template <class A>
 A* row_numbers(const Tensor& x, const Sequence& s, std::int64_t head) {
     return x.data<A>() + s.batch * x.stride(0) + head * x.stride(1) + s.first_row * x.stride(2);
@@ -63,7 +63,7 @@ std::vector<Geometry> geometries_of(const ResolvedOptions& options, const std::v
     return geometries;
 }
 
-/// The rules of all heads, [sequences, heads]; empty when every score is its product.
+/// The rules of all heads, [sequences, heads]; empty if no option of the scores is set.
 template <class A>
 std::vector<ScoreRule<A>> rules_of(const ResolvedOptions& options, const std::vector<Sequence>& sequences,
                                    std::int64_t heads) {
@@ -190,9 +190,9 @@ struct KeyBlock {
     std::size_t sequence;
     std::int64_t block;
 };
-/// The blocks of keys of all sequences, in the order in which they start. Blocks of keys are the slowest
-/// index: neighbouring blocks then belong to different sequences and rarely wait for each other. Each group
-/// belongs to one task.
+/// The blocks of keys of all sequences, in the order in which they start: the first blocks of all sequences,
+/// then the second blocks, and so on. Neighbouring blocks then belong to different sequences and rarely wait
+/// for each other. One task processes one group.
 struct KeyBlockOrder {
     std::vector<KeyBlock> blocks;
     std::vector<IndexRange> groups;
@@ -232,7 +232,7 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         d_v(ctx, into.v, dtype_of<T>);
     // [heads, rows] of each sequence, one after the other.
     const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
-    // Each packed sequence may end with a part of a row block.
+    // The last row block of each packed sequence may be incomplete.
     const std::int64_t row_blocks = batch * ceil_div(queries, blocks.backward_rows) + options.packed.count;
     const Tensor turns = empty(ctx, {heads, row_blocks}, DType::i32);
     const BiasGradients<A> bias_gradients(ctx, options.scores, into);
@@ -265,13 +265,13 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         row_tasks.add_sequence(heads * ceil_div(g.mask.queries, blocks.backward_rows));
         key_blocks_of_sequences.push_back(ceil_div(g.mask.keys, kernels.blocks(g).backward_keys));
     }
-    /// Where `lse` and `delta` hold the numbers of a head of a sequence.
+    /// The index in `lse` and `delta` of the first row of a head of a sequence.
     const auto numbers_at = [&](const Sequence& s, std::int64_t head) {
         return heads * (s.batch * queries + s.first_row) + head * s.mask.queries;
     };
 
-    // For each row: D = rowsum(dO * O) - dLSE, and LSE with +inf if the row sees no key. For each row block:
-    // the K/V block that is first to add to dQ, or dQ = 0 if there is none.
+    // For each row, this computes D = rowsum(dO * O) - dLSE, and replaces LSE = -inf of a row that sees no
+    // key by +inf. For each row block, it notes which K/V block adds to dQ first; without one it sets dQ = 0.
     parallel_for(ctx, row_tasks.count(), [&](std::int64_t task) {
         const std::size_t at = row_tasks.sequence_of(task);
         const Sequence& s = sequences[at];
@@ -334,8 +334,8 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
                           .bias_gradients = of_group(gradients_of_heads)},
                          memory);
     };
-    // Tasks of the same head go through its row blocks in the same order, one behind the other. A task waits
-    // only for tasks with lower numbers, which have started.
+    // All tasks of a head process its row blocks in the same order. A task waits only for tasks with lower
+    // numbers, and those have started, so no task waits forever.
     const KeyBlockOrder order =
         order_of_key_blocks(key_blocks_of_sequences, groups.key_blocks, groups.batches);
     parallel_for(ctx, std::ssize(order.groups) * head_groups, [&](std::int64_t task) {

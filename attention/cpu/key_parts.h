@@ -29,10 +29,10 @@ struct KeyParts {
 /// Divides the keys of a call that has `tasks` blocks of rows in all its heads. The result depends on the
 /// shape and the mask only, so results do not depend on the number of threads.
 inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
-    constexpr std::int64_t max_queries = 64;  // more queries make enough work for the tasks of whole rows
-    constexpr std::int64_t enough_tasks = KeyParts::max_count;  // for the threads of most machines
+    constexpr std::int64_t max_queries = 64;                    // more queries make enough blocks of rows
+    constexpr std::int64_t enough_tasks = KeyParts::max_count;  // at least the threads of most machines
     constexpr std::int64_t min_length = 1024;  // below, starting a task would cost more than it saves
-    constexpr std::int64_t multiple = 256;     // of the kernels' blocks of keys
+    constexpr std::int64_t multiple = 256;     // parts begin at borders of the kernels' blocks of keys
     if (tasks == 0 || tasks >= enough_tasks || mask.queries > max_queries) return {};
     const IndexRange visible = mask.visible_keys({0, mask.queries});
     const std::int64_t begin = visible.begin / multiple * multiple, keys = visible.end - begin;
@@ -104,7 +104,7 @@ class RowMerge {
     double sink_;
 };
 
-/// Writes o [B, Sq, Hq, Dv] and lse [B, Hq, Sq].
+/// Merges the parts of all rows. Writes o [B, Sq, Hq, Dv] and lse [B, Hq, Sq].
 template <class T>
 void merge_key_parts(const Context& ctx, const KeyParts& parts, const PartResults<Accumulator<T>>& results,
                      const ScoreOptions& scores, const Tensor& o, const Tensor& lse) {

@@ -139,7 +139,7 @@ inline void store_row(bfloat16* to, const float* from, std::int64_t columns, __m
     }
 }
 
-/// The same without rounding.
+/// Stores to[0 .. columns) = factor * from.
 inline void store_row(float* to, const float* from, std::int64_t columns, __m512 factor) {
     for (std::int64_t d = 0; d < columns; d += 16)
         _mm512_mask_storeu_ps(to + d, first_lanes<__mmask16>(columns - d),

@@ -54,9 +54,9 @@ struct ForwardScratch {
     float* p;          // [forward_keys, tile_tokens]: S^T, then P^T
 };
 
-/// Without a rule the running maximum is that of scale * log2(e) * Q K^T, which costs one operation per pair.
-/// Under a rule it is that of the scores themselves: a sink or a bias may be as large as float32 allows, and
-/// must not overflow.
+/// Without a rule the running maximum is the maximum of scale * log2(e) * Q K^T, so that P needs one
+/// operation per pair before 2^x. Under a rule it is the maximum of the scores themselves: a sink or a bias
+/// may be as large as float32 allows, and times log2(e) it would overflow.
 template <class V>
 class ForwardBlock {
     using Vector = typename V::Vector;
@@ -200,7 +200,7 @@ class ForwardBlock {
         return found;
     }
 
-    /// A strip's pairs in scratch_.p.
+    /// The pairs of a strip, which are in scratch_.p.
     TransposedBlock block_of(const Tile& tile, const Strip& strip, std::int64_t first_key) const {
         const std::int64_t first_lane = strip.vectors.begin * V::lanes;
         return {.s = scratch_.p + strip.keys.begin * tile_tokens + first_lane,
@@ -266,7 +266,7 @@ class ForwardBlock {
         }
     }
 
-    /// exp of a difference to the running maximum, in the units of the maximum.
+    /// e^x of a score minus the running maximum; without a rule both are in base 2, and this is 2^x.
     template <bool under_rule>
     static Vector power(Vector x) {
         if constexpr (under_rule) return V::exp2(V::mul(V::broadcast(static_cast<float>(log2_e)), x));
