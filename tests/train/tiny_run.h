@@ -118,6 +118,7 @@ inline constexpr RunSetting run_settings[] = {
                [](TrainConfig& c) {
                    c.packed = true;
                    c.document_token = 0;  // the line break, so that documents are lines
+                   c.model.attention_dropout = 0.2;
                }},
     RunSetting{"everything", [](TrainConfig& c) {
                    c.dtype = TrainDType::bf16;
