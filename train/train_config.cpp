@@ -205,7 +205,7 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
     return {.model = config.model,
             .dtype = storage_dtype(config.dtype),
             .micro_batch = config.micro_batch_size(ranks),
-            .max_documents = config.micro_batch_size(ranks) * max_documents_of(config),
+            .max_documents = max_documents_of(config),
             .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
             .optimizer_shards = shards,
             .optimizer_part = optimizer_part};

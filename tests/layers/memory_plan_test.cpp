@@ -178,11 +178,14 @@ TEST(MemoryPlan, APlanForAGpuNeedsNoGpu) {
 
 TEST(MemoryPlan, FindsTheLargestMicroBatchThatFits) {
     const Context ctx(Device::cpu(), 1);
-    MemoryRequest request{.model = gpt2_style(Recompute::none), .micro_batch = 11};
-    const std::size_t budget = plan_memory(ctx, request).total() + 1;
-    EXPECT_EQ(largest_micro_batch_that_fits(ctx, request, budget), 11);
-    EXPECT_EQ(plan_within(ctx, request, budget).total(), budget - 1);
-    EXPECT_EQ(largest_micro_batch_that_fits(ctx, request, 1000), 0);
+    for (const std::int64_t max_documents : {0, 5}) {
+        MemoryRequest request{
+            .model = gpt2_style(Recompute::none), .micro_batch = 11, .max_documents = max_documents};
+        const std::size_t budget = plan_memory(ctx, request).total() + 1;
+        EXPECT_EQ(largest_micro_batch_that_fits(ctx, request, budget), 11);
+        EXPECT_EQ(plan_within(ctx, request, budget).total(), budget - 1);
+        EXPECT_EQ(largest_micro_batch_that_fits(ctx, request, 1000), 0);
+    }
 }
 
 TEST(MemoryPlan, RefusesAMicroBatchThatDoesNotFitAndNamesTheLargestThatDoes) {

@@ -187,7 +187,8 @@ TEST_P(PackedTransformer, RunsInThePlannedMemory) {
     PackedModel f(GetParam().model);
     const std::vector<double> expected = f.packed();
     const MemoryPlan plan = plan_memory(
-        f.ctx, {.model = GetParam().model, .micro_batch = 2, .max_documents = std::ssize(document_lengths)});
+        f.ctx,
+        {.model = GetParam().model, .micro_batch = 2, .max_documents = std::ssize(document_lengths) / 2});
     const Context inside = f.ctx.with_allocator(std::make_shared<Arena>(Device::cpu(), plan.activations));
     f.parameters.reset_gradients();
     Transformer::Saved saved;
