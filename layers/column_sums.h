@@ -1,8 +1,7 @@
 #pragma once
 /// Column sums of a gradient dy [.., C], which are the gradient of a bias [C] that was added to every row.
 /// The operator that computes dy can sum its columns in the same pass at almost no cost; a separate pass
-/// would read dy again. So column sums can be attached to dy, as partial sums that
-/// are not added yet.
+/// would read dy again. So an operator can attach column sums to dy, in the form of partial sums.
 #include <gradtile/core/parameter_store.h>
 
 namespace gradtile {

@@ -7,12 +7,20 @@ namespace gradtile {
 /// Attention stays within a document, and positions start again at 0. Both tensors have fixed shapes, so that
 /// a captured CUDA graph can be replayed with other documents.
 struct Documents {
-    /// int32 [D + 1]. Document d has the tokens offsets[d] to offsets[d + 1] - 1 of the batch [B,T] in
-    /// row-major order. The last offset is B T; repetitions of it are empty documents.
+    /// int32 [B D + 1]. Window b has D documents, which may be empty: documents b D to (b + 1) D - 1.
+    /// Document d has the tokens offsets[d] to offsets[d + 1] - 1 of the batch [B,T] in row-major order. The
+    /// last offset is B T.
     Tensor offsets = {};
     Tensor positions = {};  ///< int32 [B,T]: index of each token in its document
 
     explicit operator bool() const { return offsets.defined(); }
+    /// D, the number of documents of a window. Throws Error if offsets and positions disagree.
+    std::int64_t of_window() const {
+        const std::int64_t documents = offsets.size(0) - 1, windows = positions.size(0);
+        check(windows > 0 && documents % windows == 0, "packed documents: ", documents, " in ", windows,
+              " windows; expected the same number in each");
+        return documents / windows;
+    }
 };
 
 }  // namespace gradtile

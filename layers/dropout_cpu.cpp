@@ -8,8 +8,8 @@
 namespace gradtile::cpu {
 namespace {
 
-constexpr int draws = 16;           // Philox calls at the same time: their counters fill an AVX-512 register
-constexpr int segment = 8 * draws;  // columns per group of calls; one call gives each of 8 columns 16 bits
+constexpr int draws = 16;  // Philox calls that run at the same time: one AVX-512 register of counters
+constexpr int segment = 8 * draws;  // columns of these calls; one call gives 16 bits to each of 8 columns
 static_assert(std::endian::native == std::endian::little,
               "16-bit halves of words are read from memory in little-endian order");
 

@@ -110,6 +110,18 @@ TrainConfig alibi_tiny() {
     return c;
 }
 
+/// llama-tiny on packed documents, such as the stories of `gradtile corpus`. The context is longer, so that
+/// most windows hold a border between documents.
+TrainConfig packed_tiny() {
+    TrainConfig c = llama_tiny();
+    c.model.context = 512;
+    c.model.attention_dropout = 0.1;
+    c.batch = 4;
+    c.packed = true;
+    c.out = "runs/packed-tiny";
+    return c;
+}
+
 const std::map<std::string, std::function<TrainConfig()>>& presets() {
     static const std::map<std::string, std::function<TrainConfig()>> table{
         {"demo", demo},
@@ -122,6 +134,7 @@ const std::map<std::string, std::function<TrainConfig()>>& presets() {
         {"gemma2-tiny", gemma2_tiny},
         {"gpt-oss-tiny", gpt_oss_tiny},
         {"alibi-tiny", alibi_tiny},
+        {"packed-tiny", packed_tiny},
     };
     return table;
 }

@@ -177,9 +177,6 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
           "micro-batch: ", c.micro_batch_size(ranks), " sequences of ", c.model.context, " tokens in ",
           c.model.layers, " layers of width ", c.model.width,
           " are too many; expected activations of at most 2^57 numbers");
-    // Its masks count documents, whose numbers depend on how a batch is divided.
-    check(!c.packed || c.model.attention_dropout == 0, "attention-dropout: ", c.model.attention_dropout,
-          "; expected 0 with packed documents");
     check(c.min_lr <= c.lr, "min-lr: ", c.min_lr, "; expected 0 to lr (", c.lr, ")");
 }
 
@@ -208,7 +205,7 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
     return {.model = config.model,
             .dtype = storage_dtype(config.dtype),
             .micro_batch = config.micro_batch_size(ranks),
-            .max_documents = config.micro_batch_size(ranks) * max_documents_of(config),
+            .max_documents = max_documents_of(config),
             .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
             .optimizer_shards = shards,
             .optimizer_part = optimizer_part};

@@ -10,7 +10,8 @@
 
 namespace gradtile::attention::cpu {
 
-/// The sums of one bias that one (batch, head) adds to; strides of 0 along summed axes.
+/// Where one (batch, head) adds dS for one bias. A stride is 0 along an axis that the bias broadcasts: its
+/// gradient is then a sum over this axis.
 template <class A>
 struct BiasGradientRows {
     A* data = nullptr;  ///< null: no gradient is requested
@@ -39,14 +40,14 @@ using BiasGradientsOfHead = std::array<BiasGradientRows<A>, max_biases>;
 template <class A>
 class BlockBiasGradients {
   public:
-    /// columns: [max_biases, keys] scratch. gradients may be null: nothing is summed.
+    /// `columns` is scratch memory [max_biases, keys]. If `gradients` is null, nothing is summed.
     GRADTILE_ATTENTION_INLINE BlockBiasGradients(const BiasGradientsOfHead<A>* gradients,
                                                  std::int64_t first_key, std::int64_t keys, A* columns)
         : gradients_(gradients), first_key_(first_key), keys_(keys), columns_(columns) {
         if (gradients_ == nullptr) return;
         for (std::int64_t j = 0; j < keys_ * static_cast<std::int64_t>(max_biases); ++j) columns_[j] = 0;
     }
-    /// Prefetches the sums of rows x keys, see prefetch_biases().
+    /// Prefetches the sums that rows x keys add to, for the reason given at prefetch_biases().
     GRADTILE_ATTENTION_INLINE void prefetch(IndexRange rows, IndexRange keys) const {
         if (gradients_ == nullptr) return;
         constexpr std::int64_t line = 64 / sizeof(A);
@@ -58,7 +59,7 @@ class BlockBiasGradients {
                     __builtin_prefetch(sums.data + i * sums.row_stride + j, 1, 2);
         }
     }
-    /// Adds dS of row i. d_s holds only the visible keys, which are counted from first_key.
+    /// Adds dS of row i. d_s holds the visible keys only; `visible` counts them from first_key.
     GRADTILE_ATTENTION_INLINE void add(std::int64_t i, IndexRange visible, const A* d_s) const {
         if (gradients_ == nullptr) return;
         const std::int64_t n = visible.end - visible.begin;

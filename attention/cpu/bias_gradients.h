@@ -10,8 +10,8 @@
 
 namespace gradtile::attention::cpu {
 
-/// The sums of all requested bias gradients. Two heads, batches or key blocks that add to the same sums must
-/// do so one after the other: see Groups.
+/// The sums of all requested bias gradients. Heads, batches or key blocks that add to the same sums must run
+/// one after the other, in one task: see Groups.
 template <class A>
 class BiasGradients {
   public:
@@ -63,7 +63,7 @@ class BiasGradients {
         }
         return rows;
     }
-    /// Rounds the sums into the gradients; sums of the gradient's dtype are there already.
+    /// Rounds the sums to the gradients' dtypes. Sums that have the gradient's dtype were added up in place.
     void store(const Context& ctx) const {
         for (const Bias& bias : biases_)
             if (bias.sums.defined() && bias.into.dtype() != dtype_of<A>) copy(ctx, bias.into, bias.sums);
@@ -77,8 +77,8 @@ class BiasGradients {
     std::array<Bias, max_biases> biases_;
 };
 
-/// Subtracts a part of the sink's gradient from `sum`: the sum over some rows of exp(sink - LSE) D, where D =
-/// rowsum(dO O) - dLSE. With a sink the LSE of no row is -inf.
+/// Adds what `rows` rows contribute to the sink's gradient: -exp(sink - LSE) D per row, with D = rowsum(dO O)
+/// - dLSE. With a sink, no row has LSE = -inf.
 template <class A>
 void add_sink_gradient(double sink, std::int64_t rows, const A* lse, const A* delta, double& sum) {
     if (sink == -std::numeric_limits<double>::infinity()) return;

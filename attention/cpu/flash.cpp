@@ -11,6 +11,7 @@
 #endif
 
 #include <gradtile/attention/cpu/bias_gradients.h>
+#include <gradtile/attention/cpu/key_parts.h>
 #include <gradtile/attention/cpu/selection.h>
 #include <gradtile/attention/cpu/sequences.h>
 #include <gradtile/attention/cpu/task_scratch.h>
@@ -46,7 +47,7 @@ template <class T, class E>
 StridedRows<E> head_rows(const Tensor& x, std::int64_t batch, std::int64_t first, std::int64_t head) {
     return {x.data<T>() + batch * x.stride(0) + first * x.stride(1) + head * x.stride(2), x.stride(1)};
 }
-/// The numbers of a sequence's rows in one head of a [B, H, S] tensor.
+/// One number per row of a sequence, in one head of a [B, H, S] tensor such as the LSE.
 template <class A>
 A* row_numbers(const Tensor& x, const Sequence& s, std::int64_t head) {
     return x.data<A>() + s.batch * x.stride(0) + head * x.stride(1) + s.first_row * x.stride(2);
@@ -62,7 +63,7 @@ std::vector<Geometry> geometries_of(const ResolvedOptions& options, const std::v
     return geometries;
 }
 
-/// The rules of all heads, [sequences, heads]; empty when every score is its product.
+/// The rules of all heads, [sequences, heads]; empty if no option of the scores is set.
 template <class A>
 std::vector<ScoreRule<A>> rules_of(const ResolvedOptions& options, const std::vector<Sequence>& sequences,
                                    std::int64_t heads) {
@@ -91,6 +92,15 @@ class TaskNumbers {
     std::vector<std::int64_t> ends_;
 };
 
+/// The blocks of rows of all heads in a call that is not packed.
+std::int64_t row_tasks_of_batch(const Tensor& q, const Blocks& blocks) {
+    return q.size(0) * q.size(2) * ceil_div(q.size(1), blocks.forward_rows);
+}
+/// Packed calls divide no keys: their lengths are not known when scratch memory is allocated.
+KeyParts key_parts_of(const ResolvedOptions& options, const Tensor& q, const Blocks& blocks) {
+    return options.packed ? KeyParts() : divide_keys(options.mask, row_tasks_of_batch(q, blocks));
+}
+
 /// The number of tasks that may run at the same time: `of_batch`, or for packed sequences, whose lengths a
 /// dry run does not know, as many as there are threads.
 std::int64_t concurrent_tasks(const Context& ctx, const ResolvedOptions& options, std::int64_t of_batch) {
@@ -103,20 +113,23 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
                    const Tensor& lse) {
     using A = Accumulator<T>;
     const Geometry whole = geometry_of(options, options.mask, q_in, v_in);
-    const std::int64_t batch = q_in.size(0), queries = q_in.size(1), heads = q_in.size(2);
-    const std::int64_t group = k_in.size(2) == 0 ? 1 : heads / k_in.size(2);
-    const std::int64_t of_batch = batch * heads * ceil_div(queries, kernels.blocks(whole).forward_rows);
+    const std::int64_t heads = q_in.size(2), group = k_in.size(2) == 0 ? 1 : heads / k_in.size(2);
+    const KeyParts parts = key_parts_of(options, q_in, kernels.blocks(whole));
+    const std::int64_t of_batch = row_tasks_of_batch(q_in, kernels.blocks(whole)) * parts.count;
     const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
     const Writable o(ctx, o_out, q_in.dtype());
     const TaskScratch scratch(ctx, concurrent_tasks(ctx, options, of_batch),
                               kernels.forward_scratch_bytes(whole));
+    const PartResults<A> part_results(ctx, parts, q_in, v_in.size(3));
     if (ctx.is_planning()) return;
     const std::vector<Sequence> sequences = sequences_of(options, q_in);
     const auto geometries = geometries_of(options, sequences, q_in, v_in);
-    const auto rules = rules_of<A>(options, sequences, heads);
+    auto rules = rules_of<A>(options, sequences, heads);
+    if (parts.divided())  // merge_key_parts() adds the sink
+        for (ScoreRule<A>& rule : rules) rule.sink = -std::numeric_limits<A>::infinity();
     TaskNumbers tasks;
     for (const Geometry& g : geometries)
-        tasks.add_sequence(heads * ceil_div(g.mask.queries, kernels.blocks(g).forward_rows));
+        tasks.add_sequence(heads * ceil_div(g.mask.queries, kernels.blocks(g).forward_rows) * parts.count);
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     fill(ctx, rows_after_last(options.packed, o.tensor()), 0);
     fill(ctx, rows_after_last(options.packed, lse.transpose(1, 2)), -std::numeric_limits<double>::infinity());
@@ -128,24 +141,31 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
         const Geometry& geometry = geometries[at];
         const std::int64_t block = kernels.blocks(geometry).forward_rows;
         const std::int64_t row_blocks = ceil_div(s.mask.queries, block);
-        const std::int64_t index = task - tasks.first(at), h = index / row_blocks;
+        const std::int64_t index = (task - tasks.first(at)) / parts.count, h = index / row_blocks;
+        const std::int64_t part = (task - tasks.first(at)) % parts.count;
         // From the last rows to the first: under a causal mask the last rows take longest, and long tasks
         // should start first.
         const std::int64_t begin = (row_blocks - 1 - index % row_blocks) * block;
         const TaskScratch::Piece piece(scratch);
-        kernels.forward(
-            {.geometry = &geometry,
-             .q = head_rows<T, const T>(q.tensor(), s.batch, s.first_row, h),
-             .k = head_rows<T, const T>(k.tensor(), s.batch, s.first_key, h / group),
-             .v = head_rows<T, const T>(v.tensor(), s.batch, s.first_key, h / group),
-             .o = head_rows<T, T>(o.tensor(), s.batch, s.first_row, h),
-             .lse = row_numbers<A>(lse, s, h),
-             .rows = {begin, std::min(begin + block, s.mask.queries)},
-             .rule = rules.empty()
-                         ? nullptr
-                         : &rules[at * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)]},
-            piece.data());
+        ForwardTask<T> block_task{
+            .geometry = &geometry,
+            .q = head_rows<T, const T>(q.tensor(), s.batch, s.first_row, h),
+            .k = head_rows<T, const T>(k.tensor(), s.batch, s.first_key, h / group),
+            .v = head_rows<T, const T>(v.tensor(), s.batch, s.first_key, h / group),
+            .o = head_rows<T, T>(o.tensor(), s.batch, s.first_row, h),
+            .lse = row_numbers<A>(lse, s, h),
+            .rows = {begin, std::min(begin + block, s.mask.queries)},
+            .rule = rules.empty()
+                        ? nullptr
+                        : &rules[at * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)]};
+        if (parts.divided()) {
+            block_task.part = parts.part(part);
+            block_task.part_o = part_results.o(part, s.batch, h);
+            block_task.part_lse = part_results.lse(part, s.batch, h);
+        }
+        kernels.forward(block_task, piece.data());
     });
+    if (parts.divided()) merge_key_parts<T>(ctx, parts, part_results, options.scores, o.tensor(), lse);
     o.store(ctx);
 }
 
@@ -170,9 +190,9 @@ struct KeyBlock {
     std::size_t sequence;
     std::int64_t block;
 };
-/// The blocks of keys of all sequences, in the order in which they start. Blocks of keys are the slowest
-/// index: neighbouring blocks then belong to different sequences and rarely wait for each other. Each group
-/// belongs to one task.
+/// The blocks of keys of all sequences, in the order in which they start: the first blocks of all sequences,
+/// then the second blocks, and so on. Neighbouring blocks then belong to different sequences and rarely wait
+/// for each other. One task processes one group.
 struct KeyBlockOrder {
     std::vector<KeyBlock> blocks;
     std::vector<IndexRange> groups;
@@ -212,7 +232,7 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         d_v(ctx, into.v, dtype_of<T>);
     // [heads, rows] of each sequence, one after the other.
     const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
-    // Each packed sequence may end with a part of a row block.
+    // The last row block of each packed sequence may be incomplete.
     const std::int64_t row_blocks = batch * ceil_div(queries, blocks.backward_rows) + options.packed.count;
     const Tensor turns = empty(ctx, {heads, row_blocks}, DType::i32);
     const BiasGradients<A> bias_gradients(ctx, options.scores, into);
@@ -245,13 +265,13 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         row_tasks.add_sequence(heads * ceil_div(g.mask.queries, blocks.backward_rows));
         key_blocks_of_sequences.push_back(ceil_div(g.mask.keys, kernels.blocks(g).backward_keys));
     }
-    /// Where `lse` and `delta` hold the numbers of a head of a sequence.
+    /// The index in `lse` and `delta` of the first row of a head of a sequence.
     const auto numbers_at = [&](const Sequence& s, std::int64_t head) {
         return heads * (s.batch * queries + s.first_row) + head * s.mask.queries;
     };
 
-    // For each row: D = rowsum(dO * O) - dLSE, and LSE with +inf if the row sees no key. For each row block:
-    // the K/V block that is first to add to dQ, or dQ = 0 if there is none.
+    // For each row, this computes D = rowsum(dO * O) - dLSE, and replaces LSE = -inf of a row that sees no
+    // key by +inf. For each row block, it notes which K/V block adds to dQ first; without one it sets dQ = 0.
     parallel_for(ctx, row_tasks.count(), [&](std::int64_t task) {
         const std::size_t at = row_tasks.sequence_of(task);
         const Sequence& s = sequences[at];
@@ -314,8 +334,8 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
                           .bias_gradients = of_group(gradients_of_heads)},
                          memory);
     };
-    // Tasks of the same head go through its row blocks in the same order, one behind the other. A task waits
-    // only for tasks with lower numbers, which have started.
+    // All tasks of a head process its row blocks in the same order. A task waits only for tasks with lower
+    // numbers, and those have started, so no task waits forever.
     const KeyBlockOrder order =
         order_of_key_blocks(key_blocks_of_sequences, groups.key_blocks, groups.batches);
     parallel_for(ctx, std::ssize(order.groups) * head_groups, [&](std::int64_t task) {
@@ -356,11 +376,19 @@ void flash_backward(const Context& ctx, const ResolvedOptions& options, const Sa
 }
 
 std::string explain_flash_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
-                                  const Tensor&, const Tensor&) {
+                                  const Tensor&, const Tensor& v) {
     std::string kernels;
-    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) { kernels = chosen_kernels<T>().name; });
+    KeyParts parts;
+    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+        kernels = chosen_kernels<T>().name;
+        parts =
+            key_parts_of(options, q, chosen_kernels<T>().blocks(geometry_of(options, options.mask, q, v)));
+    });
     return concat(kernels, " kernels of the CPU on ", ctx.threads().size(), " threads",
-                  options.scores.plain ? "" : ", with score rules");
+                  options.scores.plain ? "" : ", with score rules",
+                  parts.divided()
+                      ? concat(", keys in ", parts.count, " parts of ", parts.length, ", merged by their LSE")
+                      : "");
 }
 
 }  // namespace gradtile::attention::cpu

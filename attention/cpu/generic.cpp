@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t block_rows = 32;
 constexpr std::int64_t block_keys = 64;
-constexpr std::int64_t terms_per_partial_sum = 16;  ///< of the softmax's sum
+constexpr std::int64_t terms_per_partial_sum = 16;  ///< in the sum of the softmax
 
 Blocks generic_blocks(const Geometry&) {
     return {.forward_rows = block_rows, .backward_keys = block_keys, .backward_rows = block_rows};
@@ -116,7 +116,7 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
     std::fill_n(sum, rows, sink > -infinity ? A(1) : A(0));
     std::fill_n(sum_error, rows, A(0));
 
-    const IndexRange all = g.mask.visible_keys(task.rows);
+    const IndexRange all = task.keys();
     for (std::int64_t begin = all.begin; begin < all.end; begin += block_keys) {
         const IndexRange keys{begin, std::min(begin + block_keys, all.end)};
         load_transposed(keys, g.d_qk, task.k, k_transposed);
@@ -160,10 +160,16 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
     for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t i = task.rows.begin + r;
         const A total = sum[r] + sum_error[r];
-        const bool sees_no_key = total == 0;  // the sum of a row that sees a key is at least 1 or NaN
+        const bool sees_no_key = total == 0;  // if the row sees a key, its sum is NaN or at least 1
         const A inverse = sees_no_key ? A(0) : A(1) / total;
-        for (std::int64_t c = 0; c < g.d_v; ++c) task.o.row(i)[c] = convert<T>(o[r * g.d_v + c] * inverse);
-        task.lse[i] = sees_no_key ? -infinity : maximum[r] + std::log(total);
+        if (task.part_lse != nullptr) {
+            for (std::int64_t c = 0; c < g.d_v; ++c) task.part_o.row(i)[c] = o[r * g.d_v + c] * inverse;
+            task.part_lse[i] = static_cast<double>(maximum[r]) + std::log(static_cast<double>(total));
+        } else {
+            for (std::int64_t c = 0; c < g.d_v; ++c)
+                task.o.row(i)[c] = convert<T>(o[r * g.d_v + c] * inverse);
+            task.lse[i] = sees_no_key ? -infinity : maximum[r] + std::log(total);
+        }
     }
 }
 

@@ -27,9 +27,9 @@ struct Geometry {
     Mask mask;  ///< mask.queries = Sq, mask.keys = Sk
 };
 
-/// One block of query rows of one (batch, query head). The kernel writes o and lse for every row of the
-/// block: o = 0 and lse = -inf for a row that sees no key. Inputs with NaN or inf may give NaN; masked keys
-/// never do.
+/// One block of query rows of one (batch, query head), and all keys or one part of them. The kernel writes O
+/// and the LSE for every row of the block: O = 0 and LSE = -inf for a row that sees no key. NaN or inf in an
+/// input may spread to all rows of the block. The mask itself never causes NaN.
 template <class T>
 struct ForwardTask {
     const Geometry* geometry = nullptr;
@@ -41,6 +41,18 @@ struct ForwardTask {
     IndexRange rows{};
     /// The head's rule; null when score = product.
     const ScoreRule<Accumulator<T>>* rule = nullptr;
+
+    /// One part of the keys, see key_parts.h. The kernel ignores other keys, and writes O and the LSE to
+    /// part_o and part_lse [Sq] instead of o and lse. The part begins at a multiple of 256.
+    IndexRange part{0, INT64_MAX};
+    StridedRows<Accumulator<T>> part_o{};
+    double* part_lse = nullptr;  ///< null: the task has all keys
+
+    /// The keys that the kernel must visit.
+    GRADTILE_ATTENTION_INLINE IndexRange keys() const {
+        const IndexRange seen = geometry->mask.visible_keys(rows);
+        return {seen.begin > part.begin ? seen.begin : part.begin, seen.end < part.end ? seen.end : part.end};
+    }
 };
 
 /// Orders the additions to dQ by K/V block, regardless of which threads compute the blocks. There is one
@@ -62,8 +74,8 @@ void pass_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_bloc
 ///
 /// For each row block of Blocks::backward_rows rows that sees a key of the block, the kernel calls
 /// wait_for_dq_turn once, writes its part of dQ to d_q (overwriting if overwrites_dq(), else adding), and
-/// calls pass_dq_turn once. The order of the heads is free; the rows of a head must increase. The driver
-/// clears dQ of rows that see no key.
+/// calls pass_dq_turn once. Heads may come in any order; the row blocks of a head must come in increasing
+/// order. The driver sets dQ = 0 for rows that see no key.
 template <class T>
 struct BackwardTask {
     const Geometry* geometry = nullptr;
@@ -75,7 +87,7 @@ struct BackwardTask {
     std::int64_t key_block = 0;  ///< keys.begin / Blocks::backward_keys
 
     std::int64_t group = 1;  ///< query heads that share this K/V head
-    StridedRows<const T> q;  ///< first query head of the group; head g is q_head_stride * g further
+    StridedRows<const T> q;  ///< first query head of the group; head g begins g * q_head_stride later
     StridedRows<const T> d_o;
     StridedRows<Accumulator<T>> d_q;
     std::int64_t q_head_stride = 0, d_o_head_stride = 0, d_q_head_stride = 0;
@@ -102,8 +114,8 @@ struct Blocks {
 };
 
 /// The kernels of one dtype for one instruction set. Scratch memory is aligned to 64 bytes, private to the
-/// running task, and uninitialised. Longer sequences never need less: the size for a whole tensor suffices
-/// for every sequence packed in it.
+/// running task, and uninitialised. Its size does not decrease with the lengths, so the size for a whole
+/// tensor suffices for every sequence packed in it.
 template <class T>
 struct FlashKernels {
     const char* name;

@@ -103,7 +103,7 @@ A softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
     const A of_keys =
         sum_over<A>(visible, [&](std::int64_t j) { return row[j] = std::exp(row[j] - reference); });
     const A sum = of_keys + std::exp(sink - reference);
-    const bool sees_nothing = sum == 0;  // else the sum is at least 1, or NaN
+    const bool sees_nothing = sum == 0;  // a row that sees a key has a sum that is NaN or at least 1
     for (std::int64_t j = 0; j < n; ++j) {
         const bool is_visible = j >= visible.begin && j < visible.end && !sees_nothing;
         row[j] = is_visible ? convert<A>(convert<T>(row[j] / sum)) : A(0);
@@ -191,7 +191,7 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
     const BiasGradients<A> bias_gradients(ctx, options.scores, into);
     const bool has_softcap = options.scores.softcap != 0;
     const Tensor derivatives = empty(ctx, has_softcap ? d_s.shape() : Shape{0}, sum_type);
-    // dS before the softcap's derivative: what biases receive.
+    // dS before it is multiplied by the softcap's derivative: the gradient of a bias.
     const Tensor d_scores = has_softcap && bias_gradients.any() ? empty_like(ctx, d_s) : d_s;
     const Tensor d_lse = empty(ctx, d_out.lse.defined() ? lse_in.shape() : Shape{0}, sum_type);
     const Tensor deltas = empty(ctx, into.sink.defined() ? lse_in.shape() : Shape{0}, sum_type);
@@ -229,7 +229,7 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
                 for (std::int64_t j = visible.begin; j < visible.end; ++j)
                     d_s_row[j] = convert<A>(convert<T>(d_s_row[j] * derivatives_row[j]));
             }
-            drop<T>(rule, i, keys, p_row);  // what multiplies V
+            drop<T>(rule, i, keys, p_row);  // p_row then holds the factors of V
             product_over_keys<T>(keys, d_qk, d_s_row, k.at<A>(b, h / group), static_cast<A>(options.scale),
                                  d_q.data<A>() + row * d_qk);
         }
@@ -278,7 +278,7 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
         bias_gradients.store(ctx);
     }
     if (!into.sink.defined()) return;
-    // float64 holds the sum of one packed sequence, float32 that of a call.
+    // For a packed sequence, into.sink is a float64 sum; without packing, it is the float32 gradient itself.
     visit_floating(into.sink.dtype(), [&]<class Sink>(TypeTag<Sink>) {
         for (std::int64_t h = 0; h < heads; ++h) {
             const double sink = options.scores.rule_of<double>(0, h).sink;
@@ -303,21 +303,23 @@ void naive_backward_of_batch(const Context& ctx, const ResolvedOptions& options,
                    [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });
 }
 
-/// The parts of tensors that belong to a packed sequence. Undefined tensors stay so.
+/// The rows of q, o or their gradients that belong to a packed sequence.
 Tensor rows_of(const Sequence& s, const Tensor& x) {
     return x.slice(1, s.first_row, s.mask.queries);
 }
+/// The keys of k, v or their gradients that belong to it.
 Tensor keys_of(const Sequence& s, const Tensor& x) {
     return x.slice(1, s.first_key, s.mask.keys);
 }
+/// The rows of the LSE or of dLSE that belong to it; undefined if the tensor is.
 Tensor lse_of(const Sequence& s, const Tensor& lse) {
     return lse.defined() ? lse.slice(2, s.first_row, s.mask.queries) : lse;
 }
 
 }  // namespace
 
-// Packed sequences are calls of their own, one after the other. A dry run plans for one as long as the
-// tensors.
+// Each packed sequence is computed like a call of its own, one after the other. A dry run, which does not
+// know the lengths, plans for one sequence as long as the whole tensors.
 void naive_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                    const Tensor& v, const Tensor& o, const Tensor& lse) {
     if (!options.packed || ctx.is_planning()) return naive_forward_of_batch(ctx, options, q, k, v, o, lse);

@@ -22,11 +22,12 @@ GRADTILE_ATTENTION_INLINE void apply_softcap(A softcap, std::int64_t n, A* s, A*
     }
 }
 
-/// Adds ALiBi's term to n scores, whose distances from the diagonal are `distance`, distance + step, ... (of
-/// either sign). float64 holds every distance exactly and converts in vectors, unlike int64.
+/// Adds ALiBi's term to n scores. Their distances from the diagonal are `distance`, distance + step, and so
+/// on, of either sign. Distances are float64 and not int64, because compilers vectorise this conversion;
+/// float64 holds every distance exactly.
 template <class A>
 GRADTILE_ATTENTION_INLINE void add_alibi(A slope, std::int64_t distance, int step, std::int64_t n, A* s) {
-    constexpr std::int64_t chunk = 1 << 20;  // 32-bit counters inside
+    constexpr std::int64_t chunk = 1 << 20;  // the inner loop counts in 32 bits
     for (std::int64_t done = 0; done < n; done += chunk) {
         const auto first = static_cast<double>(distance + step * done);
         const int count = static_cast<int>(n - done < chunk ? n - done : chunk);
@@ -75,8 +76,8 @@ GRADTILE_ATTENTION_INLINE void apply_rule(const ScoreRule<A>& rule, std::int64_t
 }
 
 /// Prefetches the biases of rows x keys. Their rows are far apart in memory, so hardware prefetchers do not
-/// predict them; a matrix product between the prefetch and the use hides the latency. Into L2: rows a power
-/// of 2 apart would evict each other from L1.
+/// predict them; a matrix product between the prefetch and the use hides the latency. The prefetch stops at
+/// L2, because rows whose distance is a power of 2 would evict each other from L1.
 template <class T, class A>
 GRADTILE_ATTENTION_INLINE void prefetch_biases(const ScoreRule<A>& rule, IndexRange rows, IndexRange keys) {
     for (const BiasRows& bias : rule.biases) {
@@ -105,7 +106,7 @@ GRADTILE_ATTENTION_INLINE void apply_dropout(const ScoreRule<A>& rule, std::int6
                           {static_cast<std::uint32_t>(column / columns_per_draw),
                            static_cast<std::uint32_t>(i), rule.head, rule.sample},
                           rule.key);
-        std::uint16_t bits[segment];  // of the columns in order, on a little-endian machine
+        std::uint16_t bits[segment];  // bits[c] belongs to column c, if the machine is little-endian
         static_assert(sizeof bits == sizeof words && std::endian::native == std::endian::little);
         __builtin_memcpy(bits, words, sizeof bits);
         for (std::int64_t j = 0; j < count; ++j) x[done + j] *= bits[skipped + j] >= threshold ? scale : A(0);

@@ -7,8 +7,8 @@
 namespace gradtile::attention::cpu {
 
 struct Sequence {
-    std::int64_t index = 0;  ///< its number in the call, which selects dropout's masks
-    Mask mask;               ///< of its own lengths
+    std::int64_t index = 0;  ///< the sequence's number in the call, which selects dropout's masks
+    Mask mask;               ///< with the lengths of this sequence
     std::int64_t batch = 0;  ///< where the tensors [B, S, H, D] hold its rows and keys
     std::int64_t first_row = 0, first_key = 0;
 };
@@ -18,7 +18,7 @@ struct Sequence {
 /// runs, which cannot read offsets.
 std::vector<Sequence> sequences_of(const ResolvedOptions& options, const Tensor& q);
 
-/// The options of one sequence of packed ones, as those of a call of its own.
+/// The options of a call that has only this one of the packed sequences.
 ResolvedOptions options_of(const ResolvedOptions& options, const Sequence& sequence);
 
 /// The part of x [1, S, ...] after the last packed sequence; empty if the call is not packed.

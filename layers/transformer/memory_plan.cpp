@@ -36,9 +36,11 @@ std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
     const auto arena = Arena::for_planning(ctx.device());
     const Context inside = ctx.plan(arena);
     ForwardOptions training{.dropout = DropoutKey::of_step(0, 1, 0)};
-    if (request.max_documents > 0)
-        training.documents = {.offsets = empty(outside, {request.max_documents + 1}, DType::i32),
+    if (request.max_documents > 0) {
+        const std::int64_t documents = request.micro_batch * request.max_documents;
+        training.documents = {.offsets = empty(outside, {documents + 1}, DType::i32),
                               .positions = empty(outside, batch, DType::i32)};
+    }
     Transformer::Saved saved;
     const Tensor loss = model.forward(inside, tokens, targets, saved, training);
     model.backward(inside, saved);

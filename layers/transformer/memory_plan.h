@@ -24,7 +24,7 @@ struct MemoryRequest {
     ModelConfig model;
     DType dtype = DType::f32;
     std::int64_t micro_batch = 1;    ///< sequences of model.context tokens that are processed at once
-    std::int64_t max_documents = 0;  ///< packed documents of a micro-batch; 0: not packed
+    std::int64_t max_documents = 0;  ///< packed documents of a window; 0: not packed
     bool snapshot = false;           ///< a checkpoint is first copied within the device's memory
     /// The number of processes over which masters and optimizer state are divided (ZeRO-1).
     std::int64_t optimizer_shards = 1;

@@ -9,8 +9,8 @@
 namespace gradtile {
 
 enum class Norm { layer, rms };
-/// Where a token stands: a learned vector per position, rotated queries and keys, or ALiBi's terms of the
-/// scores.
+/// How a model receives the positions of tokens: by a learned vector per position, by rotated queries and
+/// keys, or by ALiBi's terms of the scores.
 enum class Positions { learned, rope, alibi };
 /// Whether a learned vector per position is added to the token embeddings.
 constexpr bool adds_embeddings(Positions positions) {

@@ -113,6 +113,8 @@ Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& s
     angles = {};
     const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
     saved.options = options_of_pass(ctx, key);
+    // Attention's dropout counts documents, which are the sequences of a packed call, and not windows.
+    if (documents) saved.options.dropout_key.first_sample *= documents.of_window();
     saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
     const Tensor o = attention::forward(ctx, operand(documents, q), operand(documents, k),
                                         operand(documents, v), saved.options, saved.attention);

@@ -19,8 +19,8 @@ struct ForwardOptions {
     Tensor target_count = {};
     DropoutKey dropout = {};  ///< the default key drops nothing
     ForwardHooks hooks = {};
-    /// Packed documents: attention within each, and positions from its start. Undefined: each row of the
-    /// batch is one.
+    /// Packed documents: attention stays within each, and positions count from its start. Undefined: each row
+    /// of the batch is one document.
     Documents documents = {};
 };
 
@@ -29,9 +29,8 @@ struct ForwardOptions {
 /// Parameters (out x in), GPT-2 style:   wte.weight [V,C], wpe.weight [context,C],
 ///     h.I.{ln_1,ln_2}.{weight,bias}, h.I.attn.{qkv,proj}.{weight,bias}, h.I.mlp.{fc,proj}.{weight,bias},
 ///     ln_f.{weight,bias}, head.weight [V,C] unless tied to wte.weight.
-/// Llama style: no wpe; norm_1, norm_2 and norm_f instead of ln_1, ln_2 and ln_f; h.I.mlp.{gate_up,down};
-/// with
-///     qk_norm also h.I.attn.{q_norm,k_norm}.weight [D]. With sinks: h.I.attn.sinks [heads].
+/// Llama style: no wpe; norm_1, norm_2 and norm_f instead of ln_1, ln_2 and ln_f; h.I.mlp.{gate_up,down}.
+/// With qk_norm also h.I.attn.{q_norm,k_norm}.weight [D], with sinks h.I.attn.sinks [heads].
 struct Transformer {
     struct Saved {
         Embedding::Saved wte;

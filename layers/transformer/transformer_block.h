@@ -15,11 +15,9 @@ namespace gradtile {
 /// The values that forward saves, in units of x, for GPT-2's shapes (without LSE and statistics):
 ///   Recompute::none         16: x, norm_1's output, qkv 3, o, norm_2's input and output, MLP 4 + 4
 ///   Recompute::activations  10: all except the outputs of both norms and of the activation. Backward
-///   recomputes
-///                               each in one pass over memory, just before it is needed
+///                               recomputes each in one pass over memory, just before it is needed
 ///   Recompute::block         1: x. Backward first repeats the forward pass with the same dropout masks,
-///   except
-///                               the MLP's last product
+///                               without the MLP's last product
 ///
 /// Parameters of block name: name.ln_1, name.attn, name.ln_2, name.mlp (Norm::rms: norm_1, norm_2).
 struct TransformerBlock {

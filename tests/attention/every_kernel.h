@@ -19,6 +19,23 @@ std::vector<const cpu::FlashKernels<T>*> every_kernel() {
     return kernels;
 }
 
+/// Calls body() with every set of kernels that computes the dtype.
+template <class Body>
+void for_every_kernel(DType dtype, Body&& body) {
+    visit_floating(dtype, [&]<class T>(TypeTag<T>) {
+        if constexpr (std::is_same_v<T, double>) {
+            SCOPED_TRACE(::testing::Message() << dtype << ' ' << Algorithm::flash);
+            body();
+        } else {
+            for (const cpu::FlashKernels<T>* kernels : every_kernel<T>()) {
+                SCOPED_TRACE(::testing::Message() << dtype << ' ' << kernels->name);
+                const cpu::ForcedKernels<T> forced(kernels);
+                body();
+            }
+        }
+    });
+}
+
 /// Calls body(algorithm) for the algorithms that take packed sequences: the naive form, and flash with every
 /// set of kernels that computes the dtype.
 template <class Body>
@@ -27,18 +44,7 @@ void for_every_packed_algorithm(DType dtype, Body&& body) {
         SCOPED_TRACE(::testing::Message() << dtype << ' ' << Algorithm::naive);
         body(Algorithm::naive);
     }
-    visit_floating(dtype, [&]<class T>(TypeTag<T>) {
-        if constexpr (std::is_same_v<T, double>) {
-            SCOPED_TRACE(::testing::Message() << dtype << ' ' << Algorithm::flash);
-            body(Algorithm::flash);
-        } else {
-            for (const cpu::FlashKernels<T>* kernels : every_kernel<T>()) {
-                SCOPED_TRACE(::testing::Message() << dtype << ' ' << kernels->name);
-                const cpu::ForcedKernels<T> forced(kernels);
-                body(Algorithm::flash);
-            }
-        }
-    });
+    for_every_kernel(dtype, [&] { body(Algorithm::flash); });
 }
 
 /// The same for all algorithms.

@@ -11,6 +11,9 @@
 namespace gradtile::attention::test {
 namespace {
 
+/// Few queries against so many keys that the CPU divides the keys.
+const Problem divided_keys{.queries = 3, .keys = 2100, .d_qk = 16, .d_v = 24, .causal = true, .sink = true};
+
 TEST(AttentionMemory, ResultsDoNotDependOnUninitialisedMemory) {
     const Context plain(Device::cpu(), 2);
     for (const Problem& problem : {problem_with_every_score_option(130, 90, 40, 24),
@@ -22,6 +25,7 @@ TEST(AttentionMemory, ResultsDoNotDependOnUninitialisedMemory) {
                                    .heads = 2,
                                    .key_heads = 1,
                                    .window = {.left = 70}},
+                                   divided_keys,
                                    {.queries = 33, .keys = 7, .causal = true},
                                    {.queries = 7, .keys = 33, .causal = true, .top_left = true}})
         for (const DType dtype : floating_dtypes)
@@ -63,7 +67,7 @@ std::size_t planned_bytes(const Context& ctx, const Problem& problem, DType dtyp
 TEST(AttentionMemory, ADryRunPredictsThePeakMemoryOfARealRun) {
     const Problem plain{
         .queries = 130, .keys = 90, .d_qk = 40, .d_v = 24, .causal = true, .heads = 4, .key_heads = 2};
-    for (const Problem& problem : {plain, problem_with_every_score_option(130, 90, 40, 24)})
+    for (const Problem& problem : {plain, problem_with_every_score_option(130, 90, 40, 24), divided_keys})
         for (const int threads : {1, 2, 3})
             for (const DType dtype : floating_dtypes)
                 for_every_algorithm(dtype, [&](Algorithm algorithm) {

@@ -1,5 +1,6 @@
 #pragma once
 /// The problems on which every algorithm, dtype and kernel is compared with float64.
+#include <limits>
 #include <utility>
 
 #include <support/sanitized.h>
@@ -185,5 +186,48 @@ inline std::vector<Problem> problems_of_score_option_shapes() {
     add([](Problem& p) { p.queries = 275, p.keys = 531, p.heads = 1, p.causal = true; });
     return problems;
 }
+
+/// A problem whose bias is -inf in two rows, which therefore see nothing, with a sink or without.
+class RowsOfMinusInfinity {
+  public:
+    explicit RowsOfMinusInfinity(bool with_sink)
+        : problem_{.queries = 40,
+                   .keys = 70,
+                   .d_qk = 8,
+                   .d_v = 8,
+                   .sink = with_sink,
+                   .biases = {Shape{1, 1, 40, 1}},
+                   .d_lse = true} {}
+    const Problem& problem() const { return problem_; }
+    Inputs inputs(const Context& ctx, DType dtype) const {
+        Inputs in = random_inputs(ctx, problem_, dtype);
+        std::vector<double> bias(40, 0.5);
+        for (const std::size_t row : rows) bias[row] = minus_infinity;
+        in.biases[0] = from_host(ctx, bias, problem_.biases[0], DType::f32);
+        return in;
+    }
+    /// The LSE of these rows is that of the sink, with an error of at most `lse_error`.
+    void expect_zeros(const Context& ctx, const Inputs& in, const Result& result, double lse_error) const {
+        for (const std::size_t row : rows) {
+            if (problem_.sink) {
+                EXPECT_NEAR(result.lse[row], to_host(ctx, in.sink)[0], lse_error);
+            } else {
+                EXPECT_EQ(result.lse[row], minus_infinity);
+            }
+            for (std::size_t c = 0; c < 8; ++c) {
+                EXPECT_EQ(result.o[row * 8 + c], 0);
+                EXPECT_EQ(result.d_q[row * 8 + c], 0);
+            }
+            EXPECT_EQ(result.d_bias_0[row], 0);
+        }
+        for (const auto* numbers : {&result.d_q, &result.d_k, &result.d_v, &result.d_bias_0, &result.d_sink})
+            for (const double x : *numbers) EXPECT_TRUE(std::isfinite(x));
+    }
+
+  private:
+    static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+    static constexpr std::size_t rows[] = {3, 39};
+    Problem problem_;
+};
 
 }  // namespace gradtile::attention::test

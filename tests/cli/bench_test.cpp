@@ -71,6 +71,17 @@ TEST(Bench, LayersComparesOperatorsWithACopy) {
     EXPECT_DOUBLE_EQ(rows[1].at("mb").get<double>(), 1e-6 * 2 * 2 * 32 * 16 * 4);
 }
 
+TEST(Bench, ExplainSaysHowTheCpuDividesTheKeysOfFewQueries) {
+    const auto explained = [](const char* queries) {
+        const Outcome outcome = run({"bench", "attention", "--device", "cpu", "--heads", "1", "--queries",
+                                     queries, "--length", "4096", "--explain"});
+        expect_success(outcome);
+        return outcome.out;
+    };
+    EXPECT_THAT(explained("1"), HasSubstr("keys in 4 parts of 1024"));
+    EXPECT_THAT(explained("65"), Not(HasSubstr("parts")));
+}
+
 TEST(Bench, TrainPrintsARowForEveryBatchDtypeAndRecomputation) {
     const Arguments train = tiny("train") + Arguments{"--layers", "1"};
     const std::vector<json> rows = rows_of(

@@ -249,6 +249,20 @@ TEST_F(Commands, EvalAndSampleUseTheAttentionOfTheModel) {
     EXPECT_EQ(run(sample).out, once.out);
 }
 
+TEST_F(Commands, ThePackedPresetTrainsOnTheStoriesOfCorpus) {
+    const Arguments smaller = {"--layers", "1", "--width", "48", "--device", "cpu", "--warmup", "1"};
+    expect_success(run(Arguments{"train", "--preset", "packed-tiny", "--data", stories_, "--out",
+                                 out_.string(), "--steps", "12"} +
+                       smaller));
+    const json made = parse_json(contents_of(out_ / "config.json"));
+    EXPECT_EQ(made["packed"], true);
+    EXPECT_GT(made["attention-dropout"], 0);
+    const std::vector<json> steps = steps_of(out_);
+    ASSERT_EQ(steps.size(), 12u);
+    EXPECT_LT(steps.back()["loss"], steps.front()["loss"]);
+    expect_success(run({"sample", out_.string(), "--tokens", "20"}));
+}
+
 TEST_F(Commands, ConfigOfARunReproducesIt) {
     expect_success(run(tiny() + Arguments{"--dtype", "bf16", "--optimizer", "muon", "--schedule", "wsd",
                                           "--dropout", "0.1", "--no-bias", "--recompute", "block"}));

@@ -65,6 +65,8 @@ TEST_F(DataParallelTraining, PackedHasTheLossCurveOfOneProcess) {
     const Arguments packed = {"--packed", "--document-token", "10", "--tokenizer", "bytes"};
     const auto one_process = train(1, packed);
     for (const int ranks : {2, 4}) expect_same_curve(one_process, train(ranks, packed));
+    const Arguments with_dropout = packed + Arguments{"--attention-dropout", "0.2"};
+    expect_same_curve(train(1, with_dropout), train(2, with_dropout + Arguments{"--micro-batch", "2"}));
 }
 
 TEST_F(DataParallelTraining, ShardedHasTheLossCurveOfOneProcess) {

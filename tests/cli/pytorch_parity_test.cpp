@@ -15,8 +15,9 @@
 namespace gradtile::test {
 namespace {
 
-constexpr const char* models[] = {"gpt2",    "llama", "muon",  "window",        "softcap",
-                                  "dropout", "sinks", "alibi", "alibi-3-heads", "all-options"};
+constexpr const char* models[] = {"gpt2",    "llama",   "muon",          "window",
+                                  "softcap", "dropout", "packed",        "packed-llama",
+                                  "sinks",   "alibi",   "alibi-3-heads", "all-options"};
 
 nlohmann::json reference_cases() {
     const std::string path = GRADTILE_SOURCE_DIR "/tests/reference/training_losses.json";
@@ -35,13 +36,15 @@ INSTANTIATE_TEST_SUITE_P(Models, PyTorchParity, testing::ValuesIn(models), [](co
 /// additions.
 TEST_P(PyTorchParity, LossesAgreeForAHundredSteps) {
     const TemporaryDirectory place;
-    const std::string text = place.write("text.txt", some_text(400));
     const nlohmann::json expected = reference_cases().at(GetParam());
+    const auto flags = expected.at("flags").get<Arguments>();
+    const bool packed = std::ranges::count(flags, "--packed") > 0;
+    const std::string text = place.write("text.txt", packed ? some_documents(400) : some_text(400));
     const auto out = place / "run";
     expect_success(
         run(Arguments{"train", "--data", text, "--val-data", text, "--eval-every", "0", "--quiet", "--device",
                       "cpu", "--threads", "1", "--steps", "100", "--out", out.string()} +
-            expected.at("flags").get<Arguments>()));
+            flags));
     const std::vector<nlohmann::json> steps = steps_of(out);
     const auto losses = expected.at("losses").get<std::vector<double>>();
     ASSERT_EQ(steps.size(), 100u);

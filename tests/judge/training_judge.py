@@ -5,6 +5,7 @@ usage: training_judge.py GRADTILE DIRECTORY [--write]    (scripts/judge.sh --tor
 The losses of PyTorch in float64 stand in tests/reference/training_losses.json, with which PyTorchParity of tests/cli compares the trainer. This
 program computes them again; --write replaces the file.
 """
+import itertools
 import json
 import math
 import subprocess
@@ -30,6 +31,8 @@ CASES = {
     "dropout": ["--dropout", "0.1", "--attention-dropout", "0.2", "--micro-batch", "2"],
     "alibi": ["--positions", "alibi", "--heads", "2"],
     "alibi-3-heads": ["--positions", "alibi", "--heads", "3", "--width", "48"],
+    "packed": ["--packed", "--context", "48"],
+    "packed-llama": LLAMA + ["--packed", "--context", "48", "--max-documents", "3", "--attention-dropout", "0.1", "--micro-batch", "2"],
     "all-options": ["--positions", "alibi", "--kv-heads", "2", "--qk-norm", "--window", "6", "--window-pattern", "3", "--softcap", "2", "--sinks"],
 }
 # At this learning rate, 100 steps in float32 stay within 4e-7 of float64, in gradtile and in PyTorch. Training amplifies roundings: at twice the
@@ -52,6 +55,12 @@ def text_of_words(count):
         state = (state * 1664525 + 1013904223) % 2**32
         text += words[state >> 29]
     return text
+
+
+def text_of(flags):
+    """A blank line ends a packed document: as test::some_documents()."""
+    text = text_of_words(400)
+    return text.replace("\n", "\n\n") if "--packed" in flags else text
 
 
 def read_checkpoint(path):
@@ -101,9 +110,22 @@ def permuted(i, n, key):
             return i
 
 
-def windows(ids, context, seed):
-    """Yields (tokens, targets) of every window of every epoch; the targets of short windows are filled with -100, which F.cross_entropy ignores."""
+def documents_of_window(config):
+    """The most documents of a window that are trained on: train/train_config.cpp."""
+    if not config["packed"]:
+        return 1
+    return min(config["max-documents"] or max(8, config["context"] // 8), config["context"])
+
+
+def windows(ids, config, newline):
+    """Yields (tokens, targets, documents) of every window of every epoch. `documents` numbers the document of each token from 0. Targets that do not
+    count are -100, which F.cross_entropy ignores. `newline` is the id of the line break; text without packed documents is one document."""
+    context, seed = config["context"], config["seed"]
     predictions, epoch = len(ids) - 1, 0
+
+    def begins_document(i):
+        return config["packed"] and i >= 2 and ids[i - 2 : i] == [newline, newline] and ids[i] != newline
+
     while True:
         draw = philox([epoch & M32, epoch >> 32, 0, 0], key_of(mix_seed(seed, 0x70686173)))
         phase = (draw[0] << 32 | draw[1]) % context
@@ -113,15 +135,28 @@ def windows(ids, context, seed):
             border = (phase - context if phase > 0 else 0) + permuted(position, count, order) * context
             begin, end = max(border, 0), min(border + context, predictions)
             rest = context - (end - begin)
-            yield ids[begin:end] + [0] * rest, ids[begin + 1 : end + 1] + [-100] * rest
+            documents = list(itertools.accumulate((i > begin and begins_document(i) for i in range(begin, end)), initial=0))[1:]
+            targets = [-100 if begins_document(i + 1) or document >= documents_of_window(config) else ids[i + 1]
+                       for i, document in zip(range(begin, end), documents)]
+            yield ids[begin:end] + [0] * rest, targets + [-100] * rest, documents + documents[-1:] * rest
         epoch += 1
 
 
-def batches(ids, config):
-    source = windows(ids, config["context"], config["seed"])
+class Documents:
+    """number [B,T]: each token's document in its window. position [B,T]: each token's place in its document."""
+
+    def __init__(self, number, most):
+        self.number, self.most = number, most
+        place = torch.arange(number.shape[1]).expand_as(number)
+        begins = F.pad(number[:, 1:] != number[:, :-1], (1, 0))
+        self.position = place - torch.where(begins, place, 0).cummax(1).values
+
+
+def batches(ids, config, newline):
+    source = windows(ids, config, newline)
     for _ in range(STEPS):
-        rows = [next(source) for _ in range(config["batch"])]
-        yield torch.tensor([row[0] for row in rows]), torch.tensor([row[1] for row in rows])
+        tokens, targets, number = (torch.tensor(part) for part in zip(*(next(source) for _ in range(config["batch"]))))
+        yield tokens, targets, Documents(number, documents_of_window(config))
 
 
 # ---- Dropout: core/dropout_key.h, layers/dropout.h, attention/score_rule.h ----
@@ -152,10 +187,16 @@ class Masks:
             return x
         return x * self.factors(self.residual, place, x.shape[0], 1, *x.shape[1:])[:, 0].to(x.dtype)
 
-    def drop_probabilities(self, x, layer):
+    def drop_probabilities(self, x, layer, documents):
+        """x [B,H,T,T]. A document is a sample with rows and columns of its own."""
         if self.attention == 0:
             return x
-        return x * self.factors(self.attention, (layer + 1, 2), *x.shape).to(x.dtype)
+        windows, heads, length, _ = x.shape
+        most, at = documents.most, documents.position
+        of_documents = self.factors(self.attention, (layer + 1, 2), windows * most, heads, length, length)
+        sample = most * torch.arange(windows)[:, None] + documents.number.clamp(max=most - 1)
+        dropped = of_documents[sample[:, None, :, None], torch.arange(heads)[:, None, None], at[:, None, :, None], at[:, None, None, :]]
+        return x * dropped.to(x.dtype)
 
 
 # ---- The model ----
@@ -169,17 +210,18 @@ def alibi_slopes(heads):
     return of_power(power) + of_power(2 * power)[0::2][: heads - power]
 
 
-def rotate(x, base):
+def rotate(x, base, position):
     """x [B,H,T,D]: pairs (i, i + D/2), Su et al. 2021."""
     half = x.shape[-1] // 2
-    angles = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = position[:, None, :, None].double() * base ** (-torch.arange(half, dtype=torch.float64) / half)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def attention(q, k, v, config, layer, sinks, masks):
-    """Dense: S and P are [B,H,T,T], and a sink is one more column of logits whose probability is thrown away."""
+def attention(q, k, v, config, layer, sinks, masks, documents):
+    """Dense: S and P are [B,H,T,T], the mask is block-diagonal for packed documents, and a sink is one more column of logits whose probability is
+    thrown away."""
     length, heads = q.shape[2], q.shape[1]
     k, v = (t.repeat_interleave(heads // t.shape[1], 1) for t in (k, v))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -192,13 +234,14 @@ def attention(q, k, v, config, layer, sinks, masks):
     whole = config["window-pattern"] and (layer + 1) % config["window-pattern"] == 0
     if config["window"] and not whole:
         visible = visible & (distance < config["window"])
-    scores = scores.masked_fill(~visible, -math.inf)
+    same_document = documents.number[:, None, :, None] == documents.number[:, None, None, :]
+    scores = scores.masked_fill(~(visible & same_document), -math.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks[None, :, None, None].expand(q.shape[0], heads, length, 1)], -1)
-    return masks.drop_probabilities(torch.softmax(scores, -1)[..., :length], layer) @ v
+    return masks.drop_probabilities(torch.softmax(scores, -1)[..., :length], layer, documents) @ v
 
 
-def loss_of(p, config, tokens, targets, masks):
+def loss_of(p, config, tokens, targets, documents, masks):
     width, heads, kv_heads = config["width"], config["heads"], config["kv-heads"] or config["heads"]
     epsilon, dim = config["norm-epsilon"], config["width"] // config["heads"]
 
@@ -212,7 +255,7 @@ def loss_of(p, config, tokens, targets, masks):
 
     x = F.embedding(tokens, p["wte.weight"])
     if config["positions"] == "learned":
-        x = x + p["wpe.weight"][: tokens.shape[1]]
+        x = x + p["wpe.weight"][documents.position]
     x = masks.drop(x, 0)
     for layer in range(config["layers"]):
         block = f"h.{layer}."
@@ -223,8 +266,8 @@ def loss_of(p, config, tokens, targets, masks):
             k = F.rms_norm(k, (dim,), p[block + "attn.k_norm.weight"], epsilon)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if config["positions"] == "rope":
-            q, k = rotate(q, config["rope-base"]), rotate(k, config["rope-base"])
-        o = attention(q, k, v, config, layer, p.get(block + "attn.sinks"), masks)
+            q, k = (rotate(t, config["rope-base"], documents.position) for t in (q, k))
+        o = attention(q, k, v, config, layer, p.get(block + "attn.sinks"), masks, documents)
         x = x + masks.drop(linear(block + "attn.proj", o.transpose(1, 2).flatten(2)), layer + 1, 0)
         h = norm((block, 2), x)
         if config["activation"] == "swiglu":
@@ -280,7 +323,7 @@ def learning_rate(step, config):
     return least + (lr - least) * (1 + math.cos(math.pi * t)) / 2
 
 
-def train(initial, config, ids, dtype):
+def train(initial, config, ids, newline, dtype):
     p = {name: torch.tensor(value, dtype=dtype, requires_grad=True) for name, value in initial.items()}
     muon = config["optimizer"] == "muon"
     hidden = [w for name, w in p.items() if muon and w.dim() == 2 and name.startswith("h.")]
@@ -293,10 +336,10 @@ def train(initial, config, ids, dtype):
     if muon:
         optimizers.append((Muon(hidden, config["muon-momentum"], config["weight-decay"]), config["muon-lr"] / config["lr"]))
     losses = []
-    for step, (tokens, targets) in enumerate(batches(ids, config), 1):
+    for step, (tokens, targets, documents) in enumerate(batches(ids, config, newline), 1):
         for w in p.values():
             w.grad = None
-        loss = loss_of(p, config, tokens, targets, Masks(config, step))
+        loss = loss_of(p, config, tokens, targets, documents, Masks(config, step))
         loss.backward()
         # torch.nn.utils.clip_grad_norm_ adds 1e-6 to the norm.
         norm = torch.stack([w.grad.double().square().sum() for w in p.values()]).sum().sqrt().item()
@@ -317,7 +360,7 @@ def worst(a, b):
 def judge(gradtile, directory, name, flags, reference):
     """Returns PyTorch's float64 losses, and whether all agree."""
     text = directory / "text.txt"
-    text.write_text(text_of_words(400), encoding="utf-8")
+    text.write_text(text_of(flags), encoding="utf-8")
     train_flags = ["--data", text, "--val-data", text, "--eval-every", "0", "--quiet", "--device", "cpu", *COMMON, *flags]
     # A first step with a rate of almost 0 and AdamW shows the initial weights: those of 0 become 1e-30.
     first = directory / f"{name}-first"
@@ -331,7 +374,7 @@ def judge(gradtile, directory, name, flags, reference):
 
     vocabulary = {character: number for number, character in enumerate(tokenizer["characters"])}
     ids = [vocabulary[character] for character in text.read_text(encoding="utf-8")]
-    single, double = (train(initial, config, ids, dtype) for dtype in (torch.float32, torch.float64))
+    single, double = (train(initial, config, ids, vocabulary["\n"], dtype) for dtype in (torch.float32, torch.float64))
     to_double, to_single, again = worst(ours, double), worst(ours, single), worst(double, reference or double)
     ok = to_double <= BOUND and again <= 1e-9
     print(f"{name}: loss {double[0]:.4f} to {double[-1]:.4f}; gradtile's float32 differs from PyTorch's float64 by {to_double:.1e}, from its float32 by "

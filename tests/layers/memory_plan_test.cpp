@@ -8,6 +8,8 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
 
+#include <support/small_models.h>
+
 namespace gradtile {
 namespace {
 
@@ -21,25 +23,11 @@ ModelConfig gpt2_style(Recompute recompute) {
             .recompute = recompute};
 }
 ModelConfig llama_style(Recompute recompute) {
-    return as_llama({.layers = 3,
-                     .heads = 4,
-                     .kv_heads = 2,
-                     .width = 32,
-                     .context = 40,
-                     .vocabulary = 50,
-                     .qk_norm = true,
-                     .recompute = recompute});
+    return test::llama_style(
+        {.layers = 3, .width = 32, .context = 40, .vocabulary = 50, .recompute = recompute});
 }
-
 ModelConfig with_attention_options(Recompute recompute) {
-    ModelConfig config = llama_style(recompute);
-    config.positions = Positions::alibi;
-    config.window = 7;
-    config.window_pattern = 2;
-    config.softcap = 30;
-    config.sinks = true;
-    config.attention_dropout = 0.1;
-    return config;
+    return test::with_attention_options(llama_style(recompute));
 }
 
 struct Case {
@@ -190,11 +178,14 @@ TEST(MemoryPlan, APlanForAGpuNeedsNoGpu) {
 
 TEST(MemoryPlan, FindsTheLargestMicroBatchThatFits) {
     const Context ctx(Device::cpu(), 1);
-    MemoryRequest request{.model = gpt2_style(Recompute::none), .micro_batch = 11};
-    const std::size_t budget = plan_memory(ctx, request).total() + 1;
-    EXPECT_EQ(largest_micro_batch_that_fits(ctx, request, budget), 11);
-    EXPECT_EQ(plan_within(ctx, request, budget).total(), budget - 1);
-    EXPECT_EQ(largest_micro_batch_that_fits(ctx, request, 1000), 0);
+    for (const std::int64_t max_documents : {0, 5}) {
+        MemoryRequest request{
+            .model = gpt2_style(Recompute::none), .micro_batch = 11, .max_documents = max_documents};
+        const std::size_t budget = plan_memory(ctx, request).total() + 1;
+        EXPECT_EQ(largest_micro_batch_that_fits(ctx, request, budget), 11);
+        EXPECT_EQ(plan_within(ctx, request, budget).total(), budget - 1);
+        EXPECT_EQ(largest_micro_batch_that_fits(ctx, request, 1000), 0);
+    }
 }
 
 TEST(MemoryPlan, RefusesAMicroBatchThatDoesNotFitAndNamesTheLargestThatDoes) {

@@ -2,12 +2,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <gradtile/core/gradcheck.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/layers/transformer/transformer.h>
+
+#include <support/error_message.h>
+#include <support/small_models.h>
 
 namespace gradtile {
 namespace {
@@ -21,15 +25,8 @@ ModelConfig small_gpt2(Recompute recompute) {
     return {.layers = 2, .heads = 2, .width = 16, .context = 12, .vocabulary = 19, .recompute = recompute};
 }
 ModelConfig small_llama(Recompute recompute) {
-    ModelConfig config = as_llama({.layers = 2,
-                                   .heads = 4,
-                                   .kv_heads = 2,
-                                   .width = 32,
-                                   .context = 12,
-                                   .vocabulary = 19,
-                                   .qk_norm = true});
-    config.recompute = recompute;
-    return config;
+    return test::llama_style(
+        {.layers = 2, .width = 32, .context = 12, .vocabulary = 19, .recompute = recompute});
 }
 
 class PackedTransformer : public ::testing::TestWithParam<PackedCase> {};
@@ -44,6 +41,10 @@ INSTANTIATE_TEST_SUITE_P(Models, PackedTransformer,
 
 /// Two windows of 12 tokens, in documents of these document_lengths; the last two are empty.
 const std::vector<std::int32_t> document_lengths{5, 1, 6, 12, 0, 0};
+
+DropoutKey key_of(std::int64_t first_sample) {
+    return DropoutKey::of_step(1, 1, first_sample);
+}
 
 struct PackedModel {
     explicit PackedModel(const ModelConfig& config, DType dtype = DType::f32) : model(config, parameters) {
@@ -67,7 +68,8 @@ struct PackedModel {
     std::vector<double> packed() {
         parameters.reset_gradients();
         Transformer::Saved saved;
-        const double loss = item(ctx, model.forward(ctx, tokens, targets, saved, {.documents = documents}));
+        const double loss = item(
+            ctx, model.forward(ctx, tokens, targets, saved, {.dropout = key_of(0), .documents = documents}));
         model.backward(ctx, saved);
         return with_gradients(loss);
     }
@@ -77,14 +79,16 @@ struct PackedModel {
         const Tensor count = from_host(ctx, std::vector<double>{counted()}, {1}, DType::f64);
         double loss = 0;
         std::int64_t first = 0;
-        for (const std::int32_t length : document_lengths) {
+        for (std::size_t document = 0; document < document_lengths.size(); ++document) {
+            const std::int64_t length = document_lengths[document];
             if (length == 0) continue;
             const auto part = [&](const Tensor& x) {
                 return x.reshape({24}).slice(0, first, length).reshape({1, length});
             };
             Transformer::Saved saved;
-            loss +=
-                item(ctx, model.forward(ctx, part(tokens), part(targets), saved, {.target_count = count}));
+            const ForwardOptions options{.target_count = count,
+                                         .dropout = key_of(static_cast<std::int64_t>(document))};
+            loss += item(ctx, model.forward(ctx, part(tokens), part(targets), saved, options));
             model.backward(ctx, saved);
             first += length;
         }
@@ -113,9 +117,9 @@ struct PackedModel {
 
 /// In float32 both differ by roundings of sums over at most 24 tokens of a small model: 2^-24 of the largest
 /// gradient for each of about a thousand operations that lead to it.
-TEST_P(PackedTransformer, EqualsTheDocumentsOneByOne) {
+void expect_equal_to_documents_one_by_one(const ModelConfig& model) {
     for (const DType dtype : {DType::f64, DType::f32}) {
-        PackedModel f(GetParam().model, dtype);
+        PackedModel f(model, dtype);
         const std::vector<double> packed = f.packed(), expected = f.one_by_one();
         double largest = 0;
         for (const double x : expected) largest = std::max(largest, std::abs(x));
@@ -123,6 +127,18 @@ TEST_P(PackedTransformer, EqualsTheDocumentsOneByOne) {
         ASSERT_EQ(packed.size(), expected.size());
         for (std::size_t i = 0; i < packed.size(); ++i) ASSERT_NEAR(packed[i], expected[i], bound) << i;
     }
+}
+
+TEST_P(PackedTransformer, EqualsTheDocumentsOneByOne) {
+    expect_equal_to_documents_one_by_one(GetParam().model);
+}
+
+/// A document's number, which selects attention's masks, counts the empty documents before it.
+TEST_P(PackedTransformer, DropsProbabilitiesLikeTheDocumentsOneByOne) {
+    ModelConfig model = GetParam().model;
+    model.attention_dropout = 0.4;
+    expect_equal_to_documents_one_by_one(model);
+    EXPECT_NE(PackedModel(model).packed(), PackedModel(GetParam().model).packed());
 }
 
 TEST_P(PackedTransformer, DiffersFromOneDocumentPerWindow) {
@@ -171,13 +187,39 @@ TEST_P(PackedTransformer, RunsInThePlannedMemory) {
     PackedModel f(GetParam().model);
     const std::vector<double> expected = f.packed();
     const MemoryPlan plan = plan_memory(
-        f.ctx, {.model = GetParam().model, .micro_batch = 2, .max_documents = std::ssize(document_lengths)});
+        f.ctx,
+        {.model = GetParam().model, .micro_batch = 2, .max_documents = std::ssize(document_lengths) / 2});
     const Context inside = f.ctx.with_allocator(std::make_shared<Arena>(Device::cpu(), plan.activations));
     f.parameters.reset_gradients();
     Transformer::Saved saved;
-    const ForwardOptions options{.dropout = DropoutKey::of_step(1, 1, 0), .documents = f.documents};
+    const ForwardOptions options{.dropout = key_of(0), .documents = f.documents};
     EXPECT_EQ(item(f.ctx, f.model.forward(inside, f.tokens, f.targets, saved, options)), expected.front());
     f.model.backward(inside, saved);
+}
+
+/// The masks belong to the windows of the global batch, not to those of a micro-batch.
+TEST(PackedDocuments, AttentionDropoutDoesNotDependOnTheMicroBatch) {
+    ModelConfig config = small_llama(Recompute::none);
+    config.attention_dropout = 0.5;
+    const PackedModel f(config, DType::f64);
+    const MultiHeadAttention& layer = f.model.blocks[0].attn;
+    const auto outputs = [&](const Tensor& x, std::int64_t first_sample, const Documents& documents) {
+        MultiHeadAttention::Saved saved;
+        return to_host(f.ctx, layer.forward(f.ctx, x, saved, key_of(first_sample), documents));
+    };
+    const Tensor x = randn(f.ctx, {2, 12, config.width}, DType::f64, Seed{5});
+    const std::vector<double> both = outputs(x, 0, f.documents);
+    const Documents second{.offsets = from_host(f.ctx, std::vector<std::int32_t>{0, 12, 12, 12}, {4}),
+                           .positions = f.documents.positions.slice(0, 1, 1)};
+    const std::vector<double> alone = outputs(x.slice(0, 1, 1), 1, second);
+    EXPECT_TRUE(std::equal(alone.begin(), alone.end(), both.begin() + std::ssize(both) / 2));
+    EXPECT_NE(outputs(x.slice(0, 1, 1), 0, second), alone);
+}
+
+TEST(PackedDocuments, RefusesWindowsWithDifferentNumbersOfDocuments) {
+    PackedModel f(small_llama(Recompute::none));
+    f.documents.offsets = f.documents.offsets.slice(0, 0, 6);
+    EXPECT_THAT(test::message_of([&] { f.packed(); }), testing::HasSubstr("5 in 2 windows"));
 }
 
 TEST(PackedDocuments, RefusesPositionsOutsideTheContext) {

@@ -11,6 +11,8 @@
 #include <gradtile/core/gradcheck.h>
 #include <gradtile/core/tensor_ops.h>
 
+#include <support/small_models.h>
+
 namespace gradtile {
 namespace {
 
@@ -18,26 +20,10 @@ ModelConfig tiny_gpt2() {
     return {.layers = 2, .heads = 2, .width = 8, .context = 7, .vocabulary = 11};
 }
 ModelConfig tiny_llama() {
-    return as_llama({.layers = 2,
-                     .heads = 4,
-                     .kv_heads = 2,
-                     .width = 16,
-                     .hidden = 12,
-                     .context = 7,
-                     .vocabulary = 11,
-                     .qk_norm = true});
+    return test::llama_style({.layers = 2, .width = 16, .hidden = 12, .context = 7, .vocabulary = 11});
 }
-
-/// Every option of attention that a model can have.
 ModelConfig tiny_options() {
-    ModelConfig config = tiny_llama();
-    config.positions = Positions::alibi;
-    config.window = 3;
-    config.window_pattern = 2;
-    config.softcap = 2.0;
-    config.sinks = true;
-    config.attention_dropout = 0.2;
-    return config;
+    return test::with_attention_options(tiny_llama());
 }
 
 /// Pseudo-random tokens.

@@ -8,6 +8,9 @@
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
 
+#include <support/overfit_batch.h>
+#include <support/small_models.h>
+
 namespace gradtile {
 namespace {
 
@@ -22,13 +25,7 @@ ModelConfig gpt2_style(Recompute recompute) {
     return {.layers = 2, .heads = 2, .width = 32, .context = 16, .vocabulary = 64, .recompute = recompute};
 }
 ModelConfig llama_style() {
-    return as_llama({.layers = 2,
-                     .heads = 4,
-                     .kv_heads = 2,
-                     .width = 32,
-                     .context = 16,
-                     .vocabulary = 64,
-                     .qk_norm = true});
+    return test::llama_style({.layers = 2, .width = 32, .context = 16, .vocabulary = 64});
 }
 
 ModelConfig with_option(void (*change)(ModelConfig&)) {
@@ -64,6 +61,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"gpt2_f32_recomputed", gpt2_style(Recompute::block), DType::f32},
                       Case{"gpt2_f32_packed", gpt2_style(Recompute::block), DType::f32, true},
                       Case{"llama_bf16_packed", llama_style(), DType::bf16, true},
+                      Case{"attention_dropout_packed", with_option(add_attention_dropout), DType::f32, true},
+                      Case{"all_options_packed", with_option(add_all), DType::f32, true},
                       Case{"llama_f32", llama_style(), DType::f32},
                       Case{"llama_bf16", llama_style(), DType::bf16},
                       Case{"alibi", with_option(add_alibi), DType::f32},
@@ -86,15 +85,7 @@ TEST_P(Overfit, MemorisesOneBatch) {
     parameters.initialize(ctx, Seed{1});
     ElementwiseOptimizer optimizer(ctx, parameters, AdamW{.beta2 = 0.99});
 
-    // The first token identifies the sequence. The targets look random: each is a fixed function of its
-    // position.
-    std::vector<std::int32_t> tokens, targets;
-    for (std::int32_t i = 0; i < 4 * 16; ++i) {
-        tokens.push_back(37 * i % 64);
-        targets.push_back((29 * i * i + 11 * i + 5) % 64);
-    }
-    const Tensor inputs = from_host(ctx, tokens, {4, 16}), wanted = from_host(ctx, targets, {4, 16});
-
+    const test::OverfitBatch batch(ctx);
     ForwardOptions options;
     if (GetParam().packed) {
         std::vector<std::int32_t> offsets, positions;
@@ -110,7 +101,7 @@ TEST_P(Overfit, MemorisesOneBatch) {
         parameters.reset_gradients();
         Transformer::Saved saved;
         options.dropout = DropoutKey::of_step(1, step);
-        const Tensor result = model.forward(ctx, inputs, wanted, saved, options);
+        const Tensor result = model.forward(ctx, batch.tokens, batch.targets, saved, options);
         model.backward(ctx, saved);
         const Clip clip = clip_global_norm(ctx, parameters.gradients(), {.max_norm = 1.0});
         optimizer.step(ctx, 3e-3, {.gradient_scale = clip.scale});

@@ -25,6 +25,14 @@ inline std::string some_text(int words) {
     return text;
 }
 
+/// The same words as documents for packed training: a blank line after every sentence.
+inline std::string some_documents(int words) {
+    std::string text = some_text(words);
+    for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 2)
+        text.insert(at, 1, '\n');
+    return text;
+}
+
 struct TinyRun {
     TinyRun() {
         config.data = directory.write("text.txt", some_text(2000));
@@ -110,6 +118,7 @@ inline constexpr RunSetting run_settings[] = {
                [](TrainConfig& c) {
                    c.packed = true;
                    c.document_token = 0;  // the line break, so that documents are lines
+                   c.model.attention_dropout = 0.2;
                }},
     RunSetting{"everything", [](TrainConfig& c) {
                    c.dtype = TrainDType::bf16;

@@ -60,28 +60,32 @@ class BatchRows {
     std::int64_t fill(const TokenSequence& sequence, std::int64_t row, std::int64_t begin, std::int64_t end,
                       std::vector<std::int32_t>& window) {
         const std::int64_t first = row * options_.context;
-        const auto known = starts_.size();
+        starts_.clear();
         const std::int64_t counted =
             fill_window(sequence, begin, end, options_, window,
                         {tokens_.data() + first, targets_.data() + first,
                          options_.packing ? documents_.positions.data() + first : nullptr},
                         starts_);
-        for (std::size_t i = known; i < starts_.size(); ++i) starts_[i] += static_cast<std::int32_t>(first);
+        if (options_.packing) write_offsets(row);
         return counted;
-    }
-    /// Writes the offsets when all rows are filled. The last one is repeated: unused documents are empty.
-    void finish() const {
-        if (!options_.packing) return;
-        std::ranges::copy(starts_, documents_.offsets.begin());
-        std::ranges::fill(documents_.offsets.subspan(starts_.size()),
-                          static_cast<std::int32_t>(tokens_.size()));
     }
 
   private:
+    /// Writes the offsets of the documents that the last filled row holds, and the end of the row. Documents
+    /// that the row does not use are empty, at its end.
+    void write_offsets(std::int64_t row) const {
+        const std::int64_t first = row * options_.context, documents = options_.packing.max_documents;
+        const std::span offsets = documents_.offsets.subspan(static_cast<std::size_t>(row * documents),
+                                                             static_cast<std::size_t>(documents) + 1);
+        std::ranges::fill(offsets, static_cast<std::int32_t>(first + options_.context));
+        for (std::size_t d = 0; d < starts_.size(); ++d)
+            offsets[d] = static_cast<std::int32_t>(first) + starts_[d];
+    }
+
     WindowOptions options_;
     std::span<std::int32_t> tokens_, targets_;
     DocumentSpans documents_;
-    std::vector<std::int32_t> starts_;
+    std::vector<std::int32_t> starts_;  // of the documents in one row
 };
 
 std::span<std::int32_t> host_elements(const Tensor& x, std::int64_t context) {
@@ -173,7 +177,6 @@ std::int64_t DataLoader::next(std::span<std::int32_t> tokens, std::span<std::int
             tokens_.require_unchanged();
             at = start_of(at.epoch + 1);
         }
-    rows.finish();
     cursor_ = at;
     return counted;
 }
@@ -231,7 +234,6 @@ std::int64_t SequentialLoader::next(std::span<std::int32_t> tokens, std::span<st
         counted += rows.fill(tokens_, row, begin, std::min(begin + context, tokens_.size() - 1), scratch_);
         if (window < windows()) ++window;
     }
-    rows.finish();
     window_ = window;
     return counted;
 }

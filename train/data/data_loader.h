@@ -64,8 +64,7 @@ class DataLoader {
 
     /// Fills B rows of T tokens. The ranks together take the next B * ranks windows of the order; rank r
     /// takes the r-th group of B. B is the spans' size / T and may change from call to call. Returns the
-    /// number of targets that count in the windows of all ranks.
-    /// Packed windows need `documents`.
+    /// number of targets that count in the windows of all ranks. Packed windows need `documents`.
     std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
                       const DocumentSpans& documents = {});
     /// Fills contiguous host tensors in the same way.

@@ -17,11 +17,11 @@ namespace gradtile {
 struct DatasetOptions {
     std::string data{};  ///< name of a text file, or of a token file (.bin; a pattern selects several shards)
     std::string val_data{};                               ///< empty: the last part of data
-    double val_fraction = 0.1;                            ///< size of that part
+    double val_fraction = 0.1;                            ///< size of this last part
     TokenizerKind tokenizer = TokenizerKind::characters;  ///< for text only
     TokenType token_type = TokenType::automatic;          ///< for token files without a header only
     std::int64_t vocabulary = 0;  ///< for token files: every id is below it; 0: see open_token_file
-    /// Of a BPE tokenizer's text; recognised where documents are divided at the separator.
+    /// How a BPE tokenizer reads the text of special tokens. Packed documents need recognised separators.
     SpecialTokens special_tokens = SpecialTokens::as_text;
     /// Dataset::content of the run that is resumed: data with another content is refused. null means that
     /// nothing is compared.
@@ -65,7 +65,7 @@ struct LoadedTokens {
 struct LoadTokensOptions {
     std::int64_t vocabulary = 0;  ///< for token files: see TokenFileOptions
     TokenType token_type = TokenType::automatic;
-    SpecialTokens special_tokens = SpecialTokens::as_text;  ///< of a BPE tokenizer's text
+    SpecialTokens special_tokens = SpecialTokens::as_text;  ///< see DatasetOptions
 };
 
 /// Loads a text with the tokenizer, or a token file (.bin) whose ids fit the vocabulary.

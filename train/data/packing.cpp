@@ -52,7 +52,7 @@ void divide_into_documents(const Packing& packing, std::span<const std::int32_t>
         }
         row.positions[i] = static_cast<std::int32_t>(i - start);
     }
-    // The token after the window, if it is full.
+    // The last target of a full window is the token after the window.
     if (length == context && rule.begins_document(read, first + static_cast<std::size_t>(length)) &&
         !rule.predicts_first_token())
         row.targets[length - 1] = ignored_target;

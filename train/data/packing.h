@@ -20,11 +20,11 @@ struct DocumentRule {
     Kind kind = Kind::none;
     std::int32_t token = -1;
 
-    /// Whether tokens[i] begins a document. Reads the two tokens before it; those before the span are no line
-    /// breaks.
+    /// Whether tokens[i] begins a document. Reads the two tokens before tokens[i]; there is no line break
+    /// before the span.
     bool begins_document(std::span<const std::int32_t> tokens, std::size_t i) const;
-    /// Whether the last token of a document predicts the first token of the next: only if this is the
-    /// separator, which says no more than that a document ends.
+    /// Whether the first token of a document is a target. A separator is one: it says only that the previous
+    /// document ends. Other first tokens are none, because nothing before them belongs to their document.
     bool predicts_first_token() const { return kind != Kind::blank_lines; }
 };
 

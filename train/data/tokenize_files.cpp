@@ -40,7 +40,7 @@ class DocumentTokens {
 
     const std::vector<std::int32_t>& ids() const { return ids_; }
     std::int64_t documents() const { return std::ssize(starts_); }
-    /// The index of the document's first token; that of the end for documents().
+    /// The index of the document's first token; the number of all tokens if `document` is documents().
     std::size_t start_of(std::int64_t document) const {
         return document == documents() ? ids_.size() : starts_[static_cast<std::size_t>(document)];
     }

@@ -1,5 +1,5 @@
 #pragma once
-/// Texts to token files.
+/// Converts texts to token files.
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -33,7 +33,7 @@ struct TokenizeOptions {
     double val_fraction = 0.0;  ///< the last part of the documents goes to val_out
     std::string val_out{};
     int threads = 0;  ///< 0: one per core
-    /// Called with the bytes that are done, of so many.
+    /// Called with the number of bytes that are done, and the number of all.
     std::function<void(std::int64_t bytes, std::int64_t of)> on_progress{};
 };
 

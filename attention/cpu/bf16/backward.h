@@ -21,7 +21,7 @@ struct BackwardScratch {
     Matrix s, d_p;        ///< one square each
     Matrix d_k, d_v;      ///< transposed: [head dim, keys]
     Matrix d_q;           ///< [rows, head dim]
-    float *lse, *delta;   ///< [rows]; lse in base 2, under a rule natural
+    float *lse, *delta;   ///< [rows]; lse has base 2, or base e under a rule
     float* bias_columns;  ///< [max_biases, keys]
 
     BackwardScratch(const Geometry& geometry, const BlockPolicy& block, ScratchPieces& pieces)
@@ -127,8 +127,8 @@ class BackwardBlock {
         return {task_.d_q.data + head * task_.d_q_head_stride, task_.d_q.stride};
     }
 
-    /// Prefetches Q and dO of the strip's place in the next row block, and the strip's rows of dQ, which
-    /// add_to_d_q() updates at the end of this row block.
+    /// Prefetches Q and dO of the next row block's strip with this number, and the rows of dQ of this strip,
+    /// which add_to_d_q() updates at the end of this row block.
     void prefetch_next(const RowBlock& block, std::int64_t strip) {
         const std::int64_t row = block.rows.begin + strip * square;
         const std::int64_t next_row = row + policy_.backward_rows;

@@ -6,8 +6,8 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-/// Block sizes, multiples of `square`. The figures below are GFLOP/s of one causal call: 12 heads of 4096
-/// tokens, 2 threads, on a Xeon with AMX.
+/// Block sizes, multiples of `square`. The numbers in the comments below are GFLOP/s of one causal call with
+/// 12 heads of 4096 tokens, on 2 threads of a Xeon with AMX.
 struct BlockPolicy {
     std::int64_t forward_rows, forward_keys, backward_rows, backward_keys;
 };

@@ -42,7 +42,7 @@ class ForwardBlock {
 
     void run() {
         load_rows();
-        const IndexRange visible = geometry_.mask.visible_keys(task_.rows);
+        const IndexRange visible = task_.keys();
         for (std::int64_t first = visible.begin / square * square; first < visible.end;
              first += policy_.forward_keys) {
             const IndexRange keys{first, smaller(first + policy_.forward_keys, visible.end)};
@@ -106,8 +106,8 @@ class ForwardBlock {
                             strip, scratch_.k, j, {0, scratch_.q.depth}, Sum::overwrite);
     }
 
-    /// Turns dot products into scores. Keys after the last visible one keep their dot products, which the
-    /// mask hides.
+    /// Turns dot products into scores. Dot products of keys after the last visible one remain; mask_scores()
+    /// replaces them.
     void apply_rule_to(std::int64_t strip, IndexRange squares, IndexRange keys) {
         const IndexRange rows = rows_of(strip);
         const IndexRange seen = keys_of(squares, keys);
@@ -171,15 +171,24 @@ class ForwardBlock {
             const Statistics& statistics = scratch_.statistics[r / tile_rows];
             const float maximum = statistics.maximum[r % tile_rows];
             const float sum = _mm512_reduce_add_ps(_mm512_load_ps(statistics.sum[r % tile_rows]));
-            const bool sees_no_key = sum == 0.0f;  // the maximum may have skipped a NaN, but the sum has not
-            task_.lse[row] = sees_no_key ? -infinity : unit * maximum + __builtin_logf(sum);
-            store_row(task_.o.row(row), scratch_.o.at(r, 0), geometry_.d_v,
-                      _mm512_set1_ps(sees_no_key ? 0.0f : dropout_scale / sum));
+            const bool sees_no_key = sum == 0.0f;  // a NaN may be missing in the maximum, but not in the sum
+            const __m512 factor = _mm512_set1_ps(sees_no_key ? 0.0f : dropout_scale / sum);
+            const float* const o = scratch_.o.at(r, 0);
+            if (task_.part_lse != nullptr) {
+                const double exact_unit = task_.rule != nullptr ? 1.0 : 0.6931471805599453;
+                task_.part_lse[row] =
+                    exact_unit * static_cast<double>(maximum) + __builtin_log(static_cast<double>(sum));
+                store_row(task_.part_o.row(row), o, geometry_.d_v, factor);
+            } else {
+                task_.lse[row] = sees_no_key ? -infinity : unit * maximum + __builtin_logf(sum);
+                store_row(task_.o.row(row), o, geometry_.d_v, factor);
+            }
         }
     }
 
-    /// P of a row's largest score is 1. Times dropout's scale, it would have the same rounding error in every
-    /// row. Therefore P has factors 0 and 1, and write_output() applies the scale.
+    /// A rule whose factors of dropout are 0 and 1. P of a row's largest score is 1; multiplied by dropout's
+    /// scale and rounded to bf16, it would have the same error in every row. So write_output() applies the
+    /// scale.
     static ScoreRule<float> without_dropout_scale(const ScoreRule<float>* rule) {
         ScoreRule<float> result{};
         if (rule != nullptr) result = *rule;

@@ -139,6 +139,13 @@ inline void store_row(bfloat16* to, const float* from, std::int64_t columns, __m
     }
 }
 
+/// Stores to[0 .. columns) = factor * from.
+inline void store_row(float* to, const float* from, std::int64_t columns, __m512 factor) {
+    for (std::int64_t d = 0; d < columns; d += 16)
+        _mm512_mask_storeu_ps(to + d, first_lanes<__mmask16>(columns - d),
+                              _mm512_mul_ps(factor, _mm512_loadu_ps(from + d)));
+}
+
 /// Rows `range` of x = factor * sums^T, rounded to bf16; sums is [columns, rows].
 inline void store_transposed(const StridedRows<bfloat16>& x, IndexRange range, std::int64_t columns,
                              const Matrix& sums, float factor) {

@@ -47,8 +47,9 @@ inline void mask_square(const Mask& mask, const Matrix& scores, std::int64_t row
     }
 }
 
-/// How the softmax of a call without a rule reads scores: the products without their scale. Its maximum is
-/// that of scale * score in base 2, which costs one operation per pair.
+/// How the softmax reads scores in a call without a rule. The scores are products without their scale. The
+/// running maximum is the maximum of scale * log2(e) * product, so that P needs one operation per pair before
+/// 2^x.
 struct PlainScores {
     __m512 scale;
 
@@ -56,14 +57,14 @@ struct PlainScores {
     __m512 maximum(__m512 score) const { return _mm512_mul_ps(score, scale); }
     /// The exponent of P in base 2.
     __m512 exponent(__m512 score, __m512 reference) const { return _mm512_fmsub_ps(score, scale, reference); }
-    /// The exponent of a factor for sums so far.
+    /// The exponent of the factor that rescales the sums so far, from the change of the maximum.
     __m512 exponent(__m512 difference) const { return difference; }
-    /// What multiplies P of row r in O; null: 1.
+    /// The factors of row r's probabilities in O, those of dropout; null: all are 1.
     const float* factors(std::int64_t) const { return nullptr; }
 };
 
-/// The same under a rule, which was applied to the scores. The maximum is that of the scores themselves: a
-/// sink or a bias may be as large as float32 allows, and must not overflow.
+/// How the softmax reads scores to which a rule was applied. The running maximum is the maximum of the scores
+/// themselves: a sink or a bias may be as large as float32 allows, and times log2(e) it would overflow.
 struct RuleScores {
     const ScoreRule<float>& rule;
     std::int64_t first_row, first_key, columns;
@@ -83,7 +84,7 @@ struct RuleScores {
 
 /// Running maximum and sum of the softmax of 16 rows. A row's sum is kept as 16 partial sums until the end.
 struct Statistics {
-    /// The maximum so far, after rounding: the factor for an unchanged maximum is then exactly 1.
+    /// The maximum so far, rounded to float32, so that an unchanged maximum rescales by exactly 1.
     alignas(64) float maximum[16];
     alignas(64) float sum[16][16];  ///< sums of exp(score - maximum)
 };

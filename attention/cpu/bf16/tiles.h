@@ -6,8 +6,9 @@
 ///   zero<t>(), load<t>(float*, stride), store<t>(float*, stride)    t is an accumulator, 16 x 16 float32
 ///   load<t>(bfloat16*)                                              t is an operand, 1 KB of adjacent memory
 ///   multiply_add<c, a, b>()                                         c += a b, summed over 32 elements
-/// A left operand holds 16 rows x 32 elements of the summed axis. A right operand holds 16 rows of pairs:
-/// element (p, 2 j + e) is element 2 p + e of column j. Tiles 0 to 3 are accumulators, tiles 4 to 7 operands.
+/// A left operand holds 16 rows x 32 elements of the summed axis. A right operand holds 16 columns x 32
+/// elements, in pairs: element (p, 2 j + e) of the tile is element 2 p + e of column j. Tiles 0 to 3 are
+/// accumulators, tiles 4 to 7 operands.
 #include <cstddef>
 #include <cstdint>
 
@@ -40,9 +41,10 @@ struct Matrix {
 
 enum class Sum : std::uint8_t { overwrite, accumulate };
 
-/// c (32 x 32) = or += a b, summed over the tiles `depth` of the summed axis; i and j count squares of a's
-/// rows and b's columns. Not inlined: the AVX-512 implementation needs nearly all registers, and an enclosing
-/// loop would keep its own constants in them.
+/// Computes one square of a product: c [32, 32] = a b, or c += a b. Rows 32 i to 32 i + 31 of a are
+/// multiplied by columns 32 j to 32 j + 31 of b, summed over the tiles `depth` of the summed axis. The
+/// function is not inlined, because its AVX-512 version needs nearly all registers, and a caller's loop would
+/// keep constants in some.
 template <class Tiles>
 [[gnu::noinline]] void multiply_square(Tiles& tiles, const Matrix& c, const Operand& a, std::int64_t i,
                                        const Operand& b, std::int64_t j, IndexRange depth, Sum sum) {

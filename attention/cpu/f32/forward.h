@@ -54,9 +54,9 @@ struct ForwardScratch {
     float* p;          // [forward_keys, tile_tokens]: S^T, then P^T
 };
 
-/// Without a rule the running maximum is that of scale * log2(e) * Q K^T, which costs one operation per pair.
-/// Under a rule it is that of the scores themselves: a sink or a bias may be as large as float32 allows, and
-/// must not overflow.
+/// Without a rule the running maximum is the maximum of scale * log2(e) * Q K^T, so that P needs one
+/// operation per pair before 2^x. Under a rule it is the maximum of the scores themselves: a sink or a bias
+/// may be as large as float32 allows, and times log2(e) it would overflow.
 template <class V>
 class ForwardBlock {
     using Vector = typename V::Vector;
@@ -78,7 +78,7 @@ class ForwardBlock {
     void run() {
         const std::int64_t tiles = tile_count(task_.rows);
         for (std::int64_t t = 0; t < tiles; ++t) start(tile(t));
-        const IndexRange visible = g_.mask.visible_keys(task_.rows);
+        const IndexRange visible = task_.keys();
         for (std::int64_t begin = visible.begin; begin < visible.end; begin += forward_keys) {
             const IndexRange keys{begin, smaller(begin + forward_keys, visible.end)};
             load_rows<V>(task_.k, keys, g_.d_qk, row_pitch(g_.d_qk), scratch_.k);
@@ -200,7 +200,7 @@ class ForwardBlock {
         return found;
     }
 
-    /// A strip's pairs in scratch_.p.
+    /// The pairs of a strip, which are in scratch_.p.
     TransposedBlock block_of(const Tile& tile, const Strip& strip, std::int64_t first_key) const {
         const std::int64_t first_lane = strip.vectors.begin * V::lanes;
         return {.s = scratch_.p + strip.keys.begin * tile_tokens + first_lane,
@@ -266,7 +266,7 @@ class ForwardBlock {
         }
     }
 
-    /// exp of a difference to the running maximum, in the units of the maximum.
+    /// e^x of a score minus the running maximum; without a rule both are in base 2, and this is 2^x.
     template <bool under_rule>
     static Vector power(Vector x) {
         if constexpr (under_rule) return V::exp2(V::mul(V::broadcast(static_cast<float>(log2_e)), x));
@@ -329,14 +329,19 @@ class ForwardBlock {
         alignas(64) float inverse[tile_tokens] = {};
         const std::int64_t rows = tile.rows.end - tile.rows.begin;
         const double unit = task_.rule != nullptr ? 1.0 : ln_2;
+        const bool is_part = task_.part_lse != nullptr;
         for (std::int64_t i = 0; i < rows; ++i) {
             // A row that sees no key has sum 0 and maximum -inf, which gives O = 0 and LSE = -inf.
             const float sum = tile.sum[i] + tile.sum_error[i];
             inverse[i] = sum == 0.0f ? 0.0f : 1.0f / sum;
-            const double lse = static_cast<double>(tile.maximum[i]) * unit + static_cast<double>(logf(sum));
-            task_.lse[tile.rows.begin + i] = static_cast<float>(lse);
+            const double maximum = static_cast<double>(tile.maximum[i]) * unit;
+            if (is_part) {
+                task_.part_lse[tile.rows.begin + i] = maximum + log(static_cast<double>(sum));
+            } else {
+                task_.lse[tile.rows.begin + i] = static_cast<float>(maximum + static_cast<double>(logf(sum)));
+            }
         }
-        store_transposed<V>(tile.o, inverse, tile.rows, g_.d_v, task_.o);
+        store_transposed<V>(tile.o, inverse, tile.rows, g_.d_v, is_part ? task_.part_o : task_.o);
     }
 
     const ForwardTask<float>& task_;

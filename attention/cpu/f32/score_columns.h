@@ -8,7 +8,7 @@ namespace gradtile::attention::cpu {
 namespace {
 
 /// Part of a transposed tile [keys, tile_tokens]: the pairs of `keys` with `lanes` queries from first_query
-/// on. Queries from end_query on do not exist, but have lanes.
+/// on. Lanes of queries from end_query on are padding.
 struct TransposedBlock {
     float* s;  ///< the pair of the first key and the first query
     IndexRange keys;
@@ -71,8 +71,8 @@ void apply_rule(const ScoreRule<float>& rule, float scale, const TransposedBlock
         if (bias.data != nullptr) add_bias<V>(bias, block);
 }
 
-/// Multiplies P by the factors of dropout. A draw serves eight neighbouring keys of one query, so the draws
-/// of V::lanes queries fill vectors.
+/// Multiplies P by the factors of dropout. One draw is for eight neighbouring keys of one query; a vector
+/// holds the draws of V::lanes queries.
 template <class V>
 void apply_dropout(const ScoreRule<float>& rule, const TransposedBlock& block) {
     if (rule.dropout_threshold == 0) return;

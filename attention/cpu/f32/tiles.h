@@ -11,7 +11,7 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-/// Tokens in a transposed tile [.., 64 tokens], whose tokens are in vector lanes.
+/// Tokens of a transposed tile [.., tile_tokens]: neighbouring tokens are in neighbouring vector lanes.
 constexpr std::int64_t tile_tokens = 64;
 /// Partly masked blocks are computed in strips of this many tokens, so that few invisible pairs are computed.
 constexpr std::int64_t strip_tokens = 16;
@@ -168,8 +168,8 @@ void store_transposed(const float* tile, const float* factors, IndexRange tokens
     }
 }
 
-/// tile [tokens, padded] = rows of x, padded with zeros. In x the rows of a head are a whole model width
-/// apart; products, which read columns, would then use only few cache sets.
+/// tile [tokens, padded] = rows of x, padded with zeros. Products read columns. In x, the rows of a head are
+/// a whole model width apart, so that a column would occupy only a few cache sets.
 template <class V>
 void load_rows(StridedRows<const float> x, IndexRange tokens, std::int64_t d, std::int64_t padded,
                float* tile) {

@@ -49,7 +49,7 @@ TEST(Packing, ASeparatorBeginsADocumentAndIsTheLastTargetOfTheOneBefore) {
     EXPECT_THAT(rows.tokens, ElementsAre(0, 1, 2, 0, 3, 0, 0, 4, 5, 6, 0, 0));
     EXPECT_THAT(rows.targets, ElementsAre(1, 2, 0, 3, 0, 0, 4, 5, 6, 0, 8, no_target));
     EXPECT_THAT(rows.positions, ElementsAre(0, 1, 2, 0, 1, 0, 0, 1, 2, 3, 0, 1));
-    EXPECT_THAT(rows.offsets, ElementsAre(0, 3, 5, 6, 10, 12, 12, 12, 12));
+    EXPECT_THAT(rows.offsets, ElementsAre(0, 3, 5, 6, 6, 10, 12, 12, 12));
     EXPECT_EQ(rows.counted, 11);
 }
 

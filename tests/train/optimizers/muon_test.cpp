@@ -14,6 +14,8 @@
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/parallel/data_parallel.h>
 
+#include <support/overfit_batch.h>
+
 #include "optimizer_problems.h"
 
 namespace gradtile {
@@ -354,17 +356,12 @@ TEST(Muon, AModelMemorisesOneBatch) {
         Muon optimizer(ctx, parameters,
                        [](const Parameter& parameter) { return parameter.name().starts_with("h."); },
                        {.lr_ratio = 0.02 / 3e-3, .adamw = {.beta2 = 0.99}});
-        std::vector<std::int32_t> tokens, targets;
-        for (std::int32_t i = 0; i < 4 * 16; ++i) {
-            tokens.push_back(37 * i % 64);
-            targets.push_back((29 * i * i + 11 * i + 5) % 64);
-        }
-        const Tensor inputs = from_host(ctx, tokens, {4, 16}), wanted = from_host(ctx, targets, {4, 16});
+        const test::OverfitBatch batch(ctx);
         double loss = 0.0;
         for (int step = 1; step <= 150; ++step) {
             parameters.reset_gradients();
             Transformer::Saved saved;
-            loss = item(ctx, model.forward(ctx, inputs, wanted, saved));
+            loss = item(ctx, model.forward(ctx, batch.tokens, batch.targets, saved));
             model.backward(ctx, saved);
             optimizer.step(ctx, 3e-3);
         }

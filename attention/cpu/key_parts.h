@@ -1,0 +1,127 @@
+#pragma once
+/// INTERNAL. Few queries against many keys: the keys are divided among tasks, so that the rows of one head
+/// use several threads. Each task computes O and the LSE of its keys, and merge_key_parts() combines them.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/strided_rows.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile::attention::cpu {
+
+/// The keys that some row sees, in parts of equal length; the last part may be shorter. With one part the
+/// keys are not divided.
+struct KeyParts {
+    static constexpr std::int64_t max_count = 64;
+    std::int64_t begin = 0, end = 0;
+    std::int64_t length = 0;
+    std::int64_t count = 1;
+
+    bool divided() const { return count > 1; }
+    IndexRange part(std::int64_t i) const {
+        return {begin + i * length, std::min(begin + (i + 1) * length, end)};
+    }
+};
+
+/// Divides the keys of a call that has `tasks` blocks of rows in all its heads. The result depends on the
+/// shape and the mask only, so results do not depend on the number of threads.
+inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
+    constexpr std::int64_t max_queries = 64;                    // more queries make enough blocks of rows
+    constexpr std::int64_t enough_tasks = KeyParts::max_count;  // at least the threads of most machines
+    constexpr std::int64_t min_length = 1024;  // below, starting a task would cost more than it saves
+    constexpr std::int64_t multiple = 256;     // parts begin at borders of the kernels' blocks of keys
+    if (tasks == 0 || tasks >= enough_tasks || mask.queries > max_queries) return {};
+    const IndexRange visible = mask.visible_keys({0, mask.queries});
+    const std::int64_t begin = visible.begin / multiple * multiple, keys = visible.end - begin;
+    const std::int64_t count = std::min(ceil_div(keys, min_length), ceil_div(enough_tasks, tasks));
+    if (count < 2) return {};
+    const std::int64_t length = ceil_div(ceil_div(keys, count), multiple) * multiple;
+    return {.begin = begin, .end = visible.end, .length = length, .count = ceil_div(keys, length)};
+}
+
+/// The results of the parts: O before it is rounded to the operator's dtype, and the LSE in float64, so that
+/// the merge adds no error of its own.
+template <class A>
+class PartResults {
+  public:
+    PartResults(const Context& ctx, const KeyParts& parts, const Tensor& q, std::int64_t d_v) {
+        if (!parts.divided()) return;
+        o_ = empty(ctx, {parts.count, q.size(0), q.size(2), q.size(1), d_v}, dtype_of<A>);
+        lse_ = empty(ctx, {parts.count, q.size(0), q.size(2), q.size(1)}, DType::f64);
+    }
+    StridedRows<A> o(std::int64_t part, std::int64_t batch, std::int64_t head) const {
+        return {o_.data<A>() + part * o_.stride(0) + batch * o_.stride(1) + head * o_.stride(2),
+                o_.stride(3)};
+    }
+    double* lse(std::int64_t part, std::int64_t batch, std::int64_t head) const {
+        return lse_.data<double>() + part * lse_.stride(0) + batch * lse_.stride(1) + head * lse_.stride(2);
+    }
+
+  private:
+    Tensor o_;    // [parts, B, Hq, Sq, Dv]
+    Tensor lse_;  // [parts, B, Hq, Sq]
+};
+
+/// Combines the parts of one row: O = sum of w_p O_p with w_p = exp(LSE_p - LSE), and LSE = ln(exp(sink) +
+/// sum of exp(LSE_p)). The sink takes part here only, because a row has one.
+template <class A>
+class RowMerge {
+  public:
+    RowMerge(const KeyParts& parts, std::int64_t d_v, double sink)
+        : weights_(static_cast<std::size_t>(parts.count)),
+          sums_(static_cast<std::size_t>(d_v)),
+          sink_(sink) {}
+
+    /// Returns the row's LSE; o() then holds its O.
+    double merge(const PartResults<A>& results, std::int64_t batch, std::int64_t head, std::int64_t row) {
+        constexpr double infinity = std::numeric_limits<double>::infinity();
+        double maximum = sink_;
+        for (std::size_t p = 0; p < weights_.size(); ++p) {
+            weights_[p] = results.lse(static_cast<std::int64_t>(p), batch, head)[row];
+            maximum = std::max(maximum, weights_[p]);
+        }
+        // A part whose keys are all hidden has LSE = -inf. If all have, any finite reference gives weight 0.
+        const double reference = maximum == -infinity ? 0.0 : maximum;
+        double total = std::exp(sink_ - reference);
+        std::ranges::fill(sums_, 0.0);
+        for (std::size_t p = 0; p < weights_.size(); ++p) {
+            const double weight = std::exp(weights_[p] - reference);
+            total += weight;
+            const A* const o = results.o(static_cast<std::int64_t>(p), batch, head).row(row);
+            for (std::size_t c = 0; c < sums_.size(); ++c) sums_[c] += weight * static_cast<double>(o[c]);
+        }
+        const bool sees_no_key = total == 0;
+        for (double& sum : sums_) sum = sees_no_key ? 0.0 : sum / total;
+        return sees_no_key ? -infinity : maximum + std::log(total);
+    }
+    const std::vector<double>& o() const { return sums_; }
+
+  private:
+    std::vector<double> weights_, sums_;
+    double sink_;
+};
+
+/// Merges the parts of all rows. Writes o [B, Sq, Hq, Dv] and lse [B, Hq, Sq].
+template <class T>
+void merge_key_parts(const Context& ctx, const KeyParts& parts, const PartResults<Accumulator<T>>& results,
+                     const ScoreOptions& scores, const Tensor& o, const Tensor& lse) {
+    using A = Accumulator<T>;
+    const std::int64_t queries = o.size(1), heads = o.size(2), d_v = o.size(3);
+    parallel_for(ctx, o.size(0) * heads, [&](std::int64_t task) {
+        const std::int64_t b = task / heads, h = task % heads;
+        RowMerge<A> merge(parts, d_v, scores.rule_of<double>(b, h).sink);
+        for (std::int64_t i = 0; i < queries; ++i) {
+            const double row_lse = merge.merge(results, b, h, i);
+            lse.data<A>()[b * lse.stride(0) + h * lse.stride(1) + i * lse.stride(2)] =
+                static_cast<A>(row_lse);
+            T* const row = o.data<T>() + b * o.stride(0) + i * o.stride(1) + h * o.stride(2);
+            for (std::int64_t c = 0; c < d_v; ++c)
+                row[c] = convert<T>(static_cast<A>(merge.o()[static_cast<std::size_t>(c)]));
+        }
+    });
+}
+
+}  // namespace gradtile::attention::cpu
