@@ -59,6 +59,12 @@ struct ScoreOptions {
         DType dtype = DType::f32;
         std::array<std::int64_t, 4> strides{};  ///< [batch, head, row, column], in elements
         std::int64_t batch_divisor = 1;
+
+        GRADTILE_HOST_DEVICE BiasRows rows_of(std::int64_t batch, std::int64_t head) const {
+            if (data == nullptr) return {};
+            const std::int64_t first = batch / batch_divisor * strides[0] + head * strides[1];
+            return {data + first * static_cast<std::int64_t>(size_of(dtype)), dtype, strides[2], strides[3]};
+        }
     };
 
     /// No option is set.
@@ -80,13 +86,7 @@ struct ScoreOptions {
         rule.softcap = static_cast<A>(softcap);
         if (alibi_slopes != nullptr) rule.alibi_slope = static_cast<A>(alibi_slopes[head * alibi_stride]);
         rule.offset = offset;
-        for (std::size_t n = 0; n < max_biases; ++n) {
-            const Bias& bias = biases[n];
-            if (bias.data == nullptr) continue;
-            const std::int64_t first = batch / bias.batch_divisor * bias.strides[0] + head * bias.strides[1];
-            rule.biases[n] = {bias.data + first * static_cast<std::int64_t>(size_of(bias.dtype)), bias.dtype,
-                              bias.strides[2], bias.strides[3]};
-        }
+        for (std::size_t n = 0; n < max_biases; ++n) rule.biases[n] = biases[n].rows_of(batch, head);
         if (sink != nullptr) rule.sink = static_cast<A>(sink[head * sink_stride]);
         rule.dropout_threshold = dropout.threshold;
         rule.dropout_scale = static_cast<A>(dropout.scale);

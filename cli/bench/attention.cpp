@@ -64,6 +64,7 @@ struct ScoreFlags {
     double softcap = 0, dropout = 0;
     bool alibi = false, sink = false;
     std::string bias;  ///< the axes along which it is not broadcast, out of "bhqk"; empty: none
+    bool mask_bias = false;
 
     void check() const {
         check_flag("--softcap", softcap, {0, 1e20});
@@ -217,6 +218,8 @@ class Passes {
             options_.sink = numbers_(ctx_, {shapes.heads}, DType::f32);
             gradients_.sink = empty_like(ctx_, options_.sink);
         }
+        const DType dtype = q_.dtype();
+        if (flags.mask_bias) options_.biases[1] = numbers_(ctx_, {shapes.batch, 1, 1, shapes.length}, dtype);
         if (flags.bias.empty()) return;
         const auto length_of = [&](char axis, std::int64_t length) {
             return flags.bias.find(axis) == std::string::npos ? 1 : length;
@@ -224,7 +227,7 @@ class Passes {
         options_.biases[0] = numbers_(ctx_,
                                       {length_of('b', shapes.batch), length_of('h', shapes.heads),
                                        length_of('q', shapes.queries), length_of('k', shapes.length)},
-                                      DType::f32);
+                                      dtype);
         gradients_.biases[0] = empty_like(ctx_, options_.biases[0]);
     }
 
@@ -362,6 +365,8 @@ void add_bench_attention(Command& bench) {
                                    "add a bias with these axes to the scores and compute its gradient: bhqk "
                                    "or a part, for example hqk or bk (default: no bias)",
                                    [flags](const std::string& axes) { flags->score.bias = axes; });
+    command.add_switch("--mask-bias", flags->score.mask_bias,
+                       "add a bias of the keys of each sequence, without a gradient, as Evoformer's mask");
     command.add_switch("--sink", flags->score.sink, "add a logit without a value to every row");
     command.add_value("--dropout", flags->score.dropout, "probability of dropping an element of P");
     command.add_value("--pass", flags->pass, "passes to time");

@@ -64,11 +64,16 @@ class AttentionCuda : public testing::Test {
 
     /// The naive algorithm on the GPU must be as accurate as on the CPU, up to the order of its sums. Flash
     /// must be within the bounds of its dtype.
-    void expect_accurate(const Problem& problem, DType dtype, bool deterministic = false) const {
+    /// Biases are float32 or, with typed_biases, of the dtype of q.
+    void expect_accurate(const Problem& problem, DType dtype, bool deterministic = false,
+                         bool typed_biases = false) const {
         SCOPED_TRACE(::testing::Message() << problem << ' ' << dtype);
         // The bound of float64 results is derived from the error of the same problem in float32.
         const DType coarse = dtype == DType::f64 ? DType::f32 : dtype;
-        const Inputs coarse_inputs = random_inputs(cpu, problem, coarse), in = coarse_inputs.to(cpu, dtype);
+        Inputs coarse_inputs = random_inputs(cpu, problem, coarse);
+        for (Tensor& bias : coarse_inputs.biases)
+            if (typed_biases && bias.defined()) bias = cast(cpu, bias, coarse);
+        const Inputs in = coarse_inputs.to(cpu, dtype);
         const Result naive = run(cpu, coarse_inputs, problem.options(Algorithm::naive));
         const Reference reference = float64_reference(cpu, problem, in, roundoff_of(dtype, Device::cuda(0)));
         for (const Algorithm algorithm : cuda_algorithms) {

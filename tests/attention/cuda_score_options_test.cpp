@@ -20,6 +20,50 @@ TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAllScoreOptionsAtAnyHeadDim)
             expect_accurate(problem_with_every_score_option(140, 135, d, d), GetParam(), deterministic);
 }
 
+/// Biases of the dtype of q whose rows are aligned are read in tiles, alone or with a bias of keys.
+TEST_P(AttentionCudaDtypes, BiasesReadInTilesAreAsAccurateAsNaive) {
+    const Problem base{.queries = 70,
+                       .keys = 152,
+                       .d_qk = 32,
+                       .d_v = 32,
+                       .batch = 4,
+                       .heads = 4,
+                       .key_heads = 2,
+                       .biases = {Shape{1, 4, 70, 152}}};
+    std::vector<Problem> problems{base};
+    const auto add = [&](auto&& change) { change(problems.emplace_back(base)); };
+    add([](Problem& p) { p.d_qk = 24, p.d_v = 20; });
+    add([](Problem& p) { p.d_qk = p.d_v = 64, p.causal = p.sink = p.d_lse = true; });
+    add([](Problem& p) { p.d_qk = 64, p.d_v = 40, p.window.left = 30, p.scale = -0.3; });
+    add([](Problem& p) { p.biases = {Shape{4, 1, 1, 152}, Shape{2, 4, 70, 152}}, p.batch_divisor = 2; });
+    add([](Problem& p) { p.biases = {Shape{4, 4, 70, 152}, Shape{4, 1, 1, 152}}, p.causal = true; });
+    // So many tiles that the gradient has a kernel of its own, with keys and rows beyond the last tile.
+    add([](Problem& p) {
+        p.queries = 200, p.keys = 264, p.heads = p.key_heads = 16;
+        p.biases = {Shape{2, 16, 200, 264}, Shape{4, 1, 1, 264}}, p.batch_divisor = 2;
+    });
+    add([](Problem& p) {
+        p.queries = p.keys = 256, p.heads = 16, p.d_qk = p.d_v = 64, p.batch = 3;
+        p.causal = p.top_left = true, p.biases = {Shape{1, 16, 256, 256}};
+    });
+    // dQ of so many sequences is summed in several parts.
+    add([](Problem& p) { p.queries = 9, p.keys = 8, p.batch = 1601, p.biases = {Shape{1, 4, 9, 8}}; });
+    for (const Problem& problem : problems)
+        for (const bool deterministic : {false, true})
+            expect_accurate(problem, GetParam(), deterministic, /*typed_biases=*/true);
+}
+
+TEST_P(AttentionCudaDtypes, RowsOfTheLowestScoresGiveNumbers) {
+    for (const DType bias_dtype : {DType::f32, GetParam()}) {
+        if (bias_dtype != DType::f32 && bias_dtype != DType::bf16) continue;
+        for (const Algorithm algorithm : cuda_algorithms) {
+            SCOPED_TRACE(::testing::Message() << algorithm << ' ' << bias_dtype);
+            const Inputs in = inputs_with_lowest_scores(cpu, GetParam(), bias_dtype);
+            expect_finite(run_on_gpu(in, problem_with_lowest_scores().options(algorithm)));
+        }
+    }
+}
+
 /// Dropout must drop the same elements on every device.
 TEST_P(AttentionCudaDtypes, DropoutDropsTheSameElementsAsOnTheCpu) {
     // Column j of V is 1 at key j and 0 at the others. Scores are equal, so O is not 0 where P is kept.

@@ -1,5 +1,7 @@
 #pragma once
 /// The problems on which every algorithm, dtype and kernel is compared with float64.
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -229,5 +231,31 @@ class RowsOfMinusInfinity {
     static constexpr std::size_t rows[] = {3, 39};
     Problem problem_;
 };
+
+/// Models often mark hidden keys by the lowest number of a dtype instead of -inf. In this problem all keys of
+/// row 3 are marked so. Its LSE times log2(e) exceeds float32.
+inline Problem problem_with_lowest_scores() {
+    return {.queries = 40,
+            .keys = 72,
+            .d_qk = 32,
+            .d_v = 32,
+            .heads = 2,
+            .key_heads = 2,
+            .biases = {Shape{1, 2, 40, 72}}};
+}
+inline Inputs inputs_with_lowest_scores(const Context& ctx, DType dtype, DType bias_dtype) {
+    Inputs in = random_inputs(ctx, problem_with_lowest_scores(), dtype);
+    std::vector<double> bias = to_host(ctx, in.biases[0]);
+    const double lowest = bias_dtype == DType::bf16 ? -0x1.fep127 : -std::numeric_limits<float>::max();
+    for (std::size_t i = 0; i < bias.size(); ++i)
+        if (i / 72 % 40 == 3) bias[i] = lowest;
+    in.biases[0] = from_host(ctx, bias, in.biases[0].shape(), bias_dtype);
+    return in;
+}
+inline void expect_finite(const Result& result) {
+    EXPECT_FALSE(std::ranges::any_of(result.lse, [](double e) { return std::isnan(e) || e > 1e30; }));
+    for (const std::vector<double>& x : {result.o, result.d_q, result.d_k, result.d_v, result.d_bias_0})
+        EXPECT_TRUE(std::ranges::all_of(x, [](double e) { return std::isfinite(e); }));
+}
 
 }  // namespace gradtile::attention::test

@@ -159,6 +159,15 @@ TEST(ScoreOptions, GradientsOfTheSinkAndThroughTheLseAreThoseOfFiniteDifferences
     }
 }
 
+TEST(ScoreOptions, RowsOfTheLowestScoresGiveNumbers) {
+    const Context ctx(Device::cpu(), 2);
+    for (const DType dtype : floating_dtypes)
+        for_every_algorithm(dtype, [&](Algorithm algorithm) {
+            const Inputs in = inputs_with_lowest_scores(ctx, dtype, DType::f32);
+            expect_finite(run(ctx, in, problem_with_lowest_scores().options(algorithm)));
+        });
+}
+
 /// Keys with a bias of -inf are the keys that a mask hides.
 TEST(ScoreOptions, ABiasOfMinusInfinityHidesKeys) {
     const Context ctx(Device::cpu(), 2);

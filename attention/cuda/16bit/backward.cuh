@@ -47,7 +47,10 @@ class KeyBlock {
     using LeftOperand = FragmentA[s_tiles / 2][m_tiles];  ///< P^T or dS^T in 16 bits
 
   public:
-    using Rules = RulesOfHeads<Policy::has_rule>;
+    static constexpr RuleKind kind = Policy::rule;
+    static constexpr bool may_drop = kind == RuleKind::dropout || kind == RuleKind::any;
+    using BiasTile = typename Shared::BiasTile;
+    using Rules = RulesOfHeads<kind != RuleKind::none>;
     __device__ __forceinline__ KeyBlock(const Bits16BackwardParameters& p, unsigned char* shared,
                                         volatile RarelyUsed& kept, Rules& rules,
                                         const BlockSequence& sequence, int key_head, int key_block)
@@ -72,6 +75,7 @@ class KeyBlock {
         if (threadIdx.x == 0) {
             kept_.d_k = sequence.keys(p.d_k, key_head_).row(first_key_);
             kept_.d_v = sequence.keys(p.d_v, key_head_).row(first_key_);
+            kept_.bias = bias_of_batch();
             kept_.batch = sequence.batch;
             kept_.key = first_key_;
             kept_.keys = valid_keys_;
@@ -106,7 +110,7 @@ class KeyBlock {
                                                   i % 2 * Shared::statistics_bytes +
                                                   (makes_p_ ? 0 : rows * 4) + lane_index() % 4 * 8;
             if (makes_p_) {
-                if constexpr (Policy::has_rule) {
+                if constexpr (kind == RuleKind::any) {
                     make_p_under_rule(left, x, exchange, lane_statistics, i);
                 } else {
                     make_p(left, x, exchange, lane_statistics, i);
@@ -134,7 +138,7 @@ class KeyBlock {
     }
     __device__ __forceinline__ void remember(int iteration, RowPosition at) const {
         if (reread_thread_index() != 0) return;
-        if constexpr (Policy::has_rule) {
+        if constexpr (kind != RuleKind::none) {
             if (iteration == 0 || at.head != kept_.positions[(iteration - 1) % 4].x)
                 rules_.of_head[at.head % 2].set(sequence_.rule_of<float>(p_.scores, at.head));
         }
@@ -142,8 +146,16 @@ class KeyBlock {
         kept_.positions[iteration % 4].y = at.row;
     }
 
-    /// Starts to copy a block of rows: Q, dO, LSE and D.
-    __device__ __forceinline__ void load_rows(int iteration, int batch, RowPosition at) const {
+    /// See RarelyUsed::bias.
+    __device__ __forceinline__ const std::uint16_t* bias_of_batch() const {
+        if constexpr (!tiles.reads_bias) return nullptr;
+        const std::byte* const rows = p_.scores.biases[0].rows_of(sequence_.batch, 0).data;
+        return reinterpret_cast<const std::uint16_t*>(rows) + first_key_;
+    }
+
+    /// Starts to copy a block of rows: Q, dO, LSE and D, and its tile of the bias.
+    __device__ __forceinline__ void load_rows(int iteration, int batch, RowPosition at,
+                                              const std::uint16_t* bias) const {
         const auto [head, row] = at;
         const std::uint32_t stage = base_ + Shared::row_stages + iteration % 2 * Shared::row_stage_bytes;
         const int tensor_row = sequence_.first_query + row;
@@ -152,6 +164,13 @@ class KeyBlock {
         load_tile_async<RowTile, tiles.threads()>(stage + RowTile::bytes,
                                                   p_.d_o.head(batch, head).row(tensor_row), p_.d_o.row_stride,
                                                   mask().queries - row, p_.sizes.v_dim);
+        if constexpr (tiles.reads_bias) {
+            const auto& strides = p_.scores.biases[0].strides;
+            load_tile_async<BiasTile, tiles.threads()>(base_ + Shared::bias + iteration % 2 * BiasTile::bytes,
+                                                       bias + head * strides[1] + row * strides[2],
+                                                       strides[2], mask().queries - row,
+                                                       mask().keys - first_key_);
+        }
         // The first rows / 4 threads copy LSE, the next rows / 4 threads D.
         if (const int thread = static_cast<int>(threadIdx.x); thread < rows / 2) {
             const std::int64_t first =
@@ -171,7 +190,7 @@ class KeyBlock {
                                                  sequence_.keys(p_.v, key_head_).row(first_key_),
                                                  p_.v.row_stride, valid_keys_, p_.sizes.v_dim);
         if (const RowPosition first{key_head_ * p_.sizes.group, row_blocks_.begin_row}; iterations_ > 0) {
-            load_rows(0, sequence_.batch, first);
+            load_rows(0, sequence_.batch, first, bias_of_batch());
             remember(0, first);
         }
         commit_copies();
@@ -179,7 +198,7 @@ class KeyBlock {
     __device__ __forceinline__ void load_next_rows(int iteration) const {
         if (iteration + 1 < iterations_) {
             const RowPosition next = row_blocks_.after(position_of(iteration));
-            load_rows(iteration + 1, kept_.batch, next);
+            load_rows(iteration + 1, kept_.batch, next, kept_.bias);
             remember(iteration + 1, next);
         }
         commit_copies();
@@ -196,30 +215,87 @@ class KeyBlock {
     }
 
     /// Computes P^T from S^T in x and masks it. Writes it to `left`, in T, as the left operand of dV, and to
-    /// `exchange`, in binary16.
+    /// `exchange`, in binary16. With dropout, dropped elements are 0 in `left` and have the sign bit set in
+    /// `exchange`.
     __device__ __forceinline__ void make_p(LeftOperand& left, Scores& x, const LanePointer<DsTile>& exchange,
                                            std::uint32_t lane_statistics, int iteration) const {
+        const RowPosition at = position_of(iteration);
+        const int key = kept_.key + warp_key_;
+        float of_keys[m_tiles][2] = {};
+        if constexpr (tiles.reads_bias) load_key_bias(of_keys, at.head, key);
 #pragma unroll
-        for (int n = 0; n < s_tiles; ++n) {
-            const float2 lse = statistic(lane_statistics, n);
-#pragma unroll
-            for (int m = 0; m < m_tiles; ++m)
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    x[m][n][e] = exp2_fast(fmaf(x[m][n][e], p_.scale_log2, e % 2 == 0 ? -lse.x : -lse.y));
-        }
-        const int row = position_of(iteration).row, key = kept_.key + warp_key_;
-        if (!mask().sees_all(row, rows, key, tiles.pair_keys))
-            mask_transposed_probabilities(x, mask(), key, row);
-#pragma unroll
-        for (int k = 0; k < s_tiles / 2; ++k)
+        for (int n = 0; n < s_tiles; n += 2) {
+            const float2 lse[2] = {statistic(lane_statistics, n), statistic(lane_statistics, n + 1)};
 #pragma unroll
             for (int m = 0; m < m_tiles; ++m) {
-                FragmentA half;
-                pack_fragment<float16>(half, x[m][2 * k], x[m][2 * k + 1]);
-                store_matrices(half, exchange.at(m * 16, k * 16));
-                pack_fragment<T>(left[k][m], x[m][2 * k], x[m][2 * k + 1]);
+                std::uint32_t bias[4];
+                if constexpr (tiles.reads_bias)
+                    load_matrices<true>(bias, LanePointer<BiasTile>::paired(base_ + Shared::bias +
+                                                                            iteration % 2 * BiasTile::bytes)
+                                                  .at(n * 8, warp_key_ + m * 16));
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float* const pair = &x[m][n + i / 2][i % 2 * 2];
+                    float2 shift{-lse[i / 2].x, -lse[i / 2].y};
+                    if constexpr (tiles.reads_bias) {
+                        const float2 terms = unpack<T>(bias[i]);
+                        shift = {fmaf(terms.x, log2_e, shift.x + of_keys[m][i % 2]),
+                                 fmaf(terms.y, log2_e, shift.y + of_keys[m][i % 2])};
+                    }
+                    pair[0] = exp2_fast(fmaf(pair[0], p_.scale_log2, shift.x));
+                    pair[1] = exp2_fast(fmaf(pair[1], p_.scale_log2, shift.y));
+                }
             }
+        }
+        if (!mask().sees_all(at.row, rows, key, tiles.pair_keys))
+            mask_transposed_probabilities(x, mask(), key, at.row);
+#pragma unroll
+        for (int k = 0; k < s_tiles / 2; ++k) {
+            if constexpr (kind == RuleKind::dropout) {
+                const ScoreRule<float>& rule = rules_.of_head[at.head % 2].get();
+                const KeptOfColumns kept[2] = {{rule, at.row + k * 16, key},
+                                               {rule, at.row + k * 16 + 8, key}};
+#pragma unroll
+                for (int m = 0; m < m_tiles; ++m) store_with_dropout(left[k][m], x[m], kept, k, m, exchange);
+            } else {
+#pragma unroll
+                for (int m = 0; m < m_tiles; ++m) {
+                    FragmentA half;
+                    pack_fragment<float16>(half, x[m][2 * k], x[m][2 * k + 1]);
+                    store_matrices(half, exchange.at(m * 16, k * 16));
+                    pack_fragment<T>(left[k][m], x[m][2 * k], x[m][2 * k + 1]);
+                }
+            }
+        }
+    }
+    /// log2(e) times the bias of a lane's keys.
+    __device__ __forceinline__ void load_key_bias(float (&of_keys)[m_tiles][2], int head, int key) const {
+        const BiasRows& bias = rules_.of_head[head % 2].get().biases[1];
+        if (bias.data == nullptr) return;
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                if (const int j = key + m * 16 + half * 8 + lane_index() / 4; j < mask().keys)
+                    of_keys[m][half] = log2_e * bias_at<T, float>(bias, 0, j);
+    }
+    /// Packs 16 keys x 16 queries of P^T.
+    __device__ __forceinline__ static void store_with_dropout(FragmentA& left, FragmentC (&p)[s_tiles],
+                                                              const KeptOfColumns (&kept)[2], int k, int m,
+                                                              const LanePointer<DsTile>& exchange) {
+        FragmentC crossing[2];
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                float& probability = p[2 * k + n][e];
+                crossing[n][e] = kept[n](m, e) ? probability : -probability;
+                if (!kept[n](m, e)) probability = 0;
+            }
+        FragmentA half;
+        pack_fragment<float16>(half, crossing[0], crossing[1]);
+        store_matrices(half, exchange.at(m * 16, k * 16));
+        pack_fragment<T>(left, p[2 * k], p[2 * k + 1]);
     }
 
     /// The same under a score rule. `left` receives P^T without dropped elements, `exchange` the product of
@@ -283,7 +359,7 @@ class KeyBlock {
 
     /// dS of one pair. `probability` is what crossed: under a rule, dropped elements are negative.
     __device__ __forceinline__ static float d_s_of(float probability, float d_p, float delta) {
-        if constexpr (!Policy::has_rule) return probability * fmaf(d_p, 1 / p_factor, -delta);
+        if constexpr (!may_drop) return probability * fmaf(d_p, 1 / p_factor, -delta);
         const bool is_dropped = __float_as_int(probability) < 0;
         return fabsf(probability) * (is_dropped ? -delta : fmaf(d_p, 1 / p_factor, -delta));
     }
@@ -401,7 +477,7 @@ __device__ __forceinline__ void differentiate_keys(const Bits16BackwardParameter
                                                    const BlockSequence& sequence, int key_head,
                                                    int key_block) {
     __shared__ RarelyUsed kept;
-    __shared__ RulesOfHeads<Policy::has_rule> rules;
+    __shared__ RulesOfHeads<Policy::rule != RuleKind::none> rules;
     KeyBlock<T, head_dim, Policy>(p, shared, kept, rules, sequence, key_head, key_block).differentiate();
 }
 
@@ -430,7 +506,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         return differentiate_keys<T, head_dim, Policy>(p, shared, shared_sequence, key_head, task.block);
     }
     const TaskOrder::Task task = p.order(index);
-    const auto sequence = BlockSequence::of_batch(p.mask, task.batch_head / key_heads);
+    const auto sequence = BlockSequence::of_batch(p.mask, p.first_batch + task.batch_head / key_heads);
     const int key_head = task.batch_head % key_heads;
     if constexpr (Policy::whole_head_rows == 0) {
         differentiate_keys<T, head_dim, Policy>(p, shared, sequence, key_head, task.part);
@@ -457,17 +533,17 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
 /// Passes the tiles as a type, because nvcc does not launch kernels that have template parameters of class
 /// types.
-template <class Choice, int shared_limit, bool has_rule_, bool may_be_packed_>
+template <class Choice, int shared_limit, RuleKind rule_, bool may_be_packed_>
 struct Bits16BackwardPolicy {
     static constexpr Bits16BackwardTiles tiles = Choice::tiles(shared_limit);
     static constexpr int whole_head_rows = 0;
-    static constexpr bool has_rule = has_rule_;            ///< whether the kernel applies score rules
+    static constexpr RuleKind rule = rule_;
     static constexpr bool may_be_packed = may_be_packed_;  ///< whether the call may have packed sequences
 };
 /// The same for kernels whose thread blocks process whole heads.
 template <int head_dim, int shared_limit>
 struct Bits16WholeHeadPolicy
-    : Bits16BackwardPolicy<Bits16BackwardChoice<head_dim>, shared_limit, false, false> {
+    : Bits16BackwardPolicy<Bits16BackwardChoice<head_dim>, shared_limit, RuleKind::none, false> {
     static constexpr int whole_head_rows = Bits16BackwardChoice<head_dim>::whole_head_rows(shared_limit);
 };
 
@@ -548,17 +624,29 @@ void launch_backward(const Bits16BackwardParameters& p, cudaStream_t stream) {
     visit_head_dim(
         Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim), [&]<int head_dim>(HeadDim<head_dim>) {
             const int shared_bytes = gradtile::cuda::shared_memory_of_a_block();
-            if (!p.scores.scores_are_products) {
-                using Choice = Bits16RuleBackwardChoice<head_dim>;
-                return visit_shared_memory<Choice>(shared_bytes, [&]<int limit>(SharedMemory<limit>) {
-                    using Policy = Bits16BackwardPolicy<Choice, limit, true, true>;
+            const auto launch_rule = [&]<class Choice, RuleKind rule, bool may_be_packed>() {
+                visit_shared_memory<Choice>(shared_bytes, [&]<int limit>(SharedMemory<limit>) {
+                    using Policy = Bits16BackwardPolicy<Choice, limit, rule, may_be_packed>;
                     launch_backward_kernels<T, head_dim, Policy>(p, stream);
                 });
+            };
+            if constexpr (has_kernels(RuleKind::dropout, head_dim)) {
+                using Choice = Bits16DropoutBackwardChoice<head_dim>;
+                if (p.rule == RuleKind::dropout)
+                    return launch_rule.template operator()<Choice, RuleKind::dropout, false>();
             }
+            if constexpr (has_kernels(RuleKind::pair_bias, head_dim)) {
+                using Choice = Bits16PairBiasBackwardChoice<head_dim>;
+                if (p.rule == RuleKind::pair_bias)
+                    return launch_rule.template operator()<Choice, RuleKind::pair_bias, false>();
+            }
+            if (p.rule != RuleKind::none)
+                return launch_rule
+                    .template operator()<Bits16RuleBackwardChoice<head_dim>, RuleKind::any, true>();
             using Choice = Bits16BackwardChoice<head_dim>;
             visit_shared_memory<Choice>(shared_bytes, [&]<int limit>(SharedMemory<limit>) {
                 if (p.packed) {
-                    using Policy = Bits16BackwardPolicy<Choice, limit, false, true>;
+                    using Policy = Bits16BackwardPolicy<Choice, limit, RuleKind::none, true>;
                     return launch_backward_kernels<T, head_dim, Policy>(p, stream);
                 }
                 using Whole = Bits16WholeHeadPolicy<head_dim, limit>;
@@ -569,7 +657,7 @@ void launch_backward(const Bits16BackwardParameters& p, cudaStream_t stream) {
                         std::int64_t{p.batch_size} * p.sizes.heads >= enough_whole_heads)
                         return launch_whole_heads<T, head_dim, Whole>(p, stream);
                 }
-                using Policy = Bits16BackwardPolicy<Choice, limit, false, false>;
+                using Policy = Bits16BackwardPolicy<Choice, limit, RuleKind::none, false>;
                 launch_backward_kernels<T, head_dim, Policy>(p, stream);
             });
         });

@@ -1,6 +1,8 @@
 #pragma once
 /// What the 16-bit backward pass does row by row, before and after its kernel over the blocks of keys: D and
 /// LSE, and the float32 sums of dQ.
+#include <cfloat>
+
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
@@ -77,7 +79,7 @@ struct PaddedRows {
         } else {
             const int blocks = p.padded_rows / rows, batch_head = index / blocks;
             head = batch_head % p.sizes.heads;
-            sequence = BlockSequence::of_batch(p.mask, batch_head / p.sizes.heads);
+            sequence = BlockSequence::of_batch(p.mask, p.first_batch + batch_head / p.sizes.heads);
             first_row = (index - batch_head * blocks) * rows;
         }
     }
@@ -123,7 +125,8 @@ __global__ void __launch_bounds__(256)
         const std::int64_t at =
             static_cast<std::int64_t>(batch_head) * p.mask.queries + sequence.first_query + row;
         const float lse = exists ? p.lse[at] : -INFINITY;
-        p.lse_log2[index] = lse == -INFINITY ? INFINITY : fmaf(lse, log2_e, -p_exponent);
+        // A row whose scores all lie near the lowest float32 has an LSE that overflows here. Its P becomes 0.
+        p.lse_log2[index] = lse == -INFINITY ? INFINITY : fmaxf(fmaf(lse, log2_e, -p_exponent), -FLT_MAX);
         if (p.d_lse != nullptr && lse != -INFINITY) sum -= p.d_lse[at];
         p.delta[index] = sum / (p_factor * p.dropout_scale);
     }

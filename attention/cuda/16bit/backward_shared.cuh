@@ -30,19 +30,22 @@ template <int head_dim, class Policy>
 struct Bits16BackwardShared {
     static constexpr Bits16BackwardTiles tiles = Policy::tiles;
     using KvTile = Tile<tiles.keys(), head_dim>;
-    using RowTile = Tile<tiles.rows, head_dim>;     ///< a block of rows of Q or dO
-    using DsTile = Tile<tiles.keys(), tiles.rows>;  ///< P^T, later dS^T
+    using RowTile = Tile<tiles.rows, head_dim>;                               ///< a block of rows of Q or dO
+    using DsTile = Tile<tiles.keys(), tiles.rows>;                            ///< P^T, later dS^T
+    using BiasTile = Tile<tiles.rows, tiles.reads_bias ? tiles.keys() : 32>;  ///< unused without a bias
     static constexpr int row_stage_bytes = 2 * RowTile::bytes, statistics_bytes = 2 * tiles.rows * 4;
     static constexpr int k = 0, v = k + KvTile::bytes, row_stages = v + KvTile::bytes,
-                         d_s = row_stages + 2 * row_stage_bytes, statistics = d_s + 2 * DsTile::bytes,
+                         d_s = row_stages + 2 * row_stage_bytes, bias = d_s + 2 * DsTile::bytes,
+                         statistics = bias + (tiles.reads_bias ? 2 * BiasTile::bytes : 0),
                          d_q = statistics + 2 * statistics_bytes;  // d_q: dQ of a whole head
 };
 
 /// Rarely used values are kept in shared memory to save registers, which the gradient and S fill.
 struct RarelyUsed {
-    std::uint16_t *d_k, *d_v;  ///< rows of the block's first key
-    int batch, key, keys;      ///< `key` is the block's first key, `keys` the number of its keys
-    int2 positions[4];         ///< {head, row} of iteration i in [i % 4]
+    std::uint16_t *d_k, *d_v;   ///< rows of the block's first key
+    const std::uint16_t* bias;  ///< of head 0, at the first query and the block's first key
+    int batch, key, keys;       ///< `key` is the block's first key, `keys` the number of its keys
+    int2 positions[4];          ///< {head, row} of iteration i in [i % 4]
 };
 
 /// The score rules of the head of this iteration and of the next, in [head % 2]. Empty for a kernel that

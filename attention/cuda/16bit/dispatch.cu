@@ -1,7 +1,9 @@
 // 16-bit flash attention on the GPU: copies tensors whose layout kernels cannot read, allocates scratch
 // memory, and launches the kernels. Requires sm_80 or later.
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <span>
 
 #include <gradtile/attention/cuda/16bit/few_queries.h>
 #include <gradtile/attention/cuda/16bit/parameters.h>
@@ -67,6 +69,62 @@ FewQueriesPlan few_queries_plan(const Context& ctx, const ResolvedOptions& optio
 
 constexpr double log2_e = std::numbers::log2e;
 
+/// Whether a bias can be copied in tiles of 16 bytes and more: neighbouring keys are adjacent in memory, and
+/// every row begins at a multiple of 16 bytes.
+bool has_tiles(const ScoreOptions::Bias& bias) {
+    const std::int64_t of_16_bytes = 16 / static_cast<std::int64_t>(size_of(bias.dtype));
+    return bias.strides[3] == 1 && reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0 &&
+           std::ranges::all_of(std::span(bias.strides).first(3),
+                               [&](std::int64_t stride) { return stride % of_16_bytes == 0; });
+}
+bool is_of_pairs(const ScoreOptions::Bias& bias, DType dtype) {
+    return bias.data != nullptr && bias.dtype == dtype && bias.strides[2] != 0 && has_tiles(bias);
+}
+bool is_of_keys(const ScoreOptions::Bias& bias) {
+    return bias.strides[2] == 0 && has_tiles(bias);
+}
+
+/// The options in the order that kernels of RuleKind::pair_bias need: the bias of pairs is the first one.
+struct KernelScores {
+    ScoreOptions scores;
+    RuleKind rule = RuleKind::any;
+    bool swaps_biases = false;
+
+    KernelScores(const ResolvedOptions& options, DType dtype, std::int64_t keys, int head_dim)
+        : scores(options.scores) {
+        if (scores.scores_are_products) {
+            rule = RuleKind::none;
+            return;
+        }
+        if (options.packed || scores.softcap != 0 || scores.alibi_slopes != nullptr) return;
+        auto& [first, second] = scores.biases;
+        const bool drops = scores.dropout.threshold != 0;
+        if (drops && first.data == nullptr && second.data == nullptr) rule = RuleKind::dropout;
+        if (!drops && keys % vector_columns == 0) {
+            swaps_biases = !is_of_pairs(first, dtype);
+            if (swaps_biases) std::swap(first, second);
+            if (is_of_pairs(first, dtype) && (second.data == nullptr || is_of_keys(second)))
+                rule = RuleKind::pair_bias;
+        }
+        if (!has_kernels(rule, head_dim)) rule = RuleKind::any;
+    }
+};
+
+/// Batches whose dQ is summed at the same time. With biases, batches are often many short sequences; then the
+/// float32 sums of all of them would be the largest tensor of the pass.
+std::int64_t batches_at_once(const ScoreOptions& scores, std::int64_t batch_size, std::int64_t sums_of_batch,
+                             std::int64_t blocks_of_batch) {
+    constexpr std::int64_t most_sums = 12 << 20, enough_blocks = 2048;
+    if (scores.biases[0].data == nullptr && scores.biases[1].data == nullptr) return batch_size;
+    const std::int64_t for_gpu =
+                           (enough_blocks + blocks_of_batch - 1) / std::max<std::int64_t>(1, blocks_of_batch),
+                       by_memory = most_sums / std::max<std::int64_t>(1, sums_of_batch);
+    const std::int64_t most =
+        std::clamp<std::int64_t>(std::max(for_gpu, by_memory), 1, std::max<std::int64_t>(1, batch_size));
+    const std::int64_t parts = (batch_size + most - 1) / most;
+    return parts == 0 ? 0 : (batch_size + parts - 1) / parts;
+}
+
 }  // namespace
 
 void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
@@ -85,8 +143,13 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
     if (ctx.is_planning() || lse.elements() == 0) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
+    const int head_dim =
+        padded_head_dim(Bits16HeadDims{}, static_cast<int>(std::max(q_in.size(3), v_in.size(3))));
+    KernelScores kernel(options, q_in.dtype(), k_in.size(1), head_dim);
+    if (few_queries && kernel.rule != RuleKind::none) kernel.rule = RuleKind::any;
     // softmax's maximum is taken of S times prescale, and rules apply to products with the whole scale.
-    const bool scales_late = options.scale > 0 && options.scores.scores_are_products;
+    const bool scales_late =
+        options.scale > 0 && (kernel.rule == RuleKind::none || kernel.rule == RuleKind::dropout);
     const Bits16ForwardParameters parameters{
         .q = view(q),
         .k = view(k),
@@ -98,7 +161,8 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
         .mask = mask,
         .scale_log2 = static_cast<float>(scales_late ? log2_e * options.scale : log2_e),
         .prescale = scales_late ? 1.0f : static_cast<float>(options.scale),
-        .scores = options.scores,
+        .scores = kernel.scores,
+        .rule = kernel.rule,
         .packed = packed,
         .row_tasks = {packed_tasks_in(row_tasks)}};
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
@@ -126,12 +190,15 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
 std::string explain_16bit_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
                                   const Tensor& k, const Tensor& v) {
     const int head_dim = padded_head_dim(Bits16HeadDims{}, static_cast<int>(std::max(q.size(3), v.size(3))));
-    const char* const rules = options.scores.scores_are_products ? "" : ", with score rules";
+    const char* rules = options.scores.scores_are_products ? "" : ", with score rules";
     if (const FewQueriesPlan plan = few_queries_plan(ctx, options, q, k, v))
         return concat("few queries: ", plan.heads_together * q.size(1), " rows of ", plan.heads_together,
                       " heads together, ", plan.splits, " splits of ", plan.keys_per_split, " keys, ",
                       plan.blocks_per_split * plan.splits, " thread blocks on ", plan.places,
                       " places; head dim ", head_dim, rules);
+    const RuleKind kind = KernelScores(options, q.dtype(), k.size(1), head_dim).rule;
+    if (kind == RuleKind::dropout) rules = ", with dropout";
+    if (kind == RuleKind::pair_bias) rules = ", with a bias in tiles";
     return concat("long queries: a thread block for each block of rows; head dim ", head_dim, rules,
                   options.packed ? ", packed sequences" : "");
 }
@@ -151,7 +218,11 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     const std::int64_t batch_heads = saved.q.size(0) * saved.q.size(2);
     const int head_dim = padded_head_dim(Bits16HeadDims{}, std::max(sizes.qk_dim, sizes.v_dim));
     const Tensor statistics = empty(ctx, {2, batch_heads, padded_rows}, DType::f32);
-    const Tensor d_q_sums = empty(ctx, {batch_heads, padded_rows, head_dim}, DType::f32);
+    const std::int64_t batch_size = saved.q.size(0);
+    const std::int64_t batches =
+        batches_at_once(options.scores, batch_size, saved.q.size(2) * padded_rows * head_dim,
+                        saved.k.size(2) * ((saved.k.size(1) + 127) / 128));
+    const Tensor d_q_sums = empty(ctx, {batches, saved.q.size(2), padded_rows, head_dim}, DType::f32);
     const std::int64_t turns_per_block = options.deterministic ? backward_turns : 0;
     const std::int64_t turn_count = batch_heads * (padded_rows / backward_row_padding) * turns_per_block;
     const Readable d_lse = contiguous(ctx, d_out.lse);
@@ -161,7 +232,8 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     if (ctx.is_planning()) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
-    const Bits16BackwardParameters parameters{
+    const KernelScores kernel(options, saved.q.dtype(), saved.k.size(1), head_dim);
+    Bits16BackwardParameters parameters{
         .q = view(q),
         .k = view(k),
         .v = view(v),
@@ -177,28 +249,36 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         .d_q_sums = d_q_sums.data<float>(),
         .turns = options.deterministic ? turns.data<std::int32_t>() : nullptr,
         .next_task = options.deterministic ? turns.data<std::int32_t>() + turn_count : nullptr,
-        .batch_size = static_cast<int>(saved.q.size(0)),
+        .first_batch = 0,
+        .batch_size = static_cast<int>(batches),
         .sizes = sizes,
         .padded_rows = static_cast<int>(padded_rows),
         .mask = mask,
         .scale_log2 = static_cast<float>(log2_e * options.scale),
         .scale = static_cast<float>(options.scale),
         .dropout_scale = static_cast<float>(options.scores.dropout.scale),
-        .scores = options.scores,
+        .scores = kernel.scores,
+        .rule = kernel.rule,
         .packed = packed,
         .key_tasks = {packed_tasks_in(key_tasks)},
         .padded_tasks = {packed_tasks_in(padded_tasks)}};
     const auto launch = saved.q.dtype() == DType::bf16 ? launch_backward<bfloat16> : launch_backward<float16>;
-    if (saved.q.elements() + saved.k.elements() > 0)
-        launch(parameters, static_cast<cudaStream_t>(ctx.stream()));
+    const auto stream = static_cast<cudaStream_t>(ctx.stream());
+    for (std::int64_t first = 0; saved.q.elements() + saved.k.elements() > 0 && first < batch_size;
+         first += batches) {
+        parameters.first_batch = static_cast<int>(first);
+        parameters.batch_size = static_cast<int>(std::min(batches, batch_size - first));
+        parameters.d_q_sums = d_q_sums.data<float>() - first * saved.q.size(2) * padded_rows * head_dim;
+        launch(parameters, stream);
+    }
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
     const bool is_bf16 = saved.q.dtype() == DType::bf16;
     const auto launch_gradient = is_bf16 ? launch_bias_gradient<bfloat16> : launch_bias_gradient<float16>;
     for (std::size_t n = 0; n < max_biases; ++n)
         if (const Tensor& d_bias = into.biases[n]; d_bias.defined() && d_bias.elements() > 0)
             launch_gradient(parameters,
-                            BiasGradient(d_bias, options.scores.biases[n], saved.q.size(0), saved.q.size(2)),
-                            static_cast<cudaStream_t>(ctx.stream()));
+                            BiasGradient(d_bias, options.scores.biases[n], batch_size, saved.q.size(2)),
+                            kernel.rule == RuleKind::pair_bias && (n == 1) == kernel.swaps_biases, stream);
     if (into.sink.defined())
         launch_sink_gradient(ctx, options.scores, saved.lse, parameters.delta, padded_rows,
                              double{p_factor} * options.scores.dropout.scale, into.sink, packed);

@@ -231,7 +231,7 @@ void launch_few_queries(const Bits16ForwardParameters& p, const Bits16SplitParam
     using gradtile::cuda::launch_on;
     const int rows = split.heads_together * p.mask.queries;
     const auto launch = [&]<int head_dim, int row_tiles>() {
-        const auto kernel = p.scores.scores_are_products
+        const auto kernel = p.rule == RuleKind::none
                                 ? device::few_queries_kernel<T, head_dim, row_tiles, false>
                                 : device::few_queries_kernel<T, head_dim, row_tiles, true>;
         const dim3 grid(static_cast<unsigned>(split.splits),

@@ -24,7 +24,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     using QTile = Tile<tiles.rows(), head_dim>;
     using KvTile = Tile<tiles.keys, head_dim>;
     constexpr int m_tiles = tiles.warp_rows / 16, s_tiles = tiles.keys / 8, o_tiles = head_dim / 8;
-    constexpr int stage_bytes = 2 * KvTile::bytes;
+    constexpr RuleKind kind = Policy::rule;
+    using BiasTile = Tile<tiles.rows(), tiles.keys>;
+    constexpr int stage_bytes =
+        2 * KvTile::bytes + (tiles.reads_bias ? BiasTile::bytes + KeyBiasTile<tiles.keys>::bytes : 0);
     extern __shared__ __align__(128) unsigned char shared[];
     const std::uint32_t q_tile = shared_address(shared), kv_tiles = q_tile + QTile::bytes;
 
@@ -76,6 +79,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const int first_block = mask.first_key(block_row) / tiles.keys;
     const int end_block = (end_key + tiles.keys - 1) / tiles.keys;
 
+    __shared__ SharedRule rule;
+    const auto key_bias_of = [&](std::uint32_t stage) {
+        return KeyBiasTile<tiles.keys>{stage + 2 * KvTile::bytes + BiasTile::bytes};
+    };
     const auto load_kv = [&](int block, const std::uint16_t* k, const std::uint16_t* v) {
         const std::uint32_t stage = kv_tiles + block % tiles.stages * stage_bytes;
         const int key = block * tiles.keys;
@@ -83,6 +90,14 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
                                                  mask.keys - key, p.sizes.qk_dim);
         load_tile_async<KvTile, tiles.threads()>(stage + KvTile::bytes, v + key * p.v.row_stride,
                                                  p.v.row_stride, mask.keys - key, p.sizes.v_dim);
+        if constexpr (Policy::tiles.reads_bias) {
+            const auto& [of_pairs, of_keys] = rule.get().biases;
+            load_tile_async<BiasTile, tiles.threads()>(
+                stage + 2 * KvTile::bytes,
+                reinterpret_cast<const std::uint16_t*>(of_pairs.data) + block_row * of_pairs.row_stride + key,
+                of_pairs.row_stride, block_rows, mask.keys - key);
+            key_bias_of(stage).load_async(of_keys, key, mask.keys, static_cast<int>(reread_thread_index()));
+        }
     };
 
     const int warp_row = warp_index() * tiles.warp_rows;
@@ -92,8 +107,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     LazyOnlineSoftmax<m_tiles> softmax(p.scale_log2);
 
     if constexpr (!Policy::may_be_packed) gradtile::cuda::device::await_predecessor();
-    __shared__ SharedRule rule;
-    if constexpr (Policy::has_rule) {
+    if constexpr (kind != RuleKind::none) {
         if (threadIdx.x == 0) rule.set(sequence.rule_of<float>(p.scores, head));
         __syncthreads();
     }
@@ -118,18 +132,18 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         clear(s);
         multiply_a_bt<T, head_dim, tiles.unrolled>(s, LanePointer<QTile>::stacked(warp_q),
                                                    LanePointer<KvTile>::paired(stage));
-        if (p.prescale != 1.0f) {
-#pragma unroll
-            for (int m = 0; m < m_tiles; ++m)
-#pragma unroll
-                for (int n = 0; n < s_tiles; ++n)
-#pragma unroll
-                    for (float& score : s[m][n]) score *= p.prescale;
+        if constexpr (kind == RuleKind::pair_bias) {
+            const std::uint32_t warp_bias = stage + 2 * KvTile::bytes + warp_row * BiasTile::row_bytes;
+            const BiasRows& of_keys = rule.get().biases[1];
+            add_bias_tile<T>(s, p.prescale, LanePointer<BiasTile>::stacked(warp_bias));
+            if (of_keys.data != nullptr) add_key_bias<T>(s, 1.0f, key_bias_of(stage), of_keys.dtype, 0);
+        } else {
+            if (p.prescale != 1.0f) scale(s, p.prescale);
         }
-        if constexpr (Policy::has_rule) apply_rule<T>(s, rule.get(), row, key, mask.queries, mask.keys);
+        if constexpr (kind == RuleKind::any) apply_rule<T>(s, rule.get(), row, key, mask.queries, mask.keys);
         if (!mask.sees_all(row, tiles.warp_rows, key, tiles.keys)) mask_scores(s, mask, row, key);
         softmax.update(s, o);
-        if constexpr (Policy::has_rule) drop(s, rule.get(), row, key);
+        if constexpr (kind == RuleKind::any || kind == RuleKind::dropout) drop(s, rule.get(), row, key);
 
         FragmentA probabilities[s_tiles / 2][m_tiles];
         as_operand_a<T>(probabilities, s);
@@ -137,15 +151,14 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     }
 
     float lse[2 * m_tiles];
-    if constexpr (Policy::has_rule) {
+    if constexpr (kind == RuleKind::any) {
         softmax.add_sink(rule.get().sink, o);
-        softmax.finish(o, lse, rule.get().dropout_scale);
     } else {
         // In the units of S, to which scale_log2 is still to be applied.
         if (p.scores.sink != nullptr && !sequence.is_rest)
             softmax.add_sink(p.scores.sink[head * p.scores.sink_stride] * (log2_e / p.scale_log2), o);
-        softmax.finish(o, lse);
     }
+    softmax.finish(o, lse, kind == RuleKind::none ? 1.0f : rule.get().dropout_scale);
     wait_for_copies<0>();
     if (first_block >= end_block) __syncthreads();  // without keys, no barrier has followed the copies of Q
     // Only this warp reads its rows of Q, and it has finished reading. O is stored through their shared
@@ -169,10 +182,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
 /// Passes the tiles as a type, because nvcc does not launch kernels that have template parameters of class
 /// types.
-template <class Choice, int shared_limit, bool has_rule_, bool may_be_packed_>
+template <class Choice, int shared_limit, RuleKind rule_, bool may_be_packed_>
 struct Bits16ForwardPolicy {
     static constexpr Bits16ForwardTiles tiles = Choice::tiles(shared_limit);
-    static constexpr bool has_rule = has_rule_;            ///< whether the kernel applies score rules
+    static constexpr RuleKind rule = rule_;
     static constexpr bool may_be_packed = may_be_packed_;  ///< whether the call may have packed sequences
 };
 
@@ -198,19 +211,29 @@ template <class T>
 void launch_forward(const Bits16ForwardParameters& p, cudaStream_t stream) {
     visit_head_dim(
         Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim), [&]<int head_dim>(HeadDim<head_dim>) {
-            const auto launch = [&]<class Choice, bool has_rule, bool may_be_packed>() {
+            const auto launch = [&]<class Choice, RuleKind rule, bool may_be_packed>() {
                 visit_shared_memory<Choice>(
                     gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
-                        using Policy = Bits16ForwardPolicy<Choice, limit, has_rule, may_be_packed>;
+                        using Policy = Bits16ForwardPolicy<Choice, limit, rule, may_be_packed>;
                         launch_forward_kernel<T, head_dim, Policy>(p, stream);
                     });
             };
-            if (!p.scores.scores_are_products) {
-                launch.template operator()<Bits16RuleForwardChoice<head_dim>, true, true>();
+            if constexpr (has_kernels(RuleKind::dropout, head_dim)) {
+                using Choice = Bits16DropoutForwardChoice<head_dim>;
+                if (p.rule == RuleKind::dropout)
+                    return launch.template operator()<Choice, RuleKind::dropout, false>();
+            }
+            if constexpr (has_kernels(RuleKind::pair_bias, head_dim)) {
+                using Choice = Bits16PairBiasForwardChoice<head_dim>;
+                if (p.rule == RuleKind::pair_bias)
+                    return launch.template operator()<Choice, RuleKind::pair_bias, false>();
+            }
+            if (p.rule != RuleKind::none) {
+                launch.template operator()<Bits16RuleForwardChoice<head_dim>, RuleKind::any, true>();
             } else if (p.packed) {
-                launch.template operator()<Bits16ForwardChoice<head_dim>, false, true>();
+                launch.template operator()<Bits16ForwardChoice<head_dim>, RuleKind::none, true>();
             } else {
-                launch.template operator()<Bits16ForwardChoice<head_dim>, false, false>();
+                launch.template operator()<Bits16ForwardChoice<head_dim>, RuleKind::none, false>();
             }
         });
 }

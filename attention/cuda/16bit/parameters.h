@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/bias_gradients.h>
 #include <gradtile/attention/cuda/packed_tasks.h>
 #include <gradtile/attention/internal/attention_backend.h>
@@ -24,7 +25,8 @@ struct Bits16ForwardParameters {
     device::DeviceMask mask;
     float scale_log2;  ///< log2(e) * scale if the scale is positive, else log2(e)
     float prescale;  ///< 1 if the scale is positive, else the scale: multiplies S before the maximum is taken
-    ScoreOptions scores;  ///< if they are not plain, prescale is the scale and scale_log2 is log2(e)
+    ScoreOptions scores;
+    RuleKind rule;  ///< with biases, softcap or ALiBi, prescale is the scale and scale_log2 is log2(e)
     PackedOffsets packed;
     PackedTasks row_tasks;  ///< blocks of rows if packed; at launch only its memory
 };
@@ -45,10 +47,11 @@ struct Bits16BackwardParameters {
     const float* d_lse;  ///< [B, Hq, Sq]; null: 0
     float* lse_log2;     ///< [B, Hq, padded rows]: log2(e) * LSE - p_exponent; +inf for rows that see no key
     float* delta;  ///< [B, Hq, padded rows]: D / (p_factor * dropout_scale), where D = rowsum(dO * O) - dLSE
-    float* d_q_sums;          ///< dQ / scale in float32, in the order of DqSums
+    float* d_q_sums;          ///< dQ / scale in float32, in the order of DqSums; of batch 0, even if that is
+                              ///< not among this launch's batches and so has no memory
     std::int32_t* turns;      ///< [B, Hq, row blocks, warps] if deterministic, else null
     std::int32_t* next_task;  ///< number of started blocks of backward_kernel if deterministic, else null
-    int batch_size;
+    int first_batch, batch_size;  ///< the batches of this launch
     device::Sizes sizes;
     int padded_rows;  ///< of a batch; a multiple of every kernel's row block
     device::DeviceMask mask;
@@ -57,6 +60,7 @@ struct Bits16BackwardParameters {
     float scale;
     float dropout_scale;  ///< 1 without dropout. The kernels compute P, dP and dS without this factor.
     ScoreOptions scores;
+    RuleKind rule;
     PackedOffsets packed;
     PackedTasks key_tasks;     ///< blocks of keys if packed; at launch only its memory
     PackedTasks padded_tasks;  ///< the same for blocks of backward_row_padding rows
@@ -71,10 +75,11 @@ void launch_few_queries(const Bits16ForwardParameters& parameters, const Bits16S
 template <class T>
 void launch_backward(const Bits16BackwardParameters& parameters, cudaStream_t stream);
 
-/// Enqueues the gradient of a bias. lse_log2 and delta of `parameters` must have been computed.
+/// Enqueues the gradient of a bias. lse_log2 and delta of `parameters` must have been computed for all
+/// batches. `of_pairs`: the bias is the one that kernels of RuleKind::pair_bias read in tiles.
 template <class T>
 void launch_bias_gradient(const Bits16BackwardParameters& parameters, const BiasGradient& gradient,
-                          cudaStream_t stream);
+                          bool of_pairs, cudaStream_t stream);
 
 /// P and D are multiplied by powers of two between the kernels of a backward pass: see backward.cuh.
 constexpr float p_exponent = 15, p_factor = 32768;

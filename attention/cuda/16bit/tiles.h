@@ -2,11 +2,27 @@
 /// INTERNAL. Tile sizes of the 16-bit kernels of the GPU. The sizes for 227 KB of shared memory per thread
 /// block were measured: bench/results/2026-11-21-h200-attention.md. The sizes for less shared memory were
 /// chosen to fit.
+#include <cstdint>
+
 #include <gradtile/attention/cuda/shared_memory_limits.h>
 
 namespace gradtile::attention::cuda {
 
 using Bits16HeadDims = HeadDims<32, 64, 96, 128, 192, 256>;
+
+/// The score options that a kernel is compiled for. A kernel for few options has registers for larger tiles.
+enum class RuleKind : std::uint8_t {
+    none,       ///< scores are products; only a sink may be added
+    dropout,    ///< the same with dropout
+    pair_bias,  ///< a bias that is read in tiles of queries and keys, and perhaps a bias of keys alone
+    any
+};
+/// Whether head dims up to `head_dim` have kernels of their own for a kind. Others use those for any rule.
+constexpr bool has_kernels(RuleKind kind, int head_dim) {
+    return kind == RuleKind::dropout     ? head_dim == 64 || head_dim == 128
+           : kind == RuleKind::pair_bias ? head_dim == 32 || head_dim == 64
+                                         : true;
+}
 
 /// Upper bound of the shared memory that a kernel uses in addition to its tiles, in bytes.
 inline constexpr int static_shared_bytes = 128;
@@ -17,13 +33,17 @@ struct Bits16ForwardTiles {
     int warps;
     int warp_rows;  ///< 32: two products for each K/V fragment that ldmatrix loads; 16: one product
     int keys;
-    int stages;         ///< K/V blocks that are in shared memory at the same time
-    int blocks_per_sm;  ///< thread blocks per multiprocessor; limits the registers per thread
-    int unrolled;       ///< see multiply_a_bt
+    int stages;               ///< K/V blocks that are in shared memory at the same time
+    int blocks_per_sm;        ///< thread blocks per multiprocessor; limits the registers per thread
+    int unrolled;             ///< see multiply_a_bt
+    bool reads_bias = false;  ///< whether a stage has a tile of a bias, too
 
     constexpr int threads() const { return 32 * warps; }
     constexpr int rows() const { return warps * warp_rows; }
-    constexpr int shared_bytes(int head_dim) const { return 2 * head_dim * (rows() + 2 * stages * keys); }
+    constexpr int shared_bytes(int head_dim) const {
+        const int biases = reads_bias ? 2 * rows() * keys + 4 * keys : 0;  // of pairs, and of keys
+        return 2 * head_dim * (rows() + 2 * stages * keys) + stages * biases;
+    }
     constexpr bool fit(int head_dim, int shared_limit) const {
         return shared_bytes(head_dim) + static_shared_bytes <= shared_limit;
     }
@@ -63,6 +83,27 @@ struct Bits16RuleForwardChoice {
     }
 };
 
+/// Tile sizes of the kernel with dropout.
+template <int head_dim>
+struct Bits16DropoutForwardChoice {
+    static constexpr Bits16ForwardTiles tiles(int shared_limit) {
+        Bits16ForwardTiles tiles = Bits16ForwardChoice<head_dim>::tiles(shared_limit - rule_shared_bytes);
+        if (tiles.keys > 64) tiles.keys = 64;
+        if (head_dim > 64) tiles.keys = 32;
+        return tiles;
+    }
+};
+/// Tile sizes of the kernel that reads tiles of a bias.
+template <int head_dim>
+struct Bits16PairBiasForwardChoice {
+    static constexpr Bits16ForwardTiles tiles(int shared_limit) {
+        Bits16ForwardTiles tiles = Bits16ForwardChoice<head_dim>::tiles(shared_limit - rule_shared_bytes);
+        if (tiles.keys > 64) tiles.keys = 64;
+        tiles.reads_bias = true;
+        return tiles;
+    }
+};
+
 struct Bits16BackwardTiles {
     int rows;           ///< 32, 64 or 128
     int pairs;          ///< pairs of warps
@@ -71,6 +112,7 @@ struct Bits16BackwardTiles {
     int blocks_per_sm;  ///< thread blocks per multiprocessor; limits the registers per thread
     int unrolled;       ///< see multiply_a_bt
     int d_q_unrolled;   ///< `unrolled` of the product dS K
+    bool reads_bias = false;  ///< whether a block of rows has a tile of a bias, too
 
     constexpr int warps() const { return 2 * pairs; }
     constexpr int threads() const { return 32 * warps(); }
@@ -78,7 +120,8 @@ struct Bits16BackwardTiles {
     constexpr int shared_bytes(int head_dim) const {
         const int kv = 2 * keys() * head_dim, streamed = 2 * 2 * rows * head_dim;
         const int d_s = 2 * keys() * rows, statistics = 2 * 2 * rows * 2;
-        return 2 * (kv + streamed + d_s + statistics);
+        const int bias = reads_bias ? 2 * rows * keys() : 0;
+        return 2 * (kv + streamed + d_s + statistics + bias);
     }
     constexpr bool fit(int head_dim, int shared_limit) const {
         return shared_bytes(head_dim) + static_shared_bytes <= shared_limit;
@@ -159,7 +202,49 @@ struct Bits16RuleBackwardChoice {
     }
 };
 
-/// Tile sizes of the kernel for gradients of biases: each warp takes 16 rows.
+/// Tile sizes of the kernel with dropout.
+template <int head_dim>
+struct Bits16DropoutBackwardChoice {
+    static constexpr Bits16BackwardTiles tiles(int shared_limit) {
+        Bits16BackwardTiles tiles = Bits16BackwardChoice<head_dim>::tiles(shared_limit - rule_shared_bytes);
+        if (tiles.rows > 64) tiles.rows = 64;
+        return tiles;
+    }
+};
+/// Tile sizes of the kernel that reads tiles of a bias.
+template <int head_dim>
+struct Bits16PairBiasBackwardChoice {
+    static constexpr Bits16BackwardTiles tiles(int shared_limit) {
+        Bits16BackwardTiles tiles = Bits16BackwardChoice<head_dim>::tiles(shared_limit - rule_shared_bytes);
+        if (tiles.rows > 64) tiles.rows = 64;
+        tiles.reads_bias = true;
+        if (!tiles.fit(head_dim, shared_limit - rule_shared_bytes)) tiles.pairs /= 2;
+        return tiles;
+    }
+};
+
+/// Tile sizes of the kernel for gradients of biases that it reads in tiles of pairs.
+template <int head_dim>
+struct Bits16PairBiasGradientChoice {
+    struct Tiles {
+        int rows, keys, stages;
+        static constexpr int warp_rows = 32, warp_keys = 32;
+        constexpr int threads() const { return rows / warp_rows * (keys / warp_keys) * 32; }
+        /// Bytes of the rows of Q, dO, K and V, of LSE and D, and of a bias of keys.
+        constexpr int stage_bytes() const { return 2 * 2 * head_dim * (rows + keys) + 4 * (2 * rows + keys); }
+        constexpr int shared_bytes() const { return 2 * rows * keys + stages * stage_bytes(); }
+        constexpr bool operator==(const Tiles&) const = default;
+    };
+    static constexpr Tiles tiles(int shared_limit) {
+        Tiles tiles{.rows = 128, .keys = 128, .stages = 3};
+        while (tiles.shared_bytes() > shared_limit && tiles.stages > 2) --tiles.stages;
+        if (tiles.shared_bytes() > shared_limit) tiles.rows = 64;
+        if (tiles.shared_bytes() > shared_limit) tiles.keys = 64;
+        return tiles;
+    }
+};
+
+/// Tile sizes of the kernel for gradients of other biases: each warp takes 16 rows.
 template <int head_dim>
 struct Bits16BiasGradientChoice {
     struct Tiles {

@@ -71,11 +71,25 @@ __device__ __forceinline__ A kept(const ScoreRule<A>& rule, int i, int j) {
     return kept_bits(rule, i, j / 8) >> j % 8 & 1u ? A(1) : A(0);
 }
 
-/// Bit c is set if column first_key + c of row i is kept, for 32 columns; first_key is a multiple of 8. The
-/// four lanes of a quad must pass the same row: each of them makes one of the four draws.
+/// Which of 32 neighbouring keys of a row are kept: key 8 g + 2 w + h has bit 8 (g / 2) + g % 2 + 2 w + 16 h.
+/// This order follows from the words of the draws, whose upper and lower halves are compared at the same
+/// time.
+constexpr int kept_bit_of_group(int group) {
+    return group / 2 * 8 + group % 2;
+}
+/// The four lanes of a quad must pass the same row: each of them makes one of the four draws. first_key is a
+/// multiple of 8.
 __device__ __forceinline__ std::uint32_t kept_keys(const ScoreRule<float>& rule, int i, int first_key) {
     const int quad_lane = lane_index() % 4;
-    std::uint32_t bits = kept_bits(rule, i, first_key / 8 + quad_lane) << 8 * quad_lane;
+    const Philox::Counter words = Philox::draw({static_cast<std::uint32_t>(first_key / 8 + quad_lane),
+                                                static_cast<std::uint32_t>(i), rule.head, rule.sample},
+                                               rule.key);
+    // min(max(u, t) - t, 1) with t = threshold - 1: 1 if u >= threshold, else 0.
+    const std::uint32_t t = (rule.dropout_threshold - 1) * 0x10001u, minus_t = __vneg2(t);
+    std::uint32_t bits = 0;
+#pragma unroll
+    for (int w = 3; w >= 0; --w) bits = bits * 4 + __viaddmin_u16x2(__vmaxu2(words[w], t), minus_t, 0x10001u);
+    bits <<= kept_bit_of_group(quad_lane);
     bits |= __shfl_xor_sync(~0u, bits, 1);
     return bits | __shfl_xor_sync(~0u, bits, 2);
 }
@@ -215,12 +229,13 @@ __device__ __forceinline__ void drop(FragmentC (&p)[m_tiles][n_tiles], const Sco
                     kept_keys(rule, row + m * 16 + half * 8 + lane / 4, key + n * 8) >> lane % 4 * 2;
 #pragma unroll
                 for (int c = 0; c < 8 && n + c / 2 < n_tiles; ++c)
-                    if ((bits >> (c / 2 * 8 + c % 2) & 1u) == 0) p[m][n + c / 2][half * 2 + c % 2] = 0;
+                    if ((bits >> (kept_bit_of_group(c / 2) + c % 2 * 16) & 1u) == 0)
+                        p[m][n + c / 2][half * 2 + c % 2] = 0;
             }
 }
 
-/// For accumulators whose rows are keys and whose columns are queries: the bits of kept_keys() of the two
-/// queries that a lane holds of a tile of eight; `row` is the tile's first query.
+/// For accumulators whose rows are keys and whose columns are queries: the keys that are kept, of those that
+/// a lane holds, for its two queries of a tile of eight; `row` is the tile's first query.
 struct KeptOfColumns {
     std::uint32_t bits[2] = {~0u, ~0u};
 
@@ -228,14 +243,81 @@ struct KeptOfColumns {
         if (rule.dropout_threshold == 0) return;
         const int lane = lane_index();
         const std::uint32_t drawn = kept_keys(rule, row + lane / 4, first_key);
-        bits[0] = __shfl_sync(~0u, drawn, lane % 4 * 8);
-        bits[1] = __shfl_sync(~0u, drawn, lane % 4 * 8 + 4);
+        const int key_in_group = lane / 4, shift = key_in_group / 2 * 2 + key_in_group % 2 * 16;
+        bits[0] = __shfl_sync(~0u, drawn, lane % 4 * 8) >> shift;
+        bits[1] = __shfl_sync(~0u, drawn, lane % 4 * 8 + 4) >> shift;
     }
     /// Whether element e of the lane's fragment in row tile m is kept.
     __device__ __forceinline__ bool operator()(int m, int e) const {
-        return bits[e % 2] >> (m * 16 + e / 2 * 8 + lane_index() / 4) & 1u;
+        return bits[e % 2] >> kept_bit_of_group(m * 2 + e / 2) & 1u;
     }
 };
+
+/// A bias of keys, one number for each key, in shared memory. Rows begin at multiples of 16 bytes, and the
+/// number of keys is a multiple of 8.
+template <int tile_keys>
+struct KeyBiasTile {
+    static constexpr int bytes = 4 * tile_keys;
+    std::uint32_t address;
+
+    /// Threads from 0 on start to copy the bias of the keys from `key` on.
+    __device__ __forceinline__ void load_async(const BiasRows& bias, int key, int end_key, int thread) const {
+        const int element_bytes = static_cast<int>(size_of(bias.dtype)),
+                  in_tile = thread * 16 / element_bytes;
+        if (bias.data == nullptr || in_tile >= tile_keys) return;
+        copy_16_bytes_async(address + thread * 16, bias.data + (key + in_tile) * element_bytes,
+                            key + in_tile < end_key);
+    }
+    /// The bias of two keys from `in_tile` on. T is the dtype of biases that are not float32.
+    template <class T>
+    __device__ __forceinline__ float2 pair(DType dtype, int in_tile) const {
+        float2 two;
+        if (dtype == DType::f32) {
+            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                         : "=f"(two.x), "=f"(two.y)
+                         : "r"(address + in_tile * 4)
+                         : "memory");
+            return two;
+        }
+        std::uint32_t packed;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(packed) : "r"(address + in_tile * 2) : "memory");
+        return unpack<T>(packed);
+    }
+};
+
+/// s = factor * s + a tile of a bias. The accumulators' rows are queries; `tile` is the warp's part of the
+/// tile.
+template <class T, class BiasTile, int m_tiles, int n_tiles>
+__device__ __forceinline__ void add_bias_tile(FragmentC (&s)[m_tiles][n_tiles], float factor,
+                                              const LanePointer<BiasTile>& tile) {
+#pragma unroll
+    for (int n = 0; n < n_tiles; n += 2)
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) {
+            std::uint32_t matrices[4];
+            load_matrices<false>(matrices, tile.at(m * 16, n * 8));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 terms = unpack<T>(matrices[i]);
+                float* const pair = &s[m][n + i / 2][i % 2 * 2];
+                pair[0] = fmaf(pair[0], factor, terms.x);
+                pair[1] = fmaf(pair[1], factor, terms.y);
+            }
+        }
+}
+/// s = factor * s + the bias of keys. The warp's first column is key `in_tile`.
+template <class T, int tile_keys, int m_tiles, int n_tiles>
+__device__ __forceinline__ void add_key_bias(FragmentC (&s)[m_tiles][n_tiles], float factor,
+                                             const KeyBiasTile<tile_keys>& tile, DType dtype, int in_tile) {
+#pragma unroll
+    for (int n = 0; n < n_tiles; ++n) {
+        const float2 terms = tile.template pair<T>(dtype, in_tile + n * 8 + lane_index() % 4 * 2);
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[m][n][e] = fmaf(s[m][n][e], factor, e % 2 == 0 ? terms.x : terms.y);
+    }
+}
 
 /// Shared memory for the rule of one head, which takes too many registers.
 struct SharedRule {

@@ -1,6 +1,8 @@
 #pragma once
 /// The online softmax of a warp's rows (docs/numerics.md), in base 2. A lane has two states per row tile m:
 /// state 2 m belongs to row lane/4, state 2 m + 1 to row lane/4 + 8.
+#include <cfloat>
+
 #include <gradtile/attention/cuda/device/mma.cuh>
 
 namespace gradtile::attention::cuda::device {
@@ -132,7 +134,10 @@ class LazyOnlineSoftmax {
         if (__any_sync(~0u, moves)) move_reference(maximum, o);
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
-            const float shift = reference_[i] == -INFINITY ? 0.0f : reference_[i] * scale_log2_;
+            // The product of a reference near the lowest float32 is -inf. With the lowest number in its
+            // place, P becomes 0.
+            const float shift =
+                reference_[i] == -INFINITY ? 0.0f : fmaxf(reference_[i] * scale_log2_, -FLT_MAX);
             float sum = 0;
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n)

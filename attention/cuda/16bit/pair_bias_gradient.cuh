@@ -1,0 +1,196 @@
+#pragma once
+/// The gradient of a bias that kernels read in tiles of queries and keys (RuleKind::pair_bias). Each thread
+/// block owns a tile of the gradient and loops over the batches and heads that share it, as the sequences of
+/// an Evoformer share a pair bias. So the tile of the bias is read once, and dS is summed in registers.
+#include <gradtile/attention/cuda/16bit/parameters.h>
+#include <gradtile/attention/cuda/16bit/tiles.h>
+#include <gradtile/attention/cuda/device/bias_sums.cuh>
+#include <gradtile/attention/cuda/device/score_rule.cuh>
+#include <gradtile/attention/cuda/device/shared_tile.cuh>
+#include <gradtile/attention/cuda/device/softmax.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
+
+namespace gradtile::attention::cuda {
+
+namespace device {
+
+/// The inputs of one batch and head in shared memory.
+template <class T, int head_dim, class Policy>
+struct PairBiasStage {
+    static constexpr auto tiles = Policy::tiles;
+    using RowTile = Tile<tiles.rows, head_dim>;
+    using KeyTile = Tile<tiles.keys, head_dim>;
+    std::uint32_t q, d_o, k, v, lse, delta;
+    KeyBiasTile<tiles.keys> key_bias;
+
+    __device__ explicit PairBiasStage(std::uint32_t base)
+        : q(base),
+          d_o(q + RowTile::bytes),
+          k(d_o + RowTile::bytes),
+          v(k + KeyTile::bytes),
+          lse(v + KeyTile::bytes),
+          delta(lse + 4 * tiles.rows),
+          key_bias{delta + 4 * tiles.rows} {}
+
+    __device__ __forceinline__ void load(const Bits16BackwardParameters& p,
+                                         const BiasBlock::Pairs& at) const {
+        const int row = static_cast<int>(at.row), key = static_cast<int>(at.key);
+        const int key_head = at.head / p.sizes.group;
+        load_rows<RowTile>(q, p.q, at.batch, at.head, row, p.mask.queries, p.sizes.qk_dim);
+        load_rows<RowTile>(d_o, p.d_o, at.batch, at.head, row, p.mask.queries, p.sizes.v_dim);
+        load_rows<KeyTile>(k, p.k, at.batch, key_head, key, p.mask.keys, p.sizes.qk_dim);
+        load_rows<KeyTile>(v, p.v, at.batch, key_head, key, p.mask.keys, p.sizes.v_dim);
+        // Statistics exist for the padding of the rows, too.
+        const std::int64_t first =
+            (static_cast<std::int64_t>(at.batch) * p.sizes.heads + at.head) * p.padded_rows + row;
+        constexpr int row_chunks = tiles.rows / 4;
+        const int thread = static_cast<int>(threadIdx.x);
+        if (thread < row_chunks) {
+            copy_16_bytes_async(lse + thread * 16, p.lse_log2 + first + thread * 4,
+                                row + thread * 4 < p.padded_rows);
+        } else if (thread < 2 * row_chunks) {
+            const int chunk = thread - row_chunks;
+            copy_16_bytes_async(delta + chunk * 16, p.delta + first + chunk * 4,
+                                row + chunk * 4 < p.padded_rows);
+        } else {
+            key_bias.load_async(p.scores.biases[1].rows_of(at.batch, at.head), key, p.mask.keys,
+                                thread - 2 * row_chunks);
+        }
+    }
+
+  private:
+    template <class Shared>
+    __device__ __forceinline__ static void load_rows(std::uint32_t to,
+                                                     const TensorView<const std::uint16_t>& x, int batch,
+                                                     int head, int row, int end, int columns) {
+        load_tile_async<Shared, tiles.threads()>(to, x.head(batch, head).row(row), x.row_stride, end - row,
+                                                 columns);
+    }
+};
+
+template <class T, int head_dim, class Policy>
+__global__ void __launch_bounds__(Policy::tiles.threads(), 1)
+    pair_bias_gradient_kernel(const __grid_constant__ Bits16BackwardParameters p,
+                              const __grid_constant__ BiasGradient g) {
+    constexpr auto tiles = Policy::tiles;
+    constexpr int m_tiles = tiles.warp_rows / 16, s_tiles = tiles.warp_keys / 8;
+    using Stage = PairBiasStage<T, head_dim, Policy>;
+    using RowTile = typename Stage::RowTile;
+    using KeyTile = typename Stage::KeyTile;
+    using BiasTile = Tile<tiles.rows, tiles.keys>;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const std::uint32_t bias_tile = shared_address(shared), stages = bias_tile + BiasTile::bytes;
+    constexpr int row_warps = tiles.rows / tiles.warp_rows;
+    const int warp_row = warp_index() % row_warps * tiles.warp_rows,
+              warp_key = warp_index() / row_warps * tiles.warp_keys;
+    gradtile::cuda::device::await_predecessor();
+
+    const BiasBlock block(g, p.mask.queries, p.mask.keys, tiles.rows, tiles.keys);
+    const int block_row = static_cast<int>(block.row), block_key = static_cast<int>(block.key);
+    const bool is_visible = p.mask.sees_any(block_row, tiles.rows, block_key, tiles.keys);
+    const int count = is_visible ? block.count(g) : 0;
+    const auto stage = [&](int n) { return Stage(stages + n % tiles.stages * tiles.stage_bytes()); };
+    const auto start = [&](int n) {
+        if (n < count) stage(n).load(p, block(g, n));
+        commit_copies();
+    };
+    const BiasBlock::Pairs first = block(g, 0);
+    const BiasRows bias = p.scores.biases[0].rows_of(first.batch, first.head);
+    load_tile_async<BiasTile, tiles.threads()>(
+        bias_tile,
+        reinterpret_cast<const std::uint16_t*>(bias.data) + block.row * bias.row_stride + block.key,
+        bias.row_stride, p.mask.queries - block_row, p.mask.keys - block_key);
+#pragma unroll
+    for (int n = 0; n < tiles.stages - 1; ++n) start(n);
+
+    const int row = block_row + warp_row, key = block_key + warp_key;
+    const bool sees_all = p.mask.sees_all(row, tiles.warp_rows, key, tiles.warp_keys);
+    const auto lane_bias = LanePointer<BiasTile>::stacked(bias_tile + warp_row * BiasTile::row_bytes);
+    const int lane_row = (warp_row + lane_index() / 4) * 4;
+    FragmentC sum[m_tiles][s_tiles];
+    clear(sum);
+    for (int n = 0; n < count; ++n) {
+        wait_for_copies<tiles.stages - 2>();
+        __syncthreads();  // the inputs of n are copied, and no warp reads the stage that is loaded next
+        start(n + tiles.stages - 1);
+
+        const Stage at = stage(n);
+        FragmentC s[m_tiles][s_tiles], d_p[m_tiles][s_tiles];
+        clear(s);
+        clear(d_p);
+        multiply_a_bt<T, head_dim, 2>(s, LanePointer<RowTile>::stacked(at.q + warp_row * RowTile::row_bytes),
+                                      LanePointer<KeyTile>::paired(at.k + warp_key * KeyTile::row_bytes));
+        multiply_a_bt<T, head_dim, 2>(d_p,
+                                      LanePointer<RowTile>::stacked(at.d_o + warp_row * RowTile::row_bytes),
+                                      LanePointer<KeyTile>::paired(at.v + warp_key * KeyTile::row_bytes));
+        if (p.scores.biases[1].data != nullptr) {
+            add_key_bias<T>(s, p.scale, at.key_bias, p.scores.biases[1].dtype, warp_key);
+        } else {
+            scale(s, p.scale);
+        }
+        if (!sees_all) mask_scores(s, p.mask, row, key);
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) {
+            float lse[2], delta[2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const std::uint32_t of_row = lane_row + (m * 16 + half * 8) * 4;
+                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(lse[half]) : "r"(at.lse + of_row) : "memory");
+                asm volatile("ld.shared.f32 %0, [%1];"
+                             : "=f"(delta[half])
+                             : "r"(at.delta + of_row)
+                             : "memory");
+            }
+#pragma unroll
+            for (int column = 0; column < s_tiles; column += 2) {
+                std::uint32_t matrices[4];
+                load_matrices<false>(matrices, lane_bias.at(m * 16, warp_key + column * 8));
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float2 terms = unpack<T>(matrices[i]);
+                    const int half = i % 2;
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        const int tile = column + i / 2, element = half * 2 + e;
+                        const float probability = exp2_fast(
+                            fmaf(s[m][tile][element] + (e == 0 ? terms.x : terms.y), log2_e, -lse[half]));
+                        sum[m][tile][element] =
+                            fmaf(probability, fmaf(d_p[m][tile][element], 1 / p_factor, -delta[half]),
+                                 sum[m][tile][element]);
+                    }
+                }
+            }
+        }
+    }
+    wait_for_copies<0>();
+    for_each_element(sum, [&](float& element, int m, int column, int e) {
+        block.store(g, warp_row + m * 16 + e / 2 * 8 + lane_index() / 4,
+                    warp_key + column * 8 + lane_index() % 4 * 2 + e % 2, element, p.mask.queries,
+                    p.mask.keys);
+    });
+}
+
+}  // namespace device
+
+template <int head_dim, int shared_limit>
+struct Bits16PairBiasGradientPolicy {
+    static constexpr auto tiles = Bits16PairBiasGradientChoice<head_dim>::tiles(shared_limit);
+};
+
+template <class T, int head_dim>
+void launch_pair_bias_gradient(const Bits16BackwardParameters& p, const BiasGradient& gradient,
+                               cudaStream_t stream) {
+    visit_shared_memory<Bits16PairBiasGradientChoice<head_dim>>(
+        gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
+            using Policy = Bits16PairBiasGradientPolicy<head_dim, limit>;
+            constexpr auto tiles = Policy::tiles;
+            gradtile::cuda::launch_on(
+                stream, device::pair_bias_gradient_kernel<T, head_dim, Policy>,
+                device::bias_blocks(gradient, p.mask.queries, p.mask.keys, tiles.rows, tiles.keys),
+                {static_cast<unsigned>(tiles.threads()), static_cast<std::size_t>(tiles.shared_bytes()),
+                 /*starts_early=*/true},
+                p, gradient);
+        });
+}
+
+}  // namespace gradtile::attention::cuda
