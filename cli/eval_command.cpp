@@ -46,7 +46,8 @@ int eval(const Flags& flags) {
         load_tokens(flags.data, model->tokenizer,
                     {.vocabulary = model->transformer.config.vocabulary,
                      .token_type = flags.token_type,
-                     .special_tokens = model->packing ? SpecialTokens::recognised : SpecialTokens::as_text});
+                     .special_tokens = model->packing ? SpecialTokens::recognised : SpecialTokens::as_text,
+                     .chat_template = model->chat_template});
     if (!flags.logits.empty()) write_logits(flags.logits, *model, data.tokens);
     const Evaluation result =
         evaluate(*model, data.tokens,

@@ -89,9 +89,10 @@ std::optional<double> mean_loss(const Context& ctx, const Transformer& model, Ev
 
 Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, const EvaluateOptions& options) {
     if (model.ctx.device().is_cpu()) return evaluate(model.ctx, model, tokens, options);
+    const SequentialOptions loading{options.ignore_token, options.packing};
     const Context inside = with_arena_for(model.ctx, [&](const Context& dry) {
         const std::int64_t context = model.transformer.config.context;
-        const std::int64_t windows = SequentialLoader(tokens, context, options.ignore_token).windows();
+        const std::int64_t windows = SequentialLoader(tokens, context, loading).windows();
         const Batch batch = empty_batch(dry, std::min(options.batch, windows), context, options.packing);
         model.transformer.evaluate(dry, batch.tokens, batch.targets, batch.documents);
     });
@@ -101,7 +102,7 @@ Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, con
 Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options) {
     const std::int64_t context = model.transformer.config.context;
-    SequentialLoader loader(tokens, context, options.ignore_token, options.packing);
+    SequentialLoader loader(tokens, context, {options.ignore_token, options.packing});
     const std::int64_t rows = std::min(options.batch, loader.windows());
     EvaluationData data{std::move(loader), empty_batch(host_of(ctx), rows, context, options.packing)};
     const LossSum sum = *sum_losses(ctx, model.transformer, data, 0, 1, [](std::int64_t) { return true; });
