@@ -5,12 +5,12 @@ import subprocess
 import numpy as np
 
 
-def run(*command):
-    """Returns standard output; ends the judge when the command fails."""
+def run(*command, fails=False):
+    """Returns standard output, or standard error of a command that must fail; ends the judge when the command ends in the other way."""
     finished = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if finished.returncode != 0:
+    if (finished.returncode != 0) != fails:
         raise SystemExit(f"{' '.join(map(str, command))}\nended with {finished.returncode}: {finished.stderr}")
-    return finished.stdout
+    return finished.stderr if fails else finished.stdout
 
 
 def read_checkpoint(path):

@@ -3,8 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/text/json_value.h>
-#include <gradtile/core/text/utf8.h>
+#include <gradtile/train/data/json_lines.h>
 
 namespace gradtile {
 namespace {
@@ -38,22 +37,10 @@ bool is_conversation_file(std::string_view path) {
 }
 
 std::vector<Conversation> parse_conversations(std::string_view text, std::string_view source) {
-    if (text.starts_with(utf8_byte_order_mark)) text.remove_prefix(utf8_byte_order_mark.size());
     std::vector<Conversation> conversations;
-    for (std::int64_t number = 1; !text.empty(); ++number) {
-        const std::size_t end = std::min(text.find('\n'), text.size());
-        const std::string_view line = text.substr(0, end);
-        text.remove_prefix(std::min(end + 1, text.size()));
-        if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-        const std::string where = concat(source, ": line ", number);
-        json value;
-        try {
-            value = parse_json(line);
-        } catch (const Error& error) {
-            throw Error(concat(where, ": not JSON: ", error.what()));
-        }
-        conversations.push_back(conversation_of(value, where));
-    }
+    for_each_json_line(text, source, [&](const json& line, const std::string& where) {
+        conversations.push_back(conversation_of(line, where));
+    });
     check(!conversations.empty(), source, ": has no conversation");
     return conversations;
 }
