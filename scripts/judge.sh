@@ -2,7 +2,7 @@
 # Compares a build with independent software from PyPI. usage: scripts/judge.sh [--torch] [GRADTILE] (default: build/release/gradtile)
 # Installs the packages of tests/judge/requirements.txt in build/judge; exit code 77 when that is not possible.
 # With --torch also PyTorch and transformers, 5 GB, in build/judge-torch: they train the models of tests/reference/training_losses.json
-# again, and compare weights that are imported and exported, and the figures of `gradtile eval`.
+# again, and compare weights that are imported and exported, the figures of `gradtile eval`, and chat templates.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 with_torch=false
@@ -34,7 +34,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for program in tests/judge/*_judge.py; do
   case $program in
-    */eval_judge.py | */training_judge.py | */weights_judge.py) if $with_torch; then judge build/judge-torch "$program"; else echo "== $program: only with --torch"; fi ;;
+    */chat_judge.py | */eval_judge.py | */training_judge.py | */weights_judge.py) if $with_torch; then judge build/judge-torch "$program"; else echo "== $program: only with --torch"; fi ;;
     *) judge build/judge "$program" ;;
   esac
 done
