@@ -5,7 +5,7 @@
 namespace gradtile::cli {
 
 void add_sampling_flags(Command& command, SampleOptions& options) {
-    command.add_value("--tokens", options.tokens, "number of tokens to draw");
+    command.add_value("--tokens", options.tokens, "largest number of tokens to draw");
     command.add_list("--stop", options.stop, "texts before which the generated text ends");
     command.add_value("--temperature", options.temperature,
                       "divisor of the logits; 0: always the most likely token");

@@ -4,7 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <fstream>
+#include <algorithm>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -59,6 +59,23 @@ TEST_F(Chat, AnswersTheLinesOfStandardInput) {
         expect_success(other);
         EXPECT_EQ(other.out, "tick\n") << chat_template;
     }
+}
+
+/// The path of docs/using.md with fewer steps: corpus, train, chat.
+TEST_F(Chat, TheDemonstrationRuns) {
+    const std::string data = place_ / "talk.jsonl", out = place_ / "demo";
+    const Outcome corpus = run({"corpus", "--dialogues", "120", "--out", data});
+    expect_success(corpus);
+    EXPECT_THAT(corpus.out, HasSubstr("120 conversations"));
+    const Outcome trained = run({"train", "--preset", "chat-demo", "--data", data, "--out", out, "--steps",
+                                 "3", "--warmup", "1", "--layers", "1", "--width", "32", "--device", "cpu"});
+    expect_success(trained);
+    EXPECT_THAT(trained.out, HasSubstr("120 conversations in the template plain"));
+    const Outcome answered = chat("Hello\\nWhat is my name?\\n", {out, "--tokens", "5", "--system", "Hi."});
+    EXPECT_EQ(answered.exit_code, 0);
+    EXPECT_GE(std::ranges::count(answered.out, '\n'), 2);
+    expect_refused(run({"corpus", "--dialogues", "-1", "--out", data}), {"--dialogues: -1"});
+    expect_refused(run({"corpus", "--dialogues", "5", "--out", "/nowhere/x.jsonl"}), {"/nowhere/x.jsonl"});
 }
 
 TEST_F(Chat, LeavesAtTheEndOfInputAndGoesOnAfterAMessageThatItCannotRead) {

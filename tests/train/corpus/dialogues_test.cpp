@@ -6,6 +6,7 @@
 
 #include <gradtile/train/corpus/dialogues.h>
 #include <gradtile/train/data/conversation_file.h>
+#include <gradtile/train/train_config.h>
 
 #include <support/error_message.h>
 
@@ -67,6 +68,18 @@ TEST(Dialogues, AnswersAgreeWithEarlierLines) {
     EXPECT_GT(names, 300);
     EXPECT_GT(things, 50);
     EXPECT_GT(unknown, 30);
+}
+
+/// Otherwise chat-demo would learn from conversations without their beginnings.
+TEST(Dialogues, FitTheContextOfThePresetThatLearnsThem) {
+    const std::vector<Conversation> conversations =
+        parse_conversations(conversations_text(generate_dialogues(3000, Seed{1})), "text");
+    const Examples examples =
+        encode_conversations(conversations, ChatFormat(ChatTemplate::plain, Tokenizer::bytes()), "text")
+            .examples;
+    const std::int64_t context = preset("chat-demo").model.context;
+    for (std::size_t i = 0; i + 1 < examples.begins.size(); ++i)
+        EXPECT_LE(examples.begins[i + 1] - examples.begins[i], context + 1);
 }
 
 TEST(Dialogues, AreWrittenAsConversations) {
