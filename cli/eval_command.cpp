@@ -123,7 +123,8 @@ void eval_task(const Flags& flags, const LanguageModel& model) {
                   << '\n';
         return;
     }
-    std::printf("%s: %s questions\n", printable(flags.task).c_str(), grouped(std::ssize(questions)).c_str());
+    std::printf("%s: %s question%s\n", printable(flags.task).c_str(), grouped(std::ssize(questions)).c_str(),
+                questions.size() == 1 ? "" : "s");
     std::printf("accuracy %.4f by mean loss, %.4f by sum; chance %.4f, centred %.4f\n", result.accuracy,
                 result.accuracy_by_sum, result.chance, result.centred());
 }
