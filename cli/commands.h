@@ -6,6 +6,7 @@ namespace gradtile::cli {
 
 void add_train(CommandLine& program);
 void add_sample(CommandLine& program);
+void add_chat(CommandLine& program);
 void add_eval(CommandLine& program);
 void add_gradcheck(CommandLine& program);
 void add_inspect(CommandLine& program);

@@ -1,5 +1,5 @@
-// gradtile corpus: generates stories for training without a download, and measures the loss of the grammar
-// itself on them.
+// gradtile corpus: generates stories or conversations for training without a download, and measures the loss
+// of the grammar itself on stories.
 #include <cstdio>
 #include <fstream>
 
@@ -7,6 +7,7 @@
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/corpus/corpus.h>
+#include <gradtile/train/corpus/dialogues.h>
 #include <gradtile/train/data/dataset.h>
 
 namespace gradtile::cli {
@@ -14,17 +15,30 @@ namespace {
 
 struct Flags {
     std::int64_t characters = 1'000'000;
+    std::int64_t dialogues = 0;
     std::uint64_t seed = 1;
     std::string out, score;
 };
 
-void write_corpus(const Flags& flags) {
+void write_file(const std::string& path, const std::string& text) {
+    std::ofstream file(path, std::ios::binary);
+    file << text;
+    file.close();
+    check(file.good(), path, ": cannot write the corpus");
+}
+
+void write_dialogues(const Flags& flags) {
+    check_flag("--dialogues", flags.dialogues, {1, 1e7});
+    const std::string text = conversations_text(generate_dialogues(flags.dialogues, Seed{flags.seed}));
+    write_file(flags.out, text);
+    std::printf("%s: %lld conversations, %zu bytes\n", printable(flags.out).c_str(),
+                static_cast<long long>(flags.dialogues), text.size());
+}
+
+void write_stories(const Flags& flags) {
     check_flag("--characters", flags.characters, {1, 1e9});
     const Corpus corpus = generate_corpus(flags.characters, Seed{flags.seed});
-    std::ofstream file(flags.out, std::ios::binary);
-    file << corpus.text;
-    file.close();
-    check(file.good(), flags.out, ": cannot write the corpus");
+    write_file(flags.out, corpus.text);
     std::printf("%s: %zu stories, %zu characters\n", printable(flags.out).c_str(), corpus.stories.size(),
                 corpus.text.size());
 }
@@ -42,7 +56,11 @@ void print_score(const std::string& path) {
 int corpus(const Flags& flags) {
     check_usage(flags.out.empty() != flags.score.empty(),
                 "corpus: give either --out FILE (write) or --score FILE (measure)");
-    if (!flags.out.empty()) write_corpus(flags);
+    if (!flags.out.empty() && flags.dialogues != 0) {
+        write_dialogues(flags);
+    } else if (!flags.out.empty()) {
+        write_stories(flags);
+    }
     if (!flags.score.empty()) print_score(flags.score);
     return 0;
 }
@@ -51,10 +69,13 @@ int corpus(const Flags& flags) {
 
 void add_corpus(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
-    Command command = program.add_command("corpus", "Generate short stories from a grammar, for training");
+    Command command =
+        program.add_command("corpus", "Generate short stories or conversations from a grammar, for training");
     command.add_value("--characters", flags->characters,
                       "minimum number of characters; the last story is not cut");
-    command.add_value("--seed", flags->seed, "seed of the stories");
+    command.add_value("--dialogues", flags->dialogues,
+                      "number of conversations (JSON Lines) to write instead of stories");
+    command.add_value("--seed", flags->seed, "seed of the texts");
     command.add_value("--out", flags->out, "file to write");
     command.add_value(
         "--score", flags->score,

@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
                              concat("gradtile ", version()));
     cli::add_train(program);
     cli::add_sample(program);
+    cli::add_chat(program);
     cli::add_eval(program);
     cli::add_gradcheck(program);
     cli::add_lab(program);

@@ -6,6 +6,7 @@
 
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/model_argument.h>
+#include <gradtile/cli/sampling_flags.h>
 #include <gradtile/cli/standard_streams.h>
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/json_value.h>
@@ -84,12 +85,7 @@ void print_sample(const LanguageModel& model, const SampleOptions& options) {
 
 int sample_texts(const Flags& flags) {
     SampleOptions options = flags.options;
-    check_flag("--tokens", options.tokens, sample_limits::tokens);
-    check_flag("--temperature", options.temperature, sample_limits::temperature);
-    check_flag("--top-k", options.top_k, sample_limits::top_k);
-    check_flag("--top-p", options.top_p, sample_limits::top_p);
-    check_flag("--min-p", options.min_p, sample_limits::min_p);
-    check_flag("--repetition-penalty", options.repetition_penalty, sample_limits::repetition_penalty);
+    check_sampling_flags(options);
     check_flag("--num-samples", flags.samples, samples_range);
     check_usage(flags.prompt_file.empty() || options.prompt.empty(),
                 "--prompt-file: the prompt is given by --prompt; expected one of them");
@@ -118,18 +114,8 @@ void add_sample(CommandLine& program) {
                       "text that the model continues; empty: the text begins after a line break");
     command.add_value("--prompt-file", flags->prompt_file,
                       "file of the prompt, or - for standard input; one line break at its end is left out");
-    command.add_value("--tokens", options.tokens, "number of tokens to draw");
-    command.add_list("--stop", options.stop, "texts before which the generated text ends");
+    add_sampling_flags(command, options);
     command.add_value("--num-samples", flags->samples, "number of texts, separated by lines ---");
-    command.add_value("--temperature", options.temperature,
-                      "divisor of the logits; 0: always the most likely token");
-    command.add_value("--top-k", options.top_k, "draw among the k most likely tokens; 0: all");
-    command.add_value("--top-p", options.top_p, "draw among the most likely tokens with total probability p");
-    command.add_value("--min-p", options.min_p,
-                      "draw among tokens at least this many times as likely as the most likely one");
-    command.add_value("--repetition-penalty", options.repetition_penalty,
-                      "more than 1: tokens of the text so far become less likely");
-    command.add_value("--seed", options.seed, "seed of the random draws");
     command.add_switch("--json", flags->json,
                        "print one JSON object a text: prompt, text, tokens, stopped (by --stop)");
     command.set_action([flags] { return sample_texts(*flags); });

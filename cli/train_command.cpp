@@ -189,7 +189,8 @@ int print_config(const Flags& flags) {
                           .val_data = config.val_data,
                           .val_fraction = config.val_fraction,
                           .tokenizer = tokenizer_kind_of(config.tokenizer),
-                          .token_type = config.token_type},
+                          .token_type = config.token_type,
+                          .chat_template = config.chat_template},
                          is_token_file(config.data) ? std::nullopt : tokenizer_of_setting(config.tokenizer))
                 .vocabulary;
     std::cout << json_text(to_json(config), 2) << '\n';

@@ -131,21 +131,33 @@ Tensor CrossEntropyHead::backward(const Context&, const Saved& saved) const {
     return saved.dx;
 }
 
-Tensor CrossEntropyHead::loss(const Context& ctx, const Tensor& x, const Tensor& targets) const {
-    const Flat in = flattened(x, targets, weight);
-    const std::int64_t rows = in.x.size(0), vocabulary = weight.shape()[0];
-    const Tensor count = empty(ctx, {1}, DType::f64), losses = empty(ctx, {rows}, DType::f64);
-    on_device(ctx, cpu::count_targets, cuda::count_targets, count, in.targets, vocabulary);
+Tensor CrossEntropyHead::row_losses(const Context& ctx, const Tensor& x, const Tensor& targets,
+                                    const Tensor& count) const {
+    const std::int64_t rows = x.size(0), vocabulary = weight.shape()[0];
+    const Tensor losses = empty(ctx, {rows}, DType::f64);
+    on_device(ctx, cpu::count_targets, cuda::count_targets, count, targets, vocabulary);
     const Projection projection(ctx, weight);
     const Tensor chunk_logits = chunk_of_logits(ctx, rows, projection.columns(), accumulator_of(x.dtype()));
     const std::int64_t chunk = chunk_logits.size(0);
     for (std::int64_t begin = 0; begin < rows_to_visit(ctx, rows, chunk); begin += chunk) {
         const std::int64_t length = std::min(chunk, rows - begin);
         const Tensor logits = chunk_logits.slice(0, 0, length);
-        gemm(ctx, logits, in.x.slice(0, begin, length), projection.weight, {.trans_b = true});
+        gemm(ctx, logits, x.slice(0, begin, length), projection.weight, {.trans_b = true});
         on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
-                  Tensor(), logits.slice(1, 0, vocabulary), in.targets.slice(0, begin, length), count, 1.0);
+                  Tensor(), logits.slice(1, 0, vocabulary), targets.slice(0, begin, length), count, 1.0);
     }
+    return losses;
+}
+
+Tensor CrossEntropyHead::losses(const Context& ctx, const Tensor& x, const Tensor& targets) const {
+    const Flat in = flattened(x, targets, weight);
+    return row_losses(ctx, in.x, in.targets, empty(ctx, {1}, DType::f64)).reshape(targets.shape());
+}
+
+Tensor CrossEntropyHead::loss(const Context& ctx, const Tensor& x, const Tensor& targets) const {
+    const Flat in = flattened(x, targets, weight);
+    const Tensor count = empty(ctx, {1}, DType::f64);
+    const Tensor losses = row_losses(ctx, in.x, in.targets, count);
     Tensor total = empty(ctx, {2}, DType::f64);
     on_device(ctx, cpu::sum_losses, cuda::sum_losses, total, losses, count);
     return total;

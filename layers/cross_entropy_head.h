@@ -49,11 +49,18 @@ struct CrossEntropyHead {
     /// Used for evaluation; computes no gradients. Returns float64 [2]: the sum of the losses and the number
     /// of targets that are not ignored.
     Tensor loss(const Context& ctx, const Tensor& x, const Tensor& targets) const;
+    /// Used for evaluation, like loss(). Returns the loss of each target, float64 in the shape of targets; 0
+    /// where the target is ignored.
+    Tensor losses(const Context& ctx, const Tensor& x, const Tensor& targets) const;
     /// Used for sampling: returns logits [..,V] in float32 (float64 for float64 x). x should have few rows,
     /// because all their logits are stored.
     Tensor logits(const Context& ctx, const Tensor& x) const;
 
     Parameter weight;
+
+  private:
+    /// The losses of rows x [N,C], and in `count` the number of targets [N] that are not ignored.
+    Tensor row_losses(const Context& ctx, const Tensor& x, const Tensor& targets, const Tensor& count) const;
 };
 
 }  // namespace gradtile

@@ -9,26 +9,31 @@
 namespace gradtile {
 namespace {
 
-struct TextLength {
-    std::int64_t bytes = 0, characters = 0;
-};
+/// The lengths of tokens as text, by id; 0 for special tokens and ids without a text.
+struct TextLengths {
+    std::vector<std::int32_t> bytes, characters;
 
-/// Returns the length of the targets as text: all tokens but the first.
-TextLength text_of_targets(const Tokenizer& tokenizer, const TokenSequence& tokens) {
-    constexpr std::int64_t piece = 1 << 16;
-    std::vector<std::int32_t> ids;
-    TextLength text;
-    for (std::int64_t begin = 1; begin < tokens.size(); begin += piece) {
-        ids.resize(static_cast<std::size_t>(std::min(piece, tokens.size() - begin)));
-        tokens.read(begin, ids);
-        for (const char byte : tokenizer.decode(ids)) {
-            ++text.bytes;
-            // Counts every byte that is not a UTF-8 continuation byte.
-            text.characters += (byte & 0xc0) != 0x80;
+    TextLengths(const std::optional<Tokenizer>& tokenizer, std::int64_t vocabulary)
+        : bytes(static_cast<std::size_t>(vocabulary)), characters(bytes.size()) {
+        if (!tokenizer) return;
+        const auto known = static_cast<std::int32_t>(std::min(vocabulary, tokenizer->vocab_size()));
+        for (std::int32_t id = 0; id < known; ++id) {
+            if (!tokenizer->has_text(id)) continue;
+            const auto index = static_cast<std::size_t>(id);
+            for (const char byte : tokenizer->decode(std::span(&id, 1))) {
+                ++bytes[index];
+                // Counts every byte that is not a UTF-8 continuation byte.
+                characters[index] += (byte & 0xc0) != 0x80;
+            }
         }
+        const BytePairEncoding* const encoding = tokenizer->byte_pair_encoding();
+        if (encoding == nullptr) return;
+        for (const AddedToken& token : encoding->vocabulary().added)
+            if (token.special && token.id < known)
+                bytes[static_cast<std::size_t>(token.id)] = characters[static_cast<std::size_t>(token.id)] =
+                    0;
     }
-    return text;
-}
+};
 
 struct LossSum {
     double loss = 0.0;
@@ -89,11 +94,12 @@ std::optional<double> mean_loss(const Context& ctx, const Transformer& model, Ev
 
 Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, const EvaluateOptions& options) {
     if (model.ctx.device().is_cpu()) return evaluate(model.ctx, model, tokens, options);
+    const SequentialOptions loading{options.ignore_token, options.packing, options.stride};
     const Context inside = with_arena_for(model.ctx, [&](const Context& dry) {
         const std::int64_t context = model.transformer.config.context;
-        const std::int64_t windows = SequentialLoader(tokens, context, options.ignore_token).windows();
+        const std::int64_t windows = SequentialLoader(tokens, context, loading).windows();
         const Batch batch = empty_batch(dry, std::min(options.batch, windows), context, options.packing);
-        model.transformer.evaluate(dry, batch.tokens, batch.targets, batch.documents);
+        model.transformer.target_losses(dry, batch.tokens, batch.targets, batch.documents);
     });
     return evaluate(inside, model, tokens, options);
 }
@@ -101,18 +107,38 @@ Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, con
 Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options) {
     const std::int64_t context = model.transformer.config.context;
-    SequentialLoader loader(tokens, context, options.ignore_token, options.packing);
-    const std::int64_t rows = std::min(options.batch, loader.windows());
-    EvaluationData data{std::move(loader), empty_batch(host_of(ctx), rows, context, options.packing)};
-    const LossSum sum = *sum_losses(ctx, model.transformer, data, 0, 1, [](std::int64_t) { return true; });
-    Evaluation result{.loss = sum.loss / static_cast<double>(sum.targets), .targets = sum.targets};
-    result.perplexity = std::exp(result.loss);
-    if (model.tokenizer && sum.targets == tokens.size() - 1) {
-        const TextLength text = text_of_targets(*model.tokenizer, tokens);
-        const double bits = sum.loss / std::numbers::ln2;
-        result.bits_per_character = bits / static_cast<double>(text.characters);
-        result.bits_per_byte = bits / static_cast<double>(text.bytes);
+    SequentialLoader loader(tokens, context, {options.ignore_token, options.packing, options.stride});
+    const std::int64_t windows = loader.windows(), rows = std::min(options.batch, windows);
+    const Batch batch = empty_batch(host_of(ctx), rows, context, options.packing);
+    const std::span<const std::int32_t> targets(batch.targets.data<std::int32_t>(),
+                                                static_cast<std::size_t>(batch.targets.elements()));
+    const TextLengths lengths(model.tokenizer, model.transformer.config.vocabulary);
+    double sum = 0.0, sum_of_text = 0.0;
+    std::int64_t counted = 0, bytes = 0, characters = 0;
+    for (std::int64_t done = 0; done < windows;) {
+        counted += loader.next(batch);
+        const Batch on_device = upload(ctx, batch);
+        const std::vector<double> losses = to_host(
+            ctx,
+            model.transformer.target_losses(ctx, on_device.tokens, on_device.targets, on_device.documents));
+        for (std::size_t i = 0; i < targets.size(); ++i) {
+            if (targets[i] == ignored_target) continue;
+            sum += losses[i];
+            const auto id = static_cast<std::size_t>(targets[i]);
+            if (lengths.bytes[id] == 0) continue;
+            sum_of_text += losses[i];
+            bytes += lengths.bytes[id];
+            characters += lengths.characters[id];
+        }
+        done = std::min(done + rows, windows);
+        if (options.on_progress) options.on_progress(done, windows);
     }
+    check(counted > 0, tokens.source(), ": no target counts");
+    Evaluation result{.loss = sum / static_cast<double>(counted), .targets = counted};
+    result.perplexity = std::exp(result.loss);
+    const double bits = sum_of_text / std::numbers::ln2;
+    if (bytes > 0) result.bits_per_byte = bits / static_cast<double>(bytes);
+    if (characters > 0) result.bits_per_character = bits / static_cast<double>(characters);
     return result;
 }
 

@@ -117,6 +117,7 @@ void adopt_model(TrainConfig& config, const std::filesystem::path& path) {
     found.model.recompute = config.model.recompute;
     found.model.deterministic = config.model.deterministic;
     config.model = found.model;
+    config.chat_template = found.chat_template;
 }
 
 std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source) {
@@ -134,6 +135,7 @@ std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, con
         std::make_unique<LanguageModel>(Context(options.device, options.threads), config.model,
                                         storage_dtype(config.dtype), tokenizer_of(checkpoint, source));
     model->ignore_token = config.ignore_token;
+    model->chat_template = config.chat_template;
     model->packing = packing_of(config, model->tokenizer);
     copy_parameters(model->ctx, model->parameters, checkpoint, source);
     return model;

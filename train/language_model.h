@@ -8,6 +8,7 @@
 
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/data/chat_template.h>
 #include <gradtile/train/data/packing.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 
@@ -26,6 +27,7 @@ struct LanguageModel {
     Transformer transformer;
     std::int64_t ignore_token = -1;  ///< targets of this id did not count in training; -1: all counted
     Packing packing = {};            ///< of the windows that it was trained on
+    ChatTemplate chat_template = ChatTemplate::automatic;  ///< of the conversations that it was trained on
 };
 
 /// Copies a checkpoint's weights into an allocated store, between any floating-point dtypes: from its masters
@@ -49,8 +51,8 @@ using MessageHandler = std::function<void(const std::string&)>;
 Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
                            const MessageHandler& on_message = {});
 /// Replaces the settings of the model by those of the checkpoint that load_checkpoint(path) would load,
-/// except the settings of training: both dropouts, recompute, deterministic. Reads no tensors. Throws Error
-/// naming the file.
+/// except the settings of training: both dropouts, recompute, deterministic. Adopts its chat template, too.
+/// Reads no tensors. Throws Error naming the file.
 void adopt_model(TrainConfig& config, const std::filesystem::path& path);
 /// Returns the tokenizer that a checkpoint's model was trained with; empty for token files.
 std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source);

@@ -39,10 +39,18 @@ NextToken::NextToken(const LanguageModel& model, bool use_cache)
 
 std::vector<double> NextToken::logits(std::span<const std::int32_t> text) {
     check(!text.empty(), "next token: the text has no token");
-    const std::int64_t begin = window_.begin_of(std::ssize(text));
-    if (cache_ && begin != begin_) cache_->clear();
-    begin_ = begin;
-    const auto unread = text.subspan(static_cast<std::size_t>(begin + (cache_ ? cache_->length : 0)));
+    const auto continues = [&] {
+        const auto from = std::min(static_cast<std::size_t>(begin_), text.size());
+        return std::ranges::mismatch(text.subspan(from), read_).in2 == read_.end();
+    };
+    if (!continues()) window_ = TextWindow(model_.transformer.config.context);
+    begin_ = window_.begin_of(std::ssize(text));
+    const auto window = text.subspan(static_cast<std::size_t>(begin_));
+    // A key depends only on its token's place in the window and on the tokens before it.
+    const auto known = std::ranges::mismatch(window, read_).in1 - window.begin();
+    read_.assign(window.begin(), window.end());
+    if (cache_) cache_->length = std::min(known, std::ssize(window) - 1);
+    const auto unread = window.subspan(static_cast<std::size_t>(cache_ ? cache_->length : 0));
     const Tensor tokens = from_host(ctx_, unread, {1, std::ssize(unread)});
     return to_host(ctx_, cache_ ? model_.transformer.logits(ctx_, tokens, *cache_)
                                 : model_.transformer.logits(ctx_, tokens));

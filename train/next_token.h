@@ -31,15 +31,16 @@ class NextToken {
     /// Without a cache, every call computes the whole window. Keeps a reference to the model.
     NextToken(const LanguageModel& model, bool use_cache);
 
-    /// Returns the logits [V] after `text`, which must continue the text of the previous call and have at
-    /// least one token.
+    /// Returns the logits [V] after `text`, which has at least one token. Tokens that the window of the
+    /// previous call began with are not read again.
     std::vector<double> logits(std::span<const std::int32_t> text);
 
   private:
     const LanguageModel& model_;
     Context ctx_;
     TextWindow window_;
-    std::int64_t begin_ = 0;
+    std::int64_t begin_ = 0;                // of the previous call's window
+    std::vector<std::int32_t> read_;        // the tokens of that window
     std::unique_ptr<KeyValueCache> cache_;  // null: no cache
 };
 

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include <gradtile/core/philox.h>
-#include <gradtile/train/next_token.h>
 #include <gradtile/train/stop_texts.h>
 #include <gradtile/train/tokenizers/streaming_decoder.h>
 
@@ -41,29 +40,6 @@ std::vector<std::int32_t> start_tokens(const Tokenizer& tokenizer) {
         return {0};  // the vocabulary has no line break
     }
 }
-
-/// The ids that are never drawn: the vocabulary may be larger than the tokenizer's, and have holes.
-class UndrawableTokens {
-  public:
-    explicit UndrawableTokens(const LanguageModel& model)
-        : drawable_(static_cast<std::size_t>(model.transformer.config.vocabulary)) {
-        if (!model.tokenizer) return;
-        const auto known = static_cast<std::size_t>(model.tokenizer->vocab_size());
-        drawable_ = std::min(drawable_, known);
-        for (std::int32_t token = 0; token < static_cast<std::int32_t>(drawable_); ++token)
-            if (!model.tokenizer->has_text(token)) without_text_.push_back(static_cast<std::size_t>(token));
-    }
-    /// Returns the logits of the other tokens, with a value for holes that is never drawn.
-    std::span<double> removed_from(std::vector<double>& logits) const {
-        constexpr double never_drawn = -1e300;
-        for (const std::size_t token : without_text_) logits[token] = never_drawn;
-        return std::span(logits).first(drawable_);
-    }
-
-  private:
-    std::size_t drawable_;
-    std::vector<std::size_t> without_text_;
-};
 
 }  // namespace
 
@@ -116,6 +92,34 @@ void penalise_repetition(std::span<double> logits, std::span<const std::int32_t>
     }
 }
 
+TokenSampler::TokenSampler(const LanguageModel& model, const SampleOptions& options)
+    : options_(options), next_(model, options.use_cache), drawable_(model.transformer.config.vocabulary) {
+    validate(options);
+    if (!model.tokenizer) return;
+    // The vocabulary may be larger than the tokenizer's, and have holes.
+    drawable_ = std::min(drawable_, model.tokenizer->vocab_size());
+    for (std::int32_t token = 0; token < drawable_; ++token)
+        if (!model.tokenizer->has_text(token)) without_text_.push_back(static_cast<std::size_t>(token));
+}
+
+void TokenSampler::begin_text(std::uint64_t number) {
+    options_.number = number;
+    index_ = 0;
+}
+
+void TokenSampler::remove_undrawable(std::vector<double>& logits) const {
+    constexpr double never_drawn = -1e300;
+    for (const std::size_t token : without_text_) logits[token] = never_drawn;
+    logits.resize(static_cast<std::size_t>(drawable_));
+}
+
+std::int32_t TokenSampler::next(std::span<const std::int32_t> text) {
+    std::vector<double> logits = next_.logits(text);
+    penalise_repetition(logits, text, options_.repetition_penalty);
+    remove_undrawable(logits);
+    return choose_token(logits, options_, uniform(options_.seed, options_.number, index_++));
+}
+
 std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
                                         const SampleOptions& options, const TokenHandler& on_token) {
     validate(options);
@@ -124,14 +128,10 @@ std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<co
     for (const std::int32_t token : prompt)
         check(token >= 0 && token < vocabulary, "sample: token ", token,
               " of the prompt is outside the vocabulary of ", vocabulary);
-    NextToken next(model, options.use_cache);
-    const UndrawableTokens undrawable(model);
+    TokenSampler sampler(model, options);
     std::vector<std::int32_t> text(prompt.begin(), prompt.end());
     for (std::int64_t i = 0; i < options.tokens; ++i) {
-        std::vector<double> values = next.logits(text);
-        penalise_repetition(values, text, options.repetition_penalty);
-        text.push_back(
-            choose_token(undrawable.removed_from(values), options, uniform(options.seed, options.number, i)));
+        text.push_back(sampler.next(text));
         if (on_token && !on_token(text.back())) break;
     }
     text.erase(text.begin(), text.begin() + std::ssize(prompt));

@@ -8,6 +8,7 @@
 
 #include <gradtile/core/range.h>
 #include <gradtile/train/language_model.h>
+#include <gradtile/train/next_token.h>
 
 namespace gradtile {
 
@@ -42,11 +43,33 @@ std::int32_t choose_token(std::span<const double> logits, const SampleOptions& o
 /// Applies the repetition penalty to the logits of the tokens in `text`.
 void penalise_repetition(std::span<double> logits, std::span<const std::int32_t> text, double penalty);
 
+/// Draws the tokens of texts one by one.
+class TokenSampler {
+  public:
+    /// Keeps a reference to the model. Throws Error for options out of range.
+    TokenSampler(const LanguageModel& model, const SampleOptions& options);
+
+    /// Draws for a new text: its draw i uses the Philox counter {i, number} under the seed.
+    void begin_text(std::uint64_t number);
+    /// Returns the next token of `text`, which has at least one token, all inside the vocabulary; the model
+    /// sees the tokens of a TextWindow. Never draws an id without a text.
+    std::int32_t next(std::span<const std::int32_t> text);
+
+  private:
+    void remove_undrawable(std::vector<double>& logits) const;
+
+    SampleOptions options_;
+    NextToken next_;
+    std::int64_t drawable_;                  // ids from drawable_ on are never drawn
+    std::vector<std::size_t> without_text_;  // smaller ids that are never drawn
+    std::int64_t index_ = 0;
+};
+
 /// Receives a drawn token; returns false to end the text with it.
 using TokenHandler = std::function<bool(std::int32_t token)>;
 
-/// Returns the drawn tokens. Draw i uses the Philox counter {i, number} under the seed; the model sees the
-/// tokens of a TextWindow. Throws Error for an empty prompt and for ids outside the vocabulary.
+/// Returns the tokens that a TokenSampler draws. Throws Error for an empty prompt and for ids outside the
+/// vocabulary.
 std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
                                         const SampleOptions& options, const TokenHandler& on_token = {});
 

@@ -6,7 +6,7 @@
 
 namespace gradtile {
 
-/// What could be the beginning of a stop text is held back until the next piece decides.
+/// The end of the text is held back while it may be the beginning of a stop text; the next piece decides.
 class StopTexts {
   public:
     /// Empty stop texts are ignored.

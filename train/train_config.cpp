@@ -14,6 +14,7 @@
 #include <gradtile/core/text/nearest_name.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/layers/transformer/memory_plan.h>
+#include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 
 namespace gradtile {
@@ -155,6 +156,7 @@ std::int64_t max_documents_of(const TrainConfig& c) {
 
 Packing packing_of(const TrainConfig& c, const std::optional<Tokenizer>& tokenizer) {
     if (!c.packed) return {};
+    if (is_conversation_file(c.data)) return {{.kind = DocumentRule::Kind::examples}, max_documents_of(c)};
     return {document_rule(c.document_token, tokenizer), max_documents_of(c)};
 }
 

@@ -12,6 +12,7 @@
 #include <gradtile/core/dtype.h>
 #include <gradtile/core/io/file_system.h>
 #include <gradtile/layers/transformer/model_config.h>
+#include <gradtile/train/data/chat_template.h>
 #include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/token_type.h>
 #include <gradtile/train/optimizers/optimizers.h>
@@ -30,12 +31,13 @@ struct TrainConfig {
     ModelConfig model;
 
     // Data
-    std::string data;                             ///< text file, or token file (.bin)
+    std::string data;                             ///< text, conversations (.jsonl) or tokens (.bin)
     std::string val_data;                         ///< empty: the last part of data
     double val_fraction = 0.1;                    ///< part of data kept for validation when val_data is empty
     std::string tokenizer = "characters";         ///< or "bytes", or a BPE tokenizer's file (load_tokenizer)
     TokenType token_type = TokenType::automatic;  ///< for token files without a header
     std::int64_t ignore_token = -1;               ///< targets of this id do not count; -1: none
+    ChatTemplate chat_template = ChatTemplate::automatic;  ///< of conversations; a run records what it is
 
     bool packed = false;               ///< attention within documents, which begin inside windows
     std::int64_t document_token = -1;  ///< packed: begins a document; -1: the data's own rule
@@ -117,7 +119,7 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("recompute", c.model.recompute,
           "what backward recomputes to save memory: nothing, cheap activations, whole blocks", any_value);
 
-    visit("data", c.data, "text file, or token file (.bin) to train on", any_value);
+    visit("data", c.data, "text file, conversations (.jsonl) or token file (.bin) to train on", any_value);
     visit("val-data", c.val_data, "file to validate on; empty: the last part of data", any_value);
     visit("val-fraction", c.val_fraction, "part of data kept for validation", proper_fraction);
     visit("tokenizer", c.tokenizer,
@@ -126,9 +128,13 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("token-type", c.token_type, "integers of a token file that has no header; auto: uint16", any_value);
     visit("ignore-token", c.ignore_token, "targets of this id do not count; -1: none", Range{-1, 2147483647});
 
+    visit("chat-template", c.chat_template,
+          "how conversations become text; auto: by the tokenizer's special tokens, else plain", any_value);
     visit("packed", c.packed,
           "attention within each document, whose positions start at 0; documents begin at the end-of-text "
-          "token of llm.c's shards and of BPE tokenizers, and after blank lines in other text",
+          "token of llm.c's shards and of BPE tokenizers, with each conversation, and after blank lines in "
+          "other "
+          "text",
           any_value);
     visit("document-token", c.document_token, "packed: id that begins a document; -1: see packed",
           Range{-1, 2147483647});
@@ -220,9 +226,9 @@ void make_paths_absolute(TrainConfig& config);
 /// is requested and there is no GPU.
 Device resolve_device(DeviceChoice choice, int local_rank = 0);
 
-/// Returns the settings of a preset: demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m, gpt2-350m,
-/// gpt2-774m, llama-tiny, gemma2-tiny, gpt-oss-tiny, alibi-tiny, packed-tiny. The error for an unknown name
-/// names the nearest known one.
+/// Returns the settings of a preset: demo, chat-demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m,
+/// gpt2-350m, gpt2-774m, llama-tiny, gemma2-tiny, gpt-oss-tiny, alibi-tiny, packed-tiny. The error for an
+/// unknown name names the nearest known one.
 TrainConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
 

@@ -34,7 +34,8 @@ DatasetOptions dataset_options(const TrainConfig& config) {
             .tokenizer = tokenizer_kind_of(config.tokenizer),
             .token_type = config.token_type,
             .vocabulary = config.model.vocabulary,
-            .special_tokens = config.packed ? SpecialTokens::recognised : SpecialTokens::as_text};
+            .special_tokens = config.packed ? SpecialTokens::recognised : SpecialTokens::as_text,
+            .chat_template = config.chat_template};
 }
 
 /// Adds {"the content of data (train.bin)": {"bytes": ..., "hash": ...}} for each file, to compare the data
@@ -174,6 +175,8 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     if (config_.model.vocabulary == 0) config_.model.vocabulary = dataset.vocabulary;
     check(config_.model.vocabulary >= dataset.vocabulary, "vocabulary: ", config_.model.vocabulary,
           "; the data needs ", dataset.vocabulary);
+    // Recorded, so that a resumed run, `gradtile eval` and `gradtile chat` use the same template.
+    if (dataset.chat_template) config_.chat_template = *dataset.chat_template;
     if (config_.packed) choose_document_token(dataset);
     train_tokens_ = dataset.train.size();
     validation_tokens_ = dataset.validation.size();
@@ -244,7 +247,8 @@ void Trainer::allocate(const Context& ctx, Dataset dataset) {
             ? result_
             : zeros(host_of(ctx).with_allocator(transfer_allocator(ctx.device())), {3}, DType::f64);
     if (dataset.validation.size() > 0) {
-        SequentialLoader loader(dataset.validation, context, config_.ignore_token, packing);
+        SequentialLoader loader(dataset.validation, context,
+                                {.ignore_token = config_.ignore_token, .packing = packing});
         const std::int64_t windows = std::min(config_.micro_batch_size(ranks), loader.windows());
         validation_ = std::make_unique<EvaluationData>(
             EvaluationData{std::move(loader), empty_batch(host_of(ctx), windows, context, packing)});

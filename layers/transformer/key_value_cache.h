@@ -9,9 +9,9 @@
 
 namespace gradtile {
 
-/// Holds up to `context` tokens of B texts. Tokens are only appended, because keys with rotary or learned
-/// positions belong to the places of their tokens: to drop the first tokens, clear the cache and read the
-/// rest again.
+/// Holds up to `context` tokens of B texts. Keys with rotary or learned positions belong to the places of
+/// their tokens: to drop the first tokens, clear the cache and read the rest again. To drop the last tokens,
+/// reduce `length`.
 struct KeyValueCache {
     struct Layer {
         Tensor k, v;  // [B, context, Hkv, D]

@@ -117,6 +117,12 @@ Tensor Transformer::evaluate(const Context& ctx, const Tensor& tokens, const Ten
     return head.loss(ctx, norm_f.forward(ctx, features(ctx, tokens, documents), discarded), targets);
 }
 
+Tensor Transformer::target_losses(const Context& ctx, const Tensor& tokens, const Tensor& targets,
+                                  const Documents& documents) const {
+    ConfiguredNorm::Saved discarded;
+    return head.losses(ctx, norm_f.forward(ctx, features(ctx, tokens, documents), discarded), targets);
+}
+
 Tensor Transformer::logits(const Context& ctx, const Tensor& tokens) const {
     check(tokens.rank() == 2 && tokens.size(1) >= 1, "transformer: logits after ", tokens,
           "; expected [B, T] with at least one token");

@@ -65,6 +65,9 @@ struct Transformer {
     /// values, changes no gradients, and uses no dropout.
     Tensor evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets,
                     const Documents& documents = {}) const;
+    /// Like evaluate(), but returns the loss of each target, float64 [B,T]; 0 where the target is ignored.
+    Tensor target_losses(const Context& ctx, const Tensor& tokens, const Tensor& targets,
+                         const Documents& documents = {}) const;
     /// Returns the logits [B,V] of the token after tokens [B,T], in float32 (float64 for float64 weights).
     Tensor logits(const Context& ctx, const Tensor& tokens) const;
     /// Returns the same for tokens [B,T] that follow those in the cache, and appends them to the cache.

@@ -30,7 +30,7 @@ TEST_F(Commands, HelpListsEveryCommandAndSetting) {
     const Outcome help = run({"--help"});
     expect_success(help);
     for (const char* command : {"train", "sample", "eval", "gradcheck", "inspect", "convert", "corpus",
-                                "tokenizer", "tokenize", "bench", "import", "export", "lab"}) {
+                                "tokenizer", "tokenize", "bench", "import", "export", "lab", "chat"}) {
         EXPECT_THAT(help.out, HasSubstr(command));
         const Outcome own = run({command, "--help"});
         expect_success(own);

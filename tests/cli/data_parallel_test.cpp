@@ -6,6 +6,8 @@
 
 #include "program.h"
 
+#include <tiny_run.h>
+
 #include <gradtile/train/parallel/internal/mpi.h>
 
 namespace gradtile::test {
@@ -55,6 +57,16 @@ class DataParallelTraining : public testing::Test {
     std::string stories_;
     int runs_ = 0;
 };
+
+/// Processes and micro-batches have different numbers of targets.
+TEST_F(DataParallelTraining, ConversationsHaveTheLossCurveOfOneProcess) {
+    stories_ = place_.write("c.jsonl", some_conversations(70));
+    const auto one_process = train(1);
+    expect_same_curve(one_process, train(2));
+    expect_same_curve(one_process, train(4, {"--micro-batch", "1"}));
+    const Arguments packed{"--packed", "--context", "96", "--chat-template", "chatml"};
+    expect_same_curve(train(1, packed), train(2, packed));
+}
 
 TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcess) {
     const auto one_process = train(1, {"--dropout", "0.1"});

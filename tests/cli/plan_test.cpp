@@ -28,7 +28,7 @@ Arguments gpt2_plan(int gpus, int micro_batch) {
             std::to_string(gpus * micro_batch)};
 }
 
-json json_of(const Arguments& arguments) {
+json plan_of(const Arguments& arguments) {
     const Outcome outcome = run(arguments + Arguments{"--json"});
     expect_success(outcome);
     return parse_json(outcome.out);
@@ -47,7 +47,7 @@ TEST(Plan, PrintsMemoryTimeAndBytesForEveryGpuCount) {
 /// A token sees at most 128 of 1024 keys; half of the layers keep 512.5 on average.
 TEST(Plan, WindowsTakeLessTime) {
     const auto ms = [](const Arguments& more) {
-        return json_of(gpt2_plan(1, 8) + more).at("predictions")[0].at("ms_per_step").get<double>();
+        return plan_of(gpt2_plan(1, 8) + more).at("predictions")[0].at("ms_per_step").get<double>();
     };
     const double whole = ms({}), half = ms({"--window", "128", "--window-pattern", "2"}),
                  all = ms({"--window", "128"});
@@ -56,7 +56,7 @@ TEST(Plan, WindowsTakeLessTime) {
 }
 
 TEST(Plan, RowsHaveTheirBatchAndTheBytesOfARing) {
-    const json plan = json_of(gpt2_plan(24, 8));
+    const json plan = plan_of(gpt2_plan(24, 8));
     std::vector<int> counts;
     for (const json& row : plan.at("predictions")) {
         const double n = row.at("gpus");
@@ -77,8 +77,8 @@ TEST(Plan, RowsHaveTheirBatchAndTheBytesOfARing) {
 /// Shards are equal and aligned, so each of 4 may be up to 64 elements larger than a quarter. Moments exist
 /// for parameters alone, but the vocabulary's 47 padding rows of 768 belong to a shard as well.
 TEST(Plan, ZeroShardsMastersAndOptimizerState) {
-    const json whole = json_of(gpt2_plan(4, 8));
-    const json shared = json_of(gpt2_plan(4, 8) + Arguments{"--zero", "1"});
+    const json whole = plan_of(gpt2_plan(4, 8));
+    const json shared = plan_of(gpt2_plan(4, 8) + Arguments{"--zero", "1"});
     for (const auto& [key, element, padding] :
          {std::tuple{"masters_bytes", 4, 0}, {"optimizer_bytes", 8, 47 * 768}}) {
         const auto bytes = [&](const json& plan) { return plan.at("memory").at(key).get<std::int64_t>(); };
@@ -91,12 +91,12 @@ TEST(Plan, ZeroShardsMastersAndOptimizerState) {
 }
 
 TEST(Plan, PrintsTheLargestMicroBatchThatFits) {
-    const json plan = json_of(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"});
+    const json plan = plan_of(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"});
     EXPECT_FALSE(plan.at("fits"));
     const int largest = plan.at("largest_micro_batch");
     EXPECT_GT(largest, 0);
-    EXPECT_TRUE(json_of(gpt2_plan(2, largest) + Arguments{"--gpu-memory", "8"}).at("fits"));
-    EXPECT_FALSE(json_of(gpt2_plan(2, largest + 1) + Arguments{"--gpu-memory", "8"}).at("fits"));
+    EXPECT_TRUE(plan_of(gpt2_plan(2, largest) + Arguments{"--gpu-memory", "8"}).at("fits"));
+    EXPECT_FALSE(plan_of(gpt2_plan(2, largest + 1) + Arguments{"--gpu-memory", "8"}).at("fits"));
     EXPECT_THAT(run(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"}).out,
                 HasSubstr(concat("does not fit into 8 GiB: the largest micro-batch that fits is ", largest)));
 }
@@ -124,16 +124,16 @@ TEST(Plan, GivenConstantsOverrideFittedOnes) {
         return plan.at("predictions").back().at("ms_per_step").get<double>();
     };
     const Arguments nodes = gpt2_plan(32, 4);
-    const double baseline = ms(json_of(nodes));
-    EXPECT_GT(ms(json_of(nodes + Arguments{"--network-bandwidth", "1"})), baseline);
-    EXPECT_GT(ms(json_of(nodes + Arguments{"--network-latency", "1000"})), baseline);
-    EXPECT_GT(ms(json_of(nodes + Arguments{"--nvlink-bandwidth", "10"})), baseline);
+    const double baseline = ms(plan_of(nodes));
+    EXPECT_GT(ms(plan_of(nodes + Arguments{"--network-bandwidth", "1"})), baseline);
+    EXPECT_GT(ms(plan_of(nodes + Arguments{"--network-latency", "1000"})), baseline);
+    EXPECT_GT(ms(plan_of(nodes + Arguments{"--nvlink-bandwidth", "10"})), baseline);
     EXPECT_THAT(run(nodes + Arguments{"--network-bandwidth", "25"}).out,
                 HasSubstr("between nodes: your bandwidth"));
 }
 
 TEST(Plan, SameBatchIsDividedByFewerGpus) {
-    const json plan = json_of(gpt2_plan(4, 8) + Arguments{"--same-batch"});
+    const json plan = plan_of(gpt2_plan(4, 8) + Arguments{"--same-batch"});
     for (const json& row : plan.at("predictions")) EXPECT_EQ(row.at("batch"), 32);
     EXPECT_GT(plan.at("predictions")[0].at("ms_per_step"), plan.at("predictions")[2].at("ms_per_step"));
 }

@@ -1,38 +1,16 @@
 // Fuzzes the safetensors reader: any bytes give one Error, or tensors that cover the data exactly once. The
 // file then shrinks while it is open: reading must give an Error or the tensor.
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <cstdint>
-#include <cstdlib>
-#include <span>
-#include <string>
+#include "memory_file.h"
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/descriptor.h>
 #include <gradtile/train/formats/safetensors.h>
 
 namespace {
 
 using namespace gradtile;
-
-void require(bool condition) {
-    if (!condition) std::abort();
-}
-
-/// A regular file in memory with a path.
-class MemoryFile {
-  public:
-    void write(std::span<const std::uint8_t> bytes) const {
-        require(::ftruncate(*file_, 0) == 0);
-        require(::pwrite(*file_, bytes.data(), bytes.size(), 0) == std::ssize(bytes));
-    }
-    const std::string& path() const { return path_; }
-
-  private:
-    Descriptor file_{::memfd_create("fuzz", MFD_CLOEXEC)};
-    std::string path_ = "/proc/self/fd/" + std::to_string(*file_);
-};
+using fuzz::MemoryFile;
+using fuzz::require;
 
 void require_whole(const SafetensorsFile& file, std::size_t size) {
     std::uint64_t end = 0;

@@ -1,12 +1,10 @@
 // Fuzzes the token file reader: any bytes give either ids inside the reported vocabulary or one Error, never
 // a crash. The file is then truncated or overwritten while it is open: the loader must either return ids
 // inside the vocabulary, or throw and keep its state.
-#include <cstdlib>
 #include <string>
 #include <vector>
 
-#include <sys/mman.h>
-#include <unistd.h>
+#include "memory_file.h"
 
 #include <gradtile/core/check.h>
 #include <gradtile/train/data/data_loader.h>
@@ -15,25 +13,8 @@
 namespace {
 
 using namespace gradtile;
-
-void require(bool condition) {
-    if (!condition) std::abort();
-}
-
-/// A regular file in memory with a path.
-class MemoryFile {
-  public:
-    void write(std::span<const std::uint8_t> bytes) const {
-        resize(0);
-        require(::pwrite(*file_, bytes.data(), bytes.size(), 0) == std::ssize(bytes));
-    }
-    void resize(std::size_t size) const { require(::ftruncate(*file_, static_cast<off_t>(size)) == 0); }
-    const std::string& path() const { return path_; }
-
-  private:
-    Descriptor file_{::memfd_create("fuzz", MFD_CLOEXEC)};
-    std::string path_ = "/proc/self/fd/" + std::to_string(*file_);
-};
+using fuzz::MemoryFile;
+using fuzz::require;
 
 void require_ids_below(std::span<const std::int32_t> ids, std::int64_t vocabulary) {
     for (const std::int32_t id : ids) require(id >= 0 && id < vocabulary);

@@ -3,14 +3,14 @@
 usage: model_judge.py GRADTILE DIRECTORY    (scripts/judge.sh calls it)
 """
 import json
-import subprocess
 import sys
 from pathlib import Path
 
-import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from gradtile_runs import read_checkpoint, run
 
 jax.config.update("jax_enable_x64", True)
 
@@ -26,22 +26,6 @@ MODELS = {
 # gradtile's float32 against float64. The loss of a row has an error of at most a few hundred roundings of 6e-8, 2e-5 in all; the mean over
 # 20,000 rows, whose errors have either sign, 2e-5 / sqrt(20,000) = 1.4e-7. The bound is seven times that.
 BOUND = 1e-6
-
-
-def run(*command):
-    finished = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if finished.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, command))}\nended with {finished.returncode}: {finished.stderr}")
-    return finished.stdout
-
-
-def read_checkpoint(path):
-    with h5py.File(path) as file:
-        parameters = {}
-        file["params"].visititems(
-            lambda name, item: parameters.update({name: np.asarray(item[()], np.float64)}) if isinstance(item, h5py.Dataset) else None)
-        texts = {name: json.loads(file[f"{name}/json"][0]) for name in ("config", "data")}
-    return parameters, texts["config"], texts["data"]["tokenizer"]
 
 
 def layer_norm(x, weight, bias, epsilon):

@@ -8,14 +8,14 @@ program computes them again; --write replaces the file.
 import itertools
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
-import h5py
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+from gradtile_runs import read_checkpoint, run
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "training_losses.json"
 STEPS = 100
@@ -33,18 +33,12 @@ CASES = {
     "alibi-3-heads": ["--positions", "alibi", "--heads", "3", "--width", "48"],
     "packed": ["--packed", "--context", "48"],
     "packed-llama": LLAMA + ["--packed", "--context", "48", "--max-documents", "3", "--attention-dropout", "0.1", "--micro-batch", "2"],
+    "conversations": ["--micro-batch", "2"],
     "all-options": ["--positions", "alibi", "--kv-heads", "2", "--qk-norm", "--window", "6", "--window-pattern", "3", "--softcap", "2", "--sinks"],
 }
 # At this learning rate, 100 steps in float32 stay within 4e-7 of float64, in gradtile and in PyTorch. Training amplifies roundings: at twice the
 # rate, PyTorch's own float32 losses of "llama" are 3e-6 off.
 BOUND = 1e-6
-
-
-def run(*command):
-    finished = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if finished.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, command))}\nended with {finished.returncode}: {finished.stderr}")
-    return finished.stdout
 
 
 def text_of_words(count):
@@ -63,15 +57,40 @@ def text_of(flags):
     return text.replace("\n", "\n\n") if "--packed" in flags else text
 
 
-def read_checkpoint(path):
-    with h5py.File(path) as file:
-        parameters = {}
-        file["params"].visititems(
-            lambda name, item: parameters.update({name: np.asarray(item[()], np.float64)}) if isinstance(item, h5py.Dataset) else None)
-        return parameters, json.loads(file["config/json"][0]), json.loads(file["data/json"][0])["tokenizer"]
+def some_conversations(count):
+    """As test::some_conversations() in tests/train/tiny_run.h: lists of (role, content)."""
+    words = text_of_words(60 * count).replace("\n", "")
+    conversations = []
+    for i in range(count):
+        lengths = [("system", 9)] if i % 3 == 0 else []
+        for _ in range(i % 2 + 1):
+            lengths += [("user", 5 + i * 7 % 23), ("assistant", 3 + i * 5 % 31)]
+        conversation = []
+        for role, length in lengths:
+            conversation.append((role, words[:length]))
+            words = words[length:]
+        conversations.append(conversation)
+    return conversations
 
 
-# ---- The order of the data: train/data/data_loader.h, permutation.h, core/philox.h ----
+def plain_text(conversation):
+    """The plain template: the text, and for each character whether it is a target."""
+    text, targets = "", []
+
+    def add(part, is_target):
+        nonlocal text
+        text += part
+        targets.extend([is_target] * len(part))
+
+    for (role, content), (before, _) in zip(conversation, [("", "")] + conversation):
+        add(f"\n{role.capitalize()}:", (before, role) == ("assistant", "user"))
+        add(" " + content, role == "assistant")
+    if role == "assistant":
+        add("\nUser:", True)
+    return text, targets
+
+
+# ---- The order of the data: train/data/data_loader.h, examples.h, permutation.h, core/philox.h ----
 
 M32, M64 = 2**32 - 1, 2**64 - 1
 
@@ -152,8 +171,26 @@ class Documents:
         self.position = place - torch.where(begins, place, 0).cummax(1).values
 
 
-def batches(ids, config, newline):
-    source = windows(ids, config, newline)
+def conversation_windows(conversations, encode, context, seed):
+    """Yields the same of conversations, one in a window: what is no target is -100."""
+    cut = []
+    for conversation in conversations:
+        text, is_target = plain_text(conversation)
+        ids = encode(text)
+        targets = [token if counts else -100 for token, counts in zip(ids, is_target)]
+        for begin in range(0, len(ids) - 1, context):
+            end = min(begin + context, len(ids) - 1)
+            rest = context - (end - begin)
+            if any(target != -100 for target in targets[begin + 1 : end + 1]):
+                cut.append((ids[begin:end] + [0] * rest, targets[begin + 1 : end + 1] + [-100] * rest))
+    for epoch in itertools.count():
+        order = key_of(mix_seed(mix_seed(seed, 0x6F726472), epoch))
+        for position in range(len(cut)):
+            ids, targets = cut[permuted(position, len(cut), order)]
+            yield ids, targets, [0] * context
+
+
+def batches(source, config):
     for _ in range(STEPS):
         tokens, targets, number = (torch.tensor(part) for part in zip(*(next(source) for _ in range(config["batch"]))))
         yield tokens, targets, Documents(number, documents_of_window(config))
@@ -323,7 +360,7 @@ def learning_rate(step, config):
     return least + (lr - least) * (1 + math.cos(math.pi * t)) / 2
 
 
-def train(initial, config, ids, newline, dtype):
+def train(initial, config, source, dtype):
     p = {name: torch.tensor(value, dtype=dtype, requires_grad=True) for name, value in initial.items()}
     muon = config["optimizer"] == "muon"
     hidden = [w for name, w in p.items() if muon and w.dim() == 2 and name.startswith("h.")]
@@ -336,7 +373,7 @@ def train(initial, config, ids, newline, dtype):
     if muon:
         optimizers.append((Muon(hidden, config["muon-momentum"], config["weight-decay"]), config["muon-lr"] / config["lr"]))
     losses = []
-    for step, (tokens, targets, documents) in enumerate(batches(ids, config, newline), 1):
+    for step, (tokens, targets, documents) in enumerate(batches(source, config), 1):
         for w in p.values():
             w.grad = None
         loss = loss_of(p, config, tokens, targets, documents, Masks(config, step))
@@ -359,8 +396,14 @@ def worst(a, b):
 
 def judge(gradtile, directory, name, flags, reference):
     """Returns PyTorch's float64 losses, and whether all agree."""
-    text = directory / "text.txt"
-    text.write_text(text_of(flags), encoding="utf-8")
+    of_conversations = name.startswith("conversations")
+    text = directory / ("text.jsonl" if of_conversations else "text.txt")
+    conversations = some_conversations(60)
+    if of_conversations:
+        lines = [json.dumps({"messages": [{"role": role, "content": content} for role, content in one]}) + "\n" for one in conversations]
+        text.write_text("".join(lines), encoding="utf-8")
+    else:
+        text.write_text(text_of(flags), encoding="utf-8")
     train_flags = ["--data", text, "--val-data", text, "--eval-every", "0", "--quiet", "--device", "cpu", *COMMON, *flags]
     # A first step with a rate of almost 0 and AdamW shows the initial weights: those of 0 become 1e-30.
     first = directory / f"{name}-first"
@@ -373,8 +416,16 @@ def judge(gradtile, directory, name, flags, reference):
     ours = [line["loss"] for line in said if "loss" in line]
 
     vocabulary = {character: number for number, character in enumerate(tokenizer["characters"])}
-    ids = [vocabulary[character] for character in text.read_text(encoding="utf-8")]
-    single, double = (train(initial, config, ids, vocabulary["\n"], dtype) for dtype in (torch.float32, torch.float64))
+
+    def encode(characters):
+        return [vocabulary[character] for character in characters]
+
+    def source():
+        if of_conversations:
+            return conversation_windows(conversations, encode, config["context"], config["seed"])
+        return windows(encode(text.read_text(encoding="utf-8")), config, vocabulary["\n"])
+
+    single, double = (train(initial, config, source(), dtype) for dtype in (torch.float32, torch.float64))
     to_double, to_single, again = worst(ours, double), worst(ours, single), worst(double, reference or double)
     ok = to_double <= BOUND and again <= 1e-9
     print(f"{name}: loss {double[0]:.4f} to {double[-1]:.4f}; gradtile's float32 differs from PyTorch's float64 by {to_double:.1e}, from its float32 by "

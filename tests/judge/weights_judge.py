@@ -7,7 +7,6 @@ is exported as safetensors, which transformers must read with bit-equal weights 
 bit-equal weights, in llama.cpp's order of rows. A model in llm.c's format must give the weights that transformers had.
 """
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from gradtile_runs import run
 
 # Of the largest logit. Both sides round in float32, in different orders.
 BOUND = 1e-5
@@ -44,13 +45,6 @@ MODELS = [
     ("Llama in bfloat16, one key head, another epsilon", llama, {"num_key_value_heads": 1, "rms_norm_eps": 1e-3}, torch.bfloat16, "20KB", True),
     ("Llama with biases", llama, {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}, torch.float32, None, False),
 ]
-
-
-def run(*command, fails=False):
-    finished = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if (finished.returncode != 0) != fails:
-        raise SystemExit(f"{' '.join(map(str, command))}\nended with {finished.returncode}: {finished.stderr}")
-    return finished.stderr if fails else finished.stdout
 
 
 def weights_of(folder):

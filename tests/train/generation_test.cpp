@@ -96,7 +96,7 @@ TEST_P(Generation, LogitsEqualThoseOfTheWholeWindowInFloat64) {
         const std::vector<double> with = cached.logits(text), without = whole.logits(text);
         const std::int64_t begin = window.begin_of(std::ssize(text));
         const std::span<const std::int32_t> visible(text.begin() + begin, text.end());
-        // What the model itself says about the window.
+        // The logits of the whole window in one pass, without a cache.
         const std::vector<double> expected = to_host(
             small->ctx,
             small->transformer.logits(small->ctx, from_host(small->ctx, visible, {1, std::ssize(visible)})));

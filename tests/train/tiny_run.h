@@ -33,6 +33,28 @@ inline std::string some_documents(int words) {
     return text;
 }
 
+/// Returns conversations as JSON Lines: questions and answers of some_text()'s words, of different lengths.
+inline std::string some_conversations(int count) {
+    std::string lines, words = some_text(60 * count);
+    std::erase(words, '\n');
+    for (int i = 0; i < count; ++i) {
+        std::string line = R"({"messages":[)";
+        const auto add = [&](const char* role, std::size_t characters) {
+            if (!line.ends_with('[')) line += ',';
+            line +=
+                std::string(R"({"role":")") + role + R"(","content":")" + words.substr(0, characters) + "\"}";
+            words.erase(0, characters);
+        };
+        if (i % 3 == 0) add("system", 9);
+        for (int turn = 0; turn <= i % 2; ++turn) {
+            add("user", static_cast<std::size_t>(5 + i * 7 % 23));
+            add("assistant", static_cast<std::size_t>(3 + i * 5 % 31));
+        }
+        lines += line + "]}\n";
+    }
+    return lines;
+}
+
 struct TinyRun {
     TinyRun() {
         config.data = directory.write("text.txt", some_text(2000));
@@ -119,6 +141,21 @@ inline constexpr RunSetting run_settings[] = {
                    c.packed = true;
                    c.document_token = 0;  // the line break, so that documents are lines
                    c.model.attention_dropout = 0.2;
+               }},
+    RunSetting{"conversations",
+               [](TrainConfig& c) {
+                   std::ofstream(c.data + ".jsonl") << some_conversations(60);
+                   c.data += ".jsonl";
+                   c.micro_batch = 1;
+               }},
+    RunSetting{"packed_conversations",
+               [](TrainConfig& c) {
+                   std::ofstream(c.data + ".jsonl") << some_conversations(60);
+                   c.data += ".jsonl";
+                   c.model.context = 96;
+                   c.packed = true;
+                   c.chat_template = ChatTemplate::chatml;
+                   c.micro_batch = 2;
                }},
     RunSetting{"everything", [](TrainConfig& c) {
                    c.dtype = TrainDType::bf16;

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/philox.h>
+#include <gradtile/train/corpus/draws.h>
 #include <gradtile/train/corpus/grammar.h>
 #include <gradtile/train/corpus/story_grammar.h>
 
@@ -25,19 +25,11 @@ const Grammar& story_grammar() {
 Corpus generate_corpus(std::int64_t characters, Seed seed) {
     check(characters >= 1, "corpus: characters: ", characters, "; expected at least 1");
     const Grammar& grammar = story_grammar();
-    const Philox::Key key = philox_key(mix_seed(seed.value, story_purpose));
-    std::uint64_t draws = 0;
-    const auto draw = [&](std::int64_t n) {
-        const Philox::Counter words = Philox::draw(
-            {static_cast<std::uint32_t>(draws), static_cast<std::uint32_t>(draws >> 32), 0, 0}, key);
-        ++draws;
-        // The high half of 32 random bits times n. The deviation from uniform is less than n / 2^32.
-        return static_cast<std::int64_t>(std::uint64_t{words[0]} * static_cast<std::uint64_t>(n) >> 32);
-    };
+    GrammarDraws draws(seed, story_purpose);
     Corpus corpus;
     while (std::ssize(corpus.text) < characters) {
         const std::size_t begin = corpus.text.size();
-        const double log_probability = grammar.generate(corpus.text, draw);
+        const double log_probability = grammar.generate(corpus.text, std::ref(draws));
         corpus.stories.push_back({begin, corpus.text.size(), -log_probability});
     }
     return corpus;

@@ -11,13 +11,23 @@ namespace {
 // The purposes that a seed is used for; each purpose has its own key.
 enum Purpose : std::uint64_t { phase_purpose = 0x70686173, order_purpose = 0x6f726472 };
 
-/// Fills one row with the inputs [begin, end) and the tokens that follow them; the rest of the row is token 0
-/// with ignored targets. Appends the starts of packed documents to `starts`. Returns how many targets count.
-/// `window` is scratch memory: inputs and targets overlap, so they are read together.
-std::int64_t fill_window(const TokenSequence& sequence, std::int64_t begin, std::int64_t end,
+/// Divides a row that holds whole examples.
+void divide_at_examples(const Examples& examples, const TokenWindow& inputs, const WindowOptions& options,
+                        const WindowRow& row, std::vector<std::int32_t>& starts) {
+    const auto after = [&](std::int64_t token) { return std::ranges::upper_bound(examples.begins, token); };
+    std::vector<std::int64_t> borders(after(inputs.begin), after(inputs.end - 1));
+    for (std::int64_t& border : borders) border -= inputs.begin;
+    divide_into_examples(options.packing, borders, inputs.end - inputs.begin, options.context, row, starts);
+}
+
+/// Fills one row with the inputs and the tokens that follow them; the rest of the row is token 0 with ignored
+/// targets. Appends the starts of packed documents to `starts`. Returns how many targets count. `window` is
+/// scratch memory: inputs and targets overlap, so they are read together.
+std::int64_t fill_window(const TokenSequence& sequence, const TokenWindow& inputs,
                          const WindowOptions& options, std::vector<std::int32_t>& window,
                          const WindowRow& row, std::vector<std::int32_t>& starts) {
-    const std::int64_t length = end - begin;
+    const std::int64_t begin = inputs.begin, length = inputs.end - inputs.begin;
+    const Examples* const examples = sequence.examples();
     // Two more tokens show whether the first tokens follow a blank line.
     const std::int64_t before = options.packing && length > 0 ? std::min<std::int64_t>(begin, 2) : 0;
     if (length > 0) {
@@ -28,9 +38,16 @@ std::int64_t fill_window(const TokenSequence& sequence, std::int64_t begin, std:
     }
     std::fill(row.tokens + length, row.tokens + options.context, 0);
     std::fill(row.targets + length, row.targets + options.context, ignored_target);
-    if (options.packing)
+    if (options.packing && examples && length > 0) {
+        divide_at_examples(*examples, inputs, options, row, starts);
+    } else if (options.packing) {
         divide_into_documents(options.packing, window, static_cast<std::size_t>(before), length,
                               options.context, row, starts);
+    }
+    if (examples)
+        for (std::int64_t i = 0; i < length; ++i)
+            if (!examples->is_target[static_cast<std::size_t>(begin + 1 + i)])
+                row.targets[i] = ignored_target;
     std::int64_t counted = 0;
     for (std::int64_t i = 0; i < length; ++i) {
         if (options.ignore_token >= 0 && row.targets[i] == options.ignore_token)
@@ -57,12 +74,12 @@ class BatchRows {
               " offsets of documents; expected ", tokens.size(), " and ", offsets);
     }
     std::int64_t count() const { return std::ssize(tokens_) / options_.context; }
-    std::int64_t fill(const TokenSequence& sequence, std::int64_t row, std::int64_t begin, std::int64_t end,
+    std::int64_t fill(const TokenSequence& sequence, std::int64_t row, const TokenWindow& inputs,
                       std::vector<std::int32_t>& window) {
         const std::int64_t first = row * options_.context;
         starts_.clear();
         const std::int64_t counted =
-            fill_window(sequence, begin, end, options_, window,
+            fill_window(sequence, inputs, options_, window,
                         {tokens_.data() + first, targets_.data() + first,
                          options_.packing ? documents_.positions.data() + first : nullptr},
                         starts_);
@@ -117,8 +134,13 @@ DataLoader::DataLoader(TokenSequence tokens, DataLoaderOptions options)
     check(options.context >= 1, "data loader: context ", options.context, "; expected at least 1");
     check(options.ranks >= 1 && options.rank >= 0 && options.rank < options.ranks, "data loader: rank ",
           options.rank, " of ", options.ranks);
-    check(tokens_.size() > options.context, tokens_.source(), ": ", tokens_.size(),
-          " tokens to train on; context ", options.context, " needs at least ", options.context + 1);
+    if (const Examples* const examples = tokens_.examples()) {
+        of_examples_ = windows_of(*examples, options.context, options.packing);
+        check(!of_examples_.empty(), tokens_.source(), ": has no target to train on");
+    } else {
+        check(tokens_.size() > options.context, tokens_.source(), ": ", tokens_.size(),
+              " tokens to train on; context ", options.context, " needs at least ", options.context + 1);
+    }
     cursor_ = start_of(0);
 }
 
@@ -127,6 +149,8 @@ DataLoader::Cursor DataLoader::start_of(std::int64_t epoch) const {
     const Philox::Counter words =
         Philox::draw({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
                      philox_key(mix_seed(options_.seed.value, phase_purpose)));
+    const std::uint64_t order_seed = mix_seed(mix_seed(options_.seed.value, order_purpose), counter);
+    if (!of_examples_.empty()) return {.epoch = epoch, .order = Permutation(of_examples_.size(), order_seed)};
     const std::uint64_t draw = std::uint64_t{words[0]} << 32 | words[1];
     const auto phase = static_cast<std::int64_t>(draw % static_cast<std::uint64_t>(options_.context));
 
@@ -134,27 +158,27 @@ DataLoader::Cursor DataLoader::start_of(std::int64_t epoch) const {
     const std::int64_t after_phase = ceil_div(predictions - phase, options_.context);
     return {.epoch = epoch,
             .phase = phase,
-            .order = Permutation(static_cast<std::uint64_t>((phase > 0) + after_phase),
-                                 mix_seed(mix_seed(options_.seed.value, order_purpose), counter))};
+            .order = Permutation(static_cast<std::uint64_t>((phase > 0) + after_phase), order_seed)};
 }
 
-DataLoader::Window DataLoader::window_at(const Cursor& cursor) const {
+TokenWindow DataLoader::window_at(const Cursor& cursor) const {
     const std::int64_t context = options_.context;
     const auto window = static_cast<std::int64_t>(cursor.order(static_cast<std::uint64_t>(cursor.position)));
+    if (!of_examples_.empty()) return of_examples_[static_cast<std::size_t>(window)];
     // Window borders are phase + k * context; the window that would begin before token 0 is the short first
     // one.
     const std::int64_t border = (cursor.phase > 0 ? cursor.phase - context : 0) + window * context;
     return {std::max<std::int64_t>(border, 0), std::min(border + context, tokens_.size() - 1)};
 }
 
-std::int64_t DataLoader::count_targets(const Window& window) {
+std::int64_t DataLoader::count_targets(const TokenWindow& window) {
     const std::int64_t length = window.end - window.begin;
-    if (options_.packing) {
+    if (options_.packing || tokens_.examples()) {
         const std::int64_t context = options_.context;
         other_row_.resize(static_cast<std::size_t>(3 * context));
         std::int32_t* const row = other_row_.data();
         std::vector<std::int32_t> starts;
-        return fill_window(tokens_, window.begin, window.end, window_options(), window_,
+        return fill_window(tokens_, window, window_options(), window_,
                            {row, row + context, row + 2 * context}, starts);
     }
     if (options_.ignore_token < 0) return length;
@@ -170,9 +194,9 @@ std::int64_t DataLoader::next(std::span<std::int32_t> tokens, std::span<std::int
     std::int64_t counted = 0;
     for (std::int64_t rank = 0; rank < options_.ranks; ++rank)
         for (std::int64_t row = 0; row < rows.count(); ++row) {
-            const Window window = window_at(at);
-            counted += rank == options_.rank ? rows.fill(tokens_, row, window.begin, window.end, window_)
-                                             : count_targets(window);
+            const TokenWindow window = window_at(at);
+            counted +=
+                rank == options_.rank ? rows.fill(tokens_, row, window, window_) : count_targets(window);
             if (++at.position < at.windows()) continue;
             tokens_.require_unchanged();
             at = start_of(at.epoch + 1);
@@ -216,12 +240,36 @@ void DataLoader::restore(const JsonValue& saved) {
     cursor_ = cursor;
 }
 
-SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context, std::int64_t ignore_token,
-                                   const Packing& packing)
-    : tokens_(std::move(tokens)), options_{context, ignore_token, packing} {
+SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context,
+                                   const SequentialOptions& options)
+    : tokens_(std::move(tokens)),
+      options_{context, options.ignore_token, options.packing},
+      stride_(options.stride == 0 ? context : options.stride) {
     check(context >= 1, "data loader: context ", context, "; expected at least 1");
     check(tokens_.size() >= 2, tokens_.source(), ": ", tokens_.size(),
           " tokens to validate on; expected at least 2");
+    check(stride_ >= 1 && stride_ <= context, "data loader: stride ", stride_, "; expected 1 to context (",
+          context, ")");
+    const Examples* const examples = tokens_.examples();
+    check(stride_ == context || (!examples && !options.packing), tokens_.source(),
+          ": a stride other than the context; conversations and packed documents have none");
+    if (!examples) return;
+    of_examples_ = windows_of(*examples, context, options.packing);
+    check(!of_examples_.empty(), tokens_.source(), ": has no target to validate on");
+}
+
+std::int64_t SequentialLoader::windows() const {
+    if (!of_examples_.empty()) return std::ssize(of_examples_);
+    const std::int64_t after_first = tokens_.size() - 1 - options_.context;
+    return 1 + std::max<std::int64_t>(0, ceil_div(after_first, stride_));
+}
+
+/// Windows past the last one are empty.
+TokenWindow SequentialLoader::window_at(std::int64_t window) const {
+    if (window >= windows()) return {};
+    if (!of_examples_.empty()) return of_examples_[static_cast<std::size_t>(window)];
+    const std::int64_t begin = window * stride_;
+    return {begin, std::min(begin + options_.context, tokens_.size() - 1)};
 }
 
 std::int64_t SequentialLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
@@ -230,8 +278,15 @@ std::int64_t SequentialLoader::next(std::span<std::int32_t> tokens, std::span<st
     const std::int64_t context = options_.context;
     std::int64_t counted = 0, window = window_;
     for (std::int64_t row = 0; row < rows.count(); ++row) {
-        const std::int64_t begin = std::min(window * context, tokens_.size() - 1);
-        counted += rows.fill(tokens_, row, begin, std::min(begin + context, tokens_.size() - 1), scratch_);
+        counted += rows.fill(tokens_, row, window_at(window), scratch_);
+        if (window > 0 && window < windows()) {
+            for (std::int32_t& target :
+                 targets.subspan(static_cast<std::size_t>(row * context),
+                                 static_cast<std::size_t>(context - stride_))) {  // of the window before
+                counted -= target != ignored_target;
+                target = ignored_target;
+            }
+        }
         if (window < windows()) ++window;
     }
     window_ = window;

@@ -10,6 +10,7 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/layers/documents.h>
 #include <gradtile/layers/vocabulary.h>
+#include <gradtile/train/data/examples.h>
 #include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/permutation.h>
 #include <gradtile/train/data/token_sequence.h>
@@ -51,15 +52,17 @@ struct DataLoaderOptions {
 /// An epoch cuts the sequence into windows of T tokens, starting at a random phase in [0, T), and visits the
 /// windows in a random order. Every token that has a predecessor is a target exactly once. The tokens before
 /// the phase and after the last whole window form short windows, whose unused positions hold token 0 with an
-/// ignored target. The order is a function of (seed, epoch), so it depends neither on the batch size nor on
-/// the number of processes, and the state is two numbers.
+/// ignored target. A sequence with examples is cut by windows_of() instead, without a phase, and only tokens
+/// that are marked are targets. The order is a function of (seed, epoch), so it depends neither on the batch
+/// size nor on the number of processes, and the state is two numbers.
 ///
 /// Windows are read from files when next() is called. next() passes on the errors of TokenSequence::read()
 /// and, at the end of an epoch, of TokenSequence::require_unchanged(). After an error the loader's position
 /// is unchanged, and the batch's contents are undefined.
 class DataLoader {
   public:
-    /// Throws Error naming the sequence when it is shorter than context + 1 tokens.
+    /// Throws Error naming the sequence when it is shorter than context + 1 tokens, or when its examples have
+    /// no target.
     DataLoader(TokenSequence tokens, DataLoaderOptions options);
 
     /// Fills B rows of T tokens. The ranks together take the next B * ranks windows of the order; rank r
@@ -91,9 +94,6 @@ class DataLoader {
     void restore(const JsonValue& state);
 
   private:
-    struct Window {
-        std::int64_t begin, end;  // range of the input tokens
-    };
     /// A position in the endless order.
     struct Cursor {
         std::int64_t epoch = 0;
@@ -103,32 +103,41 @@ class DataLoader {
         std::int64_t windows() const { return static_cast<std::int64_t>(order.size()); }
     };
     Cursor start_of(std::int64_t epoch) const;
-    Window window_at(const Cursor& cursor) const;
-    std::int64_t count_targets(const Window& window);
+    TokenWindow window_at(const Cursor& cursor) const;
+    std::int64_t count_targets(const TokenWindow& window);
 
     TokenSequence tokens_;
     DataLoaderOptions options_;
+    std::vector<TokenWindow> of_examples_;  // empty: one text
     Cursor cursor_;
     WindowOptions window_options() const {
         return {options_.context, options_.ignore_token, options_.packing};
     }
     std::vector<std::int32_t> window_;     // scratch
-    std::vector<std::int32_t> other_row_;  // scratch: a packed row of another rank
+    std::vector<std::int32_t> other_row_;  // scratch: a row of another rank
 };
 
-/// Validation batches: non-overlapping windows over the whole sequence, in order. The last window may be
-/// short, so a loss weighted by next()'s counts is the loss over the whole split. It throws the same errors
-/// as DataLoader.
+struct SequentialOptions {
+    std::int64_t ignore_token = -1;
+    Packing packing = {};
+    /// Tokens from the beginning of a window to that of the next, 1 to context; 0: context. A target that
+    /// several windows hold counts in the first of them, so with a smaller stride a target has at least
+    /// context - stride tokens before it. Examples and packed windows have no stride.
+    std::int64_t stride = 0;
+};
+
+/// Validation batches: windows over the whole sequence, in order. The last window may be short, so a loss
+/// weighted by next()'s counts is the loss over the whole split. It throws the same errors as DataLoader.
 class SequentialLoader {
   public:
-    /// Throws Error naming the sequence when it has fewer than two tokens.
-    SequentialLoader(TokenSequence tokens, std::int64_t context, std::int64_t ignore_token = -1,
-                     const Packing& packing = {});
+    /// Throws Error naming the sequence when it has fewer than two tokens, or when its examples have no
+    /// target.
+    SequentialLoader(TokenSequence tokens, std::int64_t context, const SequentialOptions& options = {});
 
     bool done() const { return window_ == windows(); }
     /// Skips up to `windows_to_skip` of the windows that are left.
     void skip(std::int64_t windows_to_skip) { window_ = std::min(window_ + windows_to_skip, windows()); }
-    std::int64_t windows() const { return (tokens_.size() - 2) / options_.context + 1; }
+    std::int64_t windows() const;
     const Packing& packing() const { return options_.packing; }
     /// Fills B rows with the next windows and returns the number of targets that count. Rows past the end
     /// hold token 0 with ignored targets.
@@ -139,8 +148,12 @@ class SequentialLoader {
     void rewind();
 
   private:
+    TokenWindow window_at(std::int64_t window) const;
+
     TokenSequence tokens_;
     WindowOptions options_;
+    std::int64_t stride_;
+    std::vector<TokenWindow> of_examples_;
     std::int64_t window_ = 0;
     std::vector<std::int32_t> scratch_;
 };

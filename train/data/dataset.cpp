@@ -7,6 +7,7 @@
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/train/available_memory.h>
 #include <gradtile/train/corpus/corpus.h>
+#include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/token_file.h>
 
@@ -45,6 +46,8 @@ struct Source {
     bool vocabulary_of_ids = false;  // see TokenFile::vocabulary_of_ids
     std::optional<Tokenizer> tokenizer{};
     std::optional<std::vector<Story>> stories{};
+    std::vector<Conversation> conversations{};
+    std::optional<ChatTemplate> chat_template{};
     std::vector<DataContent> contents{};
     std::string description{};
 };
@@ -54,6 +57,7 @@ struct SourceOptions {
     TokenizerKind kind = TokenizerKind::characters;
     TokenFileOptions token_file = {};
     SpecialTokens special_tokens = SpecialTokens::as_text;
+    ChatTemplate chat_template = ChatTemplate::automatic;
     JsonValue expected_content = {};  ///< list of contents, or null
 };
 
@@ -109,6 +113,44 @@ Source open_text(const std::string& path, const SourceOptions& options) {
     return source;
 }
 
+TokenSequence sequence_of(const std::vector<Conversation>& conversations, const Source& source,
+                          const std::string& path) {
+    const ChatFormat format(*source.chat_template, *source.tokenizer);
+    EncodedConversations encoded = encode_conversations(conversations, format, path);
+    return TokenSequence::of_examples(std::move(encoded.ids), std::move(encoded.examples), path);
+}
+
+/// "1,000 conversations in the template chatml, 52,000 characters, 20,000 of them targets".
+std::string conversations_description(const Source& source, const TokenSequence& tokens) {
+    const ChatTemplate chat_template = *source.chat_template;
+    const TokenizerKind kind = source.tokenizer->kind();
+    std::string text =
+        concat(grouped(tokens.examples()->count()), " conversations in the template ", name_of(chat_template),
+               ", ", grouped(tokens.size()), " ", kind == TokenizerKind::bpe ? "BPE tokens" : name_of(kind),
+               ", ", grouped(tokens.examples()->targets()), " of them targets");
+    const std::vector<std::string> missing = ChatFormat(chat_template, *source.tokenizer).missing_tokens();
+    for (std::size_t i = 0; i < missing.size(); ++i)
+        text += concat(i == 0 ? "; spelled out, because the tokenizer lacks them: " : ", ", missing[i]);
+    return text;
+}
+
+Source open_conversations(const std::string& path, const SourceOptions& options) {
+    const TokenizerKind kind = options.tokenizer ? options.tokenizer->kind() : options.kind;
+    const std::string text = read_text(path, kind);
+    Source source{.conversations = parse_conversations(text, path), .contents = {content_of(text)}};
+    require_same_content(path, source.contents, options.expected_content);
+    // Only BPE tokenizers, which are not made from the text, have the special tokens of a template.
+    const ChatTemplate of_text =
+        options.chat_template == ChatTemplate::automatic ? ChatTemplate::plain : options.chat_template;
+    source.tokenizer = options.tokenizer ? *options.tokenizer
+                                         : new_tokenizer(kind, text_of(source.conversations, of_text), path);
+    source.chat_template = resolved_template(options.chat_template, *source.tokenizer);
+    source.vocabulary = source.tokenizer->vocab_size();
+    source.tokens = sequence_of(source.conversations, source, path);
+    source.description = conversations_description(source, source.tokens);
+    return source;
+}
+
 std::int32_t separator_of(TokenFormat format) {
     const auto traits = std::ranges::find(token_format_table, format, &TokenFormatTraits::format);
     return traits == token_format_table.end() ? -1 : traits->separator;
@@ -127,7 +169,8 @@ Source open_tokens(const std::string& path, const SourceOptions& options) {
 }
 
 Source open_source(const std::string& path, const SourceOptions& options) {
-    return is_token_file(path) ? open_tokens(path, options) : open_text(path, options);
+    if (is_token_file(path)) return open_tokens(path, options);
+    return is_conversation_file(path) ? open_conversations(path, options) : open_text(path, options);
 }
 
 void require_tokenizer(const std::string& path, const std::optional<Tokenizer>& tokenizer) {
@@ -145,9 +188,23 @@ JsonValue recorded(const JsonValue& expected_content, const char* name) {
     return expected_content->is_object() ? expected_content->value(name, json()) : json();
 }
 
+void split_conversations(Dataset& dataset, Source& source, double val_fraction) {
+    const auto count = static_cast<double>(source.conversations.size());
+    const auto border =
+        source.conversations.begin() + static_cast<std::ptrdiff_t>((1.0 - val_fraction) * count);
+    const std::string& path = source.tokens.source();
+    if (border == source.conversations.end() || border == source.conversations.begin()) {
+        dataset.train = std::move(source.tokens);  // one conversation is not divided
+        return;
+    }
+    dataset.train = sequence_of({source.conversations.begin(), border}, source, path);
+    dataset.validation = sequence_of({border, source.conversations.end()}, source, path);
+}
+
 /// Splits the sequence at the border between training and validation.
 void split(Dataset& dataset, Source& source, double val_fraction) {
     const TokenSequence& all = source.tokens;
+    if (all.examples()) return split_conversations(dataset, source, val_fraction);
     const double kept = 1.0 - val_fraction;
     // Above 2^53 tokens the product may be rounded up.
     auto border = std::min(static_cast<std::int64_t>(kept * static_cast<double>(all.size())), all.size());
@@ -170,7 +227,8 @@ LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>
     Source source =
         open_source(path, {.tokenizer = tokenizer,
                            .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
-                           .special_tokens = options.special_tokens});
+                           .special_tokens = options.special_tokens,
+                           .chat_template = options.chat_template});
     return {std::move(source.tokens), std::move(source.description)};
 }
 
@@ -182,10 +240,12 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
                       .kind = options.tokenizer,
                       .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
                       .special_tokens = options.special_tokens,
+                      .chat_template = options.chat_template,
                       .expected_content = recorded(options.expected_content, "data")};
     Source source = open_source(options.data, how);
     Dataset dataset{.vocabulary = source.vocabulary,
                     .separator = source.separator,
+                    .chat_template = source.chat_template,
                     .content = json{{"data", contents_to_json(source.contents)}},
                     .description = {concat(options.data, ": ", source.description)}};
     dataset.tokenizer = source.tokenizer;

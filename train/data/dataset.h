@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/train/data/chat_template.h>
 #include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/token_sequence.h>
 #include <gradtile/train/data/token_type.h>
@@ -15,14 +16,18 @@
 namespace gradtile {
 
 struct DatasetOptions {
-    std::string data{};  ///< name of a text file, or of a token file (.bin; a pattern selects several shards)
+    /// Name of a text file, of conversations (.jsonl), or of a token file (.bin; a pattern selects several
+    /// shards).
+    std::string data{};
     std::string val_data{};                               ///< empty: the last part of data
     double val_fraction = 0.1;                            ///< size of this last part
     TokenizerKind tokenizer = TokenizerKind::characters;  ///< for text only
     TokenType token_type = TokenType::automatic;          ///< for token files without a header only
     std::int64_t vocabulary = 0;  ///< for token files: every id is below it; 0: see open_token_file
-    /// How a BPE tokenizer reads the text of special tokens. Packed documents need recognised separators.
+    /// Whether a BPE tokenizer recognises special tokens in text. Runs that divide documents at the separator
+    /// need that.
     SpecialTokens special_tokens = SpecialTokens::as_text;
+    ChatTemplate chat_template = ChatTemplate::automatic;  ///< for conversations
     /// Dataset::content of the run that is resumed: data with another content is refused. null means that
     /// nothing is compared.
     JsonValue expected_content{};
@@ -34,6 +39,8 @@ struct Dataset {
     std::optional<Tokenizer> tokenizer{};  ///< none for token files
     std::int64_t vocabulary = 0;
     std::int32_t separator = -1;  ///< the id that begins documents; -1: not known, or there is none
+    /// The template of the conversations, never automatic; none for other data.
+    std::optional<ChatTemplate> chat_template{};
     /// If generate_corpus() wrote the validation text: the lowest loss that is possible on this text, in nats
     /// per character.
     std::optional<double> source_nll{};
@@ -45,10 +52,11 @@ struct Dataset {
 };
 
 /// Reads the files, makes the tokenizer from the training file's text, and splits: training is the first
-/// int((1 - val_fraction) * N) of N tokens, as in nanoGPT. A text of generate_corpus() is split at the
-/// nearest border between two stories, except by a BPE tokenizer. A byte order mark at the start of a text is
-/// dropped, except by the byte tokenizer. Text is read into memory; token files stay on disk. If the
-/// vocabulary comes from the ids of a token file without a header, the ids of val_data count, too.
+/// int((1 - val_fraction) * N) of N tokens, as in nanoGPT, or of N conversations. A text of generate_corpus()
+/// is split at the nearest border between two stories, except by a BPE tokenizer. A byte order mark at the
+/// start of a text is dropped, except by the byte tokenizer. Text is read into memory; token files stay on
+/// disk. If the vocabulary comes from the ids of a token file without a header, the ids of val_data count,
+/// too.
 ///
 /// Throws Error naming the file when it is missing, empty, a directory, unreadable, not UTF-8 (character
 /// tokenizer), too large for memory (text) or not a sound token file. Throws Error when the validation data
@@ -66,9 +74,10 @@ struct LoadTokensOptions {
     std::int64_t vocabulary = 0;  ///< for token files: see TokenFileOptions
     TokenType token_type = TokenType::automatic;
     SpecialTokens special_tokens = SpecialTokens::as_text;  ///< see DatasetOptions
+    ChatTemplate chat_template = ChatTemplate::automatic;   ///< for conversations
 };
 
-/// Loads a text with the tokenizer, or a token file (.bin) whose ids fit the vocabulary.
+/// Loads text or conversations with the tokenizer, or a token file (.bin) whose ids fit the vocabulary.
 LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
                          const LoadTokensOptions& options = {});
 

@@ -5,10 +5,40 @@
 #include <gradtile/layers/vocabulary.h>
 
 namespace gradtile {
+namespace {
+
+/// Divides a row where begins(i) is true, for the tokens i of the row and the one after them.
+template <class Begins>
+void divide_row(const Packing& packing, std::int64_t length, std::int64_t context, const WindowRow& row,
+                std::vector<std::int32_t>& starts, const Begins& begins) {
+    const bool predicts_first_token = packing.rule.predicts_first_token();
+    std::int64_t start = 0, documents = 1;
+    starts.push_back(0);
+    for (std::int64_t i = 0; i < context; ++i) {
+        if (i > 0 && i <= length && begins(i)) {
+            if (!predicts_first_token) row.targets[i - 1] = ignored_target;
+            if (documents == packing.max_documents && i < length) {
+                std::fill(row.targets + i, row.targets + length, ignored_target);
+                length = i;  // the rest belongs to the last document, and none of its targets counts
+            } else if (i < length) {
+                ++documents;
+                start = i;
+                starts.push_back(static_cast<std::int32_t>(i));
+            }
+        }
+        row.positions[i] = static_cast<std::int32_t>(i - start);
+    }
+    // The last target of a full window is the token after the window.
+    if (length == context && begins(length) && !predicts_first_token)
+        row.targets[length - 1] = ignored_target;
+}
+
+}  // namespace
 
 bool DocumentRule::begins_document(std::span<const std::int32_t> tokens, std::size_t i) const {
     switch (kind) {
         case Kind::none:
+        case Kind::examples:
             return false;
         case Kind::separator:
             return tokens[i] == token;
@@ -35,27 +65,15 @@ DocumentRule document_rule(std::int64_t document_token, const std::optional<Toke
 void divide_into_documents(const Packing& packing, std::span<const std::int32_t> read, std::size_t first,
                            std::int64_t length, std::int64_t context, const WindowRow& row,
                            std::vector<std::int32_t>& starts) {
-    const DocumentRule& rule = packing.rule;
-    std::int64_t start = 0, documents = 1;
-    starts.push_back(0);
-    for (std::int64_t i = 0; i < context; ++i) {
-        if (i > 0 && i <= length && rule.begins_document(read, first + static_cast<std::size_t>(i))) {
-            if (!rule.predicts_first_token()) row.targets[i - 1] = ignored_target;
-            if (documents == packing.max_documents && i < length) {
-                std::fill(row.targets + i, row.targets + length, ignored_target);
-                length = i;  // the rest belongs to the last document, and none of its targets counts
-            } else if (i < length) {
-                ++documents;
-                start = i;
-                starts.push_back(static_cast<std::int32_t>(i));
-            }
-        }
-        row.positions[i] = static_cast<std::int32_t>(i - start);
-    }
-    // The last target of a full window is the token after the window.
-    if (length == context && rule.begins_document(read, first + static_cast<std::size_t>(length)) &&
-        !rule.predicts_first_token())
-        row.targets[length - 1] = ignored_target;
+    divide_row(packing, length, context, row, starts, [&](std::int64_t i) {
+        return packing.rule.begins_document(read, first + static_cast<std::size_t>(i));
+    });
+}
+
+void divide_into_examples(const Packing& packing, std::span<const std::int64_t> borders, std::int64_t length,
+                          std::int64_t context, const WindowRow& row, std::vector<std::int32_t>& starts) {
+    divide_row(packing, length, context, row, starts,
+               [&](std::int64_t i) { return std::ranges::binary_search(borders, i); });
 }
 
 }  // namespace gradtile

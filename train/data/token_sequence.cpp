@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include <gradtile/core/check.h>
+#include <gradtile/train/data/examples.h>
 
 namespace gradtile {
 
@@ -104,6 +105,16 @@ TokenSequence TokenSequence::of_file(FileTokens tokens) {
     return {std::move(storage), length, std::move(source)};
 }
 
+TokenSequence TokenSequence::of_examples(std::vector<std::int32_t> ids, Examples examples,
+                                         std::string source) {
+    check(examples.begins.back() == std::ssize(ids) && std::ssize(examples.is_target) == std::ssize(ids),
+          source, ": examples of ", examples.begins.back(), " tokens and ", examples.is_target.size(),
+          " marks for ", ids.size(), " ids");
+    TokenSequence sequence(std::move(ids), std::move(source));
+    sequence.examples_ = std::make_shared<const Examples>(std::move(examples));
+    return sequence;
+}
+
 TokenSequence TokenSequence::joined(std::span<const TokenSequence> parts, std::string source) {
     TokenSequence all;
     all.source_ = std::move(source);
@@ -142,7 +153,9 @@ void TokenSequence::require_unchanged() const {
 TokenSequence TokenSequence::slice(std::int64_t begin, std::int64_t end) const {
     check(begin >= 0 && begin <= end && end <= size_, source_, ": tokens [", begin, ", ", end, ") of ",
           size_);
+    check(!examples_ || end - begin == size_, source_, ": a part of its examples was requested");
     TokenSequence part;
+    part.examples_ = examples_;
     part.source_ = source_;
     for (Piece piece : pieces_) {
         const std::int64_t first = std::max(begin, piece.begin);

@@ -11,6 +11,7 @@
 
 namespace gradtile {
 
+struct Examples;
 /// The ids of one file or one block of memory.
 class TokenStorage;
 
@@ -34,6 +35,8 @@ class TokenSequence {
     /// Each byte of the text is an id.
     static TokenSequence of_bytes(std::string text, std::string source);
     static TokenSequence of_file(FileTokens tokens);
+    /// Ids that are trained on example by example. `examples` covers exactly these ids.
+    static TokenSequence of_examples(std::vector<std::int32_t> ids, Examples examples, std::string source);
 
     /// The concatenation of several sequences.
     static TokenSequence joined(std::span<const TokenSequence> parts, std::string source);
@@ -41,6 +44,8 @@ class TokenSequence {
     std::int64_t size() const { return size_; }
     /// Where the tokens come from, for messages: usually a file name.
     const std::string& source() const { return source_; }
+    /// The examples in the sequence; null if it is one text.
+    const Examples* examples() const { return examples_.get(); }
 
     /// Copies tokens [begin, begin + out.size()) to `out`. Throws Error when the range is outside the
     /// sequence, when a file cannot be read or became shorter, and when it now holds an id outside its
@@ -48,7 +53,7 @@ class TokenSequence {
     void read(std::int64_t begin, std::span<std::int32_t> out) const;
     /// Throws Error when a file of this sequence was changed since it was opened; see require_unchanged().
     void require_unchanged() const;
-    /// Returns tokens [begin, end) as a sequence without copying them.
+    /// Returns tokens [begin, end) as a sequence without copying them. Throws Error for a part of examples.
     TokenSequence slice(std::int64_t begin, std::int64_t end) const;
 
   private:
@@ -64,6 +69,7 @@ class TokenSequence {
     std::vector<Piece> pieces_;
     std::int64_t size_ = 0;
     std::string source_;
+    std::shared_ptr<const Examples> examples_;
 };
 
 }  // namespace gradtile

@@ -205,7 +205,7 @@ json llama_json(const ModelConfig& c) {
             {"rope_scaling", nullptr}};
 }
 
-/// The token of the vocabulary with this text; null when there is none.
+/// The id of the added token with this text; null if the tokenizer has no such added token.
 json token_id(const Tokenizer* tokenizer, std::string_view text) {
     const BytePairEncoding* const encoding = tokenizer ? tokenizer->byte_pair_encoding() : nullptr;
     const auto id = encoding ? encoding->added_token(text) : std::nullopt;

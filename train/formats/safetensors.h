@@ -61,7 +61,7 @@ class SafetensorsFile {
     std::map<std::string, std::size_t, std::less<>> index_;
 };
 
-/// A tensor of a file to be written. Elements are computed by views: any strides are allowed.
+/// The name and the values of a tensor to be written.
 using NamedTensor = std::pair<std::string, Tensor>;
 
 /// Writes a file durably (see DurableFile), with the tensors in the given order. They are on the CPU, with

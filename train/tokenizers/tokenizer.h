@@ -27,7 +27,8 @@ struct EnumNames<TokenizerKind> {
                                          std::pair{TokenizerKind::bpe, std::string_view("bpe")}};
 };
 
-/// An immutable value. Two tokenizers are equal if they give the same ids for every text.
+/// An immutable value. Equal tokenizers give the same ids for every text. BPE tokenizers are compared by
+/// their vocabularies (BytePairVocabulary), so unequal ones may give the same ids, too.
 ///
 /// bytes: the token id is the byte, vocabulary 256; accepts any text, UTF-8 or not.
 /// characters: the distinct code points of a text in increasing order, as nanoGPT numbers them; accepts

@@ -16,10 +16,10 @@ namespace gradtile {
 /// Throws Error naming the file.
 Tokenizer load_tokenizer(const std::string& path);
 
-/// What a setting "characters", "bytes" or the path of a BPE tokenizer's file means.
+/// Returns the kind that a setting names: "characters", "bytes", or the path of a BPE tokenizer's file.
 TokenizerKind tokenizer_kind_of(const std::string& setting);
-/// The tokenizer of such a setting; nullopt when it is made from the text. Throws Error when the setting is
-/// neither a kind nor a file.
+/// Loads the BPE tokenizer of such a setting; nullopt for "characters", which the text makes, and for
+/// "bytes". Throws Error when the setting is neither a kind nor a file.
 std::optional<Tokenizer> tokenizer_of_setting(const std::string& setting);
 
 /// Writes a BPE tokenizer as tokenizer.json. Throws Error naming the file, and for other kinds of tokenizers.

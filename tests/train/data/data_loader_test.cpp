@@ -248,6 +248,36 @@ TEST(SequentialLoader, CoversTheWholeSplitOnceInOrder) {
         }
 }
 
+TEST(SequentialLoader, WithAStrideEveryTargetCountsOnceAfterEnoughTokens) {
+    for (const std::int64_t n : {2, 8, 9, 10, 17, 18, 19, 100})
+        for (const std::int64_t stride : {1, 3, 7, 8}) {
+            SequentialLoader loader(places(n), 8, {.stride = stride});
+            std::vector<std::int32_t> tokens(3 * 8), targets(tokens.size()), seen;
+            std::int64_t counted = 0, windows = 0;
+            while (!loader.done()) {
+                counted += loader.next(tokens, targets);
+                for (std::size_t i = 0; i < targets.size(); ++i) {
+                    if (targets[i] == ignored_target) continue;
+                    const std::int32_t first = tokens[i / 8 * 8];
+                    EXPECT_EQ(targets[i], tokens[i] + 1);
+                    EXPECT_TRUE(first == 0 || targets[i] - first > 8 - stride);
+                    seen.push_back(targets[i]);
+                }
+                windows += 3;
+            }
+            std::vector<std::int32_t> expected(std::size_t(n - 1));
+            std::iota(expected.begin(), expected.end(), 1);
+            EXPECT_EQ(seen, expected) << n << ", " << stride;
+            EXPECT_EQ(counted, n - 1);
+            EXPECT_LT(windows - loader.windows(), 3);
+        }
+    EXPECT_THROW(SequentialLoader(places(20), 8, {.stride = 9}), Error);
+    EXPECT_THROW(SequentialLoader(places(20), 8, {.stride = -1}), Error);
+    EXPECT_THROW(
+        SequentialLoader(places(20), 8, {.packing = {{DocumentRule::Kind::separator, 3}, 2}, .stride = 4}),
+        Error);
+}
+
 TEST(DataLoader, EveryRankCountsTheTargetsOfAll) {
     std::vector<std::int32_t> ids(200);
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i * i % 7);

@@ -43,8 +43,8 @@ Packing separated_by_blank_lines(std::int64_t max_documents) {
 }
 
 TEST(Packing, ASeparatorBeginsADocumentAndIsTheLastTargetOfTheOneBefore) {
-    SequentialLoader loader(TokenSequence({0, 1, 2, 0, 3, 0, 0, 4, 5, 6, 0, 8}, "ids"), 6, -1,
-                            separated_by(0, 4));
+    SequentialLoader loader(TokenSequence({0, 1, 2, 0, 3, 0, 0, 4, 5, 6, 0, 8}, "ids"), 6,
+                            {.packing = separated_by(0, 4)});
     const PackedRows rows = next_rows(loader, 2, 6);
     EXPECT_THAT(rows.tokens, ElementsAre(0, 1, 2, 0, 3, 0, 0, 4, 5, 6, 0, 0));
     EXPECT_THAT(rows.targets, ElementsAre(1, 2, 0, 3, 0, 0, 4, 5, 6, 0, 8, no_target));
@@ -55,8 +55,8 @@ TEST(Packing, ASeparatorBeginsADocumentAndIsTheLastTargetOfTheOneBefore) {
 
 /// The line after a blank line is not predicted: nothing before it belongs to its document.
 TEST(Packing, BlankLinesSeparateDocumentsAndTheNextDocumentIsNoTarget) {
-    SequentialLoader loader(TokenSequence({1, 7, 2, 7, 7, 3, 4, 7, 7, 7, 5, 6}, "ids"), 20, -1,
-                            separated_by_blank_lines(4));
+    SequentialLoader loader(TokenSequence({1, 7, 2, 7, 7, 3, 4, 7, 7, 7, 5, 6}, "ids"), 20,
+                            {.packing = separated_by_blank_lines(4)});
     const PackedRows rows = next_rows(loader, 1, 20);
     EXPECT_EQ(std::vector(rows.targets.begin(), rows.targets.begin() + 12),
               (std::vector{7, 2, 7, 7, no_target, 4, 7, 7, 7, no_target, 6, no_target}));
@@ -69,10 +69,11 @@ TEST(Packing, BlankLinesSeparateDocumentsAndTheNextDocumentIsNoTarget) {
 /// A window may begin inside a blank line, or at the line after it.
 TEST(Packing, BordersDoNotDependOnWhereWindowsBegin) {
     const std::vector<std::int32_t> ids{1, 2, 7, 7, 3, 4, 7, 5, 7, 7, 6, 8, 7, 7, 9, 1, 2, 3, 7, 7, 4};
-    SequentialLoader whole(TokenSequence(ids, "ids"), 20, -1, separated_by_blank_lines(20));
+    SequentialLoader whole(TokenSequence(ids, "ids"), 20, {.packing = separated_by_blank_lines(20)});
     const PackedRows expected = next_rows(whole, 1, 20);
     for (std::int64_t context = 1; context < 20; ++context) {
-        SequentialLoader loader(TokenSequence(ids, "ids"), context, -1, separated_by_blank_lines(context));
+        SequentialLoader loader(TokenSequence(ids, "ids"), context,
+                                {.packing = separated_by_blank_lines(context)});
         std::vector<std::int32_t> targets;
         std::int64_t counted = 0;
         while (!loader.done()) {
@@ -87,7 +88,8 @@ TEST(Packing, BordersDoNotDependOnWhereWindowsBegin) {
 }
 
 TEST(Packing, TargetsAfterTheLastDocumentOfAFullWindowAreIgnored) {
-    SequentialLoader loader(TokenSequence({0, 1, 0, 2, 0, 3, 0, 4, 0}, "ids"), 8, -1, separated_by(0, 2));
+    SequentialLoader loader(TokenSequence({0, 1, 0, 2, 0, 3, 0, 4, 0}, "ids"), 8,
+                            {.packing = separated_by(0, 2)});
     const PackedRows rows = next_rows(loader, 1, 8);
     EXPECT_THAT(rows.targets, ElementsAre(1, 0, 2, 0, no_target, no_target, no_target, no_target));
     EXPECT_THAT(rows.offsets, ElementsAre(0, 2, 8));
@@ -132,7 +134,7 @@ TEST(Packing, TheRuleFollowsFromTheTokenizerUnlessATokenIsGiven) {
 }
 
 TEST(Packing, BatchesWithoutMemoryForDocumentsAreRefused) {
-    SequentialLoader loader(TokenSequence({0, 1, 0, 2, 0}, "ids"), 4, -1, separated_by(0, 2));
+    SequentialLoader loader(TokenSequence({0, 1, 0, 2, 0}, "ids"), 4, {.packing = separated_by(0, 2)});
     std::vector<std::int32_t> tokens(4), targets(4);
     EXPECT_THAT(message_of([&] { loader.next(tokens, targets); }), HasSubstr("expected 4 and 3"));
 }

@@ -160,7 +160,7 @@ TEST(Export, TheTokenizerGoesWithTheWeightsAndComesBack) {
 }
 #endif
 
-/// What a reader of GGUF needs of a file: the places of tensors.
+/// Reads a GGUF file: the keys of its metadata, and its tensors.
 class GgufReader {
   public:
     explicit GgufReader(const std::filesystem::path& path) {

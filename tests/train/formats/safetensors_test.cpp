@@ -67,6 +67,10 @@ TEST(Safetensors, HostileFilesAreRefusedByName) {
     const auto of = [&](const char* dtype, const char* shape, const char* offsets) {
         return tensor(concat("\"dtype\":\"", dtype, "\",\"shape\":", shape, ",\"data_offsets\":", offsets));
     };
+    // A file with one tensor and this many bytes of data.
+    const auto with = [&](const char* dtype, const char* shape, const char* offsets, std::size_t bytes) {
+        return file_of(of(dtype, shape, offsets), bytes);
+    };
     const std::string deep = std::string(200, '[') + std::string(200, ']');
     const std::vector<Hostile> files = {
         {"empty", "", "0 bytes"},
@@ -86,19 +90,19 @@ TEST(Safetensors, HostileFilesAreRefusedByName) {
         {"no offsets", file_of(tensor(R"("dtype":"F32","shape":[1])"), 4), "has no data_offsets"},
         {"another member", file_of(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4],"y":1)"), 4),
          "unknown member 'y'"},
-        {"another dtype", file_of(of("F31", "[1]", "[0,4]"), 4), "dtype 'F31' is not known"},
-        {"a negative length", file_of(of("F32", "[-1]", "[0,4]"), 4), "0 or more"},
-        {"half an element", file_of(of("F32", "[1.5]", "[0,6]"), 6), "0 or more"},
-        {"a shape that overflows", file_of(of("F32", "[4294967296,4294967296]", "[0,0]"), 0), "overflows"},
-        {"a shape that overflows to 0", file_of(of("F64", "[2305843009213693952]", "[0,0]"), 0), "overflows"},
-        {"a length above 2^62", file_of(of("F32", "[18446744073709551615,0]", "[0,0]"), 0), "too large"},
-        {"three offsets", file_of(of("F32", "[1]", "[0,4,8]"), 4), "3 numbers"},
-        {"offsets turned round", file_of(of("F32", "[1]", "[4,0]"), 4), "4 to 0"},
-        {"another size than the shape's", file_of(of("F32", "[2]", "[0,4]"), 4), "have 8 bytes"},
-        {"another size than the dtype's", file_of(of("BF16", "[2]", "[0,8]"), 8), "have 4 bytes"},
-        {"a range behind the end", file_of(of("F32", "[2]", "[0,8]"), 4), "but the file holds 4"},
-        {"trailing bytes", file_of(of("F32", "[1]", "[0,4]"), 5), "but the file holds 5"},
-        {"a hole at the start", file_of(of("F32", "[1]", "[4,8]"), 8), "expected no hole"},
+        {"another dtype", with("F31", "[1]", "[0,4]", 4), "dtype 'F31' is not known"},
+        {"a negative length", with("F32", "[-1]", "[0,4]", 4), "0 or more"},
+        {"half an element", with("F32", "[1.5]", "[0,6]", 6), "0 or more"},
+        {"a shape that overflows", with("F32", "[4294967296,4294967296]", "[0,0]", 0), "overflows"},
+        {"a shape that overflows to 0", with("F64", "[2305843009213693952]", "[0,0]", 0), "overflows"},
+        {"a length above 2^62", with("F32", "[18446744073709551615,0]", "[0,0]", 0), "too large"},
+        {"three offsets", with("F32", "[1]", "[0,4,8]", 4), "3 numbers"},
+        {"offsets turned round", with("F32", "[1]", "[4,0]", 4), "4 to 0"},
+        {"another size than the shape's", with("F32", "[2]", "[0,4]", 4), "have 8 bytes"},
+        {"another size than the dtype's", with("BF16", "[2]", "[0,8]", 8), "have 4 bytes"},
+        {"a range behind the end", with("F32", "[2]", "[0,8]", 4), "but the file holds 4"},
+        {"trailing bytes", with("F32", "[1]", "[0,4]", 5), "but the file holds 5"},
+        {"a hole at the start", with("F32", "[1]", "[4,8]", 8), "expected no hole"},
         {"a hole",
          file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                  R"("b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",

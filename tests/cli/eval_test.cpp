@@ -1,0 +1,95 @@
+// gradtile eval: strides, multiple-choice questions, conversations and bits per byte.
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "program.h"
+
+#include <tiny_run.h>
+
+#include <gradtile/core/text/json_value.h>
+
+namespace gradtile::test {
+namespace {
+
+using testing::HasSubstr;
+
+class Eval : public testing::Test {
+  protected:
+    void SetUp() override { expect_success(run(tiny_training(stories_, out_))); }
+    nlohmann::json eval(const Arguments& flags) const {
+        const Outcome outcome = run(Arguments{"eval", out_.string(), "--json"} + flags);
+        expect_success(outcome);
+        return parse_json(outcome.out);
+    }
+
+    TemporaryDirectory place_;
+    std::string stories_ = write_stories(place_);
+    std::filesystem::path out_ = place_ / "run";
+    std::string task_ = place_.write(
+        "task.jsonl", R"({"ctx":"One day a fox","endings":["sat","ran away"],"label":0})"
+                      "\n"
+                      R"({"ctx":"The hill","endings":["was green","sang","met Tom"],"label":"2"})"
+                      "\n");
+};
+
+TEST_F(Eval, AStrideChangesTheTokensBeforeATargetButNotTheTargets) {
+    const nlohmann::json whole = eval({"--data", stories_}),
+                         same = eval({"--data", stories_, "--stride", "16"}),
+                         small = eval({"--data", stories_, "--stride", "4"});
+    EXPECT_EQ(whole, same);
+    EXPECT_EQ(small["targets"], whole["targets"]);
+    EXPECT_NE(small["loss"], whole["loss"]);
+    const auto loss = small["loss"].get<double>();
+    EXPECT_NEAR(small["perplexity"].get<double>(), std::exp(loss), 1e-9 * std::exp(loss));
+    // Stories are ASCII, and each character is a token.
+    EXPECT_NEAR(small["bits_per_byte"].get<double>(), loss / std::log(2.0), 1e-9);
+    expect_refused(run({"eval", out_.string(), "--data", stories_, "--stride", "17"}),
+                   {"--stride: 17", "16"});
+    expect_refused(run({"eval", out_.string(), "--data", stories_, "--stride", "-1"}), {"--stride: -1"});
+}
+
+TEST_F(Eval, QuestionsGiveAccuraciesAndTheLossOfEveryChoice) {
+    const nlohmann::json result = eval({"--task", task_});
+    EXPECT_EQ(result["questions"], 2);
+    EXPECT_NEAR(result["chance"].get<double>(), (1.0 / 2 + 1.0 / 3) / 2, 1e-12);
+    EXPECT_EQ(result["answers"][0]["tokens"], nlohmann::json({4, 9}));
+    EXPECT_EQ(result["answers"][1]["sums"].size(), 3u);
+    EXPECT_EQ(eval({"--task", task_, "--batch", "1"})["accuracy"], result["accuracy"]);
+    const Outcome readable = run({"eval", out_.string(), "--task", task_});
+    expect_success(readable);
+    EXPECT_THAT(readable.out, HasSubstr("2 questions\naccuracy "));
+    expect_refused(run({"eval", out_.string()}), {"--data FILE or --task FILE"});
+    expect_refused(run({"eval", out_.string(), "--task", task_, "--data", stories_}), {"--data", "--task"});
+    expect_refused(run({"eval", out_.string(), "--task", task_, "--stride", "4"}), {"--task", "--stride"});
+    expect_refused(run({"eval", out_.string(), "--task", stories_}), {"stories.txt: line 1: not JSON"});
+    expect_refused(run({"eval", out_.string(), "--task", (place_ / "none").string()}), {"none"});
+}
+
+TEST_F(Eval, ConversationsCountTheAnswersOnly) {
+    const std::string data = place_.write("c.jsonl", some_conversations(30));
+    const std::string out = place_ / "talk";
+    const Outcome trained =
+        run(tiny_training(data, out) + Arguments{"--val-data", data, "--chat-template", "chatml", "--quiet"});
+    expect_success(trained);
+    const Outcome evaluated = run({"eval", out, "--data", data});
+    expect_success(evaluated);
+    EXPECT_THAT(evaluated.out, HasSubstr("30 conversations in the template chatml"));
+    EXPECT_THAT(evaluated.out, HasSubstr("bits per byte"));
+    const nlohmann::json result = parse_json(run({"eval", out, "--data", data, "--json"}).out);
+    // The last validation of the run is over the same data.
+    const auto last = steps_of(out).back().at("val_loss").get<double>();
+    EXPECT_NEAR(result["loss"].get<double>(), last, 1e-6 * last);
+    EXPECT_NEAR(result["bits_per_byte"].get<double>(), last / std::log(2.0), 1e-5);
+}
+
+TEST_F(Eval, BitsPerByteAreNotKnownWithoutATokenizer) {
+    const std::string ids = place_.write("ids.bin", std::string(400, '\1')), out = place_ / "ids";
+    expect_success(run(tiny_training(ids, out)));
+    EXPECT_THAT(run({"eval", out, "--data", ids}).out, HasSubstr("bits per byte are not known"));
+    expect_refused(run({"eval", out, "--task", task_}), {"has no tokenizer"});
+}
+
+}  // namespace
+}  // namespace gradtile::test

@@ -1,0 +1,35 @@
+#pragma once
+/// What the fuzz targets of file readers share: a file in memory whose content changes.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <string>
+
+#include <gradtile/core/descriptor.h>
+
+namespace gradtile::fuzz {
+
+/// Ends the process, which is a finding of the fuzzer.
+inline void require(bool condition) {
+    if (!condition) std::abort();
+}
+
+/// A regular file in memory with a path.
+class MemoryFile {
+  public:
+    void write(std::span<const std::uint8_t> bytes) const {
+        resize(0);
+        require(::pwrite(*file_, bytes.data(), bytes.size(), 0) == std::ssize(bytes));
+    }
+    void resize(std::size_t size) const { require(::ftruncate(*file_, static_cast<off_t>(size)) == 0); }
+    const std::string& path() const { return path_; }
+
+  private:
+    Descriptor file_{::memfd_create("fuzz", MFD_CLOEXEC)};
+    std::string path_ = "/proc/self/fd/" + std::to_string(*file_);
+};
+
+}  // namespace gradtile::fuzz

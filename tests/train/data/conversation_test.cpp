@@ -1,0 +1,274 @@
+// Conversations: their files, templates, targets and windows.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/layers/vocabulary.h>
+#include <gradtile/train/data/conversation_file.h>
+#include <gradtile/train/data/data_loader.h>
+#include <gradtile/train/data/dataset.h>
+
+#include <support/error_message.h>
+#include <support/temporary_directory.h>
+
+namespace gradtile {
+namespace {
+
+using test::message_of;
+using test::TemporaryDirectory;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const Conversation two_turns{{ChatRole::system, "Be kind."},
+                             {ChatRole::user, "Hi"},
+                             {ChatRole::assistant, "Hello\nyou"},
+                             {ChatRole::user, "  Bye "},
+                             {ChatRole::assistant, "See you"}};
+
+/// Writes what is a target in brackets.
+std::string marked(ChatTemplate chat_template, const Conversation& conversation) {
+    const EncodedConversation encoded =
+        ChatFormat(chat_template, Tokenizer::bytes()).encode(conversation, "test");
+    EXPECT_EQ(encoded.ids.size(), encoded.is_target.size());
+    std::string text;
+    bool inside = false;
+    for (std::size_t i = 0; i < encoded.ids.size(); ++i) {
+        if (encoded.is_target[i] != inside) text += inside ? ']' : '[';
+        inside = encoded.is_target[i];
+        text += static_cast<char>(encoded.ids[i]);
+    }
+    return inside ? text + "]" : text;
+}
+
+TEST(ChatTemplates, OnlyTheAnswersWithTheirEndsAreTargets) {
+    EXPECT_EQ(marked(ChatTemplate::plain, two_turns),
+              "\nSystem: Be kind.\nUser: Hi\nAssistant:[ Hello\nyou\nUser:]   Bye \nAssistant:[ See "
+              "you\nUser:]");
+    EXPECT_EQ(
+        marked(ChatTemplate::chatml, two_turns),
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        "[Hello\nyou<|im_end|>]\n<|im_start|>user\n  Bye <|im_end|>\n<|im_start|>assistant\n"
+        "[See you<|im_end|>]\n");
+    EXPECT_EQ(marked(ChatTemplate::llama3, two_turns),
+              "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"
+              "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+              "<|start_header_id|>assistant<|end_header_id|>\n\n[Hello\nyou<|eot_id|>]"
+              "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
+              "<|start_header_id|>assistant<|end_header_id|>\n\n[See you<|eot_id|>]");
+}
+
+TEST(ChatTemplates, TheFirstTokenIsNeverATarget) {
+    for (const ChatTemplate chat_template : {ChatTemplate::plain, ChatTemplate::chatml, ChatTemplate::llama3})
+        for (const ChatRole role : {ChatRole::system, ChatRole::user, ChatRole::assistant})
+            EXPECT_FALSE(ChatFormat(chat_template, Tokenizer::bytes())
+                             .encode(Conversation{{role, ""}}, "test")
+                             .is_target.front());
+}
+
+/// The prompt of a chat is the beginning of the conversation that the answer makes of it.
+TEST(ChatTemplates, APromptIsTheTextBeforeTheAnswer) {
+    for (const ChatTemplate chat_template :
+         {ChatTemplate::plain, ChatTemplate::chatml, ChatTemplate::llama3}) {
+        const ChatFormat format(chat_template, Tokenizer::bytes());
+        const std::vector<std::int32_t> whole = format.encode(two_turns, "test").ids,
+                                        prompt = format.prompt(std::span(two_turns).first(4), "test");
+        ASSERT_LT(prompt.size(), whole.size());
+        EXPECT_TRUE(std::ranges::equal(prompt, std::span(whole).first(prompt.size())));
+        EXPECT_THAT(Tokenizer::bytes().decode(std::span(whole).subspan(prompt.size())), HasSubstr("See you"));
+    }
+}
+
+TEST(ChatTemplates, AutomaticIsPlainWithoutSpecialTokens) {
+    EXPECT_EQ(resolved_template(ChatTemplate::automatic, Tokenizer::bytes()), ChatTemplate::plain);
+    EXPECT_EQ(resolved_template(ChatTemplate::llama3, Tokenizer::bytes()), ChatTemplate::llama3);
+    EXPECT_THAT(ChatFormat(ChatTemplate::chatml, Tokenizer::bytes()).missing_tokens(),
+                ElementsAre("<|im_start|>", "<|im_end|>"));
+    EXPECT_THAT(ChatFormat(ChatTemplate::chatml, Tokenizer::bytes()).stop_texts(), ElementsAre("<|im_end|>"));
+    EXPECT_THAT(ChatFormat(ChatTemplate::plain, Tokenizer::bytes()).stop_texts(),
+                ElementsAre("\nSystem:", "\nUser:", "\nAssistant:"));
+}
+
+TEST(ConversationFile, IsReadLineByLine) {
+    const std::vector<Conversation> conversations = parse_conversations(
+        "\xEF\xBB\xBF{\"id\": 7, \"messages\": [{\"role\": \"user\", \"content\": \"a\\nb\"}]}\r\n"
+        "\n"
+        "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"name\": \"x\"}, "
+        "{\"role\": \"system\", \"content\": \"\\u00e9\"}]}",
+        "f");
+    ASSERT_EQ(conversations.size(), 2u);
+    EXPECT_EQ(conversations[0][0].role, ChatRole::user);
+    EXPECT_EQ(conversations[0][0].content, "a\nb");
+    EXPECT_EQ(conversations[1][0].content, "");
+    EXPECT_EQ(conversations[1][1].content, "é");
+}
+
+TEST(ConversationFile, NamesTheLineThatIsWrong) {
+    const auto refusal = [](const std::string& line) {
+        return message_of([&] {
+            parse_conversations("{\"messages\":[{\"role\":\"user\",\"content\":\"\"}]}\n" + line, "f.jsonl");
+        });
+    };
+    EXPECT_THAT(refusal("{"), HasSubstr("f.jsonl: line 2: not JSON"));
+    EXPECT_THAT(refusal("[]"), HasSubstr("f.jsonl: line 2: expected an object with an array named messages"));
+    EXPECT_THAT(refusal("{\"text\": \"a\"}"), HasSubstr("array named messages"));
+    EXPECT_THAT(refusal("{\"messages\": []}"), HasSubstr("line 2: messages is empty"));
+    EXPECT_THAT(refusal("{\"messages\": [3]}"), HasSubstr("line 2: message 1: expected an object"));
+    EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"user\", \"content\": [1]}]}"),
+                HasSubstr("message 1: expected an object with the texts role and content"));
+    EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"tool\", \"content\": \"a\"}]}"),
+                HasSubstr("line 2: message 1: role: 'tool' is unknown; expected system, user or assistant"));
+    EXPECT_THAT(refusal(std::string(100'000, '[')), HasSubstr("line 2: not JSON"));
+    EXPECT_THAT(refusal("{\"messages\": 1, \"messages\": 2}"), HasSubstr("line 2: not JSON"));
+    EXPECT_THAT(message_of([] { parse_conversations("\n \n", "f.jsonl"); }),
+                HasSubstr("f.jsonl: has no conversation"));
+}
+
+/// Examples of 5, 3, 9, 2 and 4 tokens; the ids count from 100, and even ids are targets.
+TokenSequence numbered_examples() {
+    Examples examples{.begins = {0, 5, 8, 17, 19, 23}, .is_target = std::vector<bool>(23)};
+    std::vector<std::int32_t> ids;
+    for (std::int32_t i = 0; i < 23; ++i) {
+        ids.push_back(100 + i);
+        examples.is_target[static_cast<std::size_t>(i)] =
+            i % 2 == 0 && std::ranges::find(examples.begins, i) == examples.begins.end();
+    }
+    return TokenSequence::of_examples(std::move(ids), std::move(examples), "examples");
+}
+
+std::vector<std::pair<std::int64_t, std::int64_t>> windows(std::int64_t context, const Packing& packing) {
+    const TokenSequence tokens = numbered_examples();
+    std::vector<std::pair<std::int64_t, std::int64_t>> pairs;
+    for (const TokenWindow& window : windows_of(*tokens.examples(), context, packing))
+        pairs.emplace_back(window.begin, window.end);
+    return pairs;
+}
+
+TEST(Examples, AWindowHoldsOneExampleOrAPartOfALongOne) {
+    using Pair = std::pair<std::int64_t, std::int64_t>;
+    // The example [17, 19) has the target 18, and [8, 17) the targets 10, 12, 14 and 16.
+    EXPECT_THAT(windows(8, {}), ElementsAre(Pair{0, 4}, Pair{5, 7}, Pair{8, 16}, Pair{17, 18}, Pair{19, 22}));
+    EXPECT_THAT(windows(3, {}), ElementsAre(Pair{0, 3}, Pair{3, 4}, Pair{5, 7}, Pair{8, 11}, Pair{11, 14},
+                                            Pair{14, 16}, Pair{17, 18}, Pair{19, 22}));
+    EXPECT_EQ(windows(1, {}).size(), 10u) << "windows without a target are left out";
+}
+
+TEST(Examples, PackedWindowsHoldWholeExamples) {
+    using Pair = std::pair<std::int64_t, std::int64_t>;
+    const Packing packing{{.kind = DocumentRule::Kind::examples}, 3};
+    EXPECT_THAT(windows(8, packing), ElementsAre(Pair{0, 7}, Pair{8, 16}, Pair{17, 22}));
+    EXPECT_THAT(windows(100, packing), ElementsAre(Pair{0, 16}, Pair{17, 22})) << "three in a window";
+    EXPECT_THAT(windows(5, packing),
+                ElementsAre(Pair{0, 4}, Pair{5, 7}, Pair{8, 13}, Pair{13, 16}, Pair{17, 22}));
+}
+
+struct ExampleRows {
+    std::vector<std::int32_t> tokens, targets, positions, offsets;
+};
+
+template <class Loader>
+std::int64_t next(Loader& loader, std::int64_t rows, std::int64_t context, ExampleRows& to) {
+    const auto count = static_cast<std::size_t>(rows * context);
+    to = {std::vector<std::int32_t>(count, -7), std::vector<std::int32_t>(count, -7), {}, {}};
+    if (!loader.packing()) return loader.next(to.tokens, to.targets);
+    to.positions.assign(count, -7);
+    to.offsets.assign(static_cast<std::size_t>(loader.packing().documents_of(rows) + 1), -7);
+    return loader.next(to.tokens, to.targets, DocumentSpans{to.positions, to.offsets});
+}
+
+TEST(Examples, RowsIgnoreTargetsThatAreNotMarkedAndPadding) {
+    SequentialLoader loader(numbered_examples(), 6);
+    ExampleRows rows;
+    EXPECT_EQ(next(loader, 2, 6, rows), 3);
+    EXPECT_THAT(rows.tokens, ElementsAre(100, 101, 102, 103, 0, 0, 105, 106, 0, 0, 0, 0));
+    EXPECT_THAT(rows.targets, ElementsAre(-1, 102, -1, 104, -1, -1, 106, -1, -1, -1, -1, -1));
+    next(loader, 2, 6, rows);  // the example [8, 17) in two windows
+    EXPECT_THAT(rows.tokens, ElementsAre(108, 109, 110, 111, 112, 113, 114, 115, 0, 0, 0, 0));
+    next(loader, 3, 6, rows);
+    EXPECT_THAT(rows.tokens, ElementsAre(117, 0, 0, 0, 0, 0, 119, 120, 121, 0, 0, 0, 0, 0, 0, 0, 0, 0));
+    EXPECT_TRUE(loader.done());
+}
+
+TEST(Examples, PackedRowsDivideWindowsAtExamples) {
+    SequentialLoader loader(numbered_examples(), 8, {.packing = {{.kind = DocumentRule::Kind::examples}, 3}});
+    ExampleRows rows;
+    EXPECT_EQ(next(loader, 1, 8, rows), 3);
+    EXPECT_THAT(rows.tokens, ElementsAre(100, 101, 102, 103, 104, 105, 106, 0));
+    EXPECT_THAT(rows.targets, ElementsAre(-1, 102, -1, 104, -1, 106, -1, -1));
+    EXPECT_THAT(rows.positions, ElementsAre(0, 1, 2, 3, 4, 0, 1, 2));
+    EXPECT_THAT(rows.offsets, ElementsAre(0, 5, 8, 8));
+    EXPECT_EQ(next(loader, 1, 8, rows), 4);
+    EXPECT_THAT(rows.offsets, ElementsAre(0, 8, 8, 8));
+    EXPECT_EQ(next(loader, 2, 8, rows), 3) << "one window is left";
+    EXPECT_THAT(rows.positions, ElementsAre(0, 1, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7));
+    EXPECT_THAT(rows.offsets, ElementsAre(0, 2, 8, 16, 16, 16, 16));
+}
+
+/// In every epoch each target counts once, in any number of ranks.
+TEST(Examples, AnEpochVisitsEachTargetOnceInAnyNumberOfRanks) {
+    for (const Packing& packing : {Packing{}, Packing{{.kind = DocumentRule::Kind::examples}, 2}})
+        for (const std::int64_t context : {2, 6, 30}) {
+            const auto loader = [&](std::int64_t rank, std::int64_t ranks) {
+                return DataLoader(
+                    numbered_examples(),
+                    {.context = context, .seed = {5}, .rank = rank, .ranks = ranks, .packing = packing});
+            };
+            DataLoader alone = loader(0, 1), first = loader(0, 2), second = loader(1, 2);
+            std::vector<std::int32_t> seen;
+            while (alone.epoch() < 2) {
+                ExampleRows rows, a, b;
+                const std::int64_t counted = next(alone, 1, context, rows);
+                for (const std::int32_t target : rows.targets)
+                    if (target != ignored_target) seen.push_back(target);
+                EXPECT_GE(counted, 1);
+            }
+            std::ranges::sort(seen);
+            std::vector<std::int32_t> expected;
+            for (const std::int32_t id : {102, 104, 106, 110, 112, 114, 116, 118, 120, 122})
+                expected.insert(expected.end(), 2, id);
+            EXPECT_EQ(seen, expected);
+
+            alone.restore(loader(0, 1).state());
+            for (int step = 0; step < 20; ++step) {
+                ExampleRows rows, a, b;
+                const std::int64_t counted = next(alone, 4, context, rows);
+                EXPECT_EQ(next(first, 2, context, a), counted);
+                EXPECT_EQ(next(second, 2, context, b), counted);
+                a.targets.insert(a.targets.end(), b.targets.begin(), b.targets.end());
+                EXPECT_EQ(a.targets, rows.targets);
+                EXPECT_EQ(first.state(), alone.state());
+            }
+        }
+}
+
+TEST(Dataset, ConversationsAreSplitAsWholesAndMakeTheTokenizer) {
+    const TemporaryDirectory place;
+    std::string lines;
+    for (char c = 'a'; c <= 'j'; ++c)
+        lines +=
+            std::string(R"({"messages":[{"role":"user","content":"?"},{"role":"assistant","content":")") + c +
+            "\"}]}\n";
+    const std::string path = place.write("c.jsonl", lines);
+    const Dataset dataset = load_dataset({.data = path});
+    ASSERT_TRUE(dataset.train.examples() && dataset.validation.examples());
+    EXPECT_EQ(dataset.train.examples()->count(), 9);
+    EXPECT_EQ(dataset.validation.examples()->count(), 1);
+    EXPECT_EQ(dataset.chat_template, ChatTemplate::plain);
+    EXPECT_THAT(dataset.description.front(), HasSubstr("10 conversations in the template plain"));
+    EXPECT_EQ(dataset.tokenizer->decode(dataset.tokenizer->encode("\nSystem: j", "test")), "\nSystem: j");
+    const Dataset bytes = load_dataset(
+        {.data = path, .tokenizer = TokenizerKind::bytes, .chat_template = ChatTemplate::chatml});
+    EXPECT_THAT(bytes.description.front(),
+                HasSubstr("spelled out, because the tokenizer lacks them: <|im_start|>"));
+    EXPECT_EQ(load_dataset({.data = path, .val_fraction = 0.0}).validation.size(), 0);
+    EXPECT_EQ(load_dataset({.data = path, .val_data = path}).validation.examples()->count(), 10);
+}
+
+TEST(Dataset, ConversationsWithoutAnAnswerAreRefused) {
+    const TemporaryDirectory place;
+    const std::string path = place.write("c.jsonl", R"({"messages":[{"role":"user","content":"alone"}]})");
+    const Dataset dataset = load_dataset({.data = path});
+    EXPECT_THAT(message_of([&] { DataLoader(dataset.train, {.context = 4}); }),
+                HasSubstr("c.jsonl: has no target to train on"));
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,170 @@
+#include <gradtile/train/data/chat_template.h>
+
+#include <algorithm>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+namespace {
+
+/// The texts of a template around a turn: header, message, end.
+struct TemplateTexts {
+    std::string begin{};  ///< of a conversation
+    std::array<std::string, 3> headers{};
+    std::string before_message{};
+    std::string end{};        ///< of a turn; the assistant's is a target
+    std::string after_end{};  ///< never a target
+    std::vector<std::string> special_tokens{};
+};
+
+std::array<std::string, 3> headers_of(const std::string& before, const std::array<const char*, 3>& roles,
+                                      const std::string& after) {
+    return {before + roles[0] + after, before + roles[1] + after, before + roles[2] + after};
+}
+
+constexpr std::array role_words = {"system", "user", "assistant"};
+
+TemplateTexts texts_of(ChatTemplate chat_template) {
+    switch (chat_template) {
+        case ChatTemplate::plain:
+            return {.headers = headers_of("\n", {"System", "User", "Assistant"}, ":"), .before_message = " "};
+        case ChatTemplate::chatml:
+            return {.headers = headers_of("<|im_start|>", role_words, "\n"),
+                    .end = "<|im_end|>",
+                    .after_end = "\n",
+                    .special_tokens = {"<|im_start|>", "<|im_end|>"}};
+        case ChatTemplate::llama3:
+            return {.begin = "<|begin_of_text|>",
+                    .headers = headers_of("<|start_header_id|>", role_words, "<|end_header_id|>\n\n"),
+                    .end = "<|eot_id|>",
+                    .special_tokens = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+                                       "<|eot_id|>"}};
+        case ChatTemplate::automatic:
+            break;
+    }
+    throw Error("chat template: auto is not resolved");
+}
+
+const std::string& header_of(const TemplateTexts& texts, ChatRole role) {
+    return texts.headers[static_cast<std::size_t>(role)];
+}
+
+bool has_token(const Tokenizer& tokenizer, const std::string& text) {
+    const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
+    return encoding != nullptr && encoding->added_token(text).has_value();
+}
+
+std::string_view trimmed(std::string_view text) {
+    constexpr std::string_view white = " \t\n\v\f\r";
+    const std::size_t first = text.find_first_not_of(white);
+    if (first == std::string_view::npos) return {};
+    return text.substr(first, text.find_last_not_of(white) - first + 1);
+}
+
+}  // namespace
+
+ChatTemplate resolved_template(ChatTemplate chat_template, const Tokenizer& tokenizer) {
+    if (chat_template != ChatTemplate::automatic) return chat_template;
+    for (const ChatTemplate candidate : {ChatTemplate::chatml, ChatTemplate::llama3})
+        if (ChatFormat(candidate, tokenizer).missing_tokens().empty()) return candidate;
+    return ChatTemplate::plain;
+}
+
+std::string template_alphabet(ChatTemplate chat_template) {
+    const TemplateTexts texts = texts_of(chat_template);
+    std::string all = texts.begin + texts.before_message + texts.end + texts.after_end;
+    for (const std::string& header : texts.headers) all += header;
+    return all;
+}
+
+ChatFormat::ChatFormat(ChatTemplate chat_template, Tokenizer tokenizer)
+    : template_(resolved_template(chat_template, tokenizer)), tokenizer_(std::move(tokenizer)) {}
+
+std::vector<std::string> ChatFormat::missing_tokens() const {
+    std::vector<std::string> missing = texts_of(template_).special_tokens;
+    std::erase_if(missing, [&](const std::string& text) { return has_token(tokenizer_, text); });
+    return missing;
+}
+
+void ChatFormat::add(EncodedConversation& to, std::string_view text, bool is_target, SpecialTokens special,
+                     std::string_view source) const {
+    const std::vector<std::int32_t> ids =
+        tokenizer_.encode(text, source, {.special_tokens = special, .threads = 1});
+    to.ids.insert(to.ids.end(), ids.begin(), ids.end());
+    to.is_target.resize(to.ids.size(), is_target);
+}
+
+void ChatFormat::add_turn(EncodedConversation& to, const ChatMessage& message,
+                          std::string_view source) const {
+    const TemplateTexts texts = texts_of(template_);
+    const std::string of_template = concat("chat template ", name_of(template_));
+    const bool is_answer = message.role == ChatRole::assistant;
+    add(to, header_of(texts, message.role), false, SpecialTokens::recognised, of_template);
+    const std::string_view content =
+        template_ == ChatTemplate::llama3 ? trimmed(message.content) : std::string_view(message.content);
+    // A byte-level BPE token may begin with the blank before a word. Other tokenizers name the place of an
+    // error in the message.
+    if (tokenizer_.kind() == TokenizerKind::bpe) {
+        add(to, texts.before_message + std::string(content), is_answer, SpecialTokens::as_text, source);
+    } else {
+        add(to, texts.before_message, is_answer, SpecialTokens::as_text, source);
+        add(to, content, is_answer, SpecialTokens::as_text, source);
+    }
+    add(to, texts.end, is_answer, SpecialTokens::recognised, of_template);
+    add(to, texts.after_end, false, SpecialTokens::recognised, of_template);
+}
+
+EncodedConversation ChatFormat::encode(std::span<const ChatMessage> messages, std::string_view source) const {
+    const TemplateTexts texts = texts_of(template_);
+    const std::string of_template = concat("chat template ", name_of(template_));
+    EncodedConversation all;
+    add(all, texts.begin, false, SpecialTokens::recognised, of_template);
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+        const std::size_t begin = all.ids.size();
+        add_turn(all, messages[i], source);
+        if (!texts.end.empty() || i == 0 || messages[i - 1].role != ChatRole::assistant ||
+            messages[i].role != ChatRole::user)
+            continue;
+        // The user's header is the end of the answer before it.
+        EncodedConversation header;
+        add(header, header_of(texts, ChatRole::user), true, SpecialTokens::recognised, of_template);
+        std::fill_n(all.is_target.begin() + static_cast<std::ptrdiff_t>(begin), header.ids.size(), true);
+    }
+    if (texts.end.empty() && !messages.empty() && messages.back().role == ChatRole::assistant)
+        add(all, header_of(texts, ChatRole::user), true, SpecialTokens::recognised, of_template);
+    if (!all.is_target.empty()) all.is_target.front() = false;
+    return all;
+}
+
+std::vector<std::int32_t> ChatFormat::prompt(std::span<const ChatMessage> messages,
+                                             std::string_view source) const {
+    const TemplateTexts texts = texts_of(template_);
+    const std::string of_template = concat("chat template ", name_of(template_));
+    EncodedConversation all;
+    add(all, texts.begin, false, SpecialTokens::recognised, of_template);
+    for (const ChatMessage& message : messages) add_turn(all, message, source);
+    add(all, header_of(texts, ChatRole::assistant), false, SpecialTokens::recognised, of_template);
+    return std::move(all.ids);
+}
+
+std::vector<std::string> ChatFormat::stop_texts() const {
+    const TemplateTexts texts = texts_of(template_);
+    std::vector<std::string> stops;
+    if (texts.end.empty()) {
+        stops.assign(texts.headers.begin(), texts.headers.end());
+    } else {
+        stops = {texts.end};
+    }
+    for (const char* const end_of_text :
+         {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>"})
+        if (has_token(tokenizer_, end_of_text)) stops.emplace_back(end_of_text);
+    return stops;
+}
+
+std::string_view ChatFormat::message_of(std::string_view generated) const {
+    const std::string before = texts_of(template_).before_message;
+    if (!before.empty() && generated.starts_with(before)) generated.remove_prefix(before.size());
+    return generated;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,86 @@
+#pragma once
+/// Chat templates: how the turns of a conversation become one text.
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gradtile/core/enum_names.h>
+#include <gradtile/train/tokenizers/tokenizer.h>
+
+namespace gradtile {
+
+///     plain     "\nSystem: ...", "\nUser: ...", "\nAssistant: ..."; an answer ends where "\nUser:" follows
+///     chatml    "<|im_start|>user\n...<|im_end|>\n"
+///     llama3    "<|begin_of_text|>", then "<|start_header_id|>user<|end_header_id|>\n\n...<|eot_id|>"; white
+///               space around a message is removed
+///     automatic chatml or llama3 if the tokenizer has all of its special tokens, else plain
+enum class ChatTemplate { automatic, plain, chatml, llama3 };
+
+template <>
+struct EnumNames<ChatTemplate> {
+    static constexpr std::array names = {std::pair{ChatTemplate::automatic, std::string_view("auto")},
+                                         std::pair{ChatTemplate::plain, std::string_view("plain")},
+                                         std::pair{ChatTemplate::chatml, std::string_view("chatml")},
+                                         std::pair{ChatTemplate::llama3, std::string_view("llama3")}};
+};
+
+enum class ChatRole { system, user, assistant };
+
+template <>
+struct EnumNames<ChatRole> {
+    static constexpr std::array names = {std::pair{ChatRole::system, std::string_view("system")},
+                                         std::pair{ChatRole::user, std::string_view("user")},
+                                         std::pair{ChatRole::assistant, std::string_view("assistant")}};
+};
+
+struct ChatMessage {
+    ChatRole role = ChatRole::user;
+    std::string content;
+};
+
+/// Returns the template that `automatic` stands for.
+ChatTemplate resolved_template(ChatTemplate chat_template, const Tokenizer& tokenizer);
+/// Returns all texts that the template itself writes, so that a tokenizer of characters knows them.
+std::string template_alphabet(ChatTemplate chat_template);
+
+/// A conversation as tokens.
+struct EncodedConversation {
+    std::vector<std::int32_t> ids;
+    /// By token: the assistant's answers with the end of each, which are what a model is trained to write.
+    std::vector<bool> is_target;
+};
+
+/// Writes conversations as tokens. The parts of a conversation are encoded one by one, so a chat and a
+/// training give the same tokens. The template's own texts become special tokens where the tokenizer has
+/// them, and are spelled out otherwise. A message never becomes a special token.
+class ChatFormat {
+  public:
+    ChatFormat(ChatTemplate chat_template, Tokenizer tokenizer);
+
+    ChatTemplate chat_template() const { return template_; }
+    /// Special tokens of the template that the tokenizer lacks.
+    std::vector<std::string> missing_tokens() const;
+
+    /// Throws Error that begins with `source` when the tokenizer cannot encode a message.
+    EncodedConversation encode(std::span<const ChatMessage> messages, std::string_view source) const;
+    /// Returns the tokens after which the assistant's answer follows; the last message is a user's.
+    std::vector<std::int32_t> prompt(std::span<const ChatMessage> messages, std::string_view source) const;
+    /// Texts that end an answer: the template's, and the tokenizer's special tokens for the end of a text.
+    std::vector<std::string> stop_texts() const;
+    /// Returns the message of a generated text: without the blank that follows "Assistant:".
+    std::string_view message_of(std::string_view generated) const;
+
+  private:
+    void add(EncodedConversation& to, std::string_view text, bool is_target, SpecialTokens special,
+             std::string_view source) const;
+    void add_turn(EncodedConversation& to, const ChatMessage& message, std::string_view source) const;
+
+    ChatTemplate template_;
+    Tokenizer tokenizer_;
+};
+
+}  // namespace gradtile

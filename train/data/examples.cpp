@@ -1,0 +1,45 @@
+#include <gradtile/train/data/examples.h>
+
+#include <algorithm>
+
+namespace gradtile {
+
+std::int64_t Examples::targets() const {
+    return std::ranges::count(is_target, true);
+}
+
+std::vector<TokenWindow> windows_of(const Examples& examples, std::int64_t context, const Packing& packing) {
+    std::vector<TokenWindow> windows;
+    const auto has_target = [&](const TokenWindow& window) {
+        const auto first = examples.is_target.begin() + window.begin + 1;
+        return std::find(first, first + (window.end - window.begin), true) !=
+               first + (window.end - window.begin);
+    };
+    const auto add = [&](const TokenWindow& window) {
+        if (has_target(window)) windows.push_back(window);
+    };
+    TokenWindow open;  // packed examples that may be followed by others
+    std::int64_t documents = 0;
+    const auto close = [&] {
+        if (documents > 0) add(open);
+        documents = 0;
+    };
+    for (std::int64_t i = 0; i < examples.count(); ++i) {
+        const std::int64_t begin = examples.begins[static_cast<std::size_t>(i)];
+        // The last token of an example is a target only.
+        const std::int64_t end = examples.begins[static_cast<std::size_t>(i) + 1] - 1;
+        if (packing && end - begin <= context) {
+            if (documents == packing.max_documents || (documents > 0 && end - open.begin > context)) close();
+            if (documents++ == 0) open.begin = begin;
+            open.end = end;
+            continue;
+        }
+        close();
+        for (std::int64_t part = begin; part < end; part += context)
+            add({part, std::min(part + context, end)});
+    }
+    close();
+    return windows;
+}
+
+}  // namespace gradtile
