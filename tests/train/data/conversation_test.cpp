@@ -199,7 +199,7 @@ TEST(Examples, PackedRowsDivideWindowsAtExamples) {
     EXPECT_THAT(rows.offsets, ElementsAre(0, 8, 8, 8));
     EXPECT_EQ(next(loader, 2, 8, rows), 3) << "one window is left";
     EXPECT_THAT(rows.positions, ElementsAre(0, 1, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7));
-    EXPECT_THAT(rows.offsets, ElementsAre(0, 2, 8, 16, 16, 16, 16));
+    EXPECT_THAT(rows.offsets, ElementsAre(0, 2, 8, 8, 16, 16, 16));
 }
 
 /// In every epoch each target counts once, in any number of ranks.
