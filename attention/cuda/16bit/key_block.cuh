@@ -1,0 +1,460 @@
+#pragma once
+/// The part of the 16-bit backward pass that belongs to one block of keys: see backward.cuh.
+#include <gradtile/attention/cuda/16bit/parameters.h>
+#include <gradtile/attention/cuda/16bit/tiles.h>
+#include <gradtile/attention/cuda/16bit/backward_rows.cuh>
+#include <gradtile/attention/cuda/16bit/backward_shared.cuh>
+#include <gradtile/attention/cuda/device/score_rule.cuh>
+#include <gradtile/attention/cuda/device/shared_tile.cuh>
+#include <gradtile/attention/cuda/device/softmax.cuh>
+#include <gradtile/attention/cuda/device/turns.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+// P is multiplied by p_factor = 2^p_exponent until dV and dS are complete. The second warp of a pair reads P
+// in binary16, whose 11 significant bits, unlike bfloat16's 8, cost dS no accuracy. With the factor, P <= 1
+// uses the whole range of binary16 and has full precision down to 2^-29.
+
+/// Computes dK and dV of a block of keys, and adds the block's part to dQ. One iteration takes one block of
+/// rows.
+template <class T, int head_dim, class Policy>
+class KeyBlock {
+    using Shared = Bits16BackwardShared<head_dim, Policy>;
+    using KvTile = typename Shared::KvTile;
+    using RowTile = typename Shared::RowTile;
+    using DsTile = typename Shared::DsTile;
+    static constexpr Bits16BackwardTiles tiles = Policy::tiles;
+    static constexpr int rows = tiles.rows, keys = tiles.keys();
+    static constexpr bool whole_head = Policy::whole_head_rows > 0;
+    static constexpr int m_tiles = tiles.pair_keys / 16, s_tiles = rows / 8, d_tiles = head_dim / 8;
+
+    using Scores = FragmentC[m_tiles][s_tiles];           ///< S^T, P^T or dP^T, dS^T
+    using LeftOperand = FragmentA[s_tiles / 2][m_tiles];  ///< P^T or dS^T in 16 bits
+
+  public:
+    static constexpr RuleKind kind = Policy::rule;
+    static constexpr bool may_drop = kind == RuleKind::dropout || kind == RuleKind::any;
+    using BiasTile = typename Shared::BiasTile;
+    using Rules = RulesOfHeads<kind != RuleKind::none>;
+    __device__ __forceinline__ KeyBlock(const Bits16BackwardParameters& p, unsigned char* shared,
+                                        volatile RarelyUsed& kept, Rules& rules,
+                                        const BlockSequence& sequence, int key_head, int key_block)
+        : p_(p),
+          shared_(shared),
+          kept_(kept),
+          rules_(rules),
+          sequence_(sequence),
+          base_(shared_address(shared)),
+          key_block_(key_block),
+          key_head_(key_head),
+          first_key_(key_block * keys),
+          valid_keys_(min(keys, mask().keys - first_key_)) {
+        const int first_row = mask().first_row(first_key_);
+        const int end_row = mask().end_row(first_key_ + valid_keys_ - 1);
+        iterations_ = first_row < end_row ? ((end_row - 1) / rows - first_row / rows + 1) * p.sizes.group : 0;
+        row_blocks_ = {first_row / rows * rows, end_row};
+        warp_ = warp_index();
+        makes_p_ = warp_ < tiles.pairs;
+        pair_ = warp_ % tiles.pairs;
+        warp_key_ = pair_ * tiles.pair_keys;
+        if (threadIdx.x == 0) {
+            kept_.d_k = sequence.keys(p.d_k, key_head_).row(first_key_);
+            kept_.d_v = sequence.keys(p.d_v, key_head_).row(first_key_);
+            kept_.bias = bias_of_batch();
+            kept_.batch = sequence.batch;
+            kept_.key = first_key_;
+            kept_.keys = valid_keys_;
+        }
+    }
+
+    __device__ __forceinline__ void differentiate() {
+        load_keys_and_first_rows();
+        const std::uint32_t own_keys =
+            base_ + (makes_p_ ? Shared::k : Shared::v) + warp_key_ * KvTile::row_bytes;
+        const auto own_operand = LanePointer<KvTile>::stacked(own_keys);
+        FragmentC gradient[m_tiles][d_tiles];  // dV or dK; its rows are keys
+        clear(gradient);
+        for (int i = 0; i < iterations_; ++i) {
+            wait_for_copies<0>();
+            __syncthreads();  // rows i are copied, dS of i - 1 is complete, no warp reads the other stage
+            load_next_rows(i);
+            // The second warp of a pair adds to dQ before its other work, the first warp after it. So P is
+            // ready earlier, and the second warp waits less for it.
+            if (!makes_p_ && i > 0) add_d_q(i - 1);
+
+            const std::uint32_t q_rows = base_ + Shared::row_stages + i % 2 * Shared::row_stage_bytes,
+                                d_o_rows = q_rows + RowTile::bytes;
+            Scores x;
+            clear(x);
+            multiply_a_bt<T, head_dim, tiles.unrolled>(
+                x, own_operand, LanePointer<RowTile>::paired(makes_p_ ? q_rows : d_o_rows));
+            LeftOperand left;
+            const auto exchange = LanePointer<DsTile>::stacked(base_ + Shared::d_s + i % 2 * DsTile::bytes +
+                                                               warp_key_ * DsTile::row_bytes);
+            const std::uint32_t lane_statistics = base_ + Shared::statistics +
+                                                  i % 2 * Shared::statistics_bytes +
+                                                  (makes_p_ ? 0 : rows * 4) + lane_index() % 4 * 8;
+            if (makes_p_) {
+                if constexpr (kind == RuleKind::any) {
+                    make_p_under_rule(left, x, exchange, lane_statistics, i);
+                } else {
+                    make_p(left, x, exchange, lane_statistics, i);
+                }
+                announce(pair_);
+            } else {
+                await(pair_);
+                make_d_s(left, x, exchange, lane_statistics);
+            }
+            multiply_a_b<T>(gradient, left, LanePointer<RowTile>::stacked(makes_p_ ? d_o_rows : q_rows));
+            if (makes_p_ && i > 0) add_d_q(i - 1);
+        }
+        wait_for_copies<0>();
+        __syncthreads();
+        if (iterations_ > 0) add_d_q(iterations_ - 1);
+        __syncthreads();  // all warps have read K: the gradients are stored through the tiles of K and V
+        scale(gradient, (makes_p_ ? 1 / p_factor : p_.scale) * p_.dropout_scale);
+        store(gradient);
+    }
+
+  private:
+    __device__ __forceinline__ const DeviceMask& mask() const { return sequence_.mask; }
+    __device__ __forceinline__ RowPosition position_of(int iteration) const {
+        return {kept_.positions[iteration % 4].x, kept_.positions[iteration % 4].y};
+    }
+    __device__ __forceinline__ void remember(int iteration, RowPosition at) const {
+        if (reread_thread_index() != 0) return;
+        if constexpr (kind != RuleKind::none) {
+            if (iteration == 0 || at.head != kept_.positions[(iteration - 1) % 4].x)
+                rules_.of_head[at.head % 2].set(sequence_.rule_of<float>(p_.scores, at.head));
+        }
+        kept_.positions[iteration % 4].x = at.head;
+        kept_.positions[iteration % 4].y = at.row;
+    }
+
+    /// See RarelyUsed::bias.
+    __device__ __forceinline__ const std::uint16_t* bias_of_batch() const {
+        if constexpr (!tiles.reads_bias) return nullptr;
+        const std::byte* const rows = p_.scores.biases[0].rows_of(sequence_.batch, 0).data;
+        return reinterpret_cast<const std::uint16_t*>(rows) + first_key_;
+    }
+
+    /// Starts to copy a block of rows: Q, dO, LSE and D, and its tile of the bias.
+    __device__ __forceinline__ void load_rows(int iteration, int batch, RowPosition at,
+                                              const std::uint16_t* bias) const {
+        const auto [head, row] = at;
+        const std::uint32_t stage = base_ + Shared::row_stages + iteration % 2 * Shared::row_stage_bytes;
+        const int tensor_row = sequence_.first_query + row;
+        load_tile_async<RowTile, tiles.threads()>(stage, p_.q.head(batch, head).row(tensor_row),
+                                                  p_.q.row_stride, mask().queries - row, p_.sizes.qk_dim);
+        load_tile_async<RowTile, tiles.threads()>(stage + RowTile::bytes,
+                                                  p_.d_o.head(batch, head).row(tensor_row), p_.d_o.row_stride,
+                                                  mask().queries - row, p_.sizes.v_dim);
+        if constexpr (tiles.reads_bias) {
+            const auto& strides = p_.scores.biases[0].strides;
+            load_tile_async<BiasTile, tiles.threads()>(base_ + Shared::bias + iteration % 2 * BiasTile::bytes,
+                                                       bias + head * strides[1] + row * strides[2],
+                                                       strides[2], mask().queries - row,
+                                                       mask().keys - first_key_);
+        }
+        // The first rows / 4 threads copy LSE, the next rows / 4 threads D.
+        if (const int thread = static_cast<int>(threadIdx.x); thread < rows / 2) {
+            const std::int64_t first =
+                static_cast<std::int64_t>(batch * p_.sizes.heads + head) * p_.padded_rows +
+                sequence_.first_padded_row + row;
+            const float* const from = thread < rows / 4 ? p_.lse_log2 : p_.delta;
+            copy_16_bytes_async(
+                base_ + Shared::statistics + iteration % 2 * Shared::statistics_bytes + thread * 16,
+                from + first + thread % (rows / 4) * 4, true);
+        }
+    }
+    __device__ __forceinline__ void load_keys_and_first_rows() const {
+        load_tile_async<KvTile, tiles.threads()>(base_ + Shared::k,
+                                                 sequence_.keys(p_.k, key_head_).row(first_key_),
+                                                 p_.k.row_stride, valid_keys_, p_.sizes.qk_dim);
+        load_tile_async<KvTile, tiles.threads()>(base_ + Shared::v,
+                                                 sequence_.keys(p_.v, key_head_).row(first_key_),
+                                                 p_.v.row_stride, valid_keys_, p_.sizes.v_dim);
+        if (const RowPosition first{key_head_ * p_.sizes.group, row_blocks_.begin_row}; iterations_ > 0) {
+            load_rows(0, sequence_.batch, first, bias_of_batch());
+            remember(0, first);
+        }
+        commit_copies();
+    }
+    __device__ __forceinline__ void load_next_rows(int iteration) const {
+        if (iteration + 1 < iterations_) {
+            const RowPosition next = row_blocks_.after(position_of(iteration));
+            load_rows(iteration + 1, kept_.batch, next, kept_.bias);
+            remember(iteration + 1, next);
+        }
+        commit_copies();
+    }
+
+    /// Returns LSE or D of the two rows that correspond to a lane's two columns of tile n.
+    __device__ __forceinline__ static float2 statistic(std::uint32_t lane_statistics, int n) {
+        float2 two;
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                     : "=f"(two.x), "=f"(two.y)
+                     : "r"(lane_statistics + n * 32)
+                     : "memory");
+        return two;
+    }
+
+    /// Computes P^T from S^T in x and masks it. Writes it to `left`, in T, as the left operand of dV, and to
+    /// `exchange`, in binary16. With dropout, dropped elements are 0 in `left` and have the sign bit set in
+    /// `exchange`.
+    __device__ __forceinline__ void make_p(LeftOperand& left, Scores& x, const LanePointer<DsTile>& exchange,
+                                           std::uint32_t lane_statistics, int iteration) const {
+        const RowPosition at = position_of(iteration);
+        const int key = kept_.key + warp_key_;
+        float of_keys[m_tiles][2] = {};
+        if constexpr (tiles.reads_bias) load_key_bias(of_keys, at.head, key);
+#pragma unroll
+        for (int n = 0; n < s_tiles; n += 2) {
+            const float2 lse[2] = {statistic(lane_statistics, n), statistic(lane_statistics, n + 1)};
+#pragma unroll
+            for (int m = 0; m < m_tiles; ++m) {
+                std::uint32_t bias[4];
+                if constexpr (tiles.reads_bias)
+                    load_matrices<true>(bias, LanePointer<BiasTile>::paired(base_ + Shared::bias +
+                                                                            iteration % 2 * BiasTile::bytes)
+                                                  .at(n * 8, warp_key_ + m * 16));
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float* const pair = &x[m][n + i / 2][i % 2 * 2];
+                    float2 shift{-lse[i / 2].x, -lse[i / 2].y};
+                    if constexpr (tiles.reads_bias) {
+                        const float2 terms = unpack<T>(bias[i]);
+                        shift = {fmaf(terms.x, log2_e, shift.x + of_keys[m][i % 2]),
+                                 fmaf(terms.y, log2_e, shift.y + of_keys[m][i % 2])};
+                    }
+                    pair[0] = exp2_fast(fmaf(pair[0], p_.scale_log2, shift.x));
+                    pair[1] = exp2_fast(fmaf(pair[1], p_.scale_log2, shift.y));
+                }
+            }
+        }
+        if (!mask().sees_all(at.row, rows, key, tiles.pair_keys))
+            mask_transposed_probabilities(x, mask(), key, at.row);
+#pragma unroll
+        for (int k = 0; k < s_tiles / 2; ++k) {
+            if constexpr (kind == RuleKind::dropout) {
+                const ScoreRule<float>& rule = rules_.of_head[at.head % 2].get();
+                const KeptOfColumns kept[2] = {{rule, at.row + k * 16, key},
+                                               {rule, at.row + k * 16 + 8, key}};
+#pragma unroll
+                for (int m = 0; m < m_tiles; ++m) store_with_dropout(left[k][m], x[m], kept, k, m, exchange);
+            } else {
+#pragma unroll
+                for (int m = 0; m < m_tiles; ++m) {
+                    FragmentA half;
+                    pack_fragment<float16>(half, x[m][2 * k], x[m][2 * k + 1]);
+                    store_matrices(half, exchange.at(m * 16, k * 16));
+                    pack_fragment<T>(left[k][m], x[m][2 * k], x[m][2 * k + 1]);
+                }
+            }
+        }
+    }
+    /// log2(e) times the bias of a lane's keys.
+    __device__ __forceinline__ void load_key_bias(float (&of_keys)[m_tiles][2], int head, int key) const {
+        const BiasRows& bias = rules_.of_head[head % 2].get().biases[1];
+        if (bias.data == nullptr) return;
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                if (const int j = key + m * 16 + half * 8 + lane_index() / 4; j < mask().keys)
+                    of_keys[m][half] = log2_e * bias_at<T, float>(bias, 0, j);
+    }
+    /// Packs 16 keys x 16 queries of P^T.
+    __device__ __forceinline__ static void store_with_dropout(FragmentA& left, FragmentC (&p)[s_tiles],
+                                                              const KeptOfColumns (&kept)[2], int k, int m,
+                                                              const LanePointer<DsTile>& exchange) {
+        FragmentC crossing[2];
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                float& probability = p[2 * k + n][e];
+                crossing[n][e] = kept[n](m, e) ? probability : -probability;
+                if (!kept[n](m, e)) probability = 0;
+            }
+        FragmentA half;
+        pack_fragment<float16>(half, crossing[0], crossing[1]);
+        store_matrices(half, exchange.at(m * 16, k * 16));
+        pack_fragment<T>(left, p[2 * k], p[2 * k + 1]);
+    }
+
+    /// The same under a score rule. `left` receives P^T without dropped elements, `exchange` the product of
+    /// P^T and the derivative of the scores, with the sign bit set where an element is dropped.
+    __device__ __forceinline__ void make_p_under_rule(LeftOperand& left, Scores& x,
+                                                      const LanePointer<DsTile>& exchange,
+                                                      std::uint32_t lane_statistics, int iteration) const {
+        const ScoreRule<float>& rule = rules_.of_head[position_of(iteration).head % 2].get();
+        const bool drops = rule.dropout_threshold != 0;
+        if (rule.softcap != 0) {
+            drops ? make_p_under_rule<true, true>(rule, left, x, exchange, lane_statistics, iteration)
+                  : make_p_under_rule<true, false>(rule, left, x, exchange, lane_statistics, iteration);
+        } else {
+            drops ? make_p_under_rule<false, true>(rule, left, x, exchange, lane_statistics, iteration)
+                  : make_p_under_rule<false, false>(rule, left, x, exchange, lane_statistics, iteration);
+        }
+    }
+    template <bool caps, bool drops>
+    __device__ __forceinline__ void make_p_under_rule(const ScoreRule<float>& rule, LeftOperand& left,
+                                                      Scores& x, const LanePointer<DsTile>& exchange,
+                                                      std::uint32_t lane_statistics, int iteration) const {
+        const int first_row = position_of(iteration).row, key = kept_.key + warp_key_;
+        const bool sees_all = mask().sees_all(first_row, rows, key, tiles.pair_keys);
+        scale(x, p_.scale);
+        // 16 queries at a time, because the derivatives of a softcap need registers, too.
+#pragma unroll
+        for (int k = 0; k < s_tiles / 2; ++k) {
+            const int row = first_row + k * 16;
+            FragmentC p[m_tiles][2], derivatives[m_tiles][2];
+            for_each_element(p, [&](float& score, int m, int n, int e) { score = x[m][2 * k + n][e]; });
+            if constexpr (caps) apply_softcap(p, rule.softcap, derivatives);
+            add_terms<T, RowsAre::keys>(p, rule, row, key, mask().queries, mask().keys);
+            const float2 lse[2] = {statistic(lane_statistics, 2 * k), statistic(lane_statistics, 2 * k + 1)};
+            for_each_element(p, [&](float& score, int, int n, int e) {
+                score = exp2_fast(fmaf(score, log2_e, e % 2 == 0 ? -lse[n].x : -lse[n].y));
+            });
+            if (!sees_all) mask_transposed_probabilities(p, mask(), key, row);
+
+            FragmentC crossing[m_tiles][2];
+            for_each_element(p, [&](float& probability, int m, int n, int e) {
+                crossing[m][n][e] = probability;
+                if constexpr (caps) crossing[m][n][e] *= derivatives[m][n][e];
+            });
+            if constexpr (drops) {
+                const KeptOfColumns kept[2] = {{rule, row, key}, {rule, row + 8, key}};
+                for_each_element(p, [&](float& probability, int m, int n, int e) {
+                    if (kept[n](m, e)) return;
+                    probability = 0;
+                    crossing[m][n][e] = -crossing[m][n][e];
+                });
+            }
+#pragma unroll
+            for (int m = 0; m < m_tiles; ++m) {
+                FragmentA half;
+                pack_fragment<float16>(half, crossing[m][0], crossing[m][1]);
+                store_matrices(half, exchange.at(m * 16, k * 16));
+                pack_fragment<T>(left[k][m], p[m][0], p[m][1]);
+            }
+        }
+    }
+
+    /// dS of one pair. `probability` is what crossed: under a rule, dropped elements are negative.
+    __device__ __forceinline__ static float d_s_of(float probability, float d_p, float delta) {
+        if constexpr (!may_drop) return probability * fmaf(d_p, 1 / p_factor, -delta);
+        const bool is_dropped = __float_as_int(probability) < 0;
+        return fabsf(probability) * (is_dropped ? -delta : fmaf(d_p, 1 / p_factor, -delta));
+    }
+
+    /// Computes dS^T from dP^T in x and from P^T in `exchange`. Writes it to `left`, as the left operand of
+    /// dK, and to `exchange`, for dQ.
+    __device__ __forceinline__ static void make_d_s(LeftOperand& left, const Scores& x,
+                                                    const LanePointer<DsTile>& exchange,
+                                                    std::uint32_t lane_statistics) {
+#pragma unroll
+        for (int n = 0; n < s_tiles; ++n) {
+            const float2 delta = statistic(lane_statistics, n);
+#pragma unroll
+            for (int m = 0; m < m_tiles; ++m) {
+                if (n % 2 == 0) load_matrices<false>(left[n / 2][m], exchange.at(m * 16, n * 8));
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float2 probability = unpack<float16>(left[n / 2][m][n % 2 * 2 + half]);
+                    const float* const d_p = &x[m][n][half * 2];
+                    left[n / 2][m][n % 2 * 2 + half] = pack<T>(d_s_of(probability.x, d_p[0], delta.x),
+                                                               d_s_of(probability.y, d_p[1], delta.y));
+                }
+                if (n % 2 == 1) store_matrices(left[n / 2][m], exchange.at(m * 16, n / 2 * 16));
+            }
+        }
+    }
+
+    static constexpr int d_q_rows = rows / tiles.d_q_row_warps;  ///< rows of dQ per warp
+    static constexpr int d_q_columns = head_dim * tiles.d_q_row_warps / tiles.warps();
+    using DqFragments = FragmentC[d_q_rows / 16][d_q_columns / 8];
+
+    /// Computes this warp's part of dQ += dS K, for the rows of an iteration whose dS is complete.
+    __device__ __forceinline__ void add_d_q(int iteration) const {
+        const int row = warp_ % tiles.d_q_row_warps * d_q_rows;
+        const int column = warp_ / tiles.d_q_row_warps * d_q_columns;
+        DqFragments d_q;
+        clear(d_q);
+        multiply_at_b<T, keys, tiles.d_q_unrolled>(
+            d_q, LanePointer<DsTile>::paired(base_ + Shared::d_s + iteration % 2 * DsTile::bytes), row,
+            LanePointer<KvTile>::stacked(base_ + Shared::k), column);
+        if constexpr (whole_head) {
+            add_to_shared(d_q, position_of(iteration), row, column);
+        } else {
+            add_to_global(d_q, position_of(iteration), row, column);
+        }
+    }
+    /// In every iteration a warp adds to the same part of a tile, so no other warp adds to it at the same
+    /// time.
+    __device__ __forceinline__ void add_to_shared(const DqFragments& d_q, RowPosition at, int row,
+                                                  int column) const {
+        const DqSums sums{reinterpret_cast<float*>(shared_ + Shared::d_q), Policy::whole_head_rows};
+#pragma unroll
+        for (int m = 0; m < d_q_rows / 16; ++m)
+#pragma unroll
+            for (int n = 0; n < d_q_columns / 8; ++n) {
+                float4* const to = reinterpret_cast<float4*>(
+                    sums.fragment<head_dim>(0, at.row + row + m * 16, column + n * 8));
+                const float4 sum = *to;
+                *to = float4{sum.x + d_q[m][n][0], sum.y + d_q[m][n][1], sum.z + d_q[m][n][2],
+                             sum.w + d_q[m][n][3]};
+            }
+    }
+    /// Uses atomic additions, because other blocks of keys add to the same rows, in any order or, if
+    /// deterministic, in turns.
+    __device__ __forceinline__ void add_to_global(const DqFragments& d_q, RowPosition at, int row,
+                                                  int column) const {
+        const int batch_head = kept_.batch * p_.sizes.heads + at.head,
+                  padded_row = sequence_.first_padded_row + at.row;
+        std::int32_t* turn = nullptr;
+        if (p_.turns != nullptr) {
+            const std::int64_t row_block =
+                (static_cast<std::int64_t>(batch_head) * p_.padded_rows + padded_row) / rows;
+            turn = p_.turns + row_block * tiles.warps() + warp_;
+            WarpTurn::wait(turn, key_block_);
+        }
+        const DqSums sums{p_.d_q_sums, p_.padded_rows};
+#pragma unroll
+        for (int m = 0; m < d_q_rows / 16; ++m)
+#pragma unroll
+            for (int n = 0; n < d_q_columns / 8; ++n)
+                add_float4(sums.fragment<head_dim>(batch_head, padded_row + row + m * 16, column + n * 8),
+                           d_q[m][n]);
+        if (turn != nullptr) WarpTurn::pass(turn, key_block_ + 1);
+    }
+
+    /// Stores the warp's rows of dV or dK, through the warp's rows of the tile of K or V.
+    __device__ __forceinline__ void store(const FragmentC (&gradient)[m_tiles][d_tiles]) const {
+        const int warp = warp_index(), key = warp % tiles.pairs * tiles.pair_keys;
+        const bool is_d_v = warp < tiles.pairs;
+        const std::uint32_t staged_rows = base_ + (is_d_v ? Shared::k : Shared::v) + key * KvTile::row_bytes;
+        stage_rows<T, KvTile>(staged_rows, gradient);
+        __syncwarp();
+        const std::int64_t row_stride = is_d_v ? p_.d_v.row_stride : p_.d_k.row_stride;
+        store_staged_rows<KvTile, tiles.pair_keys>((is_d_v ? kept_.d_v : kept_.d_k) + key * row_stride,
+                                                   row_stride, staged_rows, kept_.keys - key,
+                                                   is_d_v ? p_.sizes.v_dim : p_.sizes.qk_dim);
+    }
+
+    const Bits16BackwardParameters& p_;
+    unsigned char* shared_;
+    volatile RarelyUsed& kept_;
+    Rules& rules_;
+    const BlockSequence& sequence_;
+    std::uint32_t base_;
+    int key_block_, key_head_;
+    int first_key_, valid_keys_;
+    int iterations_;
+    RowBlocks<rows> row_blocks_;
+    int warp_, pair_, warp_key_;  ///< warp_key_: the pair's first key, relative to first_key_
+    bool makes_p_;  ///< this warp computes P and dV; the other warp of the pair computes dS and dK
+};
+
+}  // namespace gradtile::attention::cuda::device
