@@ -50,6 +50,15 @@ struct Philox {
         }
         return counter;
     }
+    /// Replaces each counter by its draw. The rounds of independent draws alternate, which hides their
+    /// latency.
+    template <int n>
+    GRADTILE_HOST_DEVICE static constexpr void draw_together(Counter (&counters)[n], Key key) {
+        for (int i = 0; i < rounds; ++i) {
+            for (Counter& c : counters) round(c[0], c[1], c[2], c[3], key);
+            key = next_key(key);
+        }
+    }
     /// words[4 * l .. 4 * l + 3] = draw({first[0] + l, first[1], first[2], first[3]}, key) for l = 0 .. n-1,
     /// in a loop over l that vectorises.
     [[gnu::always_inline]] static void draw_many(std::uint32_t* words, int n, Counter first, Key key) {

@@ -3,7 +3,6 @@
 /// gradient and adds up dS of all tiles of Q, K, V and dO that it stands for.
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
-#include <gradtile/attention/cuda/16bit/pair_bias_gradient.cuh>
 #include <gradtile/attention/cuda/device/bias_sums.cuh>
 #include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
@@ -153,35 +152,23 @@ struct Bits16BiasGradientPolicy {
     static constexpr auto tiles = Bits16BiasGradientChoice<head_dim>::tiles(shared_limit);
 };
 
-/// With fewer tiles than this, the large tiles of pair_bias_gradient_kernel would leave multiprocessors idle.
-constexpr std::int64_t enough_pair_tiles = 64;
-
 template <class T>
-void launch_bias_gradient(const Bits16BackwardParameters& p, const BiasGradient& gradient, bool of_pairs,
+void launch_bias_gradient(const Bits16BackwardParameters& p, const BiasGradient& gradient,
                           cudaStream_t stream) {
-    const auto launch_any = [&]<int head_dim>() {
-        visit_shared_memory<Bits16BiasGradientChoice<head_dim>>(
-            gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
-                using Policy = Bits16BiasGradientPolicy<head_dim, limit>;
-                gradtile::cuda::launch_on(stream, device::bias_gradient_kernel<T, head_dim, Policy>,
-                                          device::bias_blocks(gradient, p.mask.queries, p.mask.keys,
-                                                              Policy::tiles.rows, Policy::tiles.keys),
-                                          {static_cast<unsigned>(Policy::tiles.threads()),
-                                           static_cast<std::size_t>(Policy::tiles.shared_bytes()),
-                                           /*starts_early=*/true},
-                                          p, gradient);
-            });
-    };
-    const std::int64_t tiles = std::int64_t{gradient.batches} * gradient.heads *
-                               ((p.mask.queries + 127) / 128) * ((p.mask.keys + 127) / 128);
-    visit_head_dim(Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim),
-                   [&]<int head_dim>(HeadDim<head_dim>) {
-                       if constexpr (has_kernels(RuleKind::pair_bias, head_dim)) {
-                           if (of_pairs && tiles >= enough_pair_tiles)
-                               return launch_pair_bias_gradient<T, head_dim>(p, gradient, stream);
-                       }
-                       launch_any.template operator()<head_dim>();
-                   });
+    visit_head_dim(
+        Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim), [&]<int head_dim>(HeadDim<head_dim>) {
+            visit_shared_memory<Bits16BiasGradientChoice<head_dim>>(
+                gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
+                    using Policy = Bits16BiasGradientPolicy<head_dim, limit>;
+                    gradtile::cuda::launch_on(
+                        stream, device::bias_gradient_kernel<T, head_dim, Policy>,
+                        device::bias_blocks(gradient, p.mask.queries, p.mask.keys, Policy::tiles.rows,
+                                            Policy::tiles.keys),
+                        {static_cast<unsigned>(Policy::tiles.threads()),
+                         static_cast<std::size_t>(Policy::tiles.shared_bytes()), /*starts_early=*/true},
+                        p, gradient);
+                });
+        });
 }
 
 }  // namespace gradtile::attention::cuda

@@ -88,7 +88,7 @@ bool is_of_keys(const ScoreOptions::Bias& bias) {
 struct KernelScores {
     ScoreOptions scores;
     RuleKind rule = RuleKind::any;
-    bool swaps_biases = false;
+    int pair_bias = -1;  ///< its index among the call's biases, if the rule is RuleKind::pair_bias
 
     KernelScores(const ResolvedOptions& options, DType dtype, std::int64_t keys, int head_dim)
         : scores(options.scores) {
@@ -101,14 +101,28 @@ struct KernelScores {
         const bool drops = scores.dropout.threshold != 0;
         if (drops && first.data == nullptr && second.data == nullptr) rule = RuleKind::dropout;
         if (!drops && keys % vector_columns == 0) {
-            swaps_biases = !is_of_pairs(first, dtype);
-            if (swaps_biases) std::swap(first, second);
-            if (is_of_pairs(first, dtype) && (second.data == nullptr || is_of_keys(second)))
+            const bool is_second = !is_of_pairs(first, dtype);
+            if (is_second) std::swap(first, second);
+            if (has_kernels(RuleKind::pair_bias, head_dim) && is_of_pairs(first, dtype) &&
+                (second.data == nullptr || is_of_keys(second))) {
                 rule = RuleKind::pair_bias;
+                pair_bias = is_second ? 1 : 0;
+            }
         }
         if (!has_kernels(rule, head_dim)) rule = RuleKind::any;
     }
 };
+
+/// Parts of the sum of a bias's gradient: as many as make about as many thread blocks as a large GPU has
+/// multiprocessors.
+std::int64_t parts_of_pair_bias(const BiasGradient& gradient, std::int64_t queries, std::int64_t keys) {
+    constexpr std::int64_t enough_blocks = 128, tile = 128;
+    const std::int64_t tiles = std::int64_t{gradient.batches} * gradient.heads *
+                               ((queries + tile - 1) / tile) * ((keys + tile - 1) / tile),
+                       summed = std::int64_t{gradient.summed_batches} * gradient.summed_heads;
+    return std::clamp<std::int64_t>(enough_blocks / std::max<std::int64_t>(1, tiles), 1,
+                                    std::max<std::int64_t>(1, summed));
+}
 
 /// Batches whose dQ is summed at the same time. With biases, batches are often many short sequences; then the
 /// float32 sums of all of them would be the largest tensor of the pass.
@@ -227,12 +241,23 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     const std::int64_t turn_count = batch_heads * (padded_rows / backward_row_padding) * turns_per_block;
     const Readable d_lse = contiguous(ctx, d_out.lse);
     const Tensor turns = empty(ctx, {options.deterministic ? turn_count + 1 : 0}, DType::i32);
+    const KernelScores kernel(options, saved.q.dtype(), saved.k.size(1), head_dim);
+    std::int64_t parts = 1;
+    if (kernel.pair_bias >= 0) {
+        const auto n = static_cast<std::size_t>(kernel.pair_bias);
+        if (const Tensor& d_bias = into.biases[n]; d_bias.defined())
+            parts = parts_of_pair_bias(
+                BiasGradient(d_bias, options.scores.biases[n], batch_size, saved.q.size(2)), saved.q.size(1),
+                saved.k.size(1));
+    }
+    const Tensor part_sums = empty(
+        ctx, {parts > 1 ? parts * into.biases[static_cast<std::size_t>(kernel.pair_bias)].elements() : 0},
+        DType::f32);
     const Tensor key_tasks = packed_task_table(ctx, options.packed, saved.k.size(1)),
                  padded_tasks = packed_task_table(ctx, options.packed, saved.q.size(1));
     if (ctx.is_planning()) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
-    const KernelScores kernel(options, saved.q.dtype(), saved.k.size(1), head_dim);
     Bits16BackwardParameters parameters{
         .q = view(q),
         .k = view(k),
@@ -273,12 +298,19 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     }
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
     const bool is_bf16 = saved.q.dtype() == DType::bf16;
-    const auto launch_gradient = is_bf16 ? launch_bias_gradient<bfloat16> : launch_bias_gradient<float16>;
-    for (std::size_t n = 0; n < max_biases; ++n)
-        if (const Tensor& d_bias = into.biases[n]; d_bias.defined() && d_bias.elements() > 0)
-            launch_gradient(parameters,
-                            BiasGradient(d_bias, options.scores.biases[n], batch_size, saved.q.size(2)),
-                            kernel.rule == RuleKind::pair_bias && (n == 1) == kernel.swaps_biases, stream);
+    const auto of_any_bias = is_bf16 ? launch_bias_gradient<bfloat16> : launch_bias_gradient<float16>;
+    const auto of_pairs = is_bf16 ? launch_pair_bias_gradient<bfloat16> : launch_pair_bias_gradient<float16>;
+    for (std::size_t n = 0; n < max_biases; ++n) {
+        const Tensor& d_bias = into.biases[n];
+        if (!d_bias.defined() || d_bias.elements() == 0) continue;
+        const BiasGradient gradient(d_bias, options.scores.biases[n], batch_size, saved.q.size(2));
+        if (kernel.pair_bias == static_cast<int>(n)) {
+            const BiasGradientParts of_sum{static_cast<int>(parts), part_sums.data<float>()};
+            of_pairs(parameters, gradient, of_sum, stream);
+        } else {
+            of_any_bias(parameters, gradient, stream);
+        }
+    }
     if (into.sink.defined())
         launch_sink_gradient(ctx, options.scores, saved.lse, parameters.delta, padded_rows,
                              double{p_factor} * options.scores.dropout.scale, into.sink, packed);

@@ -238,8 +238,7 @@ class KeyBlock {
         for (int k = 0; k < s_tiles / 2; ++k) {
             if constexpr (kind == RuleKind::dropout) {
                 const ScoreRule<float>& rule = rules_.of_head[at.head % 2].get();
-                const KeptOfColumns kept[2] = {{rule, at.row + k * 16, key},
-                                               {rule, at.row + k * 16 + 8, key}};
+                const KeptOfColumns<2> kept(rule, at.row + k * 16, key);
 #pragma unroll
                 for (int m = 0; m < m_tiles; ++m) store_with_dropout(left[k][m], x[m], kept, k, m, exchange);
             } else {
@@ -266,7 +265,7 @@ class KeyBlock {
     }
     /// Packs 16 keys x 16 queries of P^T.
     __device__ __forceinline__ static void store_with_dropout(FragmentA& left, FragmentC (&p)[s_tiles],
-                                                              const KeptOfColumns (&kept)[2], int k, int m,
+                                                              const KeptOfColumns<2>& kept, int k, int m,
                                                               const LanePointer<DsTile>& exchange) {
         FragmentC crossing[2];
 #pragma unroll
@@ -274,8 +273,8 @@ class KeyBlock {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float& probability = p[2 * k + n][e];
-                crossing[n][e] = kept[n](m, e) ? probability : -probability;
-                if (!kept[n](m, e)) probability = 0;
+                crossing[n][e] = kept(m, n, e) ? probability : -probability;
+                if (!kept(m, n, e)) probability = 0;
             }
         FragmentA half;
         pack_fragment<float16>(half, crossing[0], crossing[1]);
@@ -325,9 +324,9 @@ class KeyBlock {
                 if constexpr (caps) crossing[m][n][e] *= derivatives[m][n][e];
             });
             if constexpr (drops) {
-                const KeptOfColumns kept[2] = {{rule, row, key}, {rule, row + 8, key}};
+                const KeptOfColumns<2> kept(rule, row, key);
                 for_each_element(p, [&](float& probability, int m, int n, int e) {
-                    if (kept[n](m, e)) return;
+                    if (kept(m, n, e)) return;
                     probability = 0;
                     crossing[m][n][e] = -crossing[m][n][e];
                 });

@@ -1,7 +1,9 @@
 #pragma once
 /// The gradient of a bias that kernels read in tiles of queries and keys (RuleKind::pair_bias). Each thread
 /// block owns a tile of the gradient and loops over the batches and heads that share it, as the sequences of
-/// an Evoformer share a pair bias. So the tile of the bias is read once, and dS is summed in registers.
+/// an Evoformer share a pair bias. So the tile of the bias is read once, and dS is summed in registers. Where
+/// the gradient has few tiles, several thread blocks divide the batches and heads of a tile, and another
+/// kernel adds their sums in a fixed order.
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/device/bias_sums.cuh>
@@ -68,10 +70,25 @@ struct PairBiasStage {
     }
 };
 
+/// A part of the sums as a gradient of the same shape.
+__device__ inline BiasGradient sums_of_part(const BiasGradient& g, const BiasGradientParts& parts, int part,
+                                            const DeviceMask& mask) {
+    BiasGradient sums = g;
+    const std::int64_t per_head = std::int64_t{mask.queries} * mask.keys;
+    sums.data = reinterpret_cast<std::byte*>(parts.sums + part * g.batches * g.heads * per_head);
+    sums.dtype = DType::f32;
+    sums.strides[0] = g.heads * per_head;
+    sums.strides[1] = per_head;
+    sums.strides[2] = mask.keys;
+    sums.strides[3] = 1;
+    return sums;
+}
+
 template <class T, int head_dim, class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     pair_bias_gradient_kernel(const __grid_constant__ Bits16BackwardParameters p,
-                              const __grid_constant__ BiasGradient g) {
+                              const __grid_constant__ BiasGradient g,
+                              const __grid_constant__ BiasGradientParts parts) {
     constexpr auto tiles = Policy::tiles;
     constexpr int m_tiles = tiles.warp_rows / 16, s_tiles = tiles.warp_keys / 8;
     using Stage = PairBiasStage<T, head_dim, Policy>;
@@ -88,10 +105,14 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     const BiasBlock block(g, p.mask.queries, p.mask.keys, tiles.rows, tiles.keys);
     const int block_row = static_cast<int>(block.row), block_key = static_cast<int>(block.key);
     const bool is_visible = p.mask.sees_any(block_row, tiles.rows, block_key, tiles.keys);
-    const int count = is_visible ? block.count(g) : 0;
+    const int all = is_visible ? block.count(g) : 0, part = static_cast<int>(blockIdx.y);
+    const auto begin_of = [&](int of_part) {
+        return static_cast<int>(std::int64_t{all} * of_part / parts.count);
+    };
+    const int begin = begin_of(part), count = begin_of(part + 1) - begin;
     const auto stage = [&](int n) { return Stage(stages + n % tiles.stages * tiles.stage_bytes()); };
     const auto start = [&](int n) {
-        if (n < count) stage(n).load(p, block(g, n));
+        if (n < count) stage(n).load(p, block(g, begin + n));
         commit_copies();
     };
     const BiasBlock::Pairs first = block(g, 0);
@@ -163,11 +184,28 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
         }
     }
     wait_for_copies<0>();
+    const BiasGradient into = parts.count == 1 ? g : sums_of_part(g, parts, part, p.mask);
     for_each_element(sum, [&](float& element, int m, int column, int e) {
-        block.store(g, warp_row + m * 16 + e / 2 * 8 + lane_index() / 4,
+        block.store(into, warp_row + m * 16 + e / 2 * 8 + lane_index() / 4,
                     warp_key + column * 8 + lane_index() % 4 * 2 + e % 2, element, p.mask.queries,
                     p.mask.keys);
     });
+}
+
+/// Adds the parts of each element of the gradient, one thread for each.
+template <int threads>
+__global__ void __launch_bounds__(threads)
+    add_bias_gradient_parts_kernel(const __grid_constant__ BiasGradient g,
+                                   const __grid_constant__ BiasGradientParts parts, int rows, int keys) {
+    gradtile::cuda::device::await_predecessor();
+    const std::int64_t per_head = std::int64_t{rows} * keys, all = g.batches * g.heads * per_head,
+                       index = std::int64_t{blockIdx.x} * threads + threadIdx.x;
+    if (index >= all) return;
+    float sum = 0;
+    for (int part = 0; part < parts.count; ++part) sum += parts.sums[part * all + index];
+    const int batch_head = static_cast<int>(index / per_head);
+    const std::int64_t in_head = index % per_head;
+    store_bias_gradient(g, batch_head / g.heads, batch_head % g.heads, in_head / keys, in_head % keys, sum);
 }
 
 }  // namespace device
@@ -177,20 +215,37 @@ struct Bits16PairBiasGradientPolicy {
     static constexpr auto tiles = Bits16PairBiasGradientChoice<head_dim>::tiles(shared_limit);
 };
 
-template <class T, int head_dim>
+template <class T>
 void launch_pair_bias_gradient(const Bits16BackwardParameters& p, const BiasGradient& gradient,
-                               cudaStream_t stream) {
-    visit_shared_memory<Bits16PairBiasGradientChoice<head_dim>>(
-        gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
-            using Policy = Bits16PairBiasGradientPolicy<head_dim, limit>;
-            constexpr auto tiles = Policy::tiles;
-            gradtile::cuda::launch_on(
-                stream, device::pair_bias_gradient_kernel<T, head_dim, Policy>,
-                device::bias_blocks(gradient, p.mask.queries, p.mask.keys, tiles.rows, tiles.keys),
-                {static_cast<unsigned>(tiles.threads()), static_cast<std::size_t>(tiles.shared_bytes()),
-                 /*starts_early=*/true},
-                p, gradient);
-        });
+                               const BiasGradientParts& parts, cudaStream_t stream) {
+    const auto launch = [&]<int head_dim>() {
+        visit_shared_memory<Bits16PairBiasGradientChoice<head_dim>>(
+            gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
+                using Policy = Bits16PairBiasGradientPolicy<head_dim, limit>;
+                constexpr auto tiles = Policy::tiles;
+                const dim3 blocks(
+                    device::bias_blocks(gradient, p.mask.queries, p.mask.keys, tiles.rows, tiles.keys),
+                    static_cast<unsigned>(parts.count));
+                gradtile::cuda::launch_on(
+                    stream, device::pair_bias_gradient_kernel<T, head_dim, Policy>, blocks,
+                    {static_cast<unsigned>(tiles.threads()), static_cast<std::size_t>(tiles.shared_bytes()),
+                     /*starts_early=*/true},
+                    p, gradient, parts);
+            });
+    };
+    visit_head_dim(Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim),
+                   [&]<int head_dim>(HeadDim<head_dim>) {
+                       if constexpr (has_kernels(RuleKind::pair_bias, head_dim))
+                           launch.template operator()<head_dim>();
+                   });
+    if (parts.count == 1) return;
+    const std::int64_t elements =
+        std::int64_t{gradient.batches} * gradient.heads * p.mask.queries * p.mask.keys;
+    constexpr int threads = 256;
+    gradtile::cuda::launch_on(stream, device::add_bias_gradient_parts_kernel<threads>,
+                              static_cast<unsigned>((elements + threads - 1) / threads),
+                              {.threads = threads, .starts_early = true}, gradient, parts, p.mask.queries,
+                              p.mask.keys);
 }
 
 }  // namespace gradtile::attention::cuda

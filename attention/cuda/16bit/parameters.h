@@ -75,11 +75,22 @@ void launch_few_queries(const Bits16ForwardParameters& parameters, const Bits16S
 template <class T>
 void launch_backward(const Bits16BackwardParameters& parameters, cudaStream_t stream);
 
+/// Float32 sums of a bias's gradient over parts of the batches and heads that share it, so that enough thread
+/// blocks work on it: [count, B, H, Sq, Sk], where B and H are the gradient's.
+struct BiasGradientParts {
+    int count = 1;          ///< 1: no parts
+    float* sums = nullptr;  ///< unused by one part
+};
+
 /// Enqueues the gradient of a bias. lse_log2 and delta of `parameters` must have been computed for all
-/// batches. `of_pairs`: the bias is the one that kernels of RuleKind::pair_bias read in tiles.
+/// batches.
 template <class T>
 void launch_bias_gradient(const Bits16BackwardParameters& parameters, const BiasGradient& gradient,
-                          bool of_pairs, cudaStream_t stream);
+                          cudaStream_t stream);
+/// The same for the bias that kernels of RuleKind::pair_bias read in tiles.
+template <class T>
+void launch_pair_bias_gradient(const Bits16BackwardParameters& parameters, const BiasGradient& gradient,
+                               const BiasGradientParts& parts, cudaStream_t stream);
 
 /// P and D are multiplied by powers of two between the kernels of a backward pass: see backward.cuh.
 constexpr float p_exponent = 15, p_factor = 32768;

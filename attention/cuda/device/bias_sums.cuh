@@ -17,6 +17,19 @@ inline unsigned bias_blocks(const BiasGradient& g, std::int64_t queries, std::in
     return static_cast<unsigned>(blocks);
 }
 
+template <class A>
+__device__ __forceinline__ void store_bias_gradient(const BiasGradient& g, int batch, int head,
+                                                    std::int64_t i, std::int64_t j, A sum) {
+    const std::int64_t at = batch * g.strides[0] + head * g.strides[1] + i * g.strides[2] + j * g.strides[3];
+    const auto store = [&]<class T>(T) {
+        reinterpret_cast<T*>(g.data)[at] = gradtile::cuda::device::convert<T>(sum);
+    };
+    if (g.dtype == DType::f32) return store(0.0f);
+    if (g.dtype == DType::f64) return store(0.0);
+    if (g.dtype == DType::bf16) return store(bfloat16{});
+    store(float16{});
+}
+
 struct BiasBlock {
     int batch, head;        ///< of the gradient
     std::int64_t row, key;  ///< the tile's first pair; 0 along summed axes
@@ -64,24 +77,12 @@ struct BiasBlock {
                                           std::int64_t keys) const {
         const std::int64_t i = row + x, j = key + y;
         if ((!g.sums_rows && i >= queries) || (!g.sums_keys && j >= keys)) return;
-        const std::int64_t at =
-            batch * g.strides[0] + head * g.strides[1] + i * g.strides[2] + j * g.strides[3];
-        visit_bias_type(g.dtype, [&]<class T>(T) {
-            reinterpret_cast<T*>(g.data)[at] = gradtile::cuda::device::convert<T>(sum);
-        });
+        store_bias_gradient(g, batch, head, i, j, sum);
     }
 
   private:
     __device__ int row_steps() const { return static_cast<int>((end_row - row + tile_rows - 1) / tile_rows); }
     __device__ int key_steps() const { return static_cast<int>((end_key - key + tile_keys - 1) / tile_keys); }
-
-    template <class F>
-    __device__ __forceinline__ static void visit_bias_type(DType dtype, F&& f) {
-        if (dtype == DType::f32) return f(0.0f);
-        if (dtype == DType::f64) return f(0.0);
-        if (dtype == DType::bf16) return f(bfloat16{});
-        f(float16{});
-    }
 };
 
 }  // namespace gradtile::attention::cuda::device

@@ -77,21 +77,33 @@ __device__ __forceinline__ A kept(const ScoreRule<A>& rule, int i, int j) {
 constexpr int kept_bit_of_group(int group) {
     return group / 2 * 8 + group % 2;
 }
-/// The four lanes of a quad must pass the same row: each of them makes one of the four draws. first_key is a
-/// multiple of 8.
-__device__ __forceinline__ std::uint32_t kept_keys(const ScoreRule<float>& rule, int i, int first_key) {
+/// bits[r] receives the keys of row rows[r] from first_key on, a multiple of 8. The four lanes of a quad must
+/// pass the same rows: each of them makes one of the four draws of a row.
+template <int n>
+__device__ __forceinline__ void draw_kept_keys(const ScoreRule<float>& rule, const int (&rows)[n],
+                                               int first_key, std::uint32_t (&bits)[n]) {
     const int quad_lane = lane_index() % 4;
-    const Philox::Counter words = Philox::draw({static_cast<std::uint32_t>(first_key / 8 + quad_lane),
-                                                static_cast<std::uint32_t>(i), rule.head, rule.sample},
-                                               rule.key);
+    Philox::Counter words[n];
+#pragma unroll
+    for (int r = 0; r < n; ++r)
+        words[r] = {static_cast<std::uint32_t>(first_key / 8 + quad_lane),
+                    static_cast<std::uint32_t>(rows[r]), rule.head, rule.sample};
+    Philox::draw_together(words, rule.key);
     // min(max(u, t) - t, 1) with t = threshold - 1: 1 if u >= threshold, else 0.
     const std::uint32_t t = (rule.dropout_threshold - 1) * 0x10001u, minus_t = __vneg2(t);
-    std::uint32_t bits = 0;
 #pragma unroll
-    for (int w = 3; w >= 0; --w) bits = bits * 4 + __viaddmin_u16x2(__vmaxu2(words[w], t), minus_t, 0x10001u);
-    bits <<= kept_bit_of_group(quad_lane);
-    bits |= __shfl_xor_sync(~0u, bits, 1);
-    return bits | __shfl_xor_sync(~0u, bits, 2);
+    for (int r = 0; r < n; ++r) {
+        bits[r] = 0;
+#pragma unroll
+        for (int w = 3; w >= 0; --w)
+            bits[r] = bits[r] * 4 + __viaddmin_u16x2(__vmaxu2(words[r][w], t), minus_t, 0x10001u);
+        bits[r] <<= kept_bit_of_group(quad_lane);
+    }
+#pragma unroll
+    for (std::uint32_t& of_row : bits) {
+        of_row |= __shfl_xor_sync(~0u, of_row, 1);
+        of_row |= __shfl_xor_sync(~0u, of_row, 2);
+    }
 }
 
 /// Whether the rows of accumulators are queries, as in the forward pass, or keys, as in the backward pass.
@@ -219,38 +231,51 @@ __device__ __forceinline__ void drop(FragmentC (&p)[m_tiles][n_tiles], const Sco
                                      int key) {
     if (rule.dropout_threshold == 0) return;
     const int lane = lane_index();
+    int rows[2 * m_tiles];
 #pragma unroll
-    for (int m = 0; m < m_tiles; ++m)
+    for (int r = 0; r < 2 * m_tiles; ++r) rows[r] = row + r * 8 + lane / 4;
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
+    for (int n = 0; n < n_tiles; n += 4) {
+        std::uint32_t bits[2 * m_tiles];
+        draw_kept_keys(rule, rows, key + n * 8, bits);
 #pragma unroll
-            for (int n = 0; n < n_tiles; n += 4) {
-                const std::uint32_t bits =
-                    kept_keys(rule, row + m * 16 + half * 8 + lane / 4, key + n * 8) >> lane % 4 * 2;
+        for (int r = 0; r < 2 * m_tiles; ++r) {
+            const std::uint32_t of_lane = bits[r] >> lane % 4 * 2;
 #pragma unroll
-                for (int c = 0; c < 8 && n + c / 2 < n_tiles; ++c)
-                    if ((bits >> (kept_bit_of_group(c / 2) + c % 2 * 16) & 1u) == 0)
-                        p[m][n + c / 2][half * 2 + c % 2] = 0;
-            }
+            for (int c = 0; c < 8 && n + c / 2 < n_tiles; ++c)
+                if ((of_lane >> (kept_bit_of_group(c / 2) + c % 2 * 16) & 1u) == 0)
+                    p[r / 2][n + c / 2][r % 2 * 2 + c % 2] = 0;
+        }
+    }
 }
 
-/// For accumulators whose rows are keys and whose columns are queries: the keys that are kept, of those that
-/// a lane holds, for its two queries of a tile of eight; `row` is the tile's first query.
-struct KeptOfColumns {
-    std::uint32_t bits[2] = {~0u, ~0u};
-
+/// For accumulators whose rows are keys and whose columns are queries: which keys are kept, of those that a
+/// lane holds, for its queries in `tiles` tiles of eight.
+template <int tiles>
+class KeptOfColumns {
+  public:
+    /// (row, first_key) is the warp's first pair.
     __device__ __forceinline__ KeptOfColumns(const ScoreRule<float>& rule, int row, int first_key) {
-        if (rule.dropout_threshold == 0) return;
         const int lane = lane_index();
-        const std::uint32_t drawn = kept_keys(rule, row + lane / 4, first_key);
+        int rows[tiles];
+        std::uint32_t drawn[tiles];
+#pragma unroll
+        for (int n = 0; n < tiles; ++n) rows[n] = row + n * 8 + lane / 4;
+        draw_kept_keys(rule, rows, first_key, drawn);
         const int key_in_group = lane / 4, shift = key_in_group / 2 * 2 + key_in_group % 2 * 16;
-        bits[0] = __shfl_sync(~0u, drawn, lane % 4 * 8) >> shift;
-        bits[1] = __shfl_sync(~0u, drawn, lane % 4 * 8 + 4) >> shift;
+#pragma unroll
+        for (int n = 0; n < tiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                bits_[n][e] = __shfl_sync(~0u, drawn[n], lane % 4 * 8 + e * 4) >> shift;
     }
-    /// Whether element e of the lane's fragment in row tile m is kept.
-    __device__ __forceinline__ bool operator()(int m, int e) const {
-        return bits[e % 2] >> kept_bit_of_group(m * 2 + e / 2) & 1u;
+    /// Whether element e of the lane's fragment in row tile m and column tile n is kept.
+    __device__ __forceinline__ bool operator()(int m, int n, int e) const {
+        return bits_[n][e % 2] >> kept_bit_of_group(m * 2 + e / 2) & 1u;
     }
+
+  private:
+    std::uint32_t bits_[tiles][2];
 };
 
 /// A bias of keys, one number for each key, in shared memory. Rows begin at multiples of 16 bytes, and the

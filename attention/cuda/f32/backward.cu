@@ -153,15 +153,17 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
         for_each_element(derivatives, [](float& derivative, int, int, int) { derivative = 1; });
     }
     add_terms<float, RowsAre::keys>(x, rule, row, key, mask.queries, mask.keys);
-    std::uint32_t kept_elements = 0;
+    const bool drops = rule.dropout_threshold != 0;
+    std::uint32_t kept_elements = drops ? 0 : ~0u;
 #pragma unroll
     for (int n = 0; n < s_tiles; ++n) {
-        const KeptOfColumns kept(rule, row + n * 8, key);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
+        for (int e = 0; e < 4; ++e)
             x[0][n][e] = exp2_fast(fmaf(x[0][n][e], log2_e, -lse[n * 8 + e % 2])) * Units::probability;
-            kept_elements |= std::uint32_t{kept(0, e)} << (n * 4 + e);
-        }
+        if (!drops) continue;
+        const KeptOfColumns<1> kept(rule, row + n * 8, key);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) kept_elements |= std::uint32_t{kept(0, 0, e)} << (n * 4 + e);
     }
     if (!mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed_probabilities(x, mask, key, row);
     return kept_elements;
