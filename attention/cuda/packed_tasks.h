@@ -96,8 +96,9 @@ inline PackedTask* packed_tasks_in(const Tensor& table) {
     return table.elements() == 0 ? nullptr : reinterpret_cast<PackedTask*>(table.data<std::int32_t>());
 }
 
-/// What is divided into blocks, and which block of a sequence comes first in the table. The blocks that come
-/// first in a sequence are those that a causal mask gives the most work.
+/// A table divides the rows or the keys of each sequence into blocks. The blocks with the most work under a
+/// causal mask come first: the last rows, which see the most keys, and the first keys, which most rows see.
+/// The last keys come first where blocks of keys add to dQ in turns.
 enum class PackedOrder : std::uint8_t { last_rows_first, first_keys_first, last_keys_first };
 
 /// Enqueues the kernel that writes the tasks of `block` rows or keys to `table`. Long sequences come first,

@@ -66,7 +66,8 @@ TEST_F(LabNcu, PutsTheMeasuredBytesOfAPassBesideTheCountedOnes) {
         run({"lab", "--length", "96", "--head-dim", "16", "--fast-memory", "8192", "--json"});
     expect_success(counted);
     ASSERT_EQ(all.at("passes").size(), 2u);
-    for (const json& row : parse_json(counted.out).at("algorithms")) {
+    const json counts = parse_json(counted.out);
+    for (const json& row : counts.at("algorithms")) {
         if (row.at("name") != "flash2") continue;
         const bool is_forward = row.at("pass") == "forward";
         const json& pass = all.at("passes").at(is_forward ? 0 : 1);
