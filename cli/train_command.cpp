@@ -121,6 +121,26 @@ void print_stop(const RunSummary& summary, int signal) {
     std::cout << '\n';
 }
 
+/// Prints the last lines of a run, for people and scripts: one "key: value" per line, with the names of
+/// metrics.jsonl. A key without a value has no line.
+void print_results(const RunSummary& summary, const TrainConfig& config) {
+    std::cout << std::flush;
+    std::printf("step: %lld\n", static_cast<long long>(summary.step));
+    const auto print_loss = [](const char* key, const std::optional<double>& loss) {
+        if (loss) std::printf("%s: %.6f\n", key, *loss);
+    };
+    print_loss("loss", summary.loss);
+    print_loss("val_loss", summary.val_loss);
+    print_loss("best_val_loss", summary.best_val_loss);
+    std::printf("tokens: %lld\nwall_s: %.3f\n", static_cast<long long>(summary.tokens), summary.wall_s);
+    if (summary.tokens_per_s > 0.0) std::printf("tokens_per_s: %.0f\n", summary.tokens_per_s);
+    std::fflush(stdout);
+    if (summary.checkpoint.empty()) return;
+    const std::string out = printable(config.out);
+    std::cout << "checkpoint: " << printable(summary.checkpoint.string()) << "\nmetrics: " << out
+              << "/metrics.jsonl\nloss_curve: " << out << "/loss.svg\n";
+}
+
 std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<ProcessGroup>& group) {
     if (!flags.resume.empty() && !flags.memory)
         return std::make_unique<Trainer>(resume_of(flags), print_message, group);
@@ -166,15 +186,8 @@ int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group
     if (!group.is_root()) return 0;
 
     if (summary.reason == RunSummary::Reason::requested) print_stop(summary, signals.signal());
-    if (summary.val_loss)
-        std::printf("validation loss %.4f (best %.4f)\n", *summary.val_loss,
-                    summary.best_val_loss.value_or(*summary.val_loss));
     if (summary.val_loss && trainer.source_nll()) print_source(*summary.val_loss, *trainer.source_nll());
-    if (!summary.checkpoint.empty()) {
-        const std::string out = printable(config.out);
-        std::cout << "checkpoint: " << printable(summary.checkpoint.string()) << "\nmetrics:    " << out
-                  << "/metrics.jsonl\nloss curve: " << out << "/loss.svg\n";
-    }
+    print_results(summary, config);
     return summary.saved || config.out.empty() ? 0 : 1;
 }
 

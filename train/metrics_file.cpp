@@ -17,6 +17,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr double max_wall_s = 1e10;  // 300 years
+
 void append_number(std::string& line, const char* key, double value) {
     char text[64];
     if (std::isfinite(value)) {
@@ -68,20 +70,25 @@ class LineWriter {
     std::uint64_t size_ = 0;
 };
 
-/// Keeps only the lines of steps up to `last_step`.
-void truncate_to_step(const std::filesystem::path& path, std::int64_t last_step, MetricsFile::Last last) {
+/// Keeps only the lines of steps up to `last_step`. Returns the wall time of the last of them.
+double truncate_to_step(const std::filesystem::path& path, std::int64_t last_step, MetricsFile::Last last) {
     DurableFile file(path);
     LineWriter kept(file.file());
+    double wall_s = 0.0;
     bool has_event = last_step == 0;  // step 0 is the start of the run, which has no checkpoint
     for_lines(path, "", [&](std::string_view line, const json& object) {
         const auto step = object["step"].get<std::int64_t>();
         if (step > last_step) return;
         if (step == last_step && last == MetricsFile::Last::unwritten && !object.contains("event")) return;
         if (object.contains("event")) has_event |= step == last_step;
+        // A line may have been edited; a time that is not one must not spoil all later ones.
+        if (const auto wall = object.find("wall_s"); wall != object.end() && wall->is_number())
+            wall_s = std::clamp(wall->get<double>(), 0.0, max_wall_s);
         kept.add(line);
     });
     if (!has_event) kept.add(checkpoint_line(last_step));
     file.commit(kept.flush());
+    return wall_s;
 }
 
 }  // namespace
@@ -100,13 +107,15 @@ std::string metrics_line(const StepReport& report) {
     append_number(line, "grad_norm", report.grad_norm);
     append_number(line, "tokens_per_s", report.tokens_per_s);
     append_number(line, "ms", report.ms);
+    line += concat(",\"tokens\":", report.tokens);
+    append_number(line, "wall_s", report.wall_s);
     if (!report.not_finite.empty()) line += ",\"not_finite\":" + json_text(report.not_finite);
     return line + '}';
 }
 
 MetricsFile::MetricsFile(const std::filesystem::path& path, std::int64_t last_step, Last last) : path_(path) {
     with_file_name("metrics", path_, [&] {
-        if (last_step >= 0) truncate_to_step(path_, last_step, last);
+        if (last_step >= 0) wall_s_ = truncate_to_step(path_, last_step, last);
         file_ = open_own_file(path_, O_CREAT | O_WRONLY);
         size_ = file_.size();
     });

@@ -1,8 +1,12 @@
 #pragma once
 /// metrics.jsonl: one JSON object per line, flushed line by line.
 ///
-///     {"step":250,"loss":2.0512,"val_loss":2.1,"lr":0.001,"grad_norm":0.41,"tokens_per_s":61000,"ms":12.6}
+///     {"step":250,"loss":2.0512,"val_loss":2.1,"lr":0.001,"grad_norm":0.41,"tokens_per_s":61000,"ms":12.6,
+///      "tokens":192000,"wall_s":3.21}
 ///     {"event":"checkpoint","step":250}
+///
+/// (one line in the file). `tokens` counts from the beginning of the run, `wall_s` is the time that the run
+/// has trained; see StepReport.
 ///
 /// Floats have 9 significant digits; a number that is not finite is null. A step whose update was refused
 /// also has "not_finite", the name of the first tensor that was not finite.
@@ -41,6 +45,10 @@ class MetricsFile {
     void write(const StepReport& report);
     void write_checkpoint_event(std::int64_t step);
 
+    /// Returns the wall time of the last step that the constructor kept; 0 if there is none, or if an older
+    /// version wrote the line.
+    double wall_s() const { return wall_s_; }
+
     /// Reads the losses of a file; empty if there is no file.
     static LossHistory read(const std::filesystem::path& path);
     /// Returns the newest step whose checkpoint the file announces; 0 if it announces none or does not exist.
@@ -54,6 +62,7 @@ class MetricsFile {
     std::filesystem::path path_;
     OpenFile file_;
     std::uint64_t size_ = 0;
+    double wall_s_ = 0.0;
 };
 
 /// Returns the line for a step, without a line end.

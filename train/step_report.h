@@ -17,6 +17,12 @@ struct StepReport {
     double grad_norm = 0.0;     ///< gradient norm before clipping
     double tokens_per_s = 0.0;  ///< computed from ms
     double ms = 0.0;            ///< duration of the step without evaluation and saving
+    /// Tokens that the run has trained on up to this step: steps x batch x context. Trainer sets this member
+    /// and the next one when it records the step.
+    std::int64_t tokens = 0;
+    /// Seconds that the run has trained, with evaluation and saving. A resumed run continues the count; the
+    /// time between two processes and the start of a process are left out.
+    double wall_s = 0.0;
     /// What was not finite: "loss" or a parameter's name; the update was then not applied. Empty: all was
     /// finite.
     std::string not_finite = {};

@@ -294,6 +294,8 @@ RunSummary::Reason Trainer::train_until(std::int64_t stop_after) {
 RunSummary Trainer::run(std::int64_t stop_after) {
     check(stop_after >= 0, "stop-after: ", stop_after, "; expected a step, or 0");
     RunSummary summary;
+    run_start_ = Clock::now();
+    const std::int64_t first_step = step_;
     summary.reason = train_until(stop_after);
     if (summary.reason == RunSummary::Reason::requested) save_last_whole_step();
     if (writer_) writer_->wait();
@@ -311,12 +313,25 @@ RunSummary Trainer::run(std::int64_t stop_after) {
     summary.val_loss = val_loss_;
     summary.best_val_loss = best_val_loss_;
     summary.bad_steps = bad_steps_;
+    summary.loss = loss_;
+    summary.tokens = tokens_at(step_);
+    const double seconds = seconds_of_run();
+    if (step_ > first_step)
+        summary.tokens_per_s = static_cast<double>(tokens_at(step_ - first_step)) / std::max(seconds, 1e-9);
+    summary.wall_s = wall_s_before_ += seconds;
     return summary;
 }
 
 // ---- Output ----
 
-void Trainer::record(const StepReport& report) {
+double Trainer::seconds_of_run() const {
+    return milliseconds_since(run_start_) / 1e3;
+}
+
+void Trainer::record(StepReport report) {
+    report.tokens = tokens_at(report.step);
+    report.wall_s = wall_s_before_ + seconds_of_run();
+    loss_ = report.loss;
     history_.add(report);
     if (metrics_) {
         try {

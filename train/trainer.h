@@ -12,6 +12,7 @@
 ///
 /// On a GPU the host waits for the device once per step, at its end, after it has prepared the next step's
 /// data. From the second step on, a step is one captured graph (config.cuda_graph).
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -59,6 +60,11 @@ struct RunSummary {
     std::filesystem::path checkpoint;     ///< the newest checkpoint that is safe on disk; empty: none
     std::optional<double> val_loss;       ///< newest validation loss
     std::optional<double> best_val_loss;  ///< lowest validation loss, that of best.h5
+    std::optional<double> loss;           ///< training loss of the last step that this process recorded
+    std::int64_t tokens = 0;              ///< tokens trained on since the run was created
+    double wall_s = 0.0;                  ///< see StepReport::wall_s; only rank 0 knows earlier processes
+    /// Tokens per second of this call of run(), with evaluation and saving; 0: no step was done.
+    double tokens_per_s = 0.0;
     std::int64_t bad_steps = 0;  ///< number of steps since the run was created whose update was refused
 };
 
@@ -161,7 +167,9 @@ class Trainer {
     void report_part(StepPart::Kind kind, std::int64_t done, std::int64_t all) const;
     void handle_bad_step(StepReport& report);
     Outcome evaluate_into(StepReport& report, bool& best);
-    void record(const StepReport& report);
+    void record(StepReport report);
+    std::int64_t tokens_at(std::int64_t step) const { return step * config_.batch * config_.model.context; }
+    double seconds_of_run() const;
     void save(bool best);
     void save_last_whole_step();
     [[noreturn]] void report_data_failure();
@@ -211,7 +219,9 @@ class Trainer {
     std::int64_t submitted_step_ = -1;              // newest step that was passed to writer_, or resumed from
     std::filesystem::path saved_path_;
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
-    std::optional<double> val_loss_, best_val_loss_;
+    double wall_s_before_ = 0.0;                       // of earlier processes and earlier calls of run()
+    std::chrono::steady_clock::time_point run_start_;  // of the current call of run()
+    std::optional<double> loss_, val_loss_, best_val_loss_;
     std::optional<double> best_saved_val_loss_;           // the loss of best.h5
     std::map<std::int64_t, double> pending_best_losses_;  // losses of the running saves for best.h5, by step
 };

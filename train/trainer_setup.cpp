@@ -286,7 +286,9 @@ void Trainer::open_directory(RunDirectory directory, bool resumed) {
     metrics_ = std::make_unique<MetricsFile>(
         directory_->metrics_file(), resumed ? step_ : -1,
         pending_evaluation_ ? MetricsFile::Last::unwritten : MetricsFile::Last::written);
-    if (resumed) history_ = MetricsFile::read(directory_->metrics_file());
+    if (!resumed) return;
+    history_ = MetricsFile::read(directory_->metrics_file());
+    wall_s_before_ = metrics_->wall_s();
 }
 
 // ---- State ----

@@ -133,6 +133,7 @@ std::vector<nlohmann::json> steps_of(const std::filesystem::path& run) {
         if (step.contains("event")) continue;
         step.erase("tokens_per_s");
         step.erase("ms");
+        step.erase("wall_s");
         steps.push_back(std::move(step));
     }
     return steps;

@@ -15,8 +15,14 @@ using nlohmann::json;
 using test::TemporaryDirectory;
 
 StepReport report(std::int64_t step) {
-    return {
-        .step = step, .loss = 2.0 / 3.0, .lr = 1e-3, .grad_norm = 0.1, .tokens_per_s = 61234.5, .ms = 12.5};
+    return {.step = step,
+            .loss = 2.0 / 3.0,
+            .lr = 1e-3,
+            .grad_norm = 0.1,
+            .tokens_per_s = 61234.5,
+            .ms = 12.5,
+            .tokens = 100 * step,
+            .wall_s = 0.5 * static_cast<double>(step)};
 }
 
 std::vector<std::string> lines_of(const std::filesystem::path& path) {
@@ -28,7 +34,8 @@ std::vector<std::string> lines_of(const std::filesystem::path& path) {
 
 TEST(MetricsLine, HasNineDigitsAndItsKeysInOrder) {
     EXPECT_EQ(metrics_line(report(7)),
-              R"({"step":7,"loss":0.666666667,"lr":0.001,"grad_norm":0.1,"tokens_per_s":61234.5,"ms":12.5})");
+              R"({"step":7,"loss":0.666666667,"lr":0.001,"grad_norm":0.1,"tokens_per_s":61234.5,"ms":12.5,)"
+              R"("tokens":700,"wall_s":3.5})");
 }
 
 TEST(MetricsLine, HasTheValidationLossOnlyWhenItWasEvaluated) {
@@ -95,6 +102,25 @@ TEST(MetricsFile, IsTruncatedBeforeAnUnwrittenLine) {
     MetricsFile metrics(path, 2, MetricsFile::Last::unwritten);
     EXPECT_EQ(lines_of(path),
               (std::vector<std::string>{metrics_line(report(1)), R"({"event":"checkpoint","step":2})"}));
+}
+
+TEST(MetricsFile, KnowsTheWallTimeOfTheStepThatIsResumedFrom) {
+    const TemporaryDirectory directory;
+    const auto path = directory / "metrics.jsonl";
+    {
+        MetricsFile metrics(path);
+        EXPECT_EQ(metrics.wall_s(), 0.0);
+        for (std::int64_t step = 1; step <= 6; ++step) metrics.write(report(step));
+    }
+    EXPECT_EQ(MetricsFile(path, 4, MetricsFile::Last::unwritten).wall_s(), 1.5);
+    EXPECT_EQ(MetricsFile(path, 2).wall_s(), 1.0);
+    for (const auto& [wall, expected] :
+         {std::pair{"\"7\"", 0.0}, {"-3", 0.0}, {"null", 0.0}, {"1e300", 1e10}, {"2.5", 2.5}}) {
+        std::ofstream(path) << R"({"step":1,"loss":2,"wall_s":)" << wall << "}\n";
+        EXPECT_EQ(MetricsFile(path, 1).wall_s(), expected) << wall;
+    }
+    std::ofstream(path) << R"({"step":1,"loss":2,"ms":5})" << '\n';  // of an older version
+    EXPECT_EQ(MetricsFile(path, 1).wall_s(), 0.0);
 }
 
 TEST(MetricsFile, ReadsTheLossesBack) {

@@ -76,6 +76,7 @@ struct TinyRun {
         for (std::string line; std::getline(file, line);) {
             nlohmann::json object = parse_json(line);
             object.erase("ms");
+            object.erase("wall_s");
             object.erase("tokens_per_s");
             lines.push_back(std::move(object));
         }

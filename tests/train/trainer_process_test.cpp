@@ -57,6 +57,7 @@ std::vector<std::string> losses(const std::filesystem::path& run) {
         nlohmann::json object = parse_json(line);
         if (object.contains("event")) continue;
         object.erase("ms");
+        object.erase("wall_s");
         object.erase("tokens_per_s");
         lines.push_back(json_text(object));
     }

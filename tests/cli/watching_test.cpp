@@ -1,0 +1,118 @@
+// What a run reports about itself: metrics.jsonl and the last lines of `gradtile train`.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <sstream>
+
+#include <gradtile/core/text/json_value.h>
+
+#include "program.h"
+
+namespace gradtile::test {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+
+std::vector<json> metrics_of(const std::filesystem::path& run) {
+    std::vector<json> lines;
+    std::istringstream file(contents_of(run / "metrics.jsonl"));
+    for (std::string line; std::getline(file, line);)
+        if (json object = parse_json(line); !object.contains("event")) lines.push_back(std::move(object));
+    return lines;
+}
+
+/// The lines "key: value" at the end of the output, from "step" on.
+struct Results {
+    explicit Results(const std::string& out) {
+        std::istringstream lines(out.substr(out.rfind("\nstep: ") + 1));
+        for (std::string line; std::getline(lines, line);) {
+            const std::size_t colon = line.find(": ");
+            EXPECT_NE(colon, std::string::npos) << line;
+            keys.push_back(line.substr(0, colon));
+            values[keys.back()] = line.substr(colon + 2);
+        }
+    }
+    double number(const std::string& key) const { return std::stod(values.at(key)); }
+
+    std::vector<std::string> keys;
+    std::map<std::string, std::string> values;
+};
+
+class Watching : public testing::Test {
+  protected:
+    /// 8 steps of 4 x 16 tokens.
+    Arguments training() const {
+        return tiny_training(stories_, out_) + Arguments{"--eval-every", "4", "--quiet"};
+    }
+    Results results_of(const Arguments& arguments) const {
+        const Outcome outcome = run(arguments);
+        expect_success(outcome);
+        return Results('\n' + outcome.out);
+    }
+
+    TemporaryDirectory place_;
+    std::string stories_ = write_stories(place_);
+    std::filesystem::path out_ = place_ / "run";
+};
+
+TEST_F(Watching, TheLastLinesAreKeysAndValues) {
+    const Results results = results_of(training());
+    EXPECT_THAT(results.keys, ElementsAre("step", "loss", "val_loss", "best_val_loss", "tokens", "wall_s",
+                                          "tokens_per_s", "checkpoint", "metrics", "loss_curve"));
+    const std::vector<json> lines = metrics_of(out_);
+    ASSERT_EQ(lines.size(), 8u);
+    const json& last = lines.back();
+    EXPECT_EQ(results.number("step"), 8);
+    for (const char* key : {"loss", "val_loss"})
+        EXPECT_NEAR(results.number(key), last.at(key).get<double>(), 1e-6) << key;
+    EXPECT_NEAR(results.number("best_val_loss"),
+                std::min(last.at("val_loss").get<double>(), lines[3].at("val_loss").get<double>()), 1e-6);
+    EXPECT_EQ(results.number("tokens"), 8 * 4 * 16);
+    EXPECT_GT(results.number("tokens_per_s"), 0);
+    EXPECT_GE(results.number("wall_s") + 1e-3, last.at("wall_s").get<double>());
+    for (const char* key : {"checkpoint", "metrics", "loss_curve"})
+        EXPECT_TRUE(std::filesystem::exists(results.values.at(key))) << key;
+}
+
+TEST_F(Watching, WithoutAnEvaluationThereIsNoLineForIt) {
+    const Results results = results_of(training() + Arguments{"--stop-after", "2"});
+    EXPECT_THAT(results.keys, ElementsAre("step", "loss", "tokens", "wall_s", "tokens_per_s", "checkpoint",
+                                          "metrics", "loss_curve"));
+    EXPECT_EQ(results.number("tokens"), 2 * 4 * 16);
+}
+
+TEST_F(Watching, TokensAndWallTimeContinueAfterAResume) {
+    const Results first = results_of(training() + Arguments{"--stop-after", "5"});
+    // As if the first process had been slow, and had done steps after its last checkpoint.
+    std::string edited;
+    std::istringstream before(contents_of(out_ / "metrics.jsonl"));
+    for (std::string line; std::getline(before, line);) {
+        json object = parse_json(line);
+        if (object.contains("wall_s")) object["wall_s"] = 100.0 * object["step"].get<double>();
+        edited += json_text(object) + '\n';
+    }
+    std::ofstream(out_ / "metrics.jsonl")
+        << edited << R"({"step":6,"loss":2,"tokens":384,"wall_s":9999})" << '\n';
+    const Results second = results_of({"train", "--resume", out_.string(), "--quiet"});
+    EXPECT_EQ(second.number("tokens"), 8 * 4 * 16);
+    EXPECT_GT(second.number("wall_s"), 500.0);
+    EXPECT_LT(second.number("wall_s"), 600.0);
+    double wall = 0.0;
+    std::int64_t step = 0;
+    for (const json& line : metrics_of(out_)) {
+        EXPECT_EQ(line.at("step"), ++step);
+        EXPECT_EQ(line.at("tokens"), step * 4 * 16);
+        EXPECT_GT(line.at("wall_s").get<double>(), wall);
+        wall = line.at("wall_s");
+    }
+    EXPECT_EQ(step, 8);
+    EXPECT_GT(wall, 500.0);
+    EXPECT_LE(wall, second.number("wall_s") + 1e-3);
+    // The rate is that of the second process alone.
+    EXPECT_GT(second.number("tokens_per_s"), 8 * 4 * 16 / 500.0);
+}
+
+}  // namespace
+}  // namespace gradtile::test
