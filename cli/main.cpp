@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
     cli::add_gradcheck(program);
     cli::add_lab(program);
     cli::add_inspect(program);
+    cli::add_report(program);
     cli::add_convert(program);
     cli::add_import(program);
     cli::add_export(program);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compares a build with independent software from PyPI. usage: scripts/judge.sh [--torch] [GRADTILE] (default: build/release/gradtile)
 # Installs the packages of tests/judge/requirements.txt in build/judge; exit code 77 when that is not possible.
-# The page of `gradtile lab --html` is judged in Chromium, if that is installed.
+# The pages of `gradtile lab --html` and `gradtile report` are judged in Chromium, if that is installed.
 # With --torch also PyTorch and transformers, 5 GB, in build/judge-torch: they train the models of tests/reference/training_losses.json
 # again, and compare weights that are imported and exported, the figures of `gradtile eval`, and chat templates.
 set -euo pipefail
@@ -36,7 +36,7 @@ trap 'rm -rf "$work"' EXIT
 for program in tests/judge/*_judge.py; do
   case $program in
     */chat_judge.py | */eval_judge.py | */training_judge.py | */weights_judge.py) if $with_torch; then judge build/judge-torch "$program"; else echo "== $program: only with --torch"; fi ;;
-    */lab_page_judge.py) if command -v chromium google-chrome >/dev/null; then judge build/judge "$program"; else echo "== $program: only with chromium"; fi ;;
+    */lab_page_judge.py | */report_page_judge.py) if command -v chromium google-chrome >/dev/null; then judge build/judge "$program"; else echo "== $program: only with chromium"; fi ;;
     *) judge build/judge "$program" ;;
   esac
 done

@@ -20,17 +20,7 @@ using attention::lab::TraceStep;
 using List = std::vector<JsonValue>;
 
 std::string_view file_text(std::string_view path) {
-    for (const EmbeddedFile& file : lab_page_files())
-        if (file.path == path) return file.text;
-    throw Error(concat("lab page: ", path, " is not embedded"));
-}
-
-/// Replaces the first `@name@`.
-void insert(std::string& page, const std::string& name, std::string_view text) {
-    const std::string mark = '@' + name + '@';
-    const std::size_t at = page.find(mark);
-    check(at != std::string::npos, "lab page: page.html has no ", mark);
-    page.replace(at, mark.size(), text);
+    return text_of(lab_page_files(), path);
 }
 
 /// The page needs no more than 6 digits.
@@ -112,23 +102,15 @@ std::string json_of(const Setup& setup, const std::vector<Trace>& traces) {
         .dump();
 }
 
-/// In HTML a "<" inside a script could end it. In JSON it occurs in strings only, where an escape may stand
-/// for it.
-std::string without_tags(const std::string& json) {
-    std::string escaped;
-    for (const char c : json) c == '<' ? escaped += "\\u003c" : escaped += c;
-    return escaped;
-}
-
 }  // namespace
 
 std::string lab_page(const Setup& setup, const std::vector<Trace>& traces) {
     std::string page(file_text("cli/lab/page/page.html"));
-    insert(page, "style", file_text("cli/lab/page/page.css"));
-    insert(page, "script",
-           concat(file_text("cli/lab/page/trace.js"), file_text("cli/lab/page/view.js"),
-                  file_text("cli/lab/page/controls.js")));
-    insert(page, "trace", without_tags(json_of(setup, traces)));
+    insert_text(page, "style", file_text("cli/lab/page/page.css"));
+    insert_text(page, "script",
+                concat(file_text("cli/lab/page/trace.js"), file_text("cli/lab/page/view.js"),
+                       file_text("cli/lab/page/controls.js")));
+    insert_text(page, "trace", json_in_script(json_of(setup, traces)));
     return page;
 }
 

@@ -5,19 +5,12 @@
 #include <filesystem>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <gradtile/attention/lab/trace.h>
+#include <gradtile/cli/embedded_page.h>
 
-namespace gradtile {
-
-struct EmbeddedFile {
-    std::string_view path;  ///< in the repository
-    std::string_view text;
-};
-
-namespace cli {
+namespace gradtile::cli {
 
 std::span<const EmbeddedFile> lab_page_files();
 std::string lab_page(const attention::lab::Setup& setup, const std::vector<attention::lab::Trace>& traces);
@@ -25,5 +18,4 @@ std::string lab_page(const attention::lab::Setup& setup, const std::vector<atten
 void write_lab_page(const std::filesystem::path& path, const attention::lab::Setup& setup,
                     const std::vector<attention::lab::Trace>& traces);
 
-}  // namespace cli
-}  // namespace gradtile
+}  // namespace gradtile::cli

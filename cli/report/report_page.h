@@ -1,0 +1,20 @@
+#pragma once
+/// The page of `gradtile report`: one file with the curves of several runs and the script that draws them.
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gradtile/cli/embedded_page.h>
+#include <gradtile/cli/report/run_metrics.h>
+
+namespace gradtile::cli {
+
+/// The largest number of runs on one page, and of points of one curve. Of a longer run, the mean of several
+/// steps is one point.
+constexpr std::size_t max_report_runs = 24, max_report_points = 2000;
+
+std::span<const EmbeddedFile> report_page_files();
+std::string report_page(const std::vector<RunMetrics>& runs);
+
+}  // namespace gradtile::cli
