@@ -23,6 +23,7 @@ void flash_backward(const Context& ctx, const ResolvedOptions& options, const Sa
 std::string explain_flash_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
                                   const Tensor& k, const Tensor& v) {
     if (is_16_bit(q.dtype())) return explain_16bit_forward(ctx, options, q, k, v);
+    if (q.dtype() == DType::f32) return explain_f32_forward(ctx, options, q, k, v);
     return concat(q.dtype(), " kernels of the GPU",
                   options.packed                       ? ", packed sequences"
                   : options.scores.scores_are_products ? ""

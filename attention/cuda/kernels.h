@@ -2,6 +2,7 @@
 /// INTERNAL. The CUDA implementations of Algorithm::flash: a forward and a backward function for each family
 /// of dtypes, between which attention/cuda/dispatch.cpp chooses. Arguments and dry runs are as in
 /// attention_backend.h. All work is enqueued on ctx.stream(); the host does not wait.
+#include <gradtile/attention/cuda/few_queries.h>
 #include <gradtile/attention/internal/attention_backend.h>
 
 namespace gradtile::attention::cuda {
@@ -15,6 +16,11 @@ BackwardFunction flash_f64_backward;
 /// float32 on tensor cores, with the accuracy of float32.
 ForwardFunction flash_f32_forward;
 BackwardFunction flash_f32_backward;
+ExplainFunction explain_f32_forward;
+/// The forward pass of calls for which there is a plan.
+void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                             const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                             const FewQueriesPlan& plan);
 
 /// bfloat16 and float16.
 ForwardFunction flash_16bit_forward;

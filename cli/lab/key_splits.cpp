@@ -1,6 +1,6 @@
 #include <gradtile/cli/lab/key_splits.h>
 
-#include <gradtile/attention/cuda/16bit/few_queries.h>
+#include <gradtile/attention/cuda/few_queries.h>
 
 namespace gradtile::cli {
 

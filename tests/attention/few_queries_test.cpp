@@ -1,7 +1,7 @@
 // Few queries against many keys on the GPU: the plan, which needs no GPU, and the results of its kernels.
 #include <gmock/gmock.h>
 
-#include <gradtile/attention/cuda/16bit/few_queries.h>
+#include <gradtile/attention/cuda/few_queries.h>
 
 #include "cuda_fixture.h"
 
@@ -70,6 +70,26 @@ TEST(FewQueriesPlan, SplitsAsLittleAsFullOccupancyAllows) {
     EXPECT_EQ(plan_few_queries(full, processors, shared_bytes).splits, 1);
 }
 
+TEST(FewQueriesPlan, F32TakesUpTo16Rows) {
+    FewQueriesShape shape = one_query;
+    shape.is_f32 = true;
+    EXPECT_EQ(plan_few_queries(shape, processors, shared_bytes).heads_together, 4);
+    shape.queries = 5;  // 4 x 5 rows do not fit
+    EXPECT_EQ(plan_few_queries(shape, processors, shared_bytes).heads_together, 2);
+    shape.queries = 16;
+    EXPECT_EQ(plan_few_queries(shape, processors, shared_bytes).rows, 16);
+    shape.queries = 17;
+    EXPECT_FALSE(plan_few_queries(shape, processors, shared_bytes));
+    // Thread blocks that share a multiprocessor fit its 228 KB, of which each block reserves 1 KB.
+    for (const int head_dim : {32, 64, 128, 256})
+        for (const int rows : {1, 4, 8, 16}) {
+            const F32FewQueriesTiles tiles{head_dim, rows};
+            const int own_arrays = 3 * 1024;
+            EXPECT_LE(tiles.blocks_per_sm() * (tiles.shared_bytes() + own_arrays + 1024), 228 * 1024)
+                << head_dim << ' ' << rows;
+        }
+}
+
 class AttentionCudaFewQueries : public AttentionCudaDtypes {};
 
 TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaive) {
@@ -84,10 +104,13 @@ TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaive) {
                              .heads = 4,
                              .key_heads = queries % 3 == 0 ? 4 : 1},
                             GetParam());
+    // One row in a thread block.
+    expect_accurate({.queries = 1, .keys = 1500, .d_qk = 64, .d_v = 64, .heads = 2, .key_heads = 2},
+                    GetParam());
 }
 TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaiveAtAnyHeadDim) {
     for (const std::int64_t d : {1, 24, 32, 80, 96, 128, 160, 192, 256})
-        for (const std::int64_t queries : {1, 20, 50})
+        for (const std::int64_t queries : {1, 3, 8, 20, 50})
             expect_accurate({.queries = queries,
                              .keys = 700,
                              .d_qk = d,

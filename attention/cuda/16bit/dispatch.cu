@@ -5,9 +5,9 @@
 #include <numbers>
 #include <span>
 
-#include <gradtile/attention/cuda/16bit/few_queries.h>
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
+#include <gradtile/attention/cuda/few_queries.h>
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/core/cuda/internal/cuda_check.h>
@@ -40,31 +40,6 @@ void check_grid(const Tensor& q, const PackedSequences& packed) {
     const std::int64_t blocks = q.size(0) * (q.size(1) + 128) / 16 + packed.count + 1;
     check(q.size(2) * blocks < std::int64_t{1} << 31, "attention: ", q.size(0), " x ", q.size(2),
           " heads of ", q.size(1), " rows exceed a CUDA grid");
-}
-
-/// A dry run may have no GPU to ask. It plans with the most thread blocks that any GPU runs.
-FewQueriesPlan few_queries_plan(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
-                                const Tensor& k, const Tensor& v) {
-    if (options.packed || q.elements() == 0 || k.elements() == 0) return {};
-    const IndexRange visible = options.mask.visible_keys({0, q.size(1)});
-    const FewQueriesShape shape{
-        .batch = q.size(0),
-        .queries = q.size(1),
-        .keys = std::max<std::int64_t>(0, visible.end - visible.begin),
-        .heads = q.size(2),
-        .group = q.size(2) / k.size(2),
-        .head_dim = padded_head_dim(Bits16HeadDims{}, static_cast<int>(std::max(q.size(3), v.size(3)))),
-        .rule_of_each_head = !options.scores.scores_are_products};
-    // Grids have at most 65,535 blocks on their second axis.
-    if (shape.batch * shape.heads > 65535) return {};
-    if (ctx.is_planning()) {
-        FewQueriesPlan plan = plan_few_queries(shape, 1, shared_memory_limits[0]);
-        if (plan) plan.splits = limit_of_splits(plan.blocks_per_split, shape.keys, most_places);
-        return plan;
-    }
-    gradtile::cuda::use_device(ctx.device());
-    return plan_few_queries(shape, gradtile::cuda::processors_of(ctx),
-                            gradtile::cuda::shared_memory_of_a_block());
 }
 
 constexpr double log2_e = std::numbers::log2e;
@@ -149,16 +124,13 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
     const Writable o = writable(ctx, o_out);
     const PackedOffsets packed(options);
     const Tensor row_tasks = packed_task_table(ctx, options.packed, q_in.size(1));
-    const FewQueriesPlan few_queries = few_queries_plan(ctx, options, q_in, k_in, v_in);
-    const std::int64_t parts = few_queries.splits > 1 ? few_queries.splits : 0,
-                       part_columns = (v_in.size(3) + vector_columns - 1) / vector_columns * vector_columns;
-    const Tensor part_o = empty(ctx, {parts, lse.elements(), part_columns}, DType::f32),
-                 part_lse = empty(ctx, {parts, lse.elements()}, DType::f32);
+    const int head_dim =
+        padded_head_dim(Bits16HeadDims{}, static_cast<int>(std::max(q_in.size(3), v_in.size(3))));
+    const FewQueriesPlan few_queries = few_queries_plan(ctx, options, q_in, k_in, head_dim);
+    const SplitResults splits(ctx, few_queries, v_in, lse);
     if (ctx.is_planning() || lse.elements() == 0) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
-    const int head_dim =
-        padded_head_dim(Bits16HeadDims{}, static_cast<int>(std::max(q_in.size(3), v_in.size(3))));
     KernelScores kernel(options, q_in.dtype(), k_in.size(1), head_dim);
     if (few_queries && kernel.rule != RuleKind::none) kernel.rule = RuleKind::any;
     // softmax's maximum is taken of S times prescale, and rules apply to products with the whole scale.
@@ -182,18 +154,8 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     const bool is_bf16 = q_in.dtype() == DType::bf16;
     if (few_queries) {
-        const IndexRange visible = options.mask.visible_keys({0, q_in.size(1)});
-        const Bits16SplitParameters split{.heads_together = few_queries.heads_together,
-                                          .splits = few_queries.splits,
-                                          .keys_per_split = few_queries.keys_per_split,
-                                          .first_key = static_cast<int>(visible.begin),
-                                          .end_key = static_cast<int>(visible.end),
-                                          .all_rows = lse.elements(),
-                                          .columns = static_cast<int>(part_columns),
-                                          .o = part_o.data<float>(),
-                                          .lse = part_lse.data<float>()};
         const auto launch = is_bf16 ? launch_few_queries<bfloat16> : launch_few_queries<float16>;
-        launch(parameters, split, stream);
+        launch(parameters, splits.parameters(few_queries, options.mask), stream);
     } else {
         const auto launch = is_bf16 ? launch_forward<bfloat16> : launch_forward<float16>;
         launch(parameters, stream);
@@ -205,11 +167,8 @@ std::string explain_16bit_forward(const Context& ctx, const ResolvedOptions& opt
                                   const Tensor& k, const Tensor& v) {
     const int head_dim = padded_head_dim(Bits16HeadDims{}, static_cast<int>(std::max(q.size(3), v.size(3))));
     const char* rules = options.scores.scores_are_products ? "" : ", with score rules";
-    if (const FewQueriesPlan plan = few_queries_plan(ctx, options, q, k, v))
-        return concat("few queries: ", plan.heads_together * q.size(1), " rows of ", plan.heads_together,
-                      " heads together, ", plan.splits, " splits of ", plan.keys_per_split, " keys, ",
-                      plan.blocks_per_split * plan.splits, " thread blocks on ", plan.places,
-                      " places; head dim ", head_dim, rules);
+    if (const FewQueriesPlan plan = few_queries_plan(ctx, options, q, k, head_dim))
+        return explain(plan, head_dim, options);
     const RuleKind kind = KernelScores(options, q.dtype(), k.size(1), head_dim).rule;
     if (kind == RuleKind::dropout) rules = ", with dropout";
     if (kind == RuleKind::pair_bias) rules = ", with a bias in tiles";

@@ -2,48 +2,25 @@
 /// The forward pass for few queries and many keys on 16-bit tensor cores: see few_queries.h. The warps of a
 /// thread block divide the rows and the keys of each block of keys. They merge their results by LSE, as the
 /// thread blocks that share a row do afterwards.
-#include <gradtile/attention/cuda/16bit/few_queries.h>
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
+#include <gradtile/attention/cuda/few_queries.h>
+#include <gradtile/attention/cuda/device/merge_splits.cuh>
 #include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
-#include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::attention::cuda {
 
 namespace device {
 
-/// Merges results of disjoint sets of keys. weight() is the factor of one result, in which O is divided by
-/// its own sum of P.
-struct LseMerge {
-    float maximum = -INFINITY, sum = 0;
-
-    __device__ void add(const LseMerge& other) {
-        const float next = fmaxf(maximum, other.maximum);
-        if (next == -INFINITY) return;
-        sum = sum * exp2_fast((maximum - next) * log2_e) +
-              other.sum * exp2_fast((other.maximum - next) * log2_e);
-        maximum = next;
-    }
-    __device__ void add(float lse) { add(LseMerge{lse, lse == -INFINITY ? 0.0f : 1.0f}); }
-    __device__ float weight(float lse) const {
-        return sum == 0 ? 0.0f : __fdividef(exp2_fast((lse - maximum) * log2_e), sum);
-    }
-    __device__ float lse() const { return sum == 0 ? -INFINITY : maximum + logf(sum); }
-};
-
-__device__ __forceinline__ float sink_of(const ScoreOptions& scores, int head) {
-    return scores.sink == nullptr ? -INFINITY : scores.sink[head * scores.sink_stride];
-}
-
 /// Grid: (splits, batch * heads / heads_together).
 template <class T, int head_dim, int row_tiles, bool has_rule>
 __global__ void __launch_bounds__(FewQueriesTiles::threads,
                                   FewQueriesTiles{head_dim, row_tiles}.blocks_per_sm())
     few_queries_kernel(const __grid_constant__ Bits16ForwardParameters p,
-                       const __grid_constant__ Bits16SplitParameters split) {
+                       const __grid_constant__ SplitParameters split) {
     constexpr FewQueriesTiles tiles{head_dim, row_tiles};
     constexpr int stages = tiles.stages(), keys = FewQueriesTiles::keys, rows = 16 * row_tiles,
                   m_tiles = tiles.warp_row_tiles(), key_warps = 4 * m_tiles / row_tiles,
@@ -178,56 +155,10 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
     }
 }
 
-/// Merges the results of the splits. Grid: all rows [B, Hq, Sq].
-template <class T>
-__global__ void __launch_bounds__(FewQueriesTiles::threads)
-    merge_splits_kernel(const __grid_constant__ Bits16ForwardParameters p,
-                        const __grid_constant__ Bits16SplitParameters split) {
-    constexpr int threads = FewQueriesTiles::threads, warps = threads / 32, max_columns = 256;
-    __shared__ float lse[most_splits], of_warp[warps][max_columns];
-    gradtile::cuda::device::await_predecessor();
-    const std::int64_t index = blockIdx.x;
-    const int query = static_cast<int>(index % p.mask.queries),
-              batch_head = static_cast<int>(index / p.mask.queries);
-    const int batch = batch_head / p.sizes.heads, head = batch_head % p.sizes.heads;
-    const int warp = warp_index(), lane = lane_index();
-    for (int part = static_cast<int>(threadIdx.x); part < split.splits; part += threads)
-        lse[part] = split.lse[part * split.all_rows + index];
-    __syncthreads();
-    LseMerge merge;  // every warp merges all of them: each lane some, then the lanes
-    for (int part = lane; part < split.splits; part += 32) merge.add(lse[part]);
-    for (int distance = 16; distance > 0; distance /= 2) {
-        const LseMerge other{__shfl_xor_sync(~0u, merge.maximum, distance),
-                             __shfl_xor_sync(~0u, merge.sum, distance)};
-        merge.add(other);
-    }
-    merge.add(sink_of(p.scores, head));
-    for (int column = lane * 2; column < p.sizes.v_dim; column += 64) {
-        float2 sum{0, 0};
-#pragma unroll 8
-        for (int part = warp; part < split.splits; part += warps) {
-            const std::int64_t at = part * split.all_rows + index;
-            const float weight = merge.weight(lse[part]);
-            const float2 o = *reinterpret_cast<const float2*>(split.o + at * split.columns + column);
-            sum = {fmaf(weight, o.x, sum.x), fmaf(weight, o.y, sum.y)};
-        }
-        of_warp[warp][column] = sum.x;
-        of_warp[warp][column + 1] = sum.y;
-    }
-    __syncthreads();
-    for (int column = static_cast<int>(threadIdx.x); column < p.sizes.v_dim; column += threads) {
-        float sum = 0;
-        for (int n = 0; n < warps; ++n) sum += of_warp[n][column];
-        p.o.head(batch, head).row(query)[column] = static_cast<std::uint16_t>(pack<T>(sum, 0.0f));
-    }
-    if (threadIdx.x == 0) p.lse[index] = merge.lse();
-}
-
 }  // namespace device
 
 template <class T>
-void launch_few_queries(const Bits16ForwardParameters& p, const Bits16SplitParameters& split,
-                        cudaStream_t stream) {
+void launch_few_queries(const Bits16ForwardParameters& p, const SplitParameters& split, cudaStream_t stream) {
     using gradtile::cuda::launch_on;
     const int rows = split.heads_together * p.mask.queries;
     const auto launch = [&]<int head_dim, int row_tiles>() {
@@ -248,9 +179,7 @@ void launch_few_queries(const Bits16ForwardParameters& p, const Bits16SplitParam
                        if (rows <= 32) return launch.template operator()<head_dim, 2>();
                        launch.template operator()<head_dim, 4>();
                    });
-    if (split.splits > 1)
-        launch_on(stream, device::merge_splits_kernel<T>, dim3(static_cast<unsigned>(split.all_rows)),
-                  {.threads = FewQueriesTiles::threads, .starts_early = true}, p, split);
+    launch_merge_of_splits<T>(p, split, stream);
 }
 
 }  // namespace gradtile::attention::cuda

@@ -7,6 +7,7 @@
 
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/bias_gradients.h>
+#include <gradtile/attention/cuda/few_queries.h>
 #include <gradtile/attention/cuda/packed_tasks.h>
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/cuda/device/block_sequence.cuh>
@@ -29,15 +30,6 @@ struct Bits16ForwardParameters {
     RuleKind rule;  ///< with biases, softcap or ALiBi, prescale is the scale and scale_log2 is log2(e)
     PackedOffsets packed;
     PackedTasks row_tasks;  ///< blocks of rows if packed; at launch only its memory
-};
-
-/// The parts of a forward pass whose keys are split: see few_queries.h.
-struct Bits16SplitParameters {
-    int heads_together, splits, keys_per_split;
-    int first_key, end_key;  ///< the keys that some query sees
-    std::int64_t all_rows;   ///< B * Hq * Sq
-    int columns;             ///< row length of `o`
-    float *o, *lse;          ///< [splits, all_rows, columns], [splits, all_rows]; unused without splits
 };
 
 struct Bits16BackwardParameters {
@@ -70,7 +62,7 @@ struct Bits16BackwardParameters {
 template <class T>
 void launch_forward(const Bits16ForwardParameters& parameters, cudaStream_t stream);
 template <class T>
-void launch_few_queries(const Bits16ForwardParameters& parameters, const Bits16SplitParameters& split,
+void launch_few_queries(const Bits16ForwardParameters& parameters, const SplitParameters& split,
                         cudaStream_t stream);
 template <class T>
 void launch_backward(const Bits16BackwardParameters& parameters, cudaStream_t stream);

@@ -248,10 +248,17 @@ void launch_forward(const Context& ctx, F32ForwardParameters parameters, std::in
         });
 }
 
+int f32_head_dim(std::int64_t qk_dim, std::int64_t v_dim) {
+    return padded_head_dim(F32HeadDims{}, static_cast<int>(std::max(qk_dim, v_dim)));
+}
+
 }  // namespace
 
 void flash_f32_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
                        const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
+    if (const FewQueriesPlan plan =
+            few_queries_plan(ctx, options, q_in, k_in, f32_head_dim(q_in.size(3), v_in.size(3))))
+        return few_queries_f32_forward(ctx, options, q_in, k_in, v_in, o_out, lse, plan);
     const DeviceMask mask(options.mask);
     const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
     const Writable o(ctx, o_out, DType::f32);
@@ -290,6 +297,17 @@ void flash_f32_forward(const Context& ctx, const ResolvedOptions& options, const
                        }
                    });
     o.store(ctx);
+}
+
+std::string explain_f32_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                                const Tensor& k, const Tensor& v) {
+    const int head_dim = f32_head_dim(q.size(3), v.size(3));
+    if (const FewQueriesPlan plan = few_queries_plan(ctx, options, q, k, head_dim))
+        return explain(plan, head_dim, options);
+    return concat("long queries: a thread block for each block of rows; head dim ", head_dim,
+                  options.packed                       ? ", packed sequences"
+                  : options.scores.scores_are_products ? ""
+                                                       : ", with score rules");
 }
 
 }  // namespace gradtile::attention::cuda

@@ -1,15 +1,20 @@
 #pragma once
 /// INTERNAL. Few queries against many keys, as when a model generates text: the plan of the kernels in
-/// few_queries.cuh. This header is plain C++, so that tests can check plans without a GPU.
+/// 16bit/few_queries.cuh and f32/few_queries.cu. This header is plain C++, so that tests can check plans
+/// without a GPU.
 ///
 /// One thread block takes all rows of a K/V head: the queries of all query heads that share it. If there are
 /// fewer such blocks than the GPU can run, the keys are split between several blocks, whose results are
 /// merged by their LSE.
 #include <algorithm>
 #include <cstdint>
+#include <string>
+
+#include <gradtile/attention/internal/attention_backend.h>
 
 namespace gradtile::attention::cuda {
 
+/// Tiles of the 16-bit kernels.
 struct FewQueriesTiles {
     static constexpr int threads = 128, keys = 64;
     static constexpr int max_rows = 64;
@@ -25,11 +30,28 @@ struct FewQueriesTiles {
     constexpr int blocks_per_sm() const { return head_dim <= 128 ? 2 : 1; }
 };
 
+/// Tiles of the float32 kernels, which use no tensor cores: up to 16 rows, the time of the products is less
+/// than that of reading K and V.
+struct F32FewQueriesTiles {
+    static constexpr int threads = 128, warps = 4, keys = 32;
+    static constexpr int max_rows = 16;
+    int head_dim, rows;  ///< rows: 1, 4, 8 or 16
+
+    /// The rows of a warp. Each K and V that a warp reads from shared memory serves all of them.
+    constexpr int warp_rows() const { return std::min(rows, 4); }
+    /// Blocks of K and V in shared memory: 64 to 96 KB up to head dim 128, where two thread blocks share a
+    /// multiprocessor, and 192 KB beyond.
+    constexpr int stages() const { return head_dim <= 32 ? 8 : head_dim <= 64 ? 6 : 3; }
+    constexpr int shared_bytes() const { return 4 * head_dim * (rows + 2 * stages() * keys); }
+    constexpr int blocks_per_sm() const { return head_dim <= 128 ? 2 : 1; }
+};
+
 struct FewQueriesShape {
     std::int64_t batch, queries, keys;  ///< keys: those that some query sees
     std::int64_t heads, group;          ///< query heads, and how many of them share a K/V head
     int head_dim;                       ///< that of the kernel
     bool rule_of_each_head;             ///< score rules differ between heads: heads are not put together
+    bool is_f32 = false;
 };
 
 /// Time that a thread block takes in addition to its keys, in blocks of keys.
@@ -37,8 +59,8 @@ inline constexpr std::int64_t start_up = 2;
 
 /// How a call is divided. With heads_together = 0 the call does not take this path.
 struct FewQueriesPlan {
-    int heads_together = 0;  ///< query heads of a thread block
-    int row_tiles = 0;
+    int heads_together = 0;              ///< query heads of a thread block
+    int rows = 0;                        ///< rows of a thread block
     int splits = 1, keys_per_split = 0;  ///< keys_per_split: a multiple of FewQueriesTiles::keys
     std::int64_t blocks_per_split = 0;
     int places = 0;  ///< thread blocks that run at the same time
@@ -76,20 +98,23 @@ inline int limit_of_splits(std::int64_t blocks_per_split, std::int64_t key_block
 /// Splits the keys so that at least 95% of the best occupancy is reached, with as few splits as possible (the
 /// rule of FlashAttention's num_splits). `shared_bytes` is the most that a thread block may use.
 inline FewQueriesPlan plan_few_queries(const FewQueriesShape& shape, int processors, int shared_bytes) {
-    if (shape.queries < 1 || shape.queries > FewQueriesTiles::max_rows || shape.batch * shape.heads == 0 ||
+    const int max_rows = shape.is_f32 ? F32FewQueriesTiles::max_rows : FewQueriesTiles::max_rows;
+    if (shape.queries < 1 || shape.queries > max_rows || shape.batch * shape.heads == 0 ||
         shape.keys < fewest_keys_of_few_queries)
         return {};
     FewQueriesPlan plan;
     plan.heads_together = shape.rule_of_each_head ? 1 : static_cast<int>(shape.group);
-    while (shape.group % plan.heads_together != 0 ||
-           plan.heads_together * shape.queries > FewQueriesTiles::max_rows)
+    while (shape.group % plan.heads_together != 0 || plan.heads_together * shape.queries > max_rows)
         --plan.heads_together;
-    const std::int64_t rows = plan.heads_together * shape.queries;
-    plan.row_tiles = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
-    const FewQueriesTiles tiles{shape.head_dim, plan.row_tiles};
-    if (tiles.shared_bytes() > shared_bytes) return {};
+    plan.rows = static_cast<int>(plan.heads_together * shape.queries);
+    const FewQueriesTiles tiles{shape.head_dim, plan.rows <= 16 ? 1 : plan.rows <= 32 ? 2 : 4};
+    const F32FewQueriesTiles f32_tiles{shape.head_dim, plan.rows <= 1   ? 1
+                                                       : plan.rows <= 4 ? 4
+                                                       : plan.rows <= 8 ? 8
+                                                                        : 16};
+    if ((shape.is_f32 ? f32_tiles.shared_bytes() : tiles.shared_bytes()) > shared_bytes) return {};
     plan.blocks_per_split = shape.batch * (shape.heads / plan.heads_together);
-    plan.places = processors * tiles.blocks_per_sm();
+    plan.places = processors * (shape.is_f32 ? f32_tiles.blocks_per_sm() : tiles.blocks_per_sm());
     const std::int64_t key_blocks = (shape.keys + FewQueriesTiles::keys - 1) / FewQueriesTiles::keys;
     const int limit = limit_of_splits(plan.blocks_per_split, key_blocks, plan.places);
     double best = 0;
@@ -103,5 +128,33 @@ inline FewQueriesPlan plan_few_queries(const FewQueriesShape& shape, int process
     } while (plan.occupancy(key_blocks) < 0.95 * best);
     return plan;
 }
+
+/// The plan of a call. `head_dim` is that of the kernel. A dry run may have no GPU to ask: it plans with the
+/// most thread blocks that any GPU runs.
+FewQueriesPlan few_queries_plan(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                                const Tensor& k, int head_dim);
+/// Says what a plan does, for bench attention --explain.
+std::string explain(const FewQueriesPlan& plan, int head_dim, const ResolvedOptions& options);
+
+/// The parts of a forward pass whose keys are split.
+struct SplitParameters {
+    int heads_together, splits, keys_per_split;
+    int first_key, end_key;  ///< the keys that some query sees
+    std::int64_t all_rows;   ///< B * Hq * Sq
+    int columns;             ///< row length of `o`
+    float *o, *lse;          ///< [splits, all_rows, columns], [splits, all_rows]; unused without splits
+};
+
+/// Scratch memory of a plan's splits; empty without splits.
+class SplitResults {
+  public:
+    /// v [B, Sk, Hkv, Dv], lse [B, Hq, Sq].
+    SplitResults(const Context& ctx, const FewQueriesPlan& plan, const Tensor& v, const Tensor& lse);
+    SplitParameters parameters(const FewQueriesPlan& plan, const Mask& mask) const;
+
+  private:
+    std::int64_t all_rows_, columns_;
+    Tensor o_, lse_;
+};
 
 }  // namespace gradtile::attention::cuda

@@ -1,0 +1,101 @@
+#pragma once
+/// Merges results of disjoint sets of keys by their LSE: those of a thread block's warps, and those of the
+/// thread blocks that share a row. See few_queries.h.
+#include <type_traits>
+
+#include <gradtile/attention/cuda/few_queries.h>
+#include <gradtile/attention/cuda/device/mma.cuh>
+#include <gradtile/attention/cuda/device/softmax.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
+
+namespace gradtile::attention::cuda {
+
+namespace device {
+
+inline constexpr int merge_threads = 128;
+
+/// Merges results of disjoint sets of keys. weight() is the factor of one result, in which O is divided by
+/// its own sum of P.
+struct LseMerge {
+    float maximum = -INFINITY, sum = 0;
+
+    __device__ void add(const LseMerge& other) {
+        const float next = fmaxf(maximum, other.maximum);
+        if (next == -INFINITY) return;
+        sum = sum * exp2_fast((maximum - next) * log2_e) +
+              other.sum * exp2_fast((other.maximum - next) * log2_e);
+        maximum = next;
+    }
+    __device__ void add(float lse) { add(LseMerge{lse, lse == -INFINITY ? 0.0f : 1.0f}); }
+    __device__ float weight(float lse) const {
+        return sum == 0 ? 0.0f : __fdividef(exp2_fast((lse - maximum) * log2_e), sum);
+    }
+    __device__ float lse() const { return sum == 0 ? -INFINITY : maximum + logf(sum); }
+};
+
+__device__ __forceinline__ float sink_of(const ScoreOptions& scores, int head) {
+    return scores.sink == nullptr ? -INFINITY : scores.sink[head * scores.sink_stride];
+}
+
+/// Merges the results of the splits. Grid: all rows [B, Hq, Sq]. T is the dtype of O, and Parameters those of
+/// the kernel that wrote the splits.
+template <class T, class Parameters>
+__global__ void __launch_bounds__(merge_threads)
+    merge_splits_kernel(const __grid_constant__ Parameters p, const __grid_constant__ SplitParameters split) {
+    constexpr int threads = merge_threads, warps = threads / 32, max_columns = 256;
+    __shared__ float lse[most_splits], of_warp[warps][max_columns];
+    gradtile::cuda::device::await_predecessor();
+    const std::int64_t index = blockIdx.x;
+    const int query = static_cast<int>(index % p.mask.queries),
+              batch_head = static_cast<int>(index / p.mask.queries);
+    const int batch = batch_head / p.sizes.heads, head = batch_head % p.sizes.heads;
+    const int warp = warp_index(), lane = lane_index();
+    for (int part = static_cast<int>(threadIdx.x); part < split.splits; part += threads)
+        lse[part] = split.lse[part * split.all_rows + index];
+    __syncthreads();
+    LseMerge merge;  // every warp merges all of them: each lane some, then the lanes
+    for (int part = lane; part < split.splits; part += 32) merge.add(lse[part]);
+    for (int distance = 16; distance > 0; distance /= 2) {
+        const LseMerge other{__shfl_xor_sync(~0u, merge.maximum, distance),
+                             __shfl_xor_sync(~0u, merge.sum, distance)};
+        merge.add(other);
+    }
+    merge.add(sink_of(p.scores, head));
+    for (int column = lane * 2; column < p.sizes.v_dim; column += 64) {
+        float2 sum{0, 0};
+#pragma unroll 8
+        for (int part = warp; part < split.splits; part += warps) {
+            const std::int64_t at = part * split.all_rows + index;
+            const float weight = merge.weight(lse[part]);
+            const float2 o = *reinterpret_cast<const float2*>(split.o + at * split.columns + column);
+            sum = {fmaf(weight, o.x, sum.x), fmaf(weight, o.y, sum.y)};
+        }
+        of_warp[warp][column] = sum.x;
+        of_warp[warp][column + 1] = sum.y;
+    }
+    __syncthreads();
+    for (int column = static_cast<int>(threadIdx.x); column < p.sizes.v_dim; column += threads) {
+        float sum = 0;
+        for (int n = 0; n < warps; ++n) sum += of_warp[n][column];
+        auto& element = p.o.head(batch, head).row(query)[column];
+        if constexpr (std::is_same_v<T, float>) {
+            element = sum;
+        } else {
+            element = static_cast<std::uint16_t>(pack<T>(sum, 0.0f));
+        }
+    }
+    if (threadIdx.x == 0) p.lse[index] = merge.lse();
+}
+
+}  // namespace device
+
+/// Enqueues the merge, if there is more than one split.
+template <class T, class Parameters>
+void launch_merge_of_splits(const Parameters& p, const SplitParameters& split, cudaStream_t stream) {
+    if (split.splits > 1)
+        gradtile::cuda::launch_on(stream, device::merge_splits_kernel<T, Parameters>,
+                                  dim3(static_cast<unsigned>(split.all_rows)),
+                                  {.threads = device::merge_threads, .starts_early = true}, p, split);
+}
+
+}  // namespace gradtile::attention::cuda
