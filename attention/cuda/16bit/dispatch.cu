@@ -8,6 +8,7 @@
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/few_queries.h>
+#include <gradtile/attention/cuda/hopper/hopper.h>
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/core/cuda/internal/cuda_check.h>
@@ -131,6 +132,10 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
     if (ctx.is_planning() || lse.elements() == 0) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
+    if (!few_queries && !why_not_hopper(options, {q.tensor(), k.tensor(), v.tensor(), o.tensor()})) {
+        hopper_forward(ctx, options, q.tensor(), k.tensor(), v.tensor(), o.tensor(), lse);
+        return o.store(ctx);
+    }
     KernelScores kernel(options, q_in.dtype(), k_in.size(1), head_dim);
     if (few_queries && kernel.rule != RuleKind::none) kernel.rule = RuleKind::any;
     // softmax's maximum is taken of S times prescale, and rules apply to products with the whole scale.
@@ -169,11 +174,15 @@ std::string explain_16bit_forward(const Context& ctx, const ResolvedOptions& opt
     const char* rules = options.scores.scores_are_products ? "" : ", with score rules";
     if (const FewQueriesPlan plan = few_queries_plan(ctx, options, q, k, head_dim))
         return explain(plan, head_dim, options);
+    gradtile::cuda::use_device(ctx.device());
+    const char* const why_not = why_not_hopper(options, {q, k, v});
+    if (why_not == nullptr)
+        return concat("long queries: Hopper's asynchronous products and copies; head dim ", head_dim);
     const RuleKind kind = KernelScores(options, q.dtype(), k.size(1), head_dim).rule;
     if (kind == RuleKind::dropout) rules = ", with dropout";
     if (kind == RuleKind::pair_bias) rules = ", with a bias in tiles";
     return concat("long queries: a thread block for each block of rows; head dim ", head_dim, rules,
-                  options.packed ? ", packed sequences" : "");
+                  options.packed ? ", packed sequences" : "", "; no Hopper kernels, because ", why_not);
 }
 
 void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,

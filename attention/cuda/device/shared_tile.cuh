@@ -20,6 +20,7 @@ struct Tile {
     static constexpr int bytes = rows * row_bytes;
     static constexpr int row_chunks = columns / 8;
     static constexpr int span_bytes = columns % 64 == 0 ? 128 : 64;  ///< chunks are permuted within spans
+    static constexpr int span_distance = span_bytes;                 ///< bytes between spans of one row
     static_assert(columns % 32 == 0 && rows % 8 == 0);
 
     __device__ static constexpr std::uint32_t offset(int row, int chunk) {
@@ -70,9 +71,9 @@ class LanePointer {
     /// The address for the 16 x 16 block at (row, column), both multiples of 16. In unrolled loops it is an
     /// XOR, the same for all rows, plus a constant. Tiles must start at multiples of 128 bytes.
     __device__ std::uint32_t at(int row, int column) const {
-        const int in_span = column * 2 % Tile::span_bytes, spans = column * 2 - in_span;
+        const int in_span = column * 2 % Tile::span_bytes, span = column * 2 / Tile::span_bytes;
         return (base_ ^ static_cast<std::uint32_t>(in_span)) +
-               static_cast<std::uint32_t>(spans + row * Tile::row_bytes);
+               static_cast<std::uint32_t>(span * Tile::span_distance + row * Tile::row_bytes);
     }
 
   private:

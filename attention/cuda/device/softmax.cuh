@@ -3,7 +3,7 @@
 /// state 2 m belongs to row lane/4, state 2 m + 1 to row lane/4 + 8.
 #include <cfloat>
 
-#include <gradtile/attention/cuda/device/mma.cuh>
+#include <gradtile/attention/cuda/device/shared_tile.cuh>
 
 namespace gradtile::attention::cuda::device {
 
@@ -109,13 +109,23 @@ class LazyOnlineSoftmax {
 
     /// Replaces S by P relative to the row's reference. If the reference changes, rescales o, the sum of the
     /// previous blocks.
+    template <int n_tiles, int o_tiles>
+    __device__ __forceinline__ void update(FragmentC (&s)[m_tiles][n_tiles],
+                                           FragmentC (&o)[m_tiles][o_tiles]) {
+        if (raise_reference(s)) rescale(o);
+        exponentiate(s);
+    }
+
+    // The steps of update(), for kernels that compute o at the same time.
+
+    /// Raises the references to the maxima of S if that is necessary. Returns whether the caller must then
+    /// rescale o; the answer is the same in all lanes.
     ///
     /// The reference follows the running maximum only if P would otherwise exceed 2^8. With random scores
     /// this happens only in the first block, so most blocks do not rescale o. Values of P up to 2^8 cost no
     /// accuracy, because floating-point roundings are relative.
-    template <int n_tiles, int o_tiles>
-    __device__ __forceinline__ void update(FragmentC (&s)[m_tiles][n_tiles],
-                                           FragmentC (&o)[m_tiles][o_tiles]) {
+    template <int n_tiles>
+    __device__ __forceinline__ bool raise_reference(const FragmentC (&s)[m_tiles][n_tiles]) {
         float maximum[2 * m_tiles];
         bool moves = false;
 #pragma unroll
@@ -131,7 +141,13 @@ class LazyOnlineSoftmax {
             // its reference.
             moves |= (maximum[i] - reference_[i]) * scale_log2_ > 8.0f;
         }
-        if (__any_sync(~0u, moves)) move_reference(maximum, o);
+        const bool any_moves = __any_sync(~0u, moves);
+        if (any_moves) move_reference(maximum);
+        return any_moves;
+    }
+    /// Replaces S by P relative to the references.
+    template <int n_tiles>
+    __device__ __forceinline__ void exponentiate(FragmentC (&s)[m_tiles][n_tiles]) {
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
             // The product of a reference near the lowest float32 is -inf. With the lowest number in its
@@ -149,6 +165,11 @@ class LazyOnlineSoftmax {
             sum_[i] += sum;
         }
     }
+    /// Multiplies o by the factors of the latest change of the references.
+    template <int o_tiles>
+    __device__ __forceinline__ void rescale(FragmentC (&o)[m_tiles][o_tiles]) const {
+        scale_rows(o, factor_);
+    }
 
     /// Adds a logit without a key, in the units of S, to every row. Call it after the last update(): P is
     /// then relative to the largest score as long as it is summed.
@@ -158,7 +179,8 @@ class LazyOnlineSoftmax {
         float all[2 * m_tiles];
 #pragma unroll
         for (float& x : all) x = sink;
-        move_reference(all, o);
+        move_reference(all);
+        rescale(o);
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i)
             if (lane_index() % 4 == 0) sum_[i] += exp2_fast((sink - reference_[i]) * scale_log2_);
@@ -183,26 +205,20 @@ class LazyOnlineSoftmax {
     }
 
   private:
-    template <int o_tiles>
-    __device__ __forceinline__ void move_reference(const float (&maximum)[2 * m_tiles],
-                                                   FragmentC (&o)[m_tiles][o_tiles]) {
+    __device__ __forceinline__ void move_reference(const float (&maximum)[2 * m_tiles]) {
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
             const float next = fmaxf(reference_[i], maximum[i]);
-            const float factor = next == -INFINITY ? 1.0f : exp2_fast((reference_[i] - next) * scale_log2_);
+            factor_[i] = next == -INFINITY ? 1.0f : exp2_fast((reference_[i] - next) * scale_log2_);
             reference_[i] = next;
-            sum_[i] *= factor;
-#pragma unroll
-            for (int n = 0; n < o_tiles; ++n) {
-                o[i / 2][n][i % 2 * 2] *= factor;
-                o[i / 2][n][i % 2 * 2 + 1] *= factor;
-            }
+            sum_[i] *= factor_[i];
         }
     }
 
     float scale_log2_;
     float reference_[2 * m_tiles];  ///< in units of S; P = 1 where S equals it
     float sum_[2 * m_tiles];        ///< of P over this lane's columns only; row_sum() adds the lanes
+    float factor_[2 * m_tiles];     ///< of the latest change of the references
 };
 
 }  // namespace gradtile::attention::cuda::device

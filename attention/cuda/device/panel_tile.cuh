@@ -1,0 +1,75 @@
+#pragma once
+/// Tiles of 16-bit elements in shared memory for TMA and wgmma.
+#include <cstdint>
+
+#include <gradtile/attention/cuda/device/shared_tile.cuh>
+#include <gradtile/core/cuda/device/tensor_copy.cuh>
+#include <gradtile/core/cuda/device/wgmma.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+/// A row-major tile in panels: all rows of the first 64 columns, then all rows of the next 64 and so on (32
+/// columns if there is no multiple of 64). Within a panel, the 16-byte chunks of a row are swizzled as TMA
+/// and wgmma require: a tile must begin at a multiple of 1024 bytes.
+template <int rows_, int columns_>
+struct PanelTile {
+    static constexpr int rows = rows_, columns = columns_;
+    static constexpr int panel_columns = columns % 64 == 0 ? 64 : 32;
+    static constexpr int panels = columns / panel_columns;
+    static constexpr int row_bytes = 2 * panel_columns;
+    static constexpr int panel_bytes = rows * row_bytes;
+    static constexpr int bytes = panels * panel_bytes;
+    static constexpr gradtile::cuda::Swizzle swizzle =
+        row_bytes == 128 ? gradtile::cuda::Swizzle::of_128_bytes : gradtile::cuda::Swizzle::of_64_bytes;
+    static_assert(columns % panel_columns == 0 && panel_bytes % 1024 == 0);
+
+    // For LanePointer, which stages results of warps.
+    static constexpr int span_bytes = row_bytes, span_distance = panel_bytes;
+    __device__ static constexpr std::uint32_t offset(int row, int chunk) {
+        const int swizzle = row_bytes == 128 ? row & 7 : row >> 1 & 3;
+        return static_cast<std::uint32_t>(row * row_bytes + (chunk ^ swizzle) * 16);
+    }
+
+    /// Starts loads of the rows of a head from `row` on, which report to `barrier`.
+    __device__ static void load(std::uint32_t tile, const gradtile::cuda::TensorMap& map, BoxPosition at,
+                                Barrier barrier) {
+#pragma unroll
+        for (int i = 0; i < panels; ++i)
+            load_box(tile + i * panel_bytes, map, {at.column + i * panel_columns, at.row, at.head, at.batch},
+                     barrier);
+    }
+    /// The operand whose reduced axis is the tile's columns, from `column` (a multiple of 16) on, and whose
+    /// first row is `tile`'s.
+    __device__ __forceinline__ static std::uint64_t by_columns(std::uint32_t tile, int column) {
+        return operand_description<row_bytes>(
+            tile + column / panel_columns * panel_bytes + column % panel_columns * 2, 0);
+    }
+    /// The operand whose reduced axis is the tile's rows, from `row` (a multiple of 16) on, and whose first
+    /// column is `tile`'s.
+    __device__ __forceinline__ static std::uint64_t by_rows(std::uint32_t tile, int row) {
+        return operand_description<row_bytes>(tile + row * row_bytes, panel_bytes);
+    }
+};
+
+/// Starts c = a b^T: the product of 64 rows of `a` and all rows of `b`, over their columns.
+template <class T, class TileA, class TileB>
+__device__ __forceinline__ void start_a_bt(FragmentC (&c)[TileB::rows / 8], std::uint32_t a,
+                                           std::uint32_t b) {
+    static_assert(TileA::columns == TileB::columns);
+#pragma unroll
+    for (int k = 0; k < TileA::columns; k += 16)
+        Product<T, TileB::rows>::template start<Order::reduction, Order::reduction>(
+            c, TileA::by_columns(a, k), TileB::by_columns(b, k), k > 0);
+}
+
+/// Starts c += a b for a [64, rows of b] in registers, over the rows of `b`.
+template <class T, class TileB>
+__device__ __forceinline__ void start_a_b(FragmentC (&c)[TileB::columns / 8],
+                                          const FragmentA (&a)[TileB::rows / 16][1], std::uint32_t b) {
+#pragma unroll
+    for (int k = 0; k < TileB::rows / 16; ++k)
+        Product<T, TileB::columns>::template start<Order::output>(c, a[k][0], TileB::by_rows(b, k * 16),
+                                                                  true);
+}
+
+}  // namespace gradtile::attention::cuda::device

@@ -1,0 +1,322 @@
+#pragma once
+/// FlashAttention-2 forward (Dao 2023, algorithm 1) with the asynchronous products and copies of Hopper.
+///
+/// A thread block stays on its multiprocessor and takes one block of rows after the other. Its producer warp
+/// copies Q, K and V to shared memory ahead of time, also those of the next block of rows. Each consumer
+/// warpgroup takes 64 rows. It starts the product with the next block of keys, and O += P V of the present
+/// one, before it computes exponentials, so that the tensor cores do not wait for them (Shah et al. 2024,
+/// "FlashAttention-3", algorithm 2). Other warpgroups use the tensor cores in the meantime.
+#include <gradtile/attention/cuda/hopper/parameters.h>
+#include <gradtile/attention/cuda/hopper/tiles.h>
+#include <gradtile/attention/cuda/device/panel_tile.cuh>
+#include <gradtile/attention/cuda/device/softmax.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/warpgroup.cuh>
+
+namespace gradtile::attention::cuda {
+
+namespace device {
+
+/// The shared memory of a thread block.
+template <class Policy>
+struct HopperForwardShared {
+    static constexpr HopperForwardTiles tiles = Policy::tiles;
+    using QTile = PanelTile<tiles.rows(), Policy::qk_dim>;
+    using KTile = PanelTile<tiles.keys, Policy::qk_dim>;
+    using VTile = PanelTile<tiles.keys, Policy::v_dim>;
+    using OTile = PanelTile<tiles.rows(), Policy::v_dim>;
+    static constexpr int q = 0, k = QTile::bytes, v = k + tiles.stages * KTile::bytes,
+                         v_end = v + tiles.stages * VTile::bytes, o = tiles.o_beside_q ? v_end : q,
+                         rings = tiles.o_beside_q ? o + OTile::bytes : v_end;
+    struct Rings {
+        Ring<1> q;
+        Ring<tiles.stages> k, v;
+    };
+    static_assert(sizeof(Rings) <= HopperForwardTiles::ring_bytes);
+    static_assert(OTile::bytes <= QTile::bytes || tiles.o_beside_q);
+};
+
+/// The blocks of keys that rows see, [begin, end).
+struct KeyBlocks {
+    int begin, end;
+
+    template <int keys>
+    __device__ static KeyBlocks seen_by(const DeviceMask& mask, int row, int rows) {
+        rows = min(rows, mask.queries - row);
+        if (rows <= 0) return {0, 0};
+        const int begin = mask.first_key(row) / keys;
+        return {begin, max(begin, (mask.end_key(row + rows - 1) + keys - 1) / keys)};
+    }
+};
+
+/// A block of rows of one head.
+template <class Policy>
+struct RowTask {
+    int batch, head, row;
+    KeyBlocks blocks;
+
+    __device__ RowTask(const HopperForwardParameters& p, int index) {
+        constexpr int rows = Policy::tiles.rows();
+        const TaskOrder::Task task = p.order(index);
+        batch = task.batch_head / p.sizes.heads;
+        head = task.batch_head - batch * p.sizes.heads;
+        // The last rows come first: under a causal mask they have the most work.
+        row = (p.order.parts - 1 - task.part) * rows;
+        blocks = KeyBlocks::seen_by<Policy::tiles.keys>(p.mask, row, rows);
+    }
+};
+
+/// Starts all copies to shared memory. One thread runs this.
+template <class Policy>
+__device__ __forceinline__ void produce(const HopperForwardParameters& p, std::uint32_t base,
+                                        typename HopperForwardShared<Policy>::Rings& rings) {
+    using Shared = HopperForwardShared<Policy>;
+    constexpr HopperForwardTiles tiles = Policy::tiles;
+    RingPosition q(rings.q);
+    RingPosition k(rings.k), v(rings.v);
+    for (int index = static_cast<int>(blockIdx.x); index < p.tasks; index += static_cast<int>(gridDim.x)) {
+        const RowTask<Policy> task(p, index);
+        const int key_head = task.head / p.sizes.group;
+        q.wait_empty();
+        q.full().arrive_and_expect(Shared::QTile::bytes);
+        Shared::QTile::load(base + Shared::q, p.q, {0, task.row, task.head, task.batch}, q.full());
+        q.advance();
+        for (int block = task.blocks.end - 1; block >= task.blocks.begin; --block) {
+            const BoxPosition at{0, block * tiles.keys, key_head, task.batch};
+            k.wait_empty();
+            k.full().arrive_and_expect(Shared::KTile::bytes);
+            Shared::KTile::load(base + Shared::k + k.stage() * Shared::KTile::bytes, p.k, at, k.full());
+            k.advance();
+            v.wait_empty();
+            v.full().arrive_and_expect(Shared::VTile::bytes);
+            Shared::VTile::load(base + Shared::v + v.stage() * Shared::VTile::bytes, p.v, at, v.full());
+            v.advance();
+        }
+    }
+}
+
+/// What a consumer warpgroup does for its 64 rows.
+template <class T, class Policy>
+class ForwardConsumer {
+    using Shared = HopperForwardShared<Policy>;
+    using QTile = typename Shared::QTile;
+    using KTile = typename Shared::KTile;
+    using VTile = typename Shared::VTile;
+    using OTile = typename Shared::OTile;
+    static constexpr HopperForwardTiles tiles = Policy::tiles;
+    using Scores = FragmentC[1][tiles.keys / 8];
+    using Output = FragmentC[1][Policy::v_dim / 8];
+    using Probabilities = FragmentA[tiles.keys / 16][1];
+
+  public:
+    __device__ __forceinline__ ForwardConsumer(const HopperForwardParameters& p, std::uint32_t base,
+                                               typename Shared::Rings& rings, int warpgroup)
+        : p_(p), base_(base), q_(rings.q), k_(rings.k), v_(rings.v), warpgroup_(warpgroup),
+          warp_row_(warp_index() % 4 * 16) {}
+
+    __device__ __forceinline__ void consume() {
+        for (int index = static_cast<int>(blockIdx.x); index < p_.tasks; index += static_cast<int>(gridDim.x))
+            attend(RowTask<Policy>(p_, index));
+        if (is_first_thread()) wait_until_stores_have_read();
+    }
+
+  private:
+    __device__ __forceinline__ void attend(const RowTask<Policy>& task) {
+        const int row = task.row + warpgroup_ * 64;
+        KeyBlocks own = KeyBlocks::seen_by<tiles.keys>(p_.mask, row, 64);
+        if (own.begin >= own.end) own = {task.blocks.end, task.blocks.end};
+        Output o;
+        clear(o);
+        LazyOnlineSoftmax<1> softmax(p_.scale_log2);
+        q_.wait_full();
+        skip(task.blocks.end - own.end);
+        if (own.begin < own.end) {
+            Scores s;
+            Probabilities probabilities;
+            k_.wait_full();
+            start_scores(s);
+            await_products<0>(s[0]);
+            release(k_);
+            mask(s, row, own.end - 1);
+            softmax.raise_reference(s);
+            softmax.exponentiate(s);
+            as_operand_a<T>(probabilities, s);
+            for (int block = own.end - 2; block >= own.begin; --block) {
+                k_.wait_full();
+                start_scores(s);
+                v_.wait_full();
+                start_output(o, probabilities);
+                await_products<1>(s[0]);
+                release(k_);
+                mask(s, row, block);
+                const bool rescales = softmax.raise_reference(s);
+                softmax.exponentiate(s);
+                await_products<0>(o[0]);
+                release(v_);
+                if (rescales) softmax.rescale(o);
+                as_operand_a<T>(probabilities, s);
+            }
+            if constexpr (tiles.o_beside_q) release(q_);
+            v_.wait_full();
+            start_output(o, probabilities);
+            await_products<0>(o[0]);
+            release(v_);
+        } else if constexpr (tiles.o_beside_q) {
+            release(q_);
+        }
+        skip(own.begin - task.blocks.begin);
+        if (p_.sink != nullptr)  // in the units of S, to which scale_log2 is still to be applied
+            softmax.add_sink(p_.sink[task.head * p_.sink_stride] * (log2_e / p_.scale_log2), o);
+        float lse[2];
+        softmax.finish(o, lse);
+        store(o, lse, task, row);
+    }
+
+    __device__ __forceinline__ void start_scores(Scores& s) {
+        begin_products();
+        start_a_bt<T, QTile, KTile>(s[0], base_ + Shared::q + warpgroup_ * 64 * QTile::row_bytes,
+                                    base_ + Shared::k + k_.stage() * KTile::bytes);
+        commit_products();
+    }
+    __device__ __forceinline__ void start_output(Output& o, const Probabilities& probabilities) {
+        begin_products();
+        start_a_b<T, VTile>(o[0], probabilities, base_ + Shared::v + v_.stage() * VTile::bytes);
+        commit_products();
+    }
+    __device__ __forceinline__ void mask(Scores& s, int row, int block) const {
+        const int key = block * tiles.keys;
+        if (!p_.mask.sees_all(row, 64, key, tiles.keys))
+            mask_scores(s, p_.mask, row + warp_row_, key);
+    }
+
+    /// Each warp releases a stage once.
+    template <int stages>
+    __device__ __forceinline__ static void release(RingPosition<stages>& ring) {
+        if (lane_index() == 0) ring.empty().arrive();
+        ring.advance();
+    }
+    /// Passes over blocks of keys that only other warpgroups see.
+    __device__ __forceinline__ void skip(int blocks) {
+        for (int i = 0; i < blocks; ++i) {
+            k_.wait_full();
+            release(k_);
+            v_.wait_full();
+            release(v_);
+        }
+    }
+
+    /// Stores O through shared memory.
+    __device__ __forceinline__ void store(const Output& o, const float (&lse)[2], const RowTask<Policy>& task,
+                                          int row) {
+        const std::uint32_t rows = base_ + Shared::o + warpgroup_ * 64 * OTile::row_bytes;
+        if (is_first_thread()) wait_until_stores_have_read();
+        wait_for_warpgroup();
+        stage_rows<T, OTile>(rows + warp_row_ * OTile::row_bytes, o);
+        publish_shared_writes();
+        wait_for_warpgroup();
+        if (is_first_thread()) {
+            if (row < p_.mask.queries) {
+#pragma unroll
+                for (int i = 0; i < OTile::panels; ++i)
+                    store_box(p_.o, {i * OTile::panel_columns, row, task.head, task.batch},
+                              rows + i * OTile::panel_bytes);
+            }
+            commit_stores();
+            if constexpr (!tiles.o_beside_q) wait_until_stores_have_read();
+        }
+        if constexpr (!tiles.o_beside_q) {
+            wait_for_warpgroup();
+            release(q_);
+        }
+        if (const int lane = lane_index(); lane % 4 == 0) {
+            float* const of_head =
+                p_.lse +
+                (static_cast<std::int64_t>(task.batch) * p_.sizes.heads + task.head) * p_.mask.queries;
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (const int at = row + warp_row_ + i * 8 + lane / 4; at < p_.mask.queries)
+                    of_head[at] = lse[i];
+        }
+    }
+    __device__ __forceinline__ void wait_for_warpgroup() const {
+        wait_at(1 + warpgroup_, warpgroup_threads);
+    }
+    __device__ __forceinline__ static bool is_first_thread() {
+        return reread_thread_index() % warpgroup_threads == 0;
+    }
+
+    const HopperForwardParameters& p_;
+    std::uint32_t base_;
+    RingPosition<1> q_;
+    RingPosition<tiles.stages> k_, v_;
+    int warpgroup_;
+    int warp_row_;  ///< the warp's first row among those of its warpgroup
+};
+
+template <class T, class Policy>
+__global__ void __launch_bounds__(Policy::tiles.threads(), 1)
+    hopper_forward_kernel(const __grid_constant__ HopperForwardParameters p) {
+    using Shared = HopperForwardShared<Policy>;
+    constexpr HopperForwardTiles tiles = Policy::tiles;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    auto& rings = *reinterpret_cast<typename Shared::Rings*>(shared + Shared::rings);
+    if (threadIdx.x == 0) {
+        constexpr int consumer_warps = 4 * tiles.consumers;
+        initialize(rings.q, consumer_warps);
+        initialize(rings.k, consumer_warps);
+        initialize(rings.v, consumer_warps);
+        publish_barriers();
+    }
+    __syncthreads();
+    gradtile::cuda::device::await_predecessor();
+    const std::uint32_t base = shared_address(shared);
+    const int warpgroup = warpgroup_index();
+    if (warpgroup == tiles.consumers) {
+        release_registers_down_to<tiles.producer_registers()>();
+        if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy>(p, base, rings);
+    } else {
+        take_registers_up_to<tiles.consumer_registers()>();
+        ForwardConsumer<T, Policy>(p, base, rings, warpgroup).consume();
+    }
+}
+
+}  // namespace device
+
+template <int qk_dim_, int v_dim_>
+struct HopperForwardPolicy {
+    static constexpr int qk_dim = qk_dim_, v_dim = v_dim_;
+    static constexpr HopperForwardTiles tiles = hopper_forward_tiles(qk_dim, v_dim);
+};
+
+template <class T>
+void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                           HopperForwardParameters p, const Context& ctx) {
+    const auto launch = [&]<int qk_dim, int v_dim>() {
+        using Policy = HopperForwardPolicy<qk_dim, v_dim>;
+        using Shared = device::HopperForwardShared<Policy>;
+        constexpr HopperForwardTiles tiles = Policy::tiles;
+        constexpr int shared_bytes = tiles.shared_bytes(qk_dim, v_dim);
+        static_assert(shared_bytes <= 227 * 1024);
+        p.q = gradtile::cuda::tensor_map(q, tiles.rows(), Shared::QTile::swizzle);
+        p.k = gradtile::cuda::tensor_map(k, tiles.keys, Shared::KTile::swizzle);
+        p.v = gradtile::cuda::tensor_map(v, tiles.keys, Shared::VTile::swizzle);
+        p.o = gradtile::cuda::tensor_map(o, 64, Shared::OTile::swizzle);
+        const int row_blocks = (p.mask.queries + tiles.rows() - 1) / tiles.rows();
+        const std::int64_t heads = q.size(0) * q.size(2);
+        p.order = device::TaskOrder(heads, row_blocks,
+                                    2 * std::int64_t{p.mask.keys} * (qk_dim + v_dim) / p.sizes.group);
+        p.tasks = static_cast<int>(heads * row_blocks);
+        const int blocks = std::min(p.tasks, gradtile::cuda::processors_of(ctx));
+        gradtile::cuda::launch(ctx, device::hopper_forward_kernel<T, Policy>, static_cast<unsigned>(blocks),
+                               {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true},
+                               p);
+    };
+    visit_head_dim(Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim), [&]<int dim>(HeadDim<dim>) {
+        if constexpr (dim == 192) {
+            if (p.sizes.v_dim <= 128) return launch.template operator()<192, 128>();
+        }
+        launch.template operator()<dim, dim>();
+    });
+}
+
+}  // namespace gradtile::attention::cuda

@@ -1,0 +1,72 @@
+#include <gradtile/attention/cuda/hopper/hopper.h>
+
+#include <cstdlib>
+#include <numbers>
+#include <string_view>
+
+#include <gradtile/attention/cuda/hopper/parameters.h>
+#include <gradtile/core/cuda/internal/cuda_check.h>
+
+namespace gradtile::attention::cuda {
+namespace {
+
+bool is_turned_off() {
+    const char* const value = std::getenv("GRADTILE_HOPPER_ATTENTION");
+    return value != nullptr && value == std::string_view("off");
+}
+
+#ifdef GRADTILE_HAVE_HOPPER
+/// Code for sm_90a runs on GPUs of compute capability 9.0 only.
+bool is_hopper() {
+    int device = 0, major = 0, minor = 0;
+    gradtile::cuda::cuda_check(cudaGetDevice(&device));
+    gradtile::cuda::cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    gradtile::cuda::cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    return major == 9 && minor == 0;
+}
+#endif
+
+}  // namespace
+
+const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list<Tensor> tensors) {
+#ifdef GRADTILE_HAVE_HOPPER
+    if (!is_hopper()) return "the GPU is not of compute capability 9.0";
+    if (is_turned_off()) return "GRADTILE_HOPPER_ATTENTION is off";
+    if (options.packed) return "the sequences are packed";
+    if (!options.scores.scores_are_products) return "the scores have rules";
+    if (!(options.scale > 0)) return "the scale is not positive";
+    for (const Tensor& x : tensors) {
+        if (x.elements() == 0) return "there are no rows or keys";
+        if (!gradtile::cuda::has_tensor_map(x)) return "TMA cannot read the strides";
+    }
+    return nullptr;
+#else
+    static_cast<void>(options);
+    static_cast<void>(tensors);
+    static_cast<void>(is_turned_off);
+    return "this build has no code for sm_90a";
+#endif
+}
+
+#ifdef GRADTILE_HAVE_HOPPER
+void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
+                    const Tensor& v, const Tensor& o, const Tensor& lse) {
+    const HopperForwardParameters parameters{
+        .lse = lse.data<float>(),
+        .sizes = device::sizes_of(q, k, v),
+        .mask = device::DeviceMask(options.mask),
+        .scale_log2 = static_cast<float>(std::numbers::log2e * options.scale),
+        .sink = options.scores.sink,
+        .sink_stride = options.scores.sink_stride};
+    const auto launch =
+        q.dtype() == DType::bf16 ? launch_hopper_forward<bfloat16> : launch_hopper_forward<float16>;
+    launch(q, k, v, o, parameters, ctx);
+}
+#else
+void hopper_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&, const Tensor&,
+                    const Tensor&, const Tensor&) {
+    throw Error("attention: this build has no code for sm_90a");
+}
+#endif
+
+}  // namespace gradtile::attention::cuda

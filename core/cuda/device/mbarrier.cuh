@@ -1,0 +1,122 @@
+#pragma once
+/// Barriers in shared memory that count arrivals and bytes of asynchronous copies (mbarrier, sm_90). PTX ISA
+/// 9.7.13 "Parallel Synchronization: mbarrier".
+///
+/// A barrier's phases are numbered from 0. A phase ends when all expected arrivals have been made and all
+/// announced bytes have been copied. A wait names the parity of the phase that it waits for, so a waiter may
+/// be at most one phase behind.
+#include <cstdint>
+#include <cstdio>
+
+#include <gradtile/core/cuda/device/async_copy.cuh>
+
+namespace gradtile::cuda::device {
+
+class Barrier {
+  public:
+    /// `memory` points to a std::uint64_t in shared memory.
+    __device__ __forceinline__ explicit Barrier(std::uint32_t memory) : memory_(memory) {}
+
+    /// One thread calls this; publish_barriers() and a barrier of the block follow.
+    __device__ __forceinline__ void initialize(int arrivals) const {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(memory_), "r"(arrivals) : "memory");
+    }
+    __device__ __forceinline__ void arrive() const {
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(memory_) : "memory");
+    }
+    /// Arrives, and announces copies of `bytes` bytes that report to this barrier.
+    __device__ __forceinline__ void arrive_and_expect(int bytes) const {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(memory_), "r"(bytes)
+                     : "memory");
+    }
+    /// Waits for the end of a phase of this parity. Returns at once if the current phase has the other
+    /// parity.
+    __device__ __forceinline__ void wait(int parity) const {
+#ifdef GRADTILE_BOUNDED_WAITS
+        // Only a defect reaches this limit. Not by default: a kernel that can trap gets no more registers for
+        // a warpgroup than the block was launched with (nvcc 13.0), and spills them.
+        for (int polls = 0; !has_ended(parity); ++polls) {
+            if (polls < 1 << 20) continue;
+            printf("block %u, thread %u: the barrier at %u does not end a phase of parity %d\n", blockIdx.x,
+                   threadIdx.x, memory_, parity);
+            __trap();
+        }
+#else
+        while (!has_ended(parity)) {
+        }
+#endif
+    }
+    __device__ __forceinline__ std::uint32_t memory() const {
+        return memory_;
+    }
+
+  private:
+    /// Waits for a limited time, which the hardware chooses.
+    __device__ __forceinline__ bool has_ended(int parity) const {
+        std::uint32_t ended;
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(ended)
+            : "r"(memory_), "r"(parity)
+            : "memory");
+        return ended != 0;
+    }
+
+    std::uint32_t memory_;
+};
+
+/// Makes initialized barriers visible to copies. The thread that initialized them calls this.
+__device__ __forceinline__ void publish_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/// Barriers of a ring of `stages` buffers, in shared memory: a pair for each stage. A producer fills a
+/// stage after its consumers have released it.
+template <int stages_>
+struct Ring {
+    static constexpr int stages = stages_;
+    std::uint64_t full[stages], empty[stages];
+};
+
+/// The place of one thread in a ring. The producer and each consumer go through the stages in the same order.
+template <int stages>
+class RingPosition {
+  public:
+    __device__ __forceinline__ explicit RingPosition(Ring<stages>& ring)
+        : full_(shared_address(ring.full)), empty_(shared_address(ring.empty)) {}
+
+    __device__ __forceinline__ int stage() const { return stage_; }
+    __device__ __forceinline__ Barrier full() const { return Barrier(full_ + 8 * stage_); }
+    __device__ __forceinline__ Barrier empty() const { return Barrier(empty_ + 8 * stage_); }
+    /// Of the consumers: waits until the stage is full.
+    __device__ __forceinline__ void wait_full() const { full().wait(round_); }
+    /// Of the producer: waits until the stage's previous contents have been released. In the first round,
+    /// stages are empty: the phase "before" phase 0 has the parity 1 and counts as ended.
+    __device__ __forceinline__ void wait_empty() const { empty().wait(round_ ^ 1); }
+    __device__ __forceinline__ void advance() {
+        if (++stage_ == stages) {
+            stage_ = 0;
+            round_ ^= 1;
+        }
+    }
+
+  private:
+    std::uint32_t full_, empty_;
+    int stage_ = 0, round_ = 0;  ///< round_ is the round's parity
+};
+
+/// One thread initializes a ring: a stage becomes full by one arrival and the bytes it announces, and empty
+/// by `releases` arrivals.
+template <int stages>
+__device__ __forceinline__ void initialize(Ring<stages>& ring, int releases) {
+    for (int i = 0; i < stages; ++i) {
+        Barrier(shared_address(&ring.full[i])).initialize(1);
+        Barrier(shared_address(&ring.empty[i])).initialize(releases);
+    }
+}
+
+}  // namespace gradtile::cuda::device

@@ -1,0 +1,55 @@
+#pragma once
+/// Copies of boxes of a tensor between global and shared memory by the tensor memory accelerator (TMA,
+/// sm_90). One thread starts a copy; the hardware computes the addresses and swizzles them. Elements of a box
+/// outside the tensor are read as zeros and not written. PTX ISA 9.7.9.25 "cp.async.bulk.tensor".
+#include <cstdint>
+
+#include <gradtile/core/cuda/tensor_map.h>
+#include <gradtile/core/cuda/device/mbarrier.cuh>
+
+namespace gradtile::cuda::device {
+
+/// The first element of a box of a [B, S, H, D] tensor.
+struct BoxPosition {
+    int column, row, head, batch;
+};
+
+/// Starts a load. Its bytes, which are those of the whole box, report to `barrier`.
+__device__ __forceinline__ void load_box(std::uint32_t to, const TensorMap& map, BoxPosition at,
+                                         Barrier barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
+        "%5}], [%6];" ::"r"(to),
+        "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(barrier.memory())
+        : "memory");
+}
+
+/// Starts a store. publish_shared_writes() must precede it, by every thread that wrote to `from`, and a
+/// barrier between them and this thread.
+__device__ __forceinline__ void store_box(const TensorMap& map, BoxPosition at, std::uint32_t from) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
+        "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(from)
+        : "memory");
+}
+/// Closes the group of stores that this thread started since the last call.
+__device__ __forceinline__ void commit_stores() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Waits until shared memory has been read by all groups of this thread.
+__device__ __forceinline__ void wait_until_stores_have_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/// Orders this thread's earlier writes to shared memory before later accesses by copies and by wgmma, which
+/// use another path to it (the "async proxy").
+__device__ __forceinline__ void publish_shared_writes() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// Loads a tensor map before its first use.
+__device__ __forceinline__ void prefetch(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+}  // namespace gradtile::cuda::device

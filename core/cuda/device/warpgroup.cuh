@@ -1,0 +1,34 @@
+#pragma once
+/// Warpgroups: four consecutive warps, of which the first has an index that is a multiple of four (sm_90).
+#include <cstdint>
+
+namespace gradtile::cuda::device {
+
+inline constexpr int warpgroup_threads = 128;
+
+__device__ __forceinline__ int warpgroup_index() {
+    return __shfl_sync(~0u, static_cast<int>(threadIdx.x / warpgroup_threads), 0);
+}
+
+/// Changes the registers per thread of the calling warpgroup. All registers of a block come from those that
+/// it was launched with, so some warpgroups must release registers before others can take them. `registers`
+/// is a multiple of 8 between 24 and 256. All warps of the warpgroup must call.
+template <int registers>
+__device__ __forceinline__ void release_registers_down_to() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void take_registers_up_to() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+/// Barriers 1 to 15 of a block, for a part of its warps. `threads` counts those that wait and those that only
+/// arrive; it is a multiple of 32.
+__device__ __forceinline__ void wait_at(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void arrive_at(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+}  // namespace gradtile::cuda::device

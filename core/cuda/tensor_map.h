@@ -1,0 +1,25 @@
+#pragma once
+/// Descriptions of tensors in global memory, with which kernels copy boxes by TMA: see
+/// device/tensor_copy.cuh. A map is a kernel parameter (const __grid_constant__), so that captured graphs
+/// hold it.
+#include <cuda.h>
+
+#include <gradtile/core/tensor.h>
+
+namespace gradtile::cuda {
+
+using TensorMap = CUtensorMap;
+
+/// How the 16-byte pieces of a box's rows are permuted in shared memory, so that columns of pieces lie in
+/// different banks. Rows are as long as the name says.
+enum class Swizzle : std::uint8_t { of_64_bytes, of_128_bytes };
+
+/// Whether TMA can address the rows of a [B, S, H, D] tensor of 16-bit elements: elements of a row adjacent,
+/// address and other strides multiples of 16 bytes and, unless their axis has length 1, positive.
+bool has_tensor_map(const Tensor& x);
+
+/// The map of a [B, S, H, D] tensor of 16-bit elements for boxes of `rows` rows of one head. A box has as
+/// many columns as the swizzle's rows have bytes. has_tensor_map(x) must hold, and no axis may have length 0.
+TensorMap tensor_map(const Tensor& x, int rows, Swizzle swizzle);
+
+}  // namespace gradtile::cuda
