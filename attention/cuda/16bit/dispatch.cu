@@ -9,6 +9,7 @@
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/few_queries.h>
 #include <gradtile/attention/cuda/hopper/hopper.h>
+#include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/core/cuda/internal/cuda_check.h>
@@ -204,11 +205,13 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     const std::int64_t batches =
         batches_at_once(options.scores, batch_size, saved.q.size(2) * padded_rows * head_dim,
                         saved.k.size(2) * ((saved.k.size(1) + 127) / 128));
-    const Tensor d_q_sums = empty(ctx, {batches, saved.q.size(2), padded_rows, head_dim}, DType::f32);
+    const Tensor d_q_sums = empty(
+        ctx, {batches, saved.q.size(2), padded_rows, std::max(head_dim, padded_hopper_head_dim(head_dim))},
+        DType::f32);
     const std::int64_t turns_per_block = options.deterministic ? backward_turns : 0;
     const std::int64_t turn_count = batch_heads * (padded_rows / backward_row_padding) * turns_per_block;
     const Readable d_lse = contiguous(ctx, d_out.lse);
-    const Tensor turns = empty(ctx, {options.deterministic ? turn_count + 1 : 0}, DType::i32);
+    const Tensor turns = empty(ctx, {turn_count + 1}, DType::i32);
     const KernelScores kernel(options, saved.q.dtype(), saved.k.size(1), head_dim);
     std::int64_t parts = 1;
     if (kernel.pair_bias >= 0) {
@@ -255,6 +258,25 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         .packed = packed,
         .key_tasks = {packed_tasks_in(key_tasks)},
         .padded_tasks = {packed_tasks_in(padded_tasks)}};
+    const auto make_sink_gradient = [&] {
+        if (into.sink.defined())
+            launch_sink_gradient(ctx, options.scores, saved.lse, parameters.delta, padded_rows,
+                                 double{p_factor} * options.scores.dropout.scale, into.sink, packed);
+    };
+    if (!why_not_hopper_backward(options, {q.tensor(), k.tensor(), v.tensor(), o.tensor(), d_o.tensor(),
+                                           d_k.tensor(), d_v.tensor()})) {
+        parameters.next_task = turns.data<std::int32_t>() + turn_count;
+        hopper_backward(ctx,
+                        {.q = q.tensor(),
+                         .k = k.tensor(),
+                         .v = v.tensor(),
+                         .d_o = d_o.tensor(),
+                         .d_k = d_k.tensor(),
+                         .d_v = d_v.tensor()},
+                        parameters);
+        for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+        return make_sink_gradient();
+    }
     const auto launch = saved.q.dtype() == DType::bf16 ? launch_backward<bfloat16> : launch_backward<float16>;
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     for (std::int64_t first = 0; saved.q.elements() + saved.k.elements() > 0 && first < batch_size;
@@ -279,9 +301,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
             of_any_bias(parameters, gradient, stream);
         }
     }
-    if (into.sink.defined())
-        launch_sink_gradient(ctx, options.scores, saved.lse, parameters.delta, padded_rows,
-                             double{p_factor} * options.scores.dropout.scale, into.sink, packed);
+    make_sink_gradient();
 }
 
 }  // namespace gradtile::attention::cuda

@@ -72,4 +72,15 @@ __device__ __forceinline__ void start_a_b(FragmentC (&c)[TileB::columns / 8],
                                                                   true);
 }
 
+/// Starts c = a^T b for 64 columns of `a`, all of one panel, and as many columns of `b` as c has, over the
+/// rows of both.
+template <class T, class TileA, class TileB, int tiles>
+__device__ __forceinline__ void start_at_b(FragmentC (&c)[tiles], std::uint32_t a, std::uint32_t b) {
+    static_assert(TileA::rows == TileB::rows && TileA::panel_columns == 64);
+#pragma unroll
+    for (int k = 0; k < TileA::rows; k += 16)
+        Product<T, 8 * tiles>::template start<Order::output, Order::output>(c, TileA::by_rows(a, k),
+                                                                            TileB::by_rows(b, k), k > 0);
+}
+
 }  // namespace gradtile::attention::cuda::device

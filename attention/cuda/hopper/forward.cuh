@@ -111,7 +111,12 @@ class ForwardConsumer {
   public:
     __device__ __forceinline__ ForwardConsumer(const HopperForwardParameters& p, std::uint32_t base,
                                                typename Shared::Rings& rings, int warpgroup)
-        : p_(p), base_(base), q_(rings.q), k_(rings.k), v_(rings.v), warpgroup_(warpgroup),
+        : p_(p),
+          base_(base),
+          q_(rings.q),
+          k_(rings.k),
+          v_(rings.v),
+          warpgroup_(warpgroup),
           warp_row_(warp_index() % 4 * 16) {}
 
     __device__ __forceinline__ void consume() {
@@ -185,8 +190,7 @@ class ForwardConsumer {
     }
     __device__ __forceinline__ void mask(Scores& s, int row, int block) const {
         const int key = block * tiles.keys;
-        if (!p_.mask.sees_all(row, 64, key, tiles.keys))
-            mask_scores(s, p_.mask, row + warp_row_, key);
+        if (!p_.mask.sees_all(row, 64, key, tiles.keys)) mask_scores(s, p_.mask, row + warp_row_, key);
     }
 
     /// Each warp releases a stage once.

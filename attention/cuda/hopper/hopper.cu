@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include <gradtile/attention/cuda/hopper/parameters.h>
+#include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/core/cuda/internal/cuda_check.h>
 
 namespace gradtile::attention::cuda {
@@ -48,6 +49,12 @@ const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list
 #endif
 }
 
+const char* why_not_hopper_backward(const ResolvedOptions& options, std::initializer_list<Tensor> tensors) {
+    for (const Tensor& x : tensors)
+        if (x.size(3) > hopper_backward_max_head_dim) return "the head dim is more than 128";
+    return why_not_hopper(options, tensors);
+}
+
 #ifdef GRADTILE_HAVE_HOPPER
 void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                     const Tensor& v, const Tensor& o, const Tensor& lse) {
@@ -62,7 +69,16 @@ void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Te
         q.dtype() == DType::bf16 ? launch_hopper_forward<bfloat16> : launch_hopper_forward<float16>;
     launch(q, k, v, o, parameters, ctx);
 }
+void hopper_backward(const Context& ctx, const HopperBackwardTensors& tensors,
+                     const Bits16BackwardParameters& parameters) {
+    const auto launch =
+        tensors.q.dtype() == DType::bf16 ? launch_hopper_backward<bfloat16> : launch_hopper_backward<float16>;
+    launch(tensors, parameters, ctx);
+}
 #else
+void hopper_backward(const Context&, const HopperBackwardTensors&, const Bits16BackwardParameters&) {
+    throw Error("attention: this build has no code for sm_90a");
+}
 void hopper_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&, const Tensor&,
                     const Tensor&, const Tensor&) {
     throw Error("attention: this build has no code for sm_90a");

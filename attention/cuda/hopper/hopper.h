@@ -2,7 +2,7 @@
 /// INTERNAL. Which 16-bit calls the Hopper kernels compute. All others go to the kernels for sm_80 and later.
 #include <cuda_runtime_api.h>
 
-#include <gradtile/attention/cuda/16bit/parameters.h>
+#include <gradtile/attention/cuda/hopper/parameters.h>
 #include <gradtile/attention/internal/attention_backend.h>
 
 namespace gradtile::attention::cuda {
@@ -14,5 +14,13 @@ const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list
 /// Enqueues the forward pass of a call that may use them.
 void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                     const Tensor& v, const Tensor& o, const Tensor& lse);
+
+/// The same for the backward pass: also says why not for head dims without a kernel.
+const char* why_not_hopper_backward(const ResolvedOptions& options, std::initializer_list<Tensor> tensors);
+
+/// Enqueues the backward pass of a call that may use them. Uses next_task also if the call is not
+/// deterministic.
+void hopper_backward(const Context& ctx, const HopperBackwardTensors& tensors,
+                     const Bits16BackwardParameters& parameters);
 
 }  // namespace gradtile::attention::cuda

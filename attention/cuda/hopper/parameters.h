@@ -26,4 +26,23 @@ template <class T>
 void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                            HopperForwardParameters parameters, const Context& ctx);
 
+/// The tensors of a backward pass, in layouts that TMA can copy.
+struct HopperBackwardTensors {
+    Tensor q, k, v, d_o;
+    Tensor d_k, d_v;
+};
+
+struct HopperBackwardParameters {
+    gradtile::cuda::TensorMap q, d_o;    ///< boxes of a block of rows
+    gradtile::cuda::TensorMap k, v;      ///< boxes of a block of keys
+    gradtile::cuda::TensorMap d_k, d_v;  ///< boxes of 64 keys
+    Bits16BackwardParameters rows;       ///< what the kernels before and after this one share with it
+    int tasks;
+};
+
+/// Enqueues the backward pass. rows.next_task must not be null.
+template <class T>
+void launch_hopper_backward(const HopperBackwardTensors& tensors, const Bits16BackwardParameters& parameters,
+                            const Context& ctx);
+
 }  // namespace gradtile::attention::cuda

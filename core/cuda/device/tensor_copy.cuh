@@ -24,6 +24,14 @@ __device__ __forceinline__ void load_box(std::uint32_t to, const TensorMap& map,
         : "memory");
 }
 
+/// Starts a copy of `bytes` adjacent bytes; addresses and length are multiples of 16.
+__device__ __forceinline__ void load_bytes(std::uint32_t to, const void* from, int bytes, Barrier barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier.memory())
+        : "memory");
+}
+
 /// Starts a store. publish_shared_writes() must precede it, by every thread that wrote to `from`, and a
 /// barrier between them and this thread.
 __device__ __forceinline__ void store_box(const TensorMap& map, BoxPosition at, std::uint32_t from) {

@@ -1,0 +1,416 @@
+#pragma once
+/// FlashAttention-2 backward (Dao 2023, algorithm 2) with the asynchronous products and copies of Hopper. A
+/// thread block takes blocks of keys, one after the other, and loops over the blocks of rows that see them.
+///
+/// S^T = K Q^T and dP^T = V dO^T have keys as rows, so the accumulators of P^T and dS^T are, rounded to 16
+/// bits, already the left operands of dV = P^T dO and dK = dS^T Q. Only dS passes through shared memory, for
+/// dQ = dS K, because a row of dQ sums over the keys of both warpgroups. dQ is summed in float32 in global
+/// memory.
+///
+/// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
+/// binary16.
+#include <gradtile/attention/cuda/hopper/parameters.h>
+#include <gradtile/attention/cuda/hopper/tiles.h>
+#include <gradtile/attention/cuda/16bit/backward_rows.cuh>
+#include <gradtile/attention/cuda/device/panel_tile.cuh>
+#include <gradtile/attention/cuda/device/turns.cuh>
+#include <gradtile/core/cuda/device/warpgroup.cuh>
+
+namespace gradtile::attention::cuda {
+
+namespace device {
+
+/// The shared memory of a thread block.
+template <class Policy>
+struct HopperBackwardShared {
+    static constexpr HopperBackwardTiles tiles = Policy::tiles;
+    using KvTile = PanelTile<tiles.keys, Policy::head_dim>;
+    using RowTile = PanelTile<tiles.rows, Policy::head_dim>;
+    using DsTile = PanelTile<tiles.keys, tiles.rows>;  ///< dS^T
+    static constexpr int statistics_bytes = 4 * tiles.rows;
+    static constexpr int k = 0, v = k + KvTile::bytes, d_k = v + KvTile::bytes, d_v = d_k + KvTile::bytes,
+                         q = d_v + KvTile::bytes, d_o = q + tiles.stages * RowTile::bytes,
+                         d_s = d_o + tiles.stages * RowTile::bytes, lse = d_s + 2 * DsTile::bytes,
+                         delta = lse + tiles.stages * statistics_bytes,
+                         rings = delta + tiles.stages * statistics_bytes;
+    struct Rings {
+        Ring<1> kv;
+        Ring<tiles.stages> q, d_o, tasks;
+        int task[tiles.stages];
+    };
+    static_assert(sizeof(Rings) <= HopperBackwardTiles::ring_bytes);
+    static_assert(rings + HopperBackwardTiles::ring_bytes <= tiles.shared_bytes(Policy::head_dim));
+};
+
+/// A block of keys of one K/V head, and the rows that see them: those of all heads of its group.
+template <class Policy>
+struct KeyTask {
+    int batch, head, key, block;
+    int begin_row, end_row;  ///< the same for every head of the group; begin_row is a multiple of the rows
+
+    __device__ KeyTask(const Bits16BackwardParameters& p, int index) {
+        constexpr HopperBackwardTiles tiles = Policy::tiles;
+        const TaskOrder::Task task = p.order(index);
+        const int key_heads = p.sizes.heads / p.sizes.group;
+        batch = task.batch_head / key_heads;
+        head = task.batch_head - batch * key_heads;
+        // The first keys come first: under a causal mask most rows see them.
+        block = task.part;
+        key = block * tiles.keys;
+        begin_row = p.mask.first_row(key) / tiles.rows * tiles.rows;
+        end_row = p.mask.end_row(min(key + tiles.keys, p.mask.keys) - 1);
+    }
+    __device__ bool has_rows() const { return begin_row < end_row; }
+};
+
+/// Takes tasks and starts all copies to shared memory. One thread runs this.
+template <class Policy>
+__device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::uint32_t base,
+                                        typename HopperBackwardShared<Policy>::Rings& rings) {
+    using Shared = HopperBackwardShared<Policy>;
+    using KvTile = typename Shared::KvTile;
+    using RowTile = typename Shared::RowTile;
+    constexpr HopperBackwardTiles tiles = Policy::tiles;
+    RingPosition kv(rings.kv);
+    RingPosition tasks(rings.tasks), q(rings.q), d_o(rings.d_o);
+    for (;;) {
+        const int index = atomicAdd(p.rows.next_task, 1);
+        tasks.wait_empty();
+        rings.task[tasks.stage()] = index;
+        tasks.full().arrive();
+        tasks.advance();
+        if (index >= p.tasks) return;
+        const KeyTask<Policy> task(p.rows, index);
+        if (!task.has_rows()) continue;
+        kv.wait_empty();
+        kv.full().arrive_and_expect(2 * KvTile::bytes);
+        const BoxPosition keys{0, task.key, task.head, task.batch};
+        KvTile::load(base + Shared::k, p.k, keys, kv.full());
+        KvTile::load(base + Shared::v, p.v, keys, kv.full());
+        kv.advance();
+        const int group = p.rows.sizes.group, first_head = task.head * group;
+        for (int head = first_head; head < first_head + group; ++head) {
+            const std::int64_t first_statistic =
+                (static_cast<std::int64_t>(task.batch) * p.rows.sizes.heads + head) * p.rows.padded_rows;
+            for (int row = task.begin_row; row < task.end_row; row += tiles.rows) {
+                const BoxPosition rows{0, row, head, task.batch};
+                q.wait_empty();
+                q.full().arrive_and_expect(RowTile::bytes + Shared::statistics_bytes);
+                RowTile::load(base + Shared::q + q.stage() * RowTile::bytes, p.q, rows, q.full());
+                load_bytes(base + Shared::lse + q.stage() * Shared::statistics_bytes,
+                           p.rows.lse_log2 + first_statistic + row, Shared::statistics_bytes, q.full());
+                q.advance();
+                d_o.wait_empty();
+                d_o.full().arrive_and_expect(RowTile::bytes + Shared::statistics_bytes);
+                RowTile::load(base + Shared::d_o + d_o.stage() * RowTile::bytes, p.d_o, rows, d_o.full());
+                load_bytes(base + Shared::delta + d_o.stage() * Shared::statistics_bytes,
+                           p.rows.delta + first_statistic + row, Shared::statistics_bytes, d_o.full());
+                d_o.advance();
+            }
+        }
+    }
+}
+
+/// What a consumer warpgroup does for its 64 keys.
+template <class T, class Policy>
+class BackwardConsumer {
+    using Shared = HopperBackwardShared<Policy>;
+    using KvTile = typename Shared::KvTile;
+    using RowTile = typename Shared::RowTile;
+    using DsTile = typename Shared::DsTile;
+    static constexpr HopperBackwardTiles tiles = Policy::tiles;
+    static constexpr int rows = tiles.rows;
+    using Scores = FragmentC[1][rows / 8];                ///< S^T and P^T, or dP^T and dS^T
+    using LeftOperand = FragmentA[rows / 16][1];          ///< P^T or dS^T in 16 bits
+    using Gradient = FragmentC[1][Policy::head_dim / 8];  ///< dK or dV
+    // Of a product dQ, a warpgroup computes 64 rows and, if there are no more, half of the columns.
+    static constexpr int d_q_columns = rows == 128 ? Policy::head_dim : Policy::head_dim / 2;
+    using DqFragments = FragmentC[1][d_q_columns / 8];
+
+  public:
+    __device__ __forceinline__ BackwardConsumer(const HopperBackwardParameters& p, std::uint32_t base,
+                                                typename Shared::Rings& rings, int warpgroup)
+        : p_(p),
+          base_(base),
+          rings_(rings),
+          kv_(rings.kv),
+          tasks_(rings.tasks),
+          q_(rings.q),
+          d_o_(rings.d_o),
+          warpgroup_(warpgroup),
+          warp_(warp_index() % 4) {}
+
+    __device__ __forceinline__ void consume() {
+        for (;;) {
+            tasks_.wait_full();
+            const int index = rings_.task[tasks_.stage()];
+            release(tasks_);
+            if (index >= p_.tasks) break;
+            differentiate(KeyTask<Policy>(p_.rows, index));
+        }
+        if (is_first_thread()) wait_until_stores_have_read();
+    }
+
+  private:
+    __device__ __forceinline__ void differentiate(const KeyTask<Policy>& task) {
+        Gradient d_k, d_v;
+        clear(d_k);
+        clear(d_v);
+        if (task.has_rows()) {
+            kv_.wait_full();
+            const int group = p_.rows.sizes.group, first_head = task.head * group;
+            for (int head = first_head; head < first_head + group; ++head)
+                for (int row = task.begin_row; row < task.end_row; row += rows)
+                    add_rows(d_k, d_v, task, head, row);
+            release(kv_);
+        }
+        scale(d_k, p_.rows.scale);
+        scale(d_v, 1 / p_factor);
+        store(d_k, d_v, task);
+    }
+
+    /// Adds the part of a block of rows to dK and dV, and the part of the keys to the rows' dQ.
+    __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, const KeyTask<Policy>& task,
+                                             int head, int row) {
+        const std::uint32_t own_keys = warpgroup_ * 64 * KvTile::row_bytes,
+                            q = base_ + Shared::q + q_.stage() * RowTile::bytes,
+                            d_o = base_ + Shared::d_o + d_o_.stage() * RowTile::bytes,
+                            d_s = base_ + Shared::d_s + d_s_stage_ * DsTile::bytes;
+        Scores p, d_p;
+        q_.wait_full();
+        begin_products();
+        start_a_bt<T, KvTile, RowTile>(p[0], base_ + Shared::k + own_keys, q);
+        commit_products();
+        d_o_.wait_full();
+        begin_products();
+        start_a_bt<T, KvTile, RowTile>(d_p[0], base_ + Shared::v + own_keys, d_o);
+        commit_products();
+
+        await_products<1>(p[0]);
+        make_p(p, row, task.key + warpgroup_ * 64 + warp_ * 16);
+        LeftOperand left;
+        as_operand_a<T>(left, p);
+        begin_products();
+        start_a_b<T, RowTile>(d_v[0], left, d_o);
+        commit_products();
+
+        await_products<1>(d_p[0]);
+        make_d_s(d_p, p);
+        LeftOperand d_s_left;
+        as_operand_a<T>(d_s_left, d_p);
+        const auto own_d_s =
+            LanePointer<DsTile>::stacked(d_s + (warpgroup_ * 64 + warp_ * 16) * DsTile::row_bytes);
+#pragma unroll
+        for (int k = 0; k < rows / 16; ++k) store_matrices(d_s_left[k][0], own_d_s.at(0, k * 16));
+        publish_shared_writes();
+        begin_products();
+        start_a_b<T, RowTile>(d_k[0], d_s_left, q);
+        commit_products();
+
+        wait_at(1, 2 * warpgroup_threads);  // dS of both warpgroups is in shared memory
+        DqFragments d_q;
+        begin_products();
+        if constexpr (rows == 128) {
+            start_at_b<T, DsTile, KvTile>(d_q[0], d_s + warpgroup_ * DsTile::panel_bytes, base_ + Shared::k);
+        } else {
+            constexpr int panels = d_q_columns / KvTile::panel_columns;
+            start_at_b<T, DsTile, KvTile>(d_q[0], d_s,
+                                          base_ + Shared::k + warpgroup_ * panels * KvTile::panel_bytes);
+        }
+        commit_products();
+        await_products<1>(d_k[0], d_v[0]);
+        release(q_);
+        release(d_o_);
+        await_products<0>(d_q[0]);
+        d_s_stage_ ^= 1;
+        add_d_q(d_q, task, head, row);
+    }
+
+    /// Replaces S^T by P^T times p_factor. The warp's first key is `key`.
+    __device__ __forceinline__ void make_p(Scores& s, int row, int key) const {
+        const std::uint32_t lse = base_ + Shared::lse + q_.stage() * Shared::statistics_bytes;
+#pragma unroll
+        for (int n = 0; n < rows / 8; ++n) {
+            const float2 shift = statistic(lse, n);
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                s[0][n][e] =
+                    exp2_fast(fmaf(s[0][n][e], p_.rows.scale_log2, e % 2 == 0 ? -shift.x : -shift.y));
+        }
+        if (!p_.rows.mask.sees_all(row, rows, key, 16))
+            mask_transposed_probabilities(s, p_.rows.mask, key, row);
+    }
+    /// Replaces dP^T by dS^T.
+    __device__ __forceinline__ void make_d_s(Scores& d_p, const Scores& p) const {
+        const std::uint32_t deltas = base_ + Shared::delta + d_o_.stage() * Shared::statistics_bytes;
+#pragma unroll
+        for (int n = 0; n < rows / 8; ++n) {
+            const float2 delta = statistic(deltas, n);
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                d_p[0][n][e] =
+                    p[0][n][e] * fmaf(d_p[0][n][e], 1 / p_factor, e % 2 == 0 ? -delta.x : -delta.y);
+        }
+    }
+    /// The numbers of the two rows that a lane has in column tile n of its accumulators.
+    __device__ __forceinline__ static float2 statistic(std::uint32_t of_rows, int n) {
+        float2 pair;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(pair.x), "=f"(pair.y)
+                     : "r"(of_rows + n * 32 + lane_index() % 4 * 8));
+        return pair;
+    }
+
+    /// Uses atomic additions, because other blocks of keys add to the same rows, in any order or, if
+    /// deterministic, in turns.
+    __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const KeyTask<Policy>& task, int head,
+                                            int row) const {
+        const int batch_head = task.batch * p_.rows.sizes.heads + head;
+        std::int32_t* turn = nullptr;
+        if (p_.rows.turns != nullptr) {
+            const std::int64_t row_block =
+                (static_cast<std::int64_t>(batch_head) * p_.rows.padded_rows + row) / rows;
+            turn = p_.rows.turns + row_block * 4 * tiles.consumers + warpgroup_ * 4 + warp_;
+            WarpTurn::wait(turn, task.block);
+        }
+        const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
+        const int first_row = row + (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
+                  first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;
+#pragma unroll
+        for (int n = 0; n < d_q_columns / 8; ++n)
+            add_float4(sums.fragment<Policy::head_dim>(batch_head, first_row, first_column + n * 8),
+                       d_q[0][n]);
+        if (turn != nullptr) WarpTurn::pass(turn, task.block + 1);
+    }
+
+    /// Stores dK and dV through shared memory.
+    __device__ __forceinline__ void store(const Gradient& d_k, const Gradient& d_v,
+                                          const KeyTask<Policy>& task) const {
+        const std::uint32_t own_keys = base_ + warpgroup_ * 64 * KvTile::row_bytes,
+                            warp_keys = own_keys + warp_ * 16 * KvTile::row_bytes;
+        if (is_first_thread()) wait_until_stores_have_read();
+        wait_for_warpgroup();
+        stage_rows<T, KvTile>(warp_keys + Shared::d_k, d_k);
+        stage_rows<T, KvTile>(warp_keys + Shared::d_v, d_v);
+        publish_shared_writes();
+        wait_for_warpgroup();
+        const int key = task.key + warpgroup_ * 64;
+        if (!is_first_thread()) return;
+        if (key < p_.rows.mask.keys) {
+#pragma unroll
+            for (int i = 0; i < KvTile::panels; ++i) {
+                const BoxPosition at{i * KvTile::panel_columns, key, task.head, task.batch};
+                store_box(p_.d_k, at, own_keys + Shared::d_k + i * KvTile::panel_bytes);
+                store_box(p_.d_v, at, own_keys + Shared::d_v + i * KvTile::panel_bytes);
+            }
+        }
+        commit_stores();
+    }
+
+    /// Each warp releases a stage once.
+    template <int stages>
+    __device__ __forceinline__ static void release(RingPosition<stages>& ring) {
+        if (lane_index() == 0) ring.empty().arrive();
+        ring.advance();
+    }
+    __device__ __forceinline__ void wait_for_warpgroup() const {
+        wait_at(2 + warpgroup_, warpgroup_threads);
+    }
+    __device__ __forceinline__ static bool is_first_thread() {
+        return reread_thread_index() % warpgroup_threads == 0;
+    }
+
+    const HopperBackwardParameters& p_;
+    std::uint32_t base_;
+    typename Shared::Rings& rings_;
+    RingPosition<1> kv_;
+    RingPosition<tiles.stages> tasks_, q_, d_o_;
+    int warpgroup_, warp_;  ///< warp_ is the warp's number in its warpgroup
+    int d_s_stage_ = 0;
+};
+
+template <class T, class Policy>
+__global__ void __launch_bounds__(Policy::tiles.threads(), 1)
+    hopper_backward_kernel(const __grid_constant__ HopperBackwardParameters p) {
+    using Shared = HopperBackwardShared<Policy>;
+    constexpr HopperBackwardTiles tiles = Policy::tiles;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    auto& rings = *reinterpret_cast<typename Shared::Rings*>(shared + Shared::rings);
+    if (threadIdx.x == 0) {
+        constexpr int consumer_warps = 4 * tiles.consumers;
+        initialize(rings.kv, consumer_warps);
+        initialize(rings.q, consumer_warps);
+        initialize(rings.d_o, consumer_warps);
+        initialize(rings.tasks, consumer_warps);
+        publish_barriers();
+    }
+    __syncthreads();
+    gradtile::cuda::device::await_predecessor();
+    const std::uint32_t base = shared_address(shared);
+    const int warpgroup = warpgroup_index();
+    if (warpgroup == tiles.consumers) {
+        release_registers_down_to<24>();
+        if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy>(p, base, rings);
+    } else {
+        take_registers_up_to<240>();
+        BackwardConsumer<T, Policy>(p, base, rings, warpgroup).consume();
+    }
+}
+
+}  // namespace device
+
+template <int head_dim_>
+struct HopperBackwardPolicy {
+    static constexpr int head_dim = head_dim_;
+    static constexpr HopperBackwardTiles tiles = hopper_backward_tiles(head_dim);
+};
+
+template <class T>
+void launch_hopper_backward(const HopperBackwardTensors& x, const Bits16BackwardParameters& parameters,
+                            const Context& ctx) {
+    using namespace gradtile::cuda;
+    visit_head_dim(
+        HopperBackwardHeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
+        [&]<int head_dim>(HeadDim<head_dim>) {
+            using Policy = HopperBackwardPolicy<head_dim>;
+            using Shared = device::HopperBackwardShared<Policy>;
+            constexpr HopperBackwardTiles tiles = Policy::tiles;
+            constexpr int shared_bytes = tiles.shared_bytes(head_dim);
+            static_assert(shared_bytes <= 227 * 1024);
+            HopperBackwardParameters p{.q = tensor_map(x.q, tiles.rows, Shared::RowTile::swizzle),
+                                       .d_o = tensor_map(x.d_o, tiles.rows, Shared::RowTile::swizzle),
+                                       .k = tensor_map(x.k, tiles.keys, Shared::KvTile::swizzle),
+                                       .v = tensor_map(x.v, tiles.keys, Shared::KvTile::swizzle),
+                                       .d_k = tensor_map(x.d_k, 64, Shared::KvTile::swizzle),
+                                       .d_v = tensor_map(x.d_v, 64, Shared::KvTile::swizzle),
+                                       .rows = parameters};
+            const std::int64_t batch_heads = x.q.size(0) * x.q.size(2),
+                               rows = batch_heads * parameters.padded_rows,
+                               key_blocks = (parameters.mask.keys + tiles.keys - 1) / tiles.keys,
+                               key_heads = batch_heads / parameters.sizes.group;
+            // What blocks of keys of one head share in the L2 cache. Those that add to dQ in turns should
+            // belong to different heads.
+            const std::int64_t row_bytes = parameters.turns != nullptr ? 0 : 2 * 2 * head_dim + 4 * head_dim;
+            p.rows.order = device::TaskOrder(key_heads, static_cast<int>(key_blocks),
+                                             parameters.sizes.group * parameters.padded_rows * row_bytes);
+            p.tasks = static_cast<int>(key_heads * key_blocks);
+            // As the kernels for sm_80 count the turns: eight warps, with 128 keys.
+            constexpr Bits16BackwardTiles turns{.rows = tiles.rows,
+                                                .pairs = 4,
+                                                .pair_keys = 32,
+                                                .d_q_row_warps = 4,
+                                                .blocks_per_sm = 1,
+                                                .unrolled = 1,
+                                                .d_q_unrolled = 1};
+            static_assert(turns.keys() == tiles.keys && turns.warps() == 4 * tiles.consumers);
+            launch(ctx, device::prepare_backward_kernel<T>, blocks_for(rows, device::prepared_rows),
+                   {.threads = 256, .starts_early = true}, p.rows, turns, head_dim);
+            const int blocks = std::min(p.tasks, processors_of(ctx));
+            launch(ctx, device::hopper_backward_kernel<T, Policy>, static_cast<unsigned>(blocks),
+                   {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true}, p);
+            launch(ctx, device::finish_d_q_kernel<T, head_dim>, blocks_for(rows, device::finished_rows),
+                   {.threads = 128, .starts_early = true}, p.rows);
+        });
+}
+
+}  // namespace gradtile::attention::cuda
