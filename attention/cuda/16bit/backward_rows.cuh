@@ -130,9 +130,13 @@ __global__ void __launch_bounds__(256)
         if (p.d_lse != nullptr && lse != -INFINITY) sum -= p.d_lse[at];
         p.delta[index] = sum / (p_factor * p.dropout_scale);
     }
-    if (p.turns != nullptr && row % tiles.rows == 0)
+    if (p.turns != nullptr && row % tiles.rows == 0) {
+        const int first_turn = (p.last_keys_first ? sequence.mask.end_key(row + tiles.rows - 1) - 1
+                                                  : sequence.mask.first_key(row)) /
+                               tiles.keys();
         for (int warp = lane; warp < tiles.warps(); warp += 8)
-            p.turns[index / tiles.rows * tiles.warps() + warp] = sequence.mask.first_key(row) / tiles.keys();
+            p.turns[index / tiles.rows * tiles.warps() + warp] = first_turn;
+    }
 }
 
 /// Runs after backward_kernel. Rounds dQ to 16 bits; each warp takes 16 rows.

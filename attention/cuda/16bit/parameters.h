@@ -43,7 +43,8 @@ struct Bits16BackwardParameters {
                               ///< not among this launch's batches and so has no memory
     std::int32_t* turns;      ///< [B, Hq, row blocks, warps] if deterministic, else null
     std::int32_t* next_task;  ///< number of started blocks of backward_kernel if deterministic, else null
-    int first_batch, batch_size;  ///< the batches of this launch
+    bool last_keys_first = false;  ///< the order of the turns
+    int first_batch, batch_size;   ///< the batches of this launch
     device::Sizes sizes;
     int padded_rows;  ///< of a batch; a multiple of every kernel's row block
     device::DeviceMask mask;

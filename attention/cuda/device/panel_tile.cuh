@@ -72,6 +72,17 @@ __device__ __forceinline__ void start_a_b(FragmentC (&c)[TileB::columns / 8],
                                                                   true);
 }
 
+/// Starts c += a b for 64 rows of `a` in shared memory.
+template <class T, class TileA, class TileB>
+__device__ __forceinline__ void start_a_b(FragmentC (&c)[TileB::columns / 8], std::uint32_t a,
+                                          std::uint32_t b) {
+    static_assert(TileA::columns == TileB::rows);
+#pragma unroll
+    for (int k = 0; k < TileA::columns; k += 16)
+        Product<T, TileB::columns>::template start<Order::reduction, Order::output>(
+            c, TileA::by_columns(a, k), TileB::by_rows(b, k), true);
+}
+
 /// Starts c = a^T b for 64 columns of `a`, all of one panel, and as many columns of `b` as c has, over the
 /// rows of both.
 template <class T, class TileA, class TileB, int tiles>

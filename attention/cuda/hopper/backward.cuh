@@ -38,7 +38,8 @@ struct HopperBackwardShared {
         Ring<tiles.stages> q, d_o, tasks;
         int task[tiles.stages];
     };
-    static_assert(sizeof(Rings) <= HopperBackwardTiles::ring_bytes);
+    static constexpr int q_ring = rings + offsetof(Rings, q), d_o_ring = rings + offsetof(Rings, d_o);
+    static_assert(sizeof(Rings) <= HopperBackwardTiles::ring_bytes && tiles.stages == 2);
     static_assert(rings + HopperBackwardTiles::ring_bytes <= tiles.shared_bytes(Policy::head_dim));
 };
 
@@ -54,8 +55,9 @@ struct KeyTask {
         const int key_heads = p.sizes.heads / p.sizes.group;
         batch = task.batch_head / key_heads;
         head = task.batch_head - batch * key_heads;
-        // The first keys come first: under a causal mask most rows see them.
-        block = task.part;
+        // The first keys come first: under a causal mask most rows see them. In turns the last keys come
+        // first: blocks of keys that run at the same time then reach a block of rows one after the other.
+        block = Policy::in_turns ? p.order.parts - 1 - task.part : task.part;
         key = block * tiles.keys;
         begin_row = p.mask.first_row(key) / tiles.rows * tiles.rows;
         end_row = p.mask.end_row(min(key + tiles.keys, p.mask.keys) - 1);
@@ -135,8 +137,6 @@ class BackwardConsumer {
           rings_(rings),
           kv_(rings.kv),
           tasks_(rings.tasks),
-          q_(rings.q),
-          d_o_(rings.d_o),
           warpgroup_(warpgroup),
           warp_(warp_index() % 4) {}
 
@@ -158,10 +158,18 @@ class BackwardConsumer {
         clear(d_v);
         if (task.has_rows()) {
             kv_.wait_full();
-            const int group = p_.rows.sizes.group, first_head = task.head * group;
-            for (int head = first_head; head < first_head + group; ++head)
-                for (int row = task.begin_row; row < task.end_row; row += rows)
-                    add_rows(d_k, d_v, task, head, row);
+            Scores s;
+            start_scores(s, stage_, round_);
+            await_products<0>(s[0]);
+            const int end_head = (task.head + 1) * p_.rows.sizes.group;
+            const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
+            RowPosition at{task.head * p_.rows.sizes.group, task.begin_row};
+            for (RowPosition next = row_blocks.after(at); next.head < end_head; next = row_blocks.after(at)) {
+                add_rows</*has_next=*/true>(d_k, d_v, s, task, at);
+                at = next;
+            }
+            add_rows</*has_next=*/false>(d_k, d_v, s, task, at);
+            pass_turn();
             release(kv_);
         }
         scale(d_k, p_.rows.scale);
@@ -169,66 +177,77 @@ class BackwardConsumer {
         store(d_k, d_v, task);
     }
 
-    /// Adds the part of a block of rows to dK and dV, and the part of the keys to the rows' dQ.
-    __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, const KeyTask<Policy>& task,
-                                             int head, int row) {
-        const std::uint32_t own_keys = warpgroup_ * 64 * KvTile::row_bytes,
-                            q = base_ + Shared::q + q_.stage() * RowTile::bytes,
-                            d_o = base_ + Shared::d_o + d_o_.stage() * RowTile::bytes,
-                            d_s = base_ + Shared::d_s + d_s_stage_ * DsTile::bytes;
-        Scores p, d_p;
-        q_.wait_full();
+    /// Starts S^T = K Q^T for the rows of a stage.
+    __device__ __forceinline__ void start_scores(Scores& s, int stage, int round) const {
+        Barrier(base_ + Shared::q_ring + 8 * stage).wait(round);
         begin_products();
-        start_a_bt<T, KvTile, RowTile>(p[0], base_ + Shared::k + own_keys, q);
+        start_a_bt<T, KvTile, RowTile>(s[0], base_ + Shared::k + warpgroup_ * 64 * KvTile::row_bytes,
+                                       base_ + Shared::q + stage * RowTile::bytes);
         commit_products();
-        d_o_.wait_full();
-        begin_products();
-        start_a_bt<T, KvTile, RowTile>(d_p[0], base_ + Shared::v + own_keys, d_o);
-        commit_products();
+    }
 
-        await_products<1>(p[0]);
-        make_p(p, row, task.key + warpgroup_ * 64 + warp_ * 16);
+    /// Starts dP^T = V dO^T for the rows of a stage.
+    __device__ __forceinline__ void start_d_p(Scores& d_p, int stage, int round) const {
+        Barrier(base_ + Shared::d_o_ring + 8 * stage).wait(round);
+        begin_products();
+        start_a_bt<T, KvTile, RowTile>(d_p[0], base_ + Shared::v + warpgroup_ * 64 * KvTile::row_bytes,
+                                       base_ + Shared::d_o + stage * RowTile::bytes);
+        commit_products();
+    }
+
+    /// Adds the part of a block of rows to dK and dV, and the part of the keys to the rows' dQ.
+    /// S of these rows is complete. This function computes the next S while dS waits for the other warpgroup.
+    template <bool has_next>
+    __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, Scores& p,
+                                             const KeyTask<Policy>& task, RowPosition at) {
+        const std::uint32_t q = base_ + Shared::q + stage_ * RowTile::bytes,
+                            d_o = base_ + Shared::d_o + stage_ * RowTile::bytes,
+                            d_s = base_ + Shared::d_s + stage_ * DsTile::bytes;
+        Scores d_p;
+        start_d_p(d_p, stage_, round_);
+        make_p(p, at.row, task.key + warpgroup_ * 64 + warp_ * 16);
         LeftOperand left;
         as_operand_a<T>(left, p);
         begin_products();
         start_a_b<T, RowTile>(d_v[0], left, d_o);
         commit_products();
+        pass_turn();
 
         await_products<1>(d_p[0]);
         make_d_s(d_p, p);
-        LeftOperand d_s_left;
-        as_operand_a<T>(d_s_left, d_p);
-        const auto own_d_s =
-            LanePointer<DsTile>::stacked(d_s + (warpgroup_ * 64 + warp_ * 16) * DsTile::row_bytes);
-#pragma unroll
-        for (int k = 0; k < rows / 16; ++k) store_matrices(d_s_left[k][0], own_d_s.at(0, k * 16));
+        stage_rows<T, DsTile>(d_s + (warpgroup_ * 64 + warp_ * 16) * DsTile::row_bytes, d_p);
         publish_shared_writes();
-        begin_products();
-        start_a_b<T, RowTile>(d_k[0], d_s_left, q);
-        commit_products();
-
+        await_products<0>(d_v[0]);  // frees the registers of P before the next S needs them
+        if constexpr (has_next) start_scores(p, stage_ ^ 1, round_ ^ stage_);
         wait_at(1, 2 * warpgroup_threads);  // dS of both warpgroups is in shared memory
+        begin_products();
+        start_a_b<T, DsTile, RowTile>(d_k[0], d_s + warpgroup_ * 64 * DsTile::row_bytes, q);
+        commit_products();
         DqFragments d_q;
         begin_products();
         if constexpr (rows == 128) {
             start_at_b<T, DsTile, KvTile>(d_q[0], d_s + warpgroup_ * DsTile::panel_bytes, base_ + Shared::k);
         } else {
-            constexpr int panels = d_q_columns / KvTile::panel_columns;
+            const int column = warpgroup_ * d_q_columns;
             start_at_b<T, DsTile, KvTile>(d_q[0], d_s,
-                                          base_ + Shared::k + warpgroup_ * panels * KvTile::panel_bytes);
+                                          base_ + Shared::k +
+                                              column / KvTile::panel_columns * KvTile::panel_bytes +
+                                              column % KvTile::panel_columns * 2);
         }
         commit_products();
-        await_products<1>(d_k[0], d_v[0]);
-        release(q_);
-        release(d_o_);
-        await_products<0>(d_q[0]);
-        d_s_stage_ ^= 1;
-        add_d_q(d_q, task, head, row);
+        await_products<0>(d_k[0], d_q[0], p[0]);
+        if (lane_index() == 0) {
+            Barrier(base_ + Shared::q_ring + 8 * (tiles.stages + stage_)).arrive();
+            Barrier(base_ + Shared::d_o_ring + 8 * (tiles.stages + stage_)).arrive();
+        }
+        round_ ^= stage_;
+        stage_ ^= 1;
+        add_d_q(d_q, task, at);
     }
 
     /// Replaces S^T by P^T times p_factor. The warp's first key is `key`.
     __device__ __forceinline__ void make_p(Scores& s, int row, int key) const {
-        const std::uint32_t lse = base_ + Shared::lse + q_.stage() * Shared::statistics_bytes;
+        const std::uint32_t lse = base_ + Shared::lse + stage_ * Shared::statistics_bytes;
 #pragma unroll
         for (int n = 0; n < rows / 8; ++n) {
             const float2 shift = statistic(lse, n);
@@ -242,7 +261,7 @@ class BackwardConsumer {
     }
     /// Replaces dP^T by dS^T.
     __device__ __forceinline__ void make_d_s(Scores& d_p, const Scores& p) const {
-        const std::uint32_t deltas = base_ + Shared::delta + d_o_.stage() * Shared::statistics_bytes;
+        const std::uint32_t deltas = base_ + Shared::delta + stage_ * Shared::statistics_bytes;
 #pragma unroll
         for (int n = 0; n < rows / 8; ++n) {
             const float2 delta = statistic(deltas, n);
@@ -263,24 +282,32 @@ class BackwardConsumer {
 
     /// Uses atomic additions, because other blocks of keys add to the same rows, in any order or, if
     /// deterministic, in turns.
-    __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const KeyTask<Policy>& task, int head,
-                                            int row) const {
-        const int batch_head = task.batch * p_.rows.sizes.heads + head;
-        std::int32_t* turn = nullptr;
-        if (p_.rows.turns != nullptr) {
+    __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const KeyTask<Policy>& task,
+                                            RowPosition at) {
+        const int batch_head = task.batch * p_.rows.sizes.heads + at.head;
+        if constexpr (Policy::in_turns) {
             const std::int64_t row_block =
-                (static_cast<std::int64_t>(batch_head) * p_.rows.padded_rows + row) / rows;
-            turn = p_.rows.turns + row_block * 4 * tiles.consumers + warpgroup_ * 4 + warp_;
-            WarpTurn::wait(turn, task.block);
+                (static_cast<std::int64_t>(batch_head) * p_.rows.padded_rows + at.row) / rows;
+            turn_ = p_.rows.turns + row_block * 4 * tiles.consumers + warpgroup_ * 4 + warp_;
+            next_turn_ = task.block - 1;
+            WarpTurn::wait(turn_, task.block);
         }
         const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
-        const int first_row = row + (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
+        const int first_row = at.row + (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
                   first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;
 #pragma unroll
         for (int n = 0; n < d_q_columns / 8; ++n)
             add_float4(sums.fragment<Policy::head_dim>(batch_head, first_row, first_column + n * 8),
                        d_q[0][n]);
-        if (turn != nullptr) WarpTurn::pass(turn, task.block + 1);
+    }
+    /// Passes the turn of the latest additions. Later than right after them: until they are complete, the
+    /// warp would wait here.
+    __device__ __forceinline__ void pass_turn() {
+        if constexpr (Policy::in_turns) {
+            if (turn_ == nullptr) return;
+            WarpTurn::pass(turn_, next_turn_);
+            turn_ = nullptr;
+        }
     }
 
     /// Stores dK and dV through shared memory.
@@ -324,9 +351,11 @@ class BackwardConsumer {
     std::uint32_t base_;
     typename Shared::Rings& rings_;
     RingPosition<1> kv_;
-    RingPosition<tiles.stages> tasks_, q_, d_o_;
-    int warpgroup_, warp_;  ///< warp_ is the warp's number in its warpgroup
-    int d_s_stage_ = 0;
+    RingPosition<tiles.stages> tasks_;
+    int stage_ = 0, round_ = 0;     ///< of Q, dO and dS; round_ is the round's parity
+    int warpgroup_, warp_;          ///< warp_ is the warp's number in its warpgroup
+    std::int32_t* turn_ = nullptr;  ///< to be passed
+    int next_turn_ = 0;
 };
 
 template <class T, class Policy>
@@ -359,58 +388,67 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 
 }  // namespace device
 
-template <int head_dim_>
+template <int head_dim_, bool in_turns_>
 struct HopperBackwardPolicy {
     static constexpr int head_dim = head_dim_;
+    static constexpr bool in_turns = in_turns_;  ///< whether additions to dQ have a fixed order
     static constexpr HopperBackwardTiles tiles = hopper_backward_tiles(head_dim);
 };
+
+template <class T, class Policy>
+void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
+                                    const Bits16BackwardParameters& parameters, const Context& ctx) {
+    using namespace gradtile::cuda;
+    constexpr int head_dim = Policy::head_dim;
+    using Shared = device::HopperBackwardShared<Policy>;
+    constexpr HopperBackwardTiles tiles = Policy::tiles;
+    constexpr int shared_bytes = tiles.shared_bytes(head_dim);
+    static_assert(shared_bytes <= 227 * 1024);
+    HopperBackwardParameters p{.q = tensor_map(x.q, tiles.rows, Shared::RowTile::swizzle),
+                               .d_o = tensor_map(x.d_o, tiles.rows, Shared::RowTile::swizzle),
+                               .k = tensor_map(x.k, tiles.keys, Shared::KvTile::swizzle),
+                               .v = tensor_map(x.v, tiles.keys, Shared::KvTile::swizzle),
+                               .d_k = tensor_map(x.d_k, 64, Shared::KvTile::swizzle),
+                               .d_v = tensor_map(x.d_v, 64, Shared::KvTile::swizzle),
+                               .rows = parameters};
+    p.rows.last_keys_first = true;
+    const std::int64_t batch_heads = x.q.size(0) * x.q.size(2), rows = batch_heads * parameters.padded_rows,
+                       key_blocks = (parameters.mask.keys + tiles.keys - 1) / tiles.keys,
+                       key_heads = batch_heads / parameters.sizes.group;
+    // What blocks of keys of one head share in the L2 cache.
+    constexpr std::int64_t row_bytes = 2 * 2 * head_dim + 4 * head_dim;
+    p.rows.order = device::TaskOrder(key_heads, static_cast<int>(key_blocks),
+                                     parameters.sizes.group * parameters.padded_rows * row_bytes);
+    p.tasks = static_cast<int>(key_heads * key_blocks);
+    // As the kernels for sm_80 count the turns: eight warps, with 128 keys.
+    constexpr Bits16BackwardTiles turns{.rows = tiles.rows,
+                                        .pairs = 4,
+                                        .pair_keys = 32,
+                                        .d_q_row_warps = 4,
+                                        .blocks_per_sm = 1,
+                                        .unrolled = 1,
+                                        .d_q_unrolled = 1};
+    static_assert(turns.keys() == tiles.keys && turns.warps() == 4 * tiles.consumers);
+    launch(ctx, device::prepare_backward_kernel<T>, blocks_for(rows, device::prepared_rows),
+           {.threads = 256, .starts_early = true}, p.rows, turns, head_dim);
+    const int blocks = std::min(p.tasks, processors_of(ctx));
+    launch(ctx, device::hopper_backward_kernel<T, Policy>, static_cast<unsigned>(blocks),
+           {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true}, p);
+    launch(ctx, device::finish_d_q_kernel<T, head_dim>, blocks_for(rows, device::finished_rows),
+           {.threads = 128, .starts_early = true}, p.rows);
+}
 
 template <class T>
 void launch_hopper_backward(const HopperBackwardTensors& x, const Bits16BackwardParameters& parameters,
                             const Context& ctx) {
-    using namespace gradtile::cuda;
-    visit_head_dim(
-        HopperBackwardHeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
-        [&]<int head_dim>(HeadDim<head_dim>) {
-            using Policy = HopperBackwardPolicy<head_dim>;
-            using Shared = device::HopperBackwardShared<Policy>;
-            constexpr HopperBackwardTiles tiles = Policy::tiles;
-            constexpr int shared_bytes = tiles.shared_bytes(head_dim);
-            static_assert(shared_bytes <= 227 * 1024);
-            HopperBackwardParameters p{.q = tensor_map(x.q, tiles.rows, Shared::RowTile::swizzle),
-                                       .d_o = tensor_map(x.d_o, tiles.rows, Shared::RowTile::swizzle),
-                                       .k = tensor_map(x.k, tiles.keys, Shared::KvTile::swizzle),
-                                       .v = tensor_map(x.v, tiles.keys, Shared::KvTile::swizzle),
-                                       .d_k = tensor_map(x.d_k, 64, Shared::KvTile::swizzle),
-                                       .d_v = tensor_map(x.d_v, 64, Shared::KvTile::swizzle),
-                                       .rows = parameters};
-            const std::int64_t batch_heads = x.q.size(0) * x.q.size(2),
-                               rows = batch_heads * parameters.padded_rows,
-                               key_blocks = (parameters.mask.keys + tiles.keys - 1) / tiles.keys,
-                               key_heads = batch_heads / parameters.sizes.group;
-            // What blocks of keys of one head share in the L2 cache. Those that add to dQ in turns should
-            // belong to different heads.
-            const std::int64_t row_bytes = parameters.turns != nullptr ? 0 : 2 * 2 * head_dim + 4 * head_dim;
-            p.rows.order = device::TaskOrder(key_heads, static_cast<int>(key_blocks),
-                                             parameters.sizes.group * parameters.padded_rows * row_bytes);
-            p.tasks = static_cast<int>(key_heads * key_blocks);
-            // As the kernels for sm_80 count the turns: eight warps, with 128 keys.
-            constexpr Bits16BackwardTiles turns{.rows = tiles.rows,
-                                                .pairs = 4,
-                                                .pair_keys = 32,
-                                                .d_q_row_warps = 4,
-                                                .blocks_per_sm = 1,
-                                                .unrolled = 1,
-                                                .d_q_unrolled = 1};
-            static_assert(turns.keys() == tiles.keys && turns.warps() == 4 * tiles.consumers);
-            launch(ctx, device::prepare_backward_kernel<T>, blocks_for(rows, device::prepared_rows),
-                   {.threads = 256, .starts_early = true}, p.rows, turns, head_dim);
-            const int blocks = std::min(p.tasks, processors_of(ctx));
-            launch(ctx, device::hopper_backward_kernel<T, Policy>, static_cast<unsigned>(blocks),
-                   {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true}, p);
-            launch(ctx, device::finish_d_q_kernel<T, head_dim>, blocks_for(rows, device::finished_rows),
-                   {.threads = 128, .starts_early = true}, p.rows);
-        });
+    visit_head_dim(HopperBackwardHeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
+                   [&]<int head_dim>(HeadDim<head_dim>) {
+                       const auto launch =
+                           parameters.turns != nullptr
+                               ? launch_hopper_backward_kernels<T, HopperBackwardPolicy<head_dim, true>>
+                               : launch_hopper_backward_kernels<T, HopperBackwardPolicy<head_dim, false>>;
+                       launch(x, parameters, ctx);
+                   });
 }
 
 }  // namespace gradtile::attention::cuda

@@ -17,6 +17,12 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
+/// A block of rows of one head.
+struct RowTask {
+    int batch, head;
+    int row;  ///< -1: there are no more tasks
+};
+
 /// The shared memory of a thread block.
 template <class Policy>
 struct HopperForwardShared {
@@ -25,15 +31,16 @@ struct HopperForwardShared {
     using KTile = PanelTile<tiles.keys, Policy::qk_dim>;
     using VTile = PanelTile<tiles.keys, Policy::v_dim>;
     using OTile = PanelTile<tiles.rows(), Policy::v_dim>;
-    static constexpr int q = 0, k = QTile::bytes, v = k + tiles.stages * KTile::bytes,
-                         v_end = v + tiles.stages * VTile::bytes, o = tiles.o_beside_q ? v_end : q,
-                         rings = tiles.o_beside_q ? o + OTile::bytes : v_end;
+    static constexpr int q = 0, k = q + tiles.q_stages * QTile::bytes, v = k + tiles.stages * KTile::bytes,
+                         v_end = v + tiles.stages * VTile::bytes, o = tiles.has_o() ? v_end : q,
+                         rings = tiles.has_o() ? o + OTile::bytes : v_end;
     struct Rings {
-        Ring<1> q;
+        Ring<tiles.q_stages> q;
         Ring<tiles.stages> k, v;
+        RowTask tasks[tiles.q_stages];  ///< of the stages of Q
     };
     static_assert(sizeof(Rings) <= HopperForwardTiles::ring_bytes);
-    static_assert(OTile::bytes <= QTile::bytes || tiles.o_beside_q);
+    static_assert(OTile::bytes <= QTile::bytes || tiles.has_o());
 };
 
 /// The blocks of keys that rows see, [begin, end).
@@ -49,23 +56,6 @@ struct KeyBlocks {
     }
 };
 
-/// A block of rows of one head.
-template <class Policy>
-struct RowTask {
-    int batch, head, row;
-    KeyBlocks blocks;
-
-    __device__ RowTask(const HopperForwardParameters& p, int index) {
-        constexpr int rows = Policy::tiles.rows();
-        const TaskOrder::Task task = p.order(index);
-        batch = task.batch_head / p.sizes.heads;
-        head = task.batch_head - batch * p.sizes.heads;
-        // The last rows come first: under a causal mask they have the most work.
-        row = (p.order.parts - 1 - task.part) * rows;
-        blocks = KeyBlocks::seen_by<Policy::tiles.keys>(p.mask, row, rows);
-    }
-};
-
 /// Starts all copies to shared memory. One thread runs this.
 template <class Policy>
 __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::uint32_t base,
@@ -75,14 +65,20 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
     RingPosition q(rings.q);
     RingPosition k(rings.k), v(rings.v);
     for (int index = static_cast<int>(blockIdx.x); index < p.tasks; index += static_cast<int>(gridDim.x)) {
-        const RowTask<Policy> task(p, index);
-        const int key_head = task.head / p.sizes.group;
+        const TaskOrder::Task task = p.order(index);
+        const int batch = task.batch_head / p.sizes.heads, head = task.batch_head - batch * p.sizes.heads,
+                  key_head = head / p.sizes.group;
+        // The last rows come first: under a causal mask they have the most work.
+        const int row = (p.order.parts - 1 - task.part) * tiles.rows();
+        const auto blocks = KeyBlocks::seen_by<tiles.keys>(p.mask, row, tiles.rows());
         q.wait_empty();
+        rings.tasks[q.stage()] = {batch, head, row};
         q.full().arrive_and_expect(Shared::QTile::bytes);
-        Shared::QTile::load(base + Shared::q, p.q, {0, task.row, task.head, task.batch}, q.full());
+        Shared::QTile::load(base + Shared::q + q.stage() * Shared::QTile::bytes, p.q, {0, row, head, batch},
+                            q.full());
         q.advance();
-        for (int block = task.blocks.end - 1; block >= task.blocks.begin; --block) {
-            const BoxPosition at{0, block * tiles.keys, key_head, task.batch};
+        for (int block = blocks.end - 1; block >= blocks.begin; --block) {
+            const BoxPosition at{0, block * tiles.keys, key_head, batch};
             k.wait_empty();
             k.full().arrive_and_expect(Shared::KTile::bytes);
             Shared::KTile::load(base + Shared::k + k.stage() * Shared::KTile::bytes, p.k, at, k.full());
@@ -93,6 +89,9 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
             v.advance();
         }
     }
+    q.wait_empty();
+    rings.tasks[q.stage()].row = -1;
+    q.full().arrive();
 }
 
 /// What a consumer warpgroup does for its 64 rows.
@@ -107,12 +106,14 @@ class ForwardConsumer {
     using Scores = FragmentC[1][tiles.keys / 8];
     using Output = FragmentC[1][Policy::v_dim / 8];
     using Probabilities = FragmentA[tiles.keys / 16][1];
+    static constexpr int first_order = 1 + tiles.consumers;  ///< number of a barrier
 
   public:
     __device__ __forceinline__ ForwardConsumer(const HopperForwardParameters& p, std::uint32_t base,
                                                typename Shared::Rings& rings, int warpgroup)
         : p_(p),
           base_(base),
+          tasks_(rings.tasks),
           q_(rings.q),
           k_(rings.k),
           v_(rings.v),
@@ -120,26 +121,33 @@ class ForwardConsumer {
           warp_row_(warp_index() % 4 * 16) {}
 
     __device__ __forceinline__ void consume() {
-        for (int index = static_cast<int>(blockIdx.x); index < p_.tasks; index += static_cast<int>(gridDim.x))
-            attend(RowTask<Policy>(p_, index));
+        if (warpgroup_ == tiles.consumers - 1) pass_order();  // the first turn is that of warpgroup 0
+        for (;;) {
+            q_.wait_full();
+            const RowTask task{tasks_[q_.stage()].batch, tasks_[q_.stage()].head, tasks_[q_.stage()].row};
+            if (task.row < 0) break;
+            attend(task);
+        }
         if (is_first_thread()) wait_until_stores_have_read();
     }
 
   private:
-    __device__ __forceinline__ void attend(const RowTask<Policy>& task) {
+    __device__ __forceinline__ void attend(const RowTask& task) {
         const int row = task.row + warpgroup_ * 64;
+        const auto blocks = KeyBlocks::seen_by<tiles.keys>(p_.mask, task.row, tiles.rows());
         KeyBlocks own = KeyBlocks::seen_by<tiles.keys>(p_.mask, row, 64);
-        if (own.begin >= own.end) own = {task.blocks.end, task.blocks.end};
+        if (own.begin >= own.end) own = {blocks.end, blocks.end};
         Output o;
         clear(o);
         LazyOnlineSoftmax<1> softmax(p_.scale_log2);
-        q_.wait_full();
-        skip(task.blocks.end - own.end);
+        skip(blocks.end - own.end);
         if (own.begin < own.end) {
             Scores s;
             Probabilities probabilities;
             k_.wait_full();
+            wait_for_order();
             start_scores(s);
+            pass_order();
             await_products<0>(s[0]);
             release(k_);
             mask(s, row, own.end - 1);
@@ -148,9 +156,11 @@ class ForwardConsumer {
             as_operand_a<T>(probabilities, s);
             for (int block = own.end - 2; block >= own.begin; --block) {
                 k_.wait_full();
+                wait_for_order();
                 start_scores(s);
                 v_.wait_full();
                 start_output(o, probabilities);
+                pass_order();
                 await_products<1>(s[0]);
                 release(k_);
                 mask(s, row, block);
@@ -161,15 +171,15 @@ class ForwardConsumer {
                 if (rescales) softmax.rescale(o);
                 as_operand_a<T>(probabilities, s);
             }
-            if constexpr (tiles.o_beside_q) release(q_);
+            if constexpr (tiles.has_o()) release(q_);
             v_.wait_full();
             start_output(o, probabilities);
             await_products<0>(o[0]);
             release(v_);
-        } else if constexpr (tiles.o_beside_q) {
+        } else if constexpr (tiles.has_o()) {
             release(q_);
         }
-        skip(own.begin - task.blocks.begin);
+        skip(own.begin - blocks.begin);
         if (p_.sink != nullptr)  // in the units of S, to which scale_log2 is still to be applied
             softmax.add_sink(p_.sink[task.head * p_.sink_stride] * (log2_e / p_.scale_log2), o);
         float lse[2];
@@ -179,9 +189,19 @@ class ForwardConsumer {
 
     __device__ __forceinline__ void start_scores(Scores& s) {
         begin_products();
-        start_a_bt<T, QTile, KTile>(s[0], base_ + Shared::q + warpgroup_ * 64 * QTile::row_bytes,
-                                    base_ + Shared::k + k_.stage() * KTile::bytes);
+        start_a_bt<T, QTile, KTile>(
+            s[0], base_ + Shared::q + q_.stage() * QTile::bytes + warpgroup_ * 64 * QTile::row_bytes,
+            base_ + Shared::k + k_.stage() * KTile::bytes);
         commit_products();
+    }
+    // Warpgroups start the products of a block of keys in turns, so that the exponentials of one are computed
+    // during the products of another.
+    __device__ __forceinline__ void wait_for_order() const {
+        if constexpr (tiles.ordered) wait_at(first_order + warpgroup_, 2 * warpgroup_threads);
+    }
+    __device__ __forceinline__ void pass_order() const {
+        if constexpr (tiles.ordered)
+            arrive_at(first_order + (warpgroup_ + 1) % tiles.consumers, 2 * warpgroup_threads);
     }
     __device__ __forceinline__ void start_output(Output& o, const Probabilities& probabilities) {
         begin_products();
@@ -202,6 +222,8 @@ class ForwardConsumer {
     /// Passes over blocks of keys that only other warpgroups see.
     __device__ __forceinline__ void skip(int blocks) {
         for (int i = 0; i < blocks; ++i) {
+            wait_for_order();
+            pass_order();
             k_.wait_full();
             release(k_);
             v_.wait_full();
@@ -210,7 +232,7 @@ class ForwardConsumer {
     }
 
     /// Stores O through shared memory.
-    __device__ __forceinline__ void store(const Output& o, const float (&lse)[2], const RowTask<Policy>& task,
+    __device__ __forceinline__ void store(const Output& o, const float (&lse)[2], const RowTask& task,
                                           int row) {
         const std::uint32_t rows = base_ + Shared::o + warpgroup_ * 64 * OTile::row_bytes;
         if (is_first_thread()) wait_until_stores_have_read();
@@ -226,9 +248,9 @@ class ForwardConsumer {
                               rows + i * OTile::panel_bytes);
             }
             commit_stores();
-            if constexpr (!tiles.o_beside_q) wait_until_stores_have_read();
+            if constexpr (!tiles.has_o()) wait_until_stores_have_read();
         }
-        if constexpr (!tiles.o_beside_q) {
+        if constexpr (!tiles.has_o()) {
             wait_for_warpgroup();
             release(q_);
         }
@@ -251,7 +273,8 @@ class ForwardConsumer {
 
     const HopperForwardParameters& p_;
     std::uint32_t base_;
-    RingPosition<1> q_;
+    const volatile RowTask* tasks_;
+    RingPosition<tiles.q_stages> q_;
     RingPosition<tiles.stages> k_, v_;
     int warpgroup_;
     int warp_row_;  ///< the warp's first row among those of its warpgroup

@@ -9,26 +9,29 @@ namespace gradtile::attention::cuda {
 struct HopperForwardTiles {
     int consumers;  ///< warpgroups of 64 rows each
     int keys;
-    int stages;       ///< K/V blocks that are in shared memory at the same time
-    bool o_beside_q;  ///< whether O has shared memory of its own, so that the next Q is loaded early
+    int stages;    ///< K/V blocks that are in shared memory at the same time
+    int q_stages;  ///< blocks of rows of Q; 1: O shares the memory of Q
+    bool ordered;  ///< whether warpgroups start their products in turns
 
     constexpr int rows() const { return 64 * consumers; }
     constexpr int threads() const { return 128 * (consumers + 1); }
-    constexpr int producer_registers() const { return consumers == 2 ? 24 : 32; }
-    constexpr int consumer_registers() const { return consumers == 2 ? 240 : 160; }
+    // Together not more than a block is launched with: 65536 / threads() each, rounded down to a multiple
+    // of 8.
+    constexpr int producer_registers() const { return consumers == 3 ? 32 : 24; }
+    constexpr int consumer_registers() const { return consumers == 2 ? 240 : consumers == 3 ? 160 : 112; }
+    constexpr bool has_o() const { return q_stages > 1; }
     constexpr int shared_bytes(int qk_dim, int v_dim) const {
-        const int kv = stages * keys * (qk_dim + v_dim), q = rows() * qk_dim, o = rows() * v_dim;
-        return 2 * (kv + q + (o_beside_q ? o : 0)) + ring_bytes;
+        const int kv = stages * keys * (qk_dim + v_dim), q = q_stages * rows() * qk_dim, o = rows() * v_dim;
+        return 2 * (kv + q + (has_o() ? o : 0)) + ring_bytes;
     }
-    static constexpr int ring_bytes = 256;  ///< upper bound of the barriers
+    static constexpr int ring_bytes = 512;  ///< upper bound of the barriers
 };
 
 constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, int v_dim) {
-    if (qk_dim <= 64) return {.consumers = 3, .keys = 128, .stages = 2, .o_beside_q = true};
-    if (qk_dim <= 128) return {.consumers = 2, .keys = 128, .stages = 2, .o_beside_q = true};
-    if (v_dim <= 128) return {.consumers = 2, .keys = 112, .stages = 2, .o_beside_q = true};
-    if (qk_dim <= 192) return {.consumers = 2, .keys = 112, .stages = 2, .o_beside_q = false};
-    return {.consumers = 2, .keys = 80, .stages = 2, .o_beside_q = false};
+    if (qk_dim <= 64) return {.consumers = 3, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
+    if (qk_dim <= 128) return {.consumers = 2, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
+    if (qk_dim <= 192) return {.consumers = 2, .keys = 112, .stages = 2, .q_stages = 1, .ordered = false};
+    return {.consumers = 2, .keys = 80, .stages = 2, .q_stages = 1, .ordered = false};
 }
 
 /// Head dims of the backward kernels. Others use the next larger one.
@@ -55,7 +58,10 @@ struct HopperBackwardTiles {
 };
 
 constexpr HopperBackwardTiles hopper_backward_tiles(int head_dim) {
-    return {.rows = head_dim <= 64 ? 128 : 64};
+    // A block of rows costs a barrier, so the more rows the better. But S, dP and, for a while, dQ take rows
+    // / 2 registers each beside dK and dV, which take head_dim / 2: too many for 128 rows and a head dim
+    // of 64.
+    return {.rows = head_dim <= 32 ? 128 : 64};
 }
 
 }  // namespace gradtile::attention::cuda
