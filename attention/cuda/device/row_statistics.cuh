@@ -20,7 +20,8 @@ struct RowStatistics {
     const A* d_lse;  ///< [B, H, Sq]; null: 0
     A lse_factor, delta_factor;
     TensorView<const T> o, d_o;
-    TensorView<T> cleared;  ///< a gradient to which kernels add later; becomes 0. data may be null
+    /// a gradient that is set to 0, because kernels add to it later; data may be null
+    TensorView<T> cleared;
     int cleared_columns;
     bool vectors;  ///< T is float, and has_vector_rows() holds for all tensors
     std::int64_t rows, queries;

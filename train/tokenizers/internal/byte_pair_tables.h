@@ -22,7 +22,8 @@ struct BytePairEncoding::Tables {
     PairTable pairs;
     std::array<std::int32_t, 256> byte_ids;                      // -1: no token
     std::unordered_map<std::string_view, std::int32_t> whole{};  // tokens by bytes
-    // Those that are not normalized are found first, the others in the text between them.
+    // The finders of added tokens. Tokens that are not normalized are found first. Normalized tokens are
+    // found in the text between them.
     struct Finders {
         AddedTokenFinder first, second;
     };
