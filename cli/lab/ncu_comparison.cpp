@@ -16,7 +16,7 @@ struct PassTraffic {
     std::string pass;
     double dram = 0, l2 = 0;
     double counted = 0;
-    double once = 0;  ///< every input and output moved once
+    double once = 0;  ///< bytes of all inputs and outputs, each counted once
 };
 
 double megabytes(double bytes) {

@@ -91,7 +91,7 @@ class OnlineSoftmax {
 
   private:
     float maximum_[2 * m_tiles];
-    float sum_[2 * m_tiles];  ///< of P over this lane's columns only; row_sum() adds the lanes
+    float sum_[2 * m_tiles];  ///< the sum of P over this lane's columns; row_sum() adds the lanes
 };
 
 /// An online softmax that rarely rescales. Kernels that sum P V in the accumulators of the tensor cores use
@@ -204,7 +204,7 @@ class LazyOnlineSoftmax {
 
     float scale_log2_;
     float reference_[2 * m_tiles];  ///< the reference in units of S: P = 1 where S equals it
-    float sum_[2 * m_tiles];        ///< of P over this lane's columns only; row_sum() adds the lanes
+    float sum_[2 * m_tiles];        ///< the sum of P over this lane's columns; row_sum() adds the lanes
 };
 
 }  // namespace gradtile::attention::cuda::device
