@@ -48,8 +48,8 @@ constexpr double largest_error_factor = 3;
 
 /// Errors of one term of a sum.
 struct TermError {
-    double independent;  ///< independent of the errors of other terms
-    double shared;       ///< may have the same sign in all terms
+    double independent;  ///< errors that are independent of the errors of other terms
+    double shared;       ///< errors that may have the same sign in all terms
     double factor;       ///< rounding of the term's factor to 16 bits; independent of other terms
     double same_sign;    ///< bound of the arithmetic's independent errors if all have the same sign
 };

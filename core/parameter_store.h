@@ -1,5 +1,5 @@
 #pragma once
-/// Parameters: one flat block of values and one of gradients, with named views. So the optimizer, an
+/// Parameters: one flat block of values and one of gradients, with named views. Therefore the optimizer, an
 /// all-reduce and a checkpoint each need only one pass over contiguous memory.
 #include <memory>
 #include <span>
@@ -32,7 +32,7 @@ enum class GradientWrite { overwrite, accumulate };
 
 /// The destination of one contribution to a gradient, and how to write it.
 struct GradientTarget {
-    Tensor grad = {};  ///< undefined when the layer has no such parameter
+    Tensor grad = {};  ///< undefined if the layer does not have this parameter
     GradientWrite write = GradientWrite::accumulate;
 
     bool accumulates() const { return write == GradientWrite::accumulate; }

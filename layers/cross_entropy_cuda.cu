@@ -238,8 +238,8 @@ __device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& r
     own.add(reinterpret_cast<const S(&)[row.held * row.n]>(values));
 }
 
-/// The softmax over this thread's elements of the row. They are in `kept`; if `kept` is null, `packed` holds
-/// the first ones and the others are loaded.
+/// The softmax over this thread's elements of the row. The elements are in `kept`. If `kept` is null,
+/// `packed` holds the first elements, and the others are loaded.
 template <class L, class S = Accumulator<L>>
 __device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, uint4 (&packed)[WideRow<L>::held],
                                                  const uint4* kept) {

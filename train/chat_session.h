@@ -20,7 +20,7 @@ struct ChatOptions {
 
 struct ChatAnswer {
     enum class End {
-        turn,        ///< the model ended its turn
+        turn,        ///< the model generated the end of its turn
         stop_text,   ///< one of ChatOptions::sampling.stop
         tokens,      ///< the largest number of tokens
         context,     ///< no older turn is left to drop from the context

@@ -99,8 +99,8 @@ struct BackwardTask {
     const ScoreRule<Accumulator<T>>* rules = nullptr;
     const std::array<BiasGradientRows<Accumulator<T>>, max_biases>* bias_gradients = nullptr;  ///< [group]
 
-    /// Returns whether this K/V block overwrites dQ of the rows. It does so if no earlier K/V block adds to
-    /// dQ of these rows.
+    /// Returns whether this K/V block overwrites dQ of the rows, which is true if no earlier K/V block adds
+    /// to dQ of these rows.
     GRADTILE_ATTENTION_INLINE bool overwrites_dq(IndexRange rows) const {
         return geometry->mask.visible_keys(rows).begin >= keys.begin;
     }

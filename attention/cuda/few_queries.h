@@ -47,7 +47,7 @@ struct F32FewQueriesTiles {
 };
 
 struct FewQueriesShape {
-    std::int64_t batch, queries, keys;  ///< keys: those that some query sees
+    std::int64_t batch, queries, keys;  ///< `keys` counts the keys that at least one query sees
     std::int64_t heads, group;          ///< query heads, and how many of them share a K/V head
     int head_dim;                       ///< that of the kernel
     bool rule_of_each_head;             ///< score rules differ between heads: heads are not put together
@@ -63,7 +63,7 @@ struct FewQueriesPlan {
     int rows = 0;                        ///< rows of a thread block
     int splits = 1, keys_per_split = 0;  ///< keys_per_split: a multiple of FewQueriesTiles::keys
     std::int64_t blocks_per_split = 0;
-    int places = 0;  ///< thread blocks that run at the same time
+    int places = 0;  ///< the number of thread blocks that can run at the same time
 
     explicit operator bool() const { return heads_together > 0; }
     /// Divides `key_blocks` blocks of keys into at most `most` splits of equal length, none of them empty.

@@ -11,8 +11,9 @@
 
 namespace gradtile::attention::cuda {
 
-/// The offsets of packed sequences. Offsets outside the tensors are limited to them. What follows the last
-/// sequence counts as sequence number `count`: its rows see no keys and its keys are seen by no rows.
+/// The offsets of packed sequences. An offset outside the tensors is replaced by the nearest valid offset.
+/// The rows and keys after the last sequence count as sequence number `count`. These rows see no keys, and no
+/// row sees these keys.
 struct PackedOffsets {
     const std::int32_t *q = nullptr, *k = nullptr;  ///< [count + 1]; null: the call is not packed
     int count = 0;

@@ -64,8 +64,8 @@ TEST_P(AttentionCudaDtypes, DeterministicGradientsAreAsAccurateAsNaive) {
         GetParam(), true);
 }
 
-/// Problems with many short heads, for which the 16-bit kernel is used whose thread blocks process whole
-/// heads.
+/// Problems with many short heads. For them the operator uses the 16-bit kernel in which a thread block
+/// processes whole heads.
 TEST_P(AttentionCudaDtypes, ManyShortHeadsAreAsAccurateAsNaive) {
     if (!is_16_bit(GetParam())) GTEST_SKIP() << "this dtype has no kernel for whole heads";
     const Problem causal{.queries = 140,
@@ -88,7 +88,7 @@ TEST_P(AttentionCudaDtypes, ManyShortHeadsAreAsAccurateAsNaive) {
     expect_accurate(causal, GetParam(), /*deterministic=*/true);
 }
 
-/// The same kernel with only two blocks in each direction, for slow tools.
+/// Problems for this kernel with only two blocks in each direction, for slow tools.
 TEST_P(AttentionCudaDtypes, ManyTinyHeadsAreAsAccurateAsNaive) {
     expect_accurate({.queries = 70,
                      .keys = 70,
@@ -406,8 +406,8 @@ Tensor scaled_by_powers_of_two(const Context& ctx, const Tensor& x, int exponent
     return from_host(ctx, numbers, x.shape(), x.dtype());
 }
 
-/// The kernels split factors into binary16 numbers, which have few exponents. They therefore scale every head
-/// by a power of two of its own.
+/// The kernels split factors into binary16 numbers, which have few exponents. Therefore the kernels scale
+/// every head by a power of two of its own.
 TEST_F(AttentionCuda, ScalingAFloat32HeadByAPowerOfTwoScalesItsResultsExactly) {
     const Problem problem{.queries = 70,
                           .keys = 90,

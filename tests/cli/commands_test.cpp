@@ -104,7 +104,7 @@ TEST_F(Commands, TextIsReadAndSampledByATrainedTokenizer) {
     expect_success(made);
     EXPECT_THAT(made.out, HasSubstr("300 tokens"));
     expect_success(run(tiny_training(stories_, out_) + Arguments{"--tokenizer", tokenizer}));
-    std::filesystem::remove(tokenizer);  // the checkpoint holds it
+    std::filesystem::remove(tokenizer);  // the checkpoint contains the tokenizer
     const Outcome sampled = run({"sample", out_.string(), "--prompt", "The ", "--tokens", "5"});
     expect_success(sampled);
     EXPECT_THAT(sampled.out, testing::StartsWith("The "));

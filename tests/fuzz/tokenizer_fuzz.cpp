@@ -1,5 +1,5 @@
-// Fuzzes tokenizer.json: any bytes give one Error or a tokenizer that returns every text unchanged. What
-// follows the first NUL byte is the text.
+// Fuzzes tokenizer.json: any bytes give one Error or a tokenizer that returns every text unchanged. The input
+// consists of a tokenizer.json, a NUL byte and the text.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

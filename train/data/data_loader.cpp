@@ -102,7 +102,7 @@ class BatchRows {
     WindowOptions options_;
     std::span<std::int32_t> tokens_, targets_;
     DocumentSpans documents_;
-    std::vector<std::int32_t> starts_;  // of the documents in one row
+    std::vector<std::int32_t> starts_;  // the starts of the documents in one row
 };
 
 std::span<std::int32_t> host_elements(const Tensor& x, std::int64_t context) {

@@ -108,7 +108,7 @@ class DataLoader {
 
     TokenSequence tokens_;
     DataLoaderOptions options_;
-    std::vector<TokenWindow> of_examples_;  // empty: one text
+    std::vector<TokenWindow> of_examples_;  // empty if the data is one text
     Cursor cursor_;
     WindowOptions window_options() const {
         return {options_.context, options_.ignore_token, options_.packing};
@@ -127,7 +127,8 @@ struct SequentialOptions {
 };
 
 /// Validation batches: windows over the whole sequence, in order. The last window may be short, so a loss
-/// weighted by next()'s counts is the loss over the whole split. It throws the same errors as DataLoader.
+/// weighted by next()'s counts is the loss over the whole split. The class throws the same errors as
+/// DataLoader.
 class SequentialLoader {
   public:
     /// Throws Error naming the sequence when it has fewer than two tokens, or when its examples have no

@@ -20,10 +20,10 @@ struct DatasetOptions {
     /// shards).
     std::string data{};
     std::string val_data{};                               ///< empty: the last part of data
-    double val_fraction = 0.1;                            ///< size of this last part
+    double val_fraction = 0.1;                            ///< the validation part as a fraction of all data
     TokenizerKind tokenizer = TokenizerKind::characters;  ///< for text only
     TokenType token_type = TokenType::automatic;          ///< for token files without a header only
-    std::int64_t vocabulary = 0;  ///< for token files: every id is below it; 0: see open_token_file
+    std::int64_t vocabulary = 0;  ///< for token files: every id is below this number; 0: see open_token_file
     /// Whether a BPE tokenizer recognises special tokens in text. Runs that divide documents at the separator
     /// need that.
     SpecialTokens special_tokens = SpecialTokens::as_text;

@@ -13,7 +13,7 @@ namespace gradtile {
 /// there.
 struct DocumentRule {
     enum class Kind {
-        none,         ///< a window is one document
+        none,         ///< a window counts as one document
         separator,    ///< at each token `token`
         blank_lines,  ///< after blank lines; `token` is a line break
         examples      ///< at each example of the data (see examples.h); other text is one document

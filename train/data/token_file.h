@@ -29,7 +29,7 @@ struct TokenFormatTraits {
     std::string_view name;  ///< in messages
     TokenType ids;
     std::int32_t magic = 0, version = 0;
-    std::int64_t vocabulary = 0;  ///< every id is below it; 0: the format has none
+    std::int64_t vocabulary = 0;  ///< every id is below this number; 0: the format does not fix a vocabulary
     std::int32_t separator = -1;  ///< the id that llm.c writes before each document; -1: none is known
 };
 

@@ -42,7 +42,8 @@ struct EnumNames<TokenizerKind> {
 class Tokenizer {
   public:
     static Tokenizer bytes();
-    /// Throws Error naming `source` and the byte offset where the text is not UTF-8, and when it is empty.
+    /// Returns a tokenizer whose alphabet is the characters of the text. Throws Error that names `source` if
+    /// the text is empty, or if it is not UTF-8, with the byte offset.
     static Tokenizer characters_of(std::string_view text, std::string_view source);
 
     /// Throws Error that begins with `source`; see BytePairEncoding.

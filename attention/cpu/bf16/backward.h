@@ -18,7 +18,7 @@ struct BackwardScratch {
     Operand q, d_o;                      ///< left operands, summed over the head dim
     Operand q_over_rows, d_o_over_rows;  ///< left operands, transposed, summed over rows
     BackwardOperands operands;
-    Matrix s, d_p;        ///< one square each
+    Matrix s, d_p;        ///< one square of S and one of dP
     Matrix d_k, d_v;      ///< transposed: [head dim, keys]
     Matrix d_q;           ///< [rows, head dim]
     float *lse, *delta;   ///< [rows]; lse is in base 2, or in base e if a score rule applies

@@ -170,7 +170,7 @@ void store_transposed(const float* tile, const float* factors, IndexRange tokens
 }
 
 /// Copies rows of x to tile [tokens, padded] and pads them with zeros. The copy makes the following products
-/// faster. They read columns, and the rows of a head in x are a whole model width apart, so a column of x
+/// faster, because they read columns. In x the rows of a head are a whole model width apart, so a column of x
 /// would occupy only a few cache sets.
 template <class V>
 void load_rows(StridedRows<const float> x, IndexRange tokens, std::int64_t d, std::int64_t padded,

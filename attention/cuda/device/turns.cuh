@@ -8,7 +8,7 @@ namespace gradtile::attention::cuda::device {
 
 /// Returns the number of the next task. Tasks are numbered in the order in which thread blocks start: CUDA
 /// does not guarantee that blocks start in the order of their index, and a block may only wait for blocks
-/// that already run. All threads must call this. `shared` is free for other use afterwards.
+/// that already run. All threads must call this function. After the call `shared` may be used for other data.
 __device__ __forceinline__ int take_task(std::int32_t* next_task, void* shared) {
     auto* const task = static_cast<std::int32_t*>(shared);
     if (threadIdx.x == 0) *task = atomicAdd(next_task, 1);

@@ -114,7 +114,7 @@ TEST(Export, DropoutsDoNotPreventAnExport) {
     const TemporaryDirectory place;
     ModelConfig config = small_gpt2();
     config.dropout = config.attention_dropout = 0.2;
-    config.window_pattern = 2;  // without a window it has no effect
+    config.window_pattern = 2;  // without a window the pattern has no effect
     const Checkpoint checkpoint = checkpoint_of(random_model(config), "x");
     export_model(checkpoint, "run", {.out = (place / "out").string()});
     expect_equal_bits(import_model((place / "out").string()).parameters, checkpoint.params);

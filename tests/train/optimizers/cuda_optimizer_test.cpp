@@ -184,7 +184,7 @@ TEST_F(CudaAdamW, ReplayedFromAGraphEqualsEagerToTheBit) {
         const Clip clip = clip_global_norm(inside, replayed.store.gradients(), {.max_norm = 1.0});
         second.step(inside, rate, {.gradient_scale = clip.scale});
     });
-    EXPECT_EQ(graph.nodes(), 5u);  // two for the norm, one for the factor, two for AdamW
+    EXPECT_EQ(graph.nodes(), 5u);  // two kernels for the norm, one for the clipping factor, two for AdamW
     for (int t = 1; t <= 5; ++t) {
         fill(gpu(), rate, adamw_lr / t);
         eager.set_gradients(gpu(), t);
