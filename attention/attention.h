@@ -27,7 +27,7 @@ enum class Algorithm : std::uint8_t {
     // On the CPU only, and without packed sequences:
     memory_efficient,  ///< Rabe & Staats: K/V blocks with a running maximum; unfused, in linear memory
     flash1,            ///< FlashAttention: the outer loop is over K/V blocks in forward, too
-    flash = flash2,    ///< the same algorithm
+    flash = flash2,    ///< another name of flash2
 };
 std::ostream& operator<<(std::ostream& out, Algorithm algorithm);
 /// Returns the algorithm of this name; "flash" is flash2. Throws Error "SETTING: 'TEXT' is unknown; expected

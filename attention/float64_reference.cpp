@@ -166,7 +166,7 @@ class ReferenceEvaluation {
 
     struct Score {
         double value, error;
-        double derivative, derivative_error;  ///< of the score with respect to the product
+        double derivative, derivative_error;  ///< derivative of the score with respect to the product
     };
     /// softcap * tanh(scale q.k / softcap) - slope |i + off - j| + biases.
     Score score_of(const Row& row, std::int64_t j) const {
@@ -176,7 +176,7 @@ class ReferenceEvaluation {
                     .derivative = 1,
                     .derivative_error = 0};
         if (p_.softcap != 0) {
-            constexpr double roundings = 8;  // of the quotient, tanh and the product
+            constexpr double roundings = 8;  // roundings of the quotient, of tanh and of the product
             const double t = std::tanh(score.value / p_.softcap);
             score.derivative = 1 - t * t;
             score.derivative_error = 2 * std::abs(t) * score.derivative * score.error / p_.softcap +

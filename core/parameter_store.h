@@ -145,7 +145,7 @@ class ParameterStore {
 
   private:
     std::vector<Parameter> parameters_;
-    std::unordered_set<std::string> names_;  // of parameters_
+    std::unordered_set<std::string> names_;  // the names of parameters_
     std::int64_t flat_elements_ = 0;
     DType dtype_ = DType::f32;
     Tensor values_, gradients_, master_;

@@ -21,10 +21,10 @@ struct ChatOptions {
 struct ChatAnswer {
     enum class End {
         turn,        ///< the model generated the end of its turn
-        stop_text,   ///< one of ChatOptions::sampling.stop
-        tokens,      ///< the largest number of tokens
+        stop_text,   ///< the answer contains one of ChatOptions::sampling.stop
+        tokens,      ///< the answer has the largest number of tokens
         context,     ///< no older turn is left to drop from the context
-        interrupted  ///< by the caller
+        interrupted  ///< the caller interrupted the answer
     };
     std::string text{};
     End end = End::tokens;

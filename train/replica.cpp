@@ -106,7 +106,7 @@ void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
 void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& source) {
     const Context& ctx = model.ctx;
     for (const StateTensor& part : optimizer->state()) {
-        if (part.parameters.empty()) {  // a counter
+        if (part.parameters.empty()) {  // this part is a counter, not a tensor of the parameters
             if (is_root())
                 copy(ctx, part.tensor,
                      to_device(ctx, saved_state(checkpoint, part.name, {1}, part.tensor.dtype(), source)));

@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::int64_t block_rows = 32;
 constexpr std::int64_t block_keys = 64;
-constexpr std::int64_t terms_per_partial_sum = 16;  ///< of the softmax's denominator
+/// the terms of the softmax's denominator that form one partial sum
+constexpr std::int64_t terms_per_partial_sum = 16;
 
 Blocks generic_blocks(const Geometry&) {
     return {.forward_rows = block_rows, .backward_keys = block_keys, .backward_rows = block_rows};

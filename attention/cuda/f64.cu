@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(tile* tile)
             s = score_of<double>(rule, product, row, key).value;
         }
         const double new_maximum = fmax(maximum, row_max<tile>(s));
-        const double reference = new_maximum == -infinity ? 0.0 : new_maximum;  // no visible key yet
+        const double reference = new_maximum == -infinity ? 0.0 : new_maximum;  // no key was visible so far
         const double probability = exp(s - reference);
         const double rescale = exp(maximum - reference);
         maximum = new_maximum;

@@ -139,9 +139,9 @@ std::string explain(const FewQueriesPlan& plan, int head_dim, const ResolvedOpti
 /// The parts of a forward pass whose keys are split.
 struct SplitParameters {
     int heads_together, splits, keys_per_split;
-    int first_key, end_key;  ///< the keys that some query sees
+    int first_key, end_key;  ///< the keys that at least one query sees
     std::int64_t all_rows;   ///< B * Hq * Sq
-    int columns;             ///< row length of `o`
+    int columns;             ///< the length of a row of `o`
     float *o, *lse;          ///< [splits, all_rows, columns], [splits, all_rows]; unused without splits
 };
 

@@ -30,7 +30,7 @@ struct ResolvedOptions {
 /// Gradients with respect to the outputs of the forward pass.
 struct OutputGradients {
     Tensor o;
-    Tensor lse;  ///< undefined: 0
+    Tensor lse;  ///< undefined if dLSE is 0
 };
 
 /// Writes o [B, Sq, Hq, Dv] and lse [B, Hq, Sq].

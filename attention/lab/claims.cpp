@@ -121,7 +121,8 @@ Verdict judge_bound(const std::vector<Measurement>& attention, const Roofline& r
 /// the previous size.
 Verdict judge_traffic(const Setup& setup) {
     Verdict verdict{.claim = "slow-memory traffic falls as 1/M until every tensor is moved once"};
-    const double compulsory = 4 * 4.0 * static_cast<double>(setup.length * setup.head_dim);  // Q, K, V, O
+    // bytes of Q, K, V and O
+    const double compulsory = 4 * 4.0 * static_cast<double>(setup.length * setup.head_dim);
     std::vector<double> sizes, traffic;
     std::int64_t m = smallest_fast_memory(setup.head_dim);
     for (int i = 0; i < 5; ++i, m *= 4) {

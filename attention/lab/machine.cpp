@@ -83,7 +83,7 @@ Roofline measure_roofline() {
 
 Speed measure_speed(const Setup& setup) {
     const Context ctx(Device::cpu(), 1);
-    std::vector<Tensor> matrices, heads;  // Q, K, V, dO
+    std::vector<Tensor> matrices, heads;  // Q, K, V and dO
     for (std::uint64_t seed = 1; seed <= 4; ++seed) {
         matrices.push_back(randn(ctx, {setup.length, setup.head_dim}, DType::f32, Seed{seed}));
         heads.push_back(matrices.back().reshape({1, setup.length, 1, setup.head_dim}));

@@ -42,7 +42,7 @@ class RandomNumbers {
   public:
     explicit RandomNumbers(const Context& ctx);
     Tensor operator()(const Context& ctx, const Shape& shape, DType dtype) const;
-    void fill(const Context& ctx, const Tensor& x) const;  ///< x contiguous
+    void fill(const Context& ctx, const Tensor& x) const;  ///< x must be contiguous
 
   private:
     Tensor pool_;

@@ -46,9 +46,9 @@ struct LabFlags {
     Setup setup;
     std::optional<std::int64_t> length, head_dim, fast_memory;
     std::optional<Sweep> sweep;
-    std::string svg;   ///< path; empty: no picture
-    std::string html;  ///< path; empty: no page
-    std::string ncu;   ///< path; empty: no comparison
+    std::string svg;   ///< path of the picture; empty: no picture
+    std::string html;  ///< path of the page; empty: no page
+    std::string ncu;   ///< path of Nsight Compute's CSV file; empty: no comparison
     std::int64_t heads = 1;
     bool json = false;
 };

@@ -147,7 +147,8 @@ class CsvTable {
   private:
     struct Launch {
         std::string kernel;
-        std::array<double, 3> bytes = {-1, -1, -1};  ///< -1: not in the file
+        /// bytes of each metric; -1: the file does not have the metric
+        std::array<double, 3> bytes = {-1, -1, -1};
     };
     bool is_long() const { return name_.has_value(); }
     std::optional<std::size_t> column(std::string_view name) const {

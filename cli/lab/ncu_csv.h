@@ -12,10 +12,10 @@ namespace gradtile::cli {
 
 /// The traffic of one kernel, summed over its launches and divided by their number.
 struct KernelTraffic {
-    std::string kernel;  ///< without template arguments and parameters
+    std::string kernel;  ///< the kernel's name, without template arguments and parameters
     std::int64_t launches = 0;
     double dram_read = 0, dram_write = 0;
-    double l2 = 0;  ///< NaN if the file does not have the metric
+    double l2 = 0;  ///< bytes of the L2 cache; NaN if the file does not have this metric
 };
 
 /// Returns the kernels in the order of their first launch. Lines before the header are ignored, because ncu

@@ -9,13 +9,13 @@ namespace gradtile::cli {
 struct LabCurve {
     std::string name;       ///< curves with the same name have the same color
     bool dashed = false;    ///< true for the backward pass
-    std::vector<double> y;  ///< positive, one for each x
+    std::vector<double> y;  ///< one positive number for each x
     double slope = 0;
 };
 
 struct LabPicture {
     std::string title, x_title, y_title;
-    std::vector<double> x;  ///< positive, increasing
+    std::vector<double> x;  ///< positive numbers in increasing order
     std::vector<LabCurve> curves;
 };
 

@@ -10,11 +10,11 @@ namespace gradtile::cli {
 
 struct MetricsPoint {
     std::int64_t step = 0;
-    double tokens = 0.0;  ///< NaN: not known
+    double tokens = 0.0;  ///< NaN if the number is not known
     double wall_s = 0.0;
     /// NaN if the line has no number. A number that is not finite is missing in the line.
     double loss = 0.0, lr = 0.0, grad_norm = 0.0, tokens_per_s = 0.0;
-    bool refused = false;  ///< the update was not applied
+    bool refused = false;  ///< true if the update was not applied
     std::optional<double> val_loss = {};
 };
 

@@ -58,7 +58,7 @@ TEST_P(AttentionCudaDtypes, DeterministicGradientsAreAsAccurateAsNaive) {
                          .heads = 2,
                          .window = {.left = 100}},
                         GetParam(), true);
-    // No row sees the last keys.
+    // In this problem no row sees the last keys.
     expect_accurate(
         {.queries = 100, .keys = 256, .d_qk = 64, .d_v = 64, .window = {.right = 5}, .top_left = true},
         GetParam(), true);

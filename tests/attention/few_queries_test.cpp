@@ -66,7 +66,7 @@ TEST(FewQueriesPlan, SplitsAsLittleAsFullOccupancyAllows) {
     // 8 x 32 blocks on 264 places, each with four blocks of keys.
     EXPECT_EQ(plan_few_queries(one_query, processors, shared_bytes).splits, 32);
     FewQueriesShape full = one_query;
-    full.batch = 33;  // 264 blocks
+    full.batch = 33;  // 264 thread blocks
     EXPECT_EQ(plan_few_queries(full, processors, shared_bytes).splits, 1);
 }
 

@@ -8,7 +8,7 @@ namespace gradtile::attention::test {
 struct PackedProblem {
     Problem each;
     std::vector<std::int32_t> queries, keys;        ///< the lengths of each sequence
-    std::int64_t unused_rows = 0, unused_keys = 0;  ///< after the last sequence
+    std::int64_t unused_rows = 0, unused_keys = 0;  ///< rows and keys after the last sequence
 
     std::int64_t rows() const;
     std::int64_t key_count() const;

@@ -167,7 +167,7 @@ TEST_F(Chat, CtrlCStopsTheAnswerAndAtThePromptTheProgram) {
     for (int i = 0; i < 2; ++i) {
         chat.type("Tell me a story\n");
         chat.wait_for("Tell me a story\r\n");
-        chat.wait_for("e");  // of the answer
+        chat.wait_for("e");  // a letter of the answer
         chat.type("\x03");
         chat.wait_for("\n> ");
     }

@@ -28,7 +28,8 @@ struct Outcome {
 struct ProcessOptions {
     std::optional<std::uint64_t> max_file_bytes = {};  ///< RLIMIT_FSIZE: writes beyond it fail
     bool without_gpu = true;                           ///< hides the machine's GPUs
-    std::vector<std::pair<std::string, std::string>> environment = {};  ///< added to the test's own
+    /// variables in addition to the test's own environment
+    std::vector<std::pair<std::string, std::string>> environment = {};
     Arguments prefix = {};  ///< command in front of the program: mpirun -np 2
     std::string program = GRADTILE_PROGRAM;
 };

@@ -43,12 +43,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         const nlohmann::json value = parse_json(input.substr(0, end));
         const Tokenizer tokenizer =
             Tokenizer::byte_pairs(vocabulary_of_tokenizer_json(value, "fuzz"), "fuzz");
-        // Its own output must be accepted.
+        // from_json() must accept the output of to_json().
         require(Tokenizer::from_json(tokenizer.to_json(), "fuzz") == tokenizer);
         for (const SpecialTokens special : {SpecialTokens::as_text, SpecialTokens::recognised})
             require_round_trip(tokenizer, text, {.special_tokens = special});
     } catch (const Error&) {
-        // an invalid file
+        // the reader refused the file
     }
     return 0;
 }

@@ -14,8 +14,8 @@ namespace gradtile {
 struct CostConstants {
     double product_flops;        ///< matrix products in bfloat16
     double attention_flops;      ///< attention in bfloat16
-    double product_flops_f32;    ///< in float32
-    double attention_flops_f32;  ///< in float32
+    double product_flops_f32;    ///< matrix products in float32
+    double attention_flops_f32;  ///< attention in float32
     double memory_bytes;         ///< bytes that memory-bound passes read and write
     double update_bytes;   ///< bytes that the gradient norm and the optimizer read and write in flat blocks
     double block_seconds;  ///< time of a block's kernels, forward and backward, that does not depend on their

@@ -280,9 +280,9 @@ std::int64_t SequentialLoader::next(std::span<std::int32_t> tokens, std::span<st
     for (std::int64_t row = 0; row < rows.count(); ++row) {
         counted += rows.fill(tokens_, row, window_at(window), scratch_);
         if (window > 0 && window < windows()) {
-            for (std::int32_t& target :
-                 targets.subspan(static_cast<std::size_t>(row * context),
-                                 static_cast<std::size_t>(context - stride_))) {  // of the window before
+            for (std::int32_t& target : targets.subspan(static_cast<std::size_t>(row * context),
+                                                        // targets of the previous window
+                                                        static_cast<std::size_t>(context - stride_))) {
                 counted -= target != ignored_target;
                 target = ignored_target;
             }

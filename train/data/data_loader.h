@@ -44,7 +44,7 @@ struct DataLoaderOptions {
     std::int64_t rank = 0;     ///< rank of this process, see next()
     std::int64_t ranks = 1;
     std::int64_t ignore_token = -1;  ///< targets of this id are ignored; -1: none
-    Packing packing = {};            ///< documents begin inside windows
+    Packing packing = {};            ///< says where documents begin inside windows
 };
 
 /// Training batches; epochs follow each other without end.

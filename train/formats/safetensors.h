@@ -20,7 +20,7 @@ constexpr std::uint64_t max_safetensors_header = 100'000'000;
 struct SafetensorsEntry {
     std::string name;
     std::string dtype;                     ///< as in the file: "F32", "BF16", "BOOL" ...
-    std::vector<std::int64_t> shape = {};  ///< any number of axes
+    std::vector<std::int64_t> shape = {};  ///< a shape with any number of axes
     /// The range of the elements in bytes, counted from the end of the header.
     std::uint64_t begin = 0, end = 0;
 
@@ -28,7 +28,7 @@ struct SafetensorsEntry {
 };
 
 struct SafetensorsHeader {
-    std::vector<SafetensorsEntry> entries = {};  ///< in the order of their elements
+    std::vector<SafetensorsEntry> entries = {};  ///< entries in the order of their elements in the file
     std::map<std::string, std::string> metadata = {};
 };
 

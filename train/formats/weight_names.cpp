@@ -17,8 +17,8 @@ struct ModuleNames {
 };
 
 struct LayoutNames {
-    std::string_view block;           ///< before the number of a block
-    std::vector<ModuleNames> blocks;  ///< within a block
+    std::string_view block;           ///< the part of a name before a block's number
+    std::vector<ModuleNames> blocks;  ///< the modules of a block
     std::vector<ModuleNames> others;
 };
 

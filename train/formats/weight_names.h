@@ -10,17 +10,18 @@
 namespace gradtile {
 
 enum class WeightLayout {
-    huggingface_gpt2,   ///< transformer.h.0.attn.c_attn.weight; four matrices [in, out]
-    huggingface_llama,  ///< model.layers.0.self_attn.q_proj.weight
-    gguf_gpt2,          ///< blk.0.attn_qkv.weight
-    gguf_llama,         ///< blk.0.attn_q.weight; pairs of rotated elements are neighbours
+    /// names like transformer.h.0.attn.c_attn.weight; four matrices are stored as [in, out]
+    huggingface_gpt2,
+    huggingface_llama,  ///< names like model.layers.0.self_attn.q_proj.weight
+    gguf_gpt2,          ///< names like blk.0.attn_qkv.weight
+    gguf_llama,         ///< names like blk.0.attn_q.weight; the two elements of a rotated pair are neighbours
 };
 
 /// A tensor of another project that contains a whole parameter or a part of one.
 struct WeightPart {
     std::string name;
-    Shape shape;              ///< as in the file
-    bool transposed = false;  ///< the file has [in, out]
+    Shape shape;              ///< the shape in the file
+    bool transposed = false;  ///< true if the file stores [in, out]
     /// if not 0, the rows of each head alternate between the head's halves; the number of heads
     std::int64_t rotated = 0;
 };

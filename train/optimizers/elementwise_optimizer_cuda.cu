@@ -16,7 +16,7 @@ static_assert(64 % width == 0, "blocks are multiples of 64 elements");
 /// The numbers that all elements of a step use. They are stored in the optimizer's scratch memory.
 template <class Real, class Formula>
 struct PreparedStep {
-    double gradient_scale;  // 0: the update is refused
+    double gradient_scale;  // if 0, the update is refused
     Real keep;
     Formula formula;
 };

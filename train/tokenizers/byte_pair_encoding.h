@@ -49,7 +49,7 @@ class BytePairEncoding {
     void add_merges(std::string_view source);
 
     BytePairVocabulary vocabulary_;
-    std::vector<std::string_view> texts_;  // by id
+    std::vector<std::string_view> texts_;  // the texts of the tokens, by id
     std::unique_ptr<Tables> tables_;
 };
 

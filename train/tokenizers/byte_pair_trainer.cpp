@@ -142,7 +142,7 @@ class BytePairTrainer::Merger {
         std::vector<std::int32_t> ids;
         std::int64_t count;
     };
-    /// A pair, its count when it was queued, and the pieces where it arose.
+    /// A queued pair: its count when it was queued, and the pieces that contain it.
     struct Candidate {
         std::int64_t count;
         TokenPair pair;

@@ -80,7 +80,7 @@ class Tokenizer {
         bool operator==(const Bytes&) const = default;
     };
     struct Characters {
-        std::vector<char32_t> alphabet;  ///< increasing; the id is the index
+        std::vector<char32_t> alphabet;  ///< characters in increasing order; a character's id is its index
         /// the id of each code point up to the largest one in the alphabet; -1: the code point has no id
         std::vector<std::int32_t> id_of;
         bool operator==(const Characters&) const = default;

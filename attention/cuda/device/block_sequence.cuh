@@ -14,7 +14,7 @@ struct BlockSequence {
     int batch;                   ///< the batch in the tensors; 0 for packed sequences
     int first_query, first_key;  ///< the sequence's first row and key in the tensors; 0 unless packed
     int first_padded_row;        ///< the sequence's first row in memory with padded rows
-    bool is_rest;                ///< what follows the last packed sequence
+    bool is_rest;                ///< true for the rows and keys after the last packed sequence
 
     __device__ static BlockSequence of_batch(const DeviceMask& mask, int batch) {
         return {mask, batch, batch, 0, 0, 0, false};
@@ -58,7 +58,7 @@ struct BlockSequence {
 struct SequenceOfPair {
     Mask mask;  ///< the sequence's mask; row 0 and key 0 are the first of the sequence
     std::int64_t index, first_query = 0, first_key = 0;
-    bool is_rest = false;  ///< what follows the last packed sequence
+    bool is_rest = false;  ///< true for the rows and keys after the last packed sequence
 
     __device__ static SequenceOfPair of_query(const Mask& mask, const PackedOffsets& packed,
                                               std::int64_t batch, std::int64_t i) {

@@ -43,7 +43,7 @@ struct F32BackwardPolicy {
     static constexpr int d_q_columns = head_dim / (tiles.warps() / 2);     ///< columns of a warp's dQ
     using KvTile = Tile<tiles.keys(), head_dim>;
     using KvPiece = Tile<std::min(tiles.keys(), 32), head_dim>;  ///< the keys that are copied at one time
-    using RowTile = Tile<tiles.rows, head_dim>;                  ///< a step of Q or dO
+    using RowTile = Tile<tiles.rows, head_dim>;                  ///< the rows of Q or dO in one step
     using DsTile = Tile<tiles.keys(), tiles.rows>;               ///< dS^T or P^T
     // Offsets in shared memory, in bytes. P^T uses the memory of dS^T unless both are needed at the same
     // time.

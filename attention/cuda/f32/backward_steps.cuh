@@ -57,7 +57,7 @@ class RowStep {
             const std::int64_t index =
                 (std::int64_t{sequence_.batch} * p_.sizes.heads + head) * p_.mask.queries +
                 sequence_.first_query + row + thread;
-            lse_ = valid ? p_.lse_log2[index] : INFINITY;  // P = 2^-inf = 0
+            lse_ = valid ? p_.lse_log2[index] : INFINITY;  // for rows that do not exist, P = 2^-inf = 0
             delta_ = valid ? units_.delta(p_.delta[index]) : 0.0f;
         }
         if constexpr (Policy::tiles.loads_ahead) {

@@ -20,17 +20,17 @@ struct F32BackwardParameters {
     bool has_d_lse;
     device::DeviceMask mask;
     device::Sizes sizes;
-    int measured_sequences;   ///< sequences in `magnitudes`
+    int measured_sequences;   ///< number of sequences in `magnitudes`
     float scale, scale_log2;  ///< scale_log2 = log2(e) * scale
     float dropout_scale;      ///< 1 without dropout; P, dP and dS are computed without this factor
     ScoreOptions scores;
     PackedOffsets packed;
-    PackedTasks key_tasks;  ///< blocks of keys if packed
+    PackedTasks key_tasks;  ///< the tasks (blocks of keys) if sequences are packed
     device::TaskOrder order;
     bool q_vectors, k_vectors, v_vectors, d_o_vectors;  ///< whether has_vector_rows() holds
     bool d_q_pairs, d_k_pairs, d_v_pairs;
     std::int32_t* turns;  ///< if deterministic: the next task, then the counters of Turns; else null
-    int turn_steps;       ///< steps of one (batch, head)
+    int turn_steps;       ///< number of steps of one (batch, head)
 };
 
 namespace device {

@@ -163,7 +163,7 @@ TEST_F(BytePairs, AStreamNeverEndsWithinACharacter) {
               "\xE4\xB8"
               "a");
     EXPECT_EQ(stream.next(0xED), "");
-    EXPECT_EQ(stream.next(0xA0), "\xED\xA0");  // would become a surrogate
+    EXPECT_EQ(stream.next(0xA0), "\xED\xA0");  // with a third byte the character would be a surrogate
     EXPECT_EQ(stream.next(0xF0), "");
     EXPECT_EQ(stream.finish(), "\xF0");
     EXPECT_THROW(stream.next(256), Error);
@@ -344,7 +344,7 @@ TEST(BytePairTrainer, TheMostFrequentPairIsMergedFirstAndTiesGoToSmallerIds) {
     trainer.add("abab cd cd xyz xyz");  // ab twice, " c" twice, cd twice, " x", xy and yz twice
     const BytePairVocabulary vocabulary = trainer.train();
     EXPECT_EQ(vocabulary.tokens[0], "<e>");
-    EXPECT_EQ(vocabulary.tokens[1], "!");  // the first byte that stands for itself
+    EXPECT_EQ(vocabulary.tokens[1], "!");  // the first byte that is written as itself
     // Ids are in the order of the characters that stand for bytes: a < b < c < ... < space (U+0120).
     EXPECT_THAT(std::vector(vocabulary.tokens.begin() + 257, vocabulary.tokens.end()),
                 ElementsAre("ab", "cd", "xy", " cd", " xy"));
@@ -388,7 +388,7 @@ TEST(ByteCharacters, EveryByteHasOneCharacter) {
     const std::string characters = characters_of_bytes(bytes);
     EXPECT_TRUE(is_utf8(characters));
     EXPECT_EQ(bytes_of_characters(characters), bytes);
-    EXPECT_EQ(characters_of_bytes(" \n\xAD"), "\u0120\u010A\u0143");  // of GPT-2's vocabulary
+    EXPECT_EQ(characters_of_bytes(" \n\xAD"), "\u0120\u010A\u0143");  // characters of GPT-2's vocabulary
     EXPECT_EQ(bytes_of_characters("\u0144"), std::nullopt);
     EXPECT_EQ(bytes_of_characters(" "), std::nullopt);
     EXPECT_EQ(bytes_of_characters("\xFF"), std::nullopt);

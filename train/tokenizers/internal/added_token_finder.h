@@ -14,7 +14,7 @@ namespace gradtile {
 class AddedTokenFinder {
   public:
     struct Found {
-        std::size_t begin = 0, length = 0;  ///< length 0: none
+        std::size_t begin = 0, length = 0;  ///< length 0: no token was found
         std::int32_t id = -1;
     };
 

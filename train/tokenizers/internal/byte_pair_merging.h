@@ -40,7 +40,7 @@ class BytePairMerging {
     const PairTable& table_;
     std::vector<PairTable::Merge> merges_;
     std::vector<Node> nodes_;
-    std::vector<std::uint64_t> queue_;  // rank and position
+    std::vector<std::uint64_t> queue_;  // rank and position of pairs, packed in one number
 };
 
 }  // namespace gradtile

@@ -35,7 +35,7 @@ class PieceCache {
     };
 
     struct Slot {
-        Key key{};  // length 0: free
+        Key key{};  // a key of length 0 marks a free slot
         std::uint32_t count = 0;
         std::array<std::int32_t, max_ids> ids{};
         std::span<const std::int32_t> tokens() const { return {ids.data(), count}; }

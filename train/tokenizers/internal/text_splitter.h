@@ -17,7 +17,7 @@ std::size_t end_of_utf8(std::string_view text, std::size_t from);
 /// character begins.
 std::size_t end_of_invalid_utf8(std::string_view text, std::size_t from);
 
-/// The patterns of a tokenizer. Immutable.
+/// The patterns of a tokenizer. The object is immutable.
 class TextSplitter {
   public:
     TextSplitter(const std::vector<std::string>& patterns, std::string_view source) {
