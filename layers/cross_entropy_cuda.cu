@@ -70,8 +70,8 @@ struct Softmax {
     S largest = -std::numeric_limits<S>::infinity();
     S sum = 0;
 
-    /// The number to subtract from logits. While all logits are -infinity it is 0, because -infinity minus
-    /// itself is NaN.
+    /// The number to subtract from logits. If all logits so far are -infinity, the number is 0, because
+    /// -infinity minus -infinity is NaN.
     __device__ S base() const { return largest == -std::numeric_limits<S>::infinity() ? S(0) : largest; }
 
     template <int n>

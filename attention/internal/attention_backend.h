@@ -20,7 +20,8 @@ struct PackedSequences {
 /// Options with their defaults filled in for the shapes of a call.
 struct ResolvedOptions {
     double scale = 1.0;
-    /// The lengths and the offset are those of a whole tensor; packed sequences have their own.
+    /// The lengths and the offset are those of a whole tensor. Packed sequences have other lengths and
+    /// offsets.
     Mask mask;
     ScoreOptions scores;
     PackedSequences packed;

@@ -217,7 +217,8 @@ TEST(Lab, JudgesTheClaimsByItsFigures) {
             if (v.claim.find(words) != std::string::npos) return v;
         throw Error(concat("no verdict on ", words));
     };
-    // A machine between the intensities of naive and flash2, on which flash2 is 3 times faster.
+    // A machine whose ridge is between the intensities of naive and flash2. On this machine flash2 is 3 times
+    // faster.
     const double naive = measurement(attention, "naive", "forward").intensity();
     const double flash2 = measurement(attention, "flash2", "backward").intensity();
     ASSERT_LT(naive, flash2);

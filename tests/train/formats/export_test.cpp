@@ -255,7 +255,7 @@ TEST(Export, GgufHasRotatedPairsAsNeighboursAndVectorsInFloat32) {
                     ASSERT_EQ(q[static_cast<std::size_t>(to * width + c)],
                               packed[static_cast<std::size_t>(from * width + c)]);
                 }
-    // Values are not rotated: rows 48 to 63 of the packed matrix, as they are.
+    // Values are not rotated, so rows 48 to 63 of the packed matrix must be unchanged.
     const auto v = to_host(ctx, file.tensors().at("blk.1.attn_v.weight"));
     EXPECT_TRUE(std::equal(v.begin(), v.end(), packed.begin() + 48 * width));
 }
