@@ -95,8 +95,9 @@ struct FlatOptions {
     /// The length of the blocks is a multiple of this number, so that processes can have equal parts. Must
     /// itself be a multiple of 64.
     std::int64_t multiple = 64;
-    bool masters = true;                        ///< float32 masters for 16-bit values
-    std::shared_ptr<Allocator> allocator = {};  ///< for values and gradients; null: the context's
+    bool masters = true;  ///< float32 masters for 16-bit values
+    /// the allocator of values and gradients; null: the context's allocator
+    std::shared_ptr<Allocator> allocator = {};
 };
 
 class ParameterStore {

@@ -81,12 +81,14 @@ struct FewQueriesPlan {
     }
 };
 
-/// With fewer keys the kernels of long queries take as long.
+/// With fewer keys the kernels for many queries are as fast.
 inline constexpr std::int64_t fewest_keys_of_few_queries = 512;
 inline constexpr int most_splits = 256;
-/// More blocks than this many times those that run at the same time gain nothing.
+/// The limit on thread blocks, as a multiple of the number that can run at the same time. More blocks save no
+/// time.
 inline constexpr int most_runs = 4;
-/// A bound for GPUs of up to 192 multiprocessors, for a dry run without a GPU.
+/// The largest number of thread blocks that a GPU of up to 192 multiprocessors runs at the same time. A dry
+/// run without a GPU uses this number.
 inline constexpr int most_places = 2 * 192;
 
 inline int limit_of_splits(std::int64_t blocks_per_split, std::int64_t key_blocks, int places) {

@@ -25,7 +25,7 @@ struct MuonOptions {
     double lr_ratio = 20.0;  ///< the matrices' learning rate divided by the rate given to step()
     double momentum = 0.95;
     double weight_decay = 0.0;
-    AdamW adamw;  ///< for the other parameters
+    AdamW adamw;  ///< the rule for the other parameters
     /// The dtype of the factors in Newton-Schulz's products: f32, bf16, or none for newton_schulz_dtype().
     /// Gradients in float64 are never rounded.
     std::optional<DType> newton_schulz = {};

@@ -70,7 +70,7 @@ __device__ __forceinline__ void add_pair(float* row, int column, int columns, fl
     if (column + 1 < columns) atomicAdd(row + column + 1, second);
 }
 
-/// A lane's addresses in the tiles.
+/// The addresses in the tiles from which a lane loads.
 template <class Policy>
 struct Lanes {
     LanePointer<typename Policy::KvTile> k, v;

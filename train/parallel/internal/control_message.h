@@ -22,7 +22,7 @@ struct Message {
         leave,         ///< the sender has reached the end of the run
         all_left,
         failure,  ///< the sender ends at step with the error `text`
-        loss,     ///< of rank (-1: several) at step (-1: unknown); text: who; texts: {why}
+        loss,     ///< `rank` (-1: several) was lost at `step` (-1: unknown); text says who, texts {why}
     };
     Kind kind = Kind::heartbeat;
     std::int64_t rank = 0;
