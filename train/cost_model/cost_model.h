@@ -56,9 +56,9 @@ struct ParameterBucket {
     /// 1 for the head. The forward pass first needs the bucket in this stage, and the backward pass completes
     /// its last gradient there.
     std::size_t stage = 0;
-    /// Under ZeRO-1, true: the bucket is cut into equal parts, which are reduce-scattered and gathered.
-    /// If it is false, whole parameters have owners (see DataParallel): every process sums the bucket, and
-    /// the owners broadcast their values.
+    /// Only for ZeRO-1. If true, the bucket is cut into equal parts, which are reduce-scattered and gathered.
+    /// If false, whole parameters have owners (see DataParallel): every process sums the bucket, and the
+    /// owners broadcast their values.
     bool equal_parts = true;
 };
 
