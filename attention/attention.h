@@ -119,7 +119,7 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o);
 
-/// One line for people: which kernels compute this forward call, on which tiles, and why.
+/// Returns one line of text that says which kernels compute this forward call, on which tiles, and why.
 std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                             const Options& options);
 

@@ -215,7 +215,7 @@ TEST_F(BytePairs, MergesHaveTwoSpellingsAndVocabulariesTwoFiles) {
         value["model"]["merges"] = merges;
         EXPECT_EQ(load_tokenizer(place_.write("tokenizer.json", json_text(value))), gpt2_);
     }
-    EXPECT_EQ(load_tokenizer(place_.path().string()), gpt2_);  // the directory
+    EXPECT_EQ(load_tokenizer(place_.path().string()), gpt2_);  // a directory that contains tokenizer.json
     const std::string encoder = place_.write("encoder.json", json_text(value["model"]["vocab"]));
     EXPECT_THAT(message_of([&] { load_tokenizer(encoder); }), HasSubstr("expected vocab.bpe or merges.txt"));
     const std::string merges = place_.write("vocab.bpe", lines);
