@@ -135,7 +135,7 @@ void Replica::save_into(Checkpoint& checkpoint) {
         for (const StateTensor& part : optimizer->state()) checkpoint.optimizer[part.name] = part.tensor;
         return;
     }
-    communicator_.barrier(ctx);  // reports a process that never arrives
+    communicator_.barrier(ctx);  // the barrier reports a process that never arrives
     // The processes gather one kind of tensor after the other; process 0 keeps them in host memory.
     const auto add = [&](const std::string& what, const Tensor& whole, std::span<const Parameter> held,
                          const std::string& prefix, NamedTensors& tensors) {
