@@ -96,7 +96,7 @@ struct FlatOptions {
     /// itself be a multiple of 64.
     std::int64_t multiple = 64;
     bool masters = true;  ///< float32 masters for 16-bit values
-    /// the allocator of values and gradients; null: the context's allocator
+    /// The allocator of values and gradients; null: the context's allocator.
     std::shared_ptr<Allocator> allocator = {};
 };
 

@@ -25,10 +25,10 @@ struct LanguageModel {
     std::optional<Tokenizer> tokenizer;  ///< empty for models trained on token files
     ParameterStore parameters;
     Transformer transformer;
-    /// targets with this id were ignored in training; -1: no target was ignored
+    /// Targets with this id were ignored in training; -1: no target was ignored.
     std::int64_t ignore_token = -1;
     Packing packing = {};  ///< the packing of the windows that the model was trained on
-    /// the template of the conversations that the model was trained on
+    /// The template of the conversations that the model was trained on.
     ChatTemplate chat_template = ChatTemplate::automatic;
 };
 

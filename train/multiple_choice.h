@@ -30,7 +30,7 @@ struct ChoiceLoss {
 
 struct ChoiceAnswer {
     std::vector<ChoiceLoss> losses;
-    /// the choice with the lowest loss; if several have the lowest loss, the first of them
+    /// The choice with the lowest loss; if several have the lowest loss, the first of them.
     std::size_t by_mean = 0, by_sum = 0;
 };
 

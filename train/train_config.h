@@ -37,7 +37,7 @@ struct TrainConfig {
     std::string tokenizer = "characters";         ///< or "bytes", or a BPE tokenizer's file (load_tokenizer)
     TokenType token_type = TokenType::automatic;  ///< for token files without a header
     std::int64_t ignore_token = -1;               ///< targets of this id do not count; -1: none
-    /// the template of conversations; a run records the chosen template
+    /// The template of conversations; a run records the chosen template.
     ChatTemplate chat_template = ChatTemplate::automatic;
 
     bool packed = false;               ///< attention within documents, which begin inside windows

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t block_rows = 32;
 constexpr std::int64_t block_keys = 64;
-/// the terms of the softmax's denominator that form one partial sum
+/// The terms of the softmax's denominator that form one partial sum.
 constexpr std::int64_t terms_per_partial_sum = 16;
 
 Blocks generic_blocks(const Geometry&) {

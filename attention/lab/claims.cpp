@@ -121,7 +121,7 @@ Verdict judge_bound(const std::vector<Measurement>& attention, const Roofline& r
 /// the previous size.
 Verdict judge_traffic(const Setup& setup) {
     Verdict verdict{.claim = "slow-memory traffic falls as 1/M until every tensor is moved once"};
-    // bytes of Q, K, V and O
+    // Bytes of Q, K, V and O.
     const double compulsory = 4 * 4.0 * static_cast<double>(setup.length * setup.head_dim);
     std::vector<double> sizes, traffic;
     std::int64_t m = smallest_fast_memory(setup.head_dim);

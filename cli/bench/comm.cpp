@@ -39,7 +39,7 @@ void check_flags(const Flags& flags) {
 struct Collective {
     const char* name;
     std::function<void(const Context& ctx, const Tensor& whole, const Tensor& part)> work;
-    /// the bytes that each process sends
+    /// The bytes that each process sends.
     std::function<double(const GpuLayout& layout, double bytes)> bytes_on_wire;
 };
 

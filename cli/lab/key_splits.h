@@ -12,7 +12,7 @@ inline constexpr int example_multiprocessors = 132, example_shared_bytes = 227 <
 struct KeySplit {
     std::int64_t heads = 0;  ///< batch x K/V heads: thread blocks without splits
     int splits = 1;          ///< parts of the keys; each is a thread block
-    /// without splits: the fraction of the GPU that works, averaged over the run
+    /// Without splits: the fraction of the GPU that works, averaged over the run.
     double occupancy_of_one = 0;
     double occupancy = 0;  ///< with splits: the same fraction
 };

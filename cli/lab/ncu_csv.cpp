@@ -147,7 +147,7 @@ class CsvTable {
   private:
     struct Launch {
         std::string kernel;
-        /// bytes of each metric; -1: the file does not have the metric
+        /// Bytes of each metric; -1: the file does not have the metric.
         std::array<double, 3> bytes = {-1, -1, -1};
     };
     bool is_long() const { return name_.has_value(); }

@@ -53,7 +53,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         try {
             read(text);
         } catch (const Error&) {
-            // the reader refused the file
+            // The reader refused the file.
         }
     }
     return 0;

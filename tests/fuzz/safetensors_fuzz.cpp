@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         bytes.write(input.first(size / 2));  // the file becomes shorter while it is open
         read_all(file);
     } catch (const Error&) {
-        // the reader refused the file
+        // The reader refused the file.
     }
     return 0;
 }

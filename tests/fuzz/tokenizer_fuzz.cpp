@@ -48,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         for (const SpecialTokens special : {SpecialTokens::as_text, SpecialTokens::recognised})
             require_round_trip(tokenizer, text, {.special_tokens = special});
     } catch (const Error&) {
-        // the reader refused the file
+        // The reader refused the file.
     }
     return 0;
 }

@@ -281,7 +281,7 @@ std::int64_t SequentialLoader::next(std::span<std::int32_t> tokens, std::span<st
         counted += rows.fill(tokens_, row, window_at(window), scratch_);
         if (window > 0 && window < windows()) {
             for (std::int32_t& target : targets.subspan(static_cast<std::size_t>(row * context),
-                                                        // targets of the previous window
+                                                        // Targets of the previous window.
                                                         static_cast<std::size_t>(context - stride_))) {
                 counted -= target != ignored_target;
                 target = ignored_target;

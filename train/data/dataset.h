@@ -19,7 +19,7 @@ struct DatasetOptions {
     /// Name of a text file, of conversations (.jsonl), or of a token file (.bin; a pattern selects several
     /// shards).
     std::string data{};
-    /// the validation file; empty: the last part of `data`
+    /// The validation file; empty: the last part of `data`.
     std::string val_data{};
     double val_fraction = 0.1;                            ///< the validation part as a fraction of all data
     TokenizerKind tokenizer = TokenizerKind::characters;  ///< for text only

@@ -58,7 +58,7 @@ class Exporter {
             tensors_in(huggingface_layout_of(config_.model), /*vectors_in_f32=*/false);
         with_file_name("folder", folder,
                        [&] { make_directories(FileSystem::posix(), fs::absolute(folder)); });
-        // transformers reads only files whose metadata has "format": "pt".
+        // The library transformers reads only files whose metadata has "format": "pt".
         write_safetensors(weights, tensors, {{"format", "pt"}});
         if (tokenizer_ && tokenizer_->kind() == TokenizerKind::bpe) {
             save_tokenizer(tokenizer_file, *tokenizer_);

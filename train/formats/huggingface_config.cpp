@@ -143,7 +143,7 @@ ModelConfig comparable(ModelConfig config) {
     const ModelConfig plain;
     config.dropout = plain.dropout;
     config.attention_dropout = plain.attention_dropout;
-    // without a window the pattern has no effect
+    // Without a window the pattern has no effect.
     if (config.window == 0) config.window_pattern = plain.window_pattern;
     config.recompute = plain.recompute;
     config.deterministic = plain.deterministic;

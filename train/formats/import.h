@@ -13,7 +13,7 @@ struct ImportedModel {
     std::string description = {};  ///< "Hugging Face llama, bfloat16"
     ModelConfig config = {};
     TrainDType dtype = TrainDType::f32;  ///< bf16 if every weight is stored in bfloat16, else f32
-    /// the parameters in `dtype`; narrower weights, for example float16, are widened exactly
+    /// The parameters in `dtype`; narrower weights, for example float16, are widened exactly.
     NamedTensors parameters = {};
     std::optional<Tokenizer> tokenizer = {};
 };

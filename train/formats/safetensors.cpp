@@ -181,7 +181,7 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
         offset += x.bytes();
     }
     std::string text = json_text(header);
-    // pads the header, so that the elements are aligned
+    // Pads the header, so that the elements are aligned.
     text.resize((text.size() + length_bytes - 1) / length_bytes * length_bytes, ' ');
     check(text.size() <= max_safetensors_header, path, ": the header would have ", text.size(), " bytes");
     TensorWriter file(path);

@@ -10,7 +10,7 @@
 namespace gradtile {
 
 enum class WeightLayout {
-    /// names like transformer.h.0.attn.c_attn.weight; four matrices are stored as [in, out]
+    /// Names like transformer.h.0.attn.c_attn.weight; four matrices are stored as [in, out].
     huggingface_gpt2,
     huggingface_llama,  ///< names like model.layers.0.self_attn.q_proj.weight
     gguf_gpt2,          ///< names like blk.0.attn_qkv.weight
@@ -22,7 +22,7 @@ struct WeightPart {
     std::string name;
     Shape shape;              ///< the shape in the file
     bool transposed = false;  ///< true if the file stores [in, out]
-    /// if not 0, the rows of each head alternate between the head's halves; the number of heads
+    /// If not 0, the rows of each head alternate between the head's halves; the number of heads.
     std::int64_t rotated = 0;
 };
 

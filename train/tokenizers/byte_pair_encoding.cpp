@@ -110,7 +110,7 @@ std::optional<std::int32_t> BytePairEncoding::added_token(std::string_view text)
 
 std::vector<std::int32_t> BytePairEncoding::encode(std::string_view text, std::string_view source,
                                                    const EncodeOptions& options) const {
-    // encoding a shorter text on several threads would take longer than on one
+    // Encoding a shorter text on several threads would take longer than on one.
     constexpr std::size_t parallel_bytes = std::size_t{1} << 20;
     if (options.threads == 1 || text.size() < parallel_bytes) {
         std::vector<std::int32_t> ids;

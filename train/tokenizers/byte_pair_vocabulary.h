@@ -19,7 +19,7 @@ struct AddedToken {
     std::int32_t id = 0;
     std::string text;
     bool special = true;  ///< the token controls the model; see SpecialTokens
-    /// the token is searched for only in the text between tokens with normalized == false
+    /// The token is searched for only in the text between tokens with normalized == false.
     bool normalized = false;
     bool operator==(const AddedToken&) const = default;
 };

@@ -10,7 +10,7 @@ enum class SpecialTokens { as_text, recognised };
 
 struct EncodeOptions {
     SpecialTokens special_tokens = SpecialTokens::as_text;
-    /// number of threads for long texts; 0: one per core. The ids do not depend on the number.
+    /// Number of threads for long texts; 0: one per core. The ids do not depend on the number.
     int threads = 0;
 };
 

@@ -81,7 +81,7 @@ class Tokenizer {
     };
     struct Characters {
         std::vector<char32_t> alphabet;  ///< characters in increasing order; a character's id is its index
-        /// the id of each code point up to the largest one in the alphabet; -1: the code point has no id
+        /// The id of each code point up to the largest one in the alphabet; -1: the code point has no id.
         std::vector<std::int32_t> id_of;
         bool operator==(const Characters&) const = default;
     };

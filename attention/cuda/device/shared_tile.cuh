@@ -19,7 +19,7 @@ struct Tile {
     static constexpr int row_bytes = 2 * columns;
     static constexpr int bytes = rows * row_bytes;
     static constexpr int row_chunks = columns / 8;
-    /// bytes of a span; chunks are permuted within a span
+    /// Bytes of a span; chunks are permuted within a span.
     static constexpr int span_bytes = columns % 64 == 0 ? 128 : 64;
     static_assert(columns % 32 == 0 && rows % 8 == 0);
 

@@ -51,7 +51,7 @@ class OnlineSoftmax {
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n) largest = fmaxf(largest, fmaxf(row[n][e], row[n][e + 1]));
             const float next = fmaxf(maximum_[i], row_max(largest));
-            // if no key is visible yet, P = 2^-inf = 0
+            // If no key is visible yet, P = 2^-inf = 0.
             const float reference = next == -INFINITY ? 0.0f : next;
             factor[i] = exp2_fast(maximum_[i] - reference);
             maximum_[i] = next;

@@ -156,7 +156,7 @@ __device__ __forceinline__ void split_operand_a(SplitA<m_tiles>& a, const Fragme
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m)
 #pragma unroll
-        // rows 0-7 and 8-15 of the left eight columns, then of the right eight columns
+        // Rows 0-7 and 8-15 of the left eight columns, then of the right eight columns.
         for (int i = 0; i < 4; ++i) {
             const FragmentC& from = c[m][2 * k + i / 2];
             std::uint32_t pair[planes];

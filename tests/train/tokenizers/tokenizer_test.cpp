@@ -73,10 +73,9 @@ TEST(Tokenizer, CharactersDecodeToTheSameText) {
 TEST(Tokenizer, CharactersRefuseWhatIsNotUtf8NamingFileAndOffset) {
     EXPECT_EQ(message_of([] { Tokenizer::characters_of("ab\xC3(", "a.txt"); }),
               "a.txt: invalid UTF-8 at byte offset 2; the byte tokenizer (--tokenizer bytes) takes any file");
+    // Here the message does not advise another tokenizer, because encode() cannot choose one.
     EXPECT_EQ(message_of([] { Tokenizer::characters_of("ab", "t").encode("aba\xFF", "b.txt"); }),
-              // no advice to use another tokenizer, because the tokenizer
               "b.txt: invalid UTF-8 at byte offset 3");
-    // cannot be chosen here
     EXPECT_EQ(message_of([] { Tokenizer::characters_of("", "a.txt"); }), "a.txt: is empty; expected text");
 }
 

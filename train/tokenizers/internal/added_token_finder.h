@@ -45,7 +45,7 @@ class AddedTokenFinder {
 
   private:
     std::unordered_map<std::string_view, std::int32_t> ids_;
-    // lengths of the tokens that begin with a byte, in decreasing order
+    // Lengths of the tokens that begin with a byte, in decreasing order.
     std::array<std::vector<std::size_t>, 256> lengths_;
 };
 

@@ -35,7 +35,7 @@ class PairTable {
         std::uint64_t key = empty;
         Merge merge{};
     };
-    // not the key of a pair, because ids are not negative
+    // Not the key of a pair, because ids are not negative.
     static constexpr std::uint64_t empty = ~std::uint64_t{0};
 
     static std::uint64_t key_of(std::int32_t left, std::int32_t right) {
