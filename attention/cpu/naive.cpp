@@ -135,6 +135,19 @@ void drop(const ScoreRule<A>& rule, std::int64_t i, std::int64_t keys, A* p) {
     for (std::int64_t j = 0; j < keys; ++j) p[j] = convert<A>(convert<T>(p[j]));
 }
 
+/// Calls body(rule, b, h, i) for row i of every (batch, head), in parallel over blocks of rows.
+template <class A, class Body>
+void for_every_row(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Body& body) {
+    const std::int64_t batch = q.size(0), queries = q.size(1), heads = q.size(2);
+    const std::int64_t row_blocks = ceil_div(queries, rows_per_block);
+    parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t task) {
+        const std::int64_t batch_head = task / row_blocks, b = batch_head / heads, h = batch_head % heads;
+        const std::int64_t begin = task % row_blocks * rows_per_block;
+        const ScoreRule<A> rule = options.scores.rule_of<A>(b, h);
+        for (std::int64_t i = begin; i < std::min(begin + rows_per_block, queries); ++i) body(rule, b, h, i);
+    });
+}
+
 template <class T>
 void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
                          const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse_out) {
@@ -150,21 +163,16 @@ void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, con
     if (ctx.is_planning()) return;
     for (const PackedHeads* x : {&q, &k_transposed, &v}) x->load(ctx);
 
-    const std::int64_t row_blocks = ceil_div(queries, rows_per_block);
-    parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t task) {
-        const std::int64_t batch_head = task / row_blocks, b = batch_head / heads, h = batch_head % heads;
-        const std::int64_t begin = task % row_blocks * rows_per_block;
-        const ScoreRule<A> rule = options.scores.rule_of<A>(b, h);
-        for (std::int64_t i = begin; i < std::min(begin + rows_per_block, queries); ++i) {
-            A* row = p.data<A>() + (batch_head * queries + i) * keys;
+    for_every_row<A>(
+        ctx, options, q_in, [&](const ScoreRule<A>& rule, std::int64_t b, std::int64_t h, std::int64_t i) {
+            const std::int64_t row = (b * heads + h) * queries + i;
+            A* const p_row = p.data<A>() + row * keys;
             const A lse = probabilities<T>(options, rule, d_qk, i, q.at<A>(b, h) + i * d_qk,
-                                           k_transposed.at<A>(b, h / group), row);
+                                           k_transposed.at<A>(b, h / group), p_row);
             lse_out.data<A>()[b * lse_out.stride(0) + h * lse_out.stride(1) + i] = lse;
-            drop<T>(rule, i, keys, row);
-            product_over_keys<T>(keys, d_v, row, v.at<A>(b, h / group), A(1),
-                                 o.data<A>() + (batch_head * queries + i) * d_v);
-        }
-    });
+            drop<T>(rule, i, keys, p_row);
+            product_over_keys<T>(keys, d_v, p_row, v.at<A>(b, h / group), A(1), o.data<A>() + row * d_v);
+        });
     copy(ctx, by_head(o_out), o);
 }
 
@@ -202,13 +210,9 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
     for (const PackedHeads* x : {&q, &d_o, &k, &k_transposed, &v_transposed}) x->load(ctx);
 
     // dP = dO V^T; dS = P * (dP - D) with D = rowsum(P * dP) - dLSE; dQ = scale dS K. Dropout masks dP.
-    const std::int64_t row_blocks = ceil_div(queries, rows_per_block);
-    parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t task) {
-        const std::int64_t batch_head = task / row_blocks, b = batch_head / heads, h = batch_head % heads;
-        const std::int64_t begin = task % row_blocks * rows_per_block;
-        const ScoreRule<A> rule = options.scores.rule_of<A>(b, h);
-        for (std::int64_t i = begin; i < std::min(begin + rows_per_block, queries); ++i) {
-            const std::int64_t row = batch_head * queries + i;
+    for_every_row<A>(
+        ctx, options, q_in, [&](const ScoreRule<A>& rule, std::int64_t b, std::int64_t h, std::int64_t i) {
+            const std::int64_t row = (b * heads + h) * queries + i;
             A* p_row = p.data<A>() + row * keys;
             A* d_s_row = d_s.data<A>() + row * keys;
             A* const derivatives_row = has_softcap ? derivatives.data<A>() + row * keys : nullptr;
@@ -234,8 +238,7 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
             drop<T>(rule, i, keys, p_row);  // p_row then holds the probabilities that multiply V
             product_over_keys<T>(keys, d_qk, d_s_row, k.at<A>(b, h / group), static_cast<A>(options.scale),
                                  d_q.data<A>() + row * d_qk);
-        }
-    });
+        });
     // dV = P^T dO and dK = scale dS^T Q, summed over the query heads that share a K/V head.
     parallel_for(ctx, batch * key_heads, [&](std::int64_t task) {
         const std::int64_t b = task / key_heads, key_head = task % key_heads;
