@@ -49,8 +49,9 @@ struct F32FewQueriesTiles {
 struct FewQueriesShape {
     std::int64_t batch, queries, keys;  ///< `keys` counts the keys that at least one query sees
     std::int64_t heads, group;          ///< query heads, and how many of them share a K/V head
-    int head_dim;                       ///< that of the kernel
-    bool rule_of_each_head;             ///< score rules differ between heads: heads are not put together
+    int head_dim;                       ///< the head dim of the kernel
+    /// True if heads have different score rules. A thread block then computes the rows of one head only.
+    bool rule_of_each_head;
     bool is_f32 = false;
 };
 

@@ -70,7 +70,7 @@ class DataLoader {
     /// number of targets that count in the windows of all ranks. Packed windows need `documents`.
     std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
                       const DocumentSpans& documents = {});
-    /// Fills contiguous host tensors in the same way.
+    /// Fills the next windows into contiguous tensors of the caller, on the host.
     std::int64_t next(const Batch& batch);
 
     std::int64_t context() const { return options_.context; }
