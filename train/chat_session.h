@@ -12,8 +12,9 @@
 namespace gradtile {
 
 struct ChatOptions {
-    ChatTemplate chat_template = ChatTemplate::automatic;  ///< automatic: the model's own, see LanguageModel
-    std::string system{};                                  ///< the system message; empty: none
+    /// automatic: the template that the model was trained with, see LanguageModel
+    ChatTemplate chat_template = ChatTemplate::automatic;
+    std::string system{};  ///< the system message; empty: none
     /// `tokens` is the largest number of an answer's tokens. `prompt` is not used.
     SampleOptions sampling{};
 };
