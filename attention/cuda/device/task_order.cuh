@@ -40,7 +40,7 @@ struct RowPosition {
 };
 template <int rows>
 struct RowBlocks {
-    int begin_row, end_row;  ///< the same for every head; begin_row is a multiple of `rows`
+    int begin_row, end_row;  ///< the range of rows, equal for all heads; begin_row is a multiple of `rows`
 
     __device__ RowPosition after(RowPosition at) const {
         return at.row + rows < end_row ? RowPosition{at.head, at.row + rows}
