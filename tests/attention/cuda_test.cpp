@@ -1,5 +1,5 @@
-// Attention on the GPU: every algorithm and dtype, on the problems of the CPU tests, against float64 on the
-// CPU and with the bounds of the CPU kernels. Without a GPU these tests are skipped.
+// Tests attention on the GPU. On the problems of the CPU tests, every algorithm and dtype is compared with
+// float64 on the CPU; the bounds are those of the CPU kernels. Without a GPU these tests are skipped.
 #include <array>
 #include <cmath>
 #include <cstdlib>

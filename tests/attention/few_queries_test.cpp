@@ -1,4 +1,5 @@
-// Few queries against many keys on the GPU: the plan, which needs no GPU, and the results of its kernels.
+// Tests attention with few queries and many keys on the GPU: the plan, which needs no GPU, and the results of
+// the plan's kernels.
 #include <gmock/gmock.h>
 
 #include <gradtile/attention/cuda/few_queries.h>

@@ -1,4 +1,4 @@
-// Traces of the lab: what they record, against the counted run and the sources.
+// Compares the traces of the lab with the counted run, and their lines with the source code.
 #include <cmath>
 #include <fstream>
 #include <map>

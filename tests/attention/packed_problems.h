@@ -1,5 +1,5 @@
 #pragma once
-/// Packed problems, and what they must equal: a dense call for each sequence.
+/// Packed problems, and their expected results: those of a dense call for each sequence.
 #include "attention_testing.h"
 
 namespace gradtile::attention::test {

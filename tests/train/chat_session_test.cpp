@@ -1,4 +1,4 @@
-// A conversation with a model: what the model sees of the history, and how an answer ends.
+// Tests conversations with a model: which part of the history the model sees, and how an answer ends.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Generation with a cache of keys and values, against the same without.
+// Compares generation with a cache of keys and values with generation without a cache.
 #include <cmath>
 #include <map>
 

@@ -45,7 +45,7 @@ template <class Real, class Value, class Formula, std::size_t... k>
 __global__ void __launch_bounds__(threads_per_block)
     update_kernel(Pointers<Real, Value, sizeof...(k)> arrays, const ElementBlock* blocks,
                   const PreparedStep<Real, Formula>* prepared, std::index_sequence<k...>) {
-    // Read before await_predecessor(), because no kernel changes it.
+    // The block is read before await_predecessor(), because no kernel changes the list of blocks.
     const ElementBlock block = blocks[blockIdx.x];
     device::await_predecessor();
     const PreparedStep<Real, Formula> step = *prepared;

@@ -1,4 +1,4 @@
-// Norm, clipping and optimizers on the GPU, against the CPU or a float64 reference.
+// Compares norm, clipping and optimizers on the GPU with the CPU or with a float64 reference.
 #include <cmath>
 #include <limits>
 

@@ -1,6 +1,6 @@
-// Checks every collective against values that each process computes alone. This program is one rank;
-// communicator_test.cpp starts it through mpirun. On GPUs it is started by hand: communicator_process cuda,
-// with RANK and WORLD_SIZE set. Wrong results are printed; the exit code is their number, at most 100.
+// Compares the results of every collective with values that each process computes alone. This program is one
+// rank; communicator_test.cpp starts it through mpirun. On GPUs it is started by hand: communicator_process
+// cuda, with RANK and WORLD_SIZE set. Wrong results are printed; the exit code is their number, at most 100.
 #include <cmath>
 #include <iostream>
 

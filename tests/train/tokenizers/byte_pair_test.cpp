@@ -1,4 +1,4 @@
-// Byte-level BPE against ids of the tokenizers and tiktoken libraries, and against hostile files.
+// Compares byte-level BPE with ids of the tokenizers and tiktoken libraries, and tests it with hostile files.
 #include <filesystem>
 #include <fstream>
 #include <iterator>
