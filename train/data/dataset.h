@@ -26,7 +26,7 @@ struct DatasetOptions {
     TokenType token_type = TokenType::automatic;          ///< for token files without a header only
     std::int64_t vocabulary = 0;  ///< for token files: every id is below this number; 0: see open_token_file
     /// Whether a BPE tokenizer recognises special tokens in text. Runs that divide documents at the separator
-    /// need that.
+    /// token need this option.
     SpecialTokens special_tokens = SpecialTokens::as_text;
     ChatTemplate chat_template = ChatTemplate::automatic;  ///< for conversations
     /// Dataset::content of the run that is resumed: data with another content is refused. null means that
