@@ -285,14 +285,15 @@ Finding bias(std::string what, const Vector& values, const Vector& expected, con
     for (std::size_t first = 0; first < values.size(); first += index(columns)) {
         double projection = 0;
         for (std::size_t i = first; i < first + index(columns); ++i) {
-            if (values[i] == expected[i]) continue;  // includes equal infinities
+            if (values[i] == expected[i]) continue;  // also true for equal infinities
             projection += (values[i] - expected[i]) * direction[i];
             allowed += systematic[i] * std::abs(direction[i]);
         }
         total += projection;
         squares += projection * projection;
     }
-    constexpr double deviations = 5;  // one normally distributed number in two million is further out
+    // Of normally distributed numbers, one in two million has a larger deviation.
+    constexpr double deviations = 5;
     const double error = std::isnan(total) ? infinity : std::abs(total);
     return {.what = std::move(what), .error = error, .bound = deviations * std::sqrt(squares) + allowed};
 }

@@ -23,10 +23,10 @@ struct Problem {
     std::optional<double> scale = {};
     double softcap = 0;
     bool alibi = false, sink = false;
-    std::array<Shape, max_biases> biases = {};  ///< rank 0: no bias
+    std::array<Shape, max_biases> biases = {};  ///< shapes of the biases; rank 0: no bias
     std::int64_t batch_divisor = 1;
     double dropout_p = 0;
-    std::int64_t first_sample = 0;  ///< dropout's number of the first sequence
+    std::int64_t first_sample = 0;  ///< the first sequence's number for dropout
     bool d_lse = false;             ///< the gradient with respect to the LSE is not 0
 
     /// Returns the options without their tensors, which are in Inputs.
@@ -99,7 +99,7 @@ struct Reference {
     /// The error if all roundings of the arithmetic had the same sign: the part of an error that does not
     /// average out over rows.
     Result systematic;
-    /// Change of dQ when every D is doubled.
+    /// The change of dQ if every D is doubled.
     std::vector<double> d_q_by_d;
 };
 /// Evaluates attention and its gradients in float64, and derives the error bounds from `roundoff`.

@@ -27,7 +27,7 @@ enum class Algorithm : std::uint8_t {
     // On the CPU only, and without packed sequences:
     memory_efficient,  ///< Rabe & Staats: K/V blocks with a running maximum; unfused, in linear memory
     flash1,            ///< FlashAttention: the outer loop is over K/V blocks in forward, too
-    flash = flash2,    ///< the same algorithm
+    flash = flash2,    ///< another name of flash2
 };
 std::ostream& operator<<(std::ostream& out, Algorithm algorithm);
 /// Returns the algorithm of this name; "flash" is flash2. Throws Error "SETTING: 'TEXT' is unknown; expected
@@ -119,7 +119,7 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o);
 
-/// One line for people: which kernels compute this forward call, on which tiles, and why.
+/// Returns one line of text that says which kernels compute this forward call, on which tiles, and why.
 std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                             const Options& options);
 

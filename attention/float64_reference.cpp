@@ -48,8 +48,8 @@ constexpr double largest_error_factor = 3;
 
 /// Errors of one term of a sum.
 struct TermError {
-    double independent;  ///< independent of the errors of other terms
-    double shared;       ///< may have the same sign in all terms
+    double independent;  ///< errors that are independent of the errors of other terms
+    double shared;       ///< errors that may have the same sign in all terms
     double factor;       ///< rounding of the term's factor to 16 bits; independent of other terms
     double same_sign;    ///< bound of the arithmetic's independent errors if all have the same sign
 };
@@ -166,7 +166,7 @@ class ReferenceEvaluation {
 
     struct Score {
         double value, error;
-        double derivative, derivative_error;  ///< of the score with respect to the product
+        double derivative, derivative_error;  ///< derivative of the score with respect to the product
     };
     /// softcap * tanh(scale q.k / softcap) - slope |i + off - j| + biases.
     Score score_of(const Row& row, std::int64_t j) const {
@@ -176,7 +176,7 @@ class ReferenceEvaluation {
                     .derivative = 1,
                     .derivative_error = 0};
         if (p_.softcap != 0) {
-            constexpr double roundings = 8;  // of the quotient, tanh and the product
+            constexpr double roundings = 8;  // roundings of the quotient, of tanh and of the product
             const double t = std::tanh(score.value / p_.softcap);
             score.derivative = 1 - t * t;
             score.derivative_error = 2 * std::abs(t) * score.derivative * score.error / p_.softcap +

@@ -28,7 +28,7 @@ struct Mask {
     std::int64_t left = -1;
     std::int64_t right = -1;
 
-    /// The keys that row i sees.
+    /// Returns the keys that row i sees.
     GRADTILE_ATTENTION_INLINE IndexRange visible_keys(std::int64_t i) const {
         const std::int64_t first_key = left < 0 ? 0 : i + offset - left;
         const std::int64_t end_key = right < 0 ? keys : i + offset + right + 1;

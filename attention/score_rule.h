@@ -18,7 +18,7 @@ namespace gradtile::attention {
 
 /// The part of a bias that one (batch, head) reads.
 struct BiasRows {
-    const std::byte* data = nullptr;  ///< element (0, 0); null: no bias
+    const std::byte* data = nullptr;  ///< address of element (0, 0); null if there is no bias
     DType dtype = DType::f32;
     std::int64_t row_stride = 0, column_stride = 0;  ///< in elements; 0 where the bias is broadcast
 
@@ -35,7 +35,7 @@ struct ScoreRule {
     A alibi_slope = 0;
     std::int64_t offset = 0;  ///< the mask's offset, which places ALiBi's diagonal
     std::array<BiasRows, max_biases> biases{};
-    A sink = -std::numeric_limits<A>::infinity();  ///< a logit without a key; -inf: none
+    A sink = -std::numeric_limits<A>::infinity();  ///< a logit without a key; -inf: no sink
     /// Dropout: eight neighbouring columns share one Philox draw, with the counter {column / 8, row, head,
     /// sample}. Column c uses 16 bits of it, u = (words[c % 8 / 2] >> 16 * (c % 2)) & 0xffff, and is kept if
     /// u >= threshold.
@@ -44,7 +44,7 @@ struct ScoreRule {
     std::uint32_t head = 0, sample = 0;
     Philox::Key key{};
 
-    /// ALiBi's term of a score.
+    /// Returns ALiBi's term of a score.
     GRADTILE_HOST_DEVICE A alibi(std::int64_t i, std::int64_t j) const {
         const std::int64_t distance = i + offset - j;
         return -alibi_slope * static_cast<A>(distance < 0 ? -distance : distance);

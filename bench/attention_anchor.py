@@ -2,11 +2,12 @@
 milliseconds of forward and backward, measured with CUDA events. 16 bits: FlashAttention-2 and cuDNN; float32: the
 memory-efficient kernel."""
 import argparse
-import statistics
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+
+from cuda_timing import median_ms
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 BACKENDS_16_BIT = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -22,28 +23,16 @@ CASES_F32 = [(16, 16, 1024, 64, 1), (16, 16, 1024, 64, 0), (2, 12, 4096, 64, 1),
              (4, 8, 4096, 128, 1), (8, 16, 1024, 32, 1), (4, 8, 1024, 256, 1)]
 
 
-def median_ms(work, rounds=9):
-    times = []
-    for i in range(-2, rounds):  # two warm-up rounds
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        if i >= 0:
-            times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
-
 def measure(backend, dtype, b, h, s, d, causal):
     q, k, v = (torch.randn(b, h, s, d, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
     grad = torch.randn_like(q)
     with sdpa_kernel(backend):
         forward = lambda: scaled_dot_product_attention(q, k, v, is_causal=bool(causal))
         with torch.no_grad():
-            forward_ms = median_ms(forward)
+            forward_ms = median_ms(forward, rounds=9, warm_up_rounds=2)
         o = forward()
-        return forward_ms, median_ms(lambda: torch.autograd.grad(o, (q, k, v), grad, retain_graph=True))
+        backward = lambda: torch.autograd.grad(o, (q, k, v), grad, retain_graph=True)
+        return forward_ms, median_ms(backward, rounds=9, warm_up_rounds=2)
 
 
 parser = argparse.ArgumentParser(description=__doc__)

@@ -1,26 +1,14 @@
 """Times FlexAttention (PyTorch, compiled) on one GPU with the biases of AlphaFold's MSA row attention: a pair bias [H, L, L] with
 a gradient, and a mask bias [N, L] without. Prints median milliseconds of forward and backward, measured with CUDA events.
 usage: pair_bias_anchor.py [SEQUENCES HEADS LENGTH HEAD_DIM], for example 256 8 512 32 (the default)"""
-import statistics
 import sys
 
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
+from cuda_timing import median_ms
+
 SEQUENCES, HEADS, LENGTH, HEAD_DIM = map(int, sys.argv[1:5]) if len(sys.argv) == 5 else (256, 8, 512, 32)
-
-
-def median_ms(work, rounds=15):
-    times = []
-    for i in range(-4, rounds):  # four warm-up rounds
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        if i >= 0:
-            times.append(begin.elapsed_time(end))
-    return statistics.median(times)
 
 
 def random(*shape):
@@ -38,8 +26,10 @@ def main():
 
     out = forward()
     gradient = torch.randn_like(out)
-    backward_ms = median_ms(lambda: torch.autograd.grad(out, (q, k, v, pair), gradient, retain_graph=True))
-    print(f"FlexAttention {SEQUENCES} x {HEADS} x {LENGTH} x {HEAD_DIM}: {median_ms(forward):.3f} / {backward_ms:.3f} ms")
+    forward_ms = median_ms(forward, rounds=15, warm_up_rounds=4)
+    backward_ms = median_ms(lambda: torch.autograd.grad(out, (q, k, v, pair), gradient, retain_graph=True), rounds=15,
+                            warm_up_rounds=4)
+    print(f"FlexAttention {SEQUENCES} x {HEADS} x {LENGTH} x {HEAD_DIM}: {forward_ms:.3f} / {backward_ms:.3f} ms")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class InputLines {
     bool at_end_ = false;
 };
 
-/// Says what the answer itself does not show.
+/// Prints what the user cannot see in the answer: that turns were dropped, or why the answer ended early.
 void explain(const ChatAnswer& answer, std::int64_t context, bool& told_of_dropped) {
     if (answer.dropped_messages > 0 && !std::exchange(told_of_dropped, true))
         print_message(

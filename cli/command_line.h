@@ -20,7 +20,7 @@ using Action = std::function<int()>;
 
 enum class Output {
     result,   ///< standard output is the command's result, so a failed write makes the command fail
-    progress  ///< the results are files; the command itself checks other output that matters
+    progress  ///< the command's results are files; the command itself checks other important output
 };
 
 /// One command: its arguments and its action. Arguments are stored while the command line is parsed, so the

@@ -7,7 +7,7 @@
 namespace gradtile {
 
 struct EmbeddedFile {
-    std::string_view path;  ///< in the repository
+    std::string_view path;  ///< path in the repository
     std::string_view text;
 };
 

@@ -46,7 +46,8 @@ constexpr bool has_cuda_operators = GRADTILE_HAVE_CUDA;
 /// Assumed, not measured: a 400 Gb/s port for each GPU at 90% efficiency, and one hop of a fat tree.
 constexpr Link assumed_network{.bytes_per_second = 45e9, .latency = 15e-6};
 
-/// Vocabulary of models that derive it from the text: the number of characters in tiny Shakespeare.
+/// The vocabulary of models that have none, because a run computes it from the text: the number of characters
+/// in tiny Shakespeare.
 constexpr std::int64_t characters = 65;
 
 TrainConfig config_of(const Flags& flags) {

@@ -28,7 +28,7 @@ class SettingFlags {
 
   private:
     Command command_;
-    JsonValue given_;  // an object
+    JsonValue given_;  // a JSON object of the given settings
 };
 
 /// Reads the file of --config. Throws Error when it cannot be read, UsageError when its contents are invalid.

@@ -80,7 +80,7 @@ class Arena final : public Allocator {
     void reset_peak() { peak_ = in_use_; }
 
   private:
-    explicit Arena(Device device);  // for planning
+    explicit Arena(Device device);  // an arena without memory, for planning
     Device device_;
     std::size_t capacity_;
     std::unique_ptr<Buffer> block_;

@@ -11,7 +11,7 @@ namespace gradtile {
 struct Comparison {
     struct Place {
         double error = 0.0;
-        Shape index = {};  ///< of the element
+        Shape index = {};  ///< index of the element
         double value = 0.0, reference = 0.0;
     };
     Place absolute;           ///< largest |value - reference|

@@ -29,7 +29,8 @@ Context Context::with_stream(std::shared_ptr<void> stream) const {
 
 Context Context::plan(std::shared_ptr<Arena> planning_arena) const {
     Context copy = *this;
-    copy.allocator_ = std::move(planning_arena);  // of any device, because a dry run accesses no memory
+    // An arena of any device, because a dry run accesses no memory.
+    copy.allocator_ = std::move(planning_arena);
     copy.planning_ = true;
     return copy;
 }

@@ -24,7 +24,8 @@ class Device {
 /// Prints "cpu" or "cuda:0".
 std::ostream& operator<<(std::ostream& out, Device device);
 
-/// Number of usable CUDA devices; 0 without a toolkit at build time, a driver, or a GPU.
+/// Returns the number of usable CUDA devices. It is 0 if the build had no CUDA toolkit, or the machine has no
+/// driver or no GPU.
 int cuda_device_count();
 
 }  // namespace gradtile

@@ -10,7 +10,7 @@ namespace gradtile {
 /// A list of numbers that mix_seed() mixes into a seed, one after the other. Needed if the seed is known only
 /// when the kernel runs.
 struct SeedPurposes {
-    static constexpr int max_count = 3;  // block, place in the block, and one more
+    static constexpr int max_count = 3;  // the number of a block, the place in the block, and one more number
     std::array<std::uint64_t, max_count> values{};
     int count = 0;
 
@@ -81,7 +81,7 @@ struct DropoutDraws {
     std::uint64_t seed = 0;
     const std::int32_t* seed_words = nullptr;  ///< if not null, the seed is here and `purposes` are mixed in
     SeedPurposes purposes{};
-    std::uint32_t threshold = 0;  ///< an element is dropped if its 16 bits are less
+    std::uint32_t threshold = 0;  ///< an element is dropped if its 16 random bits are less than this number
     double scale = 1.0;           ///< factor of the kept elements
     std::int64_t first_sample = 0;
 

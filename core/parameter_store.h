@@ -1,5 +1,5 @@
 #pragma once
-/// Parameters: one flat block of values and one of gradients, with named views. So the optimizer, an
+/// Parameters: one flat block of values and one of gradients, with named views. Therefore the optimizer, an
 /// all-reduce and a checkpoint each need only one pass over contiguous memory.
 #include <memory>
 #include <span>
@@ -32,7 +32,7 @@ enum class GradientWrite { overwrite, accumulate };
 
 /// The destination of one contribution to a gradient, and how to write it.
 struct GradientTarget {
-    Tensor grad = {};  ///< undefined when the layer has no such parameter
+    Tensor grad = {};  ///< undefined if the layer does not have this parameter
     GradientWrite write = GradientWrite::accumulate;
 
     bool accumulates() const { return write == GradientWrite::accumulate; }
@@ -95,8 +95,9 @@ struct FlatOptions {
     /// The length of the blocks is a multiple of this number, so that processes can have equal parts. Must
     /// itself be a multiple of 64.
     std::int64_t multiple = 64;
-    bool masters = true;                        ///< float32 masters for 16-bit values
-    std::shared_ptr<Allocator> allocator = {};  ///< for values and gradients; null: the context's
+    bool masters = true;  ///< float32 masters for 16-bit values
+    /// The allocator of values and gradients; null: the context's allocator.
+    std::shared_ptr<Allocator> allocator = {};
 };
 
 class ParameterStore {
@@ -145,7 +146,7 @@ class ParameterStore {
 
   private:
     std::vector<Parameter> parameters_;
-    std::unordered_set<std::string> names_;  // of parameters_
+    std::unordered_set<std::string> names_;  // the names of parameters_
     std::int64_t flat_elements_ = 0;
     DType dtype_ = DType::f32;
     Tensor values_, gradients_, master_;

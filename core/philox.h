@@ -73,7 +73,7 @@ struct Philox {
             words[4 * l + 3] = c3;
         }
     }
-    /// The same for `rows` neighbouring values of the second counter: l = row * groups + group, and draw l
+    /// Makes draws for `rows` neighbouring values of the second counter word: draw l = row * groups + group
     /// has the counter {first[0] + group, first[1] + row, first[2], first[3]}.
     template <int groups, int rows>
     [[gnu::always_inline]] static void draw_grid(std::uint32_t (&words)[4 * groups * rows], Counter first,

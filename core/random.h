@@ -12,7 +12,7 @@ struct Seed {
 /// A tensor of standard normal numbers (Box-Muller on Philox words, in float64); i counts elements in
 /// row-major order.
 Tensor randn(const Context& ctx, const Shape& shape, DType dtype, Seed seed);
-/// A tensor of uniform numbers in [0, 1).
+/// Returns a tensor of uniform numbers in [0, 1).
 Tensor rand(const Context& ctx, const Shape& shape, DType dtype, Seed seed);
 /// Fills x with mean + std * (standard normal numbers); x is contiguous.
 void fill_normal(const Context& ctx, const Tensor& x, double mean, double std, Seed seed);

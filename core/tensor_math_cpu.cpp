@@ -61,7 +61,8 @@ Accumulator<T> sum_of(const T* x, std::int64_t n) {
 template <class T>
 T max_of(const T* x, std::int64_t n) {
     using Real = Accumulator<T>;
-    const auto larger = [](Real a, Real b) { return a != a || a >= b ? a : b; };  // NaN stays
+    // The result is NaN if a or b is NaN.
+    const auto larger = [](Real a, Real b) { return a != a || a >= b ? a : b; };
     Lanes<Real> lanes(-std::numeric_limits<Real>::infinity());
     for_lanes(n, [&](std::int64_t i, int lane) { lanes[lane] = larger(lanes[lane], convert<Real>(x[i])); });
     return convert<T>(lanes.fold(larger));

@@ -6,7 +6,8 @@
 namespace gradtile::cpu {
 namespace {
 
-/// The functions of vector_math for the formulas, so that loops over the formulas vectorise.
+/// Passes the functions of vector_math to the formulas, so that the compiler can vectorise loops over the
+/// formulas.
 struct Math {
     template <class S>
     static S sigmoid(S x) {

@@ -70,8 +70,8 @@ struct Softmax {
     S largest = -std::numeric_limits<S>::infinity();
     S sum = 0;
 
-    /// The number to subtract from logits. While all logits are -infinity it is 0, because -infinity minus
-    /// itself is NaN.
+    /// The number to subtract from logits. If all logits so far are -infinity, the number is 0, because
+    /// -infinity minus -infinity is NaN.
     __device__ S base() const { return largest == -std::numeric_limits<S>::infinity() ? S(0) : largest; }
 
     template <int n>
@@ -238,8 +238,8 @@ __device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& r
     own.add(reinterpret_cast<const S(&)[row.held * row.n]>(values));
 }
 
-/// The softmax over this thread's elements of the row. They are in `kept`; if `kept` is null, `packed` holds
-/// the first ones and the others are loaded.
+/// The softmax over this thread's elements of the row. The elements are in `kept`. If `kept` is null,
+/// `packed` holds the first elements, and the others are loaded.
 template <class L, class S = Accumulator<L>>
 __device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, uint4 (&packed)[WideRow<L>::held],
                                                  const uint4* kept) {

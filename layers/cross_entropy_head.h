@@ -23,7 +23,7 @@ struct CrossEntropyHead {
     /// The logits of one chunk, and their gradients in the same memory.
     struct Chunk {
         Tensor logits;    ///< [rows, columns]; on a GPU with columns of zeros after the vocabulary's
-        Tensor d_logits;  ///< the same shape in x's dtype
+        Tensor d_logits;  ///< a tensor of the same shape in x's dtype
     };
 
     /// Registers name.weight [V,C], normal with the given standard deviation.
@@ -34,10 +34,10 @@ struct CrossEntropyHead {
     explicit CrossEntropyHead(const Parameter& weight);
 
     /// Returns the sum of the losses divided by target_count, float64 [1] on the device. The default count is
-    /// the number of targets that are not ignored; the result is then their mean (0 when all are ignored).
-    /// With the count of a whole step, the results of its micro-batches add up to the mean of the step. The
-    /// same pass adds the gradient of gradient_scale * loss to the weight's gradient, so a factor of the loss
-    /// must be given here.
+    /// the number of targets that are not ignored. The result is then the mean loss of these targets (0 if
+    /// all targets are ignored). With the count of a whole step, the results of its micro-batches add up to
+    /// the mean of the step. The same pass adds the gradient of gradient_scale * loss to the weight's
+    /// gradient, so a factor of the loss must be given here.
     Tensor forward(const Context& ctx, const Tensor& x, const Tensor& targets, Saved& saved,
                    double gradient_scale = 1.0, const Tensor& target_count = {}) const;
     /// Returns dx [..,C], the gradient of gradient_scale * loss.

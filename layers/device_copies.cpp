@@ -11,7 +11,7 @@ namespace gradtile {
 struct DeviceCopies::Shared {
     Tensor original;
     std::deque<Tensor> copies;
-    std::mutex mutex;  // of `copies`
+    std::mutex mutex;  // guards `copies`
 };
 
 DeviceCopies::DeviceCopies(Tensor values) : shared_(std::make_shared<Shared>()) {

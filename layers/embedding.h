@@ -12,7 +12,7 @@ struct Embedding {
     class TokenOrder;  ///< positions sorted by token, for backward on a GPU
     struct Saved {
         Tensor tokens;
-        std::shared_ptr<const TokenOrder> order = {};  ///< from start_token_sort()
+        std::shared_ptr<const TokenOrder> order = {};  ///< the result of start_token_sort()
     };
 
     /// Registers name.weight [V,C], normal with the given standard deviation.
@@ -37,7 +37,7 @@ struct Embedding {
 struct PositionEmbedding {
     struct Saved {
         std::int64_t start = 0;
-        Tensor positions = {};  ///< of forward_at()
+        Tensor positions = {};  ///< the positions that forward_at() was called with
     };
 
     /// Registers name.weight [T_max,C], normal with the given standard deviation.

@@ -96,8 +96,8 @@ void differentiate_row(T* __restrict dx, S* __restrict d_weight, S* __restrict d
     }
 }
 
-/// Each block sums the parameters' gradients over its rows into its own partial sums. These are then added in
-/// block order.
+/// Each block sums the parameters' gradients over its rows into its own partial sums. The partial sums are
+/// then added in block order.
 template <class T, bool centred, bool accumulate>
 void backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
     using S = Accumulator<T>;

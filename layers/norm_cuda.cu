@@ -309,7 +309,8 @@ __global__ void __launch_bounds__(Team::backward_threads,
     await_predecessor();
     Fetched<n, T> only_weights{};  // the weights, if a thread holds only one vector of each row
     if (Team::held == 1 && lane < vectors) only_weights.read(norm.weight + lane * n);
-    Statistics<S> statistics[Team::fetched_rows];  // of the current row and of the rows that are being copied
+    // Statistics of the current row and of the rows that are being copied.
+    Statistics<S> statistics[Team::fetched_rows];
 #pragma unroll
     for (int i = 0; i < Team::fetched_rows; ++i) statistics[i] = fetch(i, row - i * step);
     // All lanes of a warp stay in the loop, because lanes without a row still take part in reductions.

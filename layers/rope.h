@@ -39,7 +39,7 @@ class Rope {
     void check_heads(const Tensor& x) const;
     void rotate(const Context& ctx, const Tensor& x, std::int64_t start, bool inverse) const;
     void rotate(const Context& ctx, const Tensor& x, const Angles& angles, bool inverse) const;
-    std::shared_ptr<Tables> tables_;  // copies of a Rope share them
+    std::shared_ptr<Tables> tables_;  // copies of a Rope share the tables
 };
 
 }  // namespace gradtile

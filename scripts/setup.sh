@@ -5,7 +5,8 @@ set -euo pipefail
 required=(build-essential cmake ninja-build libhdf5-dev libssl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
 matrix_library=libdnnl-dev                # oneDNN
 second_choice=libopenblas-dev             # for systems without oneDNN
-optional=(libpcre2-dev python3-h5py libopenmpi-dev openmpi-bin)  # for BPE tokenizers; a test of checkpoints in Python; several processes on the CPU
+# For BPE tokenizers; for a test that reads checkpoints in Python; for several processes on the CPU.
+optional=(libpcre2-dev python3-h5py libopenmpi-dev openmpi-bin)
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   {

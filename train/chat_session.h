@@ -12,19 +12,20 @@
 namespace gradtile {
 
 struct ChatOptions {
-    ChatTemplate chat_template = ChatTemplate::automatic;  ///< automatic: the model's own, see LanguageModel
-    std::string system{};                                  ///< the system message; empty: none
+    /// automatic: the template that the model was trained with, see LanguageModel
+    ChatTemplate chat_template = ChatTemplate::automatic;
+    std::string system{};  ///< the system message; empty: none
     /// `tokens` is the largest number of an answer's tokens. `prompt` is not used.
     SampleOptions sampling{};
 };
 
 struct ChatAnswer {
     enum class End {
-        turn,        ///< the model ended its turn
-        stop_text,   ///< one of ChatOptions::sampling.stop
-        tokens,      ///< the largest number of tokens
+        turn,        ///< the model generated the end of its turn
+        stop_text,   ///< the answer contains one of ChatOptions::sampling.stop
+        tokens,      ///< the answer has the largest number of tokens
         context,     ///< no older turn is left to drop from the context
-        interrupted  ///< by the caller
+        interrupted  ///< the caller interrupted the answer
     };
     std::string text{};
     End end = End::tokens;

@@ -3,7 +3,7 @@
 #include <gradtile/train/checkpoint/device_snapshot.h>
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
 #include <gradtile/train/optimizers/internal/global_norm_backend.h>
-#include <gradtile/train/optimizers/internal/muon_backend.h>
+#include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
 
 namespace gradtile {
 
@@ -39,18 +39,18 @@ void square_root(const Context&, const Tensor&) {
 void clip_scale(const Context&, const Tensor&, const Tensor&, const ClipOptions&) {
     operator_absent();
 }
-void muon_momentum(const Context&, const MuonArrays&, const MuonGroup&, const Tensor&, double,
-                   const Tensor&) {
+void matrix_momentum(const Context&, const MatrixArrays&, const MatrixGroup&, const Tensor&, double,
+                     const Tensor&) {
     operator_absent();
 }
 void normalize_matrices(const Context&, const Tensor&, const Tensor&, const Tensor&) {
     operator_absent();
 }
-void add_lower_powers(const Context&, const Tensor&, const Tensor&) {
+void add_lower_powers(const Context&, const Tensor&, const Tensor&, const MatrixPolynomial&) {
     operator_absent();
 }
-void muon_apply(const Context&, const MuonArrays&, const MuonGroup&, const Tensor&, const Tensor&,
-                const MuonRate&, const UpdateOptions&) {
+void matrix_apply(const Context&, const MatrixArrays&, const MatrixGroup&, const Tensor&, const Tensor&,
+                  const MatrixRate&, const UpdateOptions&) {
     operator_absent();
 }
 

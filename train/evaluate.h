@@ -28,7 +28,7 @@ struct EvaluationData {
 struct EvaluateOptions {
     std::int64_t batch = 12;  ///< windows per batch; changes the result only by rounding
     std::int64_t ignore_token = -1;
-    Packing packing = {};     ///< as in training
+    Packing packing = {};     ///< the packing that was used in training
     std::int64_t stride = 0;  ///< see SequentialOptions
     /// Called after each batch.
     std::function<void(std::int64_t windows_done, std::int64_t windows)> on_progress = {};

@@ -40,7 +40,8 @@ std::filesystem::path write_imported_run(const ImportedModel& model, const std::
     try {
         const CheckpointDirectory::Saved saved = checkpoints.save(checkpoint);
         check(saved.problem.empty(), saved.problem);
-    } catch (...) {  // for example a weight that is not finite: leaves no run without a checkpoint
+        // After any error, for example a weight that is not finite, no run without a checkpoint remains.
+    } catch (...) {
         std::error_code ignored;
         std::filesystem::remove(run.config_file(), ignored);
         std::filesystem::remove(run.identity_file(), ignored);

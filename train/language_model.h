@@ -25,9 +25,11 @@ struct LanguageModel {
     std::optional<Tokenizer> tokenizer;  ///< empty for models trained on token files
     ParameterStore parameters;
     Transformer transformer;
-    std::int64_t ignore_token = -1;  ///< targets of this id did not count in training; -1: all counted
-    Packing packing = {};            ///< of the windows that it was trained on
-    ChatTemplate chat_template = ChatTemplate::automatic;  ///< of the conversations that it was trained on
+    /// Targets with this id were ignored in training; -1: no target was ignored.
+    std::int64_t ignore_token = -1;
+    Packing packing = {};  ///< the packing of the windows that the model was trained on
+    /// The template of the conversations that the model was trained on.
+    ChatTemplate chat_template = ChatTemplate::automatic;
 };
 
 /// Copies a checkpoint's weights into an allocated store, between any floating-point dtypes: from its masters
@@ -59,7 +61,7 @@ std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::s
 
 struct LoadOptions {
     Device device = Device::cpu();
-    int threads = 0;                 ///< 0: one per core
+    int threads = 0;                 ///< number of threads; 0: one per core
     MessageHandler on_message = {};  ///< see load_checkpoint
 };
 

@@ -15,7 +15,7 @@ using Points = std::vector<Point>;
 
 constexpr double width = 800, height = 450;
 constexpr double left = 70, right = 20, top = 44, bottom = 56;  // margins around the plot
-constexpr std::size_t max_points = 800;                         // one per pixel
+constexpr std::size_t max_points = 800;                         // one point per pixel
 constexpr const char* train_color = "#2f6fb5";
 constexpr const char* val_color = "#c8471f";
 

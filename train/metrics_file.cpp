@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double max_wall_s = 1e10;  // 300 years
+constexpr double max_wall_s = 1e10;  // about 300 years
 
 void append_number(std::string& line, const char* key, double value) {
     char text[64];

@@ -60,7 +60,7 @@ bool is_white(char c) {
 /// A choice with its context: inputs and targets of a row.
 struct ChoiceRow {
     std::vector<std::int32_t> ids;
-    std::int64_t targets = 0;  // the last ids
+    std::int64_t targets = 0;  // the number of targets: the last ids
 };
 
 std::vector<ChoiceRow> rows_of(const LanguageModel& model, const ChoiceQuestion& question,

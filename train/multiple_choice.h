@@ -30,13 +30,14 @@ struct ChoiceLoss {
 
 struct ChoiceAnswer {
     std::vector<ChoiceLoss> losses;
-    std::size_t by_mean = 0, by_sum = 0;  ///< the choice with the lowest loss; of equal ones the first
+    /// The choice with the lowest loss; if several have the lowest loss, the first of them.
+    std::size_t by_mean = 0, by_sum = 0;
 };
 
 struct ChoiceEvaluation {
     std::vector<ChoiceAnswer> answers;
     double accuracy = 0.0;         ///< part of the questions whose choice of lowest mean loss is right
-    double accuracy_by_sum = 0.0;  ///< the same by the sum of the losses
+    double accuracy_by_sum = 0.0;  ///< the accuracy if choices are compared by the sum of the losses
     double chance = 0.0;           ///< accuracy of guessing: the mean of 1 / choices
     /// (accuracy - chance) / (1 - chance)
     double centred() const { return (accuracy - chance) / (1.0 - chance); }

@@ -106,7 +106,7 @@ void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
 void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& source) {
     const Context& ctx = model.ctx;
     for (const StateTensor& part : optimizer->state()) {
-        if (part.parameters.empty()) {  // a counter
+        if (part.parameters.empty()) {  // this part is a counter, not a tensor of the parameters
             if (is_root())
                 copy(ctx, part.tensor,
                      to_device(ctx, saved_state(checkpoint, part.name, {1}, part.tensor.dtype(), source)));
@@ -135,7 +135,7 @@ void Replica::save_into(Checkpoint& checkpoint) {
         for (const StateTensor& part : optimizer->state()) checkpoint.optimizer[part.name] = part.tensor;
         return;
     }
-    communicator_.barrier(ctx);  // reports a process that never arrives
+    communicator_.barrier(ctx);  // the barrier reports a process that never arrives
     // The processes gather one kind of tensor after the other; process 0 keeps them in host memory.
     const auto add = [&](const std::string& what, const Tensor& whole, std::span<const Parameter> held,
                          const std::string& prefix, NamedTensors& tensors) {

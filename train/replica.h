@@ -49,8 +49,8 @@ class Replica {
     /// moments: the block of gradients, which is unused between steps.
     const Tensor& workspace() const { return model.parameters.gradients(); }
     bool is_root() const { return communicator_.rank() == 0; }
-    /// Returns host memory for a tensor of x's shape and dtype. It is page-locked if possible, and kept from
-    /// call to call.
+    /// Returns host memory for a tensor of x's shape and dtype. The memory is page-locked if possible, and is
+    /// kept from call to call.
     const Tensor& host_memory(const std::string& name, const Tensor& x);
     /// Enqueues a copy of x into host_memory().
     const Tensor& to_host_memory(const std::string& name, const Tensor& x);

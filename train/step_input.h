@@ -12,7 +12,7 @@ namespace gradtile {
 
 struct StepInputOptions {
     std::int64_t micro_steps = 1;
-    std::int64_t micro_batch = 1;  ///< sequences
+    std::int64_t micro_batch = 1;  ///< number of sequences in a micro-batch
     Schedule schedule = {};
     std::uint64_t seed = 0;  ///< seed of the run
 };

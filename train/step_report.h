@@ -23,8 +23,8 @@ struct StepReport {
     /// Seconds that the run has trained, with evaluation and saving. A resumed run continues the count; the
     /// time between two processes and the start of a process are left out.
     double wall_s = 0.0;
-    /// What was not finite: "loss" or a parameter's name; the update was then not applied. Empty: all was
-    /// finite.
+    /// The name of the number that was not finite: "loss" or a parameter's name. The update was then not
+    /// applied. Empty if all numbers were finite.
     std::string not_finite = {};
 };
 

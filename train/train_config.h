@@ -37,7 +37,8 @@ struct TrainConfig {
     std::string tokenizer = "characters";         ///< or "bytes", or a BPE tokenizer's file (load_tokenizer)
     TokenType token_type = TokenType::automatic;  ///< for token files without a header
     std::int64_t ignore_token = -1;               ///< targets of this id do not count; -1: none
-    ChatTemplate chat_template = ChatTemplate::automatic;  ///< of conversations; a run records what it is
+    /// The template of conversations; a run records the chosen template.
+    ChatTemplate chat_template = ChatTemplate::automatic;
 
     bool packed = false;               ///< attention within documents, which begin inside windows
     std::int64_t document_token = -1;  ///< packed: begins a document; -1: the data's own rule

@@ -376,7 +376,7 @@ void Trainer::handle_save_reports() {
             if (report.is_best) {
                 best_saved_val_loss_ = loss;
             } else if (best_val_loss_ == loss) {
-                best_val_loss_ = best_saved_val_loss_;  // best.h5 still has that loss
+                best_val_loss_ = best_saved_val_loss_;  // best.h5 is still the checkpoint with this loss
             }
         }
         if (!report.saved) continue;

@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. Where one (batch, head) adds dS to the gradients of its biases. Kernel files of every
-/// instruction set include this header, so all functions are always inlined (see GRADTILE_ATTENTION_INLINE).
+/// INTERNAL. Adds dS of one (batch, head) to the gradients of its biases. Kernel files of every instruction
+/// set include this header, so all functions are always inlined (see GRADTILE_ATTENTION_INLINE).
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace gradtile::attention::cpu {
 
-/// Where one (batch, head) adds dS for one bias. A stride is 0 along an axis that the bias broadcasts: its
-/// gradient is then a sum over this axis.
+/// The part of one bias's gradient to which one (batch, head) adds dS. The stride is 0 along an axis over
+/// which the bias is broadcast, so that the gradient is a sum over this axis.
 template <class A>
 struct BiasGradientRows {
     A* data = nullptr;  ///< null: no gradient is requested
     std::int64_t row_stride = 0, column_stride = 0;
 
-    /// Adds dS of row i and columns [first, first + n).
+    /// Adds dS of row i in columns [first, first + n).
     GRADTILE_ATTENTION_INLINE void add(std::int64_t i, std::int64_t first, std::int64_t n,
                                        const A* d_s) const {
         A* const row = data + i * row_stride + first * column_stride;
@@ -47,7 +47,7 @@ class BlockBiasGradients {
         if (gradients_ == nullptr) return;
         for (std::int64_t j = 0; j < keys_ * static_cast<std::int64_t>(max_biases); ++j) columns_[j] = 0;
     }
-    /// Prefetches the sums that rows x keys add to, for the reason given at prefetch_biases().
+    /// Prefetches the sums to which the pairs rows x keys will be added. prefetch_biases() gives the reason.
     GRADTILE_ATTENTION_INLINE void prefetch(IndexRange rows, IndexRange keys) const {
         if (gradients_ == nullptr) return;
         constexpr std::int64_t line = 64 / sizeof(A);

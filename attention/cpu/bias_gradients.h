@@ -11,7 +11,7 @@
 namespace gradtile::attention::cpu {
 
 /// The sums of all requested bias gradients. Heads, batches or key blocks that add to the same sums must run
-/// one after the other, in one task: see Groups.
+/// one after the other in one task; Groups says which they are.
 template <class A>
 class BiasGradients {
   public:
@@ -63,7 +63,8 @@ class BiasGradients {
         }
         return rows;
     }
-    /// Rounds the sums to the gradients' dtypes. Sums that have the gradient's dtype were added up in place.
+    /// Rounds the sums to the gradients' dtypes. If sums and gradient have the same dtype, the sums are
+    /// already in the gradient's memory.
     void store(const Context& ctx) const {
         for (const Bias& bias : biases_)
             if (bias.sums.defined() && bias.into.dtype() != dtype_of<A>) copy(ctx, bias.into, bias.sums);

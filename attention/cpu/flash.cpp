@@ -24,8 +24,8 @@ namespace gradtile::attention::cpu {
 void wait_for_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_block,
                       std::int64_t key_block) {
     const std::atomic_ref<std::int32_t> counter(turns.counters[head * turns.blocks_per_head + row_block]);
-    // The K/V block that has the turn started before this one, so the wait is at most one block's work. Yield
-    // early, because there may be more threads than cores.
+    // The K/V block that has the turn started before this block, so the wait takes at most the time of one
+    // block. The thread yields early, because there may be more threads than cores.
     constexpr int spins = 2000;
     for (int i = 0; counter.load(std::memory_order_acquire) != key_block; ++i) {
         if (i >= spins) std::this_thread::yield();
@@ -42,12 +42,12 @@ void pass_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_bloc
 
 namespace {
 
-/// The rows of one head of a [B, S, H, D] tensor, from row `first` of a batch on.
+/// Returns the rows of one head of a [B, S, H, D] tensor, beginning at row `first` of a batch.
 template <class T, class E>
 StridedRows<E> head_rows(const Tensor& x, std::int64_t batch, std::int64_t first, std::int64_t head) {
     return {x.data<T>() + batch * x.stride(0) + first * x.stride(1) + head * x.stride(2), x.stride(1)};
 }
-/// One number per row of a sequence, in one head of a [B, H, S] tensor such as the LSE.
+/// Returns the numbers of a sequence's rows in one head of a [B, H, S] tensor, for example of the LSE.
 template <class A>
 A* row_numbers(const Tensor& x, const Sequence& s, std::int64_t head) {
     return x.data<A>() + s.batch * x.stride(0) + head * x.stride(1) + s.first_row * x.stride(2);
@@ -63,7 +63,8 @@ std::vector<Geometry> geometries_of(const ResolvedOptions& options, const std::v
     return geometries;
 }
 
-/// The rules of all heads, [sequences, heads]; empty if no option of the scores is set.
+/// Returns the score rules of all heads, [sequences, heads]. The list is empty if the call sets no option
+/// that changes scores.
 template <class A>
 std::vector<ScoreRule<A>> rules_of(const ResolvedOptions& options, const std::vector<Sequence>& sequences,
                                    std::int64_t heads) {
@@ -77,12 +78,13 @@ std::vector<ScoreRule<A>> rules_of(const ResolvedOptions& options, const std::ve
     return rules;
 }
 
-/// Numbers the tasks of all sequences in one range, so that threads never wait between sequences.
+/// Gives the tasks of all sequences consecutive numbers, so that one parallel loop runs them and no thread
+/// waits at the end of a sequence.
 class TaskNumbers {
   public:
     void add_sequence(std::int64_t tasks) { ends_.push_back(count() + tasks); }
     std::int64_t count() const { return ends_.empty() ? 0 : ends_.back(); }
-    /// The first task of a sequence.
+    /// Returns the number of a sequence's first task.
     std::int64_t first(std::size_t sequence) const { return sequence == 0 ? 0 : ends_[sequence - 1]; }
     std::size_t sequence_of(std::int64_t task) const {
         return static_cast<std::size_t>(std::ranges::upper_bound(ends_, task) - ends_.begin());
@@ -92,17 +94,18 @@ class TaskNumbers {
     std::vector<std::int64_t> ends_;
 };
 
-/// The blocks of rows of all heads in a call that is not packed.
+/// Returns the number of blocks of rows in all heads, for a call without packed sequences.
 std::int64_t row_tasks_of_batch(const Tensor& q, const Blocks& blocks) {
     return q.size(0) * q.size(2) * ceil_div(q.size(1), blocks.forward_rows);
 }
-/// Packed calls divide no keys: their lengths are not known when scratch memory is allocated.
+/// The keys of packed sequences are not divided, because the lengths are not known when scratch memory is
+/// allocated.
 KeyParts key_parts_of(const ResolvedOptions& options, const Tensor& q, const Blocks& blocks) {
     return options.packed ? KeyParts() : divide_keys(options.mask, row_tasks_of_batch(q, blocks));
 }
 
-/// The number of tasks that may run at the same time: `of_batch`, or for packed sequences, whose lengths a
-/// dry run does not know, as many as there are threads.
+/// Returns the number of tasks that may run at the same time. This number is `of_batch` if the sequences are
+/// not packed. For packed sequences it is the number of threads, because a dry run does not know the lengths.
 std::int64_t concurrent_tasks(const Context& ctx, const ResolvedOptions& options, std::int64_t of_batch) {
     return options.packed ? ctx.threads().size() : of_batch;
 }
@@ -143,8 +146,8 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
         const std::int64_t row_blocks = ceil_div(s.mask.queries, block);
         const std::int64_t index = (task - tasks.first(at)) / parts.count, h = index / row_blocks;
         const std::int64_t part = (task - tasks.first(at)) % parts.count;
-        // From the last rows to the first: under a causal mask the last rows take longest, and long tasks
-        // should start first.
+        // Tasks go from the last rows to the first: with a causal mask the last rows take longest, and long
+        // tasks should start first.
         const std::int64_t begin = (row_blocks - 1 - index % row_blocks) * block;
         const TaskScratch::Piece piece(scratch);
         ForwardTask<T> block_task{
@@ -169,7 +172,7 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
     o.store(ctx);
 }
 
-/// Dot product in 16 partial sums, which the compiler keeps in vector registers.
+/// Computes a dot product in 16 partial sums, so that the compiler can keep the sums in vector registers.
 template <class A, class T>
 A dot(const T* a, const T* b, std::int64_t n) {
     constexpr std::int64_t lanes = 16;
@@ -191,8 +194,8 @@ struct KeyBlock {
     std::int64_t block;
 };
 /// The blocks of keys of all sequences, in the order in which they start: the first blocks of all sequences,
-/// then the second blocks, and so on. Neighbouring blocks then belong to different sequences and rarely wait
-/// for each other. One task processes one group.
+/// then the second blocks, and so on. Blocks with neighbouring numbers then belong to different sequences and
+/// rarely wait for each other. One task processes one group of blocks.
 struct KeyBlockOrder {
     std::vector<KeyBlock> blocks;
     std::vector<IndexRange> groups;
@@ -230,13 +233,13 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
                          /*direct=*/!d_out.lse.defined() || d_out.lse.is_contiguous());
     const Writable d_q(ctx, into.q, dtype_of<A>), d_k(ctx, into.k, dtype_of<T>),
         d_v(ctx, into.v, dtype_of<T>);
-    // [heads, rows] of each sequence, one after the other.
+    // Both tensors hold a matrix [heads, rows] for each sequence, one sequence after the other.
     const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
     // The last row block of each packed sequence may be incomplete.
     const std::int64_t row_blocks = batch * ceil_div(queries, blocks.backward_rows) + options.packed.count;
     const Tensor turns = empty(ctx, {heads, row_blocks}, DType::i32);
     const BiasGradients<A> bias_gradients(ctx, options.scores, into);
-    // Tasks that add to the same sums of a bias's gradient become one.
+    // If several tasks add to the same sums of a bias's gradient, they become one task.
     const auto groups = bias_gradients.groups(batch, key_heads, key_blocks);
     const std::int64_t head_groups = ceil_div(key_heads, groups.heads);
     const std::int64_t of_batch =
@@ -265,13 +268,14 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         row_tasks.add_sequence(heads * ceil_div(g.mask.queries, blocks.backward_rows));
         key_blocks_of_sequences.push_back(ceil_div(g.mask.keys, kernels.blocks(g).backward_keys));
     }
-    /// The index in `lse` and `delta` of the first row of a head of a sequence.
+    /// Returns the index, in `lse` and `delta`, of the first row of a sequence's head.
     const auto numbers_at = [&](const Sequence& s, std::int64_t head) {
         return heads * (s.batch * queries + s.first_row) + head * s.mask.queries;
     };
 
-    // For each row, this computes D = rowsum(dO * O) - dLSE, and replaces LSE = -inf of a row that sees no
-    // key by +inf. For each row block, it notes which K/V block adds to dQ first; without one it sets dQ = 0.
+    // For each row, this loop computes D = rowsum(dO * O) - dLSE, and replaces LSE = -inf of a row that sees
+    // no key by +inf. For each row block, the loop stores the number of the K/V block that adds to dQ first.
+    // If no K/V block adds to dQ, the loop sets dQ = 0.
     parallel_for(ctx, row_tasks.count(), [&](std::int64_t task) {
         const std::size_t at = row_tasks.sequence_of(task);
         const Sequence& s = sequences[at];
@@ -334,8 +338,8 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
                           .bias_gradients = of_group(gradients_of_heads)},
                          memory);
     };
-    // All tasks of a head process its row blocks in the same order. A task waits only for tasks with lower
-    // numbers, and those have started, so no task waits forever.
+    // All tasks of a head process the head's row blocks in the same order. A task waits only for tasks with
+    // lower numbers. Tasks with lower numbers have already started, so no task waits forever.
     const KeyBlockOrder order =
         order_of_key_blocks(key_blocks_of_sequences, groups.key_blocks, groups.batches);
     parallel_for(ctx, std::ssize(order.groups) * head_groups, [&](std::int64_t task) {

@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::int64_t block_rows = 32;
 constexpr std::int64_t block_keys = 64;
-constexpr std::int64_t terms_per_partial_sum = 16;  ///< in the sum of the softmax
+/// The terms of the softmax's denominator that form one partial sum.
+constexpr std::int64_t terms_per_partial_sum = 16;
 
 Blocks generic_blocks(const Geometry&) {
     return {.forward_rows = block_rows, .backward_keys = block_keys, .backward_rows = block_rows};
@@ -53,21 +54,21 @@ void load_row(std::int64_t n, const T* from, A* to) {
     for (std::int64_t i = 0; i < n; ++i) to[i] = convert<A>(from[i]);
 }
 
-/// tile [keys, d] = rows of x.
+/// Copies rows of x to tile [keys, d].
 template <class T, class A>
 void load(IndexRange keys, std::int64_t d, StridedRows<const T> x, A* tile) {
     for (std::int64_t j = keys.begin; j < keys.end; ++j) load_row(d, x.row(j), tile + (j - keys.begin) * d);
 }
 
-/// tile [d, block_keys] = x^T for the keys of the range. Columns beyond the range keep old values, which are
-/// never read.
+/// Copies x^T to tile [d, block_keys] for the keys of the range. Columns outside the range keep old values,
+/// which no function reads.
 template <class T, class A>
 void load_transposed(IndexRange keys, std::int64_t d, StridedRows<const T> x, A* tile) {
     for (std::int64_t j = keys.begin; j < keys.end; ++j)
         for (std::int64_t c = 0; c < d; ++c) tile[c * block_keys + j - keys.begin] = convert<A>(x.row(j)[c]);
 }
 
-/// out[j] = scale * sum over c of row[c] * tile[c, j], for the columns j of a range.
+/// Computes out[j] = scale * (the sum over c of row[c] * tile[c, j]) for the columns j of a range.
 template <class A>
 void scores(IndexRange columns, std::int64_t d, A scale, const A* row, const A* tile, A* out) {
     const std::int64_t n = columns.end - columns.begin;
@@ -77,7 +78,7 @@ void scores(IndexRange columns, std::int64_t d, A scale, const A* row, const A* 
     for (std::int64_t j = columns.begin; j < columns.end; ++j) out[j] *= scale;
 }
 
-/// The keys of a block that row i sees, counted from the block's first key.
+/// Returns the keys of a block that row i sees. Key 0 is the block's first key.
 IndexRange visible_in(const Mask& mask, std::int64_t i, IndexRange keys) {
     const IndexRange visible = mask.visible_keys(i);
     return {std::max(visible.begin, keys.begin) - keys.begin, std::min(visible.end, keys.end) - keys.begin};
@@ -131,14 +132,14 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
             A block_maximum = maximum[r];
             for (std::int64_t j = visible.begin; j < visible.end; ++j)
                 block_maximum = std::max(block_maximum, p[j]);
-            // While all scores are -inf, any finite reference makes P = 0.
+            // If all scores so far are -inf, any finite reference gives P = 0.
             const A reference = block_maximum == -infinity ? A(0) : block_maximum;
             const A rescale = std::exp(maximum[r] - reference);
             maximum[r] = block_maximum;
             for (std::int64_t j = visible.begin; j < visible.end; ++j)
                 p[j] = vector_math::exp(p[j] - reference);
-            // The block is summed separately, because the sum so far may be much larger than each of its
-            // terms.
+            // The block is summed separately, because the previous sum may be much larger than each term of
+            // the block.
             A block_sum = 0;
             for (std::int64_t first = visible.begin; first < visible.end; first += terms_per_partial_sum) {
                 A partial_sum = 0;
@@ -160,7 +161,7 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
     for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t i = task.rows.begin + r;
         const A total = sum[r] + sum_error[r];
-        const bool sees_no_key = total == 0;  // if the row sees a key, its sum is NaN or at least 1
+        const bool sees_no_key = total == 0;  // the sum of a row that sees a key is NaN or at least 1
         const A inverse = sees_no_key ? A(0) : A(1) / total;
         if (task.part_lse != nullptr) {
             for (std::int64_t c = 0; c < g.d_v; ++c) task.part_o.row(i)[c] = o[r * g.d_v + c] * inverse;

@@ -1,7 +1,7 @@
 #pragma once
 /// INTERNAL; include only in sources compiled for one instruction set. Integer functions of the block
-/// kernels. They replace those of <algorithm>, which are inline functions with external linkage (see
-/// attention/cpu/kernels.h).
+/// kernels. These functions replace std::min, std::max and std::clamp, which are inline functions with
+/// external linkage; attention/cpu/kernels.h says why kernels must not use such functions.
 #include <cstdint>
 
 #include <gradtile/attention/mask.h>

@@ -1,8 +1,8 @@
 #pragma once
 /// INTERNAL. The interface between the flash driver (attention/cpu/flash.cpp) and the block kernels of one
 /// dtype and instruction set. The driver packs tensors whose last stride is not 1, divides the work into
-/// tasks, runs them on threads, and computes D = rowsum(dO * O). A kernel computes one task on one thread. It
-/// contains the loops over the blocks of the other operand, so that it can choose its own tiles.
+/// tasks, runs them on threads, and computes D = rowsum(dO * O). A kernel computes one task on one thread.
+/// The kernel contains the loops over the blocks of the other operand, so that it can choose its own tiles.
 ///
 /// Kernel files are compiled per instruction set. They must not include headers that emit inline functions,
 /// and they keep everything in anonymous namespaces.
@@ -42,20 +42,20 @@ struct ForwardTask {
     /// The head's rule; null when score = product.
     const ScoreRule<Accumulator<T>>* rule = nullptr;
 
-    /// One part of the keys, see key_parts.h. The kernel ignores other keys, and writes O and the LSE to
-    /// part_o and part_lse [Sq] instead of o and lse. The part begins at a multiple of 256.
+    /// One part of the keys, see key_parts.h. The kernel ignores keys outside the part, and writes O and the
+    /// LSE to part_o and part_lse [Sq] instead of o and lse. The part begins at a multiple of 256 keys.
     IndexRange part{0, INT64_MAX};
     StridedRows<Accumulator<T>> part_o{};
-    double* part_lse = nullptr;  ///< null: the task has all keys
+    double* part_lse = nullptr;  ///< [Sq]; null if the task has all keys
 
-    /// The keys that the kernel must visit.
+    /// Returns the keys that the kernel must process.
     GRADTILE_ATTENTION_INLINE IndexRange keys() const {
         const IndexRange seen = geometry->mask.visible_keys(rows);
         return {seen.begin > part.begin ? seen.begin : part.begin, seen.end < part.end ? seen.end : part.end};
     }
 };
 
-/// Orders the additions to dQ by K/V block, regardless of which threads compute the blocks. There is one
+/// Makes K/V blocks add to dQ in the order of their numbers, whichever threads compute them. There is one
 /// counter for each query head of the group and each block of Blocks::backward_rows query rows. The counter
 /// holds the number of the K/V block whose turn it is; it starts at the first K/V block that the rows see.
 struct DqTurns {
@@ -65,7 +65,7 @@ struct DqTurns {
 /// Waits until K/V block `key_block` may write dQ of row block `row_block` of head `head` of the group.
 void wait_for_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_block,
                       std::int64_t key_block);
-/// Gives the turn for that row block to K/V block key_block + 1.
+/// Gives the turn for row block `row_block` to K/V block key_block + 1.
 void pass_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_block, std::int64_t key_block);
 
 /// One block of keys of one (batch, K/V head), with every query head of the group and every row that sees a
@@ -86,7 +86,7 @@ struct BackwardTask {
     IndexRange keys{};
     std::int64_t key_block = 0;  ///< keys.begin / Blocks::backward_keys
 
-    std::int64_t group = 1;  ///< query heads that share this K/V head
+    std::int64_t group = 1;  ///< the number of query heads that share this K/V head
     StridedRows<const T> q;  ///< first query head of the group; head g begins g * q_head_stride later
     StridedRows<const T> d_o;
     StridedRows<Accumulator<T>> d_q;
@@ -99,23 +99,24 @@ struct BackwardTask {
     const ScoreRule<Accumulator<T>>* rules = nullptr;
     const std::array<BiasGradientRows<Accumulator<T>>, max_biases>* bias_gradients = nullptr;  ///< [group]
 
-    /// Whether this K/V block overwrites dQ of the rows, because no earlier K/V block adds to it.
+    /// Returns whether this K/V block overwrites dQ of the rows, which is true if no earlier K/V block adds
+    /// to dQ of these rows.
     GRADTILE_ATTENTION_INLINE bool overwrites_dq(IndexRange rows) const {
         return geometry->mask.visible_keys(rows).begin >= keys.begin;
     }
 };
 
-/// Numbers of rows and keys per task. They must not depend on the number of threads, because they determine
-/// the order of additions.
+/// The numbers of rows and keys per task. They must not depend on the number of threads, because they
+/// determine the order of additions.
 struct Blocks {
     std::int64_t forward_rows = 64;
     std::int64_t backward_keys = 64;
-    std::int64_t backward_rows = 64;  ///< rows per addition to dQ; the same for all lengths
+    std::int64_t backward_rows = 64;  ///< the number of rows in one addition to dQ; the same for all lengths
 };
 
 /// The kernels of one dtype for one instruction set. Scratch memory is aligned to 64 bytes, private to the
-/// running task, and uninitialised. Its size does not decrease with the lengths, so the size for a whole
-/// tensor suffices for every sequence packed in it.
+/// running task, and uninitialised. The size of the scratch memory never falls when a length grows, so the
+/// size for a whole tensor suffices for every sequence packed in the tensor.
 template <class T>
 struct FlashKernels {
     const char* name;

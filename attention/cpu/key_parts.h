@@ -1,6 +1,7 @@
 #pragma once
-/// INTERNAL. Few queries against many keys: the keys are divided among tasks, so that the rows of one head
-/// use several threads. Each task computes O and the LSE of its keys, and merge_key_parts() combines them.
+/// INTERNAL. For calls with few queries and many keys: the keys are divided among tasks, so that several
+/// threads compute the rows of one head. Each task computes O and the LSE of its keys, and merge_key_parts()
+/// combines them.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,8 +13,8 @@
 
 namespace gradtile::attention::cpu {
 
-/// The keys that some row sees, in parts of equal length; the last part may be shorter. With one part the
-/// keys are not divided.
+/// A division of the keys that are visible to at least one row. The parts have equal lengths, but the last
+/// part may be shorter. If there is one part, the keys are not divided.
 struct KeyParts {
     static constexpr std::int64_t max_count = 64;
     std::int64_t begin = 0, end = 0;
@@ -26,13 +27,16 @@ struct KeyParts {
     }
 };
 
-/// Divides the keys of a call that has `tasks` blocks of rows in all its heads. The result depends on the
-/// shape and the mask only, so results do not depend on the number of threads.
+/// Divides the keys of a call that has `tasks` blocks of rows in all its heads. The division depends on the
+/// shape and the mask only, so the call's results do not depend on the number of threads.
 inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
-    constexpr std::int64_t max_queries = 64;                    // more queries make enough blocks of rows
+    // With more queries there are enough blocks of rows for all threads.
+    constexpr std::int64_t max_queries = 64;
     constexpr std::int64_t enough_tasks = KeyParts::max_count;  // at least the threads of most machines
-    constexpr std::int64_t min_length = 1024;  // below, starting a task would cost more than it saves
-    constexpr std::int64_t multiple = 256;     // parts begin at borders of the kernels' blocks of keys
+    // Starting a task for a shorter part would cost more time than it saves.
+    constexpr std::int64_t min_length = 1024;
+    // Parts begin at multiples of this number, because the kernels' blocks of keys begin there, too.
+    constexpr std::int64_t multiple = 256;
     if (tasks == 0 || tasks >= enough_tasks || mask.queries > max_queries) return {};
     const IndexRange visible = mask.visible_keys({0, mask.queries});
     const std::int64_t begin = visible.begin / multiple * multiple, keys = visible.end - begin;
@@ -42,8 +46,8 @@ inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
     return {.begin = begin, .end = visible.end, .length = length, .count = ceil_div(keys, length)};
 }
 
-/// The results of the parts: O before it is rounded to the operator's dtype, and the LSE in float64, so that
-/// the merge adds no error of its own.
+/// The results of the parts. O is not yet rounded to the operator's dtype, and the LSE is float64, so that
+/// the merge adds no rounding error.
 template <class A>
 class PartResults {
   public:
@@ -66,7 +70,7 @@ class PartResults {
 };
 
 /// Combines the parts of one row: O = sum of w_p O_p with w_p = exp(LSE_p - LSE), and LSE = ln(exp(sink) +
-/// sum of exp(LSE_p)). The sink takes part here only, because a row has one.
+/// sum of exp(LSE_p)). Only this merge adds the sink, because a row has one sink but several parts.
 template <class A>
 class RowMerge {
   public:
@@ -75,7 +79,7 @@ class RowMerge {
           sums_(static_cast<std::size_t>(d_v)),
           sink_(sink) {}
 
-    /// Returns the row's LSE; o() then holds its O.
+    /// Returns the row's LSE, and stores the row's O, which o() returns.
     double merge(const PartResults<A>& results, std::int64_t batch, std::int64_t head, std::int64_t row) {
         constexpr double infinity = std::numeric_limits<double>::infinity();
         double maximum = sink_;
@@ -83,7 +87,8 @@ class RowMerge {
             weights_[p] = results.lse(static_cast<std::int64_t>(p), batch, head)[row];
             maximum = std::max(maximum, weights_[p]);
         }
-        // A part whose keys are all hidden has LSE = -inf. If all have, any finite reference gives weight 0.
+        // A part whose keys are all hidden has LSE = -inf. If all parts have LSE = -inf, any finite reference
+        // gives weight 0.
         const double reference = maximum == -infinity ? 0.0 : maximum;
         double total = std::exp(sink_ - reference);
         std::ranges::fill(sums_, 0.0);

@@ -1,6 +1,7 @@
-// The textbook algorithm: S and P are whole matrices in memory, rounded to the dtype of the inputs, as a
-// framework without a fused operator stores them. In float64 it is the reference for every other algorithm.
-// In 16-bit dtypes the error bounds of the other algorithms are multiples of its error.
+// The textbook algorithm: S and P are whole matrices in memory, rounded to the dtype of the inputs. A
+// framework without a fused operator stores them in this way. In float64 it is the reference for every other
+// algorithm. In 16-bit dtypes the error bounds of the other algorithms are multiples of this algorithm's
+// error.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,9 +16,9 @@ namespace gradtile::attention::cpu {
 namespace {
 
 constexpr std::int64_t rows_per_block = 16;
-/// Sums over keys or rows are computed in blocks of this many terms, which are then added. Error bounds are
-/// multiples of this algorithm's error, so its long sums must not lose more digits than those of the other
-/// algorithms. Head dims are at most 256, so sums over them need no blocks.
+/// Sums over keys or rows are computed in blocks of terms_per_block terms, and then the sums of the blocks
+/// are added. Error bounds are multiples of this algorithm's error, so its long sums must not lose more
+/// digits than those of the other algorithms. Head dims are at most 256, so sums over them need no blocks.
 constexpr std::int64_t terms_per_block = 64, max_head_dim = 256;
 
 /// A contiguous copy [B, H, rows, columns] of a tensor, in the accumulator's dtype.
@@ -36,11 +37,11 @@ struct PackedHeads {
     Tensor source_;
 };
 
-/// [B, S, H, D] as [B, H, S, D].
+/// Returns a view [B, H, S, D] of x [B, S, H, D].
 Tensor by_head(const Tensor& x) {
     return x.transpose(1, 2);
 }
-/// [B, S, H, D] as [B, H, D, S].
+/// Returns a view [B, H, D, S] of x [B, S, H, D].
 Tensor by_head_transposed(const Tensor& x) {
     return x.transpose(1, 2).transpose(2, 3);
 }
@@ -79,7 +80,7 @@ void product_over_keys(std::int64_t keys, std::int64_t d, const A* vector, const
     scale_row<T>(d, scale, row);
 }
 
-/// Sum of term(j) over the keys j of a range.
+/// Returns the sum of term(j) over the keys j of a range.
 template <class A, class Term>
 A sum_over(IndexRange keys, Term term) {
     A sum = 0;
@@ -103,7 +104,7 @@ A softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
     const A of_keys =
         sum_over<A>(visible, [&](std::int64_t j) { return row[j] = std::exp(row[j] - reference); });
     const A sum = of_keys + std::exp(sink - reference);
-    const bool sees_nothing = sum == 0;  // a row that sees a key has a sum that is NaN or at least 1
+    const bool sees_nothing = sum == 0;  // the sum of a row that sees a key is NaN or at least 1
     for (std::int64_t j = 0; j < n; ++j) {
         const bool is_visible = j >= visible.begin && j < visible.end && !sees_nothing;
         row[j] = is_visible ? convert<A>(convert<T>(row[j] / sum)) : A(0);
@@ -126,12 +127,25 @@ A probabilities(const ResolvedOptions& options, const ScoreRule<A>& rule, std::i
     return softmax_row<T>(visible, keys, rule.sink, row);
 }
 
-/// Multiplies row i of P by the factors of dropout.
+/// Multiplies row i of P by its dropout factors.
 template <class T, class A>
 void drop(const ScoreRule<A>& rule, std::int64_t i, std::int64_t keys, A* p) {
     if (rule.dropout_threshold == 0) return;
     apply_dropout(rule, i, 0, keys, p);
     for (std::int64_t j = 0; j < keys; ++j) p[j] = convert<A>(convert<T>(p[j]));
+}
+
+/// Calls body(rule, b, h, i) for row i of every (batch, head), in parallel over blocks of rows.
+template <class A, class Body>
+void for_every_row(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Body& body) {
+    const std::int64_t batch = q.size(0), queries = q.size(1), heads = q.size(2);
+    const std::int64_t row_blocks = ceil_div(queries, rows_per_block);
+    parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t task) {
+        const std::int64_t batch_head = task / row_blocks, b = batch_head / heads, h = batch_head % heads;
+        const std::int64_t begin = task % row_blocks * rows_per_block;
+        const ScoreRule<A> rule = options.scores.rule_of<A>(b, h);
+        for (std::int64_t i = begin; i < std::min(begin + rows_per_block, queries); ++i) body(rule, b, h, i);
+    });
 }
 
 template <class T>
@@ -149,21 +163,16 @@ void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, con
     if (ctx.is_planning()) return;
     for (const PackedHeads* x : {&q, &k_transposed, &v}) x->load(ctx);
 
-    const std::int64_t row_blocks = ceil_div(queries, rows_per_block);
-    parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t task) {
-        const std::int64_t batch_head = task / row_blocks, b = batch_head / heads, h = batch_head % heads;
-        const std::int64_t begin = task % row_blocks * rows_per_block;
-        const ScoreRule<A> rule = options.scores.rule_of<A>(b, h);
-        for (std::int64_t i = begin; i < std::min(begin + rows_per_block, queries); ++i) {
-            A* row = p.data<A>() + (batch_head * queries + i) * keys;
+    for_every_row<A>(
+        ctx, options, q_in, [&](const ScoreRule<A>& rule, std::int64_t b, std::int64_t h, std::int64_t i) {
+            const std::int64_t row = (b * heads + h) * queries + i;
+            A* const p_row = p.data<A>() + row * keys;
             const A lse = probabilities<T>(options, rule, d_qk, i, q.at<A>(b, h) + i * d_qk,
-                                           k_transposed.at<A>(b, h / group), row);
+                                           k_transposed.at<A>(b, h / group), p_row);
             lse_out.data<A>()[b * lse_out.stride(0) + h * lse_out.stride(1) + i] = lse;
-            drop<T>(rule, i, keys, row);
-            product_over_keys<T>(keys, d_v, row, v.at<A>(b, h / group), A(1),
-                                 o.data<A>() + (batch_head * queries + i) * d_v);
-        }
-    });
+            drop<T>(rule, i, keys, p_row);
+            product_over_keys<T>(keys, d_v, p_row, v.at<A>(b, h / group), A(1), o.data<A>() + row * d_v);
+        });
     copy(ctx, by_head(o_out), o);
 }
 
@@ -191,7 +200,8 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
     const BiasGradients<A> bias_gradients(ctx, options.scores, into);
     const bool has_softcap = options.scores.softcap != 0;
     const Tensor derivatives = empty(ctx, has_softcap ? d_s.shape() : Shape{0}, sum_type);
-    // dS before it is multiplied by the softcap's derivative: the gradient of a bias.
+    // dS before the multiplication by the softcap's derivative. A bias's gradient is computed from these
+    // numbers.
     const Tensor d_scores = has_softcap && bias_gradients.any() ? empty_like(ctx, d_s) : d_s;
     const Tensor d_lse = empty(ctx, d_out.lse.defined() ? lse_in.shape() : Shape{0}, sum_type);
     const Tensor deltas = empty(ctx, into.sink.defined() ? lse_in.shape() : Shape{0}, sum_type);
@@ -200,13 +210,9 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
     for (const PackedHeads* x : {&q, &d_o, &k, &k_transposed, &v_transposed}) x->load(ctx);
 
     // dP = dO V^T; dS = P * (dP - D) with D = rowsum(P * dP) - dLSE; dQ = scale dS K. Dropout masks dP.
-    const std::int64_t row_blocks = ceil_div(queries, rows_per_block);
-    parallel_for(ctx, batch * heads * row_blocks, [&](std::int64_t task) {
-        const std::int64_t batch_head = task / row_blocks, b = batch_head / heads, h = batch_head % heads;
-        const std::int64_t begin = task % row_blocks * rows_per_block;
-        const ScoreRule<A> rule = options.scores.rule_of<A>(b, h);
-        for (std::int64_t i = begin; i < std::min(begin + rows_per_block, queries); ++i) {
-            const std::int64_t row = batch_head * queries + i;
+    for_every_row<A>(
+        ctx, options, q_in, [&](const ScoreRule<A>& rule, std::int64_t b, std::int64_t h, std::int64_t i) {
+            const std::int64_t row = (b * heads + h) * queries + i;
             A* p_row = p.data<A>() + row * keys;
             A* d_s_row = d_s.data<A>() + row * keys;
             A* const derivatives_row = has_softcap ? derivatives.data<A>() + row * keys : nullptr;
@@ -229,11 +235,10 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
                 for (std::int64_t j = visible.begin; j < visible.end; ++j)
                     d_s_row[j] = convert<A>(convert<T>(d_s_row[j] * derivatives_row[j]));
             }
-            drop<T>(rule, i, keys, p_row);  // p_row then holds the factors of V
+            drop<T>(rule, i, keys, p_row);  // p_row then holds the probabilities that multiply V
             product_over_keys<T>(keys, d_qk, d_s_row, k.at<A>(b, h / group), static_cast<A>(options.scale),
                                  d_q.data<A>() + row * d_qk);
-        }
-    });
+        });
     // dV = P^T dO and dK = scale dS^T Q, summed over the query heads that share a K/V head.
     parallel_for(ctx, batch * key_heads, [&](std::int64_t task) {
         const std::int64_t b = task / key_heads, key_head = task % key_heads;
@@ -278,7 +283,8 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
         bias_gradients.store(ctx);
     }
     if (!into.sink.defined()) return;
-    // For a packed sequence, into.sink is a float64 sum; without packing, it is the float32 gradient itself.
+    // For packed sequences, into.sink is a float64 sum over the sequences. Otherwise into.sink is the float32
+    // gradient.
     visit_floating(into.sink.dtype(), [&]<class Sink>(TypeTag<Sink>) {
         for (std::int64_t h = 0; h < heads; ++h) {
             const double sink = options.scores.rule_of<double>(0, h).sink;
@@ -303,23 +309,24 @@ void naive_backward_of_batch(const Context& ctx, const ResolvedOptions& options,
                    [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });
 }
 
-/// The rows of q, o or their gradients that belong to a packed sequence.
+/// Returns the rows of q, o or one of their gradients that belong to a packed sequence.
 Tensor rows_of(const Sequence& s, const Tensor& x) {
     return x.slice(1, s.first_row, s.mask.queries);
 }
-/// The keys of k, v or their gradients that belong to it.
+/// Returns the keys of k, v or one of their gradients that belong to a packed sequence.
 Tensor keys_of(const Sequence& s, const Tensor& x) {
     return x.slice(1, s.first_key, s.mask.keys);
 }
-/// The rows of the LSE or of dLSE that belong to it; undefined if the tensor is.
+/// Returns the rows of the LSE or of dLSE that belong to a packed sequence. The result is undefined if the
+/// tensor is undefined.
 Tensor lse_of(const Sequence& s, const Tensor& lse) {
     return lse.defined() ? lse.slice(2, s.first_row, s.mask.queries) : lse;
 }
 
 }  // namespace
 
-// Each packed sequence is computed like a call of its own, one after the other. A dry run, which does not
-// know the lengths, plans for one sequence as long as the whole tensors.
+// Packed sequences are computed one after the other, each like a call of its own. A dry run does not know
+// their lengths, so it plans memory for one sequence as long as the whole tensors.
 void naive_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                    const Tensor& v, const Tensor& o, const Tensor& lse) {
     if (!options.packed || ctx.is_planning()) return naive_forward_of_batch(ctx, options, q, k, v, o, lse);

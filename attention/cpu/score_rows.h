@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. The score rule on neighbouring pairs (row, key), in loops that the compiler vectorises. Kernel
-/// files of every instruction set include this header, so all functions are always inlined (see
+/// INTERNAL. Applies the score rule to neighbouring pairs (row, key), in loops that the compiler vectorises.
+/// Kernel files of every instruction set include this header, so all functions are always inlined (see
 /// GRADTILE_ATTENTION_INLINE).
 #include <gradtile/attention/score_rule.h>
 #include <gradtile/core/cpu/vector_math.h>
@@ -12,7 +12,8 @@ template <class A>
 GRADTILE_ATTENTION_INLINE void apply_softcap(A softcap, std::int64_t n, A* s) {
     for (std::int64_t j = 0; j < n; ++j) s[j] = softcap * vector_math::tanh(s[j] / softcap);
 }
-/// The same; also computes the derivatives of the results.
+/// Turns n products into softcap * tanh(product / softcap), in place, and also computes the derivatives of
+/// the results.
 template <class A>
 GRADTILE_ATTENTION_INLINE void apply_softcap(A softcap, std::int64_t n, A* s, A* derivatives) {
     for (std::int64_t j = 0; j < n; ++j) {
@@ -22,12 +23,12 @@ GRADTILE_ATTENTION_INLINE void apply_softcap(A softcap, std::int64_t n, A* s, A*
     }
 }
 
-/// Adds ALiBi's term to n scores. Their distances from the diagonal are `distance`, distance + step, and so
-/// on, of either sign. Distances are float64 and not int64, because compilers vectorise this conversion;
-/// float64 holds every distance exactly.
+/// Adds ALiBi's term to n scores. The distances from the diagonal are `distance`, distance + step, and so on;
+/// they may be negative. Distances are float64 instead of int64, because compilers vectorise the conversion
+/// from float64 to A. Float64 represents every distance exactly.
 template <class A>
 GRADTILE_ATTENTION_INLINE void add_alibi(A slope, std::int64_t distance, int step, std::int64_t n, A* s) {
-    constexpr std::int64_t chunk = 1 << 20;  // the inner loop counts in 32 bits
+    constexpr std::int64_t chunk = 1 << 20;  // so that the inner loop's counter fits 32 bits
     for (std::int64_t done = 0; done < n; done += chunk) {
         const auto first = static_cast<double>(distance + step * done);
         const int count = static_cast<int>(n - done < chunk ? n - done : chunk);
@@ -75,9 +76,10 @@ GRADTILE_ATTENTION_INLINE void apply_rule(const ScoreRule<A>& rule, std::int64_t
     }
 }
 
-/// Prefetches the biases of rows x keys. Their rows are far apart in memory, so hardware prefetchers do not
-/// predict them; a matrix product between the prefetch and the use hides the latency. The prefetch stops at
-/// L2, because rows whose distance is a power of 2 would evict each other from L1.
+/// Prefetches the biases of the pairs rows x keys. The rows of a bias are far apart in memory, so hardware
+/// prefetchers do not predict the accesses. A matrix product between the prefetch and the use hides the
+/// latency. The prefetch loads into L2 but not into L1, because rows whose distance is a power of 2 would
+/// evict each other from L1.
 template <class T, class A>
 GRADTILE_ATTENTION_INLINE void prefetch_biases(const ScoreRule<A>& rule, IndexRange rows, IndexRange keys) {
     for (const BiasRows& bias : rule.biases) {
@@ -89,8 +91,8 @@ GRADTILE_ATTENTION_INLINE void prefetch_biases(const ScoreRule<A>& rule, IndexRa
     }
 }
 
-/// Multiplies x of row i and the keys first_key .. first_key + n - 1 by the factors of dropout: 0, or the
-/// scale of kept elements.
+/// Multiplies the elements x of row i and keys first_key .. first_key + n - 1 by their dropout factors. A
+/// factor is 0 or, for an element that is kept, dropout's scale.
 template <class A>
 GRADTILE_ATTENTION_INLINE void apply_dropout(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key,
                                              std::int64_t n, A* x) {
@@ -106,7 +108,7 @@ GRADTILE_ATTENTION_INLINE void apply_dropout(const ScoreRule<A>& rule, std::int6
                           {static_cast<std::uint32_t>(column / columns_per_draw),
                            static_cast<std::uint32_t>(i), rule.head, rule.sample},
                           rule.key);
-        std::uint16_t bits[segment];  // bits[c] belongs to column c, if the machine is little-endian
+        std::uint16_t bits[segment];  // on a little-endian machine, bits[c] belongs to column c
         static_assert(sizeof bits == sizeof words && std::endian::native == std::endian::little);
         __builtin_memcpy(bits, words, sizeof bits);
         for (std::int64_t j = 0; j < count; ++j) x[done + j] *= bits[skipped + j] >= threshold ? scale : A(0);
@@ -114,8 +116,8 @@ GRADTILE_ATTENTION_INLINE void apply_dropout(const ScoreRule<A>& rule, std::int6
     }
 }
 
-/// Computes the factors of dropout for row i and the keys first_key .. first_key + n - 1; without dropout
-/// they are 1.
+/// Computes the dropout factors for row i and the keys first_key .. first_key + n - 1. Without dropout all
+/// factors are 1.
 template <class A>
 GRADTILE_ATTENTION_INLINE void dropout_factors(const ScoreRule<A>& rule, std::int64_t i,
                                                std::int64_t first_key, std::int64_t n, A* factors) {
@@ -123,15 +125,16 @@ GRADTILE_ATTENTION_INLINE void dropout_factors(const ScoreRule<A>& rule, std::in
     apply_dropout(rule, i, first_key, n, factors);
 }
 
-/// Scratch for one row of the backward pass under a rule, one element per key each.
+/// Scratch memory for one row of the backward pass with a score rule. Each array has one element per key.
 template <class A>
 struct RuleScratch {
     A *d_score, *derivatives, *factors;
 };
 
-/// One row of the backward pass under a rule, for n keys from first_key on. At the beginning p holds the
-/// products, d_s holds dO V^T, and scratch.factors the factors of dropout. At the end p holds the
-/// probabilities that multiply V, scratch.d_score holds dS, and d_s the gradient of the products.
+/// Computes one row of the backward pass with a score rule, for n keys that begin at first_key. Before the
+/// call p holds the products, d_s holds dO V^T, and scratch.factors holds the dropout factors. After the call
+/// p holds the probabilities that multiply V, scratch.d_score holds dS, and d_s holds the gradient of the
+/// products.
 template <class T, class A>
 GRADTILE_ATTENTION_INLINE void differentiate(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key,
                                              std::int64_t n, A lse, A delta, A* p, A* d_s,

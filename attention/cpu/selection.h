@@ -12,11 +12,11 @@ extern const FlashKernels<float> avx2_f32_kernels;
 extern const FlashKernels<bfloat16> amx_bf16_kernels;
 extern const FlashKernels<bfloat16> avx512_bf16_kernels;
 
-/// All sets of kernels that this machine can run: the fastest first, the generic ones last.
+/// Returns all sets of kernels that this machine can run, from the fastest set to the generic set.
 template <class T>
 const std::vector<const FlashKernels<T>*>& usable_kernels();
 
-/// The set of kernels that the operator uses: the fastest, unless a test forces another.
+/// Returns the set of kernels that the operator uses: the fastest set, unless a ForcedKernels object exists.
 template <class T>
 const FlashKernels<T>& chosen_kernels();
 

@@ -6,7 +6,8 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-/// The offsets of packed sequences in a tensor of `length` rows or keys.
+/// Returns the offsets of packed sequences in a tensor of `length` rows or keys. Throws Error if an offset is
+/// wrong.
 std::span<const std::int32_t> checked_offsets(const char* name, const Tensor& x, std::int64_t length) {
     const std::span offsets(x.data<std::int32_t>(), static_cast<std::size_t>(x.size(0)));
     check(offsets[0] == 0, "attention: ", name, "[0] is ", offsets[0], "; expected 0");

@@ -1,5 +1,6 @@
 #pragma once
-/// INTERNAL. The sequences of a call. Those of a batch have one length; packed sequences have their own.
+/// INTERNAL. The sequences of a call. The sequences of a batch have the same length. Packed sequences have
+/// different lengths.
 #include <vector>
 
 #include <gradtile/attention/internal/attention_backend.h>
@@ -7,21 +8,22 @@
 namespace gradtile::attention::cpu {
 
 struct Sequence {
-    std::int64_t index = 0;  ///< the sequence's number in the call, which selects dropout's masks
-    Mask mask;               ///< with the lengths of this sequence
-    std::int64_t batch = 0;  ///< where the tensors [B, S, H, D] hold its rows and keys
+    std::int64_t index = 0;  ///< the sequence's number in the call, from which dropout's masks follow
+    Mask mask;               ///< the call's mask, with the lengths of this sequence
+    std::int64_t batch = 0;  ///< the index of the sequence's batch in tensors [B, S, H, D]
     std::int64_t first_row = 0, first_key = 0;
 };
 
-/// The sequences of a call with q [B, Sq, Hq, Dqk], packed ones in order of decreasing work: long sequences
-/// should start first. Throws Error naming the option, the index and the value of a wrong offset. Not for dry
-/// runs, which cannot read offsets.
+/// Returns the sequences of a call with q [B, Sq, Hq, Dqk]. Packed sequences are in order of decreasing work,
+/// because long sequences should start first. Throws Error naming the option, the index and the value of a
+/// wrong offset. Dry runs must not call this function, because they cannot read offsets.
 std::vector<Sequence> sequences_of(const ResolvedOptions& options, const Tensor& q);
 
-/// The options of a call that has only this one of the packed sequences.
+/// Returns the options for one of a call's packed sequences, as if the call had only this sequence.
 ResolvedOptions options_of(const ResolvedOptions& options, const Sequence& sequence);
 
-/// The part of x [1, S, ...] after the last packed sequence; empty if the call is not packed.
+/// Returns the part of x [1, S, ...] after the last packed sequence. The part is empty if the call has no
+/// packed sequences.
 Tensor rows_after_last(const PackedSequences& packed, const Tensor& x);
 Tensor keys_after_last(const PackedSequences& packed, const Tensor& x);
 

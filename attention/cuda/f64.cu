@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(tile* tile)
             s = score_of<double>(rule, product, row, key).value;
         }
         const double new_maximum = fmax(maximum, row_max<tile>(s));
-        const double reference = new_maximum == -infinity ? 0.0 : new_maximum;  // no visible key yet
+        const double reference = new_maximum == -infinity ? 0.0 : new_maximum;  // no key was visible so far
         const double probability = exp(s - reference);
         const double rescale = exp(maximum - reference);
         maximum = new_maximum;
@@ -190,8 +190,9 @@ struct F64BackwardProblem {
     const double* delta;  ///< D = rowsum(dO * O) - dLSE
 };
 
-/// What multiplies dO in dV (P without dropped elements) and K and Q in dQ and dK, for one pair. pair_of()
-/// computes both from rows in shared memory; `statistics` is the row's index in lse and delta.
+/// The two factors of one pair in the gradients. The first multiplies dO in dV: P without dropped elements.
+/// The second multiplies K in dQ and Q in dK. pair_of() computes both from rows in shared memory;
+/// `statistics` is the row's index in lse and delta.
 struct Pair {
     double p, d_s;
 };

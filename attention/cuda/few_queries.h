@@ -47,10 +47,11 @@ struct F32FewQueriesTiles {
 };
 
 struct FewQueriesShape {
-    std::int64_t batch, queries, keys;  ///< keys: those that some query sees
+    std::int64_t batch, queries, keys;  ///< `keys` counts the keys that at least one query sees
     std::int64_t heads, group;          ///< query heads, and how many of them share a K/V head
-    int head_dim;                       ///< that of the kernel
-    bool rule_of_each_head;             ///< score rules differ between heads: heads are not put together
+    int head_dim;                       ///< the head dim of the kernel
+    /// True if heads have different score rules. A thread block then computes the rows of one head only.
+    bool rule_of_each_head;
     bool is_f32 = false;
 };
 
@@ -63,7 +64,7 @@ struct FewQueriesPlan {
     int rows = 0;                        ///< rows of a thread block
     int splits = 1, keys_per_split = 0;  ///< keys_per_split: a multiple of FewQueriesTiles::keys
     std::int64_t blocks_per_split = 0;
-    int places = 0;  ///< thread blocks that run at the same time
+    int places = 0;  ///< the number of thread blocks that can run at the same time
 
     explicit operator bool() const { return heads_together > 0; }
     /// Divides `key_blocks` blocks of keys into at most `most` splits of equal length, none of them empty.
@@ -81,12 +82,14 @@ struct FewQueriesPlan {
     }
 };
 
-/// With fewer keys the kernels of long queries take as long.
+/// With fewer keys the kernels for many queries are as fast.
 inline constexpr std::int64_t fewest_keys_of_few_queries = 512;
 inline constexpr int most_splits = 256;
-/// More blocks than this many times those that run at the same time gain nothing.
+/// The limit on thread blocks, as a multiple of the number that can run at the same time. More blocks save no
+/// time.
 inline constexpr int most_runs = 4;
-/// A bound for GPUs of up to 192 multiprocessors, for a dry run without a GPU.
+/// The largest number of thread blocks that a GPU of up to 192 multiprocessors runs at the same time. A dry
+/// run without a GPU uses this number.
 inline constexpr int most_places = 2 * 192;
 
 inline int limit_of_splits(std::int64_t blocks_per_split, std::int64_t key_blocks, int places) {
@@ -139,9 +142,9 @@ std::string explain(const FewQueriesPlan& plan, int head_dim, const ResolvedOpti
 /// The parts of a forward pass whose keys are split.
 struct SplitParameters {
     int heads_together, splits, keys_per_split;
-    int first_key, end_key;  ///< the keys that some query sees
+    int first_key, end_key;  ///< the keys that at least one query sees
     std::int64_t all_rows;   ///< B * Hq * Sq
-    int columns;             ///< row length of `o`
+    int columns;             ///< the length of a row of `o`
     float *o, *lse;          ///< [splits, all_rows, columns], [splits, all_rows]; unused without splits
 };
 

@@ -7,7 +7,8 @@
 
 namespace gradtile::attention::cuda {
 
-// These lines declare functions.
+// ForwardFunction, BackwardFunction and ExplainFunction are function types, so the following lines declare
+// functions.
 
 /// float64: plain tiles without tensor cores, for gradient checks on the GPU.
 ForwardFunction flash_f64_forward;

@@ -11,10 +11,11 @@
 
 namespace gradtile::attention::cuda {
 
-/// The offsets of packed sequences. Offsets outside the tensors are limited to them. What follows the last
-/// sequence counts as sequence number `count`: its rows see no keys and its keys are seen by no rows.
+/// The offsets of packed sequences. An offset outside the tensors is replaced by the nearest valid offset.
+/// The rows and keys after the last sequence count as sequence number `count`. These rows see no keys, and no
+/// row sees these keys.
 struct PackedOffsets {
-    const std::int32_t *q = nullptr, *k = nullptr;  ///< [count + 1]; null: the call is not packed
+    const std::int32_t *q = nullptr, *k = nullptr;  ///< [count + 1] each; null if sequences are not packed
     int count = 0;
     int total_queries = 0, total_keys = 0;
     bool top_left = false;
@@ -36,7 +37,7 @@ struct PackedOffsets {
     };
     __device__ Range queries(int sequence) const { return range(q, sequence, total_queries); }
     __device__ Range keys(int sequence) const { return range(k, sequence, total_keys); }
-    /// The sequence of a row of q.
+    /// Returns the sequence of a row of q.
     __device__ int sequence_of_query(int row) const { return sequence_of(q, row); }
     __device__ int sequence_of_key(int key) const { return sequence_of(k, key); }
 

@@ -20,7 +20,8 @@ struct PackedSequences {
 /// Options with their defaults filled in for the shapes of a call.
 struct ResolvedOptions {
     double scale = 1.0;
-    /// The lengths and the offset are those of a whole tensor; packed sequences have their own.
+    /// The lengths and the offset are those of a whole tensor. Packed sequences have other lengths and
+    /// offsets.
     Mask mask;
     ScoreOptions scores;
     PackedSequences packed;
@@ -30,7 +31,7 @@ struct ResolvedOptions {
 /// Gradients with respect to the outputs of the forward pass.
 struct OutputGradients {
     Tensor o;
-    Tensor lse;  ///< undefined: 0
+    Tensor lse;  ///< undefined if dLSE is 0
 };
 
 /// Writes o [B, Sq, Hq, Dv] and lse [B, Hq, Sq].

@@ -51,27 +51,27 @@ double largest_error(const Numbers& x, const std::vector<double>& expected) {
     return largest;
 }
 
-/// The block sizes of memory_efficient: those of the operator, and smaller ones for short lengths. The
-/// blocks' numbers of elements grow as N, so that memory is linear; the paper proposes blocks of sqrt(N)
-/// keys.
+/// Returns the block sizes of memory_efficient: the operator's block sizes, or smaller ones for short
+/// lengths. The number of elements of a block grows as N, so that memory is linear. The paper proposes blocks
+/// of sqrt(N) keys.
 BlockSizes memory_efficient_blocks_of(const Setup& setup) {
     const auto root = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(setup.length))));
     return {.rows = std::min({memory_efficient_blocks.rows, 2 * root, setup.length}),
             .keys = std::min({memory_efficient_blocks.keys, 4 * root, setup.length})};
 }
 
-/// The traces of several passes, which may have max_steps steps together.
+/// The traces of several passes. Together they may have at most max_steps steps.
 struct Recording {
     std::int64_t max_steps;
     std::int64_t steps = 0;
     std::vector<Trace> traces = {};
 };
 
-/// One algorithm's run: the forward pass, then the backward pass. Its members are the matrices in slow
-/// memory.
+/// The run of one algorithm: the forward pass, then the backward pass. The class's members are the matrices
+/// in slow memory.
 class Run {
   public:
-    /// recording: receives a trace of each pass, unless it is null.
+    /// `recording` receives a trace of each pass, unless it is null.
     Run(const Setup& setup, const Inputs& inputs, std::string name, Recording* recording)
         : setup_(setup),
           inputs_(inputs),
@@ -133,8 +133,8 @@ class Run {
                 .d_q = view(d_q_)};
     }
 
-    /// The number of matrix products of 2 N^2 d FLOP. Forward: Q K^T and P V. Backward: dV, dP, dQ and dK,
-    /// and Q K^T again except in naive, which keeps P.
+    /// The number of matrix products of 2 N^2 d FLOP. Forward: Q K^T and P V. Backward: dV, dP, dQ and dK.
+    /// All algorithms except naive, which keeps P, also compute Q K^T again.
     double products(const std::string& pass) const {
         if (pass == "forward") return 2;
         return name_ == "naive" ? 4 : 5;

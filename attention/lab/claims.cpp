@@ -20,7 +20,7 @@ double megabytes(std::int64_t bytes) {
     return 1e-6 * static_cast<double>(bytes);
 }
 
-/// The measurements at N/8, N/4, N/2 and N, as far as these are at least 1.
+/// The measurements at those of the lengths N/8, N/4, N/2 and N that are at least 1.
 struct Lengths {
     std::vector<double> lengths;
     std::vector<std::vector<Measurement>> attention;
@@ -50,7 +50,8 @@ std::string comma_unless_first(const std::string& text) {
     return text.empty() ? "" : ", ";
 }
 
-/// The exponents of power laws that fit the peaks. 0.05 allows for the ends of blocks.
+/// Judges by the exponents of power laws that fit the peaks. The tolerance 0.05 allows for incomplete blocks
+/// at the end.
 Verdict judge_linear_memory(const Lengths& lengths) {
     Verdict verdict{.claim = "memory is linear in N, except that of naive attention", .holds = true};
     for (const char* name : {"naive", "memory_efficient", "flash1", "flash2"}) {
@@ -77,7 +78,7 @@ Verdict judge_memory_ratio(const Lengths& lengths) {
     return verdict;
 }
 
-/// The claim is about GPUs. Here it is judged on one CPU thread, whose ridge is lower.
+/// The claim is about GPUs. This function judges the claim on one CPU thread, whose ridge is lower.
 Verdict judge_speed(const std::vector<Measurement>& attention, const Machine& machine) {
     const auto roofline_ms = [&](const char* name) {
         double ms = 0;
@@ -99,7 +100,7 @@ Verdict judge_speed(const std::vector<Measurement>& attention, const Machine& ma
                 standard, flash2, standard / flash2, bound, flash2_bound, bound / flash2_bound)};
 }
 
-/// The counted traffic with the measured bandwidth.
+/// Judges by the counted traffic and the measured bandwidth.
 Verdict judge_bound(const std::vector<Measurement>& attention, const Roofline& roofline) {
     Verdict verdict{.claim = "naive attention is memory-bound, flash is compute-bound", .holds = true};
     for (const char* name : {"naive", "flash2"})
@@ -116,10 +117,12 @@ Verdict judge_bound(const std::vector<Measurement>& attention, const Roofline& r
     return verdict;
 }
 
-/// Traffic of flash2's forward pass at five sizes of the fast memory, each four times the previous one.
+/// Judges by the traffic of flash2's forward pass at five sizes of the fast memory. Each size is four times
+/// the previous size.
 Verdict judge_traffic(const Setup& setup) {
     Verdict verdict{.claim = "slow-memory traffic falls as 1/M until every tensor is moved once"};
-    const double compulsory = 4 * 4.0 * static_cast<double>(setup.length * setup.head_dim);  // Q, K, V, O
+    // Bytes of Q, K, V and O.
+    const double compulsory = 4 * 4.0 * static_cast<double>(setup.length * setup.head_dim);
     std::vector<double> sizes, traffic;
     std::int64_t m = smallest_fast_memory(setup.head_dim);
     for (int i = 0; i < 5; ++i, m *= 4) {
@@ -139,7 +142,7 @@ Verdict judge_traffic(const Setup& setup) {
     return verdict;
 }
 
-/// Goes up from 0 in steps of 2^-7, the spacing of binary16 between 8 and 16.
+/// Searches upwards from 0 in steps of 2^-7, the spacing of binary16 between 8 and 16.
 Verdict judge_overflow() {
     Verdict verdict{.claim = "naive softmax overflows in binary16 where e^x > 65504"};
     const auto overflows = [](float x, float terms) {

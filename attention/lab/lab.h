@@ -1,8 +1,9 @@
 #pragma once
 /// The lab: attention from naive to FlashAttention-2, and softmax alone, on a memory of two levels (Dao et
 /// al. 2022, section 2.1). The slow memory has any size, the fast memory a fixed one. The algorithms access
-/// slow memory through load() and store() only, which count, so the reported traffic is what an algorithm
-/// did, never a formula. memory_efficient and flash1 are the operator's own code. One head, float32, no mask.
+/// slow memory only through load() and store(), and these functions count the elements. So the reported
+/// traffic is measured and never computed by a formula. memory_efficient and flash1 are the operator's own
+/// code. A run has one head, float32, and no mask.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -26,14 +27,14 @@ struct Measurement {
     std::string pass;                             ///< forward, backward
     std::int64_t block_rows = 0, block_keys = 0;  ///< rows and keys of a block
     std::int64_t loads = 0, stores = 0;           ///< elements copied from and to slow memory
-    std::int64_t slow_bytes = 0;                  ///< of both
+    std::int64_t slow_bytes = 0;                  ///< bytes of the loads and stores
     /// The papers' order of magnitude without its constant, 4 bytes an element: N d + N^2 for naive and
     /// memory_efficient, N^2 d^2 / M for flash1 and flash2, M in elements.
     double formula_bytes = 0;
-    double flops = 0;                  ///< of the matrix products
-    std::int64_t peak_bytes = 0;       ///< of slow memory, inputs and outputs included
-    std::int64_t peak_fast_bytes = 0;  ///< of fast memory
-    double ms = 0;                     ///< of the counted run, one thread
+    double flops = 0;                  ///< floating-point operations of the matrix products
+    std::int64_t peak_bytes = 0;       ///< peak bytes of slow memory, including inputs and outputs
+    std::int64_t peak_fast_bytes = 0;  ///< peak bytes of fast memory
+    double ms = 0;                     ///< milliseconds of the counted run, on one thread
     double error = 0;                  ///< largest error against float64, over all outputs of the pass
 
     /// The arithmetic intensity, FLOP per byte moved.
@@ -47,19 +48,20 @@ struct SoftmaxMeasurement {
     /// as four operations that each read slow memory; two of them write it. fused: the row is in fast memory.
     std::string name;
     std::int64_t loads = 0, stores = 0, slow_bytes = 0;
-    double formula_bytes = 0;  ///< 2+1, 3+1, 2+1, 1+0, 4+2 and 1+1 accesses an element
+    double formula_bytes = 0;  ///< from 2+1, 3+1, 2+1, 1+0, 4+2 and 1+1 accesses per element
     double ms = 0;
-    double error = 0;  ///< largest relative error against float64; of online_statistics: of the sum
+    double error = 0;  ///< largest relative error against float64; for online_statistics the error of the sum
 };
 
 /// Runs all algorithms, forward and backward, in the order of their publication. Throws Error if the fast
 /// memory is smaller than smallest_fast_memory().
 std::vector<Measurement> measure_attention(const Setup& setup);
-/// Runs the softmaxes on a row of setup.length elements. `fused` runs only if the row fits the fast memory.
+/// Runs the softmaxes on a row of setup.length elements. The softmax `fused` runs only if the row fits the
+/// fast memory.
 std::vector<SoftmaxMeasurement> measure_softmax(const Setup& setup);
 
-/// The exponent p of the power law y = c x^p that fits best: the slope of the regression line of log y on
-/// log x. Needs two different x; all numbers are positive.
+/// Returns the exponent p of the power law y = c x^p that fits best. p is the slope of the regression line of
+/// log y on log x. At least two x must be different, and all numbers must be positive.
 double log_log_slope(const std::vector<double>& x, const std::vector<double>& y);
 
 }  // namespace gradtile::attention::lab

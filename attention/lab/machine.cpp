@@ -13,7 +13,7 @@
 namespace gradtile::attention::lab {
 namespace {
 
-/// Seconds of the fastest of `runs` calls, after one that is not counted.
+/// Returns the seconds of the fastest of `runs` calls. One more call before them is not measured.
 double best_seconds(int runs, const std::function<void()>& work) {
     double best = INFINITY;
     for (int i = 0; i <= runs; ++i) {
@@ -25,7 +25,7 @@ double best_seconds(int runs, const std::function<void()>& work) {
     return best;
 }
 
-/// p = softmax(p), row by row.
+/// Computes p = softmax(p), row by row.
 void softmax_in_place(const Tensor& p) {
     const std::int64_t n = p.size(1);
     for (std::int64_t i = 0; i < p.size(0); ++i) {
@@ -38,7 +38,7 @@ void softmax_in_place(const Tensor& p) {
     }
 }
 
-/// d_p = p * (d_p - rowsum(p * d_p)).
+/// Computes d_p = p * (d_p - rowsum(p * d_p)).
 void differentiate_softmax_in_place(const Tensor& p, const Tensor& d_p) {
     const std::int64_t n = p.size(1);
     for (std::int64_t i = 0; i < p.size(0); ++i) {
@@ -49,7 +49,7 @@ void differentiate_softmax_in_place(const Tensor& p, const Tensor& d_p) {
     }
 }
 
-/// Standard attention as a framework computes it: forward and backward. Matrices [N, d].
+/// Computes standard attention as a framework does, forward and backward. The inputs are matrices [N, d].
 void run_standard(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d_o) {
     const double scale = 1 / std::sqrt(static_cast<double>(q.size(1)));
     const Tensor p = empty(ctx, {q.size(0), k.size(0)}, DType::f32), d_p = empty_like(ctx, p);
@@ -69,7 +69,8 @@ void run_standard(const Context& ctx, const Tensor& q, const Tensor& k, const Te
 
 Roofline measure_roofline() {
     const Context ctx(Device::cpu(), 1);
-    constexpr std::int64_t copied = 32 << 20, size = 1024;  // 128 MiB; 1024^3 products
+    // Copies 128 MiB; multiplies matrices of 1024 x 1024.
+    constexpr std::int64_t copied = 32 << 20, size = 1024;
     const Tensor from = zeros(ctx, {copied}, DType::f32), to = zeros(ctx, {copied}, DType::f32);
     const double copy_seconds = best_seconds(3, [&] { copy(ctx, to, from); });
     const Tensor a = randn(ctx, {size, size}, DType::f32, Seed{1}),
@@ -82,7 +83,7 @@ Roofline measure_roofline() {
 
 Speed measure_speed(const Setup& setup) {
     const Context ctx(Device::cpu(), 1);
-    std::vector<Tensor> matrices, heads;  // Q, K, V, dO
+    std::vector<Tensor> matrices, heads;  // Q, K, V and dO
     for (std::uint64_t seed = 1; seed <= 4; ++seed) {
         matrices.push_back(randn(ctx, {setup.length, setup.head_dim}, DType::f32, Seed{seed}));
         heads.push_back(matrices.back().reshape({1, setup.length, 1, setup.head_dim}));

@@ -5,22 +5,22 @@
 
 namespace gradtile::attention::lab {
 
-/// Williams, Waterman & Patterson 2009: work of f FLOP that moves b bytes takes at least
-/// max(f / flops_per_s, b / bytes_per_s).
+/// The roofline model (Williams, Waterman & Patterson 2009): work that computes f FLOP and moves b bytes
+/// takes at least max(f / flops_per_s, b / bytes_per_s) seconds.
 struct Roofline {
-    double bytes_per_s = 0;  ///< of a copy that fits no cache, reads and writes together
-    double flops_per_s = 0;  ///< of a large square matrix product
-    /// FLOP per byte from which on work is compute-bound.
+    double bytes_per_s = 0;  ///< bandwidth of a copy that fits no cache; reads and writes both count
+    double flops_per_s = 0;  ///< speed of a large square matrix product
+    /// Returns the FLOP per byte above which work is compute-bound.
     double ridge() const { return flops_per_s / bytes_per_s; }
 };
-/// Takes about a second.
+/// Measures the roofline of this machine, in about a second.
 Roofline measure_roofline();
 
-/// Forward and backward pass together, best of three runs, in milliseconds.
+/// The time of forward and backward pass together, in milliseconds: the fastest of three runs.
 struct Speed {
-    /// Matrix products of the library and a softmax between them, with S and P in memory.
+    /// Standard attention: the library's matrix products with a softmax between them, and S and P in memory.
     double standard_ms = 0;
-    double flash2_ms = 0;  ///< the operator's own kernels
+    double flash2_ms = 0;  ///< flash2 by the operator's kernels
 };
 Speed measure_speed(const Setup& setup);
 
@@ -29,7 +29,7 @@ struct Machine {
     Speed speed;
 };
 
-/// A claim of the literature, and what this machine's run says about it.
+/// A claim of the literature, and the result of testing it on this machine.
 struct Verdict {
     std::string claim;
     bool holds = false;

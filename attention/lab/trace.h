@@ -1,6 +1,6 @@
 #pragma once
-/// Recorded runs of the lab's attention algorithms, for `gradtile lab --html`. The same checked memory that
-/// counts loads and stores records them, with the line of source code that caused each of them.
+/// Recorded runs of the lab's attention algorithms, for `gradtile lab --html`. The checked memory that counts
+/// loads and stores also records them. Each record contains the line of source code that caused it.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -19,7 +19,7 @@ struct TracedMatrix {
 /// A matrix in fast memory. It exists during the steps [first_step, end_step).
 struct TracedTile {
     std::string name;
-    std::int64_t offset = 0, bytes = 0;  ///< place in the fast memory
+    std::int64_t offset = 0, bytes = 0;  ///< place in the fast memory, in bytes
     std::int64_t rows = 0, columns = 0;
     std::int64_t first_step = 0, end_step = 0;
 };

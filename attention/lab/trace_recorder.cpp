@@ -49,7 +49,7 @@ void TraceRecorder::computed(const void* result, IndexRange rows, IndexRange key
     add({.kind = TraceStep::Kind::compute, .tile = tile_index(result), .rows = rows, .columns = keys}, where);
 }
 
-/// Rows that one loop updates are one step.
+/// All rows that one loop updates form one step.
 void TraceRecorder::updated_statistics(std::int64_t row, double maximum, double sum, SourceLine where) {
     const bool continues = !trace_.steps.empty() && trace_.steps.back().kind == TraceStep::Kind::statistics &&
                            trace_.steps.back().line == line_index(where);

@@ -18,7 +18,7 @@ struct Flags {
     GroupFlags group;
     DeviceChoice device = DeviceChoice::automatic;
     TrainDType dtype = TrainDType::f32;
-    std::vector<std::int64_t> bytes;  // empty: 64 KiB to 1 GiB
+    std::vector<std::int64_t> bytes;  // sizes to measure; empty: 64 KiB to 1 GiB
     std::int64_t runs = 9;
     bool json = false;
 };
@@ -39,7 +39,8 @@ void check_flags(const Flags& flags) {
 struct Collective {
     const char* name;
     std::function<void(const Context& ctx, const Tensor& whole, const Tensor& part)> work;
-    std::function<double(const GpuLayout& layout, double bytes)> bytes_on_wire;  ///< sent by each process
+    /// The bytes that each process sends.
+    std::function<double(const GpuLayout& layout, double bytes)> bytes_on_wire;
 };
 
 std::vector<Collective> collectives_of(const Communicator& communicator) {

@@ -51,7 +51,7 @@ struct Product {
     std::int64_t m, n, k;
     double count = 1;  ///< calls per step
     std::function<void()> trained = {};
-    std::function<void()> plain = {};  ///< empty: equal to `trained`
+    std::function<void()> plain = {};  ///< empty if this product equals `trained`
 };
 
 /// Times products and adds up their times per step. With a planning context nothing is timed.

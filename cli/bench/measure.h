@@ -8,7 +8,7 @@
 namespace gradtile::cli {
 
 enum class Clock {
-    device,         ///< time on a GPU, by events; on the CPU the same as `wall`
+    device,         ///< time on a GPU, measured by events; on the CPU equal to `wall`
     wall,           ///< elapsed time, including the wait for the device
     calling_thread  ///< CPU time of the calling thread, for one thread on a busy machine
 };
@@ -42,7 +42,7 @@ class RandomNumbers {
   public:
     explicit RandomNumbers(const Context& ctx);
     Tensor operator()(const Context& ctx, const Shape& shape, DType dtype) const;
-    void fill(const Context& ctx, const Tensor& x) const;  ///< x contiguous
+    void fill(const Context& ctx, const Tensor& x) const;  ///< x must be contiguous
 
   private:
     Tensor pool_;

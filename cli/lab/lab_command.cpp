@@ -41,14 +41,14 @@ using attention::lab::Trace;
 using attention::lab::trace_attention;
 using attention::lab::Verdict;
 
-/// Values of flags that were not given depend on whether a page is written.
+/// The flags of the command. The defaults depend on whether a page is written.
 struct LabFlags {
     Setup setup;
     std::optional<std::int64_t> length, head_dim, fast_memory;
     std::optional<Sweep> sweep;
-    std::string svg;   ///< path; empty: no picture
-    std::string html;  ///< path; empty: no page
-    std::string ncu;   ///< path; empty: no comparison
+    std::string svg;   ///< path of the picture; empty: no picture
+    std::string html;  ///< path of the page; empty: no page
+    std::string ncu;   ///< path of Nsight Compute's CSV file; empty: no comparison
     std::int64_t heads = 1;
     bool json = false;
 };
@@ -147,7 +147,8 @@ void print_softmax(const std::vector<SoftmaxMeasurement>& measurements, std::int
                    formatted("%.1e", m.error)});
 }
 
-/// At least the time that the roofline allows, if slow memory had the bandwidth of this machine's memory.
+/// Prints the least time that the roofline model allows, under the assumption that slow memory has the
+/// bandwidth of this machine's memory.
 void print_roofline(const std::vector<Measurement>& measurements, const Machine& machine) {
     const double rate = machine.roofline.flops_per_s, bandwidth = machine.roofline.bytes_per_s;
     std::cout << formatted(
@@ -224,7 +225,7 @@ struct SweepPoint {
     std::vector<Measurement> attention;
 };
 
-/// The given value and up to four halvings of it.
+/// Runs the lab with the given value, and with up to four halvings of this value.
 std::vector<SweepPoint> run_sweep(const LabFlags& flags) {
     constexpr int points = 5;
     std::int64_t Setup::*const member = member_of(*flags.sweep);
@@ -240,7 +241,7 @@ std::vector<SweepPoint> run_sweep(const LabFlags& flags) {
     return results;
 }
 
-/// One number of algorithm `index` at every point.
+/// Returns one number of algorithm `index` for every point of the sweep.
 template <class Number>
 std::vector<double> along(const std::vector<SweepPoint>& points, std::size_t index,
                           Number Measurement::*member) {
@@ -308,7 +309,7 @@ int sweep(const LabFlags& flags) {
     return 0;
 }
 
-/// A page shows every step, so its defaults are small: a few blocks of rows and keys.
+/// The defaults for a page. They are small (a few blocks of rows and keys), because a page shows every step.
 constexpr Setup page_defaults{.length = 64, .head_dim = 16, .fast_memory = 4096};
 constexpr std::int64_t max_page_length = 256, max_page_steps = 100'000;
 

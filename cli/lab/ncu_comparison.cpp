@@ -16,7 +16,7 @@ struct PassTraffic {
     std::string pass;
     double dram = 0, l2 = 0;
     double counted = 0;
-    double once = 0;  ///< every input and output moved once
+    double once = 0;  ///< bytes of all inputs and outputs, each counted once
 };
 
 double megabytes(double bytes) {
@@ -48,7 +48,7 @@ std::vector<PassTraffic> traffic_of_passes(const std::vector<KernelTraffic>& ker
     const double matrix = 4 * number(setup.length * setup.head_dim * heads);
     for (const Measurement& m : measure_attention(setup)) {
         if (m.name != "flash2") continue;
-        // Q, K, V, O; Q, K, V, O, dO, dQ, dK, dV.
+        // Forward: Q, K, V and O. Backward: Q, K, V, O, dO, dQ, dK and dV.
         PassTraffic pass{.pass = m.pass,
                          .counted = number(m.slow_bytes * heads),
                          .once = matrix * (m.pass == "forward" ? 4 : 8)};

@@ -1,13 +1,13 @@
 #pragma once
-/// `gradtile lab --ncu`: the bytes that Nsight Compute measured for flash2's kernels, beside the lab's
+/// `gradtile lab --ncu`: compares the bytes that Nsight Compute measured for flash2's kernels with the lab's
 /// counts.
 #include <gradtile/attention/lab/lab.h>
 #include <gradtile/cli/lab/ncu_csv.h>
 
 namespace gradtile::cli {
 
-/// Prints a table, or one JSON object. heads: batch x heads of the measured call, by which the count of one
-/// head is multiplied.
+/// Prints a table, or one JSON object. `heads` is batch x heads of the measured call. The lab's count of one
+/// head is multiplied by it.
 void print_ncu_comparison(const std::vector<KernelTraffic>& kernels, const attention::lab::Setup& setup,
                           std::int64_t heads, bool json);
 

@@ -19,7 +19,7 @@ constexpr std::array<std::string_view, 3> metric_names = {"dram__bytes_read.sum"
                                                           "lts__t_bytes.sum"};
 constexpr std::size_t required_metrics = 2;
 
-/// Names come from a file and go to a terminal.
+/// Replaces control characters, because the names come from a file and are printed to a terminal.
 std::string printable(std::string_view text) {
     constexpr std::size_t longest = 60;
     std::string result(text.substr(0, longest));
@@ -28,7 +28,7 @@ std::string printable(std::string_view text) {
     return result;
 }
 
-/// The fields of one line; nullopt if a quote is not closed or followed by other text.
+/// Returns the fields of one line; nullopt if a quote is not closed, or is followed by other text.
 std::optional<Fields> split(std::string_view line) {
     Fields fields(1);
     for (std::size_t i = 0; i < line.size(); ++i) {
@@ -52,7 +52,7 @@ std::optional<Fields> split(std::string_view line) {
     return fields;
 }
 
-/// A number whose digits may be grouped by commas: "1,048,576", "2.5".
+/// Reads a number. Its digits may be grouped by commas: "1,048,576", "2.5".
 double parse_number(const std::string& text) {
     const std::string integer = text.substr(0, text.find('.'));
     std::string digits;
@@ -79,7 +79,7 @@ double bytes_per_unit(const std::string& unit) {
     throw Error(concat("unit '", printable(unit), "'; expected byte, Kbyte, Mbyte, Gbyte or Tbyte"));
 }
 
-/// "void gradtile::attention::cuda::forward_kernel<Policy>(Parameters)" is "forward_kernel".
+/// Returns "forward_kernel" for "void gradtile::attention::cuda::forward_kernel<Policy>(Parameters)".
 std::string base_name(std::string_view kernel) {
     const std::size_t end = kernel.find("_kernel");
     if (end == std::string_view::npos) return printable(kernel);
@@ -89,7 +89,8 @@ std::string base_name(std::string_view kernel) {
     return printable(kernel.substr(begin, end + std::string_view("_kernel").size() - begin));
 }
 
-/// The table, of either form.
+/// Reads the table of a CSV file, with one row per launch (--page raw) or one row per metric (--page
+/// details).
 class CsvTable {
   public:
     explicit CsvTable(const Fields& header) : header_(header) {
@@ -146,7 +147,8 @@ class CsvTable {
   private:
     struct Launch {
         std::string kernel;
-        std::array<double, 3> bytes = {-1, -1, -1};  ///< -1: not in the file
+        /// Bytes of each metric; -1: the file does not have the metric.
+        std::array<double, 3> bytes = {-1, -1, -1};
     };
     bool is_long() const { return name_.has_value(); }
     std::optional<std::size_t> column(std::string_view name) const {

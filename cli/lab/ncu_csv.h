@@ -1,5 +1,5 @@
 #pragma once
-/// The memory traffic of kernels as Nsight Compute measured it, from a CSV file that
+/// Reads the memory traffic of kernels, measured by Nsight Compute, from a CSV file that
 ///   ncu --csv --page raw --metrics dram__bytes_read.sum,dram__bytes_write.sum,lts__t_bytes.sum PROGRAM
 /// prints. --page details, one row for each metric, is accepted, too.
 #include <cstdint>
@@ -10,21 +10,22 @@
 
 namespace gradtile::cli {
 
-/// All launches of one kernel; bytes per launch.
+/// The traffic of one kernel, summed over its launches and divided by their number.
 struct KernelTraffic {
-    std::string kernel;  ///< without template arguments and parameters
+    std::string kernel;  ///< the kernel's name, without template arguments and parameters
     std::int64_t launches = 0;
     double dram_read = 0, dram_write = 0;
-    double l2 = 0;  ///< NaN if the file does not have the metric
+    double l2 = 0;  ///< bytes of the L2 cache; NaN if the file does not have this metric
 };
 
-/// The kernels in the order of their first launch. Lines before the header are ignored, because ncu prints
-/// them and the profiled program may. Throws Error with the line for a text that is not such a table.
+/// Returns the kernels in the order of their first launch. Lines before the header are ignored, because ncu
+/// and the profiled program print such lines. Throws Error with the line number if the text is not such a
+/// table.
 std::vector<KernelTraffic> parse_ncu_csv(std::string_view text);
-/// Throws Error with the file's name.
+/// Reads a file; see parse_ncu_csv. Throws Error with the file's name.
 std::vector<KernelTraffic> read_ncu_csv(const std::filesystem::path& path);
 
-/// "forward" or "backward" for the kernels of gradtile's flash2, "" for others.
+/// Returns "forward" or "backward" for the kernels of gradtile's flash2, and "" for other kernels.
 std::string pass_of_kernel(std::string_view kernel);
 
 }  // namespace gradtile::cli

@@ -23,12 +23,12 @@ std::string_view file_text(std::string_view path) {
     return text_of(lab_page_files(), path);
 }
 
-/// The page needs no more than 6 digits.
+/// Rounds a number to 6 digits, which suffice for the page.
 double shortened(double x) {
     return std::stod(formatted("%.6g", x));
 }
 
-/// Gives each source file that the traces mention a number.
+/// Gives a number to each source file that the traces mention.
 class FileTable {
   public:
     std::int64_t index_of(const std::string& path) {

@@ -1,7 +1,7 @@
 #pragma once
 /// The page of `gradtile lab --html`: one file with recorded runs of the lab's algorithms, the lines of their
-/// sources, and the script that plays them. The files of cli/lab/page/ and the sources are embedded by the
-/// build.
+/// source code, and the script that shows the runs step by step. The build embeds the files of cli/lab/page/
+/// and the source code in the program.
 #include <filesystem>
 #include <span>
 #include <string>
@@ -14,7 +14,8 @@ namespace gradtile::cli {
 
 std::span<const EmbeddedFile> lab_page_files();
 std::string lab_page(const attention::lab::Setup& setup, const std::vector<attention::lab::Trace>& traces);
-/// Replaces the file at once. Throws Error with the path if it cannot be written.
+/// Writes the page. An existing file is replaced by the complete new file. Throws Error with the path if the
+/// file cannot be written.
 void write_lab_page(const std::filesystem::path& path, const attention::lab::Setup& setup,
                     const std::vector<attention::lab::Trace>& traces);
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double picture_width = 890, picture_height = 500;
 constexpr double left = 80, right = 260, top = 44,
-                 bottom = 56;  // margins around the plot; legend at the right
+                 bottom = 56;  // margins around the plot, with the legend at the right
 constexpr const char* colors[] = {"#c8471f", "#b08900", "#2f6fb5", "#2b8a57"};
 
 /// Maps numbers to positions on the page, with logarithmic axes.
@@ -45,7 +45,7 @@ std::string line_between(double x1, double y1, double x2, double y2, const char*
     return formatted("<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" %s/>\n", x1, y1, x2, y2, style);
 }
 
-/// A line at every x, and at every power of ten of y.
+/// Returns the grid: a line at every x, and a line at every power of ten of y.
 std::string grid_of(const LabPicture& picture, const LogAxes& axes) {
     const double plot_bottom = picture_height - bottom, plot_right = picture_width - right;
     std::string svg;

@@ -7,20 +7,21 @@
 namespace gradtile::cli {
 
 struct LabCurve {
-    std::string name;       ///< algorithms of one name have one color
-    bool dashed = false;    ///< the backward pass
-    std::vector<double> y;  ///< positive, one for each x
+    std::string name;       ///< curves with the same name have the same color
+    bool dashed = false;    ///< true for the backward pass
+    std::vector<double> y;  ///< one positive number for each x
     double slope = 0;
 };
 
 struct LabPicture {
     std::string title, x_title, y_title;
-    std::vector<double> x;  ///< positive, increasing
+    std::vector<double> x;  ///< positive numbers in increasing order
     std::vector<LabCurve> curves;
 };
 
 std::string lab_svg(const LabPicture& picture);
-/// Replaces the file at once. Throws Error with the path if it cannot be written.
+/// Writes the picture. An existing file is replaced by the complete new file. Throws Error with the path if
+/// the file cannot be written.
 void write_lab_svg(const std::filesystem::path& path, const LabPicture& picture);
 
 }  // namespace gradtile::cli

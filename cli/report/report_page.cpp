@@ -13,12 +13,12 @@ namespace {
 using List = std::vector<JsonValue>;
 using Points = std::span<const MetricsPoint>;
 
-/// The page needs no more than 7 digits. A number that is not finite becomes null.
+/// Rounds a number to 7 digits, which suffice for the page. A number that is not finite becomes null.
 JsonValue shortened(double x) {
     return std::isfinite(x) ? JsonValue(std::stod(formatted("%.7g", x))) : JsonValue();
 }
 
-/// The mean of the finite values; NaN without any.
+/// Returns the mean of the finite values; NaN if no value is finite.
 double mean_of(Points points, double MetricsPoint::*member) {
     double sum = 0.0, count = 0.0;
     for (const MetricsPoint& point : points) {
@@ -29,7 +29,7 @@ double mean_of(Points points, double MetricsPoint::*member) {
     return sum / count;
 }
 
-/// One list per member, since a number alone is shorter than a number with its name.
+/// Returns one list per member. This is shorter than one object per point, which would repeat the names.
 JsonValue columns_of(const std::vector<MetricsPoint>& points, std::size_t group) {
     List steps, tokens, seconds, loss, lr, grad_norm, speed;
     for (std::size_t begin = 0; begin < points.size(); begin += group) {
@@ -97,12 +97,12 @@ JsonValue as_json(const RunMetrics& run) {
                               {"warnings", run.warnings}});
 }
 
-/// The settings that are not the same in all runs whose settings are known.
+/// Returns the settings that are not the same in all runs. Runs with unknown settings are left out.
 List differing_settings(const std::vector<RunMetrics>& runs) {
     std::set<std::string> names;
     for (const RunMetrics& run : runs)
         for (const auto& [name, value] : run.settings) names.insert(name);
-    names.erase("out");  // two runs never have the same directory
+    names.erase("out");  // left out, because every run has its own directory
     List rows;
     for (const std::string& name : names) {
         List values;

@@ -10,8 +10,8 @@
 
 namespace gradtile::cli {
 
-/// The largest number of runs on one page, and of points of one curve. Of a longer run, the mean of several
-/// steps is one point.
+/// The largest number of runs on one page, and the largest number of points of one curve. In the curve of a
+/// longer run, each point is the mean of several steps.
 constexpr std::size_t max_report_runs = 24, max_report_points = 2000;
 
 std::span<const EmbeddedFile> report_page_files();

@@ -27,7 +27,7 @@ bool is_event(const json& object) {
     return object.is_object() && object.contains("event");
 }
 
-/// A step above this number is not one: it could not be drawn exactly.
+/// The largest step that is accepted. Double precision cannot represent all larger integers.
 constexpr std::int64_t max_step = std::int64_t{1} << 53;
 
 std::optional<MetricsPoint> point_of(const json& object) {
@@ -69,7 +69,8 @@ double setting(const RunMetrics& run, const char* name) {
     return found == run.settings.end() ? unknown : std::strtod(found->second.c_str(), nullptr);
 }
 
-/// Reads the lines. Returns the sum of ms up to each point, for files without wall_s.
+/// Reads the lines of a file. Returns, for each point, the sum of ms up to the point; files without wall_s
+/// need it.
 std::vector<double> read_lines(RunMetrics& run, const std::filesystem::path& file) {
     std::int64_t number = 0, bad = 0, first_bad = 0;
     std::vector<double> seconds;

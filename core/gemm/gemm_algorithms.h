@@ -21,9 +21,9 @@ struct GemmAlgorithm {
 
 /// Returns the choices made or restored so far, in a fixed order; an empty list on the CPU.
 std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx);
-/// Restores the choices that were made with this cuBLASLt on this kind of GPU. They replace the choices made
-/// so far for the same products. Returns the number of restored choices; 0 on the CPU. A restored algorithm
-/// that fails here is chosen again by timing.
+/// Restores the choices that were made with this cuBLASLt on this kind of GPU. Restored choices replace the
+/// choices made so far for the same products. Returns the number of restored choices; 0 on the CPU. A
+/// restored algorithm that fails here is chosen again by timing.
 std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms);
 
 }  // namespace gradtile

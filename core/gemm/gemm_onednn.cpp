@@ -171,7 +171,8 @@ bool library_has_bfloat16() {
 namespace {
 void matmul(const GemmBlock& block, const bfloat16* a, const bfloat16* b, const float* bias, void* c,
             dnnl::memory::data_type type_of_c) {
-    const SignalsBlocked no_signals;  // also while a primitive is created, which runs generated code
+    // Signals are also blocked while oneDNN creates a primitive, because this runs generated code.
+    const SignalsBlocked no_signals;
     const OneOpenMpThread one_thread;
     thread_local MatmulCache cache;
     try {

@@ -190,7 +190,7 @@ bool GemmState::sort_by_time(const Operation& operation, cudaStream_t stream,
         result = elsewhere->data();
     }
     struct Timing {
-        std::optional<cublasLtMatmulAlgo_t> algorithm;  // nullopt: in_steps was fastest
+        std::optional<cublasLtMatmulAlgo_t> algorithm;  // nullopt if in_steps was fastest
         float milliseconds = 0;
     };
     std::vector<Timing> timings(candidates.begin(), candidates.end());

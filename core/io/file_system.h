@@ -144,7 +144,7 @@ auto with_file_name(const char* what, const std::filesystem::path& path, Work&& 
     } catch (const Error& error) {
         throw Error(concat(what, ' ', path.string(), ": ", error.what()), error.where());
     } catch (const std::bad_alloc&) {
-        throw;  // rethrown without the file's name, because the file did not cause it
+        throw;  // rethrown without the file's name, because the file did not cause the error
     } catch (const std::exception& error) {
         throw Error(concat(what, ' ', path.string(), ": ", message_of(error)));
     }

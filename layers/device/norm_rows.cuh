@@ -57,7 +57,7 @@ struct NormBackward {
     const Accumulator<T>*mean, *rstd;
     const T* weight;
     Accumulator<T>* partials;     // [gridDim.x, 2, C]
-    Accumulator<T>* column_sums;  // of dx [gridDim.x, C], or null
+    Accumulator<T>* column_sums;  // partial column sums of dx [gridDim.x, C], or null
     bool accumulate_dx;
 };
 

@@ -25,7 +25,7 @@ struct ConfiguredNorm {
     Tensor forward(const Context& ctx, Residual& residual, Saved& saved) const;
     /// Recomputes the output of the forward pass that wrote `saved`, with the same bits.
     Tensor recompute_output(const Context& ctx, const Saved& saved) const;
-    /// Returns dx.
+    /// Computes the gradients of the parameters and returns dx.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                     const BackwardHooks& hooks = {}) const;
     /// Adds the gradient with respect to x to dx, which already holds the gradient of the residual stream.

@@ -17,7 +17,7 @@ struct KeyValueCache {
         Tensor k, v;  // [B, context, Hkv, D]
     };
     std::vector<Layer> layers;
-    std::int64_t length = 0;  ///< tokens that are held
+    std::int64_t length = 0;  ///< number of tokens in the cache
 
     /// Allocates memory for config.context tokens of `batch` texts, from ctx's allocator.
     KeyValueCache(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t batch = 1);

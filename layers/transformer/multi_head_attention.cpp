@@ -58,7 +58,7 @@ Tensor MultiHeadAttention::heads_of(const Tensor& packed, std::int64_t first, st
 
 namespace {
 
-/// x [B,T,H,D] as the operator takes it: with packed documents as [B T,H,D].
+/// Returns x [B,T,H,D] in the shape that the operator expects. With packed documents this is [B T,H,D].
 Tensor operand(const Documents& documents, const Tensor& x) {
     return documents ? x.reshape({x.size(0) * x.size(1), x.size(2), x.size(3)}) : x;
 }

@@ -34,8 +34,8 @@ struct MultiHeadAttention {
         // q, k, v, o, lse; nothing of size T x T. With qk_norm, q and k may be undefined: backward then
         // recomputes them from q_norm and k_norm.
         attention::Saved attention;
-        attention::Options options;  // of the forward call
-        Linear::Saved proj;          // o as [B,T,C]
+        attention::Options options;  // the options of the forward call
+        Linear::Saved proj;          // holds o as [B,T,C]
         Documents documents;
     };
     std::int64_t heads, kv_heads, head_dim;

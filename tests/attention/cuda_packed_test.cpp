@@ -1,4 +1,5 @@
-// Packed sequences on the GPU: every algorithm and dtype against dense calls, one for each sequence.
+// Tests packed sequences on the GPU. Every algorithm and dtype is compared with dense calls, one for each
+// sequence.
 #include <cmath>
 #include <limits>
 

@@ -1,5 +1,5 @@
-// Softcap, ALiBi, biases, sink, dropout and the gradient with respect to the LSE on the GPU: every algorithm
-// and dtype, on the problems of the CPU tests, against float64 on the CPU.
+// Tests softcap, ALiBi, biases, sink, dropout and the gradient with respect to the LSE on the GPU. On the
+// problems of the CPU tests, every algorithm and dtype is compared with float64 on the CPU.
 #include <cmath>
 #include <limits>
 

@@ -1,5 +1,5 @@
-// Attention on the GPU: every algorithm and dtype, on the problems of the CPU tests, against float64 on the
-// CPU and with the bounds of the CPU kernels. Without a GPU these tests are skipped.
+// Tests attention on the GPU. On the problems of the CPU tests, every algorithm and dtype is compared with
+// float64 on the CPU; the bounds are those of the CPU kernels. Without a GPU these tests are skipped.
 #include <array>
 #include <cmath>
 #include <cstdlib>
@@ -58,14 +58,14 @@ TEST_P(AttentionCudaDtypes, DeterministicGradientsAreAsAccurateAsNaive) {
                          .heads = 2,
                          .window = {.left = 100}},
                         GetParam(), true);
-    // No row sees the last keys.
+    // In this problem no row sees the last keys.
     expect_accurate(
         {.queries = 100, .keys = 256, .d_qk = 64, .d_v = 64, .window = {.right = 5}, .top_left = true},
         GetParam(), true);
 }
 
-/// Problems with many short heads, for which the 16-bit kernel is used whose thread blocks process whole
-/// heads.
+/// Problems with many short heads. For them the operator uses the 16-bit kernel in which a thread block
+/// processes whole heads.
 TEST_P(AttentionCudaDtypes, ManyShortHeadsAreAsAccurateAsNaive) {
     if (!is_16_bit(GetParam())) GTEST_SKIP() << "this dtype has no kernel for whole heads";
     const Problem causal{.queries = 140,
@@ -88,7 +88,7 @@ TEST_P(AttentionCudaDtypes, ManyShortHeadsAreAsAccurateAsNaive) {
     expect_accurate(causal, GetParam(), /*deterministic=*/true);
 }
 
-/// The same kernel with only two blocks in each direction, for slow tools.
+/// Problems for this kernel with only two blocks in each direction, for slow tools.
 TEST_P(AttentionCudaDtypes, ManyTinyHeadsAreAsAccurateAsNaive) {
     expect_accurate({.queries = 70,
                      .keys = 70,
@@ -406,8 +406,8 @@ Tensor scaled_by_powers_of_two(const Context& ctx, const Tensor& x, int exponent
     return from_host(ctx, numbers, x.shape(), x.dtype());
 }
 
-/// The kernels split factors into binary16 numbers, which have few exponents. They therefore scale every head
-/// by a power of two of its own.
+/// The kernels split factors into binary16 numbers, which have few exponents. Therefore the kernels scale
+/// every head by a power of two of its own.
 TEST_F(AttentionCuda, ScalingAFloat32HeadByAPowerOfTwoScalesItsResultsExactly) {
     const Problem problem{.queries = 70,
                           .keys = 90,

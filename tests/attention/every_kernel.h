@@ -47,7 +47,7 @@ void for_every_packed_algorithm(DType dtype, Body&& body) {
     for_every_kernel(dtype, [&] { body(Algorithm::flash); });
 }
 
-/// The same for all algorithms.
+/// Repeats the tests for all algorithms.
 template <class Body>
 void for_every_algorithm(DType dtype, Body&& body) {
     for (const Algorithm algorithm : tiled_algorithms) {

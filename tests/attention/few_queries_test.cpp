@@ -1,4 +1,5 @@
-// Few queries against many keys on the GPU: the plan, which needs no GPU, and the results of its kernels.
+// Tests attention with few queries and many keys on the GPU: the plan, which needs no GPU, and the results of
+// the plan's kernels.
 #include <gmock/gmock.h>
 
 #include <gradtile/attention/cuda/few_queries.h>
@@ -66,7 +67,7 @@ TEST(FewQueriesPlan, SplitsAsLittleAsFullOccupancyAllows) {
     // 8 x 32 blocks on 264 places, each with four blocks of keys.
     EXPECT_EQ(plan_few_queries(one_query, processors, shared_bytes).splits, 32);
     FewQueriesShape full = one_query;
-    full.batch = 33;  // 264 blocks
+    full.batch = 33;  // 264 thread blocks
     EXPECT_EQ(plan_few_queries(full, processors, shared_bytes).splits, 1);
 }
 

@@ -1,5 +1,5 @@
-// The float32 and bfloat16 kernels against float64: every set that this machine can run, and the AMX kernels
-// on emulated tiles.
+// Compares the float32 and bfloat16 kernels with float64: every set of kernels that this machine can run, and
+// the AMX kernels on emulated tiles.
 #include <gmock/gmock.h>
 
 #include <support/sanitized.h>

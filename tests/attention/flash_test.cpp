@@ -1,5 +1,5 @@
-// The portable flash kernels and the naive algorithm against the reference, in float64 and float16. For every
-// dtype, tests that results depend on the inputs only.
+// Compares the portable flash kernels and the naive algorithm with the reference, in float64 and float16.
+// Tests for every dtype that results depend on the inputs only.
 #include <gmock/gmock.h>
 
 #include <support/sanitized.h>

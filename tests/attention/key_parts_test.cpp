@@ -1,4 +1,5 @@
-// Few queries against many keys on the CPU: the division of the keys into parts, and the merged results.
+// Tests attention with few queries and many keys on the CPU: the division of the keys into parts, and the
+// merged results.
 #include <gradtile/attention/cpu/key_parts.h>
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Traces of the lab: what they record, against the counted run and the sources.
+// Compares the traces of the lab with the counted run, and their lines with the source code.
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -111,7 +111,8 @@ TEST(LabTrace, LinesAreThoseThatLoadAndStore) {
                                                                                 : "";
             EXPECT_THAT(text, HasSubstr(call));
             EXPECT_FALSE(text.empty());
-            // The line of a call may be its last one, which need not name the operation.
+            // A call may extend over several lines. The recorded line may then be the last line of the call,
+            // which does not always contain the operation's name.
             EXPECT_TRUE(step.caller < 0 || !text_of(at(trace.lines, step.caller)).empty());
         }
     });

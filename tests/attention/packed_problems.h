@@ -1,5 +1,5 @@
 #pragma once
-/// Packed problems, and what they must equal: a dense call for each sequence.
+/// Packed problems, and their expected results: those of a dense call for each sequence.
 #include "attention_testing.h"
 
 namespace gradtile::attention::test {
@@ -8,7 +8,7 @@ namespace gradtile::attention::test {
 struct PackedProblem {
     Problem each;
     std::vector<std::int32_t> queries, keys;        ///< the lengths of each sequence
-    std::int64_t unused_rows = 0, unused_keys = 0;  ///< after the last sequence
+    std::int64_t unused_rows = 0, unused_keys = 0;  ///< rows and keys after the last sequence
 
     std::int64_t rows() const;
     std::int64_t key_count() const;

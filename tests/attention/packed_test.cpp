@@ -1,4 +1,5 @@
-// Packed sequences, on every device: against float64, and against a dense call for each sequence.
+// Tests packed sequences on every device. They are compared with float64, and with a dense call for each
+// sequence.
 #include <limits>
 
 #include <gmock/gmock.h>

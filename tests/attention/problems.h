@@ -135,7 +135,7 @@ inline std::vector<Problem> problems_of_score_options() {
     add([](Problem& p) { p.causal = p.alibi = p.sink = true; });
     add([](Problem& p) {
         p.queries = 150;
-        p.keys = 70;  // the first rows see nothing
+        p.keys = 70;  // the first rows see no key
         p.causal = p.sink = p.d_lse = true;
         p.biases[0] = {1, 4, 150, 70};
     });
@@ -146,7 +146,7 @@ inline std::vector<Problem> problems_of_score_options() {
         p.softcap = 2;
         p.dropout_p = 0.5;
     });
-    add([](Problem& p) {  // all options
+    add([](Problem& p) {  // all options together
         p.causal = p.alibi = p.sink = p.d_lse = p.top_left = true;
         p.window.left = 40;
         p.softcap = 2;

@@ -338,7 +338,7 @@ TEST(ScoreOptions, ABiasMayHaveAnyStrides) {
         });
 }
 
-/// A stride of 0 sums like an axis of length 1, in the gradient's own memory.
+/// A bias with stride 0 along an axis gets the same gradient as a bias whose axis has length 1.
 TEST(ScoreOptions, ABiasMayBeAnExpandedView) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 40,

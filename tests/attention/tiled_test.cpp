@@ -1,5 +1,5 @@
-// memory_efficient and flash1 in every dtype, on the problems of the flash kernels and within the same
-// bounds; and what distinguishes them from flash2. Other tests of this folder include them, too.
+// Tests of memory_efficient and flash1 in every dtype, on the problems of the flash kernels and within the
+// same bounds, and of their differences from flash2. Other tests of this folder also run both algorithms.
 #include <limits>
 
 #include <gmock/gmock.h>

@@ -111,12 +111,7 @@ class TerminalChat {
         process_ = ::forkpty(&terminal_, nullptr, nullptr, nullptr);
         check(process_ >= 0, "cannot fork");
         if (process_ != 0) return;
-        ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
-        std::vector<char*> argv{const_cast<char*>(GRADTILE_PROGRAM)};
-        for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-        argv.push_back(nullptr);
-        ::execv(argv[0], argv.data());
-        ::_exit(126);
+        execute_program(arguments);
     }
     ~TerminalChat() {
         if (process_ > 0) ::kill(process_, SIGKILL);
@@ -167,7 +162,7 @@ TEST_F(Chat, CtrlCStopsTheAnswerAndAtThePromptTheProgram) {
     for (int i = 0; i < 2; ++i) {
         chat.type("Tell me a story\n");
         chat.wait_for("Tell me a story\r\n");
-        chat.wait_for("e");  // of the answer
+        chat.wait_for("e");  // a letter of the answer
         chat.type("\x03");
         chat.wait_for("\n> ");
     }

@@ -32,6 +32,15 @@ std::vector<std::string> Outcome::error_lines() const {
     return lines;
 }
 
+void execute_program(const Arguments& arguments) {
+    ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    std::vector<char*> argv{const_cast<char*>(GRADTILE_PROGRAM)};
+    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(nullptr);
+    ::execv(argv[0], argv.data());
+    ::_exit(126);
+}
+
 Program::Program(const Arguments& arguments, const ProcessOptions& options) {
     const Arguments command = options.prefix + Arguments{options.program.c_str()} + arguments;
     std::vector<char*> argv;

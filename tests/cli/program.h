@@ -28,10 +28,14 @@ struct Outcome {
 struct ProcessOptions {
     std::optional<std::uint64_t> max_file_bytes = {};  ///< RLIMIT_FSIZE: writes beyond it fail
     bool without_gpu = true;                           ///< hides the machine's GPUs
-    std::vector<std::pair<std::string, std::string>> environment = {};  ///< added to the test's own
+    /// Variables in addition to the test's own environment.
+    std::vector<std::pair<std::string, std::string>> environment = {};
     Arguments prefix = {};  ///< command in front of the program: mpirun -np 2
     std::string program = GRADTILE_PROGRAM;
 };
+
+/// Executes the program in this process, which must be a forked child, without GPUs. Does not return.
+[[noreturn]] void execute_program(const Arguments& arguments);
 
 /// One run of the program, until wait(). A process that is still running is killed by the destructor.
 class Program {

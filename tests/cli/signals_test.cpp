@@ -186,12 +186,7 @@ class ProgramInOwnGroup {
             for (const int stream : {0, 1, 2}) ::dup2(null, stream);
         }
         for (const int number : {SIGINT, SIGHUP, SIGPIPE, SIGTSTP}) ::signal(number, SIG_DFL);
-        ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
-        std::vector<char*> argv = {const_cast<char*>(GRADTILE_PROGRAM)};
-        for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-        argv.push_back(nullptr);
-        ::execv(argv[0], argv.data());
-        ::_exit(126);
+        execute_program(arguments);
     }
     ~ProgramInOwnGroup() {
         if (!ended_) {

@@ -30,12 +30,7 @@ Screen run_on_terminal(const Arguments& arguments, unsigned short columns, const
     check(process >= 0, "cannot fork");
     if (process == 0) {
         ::setenv("TERM", term, 1);
-        ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
-        std::vector<char*> argv{const_cast<char*>(GRADTILE_PROGRAM)};
-        for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-        argv.push_back(nullptr);
-        ::execv(argv[0], argv.data());
-        ::_exit(126);
+        execute_program(arguments);
     }
     Screen screen;
     char bytes[4096];

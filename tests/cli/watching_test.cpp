@@ -1,4 +1,4 @@
-// What a run reports about itself: metrics.jsonl and the last lines of `gradtile train`.
+// The reports of a run: metrics.jsonl and the last lines of `gradtile train`.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// The CUDA side of core against its CPU side. Without a GPU these tests are skipped; CudaAbsence, which tests
-// the error message of that case, runs everywhere.
+// Compares the CUDA functions of core with the CPU functions. Without a GPU these tests are skipped;
+// CudaAbsence, which tests the error message of that case, runs everywhere.
 #include <cmath>
 
 #include <gmock/gmock.h>

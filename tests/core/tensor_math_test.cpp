@@ -192,7 +192,7 @@ TEST(TensorMath, AccessesNoElementsInADryRun) {
     EXPECT_EQ(mean(plan, multiply(plan, exp(plan, x), x)).shape(), Shape{});
 }
 
-/// A loss and its gradient from these functions alone, as a user would write them.
+/// A loss and its gradient, written by a user with the functions of tensor_math.h only.
 Differentiable mean_squared_error() {
     return {[](const Context& c, const std::vector<Tensor>& in) {
                 const Tensor error = subtract(c, in[0], in[1]);

@@ -59,7 +59,7 @@ TEST(Tensor, ReshapeInfersOneAxis) {
 }
 
 TEST(Tensor, ReshapeOfATransposeNeedsACopyUnlessItOnlySplits) {
-    const Tensor t = counting({4, 6}).transpose(0, 1);  // [6, 4]
+    const Tensor t = counting({4, 6}).transpose(0, 1);  // t is a view [6, 4]
     EXPECT_EQ(to_host(ctx, t.reshape({3, 2, 4})), to_host(ctx, t));
     EXPECT_THROW(t.reshape({24}), Error);
 }

@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     try {
         apply_config_text(config, text, "fuzz");
     } catch (const Error&) {
-        return 0;  // an invalid config
+        return 0;  // the config was refused
     }
     TrainConfig copy;
     apply_json(copy, to_json(config), "fuzz");  // its own output must be accepted
@@ -26,7 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         if (config.accumulation_steps() < 1) std::abort();
         if (!activations_are_countable(config.model, config.micro_batch_size())) std::abort();
     } catch (const Error&) {
-        // a value out of range
+        // a setting was out of range
     }
     return 0;
 }

@@ -1,5 +1,5 @@
-// Fuzzes the readers of conversations and of multiple-choice questions: any bytes give one Error, or what the
-// rest of the program can use.
+// Fuzzes the readers of conversations and of multiple-choice questions: any bytes give one Error, or
+// conversations and questions that the rest of the program can use.
 #include <string_view>
 
 #include "memory_file.h"
@@ -53,7 +53,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         try {
             read(text);
         } catch (const Error&) {
-            // an invalid file
+            // The reader refused the file.
         }
     }
     return 0;

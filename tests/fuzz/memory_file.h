@@ -1,5 +1,5 @@
 #pragma once
-/// What the fuzz targets of file readers share: a file in memory whose content changes.
+/// A file in memory whose content changes. All fuzz targets of file readers use it.
 #include <sys/mman.h>
 #include <unistd.h>
 

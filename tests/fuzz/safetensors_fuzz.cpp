@@ -42,10 +42,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         const SafetensorsFile file(bytes.path());
         require_whole(file, size);
         read_all(file);
-        bytes.write(input.first(size / 2));  // the file shrinks while it is open
+        bytes.write(input.first(size / 2));  // the file becomes shorter while it is open
         read_all(file);
     } catch (const Error&) {
-        // an invalid file
+        // The reader refused the file.
     }
     return 0;
 }

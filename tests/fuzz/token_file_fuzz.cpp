@@ -64,7 +64,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         if (choice & 128) bytes.write(std::vector<std::uint8_t>(input.rbegin(), input.rend()));
         read_while_it_changes(file);
     } catch (const Error&) {
-        // an invalid file
+        // The reader refused the file.
     }
     return 0;
 }

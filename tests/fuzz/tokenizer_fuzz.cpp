@@ -1,5 +1,5 @@
-// Fuzzes tokenizer.json: any bytes give one Error or a tokenizer that returns every text unchanged. What
-// follows the first NUL byte is the text.
+// Fuzzes tokenizer.json: any bytes give one Error or a tokenizer that returns every text unchanged. The input
+// consists of a tokenizer.json, a NUL byte and the text.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -43,12 +43,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         const nlohmann::json value = parse_json(input.substr(0, end));
         const Tokenizer tokenizer =
             Tokenizer::byte_pairs(vocabulary_of_tokenizer_json(value, "fuzz"), "fuzz");
-        // Its own output must be accepted.
+        // from_json() must accept the output of to_json().
         require(Tokenizer::from_json(tokenizer.to_json(), "fuzz") == tokenizer);
         for (const SpecialTokens special : {SpecialTokens::as_text, SpecialTokens::recognised})
             require_round_trip(tokenizer, text, {.special_tokens = special});
     } catch (const Error&) {
-        // an invalid file
+        // The reader refused the file.
     }
     return 0;
 }

@@ -39,7 +39,7 @@ else()
   message(STATUS "no pkg-config here: gradtile.pc was not tried")
 endif()
 
-# What tells a consumer where things are must not tell where they were on the building machine.
+# The installed files must not contain paths of the machine that built them.
 file(GLOB_RECURSE texts ${SCRATCH}/prefix/*.cmake ${SCRATCH}/prefix/*.pc ${SCRATCH}/prefix/*.h)
 foreach(text IN LISTS texts)
   file(READ ${text} content)

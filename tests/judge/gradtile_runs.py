@@ -15,7 +15,7 @@ def run(*command, fails=False):
 
 def read_checkpoint(path):
     """Returns the parameters in float64 by name, the settings and the tokenizer."""
-    import h5py  # not every judge's environment has it
+    import h5py  # not every judge's environment has h5py
 
     with h5py.File(path) as file:
         parameters = {}

@@ -69,7 +69,8 @@ class Judge:
             steps = int(page.get_attribute("#step", "max"))
             require(steps > 20, name, "has", steps, "steps")
             require(self.counters(page)[:3] == [0, 0, 0], name, "does not begin at 0")
-            # Every step, through the button of the page; in one call, since a call for each step takes long.
+            # Goes through every step with the page's button. One call does this, because a call for each step takes
+            # long.
             checks = page.evaluate("""() => {
                 let largest = 0, wrong = [], last = 0;
                 while (Number(document.getElementById("step").value) < Number(document.getElementById("step").max)) {

@@ -73,7 +73,7 @@ struct PackedModel {
         model.backward(ctx, saved);
         return with_gradients(loss);
     }
-    /// The same from one pass per document.
+    /// Returns the same results, computed by one pass per document.
     std::vector<double> one_by_one() {
         parameters.reset_gradients();
         const Tensor count = from_host(ctx, std::vector<double>{counted()}, {1}, DType::f64);

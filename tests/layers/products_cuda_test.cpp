@@ -21,7 +21,7 @@ using test::epsilon_of;
 
 class ProductsOnCuda : public test::CudaTest {
   protected:
-    /// The same values in float64 on the CPU.
+    /// Returns the values in float64 on the CPU.
     Tensor exact(const Tensor& x) const { return from_host(cpu, to_host(gpu(), x), x.shape(), DType::f64); }
     Tensor magnitudes(const Tensor& x) const {
         auto values = to_host(gpu(), x);

@@ -153,7 +153,8 @@ TEST(Transformer, GradientsOfSinksEqualFiniteDifferences) {
             };
             const double near = slope(0x1p-10), far = slope(0x1p-9), exact = (4 * near - far) / 3;
             EXPECT_GT(std::abs(exact), 1e-6) << "no gradient to check";
-            // Truncation, the roundings of the losses, and those of a float32 sum.
+            // The bound adds the truncation error, the roundings of the losses, and the roundings of a
+            // float32 sum.
             const double bound =
                 std::abs(far - near) / 3 + 1e3 * 0x1p-53 / 0x1p-10 + 4 * 0x1p-24 * std::abs(exact);
             EXPECT_NEAR(gradients[static_cast<std::size_t>(h)], exact, bound) << sinks.name() << ' ' << h;

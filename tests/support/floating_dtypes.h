@@ -20,7 +20,7 @@ constexpr double epsilon_of(DType type) {
     }
 }
 
-/// The number of `type` nearest to value.
+/// Returns the number of type `type` that is nearest to `value`.
 inline double rounded(double value, DType type) {
     return visit_floating(type, [&]<class T>(TypeTag<T>) { return convert<double>(convert<T>(value)); });
 }

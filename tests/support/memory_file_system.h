@@ -24,7 +24,7 @@ class MemoryFileSystem final : public FileSystem {
         Kind kind;
         int node = 0;                        ///< file of the operation; for sync also a directory
         std::string name = {}, target = {};  ///< create, link, remove: name; rename, link: name -> target
-        std::uint64_t offset = 0;            ///< truncate: the size; marker: its number
+        std::uint64_t offset = 0;            ///< for a truncation the size; for a marker its number
         std::vector<std::byte> data = {};
     };
 
@@ -253,7 +253,7 @@ inline std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_crash(
             case Operation::Kind::marker:
                 break;
         }
-        left->nodes_[operation.node];  // creates the file even if no data was written to it
+        left->nodes_[operation.node];  // creates the file even if no data was written to the file
     }
     // If a directory is lost, the names in it are lost, too.
     std::erase_if(left->names_, [&](const auto& entry) {

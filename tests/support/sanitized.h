@@ -1,5 +1,5 @@
 #pragma once
-/// Whether a sanitizer is active. It makes programs about ten times slower, so tests use fewer large
+/// Whether a sanitizer is active. A sanitizer makes programs about ten times slower, so tests use fewer large
 /// problems.
 namespace gradtile::test {
 

@@ -1,4 +1,4 @@
-// A conversation with a model: what the model sees of the history, and how an answer ends.
+// Tests conversations with a model: which part of the history the model sees, and how an answer ends.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -67,7 +67,7 @@ TEST(ChatSession, TheOldestTurnsAreDroppedAndTheSystemMessageStays) {
         EXPECT_EQ(history.size() % 2, 0u) << "a turn is dropped with its answer";
         EXPECT_EQ(history.front().role, ChatRole::user);
         EXPECT_EQ(history[history.size() - 2].content, message);
-        // The same tokens, drawn after the visible history alone.
+        // Returns the tokens that the model draws if it reads only the visible history.
         std::vector<ChatMessage> visible(history.begin(), history.end() - 1);
         const std::vector<std::int32_t> prompt = encoded(session.format(), visible);
         EXPECT_LE(prompt.size(), 120u) << "a quarter of the context is free";

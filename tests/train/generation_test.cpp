@@ -1,4 +1,4 @@
-// Generation with a cache of keys and values, against the same without.
+// Compares generation with a cache of keys and values with generation without a cache.
 #include <cmath>
 #include <map>
 
@@ -54,7 +54,7 @@ const GenerationCase generation_cases[] = {
          c.window_pattern = 2;
          c.softcap = 3;
          c.sinks = true;
-         c.attention_dropout = 0.5;  // has no effect
+         c.attention_dropout = 0.5;  // attention dropout has no effect outside training
      }},
     {"odd_context", [](ModelConfig& c) { c.context = 11; }},
     {"one_token", [](ModelConfig& c) { c.context = 1; }},

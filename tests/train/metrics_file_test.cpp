@@ -119,7 +119,7 @@ TEST(MetricsFile, KnowsTheWallTimeOfTheStepThatIsResumedFrom) {
         std::ofstream(path) << R"({"step":1,"loss":2,"wall_s":)" << wall << "}\n";
         EXPECT_EQ(MetricsFile(path, 1).wall_s(), expected) << wall;
     }
-    std::ofstream(path) << R"({"step":1,"loss":2,"ms":5})" << '\n';  // of an older version
+    std::ofstream(path) << R"({"step":1,"loss":2,"ms":5})" << '\n';  // a file of an older version
     EXPECT_EQ(MetricsFile(path, 1).wall_s(), 0.0);
 }
 

@@ -25,7 +25,7 @@ inline std::string some_text(int words) {
     return text;
 }
 
-/// The same words as documents for packed training: a blank line after every sentence.
+/// Returns the same sentences as documents for packed training, with a blank line after each.
 inline std::string some_documents(int words) {
     std::string text = some_text(words);
     for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 2)

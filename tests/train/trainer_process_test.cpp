@@ -88,7 +88,8 @@ int interrupt_until_done(const std::filesystem::path& directory, std::span<const
             ++interrupted;
         }
         EXPECT_TRUE(!WIFEXITED(status) || WEXITSTATUS(status) == 0) << WEXITSTATUS(status);
-        // A signal during the last step's evaluation leaves its checkpoint, but not yet its line.
+        // After a signal during the evaluation of the last step, the step's checkpoint exists, but the step's
+        // line in metrics.jsonl may be missing.
         if (losses(directory / "run").size() == 60 && exists(directory / "run/checkpoints/step_00000060.h5"))
             break;
     }

@@ -226,7 +226,7 @@ TEST(Trainer, ResumeRefusesOtherDataOfTheSameLength) {
     const std::string text = test::some_text(2000);
     { Trainer(run.config, run.on_message).run(/*stop_after=*/5); }
     std::string other = text;
-    std::swap(other[10], other[5000]);  // the same characters, and as many
+    std::swap(other[10], other[5000]);  // the text keeps its characters and its length
     ASSERT_NE(other, text);
     run.directory.write("text.txt", other);
     EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.on_message); }),

@@ -46,8 +46,8 @@ void write_checkpoint(const std::filesystem::path& path, const Checkpoint& check
                       FileSystem& fs = FileSystem::posix());
 
 struct ReadOptions {
-    bool training_state = true;  ///< false: does not read master and optimizer
-    bool follow_links = true;    ///< false: refuses a symbolic link
+    bool training_state = true;  ///< false: the reader skips master and optimizer
+    bool follow_links = true;    ///< false: a symbolic link is refused
 };
 
 /// Reads a checkpoint into new contiguous tensors. Every byte is verified against the file's checksum, and

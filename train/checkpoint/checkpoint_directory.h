@@ -33,7 +33,7 @@ class CheckpointDirectory {
     std::vector<Entry> list() const;
 
     struct Saved {
-        std::string problem;   ///< empty: none
+        std::string problem;   ///< the error of this checkpoint; empty: no error
         bool is_best = false;  ///< best.h5 is this checkpoint
     };
     /// Writes a checkpoint (see write_checkpoint()). If `best`, links it as best.h5, too. Once the checkpoint

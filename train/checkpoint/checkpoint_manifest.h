@@ -28,7 +28,7 @@ struct FileExtent {
 
 struct StoredObject {
     std::string name;            ///< includes the group: "params/head.weight", "config/json"
-    std::optional<DType> dtype;  ///< empty: a text, whose shape is [bytes]
+    std::optional<DType> dtype;  ///< empty for a text, whose shape is [bytes]
     Shape shape;
     std::uint32_t crc32c = 0;  ///< checksum of the bytes in `extents`, in that order
     /// The bytes of these extents, in this order, are the row-major elements.

@@ -2,8 +2,9 @@
 
 namespace gradtile {
 
-// Most rules are a question with its answer, on two lines. What the user has told (a name, a thing and its
-// colour) and the animal that they talk about are attributes, so an answer can depend on earlier lines.
+// Most rules are a question with its answer, on two lines. Facts that the user told (a name, a thing and its
+// colour) and the animal of the conversation are attributes of the grammar, so an answer can depend on
+// earlier lines.
 constexpr std::string_view dialogue_grammar_notation = R"(
 # ---- What they talk about ----
 

@@ -114,7 +114,8 @@ Timeline timeline_of(const ParallelStep& step, const Passes& passes, const GpuLa
 }  // namespace
 
 CostConstants h200_constants() {
-    // Fitted on 2026-11-22 to bench/results/2026-11-21-h200-steps.jsonl; a test compares them with that file.
+    // Fitted on 2026-11-22 to bench/results/2026-11-21-h200-steps.jsonl; a test compares the constants with
+    // that file.
     return {.product_flops = 649.3e12,
             .attention_flops = 217.9e12,
             .product_flops_f32 = 45.29e12,

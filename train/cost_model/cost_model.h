@@ -14,8 +14,8 @@ namespace gradtile {
 struct CostConstants {
     double product_flops;        ///< matrix products in bfloat16
     double attention_flops;      ///< attention in bfloat16
-    double product_flops_f32;    ///< in float32
-    double attention_flops_f32;  ///< in float32
+    double product_flops_f32;    ///< matrix products in float32
+    double attention_flops_f32;  ///< attention in float32
     double memory_bytes;         ///< bytes that memory-bound passes read and write
     double update_bytes;   ///< bytes that the gradient norm and the optimizer read and write in flat blocks
     double block_seconds;  ///< time of a block's kernels, forward and backward, that does not depend on their
@@ -56,9 +56,9 @@ struct ParameterBucket {
     /// 1 for the head. The forward pass first needs the bucket in this stage, and the backward pass completes
     /// its last gradient there.
     std::size_t stage = 0;
-    /// Under ZeRO-1, true: the bucket is cut into equal parts, which are reduce-scattered and gathered.
-    /// If it is false, whole parameters have owners (see DataParallel): every process sums the bucket, and
-    /// the owners broadcast their values.
+    /// Only for ZeRO-1. If true, the bucket is cut into equal parts, which are reduce-scattered and gathered.
+    /// If false, whole parameters have owners (see DataParallel): every process sums the bucket, and the
+    /// owners broadcast their values.
     bool equal_parts = true;
 };
 

@@ -18,7 +18,7 @@ struct GpuKind {
 /// Uses the maker's figure for known names, else the operations per cycle of that compute capability; returns
 /// 0 if neither is known.
 double peak_flops(const GpuKind& gpu, DType dtype, bool tf32 = false);
-/// Returns the same rate for a device of this machine; 0 for the CPU.
+/// Returns the operations per second for a device of this machine; 0 for the CPU.
 double peak_flops(Device device, DType dtype, bool tf32 = false);
 
 }  // namespace gradtile

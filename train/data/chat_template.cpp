@@ -9,11 +9,11 @@ namespace {
 
 /// The texts of a template around a turn: header, message, end.
 struct TemplateTexts {
-    std::string begin{};  ///< of a conversation
+    std::string begin{};  ///< the text at the beginning of a conversation
     std::array<std::string, 3> headers{};
     std::string before_message{};
-    std::string end{};        ///< of a turn; the assistant's is a target
-    std::string after_end{};  ///< never a target
+    std::string end{};        ///< the end of a turn; the end of an assistant's turn is a target
+    std::string after_end{};  ///< the text after the end of a turn; never a target
     std::vector<std::string> special_tokens{};
 };
 

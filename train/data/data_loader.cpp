@@ -102,7 +102,7 @@ class BatchRows {
     WindowOptions options_;
     std::span<std::int32_t> tokens_, targets_;
     DocumentSpans documents_;
-    std::vector<std::int32_t> starts_;  // of the documents in one row
+    std::vector<std::int32_t> starts_;  // the starts of the documents in one row
 };
 
 std::span<std::int32_t> host_elements(const Tensor& x, std::int64_t context) {
@@ -280,9 +280,9 @@ std::int64_t SequentialLoader::next(std::span<std::int32_t> tokens, std::span<st
     for (std::int64_t row = 0; row < rows.count(); ++row) {
         counted += rows.fill(tokens_, row, window_at(window), scratch_);
         if (window > 0 && window < windows()) {
-            for (std::int32_t& target :
-                 targets.subspan(static_cast<std::size_t>(row * context),
-                                 static_cast<std::size_t>(context - stride_))) {  // of the window before
+            for (std::int32_t& target : targets.subspan(static_cast<std::size_t>(row * context),
+                                                        // Targets of the previous window.
+                                                        static_cast<std::size_t>(context - stride_))) {
                 counted -= target != ignored_target;
                 target = ignored_target;
             }

@@ -44,7 +44,7 @@ struct DataLoaderOptions {
     std::int64_t rank = 0;     ///< rank of this process, see next()
     std::int64_t ranks = 1;
     std::int64_t ignore_token = -1;  ///< targets of this id are ignored; -1: none
-    Packing packing = {};            ///< documents begin inside windows
+    Packing packing = {};            ///< says where documents begin inside windows
 };
 
 /// Training batches; epochs follow each other without end.
@@ -70,7 +70,7 @@ class DataLoader {
     /// number of targets that count in the windows of all ranks. Packed windows need `documents`.
     std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
                       const DocumentSpans& documents = {});
-    /// Fills contiguous host tensors in the same way.
+    /// Fills the next windows into contiguous tensors of the caller, on the host.
     std::int64_t next(const Batch& batch);
 
     std::int64_t context() const { return options_.context; }
@@ -108,7 +108,7 @@ class DataLoader {
 
     TokenSequence tokens_;
     DataLoaderOptions options_;
-    std::vector<TokenWindow> of_examples_;  // empty: one text
+    std::vector<TokenWindow> of_examples_;  // empty if the data is one text
     Cursor cursor_;
     WindowOptions window_options() const {
         return {options_.context, options_.ignore_token, options_.packing};
@@ -127,7 +127,8 @@ struct SequentialOptions {
 };
 
 /// Validation batches: windows over the whole sequence, in order. The last window may be short, so a loss
-/// weighted by next()'s counts is the loss over the whole split. It throws the same errors as DataLoader.
+/// weighted by next()'s counts is the loss over the whole split. The class throws the same errors as
+/// DataLoader.
 class SequentialLoader {
   public:
     /// Throws Error naming the sequence when it has fewer than two tokens, or when its examples have no

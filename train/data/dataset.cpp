@@ -53,7 +53,7 @@ struct Source {
 };
 
 struct SourceOptions {
-    std::optional<Tokenizer> tokenizer = {};  ///< for text; empty: made from the text
+    std::optional<Tokenizer> tokenizer = {};  ///< for text; empty: the tokenizer is made from the text
     TokenizerKind kind = TokenizerKind::characters;
     TokenFileOptions token_file = {};
     SpecialTokens special_tokens = SpecialTokens::as_text;

@@ -19,13 +19,14 @@ struct DatasetOptions {
     /// Name of a text file, of conversations (.jsonl), or of a token file (.bin; a pattern selects several
     /// shards).
     std::string data{};
-    std::string val_data{};                               ///< empty: the last part of data
-    double val_fraction = 0.1;                            ///< size of this last part
+    /// The validation file; empty: the last part of `data`.
+    std::string val_data{};
+    double val_fraction = 0.1;                            ///< the validation part as a fraction of all data
     TokenizerKind tokenizer = TokenizerKind::characters;  ///< for text only
     TokenType token_type = TokenType::automatic;          ///< for token files without a header only
-    std::int64_t vocabulary = 0;  ///< for token files: every id is below it; 0: see open_token_file
+    std::int64_t vocabulary = 0;  ///< for token files: every id is below this number; 0: see open_token_file
     /// Whether a BPE tokenizer recognises special tokens in text. Runs that divide documents at the separator
-    /// need that.
+    /// token need this option.
     SpecialTokens special_tokens = SpecialTokens::as_text;
     ChatTemplate chat_template = ChatTemplate::automatic;  ///< for conversations
     /// Dataset::content of the run that is resumed: data with another content is refused. null means that
@@ -36,7 +37,7 @@ struct DatasetOptions {
 struct Dataset {
     TokenSequence train{};
     TokenSequence validation{};            ///< empty when val_fraction is 0 and there is no val_data
-    std::optional<Tokenizer> tokenizer{};  ///< none for token files
+    std::optional<Tokenizer> tokenizer{};  ///< empty for token files
     std::int64_t vocabulary = 0;
     std::int32_t separator = -1;  ///< the id that begins documents; -1: not known, or there is none
     /// The template of the conversations, never automatic; none for other data.

@@ -18,7 +18,7 @@ std::vector<TokenWindow> windows_of(const Examples& examples, std::int64_t conte
     const auto add = [&](const TokenWindow& window) {
         if (has_target(window)) windows.push_back(window);
     };
-    TokenWindow open;  // packed examples that may be followed by others
+    TokenWindow open;  // the window that is being filled with examples
     std::int64_t documents = 0;
     const auto close = [&] {
         if (documents > 0) add(open);

@@ -19,7 +19,8 @@ void divide_row(const Packing& packing, std::int64_t length, std::int64_t contex
             if (!predicts_first_token) row.targets[i - 1] = ignored_target;
             if (documents == packing.max_documents && i < length) {
                 std::fill(row.targets + i, row.targets + length, ignored_target);
-                length = i;  // the rest belongs to the last document, and none of its targets counts
+                // The remaining tokens belong to the last document, and their targets are ignored.
+                length = i;
             } else if (i < length) {
                 ++documents;
                 start = i;

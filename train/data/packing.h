@@ -13,7 +13,7 @@ namespace gradtile {
 /// there.
 struct DocumentRule {
     enum class Kind {
-        none,         ///< a window is one document
+        none,         ///< a window counts as one document
         separator,    ///< at each token `token`
         blank_lines,  ///< after blank lines; `token` is a line break
         examples      ///< at each example of the data (see examples.h); other text is one document
@@ -58,8 +58,8 @@ struct WindowRow {
 void divide_into_documents(const Packing& packing, std::span<const std::int32_t> read, std::size_t first,
                            std::int64_t length, std::int64_t context, const WindowRow& row,
                            std::vector<std::int32_t>& starts);
-/// Divides in the same way at `borders`, the increasing places of the row where examples begin. No target is
-/// the first token of an example.
+/// Divides a row into examples. `borders` holds the places of the row where examples begin, in increasing
+/// order. No target is the first token of an example.
 void divide_into_examples(const Packing& packing, std::span<const std::int64_t> borders, std::int64_t length,
                           std::int64_t context, const WindowRow& row, std::vector<std::int32_t>& starts);
 

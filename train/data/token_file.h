@@ -26,10 +26,10 @@ enum class TokenFormat {
 /// A shard begins with 256 int32: magic, version, token count, 0 ... A file without header has magic 0.
 struct TokenFormatTraits {
     TokenFormat format;
-    std::string_view name;  ///< in messages
+    std::string_view name;  ///< the format's name in messages
     TokenType ids;
     std::int32_t magic = 0, version = 0;
-    std::int64_t vocabulary = 0;  ///< every id is below it; 0: the format has none
+    std::int64_t vocabulary = 0;  ///< every id is below this number; 0: the format does not fix a vocabulary
     std::int32_t separator = -1;  ///< the id that llm.c writes before each document; -1: none is known
 };
 

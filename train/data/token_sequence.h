@@ -22,7 +22,7 @@ struct FileTokens {
     std::int64_t offset = 0;  ///< offset of the first id in bytes
     int id_bytes = 2;
     std::int64_t count = 0;
-    std::int64_t vocabulary = 0;  ///< every id is below it; at most 2^31
+    std::int64_t vocabulary = 0;  ///< every id is below this number; at most 2^31
 };
 
 /// A cheap, immutable view of token ids. The ids are in memory, or are read from files when needed; several
@@ -30,7 +30,7 @@ struct FileTokens {
 class TokenSequence {
   public:
     TokenSequence() = default;
-    /// Ids held in memory. `source` names them in messages.
+    /// Ids in memory. `source` is their name in messages.
     TokenSequence(std::vector<std::int32_t> ids, std::string source);
     /// Each byte of the text is an id.
     static TokenSequence of_bytes(std::string text, std::string source);
@@ -59,8 +59,8 @@ class TokenSequence {
   private:
     struct Piece {
         std::shared_ptr<const TokenStorage> storage;
-        std::int64_t first;  ///< index of its first id in the storage
-        std::int64_t begin;  ///< index of its first id in the sequence
+        std::int64_t first;  ///< index of the part's first id in the storage
+        std::int64_t begin;  ///< index of the part's first id in the sequence
         std::int64_t length;
     };
     TokenSequence(std::shared_ptr<const TokenStorage> storage, std::int64_t length, std::string source);

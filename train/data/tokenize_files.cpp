@@ -68,7 +68,9 @@ std::string document_text(const std::string& path) {
     const DataFile file(path);
     const auto bytes = static_cast<std::size_t>(file.size());
     const std::size_t available = available_memory(Device::cpu());
-    constexpr std::size_t bytes_each = 3;  // the text and its tokens, of some three bytes or more
+    // A byte of text takes one byte, and its ids take less than two: an id has 4 bytes, and a token has about
+    // three bytes of text.
+    constexpr std::size_t bytes_each = 3;
     check(bytes <= available / bytes_each, path, ": ", bytes, " bytes of text need ", bytes_each,
           " times that in memory; ", available, " bytes are available");
     std::string text(bytes, '\0');

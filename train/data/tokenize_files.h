@@ -32,7 +32,7 @@ struct TokenizeOptions {
     std::string separator{};
     double val_fraction = 0.0;  ///< the last part of the documents goes to val_out
     std::string val_out{};
-    int threads = 0;  ///< 0: one per core
+    int threads = 0;  ///< number of threads; 0: one per core
     /// Called with the number of bytes that are done, and the number of all.
     std::function<void(std::int64_t bytes, std::int64_t of)> on_progress{};
 };

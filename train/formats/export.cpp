@@ -35,7 +35,7 @@ DType dtype_of_export(ExportDType dtype, TrainDType of_run) {
     throw Error("export: unknown dtype");
 }
 
-/// A model to export, with its weights in the dtype of the export.
+/// Exports one model. The weights are converted to the dtype of the export.
 class Exporter {
   public:
     Exporter(const Checkpoint& checkpoint, std::string source, const ExportOptions& options)
@@ -58,7 +58,7 @@ class Exporter {
             tensors_in(huggingface_layout_of(config_.model), /*vectors_in_f32=*/false);
         with_file_name("folder", folder,
                        [&] { make_directories(FileSystem::posix(), fs::absolute(folder)); });
-        // transformers requires the metadata's format.
+        // The library transformers reads only files whose metadata has "format": "pt".
         write_safetensors(weights, tensors, {{"format", "pt"}});
         if (tokenizer_ && tokenizer_->kind() == TokenizerKind::bpe) {
             save_tokenizer(tokenizer_file, *tokenizer_);
@@ -75,7 +75,7 @@ class Exporter {
     }
 
     ExportResult write_gguf_file() {
-        // Refuses what both formats cannot hold, with the setting's name.
+        // Throws Error with the name of a setting that neither format can express.
         huggingface_config_of(config_.model, dtype_, tokenizer(), source_);
         GgufFile file{.metadata = gguf_model_metadata(config_.model, dtype_, source_)};
         const GgufMetadata of_tokenizer =
@@ -103,12 +103,12 @@ class Exporter {
 
     Tensor weights_of(const std::string& parameter) const {
         const auto master = checkpoint_.master.find(parameter);
-        // The values of a bf16 run are its rounded masters.
+        // The values of a bf16 run are the masters rounded to bf16.
         const bool exact = dtype_ != DType::bf16 && master != checkpoint_.master.end();
         return exact ? master->second : checkpoint_.params.at(parameter);
     }
 
-    /// Rounds to `dtype`; throws when a value does not fit it.
+    /// Rounds a tensor to `dtype`. Throws Error if a value is out of the dtype's range.
     Tensor converted(const std::string& name, const Tensor& x, DType dtype) const {
         if (x.dtype() == dtype) return x;
         const Tensor y = cast(ctx_, x, dtype);
@@ -117,13 +117,14 @@ class Exporter {
         return y;
     }
 
-    /// The rows of a part in the order of the target.
+    /// Returns the rows of a part, in the order that the target format requires.
     Tensor part_of(const Tensor& whole, const WeightPart& part, std::int64_t row) const {
         const std::int64_t rows = part.transposed ? part.shape[1] : part.shape[0];
         const Tensor x = whole.slice(0, row, rows);
         if (part.transposed) return x.transpose(0, 1);
         if (part.rotated == 0) return x;
-        // Row (half, i) of a head becomes row (i, half): rotated pairs become neighbours.
+        // Row (half, i) of a head becomes row (i, half), so that the two rows of a rotated pair become
+        // neighbours.
         const std::int64_t half = rows / part.rotated / 2, width = x.elements() / rows;
         return cast(ctx_, x.reshape({part.rotated, 2, half, width}).transpose(1, 2), x.dtype())
             .reshape(part.shape);

@@ -1,5 +1,5 @@
 #pragma once
-/// Models for other projects.
+/// Exports models in the formats of other projects.
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -17,19 +17,20 @@ enum class ExportDType { run, f32, bf16, f16 };
 
 struct ExportOptions {
     ExportFormat format = ExportFormat::safetensors;
-    std::string out;  ///< the folder or file to write; must not hold such files already
-    /// run: the dtype of the run. float32 comes from the masters of a bf16 run.
+    std::string out;  ///< the folder or file to write; the files to write must not exist
+    /// The dtype of the exported weights. run: the dtype of the run. For a bf16 run, float32 weights are its
+    /// masters.
     ExportDType dtype = ExportDType::run;
 };
 
 struct ExportResult {
     std::vector<std::string> files;
-    std::vector<std::string> notes;  ///< lines for the user: what the target does not hold
+    std::vector<std::string> notes;  ///< lines for the user that say what the target does not contain
 };
 
-/// Writes the model of a checkpoint. `source` names it in errors. Throws Error naming the setting that the
-/// target cannot hold (query and key norms, for example), and the tensor whose values float16 cannot hold.
-/// Nothing is written then.
+/// Writes the model of a checkpoint. `source` is the checkpoint's name in errors. Throws Error that names a
+/// setting which the target cannot express (query and key norms, for example), or a tensor whose values are
+/// out of float16's range. After such an error no file has been written.
 ExportResult export_model(const Checkpoint& checkpoint, const std::string& source,
                           const ExportOptions& options);
 

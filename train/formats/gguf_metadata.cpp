@@ -8,7 +8,7 @@
 namespace gradtile {
 namespace {
 
-/// llama.cpp's numbers of file types (enum llama_ftype) and token types (enum llama_token_type).
+/// llama.cpp's numbers for file types (enum llama_ftype) and token types (enum llama_token_type).
 constexpr std::uint32_t ftype_f32 = 0, ftype_f16 = 1, ftype_bf16 = 32;
 constexpr std::int32_t normal_token = 1, control_token = 3, user_token = 4, unused_token = 5;
 
@@ -20,7 +20,7 @@ std::uint32_t file_type(DType dtype) {
     return dtype == DType::f16 ? ftype_f16 : dtype == DType::bf16 ? ftype_bf16 : ftype_f32;
 }
 
-/// llama.cpp's name of a split.
+/// Returns llama.cpp's name for a tokenizer's pattern.
 std::string split_name(const BytePairVocabulary& vocabulary, const std::string& source) {
     if (vocabulary.patterns.size() == 1 && vocabulary.patterns.front() == gpt2_pattern()) return "gpt-2";
     if (vocabulary.patterns.size() == 1 && vocabulary.patterns.front() == llama3_pattern())
@@ -28,7 +28,8 @@ std::string split_name(const BytePairVocabulary& vocabulary, const std::string& 
     throw Error(concat(source, ": the tokenizer's split has no name in GGUF; expected GPT-2's or Llama 3's"));
 }
 
-/// tokenizer.json has the tokens in GPT-2's characters for bytes, which GGUF uses as well.
+/// tokenizer.json spells the tokens in GPT-2's characters for bytes (byte_characters.h). GGUF uses the same
+/// spelling.
 GgufMetadata byte_pair_metadata(const BytePairVocabulary& vocabulary, std::int64_t size,
                                 const std::string& source) {
     const nlohmann::json json = tokenizer_json_of(vocabulary);

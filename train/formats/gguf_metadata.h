@@ -10,13 +10,14 @@ namespace gradtile {
 
 using GgufMetadata = std::vector<std::pair<std::string, GgufValue>>;
 
-/// Throws Error that begins with `source` and names the setting that llama.cpp's architectures gpt2 and llama
-/// do not have. The config must be one of a Hugging Face model (huggingface_config_of).
+/// Returns the metadata of a model. Throws Error that begins with `source` and names a setting that
+/// llama.cpp's architectures gpt2 and llama do not have. Only configs that huggingface_config_of() accepts
+/// may be passed.
 GgufMetadata gguf_model_metadata(const ModelConfig& config, DType dtype, const std::string& source);
 
-/// The tokens, merges and split of a byte-level BPE tokenizer; without a tokenizer, or with one of characters
-/// or bytes, the statement that the file has none. Throws Error that begins with `source` when llama.cpp has
-/// no name for the tokenizer's split.
+/// Returns the tokens, the merges and the name of the pattern of a byte-level BPE tokenizer. For other
+/// tokenizers, and if `tokenizer` is null, the metadata say that the file has no tokenizer. Throws Error that
+/// begins with `source` if llama.cpp has no name for the tokenizer's pattern.
 GgufMetadata gguf_tokenizer_metadata(const Tokenizer* tokenizer, std::int64_t vocabulary,
                                      const std::string& source);
 

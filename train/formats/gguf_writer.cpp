@@ -12,7 +12,7 @@ constexpr std::uint32_t gguf_version = 3;
 constexpr std::uint64_t gguf_alignment = 32;
 constexpr std::string_view gguf_magic = "GGUF";
 
-/// The numbers of GGUF's types of metadata.
+/// GGUF's numbers for the types of metadata.
 enum class GgufType : std::uint32_t {
     uint32 = 4,
     int32 = 5,
@@ -22,7 +22,7 @@ enum class GgufType : std::uint32_t {
     array = 9
 };
 
-/// ggml's numbers of the types of tensors.
+/// Returns ggml's number for the dtype of a tensor.
 std::uint32_t ggml_type(DType dtype, const std::string& name) {
     switch (dtype) {
         case DType::f32:
@@ -95,7 +95,7 @@ void write_gguf(const std::string& path, const GgufFile& content) {
     for (const auto& [name, x] : content.tensors) {
         metadata.put_text(name);
         file.write_integer(static_cast<std::uint32_t>(x.rank()));
-        for (int axis = x.rank() - 1; axis >= 0; --axis)  // the innermost axis comes first
+        for (int axis = x.rank() - 1; axis >= 0; --axis)  // GGUF lists the innermost axis first
             file.write_integer(static_cast<std::uint64_t>(x.size(axis)));
         file.write_integer(ggml_type(x.dtype(), name));
         file.write_integer(offset);

@@ -45,7 +45,8 @@ class ConfigReader {
               "; expected a string");
         return value_[name].get<std::string>();
     }
-    /// Throws unless a member that would change the model has the value that this program knows.
+    /// Throws Error unless the member has the expected value. With another value, the model would be one that
+    /// this program does not have.
     void require(const char* name, bool missing, bool expected) const {
         check(boolean(name, missing) == expected, source_, ": ", name, ": ", expected ? "false" : "true",
               " is not supported; expected ", expected ? "true" : "false");
@@ -65,7 +66,7 @@ struct ActivationName {
     std::string_view name;
     Activation activation;
 };
-/// transformers' names; the first name of an activation is the one that is written.
+/// The names of activations in transformers. If an activation has several names, export writes the first one.
 constexpr std::array gpt2_activations{ActivationName{"gelu_new", Activation::gelu_tanh},
                                       ActivationName{"gelu_pytorch_tanh", Activation::gelu_tanh},
                                       ActivationName{"gelu", Activation::gelu},
@@ -90,7 +91,8 @@ ModelConfig read_gpt2(const ConfigReader& reader) {
             .tied_head = reader.boolean("tie_word_embeddings", true)};
 }
 
-/// Rotary positions stand in rope_theta and rope_scaling, or, since transformers 5, in rope_parameters.
+/// The settings of rotary positions are in rope_theta and rope_scaling, or, since transformers 5, in
+/// rope_parameters.
 double read_rope_base(const ConfigReader& reader) {
     double base = reader.number("rope_theta", 10000.0);
     for (const char* name : {"rope_scaling", "rope_parameters"}) {
@@ -133,14 +135,16 @@ ModelConfig read_llama(const ConfigReader& reader) {
     return config;
 }
 
-/// Defaults written out, and settings of training set to fixed values, so that equal models are equal.
+/// Returns the config in a form in which equal models have equal configs: with defaults replaced by their
+/// values, and with fixed values for the settings of training.
 ModelConfig comparable(ModelConfig config) {
     config.kv_heads = config.key_value_heads();
     config.hidden = config.hidden_width();
     const ModelConfig plain;
     config.dropout = plain.dropout;
     config.attention_dropout = plain.attention_dropout;
-    if (config.window == 0) config.window_pattern = plain.window_pattern;  // it has no effect
+    // Without a window the pattern has no effect.
+    if (config.window == 0) config.window_pattern = plain.window_pattern;
     config.recompute = plain.recompute;
     config.deterministic = plain.deterministic;
     if (!rotates_heads(config.positions)) config.rope_base = plain.rope_base;
@@ -153,8 +157,9 @@ json settings_of(const ModelConfig& config) {
     return to_json(train);
 }
 
-/// Throws with the first setting of `config` that is lost when it is written and read again. In this way a
-/// setting that is added later is refused, too, until the file can hold it.
+/// Throws Error with the name of the first setting of `config` that changes when the config is written and
+/// read again. A setting that is added to the program later is refused in this way, too, until the file can
+/// express it.
 void check_same_model(const ModelConfig& config, const ModelConfig& written, std::string_view type,
                       std::string_view source) {
     const json own = settings_of(comparable(config)), read = settings_of(comparable(written));
@@ -167,7 +172,7 @@ void check_same_model(const ModelConfig& config, const ModelConfig& written, std
 
 json gpt2_json(const ModelConfig& c) {
     const auto activation = std::ranges::find(gpt2_activations, c.activation, &ActivationName::activation);
-    // An activation without a name is refused by the comparison.
+    // If the activation has no name here, the comparison in check_same_model() refuses it.
     const std::string_view name = activation == gpt2_activations.end() ? "gelu_new" : activation->name;
     return {{"architectures", {"GPT2LMHeadModel"}},
             {"model_type", "gpt2"},
@@ -205,7 +210,7 @@ json llama_json(const ModelConfig& c) {
             {"rope_scaling", nullptr}};
 }
 
-/// The id of the added token with this text; null if the tokenizer has no such added token.
+/// Returns the id of the added token with this text; null if the tokenizer has no such added token.
 json token_id(const Tokenizer* tokenizer, std::string_view text) {
     const BytePairEncoding* const encoding = tokenizer ? tokenizer->byte_pair_encoding() : nullptr;
     const auto id = encoding ? encoding->added_token(text) : std::nullopt;

@@ -16,18 +16,19 @@ struct HuggingFaceModel {
     ModelConfig config;
 };
 
-/// Reads a config.json. A member that is missing has transformers' default. Throws Error that begins with
-/// `source` and names the member when the value is not a model that this program has: another model type,
-/// scaled rotary positions, a head width other than width / heads, an activation that is not known.
+/// Reads a config.json. If a member is missing, it has transformers' default value. Throws Error that begins
+/// with `source` and names the member when the value is not a model that this program has: another model
+/// type, scaled rotary positions, a head width other than width / heads, an activation that is not known.
 HuggingFaceModel read_huggingface_config(const nlohmann::json& value, std::string_view source);
 
 /// Returns a config.json from which read_huggingface_config() reads an equal config. Throws Error that begins
 /// with `source` and names the setting when neither model type can express the config (query and key norms,
-/// for example). Settings of training (dropouts, recompute, deterministic) are not compared.
+/// for example). Settings of training (dropouts, recompute, deterministic) are ignored.
 nlohmann::json huggingface_config_of(const ModelConfig& config, DType dtype, const Tokenizer* tokenizer,
                                      std::string_view source);
 
-/// The layout that huggingface_config_of() chooses: Llama's for rotary positions, else GPT-2's.
+/// Returns the layout that huggingface_config_of() chooses: Llama's layout for rotary positions, otherwise
+/// GPT-2's.
 WeightLayout huggingface_layout_of(const ModelConfig& config);
 
 }  // namespace gradtile

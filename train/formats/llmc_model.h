@@ -12,11 +12,11 @@
 
 namespace gradtile {
 
-/// Whether the file begins with llm.c's magic number for models.
+/// Returns whether the file begins with llm.c's magic number for models.
 bool is_llmc_model(const std::string& path);
 
-/// Throws Error naming the file: for another version, sizes outside the model's limits, and a file whose
-/// length is not the one that the header gives.
+/// Reads a model. Throws Error that names the file if the version is another one, if a size is outside the
+/// model's limits, or if the file's length is not the length that the header gives.
 ImportedModel read_llmc_model(const std::string& path);
 
 }  // namespace gradtile

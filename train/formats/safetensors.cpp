@@ -37,7 +37,7 @@ constexpr std::array tensor_dtypes{TensorDType{"F64", DType::f64}, TensorDType{"
                                    TensorDType{"BF16", DType::bf16}, TensorDType{"F16", DType::f16},
                                    TensorDType{"I32", DType::i32}};
 
-/// The members of one tensor; `where` names file and tensor.
+/// Reads the members of one tensor's entry. `where` is the name of file and tensor in errors.
 class EntryReader {
   public:
     EntryReader(const json& value, std::string where) : value_(value), where_(std::move(where)) {
@@ -92,7 +92,7 @@ class EntryReader {
     std::string where_;
 };
 
-/// The elements must cover [0, data_bytes) without holes and overlaps.
+/// Throws Error unless the ranges of all tensors together cover [0, data_bytes) without holes and overlaps.
 void check_ranges(const std::vector<SafetensorsEntry>& entries, std::uint64_t data_bytes,
                   std::string_view source) {
     std::uint64_t end = 0;
@@ -181,7 +181,8 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
         offset += x.bytes();
     }
     std::string text = json_text(header);
-    text.resize((text.size() + length_bytes - 1) / length_bytes * length_bytes, ' ');  // aligns the elements
+    // Pads the header, so that the elements are aligned.
+    text.resize((text.size() + length_bytes - 1) / length_bytes * length_bytes, ' ');
     check(text.size() <= max_safetensors_header, path, ": the header would have ", text.size(), " bytes");
     TensorWriter file(path);
     file.write_integer(static_cast<std::uint64_t>(text.size()));

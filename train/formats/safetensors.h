@@ -1,7 +1,7 @@
 #pragma once
-/// The safetensors format, in which models are exchanged: 8 bytes that hold the length N of the header, N
-/// bytes of JSON that describe the tensors, then their elements, little-endian and row-major.
-/// github.com/huggingface/safetensors describes the format.
+/// The safetensors format, in which projects exchange models. A file consists of 8 bytes with the length N of
+/// the header, N bytes of JSON that describe the tensors, and the elements of the tensors, little-endian and
+/// row-major. github.com/huggingface/safetensors describes the format.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -14,33 +14,33 @@
 
 namespace gradtile {
 
-/// The largest header. A longer one is refused before it is read.
+/// The largest length of a header. A file with a longer header is refused before the header is read.
 constexpr std::uint64_t max_safetensors_header = 100'000'000;
 
 struct SafetensorsEntry {
     std::string name;
     std::string dtype;                     ///< as in the file: "F32", "BF16", "BOOL" ...
-    std::vector<std::int64_t> shape = {};  ///< any number of axes
-    /// Range of the elements in bytes, from the end of the header on.
+    std::vector<std::int64_t> shape = {};  ///< a shape with any number of axes
+    /// The range of the elements in bytes, counted from the end of the header.
     std::uint64_t begin = 0, end = 0;
 
     bool operator==(const SafetensorsEntry&) const = default;
 };
 
 struct SafetensorsHeader {
-    std::vector<SafetensorsEntry> entries = {};  ///< in the order of their elements
+    std::vector<SafetensorsEntry> entries = {};  ///< entries in the order of their elements in the file
     std::map<std::string, std::string> metadata = {};
 };
 
 /// Reads a header's JSON for a file whose elements take `data_bytes`. Throws Error that begins with `source`
-/// unless the text is an object of tensors, each of a known dtype, whose ranges have the size that dtype and
-/// shape say and cover all bytes once: no hole, no overlap, nothing behind the last tensor. Names and members
-/// that occur twice are refused, as are unknown members.
+/// unless the text is an object of tensors, each of a known dtype, whose ranges have the size that follows
+/// from dtype and shape. The ranges must cover all bytes once: no hole, no overlap, no bytes after the last
+/// tensor. Names and members that occur twice are refused, as are unknown members.
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                            std::string_view source);
 
-/// A file that is open for reading. Any bytes give either an Error or tensors of the stated sizes; memory use
-/// is a small multiple of the file's size.
+/// A safetensors file that is open for reading. If a file is damaged or hostile, reading gives either an
+/// Error or tensors of the stated sizes, and the memory use is at most a small multiple of the file's size.
 class SafetensorsFile {
   public:
     /// Reads and checks the header. Throws Error naming the file.
@@ -48,7 +48,7 @@ class SafetensorsFile {
 
     const std::string& path() const { return file_.path(); }
     const SafetensorsHeader& header() const { return header_; }
-    /// null when the file has no such tensor.
+    /// Returns the entry of a tensor; null if the file has no tensor with this name.
     const SafetensorsEntry* find(std::string_view name) const;
     /// Reads a tensor into new memory on the CPU. Throws Error naming file and tensor when its dtype is not
     /// F64, F32, BF16, F16 or I32, or when it has more axes than a Tensor can have.
@@ -61,11 +61,11 @@ class SafetensorsFile {
     std::map<std::string, std::size_t, std::less<>> index_;
 };
 
-/// The name and the values of a tensor to be written.
+/// A tensor to write: its name and its values.
 using NamedTensor = std::pair<std::string, Tensor>;
 
-/// Writes a file durably (see DurableFile), with the tensors in the given order. They are on the CPU, with
-/// any strides. Throws Error naming the file.
+/// Writes a file durably (see DurableFile), with the tensors in the given order. The tensors must be on the
+/// CPU and may have any strides. Throws Error that names the file.
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

@@ -11,7 +11,8 @@ constexpr std::int64_t elements_at_once = std::int64_t{1} << 20;
 }  // namespace
 
 TensorWriter::TensorWriter(const std::string& path) : path_(path) {
-    // The path is made absolute because DurableFile needs the name of the directory, for its fsync.
+    // The path is made absolute, because DurableFile calls fsync on the directory and needs the directory's
+    // name.
     with_file_name("file", path_, [&] { file_.emplace(std::filesystem::absolute(path_)); });
 }
 

@@ -15,13 +15,14 @@ namespace {
 
 constexpr std::uint64_t max_index_bytes = std::uint64_t{1} << 26;
 
-/// Buffers that transformers has saved beside the weights: causal masks, rotary frequencies.
+/// Returns whether the tensor is a buffer that transformers saves in addition to the weights: a causal mask
+/// or rotary frequencies.
 bool is_buffer(std::string_view name) {
     return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
            name.ends_with(".rotary_emb.inv_freq");
 }
 
-/// Removes a prefix that none of the files' names has.
+/// Removes a prefix from the places' names if no name in the files has this prefix.
 void use_names_of(const WeightFiles& files, std::vector<WeightPlace>& places) {
     const std::vector<std::string> names = files.names();
     for (const std::string_view prefix : {"transformer.", "model."}) {
@@ -33,7 +34,7 @@ void use_names_of(const WeightFiles& files, std::vector<WeightPlace>& places) {
     }
 }
 
-/// A head that is the token embedding may be stored as well; transformers ignores it, too.
+/// A head that is tied to the token embedding may also be stored; transformers ignores it, too.
 void check_every_tensor_is_used(const WeightFiles& files, const std::vector<WeightPlace>& places,
                                 const std::string& source) {
     std::set<std::string_view> used;
@@ -90,7 +91,7 @@ void WeightFiles::add_index(const std::string& path) {
               path, ": weight_map: '", printable_name(file_name), "' is not a file in the same folder");
         numbers.try_emplace(file_name, numbers.size());
     }
-    // Entries are referred to by address, so the files stay where they are.
+    // Other members keep pointers to entries of the files, so the vector of files must not grow later.
     std::vector<std::string> file_names(numbers.size());
     for (const auto& [file_name, number] : numbers) file_names[number] = file_name;
     files_.reserve(numbers.size());

@@ -8,7 +8,8 @@
 namespace gradtile {
 namespace {
 
-/// The modules "attn.qkv" of this project and of another one: {"self_attn.q_proj", ...}.
+/// The name of a module in this project ("attn.qkv"), and the names of the modules in another project that
+/// hold the same parameters ({"self_attn.q_proj", ...}).
 struct ModuleNames {
     std::string_view own;
     std::vector<std::string_view> theirs;
@@ -16,8 +17,8 @@ struct ModuleNames {
 };
 
 struct LayoutNames {
-    std::string_view block;           ///< before the number of a block
-    std::vector<ModuleNames> blocks;  ///< within a block
+    std::string_view block;           ///< the part of a name before a block's number
+    std::vector<ModuleNames> blocks;  ///< the modules of a block
     std::vector<ModuleNames> others;
 };
 
@@ -81,7 +82,7 @@ const ModuleNames& module_named(std::span<const ModuleNames> modules, std::strin
     return *found;
 }
 
-/// The rows of each part. Only attention's packed matrix has parts of different sizes.
+/// Returns the number of rows of each part. Only attention's packed matrix has parts of different sizes.
 std::vector<std::int64_t> rows_of_parts(const ModelConfig& config, std::int64_t rows, std::size_t parts) {
     if (parts != 3) return std::vector(parts, rows / static_cast<std::int64_t>(parts));
     const std::int64_t of_queries = config.heads * config.head_dim();
@@ -109,7 +110,7 @@ WeightPlace place_of(WeightLayout layout, const ModelConfig& config, const std::
         part.shape[0] = rows[i];
         part.transposed = theirs.transposed && shape.rank() == 2;
         if (part.transposed) std::swap(part.shape[0], part.shape[1]);
-        // The third part holds the values, which are not rotated.
+        // The third part is the matrix of the values. Values are not rotated.
         if (layout == WeightLayout::gguf_llama && rows.size() == 3 && i < 2)
             part.rotated = rows[i] / config.head_dim();
         place.parts.push_back(std::move(part));

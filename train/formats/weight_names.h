@@ -1,6 +1,6 @@
 #pragma once
-/// Where other projects keep the parameters of a model: under which names, in how many tensors, in which
-/// order of axes.
+/// How other projects store the parameters of a model: the names, the number of tensors and the order of
+/// axes.
 #include <string>
 #include <vector>
 
@@ -10,28 +10,31 @@
 namespace gradtile {
 
 enum class WeightLayout {
-    huggingface_gpt2,   ///< transformer.h.0.attn.c_attn.weight; four matrices [in, out]
-    huggingface_llama,  ///< model.layers.0.self_attn.q_proj.weight
-    gguf_gpt2,          ///< blk.0.attn_qkv.weight
-    gguf_llama,         ///< blk.0.attn_q.weight; pairs of rotated elements are neighbours
+    /// Names like transformer.h.0.attn.c_attn.weight; four matrices are stored as [in, out].
+    huggingface_gpt2,
+    huggingface_llama,  ///< names like model.layers.0.self_attn.q_proj.weight
+    gguf_gpt2,          ///< names like blk.0.attn_qkv.weight
+    gguf_llama,         ///< names like blk.0.attn_q.weight; the two elements of a rotated pair are neighbours
 };
 
-/// A tensor of another project that is all or a part of a parameter.
+/// A tensor of another project that contains a whole parameter or a part of one.
 struct WeightPart {
     std::string name;
-    Shape shape;               ///< as in the file
-    bool transposed = false;   ///< the file has [in, out]
-    std::int64_t rotated = 0;  ///< number of heads whose rows alternate between the halves of a head; 0: none
+    Shape shape;              ///< the shape in the file
+    bool transposed = false;  ///< true if the file stores [in, out]
+    /// If not 0, the rows of each head alternate between the head's halves; the number of heads.
+    std::int64_t rotated = 0;
 };
 
-/// A parameter of this project's model and the tensors that hold it, stacked along the first axis.
+/// A parameter of this project's model, and the tensors whose rows, one tensor after the other, are the
+/// parameter's rows.
 struct WeightPlace {
     std::string parameter;
     Shape shape;
     std::vector<WeightPart> parts = {};
 };
 
-/// Lists all parameters in the order of the model. The config must fit the layout (see
+/// Lists the places of all parameters, in the order of the model. The config must fit the layout (see
 /// huggingface_config.h).
 std::vector<WeightPlace> weight_places(WeightLayout layout, const ModelConfig& config);
 

@@ -20,7 +20,7 @@ namespace gradtile {
 struct AdamW {
     double beta1 = 0.9;
     double beta2 = 0.999;
-    double epsilon = 1e-8;  ///< added outside the root
+    double epsilon = 1e-8;  ///< added to the root, not to its argument
     double weight_decay = 0.0;
 
     static constexpr std::array moments{"m", "v"};

@@ -16,7 +16,7 @@ static_assert(64 % width == 0, "blocks are multiples of 64 elements");
 /// The numbers that all elements of a step use. They are stored in the optimizer's scratch memory.
 template <class Real, class Formula>
 struct PreparedStep {
-    double gradient_scale;  // 0: the update is refused
+    double gradient_scale;  // if 0, the update is refused
     Real keep;
     Formula formula;
 };
@@ -45,7 +45,7 @@ template <class Real, class Value, class Formula, std::size_t... k>
 __global__ void __launch_bounds__(threads_per_block)
     update_kernel(Pointers<Real, Value, sizeof...(k)> arrays, const ElementBlock* blocks,
                   const PreparedStep<Real, Formula>* prepared, std::index_sequence<k...>) {
-    // Read before await_predecessor(), because no kernel changes it.
+    // The block is read before await_predecessor(), because no kernel changes the list of blocks.
     const ElementBlock block = blocks[blockIdx.x];
     device::await_predecessor();
     const PreparedStep<Real, Formula> step = *prepared;

@@ -1,20 +1,15 @@
 #pragma once
 /// Muon (Keller Jordan 2024, "Muon: an optimizer for hidden layers in neural networks"): momentum whose
-/// update is replaced by the nearest semi-orthogonal matrix. For each [rows, cols] matrix W with gradient G:
+/// update is replaced by the nearest semi-orthogonal matrix. Muon is the MatrixOptimizer with
 ///
-///     M = momentum M + (1 - momentum) G             U = momentum M + (1 - momentum) G   (Nesterov)
-///     W = (1 - lr decay) W - lr sqrt(max(1, rows / cols)) NewtonSchulz5(U)
-///
-/// AdamW updates all other parameters (embeddings, head, vectors).
+///     direction(U) = NewtonSchulz5(U)               step_factor = sqrt(max(1, rows / cols))
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
-#include <vector>
 
 #include <gradtile/core/enum_names.h>
-#include <gradtile/train/optimizers/adamw.h>
-#include <gradtile/train/optimizers/optimizer.h>
+#include <gradtile/train/optimizers/matrix_optimizer.h>
 #include <gradtile/train/setting_limits.h>
 
 namespace gradtile {
@@ -25,7 +20,7 @@ struct MuonOptions {
     double lr_ratio = 20.0;  ///< the matrices' learning rate divided by the rate given to step()
     double momentum = 0.95;
     double weight_decay = 0.0;
-    AdamW adamw;  ///< for the other parameters
+    AdamW adamw;  ///< the rule for the other parameters
     /// The dtype of the factors in Newton-Schulz's products: f32, bf16, or none for newton_schulz_dtype().
     /// Gradients in float64 are never rounded.
     std::optional<DType> newton_schulz = {};
@@ -47,57 +42,18 @@ DType newton_schulz_dtype(const Context& ctx);
 /// Floating-point operations of newton_schulz() for one matrix.
 double newton_schulz_flops(const Shape& shape);
 
-/// The flat arrays that hold a group's matrices.
-struct MuonArrays {
-    Tensor values = {}, weights = {}, gradients = {}, momentum = {};
-};
-
-/// The offsets of a matrix in the arrays of MuonArrays, in elements. The weights are the masters, or the
-/// values themselves.
-struct MuonOffsets {
-    std::int64_t value, weight, gradient, momentum;
-};
-
-/// Matrices of one shape, which are updated together.
-struct MuonGroup {
-    Shape shape;
-    std::vector<MuonOffsets> matrices;
-    Tensor on_device = {};  ///< on a GPU: a copy of `matrices` as int32 [8 matrices.size()]
-    std::int64_t count() const { return std::ssize(matrices); }
-};
-
-class Muon final : public Optimizer {
+class Muon final : public MatrixOptimizer {
   public:
-    /// is_hidden_matrix selects the parameters of rank 2 that Muon updates. If there is a shard, updates only
-    /// the elements in the shard. Throws Error when the shard contains a part of a hidden matrix but not the
-    /// whole matrix.
+    /// is_hidden_matrix selects the parameters of rank 2 that Muon updates. See MatrixOptimizer.
     Muon(const Context& ctx, const ParameterStore& store,
          const std::function<bool(const Parameter&)>& is_hidden_matrix, const MuonOptions& options,
          const std::optional<OptimizerShard>& shard = {});
 
-    using Optimizer::step;
-    void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) override;
-    /// Returns "momentum/NAME" for every matrix, then the state of AdamW. For a shard returns one packed
-    /// tensor "momentum" (see StateTensor) instead of the matrices' tensors.
-    std::vector<StateTensor> state() const override;
-
   private:
-    /// A hidden matrix of this process.
-    struct Matrix {
-        Parameter parameter;
-        MuonOffsets offsets;
-    };
-    void add_matrices(const ParameterStore& store, const OptimizerShard& held);
-    void allocate(const Context& ctx);
+    Tensor direction(const Context& ctx, const Tensor& u) const override;
+    double step_factor(std::int64_t rows, std::int64_t cols) const override;
 
-    std::vector<Parameter> hidden_;  // hidden matrices of all processes
-    std::vector<Matrix> matrices_;   // hidden matrices of this process
-    bool is_shard_;
-    MuonArrays arrays_;  // the momentum of all matrices_ is packed
-    std::vector<MuonGroup> groups_;
-    MuonOptions options_;
-    DType products_ = DType::f32;       // dtype of Newton-Schulz's products
-    std::unique_ptr<Optimizer> adamw_;  // for the other parameters
+    DType products_;  // dtype of Newton-Schulz's products, unless gradients are float64
 };
 
 /// The dtype of the factors in Newton-Schulz's products. automatic: newton_schulz_dtype().

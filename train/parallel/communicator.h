@@ -20,7 +20,7 @@ class Communicator {
     int rank() const { return rank_; }
     int size() const { return size_; }
 
-    /// x = the sum of all processes' x.
+    /// Replaces x by the sum of all processes' x.
     void all_reduce(const Context& ctx, const Tensor& x) const;
     /// Process r's `part` [n] becomes elements [r n, (r+1) n) of the sum of all processes' `whole` [size n].
     /// `part` may be that slice of `whole` itself; the other elements of `whole` then may or may not be
@@ -29,7 +29,7 @@ class Communicator {
     /// The inverse: `whole` becomes the concatenation of all processes' parts, by rank. `part` may be this
     /// process's slice of `whole`.
     void all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const;
-    /// x = x of process `root`.
+    /// Replaces x by the x of process `root`.
     void broadcast(const Context& ctx, const Tensor& x, int root = 0) const;
     /// Returns when every process has called it and this process's device has completed all enqueued work.
     void barrier(const Context& ctx) const;

@@ -49,7 +49,7 @@ class ProcessGroup {
     // Collective exchanges: every process calls them in the same order, from its main thread.
     /// Returns rank 0's text in every process.
     std::string broadcast(const std::string& text);
-    /// The texts of all processes, by rank.
+    /// Returns the texts of all processes, by rank.
     std::vector<std::string> all_gather(const std::string& text);
     /// Throws the same Error in every process when one process's text differs from rank 0's: "WHAT differs
     /// between ranks: ...", naming the first JSON member that differs when both texts are JSON objects.

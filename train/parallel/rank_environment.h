@@ -13,7 +13,7 @@ struct RankEnvironment {
     int local_size = 1;         ///< number of processes on this host
     std::string launcher = {};  ///< "mpirun", "srun", "torchrun"; empty: a single process
     std::string address = {};   ///< host where rank 0 listens; empty: broadcast through MPI
-    int port = 0;               ///< 0: rank 0 chooses a port, broadcast through MPI
+    int port = 0;               ///< if 0, rank 0 chooses a port and broadcasts it through MPI
     std::string key = {};       ///< GRADTILE_RUN_KEY; empty: not set
 };
 

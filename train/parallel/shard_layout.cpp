@@ -99,7 +99,8 @@ std::vector<ShardBucket> shard_buckets(std::span<const Parameter> parameters, st
         cut_equally({0, elements});
         return buckets;
     }
-    const auto last = std::find_if(costs.rbegin(), costs.rend(), is_whole).base();  // one past the last
+    // The end of the last whole parameter.
+    const auto last = std::find_if(costs.rbegin(), costs.rend(), is_whole).base();
     const auto begin = static_cast<std::size_t>(first - costs.begin());
     const auto count = static_cast<std::size_t>(last - first);
     const std::span<const Parameter> whole = parameters.subspan(begin, count);

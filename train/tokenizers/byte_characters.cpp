@@ -12,7 +12,7 @@ constexpr bool stands_for_itself(int byte) {
     return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
 }
 
-constexpr int max_byte_character = 256 + 67;  // 68 bytes do not stand for themselves
+constexpr int max_byte_character = 256 + 67;  // 68 bytes are written as the code points 256 to 323
 
 struct ByteCharacters {
     std::array<char32_t, 256> of_byte{};

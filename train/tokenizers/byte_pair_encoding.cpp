@@ -7,7 +7,8 @@
 namespace gradtile {
 namespace {
 
-/// A longer token is no token of a language, and its parts under tiktoken's rule are found by trying all.
+/// The longest token that is accepted. No language has longer ones, and the time to find a token's parts by
+/// tiktoken's rule grows with its length.
 constexpr std::size_t max_token_bytes = 2048;
 
 std::string shown_bytes(std::string_view bytes) {
@@ -109,7 +110,8 @@ std::optional<std::int32_t> BytePairEncoding::added_token(std::string_view text)
 
 std::vector<std::int32_t> BytePairEncoding::encode(std::string_view text, std::string_view source,
                                                    const EncodeOptions& options) const {
-    constexpr std::size_t parallel_bytes = std::size_t{1} << 20;  // below, threads cost more than they save
+    // Encoding a shorter text on several threads would take longer than on one.
+    constexpr std::size_t parallel_bytes = std::size_t{1} << 20;
     if (options.threads == 1 || text.size() < parallel_bytes) {
         std::vector<std::int32_t> ids;
         ids.reserve(text.size() / 3);

@@ -12,11 +12,13 @@
 
 namespace gradtile {
 
-/// Text to token ids by a vocabulary. Immutable; several threads may encode at once.
+/// Encodes text as token ids by a vocabulary. The object is immutable, and several threads may encode at
+/// once.
 ///
-/// The text is cut at added tokens, then by the patterns, and in each piece the pair of adjacent tokens with
-/// the first merge is replaced, leftmost first, until no pair has a merge. Bytes that are not UTF-8 are
-/// pieces of their own, so every text is accepted and decodes to the same bytes.
+/// The text is cut at added tokens, and then cut into pieces by the patterns. In each piece, the pair of
+/// adjacent tokens whose merge comes first in the list is replaced by the merge's result, and of equal pairs
+/// the leftmost one. This step is repeated until no pair has a merge. Bytes that are not UTF-8 are pieces of
+/// their own, so every text is accepted and decodes to the same bytes.
 class BytePairEncoding {
   public:
     /// Throws Error that begins with `source` when an id is out of range or has two texts, when a merge's
@@ -27,12 +29,12 @@ class BytePairEncoding {
     const BytePairVocabulary& vocabulary() const { return vocabulary_; }
     /// One more than the largest id.
     std::int64_t vocab_size() const { return static_cast<std::int64_t>(texts_.size()); }
-    /// The bytes of a token; nullopt when the id has none.
+    /// Returns the bytes of a token; nullopt if the id has no bytes.
     std::optional<std::string_view> text_of(std::int32_t id) const;
-    /// The id of an added token.
+    /// Returns the id of an added token; nullopt if no added token has this text.
     std::optional<std::int32_t> added_token(std::string_view text) const;
 
-    /// Throws Error naming `source` and the offset of a byte that no token stands for.
+    /// Throws Error that names `source` and the offset of a byte for which the vocabulary has no token.
     std::vector<std::int32_t> encode(std::string_view text, std::string_view source,
                                      const EncodeOptions& options) const;
 
@@ -47,7 +49,7 @@ class BytePairEncoding {
     void add_merges(std::string_view source);
 
     BytePairVocabulary vocabulary_;
-    std::vector<std::string_view> texts_;  // by id
+    std::vector<std::string_view> texts_;  // the texts of the tokens, by id
     std::unique_ptr<Tables> tables_;
 };
 

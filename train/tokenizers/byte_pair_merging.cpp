@@ -77,7 +77,7 @@ void BytePairMerging::by_queue(std::vector<std::int32_t>& ids) {
     }
     ids.clear();
     for (std::uint32_t at = 0; at != no_node; at = nodes_[at].next) ids.push_back(nodes_[at].id);
-    constexpr std::size_t max_kept = std::size_t{1} << 20;  // a huge piece's memory is given back
+    constexpr std::size_t max_kept = std::size_t{1} << 20;  // the memory for longer pieces is freed
     if (nodes_.capacity() > max_kept) {
         nodes_ = {};
         queue_ = {};

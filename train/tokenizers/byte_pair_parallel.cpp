@@ -1,10 +1,11 @@
 // Encodes a long text on several threads, with the ids that one thread gives.
 //
 // The text is cut into jobs at added tokens and invalid UTF-8, where pieces end anyway. A long run between
-// them is cut into chunks at arbitrary characters. Where a search for the next piece leads depends only on
-// the text and on where the search starts, so two scans that have one border in common agree from there on.
-// Each chunk is therefore encoded from its first character on, and its first pieces are dropped up to a
-// border that the scan of the text before it also reaches, which is usually one of the first.
+// them is cut into chunks at arbitrary characters. The end of a piece depends only on the text and on the
+// start of the piece. So if two scans have one border of pieces in common, they have all later borders in
+// common. Each chunk is therefore encoded from its first character, although a piece may not begin there.
+// joined() then drops the chunk's first pieces, up to a border that the scan of the previous text also has.
+// Usually one of the first borders is such a border.
 #include <algorithm>
 #include <mutex>
 
@@ -16,7 +17,7 @@ namespace gradtile {
 namespace {
 
 constexpr std::size_t chunk_bytes = std::size_t{1} << 19;
-/// So far beyond its end a chunk's last piece is searched for.
+/// The end of a chunk's last piece is searched for up to this many bytes after the chunk's end.
 constexpr std::size_t max_overhang = std::size_t{1} << 14;
 
 }  // namespace
@@ -44,15 +45,15 @@ class BytePairEncoding::ParallelEncoding {
     using Ids = std::vector<std::int32_t>;
     struct Part {
         std::string_view text;
-        std::int32_t id;  // of an added token; -1: text
+        std::int32_t id;  // the id of an added token; -1 for text
     };
-    /// A piece ends at `position` of the run; so many ids come before.
+    /// The end of a piece: its position in the run, and the number of the chunk's ids before it.
     struct Border {
         std::size_t position, ids;
     };
     struct Job {
         std::vector<Part> parts{};
-        // Or a chunk [begin, end) of a run of valid UTF-8.
+        // A job is either a list of parts, or a chunk [begin, end) of a run of valid UTF-8.
         std::string_view run{};
         std::size_t begin = 0, end = 0;
         std::size_t stop = 0;  // the end of the last piece that begins before `end`
@@ -61,10 +62,11 @@ class BytePairEncoding::ParallelEncoding {
         Ids ids{};
         bool is_chunk() const { return !run.empty(); }
     };
-    /// Enough for scans to meet: whitespace and letters separate pieces in every text but the strangest.
+    /// With this many borders two scans almost always have one in common, because whitespace and letters
+    /// separate pieces in ordinary text.
     static constexpr std::size_t max_borders = 4096;
 
-    /// A worker for one job; as many are made as threads work at once.
+    /// Lends a worker to one job. There are as many workers as threads that work at the same time.
     class WorkerLoan {
       public:
         explicit WorkerLoan(ParallelEncoding& owner) : owner_(owner) {
@@ -107,7 +109,8 @@ class BytePairEncoding::ParallelEncoding {
     }
 
     void add_run(std::string_view run) {
-        // Text between two matches of several patterns may be long; its scans would rarely meet.
+        // If there are several patterns, the text between two matches may be long, and two scans would rarely
+        // have a border in common.
         if (run.size() < 2 * chunk_bytes || encoding_.tables_->splitter.patterns() != 1)
             return add_short({run, -1});
         const auto is_start = [&](std::size_t at) { return (run[at] & 0xC0) != 0x80; };
@@ -133,8 +136,9 @@ class BytePairEncoding::ParallelEncoding {
         job.ids.reserve((job.end - job.begin) / 3);
         job.stop = job.begin;
         job.borders.push_back({job.begin, 0});
-        // A longer piece at the end is left to joined(): if every chunk of one endless word searched for the
-        // word's end, the time would grow with the square of the word's length.
+        // If the last piece is longer than that, joined() encodes it. Otherwise every chunk of a very long
+        // word would search for the end of the word, and the time would grow with the square of the word's
+        // length.
         const bool is_last = job.end + max_overhang >= job.run.size();
         const std::string_view part = is_last ? job.run : whole_characters(job.run, job.end + max_overhang);
         while (job.stop < job.end) {
@@ -147,7 +151,7 @@ class BytePairEncoding::ParallelEncoding {
         }
     }
 
-    /// The first bytes of a text without a part of a character at their end.
+    /// Returns the first `bytes` bytes of a text, without an incomplete character at the end.
     static std::string_view whole_characters(std::string_view text, std::size_t bytes) {
         while ((text[bytes] & 0xC0) == 0x80) --bytes;
         return text.substr(0, bytes);
@@ -159,7 +163,7 @@ class BytePairEncoding::ParallelEncoding {
         Ids ids;
         ids.reserve(count);
         WorkerLoan worker(*this);
-        std::size_t at = 0;  // of the run that the previous job is a chunk of
+        std::size_t at = 0;  // position in the run of which the previous job is a chunk
         for (Job& job : jobs_) {
             if (!job.is_chunk()) {
                 ids.insert(ids.end(), job.ids.begin(), job.ids.end());
@@ -172,7 +176,7 @@ class BytePairEncoding::ParallelEncoding {
         return ids;
     }
 
-    /// Appends the ids of the chunk from `at` on, where the text before it ends.
+    /// Appends the ids of the chunk's text from position `at` on. The text before `at` is already encoded.
     static void append_chunk(const Job& job, std::size_t& at, Worker& worker, Ids& ids) {
         while (at < job.end) {
             const auto border = std::ranges::lower_bound(job.borders, at, {}, &Border::position);

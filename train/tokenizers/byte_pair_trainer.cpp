@@ -28,13 +28,13 @@ void count_piece(CountByPiece& counts, std::string_view piece, std::int64_t time
     }
 }
 
-/// Whether a piece of GPT-2's pattern begins at `at`, whatever comes before: no piece holds a line break and
-/// a visible character.
+/// Returns whether a piece of GPT-2's pattern begins at `at` for every text before it. This is true between a
+/// line break and a visible character, because no piece contains both.
 bool is_safe_border(std::string_view text, std::size_t at) {
     return text[at - 1] == '\n' && text[at] > ' ' && text[at] < '\x7F';
 }
 
-/// The pair of two adjacent tokens.
+/// Two adjacent tokens.
 using TokenPair = std::pair<std::int32_t, std::int32_t>;
 struct TokenPairHash {
     std::size_t operator()(const TokenPair& pair) const {
@@ -44,7 +44,8 @@ struct TokenPairHash {
     }
 };
 
-/// The bytes in the order of the characters that stand for them, which is the order of their ids.
+/// Returns the bytes in the order of their ids. This is the order of the characters that represent them
+/// (byte_characters.h).
 std::vector<std::string> bytes_by_character() {
     std::vector<std::string> bytes;
     for (int byte = 0; byte < 256; ++byte) bytes.emplace_back(1, static_cast<char>(byte));
@@ -72,7 +73,7 @@ class BytePairTrainer::PieceCounts {
   private:
     static constexpr std::size_t chunk_bytes = std::size_t{1} << 22;
 
-    /// Counts the pieces of valid UTF-8, chunk by chunk on several threads.
+    /// Counts the pieces of valid UTF-8. Several threads count, each one chunk at a time.
     void add_run(std::string_view run) {
         std::vector<std::size_t> borders{0};
         for (std::size_t at = chunk_bytes; at < run.size(); at = borders.back() + chunk_bytes) {
@@ -98,7 +99,7 @@ class BytePairTrainer::PieceCounts {
     CountByPiece counts_;
 };
 
-/// Merges pairs in all pieces. Counts change only where a merge happens.
+/// Merges pairs in all pieces. A merge changes only the counts of the pairs that it touches.
 class BytePairTrainer::Merger {
   public:
     Merger(const BytePairTrainerOptions& options, const CountByPiece& counts) : options_(options) {
@@ -119,7 +120,7 @@ class BytePairTrainer::Merger {
             Candidate best = std::move(queue_.back());
             queue_.pop_back();
             const std::int64_t count = pair_counts_.at(best.pair);
-            if (best.count != count) {  // it changed since the pair was queued
+            if (best.count != count) {  // the count has changed since the pair was queued
                 best.count = count;
                 push(std::move(best));
                 continue;
@@ -141,7 +142,7 @@ class BytePairTrainer::Merger {
         std::vector<std::int32_t> ids;
         std::int64_t count;
     };
-    /// A pair, its count when it was queued, and the pieces where it arose.
+    /// A queued pair: its count when it was queued, and the pieces that contain it.
     struct Candidate {
         std::int64_t count;
         TokenPair pair;
@@ -151,7 +152,7 @@ class BytePairTrainer::Merger {
         return a.count != b.count ? a.count < b.count : a.pair > b.pair;
     }
 
-    /// The id of a token; a new one if no token has these bytes.
+    /// Returns the id of the token with these bytes. If there is none, adds a token.
     std::int32_t id_of(const std::string& bytes) {
         const auto [token, is_new] = ids_.emplace(bytes, static_cast<std::int32_t>(ids_.size()));
         if (is_new) vocabulary_.tokens.push_back(bytes);
@@ -198,7 +199,7 @@ class BytePairTrainer::Merger {
 
     void merge_in(PieceIndex index, TokenPair pair, std::int32_t result) {
         std::vector<std::int32_t>& ids = pieces_[index].ids;
-        std::size_t kept = 0;  // ids[0, kept) are merged already
+        std::size_t kept = 0;  // ids[0, kept) are already merged
         for (std::size_t i = 0; i < ids.size(); ++kept) {
             if (i + 1 == ids.size() || ids[i] != pair.first || ids[i + 1] != pair.second) {
                 ids[kept] = ids[i++];
@@ -223,8 +224,8 @@ class BytePairTrainer::Merger {
     std::unordered_map<std::string, std::int32_t> ids_;
     std::array<std::int32_t, 256> byte_ids_{};
     std::vector<Piece> pieces_;
-    // A merged pair keeps its count: a second merge with the same result may bring the pair back, and the
-    // tokenizers library then goes on counting from there.
+    // The count of a merged pair is kept. A second merge with the same result may create the pair again, and
+    // the tokenizers library then continues from the old count.
     std::unordered_map<TokenPair, std::int64_t, TokenPairHash> pair_counts_;
     std::unordered_map<TokenPair, std::vector<PieceIndex>, TokenPairHash> changed_;
     std::vector<Candidate> queue_;

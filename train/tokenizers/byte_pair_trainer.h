@@ -12,34 +12,38 @@
 namespace gradtile {
 
 struct BytePairTrainerOptions {
-    std::int64_t vocabulary = 0;  ///< tokens in all: special tokens, 256 bytes, merges
-    std::vector<std::string> special_tokens{"<|endoftext|>"};  ///< they get the first ids
-    std::int64_t min_frequency = 0;                            ///< pairs that occur less often are not merged
-    int threads = 0;  ///< 0: one per core; the result does not depend on it
-    /// Called with the merges that are done, of so many, now and then.
+    std::int64_t vocabulary = 0;  ///< number of tokens: special tokens, 256 bytes and merges
+    std::vector<std::string> special_tokens{"<|endoftext|>"};  ///< the special tokens get the first ids
+    /// a pair that occurs less often than this is not merged
+    std::int64_t min_frequency = 0;
+    int threads = 0;  ///< 0: one thread per core; the result does not depend on the number
+    /// A function that is called from time to time with the number of merges so far and the number of all
+    /// merges.
     std::function<void(std::int64_t merges, std::int64_t of)> on_progress{};
 };
 
 /// Counts the pieces of texts, cut by GPT-2's pattern, and merges the most frequent pair of adjacent tokens
-/// until the vocabulary is full; of equally frequent pairs the one with the smaller ids (Sennrich et al.
-/// 2016, algorithm 1).
+/// until the vocabulary is full. Of equally frequent pairs, the pair with the smaller ids is merged (Sennrich
+/// et al. 2016, algorithm 1).
 ///
 /// The result is that of the tokenizers library's BpeTrainer with ByteLevel(add_prefix_space=False) and the
-/// initial alphabet ByteLevel.alphabet(), when each text is one item of train_from_iterator. Its
-/// train(files) cuts texts into lines first, so no token spans a line break followed by more whitespace
-/// there. It counts pairs in 32 bits, this class in 64.
+/// initial alphabet ByteLevel.alphabet(), when each text is one item of train_from_iterator. There are two
+/// differences. The library's train(files) first cuts texts into lines, so no token contains a line break
+/// with more whitespace after it. The library counts pairs in 32 bits, and this class counts in 64 bits.
 class BytePairTrainer {
   public:
     /// Throws Error for a vocabulary that cannot hold the special tokens and the bytes.
     explicit BytePairTrainer(BytePairTrainerOptions options);
     ~BytePairTrainer();
 
-    /// Counts the pieces of a text, UTF-8 or not. Special tokens in it are plain text.
+    /// Counts the pieces of a text, which need not be valid UTF-8. The texts of special tokens are plain text
+    /// here.
     void add(std::string_view text);
-    /// Pieces that differ.
+    /// Returns the number of different pieces.
     std::int64_t distinct_pieces() const;
 
-    /// The vocabulary has less tokens than asked for when the text has no more pairs.
+    /// Trains and returns the vocabulary. It has fewer tokens than options.vocabulary if the text has no more
+    /// pairs.
     BytePairVocabulary train() const;
 
   private:

@@ -1,5 +1,5 @@
 #pragma once
-/// What a byte-level BPE tokenizer consists of, whatever file it comes from.
+/// The parts of a byte-level BPE tokenizer. They are the same for every file format.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -7,7 +7,8 @@
 
 namespace gradtile {
 
-/// Token `result` replaces `left` followed by `right`, whose bytes together are those of `result`.
+/// The rule that token `result` replaces token `left` followed by token `right`. The bytes of `result` are
+/// the bytes of `left` followed by the bytes of `right`.
 struct BytePairMerge {
     std::int32_t left = 0, right = 0, result = 0;
     bool operator==(const BytePairMerge&) const = default;
@@ -17,35 +18,38 @@ struct BytePairMerge {
 struct AddedToken {
     std::int32_t id = 0;
     std::string text;
-    bool special = true;      ///< controls the model; see SpecialTokens
-    bool normalized = false;  ///< found after those that are not normalized
+    bool special = true;  ///< the token controls the model; see SpecialTokens
+    /// The token is searched for only in the text between tokens with normalized == false.
+    bool normalized = false;
     bool operator==(const AddedToken&) const = default;
 };
 
 struct BytePairVocabulary {
-    /// The bytes of every id; empty: the id has no bytes here (an added token has its text, others are
-    /// holes).
+    /// The bytes of every id. They are empty if the id belongs to an added token, whose text is in `added`,
+    /// or to no token.
     std::vector<std::string> tokens{};
-    /// The first is merged first. Empty if merges_by_id.
+    /// The merges in the order of their priority. The list is empty if merges_by_id is true.
     std::vector<BytePairMerge> merges{};
-    /// tiktoken's rule: any two tokens merge if their bytes together are a token, the smallest id first.
+    /// tiktoken's rule: two adjacent tokens are merged if the concatenation of their bytes is a token. The
+    /// merge with the smallest resulting id comes first.
     bool merges_by_id = false;
-    /// A piece that is a token is not merged step by step (`ignore_merges` in tokenizer.json).
+    /// If a whole piece is a token, the piece becomes this token without merges (`ignore_merges` in
+    /// tokenizer.json).
     bool whole_pieces = false;
     std::vector<AddedToken> added{};
     /// Regular expressions that cut the text into pieces: each match is a piece, and so is the text between
-    /// two matches. The second cuts the pieces of the first, and so on.
+    /// two matches. The second pattern cuts the pieces of the first pattern, and so on.
     std::vector<std::string> patterns{};
 
     bool operator==(const BytePairVocabulary&) const = default;
 };
 
-/// The patterns by which GPT-2's, cl100k's and Llama 3's texts are cut.
+/// The patterns that cut text for the tokenizers of GPT-2, cl100k and Llama 3.
 std::string_view gpt2_pattern();
 std::string_view cl100k_pattern();
 std::string_view llama3_pattern();
 
-/// Ids are below this number.
+/// The largest size of a vocabulary. All ids are less than this number.
 constexpr std::int64_t max_byte_pair_vocabulary = std::int64_t{1} << 22;
 
 }  // namespace gradtile

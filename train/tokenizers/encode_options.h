@@ -3,13 +3,15 @@
 
 namespace gradtile {
 
-/// What a special token's text, "<|endoftext|>" for example, is encoded as. Other people's text should not be
-/// able to write control tokens, so plain text is the default.
+/// How the text of a special token, for example "<|endoftext|>", is encoded: as plain text or as the special
+/// token. Plain text is the default, because text from unknown authors should not be able to produce control
+/// tokens.
 enum class SpecialTokens { as_text, recognised };
 
 struct EncodeOptions {
     SpecialTokens special_tokens = SpecialTokens::as_text;
-    int threads = 0;  ///< for long texts; 0: one per core. The ids do not depend on it.
+    /// Number of threads for long texts; 0: one per core. The ids do not depend on the number.
+    int threads = 0;
 };
 
 }  // namespace gradtile

@@ -56,7 +56,7 @@ struct FreePattern {
 };
 using PatternHandle = std::unique_ptr<pcre2_code_8, FreePattern>;
 
-/// Compiles a pattern; null and `error` and `offset` are set when it is wrong.
+/// Compiles a pattern. If the pattern is wrong, returns null and sets `error` and `offset`.
 PatternHandle compiled(const std::string& pattern, int& error, PCRE2_SIZE& offset) {
     return PatternHandle(
         pcre2().compile(units(pattern), pattern.size(), PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
@@ -77,7 +77,7 @@ struct Regex::Code {
 
 Regex::Regex(const std::string& pattern, std::string_view source)
     : code_(std::make_unique<Code>(Code{std::string(source), pattern, nullptr})) {
-    constexpr std::size_t max_pattern_bytes = 8192;  // the longest in use have some hundred
+    constexpr std::size_t max_pattern_bytes = 8192;  // the longest patterns in use have a few hundred bytes
     check(pattern.size() <= max_pattern_bytes, source, ": a pattern of ", pattern.size(),
           " bytes; expected at most ", max_pattern_bytes);
     const std::string translated = pcre2_pattern(pattern, source, is_script_of_pcre2);
@@ -85,7 +85,7 @@ Regex::Regex(const std::string& pattern, std::string_view source)
     PCRE2_SIZE offset = 0;
     code_->handle = compiled(translated, error, offset);
     check(code_->handle != nullptr, source, ": pattern '", pattern, "': ", pcre2_reason(error));
-    // Matching works without machine code as well, only slower.
+    // If no machine code can be generated, matching is slower but correct.
     pcre2().jit_compile(code_->handle.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
 }
 Regex::~Regex() = default;
@@ -96,7 +96,7 @@ struct Regex::Matcher::State {
 };
 
 Regex::Matcher::Matcher(const Regex& regex)
-    // One pair of offsets: patterns have no use for what groups captured.
+    // The match data has one pair of offsets, for the whole match. The offsets of groups are not needed.
     : state_(std::make_unique<State>(State{regex.code_.get(), pcre2().match_data_create(1, nullptr)})) {}
 Regex::Matcher::~Matcher() {
     if (state_) pcre2().match_data_free(state_->data);

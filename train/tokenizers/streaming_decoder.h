@@ -7,16 +7,17 @@
 
 namespace gradtile {
 
-/// A token may hold a part of a character. The texts that next() returns never end within a character; all
-/// of them and finish() together are Tokenizer::decode() of all ids.
+/// A token may contain a part of a character. The texts that next() returns never end within a character. All
+/// these texts and the text of finish() together equal Tokenizer::decode() of all ids.
 class StreamingDecoder {
   public:
     explicit StreamingDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
-    /// The text that the token completes; empty while a character is incomplete. Bytes that cannot become a
-    /// character are returned unchanged. Throws Error for an id outside the vocabulary.
+    /// Returns the text that is complete with this token. The text is empty while a character is incomplete.
+    /// Bytes that cannot become a character are returned unchanged. Throws Error for an id outside the
+    /// vocabulary.
     std::string next(std::int32_t id);
-    /// The bytes of a character that was never completed, at most three.
+    /// Returns the bytes of a character that is still incomplete, at most three.
     std::string finish();
 
   private:

@@ -11,8 +11,8 @@
 namespace gradtile {
 namespace {
 
-/// Calls visit(code point, byte offset) for every character. Throws where the text is not UTF-8; `advice` is
-/// the end of the message.
+/// Calls visit(code point, byte offset) for every character. Throws Error with the position where the text is
+/// not UTF-8. `advice` is the end of the message.
 template <class Visit>
 void for_each_character(std::string_view text, std::string_view source, Visit&& visit,
                         const char* advice = "") {
@@ -40,7 +40,7 @@ Tokenizer Tokenizer::characters(std::vector<char32_t> alphabet) {
 Tokenizer Tokenizer::characters_of(std::string_view text, std::string_view source) {
     check(!text.empty(), source, ": is empty; expected text");
     std::vector<bool> seen(0x110000);
-    // Only training can choose the tokenizer: sampling and evaluation use the checkpoint's.
+    // Only training can choose the tokenizer. Sampling and evaluation use the tokenizer of the checkpoint.
     for_each_character(
         text, source, [&](char32_t c, std::size_t) { seen[c] = true; },
         "; the byte tokenizer (--tokenizer bytes) takes any file");
@@ -94,7 +94,7 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, std::string_v
     if (const auto* rules = std::get_if<Characters>(&rules_)) {
         for_each_character(text, source, [&](char32_t c, std::size_t offset) {
             const std::int32_t id = c < rules->id_of.size() ? rules->id_of[c] : -1;
-            if (id < 0)  // check() would make the name for every character
+            if (id < 0)  // not check(), because check() would construct the name for every character
                 throw Error(concat(source, ": character ", code_point_name(c), " at byte offset ", offset,
                                    " is not one of the ", rules->alphabet.size(), " the tokenizer knows"));
             ids.push_back(id);
@@ -174,7 +174,8 @@ Tokenizer Tokenizer::from_json(const nlohmann::json& value, std::string_view sou
     std::vector<char32_t> alphabet;
     for_each_character(text, concat(source, ": tokenizer: characters"),
                        [&](char32_t c, std::size_t) { alphabet.push_back(c); });
-    // Ids are positions in this list, so another order would silently be another tokenizer.
+    // Ids are positions in this list, so a list in another order would be another tokenizer without any
+    // error.
     check(std::ranges::adjacent_find(alphabet, std::ranges::greater_equal{}) == alphabet.end(), source,
           ": tokenizer: characters: not distinct and in increasing order");
     return characters(std::move(alphabet));

@@ -1,5 +1,5 @@
 #pragma once
-/// Tokenizers: text to token ids and back.
+/// Tokenizers convert text to token ids, and token ids to text.
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -28,7 +28,7 @@ struct EnumNames<TokenizerKind> {
 };
 
 /// An immutable value. Equal tokenizers give the same ids for every text. BPE tokenizers are compared by
-/// their vocabularies (BytePairVocabulary), so unequal ones may give the same ids, too.
+/// their vocabularies (BytePairVocabulary), so two unequal BPE tokenizers may also give the same ids.
 ///
 /// bytes: the token id is the byte, vocabulary 256; accepts any text, UTF-8 or not.
 /// characters: the distinct code points of a text in increasing order, as nanoGPT numbers them; accepts
@@ -42,27 +42,29 @@ struct EnumNames<TokenizerKind> {
 class Tokenizer {
   public:
     static Tokenizer bytes();
-    /// Throws Error naming `source` and the byte offset where the text is not UTF-8, and when it is empty.
+    /// Returns a tokenizer whose alphabet is the characters of the text. Throws Error that names `source` if
+    /// the text is empty, or if it is not UTF-8, with the byte offset.
     static Tokenizer characters_of(std::string_view text, std::string_view source);
 
     /// Throws Error that begins with `source`; see BytePairEncoding.
     static Tokenizer byte_pairs(BytePairVocabulary vocabulary, std::string_view source);
 
     TokenizerKind kind() const;
-    /// Every id is below it. A BPE vocabulary may have ids without a text; see has_text.
+    /// Returns the size of the vocabulary. Every id is less than this number. A BPE vocabulary may have ids
+    /// without a text; see has_text.
     std::int64_t vocab_size() const;
     bool has_text(std::int32_t id) const;
-    /// null for other kinds than bpe.
+    /// Returns null if the tokenizer is not a BPE tokenizer.
     const BytePairEncoding* byte_pair_encoding() const;
     /// "bytes", "characters (65)" or "bpe (50257)".
     std::string name() const;
 
-    /// Returns the ids of a text; empty for an empty text. Throws Error naming `source` and the byte offset
+    /// Returns the ids of a text. An empty text has no ids. Throws Error naming `source` and the byte offset
     /// of invalid UTF-8 or of a character outside the vocabulary.
     std::vector<std::int32_t> encode(std::string_view text, std::string_view source,
                                      const EncodeOptions& options = {}) const;
-    /// Returns the text of the ids. Throws Error for an id without a text. Bytes are returned
-    /// unchanged, valid UTF-8 or not; StreamingDecoder returns whole characters.
+    /// Returns the text of the ids. Throws Error for an id without a text. Bytes that are not valid UTF-8 are
+    /// returned unchanged. StreamingDecoder returns whole characters.
     std::string decode(std::span<const std::int32_t> ids) const;
 
     /// Returns the value for a checkpoint: {"kind": "bytes"}, {"kind": "characters", "characters": "..."} or
@@ -78,8 +80,9 @@ class Tokenizer {
         bool operator==(const Bytes&) const = default;
     };
     struct Characters {
-        std::vector<char32_t> alphabet;   ///< increasing; the id is the index
-        std::vector<std::int32_t> id_of;  ///< by code point, up to the largest in the alphabet; -1: none
+        std::vector<char32_t> alphabet;  ///< characters in increasing order; a character's id is its index
+        /// The id of each code point up to the largest one in the alphabet; -1: the code point has no id.
+        std::vector<std::int32_t> id_of;
         bool operator==(const Characters&) const = default;
     };
     struct BytePairs {

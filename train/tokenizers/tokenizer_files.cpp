@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The largest in use have 30 MB.
+/// The largest tokenizer files in use have 30 MB.
 constexpr std::int64_t max_tokenizer_bytes = std::int64_t{1} << 28;
 
 std::string tokenizer_file_text(const std::string& path) {
@@ -62,7 +62,7 @@ constexpr std::array<std::int8_t, 256> base64_values() {
     return values;
 }
 
-/// Returns the bytes of base64 (RFC 4648); nullopt when the text is not that.
+/// Returns the bytes that a base64 text (RFC 4648) encodes; nullopt if the text is not base64.
 std::optional<std::string> bytes_of_base64(std::string_view text) {
     static constexpr std::array values = base64_values();
     if (text.empty() || text.size() % 4 != 0) return std::nullopt;
@@ -84,7 +84,7 @@ std::optional<std::string> bytes_of_base64(std::string_view text) {
 }
 
 struct KnownRanks {
-    std::string_view name;  // contained in the file's name
+    std::string_view name;  // a part of the file's name that selects this row
     std::string_view (*pattern)();
     std::vector<AddedToken> added;
 };
@@ -155,7 +155,7 @@ Tokenizer load_tokenizer(const std::string& path) {
         return byte_pairs(std::move(vocabulary));
     }
     const nlohmann::json value = tokenizer_file_json(path);
-    // "model" may also be a word of the vocabulary, with its id.
+    // In a vocab.json "model" may be a word of the vocabulary, whose value is an id.
     if (value.is_object() && !value.value("model", nlohmann::json()).is_object() && name != "tokenizer.json")
         return byte_pairs(vocabulary_of_encoder_json(
             value, tokenizer_file_text(file_beside(path, {"vocab.bpe", "merges.txt"})), path));

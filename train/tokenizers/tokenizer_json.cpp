@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Ids by token, as the file writes it.
+/// The ids of tokens. The keys are the tokens as the file spells them.
 using TokenIds = std::unordered_map<std::string_view, std::int32_t>;
 
 class TokenizerJsonReader {
@@ -23,7 +23,7 @@ class TokenizerJsonReader {
     BytePairVocabulary read(const json& value) {
         check(value.is_object(), source_, ": expected an object, as tokenizer.json has");
         const json& model = object(value, "model");
-        // Old files have no type.
+        // Old files have no member "type".
         if (const json type = model.value("type", json("BPE")); type != "BPE")
             refuse("model.type", type, "\"BPE\"");
         require_absent(value, "normalizer");
@@ -43,7 +43,8 @@ class TokenizerJsonReader {
 
     BytePairVocabulary read_encoder(const json& encoder, std::string_view merges) {
         check(encoder.is_object(), source_, ": expected an object of tokens and their ids");
-        for (const auto& [token, id] : encoder.items())  // the end of text is no byte sequence's token
+        // "<|endoftext|>" is not a sequence of bytes but an added token
+        for (const auto& [token, id] : encoder.items())
             if (token.starts_with("<|") && token.ends_with("|>")) {
                 added_ids_[token] = id_of(id, token);
                 vocabulary_.added.push_back({.id = id_of(id, token), .text = token});
@@ -130,7 +131,8 @@ class TokenizerJsonReader {
             ids_[token] = id;
             std::optional<std::string> bytes = bytes_of_characters(token);
             const auto added = added_ids_.find(token);
-            // An added token's text is not written in the characters for bytes.
+            // The text of an added token is plain text. It is not written in the characters that represent
+            // bytes.
             if (added != added_ids_.end() && added->second == id) {
                 if (bytes != token) continue;
             }
@@ -205,7 +207,8 @@ class TokenizerJsonReader {
     }
 
     void read_byte_level(const json& value) {
-        // Decoded, such a text would begin with a space that it does not have.
+        // With this option, an encoded and decoded text would begin with a space that the original text does
+        // not have.
         if (flag(value, "add_prefix_space", true))
             refuse("pre_tokenizer.add_prefix_space", true, "false (it is not supported)");
         check(!is_byte_level_, source_, ": pre_tokenizer: has ByteLevel twice");
@@ -217,7 +220,8 @@ class TokenizerJsonReader {
         const json& pattern = object(value, "pattern");
         const bool invert = flag(value, "invert");
         const std::string behavior = text(value, "behavior");
-        // "Removed, inverted" drops what lies between matches, of which such patterns leave nothing.
+        // Inverted "Removed" removes the text between matches. Patterns that are written with it match the
+        // whole text, so nothing is removed.
         if (!(behavior == "Isolated" || (behavior == "Removed" && invert)))
             refuse("pre_tokenizer.behavior", json(behavior), "\"Isolated\"");
         if (pattern.contains("Regex")) return add_pattern(text(pattern, "Regex"));
@@ -238,7 +242,7 @@ class TokenizerJsonReader {
     bool is_byte_level_ = false;
 };
 
-/// The merges of tiktoken's rule in an order that gives the same ids: by result, then by the parts.
+/// Returns merges that give the same ids as tiktoken's rule. They are ordered by result, then by their parts.
 std::vector<BytePairMerge> merges_by_id(const BytePairVocabulary& vocabulary) {
     std::unordered_map<std::string_view, std::int32_t> ids;
     for (std::size_t i = 0; i < vocabulary.tokens.size(); ++i)

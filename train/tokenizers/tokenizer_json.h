@@ -1,5 +1,5 @@
 #pragma once
-/// tokenizer.json of the Hugging Face tokenizers library.
+/// Reads and writes tokenizer.json, the format of the Hugging Face tokenizers library.
 #include <string_view>
 
 #include <nlohmann/json_fwd.hpp>
@@ -14,18 +14,19 @@ namespace gradtile {
 /// them;
 /// - added_tokens, special or not.
 ///
-/// post_processor and decoder are not read: encode() adds no tokens of its own. Throws Error that begins with
-/// `source` and names the member, when the value is not such a tokenizer or asks for what would change the
-/// text: a normalizer, add_prefix_space, tokens that strip their surroundings, dropout.
+/// The members post_processor and decoder are not read, and encode() adds no tokens to the text's tokens.
+/// Throws Error that begins with `source` and names the member, when the value is not such a tokenizer or has
+/// an option that would change the text: a normalizer, add_prefix_space, tokens that remove the space around
+/// them, dropout.
 BytePairVocabulary vocabulary_of_tokenizer_json(const nlohmann::json& value, std::string_view source);
 
-/// Returns a tokenizer.json that the tokenizers library reads and that gives the same ids. A vocabulary with
-/// merges_by_id gets a list of merges.
+/// Returns a tokenizer.json from which the tokenizers library computes the same ids. For a vocabulary with
+/// merges_by_id, the value contains a list of merges.
 nlohmann::json tokenizer_json_of(const BytePairVocabulary& vocabulary);
 
-/// Returns vocabulary_of_tokenizer_json's parts of two files: encoder.json (or vocab.json), an object of
-/// tokens and their ids, and vocab.bpe (or merges.txt), lines "a b" after a first line that begins with
-/// "#version".
+/// Returns the vocabulary of GPT-2's two files. encoder.json (or vocab.json) is an object of tokens and their
+/// ids. vocab.bpe (or merges.txt) has a first line that begins with "#version", and then one merge per line,
+/// "a b".
 BytePairVocabulary vocabulary_of_encoder_json(const nlohmann::json& encoder, std::string_view merges,
                                               std::string_view source);
 

@@ -18,10 +18,10 @@ struct BackwardScratch {
     Operand q, d_o;                      ///< left operands, summed over the head dim
     Operand q_over_rows, d_o_over_rows;  ///< left operands, transposed, summed over rows
     BackwardOperands operands;
-    Matrix s, d_p;        ///< one square each
+    Matrix s, d_p;        ///< one square of S and one of dP
     Matrix d_k, d_v;      ///< transposed: [head dim, keys]
     Matrix d_q;           ///< [rows, head dim]
-    float *lse, *delta;   ///< [rows]; lse has base 2, or base e under a rule
+    float *lse, *delta;   ///< [rows]; lse is in base 2, or in base e if a score rule applies
     float* bias_columns;  ///< [max_biases, keys]
 
     BackwardScratch(const Geometry& geometry, const BlockPolicy& block, ScratchPieces& pieces)
@@ -127,8 +127,8 @@ class BackwardBlock {
         return {task_.d_q.data + head * task_.d_q_head_stride, task_.d_q.stride};
     }
 
-    /// Prefetches Q and dO of the next row block's strip with this number, and the rows of dQ of this strip,
-    /// which add_to_d_q() updates at the end of this row block.
+    /// Prefetches two things: Q and dO of the strip with the same number in the next row block, and the rows
+    /// of dQ that belong to this strip. add_to_d_q() updates these rows at the end of this row block.
     void prefetch_next(const RowBlock& block, std::int64_t strip) {
         const std::int64_t row = block.rows.begin + strip * square;
         const std::int64_t next_row = row + policy_.backward_rows;
@@ -142,7 +142,7 @@ class BackwardBlock {
         const std::int64_t row = block.rows.begin + strip * square;
         return {row, smaller(row + square, block.rows.end)};
     }
-    /// The squares of the task's keys that a strip of rows sees.
+    /// Returns the squares of the task's keys that contain a key visible to a strip of rows.
     IndexRange squares_seen(const RowBlock& block, std::int64_t strip) const {
         const IndexRange seen = intersection(geometry_.mask.visible_keys(rows_of(block, strip)), task_.keys);
         return seen.begin < seen.end ? squares_of(seen, task_.keys.begin) : IndexRange{0, 0};
@@ -175,8 +175,8 @@ class BackwardBlock {
         }
     }
 
-    /// Under a rule: turns scratch_.s into the probabilities that multiply V, and scratch_.d_p into the
-    /// gradient of the products. Both become 0 for invisible pairs.
+    /// Only for calls with a score rule. Replaces scratch_.s by the probabilities that multiply V, and
+    /// scratch_.d_p by the gradient of the products. Both become 0 for invisible pairs.
     void differentiate_square(const RowBlock& block, std::int64_t strip, IndexRange keys,
                               const BlockBiasGradients<float>& bias_sums) {
         const ScoreRule<float>& rule = task_.rules[block.head];
@@ -209,7 +209,7 @@ class BackwardBlock {
         }
     }
 
-    /// The factors of dropout for a square, whose first key is a multiple of 32.
+    /// Computes the dropout factors of a square. The square's first key is a multiple of 32.
     static void square_dropout_factors(const ScoreRule<float>& rule, std::int64_t first_row,
                                        std::int64_t first_key, float (&factors)[square][square]) {
         for (auto& row : factors)

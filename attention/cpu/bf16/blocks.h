@@ -18,24 +18,25 @@ inline BlockPolicy block_policy(const Geometry& geometry) {
     const bool narrow = head_dim <= 64, wide = head_dim > 128, long_rows = queries >= 2048,
                long_keys = keys >= 4096;
     return {
-        // Every task packs K and V, which costs 1/rows of its work. O and a block of K and V fit the L2
-        // cache. Short sequences get smaller tasks, so that all threads have work.
+        // Every task packs K and V. The packing costs 1/rows of the task's work. O and a block of K and V fit
+        // the L2 cache. Short sequences get smaller tasks, so that all threads have work.
         .forward_rows = smaller(long_rows && !wide ? 256 : 128, queries),
         // Head dim 64: 974 with 256 keys, 892 with 128. With more keys the scores of a strip would not fit
         // the L1 cache.
         .forward_keys = smaller(wide ? 128 : 256, keys),
         // Head dim 128: 1391 with 128 rows, 1250 with 64, 1310 with 256.
         .backward_rows = 128,
-        // Every task packs Q and dO and adds to all of dQ, which costs 1/keys of its work (head dim 64: 1320
-        // with 256 keys, 1049 with 128). K, V, dK, dV, and P and dS of a row block, fit the L2 cache.
+        // Every task packs Q and dO and adds to all of dQ. These two steps cost 1/keys of the task's work
+        // (head dim 64: 1320 with 256 keys, 1049 with 128). K, V, dK, dV, and P and dS of a row block, fit
+        // the L2 cache.
         .backward_keys = smaller(narrow && long_keys ? 512
                                  : wide              ? 128
                                                      : 256,
                                  keys)};
 }
 
-/// Allocates arrays from a task's scratch memory, each on a cache line of its own. With a null pointer it
-/// only counts bytes.
+/// Allocates arrays from a task's scratch memory. Each array starts on a cache line of its own. If the
+/// pointer to the memory is null, the class only counts bytes.
 class ScratchPieces {
   public:
     explicit ScratchPieces(std::byte* base) : base_(base) {}
@@ -63,7 +64,7 @@ class ScratchPieces {
     std::size_t used_ = 0;
 };
 
-/// The squares that contain the given tokens, counted from token `first`.
+/// Returns the squares that contain the given tokens. Square 0 begins at token `first`.
 inline IndexRange squares_of(IndexRange tokens, std::int64_t first) {
     return {(tokens.begin - first) / square, (tokens.end - first + square - 1) / square};
 }

@@ -14,7 +14,7 @@ struct ForwardScratch {
     Matrix scores;           ///< [32, keys]; one strip
     Matrix o;                ///< [rows, head dim], unnormalised
     Statistics* statistics;  ///< one for every 16 rows
-    float* factors;          ///< [keys], of dropout; one row
+    float* factors;          ///< [keys]: the dropout factors of one row
 
     ForwardScratch(const Geometry& geometry, const BlockPolicy& block, ScratchPieces& pieces)
         : q(pieces.operand(block.forward_rows, geometry.d_qk)),
@@ -88,13 +88,13 @@ class ForwardBlock {
         prefetch(task_.v, next, geometry_.d_v);
     }
 
-    /// The squares of the key block that a strip of rows sees.
+    /// Returns the squares of the key block that contain a key visible to a strip of rows.
     IndexRange squares_seen(std::int64_t strip, IndexRange keys) const {
         const IndexRange seen = intersection(geometry_.mask.visible_keys(rows_of(strip)), keys);
         return seen.begin < seen.end ? squares_of(seen, keys.begin) : IndexRange{0, 0};
     }
 
-    /// The keys of squares of a key block.
+    /// Returns the keys of the given squares of a key block.
     static IndexRange keys_of(IndexRange squares, IndexRange keys) {
         return {keys.begin + squares.begin * square, smaller(keys.begin + squares.end * square, keys.end)};
     }
@@ -106,8 +106,8 @@ class ForwardBlock {
                             strip, scratch_.k, j, {0, scratch_.q.depth}, Sum::overwrite);
     }
 
-    /// Turns dot products into scores. Dot products of keys after the last visible one remain; mask_scores()
-    /// replaces them.
+    /// Replaces dot products by scores. The dot products of keys after the last visible key do not change
+    /// here; mask_scores() replaces them.
     void apply_rule_to(std::int64_t strip, IndexRange squares, IndexRange keys) {
         const IndexRange rows = rows_of(strip);
         const IndexRange seen = keys_of(squares, keys);
@@ -171,7 +171,8 @@ class ForwardBlock {
             const Statistics& statistics = scratch_.statistics[r / tile_rows];
             const float maximum = statistics.maximum[r % tile_rows];
             const float sum = _mm512_reduce_add_ps(_mm512_load_ps(statistics.sum[r % tile_rows]));
-            const bool sees_no_key = sum == 0.0f;  // a NaN may be missing in the maximum, but not in the sum
+            // The test reads the sum: a NaN always reaches the sum, but may be lost in the maximum.
+            const bool sees_no_key = sum == 0.0f;
             const __m512 factor = _mm512_set1_ps(sees_no_key ? 0.0f : dropout_scale / sum);
             const float* const o = scratch_.o.at(r, 0);
             if (task_.part_lse != nullptr) {
@@ -186,9 +187,9 @@ class ForwardBlock {
         }
     }
 
-    /// A rule whose factors of dropout are 0 and 1. P of a row's largest score is 1; multiplied by dropout's
-    /// scale and rounded to bf16, it would have the same error in every row. So write_output() applies the
-    /// scale.
+    /// Returns the rule with dropout factors 0 and 1 instead of 0 and dropout's scale. write_output() applies
+    /// the scale. The reason: P of a row's largest score is 1. If P were multiplied by the scale and rounded
+    /// to bf16, this 1 would have the same rounding error in every row.
     static ScoreRule<float> without_dropout_scale(const ScoreRule<float>* rule) {
         ScoreRule<float> result{};
         if (rule != nullptr) result = *rule;

@@ -1,6 +1,6 @@
 #pragma once
 /// INTERNAL; include only in sources compiled for one instruction set. Packs rows of bf16 into operand tiles,
-/// and stores results as rows of bf16. In the tiles, elements outside the given rows and columns become 0.
+/// and stores results as rows of bf16. Elements of a tile outside the given rows and columns become 0.
 #include <immintrin.h>
 
 #include <gradtile/attention/cpu/bf16/tiles.h>
@@ -12,14 +12,14 @@ namespace {
 
 using InputRows = StridedRows<const bfloat16>;
 
-/// A mask of the first n lanes; of no lane if n <= 0.
+/// Returns a mask that selects the first n lanes. If n <= 0, the mask selects no lane.
 template <class LaneMask>
 inline LaneMask first_lanes(std::int64_t n) {
     constexpr std::int64_t lanes = 8 * sizeof(LaneMask);
     return static_cast<LaneMask>(n >= lanes ? ~0ull : n <= 0 ? 0ull : (1ull << n) - 1);
 }
 
-/// 32 columns of a matrix, from `column` on.
+/// The 32 columns of a matrix that begin at `column`.
 struct ColumnBand {
     InputRows x;
     std::int64_t end_row;
@@ -28,7 +28,7 @@ struct ColumnBand {
 
     ColumnBand(const InputRows& rows, IndexRange range, std::int64_t first, std::int64_t columns)
         : x(rows), end_row(range.end), column(first), lanes(first_lanes<__mmask32>(columns - first)) {}
-    /// The 32 elements of row i; 0 outside the given rows and columns.
+    /// Returns the 32 elements of row i. Elements outside the given rows and columns are 0.
     __m512i row(std::int64_t i) const {
         return i < end_row ? _mm512_maskz_loadu_epi16(lanes, x.row(i) + column) : _mm512_setzero_si512();
     }
@@ -146,7 +146,7 @@ inline void store_row(float* to, const float* from, std::int64_t columns, __m512
                               _mm512_mul_ps(factor, _mm512_loadu_ps(from + d)));
 }
 
-/// Rows `range` of x = factor * sums^T, rounded to bf16; sums is [columns, rows].
+/// Stores factor * sums^T, rounded to bf16, to the rows `range` of x. sums is [columns, rows].
 inline void store_transposed(const StridedRows<bfloat16>& x, IndexRange range, std::int64_t columns,
                              const Matrix& sums, float factor) {
     for (std::int64_t first = range.begin; first < range.end; first += tile_rows) {

@@ -29,7 +29,7 @@ inline __m512 exp2(__m512 x) {
     return _mm512_scalef_ps(power, n);
 }
 
-/// Rounds 32 numbers to bf16, those of `low` first.
+/// Rounds 32 numbers to bf16. The result contains the numbers of `low`, then those of `high`.
 inline __m512i round_pair(__m512 low, __m512 high) {
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
@@ -47,9 +47,9 @@ inline void mask_square(const Mask& mask, const Matrix& scores, std::int64_t row
     }
 }
 
-/// How the softmax reads scores in a call without a rule. The scores are products without their scale. The
-/// running maximum is the maximum of scale * log2(e) * product, so that P needs one operation per pair before
-/// 2^x.
+/// How the softmax reads scores in a call without a score rule. The scores are products that are not yet
+/// multiplied by the scale. The running maximum is the maximum of scale * log2(e) * product, so that P needs
+/// one operation per pair before 2^x.
 struct PlainScores {
     __m512 scale;
 
@@ -59,12 +59,14 @@ struct PlainScores {
     __m512 exponent(__m512 score, __m512 reference) const { return _mm512_fmsub_ps(score, scale, reference); }
     /// The exponent of the factor that rescales the sums so far, from the change of the maximum.
     __m512 exponent(__m512 difference) const { return difference; }
-    /// The factors of row r's probabilities in O, those of dropout; null: all are 1.
+    /// Returns the dropout factors by which row r's probabilities are multiplied in O; null: all factors are
+    /// 1.
     const float* factors(std::int64_t) const { return nullptr; }
 };
 
-/// How the softmax reads scores to which a rule was applied. The running maximum is the maximum of the scores
-/// themselves: a sink or a bias may be as large as float32 allows, and times log2(e) it would overflow.
+/// How the softmax reads scores in a call with a score rule. The running maximum is the maximum of the
+/// scores, without the factor log2(e): a sink or a bias may be as large as float32 allows, and multiplied by
+/// log2(e) it would overflow.
 struct RuleScores {
     const ScoreRule<float>& rule;
     std::int64_t first_row, first_key, columns;
@@ -131,7 +133,8 @@ void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t col
         const float* const s = scores.at(r, 0);
         const __m512 row_reference = _mm512_set1_ps(reference[r]);
         const float* const factors = reading.factors(r);
-        // The block is summed separately, because the sum so far may be much larger than each of its terms.
+        // The block is summed separately, because the previous sum may be much larger than each term of the
+        // block.
         __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
         for (std::int64_t j = 0; j < columns; j += 32) {
             __m512 low = exp2(reading.exponent(_mm512_loadu_ps(s + j), row_reference));

@@ -43,8 +43,8 @@ enum class Sum : std::uint8_t { overwrite, accumulate };
 
 /// Computes one square of a product: c [32, 32] = a b, or c += a b. Rows 32 i to 32 i + 31 of a are
 /// multiplied by columns 32 j to 32 j + 31 of b, summed over the tiles `depth` of the summed axis. The
-/// function is not inlined, because its AVX-512 version needs nearly all registers, and a caller's loop would
-/// keep constants in some.
+/// function is not inlined: its AVX-512 version needs nearly all registers, and an inlined copy would share
+/// them with the constants of the caller's loop.
 template <class Tiles>
 [[gnu::noinline]] void multiply_square(Tiles& tiles, const Matrix& c, const Operand& a, std::int64_t i,
                                        const Operand& b, std::int64_t j, IndexRange depth, Sum sum) {

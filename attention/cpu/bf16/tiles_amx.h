@@ -10,7 +10,7 @@ namespace {
 
 /// Configures the thread's tile registers and releases them at the end. The class uses inline assembly for
 /// two reasons: the compiler's intrinsics do not accept a template argument as tile number, and GCC 12 may
-/// move their loads ahead of stores to the same memory.
+/// move an intrinsic's load ahead of a store to the same memory.
 class AmxTiles {
   public:
     AmxTiles() {

@@ -11,10 +11,10 @@ namespace gradtile::attention::cpu {
 namespace {
 
 /// The accumulators are in memory. Each product of 16 x 16 x 32 loads an accumulator into 16 vector registers
-/// and stores it again; its 256 multiply-adds hide this cost. Operands are not copied, so they must not
-/// change until they are used. The same holds for the memory that an accumulator is loaded from, because
-/// store() adds it. The products between load and store are thus summed separately, which keeps long sums
-/// accurate.
+/// and stores it again; its 256 multiply-adds hide this cost. load() of an operand does not copy it, so the
+/// operand must not change before the product. load() of an accumulator does not read the memory either:
+/// store() adds the memory's numbers to the sum of the products. The products between load() and store() are
+/// therefore summed separately, so long sums stay accurate.
 class Avx512Tiles {
   public:
     template <int tile>

@@ -12,8 +12,8 @@ namespace {
 constexpr std::int64_t backward_rows = 64;
 
 /// Keys of one task. Long sequences get several tiles per task, which share each packed block of Q and dO and
-/// each addition to dQ. Short sequences get one, so that there are enough tasks for all threads. Wide heads
-/// get fewer tiles, so that K, V, dK and dV fit the L2 cache.
+/// each addition to dQ. Short sequences get one tile per task, so that there are enough tasks for all
+/// threads. Wide heads get fewer tiles, so that K, V, dK and dV fit the L2 cache.
 inline std::int64_t backward_task_keys(const Geometry& g) {
     const std::int64_t d = larger(g.d_qk, g.d_v);
     if (g.mask.keys >= 1024 && d <= 128) return 4 * tile_tokens;
@@ -76,7 +76,8 @@ class BackwardBlock {
         IndexRange keys;
         float *k, *k_transposed, *v_transposed, *d_k, *d_v;
     };
-    /// Rows, counted from the row block's first row, and the vectors of keys that any of them sees.
+    /// Some rows of a row block, and the vectors of keys that at least one of these rows sees. Row 0 is the
+    /// row block's first row.
     struct Strip {
         IndexRange rows;
         IndexRange vectors;
@@ -204,7 +205,7 @@ class BackwardBlock {
                     });
     }
 
-    /// Row r of the row block: turns Q K^T into the probabilities that multiply V, and dO V^T into the
+    /// For row r of the row block, replaces Q K^T by the probabilities that multiply V, and dO V^T by the
     /// gradient of the products. Both become 0 for invisible keys.
     void differentiate_row(std::int64_t head, std::int64_t first_row, std::int64_t r, const Tile& tile,
                            IndexRange vectors, const BlockBiasGradients<float>& bias_sums) const {
@@ -286,7 +287,7 @@ class BackwardBlock {
                     });
     }
 
-    /// sums [d, keys] += rows^T * weights: for dV^T += dO^T P and dK^T += Q^T dS.
+    /// sums [d, keys] += rows^T * weights. Computes dV^T += dO^T P and dK^T += Q^T dS.
     void add_outer(const Strip& strip, std::int64_t d, const float* rows, std::int64_t pitch,
                    const float* weights, float* sums) const {
         const std::int64_t first = strip.rows.begin;

@@ -14,17 +14,17 @@ constexpr std::int64_t forward_keys = 64;
 constexpr double log2_e = 1.4426950408889634;
 constexpr double ln_2 = 0.6931471805599453;
 
-/// Floats from one row of a packed tile to the next: an odd number of cache lines, so that the elements of a
-/// column are in different cache sets.
+/// The distance between two rows of a packed tile, in floats. The distance is an odd number of cache lines,
+/// so that the elements of a column are in different cache sets.
 inline std::int64_t row_pitch(std::int64_t d) {
     constexpr std::int64_t line = 16;
     const std::int64_t lines = (d + line - 1) / line;
     return (lines % 2 == 0 ? lines + 1 : lines) * line;
 }
 
-/// Query rows of one task. Long sequences get several tiles per task, which share each packed K/V block.
-/// Short sequences get one, so that there are enough tasks for all threads. Wide heads get fewer tiles, so
-/// that these fit the L2 cache.
+/// The number of query rows of one task. Long sequences get several tiles per task, which share each packed
+/// K/V block. Short sequences get one tile per task, so that there are enough tasks for all threads. Wide
+/// heads get fewer tiles, so that these fit the L2 cache.
 inline std::int64_t forward_task_rows(const Geometry& g) {
     const std::int64_t d = larger(g.d_qk, g.d_v);
     if (g.mask.queries >= 4096 && d <= 128) return 4 * tile_tokens;
@@ -46,7 +46,7 @@ struct ForwardScratch {
     std::int64_t tiles;
     float* q;          // [tiles, Dqk, tile_tokens]
     float* o;          // [tiles, Dv, tile_tokens], not yet divided by the sum
-    float* maximum;    // [tiles, tile_tokens]: running maximum of S, see ForwardBlock
+    float* maximum;    // [tiles, tile_tokens]: running maximum of S; see ForwardBlock
     float* sum;        // [tiles, tile_tokens]: running sum of exp(S - maximum)
     float* sum_error;  // [tiles, tile_tokens]: rounding errors of the additions to `sum`
     float* k;          // [forward_keys, row_pitch]
@@ -54,9 +54,10 @@ struct ForwardScratch {
     float* p;          // [forward_keys, tile_tokens]: S^T, then P^T
 };
 
-/// Without a rule the running maximum is the maximum of scale * log2(e) * Q K^T, so that P needs one
-/// operation per pair before 2^x. Under a rule it is the maximum of the scores themselves: a sink or a bias
-/// may be as large as float32 allows, and times log2(e) it would overflow.
+/// Without a score rule the running maximum is the maximum of scale * log2(e) * Q K^T, so that P needs one
+/// operation per pair before 2^x. With a score rule the running maximum is the maximum of the scores, without
+/// the factor log2(e): a sink or a bias may be as large as float32 allows, and multiplied by log2(e) it would
+/// overflow.
 template <class V>
 class ForwardBlock {
     using Vector = typename V::Vector;
@@ -101,7 +102,8 @@ class ForwardBlock {
         float *q, *o, *maximum, *sum, *sum_error;
     };
     static constexpr int max_strips = forward_keys / strip_tokens;
-    /// Keys, counted from the block's first key, and the vectors of queries that see any of them.
+    /// Some keys of a block, and the vectors of queries that see at least one of these keys. Key 0 is the
+    /// block's first key.
     struct Strip {
         IndexRange keys;
         IndexRange vectors;
@@ -185,7 +187,8 @@ class ForwardBlock {
         }
     }
 
-    /// Divides a block of keys into strips of `length` keys, without those that no row of the tile sees.
+    /// Divides a block of keys into strips of `length` keys. Strips that no row of the tile sees are left
+    /// out.
     int split(const Tile& tile, IndexRange keys, std::int64_t length, Strip (&strips)[max_strips]) const {
         const std::int64_t count = keys.end - keys.begin;
         int found = 0;
@@ -200,7 +203,7 @@ class ForwardBlock {
         return found;
     }
 
-    /// The pairs of a strip, which are in scratch_.p.
+    /// Returns the pairs of a strip. Their numbers are in scratch_.p.
     TransposedBlock block_of(const Tile& tile, const Strip& strip, std::int64_t first_key) const {
         const std::int64_t first_lane = strip.vectors.begin * V::lanes;
         return {.s = scratch_.p + strip.keys.begin * tile_tokens + first_lane,
@@ -218,7 +221,8 @@ class ForwardBlock {
             }
     }
 
-    /// S^T = K Q^T. With track_maximum, `maximum` becomes the maximum over the strip's keys, too.
+    /// S^T = K Q^T. If track_maximum is true, the function also sets `maximum` to the maximum over the
+    /// strip's keys.
     template <bool track_maximum>
     void scores(const Tile& tile, const Strip& strip, float* maximum) const {
         const std::int64_t pitch = row_pitch(g_.d_qk);
@@ -266,7 +270,8 @@ class ForwardBlock {
         }
     }
 
-    /// e^x of a score minus the running maximum; without a rule both are in base 2, and this is 2^x.
+    /// Returns e^x for x = a score minus the running maximum. Without a score rule, scores and maximum are in
+    /// base 2, and the function returns 2^x.
     template <bool under_rule>
     static Vector power(Vector x) {
         if constexpr (under_rule) return V::exp2(V::mul(V::broadcast(static_cast<float>(log2_e)), x));
@@ -307,7 +312,7 @@ class ForwardBlock {
         V::store(error, V::add(V::load(error), lost));
     }
 
-    /// O^T += V^T P^T. With with_rescale, O^T is multiplied by `rescale` first.
+    /// O^T += V^T P^T. If with_rescale is true, O^T is multiplied by `rescale` before the addition.
     template <bool with_rescale>
     void add_values(const Tile& tile, const Strip& strip, const float* rescale) const {
         const std::int64_t pitch = row_pitch(g_.d_v);
@@ -348,7 +353,7 @@ class ForwardBlock {
     const Geometry& g_;
     ForwardScratch scratch_;
     float q_factor_;
-    float scale_;  // without its sign
+    float scale_;  // the absolute value of the call's scale
     float scale_log2_;
 };
 

@@ -1,23 +1,23 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for one instruction set. The score rule on transposed tiles,
-/// whose rows are keys and whose vector lanes are queries.
+/// INTERNAL; include only in sources compiled for one instruction set. Applies the score rule to transposed
+/// tiles. The rows of a transposed tile are keys, and its vector lanes are queries.
 #include <gradtile/attention/cpu/f32/tiles.h>
 #include <gradtile/attention/cpu/score_rows.h>
 
 namespace gradtile::attention::cpu {
 namespace {
 
-/// Part of a transposed tile [keys, tile_tokens]: the pairs of `keys` with `lanes` queries from first_query
-/// on. Lanes of queries from end_query on are padding.
+/// A part of a transposed tile [keys, tile_tokens]: the pairs of `keys` with the `lanes` queries that begin
+/// at first_query. Lanes of queries that are not less than end_query are padding.
 struct TransposedBlock {
-    float* s;  ///< the pair of the first key and the first query
+    float* s;  ///< the address of the pair (first key, first query)
     IndexRange keys;
     std::int64_t first_query, lanes, end_query;
 
     float* row(std::int64_t key) const { return s + (key - keys.begin) * tile_tokens; }
 };
 
-/// Loads the bias of row i and n keys, n > 0; the other lanes become 0.
+/// Loads the bias of row i for n keys into the first n lanes, n > 0. The other lanes become 0.
 template <class V>
 typename V::Vector load_bias(const BiasRows& bias, std::int64_t i, std::int64_t first_key, std::int64_t n) {
     const float* const row = reinterpret_cast<const float*>(bias.data) + i * bias.row_stride;
@@ -57,7 +57,7 @@ void add_bias(const BiasRows& bias, const TransposedBlock& block) {
         }
 }
 
-/// Turns dot products into scores; product = scale * dot product.
+/// Replaces dot products by scores. The rule's input is the product, scale * dot product.
 template <class V>
 void apply_rule(const ScoreRule<float>& rule, float scale, const TransposedBlock& block) {
     for (std::int64_t key = block.keys.begin; key < block.keys.end; ++key) {
@@ -71,8 +71,8 @@ void apply_rule(const ScoreRule<float>& rule, float scale, const TransposedBlock
         if (bias.data != nullptr) add_bias<V>(bias, block);
 }
 
-/// Multiplies P by the factors of dropout. One draw is for eight neighbouring keys of one query; a vector
-/// holds the draws of V::lanes queries.
+/// Multiplies P by the dropout factors. One random draw serves eight neighbouring keys of one query, and a
+/// vector holds the draws of V::lanes queries.
 template <class V>
 void apply_dropout(const ScoreRule<float>& rule, const TransposedBlock& block) {
     if (rule.dropout_threshold == 0) return;

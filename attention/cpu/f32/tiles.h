@@ -30,8 +30,8 @@ inline IndexRange tile_range(IndexRange tokens, std::int64_t t) {
     return {begin, smaller(begin + tile_tokens, tokens.end)};
 }
 
-/// Allocates float arrays, aligned to 64 bytes, from a task's scratch memory. With a null pointer it only
-/// counts bytes.
+/// Allocates float arrays, aligned to 64 bytes, from a task's scratch memory. If the pointer to the memory is
+/// null, the class only counts bytes.
 class ScratchFloats {
   public:
     explicit ScratchFloats(std::byte* base) : base_(base) {}
@@ -47,14 +47,14 @@ class ScratchFloats {
     std::size_t bytes_ = 0;
 };
 
-/// Left operand of a product, read one element at a time: element (r, k) is data[r * row_step + k *
-/// depth_step].
+/// The left operand of a product, which is read one element at a time: element (r, k) is data[r * row_step +
+/// k * depth_step].
 struct Scalars {
     const float* data;
     std::int64_t row_step;
     std::int64_t depth_step;
 };
-/// Right operand of a product, read in vectors: element (k, c) is data[k * depth_step + c].
+/// The right operand of a product, which is read in vectors: element (k, c) is data[k * depth_step + c].
 struct Vectors {
     const float* data;
     std::int64_t depth_step;
@@ -108,9 +108,9 @@ template <class V, int C, class Epilogue>
     if (rows - row >= 1) multiply_tile<V, 1, C>(depth, a, b, row, vector, epilogue);
 }
 
-/// Computes rows 0 .. rows - 1 of a * b in the columns of the SIMD vectors `vectors`, and calls epilogue(r,
-/// c, sum) for vector c of row r. An epilogue should capture by value, so that the pointers it captured stay
-/// in registers while it stores.
+/// Computes rows 0 .. rows - 1 of a * b, in those columns that the SIMD vectors `vectors` hold. Calls
+/// epilogue(r, c, sum) for vector c of row r. An epilogue should capture by value, so that the pointers it
+/// captured stay in registers while it stores.
 template <class V, class Epilogue>
 void multiply(std::int64_t rows, IndexRange vectors, std::int64_t depth, Scalars a, Vectors b,
               Epilogue epilogue) {
@@ -145,7 +145,8 @@ void load_transposed(StridedRows<const float> x, IndexRange tokens, std::int64_t
         }
 }
 
-/// Rows of x = the transpose of tile [d, tile_tokens]; the row of token t is multiplied by factors[t].
+/// Stores the transpose of tile [d, tile_tokens] to rows of x, and multiplies the row of token t by
+/// factors[t].
 template <class V>
 void store_transposed(const float* tile, const float* factors, IndexRange tokens, std::int64_t d,
                       StridedRows<float> x) {
@@ -168,8 +169,9 @@ void store_transposed(const float* tile, const float* factors, IndexRange tokens
     }
 }
 
-/// tile [tokens, padded] = rows of x, padded with zeros. Products read columns. In x, the rows of a head are
-/// a whole model width apart, so that a column would occupy only a few cache sets.
+/// Copies rows of x to tile [tokens, padded] and pads them with zeros. The copy makes the following products
+/// faster, because they read columns. In x the rows of a head are a whole model width apart, so a column of x
+/// would occupy only a few cache sets.
 template <class V>
 void load_rows(StridedRows<const float> x, IndexRange tokens, std::int64_t d, std::int64_t padded,
                float* tile) {
@@ -178,7 +180,7 @@ void load_rows(StridedRows<const float> x, IndexRange tokens, std::int64_t d, st
             V::store(tile + column, V::load_first(x.row(i) + column, larger(0, d - column)));
 }
 
-/// The vectors of a transposed tile that hold the given tokens, counted from the tile's first token.
+/// Returns the vectors of a transposed tile that hold the given tokens. Token 0 is the tile's first token.
 template <class V>
 IndexRange vectors_of(IndexRange tokens) {
     return {tokens.begin / V::lanes, (tokens.end + V::lanes - 1) / V::lanes};

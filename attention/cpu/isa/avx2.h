@@ -13,7 +13,7 @@ namespace {
 struct Avx2 {
     using Vector = __m256;
     static constexpr int lanes = 8;
-    // 6 x 2 accumulators in 16 registers leave room for two operands and one broadcast.
+    // A tile of 6 x 2 accumulators leaves 4 of 16 registers, for two operands and one broadcast.
     static constexpr int tile_rows = 6;
     static constexpr int tile_vectors = 2;
 
@@ -47,8 +47,8 @@ struct Avx2 {
         return _mm256_blendv_ps(x, otherwise, _mm256_cmp_ps(x, infinity, _CMP_EQ_OQ));
     }
 
-    /// Returns x in the lanes where the 16 bits of `words` from bit `shift` on are at least `threshold`, and
-    /// 0 in the other lanes.
+    /// Reads a 16-bit number from each word of `words`, from bit `shift` on. Returns x in the lanes whose
+    /// number is at least `threshold`, and 0 in the other lanes.
     static Vector if_half_at_least(int threshold, const std::uint32_t* words, int shift, Vector x) {
         const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
         const __m256i halves =
@@ -61,7 +61,8 @@ struct Avx2 {
     /// and NaN for NaN.
     static Vector exp2(Vector x) {
         const Vector normal = _mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_NLT_UQ);
-        const Vector bounded = _mm256_min_ps(_mm256_set1_ps(127.0f), x);  // this argument order keeps NaN
+        // With this order of the arguments, min() returns NaN for NaN.
+        const Vector bounded = _mm256_min_ps(_mm256_set1_ps(127.0f), x);
         const Vector n = _mm256_round_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         const Vector f = _mm256_sub_ps(bounded, n);
         const Vector p = exp2_polynomial<Avx2>(f);

@@ -44,8 +44,8 @@ inline void transpose_words(__m512i (&row)[16]) {
 struct Avx512 {
     using Vector = __m512;
     static constexpr int lanes = 16;
-    // 6 x 4 accumulators in 32 registers: 24 independent sums hide the latency of two FMA units of 4 cycles
-    // each, and a step loads 10 operands for 24 FMAs.
+    // A tile of 6 x 4 accumulators takes 24 of 32 registers. Its 24 independent sums hide the latency (4
+    // cycles) of two FMA units, and a step loads 10 operands for 24 FMAs.
     static constexpr int tile_rows = 6;
     static constexpr int tile_vectors = 4;
 
@@ -81,8 +81,8 @@ struct Avx512 {
         return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, infinity, _CMP_EQ_OQ), otherwise);
     }
 
-    /// Returns x in the lanes where the 16 bits of `words` from bit `shift` on are at least `threshold`, and
-    /// 0 in the other lanes.
+    /// Reads a 16-bit number from each word of `words`, from bit `shift` on. Returns x in the lanes whose
+    /// number is at least `threshold`, and 0 in the other lanes.
     static Vector if_half_at_least(int threshold, const std::uint32_t* words, int shift, Vector x) {
         const __m512i halves = _mm512_and_si512(
             _mm512_srl_epi32(_mm512_loadu_si512(words), _mm_cvtsi32_si128(shift)), _mm512_set1_epi32(0xffff));

@@ -1,10 +1,10 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for one instruction set. 2^x on a small interval, for every
-/// vector type.
+/// INTERNAL; include only in sources compiled for one instruction set. Computes 2^x on a small interval, for
+/// every vector type.
 namespace gradtile::attention::cpu {
 namespace {
 
-/// 2^f for f in [-1/2, 1/2], exactly 1 for f = 0: a minimax polynomial of degree 6.
+/// Returns 2^f for f in [-1/2, 1/2], by a minimax polynomial of degree 6. The result is exactly 1 for f = 0.
 template <class V>
 [[gnu::always_inline]] inline typename V::Vector exp2_polynomial(typename V::Vector f) {
     typename V::Vector p =

@@ -13,12 +13,13 @@ namespace {
 
 using namespace tiled;
 
-/// The fast memory's size M in elements. It makes flash1's blocks at least 64 keys long at every head dim, so
-/// that a sum over many keys is a sum of partial sums (docs/numerics.md). 256 KiB of float32 fit an L2 cache.
+/// The fast memory's size M in elements. With this size flash1's blocks have at least 64 keys at every head
+/// dim, so that a sum over many keys is a sum of partial sums (docs/numerics.md). In float32 the memory takes
+/// 256 KiB, which fits an L2 cache.
 constexpr std::int64_t fast_memory_elements = 1 << 16;
 constexpr std::int64_t elements_per_block = memory_efficient_blocks.rows * memory_efficient_blocks.keys;
 
-/// The scratch memory of a task: the fast memory, then the matrices of one block.
+/// The scratch memory of a task. It contains the fast memory, followed by the matrices of one block.
 template <class A>
 struct TaskMemory {
     static constexpr std::size_t fast_bytes = fast_memory_elements * sizeof(A);
@@ -38,12 +39,12 @@ struct TaskMemory {
     }
 };
 
-/// The matrix of one (batch, head) of a tensor [B, S, H, D].
+/// Returns the matrix of one (batch, head) of a tensor [B, S, H, D].
 template <class T, class E = T>
 SlowMatrix<E> matrix_of(const Tensor& x, std::int64_t batch, std::int64_t head) {
     return {x.data<T>() + batch * x.stride(0) + head * x.stride(2), x.size(1), x.size(3), x.stride(1)};
 }
-/// One number per row of one (batch, head), from a contiguous tensor [B, H, S].
+/// Returns the numbers of one (batch, head), one per row, from a contiguous tensor [B, H, S].
 template <class A>
 SlowMatrix<A> row_numbers_of(const Tensor& x, std::int64_t batch, std::int64_t head) {
     if (!x.defined()) return {};
@@ -54,7 +55,7 @@ Geometry tiled_geometry(const ResolvedOptions& options, const Tensor& q, const T
     return {.d_qk = q.size(3), .d_v = v.size(3), .scale = options.scale, .mask = options.mask};
 }
 
-/// Calls algorithm(head, memory) for every (batch, query head). `saved` has all tensors.
+/// Calls algorithm(head, memory) for every (batch, query head). All tensors of `saved` must be defined.
 template <class T, class Algorithm>
 void tiled_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                    Algorithm&& algorithm) {
@@ -98,7 +99,7 @@ void tiled_backward(const Context& ctx, const ResolvedOptions& options, const Sa
         d_v(ctx, into.v, dtype_of<A>);
     const Tensor deltas = empty_like(ctx, saved.lse);
     const BiasGradients<A> bias_gradients(ctx, options.scores, into);
-    // Heads that add to the same sums of a bias's gradient are one task.
+    // Heads that add to the same sums of a bias's gradient form one task.
     const auto groups = bias_gradients.groups(batch, key_heads, 1);
     const std::int64_t batch_groups = ceil_div(batch, groups.batches);
     const std::int64_t head_groups = ceil_div(key_heads, groups.heads);

@@ -1,7 +1,7 @@
 #pragma once
 /// INTERNAL. FlashAttention (Dao et al. 2022): algorithm 1 forward, algorithm 4 backward, with the options of
-/// attention.h. The outer loop of both passes is over blocks of keys. Every block of keys loads, updates and
-/// stores O, and the maximum m and the sum l of each row's softmax.
+/// attention.h. The outer loop of both passes is over blocks of keys. For every block of keys, the algorithm
+/// loads, updates and stores O, and each row's maximum m and sum l of the softmax.
 #include <gradtile/attention/cpu/tiled/flash_tiles.h>
 
 namespace gradtile::attention::cpu::tiled {
@@ -18,9 +18,9 @@ struct Flash1BackwardTiles : FlashBackwardTiles<A> {
           d_lse(fast.matrix<A>(b.rows, 1, "dLSE")) {}
 };
 
-/// The paper's block sizes for a fast memory of M elements, B_c = ceil(M / 4d) and B_r = min(B_c, d). They
-/// leave no room for S, since the paper counts orders of magnitude. fitting_blocks() halves the sizes until
-/// all tiles fit.
+/// The paper's block sizes for a fast memory of M elements, B_c = ceil(M / 4d) and B_r = min(B_c, d). With
+/// these sizes S does not fit, since the paper counts orders of magnitude only. fitting_blocks() therefore
+/// halves the sizes until all tiles fit.
 template <class A, class Tiles>
 BlockSizes flash1_blocks(const Geometry& g, std::size_t fast_memory_bytes) {
     const std::int64_t d = std::max(g.d_qk, g.d_v);
@@ -59,12 +59,12 @@ void update_flash1_row(const Tile& tile, std::int64_t r, const ScoreRule<A>& rul
     report_statistics(tiles.m, tile.rows.begin + r, m, l);
 }
 
-/// Algorithm 1.
+/// The forward pass of one head, algorithm 1.
 template <class T>
 void flash1_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& fast) {
     using A = Accumulator<T>;
     const Geometry& g = head.geometry;
-    const A sink = head.rule.sink;  // counts as a key whose value is 0
+    const A sink = head.rule.sink;  // the sink counts as a key whose value is 0
     fill_slow(fast, A(0), head.o);
     fill_slow(fast, sink > minus_infinity<A> ? A(1) : A(0), head.row_sum);
     fill_slow(fast, sink, head.row_max);
@@ -87,7 +87,7 @@ void flash1_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& f
             fast.store(tiles.m, head.row_max.rows(rows));
         });
     });
-    // The LSE, which later versions of the paper's program keep instead of l and m.
+    // Computes the LSE. Later versions of the paper's program keep the LSE instead of l and m.
     for_each_block({0, g.mask.queries}, blocks.rows, g.mask.queries, [&](IndexRange rows) {
         fast.load(head.row_sum.rows(rows), tiles.l);
         fast.load(head.row_max.rows(rows), tiles.m);
@@ -97,8 +97,8 @@ void flash1_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& f
     });
 }
 
-/// Lines 9 to 25 of algorithm 4, the inner loop: adds the contributions of one query head's rows to dK and
-/// dV of a block of keys, and the contributions of these keys to dQ.
+/// The inner loop of algorithm 4, lines 9 to 25. For one query head and one block of keys, adds the rows'
+/// contributions to dK and dV of the block, and the block's contributions to dQ.
 template <class T, class A>
 void add_flash1_gradients(const BackwardHead<T>& heads, const QueryHead<T>& head, IndexRange keys,
                           BlockSizes blocks, const Flash1BackwardTiles<A>& t, FastMemory& fast) {
@@ -124,7 +124,7 @@ void add_flash1_gradients(const BackwardHead<T>& heads, const QueryHead<T>& head
     });
 }
 
-/// Algorithm 4.
+/// The backward pass of one K/V head, algorithm 4.
 template <class T>
 void flash1_backward(const BackwardHead<T>& heads, BlockSizes blocks, FastMemory& fast) {
     using A = Accumulator<T>;

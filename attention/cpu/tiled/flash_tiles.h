@@ -1,6 +1,7 @@
 #pragma once
 /// INTERNAL. The matrices that FlashAttention and FlashAttention-2 hold in fast memory, and the gradients of
-/// one tile, which both compute in the same way. d: the head dim; B_r rows and B_c keys are a tile.
+/// one tile, which both algorithms compute in the same way. d is the head dim. A tile has B_r rows and B_c
+/// keys.
 #include <gradtile/attention/cpu/tiled/heads.h>
 
 namespace gradtile::attention::cpu::tiled {
@@ -49,13 +50,13 @@ struct FlashBackwardTiles {
           scratch(fast, b.keys) {}
 };
 
-/// Adds what a tile contributes to dQ, dK and dV. Q, K, V, dO, dQ, dK and dV of the tile are in fast memory.
+/// Adds a tile's contributions to dQ, dK and dV. Q, K, V, dO, dQ, dK and dV of the tile are in fast memory.
 /// statistics(r) returns the RowStatistics of row r of the tile.
 template <class T, class A, class Statistics>
 void add_tile_gradients(const Tile& tile, const QueryHead<T>& head, A scale, Statistics&& statistics,
                         const FlashBackwardTiles<A>& t) {
-    multiply_transposed(tile, scale, t.q, t.k, t.p);     // S
-    multiply_transposed(tile, A(1), t.d_o, t.v, t.d_s);  // dP
+    multiply_transposed(tile, scale, t.q, t.k, t.p);     // S = scale * Q K^T
+    multiply_transposed(tile, A(1), t.d_o, t.v, t.d_s);  // dP = dO V^T
     BlockBiasGradients<A> bias_sums(head.bias_gradients, tile.keys.begin, tile.key_count(),
                                     t.bias_columns.data);
     differentiate_tile<T>(tile, head.rule, statistics, t.p, t.d_s, t.scratch, bias_sums);

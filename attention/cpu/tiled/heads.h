@@ -1,6 +1,7 @@
 #pragma once
-/// INTERNAL. The arguments of the tiled algorithms: the matrices of one head, which all lie in slow memory.
-/// Sums accumulate in matrices of the accumulator's type A, so a 16-bit type T is rounded once, at the end.
+/// INTERNAL. The arguments of the tiled algorithms: the matrices of one head. All of them are in slow memory.
+/// Sums accumulate in matrices of the accumulator's type A, so a result of a 16-bit type T is rounded once,
+/// at the end.
 #include <span>
 
 #include <gradtile/attention/cpu/tiled/tile.h>
@@ -26,8 +27,8 @@ struct QueryHead {
     using A = Accumulator<T>;
     ScoreRule<A> rule;
     SlowMatrix<const T> q, o, d_o;
-    SlowMatrix<const A> lse, d_lse;        ///< [Sq, 1]; d_lse has no columns if it is 0
-    SlowMatrix<const A> row_max, row_sum;  ///< [Sq, 1] of flash1
+    SlowMatrix<const A> lse, d_lse;        ///< [Sq, 1]; d_lse has no columns if the LSE has no gradient
+    SlowMatrix<const A> row_max, row_sum;  ///< [Sq, 1]: m and l, which only flash1 reads
     SlowMatrix<A> delta;                   ///< [Sq, 1]: D = rowsum(dO * O) - dLSE
     SlowMatrix<A> d_q;                     ///< written
     const BiasGradientsOfHead<A>* bias_gradients = nullptr;
@@ -43,7 +44,7 @@ struct BackwardHead {
     std::span<const QueryHead<T>> query_heads;
 };
 
-/// Writes a number to all elements of a matrix in slow memory.
+/// Sets all elements of a matrix in slow memory to a number.
 template <class A>
 void fill_slow(FastMemory& fast, A value, const SlowMatrix<A>& to,
                SourceLine caller = SourceLine::current()) {
@@ -57,7 +58,7 @@ void fill_slow(FastMemory& fast, A value, const SlowMatrix<A>& to,
                    [&](IndexRange range) { fast.store(block, to.rows(range)); });
 }
 
-/// D of one row. A row that sees no key has a constant LSE, so its dLSE is ignored.
+/// Returns D of one row. A row that sees no key has a constant LSE, so the row's dLSE is ignored.
 template <class A>
 A delta_of(std::int64_t d_v, const A* d_o, const A* o, A d_lse, bool sees_a_key) {
     return dot_product(d_v, d_o, o) - (sees_a_key ? d_lse : A(0));

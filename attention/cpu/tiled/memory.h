@@ -1,7 +1,8 @@
 #pragma once
 /// INTERNAL. A memory of two levels, the model of Dao et al. 2022, section 2.1: a slow memory of any size,
 /// and a fast memory of fixed size. Algorithms compute on matrices in fast memory only; load() and store()
-/// are the only access to matrices in slow memory. So the counted traffic is what an algorithm did.
+/// are the only functions that access matrices in slow memory. Therefore the counted traffic is exactly the
+/// algorithm's traffic.
 ///
 /// The operator and `gradtile lab` run the same algorithms. In the operator, the fast memory is a task's
 /// scratch memory.
@@ -17,10 +18,11 @@
 
 namespace gradtile::attention::cpu::tiled {
 
-/// The line of an algorithm's source that does something. Functions take the caller's line by default.
+/// A line of an algorithm's source code. Functions with a parameter of this type use the caller's line by
+/// default.
 using SourceLine = std::source_location;
 
-/// A part of a matrix in slow memory, without its type.
+/// A part of a matrix in slow memory. The type of the elements is not known.
 struct SlowRegion {
     const void* data = nullptr;
     std::int64_t rows = 0, columns = 0, row_stride = 0;  ///< in elements
@@ -35,16 +37,17 @@ class MemoryObserver {
     virtual ~MemoryObserver() = default;
     virtual void allocated(const char* name, const void* data, std::size_t offset, std::int64_t rows,
                            std::int64_t columns, std::size_t element_bytes) = 0;
-    /// The matrices at this offset and beyond are free.
+    /// The matrices at `offset` and at larger offsets were freed.
     virtual void released(std::size_t offset) = 0;
     virtual void moved(Transfer transfer, const SlowRegion& slow, const void* fast, SourceLine where) = 0;
-    /// A matrix was computed, from the pairs (row, key) of a tile; empty ranges: from no pair.
+    /// The matrix `result` was computed from the pairs (row, key) of a tile. Empty ranges mean that it does
+    /// not depend on pairs.
     virtual void computed(const void* result, IndexRange rows, IndexRange keys, SourceLine where) = 0;
-    /// A row's running maximum and sum after an update.
+    /// A row's running maximum and sum were updated to these numbers.
     virtual void updated_statistics(std::int64_t row, double maximum, double sum, SourceLine where) = 0;
-    /// An operation begins, which `caller` calls.
+    /// The line `caller` calls an operation, which begins now.
     virtual void entered(SourceLine caller) = 0;
-    /// The operation that began last ends.
+    /// The operation that began last has ended.
     virtual void returned() = 0;
 };
 
@@ -61,9 +64,9 @@ class SlowMatrix {
 
     std::int64_t rows() const { return rows_; }
     std::int64_t columns() const { return columns_; }
-    /// Some of the rows.
+    /// Returns a view of the rows in `range`.
     SlowMatrix rows(IndexRange range) const { return block(range, {0, columns_}); }
-    /// Some of the rows and columns.
+    /// Returns a view of these rows and columns.
     SlowMatrix block(IndexRange rows, IndexRange columns) const {
         return {data_ + rows.begin * row_stride_ + columns.begin, rows.end - rows.begin,
                 columns.end - columns.begin, row_stride_};
@@ -83,17 +86,18 @@ template <class A>
 struct FastMatrix {
     A* data = nullptr;
     std::int64_t rows = 0, columns = 0;
-    MemoryObserver* observer = nullptr;  ///< of its memory
+    MemoryObserver* observer = nullptr;  ///< the observer of the fast memory
 
     A* row(std::int64_t i) const { return data + i * columns; }
-    /// Element i of a matrix with one column.
+    /// Returns element i of a matrix that has one column.
     A& operator[](std::int64_t i) const { return data[i * columns]; }
 };
 
-/// The number of elements that a fast memory loaded from slow memory and stored to it.
+/// The numbers of elements that were loaded from slow memory and stored to slow memory.
 struct Traffic {
     std::int64_t loads = 0, stores = 0;
-    std::int64_t bytes = 0;  ///< of loads and stores together, in the dtypes of the slow matrices
+    /// The bytes of all loads and stores. An element has the size of its dtype in slow memory.
+    std::int64_t bytes = 0;
 };
 
 /// The fast memory: a block of fixed size in which matrices are allocated one after the other.
@@ -101,11 +105,11 @@ class FastMemory {
   public:
     FastMemory(std::byte* data, std::size_t bytes, MemoryObserver* observer = nullptr)
         : data_(data), capacity_(bytes), observer_(observer) {}
-    /// A memory without a limit that only measures. The elements of its matrices must not be accessed.
+    /// Returns a memory without a limit, for measuring how many bytes an algorithm needs. The elements of its
+    /// matrices must not be accessed.
     static FastMemory for_planning() { return {nullptr, ~std::size_t{0}}; }
 
-    /// Throws Error if the memory cannot hold the matrix in addition to those that it holds. The name is for
-    /// the observer.
+    /// Allocates a matrix. Throws Error if the memory has no room for it. Only the observer uses the name.
     template <class A>
     FastMatrix<A> matrix(std::int64_t rows, std::int64_t columns, const char* name = "") {
         const std::size_t bytes = static_cast<std::size_t>(rows * columns) * sizeof(A);
@@ -142,11 +146,11 @@ class FastMemory {
         report(MemoryObserver::Transfer::store, to, from.data, where);
     }
 
-    /// Frees the matrices that were allocated during its lifetime.
+    /// When a Scope ends, it frees the matrices that were allocated during its lifetime.
     class Scope {
       public:
         explicit Scope(FastMemory& memory) : memory_(memory), used_(memory.used_) {}
-        /// The scope of an operation that this line calls.
+        /// A scope for an operation that the line `caller` calls.
         Scope(FastMemory& memory, SourceLine caller) : Scope(memory) {
             is_operation_ = true;
             if (memory_.observer_ != nullptr) memory_.observer_->entered(caller);
@@ -168,7 +172,7 @@ class FastMemory {
 
     std::size_t capacity() const { return capacity_; }
     std::size_t free_bytes() const { return capacity_ - used_; }
-    /// The most bytes that were in use at the same time.
+    /// Returns the largest number of bytes that were in use at the same time.
     std::size_t peak_bytes() const { return peak_; }
     const Traffic& traffic() const { return traffic_; }
 
@@ -192,12 +196,12 @@ class FastMemory {
     MemoryObserver* observer_ = nullptr;
 };
 
-/// Numbers of rows and keys that an algorithm processes at once.
+/// The numbers of rows and keys that an algorithm processes at once.
 struct BlockSizes {
     std::int64_t rows = 1, keys = 1;
 };
 
-/// The bytes of fast memory that `allocate(memory)` takes.
+/// Returns the number of bytes of fast memory that allocate(memory) needs.
 template <class Allocate>
 std::size_t fast_bytes(Allocate&& allocate) {
     FastMemory memory = FastMemory::for_planning();
@@ -205,9 +209,9 @@ std::size_t fast_bytes(Allocate&& allocate) {
     return memory.peak_bytes();
 }
 
-/// The block sizes with which allocate(memory, blocks) needs at most `bytes`: the rows are halved until the
-/// matrices fit. If they do not fit with one row, the keys are halved and the rows start again. Throws Error
-/// if the matrices of one row and one key do not fit.
+/// Returns the largest block sizes with which allocate(memory, blocks) needs at most `bytes`. The search
+/// halves the rows until the matrices fit. If they do not fit with one row, it halves the keys and starts
+/// again with all rows. Throws Error if the matrices of one row and one key do not fit.
 template <class Allocate>
 BlockSizes fitting_blocks(BlockSizes wanted, std::size_t bytes, Allocate&& allocate) {
     BlockSizes blocks = wanted;

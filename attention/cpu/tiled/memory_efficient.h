@@ -9,8 +9,8 @@
 
 namespace gradtile::attention::cpu::tiled {
 
-/// The blocks of the operator. 64 rows at most make a sum over many rows a sum of partial sums, which is more
-/// accurate.
+/// The block sizes of the operator. With at most 64 rows per block, a sum over many rows is a sum of partial
+/// sums, which is more accurate than one long sum.
 inline constexpr BlockSizes memory_efficient_blocks{.rows = 64, .keys = 128};
 
 /// The matrices of one block in slow memory. s holds scores, then probabilities; d_p holds dP, then dS. Both
@@ -50,7 +50,7 @@ void update_softmax(const Tile& tile, const ForwardHead<T>& head, const BlockMat
     }
 }
 
-/// LSE = m + ln l.
+/// Writes LSE = m + ln l.
 template <class T>
 void store_lse(const ForwardHead<T>& head, FastMemory& fast, SourceLine caller = SourceLine::current()) {
     using A = Accumulator<T>;
@@ -69,7 +69,7 @@ template <class T, class A>
 void memory_efficient_forward(const ForwardHead<T>& head, BlockSizes sizes, const BlockMatrices<A>& block,
                               FastMemory& fast) {
     const Geometry& g = head.geometry;
-    const A sink = head.rule.sink;  // counts as a key whose value is 0
+    const A sink = head.rule.sink;  // the sink counts as a key whose value is 0
     fill_slow(fast, A(0), head.o);
     fill_slow(fast, sink > minus_infinity<A> ? A(1) : A(0), head.row_sum);
     fill_slow(fast, sink, head.row_max);

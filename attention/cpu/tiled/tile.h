@@ -1,6 +1,7 @@
 #pragma once
-/// INTERNAL. The mathematics of one tile, the pairs rows x keys of one head, on matrices in fast memory. The
-/// pairs that the mask hides are skipped, so that NaN in a key reaches only the rows that see the key.
+/// INTERNAL. The mathematics of one tile. A tile consists of the pairs rows x keys of one head, and its
+/// matrices are in fast memory. Functions skip the pairs that the mask hides, so that a NaN in a key reaches
+/// only the rows that see the key.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,14 +16,14 @@ namespace gradtile::attention::cpu::tiled {
 template <class A>
 inline constexpr A minus_infinity = -std::numeric_limits<A>::infinity();
 
-/// Rows and keys are indices into the head.
+/// A tile of pairs. `rows` and `keys` are ranges of the head's rows and keys.
 struct Tile {
     const Mask& mask;
     IndexRange rows, keys;
 
     std::int64_t row_count() const { return rows.end - rows.begin; }
     std::int64_t key_count() const { return keys.end - keys.begin; }
-    /// The keys that row r of the tile sees, counted from the tile's first key.
+    /// Returns the tile's keys that row r of the tile sees. Key 0 is the tile's first key.
     IndexRange visible(std::int64_t r) const {
         const IndexRange all = mask.visible_keys(rows.begin + r);
         const std::int64_t begin = std::max(all.begin, keys.begin) - keys.begin;
@@ -30,12 +31,12 @@ struct Tile {
     }
 };
 
-/// Reports that `result` was computed from the pairs of a tile.
+/// Tells the observer that `result` was computed from the pairs of a tile.
 template <class A>
 void report_computed(const FastMatrix<A>& result, const Tile& tile, SourceLine where) {
     if (result.observer != nullptr) result.observer->computed(result.data, tile.rows, tile.keys, where);
 }
-/// Reports a row's running maximum and sum. `in_memory`: any matrix of the fast memory.
+/// Tells the observer a row's running maximum and sum. `in_memory` may be any matrix of the fast memory.
 template <class A>
 void report_statistics(const FastMatrix<A>& in_memory, std::int64_t row, A maximum, A sum,
                        SourceLine where = SourceLine::current()) {
@@ -49,8 +50,8 @@ void fill(const FastMatrix<A>& x, A value, SourceLine where = SourceLine::curren
     if (x.observer != nullptr) x.observer->computed(x.data, {}, {}, where);
 }
 
-/// Calls body(block) for the blocks of `size` indices that contain the range. Blocks begin at multiples of
-/// `size`; the last one ends at `end` at the latest.
+/// Calls body(block) for the blocks of `size` indices that contain an index of the range. Blocks begin at
+/// multiples of `size`. The last block is shorter if it would exceed `end`.
 template <class Body>
 void for_each_block(IndexRange range, std::int64_t size, std::int64_t end, Body&& body) {
     if (range.begin >= range.end) return;
@@ -64,7 +65,7 @@ void add_multiple(std::int64_t n, A a, const A* __restrict x, A* __restrict y) {
     for (std::int64_t i = 0; i < n; ++i) y[i] += a * x[i];
 }
 
-/// Dot product in 16 partial sums, which the compiler keeps in vector registers.
+/// Computes a dot product in 16 partial sums, so that the compiler can keep the sums in vector registers.
 template <class A>
 A dot_product(std::int64_t n, const A* a, const A* b) {
     constexpr std::int64_t lanes = 16;
@@ -100,7 +101,7 @@ void apply_rule_to_tile(const Tile& tile, const ScoreRule<A>& rule, const FastMa
     }
 }
 
-/// Multiplies the probabilities by the factors of dropout.
+/// Multiplies the probabilities by their dropout factors.
 template <class A>
 void apply_dropout_to_tile(const Tile& tile, const ScoreRule<A>& rule, const FastMatrix<A>& p) {
     for (std::int64_t r = 0; r < tile.row_count(); ++r) {
@@ -117,7 +118,8 @@ A row_maximum(IndexRange visible, const A* s) {
     return maximum;
 }
 
-/// A finite number to subtract before the exponential. If all scores are -inf, any such number makes P = 0.
+/// Returns the number to subtract from scores before the exponential. The number must be finite. If all
+/// scores are -inf, any finite number gives P = 0.
 template <class A>
 A finite_reference(A maximum) {
     return maximum == minus_infinity<A> ? A(0) : maximum;

@@ -1,14 +1,14 @@
 #pragma once
 /// INTERNAL. Matrix operations that read their operands from slow memory and write their results to slow
-/// memory, as a framework does that runs one operation after the other. An operation loads, computes and
-/// stores one tile at a time. The argument `pairs` gives the rows and keys of the matrices. Pairs that the
-/// mask hides are 0 in every result.
+/// memory. A framework that runs one operation after the other works in this way. An operation loads,
+/// computes and stores one tile at a time. The argument `pairs` gives the rows and keys of the matrices. In
+/// every result, pairs that the mask hides are 0.
 #include <gradtile/attention/cpu/tiled/heads.h>
 
 namespace gradtile::attention::cpu::tiled {
 
-/// The sizes of the largest tiles, at most 128 x 128, with which `allocate` needs no more than the free bytes
-/// of the fast memory.
+/// Returns the largest tile sizes with which `allocate` fits the free bytes of the fast memory. They are at
+/// most 128 x 128.
 template <class Allocate>
 BlockSizes tiles_for(const FastMemory& fast, const Tile& pairs, Allocate&& allocate) {
     constexpr std::int64_t largest = 128;
@@ -17,7 +17,7 @@ BlockSizes tiles_for(const FastMemory& fast, const Tile& pairs, Allocate&& alloc
                           fast.free_bytes(), allocate);
 }
 
-/// The same indices, counted from the beginning of `of`.
+/// Converts a range of indices to offsets from the beginning of the range `of`.
 inline IndexRange within(IndexRange range, IndexRange of) {
     return {range.begin - of.begin, range.end - of.begin};
 }
@@ -48,7 +48,7 @@ void store_transposed_product(const Tile& pairs, A scale, const SlowMatrix<X>& x
     const BlockSizes sizes =
         tiles_for(fast, pairs, [&](FastMemory& memory, BlockSizes b) { Tiles(memory, x.columns(), b); });
     const Tiles tiles(fast, x.columns(), sizes);
-    std::int64_t loaded = -1;  // the first row of x in tiles.x; -1: none
+    std::int64_t loaded = -1;  // the first row of x that is in tiles.x; -1 if tiles.x is empty
     for_each_tile(pairs, sizes, [&](const Tile& tile) {
         const IndexRange rows = within(tile.rows, pairs.rows), keys = within(tile.keys, pairs.keys);
         if (loaded != rows.begin) fast.load(x.rows(rows), tiles.x);

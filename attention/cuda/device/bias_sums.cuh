@@ -6,7 +6,8 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// Thread blocks of one gradient: one for each tile of rows and keys, batch and head of the gradient.
+/// Returns the number of thread blocks that compute one gradient. Each tile of rows and keys, in each batch
+/// and head of the gradient, has one thread block.
 inline unsigned bias_blocks(const BiasGradient& g, std::int64_t queries, std::int64_t keys, int tile_rows,
                             int tile_keys) {
     const std::int64_t row_tiles = g.sums_rows ? 1 : (queries + tile_rows - 1) / tile_rows;
@@ -31,7 +32,7 @@ __device__ __forceinline__ void store_bias_gradient(const BiasGradient& g, int b
 }
 
 struct BiasBlock {
-    int batch, head;        ///< of the gradient
+    int batch, head;        ///< batch and head of the gradient
     std::int64_t row, key;  ///< the tile's first pair; 0 along summed axes
     std::int64_t end_row, end_key;
     int tile_rows, tile_keys;
@@ -57,7 +58,7 @@ struct BiasBlock {
         int batch, head;
         std::int64_t row, key;
     };
-    /// The tiles of pairs that add to this block, numbered in the order of their additions.
+    /// Returns the number of tiles of pairs whose dS this block adds up.
     __device__ int count(const BiasGradient& g) const {
         return g.summed_batches * g.summed_heads * row_steps() * key_steps();
     }

@@ -10,16 +10,16 @@ namespace gradtile::attention::cuda::device {
 /// A sequence of a batch, or a packed sequence.
 struct BlockSequence {
     DeviceMask mask;
-    int index;                   ///< for dropout and score rules
-    int batch;                   ///< of the tensors; 0 for packed sequences
-    int first_query, first_key;  ///< in the tensors; 0 unless packed
-    int first_padded_row;        ///< the same in memory with padded rows
-    bool is_rest;                ///< what follows the last packed sequence
+    int index;                   ///< the sequence's number in the call; dropout and score rules depend on it
+    int batch;                   ///< the batch in the tensors; 0 for packed sequences
+    int first_query, first_key;  ///< the sequence's first row and key in the tensors; 0 unless packed
+    int first_padded_row;        ///< the sequence's first row in memory with padded rows
+    bool is_rest;                ///< true for the rows and keys after the last packed sequence
 
     __device__ static BlockSequence of_batch(const DeviceMask& mask, int batch) {
         return {mask, batch, batch, 0, 0, 0, false};
     }
-    /// `mask` is that of the whole tensors.
+    /// Returns the sequence of a task. `mask` is the mask of the whole tensors.
     __device__ static BlockSequence of_task(DeviceMask mask, const PackedOffsets& offsets,
                                             const PackedTask& task) {
         mask.queries = task.queries;
@@ -53,12 +53,12 @@ struct BlockSequence {
     }
 };
 
-/// The sequence of one row or key, for kernels that take single pairs. Rows and keys are numbered as in the
-/// tensors.
+/// The sequence of one row or key, for kernels that compute single pairs (row, key). Rows and keys are
+/// numbered as in the tensors.
 struct SequenceOfPair {
-    Mask mask;  ///< of the sequence, whose rows and keys it counts from 0
+    Mask mask;  ///< the sequence's mask; row 0 and key 0 are the first of the sequence
     std::int64_t index, first_query = 0, first_key = 0;
-    bool is_rest = false;  ///< what follows the last packed sequence
+    bool is_rest = false;  ///< true for the rows and keys after the last packed sequence
 
     __device__ static SequenceOfPair of_query(const Mask& mask, const PackedOffsets& packed,
                                               std::int64_t batch, std::int64_t i) {
@@ -70,7 +70,8 @@ struct SequenceOfPair {
         return packed ? SequenceOfPair(mask, packed, packed.sequence_of_key(static_cast<int>(j)))
                       : SequenceOfPair{mask, batch};
     }
-    /// Row i may be one of another sequence.
+    /// Returns the keys of this sequence that row i sees. If row i belongs to another sequence, the range is
+    /// empty.
     __device__ IndexRange visible_keys(std::int64_t i) const {
         if (is_rest || i < first_query || i >= first_query + mask.queries) return {first_key, first_key};
         const IndexRange own = mask.visible_keys(i - first_query);

@@ -1,6 +1,6 @@
 #pragma once
-/// The largest magnitude of each head, and the power of two that brings a head's numbers into binary16's
-/// range.
+/// The largest magnitude of each head, and the power of two by which a head's numbers are multiplied so that
+/// they fit binary16's range.
 #include <cstdint>
 #include <initializer_list>
 
@@ -38,8 +38,8 @@ __device__ __forceinline__ PowerOfTwo range_of(const std::uint32_t* magnitudes, 
     return PowerOfTwo(magnitudes[(tensor * sequences + sequence) * key_heads + key_head]);
 }
 
-/// Allocates the memory that measure() writes, [tensors, sequences, key heads]. What follows packed sequences
-/// counts as one more.
+/// Allocates the memory that measure() writes, [tensors, sequences, key heads]. The rows after the last
+/// packed sequence count as one more sequence.
 inline Tensor empty_magnitudes(const Context& ctx, std::int64_t tensors, const ResolvedOptions& options,
                                const Tensor& k) {
     const std::int64_t sequences = options.packed ? options.packed.count + 1 : k.size(0);

@@ -1,6 +1,6 @@
 #pragma once
-/// The mask of mask.h for kernels, with 32-bit indices. A side that is longer than both sequences stands for
-/// an unbounded side, so kernels need no branch for it.
+/// The mask of mask.h for kernels, with 32-bit indices. An unbounded side of the window is represented by a
+/// length greater than both sequences, so kernels need no branch for it.
 #include <gradtile/attention/mask.h>
 #include <gradtile/core/check.h>
 #include <gradtile/attention/cuda/device/mma.cuh>
@@ -25,7 +25,7 @@ struct DeviceMask {
               " and ", mask.keys, " tokens; CUDA kernels take at most ", max_length);
     }
 
-    /// Row i sees the keys [first_key(i), end_key(i)). Both grow with i. The range may be empty, and
+    /// Row i sees the keys [first_key(i), end_key(i)). Both limits grow with i. The range may be empty, and
     /// first_key(i) may exceed `keys`.
     __device__ int first_key(int row) const { return max(0, row + offset - left); }
     __device__ int end_key(int row) const { return min(keys, row + offset + right + 1); }

@@ -1,6 +1,6 @@
 #pragma once
-/// Merges results of disjoint sets of keys by their LSE: those of a thread block's warps, and those of the
-/// thread blocks that share a row. See few_queries.h.
+/// Merges results of disjoint sets of keys by their LSE: the results of a thread block's warps, and the
+/// results of the thread blocks that share a row. See few_queries.h.
 #include <type_traits>
 
 #include <gradtile/attention/cuda/few_queries.h>
@@ -14,8 +14,8 @@ namespace device {
 
 inline constexpr int merge_threads = 128;
 
-/// Merges results of disjoint sets of keys. weight() is the factor of one result, in which O is divided by
-/// its own sum of P.
+/// Merges results of disjoint sets of keys. weight() returns the factor of one result. O of a result is
+/// already divided by the result's sum of P.
 struct LseMerge {
     float maximum = -INFINITY, sum = 0;
 
@@ -37,8 +37,8 @@ __device__ __forceinline__ float sink_of(const ScoreOptions& scores, int head) {
     return scores.sink == nullptr ? -INFINITY : scores.sink[head * scores.sink_stride];
 }
 
-/// Merges the results of the splits. Grid: all rows [B, Hq, Sq]. T is the dtype of O, and Parameters those of
-/// the kernel that wrote the splits.
+/// Merges the results of the splits. The grid has one block per row [B, Hq, Sq]. T is the dtype of O, and
+/// Parameters is the parameter type of the kernel that wrote the splits.
 template <class T, class Parameters>
 __global__ void __launch_bounds__(merge_threads)
     merge_splits_kernel(const __grid_constant__ Parameters p, const __grid_constant__ SplitParameters split) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(merge_threads)
     for (int part = static_cast<int>(threadIdx.x); part < split.splits; part += threads)
         lse[part] = split.lse[part * split.all_rows + index];
     __syncthreads();
-    LseMerge merge;  // every warp merges all of them: each lane some, then the lanes
+    LseMerge merge;  // every warp merges all LSEs: each lane merges some, then the lanes are merged
     for (int part = lane; part < split.splits; part += 32) merge.add(lse[part]);
     for (int distance = 16; distance > 0; distance /= 2) {
         const LseMerge other{__shfl_xor_sync(~0u, merge.maximum, distance),
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(merge_threads)
 
 }  // namespace device
 
-/// Enqueues the merge, if there is more than one split.
+/// Launches the merge if there is more than one split.
 template <class T, class Parameters>
 void launch_merge_of_splits(const Parameters& p, const SplitParameters& split, cudaStream_t stream) {
     if (split.splits > 1)

@@ -10,7 +10,7 @@
 
 namespace gradtile::attention::cuda::device {
 
-using namespace gradtile::cuda::device;  // helpers of all kernels
+using namespace gradtile::cuda::device;  // the helper functions of all kernels
 
 /// One 16 x 16 operand A: {rows 0-7, rows 8-15} of columns 0-7, then of columns 8-15.
 using FragmentA = std::uint32_t[4];

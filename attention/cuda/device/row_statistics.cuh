@@ -17,10 +17,11 @@ struct RowStatistics {
     A* delta;        ///< [B, H, Sq]: delta_factor * D, where D = rowsum(dO * O) - dLSE
     A* scaled_lse;   ///< [B, H, Sq]: lse * lse_factor; +inf for rows that see no key, since exp(s - inf) = 0
     const A* lse;    ///< [B, H, Sq]
-    const A* d_lse;  ///< [B, H, Sq]; null: 0
+    const A* d_lse;  ///< [B, H, Sq]; null if dLSE is 0
     A lse_factor, delta_factor;
     TensorView<const T> o, d_o;
-    TensorView<T> cleared;  ///< a gradient to which kernels add later; becomes 0. data may be null
+    /// a gradient that is set to 0, because kernels add to it later; data may be null
+    TensorView<T> cleared;
     int cleared_columns;
     bool vectors;  ///< T is float, and has_vector_rows() holds for all tensors
     std::int64_t rows, queries;

@@ -1,5 +1,6 @@
 #pragma once
-/// The rule of score_rule.h in kernels: for single pairs, and for the accumulators of tensor cores.
+/// Applies the score rule (score_rule.h) in kernels, to single pairs (query, key) and to the accumulators of
+/// tensor cores.
 #include <gradtile/attention/score_rule.h>
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
@@ -11,7 +12,8 @@ namespace gradtile::attention::cuda::device {
 __device__ __forceinline__ float tanh_fast(float x) {
     const float y = fabsf(x), square = x * x;
     const float large = 1 - __fdividef(2.0f, exp2_fast(y * (2 * log2_e)) + 1);
-    // tanh(y) / y - 1 as a polynomial in y^2, which interpolates it at Chebyshev nodes of [0, 0.64^2].
+    // A polynomial in y^2 for tanh(y) / y - 1. It interpolates the function at Chebyshev nodes of [0,
+    // 0.64^2].
     float small = -0.00599296125f;
     small = fmaf(small, square, 0.0209241482f);
     small = fmaf(small, square, -0.0538351413f);
@@ -34,7 +36,7 @@ __device__ __forceinline__ A bias_at(const BiasRows& bias, std::int64_t i, std::
                                     : gradtile::cuda::device::convert<A>(bias.element<T>(i, j));
 }
 
-/// The score of query i and key j, which must exist.
+/// Returns the score of query i and key j. Both must exist.
 template <class T, class A>
 __device__ __forceinline__ Score<A> score_of(const ScoreRule<A>& rule, A product, int i, int j) {
     Score<A> score{product, A(1)};
@@ -52,7 +54,7 @@ __device__ __forceinline__ Score<A> score_of(const ScoreRule<A>& rule, A product
     return score;
 }
 
-/// Bit c is set if column 8 * group + c of row i is kept.
+/// Returns which elements dropout keeps: bit c is set if column 8 * group + c of row i is kept.
 template <class A>
 __device__ __forceinline__ std::uint32_t kept_bits(const ScoreRule<A>& rule, int i, int group) {
     const Philox::Counter words = Philox::draw(
@@ -64,21 +66,21 @@ __device__ __forceinline__ std::uint32_t kept_bits(const ScoreRule<A>& rule, int
     return bits;
 }
 
-/// Dropout's factor of query i and key j without the scale of kept elements: 0 or 1.
+/// Returns dropout's factor of query i and key j, without the scale of kept elements: 0 or 1.
 template <class A>
 __device__ __forceinline__ A kept(const ScoreRule<A>& rule, int i, int j) {
     if (rule.dropout_threshold == 0) return 1;
     return kept_bits(rule, i, j / 8) >> j % 8 & 1u ? A(1) : A(0);
 }
 
-/// Which of 32 neighbouring keys of a row are kept: key 8 g + 2 w + h has bit 8 (g / 2) + g % 2 + 2 w + 16 h.
-/// This order follows from the words of the draws, whose upper and lower halves are compared at the same
-/// time.
+/// The order of bits that say which of 32 neighbouring keys of a row are kept: key 8 g + 2 w + h has bit 8 (g
+/// / 2) + g % 2 + 2 w + 16 h. The order results from comparing the upper and the lower half of each random
+/// word at the same time. The function returns the first bit of group g.
 constexpr int kept_bit_of_group(int group) {
     return group / 2 * 8 + group % 2;
 }
-/// bits[r] receives the keys of row rows[r] from first_key on, a multiple of 8. The four lanes of a quad must
-/// pass the same rows: each of them makes one of the four draws of a row.
+/// Sets bits[r] to the kept keys of row rows[r], beginning at first_key, a multiple of 8. The four lanes of a
+/// quad must pass the same rows, because each lane makes one of a row's four random draws.
 template <int n>
 __device__ __forceinline__ void draw_kept_keys(const ScoreRule<float>& rule, const int (&rows)[n],
                                                int first_key, std::uint32_t (&bits)[n]) {
@@ -106,11 +108,12 @@ __device__ __forceinline__ void draw_kept_keys(const ScoreRule<float>& rule, con
     }
 }
 
-/// Whether the rows of accumulators are queries, as in the forward pass, or keys, as in the backward pass.
+/// Says what the rows of accumulators are: queries in the forward pass, keys in the backward pass.
 enum class RowsAre : std::uint8_t { queries, keys };
 
-/// How add_matrix() may read a matrix: element by element with a check of the ends; without that check,
-/// because all elements exist; or two neighbours of a row at once, which are adjacent and aligned in memory.
+/// How add_matrix() may read a matrix. checked: element by element, and tests whether each element exists.
+/// all_exist: element by element without the test. pairs: two neighbours of a row at once, which must be
+/// adjacent and aligned in memory.
 enum class MatrixReads : std::uint8_t { checked, all_exist, pairs };
 
 /// Adds a matrix to accumulators. x is the element that belongs to the warp's first accumulator; rows and
@@ -188,7 +191,7 @@ __device__ __forceinline__ void add_alibi(FragmentC (&s)[m_tiles][n_tiles], cons
             }
 }
 
-/// Adds the terms of the scores beside the product. (row, key) is the warp's first pair.
+/// Adds ALiBi and the biases to the products. (row, key) is the warp's first pair.
 template <class T, RowsAre rows_are, int m_tiles, int n_tiles>
 __device__ __forceinline__ void add_terms(FragmentC (&s)[m_tiles][n_tiles], const ScoreRule<float>& rule,
                                           int row, int key, int queries, int keys) {
@@ -204,8 +207,8 @@ __device__ __forceinline__ void add_terms(FragmentC (&s)[m_tiles][n_tiles], cons
     }
 }
 
-/// Turns products into softcap * tanh(products / softcap). `derivatives` receives the derivatives by the
-/// products, unless it is null.
+/// Turns products into softcap * tanh(products / softcap). Unless `derivatives` is null, it receives the
+/// derivatives with respect to the products.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void apply_softcap(FragmentC (&s)[m_tiles][n_tiles], float softcap,
                                               FragmentC (*derivatives)[n_tiles] = nullptr) {
@@ -249,8 +252,8 @@ __device__ __forceinline__ void drop(FragmentC (&p)[m_tiles][n_tiles], const Sco
     }
 }
 
-/// For accumulators whose rows are keys and whose columns are queries: which keys are kept, of those that a
-/// lane holds, for its queries in `tiles` tiles of eight.
+/// Says which elements of a lane's accumulators dropout keeps. The rows of the accumulators are keys, and the
+/// columns are queries in `tiles` tiles of eight.
 template <int tiles>
 class KeptOfColumns {
   public:
@@ -278,14 +281,14 @@ class KeptOfColumns {
     std::uint32_t bits_[tiles][2];
 };
 
-/// A bias of keys, one number for each key, in shared memory. Rows begin at multiples of 16 bytes, and the
-/// number of keys is a multiple of 8.
+/// A bias with one number for each key, in shared memory. Rows begin at multiples of 16 bytes, and the number
+/// of keys is a multiple of 8.
 template <int tile_keys>
 struct KeyBiasTile {
     static constexpr int bytes = 4 * tile_keys;
     std::uint32_t address;
 
-    /// Threads from 0 on start to copy the bias of the keys from `key` on.
+    /// Starts to copy the bias of the keys that begin at `key`. `thread` counts the calling threads from 0.
     __device__ __forceinline__ void load_async(const BiasRows& bias, int key, int end_key, int thread) const {
         const int element_bytes = static_cast<int>(size_of(bias.dtype)),
                   in_tile = thread * 16 / element_bytes;
@@ -293,7 +296,7 @@ struct KeyBiasTile {
         copy_16_bytes_async(address + thread * 16, bias.data + (key + in_tile) * element_bytes,
                             key + in_tile < end_key);
     }
-    /// The bias of two keys from `in_tile` on. T is the dtype of biases that are not float32.
+    /// Returns the bias of keys in_tile and in_tile + 1. T is the dtype of biases that are not float32.
     template <class T>
     __device__ __forceinline__ float2 pair(DType dtype, int in_tile) const {
         float2 two;
@@ -344,11 +347,11 @@ __device__ __forceinline__ void add_key_bias(FragmentC (&s)[m_tiles][n_tiles], f
     }
 }
 
-/// Shared memory for the rule of one head, which takes too many registers.
+/// The rule of one head in shared memory. In registers the rule would take too many of them.
 struct SharedRule {
     alignas(8) unsigned char bytes[sizeof(ScoreRule<float>)];
 
-    /// One thread calls; a barrier must follow.
+    /// Stores the rule. One thread calls this function, and a barrier must follow.
     __device__ __forceinline__ void set(const ScoreRule<float>& rule) {
         *reinterpret_cast<ScoreRule<float>*>(bytes) = rule;
     }

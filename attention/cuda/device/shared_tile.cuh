@@ -8,10 +8,10 @@
 namespace gradtile::attention::cuda::device {
 
 /// A row-major tile whose 16-byte chunks are permuted within a row (XOR swizzle). ldmatrix reads the same
-/// chunk of 8 rows at the same time, so these chunks must be in 8 different groups of 4 banks. If rows are a
-/// multiple of 128 bytes long, all start at bank 0, and the chunk number is XORed with the row number.
-/// Otherwise rows are an odd multiple of 64 bytes long and start at bank 0 or 16 alternately; then two
-/// neighbouring rows share an XOR with two bits.
+/// chunk of 8 rows at the same time, so these chunks must be in 8 different groups of 4 banks. If the length
+/// of a row is a multiple of 128 bytes, all rows start at bank 0, and the chunk number is XORed with the row
+/// number. Otherwise the length is an odd multiple of 64 bytes, and rows start at bank 0 and bank 16
+/// alternately. Then two neighbouring rows use the same XOR, of two bits.
 template <int rows_, int columns_>
 struct Tile {
     static constexpr int rows = rows_;
@@ -19,8 +19,9 @@ struct Tile {
     static constexpr int row_bytes = 2 * columns;
     static constexpr int bytes = rows * row_bytes;
     static constexpr int row_chunks = columns / 8;
-    static constexpr int span_bytes = columns % 64 == 0 ? 128 : 64;  ///< chunks are permuted within spans
-    static constexpr int span_distance = span_bytes;                 ///< bytes between spans of one row
+    /// Bytes of a span; chunks are permuted within a span.
+    static constexpr int span_bytes = columns % 64 == 0 ? 128 : 64;
+    static constexpr int span_distance = span_bytes;  ///< bytes between spans of one row
     static_assert(columns % 32 == 0 && rows % 8 == 0);
 
     __device__ static constexpr std::uint32_t offset(int row, int chunk) {
@@ -34,9 +35,9 @@ struct Tile {
 template <class Tile, int threads, class T>
 __device__ __forceinline__ void load_tile_async(std::uint32_t tile, const T* source, std::int64_t row_stride,
                                                 int valid_rows, int valid_columns) {
-    // Each thread copies chunks of one column. Where possible its rows are a multiple of 8 apart, so that the
-    // swizzle does not change: one address on each side and constant steps suffice. Some threads may have
-    // nothing to copy.
+    // Each thread copies chunks of one column. If possible, the distance of a thread's rows is a multiple of
+    // 8, so that the swizzle does not change, and one source address, one target address and constant steps
+    // suffice. Some threads may have nothing to copy.
     constexpr int at_once = threads / Tile::row_chunks, step = at_once >= 8 ? at_once / 8 * 8 : at_once;
     const int thread = static_cast<int>(reread_thread_index());
     if (step * Tile::row_chunks != threads && thread >= step * Tile::row_chunks) return;
@@ -54,7 +55,7 @@ __device__ __forceinline__ void load_tile_async(std::uint32_t tile, const T* sou
     }
 }
 
-/// The address in a tile that a lane passes to ldmatrix. ldmatrix loads a 16 x 16 block as four 8 x 8
+/// Computes the address that a lane passes to ldmatrix. ldmatrix loads a 16 x 16 block as four 8 x 8
 /// matrices, numbered 0 to 3. `stacked` arranges them as [0 2; 1 3] (operand A, or B transposed), `paired` as
 /// [0 1; 2 3] (operand B, or A transposed).
 template <class Tile>
@@ -211,7 +212,7 @@ __device__ __forceinline__ void as_operand_a(FragmentA (&a)[n_tiles / 2][m_tiles
         for (int m = 0; m < m_tiles; ++m) pack_fragment<T>(a[k][m], c[m][2 * k], c[m][2 * k + 1]);
 }
 
-/// Writes a warp's results to its own rows of a shared tile. From there store_staged_rows() copies them to
+/// Writes a warp's results to the warp's rows of a shared tile. store_staged_rows() then copies these rows to
 /// global memory, 16 bytes per lane.
 template <class T, class Tile, int m_tiles, int n_tiles>
 __device__ __forceinline__ void stage_rows(std::uint32_t warp_rows, const FragmentC (&c)[m_tiles][n_tiles]) {

@@ -26,9 +26,9 @@ __device__ __forceinline__ float row_sum(float x) {
 
 inline constexpr float ln_2 = 0.693147180559945309f, log2_e = 1.44269504088896341f;
 
-/// The textbook form: P is relative to the running maximum, and each update returns the factor for the
-/// previous sums. Used where P V is added to O outside the tensor cores: that addition applies the factor at
-/// no cost.
+/// The textbook form of the online softmax: P is relative to the running maximum, and each update returns the
+/// factor for the previous sums. Kernels that add P V to O outside the tensor cores use it, because this
+/// addition applies the factor at no cost.
 template <int m_tiles>
 class OnlineSoftmax {
   public:
@@ -51,7 +51,8 @@ class OnlineSoftmax {
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n) largest = fmaxf(largest, fmaxf(row[n][e], row[n][e + 1]));
             const float next = fmaxf(maximum_[i], row_max(largest));
-            const float reference = next == -INFINITY ? 0.0f : next;  // no visible key yet: P = 2^-inf = 0
+            // If no key is visible yet, P = 2^-inf = 0.
+            const float reference = next == -INFINITY ? 0.0f : next;
             factor[i] = exp2_fast(maximum_[i] - reference);
             maximum_[i] = next;
             float of_lane = 0;
@@ -65,7 +66,8 @@ class OnlineSoftmax {
         }
     }
 
-    /// Adds a logit without a key, in base 2, to every row. Returns the factor for the previous sums.
+    /// Adds a sink (a logit without a key), in base 2, to every row. Returns the factor for the previous
+    /// sums.
     __device__ __forceinline__ void add_sink(float sink_log2, float (&factor)[2 * m_tiles]) {
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
@@ -73,7 +75,7 @@ class OnlineSoftmax {
             const float reference = next == -INFINITY ? 0.0f : next;
             factor[i] = exp2_fast(maximum_[i] - reference);
             maximum_[i] = next;
-            // One lane of the four that share a row adds it.
+            // Of the four lanes that share a row, one adds the sink.
             sum_[i] =
                 fmaf(sum_[i], factor[i], lane_index() % 4 == 0 ? exp2_fast(sink_log2 - reference) : 0.0f);
         }
@@ -90,11 +92,11 @@ class OnlineSoftmax {
 
   private:
     float maximum_[2 * m_tiles];
-    float sum_[2 * m_tiles];  ///< of P over this lane's columns only; row_sum() adds the lanes
+    float sum_[2 * m_tiles];  ///< the sum of P over this lane's columns; row_sum() adds the lanes
 };
 
-/// An online softmax that rarely rescales. Used where P V is summed in the accumulators of the tensor cores:
-/// there each rescaling multiplies all of O.
+/// An online softmax that rarely rescales. Kernels that sum P V in the accumulators of the tensor cores use
+/// it, because there each rescaling multiplies all of O.
 template <int m_tiles>
 class LazyOnlineSoftmax {
   public:
@@ -150,8 +152,8 @@ class LazyOnlineSoftmax {
     __device__ __forceinline__ void exponentiate(FragmentC (&s)[m_tiles][n_tiles]) {
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
-            // The product of a reference near the lowest float32 is -inf. With the lowest number in its
-            // place, P becomes 0.
+            // If the reference is near the lowest float32, its product with the scale is -inf. The lowest
+            // finite number replaces -inf, and P becomes 0.
             const float shift =
                 reference_[i] == -INFINITY ? 0.0f : fmaxf(reference_[i] * scale_log2_, -FLT_MAX);
             float sum = 0;
@@ -171,8 +173,9 @@ class LazyOnlineSoftmax {
         scale_rows(o, factor_);
     }
 
-    /// Adds a logit without a key, in the units of S, to every row. Call it after the last update(): P is
-    /// then relative to the largest score as long as it is summed.
+    /// Adds a sink (a logit without a key), in the units of S, to every row. The caller must call this
+    /// function after the last update(), so that a large sink does not change the reference while P is
+    /// summed.
     template <int o_tiles>
     __device__ __forceinline__ void add_sink(float sink, FragmentC (&o)[m_tiles][o_tiles]) {
         if (sink == -INFINITY) return;
@@ -216,9 +219,9 @@ class LazyOnlineSoftmax {
     }
 
     float scale_log2_;
-    float reference_[2 * m_tiles];  ///< in units of S; P = 1 where S equals it
-    float sum_[2 * m_tiles];        ///< of P over this lane's columns only; row_sum() adds the lanes
-    float factor_[2 * m_tiles];     ///< of the latest change of the references
+    float reference_[2 * m_tiles];  ///< the reference in units of S: P = 1 where S equals it
+    float sum_[2 * m_tiles];        ///< the sum of P over this lane's columns; row_sum() adds the lanes
+    float factor_[2 * m_tiles];     ///< the factors of the latest change of the references
 };
 
 }  // namespace gradtile::attention::cuda::device

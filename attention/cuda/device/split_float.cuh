@@ -1,21 +1,21 @@
 #pragma once
 /// Products of float32 matrices on tensor cores, with the accuracy of float32.
 ///
-/// A float32 number x is represented by two binary16 numbers: x = high + 2^-11 low. Each has 11 significant
-/// bits, and `low` has its own sign, so the relative error is at most 2^-23. Binary16 has only five bits of
-/// exponent. Therefore the low part is stored multiplied by 2^11, so that it has the range of the high part,
-/// and the numbers of every head are first multiplied by a power of two that brings the largest just below
-/// 2^14 (device/magnitude.cuh). Numbers down to 2^-28 of the largest then keep all 22 bits. Smaller numbers
-/// have an error of at most 2^-50 of the largest.
+/// A float32 number x is represented by two binary16 numbers: x = high + 2^-11 low. Each of the two has 11
+/// significant bits, and `low` has its own sign, so the relative error is at most 2^-23. Binary16 has only
+/// five bits of exponent. Therefore the low part is stored multiplied by 2^11, so that it has the range of
+/// the high part, and the numbers of every head are first multiplied by a power of two that brings the
+/// largest just below 2^14 (device/magnitude.cuh). Numbers down to 2^-28 of the largest then keep all 22
+/// bits. Smaller numbers have an error of at most 2^-50 of the largest.
 ///
-/// A product of two such sums has four terms, of which three are computed. The fourth, low * low, is at most
-/// 2^-22 of the whole, 2^-24 on average. Three products of bf16 would have only 16 bits. Six products of bf16
-/// have 24 bits and cost twice as much, as do three products of tf32.
+/// A product of two such numbers has four terms, of which three are computed. The fourth, low * low, is at
+/// most 2^-22 of the whole, 2^-24 on average. Three products of bf16 would have only 16 bits. Six products of
+/// bf16 have 24 bits and cost twice as much. Three products of tf32 also cost twice as much.
 ///
 /// Tensor cores truncate the sums that a float32 addition rounds, so the errors of long sums would add up in
-/// one direction. Therefore there are two accumulators. `large` sums only the leading product, over a few
-/// steps, and is then added, with rounding, to a sum outside. `small` sums the other two products; its
-/// truncation errors are 2^-11 of those of `large`.
+/// one direction. Therefore there are two accumulators. `large` sums only the product high * high, over a few
+/// steps. `large` is then added, with rounding, to a sum outside the tensor cores. `small` sums the other two
+/// products; its truncation errors are 2^-11 of those of `large`.
 #include <cstdint>
 
 #include <gradtile/attention/cuda/device/head_rows.cuh>
@@ -48,7 +48,7 @@ inline constexpr int split_bytes = planes* Tile::bytes;
 
 /// Copies a tile of float32 rows from global memory to shared memory and splits it into planes. Between
 /// load() and store() the tile is in registers, so its loads can run while the previous tile is still in use.
-/// Asynchronous copies could not split it.
+/// An asynchronous copy could not split the tile.
 template <class Tile, int threads>
 class SplitTile {
   public:
@@ -78,8 +78,8 @@ class SplitTile {
         }
     }
 
-    /// Stores the rows times `factor`, a power of two. plane_bytes is the distance of the planes; it differs
-    /// from the default if this tile is a part of a longer one.
+    /// Stores the rows times `factor`, a power of two. plane_bytes is the distance of the planes. It differs
+    /// from the default if this tile is a part of a longer tile.
     __device__ __forceinline__ void store(std::uint32_t tile, float factor,
                                           int plane_bytes = Tile::bytes) const {
         const int thread = reread_thread_index();
@@ -104,7 +104,7 @@ class SplitTile {
     }
 
   private:
-    // Rows from one round to the next; a thread keeps its columns.
+    // The number of rows between two rounds. A thread has the same columns in every round.
     static constexpr int step = threads / Tile::row_chunks;
     static constexpr int rounds = (Tile::rows + step - 1) / step;
     float x_[rounds][8];
@@ -156,7 +156,8 @@ __device__ __forceinline__ void split_operand_a(SplitA<m_tiles>& a, const Fragme
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {  // rows 0-7 and 8-15 of the left eight columns, then of the right
+        // Rows 0-7 and 8-15 of the left eight columns, then of the right eight columns.
+        for (int i = 0; i < 4; ++i) {
             const FragmentC& from = c[m][2 * k + i / 2];
             std::uint32_t pair[planes];
             split(pair, from[i % 2 * 2], from[i % 2 * 2 + 1]);
@@ -210,7 +211,7 @@ template <int depth, class TileA, class TileB, int m_tiles, int n_tiles>
 __device__ __forceinline__ void multiply_split_a_bt(FragmentC (&c)[m_tiles][n_tiles],
                                                     const LanePointer<TileA>& a, int row_a,
                                                     const LanePointer<TileB>& b, int row_b) {
-    constexpr int max_depth = 64;  // columns per partial sum, which is then added with rounding
+    constexpr int max_depth = 64;  // columns per partial sum; partial sums are added with rounding
 #pragma unroll
     for (int begin = 0; begin < depth; begin += max_depth) {
         SplitSum<m_tiles, n_tiles> sum;

@@ -8,8 +8,8 @@ namespace gradtile::attention::cuda::device {
 /// Maps a thread block's index to a (batch, head) and a part of its sequence. Thread blocks start in the
 /// order of their index. Long tasks should start first, so that short tasks fill the end of the run. Parts
 /// are therefore numbered by decreasing work, and part 0 of all heads precedes part 1. But the parts of one
-/// head read the same tensors, so this order is applied within sets of heads that fit the L2 cache at the
-/// same time.
+/// head read the same tensors. Therefore this order applies within a set of heads whose tensors fit the L2
+/// cache at the same time.
 struct TaskOrder {
     int batch_heads = 0, parts = 0, cached_heads = 1;
 
@@ -40,7 +40,7 @@ struct RowPosition {
 };
 template <int rows>
 struct RowBlocks {
-    int begin_row, end_row;  ///< the same for every head; begin_row is a multiple of `rows`
+    int begin_row, end_row;  ///< the range of rows, equal for all heads; begin_row is a multiple of `rows`
 
     __device__ RowPosition after(RowPosition at) const {
         return at.row + rows < end_row ? RowPosition{at.head, at.row + rows}

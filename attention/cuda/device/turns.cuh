@@ -8,7 +8,7 @@ namespace gradtile::attention::cuda::device {
 
 /// Returns the number of the next task. Tasks are numbered in the order in which thread blocks start: CUDA
 /// does not guarantee that blocks start in the order of their index, and a block may only wait for blocks
-/// that already run. All threads must call this. `shared` is free for other use afterwards.
+/// that already run. All threads must call this function. After the call `shared` may be used for other data.
 __device__ __forceinline__ int take_task(std::int32_t* next_task, void* shared) {
     auto* const task = static_cast<std::int32_t*>(shared);
     if (threadIdx.x == 0) *task = atomicAdd(next_task, 1);
@@ -24,7 +24,8 @@ __device__ __forceinline__ std::int32_t load_acquire(const std::int32_t* counter
     return value;
 }
 
-/// The turns of a piece of dQ to which one warp of each block adds. All lanes of the warp must call.
+/// The turns of a piece of dQ to which one warp of each block adds. All lanes of the warp must call the
+/// functions.
 struct WarpTurn {
     __device__ __forceinline__ static void wait(const std::int32_t* counter, int turn) {
         if (threadIdx.x % 32 == 0) {
@@ -41,13 +42,13 @@ struct WarpTurn {
     }
 };
 
-/// The turns of a piece of dQ to which all warps of a block add. One thread calls, with barriers between the
-/// calls and the additions. Every thread must execute __threadfence() before the barrier that precedes
-/// pass().
+/// The turns of a piece of dQ to which all warps of a block add. One thread calls the functions, with
+/// barriers between the calls and the additions. Every thread must execute __threadfence() before the barrier
+/// that precedes pass().
 struct BlockTurn {
     __device__ __forceinline__ static void wait(const std::int32_t* counter, int turn) {
-        // Far longer than any kernel runs, so only a defect reaches this limit. An error is better than a
-        // hang.
+        // The limit is far longer than any kernel runs, so only a defect reaches it. An error is better than
+        // a wait without end.
         constexpr int max_polls = 1 << 28;
         for (int polls = 0; load_acquire(counter) != turn; ++polls) {
             if (polls == max_polls) __trap();

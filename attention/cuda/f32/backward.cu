@@ -42,8 +42,8 @@ struct F32BackwardPolicy {
     static constexpr int columns = head_dim / tiles.warps_per_keys;        ///< columns of a warp's dK and dV
     static constexpr int d_q_columns = head_dim / (tiles.warps() / 2);     ///< columns of a warp's dQ
     using KvTile = Tile<tiles.keys(), head_dim>;
-    using KvPiece = Tile<std::min(tiles.keys(), 32), head_dim>;  ///< the keys that are copied at a time
-    using RowTile = Tile<tiles.rows, head_dim>;                  ///< a step of Q or dO
+    using KvPiece = Tile<std::min(tiles.keys(), 32), head_dim>;  ///< the keys that are copied at one time
+    using RowTile = Tile<tiles.rows, head_dim>;                  ///< the rows of Q or dO in one step
     using DsTile = Tile<tiles.keys(), tiles.rows>;               ///< dS^T or P^T
     // Offsets in shared memory, in bytes. P^T uses the memory of dS^T unless both are needed at the same
     // time.
@@ -54,7 +54,7 @@ struct F32BackwardPolicy {
     static_assert(statistics + 2 * tiles.rows * int{sizeof(float)} == tiles.shared_bytes(head_dim));
 };
 
-/// Adds two adjacent numbers to a row to which other blocks add, too.
+/// Adds two adjacent numbers to a row. Other thread blocks also add to this row.
 __device__ __forceinline__ void add_pair(float* row, int column, int columns, float first, float second,
                                          bool pairs) {
 #if __CUDA_ARCH__ >= 900
@@ -70,7 +70,7 @@ __device__ __forceinline__ void add_pair(float* row, int column, int columns, fl
     if (column + 1 < columns) atomicAdd(row + column + 1, second);
 }
 
-/// A lane's addresses in the tiles.
+/// The addresses in the tiles from which a lane loads.
 template <class Policy>
 struct Lanes {
     LanePointer<typename Policy::KvTile> k, v;
@@ -136,8 +136,8 @@ __device__ __forceinline__ void make_p(FragmentC (&x)[1][Policy::s_tiles], const
     if (!mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed_probabilities(x, mask, key, row);
 }
 
-/// The same under a score rule. Also computes the derivatives of the scores, and returns which elements are
-/// kept: bit 4 n + e for element e of tile n.
+/// Computes P^T for a call with a score rule. Also computes the derivatives of the scores, and returns which
+/// elements dropout keeps: bit 4 n + e belongs to element e of tile n.
 template <class Policy>
 __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Policy::s_tiles],
                                                            FragmentC (&derivatives)[1][Policy::s_tiles],
@@ -226,7 +226,7 @@ __device__ __forceinline__ void store_factor(const LanePointer<typename Policy::
             store_matrices(factor[k][plane][0],
                            to.at(part.key, part.row + k * 16) + plane * Policy::DsTile::bytes);
 }
-/// Loads all rows of P^T or dS^T for the warp's keys from shared memory.
+/// Loads all rows of P^T or dS^T that belong to the warp's keys from shared memory.
 template <class Policy, int k_steps>
 __device__ __forceinline__ void load_factor(SplitA<1> (&factor)[k_steps],
                                             const LanePointer<typename Policy::DsTile>& from,
@@ -351,8 +351,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     BlockSequence own_sequence;
     __shared__ BlockSequence shared_sequence;
     int key_head, key_block;
-    // In increasing order, because under a causal mask most rows see the first keys. With turns, in
-    // decreasing order: see Turns.
+    // Tasks are in increasing order of their keys, because with a causal mask most rows see the first keys.
+    // If dQ is added in turns, tasks are in decreasing order; Turns gives the reason.
     if (Policy::may_be_packed && p.packed) {
         key_head = p.turns ? task % key_heads : task / p.key_tasks.count;
         const PackedTask of_block = p.key_tasks.first[p.turns ? task / key_heads : task % p.key_tasks.count];
@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     clear(d_v);
     RowStep<Policy> step(p, sequence, base, statistics, units);
     RowPosition at{key_head * p.sizes.group, row_blocks.begin_row};
-    // The rules of the head of this step and of the next, in [head % 2].
+    // The score rules of this step's head and of the next step's head; a head's rule is rules[head % 2].
     __shared__ SharedRule rules[Policy::has_rule ? 2 : 1];
     const auto prepare_rule = [&](int head) {
         if constexpr (Policy::has_rule) {

@@ -1,6 +1,6 @@
 #pragma once
-/// The steps of query rows over which the float32 backward kernel loops: how a step comes to shared memory,
-/// and in which order blocks of keys add to its dQ.
+/// The steps of query rows over which the float32 backward kernel loops: how a step is copied to shared
+/// memory, and in which order blocks of keys add to the step's dQ.
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -14,9 +14,9 @@
 namespace gradtile::attention::cuda::device {
 
 /// The order in which blocks of keys add to dQ, for each step of rows. The last block that the rows see adds
-/// first, the first block last; the step's counter says how many blocks have added. With this order blocks
-/// rarely wait under a causal mask: a block starts with the rows for which it is the last block, so it need
-/// not wait there, and at later rows the block before it in the order is a step ahead.
+/// first, the first block last; the step's counter says how many blocks have added. With a causal mask,
+/// blocks then rarely wait. A block starts with the rows for which it is the last block, so it does not wait
+/// there. At later rows, the block that adds before it is one step ahead.
 template <class Policy>
 struct Turns {
     static constexpr int rows = Policy::tiles.rows;
@@ -25,7 +25,8 @@ struct Turns {
 
     __device__ __forceinline__ explicit Turns(const F32BackwardParameters& p)
         : next_task(p.turns), steps(p.turn_steps) {}
-    /// `padded_row` is the step's first row; it counts padded rows if sequences are packed.
+    /// Returns the address of a step's counter. `padded_row` is the step's first row; if sequences are
+    /// packed, padded rows count.
     __device__ __forceinline__ std::int32_t* counter(std::int64_t batch_head, int padded_row) const {
         return next_task + 1 + batch_head * steps + padded_row / rows;
     }
@@ -38,8 +39,8 @@ struct Turns {
     }
 };
 
-/// Copies a step of rows to shared memory: Q, dO, LSE and D. load() starts to load the next step while this
-/// step is in use, and store() writes the next step.
+/// Copies a step of rows to shared memory: Q, dO, LSE and D. load() starts to load the next step while the
+/// kernel uses this step. store() writes the next step to shared memory.
 template <class Policy>
 class RowStep {
   public:
@@ -56,7 +57,7 @@ class RowStep {
             const std::int64_t index =
                 (std::int64_t{sequence_.batch} * p_.sizes.heads + head) * p_.mask.queries +
                 sequence_.first_query + row + thread;
-            lse_ = valid ? p_.lse_log2[index] : INFINITY;  // P = 2^-inf = 0
+            lse_ = valid ? p_.lse_log2[index] : INFINITY;  // for rows that do not exist, P = 2^-inf = 0
             delta_ = valid ? units_.delta(p_.delta[index]) : 0.0f;
         }
         if constexpr (Policy::tiles.loads_ahead) {

@@ -20,27 +20,29 @@ struct F32BackwardParameters {
     bool has_d_lse;
     device::DeviceMask mask;
     device::Sizes sizes;
-    int measured_sequences;   ///< sequences in `magnitudes`
+    int measured_sequences;   ///< number of sequences in `magnitudes`
     float scale, scale_log2;  ///< scale_log2 = log2(e) * scale
-    float dropout_scale;      ///< 1 without dropout. P, dP and dS are computed without this factor.
+    float dropout_scale;      ///< 1 without dropout; P, dP and dS are computed without this factor
     ScoreOptions scores;
     PackedOffsets packed;
-    PackedTasks key_tasks;  ///< blocks of keys if packed
+    PackedTasks key_tasks;  ///< the tasks (blocks of keys) if sequences are packed
     device::TaskOrder order;
     bool q_vectors, k_vectors, v_vectors, d_o_vectors;  ///< whether has_vector_rows() holds
     bool d_q_pairs, d_k_pairs, d_v_pairs;
     std::int32_t* turns;  ///< if deterministic: the next task, then the counters of Turns; else null
-    int turn_steps;       ///< steps of one (batch, head)
+    int turn_steps;       ///< number of steps of one (batch, head)
 };
 
 namespace device {
 
-/// Factors that bring the tiles of a block into binary16's range, and factors that convert the sums back.
-/// They are powers of two, times the caller's scale where a gradient or S needs it.
+/// Factors by which the tiles of a block are multiplied so that they fit binary16's range, and factors that
+/// convert the sums back. All factors are powers of two. Those of S and of some gradients also contain the
+/// caller's scale.
 ///
 /// P <= 1 is multiplied by 2^14. |dP - D| <= 2 columns max|V| max|dO| + max|dLSE|, because the rows of O are
 /// averages of rows of V. V and dO are scaled to less than 2^14, so the first term becomes 2^29 * columns.
-/// The factor of dS, 2^-14 / columns, brings dS below 2^15. With a larger dLSE, V's factor is less.
+/// The factor of dS, 2^-14 / columns, brings dS below 2^15. If dLSE is larger than this, V's factor is
+/// smaller.
 struct Units {
     PowerOfTwo q, k, v, d_o;
     float score, d_p;     ///< convert the sums S and dP to base 2 and to the units of dS
@@ -62,8 +64,9 @@ struct Units {
           d_o(range(p, 3, sequence, key_head)) {
         const float d_s = 1.0f / (16384.0f * static_cast<float>(columns));
         if (p.has_d_lse) {
-            // dLSE becomes less than 2^28. V has less precision then, because only dP needs V here, and dO
-            // keeps its own for dV. Only where V's factor cannot be small enough, dO's becomes smaller.
+            // The factors must bring dLSE below 2^28. V's factor is reduced first, because V is only needed
+            // for dP, while dV needs the precision of dO. dO's factor is reduced only if V's factor is
+            // already the smallest one.
             const int sum_of_exponents = 14 + range(p, 4, sequence, key_head).exponent();
             v.limit_exponent(sum_of_exponents - d_o.exponent());
             d_o.limit_exponent(sum_of_exponents - v.exponent());

@@ -1,6 +1,6 @@
 // The forward pass for few queries and many keys in float32: see few_queries.h. The products are float32,
-// without tensor cores. The warps of a thread block divide the rows and the keys of each block of keys, and
-// merge their results by LSE, as the thread blocks that share a row do afterwards.
+// without tensor cores. The warps of a thread block divide the rows, and the keys of each block of keys,
+// among them. The warps then merge their results by LSE, and the thread blocks that share a row do the same.
 #include <algorithm>
 #include <cstdint>
 #include <numbers>
@@ -37,17 +37,17 @@ struct FewQueriesPolicy {
     static constexpr F32FewQueriesTiles tiles{head_dim_, rows_};
     static constexpr int head_dim = head_dim_, rows = rows_, warp_rows = tiles.warp_rows(),
                          key_warps = tiles.warps * warp_rows / rows, warp_keys = tiles.keys / key_warps;
-    /// S: four lanes share a key. Each of them has a quarter of the columns, and keys that are
-    /// keys_at_once apart.
+    /// In S = Q K^T four lanes share a key. Each of the four lanes has a quarter of the columns, and every
+    /// keys_at_once-th key.
     static constexpr int key_lanes = 4, keys_at_once = 32 / key_lanes, lane_keys = warp_keys / keys_at_once;
-    /// O: a lane has `vector` neighbouring columns in each of `vectors` parts of the columns.
+    /// In O a lane has `vector` neighbouring columns in each of `vectors` parts of the columns.
     static constexpr int vector = std::min(4, head_dim / 32), vectors = head_dim / 32 / vector;
-    static constexpr int chunks = head_dim / 4;  ///< of 16 bytes in a row
+    static constexpr int chunks = head_dim / 4;  ///< chunks of 16 bytes in a row
     static constexpr int tile_floats = tiles.keys * head_dim;
 };
 
-/// A chunk's place in a row of K. The eight lanes that read 16 bytes at the same time read four chunks of two
-/// neighbouring rows, which must be in different banks.
+/// Returns the place of a chunk in a row of K. Eight lanes read 16 bytes each at the same time: four chunks
+/// of two neighbouring rows. These eight chunks must be in different banks.
 __device__ __forceinline__ int k_chunk(int row, int chunk) {
     return chunk ^ (row & 1) * 4;
 }
@@ -148,7 +148,7 @@ struct WarpSoftmax {
     }
 };
 
-/// Grid: (splits, batch * heads / heads_together).
+/// The grid is (splits, batch * heads / heads_together).
 template <class Policy, bool has_rule>
 __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_per_sm())
     few_queries_kernel(const __grid_constant__ F32FewQueriesParameters p,
@@ -241,7 +241,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
                     p_tile[n * Policy::keys_at_once + lane / Policy::key_lanes][r] = s[r][n];
         }
         __syncwarp();
-        // The block has a sum of its own, so that few roundings depend on the number of keys.
+        // Each block of keys has a sum of its own. Then the number of roundings grows with the number of
+        // blocks and not with the number of keys.
         float sum[warp_rows][vectors][vector] = {};
         const float* const v_rows = stage + Policy::tile_floats + lane * vector;
 #pragma unroll 4
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
                         sum[r][part][c] = fmaf(probabilities[r], values[c], sum[r][part][c]);
             }
         }
-        __syncwarp();  // before P is overwritten
+        __syncwarp();  // all lanes have read P, which is overwritten next
 #pragma unroll
         for (int r = 0; r < warp_rows; ++r)
 #pragma unroll
@@ -269,7 +270,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
                     o[r][part][c] = fmaf(o[r][part][c], factor[r], sum[r][part][c]);
     }
 
-    // The results of the warps, in the memory of K and V.
+    // The warps store their results in the memory of K and V.
     wait_for_copies<0>();
     __syncthreads();
     float* const warp_o = kv_tiles;  // [key_warps, rows, head_dim]
@@ -356,8 +357,8 @@ void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options,
                                              .o = tensor_view<float>(o.tensor()),
                                              .lse = lse.data<float>(),
                                              .batch_size = static_cast<int>(q_in.size(0)),
-                                             // Those of the copies: a copy pads its columns with zeros, and
-                                             // copies to shared memory take 4 at a time.
+                                             // The sizes of the copies: a copy pads its columns with zeros to
+                                             // a multiple of 4, because the kernel loads 4 columns at a time.
                                              .sizes = sizes_of(q.tensor(), k.tensor(), v_in),
                                              .mask = DeviceMask(options.mask),
                                              .scale = static_cast<float>(options.scale),

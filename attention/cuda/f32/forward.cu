@@ -30,11 +30,11 @@ struct F32ForwardParameters {
     const std::uint32_t* magnitudes;  ///< largest magnitudes of q, k, v: see measure()
     DeviceMask mask;
     Sizes sizes;
-    int measured_sequences;  ///< sequences in `magnitudes`
+    int measured_sequences;  ///< number of sequences in `magnitudes`
     float scale_log2;        ///< log2(e) * scale
     ScoreOptions scores;
     PackedOffsets packed;
-    PackedTasks row_tasks;  ///< blocks of rows if packed
+    PackedTasks row_tasks;  ///< the tasks (blocks of rows) if sequences are packed
     TaskOrder order;
     bool q_vectors, k_vectors, v_vectors;  ///< whether has_vector_rows() holds
     bool o_pairs;
@@ -49,7 +49,7 @@ struct F32ForwardPolicy {
     static constexpr F32ForwardTiles tiles = F32ForwardChoice<head_dim>::tiles(shared_limit);
     static constexpr int m_tiles = tiles.row_tiles, s_tiles = tiles.keys / 8, o_tiles = head_dim / 8;
     using QTile = Tile<tiles.rows(), head_dim>;
-    using QPiece = Tile<2 * tiles.keys, head_dim>;  ///< the rows of Q that are copied at a time
+    using QPiece = Tile<2 * tiles.keys, head_dim>;  ///< the rows of Q that are copied at one time
     using KvTile = Tile<tiles.keys, head_dim>;
     // Offsets in shared memory, in bytes.
     static constexpr int q = 0, k = q + split_bytes<QTile>, v = k + split_bytes<KvTile>;
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     extern __shared__ __align__(1024) unsigned char shared[];
     const std::uint32_t base = shared_address(shared), k_tile = base + Policy::k, v_tile = base + Policy::v;
 
-    // The last rows come first: under a causal mask they have the most work.
+    // Tasks begin with the last rows, because with a causal mask these rows have the most work.
     BlockSequence own_sequence;
     __shared__ BlockSequence shared_sequence;
     int head, row_block;
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const DeviceMask& mask = sequence.mask;
     const int key_head = head / p.sizes.group;
     const int first_row = row_block * rows;
-    // Under a causal mask the last warp has the most work. Every second block numbers its warps in reverse,
-    // so that this work is spread over the schedulers.
+    // With a causal mask the last warp has the most work. Every second block numbers its warps in reverse
+    // order, so that all schedulers get about the same work.
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int warp_row = (row_block % 2 == 0 ? warp : tiles.warps - 1 - warp) * m_tiles * 16;
     const int lane_row = first_row + warp_row + lane / 4;

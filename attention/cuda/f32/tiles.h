@@ -64,7 +64,8 @@ struct F32BackwardTiles {
 template <int head_dim>
 struct F32BackwardChoice {
     static constexpr F32BackwardTiles tiles(int shared_limit) {
-        // Blocks have many keys, because each block must split all rows of Q and dO and add to all of dQ.
+        // A block has many keys, because every block must split all rows of Q and dO into planes and add to
+        // all rows of dQ.
         if (head_dim <= 32)
             return {.key_groups = 4,
                     .warps_per_keys = 1,
@@ -84,7 +85,8 @@ struct F32BackwardChoice {
                                .blocks_per_sm = 1};
         if (tiles.shared_bytes(head_dim) <= shared_limit) return tiles;
         tiles.key_groups = 2;
-        tiles.loads_ahead = head_dim <= 128;  // half as many threads have twice as many registers each
+        // a block with half as many threads has twice as many registers per thread
+        tiles.loads_ahead = head_dim <= 128;
         if (tiles.shared_bytes(head_dim) <= shared_limit) return tiles;
         tiles.key_groups = 1;
         tiles.separate_factors = false;

@@ -19,8 +19,8 @@ struct Flash2BackwardTiles : FlashBackwardTiles<A> {
 };
 
 /// The block sizes of the forward pass, which the paper leaves open. A block of the outer loop has M / 4d
-/// rows, as many as FlashAttention's has keys; one of the inner loop has at most d keys. If the tiles do not
-/// fit, the keys are halved first.
+/// rows, as many as FlashAttention's blocks have keys. A block of the inner loop has at most d keys. If the
+/// tiles do not fit, the number of keys is halved first.
 template <class A>
 BlockSizes flash2_forward_blocks(const Geometry& g, std::size_t fast_memory_bytes) {
     const std::int64_t d = std::max(g.d_qk, g.d_v);
@@ -36,7 +36,7 @@ BlockSizes flash2_forward_blocks(const Geometry& g, std::size_t fast_memory_byte
     return {.rows = swapped.keys, .keys = swapped.rows};
 }
 
-/// Algorithm 1.
+/// The forward pass, algorithm 1.
 template <class T>
 void flash2_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& fast) {
     using A = Accumulator<T>;
@@ -76,7 +76,7 @@ void flash2_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& f
     });
 }
 
-/// Algorithm 2.
+/// The backward pass, algorithm 2.
 template <class T>
 void flash2_backward(const BackwardHead<T>& heads, BlockSizes blocks, FastMemory& fast) {
     using A = Accumulator<T>;

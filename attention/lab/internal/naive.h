@@ -9,7 +9,7 @@ namespace gradtile::attention::lab {
 using cpu::Geometry;
 using namespace cpu::tiled;
 
-/// P = softmax(S), row by row. A row that does not fit the fast memory is read twice.
+/// Computes P = softmax(S), row by row. A row that does not fit the fast memory is read twice.
 template <class A>
 void softmax_rows(const SlowMatrix<A>& s, const SlowMatrix<A>& p, FastMemory& fast,
                   SourceLine caller = SourceLine::current()) {
@@ -39,8 +39,8 @@ void softmax_rows(const SlowMatrix<A>& s, const SlowMatrix<A>& p, FastMemory& fa
     }
 }
 
-/// dS = P * (dP - D) with D = rowsum(P * dP), row by row. Rows that do not fit the fast memory are read
-/// twice.
+/// Computes dS = P * (dP - D) with D = rowsum(P * dP), row by row. Rows that do not fit the fast memory are
+/// read twice.
 template <class A>
 void differentiate_softmax_rows(const SlowMatrix<A>& p, const SlowMatrix<A>& d_p, const SlowMatrix<A>& d_s,
                                 FastMemory& fast, SourceLine caller = SourceLine::current()) {
@@ -66,12 +66,12 @@ void differentiate_softmax_rows(const SlowMatrix<A>& p, const SlowMatrix<A>& d_p
     }
 }
 
-/// All pairs of a head.
+/// Returns a tile that contains all pairs of a head.
 inline Tile all_pairs(const Geometry& g) {
     return {g.mask, {0, g.mask.queries}, {0, g.mask.keys}};
 }
 
-/// Writes O, and P [Sq, Sk], which the backward pass needs.
+/// Writes O, and P [Sq, Sk] for the backward pass.
 template <class T>
 void naive_forward(const ForwardHead<T>& head, const SlowMatrix<T>& p, FastMemory& fast, SlowMemory& slow) {
     const Geometry& g = head.geometry;

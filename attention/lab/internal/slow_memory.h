@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. The slow memory of the lab. It knows its matrices, and measures how many bytes are in use.
+/// INTERNAL. The slow memory of the lab. The class lists its matrices and measures how many bytes are in use.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@ namespace gradtile::attention::lab {
 
 class SlowMemory {
   public:
-    /// A matrix that exists now. `id` is never used again.
+    /// A matrix that exists now. Later matrices never get the same `id`.
     struct Matrix {
         int id = 0;
         std::string name;
@@ -42,7 +42,7 @@ class SlowMemory {
         throw Error("lab: no matrix of the slow memory has this address");
     }
     std::int64_t peak_bytes() const { return peak_; }
-    /// Forgets the peak of earlier work.
+    /// Sets the peak to the number of bytes that are in use now.
     void reset_peak() { peak_ = in_use_; }
 
   private:
@@ -72,7 +72,7 @@ class SlowTensor {
 
     cpu::tiled::SlowMatrix<T> matrix() { return {elements_.data(), rows_, columns_, columns_}; }
     const std::vector<T>& elements() const { return elements_; }
-    /// Writes all elements, uncounted: the inputs of an algorithm.
+    /// Writes all elements. The access is not counted, because it prepares the inputs of an algorithm.
     void assign(const T* numbers) { std::copy_n(numbers, elements_.size(), elements_.begin()); }
 
   private:

@@ -14,8 +14,8 @@ struct RowSum {
     float maximum, sum;
 };
 
-/// Loads the row once, block by block, and calls body(elements, count), which may change the elements. Then
-/// stores them to `y` if it is not null.
+/// Loads the row once, block by block, and calls body(elements, count) for each block. `body` may change the
+/// elements. Stores the elements to `y` if it is not null.
 template <class Body>
 void pass_over(const SlowMatrix<const float>& x, const SlowMatrix<float>* y, std::int64_t block,
                FastMemory& fast, Body&& body) {
@@ -53,20 +53,20 @@ inline void store_quotients(const SlowMatrix<const float>& x, RowSum row, const 
     });
 }
 
-/// Algorithm 1: 2 loads and 1 store an element. e^x overflows for large x.
+/// Algorithm 1: 2 loads and 1 store per element. e^x overflows for large x.
 inline void naive_softmax(const SlowMatrix<const float>& x, const SlowMatrix<float>& y, std::int64_t block,
                           FastMemory& fast) {
     store_quotients(x, {0, sum_of_exponentials(x, 0, block, fast)}, y, block, fast);
 }
 
-/// Algorithm 2: 3 loads and 1 store.
+/// Algorithm 2: 3 loads and 1 store per element.
 inline void safe_softmax(const SlowMatrix<const float>& x, const SlowMatrix<float>& y, std::int64_t block,
                          FastMemory& fast) {
     const float maximum = maximum_of(x, block, fast);
     store_quotients(x, {maximum, sum_of_exponentials(x, maximum, block, fast)}, y, block, fast);
 }
 
-/// Lines 1 to 6 of algorithm 3, maximum and sum in one pass: 1 load.
+/// Lines 1 to 6 of algorithm 3, maximum and sum in one pass: 1 load per element.
 inline RowSum online_statistics(const SlowMatrix<const float>& x, std::int64_t block, FastMemory& fast) {
     RowSum row{minus_infinity<float>, 0};
     pass_over(x, nullptr, block, fast, [&](float* e, std::int64_t n) {
@@ -77,13 +77,14 @@ inline RowSum online_statistics(const SlowMatrix<const float>& x, std::int64_t b
     return row;
 }
 
-/// Algorithm 3: 2 loads and 1 store.
+/// Algorithm 3: 2 loads and 1 store per element.
 inline void online_softmax(const SlowMatrix<const float>& x, const SlowMatrix<float>& y, std::int64_t block,
                            FastMemory& fast) {
     store_quotients(x, online_statistics(x, block, fast), y, block, fast);
 }
 
-/// Maximum, exponentials, sum and division, each an operation on slow memory: 4 loads and 2 stores.
+/// Maximum, exponentials, sum and division, each as an operation on slow memory: 4 loads and 2 stores per
+/// element.
 inline void unfused_softmax(const SlowMatrix<const float>& x, const SlowMatrix<float>& y, std::int64_t block,
                             FastMemory& fast) {
     const float maximum = maximum_of(x, block, fast);
@@ -97,7 +98,7 @@ inline void unfused_softmax(const SlowMatrix<const float>& x, const SlowMatrix<f
     });
 }
 
-/// The whole row in fast memory: 1 load and 1 store.
+/// Softmax of a row that is in fast memory as a whole: 1 load and 1 store per element.
 inline void fused_softmax(const SlowMatrix<const float>& x, const SlowMatrix<float>& y, FastMemory& fast) {
     pass_over(x, &y, x.columns(), fast, [&](float* e, std::int64_t n) {
         const float sum = exponentials({0, n}, row_maximum({0, n}, e), e);

@@ -9,11 +9,11 @@ namespace gradtile::attention::lab {
 
 class TraceRecorder : public cpu::tiled::MemoryObserver {
   public:
-    /// steps_before: of traces recorded earlier. Throws Error at the first step beyond `max_steps` of all
-    /// traces.
+    /// `steps_before` is the number of steps of earlier traces. Throws Error when all traces together have
+    /// more than `max_steps` steps.
     TraceRecorder(const SlowMemory& slow, std::int64_t steps_before, std::int64_t max_steps)
         : slow_(slow), steps_before_(steps_before), max_steps_(max_steps) {}
-    /// The trace without its measurement.
+    /// Returns the trace. Its member `measurement` is not set.
     Trace take();
 
     void allocated(const char* name, const void* data, std::size_t offset, std::int64_t rows,
@@ -31,7 +31,7 @@ class TraceRecorder : public cpu::tiled::MemoryObserver {
   private:
     struct LiveTile {
         const void* data;
-        int index;  ///< into Trace::tiles
+        int index;  ///< index into Trace::tiles
     };
     std::int64_t step_count() const { return static_cast<std::int64_t>(trace_.steps.size()); }
     int line_index(cpu::tiled::SourceLine where);
@@ -43,7 +43,7 @@ class TraceRecorder : public cpu::tiled::MemoryObserver {
     std::int64_t steps_before_, max_steps_;
     Trace trace_;
     std::vector<LiveTile> live_;
-    std::map<int, int> matrices_;  ///< from SlowMemory::Matrix::id to indices of Trace::matrices
+    std::map<int, int> matrices_;  ///< maps SlowMemory::Matrix::id to an index into Trace::matrices
     std::vector<int> callers_;
 };
 

@@ -61,7 +61,8 @@ class GemmState {
     std::int64_t library_ = 0, architecture_ = 0, multiprocessors_ = 0;
     cublasLtHandle_t handle_ = nullptr;
     Buffer workspace_;  // allocated by the constructor, so that memory plans see it in use
-    std::map<GemmProblem, std::optional<cublasLtMatmulAlgo_t>> chosen_;  // nullopt: do not use cuBLASLt
+    // The chosen algorithms; nullopt: cuBLASLt is not used.
+    std::map<GemmProblem, std::optional<cublasLtMatmulAlgo_t>> chosen_;
     std::set<GemmProblem> restored_;  // restored algorithms that have not run yet
     std::size_t timed_ = 0;
 };

@@ -98,8 +98,8 @@ std::string first_loss(const std::vector<MemoryFileSystem::Operation>& log,
     std::mt19937 random(1);
     for (std::size_t count = 0; count <= log.size(); ++count) {
         std::vector<std::function<bool(std::size_t)>> fates = {
-            [](std::size_t) { return false; },  // none of it was written
-            [](std::size_t) { return true; },   // all of it was written
+            [](std::size_t) { return false; },  // none of the data was written
+            [](std::size_t) { return true; },   // all of the data was written
             // Either names were written and data was not, or data was written and names were not: file
             // systems write them in any order.
             [&](std::size_t i) { return log[i].kind != Kind::write && log[i].kind != Kind::truncate; },
@@ -123,8 +123,8 @@ TEST(CheckpointCrash, AtEveryOperationLeavesTheNewestReportedSave) {
     EXPECT_EQ(first_loss(memory.operations(), checkpoints, test::test_rounds(4)), "");
 }
 
-// The replay must be able to find a loss. It finds one when the fsyncs of the files, or those of the
-// directories, are omitted.
+// The replay must be able to detect lost data. This test omits the fsyncs of the files, and then the fsyncs
+// of the directories, and the replay must detect the loss in both cases.
 TEST(CheckpointCrash, WouldLoseSavesWithoutTheSyncs) {
     const auto checkpoints = checkpoints_to_save(2);
     for (const bool directories : {false, true}) {

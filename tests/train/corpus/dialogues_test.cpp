@@ -28,7 +28,7 @@ TEST(Dialogues, AreTheSameOnEveryMachineAndInLongerFiles) {
     EXPECT_THAT(message_of([] { generate_dialogues(0, Seed{1}); }), HasSubstr("dialogues: 0"));
 }
 
-/// What the user has told is in the answers.
+/// The answers contain the facts that the user told.
 TEST(Dialogues, AnswersAgreeWithEarlierLines) {
     const std::regex told_name("(?:[Mm]y name is|I am|i am|I'm|Call me) ([A-Z][a-z]+)[.!]?"),
         answered_name("(?:Your name is|You are) ([A-Z][a-z]+)\\."),

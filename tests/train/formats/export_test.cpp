@@ -114,7 +114,7 @@ TEST(Export, DropoutsDoNotPreventAnExport) {
     const TemporaryDirectory place;
     ModelConfig config = small_gpt2();
     config.dropout = config.attention_dropout = 0.2;
-    config.window_pattern = 2;  // without a window it has no effect
+    config.window_pattern = 2;  // without a window the pattern has no effect
     const Checkpoint checkpoint = checkpoint_of(random_model(config), "x");
     export_model(checkpoint, "run", {.out = (place / "out").string()});
     expect_equal_bits(import_model((place / "out").string()).parameters, checkpoint.params);
@@ -255,7 +255,7 @@ TEST(Export, GgufHasRotatedPairsAsNeighboursAndVectorsInFloat32) {
                     ASSERT_EQ(q[static_cast<std::size_t>(to * width + c)],
                               packed[static_cast<std::size_t>(from * width + c)]);
                 }
-    // Values are not rotated: rows 48 to 63 of the packed matrix, as they are.
+    // Values are not rotated, so rows 48 to 63 of the packed matrix must be unchanged.
     const auto v = to_host(ctx, file.tensors().at("blk.1.attn_v.weight"));
     EXPECT_TRUE(std::equal(v.begin(), v.end(), packed.begin() + 48 * width));
 }

@@ -1,4 +1,4 @@
-// Norm, clipping and optimizers on the GPU, against the CPU or a float64 reference.
+// Compares norm, clipping and optimizers on the GPU with the CPU or with a float64 reference.
 #include <cmath>
 #include <limits>
 
@@ -135,19 +135,7 @@ TEST_F(CudaAdamW, UpdatesAsTheCpuDoes) {
 TEST_F(CudaAdamW, ChangesNothingWhenTheUpdateIsRefused) {
     AdamWProblem problem(gpu(), DType::bf16);
     ElementwiseOptimizer optimizer(gpu(), problem.store, adamw_options);
-    problem.set_gradients(gpu(), 1);
-    optimizer.step(gpu(), adamw_lr);
-    const auto everything = [&] {
-        std::vector<std::vector<double>> all{to_host(gpu(), problem.store.master()),
-                                             to_host(gpu(), problem.store.values())};
-        for (const StateTensor& part : optimizer.state()) all.push_back(to_host(gpu(), part.tensor));
-        return all;
-    };
-    const auto before = everything();
-    fill(gpu(), problem.store.gradients(), std::nan(""));
-    optimizer.step(gpu(), adamw_lr, {.gradient_scale = zeros(gpu(), {1}, DType::f64)});
-    EXPECT_EQ(everything(), before);
-    EXPECT_THAT(to_host(gpu(), problem.store.gradients()), testing::Each(testing::IsNan()));
+    test::expect_a_refused_update_changes_nothing(gpu(), problem, optimizer, adamw_lr);
 }
 
 TEST_F(CudaAdamW, CanOptimizeAPartOfTheStore) {
@@ -184,7 +172,7 @@ TEST_F(CudaAdamW, ReplayedFromAGraphEqualsEagerToTheBit) {
         const Clip clip = clip_global_norm(inside, replayed.store.gradients(), {.max_norm = 1.0});
         second.step(inside, rate, {.gradient_scale = clip.scale});
     });
-    EXPECT_EQ(graph.nodes(), 5u);  // two for the norm, one for the factor, two for AdamW
+    EXPECT_EQ(graph.nodes(), 5u);  // two kernels for the norm, one for the clipping factor, two for AdamW
     for (int t = 1; t <= 5; ++t) {
         fill(gpu(), rate, adamw_lr / t);
         eager.set_gradients(gpu(), t);
@@ -240,15 +228,7 @@ TEST_F(CudaMuon, UpdatesAsTheCpuDoes) {
 TEST_F(CudaMuon, ChangesNothingWhenTheUpdateIsRefused) {
     MuonProblem problem(gpu(), DType::bf16);
     Muon optimizer(gpu(), problem.store, in_blocks, muon_options);
-    problem.set_gradients(gpu(), 1);
-    optimizer.step(gpu(), muon_lr);
-    const std::vector<double> master = to_host(gpu(), problem.store.master());
-    const std::vector<double> momentum = to_host(gpu(), optimizer.state().front().tensor);
-    fill(gpu(), problem.store.gradients(), std::nan(""));
-    optimizer.step(gpu(), muon_lr, {.gradient_scale = zeros(gpu(), {1}, DType::f64)});
-    EXPECT_EQ(to_host(gpu(), problem.store.master()), master);
-    EXPECT_EQ(to_host(gpu(), optimizer.state().front().tensor), momentum);
-    EXPECT_THAT(to_host(gpu(), problem.store.gradients()), testing::Each(testing::IsNan()));
+    test::expect_a_refused_update_changes_nothing(gpu(), problem, optimizer, muon_lr);
 }
 
 TEST_F(CudaMuon, NewtonSchulzOfZeroIsZero) {

@@ -4,6 +4,9 @@
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/core/random.h>
@@ -124,6 +127,26 @@ inline double reference_norm(const std::vector<double>& x) {
     long double sum = 0;
     for (const double value : x) sum += static_cast<long double>(value) * static_cast<long double>(value);
     return static_cast<double>(std::sqrt(sum));
+}
+
+/// Takes one step, and then a refused step with gradients that are NaN. Expects that the refused step changes
+/// neither weights nor state, and that it keeps the gradients, so that an error message can name them.
+template <class Problem>
+void expect_a_refused_update_changes_nothing(const Context& ctx, Problem& problem, Optimizer& optimizer,
+                                             double lr) {
+    problem.set_gradients(ctx, 1);
+    optimizer.step(ctx, lr);
+    const auto everything = [&] {
+        std::vector<std::vector<double>> all{to_host(ctx, problem.store.master()),
+                                             to_host(ctx, problem.store.values())};
+        for (const StateTensor& part : optimizer.state()) all.push_back(to_host(ctx, part.tensor));
+        return all;
+    };
+    const auto before = everything();
+    fill(ctx, problem.store.gradients(), std::nan(""));
+    optimizer.step(ctx, lr, {.gradient_scale = zeros(ctx, {1}, DType::f64)});
+    EXPECT_EQ(everything(), before);
+    EXPECT_THAT(to_host(ctx, problem.store.gradients()), testing::Each(testing::IsNan()));
 }
 
 }  // namespace gradtile::test

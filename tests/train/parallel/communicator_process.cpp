@@ -1,6 +1,6 @@
-// Checks every collective against values that each process computes alone. This program is one rank;
-// communicator_test.cpp starts it through mpirun. On GPUs it is started by hand: communicator_process cuda,
-// with RANK and WORLD_SIZE set. Wrong results are printed; the exit code is their number, at most 100.
+// Compares the results of every collective with values that each process computes alone. This program is one
+// rank; communicator_test.cpp starts it through mpirun. On GPUs it is started by hand: communicator_process
+// cuda, with RANK and WORLD_SIZE set. Wrong results are printed; the exit code is their number, at most 100.
 #include <cmath>
 #include <iostream>
 
@@ -53,6 +53,30 @@ class Checks {
             communicator_.broadcast(ctx_, y, root);
             expect(y, "broadcast", [&](std::int64_t i) { return element(root, i); });
         }
+    }
+    /// Checks each collective on more bytes than one MPI call exchanges (max_exchange_bytes).
+    void check_several_calls() {
+        constexpr std::int64_t one_call = (32 << 20) / sizeof(float);
+        const int rank = communicator_.rank(), size = communicator_.size();
+        const std::int64_t n = one_call + 1000, part_length = ceil_div(n, std::int64_t{size});
+        const Tensor x = own_values(DType::f32, n);
+        communicator_.all_reduce(ctx_, x);
+        expect(x, "all_reduce", [&](std::int64_t i) { return sum_of_elements(size, i); });
+
+        const Tensor whole = own_values(DType::f32, part_length * size),
+                     part = zeros(ctx_, {part_length}, DType::f32);
+        communicator_.reduce_scatter(ctx_, whole, part);
+        expect(part, "reduce_scatter",
+               [&](std::int64_t i) { return sum_of_elements(size, rank * part_length + i); });
+
+        const Tensor gathered = zeros(ctx_, {part_length * size}, DType::f32);
+        communicator_.all_gather(ctx_, own_values(DType::f32, part_length), gathered);
+        expect(gathered, "all_gather",
+               [&](std::int64_t i) { return element(static_cast<int>(i / part_length), i % part_length); });
+
+        const Tensor y = own_values(DType::f32, n);
+        communicator_.broadcast(ctx_, y, size - 1);
+        expect(y, "broadcast", [&](std::int64_t i) { return element(size - 1, i); });
     }
     int wrong_results() const { return wrong_results_; }
 
@@ -124,7 +148,7 @@ int main(int argc, char** argv) {
                 Checks checks(context, *communicator);
                 for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32})
                     for (const std::int64_t n : {1, 3, 1000, 100'003}) checks.check_all(dtype, n);
-                checks.check_all(DType::f32, 5'000'000);  // needs several MPI calls
+                checks.check_several_calls();
                 wrong_results += checks.wrong_results() + differences(context, *communicator, group);
             }
             communicator->barrier(ctx);

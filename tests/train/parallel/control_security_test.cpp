@@ -262,7 +262,7 @@ class FloodingProcess {
         while (true) {
             try {
                 held.emplace_back(connect_to_one_of({{"127.0.0.1", port}}, SteadyClock::now()).socket);
-            } catch (const Error&) {  // rank 0 has ended
+            } catch (const Error&) {  // the exchange fails because rank 0 has ended
             }
             if (held.size() == 200) held.clear();
         }

@@ -14,7 +14,7 @@ using namespace gradtile;
 
 namespace {
 
-/// The program's own use of MPI.
+/// Calls MPI directly, as a program that uses MPI itself does.
 int sum_of_ranks(int rank) {
     int sum = 0;
     MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);

@@ -76,8 +76,8 @@ TEST(ProcessGroup, RefusesATextAboveTheLimit) {
     EXPECT_EQ(ranks.exits()[0].output, "process group: a text of 1048577 bytes; expected at most 1048576");
 }
 
-/// Ends a process with an error that all processes throw. It leaves the group first, so that no process is
-/// reported as lost.
+/// Ends a process with an error that all processes throw. The process leaves the group first, so that no
+/// process is reported as lost.
 template <class Body>
 void fail_collectively(ProcessGroup& group, Body&& body) {
     try {

@@ -31,7 +31,7 @@ TEST(Utf8, EveryCodePointSurvivesAndOtherBytesAreRefused) {
         const CodePoint point = decode_utf8(text, 0);
         ASSERT_EQ(point.value, c);
         ASSERT_EQ(point.length, std::ssize(text));
-        if (text.size() > 1) {  // truncated, it is invalid
+        if (text.size() > 1) {  // a truncated character is invalid UTF-8
             ASSERT_EQ(decode_utf8(std::string_view(text).substr(0, text.size() - 1), 0).length, 0);
         }
     }
@@ -73,9 +73,9 @@ TEST(Tokenizer, CharactersDecodeToTheSameText) {
 TEST(Tokenizer, CharactersRefuseWhatIsNotUtf8NamingFileAndOffset) {
     EXPECT_EQ(message_of([] { Tokenizer::characters_of("ab\xC3(", "a.txt"); }),
               "a.txt: invalid UTF-8 at byte offset 2; the byte tokenizer (--tokenizer bytes) takes any file");
+    // Here the message does not advise another tokenizer, because encode() cannot choose one.
     EXPECT_EQ(message_of([] { Tokenizer::characters_of("ab", "t").encode("aba\xFF", "b.txt"); }),
-              "b.txt: invalid UTF-8 at byte offset 3");  // no advice to use another tokenizer, because it
-                                                         // cannot be chosen here
+              "b.txt: invalid UTF-8 at byte offset 3");
     EXPECT_EQ(message_of([] { Tokenizer::characters_of("", "a.txt"); }), "a.txt: is empty; expected text");
 }
 

@@ -45,7 +45,7 @@ class CheckpointImage final : public Hdf5Storage {
     const OpenFile& file_;
     std::uint64_t body_begin_;
     std::uint64_t size_ = 0;
-    std::map<std::uint64_t, Extent> written_;  // by address; these extents are in the file
+    std::map<std::uint64_t, Extent> written_;  // the extents that are already in the file, by address
     std::map<std::uint64_t, Page> pages_;      // by address / kPage; bytes that were never written are zero
     std::uint64_t writeback_begin_ = 0;        // start of the range whose writeback was not requested yet
     std::uint64_t writeback_end_ = 0;

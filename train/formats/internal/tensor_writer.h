@@ -13,7 +13,8 @@
 
 namespace gradtile {
 
-/// The file appears under its name when commit() returns; see DurableFile. Errors name the file.
+/// Writes a new file. The file has its final name only after commit() has returned; see DurableFile. Errors
+/// name the file.
 class TensorWriter {
   public:
     explicit TensorWriter(const std::string& path);

@@ -1,5 +1,5 @@
 #pragma once
-/// The tensors of one or several files, and a model's parameters made from them.
+/// Reads the tensors of one or several files, and makes a model's parameters from them.
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,13 +14,15 @@ namespace gradtile {
 /// The tensors of a .safetensors file, or of all files that an index names.
 class WeightFiles {
   public:
-    /// `path` is a .safetensors file or a .safetensors.index.json. Throws Error naming the file: also when
-    /// the index names a file outside its folder, a tensor that the file lacks, or not every tensor.
+    /// `path` is a .safetensors file or a .safetensors.index.json. Throws Error that names the file if it
+    /// cannot be read, if an index names a file outside its folder, and if the index and the files do not
+    /// list the same tensors.
     explicit WeightFiles(const std::string& path);
 
     bool has(std::string_view name) const { return place_of_.contains(name); }
     std::vector<std::string> names() const;
-    /// Throws Error naming file and tensor unless its shape is `shape` and its dtype is a float's.
+    /// Throws Error that names the file and the tensor unless the tensor has the shape `shape` and a
+    /// floating-point dtype.
     void check_tensor(const std::string& name, const Shape& shape) const;
     DType dtype(const std::string& name) const;
     Tensor read(const std::string& name) const;
@@ -41,7 +43,7 @@ struct LoadedWeights {
     NamedTensors parameters = {};
 };
 
-/// Checks the shapes of all tensors before it reads the first, then reads the parameters. A prefix
+/// Checks the shapes of all tensors, and then reads the parameters. A prefix
 /// "transformer." or "model." may be absent in the files. Throws Error naming a tensor that is missing, that
 /// has another shape, or that is not part of the model.
 LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightPlace> places,

@@ -12,10 +12,10 @@ using Digest = std::array<std::uint8_t, 32>;
 
 /// 32 unpredictable bytes from the operating system.
 Digest random_digest();
-/// A new secret: 64 hexadecimal digits.
+/// Returns a new secret of 64 hexadecimal digits.
 std::string random_key();
 
-/// HMAC-SHA-256 of `text` under `key`.
+/// Returns the HMAC-SHA-256 of `text` under `key`.
 Digest authentication_code(std::string_view key, std::string_view text);
 /// Compares in constant time, so that the duration does not reveal where two digests differ.
 bool is_same(const Digest& a, const Digest& b);
@@ -27,7 +27,7 @@ inline std::string_view bytes_of(const Digest& digest) {
 /// Authentication keys of one end of a connection: one key per direction.
 struct SessionKeys {
     Digest to_send, to_receive;
-    /// The keys of the other end.
+    /// Returns the keys of the other end.
     SessionKeys mirrored() const { return {to_receive, to_send}; }
 };
 

@@ -18,7 +18,7 @@ class ControlHub {
     struct Options {
         int size = 1;
         double timeout = 300.0;
-        std::string version, key;  ///< required of every process
+        std::string version, key;  ///< every process must send this value
     };
     /// `own` is the hub's end of rank 0's own connection, which needs no handshake.
     ControlHub(Listener listener, MessageStream own, Options options);

@@ -17,12 +17,12 @@ struct Message {
         all_connected,
         heartbeat,  ///< step; text: the operation the sender has waited in for `seconds`. From rank 0, before
                     ///< all are connected: text names the missing ranks
-        contribution,  ///< to exchange number `count`: text
-        result,        ///< of exchange number `count`: texts
+        contribution,  ///< a process's text for exchange number `count`
+        result,        ///< the texts of all processes in exchange number `count`
         leave,         ///< the sender has reached the end of the run
         all_left,
         failure,  ///< the sender ends at step with the error `text`
-        loss,     ///< of rank (-1: several) at step (-1: unknown); text: who; texts: {why}
+        loss,     ///< `rank` (-1: several) was lost at `step` (-1: unknown); text says who, texts {why}
     };
     Kind kind = Kind::heartbeat;
     std::int64_t rank = 0;

@@ -18,7 +18,7 @@ struct ProcessGroup::Watch {
           std::unique_ptr<ControlHub> hub, SteadyTime deadline);
     ~Watch();
 
-    /// The texts of all processes, by rank.
+    /// Returns the texts of all processes, by rank.
     std::vector<std::string> exchange(const std::string& text);
     void report_step(std::int64_t step);
     /// Returns false if another wait is active already; reports then continue to name that one.

@@ -42,7 +42,7 @@ struct Proof {
 struct Verdict {
     enum class Kind : std::uint32_t {
         accepted,
-        refused,    ///< refused for `reason`
+        refused,    ///< the process is refused for the reason in `reason`
         wrong_key,  ///< the verdict's code is zero, because rank 0 computes no HMAC for a process without the
                     ///< key
     };

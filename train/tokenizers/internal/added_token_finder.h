@@ -1,5 +1,6 @@
 #pragma once
-/// Finds added tokens in text: the leftmost one, and of those that begin at the same place the longest.
+/// Finds added tokens in text. The leftmost token is found first. If several tokens begin at the same place,
+/// the longest one is found.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -13,13 +14,13 @@ namespace gradtile {
 class AddedTokenFinder {
   public:
     struct Found {
-        std::size_t begin = 0, length = 0;  ///< length 0: none
+        std::size_t begin = 0, length = 0;  ///< length 0: no token was found
         std::int32_t id = -1;
     };
 
     bool empty() const { return ids_.empty(); }
 
-    /// `text` is not empty and outlives the finder.
+    /// Adds a token to search for. `text` must not be empty and must outlive the finder.
     void add(std::string_view text, std::int32_t id) {
         ids_[text] = id;
         auto& lengths = lengths_[static_cast<unsigned char>(text.front())];
@@ -44,7 +45,8 @@ class AddedTokenFinder {
 
   private:
     std::unordered_map<std::string_view, std::int32_t> ids_;
-    std::array<std::vector<std::size_t>, 256> lengths_;  // by first byte, decreasing
+    // Lengths of the tokens that begin with a byte, in decreasing order.
+    std::array<std::vector<std::size_t>, 256> lengths_;
 };
 
 }  // namespace gradtile

@@ -1,5 +1,5 @@
 #pragma once
-/// The merges within one piece.
+/// Merges adjacent tokens within one piece.
 #include <cstdint>
 #include <vector>
 
@@ -7,8 +7,9 @@
 
 namespace gradtile {
 
-/// Replaces pairs of adjacent tokens, the smallest rank first and of equal ranks the leftmost, until no pair
-/// has a merge. An object holds the scratch of one thread.
+/// Replaces pairs of adjacent tokens by the results of their merges, until no pair has a merge. The pair with
+/// the smallest rank comes first; of several pairs with this rank, the leftmost one. An object holds the
+/// scratch memory of one thread.
 class BytePairMerging {
   public:
     explicit BytePairMerging(const PairTable& table) : table_(table) {}
@@ -22,15 +23,16 @@ class BytePairMerging {
     }
 
   private:
-    /// Pieces of up to so many bytes are scanned for the smallest rank: n^2 steps, but each is fast.
+    /// For pieces of at most this many bytes, the smallest rank is found by scanning all pairs: n^2 steps,
+    /// but each step is fast.
     static constexpr std::size_t max_scanned = 64;
 
     void by_scanning(std::vector<std::int32_t>& ids);
-    /// n log n steps: a heap of ranks over a linked list of tokens.
+    /// Merges in n log n steps, by a heap of ranks and a linked list of tokens.
     void by_queue(std::vector<std::int32_t>& ids);
 
     struct Node {
-        std::int32_t id;  // -1: merged into an earlier one
+        std::int32_t id;  // -1: the token was merged into an earlier token
         std::uint32_t previous, next;
     };
     void queue_pair(std::uint32_t left, std::uint32_t right);
@@ -38,7 +40,7 @@ class BytePairMerging {
     const PairTable& table_;
     std::vector<PairTable::Merge> merges_;
     std::vector<Node> nodes_;
-    std::vector<std::uint64_t> queue_;  // rank and position
+    std::vector<std::uint64_t> queue_;  // rank and position of pairs, packed in one number
 };
 
 }  // namespace gradtile

@@ -1,5 +1,5 @@
 #pragma once
-/// What BytePairEncoding computes from its vocabulary.
+/// The tables that BytePairEncoding computes from its vocabulary.
 #include <array>
 #include <cstdint>
 #include <string_view>
@@ -20,9 +20,10 @@ struct BytePairEncoding::Tables {
 
     TextSplitter splitter;
     PairTable pairs;
-    std::array<std::int32_t, 256> byte_ids;                      // -1: no token
-    std::unordered_map<std::string_view, std::int32_t> whole{};  // tokens by bytes
-    // Those that are not normalized are found first, the others in the text between them.
+    std::array<std::int32_t, 256> byte_ids;                      // the token of each byte; -1: no token
+    std::unordered_map<std::string_view, std::int32_t> whole{};  // the ids of tokens by their bytes
+    // The finders of added tokens. Tokens that are not normalized are found first. Normalized tokens are
+    // found in the text between them.
     struct Finders {
         AddedTokenFinder first, second;
     };

@@ -1,5 +1,5 @@
 #pragma once
-/// One thread's state that encodes a text.
+/// Encodes parts of a text. An object holds the state of one thread.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +15,7 @@ class BytePairEncoding::Worker {
   public:
     using Ids = std::vector<std::int32_t>;
 
-    /// Encodes parts of `text`, which outlives the worker.
+    /// `text` is the text to encode. It must outlive the worker.
     Worker(const BytePairEncoding& encoding, std::string_view text, std::string_view source)
         : tables_(*encoding.tables_),
           whole_pieces_(encoding.vocabulary_.whole_pieces),
@@ -25,13 +25,14 @@ class BytePairEncoding::Worker {
           merging_(tables_.pairs),
           cache_(text.size()) {}
 
-    /// The whole text, added tokens included.
+    /// Encodes the whole text, including added tokens.
     void encode_all(SpecialTokens special, Ids& out);
-    /// Text without added tokens.
+    /// Encodes text in which added tokens are not searched for.
     void encode_plain(std::string_view part, Ids& out) {
         cutter_.cut(part, [&](std::string_view piece) { encode_piece(piece, out); });
     }
-    /// The pieces of valid UTF-8 up to the next match; see TextSplitter::Cutter::cut_next.
+    /// Encodes the pieces of valid UTF-8 up to the next match, and returns the end of this match; see
+    /// TextSplitter::Cutter::cut_next.
     std::size_t encode_next(std::string_view run, std::size_t from, Ids& out) {
         return cutter_.cut_next(run, from, [&](std::string_view piece) { encode_piece(piece, out); });
     }
@@ -39,7 +40,7 @@ class BytePairEncoding::Worker {
         return cutter_.cut_next_in_part(part, from,
                                         [&](std::string_view piece) { encode_piece(piece, out); });
     }
-    /// A part of the text that no pattern cuts.
+    /// Encodes one piece, which no pattern cuts.
     void encode_piece(std::string_view piece, Ids& out);
 
   private:
@@ -52,7 +53,7 @@ class BytePairEncoding::Worker {
     TextSplitter::Cutter cutter_;
     BytePairMerging merging_;
     PieceCache cache_;
-    Ids merged_;  // of merge_piece
+    Ids merged_;  // the result of merge_piece
 };
 
 /// Calls visit(part, id) for the parts of a text in order: added tokens with their ids, and the text between

@@ -1,5 +1,5 @@
 #pragma once
-/// A hash table from two adjacent tokens to their merge.
+/// A hash table that maps two adjacent tokens to their merge.
 #include <bit>
 #include <cstdint>
 #include <vector>
@@ -11,20 +11,21 @@ class PairTable {
     static constexpr std::uint32_t no_rank = 0xFFFFFFFF;
 
     struct Merge {
-        std::uint32_t rank = no_rank;  ///< the smallest is merged first
+        std::uint32_t rank = no_rank;  ///< the merge with the smallest rank comes first
         std::int32_t result = -1;
     };
 
     explicit PairTable(std::size_t expected_pairs = 0)
         : slots_(std::bit_ceil(2 * expected_pairs + 2)), shift_(64 - std::countr_zero(slots_.size())) {}
 
-    /// Sets the merge of a pair. At most the expected number of pairs fits.
+    /// Sets the merge of a pair. The table has room for the number of pairs that was given to the
+    /// constructor.
     void set(std::int32_t left, std::int32_t right, Merge merge) {
         Slot& slot = slots_[index_of(key_of(left, right))];
         slot = {key_of(left, right), merge};
     }
 
-    /// The merge of a pair; its rank is no_rank when there is none.
+    /// Returns the merge of a pair. If the pair has no merge, the rank is no_rank.
     Merge find(std::int32_t left, std::int32_t right) const {
         return slots_[index_of(key_of(left, right))].merge;
     }
@@ -34,12 +35,13 @@ class PairTable {
         std::uint64_t key = empty;
         Merge merge{};
     };
-    static constexpr std::uint64_t empty = ~std::uint64_t{0};  // no pair: ids are not negative
+    // Not the key of a pair, because ids are not negative.
+    static constexpr std::uint64_t empty = ~std::uint64_t{0};
 
     static std::uint64_t key_of(std::int32_t left, std::int32_t right) {
         return std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
     }
-    /// The slot of the key, or the free one where it belongs.
+    /// Returns the index of the key's slot, or of the free slot where the key would be stored.
     std::size_t index_of(std::uint64_t key) const {
         // Fibonacci hashing: the high bits of a product with 2^64 / golden ratio.
         std::size_t at = (key ^ key >> 29) * 0x9E3779B97F4A7C15u >> shift_;

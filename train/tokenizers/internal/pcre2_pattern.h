@@ -14,8 +14,8 @@ namespace gradtile {
 ///   scripts share (Script_Extensions).
 ///
 /// `is_script` tells whether PCRE2 knows a script of that name. Throws Error that begins with `source` and
-/// names the construct, when the pattern uses one that the dialects understand differently: \w, \b, \h and
-/// other escapes, sets within sets, and the anchors ^ and $.
+/// names the construct, when the pattern uses a construct that the dialects understand differently: \w, \b,
+/// \h and other escapes, sets within sets, and the anchors ^ and $.
 std::string pcre2_pattern(std::string_view pattern, std::string_view source,
                           const std::function<bool(const std::string&)>& is_script);
 

@@ -1,5 +1,6 @@
 #pragma once
-/// The token ids of pieces that were seen lately: most pieces of a text are frequent words.
+/// A cache of the token ids of recent pieces. Most pieces of a text are frequent words, so their ids are
+/// often in the cache.
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -10,13 +11,14 @@
 
 namespace gradtile {
 
-/// One place per hash value; a newer piece replaces an older one. Holds short pieces with few tokens only.
+/// Each hash value has one slot, and a newer piece replaces an older one. Only short pieces with few tokens
+/// are stored.
 class PieceCache {
   public:
     static constexpr std::size_t max_piece_bytes = 24;
     static constexpr std::size_t max_ids = 5;
 
-    /// For a text of so many bytes.
+    /// Chooses the number of slots for a text of `text_bytes` bytes.
     explicit PieceCache(std::size_t text_bytes)
         : slots_(std::bit_ceil(std::min<std::size_t>(text_bytes / 4 + 1, max_slots))) {}
 
@@ -33,21 +35,22 @@ class PieceCache {
     };
 
     struct Slot {
-        Key key{};  // length 0: free
+        Key key{};  // a key of length 0 marks a free slot
         std::uint32_t count = 0;
         std::array<std::int32_t, max_ids> ids{};
         std::span<const std::int32_t> tokens() const { return {ids.data(), count}; }
     };
 
-    /// The key of a piece of 1 to max_piece_bytes bytes. `readable` counts the bytes from its start to the
-    /// end of the text.
+    /// Returns the key of a piece of 1 to max_piece_bytes bytes. `readable` is the number of bytes from the
+    /// start of the piece to the end of the text.
     static Key key_of(std::string_view piece, std::size_t readable) {
         Key key{.length = static_cast<std::uint32_t>(piece.size())};
         if (readable < sizeof(key.words)) {
             std::memcpy(key.words.data(), piece.data(), piece.size());
             return key;
         }
-        // A copy of constant length and a mask are faster than a copy of variable length.
+        // Copies a constant number of bytes and masks the rest, which is faster than copying a variable
+        // number of bytes.
         std::memcpy(key.words.data(), piece.data(), sizeof(key.words));
         for (std::size_t i = 0; i < key.words.size(); ++i) {
             const std::size_t used = std::min<std::size_t>(piece.size() - std::min(piece.size(), 8 * i), 8);
@@ -66,7 +69,8 @@ class PieceCache {
     }
 
   private:
-    static constexpr std::size_t max_slots = 1 << 15;  // 56 bytes each: about the second-level cache
+    // a slot has 56 bytes, so the slots take about as much memory as an L2 cache
+    static constexpr std::size_t max_slots = 1 << 15;
     std::vector<Slot> slots_;
 };
 

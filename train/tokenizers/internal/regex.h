@@ -1,8 +1,9 @@
 #pragma once
-/// Regular expressions of tokenizers: what tokenizer.json and tiktoken write, matched by PCRE2.
+/// Regular expressions in the dialects of tokenizer.json and tiktoken. PCRE2 matches them.
 ///
 /// The classes \s, \d, \p{...} are those of the Unicode version that the machine's PCRE2 was built with: 14.0
-/// in PCRE2 10.40 to 10.42 (Debian 12, Ubuntu 24.04), 15.0 in 10.43. PCRE2 is loaded at the first use.
+/// in PCRE2 10.40 to 10.42 (Debian 12, Ubuntu 24.04), 15.0 in 10.43. The library PCRE2 is loaded at the first
+/// use.
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -13,9 +14,9 @@ namespace gradtile {
 
 class Regex {
   public:
-    /// Compiles a pattern. Throws Error that begins with `source` when the pattern is wrong, when it uses
-    /// what means something else in the tokenizers library (see pcre2_pattern.h), and in a build without
-    /// PCRE2.
+    /// Compiles a pattern. Throws Error that begins with `source` in three cases: the pattern is wrong; the
+    /// pattern uses a construct that means something else in the tokenizers library (see pcre2_pattern.h);
+    /// the build has no PCRE2.
     Regex(const std::string& pattern, std::string_view source);
     ~Regex();
     Regex(const Regex&) = delete;
@@ -39,8 +40,8 @@ class Regex {
         /// search needs more steps than PCRE2's limit.
         Range find(std::string_view text, std::size_t from);
 
-        /// As find, in the first part of a longer text: nullopt when the text after `part` could change the
-        /// result.
+        /// Like find(), but searches in the first part of a longer text. Returns nullopt if the text after
+        /// `part` could change the result.
         std::optional<Range> find_in_part(std::string_view part, std::size_t from);
 
       private:

@@ -1,5 +1,5 @@
 #pragma once
-/// Cuts text into the pieces within which byte pairs are merged.
+/// Cuts text into pieces. Byte pairs are merged only within a piece.
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,12 +11,13 @@
 
 namespace gradtile {
 
-/// The end of the valid UTF-8 that begins at `from`.
+/// Returns the end of the valid UTF-8 that begins at `from`.
 std::size_t end_of_utf8(std::string_view text, std::size_t from);
-/// The end of the bytes from `from` on that no valid UTF-8 character begins at.
+/// Returns the end of the invalid bytes that begin at `from`: the first position where a valid UTF-8
+/// character begins.
 std::size_t end_of_invalid_utf8(std::string_view text, std::size_t from);
 
-/// The patterns of a tokenizer. Immutable.
+/// The patterns of a tokenizer. The object is immutable.
 class TextSplitter {
   public:
     TextSplitter(const std::vector<std::string>& patterns, std::string_view source) {
@@ -33,7 +34,7 @@ class TextSplitter {
             for (const auto& pattern : splitter.patterns_) matchers_.emplace_back(*pattern);
         }
 
-        /// Calls visit(piece) for the pieces of a text, UTF-8 or not, in order.
+        /// Calls visit(piece) for the pieces of a text in order. The text need not be valid UTF-8.
         template <class Visit>
         void cut(std::string_view text, Visit&& visit) {
             for (std::size_t at = 0; at < text.size();) {
@@ -51,8 +52,8 @@ class TextSplitter {
             return next(text, from, 0, visit);
         }
 
-        /// As cut_next, of a splitter with one pattern, in the first part of a longer text: nullopt, without
-        /// a visit, when the text after `part` could change the pieces.
+        /// Like cut_next(), but for the first part of a longer text and a splitter with one pattern. Returns
+        /// nullopt, without a call of visit, if the text after `part` could change the pieces.
         template <class Visit>
         std::optional<std::size_t> cut_next_in_part(std::string_view part, std::size_t from, Visit&& visit) {
             const std::optional<Regex::Range> match = matchers_.front().find_in_part(part, from);
@@ -71,7 +72,7 @@ class TextSplitter {
 
         template <class Visit>
         std::size_t next(std::string_view text, std::size_t from, std::size_t level, Visit& visit) {
-            if (level == matchers_.size()) {  // no pattern at all
+            if (level == matchers_.size()) {  // all patterns have been applied
                 visit(text.substr(from));
                 return text.size();
             }

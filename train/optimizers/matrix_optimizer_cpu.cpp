@@ -2,7 +2,7 @@
 #include <cmath>
 #include <numeric>
 
-#include <gradtile/train/optimizers/internal/muon_backend.h>
+#include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
 
 namespace gradtile::cpu {
 namespace {
@@ -27,10 +27,11 @@ void momentum_range(const Real* __restrict gradient, Real* __restrict momentum, 
 /// Computes row `row` of a I + b A + c A^2. At the call `sum` holds this row of A^2, and `power` holds this
 /// row of A.
 template <class T>
-void add_row(const T* __restrict power, T* __restrict sum, std::int64_t n, std::int64_t row) {
+void add_row(const T* __restrict power, T* __restrict sum, std::int64_t n, std::int64_t row,
+             const MatrixPolynomial& polynomial) {
     using Real = Accumulator<T>;
-    constexpr Real a = static_cast<Real>(Quintic::a), b = static_cast<Real>(Quintic::b),
-                   c = static_cast<Real>(Quintic::c);
+    const Real a = static_cast<Real>(polynomial.a), b = static_cast<Real>(polynomial.b),
+               c = static_cast<Real>(polynomial.c);
     const Real diagonal = c * convert<Real>(sum[row]) + b * convert<Real>(power[row]) + a;
     for (std::int64_t i = 0; i < n; ++i)
         sum[i] = convert<T>(c * convert<Real>(sum[i]) + b * convert<Real>(power[i]));
@@ -66,13 +67,13 @@ double range_sum_of_squares(const Real* x, std::int64_t n) {
 
 }  // namespace
 
-void muon_momentum(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& scale,
-                   double momentum_decay, const Tensor& updates) {
+void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                     const Tensor& scale, double momentum_decay, const Tensor& updates) {
     const double factor = value_of(scale);
     const std::int64_t elements = group.shape.elements();
     visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
         for_ranges(ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
-            const MuonOffsets& at = group.matrices[static_cast<std::size_t>(i)];
+            const MatrixOffsets& at = group.matrices[static_cast<std::size_t>(i)];
             Real* const update = updates.data<Real>() + i * elements + begin;
             if (factor == 0.0) {
                 std::fill_n(update, end - begin, Real{0});
@@ -87,20 +88,20 @@ void muon_momentum(const Context& ctx, const MuonArrays& arrays, const MuonGroup
 
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out) {
     const std::int64_t count = x.size(0), elements = count == 0 ? 0 : x.elements() / count;
-    const std::int64_t part = ceil_div(elements, muon_norm_parts);
+    const std::int64_t part = ceil_div(elements, matrix_norm_parts);
     double* const sums = partial.data<double>();
     visit_gradient_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
-        parallel_for(ctx, count * muon_norm_parts, [&](std::int64_t block) {
-            const std::int64_t begin = std::min(elements, block % muon_norm_parts * part);
-            sums[block] = range_sum_of_squares(x.data<Real>() + block / muon_norm_parts * elements + begin,
+        parallel_for(ctx, count * matrix_norm_parts, [&](std::int64_t block) {
+            const std::int64_t begin = std::min(elements, block % matrix_norm_parts * part);
+            sums[block] = range_sum_of_squares(x.data<Real>() + block / matrix_norm_parts * elements + begin,
                                                std::min(part, elements - begin));
         });
         visit_floating(out.dtype(), [&]<class T>(TypeTag<T>) {
             for_ranges(ctx, count, elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
-                const double* const matrix_sums = sums + i * muon_norm_parts;
+                const double* const matrix_sums = sums + i * matrix_norm_parts;
                 const double norm =
-                    std::sqrt(std::accumulate(matrix_sums, matrix_sums + muon_norm_parts, 0.0));
-                const auto factor = static_cast<Real>(1.0 / (norm + muon_norm_epsilon));
+                    std::sqrt(std::accumulate(matrix_sums, matrix_sums + matrix_norm_parts, 0.0));
+                const auto factor = static_cast<Real>(1.0 / (norm + matrix_norm_epsilon));
                 const Real* const from = x.data<Real>() + i * elements;
                 T* const to = out.data<T>() + i * elements;
                 for (std::int64_t k = begin; k < end; ++k) to[k] = convert<T>(from[k] * factor);
@@ -109,22 +110,24 @@ void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& parti
     });
 }
 
-void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor& gram) {
+void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,
+                      const MatrixPolynomial& polynomial) {
     const std::int64_t n = gram.size(-1);
     visit_floating(gram.dtype(), [&]<class T>(TypeTag<T>) {
         const T* const powers = gram.data<T>();
-        T* const sums = polynomial.data<T>();
+        T* const sums = squares.data<T>();
         const std::int64_t rows = gram.elements() / std::max<std::int64_t>(1, n);
         parallel_ranges(ctx, rows, std::max<std::int64_t>(1, grain / std::max<std::int64_t>(1, n)),
                         [&](std::int64_t begin, std::int64_t end) {
                             for (std::int64_t row = begin; row < end; ++row)
-                                add_row(powers + row * n, sums + row * n, n, row % n);
+                                add_row(powers + row * n, sums + row * n, n, row % n, polynomial);
                         });
     });
 }
 
-void muon_apply(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& updates,
-                const Tensor& rate, const MuonRate& derived, const UpdateOptions& options) {
+void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                  const Tensor& updates, const Tensor& rate, const MatrixRate& derived,
+                  const UpdateOptions& options) {
     if (value_of(options.gradient_scale) == 0.0) return;
     const double keep = derived.keep(*rate.data<double>()), step = derived.step(*rate.data<double>());
     const std::int64_t elements = group.shape.elements();
@@ -134,7 +137,7 @@ void muon_apply(const Context& ctx, const MuonArrays& arrays, const MuonGroup& g
             if constexpr (sizeof(Update) <= sizeof(Real))
                 for_ranges(ctx, group.count(), elements,
                            [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
-                               const MuonOffsets& at = group.matrices[static_cast<std::size_t>(i)];
+                               const MatrixOffsets& at = group.matrices[static_cast<std::size_t>(i)];
                                apply_range(updates.data<Update>() + i * elements + begin,
                                            arrays.weights.data<Real>() + at.weight + begin,
                                            arrays.values.data<Value>() + at.value + begin, end - begin,

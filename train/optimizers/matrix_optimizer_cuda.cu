@@ -1,9 +1,9 @@
-// Muon's element-wise passes on the GPU: each is one kernel for all matrices of a group. gemm() computes the
-// matrix products. Blocks with the same blockIdx.y work on the same matrix.
+// MatrixOptimizer's element-wise passes on the GPU: each is one kernel for all matrices of a group. gemm()
+// computes the matrix products. Blocks with the same blockIdx.y work on the same matrix.
 #include <algorithm>
 
 #include <gradtile/core/cuda/internal/cuda_check.h>
-#include <gradtile/train/optimizers/internal/muon_backend.h>
+#include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 
 namespace gradtile::cuda {
@@ -22,9 +22,9 @@ __device__ std::int64_t element_stride() {
 }
 
 template <class Real>
-__global__ void momentum_kernel(const Real* gradients, const MuonOffsets* matrices, const double* scale,
+__global__ void momentum_kernel(const Real* gradients, const MatrixOffsets* matrices, const double* scale,
                                 Real mix, Real* momentum, Real* updates, std::int64_t n) {
-    const MuonOffsets at = matrices[blockIdx.y];
+    const MatrixOffsets at = matrices[blockIdx.y];
     const double factor = scale != nullptr ? *scale : 1.0;
     const bool refused = factor == 0.0;
     const Real* const gradient = gradients + at.gradient;
@@ -53,7 +53,7 @@ __device__ double block_sum(double sum) {
     return sum;
 }
 
-/// gridDim.x is muon_norm_parts.
+/// gridDim.x is matrix_norm_parts.
 template <class Real>
 __global__ void sum_of_squares_kernel(const Real* x, double* partial, std::int64_t n) {
     const Real* const matrix = x + blockIdx.y * n;
@@ -63,16 +63,16 @@ __global__ void sum_of_squares_kernel(const Real* x, double* partial, std::int64
         sum += value * value;
     }
     sum = block_sum(sum);
-    if (threadIdx.x == 0) partial[blockIdx.y * muon_norm_parts + blockIdx.x] = sum;
+    if (threadIdx.x == 0) partial[blockIdx.y * matrix_norm_parts + blockIdx.x] = sum;
 }
 
 template <class Real, class T>
 __global__ void normalize_kernel(const Real* x, const double* partial, T* out, std::int64_t n) {
-    static_assert(muon_norm_parts <= threads_per_block);
+    static_assert(matrix_norm_parts <= threads_per_block);
     __shared__ Real factor;
-    const double sum =
-        block_sum(threadIdx.x < muon_norm_parts ? partial[blockIdx.y * muon_norm_parts + threadIdx.x] : 0.0);
-    if (threadIdx.x == 0) factor = static_cast<Real>(1.0 / (sqrt(sum) + muon_norm_epsilon));
+    const double sum = block_sum(
+        threadIdx.x < matrix_norm_parts ? partial[blockIdx.y * matrix_norm_parts + threadIdx.x] : 0.0);
+    if (threadIdx.x == 0) factor = static_cast<Real>(1.0 / (sqrt(sum) + matrix_norm_epsilon));
     __syncthreads();
     const std::int64_t matrix = blockIdx.y * n;
     for (std::int64_t i = first_element(); i < n; i += element_stride())
@@ -80,11 +80,10 @@ __global__ void normalize_kernel(const Real* x, const double* partial, T* out, s
 }
 
 template <class T>
-__global__ void add_lower_powers_kernel(T* polynomial, const T* gram, std::int64_t side, std::int64_t n) {
+__global__ void add_lower_powers_kernel(T* squares, const T* gram, Accumulator<T> a, Accumulator<T> b,
+                                        Accumulator<T> c, std::int64_t side, std::int64_t n) {
     using Real = Accumulator<T>;
-    constexpr Real a = static_cast<Real>(Quintic::a), b = static_cast<Real>(Quintic::b),
-                   c = static_cast<Real>(Quintic::c);
-    T* const sums = polynomial + blockIdx.y * n;
+    T* const sums = squares + blockIdx.y * n;
     const T* const powers = gram + blockIdx.y * n;
     for (std::int64_t i = first_element(); i < n; i += element_stride()) {
         const Real sum = c * device::convert<Real>(sums[i]) + b * device::convert<Real>(powers[i]);
@@ -94,11 +93,11 @@ __global__ void add_lower_powers_kernel(T* polynomial, const T* gram, std::int64
 }
 
 template <class Update, class Real, class Value>
-__global__ void apply_kernel(const Update* updates, const MuonOffsets* matrices, const double* rate,
-                             MuonRate derived, const double* scale, Real* weights, Value* values,
+__global__ void apply_kernel(const Update* updates, const MatrixOffsets* matrices, const double* rate,
+                             MatrixRate derived, const double* scale, Real* weights, Value* values,
                              std::int64_t n) {
     if (scale != nullptr && *scale == 0.0) return;
-    const MuonOffsets at = matrices[blockIdx.y];
+    const MatrixOffsets at = matrices[blockIdx.y];
     const auto keep = static_cast<Real>(derived.keep(*rate));
     const auto step = static_cast<Real>(derived.step(*rate));
     const Update* const update = updates + blockIdx.y * n;
@@ -118,7 +117,8 @@ void launch(const Context& ctx, std::int64_t count, std::int64_t n, std::int64_t
             void (*kernel)(Parameters...), Arguments... arguments) {
     if (n == 0 || count == 0) return;
     constexpr std::int64_t max_matrices = 65535;  // CUDA's limit on a grid's second axis
-    check(count <= max_matrices, "muon: ", count, " matrices in a group; expected at most ", max_matrices);
+    check(count <= max_matrices, "optimizer: ", count, " matrices in a group; expected at most ",
+          max_matrices);
     use_device(ctx.device());
     if (blocks == 0)
         blocks = std::clamp<std::int64_t>(ceil_div(n, threads_per_block), 1,
@@ -132,14 +132,14 @@ const double* pointer_of(const Tensor& scale) {
     return scale.defined() ? scale.data<double>() : nullptr;
 }
 
-const MuonOffsets* offsets_of(const MuonGroup& group) {
-    return reinterpret_cast<const MuonOffsets*>(group.on_device.raw_data());
+const MatrixOffsets* offsets_of(const MatrixGroup& group) {
+    return reinterpret_cast<const MatrixOffsets*>(group.on_device.raw_data());
 }
 
 }  // namespace
 
-void muon_momentum(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& scale,
-                   double momentum_decay, const Tensor& updates) {
+void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                     const Tensor& scale, double momentum_decay, const Tensor& updates) {
     visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
         launch(ctx, group.count(), group.shape.elements(), 0, momentum_kernel<Real>,
                static_cast<const Real*>(arrays.gradients.data<Real>()), offsets_of(group), pointer_of(scale),
@@ -150,7 +150,7 @@ void muon_momentum(const Context& ctx, const MuonArrays& arrays, const MuonGroup
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out) {
     const std::int64_t count = x.size(0), elements = count == 0 ? 0 : x.elements() / count;
     visit_gradient_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
-        launch(ctx, count, elements, muon_norm_parts, sum_of_squares_kernel<Real>,
+        launch(ctx, count, elements, matrix_norm_parts, sum_of_squares_kernel<Real>,
                static_cast<const Real*>(x.data<Real>()), partial.data<double>());
         visit_floating(out.dtype(), [&]<class T>(TypeTag<T>) {
             if constexpr (std::is_same_v<T, Real> || std::is_same_v<T, bfloat16>)
@@ -161,16 +161,20 @@ void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& parti
     });
 }
 
-void add_lower_powers(const Context& ctx, const Tensor& polynomial, const Tensor& gram) {
+void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,
+                      const MatrixPolynomial& polynomial) {
     const std::int64_t side = gram.size(-1);
     visit_floating(gram.dtype(), [&]<class T>(TypeTag<T>) {
-        launch(ctx, gram.size(0), side * side, 0, add_lower_powers_kernel<T>, polynomial.data<T>(),
-               static_cast<const T*>(gram.data<T>()), side);
+        using Real = Accumulator<T>;
+        launch(ctx, gram.size(0), side * side, 0, add_lower_powers_kernel<T>, squares.data<T>(),
+               static_cast<const T*>(gram.data<T>()), static_cast<Real>(polynomial.a),
+               static_cast<Real>(polynomial.b), static_cast<Real>(polynomial.c), side);
     });
 }
 
-void muon_apply(const Context& ctx, const MuonArrays& arrays, const MuonGroup& group, const Tensor& updates,
-                const Tensor& rate, const MuonRate& derived, const UpdateOptions& options) {
+void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                  const Tensor& updates, const Tensor& rate, const MatrixRate& derived,
+                  const UpdateOptions& options) {
     visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
         using Real = Accumulator<Value>;
         visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {

@@ -1,0 +1,66 @@
+#pragma once
+/// The device functions of matrix_optimizer.h. Each works on a whole group of matrices of one shape, on a GPU
+/// in one kernel. Arithmetic is in the gradients' dtype; rate [1] float64, scale [1] float64 or undefined.
+#include <gradtile/core/philox.h>
+#include <gradtile/train/optimizers/matrix_optimizer.h>
+
+namespace gradtile {
+
+/// Computes a matrix's learning rate from the optimizer's. Kernels call it, because the optimizer's rate is
+/// in device memory.
+struct MatrixRate {
+    double lr_ratio, weight_decay;
+    double step_factor;  ///< see MatrixOptimizer::step_factor()
+
+    GRADTILE_HOST_DEVICE double keep(double lr) const { return 1.0 - lr * lr_ratio * weight_decay; }
+    GRADTILE_HOST_DEVICE double step(double lr) const { return lr * lr_ratio * step_factor; }
+};
+
+/// Added to a matrix's norm before the matrix is divided by the norm.
+inline constexpr double matrix_norm_epsilon = 1e-7;
+
+/// The number of parts in which a matrix's sum of squares is computed.
+inline constexpr std::int64_t matrix_norm_parts = 64;
+
+/// Calls visit(TypeTag) with the C++ type of gradients: float64 or float32.
+template <class Visit>
+void visit_gradient_type(DType dtype, const Visit& visit) {
+    if (accumulator_of(dtype) == DType::f64) {
+        visit(TypeTag<double>{});
+    } else {
+        visit(TypeTag<float>{});
+    }
+}
+
+}  // namespace gradtile
+
+namespace gradtile::cpu {
+/// With g = scale * gradient and d = momentum_decay: momentum = d * momentum + (1 - d) * g, and then updates
+/// [count, rows, cols] = d * momentum + (1 - d) * g (Nesterov). When scale is 0, momentum does not change and
+/// updates are 0.
+void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                     const Tensor& scale, double momentum_decay, const Tensor& updates);
+/// out [count, rows, cols] = each matrix of x divided by its norm + epsilon; `out` may be x itself, or may
+/// have a shorter dtype. `partial` is scratch memory, [count, matrix_norm_parts] float64.
+void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out);
+/// squares = a I + b A + c A^2, for A in gram [count, n, n] and A^2 in squares [count, n, n] at the call.
+void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,
+                      const MatrixPolynomial& polynomial);
+/// weights = keep * weights - step * updates (see MatrixRate); values are the rounded weights. Does nothing
+/// when the gradient scale is 0. updates is [count, rows, cols], of a floating-point dtype that is not longer
+/// than that of the weights.
+void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                  const Tensor& updates, const Tensor& rate, const MatrixRate& derived,
+                  const UpdateOptions& options);
+}  // namespace gradtile::cpu
+
+namespace gradtile::cuda {
+void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                     const Tensor& scale, double momentum_decay, const Tensor& updates);
+void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out);
+void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,
+                      const MatrixPolynomial& polynomial);
+void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                  const Tensor& updates, const Tensor& rate, const MatrixRate& derived,
+                  const UpdateOptions& options);
+}  // namespace gradtile::cuda
