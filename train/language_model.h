@@ -23,11 +23,14 @@ struct LanguageModel {
 
     Context ctx;
     std::optional<Tokenizer> tokenizer;  ///< empty for models trained on token files
-    ParameterStore parameters;
+    ParameterStore parameters;           ///< what training changes: everything, or the adapters
+    ParameterStore frozen;               ///< with adapters (ModelConfig::lora_rank): all other parameters
     Transformer transformer;
     std::int64_t ignore_token = -1;  ///< targets of this id did not count in training; -1: all counted
     Packing packing = {};            ///< of the windows that it was trained on
     ChatTemplate chat_template = ChatTemplate::automatic;  ///< of the conversations that it was trained on
+
+    bool has_adapters() const { return transformer.config.lora_rank > 0; }
 };
 
 /// Copies a checkpoint's weights into an allocated store, between any floating-point dtypes: from its masters
@@ -38,6 +41,15 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
 /// Copies the weights like the function above, but the masters into a flat block other than the store's.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
                      const Checkpoint& checkpoint, const std::string& source);
+
+/// Returns a checkpoint with only those parameters and masters of `checkpoint` that belong to the store, or
+/// only those that do not.
+enum class Membership { inside, outside };
+Checkpoint weights_of(const Checkpoint& checkpoint, const ParameterStore& store, Membership membership);
+
+/// Throws Error "SOURCE: ..." unless the checkpoint's parameters are those of a model with this config.
+/// Allocates nothing.
+void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source);
 
 /// Checks what a resumed run needs in addition: parameters of `dtype`, and float32 masters exactly if `dtype`
 /// has 16 bits. Throws Error "SOURCE: ..." naming the tensor, the dtype found and the dtype expected.
@@ -51,7 +63,8 @@ using MessageHandler = std::function<void(const std::string&)>;
 Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
                            const MessageHandler& on_message = {});
 /// Replaces the settings of the model by those of the checkpoint that load_checkpoint(path) would load,
-/// except the settings of training: both dropouts, recompute, deterministic. Adopts its chat template, too.
+/// except the settings of training: both dropouts, adapters, recompute, deterministic. Adopts its chat
+/// template, too.
 /// Reads no tensors. Throws Error naming the file.
 void adopt_model(TrainConfig& config, const std::filesystem::path& path);
 /// Returns the tokenizer that a checkpoint's model was trained with; empty for token files.
@@ -63,7 +76,8 @@ struct LoadOptions {
     MessageHandler on_message = {};  ///< see load_checkpoint
 };
 
-/// Loads the model of load_checkpoint(path).
+/// Loads the model of load_checkpoint(path). If it has adapters, they are merged into its matrices
+/// (merged_adapters()).
 std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace gradtile
