@@ -145,16 +145,18 @@ TEST_F(Commands, ALoraRunIsSampledEvaluatedAndExportedWithMergedAdapters) {
         run({"tokenizer", "train", "--data", stories_, "--vocabulary", "300", "--out", tokenizer}));
     expect_success(run(tiny_training(stories_, out_) + Arguments{"--tokenizer", tokenizer}));
     // The model's shape comes from the base; the adapters are those of the command line.
-    const Arguments tuning{"train",       "--init-from", out_.string(), "--data",      stories_,
-                           "--out",       lora,          "--steps",     "20",          "--batch",
-                           "4",           "--lr",        "3e-2",        "--device",    "cpu",
-                           "--lora-rank", "2",           "--lora-on",   "attn.qkv,mlp"};
+    const Arguments tuning =
+        Arguments{"train", "--init-from", out_.string(), "--data", stories_, "--out", lora} +
+        Arguments{"--steps", "20", "--batch", "4", "--lr", "3e-2", "--device", "cpu"} +
+        Arguments{"--tokenizer", tokenizer, "--lora-rank", "2", "--lora-on", "attn.qkv,mlp"};
     const Outcome plan = run(tuning + Arguments{"--memory"});
     expect_success(plan);
     EXPECT_THAT(plan.out, HasSubstr(" trained)"));
     expect_success(run(tuning));
     EXPECT_NE(run({"sample", lora, "--prompt", "The "}).out,
               run({"sample", out_.string(), "--prompt", "The "}).out);
+    expect_refused(run(tuning + Arguments{"--lora-on", "attn.qvk", "--out", again}),
+                   {"lora-on: 'attn.qvk'", "expected all, attn, mlp, attn.qkv"});
     std::filesystem::remove_all(out_);  // the run of the adapters holds the base, too
     expect_success(run({"train", "--resume", lora, "--steps", "22"}));
     expect_success(run({"export", lora, "--out", folder}));
@@ -163,9 +165,8 @@ TEST_F(Commands, ALoraRunIsSampledEvaluatedAndExportedWithMergedAdapters) {
               run({"eval", again, "--data", stories_, "--json"}).out);
     EXPECT_EQ(run({"sample", lora, "--prompt", "The "}).out, run({"sample", again, "--prompt", "The "}).out);
     EXPECT_THAT(run({"inspect", lora}).out, HasSubstr("h.0.attn.qkv.lora_a"));
-    expect_refused(run(tuning + Arguments{"--lora-on", "attn.qvk", "--out", again}),
-                   {"lora-on: 'attn.qvk'", "expected all, attn, mlp, attn.qkv"});
-    expect_refused(run({"plan", "--model", "gpt2-124m", "--lora-rank", "8"}), {"--lora-rank: 8"});
+    const std::string config = place_.write("lora.json", R"({"preset": "gpt2-124m", "lora-rank": 8})");
+    expect_refused(run({"plan", "--config", config}), {"lora-rank: 8; the cost model has no adapters"});
     expect_refused(run(tiny_training(stories_, again + "2") + Arguments{"--lora-rank", "2"}),
                    {"lora-rank: 2 without init-from"});
 }
