@@ -10,7 +10,7 @@
 #include <gradtile/layers/transformer/transformer.h>
 
 #include <support/error_message.h>
-#include <support/layer_suite.h>
+#include <support/on_cuda.h>
 #include <support/small_models.h>
 
 namespace gradtile {
@@ -232,6 +232,25 @@ TEST(LowRankAdapter, CountsNoGradientsOfFrozenMatrices) {
     const auto frozen = static_cast<double>(2 * block_matrices(config).elements() + 8 * 11);
     EXPECT_DOUBLE_EQ(flops_per_token(config, 7), flops_per_token(gpt2(), 7) - 2 * frozen +
                                                      6 * 2 * static_cast<double>(adapter_elements(config)));
+}
+
+// ---- On the GPU ----
+
+using test::OnCuda;
+
+TEST_F(OnCuda, LinearLayersWithAdaptersPassTheLayerSuite) {
+    for (const auto& [in, out, rank] :
+         {std::array<std::int64_t, 3>{7, 40, 3}, {48, 5, 8}, {64, 192, 16}, {33, 20, 1}})
+        test::check_layer_on_cuda(gpu(),
+                                  [=, in = in, out = out, rank = rank](ParameterStore& store) {
+                                      Linear linear(store, "linear", in, out);
+                                      linear.add_adapter(store, {.rank = rank, .alpha = 1.5});
+                                      return linear;
+                                  },
+                                  {.width = in,
+                                   .operations = static_cast<double>(std::max(in, out) + rank + 1),
+                                   .rounded_within = 3,
+                                   .strided = false});
 }
 
 }  // namespace
