@@ -78,6 +78,9 @@ struct Transformer {
     /// Returns the same for tokens [B,T] that follow those in the cache, and appends them to the cache.
     /// Throws Error when they are more than the context in all.
     Tensor logits(const Context& ctx, const Tensor& tokens, KeyValueCache& cache) const;
+    /// Returns the logits [texts,V] after packed texts, and writes their keys and values into the cache.
+    /// Throws Error when a text has more than the context in all, or a place that the cache has not.
+    Tensor logits(const Context& ctx, const PackedTexts& pass, KeyValueCache& cache) const;
     /// Returns the logits [B,T,V] after each of the tokens [B,T], to compare them with other software's.
     Tensor logits_of_all(const Context& ctx, const Tensor& tokens) const;
 
