@@ -18,24 +18,26 @@ LowRankAdapter::LowRankAdapter(ParameterStore& parameters, const std::string& na
 
 namespace {
 
-Tensor reduced(const Context& ctx, const Tensor& x, const Parameter& a) {
+/// alpha/r x A^T. The factor stands here, in the smallest product, because a matrix library may multiply by
+/// a factor in a pass of its own.
+Tensor scaled_features(const Context& ctx, const Tensor& x, const Parameter& a, double scale) {
     const Tensor u = empty(ctx, {x.size(0), a.shape()[0]}, x.dtype());
-    gemm(ctx, u, x, a.value(), {.trans_b = true});
+    gemm(ctx, u, x, a.value(), {.trans_b = true, .alpha = scale});
     return u;
 }
 
 }  // namespace
 
 void LowRankAdapter::add_forward(const Context& ctx, const Tensor& y, const Tensor& x) const {
-    gemm(ctx, y, reduced(ctx, x, a), b.value(), {.trans_b = true, .accumulate = true, .alpha = scale});
+    gemm(ctx, y, scaled_features(ctx, x, a, scale), b.value(), {.trans_b = true, .accumulate = true});
 }
 
 void LowRankAdapter::add_backward(const Context& ctx, const Tensor& dx, const Tensor& dy,
                                   const Tensor& x) const {
     {
         const GradientTarget db = b.begin_gradient_write();
-        gemm(ctx, db.grad, dy, reduced(ctx, x, a),
-             {.trans_a = true, .accumulate = db.accumulates(), .alpha = scale});
+        gemm(ctx, db.grad, dy, scaled_features(ctx, x, a, scale),
+             {.trans_a = true, .accumulate = db.accumulates()});
     }
     const Tensor du = empty(ctx, {dy.size(0), a.shape()[0]}, dy.dtype());
     gemm(ctx, du, dy, b.value(), {.alpha = scale});

@@ -14,7 +14,7 @@ struct LowRankOptions {
 
 /// The term alpha/r B A x of y = W x + alpha/r B A x, for rows x [N, in] and y [N, out] in the parameters'
 /// dtype. A is [r, in], B [out, r]. B starts at zero, so the term does, too.
-///   with u = x A^T, du = alpha/r dy B:   dB += alpha/r dy^T u,   dA += du^T x,   dx += du A.
+///   with u = alpha/r x A^T and du = alpha/r dy B:   y += u B^T;   dB += dy^T u,   dA += du^T x,   dx += du A.
 /// u is computed again in backward instead of being saved: it costs r / out of the layer's product.
 struct LowRankAdapter {
     Parameter a, b;
