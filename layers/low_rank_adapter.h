@@ -14,7 +14,8 @@ struct LowRankOptions {
 
 /// The term alpha/r B A x of y = W x + alpha/r B A x, for rows x [N, in] and y [N, out] in the parameters'
 /// dtype. A is [r, in], B [out, r]. B starts at zero, so the term does, too.
-///   with u = alpha/r x A^T and du = alpha/r dy B:   y += u B^T;   dB += dy^T u,   dA += du^T x,   dx += du A.
+///   with u = alpha/r x A^T and du = alpha/r dy B:   y += u B^T;   dB += dy^T u,   dA += du^T x,   dx += du
+///   A.
 /// u is computed again in backward instead of being saved: it costs r / out of the layer's product.
 struct LowRankAdapter {
     Parameter a, b;
@@ -26,7 +27,8 @@ struct LowRankAdapter {
 
     /// Adds the term to y.
     void add_forward(const Context& ctx, const Tensor& y /*[N, out]*/, const Tensor& x /*[N, in]*/) const;
-    /// Adds to the gradients of A and B. Adds to dx, unless dx is undefined.
+    /// Writes the gradients of A and B as Parameter::begin_gradient_write() says. Adds to dx, unless dx is
+    /// undefined.
     void add_backward(const Context& ctx, const Tensor& dx /*[N, in]*/, const Tensor& dy /*[N, out]*/,
                       const Tensor& x /*[N, in]*/) const;
 };

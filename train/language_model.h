@@ -42,9 +42,9 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
                      const Checkpoint& checkpoint, const std::string& source);
 
-/// Returns a checkpoint with only those parameters and masters of `checkpoint` that belong to the store, or
-/// only those that do not.
 enum class Membership { inside, outside };
+/// Returns a checkpoint with only those parameters and masters of `checkpoint` whose names are in the store,
+/// or only those whose names are not.
 Checkpoint weights_of(const Checkpoint& checkpoint, const ParameterStore& store, Membership membership);
 
 /// Throws Error "SOURCE: ..." unless the checkpoint's parameters are those of a model with this config.
