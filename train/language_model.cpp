@@ -149,9 +149,9 @@ std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, con
     TrainConfig config;
     apply_json(config, *checkpoint.config, source);
     check_model(config.model, checkpoint, source);
-    auto model =
-        std::make_unique<LanguageModel>(Context(options.device, options.threads), config.model,
-                                        storage_dtype(config.dtype), tokenizer_of(checkpoint, source));
+    auto model = std::make_unique<LanguageModel>(
+        Context(options.device, options.threads), config.model, storage_dtype(config.dtype),
+        tokenizer_of(checkpoint, source), FlatOptions{.gradients = false});
     model->ignore_token = config.ignore_token;
     model->chat_template = config.chat_template;
     model->packing = packing_of(config, model->tokenizer);

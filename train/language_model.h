@@ -77,7 +77,8 @@ struct LoadOptions {
 };
 
 /// Loads the model of load_checkpoint(path). If it has adapters, they are merged into its matrices
-/// (merged_adapters()).
+/// (merged_adapters()). Its parameters are frozen, so that it takes no memory for gradients; training starts
+/// from a checkpoint (TrainConfig::init_from).
 std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace gradtile

@@ -141,6 +141,7 @@ TEST(Lora, ALoadedModelHasTheMergedWeights) {
     const LanguageModel& adapted = trainer.model();
     const auto merged = load_model(run.config.out);
     EXPECT_FALSE(merged->has_adapters());
+    EXPECT_FALSE(merged->parameters.gradients().defined()) << "a loaded model holds its weights only";
     const Tensor tokens = from_host(adapted.ctx, std::vector<std::int32_t>{1, 5, 2, 7, 3, 3, 0, 8}, {1, 8});
     const auto expected = to_host(adapted.ctx, adapted.transformer.logits_of_all(adapted.ctx, tokens)),
                found = to_host(merged->ctx, merged->transformer.logits_of_all(merged->ctx, tokens)),
