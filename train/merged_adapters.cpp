@@ -17,6 +17,17 @@ Tensor in_f32(const Context& ctx, const Checkpoint& checkpoint, const std::strin
     return x.dtype() == DType::f32 ? x : cast(ctx, x, DType::f32);
 }
 
+/// Throws Error unless every master belongs to a parameter. The parameters have been checked.
+void check_masters(const Checkpoint& checkpoint, const std::string& source) {
+    for (const auto& [name, x] : checkpoint.master) {
+        const auto parameter = checkpoint.params.find(name);
+        check(parameter != checkpoint.params.end(), source, ": master '", name,
+              "' is not one of this model's");
+        check(x.shape() == parameter->second.shape() && x.dtype() == DType::f32, source, ": master '", name,
+              "' is ", x, "; expected ", parameter->second.shape(), " float32");
+    }
+}
+
 /// Removes the adapter of a matrix from `weights`, and returns W + alpha/r B A.
 Tensor merged(const Context& ctx, Checkpoint& weights, const std::string& module, double scale) {
     const std::string a = module + ".lora_a", b = module + ".lora_b";
@@ -47,6 +58,7 @@ Checkpoint merged_adapters(Checkpoint checkpoint, const std::string& source) {
     TrainConfig config;
     apply_json(config, *checkpoint.config, source);
     check_model(config.model, checkpoint, source);
+    check_masters(checkpoint, source);
     const Context ctx(Device::cpu());
     const bool has_masters = !checkpoint.master.empty();
     Checkpoint result = std::move(checkpoint);

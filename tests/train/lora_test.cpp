@@ -237,6 +237,17 @@ TEST(Lora, RefusesACheckpointWhoseAdaptersDoNotFit) {
                 HasSubstr("parameter 'h.0.attn.qkv.lora_a' is [4, 32]; this model's is [3, 32]"));
     EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-on"] = "attn"; }),
                 HasSubstr("parameter 'h.0.mlp.fc.lora_a' is not one of this model's"));
+    const Context ctx(Device::cpu(), 1);
+    EXPECT_THAT(refusal([&](Checkpoint& c) { c.master["x"] = zeros(ctx, {2}, DType::f32); }),
+                HasSubstr("a.h5: master 'x' is not one of this model's"));
+    EXPECT_THAT(refusal([&](Checkpoint& c) {
+                    c.master["h.0.attn.qkv.lora_b"] = zeros(ctx, {96, 5}, DType::f32);
+                }),
+                HasSubstr("a.h5: master 'h.0.attn.qkv.lora_b' is [96, 5]"));
+    EXPECT_THAT(refusal([&](Checkpoint& c) {
+                    c.master["h.0.attn.qkv.lora_b"] = zeros(ctx, {96, 4}, DType::i32);
+                }),
+                HasSubstr("expected [96, 4] float32"));
     EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-rank"] = "four"; }),
                 HasSubstr("a.h5: lora-rank"));
     EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-rank"] = -4; }), HasSubstr("lora-rank: -4"));
