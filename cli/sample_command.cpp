@@ -1,8 +1,13 @@
 // gradtile sample: generates text with a trained model, and prints it while it grows.
 #include <unistd.h>
 
+#include <algorithm>
 #include <iostream>
 #include <iterator>
+#include <map>
+#include <utility>
+
+#include <nlohmann/json.hpp>
 
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/model_argument.h>
@@ -11,7 +16,8 @@
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
-#include <gradtile/train/sampler.h>
+#include <gradtile/train/batch_sampler.h>
+#include <gradtile/train/data/json_lines.h>
 
 namespace gradtile::cli {
 namespace {
@@ -19,30 +25,71 @@ namespace {
 struct Flags {
     ModelArgument model;
     SampleOptions options;
-    std::string prompt_file;
-    std::int64_t samples = 1;
+    std::string prompt_file, prompts_file;
+    std::int64_t samples = 1, batch = 0;
     bool json = false;
 };
 
-constexpr Range samples_range{1, 1e6};
+constexpr Range samples_range{1, 1e6}, batch_range{0, 1 << 16};
 constexpr std::uint64_t max_prompt_bytes = std::uint64_t{1} << 26;
+
+/// Returns the content of a file of prompts, or of standard input for "-".
+std::string prompt_text(const std::string& path) {
+    if (path != "-") return read_text_file(path, max_prompt_bytes);
+    std::string text;
+    std::cin >> std::noskipws;
+    for (std::istreambuf_iterator<char> next(std::cin), end; next != end; ++next) {
+        text += *next;
+        check(text.size() <= max_prompt_bytes, "standard input: a prompt of more than ", max_prompt_bytes,
+              " bytes");
+    }
+    return text;
+}
+
+void remove_line_break(std::string& text) {
+    if (text.ends_with('\n')) text.pop_back();
+    if (text.ends_with('\r')) text.pop_back();
+}
 
 /// Returns the text of --prompt-file without one line break at its end, which editors and echo add.
 std::string prompt_of_file(const std::string& path) {
-    std::string text;
-    if (path == "-") {
-        std::cin >> std::noskipws;
-        for (std::istreambuf_iterator<char> next(std::cin), end; next != end; ++next) {
-            text += *next;
-            check(text.size() <= max_prompt_bytes, "standard input: a prompt of more than ", max_prompt_bytes,
-                  " bytes");
-        }
-    } else {
-        text = read_text_file(path, max_prompt_bytes);
-    }
-    if (text.ends_with('\n')) text.pop_back();
-    if (text.ends_with('\r')) text.pop_back();
+    std::string text = prompt_text(path);
+    remove_line_break(text);
     return text;
+}
+
+/// The prompts of JSON Lines: {"prompt": "..."}, other members are skipped.
+std::vector<std::string> prompts_of_json(std::string_view text, const std::string& source) {
+    std::vector<std::string> prompts;
+    for_each_json_line(text, source, [&](const nlohmann::json& value, const std::string& where) {
+        const bool has_text = value.is_object() && value.contains("prompt") && value["prompt"].is_string();
+        check(has_text, where, R"(: expected an object with the text of a prompt, {"prompt": "..."})");
+        prompts.push_back(value["prompt"].get<std::string>());
+    });
+    return prompts;
+}
+
+std::vector<std::string> prompts_of_lines(std::string_view text, const std::string& source) {
+    std::vector<std::string> prompts;
+    while (!text.empty()) {
+        const std::size_t end = std::min(text.find('\n'), text.size());
+        std::string line(text.substr(0, end));
+        text.remove_prefix(std::min(end + 1, text.size()));
+        remove_line_break(line);
+        check(!line.empty(), source, ": line ", prompts.size() + 1,
+              " is empty; expected a prompt in each line");
+        prompts.push_back(std::move(line));
+    }
+    return prompts;
+}
+
+/// Returns the prompts of --prompts.
+std::vector<std::string> prompts_of_file(const std::string& path) {
+    const std::string text = prompt_text(path), source = path == "-" ? "standard input" : path;
+    std::vector<std::string> prompts =
+        path.ends_with(".jsonl") ? prompts_of_json(text, source) : prompts_of_lines(text, source);
+    check(!prompts.empty(), source, ": holds no prompt");
+    return prompts;
 }
 
 /// Replaces bytes that are not UTF-8 by U+FFFD, because JSON holds only UTF-8.
@@ -56,9 +103,8 @@ std::string text_for_json(const std::string& text) {
     return valid;
 }
 
-void print_json_sample(const LanguageModel& model, const SampleOptions& options) {
-    const SampledText sampled = sample_text(model, options);
-    const JsonValue line = JsonValue::object({{"prompt", text_for_json(options.prompt)},
+void print_json(const std::string& prompt, const SampledText& sampled) {
+    const JsonValue line = JsonValue::object({{"prompt", text_for_json(prompt)},
                                               {"text", text_for_json(sampled.text)},
                                               {"tokens", sampled.tokens},
                                               {"stopped", sampled.stopped}});
@@ -83,22 +129,119 @@ void print_sample(const LanguageModel& model, const SampleOptions& options) {
     check_output();
 }
 
+/// Prints texts that grow at the same time one after another: the first incomplete one grows on the output,
+/// and later ones wait.
+class OrderedTexts {
+  public:
+    OrderedTexts(const std::vector<std::string>& prompts, std::size_t samples)
+        : prompts_(prompts), samples_(samples) {}
+
+    void add(std::size_t text, std::string_view piece) {
+        if (text != current_) {
+            waiting_[text].text += piece;
+            return;
+        }
+        begin();
+        print(piece);
+    }
+    void end(std::size_t text) {
+        waiting_[text].complete = true;
+        for (auto first = waiting_.begin(); first != waiting_.end() && first->first == current_;) {
+            begin();
+            print(first->second.text);
+            if (!first->second.complete) break;
+            print("\n");
+            is_begun_ = false;
+            ++current_;
+            first = waiting_.erase(first);
+        }
+        // What has been printed of an incomplete text must not be printed again.
+        if (const auto grown = waiting_.find(current_); grown != waiting_.end()) waiting_.erase(grown);
+    }
+
+  private:
+    struct Waiting {
+        std::string text;
+        bool complete = false;
+    };
+    /// Prints what comes before the text: a separator and the prompt.
+    void begin() {
+        if (std::exchange(is_begun_, true)) return;
+        if (current_ > 0) std::cout << "---\n";
+        print(prompts_[current_ / samples_]);
+    }
+    static void print(std::string_view piece) {
+        std::cout << text_for_output(std::string(piece));
+        check_output();
+    }
+
+    const std::vector<std::string>& prompts_;
+    std::size_t samples_;
+    std::size_t current_ = 0;  // the first text that is not complete on the output
+    bool is_begun_ = false;
+    std::map<std::size_t, Waiting> waiting_;
+};
+
+/// Prints a JSON object for each text, in their order.
+class OrderedJson {
+  public:
+    OrderedJson(const std::vector<std::string>& prompts, std::size_t samples)
+        : prompts_(prompts), samples_(samples) {}
+
+    void end(std::size_t text, SampledText sampled) {
+        waiting_.emplace(text, std::move(sampled));
+        for (auto first = waiting_.begin(); first != waiting_.end() && first->first == next_; ++next_) {
+            print_json(prompts_[next_ / samples_], first->second);
+            first = waiting_.erase(first);
+        }
+    }
+
+  private:
+    const std::vector<std::string>& prompts_;
+    std::size_t samples_, next_ = 0;
+    std::map<std::size_t, SampledText> waiting_;
+};
+
+void print_batch(const LanguageModel& model, const std::vector<std::string>& prompts, const Flags& flags) {
+    const auto samples = static_cast<std::size_t>(flags.samples);
+    const std::int64_t batch = flags.batch > 0 ? flags.batch : automatic_batch(model);
+    BatchTextHandler handler;
+    OrderedJson objects(prompts, samples);
+    OrderedTexts texts(prompts, samples);
+    if (flags.json) {
+        handler.on_end = [&](std::size_t text, SampledText sampled) {
+            objects.end(text, std::move(sampled));
+        };
+    } else {
+        handler.on_text = [&](std::size_t text, std::string_view piece) { texts.add(text, piece); };
+        handler.on_end = [&](std::size_t text, const SampledText&) { texts.end(text); };
+    }
+    sample_text_batch(model, prompts, samples, flags.options, batch, handler);
+}
+
 int sample_texts(const Flags& flags) {
     SampleOptions options = flags.options;
     check_sampling_flags(options);
     check_flag("--num-samples", flags.samples, samples_range);
+    check_flag("--batch", flags.batch, batch_range);
     check_usage(flags.prompt_file.empty() || options.prompt.empty(),
                 "--prompt-file: the prompt is given by --prompt; expected one of them");
+    check_usage(flags.prompts_file.empty() || (flags.prompt_file.empty() && options.prompt.empty()),
+                "--prompts: a prompt is given by ", options.prompt.empty() ? "--prompt-file" : "--prompt",
+                "; expected one of them");
     if (!flags.prompt_file.empty()) options.prompt = prompt_of_file(flags.prompt_file);
+    std::vector<std::string> prompts{options.prompt};
+    if (!flags.prompts_file.empty()) prompts = prompts_of_file(flags.prompts_file);
     const auto model = flags.model.load();
-    for (std::int64_t i = 0; i < flags.samples; ++i) {
-        options.number = static_cast<std::uint64_t>(i);
-        if (flags.json) {
-            print_json_sample(*model, options);
-        } else {
-            if (i > 0) std::cout << "---\n";
-            print_sample(*model, options);
-        }
+    if (prompts.size() > 1 || flags.samples > 1) {
+        print_batch(*model, prompts, flags);
+        return 0;
+    }
+    options.prompt = prompts.front();
+    if (flags.json) {
+        print_json(options.prompt, sample_text(*model, options));
+    } else {
+        print_sample(*model, options);
     }
     return 0;
 }
@@ -114,8 +257,13 @@ void add_sample(CommandLine& program) {
                       "text that the model continues; empty: the text begins after a line break");
     command.add_value("--prompt-file", flags->prompt_file,
                       "file of the prompt, or - for standard input; one line break at its end is left out");
+    command.add_value("--prompts", flags->prompts_file,
+                      "file with a prompt in each line, or of JSON objects with a prompt (.jsonl), or - for "
+                      "standard input; continues each as --prompt would");
     add_sampling_flags(command, options);
-    command.add_value("--num-samples", flags->samples, "number of texts, separated by lines ---");
+    command.add_value("--num-samples", flags->samples, "number of texts of a prompt, separated by lines ---");
+    command.add_value("--batch", flags->batch,
+                      "most texts that are generated at once; 0: up to 64, by the memory of their caches");
     command.add_switch("--json", flags->json,
                        "print one JSON object a text: prompt, text, tokens, stopped (by --stop)");
     command.set_action([flags] { return sample_texts(*flags); });

@@ -54,19 +54,24 @@ void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions
     flat_elements_ = rounded_up(flat_elements_, options.multiple);
     const Context blocks = options.allocator ? ctx.with_allocator(options.allocator) : ctx;
     values_ = zeros(blocks, {flat_elements_}, dtype);
-    gradients_ = zeros(blocks, {flat_elements_}, accumulator_of(dtype));
-    if (is_16_bit(dtype) && options.masters) master_ = zeros(ctx, {flat_elements_}, DType::f32);
+    if (options.gradients) gradients_ = zeros(blocks, {flat_elements_}, accumulator_of(dtype));
+    if (is_16_bit(dtype) && options.masters && options.gradients)
+        master_ = zeros(ctx, {flat_elements_}, DType::f32);
     for (Parameter& parameter : parameters_) {
         Parameter::Entry& entry = *parameter.entry_;
         entry.value = view_of(values_, entry.offset, entry.shape);
-        entry.grad = view_of(gradients_, entry.offset, entry.shape);
         entry.padded_value = view_of(values_, entry.offset, entry.padded_shape);
+        entry.frozen = !options.gradients;
+        if (entry.frozen) continue;
+        entry.grad = view_of(gradients_, entry.offset, entry.shape);
         entry.padded_grad = view_of(gradients_, entry.offset, entry.padded_shape);
     }
 }
 
 void ParameterStore::initialize(const Context& ctx, Seed seed) {
-    const Tensor drawn = is_16_bit(dtype_) && !has_master() ? gradients_ : master();
+    Tensor drawn = master();
+    if (is_16_bit(dtype_) && !has_master())
+        drawn = gradients_.defined() ? gradients_ : zeros(ctx, {flat_elements_}, DType::f32);
     for (const Parameter& parameter : parameters_) {
         const Tensor target = view_of(drawn, parameter.offset(), parameter.shape());
         switch (parameter.init().kind) {

@@ -54,11 +54,14 @@ class Parameter {
     bool decays() const { return entry_->shape.rank() >= 2; }
     /// The value, in the store's compute dtype.
     const Tensor& value() const { return entry_->value; }
-    /// The accumulated gradient: float32 (float64 for float64 values).
+    /// Whether training leaves the value as it is: the store has no gradients (FlatOptions::gradients).
+    /// Backward passes then skip the parameter.
+    bool is_frozen() const { return entry_->frozen; }
+    /// The accumulated gradient: float32 (float64 for float64 values). Undefined if the parameter is frozen.
     const Tensor& grad() const { return entry_->grad; }
     /// Changes the store: call exactly once per contribution to the gradient, just before writing it. The
-    /// first call after a reset returns overwrite, later ones accumulate. (The function is const because a
-    /// Parameter is a handle.)
+    /// first call after a reset returns overwrite, later ones accumulate. The target of a frozen parameter
+    /// has no tensor. (The function is const because a Parameter is a handle.)
     GradientTarget begin_gradient_write() const;
     /// The next contribution overwrites grad(); until then its values are meaningless.
     void reset_gradient() const { entry_->next_write = GradientWrite::overwrite; }
@@ -78,6 +81,7 @@ class Parameter {
         Shape padded_shape;
         std::int64_t offset = 0;
         Tensor value, grad, padded_value, padded_grad;
+        bool frozen = false;
         GradientWrite next_write = GradientWrite::accumulate;
     };
     explicit Parameter(std::shared_ptr<Entry> entry) : entry_(std::move(entry)) {}
@@ -95,7 +99,8 @@ struct FlatOptions {
     /// The length of the blocks is a multiple of this number, so that processes can have equal parts. Must
     /// itself be a multiple of 64.
     std::int64_t multiple = 64;
-    bool masters = true;  ///< float32 masters for 16-bit values
+    bool masters = true;    ///< float32 masters for 16-bit values
+    bool gradients = true;  ///< false: the parameters are frozen, and have no masters
     /// The allocator of values and gradients; null: the context's allocator.
     std::shared_ptr<Allocator> allocator = {};
 };
@@ -113,10 +118,11 @@ class ParameterStore {
 
     /// Allocates the flat blocks and the views of all parameters (each starts at a multiple of 64 elements;
     /// the padding stays zero). Values have `dtype`, gradients accumulator_of(dtype); gradients are zeroed.
-    /// 16-bit values get a float32 master copy if options.masters is set.
+    /// 16-bit values get a float32 master copy if options.masters is set. Frozen parameters get values only.
     void allocate(const Context& ctx, DType dtype, const FlatOptions& options = {});
     /// Draws every parameter from (seed, name). 16-bit values are rounded from their masters. If this store
-    /// has no masters for 16-bit values, the block of gradients holds the masters afterwards.
+    /// has no masters for 16-bit values, the block of gradients holds the masters afterwards (frozen
+    /// parameters: temporary memory).
     void initialize(const Context& ctx, Seed seed);
 
     bool allocated() const { return values_.defined(); }
@@ -129,8 +135,9 @@ class ParameterStore {
     /// Elements of the flat blocks, padding included.
     std::int64_t flat_elements() const;
 
-    const Tensor& values() const { return values_; }        ///< [flat_elements], compute dtype
-    const Tensor& gradients() const { return gradients_; }  ///< [flat_elements], float32 or float64
+    const Tensor& values() const { return values_; }  ///< [flat_elements], compute dtype
+    /// [flat_elements], float32 or float64; undefined if the parameters are frozen.
+    const Tensor& gradients() const { return gradients_; }
     /// The weights that the optimizer updates: the float32 masters of 16-bit values, else the values
     /// themselves.
     const Tensor& master() const { return master_.defined() ? master_ : values_; }

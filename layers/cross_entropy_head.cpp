@@ -112,6 +112,7 @@ Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tens
                   in.targets.slice(0, begin, length), count, gradient_scale);
         if (padding > 0) fill(ctx, d_logits.slice(1, vocabulary, padding), 0.0);
         gemm(ctx, dx.slice(0, begin, length), d_logits, projection.weight);
+        if (weight.is_frozen()) continue;
         const bool accumulate = weight.begin_gradient_write().accumulates();
         gemm(ctx, projection.grad, d_logits, x_rows, {.trans_a = true, .accumulate = accumulate});
     }

@@ -62,7 +62,7 @@ Tensor Embedding::forward(const Context& ctx, const Tensor& tokens, Saved& saved
 }
 
 void Embedding::start_token_sort(const Context& ctx, Saved& saved) const {
-    if (ctx.device().is_cpu()) return;
+    if (ctx.device().is_cpu() || weight.is_frozen()) return;
     saved.order = std::make_shared<TokenOrder>(ctx, saved.tokens, weight.shape()[0]);
 }
 
@@ -72,6 +72,7 @@ namespace {
 /// sorts them here.
 void add_rows_of_tokens(const Context& ctx, const Parameter& weight, const Tensor& dy, const Tensor& tokens,
                         std::shared_ptr<const Embedding::TokenOrder> order) {
+    if (weight.is_frozen()) return;
     const Tensor grad = ready_to_add(ctx, weight.begin_gradient_write());
     if (ctx.device().is_cpu()) {
         if (!ctx.is_planning()) cpu::embedding_backward(ctx, grad, dy, tokens);
@@ -134,8 +135,9 @@ Tensor PositionEmbedding::backward(const Context& ctx, const Tensor& dy, const S
         add_rows_of_tokens(ctx, weight, dy, saved.positions, {});
         return dy;
     }
-    on_device(ctx, cpu::position_embedding_backward, cuda::position_embedding_backward,
-              ready_to_add(ctx, weight.begin_gradient_write()).slice(0, saved.start, dy.size(1)), dy);
+    if (!weight.is_frozen())
+        on_device(ctx, cpu::position_embedding_backward, cuda::position_embedding_backward,
+                  ready_to_add(ctx, weight.begin_gradient_write()).slice(0, saved.start, dy.size(1)), dy);
     return dy;
 }
 

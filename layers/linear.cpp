@@ -29,30 +29,52 @@ Linear::Linear(ParameterStore& parameters, const std::string& name, std::int64_t
     if (options.bias) bias = parameters.add(name + ".bias", {out}, Init::zeros());
 }
 
+void Linear::add_adapter(ParameterStore& parameters, const LowRankOptions& options) {
+    const std::string& name = weight.name();
+    adapter.emplace(parameters, name.substr(0, name.rfind('.')), in_features(), out_features(), options);
+}
+
 Tensor Linear::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
     check_features("x", x, in_features(), weight);
     const Tensor y = empty(ctx, with_last_axis(x.shape(), out_features()), x.dtype());
     gemm(ctx, rows_of(y), rows_of(x), weight.value(),
          {.trans_b = true, .bias = bias.defined() ? bias.value() : Tensor{}});
-    saved.x = x;
+    if (adapter) adapter->add_forward(ctx, rows_of(y), rows_of(x));
+    saved.x = backward_needs_x() ? x : Tensor{};
     return y;
 }
 
 void Linear::accumulate_gradients(const Context& ctx, const SummedGradient& gradient,
                                   const Saved& saved) const {
-    const Tensor& dy = gradient.dy;
-    check_features("dy", dy, out_features(), weight);
-    const GradientTarget dw = weight.begin_gradient_write();
-    gemm(ctx, dw.grad, rows_of(dy), rows_of(saved.x), {.trans_a = true, .accumulate = dw.accumulates()});
-    if (bias.defined()) add_column_sums(ctx, bias.begin_gradient_write(), gradient);
+    check_features("dy", gradient.dy, out_features(), weight);
+    accumulate_own_gradients(ctx, gradient, saved);
+    if (adapter) adapter->add_backward(ctx, {}, rows_of(gradient.dy), rows_of(saved.x));
+}
+
+/// The gradients of weight and bias.
+void Linear::accumulate_own_gradients(const Context& ctx, const SummedGradient& gradient,
+                                      const Saved& saved) const {
+    if (!weight.is_frozen()) {
+        const GradientTarget dw = weight.begin_gradient_write();
+        gemm(ctx, dw.grad, rows_of(gradient.dy), rows_of(saved.x),
+             {.trans_a = true, .accumulate = dw.accumulates()});
+    }
+    if (bias_has_gradient()) add_column_sums(ctx, bias.begin_gradient_write(), gradient);
 }
 
 Tensor Linear::backward(const Context& ctx, const SummedGradient& gradient, const Saved& saved) const {
-    accumulate_gradients(ctx, gradient, saved);
     const Tensor& dy = gradient.dy;
+    check_features("dy", dy, out_features(), weight);
+    accumulate_own_gradients(ctx, gradient, saved);
     const Tensor dx = empty(ctx, with_last_axis(dy.shape(), in_features()), dy.dtype());
     gemm(ctx, rows_of(dx), rows_of(dy), weight.value());
+    if (adapter) adapter->add_backward(ctx, rows_of(dx), rows_of(dy), rows_of(saved.x));
     return dx;
+}
+
+void Linear::announce_gradients(const BackwardHooks& hooks) const {
+    announce(hooks, weight, bias);
+    if (adapter) announce(hooks, adapter->a, adapter->b);
 }
 
 }  // namespace gradtile

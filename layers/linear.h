@@ -1,9 +1,12 @@
 #pragma once
 /// The affine layer y = x W^T + b.
+#include <optional>
 #include <string>
 
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/column_sums.h>
+#include <gradtile/layers/low_rank_adapter.h>
+#include <gradtile/layers/pass_hooks.h>
 
 namespace gradtile {
 
@@ -15,21 +18,30 @@ struct LinearOptions {
 /// y[.., o] = sum_i x[.., i] W[o, i] + b[o].
 ///   x [.., in], y [.., out] in the parameters' dtype; weight [out, in], bias [out] or none.
 ///   dx = dy W,  dW += dy^T x,  db += sum over rows of dy.
-/// Sums, and the gradients of weight and bias, are float32 (float64 for float64 values). Results do not
-/// depend on the number of threads. Throws Error on other shapes or dtypes.
+/// With an adapter, y and the gradients also have the terms of LowRankAdapter. Frozen parameters get no
+/// gradient. Sums, and the gradients of weight and bias, are float32 (float64 for float64 values). Results do
+/// not depend on the number of threads. Throws Error on other shapes or dtypes.
 struct Linear {
     struct Saved {
-        Tensor x;  // [.., in]
+        Tensor x;  // [.., in]; undefined unless backward needs it
     };
     Parameter weight, bias;
+    std::optional<LowRankAdapter> adapter;
 
     Linear() = default;
     /// Declares name.weight and, with options.bias, name.bias.
     Linear(ParameterStore& parameters, const std::string& name, std::int64_t in, std::int64_t out,
            const LinearOptions& options = {});
 
+    /// Declares name.lora_a and name.lora_b, where the weight is name.weight.
+    void add_adapter(ParameterStore& parameters, const LowRankOptions& options);
+
     std::int64_t in_features() const { return weight.shape()[1]; }
     std::int64_t out_features() const { return weight.shape()[0]; }
+    /// Whether backward reads x: for the gradient of the weight or of an adapter.
+    bool backward_needs_x() const { return adapter || !weight.is_frozen(); }
+    /// Whether column sums of dy have a use.
+    bool bias_has_gradient() const { return bias.defined() && !bias.is_frozen(); }
 
     Tensor forward(const Context& ctx, const Tensor& x /*[.., in]*/, Saved& saved) const;
     /// Returns dx [.., in].
@@ -37,6 +49,12 @@ struct Linear {
     /// Like backward, but does not compute dx: for a first layer, and when another operator computes dx.
     void accumulate_gradients(const Context& ctx, const SummedGradient& dy /*[.., out]*/,
                               const Saved& saved) const;
+    /// Announces all parameters whose gradients backward computed.
+    void announce_gradients(const BackwardHooks& hooks) const;
+
+  private:
+    void accumulate_own_gradients(const Context& ctx, const SummedGradient& gradient,
+                                  const Saved& saved) const;
 };
 
 }  // namespace gradtile

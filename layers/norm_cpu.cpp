@@ -116,6 +116,7 @@ void backward(const Context& ctx, const NormGradients& out, const NormInputs& in
                                                    Statistics<S>{centred ? means[r] : S(0), rstds[r]});
     });
     const auto add_partials = [&](const GradientTarget& target, std::int64_t first) {
+        if (!target.grad.defined()) return;
         S* __restrict sum = target.grad.data<S>();
         if (!target.accumulates()) std::fill_n(sum, width, S(0));
         for (std::int64_t block = 0; block < out.partials.size(0); ++block) {
@@ -124,7 +125,7 @@ void backward(const Context& ctx, const NormGradients& out, const NormInputs& in
         }
     };
     add_partials(out.weight, 0);
-    if (out.bias.grad.defined()) add_partials(out.bias, width);
+    add_partials(out.bias, width);
 }
 
 }  // namespace

@@ -473,7 +473,8 @@ void norm_backward(const Context& ctx, const NormGradients& out, const NormInput
             any_width();
         };
         differentiate();
-        add_partials<S, 2>(ctx, {out.weight, out.bias}, norm.partials, out.partials.size(0));
+        if (out.weight.grad.defined())
+            add_partials<S, 2>(ctx, {out.weight, out.bias}, norm.partials, out.partials.size(0));
     });
 }
 

@@ -23,11 +23,11 @@ struct BackwardHooks {
     std::function<void()> before_attention = {};
 };
 
-/// Announces each defined parameter, in order.
+/// Announces each defined parameter that is not frozen, in order.
 template <class... Parameters>
 void announce(const BackwardHooks& hooks, const Parameters&... parameters) {
     if (!hooks.gradient_complete) return;
-    ((parameters.defined() ? hooks.gradient_complete(parameters) : void()), ...);
+    ((parameters.defined() && !parameters.is_frozen() ? hooks.gradient_complete(parameters) : void()), ...);
 }
 
 inline void announce_attention(const BackwardHooks& hooks) {

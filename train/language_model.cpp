@@ -6,6 +6,7 @@
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
+#include <gradtile/train/merged_adapters.h>
 #include <gradtile/train/train_config.h>
 
 namespace gradtile {
@@ -31,7 +32,8 @@ void check_weights(const ParameterStore& parameters, const NamedTensors& tensors
               "' is not one of this model's");
 }
 
-/// Checks, before memory is allocated, that a checkpoint's parameters are those of the model in its config.
+}  // namespace
+
 void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source) {
     try {
         validate(config);
@@ -43,12 +45,11 @@ void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const 
     check_weights(parameters, checkpoint.params, "parameter", source);
 }
 
-}  // namespace
-
 LanguageModel::LanguageModel(const Context& context, const ModelConfig& config, DType dtype,
                              std::optional<Tokenizer> the_tokenizer, const FlatOptions& flat)
-    : ctx(context), tokenizer(std::move(the_tokenizer)), transformer(config, parameters) {
+    : ctx(context), tokenizer(std::move(the_tokenizer)), transformer(config, parameters, frozen) {
     parameters.allocate(ctx, dtype, flat);
+    if (has_adapters()) frozen.allocate(ctx, dtype, {.gradients = false});
 }
 
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
@@ -70,6 +71,19 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
         copy(ctx, own, to_device(ctx, weights));
         if (apart) copy(ctx, parameter.value(), own);
     }
+}
+
+Checkpoint weights_of(const Checkpoint& checkpoint, const ParameterStore& store, Membership membership) {
+    std::set<std::string_view> inside;
+    for (const Parameter& parameter : store.parameters()) inside.insert(parameter.name());
+    Checkpoint chosen;
+    const auto choose = [&](const NamedTensors& from, NamedTensors& to) {
+        for (const auto& [name, x] : from)
+            if (inside.contains(name) == (membership == Membership::inside)) to.emplace(name, x);
+    };
+    choose(checkpoint.params, chosen.params);
+    choose(checkpoint.master, chosen.master);
+    return chosen;
 }
 
 void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::string& source) {
@@ -115,6 +129,9 @@ void adopt_model(TrainConfig& config, const std::filesystem::path& path) {
     }
     found.model.dropout = config.model.dropout;
     found.model.attention_dropout = config.model.attention_dropout;
+    found.model.lora_rank = config.model.lora_rank;
+    found.model.lora_alpha = config.model.lora_alpha;
+    found.model.lora_on = config.model.lora_on;
     found.model.recompute = config.model.recompute;
     found.model.deterministic = config.model.deterministic;
     config.model = found.model;
@@ -128,13 +145,14 @@ std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::s
 
 std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options) {
     const std::string source = path.string();
-    const Checkpoint checkpoint = load_checkpoint(path, {.training_state = false}, options.on_message);
+    const Checkpoint checkpoint =
+        merged_adapters(load_checkpoint(path, {.training_state = false}, options.on_message), source);
     TrainConfig config;
     apply_json(config, *checkpoint.config, source);
     check_model(config.model, checkpoint, source);
-    auto model =
-        std::make_unique<LanguageModel>(Context(options.device, options.threads), config.model,
-                                        storage_dtype(config.dtype), tokenizer_of(checkpoint, source));
+    auto model = std::make_unique<LanguageModel>(
+        Context(options.device, options.threads), config.model, storage_dtype(config.dtype),
+        tokenizer_of(checkpoint, source), FlatOptions{.gradients = false});
     model->ignore_token = config.ignore_token;
     model->chat_template = config.chat_template;
     model->packing = packing_of(config, model->tokenizer);

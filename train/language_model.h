@@ -23,13 +23,16 @@ struct LanguageModel {
 
     Context ctx;
     std::optional<Tokenizer> tokenizer;  ///< empty for models trained on token files
-    ParameterStore parameters;
+    ParameterStore parameters;           ///< what training changes: everything, or the adapters
+    ParameterStore frozen;               ///< with adapters (ModelConfig::lora_rank): all other parameters
     Transformer transformer;
     /// Targets with this id were ignored in training; -1: no target was ignored.
     std::int64_t ignore_token = -1;
     Packing packing = {};  ///< the packing of the windows that the model was trained on
     /// The template of the conversations that the model was trained on.
     ChatTemplate chat_template = ChatTemplate::automatic;
+
+    bool has_adapters() const { return transformer.config.lora_rank > 0; }
 };
 
 /// Copies a checkpoint's weights into an allocated store, between any floating-point dtypes: from its masters
@@ -40,6 +43,15 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
 /// Copies the weights like the function above, but the masters into a flat block other than the store's.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
                      const Checkpoint& checkpoint, const std::string& source);
+
+enum class Membership { inside, outside };
+/// Returns a checkpoint with only those parameters and masters of `checkpoint` whose names are in the store,
+/// or only those whose names are not.
+Checkpoint weights_of(const Checkpoint& checkpoint, const ParameterStore& store, Membership membership);
+
+/// Throws Error "SOURCE: ..." unless the checkpoint's parameters are those of a model with this config.
+/// Allocates nothing.
+void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source);
 
 /// Checks what a resumed run needs in addition: parameters of `dtype`, and float32 masters exactly if `dtype`
 /// has 16 bits. Throws Error "SOURCE: ..." naming the tensor, the dtype found and the dtype expected.
@@ -53,7 +65,8 @@ using MessageHandler = std::function<void(const std::string&)>;
 Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
                            const MessageHandler& on_message = {});
 /// Replaces the settings of the model by those of the checkpoint that load_checkpoint(path) would load,
-/// except the settings of training: both dropouts, recompute, deterministic. Adopts its chat template, too.
+/// except the settings of training: both dropouts, adapters, recompute, deterministic. Adopts its chat
+/// template, too.
 /// Reads no tensors. Throws Error naming the file.
 void adopt_model(TrainConfig& config, const std::filesystem::path& path);
 /// Returns the tokenizer that a checkpoint's model was trained with; empty for token files.
@@ -65,7 +78,9 @@ struct LoadOptions {
     MessageHandler on_message = {};  ///< see load_checkpoint
 };
 
-/// Loads the model of load_checkpoint(path).
+/// Loads the model of load_checkpoint(path). If it has adapters, they are merged into its matrices
+/// (merged_adapters()). Its parameters are frozen, so that it takes no memory for gradients; training starts
+/// from a checkpoint (TrainConfig::init_from).
 std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace gradtile

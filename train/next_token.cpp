@@ -5,22 +5,20 @@
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
+Context generation_context(const LanguageModel& model,
+                           const std::function<void(const Context&)>& longest_pass) {
+    if (model.ctx.device().is_cpu()) return model.ctx;
+    return with_arena_for(model.ctx.with_deterministic(true), longest_pass, /*slack=*/2.0);
+}
+
 namespace {
 
-/// Returns the context for generation. On a GPU, tokens need activations of different lengths. The arena has
-/// twice the size that the longest length needs, because the lengths leave gaps that the dry run does not
-/// have. Each length has matrix products of new shapes, for which timing algorithms takes longer than it
-/// saves, so the context is deterministic and does not time them.
-Context generation_context(const LanguageModel& model) {
-    if (model.ctx.device().is_cpu()) return model.ctx;
+Context context_of_one_text(const LanguageModel& model) {
     const Transformer& transformer = model.transformer;
-    return with_arena_for(
-        model.ctx.with_deterministic(true),
-        [&](const Context& dry) {
-            KeyValueCache cache(dry, transformer.config, model.parameters.dtype());
-            transformer.logits(dry, empty(dry, {1, transformer.config.context}, DType::i32), cache);
-        },
-        /*slack=*/2.0);
+    return generation_context(model, [&](const Context& dry) {
+        KeyValueCache cache(dry, transformer.config, model.parameters.dtype());
+        transformer.logits(dry, empty(dry, {1, transformer.config.context}, DType::i32), cache);
+    });
 }
 
 }  // namespace
@@ -32,7 +30,7 @@ std::int64_t TextWindow::begin_of(std::int64_t length) {
 }
 
 NextToken::NextToken(const LanguageModel& model, bool use_cache)
-    : model_(model), ctx_(generation_context(model)), window_(model.transformer.config.context) {
+    : model_(model), ctx_(context_of_one_text(model)), window_(model.transformer.config.context) {
     if (use_cache)
         cache_ = std::make_unique<KeyValueCache>(ctx_, model.transformer.config, model.parameters.dtype());
 }

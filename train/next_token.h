@@ -1,6 +1,7 @@
 #pragma once
 /// The logits of the next token of a growing text.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -9,6 +10,14 @@
 #include <gradtile/train/language_model.h>
 
 namespace gradtile {
+
+/// Returns the context for generation. On a GPU, tokens need activations of different lengths. The arena has
+/// twice the size that the longest pass needs, because the lengths leave gaps that the dry run does not have.
+/// Each length has matrix products of new shapes, for which timing algorithms takes longer than it saves, so
+/// the context is deterministic and does not time them. `longest_pass` allocates in a dry run everything that
+/// the context allocates for a pass.
+Context generation_context(const LanguageModel& model,
+                           const std::function<void(const Context& dry)>& longest_pass);
 
 /// Says which tokens of a text the model sees: at first the last `context` tokens. Each time the text has
 /// grown beyond the context, the oldest half of the window is dropped. So a window seldom changes its

@@ -73,8 +73,23 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
 }
 
 void Replica::initialize(Seed seed) {
+    if (model.has_adapters()) model.frozen.initialize(model.ctx, seed);
     model.parameters.initialize(model.ctx, seed);
     if (masters_.defined()) pack(model.ctx, workspace(), parallel.own_ranges(), masters_);
+}
+
+void Replica::start_from(const Checkpoint& checkpoint, const std::string& source, Seed seed) {
+    if (!model.has_adapters()) {
+        load_weights(checkpoint, source);
+        return;
+    }
+    load_frozen(checkpoint, source);
+    model.parameters.initialize(model.ctx, seed);
+}
+
+void Replica::load_frozen(const Checkpoint& checkpoint, const std::string& source) {
+    if (is_root()) copy_parameters(model.ctx, model.frozen, checkpoint, source);
+    communicator_.broadcast(model.ctx, model.frozen.values());
 }
 
 void Replica::load_weights(const Checkpoint& checkpoint, const std::string& source) {
@@ -88,7 +103,12 @@ void Replica::load_weights(const Checkpoint& checkpoint, const std::string& sour
 
 void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
     if (is_root()) check_saved_dtypes(checkpoint, model.parameters.dtype(), source);
-    load_weights(checkpoint, source);
+    if (model.has_adapters()) {
+        load_frozen(weights_of(checkpoint, model.frozen, Membership::inside), source);
+        load_weights(weights_of(checkpoint, model.frozen, Membership::outside), source);
+    } else {
+        load_weights(checkpoint, source);
+    }
     if (parallel.is_sharded()) {
         restore_moments(checkpoint, source);
         return;
@@ -127,6 +147,8 @@ void Replica::save_into(Checkpoint& checkpoint) {
     const Context& ctx = model.ctx;
     const ParameterStore& parameters = model.parameters;
     if (!parallel.is_sharded()) {
+        for (const Parameter& parameter : model.frozen.parameters())
+            checkpoint.params[parameter.name()] = parameter.value();
         for (const Parameter& parameter : parameters.parameters()) {
             checkpoint.params[parameter.name()] = parameter.value();
             if (parameters.has_master())

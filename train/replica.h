@@ -29,8 +29,9 @@ class Replica {
     // Collective: every process calls each of the following.
     /// Draws the weights, the same in every process.
     void initialize(Seed seed);
-    /// Loads the weights from process 0's checkpoint. `source` names the checkpoint in errors.
-    void load_weights(const Checkpoint& checkpoint, const std::string& source);
+    /// Loads the weights from process 0's checkpoint, which has no adapters; those of this replica are drawn.
+    /// `source` names the checkpoint in errors.
+    void start_from(const Checkpoint& checkpoint, const std::string& source, Seed seed);
     /// Loads the weights and the optimizer's state from process 0's checkpoint.
     void restore(const Checkpoint& checkpoint, const std::string& source);
     /// Puts the weights and the optimizer's state into process 0's checkpoint: the tensors themselves, or,
@@ -54,6 +55,8 @@ class Replica {
     const Tensor& host_memory(const std::string& name, const Tensor& x);
     /// Enqueues a copy of x into host_memory().
     const Tensor& to_host_memory(const std::string& name, const Tensor& x);
+    void load_weights(const Checkpoint& checkpoint, const std::string& source);
+    void load_frozen(const Checkpoint& checkpoint, const std::string& source);
     void restore_moments(const Checkpoint& checkpoint, const std::string& source);
 
     const Communicator& communicator_;

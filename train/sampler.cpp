@@ -5,8 +5,6 @@
 #include <numeric>
 
 #include <gradtile/core/philox.h>
-#include <gradtile/train/stop_texts.h>
-#include <gradtile/train/tokenizers/streaming_decoder.h>
 
 namespace gradtile {
 namespace {
@@ -92,8 +90,8 @@ void penalise_repetition(std::span<double> logits, std::span<const std::int32_t>
     }
 }
 
-TokenSampler::TokenSampler(const LanguageModel& model, const SampleOptions& options)
-    : options_(options), next_(model, options.use_cache), drawable_(model.transformer.config.vocabulary) {
+TokenChooser::TokenChooser(const LanguageModel& model, const SampleOptions& options)
+    : options_(options), drawable_(model.transformer.config.vocabulary) {
     validate(options);
     if (!model.tokenizer) return;
     // The vocabulary may be larger than the tokenizer's, and have holes.
@@ -102,32 +100,42 @@ TokenSampler::TokenSampler(const LanguageModel& model, const SampleOptions& opti
         if (!model.tokenizer->has_text(token)) without_text_.push_back(static_cast<std::size_t>(token));
 }
 
-void TokenSampler::begin_text(std::uint64_t number) {
-    options_.number = number;
-    index_ = 0;
-}
-
-void TokenSampler::remove_undrawable(std::vector<double>& logits) const {
+void TokenChooser::remove_undrawable(std::vector<double>& logits) const {
     constexpr double never_drawn = -1e300;
     for (const std::size_t token : without_text_) logits[token] = never_drawn;
     logits.resize(static_cast<std::size_t>(drawable_));
 }
 
-std::int32_t TokenSampler::next(std::span<const std::int32_t> text) {
-    std::vector<double> logits = next_.logits(text);
+std::int32_t TokenChooser::choose(std::vector<double> logits, std::span<const std::int32_t> text,
+                                  std::uint64_t number, std::int64_t index) const {
     penalise_repetition(logits, text, options_.repetition_penalty);
     remove_undrawable(logits);
-    return choose_token(logits, options_, uniform(options_.seed, options_.number, index_++));
+    return choose_token(logits, options_, uniform(options_.seed, number, index));
 }
 
-std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
-                                        const SampleOptions& options, const TokenHandler& on_token) {
-    validate(options);
+TokenSampler::TokenSampler(const LanguageModel& model, const SampleOptions& options)
+    : chooser_(model, options), next_(model, options.use_cache), number_(options.number) {}
+
+void TokenSampler::begin_text(std::uint64_t number) {
+    number_ = number;
+    index_ = 0;
+}
+
+std::int32_t TokenSampler::next(std::span<const std::int32_t> text) {
+    return chooser_.choose(next_.logits(text), text, number_, index_++);
+}
+
+void check_prompt(const LanguageModel& model, std::span<const std::int32_t> prompt) {
     check(!prompt.empty(), "sample: the prompt has no token");
     const std::int64_t vocabulary = model.transformer.config.vocabulary;
     for (const std::int32_t token : prompt)
         check(token >= 0 && token < vocabulary, "sample: token ", token,
               " of the prompt is outside the vocabulary of ", vocabulary);
+}
+
+std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
+                                        const SampleOptions& options, const TokenHandler& on_token) {
+    check_prompt(model, prompt);
     TokenSampler sampler(model, options);
     std::vector<std::int32_t> text(prompt.begin(), prompt.end());
     for (std::int64_t i = 0; i < options.tokens; ++i) {
@@ -138,31 +146,43 @@ std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<co
     return text;
 }
 
-SampledText sample_text(const LanguageModel& model, const SampleOptions& options,
-                        const std::function<void(std::string_view)>& on_text) {
+std::vector<std::int32_t> prompt_tokens(const LanguageModel& model, const std::string& prompt,
+                                        const std::string& where) {
     check(
         model.tokenizer.has_value(),
         "sample: the model has no tokenizer, because it was trained on token files or imported without one");
-    const Tokenizer& tokenizer = *model.tokenizer;
-    const std::vector<std::int32_t> prompt =
-        options.prompt.empty()
-            ? start_tokens(tokenizer)
-            : tokenizer.encode(options.prompt, "prompt", {.special_tokens = SpecialTokens::recognised});
-    SampledText result;
-    StreamingDecoder decoder(tokenizer);
-    StopTexts stop(options.stop);
-    const auto add = [&](const std::string& piece) {
-        result.text += piece;
-        if (on_text && !piece.empty()) on_text(piece);
-    };
-    result.tokens = sample_tokens(model, prompt, options, [&](std::int32_t token) {
-        add(stop.next(decoder.next(token)));
-        return !stop.found();
-    });
-    add(stop.next(decoder.finish()));
-    add(stop.finish());
-    result.stopped = stop.found();
-    return result;
+    if (prompt.empty()) return start_tokens(*model.tokenizer);
+    return model.tokenizer->encode(prompt, where, {.special_tokens = SpecialTokens::recognised});
+}
+
+SampledTextBuilder::SampledTextBuilder(const Tokenizer& tokenizer, const std::vector<std::string>& stop,
+                                       PieceHandler on_text)
+    : decoder_(tokenizer), stop_(stop), on_text_(std::move(on_text)) {}
+
+void SampledTextBuilder::append(const std::string& piece) {
+    result_.text += piece;
+    if (on_text_ && !piece.empty()) on_text_(piece);
+}
+
+bool SampledTextBuilder::add(std::int32_t token) {
+    result_.tokens.push_back(token);
+    append(stop_.next(decoder_.next(token)));
+    return !stop_.found();
+}
+
+SampledText SampledTextBuilder::finish() {
+    append(stop_.next(decoder_.finish()));
+    append(stop_.finish());
+    result_.stopped = stop_.found();
+    return std::move(result_);
+}
+
+SampledText sample_text(const LanguageModel& model, const SampleOptions& options,
+                        const SampledTextBuilder::PieceHandler& on_text) {
+    const std::vector<std::int32_t> prompt = prompt_tokens(model, options.prompt);
+    SampledTextBuilder text(*model.tokenizer, options.stop, on_text);
+    sample_tokens(model, prompt, options, [&](std::int32_t token) { return text.add(token); });
+    return text.finish();
 }
 
 std::string sample(const LanguageModel& model, const SampleOptions& options) {

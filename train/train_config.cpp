@@ -179,6 +179,8 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
           "micro-batch: ", c.micro_batch_size(ranks), " sequences of ", c.model.context, " tokens in ",
           c.model.layers, " layers of width ", c.model.width,
           " are too many; expected activations of at most 2^57 numbers");
+    check(c.zero == 0 || c.model.lora_rank == 0, "zero: ", c.zero, " with lora-rank ", c.model.lora_rank,
+          "; the optimizer's state of adapters is small, expected zero 0");
     check(c.min_lr <= c.lr, "min-lr: ", c.min_lr, "; expected 0 to lr (", c.lr, ")");
 }
 

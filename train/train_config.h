@@ -117,6 +117,13 @@ void visit_settings(Config& c, Visit&& visit) {
           model_limits::dropout);
     visit("attention-dropout", c.model.attention_dropout, "dropout probability of attention's probabilities",
           model_limits::dropout);
+    visit("lora-rank", c.model.lora_rank,
+          "train only adapters of this rank on the blocks' matrices (LoRA), with init-from; 0: all weights",
+          model_limits::lora_rank);
+    visit("lora-alpha", c.model.lora_alpha, "the adapters' term has the factor alpha / rank; 0: the rank",
+          model_limits::lora_alpha);
+    visit("lora-on", c.model.lora_on,
+          "matrices with adapters: all, attn, mlp, or names such as attn.qkv,mlp.fc", any_value);
     visit("recompute", c.model.recompute,
           "what backward recomputes to save memory: nothing, cheap activations, whole blocks", any_value);
 

@@ -14,6 +14,7 @@
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
 #include <gradtile/train/evaluate.h>
+#include <gradtile/train/merged_adapters.h>
 #include <gradtile/train/optional_json.h>
 #include <gradtile/train/resume_point.h>
 #include <gradtile/train/saved_algorithms.h>
@@ -71,16 +72,21 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
       group_(std::move(group)) {
     group_->require_equal("settings", json_text(to_json(config_)));
     validate(config_, group_->size());
+    check(config_.model.lora_rank == 0 || !config_.init_from.empty() || purpose == Purpose::plan,
+          "lora-rank: ", config_.model.lora_rank,
+          " without init-from; expected the run or checkpoint whose weights the adapters adapt");
     Start start;
     if (!config_.init_from.empty())
         start = shared_start(*group_, [&] {
-            return Start{config_.init_from, load_checkpoint(config_.init_from, {}, on_message_)};
+            return Start{
+                config_.init_from,
+                merged_adapters(load_checkpoint(config_.init_from, {}, on_message_), config_.init_from)};
         });
     build(start.checkpoint ? tokenizer_of(*start.checkpoint, start.source) : std::nullopt);
     // Rank 0's paths are saved. Other ranks may have their own copies of the files.
     make_paths_absolute(config_);
     if (start.checkpoint) {
-        replica_->load_weights(*start.checkpoint, start.source);
+        replica_->start_from(*start.checkpoint, start.source, Seed{config_.seed});
     } else {
         replica_->initialize(Seed{config_.seed});
     }

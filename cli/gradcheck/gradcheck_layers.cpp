@@ -148,6 +148,25 @@ void check_linear(const Context& ctx, DType dtype, const AccuracyReport& report)
                          report});
 }
 
+/// Also sums over the rank. Three intermediate results are rounded to `dtype`: A x or dy B, the product with
+/// the weight, and in backward A x once more.
+void check_lora(const Context& ctx, DType dtype, const AccuracyReport& report) {
+    const double intermediate = 3 * storage_roundoff(dtype) / float32_roundoff;
+    for (const std::int64_t rank : {1, 8, 20})
+        check_layer(ctx,
+                    [&](ParameterStore& store) {
+                        Linear linear(store, "linear", 64, 96);
+                        linear.add_adapter(store, {.rank = rank, .alpha = 16.0});
+                        return linear;
+                    },
+                    {"lora",
+                     concat("64 to 96, rank ", rank),
+                     {3, 57, 64},
+                     static_cast<double>(96 + rank + 1) + intermediate,
+                     dtype,
+                     report});
+}
+
 /// The roundings of two sums over the width (32 lanes, reduced in 5 steps) and of about ten other operations.
 double norm_operations(std::int64_t width) {
     return (static_cast<double>(width) / 32 + 5) * 2 + 10;
@@ -296,6 +315,7 @@ void check_cross_entropy(const Context& ctx, DType dtype, const AccuracyReport& 
 
 std::vector<AccuracyCheck> layer_accuracy_checks() {
     std::vector<AccuracyCheck> checks{{"linear", check_linear},
+                                      {"lora", check_lora},
                                       {"layer-norm", check_layer_norm},
                                       {"rms-norm", check_rms_norm},
                                       {"embedding", check_embedding},

@@ -154,6 +154,17 @@ GradientReport check_embedding(const Context& ctx) {
     return gradient_check(ctx, function, {}, store.parameters());
 }
 
+/// A linear layer with an adapter. Its own weight and bias are frozen, as in training.
+GradientReport check_lora(const Context& ctx) {
+    ParameterStore frozen, adapters;
+    Linear layer(frozen, "layer", 6, 9);
+    layer.add_adapter(adapters, {.rank = 3, .alpha = 5.0});
+    frozen.allocate(ctx, DType::f64, {.gradients = false});
+    fill_normal(ctx, frozen.values(), 0.5, 0.5, Seed{98});
+    draw_parameters(ctx, adapters);
+    return gradient_check_layer(ctx, layer, input(ctx, {3, 5, 6}, 1), adapters.parameters());
+}
+
 GradientReport check_cross_entropy(const Context& ctx) {
     ParameterStore store;
     const CrossEntropyHead head(store, "head", 13, 6);
@@ -285,6 +296,7 @@ std::vector<CheckedOperator> make_operators() {
          [](const Context& c) {
              return check_layer<Linear>(c, {3, 5, 6}, 6, 9);
          }},
+        {"lora", check_lora},
         {"layer-norm",
          [](const Context& c) {
              return check_layer<LayerNorm>(c, {3, 5, 17}, 17, true);

@@ -7,6 +7,7 @@
 #include <omp.h>
 #include <dnnl.hpp>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
@@ -147,16 +148,32 @@ class MatmulCache {
     std::vector<std::byte> scratch_;
 };
 
+void sgemm(const GemmBlock& block, std::int64_t rows, const float* a, const float* b, float* c) {
+    const dnnl_status_t status =
+        dnnl_sgemm(block.trans_a ? 'T' : 'N', block.trans_b ? 'T' : 'N', rows, block.n, block.k, block.alpha,
+                   a, block.lda, b, block.ldb, block.accumulate ? 1.0f : 0.0f, c, block.ldc);
+    check(status == dnnl_success, "gemm: oneDNN refused a float32 block ", rows, " x ", block.n, " x ",
+          block.k, " with status ", static_cast<int>(status));
+}
+
+/// The rows of one call. From 16 rows on, oneDNN (2.6.3) copies a transposed b into another order, which
+/// takes as long as multiplying it by 4 to 80 rows. Calls of fewer rows read b in place at nearly the same
+/// speed per row. So up to 64 rows are divided: 16 rows with n 384, k 1536 take 190 us instead of 1,130, and
+/// 32 rows 360 us instead of 1,300.
+std::int64_t rows_of_call(const GemmBlock& block) {
+    constexpr std::int64_t most_in_place = 15, most_divided = 64;
+    if (block.trans_a || !block.trans_b || block.m <= most_in_place || block.m > most_divided) return block.m;
+    return ceil_div(block.m, ceil_div(block.m, most_in_place));
+}
+
 }  // namespace
 
 void library_gemm(const GemmBlock& block, const float* a, const float* b, float* c) {
     const SignalsBlocked no_signals;
     const OneOpenMpThread one_thread;
-    const dnnl_status_t status =
-        dnnl_sgemm(block.trans_a ? 'T' : 'N', block.trans_b ? 'T' : 'N', block.m, block.n, block.k,
-                   block.alpha, a, block.lda, b, block.ldb, block.accumulate ? 1.0f : 0.0f, c, block.ldc);
-    check(status == dnnl_success, "gemm: oneDNN refused a float32 block ", block.m, " x ", block.n, " x ",
-          block.k, " with status ", static_cast<int>(status));
+    const std::int64_t rows = rows_of_call(block);
+    for (std::int64_t row = 0; row < block.m; row += rows)
+        sgemm(block, std::min(rows, block.m - row), a + row * block.lda, b, c + row * block.ldc);
 }
 
 bool library_has_bfloat16() {

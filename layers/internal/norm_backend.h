@@ -15,7 +15,8 @@ struct NormInputs {
 struct NormGradients {
     Tensor dx;  ///< [.., C]
     bool accumulate_dx = false;
-    GradientTarget weight = {}, bias = {};  ///< [C]; undefined for an absent bias
+    /// [C]; undefined for an absent bias, and both undefined for frozen parameters.
+    GradientTarget weight = {}, bias = {};
     Tensor partials = {};     ///< scratch [norm_partials(rows, C), 2, C] in accumulator_of(x.dtype())
     Tensor column_sums = {};  ///< partial sums of dx [norm_partials(rows, C), C], or undefined
 };

@@ -28,14 +28,84 @@ Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& 
     return proj.forward(ctx, o.reshape({x.size(0), length, heads * head_dim}), discarded.proj);
 }
 
-Residual TransformerBlock::forward_with_cache(const Context& ctx, Residual stream, std::int64_t start,
+namespace {
+
+/// The texts [first, first + count) of a pass, which have neighbouring places and equal numbers of tokens, so
+/// that one call of attention takes all of them. Their tokens begin at `begin`.
+struct EqualTexts {
+    PackedTexts::Text first;
+    std::int64_t count = 0, begin = 0;
+
+    /// The rows of these texts of x [1, N, ..] as [count, length, ..].
+    Tensor rows_of(const Tensor& x) const {
+        return x.slice(1, begin, count * first.length).reshape({count, first.length, x.size(2), x.size(3)});
+    }
+    /// The cached keys or values from token `from` on: [count, length, Hkv, D].
+    Tensor cached(const Tensor& kv, std::int64_t from, std::int64_t length) const {
+        return kv.slice(0, first.place, count).slice(1, from, length);
+    }
+};
+
+std::vector<EqualTexts> equal_texts(const std::vector<PackedTexts::Text>& texts) {
+    std::vector<EqualTexts> groups;
+    std::int64_t begin = 0;
+    for (const PackedTexts::Text& text : texts) {
+        const bool joins = !groups.empty() && text.start == groups.back().first.start &&
+                           text.length == groups.back().first.length &&
+                           text.place == groups.back().first.place + groups.back().count;
+        if (joins) {
+            ++groups.back().count;
+        } else {
+            groups.push_back({text, 1, begin});
+        }
+        begin += text.length;
+    }
+    return groups;
+}
+
+}  // namespace
+
+Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& x, const PackedTexts& pass,
                                               const KeyValueCache::Layer& cache) const {
+    Saved discarded;
+    const Tensor packed = qkv.forward(ctx, x, discarded.qkv);
+    const Rope::Angles angles = rope ? rope->angles_at(ctx, pass.positions, x.dtype()) : Rope::Angles();
+    const Tensor q = normalised(ctx, q_norm, heads_of(packed, 0, heads), discarded.q_norm, 0, angles);
+    const Tensor k = normalised(ctx, k_norm, heads_of(packed, heads, kv_heads), discarded.k_norm, 0, angles);
+    const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
+    const Tensor o = empty(ctx, {1, x.size(1), heads, head_dim}, x.dtype());
+    const attention::Options of_pass = options_of_pass(ctx, {});
+    for (const EqualTexts& texts : equal_texts(pass.texts)) {
+        const auto& [place, start, length] = texts.first;
+        copy(ctx, texts.cached(cache.k, start, length), texts.rows_of(k));
+        copy(ctx, texts.cached(cache.v, start, length), texts.rows_of(v));
+        attention::Saved unused;
+        attention::forward(ctx, texts.rows_of(q), texts.cached(cache.k, 0, start + length),
+                           texts.cached(cache.v, 0, start + length), of_pass, unused, texts.rows_of(o));
+    }
+    return proj.forward(ctx, o.reshape({1, x.size(1), heads * head_dim}), discarded.proj);
+}
+
+/// `place` is what attention needs to know of the tokens: the start of all texts, or PackedTexts.
+template <class Place>
+Residual TransformerBlock::through_cache(const Context& ctx, Residual& stream, const Place& place,
+                                         const KeyValueCache::Layer& cache) const {
     Activations discarded;
     const Tensor attended =
-        attn.forward_with_cache(ctx, norm_1.forward(ctx, stream, discarded.norm_1), start, cache);
+        attn.forward_with_cache(ctx, norm_1.forward(ctx, stream, discarded.norm_1), place, cache);
     Residual middle{stream.x, attended};
     const Tensor branch = mlp.forward(ctx, norm_2.forward(ctx, middle, discarded.norm_2), discarded.mlp);
     return {middle.x, branch};
+}
+
+Residual TransformerBlock::forward_with_cache(const Context& ctx, Residual stream, std::int64_t start,
+                                              const KeyValueCache::Layer& cache) const {
+    return through_cache(ctx, stream, start, cache);
+}
+
+Residual TransformerBlock::forward_with_cache(const Context& ctx, Residual stream, const PackedTexts& pass,
+                                              const KeyValueCache::Layer& cache) const {
+    return through_cache(ctx, stream, pass, cache);
 }
 
 Tensor Transformer::logits(const Context& ctx, const Tensor& tokens, KeyValueCache& cache) const {
@@ -52,6 +122,69 @@ Tensor Transformer::logits(const Context& ctx, const Tensor& tokens, KeyValueCac
     cache.length += tokens.size(1);
     const Tensor last = stream.sum(ctx).select(1, tokens.size(1) - 1);
     return head.logits(ctx, norm_f.forward(ctx, last, discarded.norm_f));
+}
+
+PackedTexts packed_texts(const Context& ctx, std::span<const TextToRead> texts) {
+    PackedTexts pass;
+    std::vector<std::int32_t> tokens, positions;
+    for (const TextToRead& text : texts) {
+        pass.texts.push_back({text.place, text.start, std::ssize(text.tokens)});
+        tokens.insert(tokens.end(), text.tokens.begin(), text.tokens.end());
+        for (std::int64_t i = 0; i < std::ssize(text.tokens); ++i)
+            positions.push_back(static_cast<std::int32_t>(text.start + i));
+    }
+    pass.tokens = from_host(ctx, tokens, {1, std::ssize(tokens)});
+    pass.positions = from_host(ctx, positions, {1, std::ssize(positions)});
+    return pass;
+}
+
+namespace {
+
+/// Throws Error unless the tokens of every text fit their place in the cache.
+void check_packed_texts(const PackedTexts& pass, const KeyValueCache& cache, std::int64_t context) {
+    const std::int64_t places = cache.layers.front().k.size(0);
+    std::int64_t tokens = 0, next_place = 0;
+    for (const auto& [place, start, length] : pass.texts) {
+        check(place >= next_place && place < places, "transformer: a text at place ", place,
+              " of a cache; expected places in increasing order, below ", places);
+        check(start >= 0 && length >= 1 && start + length <= context, "transformer: ", length,
+              " tokens after ", start, " in the cache; the context is ", context);
+        next_place = place + 1;
+        tokens += length;
+    }
+    const Shape expected{1, tokens};
+    for (const Tensor* x : {&pass.tokens, &pass.positions})
+        check(tokens > 0 && x->defined() && x->dtype() == DType::i32 && x->shape() == expected,
+              "transformer: packed texts of ", tokens, " tokens; expected at least one, and int32 ", expected,
+              " for tokens and positions");
+}
+
+/// The last row of each text of x [1, N, C]: [texts, C].
+Tensor last_rows(const Context& ctx, const Tensor& x, const std::vector<PackedTexts::Text>& texts) {
+    const std::int64_t width = x.size(2);
+    const Tensor all = x.reshape({x.size(1), width});
+    if (std::ssize(texts) == all.size(0)) return all;
+    const Tensor last = empty(ctx, {std::ssize(texts), width}, x.dtype());
+    std::int64_t end = 0, row = 0;
+    for (const PackedTexts::Text& text : texts) {
+        end += text.length;
+        copy(ctx, last.slice(0, row++, 1), all.slice(0, end - 1, 1));
+    }
+    return last;
+}
+
+}  // namespace
+
+Tensor Transformer::logits(const Context& ctx, const PackedTexts& pass, KeyValueCache& cache) const {
+    check_packed_texts(pass, cache, config.context);
+    Saved discarded;
+    Tensor x = wte.forward(ctx, pass.tokens, discarded.wte);
+    if (wpe) x = wpe->forward_at(ctx, x, pass.positions, discarded.wpe);
+    Residual stream{x};
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+        stream = blocks[i].forward_with_cache(ctx, stream, pass, cache.layers[i]);
+    return head.logits(ctx,
+                       norm_f.forward(ctx, last_rows(ctx, stream.sum(ctx), pass.texts), discarded.norm_f));
 }
 
 }  // namespace gradtile

@@ -2,6 +2,8 @@
 /// The keys and values of the tokens that a model has read. With them, the logits of the next token cost one
 /// row of each matrix product instead of the whole text (Pope et al. 2022, "Efficiently Scaling Transformer
 /// Inference", section 2).
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include <gradtile/core/tensor.h>
@@ -12,6 +14,8 @@ namespace gradtile {
 /// Holds up to `context` tokens of B texts. Keys with rotary or learned positions belong to the places of
 /// their tokens: to drop the first tokens, clear the cache and read the rest again. To drop the last tokens,
 /// reduce `length`.
+///
+/// A pass of PackedTexts reads other numbers of tokens into each text and ignores `length`.
 struct KeyValueCache {
     struct Layer {
         Tensor k, v;  // [B, context, Hkv, D]
@@ -23,5 +27,25 @@ struct KeyValueCache {
     KeyValueCache(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t batch = 1);
     void clear() { length = 0; }
 };
+
+/// The next tokens of several texts of different lengths, for one pass: each text has a place in the batch of
+/// a cache, where `start` tokens are held. Matrix products and norms take the tokens of all texts together.
+struct PackedTexts {
+    struct Text {
+        std::int64_t place = 0;   ///< index in the cache's batch
+        std::int64_t start = 0;   ///< tokens of the text that the cache holds
+        std::int64_t length = 0;  ///< tokens of this pass, at least 1
+    };
+    std::vector<Text> texts;  ///< in the order of their places
+    Tensor tokens;            ///< int32 [1, N]: the tokens of the first text, then of the second, ...
+    Tensor positions;         ///< int32 [1, N]: start, start + 1, ... of each text
+};
+/// A text and the tokens that it reads in a pass.
+struct TextToRead {
+    std::int64_t place = 0, start = 0;
+    std::span<const std::int32_t> tokens;
+};
+/// Copies the tokens to ctx's device.
+PackedTexts packed_texts(const Context& ctx, std::span<const TextToRead> texts);
 
 }  // namespace gradtile

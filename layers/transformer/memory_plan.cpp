@@ -26,9 +26,10 @@ std::string readable(std::size_t bytes) {
 /// in another arena, so they are not counted.
 std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
     const Context outside = ctx.plan(Arena::for_planning(ctx.device()));
-    ParameterStore parameters;
-    const Transformer model(request.model, parameters);
+    ParameterStore parameters, frozen;
+    const Transformer model(request.model, parameters, frozen);
     parameters.allocate(outside, request.dtype);
+    frozen.allocate(outside, request.dtype, {.gradients = false});
     const Shape batch{request.micro_batch, request.model.context};
     const Tensor tokens = empty(outside, batch, DType::i32);
     const Tensor targets = empty(outside, batch, DType::i32);
@@ -56,8 +57,8 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     validate(request.model);
     check(activations_are_countable(request.model, request.micro_batch), "micro-batch: ", request.micro_batch,
           " is too large to plan");
-    ParameterStore parameters;
-    const Transformer model(request.model, parameters);
+    ParameterStore parameters, frozen;
+    const Transformer model(request.model, parameters, frozen);
     const std::int64_t multiple = 64 * request.optimizer_shards;  // so that the parts are equal and aligned
     const auto elements = static_cast<std::size_t>(rounded_up(parameters.flat_elements(), multiple));
     const std::size_t equal_part = elements / static_cast<std::size_t>(request.optimizer_shards);
@@ -66,9 +67,11 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
                                    : OptimizerPart{.elements = equal_part};
     // In addition to all its own gradients, a process stores the sums of its part.
     const std::size_t summed = request.optimizer_shards > 1 ? part.elements : 0;
+    const auto frozen_elements = static_cast<std::size_t>(frozen.flat_elements());
     MemoryPlan plan{.request = request,
-                    .parameters = parameters.count(),
-                    .values = elements * size_of(request.dtype),
+                    .parameters = parameters.count() + frozen.count(),
+                    .frozen = frozen.count(),
+                    .values = (elements + frozen_elements) * size_of(request.dtype),
                     .masters = is_16_bit(request.dtype) ? part.elements * size_of(DType::f32) : 0,
                     .gradients = (elements + summed) * size_of(accumulator_of(request.dtype)),
                     .optimizer = part.state_bytes,
@@ -128,8 +131,9 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
             << " bytes  " << std::setw(11) << readable(bytes) << '\n';
     };
     const ModelConfig& model = plan.request.model;
-    out << "memory for " << plan.parameters << " parameters in " << plan.request.dtype << ", micro-batch "
-        << plan.request.micro_batch << " x " << model.context << " tokens"
+    out << "memory for " << plan.parameters << " parameters in " << plan.request.dtype;
+    if (plan.frozen > 0) out << " (" << plan.parameters - plan.frozen << " trained)";
+    out << ", micro-batch " << plan.request.micro_batch << " x " << model.context << " tokens"
         << ", recompute " << name_of(model.recompute);
     if (plan.request.optimizer_shards > 1)
         out << ", the optimizer's part of " << plan.request.optimizer_shards;

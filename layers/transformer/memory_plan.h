@@ -37,6 +37,7 @@ struct MemoryRequest {
 struct MemoryPlan {
     MemoryRequest request;
     std::int64_t parameters = 0;  ///< elements, without padding
+    std::int64_t frozen = 0;      ///< those of them that training does not change
     std::size_t values = 0;       ///< parameters in the run's dtype
     std::size_t masters = 0;      ///< float32 masters of 16-bit parameters
     std::size_t gradients = 0;    ///< with optimizer shards, including the sums for this process's part

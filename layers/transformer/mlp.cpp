@@ -20,12 +20,21 @@ Tensor Mlp::activated(const Context& ctx, const Tensor& hidden) const {
     return ActivationLayer{activation}.forward(ctx, hidden, saved);
 }
 
+/// Whether `up` and the activation are one operator. A gated activation cannot be, nor can an adapter's term.
+bool Mlp::fuses_forward() const {
+    return !traits_of(activation).gated && !up.adapter;
+}
+/// The same for the backward pass of the activation and `down`.
+bool Mlp::fuses_backward() const {
+    return !traits_of(activation).gated && !down.adapter;
+}
+
 void Mlp::forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const {
-    if (traits_of(activation).gated) {
+    if (!fuses_forward()) {
         saved.hidden = up.forward(ctx, x, saved.up);
         saved.down.x = activated(ctx, saved.hidden);
     } else {
-        saved.up.x = x;
+        saved.up.x = up.backward_needs_x() ? x : Tensor();
         Shape shape = x.shape();
         shape[-1] = up.out_features();
         saved.hidden = empty(ctx, shape, x.dtype());
@@ -43,23 +52,23 @@ Tensor Mlp::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
 Tensor Mlp::backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
                      const BackwardHooks& hooks) const {
     Linear::Saved at_down = saved.down;
-    if (!at_down.x.defined()) at_down.x = activated(ctx, saved.hidden);
+    if (!at_down.x.defined() && down.backward_needs_x()) at_down.x = activated(ctx, saved.hidden);
     SummedGradient d_hidden;
-    if (traits_of(activation).gated) {
+    if (!fuses_backward()) {
         const Tensor d_activated = down.backward(ctx, dy, at_down);
         at_down = {};  // frees a recomputed activation before d_hidden is allocated
-        announce(hooks, down.weight, down.bias);
+        down.announce_gradients(hooks);
         d_hidden = ActivationLayer{activation}.backward(ctx, d_activated, {saved.hidden});
     } else {
         down.accumulate_gradients(ctx, dy, at_down);
         at_down = {};
-        announce(hooks, down.weight, down.bias);
+        down.announce_gradients(hooks);
         d_hidden = empty(ctx, saved.hidden.shape(), saved.hidden.dtype());
-        if (up.bias.defined()) d_hidden.column_sums = empty_column_sums(ctx, saved.hidden);
+        if (up.bias_has_gradient()) d_hidden.column_sums = empty_column_sums(ctx, saved.hidden);
         linear_activation_backward(ctx, d_hidden, dy.dy, down.weight.value(), saved.hidden, activation);
     }
     Tensor dx = up.backward(ctx, d_hidden, saved.up);
-    announce(hooks, up.weight, up.bias);
+    up.announce_gradients(hooks);
     return dx;
 }
 

@@ -16,7 +16,8 @@ struct Mlp {
     struct Saved {
         Linear::Saved up;    // x [.., C]
         Tensor hidden;       // [.., hidden] or [.., 2*hidden], before the activation
-        Linear::Saved down;  // the activation's output [.., hidden]; undefined: backward recomputes it
+        Linear::Saved down;  // the activation's output [.., hidden]; undefined: backward recomputes it if
+                             // it needs it
     };
     Activation activation;
     Linear up, down;
@@ -31,6 +32,8 @@ struct Mlp {
                     const BackwardHooks& hooks = {}) const;
 
   private:
+    bool fuses_forward() const;
+    bool fuses_backward() const;
     Tensor activated(const Context& ctx, const Tensor& hidden) const;
 };
 

@@ -1,5 +1,9 @@
 #include <gradtile/layers/transformer/model_config.h>
 
+#include <array>
+#include <string_view>
+#include <utility>
+
 namespace gradtile {
 
 BlockMatrices block_matrices(const ModelConfig& c) {
@@ -8,6 +12,57 @@ BlockMatrices block_matrices(const ModelConfig& c) {
             .proj = {.out = c.width, .in = c.heads * c.head_dim()},
             .up = {.out = traits_of(c.activation).gated ? 2 * hidden : hidden, .in = c.width},
             .down = {.out = c.width, .in = hidden}};
+}
+
+AdaptedMatrices adapted_matrices(const ModelConfig& c) {
+    AdaptedMatrices adapted;
+    const bool gated = traits_of(c.activation).gated;
+    const std::array matrices{
+        std::pair{std::string_view("attn.qkv"), &AdaptedMatrices::qkv},
+        std::pair{std::string_view("attn.proj"), &AdaptedMatrices::proj},
+        std::pair{std::string_view(gated ? "mlp.gate_up" : "mlp.fc"), &AdaptedMatrices::up},
+        std::pair{std::string_view(gated ? "mlp.down" : "mlp.proj"), &AdaptedMatrices::down}};
+    const auto select = [&](std::string_view name) {
+        bool known = false;
+        for (const auto& [matrix, member] : matrices) {
+            const bool of_layer = matrix.substr(0, matrix.find('.')) == name;
+            if (name != "all" && name != matrix && !of_layer) continue;
+            adapted.*member = known = true;
+        }
+        check(known, "lora-on: '", name, "' is no matrix of this model's blocks; expected all, attn, mlp, ",
+              matrices[0].first, ", ", matrices[1].first, ", ", matrices[2].first, " or ", matrices[3].first,
+              ", separated by commas");
+    };
+    std::string_view rest = c.lora_on;
+    for (;;) {
+        const std::size_t comma = rest.find(',');
+        select(rest.substr(0, comma));
+        if (comma == std::string_view::npos) return adapted;
+        rest.remove_prefix(comma + 1);
+    }
+}
+
+std::int64_t adapter_elements(const ModelConfig& c) {
+    if (c.lora_rank == 0) return 0;
+    const BlockMatrices shapes = block_matrices(c);
+    const AdaptedMatrices adapted = adapted_matrices(c);
+    std::int64_t rows_and_columns = 0;
+    const auto add = [&](bool is_adapted, const MatrixShape& shape) {
+        if (is_adapted) rows_and_columns += shape.out + shape.in;
+    };
+    add(adapted.qkv, shapes.qkv);
+    add(adapted.proj, shapes.proj);
+    add(adapted.up, shapes.up);
+    add(adapted.down, shapes.down);
+    return c.lora_rank * rows_and_columns;
+}
+
+ModelConfig without_adapters(ModelConfig config) {
+    const ModelConfig defaults;
+    config.lora_rank = defaults.lora_rank;
+    config.lora_alpha = defaults.lora_alpha;
+    config.lora_on = defaults.lora_on;
+    return config;
 }
 
 double mean_visible_keys(const ModelConfig& c, std::int64_t sequence) {
@@ -48,6 +103,11 @@ void validate(const ModelConfig& c) {
           "; expected 0 (none) or at least ", model_limits::min_softcap);
     check_range("norm-epsilon", c.norm_epsilon, model_limits::norm_epsilon);
     check_range("rope-base", c.rope_base, model_limits::rope_base);
+    check_range("lora-rank", c.lora_rank, model_limits::lora_rank);
+    check_range("lora-alpha", c.lora_alpha, model_limits::lora_alpha);
+    check(c.lora_rank <= c.width, "lora-rank: ", c.lora_rank, " is more than width ", c.width,
+          ", the largest rank of attention's matrices");
+    adapted_matrices(c);  // throws for unknown names
     check(c.width % c.heads == 0, "heads: ", c.heads, " does not divide width ", c.width);
     check(c.head_dim() <= 256, "heads: ", c.heads, " heads and width ", c.width, " give a head width of ",
           c.head_dim(), "; expected at most 256");
@@ -56,7 +116,8 @@ void validate(const ModelConfig& c) {
           "positions: rope requires an even head width; it is ", c.head_dim());
     // 7 * width * widest is an upper bound for a block's matrices. The ranges above limit the embeddings.
     const std::int64_t widest = std::max(c.width, c.hidden_width());
-    check(product_up_to(model_limits::parameters, {c.layers, 7, c.width, widest}).has_value(),
+    check(product_up_to(model_limits::parameters, {c.layers, 7, c.width, widest}).has_value() &&
+              product_up_to(model_limits::parameters, {c.layers, 16, c.lora_rank, widest}).has_value(),
           "layers: ", c.layers, " layers of width ", c.width, " and MLP width ", c.hidden_width(),
           " have too many parameters; expected at most 2^50");
 }

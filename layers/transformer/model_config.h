@@ -1,6 +1,7 @@
 #pragma once
 /// The configuration of a transformer. GPT-2 style and Llama style models differ only in these values.
 #include <cstdint>
+#include <string>
 
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/range.h>
@@ -67,6 +68,10 @@ struct ModelConfig {
     bool sinks = false;    ///< each head has a learned logit without a key (Agarwal et al. 2025, GPT-OSS)
     double dropout = 0.0;  ///< probability, for embeddings and residual branches
     double attention_dropout = 0.0;  ///< probability, for attention's probabilities
+    /// LoRA: the rank of adapters of the blocks' matrices, which are then all that training changes; 0: none.
+    std::int64_t lora_rank = 0;
+    double lora_alpha = 0.0;      ///< the adapters' term has the factor alpha / rank; 0: alpha is the rank
+    std::string lora_on = "all";  ///< the matrices that have adapters; see adapted_matrices()
     Recompute recompute = Recompute::none;
     bool deterministic = false;  ///< bit-identical gradients on a GPU; on the CPU they always are
 
@@ -79,6 +84,10 @@ struct ModelConfig {
     std::int64_t hidden_width() const {
         if (hidden != 0) return hidden;
         return traits_of(activation).gated ? (8 * width / 3 + 63) / 64 * 64 : 4 * width;
+    }
+    /// alpha / rank of the adapters.
+    double lora_scale() const {
+        return lora_alpha == 0.0 ? 1.0 : lora_alpha / static_cast<double>(lora_rank);
     }
     bool operator==(const ModelConfig&) const = default;
 };
@@ -98,6 +107,19 @@ struct BlockMatrices {
 };
 BlockMatrices block_matrices(const ModelConfig& config);
 
+/// Which of a block's matrices have adapters.
+struct AdaptedMatrices {
+    bool qkv = false, proj = false, up = false, down = false;
+};
+/// Reads config.lora_on: names of matrices of a block, separated by commas, as in the names of their
+/// parameters ("attn.qkv", "attn.proj"; "mlp.fc" and "mlp.proj", or "mlp.gate_up" and "mlp.down" if the
+/// activation is gated), "attn" or "mlp" for both of a layer, or "all". Throws Error for other names.
+AdaptedMatrices adapted_matrices(const ModelConfig& config);
+/// The elements of the adapters of one block; 0 without adapters.
+std::int64_t adapter_elements(const ModelConfig& config);
+/// Returns the config of the model whose matrices contain the adapters' terms.
+ModelConfig without_adapters(ModelConfig config);
+
 /// The keys that a token of a sequence sees: the mean over tokens and layers.
 double mean_visible_keys(const ModelConfig& config, std::int64_t sequence);
 
@@ -112,7 +134,8 @@ inline constexpr Range layers{1, 10'000}, heads{1, 1 << 16}, kv_heads{0, 1 << 16
     hidden{0, 1 << 22}, context{1, 1 << 24}, vocabulary{0, 1 << 27},
     rope_base{.min = 1, .max = 1e12, .min_is_open = true},
     norm_epsilon{.min = 0, .max = 1, .min_is_open = true}, dropout{.min = 0, .max = 1, .max_is_open = true},
-    window{0, 1 << 24}, window_pattern{0, 10'000}, softcap{0, 1e20};
+    window{0, 1 << 24}, window_pattern{0, 10'000}, softcap{0, 1e20}, lora_rank{0, 1 << 16},
+    lora_alpha{0, 1e6};
 /// Smaller softcaps than this, except 0, are refused (attention::Options::softcap).
 inline constexpr double min_softcap = 1e-20;
 /// The largest numbers of parameters, and of elements of a micro-batch's activations. Their sizes in bytes,

@@ -125,13 +125,14 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
                                     const BackwardHooks& hooks) const {
     const Tensor& dy = gradient.dy;
     Tensor d_o = proj.backward(ctx, gradient, saved.proj);
-    announce(hooks, proj.weight, proj.bias);
+    proj.announce_gradients(hooks);
 
     const Tensor d_packed = empty(ctx, {dy.size(0), dy.size(1), qkv.out_features()}, dy.dtype());
     const Tensor dq = heads_of(d_packed, 0, heads);
     const Tensor dk = heads_of(d_packed, heads, kv_heads);
     const Tensor dv = heads_of(d_packed, heads + kv_heads, kv_heads);
-    const Tensor d_sink = sinks.defined() ? empty(ctx, {heads}, DType::f32) : Tensor();
+    const bool trains_sinks = sinks.defined() && !sinks.is_frozen();
+    const Tensor d_sink = trains_sinks ? empty(ctx, {heads}, DType::f32) : Tensor();
     announce_attention(hooks);
     const Documents& documents = saved.documents;
     attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), saved.options, operands_of(ctx, saved),
@@ -140,7 +141,7 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
                          .v = operand(documents, dv),
                          .sink = d_sink});
     d_o = {};
-    if (sinks.defined()) {
+    if (trains_sinks) {
         add_gradient(ctx, sinks, d_sink);
         announce(hooks, sinks);
     }
@@ -158,7 +159,7 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
         announce(hooks, q_norm->weight, k_norm->weight);
     }
     Tensor dx = qkv.backward(ctx, d_packed, saved.qkv);
-    announce(hooks, qkv.weight, qkv.bias);
+    qkv.announce_gradients(hooks);
     return dx;
 }
 

@@ -60,6 +60,10 @@ struct MultiHeadAttention {
     /// values of the tokens before them; theirs are appended.
     Tensor forward_with_cache(const Context& ctx, const Tensor& x /*[B,T,C]*/, std::int64_t start,
                               const KeyValueCache::Layer& cache) const;
+    /// Computes y [1,N,C] for the tokens of packed texts like the function above, with one call of attention
+    /// for each run of texts of equal lengths.
+    Tensor forward_with_cache(const Context& ctx, const Tensor& x /*[1,N,C]*/, const PackedTexts& pass,
+                              const KeyValueCache::Layer& cache) const;
     /// Returns dx [B,T,C].
     Tensor backward(const Context& ctx, const SummedGradient& dy /*[B,T,C]*/, const Saved& saved,
                     const BackwardHooks& hooks = {}) const;

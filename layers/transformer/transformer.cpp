@@ -19,6 +19,12 @@ DropoutKey block_key(const DropoutKey& key, std::size_t block) {
 
 }  // namespace
 
+Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parameters, ParameterStore& frozen)
+    : Transformer(without_adapters(model_config), model_config.lora_rank > 0 ? frozen : parameters) {
+    config = checked(model_config);
+    add_adapters(parameters);
+}
+
 Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parameters)
     : config(checked(model_config)),
       wte(parameters, "wte", config.vocabulary, config.width, initial_std),
@@ -43,6 +49,23 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
         block.attn.alibi = blocks.front().attn.alibi;
     }
     last_parameter_ = parameters.parameters().back();
+    add_adapters(parameters);
+}
+
+void Transformer::add_adapters(ParameterStore& parameters) {
+    if (config.lora_rank == 0) return;
+    const AdaptedMatrices adapted = adapted_matrices(config);
+    const LowRankOptions options{.rank = config.lora_rank,
+                                 .alpha = config.lora_scale() * static_cast<double>(config.lora_rank)};
+    const auto add = [&](bool is_adapted, Linear& linear) {
+        if (is_adapted) linear.add_adapter(parameters, options);
+    };
+    for (TransformerBlock& block : blocks) {
+        add(adapted.qkv, block.attn.qkv);
+        add(adapted.proj, block.attn.proj);
+        add(adapted.up, block.mlp.up);
+        add(adapted.down, block.mlp.down);
+    }
 }
 
 void Transformer::check_tokens(const Tensor& tokens) const {
@@ -147,7 +170,9 @@ double flops_per_token(const ModelConfig& config, std::int64_t sequence) {
     const double width = real(config.width);
     const double matrices =
         real(config.layers) * real(block_matrices(config).elements()) + width * real(config.vocabulary);
-    return 6.0 * matrices + 12.0 * real(config.layers) * width * mean_visible_keys(config, sequence);
+    const double adapters = real(config.layers) * real(adapter_elements(config));
+    return (adapters > 0 ? 4.0 : 6.0) * matrices + 6.0 * adapters +
+           12.0 * real(config.layers) * width * mean_visible_keys(config, sequence);
 }
 
 }  // namespace gradtile

@@ -31,6 +31,8 @@ struct ForwardOptions {
 ///     ln_f.{weight,bias}, head.weight [V,C] unless tied to wte.weight.
 /// Llama style: no wpe; norm_1, norm_2 and norm_f instead of ln_1, ln_2 and ln_f; h.I.mlp.{gate_up,down}.
 /// With qk_norm also h.I.attn.{q_norm,k_norm}.weight [D], with sinks h.I.attn.sinks [heads].
+/// With lora_rank, for every adapted matrix, such as h.I.attn.qkv.weight [out,in]: h.I.attn.qkv.lora_a
+/// [rank,in] and h.I.attn.qkv.lora_b [out,rank], after all other parameters.
 struct Transformer {
     struct Saved {
         Embedding::Saved wte;
@@ -51,6 +53,9 @@ struct Transformer {
     /// Declares the parameters; the caller then allocates and initialises the store. Throws Error if the
     /// config is invalid or has no vocabulary.
     Transformer(const ModelConfig& config, ParameterStore& parameters);
+    /// Declares the adapters in `parameters` and everything else in `frozen`, whose parameters the caller can
+    /// allocate without gradients. Without adapters (config.lora_rank), declares everything in `parameters`.
+    Transformer(const ModelConfig& config, ParameterStore& parameters, ParameterStore& frozen);
 
     /// Returns the mean loss over the targets that are not -1, float64 [1] on the device. tokens and targets
     /// are int32 [B,T] with T at most the context. forward already adds to the gradient of the head's weight
@@ -73,11 +78,15 @@ struct Transformer {
     /// Returns the same for tokens [B,T] that follow those in the cache, and appends them to the cache.
     /// Throws Error when they are more than the context in all.
     Tensor logits(const Context& ctx, const Tensor& tokens, KeyValueCache& cache) const;
+    /// Returns the logits [texts,V] after packed texts, and writes their keys and values into the cache.
+    /// Throws Error when a text has more than the context in all, or a place that the cache has not.
+    Tensor logits(const Context& ctx, const PackedTexts& pass, KeyValueCache& cache) const;
     /// Returns the logits [B,T,V] after each of the tokens [B,T], to compare them with other software's.
     Tensor logits_of_all(const Context& ctx, const Tensor& tokens) const;
 
   private:
     Parameter last_parameter_;
+    void add_adapters(ParameterStore& parameters);
     void check_tokens(const Tensor& tokens) const;
     Tensor embed(const Context& ctx, const Tensor& tokens, const DropoutKey& key, Saved& saved,
                  const Documents& documents) const;
@@ -90,7 +99,8 @@ std::int64_t parameter_count(const ModelConfig& config);
 /// Floating-point operations of a training step per token (forward 1/3, backward 2/3). Each element of a
 /// weight matrix costs 6; the head is included, embedding look-ups are not. Each visible key costs 12 * width
 /// per layer (mean_visible_keys()). Recomputation is not counted, because this is the
-/// numerator of model FLOP utilisation.
+/// numerator of model FLOP utilisation. With adapters, an element of another matrix costs 4, because its
+/// gradient is not computed.
 double flops_per_token(const ModelConfig& config, std::int64_t sequence);
 
 }  // namespace gradtile

@@ -77,17 +77,19 @@ SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradie
     const Tensor& stream = dy.dy;
     // The column sums of dx are the gradient of the last bias in the branch below, unless dropout scales dx
     // first.
-    const bool has_use = attn.proj.bias.defined() && !dropout.drops(kept.attn_dropout.key);
+    const bool has_use = attn.proj.bias_has_gradient() && !dropout.drops(kept.attn_dropout.key);
     const ColumnSums sums = has_use ? ColumnSums::compute : ColumnSums::skip;
     SummedGradient middle;
     {
-        if (!kept.mlp.up.x.defined()) kept.mlp.up.x = norm_2.recompute_output(ctx, kept.norm_2);
+        if (!kept.mlp.up.x.defined() && mlp.up.backward_needs_x())
+            kept.mlp.up.x = norm_2.recompute_output(ctx, kept.norm_2);
         const SummedGradient d_branch = dropout.backward(ctx, dy, kept.mlp_dropout);
         middle = norm_2.backward_add(ctx, mlp.backward(ctx, d_branch, kept.mlp, hooks), kept.norm_2, stream,
                                      sums, hooks);
     }
     kept.mlp = {};  // frees recomputed values
-    if (!kept.attn.qkv.x.defined()) kept.attn.qkv.x = norm_1.recompute_output(ctx, kept.norm_1);
+    if (!kept.attn.qkv.x.defined() && attn.qkv.backward_needs_x())
+        kept.attn.qkv.x = norm_1.recompute_output(ctx, kept.norm_1);
     const SummedGradient d_branch = dropout.backward(ctx, middle, kept.attn_dropout);
     return norm_1.backward_add(ctx, attn.backward(ctx, d_branch, kept.attn, hooks), kept.norm_1, stream, sums,
                                hooks);

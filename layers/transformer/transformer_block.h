@@ -58,6 +58,8 @@ struct TransformerBlock {
     /// MultiHeadAttention::forward_with_cache.
     Residual forward_with_cache(const Context& ctx, Residual stream, std::int64_t start,
                                 const KeyValueCache::Layer& cache) const;
+    Residual forward_with_cache(const Context& ctx, Residual stream, const PackedTexts& pass,
+                                const KeyValueCache::Layer& cache) const;
     /// Returns dx in dy's memory, because each branch only adds to the gradient of the residual stream. If
     /// norms have computed dx's column sums, these are attached; they are the gradient of the last bias in
     /// the branch below.
@@ -65,6 +67,9 @@ struct TransformerBlock {
                             const BackwardHooks& hooks = {}) const;
 
   private:
+    template <class Place>
+    Residual through_cache(const Context& ctx, Residual& stream, const Place& place,
+                           const KeyValueCache::Layer& cache) const;
     Residual forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
                                Activations& saved, const Documents& documents) const;
     Residual forward_and_save(const Context& ctx, Residual& stream, const DropoutKey& key, Activations& saved,

@@ -98,6 +98,54 @@ TEST_F(Commands, SampleStopsRepeatsAndPrintsJson) {
     expect_refused(run(sampling + Arguments{"--repetition-penalty", "0"}), {"--repetition-penalty: 0"});
 }
 
+TEST_F(Commands, SampleContinuesManyPromptsAsItContinuesEachAlone) {
+    expect_success(run(tiny_training(stories_, out_)));
+    const Arguments sampling{"sample", out_.string(), "--tokens", "30", "--temperature", "0"};
+    const std::vector<std::string> prompts{"The ", "Once upon a time there was", "a", "On"};
+    std::string lines, objects, expected;
+    for (const std::string& prompt : prompts) {
+        lines += prompt + "\r\n";
+        objects += json{{"id", 7}, {"prompt", prompt}}.dump() + "\n\n";
+        expected += (expected.empty() ? "" : "---\n") + run(sampling + Arguments{"--prompt", prompt}).out;
+    }
+    const std::string file = place_.write("prompts.txt", lines), jsonl = place_.write("p.jsonl", objects);
+    for (const char* batch : {"0", "1", "3"}) {
+        const Outcome all = run(sampling + Arguments{"--prompts", file, "--batch", batch});
+        expect_success(all);
+        EXPECT_EQ(all.out, expected) << batch;
+    }
+    EXPECT_EQ(run(sampling + Arguments{"--prompts", jsonl}).out, expected);
+    const Outcome piped = run(sampling + Arguments{"--prompts", "-"},
+                              {.prefix = {"sh", "-c", "printf 'a\nOn' | \"$0\" \"$@\""}});
+    EXPECT_EQ(piped.out, run(sampling + Arguments{"--prompt", "a"}).out + "---\n" +
+                             run(sampling + Arguments{"--prompt", "On"}).out);
+
+    const Outcome two_each = run({"sample", out_.string(), "--tokens", "9", "--prompts", file,
+                                  "--num-samples", "2", "--json", "--seed", "5"});
+    expect_success(two_each);
+    std::istringstream output(two_each.out);
+    std::vector<json> samples;
+    for (std::string line; std::getline(output, line);) samples.push_back(json::parse(line));
+    ASSERT_EQ(samples.size(), 8u);
+    for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(samples[i]["prompt"], prompts[i / 2]);
+    EXPECT_NE(samples[0]["text"], samples[1]["text"]);
+
+    const auto refusal = [&](const std::string& content, const char* name) {
+        return run(sampling + Arguments{"--prompts", place_.write(name, content)});
+    };
+    expect_refused(refusal("The \n\na\n", "gap.txt"), {"gap.txt: line 2 is empty"});
+    expect_refused(refusal("", "none.txt"), {"none.txt: holds no prompt"});
+    expect_refused(refusal("\n", "none.jsonl"), {"none.jsonl: holds no prompt"});
+    expect_refused(refusal("{\"prompt\": \"a\"}\n{\"text\": \"a\"}\n", "b.jsonl"),
+                   {"b.jsonl: line 2", "expected an object"});
+    expect_refused(refusal("{\"prompt\": 3}\n", "c.jsonl"), {"c.jsonl: line 1", "expected an object"});
+    expect_refused(refusal("a\n\x01\n", "d.txt"), {"prompt 2"});
+    expect_refused(run(sampling + Arguments{"--prompts", file, "--prompt", "a"}), {"--prompts", "--prompt"});
+    expect_refused(run(sampling + Arguments{"--prompts", file, "--prompt-file", file}), {"--prompt-file"});
+    expect_refused(run(sampling + Arguments{"--prompts", (place_ / "absent").string()}), {"absent"});
+    expect_refused(run(sampling + Arguments{"--prompts", file, "--batch", "-1"}), {"--batch: -1"});
+}
+
 #if GRADTILE_HAVE_PCRE2
 TEST_F(Commands, TextIsReadAndSampledByATrainedTokenizer) {
     const std::string tokenizer = place_ / "tokenizer.json";
@@ -138,6 +186,39 @@ TEST_F(Commands, AnExportedRunComesBackWithItsTokenizerAndIsTrainedFurther) {
              "--steps", "2", "--batch", "2", "--device", "cpu", "--threads", "1"});
     EXPECT_EQ(tuned.exit_code, 0) << tuned.err;
     expect_refused(run({"train", "--resume", again}), {"imported weights", "--init-from"});
+}
+
+TEST_F(Commands, ALoraRunIsSampledEvaluatedAndExportedWithMergedAdapters) {
+    const std::string tokenizer = place_ / "tokenizer.json", folder = place_ / "exported",
+                      again = place_ / "again", lora = place_ / "lora";
+    expect_success(
+        run({"tokenizer", "train", "--data", stories_, "--vocabulary", "300", "--out", tokenizer}));
+    expect_success(run(tiny_training(stories_, out_) + Arguments{"--tokenizer", tokenizer}));
+    // The model's shape comes from the base; the adapters are those of the command line.
+    const Arguments tuning =
+        Arguments{"train", "--init-from", out_.string(), "--data", stories_, "--out", lora} +
+        Arguments{"--steps", "20", "--batch", "4", "--lr", "3e-2", "--device", "cpu"} +
+        Arguments{"--tokenizer", tokenizer, "--lora-rank", "2", "--lora-on", "attn.qkv,mlp"};
+    const Outcome plan = run(tuning + Arguments{"--memory"});
+    expect_success(plan);
+    EXPECT_THAT(plan.out, HasSubstr(" trained)"));
+    expect_success(run(tuning));
+    EXPECT_NE(run({"sample", lora, "--prompt", "The "}).out,
+              run({"sample", out_.string(), "--prompt", "The "}).out);
+    expect_refused(run(tuning + Arguments{"--lora-on", "attn.qvk", "--out", again}),
+                   {"lora-on: 'attn.qvk'", "expected all, attn, mlp, attn.qkv"});
+    std::filesystem::remove_all(out_);  // the run of the adapters holds the base, too
+    expect_success(run({"train", "--resume", lora, "--steps", "22"}));
+    expect_success(run({"export", lora, "--out", folder}));
+    expect_success(run({"import", folder, "--out", again}));
+    EXPECT_EQ(run({"eval", lora, "--data", stories_, "--json"}).out,
+              run({"eval", again, "--data", stories_, "--json"}).out);
+    EXPECT_EQ(run({"sample", lora, "--prompt", "The "}).out, run({"sample", again, "--prompt", "The "}).out);
+    EXPECT_THAT(run({"inspect", lora}).out, HasSubstr("h.0.attn.qkv.lora_a"));
+    const std::string config = place_.write("lora.json", R"({"preset": "gpt2-124m", "lora-rank": 8})");
+    expect_refused(run({"plan", "--config", config}), {"lora-rank: 8; the cost model has no adapters"});
+    expect_refused(run(tiny_training(stories_, again + "2") + Arguments{"--lora-rank", "2"}),
+                   {"lora-rank: 2 without init-from"});
 }
 
 TEST_F(Commands, TokenizeSplitsDocumentsAtTheSeparator) {

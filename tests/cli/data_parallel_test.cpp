@@ -73,6 +73,21 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcess) {
     for (const int ranks : {2, 4}) expect_same_curve(one_process, train(ranks, {"--dropout", "0.1"}));
 }
 
+/// Only the adapters' gradients are summed; the base is broadcast at the start and at a resume.
+TEST_F(DataParallelTraining, LoraHasTheLossCurveOfOneProcess) {
+    const auto base = train(1);
+    const Arguments lora{"--init-from", base.string(), "--lora-rank", "4",
+                         "--lr",        "1e-2",        "--dropout",   "0.1"};
+    const auto one_process = train(1, lora);
+    expect_same_curve(one_process, train(2, lora));
+    const auto out = train(4, lora + Arguments{"--micro-batch", "1", "--stop-after", "20"});
+    const Outcome resumed = run({"train", "--resume", out.string(), "--quiet"}, processes(2));
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    expect_same_curve(one_process, out);
+    expect_refused(run({"train", "--resume", out.string(), "--steps", "60", "--zero", "1"}, processes(1)),
+                   {"zero: 1 with lora-rank 4"});
+}
+
 TEST_F(DataParallelTraining, PackedHasTheLossCurveOfOneProcess) {
     const Arguments packed = {"--packed", "--document-token", "10", "--tokenizer", "bytes"};
     const auto one_process = train(1, packed);

@@ -30,6 +30,12 @@ ModelConfig with_attention_options(Recompute recompute) {
     return test::with_attention_options(llama_style(recompute));
 }
 
+ModelConfig with_lora(ModelConfig config) {
+    config.lora_rank = 4;
+    config.lora_on = "attn";
+    return config;
+}
+
 struct Case {
     const char* name;
     ModelConfig model;
@@ -39,28 +45,33 @@ struct Case {
 class MemoryPlanOf : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(
     Models, MemoryPlanOf,
-    ::testing::Values(Case{"gpt2_f32", gpt2_style(Recompute::none), DType::f32},
-                      Case{"gpt2_f32_activations", gpt2_style(Recompute::activations), DType::f32},
-                      Case{"gpt2_f32_block", gpt2_style(Recompute::block), DType::f32},
-                      Case{"gpt2_bf16", gpt2_style(Recompute::none), DType::bf16},
-                      Case{"gpt2_bf16_activations", gpt2_style(Recompute::activations), DType::bf16},
-                      Case{"llama_f32", llama_style(Recompute::none), DType::f32},
-                      Case{"llama_f32_activations", llama_style(Recompute::activations), DType::f32},
-                      Case{"llama_f32_block", llama_style(Recompute::block), DType::f32},
-                      Case{"llama_bf16", llama_style(Recompute::none), DType::bf16},
-                      Case{"options_f32", with_attention_options(Recompute::none), DType::f32},
-                      Case{"options_bf16_activations", with_attention_options(Recompute::activations),
-                           DType::bf16},
-                      Case{"options_bf16_block", with_attention_options(Recompute::block), DType::bf16}),
+    ::testing::Values(
+        Case{"gpt2_f32", gpt2_style(Recompute::none), DType::f32},
+        Case{"gpt2_f32_activations", gpt2_style(Recompute::activations), DType::f32},
+        Case{"gpt2_f32_block", gpt2_style(Recompute::block), DType::f32},
+        Case{"gpt2_bf16", gpt2_style(Recompute::none), DType::bf16},
+        Case{"gpt2_bf16_activations", gpt2_style(Recompute::activations), DType::bf16},
+        Case{"llama_f32", llama_style(Recompute::none), DType::f32},
+        Case{"llama_f32_activations", llama_style(Recompute::activations), DType::f32},
+        Case{"llama_f32_block", llama_style(Recompute::block), DType::f32},
+        Case{"llama_bf16", llama_style(Recompute::none), DType::bf16},
+        Case{"options_f32", with_attention_options(Recompute::none), DType::f32},
+        Case{"options_bf16_activations", with_attention_options(Recompute::activations), DType::bf16},
+        Case{"options_bf16_block", with_attention_options(Recompute::block), DType::bf16},
+        Case{"lora_f32", with_lora(gpt2_style(Recompute::none)), DType::f32},
+        Case{"lora_bf16_activations", with_lora(llama_style(Recompute::activations)), DType::bf16},
+        Case{"lora_f32_block", with_lora(with_attention_options(Recompute::block)), DType::f32}),
     [](const auto& info) { return info.param.name; });
 
 /// Runs one training step with activations in `arena`. Returns the flat gradients.
 std::vector<double> train_step(const Context& ctx, const std::shared_ptr<Arena>& arena,
                                const MemoryRequest& request) {
-    ParameterStore parameters;
-    const Transformer model(request.model, parameters);
+    ParameterStore parameters, frozen;
+    const Transformer model(request.model, parameters, frozen);
     parameters.allocate(ctx, request.dtype);
     parameters.initialize(ctx, Seed{1});
+    frozen.allocate(ctx, request.dtype, {.gradients = false});
+    frozen.initialize(ctx, Seed{1});
     const Tensor tokens = zeros(ctx, {request.micro_batch, request.model.context}, DType::i32);
     const Tensor targets = zeros(ctx, tokens.shape(), DType::i32);
     const Context inside = arena ? ctx.with_allocator(arena) : ctx;
@@ -144,6 +155,36 @@ TEST(MemoryPlan, CountsTheBytesOfParametersInTheirDtypes) {
     EXPECT_EQ(plan.optimizer, 4 * elements);
     EXPECT_EQ(plan.total(), plan.values + plan.masters + plan.gradients + plan.optimizer + plan.activations);
     EXPECT_EQ(plan_memory(ctx, {.model = model, .dtype = DType::f32}).masters, 0u);
+}
+
+/// With adapters, everything else is frozen: it has values, and nothing else.
+TEST(MemoryPlan, CountsNeitherGradientsNorMastersNorStateOfFrozenParameters) {
+    const Context ctx(Device::cpu(), 1);
+    const ModelConfig model = with_lora(gpt2_style(Recompute::none));
+    ParameterStore adapters, frozen;
+    const Transformer transformer(model, adapters, frozen);
+    const auto trained = static_cast<std::size_t>(adapters.flat_elements());
+    const auto all = trained + static_cast<std::size_t>(frozen.flat_elements());
+    const auto plan_of = [&](const ModelConfig& config) {
+        return plan_memory(ctx, {.model = config,
+                                 .dtype = DType::bf16,
+                                 .snapshot = true,
+                                 .optimizer_part = bytes_per_element(8)});
+    };
+    const MemoryPlan plan = plan_of(model), full = plan_of(without_adapters(model));
+    EXPECT_EQ(plan.parameters, full.parameters + adapters.count());
+    EXPECT_EQ(plan.frozen, full.parameters);
+    EXPECT_EQ(plan.values, 2 * all);
+    EXPECT_EQ(plan.masters, 4 * trained);
+    EXPECT_EQ(plan.gradients, 4 * trained);
+    EXPECT_EQ(plan.optimizer, 8 * trained);
+    EXPECT_EQ(plan.snapshot, plan.values + plan.masters + plan.optimizer);
+    // The inputs of the MLP's matrices are not saved: one and four times x in each layer.
+    const std::size_t x = 40 * 32 * size_of(DType::bf16), layers = 3;
+    EXPECT_GE(full.activations, plan.activations + layers * 5 * x);
+    std::ostringstream out;
+    out << plan;
+    EXPECT_THAT(out.str(), testing::HasSubstr(concat("(", adapters.count(), " trained)")));
 }
 
 /// Parts are equal and aligned to 64 elements. A process stores all gradients, and the sums for its part.

@@ -88,11 +88,21 @@ struct ModelFixture {
     }
 };
 
+ModelConfig tiny_lora() {
+    ModelConfig config = tiny_gpt2();
+    config.lora_rank = 3;
+    config.lora_alpha = 2.0;
+    return config;
+}
+
 class TransformerStyles : public ::testing::TestWithParam<ModelConfig> {};
-INSTANTIATE_TEST_SUITE_P(All, TransformerStyles, ::testing::Values(tiny_gpt2(), tiny_llama(), tiny_options()),
-                         [](const auto& info) {
-                             return info.index == 0 ? "gpt2" : info.index == 1 ? "llama" : "options";
-                         });
+std::string style_name(const ::testing::TestParamInfo<ModelConfig>& info) {
+    const char* const names[] = {"gpt2", "llama", "options", "lora"};
+    return names[info.index];
+}
+INSTANTIATE_TEST_SUITE_P(All, TransformerStyles,
+                         ::testing::Values(tiny_gpt2(), tiny_llama(), tiny_options(), tiny_lora()),
+                         style_name);
 
 GradientReport check_gradients(ModelFixture& f, const ForwardOptions& options) {
     using Tensors = Differentiable::Tensors;

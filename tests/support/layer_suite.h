@@ -20,6 +20,9 @@ struct LayerSuite {
     /// float32 roundings per element of y or dx, for the error bound: nested additions of a sum over the
     /// width (width / 32 lanes + 5 reduction steps) plus the operations of the formula.
     double operations = 0;
+    /// Results within the layer that are rounded to the dtype, each at most as large as the largest element
+    /// of the layer's result.
+    double rounded_within = 0;
     /// Leading axes of x; the last one is large enough to make several parallel blocks.
     std::vector<std::vector<std::int64_t>> leading = {{1}, {2, 3}, {5, 1, 2}, {3, 171}};
     bool dx_cancels = false;  ///< dx is a difference of nearly equal numbers, so its accuracy is not compared
@@ -106,6 +109,11 @@ inline Tensor strided_copy(const Context& ctx, const Tensor& x) {
     return view;
 }
 
+inline double rounding_of_storage(DType dtype) {
+    const double sum = dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
+    return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : sum;
+}
+
 /// Expects |value - reference| to be at most one rounding in `dtype` (when the value is stored) plus
 /// `roundings` float32 roundings (float64 for float64) of the largest element.
 inline void expect_accurate(const std::vector<double>& values, const std::vector<double>& reference,
@@ -114,7 +122,7 @@ inline void expect_accurate(const std::vector<double>& values, const std::vector
     double largest = 0;
     for (const double r : reference) largest = std::max(largest, std::abs(r));
     const double sum = dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
-    const double store = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : sum;
+    const double store = rounding_of_storage(dtype);
     for (std::size_t i = 0; i < values.size(); ++i) {
         const double bound = store * std::abs(reference[i]) + roundings * sum * largest;
         ASSERT_LE(std::abs(values[i] - reference[i]), bound)
@@ -165,9 +173,11 @@ void check_accuracy(Make& make, const LayerSuite& suite, const Shape& shape, con
     const LayerResult result =
         run_layer(ctx, make, numbers(ctx, shape, dtype, 1), numbers(ctx, out, dtype, 2), dtype);
     const double rows = static_cast<double>(shape.elements()) / static_cast<double>(suite.width);
-    expect_accurate(result.y, exact.y, dtype, suite.operations, "y");
-    if (!suite.dx_cancels) expect_accurate(result.dx, exact.dx, dtype, 2 * suite.operations, "dx");
-    expect_accurate(result.gradients, exact.gradients, DType::f32, suite.operations + rows, "gradient");
+    const double within = suite.rounded_within * rounding_of_storage(dtype) / 0x1p-24;
+    expect_accurate(result.y, exact.y, dtype, suite.operations + within, "y");
+    if (!suite.dx_cancels) expect_accurate(result.dx, exact.dx, dtype, 2 * suite.operations + within, "dx");
+    expect_accurate(result.gradients, exact.gradients, DType::f32, suite.operations + rows + within,
+                    "gradient");
 }
 
 template <class Make>

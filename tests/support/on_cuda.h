@@ -36,10 +36,13 @@ void check_layer_on_cuda(const Context& gpu, Make make, const LayerSuite& suite)
     const Context cpu(Device::cpu(), 2);
     const auto expect_near = [&](const LayerResult& result, const LayerResult& exact, DType dtype,
                                  double rows) {
-        expect_accurate(result.y, exact.y, dtype, suite.operations, "y");
-        if (!suite.dx_cancels) expect_accurate(result.dx, exact.dx, dtype, 2 * suite.operations, "dx");
-        expect_accurate(result.gradients, exact.gradients, accumulator_of(dtype), suite.operations + rows,
-                        "gradient");
+        const double sum = dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
+        const double within = suite.rounded_within * rounding_of_storage(dtype) / sum;
+        expect_accurate(result.y, exact.y, dtype, suite.operations + within, "y");
+        if (!suite.dx_cancels)
+            expect_accurate(result.dx, exact.dx, dtype, 2 * suite.operations + within, "dx");
+        expect_accurate(result.gradients, exact.gradients, accumulator_of(dtype),
+                        suite.operations + rows + within, "gradient");
     };
     for (const auto& leading : suite.leading) {
         if (leading.size() == 1 && !suite.rank_2) continue;

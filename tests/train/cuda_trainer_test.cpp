@@ -75,6 +75,43 @@ TEST_F(CudaTrainer, LearnsAndWritesAllFilesOfItsDirectory) {
     }
 }
 
+/// The frozen weights take part in no update, exchange or snapshot of gradients, and a step is one graph.
+TEST_F(CudaTrainer, AdaptersAreTrainedResumedAndMergedAsOnTheCpu) {
+    run.config.steps = 60;
+    const std::string base = Trainer(run.config, run.on_message).run().checkpoint.string();
+    run.config.init_from = base;
+    run.config.model.lora_rank = 4;
+    run.config.steps = 20;
+    run.config.lr = 1e-2;
+    const auto out = [&](const std::string& name) { return (run.directory / name).string(); };
+    for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16}) {
+        const std::string suffix(name_of(dtype));
+        run.config.dtype = dtype;
+        run.config.device = DeviceChoice::cpu;
+        run.config.out = out("cpu-" + suffix);
+        const std::vector<StepReport> on_cpu = reports_of(run.config);
+        run.config.device = DeviceChoice::cuda;
+        run.config.out = out("whole-" + suffix);
+        Trainer whole(run.config, run.on_message);
+        whole.run();
+        EXPECT_TRUE(whole.replays_graph());
+        run.config.out = out("parts-" + suffix);
+        { Trainer(run.config, run.on_message).run(/*stop_after=*/11); }
+        Trainer second(Resume{.directory = run.config.out}, run.on_message);
+        second.run();
+        EXPECT_EQ(state_of(second), state_of(whole));
+        const std::vector<json> losses = TinyRun::losses(run.config.out);
+        ASSERT_EQ(losses.size(), on_cpu.size());
+        // As for whole models: sums of some thousand terms, and 16 roundings of bfloat16.
+        const double relative = dtype == TrainDType::bf16 ? 16 * 0x1p-9 : 1e3 * 0x1p-24;
+        for (std::size_t i = 0; i < losses.size(); ++i)
+            EXPECT_NEAR(losses[i]["loss"].get<double>(), on_cpu[i].loss, relative * on_cpu[i].loss) << i;
+        const auto merged = load_model(run.config.out, {.device = Device::cuda()});
+        EXPECT_EQ(sample(*merged, {.prompt = "the", .tokens = 30, .seed = 2}).size(), 33u);
+    }
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
 class CudaTrainerSettings : public CudaTrainer, public testing::WithParamInterface<test::RunSetting> {};
 INSTANTIATE_TEST_SUITE_P(Settings, CudaTrainerSettings, testing::ValuesIn(test::run_settings),
                          [](const auto& info) { return info.param.name; });

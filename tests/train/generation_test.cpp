@@ -11,6 +11,7 @@
 #include <gradtile/train/stop_texts.h>
 
 #include <support/error_message.h>
+#include <train/generation_cases.h>
 
 namespace gradtile {
 namespace {
@@ -19,60 +20,13 @@ using test::message_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-struct GenerationCase {
-    const char* name;
-    void (*change)(ModelConfig&);
-
-    friend void PrintTo(const GenerationCase& c, std::ostream* out) { *out << c.name; }
-};
-
-const GenerationCase generation_cases[] = {
-    {"learned", [](ModelConfig&) {}},
-    {"rope", [](ModelConfig& c) { c.positions = Positions::rope; }},
-    {"grouped", [](ModelConfig& c) { c.kv_heads = 1; }},
-    {"llama",
-     [](ModelConfig& c) {
-         c = as_llama(c);
-         c.kv_heads = 2;
-     }},
-    {"qk_norm",
-     [](ModelConfig& c) {
-         c.positions = Positions::rope;
-         c.qk_norm = true;
-     }},
-    {"window",
-     [](ModelConfig& c) {
-         c.positions = Positions::rope;
-         c.window = 4;
-     }},
-    {"alibi", [](ModelConfig& c) { c.positions = Positions::alibi; }},
-    {"attention_options",
-     [](ModelConfig& c) {
-         c.positions = Positions::alibi;
-         c.kv_heads = 2;
-         c.window = 5;
-         c.window_pattern = 2;
-         c.softcap = 3;
-         c.sinks = true;
-         c.attention_dropout = 0.5;  // attention dropout has no effect outside training
-     }},
-    {"odd_context", [](ModelConfig& c) { c.context = 11; }},
-    {"one_token", [](ModelConfig& c) { c.context = 1; }},
-};
+using test::generation_cases;
+using test::GenerationCase;
 
 class Generation : public testing::TestWithParam<GenerationCase> {
   protected:
     static std::unique_ptr<LanguageModel> model(DType dtype) {
-        ModelConfig config{.layers = 2, .heads = 4, .width = 32, .context = 12, .vocabulary = 40};
-        GetParam().change(config);
-        auto made = std::make_unique<LanguageModel>(Context(Device::cpu(), 2), config, dtype, std::nullopt);
-        made->parameters.initialize(made->ctx, Seed{5});
-        // Larger weights than the initial ones, so that the logits depend on every token.
-        for (const Parameter& parameter : made->parameters.parameters())
-            if (parameter.shape().rank() == 2) axpy(made->ctx, parameter.value(), 7.0, parameter.value());
-        for (const TransformerBlock& block : made->transformer.blocks)
-            if (block.attn.sinks.defined()) fill(made->ctx, block.attn.sinks.value(), 1.5);
-        return made;
+        return test::generation_model(GetParam(), dtype);
     }
     static constexpr std::array<std::int32_t, 5> prompt{3, 1, 4, 1, 5};
 };

@@ -13,6 +13,7 @@
 #include <gradtile/train/formats/internal/tensor_writer.h>
 #include <gradtile/train/formats/safetensors.h>
 #include <gradtile/train/language_model.h>
+#include <gradtile/train/merged_adapters.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/train_config.h>
 
@@ -163,7 +164,8 @@ class Exporter {
 
 ExportResult export_model(const Checkpoint& checkpoint, const std::string& source,
                           const ExportOptions& options) {
-    Exporter exporter(checkpoint, source, options);
+    const Checkpoint merged = merged_adapters(checkpoint, source);
+    Exporter exporter(merged, source, options);
     switch (options.format) {
         case ExportFormat::safetensors:
             return exporter.write_safetensors_folder();

@@ -1,0 +1,49 @@
+#include <gradtile/layers/low_rank_adapter.h>
+
+#include <cmath>
+
+#include <gradtile/core/gemm/gemm.h>
+
+namespace gradtile {
+
+LowRankAdapter::LowRankAdapter(ParameterStore& parameters, const std::string& name, std::int64_t in,
+                               std::int64_t out, const LowRankOptions& options)
+    : scale(options.alpha / static_cast<double>(options.rank)) {
+    check(options.rank >= 1, "low_rank_adapter ", name, ": rank ", options.rank, "; expected at least 1");
+    // The elements of A x then have the variance of x's elements.
+    a = parameters.add(name + ".lora_a", {options.rank, in},
+                       Init::normal(1.0 / std::sqrt(static_cast<double>(in))));
+    b = parameters.add(name + ".lora_b", {out, options.rank}, Init::zeros());
+}
+
+namespace {
+
+/// alpha/r x A^T. The factor stands here, in the smallest product, because a matrix library may multiply by
+/// a factor in a pass of its own.
+Tensor scaled_features(const Context& ctx, const Tensor& x, const Parameter& a, double scale) {
+    const Tensor u = empty(ctx, {x.size(0), a.shape()[0]}, x.dtype());
+    gemm(ctx, u, x, a.value(), {.trans_b = true, .alpha = scale});
+    return u;
+}
+
+}  // namespace
+
+void LowRankAdapter::add_forward(const Context& ctx, const Tensor& y, const Tensor& x) const {
+    gemm(ctx, y, scaled_features(ctx, x, a, scale), b.value(), {.trans_b = true, .accumulate = true});
+}
+
+void LowRankAdapter::add_backward(const Context& ctx, const Tensor& dx, const Tensor& dy,
+                                  const Tensor& x) const {
+    {
+        const GradientTarget db = b.begin_gradient_write();
+        gemm(ctx, db.grad, dy, scaled_features(ctx, x, a, scale),
+             {.trans_a = true, .accumulate = db.accumulates()});
+    }
+    const Tensor du = empty(ctx, {dy.size(0), a.shape()[0]}, dy.dtype());
+    gemm(ctx, du, dy, b.value(), {.alpha = scale});
+    const GradientTarget da = a.begin_gradient_write();
+    gemm(ctx, da.grad, du, x, {.trans_a = true, .accumulate = da.accumulates()});
+    if (dx.defined()) gemm(ctx, dx, du, a.value(), {.accumulate = true});
+}
+
+}  // namespace gradtile

@@ -1,0 +1,292 @@
+// Fine-tuning with adapters: training, checkpoints, resume, and the merged model.
+#include <cmath>
+#include <cstring>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tiny_run.h"
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/evaluate.h>
+#include <gradtile/train/merged_adapters.h>
+#include <gradtile/train/optimizers/configured_optimizer.h>
+#include <gradtile/train/sampler.h>
+
+#include <support/error_message.h>
+#include <support/overfit_batch.h>
+
+namespace gradtile {
+namespace {
+
+using test::message_of;
+using test::state_of;
+using test::TinyRun;
+using testing::HasSubstr;
+
+bool is_adapter(const std::string& name) {
+    return name.find(".lora_") != std::string::npos;
+}
+
+/// A trained base, and the settings of a run that adapts it to other text.
+struct LoraRun : TinyRun {
+    std::string base;
+
+    explicit LoraRun(TrainDType dtype = TrainDType::f32) {
+        config.dtype = dtype;
+        config.eval_every = config.save_every = 0;
+        config.steps = 100;
+        Trainer trainer(config, on_message);
+        base = trainer.run().checkpoint.string();
+        // The characters of the base's text in other words, so that the tokenizer knows them.
+        std::string other;
+        for (int i = 0; i < 700; ++i) other += i % 3 == 0 ? "tac dog. " : i % 3 == 1 ? "nar eht\n" : "gat a ";
+        config.data = directory.write("other.txt", other);
+        config.init_from = base;
+        config.model.lora_rank = 4;
+        config.out = (directory / "lora").string();
+        config.lr = 1e-2;
+        config.steps = 40;
+        config.save_every = 10;
+    }
+};
+
+Checkpoint newest(const std::string& run) {
+    return load_checkpoint(run);
+}
+
+void expect_equal_bits(const Tensor& a, const Tensor& b, const std::string& name) {
+    ASSERT_EQ(a.shape(), b.shape()) << name;
+    ASSERT_EQ(a.dtype(), b.dtype()) << name;
+    EXPECT_EQ(std::memcmp(a.raw_data(), b.raw_data(), a.bytes()), 0) << name;
+}
+
+class LoraWithOptimizer : public testing::TestWithParam<OptimizerKind> {};
+INSTANTIATE_TEST_SUITE_P(All, LoraWithOptimizer,
+                         testing::Values(kind_of<AdamWSettings>, kind_of<LionSettings>,
+                                         kind_of<MuonSettings>),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST_P(LoraWithOptimizer, LearnsWithoutChangingTheBase) {
+    for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16}) {
+        LoraRun run(dtype);
+        run.config.optimizer = GetParam();
+        if (GetParam() == kind_of<LionSettings>) run.config.lr = 2e-3;
+        Trainer trainer(run.config, run.on_message);
+        std::vector<double> losses;
+        trainer.on_step([&](const StepReport& report) { losses.push_back(report.loss); });
+        trainer.run();
+        EXPECT_LT(losses.back(), 0.8 * losses.front()) << name_of(dtype);
+
+        const Checkpoint before = read_checkpoint(run.base), after = newest(run.config.out);
+        for (const auto& [name, x] : before.params) {
+            ASSERT_TRUE(after.params.contains(name)) << name;
+            expect_equal_bits(after.params.at(name), x, name);
+        }
+        EXPECT_EQ(after.params.size(), before.params.size() + 2 * 4 * 2);
+        // Only adapters have masters and an optimizer's state.
+        EXPECT_EQ(after.master.size(), dtype == TrainDType::bf16 ? 16u : 0u);
+        for (const auto& [name, x] : after.master) EXPECT_TRUE(is_adapter(name)) << name;
+        for (const auto& [name, x] : after.optimizer)
+            EXPECT_TRUE(name == "updates" || is_adapter(name)) << name;
+        EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+    }
+}
+
+class LoraResume : public testing::TestWithParam<test::RunSetting> {};
+INSTANTIATE_TEST_SUITE_P(
+    Settings, LoraResume,
+    testing::Values(test::RunSetting{"float32", [](TrainConfig&) {}},
+                    test::RunSetting{"bfloat16", [](TrainConfig& c) { c.dtype = TrainDType::bf16; }},
+                    test::RunSetting{"muon", [](TrainConfig& c) { c.optimizer = kind_of<MuonSettings>; }},
+                    test::RunSetting{"everything",
+                                     [](TrainConfig& c) {
+                                         c.dtype = TrainDType::bf16;
+                                         c.model.dropout = 0.1;
+                                         c.model.attention_dropout = 0.1;
+                                         c.model.recompute = Recompute::block;
+                                         c.model.lora_on = "attn.qkv,mlp.proj";
+                                         c.model.lora_alpha = 7;
+                                         c.micro_batch = 1;
+                                     }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(LoraResume, ResumedRunWithOtherThreadCountEqualsUninterruptedRun) {
+    LoraRun run;
+    GetParam().change(run.config);
+    run.config.eval_every = 7;
+    TrainConfig uninterrupted_config = run.config;
+    uninterrupted_config.out = (run.directory / "uninterrupted").string();
+    Trainer uninterrupted(uninterrupted_config, run.on_message);
+    uninterrupted.run();
+    Trainer(run.config, run.on_message).run(/*stop_after=*/20);
+    std::filesystem::remove(run.base);  // the run's own checkpoints are enough
+    Trainer second(Resume{.directory = run.config.out, .threads = 3}, run.on_message);
+    EXPECT_EQ(second.step(), 20);
+    second.run();
+    EXPECT_EQ(state_of(second), state_of(uninterrupted));
+    EXPECT_EQ(to_host(second.model().ctx, second.model().frozen.values()),
+              to_host(uninterrupted.model().ctx, uninterrupted.model().frozen.values()));
+    EXPECT_EQ(TinyRun::losses(run.config.out), TinyRun::losses(uninterrupted_config.out));
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+/// The loaded model has one matrix instead of W x + alpha/r B A x, so results agree to rounding.
+TEST(Lora, ALoadedModelHasTheMergedWeights) {
+    LoraRun run;
+    run.config.model.lora_alpha = 10;
+    Trainer trainer(run.config, run.on_message);
+    trainer.run();
+    const LanguageModel& adapted = trainer.model();
+    const auto merged = load_model(run.config.out);
+    EXPECT_FALSE(merged->has_adapters());
+    EXPECT_FALSE(merged->parameters.gradients().defined()) << "a loaded model holds its weights only";
+    const Tensor tokens = from_host(adapted.ctx, std::vector<std::int32_t>{1, 5, 2, 7, 3, 3, 0, 8}, {1, 8});
+    const auto expected = to_host(adapted.ctx, adapted.transformer.logits_of_all(adapted.ctx, tokens)),
+               found = to_host(merged->ctx, merged->transformer.logits_of_all(merged->ctx, tokens)),
+               base =
+                   to_host(merged->ctx, load_model(run.base)->transformer.logits_of_all(merged->ctx, tokens));
+    double largest = 0, error = 0, change = 0;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+        largest = std::max(largest, std::abs(expected[i]));
+        error = std::max(error, std::abs(found[i] - expected[i]));
+        change = std::max(change, std::abs(base[i] - expected[i]));
+    }
+    // Two layers of sums over at most 128 elements, each element with a rounding.
+    EXPECT_LE(error, 2 * 2 * 128 * 0x1p-24 * largest);
+    EXPECT_GT(change, 0.1 * largest);
+    EXPECT_EQ(sample(*merged, {.prompt = "the cat", .tokens = 20, .temperature = 0}),
+              sample(adapted, {.prompt = "the cat", .tokens = 20, .temperature = 0}));
+}
+
+TEST(Lora, MergedWeightsOfABfloat16RunHaveMastersOfTheSum) {
+    LoraRun run(TrainDType::bf16);
+    Trainer(run.config, run.on_message).run();
+    const Checkpoint adapted = newest(run.config.out), merged = merged_adapters(adapted, "run");
+    const Context ctx(Device::cpu(), 1);
+    const std::string module = "h.1.mlp.fc";
+    const auto w = to_host(ctx, adapted.params.at(module + ".weight")),
+               a = to_host(ctx, adapted.master.at(module + ".lora_a")),
+               b = to_host(ctx, adapted.master.at(module + ".lora_b")),
+               sum = to_host(ctx, merged.master.at(module + ".weight")),
+               rounded = to_host(ctx, merged.params.at(module + ".weight"));
+    for (std::size_t i = 0; i < w.size(); ++i) {
+        double expected = w[i], size = std::abs(w[i]);
+        for (std::size_t r = 0; r < 4; ++r) {
+            const double product = b[i / 32 * 4 + r] * a[r * 32 + i % 32];
+            expected += product;
+            size += std::abs(product);
+        }
+        ASSERT_NEAR(sum[i], expected, 6 * 0x1p-24 * size) << i;
+        ASSERT_NEAR(rounded[i], sum[i], 0x1p-8 * std::abs(sum[i])) << i;
+    }
+    EXPECT_EQ(merged.master.size(), merged.params.size());
+    EXPECT_TRUE(merged.optimizer.empty());
+    for (const auto& [name, x] : merged.params) EXPECT_FALSE(is_adapter(name)) << name;
+    EXPECT_EQ(merged.config->at("lora-rank"), 0);
+    EXPECT_EQ(merged_adapters(merged, "run").params.size(), merged.params.size()) << "has none to merge";
+}
+
+/// Both a run that trains all weights and a run with new adapters begin with the merged model.
+TEST(Lora, AnAdaptedModelCanBeTrainedFurther) {
+    LoraRun run;
+    Trainer(run.config, run.on_message).run();
+    const auto merged = load_model(run.config.out);
+    for (const std::int64_t rank : {0, 2}) {
+        TrainConfig config = run.config;
+        config.init_from = run.config.out;
+        config.model.lora_rank = rank;
+        config.out = (run.directory / concat("further", rank)).string();
+        const Trainer further(config, run.on_message);
+        const ParameterStore& base = rank == 0 ? further.model().parameters : further.model().frozen;
+        EXPECT_EQ(to_host(merged->ctx, base.values()), to_host(merged->ctx, merged->parameters.values()));
+    }
+}
+
+TEST(Lora, RefusesWhatCannotBeByName) {
+    LoraRun run;
+    const auto refusal = [&](const auto& change) {
+        TrainConfig config = run.config;
+        change(config);
+        const std::string message = message_of([&] { const Trainer trainer(config, run.on_message); });
+        EXPECT_FALSE(exists(std::filesystem::path(run.config.out)));
+        return message;
+    };
+    EXPECT_EQ(refusal([](TrainConfig& c) { c.init_from = ""; }),
+              "lora-rank: 4 without init-from; expected the run or checkpoint whose weights the adapters "
+              "adapt");
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.zero = 1; }), HasSubstr("zero: 1 with lora-rank 4"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.lora_on = "wte"; }), HasSubstr("lora-on: 'wte'"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.lora_rank = 33; }), HasSubstr("lora-rank: 33"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.lora_alpha = -1; }), HasSubstr("lora-alpha: -1"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.width = 48; }), HasSubstr("this model's is"));
+}
+
+TEST(Lora, RefusesACheckpointWhoseAdaptersDoNotFit) {
+    LoraRun run;
+    Trainer(run.config, run.on_message).run();
+    const auto refusal = [&](const auto& change) {
+        Checkpoint checkpoint = newest(run.config.out);
+        change(checkpoint);
+        return message_of([&] { merged_adapters(checkpoint, "a.h5"); });
+    };
+    EXPECT_EQ(refusal([](Checkpoint& c) { c.params.erase("h.1.attn.qkv.lora_b"); }),
+              "a.h5: has no parameter 'h.1.attn.qkv.lora_b'; expected [96, 4]");
+    EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-rank"] = 3; }),
+                HasSubstr("parameter 'h.0.attn.qkv.lora_a' is [4, 32]; this model's is [3, 32]"));
+    EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-on"] = "attn"; }),
+                HasSubstr("parameter 'h.0.mlp.fc.lora_a' is not one of this model's"));
+    const Context ctx(Device::cpu(), 1);
+    EXPECT_THAT(refusal([&](Checkpoint& c) { c.master["x"] = zeros(ctx, {2}, DType::f32); }),
+                HasSubstr("a.h5: master 'x' is not one of this model's"));
+    EXPECT_THAT(refusal([&](Checkpoint& c) {
+                    c.master["h.0.attn.qkv.lora_b"] = zeros(ctx, {96, 5}, DType::f32);
+                }),
+                HasSubstr("a.h5: master 'h.0.attn.qkv.lora_b' is [96, 5]"));
+    EXPECT_THAT(refusal([&](Checkpoint& c) {
+                    c.master["h.0.attn.qkv.lora_b"] = zeros(ctx, {96, 4}, DType::i32);
+                }),
+                HasSubstr("expected [96, 4] float32"));
+    EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-rank"] = "four"; }),
+                HasSubstr("a.h5: lora-rank"));
+    EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-rank"] = -4; }), HasSubstr("lora-rank: -4"));
+    EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-on"] = "x"; }), HasSubstr("lora-on: 'x'"));
+}
+
+/// The head and the embeddings are frozen, so the adapters of the blocks must do all the work. The base has
+/// embeddings that are large enough for confident predictions.
+TEST(Lora, MemorisesOneBatch) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        const Context ctx(Device::cpu(), 2);
+        const ModelConfig config{
+            .layers = 2, .heads = 2, .width = 32, .context = 16, .vocabulary = 64, .lora_rank = 8};
+        ParameterStore adapters, frozen;
+        const Transformer model(config, adapters, frozen);
+        adapters.allocate(ctx, dtype);
+        frozen.allocate(ctx, dtype, {.gradients = false});
+        adapters.initialize(ctx, Seed{1});
+        frozen.initialize(ctx, Seed{1});
+        for (const char* name : {"wte.weight", "wpe.weight"})
+            fill_normal(ctx, frozen.find(name).value(), 0.0, 1.0, Seed{3});
+        const std::vector<double> before = to_host(ctx, frozen.values());
+        TrainConfig settings;
+        settings.dtype = dtype == DType::bf16 ? TrainDType::bf16 : TrainDType::f32;
+        settings.weight_decay = 0;
+        const auto optimizer = make_optimizer(ctx, adapters, settings);
+        const test::OverfitBatch batch(ctx);
+        double loss = 0;
+        for (int step = 1; step <= 300; ++step) {
+            adapters.reset_gradients();
+            Transformer::Saved saved;
+            loss = item(ctx, model.forward(ctx, batch.tokens, batch.targets, saved));
+            model.backward(ctx, saved);
+            optimizer->step(ctx, 1e-2);
+        }
+        EXPECT_LT(loss, 0.01 * std::log(64.0)) << dtype;
+        EXPECT_EQ(to_host(ctx, frozen.values()), before);
+    }
+}
+
+}  // namespace
+}  // namespace gradtile
