@@ -73,10 +73,14 @@ Resume resume_of(const Flags& flags) {
             resume.data = changed.data;
         } else if (name == "val-data") {
             resume.val_data = changed.val_data;
+        } else if (name == "tensorboard") {
+            resume.tensorboard = changed.tensorboard;
         } else {
-            throw UsageError(concat("--", name,
-                                    ": cannot change when a run is resumed; expected only steps, stop-after, "
-                                    "save-every, threads, device, zero, or the paths of data and val-data"));
+            throw UsageError(
+                concat("--", name,
+                       ": cannot change when a run is resumed; expected only steps, stop-after, "
+                       "save-every, threads, device, zero, tensorboard, or the paths of data and "
+                       "val-data"));
         }
     }
     return resume;

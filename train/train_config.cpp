@@ -195,6 +195,7 @@ void make_paths_absolute(TrainConfig& config) {
     make_absolute("val-data", config.val_data);
     if (tokenizer_kind_of(config.tokenizer) == TokenizerKind::bpe)
         make_absolute("tokenizer", config.tokenizer);
+    make_absolute("tensorboard", config.tensorboard);
     make_absolute("init-from", config.init_from);
 }
 

@@ -60,7 +60,8 @@ struct TrainConfig {
 
     // Run
     std::string out = "runs/default";
-    std::string init_from;  ///< checkpoint whose weights the run starts from, with a new optimizer state
+    std::string tensorboard;  ///< directory for TensorBoard's event files; empty: none
+    std::string init_from;    ///< checkpoint whose weights the run starts from, with a new optimizer state
     std::uint64_t seed = 1;
     std::int64_t threads = 0;  ///< 0: one per core
     TrainDType dtype = TrainDType::f32;
@@ -161,6 +162,7 @@ void visit_settings(Config& c, Visit&& visit) {
           Range{1, max_steps});
 
     visit("out", c.out, "directory of the run", any_value);
+    visit("tensorboard", c.tensorboard, "directory for TensorBoard's event files; empty: none", any_value);
     visit("init-from", c.init_from, "run or checkpoint whose model and weights to start from", any_value);
     visit("seed", c.seed, "seed of weights, data order and dropout", Range{0, 18446744073709551615.0});
     visit("threads", c.threads, "number of threads; 0: one per core", Range{0, 4096});

@@ -333,17 +333,20 @@ void Trainer::record(StepReport report) {
     report.wall_s = wall_s_before_ + seconds_of_run();
     loss_ = report.loss;
     history_.add(report);
-    if (metrics_) {
-        try {
-            metrics_->write(report);
-            metrics_failing_ = false;
-        } catch (const Error& error) {
-            // Reports once, not at every step while the disk is full.
-            if (!metrics_failing_) on_message_(error.what());
-            metrics_failing_ = true;
-        }
-    }
+    if (metrics_) report_first_failure(metrics_failing_, [&] { metrics_->write(report); });
+    if (events_) report_first_failure(events_failing_, [&] { events_->write(report); });
     if (on_step_) on_step_(report);
+}
+
+/// While the disk is full, reports once and not at every step.
+void Trainer::report_first_failure(bool& failing, const std::function<void()>& write) {
+    try {
+        write();
+        failing = false;
+    } catch (const Error& error) {
+        if (!failing) on_message_(error.what());
+        failing = true;
+    }
 }
 
 void Trainer::save(bool best) {

@@ -102,7 +102,8 @@ List differing_settings(const std::vector<RunMetrics>& runs) {
     std::set<std::string> names;
     for (const RunMetrics& run : runs)
         for (const auto& [name, value] : run.settings) names.insert(name);
-    names.erase("out");  // two runs never have the same directory
+    for (const char* directory : {"out", "tensorboard"})
+        names.erase(directory);  // two runs never have the same one
     List rows;
     for (const std::string& name : names) {
         List values;
