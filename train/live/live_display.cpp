@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 
 #include <gradtile/core/text/formatted.h>
@@ -34,7 +35,12 @@ ContinueSignal::~ContinueSignal() {
 
 bool ContinueSignal::wait(std::chrono::milliseconds time) const {
     const timespec limit{time.count() / 1000, time.count() % 1000 * 1'000'000};
-    return sigtimedwait(&set_, nullptr, &limit) == SIGCONT;
+    int received = -1;
+    // The stop itself interrupts the wait; the signal that ended the stop is received by the next one.
+    do {
+        received = sigtimedwait(&set_, nullptr, &limit);
+    } while (received < 0 && errno == EINTR);
+    return received == SIGCONT;
 }
 
 LiveDisplay::LiveDisplay(std::FILE* out, LiveOptions options, const ContinueSignal& continued)
@@ -167,6 +173,7 @@ void LiveDisplay::draw() {
         state = state_;
         state.losses = losses_.means();
     }
+    if (continued_.wait(std::chrono::milliseconds(0))) drawn_columns_.clear();
     std::string frame = to_the_top(size);
     drawn_columns_.clear();
     for (const DashboardLine& line : dashboard_lines(state, size, glyphs_)) {
