@@ -45,21 +45,10 @@ std::string prompt_of_file(const std::string& path) {
     return text;
 }
 
-/// Replaces bytes that are not UTF-8 by U+FFFD, because JSON holds only UTF-8.
-std::string text_for_json(const std::string& text) {
-    std::string valid;
-    for (std::size_t offset = 0; offset < text.size();) {
-        const CodePoint point = decode_utf8(text, offset);
-        append_utf8(valid, point.length > 0 ? point.value : U'\uFFFD');
-        offset += static_cast<std::size_t>(std::max(point.length, 1));
-    }
-    return valid;
-}
-
 void print_json_sample(const LanguageModel& model, const SampleOptions& options) {
     const SampledText sampled = sample_text(model, options);
-    const JsonValue line = JsonValue::object({{"prompt", text_for_json(options.prompt)},
-                                              {"text", text_for_json(sampled.text)},
+    const JsonValue line = JsonValue::object({{"prompt", replace_invalid_utf8(options.prompt)},
+                                              {"text", replace_invalid_utf8(sampled.text)},
                                               {"tokens", sampled.tokens},
                                               {"stopped", sampled.stopped}});
     std::cout << line.dump() << '\n';

@@ -179,6 +179,9 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
           "micro-batch: ", c.micro_batch_size(ranks), " sequences of ", c.model.context, " tokens in ",
           c.model.layers, " layers of width ", c.model.width,
           " are too many; expected activations of at most 2^57 numbers");
+    check(c.sample_prompt.size() <= setting_limits::max_sample_prompt_bytes,
+          "sample-prompt: ", c.sample_prompt.size(), " bytes; expected at most ",
+          setting_limits::max_sample_prompt_bytes);
     check(c.min_lr <= c.lr, "min-lr: ", c.min_lr, "; expected 0 to lr (", c.lr, ")");
 }
 

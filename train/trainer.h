@@ -171,6 +171,8 @@ class Trainer {
     void handle_bad_step(StepReport& report);
     Outcome evaluate_into(StepReport& report, bool& best);
     void record(StepReport report);
+    void check_sampling() const;
+    void write_sample();
     void report_first_failure(bool& failing, const std::function<void()>& write);
     std::int64_t tokens_at(std::int64_t step) const { return step * config_.batch * config_.model.context; }
     double seconds_of_run() const;
@@ -208,7 +210,7 @@ class Trainer {
     std::unique_ptr<SnapshotWriter> writer_;
     std::string identity_;  // identity of the run; empty for runs of versions without identities
     LossHistory history_;
-    bool metrics_failing_ = false, events_failing_ = false;
+    bool metrics_failing_ = false, events_failing_ = false, samples_failing_ = false;
 
     std::int64_t train_tokens_ = 0, validation_tokens_ = 0;
     std::optional<double> source_nll_;

@@ -207,6 +207,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     plan_ = plan_within(ctx, request, budget);
     try {
         allocate(ctx, std::move(dataset));
+        check_sampling();
     } catch (const OutOfMemory& error) {
         // Another process took memory that was free when the plan was made. This run's own memory is freed
         // first, so that the message says what would fit.
@@ -216,6 +217,15 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
         throw Error(concat(error.what(), "; the run needs ", plan_.total(), " bytes, ",
                            what_would_fit(ctx, request, available_memory(ctx.device()))));
     }
+}
+
+/// Refuses before the first step what every sample would refuse.
+void Trainer::check_sampling() const {
+    if (config_.sample_every == 0) return;
+    check(model().tokenizer.has_value(), "sample-every: ", config_.sample_every,
+          "; expected 0 for token files, whose tokens have no text");
+    model().tokenizer->encode(config_.sample_prompt, "sample-prompt",
+                              {.special_tokens = SpecialTokens::recognised});
 }
 
 /// Records the token in the settings, so that a resumed run and `gradtile eval` divide data in the same way.

@@ -10,9 +10,9 @@
 
 namespace gradtile::cli {
 
-/// The largest number of runs on one page, and of points of one curve. Of a longer run, the mean of several
-/// steps is one point.
-constexpr std::size_t max_report_runs = 24, max_report_points = 2000;
+/// The largest number of runs on one page, of points of one curve, and of texts of one run. Of a longer run,
+/// the mean of several steps is one point.
+constexpr std::size_t max_report_runs = 24, max_report_points = 2000, max_report_samples = 12;
 
 std::span<const EmbeddedFile> report_page_files();
 std::string report_page(const std::vector<RunMetrics>& runs);

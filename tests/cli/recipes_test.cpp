@@ -43,7 +43,7 @@ std::vector<Recipe> read_recipes() {
             in_block = false;
         } else if (in_block) {
             recipes.back().script += shortened_command(line, recipes.back()) + '\n';
-            recipes.back().commands += line.starts_with("gradtile ") || line.find("| gradtile ") != line.npos;
+            recipes.back().commands += line.starts_with("gradtile ");
         }
     }
     return recipes;
