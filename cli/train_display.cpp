@@ -26,6 +26,13 @@ MemoryUse memory_of(Device device) {
     return {memory.total_bytes - memory.free_bytes, memory.total_bytes};
 }
 
+/// Whether this process was started by the launcher of --gpus, --processes or --restarts.
+bool has_launcher() {
+    std::error_code error;
+    const auto parent = std::filesystem::read_symlink(concat("/proc/", ::getppid(), "/exe"), error);
+    return !error && parent == std::filesystem::read_symlink("/proc/self/exe", error);
+}
+
 }  // namespace
 
 TrainDisplay::TrainDisplay(DisplayKind kind) : kind_(kind) {
@@ -48,7 +55,7 @@ void TrainDisplay::message(const std::string& text) {
 
 std::unique_ptr<LiveDisplay> TrainDisplay::make_dashboard(const Trainer& trainer,
                                                           const ProgressOptions& options) const {
-    LiveOptions live{.progress = options, .glyphs = glyphs_of_locale()};
+    LiveOptions live{.progress = options, .glyphs = glyphs_of_locale(), .has_launcher = has_launcher()};
     if (!trainer.config().out.empty())
         live.history = MetricsFile::read(std::filesystem::path(trainer.config().out) / "metrics.jsonl");
     live.memory = [device = trainer.model().ctx.device()] { return memory_of(device); };

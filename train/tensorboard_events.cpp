@@ -158,7 +158,7 @@ TensorBoardEvents::TensorBoardEvents(std::filesystem::path directory, Run run)
         file_check(::access(directory_.c_str(), W_OK | X_OK) == 0 ? 0 : -errno, "write in the directory");
         const std::vector<std::string> files = event_files(directory_);
         check(run == Run::resumes || files.empty(), "has the event file ", files.empty() ? "" : files.back(),
-              " of another run; expected a directory without event files");
+              " of another run; expected a directory without event files, or a run that is resumed");
     });
 }
 

@@ -156,6 +156,30 @@ TEST_F(Live, DoesNotOverwriteWhatAShellPrintsWhileItIsStopped) {
     EXPECT_EQ(lines_with(screen.lines(), "tokens/s  "), 2) << "the one before, and the one after";
 }
 
+TEST_F(Live, DrawsNothingInTheBackground) {
+    if (!std::filesystem::exists("/bin/bash")) GTEST_SKIP() << "no bash";
+    std::string command = GRADTILE_PROGRAM;
+    for (const std::string& argument : endless()) command += " '" + argument + "'";
+    const std::string until_trained =
+        "until grep -q 500 '" + (out_ / "metrics.jsonl").string() + "'; do sleep 0.1; done";
+    TerminalProgram shell(
+        {"-mc", command + " & " + until_trained + " 2>/dev/null; sleep 0.5; echo front; fg; echo back"}, 100,
+        40, {}, "/bin/bash");
+    const std::size_t front = shell.wait_for("front\r\n");
+    EXPECT_THAT(shell.output().substr(0, front), Not(HasSubstr("\x1b")));
+    shell.wait_for(" |#", front);
+    shell.type("\x03");
+    shell.wait_for("back");
+    EXPECT_EQ(shell.wait(), 0);
+    EXPECT_THAT(shell.output(), HasSubstr("stopped by signal 2"));
+}
+
+TEST_F(Live, DrawsBelowALauncher) {
+    TerminalProgram program(training() + Arguments{"--restarts", "1"}, 100, 40);
+    EXPECT_EQ(program.wait(), 0);
+    expect_one_dashboard(program.output(), 100);
+}
+
 TEST_F(Live, FollowsTheSizeOfTheTerminal) {
     TerminalProgram program(endless(), 100, 30);
     program.wait_for(" |#");

@@ -108,12 +108,12 @@ class TerminalProgram {
   public:
     using Environment = std::vector<std::pair<std::string, std::string>>;
     TerminalProgram(const Arguments& arguments, unsigned short columns, unsigned short rows,
-                    const Environment& environment = {}) {
+                    const Environment& environment = {}, const std::string& program = GRADTILE_PROGRAM) {
         winsize size{.ws_row = rows, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
         char name[64];
         process_ = ::forkpty(&terminal_, name, nullptr, &size);
         check(process_ >= 0, "cannot fork");
-        if (process_ == 0) execute(arguments, environment);
+        if (process_ == 0) execute(program, arguments, environment);
         device_ = name;
         reader_ = std::thread([this] { read(); });
     }
@@ -166,12 +166,13 @@ class TerminalProgram {
     }
 
   private:
-    [[noreturn]] static void execute(const Arguments& arguments, const Environment& environment) {
+    [[noreturn]] static void execute(const std::string& program, const Arguments& arguments,
+                                     const Environment& environment) {
         for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) ::unsetenv(name);
         ::setenv("TERM", "xterm", 1);
         ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
         for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
-        std::vector<char*> argv{const_cast<char*>(GRADTILE_PROGRAM)};
+        std::vector<char*> argv{const_cast<char*>(program.c_str())};
         for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
         argv.push_back(nullptr);
         ::execv(argv[0], argv.data());

@@ -121,8 +121,10 @@ std::vector<DashboardLine> dashboard_lines(const DashboardState& state, const Te
         constexpr std::size_t lines_of_text = 5;
         const std::size_t curve_rows = std::min(max_curve_rows, rows - std::min(rows, lines_of_text));
         for (DashboardLine& line : curve_lines(state, columns, curve_rows, glyphs)) add(std::move(line), 5);
-        if (state.tokens_per_s > 0.0) add(ascii_line(progress_line(speed_fields(state), columns)), 2);
-        add(ascii_line(progress_line(other_fields(state), columns)), 4);
+        if (state.tokens_per_s > 0.0) {  // this process has done a step
+            add(ascii_line(progress_line(speed_fields(state), columns)), 2);
+            add(ascii_line(progress_line(other_fields(state), columns)), 4);
+        }
     }
     while (lines.size() > rows) lines.erase(std::ranges::max_element(lines, {}, &RankedLine::rank));
     std::vector<DashboardLine> result;

@@ -44,7 +44,11 @@ bool ContinueSignal::wait(std::chrono::milliseconds time) const {
 }
 
 LiveDisplay::LiveDisplay(std::FILE* out, LiveOptions options, const ContinueSignal& continued)
-    : out_(out), memory_(std::move(options.memory)), glyphs_(options.glyphs), continued_(continued) {
+    : out_(out),
+      memory_(std::move(options.memory)),
+      glyphs_(options.glyphs),
+      process_group_(options.has_launcher ? ::getpgid(::getppid()) : ::getpgrp()),
+      continued_(continued) {
     state_.options = options.progress;
     state_.report.step = options.progress.first_step;
     for (const LossHistory::Point& point : options.history.train) losses_.add(point.loss);
@@ -139,9 +143,8 @@ TerminalSize LiveDisplay::terminal_size() const {
 
 bool LiveDisplay::is_in_foreground() const {
     const pid_t foreground = ::tcgetpgrp(fileno(out_));
-    // A launcher puts its processes into process groups of their own. If the terminal does not control this
-    // session, it has no background.
-    return foreground < 0 || foreground == ::getpgrp() || foreground == ::getpgid(::getppid());
+    // A terminal that does not control this session has no background.
+    return foreground < 0 || foreground == process_group_;
 }
 
 /// Returns the escape sequence that moves the cursor to the beginning of the dashboard.

@@ -37,6 +37,8 @@ class ContinueSignal {
 struct LiveOptions {
     ProgressOptions progress;
     Glyphs glyphs = Glyphs::ascii;
+    /// The parent is a launcher with a process group of its own: in the foreground means that the parent is.
+    bool has_launcher = false;
     LossHistory history = {};                ///< of earlier processes of the run
     std::function<MemoryUse()> memory = {};  ///< called on the training thread; undefined: not shown
 };
@@ -71,6 +73,7 @@ class LiveDisplay {
     std::FILE* out_;
     std::function<MemoryUse()> memory_;
     Glyphs glyphs_;
+    pid_t process_group_;  // in the foreground if it is that of the terminal
     const ContinueSignal& continued_;
     Clock::time_point start_ = Clock::now();
 
