@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include <gradtile/core/check.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/json_value.h>
 

@@ -1,8 +1,6 @@
 // gradtile train --live on a pseudo-terminal.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 
 #include "pseudo_terminal.h"
 

@@ -1,11 +1,13 @@
 #pragma once
 /// A program on a pseudo-terminal, and the screen that a terminal would show.
+#include <fcntl.h>
 #include <pty.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <string>
