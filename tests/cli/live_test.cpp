@@ -140,18 +140,23 @@ TEST_F(Live, LeavesTheCursorBelowTheDashboardWhenItIsKilled) {
 TEST_F(Live, DoesNotOverwriteWhatAShellPrintsWhileItIsStopped) {
     TerminalProgram program(endless(), 80, 40);
     program.wait_for(" |#");
-    program.send(SIGSTOP);
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    for (int i = 0; i < 3; ++i) program.write_as_other("the shell\n");
-    const std::size_t stopped = program.wait_for("the shell\r\nthe shell\r\nthe shell\r\n");
-    program.send(SIGCONT);
-    program.wait_for(" |#", program.wait_for("tokens/s", stopped));
+    constexpr int stops = 5;  // a stop comes at any moment of a drawing and of the wait between two
+    for (int stop = 0; stop < stops; ++stop) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(37 * stop));
+        program.send(SIGSTOP);
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        const std::string text = concat("the shell ", stop, "\n");
+        program.write_as_other(text + text + text);
+        const std::size_t stopped = program.output().size();
+        program.send(SIGCONT);
+        program.wait_for(" |#", program.wait_for("tokens/s", stopped));
+    }
     program.send(SIGTERM);
     EXPECT_EQ(program.wait(), 0);
     Screen screen(80);
     screen.put(program.output());
-    EXPECT_EQ(lines_with(screen.lines(), "the shell"), 3);
-    EXPECT_EQ(lines_with(screen.lines(), "tokens/s  "), 2) << "the one before, and the one after";
+    EXPECT_EQ(lines_with(screen.lines(), "the shell"), 3 * stops);
+    EXPECT_EQ(lines_with(screen.lines(), "tokens/s  "), stops + 1);
 }
 
 TEST_F(Live, DrawsNothingInTheBackground) {
