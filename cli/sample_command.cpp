@@ -92,20 +92,9 @@ std::vector<std::string> prompts_of_file(const std::string& path) {
     return prompts;
 }
 
-/// Replaces bytes that are not UTF-8 by U+FFFD, because JSON holds only UTF-8.
-std::string text_for_json(const std::string& text) {
-    std::string valid;
-    for (std::size_t offset = 0; offset < text.size();) {
-        const CodePoint point = decode_utf8(text, offset);
-        append_utf8(valid, point.length > 0 ? point.value : U'\uFFFD');
-        offset += static_cast<std::size_t>(std::max(point.length, 1));
-    }
-    return valid;
-}
-
 void print_json(const std::string& prompt, const SampledText& sampled) {
-    const JsonValue line = JsonValue::object({{"prompt", text_for_json(prompt)},
-                                              {"text", text_for_json(sampled.text)},
+    const JsonValue line = JsonValue::object({{"prompt", replace_invalid_utf8(prompt)},
+                                              {"text", replace_invalid_utf8(sampled.text)},
                                               {"tokens", sampled.tokens},
                                               {"stopped", sampled.stopped}});
     std::cout << line.dump() << '\n';

@@ -9,13 +9,13 @@
 #include <gradtile/cli/group_member.h>
 #include <gradtile/cli/setting_flags.h>
 #include <gradtile/cli/standard_streams.h>
+#include <gradtile/cli/train_display.h>
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/cost_model/device_peak.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
-#include <gradtile/train/progress.h>
 #include <gradtile/train/stop_signals.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/trainer.h>
@@ -28,7 +28,7 @@ struct Flags {
     SettingFlags settings;
     std::string preset, config_file, resume;
     std::int64_t stop_after = 0;
-    bool restart = false, memory = false, quiet = false, print_config = false;
+    bool restart = false, memory = false, quiet = false, live = false, print_config = false;
     GroupFlags group;
     std::optional<std::int64_t> restarts;
 };
@@ -73,10 +73,14 @@ Resume resume_of(const Flags& flags) {
             resume.data = changed.data;
         } else if (name == "val-data") {
             resume.val_data = changed.val_data;
+        } else if (name == "tensorboard") {
+            resume.tensorboard = changed.tensorboard;
         } else {
-            throw UsageError(concat("--", name,
-                                    ": cannot change when a run is resumed; expected only steps, stop-after, "
-                                    "save-every, threads, device, zero, or the paths of data and val-data"));
+            throw UsageError(
+                concat("--", name,
+                       ": cannot change when a run is resumed; expected only steps, stop-after, "
+                       "save-every, threads, device, zero, tensorboard, or the paths of data and "
+                       "val-data"));
         }
     }
     return resume;
@@ -141,18 +145,30 @@ void print_results(const RunSummary& summary, const TrainConfig& config) {
               << "/metrics.jsonl\nloss_curve: " << out << "/loss.svg\n";
 }
 
-std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<ProcessGroup>& group) {
+std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<ProcessGroup>& group,
+                                      TrainDisplay& display) {
+    const auto on_message = [&display](const std::string& text) { display.message(text); };
     if (!flags.resume.empty() && !flags.memory)
-        return std::make_unique<Trainer>(resume_of(flags), print_message, group);
+        return std::make_unique<Trainer>(resume_of(flags), on_message, group);
     const TrainConfig config = flags.resume.empty() ? config_of(flags) : config_of_run(flags);
     rethrow_as_usage_error([&] { validate(config, group->size()); });
-    return std::make_unique<Trainer>(config, print_message, group,
+    return std::make_unique<Trainer>(config, on_message, group,
                                      flags.memory ? Trainer::Purpose::plan : Trainer::Purpose::train);
 }
 
+ProgressOptions progress_options(const Flags& flags, const Trainer& trainer, const ProcessGroup& group) {
+    const TrainConfig& config = trainer.config();
+    const std::int64_t last = trainer.last_step();
+    return {.first_step = trainer.step(),
+            .last_step = flags.stop_after > 0 ? std::min(flags.stop_after, last) : last,
+            .flops_per_token = flops_per_token(config.model, config.model.context),
+            .peak_flops = group.size() *
+                          peak_flops(trainer.model().ctx.device(), storage_dtype(config.dtype), config.tf32)};
+}
+
 /// Trains to the end and returns the exit code. Only rank 0 prints.
-int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group,
-                 const StopSignals& signals) {
+int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group, const StopSignals& signals,
+                 TrainDisplay& display) {
     const bool quiet = flags.quiet || !group.is_root();
     if (!flags.memory && trainer.is_finished()) {
         if (group.is_root())
@@ -166,29 +182,18 @@ int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group
         return 0;
     }
 
-    const TrainConfig& config = trainer.config();
-    std::optional<Progress> progress;
-    if (!quiet) {
-        progress.emplace(
-            stdout, ProgressOptions{
-                        .first_step = trainer.step(),
-                        .last_step = flags.stop_after > 0 ? std::min(flags.stop_after, trainer.last_step())
-                                                          : trainer.last_step(),
-                        .flops_per_token = flops_per_token(config.model, config.model.context),
-                        .peak_flops = group.size() * peak_flops(trainer.model().ctx.device(),
-                                                                storage_dtype(config.dtype), config.tf32)});
-        trainer.on_step([&](const StepReport& report) { (*progress)(report); });
-        trainer.on_part([&](const StepPart& part) { (*progress)(part); });
-    }
     trainer.stop_when([&] { return signals.requested(); });
+    // The display ends before the results or an error are printed.
+    std::shared_ptr<void> shown;
+    if (!quiet) shown = display.show(trainer, progress_options(flags, trainer, group));
     const RunSummary summary = trainer.run(flags.stop_after);
-    progress.reset();
+    shown.reset();
     if (!group.is_root()) return 0;
 
     if (summary.reason == RunSummary::Reason::requested) print_stop(summary, signals.signal());
     if (summary.val_loss && trainer.source_nll()) print_source(*summary.val_loss, *trainer.source_nll());
-    print_results(summary, config);
-    return summary.saved || config.out.empty() ? 0 : 1;
+    print_results(summary, trainer.config());
+    return summary.saved || trainer.config().out.empty() ? 0 : 1;
 }
 
 /// Prints the settings as in the run's config.json.
@@ -214,14 +219,18 @@ int print_config(const Flags& flags) {
 /// Trains as a single process or as one rank.
 int train(const Flags& flags) {
     check_flag("--stop-after", flags.stop_after, {0, setting_limits::max_steps});
+    // Created before `signals`, whose thread must not receive the signal that the display waits for.
+    TrainDisplay display(flags.quiet  ? DisplayKind::nothing
+                         : flags.live ? DisplayKind::dashboard
+                                      : DisplayKind::lines);
     // Static, so that signals stay handled until the process ends: a late SIGUSR1 after SIGTERM must not kill
     // a process that is about to exit.
     static const StopSignals signals;
     // Declared outside the lambda, because its destructor may wait for other processes.
     std::unique_ptr<Trainer> trainer;
     return run_in_group(flags.group.timeout, [&](const std::shared_ptr<ProcessGroup>& group) {
-        trainer = make_trainer(flags, group);
-        return train_to_end(flags, *trainer, *group, signals);
+        trainer = make_trainer(flags, group, display);
+        return train_to_end(flags, *trainer, *group, signals, display);
     });
 }
 
@@ -251,6 +260,7 @@ int launch_training(const Flags& flags) {
             launch.resume_arguments.insert(launch.resume_arguments.end(),
                                            {"--stop-after", concat(flags.stop_after)});
         if (flags.quiet) launch.resume_arguments.emplace_back("--quiet");
+        if (flags.live) launch.resume_arguments.emplace_back("--live");
     }
     return cli::launch(launch);
 }
@@ -282,8 +292,13 @@ void add_train(CommandLine& program) {
     command.add_switch("--print-config", flags->print_config,
                        "print the settings as JSON (as in config.json) and stop");
     command.add_switch("--quiet", flags->quiet, "print no progress");
+    command.add_switch(
+        "--live", flags->live,
+        "draw the progress with a curve of the loss in the terminal; lines as usual if standard "
+        "output is no terminal or TERM is dumb");
     command.set_action(
         [flags] {
+            check_usage(!flags->live || !flags->quiet, "--live and --quiet: expected only one of them");
             if (flags->print_config) return print_config(*flags);
             return flags->group.launches() || flags->restarts ? launch_training(*flags) : train(*flags);
         },

@@ -11,6 +11,7 @@
 
 #include <gradtile/core/io/durable_file.h>
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/utf8.h>
 
 namespace gradtile {
 namespace {
@@ -31,6 +32,11 @@ void append_number(std::string& line, const char* key, double value) {
 
 std::string checkpoint_line(std::int64_t step) {
     return concat("{\"event\":\"checkpoint\",\"step\":", step, "}");
+}
+
+bool is_checkpoint_event(const json& object) {
+    const auto event = object.find("event");
+    return event != object.end() && *event == "checkpoint";
 }
 
 /// Calls visit(line, object) for every complete line that contains `text` and is a JSON object with a step.
@@ -79,8 +85,8 @@ double truncate_to_step(const std::filesystem::path& path, std::int64_t last_ste
     for_lines(path, "", [&](std::string_view line, const json& object) {
         const auto step = object["step"].get<std::int64_t>();
         if (step > last_step) return;
-        if (step == last_step && last == MetricsFile::Last::unwritten && !object.contains("event")) return;
-        if (object.contains("event")) has_event |= step == last_step;
+        if (step == last_step && last == MetricsFile::Last::unwritten && !is_checkpoint_event(object)) return;
+        if (is_checkpoint_event(object)) has_event |= step == last_step;
         // A line may have been edited; a time that is not one must not spoil all later ones.
         if (const auto wall = object.find("wall_s"); wall != object.end() && wall->is_number())
             wall_s = std::clamp(wall->get<double>(), 0.0, max_wall_s);
@@ -142,6 +148,15 @@ void MetricsFile::write_checkpoint_event(std::int64_t step) {
     append(checkpoint_line(step));
 }
 
+void MetricsFile::write_sample(std::int64_t step, std::string_view prompt, std::string_view text) {
+    // A character has at most six characters in JSON, so that the line stays below max_line_bytes.
+    constexpr std::size_t max_bytes = 8000;
+    append(json_text({{"event", "sample"},
+                      {"step", step},
+                      {"prompt", replace_invalid_utf8(prompt.substr(0, max_bytes / 8))},
+                      {"text", replace_invalid_utf8(text.substr(0, max_bytes))}}));
+}
+
 LossHistory MetricsFile::read(const std::filesystem::path& path) {
     LossHistory history;
     with_file_name("metrics", path, [&] {
@@ -162,8 +177,7 @@ std::int64_t MetricsFile::newest_checkpoint(const std::filesystem::path& path) {
     std::int64_t newest = 0;
     with_file_name("metrics", path, [&] {
         for_lines(path, "\"event\"", [&](std::string_view, const json& object) {
-            if (object.contains("event") && object["event"] == "checkpoint")
-                newest = std::max(newest, object["step"].get<std::int64_t>());
+            if (is_checkpoint_event(object)) newest = std::max(newest, object["step"].get<std::int64_t>());
         });
     });
     return newest;

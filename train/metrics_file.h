@@ -4,6 +4,7 @@
 ///     {"step":250,"loss":2.0512,"val_loss":2.1,"lr":0.001,"grad_norm":0.41,"tokens_per_s":61000,"ms":12.6,
 ///      "tokens":192000,"wall_s":3.21}
 ///     {"event":"checkpoint","step":250}
+///     {"event":"sample","step":250,"prompt":"One day","text":" a fox went to the forest."}
 ///
 /// (one line in the file). `tokens` counts from the beginning of the run, `wall_s` is the time that the run
 /// has trained; see StepReport.
@@ -44,6 +45,9 @@ class MetricsFile {
     /// Throws Error when the line cannot be written; the file then contains no part of the line.
     void write(const StepReport& report);
     void write_checkpoint_event(std::int64_t step);
+    /// Writes a text of the model. Of a long text only the beginning is written. Bytes that are not UTF-8
+    /// become U+FFFD.
+    void write_sample(std::int64_t step, std::string_view prompt, std::string_view text);
 
     /// Returns the wall time of the last step that the constructor kept; 0 if there is none, or if an older
     /// version wrote the line.

@@ -14,19 +14,6 @@
 namespace gradtile {
 namespace {
 
-/// Three digits and a unit: 61234 -> "61.2k".
-std::string readable_rate(double rate) {
-    if (rate >= 1e6) return formatted("%.2fM", rate / 1e6);
-    if (rate >= 1e3) return formatted("%.1fk", rate / 1e3);
-    return formatted("%.0f", rate);
-}
-
-/// Returns whether `out` is a terminal that handles carriage returns.
-bool can_rewrite_lines(std::FILE* out) {
-    const char* const term = std::getenv("TERM");
-    return isatty(fileno(out)) == 1 && term != nullptr && *term != '\0' && std::strcmp(term, "dumb") != 0;
-}
-
 /// Returns the current width of the terminal, which may have been resized.
 std::size_t columns_of(std::FILE* out) {
     constexpr std::size_t usual = 80;
@@ -45,6 +32,17 @@ const char* name_of(StepPart::Kind kind) {
 }
 
 }  // namespace
+
+std::string readable_rate(double rate) {
+    if (rate >= 1e6) return formatted("%.2fM", rate / 1e6);
+    if (rate >= 1e3) return formatted("%.1fk", rate / 1e3);
+    return formatted("%.0f", rate);
+}
+
+bool can_rewrite_lines(std::FILE* out) {
+    const char* const term = std::getenv("TERM");
+    return isatty(fileno(out)) == 1 && term != nullptr && *term != '\0' && std::strcmp(term, "dumb") != 0;
+}
 
 std::string readable_duration(double seconds) {
     const auto whole = static_cast<long>(std::llround(std::clamp(seconds, 0.0, 1e9)));

@@ -72,6 +72,10 @@ std::vector<ProgressField> progress_fields(const StepPart& part, const ProgressO
 /// Returns as many parts as fit into `columns`, with two blanks between them. A single part that does not fit
 /// is truncated.
 std::string progress_line(std::vector<ProgressField> fields, std::size_t columns = std::string::npos);
+/// Three digits and a unit: 61234 -> "61.2k".
+std::string readable_rate(double rate);
+/// Returns whether `out` is a terminal that handles carriage returns: TERM is set and not "dumb".
+bool can_rewrite_lines(std::FILE* out);
 /// 75 -> "1:15", 3675 -> "1:01:15".
 std::string readable_duration(double seconds);
 

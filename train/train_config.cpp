@@ -181,6 +181,9 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
           " are too many; expected activations of at most 2^57 numbers");
     check(c.zero == 0 || c.model.lora_rank == 0, "zero: ", c.zero, " with lora-rank ", c.model.lora_rank,
           "; the optimizer's state of adapters is small, expected zero 0");
+    check(c.sample_prompt.size() <= setting_limits::max_sample_prompt_bytes,
+          "sample-prompt: ", c.sample_prompt.size(), " bytes; expected at most ",
+          setting_limits::max_sample_prompt_bytes);
     check(c.min_lr <= c.lr, "min-lr: ", c.min_lr, "; expected 0 to lr (", c.lr, ")");
 }
 
@@ -197,6 +200,7 @@ void make_paths_absolute(TrainConfig& config) {
     make_absolute("val-data", config.val_data);
     if (tokenizer_kind_of(config.tokenizer) == TokenizerKind::bpe)
         make_absolute("tokenizer", config.tokenizer);
+    make_absolute("tensorboard", config.tensorboard);
     make_absolute("init-from", config.init_from);
 }
 

@@ -61,6 +61,10 @@ struct TrainConfig {
 
     // Run
     std::string out = "runs/default";
+    std::int64_t sample_every = 0;    ///< steps between texts of the model in metrics.jsonl; 0: none
+    std::int64_t sample_tokens = 60;  ///< of such a text
+    std::string sample_prompt;        ///< that it continues; empty: it starts after a line break
+    std::string tensorboard;          ///< directory for TensorBoard's event files; empty: none
     std::string init_from;  ///< checkpoint whose weights the run starts from, with a new optimizer state
     std::uint64_t seed = 1;
     std::int64_t threads = 0;  ///< 0: one per core
@@ -169,6 +173,12 @@ void visit_settings(Config& c, Visit&& visit) {
           Range{1, max_steps});
 
     visit("out", c.out, "directory of the run", any_value);
+    visit("sample-every", c.sample_every, "steps between texts of the model in metrics.jsonl; 0: none",
+          Range{0, max_steps});
+    visit("sample-tokens", c.sample_tokens, "tokens of such a text", Range{1, 1000});
+    visit("sample-prompt", c.sample_prompt, "text that it continues; empty: it begins after a line break",
+          any_value);
+    visit("tensorboard", c.tensorboard, "directory for TensorBoard's event files; empty: none", any_value);
     visit("init-from", c.init_from, "run or checkpoint whose model and weights to start from", any_value);
     visit("seed", c.seed, "seed of weights, data order and dropout", Range{0, 18446744073709551615.0});
     visit("threads", c.threads, "number of threads; 0: one per core", Range{0, 4096});

@@ -12,6 +12,7 @@
 #include <gradtile/train/evaluate.h>
 #include <gradtile/train/loss_svg.h>
 #include <gradtile/train/optional_json.h>
+#include <gradtile/train/sampler.h>
 
 namespace gradtile {
 namespace {
@@ -274,6 +275,7 @@ void Trainer::finish_step(StepReport report, std::int64_t stop_after) {
     pending_evaluation_.reset();
     record(report);
     if (bad_steps_in_a_row_ >= config_.max_bad_steps) stop_after_bad_steps(report);
+    if (due(config_.sample_every) || (config_.sample_every > 0 && last)) write_sample();
     if (last || best || step_ == stop_after || due(config_.save_every)) save(best);
     handle_save_reports();
 }
@@ -333,17 +335,34 @@ void Trainer::record(StepReport report) {
     report.wall_s = wall_s_before_ + seconds_of_run();
     loss_ = report.loss;
     history_.add(report);
-    if (metrics_) {
-        try {
-            metrics_->write(report);
-            metrics_failing_ = false;
-        } catch (const Error& error) {
-            // Reports once, not at every step while the disk is full.
-            if (!metrics_failing_) on_message_(error.what());
-            metrics_failing_ = true;
-        }
-    }
+    if (metrics_) report_first_failure(metrics_failing_, [&] { metrics_->write(report); });
+    if (events_) report_first_failure(events_failing_, [&] { events_->write(report); });
     if (on_step_) on_step_(report);
+}
+
+/// The draws are those of every other sample, so that texts differ by the weights only.
+void Trainer::write_sample() {
+    replica_->parallel.gather_values(*arena_ctx_);
+    if (!metrics_) return;
+    report_first_failure(samples_failing_, [&] {
+        constexpr double temperature = 0.8;
+        const SampledText sampled = sample_text(model(), {.prompt = config_.sample_prompt,
+                                                          .tokens = config_.sample_tokens,
+                                                          .temperature = temperature,
+                                                          .seed = config_.seed});
+        metrics_->write_sample(step_, config_.sample_prompt, sampled.text);
+    });
+}
+
+/// While the disk is full, reports once and not at every step.
+void Trainer::report_first_failure(bool& failing, const std::function<void()>& write) {
+    try {
+        write();
+        failing = false;
+    } catch (const Error& error) {
+        if (!failing) on_message_(error.what());
+        failing = true;
+    }
 }
 
 void Trainer::save(bool best) {

@@ -28,6 +28,7 @@
 #include <gradtile/train/schedule.h>
 #include <gradtile/train/step_input.h>
 #include <gradtile/train/step_report.h>
+#include <gradtile/train/tensorboard_events.h>
 #include <gradtile/train/train_config.h>
 
 namespace gradtile {
@@ -43,6 +44,7 @@ struct Resume {
     std::optional<std::string> data = {};  ///< the new path of the same data
     /// The new path of the same validation data; only for a run with separate validation data.
     std::optional<std::string> val_data = {};
+    std::optional<std::string> tensorboard = {};
     /// Resumes from an older checkpoint when the newest announced one is missing; see find_resume_point().
     bool restart = false;
 };
@@ -144,6 +146,7 @@ class Trainer {
     void allocate(const Context& ctx, Dataset dataset);
     void plan_arena();
     void prepare_saves(const std::filesystem::path& checkpoints);
+    void open_events(TensorBoardEvents::Run run);
     void open_directory(RunDirectory directory, bool resumed);
     void restore(const Checkpoint& checkpoint, const std::string& source);
     void restore_algorithms(const Checkpoint& checkpoint, const std::string& source);
@@ -168,6 +171,9 @@ class Trainer {
     void handle_bad_step(StepReport& report);
     Outcome evaluate_into(StepReport& report, bool& best);
     void record(StepReport report);
+    void check_sampling() const;
+    void write_sample();
+    void report_first_failure(bool& failing, const std::function<void()>& write);
     std::int64_t tokens_at(std::int64_t step) const { return step * config_.batch * config_.model.context; }
     double seconds_of_run() const;
     void save(bool best);
@@ -200,10 +206,11 @@ class Trainer {
 
     std::unique_ptr<RunDirectory> directory_;  // declared before the members that write into it
     std::unique_ptr<MetricsFile> metrics_;
+    std::unique_ptr<TensorBoardEvents> events_;
     std::unique_ptr<SnapshotWriter> writer_;
     std::string identity_;  // identity of the run; empty for runs of versions without identities
     LossHistory history_;
-    bool metrics_failing_ = false;
+    bool metrics_failing_ = false, events_failing_ = false, samples_failing_ = false;
 
     std::int64_t train_tokens_ = 0, validation_tokens_ = 0;
     std::optional<double> source_nll_;

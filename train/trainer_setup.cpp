@@ -91,7 +91,9 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
         replica_->initialize(Seed{config_.seed});
     }
     identity_ = group_->broadcast(new_run_identity());
-    if (purpose == Purpose::train && !config_.out.empty() && group_->is_root()) {
+    if (purpose != Purpose::train || !group_->is_root()) return;
+    open_events(TensorBoardEvents::Run::starts);
+    if (!config_.out.empty()) {
         // Memory is allocated first, so that a start that runs out of memory creates no directory.
         prepare_saves(RunDirectory::checkpoints_of(config_.out));
         open_directory(RunDirectory::create(config_, identity_), /*resumed=*/false);
@@ -122,6 +124,7 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     if (resume.device) config_.device = *resume.device;
     if (resume.zero) config_.zero = *resume.zero;
     if (resume.data) config_.data = *resume.data;
+    if (resume.tensorboard) config_.tensorboard = *resume.tensorboard;
     if (resume.val_data) {
         check(!config_.val_data.empty() && !resume.val_data->empty(), "val-data: '", *resume.val_data,
               "' when the run was made with '", config_.val_data,
@@ -152,6 +155,7 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     if (resume.steps) end_ = *resume.steps;
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
     if (directory && !is_finished()) {
+        open_events(TensorBoardEvents::Run::resumes);
         prepare_saves(directory->checkpoints());
         directory->remove_temporaries();
         open_directory(std::move(*directory), /*resumed=*/true);
@@ -209,6 +213,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     plan_ = plan_within(ctx, request, budget);
     try {
         allocate(ctx, std::move(dataset));
+        check_sampling();
     } catch (const OutOfMemory& error) {
         // Another process took memory that was free when the plan was made. This run's own memory is freed
         // first, so that the message says what would fit.
@@ -218,6 +223,15 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
         throw Error(concat(error.what(), "; the run needs ", plan_.total(), " bytes, ",
                            what_would_fit(ctx, request, available_memory(ctx.device()))));
     }
+}
+
+/// Refuses before the first step what every sample would refuse.
+void Trainer::check_sampling() const {
+    if (config_.sample_every == 0) return;
+    check(model().tokenizer.has_value(), "sample-every: ", config_.sample_every,
+          "; expected 0 for token files, whose tokens have no text");
+    model().tokenizer->encode(config_.sample_prompt, "sample-prompt",
+                              {.special_tokens = SpecialTokens::recognised});
 }
 
 /// Records the token in the settings, so that a resumed run and `gradtile eval` divide data in the same way.
@@ -285,6 +299,11 @@ void Trainer::prepare_saves(const std::filesystem::path& checkpoints) {
     } else {
         writer_->reserve(snapshot());
     }
+}
+
+/// Called before the run's directory changes, so that a start that is refused creates no run.
+void Trainer::open_events(TensorBoardEvents::Run run) {
+    if (!config_.tensorboard.empty()) events_ = std::make_unique<TensorBoardEvents>(config_.tensorboard, run);
 }
 
 void Trainer::open_directory(RunDirectory directory, bool resumed) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include <gradtile/core/check.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/json_value.h>
 
@@ -86,6 +87,18 @@ JsonValue results_of(const RunMetrics& run) {
     return results;
 }
 
+/// At most max_report_samples samples, among them the first and the last.
+List samples_of(const RunMetrics& run) {
+    const std::size_t count = std::min(run.samples.size(), max_report_samples);
+    List samples;
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t at = count > 1 ? i * (run.samples.size() - 1) / (count - 1) : 0;
+        samples.push_back(
+            JsonValue::object({{"step", run.samples[at].step}, {"text", run.samples[at].text}}));
+    }
+    return samples;
+}
+
 JsonValue as_json(const RunMetrics& run) {
     const std::size_t group = (run.points.size() + max_report_points - 1) / max_report_points;
     return JsonValue::object({{"name", run.name},
@@ -94,6 +107,7 @@ JsonValue as_json(const RunMetrics& run) {
                               {"results", results_of(run)},
                               {"steps", columns_of(run.points, group)},
                               {"evaluations", evaluations_of(run.points)},
+                              {"samples", samples_of(run)},
                               {"warnings", run.warnings}});
 }
 
@@ -102,7 +116,8 @@ List differing_settings(const std::vector<RunMetrics>& runs) {
     std::set<std::string> names;
     for (const RunMetrics& run : runs)
         for (const auto& [name, value] : run.settings) names.insert(name);
-    names.erase("out");  // left out, because every run has its own directory
+    for (const char* directory : {"out", "tensorboard"})
+        names.erase(directory);  // left out, because every run has its own directories
     List rows;
     for (const std::string& name : names) {
         List values;

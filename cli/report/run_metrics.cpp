@@ -50,6 +50,27 @@ std::optional<MetricsPoint> point_of(const json& object) {
     return point;
 }
 
+std::optional<MetricsSample> sample_of(const json& event) {
+    const auto is = [&](const char* key, auto holds) {
+        const auto found = event.find(key);
+        return found != event.end() && holds(*found);
+    };
+    const auto is_text = [](const json& value) { return value.is_string(); };
+    if (event["event"] != "sample" || !is("prompt", is_text) || !is("text", is_text) ||
+        !is("step", [](const json& value) { return value.is_number_integer(); }))
+        return std::nullopt;
+    const PrintableOptions whole{.max_characters = 4000, .multiline = true};
+    return MetricsSample{
+        .step = event["step"].get<std::int64_t>(),
+        .text = printable(event["prompt"].get<std::string>() + event["text"].get<std::string>(), whole)};
+}
+
+/// Like a step, a sample replaces those of the same and of later steps, which an earlier process wrote.
+void add_sample(std::vector<MetricsSample>& samples, MetricsSample sample) {
+    while (!samples.empty() && samples.back().step >= sample.step) samples.pop_back();
+    samples.push_back(std::move(sample));
+}
+
 std::map<std::string, std::string> settings_in(const std::filesystem::path& file) {
     constexpr std::uint64_t max_bytes = std::uint64_t{1} << 20;
     const json object = with_file_name("settings", file, [&] {
@@ -82,7 +103,10 @@ std::vector<double> read_lines(RunMetrics& run, const std::filesystem::path& fil
     for (std::string_view line; lines.next(line);) {
         ++number;
         const json object = *JsonValue::parse(line).value_or(JsonValue());
-        if (is_event(object)) continue;
+        if (is_event(object)) {
+            if (auto sample = sample_of(object)) add_sample(run.samples, std::move(*sample));
+            continue;
+        }
         const std::optional<MetricsPoint> point = point_of(object);
         if (!point) {
             if (bad++ == 0) first_bad = number;

@@ -18,10 +18,17 @@ struct MetricsPoint {
     std::optional<double> val_loss = {};
 };
 
+/// A text that the model wrote during training.
+struct MetricsSample {
+    std::int64_t step = 0;
+    std::string text;  ///< with the prompt
+};
+
 struct RunMetrics {
     std::string name;  ///< the directory's name, without control characters
     std::string path;  ///< the path as the user gave it, without control characters
     std::vector<MetricsPoint> points = {};
+    std::vector<MetricsSample> samples = {};
     std::int64_t refused_updates = 0;
     std::map<std::string, std::string> settings =
         {};  ///< as JSON texts; empty when config.json cannot be read

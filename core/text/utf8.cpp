@@ -1,5 +1,6 @@
 #include <gradtile/core/text/utf8.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <iomanip>
 #include <sstream>
@@ -56,6 +57,16 @@ void append_utf8(std::string& text, char32_t c) {
     const unsigned lead_marks = 0xF00u >> length;  // 110xxxxx, 1110xxxx, 11110xxx
     text += static_cast<char>((lead_marks & 0xFFu) | c >> (6 * (length - 1)));
     for (int i = length - 2; i >= 0; --i) text += static_cast<char>(0x80u | (c >> (6 * i) & 0x3Fu));
+}
+
+std::string replace_invalid_utf8(std::string_view text) {
+    std::string valid;
+    for (std::size_t offset = 0; offset < text.size();) {
+        const CodePoint point = decode_utf8(text, offset);
+        append_utf8(valid, point.length > 0 ? point.value : U'\uFFFD');
+        offset += static_cast<std::size_t>(std::max(point.length, 1));
+    }
+    return valid;
 }
 
 std::string code_point_name(char32_t c) {

@@ -18,6 +18,9 @@ CodePoint decode_utf8(std::string_view text, std::size_t offset);
 /// Whether the whole text is valid UTF-8.
 bool is_utf8(std::string_view text);
 
+/// Returns the text with U+FFFD in place of each byte that is not UTF-8, because JSON holds only UTF-8.
+std::string replace_invalid_utf8(std::string_view text);
+
 /// Appends a code point. Throws Error for values that UTF-8 cannot encode: surrogates, and values beyond
 /// U+10FFFF.
 void append_utf8(std::string& text, char32_t code_point);

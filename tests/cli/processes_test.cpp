@@ -157,6 +157,19 @@ TEST_F(Processes, OnlyRankZeroPrints) {
     EXPECT_EQ(steps_of(place_ / "run").size(), 8u);
 }
 
+TEST_F(Processes, OnlyRankZeroWritesEventsForTensorBoard) {
+    const auto events = place_ / "events";
+    const Outcome outcome =
+        start(training(place_ / "run") + Arguments{"--steps", "6", "--tensorboard", events.string()}).wait();
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    std::vector<std::filesystem::path> files(std::filesystem::directory_iterator(events), {});
+    ASSERT_EQ(files.size(), 1u);
+    std::int64_t losses = 0;
+    const std::string bytes = contents_of(files[0]), tag = "\x0a\x04loss";
+    for (std::size_t at = bytes.find(tag); at != std::string::npos; at = bytes.find(tag, at + 1)) ++losses;
+    EXPECT_EQ(losses, 6);
+}
+
 TEST_F(Processes, OthersNameAKilledProcess) {
     for (int round = 0; round < fault_rounds; ++round) {
         choose_ranks(round);

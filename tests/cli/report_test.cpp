@@ -191,5 +191,25 @@ TEST_F(Report, RefusesInOneLine) {
     refused(Arguments(25, run) + Arguments{"--out", page_}, {"25 runs", "at most 24"});
 }
 
+TEST_F(Report, ShowsSamplesOverTime) {
+    std::string lines = two_steps;
+    lines += R"({"event":"sample","step":1,"prompt":"One ","text":"old"})"
+             "\n"
+             R"({"event":"sample","step":1,"prompt":"One ","text":"day <b>\u001b[31m"})"
+             "\n"
+             R"({"event":"sample","step":"2","prompt":"","text":""})"
+             "\n"
+             R"({"event":"sample","step":2,"prompt":3,"text":""})"
+             "\n";
+    for (int step = 10; step < 60; ++step)
+        lines += concat(R"({"event":"sample","step":)", step, R"(,"prompt":"","text":"t"})", "\n");
+    const json data = data_of(page_of({write_run("samples", lines), write_run("none", two_steps)}));
+    const json& samples = data.at("runs").at(0).at("samples");
+    ASSERT_EQ(samples.size(), 12u);  // of 51
+    EXPECT_EQ(samples.front(), (json{{"step", 1}, {"text", "One day <b>\\u001b[31m"}}));
+    EXPECT_EQ(samples.back().at("step"), 59);
+    EXPECT_TRUE(data.at("runs").at(1).at("samples").empty());
+}
+
 }  // namespace
 }  // namespace gradtile::test

@@ -1,16 +1,10 @@
 // Output of the program on a pseudo-terminal of a given width.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <pty.h>
-#include <sys/ioctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 
-#include "program.h"
-
-#include <gradtile/core/check.h>
+#include "pseudo_terminal.h"
 
 namespace gradtile::test {
 namespace {
@@ -18,29 +12,16 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-struct Screen {
+struct TerminalOutcome {
     int exit_code = -1;
     std::string text;  ///< all output
 };
 
-Screen run_on_terminal(const Arguments& arguments, unsigned short columns, const char* term = "xterm") {
-    winsize size{.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
-    int terminal = -1;
-    const pid_t process = ::forkpty(&terminal, nullptr, nullptr, &size);
-    check(process >= 0, "cannot fork");
-    if (process == 0) {
-        ::setenv("TERM", term, 1);
-        execute_program(arguments);
-    }
-    Screen screen;
-    char bytes[4096];
-    for (ssize_t n = 0; (n = ::read(terminal, bytes, sizeof bytes)) > 0;)  // read() fails with EIO at the end
-        screen.text.append(bytes, static_cast<std::size_t>(n));
-    int status = 0;
-    ::waitpid(process, &status, 0);
-    ::close(terminal);
-    if (WIFEXITED(status)) screen.exit_code = WEXITSTATUS(status);
-    return screen;
+TerminalOutcome run_on_terminal(const Arguments& arguments, unsigned short columns,
+                                const char* term = "xterm") {
+    TerminalProgram program(arguments, columns, 24, {{"TERM", term}});
+    const int exit_code = program.wait();
+    return {exit_code, program.output()};
 }
 
 /// The lines that overwrite an earlier line: text after a carriage return without a line feed.
@@ -65,7 +46,7 @@ class Terminal : public testing::Test {
 
 TEST_F(Terminal, ProgressLineIsNarrowerThanTheTerminal) {
     for (const unsigned short columns : std::initializer_list<unsigned short>{20, 50, 80}) {
-        const Screen screen = run_on_terminal(training(std::to_string(columns)), columns);
+        const TerminalOutcome screen = run_on_terminal(training(std::to_string(columns)), columns);
         EXPECT_EQ(screen.exit_code, 0);
         const std::vector<std::string> lines = rewritten_lines(screen.text);
         ASSERT_GE(lines.size(), 2u);
@@ -74,19 +55,19 @@ TEST_F(Terminal, ProgressLineIsNarrowerThanTheTerminal) {
         EXPECT_THAT(screen.text, Not(HasSubstr("\x1b")));
     }
     // A terminal of unknown width counts as 80 columns.
-    const Screen screen = run_on_terminal(training("unknown"), 0);
+    const TerminalOutcome screen = run_on_terminal(training("unknown"), 0);
     for (const std::string& line : rewritten_lines(screen.text)) EXPECT_LT(line.size(), 80u) << line;
     EXPECT_THAT(screen.text, HasSubstr("tokens/s"));
 }
 
 TEST_F(Terminal, OldEvaluationIsShownWithItsStep) {
-    const Screen screen = run_on_terminal(training("run"), 120, "dumb");
+    const TerminalOutcome screen = run_on_terminal(training("run"), 120, "dumb");
     EXPECT_THAT(screen.text, testing::ContainsRegex("step 50/400  loss [0-9.]+  val [0-9.]+  "));
     EXPECT_THAT(screen.text, testing::ContainsRegex("step 60/400  loss [0-9.]+  val [0-9.]+ @ 50  "));
 }
 
 TEST_F(Terminal, DumbTerminalGetsWholeLines) {
-    const Screen screen = run_on_terminal(training("run"), 80, "dumb");
+    const TerminalOutcome screen = run_on_terminal(training("run"), 80, "dumb");
     EXPECT_EQ(screen.exit_code, 0);
     EXPECT_TRUE(rewritten_lines(screen.text).empty());
     EXPECT_THAT(screen.text, HasSubstr("step 400/400"));
@@ -102,7 +83,7 @@ TEST_F(Terminal, EscapesGeneratedControlCharactersOnATerminalOnly) {
     const Outcome piped = run(sampling);
     expect_success(piped);
     EXPECT_THAT(piped.out, testing::AllOf(HasSubstr("\x1b"), HasSubstr("\xc2\x9b")));
-    const Screen screen = run_on_terminal(sampling, 80);
+    const TerminalOutcome screen = run_on_terminal(sampling, 80);
     EXPECT_EQ(screen.exit_code, 0);
     EXPECT_THAT(screen.text, testing::AllOf(HasSubstr("\\u001b"), HasSubstr("\\u009b"), HasSubstr("\r\n")));
     EXPECT_THAT(screen.text, testing::AllOf(Not(HasSubstr("\x1b")), Not(HasSubstr("\xc2\x9b"))));

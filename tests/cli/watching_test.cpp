@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <map>
 #include <sstream>
 
@@ -112,6 +113,47 @@ TEST_F(Watching, TokensAndWallTimeContinueAfterAResume) {
     EXPECT_LE(wall, second.number("wall_s") + 1e-3);
     // The rate is that of the second process alone.
     EXPECT_GT(second.number("tokens_per_s"), 8 * 4 * 16 / 500.0);
+}
+
+/// Returns the number of records in an event file; -1 if the last one is not complete.
+std::int64_t complete_records(const std::string& bytes) {
+    std::int64_t records = 0;
+    for (std::size_t at = 0; at < bytes.size(); ++records) {
+        std::uint64_t size = 0;
+        if (bytes.size() - at < sizeof size) return -1;
+        std::memcpy(&size, &bytes[at], sizeof size);
+        at += sizeof size + 4 + size + 4;
+        if (at > bytes.size()) return -1;
+    }
+    return records;
+}
+
+TEST_F(Watching, AFullDiskDoesNotStopEventsForTensorBoardInTheMiddleOfOne) {
+    const auto events = place_ / "events";
+    const Outcome outcome = run(training() + Arguments{"--tensorboard", events.string(), "--steps", "40"},
+                                {.max_file_bytes = 3000});
+    EXPECT_EQ(outcome.exit_code, 1);  // no checkpoint could be saved
+    std::int64_t reports = 0;
+    for (const std::string& line : outcome.error_lines())
+        reports += line.starts_with("gradtile: tensorboard " + events.string() + ": ");
+    EXPECT_EQ(reports, 1) << outcome.err;
+    EXPECT_THAT(outcome.out, testing::HasSubstr("\nstep: 40\n"));
+    const std::vector<std::filesystem::path> files(std::filesystem::directory_iterator(events), {});
+    ASSERT_EQ(files.size(), 1u);
+    const std::string bytes = contents_of(files[0]);
+    EXPECT_GT(complete_records(bytes), 10);
+    EXPECT_LE(bytes.size(), 3000u);
+}
+
+TEST_F(Watching, ADirectoryOfEventsIsRefusedBeforeTheRunExists) {
+    const auto events = place_ / "events";
+    const Arguments flags{"--tensorboard", events.string()};
+    expect_success(run(training() + flags + Arguments{"--out", (place_ / "first").string()}));
+    expect_refused(run(training() + flags), {"tensorboard " + events.string() + ": has the event file "});
+    EXPECT_FALSE(exists(out_));
+    expect_refused(run(training() + Arguments{"--tensorboard", stories_}),
+                   {"tensorboard " + stories_ + ": is not a directory"});
+    EXPECT_FALSE(exists(out_));
 }
 
 }  // namespace

@@ -30,13 +30,15 @@ def make_runs(gradtile, directory):
     for name, rate in (("fast", "0.003"), (HOSTILE, "0.0003")):
         runs.append(directory / name)
         run(gradtile, "train", "--data", text, "--out", runs[-1], "--layers", "1", "--heads", "2", "--width", "32", "--context", "32", "--batch", "8",
-            "--steps", "200", "--eval-every", "40", "--warmup", "5", "--lr", rate, "--device", "cpu", "--threads", "1", "--quiet")
+            "--steps", "200", "--eval-every", "40", "--warmup", "5", "--lr", rate, "--sample-every", "80", "--sample-prompt", HOSTILE if name == "fast" else "One day", "--tokenizer", "bytes", "--device", "cpu", "--threads", "1", "--quiet")
     return runs
 
 
 def judge(browser, page_file, runs, directory):
     problems = []
-    metrics = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines() if "event" not in line]
+    lines = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
+    metrics = [line for line in lines if "event" not in line]
+    samples = [line for line in lines if line.get("event") == "sample"]
 
     def opened(fragment="", scheme="light", width=1200):
         page = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}).new_page()
@@ -50,6 +52,15 @@ def judge(browser, page_file, runs, directory):
     page = opened()
     values = lambda: page.inner_text("#values")
     require(page.locator("#runs button").all_inner_texts() == ["fast", HOSTILE], "names:", page.locator("#runs button").all_inner_texts())
+    cells = page.eval_on_selector_all("#samples tbody tr", "all => all.map(row => [...row.children].map(cell => cell.textContent))")
+    require([row[0] for row in cells] == ["80", "160", "200"], "steps of samples:", [row[0] for row in cells])
+    # Control characters are escaped, and all else of a text is shown as it is.
+    escaped = lambda text: "".join(c if c in "\n\t" or c.isprintable() else "?" for c in text)
+    for sample, row in zip(samples, cells):
+        shown = row[1]
+        require(shown.startswith(HOSTILE) and sample["prompt"] == HOSTILE, "a sample shows", shown)
+        if escaped(sample["text"]) == sample["text"] and "\ufffd" not in sample["text"]:
+            require(shown == HOSTILE + sample["text"], "a sample shows", repr(shown), "and not", repr(sample["text"]))
     curves, axes = ([option for option in page.eval_on_selector_all(f"{select} option", "all => all.map(o => o.value)")] for select in ("#y", "#x"))
     for curve in curves:
         for axis in axes:

@@ -104,6 +104,42 @@ TEST(MetricsFile, IsTruncatedBeforeAnUnwrittenLine) {
               (std::vector<std::string>{metrics_line(report(1)), R"({"event":"checkpoint","step":2})"}));
 }
 
+TEST(MetricsFile, KeepsTheSamplesOfTheStepsThatItKeeps) {
+    const TemporaryDirectory directory;
+    const auto path = directory / "metrics.jsonl";
+    const auto write_steps = [&](MetricsFile& metrics, std::int64_t first) {
+        for (std::int64_t step = first; step <= 4; ++step) {
+            metrics.write(report(step));
+            metrics.write_sample(step, "One \xff", concat("text ", step));
+        }
+    };
+    {
+        MetricsFile metrics(path);
+        write_steps(metrics, 1);
+    }
+    const std::vector<std::string> all = lines_of(path);
+    EXPECT_EQ(parse_json(all[1]),
+              (json{{"event", "sample"}, {"step", 1}, {"prompt", "One \xEF\xBF\xBD"}, {"text", "text 1"}}));
+    // A sample is no checkpoint, so the missing event is added. An unwritten step loses its sample, too.
+    EXPECT_EQ(MetricsFile::newest_checkpoint(path), 0);
+    { MetricsFile metrics(path, 2); }
+    EXPECT_EQ(lines_of(path), (std::vector<std::string>{all[0], all[1], all[2], all[3],
+                                                        R"({"event":"checkpoint","step":2})"}));
+    { MetricsFile metrics(path, 2, MetricsFile::Last::unwritten); }
+    EXPECT_EQ(lines_of(path),
+              (std::vector<std::string>{all[0], all[1], R"({"event":"checkpoint","step":2})"}));
+}
+
+TEST(MetricsFile, ALongSampleIsShortenedToALineThatCanBeRead) {
+    const TemporaryDirectory directory;
+    const auto path = directory / "metrics.jsonl";
+    {
+        MetricsFile metrics(path);
+        metrics.write_sample(1, std::string(100'000, '\x01'), std::string(100'000, '\x02'));
+    }
+    EXPECT_LT(lines_of(path).at(0).size(), MetricsFile::max_line_bytes);
+}
+
 TEST(MetricsFile, KnowsTheWallTimeOfTheStepThatIsResumedFrom) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";

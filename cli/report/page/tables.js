@@ -41,7 +41,17 @@ function fillTables() {
     fillTable(byId("settings"), ["setting", ...data.runs.map((run) => run.name)],
       data.settings.map(({name, values}) => [name, ...values.map((value) => value ?? "–")]));
   }
+  fillSamples();
   byId("warnings").replaceChildren(...data.runs.flatMap((run) => run.warnings).map((text) => cell("li", text)));
+}
+
+// A row for each step at which a run has a text, a column for each run that has texts.
+function fillSamples() {
+  const runs = data.runs.filter(({samples}) => samples.length > 0);
+  byId("samples-section").hidden = runs.length === 0;
+  const steps = [...new Set(runs.flatMap(({samples}) => samples.map(({step}) => step)))].sort((a, b) => a - b);
+  fillTable(byId("samples"), ["step", ...runs.map(({name}) => name)],
+    steps.map((step) => [readable(step), ...runs.map(({samples}) => samples.find((one) => one.step === step)?.text ?? "–")]));
 }
 
 function fillRuns(toggle) {
