@@ -31,4 +31,20 @@ void flash_backward(const Context&, const ResolvedOptions&, const Saved&, const 
     absent();
 }
 
+void memory_efficient_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&,
+                              const Tensor&, const Tensor&, const Tensor&) {
+    absent();
+}
+void memory_efficient_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
+                               const Gradients&) {
+    absent();
+}
+void flash1_forward(const Context&, const ResolvedOptions&, const Saved&) {
+    absent();
+}
+void flash1_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
+                     const Gradients&) {
+    absent();
+}
+
 }  // namespace gradtile::attention::cuda

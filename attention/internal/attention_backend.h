@@ -54,8 +54,10 @@ void flash1_forward(const Context& ctx, const ResolvedOptions& options, const Sa
 }  // namespace cpu
 namespace cuda {
 ExplainFunction explain_flash_forward;
-ForwardFunction naive_forward, flash_forward;
-BackwardFunction naive_backward, flash_backward;
+ForwardFunction naive_forward, flash_forward, memory_efficient_forward;
+BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flash1_backward;
+/// Like the function of this name in namespace cpu.
+void flash1_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved);
 }  // namespace cuda
 
 }  // namespace gradtile::attention
