@@ -271,11 +271,18 @@ std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k
                             const Options& options) {
     refuse_unavailable_algorithm(options);
     check_inputs(options, q, k, v);
-    if (options.algorithm != Algorithm::flash2) return concat(options.algorithm, ": one set of kernels");
+    const bool on_gpu = ctx.device().is_cuda();
+    const bool has_explanation =
+        options.algorithm != Algorithm::naive && (on_gpu || options.algorithm == Algorithm::flash2);
+    if (!has_explanation) return concat(options.algorithm, ": one set of kernels");
     const PackedSequences packed = resolve_packed(options, q);
     const Tensor q_batch = with_batch_axis(packed, q), k_batch = with_batch_axis(packed, k),
                  v_batch = with_batch_axis(packed, v);
-    const auto explain = ctx.device().is_cpu() ? cpu::explain_flash_forward : cuda::explain_flash_forward;
+    const auto explain = !on_gpu ? cpu::explain_flash_forward
+                         : options.algorithm == Algorithm::memory_efficient
+                             ? cuda::explain_memory_efficient_forward
+                         : options.algorithm == Algorithm::flash1 ? cuda::explain_flash1_forward
+                                                                  : cuda::explain_flash_forward;
     return explain(ctx, resolve(options, packed, q_batch, k_batch), q_batch, k_batch, v_batch);
 }
 

@@ -14,6 +14,14 @@ std::string explain_flash_forward(const Context&, const ResolvedOptions&, const 
                                   const Tensor&) {
     absent();
 }
+std::string explain_memory_efficient_forward(const Context&, const ResolvedOptions&, const Tensor&,
+                                             const Tensor&, const Tensor&) {
+    absent();
+}
+std::string explain_flash1_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&,
+                                   const Tensor&) {
+    absent();
+}
 void naive_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&, const Tensor&,
                    const Tensor&, const Tensor&) {
     absent();

@@ -224,7 +224,45 @@ void backward_typed(const Context& ctx, const ResolvedOptions& options, const Sa
                              saved.q.size(1), 1.0, into.sink);
 }
 
+/// What explain_forward() says of a call.
+template <class T>
+std::string explain(const ResolvedOptions& options, const Tensor& q, const Tensor& k, const Tensor& v,
+                    BlockSizes (*forward_blocks)(const TiledForwardParameters<T>&),
+                    BlockSizes (*backward_blocks)(const TiledBackwardParameters<T>&),
+                    const char* thread_blocks) {
+    TiledForwardParameters<T> of_forward{};
+    TiledBackwardParameters<T> of_backward{};
+    of_forward.sizes = of_backward.sizes = device::sizes_of(q, k, v);
+    of_forward.scores = of_backward.scores = options.scores;
+    const BlockSizes forward = forward_blocks(of_forward), backward = backward_blocks(of_backward);
+    return concat(thread_blocks, "; blocks of ", forward.rows, " rows and ", forward.keys,
+                  " keys in shared memory forward, ", backward.rows, " and ", backward.keys, " backward",
+                  has_tensor_cores<T> ? "" : "; no tensor cores");
+}
+
 }  // namespace
+
+std::string explain_memory_efficient_forward(const Context& ctx, const ResolvedOptions& options,
+                                             const Tensor& q, const Tensor& k, const Tensor& v) {
+    gradtile::cuda::use_device(ctx.device());
+    std::string text;
+    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+        text = explain<T>(options, q, k, v, memory_efficient_forward_blocks<T>,
+                          memory_efficient_backward_blocks<T>,
+                          "memory_efficient: a thread block for each block of rows");
+    });
+    return text;
+}
+std::string explain_flash1_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                                   const Tensor& k, const Tensor& v) {
+    gradtile::cuda::use_device(ctx.device());
+    std::string text;
+    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+        text = explain<T>(options, q, k, v, flash1_forward_blocks<T>, flash1_backward_blocks<T>,
+                          "flash1: a thread block for each head");
+    });
+    return text;
+}
 
 void memory_efficient_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
                               const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse) {

@@ -250,4 +250,22 @@ void launch_flash1_backward(const Context& ctx, const TiledBackwardParameters<T>
     });
 }
 
+template <class T>
+BlockSizes flash1_forward_blocks(const TiledForwardParameters<T>& p) {
+    BlockSizes blocks{};
+    visit_forward_tiles<T, 8>(p, [&]<class Tiles, int limit>() {
+        using Layout = Flash1ForwardLayout<Tiles, limit>;
+        blocks = {Layout::rows, Layout::keys};
+    });
+    return blocks;
+}
+template <class T>
+BlockSizes flash1_backward_blocks(const TiledBackwardParameters<T>& p) {
+    BlockSizes blocks{};
+    visit_backward_tiles<T, KeysAreOuter>(p, [&]<class Tiles, int>() {
+        blocks = {Tiles::rows, Tiles::keys};
+    });
+    return blocks;
+}
+
 }  // namespace gradtile::attention::cuda::tiled

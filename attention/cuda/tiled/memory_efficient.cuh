@@ -218,4 +218,21 @@ void launch_memory_efficient_backward(const Context& ctx, const TiledBackwardPar
     });
 }
 
+template <class T>
+BlockSizes memory_efficient_forward_blocks(const TiledForwardParameters<T>& p) {
+    BlockSizes blocks{};
+    visit_forward_tiles<T, 4>(p, [&]<class Tiles, int>() {
+        blocks = {Tiles::warps * Tiles::warp_rows, Tiles::keys};
+    });
+    return blocks;
+}
+template <class T>
+BlockSizes memory_efficient_backward_blocks(const TiledBackwardParameters<T>& p) {
+    BlockSizes blocks{};
+    visit_backward_tiles<T, RowsAreOuter>(p, [&]<class Tiles, int>() {
+        blocks = {Tiles::rows, Tiles::keys};
+    });
+    return blocks;
+}
+
 }  // namespace gradtile::attention::cuda::tiled

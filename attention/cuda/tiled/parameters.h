@@ -57,4 +57,18 @@ void launch_memory_efficient_backward(const Context& ctx, const TiledBackwardPar
 template <class T>
 void launch_flash1_backward(const Context& ctx, const TiledBackwardParameters<T>& parameters);
 
+/// Rows and keys whose tiles a thread block has in shared memory at the same time.
+struct BlockSizes {
+    int rows, keys;
+};
+/// The blocks with which the functions above compute a call. Only sizes and scores of the parameters matter.
+template <class T>
+BlockSizes memory_efficient_forward_blocks(const TiledForwardParameters<T>& parameters);
+template <class T>
+BlockSizes flash1_forward_blocks(const TiledForwardParameters<T>& parameters);
+template <class T>
+BlockSizes memory_efficient_backward_blocks(const TiledBackwardParameters<T>& parameters);
+template <class T>
+BlockSizes flash1_backward_blocks(const TiledBackwardParameters<T>& parameters);
+
 }  // namespace gradtile::attention::cuda::tiled
