@@ -323,16 +323,17 @@ struct TensorBackwardTiles : TensorAddresses {
         /// Writes factor * the sums to the rows or keys that exist.
         template <Write write>
         __device__ __forceinline__ void put(const RowsInMemory<float>& to, float factor) const {
+            // All lanes must call warp_index().
+            const int first_row = strip() + lane_index() / 4, column = first_column() + lane_index() % 4 * 2;
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const int row = strip() + i * 8 + lane_index() / 4;
+                const int row = first_row + i * 8;
                 if (row >= to.rows) continue;
-                float* const of_row = to.first + row * to.stride;
+                float* const of_row = to.first + row * to.stride + column;
 #pragma unroll
                 for (int n = 0; n < columns / 8; ++n)
-                    if (const int column = first_column() + n * 8 + lane_index() % 4 * 2; column < to.columns)
-                        put_pair<write>(of_row + column, x[0][n][2 * i] * factor,
-                                        x[0][n][2 * i + 1] * factor);
+                    if (column + n * 8 < to.columns)
+                        put_pair<write>(of_row + n * 8, x[0][n][2 * i] * factor, x[0][n][2 * i + 1] * factor);
             }
         }
     };

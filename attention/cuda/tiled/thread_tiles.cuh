@@ -286,9 +286,10 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         /// The pointers belong to the tile's first row; `sums` is null for 1.
         __device__ __forceinline__ void load(const A* references, const A* sums, const A* deltas,
                                              int existing_rows) {
+            const int first = first_of_lane();
 #pragma unroll
             for (int a = 0; a < micro; ++a) {
-                const int row = first_of_lane() + 2 * a;
+                const int row = first + 2 * a;
                 const bool exists = row < existing_rows;
                 const A m = exists ? references[row] : A(0),
                         sum = exists && sums != nullptr ? sums[row] : A(1);
@@ -336,9 +337,10 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         /// Writes factor * the sums to the rows or keys that exist.
         template <Write write>
         __device__ __forceinline__ void put(const RowsInMemory<A>& to, A factor) const {
+            const int first = first_of_lane();
 #pragma unroll
             for (int a = 0; a < micro; ++a) {
-                const int row = first_of_lane() + 2 * a;
+                const int row = first + 2 * a;
                 if (row >= to.rows) continue;
 #pragma unroll
                 for (int n = 0; n < lane_columns; ++n)
