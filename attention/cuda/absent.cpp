@@ -1,6 +1,7 @@
 // Replaces the CUDA functions of attention in a build without the CUDA toolkit. Each function throws an
 // Error.
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/warp_partition_backend.h>
 #include <gradtile/core/cuda/cuda_runtime.h>
 
 namespace gradtile::attention::cuda {
@@ -52,6 +53,11 @@ void flash1_forward(const Context&, const ResolvedOptions&, const Saved&) {
 }
 void flash1_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
                      const Gradients&) {
+    absent();
+}
+
+void partitioned_forward(const Context&, lab::WarpPartition, lab::GridOrder, const Tensor&, const Tensor&,
+                         const Tensor&, bool, const Tensor&, const Tensor&) {
     absent();
 }
 
