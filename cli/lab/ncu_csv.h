@@ -24,7 +24,11 @@ std::vector<KernelTraffic> parse_ncu_csv(std::string_view text);
 /// Throws Error with the file's name.
 std::vector<KernelTraffic> read_ncu_csv(const std::filesystem::path& path);
 
-/// "forward" or "backward" for the kernels of gradtile's flash2, "" for others.
-std::string pass_of_kernel(std::string_view kernel);
+/// What a kernel computes. The algorithm is "every" for a kernel that the backward passes of all algorithms
+/// launch; algorithm and pass are "" for kernels that are not gradtile's attention.
+struct KernelRole {
+    std::string algorithm, pass;
+};
+KernelRole role_of_kernel(std::string_view kernel);
 
 }  // namespace gradtile::cli
