@@ -7,11 +7,13 @@
 #include <cmath>
 
 #include <gradtile/attention/cuda/tiled/problem.cuh>
+#include <gradtile/core/cuda/device/packed.cuh>
 
 namespace gradtile::attention::cuda::tiled {
 
-/// Sizes of the tiles. A half-warp of 16 lanes shares its rows. Lane y of it takes the keys y, y + 16, .. and
-/// the columns y, y + 16, .. of a result; half-warp h of a warp takes the warp's rows h, h + 2, ..
+/// Sizes of the tiles. A half-warp of 16 lanes shares `micro` neighbouring rows. Lane y of it takes the keys
+/// y, y + 16,
+/// .. and, of a result, groups of `group` neighbouring columns, 16 groups apart.
 template <class A_, int head_dim_, bool has_rule_, int micro_>
 struct ThreadTiles {
     using T = A_;
@@ -22,15 +24,30 @@ struct ThreadTiles {
     static constexpr int warps = 8, threads = 32 * warps, warp_rows = 2 * micro;
     static constexpr int rows = warps * warp_rows, keys = 16 * micro;
     static_assert(rows == keys);
-    // Rows of tiles have odd lengths, so that threads that read a column use different banks.
-    static constexpr int row_length = head_dim + 1, pair_length = keys + 1;
+    /// Numbers that are loaded from shared memory at a time. They also pad the rows of tiles, so that threads
+    /// that read neighbouring rows use different banks.
+    static constexpr int vector = 16 / int{sizeof(A)};
+    static constexpr int row_length = head_dim + vector, pair_length = keys + vector;
     static constexpr int lane_columns = head_dim / 16;  ///< of a lane's results
+    static constexpr int group = lane_columns < vector ? lane_columns : vector;
 
     __device__ __forceinline__ static Address at(unsigned char* shared, int offset) {
         return reinterpret_cast<A*>(shared + offset);
     }
     __device__ __forceinline__ static int half_warp() { return lane_index() / 16; }
     __device__ __forceinline__ static int half_lane() { return lane_index() % 16; }
+    /// The first of a lane's rows within its warp's, and its n-th column.
+    __device__ __forceinline__ static int first_row() { return half_warp() * micro; }
+    __device__ __forceinline__ static int column_of(int n) {
+        return n / group * 16 * group + half_lane() * group + n % group;
+    }
+    template <int n>
+    __device__ __forceinline__ static void load_vector(A (&x)[n], const A* from) {
+        using gradtile::cuda::device::Packed;
+        const auto packed = *reinterpret_cast<const Packed<A, n>*>(from);
+#pragma unroll
+        for (int i = 0; i < n; ++i) x[i] = packed[i];
+    }
     /// Reductions over the lanes of a half-warp.
     __device__ __forceinline__ static A row_max(A x) {
 #pragma unroll
@@ -58,9 +75,8 @@ struct ThreadTiles {
         load<keys, threads>(to, from, static_cast<int>(threadIdx.x));
     }
 
-    /// c = x y^T for a lane's rows of x and keys of y, which are row_step and 16 rows apart.
-    __device__ __forceinline__ static void multiply_transposed(A (&c)[micro][micro], const A* x, int row_step,
-                                                               const A* y) {
+    /// c = x y^T for a lane's rows of x, which are adjacent, and keys of y, which are 16 rows apart.
+    __device__ __forceinline__ static void multiply_transposed(A (&c)[micro][micro], const A* x, const A* y) {
         constexpr int depth = 32;  // columns of a partial sum
 #pragma unroll
         for (int a = 0; a < micro; ++a)
@@ -69,17 +85,19 @@ struct ThreadTiles {
 #pragma unroll 1
         for (int first = 0; first < head_dim; first += depth) {
             A part[micro][micro] = {};
-#pragma unroll 8
-            for (int column = first; column < first + depth; ++column) {
-                A left[micro], right[micro];
+#pragma unroll 2
+            for (int column = first; column < first + depth; column += vector) {
+                A left[micro][vector], right[micro][vector];
 #pragma unroll
-                for (int a = 0; a < micro; ++a) left[a] = x[a * row_step * row_length + column];
+                for (int a = 0; a < micro; ++a) load_vector(left[a], x + a * row_length + column);
 #pragma unroll
-                for (int b = 0; b < micro; ++b) right[b] = y[b * 16 * row_length + column];
+                for (int b = 0; b < micro; ++b) load_vector(right[b], y + b * 16 * row_length + column);
 #pragma unroll
-                for (int a = 0; a < micro; ++a)
+                for (int e = 0; e < vector; ++e)
 #pragma unroll
-                    for (int b = 0; b < micro; ++b) part[a][b] = fma(left[a], right[b], part[a][b]);
+                    for (int a = 0; a < micro; ++a)
+#pragma unroll
+                        for (int b = 0; b < micro; ++b) part[a][b] = fma(left[a][e], right[b][e], part[a][b]);
             }
 #pragma unroll
             for (int a = 0; a < micro; ++a)
@@ -88,33 +106,48 @@ struct ThreadTiles {
         }
     }
 
-    /// sums[a] = factor[a] * sums[a] + sum over j of left[2 a left_step + j depth_step] * right[j, ..], for a
-    /// lane's rows a and columns.
+    /// How a factor lies in a tile of pairs: its rows are the tile's rows or the tile's keys.
+    enum class Factor : std::uint8_t { by_rows, by_keys };
+
+    /// sums = scale * sums + factor * right for a lane's rows and columns. `pairs` is the element of the
+    /// factor's tile that belongs to the lane's first row and to right's first row.
+    template <Factor factor>
     __device__ __forceinline__ static void add_product(A (&sums)[micro][lane_columns],
-                                                       const A (&factor)[micro], const A* left, int left_step,
-                                                       int depth_step, const A* right) {
-        constexpr int group = lane_columns < 4 ? lane_columns : 4;  // columns at a time
+                                                       const A (&scale)[micro], const A* pairs,
+                                                       const A* right) {
 #pragma unroll
         for (int column = 0; column < lane_columns; column += group) {
             A part[micro][group] = {};
-#pragma unroll 4
-            for (int j = 0; j < keys; ++j) {
-                A x[micro], y[group];
+#pragma unroll 2
+            for (int j = 0; j < keys; j += vector) {
+                A left[micro][vector];
+                if constexpr (factor == Factor::by_rows) {
 #pragma unroll
-                for (int a = 0; a < micro; ++a) x[a] = left[2 * a * left_step + j * depth_step];
+                    for (int a = 0; a < micro; ++a) load_vector(left[a], pairs + a * pair_length + j);
+                } else {
 #pragma unroll
-                for (int n = 0; n < group; ++n)
-                    y[n] = right[j * row_length + half_lane() + (column + n) * 16];
+                    for (int e = 0; e < vector; ++e) {
+                        A of_rows[micro];
+                        load_vector(of_rows, pairs + (j + e) * pair_length);
 #pragma unroll
-                for (int a = 0; a < micro; ++a)
+                        for (int a = 0; a < micro; ++a) left[a][e] = of_rows[a];
+                    }
+                }
 #pragma unroll
-                    for (int n = 0; n < group; ++n) part[a][n] = fma(x[a], y[n], part[a][n]);
+                for (int e = 0; e < vector; ++e) {
+                    A y[group];
+                    load_vector(y, right + (j + e) * row_length + column_of(column));
+#pragma unroll
+                    for (int a = 0; a < micro; ++a)
+#pragma unroll
+                        for (int n = 0; n < group; ++n) part[a][n] = fma(left[a][e], y[n], part[a][n]);
+                }
             }
 #pragma unroll
             for (int a = 0; a < micro; ++a)
 #pragma unroll
                 for (int n = 0; n < group; ++n)
-                    sums[a][column + n] = fma(sums[a][column + n], factor[a], part[a][n]);
+                    sums[a][column + n] = fma(sums[a][column + n], scale[a], part[a][n]);
         }
     }
 
@@ -166,13 +199,13 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         __device__ __forceinline__ void add_keys(Address q, Address k, Address v, Address p,
                                                  const Scoring<A>& scoring, int row, int key) {
             if (!scoring.mask.sees_any(row, warp_rows, key, keys)) return;
-            const int h = Base::half_warp(), y = Base::half_lane();
+            const int first = Base::first_row(), y = Base::half_lane();
             const A infinity = static_cast<A>(HUGE_VAL);
             A s[micro][micro], factor[micro];
-            Base::multiply_transposed(s, q + h * row_length, 2, k + y * row_length);
+            Base::multiply_transposed(s, q + first * row_length, k + y * row_length);
 #pragma unroll
             for (int a = 0; a < micro; ++a) {
-                const int i = row + h + 2 * a;
+                const int i = row + first + a;
                 A largest = max_[a];
 #pragma unroll
                 for (int b = 0; b < micro; ++b) {
@@ -191,12 +224,12 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
                     A probability = exp(s[a][b] - reference);
                     of_lane += probability;
                     if constexpr (has_rule) probability *= kept(*scoring.rule, i, key + y + 16 * b);
-                    p[(h + 2 * a) * pair_length + y + 16 * b] = probability;
+                    p[(first + a) * pair_length + y + 16 * b] = probability;
                 }
                 sum_[a] = fma(sum_[a], factor[a], Base::row_sum(of_lane));
             }
             __syncwarp();
-            Base::add_product(o_, factor, p + h * pair_length, pair_length, 1, v);
+            Base::template add_product<Base::Factor::by_rows>(o_, factor, p + first * pair_length, v);
             __syncwarp();  // the half-warps have read P
         }
 
@@ -225,7 +258,7 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
                 const A inverse = sum_[a] == 0 ? A(0) : factor / sum_[a];
 #pragma unroll
                 for (int n = 0; n < lane_columns; ++n)
-                    if (const int column = Base::half_lane() + n * 16; column < to.columns)
+                    if (const int column = Base::column_of(n); column < to.columns)
                         to.first[row * to.stride + column] = o_[a][n] * inverse;
             });
         }
@@ -233,7 +266,7 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
             for_each_row(from.rows, [&](int a, int row) {
 #pragma unroll
                 for (int n = 0; n < lane_columns; ++n) {
-                    const int column = Base::half_lane() + n * 16;
+                    const int column = Base::column_of(n);
                     o_[a][n] =
                         column < from.columns ? from.first[row * from.stride + column] * sum_[a] : A(0);
                 }
@@ -254,7 +287,7 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         __device__ __forceinline__ static void for_each_row(int rows, F&& f) {
 #pragma unroll
             for (int a = 0; a < micro; ++a)
-                if (const int row = Base::half_warp() + 2 * a; row < rows) f(a, row);
+                if (const int row = Base::first_row() + a; row < rows) f(a, row);
         }
         A o_[micro][lane_columns], max_[micro], sum_[micro];
     };
@@ -277,7 +310,7 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         Base::load_keys(to, from);
     }
     __device__ __forceinline__ static int first_of_lane() {
-        return warp_index() * warp_rows + Base::half_warp();
+        return warp_index() * warp_rows + Base::first_row();
     }
 
     /// What P and dS of a lane's rows need. Rows that do not exist have P = 0.
@@ -289,7 +322,7 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
             const int first = first_of_lane();
 #pragma unroll
             for (int a = 0; a < micro; ++a) {
-                const int row = first + 2 * a;
+                const int row = first + a;
                 const bool exists = row < existing_rows;
                 const A m = exists ? references[row] : A(0),
                         sum = exists && sums != nullptr ? sums[row] : A(1);
@@ -309,13 +342,13 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
                                                          int key) {
         const int first = first_of_lane(), y = Base::half_lane();
         A s[micro][micro], d_p[micro][micro];
-        Base::multiply_transposed(s, q + first * row_length, 2, k + y * row_length);
-        Base::multiply_transposed(d_p, d_o + first * row_length, 2, v + y * row_length);
+        Base::multiply_transposed(s, q + first * row_length, k + y * row_length);
+        Base::multiply_transposed(d_p, d_o + first * row_length, v + y * row_length);
 #pragma unroll
         for (int a = 0; a < micro; ++a)
 #pragma unroll
             for (int b = 0; b < micro; ++b) {
-                const int i = row + first + 2 * a, j = key + y + 16 * b;
+                const int i = row + first + a, j = key + y + 16 * b;
                 A probability = 0, factor = dropout_scale, derivative = 0;
                 if (Base::sees(scoring.mask, i, j)) {
                     const Score<A> score = Base::score(scoring, s[a][b], i, j);
@@ -323,7 +356,7 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
                     derivative = score.derivative;
                     if constexpr (has_rule) factor *= kept(*scoring.rule, i, j);
                 }
-                const int pair = (first + 2 * a) * pair_length + y + 16 * b;
+                const int pair = (first + a) * pair_length + y + 16 * b;
                 p[pair] = factor == 0 ? A(0) : probability;
                 d_s[pair] = probability * fma(factor, d_p[a][b], -statistics.delta[a]) * derivative;
             }
@@ -340,33 +373,34 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
             const int first = first_of_lane();
 #pragma unroll
             for (int a = 0; a < micro; ++a) {
-                const int row = first + 2 * a;
+                const int row = first + a;
                 if (row >= to.rows) continue;
 #pragma unroll
                 for (int n = 0; n < lane_columns; ++n)
-                    if (const int column = Base::half_lane() + n * 16; column < to.columns)
+                    if (const int column = Base::column_of(n); column < to.columns)
                         tiled::put<write>(to.first + row * to.stride + column, x[a][n] * factor);
             }
         }
 
       protected:
-        __device__ __forceinline__ void add(const A* left, int left_step, int depth_step, const A* right) {
+        template <typename Base::Factor factor>
+        __device__ __forceinline__ void add(const A* pairs, const A* right) {
             A ones[micro];
 #pragma unroll
             for (A& one : ones) one = 1;
-            Base::add_product(x, ones, left, left_step, depth_step, right);
+            Base::template add_product<factor>(x, ones, pairs, right);
         }
     };
     struct RowSums : Sums {
         /// += pairs y for y [keys, ..]
         __device__ __forceinline__ void add(const A* pairs, const A* y) {
-            Sums::add(pairs + first_of_lane() * pair_length, pair_length, 1, y);
+            Sums::template add<Base::Factor::by_rows>(pairs + first_of_lane() * pair_length, y);
         }
     };
     struct KeySums : Sums {
         /// += pairs^T y for y [rows, ..]
         __device__ __forceinline__ void add(const A* pairs, const A* y) {
-            Sums::add(pairs + first_of_lane(), 1, pair_length, y);
+            Sums::template add<Base::Factor::by_keys>(pairs + first_of_lane(), y);
         }
     };
 };

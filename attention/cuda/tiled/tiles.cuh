@@ -62,7 +62,8 @@ struct TensorBackwardPolicy {
 template <class A, int head_dim, int tiles, int pair_tiles, int shared_limit>
 inline constexpr int micro_of = [] {
     for (int micro = sizeof(A) == 8 ? 2 : 4; micro > 0; micro /= 2) {
-        const int rows = 16 * micro, numbers = tiles * rows * (head_dim + 1) + pair_tiles * rows * (rows + 1);
+        const int rows = 16 * micro, padding = 16 / static_cast<int>(sizeof(A));
+        const int numbers = tiles * rows * (head_dim + padding) + pair_tiles * rows * (rows + padding);
         if (numbers * static_cast<int>(sizeof(A)) + rule_shared_bytes <= shared_limit) return micro;
     }
     return 0;
