@@ -24,14 +24,15 @@ enum class Algorithm : std::uint8_t {
     /// Stores S and P; in float64 the reference for other algorithms. On a GPU its products take all pairs,
     /// so that a NaN in a hidden key or in another packed sequence reaches every row.
     naive,
-    // Without packed sequences, for comparison:
+    // For comparison. They refuse packed sequences and, on a GPU with 99 KB of shared memory per thread
+    // block, float64 gradients of head dims above 128:
     /// Rabe & Staats: K/V blocks with a running maximum, in linear memory; backward block of rows by block of
     /// rows. Unfused on the CPU.
     memory_efficient,
-    /// FlashAttention: the outer loop is over K/V blocks in forward, too. On a GPU one thread block computes a
-    /// head, so few heads leave multiprocessors idle.
+    /// FlashAttention: the outer loop is over K/V blocks in forward, too. On a GPU one thread block computes
+    /// a head, so few heads leave multiprocessors idle.
     flash1,
-    flash = flash2,    ///< the same algorithm
+    flash = flash2,  ///< the same algorithm
 };
 std::ostream& operator<<(std::ostream& out, Algorithm algorithm);
 /// Returns the algorithm of this name; "flash" is flash2. Throws Error "SETTING: 'TEXT' is unknown; expected
@@ -53,10 +54,10 @@ struct Options {
     bool causal = false;    ///< a row sees no key after its own position; replaces window.right by 0
     Window window = {};     ///< sliding window
     bool top_left = false;  ///< aligns row 0 with key 0; by default the last row is aligned with the last key
-    /// Makes gradients equal to the bit from run to run. On the CPU they always are, and on a GPU dK and dV of
-    /// flash2 and naive and all gradients of flash1 are. On a GPU this option also fixes the order of flash2's
-    /// additions to dQ, which costs the 16-bit backward pass 11 to 22% of its speed, and of memory_efficient's
-    /// to dK and dV: one thread block then computes a K/V head.
+    /// Makes gradients equal to the bit from run to run. On the CPU they always are, and on a GPU dK and dV
+    /// of flash2 and naive and all gradients of flash1 are. On a GPU this option also fixes the order of
+    /// flash2's additions to dQ, which costs the 16-bit backward pass 11 to 22% of its speed, and of
+    /// memory_efficient's to dK and dV: one thread block then computes a K/V head.
     bool deterministic = false;
 
     // ---- Options of the scores and probabilities ----
