@@ -29,9 +29,7 @@ enum class Algorithm : std::uint8_t {
     /// Rabe & Staats: K/V blocks with a running maximum, in linear memory; backward block of rows by block of
     /// rows. Unfused on the CPU.
     memory_efficient,
-    /// FlashAttention: the outer loop is over K/V blocks in forward, too. On a GPU one thread block computes
-    /// a head, so few heads leave multiprocessors idle.
-    flash1,
+    flash1,          ///< FlashAttention: the outer loop is over K/V blocks in forward, too
     flash = flash2,  ///< the same algorithm
 };
 std::ostream& operator<<(std::ostream& out, Algorithm algorithm);

@@ -259,7 +259,7 @@ std::string explain_flash1_forward(const Context& ctx, const ResolvedOptions& op
     std::string text;
     visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
         text = explain<T>(options, q, k, v, flash1_forward_blocks<T>, flash1_backward_blocks<T>,
-                          "flash1: a thread block for each head");
+                          "flash1: a thread block for each head, or several for a part of it each");
     });
     return text;
 }

@@ -1,11 +1,13 @@
 #pragma once
-/// FlashAttention (Dao et al. 2022) on the GPU: algorithm 1 forward, algorithm 4 backward. One thread block
-/// for each head, as in the paper's first version. The outer loop of both passes is over blocks of keys,
-/// which stay in shared memory, the paper's fast memory. Every block of keys loads, updates and stores O, m
-/// and l of the rows that see it; the backward pass does the same with dQ.
+/// FlashAttention (Dao et al. 2022) on the GPU: algorithm 1 forward, algorithm 4 backward. The outer loop of
+/// both passes is over blocks of keys, which stay in shared memory, the paper's fast memory. Every block of
+/// keys loads, updates and stores O, m and l of the rows that see it; the backward pass does the same with
+/// dQ.
 ///
-/// In the forward pass the blocks of rows are independent of each other, so each warp takes rows of its own
-/// and waits for the others only when the block of keys changes.
+/// The paper's first version has one thread block for each head. Where heads do not fill the GPU, several
+/// thread blocks divide the rows of a head forward, and its blocks of keys backward. In the forward pass the
+/// blocks of rows are independent of each other, so each warp takes rows of its own and waits for the others
+/// only when the block of keys changes.
 #include <gradtile/attention/cuda/tiled/tiles.cuh>
 #include <gradtile/core/cuda/device/async_copy.cuh>
 
@@ -45,15 +47,18 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ RuleInShared<A> rule;
     const DeviceMask& mask = p.mask;
-    const int batch_head = static_cast<int>(blockIdx.x), batch = batch_head / p.sizes.heads,
-              head = batch_head % p.sizes.heads, warp = warp_index();
+    const int batch_head = static_cast<int>(blockIdx.x) / p.splits,
+              split = static_cast<int>(blockIdx.x) % p.splits;
+    const int batch = batch_head / p.sizes.heads, head = batch_head % p.sizes.heads, warp = warp_index();
     const StridedRows<const T> q = p.q.head(batch, head), k = p.k.head(batch, head / p.sizes.group),
                                v = p.v.head(batch, head / p.sizes.group);
     const StridedRows<A> o = p.o_sums.head(batch, head);
     const std::int64_t statistics = std::int64_t{batch_head} * mask.queries;
     A *const m = p.row_max + statistics, *const l = p.row_sum + statistics;
-    // A warp takes every Tiles::warps-th strip of rows. It alone reads and writes their O, m and l.
-    constexpr int strip = Tiles::warp_rows, step = Tiles::warps * strip;
+    // The warps of all splits take strips of rows in turn. A warp alone reads and writes the O, m and l of
+    // its strips.
+    constexpr int strip = Tiles::warp_rows;
+    const int own_row = (split * Tiles::warps + warp) * strip, step = p.splits * Tiles::warps * strip;
     const auto scratch = Tiles::at(shared, Layout::scratch + warp * Tiles::scratch_bytes);
     const auto q_tile = [&](int stage) {
         return Tiles::at(shared, Layout::q + (warp * Layout::query_stages + stage % Layout::query_stages) *
@@ -70,7 +75,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     const Scoring<A> scoring{mask, &rule.get(), p.scale};
     typename Tiles::Rows state;
     state.start(rule.get().sink);
-    for (int row = warp * strip; row < mask.queries; row += step) {
+    for (int row = own_row; row < mask.queries; row += step) {
         state.store_statistics(m + row, l + row, mask.queries - row);
         state.store_output(rows_from(o, row, mask.queries, p.sizes.v_dim), A(1));
     }
@@ -87,8 +92,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                              rows_from(v, key, mask.keys, p.sizes.v_dim));
         }
         // The warp's first strip with a row from first_row on.
-        const int earlier = max(0, first_row - (warp + 1) * strip + 1);
-        int row = warp * strip + (earlier + step - 1) / step * step;
+        const int earlier = max(0, first_row - (own_row + strip) + 1);
+        int row = own_row + (earlier + step - 1) / step * step;
         load_queries(0, row, end_row);
         wait_for_copies<0>();
         __syncthreads();  // the keys are in shared memory
@@ -115,7 +120,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     wait_for_copies<0>();
     // LSE = m + ln l, and dropout's factor, which does not change the sums l.
     const A dropout_scale = rule.get().dropout_scale;
-    for (int row = warp * strip; row < mask.queries; row += step) {
+    for (int row = own_row; row < mask.queries; row += step) {
         const int rows = mask.queries - row;
         __syncwarp();
         state.load_statistics(m + row, l + row, rows);
@@ -229,13 +234,34 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     }
 }
 
+/// Thread blocks that divide the rows of a head: the fewest with which 90% of the multiprocessors work,
+/// averaged over the run, or else the best number. The paper's first version has one.
+inline int flash1_row_splits(std::int64_t heads, std::int64_t row_blocks, std::int64_t processors) {
+    constexpr std::int64_t most = 32;
+    int best = 1;
+    double best_occupancy = 0;
+    for (std::int64_t splits = 1; splits <= std::min(most, row_blocks); ++splits) {
+        const std::int64_t blocks = heads * splits, runs = ceil_div(blocks, processors);
+        const double occupancy = static_cast<double>(blocks) / static_cast<double>(runs * processors);
+        if (occupancy <= best_occupancy) continue;
+        best = static_cast<int>(splits);
+        best_occupancy = occupancy;
+        if (occupancy >= 0.9) break;
+    }
+    return best;
+}
+
 template <class T>
 void launch_flash1_forward(const Context& ctx, const TiledForwardParameters<T>& p) {
     visit_forward_tiles<T, 8>(p, [&]<class Tiles, int limit>() {
         using Layout = Flash1ForwardLayout<Tiles, limit>;
         static_assert(Layout::bytes + rule_shared_bytes <= limit);
-        launch_blocks(ctx, flash1_forward_kernel<Tiles, Layout>, std::int64_t{p.batch_size} * p.sizes.heads,
-                      Tiles::threads, Layout::bytes, p);
+        const std::int64_t heads = std::int64_t{p.batch_size} * p.sizes.heads;
+        TiledForwardParameters<T> parameters = p;
+        parameters.splits = flash1_row_splits(heads, ceil_div(p.mask.queries, Layout::rows),
+                                              gradtile::cuda::processors_of(ctx));
+        launch_blocks(ctx, flash1_forward_kernel<Tiles, Layout>, heads * parameters.splits, Tiles::threads,
+                      Layout::bytes, parameters);
     });
 }
 

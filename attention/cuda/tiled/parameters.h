@@ -21,6 +21,7 @@ struct TiledForwardParameters {
     A* lse;                        ///< [B, Hq, Sq], natural log
     A *row_max, *row_sum;          ///< [B, Hq, Sq]: m and l; flash1 only
     int batch_size;
+    int splits = 1;  ///< flash1: thread blocks that divide the rows of a head; set at launch
     device::Sizes sizes;
     device::DeviceMask mask;
     A scale;
