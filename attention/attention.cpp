@@ -24,15 +24,9 @@ namespace {
 
 constexpr std::int64_t max_head_dim = 256;
 
-bool is_cpu_only(Algorithm algorithm) {
-    return algorithm == Algorithm::memory_efficient || algorithm == Algorithm::flash1;
-}
-
-/// Throws an Error with the algorithm's name if it is not available on ctx's device or with the options.
-void refuse_unavailable_algorithm(const Context& ctx, const Options& options) {
-    if (!is_cpu_only(options.algorithm)) return;
-    check(ctx.device().is_cpu(), "attention: algorithm ", options.algorithm,
-          " is not available on cuda yet; choose flash2 or naive");
+/// Throws an Error with the names of the algorithm and of the option if it does not take that option.
+void refuse_unavailable_algorithm(const Options& options) {
+    if (options.algorithm != Algorithm::memory_efficient && options.algorithm != Algorithm::flash1) return;
     for (const auto& [tensor, name] :
          {std::pair{&options.cumulative_q, "cumulative_q"}, {&options.cumulative_k, "cumulative_k"}})
         check(!tensor->defined(), "attention: packed sequences (", name,
@@ -237,7 +231,7 @@ Algorithm algorithm_named(std::string_view text, std::string_view setting) {
 
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o) {
-    refuse_unavailable_algorithm(ctx, options);
+    refuse_unavailable_algorithm(options);
     check_inputs(options, q, k, v);
     check_like("o", o, output_shape(q, v), q.dtype());
     const PackedSequences packed = resolve_packed(options, q);
@@ -256,16 +250,17 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
             return on_device_or_plan(ctx, cpu::naive_forward, cuda::naive_forward, resolved, of_batch.q,
                                      of_batch.k, of_batch.v, of_batch.o, of_batch.lse);
         case Algorithm::memory_efficient:
-            return cpu::memory_efficient_forward(ctx, resolved, q, k, v, o, saved.lse);
+            return on_device_or_plan(ctx, cpu::memory_efficient_forward, cuda::memory_efficient_forward,
+                                     resolved, q, k, v, o, saved.lse);
         case Algorithm::flash1:
-            return cpu::flash1_forward(ctx, resolved, saved);
+            return on_device_or_plan(ctx, cpu::flash1_forward, cuda::flash1_forward, resolved, saved);
     }
     throw Error("attention: unknown algorithm");
 }
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved) {
-    refuse_unavailable_algorithm(ctx, options);
+    refuse_unavailable_algorithm(options);
     check_inputs(options, q, k, v);
     const Tensor o = empty(ctx, output_shape(q, v), q.dtype());
     forward(ctx, q, k, v, options, saved, o);
@@ -274,20 +269,27 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
 
 std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                             const Options& options) {
-    refuse_unavailable_algorithm(ctx, options);
+    refuse_unavailable_algorithm(options);
     check_inputs(options, q, k, v);
-    if (options.algorithm != Algorithm::flash2) return concat(options.algorithm, ": one set of kernels");
+    const bool on_gpu = ctx.device().is_cuda();
+    const bool has_explanation =
+        options.algorithm != Algorithm::naive && (on_gpu || options.algorithm == Algorithm::flash2);
+    if (!has_explanation) return concat(options.algorithm, ": one set of kernels");
     const PackedSequences packed = resolve_packed(options, q);
     const Tensor q_batch = with_batch_axis(packed, q), k_batch = with_batch_axis(packed, k),
                  v_batch = with_batch_axis(packed, v);
-    const auto explain = ctx.device().is_cpu() ? cpu::explain_flash_forward : cuda::explain_flash_forward;
+    const auto explain = !on_gpu ? cpu::explain_flash_forward
+                         : options.algorithm == Algorithm::memory_efficient
+                             ? cuda::explain_memory_efficient_forward
+                         : options.algorithm == Algorithm::flash1 ? cuda::explain_flash1_forward
+                                                                  : cuda::explain_flash_forward;
     return explain(ctx, resolve(options, packed, q_batch, k_batch), q_batch, k_batch, v_batch);
 }
 
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
               const Gradients& into, const Tensor& d_lse) {
     const Tensor &q = saved.q, &k = saved.k, &v = saved.v, &o = saved.o, &lse = saved.lse;
-    refuse_unavailable_algorithm(ctx, options);
+    refuse_unavailable_algorithm(options);
     check_inputs(options, q, k, v);
     check_like("saved o", o, output_shape(q, v), q.dtype());
     check_like("saved lse", lse, lse_shape(q), accumulator_of(q.dtype()));
@@ -311,11 +313,13 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
             return on_device_or_plan(ctx, cpu::naive_backward, cuda::naive_backward, resolved, of_batch,
                                      d_out, gradients);
         case Algorithm::memory_efficient:
-            return cpu::memory_efficient_backward(ctx, resolved, saved, d_out, into);
+            return on_device_or_plan(ctx, cpu::memory_efficient_backward, cuda::memory_efficient_backward,
+                                     resolved, saved, d_out, into);
         case Algorithm::flash1:
             check_like("saved row_max", saved.row_max, lse.shape(), lse.dtype());
             check_like("saved row_sum", saved.row_sum, lse.shape(), lse.dtype());
-            return cpu::flash1_backward(ctx, resolved, saved, d_out, into);
+            return on_device_or_plan(ctx, cpu::flash1_backward, cuda::flash1_backward, resolved, saved, d_out,
+                                     into);
     }
     throw Error("attention: unknown algorithm");
 }

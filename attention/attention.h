@@ -24,10 +24,13 @@ enum class Algorithm : std::uint8_t {
     /// Stores S and P; in float64 the reference for other algorithms. On a GPU its products take all pairs,
     /// so that a NaN in a hidden key or in another packed sequence reaches every row.
     naive,
-    // On the CPU only, and without packed sequences:
-    memory_efficient,  ///< Rabe & Staats: K/V blocks with a running maximum; unfused, in linear memory
-    flash1,            ///< FlashAttention: the outer loop is over K/V blocks in forward, too
-    flash = flash2,    ///< another name of flash2
+    // For comparison. They refuse packed sequences and, on a GPU with 99 KB of shared memory per thread
+    // block, float64 gradients of head dims above 128:
+    /// Rabe & Staats: K/V blocks with a running maximum, in linear memory; backward block of rows by block of
+    /// rows. Unfused on the CPU.
+    memory_efficient,
+    flash1,          ///< FlashAttention: the outer loop is over K/V blocks in forward, too
+    flash = flash2,  ///< another name of flash2
 };
 std::ostream& operator<<(std::ostream& out, Algorithm algorithm);
 /// Returns the algorithm of this name; "flash" is flash2. Throws Error "SETTING: 'TEXT' is unknown; expected
@@ -50,8 +53,9 @@ struct Options {
     Window window = {};     ///< sliding window
     bool top_left = false;  ///< aligns row 0 with key 0; by default the last row is aligned with the last key
     /// Makes gradients equal to the bit from run to run. On the CPU they always are, and on a GPU dK and dV
-    /// always are. On a GPU this option also fixes the order of the additions to dQ, which costs the 16-bit
-    /// backward pass 11 to 22% of its speed.
+    /// of flash2 and naive and all gradients of flash1 are. On a GPU this option also fixes the order of
+    /// flash2's additions to dQ, which costs the 16-bit backward pass 11 to 22% of its speed, and of
+    /// memory_efficient's to dK and dV: one thread block then computes a K/V head.
     bool deterministic = false;
 
     // ---- Options of the scores and probabilities ----

@@ -13,6 +13,7 @@ void add_bench(CommandLine& program) {
     add_bench_layers(bench);
     add_bench_train(bench);
     add_bench_comm(bench);
+    add_bench_warps(bench);
 }
 
 }  // namespace gradtile::cli

@@ -1,6 +1,7 @@
 // Replaces the CUDA functions of attention in a build without the CUDA toolkit. Each function throws an
 // Error.
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/warp_partition_backend.h>
 #include <gradtile/core/cuda/cuda_runtime.h>
 
 namespace gradtile::attention::cuda {
@@ -12,6 +13,14 @@ namespace {
 
 std::string explain_flash_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&,
                                   const Tensor&) {
+    absent();
+}
+std::string explain_memory_efficient_forward(const Context&, const ResolvedOptions&, const Tensor&,
+                                             const Tensor&, const Tensor&) {
+    absent();
+}
+std::string explain_flash1_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&,
+                                   const Tensor&) {
     absent();
 }
 void naive_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&, const Tensor&,
@@ -28,6 +37,27 @@ void flash_forward(const Context&, const ResolvedOptions&, const Tensor&, const 
 }
 void flash_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
                     const Gradients&) {
+    absent();
+}
+
+void memory_efficient_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&,
+                              const Tensor&, const Tensor&, const Tensor&) {
+    absent();
+}
+void memory_efficient_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
+                               const Gradients&) {
+    absent();
+}
+void flash1_forward(const Context&, const ResolvedOptions&, const Saved&) {
+    absent();
+}
+void flash1_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
+                     const Gradients&) {
+    absent();
+}
+
+void partitioned_forward(const Context&, lab::WarpPartition, lab::GridOrder, const Tensor&, const Tensor&,
+                         const Tensor&, bool, const Tensor&, const Tensor&) {
     absent();
 }
 

@@ -41,7 +41,7 @@ using ForwardFunction = void(const Context& ctx, const ResolvedOptions& options,
 using BackwardFunction = void(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                               const OutputGradients& d_out, const Gradients& into);
 
-/// Says how flash_forward computes a call.
+/// Says how a forward function computes a call.
 using ExplainFunction = std::string(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
                                     const Tensor& k, const Tensor& v);
 
@@ -54,9 +54,11 @@ BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flas
 void flash1_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved);
 }  // namespace cpu
 namespace cuda {
-ExplainFunction explain_flash_forward;
-ForwardFunction naive_forward, flash_forward;
-BackwardFunction naive_backward, flash_backward;
+ExplainFunction explain_flash_forward, explain_memory_efficient_forward, explain_flash1_forward;
+ForwardFunction naive_forward, flash_forward, memory_efficient_forward;
+BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flash1_backward;
+/// Like the function of this name in namespace cpu.
+void flash1_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved);
 }  // namespace cuda
 
 }  // namespace gradtile::attention

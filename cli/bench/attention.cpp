@@ -352,8 +352,7 @@ void add_bench_attention(Command& bench) {
     command.add_value<std::string>(
         "--packed", "lengths of packed sequences, for example 64,2048,512, in place of --batch and --length",
         [flags](const std::string& list) { flags->packed = lengths_in(list); });
-    command.add_value<std::string>("--algorithm",
-                                   "flash2, naive, memory_efficient or flash1; the last two on the CPU only",
+    command.add_value<std::string>("--algorithm", "flash2, naive, memory_efficient or flash1",
                                    concat(flags->algorithm), [flags](const std::string& name) {
                                        flags->algorithm = attention::algorithm_named(name, "--algorithm");
                                    });

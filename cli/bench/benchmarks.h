@@ -9,5 +9,6 @@ void add_bench_comm(Command& bench);
 void add_bench_gemm(Command& bench);
 void add_bench_layers(Command& bench);
 void add_bench_train(Command& bench);
+void add_bench_warps(Command& bench);
 
 }  // namespace gradtile::cli

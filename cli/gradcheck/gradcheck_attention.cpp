@@ -40,13 +40,13 @@ std::vector<Implementation> make_implementations(const Context& ctx, DType dtype
         if (dtype == DType::f32) add_cpu_kernels<float>(ctx, implementations);
         if (dtype == DType::bf16) add_cpu_kernels<bfloat16>(ctx, implementations);
         if (dtype == DType::f16) add_cpu_kernels<float16>(ctx, implementations);
-        for (const Algorithm algorithm : {Algorithm::memory_efficient, Algorithm::flash1})
-            add(concat(algorithm), algorithm);
-        return implementations;
+    } else {
+        add("cuda", Algorithm::flash2);
+        add("cuda, deterministic", Algorithm::flash2, /*deterministic=*/true);
+        add("cuda, naive", Algorithm::naive);
     }
-    add("cuda", Algorithm::flash2);
-    add("cuda, deterministic", Algorithm::flash2, /*deterministic=*/true);
-    add("cuda, naive", Algorithm::naive);
+    for (const Algorithm algorithm : {Algorithm::memory_efficient, Algorithm::flash1})
+        add(concat(ctx.device().is_cpu() ? "" : "cuda, ", algorithm), algorithm);
     return implementations;
 }
 

@@ -252,11 +252,9 @@ std::vector<CheckedOperator> make_operators() {
              return check_attention(c, {.algorithm = Algorithm::naive, .causal = true}, unequal_shape);
          }},
         {.name = "attention-memory-efficient",
-         .check = [](const Context& c) { return check_every_score_option(c, Algorithm::memory_efficient); },
-         .on_cpu_only = true},
+         .check = [](const Context& c) { return check_every_score_option(c, Algorithm::memory_efficient); }},
         {.name = "attention-flash1",
-         .check = [](const Context& c) { return check_every_score_option(c, Algorithm::flash1); },
-         .on_cpu_only = true},
+         .check = [](const Context& c) { return check_every_score_option(c, Algorithm::flash1); }},
         {"attention-window",
          [](const Context& c) {
              return check_attention(c, {.window = {.left = 5, .right = 2}}, unequal_shape);

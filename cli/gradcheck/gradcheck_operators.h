@@ -12,7 +12,6 @@ namespace gradtile::cli {
 struct CheckedOperator {
     std::string name;
     std::function<GradientReport(const Context&)> check;
-    bool on_cpu_only = false;
 };
 
 const std::vector<CheckedOperator>& checked_operators();

@@ -381,7 +381,8 @@ void add_lab(CommandLine& program) {
              "write a page that shows every step of every algorithm to this file; it needs no network",
              &LabFlags::html);
     add_file("--ncu",
-             "compare flash2's counted bytes with those that Nsight Compute measured: the output of ncu "
+             "compare the counted bytes with those that Nsight Compute measured for a GPU's kernels: the "
+             "output of ncu "
              "--csv --page "
              "raw (docs/using.md)",
              &LabFlags::ncu);

@@ -211,13 +211,21 @@ std::vector<KernelTraffic> read_ncu_csv(const std::filesystem::path& path) {
     return with_file_name("Nsight Compute's CSV", path, [&] { return parse_ncu_csv(text); });
 }
 
-std::string pass_of_kernel(std::string_view kernel) {
-    for (const std::string_view name : {"forward_kernel", "few_queries_kernel", "merge_splits_kernel"})
-        if (kernel == name) return "forward";
-    for (const std::string_view name : {"backward_kernel", "prepare_backward_kernel", "row_statistics_kernel",
-                                        "finish_d_q_kernel", "backward_keys_kernel", "backward_rows_kernel"})
-        if (kernel == name) return "backward";
-    return "";
+KernelRole role_of_kernel(std::string_view kernel) {
+    for (const std::string_view name :
+         {"forward_kernel", "hopper_forward_kernel", "few_queries_kernel", "merge_splits_kernel"})
+        if (kernel == name) return {"flash2", "forward"};
+    for (const std::string_view name :
+         {"backward_kernel", "hopper_backward_kernel", "prepare_backward_kernel", "finish_d_q_kernel",
+          "backward_keys_kernel", "backward_rows_kernel"})
+        if (kernel == name) return {"flash2", "backward"};
+    for (const std::string_view algorithm : {"memory_efficient", "flash1"})
+        for (const std::string_view pass : {"forward", "backward"})
+            if (kernel == concat(algorithm, '_', pass, "_kernel"))
+                return {std::string(algorithm), std::string(pass)};
+    if (kernel == "sum_parts_kernel") return {"flash1", "backward"};
+    if (kernel == "row_statistics_kernel") return {"every", "backward"};
+    return {};
 }
 
 }  // namespace gradtile::cli

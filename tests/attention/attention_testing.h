@@ -23,6 +23,5 @@ inline constexpr Algorithm algorithms[] = {Algorithm::flash2, Algorithm::naive, 
 /// The algorithms that have one implementation for all dtypes.
 inline constexpr Algorithm tiled_algorithms[] = {Algorithm::memory_efficient, Algorithm::flash1};
 inline constexpr Algorithm packed_algorithms[] = {Algorithm::flash2, Algorithm::naive};
-inline constexpr Algorithm cuda_algorithms[] = {Algorithm::flash2, Algorithm::naive};
 
 }  // namespace gradtile::attention::test

@@ -218,17 +218,6 @@ TEST_F(AttentionRefuses, PackedSequencesWithTheAlgorithmsThatLackThem) {
     }
 }
 
-/// A context for a dry run stands for a device that need not exist.
-TEST_F(AttentionRefuses, AlgorithmsThatTheDeviceLacksByName) {
-    const Context cuda = ctx.plan(Arena::for_planning(Device::cuda(0)));
-    const Tensor q = empty(cuda, {1, 4, 4, 8}, DType::f32);
-    for (const Algorithm algorithm : tiled_algorithms) {
-        Saved saved;
-        EXPECT_THAT(refusal([&] { forward(cuda, q, q, q, {.algorithm = algorithm}, saved); }),
-                    HasSubstr(concat("algorithm ", algorithm, " is not available on cuda yet")));
-    }
-}
-
 /// flash1's backward pass needs m and l, which other algorithms do not save.
 TEST_F(AttentionRefuses, BackwardOfFlash1WithoutItsStatistics) {
     Saved saved;

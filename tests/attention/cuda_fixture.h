@@ -62,8 +62,8 @@ class AttentionCuda : public testing::Test {
         return run(gpu(), on_gpu(in), options);
     }
 
-    /// The naive algorithm on the GPU must be as accurate as on the CPU, up to the order of its sums. Flash
-    /// must be within the bounds of its dtype.
+    /// The naive algorithm on the GPU must be as accurate as on the CPU, up to the order of its sums. Other
+    /// algorithms must be within the bounds of the dtype.
     /// Biases are float32 or, with typed_biases, of the dtype of q.
     void expect_accurate(const Problem& problem, DType dtype, bool deterministic = false,
                          bool typed_biases = false) const {
@@ -76,8 +76,8 @@ class AttentionCuda : public testing::Test {
         const Inputs in = coarse_inputs.to(cpu, dtype);
         const Result naive = run(cpu, coarse_inputs, problem.options(Algorithm::naive));
         const Reference reference = float64_reference(cpu, problem, in, roundoff_of(dtype, Device::cuda(0)));
-        for (const Algorithm algorithm : cuda_algorithms) {
-            if (deterministic && algorithm != Algorithm::flash) continue;  // the option concerns flash only
+        for (const Algorithm algorithm : algorithms) {
+            if (deterministic && algorithm == Algorithm::naive) continue;  // it has no such option
             SCOPED_TRACE(::testing::Message() << algorithm);
             Options options = problem.options(algorithm);
             options.deterministic = deterministic;
@@ -85,12 +85,17 @@ class AttentionCuda : public testing::Test {
             if (dtype == DType::f64) {
                 expect_float64_accuracy(naive, result, reference);
             } else {
-                const bool is_16_bit_flash = is_16_bit(dtype) && algorithm == Algorithm::flash;
-                expect_as_accurate_as(naive, result, reference,
-                                      is_16_bit_flash ? Factors{.forward = 1, .gradients = 1}
-                                                      : Factors{.forward = 2, .gradients = 3});
+                expect_as_accurate_as(
+                    naive, result, reference,
+                    algorithm == Algorithm::naive ? factors_of(DType::f32) : factors_of(dtype));
             }
         }
+    }
+    /// Options with which two runs have equal dK and dV.
+    static Options repeatable_options(const Problem& problem, Algorithm algorithm) {
+        Options options = problem.options(algorithm);
+        options.deterministic = algorithm == Algorithm::memory_efficient;
+        return options;
     }
     void expect_accurate(const std::vector<Problem>& problems, DType dtype) const {
         for (const Problem& problem : problems) expect_accurate(problem, dtype);

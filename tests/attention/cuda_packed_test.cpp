@@ -106,7 +106,7 @@ class AttentionCudaPacked : public AttentionCudaDtypes {
     }
     void expect_equal_to_dense(const Problem& problem, const Lengths& lengths, bool deterministic = false) {
         const PackedInputs packed(cpu, problem, lengths, GetParam());
-        for (const Algorithm algorithm : cuda_algorithms) {
+        for (const Algorithm algorithm : packed_algorithms) {
             SCOPED_TRACE(::testing::Message() << packed.shape << ' ' << GetParam() << ' ' << algorithm);
             poison();
             const Inputs in = on_gpu(packed.in);
@@ -255,7 +255,7 @@ TEST_P(AttentionCudaPacked, WrongOffsetsStayInsideTheTensors) {
          {std::vector<std::int32_t>{-7, 2000000000, 100}, std::vector<std::int32_t>{90, 10, 50},
           std::vector<std::int32_t>{0, 100, 0, 100, 0, 100}}) {
         packed.q_offsets = packed.k_offsets = wrong;
-        for (const Algorithm algorithm : cuda_algorithms) run(gpu(), in, packed.options(gpu(), algorithm));
+        for (const Algorithm algorithm : packed_algorithms) run(gpu(), in, packed.options(gpu(), algorithm));
     }
 }
 

@@ -56,7 +56,7 @@ TEST_P(AttentionCudaDtypes, BiasesReadInTilesAreAsAccurateAsNaive) {
 TEST_P(AttentionCudaDtypes, RowsOfTheLowestScoresGiveNumbers) {
     for (const DType bias_dtype : {DType::f32, GetParam()}) {
         if (bias_dtype != DType::f32 && bias_dtype != DType::bf16) continue;
-        for (const Algorithm algorithm : cuda_algorithms) {
+        for (const Algorithm algorithm : algorithms) {
             SCOPED_TRACE(::testing::Message() << algorithm << ' ' << bias_dtype);
             const Inputs in = inputs_with_lowest_scores(cpu, GetParam(), bias_dtype);
             expect_finite(run_on_gpu(in, problem_with_lowest_scores().options(algorithm)));
@@ -87,7 +87,7 @@ TEST_P(AttentionCudaDtypes, DropoutDropsTheSameElementsAsOnTheCpu) {
     };
     const std::vector<bool> expected = is_kept(run(cpu, in, problem.options()).o);
     EXPECT_THAT(expected, ::testing::AllOf(::testing::Contains(true), ::testing::Contains(false)));
-    for (const Algorithm algorithm : cuda_algorithms)
+    for (const Algorithm algorithm : algorithms)
         EXPECT_EQ(is_kept(run_on_gpu(in, problem.options(algorithm)).o), expected) << algorithm;
 }
 
@@ -141,7 +141,7 @@ TEST_F(AttentionCuda, GradientsThroughTheLseMayDominate) {
 
 TEST_P(AttentionCudaDtypes, RowsWhoseScoresAreAllMinusInfinitySeeNothing) {
     for (const bool with_sink : {false, true})
-        for (const Algorithm algorithm : cuda_algorithms) {
+        for (const Algorithm algorithm : algorithms) {
             SCOPED_TRACE(::testing::Message() << algorithm << " sink " << with_sink);
             const RowsOfMinusInfinity rows(with_sink);
             const Inputs in = rows.inputs(cpu, GetParam());

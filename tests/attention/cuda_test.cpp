@@ -34,17 +34,20 @@ TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAnyOption) {
 TEST_P(AttentionCudaDtypes, LongSumsAreAccurateInSpiteOfADominatingTerm) {
     const DType dtype = GetParam();
     if (dtype == DType::f64) return;  // float64 is the reference
-    for (const LongSum& sum : long_sums())
-        for (const bool deterministic : {false, true}) {
-            SCOPED_TRACE(::testing::Message() << sum.name << (deterministic ? ", deterministic" : ""));
-            const Inputs in = sum.inputs(cpu, dtype);
-            const Reference reference =
-                float64_reference(cpu, sum.problem, in, roundoff_of(dtype, gpu().device()));
-            const Result naive = run(cpu, in, sum.problem.options(Algorithm::naive));
-            Options options = sum.problem.options();
-            options.deterministic = deterministic;
-            test::expect_accurate(dtype, naive, run_on_gpu(in, options), reference);
-        }
+    for (const LongSum& sum : long_sums()) {
+        SCOPED_TRACE(sum.name);
+        const Inputs in = sum.inputs(cpu, dtype);
+        const Reference reference =
+            float64_reference(cpu, sum.problem, in, roundoff_of(dtype, gpu().device()));
+        const Result naive = run(cpu, in, sum.problem.options(Algorithm::naive));
+        for (const Algorithm algorithm : {Algorithm::flash2, Algorithm::memory_efficient, Algorithm::flash1})
+            for (const bool deterministic : {false, true}) {
+                SCOPED_TRACE(::testing::Message() << algorithm << (deterministic ? ", deterministic" : ""));
+                Options options = sum.problem.options(algorithm);
+                options.deterministic = deterministic;
+                test::expect_accurate(dtype, naive, run_on_gpu(in, options), reference);
+            }
+    }
 }
 
 /// One problem of several blocks for every instantiation of the kernels.
@@ -103,7 +106,7 @@ TEST_P(AttentionCudaDtypes, ManyTinyHeadsAreAsAccurateAsNaive) {
 
 TEST_P(AttentionCudaDtypes, ZeroLengthsAndEmptyBatchesAreValid) {
     const auto all_zero = ::testing::Each(0.0);
-    for (const Algorithm algorithm : cuda_algorithms) {
+    for (const Algorithm algorithm : algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
         const Problem no_keys{.queries = 5, .keys = 0}, no_queries{.queries = 0, .keys = 5},
             no_batch{.queries = 5, .keys = 5, .batch = 0};
@@ -122,7 +125,7 @@ TEST_P(AttentionCudaDtypes, ZeroLengthsAndEmptyBatchesAreValid) {
 
 TEST_P(AttentionCudaDtypes, HugeScoresGiveFiniteResults) {
     const Problem problem{.queries = 40, .keys = 70, .causal = true, .scale = 100};
-    for (const Algorithm algorithm : cuda_algorithms) {
+    for (const Algorithm algorithm : algorithms) {
         const Result result = run_on_gpu(random_inputs(cpu, problem, GetParam()), problem.options(algorithm));
         for (const auto* x : {&result.o, &result.lse, &result.d_q, &result.d_k, &result.d_v})
             EXPECT_THAT(*x, ::testing::Each(::testing::Truly([](double e) { return std::isfinite(e); })))
@@ -222,6 +225,26 @@ TEST_P(AttentionCudaDtypes, ManyBackwardPassesGiveTheSameBits) {
     }
 }
 
+/// The forward passes of the tiled algorithms, flash1's gradients, and memory_efficient's with
+/// `deterministic` are equal to the bit in every run.
+TEST_P(AttentionCudaDtypes, TiledAlgorithmsGiveTheSameBitsInEveryRun) {
+    const Problem problem{.queries = 700,
+                          .keys = 650,
+                          .d_qk = 64,
+                          .d_v = 64,
+                          .causal = true,
+                          .batch = 2,
+                          .heads = 4,
+                          .key_heads = 2};
+    const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
+    for (const Algorithm algorithm : tiled_algorithms) {
+        SCOPED_TRACE(::testing::Message() << algorithm);
+        const Result first = run(gpu(), in, repeatable_options(problem, algorithm));
+        for (int round = 1; round < rounds(20); ++round)
+            ASSERT_EQ(run(gpu(), in, repeatable_options(problem, algorithm)), first) << round;
+    }
+}
+
 /// Without `deterministic`, dQ differs by the roundings of additions in another order only.
 void expect_same_but_for_rounding(const std::vector<double>& a, const std::vector<double>& b, DType dtype) {
     double largest = 0;
@@ -265,8 +288,8 @@ TEST_P(AttentionCudaDtypes, TensorsMayHaveAnyStrides) {
         }
         throw Error("unknown layout");
     };
-    for (const Algorithm algorithm : cuda_algorithms) {
-        const Result expected = run(gpu(), in, problem.options(algorithm));
+    for (const Algorithm algorithm : algorithms) {
+        const Result expected = run(gpu(), in, repeatable_options(problem, algorithm));
         for (const Layout layout : {Layout::heads_first, Layout::transposed, Layout::every_second,
                                     Layout::wider_rows, Layout::aligned_wider_rows}) {
             SCOPED_TRACE(::testing::Message() << algorithm << ", layout " << static_cast<int>(layout));
@@ -280,8 +303,9 @@ TEST_P(AttentionCudaDtypes, TensorsMayHaveAnyStrides) {
                                  .k = place(in.k.shape(), layout),
                                  .v = place(in.v.shape(), layout)};
             Saved saved;
-            forward(gpu(), placed(in.q), placed(in.k), placed(in.v), problem.options(algorithm), saved, o);
-            backward(gpu(), placed(in.d_o), problem.options(algorithm), saved, into);
+            forward(gpu(), placed(in.q), placed(in.k), placed(in.v), repeatable_options(problem, algorithm),
+                    saved, o);
+            backward(gpu(), placed(in.d_o), repeatable_options(problem, algorithm), saved, into);
             EXPECT_EQ(to_host(gpu(), o), expected.o);
             EXPECT_EQ(to_host(gpu(), saved.lse), expected.lse);
             EXPECT_EQ(to_host(gpu(), into.k), expected.d_k);
@@ -307,10 +331,11 @@ TEST_P(AttentionCudaDtypes, ExpandedTensorsGiveTheSameResultsAsCopies) {
                           .k = in.k.slice(0, 0, 1).expand(in.k.shape()),
                           .v = in.v.slice(1, 3, 1).expand(in.v.shape()),
                           .d_o = ones.expand(in.d_o.shape())};
-    for (const Algorithm algorithm : cuda_algorithms) {
+    for (const Algorithm algorithm : algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
-        const Result result = run(gpu(), repeated, problem.options(algorithm)),
-                     expected = run(gpu(), repeated.to(gpu(), GetParam()), problem.options(algorithm));
+        const Result result = run(gpu(), repeated, repeatable_options(problem, algorithm)),
+                     expected =
+                         run(gpu(), repeated.to(gpu(), GetParam()), repeatable_options(problem, algorithm));
         EXPECT_EQ(result.o, expected.o);
         EXPECT_EQ(result.d_k, expected.d_k);
         EXPECT_EQ(result.d_v, expected.d_v);
@@ -328,9 +353,9 @@ TEST_P(AttentionCudaDtypes, SlicesOfAPackedQkvTensorGiveTheSameResults) {
                          .heads = 3,
                          .key_heads = 3};
     const Inputs in = on_gpu(random_inputs(cpu, square, GetParam()));
-    for (const Algorithm algorithm : cuda_algorithms) {
+    for (const Algorithm algorithm : algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
-        const Result expected = run(gpu(), in, square.options(algorithm));
+        const Result expected = run(gpu(), in, repeatable_options(square, algorithm));
         const Tensor packed = empty(gpu(), {2, 65, 3, 3, 32}, GetParam()),
                      gradient = empty_like(gpu(), packed);
         fill(gpu(), gradient, std::numeric_limits<double>::quiet_NaN());
@@ -339,8 +364,8 @@ TEST_P(AttentionCudaDtypes, SlicesOfAPackedQkvTensorGiveTheSameResults) {
         copy(gpu(), packed.select(2, 2), in.v);
         Saved saved;
         const Tensor o = forward(gpu(), packed.select(2, 0), packed.select(2, 1), packed.select(2, 2),
-                                 square.options(algorithm), saved);
-        backward(gpu(), in.d_o, square.options(algorithm), saved,
+                                 repeatable_options(square, algorithm), saved);
+        backward(gpu(), in.d_o, repeatable_options(square, algorithm), saved,
                  {.q = gradient.select(2, 0), .k = gradient.select(2, 1), .v = gradient.select(2, 2)});
         EXPECT_EQ(to_host(gpu(), o), expected.o);
         expect_same_but_for_rounding(to_host(gpu(), gradient.select(2, 0)), expected.d_q, GetParam());
@@ -353,7 +378,7 @@ TEST_P(AttentionCudaDtypes, ADryRunPredictsThePeakMemoryOfARealRun) {
     const Problem problem{
         .queries = 130, .keys = 90, .d_qk = 40, .d_v = 24, .causal = true, .heads = 4, .key_heads = 2};
     const Inputs host = random_inputs(cpu, problem, GetParam());
-    for (const Algorithm algorithm : cuda_algorithms)
+    for (const Algorithm algorithm : algorithms)
         for (const bool transposed : {false, true}) {
             SCOPED_TRACE(::testing::Message() << algorithm << transposed);
             const auto peak = [&](const Context& ctx, Arena& arena) {
@@ -377,18 +402,19 @@ TEST_P(AttentionCudaDtypes, ADryRunPredictsThePeakMemoryOfARealRun) {
         }
 }
 
-TEST_P(AttentionCudaDtypes, FlashMemoryGrowsLinearlyWithTheLength) {
-    const auto bytes = [&](std::int64_t length) {
+TEST_P(AttentionCudaDtypes, MemoryGrowsLinearlyWithTheLength) {
+    const auto bytes = [&](Algorithm algorithm, std::int64_t length) {
         const Problem p{.queries = length, .keys = length, .d_qk = 64, .d_v = 64, .causal = true};
         const auto arena = Arena::for_planning(Device::cuda(0));
         const Context plan = gpu().plan(arena);
         const Inputs in = random_inputs(plan, p, GetParam());
         Saved saved;
-        forward(plan, in.q, in.k, in.v, p.options(), saved);
-        backward(plan, in.d_o, p.options(), saved);
+        forward(plan, in.q, in.k, in.v, p.options(algorithm), saved);
+        backward(plan, in.d_o, p.options(algorithm), saved);
         return static_cast<double>(arena->peak_bytes());
     };
-    EXPECT_LE(bytes(1 << 17), 2.0 * bytes(1 << 16) + 4096);
+    for (const Algorithm algorithm : {Algorithm::flash2, Algorithm::memory_efficient, Algorithm::flash1})
+        EXPECT_LE(bytes(algorithm, 1 << 17), 2.0 * bytes(algorithm, 1 << 16) + 4096) << algorithm;
 }
 
 /// Returns x [B, S, H, D] with the numbers of every head multiplied by 2^(exponent + step * (batch + head /

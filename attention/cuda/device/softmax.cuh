@@ -40,6 +40,16 @@ class OnlineSoftmax {
         }
     }
 
+    /// Sets the state of row i, of which `sum_of_lane` is this lane's part of the sum.
+    __device__ __forceinline__ void set(int i, float maximum, float sum_of_lane) {
+        maximum_[i] = maximum;
+        sum_[i] = sum_of_lane;
+    }
+    /// The running maximum of row i, in base 2.
+    __device__ __forceinline__ float maximum(int i) const {
+        return maximum_[i];
+    }
+
     /// Replaces S * log2(e) by P relative to the new maximum. An unchanged maximum gives factor 1.
     template <int n_tiles>
     __device__ __forceinline__ void update(FragmentC (&s)[m_tiles][n_tiles], float (&factor)[2 * m_tiles]) {

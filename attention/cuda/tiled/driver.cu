@@ -1,0 +1,296 @@
+// memory_efficient and flash1 on the GPU: copies tensors whose layout kernels cannot read, allocates scratch
+// memory and launches the kernels. 16-bit numbers use tensor cores, float32 and float64 do not.
+#include <algorithm>
+#include <numbers>
+
+#include <gradtile/attention/cuda/bias_gradients.h>
+#include <gradtile/attention/cuda/tiled/parameters.h>
+#include <gradtile/attention/internal/kernel_views.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/attention/cuda/16bit/backward_rows.cuh>
+#include <gradtile/attention/cuda/device/row_statistics.cuh>
+#include <gradtile/attention/cuda/tiled/sum_parts.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
+
+namespace gradtile::attention::cuda {
+namespace {
+
+using namespace tiled;
+using device::has_vector_rows, device::tensor_view;
+
+/// Kernels with tensor cores read and write 16 bytes of a row at a time. Columns of zeros change no result.
+constexpr std::int64_t vector_columns = 8;
+
+template <class T>
+constexpr bool has_tensor_cores = sizeof(T) == 2;
+
+template <class T>
+Readable readable(const Context& ctx, const Tensor& x) {
+    if constexpr (has_tensor_cores<T>) return {ctx, x, has_vector_rows(x), vector_columns};
+    return {ctx, x};
+}
+/// An output of T, or a sum of Accumulator<T>.
+template <class T>
+Writable output_of(const Context& ctx, const Tensor& x) {
+    if constexpr (has_tensor_cores<T>) return {ctx, x, x.dtype(), has_vector_rows(x), vector_columns};
+    return {ctx, x, x.dtype()};
+}
+template <class T>
+Writable sums_of(const Context& ctx, const Tensor& x) {
+    if constexpr (has_tensor_cores<T>) return {ctx, x, DType::f32, /*direct=*/false, vector_columns};
+    return {ctx, x, x.dtype()};
+}
+
+/// Runs a forward pass. `saved` has all tensors that the algorithm writes.
+template <class T>
+void forward_typed(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
+                   void (*launch)(const Context&, const TiledForwardParameters<T>&), bool sums_output) {
+    using A = Accumulator<T>;
+    const device::DeviceMask mask(options.mask);
+    const Readable q = readable<T>(ctx, saved.q), k = readable<T>(ctx, saved.k),
+                   v = readable<T>(ctx, saved.v);
+    const Writable o = sums_output ? sums_of<T>(ctx, saved.o) : output_of<T>(ctx, saved.o);
+    if (ctx.is_planning() || saved.lse.elements() == 0) return;
+    for (const Readable* x : {&q, &k, &v}) x->load(ctx);
+    launch(ctx, {.q = tensor_view<const T>(q.tensor()),
+                 .k = tensor_view<const T>(k.tensor()),
+                 .v = tensor_view<const T>(v.tensor()),
+                 .o = tensor_view<T>(o.tensor()),
+                 .o_sums = tensor_view<A>(o.tensor()),
+                 .lse = saved.lse.data<A>(),
+                 .row_max = saved.row_max.defined() ? saved.row_max.data<A>() : nullptr,
+                 .row_sum = saved.row_sum.defined() ? saved.row_sum.data<A>() : nullptr,
+                 .batch_size = static_cast<int>(saved.q.size(0)),
+                 .sizes = device::sizes_of(q.tensor(), k.tensor(), v.tensor()),
+                 .mask = mask,
+                 .scale = static_cast<A>(options.scale),
+                 .scores = options.scores});
+    o.store(ctx);
+}
+
+/// Gradients of biases in 16 bits: their kernels read LSE and D in padded rows.
+class Bits16BiasGradients {
+  public:
+    Bits16BiasGradients(const Context& ctx, const Saved& saved, const Gradients& into)
+        : padded_rows_(ceil_div(saved.q.size(1), std::int64_t{backward_row_padding}) * backward_row_padding),
+          statistics_(
+              empty(ctx, {2, any(into) ? saved.q.size(0) * saved.q.size(2) : 0, padded_rows_}, DType::f32)) {}
+
+    template <class T>
+    void compute(const Context& ctx, const ResolvedOptions& options, const Readable& q, const Readable& k,
+                 const Readable& v, const Readable& o, const Readable& d_o, const Saved& saved,
+                 const float* d_lse, const Gradients& into) const {
+        if (!any(into)) return;
+        const auto view = [](const Readable& x) { return tensor_view<const std::uint16_t>(x.tensor()); };
+        const std::int64_t batch_heads = saved.q.size(0) * saved.q.size(2);
+        const Bits16BackwardParameters parameters{
+            .q = view(q),
+            .k = view(k),
+            .v = view(v),
+            .o = view(o),
+            .d_o = view(d_o),
+            .d_q = {},
+            .d_k = {},
+            .d_v = {},
+            .lse = saved.lse.data<float>(),
+            .d_lse = d_lse,
+            .lse_log2 = statistics_.data<float>(),
+            .delta = statistics_.data<float>() + batch_heads * padded_rows_,
+            .d_q_sums = nullptr,
+            .turns = nullptr,
+            .next_task = nullptr,
+            .first_batch = 0,
+            .batch_size = static_cast<int>(saved.q.size(0)),
+            .sizes = device::sizes_of(q.tensor(), k.tensor(), v.tensor()),
+            .padded_rows = static_cast<int>(padded_rows_),
+            .mask = device::DeviceMask(options.mask),
+            .order = {},
+            .scale_log2 = static_cast<float>(std::numbers::log2e * options.scale),
+            .scale = static_cast<float>(options.scale),
+            .dropout_scale = static_cast<float>(options.scores.dropout.scale),
+            .scores = options.scores,
+            .rule = RuleKind::any,
+            .packed = {},
+            .key_tasks = {},
+            .padded_tasks = {}};
+        if (const std::int64_t rows = batch_heads * padded_rows_; rows > 0)
+            gradtile::cuda::launch(ctx, device::prepare_backward_kernel<T>,
+                                   gradtile::cuda::blocks_for(rows, device::prepared_rows),
+                                   {.threads = 256, .starts_early = true}, parameters, Bits16BackwardTiles{},
+                                   0);
+        for (std::size_t n = 0; n < max_biases; ++n)
+            if (const Tensor& d_bias = into.biases[n]; d_bias.defined() && d_bias.elements() > 0)
+                launch_bias_gradient<T>(
+                    parameters,
+                    BiasGradient(d_bias, options.scores.biases[n], saved.q.size(0), saved.q.size(2)),
+                    static_cast<cudaStream_t>(ctx.stream()));
+    }
+
+  private:
+    static bool any(const Gradients& into) {
+        return std::ranges::any_of(into.biases,
+                                   [](const Tensor& x) { return x.defined() && x.elements() > 0; });
+    }
+    std::int64_t padded_rows_;
+    Tensor statistics_;
+};
+
+/// How a backward pass divides its work. The numbers do not depend on the GPU, so that a dry run knows them.
+struct BackwardPlan {
+    bool is_flash1;
+    int splits;  ///< see TiledBackwardParameters; 0: one for each block of rows
+    int d_q_parts;
+};
+BackwardPlan flash1_plan(const Saved& saved) {
+    // With fewer blocks of keys per thread block, more thread blocks than heads work at the same time.
+    constexpr std::int64_t enough_blocks = 128, fewest_keys = 512;
+    const std::int64_t heads = std::max<std::int64_t>(1, saved.q.size(0) * saved.k.size(2));
+    const std::int64_t splits = std::clamp<std::int64_t>(
+        ceil_div(enough_blocks, heads), 1, std::max<std::int64_t>(1, saved.k.size(1) / fewest_keys));
+    return {.is_flash1 = true, .splits = static_cast<int>(splits), .d_q_parts = static_cast<int>(splits)};
+}
+BackwardPlan memory_efficient_plan(const ResolvedOptions& options) {
+    return {.is_flash1 = false, .splits = options.deterministic ? 1 : 0, .d_q_parts = 1};
+}
+
+template <class T>
+void backward_typed(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
+                    const OutputGradients& d_out, const Gradients& into, const BackwardPlan& plan) {
+    using A = Accumulator<T>;
+    const device::DeviceMask mask(options.mask);
+    const Readable q = readable<T>(ctx, saved.q), k = readable<T>(ctx, saved.k),
+                   v = readable<T>(ctx, saved.v), o = readable<T>(ctx, saved.o),
+                   d_o = readable<T>(ctx, d_out.o);
+    const Readable d_lse = contiguous(ctx, d_out.lse);
+    const Writable d_q = sums_of<T>(ctx, into.q), d_k = sums_of<T>(ctx, into.k),
+                   d_v = sums_of<T>(ctx, into.v);
+    const Tensor delta = empty_like(ctx, saved.lse), scaled_lse = empty_like(ctx, saved.lse);
+    // Parts of dQ that thread blocks sum at the same time; one part is dQ itself.
+    const Shape& d_q_shape = d_q.tensor().shape();
+    const Tensor parts = empty(
+        ctx,
+        {plan.d_q_parts > 1 ? plan.d_q_parts : 0, d_q_shape[0], d_q_shape[1], d_q_shape[2], d_q_shape[3]},
+        dtype_of<A>);
+    const Bits16BiasGradients bits16_biases(ctx, saved, has_tensor_cores<T> ? into : Gradients{});
+    if (ctx.is_planning()) return;
+    gradtile::cuda::use_device(ctx.device());
+    for (const Readable* x : {&q, &k, &v, &o, &d_o}) x->load(ctx);
+    if (d_out.lse.defined()) d_lse.load(ctx);
+    device::launch_row_statistics<T>(ctx, delta, scaled_lse, saved.lse, /*lse_factor=*/1.0, o.tensor(),
+                                     d_o.tensor(),
+                                     /*cleared=*/{}, d_lse.tensor(), /*delta_factor=*/1.0);
+    const bool has_parts = plan.d_q_parts > 1;
+    const Tensor d_q_sums = has_parts ? parts.select(0, 0) : d_q.tensor();
+    if (plan.is_flash1) {
+        fill(ctx, has_parts ? parts : d_q.tensor(), 0);
+    } else {
+        fill(ctx, d_k.tensor(), 0);
+        fill(ctx, d_v.tensor(), 0);
+    }
+    const TiledBackwardParameters<T> parameters{
+        .q = tensor_view<const T>(q.tensor()),
+        .k = tensor_view<const T>(k.tensor()),
+        .v = tensor_view<const T>(v.tensor()),
+        .d_o = tensor_view<const T>(d_o.tensor()),
+        .d_q = tensor_view<A>(d_q_sums),
+        .d_k = tensor_view<A>(d_k.tensor()),
+        .d_v = tensor_view<A>(d_v.tensor()),
+        .reference = plan.is_flash1 ? saved.row_max.data<A>() : scaled_lse.data<A>(),
+        .row_sum = plan.is_flash1 ? saved.row_sum.data<A>() : nullptr,
+        .delta = delta.data<A>(),
+        .d_q_part_stride = has_parts ? parts.stride(0) : 0,
+        .batch_size = static_cast<int>(saved.q.size(0)),
+        .splits = plan.splits,
+        .sizes = device::sizes_of(q.tensor(), k.tensor(), v.tensor()),
+        .mask = mask,
+        .scale = static_cast<A>(options.scale),
+        .dropout_scale = static_cast<A>(options.scores.dropout.scale),
+        .scores = options.scores};
+    plan.is_flash1 ? launch_flash1_backward<T>(ctx, parameters)
+                   : launch_memory_efficient_backward<T>(ctx, parameters);
+    if (has_parts) launch_sum_parts<A>(ctx, d_q.tensor(), parts);
+    for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+    if constexpr (has_tensor_cores<T>) {
+        bits16_biases.compute<T>(ctx, options, q, k, v, o, d_o, saved,
+                                 d_out.lse.defined() ? d_lse.tensor().template data<float>() : nullptr, into);
+    } else {
+        launch_bias_gradients<A>(ctx, options,
+                                 {q.tensor(), k.tensor(), v.tensor(), d_o.tensor(), saved.lse.data<A>(),
+                                  delta.data<A>(), /*delta_factor=*/A(1)},
+                                 into);
+    }
+    if (into.sink.defined())
+        launch_sink_gradient(ctx, options.scores, saved.lse, static_cast<const A*>(delta.data<A>()),
+                             saved.q.size(1), 1.0, into.sink);
+}
+
+/// What explain_forward() says of a call.
+template <class T>
+std::string explain(const ResolvedOptions& options, const Tensor& q, const Tensor& k, const Tensor& v,
+                    BlockSizes (*forward_blocks)(const TiledForwardParameters<T>&),
+                    BlockSizes (*backward_blocks)(const TiledBackwardParameters<T>&),
+                    const char* thread_blocks) {
+    TiledForwardParameters<T> of_forward{};
+    TiledBackwardParameters<T> of_backward{};
+    of_forward.sizes = of_backward.sizes = device::sizes_of(q, k, v);
+    of_forward.scores = of_backward.scores = options.scores;
+    const BlockSizes forward = forward_blocks(of_forward), backward = backward_blocks(of_backward);
+    return concat(thread_blocks, "; blocks of ", forward.rows, " rows and ", forward.keys,
+                  " keys in shared memory forward, ", backward.rows, " and ", backward.keys, " backward",
+                  has_tensor_cores<T> ? "" : "; no tensor cores");
+}
+
+}  // namespace
+
+std::string explain_memory_efficient_forward(const Context& ctx, const ResolvedOptions& options,
+                                             const Tensor& q, const Tensor& k, const Tensor& v) {
+    gradtile::cuda::use_device(ctx.device());
+    std::string text;
+    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+        text = explain<T>(options, q, k, v, memory_efficient_forward_blocks<T>,
+                          memory_efficient_backward_blocks<T>,
+                          "memory_efficient: a thread block for each block of rows");
+    });
+    return text;
+}
+std::string explain_flash1_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                                   const Tensor& k, const Tensor& v) {
+    gradtile::cuda::use_device(ctx.device());
+    std::string text;
+    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+        text = explain<T>(options, q, k, v, flash1_forward_blocks<T>, flash1_backward_blocks<T>,
+                          "flash1: a thread block for each head, or several for a part of it each");
+    });
+    return text;
+}
+
+void memory_efficient_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                              const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse) {
+    const Saved saved{.q = q, .k = k, .v = v, .o = o, .lse = lse};
+    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+        forward_typed<T>(ctx, options, saved, launch_memory_efficient_forward<T>,
+                         /*sums_output=*/v.size(3) > most_columns_in_registers);
+    });
+}
+
+void memory_efficient_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
+                               const OutputGradients& d_out, const Gradients& into) {
+    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
+        backward_typed<T>(ctx, options, saved, d_out, into, memory_efficient_plan(options));
+    });
+}
+
+void flash1_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
+        forward_typed<T>(ctx, options, saved, launch_flash1_forward<T>, /*sums_output=*/true);
+    });
+}
+
+void flash1_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
+                     const OutputGradients& d_out, const Gradients& into) {
+    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
+        backward_typed<T>(ctx, options, saved, d_out, into, flash1_plan(saved));
+    });
+}
+
+}  // namespace gradtile::attention::cuda

@@ -1,0 +1,79 @@
+#pragma once
+/// What the kernels of memory_efficient and flash1 share: the rule of a head in shared memory, and how
+/// results are written to global memory.
+#include <gradtile/attention/cuda/tiled/parameters.h>
+#include <gradtile/attention/cuda/device/score_rule.cuh>
+#include <gradtile/core/cuda/device/convert.cuh>
+
+namespace gradtile::attention::cuda::tiled {
+
+using namespace device;
+
+/// Shared memory for the rule of one head.
+template <class A>
+struct RuleInShared {
+    alignas(8) unsigned char bytes[sizeof(ScoreRule<A>)];
+
+    /// One thread calls; a barrier must follow.
+    __device__ __forceinline__ void set(const ScoreRule<A>& rule) {
+        *reinterpret_cast<ScoreRule<A>*>(bytes) = rule;
+    }
+    __device__ __forceinline__ const ScoreRule<A>& get() const {
+        return *reinterpret_cast<const ScoreRule<A>*>(bytes);
+    }
+};
+
+/// How scores follow from products: the same for all pairs of a head.
+template <class A>
+struct Scoring {
+    const DeviceMask& mask;
+    const ScoreRule<A>* rule;  ///< null if scores are products
+    A scale;
+};
+
+/// Rows of a matrix that a tile covers.
+template <class T>
+struct RowsInMemory {
+    T* first;
+    std::int64_t stride;
+    int rows, columns;  ///< those that exist
+};
+template <class T>
+__device__ __forceinline__ RowsInMemory<T> rows_from(const StridedRows<T>& x, int first, int end,
+                                                     int columns) {
+    return {x.row(first), x.stride, end - first, columns};
+}
+
+/// How a sum reaches memory. A thread that adds is the only one that adds to the element, or adds atomically.
+enum class Write : std::uint8_t { store, add, add_atomically };
+
+template <Write write, class A>
+__device__ __forceinline__ void put(A* to, A value) {
+    if constexpr (write == Write::store) {
+        *to = value;
+    } else if constexpr (write == Write::add) {
+        *to += value;
+    } else {
+        atomicAdd(to, value);
+    }
+}
+/// The same for two adjacent numbers at a multiple of 8 bytes.
+template <Write write>
+__device__ __forceinline__ void put_pair(float* to, float first, float second) {
+    if constexpr (write == Write::store) {
+        *reinterpret_cast<float2*>(to) = {first, second};
+    } else if constexpr (write == Write::add) {
+        const float2 old = *reinterpret_cast<const float2*>(to);
+        *reinterpret_cast<float2*>(to) = {old.x + first, old.y + second};
+    } else {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(first), "f"(second)
+                     : "memory");
+#else
+        atomicAdd(to, first);
+        atomicAdd(to + 1, second);
+#endif
+    }
+}
+
+}  // namespace gradtile::attention::cuda::tiled
