@@ -1,6 +1,6 @@
 #pragma once
-/// `gradtile lab --ncu`: compares the bytes that Nsight Compute measured for gradtile's attention kernels with
-/// the lab's counts for the same algorithms.
+/// `gradtile lab --ncu`: compares the bytes that Nsight Compute measured for gradtile's attention kernels
+/// with the lab's counts for the same algorithms.
 #include <gradtile/attention/lab/lab.h>
 #include <gradtile/cli/lab/ncu_csv.h>
 

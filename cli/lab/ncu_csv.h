@@ -25,8 +25,8 @@ std::vector<KernelTraffic> parse_ncu_csv(std::string_view text);
 /// Reads a file; see parse_ncu_csv. Throws Error with the file's name.
 std::vector<KernelTraffic> read_ncu_csv(const std::filesystem::path& path);
 
-/// The pass that a kernel belongs to. The algorithm is "every" for a kernel that the backward passes of all algorithms
-/// launch; algorithm and pass are "" for kernels that are not gradtile's attention.
+/// The pass that a kernel belongs to. The algorithm is "every" for a kernel that the backward passes of all
+/// algorithms launch; algorithm and pass are "" for kernels that are not gradtile's attention.
 struct KernelRole {
     std::string algorithm, pass;
 };

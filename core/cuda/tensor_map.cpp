@@ -1,4 +1,4 @@
-#include <gradtile/core/cuda/tensor_map.h>
+#include <gradtile/core/cuda/internal/tensor_map.h>
 
 #include <algorithm>
 

@@ -4,7 +4,7 @@
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/core/context.h>
-#include <gradtile/core/cuda/tensor_map.h>
+#include <gradtile/core/cuda/internal/tensor_map.h>
 
 namespace gradtile::attention::cuda {
 

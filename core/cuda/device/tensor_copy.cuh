@@ -4,7 +4,7 @@
 /// outside the tensor are read as zeros and not written. PTX ISA 9.7.9.25 "cp.async.bulk.tensor".
 #include <cstdint>
 
-#include <gradtile/core/cuda/tensor_map.h>
+#include <gradtile/core/cuda/internal/tensor_map.h>
 #include <gradtile/core/cuda/device/mbarrier.cuh>
 
 namespace gradtile::cuda::device {
