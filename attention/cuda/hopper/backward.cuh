@@ -2,9 +2,10 @@
 /// FlashAttention-2 backward (Dao 2023, algorithm 2) with the asynchronous products and copies of Hopper. A
 /// thread block takes blocks of keys, one after the other, and loops over the blocks of rows that see them.
 ///
-/// S^T = K Q^T and dP^T = V dO^T have keys as rows, so the accumulators of P^T and dS^T are, rounded to 16
-/// bits, already the left operands of dV = P^T dO and dK = dS^T Q. Only dS passes through shared memory, for
-/// dQ = dS K, because a row of dQ sums over the keys of both warpgroups. dQ is summed in float32 in global
+/// S^T = K Q^T and dP^T = V dO^T have keys as rows, so the accumulators of P^T, rounded to 16 bits, are
+/// already the left operand of dV = P^T dO. dS passes through shared memory, because a row of dQ = dS K sums
+/// over the keys of both warpgroups; dK = dS^T Q reads it there, too, which frees registers for the next S.
+/// That product runs while a warpgroup waits for the dS of the other one. dQ is summed in float32 in global
 /// memory.
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
