@@ -96,13 +96,14 @@ struct Part {
 class AttentionCudaPacked : public AttentionCudaDtypes {
   protected:
     /// The kernels of a dense call may differ, and float64 cuts sequences into other tiles, so that sums are
-    /// rounded in another order.
+    /// rounded in another order. In float32 a short dense sequence is a call with few queries, whose LSE is
+    /// rounded on another path. P inherits the absolute error of an LSE of up to 8: 4 units more.
     double tolerance() const {
         const double unit = GetParam() == DType::f64    ? 0x1p-52
                             : GetParam() == DType::f32  ? 0x1p-22
                             : GetParam() == DType::bf16 ? 0x1p-8
                                                         : 0x1p-11;
-        return (GetParam() == DType::f64 ? 16 : 4) * unit;
+        return (GetParam() == DType::f64 ? 16 : GetParam() == DType::f32 ? 8 : 4) * unit;
     }
     void expect_equal_to_dense(const Problem& problem, const Lengths& lengths, bool deterministic = false) {
         const PackedInputs packed(cpu, problem, lengths, GetParam());

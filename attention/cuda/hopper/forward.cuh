@@ -64,12 +64,8 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
     constexpr HopperForwardTiles tiles = Policy::tiles;
     RingPosition q(rings.q);
     RingPosition k(rings.k), v(rings.v);
-    for (int index = static_cast<int>(blockIdx.x); index < p.tasks; index += static_cast<int>(gridDim.x)) {
-        const TaskOrder::Task task = p.order(index);
-        const int batch = task.batch_head / p.sizes.heads, head = task.batch_head - batch * p.sizes.heads,
-                  key_head = head / p.sizes.group;
-        // The last rows come first: under a causal mask they have the most work.
-        const int row = (p.order.parts - 1 - task.part) * tiles.rows();
+    const auto load_rows = [&](int batch, int head, int row_block) {
+        const int row = row_block * tiles.rows(), key_head = head / p.sizes.group;
         const auto blocks = KeyBlocks::seen_by<tiles.keys>(p.mask, row, tiles.rows());
         q.wait_empty();
         rings.tasks[q.stage()] = {batch, head, row};
@@ -88,6 +84,14 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
             Shared::VTile::load(base + Shared::v + v.stage() * Shared::VTile::bytes, p.v, at, v.full());
             v.advance();
         }
+    };
+    for (int index = static_cast<int>(blockIdx.x); index < p.tasks; index += static_cast<int>(gridDim.x)) {
+        const TaskOrder::Task task = p.order(index);
+        const int batch = task.batch_head / p.sizes.heads, head = task.batch_head - batch * p.sizes.heads;
+        // The last rows come first: under a causal mask they have the most work.
+        const int last = p.row_blocks - 1 - task.part;
+        load_rows(batch, head, last);
+        if (p.pairs && task.part < last) load_rows(batch, head, task.part);
     }
     q.wait_empty();
     rings.tasks[q.stage()].row = -1;
@@ -330,10 +334,17 @@ void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, co
         p.o = gradtile::cuda::tensor_map(o, 64, Shared::OTile::swizzle);
         const int row_blocks = (p.mask.queries + tiles.rows() - 1) / tiles.rows();
         const std::int64_t heads = q.size(0) * q.size(2);
-        p.order = device::TaskOrder(heads, row_blocks,
-                                    2 * std::int64_t{p.mask.keys} * (qk_dim + v_dim) / p.sizes.group);
-        p.tasks = static_cast<int>(heads * row_blocks);
-        const int blocks = std::min(p.tasks, gradtile::cuda::processors_of(ctx));
+        // Under a causal mask, the first and the last block of rows together have as many keys as the second
+        // and the last but one, and so on. As tasks, such pairs keep all multiprocessors equally busy, if
+        // there are enough of them.
+        const std::int64_t processors = gradtile::cuda::processors_of(ctx), pairs = (row_blocks + 1) / 2;
+        p.row_blocks = row_blocks;
+        p.pairs = heads * pairs >= 2 * processors;
+        const int parts = p.pairs ? static_cast<int>(pairs) : row_blocks;
+        p.order =
+            device::TaskOrder(heads, parts, 2 * std::int64_t{p.mask.keys} * (qk_dim + v_dim) / p.sizes.group);
+        p.tasks = static_cast<int>(heads * parts);
+        const int blocks = std::min(p.tasks, static_cast<int>(processors));
         gradtile::cuda::launch(ctx, device::hopper_forward_kernel<T, Policy>, static_cast<unsigned>(blocks),
                                {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true},
                                p);

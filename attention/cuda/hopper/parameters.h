@@ -14,7 +14,9 @@ struct HopperForwardParameters {
     float* lse;                         ///< [B, Hq, Sq], natural log
     device::Sizes sizes;
     device::DeviceMask mask;
-    device::TaskOrder order;  ///< of the blocks of rows
+    int row_blocks;           ///< the number of blocks of rows of a head
+    bool pairs;               ///< a task is a pair of blocks of rows, counted from both ends; else one block
+    device::TaskOrder order;  ///< the order of the tasks
     int tasks;
     float scale_log2;   ///< log2(e) * scale, positive
     const float* sink;  ///< null: none
