@@ -94,8 +94,9 @@ TEST_F(LabNcu, ComparesEveryAlgorithmWithItsOwnKernels) {
     const auto dram_of_passes = [&](const std::string& kernels) {
         std::string csv = head;
         std::istringstream lines(kernels);
-        for (std::string kernel, bytes; lines >> kernel >> bytes;)
-            csv += "\"0\",\"" + kernel + "\",\"" + bytes + "\",\"0\"\n";
+        int id = 0;
+        for (std::string kernel, bytes; lines >> kernel >> bytes; ++id)
+            csv += '"' + std::to_string(id) + "\",\"" + kernel + "\",\"" + bytes + "\",\"0\"\n";
         json result;
         const json all = json_of_comparison(csv);
         for (const json& pass : all.at("passes"))
