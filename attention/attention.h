@@ -54,8 +54,8 @@ struct Options {
     bool top_left = false;  ///< aligns row 0 with key 0; by default the last row is aligned with the last key
     /// Makes gradients equal to the bit from run to run. On the CPU they always are, and on a GPU dK and dV
     /// of flash2 and naive and all gradients of flash1 are. On a GPU this option also fixes the order of
-    /// flash2's additions to dQ, which costs the 16-bit backward pass 11 to 22% of its speed, and of
-    /// memory_efficient's to dK and dV: one thread block then computes a K/V head.
+    /// flash2's additions to dQ, which costs the 16-bit backward pass 11 to 22% of its speed (31 to 41% on
+    /// Hopper GPUs), and of memory_efficient's to dK and dV: one thread block then computes a K/V head.
     bool deterministic = false;
 
     // ---- Options of the scores and probabilities ----

@@ -99,9 +99,6 @@ struct Bits16WholeHeadPolicy
     static constexpr int whole_head_rows = Bits16BackwardChoice<head_dim>::whole_head_rows(shared_limit);
 };
 
-/// With fewer heads than this, thread blocks that process whole heads would leave multiprocessors idle.
-constexpr std::int64_t enough_whole_heads = 256;
-
 /// For many short heads: launches one kernel that keeps dQ in shared memory, so that no sums in global memory
 /// are needed.
 template <class T, int head_dim, class Policy>

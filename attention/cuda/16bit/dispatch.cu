@@ -263,8 +263,9 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
             launch_sink_gradient(ctx, options.scores, saved.lse, parameters.delta, padded_rows,
                                  double{p_factor} * options.scores.dropout.scale, into.sink, packed);
     };
-    if (!why_not_hopper_backward(options, {q.tensor(), k.tensor(), v.tensor(), o.tensor(), d_o.tensor(),
-                                           d_k.tensor(), d_v.tensor()})) {
+    if (!why_not_hopper_backward(
+            options, sizes, batch_heads,
+            {q.tensor(), k.tensor(), v.tensor(), o.tensor(), d_o.tensor(), d_k.tensor(), d_v.tensor()})) {
         parameters.next_task = turns.data<std::int32_t>() + turn_count;
         hopper_backward(ctx,
                         {.q = q.tensor(),

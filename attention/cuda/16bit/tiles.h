@@ -190,6 +190,9 @@ struct Bits16BackwardChoice {
     }
 };
 
+/// With fewer heads than this, thread blocks that process whole heads would leave multiprocessors idle.
+inline constexpr std::int64_t enough_whole_heads = 256;
+
 /// Tile sizes of the kernel that applies score rules, with smaller tiles for the registers that rules need.
 template <int head_dim>
 struct Bits16RuleBackwardChoice {

@@ -1,5 +1,6 @@
 #include <gradtile/attention/cuda/hopper/hopper.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <numbers>
 #include <string_view>
@@ -49,7 +50,13 @@ const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list
 #endif
 }
 
-const char* why_not_hopper_backward(const ResolvedOptions& options, std::initializer_list<Tensor> tensors) {
+const char* why_not_hopper_backward(const ResolvedOptions& options, const device::Sizes& sizes,
+                                    std::int64_t batch_heads, std::initializer_list<Tensor> tensors) {
+    const int head_dim = padded_head_dim(Bits16HeadDims{}, std::max(sizes.qk_dim, sizes.v_dim));
+    if (head_dim == 64 && sizes.group == 1 && batch_heads >= enough_whole_heads &&
+        std::max(options.mask.queries, options.mask.keys) <=
+            Bits16BackwardChoice<64>::whole_head_rows(shared_memory_limits[0]))
+        return "many short heads have a kernel that keeps dQ in shared memory";
     for (const Tensor& x : tensors)
         if (x.size(3) > hopper_backward_max_head_dim) return "the head dim is more than 128";
     return why_not_hopper(options, tensors);
