@@ -17,8 +17,8 @@ void linear_activation_forward(const Context& ctx, const Tensor& y, const Tensor
                                const Tensor& weight, const Tensor& bias, Activation activation);
 
 /// d_hidden = (dy W) * f'(hidden): the gradient before the activation f, if y = f(hidden) W^T.
-///   dy [.., out], weight [out, in], hidden [.., in]; d_hidden [.., in] is overwritten and must not be
-///   hidden. If d_hidden has a tensor for column sums, this is overwritten, too.
+///   dy [.., out], weight [out, in], hidden [.., in]; d_hidden [.., in] is overwritten; it must not be
+///   the tensor `hidden`. If d_hidden has a tensor for column sums, this is overwritten, too.
 void linear_activation_backward(const Context& ctx, const SummedGradient& d_hidden, const Tensor& dy,
                                 const Tensor& weight, const Tensor& hidden, Activation activation);
 

@@ -64,7 +64,7 @@ struct RunSummary {
     std::optional<double> best_val_loss;  ///< lowest validation loss, that of best.h5
     std::optional<double> loss;           ///< training loss of the last step that this process recorded
     std::int64_t tokens = 0;              ///< tokens trained on since the run was created
-    double wall_s = 0.0;                  ///< see StepReport::wall_s; only rank 0 knows earlier processes
+    double wall_s = 0.0;  ///< see StepReport::wall_s; rank 0 alone adds the time before a resume
     /// Tokens per second of this call of run(), with evaluation and saving; 0: no step was done.
     double tokens_per_s = 0.0;
     std::int64_t bad_steps = 0;  ///< number of steps since the run was created whose update was refused

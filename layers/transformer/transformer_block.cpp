@@ -11,7 +11,8 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
       recompute(config.recompute),
       last_parameter(parameters.parameters().back()) {}
 
-/// Computes the residual before the second norm: the residual stream, and attention's output as the branch.
+/// Returns the input of the second norm as a sum that is not added yet: the residual stream and, as the
+/// branch, attention's output.
 Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
                                              Activations& saved, const Documents& documents) const {
     const Tensor branch =

@@ -20,8 +20,8 @@ using test::message_of;
 using testing::HasSubstr;
 
 /// An element of y sums over `in` and then over the rank, an element of dx over `out` and the rank. Two
-/// results within the layer are rounded to its dtype: A x or dy B, and the product with the weight; A's
-/// gradient also sees the rounding of dy.
+/// intermediate results are rounded to the layer's dtype: A x (in backward dy B), and W x (in backward dy W).
+/// A's gradient also contains the rounding error of dy.
 TEST(LowRankAdapter, PassesTheLayerSuite) {
     for (const auto& [in, out, rank] :
          {std::array<std::int64_t, 3>{1, 1, 1}, {7, 40, 3}, {48, 5, 8}, {33, 20, 16}})

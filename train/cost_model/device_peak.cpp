@@ -12,7 +12,7 @@ struct Peaks {
     double of(DType dtype, bool tf32) const {
         if (is_16_bit(dtype)) return of_16_bit;
         if (dtype == DType::f64) return of_f64;
-        return tf32 ? of_16_bit / 2 : of_f32;  // true for every GPU that has TF32
+        return tf32 ? of_16_bit / 2 : of_f32;  // every GPU with TF32 has half the 16-bit rate
     }
 };
 

@@ -130,8 +130,8 @@ class LazyOnlineSoftmax {
 
     // The steps of update(), for kernels that compute o at the same time.
 
-    /// Raises the references to the maxima of S if that is necessary. Returns whether the caller must then
-    /// rescale o; the answer is the same in all lanes.
+    /// Raises each row's reference to the row's maximum of S if that is necessary. Returns whether the caller
+    /// must then rescale o; the answer is the same in all lanes.
     ///
     /// The reference follows the running maximum only if P would otherwise exceed 2^8. With random scores
     /// this happens only in the first block, so most blocks do not rescale o. Values of P up to 2^8 cost no

@@ -126,7 +126,8 @@ class BackwardConsumer {
     using Scores = FragmentC[1][rows / 8];                ///< S^T and P^T, or dP^T and dS^T
     using LeftOperand = FragmentA[rows / 16][1];          ///< P^T or dS^T in 16 bits
     using Gradient = FragmentC[1][Policy::head_dim / 8];  ///< dK or dV
-    // Of a product dQ, a warpgroup computes 64 rows and, if there are no more, half of the columns.
+    // A warpgroup computes 64 rows of dQ: all columns of half a block of 128 rows, or half of the columns of
+    // a block of 64 rows.
     static constexpr int d_q_columns = rows == 128 ? Policy::head_dim : Policy::head_dim / 2;
     using DqFragments = FragmentC[1][d_q_columns / 8];
 

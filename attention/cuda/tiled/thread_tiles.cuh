@@ -392,7 +392,7 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         }
     };
     struct RowSums : Sums {
-        /// += pairs y for y [keys, ..]
+        /// Adds the matrix product of `pairs` and y [keys, ..] to the sums.
         __device__ __forceinline__ void add(const A* pairs, const A* y) {
             Sums::template add<Base::Factor::by_rows>(pairs + first_of_lane() * pair_length, y);
         }

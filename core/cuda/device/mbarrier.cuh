@@ -33,8 +33,8 @@ class Barrier {
     /// parity.
     __device__ __forceinline__ void wait(int parity) const {
 #ifdef GRADTILE_BOUNDED_WAITS
-        // Only a defect reaches this limit. Not by default: a kernel that can trap gets no more registers for
-        // a warpgroup than the block was launched with (nvcc 13.0), and spills them.
+        // Only a defect reaches this limit. The limit is off by default: in a kernel that contains a trap,
+        // nvcc 13.0 lets a warpgroup use no more registers than at launch, so the kernel spills.
         for (int polls = 0; !has_ended(parity); ++polls) {
             if (polls < 1 << 20) continue;
             printf("block %u, thread %u: the barrier at %u does not end a phase of parity %d\n", blockIdx.x,

@@ -158,7 +158,7 @@ TEST_F(BytePairs, AStreamNeverEndsWithinACharacter) {
             EXPECT_TRUE(rest.empty() || !is_utf8(part));
         }
     }
-    // A byte that cannot continue a character frees those before it.
+    // If a byte cannot continue an incomplete character, next() returns the bytes that were held back.
     StreamingDecoder stream(Tokenizer::bytes());
     EXPECT_EQ(stream.next(0xE4), "");
     EXPECT_EQ(stream.next(0xB8), "");
