@@ -168,7 +168,8 @@ void TensorBoardEvents::create_file() {
     std::int64_t seconds = floor<std::chrono::seconds>(system_clock::now()).time_since_epoch().count();
     // The clock may have been set back, or another host's clock may differ.
     for (const std::string& name : others) seconds = std::max(seconds, seconds_in(name) + 1);
-    check(seconds <= max_seconds, "has the event file ", others.back(), "; no later name is possible");
+    check(seconds <= max_seconds, "has the event file ", others.empty() ? "" : others.back(),
+          "; no later name is possible");
     // With O_EXCL an existing link is not followed, and no file of another process is overwritten.
     file_ = OpenFile(FileSystem::posix(), directory_ / name_of(seconds), O_CREAT | O_EXCL | O_WRONLY);
 }

@@ -276,12 +276,14 @@ TEST(Lora, MemorisesOneBatch) {
         const auto optimizer = make_optimizer(ctx, adapters, settings);
         const test::OverfitBatch batch(ctx);
         double loss = 0;
-        for (int step = 1; step <= 300; ++step) {
+        constexpr int steps = 400;
+        for (int step = 1; step <= steps; ++step) {
             adapters.reset_gradients();
             Transformer::Saved saved;
             loss = item(ctx, model.forward(ctx, batch.tokens, batch.targets, saved));
             model.backward(ctx, saved);
-            optimizer->step(ctx, 1e-2);
+            // A constant rate leaves the loss oscillating; then its last value depends on roundings.
+            optimizer->step(ctx, 1e-2 * std::min(1.0, 2.0 * (steps - step) / steps));
         }
         EXPECT_LT(loss, 0.01 * std::log(64.0)) << dtype;
         EXPECT_EQ(to_host(ctx, frozen.values()), before);
