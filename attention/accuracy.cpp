@@ -292,7 +292,7 @@ Finding bias(std::string what, const Vector& values, const Vector& expected, con
         total += projection;
         squares += projection * projection;
     }
-    // Of normally distributed numbers, one in two million has a larger deviation.
+    // A normally distributed number deviates by more than this in one of two million cases.
     constexpr double deviations = 5;
     const double error = std::isnan(total) ? infinity : std::abs(total);
     return {.what = std::move(what), .error = error, .bound = deviations * std::sqrt(squares) + allowed};

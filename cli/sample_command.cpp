@@ -144,7 +144,7 @@ class OrderedTexts {
             ++current_;
             first = waiting_.erase(first);
         }
-        // What has been printed of an incomplete text must not be printed again.
+        // The beginning of an incomplete text is printed already, and must not be printed again.
         if (const auto grown = waiting_.find(current_); grown != waiting_.end()) waiting_.erase(grown);
     }
 

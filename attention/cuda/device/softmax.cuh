@@ -85,7 +85,7 @@ class OnlineSoftmax {
             const float reference = next == -INFINITY ? 0.0f : next;
             factor[i] = exp2_fast(maximum_[i] - reference);
             maximum_[i] = next;
-            // Of the four lanes that share a row, one adds the sink.
+            // Four lanes share a row. Only the first of them adds the sink.
             sum_[i] =
                 fmaf(sum_[i], factor[i], lane_index() % 4 == 0 ? exp2_fast(sink_log2 - reference) : 0.0f);
         }

@@ -114,7 +114,7 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
     }
 }
 
-/// What a consumer warpgroup does for its 64 keys.
+/// A consumer warpgroup. It computes dK and dV of 64 keys of each task, and its part of dQ.
 template <class T, class Policy>
 class BackwardConsumer {
     using Shared = HopperBackwardShared<Policy>;
@@ -150,7 +150,7 @@ class BackwardConsumer {
             if (index >= p_.tasks) break;
             differentiate(KeyTask<Policy>(p_.rows, index));
         }
-        if (is_first_thread()) wait_until_stores_have_read();
+        if (is_first_of_warpgroup()) wait_until_stores_have_read();
     }
 
   private:
@@ -317,14 +317,14 @@ class BackwardConsumer {
                                           const KeyTask<Policy>& task) const {
         const std::uint32_t own_keys = base_ + warpgroup_ * 64 * KvTile::row_bytes,
                             warp_keys = own_keys + warp_ * 16 * KvTile::row_bytes;
-        if (is_first_thread()) wait_until_stores_have_read();
+        if (is_first_of_warpgroup()) wait_until_stores_have_read();
         wait_for_warpgroup();
         stage_rows<T, KvTile>(warp_keys + Shared::d_k, d_k);
         stage_rows<T, KvTile>(warp_keys + Shared::d_v, d_v);
         publish_shared_writes();
         wait_for_warpgroup();
         const int key = task.key + warpgroup_ * 64;
-        if (!is_first_thread()) return;
+        if (!is_first_of_warpgroup()) return;
         if (key < p_.rows.mask.keys) {
 #pragma unroll
             for (int i = 0; i < KvTile::panels; ++i) {
@@ -336,17 +336,8 @@ class BackwardConsumer {
         commit_stores();
     }
 
-    /// Each warp releases a stage once.
-    template <int stages>
-    __device__ __forceinline__ static void release(RingPosition<stages>& ring) {
-        if (lane_index() == 0) ring.empty().arrive();
-        ring.advance();
-    }
     __device__ __forceinline__ void wait_for_warpgroup() const {
         wait_at(2 + warpgroup_, warpgroup_threads);
-    }
-    __device__ __forceinline__ static bool is_first_thread() {
-        return reread_thread_index() % warpgroup_threads == 0;
     }
 
     const HopperBackwardParameters& p_;
@@ -417,7 +408,7 @@ void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
     const std::int64_t batch_heads = x.q.size(0) * x.q.size(2), rows = batch_heads * parameters.padded_rows,
                        key_blocks = (parameters.mask.keys + tiles.keys - 1) / tiles.keys,
                        key_heads = batch_heads / parameters.sizes.group;
-    // What blocks of keys of one head share in the L2 cache.
+    // Bytes per row of Q, dO and the sums of dQ: all blocks of keys of a head use them, from the L2 cache.
     constexpr std::int64_t row_bytes = 2 * 2 * head_dim + 4 * head_dim;
     p.rows.order = device::TaskOrder(key_heads, static_cast<int>(key_blocks),
                                      parameters.sizes.group * parameters.padded_rows * row_bytes);

@@ -98,7 +98,7 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
     q.full().arrive();
 }
 
-/// What a consumer warpgroup does for its 64 rows.
+/// A consumer warpgroup. It computes O and LSE of 64 rows of each task.
 template <class T, class Policy>
 class ForwardConsumer {
     using Shared = HopperForwardShared<Policy>;
@@ -132,7 +132,7 @@ class ForwardConsumer {
             if (task.row < 0) break;
             attend(task);
         }
-        if (is_first_thread()) wait_until_stores_have_read();
+        if (is_first_of_warpgroup()) wait_until_stores_have_read();
     }
 
   private:
@@ -217,12 +217,6 @@ class ForwardConsumer {
         if (!p_.mask.sees_all(row, 64, key, tiles.keys)) mask_scores(s, p_.mask, row + warp_row_, key);
     }
 
-    /// Each warp releases a stage once.
-    template <int stages>
-    __device__ __forceinline__ static void release(RingPosition<stages>& ring) {
-        if (lane_index() == 0) ring.empty().arrive();
-        ring.advance();
-    }
     /// Passes over blocks of keys that only other warpgroups see.
     __device__ __forceinline__ void skip(int blocks) {
         for (int i = 0; i < blocks; ++i) {
@@ -239,12 +233,12 @@ class ForwardConsumer {
     __device__ __forceinline__ void store(const Output& o, const float (&lse)[2], const RowTask& task,
                                           int row) {
         const std::uint32_t rows = base_ + Shared::o + warpgroup_ * 64 * OTile::row_bytes;
-        if (is_first_thread()) wait_until_stores_have_read();
+        if (is_first_of_warpgroup()) wait_until_stores_have_read();
         wait_for_warpgroup();
         stage_rows<T, OTile>(rows + warp_row_ * OTile::row_bytes, o);
         publish_shared_writes();
         wait_for_warpgroup();
-        if (is_first_thread()) {
+        if (is_first_of_warpgroup()) {
             if (row < p_.mask.queries) {
 #pragma unroll
                 for (int i = 0; i < OTile::panels; ++i)
@@ -270,9 +264,6 @@ class ForwardConsumer {
     }
     __device__ __forceinline__ void wait_for_warpgroup() const {
         wait_at(1 + warpgroup_, warpgroup_threads);
-    }
-    __device__ __forceinline__ static bool is_first_thread() {
-        return reread_thread_index() % warpgroup_threads == 0;
     }
 
     const HopperForwardParameters& p_;

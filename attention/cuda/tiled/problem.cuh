@@ -1,6 +1,6 @@
 #pragma once
-/// What the kernels of memory_efficient and flash1 share: the rule of a head in shared memory, and how
-/// results are written to global memory.
+/// The parts that the kernels of memory_efficient and flash1 have in common: the score rule of a head, which
+/// lies in shared memory, and the functions that write results to global memory.
 #include <gradtile/attention/cuda/tiled/parameters.h>
 #include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>

@@ -92,10 +92,11 @@ class RingPosition {
     __device__ __forceinline__ int stage() const { return stage_; }
     __device__ __forceinline__ Barrier full() const { return Barrier(full_ + 8 * stage_); }
     __device__ __forceinline__ Barrier empty() const { return Barrier(empty_ + 8 * stage_); }
-    /// Of the consumers: waits until the stage is full.
+    /// A consumer calls this before it reads the stage. Waits until the stage is full.
     __device__ __forceinline__ void wait_full() const { full().wait(round_); }
-    /// Of the producer: waits until the stage's previous contents have been released. In the first round,
-    /// stages are empty: the phase "before" phase 0 has the parity 1 and counts as ended.
+    /// The producer calls this before it fills the stage. Waits until the consumers have released its
+    /// previous contents. In the first round, stages are empty: the phase "before" phase 0 has the parity 1
+    /// and counts as ended.
     __device__ __forceinline__ void wait_empty() const { empty().wait(round_ ^ 1); }
     __device__ __forceinline__ void advance() {
         if (++stage_ == stages) {
@@ -108,6 +109,13 @@ class RingPosition {
     std::uint32_t full_, empty_;
     int stage_ = 0, round_ = 0;  ///< round_ is the round's parity
 };
+
+/// Every warp of the consumers calls this once for each stage: releases the stage and goes to the next one.
+template <int stages>
+__device__ __forceinline__ void release(RingPosition<stages>& ring) {
+    if (lane_index() == 0) ring.empty().arrive();
+    ring.advance();
+}
 
 /// One thread initializes a ring: a stage becomes full by one arrival and the bytes it announces, and empty
 /// by `releases` arrivals.

@@ -2,12 +2,19 @@
 /// Warpgroups: four consecutive warps, of which the first has an index that is a multiple of four (sm_90).
 #include <cstdint>
 
+#include <gradtile/core/cuda/device/async_copy.cuh>
+
 namespace gradtile::cuda::device {
 
 inline constexpr int warpgroup_threads = 128;
 
 __device__ __forceinline__ int warpgroup_index() {
     return __shfl_sync(~0u, static_cast<int>(threadIdx.x / warpgroup_threads), 0);
+}
+
+/// Whether this thread is the first one of its warpgroup.
+__device__ __forceinline__ bool is_first_of_warpgroup() {
+    return reread_thread_index() % warpgroup_threads == 0;
 }
 
 /// Changes the registers per thread of the calling warpgroup. All registers of a block come from those that
