@@ -137,7 +137,7 @@ std::string contents_of(const std::filesystem::path& path) {
 std::vector<nlohmann::json> steps_of(const std::filesystem::path& run) {
     std::vector<nlohmann::json> steps;
     std::ifstream file(run / "metrics.jsonl");
-    for (std::string line; std::getline(file, line);) {
+    for (std::string line; std::getline(file, line) && !file.eof();) {
         nlohmann::json step = parse_json(line);
         if (step.contains("event")) continue;
         step.erase("tokens_per_s");

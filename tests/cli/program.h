@@ -73,7 +73,7 @@ std::string write_stories(const TemporaryDirectory& place, std::int64_t characte
 
 std::string contents_of(const std::filesystem::path& path);
 
-/// Returns the steps in a run's metrics.jsonl, without the members that depend on time.
+/// Returns the steps whose lines in metrics.jsonl are complete, without the members that depend on time.
 std::vector<nlohmann::json> steps_of(const std::filesystem::path& run);
 
 /// Returns name, type, shape and checksum of every tensor of the newest sound checkpoint.

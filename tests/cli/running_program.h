@@ -15,7 +15,7 @@ namespace gradtile::test {
 inline std::int64_t steps_done(const std::filesystem::path& run) {
     std::int64_t lines = 0;
     std::ifstream file(run / "metrics.jsonl");
-    for (std::string line; std::getline(file, line);) ++lines;
+    for (std::string line; std::getline(file, line) && !file.eof();) ++lines;
     return lines;
 }
 
