@@ -33,12 +33,12 @@
 #include <gradtile/train/corpus/corpus.h>
 #include <gradtile/train/data/data_loader.h>
 #include <gradtile/train/data/dataset.h>
-#include <gradtile/train/evaluate.h>
+#include <gradtile/train/evaluation/evaluate.h>
+#include <gradtile/train/generation/sampler.h>
 #include <gradtile/train/language_model.h>
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/optimizers/optimizers.h>
 #include <gradtile/train/parallel/communicator.h>
-#include <gradtile/train/sampler.h>
 #include <gradtile/train/schedule.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 #include <gradtile/train/train_config.h>

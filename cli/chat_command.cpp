@@ -14,7 +14,7 @@
 #include <gradtile/cli/standard_streams.h>
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/message.h>
-#include <gradtile/train/chat_session.h>
+#include <gradtile/train/generation/chat_session.h>
 
 namespace gradtile::cli {
 namespace {

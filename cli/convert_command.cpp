@@ -2,7 +2,7 @@
 #include <iostream>
 
 #include <gradtile/cli/commands.h>
-#include <gradtile/train/checkpoint_conversion.h>
+#include <gradtile/train/run/checkpoint_conversion.h>
 #include <gradtile/train/trainer.h>
 
 namespace gradtile::cli {

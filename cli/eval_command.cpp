@@ -13,9 +13,9 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/tokenize_files.h>
-#include <gradtile/train/evaluate.h>
+#include <gradtile/train/evaluation/evaluate.h>
+#include <gradtile/train/evaluation/multiple_choice.h>
 #include <gradtile/train/formats/safetensors.h>
-#include <gradtile/train/multiple_choice.h>
 
 namespace gradtile::cli {
 namespace {

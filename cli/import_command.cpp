@@ -6,7 +6,7 @@
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/layers/transformer/transformer.h>
-#include <gradtile/train/imported_run.h>
+#include <gradtile/train/run/imported_run.h>
 
 namespace gradtile::cli {
 namespace {

@@ -20,7 +20,7 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/parallel/internal/authentication.h>
 #include <gradtile/train/parallel/internal/socket.h>
-#include <gradtile/train/terminal.h>
+#include <gradtile/train/run/terminal.h>
 
 namespace gradtile::cli {
 namespace {

@@ -16,8 +16,8 @@
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
-#include <gradtile/train/batch_sampler.h>
 #include <gradtile/train/data/json_lines.h>
+#include <gradtile/train/generation/batch_sampler.h>
 
 namespace gradtile::cli {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 /// The flags of `sample` and `chat` that say how tokens are drawn.
 #include <gradtile/cli/command_line.h>
-#include <gradtile/train/sampler.h>
+#include <gradtile/train/generation/sampler.h>
 
 namespace gradtile::cli {
 

@@ -16,7 +16,7 @@
 #include <gradtile/train/cost_model/device_peak.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
-#include <gradtile/train/stop_signals.h>
+#include <gradtile/train/run/stop_signals.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/trainer.h>
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include <gradtile/train/live/live_display.h>
-#include <gradtile/train/progress.h>
+#include <gradtile/train/run/progress.h>
 #include <gradtile/train/trainer.h>
 
 namespace gradtile::cli {

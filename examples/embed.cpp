@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include <gradtile/train/corpus/corpus.h>
-#include <gradtile/train/sampler.h>
+#include <gradtile/train/generation/sampler.h>
 #include <gradtile/train/trainer.h>
 
 using namespace gradtile;

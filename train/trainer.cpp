@@ -9,10 +9,10 @@
 #include <gradtile/core/cuda/cuda_runtime.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
-#include <gradtile/train/evaluate.h>
-#include <gradtile/train/loss_svg.h>
+#include <gradtile/train/evaluation/evaluate.h>
+#include <gradtile/train/generation/sampler.h>
 #include <gradtile/train/optional_json.h>
-#include <gradtile/train/sampler.h>
+#include <gradtile/train/run/loss_svg.h>
 
 namespace gradtile {
 namespace {

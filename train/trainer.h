@@ -21,14 +21,14 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/train/checkpoint/snapshot_writer.h>
-#include <gradtile/train/metrics_file.h>
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/replica.h>
-#include <gradtile/train/run_directory.h>
+#include <gradtile/train/run/metrics_file.h>
+#include <gradtile/train/run/run_directory.h>
+#include <gradtile/train/run/tensorboard_events.h>
 #include <gradtile/train/schedule.h>
 #include <gradtile/train/step_input.h>
 #include <gradtile/train/step_report.h>
-#include <gradtile/train/tensorboard_events.h>
 #include <gradtile/train/train_config.h>
 
 namespace gradtile {

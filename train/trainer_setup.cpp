@@ -11,14 +11,14 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/version.h>
 #include <gradtile/train/available_memory.h>
+#include <gradtile/train/checkpoint/saved_algorithms.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
-#include <gradtile/train/evaluate.h>
+#include <gradtile/train/evaluation/evaluate.h>
 #include <gradtile/train/merged_adapters.h>
 #include <gradtile/train/optional_json.h>
-#include <gradtile/train/resume_point.h>
-#include <gradtile/train/saved_algorithms.h>
-#include <gradtile/train/shared_start.h>
+#include <gradtile/train/run/resume_point.h>
+#include <gradtile/train/run/shared_start.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 
 /// Makes a Trainer from settings or from a checkpoint, and makes the checkpoint that describes a Trainer's

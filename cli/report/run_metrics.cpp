@@ -9,7 +9,7 @@
 #include <gradtile/core/io/file_system.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/message.h>
-#include <gradtile/train/metrics_file.h>
+#include <gradtile/train/run/metrics_file.h>
 
 namespace gradtile::cli {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/train/data/conversation_file.h>
-#include <gradtile/train/multiple_choice.h>
+#include <gradtile/train/evaluation/multiple_choice.h>
 
 namespace {
 

@@ -12,8 +12,8 @@
 
 #include <gradtile/core/gemm/gemm_algorithms.h>
 #include <gradtile/train/data/dataset.h>
-#include <gradtile/train/evaluate.h>
-#include <gradtile/train/sampler.h>
+#include <gradtile/train/evaluation/evaluate.h>
+#include <gradtile/train/generation/sampler.h>
 
 namespace gradtile {
 namespace {

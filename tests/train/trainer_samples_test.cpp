@@ -1,5 +1,5 @@
 // Texts of the model over time, which a trainer writes to metrics.jsonl.
-#include <gradtile/train/sampler.h>
+#include <gradtile/train/generation/sampler.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -11,8 +11,8 @@
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/data/token_file.h>
-#include <gradtile/train/evaluate.h>
-#include <gradtile/train/sampler.h>
+#include <gradtile/train/evaluation/evaluate.h>
+#include <gradtile/train/generation/sampler.h>
 
 #include <support/error_message.h>
 

@@ -9,7 +9,7 @@
 
 #include <unistd.h>
 
-#include <gradtile/train/stop_signals.h>
+#include <gradtile/train/run/stop_signals.h>
 #include <gradtile/train/trainer.h>
 
 using namespace gradtile;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <gradtile/train/cost_model/collective_cost.h>
-#include <gradtile/train/step_work.h>
+#include <gradtile/train/cost_model/step_work.h>
 #include <gradtile/train/train_config.h>
 
 namespace gradtile {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <gradtile/train/live/sparkline.h>
-#include <gradtile/train/progress.h>
+#include <gradtile/train/run/progress.h>
 
 namespace gradtile {
 

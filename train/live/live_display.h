@@ -14,7 +14,7 @@
 #include <thread>
 
 #include <gradtile/train/live/dashboard.h>
-#include <gradtile/train/metrics_file.h>
+#include <gradtile/train/run/metrics_file.h>
 
 namespace gradtile {
 

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include <gradtile/train/checkpoint/snapshot_writer.h>
-#include <gradtile/train/run_lock.h>
+#include <gradtile/train/run/run_lock.h>
 
 #include <support/memory_file_system.h>
 #include <support/signal_process.h>

@@ -13,8 +13,8 @@
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 #include <gradtile/train/formats/export.h>
 #include <gradtile/train/formats/safetensors.h>
-#include <gradtile/train/imported_run.h>
 #include <gradtile/train/language_model.h>
+#include <gradtile/train/run/imported_run.h>
 
 #include <support/temporary_directory.h>
 

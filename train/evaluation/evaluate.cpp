@@ -1,0 +1,145 @@
+#include <gradtile/train/evaluation/evaluate.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+/// The lengths of tokens as text, by id; 0 for special tokens and ids without a text.
+struct TextLengths {
+    std::vector<std::int32_t> bytes, characters;
+
+    TextLengths(const std::optional<Tokenizer>& tokenizer, std::int64_t vocabulary)
+        : bytes(static_cast<std::size_t>(vocabulary)), characters(bytes.size()) {
+        if (!tokenizer) return;
+        const auto known = static_cast<std::int32_t>(std::min(vocabulary, tokenizer->vocab_size()));
+        for (std::int32_t id = 0; id < known; ++id) {
+            if (!tokenizer->has_text(id)) continue;
+            const auto index = static_cast<std::size_t>(id);
+            for (const char byte : tokenizer->decode(std::span(&id, 1))) {
+                ++bytes[index];
+                // Counts every byte that is not a UTF-8 continuation byte.
+                characters[index] += (byte & 0xc0) != 0x80;
+            }
+        }
+        const BytePairEncoding* const encoding = tokenizer->byte_pair_encoding();
+        if (encoding == nullptr) return;
+        for (const AddedToken& token : encoding->vocabulary().added)
+            if (token.special && token.id < known)
+                bytes[static_cast<std::size_t>(token.id)] = characters[static_cast<std::size_t>(token.id)] =
+                    0;
+    }
+};
+
+struct LossSum {
+    double loss = 0.0;
+    std::int64_t targets = 0;
+};
+
+using GoOn = std::function<bool(std::int64_t windows_done)>;
+
+/// Sums the losses of every `stride`-th batch, from batch number `first`. Returns nothing when go_on returned
+/// false.
+std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, EvaluationData& data,
+                                  std::int64_t first, std::int64_t stride, const GoOn& go_on) {
+    LossSum sum;
+    auto& [loader, batch] = data;
+    const std::int64_t rows = batch.tokens.size(0), windows = loader.windows();
+    loader.rewind();
+    loader.skip(first * rows);
+    // A process without a batch in the last round still votes.
+    for (std::int64_t done = 0; done < windows;) {
+        if (!loader.done()) {
+            sum.targets += loader.next(batch);
+            const Batch on_device = upload(ctx, batch);
+            // The host adds the losses in order in float64, so the sum depends on the batch size only by
+            // rounding.
+            sum.loss += item(
+                ctx,
+                model.evaluate(ctx, on_device.tokens, on_device.targets, on_device.documents).slice(0, 0, 1));
+            loader.skip((stride - 1) * rows);
+        }
+        done = std::min(done + stride * rows, windows);
+        if (!go_on(done)) return std::nullopt;
+    }
+    return sum;
+}
+
+}  // namespace
+
+Batch upload(const Context& ctx, const Batch& host) {
+    Batch batch{to_device(ctx, host.tokens), to_device(ctx, host.targets)};
+    if (host.documents)
+        batch.documents = {.offsets = to_device(ctx, host.documents.offsets),
+                           .positions = to_device(ctx, host.documents.positions)};
+    return batch;
+}
+
+std::optional<double> mean_loss(const Context& ctx, const Transformer& model, EvaluationData& data,
+                                const Communicator& communicator, const GoOn& go_on) {
+    const std::optional<LossSum> own =
+        sum_losses(ctx, model, data, communicator.rank(), communicator.size(), go_on);
+    if (!own) return std::nullopt;
+    const double loss_and_targets[] = {own->loss, static_cast<double>(own->targets)};
+    const Tensor sum =
+        from_host(ctx.with_allocator(system_allocator(ctx.device())), loss_and_targets, {2}, DType::f64);
+    communicator.barrier(ctx);  // detects a process that does not arrive
+    communicator.all_reduce(ctx, sum);
+    return item(ctx, sum.slice(0, 0, 1)) / item(ctx, sum.slice(0, 1, 1));
+}
+
+Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, const EvaluateOptions& options) {
+    if (model.ctx.device().is_cpu()) return evaluate(model.ctx, model, tokens, options);
+    const SequentialOptions loading{options.ignore_token, options.packing, options.stride};
+    const Context inside = with_arena_for(model.ctx, [&](const Context& dry) {
+        const std::int64_t context = model.transformer.config.context;
+        const std::int64_t windows = SequentialLoader(tokens, context, loading).windows();
+        const Batch batch = empty_batch(dry, std::min(options.batch, windows), context, options.packing);
+        model.transformer.target_losses(dry, batch.tokens, batch.targets, batch.documents);
+    });
+    return evaluate(inside, model, tokens, options);
+}
+
+Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
+                    const EvaluateOptions& options) {
+    const std::int64_t context = model.transformer.config.context;
+    SequentialLoader loader(tokens, context, {options.ignore_token, options.packing, options.stride});
+    const std::int64_t windows = loader.windows(), rows = std::min(options.batch, windows);
+    const Batch batch = empty_batch(host_of(ctx), rows, context, options.packing);
+    const std::span<const std::int32_t> targets(batch.targets.data<std::int32_t>(),
+                                                static_cast<std::size_t>(batch.targets.elements()));
+    const TextLengths lengths(model.tokenizer, model.transformer.config.vocabulary);
+    double sum = 0.0, sum_of_text = 0.0;
+    std::int64_t counted = 0, bytes = 0, characters = 0;
+    for (std::int64_t done = 0; done < windows;) {
+        counted += loader.next(batch);
+        const Batch on_device = upload(ctx, batch);
+        const std::vector<double> losses = to_host(
+            ctx,
+            model.transformer.target_losses(ctx, on_device.tokens, on_device.targets, on_device.documents));
+        for (std::size_t i = 0; i < targets.size(); ++i) {
+            if (targets[i] == ignored_target) continue;
+            sum += losses[i];
+            const auto id = static_cast<std::size_t>(targets[i]);
+            if (lengths.bytes[id] == 0) continue;
+            sum_of_text += losses[i];
+            bytes += lengths.bytes[id];
+            characters += lengths.characters[id];
+        }
+        done = std::min(done + rows, windows);
+        if (options.on_progress) options.on_progress(done, windows);
+    }
+    check(counted > 0, tokens.source(), ": no target counts");
+    Evaluation result{.loss = sum / static_cast<double>(counted), .targets = counted};
+    result.perplexity = std::exp(result.loss);
+    const double bits = sum_of_text / std::numbers::ln2;
+    if (bytes > 0) result.bits_per_byte = bits / static_cast<double>(bytes);
+    if (characters > 0) result.bits_per_character = bits / static_cast<double>(characters);
+    return result;
+}
+
+}  // namespace gradtile

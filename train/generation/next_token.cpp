@@ -1,0 +1,57 @@
+#include <gradtile/train/generation/next_token.h>
+
+#include <algorithm>
+
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+Context generation_context(const LanguageModel& model,
+                           const std::function<void(const Context&)>& longest_pass) {
+    if (model.ctx.device().is_cpu()) return model.ctx;
+    return with_arena_for(model.ctx.with_deterministic(true), longest_pass, /*slack=*/2.0);
+}
+
+namespace {
+
+Context context_of_one_text(const LanguageModel& model) {
+    const Transformer& transformer = model.transformer;
+    return generation_context(model, [&](const Context& dry) {
+        KeyValueCache cache(dry, transformer.config, model.parameters.dtype());
+        transformer.logits(dry, empty(dry, {1, transformer.config.context}, DType::i32), cache);
+    });
+}
+
+}  // namespace
+
+std::int64_t TextWindow::begin_of(std::int64_t length) {
+    if (begin_ < 0) begin_ = std::max<std::int64_t>(0, length - context_);
+    while (length - begin_ > context_) begin_ += (context_ + 1) / 2;
+    return begin_;
+}
+
+NextToken::NextToken(const LanguageModel& model, bool use_cache)
+    : model_(model), ctx_(context_of_one_text(model)), window_(model.transformer.config.context) {
+    if (use_cache)
+        cache_ = std::make_unique<KeyValueCache>(ctx_, model.transformer.config, model.parameters.dtype());
+}
+
+std::vector<double> NextToken::logits(std::span<const std::int32_t> text) {
+    check(!text.empty(), "next token: the text has no token");
+    const auto continues = [&] {
+        const auto from = std::min(static_cast<std::size_t>(begin_), text.size());
+        return std::ranges::mismatch(text.subspan(from), read_).in2 == read_.end();
+    };
+    if (!continues()) window_ = TextWindow(model_.transformer.config.context);
+    begin_ = window_.begin_of(std::ssize(text));
+    const auto window = text.subspan(static_cast<std::size_t>(begin_));
+    // A key depends only on its token's place in the window and on the tokens before it.
+    const auto known = std::ranges::mismatch(window, read_).in1 - window.begin();
+    read_.assign(window.begin(), window.end());
+    if (cache_) cache_->length = std::min(known, std::ssize(window) - 1);
+    const auto unread = window.subspan(static_cast<std::size_t>(cache_ ? cache_->length : 0));
+    const Tensor tokens = from_host(ctx_, unread, {1, std::ssize(unread)});
+    return to_host(ctx_, cache_ ? model_.transformer.logits(ctx_, tokens, *cache_)
+                                : model_.transformer.logits(ctx_, tokens));
+}
+
+}  // namespace gradtile

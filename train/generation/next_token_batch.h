@@ -1,0 +1,50 @@
+#pragma once
+/// The logits of the next tokens of several growing texts, computed together.
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <gradtile/layers/transformer/key_value_cache.h>
+#include <gradtile/train/generation/next_token.h>
+#include <gradtile/train/language_model.h>
+
+namespace gradtile {
+
+/// Gives the logits of NextToken for each text, up to rounding, in less time: a pass reads every weight once
+/// for all texts. Each text has a place, with a cache and a TextWindow of its own.
+class NextTokenBatch {
+  public:
+    /// Allocates caches for `places` texts. Keeps a reference to the model.
+    NextTokenBatch(const LanguageModel& model, std::int64_t places);
+
+    /// A text and its place. The text has at least one token.
+    struct Text {
+        std::int64_t place = 0;
+        std::span<const std::int32_t> tokens;
+    };
+    /// The place gets another text.
+    void begin_text(std::int64_t place) { places_[static_cast<std::size_t>(place)] = Place(context_); }
+    /// Returns the logits [V] after each text. The texts are in the order of their places; since the last
+    /// call or begin_text(), each may only have grown.
+    std::vector<std::vector<double>> logits(std::span<const Text> texts);
+
+    /// Bytes of the keys and values of one text.
+    static std::size_t bytes_of_place(const LanguageModel& model);
+
+  private:
+    struct Place {
+        explicit Place(std::int64_t context) : window(context) {}
+        TextWindow window;
+        std::int64_t begin = 0;   // first token of the window
+        std::int64_t cached = 0;  // tokens of the window that the cache holds
+    };
+    TextToRead unread_part(const Text& text);
+
+    const LanguageModel& model_;
+    std::int64_t context_;
+    Context ctx_;
+    KeyValueCache cache_;
+    std::vector<Place> places_;
+};
+
+}  // namespace gradtile

@@ -1,0 +1,192 @@
+#include <gradtile/train/generation/sampler.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <gradtile/core/philox.h>
+
+namespace gradtile {
+namespace {
+
+void validate(const SampleOptions& options) {
+    check_range("sample: tokens", options.tokens, sample_limits::tokens);
+    check_range("sample: temperature", options.temperature, sample_limits::temperature);
+    check_range("sample: top-k", options.top_k, sample_limits::top_k);
+    check_range("sample: top-p", options.top_p, sample_limits::top_p);
+    check_range("sample: min-p", options.min_p, sample_limits::min_p);
+    check_range("sample: repetition-penalty", options.repetition_penalty, sample_limits::repetition_penalty);
+}
+
+/// Returns draw number `index` of a text: uniform in [0, 1) with 53 bits.
+double uniform(std::uint64_t seed, std::uint64_t number, std::int64_t index) {
+    // The purpose gives sampling a different key from other uses of the seed.
+    constexpr std::uint64_t purpose = 0x73616d70;
+    const auto counter = static_cast<std::uint64_t>(index);
+    const Philox::Counter words =
+        Philox::draw({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
+                      static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32)},
+                     philox_key(mix_seed(seed, purpose)));
+    return static_cast<double>((std::uint64_t{words[0]} << 32 | words[1]) >> 11) * 0x1p-53;
+}
+
+/// Returns the context of a text without a prompt: a line break, as between two paragraphs.
+std::vector<std::int32_t> start_tokens(const Tokenizer& tokenizer) {
+    try {
+        return tokenizer.encode("\n", "sample");
+    } catch (const Error&) {
+        return {0};  // the vocabulary has no line break
+    }
+}
+
+}  // namespace
+
+std::int32_t choose_token(std::span<const double> logits, const SampleOptions& options, double u) {
+    for (std::size_t i = 0; i < logits.size(); ++i)
+        check(std::isfinite(logits[i]), "sample: the logit of token ", i, " is ", logits[i]);
+    const auto most_likely = std::ranges::max_element(logits);
+    if (options.temperature == 0.0) return static_cast<std::int32_t>(most_likely - logits.begin());
+
+    // Sorts from the most likely token to the least likely, and tokens of equal probability by id, so that
+    // the order is unique.
+    std::vector<std::int32_t> tokens(logits.size());
+    std::iota(tokens.begin(), tokens.end(), 0);
+    const auto logit = [&](std::int32_t token) { return logits[static_cast<std::size_t>(token)]; };
+    const auto likelier = [&](std::int32_t a, std::int32_t b) {
+        return logit(a) != logit(b) ? logit(a) > logit(b) : a < b;
+    };
+    if (options.top_k > 0 && options.top_k < std::ssize(tokens)) {
+        std::ranges::nth_element(tokens, tokens.begin() + options.top_k, likelier);
+        tokens.resize(static_cast<std::size_t>(options.top_k));
+    }
+    if (options.min_p > 0.0) {
+        const double least = *most_likely + options.temperature * std::log(options.min_p);
+        std::erase_if(tokens, [&](std::int32_t token) { return logit(token) < least; });
+    }
+    std::ranges::sort(tokens, likelier);
+
+    std::vector<double> cumulative;
+    double sum = 0.0;
+    for (const std::int32_t token : tokens)
+        cumulative.push_back(sum += std::exp((logit(token) - *most_likely) / options.temperature));
+    const auto nucleus = std::ranges::lower_bound(cumulative, options.top_p * sum);
+    const std::size_t kept =
+        std::min(tokens.size(), static_cast<std::size_t>(nucleus - cumulative.begin()) + 1);
+    const double threshold = u * cumulative[kept - 1];
+    const auto chosen = std::upper_bound(cumulative.begin(),
+                                         cumulative.begin() + static_cast<std::ptrdiff_t>(kept), threshold);
+    const auto index = std::min(static_cast<std::size_t>(chosen - cumulative.begin()), kept - 1);
+    return tokens[index];
+}
+
+void penalise_repetition(std::span<double> logits, std::span<const std::int32_t> text, double penalty) {
+    if (penalty == 1.0) return;
+    std::vector<bool> seen(logits.size());
+    for (const std::int32_t token : text) {
+        const auto index = static_cast<std::size_t>(token);
+        if (index >= logits.size() || seen[index]) continue;
+        seen[index] = true;
+        logits[index] = logits[index] > 0.0 ? logits[index] / penalty : logits[index] * penalty;
+    }
+}
+
+TokenChooser::TokenChooser(const LanguageModel& model, const SampleOptions& options)
+    : options_(options), drawable_(model.transformer.config.vocabulary) {
+    validate(options);
+    if (!model.tokenizer) return;
+    // The vocabulary may be larger than the tokenizer's, and have holes.
+    drawable_ = std::min(drawable_, model.tokenizer->vocab_size());
+    for (std::int32_t token = 0; token < drawable_; ++token)
+        if (!model.tokenizer->has_text(token)) without_text_.push_back(static_cast<std::size_t>(token));
+}
+
+void TokenChooser::remove_undrawable(std::vector<double>& logits) const {
+    constexpr double never_drawn = -1e300;
+    for (const std::size_t token : without_text_) logits[token] = never_drawn;
+    logits.resize(static_cast<std::size_t>(drawable_));
+}
+
+std::int32_t TokenChooser::choose(std::vector<double> logits, std::span<const std::int32_t> text,
+                                  std::uint64_t number, std::int64_t index) const {
+    penalise_repetition(logits, text, options_.repetition_penalty);
+    remove_undrawable(logits);
+    return choose_token(logits, options_, uniform(options_.seed, number, index));
+}
+
+TokenSampler::TokenSampler(const LanguageModel& model, const SampleOptions& options)
+    : chooser_(model, options), next_(model, options.use_cache), number_(options.number) {}
+
+void TokenSampler::begin_text(std::uint64_t number) {
+    number_ = number;
+    index_ = 0;
+}
+
+std::int32_t TokenSampler::next(std::span<const std::int32_t> text) {
+    return chooser_.choose(next_.logits(text), text, number_, index_++);
+}
+
+void check_prompt(const LanguageModel& model, std::span<const std::int32_t> prompt) {
+    check(!prompt.empty(), "sample: the prompt has no token");
+    const std::int64_t vocabulary = model.transformer.config.vocabulary;
+    for (const std::int32_t token : prompt)
+        check(token >= 0 && token < vocabulary, "sample: token ", token,
+              " of the prompt is outside the vocabulary of ", vocabulary);
+}
+
+std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
+                                        const SampleOptions& options, const TokenHandler& on_token) {
+    check_prompt(model, prompt);
+    TokenSampler sampler(model, options);
+    std::vector<std::int32_t> text(prompt.begin(), prompt.end());
+    for (std::int64_t i = 0; i < options.tokens; ++i) {
+        text.push_back(sampler.next(text));
+        if (on_token && !on_token(text.back())) break;
+    }
+    text.erase(text.begin(), text.begin() + std::ssize(prompt));
+    return text;
+}
+
+std::vector<std::int32_t> prompt_tokens(const LanguageModel& model, const std::string& prompt,
+                                        const std::string& where) {
+    check(
+        model.tokenizer.has_value(),
+        "sample: the model has no tokenizer, because it was trained on token files or imported without one");
+    if (prompt.empty()) return start_tokens(*model.tokenizer);
+    return model.tokenizer->encode(prompt, where, {.special_tokens = SpecialTokens::recognised});
+}
+
+SampledTextBuilder::SampledTextBuilder(const Tokenizer& tokenizer, const std::vector<std::string>& stop,
+                                       PieceHandler on_text)
+    : decoder_(tokenizer), stop_(stop), on_text_(std::move(on_text)) {}
+
+void SampledTextBuilder::append(const std::string& piece) {
+    result_.text += piece;
+    if (on_text_ && !piece.empty()) on_text_(piece);
+}
+
+bool SampledTextBuilder::add(std::int32_t token) {
+    result_.tokens.push_back(token);
+    append(stop_.next(decoder_.next(token)));
+    return !stop_.found();
+}
+
+SampledText SampledTextBuilder::finish() {
+    append(stop_.next(decoder_.finish()));
+    append(stop_.finish());
+    result_.stopped = stop_.found();
+    return std::move(result_);
+}
+
+SampledText sample_text(const LanguageModel& model, const SampleOptions& options,
+                        const SampledTextBuilder::PieceHandler& on_text) {
+    const std::vector<std::int32_t> prompt = prompt_tokens(model, options.prompt);
+    SampledTextBuilder text(*model.tokenizer, options.stop, on_text);
+    sample_tokens(model, prompt, options, [&](std::int32_t token) { return text.add(token); });
+    return text.finish();
+}
+
+std::string sample(const LanguageModel& model, const SampleOptions& options) {
+    return options.prompt + sample_text(model, options).text;
+}
+
+}  // namespace gradtile

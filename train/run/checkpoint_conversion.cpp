@@ -1,0 +1,138 @@
+#include <fcntl.h>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/io/durable_file.h>
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/checkpoint/checkpoint_directory.h>
+#include <gradtile/train/checkpoint/checkpoint_reader.h>
+#include <gradtile/train/checkpoint/checkpoint_version_1.h>
+#include <gradtile/train/checkpoint/internal/confined_child.h>
+#include <gradtile/train/run/checkpoint_conversion.h>
+#include <gradtile/train/run/run_directory.h>
+
+namespace gradtile {
+
+namespace {
+
+// Upper limits for reading and writing a sound file of this size. The child needs memory for the file's
+// tensors, twice for libhdf5's largest chunk, and for stacks and buffers of a few threads.
+ProcessLimits limits_for(std::uint64_t file_bytes) {
+    constexpr std::uint64_t kMemory = std::uint64_t{512} << 20;
+    constexpr std::uint64_t kSeconds = 60;
+    constexpr std::uint64_t kSlowestBytesPerSecond = std::uint64_t{4} << 20;
+    return {.memory_bytes = kMemory + 4 * file_bytes,
+            .cpu_seconds = kSeconds + file_bytes / kSlowestBytesPerSecond};
+}
+
+// Copies everything except the checkpoints and the files that only a running process needs.
+void copy_other_files(const std::filesystem::path& old_run, const std::filesystem::path& new_run) {
+    for (const auto& entry : std::filesystem::directory_iterator(old_run)) {
+        const std::filesystem::path name = entry.path().filename();
+        if (entry.is_symlink() || !entry.is_regular_file() || name == ".lock" ||
+            DurableFile::is_temporary(name))
+            continue;
+        with_file_name("file", entry.path(), [&] {
+            copy_file(entry.path(), new_run / name);
+            OpenFile(FileSystem::posix(), new_run / name, O_RDWR).sync();
+        });
+    }
+    sync_directory(FileSystem::posix(), new_run);
+}
+
+// best.h5 is usually a second name of a step's file.
+bool link_to_converted(const std::filesystem::path& old_best, const CheckpointDirectory& converted,
+                       const std::vector<CheckpointDirectory::Entry>& old_files) {
+    for (const CheckpointDirectory::Entry& old_file : old_files) {
+        const std::filesystem::path new_file = converted.path_of(old_file.step);
+        if (!equivalent(old_file.path, old_best) || !exists(new_file)) continue;
+        with_file_name("checkpoint", converted.best_path(), [&] {
+            file_check(FileSystem::posix().link(new_file, converted.best_path()), "link");
+            sync_directory(FileSystem::posix(), converted.best_path().parent_path());
+        });
+        return true;
+    }
+    return false;
+}
+
+void convert_checkpoints(const std::filesystem::path& old_run, const CheckpointDirectory& converted,
+                         ConvertedRun& result) {
+    const auto convert = [&](const std::filesystem::path& old_file, const std::filesystem::path& new_file) {
+        try {
+            convert_checkpoint(old_file, new_file, SymbolicLinks::refuse);
+            result.files.push_back(new_file);
+        } catch (const Error& error) {
+            result.damaged.push_back(error.what());
+        }
+    };
+    const CheckpointDirectory old_checkpoints(RunDirectory::checkpoints_of(old_run));
+    const std::vector<CheckpointDirectory::Entry> old_files = old_checkpoints.list();
+    for (const CheckpointDirectory::Entry& entry : old_files)
+        convert(entry.path, converted.path_of(entry.step));
+    if (exists(old_checkpoints.best_path()) &&
+        !link_to_converted(old_checkpoints.best_path(), converted, old_files)) {
+        convert(old_checkpoints.best_path(), converted.best_path());
+    }
+    check(!result.files.empty(), old_run.string(), ": holds no sound checkpoint of format version 1",
+          result.damaged.empty() ? "" : "; ", result.damaged.empty() ? "" : result.damaged.front());
+}
+
+// Removes the files that a killed child may have left: the file itself and its temporary file.
+void remove_files_of(const std::filesystem::path& made) {
+    std::vector<std::string> names;
+    const std::filesystem::path directory = made.has_parent_path() ? made.parent_path() : ".";
+    FileSystem::posix().list(directory, names);
+    for (const std::string& name : names)
+        if (name.starts_with(made.filename().string())) FileSystem::posix().remove(directory / name);
+}
+
+// Replaces the temporary name in a message by the name that the user gave.
+std::string with_new_name(std::string message, const std::filesystem::path& made,
+                          const std::filesystem::path& new_file) {
+    const std::size_t at = message.find(made.string());
+    if (at != std::string::npos) message.replace(at, made.string().size(), new_file.string());
+    return message;
+}
+
+}  // namespace
+
+void convert_checkpoint(const std::filesystem::path& old_file, const std::filesystem::path& new_file,
+                        SymbolicLinks links) {
+    FileSystem& fs = FileSystem::posix();
+    const std::uint64_t bytes =
+        with_file_name("checkpoint", old_file, [&] { return open_regular_file(fs, old_file, links).size(); });
+    check(!exists(symlink_status(new_file)), "checkpoint ", new_file.string(), ": exists already");
+    const std::filesystem::path made = DurableFile::temporary_for(new_file);
+    const ChildOutcome outcome =
+        run_confined(limits_for(bytes), [&] { write_checkpoint(made, read_version_1(old_file, links)); });
+    if (!outcome.error.empty()) {
+        remove_files_of(made);
+        check(outcome.ended_by.empty(), "checkpoint ", old_file.string(), ": damaged: libhdf5 was ended by ",
+              outcome.ended_by, " while it read the file");
+        throw Error(with_new_name(outcome.error, made, new_file));
+    }
+    with_file_name("checkpoint", new_file, [&] {
+        file_check(fs.rename(made, new_file), "rename into place");
+        sync_directory(fs, new_file.parent_path());
+    });
+}
+
+ConvertedRun convert_run(const std::filesystem::path& old_run, const std::filesystem::path& new_run) {
+    check(is_directory(RunDirectory::checkpoints_of(old_run)), old_run.string(), ": holds no run");
+    check(!exists(symlink_status(new_run)), new_run.string(), ": exists already");
+    const RunLock lock(old_run);
+    ConvertedRun result;
+    const CheckpointDirectory converted(RunDirectory::checkpoints_of(new_run));
+    with_file_name("run", new_run,
+                   [&] { make_directories(FileSystem::posix(), RunDirectory::checkpoints_of(new_run)); });
+    try {
+        copy_other_files(old_run, new_run);
+        convert_checkpoints(old_run, converted, result);
+    } catch (...) {
+        std::error_code ignored;
+        remove_all(new_run, ignored);  // this function created the directory
+        throw;
+    }
+    return result;
+}
+
+}  // namespace gradtile

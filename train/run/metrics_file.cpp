@@ -1,0 +1,186 @@
+#include <gradtile/train/run/metrics_file.h>
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <span>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/io/durable_file.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/utf8.h>
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+
+constexpr double max_wall_s = 1e10;  // about 300 years
+
+void append_number(std::string& line, const char* key, double value) {
+    char text[64];
+    if (std::isfinite(value)) {
+        std::snprintf(text, sizeof text, ",\"%s\":%.9g", key, value);
+    } else {
+        std::snprintf(text, sizeof text, ",\"%s\":null", key);
+    }
+    line += text;
+}
+
+std::string checkpoint_line(std::int64_t step) {
+    return concat("{\"event\":\"checkpoint\",\"step\":", step, "}");
+}
+
+bool is_checkpoint_event(const json& object) {
+    const auto event = object.find("event");
+    return event != object.end() && *event == "checkpoint";
+}
+
+/// Calls visit(line, object) for every complete line that contains `text` and is a JSON object with a step.
+/// The file may have gigabytes, so only one line at a time is in memory.
+template <class Visit>
+void for_lines(const std::filesystem::path& path, std::string_view text, Visit&& visit) {
+    if (symlink_status(path).type() == std::filesystem::file_type::not_found) return;
+    TextLines lines(open_own_file(path, O_RDONLY), MetricsFile::max_line_bytes);
+    for (std::string_view line; lines.next(line);) {
+        if (line.find(text) == std::string_view::npos) continue;
+        const json object = *JsonValue::parse(line).value_or(JsonValue());
+        if (object.is_object() && object.contains("step") && object["step"].is_number_integer())
+            visit(line, object);
+    }
+}
+
+/// Writes lines to a file in large pieces.
+class LineWriter {
+  public:
+    explicit LineWriter(const OpenFile& file) : file_(file) {}
+    void add(std::string_view line) {
+        constexpr std::size_t piece = std::size_t{1} << 20;
+        buffer_.append(line) += '\n';
+        if (buffer_.size() >= piece) flush();
+    }
+    /// Returns the number of bytes written so far.
+    std::uint64_t flush() {
+        file_.write(reinterpret_cast<const std::byte*>(buffer_.data()), buffer_.size(), size_);
+        size_ += buffer_.size();
+        buffer_.clear();
+        return size_;
+    }
+
+  private:
+    const OpenFile& file_;
+    std::string buffer_;
+    std::uint64_t size_ = 0;
+};
+
+/// Keeps only the lines of steps up to `last_step`. Returns the wall time of the last of them.
+double truncate_to_step(const std::filesystem::path& path, std::int64_t last_step, MetricsFile::Last last) {
+    DurableFile file(path);
+    LineWriter kept(file.file());
+    double wall_s = 0.0;
+    bool has_event = last_step == 0;  // step 0 is the start of the run, which has no checkpoint
+    for_lines(path, "", [&](std::string_view line, const json& object) {
+        const auto step = object["step"].get<std::int64_t>();
+        if (step > last_step) return;
+        if (step == last_step && last == MetricsFile::Last::unwritten && !is_checkpoint_event(object)) return;
+        if (is_checkpoint_event(object)) has_event |= step == last_step;
+        // A line may have been edited; a time that is not one must not spoil all later ones.
+        if (const auto wall = object.find("wall_s"); wall != object.end() && wall->is_number())
+            wall_s = std::clamp(wall->get<double>(), 0.0, max_wall_s);
+        kept.add(line);
+    });
+    if (!has_event) kept.add(checkpoint_line(last_step));
+    file.commit(kept.flush());
+    return wall_s;
+}
+
+}  // namespace
+
+void LossHistory::add(const StepReport& report) {
+    if (std::isfinite(report.loss)) train.push_back({report.step, report.loss});
+    if (report.val_loss && std::isfinite(*report.val_loss))
+        validation.push_back({report.step, *report.val_loss});
+}
+
+std::string metrics_line(const StepReport& report) {
+    std::string line = concat("{\"step\":", report.step);
+    append_number(line, "loss", report.loss);
+    if (report.val_loss) append_number(line, "val_loss", *report.val_loss);
+    append_number(line, "lr", report.lr);
+    append_number(line, "grad_norm", report.grad_norm);
+    append_number(line, "tokens_per_s", report.tokens_per_s);
+    append_number(line, "ms", report.ms);
+    line += concat(",\"tokens\":", report.tokens);
+    append_number(line, "wall_s", report.wall_s);
+    if (!report.not_finite.empty()) line += ",\"not_finite\":" + json_text(report.not_finite);
+    return line + '}';
+}
+
+MetricsFile::MetricsFile(const std::filesystem::path& path, std::int64_t last_step, Last last) : path_(path) {
+    with_file_name("metrics", path_, [&] {
+        if (last_step >= 0) wall_s_ = truncate_to_step(path_, last_step, last);
+        file_ = open_own_file(path_, O_CREAT | O_WRONLY);
+        size_ = file_.size();
+    });
+}
+
+void MetricsFile::append(const std::string& line) {
+    with_file_name("metrics", path_, [&] {
+        const std::string whole = line + '\n';
+        try {
+            file_.write(reinterpret_cast<const std::byte*>(whole.data()), whole.size(), size_);
+        } catch (...) {
+            file_.file_system().truncate(file_.descriptor(), size_);  // removes a partial line
+            throw;
+        }
+        size_ += whole.size();
+    });
+}
+
+void MetricsFile::write(const StepReport& report) {
+    append(metrics_line(report));
+}
+
+void MetricsFile::write_checkpoint_event(std::int64_t step) {
+    append(checkpoint_line(step));
+}
+
+void MetricsFile::write_sample(std::int64_t step, std::string_view prompt, std::string_view text) {
+    // A character has at most six characters in JSON, so that the line stays below max_line_bytes.
+    constexpr std::size_t max_bytes = 8000;
+    append(json_text({{"event", "sample"},
+                      {"step", step},
+                      {"prompt", replace_invalid_utf8(prompt.substr(0, max_bytes / 8))},
+                      {"text", replace_invalid_utf8(text.substr(0, max_bytes))}}));
+}
+
+LossHistory MetricsFile::read(const std::filesystem::path& path) {
+    LossHistory history;
+    with_file_name("metrics", path, [&] {
+        for_lines(path, "", [&](std::string_view, const json& object) {
+            if (object.contains("event")) return;
+            const auto point = [&](const char* key, std::vector<LossHistory::Point>& points) {
+                if (object.contains(key) && object[key].is_number())
+                    points.push_back({object["step"].get<std::int64_t>(), object[key].get<double>()});
+            };
+            point("loss", history.train);
+            point("val_loss", history.validation);
+        });
+    });
+    return history;
+}
+
+std::int64_t MetricsFile::newest_checkpoint(const std::filesystem::path& path) {
+    std::int64_t newest = 0;
+    with_file_name("metrics", path, [&] {
+        for_lines(path, "\"event\"", [&](std::string_view, const json& object) {
+            if (is_checkpoint_event(object)) newest = std::max(newest, object["step"].get<std::int64_t>());
+        });
+    });
+    return newest;
+}
+
+}  // namespace gradtile

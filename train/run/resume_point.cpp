@@ -1,0 +1,63 @@
+#include <gradtile/train/run/resume_point.h>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/train/checkpoint/checkpoint_directory.h>
+#include <gradtile/train/run/metrics_file.h>
+
+namespace gradtile {
+namespace {
+
+/// Returns "run 0123...", for messages.
+std::string run_named(const std::string& identity) {
+    return identity.empty() ? "a run without an identity" : "run " + identity;
+}
+
+void check_same_run(const RunDirectory& run, const Checkpoint& checkpoint, const std::string& source) {
+    const std::string own = run.identity(), found = run_identity_of(checkpoint, source);
+    check(found == own, "checkpoint ", source, ": belongs to ", run_named(found), ", but ",
+          run.path().string(), " is ",
+          own.empty() ? "a run without run.json, which holds the identity" : run_named(own),
+          "; move the file away, or start from its weights with --init-from");
+}
+
+}  // namespace
+
+std::string run_identity_of(const Checkpoint& checkpoint, const std::string& source) {
+    const auto found = checkpoint.meta->find(run_identity_key);
+    if (found == checkpoint.meta->end()) return {};
+    check(found->is_string(), "checkpoint ", source, ": its run's identity is not a text");
+    return found->get<std::string>();
+}
+
+ResumePoint find_resume_point(const RunDirectory& run, bool restart) {
+    const CheckpointDirectory checkpoints(run.checkpoints());
+    const std::int64_t announced = MetricsFile::newest_checkpoint(run.metrics_file());
+    CheckpointDirectory::Loaded loaded = checkpoints.load_newest();
+    if (loaded.checkpoint) {
+        check_same_run(run, *loaded.checkpoint, loaded.path.string());
+        check(!loaded.checkpoint->meta->contains(imported_key), "resume: '", run.path().string(),
+              "' holds imported weights without the state of a training; start a run from them with "
+              "--init-from ",
+              run.path().string());
+    }
+    const std::int64_t step = loaded.checkpoint ? loaded.checkpoint->step : 0;
+    const std::string place = loaded.checkpoint ? concat("step ", step) : std::string("the start");
+
+    const std::filesystem::path expected = checkpoints.path_of(announced);
+    const bool missing = step < announced && !exists(expected);
+    check(!missing || restart, "resume: '", run.path().string(),
+          "': metrics.jsonl announces the checkpoint of step ", announced, ", but ", expected.string(),
+          " is missing; restore it, or continue from ", place, " with --restart");
+    check(loaded.checkpoint || loaded.damaged.empty() || restart, "resume: '", run.path().string(),
+          "' holds no sound checkpoint; --restart trains again from the start; ",
+          loaded.damaged.empty() ? "" : loaded.damaged.front());
+
+    ResumePoint point{std::move(loaded.checkpoint), loaded.path, std::move(loaded.damaged)};
+    if (missing)
+        point.messages.push_back(concat("the checkpoint of step ", announced, " is missing; ",
+                                        run.path().string(), " continues from ", place));
+    return point;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,58 @@
+#pragma once
+/// The directory of a run: config.json, run.json, metrics.jsonl, checkpoints/, loss.svg.
+///
+/// run.json is {"identity": "<32 hexadecimal digits>"}, drawn when the run is created; each of its
+/// checkpoints holds the same digits. Runs of versions before run.json have no identity.
+///
+/// Another user may have prepared the directory. Therefore nothing is read or written through a symbolic link
+/// in it, with one exception: `checkpoints` may be a link of this user to a directory on another disk. The
+/// directory's own path may contain links. These checks do not protect against a user who can write to the
+/// directory while the run uses it.
+#include <filesystem>
+#include <string>
+
+#include <gradtile/train/run/run_lock.h>
+#include <gradtile/train/train_config.h>
+
+namespace gradtile {
+
+/// Replaces a small file durably, completely or not at all. Throws Error naming the file.
+void write_text_file(const std::filesystem::path& path, const std::string& text);
+
+/// Returns a new run's identity: 128 random bits as hexadecimal digits.
+std::string new_run_identity();
+
+/// Holds the run's lock during its lifetime.
+class RunDirectory {
+  public:
+    /// Creates the directory if needed, and writes run.json and config.json. Throws Error when the directory
+    /// already holds a run, is in use by another process or cannot be written.
+    static RunDirectory create(const TrainConfig& config, const std::string& identity);
+    /// Throws Error when the directory holds no run or is in use, or when `checkpoints` in it is neither a
+    /// directory nor a link of this user to one.
+    static RunDirectory open(const std::filesystem::path& path);
+
+    /// Returns the settings in config.json, with which the run was created.
+    TrainConfig config() const;
+    /// Returns the identity in run.json; empty if there is no run.json.
+    std::string identity() const;
+    /// Removes the temporary files of a killed process.
+    void remove_temporaries() const;
+
+    const std::filesystem::path& path() const { return path_; }
+    std::filesystem::path config_file() const { return path_ / "config.json"; }
+    std::filesystem::path identity_file() const { return path_ / "run.json"; }
+    std::filesystem::path metrics_file() const { return path_ / "metrics.jsonl"; }
+    std::filesystem::path checkpoints() const { return checkpoints_of(path_); }
+    static std::filesystem::path checkpoints_of(const std::filesystem::path& run) {
+        return run / "checkpoints";
+    }
+    std::filesystem::path loss_curve_file() const { return path_ / "loss.svg"; }
+
+  private:
+    explicit RunDirectory(std::filesystem::path path) : path_(std::move(path)), lock_(path_) {}
+    std::filesystem::path path_;
+    RunLock lock_;
+};
+
+}  // namespace gradtile

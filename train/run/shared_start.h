@@ -1,0 +1,26 @@
+#pragma once
+/// The checkpoint that the processes of a run start from. Rank 0 reads it and broadcasts everything except
+/// the tensors.
+#include <functional>
+#include <optional>
+#include <string>
+
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/parallel/process_group.h>
+#include <gradtile/train/run/run_directory.h>
+#include <gradtile/train/train_config.h>
+
+namespace gradtile {
+
+struct Start {
+    std::string source;                         ///< name of the checkpoint's file, for messages
+    std::optional<Checkpoint> checkpoint = {};  ///< empty: start from step 0; only rank 0 has the tensors
+};
+
+/// Returns, in every process, the result of `read` in rank 0. The other ranks do not call `read`.
+Start shared_start(ProcessGroup& group, const std::function<Start()>& read);
+
+/// Returns the settings in rank 0's `directory`; the other ranks need no directory.
+TrainConfig shared_config(ProcessGroup& group, const std::optional<RunDirectory>& directory);
+
+}  // namespace gradtile

@@ -1,0 +1,66 @@
+#include <gradtile/train/run/stop_signals.h>
+
+#include <unistd.h>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+namespace {
+
+// A signal goes to the whole process, so at most one object may wait for signals.
+std::atomic<bool> watching{false};
+
+bool is_ignored(int number) {
+    struct sigaction action {};
+    sigaction(number, nullptr, &action);
+    return action.sa_handler == SIG_IGN;
+}
+
+sigset_t request_signals() {
+    sigset_t requests;
+    sigemptyset(&requests);
+    sigaddset(&requests, SIGTERM);
+    sigaddset(&requests, SIGUSR1);
+    for (const int number : {SIGINT, SIGHUP})
+        if (!is_ignored(number)) sigaddset(&requests, number);
+    return requests;
+}
+
+}  // namespace
+
+StopSignals::StopSignals() : requests_(request_signals()) {
+    check(!watching.exchange(true), "stop signals: already watched");
+    struct sigaction action {};
+    action.sa_handler = SIG_IGN;
+    sigemptyset(&action.sa_mask);
+    for (std::size_t i = 0; i < ignored.size(); ++i) sigaction(ignored[i], &action, &former_[i]);
+    pthread_sigmask(SIG_BLOCK, &requests_, &former_mask_);
+    thread_ = std::thread([this] { wait_for_signals(); });
+}
+
+StopSignals::~StopSignals() {
+    ending_ = true;
+    pthread_kill(thread_.native_handle(), SIGUSR1);  // the signal goes to thread_ only
+    thread_.join();
+    pthread_sigmask(SIG_SETMASK, &former_mask_, nullptr);
+    for (std::size_t i = 0; i < ignored.size(); ++i) sigaction(ignored[i], &former_[i], nullptr);
+    watching = false;
+}
+
+void StopSignals::wait_for_signals() {
+    while (!ending_) {
+        siginfo_t signal{};
+        if (sigwaitinfo(&requests_, &signal) > 0 && !ending_) take(signal);
+    }
+}
+
+/// This thread writes no output: a blocked write would keep it from handling a second signal.
+void StopSignals::take(const siginfo_t& signal) {
+    const int number = signal.si_signo;
+    if (number == SIGHUP && terminal_.has_sent(signal)) return;
+    const int first = received_;
+    if (!answered_ || first == number) _exit(128 + number);
+    if (first == 0) received_ = number;
+}
+
+}  // namespace gradtile

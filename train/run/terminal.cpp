@@ -1,0 +1,41 @@
+#include <gradtile/train/run/terminal.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+namespace gradtile {
+namespace {
+
+/// After a hangup the kernel detaches the terminal from all processes of its session, and /dev/tty cannot be
+/// opened.
+bool has_controlling_terminal() {
+    const int terminal = ::open("/dev/tty", O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    if (terminal < 0) return false;
+    ::close(terminal);
+    return true;
+}
+
+}  // namespace
+
+StartTerminal::StartTerminal() : existed_(has_controlling_terminal()) {}
+
+bool StartTerminal::is_hung_up() const {
+    return existed_ && !has_controlling_terminal();
+}
+
+bool StartTerminal::has_sent(const siginfo_t& hangup) const {
+    if (hangup.si_code == SI_KERNEL) return true;
+    // A shell whose terminal hangs up forwards SIGHUP to its jobs, perhaps before the terminal is gone. A
+    // SIGHUP from the shell's kill command has the same sender, so only the terminal's state distinguishes
+    // the two.
+    constexpr int attempts = 20;
+    const bool may_be_passed_on = existed_ && hangup.si_pid == ::getsid(0);
+    for (int i = 0; i < attempts && may_be_passed_on && !is_hung_up(); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(25));
+    return is_hung_up();
+}
+
+}  // namespace gradtile
