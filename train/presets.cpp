@@ -98,6 +98,33 @@ TrainConfig llama_tiny() {
     return c;
 }
 
+/// The shape of Qwen2.5-0.5B (Qwen Team 2024) without its biases of queries, keys and values, for token files
+/// with its vocabulary.
+TrainConfig llama_500m() {
+    TrainConfig c;
+    c.model = as_llama({.layers = 24,
+                        .heads = 14,
+                        .kv_heads = 2,
+                        .width = 896,
+                        .hidden = 4864,
+                        .context = 1024,
+                        .vocabulary = 151936,
+                        .rope_base = 1e6,
+                        .norm_epsilon = 1e-6});
+    c.model.tied_head = true;
+    c.batch = 512;
+    c.micro_batch = 4;
+    c.steps = 100000;
+    c.lr = 5e-4;
+    c.min_lr = 5e-5;
+    c.warmup = 2000;
+    std::get<AdamWSettings>(c.optimizer_settings).beta2 = 0.95;
+    c.eval_every = 1000;
+    c.save_every = 1000;
+    c.out = "runs/llama-0.5b";
+    return c;
+}
+
 /// llama-tiny with Gemma 2's attention: a window in every second layer, and a softcap.
 TrainConfig gemma2_tiny() {
     TrainConfig c = llama_tiny();
@@ -150,6 +177,7 @@ const std::map<std::string, std::function<TrainConfig()>>& presets() {
         {"gpt2-350m", [] { return gpt2(24, 16, 1024, 3e-4, "runs/gpt2-350m"); }},
         {"gpt2-774m", [] { return gpt2(36, 20, 1280, 2.5e-4, "runs/gpt2-774m"); }},
         {"llama-tiny", llama_tiny},
+        {"llama-0.5b", llama_500m},
         {"gemma2-tiny", gemma2_tiny},
         {"gpt-oss-tiny", gpt_oss_tiny},
         {"alibi-tiny", alibi_tiny},

@@ -1,9 +1,12 @@
 #include <gradtile/cli/bench/step_flags.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/parameter_store.h>
+#include <gradtile/layers/transformer/transformer.h>
 
 namespace gradtile::cli {
 namespace {
@@ -33,13 +36,13 @@ StepFlags::StepFlags(Command& command, std::initializer_list<std::string_view> s
     command.add_switch("--json", json_, "print one JSON object per row");
 }
 
-Step StepFlags::step() const {
+Step StepFlags::step(std::optional<std::int64_t> batch) const {
     TrainConfig requested;
     settings_.apply(requested);
     const bool gpu = resolve_device(requested.device).is_cuda();
     const std::string name = !preset_.empty() ? preset_ : gpu ? "gpt2-124m" : "shakespeare-char-cpu";
     TrainConfig config = rethrow_as_usage_error([&] { return preset(name); });
-    config.batch = gpu && preset_.empty() ? 64 : config.micro_batch_size();
+    config.batch = batch.value_or(gpu && preset_.empty() ? 64 : config.micro_batch_size());
     config.micro_batch = 0;
     if (gpu) config.dtype = TrainDType::bf16;
     settings_.apply(config);
@@ -61,6 +64,18 @@ Context context_of(const TrainConfig& config) {
     return Context(resolve_device(config.device), static_cast<int>(config.threads))
         .with_tf32(config.tf32)
         .with_deterministic(config.model.deterministic);
+}
+
+std::string shape_of(const ModelConfig& config) {
+    ParameterStore parameters;
+    const Transformer model(config, parameters);
+    const std::string key_value_heads =
+        config.key_value_heads() == config.heads ? "" : concat(" over ", config.key_value_heads());
+    char millions[40];
+    std::snprintf(millions, sizeof millions, "%.1fM", 1e-6 * static_cast<double>(parameters.count()));
+    return concat(config.layers, " layers x ", config.width, ", ", config.heads, " heads", key_value_heads,
+                  ", MLP ", config.hidden_width(), ", context ", config.context, ", vocabulary ",
+                  config.vocabulary, ", ", millions, " parameters");
 }
 
 std::string title_of(const Step& step, const Context& ctx) {

@@ -1,6 +1,7 @@
 #pragma once
 /// The training step that a benchmark measures: a preset, modified by flags.
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -24,8 +25,9 @@ class StepFlags {
     StepFlags(Command& command, std::initializer_list<std::string_view> settings);
 
     /// The step, validated, with an existing device and a vocabulary. Defaults: on a GPU bfloat16 and,
-    /// without --preset, gpt2-124m with 64 sequences; otherwise --batch is the preset's micro-batch.
-    Step step() const;
+    /// without --preset, gpt2-124m with 64 sequences; otherwise the batch is the preset's micro-batch. A
+    /// given `batch` replaces this default; the setting `batch` replaces both.
+    Step step(std::optional<std::int64_t> batch = {}) const;
     Sampling sampling() const;
     bool json() const { return json_; }
     /// Whether the command line has the setting.
@@ -40,6 +42,10 @@ class StepFlags {
 
 /// The context that the step's settings describe.
 Context context_of(const TrainConfig& config);
+
+/// Describes a model: "12 layers x 768, 12 heads, MLP 3072, context 1024, vocabulary 50257, 124.4M
+/// parameters".
+std::string shape_of(const ModelConfig& config);
 
 /// Describes the step: "gpt2-124m, 64 x 1024 tokens at once, float32 on cpu with 2 threads".
 std::string title_of(const Step& step, const Context& ctx);

@@ -54,6 +54,7 @@ std::string json_of(const Cell& cell, Column::Kind kind) {
 }  // namespace
 
 void Table::print_header() {
+    if (!title_.empty()) std::printf("%s\n", title_.c_str());
     for (const Column& column : columns_) print_aligned(column, column.title);
     std::printf("\n");
     header_printed_ = true;

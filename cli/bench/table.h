@@ -30,7 +30,9 @@ struct Cell {
 
 class Table {
   public:
-    Table(std::vector<Column> columns, bool json) : columns_(std::move(columns)), json_(json) {}
+    /// The title is a line above the table, which JSON does not have.
+    Table(std::vector<Column> columns, bool json, std::string title = {})
+        : columns_(std::move(columns)), json_(json), title_(std::move(title)) {}
 
     /// Prints a row of one cell per column.
     void add(const std::vector<Cell>& row);
@@ -39,6 +41,7 @@ class Table {
     void print_header();
     std::vector<Column> columns_;
     bool json_;
+    std::string title_;
     bool header_printed_ = false;
 };
 

@@ -42,13 +42,14 @@ std::vector<T> or_default(const std::vector<T>& given, const T& otherwise) {
 
 /// One validated step for each combination of the flags' values.
 std::vector<Step> steps_of(const Flags& flags) {
-    const Step base = flags.step.step();
+    std::vector<Step> bases;
+    for (const std::int64_t batch : flags.batches) bases.push_back(flags.step.step(batch));
+    if (bases.empty()) bases.push_back(flags.step.step());
     std::vector<Step> steps;
-    for (const std::int64_t batch : or_default(flags.batches, base.config.batch))
+    for (const Step& base : bases)
         for (const TrainDType dtype : or_default(flags.dtypes, base.config.dtype))
             for (const Recompute level : or_default(flags.levels, base.config.model.recompute)) {
                 Step step = base;
-                step.config.batch = batch;
                 step.config.dtype = dtype;
                 step.config.model.recompute = level;
                 rethrow_as_usage_error([&] { validate(step.config); });
@@ -161,12 +162,13 @@ void print_breakdown(const Context& ctx, const Training& training, const Flags& 
     table.add({"sum", no_value, no_value, sum, sum / step_ms, no_value});
 }
 
-Table table_of_steps(const Flags& flags) {
+Table table_of_steps(const Flags& flags, const Step& first) {
     std::vector<Column> columns{{"preset", "preset", Column::Kind::text, 20},
                                 {"batch", "batch", Column::Kind::number, 6},
                                 {"micro_batch", "micro", Column::Kind::number, 6},
                                 {"dtype", "dtype", Column::Kind::text, 5},
                                 {"recompute", "recompute", Column::Kind::text, 11}};
+    if (flags.step.json()) columns.push_back({"shape", "shape", Column::Kind::text});
     if (!flags.memory) {
         columns.push_back({"ms_per_step", "ms/step"});
         columns.push_back({"tokens_per_s", "tokens/s"});
@@ -177,14 +179,17 @@ Table table_of_steps(const Flags& flags) {
     columns.push_back({"activations_mib", "activations MiB", Column::Kind::number, 15});
     columns.push_back({"total_mib", "in all MiB", Column::Kind::number, 10});
     if (!flags.memory) columns.push_back({"how", "how", Column::Kind::text, 1});
-    return {std::move(columns), flags.step.json()};
+    return {std::move(columns), flags.step.json(), concat(first.preset, ": ", shape_of(first.config.model))};
 }
 
-/// The cells that identify the step of a row.
-std::vector<Cell> name_cells(const Step& step) {
+/// The cells that identify the step of a row. A table has the shape of its model in its title instead.
+std::vector<Cell> name_cells(const Step& step, bool json) {
     const TrainConfig& config = step.config;
-    return {step.preset, static_cast<double>(config.batch), static_cast<double>(config.micro_batch_size()),
-            std::string(name_of(config.dtype)), std::string(name_of(config.model.recompute))};
+    std::vector<Cell> cells{step.preset, static_cast<double>(config.batch),
+                            static_cast<double>(config.micro_batch_size()),
+                            std::string(name_of(config.dtype)), std::string(name_of(config.model.recompute))};
+    if (json) cells.emplace_back(shape_of(config.model));
+    return cells;
 }
 
 void measure(const Context& ctx, const Step& step, const Flags& flags, const Sampling& sampling,
@@ -212,7 +217,7 @@ void measure(const Context& ctx, const Step& step, const Flags& flags, const Sam
     const double tokens_per_s = static_cast<double>(config.batch * config.model.context) / ms * 1e3;
     const double flops_per_s = flops_per_token(config.model, config.model.context) * tokens_per_s;
     const double peak = peak_flops(ctx.device(), step.dtype(), config.tf32);
-    std::vector<Cell> row = name_cells(step);
+    std::vector<Cell> row = name_cells(step, flags.step.json());
     row.insert(row.end(), {ms, tokens_per_s, 1e-12 * flops_per_s, peak > 0 ? flops_per_s / peak : no_value,
                            flops_per_s / ceiling, mebibytes(plan.activations), mebibytes(plan.total()), how});
     table.add(row);
@@ -228,7 +233,7 @@ int bench_train(const Flags& flags) {
                 "--cuda-graph: needs a GPU; use --device cuda");
     Sampling sampling = flags.step.sampling();
     if (flags.cpu_time) sampling.clock = Clock::calling_thread;
-    Table table = table_of_steps(flags);
+    Table table = table_of_steps(flags, steps.front());
     std::map<DType, double> ceilings;  // measured once per dtype
     for (const Step& step : steps) {
         const auto [ceiling, is_new] = ceilings.try_emplace(step.dtype());
@@ -236,7 +241,7 @@ int bench_train(const Flags& flags) {
             ceiling->second = measure_product_ceiling(ctx, step.dtype(), sampling).flops_per_s();
         if (flags.memory) {
             const MemoryPlan plan = plan_memory(ctx, request_of(step));
-            std::vector<Cell> row = name_cells(step);
+            std::vector<Cell> row = name_cells(step, flags.step.json());
             row.push_back(mebibytes(plan.activations));
             row.push_back(mebibytes(plan.total()));
             table.add(row);

@@ -103,7 +103,7 @@ TEST(Bench, TrainPrintsARowForEveryBatchDtypeAndRecomputation) {
                  {"ms/step", "tokens/s", "MFU", "of ceiling", "threads 1", "attention backward",
                   "head and loss", "optimizer", "sum"});
     expect_table(train + Arguments{"--preset", "llama-tiny", "--kv-heads", "1", "--breakdown"},
-                 {"swiglu backward", "rope"});
+                 {"2 heads over 1", "swiglu backward", "rope"});
     expect_table(train + Arguments{"--batch", "4", "--micro-batch", "2", "--optimizer", "muon"},
                  {"tokens/s"});
 }
@@ -112,8 +112,18 @@ TEST(Bench, TrainMemoryPrintsNoTimes) {
     const std::vector<json> rows = rows_of({"bench", "train", "--device", "cpu", "--memory", "--preset",
                                             "gpt2-124m", "--batch", "1,64", "--recompute", "block"});
     ASSERT_EQ(rows.size(), 2u);
+    EXPECT_EQ(rows[0].at("shape"),
+              "12 layers x 768, 12 heads, MLP 3072, context 1024, vocabulary 50257, 124.4M parameters");
     EXPECT_LT(rows[0].at("activations_mib"), rows[1].at("activations_mib"));
     EXPECT_FALSE(rows[0].contains("ms_per_step"));
+    const std::vector<json> accumulated =
+        rows_of({"bench", "train", "--device", "cpu", "--memory", "--preset", "llama-0.5b", "--batch", "64",
+                 "--micro-batch", "32"});
+    ASSERT_EQ(accumulated.size(), 1u);
+    EXPECT_EQ(accumulated[0].at("micro_batch"), 32);
+    EXPECT_EQ(
+        accumulated[0].at("shape"),
+        "24 layers x 896, 14 heads over 2, MLP 4864, context 1024, vocabulary 151936, 494.0M parameters");
 }
 
 TEST(Bench, AttentionTimesTheGivenShape) {
