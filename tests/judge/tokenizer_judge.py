@@ -22,6 +22,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 GPT2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 CL100K = (r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s""")
 LLAMA3 = (r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""")
+O200K = "|".join((r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+                  r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+                  r"""\p{N}{1,3}""", r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""", r"""\s*[\r\n]+""", r"""\s+(?!\S)""", r"""\s+"""))
 NANOCHAT = (r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+""")
 
 # Characters of Unicode 15.0 and later that were not assigned in 14.0, by blocks that are new or grew at the end.
@@ -223,6 +226,8 @@ def main():
     judge_tokenizers(judge, "llama3", llama3)
     judge_tokenizers(judge, "nanochat", trained(NANOCHAT, 3000, texts, []))
     judge_tiktoken(judge, "cl100k", CL100K, trained(LLAMA3, 5000, texts, []))
+    judge_tiktoken(judge, "o200k", O200K, trained(LLAMA3, 5000, texts, []))
+    judge_tiktoken(judge, "llama3", LLAMA3, trained(LLAMA3, 5000, texts, []))
     judge_tiktoken(judge, "gpt2", GPT2, trained(GPT2, 2000, texts, []))
     judge_trainer(judge, 3000, judge.files, ["<|endoftext|>", "<|user|>"])
     sources = []

@@ -19,7 +19,7 @@ TEXTS = [
     "tabs\t\t\tand\x0b\x0c\x1c\x1d\x1e\x1f", "\u0085next\u0085\u0085line", "\u180emongolian\u180e \u180e vowel", "\u2028\u2029\u3000wide\u3000\u00a0nbsp\u00a0",
     "1234567 12 ³²¹ ٣٤٥ Ⅻ ½", "for (int i = 0; i < n; ++i) { sum += x[i] * y[i]; }", "naïve café zażółć ЖЖЖ ελληνικά עברית العربية हिन्दी ไทย",
     "日本語のテキスト。中文文本，没有空格。한국어 텍스트", "👩\u200d👩\u200d👧 🇩🇪 1️⃣ ❤️ 👍🏽", "e\u0301a\u0308\u0332 combining", "a" * 100 + "!" * 70, "a\0b\0\0c",
-    "<|endoftext|>text<|endoftext|><|endof", "\ufeffbom \u200b zero \u2060", "https://example.org/a_b-c?d=e&f=%20#g", "'s't'm'", "\U0001F3FD\U000E0041\uFFFD\uE000",
+    "<|endoftext|>text<|endoftext|><|endof", "\ufeffbom \u200b zero \u2060", "https://example.org/a_b-c?d=e&f=%20#g", "'s't'm'", "HTTPServer'S camelCaseWord ÀÉÎõü ǅaǅ ªº ʰa !//\r\n/", "\U0001F3FD\U000E0041\uFFFD\uE000",
 ]
 
 
@@ -46,11 +46,13 @@ def main():
         special = cases(lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
         write(f"{name}_ids.json", json.dumps({"as_text": plain, "recognised": special}, separators=(",", ":")))
     table = judge.bytes_of_characters()
-    vocabulary = judge.trained(judge.LLAMA3, 440, texts, []).get_vocab()
-    ranks = {bytes(table[c] for c in token): id for token, id in vocabulary.items()}
-    write("cl100k.tiktoken", "".join(f"{base64.b64encode(token).decode()} {id}\n" for token, id in sorted(ranks.items(), key=lambda item: item[1])))
-    encoding = tiktoken.Encoding("reference", pat_str=judge.CL100K, mergeable_ranks=ranks, special_tokens={})
-    write("cl100k_ids.json", json.dumps({"as_text": cases(encoding.encode_ordinary)}, separators=(",", ":")))
+    for name, file, pattern in (("cl100k", "cl100k.tiktoken", judge.CL100K), ("o200k", "o200k.tiktoken", judge.O200K),
+                                ("llama3_ranks", "tokenizer.model", judge.LLAMA3)):
+        vocabulary = judge.trained(judge.LLAMA3, 440, texts, []).get_vocab()
+        ranks = {bytes(table[c] for c in token): id for token, id in vocabulary.items()}
+        write(file, "".join(f"{base64.b64encode(token).decode()} {id}\n" for token, id in sorted(ranks.items(), key=lambda item: item[1])))
+        encoding = tiktoken.Encoding("reference", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+        write(f"{name}_ids.json", json.dumps({"as_text": cases(encoding.encode_ordinary)}, separators=(",", ":")))
 
 
 if __name__ == "__main__":

@@ -17,4 +17,13 @@ std::string_view llama3_pattern() {
            R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 }
 
+std::string_view o200k_pattern() {
+    // A word is capital letters and then small ones; letters without case and marks count as both.
+    return R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+           R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+           R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
+           R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+           R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+}
+
 }  // namespace gradtile

@@ -44,9 +44,10 @@ struct BytePairVocabulary {
     bool operator==(const BytePairVocabulary&) const = default;
 };
 
-/// The patterns that cut text for the tokenizers of GPT-2, cl100k and Llama 3.
+/// The patterns that cut text for the tokenizers of GPT-2, cl100k (GPT-4), o200k (GPT-4o) and Llama 3.
 std::string_view gpt2_pattern();
 std::string_view cl100k_pattern();
+std::string_view o200k_pattern();
 std::string_view llama3_pattern();
 
 /// The largest size of a vocabulary. All ids are less than this number.

@@ -1,5 +1,6 @@
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <filesystem>
@@ -9,6 +10,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/utf8.h>
 #include <gradtile/train/data/data_file.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 
@@ -92,21 +94,58 @@ struct KnownRanks {
 KnownRanks known_ranks(const std::string& path) {
     const std::string name = fs::path(path).filename().string();
     const AddedToken gpt2_end{.id = 50256, .text = "<|endoftext|>"};
-    const std::vector<KnownRanks> known = {{"cl100k_base",
-                                            cl100k_pattern,
-                                            {{.id = 100257, .text = "<|endoftext|>"},
-                                             {.id = 100258, .text = "<|fim_prefix|>"},
-                                             {.id = 100259, .text = "<|fim_middle|>"},
-                                             {.id = 100260, .text = "<|fim_suffix|>"},
-                                             {.id = 100276, .text = "<|endofprompt|>"}}},
-                                           {"r50k_base", gpt2_pattern, {gpt2_end}},
-                                           {"p50k_base", gpt2_pattern, {gpt2_end}},
-                                           {"cl100k", cl100k_pattern, {}},
-                                           {"gpt2", gpt2_pattern, {}}};
+    const std::vector<KnownRanks> known = {
+        {"cl100k_base",
+         cl100k_pattern,
+         {{.id = 100257, .text = "<|endoftext|>"},
+          {.id = 100258, .text = "<|fim_prefix|>"},
+          {.id = 100259, .text = "<|fim_middle|>"},
+          {.id = 100260, .text = "<|fim_suffix|>"},
+          {.id = 100276, .text = "<|endofprompt|>"}}},
+        {"o200k_base",
+         o200k_pattern,
+         {{.id = 199999, .text = "<|endoftext|>"}, {.id = 200018, .text = "<|endofprompt|>"}}},
+        {"r50k_base", gpt2_pattern, {gpt2_end}},
+        {"p50k_base", gpt2_pattern, {gpt2_end}},
+        {"cl100k", cl100k_pattern, {}},
+        {"o200k", o200k_pattern, {}},
+        {"llama3", llama3_pattern, {}},
+        {"gpt2", gpt2_pattern, {}}};
     for (const KnownRanks& ranks : known)
         if (name.find(ranks.name) != std::string::npos) return ranks;
-    throw Error(concat(path, ": the name of a rank file tells the split; expected cl100k_base, r50k_base, ",
-                       "p50k_base, cl100k or gpt2 in it"));
+    throw Error(concat(path, ": the name of a rank file tells the split; expected cl100k_base, o200k_base, ",
+                       "r50k_base, p50k_base, cl100k, o200k, llama3 or gpt2 in it"));
+}
+
+BytePairVocabulary vocabulary_of_tiktoken(const std::string& path) {
+    const KnownRanks known = known_ranks(path);
+    BytePairVocabulary vocabulary = vocabulary_of_ranks(tokenizer_file_text(path), path);
+    vocabulary.patterns.emplace_back(known.pattern());
+    vocabulary.added = known.added;
+    return vocabulary;
+}
+
+/// Llama 3's tokenizer.model is a rank file. SentencePiece's models have the same name, but are binary.
+BytePairVocabulary vocabulary_of_llama3_model(const std::string& path) {
+    const std::string text = tokenizer_file_text(path);
+    check(text.find('\0') == std::string::npos && is_utf8(text), path,
+          ": is a model of SentencePiece; expected Llama 3's tokenizer.model, or a tokenizer.json");
+    BytePairVocabulary vocabulary = vocabulary_of_ranks(text, path);
+    vocabulary.patterns.emplace_back(llama3_pattern());
+    constexpr std::int32_t special_tokens = 256;
+    const auto first = static_cast<std::int32_t>(vocabulary.tokens.size());
+    vocabulary.added = {{.id = first, .text = "<|begin_of_text|>"},
+                        {.id = first + 1, .text = "<|end_of_text|>"},
+                        {.id = first + 6, .text = "<|start_header_id|>"},
+                        {.id = first + 7, .text = "<|end_header_id|>"},
+                        {.id = first + 9, .text = "<|eot_id|>"}};
+    for (std::int32_t place = 0, reserved = 0; place < special_tokens; ++place) {
+        const std::int32_t id = first + place;
+        if (std::ranges::find(vocabulary.added, id, &AddedToken::id) == vocabulary.added.end())
+            vocabulary.added.push_back(
+                {.id = id, .text = concat("<|reserved_special_token_", reserved++, "|>")});
+    }
+    return vocabulary;
 }
 
 }  // namespace
@@ -147,13 +186,8 @@ Tokenizer load_tokenizer(const std::string& path) {
     };
     if (name.ends_with("merges.txt") || name.ends_with(".bpe"))
         return byte_pairs(vocabulary_of_file_pair(file_beside(path, {"encoder.json", "vocab.json"}), path));
-    if (name.ends_with(".tiktoken")) {
-        const KnownRanks known = known_ranks(path);
-        BytePairVocabulary vocabulary = vocabulary_of_ranks(tokenizer_file_text(path), path);
-        vocabulary.patterns.emplace_back(known.pattern());
-        vocabulary.added = known.added;
-        return byte_pairs(std::move(vocabulary));
-    }
+    if (name.ends_with(".tiktoken")) return byte_pairs(vocabulary_of_tiktoken(path));
+    if (name == "tokenizer.model") return byte_pairs(vocabulary_of_llama3_model(path));
     const nlohmann::json value = tokenizer_file_json(path);
     // In a vocab.json "model" may be a word of the vocabulary, whose value is an id.
     if (value.is_object() && !value.value("model", nlohmann::json()).is_object() && name != "tokenizer.json")

@@ -11,9 +11,10 @@ namespace gradtile {
 /// - tokenizer.json (see tokenizer_json.h), or a directory that holds one;
 /// - encoder.json or vocab.json, with vocab.bpe or merges.txt beside it (either file may be named);
 /// - a rank file of tiktoken, lines "base64 rank". The file's name selects the pattern and the special
-///   tokens:
-///   cl100k_base.tiktoken, r50k_base.tiktoken, p50k_base.tiktoken, gpt2.tiktoken; another name that contains
-///   "cl100k" or "gpt2" has the same pattern and no special tokens.
+///   tokens: cl100k_base.tiktoken, o200k_base.tiktoken, r50k_base.tiktoken, p50k_base.tiktoken. Another name
+///   that contains "cl100k", "o200k", "llama3" or "gpt2" has the same pattern and no special tokens;
+/// - Llama 3's tokenizer.model, a rank file of 128,000 tokens, which 256 special tokens follow. Their texts
+///   are those of Llama 3.0; Llama 3.1 gave three of the reserved tokens a meaning.
 /// Throws Error naming the file.
 Tokenizer load_tokenizer(const std::string& path);
 

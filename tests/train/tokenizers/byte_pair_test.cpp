@@ -94,6 +94,23 @@ TEST_F(BytePairs, IdsAreThoseOfTheTokenizersLibrary) {
 
 TEST_F(BytePairs, IdsOfARankFileAreThoseOfTiktoken) {
     expect_ids(cl100k_, json_of_file(reference("cl100k_ids.json"))["as_text"]);
+    expect_ids(load_tokenizer(reference("o200k.tiktoken")),
+               json_of_file(reference("o200k_ids.json"))["as_text"]);
+    expect_ids(load_tokenizer(reference("tokenizer.model")),
+               json_of_file(reference("llama3_ranks_ids.json"))["as_text"]);
+}
+
+TEST_F(BytePairs, Llama3sModelFileHas256SpecialTokensAfterItsRanks) {
+    const Tokenizer tokenizer = load_tokenizer(reference("tokenizer.model"));
+    const std::int32_t ranks = 440;
+    EXPECT_EQ(tokenizer.vocab_size(), ranks + 256);
+    EXPECT_EQ(tokenizer.encode("<|begin_of_text|><|start_header_id|><|end_header_id|><|eot_id|>"
+                               "<|reserved_special_token_4|><|reserved_special_token_250|>",
+                               "t", recognised),
+              (std::vector<std::int32_t>{ranks, ranks + 6, ranks + 7, ranks + 9, ranks + 8, ranks + 255}));
+    const std::string path = place_.write("tokenizer.model", std::string("\x0A\x0E\x0A\x05<unk>\x00", 10));
+    EXPECT_THAT(message_of([&] { load_tokenizer(path); }),
+                AllOf(StartsWith(path), HasSubstr("SentencePiece")));
 }
 
 TEST_F(BytePairs, InvalidUtf8ComesBackByteForByte) {
