@@ -114,8 +114,9 @@ struct Gradients {
 /// multiple of Hkv. All tensors have one dtype: float64, float32, bfloat16 or float16. Head dims are 1 to
 /// 256. (A GPU copies 16-bit tensors whose head dim is no multiple of 8.) Sums are in float32 or wider.
 /// Strides may be any, including 0 and transposed layouts. Lengths may be any, including 0. A row that sees
-/// no key has O = 0 and LSE = -inf. On a GPU a sequence must have fewer than 2^28 tokens, and float64 takes
-/// at most 65,535 heads in all sequences together. Throws Error on other shapes, dtypes or options.
+/// no key has O = 0 and LSE = -inf. On a GPU a sequence must have fewer than 2^28 tokens, and in
+/// float64 the number of sequences times Hq must not exceed 65,535. Throws Error on other shapes, dtypes or
+/// options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);
 /// Computes O like the function above, but writes it to `o`: any view of that shape and dtype whose elements

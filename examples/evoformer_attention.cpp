@@ -50,7 +50,8 @@ bool agree(const Context& ctx, const char* name, const RowAttention& x) {
         return std::array{saved.o, d.q, d.k, d.v, d.biases[1]};
     };
     const auto flash = run(attention::Algorithm::flash2), naive = run(attention::Algorithm::naive);
-    // A sum has at most (rows of a sample) x (their length) terms, each with a few roundings.
+    // The longest sums, those of the pair bias's gradient, have a term for every sequence and token of the
+    // sample, and each term has a few roundings.
     const auto terms = static_cast<double>(x.q.size(0) * x.q.size(1));
     bool ok = true;
     for (std::size_t i = 0; i < flash.size(); ++i) {

@@ -121,8 +121,8 @@ void adopt_model(TrainConfig& config, const std::filesystem::path& path) {
     const std::filesystem::path own = path / "config.json", of_run = path.parent_path() / "config.json";
     if (!is_directory(path)) {
         apply_json(found, *inspect_checkpoint(path).config, path.string());
-        // The path is a run's directory, or the checkpoints folder in it.
     } else if (exists(own) || exists(of_run)) {
+        // The path is a run's directory, or the checkpoints folder in it.
         apply_config_file(found, (exists(own) ? own : of_run).string());
     } else {
         apply_json(found, *load_checkpoint(path, {.training_state = false}).config, path.string());

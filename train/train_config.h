@@ -218,7 +218,8 @@ Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& to
 /// processes.
 void validate(const TrainConfig& config, std::int64_t ranks = 1);
 
-/// Returns the plan_memory() request of each of `ranks` processes. `config` is valid.
+/// Returns the plan_memory() request of one process of a run of `ranks` processes, which have equal ones.
+/// validate(config, ranks) must not throw.
 MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks = 1);
 
 /// Returns the settings by name; enumerations as words.
@@ -245,8 +246,8 @@ void make_paths_absolute(TrainConfig& config);
 Device resolve_device(DeviceChoice choice, int local_rank = 0);
 
 /// Returns the settings of a preset: demo, chat-demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m,
-/// gpt2-350m, gpt2-774m, llama-tiny, llama-0.5b, gemma2-tiny, gpt-oss-tiny, alibi-tiny, packed-tiny. The error
-/// for an unknown name names the nearest known one.
+/// gpt2-350m, gpt2-774m, llama-tiny, llama-0.5b, gemma2-tiny, gpt-oss-tiny, alibi-tiny, packed-tiny. The
+/// error for an unknown name names the nearest known one.
 TrainConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
 

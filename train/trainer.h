@@ -208,7 +208,7 @@ class Trainer {
     std::unique_ptr<MetricsFile> metrics_;
     std::unique_ptr<TensorBoardEvents> events_;
     std::unique_ptr<SnapshotWriter> writer_;
-    std::string identity_;  // identity of the run; empty for runs of versions without identities
+    std::string identity_;  // as in run.json; empty if an older version, which wrote none, began the run
     LossHistory history_;
     bool metrics_failing_ = false, events_failing_ = false, samples_failing_ = false;
 

@@ -37,7 +37,8 @@ struct Shapes {
     std::int64_t batch, heads, kv_heads, queries, length, head_dim;
     std::vector<std::int64_t> packed = {};  ///< lengths of packed sequences, which replace batch and length
 
-    /// The pairs of a row and a key that it sees: the last row is aligned with the last key.
+    /// The number of pairs (row, key) in which the row sees the key. Causal rows are aligned with the last
+    /// key; for equal lengths the number is k^2 / 2, with which published figures count.
     static double pairs_of(std::int64_t queries, std::int64_t keys, bool causal) {
         const double q = static_cast<double>(queries), k = static_cast<double>(keys);
         if (!causal) return q * k;

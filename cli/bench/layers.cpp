@@ -202,7 +202,8 @@ void rope(Bench& bench) {
     bench.measure("rope", 2 * queries_keys.bytes(), [&] { rotation.forward(bench.ctx, queries_keys); });
 }
 
-/// Uses the chunk size of training. In training the gradients overwrite the logits.
+/// Measures chunks of the size that training uses. d_logits is the memory of the logits, as in training, so
+/// every repetition reads the gradients of the last one as logits.
 void cross_entropy(Bench& bench) {
     const Context& ctx = bench.ctx;
     const std::int64_t classes = bench.model.vocabulary;

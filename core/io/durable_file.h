@@ -18,8 +18,8 @@ class DurableFile {
 
     /// The open temporary file; it can be read, too.
     const OpenFile& file() const { return file_; }
-    /// Reserves disk space, so that a full disk fails before anything is written. If the file system cannot
-    /// reserve, the writes themselves report a full disk.
+    /// Reserves disk space, so that this call throws Error on a full disk, before anything is written. If the
+    /// file system cannot reserve space, the writes throw instead.
     void reserve(std::uint64_t bytes);
     /// Truncates the file to `size` (which also frees the disk space reserved beyond it), then calls fsync,
     /// close, rename, and fsync on the directory. With Sync::none neither fsync is called: after a power cut

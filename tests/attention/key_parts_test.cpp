@@ -16,8 +16,8 @@ namespace {
 using cpu::divide_keys;
 using cpu::KeyParts;
 
-/// Lengths around the borders of the parts. 1,024 keys are the least that a part has before its length is
-/// rounded up, and 256 the multiple of all borders.
+/// Lengths near the borders of parts. A part has at least 1,024 keys before its length is rounded up to a
+/// multiple of 256.
 constexpr std::int64_t divided_lengths[] = {1025, 1279, 1280, 1281, 2047, 2048, 2049, 2305, 4100};
 
 TEST(KeyParts, HoldEveryVisibleKeyOnce) {

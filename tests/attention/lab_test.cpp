@@ -1,4 +1,5 @@
-// Tests of the lab: its counts equal numbers that are derived here, and its algorithms compute attention.
+// Tests of attention/lab, which `gradtile lab` runs: the counts of loads, stores and bytes equal numbers that
+// are derived in this file, and the counted algorithms compute attention.
 #include <fstream>
 
 #include <gmock/gmock.h>

@@ -56,7 +56,7 @@ TEST_F(Live, RedrawsInPlaceAndEndsWithTheResults) {
         EXPECT_THAT(lines, Contains(AllOf(StartsWith("loss "), HasSubstr("  val "), HasSubstr(" @ 400"))));
         EXPECT_THAT(lines, Contains(HasSubstr(" |█")));
         EXPECT_THAT(lines, Contains("step: 400"));
-        // It was drawn more than once.
+        // Every drawing after the first one begins by moving the cursor up.
         EXPECT_NE(program.output().find("\x1b[9A"), std::string::npos);
     }
 }

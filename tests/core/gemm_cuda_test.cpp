@@ -191,7 +191,7 @@ TEST_F(GemmOnCuda, Float32IsFloat32UnlessTf32IsRequested) {
 }
 
 /// An algorithm that was chosen by timing gives the same bits in a deterministic context that restores it.
-/// Timing a product that accumulates adds to c only once.
+/// Several algorithms are timed, but a product that accumulates is added to c only once.
 TEST_F(GemmOnCuda, ChosenAlgorithmsCanBeCarriedToAnotherContext) {
     const Tensor a = randn(ctx(), {4096, 256}, DType::bf16, Seed{1});
     const Tensor b = randn(ctx(), {4096, 128}, DType::bf16, Seed{2});

@@ -140,7 +140,7 @@ TEST_P(TransformerStyles, GradientsWithDropoutEqualFiniteDifferencesOfTheSameMas
     EXPECT_TRUE(report.ok()) << report;
 }
 
-/// Finite differences with steps that are exact in float32.
+/// Attention reads sinks as float32, so the steps of the finite differences are powers of two.
 TEST(Transformer, GradientsOfSinksEqualFiniteDifferences) {
     ModelFixture f(tiny_options());
     const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};

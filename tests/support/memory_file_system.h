@@ -22,7 +22,7 @@ class MemoryFileSystem final : public FileSystem {
     struct Operation {
         enum class Kind { write, truncate, sync, create, rename, link, remove, marker };
         Kind kind;
-        int node = 0;                        ///< file of the operation; for sync also a directory
+        int node = 0;                        ///< number of the file, or of the directory that is synced
         std::string name = {}, target = {};  ///< create, link, remove: name; rename, link: name -> target
         std::uint64_t offset = 0;            ///< for a truncation the size; for a marker its number
         std::vector<std::byte> data = {};

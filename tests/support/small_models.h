@@ -13,7 +13,7 @@ inline ModelConfig llama_style(ModelConfig sizes) {
     return as_llama(sizes);
 }
 
-/// The small model with every option of attention that a model can have.
+/// Adds ALiBi, windows in every second layer, softcap, sinks and attention dropout to a model.
 inline ModelConfig with_attention_options(ModelConfig config) {
     config.positions = Positions::alibi;
     config.window = 3;

@@ -41,8 +41,8 @@ double loss_of(const LanguageModel& model, const std::vector<std::int32_t>& befo
     return std::log(sum) - logits[static_cast<std::size_t>(target)];
 }
 
-/// The reference takes every conversation apart, token by token, with the logits after its beginning alone.
-/// The logits are float32, with errors below 1e-5.
+/// The reference computes the loss of one target at a time: the model reads only the tokens of the same
+/// conversation that come before the target. Its logits are float32, so the loss has errors below 1e-5.
 TEST(ConversationTraining, TheLossOfAStepIsTheMeanOverTheAnswersTokens) {
     ConversationRun run;
     run.config.val_fraction = 0.0;

@@ -22,10 +22,12 @@ std::uint32_t file_type(DType dtype) {
 
 /// Returns llama.cpp's name for a tokenizer's pattern.
 std::string split_name(const BytePairVocabulary& vocabulary, const std::string& source) {
-    if (vocabulary.patterns.size() == 1 && vocabulary.patterns.front() == gpt2_pattern()) return "gpt-2";
-    if (vocabulary.patterns.size() == 1 && vocabulary.patterns.front() == llama3_pattern())
-        return "llama-bpe";
-    throw Error(concat(source, ": the tokenizer's split has no name in GGUF; expected GPT-2's or Llama 3's"));
+    const std::string pattern = vocabulary.patterns.size() == 1 ? vocabulary.patterns.front() : "";
+    if (pattern == gpt2_pattern()) return "gpt-2";
+    if (pattern == llama3_pattern()) return "llama-bpe";
+    if (pattern == o200k_pattern()) return "gpt-4o";
+    throw Error(concat(source, ": the tokenizer's split has no name in GGUF; expected GPT-2's, Llama 3's or ",
+                       "o200k's"));
 }
 
 /// tokenizer.json spells the tokens in GPT-2's characters for bytes (byte_characters.h). GGUF uses the same

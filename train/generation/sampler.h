@@ -59,8 +59,8 @@ class TokenChooser {
     void remove_undrawable(std::vector<double>& logits) const;
 
     SampleOptions options_;
-    std::int64_t drawable_;                  // ids from drawable_ on are never drawn
-    std::vector<std::size_t> without_text_;  // smaller ids that are never drawn
+    std::int64_t drawable_;                  // ids from drawable_ on have no text and are never drawn
+    std::vector<std::size_t> without_text_;  // ids below drawable_ whose tokens have no text
 };
 
 /// Draws the tokens of texts one by one.

@@ -26,7 +26,7 @@ class Communicator {
     /// `part` may be that slice of `whole` itself; the other elements of `whole` then may or may not be
     /// overwritten.
     void reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const;
-    /// The inverse: `whole` becomes the concatenation of all processes' parts, by rank. `part` may be this
+    /// `whole` becomes the concatenation of all processes' `part`, in the order of ranks. `part` may be this
     /// process's slice of `whole`.
     void all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const;
     /// Replaces x by the x of process `root`.

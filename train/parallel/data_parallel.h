@@ -36,8 +36,8 @@ struct DataParallelOptions {
 
 class DataParallel {
   public:
-    /// `store` is allocated; when sharded, its flat blocks are a multiple of flat_multiple(processes). Store
-    /// and communicator must outlive this object.
+    /// `store` must be allocated. With options.sharded, the length of its flat blocks must be a multiple of
+    /// flat_multiple(communicator.size()). Store and communicator must outlive this object.
     DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
                  const DataParallelOptions& options);
     ~DataParallel();

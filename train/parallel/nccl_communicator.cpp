@@ -76,8 +76,8 @@ void configure_nccl(bool deterministic) {
         set_default("NCCL_PROTO", "Simple");
         set_default("NCCL_NVLS_ENABLE", "0");
     }
-    // Settings for symmetric memory: gathers use the copy engines, and sums use more multiprocessors than
-    // NCCL's default, which is faster.
+    // Settings for symmetric memory: gathers use the copy engines (policy 2). Sums are faster with 32 thread
+    // blocks than with NCCL's default, which is fewer.
     set_default("NCCL_CTA_POLICY", "2");
     set_default("NCCL_SYM_CTAS", "32");
 }

@@ -14,8 +14,8 @@ namespace gradtile {
 
 namespace {
 
-// Upper limits for reading and writing a sound file of this size. The child needs memory for the file's
-// tensors, twice for libhdf5's largest chunk, and for stacks and buffers of a few threads.
+// Limits that reading and writing a sound file stays below. Memory holds the file's tensors, up to twice the
+// largest chunk in libhdf5, which may be the whole file, and the stacks and buffers of a few threads.
 ProcessLimits limits_for(std::uint64_t file_bytes) {
     constexpr std::uint64_t kMemory = std::uint64_t{512} << 20;
     constexpr std::uint64_t kSeconds = 60;

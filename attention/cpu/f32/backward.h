@@ -76,8 +76,8 @@ class BackwardBlock {
         IndexRange keys;
         float *k, *k_transposed, *v_transposed, *d_k, *d_v;
     };
-    /// Some rows of a row block, and the vectors of keys that at least one of these rows sees. Row 0 is the
-    /// row block's first row.
+    /// Some rows of a row block, counted from its first row, and the keys that at least one of these rows
+    /// sees, in SIMD vectors counted from the tile's first key.
     struct Strip {
         IndexRange rows;
         IndexRange vectors;

@@ -17,8 +17,9 @@ namespace gradtile::cuda::device {
 /// column of C (Order::output).
 enum class Order : std::uint8_t { reduction, output };
 
-/// Describes an operand to the hardware. `row_bytes` is 64 or 128. `panel_bytes` is the distance between
-/// panels of so many bytes of columns; it is used only in Order::output, where one product may read several.
+/// Describes an operand to the hardware. `row_bytes` is 64 or 128; the columns that fit into a row are a
+/// panel. `panel_bytes` is the distance between panels. Only Order::output uses it, because there one product
+/// may read several panels.
 template <int row_bytes>
 __device__ __forceinline__ std::uint64_t operand_description(std::uint32_t address, int panel_bytes) {
     static_assert(row_bytes == 64 || row_bytes == 128);

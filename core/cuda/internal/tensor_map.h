@@ -18,8 +18,9 @@ enum class Swizzle : std::uint8_t { of_64_bytes, of_128_bytes };
 /// address and other strides multiples of 16 bytes and, unless their axis has length 1, positive.
 bool has_tensor_map(const Tensor& x);
 
-/// The map of a [B, S, H, D] tensor of 16-bit elements for boxes of `rows` rows of one head. A box has as
-/// many columns as the swizzle's rows have bytes. has_tensor_map(x) must hold, and no axis may have length 0.
+/// The map of a [B, S, H, D] tensor of 16-bit elements for boxes of `rows` rows of one head. A row of a box
+/// has the bytes that the swizzle names: 64 (32 columns) or 128 (64 columns). has_tensor_map(x) must hold,
+/// and no axis may have length 0.
 TensorMap tensor_map(const Tensor& x, int rows, Swizzle swizzle);
 
 }  // namespace gradtile::cuda

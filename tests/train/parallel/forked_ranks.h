@@ -68,7 +68,7 @@ class ForkedRanks {
                 .key = key_};
     }
     int port() const { return port_; }
-    /// Sets the timeout of processes that are started later.
+    /// Sets how long processes that are started later wait for a heartbeat or a start, in seconds.
     void set_timeout(double timeout) { timeout_ = timeout; }
     /// If there is no key, rank 0 distributes one to the other processes through a KeyFile.
     void set_key(const std::string& key) { key_ = key; }
