@@ -105,11 +105,43 @@ std::ostream& operator<<(std::ostream& out, const Problem& p) {
     return out;
 }
 
+std::vector<NamedProblem> score_option_problems(const Problem& base) {
+    struct Option {
+        const char* name;
+        void (*set)(Problem&);
+    };
+    constexpr Option options[] = {
+        {"softcap", [](Problem& p) { p.softcap = 1.5; }},
+        {"alibi", [](Problem& p) { p.alibi = true; }},
+        {"sink", [](Problem& p) { p.sink = true; }},
+        {"bias",
+         [](Problem& p) {
+             p.biases = {Shape{p.batch, 1, 1, p.keys}, Shape{1, p.heads, p.queries, p.keys}};
+         }},
+        {"dropout", [](Problem& p) { p.dropout_p = 0.25; }},
+        {"lse", [](Problem& p) { p.d_lse = true; }}};
+    std::vector<NamedProblem> problems;
+    NamedProblem all{"all-options", base};
+    for (const Option& option : options) {
+        option.set(problems.emplace_back(NamedProblem{option.name, base}).problem);
+        option.set(all.problem);
+    }
+    problems.push_back(std::move(all));
+    return problems;
+}
+
 Inputs Inputs::to(const Context& ctx, DType dtype) const {
     Inputs converted = *this;
     for (Tensor* x : {&converted.q, &converted.k, &converted.v, &converted.d_o}) *x = cast(ctx, *x, dtype);
     if (d_lse.defined()) converted.d_lse = cast(ctx, d_lse, accumulator_of(dtype));
     return converted;
+}
+
+Options Inputs::with_tensors(Options options) const {
+    options.biases = biases;
+    options.alibi_slopes = alibi_slopes;
+    options.sink = sink;
+    return options;
 }
 
 Inputs random_inputs(const Context& ctx, const Problem& p, DType dtype) {
@@ -162,13 +194,11 @@ Inputs heavy_row_inputs(const Context& ctx, const Problem& p, DType dtype, std::
     return in;
 }
 
-Result run(const Context& ctx, const Inputs& in, Options options) {
-    options.biases = in.biases;
-    options.alibi_slopes = in.alibi_slopes;
-    options.sink = in.sink;
+Result run(const Context& ctx, const Inputs& in, const Options& options) {
+    const Options with_tensors = in.with_tensors(options);
     Saved saved;
-    const Tensor o = forward(ctx, in.q, in.k, in.v, options, saved);
-    const Gradients gradients = backward(ctx, in.d_o, options, saved, in.d_lse);
+    const Tensor o = forward(ctx, in.q, in.k, in.v, with_tensors, saved);
+    const Gradients gradients = backward(ctx, in.d_o, with_tensors, saved, in.d_lse);
     return {.o = to_host(ctx, o),
             .lse = to_host(ctx, saved.lse),
             .d_q = to_host(ctx, gradients.q),

@@ -35,6 +35,15 @@ struct Problem {
 };
 std::ostream& operator<<(std::ostream& out, const Problem& problem);
 
+struct NamedProblem {
+    std::string name;
+    Problem problem;
+};
+/// The list of all options that change scores or probabilities: `base` with each of them alone, and at the
+/// end, named all-options, with all of them. Tests and `gradtile gradcheck` take their problems from this
+/// list.
+std::vector<NamedProblem> score_option_problems(const Problem& base);
+
 struct Inputs {
     Tensor q;    ///< [B, Sq, Hq, Dqk]
     Tensor k;    ///< [B, Sk, Hkv, Dqk]
@@ -46,6 +55,12 @@ struct Inputs {
     Tensor d_lse = {};                           ///< [B, Hq, Sq]
 
     Inputs to(const Context& ctx, DType dtype) const;
+    /// Returns the options with the tensors of these inputs.
+    Options with_tensors(Options options) const;
+    /// All tensors that may be undefined.
+    std::array<Tensor*, max_biases + 3> option_tensors() {
+        return {&biases[0], &biases[1], &alibi_slopes, &sink, &d_lse};
+    }
 };
 
 /// Returns the elements of x on the host; none if x is undefined.
@@ -69,7 +84,7 @@ struct Result {
     std::vector<double> o, lse, d_q, d_k, d_v, d_bias_0 = {}, d_bias_1 = {}, d_sink = {};
     bool operator==(const Result&) const = default;
 };
-Result run(const Context& ctx, const Inputs& in, Options options);
+Result run(const Context& ctx, const Inputs& in, const Options& options);
 
 /// Rounding errors of one kind of kernel.
 struct Roundoff {

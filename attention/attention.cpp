@@ -140,26 +140,23 @@ ScoreOptions resolve_scores(const Options& options, const Tensor& q, std::int64_
           max_softcap);
     scores.softcap = options.softcap;
     scores.dropout = dropout_draws("attention", options.dropout_p, options.dropout_key, q.device());
-    scores.scores_are_products = options.softcap == 0 && scores.dropout.threshold == 0;
     check(options.batch_divisor >= 1, "attention: batch_divisor ", options.batch_divisor,
           "; expected at least 1");
     for (std::size_t n = 0; n < max_biases; ++n) {
-        if (!options.biases[n].defined()) continue;
-        scores.biases[n] = resolve_bias(options.biases[n], options.batch_divisor, q, keys);
-        scores.scores_are_products = false;
+        if (options.biases[n].defined())
+            scores.biases[n] = resolve_bias(options.biases[n], options.batch_divisor, q, keys);
     }
     if (options.alibi_slopes.defined()) {
         check_per_head("alibi_slopes", options.alibi_slopes, q);
         scores.alibi_slopes = options.alibi_slopes.data<float>();
         scores.alibi_stride = options.alibi_slopes.stride(0);
-        scores.scores_are_products = false;
     }
     if (options.sink.defined()) {
         check_per_head("sink", options.sink, q);
         scores.sink = options.sink.data<float>();
         scores.sink_stride = options.sink.stride(0);
     }
-    scores.plain = scores.scores_are_products && scores.sink == nullptr;
+    scores.set_summary();
     return scores;
 }
 

@@ -3,8 +3,10 @@
 ///
 ///     score(i, j) = softcap * tanh(product / softcap) - slope |i + offset - j| + biases(i, j)
 ///
-/// with product = scale * q_i . k_j. Every algorithm takes these numbers from ScoreRule, as it takes the
-/// visible keys from Mask.
+/// with product = scale * q_i . k_j. All algorithms and kernels of both devices take the formula, its
+/// derivative and its numbers from this file, as they take the visible keys from Mask. They ask general
+/// questions, such as ScoreFormula::changes_products(), and know no option by name.
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -28,26 +30,65 @@ struct BiasRows {
     }
 };
 
+/// A score, and its derivative with respect to the product.
+template <class A>
+struct Score {
+    A value, derivative;
+};
+
+/// The formula of the scores of one head, without the biases: a function of the product, then terms that
+/// depend on the distance i + offset - j. `Math` has the caller's tanh(x), quotient(x, y) and abs(x): precise
+/// or fast, and on the CPU such that loops vectorise.
+template <class A>
+struct ScoreFormula {
+    A softcap = 0;  ///< 0: none
+    A alibi_slope = 0;
+
+    /// Whether of_product() changes its argument. If it does not, kernels omit it, and the derivative is 1.
+    GRADTILE_ATTENTION_INLINE bool changes_products() const { return softcap != 0; }
+    /// Called only if changes_products(). The derivative is never negative: the 16-bit kernels of the GPU
+    /// mark dropped elements by its sign.
+    GRADTILE_CALLS_EITHER_DEVICE
+    template <class Math>
+    GRADTILE_ATTENTION_INLINE Score<A> of_product(A product) const {
+        const A t = Math::tanh(Math::quotient(product, softcap));
+        return {softcap * t, (1 - t) * (1 + t)};
+    }
+
+    /// Whether add_distance_terms() changes a score. If it does not, kernels omit it.
+    GRADTILE_ATTENTION_INLINE bool has_distance_terms() const { return alibi_slope != 0; }
+    GRADTILE_CALLS_EITHER_DEVICE
+    template <class Math, class Distance>
+    GRADTILE_ATTENTION_INLINE A add_distance_terms(A score, Distance distance) const {
+        return score - alibi_slope * static_cast<A>(Math::abs(distance));
+    }
+};
+
 /// The rule of one (batch, head), in the accumulator's type.
 template <class A>
 struct ScoreRule {
-    A softcap = 0;  ///< 0: none
-    A alibi_slope = 0;
-    std::int64_t offset = 0;  ///< the mask's offset, which places ALiBi's diagonal
+    ScoreFormula<A> formula{};
+    std::int64_t offset = 0;  ///< the mask's offset: i + offset is the key on row i's diagonal
     std::array<BiasRows, max_biases> biases{};
     A sink = -std::numeric_limits<A>::infinity();  ///< a logit without a key; -inf: no sink
-    /// Dropout: eight neighbouring columns share one Philox draw, with the counter {column / 8, row, head,
-    /// sample}. Column c uses 16 bits of it, u = (words[c % 8 / 2] >> 16 * (c % 2)) & 0xffff, and is kept if
-    /// u >= threshold.
     std::uint32_t dropout_threshold = 0;
-    A dropout_scale = 1;
+    A dropout_scale = 1;  ///< the factor of elements that are kept
     std::uint32_t head = 0, sample = 0;
     Philox::Key key{};
 
-    /// Returns ALiBi's term of a score.
-    GRADTILE_HOST_DEVICE A alibi(std::int64_t i, std::int64_t j) const {
-        const std::int64_t distance = i + offset - j;
-        return -alibi_slope * static_cast<A>(distance < 0 ? -distance : distance);
+    /// Whether any element may be dropped.
+    GRADTILE_ATTENTION_INLINE bool drops() const { return dropout_threshold != 0; }
+    /// So many neighbouring columns of a row share one Philox draw: column c uses 16 bits of draw c /
+    /// columns_per_draw.
+    static constexpr int columns_per_draw = 8;
+    /// Returns the counter of a draw of row i.
+    GRADTILE_ATTENTION_INLINE Philox::Counter counter_of(std::int64_t i, std::int64_t draw) const {
+        return {static_cast<std::uint32_t>(draw), static_cast<std::uint32_t>(i), head, sample};
+    }
+    /// Returns whether an element is kept. `words` is the draw of its columns, and c is its column modulo
+    /// columns_per_draw.
+    GRADTILE_ATTENTION_INLINE bool keeps(const Philox::Counter& words, int c) const {
+        return (words[c / 2] >> 16 * (c % 2) & 0xffffu) >= dropout_threshold;
     }
 };
 
@@ -67,10 +108,9 @@ struct ScoreOptions {
         }
     };
 
-    /// No option is set.
-    bool plain = true;
-    /// No option but a sink is set: scores are products, and nothing is dropped.
-    bool scores_are_products = true;
+    // set_summary() computes the first two fields from the others.
+    bool plain = true;                ///< no option is set
+    bool scores_are_products = true;  ///< no option but a sink is set: nothing is dropped either
     double softcap = 0;
     std::int64_t offset = 0;
     std::array<Bias, max_biases> biases{};
@@ -79,12 +119,28 @@ struct ScoreOptions {
     std::int64_t alibi_stride = 0, sink_stride = 0;
     DropoutDraws dropout{};
 
+    /// Whether ScoreFormula::changes_products() may be true for a head.
+    bool changes_products() const { return softcap != 0; }
+    /// Whether ScoreFormula::has_distance_terms() may be true for a head.
+    bool has_distance_terms() const { return alibi_slopes != nullptr; }
+    bool has_biases() const {
+        return std::ranges::any_of(biases, [](const Bias& bias) { return bias.data != nullptr; });
+    }
+    bool drops() const { return dropout.threshold != 0; }
+    /// Whether scores differ from products plus biases.
+    bool has_formula() const { return changes_products() || has_distance_terms(); }
+    void set_summary() {
+        scores_are_products = !has_formula() && !has_biases() && !drops();
+        plain = scores_are_products && sink == nullptr;
+    }
+
     /// On a GPU it reads the slopes, the sink and the seed, so kernels must call it while they run.
     template <class A>
     GRADTILE_HOST_DEVICE ScoreRule<A> rule_of(std::int64_t batch, std::int64_t head) const {
         ScoreRule<A> rule;
-        rule.softcap = static_cast<A>(softcap);
-        if (alibi_slopes != nullptr) rule.alibi_slope = static_cast<A>(alibi_slopes[head * alibi_stride]);
+        rule.formula.softcap = static_cast<A>(softcap);
+        if (alibi_slopes != nullptr)
+            rule.formula.alibi_slope = static_cast<A>(alibi_slopes[head * alibi_stride]);
         rule.offset = offset;
         for (std::size_t n = 0; n < max_biases; ++n) rule.biases[n] = biases[n].rows_of(batch, head);
         if (sink != nullptr) rule.sink = static_cast<A>(sink[head * sink_stride]);

@@ -3,6 +3,10 @@
 
 #if defined(__CUDACC__)
 #define GRADTILE_HOST_DEVICE __host__ __device__
+/// Precedes a template for host and device that calls functions of its template arguments, which may exist on
+/// one of the two alone. The compiler then does not warn of such calls.
+#define GRADTILE_CALLS_EITHER_DEVICE _Pragma("nv_exec_check_disable")
 #else
 #define GRADTILE_HOST_DEVICE
+#define GRADTILE_CALLS_EITHER_DEVICE
 #endif

@@ -130,7 +130,7 @@ A probabilities(const ResolvedOptions& options, const ScoreRule<A>& rule, std::i
 /// Multiplies row i of P by its dropout factors.
 template <class T, class A>
 void drop(const ScoreRule<A>& rule, std::int64_t i, std::int64_t keys, A* p) {
-    if (rule.dropout_threshold == 0) return;
+    if (!rule.drops()) return;
     apply_dropout(rule, i, 0, keys, p);
     for (std::int64_t j = 0; j < keys; ++j) p[j] = convert<A>(convert<T>(p[j]));
 }
@@ -198,11 +198,11 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
     // dK and dV, summed over one block of rows.
     const Tensor block_sums = empty(ctx, {batch, key_heads, keys, d_qk + d_v}, sum_type);
     const BiasGradients<A> bias_gradients(ctx, options.scores, into);
-    const bool has_softcap = options.scores.softcap != 0;
-    const Tensor derivatives = empty(ctx, has_softcap ? d_s.shape() : Shape{0}, sum_type);
-    // dS before the multiplication by the softcap's derivative. A bias's gradient is computed from these
+    const bool changes_products = options.scores.changes_products();
+    const Tensor derivatives = empty(ctx, changes_products ? d_s.shape() : Shape{0}, sum_type);
+    // dS before the multiplication by the derivative of the score. A bias's gradient is computed from these
     // numbers.
-    const Tensor d_scores = has_softcap && bias_gradients.any() ? empty_like(ctx, d_s) : d_s;
+    const Tensor d_scores = changes_products && bias_gradients.any() ? empty_like(ctx, d_s) : d_s;
     const Tensor d_lse = empty(ctx, d_out.lse.defined() ? lse_in.shape() : Shape{0}, sum_type);
     const Tensor deltas = empty(ctx, into.sink.defined() ? lse_in.shape() : Shape{0}, sum_type);
     if (ctx.is_planning()) return;
@@ -215,7 +215,7 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
             const std::int64_t row = (b * heads + h) * queries + i;
             A* p_row = p.data<A>() + row * keys;
             A* d_s_row = d_s.data<A>() + row * keys;
-            A* const derivatives_row = has_softcap ? derivatives.data<A>() + row * keys : nullptr;
+            A* const derivatives_row = changes_products ? derivatives.data<A>() + row * keys : nullptr;
             const A lse = probabilities<T>(options, rule, d_qk, i, q.at<A>(b, h) + i * d_qk,
                                            k_transposed.at<A>(b, h / group), p_row, derivatives_row);
             product_over_head_dim<T>(d_v, keys, d_o.at<A>(b, h) + i * d_v, v_transposed.at<A>(b, h / group),
@@ -230,7 +230,7 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
                 const bool is_visible = j >= visible.begin && j < visible.end;
                 d_s_row[j] = is_visible ? convert<A>(convert<T>(p_row[j] * (d_s_row[j] - delta))) : A(0);
             }
-            if (has_softcap) {
+            if (changes_products) {
                 if (bias_gradients.any()) std::copy_n(d_s_row, keys, d_scores.data<A>() + row * keys);
                 for (std::int64_t j = visible.begin; j < visible.end; ++j)
                     d_s_row[j] = convert<A>(convert<T>(d_s_row[j] * derivatives_row[j]));

@@ -7,33 +7,48 @@
 
 namespace gradtile::attention::cpu {
 
-/// Turns n products into softcap * tanh(product / softcap), in place.
+/// The functions of ScoreFormula, in forms that the compiler vectorises.
+struct VectorMath {
+    template <class A>
+    GRADTILE_ATTENTION_INLINE static A tanh(A x) {
+        return vector_math::tanh(x);
+    }
+    template <class A>
+    GRADTILE_ATTENTION_INLINE static A quotient(A x, A y) {
+        return x / y;
+    }
+    GRADTILE_ATTENTION_INLINE static double abs(double x) { return std::fabs(x); }
+};
+
+/// Applies the formula's function of the product to n products, in place.
 template <class A>
-GRADTILE_ATTENTION_INLINE void apply_softcap(A softcap, std::int64_t n, A* s) {
-    for (std::int64_t j = 0; j < n; ++j) s[j] = softcap * vector_math::tanh(s[j] / softcap);
+GRADTILE_ATTENTION_INLINE void apply_to_products(const ScoreFormula<A> formula, std::int64_t n, A* s) {
+    for (std::int64_t j = 0; j < n; ++j) s[j] = formula.template of_product<VectorMath>(s[j]).value;
 }
-/// Turns n products into softcap * tanh(product / softcap), in place, and also computes the derivatives of
-/// the results.
+/// The same; also computes the derivatives.
 template <class A>
-GRADTILE_ATTENTION_INLINE void apply_softcap(A softcap, std::int64_t n, A* s, A* derivatives) {
+GRADTILE_ATTENTION_INLINE void apply_to_products(const ScoreFormula<A> formula, std::int64_t n, A* s,
+                                                 A* derivatives) {
     for (std::int64_t j = 0; j < n; ++j) {
-        const A t = vector_math::tanh(s[j] / softcap);
-        s[j] = softcap * t;
-        derivatives[j] = (1 - t) * (1 + t);
+        const Score<A> score = formula.template of_product<VectorMath>(s[j]);
+        s[j] = score.value;
+        derivatives[j] = score.derivative;
     }
 }
 
-/// Adds ALiBi's term to n scores. The distances from the diagonal are `distance`, distance + step, and so on;
-/// they may be negative. Distances are float64 instead of int64, because compilers vectorise the conversion
-/// from float64 to A. Float64 represents every distance exactly.
+/// Adds the formula's terms to n scores. The distances from the diagonal are `distance`, distance + step, and
+/// so on; they may be negative. Distances are float64 instead of int64, because compilers vectorise the
+/// conversion from float64 to A. Float64 represents every distance exactly.
 template <class A>
-GRADTILE_ATTENTION_INLINE void add_alibi(A slope, std::int64_t distance, int step, std::int64_t n, A* s) {
+GRADTILE_ATTENTION_INLINE void add_distance_terms(const ScoreFormula<A> formula, std::int64_t distance,
+                                                  int step, std::int64_t n, A* s) {
     constexpr std::int64_t chunk = 1 << 20;  // so that the inner loop's counter fits 32 bits
     for (std::int64_t done = 0; done < n; done += chunk) {
         const auto first = static_cast<double>(distance + step * done);
         const int count = static_cast<int>(n - done < chunk ? n - done : chunk);
         for (int j = 0; j < count; ++j)
-            s[done + j] -= slope * static_cast<A>(std::fabs(first + static_cast<double>(step * j)));
+            s[done + j] = formula.template add_distance_terms<VectorMath>(
+                s[done + j], first + static_cast<double>(step * j));
     }
 }
 
@@ -56,15 +71,16 @@ GRADTILE_ATTENTION_INLINE void add_bias_elements(const BiasRows& bias, std::int6
 template <class T, class A>
 GRADTILE_ATTENTION_INLINE void apply_rule(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key,
                                           std::int64_t n, A* s, A* derivatives = nullptr) {
-    if (rule.softcap == 0) {
+    if (!rule.formula.changes_products()) {
         if (derivatives != nullptr)
             for (std::int64_t j = 0; j < n; ++j) derivatives[j] = 1;
     } else if (derivatives == nullptr) {
-        apply_softcap(rule.softcap, n, s);
+        apply_to_products(rule.formula, n, s);
     } else {
-        apply_softcap(rule.softcap, n, s, derivatives);
+        apply_to_products(rule.formula, n, s, derivatives);
     }
-    if (rule.alibi_slope != 0) add_alibi(rule.alibi_slope, i + rule.offset - first_key, -1, n, s);
+    if (rule.formula.has_distance_terms())
+        add_distance_terms(rule.formula, i + rule.offset - first_key, -1, n, s);
     for (const BiasRows& bias : rule.biases) {
         if (bias.data == nullptr) continue;
         // A bias is float32 or has the dtype of q.
@@ -96,18 +112,16 @@ GRADTILE_ATTENTION_INLINE void prefetch_biases(const ScoreRule<A>& rule, IndexRa
 template <class A>
 GRADTILE_ATTENTION_INLINE void apply_dropout(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key,
                                              std::int64_t n, A* x) {
-    if (rule.dropout_threshold == 0) return;
-    constexpr std::int64_t draws = 8, columns_per_draw = 8, segment = draws * columns_per_draw;
+    if (!rule.drops()) return;
+    constexpr std::int64_t columns_per_draw = ScoreRule<A>::columns_per_draw, draws = 8,
+                           segment = draws * columns_per_draw;
     const int threshold = static_cast<int>(rule.dropout_threshold);
     const A scale = rule.dropout_scale;
     for (std::int64_t done = 0; done < n;) {
         const std::int64_t column = first_key + done, skipped = column % columns_per_draw;
         const std::int64_t count = segment - skipped < n - done ? segment - skipped : n - done;
         std::uint32_t words[4 * draws];
-        Philox::draw_many(words, draws,
-                          {static_cast<std::uint32_t>(column / columns_per_draw),
-                           static_cast<std::uint32_t>(i), rule.head, rule.sample},
-                          rule.key);
+        Philox::draw_many(words, draws, rule.counter_of(i, column / columns_per_draw), rule.key);
         std::uint16_t bits[segment];  // on a little-endian machine, bits[c] belongs to column c
         static_assert(sizeof bits == sizeof words && std::endian::native == std::endian::little);
         __builtin_memcpy(bits, words, sizeof bits);

@@ -126,7 +126,7 @@ __global__ void softmax_backward_kernel(T* d_p, T* probabilities, const Accumula
         const A d_score =
             is_visible ? probability * (core_device::convert<A>(d_s[j]) * factor(j) - mean) : A(0);
         d_s[j] = core_device::convert<T>(d_score);
-        if (rule.dropout_threshold != 0) p[j] = core_device::convert<T>(probability * factor(j));
+        if (rule.drops()) p[j] = core_device::convert<T>(probability * factor(j));
     }
 }
 
@@ -242,8 +242,8 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
         d_o(ctx, d_out.o, key_heads);
     const ByHead d_q(ctx, into.q, key_heads), d_k(ctx, into.k, key_heads), d_v(ctx, into.v, key_heads);
     const Tensor p = scores(ctx, q, k), d_s = scores(ctx, q, k);
-    const bool has_softcap = options.scores.softcap != 0;
-    const Tensor derivatives = empty(ctx, has_softcap ? p.shape() : Shape{0}, p.dtype());
+    const bool changes_products = options.scores.changes_products();
+    const Tensor derivatives = empty(ctx, changes_products ? p.shape() : Shape{0}, p.dtype());
     const Tensor delta = empty(ctx, into.sink.defined() ? saved.lse.shape() : Shape{0}, dtype_of<A>);
     const Readable d_lse = contiguous(ctx, d_out.lse);
     if (ctx.is_planning()) return;
@@ -256,8 +256,9 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
     const std::int64_t rows = p.size(0) * p.size(1);
     const RowRules rules = rules_of(options, saved.q);
     gemm(ctx, p, q.matrices(), k.matrices(), {.trans_b = true, .alpha = options.scale});
-    for_every_row(ctx, rows, softmax_kernel<T>, p.data<T>(), has_softcap ? derivatives.data<T>() : nullptr,
-                  static_cast<A*>(nullptr), rules, /*drops_elements=*/false);
+    for_every_row(ctx, rows, softmax_kernel<T>, p.data<T>(),
+                  changes_products ? derivatives.data<T>() : nullptr, static_cast<A*>(nullptr), rules,
+                  /*drops_elements=*/false);
     gemm(ctx, d_s, d_o.matrices(), v.matrices(), {.trans_b = true});  // dP
     for_every_row(ctx, rows, softmax_backward_kernel<T>, d_s.data<T>(), p.data<T>(),
                   static_cast<const A*>(saved.lse.data<A>()),
@@ -274,7 +275,7 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
     }
     if (into.sink.defined())
         launch_sink_gradient<A>(ctx, options.scores, saved.lse, delta.data<A>(), queries, 1.0, into.sink);
-    if (has_softcap)
+    if (changes_products)
         for_every_row(ctx, rows, differentiate_scores_kernel<T>, d_s.data<T>(),
                       static_cast<const T*>(derivatives.data<T>()), rules);
     gemm(ctx, d_q.matrices(), d_s, k.matrices(), {.alpha = options.scale});

@@ -66,8 +66,8 @@ Problem sized(std::int64_t queries, std::int64_t keys, std::int64_t head_dim, Pr
     return problem;
 }
 
-/// Problems with head dims for every kernel, with lengths near every tile size, and with each single option
-/// of attention.h.
+/// Problems with head dims for every kernel, with lengths near every tile size, with each single option of
+/// attention.h, and with all options of the scores.
 std::vector<Option> all_options() {
     std::vector<Option> options{
         {"no mask", sized(130, 150, 64, {.batch = 2, .heads = 2, .key_heads = 2})},
@@ -92,25 +92,13 @@ std::vector<Option> all_options() {
          Values::off_zero},
         {"first of 8192 keys dominates", sized(8, 8192, 64), Values::first_key_dominates},
         {"last of 8192 keys dominates", sized(8, 8192, 64), Values::last_key_dominates}};
-    const Problem base{.batch = 2, .heads = 4, .key_heads = 2};
-    const auto add = [&](const char* name, auto&& change) {
-        change(options.emplace_back(Option{name, sized(130, 150, 32, base)}).problem);
-    };
-    add("softcap", [](Problem& p) { p.softcap = 1.5; });
-    add("ALiBi", [](Problem& p) { p.causal = p.alibi = true; });
-    add("sink", [](Problem& p) { p.sink = true; });
-    add("gradient through the LSE", [](Problem& p) { p.d_lse = true; });
-    add("dropout", [](Problem& p) { p.dropout_p = 0.25; });
-    add("bias of every score", [](Problem& p) { p.biases[0] = {2, 4, 130, 150}; });
-    add("mask bias and pair bias", [](Problem& p) {
-        p.biases = {Shape{2, 1, 1, 150}, Shape{1, 4, 130, 150}};
-    });
-    add("all score options", [](Problem& p) {
-        p.causal = p.alibi = p.sink = p.d_lse = true;
-        p.softcap = 2;
-        p.dropout_p = 0.1;
-        p.biases[0] = {1, 1, 130, 150};
-    });
+    for (const bool causal : {false, true})
+        for (NamedProblem& p : score_option_problems(
+                 sized(130, 150, 32, {.causal = causal, .batch = 2, .heads = 4, .key_heads = 2})))
+            options.push_back({concat(p.name, causal ? ", causal" : ""), std::move(p.problem)});
+    options.push_back(
+        {"bias of every score",
+         sized(130, 150, 32, {.batch = 2, .heads = 4, .key_heads = 2, .biases = {Shape{2, 4, 130, 150}}})});
     for (const std::int64_t d : {1, 8, 16, 32, 33, 48, 80, 96, 128, 160, 192, 255, 256})
         options.push_back({concat("head dim ", d), sized(97, 81, d, {.causal = true})});
     for (const std::int64_t tile : {16, 32, 64, 128, 256})
@@ -152,9 +140,7 @@ Inputs copy_to_device(const Context& ctx, const Context& cpu, const Inputs& in, 
     };
     Inputs copied = in;
     for (Tensor* x : {&copied.q, &copied.k, &copied.v, &copied.d_o}) *x = copy_tensor(*x);
-    for (Tensor* x :
-         {&copied.biases[0], &copied.biases[1], &copied.alibi_slopes, &copied.sink, &copied.d_lse})
-        *x = copy_dense(*x);
+    for (Tensor* x : copied.option_tensors()) *x = copy_dense(*x);
     return copied;
 }
 

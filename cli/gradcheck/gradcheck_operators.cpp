@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <gradtile/attention/attention.h>
+#include <gradtile/attention/accuracy.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/activation_layer.h>
@@ -49,40 +49,56 @@ GradientReport check_activation(const Context& ctx, const ActivationTraits& trai
     return gradient_check_layer(ctx, layer, from_host(ctx, x, shape, DType::f64));
 }
 
-struct AttentionShape {
-    std::int64_t queries, keys, heads, kv_heads, d_qk, d_v;
-};
-constexpr AttentionShape unequal_shape{7, 13, 4, 2, 6, 10};
+using attention::Algorithm;
+using attention::accuracy::NamedProblem;
+using attention::accuracy::Problem;
 
-/// Checks q, k, v, the biases of these shapes and, with lse_is_output, the gradient that arrives at the LSE.
-GradientReport check_attention(const Context& ctx, const attention::Options& options, const AttentionShape& s,
-                               const std::vector<Shape>& biases = {}, bool lse_is_output = false) {
-    attention::Saved saved;
-    const auto with_biases = [&](const Tensors& x) {
-        attention::Options all = options;
-        for (std::size_t n = 0; n < biases.size(); ++n) all.biases[n] = x[3 + n];
-        return all;
+/// Returns a problem with unequal lengths and head dims, whose heads share keys.
+Problem attention_problem(Problem options = {}) {
+    options.queries = 7;
+    options.keys = 13;
+    options.d_qk = 6;
+    options.d_v = 10;
+    options.batch = 2;
+    options.heads = 4;
+    options.key_heads = 2;
+    return options;
+}
+
+/// Checks the gradients of q, k, v and the biases. If a gradient arrives at the LSE, the LSE is an output of
+/// the checked function, too.
+GradientReport check_attention(const Context& ctx, const Problem& problem,
+                               Algorithm algorithm = Algorithm::flash) {
+    const attention::accuracy::Inputs in = random_inputs(ctx, problem, DType::f64);
+    Tensors inputs{in.q, in.k, in.v};
+    std::vector<std::string> names{"q", "k", "v"};
+    std::vector<std::size_t> biases;
+    for (std::size_t n = 0; n < attention::max_biases; ++n) {
+        if (!in.biases[n].defined()) continue;
+        biases.push_back(n);
+        inputs.push_back(cast(ctx, in.biases[n], DType::f64));
+        names.push_back(concat("bias ", n));
+    }
+    const auto options_of = [&](const Tensors& x) {
+        attention::Options options = in.with_tensors(problem.options(algorithm));
+        for (std::size_t i = 0; i < biases.size(); ++i) options.biases[biases[i]] = x[3 + i];
+        return options;
     };
+    attention::Saved saved;
     const Differentiable function{
         [&](const Context& c, const Tensors& x) {
             saved = {};
-            Tensors outputs{attention::forward(c, x[0], x[1], x[2], with_biases(x), saved)};
-            if (lse_is_output) outputs.push_back(saved.lse);
+            Tensors outputs{attention::forward(c, x[0], x[1], x[2], options_of(x), saved)};
+            if (problem.d_lse) outputs.push_back(saved.lse);
             return outputs;
         },
         [&](const Context& c, const Tensors& x, const Tensors& d) {
             const attention::Gradients gradients =
-                attention::backward(c, d[0], with_biases(x), saved, lse_is_output ? d[1] : Tensor());
+                attention::backward(c, d[0], options_of(x), saved, problem.d_lse ? d[1] : Tensor());
             Tensors all{gradients.q, gradients.k, gradients.v};
-            for (std::size_t n = 0; n < biases.size(); ++n) all.push_back(gradients.biases[n]);
+            for (const std::size_t n : biases) all.push_back(gradients.biases[n]);
             return all;
         }};
-    Tensors inputs{input(ctx, {2, s.queries, s.heads, s.d_qk}, 1),
-                   input(ctx, {2, s.keys, s.kv_heads, s.d_qk}, 2),
-                   input(ctx, {2, s.keys, s.kv_heads, s.d_v}, 3)};
-    std::vector<std::string> names{"q", "k", "v", "bias 0", "bias 1"};
-    for (std::size_t n = 0; n < biases.size(); ++n) inputs.push_back(input(ctx, biases[n], 4 + n));
-    names.resize(inputs.size());
     return gradient_check(ctx, function, inputs, {}, {.names = std::move(names)});
 }
 
@@ -212,25 +228,28 @@ GradientReport check_transformer(const Context& ctx, const ModelConfig& config) 
     return gradient_check(ctx, function, {}, store.parameters(), {.elements = 16});
 }
 
-Tensor per_head(const Context& ctx, std::vector<float> values) {
-    return from_host(ctx, values, {std::ssize(values)});
-}
-
-/// All options that change scores or probabilities, and the gradient that arrives at the LSE.
-GradientReport check_every_score_option(const Context& ctx, attention::Algorithm algorithm) {
-    return check_attention(ctx,
-                           {.algorithm = algorithm,
-                            .causal = true,
-                            .softcap = 1.5,
-                            .alibi_slopes = per_head(ctx, {0.5, 0.25, 0.125, 0.0625}),
-                            .sink = per_head(ctx, {1, 0, -1, 2}),
-                            .dropout_p = 0.3,
-                            .dropout_key = DropoutKey::of_step(/*run_seed=*/7, /*step=*/1)},
-                           unequal_shape, {{2, 1, 1, 13}, {1, 4, 7, 13}}, /*lse_is_output=*/true);
+/// Attention with each algorithm, mask and option.
+std::vector<CheckedOperator> make_attention_operators() {
+    std::vector<CheckedOperator> operators;
+    const auto add = [&](const std::string& name, const Problem& problem,
+                         Algorithm algorithm = Algorithm::flash) {
+        operators.push_back({concat("attention-", name), [problem, algorithm](const Context& c) {
+                                 return check_attention(c, problem, algorithm);
+                             }});
+    };
+    add("flash2", {.queries = 9, .keys = 9, .batch = 2, .heads = 2, .key_heads = 2});
+    add("flash2-causal", attention_problem({.causal = true}));
+    add("naive-causal", attention_problem({.causal = true}), Algorithm::naive);
+    const Problem all_options = score_option_problems(attention_problem({.causal = true})).back().problem;
+    add("memory-efficient", all_options, Algorithm::memory_efficient);
+    add("flash1", all_options, Algorithm::flash1);
+    add("window", attention_problem({.window = {.left = 5, .right = 2}}));
+    for (const NamedProblem& p : score_option_problems(attention_problem())) add(p.name, p.problem);
+    operators.push_back({"attention-packed", check_packed_attention});
+    return operators;
 }
 
 std::vector<CheckedOperator> make_operators() {
-    using attention::Algorithm;
     const ModelConfig gpt2{.layers = 2, .heads = 2, .width = 8, .context = 5, .vocabulary = 11};
     const ModelConfig llama = as_llama({.layers = 2,
                                         .heads = 4,
@@ -240,56 +259,8 @@ std::vector<CheckedOperator> make_operators() {
                                         .context = 5,
                                         .vocabulary = 11,
                                         .qk_norm = true});
-    std::vector<CheckedOperator> operators{
-        {"attention-flash2",
-         [](const Context& c) {
-             return check_attention(c, {}, {9, 9, 2, 2, 8, 8});
-         }},
-        {"attention-flash2-causal",
-         [](const Context& c) { return check_attention(c, {.causal = true}, unequal_shape); }},
-        {"attention-naive-causal",
-         [](const Context& c) {
-             return check_attention(c, {.algorithm = Algorithm::naive, .causal = true}, unequal_shape);
-         }},
-        {.name = "attention-memory-efficient",
-         .check = [](const Context& c) { return check_every_score_option(c, Algorithm::memory_efficient); }},
-        {.name = "attention-flash1",
-         .check = [](const Context& c) { return check_every_score_option(c, Algorithm::flash1); }},
-        {"attention-window",
-         [](const Context& c) {
-             return check_attention(c, {.window = {.left = 5, .right = 2}}, unequal_shape);
-         }},
-        {.name = "attention-bias",
-         .check =
-             [](const Context& c) {
-                 return check_attention(c, {}, unequal_shape, {{2, 1, 1, 13}, {1, 4, 7, 13}});
-             }},
-        {.name = "attention-softcap",
-         .check = [](const Context& c) { return check_attention(c, {.softcap = 1.5}, unequal_shape); }},
-        {.name = "attention-alibi",
-         .check =
-             [](const Context& c) {
-                 return check_attention(c, {.alibi_slopes = per_head(c, {0.5, 0.25, 0.125, 0.0625})},
-                                        unequal_shape);
-             }},
-        {.name = "attention-sink",
-         .check =
-             [](const Context& c) {
-                 return check_attention(c, {.sink = per_head(c, {1, 0, -1, 2})}, unequal_shape);
-             }},
-        {.name = "attention-dropout",
-         .check =
-             [](const Context& c) {
-                 return check_attention(
-                     c, {.dropout_p = 0.3, .dropout_key = DropoutKey::of_step(/*run_seed=*/7, /*step=*/1)},
-                     unequal_shape);
-             }},
-        {.name = "attention-lse",
-         .check =
-             [](const Context& c) {
-                 return check_attention(c, {.causal = true}, unequal_shape, {}, /*lse_is_output=*/true);
-             }},
-        {"attention-packed", check_packed_attention},
+    std::vector<CheckedOperator> operators = make_attention_operators();
+    const std::vector<CheckedOperator> of_layers{
         {"linear",
          [](const Context& c) {
              return check_layer<Linear>(c, {3, 5, 6}, 6, 9);
@@ -322,6 +293,7 @@ std::vector<CheckedOperator> make_operators() {
         {"gpt2", [gpt2](const Context& c) { return check_transformer(c, gpt2); }},
         {"llama", [llama](const Context& c) { return check_transformer(c, llama); }},
     };
+    operators.insert(operators.end(), of_layers.begin(), of_layers.end());
     for (const ActivationTraits& traits : activation_table)
         operators.push_back(
             {std::string(traits.name), [&traits](const Context& c) { return check_activation(c, traits); }});

@@ -45,17 +45,13 @@ class AttentionCuda : public testing::Test {
              std::numeric_limits<double>::quiet_NaN());
     }
     Inputs on_gpu(const Inputs& in) const {
-        const auto move = [&](const Tensor& x) {
-            return x.defined() ? from_host(gpu(), to_host(cpu, x), x.shape(), x.dtype()) : x;
+        Inputs moved = in;
+        const auto move = [&](Tensor& x) {
+            if (x.defined()) x = from_host(gpu(), to_host(cpu, x), x.shape(), x.dtype());
         };
-        return {.q = move(in.q),
-                .k = move(in.k),
-                .v = move(in.v),
-                .d_o = move(in.d_o),
-                .biases = {move(in.biases[0]), move(in.biases[1])},
-                .alibi_slopes = move(in.alibi_slopes),
-                .sink = move(in.sink),
-                .d_lse = move(in.d_lse)};
+        for (Tensor* x : {&moved.q, &moved.k, &moved.v, &moved.d_o}) move(*x);
+        for (Tensor* x : moved.option_tensors()) move(*x);
+        return moved;
     }
     Result run_on_gpu(const Inputs& in, const Options& options) const {
         poison();

@@ -192,18 +192,15 @@ TEST_P(AttentionCudaPacked, EqualDenseCallsUnderEveryScoreOption) {
         change(problem);
         expect_equal_to_dense(problem, mixed);
     };
-    expect([](Problem& p) { p.softcap = 1.5; });
-    expect([](Problem& p) { p.alibi = true; });
-    expect([](Problem& p) { p.sink = true; });
-    expect([](Problem& p) { p.dropout_p = 0.25; });
-    expect([](Problem& p) { p.d_lse = true; });
+    for (const NamedProblem& option : score_option_problems(base))
+        expect([&](Problem& p) { p = option.problem, p.biases = {}; });
     expect([](Problem& p) { p.causal = p.sink = p.d_lse = true; });
     for (const std::int64_t d : {16, 64, 96, 128, 192, 256})
         expect([&](Problem& p) {
+            p = score_option_problems(base).back().problem;
+            p.biases = {};
             p.d_qk = p.d_v = d;
-            p.causal = p.sink = p.alibi = p.d_lse = true;
-            p.softcap = 2;
-            p.dropout_p = 0.1;
+            p.causal = true;
         });
 }
 

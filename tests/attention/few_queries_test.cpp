@@ -134,10 +134,7 @@ TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaiveUnderEveryOption) {
     expect([](Problem& p) { p.top_left = true, p.window.right = 800; });
     expect([](Problem& p) { p.scale = -0.3; });
     expect([](Problem& p) { p.sink = p.causal = true; });
-    expect([](Problem& p) { p.softcap = 1.5; });
-    expect([](Problem& p) { p.alibi = p.causal = true; });
-    expect([](Problem& p) { p.dropout_p = 0.25; });
-    expect([](Problem& p) { p.d_lse = true; });
+    for (const NamedProblem& p : score_option_problems(base)) expect_accurate(p.problem, GetParam());
     for (const std::int64_t queries : {1, 6, 60})
         expect_accurate(problem_with_every_score_option(queries, 900, 64, 64), GetParam());
 }

@@ -104,11 +104,8 @@ TEST_P(DividedKeys, AreAsAccurateAsNaiveUnderEveryOption) {
     expect([](Problem& p) { p.scale = -0.3; });
     expect([](Problem& p) { p.scale = 0.0; });
     expect([](Problem& p) { p.sink = p.causal = true; });
-    expect([](Problem& p) { p.softcap = 1.5; });
-    expect([](Problem& p) { p.alibi = p.causal = true; });
-    expect([](Problem& p) { p.dropout_p = 0.25; });
-    expect([](Problem& p) { p.d_lse = true; });
     expect([](Problem& p) { p.biases[0] = {2, 4, 6, 2900}; });
+    for (const NamedProblem& p : score_option_problems(base)) expect_accurate_parts(p.problem);
     for (const std::int64_t queries : {1, 6, 40})
         expect_accurate_parts(problem_with_every_score_option(queries, 1500, 24, 64));
 }

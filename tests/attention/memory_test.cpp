@@ -43,18 +43,11 @@ TEST(AttentionMemory, ResultsDoNotDependOnUninitialisedMemory) {
 
 /// Runs a forward and a backward pass; inputs and gradients are allocated from ctx, too.
 void run_passes(const Context& ctx, const Problem& p, DType dtype, Algorithm algorithm) {
-    const Inputs in{.q = zeros(ctx, {p.batch, p.queries, p.heads, p.d_qk}, dtype),
-                    .k = zeros(ctx, {p.batch, p.keys, p.key_heads, p.d_qk}, dtype),
-                    .v = zeros(ctx, {p.batch, p.keys, p.key_heads, p.d_v}, dtype),
-                    .d_o = zeros(ctx, {p.batch, p.queries, p.heads, p.d_v}, dtype)};
-    Options options = p.options(algorithm);
-    for (std::size_t n = 0; n < max_biases; ++n)
-        if (p.biases[n].rank() > 0) options.biases[n] = zeros(ctx, p.biases[n], DType::f32);
-    if (p.alibi) options.alibi_slopes = zeros(ctx, {p.heads}, DType::f32);
-    if (p.sink) options.sink = zeros(ctx, {p.heads}, DType::f32);
+    const Inputs in = random_inputs(ctx, p, dtype);
+    const Options options = in.with_tensors(p.options(algorithm));
     Saved saved;
     forward(ctx, in.q, in.k, in.v, options, saved);
-    backward(ctx, in.d_o, options, saved, p.d_lse ? empty_like(ctx, saved.lse) : Tensor());
+    backward(ctx, in.d_o, options, saved, in.d_lse);
 }
 
 std::size_t planned_bytes(const Context& ctx, const Problem& problem, DType dtype, Algorithm algorithm) {

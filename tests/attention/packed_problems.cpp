@@ -93,8 +93,10 @@ PackedInputs PackedInputs::to(const Context& ctx, DType dtype) const {
 }
 PackedInputs PackedInputs::on(const Context& ctx) const {
     PackedInputs copies = *this;
-    for (Tensor* x : {&copies.in.q, &copies.in.k, &copies.in.v, &copies.in.d_o, &copies.in.alibi_slopes,
-                      &copies.in.sink, &copies.in.d_lse, &copies.cumulative_q, &copies.cumulative_k})
+    for (Tensor* x : {&copies.in.q, &copies.in.k, &copies.in.v, &copies.in.d_o, &copies.cumulative_q,
+                      &copies.cumulative_k})
+        *x = to_device(ctx, *x);
+    for (Tensor* x : copies.in.option_tensors())
         if (x->defined()) *x = to_device(ctx, *x);
     return copies;
 }
@@ -173,16 +175,17 @@ std::vector<PackedProblem> packed_problems() {
     add_option([](Problem& p) { p.window = {.left = 20, .right = 7}; });
     add_option([](Problem& p) { p.causal = true, p.window.left = 33; });
     add_option([](Problem& p) { p.causal = p.alibi = true; });
-    add_option([](Problem& p) { p.softcap = 1.5; });
     add_option([](Problem& p) { p.sink = p.d_lse = true; });
     add_option([](Problem& p) { p.d_lse = p.causal = true; });
-    add_option([](Problem& p) { p.dropout_p = 0.25; });
     add_option([](Problem& p) { p.scale = -0.3; });
+    // Packed sequences take no biases.
+    for (const NamedProblem& option : score_option_problems(each))
+        add_option([&](Problem& p) { p = option.problem, p.biases = {}; });
     const auto set_all = [](Problem& p) {
-        p.causal = p.alibi = p.sink = p.d_lse = true;
+        p = score_option_problems(p).back().problem;
+        p.biases = {};
+        p.causal = true;
         p.window.left = 50;
-        p.softcap = 2;
-        p.dropout_p = 0.1;
     };
     add_option(set_all);
     for (const std::int64_t key_heads : {1, 4})

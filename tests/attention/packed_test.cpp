@@ -307,11 +307,9 @@ TEST(PackedAttentionOnTheCpu, GradientsAreThoseOfFiniteDifferences) {
     const PackedInputs in = random_inputs(ctx, problem, DType::f64);
     for (const Algorithm algorithm : packed_algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
-        Options options = problem.each.options(algorithm);
+        Options options = in.in.with_tensors(problem.each.options(algorithm));
         options.cumulative_q = in.cumulative_q;
         options.cumulative_k = in.cumulative_k;
-        options.alibi_slopes = in.in.alibi_slopes;
-        options.sink = in.in.sink;
         const GradientReport report =
             gradient_check(ctx, PackedOperator{options}, {in.in.q, in.in.k, in.in.v},
                            {.elements = 48, .names = {"q", "k", "v"}});

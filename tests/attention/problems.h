@@ -95,20 +95,16 @@ inline std::vector<Problem> problems_of_options() {
 /// All options that change scores or probabilities in one problem: two sequences, heads that share keys.
 inline Problem problem_with_every_score_option(std::int64_t queries, std::int64_t keys, std::int64_t d_qk,
                                                std::int64_t d_v) {
-    return {.queries = queries,
-            .keys = keys,
-            .d_qk = d_qk,
-            .d_v = d_v,
-            .causal = true,
-            .batch = 2,
-            .heads = 4,
-            .key_heads = 2,
-            .softcap = 2,
-            .alibi = true,
-            .sink = true,
-            .biases = {Shape{2, 1, 1, keys}, Shape{1, 4, queries, keys}},
-            .dropout_p = 0.1,
-            .d_lse = true};
+    return accuracy::score_option_problems({.queries = queries,
+                                            .keys = keys,
+                                            .d_qk = d_qk,
+                                            .d_v = d_v,
+                                            .causal = true,
+                                            .batch = 2,
+                                            .heads = 4,
+                                            .key_heads = 2})
+        .back()
+        .problem;
 }
 
 /// Problems with every option that changes scores or probabilities, alone and combined. Several blocks in
@@ -117,12 +113,9 @@ inline std::vector<Problem> problems_of_score_options() {
     const Problem base{
         .queries = 70, .keys = 150, .d_qk = 16, .d_v = 24, .batch = 4, .heads = 4, .key_heads = 2};
     std::vector<Problem> problems;
+    for (accuracy::NamedProblem& p : accuracy::score_option_problems(base))
+        problems.push_back(std::move(p.problem));
     const auto add = [&](auto&& change) { change(problems.emplace_back(base)); };
-    add([](Problem& p) { p.softcap = 1.5; });
-    add([](Problem& p) { p.alibi = true; });
-    add([](Problem& p) { p.sink = true; });
-    add([](Problem& p) { p.dropout_p = 0.25; });
-    add([](Problem& p) { p.d_lse = true; });
     // A bias with every broadcast that papers use, and with others: axes of length 1 in several combinations.
     for (const Shape& bias :
          {Shape{4, 4, 70, 150}, Shape{1, 4, 70, 150}, Shape{4, 1, 1, 150}, Shape{4, 1, 70, 150},

@@ -83,26 +83,20 @@ struct BiasedOperator {
 
 TEST(ScoreOptions, GradientsAreThoseOfFiniteDifferences) {
     const Context ctx(Device::cpu(), 2);
-    const Problem problem{.queries = 40,
-                          .keys = 70,
-                          .d_qk = 8,
-                          .d_v = 8,
-                          .causal = true,
-                          .batch = 4,
-                          .heads = 4,
-                          .key_heads = 2,
-                          .softcap = 1.5,
-                          .alibi = true,
-                          .sink = true,
-                          .biases = {Shape{4, 1, 1, 70}, Shape{2, 4, 40, 70}},
-                          .batch_divisor = 2,
-                          .dropout_p = 0.25};
+    Problem problem = score_option_problems({.queries = 40,
+                                             .keys = 70,
+                                             .causal = true,
+                                             .batch = 4,
+                                             .heads = 4,
+                                             .key_heads = 2,
+                                             .batch_divisor = 2})
+                          .back()
+                          .problem;
+    problem.biases[1] = {2, 4, 40, 70};
     const Inputs in = random_inputs(ctx, problem, DType::f64);
     for (const Algorithm algorithm : algorithms) {
         SCOPED_TRACE(::testing::Message() << algorithm);
-        Options options = problem.options(algorithm);
-        options.alibi_slopes = in.alibi_slopes;
-        options.sink = in.sink;
+        const Options options = in.with_tensors(problem.options(algorithm));
         const GradientReport report = gradient_check(
             ctx, BiasedOperator{options, {}},
             {in.q, in.k, in.v, cast(ctx, in.biases[0], DType::f64), cast(ctx, in.biases[1], DType::f64)},

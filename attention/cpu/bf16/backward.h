@@ -214,17 +214,15 @@ class BackwardBlock {
                                        std::int64_t first_key, float (&factors)[square][square]) {
         for (auto& row : factors)
             for (float& factor : row) factor = 1;
-        if (rule.dropout_threshold == 0) return;
-        constexpr int keys_per_draw = 8, groups = square / keys_per_draw, rows = 4;
+        if (!rule.drops()) return;
+        constexpr int keys_per_draw = ScoreRule<float>::columns_per_draw, groups = square / keys_per_draw,
+                      rows = 4;
         const int threshold = static_cast<int>(rule.dropout_threshold);
         const float scale = rule.dropout_scale;
         for (std::int64_t r = 0; r < square; r += rows) {
             std::uint32_t words[4 * groups * rows];
-            Philox::draw_grid<groups, rows>(
-                words,
-                {static_cast<std::uint32_t>(first_key / keys_per_draw),
-                 static_cast<std::uint32_t>(first_row + r), rule.head, rule.sample},
-                rule.key);
+            Philox::draw_grid<groups, rows>(words, rule.counter_of(first_row + r, first_key / keys_per_draw),
+                                            rule.key);
             std::uint16_t bits[rows * square];
             static_assert(sizeof bits == sizeof words);
             __builtin_memcpy(bits, words, sizeof bits);

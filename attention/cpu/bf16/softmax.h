@@ -78,7 +78,7 @@ struct RuleScores {
     }
     __m512 exponent(__m512 difference) const { return _mm512_mul_ps(_mm512_set1_ps(log2_e), difference); }
     const float* factors(std::int64_t r) const {
-        if (rule.dropout_threshold == 0) return nullptr;
+        if (!rule.drops()) return nullptr;
         dropout_factors(rule, first_row + r, first_key, columns, memory);
         return memory;
     }

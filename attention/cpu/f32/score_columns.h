@@ -63,9 +63,9 @@ void apply_rule(const ScoreRule<float>& rule, float scale, const TransposedBlock
     for (std::int64_t key = block.keys.begin; key < block.keys.end; ++key) {
         float* const s = block.row(key);
         for (std::int64_t l = 0; l < block.lanes; ++l) s[l] *= scale;
-        if (rule.softcap != 0) apply_softcap(rule.softcap, block.lanes, s);
-        if (rule.alibi_slope != 0)
-            add_alibi(rule.alibi_slope, block.first_query + rule.offset - key, 1, block.lanes, s);
+        if (rule.formula.changes_products()) apply_to_products(rule.formula, block.lanes, s);
+        if (rule.formula.has_distance_terms())
+            add_distance_terms(rule.formula, block.first_query + rule.offset - key, 1, block.lanes, s);
     }
     for (const BiasRows& bias : rule.biases)
         if (bias.data != nullptr) add_bias<V>(bias, block);
@@ -75,18 +75,15 @@ void apply_rule(const ScoreRule<float>& rule, float scale, const TransposedBlock
 /// vector holds the draws of V::lanes queries.
 template <class V>
 void apply_dropout(const ScoreRule<float>& rule, const TransposedBlock& block) {
-    if (rule.dropout_threshold == 0) return;
-    constexpr std::int64_t keys_per_draw = 8;
+    if (!rule.drops()) return;
+    constexpr std::int64_t keys_per_draw = ScoreRule<float>::columns_per_draw;
     const int threshold = static_cast<int>(rule.dropout_threshold);
     const typename V::Vector scale = V::broadcast(rule.dropout_scale);
     for (std::int64_t l = 0; l < block.lanes; l += V::lanes)
         for (std::int64_t group = block.keys.begin / keys_per_draw; group * keys_per_draw < block.keys.end;
              ++group) {
             alignas(64) std::uint32_t words[4][V::lanes];
-            Philox::draw_rows(words,
-                              {static_cast<std::uint32_t>(group),
-                               static_cast<std::uint32_t>(block.first_query + l), rule.head, rule.sample},
-                              rule.key);
+            Philox::draw_rows(words, rule.counter_of(block.first_query + l, group), rule.key);
             const IndexRange keys =
                 intersection({group * keys_per_draw, (group + 1) * keys_per_draw}, block.keys);
             for (std::int64_t key = keys.begin; key < keys.end; ++key) {

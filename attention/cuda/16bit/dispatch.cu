@@ -73,11 +73,10 @@ struct KernelScores {
             rule = RuleKind::none;
             return;
         }
-        if (options.packed || scores.softcap != 0 || scores.alibi_slopes != nullptr) return;
-        auto& [first, second] = scores.biases;
-        const bool drops = scores.dropout.threshold != 0;
-        if (drops && first.data == nullptr && second.data == nullptr) rule = RuleKind::dropout;
-        if (!drops && keys % vector_columns == 0) {
+        if (options.packed || scores.has_formula()) return;
+        if (scores.drops() && !scores.has_biases()) rule = RuleKind::dropout;
+        if (!scores.drops() && keys % vector_columns == 0) {
+            auto& [first, second] = scores.biases;
             const bool is_second = !is_of_pairs(first, dtype);
             if (is_second) std::swap(first, second);
             if (has_kernels(RuleKind::pair_bias, head_dim) && is_of_pairs(first, dtype) &&
@@ -106,7 +105,7 @@ std::int64_t parts_of_pair_bias(const BiasGradient& gradient, std::int64_t queri
 std::int64_t batches_at_once(const ScoreOptions& scores, std::int64_t batch_size, std::int64_t sums_of_batch,
                              std::int64_t blocks_of_batch) {
     constexpr std::int64_t most_sums = 12 << 20, enough_blocks = 2048;
-    if (scores.biases[0].data == nullptr && scores.biases[1].data == nullptr) return batch_size;
+    if (!scores.has_biases()) return batch_size;
     const std::int64_t for_gpu =
                            (enough_blocks + blocks_of_batch - 1) / std::max<std::int64_t>(1, blocks_of_batch),
                        by_memory = most_sums / std::max<std::int64_t>(1, sums_of_batch);

@@ -288,8 +288,8 @@ class KeyBlock {
                                                       const LanePointer<DsTile>& exchange,
                                                       std::uint32_t lane_statistics, int iteration) const {
         const ScoreRule<float>& rule = rules_.of_head[position_of(iteration).head % 2].get();
-        const bool drops = rule.dropout_threshold != 0;
-        if (rule.softcap != 0) {
+        const bool drops = rule.drops();
+        if (rule.formula.changes_products()) {
             drops ? make_p_under_rule<true, true>(rule, left, x, exchange, lane_statistics, iteration)
                   : make_p_under_rule<true, false>(rule, left, x, exchange, lane_statistics, iteration);
         } else {
@@ -297,20 +297,20 @@ class KeyBlock {
                   : make_p_under_rule<false, false>(rule, left, x, exchange, lane_statistics, iteration);
         }
     }
-    template <bool caps, bool drops>
+    template <bool changes_products, bool drops>
     __device__ __forceinline__ void make_p_under_rule(const ScoreRule<float>& rule, LeftOperand& left,
                                                       Scores& x, const LanePointer<DsTile>& exchange,
                                                       std::uint32_t lane_statistics, int iteration) const {
         const int first_row = position_of(iteration).row, key = kept_.key + warp_key_;
         const bool sees_all = mask().sees_all(first_row, rows, key, tiles.pair_keys);
         scale(x, p_.scale);
-        // 16 queries at a time, because the derivatives of a softcap need registers, too.
+        // 16 queries at a time, because the derivatives need registers, too.
 #pragma unroll
         for (int k = 0; k < s_tiles / 2; ++k) {
             const int row = first_row + k * 16;
             FragmentC p[m_tiles][2], derivatives[m_tiles][2];
             for_each_element(p, [&](float& score, int m, int n, int e) { score = x[m][2 * k + n][e]; });
-            if constexpr (caps) apply_softcap(p, rule.softcap, derivatives);
+            if constexpr (changes_products) apply_to_products(p, rule.formula, derivatives);
             add_terms<T, RowsAre::keys>(p, rule, row, key, mask().queries, mask().keys);
             const float2 lse[2] = {statistic(lane_statistics, 2 * k), statistic(lane_statistics, 2 * k + 1)};
             for_each_element(p, [&](float& score, int, int n, int e) {
@@ -321,7 +321,7 @@ class KeyBlock {
             FragmentC crossing[m_tiles][2];
             for_each_element(p, [&](float& probability, int m, int n, int e) {
                 crossing[m][n][e] = probability;
-                if constexpr (caps) crossing[m][n][e] *= derivatives[m][n][e];
+                if constexpr (changes_products) crossing[m][n][e] *= derivatives[m][n][e];
             });
             if constexpr (drops) {
                 const KeptOfColumns<2> kept(rule, row, key);

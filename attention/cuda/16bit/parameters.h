@@ -27,7 +27,7 @@ struct Bits16ForwardParameters {
     float scale_log2;  ///< log2(e) * scale if the scale is positive, else log2(e)
     float prescale;  ///< 1 if the scale is positive, else the scale: multiplies S before the maximum is taken
     ScoreOptions scores;
-    RuleKind rule;  ///< with biases, softcap or ALiBi, prescale is the scale and scale_log2 is log2(e)
+    RuleKind rule;  ///< of biases or any: prescale is the scale and scale_log2 is log2(e)
     PackedOffsets packed;
     PackedTasks row_tasks;  ///< blocks of rows if packed; at launch only its memory
 };

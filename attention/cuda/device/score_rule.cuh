@@ -23,10 +23,23 @@ __device__ __forceinline__ float tanh_fast(float x) {
     return copysignf(y < 0.625f ? small : large, x);
 }
 
-/// A score, and its derivative with respect to the product.
-template <class A>
-struct Score {
-    A value, derivative;
+/// The functions of ScoreFormula for scores of tensor cores.
+struct FastMath {
+    __device__ __forceinline__ static float tanh(float x) { return tanh_fast(x); }
+    __device__ __forceinline__ static float quotient(float x, float y) { return x * (1 / y); }
+    __device__ __forceinline__ static float abs(float x) { return fabsf(x); }
+};
+/// The functions of ScoreFormula for single pairs.
+struct PreciseMath {
+    template <class A>
+    __device__ __forceinline__ static A tanh(A x) {
+        return ::tanh(x);
+    }
+    template <class A>
+    __device__ __forceinline__ static A quotient(A x, A y) {
+        return x / y;
+    }
+    __device__ __forceinline__ static int abs(int x) { return ::abs(x); }
 };
 
 /// T is the dtype of biases that are not float32.
@@ -40,14 +53,10 @@ __device__ __forceinline__ A bias_at(const BiasRows& bias, std::int64_t i, std::
 template <class T, class A>
 __device__ __forceinline__ Score<A> score_of(const ScoreRule<A>& rule, A product, int i, int j) {
     Score<A> score{product, A(1)};
-    if (rule.softcap != 0) {
-        const A t = tanh(product / rule.softcap);
-        score = {rule.softcap * t, (1 - t) * (1 + t)};
-    }
-    if (rule.alibi_slope != 0) {
-        const int distance = i + static_cast<int>(rule.offset) - j;
-        score.value -= rule.alibi_slope * static_cast<A>(abs(distance));
-    }
+    if (rule.formula.changes_products()) score = rule.formula.template of_product<PreciseMath>(product);
+    if (rule.formula.has_distance_terms())
+        score.value = rule.formula.template add_distance_terms<PreciseMath>(
+            score.value, i + static_cast<int>(rule.offset) - j);
 #pragma unroll
     for (const BiasRows& bias : rule.biases)
         if (bias.data != nullptr) score.value += bias_at<T, A>(bias, i, j);
@@ -57,19 +66,17 @@ __device__ __forceinline__ Score<A> score_of(const ScoreRule<A>& rule, A product
 /// Returns which elements dropout keeps: bit c is set if column 8 * group + c of row i is kept.
 template <class A>
 __device__ __forceinline__ std::uint32_t kept_bits(const ScoreRule<A>& rule, int i, int group) {
-    const Philox::Counter words = Philox::draw(
-        {static_cast<std::uint32_t>(group), static_cast<std::uint32_t>(i), rule.head, rule.sample}, rule.key);
+    const Philox::Counter words = Philox::draw(rule.counter_of(i, group), rule.key);
     std::uint32_t bits = 0;
 #pragma unroll
-    for (int c = 0; c < 8; ++c)
-        bits |= std::uint32_t{(words[c / 2] >> 16 * (c % 2) & 0xffffu) >= rule.dropout_threshold} << c;
+    for (int c = 0; c < 8; ++c) bits |= std::uint32_t{rule.keeps(words, c)} << c;
     return bits;
 }
 
 /// Returns dropout's factor of query i and key j, without the scale of kept elements: 0 or 1.
 template <class A>
 __device__ __forceinline__ A kept(const ScoreRule<A>& rule, int i, int j) {
-    if (rule.dropout_threshold == 0) return 1;
+    if (!rule.drops()) return 1;
     return kept_bits(rule, i, j / 8) >> j % 8 & 1u ? A(1) : A(0);
 }
 
@@ -87,9 +94,7 @@ __device__ __forceinline__ void draw_kept_keys(const ScoreRule<float>& rule, con
     const int quad_lane = lane_index() % 4;
     Philox::Counter words[n];
 #pragma unroll
-    for (int r = 0; r < n; ++r)
-        words[r] = {static_cast<std::uint32_t>(first_key / 8 + quad_lane),
-                    static_cast<std::uint32_t>(rows[r]), rule.head, rule.sample};
+    for (int r = 0; r < n; ++r) words[r] = rule.counter_of(rows[r], first_key / 8 + quad_lane);
     Philox::draw_together(words, rule.key);
     // min(max(u, t) - t, 1) with t = threshold - 1: 1 if u >= threshold, else 0.
     const std::uint32_t t = (rule.dropout_threshold - 1) * 0x10001u, minus_t = __vneg2(t);
@@ -175,8 +180,8 @@ __device__ __forceinline__ void add_bias(FragmentC (&s)[m_tiles][n_tiles], const
 }
 
 template <RowsAre rows_are, int m_tiles, int n_tiles>
-__device__ __forceinline__ void add_alibi(FragmentC (&s)[m_tiles][n_tiles], const ScoreRule<float>& rule,
-                                          int row, int key) {
+__device__ __forceinline__ void add_distance_terms(FragmentC (&s)[m_tiles][n_tiles],
+                                                   const ScoreRule<float>& rule, int row, int key) {
     constexpr int sign = rows_are == RowsAre::queries ? 1 : -1;
     const int from_lane = sign * (lane_index() / 4 - lane_index() % 4 * 2);
     const auto distance = static_cast<float>(row + static_cast<int>(rule.offset) - key + from_lane);
@@ -187,15 +192,16 @@ __device__ __forceinline__ void add_alibi(FragmentC (&s)[m_tiles][n_tiles], cons
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const int step = sign * (m * 16 + e / 2 * 8 - n * 8 - e % 2);
-                s[m][n][e] -= rule.alibi_slope * fabsf(distance + static_cast<float>(step));
+                s[m][n][e] = rule.formula.template add_distance_terms<FastMath>(
+                    s[m][n][e], distance + static_cast<float>(step));
             }
 }
 
-/// Adds ALiBi and the biases to the products. (row, key) is the warp's first pair.
+/// Adds the formula's terms and the biases. (row, key) is the warp's first pair.
 template <class T, RowsAre rows_are, int m_tiles, int n_tiles>
 __device__ __forceinline__ void add_terms(FragmentC (&s)[m_tiles][n_tiles], const ScoreRule<float>& rule,
                                           int row, int key, int queries, int keys) {
-    if (rule.alibi_slope != 0) add_alibi<rows_are>(s, rule, row, key);
+    if (rule.formula.has_distance_terms()) add_distance_terms<rows_are>(s, rule, row, key);
 #pragma unroll 1
     for (const BiasRows& bias : rule.biases) {
         if (bias.data == nullptr) continue;
@@ -207,24 +213,34 @@ __device__ __forceinline__ void add_terms(FragmentC (&s)[m_tiles][n_tiles], cons
     }
 }
 
-/// Turns products into softcap * tanh(products / softcap). Unless `derivatives` is null, it receives the
-/// derivatives with respect to the products.
+/// Applies the formula's function of the product. Unless `derivatives` is null, it receives the derivatives.
 template <int m_tiles, int n_tiles>
-__device__ __forceinline__ void apply_softcap(FragmentC (&s)[m_tiles][n_tiles], float softcap,
-                                              FragmentC (*derivatives)[n_tiles] = nullptr) {
-    const float inverse = 1 / softcap;
-    for_each_element(s, [&](float& score, int m, int n, int e) {
-        const float t = tanh_fast(score * inverse);
-        score = softcap * t;
-        if (derivatives != nullptr) derivatives[m][n][e] = (1 - t) * (1 + t);
+__device__ __forceinline__ void apply_to_products(FragmentC (&s)[m_tiles][n_tiles],
+                                                  const ScoreFormula<float> formula,
+                                                  FragmentC (*derivatives)[n_tiles] = nullptr) {
+    for_each_element(s, [&](float& element, int m, int n, int e) {
+        const Score<float> score = formula.template of_product<FastMath>(element);
+        element = score.value;
+        if (derivatives != nullptr) derivatives[m][n][e] = score.derivative;
     });
+}
+/// The same, if the formula changes products; all derivatives are 1 if it does not.
+template <int m_tiles, int n_tiles>
+__device__ __forceinline__ void differentiate_products(FragmentC (&s)[m_tiles][n_tiles],
+                                                       FragmentC (&derivatives)[m_tiles][n_tiles],
+                                                       const ScoreRule<float>& rule) {
+    if (rule.formula.changes_products()) {
+        apply_to_products(s, rule.formula, derivatives);
+    } else {
+        for_each_element(derivatives, [](float& derivative, int, int, int) { derivative = 1; });
+    }
 }
 
 /// Turns products into scores. The accumulators' rows are queries.
 template <class T, int m_tiles, int n_tiles>
 __device__ __forceinline__ void apply_rule(FragmentC (&s)[m_tiles][n_tiles], const ScoreRule<float>& rule,
                                            int row, int key, int queries, int keys) {
-    if (rule.softcap != 0) apply_softcap(s, rule.softcap);
+    if (rule.formula.changes_products()) apply_to_products(s, rule.formula);
     add_terms<T, RowsAre::queries>(s, rule, row, key, queries, keys);
 }
 
@@ -232,7 +248,7 @@ __device__ __forceinline__ void apply_rule(FragmentC (&s)[m_tiles][n_tiles], con
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void drop(FragmentC (&p)[m_tiles][n_tiles], const ScoreRule<float>& rule, int row,
                                      int key) {
-    if (rule.dropout_threshold == 0) return;
+    if (!rule.drops()) return;
     const int lane = lane_index();
     int rows[2 * m_tiles];
 #pragma unroll

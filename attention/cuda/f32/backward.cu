@@ -147,13 +147,9 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
     constexpr int s_tiles = Policy::s_tiles;
     static_assert(s_tiles * 4 <= 32);
     scale(x, units.product);
-    if (rule.softcap != 0) {
-        apply_softcap(x, rule.softcap, derivatives);
-    } else {
-        for_each_element(derivatives, [](float& derivative, int, int, int) { derivative = 1; });
-    }
+    differentiate_products(x, derivatives, rule);
     add_terms<float, RowsAre::keys>(x, rule, row, key, mask.queries, mask.keys);
-    const bool drops = rule.dropout_threshold != 0;
+    const bool drops = rule.drops();
     std::uint32_t kept_elements = drops ? 0 : ~0u;
 #pragma unroll
     for (int n = 0; n < s_tiles; ++n) {

@@ -278,11 +278,7 @@ struct TensorBackwardTiles : TensorAddresses {
                 const ScoreRule<float>& rule = *scoring.rule;
                 FragmentC derivatives[1][n_tiles];
                 scale(s, scoring.scale);
-                if (rule.softcap != 0) {
-                    apply_softcap(s, rule.softcap, derivatives);
-                } else {
-                    for_each_element(derivatives, [](float& derivative, int, int, int) { derivative = 1; });
-                }
+                differentiate_products(s, derivatives, rule);
                 add_terms<T, RowsAre::queries>(s, rule, row, key, mask.queries, mask.keys);
                 scale(s, log2_e);
                 if (!sees_all) mask_scores(s, mask, row, key);
