@@ -249,7 +249,7 @@ TEST_F(BadInput, NamesAnUnwritableOutputDirectory) {
     const std::string below_a_file = stories_ + "/run";
     expect_refused(run(tiny_training(stories_, below_a_file)), {below_a_file, "Not a directory"});
     expect_refused(run(tiny_training(stories_, "/proc/gradtile")), {"/proc/gradtile"});
-    expect_refused(run({"corpus", "--out", below_a_file}), {below_a_file, "cannot write the corpus"});
+    expect_refused(run({"corpus", "--out", below_a_file}), {below_a_file, "cannot create: Not a directory"});
 }
 
 TEST_F(BadInput, NeverOverwritesARun) {
