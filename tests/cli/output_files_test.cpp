@@ -126,7 +126,7 @@ TEST_F(OutputFiles, OfTokenizersAreNotReplacedByAPartOnAFullDisk) {
 TEST_F(OutputFiles, OfAnExportAreRemovedWhenTheDiskIsFull) {
     const std::string tokenizer = path("tokenizer.json"), folder = path("exported");
     expect_success(
-        run({"tokenizer", "train", "--vocabulary", "2000", "--data", stories_, "--out", tokenizer}));
+        run({"tokenizer", "train", "--vocabulary", "500", "--data", stories_, "--out", tokenizer}));
     expect_success(run(tiny_training(stories_, place_ / "run") +
                        Arguments{"--tokenizer", tokenizer, "--width", "2", "--dtype", "bf16"}));
     const Arguments command{"export", path("run"), "--out", folder};

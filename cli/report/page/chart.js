@@ -80,7 +80,7 @@ function linearScale(low, high, from, to, count) {
   const distance = tickDistance(high - low, count), ticks = [];
   // + 0 makes 0 of -0, which would be shown with its sign. The loop counts from 0, because beyond 2^53 adding 1 changes no number.
   const first = Math.ceil(low / distance - 1e-9) + 0, last = high / distance + 1e-9;
-  for (let i = 0; i <= 2 * count && first + i <= last; ++i) ticks.push((first + i) * distance);
+  for (let i = 0; Number.isFinite(distance) && i <= 2 * count && first + i <= last; ++i) ticks.push((first + i) * distance);
   return {low, high, ticks, at: (value) => from + (value - low) / (high - low) * (to - from)};
 }
 
