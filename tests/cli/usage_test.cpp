@@ -121,6 +121,8 @@ TEST(Usage, UsageErrorsExitWith2) {
                                        training + Arguments{"--timeout", "nan"},
                                        training + Arguments{"--config", wrong_type},
                                        training + Arguments{"--out", ""},
+                                       training + Arguments{"--config", ""},
+                                       training + Arguments{"--resume", ""},
                                        training + Arguments{"--restarts", "-1"},
                                        Arguments{"train", "--config", wrong_value, "--data", stories}}) {
         const Outcome outcome = run(arguments);

@@ -136,6 +136,8 @@ BytePairVocabulary vocabulary_of_ranks(std::string_view text, std::string_view s
 }
 
 Tokenizer load_tokenizer(const std::string& path) {
+    // The system would end the path at the NUL byte: what is appended to it below would have no effect.
+    check(path.find('\0') == std::string::npos, "tokenizer: a path with a NUL byte");
     if (fs::is_directory(path)) {
         const fs::path file = fs::path(path) / "tokenizer.json";
         check(fs::exists(file), path, ": is a directory without tokenizer.json");

@@ -229,6 +229,11 @@ TEST_F(BytePairs, MergesHaveTwoSpellingsAndVocabulariesTwoFiles) {
     EXPECT_EQ(pair.encode(text, "t"), gpt2_.encode(text, "t"));
 }
 
+TEST_F(BytePairs, APathWithANulByteIsRefused) {
+    const std::string directory = place_.path().string();
+    EXPECT_THAT(message_of([&] { load_tokenizer(directory + '\0' + 'x'); }), HasSubstr("a NUL byte"));
+}
+
 TEST_F(BytePairs, ALongAddedTokenIsRefused) {
     BytePairVocabulary vocabulary = gpt2_.byte_pair_encoding()->vocabulary();
     const auto id = static_cast<std::int32_t>(gpt2_.vocab_size());
