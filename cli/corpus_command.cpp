@@ -1,10 +1,11 @@
 // gradtile corpus: generates stories or conversations for training without a download, and measures the loss
 // of the grammar itself on stories.
 #include <cstdio>
-#include <fstream>
+#include <span>
 
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/usage_error.h>
+#include <gradtile/core/io/durable_file.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/corpus/corpus.h>
 #include <gradtile/train/corpus/dialogues.h>
@@ -21,10 +22,7 @@ struct Flags {
 };
 
 void write_file(const std::string& path, const std::string& text) {
-    std::ofstream file(path, std::ios::binary);
-    file << text;
-    file.close();
-    check(file.good(), path, ": cannot write the corpus");
+    write_whole_file(path, {std::as_bytes(std::span(text))});
 }
 
 void write_dialogues(const Flags& flags) {

@@ -6,7 +6,9 @@
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/line_progress.h>
 #include <gradtile/cli/model_argument.h>
+#include <gradtile/cli/text_file.h>
 #include <gradtile/cli/usage_error.h>
+#include <gradtile/core/io/file_system.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/json_value.h>
@@ -129,12 +131,27 @@ void eval_task(const Flags& flags, const LanguageModel& model) {
                 result.accuracy_by_sum, result.chance, result.centred());
 }
 
+/// Only a safetensors file is replaced: its header begins with a brace, after eight bytes of length.
+void check_logits_file(const Flags& flags) {
+    check_not_an_input("--logits", flags.logits, {flags.data, flags.model.path});
+    if (!std::filesystem::is_regular_file(flags.logits)) return;
+    with_file_name("logits", flags.logits, [&] {
+        constexpr std::uint64_t brace_at = 8;
+        const OpenFile file = open_regular_file(FileSystem::posix(), flags.logits);
+        std::byte brace{};
+        if (file.size() > brace_at) file.read(&brace, 1, brace_at);
+        check(file.size() == 0 || brace == std::byte{'{'},
+              "holds something else, which would be lost; expected a new file or a safetensors file");
+    });
+}
+
 int eval(const Flags& flags) {
     check_flag("--batch", flags.batch, {1, setting_limits::max_sequences});
     check_flag("--stride", flags.stride, {0, 1e9});
     check_usage(flags.data.empty() != flags.task.empty(), "eval: give either --data FILE or --task FILE");
     check_usage(flags.task.empty() || (flags.logits.empty() && flags.stride == 0),
                 "--task: expected neither --logits nor --stride");
+    if (!flags.logits.empty()) check_logits_file(flags);
     const auto model = flags.model.load();
     const ModelConfig& config = model->transformer.config;
     check_usage(activations_are_countable(config, flags.batch), "--batch: ", flags.batch, " windows of ",

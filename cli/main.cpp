@@ -9,9 +9,9 @@
 
 using namespace gradtile;
 
-int main(int argc, char** argv) {
-    cli::open_missing_streams();
-    cli::ignore_write_signals();
+namespace {
+
+int run(int argc, const char* const* argv) {
     cli::CommandLine program("gradtile", "gradtile trains small transformers, on the CPU or on NVIDIA GPUs.",
                              concat("gradtile ", version()));
     cli::add_train(program);
@@ -30,9 +30,16 @@ int main(int argc, char** argv) {
     cli::add_tokenize(program);
     cli::add_bench(program);
     cli::add_plan(program);
+    return program.parse(argc, argv)();
+}
 
+}  // namespace
+
+int main(int argc, char** argv) {
+    cli::open_missing_streams();
+    cli::ignore_write_signals();
     try {
-        return program.parse(argc, argv)();
+        return run(argc, argv);
     } catch (const std::exception& error) {
         print_message(message_of(error));
         return cli::exit_code_of(error);

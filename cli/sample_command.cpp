@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <iostream>
-#include <iterator>
 #include <map>
 #include <utility>
 
@@ -31,18 +30,17 @@ struct Flags {
 };
 
 constexpr Range samples_range{1, 1e6}, batch_range{0, 1 << 16};
+/// A text that waits for its turn takes memory, too.
+constexpr std::size_t max_texts = 10'000'000;
 constexpr std::uint64_t max_prompt_bytes = std::uint64_t{1} << 26;
 
 /// Returns the content of a file of prompts, or of standard input for "-".
 std::string prompt_text(const std::string& path) {
     if (path != "-") return read_text_file(path, max_prompt_bytes);
     std::string text;
-    std::cin >> std::noskipws;
-    for (std::istreambuf_iterator<char> next(std::cin), end; next != end; ++next) {
-        text += *next;
+    while (read_input(text))
         check(text.size() <= max_prompt_bytes, "standard input: a prompt of more than ", max_prompt_bytes,
               " bytes");
-    }
     return text;
 }
 
@@ -221,6 +219,9 @@ int sample_texts(const Flags& flags) {
     if (!flags.prompt_file.empty()) options.prompt = prompt_of_file(flags.prompt_file);
     std::vector<std::string> prompts{options.prompt};
     if (!flags.prompts_file.empty()) prompts = prompts_of_file(flags.prompts_file);
+    check_usage(prompts.size() <= max_texts / static_cast<std::size_t>(flags.samples),
+                "--num-samples: ", flags.samples, " texts of each of ", prompts.size(),
+                " prompts; expected at most ", max_texts, " texts");
     const auto model = flags.model.load();
     if (prompts.size() > 1 || flags.samples > 1) {
         print_batch(*model, prompts, flags);

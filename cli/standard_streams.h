@@ -11,6 +11,11 @@ namespace gradtile::cli {
 /// direction (read-only for output), so that reading and writing still fail. Call before any file is opened.
 void open_missing_streams();
 
+/// Appends the next bytes of standard input to `text`, and waits for them, also if the program that started
+/// this one made the pipe non-blocking. Returns false at the end of the input. Throws Error when it cannot be
+/// read. (Streams of the C++ library take an error, for example of a directory as input, for the end.)
+bool read_input(std::string& text);
+
 /// The reader of standard output has ended (`| head`): the command ends without a message.
 class BrokenPipe : public Error {
   public:

@@ -1,18 +1,39 @@
 #include <gradtile/cli/text_file.h>
+#include <gradtile/cli/usage_error.h>
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/durable_file.h>
 
 namespace gradtile::cli {
+namespace {
+
+/// Returns whether the file is empty or begins as pages and pictures do.
+bool holds_markup(const std::filesystem::path& path) {
+    const OpenFile file = open_regular_file(FileSystem::posix(), path);
+    std::byte first{'<'};
+    if (file.size() > 0) file.read(&first, 1, 0);
+    return first == std::byte{'<'};
+}
+
+}  // namespace
 
 void write_text_file(const char* what, const std::filesystem::path& path, const std::string& text) {
     with_file_name(what, path, [&] {
         // A file is replaced by its name, which would put a regular file in the place of /dev/null.
-        check(!std::filesystem::exists(path) || std::filesystem::is_regular_file(path),
-              "is not a regular file");
+        const bool is_new = !std::filesystem::exists(path);
+        check(is_new || std::filesystem::is_regular_file(path), "is not a regular file");
+        check(is_new || holds_markup(path),
+              "holds something else, which would be lost; expected a new file or a ", what);
         DurableFile file(path);
         file.file().write(reinterpret_cast<const std::byte*>(text.data()), text.size(), 0);
         file.commit(text.size(), DurableFile::Sync::none);
     });
+}
+
+void check_not_an_input(const char* flag, const std::string& out, const std::vector<std::string>& inputs) {
+    if (!std::filesystem::exists(out)) return;  // a missing input has an error of its own
+    for (const std::string& input : inputs)
+        check_usage(!is_same_file(out, input), flag, ": '", out, "' is also read, as '", input,
+                    "'; expected another file");
 }
 
 }  // namespace gradtile::cli

@@ -1,12 +1,17 @@
 #pragma once
-/// Files that commands write for people: pictures and pages.
+/// Files that commands write: pictures and pages for people, and paths that must not be overwritten.
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace gradtile::cli {
 
-/// Replaces the file at once. Throws Error with `what` ("picture") and the path if it cannot be written, or
-/// is a directory, a device or a pipe.
+/// Writes a picture or a page. Replaces an old one at once. Throws Error with `what` ("picture") and the path
+/// if it cannot be written, is a directory, a device or a pipe, or holds something else than markup: a
+/// mistyped path must not cost a run its metrics or its checkpoint.
 void write_text_file(const char* what, const std::filesystem::path& path, const std::string& text);
+
+/// Throws UsageError if `out`, the value of `flag`, is one of the files that the command reads.
+void check_not_an_input(const char* flag, const std::string& out, const std::vector<std::string>& inputs);
 
 }  // namespace gradtile::cli

@@ -3,7 +3,9 @@
 
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/line_progress.h>
+#include <gradtile/cli/text_file.h>
 #include <gradtile/cli/usage_error.h>
+#include <gradtile/core/io/file_system.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/data/tokenize_files.h>
@@ -15,6 +17,17 @@ namespace {
 void print_written(const std::string& path, std::int64_t documents, std::int64_t tokens, TokenFormat format) {
     std::cout << printable(path) << ": " << grouped(tokens) << " tokens of " << grouped(documents)
               << (documents == 1 ? " document, " : " documents, ") << name_of(format) << '\n';
+}
+
+void check_outputs(const TokenizeOptions& options, const std::string& tokenizer) {
+    std::vector<std::string> inputs = options.files;
+    inputs.push_back(tokenizer);
+    inputs.push_back((std::filesystem::path(tokenizer) / "tokenizer.json").string());
+    check_not_an_input("--out", options.out, inputs);
+    if (options.val_out.empty()) return;
+    check_not_an_input("--val-out", options.val_out, inputs);
+    check_usage(!is_same_file(options.out, options.val_out), "--val-out: '", options.val_out,
+                "' is the file of --out; expected another file");
 }
 
 }  // namespace
@@ -45,6 +58,7 @@ void add_tokenize(CommandLine& program) {
         TokenizeOptions& chosen = flags->options;
         check_flag("--threads", flags->threads, {0, 4096});
         chosen.threads = static_cast<int>(flags->threads);
+        check_outputs(chosen, flags->tokenizer);
         LineProgress progress;
         chosen.on_progress = [&](std::int64_t bytes, std::int64_t of) { progress.show_bytes(bytes, of); };
         const TokenizeResult result = tokenize_files(load_tokenizer(flags->tokenizer), chosen);

@@ -3,6 +3,7 @@
 
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/line_progress.h>
+#include <gradtile/cli/text_file.h>
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/message.h>
@@ -22,6 +23,7 @@ struct Flags {
 
 int train_tokenizer(Flags& flags) {
     check_flag("--threads", flags.threads, {0, 4096});
+    check_not_an_input("--out", flags.out, flags.data);
     flags.options.threads = static_cast<int>(flags.threads);
     std::erase(flags.options.special_tokens, "");
     LineProgress progress;

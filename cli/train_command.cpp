@@ -276,8 +276,15 @@ void add_train(CommandLine& program) {
         flags->preset = name;
         flags->settings.show_defaults(preset(name));
     });
-    command.add_value("--config", flags->config_file, "JSON file of settings, with the names of the flags");
-    command.add_value("--resume", flags->resume, "directory of the run to continue");
+    // An empty path, of a variable that a script forgot to set, would start a run with other settings.
+    const auto add_path = [&](const char* flag, std::string& path, const char* help) {
+        command.add_value<std::string>(flag, help, [flag, &path](const std::string& value) {
+            check(!value.empty(), flag, " '': expected a path");
+            path = value;
+        });
+    };
+    add_path("--config", flags->config_file, "JSON file of settings, with the names of the flags");
+    add_path("--resume", flags->resume, "directory of the run to continue");
     command.add_switch("--restart", flags->restart,
                        "with --resume: if the newest checkpoint is missing, train again from an older one or "
                        "from the start");

@@ -121,6 +121,9 @@ void apply_json(TrainConfig& config, const json& settings, const std::string& so
     }
     visit_settings(config, [&](const char* name, auto& member, const char*, const Range&) {
         if (settings.contains(name)) assign(member, settings[name], concat(source, ": ", name));
+        // The system ends a path at a NUL byte, so that two different paths would be one file.
+        if constexpr (std::is_same_v<decltype(member), std::string&>)
+            check(member.find('\0') == std::string::npos, source, ": ", name, ": holds a NUL byte");
     });
 }
 

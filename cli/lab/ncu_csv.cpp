@@ -126,16 +126,17 @@ class CsvTable {
 
     std::vector<KernelTraffic> kernels() const {
         std::vector<KernelTraffic> kernels;
+        std::map<std::string, std::size_t> index_of_kernel;
         for (const Launch& launch : launches_) {
             for (std::size_t m = 0; m < required_metrics; ++m)
                 check(launch.bytes[m] >= 0, "kernel ", launch.kernel, " has no ", metric_names[m]);
-            auto known = std::find_if(kernels.begin(), kernels.end(),
-                                      [&](const KernelTraffic& k) { return k.kernel == launch.kernel; });
-            if (known == kernels.end()) known = kernels.insert(known, {.kernel = launch.kernel});
-            ++known->launches;
-            known->dram_read += launch.bytes[0];
-            known->dram_write += launch.bytes[1];
-            known->l2 += launch.bytes[2] < 0 ? std::numeric_limits<double>::quiet_NaN() : launch.bytes[2];
+            const auto [index, is_new] = index_of_kernel.emplace(launch.kernel, kernels.size());
+            if (is_new) kernels.push_back({.kernel = launch.kernel});
+            KernelTraffic& known = kernels[index->second];
+            ++known.launches;
+            known.dram_read += launch.bytes[0];
+            known.dram_write += launch.bytes[1];
+            known.l2 += launch.bytes[2] < 0 ? std::numeric_limits<double>::quiet_NaN() : launch.bytes[2];
         }
         for (KernelTraffic& kernel : kernels)
             for (double* bytes : {&kernel.dram_read, &kernel.dram_write, &kernel.l2})

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <set>
 
 #include <gradtile/core/check.h>
@@ -14,9 +15,10 @@ namespace {
 using List = std::vector<JsonValue>;
 using Points = std::span<const MetricsPoint>;
 
-/// Rounds a number to 7 digits, which suffice for the page. A number that is not finite becomes null.
+/// Rounds a number to 7 digits, which suffice for the page. A number that is not finite becomes null. (Unlike
+/// strtod(), std::stod() throws for a number as small as 1e-310.)
 JsonValue shortened(double x) {
-    return std::isfinite(x) ? JsonValue(std::stod(formatted("%.7g", x))) : JsonValue();
+    return std::isfinite(x) ? JsonValue(std::strtod(formatted("%.7g", x).c_str(), nullptr)) : JsonValue();
 }
 
 /// Returns the mean of the finite values; NaN if no value is finite.

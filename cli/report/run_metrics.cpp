@@ -120,13 +120,15 @@ std::vector<double> read_lines(RunMetrics& run, const std::filesystem::path& fil
         seconds.push_back((seconds.empty() ? 0.0 : seconds.back()) + (ms > 0.0 ? ms / 1e3 : 0.0));
         run.points.push_back(*point);
     }
+    // A path need not be UTF-8, but the page is.
+    const std::string name = printable(file.string());
     if (bad > 0)
-        run.warnings.push_back(concat(file.string(), ": ", bad,
+        run.warnings.push_back(concat(name, ": ", bad,
                                       bad == 1 ? " line is not a step and is left out: line "
                                                : " lines are not steps and are left out, the first is line ",
                                       first_bad));
     if (last != std::byte{'\n'})
-        run.warnings.push_back(concat(file.string(), ": the last line is truncated and is left out"));
+        run.warnings.push_back(concat(name, ": the last line is truncated and is left out"));
     return seconds;
 }
 
@@ -141,7 +143,7 @@ RunMetrics read_run_metrics(const std::filesystem::path& run) {
     try {
         metrics.settings = settings_in(directory / "config.json");
     } catch (const Error& error) {
-        metrics.warnings.emplace_back(error.what());
+        metrics.warnings.push_back(printable(error.what()));
     }
     const std::vector<double> seconds =
         with_file_name("metrics", file, [&] { return read_lines(metrics, file); });

@@ -1,4 +1,5 @@
 #include <cerrno>
+#include <fstream>
 
 #include <fcntl.h>
 
@@ -44,6 +45,35 @@ std::filesystem::path DurableFile::temporary_for(const std::filesystem::path& pa
 
 bool DurableFile::is_temporary(const std::filesystem::path& path) {
     return path.filename().string().find(kMark) != std::string::npos;
+}
+
+namespace {
+
+void write_directly(const std::string& path, std::initializer_list<std::span<const std::byte>> parts) {
+    std::ofstream stream(path, std::ios::binary);
+    for (const std::span<const std::byte> part : parts)
+        stream.write(reinterpret_cast<const char*>(part.data()), static_cast<std::streamsize>(part.size()));
+    stream.close();
+    if (!stream.good()) file_check(-std::int64_t{errno}, "write");
+}
+
+}  // namespace
+
+void write_whole_file(const std::string& path, std::initializer_list<std::span<const std::byte>> parts) {
+    const bool exists = std::filesystem::exists(path);
+    try {
+        check(!std::filesystem::is_directory(path), "is a directory; expected a file");
+        if (exists && !std::filesystem::is_regular_file(path)) return write_directly(path, parts);
+        DurableFile file(exists ? std::filesystem::canonical(path) : std::filesystem::path(path));
+        std::uint64_t size = 0;
+        for (const std::span<const std::byte> part : parts) {
+            file.file().write(part.data(), part.size(), size);
+            size += part.size();
+        }
+        file.commit(size, DurableFile::Sync::none);
+    } catch (const Error& error) {
+        throw Error(concat(path, ": ", error.what()), error.where());
+    }
 }
 
 }  // namespace gradtile

@@ -2,6 +2,10 @@
 /// A file that appears complete or not at all. The content is written under a temporary name in the same
 /// directory; then follow fsync, rename, fsync of the directory. Until commit() returns, the final name has
 /// no file or the old one.
+#include <initializer_list>
+#include <span>
+#include <string>
+
 #include <gradtile/core/io/file_system.h>
 
 namespace gradtile {
@@ -39,5 +43,11 @@ class DurableFile {
     OpenFile file_;
     bool renamed_ = false;
 };
+
+/// Writes the parts of a result one after another to a file that appears complete or not at all: if the
+/// process is interrupted or the disk is full, the path has no file or the old one. A power cut may leave an
+/// empty file, because nothing is synced. The target of a symbolic link is replaced, not the link. A pipe or
+/// a device, such as /dev/stdout, receives the parts directly. Throws Error with the path.
+void write_whole_file(const std::string& path, std::initializer_list<std::span<const std::byte>> parts);
 
 }  // namespace gradtile

@@ -280,6 +280,16 @@ std::string random_hex(std::size_t bytes) {
     return digits;
 }
 
+bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
+    std::error_code error;
+    if (std::filesystem::equivalent(a, b, error)) return true;
+    const auto normal = [&](const std::filesystem::path& path) {
+        return std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
+    };
+    const std::filesystem::path first = normal(a), second = normal(b);
+    return !first.empty() && first == second;
+}
+
 void sync_directory(FileSystem& fs, const std::filesystem::path& directory) {
     OpenFile file(fs, directory.empty() ? "." : directory, O_RDONLY | O_DIRECTORY);
     file.sync();

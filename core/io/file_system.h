@@ -130,6 +130,10 @@ class TextLines {
 /// Returns `bytes` random bytes from the kernel as hexadecimal digits, for names that nobody can predict.
 std::string random_hex(std::size_t bytes);
 
+/// Returns whether two paths name one file. Links of both kinds are followed. A file that does not exist yet
+/// is compared by its path.
+bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b);
+
 /// Calls fsync on a directory. Only this makes renames, links and removals in the directory durable.
 void sync_directory(FileSystem& fs, const std::filesystem::path& directory);
 

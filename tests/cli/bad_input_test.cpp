@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include <gradtile/core/device.h>
+#include <gradtile/core/text/json_value.h>
 
 #include <support/sanitized.h>
 
@@ -144,6 +145,10 @@ TEST_F(BadInput, ConfigFileIsReadStrictly) {
                           {"nested more than 64 levels deep"});
     expect_config_refused(R"({"steps": ")" + std::string(100'000, 'x') + "\"}",
                           {"xxx...\" is a string", "an integer"});
+    // The part before the NUL byte is a directory; looking for its tokenizer.json must end.
+    expect_config_refused(json_text({{"tokenizer", place_.path().string() + '\0' + 'x'}}),
+                          {"tokenizer: holds a NUL byte"});
+    expect_config_refused(R"({"data": "a\u0000b"})", {"data: holds a NUL byte"});
     expect_training_refused({"--config", (place_ / "none.json").string()}, {"none.json", "cannot be opened"});
     expect_training_refused({"--config", place_.path().string()}, {"is a directory; expected a JSON file"});
 }
@@ -249,7 +254,7 @@ TEST_F(BadInput, NamesAnUnwritableOutputDirectory) {
     const std::string below_a_file = stories_ + "/run";
     expect_refused(run(tiny_training(stories_, below_a_file)), {below_a_file, "Not a directory"});
     expect_refused(run(tiny_training(stories_, "/proc/gradtile")), {"/proc/gradtile"});
-    expect_refused(run({"corpus", "--out", below_a_file}), {below_a_file, "cannot write the corpus"});
+    expect_refused(run({"corpus", "--out", below_a_file}), {below_a_file, "cannot create: Not a directory"});
 }
 
 TEST_F(BadInput, NeverOverwritesARun) {

@@ -1,9 +1,13 @@
 // Output and files of commands that succeed.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <sstream>
+#include <thread>
 
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/version.h>
@@ -70,6 +74,34 @@ TEST_F(Commands, SampleReadsPromptsFromFilesAndStandardInput) {
     expect_refused(run(sampling + Arguments{"--prompt", "a", "--prompt-file", file}), {"--prompt-file"});
     expect_refused(run(sampling + Arguments{"--prompt-file", (place_ / "none").string()}), {"none"});
     expect_success(run({"sample", out_.string(), "--tokens", "5"}));  // needs no prompt
+}
+
+TEST_F(Commands, SampleRefusesAStandardInputThatCannotBeRead) {
+    expect_success(run(tiny_training(stories_, out_)));
+    for (const char* flag : {"--prompt-file", "--prompts"})
+        expect_refused(
+            run({"sample", out_.string(), flag, "-"}, {.prefix = {"sh", "-c", "exec \"$0\" \"$@\" < /"}}),
+            {"standard input: Is a directory"});
+}
+
+TEST_F(Commands, SampleWaitsForAPromptInANonBlockingPipe) {
+    expect_success(run(tiny_training(stories_, out_)));
+    // The reader and the program share the flag O_NONBLOCK of the pipe, as with programs that node starts.
+    const int input = ::dup(STDIN_FILENO);
+    int pipe[2];
+    ASSERT_EQ(::pipe2(pipe, O_CLOEXEC | O_NONBLOCK), 0);
+    ::dup2(pipe[0], STDIN_FILENO);
+    std::thread writer([end = pipe[1]] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        EXPECT_EQ(::write(end, "The ", 4), 4);
+        ::close(end);
+    });
+    const Outcome outcome = run({"sample", out_.string(), "--tokens", "3", "--prompt-file", "-"});
+    writer.join();
+    ::dup2(input, STDIN_FILENO);
+    for (const int file : {input, pipe[0]}) ::close(file);
+    expect_success(outcome);
+    EXPECT_THAT(outcome.out, testing::StartsWith("The "));
 }
 
 TEST_F(Commands, SampleStopsRepeatsAndPrintsJson) {

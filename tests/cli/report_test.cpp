@@ -142,6 +142,21 @@ TEST_F(Report, ReadsRunsOfOlderVersionsAndNumbersThatAreNotFinite) {
     EXPECT_FALSE(shown.at("results").contains("best_val_loss"));
 }
 
+TEST_F(Report, NumbersBelowTheRangeOfNormalOnesAreShown) {
+    const json data = data_of(page_of({write_run("run", "{\"step\":1,\"loss\":1e-310,\"lr\":5e-324}\n")}));
+    const json& steps = data.at("runs").at(0).at("steps");
+    EXPECT_EQ(steps.at("loss"), json{1e-310});
+    EXPECT_EQ(steps.at("lr"), json{5e-324});
+}
+
+TEST_F(Report, WarningsAboutAPathThatIsNotUtf8AreEscaped) {
+    const std::string truncated = std::string(two_steps) + "{\"step\":3";
+    const json data = data_of(page_of({write_run("b\xff", truncated, "")},
+                                      {"b\\xff/config.json", "b\\xff/metrics.jsonl: the last line"}));
+    for (const json& warning : data.at("runs").at(0).at("warnings"))
+        EXPECT_THAT(warning.get<std::string>(), HasSubstr("b\\xff/"));
+}
+
 TEST_F(Report, AFileWithoutSettingsIsShownWithAWarning) {
     const std::string run = write_run("bare", two_steps, "");
     const json data = data_of(page_of({run + "/metrics.jsonl"}, {"config.json"}));

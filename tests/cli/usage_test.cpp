@@ -7,6 +7,8 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/train/train_config.h>
 
+#include <support/sanitized.h>
+
 #include "program.h"
 
 namespace gradtile::test {
@@ -119,6 +121,8 @@ TEST(Usage, UsageErrorsExitWith2) {
                                        training + Arguments{"--timeout", "nan"},
                                        training + Arguments{"--config", wrong_type},
                                        training + Arguments{"--out", ""},
+                                       training + Arguments{"--config", ""},
+                                       training + Arguments{"--resume", ""},
                                        training + Arguments{"--restarts", "-1"},
                                        Arguments{"train", "--config", wrong_value, "--data", stories}}) {
         const Outcome outcome = run(arguments);
@@ -187,6 +191,33 @@ TEST(Usage, RefusesHugeValues) {
           {"lab", "--fast-memory", huge}})
         expect_refused(run(arguments), {});
     EXPECT_FALSE(std::filesystem::exists(none));
+}
+
+TEST(Usage, RefusesMoreTextsThanFitIntoMemory) {
+    const TemporaryDirectory place;
+    const std::string prompts = place.write("prompts.txt", "a\nb\nc\nd\ne\nf\ng\nh\ni\nj\nk\n");
+    expect_refused(run({"sample", "run", "--prompts", prompts, "--num-samples", "1000000"}),
+                   {"--num-samples: 1000000", "11 prompts", "at most 10000000"});
+}
+
+TEST(Usage, RefusesANegativeFrequency) {
+    const TemporaryDirectory place;
+    expect_refused(run({"tokenizer", "train", "--data", write_stories(place), "--out", place / "t.json",
+                        "--min-frequency", "-1"}),
+                   {"min-frequency: -1", "0 or more"});
+}
+
+TEST(Usage, LittleMemoryIsAnErrorAndNotASignal) {
+    if (sanitized) GTEST_SKIP() << "a sanitizer reserves more memory than the limits here";
+    int refused = 0;
+    for (int megabytes = 20; megabytes <= 120; megabytes += 2) {
+        const Outcome outcome =
+            run({"version"},
+                {.prefix = {"bash", "-c", concat("ulimit -v ", megabytes << 10, "; exec \"$0\" \"$@\"")}});
+        EXPECT_EQ(outcome.signal, 0) << megabytes << " MB: " << outcome.err;
+        if (outcome.exit_code == 1 && outcome.err == "gradtile: out of memory\n") ++refused;
+    }
+    EXPECT_GE(refused, 1);  // between the program's libraries, which the loader reports, and enough
 }
 
 TEST(Usage, RefusesARunWithoutADirectory) {

@@ -96,6 +96,19 @@ def judge(browser, page_file, runs, directory):
     return len(curves) * len(axes)
 
 
+def judge_largest_numbers(browser, gradtile, directory):
+    """Steps so large that adding 1 changes nothing, and losses whose difference overflows, must not keep the page from being drawn."""
+    large = directory / "large"
+    large.mkdir()
+    (large / "metrics.jsonl").write_text("".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in ((2**53 - 2, -1e308), (2**53, 1e308))))
+    (large / "config.json").write_text("{}")
+    run(gradtile, "report", large, "--out", directory / "large.html")
+    page = browser.new_page()
+    page.goto((directory / "large.html").as_uri())  # fails after 30 s
+    labels = page.eval_on_selector_all("#chart svg text", "all => all.map(text => text.textContent)")
+    require(labels and not any("NaN" in label for label in labels), "large numbers have the labels", labels)
+
+
 def main():
     gradtile, directory = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
     runs = make_runs(gradtile, directory)
@@ -105,6 +118,7 @@ def main():
         # Chromium's own sandbox does not work for root, as in containers. The page is ours.
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium") or shutil.which("google-chrome"), args=["--no-sandbox"])
         views = judge(browser, page_file, runs, directory)
+        judge_largest_numbers(browser, gradtile, directory)
         browser.close()
     print(f"report_page_judge: {views} views are drawn; cursor, keyboard, links, hostile names, color schemes and 360 px work")
 

@@ -6,11 +6,11 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <vector>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/durable_file.h>
 #include <gradtile/core/text/formatted.h>
 
 namespace gradtile {
@@ -268,25 +268,18 @@ void write_token_file(const std::string& path, TokenFormat format, std::span<con
     for (std::size_t i = 0; i < ids.size(); ++i)
         check(ids[i] >= 0 && ids[i] <= limit, path, ": token ", i, " has id ", ids[i], "; a ", traits.name,
               " file holds 0 to ", limit);
-    std::ofstream file(path, std::ios::binary | std::ios::trunc);
-    check(file.good(), path, ": cannot be written: ", std::strerror(errno));
-    const auto write = [&](const auto& values) {
-        file.write(reinterpret_cast<const char*>(values.data()),
-                   static_cast<std::streamsize>(values.size() * sizeof(values[0])));
-    };
+    std::vector<ShardHeader> header;
     if (has_header(traits)) {
         check(std::ssize(ids) <= std::numeric_limits<std::int32_t>::max(), path, ": ", ids.size(),
               " tokens are more than a shard's header can count");
-        const ShardHeader header{traits.magic, traits.version, static_cast<std::int32_t>(ids.size())};
-        write(header);
+        header.push_back({traits.magic, traits.version, static_cast<std::int32_t>(ids.size())});
     }
     if (wide) {
-        write(ids);
+        write_whole_file(path, {std::as_bytes(std::span(header)), std::as_bytes(ids)});
     } else {
-        write(std::vector<std::uint16_t>(ids.begin(), ids.end()));
+        const std::vector<std::uint16_t> narrow(ids.begin(), ids.end());
+        write_whole_file(path, {std::as_bytes(std::span(header)), std::as_bytes(std::span(narrow))});
     }
-    file.close();
-    check(file.good(), path, ": cannot be written: ", std::strerror(errno));
 }
 
 }  // namespace gradtile

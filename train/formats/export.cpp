@@ -59,18 +59,25 @@ class Exporter {
             tensors_in(huggingface_layout_of(config_.model), /*vectors_in_f32=*/false);
         with_file_name("folder", folder,
                        [&] { make_directories(FileSystem::posix(), fs::absolute(folder)); });
-        // The library transformers reads only files whose metadata has "format": "pt".
-        write_safetensors(weights, tensors, {{"format", "pt"}});
-        if (tokenizer_ && tokenizer_->kind() == TokenizerKind::bpe) {
-            save_tokenizer(tokenizer_file, *tokenizer_);
-            result_.files.push_back(tokenizer_file);
-        } else {
-            note_tokenizer("tokenizer.json");
+        try {
+            // The library transformers reads only files whose metadata has "format": "pt".
+            write_safetensors(weights, tensors, {{"format", "pt"}});
+            if (tokenizer_ && tokenizer_->kind() == TokenizerKind::bpe) {
+                save_tokenizer(tokenizer_file, *tokenizer_);
+                result_.files.push_back(tokenizer_file);
+            } else {
+                note_tokenizer("tokenizer.json");
+            }
+            const std::string config_text = json_text(config, 2) + '\n';
+            TensorWriter writer(config_file);
+            writer.write(std::as_bytes(std::span(config_text)));
+            writer.commit();
+        } catch (...) {
+            // The files did not exist before. A part of a model would keep the next export from this folder.
+            std::error_code ignored;
+            for (const std::string& file : {weights, config_file, tokenizer_file}) fs::remove(file, ignored);
+            throw;
         }
-        const std::string config_text = json_text(config, 2) + '\n';
-        TensorWriter writer(config_file);
-        writer.write(std::as_bytes(std::span(config_text)));
-        writer.commit();
         result_.files.insert(result_.files.begin(), {weights, config_file});
         return std::move(result_);
     }

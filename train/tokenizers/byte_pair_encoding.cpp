@@ -7,8 +7,8 @@
 namespace gradtile {
 namespace {
 
-/// The longest token that is accepted. No language has longer ones, and the time to find a token's parts by
-/// tiktoken's rule grows with its length.
+/// The longest token that is accepted. No language has longer ones, and two times grow with its length: to
+/// find a token's parts by tiktoken's rule, and to search a text for added tokens.
 constexpr std::size_t max_token_bytes = 2048;
 
 std::string shown_bytes(std::string_view bytes) {
@@ -47,6 +47,8 @@ void BytePairEncoding::add_texts(std::string_view source) {
               shown_bytes(token.text), " has id ", token.id, "; expected 0 to ",
               max_byte_pair_vocabulary - 1);
         check(!token.text.empty(), source, ": added token ", token.id, " is empty");
+        check(token.text.size() <= max_token_bytes, source, ": added token ", token.id, " has ",
+              token.text.size(), " bytes; expected at most ", max_token_bytes);
         const auto index = static_cast<std::size_t>(token.id);
         if (index >= texts_.size()) texts_.resize(index + 1);
         check(texts_[index].empty() || texts_[index] == token.text, source, ": added token ",

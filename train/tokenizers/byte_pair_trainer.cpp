@@ -237,6 +237,7 @@ BytePairTrainer::BytePairTrainer(BytePairTrainerOptions options)
     check(options_.vocabulary >= least && options_.vocabulary <= max_byte_pair_vocabulary,
           "vocabulary: ", options_.vocabulary, "; expected ", least, " (special tokens and bytes) to ",
           max_byte_pair_vocabulary);
+    check(options_.min_frequency >= 0, "min-frequency: ", options_.min_frequency, "; expected 0 or more");
     for (const std::string& token : options_.special_tokens)
         check(token.size() > 1, "special-tokens: '", token, "': expected two bytes or more");
 }

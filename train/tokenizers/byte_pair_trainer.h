@@ -32,7 +32,8 @@ struct BytePairTrainerOptions {
 /// with more whitespace after it. The library counts pairs in 32 bits, and this class counts in 64 bits.
 class BytePairTrainer {
   public:
-    /// Throws Error for a vocabulary that cannot hold the special tokens and the bytes.
+    /// Throws Error for a vocabulary that cannot hold the special tokens and the bytes, and for a negative
+    /// min_frequency.
     explicit BytePairTrainer(BytePairTrainerOptions options);
     ~BytePairTrainer();
 

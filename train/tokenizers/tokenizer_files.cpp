@@ -4,11 +4,11 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
 
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/durable_file.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/train/data/data_file.h>
@@ -175,6 +175,8 @@ BytePairVocabulary vocabulary_of_ranks(std::string_view text, std::string_view s
 }
 
 Tokenizer load_tokenizer(const std::string& path) {
+    // The system would end the path at the NUL byte: what is appended to it below would have no effect.
+    check(path.find('\0') == std::string::npos, "tokenizer: a path with a NUL byte");
     if (fs::is_directory(path)) {
         const fs::path file = fs::path(path) / "tokenizer.json";
         check(fs::exists(file), path, ": is a directory without tokenizer.json");
@@ -212,10 +214,8 @@ std::optional<Tokenizer> tokenizer_of_setting(const std::string& setting) {
 void save_tokenizer(const std::string& path, const Tokenizer& tokenizer) {
     const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
     check(encoding != nullptr, path, ": tokenizer.json holds BPE tokenizers; this one is ", tokenizer.name());
-    std::ofstream file(path, std::ios::binary | std::ios::trunc);
-    file << json_text(tokenizer_json_of(encoding->vocabulary()), 2) << '\n';
-    file.close();
-    check(file.good(), path, ": cannot be written");
+    const std::string text = json_text(tokenizer_json_of(encoding->vocabulary()), 2) + '\n';
+    write_whole_file(path, {std::as_bytes(std::span(text))});
 }
 
 }  // namespace gradtile

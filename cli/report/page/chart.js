@@ -78,8 +78,9 @@ function tickDistance(range, count) {
 function linearScale(low, high, from, to, count) {
   if (!(high > low)) [low, high] = [low - Math.max(Math.abs(low), 1) / 2, high + Math.max(Math.abs(high), 1) / 2];
   const distance = tickDistance(high - low, count), ticks = [];
-  // + 0 makes 0 of -0, which would be shown with its sign.
-  for (let i = Math.ceil(low / distance - 1e-9) + 0; i * distance <= high + 1e-9 * distance; ++i) ticks.push(i * distance);
+  // + 0 makes 0 of -0, which would be shown with its sign. The loop counts from 0, because beyond 2^53 adding 1 changes no number.
+  const first = Math.ceil(low / distance - 1e-9) + 0, last = high / distance + 1e-9;
+  for (let i = 0; Number.isFinite(distance) && i <= 2 * count && first + i <= last; ++i) ticks.push((first + i) * distance);
   return {low, high, ticks, at: (value) => from + (value - low) / (high - low) * (to - from)};
 }
 

@@ -284,7 +284,7 @@ TEST(TokenFile, WritersRefuseIdsThatDoNotFit) {
               path + ": token 1 has id 65536; a gpt2 file holds 0 to 65535");
     EXPECT_THROW(write_token_file(path, TokenFormat::llama3_shard, std::vector{-1}), Error);
     EXPECT_THAT(message_of([&] { write_token_file(place / "no" / "t.bin", TokenFormat::headerless, ids); }),
-                HasSubstr("cannot be written: No such file or directory"));
+                HasSubstr("t.bin: cannot create: No such file or directory"));
 }
 
 TEST(TokenFile, MoreThanTwoGibibytesAreReadAtTheRightPlace) {

@@ -215,7 +215,7 @@ TEST_F(BytePairs, ASavedFileIsReadAgain) {
     EXPECT_THAT(message_of([&] { save_tokenizer(path, Tokenizer::bytes()); }),
                 HasSubstr("this one is bytes"));
     EXPECT_THAT(message_of([&] { save_tokenizer((place_ / "none/x.json").string(), gpt2_); }),
-                HasSubstr("cannot be written"));
+                HasSubstr("none/x.json: cannot create: No such file or directory"));
     // Merges by rank become a list for other programs.
     save_tokenizer(path, cl100k_);
     expect_ids(load_tokenizer(path), json_of_file(reference("cl100k_ids.json"))["as_text"]);
@@ -244,6 +244,21 @@ TEST_F(BytePairs, MergesHaveTwoSpellingsAndVocabulariesTwoFiles) {
     const std::string text = "hello world's <|endoftext|>";
     EXPECT_EQ(pair.encode(text, "t", recognised), gpt2_.encode(text, "t", recognised));
     EXPECT_EQ(pair.encode(text, "t"), gpt2_.encode(text, "t"));
+}
+
+TEST_F(BytePairs, APathWithANulByteIsRefused) {
+    const std::string directory = place_.path().string();
+    EXPECT_THAT(message_of([&] { load_tokenizer(directory + '\0' + 'x'); }), HasSubstr("a NUL byte"));
+}
+
+TEST_F(BytePairs, ALongAddedTokenIsRefused) {
+    BytePairVocabulary vocabulary = gpt2_.byte_pair_encoding()->vocabulary();
+    const auto id = static_cast<std::int32_t>(gpt2_.vocab_size());
+    vocabulary.added.push_back({.id = id, .text = std::string(2048, 'x')});
+    EXPECT_EQ(Tokenizer::byte_pairs(vocabulary, "t.json").vocab_size(), id + 1);
+    vocabulary.added.back().text += 'x';
+    EXPECT_EQ(message_of([&] { Tokenizer::byte_pairs(vocabulary, "t.json"); }),
+              concat("t.json: added token ", id, " has 2049 bytes; expected at most 2048"));
 }
 
 TEST_F(BytePairs, ATruncatedFileIsRefused) {
