@@ -334,6 +334,20 @@ TEST_F(BytePairs, HostilePatternsAreRefusedByName) {
     EXPECT_THAT(message_of([&] { slow.encode(std::string(40, 'a') + "xb", "t"); }), HasSubstr("limit"));
 }
 
+TEST_F(BytePairs, ManyPatternsAreRefusedByNumber) {
+    // Cutting recurses into one pattern after another; 150,000 of them overflowed the stack.
+    json value = json_of_file(reference("llama3.json"));
+    const json digits{{"type", "Digits"}, {"individual_digits", true}};
+    json steps(64, digits);
+    steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+    value["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
+    const Tokenizer most = load_tokenizer(place_.write("tokenizer.json", json_text(value)));
+    EXPECT_EQ(most.decode(most.encode("a 12 b", "t")), "a 12 b");
+    value["pre_tokenizer"]["pretokenizers"].insert(value["pre_tokenizer"]["pretokenizers"].begin(), digits);
+    EXPECT_THAT(refusal_of(value),
+                HasSubstr("65 patterns that cut text (pre_tokenizer); expected at most 64"));
+}
+
 TEST_F(BytePairs, AVocabularyWithoutAByteNamesIt) {
     const Tokenizer tokenizer =
         Tokenizer::byte_pairs({.tokens = {"a", "b", "ab"}, .merges = {{0, 1, 2}}}, "v");

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <gradtile/core/check.h>
 #include <gradtile/train/tokenizers/internal/regex.h>
 
 namespace gradtile {
@@ -20,10 +21,16 @@ std::size_t end_of_invalid_utf8(std::string_view text, std::size_t from);
 /// The patterns of a tokenizer. The object is immutable.
 class TextSplitter {
   public:
+    /// Throws Error for a pattern that is not supported, and for more than max_patterns of them: each one
+    /// takes a level of recursion.
     TextSplitter(const std::vector<std::string>& patterns, std::string_view source) {
+        check(patterns.size() <= max_patterns, source, ": ", patterns.size(),
+              " patterns that cut text (pre_tokenizer); expected at most ", max_patterns);
         for (const std::string& pattern : patterns)
             patterns_.push_back(std::make_unique<Regex>(pattern, source));
     }
+
+    static constexpr std::size_t max_patterns = 64;  // the tokenizers in use have at most four
 
     std::size_t patterns() const { return patterns_.size(); }
 
