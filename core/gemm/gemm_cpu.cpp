@@ -210,8 +210,8 @@ void gemm_typed(const Context& ctx, const Tensor& c, const Tensor& a, const Tens
                                  : block_shape(m, n, k, batch, largest_block(a.dtype()));
     const std::int64_t row_blocks = ceil_div(m, shape.rows), column_blocks = ceil_div(n, shape.columns);
 
-    const auto multiply = [few_rows](const GemmBlock& block, double alpha, const In* a_block,
-                                     const In* b_block, Sum* sums) {
+    const auto multiply = [&](const GemmBlock& block, double alpha, const In* a_block, const In* b_block,
+                              Sum* sums) {
         if constexpr (!std::is_same_v<In, double>)
             if (few_rows != nullptr) return few_rows(block, a_block, b_block, sums);
         gemm_block<In>(block, alpha, a_block, b_block, sums);
