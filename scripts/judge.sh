@@ -1,13 +1,21 @@
 #!/usr/bin/env bash
-# Compares a build with independent software from PyPI. usage: scripts/judge.sh [--torch] [GRADTILE] (default: build/release/gradtile)
+# Compares a build with independent software from PyPI. usage: scripts/judge.sh [--torch] [--llama-cpp] [GRADTILE] (default: build/release/gradtile)
 # Installs the packages of tests/judge/requirements.txt in build/judge; exit code 77 when that is not possible.
 # The pages of `gradtile lab --html` and `gradtile report` are judged in Chromium, if that is installed.
 # With --torch also PyTorch and transformers, 5 GB, in build/judge-torch: they train the models of tests/reference/training_losses.json
 # again, and compare weights that are imported and exported, the figures of `gradtile eval`, and chat templates.
+# With --llama-cpp also llama.cpp, which pip compiles in build/judge-llama-cpp: it must read exported GGUF files and compute the same.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 with_torch=false
-if [ "${1:-}" = --torch ]; then with_torch=true; shift; fi
+with_llama_cpp=false
+while :; do
+  case "${1:-}" in
+    --torch) with_torch=true; shift ;;
+    --llama-cpp) with_llama_cpp=true; shift ;;
+    *) break ;;
+  esac
+done
 gradtile=${1:-build/release/gradtile}
 [ -x "$gradtile" ] || { echo "judge.sh: $gradtile: no such program; scripts/build.sh builds build/release/gradtile" >&2; exit 1; }
 
@@ -31,11 +39,13 @@ judge() {
 mkdir -p build
 install build/judge tests/judge/requirements.txt
 if $with_torch; then install build/judge-torch tests/judge/torch_requirements.txt; fi
+if $with_llama_cpp; then install build/judge-llama-cpp tests/judge/llama_cpp_requirements.txt; fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for program in tests/judge/*_judge.py; do
   case $program in
     */chat_judge.py | */eval_judge.py | */training_judge.py | */weights_judge.py) if $with_torch; then judge build/judge-torch "$program"; else echo "== $program: only with --torch"; fi ;;
+    */llama_cpp_judge.py) if $with_llama_cpp; then judge build/judge-llama-cpp "$program"; else echo "== $program: only with --llama-cpp"; fi ;;
     */lab_page_judge.py | */report_page_judge.py) if command -v chromium google-chrome >/dev/null; then judge build/judge "$program"; else echo "== $program: only with chromium"; fi ;;
     *) judge build/judge "$program" ;;
   esac

@@ -1,9 +1,10 @@
 // Matrix products on the CPU. c is cut into fixed blocks. For each block, one thread calls the matrix library
-// once and adds the bias while the block is still in cache.
+// once, or a kernel for few rows, and adds the bias while the block is still in cache.
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include <gradtile/core/gemm/internal/few_rows.h>
 #include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_library.h>
 
@@ -191,37 +192,50 @@ void gemm_typed(const Context& ctx, const Tensor& c, const Tensor& a, const Tens
     using Sum = Accumulator<In>;
     const std::int64_t m = c.size(-2), n = c.size(-1), k = a.size(options.trans_a ? -2 : -1);
     const std::int64_t batch = c.elements() / (m * n);
-    const BlockShape shape = block_shape(m, n, k, batch, largest_block(a.dtype()));
-    const std::int64_t row_blocks = ceil_div(m, shape.rows), column_blocks = ceil_div(n, shape.columns);
     const Operand<const In> left(a), right(b);
     const Operand<Out> out(c);
+    const GemmBlock whole{.m = m,
+                          .n = n,
+                          .k = k,
+                          .lda = left.ld,
+                          .ldb = right.ld,
+                          .ldc = out.ld,
+                          .trans_a = options.trans_a,
+                          .trans_b = options.trans_b,
+                          .accumulate = options.accumulate,
+                          .alpha = static_cast<float>(options.alpha)};
+    const FewRowsProduct<In> few_rows = few_rows_product<In>(whole);
+    const BlockShape shape = few_rows != nullptr
+                                 ? BlockShape{m, few_rows_columns(whole, sizeof(In), ctx.threads().size())}
+                                 : block_shape(m, n, k, batch, largest_block(a.dtype()));
+    const std::int64_t row_blocks = ceil_div(m, shape.rows), column_blocks = ceil_div(n, shape.columns);
 
+    const auto multiply = [&](const GemmBlock& block, double alpha, const In* a_block, const In* b_block,
+                              Sum* sums) {
+        if constexpr (!std::is_same_v<In, double>)
+            if (few_rows != nullptr) return few_rows(block, a_block, b_block, sums);
+        gemm_block<In>(block, alpha, a_block, b_block, sums);
+    };
     parallel_for(ctx, batch * row_blocks * column_blocks, [&](std::int64_t index) {
         const std::int64_t row = index / column_blocks % row_blocks * shape.rows;
         const std::int64_t column = index % column_blocks * shape.columns;
         const std::int64_t member = index / (row_blocks * column_blocks);
-        GemmBlock block{.m = std::min(shape.rows, m - row),
-                        .n = std::min(shape.columns, n - column),
-                        .k = k,
-                        .lda = left.ld,
-                        .ldb = right.ld,
-                        .ldc = out.ld,
-                        .trans_a = options.trans_a,
-                        .trans_b = options.trans_b,
-                        .accumulate = options.accumulate,
-                        .alpha = static_cast<float>(options.alpha)};
+        GemmBlock block = whole;
+        block.m = std::min(shape.rows, m - row);
+        block.n = std::min(shape.columns, n - column);
         const In* a_block = left.at(member, options.trans_a ? 0 : row, options.trans_a ? row : 0);
         const In* b_block = right.at(member, options.trans_b ? column : 0, options.trans_b ? 0 : column);
         Out* c_block = out.at(member, row, column);
         const Sum* bias =
             options.bias.defined() ? bias_of_block<Sum>(options.bias, column, block.n) : nullptr;
         if constexpr (std::is_same_v<Out, Sum>) {
-            gemm_block<In>(block, options.alpha, a_block, b_block, c_block);
+            multiply(block, options.alpha, a_block, b_block, c_block);
             for (std::int64_t i = 0; bias != nullptr && i < block.m; ++i)
                 for (std::int64_t j = 0; j < block.n; ++j) c_block[i * out.ld + j] += bias[j];
         } else {
             if constexpr (std::is_same_v<In, bfloat16>) {
-                if (library_has_bfloat16() && k > 0 && options.alpha == 1.0 && !options.accumulate)
+                if (few_rows == nullptr && library_has_bfloat16() && k > 0 && options.alpha == 1.0 &&
+                    !options.accumulate)
                     return multiply_and_round(block, a_block, b_block, bias, c_block);
             }
             thread_local std::vector<float> held;
@@ -229,7 +243,7 @@ void gemm_typed(const Context& ctx, const Tensor& c, const Tensor& a, const Tens
             block.ldc = block.n;
             block.accumulate = false;
             block.alpha = 1.0f;
-            gemm_block<In>(block, 1.0, a_block, b_block, sums);
+            multiply(block, 1.0, a_block, b_block, sums);
             finish_block(block, sums, static_cast<float>(options.alpha), bias, options.accumulate, c_block,
                          out.ld);
         }

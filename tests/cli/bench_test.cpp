@@ -126,6 +126,30 @@ TEST(Bench, TrainMemoryPrintsNoTimes) {
         "24 layers x 896, 14 heads over 2, MLP 4864, context 1024, vocabulary 151936, 494.0M parameters");
 }
 
+TEST(Bench, GenerateTimesThePromptAndTheTokensAfterIt) {
+    Arguments generate = tiny("generate");
+    std::erase(generate, "--batch");
+    generate.erase(std::ranges::find(generate, "--vocabulary") - 1);  // --batch's value
+    generate = generate + Arguments{"--layers", "2"};
+    const std::vector<json> rows = rows_of(generate + Arguments{"--texts", "1,3", "--dtype", "f32,bf16"});
+    ASSERT_EQ(rows.size(), 4u);
+    EXPECT_EQ(rows[1].at("dtype"), "bf16");
+    EXPECT_EQ(rows[2].at("texts"), 3);
+    for (const json& row : rows) {
+        EXPECT_EQ(row.at("prompt_tokens"), 8);
+        EXPECT_EQ(row.at("tokens"), 8);
+        const double texts =
+            1e-3 * row.at("tokens_per_s").get<double>() * row.at("ms_per_token").get<double>();
+        EXPECT_NEAR(texts, row.at("texts").get<double>(), 1e-8 * texts);
+        EXPECT_GT(row.at("read_gb_per_s").get<double>(), 0);
+    }
+    const std::vector<json> chosen =
+        rows_of(generate + Arguments{"--prompt-tokens", "1", "--tokens", "15", "--preset", "llama-tiny"});
+    EXPECT_EQ(chosen.at(0).at("prompt_tokens"), 1);
+    EXPECT_EQ(chosen.at(0).at("tokens"), 15);
+    expect_table(generate, {"prefill tokens/s", "ms/token", "of read"});
+}
+
 TEST(Bench, AttentionTimesTheGivenShape) {
     const Arguments shape{"bench",   "attention", "--device",   "cpu", "--threads", "1",  "--runs",     "1",
                           "--heads", "4",         "--kv-heads", "2",   "--length",  "32", "--head-dim", "16"};
@@ -157,6 +181,12 @@ TEST(Bench, ErrorsAreOneLine) {
     expect_refused(run({"bench", "train", "--batch", "4,x"}), {"--batch", "'x'", "an integer"});
     expect_refused(run({"bench", "train", "--batch", "4,0"}), {"batch: 0", "expected 1 to"});
     expect_refused(run({"bench", "train", "--dtype", "f16"}), {"--dtype", "'f16'", "f32 or bf16"});
+    expect_refused(run({"bench", "generate", "--texts", "1,0"}), {"--texts: 0", "expected 1 to 4096"});
+    expect_refused(run({"bench", "generate", "--context", "16", "--prompt-tokens", "16"}),
+                   {"--prompt-tokens: 16", "expected 0 to 15"});
+    expect_refused(run({"bench", "generate", "--context", "16", "--prompt-tokens", "10", "--tokens", "7"}),
+                   {"--tokens: 7", "expected 0 to 6"});
+    expect_refused(run({"bench", "generate", "--layers", "1000000000"}), {"layers"});
     expect_refused(run({"bench", "train", "--preset", "gpt2-124m", "--batch", "1000000"}),
                    {"micro-batch 1000000", "the largest micro-batch that fits"});
     expect_refused(run({"bench", "gemm", "--preset", "gpt2-774m", "--batch", "1000000"}),
@@ -181,9 +211,9 @@ TEST(Bench, ErrorsAreOneLine) {
 TEST(Bench, WithoutACommandListsItsCommands) {
     const Outcome outcome = run({"bench"});
     EXPECT_EQ(outcome.exit_code, 2);
-    for (const char* part : {"gradtile bench", "attention", "comm", "gemm", "layers", "train"})
+    for (const char* part : {"gradtile bench", "attention", "comm", "gemm", "generate", "layers", "train"})
         EXPECT_THAT(outcome.out, HasSubstr(part));
-    for (const char* what : {"attention", "comm", "gemm", "layers", "train"})
+    for (const char* what : {"attention", "comm", "gemm", "generate", "layers", "train"})
         EXPECT_THAT(run({"bench", what, "--help"}).out, HasSubstr(concat("gradtile bench ", what)));
 }
 

@@ -3,11 +3,13 @@
 #include <algorithm>
 
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/generation/recycling_allocator.h>
 
 namespace gradtile {
 Context generation_context(const LanguageModel& model,
                            const std::function<void(const Context&)>& longest_pass) {
-    if (model.ctx.device().is_cpu()) return model.ctx;
+    if (model.ctx.device().is_cpu())
+        return model.ctx.with_allocator(std::make_shared<RecyclingAllocator>(model.ctx.allocator()));
     return with_arena_for(model.ctx.with_deterministic(true), longest_pass, /*slack=*/2.0);
 }
 

@@ -11,11 +11,11 @@
 
 namespace gradtile {
 
-/// Returns the context for generation. On a GPU, tokens need activations of different lengths. The arena has
-/// twice the size that the longest pass needs, because the lengths leave gaps that the dry run does not have.
-/// Each length has matrix products of new shapes, for which timing algorithms takes longer than it saves, so
-/// the context is deterministic and does not time them. `longest_pass` allocates in a dry run everything that
-/// the context allocates for a pass.
+/// Returns the context for generation. On a CPU, it allocates from a RecyclingAllocator. On a GPU, tokens
+/// need activations of different lengths. The arena has twice the size that the longest pass needs, because
+/// the lengths leave gaps that the dry run does not have. Each length has matrix products of new shapes, for
+/// which timing algorithms takes longer than it saves, so the context is deterministic and does not time
+/// them. `longest_pass` allocates in a dry run everything that the context allocates for a pass.
 Context generation_context(const LanguageModel& model,
                            const std::function<void(const Context& dry)>& longest_pass);
 

@@ -1,0 +1,50 @@
+#pragma once
+/// The CPU's products with few rows, c = alpha * a b^T (+ c): a step of generation multiplies one row, or one
+/// row per text, by every weight matrix. Such a product takes the time of reading b, so b must be read once,
+/// in order, by all threads together. A matrix library is made for many rows.
+#include <vector>
+
+#include <gradtile/core/gemm/internal/gemm_library.h>
+
+namespace gradtile::cpu {
+
+/// Multiplies a block: a [m, k] and b [n, k] have contiguous rows (trans_b, not trans_a); m, n, k >= 1. Sums
+/// are float32. An element of c is computed in an order that depends on k only, so it depends neither on m
+/// nor on how c is cut into blocks.
+template <class T>
+using FewRowsProduct = void (*)(const GemmBlock& block, const T* a, const T* b, float* c);
+
+/// The products for one instruction set.
+struct FewRowsKernels {
+    const char* name;
+    std::int64_t max_rows_f32;  // with more rows, the matrix library is faster
+    FewRowsProduct<float> f32;
+    FewRowsProduct<bfloat16> bf16;
+    FewRowsProduct<float16> f16;
+};
+
+// Defined in the sources for their instruction sets.
+extern const FewRowsKernels avx512_bf16_few_rows, avx512_few_rows, avx2_few_rows;
+
+/// The kernels that this machine can run, the fastest first; empty without AVX2.
+const std::vector<const FewRowsKernels*>& usable_few_rows_kernels();
+
+/// The kernel for c [m, n] of `product`, or null when the matrix library is faster or has no alternative.
+template <class T>
+FewRowsProduct<T> few_rows_product(const GemmBlock& product);
+
+/// The columns of c [m, n] that one block has. May depend on the number of threads, because the elements of c
+/// do not depend on how it is cut.
+std::int64_t few_rows_columns(const GemmBlock& product, std::size_t element_bytes, int threads);
+
+/// While this object exists, every thread uses these kernels (null: the matrix library), so that tests reach
+/// all of them on one machine.
+class ForcedFewRowsKernels {
+  public:
+    explicit ForcedFewRowsKernels(const FewRowsKernels* kernels);
+    ~ForcedFewRowsKernels();
+    ForcedFewRowsKernels(const ForcedFewRowsKernels&) = delete;
+    ForcedFewRowsKernels& operator=(const ForcedFewRowsKernels&) = delete;
+};
+
+}  // namespace gradtile::cpu

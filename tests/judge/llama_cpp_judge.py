@@ -1,0 +1,134 @@
+"""Judges exported GGUF files: llama.cpp must load them, tokenize as the program does, and compute its logits and its greedy text.
+
+usage: llama_cpp_judge.py GRADTILE DIRECTORY    (scripts/judge.sh --llama-cpp calls it)
+
+A tokenizer and two small models, of GPT-2's and of Llama's shape, are trained by the program, and exported in float32, bfloat16 and float16.
+llama.cpp keeps keys and values in float32 here. Its products with 16-bit weights also round the activations, and its GELU reads a table of
+float16; BOUNDS says what that allows.
+"""
+import sys
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+from safetensors import safe_open
+
+from gradtile_runs import run
+
+CONTEXT = 256  # llama.cpp rounds smaller ones up
+VOCABULARY = 400
+MODELS = {
+    "llama": ["--preset", "llama-tiny", "--layers", "2"],
+    "gpt2": ["--preset", "shakespeare-char-cpu", "--layers", "2", "--bias", "--activation", "gelu-tanh"],
+}
+# Largest difference of logits, of the largest logit. Float32: as weights_judge.py; GELU's table rounds arguments and values to 11 bits, 2^-12 each
+# and at most twice that after the cancellation in a sum, in two layers: 2e-3. 16 bits: weights and activations of some ten products in a row are
+# rounded by 2^-9 (bfloat16) or 2^-12 (float16); if all errors add up, 20 x 2^-9 = 4e-2 and 20 x 2^-12 = 5e-3.
+BOUNDS = {("llama", "f32"): 1e-5, ("gpt2", "f32"): 2e-3, ("llama", "f16"): 5e-3, ("gpt2", "f16"): 5e-3, ("llama", "bf16"): 4e-2, ("gpt2", "bf16"): 4e-2}
+
+TEXTS = [
+    "One day the fox met a bear.\nThey talked.\n\n",
+    "  spaces   and\ttabs \n\n\n 1234567 3.14159 don't we'll THEY'RE",
+    "naïve café — “quotes” … 東京 한국어 Привет 🦊👨‍👩‍👧 e\u0301",
+    "def f(x):\n    return {'a': [x**2, -1]}  # comment\r\n",
+]
+
+
+class Model:
+    """A GGUF file in llama.cpp."""
+
+    def __init__(self, path):
+        self.llama = llama_cpp.Llama(str(path), n_ctx=CONTEXT, n_batch=CONTEXT, n_threads=2, n_threads_batch=2, logits_all=True, type_k=0, type_v=0,
+                                     flash_attn=False, use_mmap=False, verbose=False)
+
+    def tokens(self, text):
+        return self.llama.tokenize(text.encode(), add_bos=False, special=False)
+
+    def text(self, tokens):
+        return b"".join(self.llama.detokenize([token]) for token in tokens)
+
+    def logits(self, tokens):
+        """Of every token, computed in one pass: [T, V]."""
+        self.llama.reset()
+        self.llama.eval([int(token) for token in tokens])
+        return self.llama.scores[: len(tokens)].copy()
+
+    def greedy(self, prompt, count):
+        """Token by token with llama.cpp's cache. Also returns the smallest distance between the two best logits, of the largest logit."""
+        self.llama.reset()
+        tokens, fed, closest = list(prompt), list(prompt), np.inf
+        for _ in range(count):
+            self.llama.eval(fed)
+            row = self.llama.scores[self.llama.n_tokens - 1]
+            second, first = np.sort(row)[-2:]
+            closest = min(closest, float((first - second) / np.abs(row).max()))
+            fed = [int(row.argmax())]
+            tokens += fed
+        return tokens[len(prompt):], closest
+
+
+def program_tokens(gradtile, directory, tokenizer, text):
+    (directory / "text.txt").write_bytes(text.encode())
+    (directory / "text.bin").unlink(missing_ok=True)
+    run(gradtile, "tokenize", directory / "text.txt", "--tokenizer", tokenizer, "--format", "nanogpt", "--out", directory / "text.bin")
+    return np.fromfile(directory / "text.bin", "<u2")
+
+
+def program_logits(gradtile, model, data, out):
+    out.unlink(missing_ok=True)
+    run(gradtile, "eval", model, "--data", data, "--device", "cpu", "--logits", out)
+    with safe_open(out, "np") as file:
+        return file.get_tensor("tokens"), file.get_tensor("logits")
+
+
+def judge(gradtile, directory, name, flags, stories, tokenizer):
+    trained = directory / name
+    run(gradtile, "train", *flags, "--context", CONTEXT, "--data", stories, "--tokenizer", tokenizer, "--steps", "20", "--warmup", "2", "--lr", "3e-3",
+        "--batch", "2", "--micro-batch", "2", "--device", "cpu", "--out", trained)
+    data = directory / "stories.bin"
+    if not data.exists():
+        run(gradtile, "tokenize", stories, "--tokenizer", tokenizer, "--format", "nanogpt", "--out", data)
+    tokens, expected = program_logits(gradtile, trained, data, directory / f"{name}.safetensors")
+    prompt = "One day"
+    failed = False
+    for dtype in ("f32", "bf16", "f16"):
+        file = directory / f"{name}-{dtype}.gguf"
+        run(gradtile, "export", trained, "--format", "gguf", "--dtype", dtype, "--out", file)
+        model = Model(file)
+        wrong = []
+        for text in TEXTS:
+            ours, theirs = program_tokens(gradtile, directory, tokenizer, text), model.tokens(text)
+            if list(ours) != theirs:
+                wrong.append(f"{text!r} has the tokens {list(ours)}, in llama.cpp {theirs}")
+            if model.text(theirs) != text.encode():
+                wrong.append(f"{text!r} is not what its tokens decode to")
+        difference = float(np.abs(model.logits(tokens) - expected).max() / np.abs(expected).max())
+        bound = BOUNDS[name, dtype]
+        if not difference <= bound:
+            wrong.append(f"the bound is {bound}")
+        said = f"logits differ by {difference:.1e}"
+        if dtype == "f32":
+            ids = model.tokens(prompt)
+            greedy, closest = model.greedy(ids, CONTEXT - len(ids))
+            text = run(gradtile, "sample", trained, "--prompt", prompt, "--temperature", "0", "--tokens", len(greedy), "--device", "cpu")
+            same = text.encode().startswith(prompt.encode() + model.text(greedy))
+            said += f", the greedy text is {'the same' if same else 'another'} (two best logits {closest:.1e} apart)"
+            if not same and closest > 2 * difference:
+                wrong.append(f"greedy text {text!r}, in llama.cpp {prompt + model.text(greedy).decode(errors='replace')!r}")
+        print(f"{name}, {dtype}: {said}{'; ' + '; '.join(wrong) if wrong else ''}")
+        failed |= bool(wrong)
+    return failed
+
+
+def main(gradtile, directory):
+    print(f"llama-cpp-python {llama_cpp.__version__}")
+    stories, tokenizer = directory / "stories.txt", directory / "tokenizer.json"
+    run(gradtile, "corpus", "--characters", "100000", "--out", stories)
+    run(gradtile, "tokenizer", "train", "--data", stories, "--vocabulary", VOCABULARY, "--out", tokenizer)
+    return any([judge(gradtile, directory, name, flags, stories, tokenizer) for name, flags in MODELS.items()])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    sys.exit(main(Path(sys.argv[1]).absolute(), Path(sys.argv[2])))
