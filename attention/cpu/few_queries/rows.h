@@ -18,11 +18,11 @@ std::int64_t padded_columns(std::int64_t d) {
     return round_up(d, V::lanes);
 }
 
-/// Prefetches one row of K or V.
+/// Prefetches one row of K or V into the L2 cache. More lines can be on their way to L2 than to L1.
 template <class T>
 [[gnu::always_inline]] inline void prefetch_row(const T* row, std::int64_t columns) {
     constexpr std::int64_t elements_per_line = 64 / static_cast<std::int64_t>(sizeof(T));
-    for (std::int64_t d = 0; d < columns; d += elements_per_line) __builtin_prefetch(row + d, 0, 3);
+    for (std::int64_t d = 0; d < columns; d += elements_per_line) __builtin_prefetch(row + d, 0, 2);
 }
 
 template <class V>
