@@ -33,18 +33,22 @@ inline constexpr std::int64_t max_queries_of_divided_keys = 64;
 /// The number of threads for which keys are divided. It is a constant, because results must not depend on the
 /// number of threads. Most machines have fewer cores; their threads compute several parts each.
 inline constexpr std::int64_t threads_of_divided_keys = 64;
-/// Parts begin at multiples of this number of keys, because the kernels' blocks of keys begin there, too.
-inline constexpr std::int64_t keys_of_part_multiple = 256;
+/// Parts begin at multiples of this number of keys: a multiple of 256, because the kernels' blocks of keys
+/// begin there, too. With more queries a task has more to do before its first key.
+inline std::int64_t keys_of_part_multiple(std::int64_t queries) {
+    return queries <= 8 ? 256 : 512;
+}
 
 /// Divides the keys of a call that has `tasks` blocks of rows in all its heads, or leaves them whole. The
 /// division depends on the shape and the mask only.
 inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
     if (tasks == 0 || mask.queries > max_queries_of_divided_keys) return {};
     const IndexRange visible = mask.visible_keys({0, mask.queries});
-    const std::int64_t begin = visible.begin / keys_of_part_multiple * keys_of_part_multiple;
+    const std::int64_t multiple = keys_of_part_multiple(mask.queries);
+    const std::int64_t begin = visible.begin / multiple * multiple;
     const KeyParts whole{.begin = begin, .end = visible.end, .length = visible.end - begin};
     if (visible.end - visible.begin < fewest_keys_of_few_queries) return whole;
-    const SplittableWork work{.key_blocks = ceil_div(visible.end - begin, keys_of_part_multiple),
+    const SplittableWork work{.key_blocks = ceil_div(visible.end - begin, multiple),
                               .tasks_per_split = tasks,
                               .places = threads_of_divided_keys,
                               .start_up = 1};
@@ -54,7 +58,7 @@ inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
         work.fewest_splits(std::clamp<std::int64_t>(max_tasks / tasks, 1, work.key_blocks));
     return {.begin = begin,
             .end = visible.end,
-            .length = splits.blocks_per_split * keys_of_part_multiple,
+            .length = splits.blocks_per_split * multiple,
             .count = splits.count};
 }
 

@@ -48,6 +48,7 @@ TEST(KeyParts, AreTheFewestWithin95PercentOfTheBestOccupancy) {
     // One task for each of 33 heads would leave 31 threads without work; 5 x 33 tasks, in three runs, use 86%
     // of the threads.
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 131072}, 33).count, 5);
+    EXPECT_EQ(divide_keys({.queries = 9, .keys = 1024}, 1).count, 2);
     // The keys that a window hides are in no part.
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 65536, .offset = 65535, .left = 4095}, 1).count, 16);
     for (const std::int64_t tasks : {1, 3, 5, 12, 33, 64, 65, 100, 1000})
@@ -96,8 +97,11 @@ class DividedKeys : public testing::TestWithParam<DType> {
             float64_reference(ctx, problem, in, roundoff_of(GetParam(), ctx.device()));
         const Result naive = run(ctx, in, problem.options(Algorithm::naive));
         for_every_kernel_of_few_queries(GetParam(), [&] {
-            EXPECT_THAT(explain_forward(ctx, in.q, in.k, in.v, problem.options()),
-                        ::testing::HasSubstr("merged by their LSE"));
+            // More than 8 queries have parts of at least 512 keys.
+            if (problem.queries <= 8 || problem.keys > 512) {
+                EXPECT_THAT(explain_forward(ctx, in.q, in.k, in.v, problem.options()),
+                            ::testing::HasSubstr("merged by their LSE"));
+            }
             expect_accurate(GetParam(), naive, run(ctx, in, problem.options()), reference);
         });
     }

@@ -80,7 +80,7 @@ TEST(Bench, ExplainSaysHowTheCpuDividesTheKeysOfFewQueries) {
         return outcome.out;
     };
     EXPECT_THAT(explained("1"), HasSubstr("keys in 16 parts of 256"));
-    EXPECT_THAT(explained("64"), HasSubstr("keys in 16 parts of 256"));
+    EXPECT_THAT(explained("64"), HasSubstr("keys in 8 parts of 512"));
     EXPECT_THAT(explained("65"), Not(HasSubstr("parts")));
 }
 TEST(Bench, ExplainSaysThatTheHeadsOfAGroupShareATask) {
