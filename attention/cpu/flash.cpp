@@ -11,6 +11,7 @@
 #endif
 
 #include <gradtile/attention/cpu/bias_gradients.h>
+#include <gradtile/attention/cpu/few_queries.h>
 #include <gradtile/attention/cpu/key_parts.h>
 #include <gradtile/attention/cpu/selection.h>
 #include <gradtile/attention/cpu/sequences.h>
@@ -123,7 +124,7 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
     const Writable o(ctx, o_out, q_in.dtype());
     const TaskScratch scratch(ctx, concurrent_tasks(ctx, options, of_batch),
                               kernels.forward_scratch_bytes(whole));
-    const PartResults<A> part_results(ctx, parts, q_in, v_in.size(3));
+    const PartResults<A> part_results(ctx, parts.divided() ? parts.count : 0, q_in, v_in.size(3));
     if (ctx.is_planning()) return;
     const std::vector<Sequence> sequences = sequences_of(options, q_in);
     const auto geometries = geometries_of(options, sequences, q_in, v_in);
@@ -368,6 +369,9 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
 void flash_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                    const Tensor& v, const Tensor& o, const Tensor& lse) {
     visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+        if constexpr (has_few_queries_kernels<T>)
+            if (const FewQueriesPlan plan = few_queries_plan<T>(options, q, k))
+                return few_queries_forward<T>(ctx, plan, options, q, k, v, o, lse);
         forward_typed<T>(ctx, chosen_kernels<T>(), options, q, k, v, o, lse);
     });
 }
@@ -380,15 +384,21 @@ void flash_backward(const Context& ctx, const ResolvedOptions& options, const Sa
 }
 
 std::string explain_flash_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
-                                  const Tensor&, const Tensor& v) {
+                                  const Tensor& k, const Tensor& v) {
     std::string kernels;
     KeyParts parts;
     visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
-        kernels = chosen_kernels<T>().name;
+        if constexpr (has_few_queries_kernels<T>)
+            if (const FewQueriesPlan plan = few_queries_plan<T>(options, q, k)) {
+                kernels = explain<T>(plan, q);
+                parts = plan.parts;
+                return;
+            }
+        kernels = concat(chosen_kernels<T>().name, " kernels");
         parts =
             key_parts_of(options, q, chosen_kernels<T>().blocks(geometry_of(options, options.mask, q, v)));
     });
-    return concat(kernels, " kernels of the CPU on ", ctx.threads().size(), " threads",
+    return concat(kernels, " of the CPU on ", ctx.threads().size(), " threads",
                   options.scores.plain ? "" : ", with score rules",
                   parts.divided()
                       ? concat(", keys in ", parts.count, " parts of ", parts.length, ", merged by their LSE")

@@ -55,6 +55,31 @@ struct ForwardTask {
     }
 };
 
+/// Few rows: all queries of some query heads that share a K/V head, and one part of the keys. Row r is query
+/// r % Sq of head r / Sq.
+template <class T>
+struct FewQueriesTask {
+    const Geometry* geometry = nullptr;
+    std::int64_t heads = 1;
+    StridedRows<const T> q;  ///< of the first head; head h begins h * q_head_stride later
+    std::int64_t q_head_stride = 0;
+    StridedRows<const T> k;
+    StridedRows<const T> v;
+    IndexRange part{};
+    /// [heads]; null when score = product. Rules have no sink.
+    const ScoreRule<float>* rules = nullptr;
+    float* o = nullptr;     ///< [rows, Dv]: O of the part, 0 for a row that sees none of its keys
+    double* lse = nullptr;  ///< [rows]: LSE of the part, -inf for such a row
+};
+
+/// The kernels of one dtype for few queries, for one instruction set. Scratch memory is as for FlashKernels.
+template <class T>
+struct FewQueriesKernels {
+    const char* name;
+    std::size_t (*scratch_bytes)(const Geometry&, std::int64_t rows);
+    void (*forward)(const FewQueriesTask<T>&, std::byte* scratch);
+};
+
 /// Makes K/V blocks add to dQ in the order of their numbers, whichever threads compute them. There is one
 /// counter for each query head of the group and each block of Blocks::backward_rows query rows. The counter
 /// holds the number of the K/V block whose turn it is; it starts at the first K/V block that the rows see.

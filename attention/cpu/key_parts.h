@@ -8,15 +8,15 @@
 #include <vector>
 
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/key_splits.h>
 #include <gradtile/attention/internal/strided_rows.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention::cpu {
 
 /// A division of the keys that are visible to at least one row. The parts have equal lengths, but the last
-/// part may be shorter. If there is one part, the keys are not divided.
+/// part may be shorter.
 struct KeyParts {
-    static constexpr std::int64_t max_count = 64;
     std::int64_t begin = 0, end = 0;
     std::int64_t length = 0;
     std::int64_t count = 1;
@@ -27,23 +27,39 @@ struct KeyParts {
     }
 };
 
-/// Divides the keys of a call that has `tasks` blocks of rows in all its heads. The division depends on the
-/// shape and the mask only, so the call's results do not depend on the number of threads.
+/// The most queries of a call whose keys are divided. With more queries there are enough blocks of rows for
+/// all threads.
+inline constexpr std::int64_t max_queries_of_divided_keys = 64;
+/// The number of threads for which keys are divided. It is a constant, because results must not depend on the
+/// number of threads. Most machines have fewer cores; their threads compute several parts each.
+inline constexpr std::int64_t threads_of_divided_keys = 64;
+/// Parts begin at multiples of this number of keys: a multiple of 256, because the kernels' blocks of keys
+/// begin there, too. With more queries a task has more to do before its first key.
+inline std::int64_t keys_of_part_multiple(std::int64_t queries) {
+    return queries <= 8 ? 256 : 512;
+}
+
+/// Divides the keys of a call that has `tasks` blocks of rows in all its heads, or leaves them whole. The
+/// division depends on the shape and the mask only.
 inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
-    // With more queries there are enough blocks of rows for all threads.
-    constexpr std::int64_t max_queries = 64;
-    constexpr std::int64_t enough_tasks = KeyParts::max_count;  // at least the threads of most machines
-    // Starting a task for a shorter part would cost more time than it saves.
-    constexpr std::int64_t min_length = 1024;
-    // Parts begin at multiples of this number, because the kernels' blocks of keys begin there, too.
-    constexpr std::int64_t multiple = 256;
-    if (tasks == 0 || tasks >= enough_tasks || mask.queries > max_queries) return {};
+    if (tasks == 0 || mask.queries > max_queries_of_divided_keys) return {};
     const IndexRange visible = mask.visible_keys({0, mask.queries});
-    const std::int64_t begin = visible.begin / multiple * multiple, keys = visible.end - begin;
-    const std::int64_t count = std::min(ceil_div(keys, min_length), ceil_div(enough_tasks, tasks));
-    if (count < 2) return {};
-    const std::int64_t length = ceil_div(ceil_div(keys, count), multiple) * multiple;
-    return {.begin = begin, .end = visible.end, .length = length, .count = ceil_div(keys, length)};
+    const std::int64_t multiple = keys_of_part_multiple(mask.queries);
+    const std::int64_t begin = visible.begin / multiple * multiple;
+    const KeyParts whole{.begin = begin, .end = visible.end, .length = visible.end - begin};
+    if (visible.end - visible.begin < min_keys_to_split) return whole;
+    const SplittableWork work{.key_blocks = ceil_div(visible.end - begin, multiple),
+                              .tasks_per_split = tasks,
+                              .places = threads_of_divided_keys,
+                              .start_up = 1};
+    // More tasks save no time.
+    const std::int64_t max_tasks = 4 * threads_of_divided_keys;
+    const KeySplits splits =
+        work.fewest_splits(std::clamp<std::int64_t>(max_tasks / tasks, 1, work.key_blocks));
+    return {.begin = begin,
+            .end = visible.end,
+            .length = splits.blocks_per_split * multiple,
+            .count = splits.count};
 }
 
 /// The results of the parts. O is not yet rounded to the operator's dtype, and the LSE is float64, so that
@@ -51,11 +67,9 @@ inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
 template <class A>
 class PartResults {
   public:
-    PartResults(const Context& ctx, const KeyParts& parts, const Tensor& q, std::int64_t d_v) {
-        if (!parts.divided()) return;
-        o_ = empty(ctx, {parts.count, q.size(0), q.size(2), q.size(1), d_v}, dtype_of<A>);
-        lse_ = empty(ctx, {parts.count, q.size(0), q.size(2), q.size(1)}, DType::f64);
-    }
+    PartResults(const Context& ctx, std::int64_t parts, const Tensor& q, std::int64_t d_v)
+        : o_(empty(ctx, {parts, q.size(0), q.size(2), q.size(1), d_v}, dtype_of<A>)),
+          lse_(empty(ctx, {parts, q.size(0), q.size(2), q.size(1)}, DType::f64)) {}
     StridedRows<A> o(std::int64_t part, std::int64_t batch, std::int64_t head) const {
         return {o_.data<A>() + part * o_.stride(0) + batch * o_.stride(1) + head * o_.stride(2),
                 o_.stride(3)};

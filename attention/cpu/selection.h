@@ -11,6 +11,9 @@ extern const FlashKernels<float> avx512_f32_kernels;
 extern const FlashKernels<float> avx2_f32_kernels;
 extern const FlashKernels<bfloat16> amx_bf16_kernels;
 extern const FlashKernels<bfloat16> avx512_bf16_kernels;
+extern const FewQueriesKernels<float> avx512_few_queries_f32, avx2_few_queries_f32;
+extern const FewQueriesKernels<bfloat16> avx512_few_queries_bf16, avx2_few_queries_bf16;
+extern const FewQueriesKernels<float16> avx512_few_queries_f16, avx2_few_queries_f16;
 
 /// Returns all sets of kernels that this machine can run, from the fastest set to the generic set.
 template <class T>
@@ -29,6 +32,30 @@ class ForcedKernels {
     ~ForcedKernels();
     ForcedKernels(const ForcedKernels&) = delete;
     ForcedKernels& operator=(const ForcedKernels&) = delete;
+};
+
+/// Whether kernels for few queries exist for a dtype. For other dtypes FlashKernels compute few queries, too.
+template <class T>
+inline constexpr bool has_few_queries_kernels = std::is_same_v<Accumulator<T>, float>;
+
+/// Returns all kernels for few queries that this machine can run, from the fastest on. The list is empty on
+/// machines without AVX2.
+template <class T>
+const std::vector<const FewQueriesKernels<T>*>& usable_few_queries_kernels();
+
+/// Returns the kernels that the operator uses for few queries: the fastest ones, unless a
+/// ForcedFewQueriesKernels object exists. Null if there are none.
+template <class T>
+const FewQueriesKernels<T>* chosen_few_queries_kernels();
+
+/// Like ForcedKernels. Null makes FlashKernels compute few queries.
+template <class T>
+class ForcedFewQueriesKernels {
+  public:
+    explicit ForcedFewQueriesKernels(const FewQueriesKernels<T>* kernels);
+    ~ForcedFewQueriesKernels();
+    ForcedFewQueriesKernels(const ForcedFewQueriesKernels&) = delete;
+    ForcedFewQueriesKernels& operator=(const ForcedFewQueriesKernels&) = delete;
 };
 
 }  // namespace gradtile::attention::cpu

@@ -11,6 +11,7 @@
 #include <string>
 
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/key_splits.h>
 
 namespace gradtile::attention::cuda {
 
@@ -67,23 +68,8 @@ struct FewQueriesPlan {
     int places = 0;  ///< the number of thread blocks that can run at the same time
 
     explicit operator bool() const { return heads_together > 0; }
-    /// Divides `key_blocks` blocks of keys into at most `most` splits of equal length, none of them empty.
-    void split(std::int64_t key_blocks, int most) {
-        const std::int64_t length = (key_blocks + most - 1) / most;
-        splits = static_cast<int>((key_blocks + length - 1) / length);
-        keys_per_split = static_cast<int>(length * FewQueriesTiles::keys);
-    }
-    /// The part of the places that work, averaged over the run.
-    double occupancy(std::int64_t key_blocks) const {
-        const std::int64_t blocks = blocks_per_split * splits, runs = (blocks + places - 1) / places;
-        const double work = static_cast<double>(blocks_per_split * key_blocks),
-                     time = static_cast<double>(runs * (keys_per_split / FewQueriesTiles::keys + start_up));
-        return work / (time * places);
-    }
 };
 
-/// With fewer keys the kernels for many queries are as fast.
-inline constexpr std::int64_t fewest_keys_of_few_queries = 512;
 inline constexpr int most_splits = 256;
 /// The limit on thread blocks, as a multiple of the number that can run at the same time. More blocks save no
 /// time.
@@ -98,12 +84,19 @@ inline int limit_of_splits(std::int64_t blocks_per_split, std::int64_t key_block
     return static_cast<int>(std::min<std::int64_t>({most_splits, key_blocks, of_runs}));
 }
 
-/// Splits the keys so that at least 95% of the best occupancy is reached, with as few splits as possible (the
-/// rule of FlashAttention's num_splits). `shared_bytes` is the most that a thread block may use.
+/// The work that a plan splits.
+inline SplittableWork work_of(const FewQueriesPlan& plan, std::int64_t keys) {
+    return {.key_blocks = (keys + FewQueriesTiles::keys - 1) / FewQueriesTiles::keys,
+            .tasks_per_split = plan.blocks_per_split,
+            .places = plan.places,
+            .start_up = start_up};
+}
+
+/// Plans a call. `shared_bytes` is the most that a thread block may use.
 inline FewQueriesPlan plan_few_queries(const FewQueriesShape& shape, int processors, int shared_bytes) {
     const int max_rows = shape.is_f32 ? F32FewQueriesTiles::max_rows : FewQueriesTiles::max_rows;
     if (shape.queries < 1 || shape.queries > max_rows || shape.batch * shape.heads == 0 ||
-        shape.keys < fewest_keys_of_few_queries)
+        shape.keys < min_keys_to_split)
         return {};
     FewQueriesPlan plan;
     plan.heads_together = shape.rule_of_each_head ? 1 : static_cast<int>(shape.group);
@@ -118,17 +111,11 @@ inline FewQueriesPlan plan_few_queries(const FewQueriesShape& shape, int process
     if ((shape.is_f32 ? f32_tiles.shared_bytes() : tiles.shared_bytes()) > shared_bytes) return {};
     plan.blocks_per_split = shape.batch * (shape.heads / plan.heads_together);
     plan.places = processors * (shape.is_f32 ? f32_tiles.blocks_per_sm() : tiles.blocks_per_sm());
-    const std::int64_t key_blocks = (shape.keys + FewQueriesTiles::keys - 1) / FewQueriesTiles::keys;
-    const int limit = limit_of_splits(plan.blocks_per_split, key_blocks, plan.places);
-    double best = 0;
-    for (int most = 1; most <= limit; ++most) {
-        plan.split(key_blocks, most);
-        best = std::max(best, plan.occupancy(key_blocks));
-    }
-    int most = 1;
-    do {
-        plan.split(key_blocks, most++);
-    } while (plan.occupancy(key_blocks) < 0.95 * best);
+    const SplittableWork work = work_of(plan, shape.keys);
+    const KeySplits splits =
+        work.fewest_splits(limit_of_splits(plan.blocks_per_split, work.key_blocks, plan.places));
+    plan.splits = static_cast<int>(splits.count);
+    plan.keys_per_split = static_cast<int>(splits.blocks_per_split * FewQueriesTiles::keys);
     return plan;
 }
 

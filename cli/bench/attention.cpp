@@ -1,7 +1,8 @@
 // gradtile bench attention: time of attention's forward and backward, compared with a large square product.
 // FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many (five products
 // instead of two). GB/s: q, k, v and o, and for the backward pass their gradients, divided by the time.
-// Scratch: memory of a pass without its inputs and outputs.
+// Of read, on a CPU: GB/s relative to a plain read of as many bytes. Scratch: memory of a pass without its
+// inputs and outputs.
 #include <array>
 #include <charconv>
 #include <iostream>
@@ -83,14 +84,18 @@ struct ScoreFlags {
 
 struct Flags {
     ScoreFlags score;
-    std::optional<std::int64_t> batch, heads, kv_heads, queries, length, head_dim;
-    std::vector<std::int64_t> packed;
+    std::optional<std::int64_t> batch, heads, kv_heads, head_dim;
+    std::vector<std::int64_t> queries, lengths, packed;
     attention::Algorithm algorithm = attention::Algorithm::flash2;
     DeviceChoice device = DeviceChoice::automatic;
     std::optional<TrainDType> dtype;
     Pass pass = Pass::both;
     std::int64_t threads = 0, runs = 9;
-    bool causal = true, deterministic = false, explain = false, json = false;
+    bool causal = true, deterministic = false, explain = false, cpu_time = false, json = false;
+
+    Sampling sampling() const {
+        return {.runs = runs, .clock = cpu_time ? Clock::calling_thread : Clock::device};
+    }
 };
 
 /// Shapes of GPT-2, of long contexts and of grouped queries.
@@ -106,16 +111,16 @@ std::vector<Shapes> default_shapes(Device device) {
 
 /// The shapes given by flags, or the default list.
 std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
-    if (flags.packed.empty() && !flags.batch && !flags.heads && !flags.kv_heads && !flags.queries &&
-        !flags.length && !flags.head_dim)
+    if (flags.packed.empty() && flags.queries.empty() && flags.lengths.empty() && !flags.batch &&
+        !flags.heads && !flags.kv_heads && !flags.head_dim)
         return default_shapes(device);
     const bool gpu = device.is_cuda();
-    const std::int64_t heads = flags.heads.value_or(gpu ? 16 : 12), length = flags.length.value_or(1024);
+    const std::int64_t heads = flags.heads.value_or(gpu ? 16 : 12);
     Shapes shapes{.batch = flags.batch.value_or(gpu ? 16 : 1),
                   .heads = heads,
                   .kv_heads = flags.kv_heads.value_or(heads),
-                  .queries = flags.queries.value_or(length),
-                  .length = length,
+                  .queries = 0,
+                  .length = 0,
                   .head_dim = flags.head_dim.value_or(64)};
     const auto expect = [](const char* flag, std::int64_t value, std::int64_t max_value) {
         check_flag(flag, value, {1, static_cast<double>(max_value)});
@@ -123,37 +128,48 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
     expect("--batch", shapes.batch, 4096);
     expect("--heads", shapes.heads, 4096);
     expect("--kv-heads", shapes.kv_heads, shapes.heads);
-    expect("--length", shapes.length, 1 << 20);
-    expect("--queries", shapes.queries, 1 << 20);
     expect("--head-dim", shapes.head_dim, 256);
+    check_usage(shapes.heads % shapes.kv_heads == 0, "--kv-heads: ", shapes.kv_heads, " does not divide ",
+                shapes.heads, " heads");
     if (!flags.packed.empty()) {
-        check_usage(!flags.batch && !flags.length && !flags.queries,
+        check_usage(!flags.batch && flags.lengths.empty() && flags.queries.empty(),
                     "--packed gives the lengths; leave out --batch, --length and --queries");
         shapes.packed = flags.packed;
         shapes.batch = 1;
         shapes.length = std::accumulate(flags.packed.begin(), flags.packed.end(), std::int64_t{0});
         shapes.queries = shapes.length;
+        return {shapes};
     }
-    check_usage(shapes.heads % shapes.kv_heads == 0, "--kv-heads: ", shapes.kv_heads, " does not divide ",
-                shapes.heads, " heads");
-    return {shapes};
+    std::vector<Shapes> list;
+    for (const std::int64_t length : flags.lengths.empty() ? std::vector<std::int64_t>{1024} : flags.lengths)
+        for (const std::int64_t queries :
+             flags.queries.empty() ? std::vector<std::int64_t>{length} : flags.queries) {
+            shapes.length = length, shapes.queries = queries;
+            list.push_back(shapes);
+        }
+    return list;
 }
 
 /// The numbers of a list such as 64,2048,512.
-std::vector<std::int64_t> lengths_in(const std::string& list) {
-    std::vector<std::int64_t> lengths;
+std::vector<std::int64_t> numbers_in(const char* flag, const std::string& list, std::int64_t least) {
+    std::vector<std::int64_t> numbers;
     std::istringstream text(list);
     for (std::string item; std::getline(text, item, ',');) {
-        std::int64_t length = 0;
-        const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), length);
+        std::int64_t number = 0;
+        const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), number);
         check_usage(
-            error == std::errc() && end == item.data() + item.size() && length >= 0 && length <= 1 << 20,
-            "--packed: '", item, "' in ", list, "; expected lengths of 0 to 1048576");
-        lengths.push_back(length);
+            error == std::errc() && end == item.data() + item.size() && number >= least && number <= 1 << 20,
+            flag, ": ", item == list ? item : concat("'", item, "' in ", list), "; expected ", least,
+            " to 1048576, or several such numbers with commas");
+        numbers.push_back(number);
     }
-    check_usage(
-        !lengths.empty() && std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}) <= 1 << 24,
-        "--packed: ", list, "; expected lengths of 1 to 16777216 tokens together");
+    check_usage(!numbers.empty(), flag, ": '", list, "'; expected at least one number");
+    return numbers;
+}
+std::vector<std::int64_t> packed_lengths_in(const std::string& list) {
+    const std::vector<std::int64_t> lengths = numbers_in("--packed", list, 0);
+    check_usage(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}) <= 1 << 24,
+                "--packed: ", list, "; expected lengths of 1 to 16777216 tokens together");
     return lengths;
 }
 
@@ -259,6 +275,10 @@ Scratch scratch_of(const Context& ctx, const Shapes& shapes, DType dtype, const 
 
 void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags, double ceiling,
              Table& table) {
+    const double bytes = shapes.forward_elements() * static_cast<double>(size_of(dtype));
+    const bool on_cpu = ctx.device().is_cpu();
+    const double read_rate =
+        on_cpu ? measure_read_rate(ctx, static_cast<std::int64_t>(bytes), flags.sampling()) : 0;
     Passes passes(ctx, shapes, dtype, flags);
     if (ctx.is_planning()) {
         passes.forward();
@@ -267,17 +287,20 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
     }
     const auto row = [&](const char* pass, double flops, double bytes, std::size_t scratch,
                          const std::function<void()>& work) {
-        const double ms = median_milliseconds(ctx, {.runs = flags.runs}, work);
+        const double ms = median_milliseconds(ctx, flags.sampling(), work);
         const double flops_per_s = flops / ms * 1e3;
         const auto number = [](std::int64_t value) { return static_cast<double>(value); };
-        table.add({number(shapes.batch), number(shapes.heads), number(shapes.kv_heads),
-                   number(shapes.queries), number(shapes.length), number(shapes.head_dim),
-                   concat(flags.algorithm), std::string(flags.causal ? "causal" : "full"), std::string(pass),
-                   ms, 1e-12 * flops_per_s, flops_per_s / ceiling, 1e-6 * bytes / ms,
-                   1e-6 * static_cast<double>(scratch)});
+        std::vector<Cell> cells{number(shapes.batch),    number(shapes.heads),
+                                number(shapes.kv_heads), number(shapes.queries),
+                                number(shapes.length),   number(shapes.head_dim),
+                                concat(flags.algorithm), std::string(flags.causal ? "causal" : "full"),
+                                std::string(pass),       ms,
+                                1e-12 * flops_per_s,     flops_per_s / ceiling,
+                                1e-6 * bytes / ms,       1e-6 * static_cast<double>(scratch)};
+        if (on_cpu) cells.emplace_back(bytes / ms * 1e3 / read_rate);
+        table.add(cells);
     };
     const double flops = shapes.forward_flops(flags.causal);
-    const double bytes = shapes.forward_elements() * static_cast<double>(size_of(dtype));
     const Scratch scratch = scratch_of(ctx, shapes, dtype, flags);
     if (flags.pass == Pass::backward) {
         passes.forward();  // fills `saved`, which backward reads
@@ -293,25 +316,28 @@ int bench_attention(const Flags& flags) {
     check_flag("--runs", flags.runs, runs_range);
     flags.score.check();
     const Device device = resolve_device(flags.device);
+    check_usage(!flags.cpu_time || (device.is_cpu() && flags.threads == 1),
+                "--cpu-time: measures one thread; expected --device cpu --threads 1");
     const std::vector<Shapes> list = shapes_of(flags, device);
     const DType dtype =
         storage_dtype(flags.dtype.value_or(device.is_cuda() ? TrainDType::bf16 : TrainDType::f32));
     const Context ctx(device, static_cast<int>(flags.threads));
-    Table table({{"batch", "B", Column::Kind::number, 4},
-                 {"heads", "H", Column::Kind::number, 4},
-                 {"kv_heads", "Hkv", Column::Kind::number, 4},
-                 {"queries", "Sq", Column::Kind::number, 6},
-                 {"length", "S", Column::Kind::number, 6},
-                 {"head_dim", "D", Column::Kind::number, 4},
-                 {"algorithm", "algorithm", Column::Kind::text, 16},
-                 {"mask", "mask", Column::Kind::text, 6},
-                 {"pass", "pass", Column::Kind::text, 8},
-                 {"ms", "ms"},
-                 {"tflops", "TFLOP/s"},
-                 {"of_ceiling", "of ceiling", Column::Kind::percent, 10},
-                 {"gb_per_s", "GB/s"},
-                 {"scratch_mb", "scratch MB", Column::Kind::number, 10}},
-                flags.json);
+    std::vector<Column> columns{{"batch", "B", Column::Kind::number, 4},
+                                {"heads", "H", Column::Kind::number, 4},
+                                {"kv_heads", "Hkv", Column::Kind::number, 4},
+                                {"queries", "Sq", Column::Kind::number, 6},
+                                {"length", "S", Column::Kind::number, 6},
+                                {"head_dim", "D", Column::Kind::number, 4},
+                                {"algorithm", "algorithm", Column::Kind::text, 16},
+                                {"mask", "mask", Column::Kind::text, 6},
+                                {"pass", "pass", Column::Kind::text, 8},
+                                {"ms", "ms"},
+                                {"tflops", "TFLOP/s"},
+                                {"of_ceiling", "of ceiling", Column::Kind::percent, 10},
+                                {"gb_per_s", "GB/s"},
+                                {"scratch_mb", "scratch MB", Column::Kind::number, 10}};
+    if (device.is_cpu()) columns.push_back({"of_read", "of read", Column::Kind::percent, 8});
+    Table table(columns, flags.json);
     std::optional<ProductCeiling> ceiling;
     for (const Shapes& shapes : list) {
         const Context arena_ctx = with_arena_for(ctx, "bench attention", [&](const Context& dry) {
@@ -324,7 +350,7 @@ int bench_attention(const Flags& flags) {
             continue;
         }
         if (!ceiling) {
-            ceiling = measure_product_ceiling(ctx, dtype, {.runs = flags.runs});
+            ceiling = measure_product_ceiling(ctx, dtype, flags.sampling());
             if (!flags.json)
                 std::cout << dtype << " on " << ctx.device() << "; ceiling: a product of " << ceiling->size
                           << "^3 at " << 1e-12 * ceiling->flops_per_s() << " TFLOP/s" << std::endl;
@@ -346,13 +372,20 @@ void add_bench_attention(Command& bench) {
     add_size("--batch", flags->batch, "sequences (default: 16 on a GPU, else 1)");
     add_size("--heads", flags->heads, "query heads (default: 16 on a GPU, else 12)");
     add_size("--kv-heads", flags->kv_heads, "key and value heads (default: the number of query heads)");
-    add_size("--length", flags->length, "keys per sequence (default: 1024)");
-    add_size("--queries", flags->queries,
-             "queries per sequence, the last ones under a causal mask (default: as many as keys)");
+    const auto add_sizes = [&](const char* flag, std::vector<std::int64_t>& member, const char* help) {
+        command.add_value<std::string>(flag, help, [flags, flag, &member](const std::string& list) {
+            member = numbers_in(flag, list, 1);
+        });
+    };
+    add_sizes("--length", flags->lengths,
+              "keys per sequence, or several, for example 1024,16384 (default: 1024)");
+    add_sizes(
+        "--queries", flags->queries,
+        "queries per sequence, or several; the last ones under a causal mask (default: as many as keys)");
     add_size("--head-dim", flags->head_dim, "width of a head (default: 64)");
     command.add_value<std::string>(
         "--packed", "lengths of packed sequences, for example 64,2048,512, in place of --batch and --length",
-        [flags](const std::string& list) { flags->packed = lengths_in(list); });
+        [flags](const std::string& list) { flags->packed = packed_lengths_in(list); });
     command.add_value<std::string>("--algorithm", "flash2, naive, memory_efficient or flash1",
                                    concat(flags->algorithm), [flags](const std::string& name) {
                                        flags->algorithm = attention::algorithm_named(name, "--algorithm");
@@ -379,6 +412,8 @@ void add_bench_attention(Command& bench) {
     command.add_switch("--explain", flags->explain,
                        "print which kernels compute the forward pass, and why, and time nothing");
     command.add_value("--runs", flags->runs, "number of timings; their median is reported");
+    command.add_switch("--cpu-time", flags->cpu_time,
+                       "time one thread by its CPU time, for a busy machine; needs --threads 1");
     command.add_switch("--json", flags->json, "print one JSON object per row");
     command.set_action([flags] { return bench_attention(*flags); });
 }

@@ -1,6 +1,7 @@
 #include <gradtile/cli/bench/measure.h>
 
 #include <algorithm>
+#include <atomic>
 #include <ctime>
 #include <vector>
 
@@ -66,6 +67,28 @@ ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sa
     const auto product = [&] { gemm(ctx, c, a, b, {.trans_b = true}); };
     if (ctx.is_planning()) return {size, 1.0};
     return {size, median_milliseconds(ctx, sampling, product)};
+}
+
+double measure_read_rate(const Context& ctx, std::int64_t bytes, const Sampling& sampling) {
+    // Vectors of GCC, because this file is compiled without automatic vectorisation.
+    using Words = std::uint64_t __attribute__((vector_size(64)));
+    constexpr std::int64_t words = 4, block = 256 * words;  // words of a step; words of a block, 64 KiB
+    const std::int64_t blocks = std::max<std::int64_t>(1, bytes / (block * 64));
+    const Tensor memory = zeros(ctx, {blocks * block * 16}, DType::f32);
+    if (ctx.is_planning()) return 1.0;
+    const auto* const data = reinterpret_cast<const Words*>(memory.data<float>());
+    std::atomic<std::uint64_t> total{0};
+    const auto read = [&] {
+        parallel_for(ctx, blocks, [&](std::int64_t b) {
+            Words sums[words] = {};
+            for (const Words* at = data + b * block; at < data + (b + 1) * block; at += words)
+                for (std::int64_t i = 0; i < words; ++i) sums[i] += at[i];
+            total += (sums[0] + sums[1] + sums[2] + sums[3])[0];
+        });
+    };
+    const double ms = median_milliseconds(ctx, sampling, read);
+    check(total == 0, "measure_read_rate: memory of zeros adds up to ", total.load());
+    return static_cast<double>(blocks * block * 64) / ms * 1e3;
 }
 
 RandomNumbers::RandomNumbers(const Context& ctx)

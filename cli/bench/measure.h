@@ -35,6 +35,9 @@ struct ProductCeiling {
 };
 ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sampling& sampling);
 
+/// Bytes per second of a plain read of `bytes` bytes on all threads of a CPU context.
+double measure_read_rate(const Context& ctx, std::int64_t bytes, const Sampling& sampling);
+
 /// Normally distributed numbers for large tensors. Zeros would give wrong times, because a GPU's power draw,
 /// and so its clock, depends on the data. The numbers repeat after a million, because generating more on the
 /// host is slow.

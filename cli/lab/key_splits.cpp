@@ -18,15 +18,13 @@ std::vector<KeySplit> key_splits(std::int64_t keys, std::int64_t head_dim) {
                                     .group = 1,
                                     .head_dim = kernel_head_dim,
                                     .rule_of_each_head = false};
-        FewQueriesPlan plan = plan_few_queries(shape, example_multiprocessors, example_shared_bytes);
+        const FewQueriesPlan plan = plan_few_queries(shape, example_multiprocessors, example_shared_bytes);
         if (!plan) return {};
-        const std::int64_t key_blocks = (keys + FewQueriesTiles::keys - 1) / FewQueriesTiles::keys;
-        KeySplit& split = splits.emplace_back(KeySplit{.heads = heads,
-                                                       .splits = plan.splits,
-                                                       .occupancy_of_one = 0,
-                                                       .occupancy = plan.occupancy(key_blocks)});
-        plan.split(key_blocks, 1);
-        split.occupancy_of_one = plan.occupancy(key_blocks);
+        const attention::SplittableWork work = work_of(plan, keys);
+        splits.push_back({.heads = heads,
+                          .splits = plan.splits,
+                          .occupancy_of_one = work.occupancy(work.split(1)),
+                          .occupancy = work.occupancy(work.split(plan.splits))});
     }
     return splits;
 }

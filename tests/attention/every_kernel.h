@@ -36,6 +36,25 @@ void for_every_kernel(DType dtype, Body&& body) {
     });
 }
 
+/// Calls body() with every set of kernels that computes few queries: the special kernels, and the kernels for
+/// many queries, which compute them on other machines.
+template <class Body>
+void for_every_kernel_of_few_queries(DType dtype, Body&& body) {
+    visit_floating(dtype, [&]<class T>(TypeTag<T>) {
+        if constexpr (cpu::has_few_queries_kernels<T>) {
+            for (const cpu::FewQueriesKernels<T>* kernels : cpu::usable_few_queries_kernels<T>()) {
+                SCOPED_TRACE(::testing::Message() << dtype << ' ' << kernels->name << " for few queries");
+                const cpu::ForcedFewQueriesKernels<T> forced(kernels);
+                body();
+            }
+            const cpu::ForcedFewQueriesKernels<T> none(nullptr);
+            for_every_kernel(dtype, body);
+        } else {
+            for_every_kernel(dtype, body);
+        }
+    });
+}
+
 /// Calls body(algorithm) for the algorithms that take packed sequences: the naive form, and flash with every
 /// set of kernels that computes the dtype.
 template <class Body>

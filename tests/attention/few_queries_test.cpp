@@ -60,9 +60,9 @@ TEST(FewQueriesPlan, SplitsAsLittleAsFullOccupancyAllows) {
                 }
                 // Fewer splits would leave more than 5% of this plan's places idle.
                 if (plan.splits == 1) continue;
-                FewQueriesPlan fewer = plan;
-                fewer.split(key_blocks, plan.splits - 1);
-                EXPECT_LT(fewer.occupancy(key_blocks), plan.occupancy(key_blocks));
+                const SplittableWork work = work_of(plan, keys);
+                EXPECT_LT(work.occupancy(work.split(plan.splits - 1)),
+                          work.occupancy(work.split(plan.splits)));
             }
     // 8 x 32 blocks on 264 places, each with four blocks of keys.
     EXPECT_EQ(plan_few_queries(one_query, processors, shared_bytes).splits, 32);

@@ -1,5 +1,7 @@
 // Inputs, outputs and gradients with any strides: results equal those of contiguous tensors bit for bit, and
 // only the outputs are written.
+#include <span>
+
 #include <gmock/gmock.h>
 
 #include "attention_testing.h"
@@ -49,22 +51,38 @@ Tensor copy_with_layout(const Context& ctx, const Tensor& x, Layout layout) {
     return view;
 }
 
-const Problem problem{
-    .queries = 45, .keys = 70, .d_qk = 24, .d_v = 40, .causal = true, .batch = 2, .heads = 4, .key_heads = 2};
+/// The second problem has few queries.
+const Problem problems[] = {{.queries = 45,
+                             .keys = 70,
+                             .d_qk = 24,
+                             .d_v = 40,
+                             .causal = true,
+                             .batch = 2,
+                             .heads = 4,
+                             .key_heads = 2},
+                            {.queries = 3,
+                             .keys = 600,
+                             .d_qk = 24,
+                             .d_v = 40,
+                             .causal = true,
+                             .batch = 2,
+                             .heads = 4,
+                             .key_heads = 2}};
 
-/// Calls body(dtype, options) for every dtype and algorithm.
+/// Calls body(problem, dtype, options) for every problem, dtype and algorithm.
 template <class Body>
-void for_every_dtype_and_algorithm(const Problem& p, Body&& body) {
-    for (const DType dtype : floating_dtypes)
-        for (const Algorithm algorithm : algorithms) {
-            SCOPED_TRACE(::testing::Message() << dtype << ' ' << algorithm);
-            body(dtype, p.options(algorithm));
-        }
+void for_every_dtype_and_algorithm(std::span<const Problem> list, Body&& body) {
+    for (const Problem& problem : list)
+        for (const DType dtype : floating_dtypes)
+            for (const Algorithm algorithm : algorithms) {
+                SCOPED_TRACE(::testing::Message() << problem << ' ' << dtype << ' ' << algorithm);
+                body(problem, dtype, problem.options(algorithm));
+            }
 }
 
 TEST(AttentionStrides, InputsMayHaveAnyStrides) {
     const Context ctx(Device::cpu(), 2);
-    for_every_dtype_and_algorithm(problem, [&](DType dtype, const Options& options) {
+    for_every_dtype_and_algorithm(problems, [&](const Problem& problem, DType dtype, const Options& options) {
         const Inputs in = random_inputs(ctx, problem, dtype);
         const Result expected = run(ctx, in, options);
         for (const Layout layout : layouts) {
@@ -78,7 +96,7 @@ TEST(AttentionStrides, InputsMayHaveAnyStrides) {
 
 TEST(AttentionStrides, OutputsMayHaveAnyStridesAndNothingElseIsWritten) {
     const Context ctx(Device::cpu(), 2);
-    for_every_dtype_and_algorithm(problem, [&](DType dtype, const Options& options) {
+    for_every_dtype_and_algorithm(problems, [&](const Problem& problem, DType dtype, const Options& options) {
         const Inputs in = random_inputs(ctx, problem, dtype);
         const Result expected = run(ctx, in, options);
         for (const Layout layout : layouts) {
@@ -109,7 +127,7 @@ TEST(AttentionStrides, OutputsMayHaveAnyStridesAndNothingElseIsWritten) {
 
 TEST(AttentionStrides, ExpandedTensorsGiveTheSameResultsAsCopies) {
     const Context ctx(Device::cpu(), 2);
-    for_every_dtype_and_algorithm(problem, [&](DType dtype, const Options& options) {
+    for_every_dtype_and_algorithm(problems, [&](const Problem& problem, DType dtype, const Options& options) {
         const Inputs in = random_inputs(ctx, problem, dtype);
         // Cases: the gradient of a sum, one K/V for the whole batch, one key repeated, one column repeated.
         const Tensor ones = empty(ctx, {1, 1, 1, 1}, dtype);
@@ -138,7 +156,7 @@ TEST(AttentionStrides, SlicesOfAPackedQkvTensorGiveTheSameResults) {
                          .batch = 2,
                          .heads = 3,
                          .key_heads = 3};
-    for_every_dtype_and_algorithm(square, [&](DType dtype, const Options& options) {
+    for_every_dtype_and_algorithm({&square, 1}, [&](const Problem&, DType dtype, const Options& options) {
         const Inputs in = random_inputs(ctx, square, dtype);
         const Result expected = run(ctx, in, options);
         const Tensor packed = empty(ctx, {2, 65, 3, 3, 32}, dtype), gradient = empty_like(ctx, packed);

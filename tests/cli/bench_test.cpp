@@ -4,6 +4,7 @@
 
 #include <sstream>
 
+#include <gradtile/core/cpu/cpu_features.h>
 #include <gradtile/core/device.h>
 #include <gradtile/core/text/json_value.h>
 
@@ -78,8 +79,17 @@ TEST(Bench, ExplainSaysHowTheCpuDividesTheKeysOfFewQueries) {
         expect_success(outcome);
         return outcome.out;
     };
-    EXPECT_THAT(explained("1"), HasSubstr("keys in 4 parts of 1024"));
+    EXPECT_THAT(explained("1"), HasSubstr("keys in 16 parts of 256"));
+    EXPECT_THAT(explained("64"), HasSubstr("keys in 8 parts of 512"));
     EXPECT_THAT(explained("65"), Not(HasSubstr("parts")));
+}
+TEST(Bench, ExplainSaysThatTheHeadsOfAGroupShareATask) {
+    const Outcome outcome = run({"bench", "attention", "--device", "cpu", "--heads", "8", "--kv-heads", "2",
+                                 "--queries", "3", "--length", "4096", "--explain"});
+    expect_success(outcome);
+    if (cpu_has_avx2_fma()) {
+        EXPECT_THAT(outcome.out, HasSubstr("12 rows of 4 heads together, 32 tasks"));
+    }
 }
 
 TEST(Bench, TrainPrintsARowForEveryBatchDtypeAndRecomputation) {
@@ -161,6 +171,7 @@ TEST(Bench, AttentionTimesTheGivenShape) {
     const double forward = rows[0].at("tflops").get<double>() * rows[0].at("ms").get<double>();
     EXPECT_NEAR(forward, 1e-9 * 2 * 4 * 32 * 32 * 16, 1e-8 * forward);  // half of 4 B H S^2 D
     EXPECT_GT(rows[1].at("scratch_mb"), 1e-6 * 4 * 32 * 4);             // at least D, one float per row
+    EXPECT_GT(rows[0].at("of_read"), 0);
     expect_table(shape + Arguments{"--no-causal", "--pass", "backward", "--dtype", "bf16"},
                  {"ceiling", "full", "backward"});
     const std::vector<json> with_options = rows_of(
@@ -169,6 +180,22 @@ TEST(Bench, AttentionTimesTheGivenShape) {
     for (const char* algorithm : {"flash2", "naive", "memory_efficient", "flash1"})
         EXPECT_EQ(rows_of(shape + Arguments{"--algorithm", algorithm})[0].at("algorithm"), algorithm);
     EXPECT_EQ(rows_of(shape + Arguments{"--algorithm", "flash"})[0].at("algorithm"), "flash2");
+}
+
+TEST(Bench, AttentionTimesEveryLengthWithEveryNumberOfQueries) {
+    const std::vector<json> rows =
+        rows_of({"bench", "attention", "--device", "cpu", "--threads", "1", "--runs", "1", "--heads", "1",
+                 "--queries", "1,3", "--length", "600,32", "--pass", "forward", "--cpu-time"});
+    ASSERT_EQ(rows.size(), 4u);
+    EXPECT_EQ(rows[1].at("queries"), 3);
+    EXPECT_EQ(rows[1].at("length"), 600);
+    EXPECT_EQ(rows[2].at("queries"), 1);
+    EXPECT_EQ(rows[2].at("length"), 32);
+    expect_refused(run({"bench", "attention", "--queries", "1,0"}), {"--queries: '0' in 1,0", "expected 1"});
+    expect_refused(run({"bench", "attention", "--length", "8,,9"}), {"--length: '' in 8,,9", "expected 1"});
+    expect_refused(run({"bench", "attention", "--length", ""}), {"--length"});
+    expect_refused(run({"bench", "attention", "--device", "cpu", "--threads", "2", "--cpu-time"}),
+                   {"--cpu-time", "--threads 1"});
 }
 
 TEST(Bench, ErrorsAreOneLine) {

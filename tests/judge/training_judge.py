@@ -178,7 +178,7 @@ def rotate(x, base, position):
 
 def attention(q, k, v, config, layer, sinks, masks, documents):
     """Dense: S and P are [B,H,T,T], the mask is block-diagonal for packed documents, and a sink is one more column of logits whose probability is
-    thrown away."""
+    thrown away. FlexAttention cannot be the peer: on a CPU, PyTorch refuses inputs that require a gradient."""
     length, heads = q.shape[2], q.shape[1]
     k, v = (t.repeat_interleave(heads // t.shape[1], 1) for t in (k, v))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])

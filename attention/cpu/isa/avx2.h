@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include <gradtile/attention/cpu/isa/exp2_polynomial.h>
+#include <gradtile/core/dtype.h>
 
 namespace gradtile::attention::cpu {
 namespace {
@@ -24,9 +25,26 @@ struct Avx2 {
     }
 
     static Vector load(const float* p) { return _mm256_loadu_ps(p); }
+    static Vector load(const bfloat16* p) { return widen(p, load_halves(p)); }
+    static Vector load(const float16* p) { return widen(p, load_halves(p)); }
     static void store(float* p, Vector x) { _mm256_storeu_ps(p, x); }
     /// Loads the first n lanes; the other lanes become 0.
     static Vector load_first(const float* p, std::int64_t n) { return _mm256_maskload_ps(p, first_lanes(n)); }
+    /// AVX2 has no masked loads of 16-bit elements.
+    template <class T>
+    requires(sizeof(T) == 2) static Vector load_first(const T* p, std::int64_t n) {
+        alignas(16) std::uint16_t elements[lanes] = {};
+        __builtin_memcpy(elements, p, 2 * static_cast<std::size_t>(n < lanes ? n : lanes));
+        return load(reinterpret_cast<const T*>(elements));
+    }
+    template <class T>
+    static __m128i load_halves(const T* p) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    }
+    static Vector widen(const bfloat16*, __m128i halves) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    }
+    static Vector widen(const float16*, __m128i halves) { return _mm256_cvtph_ps(halves); }
     static void store_first(float* p, Vector x, std::int64_t n) { _mm256_maskstore_ps(p, first_lanes(n), x); }
     static Vector broadcast(float x) { return _mm256_set1_ps(x); }
     static Vector zero() { return _mm256_setzero_ps(); }
@@ -94,6 +112,43 @@ struct Avx2 {
         }
 #pragma GCC unroll 8
         for (int i = 0; i < lanes; ++i) row[i] = t[i];
+    }
+
+    static float first_lane(Vector x) {
+        return _mm256_cvtss_f32(x);
+    }
+    static float sum_of_lanes(Vector x) {
+        const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    }
+    /// The largest lane. A NaN may be lost.
+    static float largest_lane(Vector x) {
+        const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+    }
+
+    /// Returns the sum of the lanes of x[i] in lane i. Lanes are added in pairs.
+    [[gnu::always_inline]] static inline Vector add_lanes(const Vector (&x)[lanes]) {
+        Vector fours[2];  // half h of fours[i] = partial sums of x[4 i .. 4 i + 3]
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+            const Vector a =
+                add(_mm256_unpacklo_ps(x[4 * i], x[4 * i + 1]), _mm256_unpackhi_ps(x[4 * i], x[4 * i + 1]));
+            const Vector b = add(_mm256_unpacklo_ps(x[4 * i + 2], x[4 * i + 3]),
+                                 _mm256_unpackhi_ps(x[4 * i + 2], x[4 * i + 3]));
+            const __m256d c = _mm256_castps_pd(a), d = _mm256_castps_pd(b);
+            fours[i] =
+                add(_mm256_castpd_ps(_mm256_unpacklo_pd(c, d)), _mm256_castpd_ps(_mm256_unpackhi_pd(c, d)));
+        }
+        return add(_mm256_permute2f128_ps(fours[0], fours[1], 0x20),
+                   _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+    }
+    /// The vectors of V's columns that a group of `rows` rows takes together: 8 sums leave half of the
+    /// registers for operands.
+    static constexpr int value_vectors(int rows) {
+        return 8 / rows;
     }
 };
 

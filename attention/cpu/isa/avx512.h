@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include <gradtile/attention/cpu/isa/exp2_polynomial.h>
+#include <gradtile/core/dtype.h>
 
 namespace gradtile::attention::cpu {
 namespace {
@@ -54,10 +55,25 @@ struct Avx512 {
     }
 
     static Vector load(const float* p) { return _mm512_loadu_ps(p); }
+    static Vector load(const bfloat16* p) { return widen_bf16(load_halves(p)); }
+    static Vector load(const float16* p) { return _mm512_cvtph_ps(load_halves(p)); }
     static void store(float* p, Vector x) { _mm512_storeu_ps(p, x); }
     /// Loads the first n lanes; the other lanes become 0.
     static Vector load_first(const float* p, std::int64_t n) {
         return _mm512_maskz_loadu_ps(first_lanes(n), p);
+    }
+    static Vector load_first(const bfloat16* p, std::int64_t n) {
+        return widen_bf16(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+    }
+    static Vector load_first(const float16* p, std::int64_t n) {
+        return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+    }
+    template <class T>
+    static __m256i load_halves(const T* p) {
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    }
+    static Vector widen_bf16(__m256i halves) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }
     static void store_first(float* p, Vector x, std::int64_t n) {
         _mm512_mask_storeu_ps(p, first_lanes(n), x);
@@ -101,6 +117,35 @@ struct Avx512 {
 
     static void transpose(Vector (&rows)[lanes]) {
         transpose_words(reinterpret_cast<__m512i(&)[lanes]>(rows));
+    }
+
+    static float first_lane(Vector x) { return _mm512_cvtss_f32(x); }
+    static float sum_of_lanes(Vector x) { return _mm512_reduce_add_ps(x); }
+    /// The largest lane. A NaN may be lost.
+    static float largest_lane(Vector x) { return _mm512_reduce_max_ps(x); }
+
+    /// Returns the sum of the lanes of x[i] in lane i. Lanes are added in pairs.
+    [[gnu::always_inline]] static inline Vector add_lanes(const Vector (&x)[lanes]) {
+        Vector fours[4];  // lane group h of fours[i] = partial sums of x[4 i .. 4 i + 3]
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            const Vector a =
+                add(_mm512_unpacklo_ps(x[4 * i], x[4 * i + 1]), _mm512_unpackhi_ps(x[4 * i], x[4 * i + 1]));
+            const Vector b = add(_mm512_unpacklo_ps(x[4 * i + 2], x[4 * i + 3]),
+                                 _mm512_unpackhi_ps(x[4 * i + 2], x[4 * i + 3]));
+            const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+            fours[i] =
+                add(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+        }
+        const auto add_groups = [](Vector a, Vector b) __attribute__((always_inline)) {
+            return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+        };
+        return add_groups(add_groups(fours[0], fours[1]), add_groups(fours[2], fours[3]));
+    }
+    /// The vectors of V's columns that a group of `rows` rows takes together: 16 sums take half of the
+    /// registers. Fewer rows take at most eight vectors, a head dim of 128.
+    static constexpr int value_vectors(int rows) {
+        return rows == 4 ? 4 : 8;
     }
 };
 

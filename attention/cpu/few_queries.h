@@ -1,0 +1,48 @@
+#pragma once
+/// INTERNAL. Few queries against many keys, as when a model generates text: the driver of the kernels in
+/// few_queries/. A task takes all rows of a K/V head, that is, the queries of all query heads that share it,
+/// and one part of the keys, so that K and V are read once.
+#include <string>
+
+#include <gradtile/attention/cpu/kernels.h>
+#include <gradtile/attention/cpu/key_parts.h>
+
+namespace gradtile::attention::cpu {
+
+/// How a call is divided. With heads_together = 0 the call does not take this path.
+struct FewQueriesPlan {
+    std::int64_t heads_together = 0;  ///< query heads of a task
+    KeyParts parts = {};
+
+    explicit operator bool() const { return heads_together > 0; }
+};
+
+/// The most queries and the most rows of a task. The kernels for many queries hold 16 or 32 queries of one
+/// head in the lanes of a vector or in a tile; with more queries they are faster.
+inline constexpr std::int64_t max_queries_of_few_rows = 8;
+inline constexpr std::int64_t max_rows_of_few_queries = 64;
+
+/// Returns the number of query heads of a task: as many of the `group` heads that share a K/V head as fit.
+inline std::int64_t heads_together(std::int64_t group, std::int64_t queries) {
+    std::int64_t heads = std::min(group, max_rows_of_few_queries / queries);
+    while (group % heads != 0) --heads;
+    return heads;
+}
+
+/// Plans a call with the chosen kernels of dtype T, which is not float64. The plan depends on the shape and
+/// the mask only. The keys of packed sequences are not divided, because the lengths are not known when
+/// scratch memory is allocated.
+template <class T>
+FewQueriesPlan few_queries_plan(const ResolvedOptions& options, const Tensor& q, const Tensor& k);
+
+/// Computes a call by its plan. The parameters are those of a ForwardFunction.
+template <class T>
+void few_queries_forward(const Context& ctx, const FewQueriesPlan& plan, const ResolvedOptions& options,
+                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                         const Tensor& lse);
+
+/// Says which kernels a plan uses, for bench attention --explain.
+template <class T>
+std::string explain(const FewQueriesPlan& plan, const Tensor& q);
+
+}  // namespace gradtile::attention::cpu

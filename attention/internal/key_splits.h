@@ -1,0 +1,48 @@
+#pragma once
+/// INTERNAL. The number of parts into which a call with few queries splits its keys, on every device: the
+/// smallest number that reaches at least 95% of the best occupancy (the rule of FlashAttention's num_splits).
+#include <algorithm>
+#include <cstdint>
+
+namespace gradtile::attention {
+
+/// Fewer keys are not split. On a GPU the kernels for many queries then compute the call as fast; on a CPU it
+/// takes a few microseconds.
+inline constexpr std::int64_t min_keys_to_split = 512;
+
+/// Splits of equal length; the last split may be shorter.
+struct KeySplits {
+    std::int64_t count = 1;
+    std::int64_t blocks_per_split = 0;  ///< blocks of keys
+};
+
+/// The work of a call whose keys can be split between blocks of keys.
+struct SplittableWork {
+    std::int64_t key_blocks;
+    std::int64_t tasks_per_split;
+    std::int64_t places;    ///< the number of tasks that can run at the same time
+    std::int64_t start_up;  ///< the time that a task takes in addition to its keys, in blocks of keys
+
+    /// Returns at most `most` splits, none of them empty.
+    KeySplits split(std::int64_t most) const {
+        const std::int64_t length = (key_blocks + most - 1) / most;
+        return {(key_blocks + length - 1) / length, length};
+    }
+    /// Returns the part of the places that work, averaged over the run.
+    double occupancy(const KeySplits& splits) const {
+        const std::int64_t tasks = tasks_per_split * splits.count, runs = (tasks + places - 1) / places;
+        const double work = static_cast<double>(tasks_per_split * key_blocks),
+                     time = static_cast<double>(runs * (splits.blocks_per_split + start_up));
+        return work / (time * static_cast<double>(places));
+    }
+    /// Returns the fewest splits, at most `limit`, with at least 95% of the best occupancy.
+    KeySplits fewest_splits(std::int64_t limit) const {
+        double best = 0;
+        for (std::int64_t most = 1; most <= limit; ++most) best = std::max(best, occupancy(split(most)));
+        std::int64_t most = 1;
+        while (occupancy(split(most)) < 0.95 * best) ++most;
+        return split(most);
+    }
+};
+
+}  // namespace gradtile::attention
