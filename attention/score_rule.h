@@ -44,8 +44,9 @@ struct ScoreFormula {
     A softcap = 0;  ///< 0: none
     A alibi_slope = 0;
 
-    /// Whether of_product() changes its argument. If it does not, kernels omit it, and the derivative is 1.
-    GRADTILE_ATTENTION_INLINE bool changes_products() const { return softcap != 0; }
+    /// Returns 0 if of_product() does not change its argument: kernels then omit it, and the derivative is 1.
+    GRADTILE_ATTENTION_INLINE A change_of_products() const { return softcap; }
+    GRADTILE_ATTENTION_INLINE bool changes_products() const { return change_of_products() != 0; }
     /// Called only if changes_products(). The derivative is never negative: the 16-bit kernels of the GPU
     /// mark dropped elements by its sign.
     GRADTILE_CALLS_EITHER_DEVICE

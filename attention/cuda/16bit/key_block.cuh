@@ -289,7 +289,8 @@ class KeyBlock {
                                                       std::uint32_t lane_statistics, int iteration) const {
         const ScoreRule<float>& rule = rules_.of_head[position_of(iteration).head % 2].get();
         const bool drops = rule.drops();
-        if (rule.formula.changes_products()) {
+        // With changes_products() instead, the compiler orders the four variants differently.
+        if (rule.formula.change_of_products() != 0) {
             drops ? make_p_under_rule<true, true>(rule, left, x, exchange, lane_statistics, iteration)
                   : make_p_under_rule<true, false>(rule, left, x, exchange, lane_statistics, iteration);
         } else {
