@@ -208,17 +208,27 @@ TEST(Usage, RefusesANegativeFrequency) {
                    {"min-frequency: -1", "0 or more"});
 }
 
+/// Checks the limits just below the smallest one that is enough: with less, the loader or a library's own
+/// initialization ends the process before main().
 TEST(Usage, LittleMemoryIsAnErrorAndNotASignal) {
     if (sanitized) GTEST_SKIP() << "a sanitizer reserves more memory than the limits here";
+    const auto run_within = [](int kilobytes) {
+        return run({"version"},
+                   {.prefix = {"bash", "-c", concat("ulimit -v ", kilobytes, "; exec \"$0\" \"$@\"")}});
+    };
+    constexpr int step = 32;
+    int too_little = 0, enough = 1 << 20;
+    while (enough - too_little > step) {
+        const int middle = (too_little + enough) / 2;
+        (run_within(middle).exit_code == 0 ? enough : too_little) = middle;
+    }
     int refused = 0;
-    for (int megabytes = 20; megabytes <= 120; megabytes += 2) {
-        const Outcome outcome =
-            run({"version"},
-                {.prefix = {"bash", "-c", concat("ulimit -v ", megabytes << 10, "; exec \"$0\" \"$@\"")}});
-        EXPECT_EQ(outcome.signal, 0) << megabytes << " MB: " << outcome.err;
+    for (int kilobytes = enough - step; kilobytes >= enough - 4 * step; kilobytes -= step) {
+        const Outcome outcome = run_within(kilobytes);
+        EXPECT_EQ(outcome.signal, 0) << kilobytes << " KB: " << outcome.err;
         if (outcome.exit_code == 1 && outcome.err == "gradtile: out of memory\n") ++refused;
     }
-    EXPECT_GE(refused, 1);  // between the program's libraries, which the loader reports, and enough
+    EXPECT_GE(refused, 1);
 }
 
 TEST(Usage, RefusesARunWithoutADirectory) {
