@@ -61,37 +61,67 @@ class BytePairTrainer::PieceCounts {
         : splitter_({std::string(gpt2_pattern())}, "tokenizer"), pool_(threads) {}
 
     void add(std::string_view text) {
+        constexpr std::size_t max_parts = std::size_t{1} << 16;  // of text that is full of invalid bytes
+        std::vector<Part> parts;
         for (std::size_t at = 0; at < text.size();) {
             const std::size_t end = end_of_utf8(text, at);
-            add_run(text.substr(at, end - at));
+            cut_run(text.substr(at, end - at), parts);
             at = end_of_invalid_utf8(text, end);
-            if (at > end) count_piece(counts_, text.substr(end, at - end));
+            if (at > end) parts.push_back({text.substr(end, at - end), 0, at - end, /*is_utf8=*/false});
+            if (parts.size() >= max_parts) count(parts);
         }
+        count(parts);
     }
     const CountByPiece& counts() const { return counts_; }
 
   private:
     static constexpr std::size_t chunk_bytes = std::size_t{1} << 22;
 
-    /// Counts the pieces of valid UTF-8. Several threads count, each one chunk at a time.
-    void add_run(std::string_view run) {
-        std::vector<std::size_t> borders{0};
-        for (std::size_t at = chunk_bytes; at < run.size(); at = borders.back() + chunk_bytes) {
-            while (at < run.size() && !is_safe_border(run, at)) ++at;
-            if (at == run.size()) break;
-            borders.push_back(at);
+    /// The pieces that begin in [begin, end) of a run of valid UTF-8, or all bytes of an invalid run, which
+    /// are one piece.
+    struct Part {
+        std::string_view run;
+        std::size_t begin, end;
+        bool is_utf8;
+    };
+
+    /// Cuts a run of valid UTF-8 into parts of about chunk_bytes.
+    static void cut_run(std::string_view run, std::vector<Part>& parts) {
+        for (std::size_t begin = 0; begin < run.size();) {
+            std::size_t end = std::min(begin + chunk_bytes, run.size());
+            while (end < run.size() && !is_safe_border(run, end)) ++end;
+            parts.push_back({run, begin, end, /*is_utf8=*/true});
+            begin = end;
         }
-        borders.push_back(run.size());
+    }
+
+    /// Counts the pieces of the parts and removes the parts. Each thread counts neighbouring parts of
+    /// together chunk_bytes or more at a time.
+    void count(std::vector<Part>& parts) {
+        std::vector<std::size_t> borders{0};
+        std::size_t bytes = 0;
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+            bytes += parts[i].end - parts[i].begin;
+            if (bytes < chunk_bytes && i + 1 < parts.size()) continue;
+            borders.push_back(i + 1);
+            bytes = 0;
+        }
         std::mutex mutex;
-        pool_.run(std::ssize(borders) - 1, [&](std::int64_t i) {
-            const auto chunk = static_cast<std::size_t>(i);
+        pool_.run(std::ssize(borders) - 1, [&](std::int64_t chunk) {
             TextSplitter::Cutter cutter(splitter_);
             CountByPiece counted;
-            for (std::size_t at = borders[chunk]; at < borders[chunk + 1];)
-                at = cutter.cut_next(run, at, [&](std::string_view piece) { count_piece(counted, piece); });
+            const auto count_one = [&](std::string_view piece) { count_piece(counted, piece); };
+            const auto first = static_cast<std::size_t>(chunk);
+            for (std::size_t i = borders[first]; i < borders[first + 1]; ++i) {
+                const Part& part = parts[i];
+                if (!part.is_utf8) count_one(part.run);
+                for (std::size_t at = part.begin; part.is_utf8 && at < part.end;)
+                    at = cutter.cut_next(part.run, at, count_one);
+            }
             const std::scoped_lock lock(mutex);
             for (const auto& [piece, count] : counted) count_piece(counts_, piece, count);
         });
+        parts.clear();
     }
 
     TextSplitter splitter_;
