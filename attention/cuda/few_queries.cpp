@@ -23,7 +23,7 @@ FewQueriesPlan few_queries_plan(const Context& ctx, const ResolvedOptions& optio
     if (shape.batch * shape.heads > 65535) return {};
     if (ctx.is_planning()) {
         FewQueriesPlan plan = plan_few_queries(shape, 1, shared_memory_limits[0]);
-        if (plan) plan.splits = limit_of_splits(plan.blocks_per_split, shape.keys, most_places);
+        if (plan) plan.splits = limit_of_splits(plan.blocks_per_split, shape.keys, max_places);
         return plan;
     }
     gradtile::cuda::use_device(ctx.device());

@@ -70,18 +70,18 @@ struct FewQueriesPlan {
     explicit operator bool() const { return heads_together > 0; }
 };
 
-inline constexpr int most_splits = 256;
+inline constexpr int max_splits = 256;
 /// The limit on thread blocks, as a multiple of the number that can run at the same time. More blocks save no
 /// time.
-inline constexpr int most_runs = 4;
+inline constexpr int max_runs = 4;
 /// The largest number of thread blocks that a GPU of up to 192 multiprocessors runs at the same time. A dry
 /// run without a GPU uses this number.
-inline constexpr int most_places = 2 * 192;
+inline constexpr int max_places = 2 * 192;
 
 inline int limit_of_splits(std::int64_t blocks_per_split, std::int64_t key_blocks, int places) {
     const std::int64_t of_runs =
-        std::max<std::int64_t>(1, std::int64_t{most_runs} * places / blocks_per_split);
-    return static_cast<int>(std::min<std::int64_t>({most_splits, key_blocks, of_runs}));
+        std::max<std::int64_t>(1, std::int64_t{max_runs} * places / blocks_per_split);
+    return static_cast<int>(std::min<std::int64_t>({max_splits, key_blocks, of_runs}));
 }
 
 /// The work that a plan splits.

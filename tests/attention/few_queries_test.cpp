@@ -53,7 +53,7 @@ TEST(FewQueriesPlan, SplitsAsLittleAsFullOccupancyAllows) {
                 EXPECT_EQ(plan.keys_per_split % FewQueriesTiles::keys, 0);
                 EXPECT_GE(std::int64_t{plan.splits} * plan.keys_per_split, keys);
                 EXPECT_LT(std::int64_t{plan.splits - 1} * plan.keys_per_split, keys);
-                EXPECT_LE(plan.splits * batch * heads, std::max(most_runs * plan.places, 6400));
+                EXPECT_LE(plan.splits * batch * heads, std::max(max_runs * plan.places, 6400));
                 const std::int64_t key_blocks = (keys + 63) / 64;
                 if (batch * heads * key_blocks <= plan.places) {
                     EXPECT_EQ(plan.splits, key_blocks);  // more places than blocks of keys

@@ -28,7 +28,7 @@ class RecyclingAllocator final : public Allocator {
         const std::size_t index = index_of(bytes);
         std::vector<std::byte*>& kept = kept_[index];
         if (kept.empty()) {
-            kept.reserve(most_blocks);  // release() must not throw
+            kept.reserve(max_blocks);  // release() must not throw
             return source_->allocate(smallest << index);
         }
         std::byte* const block = kept.back();
@@ -38,7 +38,7 @@ class RecyclingAllocator final : public Allocator {
     void release(std::byte* data, std::size_t bytes) noexcept override {
         if (bytes > largest) return source_->release(data, bytes);
         const std::size_t index = index_of(bytes);
-        if (kept_[index].size() < most_blocks) {
+        if (kept_[index].size() < max_blocks) {
             kept_[index].push_back(data);
         } else {
             source_->release(data, smallest << index);
@@ -47,7 +47,7 @@ class RecyclingAllocator final : public Allocator {
     Device device() const override { return source_->device(); }
 
   private:
-    static constexpr std::size_t smallest = 256, largest = std::size_t{64} << 10, most_blocks = 64;
+    static constexpr std::size_t smallest = 256, largest = std::size_t{64} << 10, max_blocks = 64;
 
     /// Sizes are rounded up to powers of two from `smallest` on; returns the number of the power.
     static std::size_t index_of(std::size_t bytes) {

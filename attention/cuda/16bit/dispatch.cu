@@ -104,11 +104,11 @@ std::int64_t parts_of_pair_bias(const BiasGradient& gradient, std::int64_t queri
 /// float32 sums of all of them would be the largest tensor of the pass.
 std::int64_t batches_at_once(const ScoreOptions& scores, std::int64_t batch_size, std::int64_t sums_of_batch,
                              std::int64_t blocks_of_batch) {
-    constexpr std::int64_t most_sums = 12 << 20, enough_blocks = 2048;
+    constexpr std::int64_t max_sums = 12 << 20, enough_blocks = 2048;
     if (!scores.has_biases()) return batch_size;
     const std::int64_t for_gpu =
                            (enough_blocks + blocks_of_batch - 1) / std::max<std::int64_t>(1, blocks_of_batch),
-                       by_memory = most_sums / std::max<std::int64_t>(1, sums_of_batch);
+                       by_memory = max_sums / std::max<std::int64_t>(1, sums_of_batch);
     const std::int64_t most =
         std::clamp<std::int64_t>(std::max(for_gpu, by_memory), 1, std::max<std::int64_t>(1, batch_size));
     const std::int64_t parts = (batch_size + most - 1) / most;

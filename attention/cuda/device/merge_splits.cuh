@@ -43,7 +43,7 @@ template <class T, class Parameters>
 __global__ void __launch_bounds__(merge_threads)
     merge_splits_kernel(const __grid_constant__ Parameters p, const __grid_constant__ SplitParameters split) {
     constexpr int threads = merge_threads, warps = threads / 32, max_columns = 256;
-    __shared__ float lse[most_splits], of_warp[warps][max_columns];
+    __shared__ float lse[max_splits], of_warp[warps][max_columns];
     gradtile::cuda::device::await_predecessor();
     const std::int64_t index = blockIdx.x;
     const int query = static_cast<int>(index % p.mask.queries),

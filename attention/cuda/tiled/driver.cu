@@ -143,10 +143,10 @@ struct BackwardPlan {
 };
 BackwardPlan flash1_plan(const Saved& saved) {
     // With fewer blocks of keys per thread block, more thread blocks than heads work at the same time.
-    constexpr std::int64_t enough_blocks = 128, fewest_keys = 512;
+    constexpr std::int64_t enough_blocks = 128, min_keys = 512;
     const std::int64_t heads = std::max<std::int64_t>(1, saved.q.size(0) * saved.k.size(2));
     const std::int64_t splits = std::clamp<std::int64_t>(
-        ceil_div(enough_blocks, heads), 1, std::max<std::int64_t>(1, saved.k.size(1) / fewest_keys));
+        ceil_div(enough_blocks, heads), 1, std::max<std::int64_t>(1, saved.k.size(1) / min_keys));
     return {.is_flash1 = true, .splits = static_cast<int>(splits), .d_q_parts = static_cast<int>(splits)};
 }
 BackwardPlan memory_efficient_plan(const ResolvedOptions& options) {
@@ -269,7 +269,7 @@ void memory_efficient_forward(const Context& ctx, const ResolvedOptions& options
     const Saved saved{.q = q, .k = k, .v = v, .o = o, .lse = lse};
     visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
         forward_typed<T>(ctx, options, saved, launch_memory_efficient_forward<T>,
-                         /*sums_output=*/v.size(3) > most_columns_in_registers);
+                         /*sums_output=*/v.size(3) > max_columns_in_registers);
     });
 }
 

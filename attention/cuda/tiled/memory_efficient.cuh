@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     load_keys(first_key);
     __syncthreads();  // the rule is in shared memory
     const Scoring<A> scoring{mask, &rule.get(), p.scale};
-    const bool keeps_output = p.sizes.v_dim <= most_columns_in_registers;
+    const bool keeps_output = p.sizes.v_dim <= max_columns_in_registers;
     const RowsInMemory<A> sums = rows_from(p.o_sums.head(batch, head), row, mask.queries, p.sizes.v_dim);
     typename Tiles::Rows state;
     state.start(rule.get().sink);

@@ -10,7 +10,7 @@
 namespace gradtile::attention::cuda::tiled {
 
 /// Columns of V up to which the forward pass of memory_efficient keeps O in registers.
-inline constexpr int most_columns_in_registers = 128;
+inline constexpr int max_columns_in_registers = 128;
 
 template <class T>
 struct TiledForwardParameters {
