@@ -12,8 +12,8 @@ namespace gradtile {
 
 #if defined(__x86_64__)
 
-// __builtin_cpu_supports also tests whether the operating system saves the registers. In some of the
-// supported compilers it does not know bf16 and AMX, so CPUID is used for them.
+// __builtin_cpu_supports also tests whether the operating system saves the registers. In some of the supported
+// compilers it does not know F16C, bf16 and AMX, so CPUID is used for them.
 namespace {
 
 struct CpuidLeaf {
@@ -37,7 +37,9 @@ bool operating_system_saves_tiles() {
 }  // namespace
 
 bool cpu_has_avx2_fma() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    constexpr int f16c = 29;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           has_bit(CpuidLeaf(1, 0).ecx, f16c);
 }
 
 bool cpu_has_avx512() {

@@ -3,6 +3,7 @@
 /// false on processors other than x86-64.
 namespace gradtile {
 
+/// AVX2, FMA and F16C, which every processor with AVX2 has, but a virtual machine may hide.
 bool cpu_has_avx2_fma();
 /// AVX-512 F, BW, DQ and VL, which every server processor with AVX-512 since Skylake has.
 bool cpu_has_avx512();
