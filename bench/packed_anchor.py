@@ -1,5 +1,5 @@
-"""Times FlashAttention-2 of PyTorch on packed sequences, forward and backward, causal: median milliseconds, measured with
-CUDA events. `gradtile bench attention --packed LENGTHS` times the same calls of gradtile."""
+"""Times FlashAttention-2 of PyTorch on packed sequences, forward and backward, causal: median milliseconds, measured
+with CUDA events. `gradtile bench attention --packed LENGTHS` times the same calls of gradtile."""
 import argparse
 import itertools
 
@@ -8,8 +8,8 @@ import torch
 from cuda_timing import median_ms
 
 # The 32 lengths, 16,384 tokens, of bench/results/2026-11-24-packed-h200.md.
-LENGTHS = ("64,1308,962,380,171,1149,407,1027,904,340,256,438,270,84,174,803,64,64,472,157,367,305,201,2048,104,255,108,480,"
-           "155,211,659,1997")
+LENGTHS = ("64,1308,962,380,171,1149,407,1027,904,340,256,438,270,84,174,803,64,64,472,157,367,305,201,2048,104,255,"
+           "108,480,155,211,659,1997")
 
 
 def measure(lengths, heads, kv_heads, head_dim, rounds):
