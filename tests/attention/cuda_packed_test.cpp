@@ -239,6 +239,7 @@ TEST_P(AttentionCudaPacked, EqualDenseCallsAtTheEdgesOfBlocks) {
             Problem problem{.d_qk = d, .d_v = d, .causal = true, .heads = 4, .key_heads = 2, .sink = true};
             expect_equal_to_dense(problem, edges, deterministic);
             problem.causal = false;
+            problem.alibi = true;
             problem.window = {.left = 150, .right = 70};
             expect_equal_to_dense(problem, edges, deterministic);
         }

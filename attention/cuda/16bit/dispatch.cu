@@ -179,6 +179,7 @@ std::string explain_16bit_forward(const Context& ctx, const ResolvedOptions& opt
     const char* const why_not = why_not_hopper(options, {q, k, v});
     if (why_not == nullptr)
         return concat("long queries: Hopper's asynchronous products and copies; head dim ", head_dim,
+                      options.scores.scores_are_products ? "" : ", with terms of the distance",
                       options.packed ? ", packed sequences" : "");
     const RuleKind kind = KernelScores(options, q.dtype(), k.size(1), head_dim).rule;
     if (kind == RuleKind::dropout) rules = ", with dropout";

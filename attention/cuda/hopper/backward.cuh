@@ -15,6 +15,7 @@
 #include <gradtile/attention/cuda/16bit/backward_rows.cuh>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
 #include <gradtile/attention/cuda/device/turns.cuh>
+#include <gradtile/attention/cuda/hopper/distance_rule.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 
 namespace gradtile::attention::cuda {
@@ -287,7 +288,7 @@ class BackwardConsumer {
                             d_s = base_ + Shared::d_s + stage_ * DsTile::bytes;
         Scores d_p;
         start_d_p(d_p, stage_, round_);
-        make_p(p, task.mask(p_), at.row, task.key + warpgroup_ * 64 + warp_ * 16);
+        make_p(p, task.mask(p_), at, task.key + warpgroup_ * 64 + warp_ * 16);
         LeftOperand left;
         as_operand_a<T>(left, p);
         begin_products();
@@ -328,7 +329,11 @@ class BackwardConsumer {
     }
 
     /// Replaces S^T by P^T times p_factor. The warp's first key is `key`.
-    __device__ __forceinline__ void make_p(Scores& s, const DeviceMask& seen, int row, int key) const {
+    __device__ __forceinline__ void make_p(Scores& s, const DeviceMask& seen, RowPosition at, int key) const {
+        const int row = at.row;
+        if constexpr (Policy::has_distance_terms)
+            add_unscaled_distance_terms<RowsAre::keys>(s, p_.rows.scores, seen, p_.rows.scale_log2, at.head,
+                                                       row, key);
         const std::uint32_t lse = base_ + Shared::lse + stage_ * Shared::statistics_bytes;
 #pragma unroll
         for (int n = 0; n < rows / 8; ++n) {
@@ -458,8 +463,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 
 }  // namespace device
 
-template <int head_dim_, bool in_turns_, bool is_packed_>
+template <int head_dim_, bool in_turns_, bool is_packed_, bool has_distance_terms_>
 struct HopperBackwardPolicy {
+    static constexpr bool has_distance_terms = has_distance_terms_;  ///< whether scores have such terms
     static constexpr int head_dim = head_dim_;
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr bool in_turns = in_turns_;    ///< whether additions to dQ have a fixed order
@@ -529,19 +535,22 @@ void launch_hopper_backward(const HopperBackwardTensors& x, const Bits16Backward
                             const Context& ctx) {
     visit_head_dim(HopperBackwardHeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
                    [&]<int head_dim>(HeadDim<head_dim>) {
-                       const auto launch = [&]<bool is_packed>() {
-                           if (parameters.turns != nullptr) {
-                               using Policy = HopperBackwardPolicy<head_dim, true, is_packed>;
+                       const auto launch = [&]<bool in_turns, bool is_packed>() {
+                           if (parameters.scores.has_distance_terms()) {
+                               using Policy = HopperBackwardPolicy<head_dim, in_turns, is_packed, true>;
                                launch_hopper_backward_kernels<T, Policy>(x, parameters, ctx);
                            } else {
-                               using Policy = HopperBackwardPolicy<head_dim, false, is_packed>;
+                               using Policy = HopperBackwardPolicy<head_dim, in_turns, is_packed, false>;
                                launch_hopper_backward_kernels<T, Policy>(x, parameters, ctx);
                            }
                        };
+                       const bool in_turns = parameters.turns != nullptr;
                        if (parameters.packed) {
-                           launch.template operator()<true>();
+                           in_turns ? launch.template operator()<true, true>()
+                                    : launch.template operator()<false, true>();
                        } else {
-                           launch.template operator()<false>();
+                           in_turns ? launch.template operator()<true, false>()
+                                    : launch.template operator()<false, false>();
                        }
                    });
 }

@@ -10,6 +10,7 @@
 #include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
+#include <gradtile/attention/cuda/hopper/distance_rule.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 
@@ -230,6 +231,7 @@ class ForwardConsumer {
             pass_order();
             await_products<0>(s[0]);
             release(k_);
+            add_terms(s, seen, task, row, own.end - 1);
             mask(s, seen, row, own.end - 1);
             softmax.raise_reference(s);
             softmax.exponentiate(s);
@@ -243,6 +245,7 @@ class ForwardConsumer {
                 pass_order();
                 await_products<1>(s[0]);
                 release(k_);
+                add_terms(s, seen, task, row, block);
                 mask(s, seen, row, block);
                 const bool rescales = softmax.raise_reference(s);
                 softmax.exponentiate(s);
@@ -287,6 +290,12 @@ class ForwardConsumer {
         begin_products();
         start_a_b<T, VTile>(o[0], probabilities, base_ + Shared::v + v_.stage() * VTile::bytes);
         commit_products();
+    }
+    __device__ __forceinline__ void add_terms(Scores& s, const DeviceMask& seen, const Task& task, int row,
+                                              int block) const {
+        if constexpr (Policy::has_distance_terms)
+            add_unscaled_distance_terms<RowsAre::queries>(s, p_.scores, seen, p_.scale_log2, task.head,
+                                                          row + warp_row_, block * tiles.keys);
     }
     __device__ __forceinline__ void mask(Scores& s, const DeviceMask& seen, int row, int block) const {
         const int key = block * tiles.keys;
@@ -377,8 +386,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 
 }  // namespace device
 
-template <int qk_dim_, int v_dim_, bool is_packed_>
+template <int qk_dim_, int v_dim_, bool is_packed_, bool has_distance_terms_>
 struct HopperForwardPolicy {
+    static constexpr bool has_distance_terms = has_distance_terms_;  ///< whether scores have such terms
     static constexpr int qk_dim = qk_dim_, v_dim = v_dim_;
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr HopperForwardTiles tiles = hopper_forward_tiles(qk_dim, v_dim);
@@ -437,11 +447,18 @@ void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, co
                                {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true},
                                p);
     };
+    const auto launch_rule = [&]<int qk_dim, int v_dim, bool is_packed>() {
+        if (p.scores.has_distance_terms()) {
+            launch_policy.template operator()<HopperForwardPolicy<qk_dim, v_dim, is_packed, true>>();
+        } else {
+            launch_policy.template operator()<HopperForwardPolicy<qk_dim, v_dim, is_packed, false>>();
+        }
+    };
     const auto launch = [&]<int qk_dim, int v_dim>() {
         if (p.packed) {
-            launch_policy.template operator()<HopperForwardPolicy<qk_dim, v_dim, true>>();
+            launch_rule.template operator()<qk_dim, v_dim, true>();
         } else {
-            launch_policy.template operator()<HopperForwardPolicy<qk_dim, v_dim, false>>();
+            launch_rule.template operator()<qk_dim, v_dim, false>();
         }
     };
     visit_head_dim(Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim), [&]<int dim>(HeadDim<dim>) {

@@ -23,6 +23,7 @@ struct HopperForwardParameters {
     std::int64_t sink_stride;
     PackedOffsets packed;
     PackedTasks row_tasks;  ///< blocks of rows if packed; before the launch only its memory
+    ScoreOptions scores;    ///< only terms of the distance
 };
 
 /// Enqueues the forward pass; fills in the maps, the tasks and their order.
