@@ -11,6 +11,7 @@ constexpr int threads = 256, warps = threads / 32;
 /// sequence. Grid: the sequences and what follows them.
 __global__ void __launch_bounds__(threads)
     make_tasks_kernel(PackedOffsets offsets, PackedOrder order, int block, PackedTasks table) {
+    gradtile::cuda::device::await_predecessor();
     const bool divides_rows = order == PackedOrder::last_rows_first;
     const auto blocks_of = [&](int sequence) {
         const auto [begin, end] = divides_rows ? offsets.queries(sequence) : offsets.keys(sequence);
@@ -42,6 +43,8 @@ __global__ void __launch_bounds__(threads)
     int tasks = 0;
     for (int other = lane; other <= offsets.count; other += 32) tasks += blocks_of(other);
     tasks = __reduce_add_sync(~0u, tasks);
+    // With wrong offsets there may be more tasks than the table holds.
+    if (threadIdx.x == 0) *table.counters() = {.tasks = min(tasks, table.count), .taken = 0};
     for (int n = tasks + static_cast<int>(threadIdx.x); n < table.count; n += threads)
         table.first[n].sequence = -1;
 }
@@ -53,7 +56,7 @@ PackedTasks make_packed_tasks(cudaStream_t stream, const PackedOffsets& offsets,
     const int total = order == PackedOrder::last_rows_first ? offsets.total_queries : offsets.total_keys;
     const PackedTasks tasks{table, total / block + offsets.count + 1};
     gradtile::cuda::launch_on(stream, make_tasks_kernel, dim3(static_cast<unsigned>(offsets.count + 1)),
-                              {.threads = threads}, offsets, order, block, tasks);
+                              {.threads = threads, .starts_early = true}, offsets, order, block, tasks);
     return tasks;
 }
 

@@ -80,17 +80,28 @@ struct alignas(16) PackedTask {
     int unused[2];
 };
 
+/// For kernels whose thread blocks take one task after the other.
+struct PackedCounters {
+    int tasks;  ///< the tasks in the table
+    int taken;  ///< 0 at first; kernels add to it
+};
+
 /// The tasks of one kernel; empty unless the call is packed.
 struct PackedTasks {
     PackedTask* first = nullptr;
     int count = 0;  ///< elements of the table, which depends on the totals only
 
     GRADTILE_HOST_DEVICE explicit operator bool() const { return first != nullptr; }
+    /// The counters follow the last element.
+    GRADTILE_HOST_DEVICE PackedCounters* counters() const {
+        return reinterpret_cast<PackedCounters*>(first + count);
+    }
 };
 
-/// Allocates a table for all blocks of at least 16 rows or keys; an empty one unless the call is packed.
+/// Allocates a table for all blocks of at least 16 rows or keys, and its counters; an empty one unless the
+/// call is packed.
 inline Tensor packed_task_table(const Context& ctx, const PackedSequences& packed, std::int64_t total) {
-    const std::int64_t tasks = packed ? total / 16 + packed.count + 1 : 0;
+    const std::int64_t tasks = packed ? total / 16 + packed.count + 2 : 0;
     return empty(ctx, {tasks * std::int64_t{sizeof(PackedTask) / sizeof(std::int32_t)}}, DType::i32);
 }
 inline PackedTask* packed_tasks_in(const Tensor& table) {

@@ -23,6 +23,35 @@ auto encode_function() {
     return encode;
 }
 
+cuuint64_t length_of(const Tensor& x, int axis) {
+    return static_cast<cuuint64_t>(x.size(axis));
+}
+/// The stride of an axis. An axis of length 1 may have any stride, which TMA would reject although it never
+/// uses it.
+cuuint64_t bytes_between(const Tensor& x, int axis) {
+    return x.size(axis) <= 1 ? 16 : static_cast<cuuint64_t>(x.stride(axis) * element_bytes);
+}
+
+/// The axes of a map after the columns: rows, heads, batches.
+struct MapAxes {
+    cuuint64_t sizes[3], strides[3];
+};
+
+TensorMap encode(const Tensor& x, void* base, const MapAxes& axes, int rows, Swizzle swizzle) {
+    const cuuint64_t sizes[] = {length_of(x, 3), axes.sizes[0], axes.sizes[1], axes.sizes[2]};
+    const bool narrow = swizzle == Swizzle::of_64_bytes;
+    const cuuint32_t box[] = {narrow ? 32u : 64u, static_cast<cuuint32_t>(rows), 1, 1};
+    const cuuint32_t steps[] = {1, 1, 1, 1};
+    TensorMap map;
+    const CUresult result = encode_function()(
+        &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, base, sizes, axes.strides, box, steps,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    check(result == CUDA_SUCCESS, "cuda: no tensor map for ", x.shape(), ": error ",
+          static_cast<int>(result));
+    return map;
+}
+
 }  // namespace
 
 bool has_tensor_map(const Tensor& x) {
@@ -36,26 +65,27 @@ bool has_tensor_map(const Tensor& x) {
 }
 
 TensorMap tensor_map(const Tensor& x, int rows, Swizzle swizzle) {
-    // The axes from the innermost one on: columns, rows, heads, batches.
-    const cuuint64_t sizes[] = {static_cast<cuuint64_t>(x.size(3)), static_cast<cuuint64_t>(x.size(1)),
-                                static_cast<cuuint64_t>(x.size(2)), static_cast<cuuint64_t>(x.size(0))};
-    cuuint64_t strides[3];
-    for (int i = 0; i < 3; ++i) {
-        constexpr int axes[] = {1, 2, 0};
-        // An axis of length 1 may have any stride, which TMA would reject although it never uses it.
-        strides[i] = x.size(axes[i]) <= 1 ? 16 : static_cast<cuuint64_t>(x.stride(axes[i]) * element_bytes);
-    }
-    const bool narrow = swizzle == Swizzle::of_64_bytes;
-    const cuuint32_t box[] = {narrow ? 32u : 64u, static_cast<cuuint32_t>(rows), 1, 1};
-    const cuuint32_t steps[] = {1, 1, 1, 1};
-    TensorMap map;
-    const CUresult result = encode_function()(
-        &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, x.raw_data(), sizes, strides, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    check(result == CUDA_SUCCESS, "cuda: no tensor map for ", x.shape(), ": error ",
-          static_cast<int>(result));
-    return map;
+    const MapAxes axes{.sizes = {length_of(x, 1), length_of(x, 2), length_of(x, 0)},
+                       .strides = {bytes_between(x, 1), bytes_between(x, 2), bytes_between(x, 0)}};
+    return encode(x, x.raw_data(), axes, rows, swizzle);
+}
+
+bool has_packed_tensor_map(const Tensor& x) {
+    return has_tensor_map(x) && reinterpret_cast<std::uintptr_t>(x.raw_data()) >=
+                                    static_cast<std::uintptr_t>(x.size(1)) * bytes_between(x, 1);
+}
+
+TensorMap packed_tensor_map(const Tensor& x, int rows, Swizzle swizzle) {
+    // A row's address is base + (row + batch) * stride, because both axes have the stride of rows. The axis
+    // of rows ends at S. A sequence of `length` rows begins `length` rows before, so its end is the end of
+    // this axis, and the hardware cuts boxes there. The axis of batches moves the sequence to its place:
+    //     (S - length + r) + (first + length) = S + first + r,
+    // so the base is S rows before the tensor. Nothing is read or written before the tensor.
+    const cuuint64_t stride = bytes_between(x, 1);
+    const MapAxes axes{.sizes = {length_of(x, 1), length_of(x, 2), length_of(x, 1) + 1},
+                       .strides = {stride, bytes_between(x, 2), stride}};
+    const std::uintptr_t base = reinterpret_cast<std::uintptr_t>(x.raw_data()) - length_of(x, 1) * stride;
+    return encode(x, reinterpret_cast<void*>(base), axes, rows, swizzle);
 }
 
 }  // namespace gradtile::cuda

@@ -54,6 +54,25 @@ struct PackedInputs {
         options.cumulative_k = offsets(ctx, k_offsets);
         return options;
     }
+    /// Compares the results of one sequence in two packed calls.
+    void expect_equal(std::size_t b, const Result& x, const Result& y) const {
+        SCOPED_TRACE(::testing::Message() << "sequence " << b);
+        const auto expect = [](const std::vector<double>& a, const std::vector<double>& e, std::int64_t from,
+                               std::int64_t to, const char* name) {
+            for (auto i = static_cast<std::size_t>(from); i < static_cast<std::size_t>(to); ++i)
+                ASSERT_EQ(a[i], e[i]) << name << ' ' << i;
+        };
+        const std::int64_t q_width = shape.heads * shape.d_qk, o_width = shape.heads * shape.d_v,
+                           k_width = shape.key_heads * shape.d_qk, v_width = shape.key_heads * shape.d_v;
+        const std::int64_t row = q_offsets[b], end_row = q_offsets[b + 1], key = k_offsets[b],
+                           end_key = k_offsets[b + 1];
+        expect(x.o, y.o, row * o_width, end_row * o_width, "o");
+        expect(x.d_q, y.d_q, row * q_width, end_row * q_width, "dq");
+        expect(x.d_k, y.d_k, key * k_width, end_key * k_width, "dk");
+        expect(x.d_v, y.d_v, key * v_width, end_key * v_width, "dv");
+        for (std::int64_t h = 0; h < shape.heads; ++h)
+            expect(x.lse, y.lse, h * shape.queries + row, h * shape.queries + end_row, "lse");
+    }
     static Inputs without_batch(Inputs x) {
         for (Tensor* t : {&x.q, &x.k, &x.v, &x.d_o}) *t = t->select(0, 0);
         if (x.d_lse.defined()) x.d_lse = x.d_lse.select(0, 0);
@@ -189,6 +208,10 @@ class AttentionCudaPacked : public AttentionCudaDtypes {
 const Lengths mixed{
     .queries = {70, 0, 5, 200, 1, 64, 0, 129, 3}, .keys = {70, 9, 0, 200, 1, 64, 0, 140, 300}, .rest = 37};
 const Lengths equal{.queries = {1, 257, 128, 30}, .keys = {1, 257, 128, 30}};
+/// Sequences that end before, at and after the end of a kernel's block, and some of many blocks.
+const Lengths edges{.queries = {1, 63, 64, 65, 127, 0, 128, 129, 191, 192, 193, 700, 2, 320},
+                    .keys = {1, 64, 63, 127, 65, 5, 129, 128, 192, 0, 191, 700, 450, 320},
+                    .rest = 70};
 
 TEST_P(AttentionCudaPacked, EqualDenseCalls) {
     const Problem base{.d_qk = 32, .d_v = 32, .heads = 4, .key_heads = 2};
@@ -209,6 +232,46 @@ TEST_P(AttentionCudaPacked, EqualDenseCallsAtEveryHeadDim) {
     for (const std::int64_t d : {1, 16, 64, 96, 128, 192, 256})
         expect_equal_to_dense({.d_qk = d, .d_v = d, .causal = true, .heads = 2, .key_heads = 2}, mixed);
     expect_equal_to_dense({.d_qk = 192, .d_v = 128, .causal = true, .heads = 2, .key_heads = 1}, equal);
+}
+TEST_P(AttentionCudaPacked, EqualDenseCallsAtTheEdgesOfBlocks) {
+    for (const std::int64_t d : {32, 64, 96, 128, 192, 256})
+        for (const bool deterministic : {false, true}) {
+            Problem problem{.d_qk = d, .d_v = d, .causal = true, .heads = 4, .key_heads = 2, .sink = true};
+            expect_equal_to_dense(problem, edges, deterministic);
+            problem.causal = false;
+            problem.alibi = true;
+            problem.window = {.left = 150, .right = 70};
+            expect_equal_to_dense(problem, edges, deterministic);
+        }
+}
+/// The thread blocks of a GPU take many tasks each.
+TEST_P(AttentionCudaPacked, EqualDenseCallsWithManyHeads) {
+    const Lengths lengths{.queries = {300, 20, 513, 90}, .keys = {300, 20, 513, 90}};
+    expect_equal_to_dense({.d_qk = 64, .d_v = 64, .causal = true, .heads = 48, .key_heads = 48}, lengths);
+    expect_equal_to_dense({.d_qk = 128, .d_v = 128, .causal = true, .heads = 48, .key_heads = 12}, lengths,
+                          /*deterministic=*/true);
+}
+TEST_P(AttentionCudaPacked, NoSequenceReadsItsNeighbours) {
+    for (const std::int64_t d : {32, 64, 96, 128, 192, 256}) {
+        const Problem problem{.d_qk = d, .d_v = d, .heads = 2, .key_heads = 1};
+        const PackedInputs packed(cpu, problem, edges, GetParam());
+        Options options = packed.options(gpu(), Algorithm::flash);
+        options.deterministic = true;
+        const Result expected = run(gpu(), PackedInputs::without_batch(on_gpu(packed.in)), options);
+        for (const double poison : {std::numeric_limits<double>::quiet_NaN(), infinity})
+            for (const std::size_t parity : {0, 1}) {
+                SCOPED_TRACE(::testing::Message() << d << ' ' << poison << ' ' << parity);
+                Inputs in = on_gpu(packed.in);
+                for (std::size_t b = parity; b < packed.count(); b += 2) {
+                    Inputs of_sequence = packed.of_sequence(in, b);
+                    for (Tensor* x : {&of_sequence.q, &of_sequence.k, &of_sequence.v, &of_sequence.d_o})
+                        if (x->elements() > 0) fill(gpu(), *x, poison);
+                }
+                const Result result = run(gpu(), PackedInputs::without_batch(in), options);
+                for (std::size_t b = 1 - parity; b < packed.count(); b += 2)
+                    packed.expect_equal(b, result, expected);
+            }
+    }
 }
 TEST_P(AttentionCudaPacked, EqualDenseCallsUnderEveryScoreOption) {
     const Problem base{.d_qk = 16, .d_v = 24, .heads = 4, .key_heads = 2};
@@ -236,6 +299,19 @@ TEST_P(AttentionCudaPacked, ManyShortSequencesAndNone) {
     expect_equal_to_dense(problem, {.queries = {}, .keys = {}, .rest = 20});
     expect_equal_to_dense(problem, {.queries = {0, 0}, .keys = {0, 0}});
     expect_equal_to_dense(problem, {.queries = {0, 3}, .keys = {5, 0}});
+}
+
+/// The tests above would also pass if all calls took the kernels for sm_80.
+TEST_F(AttentionCuda, PackedCallsTakeTheHopperKernels) {
+    const PackedInputs packed(cpu, {.d_qk = 64, .d_v = 64, .heads = 2, .key_heads = 1}, equal, DType::bf16);
+    const Inputs in = PackedInputs::without_batch(on_gpu(packed.in));
+    const std::string explanation =
+        explain_forward(gpu(), in.q, in.k, in.v, packed.options(gpu(), Algorithm::flash));
+    EXPECT_THAT(explanation, testing::HasSubstr("packed sequences"));
+    if (explanation.find("compute capability") != std::string::npos ||
+        explanation.find("no code for sm_90a") != std::string::npos)
+        GTEST_SKIP() << explanation;
+    EXPECT_THAT(explanation, testing::HasSubstr("Hopper's asynchronous products"));
 }
 
 /// A graph is captured once and replayed with other offsets.

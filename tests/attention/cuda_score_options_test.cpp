@@ -20,6 +20,28 @@ TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAllScoreOptionsAtAnyHeadDim)
             expect_accurate(problem_with_every_score_option(140, 135, d, d), GetParam(), deterministic);
 }
 
+/// Kernels with wgmma take ALiBi without other rules.
+TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAlibiAtAnyHeadDim) {
+    for (const std::int64_t d : {32, 64, 96, 128, 192, 256})
+        for (const bool deterministic : {false, true}) {
+            Problem problem{.queries = 270,
+                            .keys = 330,
+                            .d_qk = d,
+                            .d_v = d,
+                            .batch = 2,
+                            .heads = 4,
+                            .key_heads = 2,
+                            .alibi = true,
+                            .d_lse = true};
+            expect_accurate(problem, GetParam(), deterministic);
+            problem.causal = problem.sink = true;
+            expect_accurate(problem, GetParam(), deterministic);
+            problem.window.left = 100;
+            problem.scale = 0.01;
+            expect_accurate(problem, GetParam(), deterministic);
+        }
+}
+
 /// Biases of the dtype of q whose rows are aligned are read in tiles, alone or with a bias of keys.
 TEST_P(AttentionCudaDtypes, BiasesReadInTilesAreAsAccurateAsNaive) {
     const Problem base{.queries = 70,

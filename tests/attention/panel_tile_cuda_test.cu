@@ -201,6 +201,99 @@ TEST_F(HopperTiles, ProductsOfBoxesAreExactInFloat16) {
     expect_exact_products<float16>();
 }
 
+struct PackedCopy {
+    TensorMap from, to;
+    PackedRows sequence;
+    int row, head;
+    bool to_is_packed;
+};
+
+/// Copies a box of a packed sequence to the same place of another tensor or to the start of an ordinary one.
+template <class Tile>
+__global__ void packed_copy_kernel(const __grid_constant__ PackedCopy p) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    __shared__ std::uint64_t memory_of_full;
+    const Barrier full(shared_address(&memory_of_full));
+    const std::uint32_t tile = shared_address(shared);
+    full.initialize(1);
+    publish_barriers();
+    full.arrive_and_expect(Tile::bytes);
+    Tile::load(tile, p.from, packed_box(p.sequence, 0, p.row, p.head), full);
+    full.wait(0);
+    for (int i = 0; i < Tile::panels; ++i) {
+        const int column = i * Tile::panel_columns;
+        const BoxPosition at =
+            p.to_is_packed ? packed_box(p.sequence, column, p.row, p.head) : BoxPosition{column, 0, 0, 0};
+        store_box(p.to, at, tile + i * Tile::panel_bytes);
+    }
+    commit_stores();
+    wait_until_stores_have_read();
+}
+
+/// Rows before and after a sequence are neither read nor written.
+template <int columns>
+void expect_boxes_end_with_their_sequence(int first, int length, int row) {
+    SCOPED_TRACE(testing::Message() << columns << " columns, rows " << first << " to " << first + length
+                                    << ", box from " << row);
+    using Tile = PanelTile<64, columns>;
+    const Context gpu(Device::cuda(0));
+    constexpr int total = 100, heads = 3, head = 1;
+    const Shape shape{1, total, heads, columns};
+    const auto values = integers(shape, 3);
+    const Tensor from = from_host(gpu, values, shape, DType::bf16), to = empty(gpu, shape, DType::bf16),
+                 box = empty(gpu, {1, 64, 1, columns}, DType::bf16);
+    fill(gpu, to, 7);
+    fill(gpu, box, 7);
+    ASSERT_TRUE(gradtile::cuda::has_packed_tensor_map(from));
+    PackedCopy p{.from = packed_tensor_map(from, 64, Tile::swizzle),
+                 .to = packed_tensor_map(to, 64, Tile::swizzle),
+                 .sequence = {total, first, length},
+                 .row = row,
+                 .head = head,
+                 .to_is_packed = true};
+    const auto copy_box = [&] {
+        gradtile::cuda::launch(gpu, packed_copy_kernel<Tile>, 1, {.threads = 1, .shared_bytes = Tile::bytes},
+                               p);
+    };
+    copy_box();
+    p.to = tensor_map(box, 64, Tile::swizzle);
+    p.to_is_packed = false;
+    copy_box();
+    const std::vector<double> written = to_host(gpu, to), read = to_host(gpu, box);
+    const auto at = [&](int i, int h, int j) {
+        return static_cast<std::size_t>((i * heads + h) * columns + j);
+    };
+    for (int i = 0; i < 64; ++i)
+        for (int j = 0; j < columns; ++j)
+            ASSERT_EQ(read[static_cast<std::size_t>(i * columns + j)],
+                      row + i < length ? values[at(first + row + i, head, j)] : 0)
+                << "row " << i << ", column " << j;
+    for (int i = 0; i < total; ++i)
+        for (int h = 0; h < heads; ++h)
+            for (int j = 0; j < columns; ++j) {
+                const bool is_copied =
+                    h == head && i >= first + row && i < first + std::min(length, row + 64);
+                ASSERT_EQ(written[at(i, h, j)], is_copied ? values[at(i, h, j)] : 7)
+                    << "row " << i << ", head " << h << ", column " << j;
+            }
+}
+
+TEST_F(HopperTiles, BoxesOfPackedSequencesEndWithTheirSequence) {
+    for (const auto& [first, length, row] : {std::tuple{0, 100, 0},
+                                             {0, 100, 64},
+                                             {0, 1, 0},
+                                             {10, 63, 0},
+                                             {10, 64, 0},
+                                             {10, 65, 0},
+                                             {10, 65, 64},
+                                             {99, 1, 0},
+                                             {40, 60, 0}}) {
+        expect_boxes_end_with_their_sequence<32>(first, length, row);
+        expect_boxes_end_with_their_sequence<64>(first, length, row);
+        expect_boxes_end_with_their_sequence<128>(first, length, row);
+    }
+}
+
 TEST_F(HopperTiles, TensorsThatTmaCannotReadAreRecognised) {
     const Context gpu(Device::cuda(0));
     const Tensor x = empty(gpu, {2, 16, 4, 64}, DType::bf16);

@@ -133,7 +133,8 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     if (!few_queries && !why_not_hopper(options, {q.tensor(), k.tensor(), v.tensor(), o.tensor()})) {
-        hopper_forward(ctx, options, q.tensor(), k.tensor(), v.tensor(), o.tensor(), lse);
+        hopper_forward(ctx, options, q.tensor(), k.tensor(), v.tensor(), o.tensor(), lse,
+                       packed_tasks_in(row_tasks));
         return o.store(ctx);
     }
     KernelScores kernel(options, q_in.dtype(), k_in.size(1), head_dim);
@@ -177,7 +178,9 @@ std::string explain_16bit_forward(const Context& ctx, const ResolvedOptions& opt
     gradtile::cuda::use_device(ctx.device());
     const char* const why_not = why_not_hopper(options, {q, k, v});
     if (why_not == nullptr)
-        return concat("long queries: Hopper's asynchronous products and copies; head dim ", head_dim);
+        return concat("long queries: Hopper's asynchronous products and copies; head dim ", head_dim,
+                      options.scores.scores_are_products ? "" : ", with terms of the distance",
+                      options.packed ? ", packed sequences" : "");
     const RuleKind kind = KernelScores(options, q.dtype(), k.size(1), head_dim).rule;
     if (kind == RuleKind::dropout) rules = ", with dropout";
     if (kind == RuleKind::pair_bias) rules = ", with a bias in tiles";

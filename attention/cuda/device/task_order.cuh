@@ -21,6 +21,12 @@ struct TaskOrder {
             static_cast<int>(std::clamp<std::int64_t>(cache_bytes / std::max<std::int64_t>(1, bytes_per_head),
                                                       1, std::max<std::int64_t>(1, batch_head_count)));
     }
+    /// Makes the sets about equal. Thread blocks that take tasks from a counter need this: a small last set
+    /// would leave long tasks to the end of the run.
+    void make_sets_equal() {
+        const int sets = std::max(1, (batch_heads + cached_heads - 1) / cached_heads);
+        cached_heads = std::max(1, (batch_heads + sets - 1) / sets);
+    }
 
     struct Task {
         int batch_head;  ///< batch * heads + head

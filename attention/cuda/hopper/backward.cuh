@@ -15,11 +15,110 @@
 #include <gradtile/attention/cuda/16bit/backward_rows.cuh>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
 #include <gradtile/attention/cuda/device/turns.cuh>
+#include <gradtile/attention/cuda/hopper/distance_rule.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 
 namespace gradtile::attention::cuda {
 
 namespace device {
+
+/// A block of keys of one K/V head, and the rows that see them: those of all heads of its group.
+template <class Policy>
+struct KeyTask {
+    int batch, head, key, block;
+    int begin_row, end_row;  ///< the same for every head of the group; begin_row is a multiple of the rows
+
+    using Announced = int;  ///< what the producer tells the consumers: the number of the task
+
+    __device__ static Announced take(const HopperBackwardParameters& p) {
+        return atomicAdd(p.rows.next_task, 1);
+    }
+    __device__ static bool is_end(const HopperBackwardParameters& p, Announced index) {
+        return index >= p.tasks;
+    }
+    __device__ KeyTask(const HopperBackwardParameters& parameters, Announced announced) {
+        constexpr HopperBackwardTiles tiles = Policy::tiles;
+        const Bits16BackwardParameters& p = parameters.rows;
+        const TaskOrder::Task task = p.order(announced);
+        const int key_heads = p.sizes.heads / p.sizes.group;
+        batch = task.batch_head / key_heads;
+        head = task.batch_head - batch * key_heads;
+        // The first keys come first: under a causal mask most rows see them. In turns the last keys come
+        // first: blocks of keys that run at the same time then reach a block of rows one after the other.
+        block = Policy::in_turns ? p.order.parts - 1 - task.part : task.part;
+        key = block * tiles.keys;
+        begin_row = p.mask.first_row(key) / tiles.rows * tiles.rows;
+        end_row = p.mask.end_row(min(key + tiles.keys, p.mask.keys) - 1);
+    }
+    __device__ bool has_rows() const { return begin_row < end_row; }
+    __device__ const DeviceMask& mask(const HopperBackwardParameters& p) const { return p.rows.mask; }
+    __device__ BoxPosition row_box(const HopperBackwardParameters&, int at, int of_head) const {
+        return {0, at, of_head, batch};
+    }
+    __device__ BoxPosition key_box(const HopperBackwardParameters&, int column, int at) const {
+        return {column, at, head, batch};
+    }
+    __device__ int batch_head(const HopperBackwardParameters& p, int of_head) const {
+        return batch * p.rows.sizes.heads + of_head;
+    }
+    __device__ int first_padded_row() const { return 0; }
+};
+
+/// The same for a packed sequence. Rows and keys count from its start.
+template <class Policy>
+struct PackedKeyTask {
+    /// What the producer tells the consumers.
+    struct Announced {
+        PackedTask task;  ///< its sequence is -1 if there are no more tasks
+        int head;
+    };
+    __device__ static Announced take(const HopperBackwardParameters& p) {
+        PackedCounters* const counters = p.rows.key_tasks.counters();
+        TaskOrder order = p.rows.order;
+        order.parts = counters->tasks;
+        const int index = atomicAdd(&counters->taken, 1);
+        if (index >= order.batch_heads * order.parts) return {{.sequence = -1}};
+        const TaskOrder::Task at = order(index);
+        return {p.rows.key_tasks.first[at.part], at.batch_head};
+    }
+    __device__ static bool is_end(const HopperBackwardParameters&, const Announced& announced) {
+        return announced.task.sequence < 0;
+    }
+    int head, key, block;
+    int begin_row, end_row;
+    int first_query, queries, first_key, keys, sequence;
+
+    __device__ PackedKeyTask(const HopperBackwardParameters& p, const Announced& announced)
+        : head(announced.head),
+          block(announced.task.block),
+          first_query(announced.task.first_query),
+          queries(announced.task.queries),
+          first_key(announced.task.first_key),
+          keys(announced.task.keys),
+          sequence(announced.task.sequence) {
+        constexpr HopperBackwardTiles tiles = Policy::tiles;
+        key = block * tiles.keys;
+        const DeviceMask seen = mask(p);
+        begin_row = seen.first_row(key) / tiles.rows * tiles.rows;
+        end_row = seen.end_row(min(key + tiles.keys, keys) - 1);
+    }
+    __device__ bool has_rows() const { return begin_row < end_row; }
+    __device__ DeviceMask mask(const HopperBackwardParameters& p) const {
+        DeviceMask mask = p.rows.mask;
+        mask.queries = queries;
+        mask.keys = keys;
+        mask.offset = p.rows.packed.top_left ? 0 : keys - queries;
+        return mask;
+    }
+    __device__ BoxPosition row_box(const HopperBackwardParameters& p, int at, int of_head) const {
+        return packed_box({p.rows.mask.queries, first_query, queries}, 0, at, of_head);
+    }
+    __device__ BoxPosition key_box(const HopperBackwardParameters& p, int column, int at) const {
+        return packed_box({p.rows.mask.keys, first_key, keys}, column, at, head);
+    }
+    __device__ int batch_head(const HopperBackwardParameters&, int of_head) const { return of_head; }
+    __device__ int first_padded_row() const { return packed_padded_row(sequence, first_query); }
+};
 
 /// The shared memory of a thread block.
 template <class Policy>
@@ -34,36 +133,15 @@ struct HopperBackwardShared {
                          d_s = d_o + tiles.stages * RowTile::bytes, lse = d_s + 2 * DsTile::bytes,
                          delta = lse + tiles.stages * statistics_bytes,
                          rings = delta + tiles.stages * statistics_bytes;
+    using Task = std::conditional_t<Policy::is_packed, PackedKeyTask<Policy>, KeyTask<Policy>>;
     struct Rings {
         Ring<1> kv;
         Ring<tiles.stages> q, d_o, tasks;
-        int task[tiles.stages];
+        typename Task::Announced task[tiles.stages];
     };
     static constexpr int q_ring = rings + offsetof(Rings, q), d_o_ring = rings + offsetof(Rings, d_o);
     static_assert(sizeof(Rings) <= HopperBackwardTiles::ring_bytes && tiles.stages == 2);
     static_assert(rings + HopperBackwardTiles::ring_bytes <= tiles.shared_bytes(Policy::head_dim));
-};
-
-/// A block of keys of one K/V head, and the rows that see them: those of all heads of its group.
-template <class Policy>
-struct KeyTask {
-    int batch, head, key, block;
-    int begin_row, end_row;  ///< the same for every head of the group; begin_row is a multiple of the rows
-
-    __device__ KeyTask(const Bits16BackwardParameters& p, int index) {
-        constexpr HopperBackwardTiles tiles = Policy::tiles;
-        const TaskOrder::Task task = p.order(index);
-        const int key_heads = p.sizes.heads / p.sizes.group;
-        batch = task.batch_head / key_heads;
-        head = task.batch_head - batch * key_heads;
-        // The first keys come first: under a causal mask most rows see them. In turns the last keys come
-        // first: blocks of keys that run at the same time then reach a block of rows one after the other.
-        block = Policy::in_turns ? p.order.parts - 1 - task.part : task.part;
-        key = block * tiles.keys;
-        begin_row = p.mask.first_row(key) / tiles.rows * tiles.rows;
-        end_row = p.mask.end_row(min(key + tiles.keys, p.mask.keys) - 1);
-    }
-    __device__ bool has_rows() const { return begin_row < end_row; }
 };
 
 /// Takes tasks and starts all copies to shared memory. One thread runs this.
@@ -76,27 +154,29 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
     constexpr HopperBackwardTiles tiles = Policy::tiles;
     RingPosition kv(rings.kv);
     RingPosition tasks(rings.tasks), q(rings.q), d_o(rings.d_o);
+    using Task = typename Shared::Task;
     for (;;) {
-        const int index = atomicAdd(p.rows.next_task, 1);
+        const auto announced = Task::take(p);
         tasks.wait_empty();
-        rings.task[tasks.stage()] = index;
+        rings.task[tasks.stage()] = announced;
         tasks.full().arrive();
         tasks.advance();
-        if (index >= p.tasks) return;
-        const KeyTask<Policy> task(p.rows, index);
+        if (Task::is_end(p, announced)) return;
+        const Task task(p, announced);
         if (!task.has_rows()) continue;
         kv.wait_empty();
         kv.full().arrive_and_expect(2 * KvTile::bytes);
-        const BoxPosition keys{0, task.key, task.head, task.batch};
+        const BoxPosition keys = task.key_box(p, 0, task.key);
         KvTile::load(base + Shared::k, p.k, keys, kv.full());
         KvTile::load(base + Shared::v, p.v, keys, kv.full());
         kv.advance();
         const int group = p.rows.sizes.group, first_head = task.head * group;
         for (int head = first_head; head < first_head + group; ++head) {
             const std::int64_t first_statistic =
-                (static_cast<std::int64_t>(task.batch) * p.rows.sizes.heads + head) * p.rows.padded_rows;
+                static_cast<std::int64_t>(task.batch_head(p, head)) * p.rows.padded_rows +
+                task.first_padded_row();
             for (int row = task.begin_row; row < task.end_row; row += tiles.rows) {
-                const BoxPosition rows{0, row, head, task.batch};
+                const BoxPosition rows = task.row_box(p, row, head);
                 q.wait_empty();
                 q.full().arrive_and_expect(RowTile::bytes + Shared::statistics_bytes);
                 RowTile::load(base + Shared::q + q.stage() * RowTile::bytes, p.q, rows, q.full());
@@ -121,6 +201,7 @@ class BackwardConsumer {
     using KvTile = typename Shared::KvTile;
     using RowTile = typename Shared::RowTile;
     using DsTile = typename Shared::DsTile;
+    using Task = typename Shared::Task;
     static constexpr HopperBackwardTiles tiles = Policy::tiles;
     static constexpr int rows = tiles.rows;
     using Scores = FragmentC[1][rows / 8];                ///< S^T and P^T, or dP^T and dS^T
@@ -145,16 +226,16 @@ class BackwardConsumer {
     __device__ __forceinline__ void consume() {
         for (;;) {
             tasks_.wait_full();
-            const int index = rings_.task[tasks_.stage()];
+            const typename Task::Announced announced = rings_.task[tasks_.stage()];
             release(tasks_);
-            if (index >= p_.tasks) break;
-            differentiate(KeyTask<Policy>(p_.rows, index));
+            if (Task::is_end(p_, announced)) break;
+            differentiate(Task(p_, announced));
         }
         if (is_first_of_warpgroup()) wait_until_stores_have_read();
     }
 
   private:
-    __device__ __forceinline__ void differentiate(const KeyTask<Policy>& task) {
+    __device__ __forceinline__ void differentiate(const Task& task) {
         Gradient d_k, d_v;
         clear(d_k);
         clear(d_v);
@@ -200,14 +281,14 @@ class BackwardConsumer {
     /// Adds the part of a block of rows to dK and dV, and the part of the keys to the rows' dQ.
     /// S of these rows is complete. This function computes the next S while dS waits for the other warpgroup.
     template <bool has_next>
-    __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, Scores& p,
-                                             const KeyTask<Policy>& task, RowPosition at) {
+    __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, Scores& p, const Task& task,
+                                             RowPosition at) {
         const std::uint32_t q = base_ + Shared::q + stage_ * RowTile::bytes,
                             d_o = base_ + Shared::d_o + stage_ * RowTile::bytes,
                             d_s = base_ + Shared::d_s + stage_ * DsTile::bytes;
         Scores d_p;
         start_d_p(d_p, stage_, round_);
-        make_p(p, at.row, task.key + warpgroup_ * 64 + warp_ * 16);
+        make_p(p, task.mask(p_), at, task.key + warpgroup_ * 64 + warp_ * 16);
         LeftOperand left;
         as_operand_a<T>(left, p);
         begin_products();
@@ -248,7 +329,11 @@ class BackwardConsumer {
     }
 
     /// Replaces S^T by P^T times p_factor. The warp's first key is `key`.
-    __device__ __forceinline__ void make_p(Scores& s, int row, int key) const {
+    __device__ __forceinline__ void make_p(Scores& s, const DeviceMask& seen, RowPosition at, int key) const {
+        const int row = at.row;
+        if constexpr (Policy::has_distance_terms)
+            add_unscaled_distance_terms<RowsAre::keys>(s, p_.rows.scores, seen, p_.rows.scale_log2, at.head,
+                                                       row, key);
         const std::uint32_t lse = base_ + Shared::lse + stage_ * Shared::statistics_bytes;
 #pragma unroll
         for (int n = 0; n < rows / 8; ++n) {
@@ -258,8 +343,7 @@ class BackwardConsumer {
                 s[0][n][e] =
                     exp2_fast(fmaf(s[0][n][e], p_.rows.scale_log2, e % 2 == 0 ? -shift.x : -shift.y));
         }
-        if (!p_.rows.mask.sees_all(row, rows, key, 16))
-            mask_transposed_probabilities(s, p_.rows.mask, key, row);
+        if (!seen.sees_all(row, rows, key, 16)) mask_transposed_probabilities(s, seen, key, row);
     }
     /// Replaces dP^T by dS^T.
     __device__ __forceinline__ void make_d_s(Scores& d_p, const Scores& p) const {
@@ -284,18 +368,17 @@ class BackwardConsumer {
 
     /// Uses atomic additions, because other blocks of keys add to the same rows, in any order or, if
     /// deterministic, in turns.
-    __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const KeyTask<Policy>& task,
-                                            RowPosition at) {
-        const int batch_head = task.batch * p_.rows.sizes.heads + at.head;
+    __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const Task& task, RowPosition at) {
+        const int batch_head = task.batch_head(p_, at.head), padded_row = task.first_padded_row() + at.row;
         if constexpr (Policy::in_turns) {
             const std::int64_t row_block =
-                (static_cast<std::int64_t>(batch_head) * p_.rows.padded_rows + at.row) / rows;
+                (static_cast<std::int64_t>(batch_head) * p_.rows.padded_rows + padded_row) / rows;
             turn_ = p_.rows.turns + row_block * 4 * tiles.consumers + warpgroup_ * 4 + warp_;
             next_turn_ = task.block - 1;
             WarpTurn::wait(turn_, task.block);
         }
         const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
-        const int first_row = at.row + (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
+        const int first_row = padded_row + (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
                   first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;
 #pragma unroll
         for (int n = 0; n < d_q_columns / 8; ++n)
@@ -313,8 +396,7 @@ class BackwardConsumer {
     }
 
     /// Stores dK and dV through shared memory.
-    __device__ __forceinline__ void store(const Gradient& d_k, const Gradient& d_v,
-                                          const KeyTask<Policy>& task) const {
+    __device__ __forceinline__ void store(const Gradient& d_k, const Gradient& d_v, const Task& task) const {
         const std::uint32_t own_keys = base_ + warpgroup_ * 64 * KvTile::row_bytes,
                             warp_keys = own_keys + warp_ * 16 * KvTile::row_bytes;
         if (is_first_of_warpgroup()) wait_until_stores_have_read();
@@ -325,10 +407,10 @@ class BackwardConsumer {
         wait_for_warpgroup();
         const int key = task.key + warpgroup_ * 64;
         if (!is_first_of_warpgroup()) return;
-        if (key < p_.rows.mask.keys) {
+        if (key < task.mask(p_).keys) {
 #pragma unroll
             for (int i = 0; i < KvTile::panels; ++i) {
-                const BoxPosition at{i * KvTile::panel_columns, key, task.head, task.batch};
+                const BoxPosition at = task.key_box(p_, i * KvTile::panel_columns, key);
                 store_box(p_.d_k, at, own_keys + Shared::d_k + i * KvTile::panel_bytes);
                 store_box(p_.d_v, at, own_keys + Shared::d_v + i * KvTile::panel_bytes);
             }
@@ -381,10 +463,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 
 }  // namespace device
 
-template <int head_dim_, bool in_turns_>
+template <int head_dim_, bool in_turns_, bool is_packed_, bool has_distance_terms_>
 struct HopperBackwardPolicy {
+    static constexpr bool has_distance_terms = has_distance_terms_;  ///< whether scores have such terms
     static constexpr int head_dim = head_dim_;
-    static constexpr bool in_turns = in_turns_;  ///< whether additions to dQ have a fixed order
+    static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
+    static constexpr bool in_turns = in_turns_;    ///< whether additions to dQ have a fixed order
     static constexpr HopperBackwardTiles tiles = hopper_backward_tiles(head_dim);
 };
 
@@ -397,21 +481,36 @@ void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
     constexpr HopperBackwardTiles tiles = Policy::tiles;
     constexpr int shared_bytes = tiles.shared_bytes(head_dim);
     static_assert(shared_bytes <= 227 * 1024);
-    HopperBackwardParameters p{.q = tensor_map(x.q, tiles.rows, Shared::RowTile::swizzle),
-                               .d_o = tensor_map(x.d_o, tiles.rows, Shared::RowTile::swizzle),
-                               .k = tensor_map(x.k, tiles.keys, Shared::KvTile::swizzle),
-                               .v = tensor_map(x.v, tiles.keys, Shared::KvTile::swizzle),
-                               .d_k = tensor_map(x.d_k, 64, Shared::KvTile::swizzle),
-                               .d_v = tensor_map(x.d_v, 64, Shared::KvTile::swizzle),
+    const auto map = Policy::is_packed ? packed_tensor_map : tensor_map;
+    HopperBackwardParameters p{.q = map(x.q, tiles.rows, Shared::RowTile::swizzle),
+                               .d_o = map(x.d_o, tiles.rows, Shared::RowTile::swizzle),
+                               .k = map(x.k, tiles.keys, Shared::KvTile::swizzle),
+                               .v = map(x.v, tiles.keys, Shared::KvTile::swizzle),
+                               .d_k = map(x.d_k, 64, Shared::KvTile::swizzle),
+                               .d_v = map(x.d_v, 64, Shared::KvTile::swizzle),
                                .rows = parameters};
     p.rows.last_keys_first = true;
-    const std::int64_t batch_heads = x.q.size(0) * x.q.size(2), rows = batch_heads * parameters.padded_rows,
-                       key_blocks = (parameters.mask.keys + tiles.keys - 1) / tiles.keys,
+    const std::int64_t batch_heads = x.q.size(0) * x.q.size(2),
                        key_heads = batch_heads / parameters.sizes.group;
+    std::int64_t rows = batch_heads * parameters.padded_rows,
+                 key_blocks = (parameters.mask.keys + tiles.keys - 1) / tiles.keys;
+    if constexpr (Policy::is_packed) {
+        use_device(ctx.device());
+        const auto stream = static_cast<cudaStream_t>(ctx.stream());
+        p.rows.padded_tasks = make_packed_tasks(stream, parameters.packed, PackedOrder::last_rows_first,
+                                                backward_row_padding, parameters.padded_tasks.first);
+        p.rows.key_tasks =
+            make_packed_tasks(stream, parameters.packed,
+                              Policy::in_turns ? PackedOrder::last_keys_first : PackedOrder::first_keys_first,
+                              tiles.keys, parameters.key_tasks.first);
+        rows = batch_heads * p.rows.padded_tasks.count * backward_row_padding;
+        key_blocks = p.rows.key_tasks.count;
+    }
     // Bytes per row of Q, dO and the sums of dQ: all blocks of keys of a head use them, from the L2 cache.
     constexpr std::int64_t row_bytes = 2 * 2 * head_dim + 4 * head_dim;
     p.rows.order = device::TaskOrder(key_heads, static_cast<int>(key_blocks),
                                      parameters.sizes.group * parameters.padded_rows * row_bytes);
+    if constexpr (Policy::is_packed) p.rows.order.make_sets_equal();
     p.tasks = static_cast<int>(key_heads * key_blocks);
     // As the kernels for sm_80 count the turns: eight warps, with 128 keys.
     constexpr Bits16BackwardTiles turns{.rows = tiles.rows,
@@ -436,11 +535,23 @@ void launch_hopper_backward(const HopperBackwardTensors& x, const Bits16Backward
                             const Context& ctx) {
     visit_head_dim(HopperBackwardHeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
                    [&]<int head_dim>(HeadDim<head_dim>) {
-                       const auto launch =
-                           parameters.turns != nullptr
-                               ? launch_hopper_backward_kernels<T, HopperBackwardPolicy<head_dim, true>>
-                               : launch_hopper_backward_kernels<T, HopperBackwardPolicy<head_dim, false>>;
-                       launch(x, parameters, ctx);
+                       const auto launch = [&]<bool in_turns, bool is_packed>() {
+                           if (parameters.scores.has_distance_terms()) {
+                               using Policy = HopperBackwardPolicy<head_dim, in_turns, is_packed, true>;
+                               launch_hopper_backward_kernels<T, Policy>(x, parameters, ctx);
+                           } else {
+                               using Policy = HopperBackwardPolicy<head_dim, in_turns, is_packed, false>;
+                               launch_hopper_backward_kernels<T, Policy>(x, parameters, ctx);
+                           }
+                       };
+                       const bool in_turns = parameters.turns != nullptr;
+                       if (parameters.packed) {
+                           in_turns ? launch.template operator()<true, true>()
+                                    : launch.template operator()<false, true>();
+                       } else {
+                           in_turns ? launch.template operator()<true, false>()
+                                    : launch.template operator()<false, false>();
+                       }
                    });
 }
 

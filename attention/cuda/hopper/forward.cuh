@@ -10,6 +10,7 @@
 #include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
+#include <gradtile/attention/cuda/hopper/distance_rule.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 
@@ -21,12 +22,57 @@ namespace device {
 struct RowTask {
     int batch, head;
     int row;  ///< -1: there are no more tasks
+
+    __device__ static RowTask load(const volatile RowTask& from) { return {from.batch, from.head, from.row}; }
+    __device__ const DeviceMask& mask(const HopperForwardParameters& p) const { return p.mask; }
+    __device__ BoxPosition row_box(const HopperForwardParameters&, int column, int at) const {
+        return {column, at, head, batch};
+    }
+    __device__ BoxPosition key_box(const HopperForwardParameters&, int key_head, int at) const {
+        return {0, at, key_head, batch};
+    }
+    __device__ float* lse(const HopperForwardParameters& p) const {
+        return p.lse + (static_cast<std::int64_t>(batch) * p.sizes.heads + head) * p.mask.queries;
+    }
+    __device__ bool has_sink(const HopperForwardParameters& p) const { return p.sink != nullptr; }
+};
+
+/// The same for a packed sequence. Rows and keys count from its start.
+struct PackedRowTask {
+    int head;
+    int row;  ///< -1: there are no more tasks
+    int first_query, queries, first_key, keys;
+    int is_rest;  ///< 1 for the rows after the last sequence
+
+    __device__ static PackedRowTask load(const volatile PackedRowTask& from) {
+        return {from.head, from.row, from.first_query, from.queries, from.first_key, from.keys, from.is_rest};
+    }
+    __device__ DeviceMask mask(const HopperForwardParameters& p) const {
+        DeviceMask mask = p.mask;
+        mask.queries = queries;
+        mask.keys = keys;
+        mask.offset = p.packed.top_left ? 0 : keys - queries;
+        return mask;
+    }
+    __device__ BoxPosition row_box(const HopperForwardParameters& p, int column, int at) const {
+        return packed_box({p.mask.queries, first_query, queries}, column, at, head);
+    }
+    __device__ BoxPosition key_box(const HopperForwardParameters& p, int key_head, int at) const {
+        return packed_box({p.mask.keys, first_key, keys}, 0, at, key_head);
+    }
+    __device__ float* lse(const HopperForwardParameters& p) const {
+        return p.lse + static_cast<std::int64_t>(head) * p.mask.queries + first_query;
+    }
+    __device__ bool has_sink(const HopperForwardParameters& p) const {
+        return p.sink != nullptr && is_rest == 0;
+    }
 };
 
 /// The shared memory of a thread block.
 template <class Policy>
 struct HopperForwardShared {
     static constexpr HopperForwardTiles tiles = Policy::tiles;
+    using Task = std::conditional_t<Policy::is_packed, PackedRowTask, RowTask>;
     using QTile = PanelTile<tiles.rows(), Policy::qk_dim>;
     using KTile = PanelTile<tiles.keys, Policy::qk_dim>;
     using VTile = PanelTile<tiles.keys, Policy::v_dim>;
@@ -37,7 +83,7 @@ struct HopperForwardShared {
     struct Rings {
         Ring<tiles.q_stages> q;
         Ring<tiles.stages> k, v;
-        RowTask tasks[tiles.q_stages];  ///< of the stages of Q
+        Task tasks[tiles.q_stages];  ///< of the stages of Q
     };
     static_assert(sizeof(Rings) <= HopperForwardTiles::ring_bytes);
     static_assert(OTile::bytes <= QTile::bytes || tiles.has_o());
@@ -56,6 +102,38 @@ struct KeyBlocks {
     }
 };
 
+/// Calls f(task) for the tasks of this thread block: pairs of blocks of rows, or single ones.
+template <class Policy, class F>
+__device__ __forceinline__ void for_each_row_task(const HopperForwardParameters& p, F&& f) {
+    constexpr HopperForwardTiles tiles = Policy::tiles;
+    for (int index = static_cast<int>(blockIdx.x); index < p.tasks; index += static_cast<int>(gridDim.x)) {
+        const TaskOrder::Task task = p.order(index);
+        const int batch = task.batch_head / p.sizes.heads, head = task.batch_head - batch * p.sizes.heads;
+        // The last rows come first: under a causal mask they have the most work.
+        const int last = p.row_blocks - 1 - task.part;
+        f(RowTask{batch, head, last * tiles.rows()});
+        if (p.pairs && task.part < last) f(RowTask{batch, head, task.part * tiles.rows()});
+    }
+}
+/// The same for packed sequences. Their lengths are not known when the kernel is launched, so thread blocks
+/// take tasks from a counter, long ones first.
+template <class Policy, class F>
+__device__ __forceinline__ void for_each_packed_row_task(const HopperForwardParameters& p, F&& f) {
+    PackedCounters* const counters = p.row_tasks.counters();
+    TaskOrder order = p.order;
+    order.parts = counters->tasks;
+    const int tasks = order.batch_heads * order.parts;
+    for (int index = static_cast<int>(blockIdx.x); index < tasks;) {
+        // The answer arrives while this task's copies are started.
+        const int next = static_cast<int>(gridDim.x) + atomicAdd(&counters->taken, 1);
+        const TaskOrder::Task at = order(index);
+        const PackedTask task = p.row_tasks.first[at.part];
+        f(PackedRowTask{at.batch_head, task.block * Policy::tiles.rows(), task.first_query, task.queries,
+                        task.first_key, task.keys, task.sequence == p.packed.count ? 1 : 0});
+        index = next;
+    }
+}
+
 /// Starts all copies to shared memory. One thread runs this.
 template <class Policy>
 __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::uint32_t base,
@@ -64,17 +142,17 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
     constexpr HopperForwardTiles tiles = Policy::tiles;
     RingPosition q(rings.q);
     RingPosition k(rings.k), v(rings.v);
-    const auto load_rows = [&](int batch, int head, int row_block) {
-        const int row = row_block * tiles.rows(), key_head = head / p.sizes.group;
-        const auto blocks = KeyBlocks::seen_by<tiles.keys>(p.mask, row, tiles.rows());
+    const auto load_rows = [&](const typename Shared::Task& task) {
+        const int key_head = task.head / p.sizes.group;
+        const auto blocks = KeyBlocks::seen_by<tiles.keys>(task.mask(p), task.row, tiles.rows());
         q.wait_empty();
-        rings.tasks[q.stage()] = {batch, head, row};
+        rings.tasks[q.stage()] = task;
         q.full().arrive_and_expect(Shared::QTile::bytes);
-        Shared::QTile::load(base + Shared::q + q.stage() * Shared::QTile::bytes, p.q, {0, row, head, batch},
-                            q.full());
+        Shared::QTile::load(base + Shared::q + q.stage() * Shared::QTile::bytes, p.q,
+                            task.row_box(p, 0, task.row), q.full());
         q.advance();
         for (int block = blocks.end - 1; block >= blocks.begin; --block) {
-            const BoxPosition at{0, block * tiles.keys, key_head, batch};
+            const BoxPosition at = task.key_box(p, key_head, block * tiles.keys);
             k.wait_empty();
             k.full().arrive_and_expect(Shared::KTile::bytes);
             Shared::KTile::load(base + Shared::k + k.stage() * Shared::KTile::bytes, p.k, at, k.full());
@@ -85,13 +163,10 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
             v.advance();
         }
     };
-    for (int index = static_cast<int>(blockIdx.x); index < p.tasks; index += static_cast<int>(gridDim.x)) {
-        const TaskOrder::Task task = p.order(index);
-        const int batch = task.batch_head / p.sizes.heads, head = task.batch_head - batch * p.sizes.heads;
-        // The last rows come first: under a causal mask they have the most work.
-        const int last = p.row_blocks - 1 - task.part;
-        load_rows(batch, head, last);
-        if (p.pairs && task.part < last) load_rows(batch, head, task.part);
+    if constexpr (Policy::is_packed) {
+        for_each_packed_row_task<Policy>(p, load_rows);
+    } else {
+        for_each_row_task<Policy>(p, load_rows);
     }
     q.wait_empty();
     rings.tasks[q.stage()].row = -1;
@@ -106,6 +181,7 @@ class ForwardConsumer {
     using KTile = typename Shared::KTile;
     using VTile = typename Shared::VTile;
     using OTile = typename Shared::OTile;
+    using Task = typename Shared::Task;
     static constexpr HopperForwardTiles tiles = Policy::tiles;
     using Scores = FragmentC[1][tiles.keys / 8];
     using Output = FragmentC[1][Policy::v_dim / 8];
@@ -128,7 +204,7 @@ class ForwardConsumer {
         if (warpgroup_ == tiles.consumers - 1) pass_order();  // the first turn is that of warpgroup 0
         for (;;) {
             q_.wait_full();
-            const RowTask task{tasks_[q_.stage()].batch, tasks_[q_.stage()].head, tasks_[q_.stage()].row};
+            const Task task = Task::load(tasks_[q_.stage()]);
             if (task.row < 0) break;
             attend(task);
         }
@@ -136,10 +212,11 @@ class ForwardConsumer {
     }
 
   private:
-    __device__ __forceinline__ void attend(const RowTask& task) {
+    __device__ __forceinline__ void attend(const Task& task) {
         const int row = task.row + warpgroup_ * 64;
-        const auto blocks = KeyBlocks::seen_by<tiles.keys>(p_.mask, task.row, tiles.rows());
-        KeyBlocks own = KeyBlocks::seen_by<tiles.keys>(p_.mask, row, 64);
+        decltype(auto) seen = task.mask(p_);
+        const auto blocks = KeyBlocks::seen_by<tiles.keys>(seen, task.row, tiles.rows());
+        KeyBlocks own = KeyBlocks::seen_by<tiles.keys>(seen, row, 64);
         if (own.begin >= own.end) own = {blocks.end, blocks.end};
         Output o;
         clear(o);
@@ -154,7 +231,8 @@ class ForwardConsumer {
             pass_order();
             await_products<0>(s[0]);
             release(k_);
-            mask(s, row, own.end - 1);
+            add_terms(s, seen, task, row, own.end - 1);
+            mask(s, seen, row, own.end - 1);
             softmax.raise_reference(s);
             softmax.exponentiate(s);
             as_operand_a<T>(probabilities, s);
@@ -167,7 +245,8 @@ class ForwardConsumer {
                 pass_order();
                 await_products<1>(s[0]);
                 release(k_);
-                mask(s, row, block);
+                add_terms(s, seen, task, row, block);
+                mask(s, seen, row, block);
                 const bool rescales = softmax.raise_reference(s);
                 softmax.exponentiate(s);
                 await_products<0>(o[0]);
@@ -184,7 +263,7 @@ class ForwardConsumer {
             release(q_);
         }
         skip(own.begin - blocks.begin);
-        if (p_.sink != nullptr)  // in the units of S, to which scale_log2 is still to be applied
+        if (task.has_sink(p_))  // in the units of S, to which scale_log2 is still to be applied
             softmax.add_sink(p_.sink[task.head * p_.sink_stride] * (log2_e / p_.scale_log2), o);
         float lse[2];
         softmax.finish(o, lse);
@@ -212,9 +291,15 @@ class ForwardConsumer {
         start_a_b<T, VTile>(o[0], probabilities, base_ + Shared::v + v_.stage() * VTile::bytes);
         commit_products();
     }
-    __device__ __forceinline__ void mask(Scores& s, int row, int block) const {
+    __device__ __forceinline__ void add_terms(Scores& s, const DeviceMask& seen, const Task& task, int row,
+                                              int block) const {
+        if constexpr (Policy::has_distance_terms)
+            add_unscaled_distance_terms<RowsAre::queries>(s, p_.scores, seen, p_.scale_log2, task.head,
+                                                          row + warp_row_, block * tiles.keys);
+    }
+    __device__ __forceinline__ void mask(Scores& s, const DeviceMask& seen, int row, int block) const {
         const int key = block * tiles.keys;
-        if (!p_.mask.sees_all(row, 64, key, tiles.keys)) mask_scores(s, p_.mask, row + warp_row_, key);
+        if (!seen.sees_all(row, 64, key, tiles.keys)) mask_scores(s, seen, row + warp_row_, key);
     }
 
     /// Passes over blocks of keys that only other warpgroups see.
@@ -230,8 +315,8 @@ class ForwardConsumer {
     }
 
     /// Stores O through shared memory.
-    __device__ __forceinline__ void store(const Output& o, const float (&lse)[2], const RowTask& task,
-                                          int row) {
+    __device__ __forceinline__ void store(const Output& o, const float (&lse)[2], const Task& task, int row) {
+        const int queries = task.mask(p_).queries;
         const std::uint32_t rows = base_ + Shared::o + warpgroup_ * 64 * OTile::row_bytes;
         if (is_first_of_warpgroup()) wait_until_stores_have_read();
         wait_for_warpgroup();
@@ -239,10 +324,10 @@ class ForwardConsumer {
         publish_shared_writes();
         wait_for_warpgroup();
         if (is_first_of_warpgroup()) {
-            if (row < p_.mask.queries) {
+            if (row < queries) {
 #pragma unroll
                 for (int i = 0; i < OTile::panels; ++i)
-                    store_box(p_.o, {i * OTile::panel_columns, row, task.head, task.batch},
+                    store_box(p_.o, task.row_box(p_, i * OTile::panel_columns, row),
                               rows + i * OTile::panel_bytes);
             }
             commit_stores();
@@ -253,13 +338,10 @@ class ForwardConsumer {
             release(q_);
         }
         if (const int lane = lane_index(); lane % 4 == 0) {
-            float* const of_head =
-                p_.lse +
-                (static_cast<std::int64_t>(task.batch) * p_.sizes.heads + task.head) * p_.mask.queries;
+            float* const of_head = task.lse(p_);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (const int at = row + warp_row_ + i * 8 + lane / 4; at < p_.mask.queries)
-                    of_head[at] = lse[i];
+                if (const int at = row + warp_row_ + i * 8 + lane / 4; at < queries) of_head[at] = lse[i];
         }
     }
     __device__ __forceinline__ void wait_for_warpgroup() const {
@@ -268,7 +350,7 @@ class ForwardConsumer {
 
     const HopperForwardParameters& p_;
     std::uint32_t base_;
-    const volatile RowTask* tasks_;
+    const volatile Task* tasks_;
     RingPosition<tiles.q_stages> q_;
     RingPosition<tiles.stages> k_, v_;
     int warpgroup_;
@@ -304,41 +386,80 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 
 }  // namespace device
 
-template <int qk_dim_, int v_dim_>
+template <int qk_dim_, int v_dim_, bool is_packed_, bool has_distance_terms_>
 struct HopperForwardPolicy {
+    static constexpr bool has_distance_terms = has_distance_terms_;  ///< whether scores have such terms
     static constexpr int qk_dim = qk_dim_, v_dim = v_dim_;
+    static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr HopperForwardTiles tiles = hopper_forward_tiles(qk_dim, v_dim);
 };
+
+/// Divides the rows of a dense call into tasks.
+template <class Policy>
+void divide_rows(HopperForwardParameters& p, std::int64_t heads, std::int64_t processors,
+                 std::int64_t bytes_per_head) {
+    constexpr int rows = Policy::tiles.rows();
+    p.row_blocks = (p.mask.queries + rows - 1) / rows;
+    // Under a causal mask, the first and the last block of rows together have as many keys as the second and
+    // the last but one, and so on. As tasks, such pairs keep all multiprocessors equally busy, if there are
+    // enough of them.
+    const std::int64_t pairs = (p.row_blocks + 1) / 2;
+    p.pairs = heads * pairs >= 2 * processors;
+    const int parts = p.pairs ? static_cast<int>(pairs) : p.row_blocks;
+    p.order = device::TaskOrder(heads, parts, bytes_per_head);
+    p.tasks = static_cast<int>(heads * parts);
+}
+/// The same for packed sequences.
+template <class Policy>
+void divide_packed_rows(HopperForwardParameters& p, std::int64_t heads, std::int64_t bytes_per_head,
+                        cudaStream_t stream) {
+    p.row_tasks = make_packed_tasks(stream, p.packed, PackedOrder::last_rows_first, Policy::tiles.rows(),
+                                    p.row_tasks.first);
+    p.order = device::TaskOrder(heads, p.row_tasks.count, bytes_per_head);
+    p.order.make_sets_equal();
+    p.tasks = static_cast<int>(heads * p.row_tasks.count);
+}
 
 template <class T>
 void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                            HopperForwardParameters p, const Context& ctx) {
-    const auto launch = [&]<int qk_dim, int v_dim>() {
-        using Policy = HopperForwardPolicy<qk_dim, v_dim>;
+    const auto launch_policy = [&]<class Policy>() {
         using Shared = device::HopperForwardShared<Policy>;
         constexpr HopperForwardTiles tiles = Policy::tiles;
-        constexpr int shared_bytes = tiles.shared_bytes(qk_dim, v_dim);
+        constexpr int shared_bytes = tiles.shared_bytes(Policy::qk_dim, Policy::v_dim);
         static_assert(shared_bytes <= 227 * 1024);
-        p.q = gradtile::cuda::tensor_map(q, tiles.rows(), Shared::QTile::swizzle);
-        p.k = gradtile::cuda::tensor_map(k, tiles.keys, Shared::KTile::swizzle);
-        p.v = gradtile::cuda::tensor_map(v, tiles.keys, Shared::VTile::swizzle);
-        p.o = gradtile::cuda::tensor_map(o, 64, Shared::OTile::swizzle);
-        const int row_blocks = (p.mask.queries + tiles.rows() - 1) / tiles.rows();
-        const std::int64_t heads = q.size(0) * q.size(2);
-        // Under a causal mask, the first and the last block of rows together have as many keys as the second
-        // and the last but one, and so on. As tasks, such pairs keep all multiprocessors equally busy, if
-        // there are enough of them.
-        const std::int64_t processors = gradtile::cuda::processors_of(ctx), pairs = (row_blocks + 1) / 2;
-        p.row_blocks = row_blocks;
-        p.pairs = heads * pairs >= 2 * processors;
-        const int parts = p.pairs ? static_cast<int>(pairs) : row_blocks;
-        p.order =
-            device::TaskOrder(heads, parts, 2 * std::int64_t{p.mask.keys} * (qk_dim + v_dim) / p.sizes.group);
-        p.tasks = static_cast<int>(heads * parts);
+        const auto map = Policy::is_packed ? gradtile::cuda::packed_tensor_map : gradtile::cuda::tensor_map;
+        p.q = map(q, tiles.rows(), Shared::QTile::swizzle);
+        p.k = map(k, tiles.keys, Shared::KTile::swizzle);
+        p.v = map(v, tiles.keys, Shared::VTile::swizzle);
+        p.o = map(o, 64, Shared::OTile::swizzle);
+        const std::int64_t heads = q.size(0) * q.size(2), processors = gradtile::cuda::processors_of(ctx),
+                           bytes_per_head = 2 * std::int64_t{p.mask.keys} * (Policy::qk_dim + Policy::v_dim) /
+                                            p.sizes.group;
+        if constexpr (Policy::is_packed) {
+            gradtile::cuda::use_device(ctx.device());
+            divide_packed_rows<Policy>(p, heads, bytes_per_head, static_cast<cudaStream_t>(ctx.stream()));
+        } else {
+            divide_rows<Policy>(p, heads, processors, bytes_per_head);
+        }
         const int blocks = std::min(p.tasks, static_cast<int>(processors));
         gradtile::cuda::launch(ctx, device::hopper_forward_kernel<T, Policy>, static_cast<unsigned>(blocks),
                                {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true},
                                p);
+    };
+    const auto launch_rule = [&]<int qk_dim, int v_dim, bool is_packed>() {
+        if (p.scores.has_distance_terms()) {
+            launch_policy.template operator()<HopperForwardPolicy<qk_dim, v_dim, is_packed, true>>();
+        } else {
+            launch_policy.template operator()<HopperForwardPolicy<qk_dim, v_dim, is_packed, false>>();
+        }
+    };
+    const auto launch = [&]<int qk_dim, int v_dim>() {
+        if (p.packed) {
+            launch_rule.template operator()<qk_dim, v_dim, true>();
+        } else {
+            launch_rule.template operator()<qk_dim, v_dim, false>();
+        }
     };
     visit_head_dim(Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim), [&]<int dim>(HeadDim<dim>) {
         if constexpr (dim == 192) {

@@ -18,6 +18,17 @@ bool is_turned_off() {
 }
 
 #ifdef GRADTILE_HAVE_HOPPER
+/// Says why score rules must not use the Hopper kernels, which take products plus terms of the distance
+/// between query and key; nullptr if they may.
+const char* why_no_rule(const ScoreOptions& scores, double scale) {
+    if (scores.scores_are_products) return nullptr;
+    if (scores.changes_products() || scores.has_biases() || scores.drops())
+        return "the scores have rules other than terms of the distance";
+    // Kernels divide these terms by the scale.
+    if (scale < 0x1p-60 || scale > 0x1p60) return "the scale is far from 1";
+    return nullptr;
+}
+
 /// Code for sm_90a runs on GPUs of compute capability 9.0 only.
 bool is_hopper() {
     int device = 0, major = 0, minor = 0;
@@ -34,12 +45,13 @@ const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list
 #ifdef GRADTILE_HAVE_HOPPER
     if (!is_hopper()) return "the GPU is not of compute capability 9.0";
     if (is_turned_off()) return "GRADTILE_HOPPER_ATTENTION is off";
-    if (options.packed) return "the sequences are packed";
-    if (!options.scores.scores_are_products) return "the scores have rules";
     if (!(options.scale > 0)) return "the scale is not positive";
+    if (const char* const why_not = why_no_rule(options.scores, options.scale)) return why_not;
     for (const Tensor& x : tensors) {
         if (x.elements() == 0) return "there are no rows or keys";
         if (!gradtile::cuda::has_tensor_map(x)) return "TMA cannot read the strides";
+        if (options.packed && !gradtile::cuda::has_packed_tensor_map(x))
+            return "packed sequences lie too low in memory";
     }
     return nullptr;
 #else
@@ -53,7 +65,8 @@ const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list
 const char* why_not_hopper_backward(const ResolvedOptions& options, const device::Sizes& sizes,
                                     std::int64_t batch_heads, std::initializer_list<Tensor> tensors) {
     const int head_dim = padded_head_dim(Bits16HeadDims{}, std::max(sizes.qk_dim, sizes.v_dim));
-    if (head_dim == 64 && sizes.group == 1 && batch_heads >= enough_whole_heads &&
+    if (!options.packed && options.scores.scores_are_products && head_dim == 64 && sizes.group == 1 &&
+        batch_heads >= enough_whole_heads &&
         std::max(options.mask.queries, options.mask.keys) <=
             Bits16BackwardChoice<64>::whole_head_rows(shared_memory_limits[0]))
         return "many short heads have a kernel that keeps dQ in shared memory";
@@ -64,14 +77,17 @@ const char* why_not_hopper_backward(const ResolvedOptions& options, const device
 
 #ifdef GRADTILE_HAVE_HOPPER
 void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
-                    const Tensor& v, const Tensor& o, const Tensor& lse) {
+                    const Tensor& v, const Tensor& o, const Tensor& lse, PackedTask* row_tasks) {
     const HopperForwardParameters parameters{
         .lse = lse.data<float>(),
         .sizes = device::sizes_of(q, k, v),
         .mask = device::DeviceMask(options.mask),
         .scale_log2 = static_cast<float>(std::numbers::log2e * options.scale),
         .sink = options.scores.sink,
-        .sink_stride = options.scores.sink_stride};
+        .sink_stride = options.scores.sink_stride,
+        .packed = PackedOffsets(options),
+        .row_tasks = {row_tasks},
+        .scores = options.scores};
     const auto launch =
         q.dtype() == DType::bf16 ? launch_hopper_forward<bfloat16> : launch_hopper_forward<float16>;
     launch(q, k, v, o, parameters, ctx);
@@ -87,7 +103,7 @@ void hopper_backward(const Context&, const HopperBackwardTensors&, const Bits16B
     throw Error("attention: this build has no code for sm_90a");
 }
 void hopper_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&, const Tensor&,
-                    const Tensor&, const Tensor&) {
+                    const Tensor&, const Tensor&, PackedTask*) {
     throw Error("attention: this build has no code for sm_90a");
 }
 #endif

@@ -11,9 +11,10 @@ namespace gradtile::attention::cuda {
 /// copy by TMA. The environment variable GRADTILE_HOPPER_ATTENTION=off turns these kernels off.
 const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list<Tensor> tensors);
 
-/// Enqueues the forward pass of a call that may use them.
+/// Enqueues the forward pass of a call that may use them. `row_tasks` is memory for the tasks of packed
+/// sequences, or null.
 void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
-                    const Tensor& v, const Tensor& o, const Tensor& lse);
+                    const Tensor& v, const Tensor& o, const Tensor& lse, PackedTask* row_tasks);
 
 /// The same for the backward pass: also says why not for head dims without a kernel, and for heads that
 /// another kernel computes faster.

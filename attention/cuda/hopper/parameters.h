@@ -21,9 +21,12 @@ struct HopperForwardParameters {
     float scale_log2;   ///< log2(e) * scale, positive
     const float* sink;  ///< null: none
     std::int64_t sink_stride;
+    PackedOffsets packed;
+    PackedTasks row_tasks;  ///< blocks of rows if packed; before the launch only its memory
+    ScoreOptions scores;    ///< only terms of the distance
 };
 
-/// Enqueues the forward pass; fills in the maps, the order and the number of tasks.
+/// Enqueues the forward pass; fills in the maps, the tasks and their order.
 template <class T>
 void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                            HopperForwardParameters parameters, const Context& ctx);

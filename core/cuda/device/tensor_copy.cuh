@@ -14,6 +14,15 @@ struct BoxPosition {
     int column, row, head, batch;
 };
 
+/// Rows [first, first + length) of a tensor with `total` rows.
+struct PackedRows {
+    int total, first, length;
+};
+/// The first element of a box in a packed_tensor_map(): `row` counts from the first one of the sequence.
+__device__ __forceinline__ BoxPosition packed_box(const PackedRows& sequence, int column, int row, int head) {
+    return {column, sequence.total - sequence.length + row, head, sequence.first + sequence.length};
+}
+
 /// Starts a load. Its bytes, which are those of the whole box, report to `barrier`.
 __device__ __forceinline__ void load_box(std::uint32_t to, const TensorMap& map, BoxPosition at,
                                          Barrier barrier) {

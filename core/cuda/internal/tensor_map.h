@@ -23,4 +23,14 @@ bool has_tensor_map(const Tensor& x);
 /// and no axis may have length 0.
 TensorMap tensor_map(const Tensor& x, int rows, Swizzle swizzle);
 
+/// The map of packed sequences in a [1, S, H, D] tensor of 16-bit elements, for boxes that end at the end of
+/// a sequence: elements of a box beyond it are read as zeros and not written. In the sequence of `length`
+/// rows from row `first` of the tensor on, row r is at row S - length + r and batch first + length: see
+/// device::packed_box(). has_packed_tensor_map(x) must hold, and no axis may have length 0.
+TensorMap packed_tensor_map(const Tensor& x, int rows, Swizzle swizzle);
+
+/// Whether x has a tensor_map() and a packed_tensor_map(): the map's address is S rows before the tensor's,
+/// and must not be negative.
+bool has_packed_tensor_map(const Tensor& x);
+
 }  // namespace gradtile::cuda
