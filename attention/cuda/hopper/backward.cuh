@@ -10,9 +10,8 @@
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
 /// binary16.
-#include <gradtile/attention/cuda/hopper/parameters.h>
+#include <gradtile/attention/cuda/hopper/backward_steps.cuh>
 #include <gradtile/attention/cuda/hopper/tiles.h>
-#include <gradtile/attention/cuda/16bit/backward_rows.cuh>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
 #include <gradtile/attention/cuda/device/turns.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
@@ -27,7 +26,12 @@ struct HopperBackwardShared {
     static constexpr HopperBackwardTiles tiles = Policy::tiles;
     using KvTile = PanelTile<tiles.keys, Policy::head_dim>;
     using RowTile = PanelTile<tiles.rows, Policy::head_dim>;
+    using KTile = KvTile;
+    using VTile = KvTile;
+    using QTile = RowTile;
+    using DoTile = RowTile;
     using DsTile = PanelTile<tiles.keys, tiles.rows>;  ///< dS^T
+    static constexpr bool stages_in_kv = false;  ///< whether dK and dV are staged in the memory of K and V
     static constexpr int statistics_bytes = 4 * tiles.rows;
     static constexpr int k = 0, v = k + KvTile::bytes, d_k = v + KvTile::bytes, d_v = d_k + KvTile::bytes,
                          q = d_v + KvTile::bytes, d_o = q + tiles.stages * RowTile::bytes,
@@ -43,76 +47,6 @@ struct HopperBackwardShared {
     static_assert(sizeof(Rings) <= HopperBackwardTiles::ring_bytes && tiles.stages == 2);
     static_assert(rings + HopperBackwardTiles::ring_bytes <= tiles.shared_bytes(Policy::head_dim));
 };
-
-/// A block of keys of one K/V head, and the rows that see them: those of all heads of its group.
-template <class Policy>
-struct KeyTask {
-    int batch, head, key, block;
-    int begin_row, end_row;  ///< the same for every head of the group; begin_row is a multiple of the rows
-
-    __device__ KeyTask(const Bits16BackwardParameters& p, int index) {
-        constexpr HopperBackwardTiles tiles = Policy::tiles;
-        const TaskOrder::Task task = p.order(index);
-        const int key_heads = p.sizes.heads / p.sizes.group;
-        batch = task.batch_head / key_heads;
-        head = task.batch_head - batch * key_heads;
-        // The first keys come first: under a causal mask most rows see them. In turns the last keys come
-        // first: blocks of keys that run at the same time then reach a block of rows one after the other.
-        block = Policy::in_turns ? p.order.parts - 1 - task.part : task.part;
-        key = block * tiles.keys;
-        begin_row = p.mask.first_row(key) / tiles.rows * tiles.rows;
-        end_row = p.mask.end_row(min(key + tiles.keys, p.mask.keys) - 1);
-    }
-    __device__ bool has_rows() const { return begin_row < end_row; }
-};
-
-/// Takes tasks and starts all copies to shared memory. One thread runs this.
-template <class Policy>
-__device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::uint32_t base,
-                                        typename HopperBackwardShared<Policy>::Rings& rings) {
-    using Shared = HopperBackwardShared<Policy>;
-    using KvTile = typename Shared::KvTile;
-    using RowTile = typename Shared::RowTile;
-    constexpr HopperBackwardTiles tiles = Policy::tiles;
-    RingPosition kv(rings.kv);
-    RingPosition tasks(rings.tasks), q(rings.q), d_o(rings.d_o);
-    for (;;) {
-        const int index = atomicAdd(p.rows.next_task, 1);
-        tasks.wait_empty();
-        rings.task[tasks.stage()] = index;
-        tasks.full().arrive();
-        tasks.advance();
-        if (index >= p.tasks) return;
-        const KeyTask<Policy> task(p.rows, index);
-        if (!task.has_rows()) continue;
-        kv.wait_empty();
-        kv.full().arrive_and_expect(2 * KvTile::bytes);
-        const BoxPosition keys{0, task.key, task.head, task.batch};
-        KvTile::load(base + Shared::k, p.k, keys, kv.full());
-        KvTile::load(base + Shared::v, p.v, keys, kv.full());
-        kv.advance();
-        const int group = p.rows.sizes.group, first_head = task.head * group;
-        for (int head = first_head; head < first_head + group; ++head) {
-            const std::int64_t first_statistic =
-                (static_cast<std::int64_t>(task.batch) * p.rows.sizes.heads + head) * p.rows.padded_rows;
-            for (int row = task.begin_row; row < task.end_row; row += tiles.rows) {
-                const BoxPosition rows{0, row, head, task.batch};
-                q.wait_empty();
-                q.full().arrive_and_expect(RowTile::bytes + Shared::statistics_bytes);
-                RowTile::load(base + Shared::q + q.stage() * RowTile::bytes, p.q, rows, q.full());
-                load_bytes(base + Shared::lse + q.stage() * Shared::statistics_bytes,
-                           p.rows.lse_log2 + first_statistic + row, Shared::statistics_bytes, q.full());
-                q.advance();
-                d_o.wait_empty();
-                d_o.full().arrive_and_expect(RowTile::bytes + Shared::statistics_bytes);
-                RowTile::load(base + Shared::d_o + d_o.stage() * RowTile::bytes, p.d_o, rows, d_o.full());
-                load_bytes(base + Shared::delta + d_o.stage() * Shared::statistics_bytes,
-                           p.rows.delta + first_statistic + row, Shared::statistics_bytes, d_o.full());
-                d_o.advance();
-            }
-        }
-    }
-}
 
 /// A consumer warpgroup. It computes dK and dV of 64 keys of each task, and its part of dQ.
 template <class T, class Policy>
@@ -171,7 +105,7 @@ class BackwardConsumer {
                 at = next;
             }
             add_rows</*has_next=*/false>(d_k, d_v, s, task, at);
-            pass_turn();
+            turn_.pass();
             release(kv_);
         }
         scale(d_k, p_.rows.scale);
@@ -207,13 +141,14 @@ class BackwardConsumer {
                             d_s = base_ + Shared::d_s + stage_ * DsTile::bytes;
         Scores d_p;
         start_d_p(d_p, stage_, round_);
-        make_p(p, at.row, task.key + warpgroup_ * 64 + warp_ * 16);
+        make_probabilities(p, base_ + Shared::lse + stage_ * Shared::statistics_bytes, p_.rows, at.row,
+                           task.key + warpgroup_ * 64 + warp_ * 16);
         LeftOperand left;
         as_operand_a<T>(left, p);
         begin_products();
         start_a_b<T, RowTile>(d_v[0], left, d_o);
         commit_products();
-        pass_turn();
+        turn_.pass();
 
         await_products<1>(d_p[0]);
         make_d_s(d_p, p);
@@ -247,41 +182,18 @@ class BackwardConsumer {
         add_d_q(d_q, task, at);
     }
 
-    /// Replaces S^T by P^T times p_factor. The warp's first key is `key`.
-    __device__ __forceinline__ void make_p(Scores& s, int row, int key) const {
-        const std::uint32_t lse = base_ + Shared::lse + stage_ * Shared::statistics_bytes;
-#pragma unroll
-        for (int n = 0; n < rows / 8; ++n) {
-            const float2 shift = statistic(lse, n);
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                s[0][n][e] =
-                    exp2_fast(fmaf(s[0][n][e], p_.rows.scale_log2, e % 2 == 0 ? -shift.x : -shift.y));
-        }
-        if (!p_.rows.mask.sees_all(row, rows, key, 16))
-            mask_transposed_probabilities(s, p_.rows.mask, key, row);
-    }
     /// Replaces dP^T by dS^T.
     __device__ __forceinline__ void make_d_s(Scores& d_p, const Scores& p) const {
         const std::uint32_t deltas = base_ + Shared::delta + stage_ * Shared::statistics_bytes;
 #pragma unroll
         for (int n = 0; n < rows / 8; ++n) {
-            const float2 delta = statistic(deltas, n);
+            const float2 delta = row_statistics(deltas, n);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 d_p[0][n][e] =
                     p[0][n][e] * fmaf(d_p[0][n][e], 1 / p_factor, e % 2 == 0 ? -delta.x : -delta.y);
         }
     }
-    /// The numbers of the two rows that a lane has in column tile n of its accumulators.
-    __device__ __forceinline__ static float2 statistic(std::uint32_t of_rows, int n) {
-        float2 pair;
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(pair.x), "=f"(pair.y)
-                     : "r"(of_rows + n * 32 + lane_index() % 4 * 8));
-        return pair;
-    }
-
     /// Uses atomic additions, because other blocks of keys add to the same rows, in any order or, if
     /// deterministic, in turns.
     __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const KeyTask<Policy>& task,
@@ -290,9 +202,7 @@ class BackwardConsumer {
         if constexpr (Policy::in_turns) {
             const std::int64_t row_block =
                 (static_cast<std::int64_t>(batch_head) * p_.rows.padded_rows + at.row) / rows;
-            turn_ = p_.rows.turns + row_block * 4 * tiles.consumers + warpgroup_ * 4 + warp_;
-            next_turn_ = task.block - 1;
-            WarpTurn::wait(turn_, task.block);
+            turn_.wait(p_.rows.turns + row_block * 4 * tiles.consumers + warpgroup_ * 4 + warp_, task.block);
         }
         const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
         const int first_row = at.row + (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
@@ -302,16 +212,6 @@ class BackwardConsumer {
             add_float4(sums.fragment<Policy::head_dim>(batch_head, first_row, first_column + n * 8),
                        d_q[0][n]);
     }
-    /// Passes the turn of the latest additions. Later than right after them: until they are complete, the
-    /// warp would wait here.
-    __device__ __forceinline__ void pass_turn() {
-        if constexpr (Policy::in_turns) {
-            if (turn_ == nullptr) return;
-            WarpTurn::pass(turn_, next_turn_);
-            turn_ = nullptr;
-        }
-    }
-
     /// Stores dK and dV through shared memory.
     __device__ __forceinline__ void store(const Gradient& d_k, const Gradient& d_v,
                                           const KeyTask<Policy>& task) const {
@@ -345,10 +245,9 @@ class BackwardConsumer {
     typename Shared::Rings& rings_;
     RingPosition<1> kv_;
     RingPosition<tiles.stages> tasks_;
-    int stage_ = 0, round_ = 0;     ///< of Q, dO and dS; round_ is the round's parity
-    int warpgroup_, warp_;          ///< warp_ is the warp's number in its warpgroup
-    std::int32_t* turn_ = nullptr;  ///< to be passed
-    int next_turn_ = 0;
+    int stage_ = 0, round_ = 0;  ///< of Q, dO and dS; round_ is the round's parity
+    int warpgroup_, warp_;       ///< warp_ is the warp's number in its warpgroup
+    DqTurn<Policy::in_turns> turn_;
 };
 
 template <class T, class Policy>
@@ -372,7 +271,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     const int warpgroup = warpgroup_index();
     if (warpgroup == tiles.consumers) {
         release_registers_down_to<24>();
-        if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy>(p, base, rings);
+        if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy, Shared>(p, base, rings);
     } else {
         take_registers_up_to<240>();
         BackwardConsumer<T, Policy>(p, base, rings, warpgroup).consume();
