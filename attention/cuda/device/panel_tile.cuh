@@ -9,8 +9,8 @@
 namespace gradtile::attention::cuda::device {
 
 /// A row-major tile in panels: all rows of the first 64 columns, then all rows of the next 64 and so on (32
-/// columns if there is no multiple of 64, or on request). Within a panel, the 16-byte chunks of a row are swizzled as TMA
-/// and wgmma require: a tile must begin at a multiple of 1024 bytes.
+/// columns if there is no multiple of 64, or on request). Within a panel, the 16-byte chunks of a row are
+/// swizzled as TMA and wgmma require: a tile must begin at a multiple of 1024 bytes.
 template <int rows_, int columns_, int panel_columns_ = columns_ % 64 == 0 ? 64 : 32>
 struct PanelTile {
     static constexpr int rows = rows_, columns = columns_;

@@ -10,10 +10,10 @@
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
 /// binary16.
-#include <gradtile/attention/cuda/hopper/backward_steps.cuh>
 #include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
 #include <gradtile/attention/cuda/device/turns.cuh>
+#include <gradtile/attention/cuda/hopper/backward_steps.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 
 namespace gradtile::attention::cuda {

@@ -7,16 +7,16 @@
 ///     S^T = K Q^T, P^T                               dP^T = V dO^T
 ///         ---- P^T in shared memory ---->
 ///     dV += P^T dO, its columns                      dV += P^T dO, its columns
-///     dQ = dS K of the previous rows, added          dS^T = P^T (dP^T - D)
+///     dQ = dS K of the previous rows, its columns    dS^T = P^T (dP^T - D)
 ///         <---- dS^T in shared memory ----
-///     S^T of the next rows; dK += dS^T Q             dQ = dS K; dK += dS^T Q; dQ added
+///     S^T of the next rows; dK += dS^T Q             dQ = dS K, dK += dS^T Q, its columns
 ///
 /// Warpgroup 0 computes the exponentials of the next rows while warpgroup 1 multiplies and adds to dQ.
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
 /// binary16. P crosses in binary16, whose 11 significant bits, unlike bfloat16's 8, cost dS no accuracy.
-#include <gradtile/attention/cuda/hopper/backward_steps.cuh>
 #include <gradtile/attention/cuda/hopper/tiles.h>
+#include <gradtile/attention/cuda/hopper/backward_steps.cuh>
 
 namespace gradtile::attention::cuda {
 
@@ -32,7 +32,7 @@ struct HopperColumnsShared {
     using VTile = PanelTile<tiles.keys, Policy::v_dim, panel_columns(Policy::v_dim)>;
     using QTile = PanelTile<tiles.rows, Policy::qk_dim, panel_columns(Policy::qk_dim)>;
     using DoTile = PanelTile<tiles.rows, Policy::v_dim, panel_columns(Policy::v_dim)>;
-    using DsTile = PanelTile<tiles.keys, tiles.rows>;       ///< dS^T
+    using DsTile = PanelTile<tiles.keys, tiles.rows>;            ///< dS^T
     static constexpr int p_bytes = 2 * tiles.keys * tiles.rows;  ///< of P^T, in the order of the lanes
     static constexpr bool stages_in_kv = true;  ///< whether dK and dV are staged in the memory of K and V
     static constexpr int statistics_bytes = 4 * tiles.rows;
@@ -48,7 +48,8 @@ struct HopperColumnsShared {
     };
     static constexpr int q_ring = rings + offsetof(Rings, q), d_o_ring = rings + offsetof(Rings, d_o);
     static_assert(sizeof(Rings) <= HopperColumnsTiles::ring_bytes && tiles.stages == 2);
-    static_assert(rings + HopperColumnsTiles::ring_bytes <= tiles.shared_bytes(Policy::qk_dim, Policy::v_dim));
+    static_assert(rings + HopperColumnsTiles::ring_bytes <=
+                  tiles.shared_bytes(Policy::qk_dim, Policy::v_dim));
 };
 
 /// A consumer warpgroup: warpgroup 0 computes P, warpgroup 1 computes dS.
@@ -64,8 +65,8 @@ class ColumnsConsumer {
     static constexpr int rows = tiles.rows;
     static constexpr int qk_columns = Policy::qk_dim / 2, v_columns = Policy::v_dim / 2;  ///< of a warpgroup
     static constexpr int first_qk_column = warpgroup * qk_columns, first_v_column = warpgroup * v_columns;
-    using Scores = FragmentC[1][rows / 8];        ///< S^T and P^T, or dP^T and dS^T
-    using LeftOperand = FragmentA[rows / 16][1];  ///< P^T in 16 bits
+    using Scores = FragmentC[1][rows / 8];             ///< S^T and P^T, or dP^T and dS^T
+    using LeftOperand = FragmentA[rows / 16][1];       ///< P^T in 16 bits
     using QkFragments = FragmentC[1][qk_columns / 8];  ///< dK or dQ
     using VFragments = FragmentC[1][v_columns / 8];    ///< dV
     /// Numbers of barriers.
@@ -74,12 +75,7 @@ class ColumnsConsumer {
   public:
     __device__ __forceinline__ ColumnsConsumer(const HopperBackwardParameters& p, std::uint32_t base,
                                                typename Shared::Rings& rings)
-        : p_(p),
-          base_(base),
-          rings_(rings),
-          kv_(rings.kv),
-          tasks_(rings.tasks),
-          warp_(warp_index() % 4) {}
+        : p_(p), base_(base), rings_(rings), kv_(rings.kv), tasks_(rings.tasks), warp_(warp_index() % 4) {}
 
     __device__ __forceinline__ void consume() {
         for (;;) {
@@ -157,14 +153,13 @@ class ColumnsConsumer {
             make_p(left, s, task, next);
             await_products<0>(d_k[0]);
             release_stage(Shared::q_ring, previous);
+            start_d_v(d_v, left);
             QkFragments d_q;
             start_d_q(d_q, previous);
-            start_d_v(d_v, left);
             turn_.pass();
-            await_products<1>(d_q[0]);
-            add_d_q(d_q, task, at);
-            await_products<0>(d_v[0]);
+            await_products<0>(d_v[0], d_q[0]);
             release_stage(Shared::d_o_ring, stage_);
+            add_d_q(d_q, task, at);
             at = next;
         }
         wait_at(d_s_is_ready, 2 * warpgroup_threads);
@@ -315,8 +310,9 @@ class ColumnsConsumer {
         const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
 #pragma unroll
         for (int n = 0; n < qk_columns / 8; ++n)
-            add_float4(sums.fragment<Policy::qk_dim>(batch_head, at.row + warp_ * 16, first_qk_column + n * 8),
-                       d_q[0][n]);
+            add_float4(
+                sums.fragment<Policy::qk_dim>(batch_head, at.row + warp_ * 16, first_qk_column + n * 8),
+                d_q[0][n]);
     }
 
     /// Stores this warpgroup's columns of dK and dV through the memory of the same columns of K and V, which
@@ -347,7 +343,9 @@ class ColumnsConsumer {
         kv_.advance();
     }
 
-    __device__ __forceinline__ void wait_for_warpgroup() const { wait_at(of_warpgroup, warpgroup_threads); }
+    __device__ __forceinline__ void wait_for_warpgroup() const {
+        wait_at(of_warpgroup, warpgroup_threads);
+    }
 
     const HopperBackwardParameters& p_;
     std::uint32_t base_;
