@@ -41,6 +41,8 @@ TEST_P(AttentionCudaDtypes, LargeHeadDimsAreAsAccurateAsNaive) {
             Problem tiny = base, shared_keys = base, windowed = base, unseen_keys = base, blind_rows = base;
             tiny.queries = tiny.keys = 64;
             shared_keys.causal = shared_keys.sink = shared_keys.d_lse = true;
+            shared_keys.queries = 150;
+            shared_keys.keys = 140;
             shared_keys.batch = 2;
             shared_keys.heads = 6;
             shared_keys.key_heads = 2;
