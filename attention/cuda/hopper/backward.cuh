@@ -6,7 +6,8 @@
 /// already the left operand of dV = P^T dO. dS passes through shared memory, because a row of dQ = dS K sums
 /// over the keys of both warpgroups; dK = dS^T Q reads it there, too, which frees registers for the next S.
 /// That product runs while a warpgroup waits for the dS of the other one. dQ is summed in float32 in global
-/// memory.
+/// memory. If the order of the additions is fixed, a thread of the producer's warpgroup waits for the turns
+/// and adds from shared memory, so that consumers do not wait.
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
 /// binary16.
@@ -42,11 +43,80 @@ struct HopperBackwardShared {
         Ring<1> kv;
         Ring<tiles.stages> q, d_o, tasks;
         int task[tiles.stages];
+        Ring<2> d_q;  ///< only if in_turns
     };
+    /// dQ of two blocks of rows in float32, in the order of DqSums, for the thread that adds in turns. The
+    /// memory is that of dK and dV, which are staged at other times, if it is large enough.
+    static constexpr int d_q_bytes = 4 * tiles.rows * Policy::head_dim;
+    static constexpr bool d_q_has_memory = 2 * d_q_bytes > 2 * KvTile::bytes;
+    static constexpr int d_q = d_q_has_memory ? tiles.shared_bytes(Policy::head_dim) : d_k,
+                         bytes = tiles.shared_bytes(Policy::head_dim) +
+                                 (Policy::in_turns && d_q_has_memory ? 2 * d_q_bytes : 0);
     static constexpr int q_ring = rings + offsetof(Rings, q), d_o_ring = rings + offsetof(Rings, d_o);
     static_assert(sizeof(Rings) <= HopperBackwardTiles::ring_bytes && tiles.stages == 2);
     static_assert(rings + HopperBackwardTiles::ring_bytes <= tiles.shared_bytes(Policy::head_dim));
 };
+
+/// Adds the dQ of all tasks to its sums in turns. One thread runs this. The additions to two blocks of rows
+/// are on their way at the same time.
+template <class Policy>
+__device__ __forceinline__ void add_in_turns(const HopperBackwardParameters& p, std::uint32_t base,
+                                             typename HopperBackwardShared<Policy>::Rings& rings) {
+    using Shared = HopperBackwardShared<Policy>;
+    constexpr HopperBackwardTiles tiles = Policy::tiles;
+    RingPosition tasks(rings.tasks);
+    RingPosition d_q(rings.d_q);
+    std::int32_t* to_pass = nullptr;  // the turn whose additions may not be complete
+    for (;;) {
+        tasks.wait_full();
+        const int index = rings.task[tasks.stage()];
+        tasks.empty().arrive();
+        tasks.advance();
+        if (index >= p.tasks) break;
+        const KeyTask<Policy> task(p.rows, index);
+        const int end_head = (task.head + 1) * p.rows.sizes.group;
+        const RowBlocks<tiles.rows> row_blocks{task.begin_row, task.end_row};
+        RowPosition at{task.has_rows() ? task.head * p.rows.sizes.group : end_head, task.begin_row};
+        const auto pass = [&] {
+            order_with_copies();
+            asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to_pass), "r"(task.block - 1)
+                         : "memory");
+            to_pass = nullptr;
+        };
+        for (; at.head < end_head; at = row_blocks.after(at)) {
+            const std::int64_t row =
+                static_cast<std::int64_t>(task.batch * p.rows.sizes.heads + at.head) * p.rows.padded_rows +
+                at.row;
+            std::int32_t* const turn = p.rows.turns + row / tiles.rows * 4 * tiles.consumers;
+            d_q.wait_full();
+            if (load_acquire(turn) != task.block) {
+                // Others may wait for the turn that this thread has not passed yet.
+                if (to_pass != nullptr) {
+                    await_stores<0>();
+                    pass();
+                }
+                while (load_acquire(turn) != task.block) {
+                }
+            }
+            order_with_copies();
+            add_floats(p.rows.d_q_sums + row * Policy::head_dim,
+                       base + Shared::d_q + d_q.stage() * Shared::d_q_bytes, Shared::d_q_bytes);
+            commit_stores();
+            if (to_pass != nullptr) {
+                await_stores<1>();
+                pass();
+            }
+            to_pass = turn;
+            wait_until_stores_have_read();
+            d_q.empty().arrive();
+            d_q.advance();
+        }
+        if (to_pass != nullptr) {
+            await_stores<0>();
+            pass();
+        }
+    }
+}
 
 /// A consumer warpgroup. It computes dK and dV of 64 keys of each task, and its part of dQ.
 template <class T, class Policy>
@@ -73,6 +143,7 @@ class BackwardConsumer {
           rings_(rings),
           kv_(rings.kv),
           tasks_(rings.tasks),
+          d_q_(rings.d_q),
           warpgroup_(warpgroup),
           warp_(warp_index() % 4) {}
 
@@ -105,7 +176,6 @@ class BackwardConsumer {
                 at = next;
             }
             add_rows</*has_next=*/false>(d_k, d_v, s, task, at);
-            turn_.pass();
             release(kv_);
         }
         scale(d_k, p_.rows.scale);
@@ -148,7 +218,6 @@ class BackwardConsumer {
         begin_products();
         start_a_b<T, RowTile>(d_v[0], left, d_o);
         commit_products();
-        turn_.pass();
 
         await_products<1>(d_p[0]);
         make_d_s(d_p, p);
@@ -156,6 +225,9 @@ class BackwardConsumer {
         publish_shared_writes();
         await_products<0>(d_v[0]);  // frees the registers of P before the next S needs them
         if constexpr (has_next) start_scores(p, stage_ ^ 1, round_ ^ stage_);
+        if constexpr (Policy::in_turns) {
+            if (is_first_of_warpgroup()) wait_until_stores_have_read();  // then dQ may use their memory
+        }
         wait_at(1, 2 * warpgroup_threads);  // dS of both warpgroups is in shared memory
         begin_products();
         start_a_b<T, DsTile, RowTile>(d_k[0], d_s + warpgroup_ * 64 * DsTile::row_bytes, q);
@@ -194,24 +266,37 @@ class BackwardConsumer {
                     p[0][n][e] * fmaf(d_p[0][n][e], 1 / p_factor, e % 2 == 0 ? -delta.x : -delta.y);
         }
     }
-    /// Uses atomic additions, because other blocks of keys add to the same rows, in any order or, if
-    /// deterministic, in turns.
+    /// Uses atomic additions, because other blocks of keys add to the same rows, or hands dQ to the thread
+    /// that adds in turns.
     __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const KeyTask<Policy>& task,
                                             RowPosition at) {
-        const int batch_head = task.batch * p_.rows.sizes.heads + at.head;
-        if constexpr (Policy::in_turns) {
-            const std::int64_t row_block =
-                (static_cast<std::int64_t>(batch_head) * p_.rows.padded_rows + at.row) / rows;
-            turn_.wait(p_.rows.turns + row_block * 4 * tiles.consumers + warpgroup_ * 4 + warp_, task.block);
-        }
-        const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
-        const int first_row = at.row + (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
+        const int first_row = (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
                   first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;
+        if constexpr (Policy::in_turns) {
+            d_q_.wait_empty();
+            const std::uint32_t to = base_ + Shared::d_q + d_q_.stage() * Shared::d_q_bytes +
+                                     (first_row / 16 * (Policy::head_dim / 8) + first_column / 8) * 512 +
+                                     lane_index() * 16;
 #pragma unroll
-        for (int n = 0; n < d_q_columns / 8; ++n)
-            add_float4(sums.fragment<Policy::head_dim>(batch_head, first_row, first_column + n * 8),
-                       d_q[0][n]);
+            for (int n = 0; n < d_q_columns / 8; ++n)
+                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + n * 512),
+                             "f"(d_q[0][n][0]), "f"(d_q[0][n][1]), "f"(d_q[0][n][2]), "f"(d_q[0][n][3])
+                             : "memory");
+            publish_shared_writes();
+            __syncwarp();
+            if (lane_index() == 0) d_q_.full().arrive();
+            d_q_.advance();
+        } else {
+            const int batch_head = task.batch * p_.rows.sizes.heads + at.head;
+            const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
+#pragma unroll
+            for (int n = 0; n < d_q_columns / 8; ++n)
+                add_float4(
+                    sums.fragment<Policy::head_dim>(batch_head, at.row + first_row, first_column + n * 8),
+                    d_q[0][n]);
+        }
     }
+
     /// Stores dK and dV through shared memory.
     __device__ __forceinline__ void store(const Gradient& d_k, const Gradient& d_v,
                                           const KeyTask<Policy>& task) const {
@@ -219,6 +304,10 @@ class BackwardConsumer {
                             warp_keys = own_keys + warp_ * 16 * KvTile::row_bytes;
         if (is_first_of_warpgroup()) wait_until_stores_have_read();
         wait_for_warpgroup();
+        if constexpr (Policy::in_turns && !Shared::d_q_has_memory) {
+            RingPosition<2> d_q = d_q_;
+            for (int i = 0; i < 2; ++i, d_q.advance()) d_q.wait_empty();
+        }
         stage_rows<T, KvTile>(warp_keys + Shared::d_k, d_k);
         stage_rows<T, KvTile>(warp_keys + Shared::d_v, d_v);
         publish_shared_writes();
@@ -245,9 +334,9 @@ class BackwardConsumer {
     typename Shared::Rings& rings_;
     RingPosition<1> kv_;
     RingPosition<tiles.stages> tasks_;
+    RingPosition<2> d_q_;
     int stage_ = 0, round_ = 0;  ///< of Q, dO and dS; round_ is the round's parity
     int warpgroup_, warp_;       ///< warp_ is the warp's number in its warpgroup
-    DqTurn<Policy::in_turns> turn_;
 };
 
 template <class T, class Policy>
@@ -262,7 +351,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
         initialize(rings.kv, consumer_warps);
         initialize(rings.q, consumer_warps);
         initialize(rings.d_o, consumer_warps);
-        initialize(rings.tasks, consumer_warps);
+        initialize(rings.tasks, consumer_warps + (Policy::in_turns ? 1 : 0));
+        if constexpr (Policy::in_turns) initialize(rings.d_q, 1, consumer_warps);
         publish_barriers();
     }
     __syncthreads();
@@ -272,6 +362,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     if (warpgroup == tiles.consumers) {
         release_registers_down_to<24>();
         if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy, Shared>(p, base, rings);
+        if constexpr (Policy::in_turns) {
+            if (threadIdx.x == tiles.consumers * warpgroup_threads + 32) add_in_turns<Policy>(p, base, rings);
+        }
     } else {
         take_registers_up_to<240>();
         BackwardConsumer<T, Policy>(p, base, rings, warpgroup).consume();
@@ -294,7 +387,7 @@ void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
     constexpr int head_dim = Policy::head_dim;
     using Shared = device::HopperBackwardShared<Policy>;
     constexpr HopperBackwardTiles tiles = Policy::tiles;
-    constexpr int shared_bytes = tiles.shared_bytes(head_dim);
+    constexpr int shared_bytes = Shared::bytes;
     static_assert(shared_bytes <= 227 * 1024);
     HopperBackwardParameters p{.q = tensor_map(x.q, tiles.rows, Shared::RowTile::swizzle),
                                .d_o = tensor_map(x.d_o, tiles.rows, Shared::RowTile::swizzle),
