@@ -4,8 +4,9 @@
 //     attention_anchor_bench [--anchor anchor.txt] [--dtype f32] [--case 16,16,1024,64,1 ..] [--layout bhsd]
 //     [--rounds 9] [--deterministic]
 //
-// A case is batch, heads, length, head dim, causal. FLOPs: 4 B H S^2 D forward, half of it under a causal
-// mask; backward 2.5 times as many. Times are medians of single calls, measured with CUDA events.
+// A case is batch, heads, length, head dim, causal and perhaps V's head dim, if it differs. FLOPs: 2 B H S^2
+// (Dqk + Dv) forward, half of it under a causal mask; backward 2 B H S^2 (3 Dqk + 2 Dv). Times are medians of
+// single calls, measured with CUDA events.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -30,7 +31,7 @@ using gradtile::cuda::cuda_check;
 namespace {
 
 struct Case {
-    std::int64_t batch = 16, heads = 16, length = 1024, head_dim = 64;
+    std::int64_t batch = 16, heads = 16, length = 1024, head_dim = 64, v_dim = 64;
     bool causal = true;
 
     static Case parse(const std::string& text) {
@@ -38,17 +39,28 @@ struct Case {
         std::istringstream in(text);
         char comma = 0;
         in >> c.batch >> comma >> c.heads >> comma >> c.length >> comma >> c.head_dim >> comma >> c.causal;
-        check(!in.fail(), "--case: '", text, "'; expected batch,heads,length,head_dim,causal");
+        check(!in.fail(), "--case: '", text, "'; expected batch,heads,length,head_dim,causal[,v_dim]");
+        c.v_dim = c.head_dim;
+        if (in >> comma) {
+            in >> c.v_dim;
+            check(!in.fail(), "--case: '", text, "'; expected batch,heads,length,head_dim,causal[,v_dim]");
+        }
         return c;
     }
     std::string name() const {
         std::ostringstream text;
-        text << 'B' << batch << " H" << heads << " S" << length << " D" << head_dim
-             << (causal ? " causal" : " full");
+        text << 'B' << batch << " H" << heads << " S" << length << " D" << head_dim;
+        if (v_dim != head_dim) text << '/' << v_dim;
+        text << (causal ? " causal" : " full");
         return text.str();
     }
-    double forward_flops() const {
-        const double all = 4.0 * static_cast<double>(batch * heads * head_dim) * static_cast<double>(length) *
+    double forward_flops() const { return flops_of(head_dim + v_dim); }
+    double backward_flops() const { return flops_of(3 * head_dim + 2 * v_dim); }
+
+  private:
+    /// Of products with so many columns in all.
+    double flops_of(std::int64_t columns) const {
+        const double all = 2.0 * static_cast<double>(batch * heads * columns) * static_cast<double>(length) *
                            static_cast<double>(length);
         return causal ? all / 2 : all;
     }
@@ -113,12 +125,13 @@ std::vector<AnchoredCase> cases_of(const Settings& settings) {
 
 /// A [B, S, H, D] view of memory in the chosen layout. The numbers are drawn on the CPU and repeated for each
 /// head, which is fast and does not change the amount of memory traffic.
-Tensor operand(const Context& ctx, const Settings& settings, const Case& c, std::uint64_t seed) {
+Tensor operand(const Context& ctx, const Settings& settings, const Case& c, std::int64_t columns,
+               std::uint64_t seed) {
     const DType dtype = dtype_named(settings.dtype);
-    const Tensor head = randn(ctx, {1, c.length, 1, c.head_dim}, dtype, Seed{seed});
+    const Tensor head = randn(ctx, {1, c.length, 1, columns}, dtype, Seed{seed});
     const Tensor all = settings.layout == "bshd"
-                           ? empty(ctx, {c.batch, c.length, c.heads, c.head_dim}, dtype)
-                           : empty(ctx, {c.batch, c.heads, c.length, c.head_dim}, dtype).transpose(1, 2);
+                           ? empty(ctx, {c.batch, c.length, c.heads, columns}, dtype)
+                           : empty(ctx, {c.batch, c.heads, c.length, columns}, dtype).transpose(1, 2);
     copy(ctx, all, head.expand(all.shape()));
     return all;
 }
@@ -158,12 +171,10 @@ double median_milliseconds(const Context& ctx, int rounds, const std::function<v
 }
 
 Milliseconds measure(const Context& ctx, const Settings& settings, const Case& c) {
-    const Tensor q = operand(ctx, settings, c, 1), k = operand(ctx, settings, c, 2),
-                 v = operand(ctx, settings, c, 3), d_o = operand(ctx, settings, c, 4);
-    const Tensor o = operand(ctx, settings, c, 5);
-    const attention::Gradients gradients{.q = operand(ctx, settings, c, 6),
-                                         .k = operand(ctx, settings, c, 7),
-                                         .v = operand(ctx, settings, c, 8)};
+    const auto of_qk = [&](std::uint64_t seed) { return operand(ctx, settings, c, c.head_dim, seed); };
+    const auto of_v = [&](std::uint64_t seed) { return operand(ctx, settings, c, c.v_dim, seed); };
+    const Tensor q = of_qk(1), k = of_qk(2), v = of_v(3), d_o = of_v(4), o = of_v(5);
+    const attention::Gradients gradients{.q = of_qk(6), .k = of_qk(7), .v = of_v(8)};
     const attention::Options options{.causal = c.causal, .deterministic = settings.deterministic};
     attention::Saved saved;
     const double forward = median_milliseconds(ctx, settings.rounds,
@@ -200,7 +211,7 @@ void run(const Settings& settings) {
         const Milliseconds time = measure(ctx, settings, c);
         std::printf("%-32s forward %7.3f %4.0f  backward %7.3f %4.0f", c.name().c_str(), time.forward,
                     1e-9 * c.forward_flops() / time.forward, time.backward,
-                    2.5e-9 * c.forward_flops() / time.backward);
+                    1e-9 * c.backward_flops() / time.backward);
         for (const Anchor& a : anchors) {
             const double forward = a.time.forward / time.forward, backward = a.time.backward / time.backward;
             std::printf("  (%s %.2f, %.2f)", a.implementation.c_str(), forward, backward);
@@ -222,8 +233,9 @@ int main(int argc, char** argv) try {
     CLI::App app{"Times attention forward and backward on the GPU"};
     Settings settings;
     app.add_option("--dtype", settings.dtype, "f64, f32, bf16, f16")->capture_default_str();
-    app.add_option("--case", settings.cases,
-                   "batch,heads,length,head_dim,causal (default: those of the anchor, or 16,16,1024,64,1)");
+    app.add_option(
+        "--case", settings.cases,
+        "batch,heads,length,head_dim,causal[,v_dim] (default: those of the anchor, or 16,16,1024,64,1)");
     app.add_option("--layout", settings.layout, "memory order: bhsd as PyTorch's SDPA, or bshd")
         ->check(CLI::IsMember({"bhsd", "bshd"}))
         ->capture_default_str();

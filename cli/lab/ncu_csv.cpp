@@ -217,8 +217,8 @@ KernelRole role_of_kernel(std::string_view kernel) {
          {"forward_kernel", "hopper_forward_kernel", "few_queries_kernel", "merge_splits_kernel"})
         if (kernel == name) return {"flash2", "forward"};
     for (const std::string_view name :
-         {"backward_kernel", "hopper_backward_kernel", "prepare_backward_kernel", "finish_d_q_kernel",
-          "backward_keys_kernel", "backward_rows_kernel"})
+         {"backward_kernel", "hopper_backward_kernel", "hopper_backward_columns_kernel",
+          "prepare_backward_kernel", "finish_d_q_kernel", "backward_keys_kernel", "backward_rows_kernel"})
         if (kernel == name) return {"flash2", "backward"};
     for (const std::string_view algorithm : {"memory_efficient", "flash1"})
         for (const std::string_view pass : {"forward", "backward"})

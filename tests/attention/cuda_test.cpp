@@ -31,6 +31,32 @@ TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAnyOption) {
     expect_accurate(problems_of_options(), GetParam());
 }
 
+/// The head dims above 128, whose kernels differ in their structure, in problems of many blocks: blocks of
+/// keys that no row sees, and rows that see no key.
+TEST_P(AttentionCudaDtypes, LargeHeadDimsAreAsAccurateAsNaive) {
+    if (!is_16_bit(GetParam())) GTEST_SKIP() << "this dtype has the same kernels for small head dims";
+    for (const auto& [d_qk, d_v] : {std::pair{192, 128}, {192, 192}, {256, 256}, {200, 72}, {136, 256}})
+        for (const bool deterministic : {false, true}) {
+            const Problem base{.queries = 333, .keys = 290, .d_qk = d_qk, .d_v = d_v};
+            Problem tiny = base, shared_keys = base, windowed = base, unseen_keys = base, blind_rows = base;
+            tiny.queries = tiny.keys = 64;
+            shared_keys.causal = shared_keys.sink = shared_keys.d_lse = true;
+            shared_keys.queries = 150;
+            shared_keys.keys = 140;
+            shared_keys.batch = 2;
+            shared_keys.heads = 6;
+            shared_keys.key_heads = 2;
+            windowed.window = {.left = 70, .right = 20};
+            unseen_keys.queries = 100;
+            unseen_keys.window.right = 5;
+            unseen_keys.top_left = true;
+            blind_rows.keys = 50;
+            blind_rows.causal = true;
+            for (const Problem& problem : {tiny, base, shared_keys, windowed, unseen_keys, blind_rows})
+                expect_accurate(problem, GetParam(), deterministic);
+        }
+}
+
 TEST_P(AttentionCudaDtypes, LongSumsAreAccurateInSpiteOfADominatingTerm) {
     const DType dtype = GetParam();
     if (dtype == DType::f64) return;  // float64 is the reference
@@ -52,11 +78,12 @@ TEST_P(AttentionCudaDtypes, LongSumsAreAccurateInSpiteOfADominatingTerm) {
 
 /// One problem of several blocks for every instantiation of the kernels.
 TEST_P(AttentionCudaDtypes, DeterministicGradientsAreAsAccurateAsNaive) {
-    for (const std::int64_t d : {32, 64, 96, 128, 192, 256})
+    for (const auto& [d_qk, d_v] :
+         {std::pair{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}})
         expect_accurate({.queries = 140,
                          .keys = 135,
-                         .d_qk = d,
-                         .d_v = d,
+                         .d_qk = d_qk,
+                         .d_v = d_v,
                          .causal = true,
                          .heads = 2,
                          .window = {.left = 100}},
@@ -164,22 +191,32 @@ TEST_P(AttentionCudaDtypes, AnAllZeroInputWithTinyOtherInputsGivesZerosWithoutNa
 /// dK and dV are equal to the bit in every run, dQ if `deterministic` is set. The problems have several
 /// blocks of every kernel in both directions, and more blocks than fit the GPU at once.
 TEST_P(AttentionCudaDtypes, GradientsAreEqualToTheBitInEveryRun) {
-    for (const Problem& problem : {Problem{.queries = 700,
-                                  .keys = 650,
-                                  .d_qk = 64,
-                                  .d_v = 64,
-                                  .causal = true,
-                                  .batch = 4,
-                                  .heads = 16,
-                                  .key_heads = 8},
-                                   {.queries = 500,
-                                   .keys = 333,
-                                   .d_qk = 128,
-                                   .d_v = 96,
-                                   .batch = 2,
-                                   .heads = 4,
-                                   .key_heads = 4,
-                                   .window = {.left = 150, .right = 100}}})
+    for (const Problem& problem :
+         {Problem{.queries = 700,
+         .keys = 650,
+         .d_qk = 64,
+         .d_v = 64,
+         .causal = true,
+         .batch = 4,
+         .heads = 16,
+         .key_heads = 8},
+          {.queries = 500,
+          .keys = 333,
+          .d_qk = 128,
+          .d_v = 96,
+          .batch = 2,
+          .heads = 4,
+          .key_heads = 4,
+          .window = {.left = 150, .right = 100}},
+          {.queries = 700,
+          .keys = 650,
+          .d_qk = 192,
+          .d_v = 128,
+          .causal = true,
+          .batch = 2,
+          .heads = 8,
+          .key_heads = 4},
+          {.queries = 500, .keys = 533, .d_qk = 256, .d_v = 256, .heads = 16, .key_heads = 16}})
         for (const bool deterministic : {false, true}) {
             SCOPED_TRACE(::testing::Message() << problem << (deterministic ? ", deterministic" : ""));
             Options options = problem.options();

@@ -22,14 +22,20 @@ struct Maps {
 /// Which of the products a test computes.
 enum class Kind { a_bt, a_b_from_registers, a_b, at_b };
 
-template <class T, Kind kind, int b_rows, int b_columns>
+/// Of b, a product reads the columns from `first_column` on.
+template <class T, Kind kind, int b_rows, int b_columns, int b_panel_columns, int first_column_>
 struct Shapes {
+    static constexpr int first_column = first_column_;
     // a is [64, depth], or [depth, 64] if transposed.
     static constexpr int depth = kind == Kind::a_bt ? b_columns : b_rows,
-                         columns = kind == Kind::a_bt ? b_rows : b_columns;
+                         columns = kind == Kind::a_bt ? b_rows : b_columns - first_column;
     static constexpr bool a_is_transposed = kind == Kind::at_b;
-    using ATile = PanelTile<a_is_transposed ? depth : 64, a_is_transposed ? 64 : (depth + 31) / 32 * 32>;
-    using BTile = PanelTile<b_rows, b_columns>;
+    static constexpr int a_columns = a_is_transposed ? 64 : (depth + 31) / 32 * 32,
+                         a_panel_columns = kind == Kind::a_bt    ? b_panel_columns
+                                           : a_columns % 64 == 0 ? 64
+                                                                 : 32;
+    using ATile = PanelTile<a_is_transposed ? depth : 64, a_columns, a_panel_columns>;
+    using BTile = PanelTile<b_rows, b_columns, b_panel_columns>;
     using CTile = PanelTile<64, columns % 32 == 0 ? columns : 32>;
     using Element = T;
 };
@@ -73,9 +79,10 @@ __global__ void __launch_bounds__(128) product_kernel(const __grid_constant__ Ma
     }
     begin_products();
     if constexpr (kind == Kind::a_bt) start_a_bt<T, ATile, BTile>(c[0], a, b);
-    if constexpr (kind == Kind::a_b_from_registers) start_a_b<T, BTile>(c[0], registers, b);
-    if constexpr (kind == Kind::a_b) start_a_b<T, ATile, BTile>(c[0], a, b);
-    if constexpr (kind == Kind::at_b) start_at_b<T, ATile, BTile>(c[0], a, b);
+    const std::uint32_t b_columns = b + BTile::column_offset(S::first_column);
+    if constexpr (kind == Kind::a_b_from_registers) start_a_b<T, BTile>(c[0], registers, b_columns);
+    if constexpr (kind == Kind::a_b) start_a_b<T, ATile, BTile>(c[0], a, b_columns);
+    if constexpr (kind == Kind::at_b) start_at_b<T, ATile, BTile>(c[0], a, b_columns);
     commit_products();
     await_products<0>(c[0]);
 
@@ -123,11 +130,13 @@ std::vector<double> integers(const Shape& shape, std::uint64_t seed) {
 
 /// Computes a product of boxes that begin in the middle of tensors and extend beyond their ends, where
 /// elements count as zeros.
-template <class T, Kind kind, int b_rows, int b_columns>
+template <class T, Kind kind, int b_rows, int b_columns, int b_panel_columns = b_columns % 64 == 0 ? 64 : 32,
+          int first_column = 0>
 void expect_exact_product() {
-    using S = Shapes<T, kind, b_rows, b_columns>;
+    using S = Shapes<T, kind, b_rows, b_columns, b_panel_columns, first_column>;
     SCOPED_TRACE(testing::Message() << "kind " << static_cast<int>(kind) << ", b " << b_rows << " x "
-                                    << b_columns);
+                                    << b_columns << " from column " << first_column << ", panels of "
+                                    << b_panel_columns);
     const Context gpu(Device::cuda(0)), cpu(Device::cpu());
     const DType dtype = std::is_same_v<T, bfloat16> ? DType::bf16 : DType::f16;
     constexpr int batch = 1, head = 2, first_row = 3;
@@ -161,7 +170,8 @@ void expect_exact_product() {
             double sum = i;
             for (int k = 0; k < S::depth; ++k)
                 sum += element(a, a_shape, S::a_is_transposed ? k : i, S::a_is_transposed ? i : k) *
-                       element(b, b_shape, kind == Kind::a_bt ? j : k, kind == Kind::a_bt ? k : j);
+                       element(b, b_shape, kind == Kind::a_bt ? j : k,
+                               kind == Kind::a_bt ? k : first_column + j);
             const auto at = static_cast<std::size_t>(i * S::columns + j);
             ASSERT_EQ(result[at], sum) << "row " << i << ", column " << j;
             if (S::columns % 32 != 0) continue;
@@ -192,6 +202,14 @@ void expect_exact_products() {
     expect_exact_product<T, Kind::at_b, 128, 32>();
     expect_exact_product<T, Kind::at_b, 128, 64>();
     expect_exact_product<T, Kind::at_b, 128, 128>();
+    // The second half of the columns, in whole panels.
+    expect_exact_product<T, Kind::a_bt, 64, 192, 32>();
+    expect_exact_product<T, Kind::a_b_from_registers, 64, 192, 32, 96>();
+    expect_exact_product<T, Kind::a_b_from_registers, 64, 256, 64, 128>();
+    expect_exact_product<T, Kind::a_b, 64, 192, 32, 96>();
+    expect_exact_product<T, Kind::a_b, 64, 256, 64, 128>();
+    expect_exact_product<T, Kind::at_b, 64, 192, 32, 96>();
+    expect_exact_product<T, Kind::at_b, 64, 256, 64, 128>();
 }
 
 TEST_F(HopperTiles, ProductsOfBoxesAreExactInBfloat16) {

@@ -9,12 +9,12 @@
 namespace gradtile::attention::cuda::device {
 
 /// A row-major tile in panels: all rows of the first 64 columns, then all rows of the next 64 and so on (32
-/// columns if there is no multiple of 64). Within a panel, the 16-byte chunks of a row are swizzled as TMA
-/// and wgmma require: a tile must begin at a multiple of 1024 bytes.
-template <int rows_, int columns_>
+/// columns if there is no multiple of 64, or on request). Within a panel, the 16-byte chunks of a row are
+/// swizzled as TMA and wgmma require: a tile must begin at a multiple of 1024 bytes.
+template <int rows_, int columns_, int panel_columns_ = columns_ % 64 == 0 ? 64 : 32>
 struct PanelTile {
     static constexpr int rows = rows_, columns = columns_;
-    static constexpr int panel_columns = columns % 64 == 0 ? 64 : 32;
+    static constexpr int panel_columns = panel_columns_;
     static constexpr int panels = columns / panel_columns;
     static constexpr int row_bytes = 2 * panel_columns;
     static constexpr int panel_bytes = rows * row_bytes;
@@ -30,6 +30,11 @@ struct PanelTile {
         return static_cast<std::uint32_t>(row * row_bytes + (chunk ^ swizzle) * 16);
     }
 
+    /// The distance of a column, a multiple of 16, from the tile's first column.
+    __device__ static constexpr std::uint32_t column_offset(int column) {
+        return static_cast<std::uint32_t>(column / panel_columns * panel_bytes + column % panel_columns * 2);
+    }
+
     /// Starts loads of the rows of a head from `row` on, which report to `barrier`.
     __device__ static void load(std::uint32_t tile, const gradtile::cuda::TensorMap& map, BoxPosition at,
                                 Barrier barrier) {
@@ -41,8 +46,7 @@ struct PanelTile {
     /// The operand whose reduced axis is the tile's columns, from `column` (a multiple of 16) on, and whose
     /// first row is `tile`'s.
     __device__ __forceinline__ static std::uint64_t by_columns(std::uint32_t tile, int column) {
-        return operand_description<row_bytes>(
-            tile + column / panel_columns * panel_bytes + column % panel_columns * 2, 0);
+        return operand_description<row_bytes>(tile + column_offset(column), 0);
     }
     /// The operand whose reduced axis is the tile's rows, from `row` (a multiple of 16) on, and whose first
     /// column is `tile`'s.
@@ -62,25 +66,24 @@ __device__ __forceinline__ void start_a_bt(FragmentC (&c)[TileB::rows / 8], std:
             c, TileA::by_columns(a, k), TileB::by_columns(b, k), k > 0);
 }
 
-/// Starts c += a b for a [64, rows of b] in registers, over the rows of `b`.
-template <class T, class TileB>
-__device__ __forceinline__ void start_a_b(FragmentC (&c)[TileB::columns / 8],
-                                          const FragmentA (&a)[TileB::rows / 16][1], std::uint32_t b) {
+/// Starts c += a b for a [64, rows of b] in registers and as many columns of `b` as c has, over the rows of
+/// `b`.
+template <class T, class TileB, int tiles>
+__device__ __forceinline__ void start_a_b(FragmentC (&c)[tiles], const FragmentA (&a)[TileB::rows / 16][1],
+                                          std::uint32_t b) {
 #pragma unroll
     for (int k = 0; k < TileB::rows / 16; ++k)
-        Product<T, TileB::columns>::template start<Order::output>(c, a[k][0], TileB::by_rows(b, k * 16),
-                                                                  true);
+        Product<T, 8 * tiles>::template start<Order::output>(c, a[k][0], TileB::by_rows(b, k * 16), true);
 }
 
-/// Starts c += a b for 64 rows of `a` in shared memory.
-template <class T, class TileA, class TileB>
-__device__ __forceinline__ void start_a_b(FragmentC (&c)[TileB::columns / 8], std::uint32_t a,
-                                          std::uint32_t b) {
+/// The same for 64 rows of `a` in shared memory.
+template <class T, class TileA, class TileB, int tiles>
+__device__ __forceinline__ void start_a_b(FragmentC (&c)[tiles], std::uint32_t a, std::uint32_t b) {
     static_assert(TileA::columns == TileB::rows);
 #pragma unroll
     for (int k = 0; k < TileA::columns; k += 16)
-        Product<T, TileB::columns>::template start<Order::reduction, Order::output>(
-            c, TileA::by_columns(a, k), TileB::by_rows(b, k), true);
+        Product<T, 8 * tiles>::template start<Order::reduction, Order::output>(c, TileA::by_columns(a, k),
+                                                                               TileB::by_rows(b, k), true);
 }
 
 /// Starts c = a^T b for 64 columns of `a`, all of one panel, and as many columns of `b` as c has, over the

@@ -6,119 +6,20 @@
 /// already the left operand of dV = P^T dO. dS passes through shared memory, because a row of dQ = dS K sums
 /// over the keys of both warpgroups; dK = dS^T Q reads it there, too, which frees registers for the next S.
 /// That product runs while a warpgroup waits for the dS of the other one. dQ is summed in float32 in global
-/// memory.
+/// memory. If the order of the additions is fixed, a thread of the producer's warpgroup waits for the turns
+/// and adds from shared memory, so that consumers do not wait.
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
 /// binary16.
-#include <gradtile/attention/cuda/hopper/parameters.h>
 #include <gradtile/attention/cuda/hopper/tiles.h>
-#include <gradtile/attention/cuda/16bit/backward_rows.cuh>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
 #include <gradtile/attention/cuda/device/turns.cuh>
-#include <gradtile/attention/cuda/hopper/distance_rule.cuh>
+#include <gradtile/attention/cuda/hopper/backward_steps.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 
 namespace gradtile::attention::cuda {
 
 namespace device {
-
-/// A block of keys of one K/V head, and the rows that see them: those of all heads of its group.
-template <class Policy>
-struct KeyTask {
-    int batch, head, key, block;
-    int begin_row, end_row;  ///< the same for every head of the group; begin_row is a multiple of the rows
-
-    using Announced = int;  ///< what the producer tells the consumers: the number of the task
-
-    __device__ static Announced take(const HopperBackwardParameters& p) {
-        return atomicAdd(p.rows.next_task, 1);
-    }
-    __device__ static bool is_end(const HopperBackwardParameters& p, Announced index) {
-        return index >= p.tasks;
-    }
-    __device__ KeyTask(const HopperBackwardParameters& parameters, Announced announced) {
-        constexpr HopperBackwardTiles tiles = Policy::tiles;
-        const Bits16BackwardParameters& p = parameters.rows;
-        const TaskOrder::Task task = p.order(announced);
-        const int key_heads = p.sizes.heads / p.sizes.group;
-        batch = task.batch_head / key_heads;
-        head = task.batch_head - batch * key_heads;
-        // The first keys come first: under a causal mask most rows see them. In turns the last keys come
-        // first: blocks of keys that run at the same time then reach a block of rows one after the other.
-        block = Policy::in_turns ? p.order.parts - 1 - task.part : task.part;
-        key = block * tiles.keys;
-        begin_row = p.mask.first_row(key) / tiles.rows * tiles.rows;
-        end_row = p.mask.end_row(min(key + tiles.keys, p.mask.keys) - 1);
-    }
-    __device__ bool has_rows() const { return begin_row < end_row; }
-    __device__ const DeviceMask& mask(const HopperBackwardParameters& p) const { return p.rows.mask; }
-    __device__ BoxPosition row_box(const HopperBackwardParameters&, int at, int of_head) const {
-        return {0, at, of_head, batch};
-    }
-    __device__ BoxPosition key_box(const HopperBackwardParameters&, int column, int at) const {
-        return {column, at, head, batch};
-    }
-    __device__ int batch_head(const HopperBackwardParameters& p, int of_head) const {
-        return batch * p.rows.sizes.heads + of_head;
-    }
-    __device__ int first_padded_row() const { return 0; }
-};
-
-/// The same for a packed sequence. Rows and keys count from its start.
-template <class Policy>
-struct PackedKeyTask {
-    /// What the producer tells the consumers.
-    struct Announced {
-        PackedTask task;  ///< its sequence is -1 if there are no more tasks
-        int head;
-    };
-    __device__ static Announced take(const HopperBackwardParameters& p) {
-        PackedCounters* const counters = p.rows.key_tasks.counters();
-        TaskOrder order = p.rows.order;
-        order.parts = counters->tasks;
-        const int index = atomicAdd(&counters->taken, 1);
-        if (index >= order.batch_heads * order.parts) return {{.sequence = -1}};
-        const TaskOrder::Task at = order(index);
-        return {p.rows.key_tasks.first[at.part], at.batch_head};
-    }
-    __device__ static bool is_end(const HopperBackwardParameters&, const Announced& announced) {
-        return announced.task.sequence < 0;
-    }
-    int head, key, block;
-    int begin_row, end_row;
-    int first_query, queries, first_key, keys, sequence;
-
-    __device__ PackedKeyTask(const HopperBackwardParameters& p, const Announced& announced)
-        : head(announced.head),
-          block(announced.task.block),
-          first_query(announced.task.first_query),
-          queries(announced.task.queries),
-          first_key(announced.task.first_key),
-          keys(announced.task.keys),
-          sequence(announced.task.sequence) {
-        constexpr HopperBackwardTiles tiles = Policy::tiles;
-        key = block * tiles.keys;
-        const DeviceMask seen = mask(p);
-        begin_row = seen.first_row(key) / tiles.rows * tiles.rows;
-        end_row = seen.end_row(min(key + tiles.keys, keys) - 1);
-    }
-    __device__ bool has_rows() const { return begin_row < end_row; }
-    __device__ DeviceMask mask(const HopperBackwardParameters& p) const {
-        DeviceMask mask = p.rows.mask;
-        mask.queries = queries;
-        mask.keys = keys;
-        mask.offset = p.rows.packed.top_left ? 0 : keys - queries;
-        return mask;
-    }
-    __device__ BoxPosition row_box(const HopperBackwardParameters& p, int at, int of_head) const {
-        return packed_box({p.rows.mask.queries, first_query, queries}, 0, at, of_head);
-    }
-    __device__ BoxPosition key_box(const HopperBackwardParameters& p, int column, int at) const {
-        return packed_box({p.rows.mask.keys, first_key, keys}, column, at, head);
-    }
-    __device__ int batch_head(const HopperBackwardParameters&, int of_head) const { return of_head; }
-    __device__ int first_padded_row() const { return packed_padded_row(sequence, first_query); }
-};
 
 /// The shared memory of a thread block.
 template <class Policy>
@@ -126,70 +27,94 @@ struct HopperBackwardShared {
     static constexpr HopperBackwardTiles tiles = Policy::tiles;
     using KvTile = PanelTile<tiles.keys, Policy::head_dim>;
     using RowTile = PanelTile<tiles.rows, Policy::head_dim>;
+    using KTile = KvTile;
+    using VTile = KvTile;
+    using QTile = RowTile;
+    using DoTile = RowTile;
     using DsTile = PanelTile<tiles.keys, tiles.rows>;  ///< dS^T
+    static constexpr bool stages_in_kv = false;  ///< whether dK and dV are staged in the memory of K and V
     static constexpr int statistics_bytes = 4 * tiles.rows;
     static constexpr int k = 0, v = k + KvTile::bytes, d_k = v + KvTile::bytes, d_v = d_k + KvTile::bytes,
                          q = d_v + KvTile::bytes, d_o = q + tiles.stages * RowTile::bytes,
                          d_s = d_o + tiles.stages * RowTile::bytes, lse = d_s + 2 * DsTile::bytes,
                          delta = lse + tiles.stages * statistics_bytes,
                          rings = delta + tiles.stages * statistics_bytes;
-    using Task = std::conditional_t<Policy::is_packed, PackedKeyTask<Policy>, KeyTask<Policy>>;
     struct Rings {
         Ring<1> kv;
         Ring<tiles.stages> q, d_o, tasks;
-        typename Task::Announced task[tiles.stages];
+        typename TaskOf<Policy>::Announced task[tiles.stages];
+        Ring<2> d_q;  ///< only if in_turns
     };
+    /// dQ of two blocks of rows in float32, in the order of DqSums, for the thread that adds in turns. The
+    /// memory is that of dK and dV, which are staged at other times, if it is large enough.
+    static constexpr int d_q_bytes = 4 * tiles.rows * Policy::head_dim;
+    static constexpr bool d_q_has_memory = 2 * d_q_bytes > 2 * KvTile::bytes;
+    static constexpr int d_q = d_q_has_memory ? tiles.shared_bytes(Policy::head_dim) : d_k,
+                         bytes = tiles.shared_bytes(Policy::head_dim) +
+                                 (Policy::in_turns && d_q_has_memory ? 2 * d_q_bytes : 0);
     static constexpr int q_ring = rings + offsetof(Rings, q), d_o_ring = rings + offsetof(Rings, d_o);
     static_assert(sizeof(Rings) <= HopperBackwardTiles::ring_bytes && tiles.stages == 2);
     static_assert(rings + HopperBackwardTiles::ring_bytes <= tiles.shared_bytes(Policy::head_dim));
 };
 
-/// Takes tasks and starts all copies to shared memory. One thread runs this.
+/// Adds the dQ of all tasks to its sums in turns. One thread runs this. The additions to two blocks of rows
+/// are on their way at the same time.
 template <class Policy>
-__device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::uint32_t base,
-                                        typename HopperBackwardShared<Policy>::Rings& rings) {
+__device__ __forceinline__ void add_in_turns(const HopperBackwardParameters& p, std::uint32_t base,
+                                             typename HopperBackwardShared<Policy>::Rings& rings) {
     using Shared = HopperBackwardShared<Policy>;
-    using KvTile = typename Shared::KvTile;
-    using RowTile = typename Shared::RowTile;
     constexpr HopperBackwardTiles tiles = Policy::tiles;
-    RingPosition kv(rings.kv);
-    RingPosition tasks(rings.tasks), q(rings.q), d_o(rings.d_o);
-    using Task = typename Shared::Task;
+    using Task = TaskOf<Policy>;
+    RingPosition tasks(rings.tasks);
+    RingPosition d_q(rings.d_q);
+    std::int32_t* to_pass = nullptr;  // the turn whose additions may not be complete
     for (;;) {
-        const auto announced = Task::take(p);
-        tasks.wait_empty();
-        rings.task[tasks.stage()] = announced;
-        tasks.full().arrive();
+        tasks.wait_full();
+        const auto announced = rings.task[tasks.stage()];
+        tasks.empty().arrive();
         tasks.advance();
-        if (Task::is_end(p, announced)) return;
+        if (Task::is_end(p, announced)) break;
         const Task task(p, announced);
-        if (!task.has_rows()) continue;
-        kv.wait_empty();
-        kv.full().arrive_and_expect(2 * KvTile::bytes);
-        const BoxPosition keys = task.key_box(p, 0, task.key);
-        KvTile::load(base + Shared::k, p.k, keys, kv.full());
-        KvTile::load(base + Shared::v, p.v, keys, kv.full());
-        kv.advance();
-        const int group = p.rows.sizes.group, first_head = task.head * group;
-        for (int head = first_head; head < first_head + group; ++head) {
-            const std::int64_t first_statistic =
-                static_cast<std::int64_t>(task.batch_head(p, head)) * p.rows.padded_rows +
-                task.first_padded_row();
-            for (int row = task.begin_row; row < task.end_row; row += tiles.rows) {
-                const BoxPosition rows = task.row_box(p, row, head);
-                q.wait_empty();
-                q.full().arrive_and_expect(RowTile::bytes + Shared::statistics_bytes);
-                RowTile::load(base + Shared::q + q.stage() * RowTile::bytes, p.q, rows, q.full());
-                load_bytes(base + Shared::lse + q.stage() * Shared::statistics_bytes,
-                           p.rows.lse_log2 + first_statistic + row, Shared::statistics_bytes, q.full());
-                q.advance();
-                d_o.wait_empty();
-                d_o.full().arrive_and_expect(RowTile::bytes + Shared::statistics_bytes);
-                RowTile::load(base + Shared::d_o + d_o.stage() * RowTile::bytes, p.d_o, rows, d_o.full());
-                load_bytes(base + Shared::delta + d_o.stage() * Shared::statistics_bytes,
-                           p.rows.delta + first_statistic + row, Shared::statistics_bytes, d_o.full());
-                d_o.advance();
+        const int end_head = (task.head + 1) * p.rows.sizes.group;
+        const RowBlocks<tiles.rows> row_blocks{task.begin_row, task.end_row};
+        RowPosition at{task.has_rows() ? task.head * p.rows.sizes.group : end_head, task.begin_row};
+        const auto pass = [&] {
+            order_with_copies();
+            asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to_pass), "r"(task.block - 1)
+                         : "memory");
+            to_pass = nullptr;
+        };
+        for (; at.head < end_head; at = row_blocks.after(at)) {
+            const std::int64_t row =
+                static_cast<std::int64_t>(task.batch_head(p, at.head)) * p.rows.padded_rows +
+                task.first_padded_row() + at.row;
+            std::int32_t* const turn = p.rows.turns + row / tiles.rows * 4 * tiles.consumers;
+            d_q.wait_full();
+            if (load_acquire(turn) != task.block) {
+                // Others may wait for the turn that this thread has not passed yet.
+                if (to_pass != nullptr) {
+                    await_stores<0>();
+                    pass();
+                }
+                while (load_acquire(turn) != task.block) {
+                }
             }
+            order_with_copies();
+            add_floats(p.rows.d_q_sums + row * Policy::head_dim,
+                       base + Shared::d_q + d_q.stage() * Shared::d_q_bytes, Shared::d_q_bytes);
+            commit_stores();
+            if (to_pass != nullptr) {
+                await_stores<1>();
+                pass();
+            }
+            to_pass = turn;
+            wait_until_stores_have_read();
+            d_q.empty().arrive();
+            d_q.advance();
+        }
+        if (to_pass != nullptr) {
+            await_stores<0>();
+            pass();
         }
     }
 }
@@ -201,7 +126,7 @@ class BackwardConsumer {
     using KvTile = typename Shared::KvTile;
     using RowTile = typename Shared::RowTile;
     using DsTile = typename Shared::DsTile;
-    using Task = typename Shared::Task;
+    using Task = TaskOf<Policy>;
     static constexpr HopperBackwardTiles tiles = Policy::tiles;
     static constexpr int rows = tiles.rows;
     using Scores = FragmentC[1][rows / 8];                ///< S^T and P^T, or dP^T and dS^T
@@ -220,13 +145,14 @@ class BackwardConsumer {
           rings_(rings),
           kv_(rings.kv),
           tasks_(rings.tasks),
+          d_q_(rings.d_q),
           warpgroup_(warpgroup),
           warp_(warp_index() % 4) {}
 
     __device__ __forceinline__ void consume() {
         for (;;) {
             tasks_.wait_full();
-            const typename Task::Announced announced = rings_.task[tasks_.stage()];
+            const auto announced = rings_.task[tasks_.stage()];
             release(tasks_);
             if (Task::is_end(p_, announced)) break;
             differentiate(Task(p_, announced));
@@ -252,7 +178,6 @@ class BackwardConsumer {
                 at = next;
             }
             add_rows</*has_next=*/false>(d_k, d_v, s, task, at);
-            pass_turn();
             release(kv_);
         }
         scale(d_k, p_.rows.scale);
@@ -288,13 +213,13 @@ class BackwardConsumer {
                             d_s = base_ + Shared::d_s + stage_ * DsTile::bytes;
         Scores d_p;
         start_d_p(d_p, stage_, round_);
-        make_p(p, task.mask(p_), at, task.key + warpgroup_ * 64 + warp_ * 16);
+        make_probabilities<Policy>(p, base_ + Shared::lse + stage_ * Shared::statistics_bytes, p_.rows,
+                                   task.mask(p_), at, task.key + warpgroup_ * 64 + warp_ * 16);
         LeftOperand left;
         as_operand_a<T>(left, p);
         begin_products();
         start_a_b<T, RowTile>(d_v[0], left, d_o);
         commit_products();
-        pass_turn();
 
         await_products<1>(d_p[0]);
         make_d_s(d_p, p);
@@ -302,6 +227,9 @@ class BackwardConsumer {
         publish_shared_writes();
         await_products<0>(d_v[0]);  // frees the registers of P before the next S needs them
         if constexpr (has_next) start_scores(p, stage_ ^ 1, round_ ^ stage_);
+        if constexpr (Policy::in_turns) {
+            if (is_first_of_warpgroup()) wait_until_stores_have_read();  // then dQ may use their memory
+        }
         wait_at(1, 2 * warpgroup_threads);  // dS of both warpgroups is in shared memory
         begin_products();
         start_a_b<T, DsTile, RowTile>(d_k[0], d_s + warpgroup_ * 64 * DsTile::row_bytes, q);
@@ -328,70 +256,46 @@ class BackwardConsumer {
         add_d_q(d_q, task, at);
     }
 
-    /// Replaces S^T by P^T times p_factor. The warp's first key is `key`.
-    __device__ __forceinline__ void make_p(Scores& s, const DeviceMask& seen, RowPosition at, int key) const {
-        const int row = at.row;
-        if constexpr (Policy::has_distance_terms)
-            add_unscaled_distance_terms<RowsAre::keys>(s, p_.rows.scores, seen, p_.rows.scale_log2, at.head,
-                                                       row, key);
-        const std::uint32_t lse = base_ + Shared::lse + stage_ * Shared::statistics_bytes;
-#pragma unroll
-        for (int n = 0; n < rows / 8; ++n) {
-            const float2 shift = statistic(lse, n);
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                s[0][n][e] =
-                    exp2_fast(fmaf(s[0][n][e], p_.rows.scale_log2, e % 2 == 0 ? -shift.x : -shift.y));
-        }
-        if (!seen.sees_all(row, rows, key, 16)) mask_transposed_probabilities(s, seen, key, row);
-    }
     /// Replaces dP^T by dS^T.
     __device__ __forceinline__ void make_d_s(Scores& d_p, const Scores& p) const {
         const std::uint32_t deltas = base_ + Shared::delta + stage_ * Shared::statistics_bytes;
 #pragma unroll
         for (int n = 0; n < rows / 8; ++n) {
-            const float2 delta = statistic(deltas, n);
+            const float2 delta = row_statistics(deltas, n);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 d_p[0][n][e] =
                     p[0][n][e] * fmaf(d_p[0][n][e], 1 / p_factor, e % 2 == 0 ? -delta.x : -delta.y);
         }
     }
-    /// The numbers of the two rows that a lane has in column tile n of its accumulators.
-    __device__ __forceinline__ static float2 statistic(std::uint32_t of_rows, int n) {
-        float2 pair;
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(pair.x), "=f"(pair.y)
-                     : "r"(of_rows + n * 32 + lane_index() % 4 * 8));
-        return pair;
-    }
-
-    /// Uses atomic additions, because other blocks of keys add to the same rows, in any order or, if
-    /// deterministic, in turns.
+    /// Uses atomic additions, because other blocks of keys add to the same rows, or hands dQ to the thread
+    /// that adds in turns.
     __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const Task& task, RowPosition at) {
-        const int batch_head = task.batch_head(p_, at.head), padded_row = task.first_padded_row() + at.row;
-        if constexpr (Policy::in_turns) {
-            const std::int64_t row_block =
-                (static_cast<std::int64_t>(batch_head) * p_.rows.padded_rows + padded_row) / rows;
-            turn_ = p_.rows.turns + row_block * 4 * tiles.consumers + warpgroup_ * 4 + warp_;
-            next_turn_ = task.block - 1;
-            WarpTurn::wait(turn_, task.block);
-        }
-        const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
-        const int first_row = padded_row + (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
+        const int first_row = (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
                   first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;
-#pragma unroll
-        for (int n = 0; n < d_q_columns / 8; ++n)
-            add_float4(sums.fragment<Policy::head_dim>(batch_head, first_row, first_column + n * 8),
-                       d_q[0][n]);
-    }
-    /// Passes the turn of the latest additions. Later than right after them: until they are complete, the
-    /// warp would wait here.
-    __device__ __forceinline__ void pass_turn() {
         if constexpr (Policy::in_turns) {
-            if (turn_ == nullptr) return;
-            WarpTurn::pass(turn_, next_turn_);
-            turn_ = nullptr;
+            d_q_.wait_empty();
+            const std::uint32_t to = base_ + Shared::d_q + d_q_.stage() * Shared::d_q_bytes +
+                                     (first_row / 16 * (Policy::head_dim / 8) + first_column / 8) * 512 +
+                                     lane_index() * 16;
+#pragma unroll
+            for (int n = 0; n < d_q_columns / 8; ++n)
+                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + n * 512),
+                             "f"(d_q[0][n][0]), "f"(d_q[0][n][1]), "f"(d_q[0][n][2]), "f"(d_q[0][n][3])
+                             : "memory");
+            publish_shared_writes();
+            __syncwarp();
+            if (lane_index() == 0) d_q_.full().arrive();
+            d_q_.advance();
+        } else {
+            const int batch_head = task.batch_head(p_, at.head);
+            const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
+#pragma unroll
+            for (int n = 0; n < d_q_columns / 8; ++n)
+                add_float4(
+                    sums.fragment<Policy::head_dim>(batch_head, task.first_padded_row() + at.row + first_row,
+                                                    first_column + n * 8),
+                    d_q[0][n]);
         }
     }
 
@@ -401,6 +305,10 @@ class BackwardConsumer {
                             warp_keys = own_keys + warp_ * 16 * KvTile::row_bytes;
         if (is_first_of_warpgroup()) wait_until_stores_have_read();
         wait_for_warpgroup();
+        if constexpr (Policy::in_turns && !Shared::d_q_has_memory) {
+            RingPosition<2> d_q = d_q_;
+            for (int i = 0; i < 2; ++i, d_q.advance()) d_q.wait_empty();
+        }
         stage_rows<T, KvTile>(warp_keys + Shared::d_k, d_k);
         stage_rows<T, KvTile>(warp_keys + Shared::d_v, d_v);
         publish_shared_writes();
@@ -427,10 +335,9 @@ class BackwardConsumer {
     typename Shared::Rings& rings_;
     RingPosition<1> kv_;
     RingPosition<tiles.stages> tasks_;
-    int stage_ = 0, round_ = 0;     ///< of Q, dO and dS; round_ is the round's parity
-    int warpgroup_, warp_;          ///< warp_ is the warp's number in its warpgroup
-    std::int32_t* turn_ = nullptr;  ///< to be passed
-    int next_turn_ = 0;
+    RingPosition<2> d_q_;
+    int stage_ = 0, round_ = 0;  ///< of Q, dO and dS; round_ is the round's parity
+    int warpgroup_, warp_;       ///< warp_ is the warp's number in its warpgroup
 };
 
 template <class T, class Policy>
@@ -445,7 +352,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
         initialize(rings.kv, consumer_warps);
         initialize(rings.q, consumer_warps);
         initialize(rings.d_o, consumer_warps);
-        initialize(rings.tasks, consumer_warps);
+        initialize(rings.tasks, consumer_warps + (Policy::in_turns ? 1 : 0));
+        if constexpr (Policy::in_turns) initialize(rings.d_q, 1, consumer_warps);
         publish_barriers();
     }
     __syncthreads();
@@ -454,7 +362,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     const int warpgroup = warpgroup_index();
     if (warpgroup == tiles.consumers) {
         release_registers_down_to<24>();
-        if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy>(p, base, rings);
+        if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy, Shared>(p, base, rings);
+        if constexpr (Policy::in_turns) {
+            if (threadIdx.x == tiles.consumers * warpgroup_threads + 32) add_in_turns<Policy>(p, base, rings);
+        }
     } else {
         take_registers_up_to<240>();
         BackwardConsumer<T, Policy>(p, base, rings, warpgroup).consume();
@@ -479,7 +390,7 @@ void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
     constexpr int head_dim = Policy::head_dim;
     using Shared = device::HopperBackwardShared<Policy>;
     constexpr HopperBackwardTiles tiles = Policy::tiles;
-    constexpr int shared_bytes = tiles.shared_bytes(head_dim);
+    constexpr int shared_bytes = Shared::bytes;
     static_assert(shared_bytes <= 227 * 1024);
     const auto map = Policy::is_packed ? packed_tensor_map : tensor_map;
     HopperBackwardParameters p{.q = map(x.q, tiles.rows, Shared::RowTile::swizzle),

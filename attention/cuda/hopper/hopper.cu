@@ -70,8 +70,8 @@ const char* why_not_hopper_backward(const ResolvedOptions& options, const device
         std::max(options.mask.queries, options.mask.keys) <=
             Bits16BackwardChoice<64>::whole_head_rows(shared_memory_limits[0]))
         return "many short heads have a kernel that keeps dQ in shared memory";
-    for (const Tensor& x : tensors)
-        if (x.size(3) > hopper_backward_max_head_dim) return "the head dim is more than 128";
+    if (head_dim > hopper_backward_keys_max_head_dim && !options.scores.scores_are_products)
+        return "the head dim is more than 128 and the scores have rules";
     return why_not_hopper(options, tensors);
 }
 
@@ -94,9 +94,12 @@ void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Te
 }
 void hopper_backward(const Context& ctx, const HopperBackwardTensors& tensors,
                      const Bits16BackwardParameters& parameters) {
-    const auto launch =
-        tensors.q.dtype() == DType::bf16 ? launch_hopper_backward<bfloat16> : launch_hopper_backward<float16>;
-    launch(tensors, parameters, ctx);
+    const bool is_bf16 = tensors.q.dtype() == DType::bf16;
+    const auto by_keys = is_bf16 ? launch_hopper_backward<bfloat16> : launch_hopper_backward<float16>;
+    const auto by_columns =
+        is_bf16 ? launch_hopper_backward_columns<bfloat16> : launch_hopper_backward_columns<float16>;
+    const int head_dim = std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim);
+    (head_dim > hopper_backward_keys_max_head_dim ? by_columns : by_keys)(tensors, parameters, ctx);
 }
 #else
 void hopper_backward(const Context&, const HopperBackwardTensors&, const Bits16BackwardParameters&) {

@@ -16,8 +16,8 @@ const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list
 void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                     const Tensor& v, const Tensor& o, const Tensor& lse, PackedTask* row_tasks);
 
-/// The same for the backward pass: also says why not for head dims without a kernel, and for heads that
-/// another kernel computes faster.
+/// The same for the backward pass: also says why not for heads that another kernel computes faster, and for
+/// score rules above head dim 128.
 const char* why_not_hopper_backward(const ResolvedOptions& options, const device::Sizes& sizes,
                                     std::int64_t batch_heads, std::initializer_list<Tensor> tensors);
 

@@ -49,5 +49,9 @@ struct HopperBackwardParameters {
 template <class T>
 void launch_hopper_backward(const HopperBackwardTensors& tensors, const Bits16BackwardParameters& parameters,
                             const Context& ctx);
+/// The same for head dims above hopper_backward_keys_max_head_dim.
+template <class T>
+void launch_hopper_backward_columns(const HopperBackwardTensors& tensors,
+                                    const Bits16BackwardParameters& parameters, const Context& ctx);
 
 }  // namespace gradtile::attention::cuda

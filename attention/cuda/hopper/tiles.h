@@ -34,12 +34,14 @@ constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, int v_dim) {
     return {.consumers = 2, .keys = 80, .stages = 2, .q_stages = 1, .ordered = false};
 }
 
-/// Head dims of the backward kernels. Others use the next larger one.
+/// Head dims of the backward kernels whose warpgroups divide the keys. Others use the next larger one. Head
+/// dims above the largest have kernels whose warpgroups divide the columns.
 using HopperBackwardHeadDims = HeadDims<32, 64, 128>;
-inline constexpr int hopper_backward_max_head_dim = 128;
-/// The columns of the sums of dQ: 0 if the head dim has no kernel.
+inline constexpr int hopper_backward_keys_max_head_dim = 128;
+/// An upper bound of the columns of the sums of dQ, for a head dim padded as for the other 16-bit kernels.
 inline int padded_hopper_head_dim(int head_dim) {
-    return head_dim > hopper_backward_max_head_dim ? 0 : padded_head_dim(HopperBackwardHeadDims{}, head_dim);
+    return head_dim > hopper_backward_keys_max_head_dim ? head_dim
+                                                        : padded_head_dim(HopperBackwardHeadDims{}, head_dim);
 }
 
 /// Two consumer warpgroups take 64 keys each.
@@ -63,5 +65,21 @@ constexpr HopperBackwardTiles hopper_backward_tiles(int head_dim) {
     // of 64.
     return {.rows = head_dim <= 32 ? 128 : 64};
 }
+
+/// Two consumer warpgroups take half of the columns of dK and dV each.
+struct HopperColumnsTiles {
+    // dK, dV and dQ take 3 / 4 of a register per key and column each: at a head dim of 256, 64 keys are the
+    // most. dS and P in shared memory leave no room for more rows.
+    static constexpr int rows = 64, keys = 64, consumers = 2, stages = 2;
+
+    static constexpr int threads() { return 128 * (consumers + 1); }
+    /// Bytes of K and V, of the stages of Q and dO with their statistics, of dS, and of P.
+    static constexpr int shared_bytes(int qk_dim, int v_dim) {
+        const int kv = keys * (qk_dim + v_dim), row_stages = stages * rows * (qk_dim + v_dim + 4),
+                  d_s = stages * rows * keys, p = rows * keys;
+        return 2 * (kv + row_stages + d_s + p) + ring_bytes;
+    }
+    static constexpr int ring_bytes = 256;  ///< upper bound of the barriers
+};
 
 }  // namespace gradtile::attention::cuda

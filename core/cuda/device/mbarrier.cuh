@@ -117,12 +117,12 @@ __device__ __forceinline__ void release(RingPosition<stages>& ring) {
     ring.advance();
 }
 
-/// One thread initializes a ring: a stage becomes full by one arrival and the bytes it announces, and empty
-/// by `releases` arrivals.
+/// One thread initializes a ring: a stage becomes full by `fills` arrivals and the bytes they announce, and
+/// empty by `releases` arrivals.
 template <int stages>
-__device__ __forceinline__ void initialize(Ring<stages>& ring, int releases) {
+__device__ __forceinline__ void initialize(Ring<stages>& ring, int releases, int fills = 1) {
     for (int i = 0; i < stages; ++i) {
-        Barrier(shared_address(&ring.full[i])).initialize(1);
+        Barrier(shared_address(&ring.full[i])).initialize(fills);
         Barrier(shared_address(&ring.empty[i])).initialize(releases);
     }
 }

@@ -49,6 +49,14 @@ __device__ __forceinline__ void store_box(const TensorMap& map, BoxPosition at, 
         "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(from)
         : "memory");
 }
+/// Starts to add `bytes` adjacent bytes of float32 numbers to global memory; addresses and length are
+/// multiples of 16. The same conditions apply, and the addition belongs to the thread's group of stores.
+__device__ __forceinline__ void add_floats(float* to, std::uint32_t from, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                     __cvta_generic_to_global(to)),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
 /// Closes the group of stores that this thread started since the last call.
 __device__ __forceinline__ void commit_stores() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -56,6 +64,17 @@ __device__ __forceinline__ void commit_stores() {
 /// Waits until shared memory has been read by all groups of this thread.
 __device__ __forceinline__ void wait_until_stores_have_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/// Waits until all groups of this thread are complete, except the latest `groups`: this thread sees the
+/// stores.
+template <int groups>
+__device__ __forceinline__ void await_stores() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(groups) : "memory");
+}
+/// Orders accesses to global memory by this thread and by its copies, which use another path to it.
+__device__ __forceinline__ void order_with_copies() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 /// Orders this thread's earlier writes to shared memory before later accesses by copies and by wgmma, which

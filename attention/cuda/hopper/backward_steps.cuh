@@ -1,0 +1,224 @@
+#pragma once
+/// Steps that the Hopper kernels of the backward pass share: their tasks, the copies to shared memory, P, and
+/// the additions to dQ.
+#include <type_traits>
+
+#include <gradtile/attention/cuda/hopper/parameters.h>
+#include <gradtile/attention/cuda/16bit/backward_rows.cuh>
+#include <gradtile/attention/cuda/device/panel_tile.cuh>
+#include <gradtile/attention/cuda/device/turns.cuh>
+#include <gradtile/attention/cuda/hopper/distance_rule.cuh>
+#include <gradtile/core/cuda/device/warpgroup.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+/// A block of keys of one K/V head, and the rows that see them: those of all heads of its group.
+template <class Policy>
+struct KeyTask {
+    int batch, head, key, block;
+    int begin_row, end_row;  ///< the same for every head of the group; begin_row is a multiple of the rows
+
+    using Announced = int;  ///< what the producer tells the consumers: the number of the task
+
+    __device__ static Announced take(const HopperBackwardParameters& p) {
+        return atomicAdd(p.rows.next_task, 1);
+    }
+    __device__ static bool is_end(const HopperBackwardParameters& p, Announced index) {
+        return index >= p.tasks;
+    }
+    __device__ KeyTask(const HopperBackwardParameters& parameters, Announced announced) {
+        constexpr auto tiles = Policy::tiles;
+        const Bits16BackwardParameters& p = parameters.rows;
+        const TaskOrder::Task task = p.order(announced);
+        const int key_heads = p.sizes.heads / p.sizes.group;
+        batch = task.batch_head / key_heads;
+        head = task.batch_head - batch * key_heads;
+        // The first keys come first: under a causal mask most rows see them. In turns the last keys come
+        // first: blocks of keys that run at the same time then reach a block of rows one after the other.
+        block = Policy::in_turns ? p.order.parts - 1 - task.part : task.part;
+        key = block * tiles.keys;
+        begin_row = p.mask.first_row(key) / tiles.rows * tiles.rows;
+        end_row = p.mask.end_row(min(key + tiles.keys, p.mask.keys) - 1);
+    }
+    __device__ bool has_rows() const { return begin_row < end_row; }
+    __device__ const DeviceMask& mask(const HopperBackwardParameters& p) const { return p.rows.mask; }
+    __device__ BoxPosition row_box(const HopperBackwardParameters&, int at, int of_head) const {
+        return {0, at, of_head, batch};
+    }
+    __device__ BoxPosition key_box(const HopperBackwardParameters&, int column, int at) const {
+        return {column, at, head, batch};
+    }
+    __device__ int batch_head(const HopperBackwardParameters& p, int of_head) const {
+        return batch * p.rows.sizes.heads + of_head;
+    }
+    __device__ int first_padded_row() const { return 0; }
+};
+
+/// The same for a packed sequence. Rows and keys count from its start.
+template <class Policy>
+struct PackedKeyTask {
+    /// What the producer tells the consumers.
+    struct Announced {
+        PackedTask task;  ///< its sequence is -1 if there are no more tasks
+        int head;
+    };
+    __device__ static Announced take(const HopperBackwardParameters& p) {
+        PackedCounters* const counters = p.rows.key_tasks.counters();
+        TaskOrder order = p.rows.order;
+        order.parts = counters->tasks;
+        const int index = atomicAdd(&counters->taken, 1);
+        if (index >= order.batch_heads * order.parts) return {{.sequence = -1}};
+        const TaskOrder::Task at = order(index);
+        return {p.rows.key_tasks.first[at.part], at.batch_head};
+    }
+    __device__ static bool is_end(const HopperBackwardParameters&, const Announced& announced) {
+        return announced.task.sequence < 0;
+    }
+    int head, key, block;
+    int begin_row, end_row;
+    int first_query, queries, first_key, keys, sequence;
+
+    __device__ PackedKeyTask(const HopperBackwardParameters& p, const Announced& announced)
+        : head(announced.head),
+          block(announced.task.block),
+          first_query(announced.task.first_query),
+          queries(announced.task.queries),
+          first_key(announced.task.first_key),
+          keys(announced.task.keys),
+          sequence(announced.task.sequence) {
+        constexpr auto tiles = Policy::tiles;
+        key = block * tiles.keys;
+        const DeviceMask seen = mask(p);
+        begin_row = seen.first_row(key) / tiles.rows * tiles.rows;
+        end_row = seen.end_row(min(key + tiles.keys, keys) - 1);
+    }
+    __device__ bool has_rows() const { return begin_row < end_row; }
+    __device__ DeviceMask mask(const HopperBackwardParameters& p) const {
+        DeviceMask mask = p.rows.mask;
+        mask.queries = queries;
+        mask.keys = keys;
+        mask.offset = p.rows.packed.top_left ? 0 : keys - queries;
+        return mask;
+    }
+    __device__ BoxPosition row_box(const HopperBackwardParameters& p, int at, int of_head) const {
+        return packed_box({p.rows.mask.queries, first_query, queries}, 0, at, of_head);
+    }
+    __device__ BoxPosition key_box(const HopperBackwardParameters& p, int column, int at) const {
+        return packed_box({p.rows.mask.keys, first_key, keys}, column, at, head);
+    }
+    __device__ int batch_head(const HopperBackwardParameters&, int of_head) const { return of_head; }
+    __device__ int first_padded_row() const { return packed_padded_row(sequence, first_query); }
+};
+
+/// The tasks of a policy's kernel.
+template <class Policy>
+using TaskOf = std::conditional_t<Policy::is_packed, PackedKeyTask<Policy>, KeyTask<Policy>>;
+
+/// Takes tasks and starts all copies to shared memory. One thread runs this.
+template <class Policy, class Shared>
+__device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::uint32_t base,
+                                        typename Shared::Rings& rings) {
+    using KTile = typename Shared::KTile;
+    using VTile = typename Shared::VTile;
+    using QTile = typename Shared::QTile;
+    using DoTile = typename Shared::DoTile;
+    constexpr auto tiles = Policy::tiles;
+    RingPosition kv(rings.kv);
+    RingPosition tasks(rings.tasks), q(rings.q), d_o(rings.d_o);
+    using Task = TaskOf<Policy>;
+    for (;;) {
+        const auto announced = Task::take(p);
+        tasks.wait_empty();
+        rings.task[tasks.stage()] = announced;
+        tasks.full().arrive();
+        tasks.advance();
+        if (Task::is_end(p, announced)) return;
+        const Task task(p, announced);
+        // Consumers that stage dK and dV in the memory of K and V wait for K and V in any case.
+        if (!Shared::stages_in_kv && !task.has_rows()) continue;
+        kv.wait_empty();
+        kv.full().arrive_and_expect(KTile::bytes + VTile::bytes);
+        const BoxPosition keys = task.key_box(p, 0, task.key);
+        KTile::load(base + Shared::k, p.k, keys, kv.full());
+        VTile::load(base + Shared::v, p.v, keys, kv.full());
+        kv.advance();
+        const int group = p.rows.sizes.group, first_head = task.head * group;
+        for (int head = first_head; head < first_head + group; ++head) {
+            const std::int64_t first_statistic =
+                static_cast<std::int64_t>(task.batch_head(p, head)) * p.rows.padded_rows +
+                task.first_padded_row();
+            for (int row = task.begin_row; row < task.end_row; row += tiles.rows) {
+                const BoxPosition rows = task.row_box(p, row, head);
+                q.wait_empty();
+                q.full().arrive_and_expect(QTile::bytes + Shared::statistics_bytes);
+                QTile::load(base + Shared::q + q.stage() * QTile::bytes, p.q, rows, q.full());
+                load_bytes(base + Shared::lse + q.stage() * Shared::statistics_bytes,
+                           p.rows.lse_log2 + first_statistic + row, Shared::statistics_bytes, q.full());
+                q.advance();
+                d_o.wait_empty();
+                d_o.full().arrive_and_expect(DoTile::bytes + Shared::statistics_bytes);
+                DoTile::load(base + Shared::d_o + d_o.stage() * DoTile::bytes, p.d_o, rows, d_o.full());
+                load_bytes(base + Shared::delta + d_o.stage() * Shared::statistics_bytes,
+                           p.rows.delta + first_statistic + row, Shared::statistics_bytes, d_o.full());
+                d_o.advance();
+            }
+        }
+    }
+}
+
+/// The numbers of the two rows that a lane has in column tile n of accumulators whose columns are rows of Q.
+__device__ __forceinline__ float2 row_statistics(std::uint32_t of_rows, int n) {
+    float2 pair;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(pair.x), "=f"(pair.y)
+                 : "r"(of_rows + n * 32 + lane_index() % 4 * 8));
+    return pair;
+}
+
+/// Replaces S^T by P^T times p_factor. `lse` is the address of the rows' LSE in shared memory, and (at.row,
+/// key) the warp's first pair.
+template <class Policy, int n_tiles>
+__device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], std::uint32_t lse,
+                                                   const Bits16BackwardParameters& p, const DeviceMask& seen,
+                                                   RowPosition at, int key) {
+    if constexpr (Policy::has_distance_terms)
+        add_unscaled_distance_terms<RowsAre::keys>(s, p.scores, seen, p.scale_log2, at.head, at.row, key);
+#pragma unroll
+    for (int n = 0; n < n_tiles; ++n) {
+        const float2 shift = row_statistics(lse, n);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            s[0][n][e] = exp2_fast(fmaf(s[0][n][e], p.scale_log2, e % 2 == 0 ? -shift.x : -shift.y));
+    }
+    if (!seen.sees_all(at.row, n_tiles * 8, key, 16)) mask_transposed_probabilities(s, seen, key, at.row);
+}
+
+/// The turn in which a warp of a deterministic kernel adds to its piece of dQ. Without `in_turns`, the
+/// functions do nothing.
+template <bool in_turns>
+class DqTurn {
+  public:
+    /// Waits until all blocks of keys after `block` have added.
+    __device__ __forceinline__ void wait(std::int32_t* turn, int block) {
+        if constexpr (in_turns) {
+            turn_ = turn;
+            next_turn_ = block - 1;
+            WarpTurn::wait(turn_, block);
+        }
+    }
+    /// Passes the turn of the latest additions. Later than right after them: until they are complete, the
+    /// warp would wait here.
+    __device__ __forceinline__ void pass() {
+        if constexpr (in_turns) {
+            if (turn_ == nullptr) return;
+            WarpTurn::pass(turn_, next_turn_);
+            turn_ = nullptr;
+        }
+    }
+
+  private:
+    std::int32_t* turn_ = nullptr;  ///< to be passed
+    int next_turn_ = 0;
+};
+
+}  // namespace gradtile::attention::cuda::device
