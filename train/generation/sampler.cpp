@@ -91,7 +91,9 @@ void penalise_repetition(std::span<double> logits, std::span<const std::int32_t>
 }
 
 TokenChooser::TokenChooser(const LanguageModel& model, const SampleOptions& options)
-    : options_(options), drawable_(model.transformer.config.vocabulary) {
+    : options_(options),
+      vocabulary_(model.transformer.config.vocabulary),
+      drawable_(vocabulary_) {
     validate(options);
     if (!model.tokenizer) return;
     // The vocabulary may be larger than the tokenizer's, and have holes.
@@ -113,6 +115,11 @@ std::int32_t TokenChooser::choose(std::vector<double> logits, std::span<const st
     return choose_token(logits, options_, uniform(options_.seed, number, index));
 }
 
+bool TokenChooser::takes_most_likely() const {
+    return options_.temperature == 0.0 && options_.repetition_penalty == 1.0 && drawable_ == vocabulary_ &&
+           without_text_.empty();
+}
+
 TokenSampler::TokenSampler(const LanguageModel& model, const SampleOptions& options)
     : chooser_(model, options), next_(model, options.use_cache), number_(options.number) {}
 
@@ -122,6 +129,7 @@ void TokenSampler::begin_text(std::uint64_t number) {
 }
 
 std::int32_t TokenSampler::next(std::span<const std::int32_t> text) {
+    if (chooser_.takes_most_likely()) return next_.most_likely(text);
     return chooser_.choose(next_.logits(text), text, number_, index_++);
 }
 
